@@ -1,0 +1,17 @@
+"""headwise: what attention heads do when they are free to be sparse."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from headwise.train.loading import TrainedRun
+
+__version__ = "0.1.0"
+
+
+def load(run: str, **options: Any) -> TrainedRun:
+    """A trained run, ready to translate; see `headwise.train.loading.load`."""
+    from headwise.train.loading import load as load_run
+
+    return load_run(run, **options)

@@ -1,0 +1,28 @@
+"""Where the Hydra configs stand, and what a group offers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from headwise.errors import refuse
+
+
+def config_dir() -> Path:
+    """`conf/` inside the installed package, or of the checkout it was installed from."""
+    packaged = Path(__file__).parent / "conf"
+    return packaged if packaged.is_dir() else Path(__file__).parents[2] / "conf"
+
+
+def group_choices(group: str) -> list[str]:
+    """Names that `group=` takes."""
+    return sorted(path.stem for path in (config_dir() / group).glob("*.yaml"))
+
+
+def group_node(group: str, name: str) -> Any:
+    """The content of one yaml of a group, without composing its defaults list."""
+    if name not in group_choices(group):
+        raise refuse(group, name, group_choices(group))
+    return OmegaConf.to_container(OmegaConf.load(config_dir() / group / f"{name}.yaml"))

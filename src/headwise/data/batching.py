@@ -1,0 +1,204 @@
+"""Batches of ids under a budget of padded tokens.
+
+Shapes: B batch, S source length, T target length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from headwise.data.plan import BatchPlan, plan_epoch
+from headwise.data.store import EncodedSplit, IdStore
+from headwise.data.tokenizer import BOS, EOS
+from headwise.errors import ConfigError, RunError
+
+
+@dataclass
+class Batch:
+    """Aligned rows as LongTensors padded with 0.
+
+    A rank's share may have no rows. `global_tokens` counts the target tokens of the batch over
+    all ranks, so that gradients can be normalised without asking the others.
+    """
+
+    source_BS: Tensor  # ids and eos
+    source_lengths_B: Tensor  # eos included
+    target_in_BT: Tensor  # bos and ids
+    target_out_BT: Tensor  # ids and eos
+    target_lengths_B: Tensor  # eos included
+    indices: list[int]  # rows of the split
+    n_tokens: int  # target tokens, eos included
+    global_tokens: int
+    epoch: int = 0  # from 1; 0 outside of training
+    n_batches: int = 0  # of the epoch; 0 outside of training
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def to(self, device: torch.device | str) -> Batch:
+        """The same batch with its tensors on `device`."""
+        return replace(
+            self,
+            source_BS=self.source_BS.to(device, non_blocking=True),
+            source_lengths_B=self.source_lengths_B.to(device, non_blocking=True),
+            target_in_BT=self.target_in_BT.to(device, non_blocking=True),
+            target_out_BT=self.target_out_BT.to(device, non_blocking=True),
+            target_lengths_B=self.target_lengths_B.to(device, non_blocking=True),
+        )
+
+
+def collate(split: EncodedSplit, rows: npt.NDArray[np.int32]) -> Batch:
+    """The batch of `rows` in the given order."""
+    source_BS, source_lengths_B = split.source.gather(rows, suffix=EOS)
+    target_in_BT, target_lengths_B = split.target.gather(rows, prefix=BOS)
+    target_out_BT, _ = split.target.gather(rows, suffix=EOS)
+    n_tokens = int(target_lengths_B.sum())
+    return Batch(
+        source_BS=torch.from_numpy(source_BS),
+        source_lengths_B=torch.from_numpy(source_lengths_B),
+        target_in_BT=torch.from_numpy(target_in_BT),
+        target_out_BT=torch.from_numpy(target_out_BT),
+        target_lengths_B=torch.from_numpy(target_lengths_B),
+        indices=rows.tolist(),
+        n_tokens=n_tokens,
+        global_tokens=n_tokens,
+    )
+
+
+class BatchLoader:
+    """Training batches without end, the same for the same seed, from any position.
+
+    The batches of an epoch are planned for all ranks together under a budget of `max_tokens`
+    padded tokens of the longer side a rank; each rank takes every `world_size`-th row. So two
+    ranks train on what one rank with twice `max_tokens` trains on.
+
+    Args:
+        split: the pairs, or what gives the pairs of an epoch (`headwise.data.epochs`).
+        max_tokens: budget a rank, bos or eos counted on both sides.
+        seed: with the epoch, decides the batches and their order.
+        rank: this process.
+        world_size: number of processes.
+        row_multiple: batches of more rows than this are cut to a multiple of it.
+
+    Raises:
+        ConfigError: a pair alone is longer than `max_tokens`; at the first batch of an epoch.
+    """
+
+    def __init__(
+        self,
+        split: EncodedSplit | Callable[[int], EncodedSplit],
+        max_tokens: int,
+        seed: int,
+        rank: int = 0,
+        world_size: int = 1,
+        row_multiple: int = 8,
+    ) -> None:
+        if not 0 <= rank < world_size:
+            raise ValueError(f"rank {rank} of {world_size} ranks")
+        self._split_of = (lambda epoch: split) if isinstance(split, EncodedSplit) else split
+        self._max_tokens = max_tokens
+        self._seed = seed
+        self._rank, self._world_size = rank, world_size
+        self._row_multiple = row_multiple
+        self._next_epoch, self._next_batch = 1, 0
+        self._begun: tuple[int, EncodedSplit, BatchPlan] | None = None
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the last batch given, counted from 1; 1 before the first."""
+        return self._next_epoch
+
+    @property
+    def n_batches(self) -> int:
+        """Batches of this epoch."""
+        return len(self._epoch_plan()[1])
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        """This rank's share of the next batch; it may have no rows."""
+        split, plan = self._epoch_plan()
+        if self._next_batch >= len(plan):
+            self._next_epoch, self._next_batch = self._next_epoch + 1, 0
+            split, plan = self._epoch_plan()
+        rows = plan[self._next_batch]
+        self._next_batch += 1
+        batch = collate(split, rows[self._rank :: self._world_size])
+        batch.global_tokens = int(split.target.lengths[rows].sum()) + len(rows)
+        batch.epoch, batch.n_batches = self._next_epoch, len(plan)
+        return batch
+
+    def state(self) -> dict[str, int]:
+        """The position: `batch` batches of `epoch` were given. The rest is for `restore`."""
+        return {"epoch": self._next_epoch, "batch": self._next_batch, **self._identity()}
+
+    def restore(self, state: dict[str, int]) -> None:
+        """Go on after the batch before `state()` was called, on any rank of that run.
+
+        Raises:
+            RunError: the state is of a loader with other batches.
+        """
+        for key, value in self._identity().items():
+            if state.get(key) != value:
+                raise RunError(
+                    f"cannot go on in the data of this run: its {key} was {state.get(key)}, now "
+                    f"it is {value} (budget is trainer.max_tokens times the number of processes); "
+                    "set it back, or start another run"
+                )
+        self._next_epoch, self._next_batch = state["epoch"], state["batch"]
+
+    def _identity(self) -> dict[str, int]:
+        return {
+            "seed": self._seed,
+            "budget": self._max_tokens * self._world_size,
+            "row_multiple": self._row_multiple,
+        }
+
+    def _epoch_plan(self) -> tuple[EncodedSplit, BatchPlan]:
+        epoch = self._next_epoch
+        if self._begun is None or self._begun[0] != epoch:
+            split = self._split_of(epoch)
+            self._begun = (epoch, split, self._plan(split, epoch))
+        return self._begun[1], self._begun[2]
+
+    def _plan(self, split: EncodedSplit, epoch: int) -> BatchPlan:
+        if not len(split):
+            raise ValueError("a loader needs at least one pair")
+        source, target = split.source.lengths + 1, split.target.lengths + 1
+        longest = int(max(source.max(), target.max()))
+        if longest > self._max_tokens:
+            raise ConfigError(
+                f"trainer.max_tokens={self._max_tokens} is less than the longest training "
+                f"sentence ({longest} pieces with its end): raise trainer.max_tokens, or lower "
+                f"tokenizer.max_sentence_pieces below {self._max_tokens}"
+            )
+        budget = self._max_tokens * self._world_size
+        return plan_epoch(source, target, budget, self._seed, epoch, self._row_multiple)
+
+
+def evaluation_batches(
+    split: EncodedSplit | Sequence[Sequence[int]], max_tokens: int
+) -> Iterator[Batch]:
+    """All pairs in batches of at most `max_tokens` padded tokens of the longer side.
+
+    Longest first, so that a lack of memory shows at once; `indices` tells the places in the
+    split. A longer pair makes a batch of its own, nothing is dropped. A list of id lists is
+    source text to be translated: its targets are empty (bos in, eos out).
+    """
+    if not isinstance(split, EncodedSplit):
+        nothing = IdStore(np.zeros(0, np.int32), np.zeros(len(split) + 1, np.int64))
+        split = EncodedSplit(IdStore.from_lists(split), nothing)
+    longer = np.maximum(split.source.lengths, split.target.lengths) + 1
+    order = np.argsort(-longer, kind="stable").astype(np.int32)
+    start = 0
+    while start < len(order):
+        n_rows = max(max_tokens // int(longer[order[start]]), 1)
+        yield collate(split, order[start : start + n_rows])
+        start += n_rows

@@ -1,0 +1,141 @@
+"""BPE-dropout (Provilkov et al. 2020, Algorithm 1), all words of a batch at once.
+
+SentencePiece has it too, but salts its generator anew in every process, whatever the seed: an
+epoch could not be encoded again in the same way when a run is resumed. Here a sample is a
+function of the text and the generator alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import sentencepiece
+
+Ints = npt.NDArray[np.int64]
+
+UNK = 1
+WORD_START = 0x2581  # "▁", SentencePiece's mark for a space
+NONE = np.int64(1) << 30  # a rank worse than every merge
+
+
+@dataclass
+class _Words:
+    """The symbols of the words that may still be merged, flat, in reading order."""
+
+    symbols: Ints  # piece ids
+    words: Ints  # number of the word that each belongs to, rising
+    origins: Ints  # position of each symbol's first character in the text
+    merges: Ints  # the piece that a symbol makes with its right neighbour, or -1
+
+    def keep(self, chosen: npt.NDArray[np.bool_]) -> _Words:
+        return _Words(
+            self.symbols[chosen], self.words[chosen], self.origins[chosen], self.merges[chosen]
+        )
+
+
+class DropoutSegmenter:
+    """Segments text with the merges of a SentencePiece BPE model, dropping some at random."""
+
+    def __init__(self, processor: sentencepiece.SentencePieceProcessor) -> None:
+        self._processor = processor
+        self._n_pieces = int(processor.get_piece_size())
+        ids = {
+            str(processor.id_to_piece(i)): i
+            for i in range(self._n_pieces)
+            if not (processor.is_control(i) or processor.is_unknown(i) or processor.is_byte(i))
+        }
+        self._byte_ids = [i for i in range(self._n_pieces) if processor.is_byte(i)]
+        self._of_character = np.full(0x110000, UNK, np.int64)
+        pairs: dict[int, int] = {}
+        for piece, number in ids.items():
+            if len(piece) == 1:
+                self._of_character[ord(piece)] = number
+            for cut in range(1, len(piece)):
+                left, right = ids.get(piece[:cut]), ids.get(piece[cut:])
+                if left is not None and right is not None:
+                    pairs[left * self._n_pieces + right] = number
+        self._pair_keys = np.array(sorted(pairs), np.int64)
+        self._pair_pieces = np.array([pairs[key] for key in sorted(pairs)], np.int64)
+        # SentencePiece scores BPE pieces by minus the order in which they were learnt.
+        self._ranks = np.array([-processor.get_score(i) for i in range(self._n_pieces)]).astype(
+            np.int64
+        )
+
+    def encode(
+        self, sentences: list[str], dropout: float, generator: np.random.Generator
+    ) -> list[list[int]]:
+        """Ids of each sentence; with `dropout` 0 those of SentencePiece itself."""
+        normalised: list[str] = self._processor.normalize(sentences)
+        lengths = np.array([len(text) for text in normalised], np.int64)
+        characters = np.frombuffer("".join(normalised).encode("utf-32-le"), np.uint32)
+        ends = np.cumsum(lengths)
+        if not characters.size:
+            return [[] for _ in sentences]
+        symbols = self._of_character[characters]
+        starts = characters == WORD_START
+        starts[(ends - lengths)[lengths > 0]] = True
+        pieces = self._merge(symbols, np.cumsum(starts) - 1, dropout, generator)
+        origins = np.flatnonzero(pieces >= 0)
+        bounds = np.searchsorted(origins, ends)
+        return [
+            self._finish(pieces[span], characters[span]) for span in np.split(origins, bounds[:-1])
+        ]
+
+    def _merge(
+        self, symbols: Ints, words: Ints, dropout: float, generator: np.random.Generator
+    ) -> Ints:
+        """The pieces, each at the place of its first character and -1 in between.
+
+        Each round drops every possible merge with probability `dropout`, then every word
+        applies its best one of those left; a word with none left is finished.
+        """
+        pieces = np.full(len(symbols), -1, np.int64)
+        live = _Words(symbols, words, np.arange(len(symbols)), np.full(len(symbols), -1, np.int64))
+        self._look_up(live, np.arange(len(symbols)))
+        while len(live.symbols):
+            ranks = np.where(live.merges >= 0, self._ranks[live.merges], NONE)
+            if dropout > 0:
+                ranks[generator.random(len(ranks)) < dropout] = NONE
+            first = np.diff(live.words, prepend=-1) != 0
+            # The lower half of the key makes the leftmost of equal merges win.
+            keys = (ranks << 32) | np.arange(len(ranks))
+            best = np.minimum.reduceat(keys, np.flatnonzero(first))
+            ongoing = (best >> 32) < NONE
+            place = best[ongoing] & 0xFFFFFFFF
+            stays = ongoing[np.cumsum(first) - 1]
+            pieces[live.origins[~stays]] = live.symbols[~stays]
+            live.symbols[place] = live.merges[place]
+            stays[place + 1] = False
+            place = (np.cumsum(stays) - 1)[place]
+            live = live.keep(stays)
+            self._look_up(live, place)
+            self._look_up(live, place[place > 0] - 1)
+        return pieces
+
+    def _look_up(self, live: _Words, places: Ints) -> None:
+        """Set the merge of each symbol at `places` with its right neighbour in the same word."""
+        live.merges[places] = -1
+        places = places[places < len(live.symbols) - 1]
+        places = places[live.words[places] == live.words[places + 1]]
+        if not len(self._pair_keys):
+            return
+        keys = live.symbols[places] * self._n_pieces + live.symbols[places + 1]
+        found = np.minimum(np.searchsorted(self._pair_keys, keys), len(self._pair_keys) - 1)
+        hit = self._pair_keys[found] == keys
+        live.merges[places[hit]] = self._pair_pieces[found[hit]]
+
+    def _finish(self, pieces: Ints, characters: npt.NDArray[np.uint32]) -> list[int]:
+        """Unknown characters as bytes where the model has them, else each run as one unk."""
+        unknown = pieces == UNK
+        if not self._byte_ids:
+            pieces = pieces[~unknown | ~np.append(False, unknown[:-1])]
+        row: list[int] = []
+        if not unknown.any() or not self._byte_ids:
+            row = pieces.tolist()
+            return row
+        for piece, character in zip(pieces.tolist(), characters.tolist(), strict=True):
+            spelt = [self._byte_ids[byte] for byte in chr(character).encode()]
+            row.extend(spelt if piece == UNK else [piece])
+        return row

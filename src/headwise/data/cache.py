@@ -1,0 +1,124 @@
+"""Folders that are made once: locked while made, renamed when whole, checked when opened."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import logging
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from headwise.errors import HeadwiseError
+
+MANIFEST = "manifest.json"
+
+log = logging.getLogger(__name__)
+
+
+def make_once(folder: Path, make: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+    """The manifest of `folder`, which `make` fills if it is not there or not whole.
+
+    `make` is given an empty temporary folder beside `folder` and returns what the manifest
+    shall hold (plain types). Processes that ask at the same time wait for the first. What was
+    begun and not finished, by an error or a kill, is never taken for whole.
+
+    Raises:
+        HeadwiseError: the place cannot be written to, or the disk is full.
+    """
+    manifest = read_manifest(folder)
+    if manifest is not None:
+        return manifest
+    with _lock(folder):
+        manifest = read_manifest(folder)
+        if manifest is not None:
+            return manifest
+        if folder.exists():
+            log.warning("%s is incomplete and is made again", folder)
+        partial = folder.with_name(folder.name + ".partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        try:
+            with _explain_write_errors(folder):
+                partial.mkdir()
+                manifest = make(partial)
+                _write_manifest(partial, manifest)
+                if folder.exists():
+                    shutil.rmtree(folder)
+                partial.rename(folder)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+    return manifest
+
+
+def read_manifest(folder: Path) -> dict[str, Any] | None:
+    """What was recorded about `folder`; None if it is missing or a file's size has changed."""
+    try:
+        record = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        sizes: dict[str, int] = record["sizes"]
+        manifest: dict[str, Any] = record["manifest"]
+        whole = all((folder / name).stat().st_size == size for name, size in sizes.items())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return manifest if whole else None
+
+
+def _write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
+    sizes = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
+    record = {"sizes": sizes, "manifest": manifest}
+    (folder / MANIFEST).write_text(json.dumps(record, indent=1), encoding="utf-8")
+
+
+@contextmanager
+def _lock(folder: Path) -> Iterator[None]:
+    path = folder.with_name(folder.name + ".lock")
+    with _explain_write_errors(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        file = _locked(path)
+    with file:
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)  # closing the file then gives the lock back
+
+
+def _locked(path: Path) -> IO[str]:
+    while True:
+        file = open(path, "w")  # noqa: SIM115
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            log.info("waiting for another process: %s", path)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        # The one before us has removed the file that we waited for; others may have a new one.
+        try:
+            if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                return file
+        except FileNotFoundError:
+            pass
+        file.close()
+
+
+@contextmanager
+def _explain_write_errors(folder: Path) -> Iterator[None]:
+    """Turn a full disk or a folder that cannot be written into a message; other errors pass."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            free = shutil.disk_usage(folder.parent).free
+            raise HeadwiseError(
+                f"the disk is full: {folder} could not be written ({free // 2**20} MiB free); "
+                "make room there or set paths.cache= to another disk"
+            ) from error
+        ours = error.filename is not None and str(folder.parent) in str(error.filename)
+        if ours and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR):
+            raise HeadwiseError(
+                f"cannot write {error.filename}: {error.strerror}; "
+                "set paths.cache= to a folder that can be written"
+            ) from error
+        raise

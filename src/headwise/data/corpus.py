@@ -1,0 +1,269 @@
+"""The seam between text, wherever it lies, and everything that is made of it.
+
+A corpus is found in this order, and the network is the last resort:
+
+1. the folder `data.dir` (text, the original archives, or a copy of the hub's parquet files);
+2. `$HEADWISE_DATA/<data.folder>`, where that exists;
+3. an origin of the yaml whose material is on disk already;
+4. the origins of the yaml in their order, by download.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from omegaconf import MISSING, DictConfig, OmegaConf
+
+from headwise.data.cleaning import Cleaner, CleaningReport, Normaliser
+from headwise.data.digest import FileMemo, combined_digest
+from headwise.data.local import FolderSource
+from headwise.errors import ConfigError, DataError, refuse
+from headwise.schema import DataConfig
+
+# Part of every fingerprint; raised when reading or cleaning changes what comes out.
+READER_VERSION = 1
+
+
+class Source(Protocol):
+    """One origin of parallel text.
+
+    An origin that may have to fetch something also offers `is_local(splits) -> bool` and
+    `prepare(splits) -> None`, which raises a `DataError` when the material cannot be had.
+    """
+
+    def splits(self) -> list[str]:
+        """Names of the splits that can be read."""
+
+    def pairs(self, split: str) -> Iterator[tuple[str, str]]:
+        """(source sentence, target sentence), streamed in bounded memory."""
+
+    def identity(self, split: str) -> str:
+        """Hash of the content (or version of the generator), for fingerprints."""
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A parallel corpus as the rest of the framework sees it."""
+
+    config: DataConfig
+    source: Source
+    report: CleaningReport = field(default_factory=CleaningReport, compare=False)
+
+    def splits(self) -> list[str]:
+        """Names of the splits that can be read."""
+        return self.source.splits()
+
+    def pairs(self, split: str, clean: bool = False) -> Iterator[tuple[str, str]]:
+        """Normalised pairs of a split, streamed.
+
+        Args:
+            split: one of `splits()`.
+            clean: apply the dropping rules too; for training text only. `report` counts.
+
+        Raises:
+            DataError: an unknown split, or text that is missing, misaligned, empty or broken.
+        """
+        self._check(split)
+        languages = (self.config.source, self.config.target)
+        normalise = Normaliser(self.config.cleaning.normalise, *languages)
+        pairs = normalise(self.source.pairs(split))
+        if not clean:
+            return pairs
+        self.report.clear()
+        return Cleaner(self.config.cleaning, self.config.target)(pairs, self.report)
+
+    def train_pairs(self) -> Iterator[tuple[str, str]]:
+        """The cleaned training pairs, the first `max_train_pairs` of them.
+
+        Raises:
+            DataError: also when the rules leave nothing.
+        """
+        limit = self.config.max_train_pairs
+        n_pairs = 0
+        for pair in islice(self.pairs(self.config.train, clean=True), limit):
+            n_pairs += 1
+            yield pair
+        self.report.truncated = n_pairs == limit
+        if n_pairs == 0:
+            raise DataError(
+                f"no training pair is left: {self.report}. Loosen data.cleaning, or check that "
+                f"data.source={self.config.source} and data.target={self.config.target} are right."
+            )
+
+    def read(self, split: str) -> tuple[list[str], list[str]]:
+        """A whole split in memory: (source sentences, target sentences); for valid and test."""
+        sources, targets = [], []
+        for source, target in self.pairs(split):
+            sources.append(source)
+            targets.append(target)
+        return sources, targets
+
+    def fingerprint(self) -> str:
+        """Hash of the training text, the rules applied to it, and the languages."""
+        rules = {
+            "version": READER_VERSION,
+            "train": self.identity(self.config.train),
+            "cleaning": asdict(self.config.cleaning),
+            "languages": [self.config.source, self.config.target],
+            "max_train_pairs": self.config.max_train_pairs,
+        }
+        return combined_digest([json.dumps(rules, sort_keys=True)])
+
+    def identity(self, split: str) -> str:
+        """Hash of one split's content as it lies on disk."""
+        self._check(split)
+        return self.source.identity(split)
+
+    def _check(self, split: str) -> None:
+        options = self.source.splits()
+        if split not in options:
+            raise DataError(str(refuse(f"a split of data={self.config.name}", split, options)))
+
+
+def open_corpus(config: DataConfig, cache_dir: Path) -> Corpus:
+    """Find the corpus that `config` describes; see the head of this file for where.
+
+    Args:
+        config: a `DataConfig`, also as a typed OmegaConf node.
+        cache_dir: downloads and hashes of files are kept here.
+
+    Returns:
+        A corpus whose train, valid and test splits are known to exist. Where the config names
+        neither test sets nor origins (the user's own text), all splits called `test*` are taken.
+
+    Raises:
+        ConfigError: a wrong cleaning rule, or a missing language.
+        DataError: the corpus, or one of its splits, is nowhere; the message says what to put
+            where.
+    """
+    settings = _checked(config)
+    cache_dir = Path(cache_dir)
+    given = _given_folder(settings)
+    if given is not None:
+        source = _from_folder(settings, given, cache_dir)
+    else:
+        source = _from_origins(settings, cache_dir)
+    tests = list(settings.test)
+    if not tests and not settings.origins:
+        tests = [split for split in source.splits() if split.startswith("test")]
+    return Corpus(replace(settings, test=tests), source)
+
+
+def _checked(config: DataConfig) -> DataConfig:
+    """The config as a plain dataclass, its languages and rules known to be usable."""
+    if isinstance(config, DictConfig):
+        typed = OmegaConf.merge(OmegaConf.structured(DataConfig), config)
+        missing = sorted(OmegaConf.missing_keys(typed))
+        if not missing:
+            config = cast(DataConfig, OmegaConf.to_object(typed))
+    else:
+        missing = [key for key in ("name", "source", "target") if getattr(config, key) == MISSING]
+    if missing:
+        keys = ", ".join(f"data.{key}" for key in missing)
+        raise ConfigError(f"{keys} must be given, for example data.source=de data.target=en")
+    if config.max_train_pairs is not None and config.max_train_pairs < 1:
+        raise ConfigError(
+            f"data.max_train_pairs must be null or at least 1, got {config.max_train_pairs}"
+        )
+    Normaliser(config.cleaning.normalise, config.source, config.target)
+    Cleaner(config.cleaning, config.target)
+    return config
+
+
+def _wanted(config: DataConfig) -> list[str]:
+    return [config.train, config.valid, *config.test]
+
+
+def _given_folder(config: DataConfig) -> Path | None:
+    if config.dir is not None:
+        return Path(config.dir).expanduser()
+    shelf = os.environ.get("HEADWISE_DATA")
+    if shelf and config.folder:
+        folder = Path(shelf).expanduser() / config.folder
+        if folder.is_dir():
+            return folder
+    return None
+
+
+def _from_folder(config: DataConfig, folder: Path, cache_dir: Path) -> Source:
+    """Text in `folder`, else the original archives or parquet files in it."""
+    memo = FileMemo(cache_dir)
+    text = FolderSource(folder, config.source, config.target, config.files, memo)
+    if {config.train, config.valid} <= set(text.splits()):
+        for split in config.test:
+            text.require(split)
+        return text
+    for number, node in enumerate(config.origins):
+        origin = _make(node, f"data.origins[{number}]", config, cache_dir, folder)
+        if origin is None:
+            continue
+        if set(origin.splits()) & {config.train, config.valid}:
+            # The right folder; if a test set or half of the corpus is missing, this says which.
+            getattr(origin, "prepare", lambda splits: None)(_wanted(config))
+            return origin
+    for split in _wanted(config):
+        text.require(split)
+    raise AssertionError("a split was missing and then was not")
+
+
+def _from_origins(config: DataConfig, cache_dir: Path) -> Source:
+    reasons: list[str] = []
+    origins: list[Source] = []
+    for number, node in enumerate(config.origins):
+        origin = _make(node, f"data.origins[{number}]", config, cache_dir, None)
+        if origin is None:
+            continue
+        absent = [split for split in _wanted(config) if split not in origin.splits()]
+        if absent:
+            reasons.append(str(refuse("data.test", absent[0], origin.splits())))
+        else:
+            origins.append(origin)
+    wanted = _wanted(config)
+    # What is on disk comes first, whatever its place in the list.
+    origins.sort(key=lambda o: not getattr(o, "is_local", lambda splits: True)(wanted))
+    for origin in origins:
+        try:
+            getattr(origin, "prepare", lambda splits: None)(wanted)
+            return origin
+        except DataError as error:
+            reasons.append(str(error))
+    raise DataError(_advice(config, reasons))
+
+
+def _make(
+    node: Any, key: str, config: DataConfig, cache_dir: Path, folder: Path | None
+) -> Source | None:
+    """The origin of a yaml node; None when it cannot read from the user's `folder`."""
+    from headwise.instantiate import instantiate, target_class
+
+    offered = {
+        "source": config.source,
+        "target": config.target,
+        "cache_dir": cache_dir,
+        "folder": folder,
+    }
+    accepted = inspect.signature(target_class(node, key)).parameters
+    if folder is not None and "folder" not in accepted:
+        return None
+    runtime = {name: value for name, value in offered.items() if name in accepted}
+    source: Source = instantiate(node, key, **runtime)
+    return source
+
+
+def _advice(config: DataConfig, reasons: list[str]) -> str:
+    """What to put where, in a few lines."""
+    stems = [config.files.get(split, [split])[0] for split in (config.train, config.valid)]
+    names = ", ".join(f"{s}.{code}" for s in stems for code in (config.source, config.target))
+    lines = [f"data={config.name} is not on this machine. Either of these helps:"]
+    lines.append(f"- data.dir=FOLDER that holds {names} (plain or .gz; or .parquet, .jsonl, .tsv)")
+    if config.folder:
+        lines.append(f"- HEADWISE_DATA=FOLDER that holds such a folder named {config.folder}")
+    lines.extend(f"- {reason}" for reason in reasons)
+    return "\n".join(lines)

@@ -1,0 +1,210 @@
+"""Encode a corpus in shards, in this process or in several; the result is the same.
+
+Workers read the text from its files by themselves and import neither torch nor a config, so that
+they start quickly.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from tqdm import tqdm
+
+from headwise.data.store import FlatWriter, TextStore, beside, id_dtype
+from headwise.data.tokenizer import UNK, Tokenizer, TokenizerPair
+from headwise.data.workers import SPAWN, follow_parent, n_cores
+from headwise.errors import HeadwiseError
+
+Ints = npt.NDArray[np.integer[Any]]
+
+SHARD_PAIRS = 2000  # changes what BPE-dropout draws: a new value needs a new cache format
+POOL_PAIRS = 50_000  # below this, starting processes costs more than they save
+
+
+@dataclass(frozen=True)
+class EncodingJob:
+    """What a worker must know.
+
+    `rows` names a .npy file with the rows of the text to take; None takes all of them.
+    With `dropout` above 0, shard i is sampled from a generator seeded by (seed, epoch, i).
+    """
+
+    text: Path  # PATH.source and PATH.target are its two sides
+    source_model: bytes
+    target_model: bytes | None  # None: the source's
+    max_pieces: int | None = None  # longer pairs are left out; under dropout, not sampled
+    rows: Path | None = None
+    shard_pairs: int = SHARD_PAIRS
+    dropout: float = 0.0
+    seed: int = 0
+    epoch: int = 0
+
+    @classmethod
+    def of(cls, text: Path, tokenizers: TokenizerPair, max_pieces: int | None) -> EncodingJob:
+        """Encode all of `text` without dropout."""
+        target = None if tokenizers.joint else tokenizers.target.model_bytes
+        model = tokenizers.source.model_bytes
+        return cls(text, model, target, max_pieces, shard_pairs=SHARD_PAIRS)
+
+
+@dataclass(frozen=True)
+class EncodedShard:
+    """The ids of one shard, flat, with the number of ids a row; and which rows were kept."""
+
+    ids: tuple[Ints, Ints]
+    lengths: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
+    kept: npt.NDArray[np.int64]
+    n_unknown: tuple[int, int]
+    n_read: int
+
+
+def encode_corpus(job: EncodingJob, n_pairs: int, n_workers: int | None) -> Iterator[EncodedShard]:
+    """The shards in order; at most a few of them are in memory at any time.
+
+    `n_pairs` is the number of rows that the job takes. `n_workers` None means one process a
+    core; a small corpus is encoded in this process whatever is asked.
+    """
+    n_shards = -(-n_pairs // job.shard_pairs)
+    n_workers = min(n_workers or n_cores(), n_shards)
+    if n_workers <= 1 or n_pairs < POOL_PAIRS:
+        encoder = ShardEncoder(job)
+        yield from map(encoder.encode, range(n_shards))
+        return
+    pool = ProcessPoolExecutor(n_workers, SPAWN, _start_worker, (job,))
+    # A window of our own: Executor.map would queue every result, however slow the reader.
+    shards = iter(range(n_shards))
+    window: deque[Future[EncodedShard]] = deque()
+    try:
+        for shard in islice(shards, 4 * n_workers):
+            window.append(pool.submit(_encode_shard, shard))
+        while window:
+            result = window.popleft().result()
+            for shard in islice(shards, 1):
+                window.append(pool.submit(_encode_shard, shard))
+            yield result
+    except BrokenProcessPool as error:
+        raise HeadwiseError(
+            f"one of {n_workers} encoding processes was ended from outside, perhaps for want of "
+            "memory; try again with a smaller trainer.n_workers"
+        ) from error
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def write_encoded(
+    job: EncodingJob,
+    n_pairs: int,
+    path: Path,
+    dtype: npt.DTypeLike,
+    n_workers: int | None,
+    progress: bool,
+) -> dict[str, Any]:
+    """Write the ids of `PATH.source` and `PATH.target`, and the rows kept as `PATH.rows.npy`.
+
+    Returns counts: pairs kept and dropped, pieces, their mean a sentence, the share of unk.
+    """
+    bar = tqdm(
+        desc=f"encoding {path.name}",
+        total=n_pairs,
+        unit=" pairs",
+        unit_scale=True,
+        disable=not progress,
+        leave=False,
+    )
+    n_ids, n_unknown, kept = [0, 0], [0, 0], []
+    with (
+        bar,
+        FlatWriter(beside(path, ".source")) as source,
+        FlatWriter(beside(path, ".target")) as target,
+    ):
+        for shard in encode_corpus(job, n_pairs, n_workers):
+            for side, writer in enumerate((source, target)):
+                writer.append(shard.ids[side].astype(dtype), shard.lengths[side])
+                n_ids[side] += len(shard.ids[side])
+                n_unknown[side] += shard.n_unknown[side]
+            kept.append(shard.kept)
+            bar.update(shard.n_read)
+    np.save(beside(path, ".rows.npy"), np.concatenate(kept))
+    counts: dict[str, Any] = {"pairs": source.n_rows, "dropped_too_long": n_pairs - source.n_rows}
+    for side, name in enumerate(("source", "target")):
+        counts[f"{name}_pieces"] = n_ids[side]
+        counts[f"{name}_mean_pieces"] = round(n_ids[side] / max(source.n_rows, 1), 3)
+        counts[f"{name}_unknown_share"] = n_unknown[side] / max(n_ids[side], 1)
+    return counts
+
+
+class ShardEncoder:
+    """Encodes numbered shards of one job."""
+
+    def __init__(self, job: EncodingJob) -> None:
+        self._job = job
+        self._texts = [TextStore(beside(job.text, end)) for end in (".source", ".target")]
+        source = Tokenizer(job.source_model)
+        target = source if job.target_model is None else Tokenizer(job.target_model)
+        self._tokenizers = [source, target]
+        self._rows = None if job.rows is None else np.load(job.rows, mmap_mode="r")
+
+    def encode(self, shard: int) -> EncodedShard:
+        """Shard number `shard`, a function of the job and that number alone."""
+        first, last = shard * self._job.shard_pairs, (shard + 1) * self._job.shard_pairs
+        if self._rows is None:
+            rows = np.arange(first, min(last, len(self._texts[0])))
+        else:
+            rows = np.asarray(self._rows[first:last], np.int64)
+        sides = [self._encode_side(side, rows, shard) for side in range(2)]
+        limit = self._job.max_pieces
+        kept = [
+            limit is None or max(len(source), len(target)) <= limit
+            for source, target in zip(*sides, strict=True)
+        ]
+        sides = [[ids for ids, keep in zip(side, kept, strict=True) if keep] for side in sides]
+        flat: list[Ints] = [
+            np.fromiter(chain.from_iterable(side), np.dtype(id_dtype(tokenizer.vocab_size)))
+            for side, tokenizer in zip(sides, self._tokenizers, strict=True)
+        ]
+        lengths = [np.fromiter(map(len, side), np.int64) for side in sides]
+        return EncodedShard(
+            ids=(flat[0], flat[1]),
+            lengths=(lengths[0], lengths[1]),
+            kept=rows[np.array(kept, bool)],
+            n_unknown=(int((flat[0] == UNK).sum()), int((flat[1] == UNK).sum())),
+            n_read=len(rows),
+        )
+
+    def _encode_side(self, side: int, rows: npt.NDArray[np.int64], shard: int) -> list[list[int]]:
+        job, tokenizer = self._job, self._tokenizers[side]
+        sentences = self._texts[side].read(rows)
+        if job.dropout == 0:
+            return tokenizer.encode(sentences)
+        sampled = tokenizer.encode_sampled(
+            sentences, job.dropout, [job.seed, job.epoch, shard, side]
+        )
+        # A sample may be longer than the plain segmentation, for which the pair was kept.
+        limit = job.max_pieces
+        long = [i for i, ids in enumerate(sampled) if limit is not None and len(ids) > limit]
+        for i, ids in zip(long, tokenizer.encode([sentences[i] for i in long]), strict=True):
+            sampled[i] = ids
+        return sampled
+
+
+_encoder: ShardEncoder | None = None  # of this worker process
+
+
+def _start_worker(job: EncodingJob) -> None:
+    global _encoder
+    follow_parent()
+    _encoder = ShardEncoder(job)
+
+
+def _encode_shard(shard: int) -> EncodedShard:
+    assert _encoder is not None
+    return _encoder.encode(shard)

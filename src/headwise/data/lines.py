@@ -1,0 +1,107 @@
+"""Reading text one sentence a line: strict UTF-8, cut at line feeds only, bounded memory.
+
+`str.splitlines` and the text mode of `open` also cut at a lone carriage return, U+0085 or
+U+2028, which occur inside sentences of Europarl and Common Crawl; one such cut shifts every
+later pair of a corpus. So lines are cut in bytes, before decoding.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import zip_longest
+from pathlib import Path
+from typing import IO
+
+from headwise.errors import DataError
+
+# What the standard library raises when a compressed file is cut short or is something else.
+DAMAGED = (EOFError, OSError, zlib.error, tarfile.TarError, zipfile.BadZipFile)
+
+
+@contextmanager
+def open_bytes(path: Path) -> Iterator[IO[bytes]]:
+    """The bytes of a plain or `.gz` file."""
+    try:
+        stream: IO[bytes] = path.open("rb")
+    except OSError as error:
+        raise DataError(f"{path} cannot be opened: {error.strerror}") from error
+    with stream:
+        if path.suffix == ".gz":
+            with io.BufferedReader(gzip.GzipFile(fileobj=stream)) as unpacked:
+                yield unpacked
+        else:
+            yield stream
+
+
+def decode_line(raw: bytes, name: str, number: int) -> str:
+    """`raw` as text without its line end; a byte-order mark goes from the first line.
+
+    Raises:
+        DataError: `raw` is not UTF-8; the message names the file and the line.
+    """
+    try:
+        line = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{name}, line {number}: not UTF-8 (byte 0x{raw[error.start]:02x} at position "
+            f"{error.start + 1} of the line). Convert the file, for example with iconv -t utf-8."
+        ) from error
+    if number == 1:
+        line = line.removeprefix("\ufeff")
+    return line.removesuffix("\n").removesuffix("\r")
+
+
+def decoded_lines(stream: IO[bytes], name: str) -> Iterator[str]:
+    """The lines of `stream`; `name` is how messages call it.
+
+    Raises:
+        DataError: no line at all, a line that is not UTF-8, or a damaged compressed file.
+    """
+    number = 0
+    try:
+        for number, raw in enumerate(stream, 1):
+            yield decode_line(raw, name, number)
+    except DAMAGED as error:
+        raise DataError(
+            f"{name} is truncated or damaged after line {number} ({error}); get it again"
+        ) from error
+    if number == 0:
+        raise DataError(f"{name} is empty; it must hold one sentence a line")
+
+
+def aligned(
+    source: Iterator[str], target: Iterator[str], source_name: str, target_name: str
+) -> Iterator[tuple[str, str]]:
+    """Pairs of lines with the same number.
+
+    Raises:
+        DataError: one side has more lines; both counts are named. Known only at the end, since
+            the text is streamed.
+    """
+    both = zip_longest(source, target)
+    for number, (first, second) in enumerate(both, 1):
+        if first is None or second is None:
+            longer = number + sum(1 for _ in both)
+            counts = (number - 1, longer) if first is None else (longer, number - 1)
+            raise DataError(
+                f"the two sides are misaligned: {source_name} has {counts[0]} lines, "
+                f"{target_name} has {counts[1]}; line N of one must translate line N of the other"
+            )
+        yield first, second
+
+
+def file_pairs(source: Path, target: Path) -> Iterator[tuple[str, str]]:
+    """Aligned lines of two plain or `.gz` files."""
+    with open_bytes(source) as first, open_bytes(target) as second:
+        yield from aligned(
+            decoded_lines(first, str(source)),
+            decoded_lines(second, str(target)),
+            str(source),
+            str(target),
+        )

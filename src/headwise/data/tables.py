@@ -1,0 +1,163 @@
+"""Both languages in one file: parquet, JSON lines or tab-separated values, streamed.
+
+A table has one column (key) a language, or one column `translation` that holds both, as the hub
+publishes translation corpora. A tab-separated file starts with a line of language codes.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from headwise.data.lines import decoded_lines, open_bytes
+from headwise.errors import DataError
+
+SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz", ".tsv", ".tsv.gz")
+_BATCH_ROWS = 2048
+_SHARD = re.compile(r"-(\d+)-of-(\d+)\.parquet$")
+
+
+def find_table(folder: Path, stem: str) -> list[Path]:
+    """The file or parquet shards of `stem` in `folder`, in order; empty when there are none.
+
+    Shards are `<stem>-00000-of-00003.parquet` or `<stem>/0000.parquet`, the hub's two layouts.
+
+    Raises:
+        DataError: a shard is missing.
+    """
+    for suffix in SUFFIXES:
+        path = folder / f"{stem}{suffix}"
+        if path.is_file():
+            return [path]
+    shards = sorted(folder.glob(f"{glob.escape(stem)}-*-of-*.parquet"))
+    shards = [path for path in shards if _SHARD.search(path.name)]
+    if shards:
+        _check_complete(shards)
+        return shards
+    below = folder / stem
+    return sorted(below.glob("*.parquet")) if below.is_dir() else []
+
+
+def _check_complete(shards: Sequence[Path]) -> None:
+    numbers = [tuple(map(int, _SHARD.search(p.name).groups())) for p in shards]  # type: ignore[union-attr]
+    expected = numbers[0][1]
+    present = {number for number, _ in numbers}
+    missing = [n for n in range(expected) if n not in present]
+    if missing or any(total != expected for _, total in numbers):
+        raise DataError(
+            f"{shards[0].parent} holds {len(shards)} parquet shards like {shards[0].name}; "
+            f"expected {expected}, missing numbers: {', '.join(map(str, missing)) or 'none'}"
+        )
+
+
+def table_pairs(paths: Sequence[Path], source: str, target: str) -> Iterator[tuple[str, str]]:
+    """(source, target) sentences of all `paths`, in order.
+
+    Raises:
+        DataError: a language is missing, a value is no text, or the file is damaged or empty.
+    """
+    n_rows = 0
+    for path in paths:
+        for pair in _one_table(path, source, target):
+            n_rows += 1
+            yield pair
+    if n_rows == 0:
+        raise DataError(f"{paths[0]} is empty; it must hold at least one pair")
+
+
+def _one_table(path: Path, source: str, target: str) -> Iterator[tuple[str, str]]:
+    if path.suffix == ".parquet":
+        return _parquet_pairs(path, source, target)
+    if path.name.endswith((".jsonl", ".jsonl.gz")):
+        return _json_pairs(path, source, target)
+    return _tab_pairs(path, source, target)
+
+
+def row_pair(row: Mapping[str, Any], source: str, target: str, where: str) -> tuple[str, str]:
+    """The pair of one record, flat or below `translation`.
+
+    Raises:
+        DataError: a language is missing or not text; `where` starts the message.
+    """
+    record = row.get("translation", row)
+    found = record if isinstance(record, Mapping) else row
+    texts = []
+    for code in (source, target):
+        text = found.get(code)
+        if not isinstance(text, str):
+            has = ", ".join(map(str, found)) or "nothing"
+            raise DataError(f"{where}: no text for language {code!r}; found {has}")
+        texts.append(one_line(text))
+    return texts[0], texts[1]
+
+
+def one_line(text: str) -> str:
+    """`text` with line ends inside it replaced: everything downstream is one sentence a line."""
+    if "\n" in text or "\r" in text:
+        return re.sub(r"[\r\n]+", " ", text).strip()
+    return text
+
+
+def _parquet_pairs(path: Path, source: str, target: str) -> Iterator[tuple[str, str]]:
+    import pyarrow
+    import pyarrow.parquet
+
+    number = 0
+    try:
+        with pyarrow.parquet.ParquetFile(path, memory_map=True) as table:
+            names = table.schema_arrow.names
+            columns = ["translation"] if "translation" in names else [source, target]
+            missing = [name for name in columns if name not in names]
+            if missing:
+                raise DataError(
+                    f"{path}: no column {missing[0]!r}; found {', '.join(names)}. "
+                    "Columns must be the two language codes, or `translation` holding both."
+                )
+            for batch in table.iter_batches(batch_size=_BATCH_ROWS, columns=columns):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield row_pair(row, source, target, f"{path}, row {number}")
+    except (pyarrow.ArrowException, OSError) as error:
+        raise DataError(
+            f"{path} is truncated or no parquet file (after row {number}: {error})"
+        ) from error
+
+
+def _json_pairs(path: Path, source: str, target: str) -> Iterator[tuple[str, str]]:
+    with open_bytes(path) as stream:
+        for number, line in enumerate(decoded_lines(stream, str(path)), 1):
+            if not line.strip():
+                continue
+            where = f"{path}, line {number}"
+            try:
+                row = json.loads(line)
+            except ValueError as error:
+                raise DataError(f"{where}: not JSON ({error})") from error
+            if not isinstance(row, dict):
+                raise DataError(f"{where}: not a JSON object")
+            yield row_pair(row, source, target, where)
+
+
+def _tab_pairs(path: Path, source: str, target: str) -> Iterator[tuple[str, str]]:
+    """Cells are taken literally: a quotation mark in a sentence is text, not syntax."""
+    with open_bytes(path) as stream:
+        lines = decoded_lines(stream, str(path))
+        header = next(lines).split("\t")
+        for code in (source, target):
+            if code not in header:
+                raise DataError(
+                    f"{path}: the first line must name the languages, separated by a tab; "
+                    f"{code!r} is not in {header!r}"
+                )
+        first, second = header.index(source), header.index(target)
+        for number, line in enumerate(lines, 2):
+            cells = line.split("\t")
+            if len(cells) != len(header):
+                raise DataError(
+                    f"{path}, line {number}: {len(cells)} cells, the header has {len(header)}"
+                )
+            yield cells[first], cells[second]

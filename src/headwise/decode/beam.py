@@ -1,0 +1,208 @@
+"""Beam search over a batch of sentences.
+
+Letters: N live sentences, W live hypotheses of each (1 at the first step, then the beam),
+R = N * W rows of the model's batch, V target vocabulary, C candidates looked at per sentence.
+
+One step, for all sentences at once:
+    log probabilities of every continuation of every live hypothesis    (N, W * V)
+    the best C = 2 * beam of them                                       (N, C)
+    those among the first `beam` that end in eos are finished and set aside
+    the first `beam` that do not end in eos live on
+C = 2 * beam is enough: each hypothesis has one continuation by eos, so at least `beam` of the C
+do not end.
+
+When a sentence is done. Let p be the length penalty, L the limit of its length, t the present
+length and s the log probability of a live hypothesis. Log probabilities only fall, so what it
+can still become scores at most s / L**p (p >= 0) or s / (t + 1)**p (p < 0). A sentence is done
+    - as soon as `beam` of its hypotheses have finished (this makes a beam of 1 greedy search), or
+    - as soon as `n_best` have finished and no live one can score above the worst of the best
+      `n_best` finished: going on could not change the answer, or
+    - at its length limit, or when nothing live is possible any more. Live hypotheses are then
+      closed as they are, without eos, and are ranked with the finished ones by their score.
+Sentences that are done leave the batch.
+
+Candidates of equal log probability are taken in the order of (hypothesis, token id), finished
+hypotheses of equal score in the order of finishing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from headwise.data.tokenizer import EOS
+from headwise.decode.hypothesis import Hypothesis, make_hypothesis, penalised
+from headwise.decode.incremental import IncrementalDecoder, TranslationModel
+
+
+@torch.no_grad()  # not inference_mode: a position table grown here must serve training later
+def beam_search(
+    model: TranslationModel,
+    sources: Sequence[Sequence[int]],
+    limits: Sequence[int],
+    device: torch.device,
+    beam: int,
+    length_penalty: float = 1.0,
+    n_best: int = 1,
+    cached: bool = True,
+) -> list[list[Hypothesis]]:
+    """The `n_best` best hypotheses of each sentence, best first, in the order of `sources`.
+
+    Fewer than `n_best` come back only where the model gives probability to fewer.
+
+    Args:
+        model: in evaluation mode.
+        sources: ids of each sentence as the encoder reads them; none is empty.
+        limits: most tokens of each hypothesis, eos included (from 1).
+        beam: live hypotheses of each sentence.
+        length_penalty: exponent of the length (eos counts) that divides the log probability.
+        n_best: at most `beam`.
+        cached: False recomputes the whole prefix at each step.
+    """
+    decoder = IncrementalDecoder(model, sources, device, cached)
+    searches = [_Search(limit, beam, length_penalty, n_best) for limit in limits]
+    live = list(range(len(sources)))  # the sentence of each row of the tensors below
+    total_NW = torch.zeros(len(sources), 1, device=device)
+    n_steps = 0
+    while live:
+        n_steps += 1
+        step = _best_continuations(decoder.log_probs(), total_NW, beam)
+        _set_aside(step, beam, decoder.prefix_RT, [searches[sentence] for sentence in live])
+        alive = _alive(step, beam)
+        best_N = alive.total_NC.max(dim=1).values.tolist()
+        going_on = []
+        for place, (sentence, best) in enumerate(zip(live, best_N, strict=True)):
+            search = searches[sentence]
+            if not search.is_done(best, n_steps):
+                going_on.append(place)
+                continue
+            if search.is_cut_off(n_steps):
+                _close(search, decoder.prefix_RT, alive, place)
+            if not search.found:  # no continuation has any probability
+                _close_present(search, decoder.prefix_RT, total_NW, place)
+        live = [live[place] for place in going_on]
+        if live:
+            places = torch.tensor(going_on, device=device)
+            total_NW = alive.total_NC[places]
+            decoder.select(alive.row_NC[places].flatten(), alive.token_NC[places].flatten())
+    return [search.best() for search in searches]
+
+
+@dataclass(frozen=True)
+class _Continuations:
+    """Hypotheses longer by one token, best first, (N, C) each."""
+
+    total_NC: Tensor  # log probability with the new token; -inf where there is none
+    token_NC: Tensor  # the new token
+    row_NC: Tensor  # the row that is continued
+
+
+@dataclass
+class _Search:
+    """What was found for one sentence, and whether to go on."""
+
+    limit: int
+    beam: int
+    length_penalty: float
+    n_best: int
+    found: list[Hypothesis] = field(default_factory=list)
+
+    def add(self, ids: list[int], log_prob: float, finished: bool) -> None:
+        self.found.append(make_hypothesis(ids, log_prob, finished, self.length_penalty))
+
+    def best(self) -> list[Hypothesis]:
+        ranked = sorted(self.found, key=lambda hypothesis: -hypothesis.score)
+        return ranked[: self.n_best]
+
+    def is_done(self, best_live: float, n_steps: int) -> bool:
+        """See the head of this file; `best_live` is the highest log probability alive."""
+        if len(self.found) >= self.beam or n_steps == self.limit or best_live == -math.inf:
+            return True
+        if len(self.found) < self.n_best:
+            return False
+        kindest_length = self.limit if self.length_penalty >= 0 else n_steps + 1
+        bound = penalised(best_live, kindest_length, self.length_penalty)
+        return bound <= self.best()[-1].score
+
+    def is_cut_off(self, n_steps: int) -> bool:
+        """The limit came before `beam` hypotheses had finished."""
+        return n_steps == self.limit and len(self.found) < self.beam
+
+
+def _best_continuations(log_probs_RV: Tensor, total_NW: Tensor, beam: int) -> _Continuations:
+    n_sentences, width = total_NW.shape
+    n_pieces = log_probs_RV.shape[1]
+    total_NWV = log_probs_RV.view(n_sentences, width, n_pieces).add_(total_NW[:, :, None])
+    total_NC, index_NC = top_k(total_NWV.flatten(1), 2 * beam)
+    first_row_N = width * torch.arange(n_sentences, device=total_NC.device)
+    row_NC = index_NC // n_pieces + first_row_N[:, None]
+    return _Continuations(total_NC, index_NC % n_pieces, row_NC)
+
+
+def _alive(step: _Continuations, beam: int) -> _Continuations:
+    """The best `beam` continuations that do not end.
+
+    In a tiny or sparse vocabulary there may be fewer; the other slots are dead (-inf).
+    """
+    is_eos_NC = step.token_NC == EOS
+    order_NC = is_eos_NC.to(torch.int8).sort(dim=1, stable=True).indices[:, :beam]
+    total_NC = step.total_NC.masked_fill(is_eos_NC, -math.inf)
+    return _Continuations(
+        total_NC.gather(1, order_NC),
+        step.token_NC.gather(1, order_NC),
+        step.row_NC.gather(1, order_NC),
+    )
+
+
+def _set_aside(
+    step: _Continuations, beam: int, prefix_RT: Tensor, searches: Sequence[_Search]
+) -> None:
+    """Keep what ended in eos among the best `beam` continuations of each sentence."""
+    is_finished = (step.token_NC == EOS) & (step.total_NC > -math.inf)
+    places, ranks = is_finished[:, :beam].nonzero(as_tuple=True)
+    prefixes = prefix_RT[step.row_NC[places, ranks], 1:].tolist()
+    totals = step.total_NC[places, ranks].tolist()
+    for place, ids, total in zip(places.tolist(), prefixes, totals, strict=True):
+        searches[place].add(ids, total, finished=True)
+
+
+def _close(search: _Search, prefix_RT: Tensor, alive: _Continuations, place: int) -> None:
+    """Take the continuations that have reached the limit as they are."""
+    prefixes = prefix_RT[alive.row_NC[place], 1:].tolist()
+    tokens, totals = alive.token_NC[place].tolist(), alive.total_NC[place].tolist()
+    for ids, token, total in zip(prefixes, tokens, totals, strict=True):
+        if total > -math.inf:
+            search.add([*ids, token], total, finished=False)
+
+
+def _close_present(search: _Search, prefix_RT: Tensor, total_NW: Tensor, place: int) -> None:
+    """Take the hypotheses of the present step, which nothing continues, as they are."""
+    width = total_NW.shape[1]
+    prefixes = prefix_RT[place * width : (place + 1) * width, 1:].tolist()
+    for ids, total in zip(prefixes, total_NW[place].tolist(), strict=True):
+        if total > -math.inf:
+            search.add(ids, total, finished=False)
+
+
+def top_k(scores_NM: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k greatest of each row, descending, and where they stand; (N, min(k, M)) both.
+
+    `torch.topk` leaves open which of several equal values it returns. Here it is the one with
+    the lower index, so that a tie is broken alike in every batch. Equal -inf are not told apart.
+    """
+    n_columns = scores_NM.shape[1]
+    k = min(k, n_columns)
+    # one more than asked for shows whether a tie is cut in two; only then a full sort is needed
+    values, indices = scores_NM.topk(min(k + 1, n_columns), dim=1)
+    if values.shape[1] > k:
+        is_cut_N = (values[:, k - 1] == values[:, k]) & (values[:, k] > -math.inf)
+        for row in is_cut_N.nonzero()[:, 0].tolist():
+            ranked = scores_NM[row].sort(descending=True, stable=True)
+            values[row, :k], indices[row, :k] = ranked.values[:k], ranked.indices[:k]
+    indices, order = indices[:, :k].sort(dim=1)
+    values, order = values[:, :k].gather(1, order).sort(dim=1, descending=True, stable=True)
+    return values, indices.gather(1, order)

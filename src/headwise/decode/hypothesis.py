@@ -1,0 +1,77 @@
+"""What a search returns, and the limits and settings it works under."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from headwise.errors import refuse, require
+from headwise.schema import DecodeConfig
+
+METHODS = ("beam", "greedy")
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """One translation of one source sentence, as target ids.
+
+    Attributes:
+        ids: generated ids without bos and eos.
+        score: log_prob / length**penalty, what hypotheses are ranked by.
+        log_prob: natural log of the model's probability of `ids` and, if finished, of eos.
+        finished: eos was generated; False when the length limit cut the sentence off.
+    """
+
+    ids: tuple[int, ...]
+    score: float
+    log_prob: float
+    finished: bool
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens that `log_prob` sums over: the ids, and eos where there is one."""
+        return len(self.ids) + self.finished
+
+
+def penalised(log_prob: float, n_tokens: int, length_penalty: float) -> float:
+    """log_prob / n_tokens**length_penalty; `n_tokens` counts eos (0 tokens: the log_prob)."""
+    return log_prob / math.pow(max(n_tokens, 1), length_penalty)
+
+
+def make_hypothesis(
+    ids: list[int], log_prob: float, finished: bool, length_penalty: float
+) -> Hypothesis:
+    """A hypothesis with its score."""
+    score = penalised(log_prob, len(ids) + finished, length_penalty)
+    return Hypothesis(tuple(ids), score, log_prob, finished)
+
+
+def length_limit(n_source: int, config: DecodeConfig, max_positions: int | None = None) -> int:
+    """Most tokens a hypothesis may have, eos included: ratio * source + extra, at least 1.
+
+    Args:
+        n_source: source pieces, without eos.
+        max_positions: target positions the model has, or None when any number will do.
+    """
+    limit = math.floor(config.max_length_ratio * n_source) + config.max_length_extra
+    if max_positions is not None:
+        limit = min(limit, max_positions)
+    return max(limit, 1)
+
+
+def check_decode_config(config: DecodeConfig) -> None:
+    """Refuse settings that no search can follow, by key."""
+    if config.method not in METHODS:
+        raise refuse("decode.method", config.method, METHODS)
+    for key in ("beam", "n_best", "max_tokens"):
+        require(getattr(config, key) >= 1, f"decode.{key}", "at least 1", getattr(config, key))
+    width = config.beam if config.method == "beam" else 1
+    allowed = f"at most {width}, the hypotheses decode.method={config.method} keeps"
+    require(config.n_best <= width, "decode.n_best", allowed, config.n_best)
+    penalty = config.length_penalty
+    require(math.isfinite(penalty), "decode.length_penalty", "a finite number", penalty)
+    ratio = config.max_length_ratio
+    require(0 <= ratio < math.inf, "decode.max_length_ratio", "a number from 0", ratio)
+    extra = config.max_length_extra
+    require(extra >= 0, "decode.max_length_extra", "at least 0", extra)
+    require(ratio > 0 or extra > 0, "decode.max_length_extra", "at least 1 when the ratio is 0", 0)

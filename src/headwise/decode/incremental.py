@@ -1,0 +1,109 @@
+"""Prefixes that grow by one token a step, with or without a key/value cache.
+
+Letters: R rows (live hypotheses of all sentences), S source length, T prefix length,
+V target vocabulary, N sentences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from headwise.data.tokenizer import BOS, EOS, PAD
+from headwise.errors import RunError
+from headwise.model.decoder import DecoderCache
+from headwise.model.transformer import Memory
+
+
+class TranslationModel(Protocol):
+    """What a search asks of a model; see `headwise.model.transformer.Transformer`."""
+
+    def encode(self, source_BS: Tensor, source_lengths_B: Tensor) -> Memory:
+        """Read the source."""
+        ...
+
+    def decode(
+        self, target_in_BT: Tensor, memory: Memory, cache: DecoderCache | None = None
+    ) -> Tensor:
+        """Logits (B, T, V)."""
+        ...
+
+    def make_cache(self) -> DecoderCache:
+        """An empty cache."""
+        ...
+
+
+def padded(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Id lists as one tensor (B, longest) padded on the right, and their lengths (B,)."""
+    lengths = [len(row) for row in rows]
+    longest = max(lengths)
+    filled = [list(row) + [PAD] * (longest - len(row)) for row in rows]
+    return torch.tensor(filled, device=device), torch.tensor(lengths, device=device)
+
+
+class IncrementalDecoder:
+    """The live prefixes of a batch of sentences and the model's view of them.
+
+    Starts with one row a sentence, holding bos. `select` makes the rows of the next step out of
+    the present ones; rows may repeat (a hypothesis continued in two ways) and be left out (a
+    sentence that is done), so the batch grows and shrinks with what is alive.
+
+    Args:
+        model: in evaluation mode.
+        sources: ids of each sentence as the encoder reads them; none is empty.
+        cached: False runs the whole prefix through the decoder at each step, for comparison.
+    """
+
+    def __init__(
+        self,
+        model: TranslationModel,
+        sources: Sequence[Sequence[int]],
+        device: torch.device,
+        cached: bool = True,
+    ) -> None:
+        self.model = model
+        source_NS, lengths_N = padded(sources, device)
+        self._memory = model.encode(source_NS, lengths_N)
+        self._cache = model.make_cache() if cached else None
+        n_sentences = len(sources)
+        self.prefix_RT = torch.full((n_sentences, 1), BOS, dtype=torch.long, device=device)
+        self._sentence_R = torch.arange(n_sentences, device=device)
+
+    def log_probs(self) -> Tensor:
+        """Log probabilities (R, V) of the next token in float32; pad and bos get -inf.
+
+        The two are masked after normalising: what remains is the probability the model gave,
+        which is what forced decoding finds as well.
+
+        Raises:
+            RunError: the model's output is not a number.
+        """
+        new_RT = self.prefix_RT if self._cache is None else self.prefix_RT[:, -1:]
+        logits_RV = self.model.decode(new_RT, self._memory, cache=self._cache)[:, -1]
+        log_probs_RV = logits_RV.float().log_softmax(-1)
+        # one entry that is NaN or inf, or a row of nothing but -inf, makes the whole row NaN
+        if bool(log_probs_RV[:, EOS].isnan().any()):
+            raise RunError(
+                "the model's output is not a number: its weights are broken (a diverged run?); "
+                "use an earlier checkpoint"
+            )
+        log_probs_RV[:, PAD] = -torch.inf
+        log_probs_RV[:, BOS] = -torch.inf
+        return log_probs_RV
+
+    def select(self, rows: Tensor, tokens: Tensor) -> None:
+        """Continue prefix `rows[i]` with `tokens[i]` as the new row i."""
+        self.prefix_RT = torch.cat([self.prefix_RT[rows], tokens[:, None]], dim=1)
+        same_size = len(rows) == len(self._sentence_R)
+        if same_size and bool((rows == torch.arange(len(rows), device=rows.device)).all()):
+            return
+        if self._cache is not None:
+            self._cache.reorder(rows)
+        sentence_R = self._sentence_R[rows]
+        if not torch.equal(sentence_R, self._sentence_R):
+            # reordering within a sentence leaves the memory as it is
+            self._memory = self._memory.index_select(rows)
+            self._sentence_R = sentence_R

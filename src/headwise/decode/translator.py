@@ -1,0 +1,201 @@
+"""From sentences to sentences: tokenise, batch by length, search, detokenise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from tqdm import tqdm
+
+from headwise.data.tokenizer import EOS, TokenizerPair
+from headwise.decode.batches import length_batches
+from headwise.decode.beam import beam_search
+from headwise.decode.greedy import greedy_search
+from headwise.decode.hypothesis import Hypothesis, check_decode_config, length_limit
+from headwise.decode.scoring import TargetScore, score_ids
+from headwise.errors import DataError, RunError
+from headwise.model.transformer import Transformer
+from headwise.schema import DecodeConfig
+
+
+@dataclass(frozen=True)
+class Translation:
+    """The answer for one sentence.
+
+    Attributes:
+        text: the best hypothesis, detokenised, always on one line.
+        score: its log probability / length**penalty; 0 for an empty line.
+        n_best: text and score of the `decode.n_best` best, best first (the first is the above).
+        hypotheses: the same as ids; none for an empty line, which is not given to the model.
+    """
+
+    text: str
+    score: float
+    n_best: tuple[tuple[str, float], ...]
+    hypotheses: tuple[Hypothesis, ...]
+
+
+EMPTY = Translation("", 0.0, (("", 0.0),), ())
+
+
+class Translator:
+    """A model, its tokenizers and the settings of the search.
+
+    A translation does not depend on the sentences it is batched with (float32: the same strings,
+    scores within 1e-4). The model is in evaluation mode for the time of a call only.
+
+    Args:
+        model: moved to `device`.
+        tokenizers: of the model's source and target ids.
+        config: see `headwise.schema.DecodeConfig`.
+        device: where to compute.
+
+    Raises:
+        ConfigError: a setting that no search can follow.
+    """
+
+    def __init__(
+        self,
+        model: Transformer,
+        tokenizers: TokenizerPair,
+        config: DecodeConfig,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        check_decode_config(config)
+        self.device = torch.device(device)
+        self.model = model.to(self.device)
+        self.tokenizers = tokenizers
+        self.config = config
+        self.beam = config.beam if config.method == "beam" else 1
+        embedding = model.target_embedding
+        self.max_positions = embedding.max_positions if embedding.learned is not None else None
+
+    def translate(self, sentences: Sequence[str], progress: bool = False) -> list[Translation]:
+        """Translations in the order of `sentences`; an empty line stays empty.
+
+        Args:
+            progress: show a bar on stderr.
+
+        Raises:
+            DataError: a sentence longer than the model's learned positions, by line number.
+            RunError: out of memory, or a model whose output is not a number.
+        """
+        ids = self._source_ids(sentences)
+        lines = [line for line, pieces in enumerate(ids) if pieces]
+        batches = length_batches(
+            [len(ids[line]) for line in lines], self.config.max_tokens // self.beam
+        )
+        answers = [EMPTY] * len(sentences)
+        with self._ready(), _bar(len(lines), "translate", progress) as bar:
+            for places in batches:
+                batch = [lines[place] for place in places]
+                found = self._search([ids[line] for line in batch])
+                for line, hypotheses in zip(batch, found, strict=True):
+                    answers[line] = self._translation(hypotheses)
+                bar.update(len(batch))
+        return answers
+
+    def score(
+        self, sources: Sequence[str], targets: Sequence[str], progress: bool = False
+    ) -> list[TargetScore]:
+        """Log probabilities of given translations (forced decoding), in order.
+
+        The text is tokenised anew. A search may spell the same text with other pieces; its
+        `Hypothesis.log_prob` is that of the ids, which `score_ids` takes.
+
+        Raises:
+            DataError: unequal numbers of lines, an empty source line, or a line longer than the
+                model's learned positions.
+            RunError: out of memory.
+        """
+        if len(sources) != len(targets):
+            raise DataError(
+                f"{len(sources)} source lines but {len(targets)} translations to score: "
+                "give one translation a source line"
+            )
+        source_ids = self._source_ids(sources)
+        target_ids = self.tokenizers.target.encode(list(targets))
+        for line, pieces in enumerate(source_ids, start=1):
+            if not pieces:
+                raise DataError(f"source line {line} is empty: it has no translation to score")
+        self._check_lengths("translation", [len(pieces) + 1 for pieces in target_ids])
+        lengths = [max(len(s), len(t) + 1) for s, t in zip(source_ids, target_ids, strict=True)]
+        scores: dict[int, TargetScore] = {}
+        with self._ready(), _bar(len(sources), "score", progress) as bar:
+            for batch in length_batches(lengths, self.config.max_tokens):
+                found = score_ids(
+                    self.model,
+                    [source_ids[line] for line in batch],
+                    [target_ids[line] for line in batch],
+                    self.device,
+                )
+                scores.update(zip(batch, found, strict=True))
+                bar.update(len(batch))
+        return [scores[line] for line in range(len(sources))]
+
+    def _source_ids(self, sentences: Sequence[str]) -> list[list[int]]:
+        """Ids as the encoder reads them, with eos; an empty list where there is no text."""
+        pieces = self.tokenizers.source.encode(list(sentences))
+        # a byte tokenizer gives white space ids of its own
+        ids = [
+            [*line, EOS] if line and sentence.strip() else []
+            for line, sentence in zip(pieces, sentences, strict=True)
+        ]
+        self._check_lengths("source", [len(line) for line in ids])
+        return ids
+
+    def _check_lengths(self, side: str, lengths: Sequence[int]) -> None:
+        if self.max_positions is None:
+            return
+        for line, length in enumerate(lengths, start=1):
+            if length > self.max_positions:
+                raise DataError(
+                    f"{side} line {line} has {length} pieces with eos, more than the model's "
+                    f"model.max_positions={self.max_positions} learned positions: "
+                    "split the line, or train with model.positions=sinusoidal"
+                )
+
+    def _search(self, sources: Sequence[Sequence[int]]) -> list[list[Hypothesis]]:
+        config = self.config
+        limits = [length_limit(len(ids) - 1, config, self.max_positions) for ids in sources]
+        if config.method == "greedy":
+            found = greedy_search(self.model, sources, limits, self.device, config.length_penalty)
+            return [[hypothesis] for hypothesis in found]
+        return beam_search(
+            self.model,
+            sources,
+            limits,
+            self.device,
+            config.beam,
+            config.length_penalty,
+            config.n_best,
+        )
+
+    def _translation(self, hypotheses: Sequence[Hypothesis]) -> Translation:
+        texts = self.tokenizers.target.decode([list(found.ids) for found in hypotheses])
+        # a model may spell a line break (byte fallback), which would shift every line below
+        lines = [" ".join(text.splitlines()) for text in texts]
+        scores = [found.score for found in hypotheses]
+        pairs = tuple(zip(lines, scores, strict=True))
+        return Translation(lines[0], scores[0], pairs, tuple(hypotheses))
+
+    @contextmanager
+    def _ready(self) -> Iterator[None]:
+        """Evaluation mode, and an answer to a want of memory."""
+        was_training = self.model.training
+        self.model.eval()
+        try:
+            yield
+        except torch.OutOfMemoryError as error:
+            raise RunError(
+                f"out of memory on {self.device}: lower decode.max_tokens "
+                f"(now {self.config.max_tokens}) or decode.beam (now {self.beam})"
+            ) from error
+        finally:
+            self.model.train(was_training)
+
+
+def _bar(n_sentences: int, name: str, progress: bool) -> tqdm[None]:
+    return tqdm(total=n_sentences, desc=name, unit="sentence", disable=not progress)

@@ -1,0 +1,129 @@
+"""The maps from scores to weights: what the rest of the package and users call."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from headwise.entmax.function import EntmaxFunction, SoftmaxFunction
+
+ALPHA_SLACK = 1e-6  # 1.01 + 0.99 · 1 in float32 may round to just above 2
+
+
+def softmax(scores: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
+    """Softmax over the allowed keys: the dense end of the family, α = 1.
+
+    Args:
+        scores: floating-point tensor of any shape. Half precision is computed in float32 and
+            cast at the end. A score of -inf counts as masked.
+        dim: the axis that is normalised.
+        mask: bool, broadcastable to `scores`, True = may attend. Masked keys get weight exactly
+            0 and gradient 0, whatever their score.
+
+    Returns:
+        Weights of the shape and type of `scores`. They sum to one along `dim`, except that a row
+        without an allowed key is all zeros with zero gradients, and a row with an allowed NaN or
+        +inf is NaN.
+
+    Raises:
+        TypeError: scores that are not floating-point, or a mask that is not bool.
+    """
+    working, along, allowed = _prepare(scores, dim, mask)
+    return _finish(_softmax(working, allowed), along, scores.dtype)
+
+
+def sparsemax(scores: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
+    """Sparsemax (Martins and Astudillo 2016): Euclidean projection onto the simplex, α = 2.
+
+    Arguments, result and errors as for `softmax`; keys may also get exactly 0 by their score.
+    """
+    return alpha_entmax(scores, 2.0, dim, mask)
+
+
+def entmax15(scores: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
+    """1.5-entmax (Peters et al. 2019, section 4).
+
+    Arguments, result and errors as for `softmax`; keys may also get exactly 0 by their score.
+    """
+    return alpha_entmax(scores, 1.5, dim, mask)
+
+
+def alpha_entmax(
+    scores: Tensor, alpha: Tensor | float, dim: int = -1, mask: Tensor | None = None
+) -> Tensor:
+    """α-entmax (Peters et al. 2019, definition 4) with a gradient to α (Correia et al. 2019).
+
+        argmax over p in the simplex of <p, z> + (Σ p - Σ p^α) / (α (α - 1))
+
+    Args:
+        scores: as for `softmax`.
+        alpha: in [1, 2], both ends included: a number, or a tensor that broadcasts against
+            `scores` with one value along `dim`, such as (H, 1, 1) for scores (B, H, Q, K). It is
+            computed with in float32 (float64 for float64 scores), and the gradient to it is
+            finite also at exactly 1. A tensor on an accelerator is not checked and held to the
+            range in silence, for checking would wait for the device.
+        dim, mask: as for `softmax`.
+
+    Returns:
+        As `softmax`, differentiable once in scores and in alpha.
+
+    Raises:
+        ValueError: alpha outside of [1, 2], or with more than one value along `dim`.
+        TypeError: as for `softmax`.
+    """
+    working, along, allowed = _prepare(scores, dim, mask)
+    if isinstance(alpha, Tensor):
+        shape = (1,) * (scores.dim() - alpha.dim()) + tuple(alpha.shape)
+        if len(shape) > scores.dim() or shape[dim] != 1:
+            raise ValueError(
+                f"alpha must broadcast against scores {tuple(scores.shape)} with size 1 along "
+                f"dim {dim}, got shape {tuple(alpha.shape)}; for one alpha a head of scores "
+                "(B, H, Q, K) give it the shape (H, 1, 1)"
+            )
+        aligned = alpha.to(working.dtype).reshape(shape).movedim(dim, -1)
+        if aligned.device.type == "cpu" and aligned.numel():
+            least, most = (float(bound) for bound in aligned.detach().aminmax())
+            _check_alpha(least, most)
+        return _finish(_entmax(working, aligned, allowed), along, scores.dtype)
+    alpha = float(alpha)
+    if not 1 <= alpha <= 2:
+        raise ValueError(f"alpha must be in [1, 2], got {alpha}")
+    weights = _softmax(working, allowed) if alpha == 1 else _entmax(working, alpha, allowed)
+    return _finish(weights, along, scores.dtype)
+
+
+def _check_alpha(least: float, most: float) -> None:
+    # NaN passes: it shows up as a NaN loss, which the caller knows how to report
+    if least < 1 - ALPHA_SLACK or most > 2 + ALPHA_SLACK:
+        raise ValueError(f"alpha must be in [1, 2], got values from {least} to {most}")
+
+
+def _prepare(scores: Tensor, dim: int, mask: Tensor | None) -> tuple[Tensor, int, Tensor | None]:
+    """Scores in working precision and mask, both with the normalised axis last; and that axis."""
+    if not scores.is_floating_point():
+        raise TypeError(f"scores must be floating-point, got {scores.dtype}")
+    working = scores if scores.dtype is torch.float64 else scores.float()
+    if mask is not None:
+        if mask.dtype is not torch.bool:
+            raise TypeError(f"mask must be bool with True = may attend, got {mask.dtype}")
+        mask = mask.reshape((1,) * (scores.dim() - mask.dim()) + tuple(mask.shape))
+        mask = mask.movedim(dim, -1)
+    return working.movedim(dim, -1), dim, mask
+
+
+def _finish(weights: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
+    return weights.movedim(-1, dim).to(dtype)
+
+
+# The solver looks at its numbers to know when to stop, which a compiled graph cannot hold: under
+# torch.compile the graph breaks here and these run as they stand.
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _entmax(scores: Tensor, alpha: Tensor | float, mask: Tensor | None) -> Tensor:
+    weights: Tensor = EntmaxFunction.apply(scores, alpha, mask)  # type: ignore[no-untyped-call]
+    return weights
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
+    weights: Tensor = SoftmaxFunction.apply(scores, mask)  # type: ignore[no-untyped-call]
+    return weights

@@ -1,0 +1,51 @@
+"""Errors that a user can act on.
+
+Everything raised as a `HeadwiseError` is printed as one clear message without a traceback and
+ends the command with a non-zero exit code; any other exception is a defect of ours and keeps
+its traceback.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class HeadwiseError(Exception):
+    """A problem the user can mend; the message says what is wrong and what to do instead."""
+
+
+class ConfigError(HeadwiseError):
+    """A configuration key or value that is not allowed."""
+
+
+class DataError(HeadwiseError):
+    """A corpus that is missing, misaligned, empty or not readable as UTF-8."""
+
+
+class CheckpointError(HeadwiseError):
+    """A checkpoint that is truncated, foreign, or belongs to another model."""
+
+
+class RunError(HeadwiseError):
+    """A run folder that cannot be used as asked (locked, other settings, not finished)."""
+
+
+def nearest(word: str, options: Iterable[str]) -> str | None:
+    """The option most like `word`, or None when none is close."""
+    close = difflib.get_close_matches(word, list(options), n=1, cutoff=0.5)
+    return close[0] if close else None
+
+
+def refuse(key: str, value: object, options: Iterable[str]) -> ConfigError:
+    """The error for a `value` of `key` outside of the finite set `options`."""
+    allowed = sorted(options)
+    hint = nearest(str(value), allowed)
+    meant = f" Did you mean {hint}?" if hint else ""
+    return ConfigError(f"{key} must be one of {', '.join(allowed)}; got {value!r}.{meant}")
+
+
+def require(condition: bool, key: str, allowed: str, value: object) -> None:
+    """Raise a `ConfigError` naming key, value and what is allowed unless `condition` holds."""
+    if not condition:
+        raise ConfigError(f"{key} must be {allowed}, got {value!r}")

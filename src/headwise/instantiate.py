@@ -1,0 +1,128 @@
+"""The only caller of Hydra's `instantiate`.
+
+A yaml node names its class with `_target_`. Only classes below `headwise.`, `torch.optim.` and
+the packages that the user trusts by name in `HEADWISE_PLUGINS` (comma-separated) are made: a run
+folder got from a stranger must not be able to call anything else. Wrong keys and wrong types are
+refused here, once for every variant, from the constructor's own signature.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+from omegaconf import DictConfig, ListConfig, OmegaConf
+
+from headwise.errors import ConfigError, nearest
+
+ALLOWED_PREFIXES = ("headwise.", "torch.optim.")
+_SIMPLE = (bool, int, float, str)
+
+
+def as_container(node: Any) -> Any:
+    """Plain dicts and lists, interpolations resolved."""
+    if isinstance(node, (DictConfig, ListConfig)):
+        return OmegaConf.to_container(node, resolve=True, throw_on_missing=True)
+    return node
+
+
+def target_class(node: Any, key: str) -> Any:
+    """The class or function that `node._target_` names; refused outside the trusted packages."""
+    container = as_container(node)
+    target = container.get("_target_") if isinstance(container, Mapping) else None
+    if not isinstance(target, str):
+        raise ConfigError(f"{key} must be a mapping with a _target_, got {container!r}")
+    plugins = tuple(f"{p.strip()}." for p in os.environ.get("HEADWISE_PLUGINS", "").split(",") if p)
+    if not target.startswith(ALLOWED_PREFIXES + plugins):
+        raise ConfigError(
+            f"{key}._target_ must lie under headwise or torch.optim, got {target!r}. "
+            "Name packages of your own in HEADWISE_PLUGINS=package1,package2."
+        )
+    from hydra.utils import get_object
+
+    try:
+        return get_object(target)
+    except Exception as error:  # Hydra wraps every import failure in its own exceptions
+        raise ConfigError(f"{key}._target_ = {target!r} cannot be imported: {error}") from error
+
+
+def instantiate(node: Any, key: str, **runtime: Any) -> Any:
+    """Make the object that a config node describes.
+
+    Args:
+        node: mapping with `_target_` and the constructor's human choices.
+        key: where the node stands in the config; it starts every message.
+        runtime: arguments that code supplies (parameters of an optimizer, a head's place).
+
+    Raises:
+        ConfigError: unknown or missing argument, wrong type, or what the constructor refused.
+    """
+    from hydra.utils import instantiate as hydra_instantiate
+
+    container = as_container(node)
+    target = target_class(container, key)
+    settings = {k: v for k, v in container.items() if not k.startswith("_")}
+    _check_arguments(target, settings, set(runtime), key)
+    try:
+        return hydra_instantiate(
+            {"_target_": container["_target_"], "_convert_": "all", "_partial_": True, **settings}
+        )(**runtime)
+    except ConfigError as error:
+        raise ConfigError(f"{key}.{error}") from error
+    except (TypeError, ValueError) as error:
+        if container["_target_"].startswith("headwise."):
+            raise  # ours refuse with a ConfigError: this is a defect
+        raise ConfigError(f"{key} is refused by {container['_target_']}: {error}") from error
+
+
+def _check_arguments(target: Any, settings: dict[str, Any], runtime: set[str], key: str) -> None:
+    parameters = inspect.signature(target).parameters
+    allowed = [name for name in parameters if name not in runtime and name != "params"]
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    for name, value in settings.items():
+        if name in runtime:
+            raise ConfigError(f"{key}.{name} is supplied by code and cannot be set")
+        if name not in parameters and not takes_any:
+            close = nearest(name, allowed)
+            hint = f" Did you mean {close}?" if close else ""
+            raise ConfigError(f"{key}.{name} is not known; allowed: {', '.join(allowed)}.{hint}")
+        hint_type = _type_hints(target).get(name)
+        if hint_type is not None and not _fits(value, hint_type):
+            expected = getattr(hint_type, "__name__", str(hint_type))
+            raise ConfigError(f"{key}.{name} must be of type {expected}, got {value!r}")
+    for name, parameter in parameters.items():
+        required = parameter.default is parameter.empty and parameter.kind not in (
+            parameter.VAR_KEYWORD,
+            parameter.VAR_POSITIONAL,
+        )
+        if required and name not in settings and name not in runtime and name != "params":
+            raise ConfigError(f"{key}.{name} is missing")
+
+
+def _type_hints(target: Any) -> dict[str, Any]:
+    constructor = target.__init__ if inspect.isclass(target) else target
+    try:
+        return typing.get_type_hints(constructor)
+    except NameError:  # names imported for type checkers only: nothing to check against
+        return {}
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether `value` has one of the simple types in `hint`; other hints accept everything."""
+    origin = typing.get_origin(hint)
+    if origin in (typing.Union, types.UnionType):
+        return any(_fits(value, option) for option in typing.get_args(hint))
+    if hint is type(None):
+        return value is None
+    if hint is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    if hint in _SIMPLE:
+        return isinstance(value, hint)
+    # a class of which yaml can write no value, such as Tensor
+    return not (inspect.isclass(hint) and isinstance(value, _SIMPLE))

@@ -1,0 +1,8 @@
+"""Scores of translations: BLEU and chrF with signatures, and a hook for outside metrics."""
+
+from __future__ import annotations
+
+from headwise.metrics.bleu import Score, bleu_tokeniser, score_translations
+from headwise.metrics.external import check_commands, run_external
+
+__all__ = ["Score", "bleu_tokeniser", "check_commands", "run_external", "score_translations"]

@@ -1,0 +1,110 @@
+"""BLEU and chrF by sacreBLEU, each with its signature.
+
+BLEU (Papineni et al. 2002) is computed on detokenised text with sacreBLEU's own tokeniser (Post
+2018); the BLEU of Moses-tokenised text that older papers report stands beside it under a name of
+its own. chrF and chrF++ are Popović 2015 and 2017.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from collections.abc import Sequence
+from typing import Any, TypedDict
+
+from headwise.errors import DataError
+
+# written without spaces: Moses' rules find no words there, so no such score is given
+NO_MOSES_LANGUAGES = frozenset({"ja", "zh", "yue", "th", "km", "lo", "my"})
+
+logger = logging.getLogger(__name__)
+
+
+class Score(TypedDict):
+    """A value in percent and how it was computed."""
+
+    score: float
+    signature: str
+
+
+def score_translations(
+    hypotheses: Sequence[str], references: Sequence[str], target_language: str
+) -> dict[str, Score]:
+    """All corpus scores of a set of translations, as `results.json` holds them.
+
+    Args:
+        hypotheses, references: detokenised text, one sentence each, aligned.
+        target_language: code such as "en", "ja" or "zh-CN"; it chooses the tokenisers.
+
+    Returns:
+        "bleu", "bleu_tokenised" (absent for languages written without spaces), "chrf" and
+        "chrf++", each {"score": percent, "signature": text}.
+
+    Raises:
+        DataError: no sentences, or unequal numbers of them.
+    """
+    # sacreBLEU would cut the longer list silently
+    if len(hypotheses) != len(references) or not hypotheses:
+        raise DataError(
+            f"cannot score {len(hypotheses)} hypotheses against {len(references)} references: "
+            "the numbers of lines must be equal and not 0"
+        )
+    from sacrebleu.metrics.bleu import BLEU
+    from sacrebleu.metrics.chrf import CHRF
+
+    language = language_of(target_language)
+    scores = {
+        "bleu": _corpus_score(BLEU(tokenize=bleu_tokeniser(language)), hypotheses, references)
+    }
+    if language not in NO_MOSES_LANGUAGES:
+        scores["bleu_tokenised"] = _moses_bleu(hypotheses, references, language)
+    scores["chrf"] = _corpus_score(CHRF(), hypotheses, references)
+    scores["chrf++"] = _corpus_score(CHRF(word_order=2), hypotheses, references)
+    return scores
+
+
+def language_of(code: str) -> str:
+    """The language of a code with region or script: "zh-CN" and "zh_Hans" are "zh"."""
+    return code.replace("_", "-").split("-")[0].lower()
+
+
+def bleu_tokeniser(language: str) -> str:
+    """Which tokeniser of sacreBLEU suits a target language: 13a, zh, or for Japanese ja-mecab.
+
+    Without MeCab (`pip install 'sacrebleu[ja]'`) Japanese is scored on characters. The signature
+    says which it was (tok:ja-mecab-..., tok:char); the two are not comparable.
+    """
+    if language == "zh":
+        return "zh"
+    if language != "ja":
+        return "13a"
+    if importlib.util.find_spec("MeCab") and importlib.util.find_spec("ipadic"):
+        return "ja-mecab"
+    logger.warning(
+        "MeCab is not installed: Japanese BLEU is computed on characters (tok:char in its "
+        "signature). For words: pip install 'sacrebleu[ja]'"
+    )
+    return "char"
+
+
+def _corpus_score(metric: Any, hypotheses: Sequence[str], references: Sequence[str]) -> Score:
+    result = metric.corpus_score(list(hypotheses), [list(references)])
+    return {"score": float(result.score), "signature": str(metric.get_signature())}
+
+
+def _moses_bleu(hypotheses: Sequence[str], references: Sequence[str], language: str) -> Score:
+    """BLEU between Moses-tokenised texts, what multi-bleu.perl gives after tokenizer.perl."""
+    import sacremoses
+    from sacrebleu.metrics.bleu import BLEU
+
+    moses = sacremoses.MosesTokenizer(lang=language)
+
+    def tokenised(sentences: Sequence[str]) -> list[str]:
+        return [moses.tokenize(line, return_str=True, escape=False) for line in sentences]
+
+    # force: sacreBLEU warns of text that looks tokenised, which here is the intention
+    metric = BLEU(tokenize="none", force=True)
+    score = _corpus_score(metric, tokenised(hypotheses), tokenised(references))
+    name = f"tok:moses-{language}-sacremoses-{sacremoses.__version__}"
+    score["signature"] = score["signature"].replace("tok:none", name)
+    return score

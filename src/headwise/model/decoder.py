@@ -1,0 +1,121 @@
+"""The decoder stack and its cache."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from headwise.attention.base import Attention, Mask, Place
+from headwise.attention.cache import AttentionCache
+from headwise.model.blocks import NORM_EPSILON, FeedForward, Residual
+from headwise.model.encoder import MakeAttention
+from headwise.schema import ModelConfig
+
+
+class DecoderCache:
+    """What decoding the next token needs of the prefix: per layer, self and cross."""
+
+    def __init__(self, layers: list[tuple[AttentionCache, AttentionCache]]) -> None:
+        self.layers = layers
+        self.length = 0  # positions decoded so far
+
+    def reorder(self, rows_B: Tensor) -> None:
+        """Make row i of the batch what row `rows_B[i]` was."""
+        for self_cache, cross_cache in self.layers:
+            self_cache.reorder(rows_B)
+            cross_cache.reorder(rows_B)
+
+
+class DecoderLayer(nn.Module):
+    """Causal self-attention, cross-attention and feed-forward, each with its residual."""
+
+    def __init__(self, config: ModelConfig, layer: int, make_attention: MakeAttention) -> None:
+        super().__init__()
+        width, pre_norm = config.d_model, config.norm == "pre"
+        head_dim = width // config.n_heads
+        self.self_attention: Attention = make_attention(
+            Place("decoder_self", layer, config.n_heads, head_dim)
+        )
+        self.self_residual = Residual(width, pre_norm, config.dropout)
+        self.cross_attention: Attention = make_attention(
+            Place("cross", layer, config.n_heads, head_dim)
+        )
+        self.cross_residual = Residual(width, pre_norm, config.dropout)
+        self.feed_forward = FeedForward(
+            width, config.d_ff, config.activation, config.activation_dropout
+        )
+        self.feed_forward_residual = Residual(width, pre_norm, config.dropout)
+
+    def forward(
+        self,
+        states_BTD: Tensor,
+        memory_BSD: Tensor,
+        self_mask: Mask,
+        cross_mask: Mask,
+        cache: tuple[AttentionCache, AttentionCache] | None,
+        need_weights: bool,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """States (B, T, D) and, on request, self and cross weights (B, H, T, T or S)."""
+        self_cache, cross_cache = cache if cache is not None else (None, None)
+        read = self.self_residual.before(states_BTD)
+        own = self.self_attention(read, read, read, self_mask, self_cache, need_weights)
+        states_BTD = self.self_residual.after(states_BTD, own.context_BQD)
+        read = self.cross_residual.before(states_BTD)
+        cross = self.cross_attention(
+            read, memory_BSD, memory_BSD, cross_mask, cross_cache, need_weights
+        )
+        states_BTD = self.cross_residual.after(states_BTD, cross.context_BQD)
+        read = self.feed_forward_residual.before(states_BTD)
+        states_BTD = self.feed_forward_residual.after(states_BTD, self.feed_forward(read))
+        return states_BTD, own.weights_BHQK, cross.weights_BHQK
+
+
+class Decoder(nn.Module):
+    """A stack of layers; pre-norm ends in a normalisation of its own."""
+
+    def __init__(self, config: ModelConfig, make_attention: MakeAttention) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            DecoderLayer(config, layer, make_attention)
+            for layer in range(1, config.decoder_layers + 1)
+        )
+        pre_norm = config.norm == "pre"
+        self.norm = nn.LayerNorm(config.d_model, NORM_EPSILON) if pre_norm else nn.Identity()
+
+    def make_cache(self) -> DecoderCache:
+        """An empty cache."""
+        return DecoderCache(
+            [
+                (
+                    layer.self_attention.make_cache(static=False),
+                    layer.cross_attention.make_cache(static=True),
+                )
+                for layer in self.layers
+            ]
+        )
+
+    def forward(
+        self,
+        states_BTD: Tensor,
+        memory_BSD: Tensor,
+        memory_lengths_B: Tensor,
+        cache: DecoderCache | None = None,
+        need_weights: bool = False,
+    ) -> tuple[Tensor, list[Tensor | None], list[Tensor | None]]:
+        """States (B, T, D), self weights and cross weights per layer.
+
+        Padded target positions need no mask: they stand on the right, where no real query looks.
+        """
+        offset = cache.length if cache is not None else 0
+        self_mask = Mask(causal=True, query_offset=offset)
+        cross_mask = Mask(key_lengths_B=memory_lengths_B)
+        self_weights, cross_weights = [], []
+        for index, layer in enumerate(self.layers):
+            layer_cache = cache.layers[index] if cache is not None else None
+            states_BTD, own, cross = layer(
+                states_BTD, memory_BSD, self_mask, cross_mask, layer_cache, need_weights
+            )
+            self_weights.append(own)
+            cross_weights.append(cross)
+        if cache is not None:
+            cache.length += states_BTD.shape[1]
+        return self.norm(states_BTD), self_weights, cross_weights

@@ -1,0 +1,63 @@
+"""The encoder stack."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+
+from headwise.attention.base import Attention, Mask, Place
+from headwise.model.blocks import NORM_EPSILON, FeedForward, Residual
+from headwise.schema import ModelConfig
+
+MakeAttention = Callable[[Place], Attention]
+
+
+class EncoderLayer(nn.Module):
+    """Self-attention and feed-forward, each with its residual."""
+
+    def __init__(self, config: ModelConfig, layer: int, make_attention: MakeAttention) -> None:
+        super().__init__()
+        pre_norm = config.norm == "pre"
+        head_dim = config.d_model // config.n_heads
+        self.attention = make_attention(Place("encoder_self", layer, config.n_heads, head_dim))
+        self.attention_residual = Residual(config.d_model, pre_norm, config.dropout)
+        self.feed_forward = FeedForward(
+            config.d_model, config.d_ff, config.activation, config.activation_dropout
+        )
+        self.feed_forward_residual = Residual(config.d_model, pre_norm, config.dropout)
+
+    def forward(
+        self, states_BSD: Tensor, mask: Mask, need_weights: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """States (B, S, D) and, on request, weights (B, H, S, S)."""
+        read = self.attention_residual.before(states_BSD)
+        output = self.attention(read, read, read, mask, need_weights=need_weights)
+        states_BSD = self.attention_residual.after(states_BSD, output.context_BQD)
+        read = self.feed_forward_residual.before(states_BSD)
+        states_BSD = self.feed_forward_residual.after(states_BSD, self.feed_forward(read))
+        return states_BSD, output.weights_BHQK
+
+
+class Encoder(nn.Module):
+    """A stack of layers; pre-norm ends in a normalisation of its own."""
+
+    def __init__(self, config: ModelConfig, make_attention: MakeAttention) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            EncoderLayer(config, layer, make_attention)
+            for layer in range(1, config.encoder_layers + 1)
+        )
+        pre_norm = config.norm == "pre"
+        self.norm = nn.LayerNorm(config.d_model, NORM_EPSILON) if pre_norm else nn.Identity()
+
+    def forward(
+        self, states_BSD: Tensor, lengths_B: Tensor, need_weights: bool = False
+    ) -> tuple[Tensor, list[Tensor | None]]:
+        """States (B, S, D) and the weights per layer (None each unless asked for)."""
+        mask = Mask(key_lengths_B=lengths_B)
+        weights = []
+        for layer in self.layers:
+            states_BSD, layer_weights = layer(states_BSD, mask, need_weights)
+            weights.append(layer_weights)
+        return self.norm(states_BSD), weights

@@ -1,0 +1,176 @@
+"""The encoder-decoder Transformer (Vaswani et al. 2017), open at every attention site.
+
+Letters: B batch, S source length, T target length, D width, H heads, V target vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from headwise.attention.base import Attention
+from headwise.errors import refuse, require
+from headwise.model.blocks import ACTIVATIONS
+from headwise.model.decoder import Decoder, DecoderCache
+from headwise.model.embedding import Embedding
+from headwise.model.encoder import Encoder, MakeAttention
+from headwise.model.init import initialise
+from headwise.schema import ModelConfig
+
+NORMS = ("pre", "post")
+POSITIONS = ("sinusoidal", "learned")
+SHARING = ("all", "decoder", "none")
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What the decoder reads of the source: states (B, S, D) and real lengths (B,)."""
+
+    states_BSD: Tensor
+    lengths_B: Tensor
+    weights: list[Tensor | None] | None = None  # encoder self-attention per layer, on request
+
+    def index_select(self, rows_B: Tensor) -> Memory:
+        """Batch rows in the order given; rows may repeat."""
+        return Memory(self.states_BSD.index_select(0, rows_B), self.lengths_B[rows_B])
+
+
+@dataclass(frozen=True)
+class ModelOutput:
+    """Logits (B, T, V) and, on request, site -> weights (B, H, Q, K) of each layer."""
+
+    logits_BTV: Tensor
+    weights: dict[str, list[Tensor | None]] | None = None
+
+
+def check_model_config(config: ModelConfig) -> None:
+    """Refuse sizes and names that cannot be built, by key."""
+    for key in ("encoder_layers", "decoder_layers", "d_model", "n_heads", "d_ff", "max_positions"):
+        require(getattr(config, key) >= 1, f"model.{key}", "at least 1", getattr(config, key))
+    for key in ("dropout", "attention_dropout", "activation_dropout"):
+        rate = getattr(config, key)
+        require(0 <= rate < 1, f"model.{key}", "in [0, 1)", rate)
+    divides = config.d_model % config.n_heads == 0
+    require(divides, "model.n_heads", f"a divisor of model.d_model={config.d_model}", config.n_heads)
+    for key, options in (
+        ("norm", NORMS),
+        ("positions", POSITIONS),
+        ("share_embeddings", SHARING),
+        ("activation", tuple(ACTIVATIONS)),
+    ):
+        if getattr(config, key) not in options:
+            raise refuse(f"model.{key}", getattr(config, key), options)
+
+
+class Transformer(nn.Module):
+    """Source ids to target logits.
+
+    Args:
+        config: sizes and kinds.
+        source_vocab, target_vocab: numbers of pieces; equal sizes do not make them one table,
+            `joint_vocab` does.
+        make_attention: place -> attention module (see `headwise.attention.build`).
+        seed: of the initial weights.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        source_vocab: int,
+        target_vocab: int,
+        joint_vocab: bool,
+        make_attention: MakeAttention,
+        seed: int,
+    ) -> None:
+        super().__init__()
+        check_model_config(config)
+        if config.share_embeddings == "all" and not joint_vocab:
+            raise refuse("model.share_embeddings", "all", ("decoder", "none"))
+        source_table = nn.Embedding(source_vocab, config.d_model)
+        shared = config.share_embeddings == "all"
+        target_table = source_table if shared else nn.Embedding(target_vocab, config.d_model)
+        self.source_embedding = Embedding(
+            source_table, config.positions, config.max_positions, config.dropout
+        )
+        self.target_embedding = Embedding(
+            target_table, config.positions, config.max_positions, config.dropout
+        )
+        self.encoder = Encoder(config, make_attention)
+        self.decoder = Decoder(config, make_attention)
+        self.output = nn.Linear(config.d_model, target_vocab, bias=False)
+        initialise(self, seed)
+        if config.share_embeddings != "none":
+            self.output.weight = target_table.weight
+
+    def encode(
+        self, source_BS: Tensor, source_lengths_B: Tensor, need_weights: bool = False
+    ) -> Memory:
+        """Read the source; padding stands on the right."""
+        embedded = self.source_embedding(source_BS)
+        states_BSD, weights = self.encoder(embedded, source_lengths_B, need_weights)
+        return Memory(states_BSD, source_lengths_B, weights if need_weights else None)
+
+    def make_cache(self) -> DecoderCache:
+        """An empty cache for `decode`."""
+        return self.decoder.make_cache()
+
+    def decode(
+        self, target_in_BT: Tensor, memory: Memory, cache: DecoderCache | None = None
+    ) -> Tensor:
+        """Logits (B, T, V) of the token after each given one.
+
+        With a cache, `target_in_BT` holds only the positions that the cache has not seen.
+        """
+        states_BTD, _, _ = self._decode_states(target_in_BT, memory, cache, False)
+        logits: Tensor = self.output(states_BTD)
+        return logits
+
+    def _decode_states(
+        self, target_in_BT: Tensor, memory: Memory, cache: DecoderCache | None, need_weights: bool
+    ) -> tuple[Tensor, list[Tensor | None], list[Tensor | None]]:
+        offset = cache.length if cache is not None else 0
+        embedded = self.target_embedding(target_in_BT, offset)
+        states: tuple[Tensor, list[Tensor | None], list[Tensor | None]] = self.decoder(
+            embedded, memory.states_BSD, memory.lengths_B, cache, need_weights
+        )
+        return states
+
+    def forward(
+        self,
+        source_BS: Tensor,
+        source_lengths_B: Tensor,
+        target_in_BT: Tensor,
+        need_weights: bool = False,
+    ) -> ModelOutput:
+        """Teacher-forced logits, and the weights of every head on request, never averaged."""
+        memory = self.encode(source_BS, source_lengths_B, need_weights)
+        states_BTD, own, cross = self._decode_states(target_in_BT, memory, None, need_weights)
+        logits_BTV = self.output(states_BTD)
+        if not need_weights:
+            return ModelOutput(logits_BTV)
+        encoder_weights = memory.weights if memory.weights is not None else []
+        return ModelOutput(
+            logits_BTV, {"encoder_self": encoder_weights, "decoder_self": own, "cross": cross}
+        )
+
+    def attentions(self) -> Iterator[tuple[str, int, Attention]]:
+        """Every attention with its site and layer (from 1)."""
+        for index, layer in enumerate(self.encoder.layers, start=1):
+            yield "encoder_self", index, layer.attention  # type: ignore[misc]
+        for index, layer in enumerate(self.decoder.layers, start=1):
+            yield "decoder_self", index, layer.self_attention  # type: ignore[misc]
+        for index, layer in enumerate(self.decoder.layers, start=1):
+            yield "cross", index, layer.cross_attention  # type: ignore[misc]
+
+
+def n_parameters(model: nn.Module) -> int:
+    """Number of scalars, tied ones counted once."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Where the weights are."""
+    return next(model.parameters()).device

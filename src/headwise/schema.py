@@ -1,0 +1,231 @@
+"""The whole configuration as dataclasses.
+
+Values a person chooses live here and in `conf/`; runtime objects (devices, tensors, vocabulary
+sizes) never do. Plain groups are typed, so that a wrong key or type is refused when the config
+is composed. Groups whose yaml names a class with `_target_` (attention, pattern, loss,
+optimizer, scheduler) stay open: their constructors check their own arguments.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from omegaconf import MISSING
+
+SITES = ("encoder_self", "decoder_self", "cross")
+
+
+@dataclass
+class CleaningConfig:
+    """Rules for training pairs; validation and test sets are never cleaned.
+
+    A pair is dropped when a side is empty, when a limit is exceeded, or when the ratio of the
+    lengths (in `ratio_unit`) is above `max_ratio`. Limits of 0 are off.
+    """
+
+    max_words: int = 0  # white-space words, both sides
+    max_source_characters: int = 0
+    max_target_characters: int = 0
+    max_target_moses_tokens: int = 0  # the rule of KFTT's cleaned English side (40)
+    max_ratio: float = 0.0  # longer side / shorter side, in white-space words
+    normalise: list[str] = field(default_factory=list)  # e.g. [romanian_comma_below]
+
+
+@dataclass
+class DataConfig:
+    """A parallel corpus with named splits; see `headwise.data.corpus`."""
+
+    name: str = MISSING
+    source: str = MISSING  # language code of the input side
+    target: str = MISSING
+    dir: str | None = None  # a folder of local text; wins over every download
+    folder: str | None = None  # its name below $HEADWISE_DATA
+    files: dict[str, list[str]] = field(default_factory=dict)  # split -> file stems, first found
+    train: str = "train"  # which split is trained on
+    valid: str = "valid"
+    test: list[str] = field(default_factory=list)  # the sets scored at the end of a run
+    origins: list[Any] = field(default_factory=list)  # tried in order when no folder is given
+    cleaning: CleaningConfig = field(default_factory=CleaningConfig)
+    vocab_size: int = 32000  # suggested for a text of this size, as the two below
+    max_updates: int = 100_000
+    warmup_updates: int = 4000
+    max_train_pairs: int | None = None  # keep the first N pairs after cleaning
+    licence: str = MISSING
+    notes: str = ""
+
+
+@dataclass
+class TokenizerConfig:
+    """SentencePiece segmentation, trained on the training split only."""
+
+    kind: str = "bpe"  # bpe, unigram, char, byte
+    vocab_size: int = 32000
+    joint: bool = True  # one model for both languages
+    character_coverage: float = 1.0
+    byte_fallback: bool = False
+    dropout: float = 0.0  # BPE-dropout on training text; 0 is off
+    max_training_sentences: int = 2_000_000  # a seeded sample of a larger corpus
+    max_sentence_pieces: int = 250  # training pairs with a longer side are dropped
+
+
+@dataclass
+class ModelConfig:
+    """An encoder-decoder Transformer (Vaswani et al. 2017)."""
+
+    name: str = MISSING
+    encoder_layers: int = MISSING
+    decoder_layers: int = MISSING
+    d_model: int = MISSING
+    n_heads: int = MISSING
+    d_ff: int = MISSING
+    norm: str = "pre"  # pre or post
+    positions: str = "sinusoidal"  # sinusoidal or learned
+    max_positions: int = 1024
+    activation: str = "relu"  # relu, gelu, silu
+    share_embeddings: str = "all"  # all (source, target, output), output (target, output), none
+    dropout: float = 0.1
+    attention_dropout: float = 0.1
+    activation_dropout: float = 0.1  # inside the feed-forward block
+    lr: float = 7e-4  # peak learning rate suggested for this size
+
+
+@dataclass
+class TrainerConfig:
+    """The training loop."""
+
+    max_updates: int = 100_000
+    max_tokens: int = 4096  # padded tokens of the longer side of a batch, per rank
+    accumulate: int = 1  # batches an update
+    clip_norm: float = 0.0  # 0 is off
+    precision: str = "auto"  # fp32, bf16 (autocast), or auto: bf16 where it is native
+    device: str = "auto"  # auto, cpu, cuda
+    threads: int | None = None  # CPU threads of torch; null leaves its default
+    compile: bool = False
+    log_every: int = 50
+    validate_every: int = 1000
+    save_every: int = 1000
+    keep: int = 5  # numbered checkpoints kept beside best and last
+    monitor: str = "bleu"  # bleu or loss: what `best` and early stopping look at
+    patience: int = 0  # validations without improvement before stopping; 0 is off
+    average: int = 0  # average the last N numbered checkpoints at the end; 0 is off
+    valid_beam: int = 1  # of the translations at validations; decode.beam is for the end
+    valid_sentences: int = 1000  # translated at each validation; all are used for the loss
+    head_sentences: int = 200  # looked at for density and entropy at each validation
+    n_workers: int | None = None  # processes for encoding; null: the number of cores
+    progress: bool = True
+
+
+@dataclass
+class DecodeConfig:
+    """Search and scoring."""
+
+    method: str = "beam"  # beam or greedy
+    beam: int = 5
+    length_penalty: float = 1.0  # score / length^penalty
+    n_best: int = 1
+    max_length_ratio: float = 1.5  # hypothesis length limit: ratio * source + extra
+    max_length_extra: int = 50
+    max_tokens: int = 4096  # padded source tokens of a decoding batch, times the beam
+    external: dict[str, str] = field(default_factory=dict)  # metric name -> command
+
+
+@dataclass
+class TrackerConfig:
+    """Weights & Biases; the run folder's jsonl files are written whatever is chosen here."""
+
+    kind: str = "wandb"  # wandb or none
+    project: str = "headwise"
+    entity: str | None = None
+    mode: str | None = None  # online, offline, disabled; null: WANDB_MODE, then by a key's presence
+    tags: list[str] = field(default_factory=list)
+    group: str | None = None  # null: the sweep's name in a multirun
+    init_timeout: int = 20  # seconds before an online run falls back to offline
+
+
+@dataclass
+class PathsConfig:
+    """Folders."""
+
+    outputs: str = "outputs"
+    cache: str = MISSING  # encoded corpora, tokenizers, downloads
+
+
+@dataclass
+class SitesConfig:
+    """One entry a place where attention happens; null follows the common choice."""
+
+    encoder_self: Any = None
+    decoder_self: Any = None
+    cross: Any = None
+
+
+@dataclass
+class Config:
+    """What `conf/train.yaml` composes."""
+
+    attention: Any = MISSING
+    sites: SitesConfig = field(default_factory=SitesConfig)
+    pattern: Any = MISSING
+    pattern_sites: SitesConfig = field(default_factory=SitesConfig)
+    loss: Any = MISSING
+    data: DataConfig = field(default_factory=DataConfig)
+    tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    optimizer: Any = MISSING
+    scheduler: Any = MISSING
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    decode: DecodeConfig = field(default_factory=DecodeConfig)
+    tracker: TrackerConfig = field(default_factory=TrackerConfig)
+    paths: PathsConfig = field(default_factory=PathsConfig)
+    experiment_name: str = "default"  # the folder below outputs that holds the run
+    seed: int = 1
+    init_from: str | None = None  # another run whose weights are the start
+    dry_run: bool = False  # print parameters, memory and FLOPs, then stop
+
+
+@dataclass
+class EvaluateConfig:
+    """`scripts/evaluate.py`: score a run on named or own test sets."""
+
+    run: str = MISSING  # its folder
+    checkpoint: str = "auto"  # auto, best, last, average, update_<n>
+    device: str = "auto"
+    data: EvaluateDataConfig = field(default_factory=lambda: EvaluateDataConfig())
+    decode: dict[str, Any] = field(default_factory=dict)  # what differs from the run's own
+    name: str | None = None  # of the results' file; null: results-<checkpoint>
+    progress: bool = True
+
+
+@dataclass
+class EvaluateDataConfig:
+    """Which text to score on."""
+
+    test: list[str] = field(default_factory=list)  # names; empty: the run's own test sets
+    dir: str | None = None  # the corpus' folder, where it moved or is another
+    source_file: str | None = None  # own text, one sentence a line, with its reference_file
+    reference_file: str | None = None
+
+
+@dataclass
+class TranslateConfig:
+    """`scripts/translate.py`: translate a file, stdin, or line by line at a terminal."""
+
+    run: str = MISSING
+    checkpoint: str = "auto"
+    device: str = "auto"
+    input: str | None = None  # a file; null reads stdin
+    output: str | None = None  # a file; null writes to stdout
+    reference: str | None = None  # score these translations instead (forced decoding)
+    decode: dict[str, Any] = field(default_factory=dict)
+    progress: bool = True
+
+
+def register() -> None:
+    """Make the dataclasses known to Hydra as `schema`, `evaluate_schema`, `translate_schema`."""
+    from hydra.core.config_store import ConfigStore
+
+    store = ConfigStore.instance()
+    store.store("schema", Config)
+    store.store("evaluate_schema", EvaluateConfig)
+    store.store("translate_schema", TranslateConfig)

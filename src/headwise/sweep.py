@@ -1,0 +1,101 @@
+"""Several points in one command: what `-m` adds to single runs.
+
+Each point is a run of its own with its own folder, so that points already finished are not run
+again. The sweep keeps one json line a point in `<outputs>/sweeps/<name>.jsonl`, also when a
+launcher runs the points in other processes, and ends with a table.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from headwise.train.run import Outcome
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A multirun.
+
+    Attributes:
+        name: the same for the same command line; the group in W&B.
+        path: one json object a point.
+    """
+
+    name: str
+    path: Path
+
+    @classmethod
+    def of(cls, arguments: Sequence[str]) -> Sweep | None:
+        """The sweep that a command line asks for, or None for a single run."""
+        if not any(argument in ("-m", "--multirun") for argument in arguments):
+            return None
+        points = sorted(a for a in arguments if not a.startswith("-"))
+        digest = hashlib.sha256("\0".join(points).encode()).hexdigest()[:8]
+        outputs = [a.split("=", 1)[1] for a in points if a.startswith("paths.outputs=")]
+        name = f"sweep-{digest}"
+        return cls(name, Path(outputs[-1] if outputs else "outputs") / "sweeps" / f"{name}.jsonl")
+
+    def begin(self) -> None:
+        """Forget the points of an earlier call; finished ones report again at once."""
+        self.path.unlink(missing_ok=True)
+
+    def record(
+        self, overrides: Sequence[str], outcome: Outcome | None, error: Exception | None
+    ) -> None:
+        """Keep what a point came to."""
+        entry: dict[str, Any] = {"overrides": list(overrides)}
+        if outcome is not None and outcome.folder is not None:
+            entry["run"] = str(outcome.folder)
+            entry["scores"] = {
+                split: found["bleu"]["score"] for split, found in outcome.results["scores"].items()
+            }
+        if error is not None:
+            lines = str(error).splitlines()
+            entry["error"] = f"{type(error).__name__}: {lines[0] if lines else ''}"
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with open(self.path, "a", encoding="utf-8") as handle:
+            handle.write(json.dumps(entry, ensure_ascii=False) + "\n")
+
+    def points(self) -> list[dict[str, Any]]:
+        """What was recorded, in order."""
+        if not self.path.is_file():
+            return []
+        return [json.loads(line) for line in self.path.read_text(encoding="utf-8").splitlines()]
+
+    def summary(self) -> None:
+        """Print BLEU by point."""
+        points = self.points()
+        if points:
+            print(f"\n{self.name}: BLEU by point\n{score_table(points)}\n", file=sys.stdout)
+
+
+def score_table(points: Sequence[dict[str, Any]]) -> str:
+    """Points as rows: the overrides that differ between them, BLEU by split, or the error."""
+    common = set(points[0]["overrides"]).intersection(*(p["overrides"] for p in points))
+    splits = list(dict.fromkeys(s for p in points for s in p.get("scores", {})))
+    rows = [["point", *splits, ""]]
+    for point in points:
+        own = [o for o in point["overrides"] if o not in common] or point["overrides"]
+        scores = point.get("scores", {})
+        rows.append(
+            [
+                " ".join(own),
+                *(f"{scores[s]:.2f}" if s in scores else "-" for s in splits),
+                point.get("error", ""),
+            ]
+        )
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if i in (0, len(row) - 1) else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    )

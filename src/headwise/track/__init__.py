@@ -1,0 +1,17 @@
+"""Where a run is written down: its own files (the record) and views of it."""
+
+from __future__ import annotations
+
+from headwise.track.base import FanOut, NullTracker, Tracker
+from headwise.track.jsonl import JsonlWriter, read_jsonl
+from headwise.track.wandb_tracker import check_tracker, make_tracker
+
+__all__ = [
+    "FanOut",
+    "JsonlWriter",
+    "NullTracker",
+    "Tracker",
+    "check_tracker",
+    "make_tracker",
+    "read_jsonl",
+]

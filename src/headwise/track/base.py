@@ -1,0 +1,117 @@
+"""What every tracker offers, and the names under which it files things.
+
+Names: metrics are `split/name` (`valid/bleu`); α is `alpha/<site>/layer<i>/head<j>`; any other
+statistic of a head is `attention/<statistic>/<site>/layer<i>/head<j>`. Layers and heads count
+from 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Protocol
+
+HeadValues = Mapping[str, Sequence[Sequence[float | None]]]
+"""site -> one entry a layer -> one value a head; an empty layer has no such statistic."""
+
+
+class Tracker(Protocol):
+    """A view of a run. The record itself is the run folder; nothing reads a tracker back."""
+
+    def log(self, update: int, metrics: Mapping[str, float]) -> None:
+        """Scalars measured after `update` updates, named `split/name`."""
+
+    def log_heads(self, update: int, heads: Mapping[str, HeadValues]) -> None:
+        """Statistics of the heads: name of the statistic (`alpha`, `density`, ...) -> values."""
+
+    def log_table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        """A table of plain values, such as hypotheses beside their references."""
+
+    def log_image(self, name: str, path: Path) -> None:
+        """A raster image (png) that stands at `path`."""
+
+    def summary(self, values: Mapping[str, Any]) -> None:
+        """What the run is remembered by, such as its test scores."""
+
+    def finish(self, status: str) -> None:
+        """End the view; `finished` counts as success, any other status as failure."""
+
+
+class NullTracker:
+    """A tracker that keeps nothing."""
+
+    def log(self, update: int, metrics: Mapping[str, float]) -> None:
+        """Keep nothing."""
+
+    def log_heads(self, update: int, heads: Mapping[str, HeadValues]) -> None:
+        """Keep nothing."""
+
+    def log_table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        """Keep nothing."""
+
+    def log_image(self, name: str, path: Path) -> None:
+        """Keep nothing."""
+
+    def summary(self, values: Mapping[str, Any]) -> None:
+        """Keep nothing."""
+
+    def finish(self, status: str) -> None:
+        """Nothing to end."""
+
+
+class FanOut:
+    """Hands everything to several trackers, in order."""
+
+    def __init__(self, trackers: Sequence[Tracker]) -> None:
+        self.trackers = list(trackers)
+
+    def log(self, update: int, metrics: Mapping[str, float]) -> None:
+        """See `Tracker.log`."""
+        for tracker in self.trackers:
+            tracker.log(update, metrics)
+
+    def log_heads(self, update: int, heads: Mapping[str, HeadValues]) -> None:
+        """See `Tracker.log_heads`."""
+        for tracker in self.trackers:
+            tracker.log_heads(update, heads)
+
+    def log_table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        """See `Tracker.log_table`."""
+        for tracker in self.trackers:
+            tracker.log_table(name, columns, rows)
+
+    def log_image(self, name: str, path: Path) -> None:
+        """See `Tracker.log_image`."""
+        for tracker in self.trackers:
+            tracker.log_image(name, path)
+
+    def summary(self, values: Mapping[str, Any]) -> None:
+        """See `Tracker.summary`."""
+        for tracker in self.trackers:
+            tracker.summary(values)
+
+    def finish(self, status: str) -> None:
+        """End all of them, also when one fails to."""
+        with ExitStack() as stack:
+            for tracker in reversed(self.trackers):
+                stack.callback(tracker.finish, status)
+
+
+def head_name(statistic: str, site: str, layer: int, head: int) -> str:
+    """Name of one value of one head; layer and head from 1."""
+    prefix = "alpha" if statistic == "alpha" else f"attention/{statistic}"
+    return f"{prefix}/{site}/layer{layer}/head{head}"
+
+
+def head_metrics(heads: Mapping[str, HeadValues]) -> dict[str, float]:
+    """The statistics of `Tracker.log_heads` as named scalars, without the absent ones."""
+    return {
+        head_name(statistic, site, layer, head): float(value)
+        for statistic, sites in heads.items()
+        for site, layers in sites.items()
+        for layer, values in enumerate(layers, start=1)
+        for head, value in enumerate(values, start=1)
+        if value is not None and math.isfinite(value)
+    }

@@ -1,0 +1,306 @@
+"""Weights & Biases as a mirror of the run folder.
+
+Three promises: it never asks a question, never waits longer than it was told to, and never ends
+a training. Without a network or a key the same things are kept in the run folder, from where
+`wandb sync` uploads them later.
+
+A run that was resumed starts a second one of the same name and group: an offline run cannot be
+joined again, and nothing depends on it.
+"""
+
+from __future__ import annotations
+
+import configparser
+import logging
+import math
+import netrc
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from headwise.errors import refuse, require
+from headwise.schema import TrackerConfig
+from headwise.track.base import HeadValues, NullTracker, Tracker, head_metrics
+
+KINDS = ("wandb", "none")
+MODES = ("online", "offline", "disabled")
+DEFAULT_HOSTS = ("api.wandb.ai", "api.forge.coreweave.com")  # one service under two names
+FINISH_TIMEOUT_SECONDS = 60.0  # what is not uploaded by then waits for `wandb sync`
+HISTOGRAM_BINS = 64
+
+log = logging.getLogger(__name__)
+
+
+def check_tracker(config: TrackerConfig) -> None:
+    """Refuse settings that no tracker can be made of.
+
+    Raises:
+        ConfigError: naming the key and what it takes.
+    """
+    if config.kind not in KINDS:
+        raise refuse("tracker.kind", config.kind, KINDS)
+    if config.mode is not None and config.mode not in MODES:
+        raise refuse("tracker.mode", config.mode, MODES)
+    require(config.init_timeout > 0, "tracker.init_timeout", "> 0 seconds", config.init_timeout)
+    if config.kind == "wandb":
+        choose_mode(config.mode)
+
+
+def make_tracker(
+    config: TrackerConfig,
+    run_dir: Path,
+    name: str,
+    group: str | None,
+    container: Mapping[str, Any],
+) -> Tracker:
+    """The tracker that `config` asks for.
+
+    Args:
+        config: the group `tracker`; its own `group` wins over the argument.
+        run_dir: the run folder; offline data stand in its folder `wandb`.
+        name: name of the run.
+        group: the sweep's name, or None.
+        container: the resolved config as plain dicts, lists, strings and numbers.
+
+    Raises:
+        ConfigError: for a kind or mode that does not exist.
+    """
+    check_tracker(config)
+    mode = choose_mode(config.mode) if config.kind == "wandb" else "disabled"
+    if mode == "disabled":
+        return NullTracker()
+    try:
+        return WandbTracker(config, run_dir, name, group, container, mode)
+    except ImportError as error:
+        log.warning("W&B is off: %s; `pip install wandb`, or silence this by tracker=none", error)
+        return NullTracker()
+
+
+def choose_mode(mode: str | None, environ: Mapping[str, str] | None = None) -> str:
+    """online, offline or disabled: `mode`, else WANDB_MODE, else by the presence of a key.
+
+    The choice is never left to wandb, which without a key would ask on the terminal.
+    """
+    environ = os.environ if environ is None else environ
+    if mode is not None:
+        return mode
+    wanted = environ.get("WANDB_MODE", "").strip().lower()
+    wanted = {"dryrun": "offline", "run": "online"}.get(wanted, wanted)  # wandb's older words
+    if wanted and wanted not in MODES:
+        raise refuse("WANDB_MODE (environment)", wanted, MODES)
+    return wanted or ("online" if has_key(environ) else "offline")
+
+
+def has_key(environ: Mapping[str, str]) -> bool:
+    """Whether wandb would find credentials by itself: environment, netrc or settings file."""
+    if environ.get("WANDB_API_KEY") or environ.get("WANDB_IDENTITY_TOKEN_FILE"):
+        return True
+    settings = _settings_file(environ)
+    if settings.get("api_key"):
+        return True
+    url = environ.get("WANDB_BASE_URL") or settings.get("base_url")
+    host = urlsplit(url).netloc if url else ""
+    hosts = DEFAULT_HOSTS if not host or host in DEFAULT_HOSTS else (host,)
+    return any(_netrc_knows(path, hosts) for path in _netrc_paths(environ))
+
+
+class WandbTracker:
+    """Mirrors a run in W&B over an axis of our own, `update`.
+
+    Args:
+        config, run_dir, name, group, container: see `make_tracker`.
+        mode: online or offline. An online run that cannot start (no network, a key that is
+            refused) falls back to offline.
+
+    Raises:
+        ImportError: when wandb is not installed.
+    """
+
+    def __init__(
+        self,
+        config: TrackerConfig,
+        run_dir: Path,
+        name: str,
+        group: str | None,
+        container: Mapping[str, Any],
+        mode: str,
+    ) -> None:
+        import wandb
+
+        self._wandb: Any = wandb
+        self._errors = _wandb_errors()
+        self._is_on = True
+        self._arguments: dict[str, Any] = {
+            "project": config.project,
+            "entity": config.entity,
+            "name": name,
+            "group": config.group or group,
+            "tags": list(config.tags),
+            "config": dict(container),
+            "dir": str(run_dir),
+        }
+        self._settings: dict[str, Any] = {
+            "silent": True,
+            "console": "off",
+            "init_timeout": float(config.init_timeout),
+            "finish_timeout": FINISH_TIMEOUT_SECONDS,
+            "reinit": "create_new",  # a run that is not ours is neither joined nor ended
+            "disable_git": True,  # the run folder has its own environment.json
+            "disable_code": True,
+            "x_disable_stats": True,
+            "x_save_requirements": False,
+        }
+        self._run: Any = self._start(mode)
+
+    @property
+    def is_on(self) -> bool:
+        """False once W&B failed and was given up."""
+        return self._is_on
+
+    def log(self, update: int, metrics: Mapping[str, float]) -> None:
+        """See `Tracker.log`."""
+        self._send(lambda run: run.log({"update": update, **metrics}))
+
+    def log_heads(self, update: int, heads: Mapping[str, HeadValues]) -> None:
+        """See `Tracker.log_heads`; α also as one histogram a site, `alpha/<site>/histogram`."""
+        row: dict[str, Any] = {"update": update, **head_metrics(heads)}
+        row.update(self._alpha_histograms(heads.get("alpha", {})))
+        self._send(lambda run: run.log(row))
+
+    def log_table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        """See `Tracker.log_table`."""
+
+        def send(run: Any) -> None:
+            data = [list(row) for row in rows]
+            run.log({name: self._wandb.Table(columns=list(columns), data=data)})
+
+        self._send(send)
+
+    def log_image(self, name: str, path: Path) -> None:
+        """See `Tracker.log_image`."""
+        self._send(lambda run: run.log({name: self._wandb.Image(str(path))}))
+
+    def summary(self, values: Mapping[str, Any]) -> None:
+        """See `Tracker.summary`."""
+        self._send(lambda run: run.summary.update(dict(values)))
+
+    def finish(self, status: str) -> None:
+        """See `Tracker.finish`."""
+        self._send(lambda run: run.summary.update({"status": status}))
+        run, self._run = self._run, None
+        if run is None:
+            return
+        try:
+            run.finish(exit_code=0 if status == "finished" else 1)
+        except self._errors as error:
+            self._give_up(error)
+
+    def _start(self, mode: str) -> Any:
+        """The wandb run, or None when there can be none."""
+        try:
+            run = self._init(mode)
+        except self._init_errors() as error:
+            if mode != "online":
+                self._give_up(error)
+                return None
+            log.warning("W&B cannot be reached (%s); this run is kept offline", _first_line(error))
+            return self._start("offline")
+        if mode == "online":
+            log.info("W&B: %s", run.url)
+        else:
+            log.info("W&B: offline; `wandb sync %s` uploads it", Path(run.dir).parent)
+        return run
+
+    def _init(self, mode: str) -> Any:
+        wandb = self._wandb
+        with _nobody_at_the_keyboard():
+            settings = wandb.Settings(**self._settings)
+            run = wandb.init(mode=mode, settings=settings, **self._arguments)
+        run.define_metric("update")
+        run.define_metric("*", step_metric="update")
+        return run
+
+    def _init_errors(self) -> tuple[type[Exception], ...]:
+        # ValueError: a WANDB_ variable of the environment that wandb's settings refuse.
+        return (*self._errors, ValueError)
+
+    def _send(self, send: Callable[[Any], None]) -> None:
+        if self._run is None or not self._is_on:
+            return
+        try:
+            send(self._run)
+        except self._errors as error:
+            self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        if self._is_on:
+            log.warning("W&B is off from here on (%s); the run goes on", _first_line(error))
+        self._is_on = False
+
+    def _alpha_histograms(self, alphas: HeadValues) -> dict[str, Any]:
+        import numpy as np
+
+        histograms: dict[str, Any] = {}
+        for site, layers in alphas.items():
+            flat = [value for layer in layers for value in layer]
+            finite = [value for value in flat if value is not None and math.isfinite(value)]
+            if finite:
+                counts = np.histogram(finite, bins=HISTOGRAM_BINS, range=(1.0, max(2.0, *finite)))
+                histograms[f"alpha/{site}/histogram"] = self._wandb.Histogram(np_histogram=counts)
+        return histograms
+
+
+def _wandb_errors() -> tuple[type[Exception], ...]:
+    """What wandb raises when its service, the network or the disk fails."""
+    import wandb.errors
+    from wandb.sdk import mailbox
+
+    # OSError covers a service that died (ConnectionResetError), full disks and time-outs.
+    return (wandb.errors.Error, OSError, mailbox.MailboxClosedError, mailbox.HandleAbandonedError)
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+@contextmanager
+def _nobody_at_the_keyboard() -> Iterator[None]:
+    """Standard input that is no terminal: wandb then raises where it would ask and wait."""
+    keyboard = sys.stdin
+    with open(os.devnull) as nobody:
+        sys.stdin = nobody
+        try:
+            yield
+        finally:
+            sys.stdin = keyboard
+
+
+def _settings_file(environ: Mapping[str, str]) -> dict[str, str]:
+    """What `wandb login` and `wandb init` left in the user's settings file."""
+    folder = environ.get("WANDB_CONFIG_DIR") or os.path.expanduser("~/.config/wandb")
+    parser = configparser.ConfigParser(interpolation=None)
+    try:
+        parser.read(Path(folder).expanduser() / "settings", encoding="utf-8")
+        return dict(parser.items("default")) if parser.has_section("default") else {}
+    except (configparser.Error, OSError, UnicodeDecodeError):
+        return {}
+
+
+def _netrc_paths(environ: Mapping[str, str]) -> list[Path]:
+    if environ.get("NETRC"):
+        return [Path(environ["NETRC"]).expanduser()]
+    return [Path(os.path.expanduser(name)) for name in ("~/.netrc", "~/_netrc")]
+
+
+def _netrc_knows(path: Path, hosts: Sequence[str]) -> bool:
+    try:
+        entries = netrc.netrc(str(path))
+    except (netrc.NetrcParseError, OSError, UnicodeDecodeError):
+        return False
+    found = (entries.authenticators(host) for host in hosts)
+    return any(entry is not None and bool(entry[2]) for entry in found)

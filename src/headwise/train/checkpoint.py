@@ -1,0 +1,141 @@
+"""Checkpoints: tensors, numbers, strings, lists and dicts only, written all or not at all.
+
+A checkpoint holds nothing that depends on the clock, so that two runs which went the same way
+have the same bytes.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import pickle
+import re
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headwise.errors import CheckpointError, HeadwiseError
+
+FORMAT_VERSION = 1
+KIND = "headwise-checkpoint"
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary sibling that takes the place of `path` when the block ends well.
+
+    Raises:
+        HeadwiseError: the disk is full; what stood at `path` is untouched.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+        with open(temporary, "rb+") as handle:
+            os.fsync(handle.fileno())
+        os.replace(temporary, path)
+    except (OSError, RuntimeError) as error:
+        # torch reports a failed write as a RuntimeError of its zip writer
+        full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
+        if full or "write" in str(error) or "No space" in str(error):
+            raise HeadwiseError(
+                f"could not write {path}: {error}. Free some space and give the same command "
+                "again; what was saved before is intact."
+            ) from error
+        raise
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a small file all or not at all."""
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def save_checkpoint(path: Path, content: Mapping[str, Any]) -> None:
+    """Write `content` beside its kind and format version."""
+    payload = {"kind": KIND, "format": FORMAT_VERSION, **content}
+    with replacing(path) as temporary, open(temporary, "wb") as handle:
+        # a handle, not a path: torch writes the file's name into the archive
+        torch.save(payload, handle)
+
+
+def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
+    """Read a checkpoint of ours; nothing in it is executed.
+
+    Raises:
+        CheckpointError: missing, truncated, foreign, or of a format this version cannot read.
+    """
+    if not path.is_file():
+        raise CheckpointError(f"there is no checkpoint {path}")
+    try:
+        payload = torch.load(path, map_location=device, weights_only=True)
+    except (RuntimeError, EOFError, pickle.UnpicklingError, zipfile.BadZipFile, ValueError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise CheckpointError(
+            f"{path} is truncated, or no checkpoint of headwise ({reason}). "
+            "Use another of the folder, for example checkpoint=last."
+        ) from error
+    if not isinstance(payload, dict) or payload.get("kind") != KIND:
+        raise CheckpointError(f"{path} is no checkpoint of headwise")
+    if payload["format"] != FORMAT_VERSION:
+        raise CheckpointError(
+            f"{path} has format {payload['format']}; this version reads format {FORMAT_VERSION}"
+        )
+    return payload
+
+
+def load_weights(model: nn.Module, weights: Mapping[str, Tensor], origin: str) -> None:
+    """Fill `model`, or say which names and shapes differ."""
+    own = model.state_dict()
+    missing = sorted(set(own) - set(weights))
+    foreign = sorted(set(weights) - set(own))
+    shapes = [
+        f"{name}: {tuple(weights[name].shape)} there, {tuple(own[name].shape)} here"
+        for name in sorted(set(own) & set(weights))
+        if own[name].shape != weights[name].shape
+    ]
+    if missing or foreign or shapes:
+        parts = [
+            f"{title}: {', '.join(names[:3])}{' …' if len(names) > 3 else ''}"
+            for title, names in (
+                ("missing there", missing),
+                ("unknown here", foreign),
+                ("other sizes", shapes),
+            )
+            if names
+        ]
+        raise CheckpointError(f"{origin} belongs to another model ({'; '.join(parts)})")
+    model.load_state_dict(dict(weights))
+
+
+def numbered_checkpoints(folder: Path) -> list[Path]:
+    """`update_<n>.pt` in order of n."""
+    found = [
+        (int(match.group(1)), path)
+        for path in folder.glob("update_*.pt")
+        if (match := re.fullmatch(r"update_(\d+)\.pt", path.name))
+    ]
+    return [path for _, path in sorted(found)]
+
+
+def average_weights(paths: list[Path]) -> dict[str, Tensor]:
+    """Element-wise mean of the weights of several checkpoints, summed in float64.
+
+    Tied weights stay tied: equal tensors under two names have equal means.
+    """
+    if not paths:
+        raise CheckpointError("there are no numbered checkpoints to average")
+    total: dict[str, Tensor] = {}
+    kinds: dict[str, torch.dtype] = {}
+    for path in paths:
+        for name, value in load_checkpoint(path)["model"].items():
+            kinds[name] = value.dtype
+            added = value.double()
+            total[name] = total[name] + added if name in total else added
+    return {name: (value / len(paths)).to(kinds[name]) for name, value in total.items()}

@@ -1,0 +1,121 @@
+"""torch.distributed as `torchrun` sets it up; without it, everything here does nothing.
+
+Gradients are summed by one flat all-reduce after the last batch of an update, not by
+DistributedDataParallel: its buckets are rebuilt after the first step, so that with more than two
+ranks a resumed run would add in another order than one never stopped, and end in other bits.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from headwise.errors import ConfigError, refuse
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among the others of the run."""
+
+    rank: int
+    world_size: int
+    device: torch.device
+
+    @property
+    def is_main(self) -> bool:
+        """The rank that writes."""
+        return self.rank == 0
+
+    def sum_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        """Replace every gradient by its sum over the ranks (absent ones count as zero)."""
+        if self.world_size == 1:
+            return
+        trained = [p for p in parameters if p.requires_grad]
+        flat = torch.cat(
+            [(p.grad if p.grad is not None else torch.zeros_like(p)).flatten() for p in trained]
+        )
+        dist.all_reduce(flat)
+        for parameter, summed in zip(
+            trained, flat.split([p.numel() for p in trained]), strict=True
+        ):
+            parameter.grad = summed.view_as(parameter)
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Element-wise sum over the ranks."""
+        if self.world_size == 1:
+            return values
+        total = values.to(self.device).clone()
+        dist.all_reduce(total)
+        return total
+
+    def any(self, flag: bool) -> bool:
+        """Whether one rank says so; every rank gets the same answer."""
+        return bool(self.sum(torch.tensor(int(flag))).item()) if self.world_size > 1 else flag
+
+    def share(self, items: list[T]) -> list[T]:
+        """Every world_size-th item, from this rank's on."""
+        return items[self.rank :: self.world_size]
+
+    def gather(self, shares: list[T]) -> list[T]:
+        """The inverse of `share`, on every rank."""
+        if self.world_size == 1:
+            return shares
+        collected: list[list[T] | None] = [None] * self.world_size
+        dist.all_gather_object(collected, shares)
+        merged: list[T] = []
+        for position in range(sum(len(part or []) for part in collected)):
+            part = collected[position % self.world_size] or []
+            merged.append(part[position // self.world_size])
+        return merged
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        if self.world_size > 1:
+            dist.barrier()
+
+
+def choose_device(name: str, local_rank: int = 0) -> torch.device:
+    """`auto` takes the GPU of this rank where there is one."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda":
+        if not torch.cuda.is_available():
+            raise ConfigError("trainer.device=cuda, but no GPU is visible; use trainer.device=cpu")
+        return torch.device("cuda", local_rank)
+    if name == "cpu":
+        return torch.device("cpu")
+    raise refuse("trainer.device", name, ("auto", "cpu", "cuda"))
+
+
+def is_main_process() -> bool:
+    """Whether this process is rank 0, before or without a process group."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+@contextmanager
+def process_group(device_name: str) -> Iterator[Ranks]:
+    """Join the group that `torchrun` describes by environment variables, and leave it."""
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    device = choose_device(device_name, int(os.environ.get("LOCAL_RANK", "0")))
+    if world_size == 1:
+        yield Ranks(0, 1, device)
+        return
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    joined_here = not dist.is_initialized()  # the jobs of a multirun share one group
+    if joined_here:
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    try:
+        yield Ranks(dist.get_rank(), world_size, device)
+    finally:
+        if joined_here:
+            dist.destroy_process_group()

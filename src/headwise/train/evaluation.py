@@ -1,0 +1,132 @@
+"""Looking at a model: loss, translations and their scores, statistics of its heads."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from headwise.analysis.collect import head_statistics
+from headwise.data.batching import evaluation_batches
+from headwise.data.encoded import PreparedCorpus
+from headwise.data.store import EncodedSplit
+from headwise.decode.translator import Translation, Translator
+from headwise.metrics.bleu import score_translations
+from headwise.metrics.external import run_external
+from headwise.model.transformer import Transformer
+from headwise.schema import Config
+from headwise.train.checkpoint import write_text
+from headwise.train.distributed import Ranks
+from headwise.train.trainer import Validation
+
+
+class Validator:
+    """What the trainer asks for at a validation.
+
+    The loss is taken over the whole validation set; the first `trainer.valid_sentences` are
+    translated with a beam of `trainer.valid_beam`, the first `trainer.head_sentences` looked at
+    for the statistics of the heads. The ranks share the work.
+    """
+
+    def __init__(
+        self,
+        model: Transformer,
+        loss: nn.Module,
+        prepared: PreparedCorpus,
+        config: Config,
+        ranks: Ranks,
+    ) -> None:
+        self.model, self.loss, self.ranks = model, loss, ranks
+        self.config = config
+        self.batches = list(evaluation_batches(prepared.valid, config.trainer.max_tokens))
+        sources, references = prepared.corpus.read(config.data.valid)
+        n_translated = config.trainer.valid_sentences
+        self.sources, self.references = sources[:n_translated], references[:n_translated]
+        beam = config.trainer.valid_beam
+        method = "greedy" if beam == 1 else "beam"
+        search = replace(config.decode, method=method, beam=beam, n_best=1)
+        self.translator = Translator(model, prepared.tokenizers, search, ranks.device)
+        first = range(min(config.trainer.head_sentences, len(prepared.valid)))
+        looked_at = EncodedSplit.from_lists(
+            [prepared.valid.source[i].tolist() for i in first],
+            [prepared.valid.target[i].tolist() for i in first],
+        )
+        self.head_batches = list(evaluation_batches(looked_at, config.trainer.max_tokens))
+
+    def __call__(self) -> Validation:
+        """Measure the model as it is."""
+        metrics = self._losses()
+        if self.sources:
+            hypotheses = [t.text for t in self._translate()]
+            scores = score_translations(hypotheses, self.references, self.config.data.target)
+            metrics["valid/bleu"] = scores["bleu"]["score"]
+            metrics["valid/chrf"] = scores["chrf"]["score"]
+        heads = {}
+        if self.head_batches and self.ranks.is_main:
+            statistics = head_statistics(self.model, self.head_batches, self.ranks.device)
+            heads = {name: values for name, values in statistics.items() if values}
+        return Validation(metrics, heads)
+
+    def _losses(self) -> dict[str, float]:
+        sums = torch.zeros(3, dtype=torch.float64, device=self.ranks.device)
+        for batch in self.ranks.share(self.batches):
+            batch = batch.to(self.ranks.device)
+            output = self.model(batch.source_BS, batch.source_lengths_B, batch.target_in_BT)
+            found = self.loss(output.logits_BTV, batch.target_out_BT)
+            n_tokens = torch.tensor(batch.n_tokens, device=self.ranks.device)
+            sums += torch.stack((found.loss, found.nll, n_tokens)).double()
+        loss, nll, n_tokens_all = self.ranks.sum(sums).tolist()
+        nll /= n_tokens_all
+        return {
+            "valid/loss": loss / n_tokens_all,
+            "valid/nll": nll,
+            "valid/perplexity": math.exp(min(nll, 700.0)),
+        }
+
+    def _translate(self) -> list[Translation]:
+        return self.ranks.gather(self.translator.translate(self.ranks.share(self.sources)))
+
+
+def write_lines(path: Path, lines: Sequence[str]) -> None:
+    """One sentence a line; a line break inside of one becomes a space, so that files align."""
+    write_text(path, "".join(" ".join(line.splitlines()) + "\n" for line in lines))
+
+
+def evaluate_texts(
+    translator: Translator,
+    sources: Sequence[str],
+    references: Sequence[str],
+    name: str,
+    folder: Path,
+    target_language: str,
+    external: dict[str, str],
+    ranks: Ranks,
+    progress: bool,
+) -> tuple[dict[str, Any], list[str]]:
+    """Translate, write `<name>.txt`, `.ref.txt` and `.src.txt` below `folder`, and score.
+
+    Returns:
+        The scores of a split as results.json holds them, and the hypotheses.
+    """
+    shown = progress and ranks.is_main
+    own = translator.translate(ranks.share(list(sources)), progress=shown)
+    hypotheses = [translation.text for translation in ranks.gather(own)]
+    scores: dict[str, Any] = score_translations(hypotheses, references, target_language)
+    if ranks.is_main:
+        folder.mkdir(parents=True, exist_ok=True)
+        paths = {
+            "hypotheses": folder / f"{name}.txt",
+            "references": folder / f"{name}.ref.txt",
+            "source": folder / f"{name}.src.txt",
+        }
+        write_lines(paths["hypotheses"], hypotheses)
+        write_lines(paths["references"], references)
+        write_lines(paths["source"], sources)
+        scores.update(run_external(external, paths))
+    return scores, hypotheses
+

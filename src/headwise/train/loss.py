@@ -1,0 +1,82 @@
+"""Training losses: sums over tokens, so that any number of batches adds up to one update."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from headwise.errors import require
+
+PAD = 0
+
+
+@dataclass(frozen=True)
+class LossSum:
+    """Sums over the real target tokens of a batch."""
+
+    loss: Tensor  # what is minimised, differentiable
+    nll: Tensor  # negative log-likelihood in nats, detached
+
+
+class CrossEntropy(nn.Module):
+    """Cross-entropy with uniform label smoothing (Szegedy et al. 2016; Vaswani et al. 2017).
+
+    With ε = `label_smoothing`, the target distribution is (1-ε)·one-hot + ε/V.
+    """
+
+    def __init__(self, label_smoothing: float = 0.1) -> None:
+        super().__init__()
+        require(0 <= label_smoothing < 1, "label_smoothing", "in [0, 1)", label_smoothing)
+        self.label_smoothing = label_smoothing
+
+    def forward(self, logits_BTV: Tensor, target_BT: Tensor) -> LossSum:
+        """Sum of the losses of all target tokens that are not padding."""
+        loss, nll = _SmoothedCrossEntropy.apply(
+            logits_BTV.flatten(0, -2), target_BT.flatten(), self.label_smoothing
+        )
+        return LossSum(loss, nll)
+
+
+class _SmoothedCrossEntropy(torch.autograd.Function):
+    """Over N rows of V logits; the exponentials of the forward pass become the gradient in place.
+
+    -log p_k = log(sum exp z) - z_k, so neither log-probabilities nor targets are ever spread out
+    over the vocabulary: of tensors of size N·V there is one beside the logits.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits_NV: Tensor, target_N: Tensor, smoothing: float
+    ) -> tuple[Tensor, Tensor]:
+        real_N = (target_N != PAD).float()
+        highest_N1 = logits_NV.amax(dim=-1, keepdim=True).float()
+        shifted_NV = logits_NV.float() - highest_N1
+        gold_N = shifted_NV.gather(-1, target_N[:, None]).squeeze(-1)
+        mean_N = shifted_NV.mean(dim=-1)
+        exponentials_NV = shifted_NV.exp_()
+        total_N = exponentials_NV.sum(dim=-1)
+        log_total_N = total_N.log()
+        nll = ((log_total_N - gold_N) * real_N).sum()
+        loss = (1 - smoothing) * nll + smoothing * ((log_total_N - mean_N) * real_N).sum()
+        ctx.save_for_backward(exponentials_NV, total_N, real_N, target_N)
+        ctx.smoothing, ctx.dtype = smoothing, logits_NV.dtype
+        ctx.mark_non_differentiable(nll)
+        return loss, nll
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, grad_loss: Tensor, _: Tensor) -> tuple[Tensor, None, None]:
+        """dL/dz = p - (1-ε)·one-hot - ε/V."""
+        exponentials_NV, total_N, real_N, target_N = ctx.saved_tensors
+        scale_N = real_N * grad_loss
+        n_classes = exponentials_NV.shape[-1]
+        grad_NV = exponentials_NV * (scale_N / total_N)[:, None]
+        if ctx.smoothing:
+            grad_NV -= (scale_N * (ctx.smoothing / n_classes))[:, None]
+        gold_N1 = (scale_N * (ctx.smoothing - 1))[:, None]
+        grad_NV.scatter_add_(-1, target_N[:, None], gold_N1)
+        return grad_NV.to(ctx.dtype), None, None

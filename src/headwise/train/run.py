@@ -1,0 +1,410 @@
+"""One run from its configuration to its results: the place where everything is put together.
+
+The same command again: a finished run says so, a begun one goes on where it was last saved.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+
+from headwise.analysis.collect import alphas
+from headwise.analysis.plots import alpha_table, plot_alpha, plot_curves
+from headwise.data.batching import BatchLoader
+from headwise.data.corpus import open_corpus
+from headwise.data.encoded import PreparedCorpus, prepare_corpus
+from headwise.data.epochs import EpochSplits
+from headwise.data.store import EncodedSplit
+from headwise.decode.hypothesis import check_decode_config
+from headwise.decode.translator import Translator
+from headwise.errors import HeadwiseError, RunError
+from headwise.instantiate import as_container, instantiate
+from headwise.model.build import build_model, check_model
+from headwise.model.transformer import Transformer
+from headwise.schema import Config
+from headwise.track.base import NullTracker, Tracker
+from headwise.track.wandb_tracker import check_tracker, make_tracker
+from headwise.train.budget import describe_budget
+from headwise.train.checkpoint import (
+    average_weights,
+    load_checkpoint,
+    load_weights,
+    numbered_checkpoints,
+    save_checkpoint,
+)
+from headwise.train.distributed import Ranks, choose_device, is_main_process, process_group
+from headwise.train.evaluation import Validator, evaluate_texts
+from headwise.train.interrupt import StopRequest, stop_request
+from headwise.train.loading import load_model
+from headwise.train.optim import build_optimizer
+from headwise.train.precision import keep_freed_memory, resolve_precision
+from headwise.train.records import Records
+from headwise.train.run_folder import RunFolder, fingerprint, git_commit, versions
+from headwise.train.seed import seed_everything
+from headwise.train.trainer import Trainer, check_trainer_config
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run came to.
+
+    Attributes:
+        folder: where it stands; None after a dry run.
+        results: content of results.json.
+    """
+
+    folder: Path | None
+    results: dict[str, Any]
+
+
+def typed(config: DictConfig) -> Config:
+    """The composed config as dataclasses."""
+    content = OmegaConf.to_object(config)
+    assert isinstance(content, Config)
+    return content
+
+
+def check(config: Config) -> None:
+    """Refuse whatever can be refused without reading data."""
+    check_trainer_config(config.trainer)
+    resolve_precision(config.trainer.precision, torch.device("cpu"))
+    check_decode_config(config.decode)
+    check_tracker(config.tracker)
+    check_model(config)
+    build_optimizer(config.optimizer, torch.nn.Linear(1, 1))
+    instantiate(config.scheduler, "scheduler")
+    instantiate(config.loss, "loss")
+    if config.init_from is not None:
+        RunFolder.existing(config.init_from)
+
+
+def train(config_node: DictConfig, overrides: list[str], group: str | None = None) -> Outcome:
+    """Train, or go on training, or say that it is done.
+
+    Args:
+        config_node: what Hydra composed.
+        overrides: the command line, for the folder's name and record.
+        group: name of the sweep, for the tracker.
+    """
+    config = typed(config_node)
+    check(config)
+    if config.dry_run:
+        print(describe_budget(config))
+        return Outcome(None, {})
+    if config.trainer.threads is not None:
+        torch.set_num_threads(config.trainer.threads)
+    keep_freed_memory()
+    # part of the fingerprint: on another machine `auto` may be another computation
+    device = choose_device(config.trainer.device)
+    config.trainer.precision = resolve_precision(config.trainer.precision, device)
+    container = as_container(config_node)
+    container["trainer"]["precision"] = config.trainer.precision
+    run_fingerprint = fingerprint(container)
+    folder = RunFolder.place(
+        Path(config.paths.outputs), config.experiment_name, overrides, run_fingerprint
+    )
+    with process_group(config.trainer.device) as ranks, _claimed(folder, ranks):
+        begun = (folder.checkpoints / "last.pt").is_file()
+        if folder.is_finished() and folder.read_results()["updates"] >= config.trainer.max_updates:
+            if ranks.is_main:
+                log.info("this run is finished: %s\n%s", folder.path, summary(folder))
+            return Outcome(folder.path, folder.read_results())
+        if begun:
+            folder.refuse_other_settings(container)
+        ranks.barrier()
+        if ranks.is_main:
+            (folder.path / "error.json").unlink(missing_ok=True)
+            folder.describe(container, overrides)
+            log.info("%s %s", "going on in" if begun else "training in", folder.path)
+        with _tracker(config, folder, ranks, group, container) as tracker:
+            return _Run(config, folder, ranks, tracker, run_fingerprint).to_the_end()
+
+
+@contextmanager
+def _claimed(folder: RunFolder, ranks: Ranks) -> Iterator[None]:
+    if ranks.is_main:
+        folder.make()
+        folder.lock()
+    ranks.barrier()
+    try:
+        yield
+    finally:
+        folder.unlock()
+
+
+@contextmanager
+def _tracker(
+    config: Config, folder: RunFolder, ranks: Ranks, group: str | None, container: dict[str, Any]
+) -> Iterator[Tracker]:
+    if not ranks.is_main:
+        yield NullTracker()
+        return
+    chosen_group = config.tracker.group or group
+    tracker = make_tracker(config.tracker, folder.path, folder.path.name, chosen_group, container)
+    status = "failed"
+    try:
+        yield tracker
+        status = "finished"
+    finally:
+        tracker.finish(status)
+
+
+class _Run:
+    """The steps of one run that begins or goes on."""
+
+    def __init__(
+        self,
+        config: Config,
+        folder: RunFolder,
+        ranks: Ranks,
+        tracker: Tracker,
+        run_fingerprint: str,
+    ) -> None:
+        self.config, self.folder, self.ranks = config, folder, ranks
+        self.tracker, self.fingerprint = tracker, run_fingerprint
+        self.records = Records(folder if ranks.is_main else None, tracker)
+
+    def to_the_end(self) -> Outcome:
+        """Prepare, train, score."""
+        prepared = self._prepare()
+        seed_everything(self.config.seed, "model")
+        model = self._model(prepared)
+        with stop_request() as stop:
+            trainer = self._trainer(model, prepared, stop)
+            trainer.run()
+        self.records.close()
+        results = self._finish(trainer, model, prepared)
+        return Outcome(self.folder.path, results)
+
+    def _prepare(self) -> PreparedCorpus:
+        config = self.config
+        cache = Path(config.paths.cache).expanduser()
+        corpus = open_corpus(config.data, cache)
+        # the first rank makes the cache, the others then find it
+        if not self.ranks.is_main:
+            self.ranks.barrier()
+        prepared = prepare_corpus(
+            corpus,
+            config.tokenizer,
+            cache,
+            n_workers=config.trainer.n_workers,
+            progress=config.trainer.progress and self.ranks.is_main,
+        )
+        if self.ranks.is_main:
+            self.ranks.barrier()
+            self._remember_data(prepared)
+        return prepared
+
+    def _remember_data(self, prepared: PreparedCorpus) -> None:
+        known = self.folder.path / "data.json"
+        if known.is_file():
+            before = json.loads(known.read_text(encoding="utf-8"))["fingerprint"]
+            if before != prepared.fingerprint:
+                raise RunError(
+                    f"the training text has changed since {self.folder.path} was begun; restore "
+                    "it, or set experiment_name=… for a new folder"
+                )
+            return
+        prepared.tokenizers.save(self.folder.path)
+        self.folder.write_json(
+            "data.json", {"fingerprint": prepared.fingerprint, **prepared.report}
+        )
+
+    def _model(self, prepared: PreparedCorpus) -> Transformer:
+        tokenizers = prepared.tokenizers
+        model = build_model(
+            self.config,
+            tokenizers.source.vocab_size,
+            tokenizers.target.vocab_size,
+            tokenizers.joint,
+        )
+        if self.config.init_from is not None:
+            origin = RunFolder.existing(self.config.init_from)
+            payload = load_checkpoint(origin.checkpoints / "best.pt")
+            load_weights(model, payload["model"], f"init_from={origin.path}")
+        return model.to(self.ranks.device)
+
+    def _trainer(self, model: Transformer, prepared: PreparedCorpus, stop: StopRequest) -> Trainer:
+        config, ranks = self.config, self.ranks
+        loss = instantiate(config.loss, "loss")
+        loader = BatchLoader(
+            self._training_split(prepared),
+            config.trainer.max_tokens,
+            config.seed,
+            ranks.rank,
+            ranks.world_size,
+        )
+        trainer = Trainer(
+            model=model,
+            loss=loss,
+            optimizer=build_optimizer(config.optimizer, model),
+            schedule=instantiate(config.scheduler, "scheduler"),
+            loader=loader,
+            config=config.trainer,
+            seed=config.seed,
+            folder=self.folder,
+            ranks=ranks,
+            records=self.records,
+            validate=Validator(model, loss, prepared, config, ranks),
+            alphas=lambda: alphas(model),
+            stop=stop,
+        )
+        last = self.folder.checkpoints / "last.pt"
+        if last.is_file():
+            trainer.restore(load_checkpoint(last, ranks.device))
+            trainer.seconds = self._seconds_before()
+        else:
+            # what a process left that died before its first checkpoint
+            self.records.rewind(0, 0)
+        return trainer
+
+    def _training_split(
+        self, prepared: PreparedCorpus
+    ) -> EncodedSplit | Callable[[int], EncodedSplit]:
+        config = self.config
+        if not config.tokenizer.dropout:
+            return prepared.train
+        return EpochSplits(
+            prepared,
+            config.tokenizer.dropout,
+            config.seed,
+            self.folder.path / "scratch",
+            n_workers=config.trainer.n_workers,
+            progress=config.trainer.progress and self.ranks.is_main,
+        )
+
+    def _seconds_before(self) -> float:
+        path = self.folder.checkpoints / "last.json"
+        if not path.is_file():
+            return 0.0
+        return float(json.loads(path.read_text(encoding="utf-8"))["train_seconds"])
+
+    def _finish(
+        self, trainer: Trainer, model: Transformer, prepared: PreparedCorpus
+    ) -> dict[str, Any]:
+        """Choose the weights, translate the test sets, write the results and the figures."""
+        config, folder = self.config, self.folder
+        if config.trainer.average and self.ranks.is_main:
+            recent = numbered_checkpoints(folder.checkpoints)[-config.trainer.average :]
+            save_checkpoint(folder.checkpoints / "average.pt", {"model": average_weights(recent)})
+        self.ranks.barrier()
+        load_model(model, folder, "auto")
+        translator = Translator(model, prepared.tokenizers, config.decode, self.ranks.device)
+        scores: dict[str, Any] = {}
+        for name in dict.fromkeys((config.data.valid, *prepared.corpus.config.test)):
+            sources, references = prepared.corpus.read(name)
+            scores[name], hypotheses = evaluate_texts(
+                translator,
+                sources,
+                references,
+                name,
+                folder.hypotheses,
+                config.data.target,
+                config.decode.external,
+                self.ranks,
+                config.trainer.progress,
+            )
+            rows = list(zip(sources, references, hypotheses, strict=True))[:100]
+            self.tracker.log_table(
+                f"hypotheses/{name}", ["source", "reference", "hypothesis"], rows
+            )
+        results = self._results(trainer, model, scores)
+        if self.ranks.is_main:
+            folder.write_json("results.json", results)
+            draw(folder, self.tracker)
+            self.tracker.summary(
+                {f"{s}/bleu": found["bleu"]["score"] for s, found in scores.items()}
+            )
+            log.info("%s", summary(folder))
+        self.ranks.barrier()
+        return results
+
+    def _results(
+        self, trainer: Trainer, model: Transformer, scores: dict[str, Any]
+    ) -> dict[str, Any]:
+        state = trainer.state
+        return {
+            "scores": scores,
+            "alpha": alphas(model),
+            "fingerprint": self.fingerprint,
+            "seed": self.config.seed,
+            "updates": state.update,
+            "best_update": state.best_update,
+            "stopped_early": state.stopped_early,
+            "tokens": state.tokens,
+            "wall_seconds": round(trainer.seconds, 3),
+            "tokens_per_second": round(state.tokens / max(trainer.seconds, 1e-9), 1),
+            "git": git_commit(),
+            "versions": versions(),
+            "finished_at": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "status": "finished",
+        }
+
+
+def draw(folder: RunFolder, tracker: Tracker) -> None:
+    """Make the figures of a run from its records."""
+    for plot, record, name in (
+        (plot_alpha, folder.heads, "alpha"),
+        (plot_curves, folder.metrics, "curves"),
+    ):
+        figure = plot(record, folder.figures / f"{name}.png")
+        if figure is not None:
+            tracker.log_image(f"figures/{name}", folder.figures / f"{name}.png")
+
+
+def summary(folder: RunFolder) -> str:
+    """Scores, α and where things are, for the terminal."""
+    results = folder.read_results()
+    lines = []
+    for split, scores in results["scores"].items():
+        for metric, found in scores.items():
+            lines.append(f"{split:>24}  {metric:<14} {found['score']:6.2f}  {found['signature']}")
+    if results["alpha"]:
+        lines += ["", alpha_table(results["alpha"])]
+    lines += [
+        "",
+        f"{results['updates']} updates, {results['tokens']} target tokens, "
+        f"{results['wall_seconds']:.0f} s of training, "
+        f"{results['tokens_per_second']:.0f} tokens/s",
+        f"run folder  {folder.path}",
+        f"figures     {folder.figures}",
+        f"translate   headwise translate run={folder.path}",
+    ]
+    return "\n".join(lines)
+
+
+def write_error(config_node: DictConfig, overrides: list[str], error: Exception) -> None:
+    """Leave `error.json` in the folder of a run that failed."""
+    import traceback
+
+    if not is_main_process():
+        return
+    container = as_container(config_node)
+    folder = RunFolder.place(
+        Path(container["paths"]["outputs"]),
+        container["experiment_name"],
+        overrides,
+        fingerprint(container),
+    )
+    folder.path.mkdir(parents=True, exist_ok=True)
+    known = isinstance(error, HeadwiseError)
+    folder.write_json(
+        "error.json",
+        {
+            "error": type(error).__name__,
+            "message": str(error),
+            "overrides": overrides,
+            "traceback": None if known else "".join(traceback.format_exception(error)),
+        },
+    )

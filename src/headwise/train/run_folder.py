@@ -1,0 +1,267 @@
+"""The folder of one run: the unit that every other command reads (design: a run explains itself)."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import IO, Any
+
+from omegaconf import OmegaConf
+
+from headwise.errors import RunError, nearest
+from headwise.train.checkpoint import write_text
+
+# Keys that change where or how fast a run goes, or how much is told, but not what it computes.
+NOT_IN_FINGERPRINT = (
+    "paths",
+    "tracker",
+    "experiment_name",
+    "dry_run",
+    "decode.external",
+    "data.dir",
+    "data.folder",
+    "data.files",
+    "data.origins",
+    "data.test",
+    "data.licence",
+    "data.notes",
+    # suggestions; what follows them is in the fingerprint itself
+    "data.vocab_size",
+    "data.max_updates",
+    "data.warmup_updates",
+    "model.lr",
+    "trainer.max_updates",
+    "trainer.device",
+    "trainer.threads",
+    "trainer.n_workers",
+    "trainer.log_every",
+    "trainer.save_every",
+    "trainer.progress",
+)
+PACKAGES = ("headwise", "torch", "hydra-core", "sentencepiece", "sacrebleu", "numpy")
+
+
+def comparable(container: Mapping[str, Any]) -> dict[str, Any]:
+    """Flat dotted keys of everything the fingerprint sees."""
+    flat: dict[str, Any] = {}
+
+    def walk(prefix: str, value: Any) -> None:
+        if any(prefix == key or prefix.startswith(f"{key}.") for key in NOT_IN_FINGERPRINT):
+            return
+        if isinstance(value, Mapping) and value:
+            for name, below in value.items():
+                walk(f"{prefix}.{name}" if prefix else str(name), below)
+        else:
+            flat[prefix] = value
+
+    walk("", container)
+    return flat
+
+
+def fingerprint(container: Mapping[str, Any]) -> str:
+    """Eight hexadecimal digits of the settings that decide a run's result."""
+    text = json.dumps(comparable(container), sort_keys=True, ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def slug(overrides: Iterable[str]) -> str:
+    """A folder name of the overrides: readable, without characters that shells or tools mind."""
+    kept = [
+        override
+        for override in overrides
+        if not any(
+            re.match(rf"\+*{re.escape(key)}[.=]", override)
+            for key in (*NOT_IN_FINGERPRINT, "experiment", "hydra")
+        )
+    ]
+    words = [re.sub(r"[^\w.-]+", "-", override).strip("-") for override in sorted(kept)]
+    return "_".join(word for word in words if word)[:100] or "run"
+
+
+class RunFolder:
+    """Paths and small files of one run.
+
+    Attributes:
+        path: the folder.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock: IO[str] | None = None
+
+    @classmethod
+    def place(
+        cls, outputs: Path, experiment: str, overrides: list[str], run_fingerprint: str
+    ) -> RunFolder:
+        """The folder of these settings: one that already has their fingerprint, or a new name."""
+        parent = outputs / experiment
+        known = sorted(parent.glob(f"*-{run_fingerprint}"))
+        return cls(known[0] if known else parent / f"{slug(overrides)}-{run_fingerprint}")
+
+    @classmethod
+    def existing(cls, path: str | Path) -> RunFolder:
+        """A folder that holds a run.
+
+        Raises:
+            RunError: it does not, with the nearest one that does.
+        """
+        folder = Path(path)
+        if (folder / "config.yaml").is_file():
+            return cls(folder)
+        found = [str(p.parent) for p in folder.parent.parent.glob("*/*/config.yaml")]
+        found += [str(p.parent) for p in folder.parent.glob("*/config.yaml")]
+        close = nearest(str(folder), found)
+        hint = f" Did you mean run={close}?" if close else ""
+        raise RunError(f"run={folder} holds no run (no config.yaml there).{hint}")
+
+    @property
+    def metrics(self) -> Path:
+        """The record of scalars, one json object a line."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def heads(self) -> Path:
+        """The record per head."""
+        return self.path / "heads.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of the checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def figures(self) -> Path:
+        """Folder of the figures."""
+        return self.path / "figures"
+
+    @property
+    def hypotheses(self) -> Path:
+        """Folder of the translations."""
+        return self.path / "hypotheses"
+
+    @property
+    def results(self) -> Path:
+        """The file of the final figures."""
+        return self.path / "results.json"
+
+    def make(self) -> None:
+        """Create the folder and those below it."""
+        for folder in (self.checkpoints, self.figures, self.hypotheses):
+            folder.mkdir(parents=True, exist_ok=True)
+
+    def lock(self) -> None:
+        """Claim the folder for this process until it ends.
+
+        Raises:
+            RunError: another process has it.
+        """
+        handle = open(self.path / ".lock", "a+")  # noqa: SIM115 - held until the process ends
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            handle.close()
+            raise RunError(
+                f"another process is training in {self.path}; wait for it or stop it"
+            ) from error
+        self._lock = handle
+
+    def unlock(self) -> None:
+        """Give the folder back."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def is_finished(self) -> bool:
+        """Whether the run's results are complete."""
+        return self.results.is_file() and self.read_results()["status"] == "finished"
+
+    def read_results(self) -> dict[str, Any]:
+        """Content of results.json."""
+        content: dict[str, Any] = json.loads(self.results.read_text(encoding="utf-8"))
+        return content
+
+    def read_config(self) -> dict[str, Any]:
+        """The resolved configuration."""
+        content = OmegaConf.to_container(OmegaConf.load(self.path / "config.yaml"))
+        if not isinstance(content, dict):
+            raise RunError(f"{self.path / 'config.yaml'} is no configuration of a run")
+        return {str(key): value for key, value in content.items()}
+
+    def write_json(self, name: str, content: Mapping[str, Any]) -> None:
+        """Write a small json file all or not at all."""
+        write_text(self.path / name, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+
+    def describe(self, container: Mapping[str, Any], overrides: list[str]) -> None:
+        """Write what the run is: config.yaml, overrides.yaml, environment.json."""
+        write_text(self.path / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(dict(container))))
+        write_text(self.path / "overrides.yaml", OmegaConf.to_yaml(OmegaConf.create(overrides)))
+        self.write_json("environment.json", environment())
+
+    def refuse_other_settings(self, container: Mapping[str, Any]) -> None:
+        """Raise a RunError showing the keys that differ from those the run was begun with."""
+        before, now = comparable(self.read_config()), comparable(container)
+        differing = [k for k in sorted({*before, *now}) if before.get(k) != now.get(k)]
+        if differing:
+            lines = [f"  {k}: {before.get(k)!r} then, {now.get(k)!r} now" for k in differing[:10]]
+            raise RunError(
+                f"{self.path} was begun with other settings:\n" + "\n".join(lines) + "\n"
+                "Set experiment_name=… for a new folder."
+            )
+
+
+def versions() -> dict[str, str]:
+    """Versions of what decides a run's numbers."""
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue  # a source tree that was never installed has no version
+    return found
+
+
+def git_commit() -> dict[str, Any] | None:
+    """Commit of the source tree and whether it was changed; None outside of a git checkout."""
+
+    def ask(*arguments: str) -> str | None:
+        try:
+            done = subprocess.run(
+                ["git", "-C", str(Path(__file__).parent), *arguments],
+                capture_output=True,
+                text=True,
+                timeout=10,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    commit = ask("rev-parse", "HEAD")
+    if not commit:
+        return None
+    return {"commit": commit, "changed": bool(ask("status", "--porcelain"))}
+
+
+def environment() -> dict[str, Any]:
+    """Command, versions and machine of this process."""
+    import torch
+
+    return {
+        "command": sys.argv,
+        "versions": versions(),
+        "git": git_commit(),
+        "platform": platform.platform(),
+        "cpus": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "world_size": int(os.environ.get("WORLD_SIZE", "1")),
+    }

@@ -1,0 +1,86 @@
+"""Learning rates as pure functions of the update number (from 1): nothing to save or restore."""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+from headwise.errors import require
+
+
+class Schedule(Protocol):
+    """Update number and the optimizer's own rate -> the rate to use."""
+
+    def rate(self, update: int, base_rate: float) -> float:
+        """The learning rate of one update (from 1)."""
+        ...
+
+
+def _warmup(update: int, warmup_updates: int) -> float:
+    return min(1.0, update / warmup_updates) if warmup_updates > 0 else 1.0
+
+
+class InverseSqrt:
+    """Linear warm-up to the base rate, then base · sqrt(warmup / update)."""
+
+    def __init__(self, warmup_updates: int) -> None:
+        require(warmup_updates >= 1, "warmup_updates", "at least 1", warmup_updates)
+        self.warmup_updates = warmup_updates
+
+    def rate(self, update: int, base_rate: float) -> float:
+        """See `Schedule`."""
+        decay = math.sqrt(self.warmup_updates / max(update, self.warmup_updates))
+        return base_rate * _warmup(update, self.warmup_updates) * decay
+
+
+class Noam:
+    """factor · D^-0.5 · min(update^-0.5, update · warmup^-1.5) (Vaswani et al. 2017, eq. 3)."""
+
+    def __init__(self, warmup_updates: int, d_model: int, factor: float = 2.0) -> None:
+        require(warmup_updates >= 1, "warmup_updates", "at least 1", warmup_updates)
+        require(factor > 0, "factor", "above 0", factor)
+        self.warmup_updates = warmup_updates
+        self.scale = factor * d_model**-0.5
+
+    def rate(self, update: int, base_rate: float) -> float:
+        """See `Schedule`; the base rate is not used."""
+        return self.scale * min(update**-0.5, update * self.warmup_updates**-1.5)
+
+
+class Cosine:
+    """Linear warm-up, then half a cosine down to `final_fraction` of the base rate."""
+
+    def __init__(
+        self, warmup_updates: int, total_updates: int, final_fraction: float = 0.0
+    ) -> None:
+        require(
+            0 <= warmup_updates < total_updates,
+            "warmup_updates",
+            f"in [0, total_updates={total_updates})",
+            warmup_updates,
+        )
+        require(0 <= final_fraction <= 1, "final_fraction", "in [0, 1]", final_fraction)
+        self.warmup_updates = warmup_updates
+        self.total_updates = total_updates
+        self.final_fraction = final_fraction
+
+    def rate(self, update: int, base_rate: float) -> float:
+        """See `Schedule`; after `total_updates` the final rate stays."""
+        if update <= self.warmup_updates:
+            return base_rate * _warmup(update, self.warmup_updates)
+        span = self.total_updates - self.warmup_updates
+        progress = min(1.0, (update - self.warmup_updates) / span)
+        height = 0.5 * (1 + math.cos(math.pi * progress))
+        return base_rate * (self.final_fraction + (1 - self.final_fraction) * height)
+
+
+class Constant:
+    """Linear warm-up, then the base rate."""
+
+    def __init__(self, warmup_updates: int = 0) -> None:
+        require(warmup_updates >= 0, "warmup_updates", "at least 0", warmup_updates)
+        self.warmup_updates = warmup_updates
+
+    def rate(self, update: int, base_rate: float) -> float:
+        """See `Schedule`."""
+        return base_rate * _warmup(update, self.warmup_updates)

@@ -1,0 +1,45 @@
+"""Where a run stands: everything beside weights and optimizer that the next update depends on."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass
+class TrainState:
+    """Plain numbers only; saved with every checkpoint.
+
+    Attributes:
+        update: updates done.
+        tokens: target tokens seen, over all ranks.
+        data: position of the batch loader.
+        metrics_lines, heads_lines: length of the records; resuming cuts them back to it.
+        window_loss, window_nll, window_tokens: sums since the last logged update.
+        best_score: of the monitored quantity; None before the first validation.
+        best_update: update of the best validation.
+        bad_validations: validations since then.
+        stopped_early: patience ran out.
+    """
+
+    update: int = 0
+    tokens: int = 0
+    data: dict[str, int] = field(default_factory=dict)
+    metrics_lines: int = 0
+    heads_lines: int = 0
+    window_loss: float = 0.0
+    window_nll: float = 0.0
+    window_tokens: int = 0
+    best_score: float | None = None
+    best_update: int = 0
+    bad_validations: int = 0
+    stopped_early: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, content: dict[str, Any]) -> TrainState:
+        """From a checkpoint."""
+        return cls(**content)

@@ -1,0 +1,313 @@
+"""The training loop.
+
+One update:
+
+    draw `accumulate` global batches; the number of their target tokens is known beforehand
+    seed the generators from (seed, update, rank)
+    for each batch: forward, summed loss / tokens of the whole update, backward
+    sum the gradients over the ranks, clip, step
+    log, validate, save: in this order, so that a checkpoint covers all that was written
+
+The loop knows no attention variant, no corpus and no metric: it is given callables.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from headwise.data.batching import Batch
+from headwise.errors import HeadwiseError, refuse, require
+from headwise.schema import TrainerConfig
+from headwise.train.checkpoint import numbered_checkpoints, save_checkpoint
+from headwise.train.distributed import Ranks
+from headwise.train.interrupt import Interrupted, StopRequest
+from headwise.train.loss import LossSum
+from headwise.train.optim import set_rate
+from headwise.train.precision import autocast
+from headwise.train.progress import Progress
+from headwise.train.records import Records
+from headwise.train.run_folder import RunFolder
+from headwise.train.schedule import Schedule
+from headwise.train.seed import seed_everything
+from headwise.train.state import TrainState
+
+MONITORS = ("bleu", "loss")
+SIGNAL_CHECK_EVERY = 10  # updates between the ranks' agreements on a stop
+
+
+class Loader(Protocol):
+    """An endless source of batches with an exact position."""
+
+    def __next__(self) -> Batch: ...
+
+    def state(self) -> dict[str, int]: ...
+
+    def restore(self, state: dict[str, int]) -> None: ...
+
+
+@dataclass(frozen=True)
+class Validation:
+    """What a validation found: scalars, and per-head statistics kind -> site -> layers -> heads."""
+
+    metrics: dict[str, float]
+    heads: dict[str, dict[str, list[list[float]]]]
+
+
+def check_trainer_config(config: TrainerConfig) -> None:
+    """Refuse values that no run can use, by key."""
+    for key in ("max_updates", "max_tokens", "accumulate", "log_every", "validate_every"):
+        require(getattr(config, key) >= 1, f"trainer.{key}", "at least 1", getattr(config, key))
+    require(config.save_every >= 1, "trainer.save_every", "at least 1", config.save_every)
+    for key in ("keep", "patience", "average", "clip_norm", "valid_sentences", "head_sentences"):
+        require(getattr(config, key) >= 0, f"trainer.{key}", "at least 0", getattr(config, key))
+    enough = config.average <= config.keep
+    allowed = f"at most trainer.keep={config.keep}"
+    require(enough, "trainer.average", allowed, config.average)
+    if config.monitor not in MONITORS:
+        raise refuse("trainer.monitor", config.monitor, MONITORS)
+
+
+class Trainer:
+    """Trains a model until its budget is spent, patience runs out or a signal comes.
+
+    Args:
+        model: the plain module; it is what checkpoints hold.
+        loss: (logits (B, T, V), targets (B, T)) -> sums.
+        optimizer, schedule: the step and its rate.
+        loader: batches of this rank.
+        config, seed: human choices.
+        folder: where to write.
+        ranks: this process among the others.
+        records: where scalars and head statistics go (rank 0 writes).
+        validate: looks at the model at a validation.
+        alphas: per-head α by site, or nothing for variants without.
+        stop: set by signals.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Callable[[Tensor, Tensor], LossSum],
+        optimizer: torch.optim.Optimizer,
+        schedule: Schedule,
+        loader: Loader,
+        config: TrainerConfig,
+        seed: int,
+        folder: RunFolder,
+        ranks: Ranks,
+        records: Records,
+        validate: Callable[[], Validation],
+        alphas: Callable[[], dict[str, list[list[float]]]],
+        stop: StopRequest,
+    ) -> None:
+        self.model = model
+        self.loss = loss
+        self.optimizer = optimizer
+        self.base_rate = float(optimizer.param_groups[0]["lr"])
+        self.schedule = schedule
+        self.loader = loader
+        self.config = config
+        self.seed = seed
+        self.folder = folder
+        self.ranks = ranks
+        self.records = records
+        self.validate = validate
+        self.alphas = alphas
+        self.stop = stop
+        self.state = TrainState()
+        self.seconds = 0.0  # of training, over all processes that worked on the run
+        self._saved_at = -1
+        # compiling wraps the module; checkpoints go on holding the plain one
+        self._forward: Callable[..., Any] = torch.compile(model) if config.compile else model
+        self._window = torch.zeros(2, dtype=torch.float64, device=ranks.device)
+
+    # -- saving and loading: mirror images, in the same order -----------------------------------
+
+    def checkpoint(self) -> dict[str, Any]:
+        """Everything the next update depends on."""
+        window = self.ranks.sum(self._window)
+        self.state.data = self.loader.state()
+        self.state.window_loss, self.state.window_nll = window.tolist()
+        self.state.metrics_lines, self.state.heads_lines = self.records.n_lines()
+        return {
+            "model": self.model.state_dict(),  # 1
+            "optimizer": self.optimizer.state_dict(),  # 2
+            "state": self.state.to_dict(),  # 3
+            "world_size": self.ranks.world_size,  # 4
+        }
+
+    def restore(self, payload: dict[str, Any]) -> None:
+        """Continue exactly where `checkpoint` was made."""
+        if payload["world_size"] != self.ranks.world_size:
+            raise HeadwiseError(
+                f"the run was begun with {payload['world_size']} ranks and cannot go on with "
+                f"{self.ranks.world_size}: its batches would differ. Use "
+                f"torchrun --nproc-per-node={payload['world_size']}."
+            )
+        self.model.load_state_dict(payload["model"])  # 1
+        self.optimizer.load_state_dict(payload["optimizer"])  # 2
+        self.state = TrainState.from_dict(payload["state"])  # 3
+        self.loader.restore(self.state.data)
+        # the sum over the ranks goes to one of them, the others start from nothing
+        if self.ranks.is_main:
+            self._window[0], self._window[1] = self.state.window_loss, self.state.window_nll
+        self.records.rewind(self.state.metrics_lines, self.state.heads_lines)
+        self._saved_at = self.state.update
+
+    # -- the loop ---------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Train to the end.
+
+        Raises:
+            Interrupted: a signal came; everything was saved.
+            HeadwiseError: the loss is not finite; what was saved before is intact.
+        """
+        config, state = self.config, self.state
+        progress = Progress(
+            state.update, config.max_updates, config.progress and self.ranks.is_main
+        )
+        with progress:
+            while state.update < config.max_updates and not state.stopped_early:
+                started = time.perf_counter()
+                n_tokens = self._update()
+                self.seconds += time.perf_counter() - started
+                progress.advance(n_tokens)
+                last = state.update == config.max_updates
+                if state.update % config.log_every == 0 or last:
+                    self._log(progress)
+                if state.update % config.validate_every == 0 or last:
+                    self._validate(progress)
+                if state.update % config.save_every == 0 or last or state.stopped_early:
+                    self.save(numbered=True)
+                self._leave_if_asked()
+
+    def _update(self) -> int:
+        """One optimizer step; returns the target tokens it saw over all ranks."""
+        state = self.state
+        batches = [next(self.loader) for _ in range(self.config.accumulate)]
+        n_tokens = sum(batch.global_tokens for batch in batches)
+        state.update += 1
+        seed_everything(self.seed, state.update, self.ranks.rank)
+        self.model.train()
+        for batch in batches:
+            if batch.n_tokens:
+                self._backward(batch, n_tokens)
+        self.ranks.sum_gradients(self.model.parameters())
+        if self.config.clip_norm:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip_norm)
+        set_rate(self.optimizer, self.schedule.rate(state.update, self.base_rate))
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        state.tokens += n_tokens
+        state.window_tokens += n_tokens
+        return n_tokens
+
+    def _backward(self, batch: Batch, n_update_tokens: int) -> None:
+        device = self.ranks.device
+        batch = batch.to(device)
+        with autocast(device, self.config.precision):
+            output = self._forward(batch.source_BS, batch.source_lengths_B, batch.target_in_BT)
+            sums = self.loss(output.logits_BTV, batch.target_out_BT)
+        (sums.loss / n_update_tokens).backward()
+        self._window += torch.stack((sums.loss.detach(), sums.nll)).double()
+
+    def _log(self, progress: Progress) -> None:
+        state = self.state
+        loss, nll = (self.ranks.sum(self._window) / max(state.window_tokens, 1)).tolist()
+        self._window.zero_()
+        state.window_tokens = 0
+        self._require_finite(loss)
+        speed = progress.tokens_per_second()
+        self.records.log(
+            state.update,
+            {
+                "train/loss": loss,
+                "train/nll": nll,
+                "train/rate": self.schedule.rate(state.update, self.base_rate),
+                "train/tokens": state.tokens,
+                "train/epoch": self.loader.state()["epoch"],
+                "time/tokens_per_second": speed,
+                "time/train_seconds": self.seconds,
+            },
+        )
+        alphas = self.alphas()
+        if alphas:
+            self.records.log_heads(state.update, {"alpha": alphas})
+        progress.show(loss=loss)
+
+    def _require_finite(self, loss: float) -> None:
+        if loss == loss and abs(loss) != float("inf"):
+            return
+        raise HeadwiseError(
+            f"the training loss is {loss} near update {self.state.update}. The last good state "
+            f"is kept in {self.folder.checkpoints}. Try a lower optimizer.lr, more "
+            "scheduler.warmup_updates, trainer.clip_norm=1, or trainer.precision=fp32."
+        )
+
+    def _validate(self, progress: Progress) -> None:
+        state = self.state
+        self.model.eval()
+        with torch.no_grad():
+            validation = self.validate()
+        self.records.log(state.update, validation.metrics)
+        if validation.heads:
+            self.records.log_heads(state.update, validation.heads)
+        progress.show(**{f"valid_{k.split('/')[1]}": v for k, v in validation.metrics.items()})
+        score = validation.metrics.get(f"valid/{self.config.monitor}")
+        if score is None:
+            raise HeadwiseError(
+                f"trainer.monitor={self.config.monitor}, but the validation measured only "
+                f"{', '.join(sorted(validation.metrics))}"
+            )
+        better = -score if self.config.monitor == "loss" else score
+        if state.best_score is None or better > state.best_score:
+            state.best_score, state.best_update, state.bad_validations = better, state.update, 0
+            if self.ranks.is_main:
+                save_checkpoint(
+                    self.folder.checkpoints / "best.pt", {"model": self.model.state_dict()}
+                )
+        else:
+            state.bad_validations += 1
+            patience = self.config.patience
+            state.stopped_early = bool(patience) and state.bad_validations >= patience
+
+    def save(self, numbered: bool) -> None:
+        """Write `last.pt`, and a numbered copy of the weights for averaging."""
+        if self._saved_at == self.state.update:
+            return
+        if not torch.isfinite(self._window).all():
+            self._require_finite(float("nan"))
+        content = self.checkpoint()
+        self.records.sync()
+        if self.ranks.is_main:
+            folder = self.folder.checkpoints
+            if numbered and self.config.keep:
+                name = f"update_{self.state.update:08d}.pt"
+                save_checkpoint(folder / name, {"model": content["model"]})
+            save_checkpoint(folder / "last.pt", content)
+            for old in numbered_checkpoints(folder)[: -self.config.keep or None]:
+                old.unlink()
+            self.folder.write_json(
+                "checkpoints/last.json",
+                {"update": self.state.update, "train_seconds": round(self.seconds, 3)},
+            )
+        self._saved_at = self.state.update
+
+    def _leave_if_asked(self) -> None:
+        if self.ranks.world_size > 1 and self.state.update % SIGNAL_CHECK_EVERY:
+            return
+        if not self.ranks.any(bool(self.stop)):
+            return
+        self.save(numbered=False)
+        raise Interrupted(
+            f"stopped at update {self.state.update}; everything is saved in {self.folder.path}. "
+            "Give the same command again to go on.",
+            self.stop.signal_number or 15,
+        )

@@ -1,0 +1,93 @@
+"""What holds for every test: one thread, no network, nothing written outside temporary folders."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import shutil
+import socket
+import sys
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+
+# Before any import that reads them; subprocesses that a test starts inherit them.
+_CACHE = tempfile.mkdtemp(prefix="headwise-tests-")
+os.environ.update(
+    HEADWISE_CACHE=os.path.join(_CACHE, "headwise"),
+    HF_HOME=os.path.join(_CACHE, "huggingface"),
+    HF_HUB_OFFLINE="1",
+    MPLBACKEND="Agg",
+    OMP_NUM_THREADS="1",
+    WANDB_MODE="disabled",
+)
+# gloo would else look up the machine's own name, which is not everywhere known to a resolver.
+os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+
+import pytest  # noqa: E402
+import torch  # noqa: E402
+
+torch.set_num_threads(1)
+
+
+def pytest_unconfigure() -> None:
+    shutil.rmtree(_CACHE, ignore_errors=True)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+class NetworkBlockedError(RuntimeError):
+    """A test reached for the network.
+
+    Not an OSError, which libraries take for a passing fault and retry or swallow.
+    """
+
+
+def _is_local(host: Any) -> bool:
+    """Whether `host` is this machine: loopback, its own name, or none (any interface)."""
+    if isinstance(host, bytes):
+        host = host.decode()
+    if host in (None, "", "localhost", socket.gethostname()):
+        return True
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return address.is_loopback or address.is_unspecified
+
+
+def _refuse_remote(host: Any) -> None:
+    if not _is_local(host):
+        raise NetworkBlockedError(f"tests run without a network, but this one reached for {host!r}")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_network() -> Iterator[None]:
+    """Refuse connections and name look-ups beyond this machine; gloo and workers need loopback."""
+    families = (socket.AF_INET, socket.AF_INET6)
+    real_getaddrinfo = socket.getaddrinfo
+
+    def guarded(real: Any) -> Any:
+        def call(sock: socket.socket, *args: Any) -> Any:
+            address = args[-1]  # connect(address), sendto(data, [flags,] address)
+            if sock.family in families and isinstance(address, tuple):
+                _refuse_remote(address[0])
+            return real(sock, *args)
+
+        return call
+
+    def getaddrinfo(host: Any, *args: Any, **kwargs: Any) -> Any:
+        _refuse_remote(host)
+        return real_getaddrinfo(host, *args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for method in ("connect", "connect_ex", "sendto"):
+            patch.setattr(socket.socket, method, guarded(getattr(socket.socket, method)))
+        patch.setattr(socket, "getaddrinfo", getaddrinfo)
+        yield

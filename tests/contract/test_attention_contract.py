@@ -1,0 +1,237 @@
+"""What every variant in `conf/attention/` must do, found by glob: none is named here.
+
+Letters: B batch, H heads, Q queries, K keys, D width.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from headwise.attention.base import Attention, Mask, Place
+from headwise.attention.build import AttentionFactory
+from headwise.config_dir import group_choices, group_node
+from headwise.instantiate import target_class
+from headwise.model.transformer import Transformer
+from headwise.schema import SITES, ModelConfig
+
+VARIANTS = group_choices("attention")
+B, H, E, Q, K = 3, 4, 8, 5, 7
+D = H * E
+NO_PATTERN = group_node("pattern", "none")
+MODEL = ModelConfig("contract", 2, 2, D, H, 2 * D)
+VOCABULARY = 11
+
+
+def supports(variant: str, site: str) -> bool:
+    return site not in target_class(group_node("attention", variant), "attention").unsupported_sites
+
+
+def build(variant: str, site: str, dropout: float = 0.0, layer: int = 1) -> Attention:
+    torch.manual_seed(0)
+    factory = site_factory(variant, site, dropout)
+    return factory(Place(site, layer, H, E)).eval()
+
+
+def site_factory(variant: str, site: str, dropout: float = 0.0) -> AttentionFactory:
+    """The variant at one site; softmax elsewhere, in case it cannot stand there."""
+    common = group_node("attention", "softmax")
+    own = {site: group_node("attention", variant)}
+    return AttentionFactory(common, NO_PATTERN, own, None, dropout)
+
+
+def states(length: int, seed: int, scale: float = 1.0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return scale * torch.randn(B, length, D, generator=generator)
+
+
+def cases() -> list[tuple[str, str]]:
+    return [(v, s) for v in VARIANTS for s in SITES if supports(v, s)]
+
+
+def make_model(variant: str) -> Transformer:
+    torch.manual_seed(0)
+    sites = {s: group_node("attention", variant) for s in SITES if supports(variant, s)}
+    factory = AttentionFactory(group_node("attention", "softmax"), NO_PATTERN, sites)
+    config = dataclasses.replace(MODEL, dropout=0.0, activation_dropout=0.0)
+    return Transformer(config, VOCABULARY, VOCABULARY, True, factory, seed=3)
+
+
+def inputs_of(site: str) -> tuple[torch.Tensor, torch.Tensor, Mask]:
+    query = states(Q, 1)
+    if site == "cross":
+        return query, states(K, 2), Mask(key_lengths_B=torch.tensor([K, 4, 1]))
+    if site == "decoder_self":
+        return query, query, Mask(causal=True)
+    return query, query, Mask(key_lengths_B=torch.tensor([Q, 3, 1]))
+
+
+@pytest.mark.parametrize(("variant", "site"), cases())
+def test_shapes_and_weights(variant: str, site: str) -> None:
+    attention = build(variant, site)
+    query, key, mask = inputs_of(site)
+    output = attention(query, key, key, mask, need_weights=True)
+    assert output.context_BQD.shape == (B, Q, D)
+    assert torch.isfinite(output.context_BQD).all()
+    weights = output.weights_BHQK
+    if weights is None:
+        return
+    assert weights.shape == (B, H, Q, key.shape[1])
+    allowed = mask.dense(Q, key.shape[1], query.device)
+    assert allowed is not None
+    assert (weights[~allowed.expand_as(weights)] == 0).all(), "weight on a key that is masked"
+    normaliser = getattr(attention, "normaliser", None)
+    if normaliser is not None and normaliser.is_distribution:
+        assert (weights >= 0).all()
+        torch.testing.assert_close(weights.sum(-1), torch.ones(B, H, Q))
+
+
+@pytest.mark.parametrize(("variant", "site"), cases())
+def test_weights_asked_for_do_not_change_the_context(variant: str, site: str) -> None:
+    attention = build(variant, site)
+    query, key, mask = inputs_of(site)
+    plain = attention(query, key, key, mask)
+    shown = attention(query, key, key, mask, need_weights=True)
+    assert plain.weights_BHQK is None
+    torch.testing.assert_close(plain.context_BQD, shown.context_BQD, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("variant", "site"), [c for c in cases() if c[1] in ("encoder_self", "cross")]
+)
+def test_padding_is_not_seen_and_more_of_it_changes_nothing(variant: str, site: str) -> None:
+    attention = build(variant, site)
+    query, lengths = states(Q, 1), torch.tensor([K, 4, 1])
+    key = states(K, 2)
+    if site == "encoder_self":
+        query = key
+    before = attention(query, key, key, Mask(key_lengths_B=lengths)).context_BQD
+    poisoned = torch.cat((key, states(3, 9, scale=50.0)), dim=1)
+    for row, length in enumerate(lengths.tolist()):
+        poisoned[row, length:] = 37.0
+    if site == "encoder_self":
+        after = attention(poisoned, poisoned, poisoned, Mask(key_lengths_B=lengths)).context_BQD
+        for row, length in enumerate(lengths.tolist()):
+            torch.testing.assert_close(
+                after[row, :length], before[row, :length], rtol=1e-5, atol=1e-5
+            )
+    else:
+        after = attention(query, poisoned, poisoned, Mask(key_lengths_B=lengths)).context_BQD
+        torch.testing.assert_close(after, before, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("variant", [v for v in VARIANTS if supports(v, "decoder_self")])
+def test_the_future_changes_nothing(variant: str) -> None:
+    attention = build(variant, "decoder_self")
+    query = states(Q, 1)
+    changed = query.clone()
+    changed[:, 3:] += 10.0
+    before = attention(query, query, query, Mask(causal=True)).context_BQD
+    after = attention(changed, changed, changed, Mask(causal=True)).context_BQD
+    torch.testing.assert_close(after[:, :3], before[:, :3], rtol=1e-5, atol=1e-5)
+    assert not torch.allclose(after[:, 3:], before[:, 3:])
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_cached_decoding_equals_uncached(variant: str) -> None:
+    model = make_model(variant).eval()
+    source, target = ids(Q, 1), ids(6, 2)
+    memory = model.encode(source, torch.tensor([Q, 4, 2]))
+    whole = model.decode(target, memory)
+    cache = model.make_cache()
+    steps = [model.decode(target[:, i : i + 1], memory, cache) for i in range(3)]
+    steps.append(model.decode(target[:, 3:], memory, cache))  # several positions at once
+    torch.testing.assert_close(torch.cat(steps, dim=1), whole, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_reordered_cache_goes_on_as_its_rows(variant: str) -> None:
+    model = make_model(variant).eval()
+    source, lengths, target = ids(Q, 1), torch.tensor([Q, 4, 2]), ids(4, 2)
+    rows = torch.tensor([2, 0, 0, 1])
+    memory = model.encode(source, lengths)
+    cache = model.make_cache()
+    model.decode(target[:, :3], memory, cache)
+    cache.reorder(rows)
+    step = model.decode(target[rows, 3:], memory.index_select(rows), cache)
+    whole = model.decode(target, memory)[rows, 3:]
+    torch.testing.assert_close(step, whole, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_parameter_gets_a_finite_gradient(variant: str, dtype: torch.dtype) -> None:
+    model = make_model(variant).train()
+    reduced = dtype is torch.bfloat16
+    with torch.autocast("cpu", dtype, enabled=reduced):
+        output = model(ids(Q, 1), torch.tensor([Q, 4, 2]), ids(6, 2))
+        loss = torch.nn.functional.cross_entropy(
+            output.logits_BTV.flatten(0, 1).float(), ids(6, 3).flatten()
+        )
+    assert torch.isfinite(loss)
+    loss.backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, f"{name} got no gradient"
+        assert torch.isfinite(parameter.grad).all(), f"{name} got a gradient that is not finite"
+        if not name.endswith("key.bias"):  # a constant added to all scores of a row does nothing
+            assert parameter.grad.abs().max() > 0, f"{name} got a gradient of zero"
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_state_saves_and_loads(variant: str) -> None:
+    model = make_model(variant).eval()
+    torch.manual_seed(99)
+    other = make_model(variant).eval()
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.add_(1.0)
+    other.load_state_dict(model.state_dict())
+    arguments = (ids(Q, 1), torch.tensor([Q, 4, 2]), ids(6, 2))
+    torch.testing.assert_close(
+        other(*arguments).logits_BTV, model(*arguments).logits_BTV, rtol=0, atol=0
+    )
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_places_share_nothing_unless_declared(variant: str) -> None:
+    node = group_node("attention", variant)
+    target = target_class(node, "attention")
+    share_key = getattr(target, "share_key", lambda place, settings: None)
+    seen: dict[int, str | None] = {}
+    for site, layer, attention in make_model(variant).attentions():
+        key = share_key(Place(site, layer, H, E), node) if supports(variant, site) else None
+        for parameter in attention.parameters():
+            owner = seen.setdefault(id(parameter), key)
+            assert owner == key
+            if key is None:
+                assert list(seen).count(id(parameter)) == 1
+    n_places = 2 * 3
+    smallest = 8 * n_places  # four weight matrices and biases a place, at the least
+    if all(share_key(Place(s, 1, H, E), node) is None for s in SITES):
+        assert len(seen) >= smallest
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_statistics_have_one_value_a_head(variant: str) -> None:
+    for _, _, attention in make_model(variant).attentions():
+        for name, values in attention.stats().items():
+            assert values.shape == (H,), name
+            assert torch.isfinite(values).all()
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_declared_limits_are_refused_with_alternatives(variant: str) -> None:
+    from headwise.errors import ConfigError
+
+    node = group_node("attention", variant)
+    for site, reason in target_class(node, "attention").unsupported_sites.items():
+        with pytest.raises(ConfigError, match=f"attention@sites.{site}=.*softmax") as refused:
+            AttentionFactory(group_node("attention", "softmax"), NO_PATTERN, {site: node})
+        assert reason in str(refused.value)
+
+
+def ids(length: int, seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(4, VOCABULARY, (B, length), generator=generator)

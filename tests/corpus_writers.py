@@ -1,0 +1,129 @@
+"""Writers of tiny corpora in the layouts of the real ones, with made-up text."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import tarfile
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from headwise.config_dir import config_dir
+from headwise.schema import DataConfig
+
+Pairs = Sequence[tuple[str, str]]
+
+
+def data_config(name: str, **changes: Any) -> DataConfig:
+    """`conf/data/<name>.yaml` as Hydra would compose it, with some keys changed."""
+    nodes: list[DictConfig] = []
+    while True:
+        node = OmegaConf.load(config_dir() / "data" / f"{name}.yaml")
+        assert isinstance(node, DictConfig)
+        defaults = node.pop("defaults", [])
+        nodes.insert(0, node)
+        if not defaults:
+            break
+        (name,) = [entry for entry in defaults if entry != "_self_"]
+    typed = OmegaConf.merge(OmegaConf.structured(DataConfig), *nodes)
+    return OmegaConf.merge(typed, changes)  # type: ignore[return-value]
+
+
+def sentences(source: str, target: str, n: int, tag: str = "") -> Pairs:
+    """`n` pairs of a few words, all different."""
+    words = [f"eins{i} zwei drei {tag}".strip() for i in range(n)]
+    return [(f"{source} {text}.", f"{target} {text}.") for text in words]
+
+
+def plain(lines: Sequence[str]) -> bytes:
+    return "".join(f"{line}\n" for line in lines).encode()
+
+
+def write_text(folder: Path, stem: str, languages: Sequence[str], pairs: Pairs, gz: bool) -> None:
+    for side, language in enumerate(languages):
+        data = plain([pair[side] for pair in pairs])
+        name = f"{stem}.{language}"
+        if gz:
+            (folder / f"{name}.gz").write_bytes(gzip.compress(data))
+        else:
+            (folder / name).write_bytes(data)
+
+
+def write_tar(path: Path, members: Mapping[str, bytes]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w:gz") as archive:
+        for name, data in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+
+
+def write_zip(path: Path, members: Mapping[str, bytes]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+
+
+def escaped(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def iwslt_tags(lines: Sequence[str]) -> bytes:
+    head = [
+        "<url>http://www.ted.com/talks/somebody</url>",
+        "<keywords>talks, test</keywords>",
+        "<speaker>Some Body</speaker>",
+        "<title>A title that is no sentence</title>",
+        "<description>TED Talk</description>",
+    ]
+    return plain([*head, *(f" {escaped(line)} " for line in lines), "<reviewer></reviewer>"])
+
+
+def iwslt_xml(lines: Sequence[str], language: str, talk: str = "7") -> bytes:
+    segments = [f'<seg id="{i}"> {escaped(line)} </seg>' for i, line in enumerate(lines, 1)]
+    return plain(
+        [
+            '<?xml version="1.0" encoding="UTF-8"?>',
+            "<mteval>",
+            f'<refset setid="iwslt2017-dev2010" srclang="german" trglang="{language}">',
+            f'<doc docid="{talk}" genre="lectures">',
+            "<title>A title that is no sentence</title>",
+            *segments,
+            "</doc>",
+            "</refset>",
+            "</mteval>",
+        ]
+    )
+
+
+def wmt_sgm(lines: Sequence[str], per_document: int = 2, reverse: bool = False) -> bytes:
+    """Segment ids start again in each document; `reverse` puts the documents in other order."""
+    documents = []
+    for first in range(0, len(lines), per_document):
+        body = [
+            f'<seg id="{i}">{escaped(line)}</seg>'
+            for i, line in enumerate(lines[first : first + per_document], 1)
+        ]
+        head = f'<DOC sysid="ref" docid="paper.{first}" genre="news" origlang="de">'
+        documents.append([head, "<p>", *body, "</p>", "</DOC>"])
+    if reverse:
+        documents.reverse()
+    inner = [line for document in documents for line in document]
+    return plain(['<srcset setid="newstest" srclang="any">', *inner, "</srcset>"])
+
+
+def write_parquet(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(list(rows)), path)
+
+
+def translations(languages: Sequence[str], pairs: Pairs) -> list[dict[str, dict[str, str]]]:
+    return [{"translation": dict(zip(languages, pair, strict=True))} for pair in pairs]

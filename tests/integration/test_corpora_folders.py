@@ -1,0 +1,229 @@
+"""Corpora opened from folders of text, through the shipped yaml files."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from corpus_writers import data_config, plain, sentences, translations, write_parquet, write_text
+from headwise.config_dir import group_choices
+from headwise.data.corpus import Corpus, open_corpus
+from headwise.errors import ConfigError, DataError
+from headwise.schema import DataConfig
+
+# name -> (languages as named in files, stems that the usual local folder has)
+FOLDERS = {
+    "multi30k": ("de", "en", ["train", "valid", "test_2016_flickr", "test_2017_flickr"]),
+    "iwslt17": ("de", "en", ["train", "valid_dev2010", "test_tst2013", "test_tst2014"]),
+    "kftt": ("ja", "en", ["train", "valid", "test", "tune"]),
+    "wmt16": ("ro", "en", ["train", "valid", "test_newstest2016"]),
+    "wmt14": ("en", "de", ["train", "valid_newstest2013", "test_newstest2014"]),
+}
+
+
+@pytest.fixture(autouse=True)
+def _no_shelf(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HEADWISE_DATA", raising=False)
+
+
+def _fill(folder: Path, name: str, gz: bool = True) -> None:
+    source, target, stems = FOLDERS[name]
+    folder.mkdir(parents=True, exist_ok=True)
+    for stem in stems:
+        write_text(folder, stem, (source, target), sentences(source, target, 4, stem), gz)
+
+
+def _open(tmp_path: Path, name: str, **changes: Any) -> Corpus:
+    return open_corpus(data_config(name, **changes), tmp_path / "cache")
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+@pytest.mark.parametrize("gz", [True, False])
+def test_local_folder_of_every_corpus(tmp_path: Path, name: str, gz: bool) -> None:
+    source, target, stems = FOLDERS[name]
+    _fill(tmp_path / "text", name, gz)
+    corpus = _open(tmp_path, name, dir=str(tmp_path / "text"))
+    assert list(corpus.train_pairs()) == sentences(source, target, 4, "train")
+    assert corpus.read("valid")[0][0] == sentences(source, target, 1, stems[1])[0][0]
+    for test in corpus.config.test:
+        assert len(corpus.read(test)[1]) == 4
+    assert corpus.report.as_dict()["kept"] == 4
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_shelf_of_corpora(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = data_config(name)
+    assert config.folder
+    _fill(tmp_path / "shelf" / config.folder, name)
+    monkeypatch.setenv("HEADWISE_DATA", str(tmp_path / "shelf"))
+    by_shelf = open_corpus(config, tmp_path / "cache")
+    by_folder = _open(tmp_path, name, dir=str(tmp_path / "shelf" / config.folder))
+    assert by_shelf.fingerprint() == by_folder.fingerprint()
+    # data.dir wins over the shelf.
+    _fill(tmp_path / "own", name, gz=False)
+    own = _open(tmp_path, name, dir=str(tmp_path / "own"))
+    assert own.fingerprint() != by_shelf.fingerprint()
+
+
+@pytest.mark.parametrize("ending", ["parquet", "jsonl", "tsv"])
+def test_own_text_as_one_table(tmp_path: Path, ending: str) -> None:
+    for stem in ("train", "dev", "test_a", "test_b"):
+        rows = translations(("fr", "eu"), sentences("fr", "eu", 3, stem))
+        path = tmp_path / f"{stem}.{ending}"
+        if ending == "parquet":
+            write_parquet(path, rows)
+        elif ending == "jsonl":
+            path.write_bytes(plain([json.dumps(row) for row in rows]))
+        else:
+            pairs = sentences("fr", "eu", 3, stem)
+            path.write_bytes(plain(["fr\teu", *("\t".join(pair) for pair in pairs)]))
+    corpus = _open(tmp_path, "files", dir=str(tmp_path), source="fr", target="eu")
+    assert corpus.config.test == ["test_a", "test_b"]  # discovered
+    assert list(corpus.pairs("valid")) == sentences("fr", "eu", 3, "dev")
+    assert corpus.read("test_b")[0][2].endswith("test_b.")
+
+
+def test_direction_turns_with_source_and_target(tmp_path: Path) -> None:
+    _fill(tmp_path / "text", "multi30k")
+    folder = str(tmp_path / "text")
+    forward = _open(tmp_path, "multi30k", dir=folder)
+    backward = _open(tmp_path, "multi30k", dir=folder, source="en", target="de")
+    assert [(t, s) for s, t in backward.pairs("valid")] == list(forward.pairs("valid"))
+    assert forward.fingerprint() != backward.fingerprint()
+
+
+def test_fingerprint_follows_text_rules_and_limit(tmp_path: Path) -> None:
+    _fill(tmp_path / "text", "multi30k", gz=False)
+    folder = str(tmp_path / "text")
+    seen = {_open(tmp_path, "multi30k", dir=folder).fingerprint()}
+    assert _open(tmp_path, "multi30k", dir=folder, test=[]).fingerprint() in seen
+    seen.add(_open(tmp_path, "multi30k", dir=folder, max_train_pairs=2).fingerprint())
+    seen.add(_open(tmp_path, "multi30k", dir=folder, cleaning={"max_words": 9}).fingerprint())
+    with (tmp_path / "text" / "train.de").open("a") as stream:
+        stream.write("noch ein Satz\n")
+    seen.add(_open(tmp_path, "multi30k", dir=folder).fingerprint())
+    assert len(seen) == 4
+
+
+def test_training_text_is_cleaned_and_tests_are_not(tmp_path: Path) -> None:
+    pairs = [("Aşa este.", "So it is."), (" ", "nothing"), ("a " * 81, "b " * 81), ("ţară", "land")]
+    for stem in ("train", "valid", "test_newstest2016"):
+        write_text(tmp_path, stem, ("ro", "en"), pairs, gz=True)
+    corpus = _open(tmp_path, "wmt16", dir=str(tmp_path))
+    assert list(corpus.train_pairs()) == [("Așa este.", "So it is."), ("țară", "land")]
+    assert corpus.report.dropped == {"empty": 1, "max_words": 1}
+    assert "kept 2 of 4 pairs (dropped: empty 1, max_words 1)" in str(corpus.report)
+    test = corpus.read("test_newstest2016")
+    assert len(test[0]) == 4
+    assert test[0][3] == "țară"
+
+
+def test_kftt_rule(tmp_path: Path) -> None:
+    pairs = [("寺", "A temple."), ("寺" * 57, "ok"), ("寺" * 58, "no"), ("寺", "a, " * 21)]
+    for stem in ("train", "valid", "test"):
+        write_text(tmp_path, stem, ("ja", "en"), pairs, gz=True)
+    corpus = _open(tmp_path, "kftt", dir=str(tmp_path))
+    assert [target for _, target in corpus.train_pairs()] == ["A temple.", "ok"]
+    assert corpus.report.dropped == {"max_source_characters": 1, "max_target_moses_tokens": 1}
+
+
+def test_max_train_pairs_counts_after_cleaning(tmp_path: Path) -> None:
+    write_text(tmp_path, "train", ("de", "en"), [("", "x"), *sentences("a", "b", 5)], gz=False)
+    write_text(tmp_path, "valid", ("de", "en"), sentences("a", "b", 1), gz=False)
+    config = {"dir": str(tmp_path), "source": "de", "target": "en", "max_train_pairs": 2}
+    corpus = _open(tmp_path, "files", **config)
+    for _ in range(2):  # a second pass counts anew
+        assert list(corpus.train_pairs()) == sentences("a", "b", 2)
+        assert corpus.report.as_dict() == {
+            "read": 3,
+            "kept": 2,
+            "dropped": {"empty": 1},
+            "truncated": True,
+        }
+
+
+def test_rules_that_leave_nothing_are_refused(tmp_path: Path) -> None:
+    _fill(tmp_path, "multi30k")
+    corpus = _open(tmp_path, "multi30k", dir=str(tmp_path), cleaning={"max_words": 1})
+    with pytest.raises(DataError, match=r"no training pair is left: kept 0 of 4.*max_words 4"):
+        list(corpus.train_pairs())
+
+
+def test_test_set_that_is_not_there_is_refused_by_name(tmp_path: Path) -> None:
+    _fill(tmp_path, "iwslt17")
+    with pytest.raises(DataError) as caught:
+        _open(tmp_path, "iwslt17", dir=str(tmp_path), test=["test_tst2017"])
+    assert "no split 'test_tst2017'" in str(caught.value)
+    assert "test_tst2013, test_tst2014" in str(caught.value)
+    corpus = _open(tmp_path, "iwslt17", dir=str(tmp_path))
+    with pytest.raises(DataError, match="Did you mean test_tst2014"):
+        corpus.pairs("test_tst20144")
+
+
+def test_missing_files_name_what_was_looked_for_and_the_nearest(tmp_path: Path) -> None:
+    write_text(tmp_path, "training", ("de", "en"), sentences("a", "b", 1), gz=False)
+    with pytest.raises(DataError) as caught:
+        _open(tmp_path, "multi30k", dir=str(tmp_path))
+    message = str(caught.value)
+    assert "looked for train.de, train.en" in message
+    assert "nearest file there: training.de" in message
+
+
+def test_missing_side_is_named(tmp_path: Path) -> None:
+    _fill(tmp_path, "multi30k")
+    (tmp_path / "train.en.gz").rename(tmp_path / "train.eng.gz")
+    with pytest.raises(DataError, match=r"its other side train\.en .*nearest.*train\.eng\.gz"):
+        _open(tmp_path, "multi30k", dir=str(tmp_path))
+
+
+def test_missing_folder_names_the_nearest(tmp_path: Path) -> None:
+    _fill(tmp_path / "multi30k_de_en", "multi30k")
+    with pytest.raises(DataError, match=r"does not exist\. Did you mean .*multi30k_de_en\?"):
+        _open(tmp_path, "multi30k", dir=str(tmp_path / "multi30k-de-en"))
+    with pytest.raises(DataError, match="must be a folder"):
+        _open(tmp_path, "multi30k", dir=str(tmp_path / "multi30k_de_en" / "train.de.gz"))
+
+
+def test_bad_settings_are_refused_before_reading(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"data\.source, data\.target must be given"):
+        _open(tmp_path, "files", dir=str(tmp_path))
+    languages = {"source": "de", "target": "en", "dir": str(tmp_path)}
+    with pytest.raises(ConfigError, match=r"data\.max_train_pairs must be null or at least 1"):
+        _open(tmp_path, "files", **languages, max_train_pairs=0)
+    with pytest.raises(ConfigError, match=r"max_words must be 0"):
+        _open(tmp_path, "files", **languages, cleaning={"max_words": -3})
+
+
+def test_own_text_without_a_folder_says_what_to_give(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"data\.dir=FOLDER that holds train\.fr, train\.eu"):
+        _open(tmp_path, "files", source="fr", target="eu")
+
+
+@pytest.mark.parametrize("name", group_choices("data"))
+def test_every_yaml_is_typed_and_documented(name: str) -> None:
+    config = data_config(name)
+    assert isinstance(OmegaConf.to_container(config), dict)
+    assert {field.name for field in dataclasses.fields(DataConfig)} == set(config)
+    assert config.licence
+    assert config.notes
+    assert set(config.test) <= set(config.files) or name == "builtin"
+    if name not in ("builtin", "files"):
+        assert config.folder
+        assert len(config.origins) >= 1
+
+
+def test_aliases_name_the_same_corpus() -> None:
+    assert data_config("wmt16") == data_config("wmt16_ro_en")
+    assert data_config("wmt14") == data_config("wmt14_en_de")
+
+
+def test_builtin_needs_nothing(tmp_path: Path) -> None:
+    corpus = _open(tmp_path, "builtin", max_train_pairs=5)
+    assert len(list(corpus.train_pairs())) == 5
+    assert corpus.read(corpus.config.test[0])[0]
+    assert corpus.fingerprint() == _open(tmp_path, "builtin", max_train_pairs=5).fingerprint()

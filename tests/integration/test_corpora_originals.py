@@ -1,0 +1,351 @@
+"""Corpora in the layouts in which they were published, through the shipped yaml files."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from corpus_writers import (
+    Pairs,
+    data_config,
+    iwslt_tags,
+    iwslt_xml,
+    plain,
+    sentences,
+    translations,
+    wmt_sgm,
+    write_parquet,
+    write_tar,
+    write_zip,
+)
+from headwise.data.corpus import Corpus, open_corpus
+from headwise.errors import DataError
+
+TRAIN = [*sentences("s", "t", 3, "train"), ("Tom & <Jerry>", "R&D")]
+VALID = sentences("s", "t", 5, "valid & <more>")
+TEST = sentences("s", "t", 5, "test")
+
+
+@pytest.fixture(autouse=True)
+def _no_shelf(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HEADWISE_DATA", raising=False)
+
+
+def _sides(pairs: Pairs, source: str, target: str) -> dict[str, list[str]]:
+    return {source: [s for s, _ in pairs], target: [t for _, t in pairs]}
+
+
+def _iwslt(write: Callable[..., None], path: Path) -> None:
+    members = {}
+    for code, lines in _sides(TRAIN, "de", "en").items():
+        members[f"de-en/train.tags.de-en.{code}"] = iwslt_tags(lines)
+    for year, pairs in {"dev2010": VALID, "tst2013": TEST, "tst2014": TEST[:2]}.items():
+        for code, lines in _sides(pairs, "de", "en").items():
+            members[f"de-en/IWSLT17.TED.{year}.de-en.{code}.xml"] = iwslt_xml(lines, code)
+    write(path, members)
+
+
+def _write_iwslt_zip(folder: Path) -> None:
+    _iwslt(write_zip, folder / "de-en.zip")
+
+
+def _write_iwslt_tgz(folder: Path) -> None:
+    _iwslt(write_tar, folder / "de-en.tgz")
+
+
+def _write_multi30k(folder: Path) -> None:
+    for stem, pairs in {
+        "train": TRAIN,
+        "val": VALID,
+        "test_2016_flickr": TEST,
+        "test_2017_flickr": TEST,
+    }.items():
+        for code, lines in _sides(pairs, "de", "en").items():
+            (folder / f"{stem}.{code}.gz").write_bytes(gzip.compress(plain(lines)))
+
+
+def _write_kftt(folder: Path) -> None:
+    members = {}
+    for kind, mark in (("orig", ""), ("tok", " .")):
+        for stem, pairs in {"train": TRAIN, "dev": VALID, "test": TEST, "tune": TEST}.items():
+            name = f"{stem}.cln" if (kind, stem) == ("tok", "train") else stem
+            for code, lines in _sides(pairs, "ja", "en").items():
+                key = f"kftt-data-1.0/data/{kind}/kyoto-{name}.{code}"
+                members[key] = plain([line + mark for line in lines])
+    write_tar(folder / "kftt-data-1.0.tar.gz", members)
+
+
+def _write_wmt16(folder: Path) -> None:
+    first, second = _sides(TRAIN[:2], "ro", "en"), _sides(TRAIN[2:], "ro", "en")
+    europarl = {f"training-parallel-ep-v8/europarl-v8.ro-en.{c}": plain(first[c]) for c in first}
+    write_tar(folder / "training-parallel-ep-v8.tgz", europarl)
+    setimes = {f"SETIMES.en-ro.{c}": plain(second[c]) for c in second}
+    write_zip(folder / "en-ro.txt.zip", {"README": b"about\n", **setimes})
+    for name, pairs in {"newsdev2016": VALID, "newstest2016": TEST}.items():
+        kind = "dev" if "dev" in name else "test"
+        sides = _sides(pairs, "ro", "en")
+        members = {
+            f"{kind}/{name}-roen-src.ro.sgm": wmt_sgm(sides["ro"]),
+            f"{kind}/{name}-roen-ref.en.sgm": wmt_sgm(sides["en"], reverse=True),
+        }
+        write_tar(folder / f"{kind}.tgz", members)
+
+
+def _write_wmt14(folder: Path) -> None:
+    parts = {
+        ("training-parallel-europarl-v7.tgz", "training/europarl-v7.de-en"): TRAIN[:1],
+        ("training-parallel-commoncrawl.tgz", "commoncrawl.de-en"): TRAIN[1:3],
+        ("training-parallel-nc-v9.tgz", "training/news-commentary-v9.de-en"): TRAIN[3:],
+    }
+    for (archive, member), pairs in parts.items():
+        sides = _sides(pairs, "en", "de")
+        write_tar(folder / archive, {f"{member}.{c}": plain(sides[c]) for c in sides})
+    for archive, stem, pairs in (
+        ("dev.tgz", "dev/newstest2013", VALID),
+        ("test-full.tgz", "test-full/newstest2014-deen", TEST),
+    ):
+        sides = _sides(pairs, "en", "de")
+        members = {
+            f"{stem}-src.en.sgm": wmt_sgm(sides["en"]),
+            f"{stem}-ref.de.sgm": wmt_sgm(sides["de"]),
+        }
+        write_tar(folder / archive, members)
+
+
+ORIGINALS = {
+    "multi30k": ("multi30k", _write_multi30k),
+    "iwslt17-zip": ("iwslt17", _write_iwslt_zip),
+    "iwslt17-tgz": ("iwslt17", _write_iwslt_tgz),
+    "kftt": ("kftt", _write_kftt),
+    "wmt16": ("wmt16", _write_wmt16),
+    "wmt14": ("wmt14", _write_wmt14),
+}
+# hub name of the split -> pairs; where each corpus lies on the hub
+HUB = {
+    "iwslt17": ("iwslt2017-de-en/{}/0000.parquet", "de", "en"),
+    "kftt": ("en-ja/{}/0000.parquet", "ja", "en"),
+    "wmt16": ("ro-en/{}-00000-of-00001.parquet", "ro", "en"),
+    "wmt14": ("de-en/{}-00000-of-00001.parquet", "en", "de"),
+}
+
+
+def _open(tmp_path: Path, name: str, **changes: Any) -> Corpus:
+    return open_corpus(data_config(name, **changes), tmp_path / "cache")
+
+
+def _check(corpus: Corpus) -> None:
+    assert list(corpus.pairs(corpus.config.train)) == TRAIN
+    assert list(corpus.pairs("valid")) == VALID
+    assert list(corpus.pairs(corpus.config.test[0])) == TEST
+
+
+@pytest.mark.parametrize("case", ORIGINALS)
+def test_archives_in_a_folder_of_ones_own(tmp_path: Path, case: str) -> None:
+    name, write = ORIGINALS[case]
+    folder = tmp_path / "archives"
+    folder.mkdir()
+    write(folder)
+    corpus = _open(tmp_path, name, dir=str(folder))
+    _check(corpus)
+    assert corpus.fingerprint() == _open(tmp_path, name, dir=str(folder)).fingerprint()
+    assert not (tmp_path / "cache" / "downloads").exists()
+
+
+@pytest.mark.parametrize("case", ["multi30k", "iwslt17-zip", "wmt16", "wmt14"])
+def test_archives_among_the_downloads_need_no_network(
+    tmp_path: Path, case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = types.SimpleNamespace(load_dataset=lambda *a, **k: pytest.fail("asked the hub"))
+    monkeypatch.setitem(sys.modules, "datasets", hub)  # type: ignore[arg-type]
+    name, write = ORIGINALS[case]
+    folder = tmp_path / "cache" / "downloads" / data_config(name).name
+    folder.mkdir(parents=True)
+    write(folder)
+    _check(_open(tmp_path, name))
+
+
+def test_kftt_as_its_authors_tokenised_it(tmp_path: Path) -> None:
+    _write_kftt(tmp_path)
+    settings = {"train": "train_tok", "valid": "valid_tok", "test": ["test_tok"]}
+    corpus = _open(tmp_path, "kftt", dir=str(tmp_path), **settings)
+    assert list(corpus.pairs("train_tok")) == [(f"{s} .", f"{t} .") for s, t in TRAIN]
+    assert len(corpus.read("test_tok")[0]) == len(TEST)
+
+
+def test_official_iwslt_test_set_from_two_archives(tmp_path: Path) -> None:
+    _write_iwslt_tgz(tmp_path)
+    with pytest.raises(DataError, match=r"'test_de' is missing: put 2017-01-ted-test/de-en\.tgz"):
+        _open(tmp_path, "iwslt17", dir=str(tmp_path), test=["test_tst2017"])
+    sides = _sides(TEST, "de", "en")
+    for pair, code in (("de-en", "de"), ("en-de", "en")):
+        name = f"{pair}/IWSLT17.TED.tst2017.{pair}.{code}.xml"
+        path = tmp_path / "2017-01-ted-test" / f"{pair}.tgz"
+        write_tar(path, {name: iwslt_xml(sides[code], code, talk=pair)})
+    corpus = _open(tmp_path, "iwslt17", dir=str(tmp_path), test=["test_tst2017"])
+    assert list(corpus.pairs("test_tst2017")) == TEST
+
+
+def test_test_set_published_in_one_direction_serves_the_other(tmp_path: Path) -> None:
+    _write_wmt16(tmp_path)
+    settings = {"source": "en", "target": "ro"}
+    corpus = _open(tmp_path, "wmt16", dir=str(tmp_path), **settings)
+    # The order is that of the source side, whose documents come last first here.
+    assert sorted(corpus.pairs("test_newstest2016")) == [(t, s) for s, t in TEST]
+
+
+def test_newstest2013_as_plain_text(tmp_path: Path) -> None:
+    _write_wmt14(tmp_path)
+    sides = _sides(VALID, "en", "de")
+    write_tar(tmp_path / "dev.tgz", {f"dev/newstest2013.{c}": plain(sides[c]) for c in sides})
+    assert list(_open(tmp_path, "wmt14", dir=str(tmp_path)).pairs("valid")) == VALID
+
+
+@pytest.mark.parametrize("name", HUB)
+@pytest.mark.parametrize("top", [True, False])
+def test_copy_of_the_hub(tmp_path: Path, name: str, top: bool) -> None:
+    layout, source, target = HUB[name]
+    # IWSLT's test split is six sets in a row; the third and fourth would be tst2012, tst2013.
+    before, after = (4701, 993 - len(TEST) + 1305) if name == "iwslt17" else (0, 0)
+    filler = [("x", "y")]
+    test = [*filler * before, *TEST, *filler * after]
+    columns = (target, source)  # the other way round, as wmt14 on the hub
+    layout = layout if top else layout.split("/", 1)[1]
+    for split, pairs in {"train": TRAIN, "validation": VALID, "test": test}.items():
+        rows = translations(columns, [(t, s) for s, t in pairs])
+        write_parquet(tmp_path / "copy" / layout.format(split), rows)
+    corpus = _open(tmp_path, name, dir=str(tmp_path / "copy"))
+    assert list(corpus.pairs("train")) == TRAIN
+    assert list(corpus.pairs("valid")) == VALID
+    found = list(corpus.pairs(corpus.config.test[0]))
+    assert found[: len(TEST)] == TEST
+    assert len(found) == (993 if name == "iwslt17" else len(TEST))
+
+
+def test_three_shards_of_the_hub_and_one_lost(tmp_path: Path) -> None:
+    pairs = sentences("s", "t", 9)
+    for number in range(3):
+        rows = translations(("de", "en"), [(t, s) for s, t in pairs[3 * number : 3 * number + 3]])
+        write_parquet(tmp_path / f"de-en/train-{number:05d}-of-00003.parquet", rows)
+    for split in ("validation", "test"):
+        rows = translations(("de", "en"), [(t, s) for s, t in VALID])
+        write_parquet(tmp_path / f"de-en/{split}-00000-of-00001.parquet", rows)
+    assert list(_open(tmp_path, "wmt14", dir=str(tmp_path)).pairs("train")) == pairs
+    (tmp_path / "de-en/train-00001-of-00003.parquet").unlink()
+    with pytest.raises(DataError, match="missing numbers: 1"):
+        _open(tmp_path, "wmt14", dir=str(tmp_path))
+
+
+def test_hub_by_the_datasets_library(tmp_path: Path) -> None:
+    """A folder stands in for the repository; the library, the columns and the swap are real."""
+    from headwise.data.hub import HubSource
+
+    for split, pairs in {"train": TRAIN, "validation": VALID, "test": TEST}.items():
+        rows = translations(("de", "en"), [(t, s) for s, t in pairs])
+        write_parquet(tmp_path / f"repo/de-en/{split}-00000-of-00001.parquet", rows)
+    source = HubSource(
+        str(tmp_path / "repo"),
+        {"train": "train", "valid": "validation", "test_part": "test[1:3]"},
+        source="en",
+        target="de",
+        cache_dir=tmp_path / "cache",
+        data_dir="de-en",
+    )
+    assert list(source.pairs("train")) == TRAIN
+    assert list(source.pairs("test_part")) == TEST[1:3]
+    assert source.identity("train") == source.identity("train") != source.identity("valid")
+
+
+def test_hub_is_asked_for_the_pinned_branch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    def load_dataset(*args: Any, **kwargs: Any) -> None:
+        calls.append((args, kwargs))
+        raise ConnectionError("Couldn't reach the hub\nlong trace")
+
+    fake = types.SimpleNamespace(load_dataset=load_dataset)
+    monkeypatch.setitem(sys.modules, "datasets", fake)  # type: ignore[arg-type]
+    monkeypatch.setattr("headwise.data.archive.download", _no_network)
+    with pytest.raises(DataError) as caught:
+        _open(tmp_path, "iwslt17")
+    (args, kwargs) = calls[0]
+    assert args == ("IWSLT/iwslt2017", None)
+    assert kwargs["data_dir"] == "iwslt2017-de-en"
+    assert kwargs["revision"] == "refs/convert/parquet"
+    message = str(caught.value)
+    for part in (
+        "data.dir=FOLDER that holds train.de, train.en, valid_dev2010.de, valid_dev2010.en",
+        "HEADWISE_DATA=FOLDER that holds such a folder named ted_iwslt_de_en",
+        "IWSLT/iwslt2017 on the Hugging Face hub (Couldn't reach the hub)",
+        "put de-en.tgz or de-en.zip",
+        str(tmp_path / "cache" / "downloads" / "iwslt17"),
+    ):
+        assert part in message
+    assert len(message.splitlines()) <= 6
+
+
+def _no_network(entries: Any, folder: Path) -> Path:
+    raise DataError(f"{entries[0]['url']}: Network is unreachable")
+
+
+def test_download_then_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    served = tmp_path / "served"
+    served.mkdir()
+    _write_kftt(served)
+    archive = served / "kftt-data-1.0.tar.gz"
+    config = data_config("kftt")
+    entry = config.origins[1].archives.kftt.downloads[0]
+    entry.url = archive.as_uri()
+    del config.origins[0]
+    with pytest.raises(DataError, match="not the published file: sha1"):
+        open_corpus(config, tmp_path / "cache")
+    entry.sha1 = hashlib.sha1(archive.read_bytes()).hexdigest()
+    _check(open_corpus(config, tmp_path / "cache"))
+    monkeypatch.setattr("headwise.data.archive.download", _no_network)
+    _check(open_corpus(config, tmp_path / "cache"))
+
+
+def test_foreign_file_among_the_downloads_is_refused(tmp_path: Path) -> None:
+    config = data_config("kftt")
+    del config.origins[0]
+    folder = tmp_path / "cache" / "downloads" / "kftt"
+    folder.mkdir(parents=True)
+    _write_kftt(folder)
+    with pytest.raises(DataError, match=r"is not the published file: sha1 .* Delete it"):
+        open_corpus(config, tmp_path / "cache")
+
+
+def test_incomplete_and_damaged_archives_are_named(tmp_path: Path) -> None:
+    _write_wmt14(tmp_path)
+    whole = (tmp_path / "test-full.tgz").read_bytes()
+    (tmp_path / "dev.tgz").rename(tmp_path / "elsewhere")
+    with pytest.raises(DataError, match=r"archive 'dev' is missing: put dev\.tgz into"):
+        _open(tmp_path, "wmt14", dir=str(tmp_path))
+    (tmp_path / "elsewhere").rename(tmp_path / "dev.tgz")
+    (tmp_path / "test-full.tgz").write_bytes(whole[: len(whole) // 2])
+    corpus = _open(tmp_path, "wmt14", dir=str(tmp_path))
+    with pytest.raises(DataError, match=r"test-full\.tgz is truncated or no zip or tar archive"):
+        list(corpus.pairs("test_newstest2014"))
+    write_tar(tmp_path / "test-full.tgz", {"test-full/newstest2014-deen-src.en.sgm": b"<seg>"})
+    with pytest.raises(DataError, match=r"has no newstest2014-deen-ref\.de\.sgm"):
+        list(corpus.pairs("test_newstest2014"))
+
+
+def test_misaligned_training_archive_names_both_counts(tmp_path: Path) -> None:
+    _write_iwslt_zip(tmp_path)
+    members = {
+        "de-en/train.tags.de-en.de": iwslt_tags(["a", "b", "c"]),
+        "de-en/train.tags.de-en.en": iwslt_tags(["a", "b"]),
+    }
+    write_zip(tmp_path / "de-en.zip", members)
+    corpus = _open(tmp_path, "iwslt17", dir=str(tmp_path))
+    with pytest.raises(DataError, match=r"train\.tags\.de-en\.de has 3 lines.* has 2"):
+        list(corpus.train_pairs())

@@ -1,0 +1,291 @@
+"""Batches: every pair once an epoch, under the budget, in an order that any process can take up."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from itertools import islice
+
+import numpy as np
+import pytest
+import torch
+
+from headwise.data.batching import Batch, BatchLoader, evaluation_batches
+from headwise.data.plan import plan_epoch
+from headwise.data.store import EncodedSplit
+from headwise.data.tokenizer import BOS, EOS
+from headwise.errors import ConfigError, RunError
+
+
+def random_split(n_pairs: int = 500, longest: int = 30, seed: int = 0) -> EncodedSplit:
+    draw = np.random.default_rng(seed)
+
+    def side() -> list[list[int]]:
+        return [draw.integers(4, 99, n).tolist() for n in draw.integers(0, longest, n_pairs)]
+
+    return EncodedSplit.from_lists(side(), side())
+
+
+SPLIT = random_split()
+
+
+def loader(max_tokens: int = 256, seed: int = 1, **options: int) -> BatchLoader:
+    return BatchLoader(SPLIT, max_tokens, seed, **options)
+
+
+def epoch_of(batches: BatchLoader) -> list[Batch]:
+    first = next(batches)
+    return [first, *islice(batches, first.n_batches - 1)]
+
+
+def same(one: Batch, other: Batch) -> bool:
+    tensors = ("source_BS", "source_lengths_B", "target_in_BT", "target_out_BT", "target_lengths_B")
+    return (
+        all(torch.equal(getattr(one, name), getattr(other, name)) for name in tensors)
+        and one.indices == other.indices
+        and (one.n_tokens, one.global_tokens) == (other.n_tokens, other.global_tokens)
+        and (one.epoch, one.n_batches) == (other.epoch, other.n_batches)
+    )
+
+
+class TestBatch:
+    def test_holds_the_rows_framed_and_padded(self) -> None:
+        for batch in epoch_of(loader()):
+            assert batch.n_tokens == batch.target_lengths_B.sum() == batch.global_tokens
+            for place, row in enumerate(batch.indices):
+                source, target = SPLIT.source[row].tolist(), SPLIT.target[row].tolist()
+                n_source = int(batch.source_lengths_B[place])
+                n_target = int(batch.target_lengths_B[place])
+                assert batch.source_BS[place, :n_source].tolist() == [*source, EOS]
+                assert batch.target_in_BT[place, :n_target].tolist() == [BOS, *target]
+                assert batch.target_out_BT[place, :n_target].tolist() == [*target, EOS]
+                assert not batch.source_BS[place, n_source:].any()
+                assert not batch.target_in_BT[place, n_target:].any()
+                assert not batch.target_out_BT[place, n_target:].any()
+            assert batch.source_BS.shape == (len(batch), batch.source_lengths_B.max())
+            assert batch.target_in_BT.shape == (len(batch), batch.target_lengths_B.max())
+            assert batch.target_out_BT.shape == batch.target_in_BT.shape
+            assert batch.source_BS.dtype == batch.target_lengths_B.dtype == torch.int64
+
+    def test_moves_to_a_device(self) -> None:
+        batch = next(loader()).to("meta")
+        assert batch.source_BS.device.type == batch.target_lengths_B.device.type == "meta"
+        assert batch.n_tokens > 0
+
+
+class TestPlan:
+    def test_every_pair_once_an_epoch_in_a_new_order(self) -> None:
+        batches = loader()
+        epochs = [epoch_of(batches) for _ in range(3)]
+        for number, epoch in enumerate(epochs, 1):
+            assert {batch.epoch for batch in epoch} == {number}
+            assert sorted(row for b in epoch for row in b.indices) == list(range(len(SPLIT)))
+        orders = [[batch.indices for batch in epoch] for epoch in epochs]
+        assert orders[0] != orders[1] != orders[2]
+        # Not only the order: other pairs meet.
+        assert {frozenset(rows) for rows in orders[0]} != {frozenset(rows) for rows in orders[1]}
+
+    @pytest.mark.parametrize("max_tokens", [31, 100, 256, 5000])
+    def test_budget_and_multiple_are_respected(self, max_tokens: int) -> None:
+        odd = 0
+        for batch in epoch_of(loader(max_tokens)):
+            width = max(batch.source_BS.shape[1], batch.target_in_BT.shape[1])
+            assert len(batch) * width <= max_tokens
+            odd += len(batch) > 8 and len(batch) % 8 > 0
+        assert odd <= 1  # the rest of the pairs
+
+    def test_batches_are_filled_with_pairs_of_similar_length(self) -> None:
+        split = random_split(20_000)
+        batches = epoch_of(BatchLoader(split, 1024, 1))
+        width = [max(b.source_BS.shape[1], b.target_in_BT.shape[1]) for b in batches]
+        longer = np.maximum(split.source.lengths, split.target.lengths) + 1
+        padded = sum(w * len(b) for w, b in zip(width, batches, strict=True))
+        assert longer.sum() > 0.9 * padded
+        assert padded > 0.85 * 1024 * len(batches)
+
+    def test_short_and_long_batches_alternate(self) -> None:
+        widths = np.array([batch.source_BS.shape[1] for batch in epoch_of(loader())])
+        assert np.abs(np.diff(widths)).mean() > 3
+
+    def test_plan_depends_on_its_arguments_alone(self) -> None:
+        lengths = SPLIT.source.lengths + 1, SPLIT.target.lengths + 1
+
+        def rows(*, budget: int = 256, seed: int = 1, epoch: int = 1) -> list[list[int]]:
+            plan = plan_epoch(*lengths, budget, seed, epoch)
+            return [plan[i].tolist() for i in range(len(plan))]
+
+        first = rows()
+        np.random.seed(7)
+        torch.manual_seed(7)
+        assert rows() == first
+        for other in (rows(budget=300), rows(seed=2), rows(epoch=2)):
+            assert other != first
+
+    def test_a_sentence_above_the_budget_names_the_option(self) -> None:
+        longest = max(SPLIT.source.lengths.max(), SPLIT.target.lengths.max()) + 1
+        next(loader(int(longest)))
+        for options in ({}, {"world_size": 2}):
+            with pytest.raises(ConfigError, match=rf"trainer\.max_tokens={longest - 1}.*{longest}"):
+                next(loader(int(longest) - 1, **options))
+
+    def test_one_pair_and_equal_lengths(self) -> None:
+        split = EncodedSplit.from_lists([[5]], [[6, 7]])
+        assert [next(b).indices for b in [BatchLoader(split, 3, 1)]] == [[0]]
+        split = EncodedSplit.from_lists([[5]] * 21, [[6]] * 21)
+        sizes = [len(batch) for batch in epoch_of(BatchLoader(split, 20, 1))]
+        assert sorted(sizes) == [5, 8, 8]
+
+
+class TestRanks:
+    @pytest.mark.parametrize("world_size", [2, 3])
+    def test_ranks_together_are_one_rank_with_their_tokens(self, world_size: int) -> None:
+        whole = epoch_of(loader(120 * world_size))
+        shares = [
+            epoch_of(loader(120, rank=rank, world_size=world_size)) for rank in range(world_size)
+        ]
+        assert {len(share) for share in shares} == {len(whole)}
+        for batch, *parts in zip(whole, *shares, strict=True):
+            assert sorted(batch.indices) == sorted(row for p in parts for row in p.indices)
+            assert {part.global_tokens for part in parts} == {batch.n_tokens}
+            assert sum(part.n_tokens for part in parts) == batch.n_tokens
+            assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+    def test_a_share_may_be_empty(self) -> None:
+        split = EncodedSplit.from_lists([[5, 6]], [[7]])
+        shares = [next(BatchLoader(split, 10, 1, rank, 2)) for rank in range(2)]
+        assert [len(share) for share in shares] == [1, 0]
+        assert [share.n_tokens for share in shares] == [2, 0]
+        assert [share.global_tokens for share in shares] == [2, 2]
+        assert shares[1].source_BS.shape[0] == shares[1].target_out_BT.shape[0] == 0
+
+    def test_a_rank_outside_of_the_world(self) -> None:
+        with pytest.raises(ValueError, match="rank 2"):
+            loader(rank=2, world_size=2)
+
+
+class TestRestore:
+    def test_goes_on_with_the_next_batch_from_every_position(self) -> None:
+        split = random_split(60)
+        first = BatchLoader(split, 100, 1)
+        states, batches = [], []
+        for _ in range(3 * first.n_batches + 2):
+            states.append(json.loads(json.dumps(first.state())))
+            batches.append(next(first))
+        assert all(isinstance(value, int) for value in states[0].values())
+        assert batches[-1].epoch >= 3
+        for place, state in enumerate(states):
+            # Into a loader that is elsewhere already.
+            second = BatchLoader(split, 100, 1)
+            list(islice(second, place % 7))
+            second.restore(state)
+            rest = zip(batches[place : place + 9], second, strict=False)
+            assert all(same(one, other) for one, other in rest)
+            if place + 9 < len(states):
+                assert second.state() != state
+
+    def test_another_process_goes_on_alike(self) -> None:
+        batches = loader()
+        list(islice(batches, batches.n_batches + 3))
+        program = (
+            "import json, sys; from itertools import islice\n"
+            "import numpy as np; from headwise.data.batching import BatchLoader\n"
+            "from headwise.data.store import EncodedSplit\n"
+            "source, target, state = json.load(sys.stdin)\n"
+            "batches = BatchLoader(EncodedSplit.from_lists(source, target), 256, 1)\n"
+            "batches.restore(state)\n"
+            "print(json.dumps([batch.indices for batch in islice(batches, 20)]))"
+        )
+        sides = [[row.tolist() for row in side] for side in (SPLIT.source, SPLIT.target)]
+        printed = subprocess.run(
+            [sys.executable, "-c", program],
+            input=json.dumps([*sides, batches.state()]),
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert json.loads(printed.stdout) == [batch.indices for batch in islice(batches, 20)]
+
+    def test_epoch_and_batch_before_and_after_the_turn(self) -> None:
+        batches = loader()
+        assert (batches.epoch, batches.state()["batch"]) == (1, 0)
+        epoch_of(batches)
+        assert batches.epoch == 1
+        assert batches.state()["batch"] == batches.n_batches
+        assert next(batches).epoch == batches.epoch == 2
+
+    def test_state_of_one_rank_is_that_of_all(self) -> None:
+        ranks = [loader(128, rank=rank, world_size=2) for rank in range(2)]
+        for rank in ranks:
+            list(islice(rank, 5))
+        assert ranks[0].state() == ranks[1].state()
+        # The same batches as one process with twice the tokens: that may go on, too.
+        one = loader(256)
+        one.restore(ranks[0].state())
+        shares = [next(rank) for rank in ranks]
+        assert sorted(next(one).indices) == sorted(row for s in shares for row in s.indices)
+
+    def test_states_of_other_batches_are_refused(self) -> None:
+        state = loader().state()
+        for other in (loader(255), loader(seed=2), loader(row_multiple=4)):
+            with pytest.raises(RunError, match="another run"):
+                other.restore(state)
+        with pytest.raises(RunError, match=r"trainer\.max_tokens"):
+            loader(256, world_size=2).restore(state)
+
+
+class TestSplitOfEpoch:
+    def test_is_asked_once_an_epoch(self) -> None:
+        asked: list[int] = []
+        splits = {epoch: random_split(50, seed=epoch) for epoch in range(1, 5)}
+
+        def split_of(epoch: int) -> EncodedSplit:
+            asked.append(epoch)
+            return splits[epoch]
+
+        batches = BatchLoader(split_of, 100, 1)
+        for epoch in (1, 2, 3):
+            for batch in epoch_of(batches):
+                lengths = splits[epoch].target.lengths[batch.indices] + 1
+                assert batch.target_lengths_B.tolist() == lengths.tolist()
+        assert asked == [1, 2, 3]
+
+    def test_restore_asks_for_that_epoch_only(self) -> None:
+        asked: list[int] = []
+
+        def split_of(epoch: int) -> EncodedSplit:
+            asked.append(epoch)
+            return SPLIT
+
+        batches = BatchLoader(split_of, 256, 1)
+        batches.restore({**batches.state(), "epoch": 7, "batch": 2})
+        assert next(batches).epoch == 7
+        assert asked == [7]
+
+
+class TestEvaluationBatches:
+    def test_nothing_is_lost_and_order_is_by_length(self) -> None:
+        batches = list(evaluation_batches(SPLIT, 200))
+        order = [row for batch in batches for row in batch.indices]
+        assert sorted(order) == list(range(len(SPLIT)))
+        longer = np.maximum(SPLIT.source.lengths, SPLIT.target.lengths)[order]
+        assert (np.diff(longer) <= 0).all()
+        assert order == [row for b in evaluation_batches(SPLIT, 77) for row in b.indices]
+        for batch in batches:
+            assert len(batch) * max(batch.source_BS.shape[1], batch.target_in_BT.shape[1]) <= 200
+
+    def test_longer_than_the_budget_goes_alone(self) -> None:
+        batches = list(evaluation_batches(SPLIT, 10))
+        assert sum(map(len, batches)) == len(SPLIT)
+        assert {len(batch) for batch in batches if batch.source_BS.shape[1] > 10} == {1}
+
+    def test_source_text_alone(self) -> None:
+        batches = list(evaluation_batches([[5, 6, 7], [], [8]], 4))
+        assert [batch.indices for batch in batches] == [[0], [2, 1]]
+        assert batches[1].source_BS.tolist() == [[8, EOS], [EOS, 0]]
+        assert batches[1].target_in_BT.tolist() == [[BOS], [BOS]]
+        assert batches[1].target_out_BT.tolist() == [[EOS], [EOS]]
+
+    @pytest.mark.parametrize("nothing", [[], EncodedSplit.from_lists([], [])])
+    def test_no_pairs_no_batches(self, nothing: EncodedSplit) -> None:
+        assert list(evaluation_batches(nothing, 100)) == []

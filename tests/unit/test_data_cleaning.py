@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from headwise.data.cleaning import Cleaner, CleaningReport, Normaliser, _MosesLimit
+from headwise.errors import ConfigError
+from headwise.schema import CleaningConfig
+
+
+def _clean(
+    pairs: list[tuple[str, str]], **rules: Any
+) -> tuple[list[tuple[str, str]], CleaningReport]:
+    report = CleaningReport()
+    return list(Cleaner(CleaningConfig(**rules), "en")(iter(pairs), report)), report
+
+
+@pytest.mark.parametrize(
+    ("rules", "kept", "dropped", "rule"),
+    [
+        ({}, ("x", "y"), (" \u3000", "y"), "empty"),
+        ({"max_words": 3}, ("a b c", "a"), ("a b c d", "a"), "max_words"),
+        ({"max_words": 3}, ("a", "a b c"), ("a", "a b c d"), "max_words"),
+        ({"max_source_characters": 3}, ("abc", "abcd"), ("abcd", "a"), "max_source_characters"),
+        ({"max_target_characters": 3}, ("abcd", "abc"), ("a", "abcd"), "max_target_characters"),
+        ({"max_ratio": 1.5}, ("a b c", "a b"), ("a b", "a b c d"), "max_ratio"),
+        ({"max_ratio": 2.0}, ("a", "a b"), ("a b c", "a"), "max_ratio"),
+        ({"max_target_moses_tokens": 3}, ("x", "Yes, no"), ("x", "Yes, no."), None),
+    ],
+)
+def test_each_rule_at_its_limit(
+    rules: dict[str, Any], kept: tuple[str, str], dropped: tuple[str, str], rule: str | None
+) -> None:
+    pairs, report = _clean([kept, dropped], **rules)
+    assert pairs == [kept]
+    assert report.as_dict() == {
+        "read": 2,
+        "kept": 1,
+        "dropped": {rule or "max_target_moses_tokens": 1},
+        "truncated": False,
+    }
+
+
+def test_no_rule_keeps_everything_with_text() -> None:
+    pairs = [("a " * 5000, "b"), ("x", "y" * 9999)]
+    assert _clean(pairs)[0] == [(s.strip(), t.strip()) for s, t in pairs]
+
+
+def test_moses_bounds_agree_with_the_tokeniser() -> None:
+    pieces = ["don't", "U.S.", "(寺院)", "...", "3,000.5", "naïve", "x_y", "A.B.", "\x01", "well-",
+              '"no"', "e.g.", "it's,", "word", "他", "—", "a/b", "#1", "`s", "Mr."]  # fmt: skip
+    generator = random.Random(1)
+    for _ in range(600):
+        sentence = " ".join(generator.choices(pieces, k=generator.randint(1, 14)))
+        limit = generator.randint(1, 20)
+        rule = _MosesLimit(limit, "en")
+        assert rule.exceeded(sentence) == (rule.count(sentence) > limit), (limit, sentence)
+
+
+def test_most_sentences_never_reach_the_tokeniser(monkeypatch: pytest.MonkeyPatch) -> None:
+    rule = _MosesLimit(40, "en")
+    monkeypatch.setattr(rule, "count", lambda sentence: pytest.fail("tokenised"))
+    assert not rule.exceeded("This temple stands in Kyoto, and it is old.")
+    assert rule.exceeded("word " * 41)
+
+
+def test_romanian_letters_change_on_the_romanian_side_only() -> None:
+    cedilla, comma = "Şi ţara ŢĂRII aşa", "Și țara ȚĂRII așa"
+    forward = Normaliser(["romanian_comma_below"], "ro", "en")
+    assert list(forward(iter([(cedilla, cedilla)]))) == [(comma, cedilla)]
+    backward = Normaliser(["romanian_comma_below"], "en", "ro")
+    assert list(backward(iter([(cedilla, cedilla)]))) == [(cedilla, comma)]
+
+
+@pytest.mark.parametrize(
+    ("rules", "message"),
+    [
+        ({"max_words": -1}, "data.cleaning.max_words must be 0"),
+        ({"max_ratio": 0.5}, "max_ratio must be 0 .* got 0.5"),
+        ({"max_ratio": float("nan")}, "max_ratio must be 0"),
+    ],
+)
+def test_senseless_limits_are_refused(rules: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Cleaner(CleaningConfig(**rules), "en")
+
+
+def test_moses_tokens_of_japanese_are_refused() -> None:
+    with pytest.raises(ConfigError, match="use max_target_characters"):
+        Cleaner(CleaningConfig(max_target_moses_tokens=40), "ja")
+
+
+def test_unknown_or_useless_normalisation_is_refused() -> None:
+    with pytest.raises(ConfigError, match="Did you mean romanian_comma_below"):
+        Normaliser(["romanian_comma"], "ro", "en")
+    with pytest.raises(ConfigError, match="changes 'ro' text"):
+        Normaliser(["romanian_comma_below"], "de", "en")

@@ -1,0 +1,404 @@
+"""Prepared corpora: made once, whole or not at all, the same however they are made."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import multiprocessing
+import os
+import random
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headwise.data import encoded, encoding, store
+from headwise.data.cache import read_manifest
+from headwise.data.encoded import IdStore, PreparedCorpus, prepare_corpus
+from headwise.data.epochs import EpochSplits
+from headwise.data.workers import run_apart
+from headwise.errors import ConfigError, DataError, HeadwiseError
+from headwise.schema import DataConfig, TokenizerConfig
+
+Pairs = list[tuple[str, str]]
+
+
+def pairs_of(n_pairs: int, seed: int) -> Pairs:
+    draw = random.Random(seed)
+    words = ["".join(draw.choices("abdeilnorstu", k=draw.randint(2, 7))) for _ in range(300)]
+    return [
+        (
+            " ".join(draw.choices(words, k=draw.randint(1, 12))),
+            " ".join(draw.choices(words, k=draw.randint(1, 12))).upper(),
+        )
+        for _ in range(n_pairs)
+    ]
+
+
+@dataclass
+class FakeSource:
+    texts: dict[str, Pairs]
+    n_read: int = 0
+
+    def splits(self) -> list[str]:
+        return list(self.texts)
+
+    def pairs(self, split: str) -> Iterator[tuple[str, str]]:
+        self.n_read += 1
+        yield from self.texts[split]
+
+    def identity(self, split: str) -> str:
+        return hashlib.sha256(repr(self.texts[split]).encode()).hexdigest()
+
+
+class FakeReport:
+    def as_dict(self) -> dict[str, Any]:
+        return {"read": 7, "kept": 5}
+
+
+@dataclass
+class FakeCorpus:
+    config: DataConfig
+    source: FakeSource
+    report: FakeReport = field(default_factory=FakeReport)
+
+    def pairs(self, split: str, clean: bool = False) -> Iterator[tuple[str, str]]:
+        return self.source.pairs(split)
+
+    def train_pairs(self) -> Iterator[tuple[str, str]]:
+        return self.source.pairs("train")
+
+    def fingerprint(self) -> str:
+        return self.source.identity("train")
+
+
+def corpus(train: Pairs | None = None, valid: Pairs | None = None) -> Any:
+    texts = {
+        "train": pairs_of(600, 1) if train is None else train,
+        "valid": pairs_of(40, 2) if valid is None else valid,
+    }
+    config = DataConfig(name="fake", source="de", target="en", licence="none")
+    return FakeCorpus(config, FakeSource(texts))
+
+
+def options(**changes: Any) -> TokenizerConfig:
+    return TokenizerConfig(**{"vocab_size": 150, **changes})
+
+
+def prepare(text: Any, cache: Path, config: TokenizerConfig | None = None) -> PreparedCorpus:
+    return prepare_corpus(text, config or options(), cache, n_workers=1, progress=False)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {
+        path.name: path.read_bytes()
+        for path in folder.iterdir()
+        if path.is_file() and path.name != "manifest.json"
+    }
+
+
+@pytest.fixture
+def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoding, "SHARD_PAIRS", 100)
+    monkeypatch.setattr(encoded, "CHUNK_PAIRS", 130)
+
+
+@pytest.mark.usefixtures("small_shards")
+@pytest.mark.parametrize("joint", [True, False])
+def test_ids_are_the_text_in_order(tmp_path: Path, joint: bool) -> None:
+    text = corpus()
+    prepared = prepare(text, tmp_path, options(joint=joint))
+    assert (prepared.tokenizers.source is prepared.tokenizers.target) == joint
+    for split, name in ((prepared.train, "train"), (prepared.valid, "valid")):
+        sources, targets = zip(*text.source.texts[name], strict=True)
+        assert prepared.tokenizers.source.decode([row.tolist() for row in split.source]) == [
+            *sources
+        ]
+        assert prepared.tokenizers.target.decode([row.tolist() for row in split.target]) == [
+            *targets
+        ]
+        assert split.source.flat.dtype == np.uint16
+    report = prepared.report
+    assert report["train"]["pairs"] == 600
+    assert report["train"]["source_pieces"] == prepared.train.source.lengths.sum()
+    assert report["cleaning"] == {"read": 7, "kept": 5}
+
+
+def test_tokenizer_is_learnt_from_train_alone(tmp_path: Path) -> None:
+    one = prepare(corpus(), tmp_path)
+    other = prepare(corpus(valid=[("zzz zzz", "qqq")] * 50), tmp_path)
+    assert one.tokenizers.fingerprint() == other.tokenizers.fingerprint()
+    assert one.fingerprint != other.fingerprint
+    assert other.report["valid"]["source_unknown_share"] > 0
+
+
+def test_second_call_reads_and_learns_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = prepare(corpus(), tmp_path)
+
+    def fail(*_: object) -> None:
+        raise AssertionError("learnt again")
+
+    monkeypatch.setattr(encoded, "train_tokenizer_pair", fail)
+    text = corpus()
+    second = prepare(text, tmp_path)
+    assert text.source.n_read == 0
+    assert second.fingerprint == first.fingerprint
+    assert second.report == first.report
+    assert (second.train.target.flat == first.train.target.flat).all()
+    assert isinstance(second.train.source.flat, np.memmap)
+    with pytest.raises(AssertionError):
+        prepare(text, tmp_path, options(vocab_size=160))
+    assert len(list((tmp_path / "encoded").iterdir())) == 1  # nothing half made, no lock
+
+
+def test_long_pairs_leave_train_but_not_valid(tmp_path: Path) -> None:
+    long = ("a b " * 60, "A")
+    text = corpus([*pairs_of(600, 1), long], [*pairs_of(40, 2), long])
+    prepared = prepare(text, tmp_path, options(max_sentence_pieces=80))
+    assert len(prepared.valid) == 41
+    assert prepared.valid.source.lengths.max() > 80
+    assert len(prepared.train) == 600
+    assert prepared.report["train"]["dropped_too_long"] == 1
+    # Both sides stay aligned after the drop.
+    text = corpus([long, *pairs_of(600, 1)])
+    assert (prepare(text, tmp_path).train.target[1] == prepared.train.target[0]).all()
+
+
+@pytest.mark.usefixtures("small_shards")
+def test_number_of_workers_changes_no_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = options(dropout=0.1)
+    results, epochs = [], []
+    for n_workers in (1, 2):
+        cache = tmp_path / str(n_workers)
+        if n_workers == 2:
+            monkeypatch.setattr(encoding, "POOL_PAIRS", 500)
+            monkeypatch.setattr(encoded, "POOL_PAIRS", 500)
+        prepared = prepare_corpus(corpus(), config, cache, n_workers, progress=False)
+        results.append(contents(prepared.folder))
+        EpochSplits(prepared, 0.1, 5, cache / "scratch", n_workers, progress=False)(1)
+        epochs.append(contents(next((cache / "scratch").iterdir())))
+    assert results[0] == results[1]
+    assert epochs[0] == epochs[1]
+    assert {"train.source.flat", "train.text.source.flat"} <= results[0].keys()
+
+
+@pytest.mark.usefixtures("small_shards")
+def test_large_corpora_report_errors_of_their_helpers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(encoded, "POOL_PAIRS", 500)
+    with pytest.raises(ConfigError, match="at most"):
+        prepare(corpus(), tmp_path, options(vocab_size=9000))
+    assert list((tmp_path / "encoded").iterdir()) == []
+    with pytest.raises(HeadwiseError, match=r"learning.*code 3.*max_training_sentences"):
+        run_apart("learning", os._exit, 3)
+    assert run_apart("adding", sum, [1, 2]) == 3
+
+
+@pytest.mark.parametrize("victim", ["train.source.flat", "tokenizer.model", "manifest.json"])
+def test_damaged_cache_is_made_again(tmp_path: Path, victim: str) -> None:
+    first = prepare(corpus(), tmp_path)
+    before = contents(first.folder)
+    path = first.folder / victim
+    path.write_bytes(path.read_bytes()[:-3])
+    again = prepare(corpus(), tmp_path)
+    assert contents(again.folder) == before
+    path.unlink()
+    assert contents(prepare(corpus(), tmp_path).folder) == before
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), DataError("line 3"), ValueError("x")])
+def test_interruption_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    with monkeypatch.context() as patch:
+
+        def interrupt(*_: object) -> None:
+            raise error
+
+        patch.setattr(encoded, "train_tokenizer_pair", interrupt)
+        with pytest.raises(type(error)):
+            prepare(corpus(), tmp_path)
+    assert list((tmp_path / "encoded").iterdir()) == []
+    assert len(prepare(corpus(), tmp_path).train) == 600
+
+
+def test_remains_of_a_kill_are_ignored(tmp_path: Path) -> None:
+    folder = prepare(corpus(), tmp_path).folder
+    before = contents(folder)
+    partial = folder.with_name(folder.name + ".partial")
+    folder.rename(partial)
+    (partial / "manifest.json").unlink()
+    (partial / "rubbish").write_text("x")
+    assert contents(prepare(corpus(), tmp_path).folder) == before
+    assert not partial.exists()
+
+
+def test_full_disk_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(store.FlatWriter, "append", full)
+    with pytest.raises(HeadwiseError, match=r"disk is full.*fake-.*paths\.cache"):
+        prepare(corpus(), tmp_path)
+    assert list((tmp_path / "encoded").iterdir()) == []
+
+
+def test_a_cache_that_is_a_file_is_explained(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(HeadwiseError, match=r"cannot write .*file.*paths\.cache"):
+        prepare(corpus(), tmp_path / "file")
+
+
+def test_errors_of_the_text_pass_unchanged(tmp_path: Path) -> None:
+    def broken() -> Iterator[tuple[str, str]]:
+        raise OSError(errno.EIO, "cannot read", "/elsewhere/text.gz")
+        yield "", ""
+
+    text = corpus()
+    text.train_pairs = broken
+    with pytest.raises(OSError, match=r"text\.gz") as caught:
+        prepare(text, tmp_path)
+    assert not isinstance(caught.value, HeadwiseError)
+
+
+def test_empty_splits_and_impossible_limits(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="'train'"):
+        prepare(corpus(train=[]), tmp_path)
+    with pytest.raises(DataError, match="'valid'"):
+        prepare(corpus(valid=[]), tmp_path)
+    with pytest.raises(DataError, match="max_sentence_pieces=1"):
+        prepare(
+            corpus([("aa bb", "CC DD")] * 20),
+            tmp_path,
+            options(max_sentence_pieces=1, vocab_size=11),
+        )
+    with pytest.raises(ConfigError, match="at most"):
+        prepare(corpus(), tmp_path, options(vocab_size=9000))
+    with pytest.raises(ConfigError, match=r"target side.*at most"):
+        prepare(corpus([("abc def" * 3, "A")] * 20), tmp_path, options(vocab_size=12, joint=False))
+
+
+def test_sample_of_a_large_corpus_is_seeded(tmp_path: Path) -> None:
+    def learn(seed: int) -> str:
+        config = options(max_training_sentences=200, vocab_size=80)
+        pair = prepare_corpus(corpus(), config, tmp_path / str(seed), 1, False, seed).tokenizers
+        return pair.fingerprint()
+
+    first = learn(1)
+    assert learn(2) != first
+    shutil.rmtree(tmp_path / "1")
+    assert learn(1) == first
+
+
+def test_sentences_with_line_ends_and_none_at_all(tmp_path: Path) -> None:
+    odd = [("a\nb", "A\r\nB"), ("", ""), ("a\u2028b", "A")]
+    prepared = prepare(corpus(pairs_of(300, 1), odd), tmp_path)
+    assert len(prepared.valid) == 3
+    assert len(prepared.valid.source[1]) == 0
+
+
+def _prepare_and_count(cache: Path, counter: Path, barrier: Any) -> None:
+    text = corpus()
+    barrier.wait(timeout=60)
+    prepare(text, cache)
+    with open(counter, "a") as file:
+        file.write(f"{text.source.n_read}\n")
+
+
+def test_processes_at_once_prepare_once(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    barrier = context.Barrier(3)
+    counter = tmp_path / "reads"
+    arguments = (tmp_path / "cache", counter, barrier)
+    processes = [context.Process(target=_prepare_and_count, args=arguments) for _ in range(3)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0, 0, 0]
+    assert sorted(counter.read_text().split()) == ["0", "0", "2"]
+
+
+def test_manifest_of_a_foreign_folder_is_no_cache(tmp_path: Path) -> None:
+    for text in ("", "[]", "{}", '{"sizes": 3, "manifest": {}}', "null"):
+        (tmp_path / "manifest.json").write_text(text)
+        assert read_manifest(tmp_path) is None
+
+
+@pytest.mark.usefixtures("small_shards")
+class TestEpochSplits:
+    @pytest.fixture
+    def prepared(self, tmp_path: Path) -> PreparedCorpus:
+        long = ("a b " * 60, "A")
+        text = corpus([*pairs_of(300, 1), long, *pairs_of(300, 3)])
+        return prepare(text, tmp_path, options(dropout=0.2, max_sentence_pieces=80))
+
+    def test_epochs_differ_and_come_back(self, prepared: PreparedCorpus, tmp_path: Path) -> None:
+        def flat(scratch: str, epoch: int, seed: int = 1, dropout: float = 0.2) -> bytes:
+            splits = EpochSplits(prepared, dropout, seed, tmp_path / scratch, 1, False)
+            return splits(epoch).source.flat.tobytes()
+
+        first = flat("a", 1)
+        assert flat("b", 1) == first
+        others = [flat("a", 2), flat("a", 1, seed=2), flat("a", 1, dropout=0.3)]
+        assert len({first, *others}) == 4
+
+    def test_rows_are_those_of_the_plain_split(
+        self, prepared: PreparedCorpus, tmp_path: Path
+    ) -> None:
+        split = EpochSplits(prepared, 0.2, 1, tmp_path / "s", 1, False)(3)
+        assert len(split) == len(prepared.train) == 600
+        for sampled, plain in (
+            (split.source, prepared.train.source),
+            (split.target, prepared.train.target),
+        ):
+            decode = prepared.tokenizers.source.decode
+            assert decode(list(sampled)) == decode(list(plain))
+            assert sampled.lengths.sum() > plain.lengths.sum()
+
+    def test_samples_stay_within_the_limit(self, tmp_path: Path) -> None:
+        config = options(dropout=0.5, max_sentence_pieces=20)
+        prepared = prepare(corpus(), tmp_path, config)
+        split = EpochSplits(prepared, 0.5, 1, tmp_path / "s", 1, False)(1)
+        assert max(split.source.lengths.max(), split.target.lengths.max()) <= 20
+        assert len(split) == len(prepared.train)
+
+    def test_old_epochs_are_removed(self, prepared: PreparedCorpus, tmp_path: Path) -> None:
+        splits = EpochSplits(prepared, 0.2, 1, tmp_path / "s", 1, False)
+        kept = [splits(epoch).source.flat[:5].tolist() for epoch in range(1, 5)]
+        names = sorted(path.name[:7] for path in (tmp_path / "s").iterdir())
+        assert names == ["epoch_3", "epoch_4"]
+        assert splits(1).source.flat[:5].tolist() == kept[0]
+
+
+class TestIdStore:
+    ROWS = ([5, 6, 7], [], [9], [70_000, 4])
+
+    def test_rows_lengths_and_bounds(self) -> None:
+        ids = IdStore.from_lists(self.ROWS)
+        assert [row.tolist() for row in ids] == [list(row) for row in self.ROWS]
+        assert ids[-1].tolist() == [70_000, 4]
+        assert ids.lengths.tolist() == [3, 0, 1, 2]
+        assert ids.lengths.dtype == np.int32
+        for wrong in (4, -5):
+            with pytest.raises(IndexError):
+                ids[wrong]
+
+    def test_gather_pads_and_frames(self) -> None:
+        ids, lengths = IdStore.from_lists(self.ROWS).gather(np.array([3, 1, 0]), 2, 3)
+        assert ids.tolist() == [[2, 70_000, 4, 3, 0], [2, 3, 0, 0, 0], [2, 5, 6, 7, 3]]
+        assert lengths.tolist() == [4, 2, 5]
+        bare, lengths = IdStore.from_lists(self.ROWS).gather(np.array([1, 1]))
+        assert bare.shape == (2, 0)
+        assert lengths.tolist() == [0, 0]
+
+    def test_ids_fit_their_type(self) -> None:
+        assert store.id_dtype(65_536) is np.uint16
+        assert store.id_dtype(65_537) is np.int32

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+
+from corpus_writers import iwslt_xml, wmt_sgm
+from headwise.data.segments import aligned_segments, read_segments, unescape
+from headwise.errors import DataError
+
+
+def _read(data: bytes) -> list[Any]:
+    return read_segments(io.BytesIO(data), "side")
+
+
+def _align(source: bytes, target: bytes) -> list[tuple[str, str]]:
+    return list(aligned_segments(_read(source), _read(target), "src", "ref"))
+
+
+def test_iwslt_xml_and_entities() -> None:
+    lines = ["Tom & Jerry <sind> da", "AT&T &c", 'sie sagt "x"']
+    assert [s.text for s in _read(iwslt_xml(lines, "de"))] == lines
+
+
+def test_only_whole_entities_are_undone() -> None:
+    assert unescape("R&D &not; &#39;a&#x27; &amp;lt; &copy &unknownthing;") == (
+        "R&D ¬ 'a' &lt; &copy &unknownthing;"
+    )
+
+
+def test_sides_align_by_document_not_by_place() -> None:
+    source, target = [f"s{i}" for i in range(5)], [f"t{i}" for i in range(5)]
+    pairs = _align(wmt_sgm(source), wmt_sgm(target, reverse=True))
+    assert pairs == list(zip(source, target, strict=True))
+
+
+def test_documents_named_differently_align_by_order() -> None:
+    pairs = _align(iwslt_xml(["a", "b"], "de", "7"), iwslt_xml(["x", "y"], "en", "99"))
+    assert pairs == [("a", "x"), ("b", "y")]
+
+
+def test_segments_over_several_lines_and_loose_quoting() -> None:
+    data = b"<doc docid=1>\n<hl><seg id=1>one\ntwo</seg></hl>\n<SEG ID='2'> three </SEG></doc>\n"
+    assert [(s.number, s.text) for s in _read(data)] == [("1", "one two"), ("2", "three")]
+
+
+@pytest.mark.parametrize("longer", [0, 1])
+def test_missing_segment_is_named(longer: int) -> None:
+    sides = [wmt_sgm(["a", "b", "c"]), wmt_sgm(["x", "y", "z", "w"])]
+    if longer == 0:
+        sides.reverse()
+    with pytest.raises(DataError, match=r"misaligned.*document 'paper\.2', segment '2'"):
+        _align(*sides)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"just text\n", "holds no <seg>"),
+        (b"", "holds no <seg>"),
+        (b'<doc docid="1"><seg id="1">a</seg><seg id="1">b</seg></doc>', "occurs twice"),
+        (b'<doc docid="1">\n<seg id="1">\xff</seg></doc>', "line 2: not UTF-8"),
+    ],
+)
+def test_bad_files_are_named(data: bytes, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        _read(data)

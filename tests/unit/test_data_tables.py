@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from corpus_writers import plain, translations, write_parquet
+from headwise.data.tables import find_table, table_pairs
+from headwise.errors import DataError
+
+PAIRS = [('er sagt "ja"', "he says yes"), ("gut", "good"), ("schön", "nice")]
+
+
+def _rows(flat: bool) -> list[dict[str, object]]:
+    if flat:
+        return [{"en": en, "de": de, "id": i} for i, (de, en) in enumerate(PAIRS)]
+    return list(translations(("de", "en"), PAIRS))
+
+
+@pytest.mark.parametrize("flat", [True, False])
+@pytest.mark.parametrize("ending", ["parquet", "jsonl", "jsonl.gz"])
+def test_columns_are_read_by_language(tmp_path: Path, ending: str, flat: bool) -> None:
+    path = tmp_path / f"train.{ending}"
+    if ending == "parquet":
+        write_parquet(path, _rows(flat))
+    else:
+        data = plain([json.dumps(row) for row in _rows(flat)])
+        path.write_bytes(gzip.compress(data) if ending.endswith("gz") else data)
+    found = find_table(tmp_path, "train")
+    assert list(table_pairs(found, "de", "en")) == PAIRS
+    assert list(table_pairs(found, "en", "de")) == [(en, de) for de, en in PAIRS]
+
+
+@pytest.mark.parametrize("ending", ["tsv", "tsv.gz"])
+def test_tab_separated_cells_are_literal(tmp_path: Path, ending: str) -> None:
+    data = plain(["en\tnote\tde", *(f"{en}\tx\t{de}" for de, en in PAIRS)])
+    path = tmp_path / f"train.{ending}"
+    path.write_bytes(gzip.compress(data) if ending.endswith("gz") else data)
+    assert list(table_pairs([path], "de", "en")) == PAIRS
+
+
+@pytest.mark.parametrize("layout", ["train-{:05d}-of-00003.parquet", "train/{:04d}.parquet"])
+def test_shards_in_order(tmp_path: Path, layout: str) -> None:
+    for number, row in enumerate(_rows(flat=False)):
+        write_parquet(tmp_path / layout.format(number), [row])
+    assert list(table_pairs(find_table(tmp_path, "train"), "de", "en")) == PAIRS
+
+
+def test_missing_shard_is_named(tmp_path: Path) -> None:
+    for number in (0, 2):
+        write_parquet(tmp_path / f"train-{number:05d}-of-00003.parquet", _rows(flat=False))
+    with pytest.raises(DataError, match=r"expected 3, missing numbers: 1"):
+        find_table(tmp_path, "train")
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("a.tsv", b"de\tfr\nx\ty\n", r"'en' is not in \['de', 'fr'\]"),
+        ("a.tsv", b"de\ten\nx\n", r"line 2: 1 cells, the header has 2"),
+        ("a.tsv", b"de\ten\n", "is empty"),
+        ("a.jsonl", b'{"de": "x"}\n', r"line 1: no text for language 'en'; found de"),
+        ("a.jsonl", b'{"de": "x", "en": null}\n', "no text for language 'en'"),
+        ("a.jsonl", b'{"de": "x", "en": "y"}\n{"de": \n', "line 2: not JSON"),
+        ("a.jsonl", b"[1]\n", "line 1: not a JSON object"),
+        ("a.jsonl", b'{"de": "\xff", "en": "y"}\n', "line 1: not UTF-8"),
+        ("a.parquet", b"PAR1 but not really", "truncated or no parquet file"),
+        ("a.parquet", b"", "truncated or no parquet file"),
+    ],
+)
+def test_bad_tables_are_named(tmp_path: Path, name: str, data: bytes, message: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(data)
+    with pytest.raises(DataError, match=message) as caught:
+        list(table_pairs([path], "de", "en"))
+    assert name in str(caught.value)
+
+
+def test_parquet_without_the_language_names_its_columns(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "a.parquet", [{"de": "x", "fr": "y"}])
+    with pytest.raises(DataError, match=r"no column 'en'; found de, fr"):
+        list(table_pairs([tmp_path / "a.parquet"], "de", "en"))
+
+
+def test_line_ends_inside_a_cell_become_spaces(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "a.parquet", [{"de": "eins\nzwei", "en": "one\r\ntwo"}])
+    assert list(table_pairs([tmp_path / "a.parquet"], "de", "en")) == [("eins zwei", "one two")]

@@ -1,0 +1,248 @@
+"""Tokenizers: every kind loses nothing, trains alike everywhere, and refuses what cannot be."""
+
+from __future__ import annotations
+
+import pickle
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from headwise.data.tokenizer import BOS, EOS, PAD, UNK, Tokenizer, TokenizerPair
+from headwise.data.tokenizer_training import check_tokenizer_config, train_tokenizer
+from headwise.errors import ConfigError, DataError
+from headwise.schema import TokenizerConfig
+
+SYLLABLES = ["ba", "ne", "li", "so", "ru", "schä", "ing", "keit", "über", "t", "en"]
+JAPANESE = [
+    "私は学生です。",
+    "京都の寺院は古い。",
+    "彼は寺に行った。",
+    "これは本です。",
+    "古い本を読む。",
+]
+
+
+def german(n_sentences: int, seed: int = 0) -> list[str]:
+    draw = random.Random(seed)
+    words = ["".join(draw.choices(SYLLABLES, k=draw.randint(1, 4))) for _ in range(150)]
+    return [" ".join(draw.choices(words, k=draw.randint(2, 12))) + "." for _ in range(n_sentences)]
+
+
+TEXT = german(300) + JAPANESE * 3
+SIZES = {"bpe": 200, "unigram": 120, "char": 1000, "byte": 260}
+
+
+def config(kind: str, **options: object) -> TokenizerConfig:
+    return TokenizerConfig(**{"kind": kind, "vocab_size": SIZES[kind], **options})
+
+
+@pytest.fixture(scope="module")
+def trained() -> dict[str, Tokenizer]:
+    return {kind: train_tokenizer(iter(TEXT), config(kind)) for kind in SIZES}
+
+
+@pytest.mark.parametrize("kind", SIZES)
+class TestEveryKind:
+    def test_decoding_restores_the_text(self, trained: dict[str, Tokenizer], kind: str) -> None:
+        tokenizer = trained[kind]
+        assert tokenizer.decode(tokenizer.encode(TEXT)) == TEXT
+
+    def test_special_ids_never_come_from_text(
+        self, trained: dict[str, Tokenizer], kind: str
+    ) -> None:
+        ids = trained[kind].encode(["<pad> <s> </s> <unk>", *TEXT])
+        assert not {PAD, BOS, EOS} & {i for row in ids for i in row}
+
+    def test_decoding_skips_specials(self, trained: dict[str, Tokenizer], kind: str) -> None:
+        tokenizer = trained[kind]
+        ids = tokenizer.encode(TEXT[:1])[0]
+        assert tokenizer.decode([[BOS, *ids, EOS, PAD, PAD]]) == TEXT[:1]
+
+    @pytest.mark.parametrize("wrong", [-1, 10_000])
+    def test_ids_out_of_range_are_named(
+        self, trained: dict[str, Tokenizer], kind: str, wrong: int
+    ) -> None:
+        with pytest.raises(IndexError, match=rf"{wrong} .*{trained[kind].vocab_size}"):
+            trained[kind].decode([[5], [5, wrong]])
+        with pytest.raises(IndexError):
+            trained[kind].id_to_piece(wrong)
+
+    def test_file_and_pickle_bring_it_back(
+        self, trained: dict[str, Tokenizer], kind: str, tmp_path: Path
+    ) -> None:
+        tokenizer = trained[kind]
+        tokenizer.save(tmp_path / "t.model")
+        for again in (Tokenizer.load(tmp_path / "t.model"), pickle.loads(pickle.dumps(tokenizer))):
+            assert again.model_bytes == tokenizer.model_bytes
+            assert again.fingerprint() == tokenizer.fingerprint()
+            assert again.encode(TEXT) == tokenizer.encode(TEXT)
+
+    def test_training_again_gives_the_same_pieces(
+        self, trained: dict[str, Tokenizer], kind: str
+    ) -> None:
+        again = train_tokenizer(iter(TEXT), config(kind))
+        assert again.fingerprint() == trained[kind].fingerprint()
+
+    def test_pieces_spell_the_sentence(self, trained: dict[str, Tokenizer], kind: str) -> None:
+        pieces = trained[kind].pieces("baneli")
+        assert len(pieces) == len(trained[kind].encode(["baneli"])[0])
+        if kind != "byte":
+            assert "".join(pieces) == "▁baneli"
+
+
+def test_fingerprint_tells_vocabularies_apart(trained: dict[str, Tokenizer]) -> None:
+    other = train_tokenizer(iter(TEXT), config("bpe", vocab_size=201))
+    assert len({t.fingerprint() for t in [other, *trained.values()]}) == 5
+
+
+def test_bytes_restore_any_string(trained: dict[str, Tokenizer]) -> None:
+    wild = ["", "  two  spaces ", "\t\n\r\0\u2028", "▁", "ﬁ𝄞🙂", "\ufeff\u3000私", "é e\u0301"]
+    byte = trained["byte"]
+    assert byte.decode(byte.encode(wild)) == wild
+    assert byte.vocab_size == 260
+    assert byte.decode([[4 + 0xE3, 4 + 0x41]]) == ["\ufffdA"]
+
+
+def test_white_space_of_every_kind_is_one_space(trained: dict[str, Tokenizer]) -> None:
+    bpe = trained["bpe"]
+    assert bpe.encode([" ba\u00a0\u3000 ne\t"]) == bpe.encode(["ba ne"])
+
+
+def test_byte_fallback_spells_unknown_characters() -> None:
+    plain = train_tokenizer(iter(TEXT), config("bpe"))
+    spelling = train_tokenizer(iter(TEXT), config("bpe", vocab_size=500, byte_fallback=True))
+    assert UNK in plain.encode(["ba 猫"])[0]
+    assert spelling.decode(spelling.encode(["ba 猫🙂"])) == ["ba 猫🙂"]
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_unreachable_vocabulary_names_both_numbers(kind: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        train_tokenizer(iter(TEXT), config(kind, vocab_size=50_000))
+    message = str(caught.value)
+    assert "tokenizer.vocab_size=50000" in message
+    supported = int(message.split("at most ")[1].split()[0])
+    assert f"tokenizer.vocab_size={supported}" in message
+    # What the message advises works, and one more does not.
+    reached = train_tokenizer(iter(TEXT), config(kind, vocab_size=supported))
+    assert reached.vocab_size == supported
+    with pytest.raises(ConfigError):
+        train_tokenizer(iter(TEXT), config(kind, vocab_size=supported + 1))
+
+
+def test_vocabulary_smaller_than_the_alphabet_is_explained() -> None:
+    with pytest.raises(ConfigError, match=r"vocab_size=20 is too small.*character_coverage"):
+        train_tokenizer(iter(TEXT), config("bpe", vocab_size=20))
+
+
+def test_characters_are_limited_by_vocab_size(trained: dict[str, Tokenizer]) -> None:
+    few = train_tokenizer(iter(TEXT), config("char", vocab_size=20))
+    assert few.vocab_size == 20
+    assert trained["char"].vocab_size < 100
+
+
+def test_no_text_is_a_data_error() -> None:
+    with pytest.raises(DataError):
+        train_tokenizer(iter([]), config("bpe"))
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"kind": "bpee"}, "bpe"),
+        ({"vocab_size": 4}, "vocab_size"),
+        ({"kind": "byte", "vocab_size": 200}, "260"),
+        ({"byte_fallback": True, "vocab_size": 100}, "260"),
+        ({"dropout": 1.0}, "dropout"),
+        ({"dropout": -0.1}, "dropout"),
+        ({"kind": "unigram", "dropout": 0.1}, "unigram"),
+        ({"character_coverage": 0.0}, "character_coverage"),
+        ({"max_training_sentences": 0}, "max_training_sentences"),
+        ({"max_sentence_pieces": 0}, "max_sentence_pieces"),
+    ],
+)
+def test_wrong_options_are_refused_without_data(options: dict[str, object], named: str) -> None:
+    with pytest.raises(ConfigError, match=named) as caught:
+        check_tokenizer_config(TokenizerConfig(**options))
+    assert "tokenizer." in str(caught.value)
+
+
+@pytest.mark.parametrize("joint", [True, False])
+def test_pair_saves_and_loads(trained: dict[str, Tokenizer], tmp_path: Path, joint: bool) -> None:
+    source = trained["bpe"]
+    pair = TokenizerPair(source, source if joint else trained["char"], joint)
+    pair.save(tmp_path)
+    again = TokenizerPair.load(tmp_path)
+    assert again.joint == joint
+    assert (again.source is again.target) == joint
+    assert again.fingerprint() == pair.fingerprint()
+    assert len(list(tmp_path.iterdir())) == (1 if joint else 2)
+
+
+def test_missing_and_broken_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no tokenizer"):
+        TokenizerPair.load(tmp_path)
+    (tmp_path / "tokenizer.model").write_bytes(b"rubbish")
+    with pytest.raises(DataError, match=r"tokenizer\.model"):
+        TokenizerPair.load(tmp_path)
+    (tmp_path / "tokenizer.model").rename(tmp_path / "tokenizer.source.model")
+    with pytest.raises(DataError, match=r"tokenizer\.source\.model"):
+        TokenizerPair.load(tmp_path)
+
+
+class TestBpeDropout:
+    @pytest.mark.parametrize("fallback", [False, True])
+    def test_without_dropout_it_is_sentencepiece(self, fallback: bool) -> None:
+        tokenizer = train_tokenizer(
+            iter(TEXT), config("bpe", vocab_size=500, byte_fallback=fallback)
+        )
+        text = [*german(300, seed=1), *JAPANESE, "", " ", "猫猫 ba猫", "🙂", "</s> ba", *TEXT[:50]]
+        assert tokenizer.encode_sampled(text, 0.0, 1) == tokenizer.encode(text)
+
+    def test_samples_spell_the_text_with_more_pieces(self, trained: dict[str, Tokenizer]) -> None:
+        bpe = trained["bpe"]
+        plain, sampled = bpe.encode(TEXT), bpe.encode_sampled(TEXT, 0.1, 1)
+        assert bpe.decode(sampled) == TEXT
+        assert sum(map(len, plain)) < sum(map(len, sampled)) < 2 * sum(map(len, plain))
+
+    def test_nearly_certain_dropout_leaves_characters(self, trained: dict[str, Tokenizer]) -> None:
+        sampled = trained["bpe"].encode_sampled(["baneli baneli"], 1 - 1e-9, 1)
+        assert len(sampled[0]) == len("▁baneli▁baneli")
+
+    def test_share_of_first_merges_dropped(self, trained: dict[str, Tokenizer]) -> None:
+        # "ba" alone after its space: with two merges to choose from, none survives the first
+        # round with probability 0.25, and then the word stays three characters.
+        words = trained["bpe"].encode_sampled(["ba"] * 4000, 0.5, 3)
+        possible = [trained["bpe"].pieces(word) for word in ("ba", "b", "a")]
+        assert possible[0] == ["▁ba"]
+        whole = sum(len(word) == 3 for word in words) / 4000
+        n_first_merges = sum(
+            trained["bpe"].decode([[i]])[0] != "" and spelt in ("▁b", "ba")
+            for i in range(200)
+            for spelt in [trained["bpe"].id_to_piece(i)]
+        )
+        assert whole == pytest.approx(0.5**n_first_merges, abs=0.03)
+
+    def test_seed_decides_in_every_process(self, trained: dict[str, Tokenizer]) -> None:
+        bpe = trained["bpe"]
+        first = bpe.encode_sampled(TEXT[:20], 0.3, [1, 2, 3])
+        assert bpe.encode_sampled(TEXT[:20], 0.3, [1, 2, 3]) == first
+        assert bpe.encode_sampled(TEXT[:20], 0.3, [1, 2, 4]) != first
+        program = (
+            "import pickle, sys; tokenizer, text = pickle.load(sys.stdin.buffer);"
+            "print(tokenizer.encode_sampled(text, 0.3, [1, 2, 3]))"
+        )
+        printed = subprocess.run(
+            [sys.executable, "-c", program],
+            input=pickle.dumps((bpe, TEXT[:20])),
+            capture_output=True,
+            check=True,
+        )
+        assert printed.stdout.decode().strip() == str(first)
+
+    def test_bytes_have_no_merges(self, trained: dict[str, Tokenizer]) -> None:
+        with pytest.raises(ConfigError, match="bpe"):
+            trained["byte"].encode_sampled(["a"], 0.1, 1)

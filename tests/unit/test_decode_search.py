@@ -1,0 +1,341 @@
+"""Beam and greedy search on a model whose every probability is known."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+
+import pytest
+import torch
+from torch import Tensor
+
+from headwise.decode import Hypothesis, beam_search, greedy_search
+from headwise.decode.beam import top_k
+from headwise.errors import RunError
+from headwise.model.transformer import Memory
+
+CPU = torch.device("cpu")
+PAD, UNK, BOS, EOS = 0, 1, 2, 3
+N_PIECES = 6
+
+
+class PrefixCache:
+    """Remembers what the rows of the batch have read."""
+
+    def __init__(self) -> None:
+        self.prefixes: Tensor | None = None
+
+    def reorder(self, rows: Tensor) -> None:
+        assert self.prefixes is not None
+        self.prefixes = self.prefixes[rows]
+
+
+class KnownModel:
+    """Draws the distribution after each (source, prefix) from a seed made of both.
+
+    `logits` may be replaced by a function of (source, prefix).
+    """
+
+    def __init__(self, sharpness: float = 2.0, n_pieces: int = N_PIECES) -> None:
+        self.sharpness, self.n_pieces = sharpness, n_pieces
+        self.rows_seen: list[int] = []
+
+    def logits(self, source: tuple[int, ...], prefix: tuple[int, ...]) -> list[float]:
+        numbers = random.Random(str((source, prefix)))
+        return [self.sharpness * numbers.gauss(0, 1) for _ in range(self.n_pieces)]
+
+    def encode(self, source_BS: Tensor, source_lengths_B: Tensor) -> Memory:
+        return Memory(source_BS[:, :, None].float(), source_lengths_B)
+
+    def make_cache(self) -> PrefixCache:
+        return PrefixCache()
+
+    def decode(
+        self, target_in_BT: Tensor, memory: Memory, cache: PrefixCache | None = None
+    ) -> Tensor:
+        self.rows_seen.append(len(target_in_BT))
+        n_new = target_in_BT.shape[1]
+        whole = target_in_BT
+        if cache is not None:
+            if cache.prefixes is not None:
+                whole = torch.cat([cache.prefixes, target_in_BT], dim=1)
+            cache.prefixes = whole
+        assert len(whole) == len(memory.lengths_B)
+        rows = []
+        for ids, states, length in zip(
+            whole.tolist(),
+            memory.states_BSD[:, :, 0].long().tolist(),
+            memory.lengths_B,
+            strict=True,
+        ):
+            source = tuple(states[: int(length)])
+            ends = range(len(ids) - n_new + 1, len(ids) + 1)
+            rows.append([self.logits(source, tuple(ids[1:end])) for end in ends])
+        return torch.tensor(rows)
+
+    def log_probs(self, source: tuple[int, ...], prefix: tuple[int, ...]) -> list[float]:
+        return torch.tensor(self.logits(source, prefix)).log_softmax(-1).tolist()
+
+
+SOURCES = [(4, 5, 3), (5, 3), (4, 4, 5, 5, 3), (5, 4, 3), (1, 3)]
+
+
+def exhaustive(
+    model: KnownModel, source: tuple[int, ...], limit: int, penalty: float
+) -> list[tuple[float, tuple[int, ...], bool]]:
+    """Every sentence within the limit with its score, best first."""
+    words = [UNK, *range(4, model.n_pieces)]
+    found = []
+    for length in range(limit + 1):
+        for ids in itertools.product(words, repeat=length):
+            steps = [model.log_probs(source, ids[:i])[ids[i]] for i in range(length)]
+            if length < limit:
+                total = sum(steps) + model.log_probs(source, ids)[EOS]
+                found.append((total / (length + 1) ** penalty, ids, True))
+            else:
+                found.append((sum(steps) / length**penalty, ids, False))
+    return sorted(found, reverse=True)
+
+
+@pytest.mark.parametrize("penalty", [-0.5, 0.0, 0.6, 1.0, 2.0])
+def test_a_beam_that_holds_everything_finds_the_best_of_all_sentences(penalty: float) -> None:
+    model, limit, n_best = KnownModel(), 4, 6
+    found = beam_search(
+        model, SOURCES[:3], [limit] * 3, CPU, beam=200, length_penalty=penalty, n_best=n_best
+    )
+    for source, hypotheses in zip(SOURCES, found, strict=False):
+        expected = exhaustive(model, source, limit, penalty)[:n_best]
+        assert [(h.ids, h.finished) for h in hypotheses] == [(e[1], e[2]) for e in expected]
+        for hypothesis, (score, _, _) in zip(hypotheses, expected, strict=True):
+            assert hypothesis.score == pytest.approx(score, abs=1e-5)
+
+
+def plain_beam_search(
+    model: KnownModel, source: tuple[int, ...], limit: int, beam: int, penalty: float
+) -> list[tuple[float, tuple[int, ...]]]:
+    """The rule written out for one sentence, without batch, cache or bound on the score."""
+    live: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
+    found: list[tuple[float, tuple[int, ...]]] = []
+    for n_tokens in range(1, limit + 1):
+        longer = []
+        for total, ids in live:
+            log_probs = model.log_probs(source, ids)
+            for piece in (UNK, *range(EOS, model.n_pieces)):
+                longer.append((total + log_probs[piece], (*ids, piece)))
+        longer.sort(reverse=True)
+        for total, ids in longer[:beam]:
+            if ids[-1] == EOS:
+                found.append((total / n_tokens**penalty, ids[:-1]))
+        live = [(total, ids) for total, ids in longer if ids[-1] != EOS][:beam]
+        if len(found) >= beam:
+            return sorted(found, reverse=True)
+    found += [(total / limit**penalty, ids) for total, ids in live]
+    return sorted(found, reverse=True)
+
+
+@pytest.mark.parametrize("n_best", [1, 2])
+@pytest.mark.parametrize("beam", [2, 4])
+@pytest.mark.parametrize("penalty", [-2.0, 0.0, 0.5, 1.0])
+def test_neither_batch_nor_bound_changes_the_answer(penalty: float, beam: int, n_best: int) -> None:
+    model = KnownModel(sharpness=1.5)
+    sources = [(4, *pair, 3) for pair in itertools.product((4, 5), (4, 5, 1, 6, 7))]
+    limits = [3 + i for i in range(len(sources))]
+    found = beam_search(model, sources, limits, CPU, beam, penalty, n_best)
+    for source, limit, hypotheses in zip(sources, limits, found, strict=True):
+        expected = plain_beam_search(model, source, limit, beam, penalty)[:n_best]
+        assert [h.ids for h in hypotheses] == [ids for _, ids in expected]
+        scores = [score for score, _ in expected]
+        assert [h.score for h in hypotheses] == pytest.approx(scores, rel=1e-5)
+
+
+def test_stopping_early_saves_steps_and_not_answers() -> None:
+    """With all hypotheses in the beam only the bound can stop a search before its limit."""
+    model = KnownModel(sharpness=4.0)
+    found = beam_search(model, [SOURCES[0]], [7], CPU, beam=4000, length_penalty=0.0)
+    n_steps = len(model.rows_seen)
+    best = exhaustive(model, SOURCES[0], 7, 0.0)[0]
+    assert found[0][0].ids == best[1]
+    assert n_steps < 7
+
+
+class TwoStepModel(KnownModel):
+    """Ends at once with probability 0.1, else almost surely after one piece."""
+
+    def logits(self, source: tuple[int, ...], prefix: tuple[int, ...]) -> list[float]:
+        probabilities = {4: 0.001, EOS: 0.999} if prefix else {4: 0.9, EOS: 0.1}
+        return [math.log(probabilities.get(piece, 1e-30)) for piece in range(self.n_pieces)]
+
+
+@pytest.mark.parametrize("penalty", [-1.0, 0.0, 1.0])
+def test_a_search_waits_for_what_can_still_be_better(penalty: float) -> None:
+    found = beam_search(TwoStepModel(), [(4, 3)], [50], CPU, beam=2, length_penalty=penalty)
+    assert found[0][0].ids == (4,)
+
+
+@pytest.mark.parametrize("beam", [2, 3, 5])
+@pytest.mark.parametrize("sharpness", [0.5, 2.0])
+def test_scores_lengths_and_order_of_the_n_best(beam: int, sharpness: float) -> None:
+    model = KnownModel(sharpness)
+    limits = [3, 8, 5, 2, 10]
+    found = beam_search(model, SOURCES, limits, CPU, beam, length_penalty=0.7, n_best=beam)
+    for source, limit, hypotheses in zip(SOURCES, limits, found, strict=True):
+        assert len(hypotheses) == beam
+        scores = [hypothesis.score for hypothesis in hypotheses]
+        assert scores == sorted(scores, reverse=True)
+        assert len({hypothesis.ids for hypothesis in hypotheses}) == beam
+        for hypothesis in hypotheses:
+            assert_true_to_the_model(model, source, hypothesis, limit, 0.7)
+
+
+def assert_true_to_the_model(
+    model: KnownModel, source: tuple[int, ...], hypothesis: Hypothesis, limit: int, penalty: float
+) -> None:
+    ids = hypothesis.ids
+    assert not {PAD, BOS, EOS} & set(ids)
+    total = sum(model.log_probs(source, ids[:i])[ids[i]] for i in range(len(ids)))
+    n_tokens = len(ids)
+    if hypothesis.finished:
+        total += model.log_probs(source, ids)[EOS]
+        n_tokens += 1
+    else:
+        assert n_tokens == limit
+    assert 1 <= n_tokens <= limit
+    assert hypothesis.n_tokens == n_tokens
+    assert hypothesis.log_prob == pytest.approx(total, abs=1e-4)
+    assert hypothesis.score == pytest.approx(total / n_tokens**penalty, abs=1e-4)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_beam_of_one_is_greedy_search(seed: int) -> None:
+    model = KnownModel(sharpness=0.4 * (seed + 1))
+    sources = [(4 + seed, *source) for source in SOURCES]
+    limits = [2, 9, 5, 1, 12]
+    greedy = greedy_search(model, sources, limits, CPU, length_penalty=0.8)
+    beamed = beam_search(model, sources, limits, CPU, beam=1, length_penalty=0.8)
+    for one, (other,) in zip(greedy, beamed, strict=True):
+        assert (one.ids, one.finished) == (other.ids, other.finished)
+        assert one.score == pytest.approx(other.score, abs=1e-5)
+    for source, limit, hypothesis in zip(sources, limits, greedy, strict=True):
+        assert_true_to_the_model(model, source, hypothesis, limit, 0.8)
+        for i, token in enumerate(hypothesis.ids):
+            log_probs = model.log_probs(source, hypothesis.ids[:i])
+            allowed = [UNK, EOS, 4, 5]
+            assert token == max(allowed, key=lambda piece: log_probs[piece])
+
+
+def test_longer_hypotheses_win_as_the_penalty_grows() -> None:
+    model = KnownModel()
+    lengths = []
+    for penalty in (0.0, 1.0, 3.0):
+        found = beam_search(model, SOURCES, [8] * 5, CPU, beam=50, length_penalty=penalty)
+        lengths.append(sum(hypotheses[0].n_tokens for hypotheses in found))
+    assert lengths[0] < lengths[1] < lengths[2]
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_sentences_that_are_done_leave_the_batch_and_change_nothing(cached: bool) -> None:
+    model = KnownModel(sharpness=2.0)
+    limits = [3, 20, 6, 1, 12]
+    together = beam_search(model, SOURCES, limits, CPU, beam=3, n_best=3, cached=cached)
+    seen = list(model.rows_seen)
+    alone = [
+        beam_search(model, [source], [limit], CPU, beam=3, n_best=3)[0]
+        for source, limit in zip(SOURCES, limits, strict=True)
+    ]
+    assert together == alone
+    assert seen[0] == 5  # one row a sentence: all hypotheses are bos
+    assert seen[1] == 4 * 3  # the sentence whose limit was one token is gone
+    assert seen[1:] == sorted(seen[1:], reverse=True)
+    assert seen[-1] < seen[1]
+
+    model.rows_seen.clear()
+    greedy = greedy_search(model, SOURCES, limits, CPU, cached=cached)
+    assert model.rows_seen == sorted(model.rows_seen, reverse=True)
+    assert model.rows_seen[0] == 5
+    assert model.rows_seen[-1] == 1
+    for source, limit, one in zip(SOURCES, limits, greedy, strict=True):
+        assert [one] == greedy_search(model, [source], [limit], CPU)
+
+
+class SparseModel(KnownModel):
+    """Most pieces are impossible, as with a sparse output."""
+
+    def logits(self, source: tuple[int, ...], prefix: tuple[int, ...]) -> list[float]:
+        values = super().logits(source, prefix)
+        possible = random.Random(str(prefix)).choice([[4], [5, EOS], [EOS], [4, 5]])
+        return [value if piece in possible else -math.inf for piece, value in enumerate(values)]
+
+
+@pytest.mark.parametrize("beam", [1, 3, 6])
+def test_impossible_pieces_are_never_taken(beam: int) -> None:
+    model = SparseModel()
+    found = beam_search(model, SOURCES, [6] * 5, CPU, beam, n_best=beam)
+    for source, hypotheses in zip(SOURCES, found, strict=True):
+        assert hypotheses
+        for hypothesis in hypotheses:
+            assert math.isfinite(hypothesis.score)
+            assert_true_to_the_model(model, source, hypothesis, 6, 1.0)
+    for source, hypothesis in zip(
+        SOURCES, greedy_search(model, SOURCES, [6] * 5, CPU), strict=True
+    ):
+        assert_true_to_the_model(model, source, hypothesis, 6, 1.0)
+
+
+class DeadEndModel(KnownModel):
+    """After one piece only padding is possible, which no translation may hold."""
+
+    def logits(self, source: tuple[int, ...], prefix: tuple[int, ...]) -> list[float]:
+        open_pieces = [PAD] if prefix else [4, 5]
+        return [0.0 if piece in open_pieces else -math.inf for piece in range(self.n_pieces)]
+
+
+def test_a_dead_end_closes_the_hypothesis_as_it_is() -> None:
+    beamed = beam_search(DeadEndModel(), SOURCES[:2], [6, 6], CPU, beam=4, n_best=4)
+    for hypotheses in beamed:
+        assert [(h.ids, h.finished) for h in hypotheses] == [((4,), False), ((5,), False)]
+        assert hypotheses[0].log_prob == pytest.approx(math.log(0.5))
+    greedy = greedy_search(DeadEndModel(), SOURCES[:2], [6, 6], CPU)
+    assert [(h.ids, h.finished) for h in greedy] == [((4,), False)] * 2
+
+
+class ConstantModel(KnownModel):
+    """Every piece is equally likely."""
+
+    def logits(self, source: tuple[int, ...], prefix: tuple[int, ...]) -> list[float]:
+        return [0.0] * self.n_pieces
+
+
+def test_ties_go_to_the_lower_index() -> None:
+    found = beam_search(ConstantModel(n_pieces=30), [(4, 3)], [2], CPU, beam=3, n_best=3)
+    # of equal ids 1, 3, 4, 5, ... eos is finished at once; every later sentence is less likely
+    assert found[0][0].ids == ()
+    greedy = greedy_search(ConstantModel(n_pieces=30), [(4, 3)], [4], CPU)
+    assert greedy[0].ids == (UNK,) * 4
+
+
+def test_top_k_equals_a_stable_sort() -> None:
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randint(0, 4, (50, 40), generator=generator).float()
+    scores[:10] = torch.randn(10, 40, generator=generator)
+    scores[10, 5:] = -torch.inf
+    for k in (1, 7, 39, 40, 60):
+        values, indices = top_k(scores, k)
+        expected = scores.sort(dim=1, descending=True, stable=True)
+        assert torch.equal(values, expected.values[:, :k])
+        real = values > -torch.inf
+        assert torch.equal(indices[real], expected.indices[:, :k][real])
+
+
+class BrokenModel(KnownModel):
+    def logits(self, source: tuple[int, ...], prefix: tuple[int, ...]) -> list[float]:
+        values = super().logits(source, prefix)
+        values[5] = math.nan
+        return values
+
+
+def test_weights_that_are_not_numbers_are_reported() -> None:
+    with pytest.raises(RunError, match="not a number"):
+        beam_search(BrokenModel(), SOURCES, [5] * 5, CPU, beam=2)
+    with pytest.raises(RunError, match="not a number"):
+        greedy_search(BrokenModel(), SOURCES, [5] * 5, CPU)

@@ -1,0 +1,253 @@
+"""Translating and scoring text with a small Transformer of random, sharpened weights."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+
+from headwise.attention.build import AttentionFactory
+from headwise.config_dir import group_node
+from headwise.decode import Translator, beam_search, greedy_search, score_ids
+from headwise.errors import ConfigError, DataError
+from headwise.model.transformer import Transformer
+from headwise.schema import DecodeConfig, ModelConfig
+
+CPU = torch.device("cpu")
+N_PIECES = 24
+EOS = 3
+
+
+class WordTokenizer:
+    """Every word is a number and its own id; as `headwise.data.tokenizer.Tokenizer`."""
+
+    def encode(self, sentences: Sequence[str]) -> list[list[int]]:
+        return [[int(word) for word in sentence.split()] for sentence in sentences]
+
+    def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
+        return [" ".join(str(piece) for piece in line) for line in ids]
+
+
+@dataclass
+class Pair:
+    source: Any
+    target: Any
+
+
+PAIR: Any = Pair(WordTokenizer(), WordTokenizer())
+
+
+def build(
+    attention: str = "softmax", positions: str = "sinusoidal", norm: str = "pre"
+) -> Transformer:
+    config = ModelConfig(
+        name="test",
+        encoder_layers=2,
+        decoder_layers=2,
+        d_model=16,
+        n_heads=2,
+        d_ff=32,
+        norm=norm,
+        positions=positions,
+        max_positions=32,
+        share_embeddings="none",
+    )
+    factory = AttentionFactory(group_node("attention", attention), group_node("pattern", "none"))
+    model = Transformer(config, N_PIECES, N_PIECES, False, factory, seed=3)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(2.5)  # random weights alone give an almost constant answer
+        model.output.weight[EOS] *= 2.0  # and hardly ever end
+    return model.eval()
+
+
+def sentences(n: int, seed: int = 0, longest: int = 14) -> list[str]:
+    numbers = random.Random(seed)
+    return [
+        " ".join(str(numbers.randrange(4, N_PIECES)) for _ in range(numbers.randint(1, longest)))
+        for _ in range(n)
+    ]
+
+
+@pytest.fixture(scope="module")
+def model() -> Transformer:
+    return build()
+
+
+CONFIG = DecodeConfig(beam=4, n_best=3, max_length_ratio=1.0, max_length_extra=6, max_tokens=300)
+
+
+def sources_of(lines: Sequence[str]) -> list[list[int]]:
+    return [[*line, EOS] for line in WordTokenizer().encode(lines)]
+
+
+def assert_same(found: Any, expected: Any) -> None:
+    assert [one.text for one in found] == [one.text for one in expected]
+    for one, other in zip(found, expected, strict=True):
+        assert [text for text, _ in one.n_best] == [text for text, _ in other.n_best]
+        for (_, score), (_, wanted) in zip(one.n_best, other.n_best, strict=True):
+            assert score == pytest.approx(wanted, abs=1e-4)
+
+
+def test_the_model_of_these_tests_says_different_things(model: Transformer) -> None:
+    found = Translator(model, PAIR, CONFIG).translate(sentences(40))
+    assert len({one.text for one in found}) > 20
+    finished = [one.hypotheses[0].finished for one in found]
+    assert any(finished)
+    assert not all(finished)
+
+
+@pytest.mark.parametrize("attention", ["softmax", "alpha_entmax"])
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_cached_equals_uncached(attention: str, norm: str) -> None:
+    model = build(attention, norm=norm)
+    sources = sources_of(sentences(12, seed=1))
+    limits = [len(source) + 5 for source in sources]
+    cached, uncached = (
+        beam_search(model, sources, limits, CPU, beam=4, n_best=4, cached=flag)
+        for flag in (True, False)
+    )
+    for one, other in zip(cached, uncached, strict=True):
+        assert [h.ids for h in one] == [h.ids for h in other]
+        assert [h.score for h in one] == pytest.approx([h.score for h in other], abs=1e-4)
+    greedy, greedy_uncached = (
+        greedy_search(model, sources, limits, CPU, cached=flag) for flag in (True, False)
+    )
+    assert [h.ids for h in greedy] == [h.ids for h in greedy_uncached]
+
+
+@pytest.mark.parametrize("method", ["beam", "greedy"])
+def test_batch_size_and_order_change_nothing(model: Transformer, method: str) -> None:
+    lines = sentences(30, seed=2)
+    n_best = 3 if method == "beam" else 1
+    config = replace(CONFIG, method=method, n_best=n_best)
+    together = Translator(model, PAIR, replace(config, max_tokens=100_000)).translate(lines)
+    alone = Translator(model, PAIR, replace(config, max_tokens=1)).translate(lines)
+    assert_same(together, alone)
+    order = list(range(30))
+    random.Random(1).shuffle(order)
+    shuffled = Translator(model, PAIR, config).translate([lines[i] for i in order])
+    assert_same(shuffled, [alone[i] for i in order])
+
+
+def test_beam_of_one_is_greedy(model: Transformer) -> None:
+    lines = sentences(25, seed=3)
+    greedy = Translator(model, PAIR, replace(CONFIG, method="greedy", n_best=1)).translate(lines)
+    beamed = Translator(model, PAIR, replace(CONFIG, beam=1, n_best=1)).translate(lines)
+    assert_same(greedy, beamed)
+
+
+def test_the_scorer_agrees_with_the_search(model: Transformer) -> None:
+    lines = sentences(20, seed=4)
+    sources = sources_of(lines)
+    translations = Translator(model, PAIR, CONFIG).translate(lines)
+    pairs = [
+        (source, hypothesis)
+        for source, translation in zip(sources, translations, strict=True)
+        for hypothesis in translation.hypotheses
+    ]
+    scores = score_ids(model, [s for s, _ in pairs], [list(h.ids) for _, h in pairs], CPU)
+    for (_, hypothesis), score in zip(pairs, scores, strict=True):
+        tokens = score.token_log_probs[: hypothesis.n_tokens]  # the search gave some no eos
+        assert sum(tokens) == pytest.approx(hypothesis.log_prob, abs=1e-4)
+        assert hypothesis.score == pytest.approx(sum(tokens) / hypothesis.n_tokens, abs=1e-4)
+
+
+def test_scores_of_given_text(model: Transformer) -> None:
+    sources, targets = sentences(17, seed=5), [*sentences(16, seed=6), ""]
+    scores = Translator(model, PAIR, replace(CONFIG, max_tokens=64)).score(sources, targets)
+    alone = Translator(model, PAIR, replace(CONFIG, max_tokens=1)).score(sources, targets)
+    for target, score, other in zip(targets, scores, alone, strict=True):
+        assert score.n_tokens == len(target.split()) + 1 == len(score.token_log_probs)
+        assert score.log_prob == pytest.approx(sum(score.token_log_probs))
+        assert score.token_log_probs == pytest.approx(other.token_log_probs, abs=1e-4)
+        assert all(value <= 0 for value in score.token_log_probs)
+    # teacher forcing by hand
+    source, target = sources_of(sources[:1]), WordTokenizer().encode(targets[:1])[0]
+    output = model(
+        torch.tensor(source), torch.tensor([len(source[0])]), torch.tensor([[2, *target]])
+    )
+    expected = output.logits_BTV.log_softmax(-1)[0, range(len(target) + 1), [*target, EOS]]
+    assert scores[0].token_log_probs == pytest.approx(expected.tolist(), abs=1e-4)
+
+
+def test_empty_lines_stay_empty(model: Transformer) -> None:
+    translator = Translator(model, PAIR, CONFIG)
+    lines = ["", *sentences(3, seed=7), "   ", *sentences(2, seed=8)]
+    found = translator.translate(lines)
+    assert [found[0].text, found[4].text] == ["", ""]
+    assert found[0].score == 0.0
+    assert found[0].n_best == (("", 0.0),)
+    real = [line for line in lines if line.strip()]
+    assert_same([found[i] for i in (1, 2, 3, 5, 6)], translator.translate(real))
+    assert translator.translate([]) == []
+    assert translator.translate(["", ""]) == [found[0], found[0]]
+
+
+def test_learned_positions_limit_source_and_translation() -> None:
+    model = build(positions="learned")
+    translator = Translator(model, PAIR, replace(CONFIG, max_length_ratio=3.0, n_best=1))
+    line = " ".join(["7"] * 31)  # and eos
+    found = translator.translate([line])[0]
+    assert found.hypotheses[0].n_tokens <= 32
+    with pytest.raises(DataError, match=r"source line 2 has 33 pieces.*model\.max_positions=32"):
+        translator.translate(["7", line + " 7"])
+    with pytest.raises(DataError, match="translation line 1 has 33 pieces"):
+        translator.score(["7"], [line + " 7"])
+    # sinusoidal positions go on without an end
+    assert Translator(build(), PAIR, CONFIG).translate([line + " 7 7"])[0].text
+
+
+class TwoLineTokenizer(WordTokenizer):
+    def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
+        return ["one\ntwo\u2028three" for _ in ids]
+
+
+def test_a_translation_is_one_line(model: Transformer) -> None:
+    pair: Any = Pair(WordTokenizer(), TwoLineTokenizer())
+    assert Translator(model, pair, CONFIG).translate(["5"])[0].text == "one two three"
+
+
+def test_the_model_keeps_its_mode_and_trains_on(model: Transformer) -> None:
+    model.train()
+    long_line = [" ".join(["9"] * 40)]  # grows the table of position signals
+    first = Translator(model, PAIR, CONFIG).translate(long_line)
+    assert model.training
+    assert_same(first, Translator(model, PAIR, CONFIG).translate(long_line))  # without dropout
+    ids = torch.full((1, 40), 9)
+    model(ids, torch.tensor([40]), ids).logits_BTV.sum().backward()
+    model.eval()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"method": "beem"}, r"decode\.method must be one of beam, greedy; got 'beem'.*mean beam"),
+        ({"beam": 0}, r"decode\.beam must be at least 1, got 0"),
+        ({"n_best": 6}, r"decode\.n_best must be at most 4"),
+        ({"method": "greedy", "n_best": 2}, r"decode\.n_best must be at most 1"),
+        ({"max_length_ratio": -1.0}, r"decode\.max_length_ratio"),
+        ({"max_length_ratio": 0.0, "max_length_extra": 0}, r"decode\.max_length_extra"),
+        ({"length_penalty": math.nan}, r"decode\.length_penalty"),
+        ({"max_tokens": 0}, r"decode\.max_tokens"),
+    ],
+)
+def test_bad_settings_are_refused(
+    model: Transformer, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Translator(model, PAIR, replace(CONFIG, **changes))
+
+
+def test_unequal_or_empty_lines_cannot_be_scored(model: Transformer) -> None:
+    translator = Translator(model, PAIR, CONFIG)
+    with pytest.raises(DataError, match="2 source lines but 1 translations"):
+        translator.score(["5", "6"], ["5"])
+    with pytest.raises(DataError, match="source line 2 is empty"):
+        translator.score(["5", ""], ["5", "6"])

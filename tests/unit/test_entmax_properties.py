@@ -1,0 +1,84 @@
+"""Properties over drawn scores."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from headwise.entmax import alpha_entmax
+
+few = settings(max_examples=60, deadline=None, derandomize=True)
+values = st.floats(-50, 50, width=32)
+rows = st.lists(values, min_size=1, max_size=40).map(lambda row: torch.tensor(row))
+alphas = st.one_of(
+    st.sampled_from([1.0, 1.5, 2.0]), st.floats(1, 2), st.floats(1, 2).map(torch.tensor)
+)
+
+
+def close(first: Tensor, second: Tensor, tolerance: float = 1e-6) -> bool:
+    return bool((first - second).abs().max() <= tolerance)
+
+
+@few
+@given(rows, alphas)
+def test_lies_in_the_simplex_and_keeps_the_order(scores: Tensor, alpha: float | Tensor) -> None:
+    weights = alpha_entmax(scores, alpha)
+    assert (weights >= 0).all()
+    assert abs(weights.double().sum().item() - 1) <= 5e-7
+    ordered = weights[scores.argsort()]
+    assert (ordered.diff() >= -1e-7).all()
+
+
+@few
+@given(rows, alphas, st.floats(-100, 100, width=32))
+def test_shift_changes_nothing(scores: Tensor, alpha: float | Tensor, shift: float) -> None:
+    # in float64, where the shift itself loses nothing
+    moved = alpha_entmax(scores.double() + shift, alpha)
+    weights = alpha_entmax(scores.double(), alpha)
+    assert close(moved, weights, 1e-9)
+
+
+@few
+@given(rows, alphas, st.randoms(use_true_random=False))
+def test_permutation_permutes(scores: Tensor, alpha: float | Tensor, random: object) -> None:
+    order = list(range(len(scores)))
+    random.shuffle(order)  # type: ignore[attr-defined]
+    assert close(alpha_entmax(scores[order], alpha), alpha_entmax(scores, alpha)[order])
+
+
+@few
+@given(rows, alphas, st.data())
+def test_masking_removes(scores: Tensor, alpha: float | Tensor, data: st.DataObject) -> None:
+    drawn = st.lists(st.booleans(), min_size=len(scores), max_size=len(scores))
+    mask = torch.tensor(data.draw(drawn))
+    weights = alpha_entmax(scores, alpha, mask=mask)
+    assert (weights[~mask] == 0).all()
+    if mask.any():
+        assert close(weights[mask], alpha_entmax(scores[mask], alpha))
+
+
+@few
+@given(rows, st.floats(1, 2), st.data())
+def test_score_gradients_sum_to_zero_and_vanish_off_the_support(
+    scores: Tensor, alpha: float, data: st.DataObject
+) -> None:
+    drawn = st.lists(values, min_size=len(scores), max_size=len(scores))
+    grad = torch.tensor(data.draw(drawn), dtype=torch.float64)
+    scores = scores.double().requires_grad_()
+    alpha_1 = torch.tensor([alpha], dtype=torch.float64, requires_grad=True)
+    weights = alpha_entmax(scores, alpha_1)
+    weights.backward(grad)
+    assert (scores.grad[weights == 0] == 0).all()
+    assert abs(scores.grad.sum().item()) <= 1e-9
+    assert alpha_1.grad.isfinite().all()
+
+
+@few
+@given(rows)
+def test_larger_alpha_gives_more_to_the_best_key(scores: Tensor) -> None:
+    best = [alpha_entmax(scores.double(), 1 + step / 8).max().item() for step in range(9)]
+    assert all(later >= earlier - 1e-12 for earlier, later in pairwise(best))

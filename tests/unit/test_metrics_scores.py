@@ -1,0 +1,148 @@
+"""BLEU, chrF and the hook for outside metrics."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import sacrebleu
+import sacremoses
+
+from headwise.errors import ConfigError, DataError
+from headwise.metrics import run_external, score_translations
+
+HYPOTHESES = ["The cat's on the mat, isn't it?", 'He said: "Hello" to us.', "A small dog runs."]
+REFERENCES = ["The cat is on the mat, isn't it?", 'He said "Hello" to us.', "A little dog runs."]
+
+
+def test_scores_and_signatures() -> None:
+    scores = score_translations(HYPOTHESES, REFERENCES, "en")
+    assert list(scores) == ["bleu", "bleu_tokenised", "chrf", "chrf++"]
+    version = f"version:{sacrebleu.__version__}"
+    moses = f"tok:moses-en-sacremoses-{sacremoses.__version__}|"
+    for name, parts in {
+        "bleu": ("case:mixed", "tok:13a"),
+        "bleu_tokenised": ("case:mixed", moses),
+        "chrf": ("nc:6", "nw:0"),
+        "chrf++": ("nc:6", "nw:2"),
+    }.items():
+        assert type(scores[name]["score"]) is float
+        for part in (*parts, version, "nrefs:1"):
+            assert part in scores[name]["signature"]
+    assert scores["bleu"]["score"] == pytest.approx(
+        sacrebleu.corpus_bleu(HYPOTHESES, [REFERENCES]).score
+    )
+    assert scores["chrf"]["score"] == pytest.approx(
+        sacrebleu.corpus_chrf(HYPOTHESES, [REFERENCES]).score
+    )
+    assert len({round(score["score"], 3) for score in scores.values()}) == 4
+    assert json.loads(json.dumps(scores)) == scores
+
+
+def test_moses_tokens_are_what_is_compared() -> None:
+    scores = score_translations(HYPOTHESES, REFERENCES, "en")
+    by_hand = [
+        "The cat 's on the mat , isn 't it ?",
+        'He said : " Hello " to us .',
+        "A small dog runs .",
+    ]
+    wanted = [
+        "The cat is on the mat , isn 't it ?",
+        'He said " Hello " to us .',
+        "A little dog runs .",
+    ]
+    expected = sacrebleu.corpus_bleu(by_hand, [wanted], tokenize="none", force=True).score
+    assert scores["bleu_tokenised"]["score"] == pytest.approx(expected)
+
+
+def test_a_perfect_translation() -> None:
+    for score in score_translations(REFERENCES, REFERENCES, "de").values():
+        assert score["score"] == pytest.approx(100.0)
+
+
+def test_languages_without_spaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *a: None if name == "MeCab" else find(name, *a)
+    )
+    scores = score_translations(["これは本です。"], ["これは私の本です。"], "ja")
+    assert "tok:char" in scores["bleu"]["signature"]
+    assert list(scores) == ["bleu", "chrf", "chrf++"]
+    for code in ("zh", "zh-CN", "zh_Hans"):
+        scores = score_translations(["这是一本书。"], ["这是我的书。"], code)
+        assert "tok:zh" in scores["bleu"]["signature"]
+        assert "bleu_tokenised" not in scores
+
+
+@pytest.mark.parametrize("n", [0, 2, 4])
+def test_other_numbers_of_lines_are_refused(n: int) -> None:
+    with pytest.raises(DataError, match=f"{n} hypotheses against 3 references"):
+        score_translations(["a"] * n, REFERENCES, "en")
+
+
+def test_nothing_is_no_corpus() -> None:
+    with pytest.raises(DataError, match="0 hypotheses against 0 references"):
+        score_translations([], [], "en")
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> dict[str, Path]:
+    files = {}
+    for name in ("source", "hypotheses", "references"):
+        files[name] = tmp_path / f"the {name}.txt"  # a space, as some folders have
+        files[name].write_text(f"{name}\nof two lines\n", encoding="utf-8")
+    return files
+
+
+def python(code: str) -> str:
+    return f"{sys.executable} -c '{code}' {{source}} {{hypotheses}} {{references}}"
+
+
+def test_an_outside_score_is_the_last_number(paths: dict[str, Path]) -> None:
+    code = 'import sys; print(len(sys.argv)); print(open(sys.argv[2]).readline(), "v1.5 x: -0.25")'
+    found = run_external({"comet": python(code)}, paths)["comet"]
+    assert found["score"] == -0.25
+    assert str(paths["hypotheses"]) in found["command"]
+    code = 'import sys; print("system", len(sys.argv), "1.5e-1")'
+    assert run_external({"m": python(code)}, paths)["m"]["score"] == pytest.approx(0.15)
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        (python('import sys; print(0.9); sys.exit("no model")'), "exit code 1: no model"),
+        (python('print("all is well")'), "no number"),
+        (python('print("2 systems, score: nan")'), "printed nan"),
+        (python("input()"), "exit code 1"),
+        (python("import time; time.sleep(30)"), "did not end within 0.5 s"),
+        ("no-such-program-here {hypotheses}", "could not be started"),
+    ],
+)
+def test_a_failure_leaves_a_reason_and_no_score(
+    paths: dict[str, Path], command: str, reason: str
+) -> None:
+    good = python("print(3)")
+    timeout = 0.5 if "sleep" in command else 30.0
+    found = run_external(
+        {"bad": command, **({} if timeout < 1 else {"good": good})}, paths, timeout
+    )
+    assert "score" not in found["bad"]
+    assert reason in found["bad"]["warning"]
+    if timeout > 1:
+        assert found["good"]["score"] == 3.0
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("comet-score -t {hypothesis}", r"decode\.external\.comet.*mean \{hypotheses\}"),
+        ("comet-score -t hyp.txt", r"must name \{hypotheses\}"),
+        ("comet-score '{hypotheses}", "cannot be read as a command"),
+    ],
+)
+def test_bad_templates_are_refused(paths: dict[str, Path], command: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        run_external({"comet": command}, paths)

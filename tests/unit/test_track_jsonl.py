@@ -1,0 +1,145 @@
+"""The record of a run: no gap, no repeat, whatever moment it was cut off at."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headwise.errors import RunError
+from headwise.track.jsonl import JsonlWriter, encode_record, read_jsonl
+
+texts = st.text(st.characters(codec="utf-8"), max_size=20)
+records = st.lists(st.dictionaries(texts, st.one_of(texts, st.integers(), st.none())), max_size=8)
+
+
+@settings(max_examples=60, deadline=None)
+@given(records=records, kept=st.integers(0, 8), torn=st.binary(max_size=9), data=st.data())
+def test_rewind_and_go_on_equals_never_having_stopped(
+    tmp_path_factory: pytest.TempPathFactory,
+    records: list[dict[str, object]],
+    kept: int,
+    torn: bytes,
+    data: st.DataObject,
+) -> None:
+    kept = min(kept, len(records))
+    folder = tmp_path_factory.mktemp("jsonl")
+    straight, resumed = folder / "straight.jsonl", folder / "resumed.jsonl"
+    with JsonlWriter(straight) as writer:
+        for record in records:
+            writer.write(record)
+    further = data.draw(st.integers(kept, len(records)))  # written after the checkpoint, then lost
+    with JsonlWriter(resumed) as writer:
+        for record in records[:further]:
+            writer.write(record)
+    with open(resumed, "ab") as tail:
+        tail.write(torn.replace(b"\n", b""))  # the kill came in the middle of a line
+    with JsonlWriter(resumed) as writer:
+        assert writer.n_lines == further
+        writer.rewind(kept)
+        assert writer.n_lines == kept
+        for record in records[kept:]:
+            writer.write(record)
+    assert resumed.read_bytes() == straight.read_bytes()
+    assert read_jsonl(resumed) == records
+
+
+def test_each_write_stands_in_the_file_at_once(tmp_path: Path) -> None:
+    writer = JsonlWriter(tmp_path / "new folder" / "metrics.jsonl")
+    writer.write({"update": 1, "train/loss": 2.5})
+    assert read_jsonl(writer.path) == [{"update": 1, "train/loss": 2.5}]
+    writer.sync()
+    assert writer.n_lines == 1
+
+
+def test_a_torn_last_line_is_not_read_and_is_cut_on_opening(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"update": 1}\n{"upd')
+    assert read_jsonl(path) == [{"update": 1}]
+    JsonlWriter(path).write({"update": 2})
+    assert read_jsonl(path) == [{"update": 1}, {"update": 2}]
+
+
+def test_lines_longer_than_a_block_and_many_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headwise.track.jsonl.BLOCK_BYTES", 7)
+    path = tmp_path / "heads.jsonl"
+    writer = JsonlWriter(path)
+    for update in range(20):
+        writer.write({"update": update, "text": "x" * update})
+    writer.rewind(13)
+    writer.write({"update": 13})
+    assert [record["update"] for record in read_jsonl(path)] == list(range(14))
+
+
+def test_fewer_lines_than_the_checkpoint_knew_are_refused(tmp_path: Path) -> None:
+    writer = JsonlWriter(tmp_path / "metrics.jsonl")
+    writer.write({"update": 1})
+    with pytest.raises(RunError, match=r"1 complete lines.* after 2"):
+        writer.rewind(2)
+    assert writer.n_lines == 1
+    assert len(read_jsonl(writer.path)) == 1
+
+
+def test_what_could_not_be_measured_is_named_not_invented() -> None:
+    record = {
+        "update": np.int64(3),
+        "train/loss": math.nan,
+        "train/norm": torch.tensor(1.5),
+        "alpha": {"cross": [[1.25, math.inf], torch.tensor([1.0, 2.0])]},
+    }
+    line = encode_record(record)
+    assert b"NaN" not in line
+    assert b"Infinity" not in line
+    assert json.loads(line) == {
+        "update": 3,
+        "train/norm": 1.5,
+        "alpha": {"cross": [[1.25, None], [1.0, 2.0]]},
+        "nonfinite": ["train/loss", "alpha.cross.1.2"],
+    }
+    with pytest.raises(TypeError, match="callback"):
+        encode_record({"callback": object()})
+
+
+def test_a_full_disk_is_said_clearly_and_costs_no_earlier_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = JsonlWriter(tmp_path / "metrics.jsonl")
+    writer.write({"update": 1})
+
+    class FullDisk:
+        def __init__(self, file: object) -> None:
+            self.file = file
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self.file, name)
+
+        def write(self, line: bytes) -> int:
+            return self.file.write(line[:4])  # type: ignore[attr-defined,no-any-return]
+
+    working = writer._file
+    monkeypatch.setattr(writer, "_file", FullDisk(working))
+    with pytest.raises(RunError, match=r"metrics\.jsonl: no space left"):
+        writer.write({"update": 2})
+    monkeypatch.setattr(writer, "_file", working)
+    writer.write({"update": 3})
+    assert [record["update"] for record in read_jsonl(writer.path)] == [1, 3]
+
+
+def test_unreadable_records_are_named_with_their_line(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"missing\.jsonl"):
+        read_jsonl(tmp_path / "missing.jsonl")
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"update": 1}\nnot json\n')
+    with pytest.raises(RunError, match="line 2"):
+        read_jsonl(path)
+    path.write_text("[1]\n")
+    with pytest.raises(RunError, match="JSON object"):
+        read_jsonl(path)

@@ -1,0 +1,6 @@
+"""`python train.py attention=alpha_entmax data=multi30k …`; see the README."""
+
+from headwise.cli import train
+
+if __name__ == "__main__":
+    train()

@@ -3,10 +3,11 @@
     python -m benchmarks.corpus_memory --pairs 450000
 
 Writes text of about 25 words a sentence from a Zipf vocabulary to disk, prepares it with a joint
-BPE tokenizer, opens it again, plans an epoch and takes batches; once for a quarter of the pairs
-and once for all, each in a process of its own. Prints seconds and the highest memory of the
+BPE tokenizer, opens it again, plans an epoch and takes its batches; once for a quarter of the
+pairs and once for all, each in a process of its own. Prints seconds and the highest memory of the
 process and its workers in each phase, and the straight line through both sizes at 4.5 million
-pairs (the size of WMT14 En-De). The tokenizer's line ends at the size of its capped sample.
+pairs (the size of WMT14 En-De); a line that falls is taken for level. The tokenizer's line ends
+at the size of its capped sample.
 
 Anonymous memory is what processes hold for themselves; the rest of the resident set is pages of
 mapped files (libraries, the ids), which the system can take back.
@@ -106,7 +107,9 @@ class PeakMemory(threading.Thread):
 
     def between(self, start: float, end: float) -> dict[str, float]:
         """The highest memory in MiB, and the seconds, of a stretch of time."""
-        sizes = [sample[1:] for sample in self._samples if start - 0.05 <= sample[0] <= end + 0.05]
+        # Samples near the bounds may belong to the phase beside, but each phase needs one.
+        within = [s for s in self._samples if start + 0.1 <= s[0] <= end]
+        sizes = [s[1:] for s in within or [min(self._samples, key=lambda s: abs(s[0] - end))]]
         anonymous, resident = (max(side) / MIB for side in zip(*sizes, strict=True))
         return {"seconds": end - start, "anonymous": anonymous, "resident": resident}
 
@@ -191,7 +194,7 @@ def report(options: argparse.Namespace) -> None:
 
     def at(phase: str, key: str, n_pairs: int) -> float:
         slope = (large[phase][key] - small[phase][key]) / (many - few)
-        value: float = large[phase][key] + slope * (n_pairs - many)
+        value: float = large[phase][key] + max(slope, 0.0) * (n_pairs - many)
         return value
 
     sample = max(MAX_TRAINING_SENTENCES // 2, many)

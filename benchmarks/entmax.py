@@ -3,10 +3,10 @@
     python -m benchmarks.entmax [--quick]
 
 All contenders run interleaved in one process, and what is printed are ratios of medians to
-`torch.softmax`. With one thread (OMP_NUM_THREADS=1) the time taken is that of the processor, which
-other load on the machine does not lengthen by waiting; else it is that of the clock. The scores look like those
-of a Transformer in training: normal with a deviation of 2, rows padded on the right, one α a
-head between 1.1 and 1.9, with a gradient to α unless α is fixed.
+`torch.softmax`. With one thread (OMP_NUM_THREADS=1) the time is that of the processor, which other
+load on the machine lengthens less; else it is that of the clock. The scores look like those of a
+Transformer in training: normal with a deviation of 2, rows padded on the right, one α a head
+between 1.1 and 1.9, with a gradient to α unless α is fixed.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import torch
 
 from headwise.data.batching import Batch, BatchLoader, evaluation_batches
 from headwise.data.plan import plan_epoch
-from headwise.data.store import EncodedSplit
+from headwise.data.store import EncodedSplit, IdStore, id_dtype
 from headwise.data.tokenizer import BOS, EOS
 from headwise.errors import ConfigError, RunError
 
@@ -289,3 +289,29 @@ class TestEvaluationBatches:
     @pytest.mark.parametrize("nothing", [[], EncodedSplit.from_lists([], [])])
     def test_no_pairs_no_batches(self, nothing: EncodedSplit) -> None:
         assert list(evaluation_batches(nothing, 100)) == []
+
+
+class TestIdStore:
+    ROWS = ([5, 6, 7], [], [9], [70_000, 4])
+
+    def test_rows_lengths_and_bounds(self) -> None:
+        ids = IdStore.from_lists(self.ROWS)
+        assert [row.tolist() for row in ids] == [list(row) for row in self.ROWS]
+        assert ids[-1].tolist() == [70_000, 4]
+        assert ids.lengths.tolist() == [3, 0, 1, 2]
+        assert ids.lengths.dtype == np.int32
+        for wrong in (4, -5):
+            with pytest.raises(IndexError):
+                ids[wrong]
+
+    def test_gather_pads_and_frames(self) -> None:
+        ids, lengths = IdStore.from_lists(self.ROWS).gather(np.array([3, 1, 0]), 2, 3)
+        assert ids.tolist() == [[2, 70_000, 4, 3, 0], [2, 3, 0, 0, 0], [2, 5, 6, 7, 3]]
+        assert lengths.tolist() == [4, 2, 5]
+        bare, lengths = IdStore.from_lists(self.ROWS).gather(np.array([1, 1]))
+        assert bare.shape == (2, 0)
+        assert lengths.tolist() == [0, 0]
+
+    def test_ids_fit_their_type(self) -> None:
+        assert id_dtype(65_536) is np.uint16
+        assert id_dtype(65_537) is np.int32

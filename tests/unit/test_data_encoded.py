@@ -18,7 +18,7 @@ import pytest
 
 from headwise.data import encoded, encoding, store
 from headwise.data.cache import read_manifest
-from headwise.data.encoded import IdStore, PreparedCorpus, prepare_corpus
+from headwise.data.encoded import PreparedCorpus, prepare_corpus
 from headwise.data.epochs import EpochSplits
 from headwise.data.workers import run_apart
 from headwise.errors import ConfigError, DataError, HeadwiseError
@@ -376,29 +376,3 @@ class TestEpochSplits:
         names = sorted(path.name[:7] for path in (tmp_path / "s").iterdir())
         assert names == ["epoch_3", "epoch_4"]
         assert splits(1).source.flat[:5].tolist() == kept[0]
-
-
-class TestIdStore:
-    ROWS = ([5, 6, 7], [], [9], [70_000, 4])
-
-    def test_rows_lengths_and_bounds(self) -> None:
-        ids = IdStore.from_lists(self.ROWS)
-        assert [row.tolist() for row in ids] == [list(row) for row in self.ROWS]
-        assert ids[-1].tolist() == [70_000, 4]
-        assert ids.lengths.tolist() == [3, 0, 1, 2]
-        assert ids.lengths.dtype == np.int32
-        for wrong in (4, -5):
-            with pytest.raises(IndexError):
-                ids[wrong]
-
-    def test_gather_pads_and_frames(self) -> None:
-        ids, lengths = IdStore.from_lists(self.ROWS).gather(np.array([3, 1, 0]), 2, 3)
-        assert ids.tolist() == [[2, 70_000, 4, 3, 0], [2, 3, 0, 0, 0], [2, 5, 6, 7, 3]]
-        assert lengths.tolist() == [4, 2, 5]
-        bare, lengths = IdStore.from_lists(self.ROWS).gather(np.array([1, 1]))
-        assert bare.shape == (2, 0)
-        assert lengths.tolist() == [0, 0]
-
-    def test_ids_fit_their_type(self) -> None:
-        assert store.id_dtype(65_536) is np.uint16
-        assert store.id_dtype(65_537) is np.int32

@@ -75,4 +75,3 @@ class KeyValueCache:
         grown = buffer.new_empty(batch, heads, max(2 * self.length, needed, 16), width)
         grown[:, :, : self.length] = buffer[:, :, : self.length]
         return grown
-

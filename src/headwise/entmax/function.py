@@ -14,6 +14,7 @@ Letters: R rows, K keys.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -23,9 +24,12 @@ from headwise.entmax.solver import BETA_MIN, CHUNK_SCORES, Power, solve
 
 # Above, exp(y) - 1 - y as it stands; below, its series, which is accurate where p > 1e-9.
 BETA_SERIES = 0.1
-# 1/2!, 1/3!, … 1/8!
-SERIES = (1 / 2, 1 / 6, 1 / 24, 1 / 120, 1 / 720, 1 / 5040, 1 / 40320)
-SERIES_DOUBLE = (*SERIES, *(SERIES[-1] / d for d in (9.0, 90.0, 990.0, 11880.0, 154440.0)))
+# 1/2!, 1/3!, 1/4!, …
+SERIES = {
+    torch.float32: tuple(1 / math.factorial(degree) for degree in range(2, 9)),
+    torch.float64: tuple(1 / math.factorial(degree) for degree in range(2, 18)),
+}
+LOG2_E = math.log2(math.e)
 
 
 def masked_copy(scores: Tensor, mask: Tensor) -> Tensor:
@@ -142,70 +146,75 @@ def _backward(
     grad_rows: Tensor | None,
 ) -> None:
     """Fill `grad_scores` and, if asked for, the gradient of α of every row."""
-    n_keys = weights.shape[-1]
     if weights.numel() == 0:
         return
+    n_keys = weights.shape[-1]
     weights_RK, grad_RK = weights.view(-1, n_keys), grad.reshape(-1, n_keys)
     out_RK = grad_scores.view(-1, n_keys)
     alpha_R1 = None if grad_rows is None else grad_rows.view(-1, 1)
     n_rows = weights_RK.shape[0]
     is_cpu = weights.device.type == "cpu"
-    n_chunk = max(1, CHUNK_SCORES // n_keys) if is_cpu else n_rows
+    n_chunk = min(n_rows, max(1, CHUNK_SCORES // n_keys)) if is_cpu else n_rows
+    room_3RK = weights.new_empty(3, n_chunk, n_keys)
+    tiny = torch.finfo(weights.dtype).tiny
     for first in range(0, n_rows, n_chunk):
         part = slice(first, first + n_chunk)
-        p_RK = weights_RK[part]
+        p_RK, dp_RK, s_RK = weights_RK[part], grad_RK[part], out_RK[part]
         beta_R1 = beta[part] if beta.shape[0] > 1 else beta
+        room = room_3RK[:, : p_RK.shape[0]]
         if alpha_R1 is None:
-            s_RK, psi_RK = _slope(p_RK, beta_R1, power), None
+            _slope(p_RK, beta_R1, power, room, s_RK)
         else:
-            s_RK, psi_RK = _slope_and_psi(p_RK, beta_R1)
-        tiny = torch.finfo(p_RK.dtype).tiny
+            psi_RK = _slope_and_psi(p_RK, beta_R1, room, s_RK)
         total = s_RK.sum(-1, keepdim=True).clamp_min_(tiny)  # 0 in a row without a key
-        product_RK = s_RK * grad_RK[part]
-        centre = product_RK.sum(-1, keepdim=True).div_(total)
-        centred_RK = torch.sub(grad_RK[part], centre, out=product_RK)
-        if alpha_R1 is not None and psi_RK is not None:
-            torch.sum(psi_RK.mul_(centred_RK), -1, keepdim=True, out=alpha_R1[part]).neg_()
-        torch.mul(centred_RK, s_RK, out=out_RK[part])
+        centred_RK = torch.mul(s_RK, dp_RK, out=room[0])
+        centre = centred_RK.sum(-1, keepdim=True).div_(total)
+        torch.sub(dp_RK, centre, out=centred_RK)
+        if alpha_R1 is not None:
+            alpha_R1[part] = psi_RK.mul_(centred_RK).sum(-1, keepdim=True).neg_()
+        s_RK.mul_(centred_RK)
 
 
-def _slope(p_RK: Tensor, beta: Tensor, power: Power) -> Tensor:
-    """The s = p^(2-α) on the support, else 0."""
+def _slope(p_RK: Tensor, beta: Tensor, power: Power, room_3RK: Tensor, out_RK: Tensor) -> None:
+    """Write s = p^(2-α) on the support, else 0."""
     if power is Power.SQUARE:
-        return p_RK.sqrt()
-    if power is Power.LINEAR:
-        return p_RK.sign()
-    # zeros would send the logarithm down a slow path; their s is put to 0 by the sign
-    floor = torch.finfo(p_RK.dtype).tiny
-    s_RK = p_RK.clamp_min(floor).log_().mul_((1.0 - beta) / 0.6931471805599453).exp2_()
-    return s_RK.mul_(p_RK.sign())
+        torch.sqrt(p_RK, out=out_RK)
+    elif power is Power.LINEAR:
+        torch.sign(p_RK, out=out_RK)
+    else:
+        s_RK, is_support_RK, _ = room_3RK.unbind()
+        # the logarithm of 0 is slow; what becomes of it is put back to 0 by the sign
+        torch.clamp_min(p_RK, torch.finfo(p_RK.dtype).tiny, out=s_RK)
+        s_RK.log_().mul_((1.0 - beta) * LOG2_E).exp2_()
+        torch.mul(s_RK, torch.sign(p_RK, out=is_support_RK), out=out_RK)
 
 
-def _slope_and_psi(p_RK: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
-    """The s and p ψ, both 0 off the support."""
-    log_p_RK = p_RK.clamp_min(torch.finfo(p_RK.dtype).tiny).log_()
-    y_RK = log_p_RK * -beta
-    growth_RK = torch.expm1(y_RK)
-    s_RK = torch.addcmul(p_RK, p_RK, growth_RK)
-    border = BETA_SERIES if p_RK.dtype is torch.float32 else 2 * BETA_SERIES
+def _slope_and_psi(p_RK: Tensor, beta: Tensor, room_3RK: Tensor, out_RK: Tensor) -> Tensor:
+    """Write s, and return p ψ in the last of the room; both are 0 off the support."""
+    log_p_RK, y_RK, psi_RK = room_3RK.unbind()
+    torch.clamp_min(p_RK, torch.finfo(p_RK.dtype).tiny, out=log_p_RK).log_()
+    torch.mul(log_p_RK, -beta, out=y_RK)
+    torch.expm1(y_RK, out=psi_RK)
+    torch.addcmul(p_RK, p_RK, psi_RK, out=out_RK)
     if p_RK.device.type == "cpu":  # reading values back is free here
         least, most = (float(bound) for bound in beta.aminmax())
     else:
         least, most = 0.0, 1.0
-    if least >= border:
-        return s_RK, growth_RK.sub_(y_RK).div_(beta.square()).mul_(p_RK)
-    series_RK = log_p_RK.square_().mul_(_series(y_RK))
-    if most >= border:
-        is_direct = (beta >= border).to(beta.dtype)
-        direct_RK = growth_RK.sub_(y_RK).div_(beta.square())
-        series_RK = torch.lerp(series_RK, direct_RK, is_direct)
-    return s_RK, series_RK.mul_(p_RK)
+    if most < BETA_SERIES:
+        _series(y_RK, psi_RK).mul_(log_p_RK.square_())
+        return psi_RK.mul_(p_RK)
+    psi_RK.sub_(y_RK).div_(beta.square())
+    if least < BETA_SERIES:
+        series_RK = _series(y_RK, torch.empty_like(y_RK)).mul_(log_p_RK.square_())
+        is_direct = (beta >= BETA_SERIES).to(beta.dtype)
+        torch.lerp(series_RK, psi_RK, is_direct, out=psi_RK)
+    return psi_RK.mul_(p_RK)
 
 
-def _series(y_RK: Tensor) -> Tensor:
-    """(exp(y) - 1 - y) / y² for small y."""
-    coefficients = SERIES if y_RK.dtype is torch.float32 else SERIES_DOUBLE
-    value_RK = y_RK * coefficients[-1]
+def _series(y_RK: Tensor, out_RK: Tensor) -> Tensor:
+    """Write and return (exp(y) - 1 - y) / y² for small y."""
+    coefficients = SERIES[y_RK.dtype]
+    torch.mul(y_RK, coefficients[-1], out=out_RK)
     for coefficient in coefficients[-2:0:-1]:
-        value_RK.add_(coefficient).mul_(y_RK)
-    return value_RK.add_(coefficients[0])
+        out_RK.add_(coefficient).mul_(y_RK)
+    return out_RK.add_(coefficients[0])

@@ -81,9 +81,6 @@ def alpha_entmax(
                 "(B, H, Q, K) give it the shape (H, 1, 1)"
             )
         aligned = alpha.to(working.dtype).reshape(shape).movedim(dim, -1)
-        if aligned.device.type == "cpu" and aligned.numel():
-            least, most = (float(bound) for bound in aligned.detach().aminmax())
-            _check_alpha(least, most)
         return _finish(_entmax(working, aligned, allowed), along, scores.dtype)
     alpha = float(alpha)
     if not 1 <= alpha <= 2:
@@ -92,7 +89,10 @@ def alpha_entmax(
     return _finish(weights, along, scores.dtype)
 
 
-def _check_alpha(least: float, most: float) -> None:
+def _check_alpha(alpha: Tensor) -> None:
+    if alpha.device.type != "cpu" or alpha.numel() == 0:
+        return
+    least, most = (float(bound) for bound in alpha.detach().aminmax())
     # NaN passes: it shows up as a NaN loss, which the caller knows how to report
     if least < 1 - ALPHA_SLACK or most > 2 + ALPHA_SLACK:
         raise ValueError(f"alpha must be in [1, 2], got values from {least} to {most}")
@@ -119,6 +119,8 @@ def _finish(weights: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
 # torch.compile the graph breaks here and these run as they stand.
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _entmax(scores: Tensor, alpha: Tensor | float, mask: Tensor | None) -> Tensor:
+    if isinstance(alpha, Tensor):
+        _check_alpha(alpha)
     weights: Tensor = EntmaxFunction.apply(scores, alpha, mask)  # type: ignore[no-untyped-call]
     return weights
 

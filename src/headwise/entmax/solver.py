@@ -58,7 +58,7 @@ N_EVALUATIONS_FIXED = {torch.float32: 6, torch.float64: 8}
 
 @dataclass(frozen=True)
 class _Rows:
-    """What stays fixed while the shift of some rows is sought."""
+    """What stays fixed while the shift of some rows is sought, and room to work in."""
 
     b_RK: Tensor  # -b: scaled scores below the row's largest, ≤ 0, -inf where masked
     beta: Tensor  # (R, 1) or (1, 1)
@@ -66,6 +66,7 @@ class _Rows:
     tolerance: Tensor  # of |F - 1|
     empty_R1: Tensor  # 1 where no key may be attended to, else 0
     shift_max: Tensor  # 1 - K^(-β): the shift of a row of equal scores
+    room_3RK: Tensor  # x, s and a passing product; memory asked for anew costs more than the sums
 
     def take(self, rows: Tensor) -> _Rows:
         """The same for a part of the rows."""
@@ -80,6 +81,7 @@ class _Rows:
             pick(self.tolerance),
             self.empty_R1[rows],
             pick(self.shift_max),
+            self.room_3RK[:, : rows.shape[0]],
         )
 
 
@@ -98,11 +100,13 @@ def solve(scores_RK: Tensor, beta: Tensor, power: Power, out_RK: Tensor, is_adap
     n_rows, n_keys = scores_RK.shape
     if n_rows == 0 or n_keys == 0:
         return
-    n_chunk = max(1, CHUNK_SCORES // n_keys) if is_adaptive else n_rows
+    n_chunk = min(n_rows, max(1, CHUNK_SCORES // n_keys)) if is_adaptive else n_rows
     beta = beta.clamp(BETA_MIN, 1.0)
+    room_3RK = scores_RK.new_empty(3, n_chunk, n_keys)
     for first in range(0, n_rows, n_chunk):
         part = slice(first, first + n_chunk)
-        rows = _prepare(scores_RK[part], beta[part] if beta.shape[0] > 1 else beta)
+        part_beta = beta[part] if beta.shape[0] > 1 else beta
+        rows = _prepare(scores_RK[part], part_beta, out_RK[part], room_3RK)
         if power is Power.LINEAR and is_adaptive:  # here a step costs no more than such a pass
             shift = torch.zeros_like(rows.empty_R1)
         else:
@@ -113,20 +117,21 @@ def solve(scores_RK: Tensor, beta: Tensor, power: Power, out_RK: Tensor, is_adap
             _finish_fixed(rows, shift, power, out_RK[part])
 
 
-def _prepare(scores_RK: Tensor, beta: Tensor) -> _Rows:
+def _prepare(scores_RK: Tensor, beta: Tensor, out_RK: Tensor, room_3RK: Tensor) -> _Rows:
+    """The fixed part of some rows; `out_RK` holds the scaled scores until weights replace them."""
     limit = torch.finfo(scores_RK.dtype).max
     precision = PRECISIONS[scores_RK.dtype]
     largest_R1 = _row_max(scores_RK)
     empty_R1 = (largest_R1 == -math.inf).to(scores_RK.dtype)
     # -inf - (-inf) would be NaN; a finite top keeps every key of an empty row at -inf
-    b_RK = scores_RK - largest_R1.clamp_min_(-limit)
-    b_RK.mul_(beta)
+    b_RK = torch.sub(scores_RK, largest_R1.clamp_min(-limit), out=out_RK).mul_(beta)
     # never 0, so that 0^0 off the support comes out as exp2(-inf) = 0 at β = 1 too
     exponent = beta.reciprocal().sub_(1.0).clamp_min_(1e-30).mul_(math.log2(math.e))
     tolerance = torch.exp2(beta * math.log2(precision.mass_border))
     tolerance.clamp_(precision.mass_tight, precision.mass_loose)
     shift_max = torch.expm1(beta * -math.log(scores_RK.shape[1])).neg_()
-    return _Rows(b_RK, beta, exponent, tolerance, empty_R1, shift_max)
+    room_3RK = room_3RK[:, : scores_RK.shape[0]]
+    return _Rows(b_RK, beta, exponent, tolerance, empty_R1, shift_max, room_3RK)
 
 
 def _row_max(scores_RK: Tensor) -> Tensor:
@@ -158,7 +163,7 @@ def _moment_start(rows: _Rows, is_adaptive: bool) -> Tensor:
     level = torch.ones_like(rows.empty_R1)  # 1 - t
     shift = level
     for _ in range(n_passes):
-        x_RK = (rows.b_RK + level).clamp_min_(0.0)
+        x_RK = torch.add(rows.b_RK, level, out=rows.room_3RK[0]).clamp_min_(0.0)
         mean = x_RK.sum(-1, keepdim=True)
         square = torch.linalg.vector_norm(x_RK, dim=-1, keepdim=True).square_()
         count = x_RK.sign_().sum(-1, keepdim=True).clamp_min_(1.0)
@@ -174,76 +179,78 @@ def _moment_start(rows: _Rows, is_adaptive: bool) -> Tensor:
     return shift
 
 
-def _evaluate(rows: _Rows, shift_R1: Tensor, power: Power) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """At a shift: x and s, (R, K), and their sums F = Σ xs and S = Σ s, (R, 1)."""
+def _evaluate(rows: _Rows, shift_R1: Tensor, power: Power) -> tuple[Tensor, Tensor, Tensor]:
+    """At a shift: s (R, K), F = Σ xs and S = Σ s, (R, 1); x stays in the room of `rows`."""
+    x_RK, s_RK, product_RK = rows.room_3RK.unbind()
     if power is Power.ANY:
         # log1p of x - 1, as x itself has lost the digits that matter for small β. Off the
         # support it is log1p(-1) = -inf, and exp2 makes that an exact 0.
-        s_RK = (rows.b_RK - shift_R1).clamp_min_(-1.0)
-        x_RK = s_RK + 1.0
+        torch.sub(rows.b_RK, shift_R1, out=s_RK).clamp_min_(-1.0)
+        torch.add(s_RK, 1.0, out=x_RK)
         s_RK.log1p_().mul_(rows.exponent).exp2_()
-        mass = (x_RK * s_RK).sum(-1, keepdim=True)
+        mass = torch.mul(x_RK, s_RK, out=product_RK).sum(-1, keepdim=True)
         slope = s_RK.sum(-1, keepdim=True)
     else:
-        x_RK = (rows.b_RK + (1.0 - shift_R1)).clamp_min_(0.0)
+        torch.add(rows.b_RK, 1.0 - shift_R1, out=x_RK).clamp_min_(0.0)
         total = x_RK.sum(-1, keepdim=True)
         if power is Power.SQUARE:
             s_RK = x_RK
             # not vector_norm, good enough for the start: it adds one by one and loses 1e-5
-            mass = x_RK.square().sum(-1, keepdim=True)
+            mass = torch.square(x_RK, out=product_RK).sum(-1, keepdim=True)
             slope = total
         else:
-            s_RK = x_RK.sign()
             mass = total
-            slope = s_RK.sum(-1, keepdim=True)
+            slope = torch.sign(x_RK, out=s_RK).sum(-1, keepdim=True)
     tiny = torch.finfo(slope.dtype).tiny
     # a row without a key counts as solved; its s are all 0
-    return x_RK, s_RK, mass.add_(rows.empty_R1), slope.clamp_min_(tiny)
+    return s_RK, mass.add_(rows.empty_R1), slope.clamp_min_(tiny)
 
 
 def _step(rows: _Rows, shift_R1: Tensor, mass: Tensor, slope: Tensor) -> Tensor:
     """Newton on F^β. F = 0 (rounding right of the support) leads back to the left end."""
-    tiny = torch.finfo(mass.dtype).tiny
-    growth = torch.expm1(mass.clamp_min(tiny).log_().mul_(rows.beta).neg_()).neg_()
-    shift = growth.mul_(mass.clamp_min(tiny)).div_(slope).add_(shift_R1).clamp_min_(0.0)
+    mass = mass.clamp_min(torch.finfo(mass.dtype).tiny)
+    growth = torch.expm1(mass.log().mul_(rows.beta).neg_()).neg_()
+    shift = growth.mul_(mass).div_(slope).add_(shift_R1).clamp_min_(0.0)
     return torch.minimum(shift, rows.shift_max)
 
 
-def _corrected(
-    x_RK: Tensor, s_RK: Tensor, mass: Tensor, slope: Tensor, out_RK: Tensor | None
-) -> Tensor:
+def _correct(rows: _Rows, s_RK: Tensor, mass: Tensor, slope: Tensor, out_RK: Tensor) -> None:
     """Weights p - cs with c = (F - 1)/S, not below 0: a linear step to Σp = 1, no new pass."""
-    shifted_RK = (x_RK - (mass - 1.0).div_(slope)).clamp_min_(0.0)
-    return torch.mul(shifted_RK, s_RK, out=out_RK)
+    x_RK, _, product_RK = rows.room_3RK.unbind()
+    torch.sub(x_RK, (mass - 1.0).div_(slope), out=product_RK).clamp_min_(0.0)
+    torch.mul(product_RK, s_RK, out=out_RK)
 
 
 def _finish_adaptive(rows: _Rows, shift_R1: Tensor, power: Power, out_RK: Tensor) -> None:
     """Newton until every row has converged; when few are left, on those alone."""
     left: Tensor | None = None  # the rows of out_RK that `rows` holds; None: all
     for n_left in range(PRECISIONS[rows.b_RK.dtype].n_evaluations - 1, -1, -1):
-        x_RK, s_RK, mass, slope = _evaluate(rows, shift_R1, power)
+        s_RK, mass, slope = _evaluate(rows, shift_R1, power)
         is_open = (mass - 1.0).abs_() > rows.tolerance  # False for NaN
         n_open = int(torch.count_nonzero(is_open)) if n_left else 0
-        is_few = 2 * n_open < rows.b_RK.shape[0]
-        if is_few:
-            if left is None:
-                _corrected(x_RK, s_RK, mass, slope, out_RK)
-            else:
-                out_RK.index_copy_(0, left, _corrected(x_RK, s_RK, mass, slope, None))
+        if 2 * n_open >= mass.shape[0]:
+            shift_R1 = _step(rows, shift_R1, mass, slope)
+            continue
+        if n_open:
+            index = is_open.view(-1).nonzero().view(-1)
+            open_rows = rows.take(index)  # before out_RK, which holds the scaled scores, is written
+            shift_R1 = _step(rows, shift_R1, mass, slope)[index]
+        if left is None:
+            _correct(rows, s_RK, mass, slope, out_RK)
+        else:
+            solved_RK = torch.empty_like(rows.b_RK)
+            _correct(rows, s_RK, mass, slope, solved_RK)
+            out_RK.index_copy_(0, left, solved_RK)
         if n_open == 0:
             return
-        shift_R1 = _step(rows, shift_R1, mass, slope)
-        if is_few:
-            index = is_open.view(-1).nonzero().view(-1)
-            rows, shift_R1 = rows.take(index), shift_R1[index]
-            left = index if left is None else left[index]
+        left = index if left is None else left[index]
+        rows = open_rows
 
 
 def _finish_fixed(rows: _Rows, shift_R1: Tensor, power: Power, out_RK: Tensor) -> None:
     """The same number of steps for every row: nothing is read back from the device."""
-    n_evaluations = N_EVALUATIONS_FIXED[rows.b_RK.dtype]
-    for n_left in range(n_evaluations - 1, -1, -1):
-        x_RK, s_RK, mass, slope = _evaluate(rows, shift_R1, power)
+    for n_left in range(N_EVALUATIONS_FIXED[rows.b_RK.dtype] - 1, -1, -1):
+        s_RK, mass, slope = _evaluate(rows, shift_R1, power)
         if n_left:
             shift_R1 = _step(rows, shift_R1, mass, slope)
-    _corrected(x_RK, s_RK, mass, slope, out_RK)
+    _correct(rows, s_RK, mass, slope, out_RK)

@@ -54,7 +54,9 @@ def check_model_config(config: ModelConfig) -> None:
         rate = getattr(config, key)
         require(0 <= rate < 1, f"model.{key}", "in [0, 1)", rate)
     divides = config.d_model % config.n_heads == 0
-    require(divides, "model.n_heads", f"a divisor of model.d_model={config.d_model}", config.n_heads)
+    require(
+        divides, "model.n_heads", f"a divisor of model.d_model={config.d_model}", config.n_heads
+    )
     for key, options in (
         ("norm", NORMS),
         ("positions", POSITIONS),

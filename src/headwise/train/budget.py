@@ -47,8 +47,10 @@ def describe_budget(config: Config) -> str:
         f"model {model_config.name}: {n_weights:,} parameters, {n_learned_alpha} of them α",
         f"an update: {tokens * trainer.accumulate:,} padded tokens a side and rank, "
         f"{flops / 1e12:.2f} TFLOP",
-        *(f"  {name:<13}{6 * tokens * n * trainer.accumulate / 1e12:8.2f} TFLOP"
-          for name, n in per_token.items()),
+        *(
+            f"  {name:<13}{6 * tokens * n * trainer.accumulate / 1e12:8.2f} TFLOP"
+            for name, n in per_token.items()
+        ),
         f"memory: {weights_gib:.2f} GiB weights, gradients and moments, "
         f"about {activations_gib:.2f} GiB activations (sentences of {length} tokens)",
         f"{trainer.max_updates:,} updates: {flops * trainer.max_updates / 1e15:.2f} PFLOP a rank",

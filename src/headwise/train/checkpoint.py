@@ -75,7 +75,13 @@ def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str,
         raise CheckpointError(f"there is no checkpoint {path}")
     try:
         payload = torch.load(path, map_location=device, weights_only=True)
-    except (RuntimeError, EOFError, pickle.UnpicklingError, zipfile.BadZipFile, ValueError) as error:
+    except (
+        RuntimeError,
+        EOFError,
+        pickle.UnpicklingError,
+        zipfile.BadZipFile,
+        ValueError,
+    ) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CheckpointError(
             f"{path} is truncated, or no checkpoint of headwise ({reason}). "

@@ -129,4 +129,3 @@ def evaluate_texts(
         write_lines(paths["source"], sources)
         scores.update(run_external(external, paths))
     return scores, hypotheses
-

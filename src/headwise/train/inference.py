@@ -110,9 +110,7 @@ def _named_sets(
     config: EvaluateConfig, run: TrainedRun
 ) -> dict[str, tuple[Sequence[str], Sequence[str]]]:
     data = run.config.data
-    data = replace(
-        data, dir=config.data.dir or data.dir, test=list(config.data.test) or data.test
-    )
+    data = replace(data, dir=config.data.dir or data.dir, test=list(config.data.test) or data.test)
     corpus = open_corpus(data, Path(run.config.paths.cache).expanduser())
     return {name: corpus.read(name) for name in corpus.config.test}
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from torch import Tensor, nn
 
 from headwise.attention.base import Attention, Mask, Place
@@ -89,7 +91,7 @@ class Decoder(nn.Module):
                     layer.self_attention.make_cache(static=False),
                     layer.cross_attention.make_cache(static=True),
                 )
-                for layer in self.layers
+                for layer in cast("list[DecoderLayer]", list(self.layers))
             ]
         )
 

@@ -6,34 +6,62 @@ what a user can mend.
 
 from __future__ import annotations
 
-import logging
+import gc
 import os
 import sys
+import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from headwise.config_dir import config_dir, group_choices, group_node
-from headwise.errors import HeadwiseError, nearest
+from headwise.config_dir import config_dir
+from headwise.config_keys import explain_composition, refuse_unknown
+from headwise.errors import ConfigError, HeadwiseError, nearest
+
+if TYPE_CHECKING:
+    from headwise.sweep import Sweep
 
 Job = Callable[[Any], None]
 COMMANDS = ("train", "prepare", "evaluate", "translate")
+BROKEN_PIPE = 128 + 13  # as a shell reports SIGPIPE
 
-log = logging.getLogger(__name__)
+
+class Leave(BaseException):
+    """A run that saved and stopped on request; no `Exception`, so that it ends a sweep as well."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+class PointFailedError(HeadwiseError):
+    """A point of a sweep failed; its own error has been shown."""
 
 
 def main() -> None:
     """`headwise COMMAND key=value …`."""
-    if len(sys.argv) < 2 or sys.argv[1] not in COMMANDS:
-        given = sys.argv[1] if len(sys.argv) > 1 else ""
-        if given in ("-h", "--help", ""):
-            print(f"usage: headwise {{{','.join(COMMANDS)}}} key=value …\n")
-            print("headwise train --help lists the config groups of training.")
-            sys.exit(0 if given else 2)
+    given = sys.argv[1] if len(sys.argv) > 1 else ""
+    if given == "--version":
+        from headwise import __version__
+
+        print(f"headwise {__version__}")
+    elif given in COMMANDS:
+        command = sys.argv.pop(1)
+        commands = {
+            "train": train,
+            "prepare": prepare,
+            "evaluate": evaluate,
+            "translate": translate,
+        }
+        commands[command]()
+    elif given in ("-h", "--help", ""):
+        print(f"usage: headwise {{{','.join(COMMANDS)}}} key=value …\n")
+        print("headwise train --help lists the config groups of training.")
+        sys.exit(0 if given else 2)
+    else:
         close = nearest(given, COMMANDS)
         hint = f" Did you mean {close}?" if close else ""
-        sys.exit(f"headwise: {given!r} is not one of {', '.join(COMMANDS)}.{hint}")
-    command = sys.argv.pop(1)
-    {"train": train, "prepare": prepare, "evaluate": evaluate, "translate": translate}[command]()
+        print(f"headwise: {given!r} is none of {', '.join(COMMANDS)}.{hint}", file=sys.stderr)
+        sys.exit(2)
 
 
 def train() -> None:
@@ -47,22 +75,59 @@ def train() -> None:
     def job(config: Any) -> None:
         from hydra.core.hydra_config import HydraConfig
 
-        from headwise.train.run import train as train_run
-        from headwise.train.run import write_error
-
         overrides = list(HydraConfig.get().overrides.task)
-        try:
-            outcome = train_run(config, overrides, sweep.name if sweep else None)
-        except Exception as error:
-            write_error(config, overrides, error)
-            if sweep is not None:
-                sweep.record(overrides, None, error)
-                explain(error)
-            raise
-        if sweep is not None:
-            sweep.record(overrides, outcome, None)
+        if sweep is None:
+            _train_one(config, overrides)
+        else:
+            _train_point(config, overrides, sweep)
 
-    launch("train", job, sweep.summary if sweep else None)
+    launch("train", job, sweep)
+
+
+def _train_one(config: Any, overrides: list[str]) -> None:
+    from headwise.train.interrupt import Interrupted
+    from headwise.train.run import train as train_run
+    from headwise.train.run import write_error
+
+    try:
+        train_run(config, overrides)
+    except Interrupted as error:
+        raise Leave(str(error), error.exit_code) from error
+    except ConfigError:
+        raise  # a typing error leaves no folder behind
+    except Exception as error:
+        write_error(config, overrides, error)
+        raise
+
+
+def _train_point(config: Any, overrides: list[str], sweep: Sweep) -> None:
+    """One point of a sweep: what fails is told, kept and left behind."""
+    from headwise.train.interrupt import Interrupted
+    from headwise.train.run import train as train_run
+    from headwise.train.run import write_error
+
+    failed = False
+    try:
+        sweep.record(overrides, train_run(config, overrides, sweep.name), None)
+    except Interrupted as error:
+        sweep.record(overrides, None, error)
+        raise Leave(str(error), error.exit_code) from error
+    except Exception as error:
+        sweep.record(overrides, None, error)
+        write_error(config, overrides, error)
+        tell(error)
+        failed = True
+    _release_memory()
+    if failed:  # raised here, where no traceback keeps the point's model alive
+        raise PointFailedError(f"failed: {' '.join(overrides)}")
+
+
+def _release_memory() -> None:
+    import torch
+
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
 
 
 def prepare() -> None:
@@ -99,7 +164,7 @@ def translate() -> None:
     launch("translate", job)
 
 
-def launch(config_name: str, job: Job, afterwards: Callable[[], None] | None = None) -> None:
+def launch(config_name: str, job: Job, sweep: Sweep | None = None) -> None:
     """Compose `config_name`, run `job`, and end the process as its outcome asks.
 
     Exit codes: 0 done, 1 failed, 2 wrong configuration, 128 + n after signal n.
@@ -110,55 +175,68 @@ def launch(config_name: str, job: Job, afterwards: Callable[[], None] | None = N
 
     register()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # let errors come to us instead of Hydra's report
+    composed = False
+
+    def checked(config: Any) -> None:
+        nonlocal composed
+        composed = True
+        refuse_unknown(config, config_name)
+        job(config)
+
     application = hydra.main(
         version_base="1.3", config_path=str(config_dir()), config_name=config_name
-    )(job)
+    )(checked)
     code = 0
     try:
         application()
+        sys.stdout.flush()
+    except Leave as left:
+        print(f"headwise: {left}", file=sys.stderr)
+        code = left.exit_code
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+        print("headwise: interrupted", file=sys.stderr)
         code = 130
+    except BrokenPipeError:
+        # who reads our output has enough; Python must not try to flush it once more at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = BROKEN_PIPE
     except Exception as error:
-        code = explain(error)
-        if code == 1 and not is_expected(error):
-            raise
-    finally:
-        if afterwards is not None:
-            afterwards()
+        code = tell(error, config_name, composed)
+    if sweep is not None:
+        sweep.summary()
+        code = code or int(sweep.has_failed())
     if code:
         sys.exit(code)
 
 
-def is_expected(error: BaseException) -> bool:
-    """Whether the error is a message to the user rather than a defect."""
-    return isinstance(error, HeadwiseError) or _is_out_of_memory(error)
+def tell(error: Exception, config_name: str = "train", composed: bool = True) -> int:
+    """Print what went wrong and what to do, with a traceback for defects; returns the exit code.
 
-
-def explain(error: Exception) -> int:
-    """Print what went wrong and what to do; returns the exit code."""
+    Args:
+        config_name: whose keys to suggest.
+        composed: the config had been composed; else the error is about the command line.
+    """
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    from headwise.errors import ConfigError
-    from headwise.train.interrupt import Interrupted
-
-    if isinstance(error, Interrupted):
-        print(f"headwise: {error}", file=sys.stderr)
-        return error.exit_code
-    if isinstance(error, (HydraException, OmegaConfBaseException)):
-        print(f"headwise: {_config_message(error)}", file=sys.stderr)
-        return 2
-    if _is_out_of_memory(error):
-        print(
-            f"headwise: out of memory ({str(error).splitlines()[0]}). Lower trainer.max_tokens "
-            "(trainer.accumulate makes up for it), decode.max_tokens, or the model's size.",
-            file=sys.stderr,
-        )
+    if isinstance(error, PointFailedError):
         return 1
+    if not composed or isinstance(error, (HydraException, OmegaConfBaseException)):
+        print(f"headwise: {explain_composition(error, config_name)}", file=sys.stderr)
+        return 2
     if isinstance(error, HeadwiseError):
         print(f"headwise: {error}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
+    if _is_out_of_memory(error):
+        lines = str(error).splitlines()
+        print(
+            f"headwise: out of memory ({lines[0] if lines else type(error).__name__}). Lower "
+            "trainer.max_tokens (trainer.accumulate makes up for it), decode.max_tokens, or the "
+            "model's size.",
+            file=sys.stderr,
+        )
+        return 1
+    traceback.print_exception(error)
     return 1
 
 
@@ -168,49 +246,3 @@ def _is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
     return isinstance(error, RuntimeError) and "allocate memory" in str(error)
-
-
-def _config_message(error: Exception) -> str:
-    """Hydra's own message, with the nearest key or choice."""
-    import re
-
-    cause = error.__cause__ or error
-    text = str(error).strip()
-    detail = str(cause).strip()
-    if detail and detail not in text:
-        text = f"{text}\n{detail}"
-    text = re.sub(r"\n\s*(full_key|object_type|reference_type).*", "", text)
-    text = re.sub(r"\nTo append to your config use .*", "", text)
-    text = re.sub(r"\nConfig search path:[\s\S]*", "", text)
-    match = re.search(r"Could not (?:override|append) '?([\w@./]+)'?|Key '([\w.]+)'", str(error))
-    missing = re.search(r"Could not find '([\w]+)/([\w./-]+)'", str(error))
-    hint = None
-    if missing:
-        hint = nearest(missing.group(2), group_choices(missing.group(1)))
-        hint = f"{missing.group(1)}={hint}" if hint else None
-    elif match:
-        hint = nearest(match.group(1) or match.group(2), known_keys())
-    return f"{text}\nDid you mean {hint}?" if hint else text
-
-
-def known_keys() -> list[str]:
-    """Every dotted key of the training config, and the groups."""
-    from dataclasses import fields, is_dataclass
-    from typing import get_type_hints
-
-    from headwise.schema import Config
-
-    keys: list[str] = []
-
-    def walk(prefix: str, kind: Any) -> None:
-        for field, hint in zip(fields(kind), get_type_hints(kind).values(), strict=True):
-            name = f"{prefix}{field.name}"
-            keys.append(name)
-            if is_dataclass(hint):
-                walk(f"{name}.", hint)
-
-    walk("", Config)
-    for group in ("attention", "pattern", "loss", "optimizer", "scheduler"):
-        for choice in group_choices(group):
-            keys += [f"{group}.{key}" for key in group_node(group, choice) if key[0] != "_"]
-    return keys

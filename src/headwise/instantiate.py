@@ -8,8 +8,10 @@ refused here, once for every variant, from the constructor's own signature.
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import os
+import pkgutil
 import types
 import typing
 from collections.abc import Mapping
@@ -31,23 +33,50 @@ def as_container(node: Any) -> Any:
 
 
 def target_class(node: Any, key: str) -> Any:
-    """The class or function that `node._target_` names; refused outside the trusted packages."""
+    """The class that `node._target_` names; refused outside the trusted packages."""
     container = as_container(node)
     target = container.get("_target_") if isinstance(container, Mapping) else None
     if not isinstance(target, str):
         raise ConfigError(f"{key} must be a mapping with a _target_, got {container!r}")
-    plugins = tuple(f"{p.strip()}." for p in os.environ.get("HEADWISE_PLUGINS", "").split(",") if p)
-    if not target.startswith(ALLOWED_PREFIXES + plugins):
+    plugins = os.environ.get("HEADWISE_PLUGINS", "").split(",")
+    trusted = (*ALLOWED_PREFIXES, *(f"{name.strip()}." for name in plugins if name.strip()))
+    if not target.startswith(trusted):
         raise ConfigError(
             f"{key}._target_ must lie under headwise or torch.optim, got {target!r}. "
             "Name packages of your own in HEADWISE_PLUGINS=package1,package2."
         )
-    from hydra.utils import get_object
+    found = _locate(target, key)
+    # a trusted module's imports are reachable through it: headwise.cli.os.system
+    if not inspect.isclass(found) or not f"{found.__module__}.".startswith(trusted):
+        raise ConfigError(f"{key}._target_ must name a class of a trusted package, got {target!r}")
+    return found
 
-    try:
-        return get_object(target)
-    except Exception as error:  # Hydra wraps every import failure in its own exceptions
-        raise ConfigError(f"{key}._target_ = {target!r} cannot be imported: {error}") from error
+
+def _locate(target: str, key: str) -> Any:
+    """The object at a dotted path: the longest part that imports, then attributes."""
+    parts = target.split(".")
+    for n_module in range(len(parts), 0, -1):
+        name = ".".join(parts[:n_module])
+        try:
+            found: Any = importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name is not None and f"{name}.".startswith(f"{error.name}."):
+                continue  # a shorter part may be the module
+            raise ConfigError(f"{key}._target_ = {target!r} cannot be imported: {error}") from error
+        except ImportError as error:
+            raise ConfigError(f"{key}._target_ = {target!r} cannot be imported: {error}") from error
+        for number, part in enumerate(parts[n_module:], start=n_module):
+            if not hasattr(found, part):
+                within = ".".join(parts[:number])
+                below = [m.name for m in pkgutil.iter_modules(getattr(found, "__path__", ()))]
+                close = nearest(part, [*below, *(n for n in dir(found) if n[0] != "_")])
+                hint = f" Did you mean {within}.{close}?" if close else ""
+                raise ConfigError(
+                    f"{key}._target_ = {target!r} cannot be imported: {within} has no {part}.{hint}"
+                )
+            found = getattr(found, part)
+        return found
+    raise ConfigError(f"{key}._target_ = {target!r} cannot be imported: no module {parts[0]}")
 
 
 def instantiate(node: Any, key: str, **runtime: Any) -> Any:
@@ -67,22 +96,30 @@ def instantiate(node: Any, key: str, **runtime: Any) -> Any:
     target = target_class(container, key)
     settings = {k: v for k, v in container.items() if not k.startswith("_")}
     _check_arguments(target, settings, set(runtime), key)
+    # not recursive: a _target_ further down would be called without having been looked at here
+    hydra_keys = {"_convert_": "all", "_partial_": True, "_recursive_": False}
     try:
-        return hydra_instantiate(
-            {"_target_": container["_target_"], "_convert_": "all", "_partial_": True, **settings}
-        )(**runtime)
+        make = hydra_instantiate({"_target_": container["_target_"], **hydra_keys, **settings})
+        return make(**runtime)
     except ConfigError as error:
         raise ConfigError(f"{key}.{error}") from error
     except (TypeError, ValueError) as error:
         if container["_target_"].startswith("headwise."):
             raise  # ours refuse with a ConfigError: this is a defect
-        raise ConfigError(f"{key} is refused by {container['_target_']}: {error}") from error
+        given = ", ".join(f"{key}.{name}={value}" for name, value in settings.items())
+        raise ConfigError(f"{container['_target_']} refuses {given}: {error}") from error
 
 
 def _check_arguments(target: Any, settings: dict[str, Any], runtime: set[str], key: str) -> None:
     parameters = inspect.signature(target).parameters
     allowed = [name for name in parameters if name not in runtime and name != "params"]
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    foreign = sorted(name for name in runtime if name not in parameters and not takes_any)
+    if foreign:
+        raise ConfigError(
+            f"{key}._target_={target.__module__}.{target.__qualname__} is not of the kind that "
+            f"{key} needs: it takes no {', '.join(foreign)}"
+        )
     for name, value in settings.items():
         if name in runtime:
             raise ConfigError(f"{key}.{name} is supplied by code and cannot be set")
@@ -92,7 +129,7 @@ def _check_arguments(target: Any, settings: dict[str, Any], runtime: set[str], k
             raise ConfigError(f"{key}.{name} is not known; allowed: {', '.join(allowed)}.{hint}")
         hint_type = _type_hints(target).get(name)
         if hint_type is not None and not _fits(value, hint_type):
-            expected = getattr(hint_type, "__name__", str(hint_type))
+            expected = " or ".join(_writable(hint_type))
             raise ConfigError(f"{key}.{name} must be of type {expected}, got {value!r}")
     for name, parameter in parameters.items():
         required = parameter.default is parameter.empty and parameter.kind not in (
@@ -111,11 +148,30 @@ def _type_hints(target: Any) -> dict[str, Any]:
         return {}
 
 
-def _fits(value: Any, hint: Any) -> bool:
-    """Whether `value` has one of the simple types in `hint`; other hints accept everything."""
+def _writable(hint: Any) -> list[str]:
+    """Names of the types in `hint` that yaml has a value for."""
     origin = typing.get_origin(hint)
     if origin in (typing.Union, types.UnionType):
-        return any(_fits(value, option) for option in typing.get_args(hint))
+        return [name for option in typing.get_args(hint) for name in _writable(option)]
+    if origin in (tuple, list):
+        inner = [" or ".join(_writable(a)) for a in typing.get_args(hint) if a is not Ellipsis]
+        return [f"list of {', '.join(inner)}"]
+    if hint is type(None):
+        return ["null"]
+    return [hint.__name__] if hint in _SIMPLE else []
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether `value` has one of the simple types in `hint`; other hints accept everything."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return any(_fits(value, option) for option in arguments)
+    if origin in (tuple, list):
+        if not isinstance(value, list):
+            return False
+        if origin is list or arguments[-1] is Ellipsis:
+            return all(_fits(item, arguments[0]) for item in value)
+        return len(value) == len(arguments) and all(map(_fits, value, arguments))
     if hint is type(None):
         return value is None
     if hint is float:

@@ -18,6 +18,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from headwise.train.run import Outcome
 
+MULTIRUN = {"-m", "--multirun"}
+TELLING = {"-h", "--help", "--hydra-help", "-c", "--cfg", "-i", "--info"}  # nothing is run
+
 
 @dataclass(frozen=True)
 class Sweep:
@@ -34,7 +37,7 @@ class Sweep:
     @classmethod
     def of(cls, arguments: Sequence[str]) -> Sweep | None:
         """The sweep that a command line asks for, or None for a single run."""
-        if not any(argument in ("-m", "--multirun") for argument in arguments):
+        if not MULTIRUN.intersection(arguments) or TELLING.intersection(arguments):
             return None
         points = sorted(a for a in arguments if not a.startswith("-"))
         digest = hashlib.sha256("\0".join(points).encode()).hexdigest()[:8]
@@ -68,6 +71,10 @@ class Sweep:
         if not self.path.is_file():
             return []
         return [json.loads(line) for line in self.path.read_text(encoding="utf-8").splitlines()]
+
+    def has_failed(self) -> bool:
+        """Whether a point ended in an error."""
+        return any("error" in point for point in self.points())
 
     def summary(self) -> None:
         """Print BLEU by point."""

@@ -6,10 +6,10 @@ have the same bytes.
 
 from __future__ import annotations
 
-import errno
 import os
 import pickle
 import re
+import struct
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -23,6 +23,21 @@ from headwise.errors import CheckpointError, HeadwiseError
 
 FORMAT_VERSION = 1
 KIND = "headwise-checkpoint"
+PARTIAL = ".tmp"
+
+# What torch was seen to raise on damaged and on foreign files.
+UNREADABLE = (
+    RuntimeError,
+    EOFError,
+    pickle.UnpicklingError,
+    zipfile.BadZipFile,
+    ValueError,
+    LookupError,
+    AttributeError,
+    TypeError,
+    struct.error,
+    OSError,
+)
 
 
 @contextmanager
@@ -30,25 +45,38 @@ def replacing(path: Path) -> Iterator[Path]:
     """A temporary sibling that takes the place of `path` when the block ends well.
 
     Raises:
-        HeadwiseError: the disk is full; what stood at `path` is untouched.
+        HeadwiseError: the disk is full, or cannot be written; what stood at `path` is untouched.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL}")
     try:
         yield temporary
         with open(temporary, "rb+") as handle:
             os.fsync(handle.fileno())
         os.replace(temporary, path)
     except (OSError, RuntimeError) as error:
-        # torch reports a failed write as a RuntimeError of its zip writer
-        full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
-        if full or "write" in str(error) or "No space" in str(error):
-            raise HeadwiseError(
-                f"could not write {path}: {error}. Free some space and give the same command "
-                "again; what was saved before is intact."
-            ) from error
-        raise
+        reason = _os_error(error)
+        if reason is None:
+            raise
+        raise HeadwiseError(
+            f"could not write {path}: {reason.strerror or reason}. Free some space and give the "
+            "same command again; what was saved before is intact."
+        ) from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _os_error(error: BaseException) -> OSError | None:
+    """What the operating system said; torch's zip writer hides it behind an error of its own."""
+    found: BaseException | None = error
+    while found is not None and not isinstance(found, OSError):
+        found = found.__cause__ or found.__context__
+    return found
+
+
+def remove_partial(folder: Path) -> None:
+    """Remove what processes left that were killed while they wrote; none may be writing now."""
+    for left in folder.glob(f".*{PARTIAL}"):
+        left.unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -74,24 +102,21 @@ def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str,
     if not path.is_file():
         raise CheckpointError(f"there is no checkpoint {path}")
     try:
+        if not zipfile.is_zipfile(path):  # torch would go on to try its older formats
+            raise ValueError("no zip archive")
         payload = torch.load(path, map_location=device, weights_only=True)
-    except (
-        RuntimeError,
-        EOFError,
-        pickle.UnpicklingError,
-        zipfile.BadZipFile,
-        ValueError,
-    ) as error:
+    except UNREADABLE as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CheckpointError(
             f"{path} is truncated, or no checkpoint of headwise ({reason}). "
-            "Use another of the folder, for example checkpoint=last."
+            "Use another of its folder, for example checkpoint=best."
         ) from error
     if not isinstance(payload, dict) or payload.get("kind") != KIND:
         raise CheckpointError(f"{path} is no checkpoint of headwise")
-    if payload["format"] != FORMAT_VERSION:
+    if payload.get("format") != FORMAT_VERSION:
         raise CheckpointError(
-            f"{path} has format {payload['format']}; this version reads format {FORMAT_VERSION}"
+            f"{path} has format {payload.get('format')}; this version of headwise reads format "
+            f"{FORMAT_VERSION}"
         )
     return payload
 

@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TypeVar
 
 import torch
@@ -18,6 +19,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from headwise.errors import ConfigError, refuse
+
+# The other ranks wait while the first prepares a corpus, which may take longer than torch's
+# ten minutes; a rank that dies is noticed by torchrun at once.
+TIMEOUT = timedelta(hours=6)
 
 T = TypeVar("T")
 
@@ -44,9 +49,8 @@ class Ranks:
             [(p.grad if p.grad is not None else torch.zeros_like(p)).flatten() for p in trained]
         )
         dist.all_reduce(flat)
-        for parameter, summed in zip(
-            trained, flat.split([p.numel() for p in trained]), strict=True
-        ):
+        parts = torch.split(flat, [p.numel() for p in trained])
+        for parameter, summed in zip(trained, parts, strict=True):
             parameter.grad = summed.view_as(parameter)
 
     def sum(self, values: Tensor) -> Tensor:
@@ -113,7 +117,7 @@ def process_group(device_name: str) -> Iterator[Ranks]:
         torch.cuda.set_device(device)
     joined_here = not dist.is_initialized()  # the jobs of a multirun share one group
     if joined_here:
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=TIMEOUT)
     try:
         yield Ranks(dist.get_rank(), world_size, device)
     finally:

@@ -2,43 +2,33 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import fields, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-import torch
 from omegaconf import DictConfig, OmegaConf
 
 from headwise.data.corpus import open_corpus
 from headwise.data.lines import decoded_lines, open_bytes
-from headwise.decode.translator import Translation
-from headwise.errors import ConfigError, DataError, nearest
-from headwise.schema import DecodeConfig, EvaluateConfig, TranslateConfig
+from headwise.errors import ConfigError, DataError, HeadwiseError
+from headwise.schema import EvaluateConfig, TranslateConfig
 from headwise.train.checkpoint import write_text
-from headwise.train.distributed import Ranks, choose_device
+from headwise.train.distributed import Ranks
 from headwise.train.evaluation import evaluate_texts
-from headwise.train.loading import TrainedRun, load, read_config
+from headwise.train.loading import (
+    TrainedRun,
+    checkpoint_path,
+    load,
+    read_config,
+    search_settings,
+)
 from headwise.train.run_folder import RunFolder
 
 PROMPT = "> "
-
-
-def search_settings(own: DecodeConfig, changes: dict[str, Any]) -> DecodeConfig:
-    """The run's settings with some changed; wrong keys and types are refused."""
-    names = [field.name for field in fields(DecodeConfig)]
-    for key in changes:
-        if key not in names:
-            close = nearest(key, names)
-            hint = f" Did you mean decode.{close}?" if close else ""
-            raise ConfigError(f"decode.{key} is not known; allowed: {', '.join(names)}.{hint}")
-    merged = OmegaConf.merge(OmegaConf.structured(own), changes)
-    content = OmegaConf.to_object(merged)
-    assert isinstance(content, DecodeConfig)
-    return content
 
 
 def read_lines(path: Path) -> list[str]:
@@ -50,13 +40,23 @@ def read_lines(path: Path) -> list[str]:
 
 
 def evaluate_run(config_node: DictConfig) -> dict[str, Any]:
-    """Translate and score test sets with a trained run; returns the scores by set."""
+    """Translate and score test sets with a trained run; returns the scores by set.
+
+    Sets scored before under the same name, with the same weights and search, stay in the file.
+    """
     config = OmegaConf.to_object(config_node)
     assert isinstance(config, EvaluateConfig)
-    run = _load(config, config.decode)
-    texts = _own_text(config) or _named_sets(config, run)
-    ranks = Ranks(0, 1, choose_device(config.device))
     name = config.name or f"results-{config.checkpoint}"
+    if Path(name).name != name or name.startswith("."):
+        raise ConfigError(f"name must be the name of a file, without / in it; got {name!r}")
+    if name == "results":
+        raise ConfigError("name=results is the run's own file: give another")
+    texts = _own_text(config)
+    run = _load(config)
+    texts = texts or _named_sets(config, run)
+    path = run.folder.path / f"{name}.json"
+    content = _described(config, run)
+    known = _known_scores(path, content)
     scores = {}
     for split, (sources, references) in texts.items():
         scores[split], _ = evaluate_texts(
@@ -67,26 +67,47 @@ def evaluate_run(config_node: DictConfig) -> dict[str, Any]:
             run.folder.hypotheses / name,
             run.config.data.target,
             run.translator.config.external,
-            ranks,
-            config.progress,
+            Ranks(0, 1, run.translator.device),
+            config.progress and sys.stderr.isatty(),
         )
         for metric, found in scores[split].items():
-            print(f"{split:>24}  {metric:<14} {found['score']:6.2f}  {found['signature']}")
-    known = run.folder.path / f"{name}.json"
-    before = json.loads(known.read_text(encoding="utf-8"))["scores"] if known.is_file() else {}
-    content = {
-        "checkpoint": config.checkpoint,
-        "decode": OmegaConf.to_container(OmegaConf.structured(run.translator.config)),
-        "scores": {**before, **scores},
-    }
-    write_text(known, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
-    print(f"written to {known} and {run.folder.hypotheses / name}")
+            print(f"{split:>24}  {metric:<14} {_shown(found)}", flush=True)
+        known[split] = scores[split]
+        written = {**content, "scores": known}
+        write_text(path, json.dumps(written, indent=2, ensure_ascii=False) + "\n")
+    print(f"written to {path} and {run.folder.hypotheses / name}")
     return scores
 
 
-def _load(config: EvaluateConfig | TranslateConfig, changes: dict[str, Any]) -> TrainedRun:
+def _shown(found: dict[str, Any]) -> str:
+    """A score with its signature, or why an external command gave none."""
+    if "score" not in found:
+        return f"{'-':>6}  {found['warning']}"
+    return f"{found['score']:6.2f}  {found.get('signature', found.get('command', ''))}"
+
+
+def _described(config: EvaluateConfig, run: TrainedRun) -> dict[str, Any]:
+    """With what the scores were made: which weights, by content, and which search."""
+    path = checkpoint_path(run.folder, config.checkpoint)
+    return {
+        "checkpoint": path.stem,
+        "weights": hashlib.sha256(path.read_bytes()).hexdigest()[:16],
+        "decode": OmegaConf.to_container(OmegaConf.structured(run.translator.config)),
+    }
+
+
+def _known_scores(path: Path, content: dict[str, Any]) -> dict[str, Any]:
+    """Scores at `path` that were made in the same way; others make room."""
+    if not path.is_file():
+        return {}
+    before: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    scores: dict[str, Any] = before.pop("scores", {})
+    return scores if before == content else {}
+
+
+def _load(config: EvaluateConfig | TranslateConfig) -> TrainedRun:
     own = read_config(RunFolder.existing(config.run)).decode
-    settings = search_settings(own, changes)
+    settings = search_settings(own, config.decode)
     return load(config.run, config.checkpoint, config.device, settings)
 
 
@@ -119,22 +140,48 @@ def translate_run(config_node: DictConfig) -> None:
     """Translate a file or stdin; at a terminal, line by line."""
     config = OmegaConf.to_object(config_node)
     assert isinstance(config, TranslateConfig)
-    if config.input is not None and not Path(config.input).is_file():
-        raise DataError(f"there is no file input={config.input}")
-    run = _load(config, config.decode)
-    if config.input is None and config.reference is None and sys.stdin.isatty():
-        _interactive(run)
-        return
+    _check_paths(config)
+    run = _load(config)
     if config.input is not None:
         sources = read_lines(Path(config.input))
+    elif config.reference is None and sys.stdin.isatty():
+        _interactive(run)
+        return
     else:
         sources = list(decoded_lines(sys.stdin.buffer, "stdin"))
     if config.reference is not None:
         lines = _scored(run, sources, read_lines(Path(config.reference)))
     else:
         lines = _translated(run, sources, config.progress and sys.stderr.isatty())
-    with _output(config.output) as out:
-        out.writelines(f"{line}\n" for line in lines)
+    text = "".join(f"{line}\n" for line in lines)
+    if config.output is not None:
+        _write_output(Path(config.output).resolve(), text)
+    else:
+        # in UTF-8 as the input is, whatever the terminal's own encoding
+        sys.stdout.flush()
+        sys.stdout.buffer.write(text.encode())
+        sys.stdout.buffer.flush()
+
+
+def _write_output(path: Path, text: str) -> None:
+    """All or nothing, where `path` is a file; a device or a pipe is written to as it is."""
+    if path.exists() and not path.is_file():
+        path.write_text(text, encoding="utf-8")
+    else:
+        write_text(path, text)
+
+
+def _check_paths(config: TranslateConfig) -> None:
+    """Refuse files that cannot be read or written, before anything is loaded."""
+    for key in ("input", "reference"):
+        path = getattr(config, key)
+        if path is not None and not Path(path).is_file():
+            raise DataError(f"there is no file {key}={path}")
+    if config.output is not None and not Path(config.output).absolute().parent.is_dir():
+        folder = Path(config.output).absolute().parent
+        raise DataError(f"output={config.output} cannot be written: there is no folder {folder}")
+    if config.output is not None and Path(config.output).is_dir():
+        raise DataError(f"output={config.output} is a folder; give a file in it")
 
 
 def _translated(run: TrainedRun, sources: list[str], progress: bool) -> list[str]:
@@ -160,27 +207,21 @@ def _scored(run: TrainedRun, sources: list[str], references: list[str]) -> list[
 
 
 def _interactive(run: TrainedRun) -> None:
+    """Answer each line typed; one that cannot be translated ends nothing."""
     print("one sentence a line; Ctrl-D ends", file=sys.stderr)
-    with torch.no_grad():
-        while True:
-            try:
-                line = input(PROMPT)
-            except EOFError:
-                print(file=sys.stderr)
-                return
-            for text, score in _alternatives(run.translate([line])[0]):
-                print(f"{text}\t({score:.3f})")
-
-
-def _alternatives(translation: Translation) -> tuple[tuple[str, float], ...]:
-    return translation.n_best
-
-
-@contextmanager
-def _output(path: str | None) -> Iterator[IO[str]]:
-    if path is None:
-        yield sys.stdout
-        sys.stdout.flush()
-    else:
-        with open(path, "w", encoding="utf-8", newline="\n") as handle:
-            yield handle
+    while True:
+        try:
+            line = input(PROMPT)
+        except EOFError:
+            print(file=sys.stderr)
+            return
+        except UnicodeDecodeError as error:
+            print(f"headwise: not UTF-8 ({error})", file=sys.stderr)
+            continue
+        try:
+            translation = run.translate([line])[0]
+        except HeadwiseError as error:
+            print(f"headwise: {error}", file=sys.stderr)
+            continue
+        for text, score in translation.n_best:
+            print(f"{text}\t({score:.3f})")

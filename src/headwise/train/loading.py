@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from headwise.data.tokenizer import TokenizerPair
+from headwise.decode.hypothesis import check_decode_config
 from headwise.decode.scoring import TargetScore
 from headwise.decode.translator import Translation, Translator
-from headwise.errors import CheckpointError, RunError, nearest
+from headwise.errors import CheckpointError, ConfigError, RunError, nearest, refuse
+from headwise.metrics.external import check_commands
 from headwise.model.build import build_model
 from headwise.model.transformer import Transformer
 from headwise.schema import Config, DecodeConfig
 from headwise.train.checkpoint import load_checkpoint, load_weights
 from headwise.train.distributed import choose_device
 from headwise.train.run_folder import RunFolder
+
+DEVICES = ("auto", "cpu", "cuda")
 
 
 @dataclass(frozen=True)
@@ -45,36 +51,69 @@ def read_config(folder: RunFolder) -> Config:
     """The typed configuration of a run.
 
     Raises:
-        RunError: it was written by a version with other keys.
+        RunError: it is broken, or was written by a version with other keys.
     """
     try:
         merged = OmegaConf.merge(OmegaConf.structured(Config), folder.read_config())
         content = OmegaConf.to_object(merged)
-    except OmegaConfBaseException as error:
+    except (OmegaConfBaseException, YAMLError, UnicodeDecodeError) as error:
+        reason = str(error).splitlines()[0]
         raise RunError(
-            f"{folder.path / 'config.yaml'} does not fit this version of headwise: {error}"
+            f"{folder.path / 'config.yaml'} is broken, or of another version of headwise: {reason}"
         ) from error
     assert isinstance(content, Config)
     return content
 
 
+def search_settings(own: DecodeConfig, changes: Mapping[str, Any]) -> DecodeConfig:
+    """The run's settings with some changed; null leaves one as it is.
+
+    Raises:
+        ConfigError: an unknown key or a value of a wrong type, as `decode.<key>`.
+    """
+    names = [field.name for field in fields(DecodeConfig)]
+    merged = OmegaConf.structured(own)
+    for key, value in changes.items():
+        if key not in names:
+            close = nearest(key, names)
+            hint = f" Did you mean decode.{close}?" if close else ""
+            raise ConfigError(f"decode.{key} is not known; allowed: {', '.join(names)}.{hint}")
+        if value is None:
+            continue
+        try:
+            merged[key] = value
+        except OmegaConfBaseException as error:
+            reason = str(error).splitlines()[0]
+            raise ConfigError(f"decode.{key}: {reason}") from error
+    content = OmegaConf.to_object(merged)
+    assert isinstance(content, DecodeConfig)
+    check_decode_config(content)
+    check_commands(content.external)
+    return content
+
+
 def checkpoint_path(folder: RunFolder, name: str) -> Path:
-    """`auto` is the average where there is one, else the best, else the last."""
+    """`auto` is the average where there is one, else the best, else the last.
+
+    Raises:
+        CheckpointError: there is none of that name; those that there are.
+    """
     if name == "auto":
         for candidate in ("average", "best", "last"):
             path = folder.checkpoints / f"{candidate}.pt"
             if path.is_file():
                 return path
         raise CheckpointError(f"{folder.path} has no checkpoint yet")
-    path = folder.checkpoints / f"{name}.pt"
-    if not path.is_file():
-        there = sorted(p.stem for p in folder.checkpoints.glob("*.pt"))
-        close = nearest(name, there)
-        hint = f" Did you mean {close}?" if close else ""
+    there = sorted(path.stem for path in folder.checkpoints.glob("*.pt"))
+    number = re.fullmatch(r"update_(\d+)", name)
+    stem = f"update_{int(number[1]):08d}" if number else name  # zeros need not be typed
+    if stem not in there:
+        close = nearest(stem, there)
+        hint = f" Did you mean checkpoint={close}?" if close else ""
         raise CheckpointError(
             f"checkpoint={name} is not in {folder.path}; there are: auto, {', '.join(there)}.{hint}"
         )
-    return path
+    return folder.checkpoints / f"{stem}.pt"
 
 
 def load_model(model: Transformer, folder: RunFolder, name: str) -> None:
@@ -98,14 +137,22 @@ def load(
         device: auto, cpu or cuda.
         decode: settings of the search; the run's own by default.
         search: single settings of it, such as beam=10.
+
+    Raises:
+        RunError: no run there, or one of another version.
+        CheckpointError: no such checkpoint, or one that is broken.
+        ConfigError: an unknown device or a wrong setting of the search.
     """
+    if device not in DEVICES:
+        raise refuse("device", device, DEVICES)
     folder = RunFolder.existing(run)
     config = read_config(folder)
+    settings = search_settings(decode if decode is not None else config.decode, search)
+    checkpoint_path(folder, checkpoint)  # before the model is made
     tokenizers = TokenizerPair.load(folder.path)
     model = build_model(
         config, tokenizers.source.vocab_size, tokenizers.target.vocab_size, tokenizers.joint
     )
     load_model(model, folder, checkpoint)
-    settings = replace(decode if decode is not None else config.decode, **search)
     translator = Translator(model.eval(), tokenizers, settings, choose_device(device))
     return TrainedRun(folder, config, model, tokenizers, translator)

@@ -35,7 +35,7 @@ class CrossEntropy(nn.Module):
 
     def forward(self, logits_BTV: Tensor, target_BT: Tensor) -> LossSum:
         """Sum of the losses of all target tokens that are not padding."""
-        loss, nll = _SmoothedCrossEntropy.apply(
+        loss, nll = _SmoothedCrossEntropy.apply(  # type: ignore[no-untyped-call]
             logits_BTV.flatten(0, -2), target_BT.flatten(), self.label_smoothing
         )
         return LossSum(loss, nll)
@@ -52,9 +52,10 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
     def forward(
         ctx: Any, logits_NV: Tensor, target_N: Tensor, smoothing: float
     ) -> tuple[Tensor, Tensor]:
-        real_N = (target_N != PAD).float()
-        highest_N1 = logits_NV.amax(dim=-1, keepdim=True).float()
-        shifted_NV = logits_NV.float() - highest_N1
+        wide = torch.promote_types(logits_NV.dtype, torch.float32)
+        real_N = (target_N != PAD).to(wide)
+        highest_N1 = logits_NV.amax(dim=-1, keepdim=True).to(wide)
+        shifted_NV = logits_NV.to(wide) - highest_N1
         gold_N = shifted_NV.gather(-1, target_N[:, None]).squeeze(-1)
         mean_N = shifted_NV.mean(dim=-1)
         exponentials_NV = shifted_NV.exp_()
@@ -68,7 +69,7 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
         return loss, nll
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad_loss: Tensor, _: Tensor) -> tuple[Tensor, None, None]:
         """dL/dz = p - (1-ε)·one-hot - ε/V."""
         exponentials_NV, total_N, real_N, target_N = ctx.saved_tensors

@@ -16,8 +16,9 @@ def build_optimizer(node: Any, model: nn.Module) -> torch.optim.Optimizer:
     Vectors and scalars (biases, norms, α) are never decayed: decay of α's logit would pull every
     α to the middle of its range.
     """
-    decayed = [p for p in model.parameters() if p.requires_grad and p.ndim > 1]
-    free = [p for p in model.parameters() if p.requires_grad and p.ndim <= 1]
+    trained = [p for p in model.parameters() if p.requires_grad]
+    decayed = [p for p in trained if p.ndim > 1]
+    free = [p for p in trained if p.ndim <= 1]
     groups = [{"params": decayed}, {"params": free, "weight_decay": 0.0}]
     optimizer = instantiate(node, "optimizer", params=groups)
     assert isinstance(optimizer, torch.optim.Optimizer)

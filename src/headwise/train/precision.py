@@ -32,9 +32,9 @@ def resolve_precision(name: str, device: torch.device) -> str:
 def multiplies_bf16(device: torch.device) -> bool:
     """Whether matrix products in bf16 run on units of their own."""
     if device.type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     ask = getattr(torch.cpu, "get_capabilities", dict)  # older versions cannot tell
-    capabilities = ask()
+    capabilities: dict[str, object] = ask()
     return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
 
 

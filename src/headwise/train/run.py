@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import logging
-import time
+import shutil
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,9 +17,9 @@ from typing import Any
 
 import torch
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from headwise.analysis.collect import alphas
-from headwise.analysis.plots import alpha_table, plot_alpha, plot_curves
 from headwise.data.batching import BatchLoader
 from headwise.data.corpus import open_corpus
 from headwise.data.encoded import PreparedCorpus, prepare_corpus
@@ -26,7 +27,7 @@ from headwise.data.epochs import EpochSplits
 from headwise.data.store import EncodedSplit
 from headwise.decode.hypothesis import check_decode_config
 from headwise.decode.translator import Translator
-from headwise.errors import HeadwiseError, RunError
+from headwise.errors import ConfigError, HeadwiseError, RunError
 from headwise.instantiate import as_container, instantiate
 from headwise.model.build import build_model, check_model
 from headwise.model.transformer import Transformer
@@ -37,18 +38,20 @@ from headwise.train.budget import describe_budget
 from headwise.train.checkpoint import (
     average_weights,
     load_checkpoint,
-    load_weights,
     numbered_checkpoints,
+    remove_partial,
     save_checkpoint,
 )
 from headwise.train.distributed import Ranks, choose_device, is_main_process, process_group
 from headwise.train.evaluation import Validator, evaluate_texts
-from headwise.train.interrupt import StopRequest, stop_request
+from headwise.train.initial import start_from
+from headwise.train.interrupt import Interrupted, StopRequest, stop_request
 from headwise.train.loading import load_model
 from headwise.train.optim import build_optimizer
+from headwise.train.outcome import draw, run_results, summary
 from headwise.train.precision import keep_freed_memory, resolve_precision
 from headwise.train.records import Records
-from headwise.train.run_folder import RunFolder, fingerprint, git_commit, versions
+from headwise.train.run_folder import RunFolder, fingerprint
 from headwise.train.seed import seed_everything
 from headwise.train.trainer import Trainer, check_trainer_config
 
@@ -85,8 +88,6 @@ def check(config: Config) -> None:
     build_optimizer(config.optimizer, torch.nn.Linear(1, 1))
     instantiate(config.scheduler, "scheduler")
     instantiate(config.loss, "loss")
-    if config.init_from is not None:
-        RunFolder.existing(config.init_from)
 
 
 def train(config_node: DictConfig, overrides: list[str], group: str | None = None) -> Outcome:
@@ -105,18 +106,17 @@ def train(config_node: DictConfig, overrides: list[str], group: str | None = Non
     if config.trainer.threads is not None:
         torch.set_num_threads(config.trainer.threads)
     keep_freed_memory()
-    # part of the fingerprint: on another machine `auto` may be another computation
-    device = choose_device(config.trainer.device)
-    config.trainer.precision = resolve_precision(config.trainer.precision, device)
-    container = as_container(config_node)
-    container["trainer"]["precision"] = config.trainer.precision
+    container = _settle(config, config_node)
     run_fingerprint = fingerprint(container)
     folder = RunFolder.place(
         Path(config.paths.outputs), config.experiment_name, overrides, run_fingerprint
     )
+    begun = (folder.checkpoints / "last.pt").is_file()
+    if config.init_from is not None and not begun:
+        RunFolder.existing(config.init_from)
     with process_group(config.trainer.device) as ranks, _claimed(folder, ranks):
         begun = (folder.checkpoints / "last.pt").is_file()
-        if folder.is_finished() and folder.read_results()["updates"] >= config.trainer.max_updates:
+        if _is_done(folder, config):
             if ranks.is_main:
                 log.info("this run is finished: %s\n%s", folder.path, summary(folder))
             return Outcome(folder.path, folder.read_results())
@@ -125,17 +125,44 @@ def train(config_node: DictConfig, overrides: list[str], group: str | None = Non
         ranks.barrier()
         if ranks.is_main:
             (folder.path / "error.json").unlink(missing_ok=True)
+            remove_partial(folder.checkpoints)
             folder.describe(container, overrides)
             log.info("%s %s", "going on in" if begun else "training in", folder.path)
         with _tracker(config, folder, ranks, group, container) as tracker:
             return _Run(config, folder, ranks, tracker, run_fingerprint).to_the_end()
 
 
+def _settle(config: Config, config_node: DictConfig) -> dict[str, Any]:
+    """Decide in `config` what is `auto`; returns all of it as plain types, for the fingerprint.
+
+    On another machine `auto` may be another computation.
+    """
+    device = choose_device(config.trainer.device)
+    config.trainer.precision = resolve_precision(config.trainer.precision, device)
+    container: dict[str, Any] = as_container(config_node)
+    container["trainer"]["precision"] = config.trainer.precision
+    return container
+
+
+def _is_done(folder: RunFolder, config: Config) -> bool:
+    if not folder.is_finished():
+        return False
+    results = folder.read_results()
+    return bool(results["stopped_early"]) or results["updates"] >= config.trainer.max_updates
+
+
+class FolderInUse(RunError):
+    """Another process works on the run; nothing may be written into its folder."""
+
+
 @contextmanager
 def _claimed(folder: RunFolder, ranks: Ranks) -> Iterator[None]:
     if ranks.is_main:
         folder.make()
-        folder.lock()
+        try:
+            folder.lock()
+        except RunError as error:
+            raise FolderInUse(str(error)) from error
     ranks.barrier()
     try:
         yield
@@ -156,6 +183,9 @@ def _tracker(
     try:
         yield tracker
         status = "finished"
+    except Interrupted:
+        status = "interrupted"
+        raise
     finally:
         tracker.finish(status)
 
@@ -174,16 +204,20 @@ class _Run:
         self.config, self.folder, self.ranks = config, folder, ranks
         self.tracker, self.fingerprint = tracker, run_fingerprint
         self.records = Records(folder if ranks.is_main else None, tracker)
+        self._scratch = folder.path / "scratch"  # this epoch's ids under BPE-dropout
+        self._last = folder.checkpoints / "last.pt"
 
     def to_the_end(self) -> Outcome:
         """Prepare, train, score."""
         prepared = self._prepare()
         seed_everything(self.config.seed, "model")
-        model = self._model(prepared)
-        with stop_request() as stop:
-            trainer = self._trainer(model, prepared, stop)
-            trainer.run()
-        self.records.close()
+        try:
+            model = self._model(prepared)
+            with stop_request() as stop:
+                trainer = self._trainer(model, prepared, stop)
+                trainer.run()
+        finally:
+            self.records.close()
         results = self._finish(trainer, model, prepared)
         return Outcome(self.folder.path, results)
 
@@ -229,10 +263,8 @@ class _Run:
             tokenizers.target.vocab_size,
             tokenizers.joint,
         )
-        if self.config.init_from is not None:
-            origin = RunFolder.existing(self.config.init_from)
-            payload = load_checkpoint(origin.checkpoints / "best.pt")
-            load_weights(model, payload["model"], f"init_from={origin.path}")
+        if self.config.init_from is not None and not self._last.is_file():
+            start_from(model, RunFolder.existing(self.config.init_from), tokenizers)
         return model.to(self.ranks.device)
 
     def _trainer(self, model: Transformer, prepared: PreparedCorpus, stop: StopRequest) -> Trainer:
@@ -260,9 +292,9 @@ class _Run:
             alphas=lambda: alphas(model),
             stop=stop,
         )
-        last = self.folder.checkpoints / "last.pt"
-        if last.is_file():
-            trainer.restore(load_checkpoint(last, ranks.device))
+        if self._last.is_file():
+            # onto the CPU: the optimizer itself knows which of its state belongs on the device
+            trainer.restore(load_checkpoint(self._last))
             trainer.seconds = self._seconds_before()
         else:
             # what a process left that died before its first checkpoint
@@ -279,7 +311,7 @@ class _Run:
             prepared,
             config.tokenizer.dropout,
             config.seed,
-            self.folder.path / "scratch",
+            self._scratch,
             n_workers=config.trainer.n_workers,
             progress=config.trainer.progress and self.ranks.is_main,
         )
@@ -319,83 +351,36 @@ class _Run:
             self.tracker.log_table(
                 f"hypotheses/{name}", ["source", "reference", "hypothesis"], rows
             )
-        results = self._results(trainer, model, scores)
+        results = run_results(
+            trainer.state, trainer.seconds, scores, alphas(model), self.fingerprint, config.seed
+        )
         if self.ranks.is_main:
             folder.write_json("results.json", results)
             draw(folder, self.tracker)
             self.tracker.summary(
                 {f"{s}/bleu": found["bleu"]["score"] for s, found in scores.items()}
             )
+            shutil.rmtree(self._scratch, ignore_errors=True)
             log.info("%s", summary(folder))
         self.ranks.barrier()
         return results
 
-    def _results(
-        self, trainer: Trainer, model: Transformer, scores: dict[str, Any]
-    ) -> dict[str, Any]:
-        state = trainer.state
-        return {
-            "scores": scores,
-            "alpha": alphas(model),
-            "fingerprint": self.fingerprint,
-            "seed": self.config.seed,
-            "updates": state.update,
-            "best_update": state.best_update,
-            "stopped_early": state.stopped_early,
-            "tokens": state.tokens,
-            "wall_seconds": round(trainer.seconds, 3),
-            "tokens_per_second": round(state.tokens / max(trainer.seconds, 1e-9), 1),
-            "git": git_commit(),
-            "versions": versions(),
-            "finished_at": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            "status": "finished",
-        }
-
-
-def draw(folder: RunFolder, tracker: Tracker) -> None:
-    """Make the figures of a run from its records."""
-    for plot, record, name in (
-        (plot_alpha, folder.heads, "alpha"),
-        (plot_curves, folder.metrics, "curves"),
-    ):
-        figure = plot(record, folder.figures / f"{name}.png")
-        if figure is not None:
-            tracker.log_image(f"figures/{name}", folder.figures / f"{name}.png")
-
-
-def summary(folder: RunFolder) -> str:
-    """Scores, α and where things are, for the terminal."""
-    results = folder.read_results()
-    lines = []
-    for split, scores in results["scores"].items():
-        for metric, found in scores.items():
-            lines.append(f"{split:>24}  {metric:<14} {found['score']:6.2f}  {found['signature']}")
-    if results["alpha"]:
-        lines += ["", alpha_table(results["alpha"])]
-    lines += [
-        "",
-        f"{results['updates']} updates, {results['tokens']} target tokens, "
-        f"{results['wall_seconds']:.0f} s of training, "
-        f"{results['tokens_per_second']:.0f} tokens/s",
-        f"run folder  {folder.path}",
-        f"figures     {folder.figures}",
-        f"translate   headwise translate run={folder.path}",
-    ]
-    return "\n".join(lines)
-
 
 def write_error(config_node: DictConfig, overrides: list[str], error: Exception) -> None:
-    """Leave `error.json` in the folder of a run that failed."""
-    import traceback
+    """Leave `error.json` in the folder of a run that failed.
 
-    if not is_main_process():
+    Nothing is left by a run that was stopped on request, whose folder belongs to another
+    process, or whose settings are too wrong to name a folder.
+    """
+    if not is_main_process() or isinstance(error, (Interrupted, FolderInUse)):
         return
-    container = as_container(config_node)
+    try:
+        config = typed(config_node)
+        container = _settle(config, config_node)
+    except (ConfigError, OmegaConfBaseException):
+        return
     folder = RunFolder.place(
-        Path(container["paths"]["outputs"]),
-        container["experiment_name"],
-        overrides,
-        fingerprint(container),
+        Path(config.paths.outputs), config.experiment_name, overrides, fingerprint(container)
     )
     folder.path.mkdir(parents=True, exist_ok=True)
     known = isinstance(error, HeadwiseError)

@@ -17,7 +17,7 @@ from typing import IO, Any
 
 from omegaconf import OmegaConf
 
-from headwise.errors import RunError, nearest
+from headwise.errors import ConfigError, RunError, nearest
 from headwise.train.checkpoint import write_text
 
 # Keys that change where or how fast a run goes, or how much is told, but not what it computes.
@@ -47,6 +47,7 @@ NOT_IN_FINGERPRINT = (
     "trainer.save_every",
     "trainer.progress",
 )
+MAX_SLUG_BYTES = 100
 PACKAGES = ("headwise", "torch", "hydra-core", "sentencepiece", "sacrebleu", "numpy")
 
 
@@ -74,17 +75,14 @@ def fingerprint(container: Mapping[str, Any]) -> str:
 
 
 def slug(overrides: Iterable[str]) -> str:
-    """A folder name of the overrides: readable, without characters that shells or tools mind."""
-    kept = [
-        override
-        for override in overrides
-        if not any(
-            re.match(rf"\+*{re.escape(key)}[.=]", override)
-            for key in (*NOT_IN_FINGERPRINT, "experiment", "hydra")
-        )
-    ]
-    words = [re.sub(r"[^\w.-]+", "-", override).strip("-") for override in sorted(kept)]
-    return "_".join(word for word in words if word)[:100] or "run"
+    """A folder name of the overrides: readable, short, without `=`, `,`, `+`, `/` and the like."""
+    left_out = "|".join(re.escape(key) for key in (*NOT_IN_FINGERPRINT, "experiment", "hydra"))
+    kept = [o for o in overrides if not re.match(rf"[+~]*({left_out})[.=/@]", o)]
+    words = [re.sub(r"[^\w.-]+", "-", override).strip("-.") for override in sorted(kept)]
+    name = "_".join(word for word in words if word)
+    # file systems count bytes, 255 at most, and the fingerprint comes behind
+    short = name.encode()[:MAX_SLUG_BYTES].decode(errors="ignore").rstrip("-._")
+    return short or "run"
 
 
 class RunFolder:
@@ -102,14 +100,27 @@ class RunFolder:
     def place(
         cls, outputs: Path, experiment: str, overrides: list[str], run_fingerprint: str
     ) -> RunFolder:
-        """The folder of these settings: one that already has their fingerprint, or a new name."""
+        """The folder of these settings: one that already has their fingerprint, or a new name.
+
+        Raises:
+            ConfigError: `experiment_name` is no name of one folder.
+        """
+        if experiment in ("", ".", "..") or re.search(r"[/\\\0\n]", experiment):
+            raise ConfigError(
+                f"experiment_name must be the name of one folder, without / in it; "
+                f"got {experiment!r}"
+            )
         parent = outputs / experiment
         known = sorted(parent.glob(f"*-{run_fingerprint}"))
         return cls(known[0] if known else parent / f"{slug(overrides)}-{run_fingerprint}")
 
     @classmethod
-    def existing(cls, path: str | Path) -> RunFolder:
+    def existing(cls, path: str | Path, key: str = "run") -> RunFolder:
         """A folder that holds a run.
+
+        Args:
+            path: what the user gave.
+            key: the option it was given as.
 
         Raises:
             RunError: it does not, with the nearest one that does.
@@ -117,11 +128,16 @@ class RunFolder:
         folder = Path(path)
         if (folder / "config.yaml").is_file():
             return cls(folder)
-        found = [str(p.parent) for p in folder.parent.parent.glob("*/*/config.yaml")]
-        found += [str(p.parent) for p in folder.parent.glob("*/config.yaml")]
-        close = nearest(str(folder), found)
-        hint = f" Did you mean run={close}?" if close else ""
-        raise RunError(f"run={folder} holds no run (no config.yaml there).{hint}")
+        near = (*folder.glob("*/config.yaml"), *folder.glob("*/*/config.yaml"))
+        around = (
+            *folder.parent.glob("*/config.yaml"),
+            *folder.parent.glob("*/*/config.yaml"),
+            *folder.parent.parent.glob("*/*/config.yaml"),
+        )
+        found = [str(path.parent) for path in (near or around)]
+        close = found[0] if near else nearest(str(folder), found)
+        hint = f" Did you mean {key}={close}?" if close else ""
+        raise RunError(f"{key}={folder} holds no run (no config.yaml there).{hint}")
 
     @property
     def metrics(self) -> Path:

@@ -40,11 +40,12 @@ class Noam:
         require(warmup_updates >= 1, "warmup_updates", "at least 1", warmup_updates)
         require(factor > 0, "factor", "above 0", factor)
         self.warmup_updates = warmup_updates
-        self.scale = factor * d_model**-0.5
+        self.scale: float = factor * d_model**-0.5
 
     def rate(self, update: int, base_rate: float) -> float:
         """See `Schedule`; the base rate is not used."""
-        return self.scale * min(update**-0.5, update * self.warmup_updates**-1.5)
+        rate: float = self.scale * min(update**-0.5, update * self.warmup_updates**-1.5)
+        return rate
 
 
 class Cosine:

@@ -13,6 +13,7 @@ The loop knows no attention variant, no corpus and no metric: it is given callab
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from torch import Tensor, nn
 from headwise.data.batching import Batch
 from headwise.errors import HeadwiseError, refuse, require
 from headwise.schema import TrainerConfig
-from headwise.train.checkpoint import numbered_checkpoints, save_checkpoint
+from headwise.train.checkpoint import load_weights, numbered_checkpoints, save_checkpoint
 from headwise.train.distributed import Ranks
 from headwise.train.interrupt import Interrupted, StopRequest
 from headwise.train.loss import LossSum
@@ -38,7 +39,9 @@ from headwise.train.seed import seed_everything
 from headwise.train.state import TrainState
 
 MONITORS = ("bleu", "loss")
-SIGNAL_CHECK_EVERY = 10  # updates between the ranks' agreements on a stop
+# Updates between the ranks' agreements on a stop. On a GPU each makes the host wait, and updates
+# are short; on CPUs they may take seconds, of which a scheduler grants few.
+SIGNAL_CHECK_EVERY = {"cuda": 10, "cpu": 1}
 
 
 class Loader(Protocol):
@@ -46,9 +49,11 @@ class Loader(Protocol):
 
     def __next__(self) -> Batch: ...
 
-    def state(self) -> dict[str, int]: ...
+    def state(self) -> dict[str, int]:
+        """The position."""
 
-    def restore(self, state: dict[str, int]) -> None: ...
+    def restore(self, state: dict[str, int]) -> None:
+        """Go on from a position."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +130,11 @@ class Trainer:
         self._saved_at = -1
         # compiling wraps the module; checkpoints go on holding the plain one
         self._forward: Callable[..., Any] = torch.compile(model) if config.compile else model
+        # Loss and nll of this rank since the last log. What is added are float32 numbers of like
+        # size, whose sums float64 holds exactly: after a resume, which leaves the sum of all ranks
+        # to the first, the bits are those of a run that was never stopped.
         self._window = torch.zeros(2, dtype=torch.float64, device=ranks.device)
+        self._counted_at = time.perf_counter()
 
     # -- saving and loading: mirror images, in the same order -----------------------------------
 
@@ -150,7 +159,7 @@ class Trainer:
                 f"{self.ranks.world_size}: its batches would differ. Use "
                 f"torchrun --nproc-per-node={payload['world_size']}."
             )
-        self.model.load_state_dict(payload["model"])  # 1
+        load_weights(self.model, payload["model"], f"{self.folder.checkpoints}/last.pt")  # 1
         self.optimizer.load_state_dict(payload["optimizer"])  # 2
         self.state = TrainState.from_dict(payload["state"])  # 3
         self.loader.restore(self.state.data)
@@ -175,18 +184,21 @@ class Trainer:
         )
         with progress:
             while state.update < config.max_updates and not state.stopped_early:
-                started = time.perf_counter()
-                n_tokens = self._update()
-                self.seconds += time.perf_counter() - started
-                progress.advance(n_tokens)
+                self._counted_at = time.perf_counter()
+                progress.advance(self._update())
                 last = state.update == config.max_updates
                 if state.update % config.log_every == 0 or last:
                     self._log(progress)
+                self._count_seconds()
                 if state.update % config.validate_every == 0 or last:
                     self._validate(progress)
                 if state.update % config.save_every == 0 or last or state.stopped_early:
                     self.save(numbered=True)
                 self._leave_if_asked()
+
+    def _count_seconds(self) -> None:
+        now = time.perf_counter()
+        self.seconds, self._counted_at = self.seconds + now - self._counted_at, now
 
     def _update(self) -> int:
         """One optimizer step; returns the target tokens it saw over all ranks."""
@@ -215,7 +227,7 @@ class Trainer:
         with autocast(device, self.config.precision):
             output = self._forward(batch.source_BS, batch.source_lengths_B, batch.target_in_BT)
             sums = self.loss(output.logits_BTV, batch.target_out_BT)
-        (sums.loss / n_update_tokens).backward()
+        torch.autograd.backward(sums.loss / n_update_tokens)
         self._window += torch.stack((sums.loss.detach(), sums.nll)).double()
 
     def _log(self, progress: Progress) -> None:
@@ -223,7 +235,8 @@ class Trainer:
         loss, nll = (self.ranks.sum(self._window) / max(state.window_tokens, 1)).tolist()
         self._window.zero_()
         state.window_tokens = 0
-        self._require_finite(loss)
+        self._require_finite(loss, "training loss")
+        self._count_seconds()  # here a GPU has caught up with the host
         speed = progress.tokens_per_second()
         self.records.log(
             state.update,
@@ -242,17 +255,23 @@ class Trainer:
             self.records.log_heads(state.update, {"alpha": alphas})
         progress.show(loss=loss)
 
-    def _require_finite(self, loss: float) -> None:
-        if loss == loss and abs(loss) != float("inf"):
+    def _require_finite(self, value: float, what: str) -> None:
+        if math.isfinite(value):
             return
         raise HeadwiseError(
-            f"the training loss is {loss} near update {self.state.update}. The last good state "
-            f"is kept in {self.folder.checkpoints}. Try a lower optimizer.lr, more "
+            f"the {what} is {value} near update {self.state.update}. What was saved before is "
+            f"intact in {self.folder.checkpoints}. Try a lower optimizer.lr, more "
             "scheduler.warmup_updates, trainer.clip_norm=1, or trainer.precision=fp32."
         )
 
+    def _require_finite_weights(self) -> None:
+        """The step after a finite loss may still have broken the weights."""
+        largest = torch.stack([p.detach().abs().max() for p in self.model.parameters()]).max()
+        self._require_finite(float(largest), "largest weight")
+
     def _validate(self, progress: Progress) -> None:
         state = self.state
+        self._require_finite_weights()
         self.model.eval()
         with torch.no_grad():
             validation = self.validate()
@@ -266,6 +285,7 @@ class Trainer:
                 f"trainer.monitor={self.config.monitor}, but the validation measured only "
                 f"{', '.join(sorted(validation.metrics))}"
             )
+        self._require_finite(score, f"valid/{self.config.monitor}")
         better = -score if self.config.monitor == "loss" else score
         if state.best_score is None or better > state.best_score:
             state.best_score, state.best_update, state.bad_validations = better, state.update, 0
@@ -282,9 +302,9 @@ class Trainer:
         """Write `last.pt`, and a numbered copy of the weights for averaging."""
         if self._saved_at == self.state.update:
             return
-        if not torch.isfinite(self._window).all():
-            self._require_finite(float("nan"))
+        self._require_finite_weights()
         content = self.checkpoint()
+        self._require_finite(self.state.window_loss, "training loss")
         self.records.sync()
         if self.ranks.is_main:
             folder = self.folder.checkpoints
@@ -301,7 +321,8 @@ class Trainer:
         self._saved_at = self.state.update
 
     def _leave_if_asked(self) -> None:
-        if self.ranks.world_size > 1 and self.state.update % SIGNAL_CHECK_EVERY:
+        cadence = SIGNAL_CHECK_EVERY[self.ranks.device.type] if self.ranks.world_size > 1 else 1
+        if self.state.update % cadence:
             return
         if not self.ranks.any(bool(self.stop)):
             return

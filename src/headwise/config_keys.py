@@ -1,0 +1,107 @@
+"""Which keys a command knows, and what to answer to one that it does not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from typing import Any, get_type_hints
+
+from omegaconf import DictConfig
+
+from headwise.config_dir import config_dir, group_choices, group_node
+from headwise.errors import ConfigError, nearest
+from headwise.schema import SITES, Config, DecodeConfig, EvaluateConfig, TranslateConfig
+
+KINDS: dict[str, type] = {"train": Config, "evaluate": EvaluateConfig, "translate": TranslateConfig}
+OPEN_GROUPS = ("attention", "pattern", "loss", "optimizer", "scheduler")  # checked by constructors
+SITE_GROUPS = {"attention": "sites", "pattern": "pattern_sites"}
+
+
+def refuse_unknown(config: DictConfig, config_name: str) -> None:
+    """Refuse keys that `+key=value` has put beside those of the dataclasses.
+
+    Raises:
+        ConfigError: the key, its neighbours and the nearest of them.
+    """
+    for prefix, kind, node in _typed_nodes(config, KINDS[config_name]):
+        names = [field.name for field in fields(kind)]
+        for key in node:
+            if key in names:
+                continue
+            close = nearest(str(key), names)
+            hint = f" Did you mean {prefix}{close}?" if close else ""
+            raise ConfigError(f"{prefix}{key} is not known; allowed: {', '.join(names)}.{hint}")
+
+
+def _typed_nodes(node: Any, kind: Any, prefix: str = "") -> Iterator[tuple[str, Any, DictConfig]]:
+    yield prefix, kind, node
+    for name, hint in get_type_hints(kind).items():
+        if is_dataclass(hint) and isinstance(node.get(name), DictConfig):
+            yield from _typed_nodes(node[name], hint, f"{prefix}{name}.")
+
+
+def known_keys(config_name: str) -> list[str]:
+    """Every dotted key of a command's config; for training, those of each choice too."""
+    keys: list[str] = []
+
+    def walk(prefix: str, kind: Any) -> None:
+        hints = get_type_hints(kind)
+        for field in fields(kind):
+            name, hint = f"{prefix}{field.name}", hints[field.name]
+            keys.append(name)
+            if is_dataclass(hint):
+                walk(f"{name}.", hint)
+
+    walk("", KINDS[config_name])
+    if config_name != "train":
+        return [*keys, *(f"decode.{field.name}" for field in fields(DecodeConfig))]
+    for group in OPEN_GROUPS:
+        for choice in group_choices(group):
+            keys += [f"{group}.{key}" for key in group_node(group, choice) if key[0] != "_"]
+    for group, sites in SITE_GROUPS.items():
+        keys += [f"{group}@{sites}.{site}" for site in SITES]
+    return [*keys, "experiment"]
+
+
+def explain_composition(error: Exception, config_name: str) -> str:
+    """What Hydra or OmegaConf refused, in one message with the nearest key or choice."""
+    text = str(error).strip()
+    detail = str(error.__cause__ or "").strip()
+    if detail and detail not in text:
+        text = f"{text}\n{detail}"
+    text = re.sub(r"\n\s*(full_key|object_type|reference_type).*", "", text)
+    text = re.sub(r"\nTo append to your .* use .*", "", text)
+    text = re.sub(r"\nConfig search path:[\s\S]*", "", text)
+    text = re.sub(r"\nSee https://hydra.cc\S*.*", "", text)
+    text = re.sub(r"Key '(\w+)' (is not in struct|not in '\w+')", r"There is no key '\1'.", text)
+    text = text.replace("\\'", "'")
+    missing = re.search(r"missing mandatory value: (\S+)|Missing mandatory value: (\S+)", text, re.I)
+    if missing:
+        key = _full_key(error, missing.group(1) or missing.group(2))
+        return f"{key} is missing: give {key}=…"
+    hint = None if "Did you mean" in text else _hint(error, config_name)
+    return f"{text}\nDid you mean {hint}?" if hint else text
+
+
+def _full_key(error: Exception, name: str) -> str:
+    """The dotted key of a missing value: OmegaConf's message has its last part only."""
+    named = getattr(error, "full_key", None)
+    return str(named) if named else name
+
+
+def _hint(error: Exception, config_name: str) -> str | None:
+    absent = re.search(r"Could not find '([\w/]+)/([\w.-]+)'", str(error))
+    if absent:
+        group, choice = absent.groups()
+        elsewhere = [g for g in _groups() if g != group and choice in group_choices(g)]
+        if elsewhere:
+            return f"{elsewhere[0]}={choice}"
+        close = nearest(choice, group_choices(group))
+        return f"{group}={close}" if close else None
+    key = re.search(r"Could not (?:override|append) '?([\w@./]+)'?|Key '([\w.]+)'", str(error))
+    return nearest(key.group(1) or key.group(2), known_keys(config_name)) if key else None
+
+
+def _groups() -> list[str]:
+    return sorted(path.name for path in config_dir().iterdir() if path.is_dir())

@@ -1,0 +1,143 @@
+"""Commands in this process, and the small run that their tests share."""
+
+from __future__ import annotations
+
+import logging
+import random
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import DictConfig
+
+from headwise import cli
+from headwise.config_dir import config_dir
+from headwise.schema import register
+
+WORDS = {
+    "Hund": "dog", "Katze": "cat", "Haus": "house", "Baum": "tree", "Auto": "car", "Kind": "child",
+    "sieht": "sees", "findet": "finds", "kennt": "knows",
+}  # fmt: skip
+# Two updates of the smallest model there is, without W&B.
+SMALL = (
+    "data=files",
+    "data.source=de",
+    "data.target=en",
+    "tokenizer.vocab_size=60",
+    "model.d_model=16",
+    "model.n_heads=2",
+    "model.d_ff=32",
+    "model.encoder_layers=1",
+    "model.decoder_layers=1",
+    "trainer=debug",
+    "trainer.progress=false",
+    "trainer.precision=fp32",
+    "decode.beam=2",
+    "decode.max_length_extra=3",
+    "tracker=none",
+)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """Exit code and what was told on both streams."""
+
+    code: int
+    out: str
+    err: str
+
+
+class CommandLine:
+    """Runs `headwise COMMAND …` as a user would, but without a new process."""
+
+    def __init__(self, streams: pytest.CaptureFixture[str], patch: pytest.MonkeyPatch) -> None:
+        self._streams, self._patch = streams, patch
+
+    def __call__(self, command: str, *arguments: str) -> Ended:
+        self._patch.setenv("HYDRA_FULL_ERROR", "0")  # restored at the end of the test
+        self._patch.setattr(sys, "argv", ["headwise", command, *arguments])
+        GlobalHydra.instance().clear()
+        self._streams.readouterr()
+        code = 0
+        with _own_logging():
+            try:
+                cli.main()
+            except SystemExit as left:
+                assert left.code is None or isinstance(left.code, int)
+                code = left.code or 0
+        out, err = self._streams.readouterr()
+        return Ended(code, out, err)
+
+
+@contextmanager
+def _own_logging() -> Iterator[None]:
+    """Hydra's handlers hold the captured streams, which are closed after the test."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    try:
+        yield
+    finally:
+        root.handlers[:], root.level = handlers, level
+        for name in ("hydra",):
+            logging.getLogger(name).handlers.clear()
+
+
+@contextmanager
+def composer(extra: Path | None = None) -> Iterator[Any]:
+    """A function overrides -> composed config; `extra` is what `--config-dir` names."""
+    register()
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(config_dir()), version_base="1.3"):
+
+        def make(overrides: Sequence[str], name: str = "train") -> DictConfig:
+            more = [f"hydra.searchpath=[file://{extra}]"] if extra else []
+            return compose(name, overrides=[*overrides, *more])
+
+        yield make
+
+
+def write_corpus(folder: Path, n_train: int = 200) -> Path:
+    """German-English sentences of three words: train, valid, test_a and test_b."""
+    folder.mkdir(parents=True, exist_ok=True)
+    chosen = random.Random(1)
+    nouns, verbs = list(WORDS)[:6], list(WORDS)[6:]
+    for split, n_pairs in (("train", n_train), ("valid", 6), ("test_a", 5), ("test_b", 4)):
+        sentences = [
+            [chosen.choice(nouns), chosen.choice(verbs), chosen.choice(nouns)]
+            for _ in range(n_pairs)
+        ]
+        source = "".join(" ".join(words) + "\n" for words in sentences)
+        target = "".join(" ".join(WORDS[word] for word in words) + "\n" for words in sentences)
+        (folder / f"{split}.de").write_text(source, encoding="utf-8")
+        (folder / f"{split}.en").write_text(target, encoding="utf-8")
+    return folder
+
+
+def small_overrides(folder: Path, *more: str) -> list[str]:
+    """The command line of the small run on `folder/text`, written to `folder/outputs`."""
+    own = (f"data.dir={folder / 'text'}", f"paths.outputs={folder / 'outputs'}")
+    return [*SMALL, *own, *more]
+
+
+def train_small(folder: Path, *more: str) -> Path:
+    """Train the small run in this process; its folder."""
+    from headwise.train.run import train
+
+    if not (folder / "text").is_dir():
+        write_corpus(folder / "text")
+    overrides = small_overrides(folder, *more)
+    with composer() as make:
+        outcome = train(make(overrides), overrides)
+    assert outcome.folder is not None
+    return outcome.folder
+
+
+def run_folders(outputs: Path) -> list[Path]:
+    """Every folder below `outputs` that holds a run."""
+    return sorted(path.parent for path in outputs.glob("*/*/config.yaml"))

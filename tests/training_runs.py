@@ -1,0 +1,279 @@
+"""Whole training runs in processes of their own, that die or are stopped where a test says.
+
+A run costs seconds of imports and tenths of a second of training. So one process imports
+everything once and forks the runs: each of them is `train.py` with its arguments, in a process
+that can be killed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+SOURCE_WORDS = ["rot", "blau", "gelb", "klein", "alt", "neu", "hund", "katze", "haus", "baum"]
+TARGET_WORDS = ["red", "blue", "yellow", "small", "old", "new", "dog", "cat", "house", "tree"]
+
+# The smallest run that does all there is to do: logs at 3, 6, …, saves at 5, 10, … and validates
+# at 8, 16 and 24, so that no two cadences fall together.
+SMALL = {
+    "data": "files",
+    "data.source": "xx",
+    "data.target": "yy",
+    "tokenizer": "char",
+    "model": "tiny",
+    "model.d_model": 16,
+    "model.n_heads": 2,
+    "model.d_ff": 32,
+    "model.encoder_layers": 1,
+    "model.decoder_layers": 1,
+    "scheduler.warmup_updates": 10,
+    "tracker": "none",
+    "trainer.device": "cpu",
+    "trainer.precision": "fp32",
+    "trainer.progress": "false",
+    "trainer.n_workers": 1,
+    "trainer.max_updates": 24,
+    "trainer.max_tokens": 160,
+    "trainer.log_every": 3,
+    "trainer.validate_every": 8,
+    "trainer.save_every": 5,
+    "trainer.keep": 2,
+    "trainer.average": 0,
+    "decode": "greedy",
+    "decode.max_length_extra": 5,
+}
+
+SERVER = """
+import json, os, signal, sys
+import torch
+torch.set_num_threads(1)
+import hydra, matplotlib.pyplot, sacrebleu, sacremoses
+import headwise.cli
+import headwise.train.run
+from headwise.track.jsonl import JsonlWriter
+from headwise.train.interrupt import StopRequest
+
+
+def strike(owner, name, n_calls, number):
+    real, calls = getattr(owner, name), [0]
+    def counted(*arguments, **options):
+        calls[0] += 1
+        if calls[0] == n_calls:
+            os.kill(os.getpid(), number)
+        return real(*arguments, **options)
+    setattr(owner, name, counted)
+
+
+def run(order):
+    os.environ.update(order["environment"])
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    told = os.open(order["told"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(nothing, 0), os.dup2(told, 1), os.dup2(told, 2)
+    sys.argv = ["train.py", *order["arguments"]]
+    if order["strike"]:
+        place, n_calls, number = order["strike"]
+        owner, name = {"record": (JsonlWriter, "write"), "replace": (os, "replace")}[place]
+        strike(owner, name, n_calls, number)
+    code = 0
+    try:
+        headwise.cli.train()
+    except SystemExit as error:
+        code = error.code or 0
+    except BaseException:
+        import traceback
+        traceback.print_exc()
+        code = 1
+    sys.stdout.flush(), sys.stderr.flush()
+    os._exit(code)
+
+
+for line in sys.stdin:
+    order = json.loads(line)
+    if "wait" in order:
+        answer = os.waitstatus_to_exitcode(os.waitpid(order["wait"], 0)[1])
+    else:
+        answer = os.fork()
+        if not answer:
+            run(order)
+    print(answer, flush=True)
+"""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a process ended: its exit code (minus the signal that killed it) and what it told."""
+
+    code: int
+    told: str
+
+
+class Runs:
+    """Starts runs; all of them read the same text.
+
+    Args:
+        folder: for the text, the outputs and the logs.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.text = folder / "text"
+        write_text(self.text)
+        self._n_started = 0
+        self._server = subprocess.Popen(
+            [sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def __enter__(self) -> Runs:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        assert self._server.stdin is not None
+        self._server.stdin.close()
+        self._server.wait()
+
+    def arguments(self, outputs: str, changes: Mapping[str, Any]) -> list[str]:
+        """The command line of the small run with some keys changed."""
+        own = {"data.dir": self.text, "paths.outputs": self.folder / outputs}
+        return [f"{key}={value}" for key, value in {**SMALL, **own, **changes}.items()]
+
+    def train(
+        self,
+        outputs: str,
+        changes: Mapping[str, Any] | None = None,
+        strike: tuple[str, int, int] | None = None,
+    ) -> Ended:
+        """One run in the folder `outputs`.
+
+        Args:
+            strike: (place, n, signal): the process sends itself the signal before its n-th
+                "record" (a line of metrics.jsonl or heads.jsonl) or "replace" (of a file).
+        """
+        return self.wait(self.start(self.arguments(outputs, changes or {}), strike))
+
+    def train_ranks(
+        self,
+        outputs: str,
+        changes: Mapping[str, Any],
+        n_ranks: int = 2,
+        strike: tuple[str, int, int] | None = None,
+    ) -> list[Ended]:
+        """The same as `n_ranks` processes, as torchrun would start them; the first is struck."""
+        port = free_port()
+        started = [
+            self.start(
+                self.arguments(outputs, changes),
+                strike if rank == 0 else None,
+                {
+                    "RANK": str(rank),
+                    "LOCAL_RANK": str(rank),
+                    "WORLD_SIZE": str(n_ranks),
+                    "MASTER_ADDR": "127.0.0.1",
+                    "MASTER_PORT": str(port),
+                },
+            )
+            for rank in range(n_ranks)
+        ]
+        return [self.wait(process) for process in started]
+
+    def start(
+        self,
+        arguments: Sequence[str],
+        strike: tuple[str, int, int] | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> tuple[int, Path]:
+        """A run that goes on by itself: its process and where it tells."""
+        self._n_started += 1
+        told = self.folder / f"told-{self._n_started}.txt"
+        order = {
+            "arguments": list(arguments),
+            "environment": dict(environment or {}),
+            "told": str(told),
+            "strike": strike,
+        }
+        return self._ask(order), told
+
+    def wait(self, process: tuple[int, Path]) -> Ended:
+        """Until it ends."""
+        code = self._ask({"wait": process[0]})
+        return Ended(code, process[1].read_text(encoding="utf-8"))
+
+    def _ask(self, order: Mapping[str, Any]) -> int:
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
+        self._server.stdin.write(json.dumps(order) + "\n")
+        self._server.stdin.flush()
+        return int(self._server.stdout.readline())
+
+    def run_folder(self, outputs: str) -> Path:
+        """The only run below `outputs`."""
+        (found,) = (self.folder / outputs / "default").iterdir()
+        return found
+
+
+def write_text(folder: Path, n_train: int = 220, seed: int = 0) -> None:
+    """Pairs of two to six words; the target has the words in reverse."""
+    folder.mkdir(parents=True, exist_ok=True)
+    chosen = random.Random(seed)
+    for split, n_pairs in (("train", n_train), ("valid", 9), ("test", 9)):
+        words = [
+            [chosen.randrange(len(SOURCE_WORDS)) for _ in range(chosen.randint(2, 6))]
+            for _ in range(n_pairs)
+        ]
+        for language, vocabulary, step in (("xx", SOURCE_WORDS, 1), ("yy", TARGET_WORDS, -1)):
+            lines = [" ".join(vocabulary[word] for word in line[::step]) for line in words]
+            (folder / f"{split}.{language}").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def record(path: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl or heads.jsonl without what the clock decides."""
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return [{k: v for k, v in line.items() if not k.startswith("time/")} for line in lines]
+
+
+def remains(run: Path) -> dict[str, Any]:
+    """What must be equal between runs that went the same way."""
+    return {
+        "metrics": record(run / "metrics.jsonl"),
+        "heads": (run / "heads.jsonl").read_bytes(),
+        **{
+            str(path.relative_to(run)): hashlib.sha256(path.read_bytes()).hexdigest()
+            for folder, pattern in (("checkpoints", "*.pt"), ("hypotheses", "*.txt"))
+            for path in sorted((run / folder).glob(pattern))
+        },
+    }
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def python(arguments: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
+    """A Python process of the user's kind, in the repository's root."""
+    return subprocess.run(
+        [sys.executable, *arguments],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=os.environ,
+        check=False,
+        **options,
+    )

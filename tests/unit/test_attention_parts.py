@@ -1,0 +1,165 @@
+"""Masks, α, patterns and the composition of them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from headwise.attention.alpha_entmax import AlphaEntmax
+from headwise.attention.base import Mask, Pattern, Place, ScoreAttention
+from headwise.attention.build import AttentionFactory
+from headwise.attention.softmax import Softmax
+from headwise.config_dir import group_node
+from headwise.errors import ConfigError
+
+B, H, E, Q, K = 2, 4, 8, 5, 7
+PLACE = Place("encoder_self", 1, H, E)
+CPU = torch.device("cpu")
+
+
+class Window(Pattern):
+    """A pattern for the tests: neighbours at most one position away."""
+
+    def allowed(self, query_positions_Q: Tensor, n_keys: int, causal: bool) -> Tensor | None:
+        distance = query_positions_Q[:, None] - torch.arange(n_keys)
+        return (distance.abs() <= 1)[None, None]
+
+
+class OnlyCross(Softmax):
+    """A variant for the tests that cannot stand in the decoder's self-attention."""
+
+    unsupported_sites = {"decoder_self": "it mixes all positions"}  # noqa: RUF012
+
+
+def test_dense_mask_of_lengths_and_causality() -> None:
+    lengths = torch.tensor([3, 1])
+    mask = Mask(key_lengths_B=lengths, causal=True).dense(3, 3, CPU)
+    assert mask is not None
+    expected = torch.tensor([[1, 0, 0], [1, 1, 0], [1, 1, 1]]).bool()
+    assert torch.equal(mask[0, 0], expected)
+    assert torch.equal(mask[1, 0], torch.tensor([[1, 0, 0]] * 3).bool())
+
+
+def test_a_step_with_a_cache_needs_no_mask_and_two_steps_do() -> None:
+    assert Mask(causal=True, query_offset=4).dense(1, 5, CPU) is None
+    two = Mask(causal=True, query_offset=4).dense(2, 6, CPU)
+    assert two is not None
+    assert torch.equal(two[0, 0], torch.tensor([[1, 1, 1, 1, 1, 0], [1] * 6]).bool())
+
+
+def test_dense_mask_is_made_once_for_all_layers() -> None:
+    mask = Mask(key_lengths_B=torch.tensor([3, 1]))
+    assert mask.dense(3, 3, CPU) is mask.dense(3, 3, CPU)
+
+
+def test_a_pattern_joins_padding_and_causality() -> None:
+    attention = ScoreAttention(PLACE, Softmax(PLACE), Window(PLACE), dropout=0.0)
+    states = torch.randn(B, Q, H * E)
+    mask = Mask(key_lengths_B=torch.tensor([5, 3]), causal=True)
+    weights = attention(states, states, states, mask, need_weights=True).weights_BHQK
+    assert weights is not None
+    i, j = torch.meshgrid(torch.arange(Q), torch.arange(Q), indexing="ij")
+    seen = (j <= i) & (i - j <= 1)
+    assert torch.equal(weights[0, 0] > 0, seen)
+    # the last query of the padded row sees no key at all: zeros, not NaN
+    assert (weights[1, :, 4] == 0).all()
+
+
+def test_softmax_attention_equals_torch_multihead() -> None:
+    torch.manual_seed(0)
+    ours = ScoreAttention(PLACE, Softmax(PLACE), None, dropout=0.0)
+    reference = nn.MultiheadAttention(H * E, H, batch_first=True)
+    with torch.no_grad():
+        reference.in_proj_weight.copy_(
+            torch.cat([ours.query.weight, ours.key.weight, ours.value.weight])
+        )
+        reference.in_proj_bias.copy_(torch.cat([ours.query.bias, ours.key.bias, ours.value.bias]))
+        reference.out_proj.weight.copy_(ours.output.weight)
+        reference.out_proj.bias.copy_(ours.output.bias)
+    query, key = torch.randn(B, Q, H * E), torch.randn(B, K, H * E)
+    lengths = torch.tensor([K, 4])
+    padding = torch.arange(K) >= lengths[:, None]
+    expected, weights = reference(
+        query, key, key, key_padding_mask=padding, average_attn_weights=False
+    )
+    found = ours(query, key, key, Mask(key_lengths_B=lengths), need_weights=True)
+    torch.testing.assert_close(found.context_BQD, expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found.weights_BHQK, weights, rtol=1e-5, atol=1e-5)
+
+
+def test_alpha_starts_as_the_authors_draw_it() -> None:
+    torch.manual_seed(0)
+    place = Place("cross", 1, 4000, 2)
+    alpha = AlphaEntmax(place).alpha()
+    assert alpha.min() > 1.01
+    assert alpha.max() < 2.0
+    # a ~ N(0, 1): one standard deviation up is sigmoid(1) of the range
+    share = (alpha < 1.01 + 0.99 / (1 + math.exp(-1))).float().mean()
+    assert share.item() == pytest.approx(0.8413, abs=0.02)
+    assert alpha.median().item() == pytest.approx(1.505, abs=0.02)
+
+
+def test_alpha_from_a_fixed_start_and_its_gradient_at_the_borders() -> None:
+    module = AlphaEntmax(PLACE, alpha_init=1.3)
+    torch.testing.assert_close(module.alpha(), torch.full((H,), 1.3))
+    with torch.no_grad():
+        module.alpha_logit.copy_(torch.tensor([-6.0, 6.0, 0.0, 1.0]))
+    module.alpha().sum().backward()
+    assert module.alpha_logit.grad is not None
+    assert (module.alpha_logit.grad > 0).all(), "a clamp would have killed the gradient"
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"alpha_min": 0.5}, "alpha_min"),
+        ({"alpha_max": 2.5}, "alpha_max"),
+        ({"alpha_min": 1.8, "alpha_max": 1.2}, "alpha_max"),
+        ({"alpha_init": 2.5}, "alpha_init"),
+        ({"alpha_init": "uniform"}, "normal"),
+        ({"share": "head"}, "share"),
+    ],
+)
+def test_alpha_refuses_what_it_cannot_be(settings: dict[str, object], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        AlphaEntmax(PLACE, **settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("share", "n_free"), [("none", 2 * H), ("layer", 2), ("site", 1)])
+def test_sharing_ties_what_it_says(share: str, n_free: int) -> None:
+    node = {**group_node("attention", "alpha_entmax"), "share": share}
+    make = AttentionFactory(node, group_node("pattern", "none"))
+    layers = nn.ModuleList(make(Place("cross", layer, H, E)) for layer in (1, 2))
+    found = [p for n, p in layers.named_parameters() if n.endswith("alpha_logit")]
+    assert sum(p.numel() for p in found) == n_free
+    other = make(Place("encoder_self", 1, H, E))
+    assert not {id(p) for p in found} & {id(p) for p in other.parameters()}
+
+
+def test_a_declared_limit_is_refused_and_the_able_are_named() -> None:
+    node = {"_target_": f"{__name__}.OnlyCross"}
+    softmax, none = group_node("attention", "softmax"), group_node("pattern", "none")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HEADWISE_PLUGINS", __name__.split(".")[0])
+        import sys
+
+        sys.modules.setdefault(__name__, sys.modules[OnlyCross.__module__])
+        AttentionFactory(softmax, none, {"cross": node})
+        with pytest.raises(ConfigError, match="it mixes all positions") as refused:
+            AttentionFactory(node, none)
+    assert "attention@sites.decoder_self=" in str(refused.value)
+    assert "softmax" in str(refused.value)
+
+
+def test_dropout_acts_in_training_only() -> None:
+    torch.manual_seed(0)
+    attention = ScoreAttention(PLACE, AlphaEntmax(PLACE), None, dropout=0.5)
+    states, mask = torch.randn(B, Q, H * E), Mask()
+    attention.eval()
+    first = attention(states, states, states, mask).context_BQD
+    assert torch.equal(first, attention(states, states, states, mask).context_BQD)
+    attention.train()
+    assert not torch.equal(first, attention(states, states, states, mask).context_BQD)

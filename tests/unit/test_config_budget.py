@@ -1,0 +1,105 @@
+"""The dry run's figures against the model itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from command_line import composer
+from torch.utils.flop_counter import FlopCounterMode
+
+from headwise.instantiate import instantiate
+from headwise.model.build import build_model
+from headwise.model.transformer import n_parameters
+from headwise.train.budget import budget, describe_budget
+from headwise.train.run import typed
+
+SMALL = ["model.d_model=32", "model.n_heads=4", "model.d_ff=48", "tokenizer.vocab_size=150"]
+N_ROWS, LENGTH = 4, 32
+
+
+def config_of(*overrides: str) -> Any:
+    with composer() as make:
+        return typed(make([*SMALL, f"trainer.max_tokens={N_ROWS * LENGTH}", *overrides]))
+
+
+def measured(config: Any) -> tuple[int, int]:
+    """FLOPs of one batch, forward and backward, and the bytes autograd kept."""
+    vocab = config.tokenizer.vocab_size
+    model = build_model(config, vocab, vocab, config.tokenizer.joint)
+    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    kept: dict[int, Any] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage  # held, so that no address comes twice
+        return tensor
+
+    ids = torch.randint(4, vocab, (N_ROWS, LENGTH))
+    lengths = torch.full((N_ROWS,), LENGTH - 1)
+    half = config.trainer.precision == "bf16"
+    with (
+        FlopCounterMode(display=False) as counter,
+        torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
+    ):
+        with torch.autocast("cpu", torch.bfloat16, enabled=half):
+            logits = model.train()(ids, lengths, ids).logits_BTV
+            loss = instantiate(config.loss, "loss")(logits, ids).loss
+        loss.backward()
+    return counter.get_total_flops(), sum(storage.nbytes() for storage in kept.values())
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("attention", ["softmax", "alpha_entmax"])
+def test_the_estimate_is_near_what_is_measured(attention: str, precision: str) -> None:
+    config = config_of(
+        f"attention={attention}",
+        f"trainer.precision={precision}",
+        "model.encoder_layers=3",
+        "model.decoder_layers=2",
+    )
+    found = budget(config, LENGTH)
+    flops, kept_bytes = measured(config)
+    assert sum(found.flops.values()) == pytest.approx(flops, rel=0.05)
+    assert found.activation_bytes == pytest.approx(kept_bytes, rel=0.4)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (),
+        ("attention=softmax", "model.norm=post", "model.positions=learned"),
+        ("attention.share=site",),
+        ("tokenizer.joint=false", "model.share_embeddings=none"),
+    ],
+)
+def test_parameters_are_those_of_the_built_model(overrides: tuple[str, ...]) -> None:
+    config = config_of(*overrides)
+    model = build_model(config, 150, 150, config.tokenizer.joint)
+    assert budget(config).n_parameters == n_parameters(model)
+
+
+def test_bytes_have_a_vocabulary_of_their_own() -> None:
+    with composer() as make:
+        config = typed(make(["tokenizer=byte", *SMALL[:3]]))
+    assert budget(config).n_parameters == n_parameters(build_model(config, 260, 260, True))
+
+
+def test_alphas_are_counted() -> None:
+    assert budget(config_of()).n_alphas == 6 * 4  # layers and sites, times heads
+    assert budget(config_of("attention=softmax")).n_alphas == 0
+
+
+def test_accumulation_costs_arithmetic_but_no_memory() -> None:
+    one, four = budget(config_of()), budget(config_of("trainer.accumulate=4"))
+    assert sum(four.flops.values()) == 4 * sum(one.flops.values())
+    assert four.activation_bytes == one.activation_bytes
+
+
+def test_the_text_tells_all_three() -> None:
+    text = describe_budget(config_of("trainer.precision=auto"))
+    assert "parameters" in text
+    assert "FLOP" in text
+    assert "GiB" in text

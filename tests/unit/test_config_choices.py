@@ -1,0 +1,225 @@
+"""Every yaml of every group composes and builds what it describes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from command_line import composer, small_overrides, write_corpus
+from omegaconf import OmegaConf
+
+from headwise.attention.base import Attention, ScoreAttention
+from headwise.config_dir import config_dir, group_choices
+from headwise.config_keys import known_keys
+from headwise.data.tokenizer_training import check_tokenizer_config
+from headwise.decode.hypothesis import check_decode_config
+from headwise.errors import ConfigError
+from headwise.instantiate import instantiate
+from headwise.model.build import build_model, check_model
+from headwise.schema import SITES, DecodeConfig
+from headwise.track.base import NullTracker
+from headwise.track.wandb_tracker import check_tracker, make_tracker
+from headwise.train.optim import build_optimizer
+from headwise.train.run import train, typed
+from headwise.train.trainer import check_trainer_config
+
+GROUPS = sorted(path.name for path in config_dir().iterdir() if path.is_dir())
+SMALL_MODEL = ("model.d_model=16", "model.n_heads=2", "model.d_ff=16")
+
+
+@pytest.fixture(scope="module")
+def make() -> Any:
+    with composer() as compose:
+        yield compose
+
+
+def every(group: str) -> Any:
+    return pytest.mark.parametrize("choice", group_choices(group))
+
+
+def model_of(config: Any) -> dict[str, list[Attention]]:
+    model = build_model(typed(config), 12, 12, joint=True)
+    found: dict[str, list[Attention]] = {site: [] for site in SITES}
+    for site, _, attention in model.attentions():
+        found[site].append(attention)
+    return found
+
+
+def normaliser(attention: Attention) -> str:
+    assert isinstance(attention, ScoreAttention)
+    return type(attention.normaliser).__name__
+
+
+@pytest.mark.parametrize(
+    ("group", "choice"), [(g, c) for g in GROUPS if g != "experiment" for c in group_choices(g)]
+)
+def test_every_choice_composes(make: Any, group: str, choice: str) -> None:
+    languages = ["data.source=de", "data.target=en"] if choice == "files" else []
+    config = make([f"{group}={choice}", *languages])
+    OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    typed(config)
+
+
+@pytest.mark.parametrize("site", [None, *SITES])
+@every("attention")
+def test_every_attention_builds_at_every_site_it_allows(
+    make: Any, choice: str, site: str | None
+) -> None:
+    place = f"attention@sites.{site}={choice}" if site else f"attention={choice}"
+    config = make([place, *SMALL_MODEL])
+    try:
+        found = model_of(config)
+    except ConfigError as error:
+        assert "Choose another there" in str(error)  # noqa: PT017 - a declared limit
+        return
+    sites = [site] if site else list(SITES)
+    target = make([f"attention={choice}"]).attention._target_
+    for chosen in sites:
+        for attention in found[chosen]:
+            name = type(attention).__name__
+            names = (name, getattr(getattr(attention, "normaliser", None), "__class__", None))
+            assert target.rsplit(".", 1)[1] in (names[0], getattr(names[1], "__name__", None))
+
+
+@every("pattern")
+def test_every_pattern_builds(make: Any, choice: str) -> None:
+    assert model_of(make([f"pattern={choice}", *SMALL_MODEL]))
+
+
+@every("model")
+def test_every_model_builds(make: Any, choice: str) -> None:
+    config = typed(make([f"model={choice}", "attention=softmax"]))
+    check_model(config)
+    with torch.device("meta"):
+        model = build_model(config, 100, 100, joint=True)
+    assert len(model.encoder.layers) == config.model.encoder_layers
+
+
+@pytest.mark.parametrize(
+    ("name", "layers", "width", "heads", "inner"),
+    [
+        ("tiny", 2, 128, 4, 512),
+        ("small", 3, 256, 4, 1024),
+        ("base", 6, 512, 8, 2048),
+        ("big", 6, 1024, 16, 4096),
+    ],
+)
+def test_sizes_are_those_of_the_guide(
+    make: Any, name: str, layers: int, width: int, heads: int, inner: int
+) -> None:
+    model = make([f"model={name}"]).model
+    sizes = (model.encoder_layers, model.decoder_layers, model.d_model, model.n_heads, model.d_ff)
+    assert sizes == (layers, layers, width, heads, inner)
+
+
+@every("optimizer")
+def test_every_optimizer_builds_and_spares_vectors_the_decay(make: Any, choice: str) -> None:
+    config = make([f"optimizer={choice}", "optimizer.weight_decay=0.5"])
+    optimizer = build_optimizer(config.optimizer, torch.nn.Linear(2, 2))
+    decay = {p.ndim: g["weight_decay"] for g in optimizer.param_groups for p in g["params"]}
+    assert decay == {2: 0.5, 1: 0.0}
+    assert optimizer.param_groups[0]["lr"] == config.model.lr
+
+
+@every("scheduler")
+def test_every_scheduler_gives_a_finite_positive_rate(make: Any, choice: str) -> None:
+    schedule = instantiate(make([f"scheduler={choice}"]).scheduler, "scheduler")
+    rates = [schedule.rate(update, 1e-3) for update in (1, 10, 1000)]
+    assert all(0 < rate < 1 for rate in rates)
+
+
+@every("loss")
+def test_every_loss_is_a_differentiable_sum(make: Any, choice: str) -> None:
+    loss = instantiate(make([f"loss={choice}"]).loss, "loss")
+    logits = torch.randn(1, 3, 7, requires_grad=True)
+    loss(logits, torch.tensor([[4, 5, 0]])).loss.backward()
+    assert logits.grad is not None
+    assert logits.grad[0, 2].abs().sum() == 0  # padding
+
+
+@every("tokenizer")
+def test_every_tokenizer_is_usable(make: Any, choice: str) -> None:
+    config = typed(make([f"tokenizer={choice}"])).tokenizer
+    check_tokenizer_config(config)
+    assert config.kind == choice
+
+
+@every("decode")
+def test_every_search_is_usable(make: Any, choice: str) -> None:
+    check_decode_config(typed(make([f"decode={choice}"])).decode)
+
+
+@every("tracker")
+def test_every_tracker_can_be_made(
+    make: Any, choice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    config = typed(make([f"tracker={choice}"])).tracker
+    check_tracker(config)
+    assert isinstance(make_tracker(config, tmp_path, "run", None, {}), NullTracker)
+
+
+@every("trainer")
+def test_every_trainer_is_usable(make: Any, choice: str) -> None:
+    check_trainer_config(typed(make([f"trainer={choice}"])).trainer)
+
+
+@pytest.mark.parametrize(("alias", "name"), [("wmt14", "wmt14_en_de"), ("wmt16", "wmt16_ro_en")])
+def test_an_alias_is_the_same_data(make: Any, alias: str, name: str) -> None:
+    assert make([f"data={alias}"]).data == make([f"data={name}"]).data
+
+
+@every("experiment")
+def test_every_experiment_runs_two_updates(make: Any, choice: str, tmp_path: Path) -> None:
+    write_corpus(tmp_path / "text")
+    overrides = [f"experiment={choice}", *small_overrides(tmp_path, "trainer.keep=5")]
+    outcome = train(make(overrides), overrides)
+    assert outcome.folder is not None
+    assert outcome.folder.parent.name == choice
+    assert outcome.results["updates"] == 2
+
+
+def test_one_site_alone_can_be_changed(make: Any) -> None:
+    found = model_of(make(["attention@sites.cross=softmax", *SMALL_MODEL]))
+    assert {site: {normaliser(a) for a in modules} for site, modules in found.items()} == {
+        "encoder_self": {"AlphaEntmax"},
+        "decoder_self": {"AlphaEntmax"},
+        "cross": {"Softmax"},
+    }
+
+
+@pytest.mark.parametrize(("share", "n_free"), [("none", 2 * 3 * 2), ("layer", 2 * 3), ("site", 3)])
+def test_alpha_is_shared_as_asked(make: Any, share: str, n_free: int) -> None:
+    config = typed(make([f"attention.share={share}", "attention.alpha_init=1.3", *SMALL_MODEL]))
+    model = build_model(config, 12, 12, joint=True)
+    logits = [p for name, p in model.named_parameters() if name.endswith("alpha_logit")]
+    assert sum(p.numel() for p in logits) == n_free
+    for _, _, attention in model.attentions():
+        torch.testing.assert_close(attention.stats()["alpha"], torch.full((2,), 1.3))
+
+
+@pytest.mark.parametrize("name", ["evaluate", "translate"])
+def test_the_search_of_a_command_lists_every_key(make: Any, name: str) -> None:
+    listed = set(make([], name).decode)
+    every_key = set(DecodeConfig.__dataclass_fields__)
+    assert listed == (every_key if name == "evaluate" else every_key - {"external"})
+
+
+def test_hints_know_keys_of_typed_and_open_groups() -> None:
+    keys = known_keys("train")
+    wanted = {"trainer.max_updates", "data.cleaning.max_ratio", "optimizer.betas", "attention.share"}
+    assert wanted <= set(keys)
+    assert "attention@sites.cross" in keys
+    assert "data.source_file" in known_keys("evaluate")
+
+
+def test_the_packaged_configs_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "src" / "headwise"
+    package.mkdir(parents=True)
+    (tmp_path / "conf").mkdir()
+    monkeypatch.setattr("headwise.config_dir.__file__", str(package / "config_dir.py"))
+    assert config_dir() == tmp_path / "conf"
+    (package / "conf").mkdir()
+    assert config_dir() == package / "conf"

@@ -1,0 +1,130 @@
+"""What a config node may name, and what is answered to a wrong one."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from headwise.attention.base import Place
+from headwise.errors import ConfigError
+from headwise.instantiate import instantiate, target_class
+
+ADAM = {"_target_": "torch.optim.Adam", "lr": 0.1, "betas": [0.9, 0.98]}
+ALPHA = {"_target_": "headwise.attention.alpha_entmax.AlphaEntmax"}
+PLACE = Place("cross", 1, 2, 4)
+
+
+def refusal(node: Any, key: str = "optimizer", **runtime: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        instantiate(node, key, **runtime)
+    return str(caught.value)
+
+
+def test_a_node_becomes_an_object_with_plain_arguments() -> None:
+    weight = torch.nn.Parameter(torch.zeros(2))
+    optimizer = instantiate(ADAM, "optimizer", params=[weight])
+    assert isinstance(optimizer, torch.optim.Adam)
+    assert type(optimizer.defaults["betas"]) is list
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "os.system",
+        "subprocess.run",
+        "headwiser.Thing",
+        "headwise.cli.os.system",  # through an import of a trusted module
+        "headwise.config_dir.Path",
+        "headwise.cli.train",  # trusted, but no class
+        "torch.optim.optimizer.torch.load",
+    ],
+)
+def test_only_classes_of_trusted_packages_are_made(target: str) -> None:
+    message = refusal({"_target_": target})
+    assert "optimizer._target_" in message
+    assert target in message
+
+
+def test_a_target_inside_of_an_argument_is_not_called(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    nested = {"_target_": "pathlib.Path.touch", "_args_": [str(victim)]}
+    node = {**ALPHA, "alpha_init": nested}
+    refusal(node, "attention", place=PLACE)
+    # also where the constructor takes anything
+    source = instantiate(
+        {"_target_": "headwise.schema.SitesConfig", "cross": nested}, "sites"
+    )
+    assert source.cross == nested
+    assert not victim.exists()
+
+
+@pytest.mark.parametrize(
+    ("target", "hint"),
+    [
+        ("headwise.attention.softmx.Softmax", "headwise.attention.softmax"),
+        ("headwise.attention.softmax.Sofmax", "headwise.attention.softmax.Softmax"),
+        ("torch.optim.Adm", "torch.optim.Adam"),
+    ],
+)
+def test_a_misspelt_target_is_answered_with_the_nearest(target: str, hint: str) -> None:
+    assert f"Did you mean {hint}?" in refusal({"_target_": target})
+
+
+def test_a_target_of_another_kind_is_refused() -> None:
+    message = refusal({"_target_": "torch.optim.Adam"}, "attention", place=PLACE)
+    assert "attention._target_=torch.optim.adam.Adam" in message
+    assert "place" in message
+
+
+@pytest.mark.parametrize("node", [None, 3, {"lr": 1.0}, {"_target_": 3}])
+def test_a_node_without_a_target_is_refused(node: Any) -> None:
+    assert "optimizer must be a mapping with a _target_" in refusal(node)
+
+
+@pytest.mark.parametrize(
+    ("changes", "wanted"),
+    [
+        ({"lr": "abc"}, "optimizer.lr must be of type float, got 'abc'"),
+        ({"lr": True}, "optimizer.lr must be of type float, got True"),
+        ({"betas": 0.9}, "optimizer.betas must be of type list of float, float, got 0.9"),
+        ({"betas": [0.9]}, "optimizer.betas must be of type list of float, float, got [0.9]"),
+        ({"betas": ["a", "b"]}, "got ['a', 'b']"),
+        ({"amsgrad": 1}, "optimizer.amsgrad must be of type bool, got 1"),
+        ({"bets": [0.9, 0.98]}, "optimizer.bets is not known; allowed: lr, betas"),
+        ({"bets": [0.9, 0.98]}, "Did you mean betas?"),
+        ({"params": []}, "optimizer.params is supplied by code"),
+        ({"lr": -1.0}, "refuses optimizer.lr=-1.0"),
+        ({"betas": [0.9, 2.0]}, "Invalid beta parameter at index 1"),
+    ],
+)
+def test_arguments_are_checked_by_the_signature(changes: dict[str, Any], wanted: str) -> None:
+    weight = torch.nn.Parameter(torch.zeros(2))
+    assert wanted in refusal({**ADAM, **changes}, params=[weight])
+
+
+def test_what_a_constructor_refuses_is_told_with_its_full_key() -> None:
+    message = refusal({**ALPHA, "share": "head"}, "sites.cross", place=PLACE)
+    assert message.startswith("sites.cross.share must be one of layer, none, site; got 'head'")
+
+
+def test_a_missing_argument_is_named() -> None:
+    node = {"_target_": "headwise.train.schedule.InverseSqrt"}
+    assert refusal(node, "scheduler") == "scheduler.warmup_updates is missing"
+
+
+def test_packages_of_the_user_are_trusted_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "toy_plugin.py").write_text("import os\nclass Thing: ...\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match="HEADWISE_PLUGINS"):
+        target_class({"_target_": "toy_plugin.Thing"}, "attention")
+    monkeypatch.setenv("HEADWISE_PLUGINS", "other, toy_plugin,")
+    assert target_class({"_target_": "toy_plugin.Thing"}, "attention").__name__ == "Thing"
+    with pytest.raises(ConfigError, match="class of a trusted package"):
+        target_class({"_target_": "toy_plugin.os._Environ"}, "attention")
+    sys.modules.pop("toy_plugin")

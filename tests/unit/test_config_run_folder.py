@@ -1,0 +1,141 @@
+"""Which settings name a run, and how its folder is called."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import composer
+
+from headwise.errors import ConfigError, RunError
+from headwise.instantiate import as_container
+from headwise.train.run_folder import RunFolder, fingerprint, slug
+
+
+@pytest.fixture(scope="module")
+def mark() -> Any:
+    """overrides -> fingerprint."""
+    with composer() as make:
+        yield lambda *overrides: fingerprint(as_container(make(overrides)))
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "paths.outputs=/elsewhere",
+        "paths.cache=/elsewhere",
+        "tracker=none",
+        "tracker.project=other",
+        "experiment_name=other",
+        "data.dir=/elsewhere",
+        "data.folder=other",
+        "data.test=[valid]",
+        "decode.external.comet='score {hypotheses}'",
+        "trainer.device=cuda",
+        "trainer.n_workers=3",
+        "trainer.threads=2",
+        "trainer.progress=false",
+        "trainer.log_every=7",
+        "trainer.max_updates=99999",
+        "+data.vocab_size=2000",  # the default spelt out
+        "attention=alpha_entmax",
+        "trainer.accumulate=1",
+        "seed=1",
+    ],
+)
+def test_these_make_no_other_run(mark: Any, override: str) -> None:
+    override = f"+{override}" if override.startswith("decode.external") else override
+    assert mark(override.replace("+data.", "data.")) == mark()
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "attention=softmax",
+        "attention@sites.cross=softmax",
+        "attention.alpha_init=1.3",
+        "model=small",
+        "model.dropout=0.2",
+        "optimizer.lr=0.5",
+        "model.lr=0.5",  # the optimizer follows it
+        "scheduler=constant",
+        "data=multi30k",
+        "data.vocab_size=1000",  # the tokenizer follows it
+        "data.cleaning.max_ratio=2",
+        "data.max_train_pairs=10",
+        "tokenizer.dropout=0.1",
+        "trainer.max_tokens=100",
+        "trainer.accumulate=2",
+        "trainer.validate_every=7",
+        "trainer.precision=bf16",
+        "loss.label_smoothing=0",
+        "decode.beam=10",
+        "seed=2",
+        "init_from=/a/run",
+    ],
+)
+def test_these_do(mark: Any, override: str) -> None:
+    assert mark(override) != mark()
+
+
+def test_a_schedule_over_all_updates_makes_their_number_count(mark: Any) -> None:
+    cosine = "scheduler=cosine"
+    assert mark(cosine, "trainer.max_updates=99") != mark(cosine, "trainer.max_updates=100")
+
+
+def test_the_order_of_overrides_does_not_matter(mark: Any) -> None:
+    given = ["attention=softmax", "seed=3", "model.dropout=0.2"]
+    assert mark(*given) == mark(*reversed(given))
+    assert slug(given) == slug(reversed(given))
+
+
+def test_the_same_settings_find_the_same_folder(tmp_path: Path) -> None:
+    first = RunFolder.place(tmp_path, "default", ["seed=3"], "0123abcd")
+    first.path.mkdir(parents=True)
+    again = RunFolder.place(tmp_path, "default", ["seed=3", "trainer.accumulate=1"], "0123abcd")
+    assert again.path == first.path
+    assert RunFolder.place(tmp_path, "default", ["seed=3"], "ffff0000").path != first.path
+
+
+@pytest.mark.parametrize(
+    ("overrides", "wanted"),
+    [
+        ([], "run"),
+        (["tracker=none", "paths.outputs=/x", "experiment=demo", "hydra/launcher=joblib"], "run"),
+        (["data.test=[a,b]", "~tracker.tags", "+decode.external.x=y"], "run"),
+        (["seed=1", "attention=softmax"], "attention-softmax_seed-1"),
+        (["attention@sites.cross=softmax"], "attention-sites.cross-softmax"),
+        (["trainer.device=cpu", "trainer=cpu"], "trainer-cpu"),
+        (["optimizer.betas=[0.9,0.98]"], "optimizer.betas-0.9-0.98"),
+    ],
+)
+def test_a_slug_is_what_was_chosen(overrides: list[str], wanted: str) -> None:
+    assert slug(overrides) == wanted
+
+
+@pytest.mark.parametrize("letter", ["x", "ä", "語", "🜚"])
+def test_a_slug_fits_into_a_file_name(letter: str, tmp_path: Path) -> None:
+    overrides = [f"+attention.note{i}='{letter * 90},=+/ {letter}'" for i in range(5)]
+    name = slug(overrides)
+    assert len(f"{name}-01234567".encode()) <= 120
+    assert not set(name) & set("=,+/' @\\\0\n")
+    (tmp_path / name).mkdir()
+
+
+@pytest.mark.parametrize("name", ["../other", "a/b", "", ".", ".."])
+def test_an_experiment_is_one_folder(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="experiment_name"):
+        RunFolder.place(tmp_path, name, [], "01234567")
+
+
+def test_a_folder_without_a_run_is_answered_with_the_nearest(tmp_path: Path) -> None:
+    run = tmp_path / "outputs" / "default" / "seed-1-0123abcd"
+    run.mkdir(parents=True)
+    (run / "config.yaml").write_text("seed: 1\n", encoding="utf-8")
+    for wrong in (run.parent / "seed-2-0123abcd", run.parent, run / "checkpoints"):
+        with pytest.raises(RunError) as caught:
+            RunFolder.existing(wrong)
+        assert f"Did you mean run={run}?" in str(caught.value), wrong
+    with pytest.raises(RunError, match="init_from="):
+        RunFolder.existing(tmp_path, "init_from")

@@ -1,0 +1,239 @@
+from __future__ import annotations
+
+import errno
+import os
+import pickle
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from headwise.errors import CheckpointError, HeadwiseError
+from headwise.train import checkpoint as module
+from headwise.train.checkpoint import (
+    average_weights,
+    load_checkpoint,
+    load_weights,
+    numbered_checkpoints,
+    remove_partial,
+    save_checkpoint,
+    write_text,
+)
+
+
+def saved(path: Path, **more: Any) -> Path:
+    save_checkpoint(path, {"model": {"weight": torch.arange(600.0)}, **more})
+    return path
+
+
+def test_round_trip_and_bytes_that_depend_on_the_content_only(tmp_path: Path) -> None:
+    content = {"state": {"update": 3, "score": None, "name": "α"}, "list": [1, 2.5, True]}
+    first = saved(tmp_path / "first.pt", **content)
+    (tmp_path / "elsewhere").mkdir()
+    second = saved(tmp_path / "elsewhere" / "second.pt", **content)
+    found = load_checkpoint(first)
+    assert {key: found[key] for key in content} == content
+    assert torch.equal(found["model"]["weight"], torch.arange(600.0))
+    assert first.read_bytes() == second.read_bytes()
+
+
+class _FullHandle:
+    """A file on a disk that takes `room` bytes."""
+
+    def __init__(self, real: Any, room: int) -> None:
+        self.real, self.room = real, room
+
+    def __enter__(self) -> _FullHandle:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.real.close()
+
+    def write(self, data: bytes) -> int:
+        self.room -= len(data)
+        if self.room < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return int(self.real.write(data))
+
+    def flush(self) -> None:
+        self.real.flush()
+
+
+@pytest.mark.parametrize("room", [0, 100, 2000])
+def test_a_full_disk_leaves_what_stood_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int
+) -> None:
+    path = saved(tmp_path / "last.pt", update=1)
+    before = path.read_bytes()
+
+    def full(name: Any, mode: str = "r", *rest: Any, **options: Any) -> Any:
+        handle = open(name, mode, *rest, **options)
+        return _FullHandle(handle, room) if mode == "wb" else handle
+
+    monkeypatch.setattr(module, "open", full, raising=False)
+    with pytest.raises(HeadwiseError, match=r"last\.pt.*No space.*same command.*intact"):
+        saved(path, update=2)
+    assert path.read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["last.pt"]
+
+
+def test_what_torch_raises_for_other_reasons_is_not_called_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr(torch, "save", broken)
+    with pytest.raises(RuntimeError, match="a defect"):
+        saved(tmp_path / "last.pt")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_small_file_is_written_all_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "results.json"
+    write_text(path, "old")
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(HeadwiseError, match="No space"):
+        write_text(path, "new")
+    assert path.read_text() == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["results.json"]
+
+
+def test_the_rest_of_a_killed_write_is_removed(tmp_path: Path) -> None:
+    saved(tmp_path / "last.pt")
+    (tmp_path / ".last.pt.4711.tmp").write_bytes(b"half")
+    remove_partial(tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["last.pt"]
+
+
+def test_a_missing_one_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"best\.pt"):
+        load_checkpoint(tmp_path / "best.pt")
+
+
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.5, 0.99])
+def test_a_truncated_one_is_refused(tmp_path: Path, share: float) -> None:
+    path = saved(tmp_path / "last.pt")
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(len(whole) * share)])
+    with pytest.raises(CheckpointError, match="truncated"):
+        load_checkpoint(path)
+
+
+def test_damage_anywhere_is_refused_or_harmless(tmp_path: Path) -> None:
+    path = saved(tmp_path / "last.pt")
+    whole = path.read_bytes()
+    chosen = random.Random(1)
+    for _ in range(300):
+        damaged = bytearray(whole)
+        for _ in range(3):
+            damaged[chosen.randrange(len(damaged))] = chosen.randrange(256)
+        path.write_bytes(damaged)
+        try:
+            load_checkpoint(path)
+        except CheckpointError:
+            continue
+
+
+class _Evil:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, ("executed",)
+
+
+@pytest.mark.parametrize("kind", ["pickle", "torch", "inside"])
+def test_a_foreign_one_is_never_executed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "best.pt"
+    if kind == "pickle":
+        path.write_bytes(pickle.dumps(_Evil()))
+    elif kind == "torch":
+        torch.save(_Evil(), path)
+    else:
+        save_checkpoint(path, {"model": {"weight": _Evil()}})
+    with pytest.raises(CheckpointError, match=r"best\.pt"):
+        load_checkpoint(path)
+    assert not (tmp_path / "executed").exists()
+
+
+@pytest.mark.parametrize("content", [{"weight": torch.zeros(2)}, [1, 2], {"kind": "other"}])
+def test_one_of_another_program_is_refused(tmp_path: Path, content: Any) -> None:
+    path = tmp_path / "best.pt"
+    torch.save(content, path)
+    with pytest.raises(CheckpointError, match="no checkpoint of headwise"):
+        load_checkpoint(path)
+
+
+@pytest.mark.parametrize("version", [0, 99, None])
+def test_another_format_is_refused_by_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int | None
+) -> None:
+    monkeypatch.setattr(module, "FORMAT_VERSION", version)
+    path = saved(tmp_path / "best.pt")
+    monkeypatch.undo()
+    with pytest.raises(CheckpointError, match=rf"format {version};.*reads format 1"):
+        load_checkpoint(path)
+
+
+def test_weights_of_another_model_are_refused_by_name() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    weights = dict(nn.Sequential(nn.Linear(5, 4), nn.Identity(), nn.Linear(1, 1)).state_dict())
+    with pytest.raises(CheckpointError) as refused:
+        load_weights(model, weights, "the run A")
+    message = str(refused.value)
+    for part in ("the run A", "1.weight", "2.weight", "0.weight: (4, 5) there, (4, 3) here"):
+        assert part in message
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+class _Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(5, 3)
+        self.output = nn.Linear(3, 5, bias=False)
+        self.output.weight = self.table.weight
+
+
+def test_an_average_is_the_mean_and_keeps_ties_and_types(tmp_path: Path) -> None:
+    models = [_Tied() for _ in range(3)]
+    paths = []
+    for number, model in enumerate(models):
+        weights = {**model.state_dict(), "half": torch.full((2,), number, dtype=torch.bfloat16)}
+        paths.append(tmp_path / f"{number}.pt")
+        save_checkpoint(paths[-1], {"model": weights})
+    mean = average_weights(paths)
+    expected = torch.stack([model.table.weight.detach() for model in models]).double().mean(0)
+    assert torch.equal(mean["table.weight"], expected.float())
+    assert torch.equal(mean["output.weight"], mean["table.weight"])
+    assert mean["half"].dtype == torch.bfloat16
+    assert mean["half"].tolist() == [1, 1]
+    tied = _Tied()
+    del mean["half"]
+    load_weights(tied, mean, "the average")
+    assert tied.output.weight is tied.table.weight
+    assert torch.equal(tied.table.weight, expected.float())
+
+
+def test_an_average_of_one_is_that_one(tmp_path: Path) -> None:
+    path = saved(tmp_path / "one.pt")
+    assert torch.equal(average_weights([path])["weight"], torch.arange(600.0))
+    with pytest.raises(CheckpointError, match="no numbered"):
+        average_weights([])
+
+
+def test_numbered_ones_come_in_order_of_their_numbers(tmp_path: Path) -> None:
+    for name in ("update_9.pt", "update_00000010.pt", "best.pt", "update_x.pt", "update_100.pt"):
+        (tmp_path / name).touch()
+    names = [path.name for path in numbered_checkpoints(tmp_path)]
+    assert names == ["update_9.pt", "update_00000010.pt", "update_100.pt"]

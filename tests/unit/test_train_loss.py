@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from headwise.errors import ConfigError
+from headwise.train.loss import CrossEntropy
+
+B, T, V = 3, 5, 7
+
+
+def example(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    logits_BTV = 3 * torch.randn(B, T, V, generator=generator, dtype=torch.float64)
+    target_BT = torch.randint(1, V, (B, T), generator=generator)
+    target_BT[0, 3:] = 0
+    target_BT[2, 1:] = 0
+    return logits_BTV.to(dtype).requires_grad_(), target_BT
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.6])
+def test_value_and_gradient_are_those_of_torch(smoothing: float) -> None:
+    logits_BTV, target_BT = example()
+    sums = CrossEntropy(smoothing)(logits_BTV, target_BT)
+    (own,) = torch.autograd.grad(2.5 * sums.loss, logits_BTV)
+    rows = (logits_BTV.flatten(0, 1), target_BT.flatten())
+    expected = cross_entropy(*rows, ignore_index=0, reduction="sum", label_smoothing=smoothing)
+    (reference,) = torch.autograd.grad(2.5 * expected, logits_BTV)
+    torch.testing.assert_close(sums.loss, expected, rtol=1e-12, atol=0)
+    torch.testing.assert_close(own, reference, rtol=1e-12, atol=1e-14)
+    plain = cross_entropy(*rows, ignore_index=0, reduction="sum")
+    torch.testing.assert_close(sums.nll, plain, rtol=1e-12, atol=0)
+    assert not sums.nll.requires_grad
+
+
+def test_gradient_agrees_with_differences() -> None:
+    logits_BTV, target_BT = example()
+    loss = CrossEntropy(0.1)
+    assert torch.autograd.gradcheck(lambda logits: loss(logits, target_BT).loss, (logits_BTV,))
+
+
+def test_padding_takes_no_part() -> None:
+    logits_BTV, target_BT = example(torch.float32)
+    loss = CrossEntropy(0.1)
+    whole = loss(logits_BTV, target_BT)
+    (gradient,) = torch.autograd.grad(whole.loss, logits_BTV)
+    assert not gradient[target_BT == 0].any()
+    assert gradient[target_BT != 0].abs().sum(-1).gt(0).all()
+    parts = [loss(logits_BTV[:1, :3], target_BT[:1, :3]), loss(logits_BTV[1:], target_BT[1:])]
+    torch.testing.assert_close(parts[0].loss + parts[1].loss, whole.loss)
+
+
+def test_nothing_but_padding_is_zero() -> None:
+    logits_BTV, target_BT = example(torch.float32)
+    sums = CrossEntropy(0.1)(logits_BTV, torch.zeros_like(target_BT))
+    (gradient,) = torch.autograd.grad(sums.loss, logits_BTV)
+    assert sums.loss.item() == sums.nll.item() == 0
+    assert not gradient.any()
+
+
+def test_half_precision_is_summed_in_float32() -> None:
+    logits_BTV, target_BT = example(torch.bfloat16)
+    sums = CrossEntropy(0.1)(logits_BTV, target_BT)
+    wide = CrossEntropy(0.1)(logits_BTV.detach().float(), target_BT)
+    assert sums.loss.dtype == torch.float32
+    torch.testing.assert_close(sums.loss.detach(), wide.loss, rtol=1e-6, atol=0)
+    (gradient,) = torch.autograd.grad(sums.loss, logits_BTV)
+    assert gradient.dtype == torch.bfloat16
+
+
+def test_large_logits_stay_finite() -> None:
+    logits_BTV = torch.tensor([[[1e4, -1e4, 0.0]]], requires_grad=True)
+    sums = CrossEntropy(0.1)(logits_BTV, torch.tensor([[1]]))
+    (gradient,) = torch.autograd.grad(sums.loss, logits_BTV)
+    assert torch.isfinite(sums.loss)
+    assert torch.isfinite(gradient).all()
+
+
+@pytest.mark.parametrize("smoothing", [-0.1, 1.0])
+def test_smoothing_outside_of_its_range_is_refused(smoothing: float) -> None:
+    with pytest.raises(ConfigError, match="label_smoothing"):
+        CrossEntropy(smoothing)

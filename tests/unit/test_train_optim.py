@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from headwise.attention.build import AttentionFactory
+from headwise.config_dir import group_choices, group_node
+from headwise.model.transformer import Transformer
+from headwise.schema import ModelConfig
+from headwise.train.optim import build_optimizer, set_rate
+
+ADAMW = {"_target_": "torch.optim.AdamW", "lr": 0.01}
+
+
+def make_model(variant: str = "alpha_entmax") -> Transformer:
+    torch.manual_seed(1)
+    factory = AttentionFactory(group_node("attention", variant), group_node("pattern", "none"))
+    config = ModelConfig(
+        "test", 1, 1, 8, 2, 16, dropout=0.0, attention_dropout=0.0, activation_dropout=0.0
+    )
+    return Transformer(config, 9, 9, True, factory, seed=1)
+
+
+def after_a_step(weight_decay: float) -> dict[str, torch.Tensor]:
+    model = make_model()
+    optimizer = build_optimizer({**ADAMW, "weight_decay": weight_decay}, model)
+    ids = torch.tensor([[4, 5, 6, 3]])
+    output = model(ids, torch.tensor([4]), ids)
+    output.logits_BTV.logsumexp(-1).sum().backward()
+    optimizer.step()
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def test_alpha_biases_and_norms_move_as_without_decay() -> None:
+    without, decayed = after_a_step(0.0), after_a_step(0.5)
+    assert any(name.endswith("alpha_logit") for name in without)
+    for name, value in without.items():
+        is_free = name.endswith(("bias", "alpha_logit")) or "norm" in name
+        assert torch.equal(value, decayed[name]) == is_free, name
+
+
+@pytest.mark.parametrize("variant", group_choices("attention"))
+def test_every_parameter_is_in_one_group(variant: str) -> None:
+    model = make_model(variant)
+    optimizer = build_optimizer({**ADAMW, "weight_decay": 0.5}, model)
+    decayed, free = (group["params"] for group in optimizer.param_groups)
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.5, 0.0]
+    assert sorted(map(id, [*decayed, *free])) == sorted(map(id, model.parameters()))
+    assert all(p.ndim > 1 for p in decayed)
+    learned = [p for name, p in model.named_parameters() if name.endswith("alpha_logit")]
+    assert {id(p) for p in learned} <= {id(p) for p in free}
+
+
+def test_frozen_parameters_are_left_out() -> None:
+    model = make_model()
+    model.output.weight.requires_grad_(False)
+    optimizer = build_optimizer(ADAMW, model)
+    trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    assert id(model.output.weight) not in trained
+
+
+def test_one_rate_for_all_groups() -> None:
+    optimizer = build_optimizer(ADAMW, make_model())
+    set_rate(optimizer, 0.125)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.125, 0.125]

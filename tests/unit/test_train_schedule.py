@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from headwise.errors import ConfigError
+from headwise.train.schedule import Constant, Cosine, InverseSqrt, Noam, Schedule
+
+BASE = 7e-4
+
+
+def test_noam_is_the_formula_of_the_paper() -> None:
+    noam = Noam(warmup_updates=20_000, d_model=512, factor=2.0)
+    # papers: factor 2, D = 512 and 20k warm-up peak at 6.25e-4
+    assert noam.rate(20_000, BASE) == pytest.approx(6.25e-4, rel=1e-12)
+    for update in (1, 777, 20_000, 123_456):
+        expected = 2 * 512**-0.5 * min(update**-0.5, update * 20_000**-1.5)
+        assert noam.rate(update, BASE) == pytest.approx(expected, rel=1e-12)
+    assert noam.rate(10_000, BASE) == noam.rate(10_000, 123.0)
+
+
+def test_inverse_sqrt_warms_up_linearly_and_then_decays() -> None:
+    schedule = InverseSqrt(warmup_updates=400)
+    assert schedule.rate(1, BASE) == pytest.approx(BASE / 400)
+    assert schedule.rate(200, BASE) == pytest.approx(BASE / 2)
+    assert schedule.rate(400, BASE) == pytest.approx(BASE)
+    assert schedule.rate(1600, BASE) == pytest.approx(BASE / 2)
+
+
+def test_inverse_sqrt_is_noam_with_its_peak_as_base_rate() -> None:
+    noam, inverse = Noam(4000, 512, 1.0), InverseSqrt(4000)
+    peak = noam.rate(4000, 0.0)
+    for update in (1, 1000, 4000, 4001, 90_000):
+        assert inverse.rate(update, peak) == pytest.approx(noam.rate(update, 0.0), rel=1e-12)
+
+
+def test_cosine_falls_from_the_base_rate_to_the_final_one() -> None:
+    schedule = Cosine(warmup_updates=100, total_updates=1100, final_fraction=0.2)
+    assert schedule.rate(50, BASE) == pytest.approx(BASE / 2)
+    assert schedule.rate(100, BASE) == pytest.approx(BASE)
+    assert schedule.rate(600, BASE) == pytest.approx(BASE * 0.6)
+    quarter = 0.2 + 0.8 * 0.5 * (1 + math.cos(math.pi / 4))
+    assert schedule.rate(350, BASE) == pytest.approx(BASE * quarter)
+    assert schedule.rate(1100, BASE) == schedule.rate(5000, BASE) == pytest.approx(BASE * 0.2)
+
+
+def test_constant_stays() -> None:
+    assert Constant().rate(1, BASE) == BASE
+    assert Constant(10).rate(5, BASE) == pytest.approx(BASE / 2)
+    assert Constant(10).rate(99, BASE) == BASE
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [InverseSqrt(300), Noam(300, 64), Cosine(300, 2000), Constant(300)],
+    ids=lambda schedule: type(schedule).__name__,
+)
+def test_no_jump_where_warming_up_ends(schedule: Schedule) -> None:
+    rates = [schedule.rate(update, BASE) for update in range(1, 600)]
+    highest = max(rates)
+    assert rates.index(highest) == 299
+    assert all(rate > 0 for rate in rates)
+    steps = [abs(after - before) for before, after in zip(rates, rates[1:], strict=False)]
+    assert max(steps) <= highest / 300 * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "key"),
+    [
+        (InverseSqrt, {"warmup_updates": 0}, "warmup_updates"),
+        (Noam, {"warmup_updates": 0, "d_model": 8}, "warmup_updates"),
+        (Noam, {"warmup_updates": 5, "d_model": 8, "factor": 0.0}, "factor"),
+        (Cosine, {"warmup_updates": 9, "total_updates": 9}, "warmup_updates"),
+        (Cosine, {"warmup_updates": 1, "total_updates": 9, "final_fraction": 2.0}, "final_frac"),
+        (Constant, {"warmup_updates": -1}, "warmup_updates"),
+    ],
+)
+def test_impossible_settings_are_refused(kind: type, settings: dict[str, float], key: str) -> None:
+    with pytest.raises(ConfigError, match=key):
+        kind(**settings)

@@ -1,0 +1,353 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from headwise.attention.build import AttentionFactory
+from headwise.config_dir import group_node
+from headwise.data.batching import Batch, collate
+from headwise.data.store import EncodedSplit
+from headwise.errors import ConfigError, HeadwiseError
+from headwise.model.transformer import Transformer
+from headwise.schema import ModelConfig, TrainerConfig
+from headwise.track.jsonl import read_jsonl
+from headwise.train.checkpoint import load_checkpoint
+from headwise.train.distributed import Ranks
+from headwise.train.interrupt import Interrupted, StopRequest
+from headwise.train.loss import CrossEntropy
+from headwise.train.records import Records
+from headwise.train.run_folder import RunFolder
+from headwise.train.schedule import Constant
+from headwise.train.seed import derived_seed, seed_everything
+from headwise.train.state import TrainState
+from headwise.train.trainer import Trainer, Validation, check_trainer_config
+
+CPU = torch.device("cpu")
+PAIRS = EncodedSplit.from_lists(
+    [[4, 5], [6, 7, 8], [5, 5, 5, 5], [8], [4, 6]], [[5, 4, 4], [8], [6, 7], [4, 4, 4, 4], [5]]
+)
+CONFIG = TrainerConfig(
+    max_updates=4,
+    log_every=1,
+    validate_every=2,
+    save_every=2,
+    keep=2,
+    monitor="loss",
+    precision="fp32",
+    progress=False,
+)
+
+
+class Loader:
+    """Batches of given rows, over and over."""
+
+    def __init__(self, *rows: Iterable[int], split: EncodedSplit = PAIRS) -> None:
+        self.batches = [collate(split, np.array(list(r), dtype=np.int32)) for r in rows]
+        self.position = 0
+
+    def __next__(self) -> Batch:
+        self.position += 1
+        return self.batches[(self.position - 1) % len(self.batches)]
+
+    def state(self) -> dict[str, int]:
+        return {"epoch": 1, "batch": self.position}
+
+    def restore(self, state: dict[str, int]) -> None:
+        self.position = state["batch"]
+
+
+def make_model(dropout: float = 0.0) -> Transformer:
+    factory = AttentionFactory(
+        group_node("attention", "alpha_entmax"), group_node("pattern", "none"), dropout=dropout
+    )
+    config = ModelConfig(
+        "test", 1, 1, 8, 2, 16, dropout=dropout, attention_dropout=0.0, activation_dropout=0.0
+    )
+    torch.manual_seed(1)
+    return Transformer(config, 9, 9, True, factory, seed=1)
+
+
+def make_trainer(folder: Path, **changes: Any) -> Trainer:
+    model = changes.pop("model", None) or make_model()
+    scores = iter(changes.pop("scores", [3.0, 2.0, 1.0, 0.5]))
+    run = RunFolder(folder)
+    run.make()
+    parts: dict[str, Any] = {
+        "loss": CrossEntropy(0.1),
+        "optimizer": torch.optim.SGD(model.parameters(), lr=changes.pop("lr", 1.0)),
+        "schedule": Constant(),
+        "loader": Loader([0, 1], [2, 3], [4]),
+        "seed": 1,
+        "ranks": Ranks(0, 1, CPU),
+        "validate": lambda: Validation({"valid/loss": next(scores)}, {}),
+        "alphas": dict,
+        "stop": StopRequest(),
+        "config": CONFIG,
+        **changes,
+    }
+    return Trainer(model=model, folder=run, records=Records(run), **parts)
+
+
+def gradients(model: nn.Module, batch: Batch, n_tokens: int) -> list[Tensor]:
+    model.train()
+    logits_BTV = model(batch.source_BS, batch.source_lengths_B, batch.target_in_BT).logits_BTV
+    loss = CrossEntropy(0.1)(logits_BTV, batch.target_out_BT).loss / n_tokens
+    return list(torch.autograd.grad(loss, list(model.parameters())))
+
+
+@pytest.mark.parametrize(
+    ("loader", "accumulate"),
+    [
+        (Loader([0, 1, 2, 3, 4]), 1),
+        (Loader([0, 1], [2, 3, 4]), 2),
+        (Loader([3], [0, 2], [1, 4]), 3),
+    ],
+)
+def test_an_update_is_the_gradient_of_all_its_tokens(
+    tmp_path: Path, loader: Loader, accumulate: int
+) -> None:
+    before = make_model()
+    whole = collate(PAIRS, np.arange(5, dtype=np.int32))
+    expected = gradients(before, whole, whole.n_tokens)
+    config = replace(CONFIG, max_updates=1, accumulate=accumulate)
+    trainer = make_trainer(tmp_path, loader=loader, config=config)
+    trainer.run()
+    assert trainer.state.tokens == whole.n_tokens
+    moved = zip(before.parameters(), trainer.model.parameters(), expected, strict=True)
+    for old, new, gradient in moved:
+        torch.testing.assert_close((old - new).detach(), gradient, rtol=1e-4, atol=1e-6)
+    logged = read_jsonl(tmp_path / "metrics.jsonl")[0]
+    logits_BTV = before(whole.source_BS, whole.source_lengths_B, whole.target_in_BT).logits_BTV
+    sums = CrossEntropy(0.1)(logits_BTV, whole.target_out_BT)
+    assert logged["train/loss"] == pytest.approx(sums.loss.item() / whole.n_tokens, rel=1e-6)
+    assert logged["train/nll"] == pytest.approx(sums.nll.item() / whole.n_tokens, rel=1e-6)
+
+
+def test_clipping_bounds_the_whole_update(tmp_path: Path) -> None:
+    before = make_model()
+    config = replace(CONFIG, max_updates=1, clip_norm=0.01)
+    trainer = make_trainer(tmp_path, config=config)
+    trainer.run()
+    pairs = zip(before.parameters(), trainer.model.parameters(), strict=True)
+    moved = torch.cat([(old - new).detach().flatten() for old, new in pairs])
+    assert moved.norm().item() == pytest.approx(0.01, rel=1e-3)
+
+
+def test_a_restored_trainer_goes_on_in_the_same_bits(tmp_path: Path) -> None:
+    whole = make_trainer(tmp_path / "whole", model=make_model(dropout=0.3), lr=0.1)
+    whole.run()
+    halved = make_trainer(
+        tmp_path / "halved",
+        model=make_model(dropout=0.3),
+        lr=0.1,
+        config=replace(CONFIG, max_updates=2),
+    )
+    halved.run()
+    resumed = make_trainer(
+        tmp_path / "halved", model=make_model(dropout=0.3), lr=0.1, scores=[1.0, 0.5]
+    )
+    torch.rand(5)  # whatever the generators stand at
+    payload = load_checkpoint(tmp_path / "halved" / "checkpoints" / "last.pt")
+    resumed.restore(payload)
+    resumed.run()
+    assert resumed.state.update == whole.state.update == 4
+    for name in ("last.pt", "update_00000002.pt", "update_00000004.pt"):
+        first, second = (tmp_path / run / "checkpoints" / name for run in ("whole", "halved"))
+        if name == "last.pt":  # the scores at validations were made up
+            equal = load_checkpoint(first)["model"], load_checkpoint(second)["model"]
+            assert all(torch.equal(value, equal[1][key]) for key, value in equal[0].items())
+        else:
+            assert first.read_bytes() == second.read_bytes()
+
+
+def test_only_the_newest_numbered_checkpoints_stay(tmp_path: Path) -> None:
+    config = replace(CONFIG, max_updates=5, save_every=1, validate_every=5, keep=2)
+    make_trainer(tmp_path, config=config).run()
+    names = sorted(p.name for p in (tmp_path / "checkpoints").glob("*.pt"))
+    assert names == ["best.pt", "last.pt", "update_00000004.pt", "update_00000005.pt"]
+    none = tmp_path / "none"
+    make_trainer(none, config=replace(config, keep=0)).run()
+    assert sorted(p.name for p in (none / "checkpoints").glob("*.pt")) == ["best.pt", "last.pt"]
+
+
+def test_best_is_the_best_and_patience_runs_out(tmp_path: Path) -> None:
+    config = replace(CONFIG, max_updates=40, patience=2)
+    scores = [3.0, 2.0, 2.5, 1.0, 1.0, 1.5, 0.1]
+    trainer = make_trainer(tmp_path, config=config, scores=scores)
+    trainer.run()
+    state = trainer.state
+    assert (state.update, state.best_update, state.best_score) == (12, 8, -1.0)
+    assert state.stopped_early
+    last = load_checkpoint(tmp_path / "checkpoints" / "last.pt")
+    assert last["state"]["update"] == 12
+    assert last["state"]["stopped_early"]
+
+
+def test_bleu_is_better_when_higher(tmp_path: Path) -> None:
+    scores = iter([10.0, 30.0, 20.0])
+    trainer = make_trainer(
+        tmp_path,
+        config=replace(CONFIG, max_updates=6, monitor="bleu"),
+        validate=lambda: Validation({"valid/bleu": next(scores), "valid/loss": 1.0}, {}),
+    )
+    trainer.run()
+    assert (trainer.state.best_update, trainer.state.best_score) == (4, 30.0)
+
+
+def test_a_quantity_that_was_not_measured_cannot_be_monitored(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, config=replace(CONFIG, monitor="bleu"))
+    with pytest.raises(HeadwiseError, match=r"trainer\.monitor=bleu.*valid/loss"):
+        trainer.run()
+
+
+def checkpoints_of(folder: Path) -> dict[str, bytes]:
+    return {p.name: p.read_bytes() for p in (folder / "checkpoints").iterdir()}
+
+
+class Diverging:
+    """A rate that breaks the weights from one update on."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+
+    def rate(self, update: int, base_rate: float) -> float:
+        return base_rate if update < self.at else math.inf
+
+
+@pytest.mark.parametrize("log_every", [1, 50])
+@pytest.mark.parametrize("validate_every", [3, 50])
+@pytest.mark.parametrize("at", [3, 4])
+def test_weights_that_broke_are_never_saved(
+    tmp_path: Path, log_every: int, validate_every: int, at: int
+) -> None:
+    """Also when the loss of the update that broke them was finite."""
+    config = replace(
+        CONFIG, max_updates=9, log_every=log_every, validate_every=validate_every, save_every=2
+    )
+    good = make_trainer(tmp_path, config=replace(config, max_updates=2))
+    good.run()
+    before = checkpoints_of(tmp_path)
+    trainer = make_trainer(tmp_path, config=config, schedule=Diverging(at))
+    trainer.restore(load_checkpoint(tmp_path / "checkpoints" / "last.pt"))
+    with pytest.raises(HeadwiseError, match=r"near update [345].*intact.*optimizer\.lr"):
+        trainer.run()
+    assert {name: checkpoints_of(tmp_path)[name] for name in before} == before
+
+
+def test_a_validation_that_is_no_number_is_never_the_best(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, scores=[math.nan])
+    with pytest.raises(HeadwiseError, match="valid/loss is nan"):
+        trainer.run()
+    assert not list((tmp_path / "checkpoints").glob("*.pt"))
+
+
+def test_a_signal_saves_where_the_run_stands(tmp_path: Path) -> None:
+    stop = StopRequest()
+    trainer = make_trainer(tmp_path, stop=stop, config=replace(CONFIG, save_every=100))
+    stop.handle(10, None)
+    with pytest.raises(Interrupted, match=r"update 1;.*same command again") as left:
+        trainer.run()
+    assert left.value.exit_code == 138
+    payload = load_checkpoint(tmp_path / "checkpoints" / "last.pt")
+    assert payload["state"]["update"] == 1
+    with pytest.raises(KeyboardInterrupt):
+        stop.handle(2, None)
+
+
+def test_another_number_of_ranks_is_refused(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path)
+    payload = {**trainer.checkpoint(), "world_size": 4}
+    with pytest.raises(HeadwiseError, match=r"4 ranks.*with 1.*nproc-per-node=4"):
+        trainer.restore(payload)
+
+
+def test_a_compiled_model_is_saved_plain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Compiled(nn.Module):
+        def __init__(self, model: nn.Module) -> None:
+            super().__init__()
+            self._orig_mod = model
+
+        def forward(self, *arguments: Tensor) -> Any:
+            return self._orig_mod(*arguments)
+
+    monkeypatch.setattr(torch, "compile", Compiled)
+    config = replace(CONFIG, compile=True, max_updates=2)
+    make_trainer(tmp_path / "compiled", config=config).run()
+    make_trainer(tmp_path / "plain", config=replace(config, compile=False)).run()
+    found = [checkpoints_of(tmp_path / kind)["last.pt"] for kind in ("compiled", "plain")]
+    assert found[0] == found[1]
+
+
+def test_the_state_round_trips() -> None:
+    state = TrainState(
+        update=7,
+        tokens=99,
+        data={"epoch": 2, "batch": 3},
+        window_loss=1.5,
+        best_score=-0.25,
+        stopped_early=True,
+    )
+    assert TrainState.from_dict(state.to_dict()) == state
+    assert TrainState.from_dict(TrainState().to_dict()).best_score is None
+
+
+@pytest.mark.parametrize("n_ranks", [1, 2, 3])
+@pytest.mark.parametrize("n_items", [0, 1, 2, 7])
+def test_gather_is_the_inverse_of_share(
+    monkeypatch: pytest.MonkeyPatch, n_ranks: int, n_items: int
+) -> None:
+    items = list("abcdefg"[:n_items])
+    ranks = [Ranks(rank, n_ranks, CPU) for rank in range(n_ranks)]
+    shares = [rank.share(items) for rank in ranks]
+    assert sorted(item for share in shares for item in share) == items
+
+    def all_gather(into: list[Any], own: list[Any]) -> None:
+        into[:] = shares
+
+    monkeypatch.setattr(dist, "all_gather_object", all_gather)
+    assert [rank.gather(share) for rank, share in zip(ranks, shares, strict=True)] == [
+        items
+    ] * n_ranks
+
+
+def test_seeds_are_functions_of_their_parts() -> None:
+    assert derived_seed(1, 2, 0) == derived_seed(1, 2, 0)
+    drawn = {
+        derived_seed(seed, update, rank)
+        for seed in (1, 2)
+        for update in range(50)
+        for rank in range(2)
+    }
+    assert len(drawn) == 200
+    assert derived_seed(1, 23) != derived_seed(12, 3)
+    assert all(0 <= seed < 2**63 for seed in drawn)
+    seed_everything(3, "model")
+    first = (torch.rand(3), np.random.rand(3))
+    seed_everything(3, "model")
+    assert torch.equal(first[0], torch.rand(3))
+    assert (first[1] == np.random.rand(3)).all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"max_updates": 0}, r"trainer\.max_updates"),
+        ({"accumulate": 0}, r"trainer\.accumulate"),
+        ({"save_every": 0}, r"trainer\.save_every"),
+        ({"patience": -1}, r"trainer\.patience"),
+        ({"average": 3, "keep": 2}, r"trainer\.average.*keep=2"),
+        ({"monitor": "bleus"}, r"trainer\.monitor.*Did you mean bleu"),
+    ],
+)
+def test_impossible_settings_are_refused_by_key(changes: dict[str, Any], key: str) -> None:
+    with pytest.raises(ConfigError, match=key):
+        check_trainer_config(replace(CONFIG, **changes))

@@ -1,5 +1,7 @@
 """`python scripts/evaluate.py …`; see the README."""
 
+from __future__ import annotations
+
 from headwise.cli import evaluate
 
 if __name__ == "__main__":

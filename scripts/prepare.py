@@ -1,5 +1,7 @@
 """`python scripts/prepare.py …`; see the README."""
 
+from __future__ import annotations
+
 from headwise.cli import prepare
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import logging
 import random
 import sys
@@ -69,8 +71,7 @@ class CommandLine:
             try:
                 cli.main()
             except SystemExit as left:
-                assert left.code is None or isinstance(left.code, int)
-                code = left.code or 0
+                code = int(left.code or 0)
         out, err = self._streams.readouterr()
         return Ended(code, out, err)
 
@@ -89,15 +90,18 @@ def _own_logging() -> Iterator[None]:
 
 
 @contextmanager
-def composer(extra: Path | None = None) -> Iterator[Any]:
-    """A function overrides -> composed config; `extra` is what `--config-dir` names."""
+def composer() -> Iterator[Any]:
+    """A function overrides -> composed config."""
     register()
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(config_dir()), version_base="1.3"):
 
+        @functools.cache
+        def once(name: str, overrides: tuple[str, ...]) -> DictConfig:
+            return compose(name, overrides=list(overrides))
+
         def make(overrides: Sequence[str], name: str = "train") -> DictConfig:
-            more = [f"hydra.searchpath=[file://{extra}]"] if extra else []
-            return compose(name, overrides=[*overrides, *more])
+            return copy.deepcopy(once(name, tuple(overrides)))
 
         yield make
 

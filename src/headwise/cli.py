@@ -33,6 +33,14 @@ class Leave(BaseException):
         self.exit_code = exit_code
 
 
+class Carried(BaseException):
+    """An error on its way out of Hydra, which would tell of an `Exception` in words of its own."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+
+
 class PointFailedError(HeadwiseError):
     """A point of a sweep failed; its own error has been shown."""
 
@@ -112,7 +120,7 @@ def _train_point(config: Any, overrides: list[str], sweep: Sweep) -> None:
     except Interrupted as error:
         sweep.record(overrides, None, error)
         raise Leave(str(error), error.exit_code) from error
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - told, kept, and raised as PointFailedError
         sweep.record(overrides, None, error)
         write_error(config, overrides, error)
         tell(error)
@@ -126,7 +134,7 @@ def _release_memory() -> None:
     import torch
 
     gc.collect()
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
 
@@ -180,8 +188,13 @@ def launch(config_name: str, job: Job, sweep: Sweep | None = None) -> None:
     def checked(config: Any) -> None:
         nonlocal composed
         composed = True
-        refuse_unknown(config, config_name)
-        job(config)
+        try:
+            refuse_unknown(config, config_name)
+            job(config)
+        except Exception as error:
+            if sweep is not None:
+                raise  # the other points go on
+            raise Carried(error) from error
 
     application = hydra.main(
         version_base="1.3", config_path=str(config_dir()), config_name=config_name
@@ -196,11 +209,9 @@ def launch(config_name: str, job: Job, sweep: Sweep | None = None) -> None:
     except KeyboardInterrupt:
         print("headwise: interrupted", file=sys.stderr)
         code = 130
-    except BrokenPipeError:
-        # who reads our output has enough; Python must not try to flush it once more at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = BROKEN_PIPE
-    except Exception as error:
+    except Carried as carried:
+        code = tell(carried.error, config_name)
+    except Exception as error:  # noqa: BLE001 - told, with its traceback where it is a defect
         code = tell(error, config_name, composed)
     if sweep is not None:
         sweep.summary()
@@ -221,6 +232,10 @@ def tell(error: Exception, config_name: str = "train", composed: bool = True) ->
 
     if isinstance(error, PointFailedError):
         return 1
+    if isinstance(error, BrokenPipeError):
+        # who reads our output has enough; Python must not try to flush it once more at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
     if not composed or isinstance(error, (HydraException, OmegaConfBaseException)):
         print(f"headwise: {explain_composition(error, config_name)}", file=sys.stderr)
         return 2

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any, get_type_hints
 
+from hydra.errors import HydraException
 from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
 
 from headwise.config_dir import config_dir, group_choices, group_node
 from headwise.errors import ConfigError, nearest
@@ -26,10 +29,10 @@ def refuse_unknown(config: DictConfig, config_name: str) -> None:
     """
     for prefix, kind, node in _typed_nodes(config, KINDS[config_name]):
         names = [field.name for field in fields(kind)]
-        for key in node:
+        for key in map(str, node):
             if key in names:
                 continue
-            close = nearest(str(key), names)
+            close = nearest(key, names)
             hint = f" Did you mean {prefix}{close}?" if close else ""
             raise ConfigError(f"{prefix}{key} is not known; allowed: {', '.join(names)}.{hint}")
 
@@ -76,18 +79,15 @@ def explain_composition(error: Exception, config_name: str) -> str:
     text = re.sub(r"\nSee https://hydra.cc\S*.*", "", text)
     text = re.sub(r"Key '(\w+)' (is not in struct|not in '\w+')", r"There is no key '\1'.", text)
     text = text.replace("\\'", "'")
-    missing = re.search(r"missing mandatory value: (\S+)|Missing mandatory value: (\S+)", text, re.I)
+    if not isinstance(error, (HydraException, OmegaConfBaseException)):
+        text = f"{text}\nThe command line was: {' '.join(sys.argv[1:])}"
+    missing = re.search(r"missing mandatory value: (\S+)", text, re.IGNORECASE)
     if missing:
-        key = _full_key(error, missing.group(1) or missing.group(2))
+        # the message has the last part of the key only
+        key = getattr(error, "full_key", None) or missing.group(1)
         return f"{key} is missing: give {key}=…"
     hint = None if "Did you mean" in text else _hint(error, config_name)
     return f"{text}\nDid you mean {hint}?" if hint else text
-
-
-def _full_key(error: Exception, name: str) -> str:
-    """The dotted key of a missing value: OmegaConf's message has its last part only."""
-    named = getattr(error, "full_key", None)
-    return str(named) if named else name
 
 
 def _hint(error: Exception, config_name: str) -> str | None:

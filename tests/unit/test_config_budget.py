@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from command_line import composer
 from torch.utils.flop_counter import FlopCounterMode
 
+from command_line import composer
 from headwise.instantiate import instantiate
 from headwise.model.build import build_model
 from headwise.model.transformer import n_parameters

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from command_line import composer, small_overrides, write_corpus
 from omegaconf import OmegaConf
 
+from command_line import composer, small_overrides, write_corpus
 from headwise.attention.base import Attention, ScoreAttention
 from headwise.config_dir import config_dir, group_choices
 from headwise.config_keys import known_keys
@@ -174,7 +174,10 @@ def test_an_alias_is_the_same_data(make: Any, alias: str, name: str) -> None:
 @every("experiment")
 def test_every_experiment_runs_two_updates(make: Any, choice: str, tmp_path: Path) -> None:
     write_corpus(tmp_path / "text")
-    overrides = [f"experiment={choice}", *small_overrides(tmp_path, "trainer.keep=5")]
+    # an experiment's own values win over groups chosen beside it, so each is set by its key
+    cadence = [f"trainer.{key}=1" for key in ("log_every", "validate_every", "save_every")]
+    few = ["trainer.max_updates=2", "trainer.keep=5", "trainer.average=2"]
+    overrides = [f"experiment={choice}", *small_overrides(tmp_path, *cadence, *few)]
     outcome = train(make(overrides), overrides)
     assert outcome.folder is not None
     assert outcome.folder.parent.name == choice
@@ -209,7 +212,12 @@ def test_the_search_of_a_command_lists_every_key(make: Any, name: str) -> None:
 
 def test_hints_know_keys_of_typed_and_open_groups() -> None:
     keys = known_keys("train")
-    wanted = {"trainer.max_updates", "data.cleaning.max_ratio", "optimizer.betas", "attention.share"}
+    wanted = {
+        "trainer.max_updates",
+        "data.cleaning.max_ratio",
+        "optimizer.betas",
+        "attention.share",
+    }
     assert wanted <= set(keys)
     assert "attention@sites.cross" in keys
     assert "data.source_file" in known_keys("evaluate")

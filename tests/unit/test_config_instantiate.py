@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 
 from headwise.attention.base import Place
 from headwise.errors import ConfigError
@@ -26,9 +27,12 @@ def refusal(node: Any, key: str = "optimizer", **runtime: Any) -> str:
 
 def test_a_node_becomes_an_object_with_plain_arguments() -> None:
     weight = torch.nn.Parameter(torch.zeros(2))
-    optimizer = instantiate(ADAM, "optimizer", params=[weight])
+    optimizer = instantiate(OmegaConf.create(ADAM), "optimizer", params=[weight])
     assert isinstance(optimizer, torch.optim.Adam)
-    assert type(optimizer.defaults["betas"]) is list
+    assert optimizer.defaults["betas"] == (0.9, 0.98)
+    node = {"_target_": "headwise.schema.SitesConfig", "cross": [{"a": [1]}]}
+    found = instantiate(OmegaConf.create(node), "sites").cross
+    assert (type(found), type(found[0]), type(found[0]["a"])) == (list, dict, list)
 
 
 @pytest.mark.parametrize(
@@ -55,9 +59,7 @@ def test_a_target_inside_of_an_argument_is_not_called(tmp_path: Path) -> None:
     node = {**ALPHA, "alpha_init": nested}
     refusal(node, "attention", place=PLACE)
     # also where the constructor takes anything
-    source = instantiate(
-        {"_target_": "headwise.schema.SitesConfig", "cross": nested}, "sites"
-    )
+    source = instantiate({"_target_": "headwise.schema.SitesConfig", "cross": nested}, "sites")
     assert source.cross == nested
     assert not victim.exists()
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import composer
 
+from command_line import composer
 from headwise.errors import ConfigError, RunError
 from headwise.instantiate import as_container
 from headwise.train.run_folder import RunFolder, fingerprint, slug

@@ -70,7 +70,7 @@ def test_a_full_disk_leaves_what_stood_there(
     before = path.read_bytes()
 
     def full(name: Any, mode: str = "r", *rest: Any, **options: Any) -> Any:
-        handle = open(name, mode, *rest, **options)
+        handle = open(name, mode, *rest, **options)  # noqa: SIM115
         return _FullHandle(handle, room) if mode == "wb" else handle
 
     monkeypatch.setattr(module, "open", full, raising=False)

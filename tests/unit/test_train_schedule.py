@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -61,7 +62,7 @@ def test_no_jump_where_warming_up_ends(schedule: Schedule) -> None:
     highest = max(rates)
     assert rates.index(highest) == 299
     assert all(rate > 0 for rate in rates)
-    steps = [abs(after - before) for before, after in zip(rates, rates[1:], strict=False)]
+    steps = [abs(after - before) for before, after in itertools.pairwise(rates)]
     assert max(steps) <= highest / 300 * (1 + 1e-9)
 
 

@@ -46,13 +46,14 @@ def evaluate_run(config_node: DictConfig) -> dict[str, Any]:
     """
     config = OmegaConf.to_object(config_node)
     assert isinstance(config, EvaluateConfig)
-    name = config.name or f"results-{config.checkpoint}"
-    if Path(name).name != name or name.startswith("."):
+    name = config.name
+    if name is not None and (Path(name).name != name or name.startswith(".")):
         raise ConfigError(f"name must be the name of a file, without / in it; got {name!r}")
     if name == "results":
         raise ConfigError("name=results is the run's own file: give another")
     texts = _own_text(config)
     run = _load(config)
+    name = name or f"results-{config.checkpoint}"
     texts = texts or _named_sets(config, run)
     path = run.folder.path / f"{name}.json"
     content = _described(config, run)
@@ -131,7 +132,10 @@ def _named_sets(
     config: EvaluateConfig, run: TrainedRun
 ) -> dict[str, tuple[Sequence[str], Sequence[str]]]:
     data = run.config.data
-    data = replace(data, dir=config.data.dir or data.dir, test=list(config.data.test) or data.test)
+    test = list(config.data.test) or data.test
+    data = replace(data, dir=config.data.dir or data.dir, test=test)
+    if test:  # the text that the run was trained on need not be there
+        data = replace(data, train=test[0], valid=test[0])
     corpus = open_corpus(data, Path(run.config.paths.cache).expanduser())
     return {name: corpus.read(name) for name in corpus.config.test}
 

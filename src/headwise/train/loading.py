@@ -10,7 +10,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
+from yaml import YAMLError  # type: ignore[import-untyped]
 
 from headwise.data.tokenizer import TokenizerPair
 from headwise.decode.hypothesis import check_decode_config
@@ -116,10 +116,11 @@ def checkpoint_path(folder: RunFolder, name: str) -> Path:
     return folder.checkpoints / f"{stem}.pt"
 
 
-def load_model(model: Transformer, folder: RunFolder, name: str) -> None:
-    """Fill a model with the weights of a checkpoint."""
+def load_model(model: Transformer, folder: RunFolder, name: str) -> str:
+    """Fill a model with the weights of a checkpoint; returns which one `auto` was."""
     path = checkpoint_path(folder, name)
     load_weights(model, load_checkpoint(path)["model"], str(path))
+    return path.stem
 
 
 def load(

@@ -18,8 +18,9 @@ def run_results(
     alpha: dict[str, list[list[float]]],
     fingerprint: str,
     seed: int,
+    weights: str,
 ) -> dict[str, Any]:
-    """Content of results.json; `seconds` are those of training."""
+    """Content of results.json; `seconds` are those of training, `weights` those scored."""
     return {
         "scores": scores,
         "alpha": alpha,
@@ -27,6 +28,7 @@ def run_results(
         "seed": seed,
         "updates": state.update,
         "best_update": state.best_update,
+        "weights": weights,
         "stopped_early": state.stopped_early,
         "tokens": state.tokens,
         "wall_seconds": round(seconds, 3),

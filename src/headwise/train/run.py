@@ -34,19 +34,16 @@ from headwise.model.transformer import Transformer
 from headwise.schema import Config
 from headwise.track.base import NullTracker, Tracker
 from headwise.track.wandb_tracker import check_tracker, make_tracker
+from headwise.train.average import choose_weights
 from headwise.train.budget import describe_budget
 from headwise.train.checkpoint import (
-    average_weights,
     load_checkpoint,
-    numbered_checkpoints,
     remove_partial,
-    save_checkpoint,
 )
 from headwise.train.distributed import Ranks, choose_device, is_main_process, process_group
 from headwise.train.evaluation import Validator, evaluate_texts
 from headwise.train.initial import start_from
 from headwise.train.interrupt import Interrupted, StopRequest, stop_request
-from headwise.train.loading import load_model
 from headwise.train.optim import build_optimizer
 from headwise.train.outcome import draw, run_results, summary
 from headwise.train.precision import keep_freed_memory, resolve_precision
@@ -327,11 +324,8 @@ class _Run:
     ) -> dict[str, Any]:
         """Choose the weights, translate the test sets, write the results and the figures."""
         config, folder = self.config, self.folder
-        if config.trainer.average and self.ranks.is_main:
-            recent = numbered_checkpoints(folder.checkpoints)[-config.trainer.average :]
-            save_checkpoint(folder.checkpoints / "average.pt", {"model": average_weights(recent)})
-        self.ranks.barrier()
-        load_model(model, folder, "auto")
+        n_averaged = config.trainer.average
+        weights = choose_weights(trainer, model, folder, self.ranks, n_averaged)
         translator = Translator(model, prepared.tokenizers, config.decode, self.ranks.device)
         scores: dict[str, Any] = {}
         for name in dict.fromkeys((config.data.valid, *prepared.corpus.config.test)):
@@ -352,7 +346,13 @@ class _Run:
                 f"hypotheses/{name}", ["source", "reference", "hypothesis"], rows
             )
         results = run_results(
-            trainer.state, trainer.seconds, scores, alphas(model), self.fingerprint, config.seed
+            trainer.state,
+            trainer.seconds,
+            scores,
+            alphas(model),
+            self.fingerprint,
+            config.seed,
+            weights,
         )
         if self.ranks.is_main:
             folder.write_json("results.json", results)

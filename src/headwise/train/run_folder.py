@@ -1,4 +1,4 @@
-"""The folder of one run: the unit that every other command reads (design: a run explains itself)."""
+"""The folder of one run: it explains itself, and is all that the other commands read."""
 
 from __future__ import annotations
 
@@ -128,14 +128,13 @@ class RunFolder:
         folder = Path(path)
         if (folder / "config.yaml").is_file():
             return cls(folder)
-        near = (*folder.glob("*/config.yaml"), *folder.glob("*/*/config.yaml"))
-        around = (
-            *folder.parent.glob("*/config.yaml"),
-            *folder.parent.glob("*/*/config.yaml"),
-            *folder.parent.parent.glob("*/*/config.yaml"),
-        )
-        found = [str(path.parent) for path in (near or around)]
-        close = found[0] if near else nearest(str(folder), found)
+        # the run above or below of what was given, else one of a like name
+        above = [up for up in folder.parents if (up / "config.yaml").is_file()]
+        certain = [*above, *_runs_below(folder)]
+        beside = [
+            str(run) for up in (folder.parent, folder.parent.parent) for run in _runs_below(up)
+        ]
+        close = str(certain[0]) if certain else nearest(str(folder), beside)
         hint = f" Did you mean {key}={close}?" if close else ""
         raise RunError(f"{key}={folder} holds no run (no config.yaml there).{hint}")
 
@@ -232,6 +231,11 @@ class RunFolder:
                 f"{self.path} was begun with other settings:\n" + "\n".join(lines) + "\n"
                 "Set experiment_name=… for a new folder."
             )
+
+
+def _runs_below(folder: Path) -> list[Path]:
+    found = (*folder.glob("*/config.yaml"), *folder.glob("*/*/config.yaml"))
+    return sorted(path.parent for path in found)
 
 
 def versions() -> dict[str, str]:

@@ -30,7 +30,7 @@ from headwise.train.distributed import Ranks
 from headwise.train.interrupt import Interrupted, StopRequest
 from headwise.train.loss import LossSum
 from headwise.train.optim import set_rate
-from headwise.train.precision import autocast
+from headwise.train.precision import autocast, return_free_pages
 from headwise.train.progress import Progress
 from headwise.train.records import Records
 from headwise.train.run_folder import RunFolder
@@ -269,16 +269,12 @@ class Trainer:
         largest = torch.stack([p.detach().abs().max() for p in self.model.parameters()]).max()
         self._require_finite(float(largest), "largest weight")
 
-    def _validate(self, progress: Progress) -> None:
-        state = self.state
-        self._require_finite_weights()
+    def evaluate(self) -> tuple[Validation, float]:
+        """Look at the model as it is; the monitored quantity is signed so that higher is better."""
         self.model.eval()
         with torch.no_grad():
             validation = self.validate()
-        self.records.log(state.update, validation.metrics)
-        if validation.heads:
-            self.records.log_heads(state.update, validation.heads)
-        progress.show(**{f"valid_{k.split('/')[1]}": v for k, v in validation.metrics.items()})
+        return_free_pages()
         score = validation.metrics.get(f"valid/{self.config.monitor}")
         if score is None:
             raise HeadwiseError(
@@ -286,7 +282,16 @@ class Trainer:
                 f"{', '.join(sorted(validation.metrics))}"
             )
         self._require_finite(score, f"valid/{self.config.monitor}")
-        better = -score if self.config.monitor == "loss" else score
+        return validation, -score if self.config.monitor == "loss" else score
+
+    def _validate(self, progress: Progress) -> None:
+        state = self.state
+        self._require_finite_weights()
+        validation, better = self.evaluate()
+        self.records.log(state.update, validation.metrics)
+        if validation.heads:
+            self.records.log_heads(state.update, validation.heads)
+        progress.show(**{f"valid_{k.split('/')[1]}": v for k, v in validation.metrics.items()})
         if state.best_score is None or better > state.best_score:
             state.best_score, state.best_update, state.bad_validations = better, state.update, 0
             if self.ranks.is_main:

@@ -1,0 +1,274 @@
+"""Wrong input: one clear message, an exit code, no traceback, and refused before data is read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from command_line import CommandLine, Ended, small_overrides, train_small, write_corpus
+
+
+@pytest.fixture
+def headwise(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> CommandLine:
+    return CommandLine(capsys, monkeypatch)
+
+
+def refused(ended: Ended, code: int, *wanted: str) -> None:
+    """One message of ours and nothing else, which holds all that is `wanted`."""
+    assert ended.code == code, ended
+    assert "Traceback" not in ended.out + ended.err
+    lines = ended.err.splitlines()
+    assert lines, ended
+    assert lines[0].startswith("headwise: ")
+    assert sum(line.startswith("headwise: ") for line in lines) == 1
+    for text in wanted:
+        assert text in "\n".join(lines), ended.err
+
+
+# override -> what the message holds: the key, the value or what is allowed, the nearest match
+CONFIG_ERRORS = {
+    # unknown keys, at every level
+    "trainr.max_updates=3": ("trainr", "Did you mean trainer.max_updates?"),
+    "trainer.max_updats=3": ("max_updats", "Did you mean trainer.max_updates?"),
+    "sed=3": ("sed", "Did you mean seed?"),
+    "data.cleaning.max_word=3": ("max_word", "Did you mean data.cleaning.max_words?"),
+    "attention.alpa_init=1.3": ("alpa_init", "Did you mean attention.alpha_init?"),
+    "optimizer.beta=[0.9,0.98]": ("beta", "Did you mean optimizer.betas?"),
+    "scheduler.warmup=3": ("warmup", "Did you mean scheduler.warmup_updates?"),
+    "attention@sites.cros=softmax": ("attention@sites.cros", "attention@sites.cross"),
+    "atention=softmax": ("atention", "Did you mean attention?"),
+    "+sed=3": ("sed is not known", "Did you mean seed?"),
+    "+trainer.max_updats=3": ("trainer.max_updats", "Did you mean trainer.max_updates?"),
+    "++trainer.max_updats=3": ("trainer.max_updats", "Did you mean trainer.max_updates?"),
+    "+data.tets=[a]": ("data.tets", "Did you mean data.test?"),
+    "+data.cleaning.max_word=3": ("data.cleaning.max_word", "data.cleaning.max_words?"),
+    "+attention.alpa_init=1.3": ("attention.alpa_init", "alpha_min", "Did you mean alpha_init?"),
+    "+optimizer.momentum=0.9": ("optimizer.momentum", "allowed: lr, betas"),
+    "+loss.smoothing=0.1": ("loss.smoothing", "label_smoothing"),
+    # no key=value
+    "seed": ("'seed'", "missing EQUAL"),
+    "~trainer.keep": ("~trainer.keep",),
+    "~attention": ("attention is missing",),
+    "attention=null": ("attention=null",),
+    "trainer.max_updates=1,2": ("trainer.max_updates=1,2", "--multirun"),
+    # types
+    "trainer.max_updates=abc": ("trainer.max_updates=abc", "Integer"),
+    "trainer.max_updates=1.5": ("trainer.max_updates=1.5", "Integer"),
+    "seed=abc": ("seed=abc", "Integer"),
+    "trainer.compile=perhaps": ("trainer.compile=perhaps", "bool"),
+    "optimizer.lr=abc": ("optimizer.lr", "float", "'abc'"),
+    "optimizer.betas=0.9": ("optimizer.betas", "list of float, float", "0.9"),
+    "scheduler.warmup_updates=soon": ("scheduler.warmup_updates", "int", "'soon'"),
+    # ranges
+    "trainer.max_updates=0": ("trainer.max_updates", "at least 1", "got 0"),
+    "trainer.average=9": ("trainer.average", "at most trainer.keep=1", "got 9"),
+    "model.n_heads=3": ("model.n_heads", "divisor of model.d_model=16", "got 3"),
+    "model.dropout=1": ("model.dropout", "[0, 1)", "got 1"),
+    "attention.alpha_init=3": ("attention.alpha_init", "in (1.01, 2.0)", "got 3"),
+    "optimizer.lr=-1": ("optimizer.lr=-1", "Invalid learning rate"),
+    "scheduler.warmup_updates=0": ("scheduler.warmup_updates", "at least 1", "got 0"),
+    "loss.label_smoothing=2": ("loss.label_smoothing", "[0, 1)", "got 2"),
+    "decode.beam=0": ("decode.beam", "at least 1", "got 0"),
+    "trainer.threads=0": ("trainer.threads", "0"),
+    # choices
+    "attention=sofmax": ("sofmax", "sparsemax", "Did you mean attention=softmax?"),
+    "model=multi30k": ("multi30k", "Did you mean data=multi30k?"),
+    "data=iwslt": ("iwslt", "Did you mean data=iwslt17?"),
+    "model.norm=prre": ("model.norm", "post, pre", "Did you mean pre?"),
+    "trainer.device=gpu": ("trainer.device", "auto, cpu, cuda", "'gpu'"),
+    "trainer.precision=fp16": ("trainer.precision", "bf16, fp32", "'fp16'"),
+    "trainer.monitor=blue": ("trainer.monitor", "Did you mean bleu?"),
+    "attention.share=head": ("attention.share", "layer, none, site", "'head'"),
+    "tracker.kind=wandbb": ("tracker.kind", "Did you mean wandb?"),
+    "experiment_name=../up": ("experiment_name", "'../up'"),
+    "tokenizer.kind=bppe": ("tokenizer.kind", "Did you mean bpe?"),
+    "tokenizer.joint=false": ("model.share_embeddings", "'all'"),
+    "data.cleaning.normalise=[comma]": ("data.cleaning.normalise", "romanian_comma_below"),
+    "data.max_train_pairs=0": ("data.max_train_pairs", "at least 1", "got 0"),
+    # targets and commands
+    "attention._target_=os.system": ("attention._target_", "headwise", "HEADWISE_PLUGINS"),
+    "attention._target_=torch.optim.Adam": ("attention",),
+    "loss._target_=headwise.train.los.CrossEntropy": ("loss._target_", "headwise.train.loss?"),
+    "+decode.external.comet='comet {hypothesis}'": ("decode.external.comet", "{hypotheses}?"),
+}
+
+
+@pytest.mark.parametrize("override", CONFIG_ERRORS)
+def test_a_wrong_setting_is_refused_before_data_is_read(
+    override: str, headwise: CommandLine, tmp_path: Path
+) -> None:
+    arguments = small_overrides(tmp_path)  # whose data.dir does not exist
+    refused(headwise("train", *arguments, override), 2, *CONFIG_ERRORS[override])
+    assert not (tmp_path / "outputs").exists()
+
+
+def test_a_language_that_is_missing_is_asked_for(headwise: CommandLine, tmp_path: Path) -> None:
+    ended = headwise("train", "data=files", "tracker=none", f"paths.outputs={tmp_path}")
+    refused(ended, 2, "data.source is missing: give data.source=…")
+
+
+def test_a_vocabulary_out_of_reach_says_what_is_in_reach(
+    headwise: CommandLine, tmp_path: Path
+) -> None:
+    write_corpus(tmp_path / "text")
+    ended = headwise("train", *small_overrides(tmp_path, "tokenizer.vocab_size=5000"))
+    refused(ended, 2, "tokenizer.vocab_size=5000", "cannot be reached", "or less")
+
+
+def spoil_alignment(text: Path) -> str:
+    (text / "train.en").write_text("one line\n", encoding="utf-8")
+    return "train.en"
+
+
+def spoil_encoding(text: Path) -> str:
+    lines = (text / "train.de").read_bytes().splitlines(keepends=True)
+    lines[2] = b"caf\xe9\n"
+    (text / "train.de").write_bytes(b"".join(lines))
+    return "train.de, line 3: not UTF-8 (byte 0xe9"
+
+
+def spoil_by_emptying(text: Path) -> str:
+    for code in ("de", "en"):
+        (text / f"train.{code}").write_text("", encoding="utf-8")
+    return "train"
+
+
+def spoil_by_removing(text: Path) -> str:
+    for code in ("de", "en"):
+        (text / f"valid.{code}").unlink()
+    return "valid"
+
+
+@pytest.mark.parametrize(
+    "spoil", [spoil_alignment, spoil_encoding, spoil_by_emptying, spoil_by_removing]
+)
+@pytest.mark.parametrize("command", ["train", "prepare"])
+def test_broken_data_is_told_as_it_is(
+    command: str, spoil: object, headwise: CommandLine, tmp_path: Path
+) -> None:
+    assert callable(spoil)
+    wanted = spoil(write_corpus(tmp_path / "text"))
+    refused(headwise(command, *small_overrides(tmp_path)), 1, wanted)
+
+
+def test_prepare_checks_the_tokenizer_before_data(headwise: CommandLine, tmp_path: Path) -> None:
+    ended = headwise("prepare", *small_overrides(tmp_path, "tokenizer.character_coverage=2"))
+    refused(ended, 2, "tokenizer.character_coverage", "in (0, 1]", "got 2")
+
+
+def test_a_failure_after_the_start_leaves_error_json(headwise: CommandLine, tmp_path: Path) -> None:
+    spoil_alignment(write_corpus(tmp_path / "text"))
+    refused(headwise("train", *small_overrides(tmp_path)), 1, "train.en")
+    (left,) = (tmp_path / "outputs").glob("*/*/error.json")
+    assert json.loads(left.read_text(encoding="utf-8"))["error"] == "DataError"
+    write_corpus(tmp_path / "text")
+    assert headwise("train", *small_overrides(tmp_path)).code == 0
+    assert not left.exists(), "the run that went well is in the same folder"
+
+
+def test_out_of_memory_says_what_to_lower(
+    headwise: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: object) -> None:
+        raise RuntimeError("[enforce fail at alloc_cpu.cpp:1] can't allocate memory: you tried")
+
+    monkeypatch.setattr("headwise.train.trainer.Trainer.run", fail)
+    write_corpus(tmp_path / "text")
+    ended = headwise("train", *small_overrides(tmp_path))
+    refused(ended, 1, "out of memory", "Lower trainer.max_tokens", "can't allocate memory")
+
+
+def test_a_defect_of_ours_keeps_its_traceback(
+    headwise: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: object) -> None:
+        raise LookupError("a defect")
+
+    monkeypatch.setattr("headwise.train.run.check", fail)
+    ended = headwise("train", *small_overrides(tmp_path))
+    assert ended.code == 1
+    assert "Traceback" in ended.err
+    assert "LookupError: a defect" in ended.err
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train_small(tmp_path_factory.mktemp("run"))
+
+
+@pytest.mark.parametrize(
+    ("override", "code", "wanted"),
+    [
+        ("decode.beem=3", 2, ("beem", "Did you mean decode.beam?")),
+        ("++decode.beem=3", 2, ("decode.beem", "Did you mean decode.beam?")),
+        ("decode.beam=abc", 2, ("decode.beam", "'abc'")),
+        ("decode.beam=0", 2, ("decode.beam", "at least 1", "got 0")),
+        ("decode.method=beams", 2, ("decode.method", "Did you mean beam?")),
+        ("checkpint=last", 2, ("checkpint", "Did you mean checkpoint?")),
+        ("checkpoint=bset", 1, ("checkpoint=bset", "auto, best, last", "checkpoint=best?")),
+        ("checkpoint=update_99", 1, ("update_99", "checkpoint=update_00000002?")),
+        ("checkpoint=../../x", 1, ("../../x", "there are")),
+        ("device=gpu", 2, ("device must be one of auto, cpu, cuda", "'gpu'")),
+    ],
+)
+def test_evaluate_and_translate_refuse_as_clearly(
+    override: str, code: int, wanted: tuple[str, ...], headwise: CommandLine, run: Path
+) -> None:
+    refused(headwise("evaluate", f"run={run}", override), code, *wanted)
+    if override in ("decode.beem=3", "checkpoint=bset"):
+        refused(headwise("translate", f"run={run}", override), code, *wanted)
+
+
+@pytest.mark.parametrize("command", ["evaluate", "translate"])
+def test_a_folder_that_is_no_run(command: str, headwise: CommandLine, run: Path) -> None:
+    refused(headwise(command), 2, "run is missing: give run=…")
+    refused(headwise(command, f"run={run.parent}"), 1, f"Did you mean run={run}?")
+
+
+@pytest.mark.parametrize(
+    ("override", "code", "wanted"),
+    [
+        ("data.test=[test_c]", 1, ("test_c", "test_a, test_b")),
+        ("data.source_file=/nowhere", 2, ("data.source_file", "data.reference_file")),
+        ("data.tets=[test_a]", 2, ("tets", "Did you mean data.test?")),
+        ("data.dir=/nonexistent", 1, ("/nonexistent",)),
+        ("decode.external={comet: 'comet {hypothesis}'}", 2, ("external.comet", "{hypotheses}?")),
+        ("name=results", 2, ("name=results",)),
+        ("name=a/b", 2, ("name", "a/b")),
+    ],
+)
+def test_evaluate_refuses(
+    override: str, code: int, wanted: tuple[str, ...], headwise: CommandLine, run: Path
+) -> None:
+    refused(headwise("evaluate", f"run={run}", override), code, *wanted)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        (["input=/nowhere.de"], "input=/nowhere.de"),
+        (["input={text}/valid.de", "reference=/nowhere.en"], "reference=/nowhere.en"),
+        (["input={text}/valid.de", "reference={text}/train.en"], "6 lines"),
+        (["input={text}/valid.de", "output=/nowhere/out.en"], "no folder /nowhere"),
+        (["input={text}/valid.de", "output={text}"], "is a folder"),
+    ],
+)
+def test_translate_refuses(
+    arguments: list[str], wanted: str, headwise: CommandLine, run: Path
+) -> None:
+    text = run.parents[2] / "text"
+    filled = [argument.format(text=text) for argument in arguments]
+    refused(headwise("translate", f"run={run}", *filled), 1, wanted)
+
+
+def test_a_config_of_another_version_is_refused(headwise: CommandLine, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("sed: 1\n", encoding="utf-8")
+    refused(headwise("evaluate", f"run={tmp_path}"), 1, "config.yaml", "version")
+    (tmp_path / "config.yaml").write_text("a: [1\n", encoding="utf-8")
+    refused(headwise("evaluate", f"run={tmp_path}"), 1, "config.yaml", "broken")
+
+
+def test_an_unknown_command_is_answered_with_the_nearest(headwise: CommandLine) -> None:
+    refused(headwise("trian"), 2, "'trian'", "Did you mean train?")

@@ -1,0 +1,145 @@
+"""`headwise evaluate` and `headwise.load` on a trained run."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import headwise as package
+from command_line import CommandLine, train_small, write_corpus
+
+
+@pytest.fixture
+def headwise(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> CommandLine:
+    return CommandLine(capsys, monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train_small(tmp_path_factory.mktemp("run"))
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path) -> Path:
+    """A copy of its own, in another place than where it was trained."""
+    shutil.copytree(trained, tmp_path / "moved")
+    return tmp_path / "moved"
+
+
+def results(run: Path, name: str = "results-auto") -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((run / f"{name}.json").read_text(encoding="utf-8"))
+    return content
+
+
+def test_the_runs_own_test_sets_get_the_runs_own_scores(headwise: CommandLine, run: Path) -> None:
+    ended = headwise("evaluate", f"run={run}")
+    assert (ended.code, ended.err) == (0, "")
+    own = json.loads((run / "results.json").read_text(encoding="utf-8"))["scores"]
+    own.pop("valid")
+    assert results(run)["scores"] == own
+    for split, metrics in own.items():
+        assert set(metrics) == {"bleu", "bleu_tokenised", "chrf", "chrf++"}
+        for metric, found in metrics.items():
+            line = next(
+                line for line in ended.out.splitlines() if line.split()[:2] == [split, metric]
+            )
+            assert f"{found['score']:.2f}" in line
+            assert found["signature"] in line
+
+
+def test_translations_stand_beside_references_line_by_line(
+    headwise: CommandLine, run: Path, trained: Path
+) -> None:
+    assert headwise("evaluate", f"run={run}", "data.test=[valid,test_b]").code == 0
+    folder = run / "hypotheses" / "results-auto"
+    text = trained.parents[2] / "text"
+    for split, n_lines in (("valid", 6), ("test_b", 4)):
+        ours, references, sources = (
+            (folder / f"{split}{end}.txt").read_text(encoding="utf-8").splitlines()
+            for end in ("", ".ref", ".src")
+        )
+        assert len(ours) == n_lines
+        assert references == (text / f"{split}.en").read_text(encoding="utf-8").splitlines()
+        assert sources == (text / f"{split}.de").read_text(encoding="utf-8").splitlines()
+        assert ours == [t.text for t in package.load(run).translate(sources)]
+
+
+def test_a_second_call_writes_the_same_bytes(headwise: CommandLine, run: Path) -> None:
+    written = []
+    for _ in range(2):
+        assert headwise("evaluate", f"run={run}", "data.test=[test_b]").code == 0
+        hypotheses = run / "hypotheses" / "results-auto" / "test_b.txt"
+        written.append(((run / "results-auto.json").read_bytes(), hypotheses.read_bytes()))
+    assert written[0] == written[1]
+
+
+def test_sets_add_up_but_never_across_searches_or_weights(headwise: CommandLine, run: Path) -> None:
+    headwise("evaluate", f"run={run}", "data.test=[test_a]")
+    headwise("evaluate", f"run={run}", "data.test=[test_b]")
+    assert set(results(run)["scores"]) == {"test_a", "test_b"}
+    headwise("evaluate", f"run={run}", "data.test=[test_b]", "decode.beam=3")
+    assert set(results(run)["scores"]) == {"test_b"}
+    assert results(run)["decode"]["beam"] == 3
+    headwise("evaluate", f"run={run}", "data.test=[test_a]", "decode.beam=3", "checkpoint=last")
+    assert results(run, "results-last")["checkpoint"] == "last"
+    assert set(results(run, "results-last")["scores"]) == {"test_a"}
+
+
+def test_own_text_and_a_name_of_its_own(headwise: CommandLine, run: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.de").write_text("Hund sieht Haus\nKatze\n", encoding="utf-8")
+    (tmp_path / "mine.en").write_text("dog sees house\ncat\n", encoding="utf-8")
+    own = [f"data.source_file={tmp_path}/mine.de", f"data.reference_file={tmp_path}/mine.en"]
+    assert headwise("evaluate", f"run={run}", *own, "name=mine").code == 0
+    assert set(results(run, "mine")["scores"]) == {"mine.de"}
+    (tmp_path / "mine.en").write_text("dog sees house\n", encoding="utf-8")
+    ended = headwise("evaluate", f"run={run}", *own)
+    assert ended.code == 1
+    assert "2 lines" in ended.err
+
+
+def test_a_folder_with_nothing_but_test_sets_will_do(
+    headwise: CommandLine, run: Path, tmp_path: Path
+) -> None:
+    text = write_corpus(tmp_path / "all")
+    other = tmp_path / "elsewhere"
+    other.mkdir()
+    for code in ("de", "en"):
+        shutil.move(text / f"test_a.{code}", other / f"test_new.{code}")
+    ended = headwise("evaluate", f"run={run}", f"data.dir={other}", "data.test=[test_new]")
+    assert ended.code == 0, ended
+    assert set(results(run)["scores"]) == {"test_new"}
+
+
+def test_a_command_of_the_users_scores_and_may_fail(headwise: CommandLine, run: Path) -> None:
+    count = f"{sys.executable} -c 'print(7.5)' {{hypotheses}}"
+    broken = f"{sys.executable} -c 'import sys; sys.exit(3)' {{hypotheses}}"
+    external = f'decode.external={{mine: "{count}", broken: "{broken}"}}'
+    ended = headwise("evaluate", f"run={run}", "data.test=[test_b]", external)
+    assert ended.code == 0, ended
+    found = results(run)["scores"]["test_b"]
+    assert found["mine"]["score"] == 7.5
+    assert "exit code 3" in found["broken"]["warning"]
+    assert "exit code 3" in ended.out
+
+
+def test_no_tracker_is_made(
+    headwise: CommandLine, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)  # importing it would raise
+    assert headwise("evaluate", f"run={run}", "data.test=[test_b]").code == 0
+
+
+def test_a_run_loads_in_python(run: Path) -> None:
+    loaded = package.load(str(run), checkpoint="update_2", beam=3, n_best=2)
+    assert loaded.translator.config.beam == 3
+    (one,) = loaded.translate(["Hund sieht Haus"])
+    assert len(one.n_best) == 2
+    (score,) = loaded.score(["Hund sieht Haus"], ["dog sees house"])
+    assert score.log_prob < 0
+    with pytest.raises(package.errors.ConfigError, match=r"Did you mean decode\.beam"):
+        package.load(run, beem=3)

@@ -1,0 +1,178 @@
+"""`headwise train` beside training itself: help, dry run, variants of one's own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from command_line import CommandLine, run_folders, small_overrides, write_corpus
+from headwise.config_dir import config_dir, group_choices
+
+ROOT = Path(__file__).parents[2]
+
+TOY = '''
+from headwise.attention.base import Normaliser
+
+
+class Uniform(Normaliser):
+    """Equal weights on all that may be seen; `scale` does nothing."""
+
+    unsupported_sites = {UNSUPPORTED}
+
+    def __init__(self, place, scale: float = 1.0) -> None:
+        super().__init__(place)
+
+    def forward(self, scores_BHQK, context):
+        mask = context.dense_mask(scores_BHQK)
+        allowed = scores_BHQK.new_ones(scores_BHQK.shape)
+        if mask is not None:
+            allowed = allowed * mask
+        return allowed / allowed.sum(-1, keepdim=True).clamp(min=1) + 0 * scores_BHQK
+'''
+
+
+@pytest.fixture
+def headwise(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> CommandLine:
+    return CommandLine(capsys, monkeypatch)
+
+
+def toy(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, module: str, unsupported: str = "{}"
+) -> list[str]:
+    """A variant outside of the tree: its module, its yaml; the arguments that find both."""
+    (folder / "conf" / "attention").mkdir(parents=True)
+    text = TOY.replace("{UNSUPPORTED}", unsupported)
+    (folder / f"{module}.py").write_text(text, encoding="utf-8")
+    node = f"_target_: {module}.Uniform\nscale: 2.0\n"
+    (folder / "conf" / "attention" / "uniform.yaml").write_text(node, encoding="utf-8")
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.setenv("HEADWISE_PLUGINS", module)
+    return ["--config-dir", str(folder / "conf")]
+
+
+def test_a_variant_of_ones_own_trains_and_translates(
+    headwise: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = toy(tmp_path, monkeypatch, "toy_uniform")
+    write_corpus(tmp_path / "text")
+    ended = headwise("train", *found, *small_overrides(tmp_path, "attention=uniform"))
+    assert ended.code == 0, ended
+    (run,) = run_folders(tmp_path / "outputs")
+    ended = headwise("translate", f"run={run}", f"input={tmp_path}/text/test_b.de")
+    assert (ended.code, len(ended.out.splitlines())) == (0, 4)
+    monkeypatch.delenv("HEADWISE_PLUGINS")
+    ended = headwise("translate", f"run={run}", f"input={tmp_path}/text/test_b.de")
+    assert ended.code == 2
+    assert "HEADWISE_PLUGINS" in ended.err
+
+
+def test_its_arguments_and_its_limits_are_checked(
+    headwise: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit = '{"decoder_self": "it looks ahead"}'
+    found = toy(tmp_path, monkeypatch, "toy_limited", limit)
+    small = small_overrides(tmp_path)  # whose data.dir does not exist
+    ended = headwise("train", *found, *small, "attention=uniform")
+    assert ended.code == 2
+    assert "toy_limited.Uniform cannot be used at decoder_self: it looks ahead" in ended.err
+    able = "|".join(group_choices("attention"))
+    assert f"attention@sites.decoder_self={able}" in ended.err
+    cross = "attention@sites.cross=uniform"
+    ended = headwise("train", *found, *small, cross, "sites.cross.scale=wide")
+    assert ended.code == 2
+    assert "sites.cross.scale must be of type float, got 'wide'" in ended.err
+    ended = headwise("train", *found, *small, cross, "dry_run=true")
+    assert ended.code == 0, ended
+
+
+def test_a_dry_run_tells_the_cost_and_touches_nothing(
+    headwise: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ended = headwise("train", *small_overrides(tmp_path, "dry_run=true"))
+    assert ended.code == 0, ended
+    for wanted in ("parameters", "FLOP", "GiB of weights", "activations"):
+        assert wanted in ended.out
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_same_command_again_says_that_it_is_done(headwise: CommandLine, tmp_path: Path) -> None:
+    write_corpus(tmp_path / "text")
+    assert headwise("train", *small_overrides(tmp_path)).code == 0
+    (run,) = run_folders(tmp_path / "outputs")
+    before = (run / "checkpoints" / "last.pt").stat().st_mtime_ns
+    # in another order, with a default spelt out
+    again = [*reversed(small_overrides(tmp_path)), "seed=1"]
+    ended = headwise("train", *again)
+    assert ended.code == 0
+    assert f"this run is finished: {run}" in ended.out
+    assert (run / "checkpoints" / "last.pt").stat().st_mtime_ns == before
+    assert run_folders(tmp_path / "outputs") == [run]
+
+
+def test_prepare_alone_makes_what_training_uses(headwise: CommandLine, tmp_path: Path) -> None:
+    write_corpus(tmp_path / "text", n_train=210)
+    ended = headwise("prepare", *small_overrides(tmp_path))
+    assert ended.code == 0, ended
+    assert "test sets: test_a, test_b" in ended.out
+    assert "GiB at the peak" in ended.out
+    assert not (tmp_path / "outputs").exists()
+    ended = headwise("train", *small_overrides(tmp_path))
+    assert ended.code == 0
+    assert "learning the bpe tokenizer" not in ended.out
+
+
+def python(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, check=False)
+
+
+def test_help_is_ours_quick_and_leaves_nothing(tmp_path: Path) -> None:
+    ended = python("-X", "importtime", str(ROOT / "train.py"), "--help", cwd=tmp_path)
+    assert ended.returncode == 0
+    assert ended.stdout.startswith("usage: headwise train key=value")
+    assert "Hydra" not in ended.stdout
+    for group in ("attention", "data", "model", "experiment"):
+        assert f"{group}: {', '.join(group_choices(group))}" in ended.stdout
+    assert ended.stdout.count("  headwise train ") >= 3
+    imported = {line.split("|")[-1].strip() for line in ended.stderr.splitlines()}
+    assert "hydra" in imported
+    assert not imported & {"torch", "datasets", "wandb", "matplotlib"}
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", ["evaluate", "translate", "prepare"])
+def test_every_command_has_help(command: str, headwise: CommandLine) -> None:
+    ended = headwise(command, "--help")
+    assert ended.code == 0
+    assert ended.out.count("headwise ") >= 4
+    assert "Hydra" not in ended.out
+
+
+def test_the_config_can_be_shown(headwise: CommandLine) -> None:
+    ended = headwise("train", "--cfg", "job", "attention=softmax")
+    assert ended.code == 0
+    assert "_target_: headwise.attention.softmax.Softmax" in ended.out
+    assert "hydra:" not in ended.out
+
+
+def test_the_console_command_tells_its_own(headwise: CommandLine) -> None:
+    assert headwise("--version").out.startswith("headwise ")
+    ended = headwise("--help")
+    assert ended.code == 0
+    assert "{train,prepare,evaluate,translate}" in ended.out
+
+
+@pytest.mark.parametrize("script", sorted(p.name for p in (ROOT / "scripts").glob("*.py")))
+def test_scripts_are_shims_of_commands(script: str) -> None:
+    text = (ROOT / "scripts" / script).read_text(encoding="utf-8")
+    assert f"from headwise.cli import {script.removesuffix('.py')}" in text
+    assert len(text.splitlines()) < 10
+
+
+def test_the_commands_find_their_configs() -> None:
+    for name in ("train", "evaluate", "translate"):
+        assert (config_dir() / f"{name}.yaml").is_file()

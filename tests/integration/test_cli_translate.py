@@ -1,0 +1,178 @@
+"""`headwise translate`: files, pipes, a terminal, alternatives, given translations."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import headwise as package
+from command_line import CommandLine, train_small
+
+ROOT = Path(__file__).parents[2]
+SOURCES = ["Hund sieht Haus", "", "Katze findet Baum"]
+
+
+@pytest.fixture
+def headwise(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> CommandLine:
+    return CommandLine(capsys, monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train_small(tmp_path_factory.mktemp("run"))
+
+
+@pytest.fixture(scope="module")
+def expected(run: Path) -> list[str]:
+    return [translation.text for translation in package.load(run).translate(SOURCES)]
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "text.de"
+    path.write_text("".join(f"{line}\n" for line in SOURCES), encoding="utf-8")
+    return path
+
+
+def test_a_file_to_stdout_holds_nothing_but_translations(
+    headwise: CommandLine, run: Path, source: Path, expected: list[str]
+) -> None:
+    ended = headwise("translate", f"run={run}", f"input={source}")
+    assert (ended.code, ended.err) == (0, "")
+    assert ended.out.splitlines() == expected
+    assert expected[1] == ""
+
+
+def test_notices_do_not_mix_with_translations(
+    headwise: CommandLine,
+    run: Path,
+    source: Path,
+    expected: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from headwise.train.inference import load as real
+
+    def load(*arguments: object) -> object:
+        logging.getLogger("headwise").warning("a notice")
+        return real(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("headwise.train.inference.load", load)
+    ended = headwise("translate", f"run={run}", f"input={source}")
+    assert (ended.out.splitlines(), ended.err) == (expected, "a notice\n")
+
+
+def test_a_file_to_a_file(
+    headwise: CommandLine, run: Path, source: Path, expected: list[str], tmp_path: Path
+) -> None:
+    output = tmp_path / "text.en"
+    ended = headwise("translate", f"run={run}", f"input={source}", f"output={output}")
+    assert (ended.code, ended.out) == (0, "")
+    assert output.read_text(encoding="utf-8").splitlines() == expected
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["text.de", "text.en"]
+
+
+def test_an_output_that_cannot_be_finished_stays_as_it_was(
+    headwise: CommandLine,
+    run: Path,
+    source: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    output = tmp_path / "text.en"
+    output.write_text("precious\n", encoding="utf-8")
+
+    def full(path: Path, *arguments: object, **options: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    ended = headwise("translate", f"run={run}", f"input={source}", f"output={output}")
+    assert ended.code == 1
+    assert "No space left on device" in ended.err
+    assert output.read_text(encoding="utf-8") == "precious\n"
+
+
+def test_a_device_is_written_to_and_not_replaced(
+    headwise: CommandLine, run: Path, source: Path, tmp_path: Path, expected: list[str]
+) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        assert headwise("translate", f"run={run}", f"input={source}", f"output={pipe}").code == 0
+        assert os.read(reader, 10_000).decode().splitlines() == expected
+    finally:
+        os.close(reader)
+
+
+def test_alternatives_are_numbered_by_line(headwise: CommandLine, run: Path, source: Path) -> None:
+    ended = headwise("translate", f"run={run}", f"input={source}", "decode.n_best=2")
+    rows = [line.split("\t") for line in ended.out.splitlines()]
+    assert [row[0] for row in rows] == ["1", "1", "2", "3", "3"]
+    assert float(rows[0][1]) >= float(rows[1][1])
+    assert rows[2][2] == ""
+
+
+def test_given_translations_are_scored(headwise: CommandLine, run: Path, tmp_path: Path) -> None:
+    sources, targets = ["Hund sieht Haus", "Katze findet Baum"], ["dog sees house", "a"]
+    for name, lines in (("in.de", sources), ("in.en", targets)):
+        (tmp_path / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    arguments = [f"run={run}", f"input={tmp_path}/in.de", f"reference={tmp_path}/in.en"]
+    ended = headwise("translate", *arguments)
+    assert ended.code == 0
+    wanted = package.load(run).score(sources, targets)
+    assert ended.out.splitlines() == [f"{s.log_prob:.4f}\t{s.n_tokens}" for s in wanted]
+
+
+def test_standard_input_is_utf8_whatever_the_terminal(
+    headwise: CommandLine, run: Path, expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "".join(f"{line}\n" for line in SOURCES).encode()
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text), encoding="latin-1"))
+    assert headwise("translate", f"run={run}").out.splitlines() == expected
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9\n")))
+    ended = headwise("translate", f"run={run}")
+    assert ended.code == 1
+    assert "stdin, line 1: not UTF-8" in ended.err
+
+
+def start(run: Path, *arguments: str, **streams: object) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "scripts/translate.py", f"run={run}", *arguments]
+    return subprocess.Popen(command, cwd=ROOT, **streams)  # type: ignore[call-overload,no-any-return]
+
+
+def test_a_reader_that_leaves_is_no_error(run: Path, tmp_path: Path) -> None:
+    source = tmp_path / "long.de"
+    source.write_text("Hund sieht Haus\n" * 3000, encoding="utf-8")
+    left, right = os.pipe()
+    os.close(left)  # nobody reads
+    process = start(run, f"input={source}", stdout=right, stderr=subprocess.PIPE)
+    os.close(right)
+    _, told = process.communicate(timeout=120)
+    assert process.returncode == 128 + 13
+    assert told == b""
+
+
+def test_at_a_terminal_each_line_is_answered(run: Path, expected: list[str]) -> None:
+    ours, theirs = pty.openpty()
+    process = start(run, stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    os.write(ours, b"Hund sieht Haus\n\n\x04")
+    told = b""
+    try:
+        while chunk := os.read(ours, 1000):
+            told += chunk
+    except OSError:
+        pass  # Linux says so where others say end of file
+    os.close(ours)
+    assert process.wait(timeout=120) == 0
+    shown = told.decode()
+    assert "Ctrl-D ends" in shown
+    assert f"{expected[0]}\t(" in shown
+    assert "Traceback" not in shown

@@ -1,0 +1,210 @@
+"""Several points in one command."""
+
+from __future__ import annotations
+
+import gc
+import json
+import signal
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from command_line import CommandLine, run_folders, small_overrides, write_corpus
+from headwise.errors import DataError
+from headwise.sweep import Sweep, score_table
+from headwise.track.base import NullTracker
+from headwise.train.run import Outcome
+from training_runs import Runs
+
+
+@pytest.fixture
+def headwise(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> CommandLine:
+    return CommandLine(capsys, monkeypatch)
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> list[str]:
+    """The common part of a sweep's command line."""
+    write_corpus(tmp_path / "text")
+    own = [o for o in small_overrides(tmp_path) if not o.startswith("tokenizer.vocab_size")]
+    return ["-m", *own]
+
+
+def checkpoints(outputs: Path) -> dict[Path, int]:
+    return {path: path.stat().st_mtime_ns for path in outputs.glob("*/*/checkpoints/*.pt")}
+
+
+def table(out: str) -> list[str]:
+    lines = out.splitlines()
+    start = next(i for i, line in enumerate(lines) if "BLEU by point" in line)
+    return [line for line in lines[start + 1 :] if line.strip()]
+
+
+def test_points_have_folders_of_their_own_and_a_table(
+    headwise: CommandLine, sweep: list[str], tmp_path: Path
+) -> None:
+    points = ["tokenizer.vocab_size=60", "attention=softmax,alpha_entmax", "seed=1,2"]
+    ended = headwise("train", *sweep, *points)
+    assert ended.code == 0, ended
+    folders = run_folders(tmp_path / "outputs")
+    assert len(folders) == 4
+    seeds = [json.loads((f / "results.json").read_text(encoding="utf-8"))["seed"] for f in folders]
+    assert sorted(seeds) == [1, 1, 2, 2]
+    head, *rows = table(ended.out)
+    assert head.split() == ["point", "valid", "test_a", "test_b"]
+    assert [row.split()[:2] for row in rows] == [
+        [f"attention={attention}", f"seed={seed}"]
+        for attention in ("softmax", "alpha_entmax")
+        for seed in (1, 2)
+    ]
+    before = checkpoints(tmp_path / "outputs")
+    again = headwise("train", *sweep, *points)
+    assert (again.code, table(again.out)) == (0, [head, *rows])
+    assert checkpoints(tmp_path / "outputs") == before
+    beside = {path.name for path in (tmp_path / "outputs").iterdir()}
+    assert beside == {"default", "sweeps"}
+
+
+def test_a_failing_point_stops_no_other_and_is_tried_again(
+    headwise: CommandLine, sweep: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    points = ["tokenizer.vocab_size=5000,60"]  # the first cannot be reached
+    ended = headwise("train", *sweep, *points)
+    assert ended.code == 1
+    assert "Traceback" not in ended.err
+    assert ended.err.count("headwise: tokenizer.vocab_size=5000 cannot be reached") == 1
+    _, failed, done = table(ended.out)
+    assert failed.startswith("tokenizer.vocab_size=5000")
+    assert "ConfigError: tokenizer.vocab_size=5000 cannot be reached" in failed
+    assert "Error" not in done
+    (left,) = (tmp_path / "outputs").glob("*/*/error.json")
+    content = json.loads(left.read_text(encoding="utf-8"))
+    assert "cannot be reached" in content["message"]
+    assert "tokenizer.vocab_size=5000" in content["overrides"]
+
+    begun: list[str] = []
+    from headwise.train.run import prepare_corpus as real
+
+    def seen(corpus: Any, config: Any, *arguments: Any, **options: Any) -> Any:
+        begun.append(config.vocab_size)
+        return real(corpus, config, *arguments, **options)
+
+    monkeypatch.setattr("headwise.train.run.prepare_corpus", seen)
+    assert headwise("train", *sweep, *points).code == 1
+    assert begun == [5000], "the finished point is not begun again, the failed one is"
+
+
+def test_a_loss_that_is_no_number_is_a_failed_point(
+    headwise: CommandLine, sweep: list[str], tmp_path: Path
+) -> None:
+    points = ["tokenizer.vocab_size=60", "optimizer.lr=1e30,1e-3", "scheduler=constant"]
+    ended = headwise("train", *sweep, *points, "trainer.max_updates=4", "model.norm=post")
+    assert ended.code == 1, ended
+    (left,) = (tmp_path / "outputs").glob("*/*/error.json")
+    overrides = json.loads(left.read_text(encoding="utf-8"))["overrides"]
+    assert any(override.startswith("optimizer.lr=1e+30") for override in overrides)
+    assert (left.parent / "config.yaml").is_file(), "in the folder of the run itself"
+    assert sum((f / "results.json").is_file() for f in run_folders(tmp_path / "outputs")) == 1
+
+
+def test_a_wrong_choice_is_refused_before_any_point_runs(
+    headwise: CommandLine, sweep: list[str], tmp_path: Path
+) -> None:
+    ended = headwise("train", *sweep, "attention=softmax,sofmax")
+    assert ended.code == 2
+    assert "Did you mean attention=softmax?" in ended.err
+    assert run_folders(tmp_path / "outputs") == []
+
+
+def test_points_share_a_group_end_their_tracker_and_free_their_model(
+    headwise: CommandLine, sweep: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups: list[str | None] = []
+    ends: list[str] = []
+    models: list[weakref.ref[Any]] = []
+    alive: list[int] = []
+
+    class Fake(NullTracker):
+        def finish(self, status: str) -> None:
+            ends.append(status)
+
+    def make_tracker(config: Any, folder: Path, name: str, group: str | None, _: Any) -> Fake:
+        gc.collect()
+        alive.append(sum(model() is not None for model in models))
+        assert len(ends) == len(groups), "the point before has ended its tracker"
+        groups.append(group)
+        return Fake()
+
+    from headwise.train.run import build_model as real
+
+    def build(*arguments: Any) -> Any:
+        model = real(*arguments)
+        models.append(weakref.ref(model))
+        return model
+
+    monkeypatch.setattr("headwise.train.run.make_tracker", make_tracker)
+    monkeypatch.setattr("headwise.train.run.build_model", build)
+    # the second fails with the model in hand, the third must find the memory free
+    ended = headwise(
+        "train", *sweep, "tokenizer.vocab_size=60", "scheduler=constant", "model.norm=post",
+        "trainer.max_updates=4", "optimizer.lr=1e-3,1e30,1e-4",
+    )  # fmt: skip
+    assert ended.code == 1
+    assert ends == ["finished", "failed", "finished"]
+    assert alive == [0, 0, 0]
+    (name,) = set(groups)
+    assert name is not None
+    assert f"{name}: BLEU by point" in ended.out
+
+
+def test_interrupting_saves_the_point_and_ends_the_sweep(tmp_path: Path) -> None:
+    with Runs(tmp_path) as runs:
+        arguments = ["-m", *runs.arguments("outputs", {"seed": "1,2"})]
+        ended = runs.wait(runs.start(arguments, strike=("record", 4, signal.SIGINT)))
+        assert ended.code == 130, ended.told
+        assert "Give the same command again to go on." in ended.told
+        assert "BLEU by point" in ended.told
+        (stopped,) = run_folders(tmp_path / "outputs")  # the second point was never begun
+        assert (stopped / "checkpoints" / "last.pt").is_file()
+        assert not (stopped / "error.json").exists()
+        ended = runs.wait(runs.start(arguments))
+        assert ended.code == 0, ended.told
+        assert f"going on in {stopped}" in ended.told
+        assert len(run_folders(tmp_path / "outputs")) == 2
+
+
+def test_a_sweep_is_named_by_its_points() -> None:
+    name = getattr(Sweep.of(["-m", "seed=1,2", "a=b"]), "name", None)
+    assert name is not None
+    assert name == getattr(Sweep.of(["a=b", "--multirun", "seed=1,2"]), "name", None)
+    assert name != getattr(Sweep.of(["a=b", "-m", "seed=1,3"]), "name", None)
+    assert Sweep.of(["seed=1"]) is None
+    assert Sweep.of(["-m", "seed=1,2", "--cfg", "job"]) is None
+
+
+def test_a_sweep_keeps_what_its_points_came_to(tmp_path: Path) -> None:
+    sweep = Sweep("sweep-1", tmp_path / "sweeps" / "sweep-1.jsonl")
+    sweep.begin()
+    assert not sweep.has_failed()
+    results = {"scores": {"test": {"bleu": {"score": 2.0}}}}
+    sweep.record(["seed=1"], Outcome(tmp_path, results), None)
+    assert not sweep.has_failed()
+    sweep.record(["seed=2"], None, DataError("broken\nin two lines"))
+    assert sweep.has_failed()
+    assert [point.get("error") for point in sweep.points()] == [None, "DataError: broken"]
+    sweep.begin()
+    assert sweep.points() == []
+
+
+def test_the_table_shows_what_differs() -> None:
+    points = [
+        {"overrides": ["a=1", "b=1"], "scores": {"test": 1.5}},
+        {"overrides": ["a=1", "b=2"], "error": "DataError: broken"},
+    ]
+    assert score_table(points).splitlines() == [
+        "point  test",
+        "b=1    1.50",
+        "b=2       -  DataError: broken",
+    ]

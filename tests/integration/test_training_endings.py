@@ -1,0 +1,187 @@
+"""How runs end, and what the same command does afterwards."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from headwise.train.checkpoint import load_checkpoint
+from training_runs import Runs, record, remains, write_text
+
+pytestmark = pytest.mark.slow
+SHORT = {"trainer.max_updates": 4, "trainer.validate_every": 2, "trainer.save_every": 2}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
+    with Runs(tmp_path_factory.mktemp("endings")) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def short(runs: Runs) -> str:
+    """A finished run of four updates."""
+    ended = runs.train("short", SHORT)
+    assert ended.code == 0, ended.told
+    return "short"
+
+
+@pytest.fixture(scope="module")
+def origin(runs: Runs, short: str) -> Path:
+    """A finished run in a place of its own."""
+    return Path(shutil.copytree(runs.run_folder(short), runs.folder / "origin" / "run"))
+
+
+def test_a_finished_run_says_so(runs: Runs, short: str) -> None:
+    folder = runs.run_folder(short)
+    before = {p: p.stat().st_mtime_ns for p in folder.rglob("*") if p.name != ".lock"}
+    again = runs.train(short, SHORT)
+    assert again.code == 0
+    assert "this run is finished" in again.told
+    assert "bleu" in again.told
+    assert {p: p.stat().st_mtime_ns for p in folder.rglob("*") if p.name != ".lock"} == before
+
+
+def test_a_run_can_be_lengthened(runs: Runs, short: str) -> None:
+    """In the same folder, on the way it would have gone."""
+    shutil.copytree(runs.folder / short, runs.folder / "longer")
+    changes = {**SHORT, "trainer.max_updates": 6}
+    ended = runs.train("longer", changes)
+    assert ended.code == 0, ended.told
+    folder = runs.run_folder("longer")
+    assert json.loads((folder / "results.json").read_text())["updates"] == 6
+    assert runs.train("six", changes).code == 0
+    last = [load_checkpoint(runs.run_folder(o) / "checkpoints/last.pt") for o in ("longer", "six")]
+    assert all(torch.equal(v, last[1]["model"][k]) for k, v in last[0]["model"].items())
+    updates = [line["update"] for line in record(folder / "metrics.jsonl") if "train/nll" in line]
+    assert updates == [3, 4, 6]  # the last of a run is always told
+
+
+@pytest.mark.parametrize("monitor", ["bleu", "loss"])
+def test_early_stopping_is_an_end(runs: Runs, monitor: str) -> None:
+    """With a rate of nearly nothing no validation is better than the first."""
+    changes: dict[str, Any] = {
+        **SHORT,
+        "trainer.max_updates": 50,
+        "trainer.monitor": monitor,
+        "trainer.patience": 2,
+        "optimizer.lr": 1e-30,
+    }
+    outputs = f"early-{monitor}"
+    ended = runs.train(outputs, changes)
+    assert ended.code == 0, ended.told
+    results = json.loads((runs.run_folder(outputs) / "results.json").read_text())
+    assert results["stopped_early"]
+    assert (results["updates"], results["best_update"]) == (6, 2)
+    before = remains(runs.run_folder(outputs))
+    again = runs.train(outputs, changes)
+    assert "this run is finished" in again.told
+    assert remains(runs.run_folder(outputs)) == before
+
+
+def test_the_average_is_what_is_scored(runs: Runs) -> None:
+    changes = {**SHORT, "trainer.average": 2}
+    assert runs.train("average", changes).code == 0
+    folder = runs.run_folder("average") / "checkpoints"
+    parts = [load_checkpoint(folder / f"update_0000000{n}.pt")["model"] for n in (2, 4)]
+    mean = load_checkpoint(folder / "average.pt")["model"]
+    for name, value in mean.items():
+        expected = torch.stack([part[name].double() for part in parts]).mean(0)
+        assert torch.equal(value, expected.to(value.dtype)), name
+    alpha = json.loads((folder.parent / "results.json").read_text())["alpha"]["cross"][0]
+    (logit,) = (v for k, v in mean.items() if k.endswith("alpha_logit") and "cross" in k)
+    assert alpha == pytest.approx((1.01 + 0.99 * torch.sigmoid(logit)).tolist(), rel=1e-6)
+
+
+def test_a_loss_that_is_no_number(runs: Runs) -> None:
+    changes = {
+        "trainer.save_every": 1,
+        "trainer.precision": "auto",  # decided before the folder has a name
+        "optimizer.lr": 1e37,
+        "scheduler": "constant",
+        "scheduler.warmup_updates": 0,
+    }
+    ended = runs.train("nan", changes)
+    folder = runs.run_folder("nan")
+    assert ended.code == 1
+    assert "lower optimizer.lr" in ended.told
+    assert "Traceback" not in ended.told
+    assert "is nan near update" in ended.told or "is inf near update" in ended.told
+    payload = load_checkpoint(folder / "checkpoints" / "last.pt")
+    assert all(torch.isfinite(value).all() for value in payload["model"].values())
+    error = json.loads((folder / "error.json").read_text())
+    assert error["error"] == "HeadwiseError"
+
+
+def test_a_folder_has_one_process(runs: Runs) -> None:
+    process = runs.train("taken", SHORT, strike=("record", 2, 15))
+    assert process.code == 143
+    folder = runs.run_folder("taken")
+    with open(folder / ".lock", "a+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        before = remains(folder)
+        refused = runs.train("taken", SHORT)
+        assert refused.code == 1
+        assert "another process is training in" in refused.told
+        assert "Traceback" not in refused.told
+        assert remains(folder) == before
+        assert not (folder / "error.json").exists()
+    assert runs.train("taken", SHORT).code == 0
+
+
+def test_changed_training_text_is_refused(runs: Runs, short: str) -> None:
+    shutil.copytree(runs.folder / short, runs.folder / "changed")
+    other = runs.folder / "other-text"
+    write_text(other, seed=9)
+    before = remains(runs.run_folder("changed"))
+    changes = {**SHORT, "trainer.max_updates": 9, "data.dir": other}
+    refused = runs.train("changed", changes)
+    assert refused.code == 1
+    assert "the training text has changed" in refused.told
+    assert "experiment_name=" in refused.told
+    assert remains(runs.run_folder("changed")) == before
+
+
+def test_a_truncated_checkpoint_is_refused(runs: Runs, short: str) -> None:
+    shutil.copytree(runs.folder / short, runs.folder / "truncated")
+    path = runs.run_folder("truncated") / "checkpoints" / "last.pt"
+    path.write_bytes(path.read_bytes()[:1000])
+    refused = runs.train("truncated", {**SHORT, "trainer.max_updates": 9})
+    assert refused.code == 1
+    assert "last.pt is truncated" in refused.told
+    assert "Traceback" not in refused.told
+
+
+def test_starting_from_another_run(runs: Runs, origin: Path) -> None:
+    changes = {**SHORT, "init_from": origin, "trainer.max_updates": 1, "optimizer.lr": 1e-30}
+    ended = runs.train("from", changes)
+    assert ended.code == 0, ended.told
+    own = runs.run_folder("from")
+    weights = load_checkpoint(own / "checkpoints" / "last.pt")
+    start = load_checkpoint(origin / "checkpoints" / "best.pt")["model"]
+    for name, value in weights["model"].items():
+        torch.testing.assert_close(value, start[name], rtol=0, atol=1e-12)
+    assert weights["state"]["update"] == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"model.d_ff": 48}, "belongs to another model"),
+        ({"tokenizer": "bpe", "tokenizer.vocab_size": 60}, "another vocabulary"),
+    ],
+)
+def test_starting_from_a_run_that_does_not_fit(
+    runs: Runs, origin: Path, changes: dict[str, Any], told: str
+) -> None:
+    refused = runs.train("misfit", {**SHORT, **changes, "init_from": origin})
+    assert refused.code == 1
+    assert told in refused.told
+    assert str(origin) in refused.told

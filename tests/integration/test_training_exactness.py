@@ -1,0 +1,132 @@
+"""A run that was killed or stopped, anywhere, ends in the bits of one that never was."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headwise.train.checkpoint import load_checkpoint
+from training_runs import Runs, python, record, remains
+
+pytestmark = pytest.mark.slow
+KILL, TERM = signal.SIGKILL, signal.SIGTERM
+BPE_DROPOUT = {"tokenizer": "bpe", "tokenizer.vocab_size": 60, "tokenizer.dropout": 0.3}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
+    with Runs(tmp_path_factory.mktemp("exactness")) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def whole(runs: Runs) -> dict[str, Any]:
+    """What is left by a run that nothing happened to."""
+    ended = runs.train("whole")
+    assert ended.code == 0, ended.told
+    return remains(runs.run_folder("whole"))
+
+
+def test_the_record_has_no_gap_and_no_repeat(runs: Runs, whole: dict[str, Any]) -> None:
+    lines = record(runs.run_folder("whole") / "metrics.jsonl")
+    logged = [line["update"] for line in lines if "train/loss" in line]
+    validated = [line["update"] for line in lines if "valid/loss" in line]
+    assert logged == list(range(3, 25, 3))
+    assert validated == [8, 16, 24]
+    assert [line["update"] for line in lines] == sorted(line["update"] for line in lines)
+    payload = load_checkpoint(runs.run_folder("whole") / "checkpoints" / "last.pt")
+    assert payload["state"]["metrics_lines"] == len(lines)
+
+
+def test_the_command_itself_ends_in_the_same_bits(runs: Runs, whole: dict[str, Any]) -> None:
+    """`python train.py`, as a user starts it, in another folder and a fresh process."""
+    ended = python(["train.py", *runs.arguments("again", {})])
+    assert ended.returncode == 0, ended.stderr
+    assert remains(runs.run_folder("again")) == whole
+
+
+@pytest.mark.parametrize(
+    "strikes",
+    [
+        # replaced one after the other: config, overrides, environment, (data,) then at update 5
+        # the numbered copy, last.pt, last.json; at 8 best.pt; at 10 as at 5. Two records are
+        # written at each of 3, 6, 8, 9, …: some of them after the last save, to be taken back
+        pytest.param([("record", 2), ("replace", 5)], id="before-anything-was-saved"),
+        pytest.param([("record", 8), ("record", 8)], id="amid-records"),
+        pytest.param([("replace", 8), ("replace", 5)], id="around-the-first-checkpoint"),
+        pytest.param([("replace", 10), ("replace", 12)], id="between-the-files-of-a-checkpoint"),
+    ],
+)
+def test_killed_twice(
+    runs: Runs,
+    whole: dict[str, Any],
+    strikes: list[tuple[str, int]],
+    request: pytest.FixtureRequest,
+) -> None:
+    outputs = f"killed-{request.node.callspec.id}"
+    for place, n in strikes:
+        ended = runs.train(outputs, strike=(place, n, KILL))
+        assert ended.code == -KILL, ended.told
+    ended = runs.train(outputs)
+    assert ended.code == 0, ended.told
+    assert remains(runs.run_folder(outputs)) == whole
+    left = [p.name for p in runs.run_folder(outputs).rglob("*.tmp")]
+    assert not left
+
+
+def test_killed_from_outside(runs: Runs, whole: dict[str, Any]) -> None:
+    """At whatever moment the machine makes of it."""
+    for n_lines in (2, 8):
+        process = runs.start(runs.arguments("outside", {}))
+        deadline = time.monotonic() + 120
+        while n_lines_in(runs.folder / "outside") < n_lines and time.monotonic() < deadline:
+            time.sleep(0.002)
+        os.kill(process[0], KILL)
+        assert runs.wait(process).code == -KILL
+    assert runs.train("outside").code == 0
+    assert remains(runs.run_folder("outside")) == whole
+
+
+def n_lines_in(outputs: Path) -> int:
+    return sum(path.read_bytes().count(b"\n") for path in outputs.glob("default/*/metrics.jsonl"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+def test_stopped_on_request(runs: Runs, whole: dict[str, Any], number: signal.Signals) -> None:
+    outputs = f"stopped-{number.name}"
+    ended = runs.train(outputs, strike=("record", 7, number))
+    folder = runs.run_folder(outputs)
+    assert ended.code == 128 + number
+    assert "Give the same command again to go on" in ended.told
+    assert "Traceback" not in ended.told
+    assert not (folder / "error.json").exists()
+    update = load_checkpoint(folder / "checkpoints" / "last.pt")["state"]["update"]
+    assert f"stopped at update {update}" in ended.told
+    assert update % 5  # not where it would have been saved anyway
+    assert runs.train(outputs).code == 0
+    assert remains(folder) == whole
+
+
+def test_bpe_dropout_and_accumulation(runs: Runs) -> None:
+    """The text is encoded anew in each epoch; the run goes over it more than once."""
+    changes = {**BPE_DROPOUT, "trainer.accumulate": 2, "trainer.max_tokens": 320}
+    assert runs.train("bpe-whole", changes).code == 0
+    whole = remains(runs.run_folder("bpe-whole"))
+    assert record(runs.run_folder("bpe-whole") / "metrics.jsonl")[-2]["train/epoch"] > 1
+    assert runs.train("bpe-killed", changes, strike=("record", 6, KILL)).code == -KILL
+    assert runs.train("bpe-killed", changes, strike=("record", 5, TERM)).code == 128 + TERM
+    assert runs.train("bpe-killed", changes).code == 0
+    assert remains(runs.run_folder("bpe-killed")) == whole
+    assert not (runs.run_folder("bpe-killed") / "scratch").exists()
+
+
+def test_another_seed_is_another_run(runs: Runs, whole: dict[str, Any]) -> None:
+    assert runs.train("seed", {"seed": 2, "trainer.max_updates": 3}).code == 0
+    other = record(runs.run_folder("seed") / "metrics.jsonl")
+    assert other[0]["train/loss"] != whole["metrics"][0]["train/loss"]

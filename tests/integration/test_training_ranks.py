@@ -1,0 +1,91 @@
+"""Two ranks over gloo against one with twice the tokens a batch."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from training_runs import Runs, python, record, remains
+
+pytestmark = pytest.mark.slow
+CALM = {
+    "model.dropout": 0.0,
+    "model.attention_dropout": 0.0,
+    "model.activation_dropout": 0.0,
+    "model.lr": 0.01,
+}
+PAIR = {**CALM, "trainer.max_tokens": 80}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
+    with Runs(tmp_path_factory.mktemp("ranks")) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def pair(runs: Runs) -> Path:
+    """The folder of a run that torchrun started."""
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    ended = python([*torchrun, "train.py", *runs.arguments("pair", PAIR)])
+    assert ended.returncode == 0, ended.stderr
+    return runs.run_folder("pair")
+
+
+def assert_same_course(one: Path, two: Path) -> None:
+    lines = list(zip(record(one / "metrics.jsonl"), record(two / "metrics.jsonl"), strict=True))
+    assert lines
+    for single, double in lines:
+        assert single.keys() == double.keys()
+        for name, value in single.items():
+            assert double[name] == pytest.approx(value, rel=1e-5), (single["update"], name)
+
+
+def test_two_ranks_are_one_with_twice_the_tokens(runs: Runs, pair: Path) -> None:
+    ended = runs.train("one", {**CALM, "trainer.max_tokens": 160})
+    assert ended.code == 0, ended.told
+    one = runs.run_folder("one")
+    assert_same_course(one, pair)
+    names = [f"hypotheses/{split}.txt" for split in ("valid", "test")]
+    for name in names:
+        assert (one / name).read_text() == (pair / name).read_text()
+        assert len((pair / name).read_text().splitlines()) == 9  # an odd number, shared by two
+
+
+def test_shares_without_rows(runs: Runs) -> None:
+    """One pair to train on: the second rank never has any."""
+    few: dict[str, Any] = {"data.max_train_pairs": 1, "trainer.max_updates": 6}
+    ended = runs.train_ranks("few-pair", {**PAIR, **few})
+    assert [rank.code for rank in ended] == [0, 0], ended
+    assert runs.train("few-one", {**CALM, **few, "trainer.max_tokens": 160}).code == 0
+    assert_same_course(runs.run_folder("few-one"), runs.run_folder("few-pair"))
+
+
+def test_killed_ranks_go_on_in_the_same_bits(runs: Runs, pair: Path) -> None:
+    first = runs.train_ranks("killed", PAIR, strike=("record", 8, signal.SIGKILL))
+    assert first[0].code == -signal.SIGKILL
+    assert first[1].code != 0
+    assert [rank.code for rank in runs.train_ranks("killed", PAIR)] == [0, 0]
+    assert remains(runs.run_folder("killed")) == remains(pair)
+
+
+def test_a_signal_to_one_rank_stops_all(runs: Runs, pair: Path) -> None:
+    stopped = runs.train_ranks("stopped", PAIR, strike=("record", 5, signal.SIGTERM))
+    assert [rank.code for rank in stopped] == [143, 143], stopped
+    assert "same command again" in stopped[0].told
+    assert [rank.code for rank in runs.train_ranks("stopped", PAIR)] == [0, 0]
+    assert remains(runs.run_folder("stopped")) == remains(pair)
+
+
+def test_another_number_of_ranks_is_refused(runs: Runs) -> None:
+    changes = {**PAIR, "trainer.max_updates": 1}
+    assert [rank.code for rank in runs.train_ranks("other", changes)] == [0, 0]
+    longer = runs.train("other", {**changes, "trainer.max_updates": 2})
+    assert longer.code == 1
+    assert "begun with 2 ranks and cannot go on with 1" in longer.told
+    assert "torchrun --nproc-per-node=2" in longer.told
+    assert "Traceback" not in longer.told

@@ -143,7 +143,7 @@ def prepare() -> None:
 
     def job(config: Any) -> None:
         from headwise.data.prepare import prepare_and_tell
-        from headwise.train.run import typed
+        from headwise.train.settings import typed
 
         prepare_and_tell(typed(config))
 

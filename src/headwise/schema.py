@@ -83,7 +83,7 @@ class ModelConfig:
     positions: str = "sinusoidal"  # sinusoidal or learned
     max_positions: int = 1024
     activation: str = "relu"  # relu, gelu, silu
-    share_embeddings: str = "all"  # all (source, target, output), output (target, output), none
+    share_embeddings: str = "all"  # all (source, target, output), decoder (target, output), none
     dropout: float = 0.1
     attention_dropout: float = 0.1
     activation_dropout: float = 0.1  # inside the feed-forward block

@@ -86,18 +86,18 @@ def test_early_stopping_is_an_end(runs: Runs, monitor: str) -> None:
     assert remains(runs.run_folder(outputs)) == before
 
 
-def test_the_average_is_what_is_scored(runs: Runs) -> None:
-    changes = {**SHORT, "trainer.average": 2}
+def test_what_is_scored_is_what_is_kept(runs: Runs) -> None:
+    """The average where it validated better, else the best: results tell which, and its α."""
+    changes = {**SHORT, "trainer.average": 2, "trainer.monitor": "loss"}
     assert runs.train("average", changes).code == 0
-    folder = runs.run_folder("average") / "checkpoints"
-    parts = [load_checkpoint(folder / f"update_0000000{n}.pt")["model"] for n in (2, 4)]
-    mean = load_checkpoint(folder / "average.pt")["model"]
-    for name, value in mean.items():
-        expected = torch.stack([part[name].double() for part in parts]).mean(0)
-        assert torch.equal(value, expected.to(value.dtype)), name
-    alpha = json.loads((folder.parent / "results.json").read_text())["alpha"]["cross"][0]
-    (logit,) = (v for k, v in mean.items() if k.endswith("alpha_logit") and "cross" in k)
-    assert alpha == pytest.approx((1.01 + 0.99 * torch.sigmoid(logit)).tolist(), rel=1e-6)
+    folder = runs.run_folder("average")
+    results = json.loads((folder / "results.json").read_text())
+    there = (folder / "checkpoints" / "average.pt").is_file()
+    assert results["weights"] == ("average" if there else "best")
+    kept = load_checkpoint(folder / "checkpoints" / f"{results['weights']}.pt")["model"]
+    (logit,) = (v for k, v in kept.items() if k.endswith("alpha_logit") and "cross" in k)
+    expected = 1.01 + 0.99 * torch.sigmoid(logit)
+    assert results["alpha"]["cross"][0] == pytest.approx(expected.tolist(), rel=1e-6)
 
 
 def test_a_loss_that_is_no_number(runs: Runs) -> None:

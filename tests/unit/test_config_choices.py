@@ -22,7 +22,8 @@ from headwise.schema import SITES, DecodeConfig
 from headwise.track.base import NullTracker
 from headwise.track.wandb_tracker import check_tracker, make_tracker
 from headwise.train.optim import build_optimizer
-from headwise.train.run import train, typed
+from headwise.train.run import train
+from headwise.train.settings import typed
 from headwise.train.trainer import check_trainer_config
 
 GROUPS = sorted(path.name for path in config_dir().iterdir() if path.is_dir())

@@ -139,3 +139,11 @@ def test_a_folder_without_a_run_is_answered_with_the_nearest(tmp_path: Path) -> 
         assert f"Did you mean run={run}?" in str(caught.value), wrong
     with pytest.raises(RunError, match="init_from="):
         RunFolder.existing(tmp_path, "init_from")
+
+
+def test_how_often_a_run_is_saved_counts_where_saves_are_averaged() -> None:
+    def of(average: int, save_every: int) -> str:
+        return fingerprint({"trainer": {"average": average, "save_every": save_every}})
+
+    assert of(0, 100) == of(0, 200)
+    assert of(5, 100) != of(5, 200)

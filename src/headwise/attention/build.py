@@ -55,13 +55,13 @@ class AttentionFactory:
 
     @staticmethod
     def _refuse_unsupported(group: str, key: str, node: Any, site: str) -> None:
-        reason = target_class(node, key).unsupported_sites.get(site)
+        reason = unsupported_sites(node, key).get(site)
         if reason is None:
             return
         able = [
             name
             for name in group_choices(group)
-            if site not in target_class(group_node(group, name), group).unsupported_sites
+            if site not in unsupported_sites(group_node(group, name), group)
         ]
         sites_key = "sites" if group == "attention" else "pattern_sites"
         raise ConfigError(
@@ -98,3 +98,9 @@ class AttentionFactory:
         if slot not in self._shared:
             self._shared[slot] = instantiate(node, key, place=place)
         return self._shared[slot]
+
+
+def unsupported_sites(node: Any, key: str) -> Mapping[str, str]:
+    """Site -> reason, of the class that a node names."""
+    limits: Mapping[str, str] = getattr(target_class(node, key), "unsupported_sites", {})
+    return limits

@@ -143,7 +143,7 @@ def open_corpus(config: DataConfig, cache_dir: Path) -> Corpus:
         DataError: the corpus, or one of its splits, is nowhere; the message says what to put
             where.
     """
-    settings = _checked(config)
+    settings = check_data_config(config)
     cache_dir = Path(cache_dir)
     given = _given_folder(settings)
     if given is not None:
@@ -156,7 +156,7 @@ def open_corpus(config: DataConfig, cache_dir: Path) -> Corpus:
     return Corpus(replace(settings, test=tests), source)
 
 
-def _checked(config: DataConfig) -> DataConfig:
+def check_data_config(config: DataConfig) -> DataConfig:
     """The config as a plain dataclass, its languages and rules known to be usable."""
     if isinstance(config, DictConfig):
         typed = OmegaConf.merge(OmegaConf.structured(DataConfig), config)

@@ -23,7 +23,7 @@ def attention_factory(config: Config) -> AttentionFactory:
 
 def check_model(config: Config) -> None:
     """Build one attention of each site and throw it away: every choice is refused before data."""
-    check_model_config(config.model)
+    check_model_config(config.model, config.tokenizer.joint)
     make = attention_factory(config)
     for site in SITES:
         make(Place(site, 1, config.model.n_heads, config.model.d_model // config.model.n_heads))

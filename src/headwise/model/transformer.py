@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.attention.base import Attention
-from headwise.errors import refuse, require
+from headwise.errors import ConfigError, refuse, require
 from headwise.model.blocks import ACTIVATIONS
 from headwise.model.decoder import Decoder, DecoderCache
 from headwise.model.embedding import Embedding
@@ -46,7 +46,7 @@ class ModelOutput:
     weights: dict[str, list[Tensor | None]] | None = None
 
 
-def check_model_config(config: ModelConfig) -> None:
+def check_model_config(config: ModelConfig, joint_vocab: bool) -> None:
     """Refuse sizes and names that cannot be built, by key."""
     for key in ("encoder_layers", "decoder_layers", "d_model", "n_heads", "d_ff", "max_positions"):
         require(getattr(config, key) >= 1, f"model.{key}", "at least 1", getattr(config, key))
@@ -65,6 +65,11 @@ def check_model_config(config: ModelConfig) -> None:
     ):
         if getattr(config, key) not in options:
             raise refuse(f"model.{key}", getattr(config, key), options)
+    if config.share_embeddings == "all" and not joint_vocab:
+        raise ConfigError(
+            "model.share_embeddings must be decoder or none with tokenizer.joint=false, got 'all': "
+            "one table needs one vocabulary"
+        )
 
 
 class Transformer(nn.Module):
@@ -88,9 +93,7 @@ class Transformer(nn.Module):
         seed: int,
     ) -> None:
         super().__init__()
-        check_model_config(config)
-        if config.share_embeddings == "all" and not joint_vocab:
-            raise refuse("model.share_embeddings", "all", ("decoder", "none"))
+        check_model_config(config, joint_vocab)
         source_table = nn.Embedding(source_vocab, config.d_model)
         shared = config.share_embeddings == "all"
         target_table = source_table if shared else nn.Embedding(target_vocab, config.d_model)

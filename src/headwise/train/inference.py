@@ -26,6 +26,7 @@ from headwise.train.loading import (
     read_config,
     search_settings,
 )
+from headwise.train.outcome import shown_score
 from headwise.train.run_folder import RunFolder
 
 PROMPT = "> "
@@ -72,19 +73,12 @@ def evaluate_run(config_node: DictConfig) -> dict[str, Any]:
             config.progress and sys.stderr.isatty(),
         )
         for metric, found in scores[split].items():
-            print(f"{split:>24}  {metric:<14} {_shown(found)}", flush=True)
+            print(f"{split:>24}  {metric:<14} {shown_score(found)}", flush=True)
         known[split] = scores[split]
         written = {**content, "scores": known}
         write_text(path, json.dumps(written, indent=2, ensure_ascii=False) + "\n")
     print(f"written to {path} and {run.folder.hypotheses / name}")
     return scores
-
-
-def _shown(found: dict[str, Any]) -> str:
-    """A score with its signature, or why an external command gave none."""
-    if "score" not in found:
-        return f"{'-':>6}  {found['warning']}"
-    return f"{found['score']:6.2f}  {found.get('signature', found.get('command', ''))}"
 
 
 def _described(config: EvaluateConfig, run: TrainedRun) -> dict[str, Any]:

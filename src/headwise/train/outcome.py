@@ -57,7 +57,7 @@ def summary(folder: RunFolder) -> str:
     lines = []
     for split, scores in results["scores"].items():
         for metric, found in scores.items():
-            lines.append(f"{split:>24}  {metric:<14} {found['score']:6.2f}  {found['signature']}")
+            lines.append(f"{split:>24}  {metric:<14} {shown_score(found)}")
     if results["alpha"]:
         lines += ["", alpha_table(results["alpha"])]
     lines += [
@@ -70,3 +70,10 @@ def summary(folder: RunFolder) -> str:
         f"translate   headwise translate run={folder.path}",
     ]
     return "\n".join(lines)
+
+
+def shown_score(found: dict[str, Any]) -> str:
+    """A score with its signature, or why an external command gave none."""
+    if "score" not in found:
+        return f"{'-':>6}  {found['warning']}"
+    return f"{found['score']:6.2f}  {found.get('signature', found.get('command', ''))}"

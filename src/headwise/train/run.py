@@ -16,41 +16,41 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from headwise.analysis.collect import alphas
 from headwise.data.batching import BatchLoader
-from headwise.data.corpus import open_corpus
+from headwise.data.corpus import Corpus, open_corpus
 from headwise.data.encoded import PreparedCorpus, prepare_corpus
 from headwise.data.epochs import EpochSplits
 from headwise.data.store import EncodedSplit
-from headwise.decode.hypothesis import check_decode_config
 from headwise.decode.translator import Translator
 from headwise.errors import ConfigError, HeadwiseError, RunError
-from headwise.instantiate import as_container, instantiate
-from headwise.model.build import build_model, check_model
+from headwise.instantiate import instantiate
+from headwise.model.build import build_model
 from headwise.model.transformer import Transformer
 from headwise.schema import Config
 from headwise.track.base import NullTracker, Tracker
-from headwise.track.wandb_tracker import check_tracker, make_tracker
+from headwise.track.wandb_tracker import make_tracker
 from headwise.train.average import choose_weights
 from headwise.train.budget import describe_budget
 from headwise.train.checkpoint import (
     load_checkpoint,
     remove_partial,
 )
-from headwise.train.distributed import Ranks, choose_device, is_main_process, process_group
+from headwise.train.distributed import Ranks, is_main_process, process_group
 from headwise.train.evaluation import Validator, evaluate_texts
 from headwise.train.initial import start_from
 from headwise.train.interrupt import Interrupted, StopRequest, stop_request
 from headwise.train.optim import build_optimizer
 from headwise.train.outcome import draw, run_results, summary
-from headwise.train.precision import keep_freed_memory, resolve_precision
+from headwise.train.precision import keep_freed_memory
 from headwise.train.records import Records
 from headwise.train.run_folder import RunFolder, fingerprint
 from headwise.train.seed import seed_everything
-from headwise.train.trainer import Trainer, check_trainer_config
+from headwise.train.settings import check, settle, typed
+from headwise.train.trainer import Trainer
 
 log = logging.getLogger(__name__)
 
@@ -66,25 +66,6 @@ class Outcome:
 
     folder: Path | None
     results: dict[str, Any]
-
-
-def typed(config: DictConfig) -> Config:
-    """The composed config as dataclasses."""
-    content = OmegaConf.to_object(config)
-    assert isinstance(content, Config)
-    return content
-
-
-def check(config: Config) -> None:
-    """Refuse whatever can be refused without reading data."""
-    check_trainer_config(config.trainer)
-    resolve_precision(config.trainer.precision, torch.device("cpu"))
-    check_decode_config(config.decode)
-    check_tracker(config.tracker)
-    check_model(config)
-    build_optimizer(config.optimizer, torch.nn.Linear(1, 1))
-    instantiate(config.scheduler, "scheduler")
-    instantiate(config.loss, "loss")
 
 
 def train(config_node: DictConfig, overrides: list[str], group: str | None = None) -> Outcome:
@@ -103,42 +84,44 @@ def train(config_node: DictConfig, overrides: list[str], group: str | None = Non
     if config.trainer.threads is not None:
         torch.set_num_threads(config.trainer.threads)
     keep_freed_memory()
-    container = _settle(config, config_node)
+    container = settle(config, config_node)
     run_fingerprint = fingerprint(container)
     folder = RunFolder.place(
         Path(config.paths.outputs), config.experiment_name, overrides, run_fingerprint
     )
     begun = (folder.checkpoints / "last.pt").is_file()
     if config.init_from is not None and not begun:
-        RunFolder.existing(config.init_from)
-    with process_group(config.trainer.device) as ranks, _claimed(folder, ranks):
-        begun = (folder.checkpoints / "last.pt").is_file()
+        RunFolder.existing(config.init_from, "init_from")
+    with process_group(config.trainer.device) as ranks:
         if _is_done(folder, config):
             if ranks.is_main:
                 log.info("this run is finished: %s\n%s", folder.path, summary(folder))
             return Outcome(folder.path, folder.read_results())
-        if begun:
-            folder.refuse_other_settings(container)
+        corpus = _find_corpus(config, ranks)  # before a folder is made for it
+        with _claimed(folder, ranks):
+            begun = (folder.checkpoints / "last.pt").is_file()
+            if begun:
+                folder.refuse_other_settings(container)
+            ranks.barrier()
+            if ranks.is_main:
+                (folder.path / "error.json").unlink(missing_ok=True)
+                remove_partial(folder.checkpoints)
+                folder.describe(container, overrides)
+                log.info("%s %s", "going on in" if begun else "training in", folder.path)
+            with _tracker(config, folder, ranks, group, container) as tracker:
+                run = _Run(config, folder, ranks, tracker, run_fingerprint)
+                return run.to_the_end(corpus)
+
+
+def _find_corpus(config: Config, ranks: Ranks) -> Corpus:
+    """Open the corpus; what has to be downloaded, the first rank gets before the others look."""
+    cache = Path(config.paths.cache).expanduser()
+    if not ranks.is_main:
         ranks.barrier()
-        if ranks.is_main:
-            (folder.path / "error.json").unlink(missing_ok=True)
-            remove_partial(folder.checkpoints)
-            folder.describe(container, overrides)
-            log.info("%s %s", "going on in" if begun else "training in", folder.path)
-        with _tracker(config, folder, ranks, group, container) as tracker:
-            return _Run(config, folder, ranks, tracker, run_fingerprint).to_the_end()
-
-
-def _settle(config: Config, config_node: DictConfig) -> dict[str, Any]:
-    """Decide in `config` what is `auto`; returns all of it as plain types, for the fingerprint.
-
-    On another machine `auto` may be another computation.
-    """
-    device = choose_device(config.trainer.device)
-    config.trainer.precision = resolve_precision(config.trainer.precision, device)
-    container: dict[str, Any] = as_container(config_node)
-    container["trainer"]["precision"] = config.trainer.precision
-    return container
+    corpus = open_corpus(config.data, cache)
+    if ranks.is_main:
+        ranks.barrier()
+    return corpus
 
 
 def _is_done(folder: RunFolder, config: Config) -> bool:
@@ -204,11 +187,11 @@ class _Run:
         self._scratch = folder.path / "scratch"  # this epoch's ids under BPE-dropout
         self._last = folder.checkpoints / "last.pt"
 
-    def to_the_end(self) -> Outcome:
+    def to_the_end(self, corpus: Corpus) -> Outcome:
         """Prepare, train, score."""
-        prepared = self._prepare()
-        seed_everything(self.config.seed, "model")
         try:
+            prepared = self._prepare(corpus)
+            seed_everything(self.config.seed, "model")
             model = self._model(prepared)
             with stop_request() as stop:
                 trainer = self._trainer(model, prepared, stop)
@@ -218,17 +201,15 @@ class _Run:
         results = self._finish(trainer, model, prepared)
         return Outcome(self.folder.path, results)
 
-    def _prepare(self) -> PreparedCorpus:
+    def _prepare(self, corpus: Corpus) -> PreparedCorpus:
         config = self.config
-        cache = Path(config.paths.cache).expanduser()
-        corpus = open_corpus(config.data, cache)
         # the first rank makes the cache, the others then find it
         if not self.ranks.is_main:
             self.ranks.barrier()
         prepared = prepare_corpus(
             corpus,
             config.tokenizer,
-            cache,
+            Path(config.paths.cache).expanduser(),
             n_workers=config.trainer.n_workers,
             progress=config.trainer.progress and self.ranks.is_main,
         )
@@ -261,7 +242,7 @@ class _Run:
             tokenizers.joint,
         )
         if self.config.init_from is not None and not self._last.is_file():
-            start_from(model, RunFolder.existing(self.config.init_from), tokenizers)
+            start_from(model, RunFolder.existing(self.config.init_from, "init_from"), tokenizers)
         return model.to(self.ranks.device)
 
     def _trainer(self, model: Transformer, prepared: PreparedCorpus, stop: StopRequest) -> Trainer:
@@ -376,7 +357,7 @@ def write_error(config_node: DictConfig, overrides: list[str], error: Exception)
         return
     try:
         config = typed(config_node)
-        container = _settle(config, config_node)
+        container = settle(config, config_node)
     except (ConfigError, OmegaConfBaseException):
         return
     folder = RunFolder.place(

@@ -44,7 +44,6 @@ NOT_IN_FINGERPRINT = (
     "trainer.threads",
     "trainer.n_workers",
     "trainer.log_every",
-    "trainer.save_every",
     "trainer.progress",
 )
 MAX_SLUG_BYTES = 100
@@ -52,11 +51,17 @@ PACKAGES = ("headwise", "torch", "hydra-core", "sentencepiece", "sacrebleu", "nu
 
 
 def comparable(container: Mapping[str, Any]) -> dict[str, Any]:
-    """Flat dotted keys of everything the fingerprint sees."""
+    """Flat dotted keys of everything the fingerprint sees.
+
+    How often a run is saved counts only where the saved weights are averaged at its end.
+    """
     flat: dict[str, Any] = {}
+    left_out = list(NOT_IN_FINGERPRINT)
+    if not container.get("trainer", {}).get("average"):
+        left_out.append("trainer.save_every")
 
     def walk(prefix: str, value: Any) -> None:
-        if any(prefix == key or prefix.startswith(f"{key}.") for key in NOT_IN_FINGERPRINT):
+        if any(prefix == key or prefix.startswith(f"{key}.") for key in left_out):
             return
         if isinstance(value, Mapping) and value:
             for name, below in value.items():

@@ -71,6 +71,9 @@ def check_trainer_config(config: TrainerConfig) -> None:
     require(config.save_every >= 1, "trainer.save_every", "at least 1", config.save_every)
     for key in ("keep", "patience", "average", "clip_norm", "valid_sentences", "head_sentences"):
         require(getattr(config, key) >= 0, f"trainer.{key}", "at least 0", getattr(config, key))
+    for key in ("threads", "n_workers"):
+        count = getattr(config, key)
+        require(count is None or count >= 1, f"trainer.{key}", "null or at least 1", count)
     enough = config.average <= config.keep
     allowed = f"at most trainer.keep={config.keep}"
     require(enough, "trainer.average", allowed, config.average)

@@ -1,0 +1,55 @@
+"""From what Hydra composed to settings that a run can rely on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+
+from headwise.data.corpus import check_data_config
+from headwise.data.tokenizer_training import check_tokenizer_config
+from headwise.decode.hypothesis import check_decode_config
+from headwise.instantiate import as_container, instantiate
+from headwise.metrics.external import check_commands
+from headwise.model.build import check_model
+from headwise.schema import Config
+from headwise.track.wandb_tracker import check_tracker
+from headwise.train.distributed import choose_device
+from headwise.train.optim import build_optimizer
+from headwise.train.precision import resolve_precision
+from headwise.train.trainer import check_trainer_config
+
+
+def typed(config: DictConfig) -> Config:
+    """The composed config as dataclasses."""
+    content = OmegaConf.to_object(config)
+    assert isinstance(content, Config)
+    return content
+
+
+def check(config: Config) -> None:
+    """Refuse whatever can be refused without reading data."""
+    check_trainer_config(config.trainer)
+    resolve_precision(config.trainer.precision, torch.device("cpu"))
+    check_decode_config(config.decode)
+    check_commands(config.decode.external)
+    check_tracker(config.tracker)
+    check_data_config(config.data)
+    check_tokenizer_config(config.tokenizer)
+    check_model(config)
+    build_optimizer(config.optimizer, torch.nn.Linear(1, 1))
+    instantiate(config.scheduler, "scheduler")
+    instantiate(config.loss, "loss")
+
+
+def settle(config: Config, config_node: DictConfig) -> dict[str, Any]:
+    """Decide in `config` what is `auto`; returns all of it as plain types, for the fingerprint.
+
+    On another machine `auto` may be another computation.
+    """
+    device = choose_device(config.trainer.device)
+    config.trainer.precision = resolve_precision(config.trainer.precision, device)
+    container: dict[str, Any] = as_container(config_node)
+    container["trainer"]["precision"] = config.trainer.precision
+    return container

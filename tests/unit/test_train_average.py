@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import nn
+
+from headwise.train.average import choose_weights
+from headwise.train.checkpoint import save_checkpoint
+from headwise.train.distributed import Ranks
+from headwise.train.run_folder import RunFolder
+
+
+def folder_with(tmp_path: Path) -> RunFolder:
+    """Weights 1 at update 10, 3 at 20, 5 at 30; the best is 100."""
+    folder = RunFolder(tmp_path)
+    folder.make()
+    for name, value in (("update_10", 1), ("update_20", 3), ("update_30", 5), ("best", 100)):
+        weights = {"weight": torch.full((1, 1), float(value))}
+        save_checkpoint(folder.checkpoints / f"{name}.pt", {"model": weights})
+    return folder
+
+
+def choose(folder: RunFolder, n_averaged: int, score: float | None) -> tuple[str, float]:
+    """With a best score of 7, and `score` for the average."""
+    model = nn.Linear(1, 1, bias=False)
+
+    def evaluate() -> tuple[None, float]:
+        assert score is not None, "nothing to look at"
+        assert model.weight.item() == 4
+        return None, score
+
+    trainer: Any = SimpleNamespace(evaluate=evaluate, state=SimpleNamespace(best_score=7.0))
+    ranks = Ranks(0, 1, torch.device("cpu"))
+    return choose_weights(trainer, cast(Any, model), folder, ranks, n_averaged), model.weight.item()
+
+
+def test_an_average_that_validates_better_is_kept(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path)
+    assert choose(folder, 2, score=7.5) == ("average", 4.0)
+    assert (folder.checkpoints / "average.pt").is_file()
+
+
+@pytest.mark.parametrize("score", [7.0, 6.9])
+def test_one_that_does_not_is_dropped(tmp_path: Path, score: float) -> None:
+    folder = folder_with(tmp_path)
+    assert choose(folder, 2, score) == ("best", 100.0)
+    assert not (folder.checkpoints / "average.pt").exists()
+
+
+def test_without_averaging_the_best_is_taken(tmp_path: Path) -> None:
+    assert choose(folder_with(tmp_path), 0, None) == ("best", 100.0)

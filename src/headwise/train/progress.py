@@ -57,7 +57,9 @@ class Progress:
         self._notes.update(notes)
         elapsed = max(time.perf_counter() - self._began, 1e-9)
         speed = f"{self._tokens / elapsed:.0f} tokens/s"
-        told = ", ".join(f"{name} {value:.3f}" for name, value in self._notes.items())
+        # a bar is one line that has to hold all of it, elsewhere every line has its own news
+        news = notes if self._bar.disable else self._notes
+        told = ", ".join(f"{name} {value:.3f}" for name, value in news.items())
         if not self._bar.disable:
             self._bar.set_postfix_str(f"{speed}, {told}")
         elif self._shown:

@@ -185,6 +185,8 @@ class Trainer:
         progress = Progress(
             state.update, config.max_updates, config.progress and self.ranks.is_main
         )
+        if state.update == 0:
+            self._log_alphas()  # where the trajectories start
         with progress:
             while state.update < config.max_updates and not state.stopped_early:
                 self._counted_at = time.perf_counter()
@@ -253,10 +255,13 @@ class Trainer:
                 "time/train_seconds": self.seconds,
             },
         )
+        self._log_alphas()
+        progress.show(loss=loss)
+
+    def _log_alphas(self) -> None:
         alphas = self.alphas()
         if alphas:
-            self.records.log_heads(state.update, {"alpha": alphas})
-        progress.show(loss=loss)
+            self.records.log_heads(self.state.update, {"alpha": alphas})
 
     def _require_finite(self, value: float, what: str) -> None:
         if math.isfinite(value):

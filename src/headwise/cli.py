@@ -78,6 +78,8 @@ def train() -> None:
 
     sweep = Sweep.of(sys.argv[1:])
     if sweep is not None:
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            sys.exit("headwise: torchrun and -m do not go together; give each point its torchrun")
         sweep.begin()
 
     def job(config: Any) -> None:
@@ -207,7 +209,10 @@ def launch(config_name: str, job: Job, sweep: Sweep | None = None) -> None:
         print(f"headwise: {left}", file=sys.stderr)
         code = left.exit_code
     except KeyboardInterrupt:
-        print("headwise: interrupted", file=sys.stderr)
+        print(
+            "headwise: interrupted; what was saved is intact, give the same command to go on",
+            file=sys.stderr,
+        )
         code = 130
     except Carried as carried:
         code = tell(carried.error, config_name)

@@ -16,6 +16,12 @@ def config_dir() -> Path:
     return packaged if packaged.is_dir() else Path(__file__).parents[2] / "conf"
 
 
+def machine_cache_dir() -> Path:
+    """The cache of this machine: `HEADWISE_CACHE`, else what `conf/paths/default.yaml` names."""
+    paths = OmegaConf.load(config_dir() / "paths" / "default.yaml")
+    return Path(str(paths.cache)).expanduser()
+
+
 def group_choices(group: str) -> list[str]:
     """Names that `group=` takes."""
     return sorted(path.stem for path in (config_dir() / group).glob("*.yaml"))

@@ -158,14 +158,27 @@ def test_prepare_checks_the_tokenizer_before_data(headwise: CommandLine, tmp_pat
     refused(ended, 2, "tokenizer.character_coverage", "in (0, 1]", "got 2")
 
 
-def test_a_failure_after_the_start_leaves_error_json(headwise: CommandLine, tmp_path: Path) -> None:
+def test_a_failure_leaves_error_json_in_the_folder_of_its_text(
+    headwise: CommandLine, tmp_path: Path
+) -> None:
     spoil_alignment(write_corpus(tmp_path / "text"))
     refused(headwise("train", *small_overrides(tmp_path)), 1, "train.en")
     (left,) = (tmp_path / "outputs").glob("*/*/error.json")
     assert json.loads(left.read_text(encoding="utf-8"))["error"] == "DataError"
     write_corpus(tmp_path / "text")
     assert headwise("train", *small_overrides(tmp_path)).code == 0
-    assert not left.exists(), "the run that went well is in the same folder"
+    (went_well,) = (tmp_path / "outputs").glob("*/*/results.json")
+    assert not (went_well.parent / "error.json").exists()
+
+
+def test_what_failed_for_want_of_its_text_is_forgotten_once_it_goes_well(
+    headwise: CommandLine, tmp_path: Path
+) -> None:
+    refused(headwise("train", *small_overrides(tmp_path)), 1, "text")
+    (left,) = (tmp_path / "outputs").glob("*/*/error.json")
+    write_corpus(tmp_path / "text")
+    assert headwise("train", *small_overrides(tmp_path)).code == 0
+    assert not left.parent.exists()
 
 
 def test_out_of_memory_says_what_to_lower(

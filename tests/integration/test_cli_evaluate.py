@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 
 import headwise as package
 from command_line import CommandLine, train_small, write_corpus
@@ -125,6 +126,164 @@ def test_a_command_of_the_users_scores_and_may_fail(headwise: CommandLine, run: 
     assert found["mine"]["score"] == 7.5
     assert "exit code 3" in found["broken"]["warning"]
     assert "exit code 3" in ended.out
+
+
+def change_config(run: Path, **changes: Any) -> None:
+    """Write dotted keys into the run's config.yaml, as a stranger might have."""
+    config = OmegaConf.load(run / "config.yaml")
+    for key, value in changes.items():
+        OmegaConf.update(config, key.replace("__", "."), value, force_add=True)
+    OmegaConf.save(config, run / "config.yaml")
+
+
+def test_a_command_in_the_runs_own_config_is_never_started(
+    headwise: CommandLine, run: Path, tmp_path: Path
+) -> None:
+    theirs = f"touch {tmp_path}/started {{hypotheses}}"
+    change_config(run, decode__external={"theirs": theirs})
+    assert package.load(run).translator.config.external == {}
+    count = f"{sys.executable} -c 'print(7.5)' {{hypotheses}}"
+    for given in ((), (f'decode.external={{mine: "{count}"}}',)):
+        ended = headwise("evaluate", f"run={run}", "data.test=[test_b]", *given)
+        assert ended.code == 0, ended
+        assert not (tmp_path / "started").exists()
+        assert "theirs" not in results(run)["scores"]["test_b"]
+    assert results(run)["scores"]["test_b"]["mine"]["score"] == 7.5
+
+
+def test_a_command_given_alone_by_its_name(headwise: CommandLine, run: Path) -> None:
+    count = f"{sys.executable} -c 'print(7.5)' {{hypotheses}}"
+    one = f'+decode.external.mine="{count}"'
+    assert headwise("evaluate", f"run={run}", "data.test=[test_b]", one).code == 0
+    assert results(run)["scores"]["test_b"]["mine"]["score"] == 7.5
+
+
+def test_a_run_writes_nothing_outside_of_its_folder(
+    headwise: CommandLine, run: Path, tmp_path: Path
+) -> None:
+    served = tmp_path / "served"
+    served.mkdir()
+    (served / "text").write_text("Hund\n", encoding="utf-8")
+    origin = {
+        "_target_": "headwise.data.archive.ArchiveSource",
+        "name": "theirs",
+        "archives": {
+            "one": {
+                "files": ["x.txt"],
+                "downloads": [{"url": (served / "text").as_uri(), "file": "../../../../out.txt"}],
+            }
+        },
+        "splits": {"test_x": [{"archive": "one", "format": "lines"}]},
+    }
+    change_config(
+        run,
+        data__dir=None,
+        data__origins=[origin],
+        data__test=["test_x"],
+        paths__cache=str(tmp_path / "their" / "cache"),
+    )
+    before = sorted(tmp_path.iterdir())
+    ended = headwise("evaluate", f"run={run}")
+    assert (ended.code, "archives.one.downloads" in ended.err) == (2, True), ended
+    assert sorted(tmp_path.iterdir()) == before
+    change_config(run, data__test=["../../../out"])
+    ended = headwise("evaluate", f"run={run}")
+    assert (ended.code, "'../../../out'" in ended.err) == (2, True), ended
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_downloads_go_into_the_cache_of_this_machine(
+    headwise: CommandLine, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = tmp_path / "served"
+    served.mkdir()
+    for code in ("de", "en"):
+        (served / code).write_text("Hund\n", encoding="utf-8")
+    archives = {
+        code: {"files": [code], "downloads": [{"url": (served / code).as_uri(), "file": code}]}
+        for code in ("de", "en")
+    }
+    parts = [{"archive": {"de": "de", "en": "en"}, "format": "lines"}]
+    origin = {
+        "_target_": "headwise.data.archive.ArchiveSource",
+        "name": "small",
+        "archives": archives,
+        "splits": {"test_x": parts},
+    }
+    theirs = str(tmp_path / "their" / "cache")
+    change_config(run, data__dir=None, data__origins=[origin], paths__cache=theirs)
+    monkeypatch.setenv("HEADWISE_CACHE", str(tmp_path / "ours"))
+    ended = headwise("evaluate", f"run={run}", "data.test=[test_x]")
+    assert ended.code == 0, ended
+    assert (tmp_path / "ours" / "downloads" / "small" / "de").is_file()
+    assert not (tmp_path / "their").exists()
+
+
+def test_the_runs_own_sets_are_in_its_folder(
+    headwise: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_corpus(tmp_path / "text")
+    monkeypatch.chdir(tmp_path)
+    run = train_small(tmp_path, "data.dir=text").rename(tmp_path / "moved")
+    shutil.rmtree(tmp_path / "text")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    ended = headwise("evaluate", f"run={run}")
+    assert ended.code == 0, ended
+    own = json.loads((run / "results.json").read_text(encoding="utf-8"))["scores"]
+    assert set(own) == {"valid", "test_a", "test_b"}
+    own.pop("valid")
+    assert results(run)["scores"] == own
+    assert headwise("evaluate", f"run={run}", "data.test=[test_b,valid]").code == 0
+    # one that is not there is looked for in the corpus, which is gone
+    ended = headwise("evaluate", f"run={run}", "data.test=[test_b,test_c]")
+    assert ended.code == 1
+    for part in ("test_c", "data.dir=text", str(tmp_path / "elsewhere" / "text")):
+        assert part in ended.err
+
+
+def test_another_folder_of_text_wins_over_what_the_run_holds(
+    headwise: CommandLine, run: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    for code, line in (("de", "Hund sieht Haus"), ("en", "dog sees house")):
+        (other / f"test_a.{code}").write_text(f"{line}\n", encoding="utf-8")
+    ended = headwise("evaluate", f"run={run}", f"data.dir={other}", "data.test=[test_a]")
+    assert ended.code == 0, ended
+    sources = run / "hypotheses" / "results-auto" / "test_a.src.txt"
+    assert sources.read_text(encoding="utf-8") == "Hund sieht Haus\n"
+
+
+@pytest.mark.parametrize("romanian", ["source", "target"])
+def test_own_text_is_normalised_as_the_corpus_was(
+    romanian: str, headwise: CommandLine, run: Path, tmp_path: Path
+) -> None:
+    other = "target" if romanian == "source" else "source"
+    change_config(
+        run,
+        **{
+            f"data__{romanian}": "ro",
+            f"data__{other}": "en",
+            "data__cleaning__normalise": ["romanian_comma_below"],
+        },
+    )
+    (tmp_path / "mine.a").write_text("ş\n", encoding="utf-8")
+    (tmp_path / "mine.b").write_text("ţ\n", encoding="utf-8")
+    own = [f"data.source_file={tmp_path}/mine.a", f"data.reference_file={tmp_path}/mine.b"]
+    ended = headwise("evaluate", f"run={run}", *own, "name=mine")
+    assert ended.code == 0, ended
+    folder = run / "hypotheses" / "mine"
+    found = [(folder / f"mine.a.{end}.txt").read_text(encoding="utf-8") for end in ("src", "ref")]
+    assert found == (["ș\n", "ţ\n"] if romanian == "source" else ["ş\n", "ț\n"])
+    loaded = package.load(run)
+    asked: list[list[str]] = []
+    loaded.translator.translate = lambda lines, *_: asked.append(list(lines))  # type: ignore
+    loaded.translator.score = lambda *sides: asked.extend(map(list, sides))  # type: ignore
+    loaded.translate(["ş"])
+    loaded.score(["ş"], ["ţ"])
+    wanted = ["ș", "ș", "ţ"] if romanian == "source" else ["ş", "ş", "ț"]
+    assert asked == [[text] for text in wanted]
 
 
 def test_no_tracker_is_made(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import re
 import sys
 import types
 from collections.abc import Callable
@@ -26,7 +27,8 @@ from corpus_writers import (
     write_zip,
 )
 from headwise.data.corpus import Corpus, open_corpus
-from headwise.errors import DataError
+from headwise.errors import ConfigError, DataError
+from headwise.schema import DataConfig
 
 TRAIN = [*sentences("s", "t", 3, "train"), ("Tom & <Jerry>", "R&D")]
 VALID = sentences("s", "t", 5, "valid & <more>")
@@ -321,6 +323,82 @@ def test_foreign_file_among_the_downloads_is_refused(tmp_path: Path) -> None:
     _write_kftt(folder)
     with pytest.raises(DataError, match=r"is not the published file: sha1 .* Delete it"):
         open_corpus(config, tmp_path / "cache")
+
+
+def _noted(folder: Path) -> tuple[DataConfig, Path]:
+    """A corpus without a published checksum, and where its archive is downloaded to."""
+    _write_kftt(folder)
+    config = data_config("kftt")
+    entry = config.origins[1].archives.kftt.downloads[0]
+    entry.url = (folder / "kftt-data-1.0.tar.gz").as_uri()
+    entry.sha1 = None
+    del config.origins[0]
+    return config, folder / "cache" / "downloads" / "kftt" / "kftt-data-1.0.tar.gz"
+
+
+def test_a_download_without_a_checksum_must_stay_what_it_was(tmp_path: Path) -> None:
+    config, archive = _noted(tmp_path)
+    for _ in range(2):
+        _check(open_corpus(config, tmp_path / "cache"))
+    write_tar(archive, {"data/orig/kyoto-train.ja": b"another\n"})
+    with pytest.raises(
+        DataError, match=r"is not what .*manifest\.json recorded: sha256 .* Delete it"
+    ):
+        open_corpus(config, tmp_path / "cache")
+    archive.unlink()
+    _check(open_corpus(config, tmp_path / "cache"))
+
+
+@pytest.mark.parametrize("manifest", [None, "{ not json", "[]", '{"kftt-data-1.0.tar.gz": 3}'])
+def test_an_archive_put_there_by_hand_needs_no_record(tmp_path: Path, manifest: str | None) -> None:
+    config, archive = _noted(tmp_path)
+    archive.parent.mkdir(parents=True)
+    (tmp_path / archive.name).rename(archive)
+    if manifest is not None:
+        (archive.parent / "manifest.json").write_text(manifest)
+    _check(open_corpus(config, tmp_path / "cache"))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("name", "../kftt"),
+        ("name", "/nonexistent/kftt"),
+        ("name", ".."),
+        ("name", ""),
+        ("files", "/etc/hosts"),
+        ("files", "sub/../../x.tgz"),
+        ("downloads", "../x.tgz"),
+        ("downloads", "/nonexistent/x.tgz"),
+        ("downloads", "..\\x.tgz"),
+        ("splits", "a/b"),
+        ("splits", ".."),
+    ],
+)
+def test_names_that_lead_out_of_the_cache_are_refused(tmp_path: Path, key: str, value: str) -> None:
+    config, _ = _noted(tmp_path)
+    origin = config.origins[0]
+    if key == "name":
+        origin.name = value
+    elif key == "files":
+        origin.archives.kftt.files.append(value)
+    elif key == "downloads":
+        origin.archives.kftt.downloads[0].file = value
+    else:
+        origin.splits[value] = origin.splits.test
+    with pytest.raises(
+        ConfigError, match=rf"data\.origins\[0\]\..*{key}.*{re.escape(repr(value))}"
+    ):
+        open_corpus(config, tmp_path / "cache")
+    assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize("name", ["../test", "a/b", "/nonexistent/test", ".."])
+def test_a_split_that_cannot_name_a_file_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match=r"data\.test .*without / in it"):
+        _open(tmp_path, "kftt", dir=str(tmp_path), test=[name])
+    with pytest.raises(ConfigError, match=r"data\.valid .*without / in it"):
+        _open(tmp_path, "kftt", dir=str(tmp_path), valid=name)
 
 
 def test_incomplete_and_damaged_archives_are_named(tmp_path: Path) -> None:

@@ -136,17 +136,34 @@ def test_a_folder_has_one_process(runs: Runs) -> None:
     assert runs.train("taken", SHORT).code == 0
 
 
-def test_changed_training_text_is_refused(runs: Runs, short: str) -> None:
+def test_other_text_is_another_run(runs: Runs, short: str) -> None:
     shutil.copytree(runs.folder / short, runs.folder / "changed")
+    first = runs.run_folder("changed")
+    before = remains(first)
     other = runs.folder / "other-text"
     write_text(other, seed=9)
-    before = remains(runs.run_folder("changed"))
-    changes = {**SHORT, "trainer.max_updates": 9, "data.dir": other}
-    refused = runs.train("changed", changes)
+    ended = runs.train("changed", {**SHORT, "data.dir": other})
+    assert ended.code == 0, ended.told
+    folders = set((runs.folder / "changed" / "default").iterdir())
+    assert len(folders) == 2
+    assert remains(first) == before
+    (second,) = folders - {first}
+    assert first.name.rpartition("-")[0] == second.name.rpartition("-")[0]
+
+
+def test_text_that_only_moved_is_the_same_run(runs: Runs, short: str) -> None:
+    before = remains(runs.run_folder(short))
+    moved = Path(shutil.copytree(runs.text, runs.folder / "moved-text"))
+    ended = runs.train(short, {**SHORT, "data.dir": moved})
+    assert ended.code == 0
+    assert "this run is finished" in ended.told
+    assert remains(runs.run_folder(short)) == before
+
+
+def test_fewer_updates_than_a_run_has_gone_through_are_refused(runs: Runs, short: str) -> None:
+    refused = runs.train(short, {**SHORT, "trainer.max_updates": 2})
     assert refused.code == 1
-    assert "the training text has changed" in refused.told
-    assert "experiment_name=" in refused.told
-    assert remains(runs.run_folder("changed")) == before
+    assert "trainer.max_updates=2" in refused.told
 
 
 def test_a_truncated_checkpoint_is_refused(runs: Runs, short: str) -> None:

@@ -72,6 +72,8 @@ def test_romanian_letters_change_on_the_romanian_side_only() -> None:
     assert list(forward(iter([(cedilla, cedilla)]))) == [(comma, cedilla)]
     backward = Normaliser(["romanian_comma_below"], "en", "ro")
     assert list(backward(iter([(cedilla, cedilla)]))) == [(cedilla, comma)]
+    assert (forward.source(cedilla), forward.target(cedilla)) == (comma, cedilla)
+    assert (backward.source(cedilla), backward.target(cedilla)) == (cedilla, comma)
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,30 @@ def test_memo_works_once_until_the_file_changes(tmp_path: Path) -> None:
     assert FileMemo(tmp_path / "cache").recall(path, "fact", compute) == "other"
 
 
+def test_a_cache_that_cannot_be_written_costs_only_the_work(tmp_path: Path) -> None:
+    (tmp_path / "text").write_bytes(BODY)
+    (tmp_path / "file").touch()  # no folder can be made in it, whoever asks
+    memo = FileMemo(tmp_path / "file" / "cache")
+    assert memo.sha256(tmp_path / "text") == hashlib.sha256(BODY).hexdigest()
+
+
+def test_a_full_disk_leaves_the_old_memo_and_no_litter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memo = FileMemo(tmp_path / "cache")
+    (tmp_path / "text").write_bytes(BODY)
+    memo.sha256(tmp_path / "text")
+    before = memo.path.read_bytes()
+
+    def full(path: Path, target: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    assert memo.checksum(tmp_path / "text", "md5") == hashlib.md5(BODY).hexdigest()
+    assert [path.name for path in memo.path.parent.iterdir()] == ["files.json"]
+    assert memo.path.read_bytes() == before
+
+
 def test_damaged_memo_costs_only_the_work(tmp_path: Path) -> None:
     memo = FileMemo(tmp_path)
     memo.path.write_text("{ not json")

@@ -26,7 +26,7 @@ class PrefixCache:
     def __init__(self) -> None:
         self.prefixes: Tensor | None = None
 
-    def reorder(self, rows: Tensor) -> None:
+    def reorder(self, rows: Tensor, cross: bool = True) -> None:
         assert self.prefixes is not None
         self.prefixes = self.prefixes[rows]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import subprocess
@@ -17,7 +16,7 @@ import pytest
 
 from headwise.errors import ConfigError
 from headwise.schema import TrackerConfig
-from headwise.track import FanOut, NullTracker, check_tracker, make_tracker
+from headwise.track import NullTracker, check_tracker, make_tracker
 from headwise.track.base import head_metrics, head_name
 from headwise.track.wandb_tracker import WandbTracker, choose_mode, has_key
 
@@ -301,25 +300,3 @@ def test_no_question_on_a_terminal(tmp_path: Path) -> None:
         process.wait()
         os.close(ours)
     assert len(list((tmp_path / "wandb").glob("offline-run-*"))) == 1
-
-
-def test_fan_out_hands_on_and_ends_all() -> None:
-    calls: list[str] = []
-
-    class Recorder(NullTracker):
-        def __init__(self, name: str, fails: bool = False) -> None:
-            self.name, self.fails = name, fails
-
-        def log(self, update: int, metrics: Any) -> None:
-            calls.append(f"{self.name} {json.dumps([update, metrics])}")
-
-        def finish(self, status: str) -> None:
-            calls.append(f"{self.name} {status}")
-            if self.fails:
-                raise OSError("cannot end")
-
-    both = FanOut([Recorder("a", fails=True), Recorder("b")])
-    both.log(2, {"x": 1.0})
-    with pytest.raises(OSError, match="cannot end"):
-        both.finish("failed")
-    assert calls == ['a [2, {"x": 1.0}]', 'b [2, {"x": 1.0}]', "a failed", "b failed"]

@@ -27,7 +27,7 @@ def alphas(model: Transformer) -> HeadTable:
     table: HeadTable = {}
     for site, _, attention in model.attentions():
         alpha_H = attention.stats().get("alpha")
-        values = [] if alpha_H is None else [float(alpha) for alpha in alpha_H]
+        values: list[float] = [] if alpha_H is None else alpha_H.tolist()
         table.setdefault(site, []).append(values)
     return _without_empty_sites(table)
 

@@ -69,6 +69,12 @@ class Mask:
         default_factory=dict, repr=False, compare=False
     )
 
+    @property
+    def is_plain_causal(self) -> bool:
+        """Causal from the first position on, and restricted by nothing else."""
+        alone = self.key_lengths_B is None and self.pattern is None
+        return self.causal and alone and self.query_offset == 0
+
     def dense(self, n_queries: int, n_keys: int, device: torch.device) -> Tensor | None:
         """Bool (B or 1, H or 1, Q or 1, K), True = may attend; None when all is allowed.
 

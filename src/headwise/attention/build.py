@@ -73,17 +73,22 @@ class AttentionFactory:
         """The attention module of one place; two places share nothing unless declared."""
         key, node = self._attention[place.site]
         module = self._instantiate(key, node, place)
-        if isinstance(module, Attention):
-            return module
-        if not isinstance(module, Normaliser):
-            raise ConfigError(
-                f"{key}._target_ must be a Normaliser or an Attention, got {type(module).__name__}"
-            )
         pattern_key, pattern_node = self._pattern[place.site]
         pattern = instantiate(pattern_node, pattern_key, place=place)
         if not isinstance(pattern, Pattern):
             name = type(pattern).__name__
             raise ConfigError(f"{pattern_key}._target_ must be a Pattern, got {name}")
+        if isinstance(module, Attention):
+            if pattern.restricts:
+                raise ConfigError(
+                    f"{node['_target_']} forms no scores that {pattern_node['_target_']} could "
+                    f"restrict at {place.site}; use pattern@pattern_sites.{place.site}=none"
+                )
+            return module
+        if not isinstance(module, Normaliser):
+            raise ConfigError(
+                f"{key}._target_ must be a Normaliser or an Attention, got {type(module).__name__}"
+            )
         return ScoreAttention(place, module, pattern, self.dropout)
 
     def _instantiate(self, key: str, node: Any, place: Place) -> nn.Module:

@@ -22,6 +22,10 @@ class Softmax(Normaliser):
         self, query_BHQE: Tensor, key_BHKE: Tensor, value_BHKE: Tensor, mask: Mask, dropout: float
     ) -> Tensor:
         """Context (B, H, Q, E)."""
+        if mask.is_plain_causal and query_BHQE.shape[2] == key_BHKE.shape[2]:
+            return scaled_dot_product_attention(
+                query_BHQE, key_BHKE, value_BHKE, dropout_p=dropout, is_causal=True
+            )
         dense = mask.dense(query_BHQE.shape[2], key_BHKE.shape[2], query_BHQE.device)
         return scaled_dot_product_attention(
             query_BHQE, key_BHKE, value_BHKE, attn_mask=dense, dropout_p=dropout

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from headwise.data.digest import FileMemo, combined_digest
-from headwise.data.download import download, published_checksum
+from headwise.data.download import MANIFEST, download, published_checksum, recorded_sha256
 from headwise.data.lines import aligned, decoded_lines, open_bytes
 from headwise.data.members import find_member, open_member
+from headwise.data.names import check_file_name, check_relative_path
 from headwise.data.segments import aligned_segments, read_segments, unescape
 from headwise.errors import ConfigError, DataError, refuse
 
@@ -46,6 +47,9 @@ class ArchiveSource:
         target: language code of the target side.
         cache_dir: where downloads are kept.
         folder: the user's own folder of archives.
+
+    Raises:
+        ConfigError: a name that leads out of the folder, an unknown format or language.
     """
 
     def __init__(
@@ -58,6 +62,7 @@ class ArchiveSource:
         cache_dir: Path,
         folder: Path | None = None,
     ) -> None:
+        _check_names(name, archives, splits)
         self.name, self.source, self.target = name, source, target
         self.downloads = Path(cache_dir) / "downloads" / name
         self.folder = folder
@@ -168,16 +173,21 @@ class ArchiveSource:
         return path
 
     def _verify(self, path: Path, entries: Sequence[Mapping[str, str]]) -> None:
-        for entry in entries:
-            published = published_checksum(entry)
-            if published and self.downloads / entry["file"] == path:
-                actual = self._memo.checksum(path, published[0])
-                if actual != published[1]:
-                    raise DataError(
-                        f"{path} is not the published file: {published[0]} {actual}, expected "
-                        f"{published[1]}. Delete it to have it fetched again, or, if it is your "
-                        f"own version, name a folder that holds it with data.dir="
-                    )
+        """Compare a download with the published checksum or, without one, with what was got."""
+        own = [entry for entry in entries if self.downloads / entry["file"] == path]
+        published = [found for entry in own if (found := published_checksum(entry))]
+        noted = recorded_sha256(path, self.downloads)
+        what = "the published file"
+        if not published and noted is not None:
+            published, what = [("sha256", noted)], f"what {self.downloads / MANIFEST} recorded"
+        for algorithm, expected in published:
+            actual = self._memo.checksum(path, algorithm)
+            if actual != expected:
+                raise DataError(
+                    f"{path} is not {what}: {algorithm} {actual}, expected {expected}. Delete it "
+                    "to have it fetched again, or, if it is your own version, name a folder that "
+                    "holds it with data.dir="
+                )
 
     def _member(self, part: Mapping[str, Any], code: str) -> tuple[Path, str | None]:
         """Archive and member name of one side of a part; None for a file that is no archive."""
@@ -200,6 +210,18 @@ class ArchiveSource:
                     f"splits.{split}: {self.name} has no language {code!r}; "
                     f"it has {', '.join(sorted(value))}"
                 )
+
+
+def _check_names(name: str, archives: Mapping[str, Any], splits: Mapping[str, Any]) -> None:
+    """Refuse names by which something outside of the folder would be read or written."""
+    check_file_name("name", name)
+    for split in splits:
+        check_file_name("splits", split)
+    for key, archive in archives.items():
+        for file in archive["files"]:
+            check_relative_path(f"archives.{key}.files", file)
+        for entry in archive.get("downloads") or []:
+            check_relative_path(f"archives.{key}.downloads.file", entry["file"])
 
 
 def _open(path: Path, member: str | None) -> AbstractContextManager[IO[bytes]]:

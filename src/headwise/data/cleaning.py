@@ -90,17 +90,25 @@ class Normaliser:
             if language == target:
                 self._target.append(function)
 
+    def source(self, text: str) -> str:
+        """A sentence of the source side, normalised."""
+        return _applied(self._source, text)
+
+    def target(self, text: str) -> str:
+        """A sentence of the target side, normalised."""
+        return _applied(self._target, text)
+
     def __call__(self, pairs: Iterator[tuple[str, str]]) -> Iterator[tuple[str, str]]:
         """The pairs, normalised; the same iterator when there is nothing to do."""
-        return self._changed(pairs) if self._source or self._target else pairs
+        if not self._source and not self._target:
+            return pairs
+        return ((self.source(source), self.target(target)) for source, target in pairs)
 
-    def _changed(self, pairs: Iterator[tuple[str, str]]) -> Iterator[tuple[str, str]]:
-        for source, target in pairs:
-            for function in self._source:
-                source = function(source)
-            for function in self._target:
-                target = function(target)
-            yield source, target
+
+def _applied(functions: Iterable[Callable[[str], str]], text: str) -> str:
+    for function in functions:
+        text = function(text)
+    return text
 
 
 class Cleaner:

@@ -24,6 +24,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from headwise.data.cleaning import Cleaner, CleaningReport, Normaliser
 from headwise.data.digest import FileMemo, combined_digest
 from headwise.data.local import FolderSource
+from headwise.data.names import check_file_name
 from headwise.errors import ConfigError, DataError, refuse
 from headwise.schema import DataConfig
 
@@ -139,7 +140,7 @@ def open_corpus(config: DataConfig, cache_dir: Path) -> Corpus:
         neither test sets nor origins (the user's own text), all splits called `test*` are taken.
 
     Raises:
-        ConfigError: a wrong cleaning rule, or a missing language.
+        ConfigError: a wrong cleaning rule, a missing language, or a set whose name is no file's.
         DataError: the corpus, or one of its splits, is nowhere; the message says what to put
             where.
     """
@@ -172,6 +173,9 @@ def check_data_config(config: DataConfig) -> DataConfig:
         raise ConfigError(
             f"data.max_train_pairs must be null or at least 1, got {config.max_train_pairs}"
         )
+    for split in config.test:
+        check_file_name("data.test", split)
+    check_file_name("data.valid", config.valid)
     Normaliser(config.cleaning.normalise, config.source, config.target)
     Cleaner(config.cleaning, config.target)
     return config

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,9 @@ def file_digest(path: Path, algorithm: str = "sha256") -> str:
 class FileMemo:
     """Facts about files, kept in `cache_dir/files.json`.
 
-    A lost or unreadable memo only costs the work again; two processes that write at once lose
-    at most each other's newest facts, since the file is replaced as a whole.
+    A memo that is lost, unreadable or cannot be written only costs the work again; two processes
+    that write at once lose at most each other's newest facts, since the file is replaced as a
+    whole.
     """
 
     def __init__(self, cache_dir: Path) -> None:
@@ -66,15 +68,20 @@ class FileMemo:
         return facts if isinstance(facts, dict) else {}
 
     def _save(self, facts: dict[str, dict[str, Any]]) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(self.path, json.dumps(facts, indent=1, sort_keys=True))
+        # nothing is lost but time where the cache is read-only or full
+        with suppress(OSError):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(self.path, json.dumps(facts, indent=1, sort_keys=True))
 
 
 def write_atomically(path: Path, text: str) -> None:
     """Replace `path` by `text` so that a reader never sees half of it."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.part")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def combined_digest(parts: list[str]) -> str:

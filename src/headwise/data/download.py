@@ -107,6 +107,20 @@ def _verify(url: str, published: tuple[str, str] | None, hashes: Mapping[str, An
         )
 
 
+def recorded_sha256(path: Path, folder: Path) -> str | None:
+    """Hash that `path` below `folder` had when it was downloaded; None if it was not from here."""
+    record = _records(folder).get(str(path.relative_to(folder)))
+    return str(record["sha256"]) if isinstance(record, dict) and "sha256" in record else None
+
+
+def _records(folder: Path) -> dict[str, Any]:
+    try:
+        records = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return records if isinstance(records, dict) else {}
+
+
 def _record(
     path: Path,
     folder: Path,
@@ -116,10 +130,7 @@ def _record(
     published: tuple[str, str] | None,
 ) -> None:
     manifest = folder / MANIFEST
-    try:
-        entries = json.loads(manifest.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        entries = {}
+    entries = _records(folder)
     entries[str(path.relative_to(folder))] = {
         "url": url,
         "bytes": n_bytes,

@@ -100,10 +100,11 @@ class IncrementalDecoder:
         same_size = len(rows) == len(self._sentence_R)
         if same_size and bool((rows == torch.arange(len(rows), device=rows.device)).all()):
             return
-        if self._cache is not None:
-            self._cache.reorder(rows)
         sentence_R = self._sentence_R[rows]
-        if not torch.equal(sentence_R, self._sentence_R):
-            # reordering within a sentence leaves the memory as it is
+        # reordering within a sentence leaves what was made of the source as it is
+        moved = not torch.equal(sentence_R, self._sentence_R)
+        if self._cache is not None:
+            self._cache.reorder(rows, cross=moved)
+        if moved:
             self._memory = self._memory.index_select(rows)
             self._sentence_R = sentence_R

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from headwise.track.base import FanOut, NullTracker, Tracker
+from headwise.track.base import NullTracker, Tracker
 from headwise.track.jsonl import JsonlWriter, read_jsonl
 from headwise.track.wandb_tracker import check_tracker, make_tracker
 
 __all__ = [
-    "FanOut",
     "JsonlWriter",
     "NullTracker",
     "Tracker",

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -59,44 +58,6 @@ class NullTracker:
 
     def finish(self, status: str) -> None:
         """Nothing to end."""
-
-
-class FanOut:
-    """Hands everything to several trackers, in order."""
-
-    def __init__(self, trackers: Sequence[Tracker]) -> None:
-        self.trackers = list(trackers)
-
-    def log(self, update: int, metrics: Mapping[str, float]) -> None:
-        """See `Tracker.log`."""
-        for tracker in self.trackers:
-            tracker.log(update, metrics)
-
-    def log_heads(self, update: int, heads: Mapping[str, HeadValues]) -> None:
-        """See `Tracker.log_heads`."""
-        for tracker in self.trackers:
-            tracker.log_heads(update, heads)
-
-    def log_table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        """See `Tracker.log_table`."""
-        for tracker in self.trackers:
-            tracker.log_table(name, columns, rows)
-
-    def log_image(self, name: str, path: Path) -> None:
-        """See `Tracker.log_image`."""
-        for tracker in self.trackers:
-            tracker.log_image(name, path)
-
-    def summary(self, values: Mapping[str, Any]) -> None:
-        """See `Tracker.summary`."""
-        for tracker in self.trackers:
-            tracker.summary(values)
-
-    def finish(self, status: str) -> None:
-        """End all of them, also when one fails to."""
-        with ExitStack() as stack:
-            for tracker in reversed(self.trackers):
-                stack.callback(tracker.finish, status)
 
 
 def head_name(statistic: str, site: str, layer: int, head: int) -> str:

@@ -20,6 +20,7 @@ def choose_weights(
     Returns:
         Which weights `model` holds now: average, best or last.
     """
+    ranks.barrier()  # until the first rank has written the last one
     average = folder.checkpoints / "average.pt"
     recent = numbered_checkpoints(folder.checkpoints)[-n_averaged:] if n_averaged else []
     if recent:

@@ -87,17 +87,21 @@ class Ranks:
             dist.barrier()
 
 
-def choose_device(name: str, local_rank: int = 0) -> torch.device:
+def choose_device(name: str, local_rank: int = 0, key: str = "trainer.device") -> torch.device:
     """`auto` takes the GPU of this rank where there is one."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda":
-        if not torch.cuda.is_available():
-            raise ConfigError("trainer.device=cuda, but no GPU is visible; use trainer.device=cpu")
+        n_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if local_rank >= n_gpus:
+            raise ConfigError(
+                f"{key}=cuda, but process {local_rank + 1} of this machine finds {n_gpus} GPUs; "
+                f"use {key}=cpu or fewer processes"
+            )
         return torch.device("cuda", local_rank)
     if name == "cpu":
         return torch.device("cpu")
-    raise refuse("trainer.device", name, ("auto", "cpu", "cuda"))
+    raise refuse(key, name, ("auto", "cpu", "cuda"))
 
 
 def is_main_process() -> bool:
@@ -115,11 +119,8 @@ def process_group(device_name: str) -> Iterator[Ranks]:
         return
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    joined_here = not dist.is_initialized()  # the jobs of a multirun share one group
-    if joined_here:
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=TIMEOUT)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=TIMEOUT)
     try:
         yield Ranks(dist.get_rank(), world_size, device)
     finally:
-        if joined_here:
-            dist.destroy_process_group()
+        dist.destroy_process_group()

@@ -14,6 +14,7 @@ from torch import nn
 from headwise.analysis.collect import head_statistics
 from headwise.data.batching import evaluation_batches
 from headwise.data.encoded import PreparedCorpus
+from headwise.data.names import check_file_name
 from headwise.data.store import EncodedSplit
 from headwise.decode.translator import Translation, Translator
 from headwise.metrics.bleu import score_translations
@@ -112,7 +113,11 @@ def evaluate_texts(
 
     Returns:
         The scores of a split as results.json holds them, and the hypotheses.
+
+    Raises:
+        ConfigError: `name` would lead out of `folder`.
     """
+    check_file_name("data.test", name)
     shown = progress and ranks.is_main
     own = translator.translate(ranks.share(list(sources)), progress=shown)
     hypotheses = [translation.text for translation in ranks.gather(own)]

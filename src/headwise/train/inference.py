@@ -12,6 +12,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from headwise.config_dir import machine_cache_dir
 from headwise.data.corpus import open_corpus
 from headwise.data.lines import decoded_lines, open_bytes
 from headwise.errors import ConfigError, DataError, HeadwiseError
@@ -30,6 +31,8 @@ from headwise.train.outcome import shown_score
 from headwise.train.run_folder import RunFolder
 
 PROMPT = "> "
+
+Sides = tuple[Sequence[str], Sequence[str]]  # sources and references
 
 
 def read_lines(path: Path) -> list[str]:
@@ -55,7 +58,7 @@ def evaluate_run(config_node: DictConfig) -> dict[str, Any]:
     texts = _own_text(config)
     run = _load(config)
     name = name or f"results-{config.checkpoint}"
-    texts = texts or _named_sets(config, run)
+    texts = _normalised(texts, run) or _named_sets(config, run)
     path = run.folder.path / f"{name}.json"
     content = _described(config, run)
     known = _known_scores(path, content)
@@ -106,31 +109,82 @@ def _load(config: EvaluateConfig | TranslateConfig) -> TrainedRun:
     return load(config.run, config.checkpoint, config.device, settings)
 
 
-def _own_text(config: EvaluateConfig) -> dict[str, tuple[Sequence[str], Sequence[str]]]:
+def _own_text(config: EvaluateConfig) -> dict[str, Sides]:
     source, reference = config.data.source_file, config.data.reference_file
     if source is None and reference is None:
         return {}
     if source is None or reference is None:
         raise ConfigError("data.source_file and data.reference_file belong together; one is null")
     sources, references = read_lines(Path(source)), read_lines(Path(reference))
+    _check_aligned(sources, references, source, reference)
+    stem = Path(source).name.removesuffix(".gz")
+    return {stem: (sources, references)}
+
+
+def _check_aligned(
+    sources: Sequence[str], references: Sequence[str], source: str, reference: str
+) -> None:
     if len(sources) != len(references) or not sources:
         raise DataError(
             f"{source} has {len(sources)} lines and {reference} {len(references)}: they must be "
             "aligned and not empty"
         )
-    stem = Path(source).name.removesuffix(".gz")
-    return {stem: (sources, references)}
 
 
-def _named_sets(
-    config: EvaluateConfig, run: TrainedRun
-) -> dict[str, tuple[Sequence[str], Sequence[str]]]:
+def _normalised(texts: dict[str, Sides], run: TrainedRun) -> dict[str, Sides]:
+    """Own text as the corpus would give it."""
+    normalise = run.normaliser
+    return {
+        name: (list(map(normalise.source, sources)), list(map(normalise.target, references)))
+        for name, (sources, references) in texts.items()
+    }
+
+
+def _named_sets(config: EvaluateConfig, run: TrainedRun) -> dict[str, Sides]:
+    """The sets that are asked for: those of the run from its folder, others from the corpus."""
+    wanted = list(config.data.test) or run.config.data.test
+    if config.data.dir is not None:
+        return _corpus_sets(config, run, wanted)
+    held = _held_sets(run.folder)
+    wanted = wanted or [name for name in held if name != run.config.data.valid]
+    absent = [name for name in wanted if name not in held]
+    others = _corpus_sets(config, run, absent) if absent or not wanted else {}
+    read = {name: _held_set(run.folder, name) for name in wanted if name in held}
+    return {name: {**read, **others}[name] for name in wanted or others}
+
+
+def _held_sets(folder: RunFolder) -> list[str]:
+    """Names of the sets whose source and references lie in the run folder."""
+    names = [path.name.removesuffix(".src.txt") for path in folder.hypotheses.glob("*.src.txt")]
+    return sorted(name for name in names if (folder.hypotheses / f"{name}.ref.txt").is_file())
+
+
+def _held_set(folder: RunFolder, name: str) -> Sides:
+    sources, references = (
+        read_lines(folder.hypotheses / f"{name}.{side}.txt") for side in ("src", "ref")
+    )
+    _check_aligned(sources, references, f"{name}.src.txt", f"{name}.ref.txt")
+    return sources, references
+
+
+def _corpus_sets(config: EvaluateConfig, run: TrainedRun, test: list[str]) -> dict[str, Sides]:
+    """Sets of the run's corpus, where it is now; all of its test sets where none is named."""
     data = run.config.data
-    test = list(config.data.test) or data.test
-    data = replace(data, dir=config.data.dir or data.dir, test=test)
+    own = data.dir
+    data = replace(data, dir=config.data.dir or own, test=test)
     if test:  # the text that the run was trained on need not be there
         data = replace(data, train=test[0], valid=test[0])
-    corpus = open_corpus(data, Path(run.config.paths.cache).expanduser())
+    try:
+        corpus = open_corpus(data, machine_cache_dir())
+    except DataError as error:
+        if own is None or config.data.dir is not None:
+            raise
+        named = f" {', '.join(test)}" if test else ""
+        raise DataError(
+            f"{error}\nThe run folder does not hold the test sets{named}, so they were looked for "
+            f"in the run's own data.dir={own}, here {Path(own).expanduser().absolute()}. Name the "
+            "folder that holds them with data.dir="
+        ) from error
     return {name: corpus.read(name) for name in corpus.config.test}
 
 

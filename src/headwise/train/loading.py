@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]
 
+from headwise.data.cleaning import Normaliser
 from headwise.data.tokenizer import TokenizerPair
 from headwise.decode.hypothesis import check_decode_config
 from headwise.decode.scoring import TargetScore
@@ -38,17 +39,29 @@ class TrainedRun:
     tokenizers: TokenizerPair
     translator: Translator
 
+    @property
+    def normaliser(self) -> Normaliser:
+        """What was done to all text of the corpus, and must be done to what is translated."""
+        data = self.config.data
+        return Normaliser(data.cleaning.normalise, data.source, data.target)
+
     def translate(self, sentences: Sequence[str], progress: bool = False) -> list[Translation]:
         """Translations in order; see `Translator.translate`."""
-        return self.translator.translate(sentences, progress)
+        return self.translator.translate(list(map(self.normaliser.source, sentences)), progress)
 
     def score(self, sources: Sequence[str], targets: Sequence[str]) -> list[TargetScore]:
         """Log probabilities of given translations (forced decoding)."""
-        return self.translator.score(sources, targets)
+        normalise = self.normaliser
+        return self.translator.score(
+            list(map(normalise.source, sources)), list(map(normalise.target, targets))
+        )
 
 
 def read_config(folder: RunFolder) -> Config:
-    """The typed configuration of a run.
+    """The typed configuration of a run, without its commands for metrics of the user's.
+
+    A run got from a stranger must not be able to start anything: commands come from the command
+    line of who calls.
 
     Raises:
         RunError: it is broken, or was written by a version with other keys.
@@ -62,6 +75,7 @@ def read_config(folder: RunFolder) -> Config:
             f"{folder.path / 'config.yaml'} is broken, or of another version of headwise: {reason}"
         ) from error
     assert isinstance(content, Config)
+    content.decode.external = {}
     return content
 
 

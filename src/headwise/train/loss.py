@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from headwise.data.tokenizer import PAD
 from headwise.errors import require
-
-PAD = 0
 
 
 @dataclass(frozen=True)
@@ -42,10 +41,10 @@ class CrossEntropy(nn.Module):
 
 
 class _SmoothedCrossEntropy(torch.autograd.Function):
-    """Over N rows of V logits; the exponentials of the forward pass become the gradient in place.
+    """Over N rows of V logits, with what the backward pass needs kept from the forward one.
 
     -log p_k = log(sum exp z) - z_k, so neither log-probabilities nor targets are ever spread out
-    over the vocabulary: of tensors of size N·V there is one beside the logits.
+    over the vocabulary: beside the logits the exponentials are kept, and the gradient is made.
     """
 
     @staticmethod

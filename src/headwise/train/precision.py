@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 from contextlib import AbstractContextManager, nullcontext
 
@@ -43,6 +44,13 @@ def autocast(device: torch.device, precision: str) -> AbstractContextManager[obj
     if precision == "bf16":
         return torch.autocast(device.type, torch.bfloat16)
     return nullcontext()
+
+
+def ask_for_same_bits(device: torch.device) -> None:
+    """Have a GPU take deterministic kernels where it has them; a CPU's are so by themselves."""
+    if device.type == "cuda":
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True, warn_only=True)
 
 
 def keep_freed_memory() -> None:

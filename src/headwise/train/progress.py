@@ -24,8 +24,8 @@ class Progress:
             dynamic_ncols=True,
             disable=not (shown and sys.stderr.isatty()),
         )
-        self._began = self._mark = time.perf_counter()
-        self._tokens = self._tokens_at_mark = 0
+        self._began = time.perf_counter()
+        self._tokens = 0
         self._began_at = done
 
     def __enter__(self) -> Progress:
@@ -44,13 +44,6 @@ class Progress:
         self._tokens += n_tokens
         self._update += 1
         self._bar.update()
-
-    def tokens_per_second(self) -> float:
-        """Target tokens a second since the last question."""
-        now = time.perf_counter()
-        speed = (self._tokens - self._tokens_at_mark) / max(now - self._mark, 1e-9)
-        self._mark, self._tokens_at_mark = now, self._tokens
-        return speed
 
     def show(self, **notes: float) -> None:
         """Tell the latest figures."""

@@ -45,7 +45,7 @@ from headwise.train.initial import start_from
 from headwise.train.interrupt import Interrupted, StopRequest, stop_request
 from headwise.train.optim import build_optimizer
 from headwise.train.outcome import draw, run_results, summary
-from headwise.train.precision import keep_freed_memory
+from headwise.train.precision import ask_for_same_bits, keep_freed_memory
 from headwise.train.records import Records
 from headwise.train.run_folder import RunFolder, fingerprint
 from headwise.train.seed import seed_everything
@@ -85,32 +85,44 @@ def train(config_node: DictConfig, overrides: list[str], group: str | None = Non
         torch.set_num_threads(config.trainer.threads)
     keep_freed_memory()
     container = settle(config, config_node)
-    run_fingerprint = fingerprint(container)
-    folder = RunFolder.place(
-        Path(config.paths.outputs), config.experiment_name, overrides, run_fingerprint
-    )
-    begun = (folder.checkpoints / "last.pt").is_file()
-    if config.init_from is not None and not begun:
-        RunFolder.existing(config.init_from, "init_from")
     with process_group(config.trainer.device) as ranks:
+        ask_for_same_bits(ranks.device)
+        corpus = _find_corpus(config, ranks)
+        folder = _place(config, container, overrides, corpus)
         if _is_done(folder, config):
             if ranks.is_main:
                 log.info("this run is finished: %s\n%s", folder.path, summary(folder))
             return Outcome(folder.path, folder.read_results())
-        corpus = _find_corpus(config, ranks)  # before a folder is made for it
+        if config.init_from is not None and not (folder.checkpoints / "last.pt").is_file():
+            RunFolder.existing(config.init_from, "init_from")
         with _claimed(folder, ranks):
             begun = (folder.checkpoints / "last.pt").is_file()
             if begun:
                 folder.refuse_other_settings(container)
             ranks.barrier()
             if ranks.is_main:
-                (folder.path / "error.json").unlink(missing_ok=True)
+                folder.forget_failure()
+                _place(config, container, overrides, None).forget_failure()
                 remove_partial(folder.checkpoints)
+                # of a run that is lengthened: made anew at its end
+                (folder.checkpoints / "average.pt").unlink(missing_ok=True)
                 folder.describe(container, overrides)
                 log.info("%s %s", "going on in" if begun else "training in", folder.path)
             with _tracker(config, folder, ranks, group, container) as tracker:
-                run = _Run(config, folder, ranks, tracker, run_fingerprint)
-                return run.to_the_end(corpus)
+                return _Run(config, folder, ranks, tracker).to_the_end(corpus)
+
+
+def _place(
+    config: Config, container: dict[str, Any], overrides: list[str], corpus: Corpus | None
+) -> RunFolder:
+    """The folder of these settings on this text (None: it cannot be had)."""
+    text = [corpus.fingerprint(), corpus.identity(config.data.valid)] if corpus else []
+    return RunFolder.place(
+        Path(config.paths.outputs),
+        config.experiment_name,
+        overrides,
+        fingerprint(container, text),
+    )
 
 
 def _find_corpus(config: Config, ranks: Ranks) -> Corpus:
@@ -128,7 +140,13 @@ def _is_done(folder: RunFolder, config: Config) -> bool:
     if not folder.is_finished():
         return False
     results = folder.read_results()
-    return bool(results["stopped_early"]) or results["updates"] >= config.trainer.max_updates
+    updates, wanted = results["updates"], config.trainer.max_updates
+    if updates > wanted:
+        raise RunError(
+            f"{folder.path} has gone through {updates} updates already, more than "
+            f"trainer.max_updates={wanted}; set experiment_name=… for a shorter run"
+        )
+    return bool(results["stopped_early"]) or updates == wanted
 
 
 class FolderInUse(RunError):
@@ -157,8 +175,7 @@ def _tracker(
     if not ranks.is_main:
         yield NullTracker()
         return
-    chosen_group = config.tracker.group or group
-    tracker = make_tracker(config.tracker, folder.path, folder.path.name, chosen_group, container)
+    tracker = make_tracker(config.tracker, folder.path, folder.path.name, group, container)
     status = "failed"
     try:
         yield tracker
@@ -179,10 +196,8 @@ class _Run:
         folder: RunFolder,
         ranks: Ranks,
         tracker: Tracker,
-        run_fingerprint: str,
     ) -> None:
-        self.config, self.folder, self.ranks = config, folder, ranks
-        self.tracker, self.fingerprint = tracker, run_fingerprint
+        self.config, self.folder, self.ranks, self.tracker = config, folder, ranks, tracker
         self.records = Records(folder if ranks.is_main else None, tracker)
         self._scratch = folder.path / "scratch"  # this epoch's ids under BPE-dropout
         self._last = folder.checkpoints / "last.pt"
@@ -331,7 +346,7 @@ class _Run:
             trainer.seconds,
             scores,
             alphas(model),
-            self.fingerprint,
+            folder.path.name.rpartition("-")[2],
             config.seed,
             weights,
         )
@@ -360,9 +375,11 @@ def write_error(config_node: DictConfig, overrides: list[str], error: Exception)
         container = settle(config, config_node)
     except (ConfigError, OmegaConfBaseException):
         return
-    folder = RunFolder.place(
-        Path(config.paths.outputs), config.experiment_name, overrides, fingerprint(container)
-    )
+    try:
+        corpus = open_corpus(config.data, Path(config.paths.cache).expanduser())
+        folder = _place(config, container, overrides, corpus)
+    except HeadwiseError:
+        folder = _place(config, container, overrides, None)
     folder.path.mkdir(parents=True, exist_ok=True)
     known = isinstance(error, HeadwiseError)
     folder.write_json(

@@ -10,7 +10,7 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import IO, Any
@@ -73,10 +73,17 @@ def comparable(container: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def fingerprint(container: Mapping[str, Any]) -> str:
-    """Eight hexadecimal digits of the settings that decide a run's result."""
-    text = json.dumps(comparable(container), sort_keys=True, ensure_ascii=False)
-    return hashlib.sha256(text.encode()).hexdigest()[:8]
+def fingerprint(container: Mapping[str, Any], text: Sequence[str] = ()) -> str:
+    """Eight hexadecimal digits of what decides a run's result.
+
+    Args:
+        container: the resolved configuration.
+        text: hashes of the training and validation text. Where the text lies does not count, so
+            a corpus may move; what it says does, so two folders of text are two runs.
+    """
+    decisive = {**comparable(container), "text": list(text)}
+    canonical = json.dumps(decisive, sort_keys=True, ensure_ascii=False)
+    return hashlib.sha256(canonical.encode()).hexdigest()[:8]
 
 
 def slug(overrides: Iterable[str]) -> str:
@@ -175,8 +182,15 @@ class RunFolder:
 
     def make(self) -> None:
         """Create the folder and those below it."""
-        for folder in (self.checkpoints, self.figures, self.hypotheses):
-            folder.mkdir(parents=True, exist_ok=True)
+        try:
+            for folder in (self.checkpoints, self.figures, self.hypotheses):
+                folder.mkdir(parents=True, exist_ok=True)
+            (self.path / ".lock").touch()
+        except OSError as error:
+            raise RunError(
+                f"cannot write the run folder {self.path}: {error.strerror}. Set paths.outputs to "
+                "a folder that can be written"
+            ) from error
 
     def lock(self) -> None:
         """Claim the folder for this process until it ends.
@@ -199,6 +213,14 @@ class RunFolder:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+
+    def forget_failure(self) -> None:
+        """Remove error.json, and the folder if it held nothing else."""
+        error = self.path / "error.json"
+        if error.is_file():
+            error.unlink()
+            if not any(self.path.iterdir()):
+                self.path.rmdir()
 
     def is_finished(self) -> bool:
         """Whether the run's results are complete."""

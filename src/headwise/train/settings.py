@@ -10,6 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from headwise.data.corpus import check_data_config
 from headwise.data.tokenizer_training import check_tokenizer_config
 from headwise.decode.hypothesis import check_decode_config
+from headwise.errors import require
 from headwise.instantiate import as_container, instantiate
 from headwise.metrics.external import check_commands
 from headwise.model.build import check_model
@@ -37,6 +38,11 @@ def check(config: Config) -> None:
     check_tracker(config.tracker)
     check_data_config(config.data)
     check_tokenizer_config(config.tokenizer)
+    require(config.seed >= 0, "seed", "at least 0", config.seed)
+    longest, pieces = config.model.max_positions, config.tokenizer.max_sentence_pieces
+    fits = config.model.positions != "learned" or longest > pieces
+    allowed = f"above tokenizer.max_sentence_pieces={pieces} with learned positions"
+    require(fits, "model.max_positions", allowed, longest)
     check_model(config)
     build_optimizer(config.optimizer, torch.nn.Linear(1, 1))
     instantiate(config.scheduler, "scheduler")

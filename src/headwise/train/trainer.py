@@ -66,7 +66,14 @@ class Validation:
 
 def check_trainer_config(config: TrainerConfig) -> None:
     """Refuse values that no run can use, by key."""
-    for key in ("max_updates", "max_tokens", "accumulate", "log_every", "validate_every"):
+    for key in (
+        "max_updates",
+        "max_tokens",
+        "accumulate",
+        "log_every",
+        "validate_every",
+        "valid_beam",
+    ):
         require(getattr(config, key) >= 1, f"trainer.{key}", "at least 1", getattr(config, key))
     require(config.save_every >= 1, "trainer.save_every", "at least 1", config.save_every)
     for key in ("keep", "patience", "average", "clip_norm", "valid_sentences", "head_sentences"):
@@ -79,6 +86,9 @@ def check_trainer_config(config: TrainerConfig) -> None:
     require(enough, "trainer.average", allowed, config.average)
     if config.monitor not in MONITORS:
         raise refuse("trainer.monitor", config.monitor, MONITORS)
+    measured = config.monitor != "bleu" or config.valid_sentences > 0
+    allowed = "at least 1 with trainer.monitor=bleu"
+    require(measured, "trainer.valid_sentences", allowed, config.valid_sentences)
 
 
 class Trainer:
@@ -130,6 +140,7 @@ class Trainer:
         self.stop = stop
         self.state = TrainState()
         self.seconds = 0.0  # of training, over all processes that worked on the run
+        self._told = 0, 0.0  # tokens and seconds when the speed was last logged
         self._saved_at = -1
         # compiling wraps the module; checkpoints go on holding the plain one
         self._forward: Callable[..., Any] = torch.compile(model) if config.compile else model
@@ -185,6 +196,7 @@ class Trainer:
         progress = Progress(
             state.update, config.max_updates, config.progress and self.ranks.is_main
         )
+        self._told = state.tokens, self.seconds
         if state.update == 0:
             self._log_alphas()  # where the trajectories start
         with progress:
@@ -242,7 +254,8 @@ class Trainer:
         state.window_tokens = 0
         self._require_finite(loss, "training loss")
         self._count_seconds()  # here a GPU has caught up with the host
-        speed = progress.tokens_per_second()
+        n_tokens, seconds = state.tokens - self._told[0], self.seconds - self._told[1]
+        self._told = state.tokens, self.seconds
         self.records.log(
             state.update,
             {
@@ -251,7 +264,7 @@ class Trainer:
                 "train/rate": self.schedule.rate(state.update, self.base_rate),
                 "train/tokens": state.tokens,
                 "train/epoch": self.loader.state()["epoch"],
-                "time/tokens_per_second": speed,
+                "time/tokens_per_second": n_tokens / max(seconds, 1e-9),
                 "time/train_seconds": self.seconds,
             },
         )

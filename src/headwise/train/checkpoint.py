@@ -109,9 +109,10 @@ def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str,
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CheckpointError(
             f"{path} is truncated, or no checkpoint of headwise ({reason}). "
-            "Use another of its folder, for example checkpoint=best."
+            "Evaluating and translating can use another of its folder, such as checkpoint=best; "
+            "training can start from that with init_from=RUN in a new experiment_name=…"
         ) from error
-    if not isinstance(payload, dict) or payload.get("kind") != KIND:
+    if not isinstance(payload, dict) or payload.get("kind") != KIND or "model" not in payload:
         raise CheckpointError(f"{path} is no checkpoint of headwise")
     if payload.get("format") != FORMAT_VERSION:
         raise CheckpointError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import json
 import re
 import sys
 import types
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from command_line import train_small
 from corpus_writers import (
     Pairs,
     data_config,
@@ -138,6 +140,19 @@ HUB = {
 }
 
 
+def _write_hub_copy(folder: Path, name: str, top: bool) -> None:
+    layout, source, target = HUB[name]
+    # IWSLT's test split is six sets in a row; the third and fourth would be tst2012, tst2013.
+    before, after = (4701, 993 - len(TEST) + 1305) if name == "iwslt17" else (0, 0)
+    filler = [("x", "y")]
+    test = [*filler * before, *TEST, *filler * after]
+    columns = (target, source)  # the other way round, as wmt14 on the hub
+    layout = layout if top else layout.split("/", 1)[1]
+    for split, pairs in {"train": TRAIN, "validation": VALID, "test": test}.items():
+        rows = translations(columns, [(t, s) for s, t in pairs])
+        write_parquet(folder / layout.format(split), rows)
+
+
 def _open(tmp_path: Path, name: str, **changes: Any) -> Corpus:
     return open_corpus(data_config(name, **changes), tmp_path / "cache")
 
@@ -158,6 +173,26 @@ def test_archives_in_a_folder_of_ones_own(tmp_path: Path, case: str) -> None:
     _check(corpus)
     assert corpus.fingerprint() == _open(tmp_path, name, dir=str(folder)).fingerprint()
     assert not (tmp_path / "cache" / "downloads").exists()
+
+
+@pytest.mark.parametrize("case", [*ORIGINALS, "hub-kftt", "hub-wmt16", "hub-wmt14"])
+def test_two_updates_and_scores_from_the_original_files(tmp_path: Path, case: str) -> None:
+    folder = tmp_path / "text"
+    folder.mkdir()
+    if case.startswith("hub-"):
+        name = case.removeprefix("hub-")
+        _write_hub_copy(folder, name, top=False)
+    else:
+        name, write = ORIGINALS[case]
+        write(folder)
+    # a later override wins over an earlier one, so these replace the small run's own corpus
+    config = data_config(name)
+    own = [f"data={name}", f"data.source={config.source}", f"data.target={config.target}"]
+    run = train_small(tmp_path, *own, "tokenizer=byte", "tokenizer.vocab_size=300")
+    scores = json.loads((run / "results.json").read_text(encoding="utf-8"))["scores"]
+    assert list(scores) == ["valid", *config.test]
+    n_lines = {path.name: path.read_text().count("\n") for path in run.glob("hypotheses/*.txt")}
+    assert n_lines["valid.txt"] == n_lines["valid.ref.txt"] == len(VALID)
 
 
 @pytest.mark.parametrize("case", ["multi30k", "iwslt17-zip", "wmt16", "wmt14"])
@@ -212,16 +247,7 @@ def test_newstest2013_as_plain_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", HUB)
 @pytest.mark.parametrize("top", [True, False])
 def test_copy_of_the_hub(tmp_path: Path, name: str, top: bool) -> None:
-    layout, source, target = HUB[name]
-    # IWSLT's test split is six sets in a row; the third and fourth would be tst2012, tst2013.
-    before, after = (4701, 993 - len(TEST) + 1305) if name == "iwslt17" else (0, 0)
-    filler = [("x", "y")]
-    test = [*filler * before, *TEST, *filler * after]
-    columns = (target, source)  # the other way round, as wmt14 on the hub
-    layout = layout if top else layout.split("/", 1)[1]
-    for split, pairs in {"train": TRAIN, "validation": VALID, "test": test}.items():
-        rows = translations(columns, [(t, s) for s, t in pairs])
-        write_parquet(tmp_path / "copy" / layout.format(split), rows)
+    _write_hub_copy(tmp_path / "copy", name, top)
     corpus = _open(tmp_path, name, dir=str(tmp_path / "copy"))
     assert list(corpus.pairs("train")) == TRAIN
     assert list(corpus.pairs("valid")) == VALID

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import json
 import re
 import sys
 import types
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +14,12 @@ import pytest
 
 from command_line import train_small
 from corpus_writers import (
-    Pairs,
     data_config,
     iwslt_tags,
     iwslt_xml,
     plain,
     sentences,
     translations,
-    wmt_sgm,
     write_parquet,
     write_tar,
     write_zip,
@@ -31,126 +27,25 @@ from corpus_writers import (
 from headwise.data.corpus import Corpus, open_corpus
 from headwise.errors import ConfigError, DataError
 from headwise.schema import DataConfig
-
-TRAIN = [*sentences("s", "t", 3, "train"), ("Tom & <Jerry>", "R&D")]
-VALID = sentences("s", "t", 5, "valid & <more>")
-TEST = sentences("s", "t", 5, "test")
+from original_layouts import (
+    HUB,
+    ORIGINALS,
+    TEST,
+    TRAIN,
+    VALID,
+    sides_of,
+    write_hub_copy,
+    write_iwslt_tgz,
+    write_iwslt_zip,
+    write_kftt,
+    write_wmt14,
+    write_wmt16,
+)
 
 
 @pytest.fixture(autouse=True)
 def _no_shelf(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HEADWISE_DATA", raising=False)
-
-
-def _sides(pairs: Pairs, source: str, target: str) -> dict[str, list[str]]:
-    return {source: [s for s, _ in pairs], target: [t for _, t in pairs]}
-
-
-def _iwslt(write: Callable[..., None], path: Path) -> None:
-    members = {}
-    for code, lines in _sides(TRAIN, "de", "en").items():
-        members[f"de-en/train.tags.de-en.{code}"] = iwslt_tags(lines)
-    for year, pairs in {"dev2010": VALID, "tst2013": TEST, "tst2014": TEST[:2]}.items():
-        for code, lines in _sides(pairs, "de", "en").items():
-            members[f"de-en/IWSLT17.TED.{year}.de-en.{code}.xml"] = iwslt_xml(lines, code)
-    write(path, members)
-
-
-def _write_iwslt_zip(folder: Path) -> None:
-    _iwslt(write_zip, folder / "de-en.zip")
-
-
-def _write_iwslt_tgz(folder: Path) -> None:
-    _iwslt(write_tar, folder / "de-en.tgz")
-
-
-def _write_multi30k(folder: Path) -> None:
-    for stem, pairs in {
-        "train": TRAIN,
-        "val": VALID,
-        "test_2016_flickr": TEST,
-        "test_2017_flickr": TEST,
-    }.items():
-        for code, lines in _sides(pairs, "de", "en").items():
-            (folder / f"{stem}.{code}.gz").write_bytes(gzip.compress(plain(lines)))
-
-
-def _write_kftt(folder: Path) -> None:
-    members = {}
-    for kind, mark in (("orig", ""), ("tok", " .")):
-        for stem, pairs in {"train": TRAIN, "dev": VALID, "test": TEST, "tune": TEST}.items():
-            name = f"{stem}.cln" if (kind, stem) == ("tok", "train") else stem
-            for code, lines in _sides(pairs, "ja", "en").items():
-                key = f"kftt-data-1.0/data/{kind}/kyoto-{name}.{code}"
-                members[key] = plain([line + mark for line in lines])
-    write_tar(folder / "kftt-data-1.0.tar.gz", members)
-
-
-def _write_wmt16(folder: Path) -> None:
-    first, second = _sides(TRAIN[:2], "ro", "en"), _sides(TRAIN[2:], "ro", "en")
-    europarl = {f"training-parallel-ep-v8/europarl-v8.ro-en.{c}": plain(first[c]) for c in first}
-    write_tar(folder / "training-parallel-ep-v8.tgz", europarl)
-    setimes = {f"SETIMES.en-ro.{c}": plain(second[c]) for c in second}
-    write_zip(folder / "en-ro.txt.zip", {"README": b"about\n", **setimes})
-    for name, pairs in {"newsdev2016": VALID, "newstest2016": TEST}.items():
-        kind = "dev" if "dev" in name else "test"
-        sides = _sides(pairs, "ro", "en")
-        members = {
-            f"{kind}/{name}-roen-src.ro.sgm": wmt_sgm(sides["ro"]),
-            f"{kind}/{name}-roen-ref.en.sgm": wmt_sgm(sides["en"], reverse=True),
-        }
-        write_tar(folder / f"{kind}.tgz", members)
-
-
-def _write_wmt14(folder: Path) -> None:
-    parts = {
-        ("training-parallel-europarl-v7.tgz", "training/europarl-v7.de-en"): TRAIN[:1],
-        ("training-parallel-commoncrawl.tgz", "commoncrawl.de-en"): TRAIN[1:3],
-        ("training-parallel-nc-v9.tgz", "training/news-commentary-v9.de-en"): TRAIN[3:],
-    }
-    for (archive, member), pairs in parts.items():
-        sides = _sides(pairs, "en", "de")
-        write_tar(folder / archive, {f"{member}.{c}": plain(sides[c]) for c in sides})
-    for archive, stem, pairs in (
-        ("dev.tgz", "dev/newstest2013", VALID),
-        ("test-full.tgz", "test-full/newstest2014-deen", TEST),
-    ):
-        sides = _sides(pairs, "en", "de")
-        members = {
-            f"{stem}-src.en.sgm": wmt_sgm(sides["en"]),
-            f"{stem}-ref.de.sgm": wmt_sgm(sides["de"]),
-        }
-        write_tar(folder / archive, members)
-
-
-ORIGINALS = {
-    "multi30k": ("multi30k", _write_multi30k),
-    "iwslt17-zip": ("iwslt17", _write_iwslt_zip),
-    "iwslt17-tgz": ("iwslt17", _write_iwslt_tgz),
-    "kftt": ("kftt", _write_kftt),
-    "wmt16": ("wmt16", _write_wmt16),
-    "wmt14": ("wmt14", _write_wmt14),
-}
-# hub name of the split -> pairs; where each corpus lies on the hub
-HUB = {
-    "iwslt17": ("iwslt2017-de-en/{}/0000.parquet", "de", "en"),
-    "kftt": ("en-ja/{}/0000.parquet", "ja", "en"),
-    "wmt16": ("ro-en/{}-00000-of-00001.parquet", "ro", "en"),
-    "wmt14": ("de-en/{}-00000-of-00001.parquet", "en", "de"),
-}
-
-
-def _write_hub_copy(folder: Path, name: str, top: bool) -> None:
-    layout, source, target = HUB[name]
-    # IWSLT's test split is six sets in a row; the third and fourth would be tst2012, tst2013.
-    before, after = (4701, 993 - len(TEST) + 1305) if name == "iwslt17" else (0, 0)
-    filler = [("x", "y")]
-    test = [*filler * before, *TEST, *filler * after]
-    columns = (target, source)  # the other way round, as wmt14 on the hub
-    layout = layout if top else layout.split("/", 1)[1]
-    for split, pairs in {"train": TRAIN, "validation": VALID, "test": test}.items():
-        rows = translations(columns, [(t, s) for s, t in pairs])
-        write_parquet(folder / layout.format(split), rows)
 
 
 def _open(tmp_path: Path, name: str, **changes: Any) -> Corpus:
@@ -181,7 +76,7 @@ def test_two_updates_and_scores_from_the_original_files(tmp_path: Path, case: st
     folder.mkdir()
     if case.startswith("hub-"):
         name = case.removeprefix("hub-")
-        _write_hub_copy(folder, name, top=False)
+        write_hub_copy(folder, name, top=False)
     else:
         name, write = ORIGINALS[case]
         write(folder)
@@ -209,7 +104,7 @@ def test_archives_among_the_downloads_need_no_network(
 
 
 def test_kftt_as_its_authors_tokenised_it(tmp_path: Path) -> None:
-    _write_kftt(tmp_path)
+    write_kftt(tmp_path)
     settings = {"train": "train_tok", "valid": "valid_tok", "test": ["test_tok"]}
     corpus = _open(tmp_path, "kftt", dir=str(tmp_path), **settings)
     assert list(corpus.pairs("train_tok")) == [(f"{s} .", f"{t} .") for s, t in TRAIN]
@@ -217,10 +112,10 @@ def test_kftt_as_its_authors_tokenised_it(tmp_path: Path) -> None:
 
 
 def test_official_iwslt_test_set_from_two_archives(tmp_path: Path) -> None:
-    _write_iwslt_tgz(tmp_path)
+    write_iwslt_tgz(tmp_path)
     with pytest.raises(DataError, match=r"'test_de' is missing: put 2017-01-ted-test/de-en\.tgz"):
         _open(tmp_path, "iwslt17", dir=str(tmp_path), test=["test_tst2017"])
-    sides = _sides(TEST, "de", "en")
+    sides = sides_of(TEST, "de", "en")
     for pair, code in (("de-en", "de"), ("en-de", "en")):
         name = f"{pair}/IWSLT17.TED.tst2017.{pair}.{code}.xml"
         path = tmp_path / "2017-01-ted-test" / f"{pair}.tgz"
@@ -230,7 +125,7 @@ def test_official_iwslt_test_set_from_two_archives(tmp_path: Path) -> None:
 
 
 def test_test_set_published_in_one_direction_serves_the_other(tmp_path: Path) -> None:
-    _write_wmt16(tmp_path)
+    write_wmt16(tmp_path)
     settings = {"source": "en", "target": "ro"}
     corpus = _open(tmp_path, "wmt16", dir=str(tmp_path), **settings)
     # The order is that of the source side, whose documents come last first here.
@@ -238,8 +133,8 @@ def test_test_set_published_in_one_direction_serves_the_other(tmp_path: Path) ->
 
 
 def test_newstest2013_as_plain_text(tmp_path: Path) -> None:
-    _write_wmt14(tmp_path)
-    sides = _sides(VALID, "en", "de")
+    write_wmt14(tmp_path)
+    sides = sides_of(VALID, "en", "de")
     write_tar(tmp_path / "dev.tgz", {f"dev/newstest2013.{c}": plain(sides[c]) for c in sides})
     assert list(_open(tmp_path, "wmt14", dir=str(tmp_path)).pairs("valid")) == VALID
 
@@ -247,7 +142,7 @@ def test_newstest2013_as_plain_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", HUB)
 @pytest.mark.parametrize("top", [True, False])
 def test_copy_of_the_hub(tmp_path: Path, name: str, top: bool) -> None:
-    _write_hub_copy(tmp_path / "copy", name, top)
+    write_hub_copy(tmp_path / "copy", name, top)
     corpus = _open(tmp_path, name, dir=str(tmp_path / "copy"))
     assert list(corpus.pairs("train")) == TRAIN
     assert list(corpus.pairs("valid")) == VALID
@@ -327,7 +222,7 @@ def _no_network(entries: Any, folder: Path) -> Path:
 def test_download_then_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     served = tmp_path / "served"
     served.mkdir()
-    _write_kftt(served)
+    write_kftt(served)
     archive = served / "kftt-data-1.0.tar.gz"
     config = data_config("kftt")
     entry = config.origins[1].archives.kftt.downloads[0]
@@ -346,14 +241,14 @@ def test_foreign_file_among_the_downloads_is_refused(tmp_path: Path) -> None:
     del config.origins[0]
     folder = tmp_path / "cache" / "downloads" / "kftt"
     folder.mkdir(parents=True)
-    _write_kftt(folder)
+    write_kftt(folder)
     with pytest.raises(DataError, match=r"is not the published file: sha1 .* Delete it"):
         open_corpus(config, tmp_path / "cache")
 
 
 def _noted(folder: Path) -> tuple[DataConfig, Path]:
     """A corpus without a published checksum, and where its archive is downloaded to."""
-    _write_kftt(folder)
+    write_kftt(folder)
     config = data_config("kftt")
     entry = config.origins[1].archives.kftt.downloads[0]
     entry.url = (folder / "kftt-data-1.0.tar.gz").as_uri()
@@ -428,7 +323,7 @@ def test_a_split_that_cannot_name_a_file_is_refused(tmp_path: Path, name: str) -
 
 
 def test_incomplete_and_damaged_archives_are_named(tmp_path: Path) -> None:
-    _write_wmt14(tmp_path)
+    write_wmt14(tmp_path)
     whole = (tmp_path / "test-full.tgz").read_bytes()
     (tmp_path / "dev.tgz").rename(tmp_path / "elsewhere")
     with pytest.raises(DataError, match=r"archive 'dev' is missing: put dev\.tgz into"):
@@ -444,7 +339,7 @@ def test_incomplete_and_damaged_archives_are_named(tmp_path: Path) -> None:
 
 
 def test_misaligned_training_archive_names_both_counts(tmp_path: Path) -> None:
-    _write_iwslt_zip(tmp_path)
+    write_iwslt_zip(tmp_path)
     members = {
         "de-en/train.tags.de-en.de": iwslt_tags(["a", "b", "c"]),
         "de-en/train.tags.de-en.en": iwslt_tags(["a", "b"]),

@@ -1,0 +1,135 @@
+"""Writers of whole tiny corpora, archive by archive, as their publishers lay them out."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Callable
+from pathlib import Path
+
+from corpus_writers import (
+    Pairs,
+    iwslt_tags,
+    iwslt_xml,
+    plain,
+    sentences,
+    translations,
+    wmt_sgm,
+    write_parquet,
+    write_tar,
+    write_zip,
+)
+
+TRAIN = [*sentences("s", "t", 3, "train"), ("Tom & <Jerry>", "R&D")]
+VALID = sentences("s", "t", 5, "valid & <more>")
+TEST = sentences("s", "t", 5, "test")
+
+
+def sides_of(pairs: Pairs, source: str, target: str) -> dict[str, list[str]]:
+    return {source: [s for s, _ in pairs], target: [t for _, t in pairs]}
+
+
+def write_iwslt(write: Callable[..., None], path: Path) -> None:
+    members = {}
+    for code, lines in sides_of(TRAIN, "de", "en").items():
+        members[f"de-en/train.tags.de-en.{code}"] = iwslt_tags(lines)
+    for year, pairs in {"dev2010": VALID, "tst2013": TEST, "tst2014": TEST[:2]}.items():
+        for code, lines in sides_of(pairs, "de", "en").items():
+            members[f"de-en/IWSLT17.TED.{year}.de-en.{code}.xml"] = iwslt_xml(lines, code)
+    write(path, members)
+
+
+def write_iwslt_zip(folder: Path) -> None:
+    write_iwslt(write_zip, folder / "de-en.zip")
+
+
+def write_iwslt_tgz(folder: Path) -> None:
+    write_iwslt(write_tar, folder / "de-en.tgz")
+
+
+def write_multi30k(folder: Path) -> None:
+    for stem, pairs in {
+        "train": TRAIN,
+        "val": VALID,
+        "test_2016_flickr": TEST,
+        "test_2017_flickr": TEST,
+    }.items():
+        for code, lines in sides_of(pairs, "de", "en").items():
+            (folder / f"{stem}.{code}.gz").write_bytes(gzip.compress(plain(lines)))
+
+
+def write_kftt(folder: Path) -> None:
+    members = {}
+    for kind, mark in (("orig", ""), ("tok", " .")):
+        for stem, pairs in {"train": TRAIN, "dev": VALID, "test": TEST, "tune": TEST}.items():
+            name = f"{stem}.cln" if (kind, stem) == ("tok", "train") else stem
+            for code, lines in sides_of(pairs, "ja", "en").items():
+                key = f"kftt-data-1.0/data/{kind}/kyoto-{name}.{code}"
+                members[key] = plain([line + mark for line in lines])
+    write_tar(folder / "kftt-data-1.0.tar.gz", members)
+
+
+def write_wmt16(folder: Path) -> None:
+    first, second = sides_of(TRAIN[:2], "ro", "en"), sides_of(TRAIN[2:], "ro", "en")
+    europarl = {f"training-parallel-ep-v8/europarl-v8.ro-en.{c}": plain(first[c]) for c in first}
+    write_tar(folder / "training-parallel-ep-v8.tgz", europarl)
+    setimes = {f"SETIMES.en-ro.{c}": plain(second[c]) for c in second}
+    write_zip(folder / "en-ro.txt.zip", {"README": b"about\n", **setimes})
+    for name, pairs in {"newsdev2016": VALID, "newstest2016": TEST}.items():
+        kind = "dev" if "dev" in name else "test"
+        sides = sides_of(pairs, "ro", "en")
+        members = {
+            f"{kind}/{name}-roen-src.ro.sgm": wmt_sgm(sides["ro"]),
+            f"{kind}/{name}-roen-ref.en.sgm": wmt_sgm(sides["en"], reverse=True),
+        }
+        write_tar(folder / f"{kind}.tgz", members)
+
+
+def write_wmt14(folder: Path) -> None:
+    parts = {
+        ("training-parallel-europarl-v7.tgz", "training/europarl-v7.de-en"): TRAIN[:1],
+        ("training-parallel-commoncrawl.tgz", "commoncrawl.de-en"): TRAIN[1:3],
+        ("training-parallel-nc-v9.tgz", "training/news-commentary-v9.de-en"): TRAIN[3:],
+    }
+    for (archive, member), pairs in parts.items():
+        sides = sides_of(pairs, "en", "de")
+        write_tar(folder / archive, {f"{member}.{c}": plain(sides[c]) for c in sides})
+    for archive, stem, pairs in (
+        ("dev.tgz", "dev/newstest2013", VALID),
+        ("test-full.tgz", "test-full/newstest2014-deen", TEST),
+    ):
+        sides = sides_of(pairs, "en", "de")
+        members = {
+            f"{stem}-src.en.sgm": wmt_sgm(sides["en"]),
+            f"{stem}-ref.de.sgm": wmt_sgm(sides["de"]),
+        }
+        write_tar(folder / archive, members)
+
+
+ORIGINALS = {
+    "multi30k": ("multi30k", write_multi30k),
+    "iwslt17-zip": ("iwslt17", write_iwslt_zip),
+    "iwslt17-tgz": ("iwslt17", write_iwslt_tgz),
+    "kftt": ("kftt", write_kftt),
+    "wmt16": ("wmt16", write_wmt16),
+    "wmt14": ("wmt14", write_wmt14),
+}
+# hub name of the split -> pairs; where each corpus lies on the hub
+HUB = {
+    "iwslt17": ("iwslt2017-de-en/{}/0000.parquet", "de", "en"),
+    "kftt": ("en-ja/{}/0000.parquet", "ja", "en"),
+    "wmt16": ("ro-en/{}-00000-of-00001.parquet", "ro", "en"),
+    "wmt14": ("de-en/{}-00000-of-00001.parquet", "en", "de"),
+}
+
+
+def write_hub_copy(folder: Path, name: str, top: bool) -> None:
+    layout, source, target = HUB[name]
+    # IWSLT's test split is six sets in a row; the third and fourth would be tst2012, tst2013.
+    before, after = (4701, 993 - len(TEST) + 1305) if name == "iwslt17" else (0, 0)
+    filler = [("x", "y")]
+    test = [*filler * before, *TEST, *filler * after]
+    columns = (target, source)  # the other way round, as wmt14 on the hub
+    layout = layout if top else layout.split("/", 1)[1]
+    for split, pairs in {"train": TRAIN, "validation": VALID, "test": test}.items():
+        rows = translations(columns, [(t, s) for s, t in pairs])
+        write_parquet(folder / layout.format(split), rows)

@@ -160,6 +160,24 @@ def test_text_that_only_moved_is_the_same_run(runs: Runs, short: str) -> None:
     assert remains(runs.run_folder(short)) == before
 
 
+def test_a_finished_run_can_be_asked_for_another_test_set(runs: Runs, short: str) -> None:
+    for side in ("xx", "yy"):
+        shutil.copy(runs.text / f"valid.{side}", runs.text / f"test_more.{side}")
+    asked = runs.folder / "asked"
+    shutil.copytree(runs.folder / short, asked)
+    checkpoint = (runs.run_folder("asked") / "checkpoints" / "last.pt").read_bytes()
+    before = json.loads((runs.run_folder("asked") / "results.json").read_text())["scores"]
+    ended = runs.train("asked", {**SHORT, "data.test": "[test_more]"})
+    assert ended.code == 0, ended.told
+    after = json.loads((runs.run_folder("asked") / "results.json").read_text())["scores"]
+    assert set(after) == {*before, "test_more"}
+    assert {name: after[name] for name in before} == before
+    assert after["test_more"] == after["valid"]
+    assert (runs.run_folder("asked") / "checkpoints" / "last.pt").read_bytes() == checkpoint
+    for side in ("xx", "yy"):
+        (runs.text / f"test_more.{side}").unlink()
+
+
 def test_fewer_updates_than_a_run_has_gone_through_are_refused(runs: Runs, short: str) -> None:
     refused = runs.train(short, {**SHORT, "trainer.max_updates": 2})
     assert refused.code == 1

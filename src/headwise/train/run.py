@@ -89,7 +89,7 @@ def train(config_node: DictConfig, overrides: list[str], group: str | None = Non
         ask_for_same_bits(ranks.device)
         corpus = _find_corpus(config, ranks)
         folder = _place(config, container, overrides, corpus)
-        if _is_done(folder, config):
+        if _is_done(folder, config, corpus):
             if ranks.is_main:
                 log.info("this run is finished: %s\n%s", folder.path, summary(folder))
             return Outcome(folder.path, folder.read_results())
@@ -136,7 +136,8 @@ def _find_corpus(config: Config, ranks: Ranks) -> Corpus:
     return corpus
 
 
-def _is_done(folder: RunFolder, config: Config) -> bool:
+def _is_done(folder: RunFolder, config: Config, corpus: Corpus) -> bool:
+    """Trained to its end, and scored on every test set asked for."""
     if not folder.is_finished():
         return False
     results = folder.read_results()
@@ -146,6 +147,8 @@ def _is_done(folder: RunFolder, config: Config) -> bool:
             f"{folder.path} has gone through {updates} updates already, more than "
             f"trainer.max_updates={wanted}; set experiment_name=… for a shorter run"
         )
+    if not set(corpus.config.test) <= set(results["scores"]):
+        return False
     return bool(results["stopped_early"]) or updates == wanted
 
 
@@ -323,8 +326,10 @@ class _Run:
         n_averaged = config.trainer.average
         weights = choose_weights(trainer, model, folder, self.ranks, n_averaged)
         translator = Translator(model, prepared.tokenizers, config.decode, self.ranks.device)
-        scores: dict[str, Any] = {}
+        scores = folder.scores_at(trainer.state.update)
         for name in dict.fromkeys((config.data.valid, *prepared.corpus.config.test)):
+            if name in scores:
+                continue
             sources, references = prepared.corpus.read(name)
             scores[name], hypotheses = evaluate_texts(
                 translator,

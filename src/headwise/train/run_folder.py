@@ -231,6 +231,14 @@ class RunFolder:
         content: dict[str, Any] = json.loads(self.results.read_text(encoding="utf-8"))
         return content
 
+    def scores_at(self, update: int) -> dict[str, Any]:
+        """What the weights of this update scored already; more test sets may be asked for."""
+        if not self.is_finished():
+            return {}
+        results = self.read_results()
+        scores: dict[str, Any] = results["scores"]
+        return scores if results["updates"] == update else {}
+
     def read_config(self) -> dict[str, Any]:
         """The resolved configuration."""
         content = OmegaConf.to_container(OmegaConf.load(self.path / "config.yaml"))

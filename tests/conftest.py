@@ -27,6 +27,8 @@ os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" el
 import pytest  # noqa: E402
 import torch  # noqa: E402
 
+import command_line  # noqa: E402
+
 torch.set_num_threads(1)
 
 
@@ -91,3 +93,11 @@ def _no_network() -> Iterator[None]:
             patch.setattr(socket.socket, method, guarded(getattr(socket.socket, method)))
         patch.setattr(socket, "getaddrinfo", getaddrinfo)
         yield
+
+
+@pytest.fixture
+def headwise(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> command_line.CommandLine:
+    """The commands, in this process."""
+    return command_line.CommandLine(capsys, monkeypatch)

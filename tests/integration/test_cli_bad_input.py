@@ -10,11 +10,6 @@ import pytest
 from command_line import CommandLine, Ended, small_overrides, train_small, write_corpus
 
 
-@pytest.fixture
-def headwise(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> CommandLine:
-    return CommandLine(capsys, monkeypatch)
-
-
 def refused(ended: Ended, code: int, *wanted: str) -> None:
     """One message of ours and nothing else, which holds all that is `wanted`."""
     assert ended.code == code, ended

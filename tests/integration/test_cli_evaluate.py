@@ -15,11 +15,6 @@ import headwise as package
 from command_line import CommandLine, train_small, write_corpus
 
 
-@pytest.fixture
-def headwise(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> CommandLine:
-    return CommandLine(capsys, monkeypatch)
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train_small(tmp_path_factory.mktemp("run"))

@@ -34,11 +34,6 @@ class Uniform(Normaliser):
 '''
 
 
-@pytest.fixture
-def headwise(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> CommandLine:
-    return CommandLine(capsys, monkeypatch)
-
-
 def toy(
     folder: Path, monkeypatch: pytest.MonkeyPatch, module: str, unsupported: str = "{}"
 ) -> list[str]:

@@ -20,11 +20,6 @@ from training_runs import Runs
 
 
 @pytest.fixture
-def headwise(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> CommandLine:
-    return CommandLine(capsys, monkeypatch)
-
-
-@pytest.fixture
 def sweep(tmp_path: Path) -> list[str]:
     """The common part of a sweep's command line."""
     write_corpus(tmp_path / "text")

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 
 from headwise.attention.base import Attention
@@ -174,8 +173,3 @@ class Transformer(nn.Module):
 def n_parameters(model: nn.Module) -> int:
     """Number of scalars, tied ones counted once."""
     return sum(parameter.numel() for parameter in model.parameters())
-
-
-def device_of(model: nn.Module) -> torch.device:
-    """Where the weights are."""
-    return next(model.parameters()).device

@@ -81,6 +81,15 @@ class Ranks:
             merged.append(part[position // self.world_size])
         return merged
 
+    @contextmanager
+    def first_alone(self) -> Iterator[None]:
+        """The first rank goes through the block before the others: it makes, they find."""
+        if not self.is_main:
+            self.barrier()
+        yield
+        if self.is_main:
+            self.barrier()
+
     def barrier(self) -> None:
         """Wait for all ranks."""
         if self.world_size > 1:

@@ -127,13 +127,8 @@ def _place(
 
 def _find_corpus(config: Config, ranks: Ranks) -> Corpus:
     """Open the corpus; what has to be downloaded, the first rank gets before the others look."""
-    cache = Path(config.paths.cache).expanduser()
-    if not ranks.is_main:
-        ranks.barrier()
-    corpus = open_corpus(config.data, cache)
-    if ranks.is_main:
-        ranks.barrier()
-    return corpus
+    with ranks.first_alone():
+        return open_corpus(config.data, Path(config.paths.cache).expanduser())
 
 
 def _is_done(folder: RunFolder, config: Config, corpus: Corpus) -> bool:
@@ -221,18 +216,15 @@ class _Run:
 
     def _prepare(self, corpus: Corpus) -> PreparedCorpus:
         config = self.config
-        # the first rank makes the cache, the others then find it
-        if not self.ranks.is_main:
-            self.ranks.barrier()
-        prepared = prepare_corpus(
-            corpus,
-            config.tokenizer,
-            Path(config.paths.cache).expanduser(),
-            n_workers=config.trainer.n_workers,
-            progress=config.trainer.progress and self.ranks.is_main,
-        )
+        with self.ranks.first_alone():
+            prepared = prepare_corpus(
+                corpus,
+                config.tokenizer,
+                Path(config.paths.cache).expanduser(),
+                n_workers=config.trainer.n_workers,
+                progress=config.trainer.progress and self.ranks.is_main,
+            )
         if self.ranks.is_main:
-            self.ranks.barrier()
             self._remember_data(prepared)
         return prepared
 

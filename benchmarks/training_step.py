@@ -37,8 +37,7 @@ class Step:
     """One model with its optimizer and a batch."""
 
     def __init__(self, variant: str, precision: str) -> None:
-        node, pattern = group_node("attention", variant), group_node("pattern", "none")
-        factory = AttentionFactory(node, pattern, dropout=0.1)
+        factory = AttentionFactory({"attention": group_node("attention", variant)}, dropout=0.1)
         self.model = Transformer(MODEL, VOCABULARY, VOCABULARY, True, factory, seed=1)
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-4)
         self.loss = CrossEntropy(0.1)

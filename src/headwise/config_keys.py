@@ -14,11 +14,26 @@ from omegaconf.errors import OmegaConfBaseException
 
 from headwise.config_dir import config_dir, group_choices, group_node
 from headwise.errors import ConfigError, nearest
-from headwise.schema import SITES, Config, DecodeConfig, EvaluateConfig, TranslateConfig
+from headwise.schema import (
+    SITE_GROUPS,
+    SITES,
+    Config,
+    DecodeConfig,
+    EvaluateConfig,
+    TranslateConfig,
+)
 
 KINDS: dict[str, type] = {"train": Config, "evaluate": EvaluateConfig, "translate": TranslateConfig}
-OPEN_GROUPS = ("attention", "pattern", "loss", "optimizer", "scheduler")  # checked by constructors
-SITE_GROUPS = {"attention": "sites", "pattern": "pattern_sites"}
+OPEN_GROUPS = (  # checked by constructors
+    "attention",
+    "pattern",
+    "scaling",
+    "gates",
+    "repulsion",
+    "loss",
+    "optimizer",
+    "scheduler",
+)
 
 
 def refuse_unknown(config: DictConfig, config_name: str) -> None:

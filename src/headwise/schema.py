@@ -2,8 +2,8 @@
 
 Values a person chooses live here and in `conf/`; runtime objects (devices, tensors, vocabulary
 sizes) never do. Plain groups are typed, so that a wrong key or type is refused when the config
-is composed. Groups whose yaml names a class with `_target_` (attention, pattern, loss,
-optimizer, scheduler) stay open: their constructors check their own arguments.
+is composed. Groups whose yaml names a class with `_target_` (attention, pattern, scaling, gates,
+repulsion, loss, optimizer, scheduler) stay open: their constructors check their own arguments.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from typing import Any
 from omegaconf import MISSING
 
 SITES = ("encoder_self", "decoder_self", "cross")
+# Groups that a site may choose for itself -> the key below which it does.
+SITE_GROUPS = {"attention": "sites", "pattern": "pattern_sites", "scaling": "scaling_sites"}
 
 
 @dataclass
@@ -80,13 +82,18 @@ class ModelConfig:
     n_heads: int = MISSING
     d_ff: int = MISSING
     norm: str = "pre"  # pre or post
-    positions: str = "sinusoidal"  # sinusoidal or learned
+    positions: str = "sinusoidal"  # sinusoidal, learned, or grid (learned rows and columns)
     max_positions: int = 1024
-    activation: str = "relu"  # relu, gelu, silu
+    grid_width: int = 32  # positions a row, with positions=grid
+    activation: str = "relu"  # relu, gelu, silu, quick_gelu
     share_embeddings: str = "all"  # all (source, target, output), decoder (target, output), none
     dropout: float = 0.1
     attention_dropout: float = 0.1
     activation_dropout: float = 0.1  # inside the feed-forward block
+    init: str = "glorot"  # glorot, or scaled (Child et al. 2019) for very deep stacks
+    recompute: bool = False  # keep block inputs only and compute blocks again going backward
+    register_tokens: int = 0  # learned vectors in front of the source
+    heads: dict[str, list[list[int]]] | None = None  # site -> layers -> numbers of those kept
     lr: float = 7e-4  # peak learning rate suggested for this size
 
 
@@ -168,6 +175,10 @@ class Config:
     sites: SitesConfig = field(default_factory=SitesConfig)
     pattern: Any = MISSING
     pattern_sites: SitesConfig = field(default_factory=SitesConfig)
+    scaling: Any = MISSING
+    scaling_sites: SitesConfig = field(default_factory=SitesConfig)
+    gates: Any = MISSING
+    repulsion: Any = MISSING
     loss: Any = MISSING
     data: DataConfig = field(default_factory=DataConfig)
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)

@@ -58,7 +58,7 @@ def make_model(variant: str) -> Transformer:
     unsupported = target_class(node, "attention").unsupported_sites
     sites = {site: node for site in SITES if site not in unsupported}
     factory = AttentionFactory(
-        group_node("attention", "softmax"), group_node("pattern", "none"), sites
+        {"attention": group_node("attention", "softmax")}, {"attention": sites}
     )
     torch.manual_seed(1)
     n_ids = FIRST_ID + N_SYMBOLS

@@ -20,7 +20,6 @@ from headwise.schema import SITES, ModelConfig
 VARIANTS = group_choices("attention")
 B, H, E, Q, K = 3, 4, 8, 5, 7
 D = H * E
-NO_PATTERN = group_node("pattern", "none")
 MODEL = ModelConfig("contract", 2, 2, D, H, 2 * D)
 VOCABULARY = 11
 
@@ -39,7 +38,7 @@ def site_factory(variant: str, site: str, dropout: float = 0.0) -> AttentionFact
     """The variant at one site; softmax elsewhere, in case it cannot stand there."""
     common = group_node("attention", "softmax")
     own = {site: group_node("attention", variant)}
-    return AttentionFactory(common, NO_PATTERN, own, None, dropout)
+    return AttentionFactory({"attention": common}, {"attention": own}, dropout)
 
 
 def states(length: int, seed: int, scale: float = 1.0) -> torch.Tensor:
@@ -54,7 +53,8 @@ def cases() -> list[tuple[str, str]]:
 def make_model(variant: str) -> Transformer:
     torch.manual_seed(0)
     sites = {s: group_node("attention", variant) for s in SITES if supports(variant, s)}
-    factory = AttentionFactory(group_node("attention", "softmax"), NO_PATTERN, sites)
+    common = {"attention": group_node("attention", "softmax")}
+    factory = AttentionFactory(common, {"attention": sites})
     config = dataclasses.replace(MODEL, dropout=0.0, activation_dropout=0.0)
     return Transformer(config, VOCABULARY, VOCABULARY, True, factory, seed=3)
 
@@ -228,7 +228,9 @@ def test_declared_limits_are_refused_with_alternatives(variant: str) -> None:
     node = group_node("attention", variant)
     for site, reason in target_class(node, "attention").unsupported_sites.items():
         with pytest.raises(ConfigError, match=f"attention@sites.{site}=.*softmax") as refused:
-            AttentionFactory(group_node("attention", "softmax"), NO_PATTERN, {site: node})
+            AttentionFactory(
+                {"attention": group_node("attention", "softmax")}, {"attention": {site: node}}
+            )
         assert reason in str(refused.value)
 
 

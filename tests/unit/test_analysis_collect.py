@@ -12,7 +12,8 @@ from torch import Tensor
 
 from headwise.analysis.collect import HeadTable, alphas, head_statistics
 from headwise.attention.alpha_entmax import AlphaEntmax
-from headwise.attention.base import Attention, Normaliser, Place, ScoreAttention, ScoreContext
+from headwise.attention.base import Attention, Normaliser, Place, ScoreContext
+from headwise.attention.scores import ScoreAttention
 from headwise.model.transformer import Transformer
 from headwise.schema import ModelConfig
 

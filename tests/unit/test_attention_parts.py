@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from headwise.attention.alpha_entmax import AlphaEntmax
-from headwise.attention.base import Mask, Pattern, Place, ScoreAttention
+from headwise.attention.base import Mask, Pattern, Place
 from headwise.attention.build import AttentionFactory
+from headwise.attention.scores import ScoreAttention
 from headwise.attention.softmax import Softmax
 from headwise.config_dir import group_node
 from headwise.errors import ConfigError
@@ -23,7 +24,9 @@ CPU = torch.device("cpu")
 class Window(Pattern):
     """A pattern for the tests: neighbours at most one position away."""
 
-    def allowed(self, query_positions_Q: Tensor, n_keys: int, causal: bool) -> Tensor | None:
+    def allowed(
+        self, query_positions_Q: Tensor, n_keys: int, causal: bool, key_lengths_B: Tensor | None
+    ) -> Tensor | None:
         distance = query_positions_Q[:, None] - torch.arange(n_keys)
         return (distance.abs() <= 1)[None, None]
 
@@ -131,7 +134,7 @@ def test_alpha_refuses_what_it_cannot_be(settings: dict[str, object], named: str
 @pytest.mark.parametrize(("share", "n_free"), [("none", 2 * H), ("layer", 2), ("site", 1)])
 def test_sharing_ties_what_it_says(share: str, n_free: int) -> None:
     node = {**group_node("attention", "alpha_entmax"), "share": share}
-    make = AttentionFactory(node, group_node("pattern", "none"))
+    make = AttentionFactory({"attention": node})
     layers = nn.ModuleList(make(Place("cross", layer, H, E)) for layer in (1, 2))
     found = [p for n, p in layers.named_parameters() if n.endswith("alpha_logit")]
     assert sum(p.numel() for p in found) == n_free
@@ -141,15 +144,15 @@ def test_sharing_ties_what_it_says(share: str, n_free: int) -> None:
 
 def test_a_declared_limit_is_refused_and_the_able_are_named() -> None:
     node = {"_target_": f"{__name__}.OnlyCross"}
-    softmax, none = group_node("attention", "softmax"), group_node("pattern", "none")
+    softmax = group_node("attention", "softmax")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HEADWISE_PLUGINS", __name__.split(".")[0])
         import sys
 
         sys.modules.setdefault(__name__, sys.modules[OnlyCross.__module__])
-        AttentionFactory(softmax, none, {"cross": node})
+        AttentionFactory({"attention": softmax}, {"attention": {"cross": node}})
         with pytest.raises(ConfigError, match="it mixes all positions") as refused:
-            AttentionFactory(node, none)
+            AttentionFactory({"attention": node})
     assert "attention@sites.decoder_self=" in str(refused.value)
     assert "softmax" in str(refused.value)
 

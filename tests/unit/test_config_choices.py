@@ -10,7 +10,8 @@ import torch
 from omegaconf import OmegaConf
 
 from command_line import composer, small_overrides, write_corpus
-from headwise.attention.base import Attention, ScoreAttention
+from headwise.attention.base import Attention
+from headwise.attention.scores import ScoreAttention
 from headwise.config_dir import config_dir, group_choices
 from headwise.config_keys import known_keys
 from headwise.data.tokenizer_training import check_tokenizer_config

@@ -57,7 +57,7 @@ def build(
         max_positions=32,
         share_embeddings="none",
     )
-    factory = AttentionFactory(group_node("attention", attention), group_node("pattern", "none"))
+    factory = AttentionFactory({"attention": group_node("attention", attention)})
     model = Transformer(config, N_PIECES, N_PIECES, False, factory, seed=3)
     with torch.no_grad():
         for parameter in model.parameters():

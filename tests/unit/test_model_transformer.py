@@ -18,8 +18,8 @@ V = 13
 
 
 def build(config: ModelConfig = SMALL, attention: str = "softmax", seed: int = 1) -> Transformer:
-    node, none = group_node("attention", attention), group_node("pattern", "none")
-    return Transformer(config, V, V, True, AttentionFactory(node, none), seed).eval()
+    factory = AttentionFactory({"attention": group_node("attention", attention)})
+    return Transformer(config, V, V, True, factory, seed).eval()
 
 
 def batch() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -81,9 +81,9 @@ def test_sharing_of_embeddings() -> None:
 
 
 def test_two_vocabularies_cannot_share_one_table() -> None:
-    node, pattern = group_node("attention", "softmax"), group_node("pattern", "none")
+    factory = AttentionFactory({"attention": group_node("attention", "softmax")})
     with pytest.raises(ConfigError, match="share_embeddings"):
-        Transformer(SMALL, V, V, False, AttentionFactory(node, pattern), 1)
+        Transformer(SMALL, V, V, False, factory, 1)
 
 
 def test_variants_start_from_the_same_projections() -> None:

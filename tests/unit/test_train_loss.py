@@ -31,8 +31,8 @@ def test_value_and_gradient_are_those_of_torch(smoothing: float) -> None:
     torch.testing.assert_close(sums.loss, expected, rtol=1e-12, atol=0)
     torch.testing.assert_close(own, reference, rtol=1e-12, atol=1e-14)
     plain = cross_entropy(*rows, ignore_index=0, reduction="sum")
-    torch.testing.assert_close(sums.nll, plain, rtol=1e-12, atol=0)
-    assert not sums.nll.requires_grad
+    torch.testing.assert_close(sums.measure, plain, rtol=1e-12, atol=0)
+    assert not sums.measure.requires_grad
 
 
 def test_gradient_agrees_with_differences() -> None:
@@ -56,7 +56,7 @@ def test_nothing_but_padding_is_zero() -> None:
     logits_BTV, target_BT = example(torch.float32)
     sums = CrossEntropy(0.1)(logits_BTV, torch.zeros_like(target_BT))
     (gradient,) = torch.autograd.grad(sums.loss, logits_BTV)
-    assert sums.loss.item() == sums.nll.item() == 0
+    assert sums.loss.item() == sums.measure.item() == 0
     assert not gradient.any()
 
 

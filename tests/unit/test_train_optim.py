@@ -14,7 +14,7 @@ ADAMW = {"_target_": "torch.optim.AdamW", "lr": 0.01}
 
 def make_model(variant: str = "alpha_entmax") -> Transformer:
     torch.manual_seed(1)
-    factory = AttentionFactory(group_node("attention", variant), group_node("pattern", "none"))
+    factory = AttentionFactory({"attention": group_node("attention", variant)})
     config = ModelConfig(
         "test", 1, 1, 8, 2, 16, dropout=0.0, attention_dropout=0.0, activation_dropout=0.0
     )

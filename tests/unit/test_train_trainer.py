@@ -67,7 +67,7 @@ class Loader:
 
 def make_model(dropout: float = 0.0) -> Transformer:
     factory = AttentionFactory(
-        group_node("attention", "alpha_entmax"), group_node("pattern", "none"), dropout=dropout
+        {"attention": group_node("attention", "alpha_entmax")}, dropout=dropout
     )
     config = ModelConfig(
         "test", 1, 1, 8, 2, 16, dropout=dropout, attention_dropout=0.0, activation_dropout=0.0
@@ -129,7 +129,7 @@ def test_an_update_is_the_gradient_of_all_its_tokens(
     logits_BTV = before(whole.source_BS, whole.source_lengths_B, whole.target_in_BT).logits_BTV
     sums = CrossEntropy(0.1)(logits_BTV, whole.target_out_BT)
     assert logged["train/loss"] == pytest.approx(sums.loss.item() / whole.n_tokens, rel=1e-6)
-    assert logged["train/nll"] == pytest.approx(sums.nll.item() / whole.n_tokens, rel=1e-6)
+    assert logged["train/nll"] == pytest.approx(sums.measure.item() / whole.n_tokens, rel=1e-6)
 
 
 def test_clipping_bounds_the_whole_update(tmp_path: Path) -> None:

@@ -3,8 +3,9 @@
 Letters: B batch, H heads, Q and K numbers of queries and keys, D model width, E head width.
 Layers and heads count from 1 in names, options and logs.
 
-A variant is a `Normaliser` (scores to weights), a `Pattern` (which keys a query may see), or a
-whole `Attention` of its own without a weight matrix. `ScoreAttention` composes the first two.
+A variant is a `Normaliser` (scores to weights), a `Pattern` (which keys a query may see), a
+`Scaling` (a factor on the scores), or a whole `Attention` of its own without a weight matrix.
+`headwise.attention.scores.ScoreAttention` composes the first three.
 """
 
 from __future__ import annotations
@@ -16,22 +17,39 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from headwise.attention.cache import AttentionCache, KeyValueCache
+from headwise.attention.cache import AttentionCache
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where in the model an attention stands, and its sizes."""
+    """Where in the model an attention stands, and its sizes.
 
-    site: str  # encoder_self, decoder_self or cross
-    layer: int  # from 1
+    Attributes:
+        site: encoder_self, decoder_self or cross.
+        layer: from 1.
+        n_heads: heads that are there.
+        head_dim: width E of each.
+        width: D of the model where heads were pruned; else it is n_heads * head_dim.
+        numbers: which of the unpruned model's heads these are, from 1; None: all of them. What is
+            chosen per head goes by these numbers.
+    """
+
+    site: str
+    layer: int
     n_heads: int
     head_dim: int
+    width: int | None = None
+    numbers: tuple[int, ...] | None = None
 
     @property
     def d_model(self) -> int:
         """Width D of the model."""
-        return self.n_heads * self.head_dim
+        return self.n_heads * self.head_dim if self.width is None else self.width
+
+    @property
+    def head_numbers(self) -> tuple[int, ...]:
+        """Numbers of the heads, from 1, as the unpruned model counts them."""
+        return tuple(range(1, self.n_heads + 1)) if self.numbers is None else self.numbers
 
 
 class Pattern:
@@ -43,9 +61,42 @@ class Pattern:
     def __init__(self, place: Place) -> None:
         self.place = place
 
-    def allowed(self, query_positions_Q: Tensor, n_keys: int, causal: bool) -> Tensor | None:
-        """Bool tensor broadcastable to (B, H, Q, K), True = may attend; None: no restriction."""
+    def allowed(
+        self, query_positions_Q: Tensor, n_keys: int, causal: bool, key_lengths_B: Tensor | None
+    ) -> Tensor | None:
+        """Bool tensor broadcastable to (B, H, Q, K), True = may attend; None: no restriction.
+
+        Padding and causality need not be repeated: what they forbid stays forbidden.
+        """
         raise NotImplementedError
+
+
+class Scaling(nn.Module):
+    """A factor on the scores of each head and query, before whatever normaliser follows.
+
+    A subclass takes `place` as first argument and its own choices as keywords.
+    """
+
+    unsupported_sites: ClassVar[Mapping[str, str]] = {}  # site -> reason
+    scales: ClassVar[bool] = True
+    head_axes: ClassVar[Mapping[str, int]] = {}  # parameter -> its axis of one entry a head
+
+    def __init__(self, place: Place) -> None:
+        super().__init__()
+        self.place = place
+
+    def forward(self, query_BQD: Tensor, n_visible_BQ: Tensor) -> Tensor:
+        """Factor (B or 1, H, Q, 1), float32.
+
+        Args:
+            query_BQD: what the layer reads for its queries.
+            n_visible_BQ: keys that padding and causality leave to each query, (B or 1, Q).
+        """
+        raise NotImplementedError
+
+    def stats(self) -> dict[str, Tensor]:
+        """What this module would have logged, one value a head: name -> (H,)."""
+        return {}
 
 
 @dataclass(frozen=True)
@@ -85,6 +136,15 @@ class Mask:
             self._dense[size] = self._make_dense(n_queries, n_keys, device)
         return self._dense[size]
 
+    def n_visible(self, n_queries: int, n_keys: int, device: torch.device) -> Tensor:
+        """Number of keys (B or 1, Q) that padding and causality leave to each query."""
+        visible_BQ = torch.full((1, n_queries), n_keys, device=device)
+        if self.causal:
+            visible_BQ = torch.arange(n_queries, device=device)[None] + self.query_offset + 1
+        if self.key_lengths_B is not None:
+            visible_BQ = torch.minimum(visible_BQ, self.key_lengths_B[:, None])
+        return visible_BQ
+
     def _make_dense(self, n_queries: int, n_keys: int, device: torch.device) -> Tensor | None:
         keys_K = torch.arange(n_keys, device=device)
         queries_Q = torch.arange(n_queries, device=device) + self.query_offset
@@ -94,7 +154,7 @@ class Mask:
         if self.causal and n_keys > self.query_offset + 1:
             parts.append((keys_K <= queries_Q[:, None])[None, None])
         if self.pattern is not None:
-            allowed = self.pattern.allowed(queries_Q, n_keys, self.causal)
+            allowed = self.pattern.allowed(queries_Q, n_keys, self.causal, self.key_lengths_B)
             if allowed is not None:
                 parts.append(allowed)
         if not parts:
@@ -140,6 +200,8 @@ class Normaliser(nn.Module):
     unsupported_sites: ClassVar[Mapping[str, str]] = {}  # site -> reason
     is_distribution: ClassVar[bool] = True  # rows are non-negative and sum to one
     is_fused: ClassVar[bool] = False  # `attend` exists
+    head_axes: ClassVar[Mapping[str, int]] = {}  # parameter -> its axis of one entry a head
+    shared_part: ClassVar[str] = ""  # see `share_key`
 
     def __init__(self, place: Place) -> None:
         super().__init__()
@@ -147,8 +209,15 @@ class Normaliser(nn.Module):
 
     @classmethod
     def share_key(cls, place: Place, settings: Mapping[str, Any]) -> str | None:
-        """Places with an equal key share one module; None (the default): no sharing."""
+        """Places with an equal key share one module; None (the default): no sharing.
+
+        What is shared is the attribute that `shared_part` names, or all of the module.
+        """
         return None
+
+    def distribution_heads(self) -> tuple[bool, ...]:
+        """Whether the rows of each head are non-negative and sum to one."""
+        return (self.is_distribution,) * self.place.n_heads
 
     def forward(self, scores_BHQK: Tensor, context: ScoreContext) -> Tensor:
         """Weights (B, H, Q, K); keys that are not allowed get exactly 0."""
@@ -160,15 +229,40 @@ class Normaliser(nn.Module):
         """Context (B, H, Q, E) without forming the weights; only where `is_fused`."""
         raise NotImplementedError
 
+    def query_stats(self, context: ScoreContext) -> dict[str, Tensor]:
+        """What differs between queries and would be logged as a mean: name -> (B, H, Q)."""
+        return {}
+
     def stats(self) -> dict[str, Tensor]:
         """What this module would have logged, one value a head: name -> (H,)."""
         return {}
 
 
 class Attention(nn.Module):
-    """The protocol of one attention site of one layer."""
+    """The protocol of one attention site of one layer.
 
-    unsupported_sites: ClassVar[Mapping[str, str]] = {}
+    Whole kernels follow it through `headwise.attention.heads.MultiHeadAttention`.
+    """
+
+    place: Place
+    unsupported_sites: ClassVar[Mapping[str, str]] = {}  # site -> reason
+    forms_weights: ClassVar[str] = "exact"  # exact, effective (see the class) or no
+    head_axes: ClassVar[Mapping[str, int]] = {}  # parameter -> its axis of one entry a head
+    shared_part: ClassVar[str] = ""  # see `share_key`
+
+    @classmethod
+    def share_key(cls, place: Place, settings: Mapping[str, Any]) -> str | None:
+        """As in `Normaliser.share_key`."""
+        return None
+
+    @property
+    def max_keys(self) -> int | None:
+        """Most keys it can take, or None for no limit."""
+        return None
+
+    def distribution_heads(self) -> tuple[bool, ...]:
+        """Whether the weights of each head are non-negative and sum to one."""
+        return (True,) * self.place.n_heads
 
     def forward(
         self,
@@ -198,71 +292,3 @@ class Attention(nn.Module):
     def stats(self) -> dict[str, Tensor]:
         """One value a head: name -> (H,)."""
         return {}
-
-
-class ScoreAttention(Attention):
-    """Multi-head scaled dot-product attention (Vaswani et al. 2017, section 3.2).
-
-    Owns the projections; the normaliser decides how scores become weights and the pattern which
-    keys take part.
-    """
-
-    def __init__(
-        self, place: Place, normaliser: Normaliser, pattern: Pattern | None, dropout: float
-    ) -> None:
-        super().__init__()
-        self.place = place
-        self.normaliser = normaliser
-        self.pattern = pattern if pattern is not None and pattern.restricts else None
-        self.dropout = dropout
-        d_model = place.d_model
-        self.query = nn.Linear(d_model, d_model)
-        self.key = nn.Linear(d_model, d_model)
-        self.value = nn.Linear(d_model, d_model)
-        self.output = nn.Linear(d_model, d_model)
-
-    def _split(self, states_BND: Tensor) -> Tensor:
-        batch, length, _ = states_BND.shape
-        return states_BND.view(batch, length, self.place.n_heads, -1).transpose(1, 2)
-
-    def forward(
-        self,
-        query_BQD: Tensor,
-        key_BKD: Tensor,
-        value_BKD: Tensor,
-        mask: Mask,
-        cache: AttentionCache | None = None,
-        need_weights: bool = False,
-    ) -> AttentionOutput:
-        """See `Attention.forward`."""
-        query_BHQE = self._split(self.query(query_BQD))
-        if cache is not None and cache.is_complete:
-            key_BHKE, value_BHKE = cache.content()
-        else:
-            key_BHKE = self._split(self.key(key_BKD))
-            value_BHKE = self._split(self.value(value_BKD))
-            if cache is not None:
-                key_BHKE, value_BHKE = cache.update(key_BHKE, value_BHKE)
-        if self.pattern is not None:
-            mask = Mask(mask.key_lengths_B, mask.causal, self.pattern, mask.query_offset)
-        dropout = self.dropout if self.training else 0.0
-        weights_BHQK = None
-        if self.normaliser.is_fused and not need_weights:
-            context = self.normaliser.attend(query_BHQE, key_BHKE, value_BHKE, mask, dropout)
-        else:
-            # scaling the queries is the same product on a smaller tensor
-            scaled_BHQE = query_BHQE * self.place.head_dim**-0.5
-            scores_BHQK = scaled_BHQE @ key_BHKE.transpose(-1, -2)
-            weights_BHQK = self.normaliser(scores_BHQK, ScoreContext(mask, query_BHQE))
-            dropped_BHQK = nn.functional.dropout(weights_BHQK, dropout, training=dropout > 0)
-            context = dropped_BHQK.to(value_BHKE.dtype) @ value_BHKE
-        context_BQD = context.transpose(1, 2).flatten(2)
-        return AttentionOutput(self.output(context_BQD), weights_BHQK if need_weights else None)
-
-    def make_cache(self, static: bool) -> KeyValueCache:
-        """See `Attention.make_cache`."""
-        return KeyValueCache(static)
-
-    def stats(self) -> dict[str, Tensor]:
-        """What the normaliser reports."""
-        return self.normaliser.stats()

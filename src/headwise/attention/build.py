@@ -7,19 +7,21 @@ from typing import Any
 
 from torch import nn
 
-from headwise.attention.base import Attention, Normaliser, Pattern, Place, ScoreAttention
+from headwise.attention.base import Attention, Normaliser, Pattern, Place, Scaling
+from headwise.attention.scores import ScoreAttention
 from headwise.config_dir import group_choices, group_node
 from headwise.errors import ConfigError
 from headwise.instantiate import as_container, instantiate, target_class
-from headwise.schema import SITES
+from headwise.schema import SITE_GROUPS, SITES
 
 
 class AttentionFactory:
     """Makes the attention of each place from the choices of the config.
 
     Args:
-        attention, pattern: the common choice, nodes with `_target_`.
-        sites, pattern_sites: the choice of one site, or None to follow the common one.
+        choices: group (attention, pattern, scaling) -> the common choice, a node with `_target_`.
+            A group that is left out is `none`.
+        sites: group -> site -> the choice of that site alone, or None to follow the common one.
         dropout: rate on the attention weights.
 
     Raises:
@@ -28,33 +30,27 @@ class AttentionFactory:
 
     def __init__(
         self,
-        attention: Any,
-        pattern: Any,
-        sites: Mapping[str, Any] | None = None,
-        pattern_sites: Mapping[str, Any] | None = None,
+        choices: Mapping[str, Any],
+        sites: Mapping[str, Mapping[str, Any]] | None = None,
         dropout: float = 0.0,
     ) -> None:
         self.dropout = dropout
-        self._attention = self._per_site("attention", attention, "sites", sites)
-        self._pattern = self._per_site("pattern", pattern, "pattern_sites", pattern_sites)
+        self._chosen: dict[str, dict[str, tuple[str, Any]]] = {}
         self._shared: dict[tuple[str, str], nn.Module] = {}
-        for site in SITES:
-            self._refuse_unsupported("attention", *self._attention[site], site)
-            self._refuse_unsupported("pattern", *self._pattern[site], site)
+        for group, sites_key in SITE_GROUPS.items():
+            common = choices[group] if group in choices else group_node(group, "none")
+            own = (sites or {}).get(group, {})
+            self._chosen[group] = {
+                site: _choice_at(site, group, as_container(common))
+                if own.get(site) is None
+                else (f"{sites_key}.{site}", _without_instead(as_container(own[site])))
+                for site in SITES
+            }
+            for site in SITES:
+                self._refuse_unsupported(group, site)
 
-    @staticmethod
-    def _per_site(
-        group: str, common: Any, sites_key: str, sites: Mapping[str, Any] | None
-    ) -> dict[str, tuple[str, Any]]:
-        chosen = {}
-        for site in SITES:
-            own = sites.get(site) if sites is not None else None
-            node = (group, common) if own is None else (f"{sites_key}.{site}", own)
-            chosen[site] = (node[0], as_container(node[1]))
-        return chosen
-
-    @staticmethod
-    def _refuse_unsupported(group: str, key: str, node: Any, site: str) -> None:
+    def _refuse_unsupported(self, group: str, site: str) -> None:
+        key, node = self._chosen[group][site]
         reason = unsupported_sites(node, key).get(site)
         if reason is None:
             return
@@ -63,46 +59,77 @@ class AttentionFactory:
             for name in group_choices(group)
             if site not in unsupported_sites(group_node(group, name), group)
         ]
-        sites_key = "sites" if group == "attention" else "pattern_sites"
         raise ConfigError(
             f"{node['_target_']} cannot be used at {site}: {reason}. "
-            f"Choose another there: {group}@{sites_key}.{site}={'|'.join(able)}"
+            f"Choose another there: {group}@{SITE_GROUPS[group]}.{site}={'|'.join(able)}"
         )
 
     def __call__(self, place: Place) -> Attention:
         """The attention module of one place; two places share nothing unless declared."""
-        key, node = self._attention[place.site]
-        module = self._instantiate(key, node, place)
-        pattern_key, pattern_node = self._pattern[place.site]
-        pattern = instantiate(pattern_node, pattern_key, place=place)
-        if not isinstance(pattern, Pattern):
-            name = type(pattern).__name__
-            raise ConfigError(f"{pattern_key}._target_ must be a Pattern, got {name}")
-        if isinstance(module, Attention):
-            if pattern.restricts:
+        module = self._variant(place)
+        pattern = self._make("pattern", place, Pattern)
+        scaling = self._make("scaling", place, Scaling)
+        if isinstance(module, Normaliser):
+            return ScoreAttention(place, module, pattern, self.dropout, scaling)
+        for group, part, is_none in (
+            ("pattern", pattern, not pattern.restricts),
+            ("scaling", scaling, not scaling.scales),
+        ):
+            if not is_none:
                 raise ConfigError(
-                    f"{node['_target_']} forms no scores that {pattern_node['_target_']} could "
-                    f"restrict at {place.site}; use pattern@pattern_sites.{place.site}=none"
+                    f"{type(module).__name__} forms no scores on which {type(part).__name__} "
+                    f"could act at {place.site}; use {group}@{SITE_GROUPS[group]}.{place.site}=none"
                 )
-            return module
-        if not isinstance(module, Normaliser):
-            raise ConfigError(
-                f"{key}._target_ must be a Normaliser or an Attention, got {type(module).__name__}"
-            )
-        return ScoreAttention(place, module, pattern, self.dropout)
+        return module
 
-    def _instantiate(self, key: str, node: Any, place: Place) -> nn.Module:
+    def _make(self, group: str, place: Place, kind: type[Any]) -> Any:
+        key, node = self._chosen[group][place.site]
+        made = instantiate(node, key, place=place)
+        if not isinstance(made, kind):
+            raise ConfigError(
+                f"{key}._target_ must be a {kind.__name__}, got {type(made).__name__}"
+            )
+        return made
+
+    def _variant(self, place: Place) -> Normaliser | Attention:
+        """The normaliser or whole attention; declared parts are those made for an earlier place."""
+        key, node = self._chosen["attention"][place.site]
         target = target_class(node, key)
-        share_key = None
-        if issubclass(target, Normaliser):
-            share_key = target.share_key(place, node)
+        if not issubclass(target, (Normaliser, Attention)):
+            raise ConfigError(
+                f"{key}._target_ must be a Normaliser or an Attention, got {target.__name__}"
+            )
+        share_key = target.share_key(place, node)
+        slot = (node["_target_"], str(share_key))
+        if share_key is not None and not target.shared_part and slot in self._shared:
+            return self._shared[slot]  # type: ignore[return-value]
+        module: Normaliser | Attention = instantiate(node, key, place=place)
         if share_key is None:
-            module: nn.Module = instantiate(node, key, place=place)
             return module
-        slot = (node["_target_"], share_key)
-        if slot not in self._shared:
-            self._shared[slot] = instantiate(node, key, place=place)
-        return self._shared[slot]
+        part = getattr(module, target.shared_part) if target.shared_part else module
+        shared = self._shared.setdefault(slot, part)
+        if shared is not part:
+            setattr(module, target.shared_part, shared)
+        return module
+
+
+def _choice_at(site: str, group: str, common: Any) -> tuple[str, Any]:
+    """Key and node of a site that follows the common choice.
+
+    A yaml may name with `instead` what stands at the sites where its variant cannot. That holds
+    for `group=`, which asks for the variant as far as it goes; at a site asked for by name it is
+    refused.
+    """
+    instead = common.get("instead", {}) if isinstance(common, Mapping) else {}
+    if site in instead:
+        return f"{group}.instead.{site}", group_node(group, instead[site])
+    return group, _without_instead(common)
+
+
+def _without_instead(node: Any) -> Any:
+    if not isinstance(node, Mapping):
+        return node
+    return {key: value for key, value in node.items() if key != "instead"}
 
 
 def unsupported_sites(node: Any, key: str) -> Mapping[str, str]:

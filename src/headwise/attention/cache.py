@@ -1,4 +1,4 @@
-"""Keys and values of earlier decoding steps."""
+"""What a decoding step leaves for the next one."""
 
 from __future__ import annotations
 
@@ -8,19 +8,11 @@ from torch import Tensor
 
 
 class AttentionCache(Protocol):
-    """What a decoding step leaves for the next one."""
+    """What every kind of cache can do; what it holds is between it and its attention."""
 
     @property
     def is_complete(self) -> bool:
         """Nothing is to be added any more (cross-attention after the first step)."""
-        ...
-
-    def update(self, key_BHKE: Tensor, value_BHKE: Tensor) -> tuple[Tensor, Tensor]:
-        """Append the new positions and return all of them."""
-        ...
-
-    def content(self) -> tuple[Tensor, Tensor]:
-        """All keys and values, (B, H, K, E) each."""
         ...
 
     def reorder(self, rows_B: Tensor) -> None:

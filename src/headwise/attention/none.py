@@ -1,10 +1,10 @@
-"""The pattern that restricts nothing. Others stand beside it, one file and one yaml each."""
+"""What restricts and scales nothing: the first choices of the groups pattern and scaling."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from headwise.attention.base import Pattern
+from headwise.attention.base import Pattern, Scaling
 
 
 class NoPattern(Pattern):
@@ -12,6 +12,14 @@ class NoPattern(Pattern):
 
     restricts = False
 
-    def allowed(self, query_positions_Q: Tensor, n_keys: int, causal: bool) -> Tensor | None:
+    def allowed(
+        self, query_positions_Q: Tensor, n_keys: int, causal: bool, key_lengths_B: Tensor | None
+    ) -> Tensor | None:
         """None: no restriction."""
         return None
+
+
+class NoScaling(Scaling):
+    """Scores are the scaled dot products of Vaswani et al. (2017), nothing more."""
+
+    scales = False

@@ -4,33 +4,64 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from headwise.attention.base import Place
+from headwise.attention.base import Attention, Place
 from headwise.attention.build import AttentionFactory
+from headwise.errors import ConfigError
+from headwise.instantiate import instantiate
+from headwise.model.encoder import MakeAttention
+from headwise.model.gates import Gates
+from headwise.model.places import place_of
 from headwise.model.transformer import Transformer, check_model_config
-from headwise.schema import SITES, Config
+from headwise.schema import SITE_GROUPS, SITES, Config
 
 
 def attention_factory(config: Config) -> AttentionFactory:
     """What makes the attention of each place."""
     return AttentionFactory(
-        config.attention,
-        config.pattern,
-        asdict(config.sites),
-        asdict(config.pattern_sites),
+        {group: getattr(config, group) for group in SITE_GROUPS},
+        {group: asdict(getattr(config, key)) for group, key in SITE_GROUPS.items()},
         config.model.attention_dropout,
     )
+
+
+def attention_maker(config: Config, gates: Gates) -> MakeAttention:
+    """What makes the attention of each place, with its gate."""
+    factory = attention_factory(config)
+    if not isinstance(gates, Gates):
+        raise ConfigError(f"gates._target_ must be a Gates, got {type(gates).__name__}")
+
+    def make(place: Place) -> Attention:
+        attention = factory(place)
+        gate = gates(place)
+        if gate is not None:
+            attention.gate = gate
+        return attention
+
+    return make
 
 
 def check_model(config: Config) -> None:
     """Build one attention of each site and throw it away: every choice is refused before data."""
     check_model_config(config.model, config.tokenizer.joint)
-    make = attention_factory(config)
+    make = attention_maker(config, instantiate(config.gates, "gates"))
     for site in SITES:
-        make(Place(site, 1, config.model.n_heads, config.model.d_model // config.model.n_heads))
+        made = make(place_of(config.model, site, 1))
+        if site == "decoder_self" or made.max_keys is None:
+            continue
+        pieces = config.tokenizer.max_sentence_pieces + 1 + config.model.register_tokens
+        if pieces > made.max_keys:
+            raise ConfigError(
+                f"{type(made).__name__} at {site} takes at most {made.max_keys} positions, but a "
+                f"source may have {pieces}: tokenizer.max_sentence_pieces="
+                f"{config.tokenizer.max_sentence_pieces}, the end of the sentence and "
+                f"model.register_tokens={config.model.register_tokens}"
+            )
 
 
 def build_model(config: Config, source_vocab: int, target_vocab: int, joint: bool) -> Transformer:
     """The model of `config` for vocabularies of these sizes."""
-    return Transformer(
-        config.model, source_vocab, target_vocab, joint, attention_factory(config), config.seed
-    )
+    gates = instantiate(config.gates, "gates")
+    make = attention_maker(config, gates)
+    model = Transformer(config.model, source_vocab, target_vocab, joint, make, config.seed)
+    gates.prepare(model)
+    return model

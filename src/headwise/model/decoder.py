@@ -6,10 +6,11 @@ from typing import cast
 
 from torch import Tensor, nn
 
-from headwise.attention.base import Attention, Mask, Place
+from headwise.attention.base import Attention, Mask
 from headwise.attention.cache import AttentionCache
 from headwise.model.blocks import NORM_EPSILON, FeedForward, Residual
 from headwise.model.encoder import MakeAttention
+from headwise.model.places import place_of
 from headwise.schema import ModelConfig
 
 
@@ -39,14 +40,9 @@ class DecoderLayer(nn.Module):
     def __init__(self, config: ModelConfig, layer: int, make_attention: MakeAttention) -> None:
         super().__init__()
         width, pre_norm = config.d_model, config.norm == "pre"
-        head_dim = width // config.n_heads
-        self.self_attention: Attention = make_attention(
-            Place("decoder_self", layer, config.n_heads, head_dim)
-        )
+        self.self_attention: Attention = make_attention(place_of(config, "decoder_self", layer))
         self.self_residual = Residual(width, pre_norm, config.dropout)
-        self.cross_attention: Attention = make_attention(
-            Place("cross", layer, config.n_heads, head_dim)
-        )
+        self.cross_attention: Attention = make_attention(place_of(config, "cross", layer))
         self.cross_residual = Residual(width, pre_norm, config.dropout)
         self.feed_forward = FeedForward(
             width, config.d_ff, config.activation, config.activation_dropout

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from headwise.attention.base import Attention, Mask, Place
 from headwise.model.blocks import NORM_EPSILON, FeedForward, Residual
+from headwise.model.places import place_of
 from headwise.schema import ModelConfig
 
 MakeAttention = Callable[[Place], Attention]
@@ -19,8 +20,7 @@ class EncoderLayer(nn.Module):
     def __init__(self, config: ModelConfig, layer: int, make_attention: MakeAttention) -> None:
         super().__init__()
         pre_norm = config.norm == "pre"
-        head_dim = config.d_model // config.n_heads
-        self.attention = make_attention(Place("encoder_self", layer, config.n_heads, head_dim))
+        self.attention = make_attention(place_of(config, "encoder_self", layer))
         self.attention_residual = Residual(config.d_model, pre_norm, config.dropout)
         self.feed_forward = FeedForward(
             config.d_model, config.d_ff, config.activation, config.activation_dropout

@@ -93,6 +93,7 @@ class Transformer(nn.Module):
     ) -> None:
         super().__init__()
         check_model_config(config, joint_vocab)
+        self.n_registers = config.register_tokens  # learned positions in front of every source
         source_table = nn.Embedding(source_vocab, config.d_model)
         shared = config.share_embeddings == "all"
         target_table = source_table if shared else nn.Embedding(target_vocab, config.d_model)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from headwise.analysis.collect import head_statistics
 from headwise.data.batching import evaluation_batches
@@ -23,6 +22,7 @@ from headwise.model.transformer import Transformer
 from headwise.schema import Config
 from headwise.train.checkpoint import write_text
 from headwise.train.distributed import Ranks
+from headwise.train.loss import Loss
 from headwise.train.trainer import Validation
 
 
@@ -37,7 +37,7 @@ class Validator:
     def __init__(
         self,
         model: Transformer,
-        loss: nn.Module,
+        loss: Loss,
         prepared: PreparedCorpus,
         config: Config,
         ranks: Ranks,
@@ -80,14 +80,13 @@ class Validator:
             output = self.model(batch.source_BS, batch.source_lengths_B, batch.target_in_BT)
             found = self.loss(output.logits_BTV, batch.target_out_BT)
             n_tokens = torch.tensor(batch.n_tokens, device=self.ranks.device)
-            sums += torch.stack((found.loss, found.nll, n_tokens)).double()
-        loss, nll, n_tokens_all = self.ranks.sum(sums).tolist()
-        nll /= n_tokens_all
-        return {
-            "valid/loss": loss / n_tokens_all,
-            "valid/nll": nll,
-            "valid/perplexity": math.exp(min(nll, 700.0)),
-        }
+            sums += torch.stack((found.loss, found.measure, n_tokens)).double()
+        loss, measure, n_tokens_all = self.ranks.sum(sums).tolist()
+        measure /= n_tokens_all
+        metrics = {"valid/loss": loss / n_tokens_all, f"valid/{self.loss.measure}": measure}
+        if self.loss.measure == "nll":
+            metrics["valid/perplexity"] = math.exp(min(measure, 700.0))
+        return metrics
 
     def _translate(self) -> list[Translation]:
         return self.ranks.gather(self.translator.translate(self.ranks.share(self.sources)))

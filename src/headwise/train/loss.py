@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -18,10 +18,20 @@ class LossSum:
     """Sums over the real target tokens of a batch."""
 
     loss: Tensor  # what is minimised, differentiable
-    nll: Tensor  # negative log-likelihood in nats, detached
+    measure: Tensor  # what `Loss.measure` names, detached
 
 
-class CrossEntropy(nn.Module):
+class Loss(nn.Module):
+    """(logits (B, T, V), targets (B, T)) -> sums over the targets that are not padding."""
+
+    measure: ClassVar[str] = "nll"  # nll (in nats), or support (words with a probability)
+
+    def forward(self, logits_BTV: Tensor, target_BT: Tensor) -> LossSum:
+        """The sums of a batch."""
+        raise NotImplementedError
+
+
+class CrossEntropy(Loss):
     """Cross-entropy with uniform label smoothing (Szegedy et al. 2016; Vaswani et al. 2017).
 
     With ε = `label_smoothing`, the target distribution is (1-ε)·one-hot + ε/V.

@@ -29,6 +29,7 @@ from headwise.decode.translator import Translator
 from headwise.errors import ConfigError, HeadwiseError, RunError
 from headwise.instantiate import instantiate
 from headwise.model.build import build_model
+from headwise.model.gates import gate_penalty
 from headwise.model.transformer import Transformer
 from headwise.schema import Config
 from headwise.track.base import NullTracker, Tracker
@@ -258,6 +259,7 @@ class _Run:
     def _trainer(self, model: Transformer, prepared: PreparedCorpus, stop: StopRequest) -> Trainer:
         config, ranks = self.config, self.ranks
         loss = instantiate(config.loss, "loss")
+        repulsion = instantiate(config.repulsion, "repulsion")
         loader = BatchLoader(
             self._training_split(prepared),
             config.trainer.max_tokens,
@@ -279,6 +281,8 @@ class _Run:
             validate=Validator(model, loss, prepared, config, ranks),
             alphas=lambda: alphas(model),
             stop=stop,
+            transform=lambda update: repulsion(model, update, config.seed),
+            penalty=lambda: gate_penalty(model),
         )
         if self._last.is_file():
             # onto the CPU: the optimizer itself knows which of its state belongs on the device

@@ -47,6 +47,7 @@ def check(config: Config) -> None:
     build_optimizer(config.optimizer, torch.nn.Linear(1, 1))
     instantiate(config.scheduler, "scheduler")
     instantiate(config.loss, "loss")
+    instantiate(config.repulsion, "repulsion")
 
 
 def settle(config: Config, config_node: DictConfig) -> dict[str, Any]:

@@ -15,7 +15,7 @@ class TrainState:
         tokens: target tokens seen, over all ranks.
         data: position of the batch loader.
         metrics_lines, heads_lines: length of the records; resuming cuts them back to it.
-        window_loss, window_nll, window_tokens: sums since the last logged update.
+        window_loss, window_measure, window_tokens: sums since the last logged update.
         best_score: of the monitored quantity; None before the first validation.
         best_update: update of the best validation.
         bad_validations: validations since then.
@@ -28,7 +28,7 @@ class TrainState:
     metrics_lines: int = 0
     heads_lines: int = 0
     window_loss: float = 0.0
-    window_nll: float = 0.0
+    window_measure: float = 0.0
     window_tokens: int = 0
     best_score: float | None = None
     best_update: int = 0

@@ -5,7 +5,7 @@ One update:
     draw `accumulate` global batches; the number of their target tokens is known beforehand
     seed the generators from (seed, update, rank)
     for each batch: forward, summed loss / tokens of the whole update, backward
-    sum the gradients over the ranks, clip, step
+    add the penalty, sum the gradients over the ranks, transform, clip, step
     log, validate, save: in this order, so that a checkpoint covers all that was written
 
 The loop knows no attention variant, no corpus and no metric: it is given callables.
@@ -28,7 +28,7 @@ from headwise.schema import TrainerConfig
 from headwise.train.checkpoint import load_weights, numbered_checkpoints, save_checkpoint
 from headwise.train.distributed import Ranks
 from headwise.train.interrupt import Interrupted, StopRequest
-from headwise.train.loss import LossSum
+from headwise.train.loss import Loss
 from headwise.train.optim import set_rate
 from headwise.train.precision import autocast, return_free_pages
 from headwise.train.progress import Progress
@@ -96,7 +96,7 @@ class Trainer:
 
     Args:
         model: the plain module; it is what checkpoints hold.
-        loss: (logits (B, T, V), targets (B, T)) -> sums.
+        loss: what is minimised.
         optimizer, schedule: the step and its rate.
         loader: batches of this rank.
         config, seed: human choices.
@@ -106,12 +106,15 @@ class Trainer:
         validate: looks at the model at a validation.
         alphas: per-head α by site, or nothing for variants without.
         stop: set by signals.
+        transform: given the number of the update, changes its summed gradients in place.
+        penalty: a term of the loss that depends on weights alone, added once an update; None
+            where there is none.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        loss: Callable[[Tensor, Tensor], LossSum],
+        loss: Loss,
         optimizer: torch.optim.Optimizer,
         schedule: Schedule,
         loader: Loader,
@@ -123,6 +126,8 @@ class Trainer:
         validate: Callable[[], Validation],
         alphas: Callable[[], dict[str, list[list[float]]]],
         stop: StopRequest,
+        transform: Callable[[int], None] | None = None,
+        penalty: Callable[[], Tensor | None] | None = None,
     ) -> None:
         self.model = model
         self.loss = loss
@@ -138,15 +143,17 @@ class Trainer:
         self.validate = validate
         self.alphas = alphas
         self.stop = stop
+        self.transform = transform
+        self.penalty = penalty
         self.state = TrainState()
         self.seconds = 0.0  # of training, over all processes that worked on the run
         self._told = 0, 0.0  # tokens and seconds when the speed was last logged
         self._saved_at = -1
         # compiling wraps the module; checkpoints go on holding the plain one
         self._forward: Callable[..., Any] = torch.compile(model) if config.compile else model
-        # Loss and nll of this rank since the last log. What is added are float32 numbers of like
-        # size, whose sums float64 holds exactly: after a resume, which leaves the sum of all ranks
-        # to the first, the bits are those of a run that was never stopped.
+        # Loss and measure of this rank since the last log. What is added are float32 numbers of
+        # like size, whose sums float64 holds exactly: after a resume, which leaves the sum of all
+        # ranks to the first, the bits are those of a run that was never stopped.
         self._window = torch.zeros(2, dtype=torch.float64, device=ranks.device)
         self._counted_at = time.perf_counter()
 
@@ -156,7 +163,7 @@ class Trainer:
         """Everything the next update depends on."""
         window = self.ranks.sum(self._window)
         self.state.data = self.loader.state()
-        self.state.window_loss, self.state.window_nll = window.tolist()
+        self.state.window_loss, self.state.window_measure = window.tolist()
         self.state.metrics_lines, self.state.heads_lines = self.records.n_lines()
         return {
             "model": self.model.state_dict(),  # 1
@@ -179,7 +186,7 @@ class Trainer:
         self.loader.restore(self.state.data)
         # the sum over the ranks goes to one of them, the others start from nothing
         if self.ranks.is_main:
-            self._window[0], self._window[1] = self.state.window_loss, self.state.window_nll
+            self._window[0], self._window[1] = self.state.window_loss, self.state.window_measure
         self.records.rewind(self.state.metrics_lines, self.state.heads_lines)
         self._saved_at = self.state.update
 
@@ -228,7 +235,12 @@ class Trainer:
         for batch in batches:
             if batch.n_tokens:
                 self._backward(batch, n_tokens)
+        penalty = self.penalty() if self.penalty is not None else None
+        if penalty is not None:
+            torch.autograd.backward(penalty / self.ranks.world_size)
         self.ranks.sum_gradients(self.model.parameters())
+        if self.transform is not None:
+            self.transform(state.update)
         if self.config.clip_norm:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip_norm)
         set_rate(self.optimizer, self.schedule.rate(state.update, self.base_rate))
@@ -245,11 +257,11 @@ class Trainer:
             output = self._forward(batch.source_BS, batch.source_lengths_B, batch.target_in_BT)
             sums = self.loss(output.logits_BTV, batch.target_out_BT)
         torch.autograd.backward(sums.loss / n_update_tokens)
-        self._window += torch.stack((sums.loss.detach(), sums.nll)).double()
+        self._window += torch.stack((sums.loss.detach(), sums.measure)).double()
 
     def _log(self, progress: Progress) -> None:
         state = self.state
-        loss, nll = (self.ranks.sum(self._window) / max(state.window_tokens, 1)).tolist()
+        loss, measure = (self.ranks.sum(self._window) / max(state.window_tokens, 1)).tolist()
         self._window.zero_()
         state.window_tokens = 0
         self._require_finite(loss, "training loss")
@@ -260,7 +272,7 @@ class Trainer:
             state.update,
             {
                 "train/loss": loss,
-                "train/nll": nll,
+                f"train/{self.loss.measure}": measure,
                 "train/rate": self.schedule.rate(state.update, self.base_rate),
                 "train/tokens": state.tokens,
                 "train/epoch": self.loader.state()["epoch"],

@@ -1,0 +1,98 @@
+"""Attention by scores: how a normaliser, a pattern and a scaling make one site of one layer.
+
+Letters: B batch, H heads, Q and K numbers of queries and keys, D model width, E head width.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from headwise.attention.base import (
+    AttentionOutput,
+    Mask,
+    Normaliser,
+    Pattern,
+    Place,
+    Scaling,
+    ScoreContext,
+)
+from headwise.attention.cache import AttentionCache, KeyValueCache
+from headwise.attention.heads import MultiHeadAttention
+
+
+class ScoreAttention(MultiHeadAttention):
+    """Multi-head scaled dot-product attention (Vaswani et al. 2017, section 3.2).
+
+    The normaliser decides how scores become weights, the pattern which keys take part, the
+    scaling how sharp the scores are.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        normaliser: Normaliser,
+        pattern: Pattern | None,
+        dropout: float,
+        scaling: Scaling | None = None,
+    ) -> None:
+        super().__init__(place)
+        self.normaliser = normaliser
+        self.pattern = pattern if pattern is not None and pattern.restricts else None
+        self.scaling = scaling if scaling is not None and scaling.scales else None
+        self.dropout = dropout
+
+    def forward(
+        self,
+        query_BQD: Tensor,
+        key_BKD: Tensor,
+        value_BKD: Tensor,
+        mask: Mask,
+        cache: AttentionCache | None = None,
+        need_weights: bool = False,
+    ) -> AttentionOutput:
+        """See `Attention.forward`."""
+        query_BHQE = self.split(self.query(query_BQD))
+        key_BHKE, value_BHKE = self._keys_and_values(key_BKD, value_BKD, cache)
+        if self.pattern is not None:
+            mask = Mask(mask.key_lengths_B, mask.causal, self.pattern, mask.query_offset)
+        context = ScoreContext(mask, query_BHQE)
+        if self.scaling is not None:
+            # scaling the queries scales the scores, on fused paths as well
+            visible_BQ = mask.n_visible(query_BQD.shape[1], key_BHKE.shape[2], query_BQD.device)
+            factor = self.scaling(query_BQD, visible_BQ)
+            query_BHQE = query_BHQE * factor.to(query_BHQE.dtype)
+        dropout = self.dropout if self.training else 0.0
+        weights_BHQK = None
+        if self.normaliser.is_fused and not need_weights:
+            found = self.normaliser.attend(query_BHQE, key_BHKE, value_BHKE, mask, dropout)
+        else:
+            scaled_BHQE = query_BHQE * self.place.head_dim**-0.5  # smaller than the scores
+            scores_BHQK = scaled_BHQE @ key_BHKE.transpose(-1, -2)
+            weights_BHQK = self.normaliser(scores_BHQK, context)
+            dropped_BHQK = nn.functional.dropout(weights_BHQK, dropout, training=dropout > 0)
+            found = dropped_BHQK.to(value_BHKE.dtype) @ value_BHKE
+        return AttentionOutput(self.join(found), weights_BHQK if need_weights else None)
+
+    def _keys_and_values(
+        self, key_BKD: Tensor, value_BKD: Tensor, cache: AttentionCache | None
+    ) -> tuple[Tensor, Tensor]:
+        """Keys and values (B, H, K, E), those of earlier steps included."""
+        if cache is None:
+            return self.split(self.key(key_BKD)), self.split(self.value(value_BKD))
+        assert isinstance(cache, KeyValueCache)
+        if cache.is_complete:
+            return cache.content()
+        return cache.update(self.split(self.key(key_BKD)), self.split(self.value(value_BKD)))
+
+    def make_cache(self, static: bool) -> KeyValueCache:
+        """See `Attention.make_cache`."""
+        return KeyValueCache(static)
+
+    def distribution_heads(self) -> tuple[bool, ...]:
+        """As the normaliser says."""
+        return self.normaliser.distribution_heads()
+
+    def stats(self) -> dict[str, Tensor]:
+        """What normaliser and scaling report."""
+        scaling = self.scaling.stats() if self.scaling is not None else {}
+        return {**self.normaliser.stats(), **scaling}

@@ -1,4 +1,4 @@
-"""The commands: train, prepare, evaluate, translate.
+"""The commands: train, prepare, evaluate, translate, prune.
 
 Hydra composes the configuration; errors are shown by us, one clear message and no traceback for
 what a user can mend.
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from headwise.sweep import Sweep
 
 Job = Callable[[Any], None]
-COMMANDS = ("train", "prepare", "evaluate", "translate")
+COMMANDS = ("train", "prepare", "evaluate", "translate", "prune")
 BROKEN_PIPE = 128 + 13  # as a shell reports SIGPIPE
 
 
@@ -59,6 +59,7 @@ def main() -> None:
             "prepare": prepare,
             "evaluate": evaluate,
             "translate": translate,
+            "prune": prune,
         }
         commands[command]()
     elif given in ("-h", "--help", ""):
@@ -172,6 +173,17 @@ def translate() -> None:
         translate_run(config)
 
     launch("translate", job)
+
+
+def prune() -> None:
+    """`python scripts/prune.py run=FOLDER`: which heads matter, and a run without the others."""
+
+    def job(config: Any) -> None:
+        from headwise.train.pruning import prune_run
+
+        prune_run(config)
+
+    launch("prune", job)
 
 
 def launch(config_name: str, job: Job, sweep: Sweep | None = None) -> None:

@@ -20,10 +20,16 @@ from headwise.schema import (
     Config,
     DecodeConfig,
     EvaluateConfig,
+    PruneConfig,
     TranslateConfig,
 )
 
-KINDS: dict[str, type] = {"train": Config, "evaluate": EvaluateConfig, "translate": TranslateConfig}
+KINDS: dict[str, type] = {
+    "train": Config,
+    "evaluate": EvaluateConfig,
+    "translate": TranslateConfig,
+    "prune": PruneConfig,
+}
 OPEN_GROUPS = (  # checked by constructors
     "attention",
     "pattern",

@@ -93,7 +93,7 @@ class ModelConfig:
     init: str = "glorot"  # glorot, or scaled (Child et al. 2019) for very deep stacks
     recompute: bool = False  # keep block inputs only and compute blocks again going backward
     register_tokens: int = 0  # learned vectors in front of the source
-    heads: dict[str, list[list[int]]] | None = None  # site -> layers -> numbers of those kept
+    heads: Any = None  # site -> layers -> numbers of the heads that pruning kept; null: all
     lr: float = 7e-4  # peak learning rate suggested for this size
 
 
@@ -232,11 +232,40 @@ class TranslateConfig:
     progress: bool = True
 
 
+@dataclass
+class PruneDataConfig:
+    """Which text to measure heads on."""
+
+    split: str | None = None  # null: the run's validation set
+    dir: str | None = None  # the corpus' folder, where it moved or is another
+    sentences: int | None = 1000  # the first N; null: all
+
+
+@dataclass
+class PruneConfig:
+    """`scripts/prune.py`: which heads matter, and a smaller run without the others."""
+
+    run: str = MISSING  # its folder
+    by: str = "importance"  # importance (Michel et al. 2019), gates (Voita et al. 2019)
+    fraction: float | None = None  # of the heads of `sites` to remove; null: look, remove nothing
+    keep: Any = None  # these alone, as model.heads: site -> layers -> numbers of heads
+    sites: list[str] = field(default_factory=lambda: list(SITES))  # where heads may go
+    table: bool = False  # the curve: scores with 0, 10, ... 100 % of the heads masked
+    ablation: bool = False  # scores without each head, and with the best head of each layer alone
+    output: str | None = None  # the new run; null: beside the old one
+    checkpoint: str = "auto"  # auto, best, last, average, update_<n>
+    device: str = "auto"
+    data: PruneDataConfig = field(default_factory=PruneDataConfig)
+    decode: dict[str, Any] = field(default_factory=dict)  # of the scores; null: as the run
+    progress: bool = True
+
+
 def register() -> None:
-    """Make the dataclasses known to Hydra as `schema`, `evaluate_schema`, `translate_schema`."""
+    """Make the dataclasses known to Hydra as `schema`, `evaluate_schema` and so on."""
     from hydra.core.config_store import ConfigStore
 
     store = ConfigStore.instance()
     store.store("schema", Config)
     store.store("evaluate_schema", EvaluateConfig)
     store.store("translate_schema", TranslateConfig)
+    store.store("prune_schema", PruneConfig)

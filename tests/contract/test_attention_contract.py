@@ -76,16 +76,18 @@ def test_shapes_and_weights(variant: str, site: str) -> None:
     assert output.context_BQD.shape == (B, Q, D)
     assert torch.isfinite(output.context_BQD).all()
     weights = output.weights_BHQK
-    if weights is None:
+    if attention.forms_weights == "no":
+        assert weights is None
         return
+    assert weights is not None
     assert weights.shape == (B, H, Q, key.shape[1])
     allowed = mask.dense(Q, key.shape[1], query.device)
     assert allowed is not None
     assert (weights[~allowed.expand_as(weights)] == 0).all(), "weight on a key that is masked"
-    normaliser = getattr(attention, "normaliser", None)
-    if normaliser is not None and normaliser.is_distribution:
-        assert (weights >= 0).all()
-        torch.testing.assert_close(weights.sum(-1), torch.ones(B, H, Q))
+    for head, is_distribution in enumerate(attention.distribution_heads()):
+        if is_distribution:
+            assert (weights[:, head] >= 0).all()
+            torch.testing.assert_close(weights[:, head].sum(-1), torch.ones(B, Q))
 
 
 @pytest.mark.parametrize(("variant", "site"), cases())
@@ -218,7 +220,9 @@ def test_statistics_have_one_value_a_head(variant: str) -> None:
     for _, _, attention in make_model(variant).attentions():
         for name, values in attention.stats().items():
             assert values.shape == (H,), name
-            assert torch.isfinite(values).all()
+            # NaN: that head has none
+            assert torch.isfinite(values).any(), name
+            assert not torch.isinf(values).any(), name
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

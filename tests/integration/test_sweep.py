@@ -33,8 +33,8 @@ def checkpoints(outputs: Path) -> dict[Path, int]:
 
 def table(out: str) -> list[str]:
     lines = out.splitlines()
-    start = next(i for i, line in enumerate(lines) if "BLEU by point" in line)
-    return [line for line in lines[start + 1 :] if line.strip()]
+    start = next(i for i, line in enumerate(lines) if "BLEU by point" in line) + 1
+    return lines[start : lines.index("", start)]
 
 
 def test_points_have_folders_of_their_own_and_a_table(

@@ -3,136 +3,43 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from headwise.analysis.collect import HeadTable, alphas, head_statistics
+from head_counting import (
+    CPU,
+    HEADS,
+    LAYERS,
+    SENTENCES,
+    Dense,
+    Signed,
+    Thresholded,
+    Untrue,
+    Weightless,
+    Window,
+    assert_same,
+    build,
+    by_hand,
+    collate,
+    everywhere,
+    flat,
+    in_window,
+    padded,
+    with_normaliser,
+)
+from headwise.analysis.collect import alphas, head_statistics
 from headwise.attention.alpha_entmax import AlphaEntmax
 from headwise.attention.base import Attention, Normaliser, Place, ScoreContext
+from headwise.attention.length_scaling import LengthScaling
 from headwise.attention.scores import ScoreAttention
-from headwise.model.transformer import Transformer
-from headwise.schema import ModelConfig
-
-CPU = torch.device("cpu")
-LAYERS, HEADS = 2, 2
-SENTENCES = [  # source ids, target ids with bos in front; lengths differ, so batches are padded
-    ([5, 6, 7, 8, 9], [2, 4, 5]),
-    ([6, 4], [2, 7, 8, 9, 5, 6]),
-    ([9], [2]),
-    ([4, 4, 8, 7], [2, 9, 9, 4]),
-]
+from headwise.errors import ConfigError
+from headwise.schema import SITES
 
 
-@dataclass
-class Batch:
-    source_BS: Tensor
-    source_lengths_B: Tensor
-    target_in_BT: Tensor
-    target_lengths_B: Tensor
-
-    def to(self, device: torch.device) -> Batch:
-        return self
-
-
-class Dense(Normaliser):
-    """Softmax, written out."""
-
-    def forward(self, scores_BHQK: Tensor, context: ScoreContext) -> Tensor:
-        mask = context.dense_mask(scores_BHQK)
-        if mask is not None:
-            scores_BHQK = scores_BHQK.masked_fill(~mask, -math.inf)
-        return scores_BHQK.softmax(-1)
-
-
-class Thresholded(Dense):
-    """Keys far below the largest weight get exactly zero: sparse, unlike from query to query."""
-
-    def forward(self, scores_BHQK: Tensor, context: ScoreContext) -> Tensor:
-        weights = super().forward(3 * scores_BHQK, context)
-        weights = weights.where(weights > 0.8 * weights.amax(-1, keepdim=True), 0.0)
-        return weights / weights.sum(-1, keepdim=True)
-
-
-class Signed(Dense):
-    """Weights below zero, as tanh gives."""
-
-    def forward(self, scores_BHQK: Tensor, context: ScoreContext) -> Tensor:
-        return super().forward(scores_BHQK, context) - 0.2
-
-
-class Weightless(ScoreAttention):
-    """An attention that forms no weight matrix."""
-
-    def forward(self, *args: object, **kwargs: object):  # type: ignore[no-untyped-def]
-        output = super().forward(*args, **kwargs)  # type: ignore[arg-type]
-        return type(output)(output.context_BQD, None)
-
-
-def build(make_attention: Callable[[Place], Attention]) -> Transformer:
-    config = ModelConfig(
-        name="test", encoder_layers=LAYERS, decoder_layers=LAYERS, d_model=8, n_heads=HEADS, d_ff=8
-    )
-    return Transformer(config, 12, 12, True, make_attention, seed=3)
-
-
-def with_normaliser(kind: type[Normaliser]) -> Callable[[Place], Attention]:
-    return lambda place: ScoreAttention(place, kind(place), None, dropout=0.5)
-
-
-def collate(sentences: list[tuple[list[int], list[int]]], extra: int = 0) -> Batch:
-    def pad(rows: list[list[int]]) -> tuple[Tensor, Tensor]:
-        width = max(map(len, rows)) + extra
-        padded = [row + [0] * (width - len(row)) for row in rows]
-        return torch.tensor(padded), torch.tensor([len(row) for row in rows])
-
-    source_BS, source_lengths_B = pad([source for source, _ in sentences])
-    target_in_BT, target_lengths_B = pad([target for _, target in sentences])
-    return Batch(source_BS, source_lengths_B, target_in_BT, target_lengths_B)
-
-
-def by_hand(model: Transformer) -> dict[str, HeadTable]:
-    """Sentence by sentence, hence without padding; query by query; key by key."""
-    values: dict[tuple[str, str, int, int], list[float]] = {}
-    model.eval()
-    for sentence in SENTENCES:
-        batch = collate([sentence])
-        with torch.no_grad():
-            output = model(
-                batch.source_BS, batch.source_lengths_B, batch.target_in_BT, need_weights=True
-            )
-        for site, layers in output.weights.items():
-            for layer, weights_BHQK in enumerate(layers):
-                for head in range(HEADS):
-                    for query, row in enumerate(weights_BHQK[0, head].tolist()):
-                        seen = row[: query + 1] if site == "decoder_self" else row
-                        used = [weight for weight in seen if weight > 0]
-                        entropy = -sum(weight * math.log(weight) for weight in used)
-                        for name, value in (
-                            ("density", len(used) / len(seen)),
-                            ("entropy", entropy),
-                        ):
-                            values.setdefault((name, site, layer, head), []).append(value)
-    return {
-        name: {
-            site: [
-                [math.fsum(v := values[name, site, layer, head]) / len(v) for head in range(HEADS)]
-                for layer in range(LAYERS)
-            ]
-            for site in ("encoder_self", "decoder_self", "cross")
-        }
-        for name in ("density", "entropy")
-    }
-
-
-def flat(table: HeadTable) -> list[float]:
-    return [value for site in sorted(table) for layer in table[site] for value in layer]
-
-
-@pytest.mark.parametrize("kind", [Thresholded, Dense])
+@pytest.mark.parametrize("kind", [Thresholded, Dense, Signed])
 @pytest.mark.parametrize("extra", [0, 3])
 def test_padded_batches_give_what_counting_each_sentence_gives(
     kind: type[Normaliser], extra: int
@@ -141,21 +48,154 @@ def test_padded_batches_give_what_counting_each_sentence_gives(
     expected = by_hand(model)
     batches = [collate(SENTENCES[:3], extra), collate(SENTENCES[3:], extra)]
     found = head_statistics(model, batches, CPU)
+    assert found.keys() == {"density", "entropy", "diversity", "output_norm"}
     assert found["density"].keys() == {"encoder_self", "decoder_self", "cross"}
-    assert flat(found["density"]) == pytest.approx(flat(expected["density"]), abs=1e-12)
-    assert flat(found["entropy"]) == pytest.approx(flat(expected["entropy"]), abs=1e-5)
+    assert_same(found, expected)
     if kind is Dense:
         assert set(flat(found["density"])) == {1.0}
     else:
         assert len(set(flat(found["density"]))) > 4  # the comparison had something to tell apart
 
 
+def test_rows_of_zeros_take_no_part_in_entropies() -> None:
+    """Else the test above would hold for whatever is made of them."""
+    model = build(with_normaliser(Signed)).eval()
+    batch = collate(SENTENCES[:1])
+    with torch.no_grad():
+        weights = model(
+            batch.source_BS, batch.source_lengths_B, batch.target_in_BT, need_weights=True
+        ).weights["cross"]
+    assert any(bool((layer == 0).all(-1).any()) for layer in weights)
+    assert any(bool((layer < 0).any()) for layer in weights)
+
+
+@pytest.mark.parametrize("kind", [Thresholded, Dense, Signed])
+def test_under_a_pattern_the_keys_it_leaves_count(kind: type[Normaliser]) -> None:
+    model = build(with_normaliser(kind, Window))
+    found = head_statistics(model, padded(), CPU)
+    assert_same(found, by_hand(model, in_window))
+    if kind is Dense:
+        assert set(flat(found["density"])) == {1.0}
+
+
+@pytest.mark.parametrize("pattern", [None, Window])
+@pytest.mark.parametrize("kind", [Thresholded, Dense, Signed])
+def test_register_tokens_are_no_queries_and_no_keys(
+    kind: type[Normaliser], pattern: type[Window] | None
+) -> None:
+    model = build(with_normaliser(kind, pattern), register_tokens=2)
+    found = head_statistics(model, padded(), CPU)
+    sees = in_window if pattern else everywhere
+    assert_same(found, by_hand(model, sees, n_registers=2))
+    assert found["register_mass"].keys() == {"encoder_self", "cross"}
+    if kind is Dense and pattern is None:
+        assert all(0 < value < 1 for value in flat(found["register_mass"]))
+
+
+def test_norms_are_those_of_what_each_head_gives_to_the_output() -> None:
+    """With the identity as output projection, what an attention returns is its heads' outputs."""
+    model = build(
+        lambda place: (Weightless if place.site == "cross" else ScoreAttention)(
+            place, Dense(place), None, 0.5
+        ),
+        register_tokens=1,
+    ).eval()
+    norms: dict[tuple[str, int, int], list[float]] = {}
+    hooks = []
+    for site, layer, attention in model.attentions():
+        with torch.no_grad():
+            attention.output.weight.copy_(torch.eye(8))
+
+        def keep(module: Any, args: Any, output: Any, site: str = site, layer: int = layer) -> None:
+            for row in output.context_BQD[0, 1 if site == "encoder_self" else 0 :].tolist():
+                for head in range(HEADS):
+                    own = row[head * 4 : head * 4 + 4]
+                    norm = math.sqrt(math.fsum(value * value for value in own))
+                    norms.setdefault((site, layer, head), []).append(norm)
+
+        hooks.append(attention.register_forward_hook(keep))
+    for sentence in SENTENCES:
+        batch = collate([sentence])
+        model(batch.source_BS, batch.source_lengths_B, batch.target_in_BT)
+    for hook in hooks:
+        hook.remove()
+    found = head_statistics(model, padded(), CPU)
+    assert "cross" not in found["density"]
+    expected = {
+        site: [
+            [math.fsum(v := norms[site, layer, head]) / len(v) for head in range(HEADS)]
+            for layer in (1, 2)
+        ]
+        for site in SITES
+    }
+    assert_same(found, {"output_norm": expected})
+
+
+def test_an_alpha_of_queries_is_averaged_where_it_is_used_also_when_shared() -> None:
+    shared = AlphaEntmax(Place("cross", 1, HEADS, 4), share="layer", depends_on="query")
+    with torch.no_grad():
+        shared.alpha_weight.normal_()  # type: ignore[union-attr]
+    model = build(lambda place: ScoreAttention(place, shared, None, 0.5)).eval()
+    alphas_of: dict[tuple[str, int, int], list[float]] = {}
+    hooks = []
+    for site, layer, attention in model.attentions():
+
+        def keep(module: Any, args: Any, site: str = site, layer: int = layer) -> None:
+            queries_BHQE = module.split(module.query(args[0]))
+            for head in range(HEADS):
+                for query in queries_BHQE[0, head].tolist():
+                    weight = shared.alpha_weight[0].tolist()  # type: ignore[index]
+                    product = math.fsum(a * b for a, b in zip(weight, query, strict=True))
+                    logit = shared.alpha_logit.item() + product
+                    alpha = 1.01 + 0.99 / (1 + math.exp(-logit))
+                    alphas_of.setdefault((site, layer, head), []).append(alpha)
+
+        hooks.append(attention.register_forward_pre_hook(keep))
+    with torch.no_grad():
+        for sentence in SENTENCES:
+            batch = collate([sentence])
+            model(batch.source_BS, batch.source_lengths_B, batch.target_in_BT)
+    for hook in hooks:
+        hook.remove()
+    expected = {
+        site: [
+            [math.fsum(v := alphas_of[site, layer, head]) / len(v) for head in range(HEADS)]
+            for layer in (1, 2)
+        ]
+        for site in SITES
+    }
+    found = head_statistics(model, padded(), CPU)
+    assert_same(found, {"alpha": expected})
+    assert len({round(value, 6) for value in flat(found["alpha"])}) == 3 * LAYERS * HEADS
+    assert alphas(model) == {}
+
+
+def test_the_factor_on_the_scores_and_its_parts() -> None:
+    def make(place: Place) -> Attention:
+        scaling = LengthScaling(place, learned="head") if place.site == "encoder_self" else None
+        return ScoreAttention(place, Dense(place), None, 0.5, scaling)
+
+    model = build(make)
+    found = head_statistics(model, padded(), CPU)
+    assert found["scale"].keys() == {"encoder_self"}
+    lengths = [len(source) for source, _ in SENTENCES]
+    for layer, attention in ((la, at) for site, la, at in model.attentions() if site == SITES[0]):
+        beta, gamma = attention.scaling.beta.tolist(), attention.scaling.gamma.tolist()
+        mean = [
+            math.fsum(n * (1 + b * math.log(n + 1) ** g) for n in lengths) / sum(lengths)
+            for b, g in zip(beta, gamma, strict=True)
+        ]
+        assert found["scale"]["encoder_self"][layer - 1] == pytest.approx(mean, abs=1e-10)
+        assert found["scale_beta"]["encoder_self"][layer - 1] == pytest.approx(beta)
+        assert found["scale_gamma"]["encoder_self"][layer - 1] == pytest.approx(gamma)
+
+
 def test_the_split_into_batches_and_their_order_do_not_matter() -> None:
     model = build(with_normaliser(Thresholded))
     one = head_statistics(model, [collate(SENTENCES)], CPU)
     many = head_statistics(model, [collate([s]) for s in reversed(SENTENCES)], CPU)
-    for name in one:
-        assert flat(one[name]) == pytest.approx(flat(many[name]), abs=1e-5)
+    assert one.keys() == many.keys()
+    assert_same(one, many)
 
 
 def test_the_model_is_left_as_it_was() -> None:
@@ -169,18 +209,55 @@ def test_the_model_is_left_as_it_was() -> None:
     assert head_statistics(model, [collate(SENTENCES)], CPU) == first  # no dropout
     assert torch.equal(torch.get_rng_state(), random_state)
     assert all(parameter.grad is None for parameter in model.parameters())
+    for module in model.modules():
+        assert not module._forward_hooks
+        assert not module._forward_pre_hooks
 
 
 def test_what_cannot_be_measured_is_absent() -> None:
     def mixed(place: Place) -> Attention:
         if place.site == "cross":
             return Weightless(place, Dense(place), None, 0.0)
-        kind = Signed if (place.site, place.layer) == ("encoder_self", 1) else Dense
+        kind = Untrue if (place.site, place.layer) == ("encoder_self", 1) else Dense
         return ScoreAttention(place, kind(place), None, 0.0)
 
-    density = head_statistics(build(mixed), [collate(SENTENCES)], CPU)["density"]
-    assert density == {"encoder_self": [[], [1.0, 1.0]], "decoder_self": [[1.0, 1.0]] * 2}
-    assert head_statistics(build(mixed), [], CPU) == {"density": {}, "entropy": {}}
+    found = head_statistics(build(mixed), [collate(SENTENCES)], CPU)
+    assert found["density"] == {
+        "encoder_self": [[1.0, None], [1.0, 1.0]],
+        "decoder_self": [[1.0, 1.0]] * 2,
+    }
+    assert [value is None for value in flat(found["entropy"])] == [False] * 5 + [True, False, False]
+    assert [len(layer) for layer in found["diversity"]["encoder_self"]] == [0, 1]
+    assert list(found["output_norm"]) == list(SITES)
+    assert head_statistics(build(mixed), [], CPU) == {}
+    with pytest.raises(ConfigError, match="diversity_base"):
+        head_statistics(build(mixed), [], CPU, diversity_base="e")
+
+
+def test_weights_that_are_not_finite_are_not_measured() -> None:
+    class Broken(Dense):
+        def forward(self, scores_BHQK: Tensor, context: ScoreContext) -> Tensor:
+            weights = super().forward(scores_BHQK, context).clone()
+            weights[0, 0, 0, 0] = math.nan
+            return weights
+
+    def make(place: Place) -> Attention:
+        kind = Broken if (place.site, place.layer) == ("cross", 2) else Dense
+        return ScoreAttention(place, kind(place), None, 0.0)
+
+    # also where only one of the batches has them
+    batches = [collate(SENTENCES[:2]), collate(SENTENCES[2:])]
+    found = head_statistics(build(make), batches, CPU)
+    for name in ("density", "entropy"):
+        assert found[name]["cross"][1][0] is None
+        assert found[name]["cross"][1][1] is not None
+    assert found["diversity"]["cross"][1] == []
+
+
+def test_a_layer_of_one_head_has_no_diversity() -> None:
+    model = build(with_normaliser(Dense), n_heads=1)
+    for base in ("heads", "keys"):
+        assert "diversity" not in head_statistics(model, padded(), CPU, base)
 
 
 def test_alphas_by_site_layer_and_head() -> None:
@@ -190,10 +267,22 @@ def test_alphas_by_site_layer_and_head() -> None:
         start = 1.2 + 0.2 * place.layer
         return ScoreAttention(place, AlphaEntmax(place, alpha_init=start), None, 0.0)
 
-    found = alphas(build(make))
+    model = build(make)
+    assert "alpha" not in head_statistics(model, padded(), CPU)  # logged without a validation
+    found = alphas(model)
     assert list(found) == ["encoder_self", "cross"]
     for layers in found.values():
         assert [len(heads) for heads in layers] == [HEADS] * LAYERS
         assert layers[0] == pytest.approx([1.4, 1.4])
         assert layers[1] == pytest.approx([1.6, 1.6])
     assert alphas(build(with_normaliser(Dense))) == {}
+
+
+def test_heads_without_an_alpha_among_heads_with_one() -> None:
+    class Partly(Dense):
+        def stats(self) -> dict[str, Tensor]:
+            other = math.nan if self.place.layer == 2 else 1.25
+            return {"alpha": torch.tensor([math.nan, other])}
+
+    found = alphas(build(with_normaliser(Partly)))
+    assert found == {site: [[None, 1.25], []] for site in SITES}

@@ -15,8 +15,10 @@ from headwise.analysis.plots import (
     alpha_figure,
     alpha_table,
     curves_figure,
+    diversity_figure,
     plot_alpha,
     plot_curves,
+    plot_diversity,
 )
 
 RECORDS: list[dict[str, Any]] = [
@@ -72,6 +74,31 @@ def test_the_range_holds_every_alpha_and_the_named_rules() -> None:
     assert names == {"softmax": 1.0, "1.5-entmax": 1.5, "sparsemax": 2.0}
     assert axes.get_xlabel() == "update"
     assert figure.axes[-1].get_ylabel() == "layer"
+
+
+def test_diversity_has_a_panel_a_site_and_a_line_a_layer(tmp_path: Path) -> None:
+    records = [
+        {"update": 50, "alpha": {"cross": [[1.2]]}},
+        {"update": 50, "diversity": {"cross": [[0.2], [0.4]], "encoder_self": [[], [0.1]]}},
+        {"update": 100, "diversity": {"cross": [[0.3], []], "encoder_self": [[], [0.5]]}},
+    ]
+    figure = diversity_figure(records)
+    by_title = panels(figure)
+    assert list(by_title) == ["encoder self-attention", "cross-attention"]
+    encoder = head_lines(by_title["encoder self-attention"])
+    cross = head_lines(by_title["cross-attention"])
+    assert list(encoder) == ["layer 2"]
+    assert list(cross) == ["layer 1", "layer 2"]
+    assert list(cross["layer 1"].get_xdata()) == [50, 100]
+    assert list(cross["layer 1"].get_ydata()) == [0.2, 0.3]
+    assert list(cross["layer 2"].get_xdata()) == [50]
+    assert cross["layer 2"].get_color() == encoder["layer 2"].get_color()
+    assert cross["layer 1"].get_color() != cross["layer 2"].get_color()
+    assert by_title["cross-attention"].get_ylim()[0] == 0
+    files = plot_diversity(write(tmp_path / "heads.jsonl", records), tmp_path / "diversity.png")
+    assert files is not None
+    assert [path.name for path in files] == ["diversity.png", "diversity.svg"]
+    assert plot_diversity(write(tmp_path / "h.jsonl", records[:1]), tmp_path / "d.png") is None
 
 
 def test_files_are_written_and_the_same_run_gives_the_same_bytes(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from command_line import composer
 from headwise.instantiate import instantiate
 from headwise.model.build import build_model
 from headwise.model.transformer import n_parameters
+from headwise.schema import SITES
 from headwise.train.budget import budget, describe_budget
 from headwise.train.run import typed
 
@@ -66,10 +67,47 @@ def test_the_estimate_is_near_what_is_measured(attention: str, precision: str) -
     assert found.activation_bytes == pytest.approx(kept_bytes, rel=0.4)
 
 
+def test_recomputation_costs_a_forward_pass_and_saves_memory() -> None:
+    sizes = ("model.encoder_layers=2", "model.decoder_layers=4", "trainer.precision=fp32")
+    plain, saving = config_of(*sizes), config_of(*sizes, "model.recompute=true")
+    flops, inputs_and_logits = measured(saving)
+    found = budget(saving, LENGTH)
+    assert sum(found.flops.values()) == pytest.approx(flops, rel=0.05)
+    assert found.flops["vocabulary"] == budget(plain, LENGTH).flops["vocabulary"]
+    deeper = config_of(*sizes, "model.decoder_layers=5")
+    one_layer = measured(deeper)[1] - measured(plain)[1]
+    assert found.activation_bytes == pytest.approx(inputs_and_logits + one_layer, rel=0.4)
+    assert found.activation_bytes < 0.4 * budget(plain, LENGTH).activation_bytes
+
+
+def test_registers_are_computed_on_as_words_are() -> None:
+    overrides = ("model.register_tokens=16", "trainer.precision=fp32", "attention=softmax")
+    found, without = (budget(config_of(*some), LENGTH) for some in (overrides, overrides[1:]))
+    assert found.n_parameters - without.n_parameters == 16 * 32
+    assert found.flops["vocabulary"] == without.flops["vocabulary"]
+    flops, kept_bytes = measured(config_of(*overrides))
+    assert sum(found.flops.values()) == pytest.approx(flops, rel=0.05)
+    assert found.activation_bytes == pytest.approx(kept_bytes, rel=0.4)
+
+
+def test_heads_that_were_pruned_cost_nothing() -> None:
+    config = config_of("trainer.precision=fp32")
+    config.model.heads = {site: [[1], [1, 2, 3]] for site in SITES}
+    found, whole = budget(config, LENGTH), budget(config_of("trainer.precision=fp32"), LENGTH)
+    assert found.n_parameters == n_parameters(build_model(config, 150, 150, True))
+    for part in ("projections", "dense attention"):
+        assert found.flops[part] == whole.flops[part] / 2  # 4 of 8 heads a site
+    assert found.flops["feed-forward"] == whole.flops["feed-forward"]
+    flops, kept_bytes = measured(config)
+    assert sum(found.flops.values()) == pytest.approx(flops, rel=0.05)
+    assert found.activation_bytes == pytest.approx(kept_bytes, rel=0.4)
+
+
 @pytest.mark.parametrize(
     "overrides",
     [
         (),
+        ("model=deep", "model.encoder_layers=3", "model.register_tokens=5"),
         ("attention=softmax", "model.norm=post", "model.positions=learned"),
         ("attention.share=site",),
         ("tokenizer.joint=false", "model.share_embeddings=none"),
@@ -103,3 +141,6 @@ def test_the_text_tells_all_three() -> None:
     assert "parameters" in text
     assert "FLOP" in text
     assert "GiB" in text
+    assert "dense attention" in text
+    assert "every layer's input" not in text
+    assert "every layer's input" in describe_budget(config_of("model.recompute=true"))

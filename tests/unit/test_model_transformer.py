@@ -1,17 +1,21 @@
-"""The Transformer around the attention sites."""
+"""The Transformer around the attention sites, and recomputation of its layers."""
 
 from __future__ import annotations
 
 import dataclasses
+from contextlib import nullcontext
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from headwise.attention.build import AttentionFactory
 from headwise.config_dir import group_choices, group_node
 from headwise.errors import ConfigError, DataError
+from headwise.model.gates import HeadGate
 from headwise.model.transformer import Transformer, n_parameters
 from headwise.schema import ModelConfig
+from headwise.train.loss import CrossEntropy
 
 SMALL = ModelConfig("test", 2, 3, 16, 2, 32, dropout=0.0, activation_dropout=0.0)
 V = 13
@@ -51,6 +55,7 @@ def test_shapes_weights_and_padding(norm: str, positions: str) -> None:
         ("small", (3, 3, 256, 4, 1024)),
         ("base", (6, 6, 512, 8, 2048)),
         ("big", (6, 6, 1024, 16, 4096)),
+        ("deep", (24, 24, 128, 2, 512)),
     ],
 )
 def test_named_sizes(name: str, sizes: tuple[int, ...]) -> None:
@@ -124,3 +129,145 @@ def test_positions_go_on_beyond_the_table_or_are_refused() -> None:
 def test_what_cannot_be_built_is_refused_by_key(change: dict[str, object], key: str) -> None:
     with pytest.raises(ConfigError, match=key):
         build(dataclasses.replace(SMALL, **change))  # type: ignore[arg-type]
+
+
+# -- recomputation ----------------------------------------------------------------------------
+
+
+class NoisyGate(HeadGate):
+    """Draws a factor for every head, as gates in training do."""
+
+    def forward(self, context_BHQE: Tensor) -> Tensor:
+        drawn = torch.rand(context_BHQE.shape[1], 1, 1, device=context_BHQE.device)
+        return context_BHQE * drawn.to(context_BHQE.dtype)
+
+    def penalty(self) -> Tensor:
+        return torch.zeros(())
+
+
+def noisy(recompute: bool, node: object, **changes: object) -> Transformer:
+    """Dropout wherever there can be some, and gates that draw."""
+    config = dataclasses.replace(
+        SMALL,
+        dropout=0.2,
+        activation_dropout=0.2,
+        recompute=recompute,
+        **changes,  # type: ignore[arg-type]
+    )
+    torch.manual_seed(0)
+    model = Transformer(config, V, V, True, AttentionFactory({"attention": node}, {}, 0.2), seed=1)
+    for _, _, attention in model.attentions():
+        attention.gate = NoisyGate()
+    return model.train()
+
+
+def loss_and_gradients(model: Transformer, half: bool) -> tuple[Tensor, dict[str, Tensor | None]]:
+    source, lengths, target = batch()
+    torch.manual_seed(6)
+    with torch.autocast("cpu", torch.bfloat16) if half else nullcontext():
+        loss = CrossEntropy(0.1)(model(source, lengths, target).logits_BTV, target).loss
+    torch.rand(3)  # others draw before the way back
+    loss.backward()
+    return loss.detach(), {name: p.grad for name, p in model.named_parameters()}
+
+
+def assert_same_bits(node: object, half: bool, **changes: object) -> None:
+    plain, wanted = loss_and_gradients(noisy(False, node, **changes), half)
+    found, gradients = loss_and_gradients(noisy(True, node, **changes), half)
+    assert torch.equal(found, plain)
+    assert set(gradients) == set(wanted)
+    for name, gradient in wanted.items():
+        other = gradients[name]
+        assert gradient is not None, name
+        assert other is not None, name
+        assert torch.equal(other, gradient), name
+    first = wanted["encoder.layers.0.attention.value.weight"]
+    assert first is not None
+    assert first.all()
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("attention", group_choices("attention"))
+def test_recomputing_gives_the_same_bits(attention: str, half: bool) -> None:
+    assert_same_bits(group_node("attention", attention), half)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"norm": "post"},
+        {"positions": "grid", "register_tokens": 2, "activation": "quick_gelu"},
+        {"share_embeddings": "none"},
+    ],
+)
+def test_recomputing_gives_the_same_bits_in_other_models(changes: dict[str, object]) -> None:
+    assert_same_bits(group_node("attention", "alpha_entmax"), False, **changes)
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_recomputing_sums_what_is_shared_in_the_same_order(half: bool) -> None:
+    assert_same_bits({**group_node("attention", "alpha_entmax"), "share": "site"}, half)
+
+
+def kept_bytes(attention: str, **changes: object) -> int:
+    """What the forward pass leaves for the backward one, weights aside."""
+    model = noisy(node=group_node("attention", attention), **changes)  # type: ignore[arg-type]
+    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    kept: dict[int, torch.UntypedStorage] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage  # held, so that no address comes twice
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        model(*batch())
+    return sum(storage.nbytes() for storage in kept.values())
+
+
+@pytest.mark.parametrize("attention", ["softmax", "alpha_entmax"])
+def test_recomputing_keeps_the_inputs_of_layers_only(attention: str) -> None:
+    def of_a_layer(recompute: bool, stack: str) -> float:
+        few, many = (
+            kept_bytes(attention, recompute=recompute, **{stack: n_layers}) for n_layers in (2, 5)
+        )
+        return (many - few) / 3
+
+    source_bytes, target_bytes = 3 * 6 * 16 * 4, 3 * 5 * 16 * 4  # B · N · D of float32
+    assert of_a_layer(True, "encoder_layers") == source_bytes
+    assert of_a_layer(True, "decoder_layers") == target_bytes
+    assert of_a_layer(False, "encoder_layers") > 10 * source_bytes
+    assert of_a_layer(False, "decoder_layers") > 15 * target_bytes
+
+
+def test_only_training_recomputes(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def counted(layer: nn.Module, *arguments: object, **options: object) -> object:
+        calls.append(layer)
+        return layer(*arguments)
+
+    monkeypatch.setattr("headwise.model.blocks.checkpoint", counted)
+    model, (source, lengths, target) = noisy(True, group_node("attention", "softmax")), batch()
+    model(source, lengths, target)
+    assert calls == [*model.encoder.layers, *model.decoder.layers]
+    calls.clear()
+    model(source, lengths, target, need_weights=True)
+    with torch.no_grad():
+        model(source, lengths, target)
+    memory = model.eval().encode(source, lengths)
+    model.decode(target, memory, model.make_cache())
+    model(source, lengths, target)
+    assert not calls
+
+
+def test_recomputing_survives_torch_compile() -> None:
+    config = dataclasses.replace(SMALL, encoder_layers=1, decoder_layers=1)
+    plain = build(config).train()
+    saving = build(dataclasses.replace(config, recompute=True)).train()
+    saving.load_state_dict(plain.state_dict())
+    plain(*batch()).logits_BTV.square().sum().backward()
+    torch.compile(saving, backend="eager")(*batch()).logits_BTV.square().sum().backward()
+    for one, other in zip(plain.parameters(), saving.parameters(), strict=True):
+        torch.testing.assert_close(other.grad, one.grad)

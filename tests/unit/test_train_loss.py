@@ -5,8 +5,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from headwise.entmax import alpha_entmax, entmax_loss
 from headwise.errors import ConfigError
-from headwise.train.loss import CrossEntropy
+from headwise.train.loss import CrossEntropy, Entmax15Loss, EntmaxLoss, SparsemaxLoss
 
 B, T, V = 3, 5, 7
 
@@ -82,3 +83,46 @@ def test_large_logits_stay_finite() -> None:
 def test_smoothing_outside_of_its_range_is_refused(smoothing: float) -> None:
     with pytest.raises(ConfigError, match="label_smoothing"):
         CrossEntropy(smoothing)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_entmax_losses_sum_over_real_targets(smoothing: float) -> None:
+    logits_BTV, target_BT = example()
+    for loss, alpha in (
+        (EntmaxLoss(1.3, smoothing), 1.3),
+        (Entmax15Loss(smoothing), 1.5),
+        (SparsemaxLoss(smoothing), 2.0),
+    ):
+        is_real_BT = target_BT != 0
+        sums = loss(logits_BTV, target_BT)
+        expected = entmax_loss(
+            logits_BTV[is_real_BT], target_BT[is_real_BT], alpha, smoothing, ignore_index=0
+        ).sum()
+        torch.testing.assert_close(sums.loss, expected, rtol=1e-12, atol=0)
+        p_BTV = alpha_entmax(logits_BTV.detach(), alpha)
+        assert sums.measure == (p_BTV[is_real_BT] > 0).sum()
+        torch.testing.assert_close(loss.log_probs(logits_BTV.detach()).exp(), p_BTV)
+        assert (loss.measure, loss.output_map.is_sparse) == ("support", True)
+
+
+def test_an_alpha_of_1_is_cross_entropy_but_for_padding_in_the_smoothing() -> None:
+    logits_BTV, target_BT = example()
+    for smoothing in (0.0, 0.1):
+        sparse, dense = EntmaxLoss(1.0, smoothing), CrossEntropy(smoothing)
+        found, expected = (loss(logits_BTV, target_BT).loss for loss in (sparse, dense))
+        if smoothing:  # its mean over V words against that over V - 1
+            real = logits_BTV[target_BT != 0]
+            expected = expected + smoothing * (real.mean(-1) - real[:, 1:].mean(-1)).sum()
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
+        torch.testing.assert_close(sparse.log_probs(logits_BTV), dense.log_probs(logits_BTV))
+
+
+@pytest.mark.parametrize(
+    ("alpha", "smoothing", "message"),
+    [(0.99, 0.0, "alpha"), (2.01, 0.0, "alpha"), (1.5, 1.0, "label_smoothing")],
+)
+def test_entmax_settings_outside_of_their_range_are_refused(
+    alpha: float, smoothing: float, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        EntmaxLoss(alpha, smoothing)

@@ -47,6 +47,12 @@ def plot_alpha(heads_jsonl: Path, out: Path) -> tuple[Path, Path] | None:
     return None if figure is None else _save(figure, out)
 
 
+def plot_diversity(heads_jsonl: Path, out: Path) -> tuple[Path, Path] | None:
+    """Draw how much the heads of every layer disagree over training; see `plot_alpha`."""
+    figure = diversity_figure(read_jsonl(heads_jsonl))
+    return None if figure is None else _save(figure, out)
+
+
 def plot_curves(metrics_jsonl: Path, out: Path) -> tuple[Path, Path] | None:
     """Draw loss and BLEU over training from a run's `metrics.jsonl`; see `plot_alpha`."""
     figure = curves_figure(read_jsonl(metrics_jsonl))
@@ -55,37 +61,57 @@ def plot_curves(metrics_jsonl: Path, out: Path) -> tuple[Path, Path] | None:
 
 def alpha_figure(records: Records) -> Figure | None:
     """One panel a site, one line a head, coloured by layer; None when no head has an α."""
-    trajectories = _alpha_series(records)
+    trajectories = _series(records, "alpha")
+    if not trajectories:
+        return None
+    figure, panels = _site_panels(trajectories, "layer {}, head {}", linewidth=1.1)
+    for axes in panels:
+        _draw_references(axes, with_names=axes is panels[-1])
+    highest = max(max(v) for lines in trajectories.values() for _, v in lines.values())
+    panels[0].set_ylim(0.98, max(2.0, highest) + 0.02)
+    panels[0].set_yticks([1.0, 1.25, 1.5, 1.75, 2.0])
+    panels[0].set_ylabel("α", fontsize=11, color=INK, rotation=0, labelpad=8)
+    return figure
+
+
+def diversity_figure(records: Records) -> Figure | None:
+    """One panel a site, one line a layer; None when it was measured nowhere."""
+    trajectories = _series(records, "diversity")
+    if not trajectories:
+        return None
+    figure, panels = _site_panels(trajectories, "layer {}", linewidth=1.5)
+    panels[0].set_ylim(bottom=0)
+    panels[0].set_ylabel("Jensen-Shannon divergence of the heads", fontsize=9, color=INK)
+    return figure
+
+
+def _site_panels(
+    trajectories: Mapping[str, Mapping[tuple[int, int], Series]], label: str, linewidth: float
+) -> tuple[Figure, list[Axes]]:
+    """A panel a site, a line a head (or layer), coloured by layer."""
     sites = [site for site in SITES if site in trajectories]
     sites += sorted(set(trajectories) - set(SITES))
-    if not sites:
-        return None
     n_layers = max(layer for site in sites for layer, _ in trajectories[site])
     colours = _layer_colours(n_layers)
     figure = _new_figure(2.9 * len(sites) + 1.5, 3.1)
-    panels = figure.subplots(1, len(sites), sharey=True, squeeze=False)[0]
+    panels = list(figure.subplots(1, len(sites), sharey=True, squeeze=False)[0])
     for axes, site in zip(panels, sites, strict=True):
         _dress(axes)
         axes.set_title(SITE_TITLES.get(site, site), fontsize=10, color=INK)
-        _draw_references(axes, with_names=axes is panels[-1])
         for (layer, head), (updates, values) in sorted(trajectories[site].items()):
             is_point = len(updates) == 1
             axes.plot(
                 updates,
                 values,
                 color=colours(layer - 1),
-                linewidth=1.1,
+                linewidth=linewidth,
                 alpha=0.85,
                 marker="o" if is_point else None,
                 markersize=3,
-                label=f"layer {layer}, head {head}",
+                label=label.format(layer, head),
             )
-    highest = max(max(v) for site in sites for _, v in trajectories[site].values())
-    panels[0].set_ylim(0.98, max(2.0, highest) + 0.02)
-    panels[0].set_yticks([1.0, 1.25, 1.5, 1.75, 2.0])
-    panels[0].set_ylabel("α", fontsize=11, color=INK, rotation=0, labelpad=8)
-    _add_layer_bar(figure, list(panels), colours, n_layers)
-    return figure
+    _add_layer_bar(figure, panels, colours, n_layers)
+    return figure, panels
 
 
 def curves_figure(records: Records) -> Figure | None:
@@ -154,11 +180,11 @@ def _number(value: float | None) -> str:
     return "-" if value is None or not math.isfinite(value) else f"{value:.3f}"
 
 
-def _alpha_series(records: Records) -> dict[str, dict[tuple[int, int], Series]]:
+def _series(records: Records, statistic: str) -> dict[str, dict[tuple[int, int], Series]]:
     """Updates and values by site, then (layer, head), without what is absent."""
     trajectories: dict[str, dict[tuple[int, int], Series]] = {}
     for record in records:
-        for site, layers in record.get("alpha", {}).items():
+        for site, layers in record.get(statistic, {}).items():
             for layer, values in enumerate(layers, start=1):
                 for head, value in enumerate(values, start=1):
                     if value is None or not math.isfinite(value):

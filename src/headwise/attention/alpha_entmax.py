@@ -1,4 +1,7 @@
-"""α-entmax with a learned α per head (Correia, Niculae and Martins 2019, section 3)."""
+"""α-entmax with a learned α per head (Correia, Niculae and Martins 2019, section 3).
+
+Letters: B batch, H heads, Q and K numbers of queries and keys, E head width.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from headwise.attention.base import Normaliser, Place, ScoreContext
 from headwise.errors import refuse, require
 
 SHARING = ("none", "layer", "site")
+DEPENDENCIES = ("head", "query")
 
 
 class AlphaEntmax(Normaliser):
@@ -21,6 +25,9 @@ class AlphaEntmax(Normaliser):
 
     α = alpha_min + (alpha_max - alpha_min) · sigmoid(a) with one free scalar a per head: the
     smooth form of 1 + sigmoid(a) clamped to [1.01, 2], so that no gradient dies at the border.
+    Where α depends on the query q, a + <w, q> stands for a, as in 1 + sigmoid(<w, q> + c), held
+    above 1.01, of later code of the authors' group (deep-spin/S7). w starts at zero, hence as the
+    α of the head.
 
     Args:
         place: site, layer and sizes.
@@ -28,8 +35,13 @@ class AlphaEntmax(Normaliser):
         alpha_init: "normal" draws a ~ N(0, 1) per head, as the authors do; a number is the α
             every head starts from.
         share: "none" (one α per head, layer and site), "layer" (one for the heads of a layer
-            at a site) or "site" (one for all layers and heads of a site).
+            at a site) or "site" (one for all layers and heads of a site). What is shared is a
+            and w; heads whose α depends on the query then still differ by their queries.
+        depends_on: "head", or "query": each query of a head has an α of its own.
     """
+
+    head_axes: Mapping[str, int] = {"alpha_logit": 0, "alpha_weight": 0}
+    alpha_weight: nn.Parameter | None
 
     def __init__(
         self,
@@ -38,12 +50,15 @@ class AlphaEntmax(Normaliser):
         alpha_max: float = 2.0,
         alpha_init: float | str = "normal",
         share: str = "none",
+        depends_on: str = "head",
     ) -> None:
         super().__init__(place)
         require(1 <= alpha_min < 2, "alpha_min", "in [1, 2)", alpha_min)
         require(alpha_min < alpha_max <= 2, "alpha_max", f"in ({alpha_min}, 2]", alpha_max)
         if share not in SHARING:
             raise refuse("share", share, SHARING)
+        if depends_on not in DEPENDENCIES:
+            raise refuse("depends_on", depends_on, DEPENDENCIES)
         self.alpha_min = float(alpha_min)
         self.alpha_max = float(alpha_max)
         n_free = place.n_heads if share == "none" else 1
@@ -58,6 +73,12 @@ class AlphaEntmax(Normaliser):
             start = torch.full((n_free,), math.log(position / (1 - position)))
         # one-dimensional, hence outside of weight decay, which would pull α to the middle
         self.alpha_logit = nn.Parameter(start)
+        self.register_parameter("alpha_weight", None)
+        if depends_on == "query":
+            # a matrix like any other: its decay pulls towards an α that the query does not change
+            self.alpha_weight = nn.Parameter(torch.zeros(n_free, place.head_dim))
+        own = [name for name, _ in self.named_parameters()] if share == "none" else []
+        self.head_axes = dict.fromkeys(own, 0)
 
     @classmethod
     def share_key(cls, place: Place, settings: Mapping[str, Any]) -> str | None:
@@ -65,16 +86,38 @@ class AlphaEntmax(Normaliser):
         return place.site if settings.get("share") == "site" else None
 
     def alpha(self) -> Tensor:
-        """α of every head, (H,), float32 also under autocast."""
-        span = self.alpha_max - self.alpha_min
-        alpha = self.alpha_min + span * torch.sigmoid(self.alpha_logit.float())
-        return alpha.expand(self.place.n_heads)
+        """α of every head, (H,), float32 also under autocast; of a query of zeros if it depends."""
+        return self._alpha(_working(self.alpha_logit)).expand(self.place.n_heads)
+
+    def query_alpha(self, queries_BHQE: Tensor) -> Tensor:
+        """α of every query, (B, H, Q), where it depends on it; float32 also under autocast."""
+        assert self.alpha_weight is not None
+        # no matmul, which autocast would do in half precision
+        product_BHQE = _working(queries_BHQE) * _working(self.alpha_weight)[:, None]
+        return self._alpha(_working(self.alpha_logit)[:, None] + product_BHQE.sum(-1))
+
+    def _alpha(self, logit: Tensor) -> Tensor:
+        return self.alpha_min + (self.alpha_max - self.alpha_min) * torch.sigmoid(logit)
 
     def forward(self, scores_BHQK: Tensor, context: ScoreContext) -> Tensor:
         """Weights (B, H, Q, K) with exact zeros; differentiable in the scores and in α."""
         mask = context.dense_mask(scores_BHQK)
-        return entmax.alpha_entmax(scores_BHQK, self.alpha()[:, None, None], dim=-1, mask=mask)
+        if self.alpha_weight is None:
+            alpha = self.alpha()[:, None, None]
+        else:
+            alpha = self.query_alpha(context.queries_BHQE)[..., None]
+        return entmax.alpha_entmax(scores_BHQK, alpha, dim=-1, mask=mask)
+
+    def query_stats(self, context: ScoreContext) -> dict[str, Tensor]:
+        """α of every query, (B, H, Q), where it depends on it."""
+        if self.alpha_weight is None:
+            return {}
+        return {"alpha": self.query_alpha(context.queries_BHQE).detach()}
 
     def stats(self) -> dict[str, Tensor]:
-        """α per head."""
-        return {"alpha": self.alpha().detach()}
+        """α per head, where it does not depend on the query."""
+        return {"alpha": self.alpha().detach()} if self.alpha_weight is None else {}
+
+
+def _working(values: Tensor) -> Tensor:
+    return values if values.dtype is torch.float64 else values.float()

@@ -10,13 +10,14 @@ A variant is a `Normaliser` (scores to weights), a `Pattern` (which keys a query
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from headwise.attention.block_sparse import BlockLayout
 from headwise.attention.cache import AttentionCache
 
 
@@ -53,13 +54,22 @@ class Place:
 
 
 class Pattern:
-    """Which keys a query may see, beside padding and causality (Child et al. 2019)."""
+    """Which keys a query may see, beside padding and causality (Child et al. 2019).
+
+    Attributes:
+        restricts: whether it forbids anything at its place; if not, it is left out there.
+    """
 
     unsupported_sites: ClassVar[Mapping[str, str]] = {}  # site -> reason
-    restricts: ClassVar[bool] = True
+    restricts: bool = True
 
     def __init__(self, place: Place) -> None:
         self.place = place
+
+    @property
+    def key(self) -> Hashable:
+        """Patterns with equal keys allow the same, so that layers can share one mask."""
+        return self
 
     def allowed(
         self, query_positions_Q: Tensor, n_keys: int, causal: bool, key_lengths_B: Tensor | None
@@ -70,6 +80,16 @@ class Pattern:
         """
         raise NotImplementedError
 
+    def layout(
+        self, n_positions: int, causal: bool, key_lengths_B: Tensor | None, device: torch.device
+    ) -> BlockLayout | None:
+        """How self-attention over all positions is computed without the pairs that are not allowed.
+
+        None (the default) where that does not pay or is not known: then the whole (N, N) is
+        formed and masked. What a layout allows is what `allowed`, padding and causality do.
+        """
+        return None
+
 
 class Scaling(nn.Module):
     """A factor on the scores of each head and query, before whatever normaliser follows.
@@ -79,7 +99,7 @@ class Scaling(nn.Module):
 
     unsupported_sites: ClassVar[Mapping[str, str]] = {}  # site -> reason
     scales: ClassVar[bool] = True
-    head_axes: ClassVar[Mapping[str, int]] = {}  # parameter -> its axis of one entry a head
+    head_axes: Mapping[str, int] = {}  # parameter -> its axis of one entry a head
 
     def __init__(self, place: Place) -> None:
         super().__init__()
@@ -95,7 +115,7 @@ class Scaling(nn.Module):
         raise NotImplementedError
 
     def stats(self) -> dict[str, Tensor]:
-        """What this module would have logged, one value a head: name -> (H,)."""
+        """What this module would have logged, name -> (H,); NaN at heads without such a value."""
         return {}
 
 
@@ -110,27 +130,61 @@ class Mask:
         causal: a query sees keys up to its own position only.
         pattern: a further restriction, or None.
         query_offset: position of the first query (the length of the cached prefix).
+        given_BHQK: the dense form where scores do not stand in the order of their keys, as in a
+            `BlockLayout` of self-attention; K then counts places of the layout.
     """
 
     key_lengths_B: Tensor | None = None
     causal: bool = False
     pattern: Pattern | None = None
     query_offset: int = 0
+    given_BHQK: Tensor | None = field(default=None, repr=False, compare=False)
     _dense: dict[tuple[int, int], Tensor | None] = field(
         default_factory=dict, repr=False, compare=False
     )
+    _layouts: dict[int, BlockLayout | None] = field(default_factory=dict, repr=False, compare=False)
+    _restricted: dict[Hashable, Mask] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def is_plain_causal(self) -> bool:
         """Causal from the first position on, and restricted by nothing else."""
-        alone = self.key_lengths_B is None and self.pattern is None
+        parts = (self.key_lengths_B, self.pattern, self.given_BHQK)
+        alone = all(part is None for part in parts)
         return self.causal and alone and self.query_offset == 0
+
+    def restricted(self, pattern: Pattern) -> Mask:
+        """This mask with `pattern`; one for all patterns of a stack that have the same key."""
+        if pattern.key not in self._restricted:
+            self._restricted[pattern.key] = Mask(
+                self.key_lengths_B, self.causal, pattern, self.query_offset
+            )
+        return self._restricted[pattern.key]
+
+    def layout(self, n_queries: int, n_keys: int, device: torch.device) -> BlockLayout | None:
+        """The block-sparse computation of the pattern, or None where there is none.
+
+        Only where every position is a query and a key: not in a step of cached decoding. Kept
+        after the first call, as `dense` is.
+        """
+        if self.pattern is None or n_queries != n_keys:
+            return None
+        if n_keys not in self._layouts:
+            self._layouts[n_keys] = self.pattern.layout(
+                n_keys, self.causal, self.key_lengths_B, device
+            )
+        return self._layouts[n_keys]
+
+    def laid_out(self, layout: BlockLayout) -> Mask:
+        """The mask of scores that stand as `layout` puts them."""
+        return Mask(self.key_lengths_B, self.causal, given_BHQK=layout.allowed_BHNK)
 
     def dense(self, n_queries: int, n_keys: int, device: torch.device) -> Tensor | None:
         """Bool (B or 1, H or 1, Q or 1, K), True = may attend; None when all is allowed.
 
         Kept after the first call: all layers of a stack ask for the same one.
         """
+        if self.given_BHQK is not None:
+            return self.given_BHQK
         size = (n_queries, n_keys)
         if size not in self._dense:
             self._dense[size] = self._make_dense(n_queries, n_keys, device)
@@ -138,6 +192,8 @@ class Mask:
 
     def n_visible(self, n_queries: int, n_keys: int, device: torch.device) -> Tensor:
         """Number of keys (B or 1, Q) that padding and causality leave to each query."""
+        if self.given_BHQK is not None:
+            n_keys = n_queries  # n_keys counts places of a layout of self-attention
         visible_BQ = torch.full((1, n_queries), n_keys, device=device)
         if self.causal:
             visible_BQ = torch.arange(n_queries, device=device)[None] + self.query_offset + 1
@@ -200,7 +256,7 @@ class Normaliser(nn.Module):
     unsupported_sites: ClassVar[Mapping[str, str]] = {}  # site -> reason
     is_distribution: ClassVar[bool] = True  # rows are non-negative and sum to one
     is_fused: ClassVar[bool] = False  # `attend` exists
-    head_axes: ClassVar[Mapping[str, int]] = {}  # parameter -> its axis of one entry a head
+    head_axes: Mapping[str, int] = {}  # parameter -> its axis of one entry a head
     shared_part: ClassVar[str] = ""  # see `share_key`
 
     def __init__(self, place: Place) -> None:
@@ -230,11 +286,11 @@ class Normaliser(nn.Module):
         raise NotImplementedError
 
     def query_stats(self, context: ScoreContext) -> dict[str, Tensor]:
-        """What differs between queries and would be logged as a mean: name -> (B, H, Q)."""
+        """What differs between queries and is logged as a mean: name -> (B, H, Q), NaN as above."""
         return {}
 
     def stats(self) -> dict[str, Tensor]:
-        """What this module would have logged, one value a head: name -> (H,)."""
+        """What this module would have logged, name -> (H,); NaN at heads without such a value."""
         return {}
 
 
@@ -246,8 +302,9 @@ class Attention(nn.Module):
 
     place: Place
     unsupported_sites: ClassVar[Mapping[str, str]] = {}  # site -> reason
-    forms_weights: ClassVar[str] = "exact"  # exact, effective (see the class) or no
-    head_axes: ClassVar[Mapping[str, int]] = {}  # parameter -> its axis of one entry a head
+    dropout: float = 0.0  # rate on its weights, where it has any; the factory sets it
+    forms_weights: str = "exact"  # exact, effective (see the class) or no
+    head_axes: Mapping[str, int] = {}  # parameter -> its axis of one entry a head
     shared_part: ClassVar[str] = ""  # see `share_key`
 
     @classmethod
@@ -290,5 +347,5 @@ class Attention(nn.Module):
         raise NotImplementedError
 
     def stats(self) -> dict[str, Tensor]:
-        """One value a head: name -> (H,)."""
+        """One value a head, name -> (H,); NaN at heads without such a value."""
         return {}

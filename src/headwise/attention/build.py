@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from headwise.attention.base import Attention, Normaliser, Pattern, Place, Scaling
+from headwise.attention.heads import NoHeads
 from headwise.attention.scores import ScoreAttention
 from headwise.config_dir import group_choices, group_node
 from headwise.errors import ConfigError
@@ -66,6 +67,8 @@ class AttentionFactory:
 
     def __call__(self, place: Place) -> Attention:
         """The attention module of one place; two places share nothing unless declared."""
+        if not place.n_heads:
+            return NoHeads(place)
         module = self._variant(place)
         pattern = self._make("pattern", place, Pattern)
         scaling = self._make("scaling", place, Scaling)
@@ -80,6 +83,7 @@ class AttentionFactory:
                     f"{type(module).__name__} forms no scores on which {type(part).__name__} "
                     f"could act at {place.site}; use {group}@{SITE_GROUPS[group]}.{place.site}=none"
                 )
+        module.dropout = self.dropout
         return module
 
     def _make(self, group: str, place: Place, kind: type[Any]) -> Any:
@@ -92,7 +96,7 @@ class AttentionFactory:
         return made
 
     def _variant(self, place: Place) -> Normaliser | Attention:
-        """The normaliser or whole attention; declared parts are those made for an earlier place."""
+        """The normaliser or whole attention; what is declared as shared is an earlier place's."""
         key, node = self._chosen["attention"][place.site]
         target = target_class(node, key)
         if not issubclass(target, (Normaliser, Attention)):
@@ -100,17 +104,33 @@ class AttentionFactory:
                 f"{key}._target_ must be a Normaliser or an Attention, got {target.__name__}"
             )
         share_key = target.share_key(place, node)
-        slot = (node["_target_"], str(share_key))
-        if share_key is not None and not target.shared_part and slot in self._shared:
-            return self._shared[slot]  # type: ignore[return-value]
         module: Normaliser | Attention = instantiate(node, key, place=place)
-        if share_key is None:
-            return module
-        part = getattr(module, target.shared_part) if target.shared_part else module
-        shared = self._shared.setdefault(slot, part)
-        if shared is not part:
-            setattr(module, target.shared_part, shared)
+        if share_key is not None:
+            first = self._shared.setdefault((node["_target_"], share_key), module)
+            if first is not module:
+                _share(first, module, target.shared_part)
         return module
+
+
+def _share(first: nn.Module, module: nn.Module, part: str) -> None:
+    """Give `module` the weights of `first`: the part of that name, or all of them.
+
+    The module itself stays one of its own place, which may have lost other heads.
+    """
+    names = [part]
+    if not part:
+        names = [name for name, _ in first.named_parameters(recurse=False)]
+        names += [name for name, _ in first.named_children()]
+    theirs = dict(first.named_parameters())
+    for name, parameter in module.named_parameters():
+        is_shared = any(name == shared or name.startswith(f"{shared}.") for shared in names)
+        if is_shared and parameter.shape != theirs[name].shape:
+            raise ConfigError(
+                f"model.heads: {type(module).__name__} shares {name} between layers, with one "
+                "entry a head, so they must keep the same heads"
+            )
+    for name in names:
+        setattr(module, name, getattr(first, name))
 
 
 def _choice_at(site: str, group: str, common: Any) -> tuple[str, Any]:

@@ -5,9 +5,29 @@ Letters: B batch, H heads, N a length, D model width, E head width.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
+import torch
 from torch import Tensor, nn
 
-from headwise.attention.base import Attention, Place
+from headwise.attention.base import Attention, AttentionOutput, Mask, Place
+from headwise.attention.cache import AttentionCache
+
+
+class HeadGate(nn.Module):
+    """Factors on the outputs of the heads of one place."""
+
+    def forward(self, context_BHQE: Tensor) -> Tensor:
+        """The context of every head, gated."""
+        raise NotImplementedError
+
+    def penalty(self) -> Tensor | None:
+        """A term of the loss, a scalar; None for none."""
+        return None
+
+    def stats(self) -> dict[str, Tensor]:
+        """What this gate would have logged, one value a head: name -> (H,)."""
+        return {}
 
 
 class MultiHeadAttention(Attention):
@@ -20,7 +40,7 @@ class MultiHeadAttention(Attention):
             None; see `headwise.model.gates`.
     """
 
-    gate: nn.Module | None
+    gate: HeadGate | None
 
     def __init__(self, place: Place) -> None:
         super().__init__()
@@ -44,3 +64,43 @@ class MultiHeadAttention(Attention):
             context_BHQE = self.gate(context_BHQE)
         joined: Tensor = self.output(context_BHQE.transpose(1, 2).flatten(2))
         return joined
+
+    def stats(self) -> dict[str, Tensor]:
+        """What the gate reports; a subclass adds its own."""
+        return self.gate.stats() if self.gate is not None else {}
+
+
+class NoHeads(Attention):
+    """A place that lost all its heads: what is left is the bias of its output projection."""
+
+    forms_weights: str = "no"
+
+    def __init__(self, place: Place) -> None:
+        super().__init__()
+        self.place = place
+        self.bias = nn.Parameter(torch.zeros(place.d_model))
+
+    def forward(
+        self,
+        query_BQD: Tensor,
+        key_BKD: Tensor,
+        value_BKD: Tensor,
+        mask: Mask,
+        cache: AttentionCache | None = None,
+        need_weights: bool = False,
+    ) -> AttentionOutput:
+        """See `Attention.forward`; there are no weights to return."""
+        return AttentionOutput(self.bias.expand_as(query_BQD))
+
+    def make_cache(self, static: bool) -> NothingCached:
+        """See `Attention.make_cache`."""
+        return NothingCached()
+
+
+class NothingCached:
+    """The cache of a place without heads."""
+
+    is_complete: ClassVar[bool] = True
+
+    def reorder(self, rows_B: Tensor) -> None:
+        """Nothing to reorder."""

@@ -53,24 +53,32 @@ class ScoreAttention(MultiHeadAttention):
         """See `Attention.forward`."""
         query_BHQE = self.split(self.query(query_BQD))
         key_BHKE, value_BHKE = self._keys_and_values(key_BKD, value_BKD, cache)
+        n_queries, n_keys, device = query_BQD.shape[1], key_BHKE.shape[2], query_BQD.device
+        layout = None
         if self.pattern is not None:
-            mask = Mask(mask.key_lengths_B, mask.causal, self.pattern, mask.query_offset)
-        context = ScoreContext(mask, query_BHQE)
+            mask = mask.restricted(self.pattern)
+            layout = None if need_weights else mask.layout(n_queries, n_keys, device)
+        context = ScoreContext(mask if layout is None else mask.laid_out(layout), query_BHQE)
         if self.scaling is not None:
             # scaling the queries scales the scores, on fused paths as well
-            visible_BQ = mask.n_visible(query_BQD.shape[1], key_BHKE.shape[2], query_BQD.device)
-            factor = self.scaling(query_BQD, visible_BQ)
+            factor = self.scaling(query_BQD, mask.n_visible(n_queries, n_keys, device))
             query_BHQE = query_BHQE * factor.to(query_BHQE.dtype)
         dropout = self.dropout if self.training else 0.0
-        weights_BHQK = None
-        if self.normaliser.is_fused and not need_weights:
+        if self.normaliser.is_fused and not need_weights and layout is None:
             found = self.normaliser.attend(query_BHQE, key_BHKE, value_BHKE, mask, dropout)
+            return AttentionOutput(self.join(found))
+        scaled_BHQE = query_BHQE * self.place.head_dim**-0.5  # smaller than the scores
+        if layout is not None:
+            scores_BHQK = layout.scores(scaled_BHQE, key_BHKE)
         else:
-            scaled_BHQE = query_BHQE * self.place.head_dim**-0.5  # smaller than the scores
             scores_BHQK = scaled_BHQE @ key_BHKE.transpose(-1, -2)
-            weights_BHQK = self.normaliser(scores_BHQK, context)
-            dropped_BHQK = nn.functional.dropout(weights_BHQK, dropout, training=dropout > 0)
-            found = dropped_BHQK.to(value_BHKE.dtype) @ value_BHKE
+        weights_BHQK = self.normaliser(scores_BHQK, context)
+        dropped_BHQK = nn.functional.dropout(weights_BHQK, dropout, training=dropout > 0)
+        dropped_BHQK = dropped_BHQK.to(value_BHKE.dtype)
+        if layout is not None:
+            found = layout.context(dropped_BHQK, value_BHKE)
+        else:
+            found = dropped_BHQK @ value_BHKE
         return AttentionOutput(self.join(found), weights_BHQK if need_weights else None)
 
     def _keys_and_values(
@@ -93,6 +101,6 @@ class ScoreAttention(MultiHeadAttention):
         return self.normaliser.distribution_heads()
 
     def stats(self) -> dict[str, Tensor]:
-        """What normaliser and scaling report."""
+        """What gate, normaliser and scaling report."""
         scaling = self.scaling.stats() if self.scaling is not None else {}
-        return {**self.normaliser.stats(), **scaling}
+        return {**super().stats(), **self.normaliser.stats(), **scaling}

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from headwise.decode.beam import beam_search
 from headwise.decode.greedy import greedy_search
-from headwise.decode.hypothesis import Hypothesis, check_decode_config, length_limit
+from headwise.decode.hypothesis import (
+    Hypothesis,
+    SearchRecord,
+    check_decode_config,
+    length_limit,
+)
+from headwise.decode.output_map import SOFTMAX, OutputMap
 from headwise.decode.scoring import TargetScore, score_ids
 from headwise.decode.translator import Translation, Translator
 
 __all__ = [
+    "SOFTMAX",
     "Hypothesis",
+    "OutputMap",
+    "SearchRecord",
     "TargetScore",
     "Translation",
     "Translator",

@@ -21,6 +21,13 @@ can still become scores at most s / L**p (p >= 0) or s / (t + 1)**p (p < 0). A s
       closed as they are, without eos, and are ranked with the finished ones by their score.
 Sentences that are done leave the batch.
 
+Under a sparse output map few words have a probability, and a beam may hold every hypothesis that
+has one: the search is exact (Peters et al. 2019). It is not if, at any step, more continuations
+had a probability than were set aside or live on; nor if live ones are left behind because `beam`
+have finished, unless by the bound above none of them could have come among the best `n_best`. An
+end by that bound, or at the length limit, where all that is alive is closed and ranked, leaves
+nothing behind: what is sought is the best sentence within the limit.
+
 Candidates of equal log probability are taken in the order of (hypothesis, token id), finished
 hypotheses of equal score in the order of finishing.
 """
@@ -29,14 +36,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from headwise.data.tokenizer import EOS
-from headwise.decode.hypothesis import Hypothesis, make_hypothesis, penalised
+from headwise.decode.hypothesis import Hypothesis, SearchRecord, make_hypothesis, penalised
 from headwise.decode.incremental import IncrementalDecoder, TranslationModel
+from headwise.decode.output_map import SOFTMAX, OutputMap
 
 
 @torch.no_grad()  # not inference_mode: a position table grown here must serve training later
@@ -49,6 +57,7 @@ def beam_search(
     length_penalty: float = 1.0,
     n_best: int = 1,
     cached: bool = True,
+    output: OutputMap = SOFTMAX,
 ) -> list[list[Hypothesis]]:
     """The `n_best` best hypotheses of each sentence, best first, in the order of `sources`.
 
@@ -62,17 +71,26 @@ def beam_search(
         length_penalty: exponent of the length (eos counts) that divides the log probability.
         n_best: at most `beam`.
         cached: False recomputes the whole prefix at each step.
+        output: from the model's logits to log probabilities; where it is sparse, the hypotheses
+            say how the search went.
     """
-    decoder = IncrementalDecoder(model, sources, device, cached)
+    decoder = IncrementalDecoder(model, sources, device, cached, output)
     searches = [_Search(limit, beam, length_penalty, n_best) for limit in limits]
     live = list(range(len(sources)))  # the sentence of each row of the tensors below
     total_NW = torch.zeros(len(sources), 1, device=device)
     n_steps = 0
     while live:
         n_steps += 1
-        step = _best_continuations(decoder.log_probs(), total_NW, beam)
-        _set_aside(step, beam, decoder.prefix_RT, [searches[sentence] for sentence in live])
+        log_probs_RV = decoder.log_probs()
+        here = [searches[sentence] for sentence in live]
+        n_possible = _count_possible(here, log_probs_RV, total_NW) if output.is_sparse else []
+        step = _best_continuations(log_probs_RV, total_NW, beam)
+        n_set_aside = _set_aside(step, beam, decoder.prefix_RT, here)
         alive = _alive(step, beam)
+        if output.is_sparse:
+            n_alive = (alive.total_NC > -math.inf).sum(dim=1).tolist()
+            for place, search in enumerate(here):
+                search.is_exact &= n_possible[place] == n_set_aside[place] + n_alive[place]
         best_N = alive.total_NC.max(dim=1).values.tolist()
         going_on = []
         for place, (sentence, best) in enumerate(zip(live, best_N, strict=True)):
@@ -82,6 +100,8 @@ def beam_search(
                 continue
             if search.is_cut_off(n_steps):
                 _close(search, decoder.prefix_RT, alive, place)
+            elif best > -math.inf and not search.is_settled(best, n_steps):
+                search.is_exact = False
             if not search.found:  # no continuation has any probability
                 _close_present(search, decoder.prefix_RT, total_NW, place)
         live = [live[place] for place in going_on]
@@ -89,7 +109,12 @@ def beam_search(
             places = torch.tensor(going_on, device=device)
             total_NW = alive.total_NC[places]
             decoder.select(alive.row_NC[places].flatten(), alive.token_NC[places].flatten())
-    return [search.best() for search in searches]
+    if not output.is_sparse:
+        return [search.best() for search in searches]
+    return [
+        [replace(hypothesis, search=search.record()) for hypothesis in search.best()]
+        for search in searches
+    ]
 
 
 @dataclass(frozen=True)
@@ -110,9 +135,15 @@ class _Search:
     length_penalty: float
     n_best: int
     found: list[Hypothesis] = field(default_factory=list)
+    is_exact: bool = True
+    n_words: int = 0  # those with a probability, over all steps of live hypotheses
+    n_hypothesis_steps: int = 0
 
     def add(self, ids: list[int], log_prob: float, finished: bool) -> None:
         self.found.append(make_hypothesis(ids, log_prob, finished, self.length_penalty))
+
+    def record(self) -> SearchRecord:
+        return SearchRecord(self.is_exact, self.n_words, self.n_hypothesis_steps)
 
     def best(self) -> list[Hypothesis]:
         ranked = sorted(self.found, key=lambda hypothesis: -hypothesis.score)
@@ -122,9 +153,15 @@ class _Search:
         """See the head of this file; `best_live` is the highest log probability alive."""
         if len(self.found) >= self.beam or n_steps == self.limit or best_live == -math.inf:
             return True
+        return self.is_settled(best_live, n_steps)
+
+    def is_settled(self, best_live: float, n_steps: int) -> bool:
+        """Whether nothing alive can come among the best `n_best` any more."""
         if len(self.found) < self.n_best:
             return False
-        kindest_length = self.limit if self.length_penalty >= 0 else n_steps + 1
+        kindest_length = self.limit
+        if self.length_penalty < 0:
+            kindest_length = min(n_steps + 1, self.limit)
         bound = penalised(best_live, kindest_length, self.length_penalty)
         return bound <= self.best()[-1].score
 
@@ -158,16 +195,31 @@ def _alive(step: _Continuations, beam: int) -> _Continuations:
     )
 
 
+def _count_possible(
+    searches: Sequence[_Search], log_probs_RV: Tensor, total_NW: Tensor
+) -> list[int]:
+    """How many continuations of each sentence have a probability; noted in its record as well."""
+    is_live_NW = total_NW > -math.inf  # in slots that are dead no word counts
+    n_words_NW = (log_probs_RV > -math.inf).sum(dim=1).view_as(total_NW) * is_live_NW
+    n_words: list[int] = n_words_NW.sum(dim=1).tolist()
+    for search, n_here, n_live in zip(searches, n_words, is_live_NW.sum(1).tolist(), strict=True):
+        search.n_words += n_here
+        search.n_hypothesis_steps += n_live
+    return n_words
+
+
 def _set_aside(
     step: _Continuations, beam: int, prefix_RT: Tensor, searches: Sequence[_Search]
-) -> None:
-    """Keep what ended in eos among the best `beam` continuations of each sentence."""
+) -> list[int]:
+    """Keep what ended in eos among the best `beam` continuations of each sentence; how many."""
     is_finished = (step.token_NC == EOS) & (step.total_NC > -math.inf)
     places, ranks = is_finished[:, :beam].nonzero(as_tuple=True)
     prefixes = prefix_RT[step.row_NC[places, ranks], 1:].tolist()
     totals = step.total_NC[places, ranks].tolist()
     for place, ids, total in zip(places.tolist(), prefixes, totals, strict=True):
         searches[place].add(ids, total, finished=True)
+    n_set_aside: list[int] = is_finished[:, :beam].sum(dim=1).tolist()
+    return n_set_aside
 
 
 def _close(search: _Search, prefix_RT: Tensor, alive: _Continuations, place: int) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
 from headwise.data.tokenizer import EOS
-from headwise.decode.hypothesis import Hypothesis, make_hypothesis
+from headwise.decode.hypothesis import Hypothesis, SearchRecord, make_hypothesis
 from headwise.decode.incremental import IncrementalDecoder, TranslationModel
+from headwise.decode.output_map import SOFTMAX, OutputMap
 
 
 @torch.no_grad()  # not inference_mode: a position table grown here must serve training later
@@ -20,6 +22,7 @@ def greedy_search(
     device: torch.device,
     length_penalty: float = 1.0,
     cached: bool = True,
+    output: OutputMap = SOFTMAX,
 ) -> list[Hypothesis]:
     """One hypothesis a sentence, in the order of `sources`; ties go to the lower id.
 
@@ -29,17 +32,24 @@ def greedy_search(
         limits: most tokens of each hypothesis, eos included (from 1).
         length_penalty: exponent of the length in the score; it does not change the search.
         cached: False recomputes the whole prefix at each step.
+        output: from the model's logits to log probabilities. Where it is sparse, a search is
+            exact that had one possible token at every step.
     """
-    decoder = IncrementalDecoder(model, sources, device, cached)
+    decoder = IncrementalDecoder(model, sources, device, cached, output)
     found: dict[int, Hypothesis] = {}
     live = list(range(len(sources)))  # the sentence of each row
     total = [0.0] * len(sources)  # log probability so far of each sentence
+    widths: list[list[int]] = [[] for _ in sources]  # possible tokens at each step
     n_steps = 0
     while live:
         n_steps += 1
         log_probs_RV = decoder.log_probs()
         tokens_R = log_probs_RV.argmax(dim=-1)
         gains = log_probs_RV.gather(1, tokens_R[:, None])[:, 0].tolist()
+        if output.is_sparse:
+            n_words_R = (log_probs_RV > -math.inf).sum(1).tolist()
+            for sentence, n_words in zip(live, n_words_R, strict=True):
+                widths[sentence].append(n_words)
         going_on = []
         for row, (token, gain) in enumerate(zip(tokens_R.tolist(), gains, strict=True)):
             sentence = live[row]
@@ -58,4 +68,10 @@ def greedy_search(
         if live:
             rows = torch.tensor(going_on, device=device)
             decoder.select(rows, tokens_R[rows])
-    return [found[sentence] for sentence in range(len(sources))]
+    answers = [found[sentence] for sentence in range(len(sources))]
+    if not output.is_sparse:
+        return answers
+    return [
+        replace(answer, search=SearchRecord(max(steps) <= 1, sum(steps), len(steps)))
+        for answer, steps in zip(answers, widths, strict=True)
+    ]

@@ -3,12 +3,30 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from headwise.errors import refuse, require
 from headwise.schema import DecodeConfig
 
 METHODS = ("beam", "greedy")
+
+
+@dataclass(frozen=True)
+class SearchRecord:
+    """How the search for one sentence went, where words may have no probability.
+
+    Attributes:
+        is_exact: no hypothesis with a probability was dropped, so that the answer is the best of
+            all sentences with a probability within the length limit (if there is one). An early
+            end because what is alive can no longer win drops nothing; see `headwise.decode.beam`.
+        n_words: words with a probability, summed over all steps of all live hypotheses. Pad and
+            bos, which no translation may hold, are no words here.
+        n_steps: the number of these steps.
+    """
+
+    is_exact: bool
+    n_words: int
+    n_steps: int
 
 
 @dataclass(frozen=True)
@@ -20,12 +38,14 @@ class Hypothesis:
         score: log_prob / length**penalty, what hypotheses are ranked by.
         log_prob: natural log of the model's probability of `ids` and, if finished, of eos.
         finished: eos was generated; False when the length limit cut the sentence off.
+        search: how it was found; None with an output map that is not sparse.
     """
 
     ids: tuple[int, ...]
     score: float
     log_prob: float
     finished: bool
+    search: SearchRecord | None = field(default=None, compare=False, repr=False)
 
     @property
     def n_tokens(self) -> int:

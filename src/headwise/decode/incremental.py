@@ -12,7 +12,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from headwise.data.tokenizer import BOS, EOS, PAD
+from headwise.data.tokenizer import BOS, PAD
+from headwise.decode.output_map import SOFTMAX, OutputMap
 from headwise.errors import RunError
 from headwise.model.decoder import DecoderCache
 from headwise.model.transformer import Memory
@@ -55,6 +56,7 @@ class IncrementalDecoder:
         model: in evaluation mode.
         sources: ids of each sentence as the encoder reads them; none is empty.
         cached: False runs the whole prefix through the decoder at each step, for comparison.
+        output: from the model's logits to log probabilities.
     """
 
     def __init__(
@@ -63,8 +65,9 @@ class IncrementalDecoder:
         sources: Sequence[Sequence[int]],
         device: torch.device,
         cached: bool = True,
+        output: OutputMap = SOFTMAX,
     ) -> None:
-        self.model = model
+        self.model, self._output = model, output
         source_NS, lengths_N = padded(sources, device)
         self._memory = model.encode(source_NS, lengths_N)
         self._cache = model.make_cache() if cached else None
@@ -73,7 +76,7 @@ class IncrementalDecoder:
         self._sentence_R = torch.arange(n_sentences, device=device)
 
     def log_probs(self) -> Tensor:
-        """Log probabilities (R, V) of the next token in float32; pad and bos get -inf.
+        """Log probabilities (R, V) of the next token, at least float32; pad and bos get -inf.
 
         The two are masked after normalising: what remains is the probability the model gave,
         which is what forced decoding finds as well.
@@ -83,9 +86,9 @@ class IncrementalDecoder:
         """
         new_RT = self.prefix_RT if self._cache is None else self.prefix_RT[:, -1:]
         logits_RV = self.model.decode(new_RT, self._memory, cache=self._cache)[:, -1]
-        log_probs_RV = logits_RV.float().log_softmax(-1)
-        # one entry that is NaN or inf, or a row of nothing but -inf, makes the whole row NaN
-        if bool(log_probs_RV[:, EOS].isnan().any()):
+        log_probs_RV = self._output.log_probs(logits_RV)
+        # false for NaN too, which any entry that is no number makes of its whole row
+        if not bool((log_probs_RV.amax(-1) > -torch.inf).all()):
             raise RunError(
                 "the model's output is not a number: its weights are broken (a diverged run?); "
                 "use an earlier checkpoint"

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
 
 from headwise.data.tokenizer import BOS, EOS
 from headwise.decode.incremental import TranslationModel, padded
+from headwise.decode.output_map import SOFTMAX, OutputMap
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,8 @@ class TargetScore:
     """How likely a given translation is.
 
     Attributes:
-        log_prob: natural log of the probability of all tokens, eos included.
+        log_prob: natural log of the probability of all tokens, eos included; -inf where a sparse
+            output gives one of them none.
         n_tokens: their number, eos included.
         token_log_probs: one a token, the last for eos; their sum is `log_prob`.
     """
@@ -33,6 +34,7 @@ def score_ids(
     sources: Sequence[Sequence[int]],
     targets: Sequence[Sequence[int]],
     device: torch.device,
+    output: OutputMap = SOFTMAX,
 ) -> list[TargetScore]:
     """Scores of one batch.
 
@@ -40,22 +42,17 @@ def score_ids(
         model: in evaluation mode.
         sources: ids of each sentence as the encoder reads them; none is empty.
         targets: ids of each translation, without bos and eos; may be empty.
+        output: from the model's logits to log probabilities.
     """
     source_BS, source_lengths_B = padded(sources, device)
     target_in_BT, _ = padded([[BOS, *target] for target in targets], device)
     target_out_BT, _ = padded([[*target, EOS] for target in targets], device)
     logits_BTV = model.decode(target_in_BT, model.encode(source_BS, source_lengths_B))
-    log_probs_BT = _log_probs(logits_BTV, target_out_BT)
+    log_probs_BTV = output.log_probs(logits_BTV)
+    # what stands at padding has no meaning
+    log_probs_BT = log_probs_BTV.gather(-1, target_out_BT[:, :, None])[:, :, 0]
     scores = []
     for row, target in zip(log_probs_BT.tolist(), targets, strict=True):
         real = tuple(row[: len(target) + 1])
         scores.append(TargetScore(sum(real), len(real), real))
     return scores
-
-
-def _log_probs(logits_BTV: Tensor, target_BT: Tensor) -> Tensor:
-    """Log probability (B, T) of each target in float32; what stands at padding has no meaning."""
-    loss_BT = nn.functional.cross_entropy(
-        logits_BTV.float().flatten(0, 1), target_BT.flatten(), reduction="none"
-    )
-    return -loss_BT.view_as(target_BT)

@@ -13,7 +13,13 @@ from headwise.data.tokenizer import EOS, TokenizerPair
 from headwise.decode.batches import length_batches
 from headwise.decode.beam import beam_search
 from headwise.decode.greedy import greedy_search
-from headwise.decode.hypothesis import Hypothesis, check_decode_config, length_limit
+from headwise.decode.hypothesis import (
+    Hypothesis,
+    SearchRecord,
+    check_decode_config,
+    length_limit,
+)
+from headwise.decode.output_map import SOFTMAX, OutputMap
 from headwise.decode.scoring import TargetScore, score_ids
 from headwise.errors import DataError, RunError
 from headwise.model.transformer import Transformer
@@ -36,6 +42,11 @@ class Translation:
     n_best: tuple[tuple[str, float], ...]
     hypotheses: tuple[Hypothesis, ...]
 
+    @property
+    def search(self) -> SearchRecord | None:
+        """How it was found; None for an empty line, and with an output that is not sparse."""
+        return self.hypotheses[0].search if self.hypotheses else None
+
 
 EMPTY = Translation("", 0.0, (("", 0.0),), ())
 
@@ -51,6 +62,8 @@ class Translator:
         tokenizers: of the model's source and target ids.
         config: see `headwise.schema.DecodeConfig`.
         device: where to compute.
+        output: from the model's logits to log probabilities: that of the loss it was trained
+            with (`headwise.train.loss.Loss.output_map`).
 
     Raises:
         ConfigError: a setting that no search can follow.
@@ -62,12 +75,14 @@ class Translator:
         tokenizers: TokenizerPair,
         config: DecodeConfig,
         device: torch.device | str = "cpu",
+        output: OutputMap = SOFTMAX,
     ) -> None:
         check_decode_config(config)
         self.device = torch.device(device)
         self.model = model.to(self.device)
         self.tokenizers = tokenizers
         self.config = config
+        self.output = output
         self.beam = config.beam if config.method == "beam" else 1
         embedding = model.target_embedding
         self.max_positions = embedding.max_positions if embedding.learned is not None else None
@@ -130,6 +145,7 @@ class Translator:
                     [source_ids[line] for line in batch],
                     [target_ids[line] for line in batch],
                     self.device,
+                    self.output,
                 )
                 scores.update(zip(batch, found, strict=True))
                 bar.update(len(batch))
@@ -161,7 +177,14 @@ class Translator:
         config = self.config
         limits = [length_limit(len(ids) - 1, config, self.max_positions) for ids in sources]
         if config.method == "greedy":
-            found = greedy_search(self.model, sources, limits, self.device, config.length_penalty)
+            found = greedy_search(
+                self.model,
+                sources,
+                limits,
+                self.device,
+                config.length_penalty,
+                output=self.output,
+            )
             return [[hypothesis] for hypothesis in found]
         return beam_search(
             self.model,
@@ -171,6 +194,7 @@ class Translator:
             config.beam,
             config.length_penalty,
             config.n_best,
+            output=self.output,
         )
 
     def _translation(self, hypotheses: Sequence[Hypothesis]) -> Translation:

@@ -1,7 +1,16 @@
-"""The entmax family: sparse and dense maps from scores to weights that sum to one."""
+"""The entmax family: sparse and dense maps from scores to weights, and their losses."""
 
 from __future__ import annotations
 
+from headwise.entmax.losses import entmax15_loss, entmax_loss, sparsemax_loss
 from headwise.entmax.maps import alpha_entmax, entmax15, softmax, sparsemax
 
-__all__ = ["alpha_entmax", "entmax15", "softmax", "sparsemax"]
+__all__ = [
+    "alpha_entmax",
+    "entmax15",
+    "entmax15_loss",
+    "entmax_loss",
+    "softmax",
+    "sparsemax",
+    "sparsemax_loss",
+]

@@ -25,6 +25,8 @@ def check_commands(commands: Mapping[str, str]) -> None:
     """
     for name, template in commands.items():
         key = f"decode.external.{name}"
+        if name == "search":
+            raise ConfigError(f"{key}: search is what scores call the record of the search itself")
         for field in _PLACEHOLDER.findall(template):
             if field not in FILES:
                 hint = nearest(field, FILES)

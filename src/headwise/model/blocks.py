@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+
+def quick_gelu(inner_BNF: Tensor) -> Tensor:
+    """Close to GELU: x · sigmoid(1.702 x) (Child et al. 2019, section 5)."""
+    return inner_BNF * torch.sigmoid(1.702 * inner_BNF)
+
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": functional.relu,
     "gelu": functional.gelu,
     "silu": functional.silu,
+    "quick_gelu": quick_gelu,
 }
 NORM_EPSILON = 1e-6
 
@@ -34,7 +44,11 @@ class FeedForward(nn.Module):
 class Residual(nn.Module):
     """A sublayer's way around: x + dropout(f(norm(x))), or norm(x + dropout(f(x))).
 
-    Pre-norm trains deep stacks without care for warm-up; post-norm is the original.
+    Pre-norm trains deep stacks without care for warm-up; post-norm is the original. The branches
+    of a pre-norm layer one after the other are the residual block of Child et al. 2019
+    (equations 9 to 14): with a(H) = dropout(attention(norm(H))) and
+    b(H) = dropout(ff(norm(H + a(H)))) an encoder layer makes H + a(H) + b(H). In a decoder layer
+    c(H) = dropout(cross(norm(H + a(H)))) stands between, and b reads H + a(H) + c(H).
     """
 
     def __init__(self, d_model: int, pre_norm: bool, dropout: float) -> None:
@@ -51,3 +65,14 @@ class Residual(nn.Module):
         """The stream with the sublayer's change."""
         summed: Tensor = states_BND + self.dropout(change_BND)
         return summed if self.pre_norm else self.norm(summed)
+
+
+def call_layer(layer: nn.Module, recompute: bool, *arguments: object) -> Any:
+    """`layer(*arguments)`; with `recompute` only the arguments are kept for the backward pass.
+
+    Child et al. 2019, section 5.4: what lies between is computed again, with the same dropout and
+    under the same autocast, so that loss and gradients have the same bits.
+    """
+    if not recompute:
+        return layer(*arguments)
+    return checkpoint(layer, *arguments, use_reentrant=False)

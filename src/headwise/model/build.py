@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from headwise.attention.base import Attention, Place
 from headwise.attention.build import AttentionFactory
@@ -10,7 +10,7 @@ from headwise.errors import ConfigError
 from headwise.instantiate import instantiate
 from headwise.model.encoder import MakeAttention
 from headwise.model.gates import Gates
-from headwise.model.places import place_of
+from headwise.model.places import check_heads, place_of, places
 from headwise.model.transformer import Transformer, check_model_config
 from headwise.schema import SITE_GROUPS, SITES, Config
 
@@ -43,9 +43,11 @@ def attention_maker(config: Config, gates: Gates) -> MakeAttention:
 def check_model(config: Config) -> None:
     """Build one attention of each site and throw it away: every choice is refused before data."""
     check_model_config(config.model, config.tokenizer.joint)
+    check_heads(config.model)
     make = attention_maker(config, instantiate(config.gates, "gates"))
+    whole = replace(config.model, heads=None)  # a pruned place may have no heads
     for site in SITES:
-        made = make(place_of(config.model, site, 1))
+        made = make(place_of(whole, site, 1))
         if site == "decoder_self" or made.max_keys is None:
             continue
         pieces = config.tokenizer.max_sentence_pieces + 1 + config.model.register_tokens
@@ -56,10 +58,19 @@ def check_model(config: Config) -> None:
                 f"{config.tokenizer.max_sentence_pieces}, the end of the sentence and "
                 f"model.register_tokens={config.model.register_tokens}"
             )
+    if config.model.heads:
+        make = attention_maker(config, instantiate(config.gates, "gates"))
+        for place in places(config.model):
+            make(place)
 
 
 def build_model(config: Config, source_vocab: int, target_vocab: int, joint: bool) -> Transformer:
-    """The model of `config` for vocabularies of these sizes."""
+    """The model of `config` for vocabularies of these sizes.
+
+    Raises:
+        ConfigError: `model.heads` does not describe it.
+    """
+    check_heads(config.model)
     gates = instantiate(config.gates, "gates")
     make = attention_maker(config, gates)
     model = Transformer(config.model, source_vocab, target_vocab, joint, make, config.seed)

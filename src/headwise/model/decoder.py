@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import cast
 
+import torch
 from torch import Tensor, nn
 
 from headwise.attention.base import Attention, Mask
 from headwise.attention.cache import AttentionCache
-from headwise.model.blocks import NORM_EPSILON, FeedForward, Residual
+from headwise.model.blocks import NORM_EPSILON, FeedForward, Residual, call_layer
 from headwise.model.encoder import MakeAttention
 from headwise.model.places import place_of
 from headwise.schema import ModelConfig
@@ -84,6 +85,12 @@ class Decoder(nn.Module):
         )
         pre_norm = config.norm == "pre"
         self.norm = nn.LayerNorm(config.d_model, NORM_EPSILON) if pre_norm else nn.Identity()
+        self.recompute = config.recompute
+
+    @property
+    def n_branches(self) -> int:
+        """Residual branches of all layers."""
+        return 3 * len(self.layers)
 
     def make_cache(self) -> DecoderCache:
         """An empty cache."""
@@ -112,11 +119,20 @@ class Decoder(nn.Module):
         offset = cache.length if cache is not None else 0
         self_mask = Mask(causal=True, query_offset=offset)
         cross_mask = Mask(key_lengths_B=memory_lengths_B)
+        plain = cache is None and not need_weights
+        recompute = self.recompute and self.training and torch.is_grad_enabled() and plain
         self_weights, cross_weights = [], []
         for index, layer in enumerate(self.layers):
             layer_cache = cache.layers[index] if cache is not None else None
-            states_BTD, own, cross = layer(
-                states_BTD, memory_BSD, self_mask, cross_mask, layer_cache, need_weights
+            states_BTD, own, cross = call_layer(
+                layer,
+                recompute,
+                states_BTD,
+                memory_BSD,
+                self_mask,
+                cross_mask,
+                layer_cache,
+                need_weights,
             )
             self_weights.append(own)
             cross_weights.append(cross)

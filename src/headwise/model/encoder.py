@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor, nn
 
 from headwise.attention.base import Attention, Mask, Place
-from headwise.model.blocks import NORM_EPSILON, FeedForward, Residual
+from headwise.model.blocks import NORM_EPSILON, FeedForward, Residual, call_layer
 from headwise.model.places import place_of
 from headwise.schema import ModelConfig
 
@@ -50,14 +51,23 @@ class Encoder(nn.Module):
         )
         pre_norm = config.norm == "pre"
         self.norm = nn.LayerNorm(config.d_model, NORM_EPSILON) if pre_norm else nn.Identity()
+        self.recompute = config.recompute
+
+    @property
+    def n_branches(self) -> int:
+        """Residual branches of all layers."""
+        return 2 * len(self.layers)
 
     def forward(
         self, states_BSD: Tensor, lengths_B: Tensor, need_weights: bool = False
     ) -> tuple[Tensor, list[Tensor | None]]:
         """States (B, S, D) and the weights per layer (None each unless asked for)."""
         mask = Mask(key_lengths_B=lengths_B)
+        recompute = self.recompute and self.training and torch.is_grad_enabled()
         weights = []
         for layer in self.layers:
-            states_BSD, layer_weights = layer(states_BSD, mask, need_weights)
+            states_BSD, layer_weights = call_layer(
+                layer, recompute and not need_weights, states_BSD, mask, need_weights
+            )
             weights.append(layer_weights)
         return self.norm(states_BSD), weights

@@ -6,13 +6,43 @@ seed start from the same projections, whatever each drew for parameters of its o
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import nn
 
+from headwise.attention.heads import MultiHeadAttention
+from headwise.model.blocks import FeedForward
+from headwise.model.embedding import SCALED_GAIN, GridPositions
 
-def initialise(model: nn.Module, seed: int) -> None:
-    """Glorot-uniform linear maps, zero biases, embeddings N(0, 1/D); others as they were made."""
+if TYPE_CHECKING:
+    from headwise.model.transformer import Transformer
+
+INITS = ("glorot", "scaled")
+
+
+def initialise(model: Transformer, seed: int, kind: str) -> None:
+    """Draw the common weights; parameters of a variant's own stay as they were made.
+
+    "glorot": Glorot-uniform linear maps, zero biases, embeddings N(0, 1/D).
+
+    "scaled" (Child et al. 2019, section 5): linear maps N(0, 0.125 / sqrt(d_in)), those that end
+    a residual branch (W_p and W_2) times 1 / sqrt(n) with n the branches of their stack; token
+    embeddings N(0, 0.125 / sqrt(D)), each of the n_emb tables of positions
+    N(0, 0.125 / sqrt(D · n_emb)), biases and the output matrix 0. The paper has n = 2N for the
+    two branches of each of its N layers: an encoder of N layers has 2N, a decoder 3N, as its
+    layers have cross-attention as well. With zero logits the first gradient reaches the output
+    matrix alone. The second argument of N is taken for a standard deviation: UNVERIFIED, the
+    paper does not say; as a variance the streams would start about as large as they end.
+    """
     generator = torch.Generator().manual_seed(seed)
+    if kind == "scaled":
+        _scaled(model, generator)
+    else:
+        _glorot(model, generator)
+
+
+def _glorot(model: nn.Module, generator: torch.Generator) -> None:
     for module in model.modules():
         if isinstance(module, nn.Linear):
             nn.init.xavier_uniform_(module.weight, generator=generator)
@@ -21,3 +51,33 @@ def initialise(model: nn.Module, seed: int) -> None:
         elif isinstance(module, nn.Embedding):
             deviation = module.embedding_dim**-0.5
             nn.init.normal_(module.weight, std=deviation, generator=generator)
+
+
+def _scaled(model: Transformer, generator: torch.Generator) -> None:
+    narrowed = _narrowed(model)
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            fan_in = max(module.in_features, 1)  # pruning may leave a place without heads
+            deviation = SCALED_GAIN * fan_in**-0.5 * narrowed.get(module, 1.0)
+            nn.init.normal_(module.weight, std=deviation, generator=generator)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.Embedding):
+            deviation = SCALED_GAIN * module.embedding_dim**-0.5 * narrowed.get(module, 1.0)
+            nn.init.normal_(module.weight, std=deviation, generator=generator)
+    nn.init.zeros_(model.output.weight)
+
+
+def _narrowed(model: Transformer) -> dict[nn.Module, float]:
+    """Modules whose weights have a further factor: the ends of branches, and tables of a sum."""
+    factors: dict[nn.Module, float] = {}
+    for stack in (model.encoder, model.decoder):
+        for module in stack.modules():
+            if isinstance(module, MultiHeadAttention):
+                factors[module.output] = stack.n_branches**-0.5
+            elif isinstance(module, FeedForward):
+                factors[module.outer] = stack.n_branches**-0.5
+    for module in model.modules():
+        if isinstance(module, GridPositions):
+            factors[module.row] = factors[module.column] = 2**-0.5
+    return factors

@@ -14,19 +14,30 @@ from headwise.attention.base import Attention
 from headwise.errors import ConfigError, refuse, require
 from headwise.model.blocks import ACTIVATIONS
 from headwise.model.decoder import Decoder, DecoderCache
-from headwise.model.embedding import Embedding
+from headwise.model.embedding import POSITIONS, Embedding, RegisterTokens
 from headwise.model.encoder import Encoder, MakeAttention
-from headwise.model.init import initialise
+from headwise.model.init import INITS, initialise
 from headwise.schema import ModelConfig
 
+COUNTS = (
+    "encoder_layers",
+    "decoder_layers",
+    "d_model",
+    "n_heads",
+    "d_ff",
+    "max_positions",
+    "grid_width",
+)
 NORMS = ("pre", "post")
-POSITIONS = ("sinusoidal", "learned")
 SHARING = ("all", "decoder", "none")
 
 
 @dataclass(frozen=True)
 class Memory:
-    """What the decoder reads of the source: states (B, S, D) and real lengths (B,)."""
+    """What the decoder reads of the source: states (B, S, D) and real lengths (B,).
+
+    Registers are the first positions of each row and counted as real.
+    """
 
     states_BSD: Tensor
     lengths_B: Tensor
@@ -47,8 +58,10 @@ class ModelOutput:
 
 def check_model_config(config: ModelConfig, joint_vocab: bool) -> None:
     """Refuse sizes and names that cannot be built, by key."""
-    for key in ("encoder_layers", "decoder_layers", "d_model", "n_heads", "d_ff", "max_positions"):
+    for key in COUNTS:
         require(getattr(config, key) >= 1, f"model.{key}", "at least 1", getattr(config, key))
+    n_registers = config.register_tokens
+    require(n_registers >= 0, "model.register_tokens", "at least 0", n_registers)
     for key in ("dropout", "attention_dropout", "activation_dropout"):
         rate = getattr(config, key)
         require(0 <= rate < 1, f"model.{key}", "in [0, 1)", rate)
@@ -61,6 +74,7 @@ def check_model_config(config: ModelConfig, joint_vocab: bool) -> None:
         ("positions", POSITIONS),
         ("share_embeddings", SHARING),
         ("activation", tuple(ACTIVATIONS)),
+        ("init", INITS),
     ):
         if getattr(config, key) not in options:
             raise refuse(f"model.{key}", getattr(config, key), options)
@@ -68,6 +82,11 @@ def check_model_config(config: ModelConfig, joint_vocab: bool) -> None:
         raise ConfigError(
             "model.share_embeddings must be decoder or none with tokenizer.joint=false, got 'all': "
             "one table needs one vocabulary"
+        )
+    if config.init == "scaled" and config.share_embeddings != "none":
+        raise ConfigError(
+            "model.share_embeddings must be none with model.init=scaled, got "
+            f"{config.share_embeddings!r}: the output matrix starts at 0, the embeddings do not"
         )
 
 
@@ -97,26 +116,33 @@ class Transformer(nn.Module):
         source_table = nn.Embedding(source_vocab, config.d_model)
         shared = config.share_embeddings == "all"
         target_table = source_table if shared else nn.Embedding(target_vocab, config.d_model)
-        self.source_embedding = Embedding(
-            source_table, config.positions, config.max_positions, config.dropout
-        )
-        self.target_embedding = Embedding(
-            target_table, config.positions, config.max_positions, config.dropout
-        )
+        self.source_embedding = Embedding(source_table, config)
+        self.target_embedding = Embedding(target_table, config)
         self.encoder = Encoder(config, make_attention)
         self.decoder = Decoder(config, make_attention)
         self.output = nn.Linear(config.d_model, target_vocab, bias=False)
-        initialise(self, seed)
+        self.registers: RegisterTokens | None = None
+        if self.n_registers:
+            # the last to be drawn, so that all else starts as without registers
+            scale = self.source_embedding.scale
+            self.registers = RegisterTokens(self.n_registers, config.d_model, scale, config.dropout)
+        initialise(self, seed, config.init)
         if config.share_embeddings != "none":
             self.output.weight = target_table.weight
 
     def encode(
         self, source_BS: Tensor, source_lengths_B: Tensor, need_weights: bool = False
     ) -> Memory:
-        """Read the source; padding stands on the right."""
+        """Read the source; padding stands on the right, registers in front.
+
+        The memory, its lengths and the weights cover the registers: S is their number more.
+        """
         embedded = self.source_embedding(source_BS)
-        states_BSD, weights = self.encoder(embedded, source_lengths_B, need_weights)
-        return Memory(states_BSD, source_lengths_B, weights if need_weights else None)
+        if self.registers is not None:
+            embedded = self.registers(embedded)
+        lengths_B = source_lengths_B + self.n_registers
+        states_BSD, weights = self.encoder(embedded, lengths_B, need_weights)
+        return Memory(states_BSD, lengths_B, weights if need_weights else None)
 
     def make_cache(self) -> DecoderCache:
         """An empty cache for `decode`."""

@@ -8,17 +8,19 @@ import torch
 
 from headwise.data.tokenizer import N_SPECIALS
 from headwise.model.build import build_model
-from headwise.model.transformer import n_parameters
-from headwise.schema import Config
+from headwise.model.transformer import Transformer, n_parameters
+from headwise.schema import Config, ModelConfig
 from headwise.train.distributed import choose_device
 from headwise.train.precision import resolve_precision
 
 SENTENCE_TOKENS = 64  # assumed length of both sides: attention grows with it
 BYTES_PER_WEIGHT = 16  # weight, gradient and Adam's two moments in float32
 BYTES = {"fp32": 4.0, "bf16": 2.7}  # autocast keeps a part in float32
-# Elements that autograd keeps, counted on the modules of headwise.model.
-KEPT_PER_ATTENTION = {"width": 8, "weights": 3}
+# Elements that autograd keeps, counted on the modules of headwise.model: a position, times the
+# width of the model, of all heads, or of the feed-forward block; and a score of a head.
+KEPT_PER_ATTENTION = {"width": 3, "heads": 5, "weights": 3}
 KEPT_PER_FEED_FORWARD = {"width": 4, "inner": 3}
+BYTES_PER_INPUT = 4.0  # with recomputation a layer keeps its input, in float32
 
 
 @dataclass(frozen=True)
@@ -29,9 +31,11 @@ class Budget:
         n_parameters: scalars of the model, tied ones counted once.
         n_alphas: how many of them are logits of α.
         flops: name of the part -> floating-point operations, two a multiply-add, of an update:
-            forward once, backward twice as much, matrix products only.
+            forward once, twice where it is recomputed, backward twice as much, matrix products
+            only.
         weight_bytes: weights, gradients and moments.
-        activation_bytes: what autograd keeps of one batch, and the logits with their gradient.
+        activation_bytes: what autograd keeps of one batch (with recomputation the inputs of all
+            layers and the inside of one), and the logits with their gradient.
     """
 
     n_parameters: int
@@ -45,36 +49,71 @@ def budget(config: Config, sentence_tokens: int = SENTENCE_TOKENS) -> Budget:
     """Estimate for full batches of sentences with `sentence_tokens` tokens on both sides.
 
     The vocabulary is taken to be `tokenizer.vocab_size`; for characters that is an upper limit.
+    Attention is counted as dense: every pair of positions, whatever variant and pattern leave out.
     """
     sizes, trainer = config.model, config.trainer
     vocab = N_SPECIALS + 256 if config.tokenizer.kind == "byte" else config.tokenizer.vocab_size
     with torch.device("meta"):
         model = build_model(config, vocab, vocab, config.tokenizer.joint)
-    width, tokens = sizes.d_model, trainer.max_tokens
-    encoder, decoder = sizes.encoder_layers, sizes.decoder_layers
-    n_attentions, n_layers = encoder + 2 * decoder, encoder + decoder
-    multiply_adds = {
-        "projections": n_attentions * 4 * width**2,
-        "attention": n_attentions * 2 * sentence_tokens * width,
-        "feed-forward": n_layers * 2 * width * sizes.d_ff,
-        "vocabulary": vocab * width,
+    tokens, n_recomputed = trainer.max_tokens, int(sizes.recompute)
+    layers = _layer_costs(model, sizes, sentence_tokens)
+    passes = 6.0 + 2.0 * n_recomputed
+    flops = {
+        "projections": passes * sum(layer.projections for layer in layers),
+        "dense attention": passes * sum(layer.attention for layer in layers),
+        "feed-forward": passes * sum(layer.feed_forward for layer in layers),
+        "vocabulary": 6.0 * vocab * sizes.d_model,
     }
-    kept = n_attentions * (
-        KEPT_PER_ATTENTION["width"] * width
-        + KEPT_PER_ATTENTION["weights"] * sentence_tokens * sizes.n_heads
-    ) + n_layers * (
-        KEPT_PER_FEED_FORWARD["width"] * width + KEPT_PER_FEED_FORWARD["inner"] * sizes.d_ff
-    )
-    precision = resolve_precision(trainer.precision, choose_device(trainer.device))
-    n_weights = n_parameters(model)
+    element_bytes = BYTES[resolve_precision(trainer.precision, choose_device(trainer.device))]
+    kept = [layer.kept * element_bytes for layer in layers]
+    if sizes.recompute:
+        kept = [len(layers) * sizes.d_model * BYTES_PER_INPUT, max(kept)]
     alphas = [p.numel() for name, p in model.named_parameters() if name.endswith("alpha_logit")]
+    n_weights = n_parameters(model)
     return Budget(
         n_parameters=n_weights,
         n_alphas=sum(alphas),
-        flops={k: 6.0 * tokens * trainer.accumulate * n for k, n in multiply_adds.items()},
+        flops={part: tokens * trainer.accumulate * n for part, n in flops.items()},
         weight_bytes=float(n_weights * BYTES_PER_WEIGHT),
-        activation_bytes=float(tokens * (kept * BYTES[precision] + vocab * 8)),
+        activation_bytes=float(tokens * (sum(kept) + vocab * 8)),
     )
+
+
+@dataclass
+class _LayerCost:
+    """Multiply-adds of one layer, and elements kept, a padded token of a side."""
+
+    projections: float = 0.0
+    attention: float = 0.0
+    feed_forward: float = 0.0
+    kept: float = 0.0
+
+
+def _layer_costs(model: Transformer, sizes: ModelConfig, sentence_tokens: int) -> list[_LayerCost]:
+    """Each layer of both stacks, with the heads that it has and every score computed."""
+    width, inner = sizes.d_model, sizes.d_ff
+    source = 1 + model.n_registers / sentence_tokens  # the encoder's positions a token
+    costs: dict[tuple[bool, int], _LayerCost] = {}
+    for site, number, attention in model.attentions():
+        cost = costs.setdefault((site == "encoder_self", number), _LayerCost())
+        n_heads = attention.place.n_heads
+        heads = n_heads * attention.place.head_dim
+        queries = source if site == "encoder_self" else 1.0
+        keys = 1.0 if site == "decoder_self" else source
+        scores = queries * keys * sentence_tokens
+        cost.projections += 2 * (queries + keys) * width * heads
+        cost.attention += 2 * scores * heads
+        cost.kept += (
+            KEPT_PER_ATTENTION["width"] * queries * width
+            + KEPT_PER_ATTENTION["heads"] * (queries + keys) / 2 * heads
+            + KEPT_PER_ATTENTION["weights"] * scores * n_heads
+        )
+        if site != "cross":
+            cost.feed_forward += 2 * queries * width * inner
+            cost.kept += queries * (
+                KEPT_PER_FEED_FORWARD["width"] * width + KEPT_PER_FEED_FORWARD["inner"] * inner
+            )
+    return list(costs.values())
 
 
 def describe_budget(config: Config) -> str:
@@ -83,12 +122,13 @@ def describe_budget(config: Config) -> str:
     trainer = config.trainer
     flops = sum(found.flops.values())
     tokens = trainer.max_tokens * trainer.accumulate
+    recomputed = " (those of one layer, and every layer's input)" if config.model.recompute else ""
     lines = [
         f"model {config.model.name}: {found.n_parameters:,} parameters, {found.n_alphas} of them α",
         f"an update: {tokens:,} padded tokens a side and rank, {_engineering(flops)}FLOP",
-        *(f"  {name:<13} {_engineering(n):>9}FLOP" for name, n in found.flops.items()),
+        *(f"  {name:<15} {_engineering(n):>9}FLOP" for name, n in found.flops.items()),
         f"memory: {_gib(found.weight_bytes)} of weights, gradients and moments, "
-        f"about {_gib(found.activation_bytes)} of activations",
+        f"about {_gib(found.activation_bytes)} of activations{recomputed}",
         f"{trainer.max_updates:,} updates: {_engineering(flops * trainer.max_updates)}FLOP a rank",
         f"(sentences of {SENTENCE_TOKENS} tokens; shorter ones need less)",
     ]

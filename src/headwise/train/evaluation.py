@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,15 +11,18 @@ from typing import Any
 import torch
 
 from headwise.analysis.collect import head_statistics
+from headwise.analysis.distances import projection_distances
 from headwise.data.batching import evaluation_batches
 from headwise.data.encoded import PreparedCorpus
 from headwise.data.names import check_file_name
 from headwise.data.store import EncodedSplit
+from headwise.decode.hypothesis import SearchRecord
 from headwise.decode.translator import Translation, Translator
 from headwise.metrics.bleu import score_translations
 from headwise.metrics.external import run_external
 from headwise.model.transformer import Transformer
 from headwise.schema import Config
+from headwise.track.base import HeadValues
 from headwise.train.checkpoint import write_text
 from headwise.train.distributed import Ranks
 from headwise.train.loss import Loss
@@ -51,7 +54,9 @@ class Validator:
         beam = config.trainer.valid_beam
         method = "greedy" if beam == 1 else "beam"
         search = replace(config.decode, method=method, beam=beam, n_best=1)
-        self.translator = Translator(model, prepared.tokenizers, search, ranks.device)
+        self.translator = Translator(
+            model, prepared.tokenizers, search, ranks.device, loss.output_map
+        )
         first = range(min(config.trainer.head_sentences, len(prepared.valid)))
         looked_at = EncodedSplit.from_lists(
             [prepared.valid.source[i].tolist() for i in first],
@@ -67,11 +72,15 @@ class Validator:
             scores = score_translations(hypotheses, self.references, self.config.data.target)
             metrics["valid/bleu"] = scores["bleu"]["score"]
             metrics["valid/chrf"] = scores["chrf"]["score"]
-        heads = {}
-        if self.head_batches and self.ranks.is_main:
-            statistics = head_statistics(self.model, self.head_batches, self.ranks.device)
-            heads = {name: values for name, values in statistics.items() if values}
-        return Validation(metrics, heads)
+        return Validation(metrics, self.heads())
+
+    def heads(self) -> dict[str, HeadValues]:
+        """Statistics of the heads as they are, on the first rank; nothing on the others."""
+        if not self.head_batches or not self.ranks.is_main:
+            return {}
+        statistics = head_statistics(self.model, self.head_batches, self.ranks.device)
+        distances = projection_distances(self.model)
+        return {name: values for name, values in {**statistics, **distances}.items() if values}
 
     def _losses(self) -> dict[str, float]:
         sums = torch.zeros(3, dtype=torch.float64, device=self.ranks.device)
@@ -97,6 +106,23 @@ def write_lines(path: Path, lines: Sequence[str]) -> None:
     write_text(path, "".join(" ".join(line.splitlines()) + "\n" for line in lines))
 
 
+def search_summary(searches: Iterable[SearchRecord | None]) -> dict[str, float]:
+    """What the searches for many sentences say of a sparse output (Peters et al. 2019).
+
+    Returns:
+        "exact", the share of sentences whose search dropped no hypothesis with a probability, and
+        "support", the mean number of words with a probability over all steps of all hypotheses.
+        Empty where nothing was recorded: a dense output, or nothing but empty lines.
+    """
+    known = [search for search in searches if search is not None]
+    if not known:
+        return {}
+    return {
+        "exact": sum(search.is_exact for search in known) / len(known),
+        "support": sum(s.n_words for s in known) / max(sum(s.n_steps for s in known), 1),
+    }
+
+
 def evaluate_texts(
     translator: Translator,
     sources: Sequence[str],
@@ -111,7 +137,8 @@ def evaluate_texts(
     """Translate, write `<name>.txt`, `.ref.txt` and `.src.txt` below `folder`, and score.
 
     Returns:
-        The scores of a split as results.json holds them, and the hypotheses.
+        The scores of a split as results.json holds them, and the hypotheses. With an output map
+        that is sparse, "search" is among them: see `search_summary`.
 
     Raises:
         ConfigError: `name` would lead out of `folder`.
@@ -119,7 +146,8 @@ def evaluate_texts(
     check_file_name("data.test", name)
     shown = progress and ranks.is_main
     own = translator.translate(ranks.share(list(sources)), progress=shown)
-    hypotheses = [translation.text for translation in ranks.gather(own)]
+    translations = ranks.gather(own)
+    hypotheses = [translation.text for translation in translations]
     scores: dict[str, Any] = score_translations(hypotheses, references, target_language)
     if ranks.is_main:
         folder.mkdir(parents=True, exist_ok=True)
@@ -132,4 +160,7 @@ def evaluate_texts(
         write_lines(paths["references"], references)
         write_lines(paths["source"], sources)
         scores.update(run_external(external, paths))
+    searches = search_summary(translation.search for translation in translations)
+    if searches:
+        scores["search"] = searches
     return scores, hypotheses

@@ -18,6 +18,7 @@ from headwise.decode.hypothesis import check_decode_config
 from headwise.decode.scoring import TargetScore
 from headwise.decode.translator import Translation, Translator
 from headwise.errors import CheckpointError, ConfigError, RunError, nearest, refuse
+from headwise.instantiate import instantiate
 from headwise.metrics.external import check_commands
 from headwise.model.build import build_model
 from headwise.model.transformer import Transformer
@@ -169,5 +170,6 @@ def load(
         config, tokenizers.source.vocab_size, tokenizers.target.vocab_size, tokenizers.joint
     )
     load_model(model, folder, checkpoint)
-    translator = Translator(model.eval(), tokenizers, settings, choose_device(device))
+    output = instantiate(config.loss, "loss").output_map
+    translator = Translator(model.eval(), tokenizers, settings, choose_device(device), output)
     return TrainedRun(folder, config, model, tokenizers, translator)

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from headwise.data.tokenizer import PAD
+from headwise.decode.output_map import OutputMap, log_softmax
+from headwise.entmax.losses import entmax_loss_and_support, log_entmax
 from headwise.errors import require
 
 
@@ -30,6 +32,22 @@ class Loss(nn.Module):
         """The sums of a batch."""
         raise NotImplementedError
 
+    def log_probs(self, logits: Tensor) -> Tensor:
+        """Log probabilities of the words that the loss trains, to be used wherever it was.
+
+        Args:
+            logits: (..., V).
+
+        Returns:
+            The same shape in float32 (float64 for such logits), -inf where a word has none.
+        """
+        raise NotImplementedError
+
+    @property
+    def output_map(self) -> OutputMap:
+        """The same as a search takes it."""
+        return OutputMap(self.log_probs, is_sparse=self.measure == "support")
+
 
 class CrossEntropy(Loss):
     """Cross-entropy with uniform label smoothing (Szegedy et al. 2016; Vaswani et al. 2017).
@@ -48,6 +66,57 @@ class CrossEntropy(Loss):
             logits_BTV.flatten(0, -2), target_BT.flatten(), self.label_smoothing
         )
         return LossSum(loss, nll)
+
+    def log_probs(self, logits: Tensor) -> Tensor:
+        """Those of softmax."""
+        return log_softmax(logits)
+
+
+class EntmaxLoss(Loss):
+    """Entmax loss over the vocabulary (Peters et al. 2019): most words get probability 0.
+
+    With ε = `label_smoothing`, ε (z_y - mean z) is added, the mean over all words but padding, as
+    in the later work of that group: the gradient is p - e_y + ε (e_y - 1/V). That pulls every
+    word into the support, so that little of it goes a long way.
+
+    Args:
+        alpha: of the map from logits to probabilities, in [1, 2]; 1 is cross-entropy.
+        label_smoothing: ε.
+    """
+
+    measure = "support"
+
+    def __init__(self, alpha: float = 1.5, label_smoothing: float = 0.0) -> None:
+        super().__init__()
+        require(1 <= alpha <= 2, "alpha", "in [1, 2]", alpha)
+        require(0 <= label_smoothing < 1, "label_smoothing", "in [0, 1)", label_smoothing)
+        self.alpha = alpha
+        self.label_smoothing = label_smoothing
+
+    def forward(self, logits_BTV: Tensor, target_BT: Tensor) -> LossSum:
+        """Sums of losses and support sizes of all target tokens that are not padding."""
+        loss_BT, support_BT = entmax_loss_and_support(
+            logits_BTV, target_BT, self.alpha, self.label_smoothing, ignore_index=PAD
+        )
+        return LossSum(loss_BT.sum(), support_BT.sum())
+
+    def log_probs(self, logits: Tensor) -> Tensor:
+        """Those of α-entmax: -inf off the support."""
+        return log_entmax(logits, self.alpha)
+
+
+class Entmax15Loss(EntmaxLoss):
+    """The entmax loss of α = 1.5."""
+
+    def __init__(self, label_smoothing: float = 0.0) -> None:
+        super().__init__(1.5, label_smoothing)
+
+
+class SparsemaxLoss(EntmaxLoss):
+    """The sparsemax loss (Martins and Astudillo 2016), the entmax loss of α = 2."""
+
+    def __init__(self, label_smoothing: float = 0.0) -> None:
+        super().__init__(2.0, label_smoothing)
 
 
 class _SmoothedCrossEntropy(torch.autograd.Function):

@@ -1,4 +1,4 @@
-"""The optimizer over two groups of parameters: with and without weight decay."""
+"""The optimizer over groups of parameters: with and without weight decay, and gates."""
 
 from __future__ import annotations
 
@@ -8,24 +8,31 @@ import torch
 from torch import nn
 
 from headwise.instantiate import instantiate
+from headwise.model.gates import HardConcreteGate
 
 
 def build_optimizer(node: Any, model: nn.Module) -> torch.optim.Optimizer:
     """Make the optimizer of a config node.
 
-    Vectors and scalars (biases, norms, α) are never decayed: decay of α's logit would pull every
-    α to the middle of its range.
+    Vectors and scalars (biases, norms, α, gates) are never decayed: decay of α's logit would pull
+    every α to the middle of its range. Gates have a rate of their own, in a group that is there
+    only if they are.
     """
+    gates = [module for module in model.modules() if isinstance(module, HardConcreteGate)]
+    gated = {id(p) for gate in gates for p in gate.parameters()}
     trained = [p for p in model.parameters() if p.requires_grad]
     decayed = [p for p in trained if p.ndim > 1]
-    free = [p for p in trained if p.ndim <= 1]
-    groups = [{"params": decayed}, {"params": free, "weight_decay": 0.0}]
+    free = [p for p in trained if p.ndim <= 1 and id(p) not in gated]
+    groups: list[dict[str, Any]] = [{"params": decayed}, {"params": free, "weight_decay": 0.0}]
+    if gates:
+        logits = [gate.log_a for gate in gates]
+        groups.append({"params": logits, "weight_decay": 0.0, "rate_factor": gates[0].rate})
     optimizer = instantiate(node, "optimizer", params=groups)
     assert isinstance(optimizer, torch.optim.Optimizer)
     return optimizer
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Use one learning rate in every group."""
+    """Use one learning rate in every group, times the group's own factor."""
     for group in optimizer.param_groups:
-        group["lr"] = rate
+        group["lr"] = rate * group.get("rate_factor", 1.0)

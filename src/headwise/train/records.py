@@ -8,6 +8,8 @@ from headwise.track.base import HeadValues, NullTracker, Tracker
 from headwise.track.jsonl import JsonlWriter
 from headwise.train.run_folder import RunFolder
 
+LAYER_STATISTICS = ("diversity",)  # one number a layer, where others have one a head
+
 
 class Records:
     """metrics.jsonl and heads.jsonl of a folder; ranks other than the first keep nothing.
@@ -29,10 +31,26 @@ class Records:
             self.tracker.log(update, metrics)
 
     def log_heads(self, update: int, heads: Mapping[str, HeadValues]) -> None:
-        """Statistics of heads: name -> site -> layers -> heads."""
-        if self._heads is not None:
-            self._heads.write({"update": update, **heads})
-            self.tracker.log_heads(update, heads)
+        """Statistics of heads: name -> site -> layers -> heads.
+
+        The tracker gets what has one number a layer as `attention/<name>/<site>/layer<i>`.
+        """
+        if self._heads is None:
+            return
+        self._heads.write({"update": update, **heads})
+        of_heads = {name: sites for name, sites in heads.items() if name not in LAYER_STATISTICS}
+        of_layers = {
+            f"attention/{name}/{site}/layer{layer}": value
+            for name in LAYER_STATISTICS
+            for site, layers in heads.get(name, {}).items()
+            for layer, values in enumerate(layers, start=1)
+            for value in values
+            if value is not None
+        }
+        if of_heads:
+            self.tracker.log_heads(update, of_heads)
+        if of_layers:
+            self.tracker.log(update, of_layers)
 
     def n_lines(self) -> tuple[int, int]:
         """Lengths of the two records (0 where nothing is kept)."""

@@ -1,12 +1,40 @@
-"""Forces between heads: a transform of the gradients before the optimizer's step."""
+"""Forces between heads: a transform of the gradients before the optimizer's step.
+
+An et al. (2020) see the heads of an attention as particles that sample a posterior over its
+parameters. Particle-optimisation sampling smooths their gradients over the heads and keeps the
+heads apart; what comes out replaces the gradients in front of the ordinary optimizer. Nothing is
+added to the loss or to the model.
+
+What to know of `step_size`: it scales the gradients that are replaced and no others. Adam divides
+by the gradients' own size, so there it cancels but for the optimizer's eps. It does not cancel
+with SGD, with a weight decay that is added to the gradients (`torch.optim.Adam`'s; AdamW's is
+not), or with `trainer.clip_norm`, whose norm is then taken over a model in which the replaced
+gradients hardly count.
+"""
 
 from __future__ import annotations
 
+import math
+
+import torch
+from torch import Tensor, nn
+
+from headwise.analysis.distances import PROJECTIONS, head_projections
+from headwise.errors import ConfigError, refuse, require
 from headwise.model.transformer import Transformer
+from headwise.schema import SITES, ModelConfig
+from headwise.train.particles import median_magnitude, stein_gradient
+from headwise.train.seed import derived_seed
+
+KERNELS = ("rbf",)
+NOISE_SCALES = ("median_gradient", "one")
 
 
 class Repulsion:
     """Changes the gradients of the heads' projections (An et al. 2020)."""
+
+    def check(self, model: ModelConfig) -> None:
+        """Refuse choices that a model of these sizes has no place for, before it is built."""
 
     def __call__(self, model: Transformer, update: int, seed: int) -> None:
         """Overwrite gradients in place.
@@ -22,3 +50,170 @@ class NoRepulsion(Repulsion):
 
     def __call__(self, model: Transformer, update: int, seed: int) -> None:
         """Nothing."""
+
+
+class SVGD(Repulsion):
+    """Stein variational gradient descent over heads (An et al. 2020).
+
+    In each attention the query, key and value weights (H * E, D) are taken separately, each as M
+    particles: the rows of a head, flattened. Their gradients G become
+
+        G'_i = step_size * (sum_j k_ij G_j - weight * R_i) / M
+
+    with the kernel k and the repulsion R of `headwise.train.particles`. Biases, the output
+    projection and everything outside of attention keep their gradients; so do weights that have
+    none. A weight shared by several places is changed once, if one of them is chosen. A place
+    with one head (pruned) has nothing to repel: the formula leaves step_size * G.
+
+    Args:
+        step_size: factor on the replaced gradients; see the top of this file.
+        weight: of the repulsive term (the paper's alpha).
+        kernel: rbf, the only one the paper has.
+        bandwidth: "median" takes h from the distances between the heads at each update; a number
+            is h itself, a squared distance.
+        sites: places it acts on, of encoder_self, decoder_self and cross.
+        projections: weights it acts on, of query, key and value.
+        layers: numbers of the layers it acts on, from 1; None: all. A number that only one of the
+            stacks has is taken there.
+    """
+
+    def __init__(
+        self,
+        step_size: float = 0.01,
+        weight: float = 0.01,
+        kernel: str = "rbf",
+        bandwidth: float | str = "median",
+        sites: list[str] | tuple[str, ...] = SITES,
+        projections: list[str] | tuple[str, ...] = PROJECTIONS,
+        layers: list[int] | None = None,
+    ) -> None:
+        require(0 < step_size < math.inf, "step_size", "above 0 and finite", step_size)
+        require(0 <= weight < math.inf, "weight", "at least 0 and finite", weight)
+        if kernel not in KERNELS:
+            raise refuse("kernel", kernel, KERNELS)
+        if isinstance(bandwidth, str):
+            if bandwidth != "median":
+                raise refuse("bandwidth", bandwidth, ["median", "a number"])
+        else:
+            require(0 < bandwidth < math.inf, "bandwidth", "above 0 and finite", bandwidth)
+        for key, chosen, allowed in (
+            ("sites", sites, SITES),
+            ("projections", projections, PROJECTIONS),
+        ):
+            require(len(chosen) > 0, key, f"a list of some of {', '.join(allowed)}", chosen)
+            for name in chosen:
+                if name not in allowed:
+                    raise refuse(key, name, allowed)
+        if layers is not None:
+            counted = len(layers) > 0 and min(layers) >= 1
+            require(counted, "layers", "null (all) or a list of numbers from 1", layers)
+        self.step_size = step_size
+        self.weight = weight
+        self.bandwidth = None if isinstance(bandwidth, str) else float(bandwidth)
+        self.sites = tuple(sites)
+        self.projections = tuple(projections)
+        self.layers = layers
+
+    def check(self, model: ModelConfig) -> None:
+        """Refuse layers that none of the chosen sites has."""
+        depths = {
+            site: model.encoder_layers if site == "encoder_self" else model.decoder_layers
+            for site in self.sites
+        }
+        deepest = max(depths.values())
+        for layer in self.layers or []:
+            if layer > deepest:
+                told = ", ".join(f"{depth} at {site}" for site, depth in depths.items())
+                raise ConfigError(
+                    f"repulsion.layers must be numbers of layers that the model has ({told}), "
+                    f"got {layer}"
+                )
+
+    @torch.no_grad()
+    def __call__(self, model: Transformer, update: int, seed: int) -> None:
+        """See `Repulsion.__call__`."""
+        groups = self._weights(model)
+        generator = torch.Generator(next(model.parameters()).device)
+        generator.manual_seed(derived_seed(seed, update, "repulsion"))
+        for (n_heads, _), weights in groups.items():
+            gradients = [weight.grad for weight in weights if weight.grad is not None]
+            particles_nMP = torch.stack([weight.view(n_heads, -1) for weight in weights])
+            gradients_nMP = torch.stack([gradient.reshape(n_heads, -1) for gradient in gradients])
+            direction_nMP = self.direction(particles_nMP, gradients_nMP, generator)
+            replaced_nMP = direction_nMP.mul_(self.step_size)
+            for gradient, replaced_MP in zip(gradients, replaced_nMP, strict=True):
+                gradient.copy_(replaced_MP.view_as(gradient))
+
+    def direction(
+        self, particles_nMP: Tensor, gradients_nMP: Tensor, generator: torch.Generator
+    ) -> Tensor:
+        """What replaces the gradients, but for the factor `step_size`: a new (n, M, P).
+
+        Args:
+            particles_nMP: n weights of M heads.
+            gradients_nMP: of the loss.
+            generator: of noise, where there is some.
+        """
+        return stein_gradient(particles_nMP, gradients_nMP, self.weight, self.bandwidth)
+
+    def _weights(self, model: Transformer) -> dict[tuple[int, torch.Size], list[nn.Parameter]]:
+        """Chosen weights with a gradient, each once; by number of heads and shape."""
+        groups: dict[tuple[int, torch.Size], list[nn.Parameter]] = {}
+        seen: set[nn.Parameter] = set()
+        for site, layer, attention in model.attentions():
+            if site not in self.sites or (self.layers is not None and layer not in self.layers):
+                continue
+            for name, weight, n_heads in head_projections(attention):
+                if name in self.projections and weight.grad is not None and weight not in seen:
+                    seen.add(weight)
+                    groups.setdefault((n_heads, weight.shape), []).append(weight)
+        return groups
+
+
+class SPOS(SVGD):
+    """Stochastic particle-optimisation sampling over heads (An et al. 2020).
+
+    As `SVGD`, with a part of each head's own gradient and noise against the collapse of particles:
+
+        G'_i = step_size * (phi_i + beta * G_i - sqrt(2 * beta / step_size) * N(0, I) * scale)
+
+    where phi is SVGD's direction.
+
+    Args:
+        beta: the paper's 1 / beta, a temperature. No source has a value for translation; the
+            default gives noise of sqrt(2) times its scale.
+        noise_scale: "median_gradient" multiplies the noise by the median of |G| over the weight,
+            as the authors' code does; "one" leaves it as the paper has it, which Adam, to whom
+            gradients of any size are alike, sees as noise alone.
+        step_size, weight, kernel, bandwidth, sites, projections, layers: as in `SVGD`.
+    """
+
+    def __init__(
+        self,
+        beta: float = 0.01,
+        noise_scale: str = "median_gradient",
+        step_size: float = 0.01,
+        weight: float = 0.01,
+        kernel: str = "rbf",
+        bandwidth: float | str = "median",
+        sites: list[str] | tuple[str, ...] = SITES,
+        projections: list[str] | tuple[str, ...] = PROJECTIONS,
+        layers: list[int] | None = None,
+    ) -> None:
+        super().__init__(step_size, weight, kernel, bandwidth, sites, projections, layers)
+        require(0 <= beta < math.inf, "beta", "at least 0 and finite", beta)
+        if noise_scale not in NOISE_SCALES:
+            raise refuse("noise_scale", noise_scale, NOISE_SCALES)
+        self.beta = beta
+        self.noise_scale = noise_scale
+
+    def direction(
+        self, particles_nMP: Tensor, gradients_nMP: Tensor, generator: torch.Generator
+    ) -> Tensor:
+        """See `SVGD.direction`; every rank, and a run that is resumed, draws the same noise."""
+        direction_nMP = super().direction(particles_nMP, gradients_nMP, generator)
+        noise_nMP = torch.empty_like(direction_nMP).normal_(generator=generator)
+        size = math.sqrt(2 * self.beta / self.step_size)
+        if self.noise_scale == "median_gradient":
+            noise_nMP *= median_magnitude(gradients_nMP)[:, None, None]
+        return direction_nMP.add_(gradients_nMP, alpha=self.beta).sub_(noise_nMP, alpha=size)

@@ -36,10 +36,7 @@ from headwise.track.base import NullTracker, Tracker
 from headwise.track.wandb_tracker import make_tracker
 from headwise.train.average import choose_weights
 from headwise.train.budget import describe_budget
-from headwise.train.checkpoint import (
-    load_checkpoint,
-    remove_partial,
-)
+from headwise.train.checkpoint import load_checkpoint, remove_partial
 from headwise.train.distributed import Ranks, is_main_process, process_group
 from headwise.train.evaluation import Validator, evaluate_texts
 from headwise.train.initial import start_from
@@ -207,12 +204,14 @@ class _Run:
             prepared = self._prepare(corpus)
             seed_everything(self.config.seed, "model")
             model = self._model(prepared)
+            loss = instantiate(self.config.loss, "loss")
+            validator = Validator(model, loss, prepared, self.config, self.ranks)
             with stop_request() as stop:
-                trainer = self._trainer(model, prepared, stop)
+                trainer = self._trainer(validator, prepared, stop)
                 trainer.run()
         finally:
             self.records.close()
-        results = self._finish(trainer, model, prepared)
+        results = self._finish(trainer, validator, prepared)
         return Outcome(self.folder.path, results)
 
     def _prepare(self, corpus: Corpus) -> PreparedCorpus:
@@ -256,9 +255,10 @@ class _Run:
             start_from(model, RunFolder.existing(self.config.init_from, "init_from"), tokenizers)
         return model.to(self.ranks.device)
 
-    def _trainer(self, model: Transformer, prepared: PreparedCorpus, stop: StopRequest) -> Trainer:
-        config, ranks = self.config, self.ranks
-        loss = instantiate(config.loss, "loss")
+    def _trainer(
+        self, validator: Validator, prepared: PreparedCorpus, stop: StopRequest
+    ) -> Trainer:
+        config, ranks, model = self.config, self.ranks, validator.model
         repulsion = instantiate(config.repulsion, "repulsion")
         loader = BatchLoader(
             self._training_split(prepared),
@@ -269,7 +269,7 @@ class _Run:
         )
         trainer = Trainer(
             model=model,
-            loss=loss,
+            loss=validator.loss,
             optimizer=build_optimizer(config.optimizer, model),
             schedule=instantiate(config.scheduler, "scheduler"),
             loader=loader,
@@ -278,7 +278,7 @@ class _Run:
             folder=self.folder,
             ranks=ranks,
             records=self.records,
-            validate=Validator(model, loss, prepared, config, ranks),
+            validate=validator,
             alphas=lambda: alphas(model),
             stop=stop,
             transform=lambda update: repulsion(model, update, config.seed),
@@ -315,13 +315,16 @@ class _Run:
         return float(json.loads(path.read_text(encoding="utf-8"))["train_seconds"])
 
     def _finish(
-        self, trainer: Trainer, model: Transformer, prepared: PreparedCorpus
+        self, trainer: Trainer, validator: Validator, prepared: PreparedCorpus
     ) -> dict[str, Any]:
         """Choose the weights, translate the test sets, write the results and the figures."""
-        config, folder = self.config, self.folder
+        config, folder, model = self.config, self.folder, validator.model
         n_averaged = config.trainer.average
         weights = choose_weights(trainer, model, folder, self.ranks, n_averaged)
-        translator = Translator(model, prepared.tokenizers, config.decode, self.ranks.device)
+        output = validator.loss.output_map
+        translator = Translator(
+            model, prepared.tokenizers, config.decode, self.ranks.device, output
+        )
         scores = folder.scores_at(trainer.state.update)
         for name in dict.fromkeys((config.data.valid, *prepared.corpus.config.test)):
             if name in scores:
@@ -350,6 +353,8 @@ class _Run:
             folder.path.name.rpartition("-")[2],
             config.seed,
             weights,
+            validator.heads(),
+            trainer.memory.bytes,
         )
         if self.ranks.is_main:
             folder.write_json("results.json", results)

@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from headwise.data.corpus import check_data_config
 from headwise.data.tokenizer_training import check_tokenizer_config
 from headwise.decode.hypothesis import check_decode_config
-from headwise.errors import require
+from headwise.errors import ConfigError, require
 from headwise.instantiate import as_container, instantiate
 from headwise.metrics.external import check_commands
 from headwise.model.build import check_model
@@ -19,7 +19,11 @@ from headwise.track.wandb_tracker import check_tracker
 from headwise.train.distributed import choose_device
 from headwise.train.optim import build_optimizer
 from headwise.train.precision import resolve_precision
+from headwise.train.repulsion import Repulsion
 from headwise.train.trainer import check_trainer_config
+
+# learned vectors, of which there are model.max_positions
+LIMITED_POSITIONS = ("learned", "grid")
 
 
 def typed(config: DictConfig) -> Config:
@@ -40,14 +44,18 @@ def check(config: Config) -> None:
     check_tokenizer_config(config.tokenizer)
     require(config.seed >= 0, "seed", "at least 0", config.seed)
     longest, pieces = config.model.max_positions, config.tokenizer.max_sentence_pieces
-    fits = config.model.positions != "learned" or longest > pieces
-    allowed = f"above tokenizer.max_sentence_pieces={pieces} with learned positions"
+    positions = config.model.positions
+    fits = positions not in LIMITED_POSITIONS or longest > pieces
+    allowed = f"above tokenizer.max_sentence_pieces={pieces} with model.positions={positions}"
     require(fits, "model.max_positions", allowed, longest)
     check_model(config)
     build_optimizer(config.optimizer, torch.nn.Linear(1, 1))
     instantiate(config.scheduler, "scheduler")
     instantiate(config.loss, "loss")
-    instantiate(config.repulsion, "repulsion")
+    repulsion = instantiate(config.repulsion, "repulsion")
+    if not isinstance(repulsion, Repulsion):
+        raise ConfigError(f"repulsion._target_ must be a Repulsion, got {type(repulsion).__name__}")
+    repulsion.check(config.model)
 
 
 def settle(config: Config, config_node: DictConfig) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -25,10 +25,12 @@ from torch import Tensor, nn
 from headwise.data.batching import Batch
 from headwise.errors import HeadwiseError, refuse, require
 from headwise.schema import TrainerConfig
+from headwise.track.base import HeadValues
 from headwise.train.checkpoint import load_weights, numbered_checkpoints, save_checkpoint
 from headwise.train.distributed import Ranks
 from headwise.train.interrupt import Interrupted, StopRequest
 from headwise.train.loss import Loss
+from headwise.train.memory import PeakMemory
 from headwise.train.optim import set_rate
 from headwise.train.precision import autocast, return_free_pages
 from headwise.train.progress import Progress
@@ -61,7 +63,7 @@ class Validation:
     """What a validation found: scalars, and per-head statistics kind -> site -> layers -> heads."""
 
     metrics: dict[str, float]
-    heads: dict[str, dict[str, list[list[float]]]]
+    heads: Mapping[str, HeadValues]
 
 
 def check_trainer_config(config: TrainerConfig) -> None:
@@ -124,7 +126,7 @@ class Trainer:
         ranks: Ranks,
         records: Records,
         validate: Callable[[], Validation],
-        alphas: Callable[[], dict[str, list[list[float]]]],
+        alphas: Callable[[], HeadValues],
         stop: StopRequest,
         transform: Callable[[int], None] | None = None,
         penalty: Callable[[], Tensor | None] | None = None,
@@ -147,6 +149,7 @@ class Trainer:
         self.penalty = penalty
         self.state = TrainState()
         self.seconds = 0.0  # of training, over all processes that worked on the run
+        self.memory = PeakMemory(ranks.device)  # of this process
         self._told = 0, 0.0  # tokens and seconds when the speed was last logged
         self._saved_at = -1
         # compiling wraps the module; checkpoints go on holding the plain one
@@ -206,6 +209,7 @@ class Trainer:
         self._told = state.tokens, self.seconds
         if state.update == 0:
             self._log_alphas()  # where the trajectories start
+        self.memory.begin()
         with progress:
             while state.update < config.max_updates and not state.stopped_early:
                 self._counted_at = time.perf_counter()
@@ -215,7 +219,9 @@ class Trainer:
                     self._log(progress)
                 self._count_seconds()
                 if state.update % config.validate_every == 0 or last:
+                    self.memory.look()
                     self._validate(progress)
+                    self.memory.restart()
                 if state.update % config.save_every == 0 or last or state.stopped_early:
                     self.save(numbered=True)
                 self._leave_if_asked()

@@ -1,0 +1,197 @@
+"""Time and memory of one attention layer by the number of positions.
+
+    python -m benchmarks.length [--quick]
+
+Self-attention of an encoder without padding, forward and backward, batch 1, 2 heads of 32, at
+1024 to 16384 positions on a CPU: dense softmax (torch's fused kernel, which does not keep the
+weights) and alpha_entmax (which does), both under the patterns with a stride near the square root
+of the length, and every whole kernel of `conf/attention/`. A limit on positions (`max_length`) is
+set to the length.
+
+Times are medians, variants interleaved in one process; with one thread (OMP_NUM_THREADS=1) that
+of the processor, else of the clock. Memory is the most that one forward and backward adds to the
+resident set of a process of its own, which Linux tells; elsewhere it is left out. Growth is the
+exponent between two lengths: 2 is quadratic, 1 linear. What would need more memory than
+--max-gib, taken to be four times that of half the length, is not run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from headwise.attention.base import Attention, Mask, Place
+from headwise.attention.build import AttentionFactory
+from headwise.config_dir import group_choices, group_node
+from headwise.instantiate import target_class
+
+LENGTHS = (1024, 2048, 4096, 8192, 16384)
+SCORED = ("softmax", "alpha_entmax")
+PATTERNS = ("strided", "fixed")
+HEADS, HEAD_DIM = 2, 32
+BASELINE = "softmax"
+MIB, GIB = 2**20, 2**30
+Figures = dict[int, float | None]  # by length; None: this system does not tell
+
+
+@dataclass
+class Row:
+    """What one variant takes: seconds and bytes."""
+
+    seconds: Figures = field(default_factory=dict)
+    memory: Figures = field(default_factory=dict)
+
+
+def variants() -> list[str]:
+    """Names "attention" or "attention pattern"."""
+    names = []
+    for attention in group_choices("attention"):
+        if issubclass(target_class(group_node("attention", attention), "attention"), Attention):
+            names.append(attention)
+    scored = [(attention, pattern) for attention in SCORED for pattern in ("", *PATTERNS)]
+    return [" ".join(pair).strip() for pair in scored] + names
+
+
+class Layer:
+    """One attention at one length."""
+
+    def __init__(self, variant: str, length: int) -> None:
+        attention, _, pattern = variant.partition(" ")
+        node: dict[str, Any] = group_node("attention", attention)
+        if "max_length" in node:
+            node["max_length"] = length
+        choices = {"attention": node}
+        if pattern:
+            choices["pattern"] = {**group_node("pattern", pattern), "stride": math.isqrt(length)}
+        torch.manual_seed(1)
+        self.layer = AttentionFactory(choices)(Place("encoder_self", 1, HEADS, HEAD_DIM))
+        self.states = torch.randn(1, length, HEADS * HEAD_DIM, requires_grad=True)
+
+    def __call__(self) -> float:
+        """Seconds of forward and backward."""
+        clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+        start = clock()
+        self.layer(self.states, self.states, self.states, Mask()).context_BQD.sum().backward()
+        taken = clock() - start
+        self.states.grad = None
+        self.layer.zero_grad()
+        return taken
+
+
+def added_memory(variant: str, length: int) -> int | None:
+    """Bytes that forward and backward add to the resident set of this process at their highest."""
+    status, reset = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+    if not reset.exists():
+        return None
+    Layer(variant, 300)()  # loads code and starts threads
+    layer = Layer(variant, length)
+
+    def kib(field: str) -> int:
+        line = next(line for line in status.read_text().splitlines() if line.startswith(field))
+        return int(line.split()[1])
+
+    before = kib("VmRSS")
+    reset.write_text("5")  # forgets the highest so far
+    layer()
+    return (kib("VmHWM") - before) * 1024
+
+
+def memory_of(variant: str, length: int) -> int | None:
+    """`added_memory` of a fresh process."""
+    command = [sys.executable, "-m", "benchmarks.length", "--memory", variant, str(length)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    found: int | None = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def seconds_of(names: list[str], length: int, repeats: int) -> dict[str, float]:
+    """Median seconds, interleaved."""
+    taken: dict[str, list[float]] = {name: [] for name in names}
+    layers = {name: Layer(name, length) for name in names}
+    for repeat in range(repeats + 1):
+        for name, layer in layers.items():
+            seconds = layer()
+            if repeat:  # the first is for warming up
+                taken[name].append(seconds)
+    return {name: statistics.median(samples) for name, samples in taken.items()}
+
+
+def growth(figures: Figures) -> str:
+    """The exponents between each length and the next."""
+    found = []
+    for short, long in itertools.pairwise(LENGTHS):
+        low, high = figures.get(short), figures.get(long)
+        if low and high:
+            found.append(f"{math.log(high / low) / math.log(long / short):5.2f}")
+        else:
+            found.append("    -")
+    return " ".join(found)
+
+
+def is_affordable(memory: Figures, length: int, max_gib: float) -> bool:
+    """Whether four times the memory at the last length keeps within the limit."""
+    last = memory.get(length // 2)
+    return last is None or 4 * last <= max_gib * GIB
+
+
+def measure(names: list[str], length: int, repeats: int, found: dict[str, Row]) -> None:
+    """Fill in what these variants take at this length, and print it."""
+    for name in names:
+        found[name].memory[length] = memory_of(name, length)
+    for name, median in seconds_of(names, length, repeats).items():
+        found[name].seconds[length] = median
+    base = found[BASELINE]
+    for name in names:
+        seconds, memory = (f[length] for f in (found[name].seconds, found[name].memory))
+        base_seconds, base_memory = (f[length] for f in (base.seconds, base.memory))
+        line = f"  {name:<22}"
+        if seconds and base_seconds:
+            line += f" {1000 * seconds:9.1f} ms {seconds / base_seconds:6.2f} x {BASELINE}"
+        if memory and base_memory:
+            line += f" {memory / MIB:9.1f} MiB {memory / base_memory:6.2f} x"
+        print(line, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="time one attention layer by its length")
+    parser.add_argument("--quick", action="store_true", help="3 repeats instead of 7")
+    parser.add_argument("--max-gib", type=float, default=6.0, help="most memory of one run")
+    parser.add_argument("--memory", nargs=2, metavar=("VARIANT", "N"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.memory:
+        print(json.dumps(added_memory(arguments.memory[0], int(arguments.memory[1]))))
+        return
+    print(
+        f"machine: {platform.machine()}, {torch.backends.cpu.get_cpu_capability()}, "
+        f"{torch.get_num_threads()} thread(s), torch {torch.__version__}, {platform.system()}"
+    )
+    repeats = 3 if arguments.quick else 7
+    print(f"one layer, forward and backward, {HEADS} heads of {HEAD_DIM}; medians of {repeats}")
+    names = variants()
+    found = {name: Row() for name in names}
+    for length in LENGTHS:
+        print(f"{length} positions, stride {math.isqrt(length)}", flush=True)
+        for name in list(names):
+            if not is_affordable(found[name].memory, length, arguments.max_gib):
+                print(f"  {name}: not run from here on, for more than {arguments.max_gib:g} GiB")
+                names.remove(name)
+        measure(names, length, repeats, found)
+    print("growth exponents from each length to the next: time; memory")
+    for name, row in found.items():
+        print(f"  {name:<22} {growth(row.seconds)};  {growth(row.memory)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""How much each head matters to the loss (Michel, Levy and Neubig 2019, section 4.1).
+
+Letters: B batch, H heads, Q queries, E head width.
+
+Results are `site -> one list a layer -> one number a head`; a layer without heads is an empty list.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from headwise.attention.base import Place
+from headwise.attention.heads import HeadGate, MultiHeadAttention
+from headwise.errors import DataError
+
+if TYPE_CHECKING:
+    from headwise.data.batching import Batch
+    from headwise.model.transformer import Transformer
+    from headwise.train.loss import Loss
+
+HeadValues = dict[str, list[list[float]]]
+
+
+class HeadFactors(HeadGate):
+    """The factors ξ on the heads of one place, behind whatever gate stands there.
+
+    Attributes:
+        place: whose heads these are.
+        factors: (1 or B, H, 1, 1).
+    """
+
+    def __init__(self, place: Place, gate: HeadGate | None, like: Tensor) -> None:
+        super().__init__()
+        self.place = place
+        self.gate = gate
+        self.factors = torch.ones(1, place.n_heads, 1, 1, dtype=like.dtype, device=like.device)
+
+    def forward(self, context_BHQE: Tensor) -> Tensor:
+        """The context of every head times its factor."""
+        if self.gate is not None:
+            context_BHQE = self.gate(context_BHQE)
+        return context_BHQE * self.factors.to(context_BHQE.dtype)
+
+
+@contextmanager
+def head_factors(model: Transformer) -> Iterator[list[HeadFactors]]:
+    """Factors of 1 on all heads of a model, to be changed within the block, and gone after it.
+
+    The model is in evaluation mode for that time.
+    """
+    modes = [(module, module.training) for module in model.modules()]
+    gates: list[tuple[MultiHeadAttention, HeadGate | None]] = []
+    placed: list[HeadFactors] = []
+    model.eval()
+    try:
+        for _, _, attention in model.attentions():
+            if isinstance(attention, MultiHeadAttention):
+                gates.append((attention, attention.gate))
+                factors = HeadFactors(attention.place, attention.gate, attention.output.weight)
+                attention.gate = factors.eval()
+                placed.append(factors)
+        yield placed
+    finally:
+        for attention, gate in gates:
+            attention.gate = gate
+        for module, mode in modes:
+            module.training = mode
+
+
+@dataclass(frozen=True)
+class Importance:
+    """Importance of every head.
+
+    Attributes:
+        raw: I_h, the mean over sentences of |∂L/∂ξ_h|.
+        normalised: I_h over the L2 norm of its layer's, which is how heads of different layers
+            and sites are compared.
+        n_sentences: what the mean is over.
+    """
+
+    raw: HeadValues
+    normalised: HeadValues
+    n_sentences: int
+
+
+def head_importance(
+    model: Transformer, batches: Iterable[Batch], loss: Loss, device: torch.device
+) -> Importance:
+    """I_h = E_x |∂L(x)/∂ξ_h| = E_x |Att_h(x)ᵀ ∂L(x)/∂Att_h(x)|.
+
+    ξ_h is a factor of 1 on the output of head h, L(x) the loss summed over the target tokens of
+    sentence x. Every sentence has factors of its own, so one forward and backward pass a batch
+    gives the absolute values of all its sentences and heads.
+
+    Args:
+        model: on `device`; left as it was found.
+        batches: sources with their references.
+        loss: what the model was trained with.
+
+    Raises:
+        DataError: no sentence.
+    """
+    sums: dict[tuple[str, int], Tensor] = {}
+    n_sentences = 0
+    with head_factors(model) as placed, torch.enable_grad():
+        for batch in batches:
+            batch = batch.to(device)
+            n_sentences += len(batch)
+            for gate in placed:
+                ones = gate.factors.new_ones(len(batch), gate.place.n_heads, 1, 1)
+                gate.factors = ones.requires_grad_()
+            output = model(batch.source_BS, batch.source_lengths_B, batch.target_in_BT)
+            total = loss(output.logits_BTV, batch.target_out_BT).loss
+            slopes = torch.autograd.grad(total, [gate.factors for gate in placed])
+            for gate, slope_BH11 in zip(placed, slopes, strict=True):
+                found_H = slope_BH11.flatten(1).double().abs().sum(0)
+                slot = gate.place.site, gate.place.layer
+                sums[slot] = sums[slot] + found_H if slot in sums else found_H
+    if not n_sentences:
+        raise DataError("the importance of heads needs at least one sentence")
+    raw: HeadValues = {}
+    for site, layer, _ in model.attentions():
+        found = sums.get((site, layer))
+        raw.setdefault(site, []).append([] if found is None else (found / n_sentences).tolist())
+    normalised = {site: [_unit(layer) for layer in layers] for site, layers in raw.items()}
+    return Importance(raw, normalised, n_sentences)
+
+
+def _unit(values: list[float]) -> list[float]:
+    """The values over their L2 norm; zeros stay."""
+    norm = math.hypot(*values)
+    return [value / norm if norm else 0.0 for value in values]

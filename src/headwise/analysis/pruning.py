@@ -1,0 +1,305 @@
+"""Which heads to remove, what removing them costs, and the weights of what is left.
+
+Heads that are kept are `site -> one list a layer -> rising numbers from 1`, as in `model.heads`:
+the numbers are those of the unpruned model, also where heads were removed before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headwise.analysis.importance import HeadValues, head_factors
+from headwise.attention.base import Attention
+from headwise.attention.heads import MultiHeadAttention, NoHeads
+from headwise.errors import RunError
+from headwise.model.gates import HardConcreteGate
+from headwise.model.transformer import Transformer
+from headwise.schema import SITES
+
+Heads = dict[str, list[list[int]]]
+
+
+@dataclass(frozen=True, order=True)
+class Head:
+    """One head: the place of its site in `SITES`, its layer and number from 1."""
+
+    site_index: int
+    layer: int
+    number: int
+
+    @property
+    def site(self) -> str:
+        """encoder_self, decoder_self or cross."""
+        return SITES[self.site_index]
+
+
+def present_heads(model: Transformer) -> Heads:
+    """All heads that a model has."""
+    heads: Heads = {}
+    for site, _, attention in model.attentions():
+        heads.setdefault(site, []).append(list(attention.place.head_numbers))
+    return heads
+
+
+def open_heads(model: Transformer) -> Heads:
+    """The heads that no gate closes."""
+    heads: Heads = {}
+    for site, _, attention in model.attentions():
+        numbers = attention.place.head_numbers
+        gate = attention.gate if isinstance(attention, MultiHeadAttention) else None
+        if isinstance(gate, HardConcreteGate):
+            is_open = gate.open_heads().tolist()
+            numbers = tuple(n for n, stays in zip(numbers, is_open, strict=True) if stays)
+        heads.setdefault(site, []).append(list(numbers))
+    return heads
+
+
+def is_gated(model: Transformer) -> bool:
+    """Whether any head has a gate that can close it."""
+    return any(isinstance(module, HardConcreteGate) for module in model.modules())
+
+
+def common_heads(one: Heads, other: Heads) -> Heads:
+    """The heads that are in both; a site that `other` leaves out keeps all."""
+    return {
+        site: [
+            [n for n in numbers if n in other[site][index]] if site in other else list(numbers)
+            for index, numbers in enumerate(layers)
+        ]
+        for site, layers in one.items()
+    }
+
+
+def without(heads: Heads, removed: Sequence[Head]) -> Heads:
+    """The heads but for some."""
+    gone = {(head.site, head.layer, head.number) for head in removed}
+    return {
+        site: [
+            [n for n in numbers if (site, layer, n) not in gone]
+            for layer, numbers in enumerate(layers, start=1)
+        ]
+        for site, layers in heads.items()
+    }
+
+
+def listed(heads: Heads, sites: Sequence[str] = SITES) -> list[Head]:
+    """The heads of some sites one after the other."""
+    return [
+        Head(SITES.index(site), layer, number)
+        for site, layers in heads.items()
+        if site in sites
+        for layer, numbers in enumerate(layers, start=1)
+        for number in numbers
+    ]
+
+
+def n_heads(heads: Heads) -> dict[str, int]:
+    """How many heads there are at each site."""
+    return {site: sum(map(len, layers)) for site, layers in heads.items()}
+
+
+def pruning_order(importance: HeadValues, heads: Heads, sites: Sequence[str]) -> list[Head]:
+    """The heads of some sites, the least important first (Michel et al. 2019, section 4.2).
+
+    Args:
+        importance: one value a head of `heads`, comparable between layers.
+    """
+    values = {}
+    for site in heads:
+        for layer, numbers in enumerate(heads[site], start=1):
+            found = importance[site][layer - 1]
+            for number, value in zip(numbers, found, strict=True):
+                values[Head(SITES.index(site), layer, number)] = value
+    return sorted(listed(heads, sites), key=lambda head: (values[head], head))
+
+
+@contextmanager
+def masked(model: Transformer, kept: Heads) -> Iterator[None]:
+    """Within the block the output of every head that is not kept counts as 0."""
+    with head_factors(model) as placed:
+        for gate in placed:
+            numbers = kept[gate.place.site][gate.place.layer - 1]
+            for index, number in enumerate(gate.place.head_numbers):
+                gate.factors[:, index] = float(number in numbers)
+        yield
+
+
+# -- tables ---------------------------------------------------------------------------------------
+
+Measure = Callable[[], Mapping[str, float]]
+
+
+def pruning_curve(
+    model: Transformer, order: Sequence[Head], measure: Measure, n_steps: int = 10
+) -> list[dict[str, Any]]:
+    """What masking ever more heads costs, without training in between.
+
+    Args:
+        order: heads that may go, the first to go first.
+        measure: looks at the model as it is.
+        n_steps: the heads go in this many equal shares, to the last of them.
+
+    Returns:
+        One row a step, from nothing removed: the share of `order` removed, the number of heads
+        left at each site, and what was measured.
+    """
+    heads, rows = present_heads(model), []
+    for step in range(n_steps + 1):
+        n_removed = round(len(order) * step / n_steps)
+        kept = without(heads, order[:n_removed])
+        with masked(model, kept):
+            found = measure()
+        rows.append({"removed": step / n_steps, **n_heads(kept), **found})
+    return rows
+
+
+def one_removed(model: Transformer, sites: Sequence[str], measure: Measure) -> list[dict[str, Any]]:
+    """What each head's removal alone costs (Michel et al. 2019, section 3.2), one row a head."""
+    heads = present_heads(model)
+    rows = []
+    for head in listed(heads, sites):
+        with masked(model, without(heads, [head])):
+            found = measure()
+        rows.append({"site": head.site, "layer": head.layer, "head": head.number, **found})
+    return rows
+
+
+def one_left(
+    model: Transformer,
+    sites: Sequence[str],
+    measure: Measure,
+    quality: Callable[[Mapping[str, float]], tuple[float, ...]],
+) -> list[dict[str, Any]]:
+    """What a layer can do with its best head alone (section 3.3), one row a layer.
+
+    Args:
+        quality: of what was measured, higher for the better head.
+    """
+    heads = present_heads(model)
+    rows = []
+    for site in sites:
+        for layer, numbers in enumerate(heads[site], start=1):
+            tried = []
+            for number in numbers:
+                others = [Head(SITES.index(site), layer, n) for n in numbers if n != number]
+                with masked(model, without(heads, others)):
+                    tried.append((number, measure()))
+            if tried:
+                best, found = max(tried, key=lambda pair: quality(pair[1]))
+                rows.append({"site": site, "layer": layer, "head": best, **found})
+    return rows
+
+
+# -- weights --------------------------------------------------------------------------------------
+
+
+def pruned_state(model: Transformer, smaller: Transformer) -> dict[str, Tensor]:
+    """The weights of `model` that `smaller`, its like with fewer heads, goes on with.
+
+    A gate of `model` is left behind: the heads that stay must be open.
+
+    Raises:
+        RunError: a module holds something a head that it does not declare in `head_axes`.
+    """
+    whole = model.state_dict()
+    places = {(site, layer): attention for site, layer, attention in model.attentions()}
+    names = {id(module): name for name, module in model.named_modules()}
+    state = {name: value for name, value in whole.items() if name in smaller.state_dict()}
+    for site, layer, attention in smaller.attentions():
+        old = places[site, layer]
+        prefix = names[id(old)]
+        for name, value in _attention_state(old, attention).items():
+            state[f"{prefix}.{name}"] = value
+    return {name: state[name] for name in smaller.state_dict()}
+
+
+def _attention_state(old: Attention, new: Attention) -> dict[str, Tensor]:
+    if isinstance(new, NoHeads):
+        own = old.state_dict()
+        return {"bias": own["bias" if isinstance(old, NoHeads) else "output.bias"]}
+    axes = _head_axes(old)
+    kept = {name: module.place.head_numbers for name, module in _placed(new)}
+    before = {name: module.place.head_numbers for name, module in _placed(old)}
+    whole, state = old.state_dict(), {}
+    for name, wanted in new.state_dict().items():
+        if name not in whole:
+            raise _unknown(old, name)
+        value = whole[name]
+        owner, axis, width = axes.get(name, ("", None, 1))
+        if axis is not None and value.shape != wanted.shape:
+            if owner not in kept:
+                raise _unknown(old, name)
+            value = _slice(value, axis, width, before[owner], kept[owner])
+        if value.shape != wanted.shape:
+            raise _unknown(old, name)
+        state[name] = value
+    return state
+
+
+def _slice(
+    value: Tensor, axis: int, width: int, before: Sequence[int], kept: Sequence[int]
+) -> Tensor:
+    """The entries of the kept heads, of which each has `width` along `axis`."""
+    starts = [list(before).index(number) * width for number in kept]
+    indices = [start + offset for start in starts for offset in range(width)]
+    chosen = torch.tensor(indices, dtype=torch.long, device=value.device)
+    return value.index_select(axis, chosen)
+
+
+def _placed(attention: Attention) -> Iterator[tuple[str, Any]]:
+    """Every module of an attention that knows its place, with its name."""
+    for name, module in attention.named_modules():
+        if hasattr(module, "place"):
+            yield name, module
+
+
+def _head_axes(attention: Attention) -> dict[str, tuple[str, int, int]]:
+    """Parameter -> the module it is of, its axis of heads, and a head's entries along it."""
+    axes: dict[str, tuple[str, int, int]] = {}
+    if isinstance(attention, MultiHeadAttention):
+        width = attention.place.head_dim
+        for side in ("query", "key", "value"):
+            axes[f"{side}.weight"] = axes[f"{side}.bias"] = ("", 0, width)
+        axes["output.weight"] = ("", 1, width)
+    for name, module in _placed(attention):
+        for parameter, axis in getattr(module, "head_axes", {}).items():
+            axes[f"{name}.{parameter}" if name else parameter] = (name, axis, 1)
+    return axes
+
+
+def _unknown(attention: Attention, name: str) -> RunError:
+    kinds = {key: type(module).__name__ for key, module in attention.named_modules()}
+    owner = kinds.get(name.rpartition(".")[0], type(attention).__name__)
+    place = attention.place
+    return RunError(
+        f"heads of {place.site} in layer {place.layer} cannot be removed: {owner} holds "
+        f"{name}, of which nothing says what belongs to which head (head_axes)"
+    )
+
+
+def check_pruned(model: Transformer, kept: Heads, smaller: nn.Module, vocab: int) -> None:
+    """Refuse a smaller model that is not the larger one with its heads masked.
+
+    Raises:
+        RunError: the logits differ; a variant chooses by position what it should by head number.
+    """
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(4, max(vocab, 5), (2, 2, 7), generator=generator)
+    source_BS, target_BT = ids.to(next(model.parameters()).device)
+    arguments = source_BS, source_BS.new_tensor([7, 5]), target_BT
+    with torch.no_grad():
+        with masked(model, kept):
+            wanted = model(*arguments).logits_BTV
+        found = smaller(*arguments).logits_BTV
+    difference = (found - wanted).abs().max()
+    if difference > 1e-3 * wanted.abs().max().clamp(min=1):
+        raise RunError(
+            f"the model without these heads is not the one with them masked (its logits differ by "
+            f"{float(difference):.2g}): this attention cannot be pruned"
+        )

@@ -1,0 +1,50 @@
+"""The plain activations that the YUBERT note gives to heads beside softmax and ymish.
+
+They have no yaml: alone they would make a model in which no head is normalised, which the note
+does not propose. `headwise.attention.mixed` takes them by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from headwise.attention.base import Place
+from headwise.attention.rows import Elementwise
+from headwise.errors import refuse
+
+
+def _leaky_relu(scores: Tensor) -> Tensor:
+    return functional.leaky_relu(scores, negative_slope=0.1)
+
+
+ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "selu": torch.selu,  # lambda 1.0507009873554805, alpha 1.6732632423543772
+    "elu": functional.elu,  # alpha 1
+    "leaky_relu": _leaky_relu,
+    "swish": functional.silu,  # x * sigmoid(x)
+}
+
+
+class Activation(Elementwise):
+    """One of `ACTIVATIONS` of the scaled scores.
+
+    Args:
+        place: site, layer and sizes.
+        name: key of `ACTIVATIONS`.
+        rows: as in `Elementwise`; "l2" divides the scores by their norm first, after which
+            nearly all of them lie where these functions are straight, with one slope a sign.
+    """
+
+    def __init__(self, place: Place, name: str, rows: str = "sqrt") -> None:
+        super().__init__(place, rows)
+        if name not in ACTIVATIONS:
+            raise refuse("name", name, ACTIVATIONS)
+        self.name = name
+
+    def activate(self, scores_BHQK: Tensor, typical: Tensor) -> Tensor:
+        """The activation."""
+        return ACTIVATIONS[self.name](scores_BHQK)

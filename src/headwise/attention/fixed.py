@@ -1,0 +1,142 @@
+"""The fixed pattern (Child et al. 2019, section 4): a block, and the summaries of all blocks.
+
+Letters: B batch, H heads, Q and K numbers of queries and keys, N positions, C summary cells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+import torch
+from torch import Tensor
+
+from headwise.attention.base import Place
+from headwise.attention.block_sparse import BlockLayout, Gathered, Neighbours, Part
+from headwise.attention.sparse_pattern import SparsePattern, is_real, of_heads
+from headwise.errors import require
+
+
+class Fixed(SparsePattern):
+    """Keys of the query's own block of `stride` positions, and the last cells of every block.
+
+    A1_i = {j : floor(j/l) = floor(i/l)}, A2_i = {j : j mod l in {l-c, ..., l-1}}; in a causal
+    decoder only j <= i of both. In an encoder a sentence's final block may be too short to have
+    these cells: there its last c real tokens are its summary, so that it is heard of elsewhere.
+
+    Args:
+        place, stride, combine, heads, block_sparse_from: see `SparsePattern`; the far keys are
+            called "summary".
+        summary_cells: c of the paper.
+        own_cells: head m (from 0, by its number in the unpruned model) sees cells l-(m+1)c to
+            l-mc-1 of each block instead of the last c. Causal heads cannot hear in two steps of
+            what follows their cells in a block; together with head 0 they do.
+    """
+
+    far_name = "summary"
+
+    def __init__(
+        self,
+        place: Place,
+        stride: int = 8,
+        summary_cells: int = 2,
+        own_cells: bool = False,
+        combine: str = "merged",
+        heads: list[str] | None = None,
+        block_sparse_from: int = 256,
+    ) -> None:
+        super().__init__(place, stride, combine, heads, block_sparse_from)
+        inside = 1 <= summary_cells <= stride
+        require(inside, "summary_cells", f"between 1 and stride={stride}", summary_cells)
+        n_heads = max(place.head_numbers, default=1) if own_cells else 1
+        require(
+            n_heads * summary_cells <= stride,
+            "stride",
+            f"at least {n_heads * summary_cells}, that own_cells=true finds "
+            f"summary_cells={summary_cells} for each of {n_heads} heads in a block",
+            stride,
+        )
+        self.summary_cells = summary_cells
+        self.cells_behind_H = tuple(
+            (number - 1) * summary_cells if own_cells else 0 for number in place.head_numbers
+        )
+
+    @property
+    def key(self) -> Hashable:
+        """See `SparsePattern.key`."""
+        return (super().key, self.summary_cells, self.cells_behind_H)
+
+    def near(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """See `SparsePattern.near`."""
+        return queries // self.stride == keys // self.stride
+
+    def far(self, queries: Tensor, keys: Tensor, key_lengths_B: Tensor | None) -> Tensor:
+        """See `SparsePattern.far`; the same for all queries."""
+        first = self._first_cells(keys // self.stride, key_lengths_B)
+        return ((keys >= first) & (keys < first + self.summary_cells))[:, :, None]
+
+    def _first_cells(self, blocks: Tensor, key_lengths_B: Tensor | None) -> Tensor:
+        """Position (B or 1, H or 1, ...) of the first summary cell of each of `blocks` (...).
+
+        With lengths, as an encoder has them, the cells of the final block move to the front as
+        far as it is short of a whole one.
+        """
+        behind = self._cells_behind(blocks)
+        first = blocks * self.stride + self.stride - self.summary_cells - behind
+        if key_lengths_B is None:
+            return first
+        lengths = key_lengths_B.view(-1, 1, 1)
+        final = (lengths - 1) // self.stride
+        of_final = torch.maximum(lengths - self.summary_cells - behind, final * self.stride)
+        return torch.where(blocks == final, of_final, first)
+
+    def _cells_behind(self, blocks: Tensor) -> Tensor:
+        """How many positions stand behind the summary in a block: (1, H or 1, 1)."""
+        if len(set(self.cells_behind_H)) == 1:
+            return blocks.new_tensor(self.cells_behind_H[:1]).view(1, 1, 1)
+        return blocks.new_tensor(self.cells_behind_H).view(1, -1, 1)
+
+    def n_places(self, n_positions: int, causal: bool) -> int:
+        """See `SparsePattern.n_places`."""
+        n_blocks = -(-n_positions // self.stride)
+        return self.stride + any(self.far_H) * n_blocks * self.summary_cells
+
+    def make_layout(self, n_positions: int, causal: bool, lengths_B: Tensor) -> BlockLayout:
+        """See `SparsePattern.make_layout`.
+
+        Summary cells of the query's own block are taken there. A block of its own is there for
+        heads with far keys alone as well, for the query's own position.
+        """
+        n_blocks = -(-n_positions // self.stride)
+        own = self._own_block(n_blocks, causal, lengths_B).flatten(2, 3)[:, :, :n_positions]
+        parts: list[tuple[Part, Tensor]] = [(Neighbours(self.stride, 0, 0), own)]
+        if any(self.far_H):
+            parts.append(self._summaries(n_blocks, n_positions, causal, lengths_B))
+        return BlockLayout.of(parts)
+
+    def _summaries(
+        self, n_blocks: int, n_positions: int, causal: bool, lengths_B: Tensor
+    ) -> tuple[Part, Tensor]:
+        """The cells of all blocks, and which of them are allowed: (B, H, N, blocks * C)."""
+        blocks = torch.arange(n_blocks, device=lengths_B.device)
+        first = self._first_cells(blocks, None if causal else lengths_B)
+        cells = first[..., None] + torch.arange(self.summary_cells, device=blocks.device)
+        of_queries = (torch.arange(n_positions, device=blocks.device) // self.stride)[:, None]
+        elsewhere = blocks < of_queries if causal else blocks != of_queries
+        is_cell = cells < lengths_B.view(-1, 1, 1, 1)
+        allowed = of_heads(elsewhere[:, :, None] & is_cell[:, :, None], self.far_H)
+        return Gathered(cells.clamp(0, n_positions - 1).flatten(2)), allowed.flatten(3)
+
+    def _own_block(self, n_blocks: int, causal: bool, lengths_B: Tensor) -> Tensor:
+        """Allowed in the query's own block: (B, H, blocks, stride, stride)."""
+        within = torch.arange(self.stride, device=lengths_B.device)
+        positions = torch.arange(n_blocks * self.stride, device=lengths_B.device)
+        seen = (within[:, None] == within)[None, None, None]
+        if any(self.near_H):
+            seen = seen | of_heads(torch.ones_like(seen), self.near_H)
+        if any(self.far_H):
+            cells = self.far(positions, positions, None if causal else lengths_B)
+            in_block = cells.reshape(*cells.shape[:2], n_blocks, 1, self.stride)
+            seen = seen | of_heads(in_block, self.far_H)
+        if causal:
+            seen = seen & (within <= within[:, None])
+        return seen & is_real(positions.view(n_blocks, 1, self.stride), lengths_B)

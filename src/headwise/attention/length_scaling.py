@@ -1,0 +1,97 @@
+"""Scores scaled by the number of keys (ASEntmax, arXiv 2506.16640).
+
+Letters: B batch, H heads, Q number of queries, D model width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from headwise.attention.base import Place, Scaling
+from headwise.errors import refuse, require
+
+LEARNED = ("query", "head")
+
+
+class LengthScaling(Scaling):
+    """Factor δ + β (log n)^γ on the scores, so that weights keep their focus as n grows.
+
+    n is the number of keys that padding and causality leave to the query, plus one: positions
+    count from 2, hence log n is never below log 2 and may be raised to any power.
+
+    Args:
+        place: site, layer and sizes.
+        learned: "query": β = softplus(<u, x> + b) and γ = 2 tanh(<v, x> + c) for every head and
+            query, from what the layer reads as its query, x. u and v start uniform within
+            ±1/√D, b and c at zero. "head": β and γ are one free number a head, which start as
+            β ~ U(0.1, 1) and γ ~ N(0, 0.1), the latter a standard deviation.
+        delta: δ, at least 0; with 0 the factor is the learned part alone.
+    """
+
+    head_axes: Mapping[str, int] = {
+        "beta": 0,
+        "gamma": 0,
+        "beta_weight": 0,
+        "gamma_weight": 0,
+    }
+    beta_weight: nn.Parameter | None
+    gamma_weight: nn.Parameter | None
+
+    def __init__(self, place: Place, learned: str = "query", delta: float = 1.0) -> None:
+        super().__init__(place)
+        if learned not in LEARNED:
+            raise refuse("learned", learned, LEARNED)
+        require(0 <= delta < float("inf"), "delta", "a number of at least 0", delta)
+        self.delta = float(delta)
+        n_heads = place.n_heads
+        self.register_parameter("beta_weight", None)
+        self.register_parameter("gamma_weight", None)
+        if learned == "head":
+            self.beta = nn.Parameter(torch.empty(n_heads).uniform_(0.1, 1.0))
+            self.gamma = nn.Parameter(0.1 * torch.randn(n_heads))
+        else:
+            self.beta = nn.Parameter(torch.zeros(n_heads))  # b
+            self.gamma = nn.Parameter(torch.zeros(n_heads))  # c
+            # no nn.Linear: the model's initial weights are drawn for these from one generator,
+            # and the projections would no longer start as they do without this module
+            bound = place.d_model**-0.5
+            for name in ("beta_weight", "gamma_weight"):
+                weight_HD = torch.empty(n_heads, place.d_model).uniform_(-bound, bound)
+                setattr(self, name, nn.Parameter(weight_HD))
+        own = [name for name, _ in self.named_parameters()]
+        self.head_axes = dict.fromkeys(own, 0)
+
+    def forward(self, query_BQD: Tensor, n_visible_BQ: Tensor) -> Tensor:
+        """Factor (B or 1, H, Q, 1), float32 also under autocast."""
+        # a padded query may see no key at all
+        n_BQ = n_visible_BQ.clamp(min=1) + 1
+        with torch.autocast(query_BQD.device.type, enabled=False):
+            beta, gamma = self._beta_and_gamma(query_BQD)
+            log_n_B1Q1 = n_BQ.to(beta.dtype).log()[:, None, :, None]
+            return self.delta + beta * log_n_B1Q1.pow(gamma)
+
+    def _beta_and_gamma(self, query_BQD: Tensor) -> tuple[Tensor, Tensor]:
+        """Both (H, 1, 1) or (B, H, Q, 1)."""
+        beta_H, gamma_H = _working(self.beta), _working(self.gamma)
+        if self.beta_weight is None or self.gamma_weight is None:
+            return beta_H[:, None, None], gamma_H[:, None, None]
+        x_BQD = _working(query_BQD)
+        beta_BQH = functional.linear(x_BQD, _working(self.beta_weight), beta_H)
+        gamma_BQH = functional.linear(x_BQD, _working(self.gamma_weight), gamma_H)
+        beta_BHQ1 = functional.softplus(beta_BQH).transpose(1, 2)[..., None]
+        gamma_BHQ1 = 2 * torch.tanh(gamma_BQH).transpose(1, 2)[..., None]
+        return beta_BHQ1, gamma_BHQ1
+
+    def stats(self) -> dict[str, Tensor]:
+        """β and γ per head, where they do not depend on the query."""
+        if self.beta_weight is not None:
+            return {}
+        return {"scale_beta": self.beta.detach(), "scale_gamma": self.gamma.detach()}
+
+
+def _working(values: Tensor) -> Tensor:
+    return values if values.dtype is torch.float64 else values.float()

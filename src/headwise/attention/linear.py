@@ -1,0 +1,296 @@
+"""Linear attention (Katharopoulos et al. 2020): feature maps and sums instead of a softmax.
+
+Letters: B batch, H heads, Q and K numbers of queries and keys, N a length, D model width,
+E head width, F = E + 1.
+
+Everywhere below a value carries a 1 as its last entry, so that one product gives both the
+numerator and the denominator of a context, and one (E, F) matrix holds both running sums of the
+paper: S in its first E columns, z in the last.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from headwise.attention.base import AttentionOutput, Mask, Place
+from headwise.attention.cache import AttentionCache
+from headwise.attention.heads import MultiHeadAttention
+from headwise.errors import require
+
+DENOMINATOR_EPSILON = 1e-6
+
+
+class LinearAttention(MultiHeadAttention):
+    """Weights φ(q_i)·φ(k_j) / (Σ_j φ(q_i)·φ(k_j) + 1e-6) with φ(x) = elu(x) + 1.
+
+    They need not be formed: a context is φ(q_i) times sums over the keys, so that time grows
+    with K, not with Q * K (Katharopoulos et al. 2020, section 3.2; causally 3.3). Scores
+    are not divided by the square root of E, and attention dropout does not exist here: there are
+    no weights to drop. Every weight is positive; a row sums to one but for the 1e-6.
+
+    Sums are taken in float32 also under autocast; causal ones go in chunks, see
+    `causal_product`. A cache keeps S and z, whose size does not depend on the number of
+    positions. The earlier keys are gone by then, so weights are formed without a cache only.
+
+    Args:
+        place: site, layer and sizes.
+        chunk_size: positions of a causal chunk; it changes time and memory, not the result.
+    """
+
+    def __init__(self, place: Place, chunk_size: int = 64) -> None:
+        super().__init__(place)
+        require(chunk_size >= 1, "chunk_size", "at least 1", chunk_size)
+        self.chunk_size = chunk_size
+
+    def forward(
+        self,
+        query_BQD: Tensor,
+        key_BKD: Tensor,
+        value_BKD: Tensor,
+        mask: Mask,
+        cache: AttentionCache | None = None,
+        need_weights: bool = False,
+    ) -> AttentionOutput:
+        """See `Attention.forward`.
+
+        Raises:
+            ValueError: weights asked for with a cache, or a causal mask where the last query is
+                not at the last key.
+        """
+        assert cache is None or isinstance(cache, LinearCache)
+        if need_weights and cache is not None:
+            raise ValueError(
+                "linear attention cannot form weights with a cache, which keeps sums over the "
+                "keys and not the keys; leave the cache out"
+            )
+        query_BQI = self.query(query_BQD)
+        if cache is not None and cache.is_complete:
+            with _without_autocast(query_BQD.device):
+                found_BHQF = self._features(query_BQI) @ cache.sums()
+            return AttentionOutput(self._context(found_BHQF, query_BQI.dtype))
+        key_BKI, value_BKI = self.key(key_BKD), self.value(value_BKD)
+        n_cached = cache.length if cache is not None else 0
+        is_padding_BHKE = _is_padding(mask, n_cached, key_BKI)
+        with _without_autocast(query_BQD.device):
+            query_BHQE = self._features(query_BQI)
+            key_BHKE = self._features(key_BKI, is_padding_BHKE)
+            value_BHKF = self._with_one(value_BKI, is_padding_BHKE)
+            found_BHQF = self._attend(query_BHQE, key_BHKE, value_BHKF, mask, cache)
+            weights_BHQK = _weights(query_BHQE, key_BHKE, mask) if need_weights else None
+        return AttentionOutput(self._context(found_BHQF, query_BQI.dtype), weights_BHQK)
+
+    def make_cache(self, static: bool) -> LinearCache:
+        """See `Attention.make_cache`."""
+        return LinearCache(static)
+
+    def _features(self, states_BNI: Tensor, is_padding_BHNE: Tensor | None = None) -> Tensor:
+        """φ of projected states, (B, H, N, E); exactly 0 at padding."""
+        states_BHNE = _full_precision(self.split(states_BNI)).contiguous()
+        if is_padding_BHNE is not None:  # φ(-inf) = 0, and a NaN would survive a factor of 0
+            states_BHNE = states_BHNE.masked_fill(is_padding_BHNE, -torch.inf)
+        return positive_elu(states_BHNE)
+
+    def _with_one(self, value_BKI: Tensor, is_padding_BHKE: Tensor | None) -> Tensor:
+        """Values with a 1 as last entry, (B, H, K, F)."""
+        value_BHKE = _full_precision(self.split(value_BKI))
+        if is_padding_BHKE is not None:
+            value_BHKE = value_BHKE.masked_fill(is_padding_BHKE, 0.0)
+        return functional.pad(value_BHKE, (0, 1), value=1.0)
+
+    def _attend(
+        self,
+        query_BHQE: Tensor,
+        key_BHKE: Tensor,
+        value_BHKF: Tensor,
+        mask: Mask,
+        cache: LinearCache | None,
+    ) -> Tensor:
+        """Numerators and, in the last column, denominators: (B, H, Q, F)."""
+        n_queries, n_keys = query_BHQE.shape[2], key_BHKE.shape[2]
+        n_cached = cache.length if cache is not None else 0
+        n_before = n_keys - n_queries  # keys given that stand before the first query, if causal
+        if mask.causal and mask.query_offset != n_cached + n_before:
+            raise ValueError(
+                f"causal linear attention needs a key for each position up to the last query: "
+                f"{n_queries} queries from position {mask.query_offset} cannot go with "
+                f"{n_cached} cached and {n_keys} new keys"
+            )
+        if not mask.causal or n_queries == 1:  # every query sees every key
+            sums_BHEF = key_BHKE.mT @ value_BHKF
+            if cache is not None:
+                sums_BHEF = cache.update(sums_BHEF, n_keys)
+            return query_BHQE @ sums_BHEF
+        own_BHQE, own_BHQF = key_BHKE[:, :, n_before:], value_BHKF[:, :, n_before:]
+        found_BHQF = causal_product(query_BHQE, own_BHQE, own_BHQF, self.chunk_size)
+        if n_before > 0:
+            before_BHEF = key_BHKE[:, :, :n_before].mT @ value_BHKF[:, :, :n_before]
+            found_BHQF = found_BHQF + query_BHQE @ before_BHEF
+        if cache is not None:
+            if cache.length > 0:
+                found_BHQF = found_BHQF + query_BHQE @ cache.sums()
+            cache.update(key_BHKE.mT @ value_BHKF, n_keys)
+        return found_BHQF
+
+    def _context(self, found_BHQF: Tensor, dtype: torch.dtype) -> Tensor:
+        """What the heads found, joined: (B, Q, D)."""
+        numerator_BHQE, denominator_BHQ1 = found_BHQF[..., :-1], found_BHQF[..., -1:]
+        context_BHQE = numerator_BHQE / (denominator_BHQ1 + DENOMINATOR_EPSILON)
+        return self.join(context_BHQE.to(dtype))
+
+
+class LinearCache:
+    """The sums over all keys so far, (B, H, E, F): as large after one position as after many."""
+
+    def __init__(self, static: bool) -> None:
+        self.static = static
+        self.length = 0  # positions summed
+        self._sums_BHEF: Tensor | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        """True for a static cache once it was filled."""
+        return self.static and self._sums_BHEF is not None
+
+    def update(self, sums_BHEF: Tensor, n_positions: int) -> Tensor:
+        """Add the sums over new positions; returns those over all."""
+        if self._sums_BHEF is not None:
+            sums_BHEF = self._sums_BHEF + sums_BHEF
+        self._sums_BHEF = sums_BHEF
+        self.length += n_positions
+        return sums_BHEF
+
+    def sums(self) -> Tensor:
+        """S, and z as the last column."""
+        if self._sums_BHEF is None:
+            raise RuntimeError("the cache is empty: update it first")
+        return self._sums_BHEF
+
+    def reorder(self, rows_B: Tensor) -> None:
+        """Select batch rows."""
+        if self._sums_BHEF is not None:
+            self._sums_BHEF = self._sums_BHEF.index_select(0, rows_B)
+
+
+def positive_elu(states: Tensor) -> Tensor:
+    """φ(x) = elu(x) + 1, that is exp(x) below 0 and x + 1 above (section 3.2.1 of the paper).
+
+    Computed as such, φ stays positive where elu(x) + 1 would round to 0 (below -17 in float32).
+    The derivative is min(φ, 1), so that only φ is kept, which the products keep as well.
+    """
+    features: Tensor = _PositiveElu.apply(states)  # type: ignore[no-untyped-call]
+    return features
+
+
+def causal_product(
+    a_BHNE: Tensor, b_BHNE: Tensor, v_BHNF: Tensor, chunk_size: int, reverse: bool = False
+) -> Tensor:
+    """Σ_{j ≤ i} (a_i · b_j) v_j for every i, (B, H, N, F), in time linear in N.
+
+    Positions go in chunks: within one by a triangle of scores, across them by the running sum of
+    b_j v_jᵀ. Each of its three gradients is such a product itself (Katharopoulos et al. 2020,
+    section 3.3.1), so only a, b and v are kept: no score, and no running sum but the present
+    one. Letting autograd go through the chunks would keep both.
+
+    Args:
+        a_BHNE, b_BHNE, v_BHNF: float32 or float64.
+        chunk_size: positions of a chunk.
+        reverse: sum over j ≥ i instead.
+    """
+    product: Tensor = _CausalProduct.apply(  # type: ignore[no-untyped-call]
+        a_BHNE, b_BHNE, v_BHNF, chunk_size, reverse
+    )
+    return product
+
+
+class _PositiveElu(torch.autograd.Function):
+    """See `positive_elu`."""
+
+    @staticmethod
+    def forward(ctx: Any, states: Tensor) -> Tensor:
+        """φ of every entry."""
+        features = states.clamp(max=0.0).exp_().add_(states.relu())
+        ctx.save_for_backward(features)
+        return features
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        """Gradient of the states."""
+        (features,) = ctx.saved_tensors
+        grad_states: Tensor = grad * features.clamp(max=1.0)
+        return grad_states
+
+
+class _CausalProduct(torch.autograd.Function):
+    """See `causal_product`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, a_BHNE: Tensor, b_BHNE: Tensor, v_BHNF: Tensor, chunk_size: int, reverse: bool
+    ) -> Tensor:
+        """Products (B, H, N, F)."""
+        ctx.save_for_backward(a_BHNE, b_BHNE, v_BHNF)
+        ctx.chunk_size, ctx.reverse = chunk_size, reverse
+        found_BHNF = torch.empty_like(v_BHNF, memory_format=torch.contiguous_format)
+        starts = range(0, v_BHNF.shape[2], chunk_size)
+        sums_BHEF: Tensor | None = None
+        for start in reversed(starts) if reverse else starts:
+            a_BHCE, b_BHCE, v_BHCF, found_BHCF = (
+                states[:, :, start : start + chunk_size]
+                for states in (a_BHNE, b_BHNE, v_BHNF, found_BHNF)
+            )
+            scores_BHCC = a_BHCE @ b_BHCE.mT
+            scores_BHCC = scores_BHCC.triu_() if reverse else scores_BHCC.tril_()
+            found_BHCF.copy_(scores_BHCC @ v_BHCF)
+            if sums_BHEF is not None:
+                found_BHCF += a_BHCE @ sums_BHEF
+            new_BHEF = b_BHCE.mT @ v_BHCF
+            sums_BHEF = new_BHEF if sums_BHEF is None else sums_BHEF.add_(new_BHEF)
+        return found_BHNF
+
+    @staticmethod
+    def backward(
+        ctx: Any, grad_BHNF: Tensor
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None]:
+        """Gradients of a, b and v; they can be differentiated again."""
+        a_BHNE, b_BHNE, v_BHNF = ctx.saved_tensors
+        chunk_size, reverse = ctx.chunk_size, ctx.reverse
+        grad_a = grad_b = grad_v = None
+        with _without_autocast(grad_BHNF.device):
+            if ctx.needs_input_grad[0]:
+                grad_a = causal_product(grad_BHNF, v_BHNF, b_BHNE, chunk_size, reverse)
+            if ctx.needs_input_grad[1]:
+                grad_b = causal_product(v_BHNF, grad_BHNF, a_BHNE, chunk_size, not reverse)
+            if ctx.needs_input_grad[2]:
+                grad_v = causal_product(b_BHNE, a_BHNE, grad_BHNF, chunk_size, not reverse)
+        return grad_a, grad_b, grad_v, None, None
+
+
+def _weights(query_BHQE: Tensor, key_BHKE: Tensor, mask: Mask) -> Tensor:
+    """The weights (B, H, Q, K) that the sums stand for."""
+    scores_BHQK = query_BHQE @ key_BHKE.mT
+    allowed = mask.dense(scores_BHQK.shape[2], scores_BHQK.shape[3], scores_BHQK.device)
+    if allowed is not None:
+        scores_BHQK = scores_BHQK.masked_fill(~allowed, 0.0)
+    return scores_BHQK / (scores_BHQK.sum(-1, keepdim=True) + DENOMINATOR_EPSILON)
+
+
+def _is_padding(mask: Mask, n_cached: int, key_BKI: Tensor) -> Tensor | None:
+    """Which of the keys, the first of them at position `n_cached`, are none: (B, 1, K, 1)."""
+    if mask.key_lengths_B is None:
+        return None
+    positions_K = torch.arange(key_BKI.shape[1], device=key_BKI.device) + n_cached
+    return (positions_K >= mask.key_lengths_B[:, None])[:, None, :, None]
+
+
+def _full_precision(states: Tensor) -> Tensor:
+    """In float32 at the least."""
+    return states.to(torch.promote_types(states.dtype, torch.float32))
+
+
+def _without_autocast(device: torch.device) -> torch.autocast:
+    """Within it, matrix products keep the type of their arguments."""
+    return torch.autocast(device.type, enabled=False)

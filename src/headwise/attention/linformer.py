@@ -1,0 +1,215 @@
+"""Linformer (Wang et al. 2020): attention to fewer vectors than there are positions.
+
+Letters: B batch, H heads, Q and K numbers of queries and keys, M mixtures of keys (at most k),
+D model width, E head width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from headwise import entmax
+from headwise.attention.base import AttentionOutput, Mask, Place
+from headwise.attention.cache import AttentionCache, KeyValueCache
+from headwise.attention.heads import MultiHeadAttention
+from headwise.attention.length_projection import (
+    Convolution,
+    LearnedProjection,
+    LengthProjection,
+    MaxPooling,
+    MeanPooling,
+)
+from headwise.errors import DataError, refuse, require
+
+SHARING = ("none", "headwise", "key_value", "layerwise")
+ONE_FOR_BOTH = ("key_value", "layerwise")  # E is F, and the same for all heads
+PROJECTIONS = ("learned", "mean", "max", "convolution")
+WITHOUT_WEIGHTS = ("mean", "max")  # nothing to learn, hence nothing to share
+DEFAULT_K, DEFAULT_MAX_LENGTH = 64, 256
+DEFAULT_SHARING, DEFAULT_PROJECTION = "layerwise", "learned"
+NOT_CAUSAL = "its keys are mixtures of all positions, those after a query as well"
+
+
+class Linformer(MultiHeadAttention):
+    """softmax(Q (E K)ᵀ / sqrt(head width)) (F V): E and F make at most k vectors of K positions.
+
+    Padding is left out of the mixtures, and mixtures of padding alone get no weight. Weights, on
+    request, are the effective ones on the values of the positions, softmax(...) F: signed, unless
+    F is a mean. Max pooling has none.
+
+    Args:
+        place: site, layer and sizes.
+        k: mixtures of a sentence of max_length positions.
+        max_length: most positions, the end of the sentence and register tokens included.
+        sharing: what has an E of its own (section 4 of the paper). "none": each head of each
+            layer, and F apart; "headwise": each layer, and F apart; "key_value": each layer,
+            E = F; "layerwise": one E = F in the whole model, where self- and cross-attention read
+            the same positions of the source.
+        projection: "learned" is the paper's free matrix. "mean", "max" and "convolution" make one
+            vector of each max_length / k neighbours, so that the windows of a sentence do not
+            depend on its length; a short one has few.
+        before_split: mix what keys and values are projected from instead of keys and values:
+            these projections then run on the mixtures only. It needs one E for both.
+    """
+
+    unsupported_sites: ClassVar[Mapping[str, str]] = {"decoder_self": NOT_CAUSAL}
+    forms_weights = "effective"
+    shared_part = "length_projection"
+
+    length_projection: LengthProjection
+    value_length_projection: LengthProjection | None
+
+    def __init__(
+        self,
+        place: Place,
+        k: int = DEFAULT_K,
+        max_length: int = DEFAULT_MAX_LENGTH,
+        sharing: str = DEFAULT_SHARING,
+        projection: str = DEFAULT_PROJECTION,
+        before_split: bool = False,
+    ) -> None:
+        super().__init__(place)
+        require(max_length >= 1, "max_length", "at least 1", max_length)
+        require(1 <= k <= max_length, "k", f"in [1, max_length={max_length}]", k)
+        if sharing not in SHARING:
+            raise refuse("sharing", sharing, SHARING)
+        if projection not in PROJECTIONS:
+            raise refuse("projection", projection, PROJECTIONS)
+        if projection != "learned":
+            divides = max_length % k == 0
+            require(divides, "k", f"a divisor of max_length={max_length} for its windows", k)
+        if before_split and sharing not in ONE_FOR_BOTH:
+            raise refuse("sharing with before_split=true", sharing, ONE_FOR_BOTH)
+        self.max_length = max_length
+        self.before_split = before_split
+        self.dropout = 0.0  # rate on the weights on mixtures
+        n_sets = place.n_heads if sharing == "none" else 1
+        self.length_projection = _length_projection(projection, n_sets, k, max_length)
+        self.value_length_projection = None
+        if sharing not in ONE_FOR_BOTH and projection not in WITHOUT_WEIGHTS:
+            self.value_length_projection = _length_projection(projection, n_sets, k, max_length)
+            if sharing == "none":
+                names = ("length_projection.weight", "value_length_projection.weight")
+                self.head_axes = dict.fromkeys(names, 0)
+        if not self.length_projection.is_linear:
+            self.forms_weights = "no"
+
+    @classmethod
+    def share_key(cls, place: Place, settings: Mapping[str, Any]) -> str | None:
+        """One matrix for all places with matrices of this size when sharing is "layerwise"."""
+        projection = settings.get("projection", DEFAULT_PROJECTION)
+        is_shared = settings.get("sharing", DEFAULT_SHARING) == "layerwise"
+        if not is_shared or projection in WITHOUT_WEIGHTS:
+            return None
+        k = settings.get("k", DEFAULT_K)
+        return f"{projection} {k} × {settings.get('max_length', DEFAULT_MAX_LENGTH)}"
+
+    @property
+    def max_keys(self) -> int:
+        """Columns of E."""
+        return self.max_length
+
+    def distribution_heads(self) -> tuple[bool, ...]:
+        """True where E is a mean."""
+        return (self.length_projection.is_average,) * self.place.n_heads
+
+    def forward(
+        self,
+        query_BQD: Tensor,
+        key_BKD: Tensor,
+        value_BKD: Tensor,
+        mask: Mask,
+        cache: AttentionCache | None = None,
+        need_weights: bool = False,
+    ) -> AttentionOutput:
+        """See `Attention.forward`.
+
+        Raises:
+            DataError: a sentence longer than max_length.
+            ValueError: a causal mask.
+        """
+        if mask.causal:
+            raise ValueError(
+                f"Linformer cannot be causal: {self.unsupported_sites['decoder_self']}"
+            )
+        n_keys = key_BKD.shape[1]
+        is_real_BN = self._is_real(mask, n_keys, key_BKD.device)
+        query_BHQE = self.split(self.query(query_BQD))
+        if cache is None:
+            key_BHME, value_BHME = self._mixtures(key_BKD, value_BKD, is_real_BN)
+        else:
+            assert isinstance(cache, KeyValueCache)
+            if not cache.is_complete:
+                cache.update(*self._mixtures(key_BKD, value_BKD, is_real_BN))
+            key_BHME, value_BHME = cache.content()
+        is_made_BHQM = self.length_projection.is_made(is_real_BN)[:, None, None]
+        rate = self.dropout if self.training else 0.0
+        if not need_weights or self.forms_weights == "no":
+            context_BHQE = nn.functional.scaled_dot_product_attention(
+                query_BHQE, key_BHME, value_BHME, attn_mask=is_made_BHQM, dropout_p=rate
+            )
+            return AttentionOutput(self.join(context_BHQE))
+        scaled_BHQE = query_BHQE * self.place.head_dim**-0.5
+        weights_BHQM = entmax.softmax(scaled_BHQE @ key_BHME.mT, mask=is_made_BHQM)
+        dropped_BHQM = nn.functional.dropout(weights_BHQM, rate, training=rate > 0)
+        context_BHQE = dropped_BHQM.to(value_BHME.dtype) @ value_BHME
+        spread_BHQN = self._of_values().spread(weights_BHQM, is_real_BN)
+        weights_BHQK = nn.functional.pad(spread_BHQN, (0, n_keys - spread_BHQN.shape[-1]))
+        return AttentionOutput(self.join(context_BHQE), weights_BHQK)
+
+    def make_cache(self, static: bool) -> KeyValueCache:
+        """See `Attention.make_cache`; what it keeps are mixtures, which cannot grow."""
+        if not static:
+            raise ValueError(
+                "Linformer has no growing cache: its keys are mixtures of all positions"
+            )
+        return KeyValueCache(static)
+
+    def _of_values(self) -> LengthProjection:
+        """The paper's F."""
+        own = self.value_length_projection
+        return self.length_projection if own is None else own
+
+    def _mixtures(
+        self, key_BKD: Tensor, value_BKD: Tensor, is_real_BN: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Mixed keys and values, (B, H, M, E), of the first N positions."""
+        n_read = is_real_BN.shape[1]
+        if not self.before_split:
+            key_BNI, value_BNI = self.key(key_BKD[:, :n_read]), self.value(value_BKD[:, :n_read])
+            key_BMI = self.length_projection(key_BNI, is_real_BN)
+            return self.split(key_BMI), self.split(self._of_values()(value_BNI, is_real_BN))
+        mixed_BMD = self.length_projection(key_BKD[:, :n_read], is_real_BN)
+        key_BHME = self.split(self.key(mixed_BMD))
+        if value_BKD is not key_BKD:
+            mixed_BMD = self.length_projection(value_BKD[:, :n_read], is_real_BN)
+        return key_BHME, self.split(self.value(mixed_BMD))
+
+    def _is_real(self, mask: Mask, n_keys: int, device: torch.device) -> Tensor:
+        """Which positions are no padding, (B or 1, N), for at most the max_length first."""
+        lengths_B = mask.key_lengths_B
+        if n_keys > self.max_length:  # padding alone may reach further
+            longest = n_keys if lengths_B is None else int(lengths_B.max())
+            if longest > self.max_length:
+                raise DataError(
+                    f"a sentence of {longest} positions is longer than "
+                    f"attention.max_length={self.max_length} at {self.place.site}"
+                )
+            n_keys = self.max_length
+        positions_N = torch.arange(n_keys, device=device)
+        if lengths_B is None:
+            return torch.ones_like(positions_N, dtype=torch.bool)[None]
+        return positions_N < lengths_B[:, None]
+
+
+def _length_projection(projection: str, n_sets: int, k: int, max_length: int) -> LengthProjection:
+    if projection == "learned":
+        return LearnedProjection(n_sets, k, max_length)
+    size = max_length // k
+    if projection == "convolution":
+        return Convolution(n_sets, size)
+    return MeanPooling(size) if projection == "mean" else MaxPooling(size)

@@ -1,0 +1,152 @@
+"""What the factorised patterns of Child et al. (2019) have in common.
+
+Each is a pair of sets: the near keys, A1 of the paper, and the far ones, A2. Through both in turn
+every key can be reached from every later query (from every query without causality).
+
+Letters: B batch, H heads, Q and K numbers of queries and keys, N positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from headwise.attention.base import Pattern, Place
+from headwise.attention.block_sparse import BlockLayout
+from headwise.errors import refuse, require
+
+COMBINATIONS = ("interleaved", "merged", "heads")
+LOCAL, MERGED, INTERLEAVED = "local", "merged", "interleaved"
+
+
+class SparsePattern(Pattern):
+    """Near keys, far keys, and how they are shared out over layers and heads.
+
+    The query's own position is always allowed, so that no query is left without a key. At site
+    cross nothing is restricted: queries and keys stand on different axes, of which neither
+    pattern says anything, and a window around the diagonal would need the length of the target,
+    which decoding does not know. `pattern=` alone thus serves the whole model.
+
+    Args:
+        place: site, layer and sizes.
+        stride: l of the paper.
+        combine: "merged" (the union in every head, eq. 7), "interleaved" (near keys in layers
+            1, 3, ..., far ones in 2, 4, ..., eq. 6) or "heads" (each head as `heads` says, eq. 8).
+        heads: with combine "heads": "local" (near keys), the subclass's name of the far ones,
+            "merged" or "interleaved"; head number n takes the n-th, and they begin again where
+            they end. None: near and far in turn.
+        block_sparse_from: positions from which on self-attention over all positions is computed
+            without the pairs that are not allowed, in time and memory that grow as N · (stride +
+            N / stride). Weights that are asked for and cached decoding still form and mask all
+            pairs, and so do layouts of more than `max_share` of them.
+    """
+
+    far_name: ClassVar[str]
+    max_share: ClassVar[float] = 0.5  # places per position; a layout of more is hardly faster
+
+    def __init__(
+        self,
+        place: Place,
+        stride: int,
+        combine: str,
+        heads: list[str] | None,
+        block_sparse_from: int,
+    ) -> None:
+        super().__init__(place)
+        require(stride >= 1, "stride", "at least 1", stride)
+        require(block_sparse_from >= 1, "block_sparse_from", "at least 1", block_sparse_from)
+        if combine not in COMBINATIONS:
+            raise refuse("combine", combine, COMBINATIONS)
+        if heads is not None:
+            require(combine == "heads", "heads", f"null with combine={combine}", heads)
+            require(len(heads) > 0, "heads", "a list of at least one name", heads)
+        self.restricts = place.site != "cross"
+        self.stride = stride
+        self.block_sparse_from = block_sparse_from
+        self.near_H, self.far_H = self._share_out(combine, heads)
+
+    def _share_out(
+        self, combine: str, heads: list[str] | None
+    ) -> tuple[tuple[bool, ...], tuple[bool, ...]]:
+        """Whether each head has the near keys, and whether it has the far ones."""
+        if combine != "heads":
+            heads = [combine]
+        elif heads is None:
+            heads = [LOCAL, self.far_name]
+        of_layer = LOCAL if self.place.layer % 2 else self.far_name
+        shares = {LOCAL: (True, False), self.far_name: (False, True), MERGED: (True, True)}
+        shares[INTERLEAVED] = shares[of_layer]
+        for name in heads:
+            if name not in shares:
+                raise refuse("heads", name, shares)
+        found = [shares[heads[(n - 1) % len(heads)]] for n in self.place.head_numbers]
+        return tuple(near for near, _ in found), tuple(far for _, far in found)
+
+    @property
+    def key(self) -> Hashable:
+        """All that the mask depends on: layers that agree in it share one."""
+        return (type(self), self.stride, self.near_H, self.far_H, self.block_sparse_from)
+
+    def near(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """A1 without causality: bool, of positions that broadcast."""
+        raise NotImplementedError
+
+    def far(self, queries: Tensor, keys: Tensor, key_lengths_B: Tensor | None) -> Tensor:
+        """A2 without causality, (B or 1, H or 1, ...), of positions (Q or 1, K or 1).
+
+        `key_lengths_B` is None where a causal decoder asks.
+        """
+        raise NotImplementedError
+
+    def allowed(
+        self, query_positions_Q: Tensor, n_keys: int, causal: bool, key_lengths_B: Tensor | None
+    ) -> Tensor:
+        """See `Pattern.allowed`; (B or 1, H or 1, Q, K)."""
+        queries_Q1 = query_positions_Q[:, None]
+        keys_K = torch.arange(n_keys, device=query_positions_Q.device)
+        seen = (queries_Q1 == keys_K)[None, None]
+        if any(self.near_H):
+            seen = seen | of_heads(self.near(queries_Q1, keys_K)[None, None], self.near_H)
+        if any(self.far_H):
+            lengths_B = None if causal else _lengths(key_lengths_B, n_keys, keys_K.device)
+            seen = seen | of_heads(self.far(queries_Q1, keys_K, lengths_B), self.far_H)
+        return seen
+
+    def layout(
+        self, n_positions: int, causal: bool, key_lengths_B: Tensor | None, device: torch.device
+    ) -> BlockLayout | None:
+        """See `Pattern.layout`."""
+        n_places = self.n_places(n_positions, causal)
+        if n_positions < self.block_sparse_from or n_places > self.max_share * n_positions:
+            return None
+        lengths_B = _lengths(key_lengths_B, n_positions, device)
+        return self.make_layout(n_positions, causal, lengths_B)
+
+    def n_places(self, n_positions: int, causal: bool) -> int:
+        """Places K of the layout for `n_positions`."""
+        raise NotImplementedError
+
+    def make_layout(self, n_positions: int, causal: bool, lengths_B: Tensor) -> BlockLayout:
+        """The layout for sentences of `lengths_B` (B or 1,) among `n_positions`."""
+        raise NotImplementedError
+
+
+def of_heads(allowed: Tensor, has_H: tuple[bool, ...]) -> Tensor:
+    """`allowed` (B or 1, H or 1, ...) in the heads that have it."""
+    if all(has_H):
+        return allowed
+    shape = (1, -1, *(1,) * (allowed.dim() - 2))
+    return allowed & torch.tensor(has_H, device=allowed.device).view(shape)
+
+
+def is_real(positions: Tensor, lengths_B: Tensor) -> Tensor:
+    """Which positions the sentences have: bool, (B or 1, 1, ...)."""
+    lengths = lengths_B.view(-1, 1, *(1,) * positions.dim())
+    return (positions >= 0) & (positions < lengths)
+
+
+def _lengths(key_lengths_B: Tensor | None, n_keys: int, device: torch.device) -> Tensor:
+    return torch.tensor([n_keys], device=device) if key_lengths_B is None else key_lengths_B

@@ -1,0 +1,90 @@
+"""The strided pattern (Child et al. 2019, section 4): a window, and every stride-th position.
+
+Letters: B batch, H heads, Q and K numbers of queries and keys, N positions.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from headwise.attention.base import Place
+from headwise.attention.block_sparse import BlockLayout, Columns, Neighbours, Part
+from headwise.attention.sparse_pattern import SparsePattern, is_real, of_heads
+
+
+class Strided(SparsePattern):
+    """Keys at most `stride` away, and keys a multiple of `stride` away.
+
+    Causal: A1_i = {max(0, i - l), ..., i}, A2_i = {j <= i : (i - j) mod l = 0}. Else both reach
+    ahead as they reach back. It suits data with a period of about the stride; on text the paper
+    had to use `fixed`.
+
+    Args:
+        place, stride, combine, heads, block_sparse_from: see `SparsePattern`; the far keys are
+            called "strided".
+    """
+
+    far_name = "strided"
+
+    def __init__(
+        self,
+        place: Place,
+        stride: int = 8,
+        combine: str = "merged",
+        heads: list[str] | None = None,
+        block_sparse_from: int = 256,
+    ) -> None:
+        super().__init__(place, stride, combine, heads, block_sparse_from)
+
+    def near(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """See `SparsePattern.near`."""
+        return (queries - keys).abs() <= self.stride
+
+    def far(self, queries: Tensor, keys: Tensor, key_lengths_B: Tensor | None) -> Tensor:
+        """See `SparsePattern.far`."""
+        return (queries % self.stride == keys % self.stride)[None, None]
+
+    def n_places(self, n_positions: int, causal: bool) -> int:
+        """See `SparsePattern.n_places`."""
+        n_blocks = -(-n_positions // self.stride)
+        n_around = (2 if causal else 3) * self.stride
+        return any(self.near_H) * n_around + any(self.far_H) * n_blocks
+
+    def make_layout(self, n_positions: int, causal: bool, lengths_B: Tensor) -> BlockLayout:
+        """See `SparsePattern.make_layout`.
+
+        A window of 2 · stride + 1 reaches into the blocks before and after the query's. Far keys
+        that stand there are taken there, and left out of their column.
+        """
+        blocks = torch.arange(-(-n_positions // self.stride), device=lengths_B.device)
+        parts: list[tuple[Part, Tensor]] = []
+        if any(self.near_H):
+            allowed = self._around(blocks, causal, lengths_B).flatten(2, 3)[:, :, :n_positions]
+            parts.append((Neighbours(self.stride, 1, 0 if causal else 1), allowed))
+        if any(self.far_H):
+            allowed = self._columns(blocks, causal, lengths_B).flatten(2, 3)[:, :, :n_positions]
+            parts.append((Columns(self.stride), allowed))
+        return BlockLayout.of(parts)
+
+    def _around(self, blocks: Tensor, causal: bool, lengths_B: Tensor) -> Tensor:
+        """Allowed in the block before, the own and the one after: (B, H, blocks, stride, K)."""
+        queries = torch.arange(self.stride, device=blocks.device)[:, None]
+        keys = torch.arange((2 if causal else 3) * self.stride, device=blocks.device) - self.stride
+        seen = of_heads(self.near(queries, keys)[None, None], self.near_H)
+        if any(self.far_H):
+            seen = seen | of_heads(self.far(queries, keys, None), self.far_H)
+        if causal:
+            seen = seen & (keys <= queries)
+        positions = blocks[:, None, None] * self.stride + keys
+        return seen[:, :, None] & is_real(positions, lengths_B)
+
+    def _columns(self, blocks: Tensor, causal: bool, lengths_B: Tensor) -> Tensor:
+        """Allowed in the column of the query: (B, H, blocks, stride, blocks)."""
+        blocks_ahead = blocks - blocks[:, None, None]
+        seen = blocks_ahead <= 0 if causal else torch.ones_like(blocks_ahead, dtype=torch.bool)
+        if any(self.near_H):
+            seen = seen & (blocks_ahead.abs() > 1)
+        residues = torch.arange(self.stride, device=blocks.device)[:, None]
+        positions = blocks * self.stride + residues
+        return of_heads(seen & is_real(positions, lengths_B)[:, :, None], self.far_H)

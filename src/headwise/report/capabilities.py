@@ -1,0 +1,102 @@
+"""What each variant can do where, read from the classes: the table of the README.
+
+    python -m headwise.report.capabilities [--write README.md]
+
+With `--write`, the lines between the two markers of the file are replaced.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from headwise.attention.base import Attention, Place
+from headwise.attention.build import AttentionFactory, unsupported_sites
+from headwise.attention.cache import KeyValueCache
+from headwise.attention.scores import ScoreAttention
+from headwise.config_dir import group_choices, group_node
+from headwise.schema import SITES
+
+BEGIN, END = "<!-- capabilities -->", "<!-- /capabilities -->"
+N_HEADS, HEAD_DIM = 8, 4  # any sizes: what is read does not depend on them
+HEAD = (
+    "`attention=`",
+    "encoder self",
+    "decoder self (causal)",
+    "cross",
+    "decoding keeps",
+    "fused",
+    "weights",
+    "patterns, scalings",
+    "most positions",
+)
+
+
+def built(name: str) -> dict[str, Attention]:
+    """The variant's attention at each site where it can stand."""
+    node = group_node("attention", name)
+    softmax = group_node("attention", "softmax")
+    refused = unsupported_sites(node, "attention")
+    return {
+        site: AttentionFactory({"attention": softmax}, {"attention": {site: node}})(
+            Place(site, 1, N_HEADS, HEAD_DIM)
+        )
+        for site in SITES
+        if site not in refused
+    }
+
+
+def capability_row(name: str) -> tuple[str, ...]:
+    """One line of the table, a text a column."""
+    attentions = built(name)
+    instead = group_node("attention", name).get("instead", {})
+    by_site = ["yes" if s in attentions else f"no ({instead.get(s, 'refused')})" for s in SITES]
+    by_scores = [a for a in attentions.values() if isinstance(a, ScoreAttention)]
+    is_whole = not by_scores
+    limits = {a.max_keys for a in attentions.values()} - {None}
+    return (
+        name,
+        *by_site,
+        _kept(attentions),
+        "yes" if is_whole or all(a.normaliser.is_fused for a in by_scores) else "no",
+        ", ".join(dict.fromkeys(a.forms_weights for a in attentions.values())),
+        "no" if is_whole else "yes",
+        ", ".join(map(str, sorted(n for n in limits if n is not None))) or "any",
+    )
+
+
+def _kept(attentions: dict[str, Attention]) -> str:
+    if "decoder_self" not in attentions:
+        return "memory only"
+    cache = attentions["decoder_self"].make_cache(static=False)
+    return "keys, values" if isinstance(cache, KeyValueCache) else "constant state"
+
+
+def table() -> str:
+    """The variants of `conf/attention/` as a markdown table."""
+    rows = [HEAD, ("---",) * len(HEAD), *map(capability_row, group_choices("attention"))]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def written_into(text: str) -> str:
+    """`text` with the table between its markers."""
+    before, _, rest = text.partition(BEGIN)
+    _, found, after = rest.partition(END)
+    if not found:
+        raise SystemExit(f"no {BEGIN} … {END} in the file")
+    return f"{before}{BEGIN}\n{table()}\n{END}{after}"
+
+
+def main() -> None:
+    """Print the table, or renew it in a file."""
+    parser = argparse.ArgumentParser(description="what each attention variant can do where")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="renew the table in this file")
+    path: Path | None = parser.parse_args().write
+    if path is None:
+        print(table())
+        return
+    path.write_text(written_into(path.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""Runs side by side: means over seeds, and what each choice costs beside a baseline.
+
+Points that differ in nothing but `seed=` are one row. Speed and memory are those that the runs
+measured themselves, as ratios of medians to the baseline's row; compare runs made one after
+another on a machine that did nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from headwise.schema import SITES
+
+BASELINE = "softmax"
+SITE_HEADS = {"encoder_self": "encoder", "decoder_self": "decoder", "cross": "cross"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """The runs of one choice.
+
+    Attributes:
+        name: the overrides that tell it from the other rows, seeds left out.
+        results: content of results.json of every finished run.
+        n_failed: points that ended in an error.
+    """
+
+    name: str
+    results: list[Mapping[str, Any]] = field(default_factory=list)
+    n_failed: int = 0
+
+    def bleu(self, split: str) -> list[float]:
+        """BLEU of every run that was scored on `split`."""
+        scored = [r["scores"] for r in self.results]
+        return [scores[split]["bleu"]["score"] for scores in scored if split in scores]
+
+    def median(self, key: str) -> float | None:
+        """Median over the runs of a number of results.json; None where no run has it."""
+        found = [r[key] for r in self.results if r.get(key) is not None]
+        return statistics.median(found) if found else None
+
+    def head_mean(self, statistic: str, site: str) -> float | None:
+        """Mean over runs, layers and heads of a statistic; None where it was not measured."""
+        found = [
+            value
+            for r in self.results
+            for layer in r.get("heads", {}).get(statistic, {}).get(site, [])
+            for value in layer
+            if value is not None
+        ]
+        return statistics.fmean(found) if found else None
+
+
+def rows_of(points: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """Rows in the order of their first point.
+
+    Args:
+        points: what a sweep recorded: overrides, and the run's folder or the error.
+    """
+    without_seed = [[o for o in p["overrides"] if not o.startswith("seed=")] for p in points]
+    common = set(without_seed[0]).intersection(*without_seed) if without_seed else set()
+    rows: dict[str, Row] = {}
+    for point, overrides in zip(points, without_seed, strict=True):
+        own = [o for o in overrides if o not in common]
+        # one key is the same in every row and need not be repeated there
+        keys = {o.partition("=")[0] for o in own}
+        name = own[0].partition("=")[2] if len(keys) == 1 and len(own) == 1 else " ".join(own)
+        row = rows.setdefault(name, Row(name or "all"))
+        results = Path(point.get("run", "")) / "results.json"
+        if "run" in point and results.is_file():
+            row.results.append(json.loads(results.read_text(encoding="utf-8")))
+        else:
+            rows[name] = Row(row.name, row.results, row.n_failed + 1)
+    return list(rows.values())
+
+
+def has_repeats(points: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether some points differ in nothing but their seed."""
+    return any(len(row.results) + row.n_failed > 1 for row in rows_of(points))
+
+
+def markdown(points: Sequence[Mapping[str, Any]]) -> str:
+    """The comparison as a table.
+
+    BLEU is mean ± sample standard deviation; ratios are to the row called softmax, else to the
+    first; density and diversity are means over heads and layers, as
+    `headwise.analysis.collect.head_statistics` defines them, of encoder, decoder and cross.
+    """
+    rows = rows_of(points)
+    splits = list(dict.fromkeys(s for row in rows for r in row.results for s in r["scores"]))
+    baseline = next((row for row in rows if row.name.split("=")[-1] == BASELINE), rows[0])
+    sites = "/".join(SITE_HEADS[site] for site in SITES)
+    head = [
+        "",
+        *(f"BLEU {split}" for split in splits),
+        "runs",
+        "tokens/s",
+        "memory",
+        f"density {sites}",
+        f"diversity {sites}",
+    ]
+    lines = [head, ["---", *("---:" for _ in head[1:])]]
+    for row in rows:
+        lines.append(
+            [
+                row.name,
+                *(mean_and_deviation(row.bleu(split)) for split in splits),
+                str(len(row.results)) + (f" ({row.n_failed} failed)" if row.n_failed else ""),
+                _ratio(row.median("tokens_per_second"), baseline.median("tokens_per_second")),
+                _ratio(row.median("peak_memory_bytes"), baseline.median("peak_memory_bytes")),
+                _by_site(row, "density"),
+                _by_site(row, "diversity"),
+            ]
+        )
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def mean_and_deviation(values: Sequence[float]) -> str:
+    """`12.34 ± 0.56`; of a single value no deviation, of none a dash."""
+    if not values:
+        return "-"
+    mean = f"{statistics.fmean(values):.2f}"
+    return f"{mean} ± {statistics.stdev(values):.2f}" if len(values) > 1 else mean
+
+
+def _ratio(value: float | None, base: float | None) -> str:
+    return "-" if value is None or not base else f"{value / base:.2f}"
+
+
+def _by_site(row: Row, statistic: str) -> str:
+    found = [row.head_mean(statistic, site) for site in SITES]
+    return " / ".join("-" if value is None else f"{value:.2f}" for value in found)

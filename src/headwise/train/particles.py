@@ -1,0 +1,81 @@
+"""Stein variational gradients: particles that follow a smoothed gradient and repel each other.
+
+Letters: n independent sets, M particles in each, P numbers of a particle.
+
+With particles T, gradients G of the loss and h the squared bandwidth (An et al. 2020, in the form
+of the authors' translation code):
+
+    k_ij = exp(-|T_i - T_j|^2 / (2 h))
+    R_i = sum_j k_ij (T_i - T_j) / h
+    phi_i = (sum_j k_ij G_j - weight * R_i) / M
+
+A step against phi_i follows the gradients of all particles, those of near ones most, and moves
+T_i away from the others.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from headwise.analysis.distances import squared_distances
+
+
+def stein_gradient(
+    particles_nMP: Tensor, gradients_nMP: Tensor, weight: float, bandwidth: float | None = None
+) -> Tensor:
+    """The direction phi (n, M, P) of the module's docstring.
+
+    Args:
+        particles_nMP: T.
+        gradients_nMP: G.
+        weight: of the repulsive term.
+        bandwidth: h; None takes `median_bandwidth` of each set.
+
+    Where h is the median's and no larger than rounding, most particles are copies of each other:
+    copies share their gradients, and no force is defined between them, so there is none. The same
+    holds for a single particle, whose gradient stays as it is.
+    """
+    squared_nMM = squared_distances(particles_nMP)
+    if bandwidth is None:
+        bandwidth_n11 = median_bandwidth(squared_nMM)[:, None, None]
+    else:
+        bandwidth_n11 = squared_nMM.new_full((len(squared_nMM), 1, 1), bandwidth)
+    rounding_n11 = _rounding(particles_nMP)[:, None, None]
+    strength_n11 = torch.where(bandwidth_n11 > rounding_n11, weight / bandwidth_n11, 0.0)
+    kernel_nMM = torch.exp(-squared_nMM / (2 * torch.maximum(bandwidth_n11, rounding_n11)))
+    # R does not change when all particles move alike; seen from one of them, the differences
+    # between near particles keep their digits
+    seen_nMP = particles_nMP - particles_nMP[:, :1]
+    repulsion_nMP = kernel_nMM.sum(-1, keepdim=True) * seen_nMP - kernel_nMM @ seen_nMP
+    phi_nMP = kernel_nMM @ gradients_nMP - strength_n11 * repulsion_nMP
+    return phi_nMP / particles_nMP.shape[1]
+
+
+def median_bandwidth(squared_nMM: Tensor) -> Tensor:
+    """Median / (2 log(M + 1)) of each set, (n,): equal distances give k_ij = 1 / (M + 1).
+
+    The median is that of all M * M squared distances, zeros of the diagonal included, and the
+    lower of the two middle values where their number is even, as in the authors' code. With two
+    particles that would be a zero of the diagonal; there it is the distance between them.
+    """
+    n_particles = squared_nMM.shape[-1]
+    n_entries = n_particles**2
+    middle = min(max((n_entries - 1) // 2, n_particles), n_entries - 1)
+    median_n = squared_nMM.flatten(1).sort().values[:, middle]
+    return median_n / (2 * math.log(n_particles + 1))
+
+
+def median_magnitude(gradients_nMP: Tensor) -> Tensor:
+    """Median of |G| of each set, (n,); of an even number of values the lower middle one."""
+    # one set at a time: on a GPU the median along an axis is not bound to be the same twice
+    return torch.stack([gradients.abs().median() for gradients in gradients_nMP])
+
+
+def _rounding(particles_nMP: Tensor) -> Tensor:
+    """Mean squared norm of the particles of each set times the squared precision, (n,)."""
+    precision = torch.finfo(particles_nMP.dtype)
+    squared_n = particles_nMP.square().sum(-1).mean(-1)
+    return (precision.eps**2 * squared_n).clamp(min=precision.tiny)

@@ -1,0 +1,375 @@
+"""What `scripts/prune.py` does with a trained run: tables of its heads, and a run with fewer."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+import os
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+from tqdm import tqdm
+
+from headwise.analysis.importance import Importance, head_importance
+from headwise.analysis.pruning import (
+    Heads,
+    check_pruned,
+    common_heads,
+    is_gated,
+    listed,
+    n_heads,
+    one_left,
+    one_removed,
+    open_heads,
+    present_heads,
+    pruned_state,
+    pruning_curve,
+    pruning_order,
+    without,
+)
+from headwise.config_dir import group_node, machine_cache_dir
+from headwise.data.batching import Batch, evaluation_batches
+from headwise.data.corpus import open_corpus
+from headwise.data.names import check_file_name
+from headwise.data.store import EncodedSplit
+from headwise.errors import ConfigError, DataError, RunError, refuse, require
+from headwise.instantiate import instantiate
+from headwise.metrics.bleu import score_translations
+from headwise.model.build import build_model
+from headwise.model.places import check_heads
+from headwise.model.transformer import Transformer, n_parameters
+from headwise.schema import SITES, PruneConfig
+from headwise.train.checkpoint import save_checkpoint, write_text
+from headwise.train.inference import read_lines
+from headwise.train.loading import TrainedRun, checkpoint_path, load, read_config, search_settings
+from headwise.train.loss import Loss
+from headwise.train.run_folder import RunFolder
+
+WAYS = ("importance", "gates")
+
+
+@dataclass(frozen=True)
+class _Text:
+    """What heads are measured on."""
+
+    name: str
+    sources: Sequence[str]
+    references: Sequence[str]
+    batches: Sequence[Batch]
+
+
+def prune_run(config_node: DictConfig) -> Path | None:
+    """Measure the heads of a run, write the tables asked for, and a smaller run if asked for.
+
+    Returns:
+        The folder of the smaller run, or None.
+
+    Raises:
+        ConfigError: options that do not go together, or do not fit the run.
+        RunError: gates are asked for and there are none, the output is there already, or the
+            run's attention cannot be pruned.
+    """
+    config = OmegaConf.to_object(config_node)
+    assert isinstance(config, PruneConfig)
+    _check(config)
+    settings = search_settings(read_config(RunFolder.existing(config.run)).decode, config.decode)
+    run = load(config.run, config.checkpoint, config.device, settings)
+    heads = present_heads(run.model)
+    kept = _kept_without_measuring(config, run, heads)
+    if kept is None or config.table or config.ablation:
+        importance = _measure(config, run, heads)
+        if kept is None and config.fraction is not None:
+            order = pruning_order(importance.normalised, heads, config.sites)
+            kept = without(heads, order[: round(config.fraction * len(order))])
+    if kept is None:
+        return None
+    return _write_run(config, run, common_heads(open_heads(run.model), kept))
+
+
+def _check(config: PruneConfig) -> None:
+    """Refuse what can be refused before anything is loaded."""
+    if config.by not in WAYS:
+        raise refuse("by", config.by, WAYS)
+    for site in config.sites:
+        if site not in SITES:
+            raise refuse("sites", site, SITES)
+    require(bool(config.sites), "sites", f"some of {', '.join(SITES)}", config.sites)
+    fraction, sentences = config.fraction, config.data.sentences
+    require(fraction is None or 0 < fraction <= 1, "fraction", "in (0, 1]", fraction)
+    require(sentences is None or sentences >= 1, "data.sentences", "at least 1", sentences)
+    given = {"fraction": fraction is not None, "keep": config.keep is not None}
+    chosen = [
+        key for key, is_given in {**given, "by=gates": config.by == "gates"}.items() if is_given
+    ]
+    if len(chosen) > 1:
+        raise ConfigError(f"{' and '.join(chosen)} both say which heads stay; give one of them")
+    if config.output is not None:
+        if not chosen:
+            raise ConfigError("output needs fraction, keep or by=gates: which heads shall go?")
+        _refuse_existing(Path(config.output))
+
+
+def _refuse_existing(path: Path) -> None:
+    if path.exists():
+        raise RunError(f"output={path} is there already; give another, or remove it")
+
+
+def _kept_without_measuring(config: PruneConfig, run: TrainedRun, heads: Heads) -> Heads | None:
+    """The heads that stay, where gates or the user say so."""
+    if config.by == "gates":
+        if not is_gated(run.model):
+            raise RunError(
+                f"run={run.folder.path} has no gates; train them with headwise train "
+                f"init_from={run.folder.path} gates=hard_concrete, or use by=importance"
+            )
+        return open_heads(run.model)
+    if config.keep is None:
+        return None
+    check_heads(replace(run.config.model, heads=config.keep), "keep")
+    gone = set(listed(config.keep)) - set(listed(heads))
+    if gone:
+        head = min(gone)
+        raise ConfigError(
+            f"keep.{head.site}: head {head.number} of layer {head.layer} is not in the run any more"
+        )
+    return common_heads(heads, config.keep)
+
+
+# -- measuring ------------------------------------------------------------------------------------
+
+
+def _measure(config: PruneConfig, run: TrainedRun, heads: Heads) -> Importance:
+    """Importance of the heads, and the tables asked for, told and written below the run."""
+    text = _read_text(config, run)
+    loss: Loss = instantiate(run.config.loss, "loss")
+    device = run.translator.device
+    found = head_importance(run.model, text.batches, loss, device)
+    print(f"importance of heads on {found.n_sentences} sentences of {text.name}")
+    print(_shown(_importance_rows(found, heads)))
+    folder = run.folder.path / "pruning"
+    folder.mkdir(exist_ok=True)
+    about = {
+        **_origin(config, run),
+        "split": text.name,
+        "sentences": found.n_sentences,
+        "loss": run.config.loss,
+        "decode": OmegaConf.to_container(OmegaConf.structured(run.translator.config)),
+    }
+    content = {**about, "heads": heads, "raw": found.raw, "normalised": found.normalised}
+    _write_json(folder / "importance.json", content)
+    tables = {}
+    order = pruning_order(found.normalised, heads, config.sites)
+    n_measured = 11 * config.table + 2 * len(order) * config.ablation
+    shown = config.progress and sys.stderr.isatty()
+    with tqdm(total=n_measured, desc="tables", disable=not shown) as bar:
+
+        def measure() -> dict[str, float]:
+            bar.update()
+            return _scores(run, text, loss)
+
+        if config.table:
+            tables["curve"] = pruning_curve(run.model, order, measure)
+        if config.ablation:
+            tables["one_removed"] = one_removed(run.model, config.sites, measure)
+            tables["one_left"] = one_left(run.model, config.sites, measure, _quality)
+    some = "" if set(config.sites) == set(SITES) else "-" + "-".join(config.sites)
+    for name, rows in tables.items():
+        print(f"\n{name}\n{_shown(rows)}")
+        _write_json(folder / f"{name}{some}.json", {**about, "sites": config.sites, "rows": rows})
+        write_text(folder / f"{name}{some}.csv", _as_csv(rows))
+    print(f"\nwritten to {folder}", flush=True)
+    return found
+
+
+def _read_text(config: PruneConfig, run: TrainedRun) -> _Text:
+    """The split asked for: from the run's folder if it is there, else from its corpus."""
+    data = run.config.data
+    name = config.data.split or data.valid
+    check_file_name("data.split", name)
+    held = [run.folder.hypotheses / f"{name}.{side}.txt" for side in ("src", "ref")]
+    if config.data.dir is None and all(path.is_file() for path in held):
+        sources, references = (read_lines(path) for path in held)
+    else:
+        there = replace(data, dir=config.data.dir or data.dir, train=name, valid=name, test=[name])
+        sources, references = open_corpus(there, machine_cache_dir()).read(name)
+    if not sources or len(sources) != len(references):
+        raise DataError(
+            f"data.split={name} has {len(sources)} source and {len(references)} target lines; "
+            "they must be aligned and not empty"
+        )
+    sources, references = sources[: config.data.sentences], references[: config.data.sentences]
+    split = EncodedSplit.from_lists(
+        run.tokenizers.source.encode(sources), run.tokenizers.target.encode(references)
+    )
+    batches = list(evaluation_batches(split, run.config.trainer.max_tokens))
+    return _Text(name, sources, references, batches)
+
+
+def _scores(run: TrainedRun, text: _Text, loss: Loss) -> dict[str, float]:
+    """BLEU, and the measure of the loss a target token, of the model as it is."""
+    hypotheses = [found.text for found in run.translator.translate(text.sources)]
+    scores = score_translations(hypotheses, text.references, run.config.data.target)
+    total, n_tokens = 0.0, 0
+    with torch.no_grad():
+        for batch in text.batches:
+            batch = batch.to(run.translator.device)
+            output = run.model(batch.source_BS, batch.source_lengths_B, batch.target_in_BT)
+            total += float(loss(output.logits_BTV, batch.target_out_BT).measure)
+            n_tokens += batch.n_tokens
+    return {"bleu": scores["bleu"]["score"], loss.measure: total / n_tokens}
+
+
+def _quality(found: Mapping[str, float]) -> tuple[float, ...]:
+    """Higher BLEU first, then a lower measure of the loss."""
+    return found["bleu"], *(-value for key, value in found.items() if key != "bleu")
+
+
+def _importance_rows(found: Importance, heads: Heads) -> list[dict[str, Any]]:
+    return [
+        {
+            "site": head.site,
+            "layer": head.layer,
+            "head": head.number,
+            "raw": found.raw[head.site][head.layer - 1][place],
+            "normalised": found.normalised[head.site][head.layer - 1][place],
+        }
+        for head in listed(heads)
+        for place in [heads[head.site][head.layer - 1].index(head.number)]
+    ]
+
+
+def _shown(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows as columns of text."""
+    if not rows:
+        return "nothing"
+    cells = [
+        [f"{value:.4f}" if isinstance(value, float) else str(value) for value in row.values()]
+        for row in rows
+    ]
+    lines = [list(rows[0]), *cells]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
+        for line in lines
+    )
+
+
+def _as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    stream = io.StringIO()
+    writer = csv.DictWriter(stream, list(rows[0]) if rows else [], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return stream.getvalue()
+
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    write_text(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+
+
+# -- the smaller run ------------------------------------------------------------------------------
+
+
+def _write_run(config: PruneConfig, run: TrainedRun, kept: Heads) -> Path | None:
+    """Write a run folder whose model has the heads `kept` alone."""
+    before, after = n_heads(present_heads(run.model)), n_heads(kept)
+    if before == after and not is_gated(run.model):
+        print("no head goes, so there is no smaller run to write")
+        return None
+    path = _output(config, run, kept)
+    open_gates = group_node("gates", "none")  # the heads that stay are open
+    smaller = _smaller_model(run, kept, open_gates)
+    container = run.folder.read_config()
+    container["model"]["heads"] = kept
+    container["gates"] = open_gates
+    about = {
+        **_origin(config, run),
+        "by": "keep" if config.keep is not None else config.by,
+        "fraction": config.fraction,
+        "heads_before": before,
+        "heads": after,
+        "parameters_before": n_parameters(run.model),
+        "parameters": n_parameters(smaller),
+    }
+    override = f"model.heads={_typed(kept)}"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = RunFolder(path.with_name(f".{path.name}.{os.getpid()}"))
+    try:
+        partial.make()
+        partial.describe(container, [*_overrides(run.folder), override])
+        run.tokenizers.save(partial.path)
+        _copy_text(run.folder, partial)
+        save_checkpoint(partial.checkpoints / "best.pt", {"model": smaller.state_dict()})
+        partial.write_json("pruned.json", about)
+        partial.path.rename(path)  # complete, or not there at all
+    finally:
+        shutil.rmtree(partial.path, ignore_errors=True)
+    print(
+        f"{sum(before.values())} heads, now {sum(after.values())} "
+        f"({', '.join(f'{site} {n}' for site, n in after.items())}); "
+        f"{about['parameters_before']:,} parameters, now {about['parameters']:,}\n"
+        f"run folder  {path}\n"
+        f"evaluate    headwise evaluate run={path}\n"
+        f"train on    headwise train init_from={path} '{override}' and the run's other settings"
+    )
+    return path
+
+
+def _smaller_model(run: TrainedRun, kept: Heads, gates: Any) -> Transformer:
+    """The model without the other heads and without gates, its logits checked."""
+    model_config = replace(run.config.model, heads=kept)
+    config = replace(run.config, model=model_config, gates=gates)
+    tokenizers = run.tokenizers
+    sizes = tokenizers.source.vocab_size, tokenizers.target.vocab_size
+    smaller = build_model(config, *sizes, tokenizers.joint).to(run.translator.device).eval()
+    smaller.load_state_dict(pruned_state(run.model, smaller))
+    check_pruned(run.model, kept, smaller, min(sizes))
+    return smaller
+
+
+def _typed(kept: Heads) -> str:
+    """Heads as they are typed on a command line."""
+    sites = ",".join(f"{site}:{layers}" for site, layers in kept.items())
+    return f"{{{sites}}}".replace(" ", "")
+
+
+def _output(config: PruneConfig, run: TrainedRun, kept: Heads) -> Path:
+    """Where the smaller run goes; named by the old one, its weights and the heads that stay."""
+    if config.output is not None:
+        return Path(config.output)
+    what = json.dumps([_origin(config, run)["weights"], kept], sort_keys=True)
+    digest = hashlib.sha256(what.encode()).hexdigest()[:8]
+    own = run.folder.path.resolve()
+    path = own.with_name(f"{own.name}-pruned-{digest}")
+    _refuse_existing(path)
+    return path
+
+
+def _origin(config: PruneConfig, run: TrainedRun) -> dict[str, Any]:
+    """Which weights were looked at, by content."""
+    path = checkpoint_path(run.folder, config.checkpoint)
+    weights = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    return {"origin": str(run.folder.path), "checkpoint": path.stem, "weights": weights}
+
+
+def _overrides(folder: RunFolder) -> list[str]:
+    path = folder.path / "overrides.yaml"
+    known = OmegaConf.to_container(OmegaConf.load(path)) if path.is_file() else []
+    assert isinstance(known, list)
+    return [str(o) for o in known if not str(o).startswith(("gates", "model.heads="))]
+
+
+def _copy_text(old: RunFolder, new: RunFolder) -> None:
+    """The test sets, which belong to the corpus, but not what the old model made of them."""
+    for pattern in ("*.src.txt", "*.ref.txt"):
+        for path in old.hypotheses.glob(pattern):
+            shutil.copy(path, new.hypotheses)
+    if (old.path / "data.json").is_file():
+        shutil.copy(old.path / "data.json", new.path)

@@ -1,0 +1,228 @@
+"""What every loss in `conf/loss/` must do, found by glob: none is named here.
+
+Letters: B batch, T target length, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from headwise.attention.build import AttentionFactory
+from headwise.config_dir import group_choices, group_node
+from headwise.data.batching import BatchLoader
+from headwise.data.store import EncodedSplit
+from headwise.data.tokenizer import EOS, PAD
+from headwise.decode import Translator, beam_search
+from headwise.instantiate import instantiate
+from headwise.model.transformer import Transformer
+from headwise.schema import DecodeConfig, ModelConfig
+from headwise.train.loss import Loss
+from headwise.train.optim import build_optimizer
+
+LOSSES = group_choices("loss")
+B, T = 3, 5
+every_loss = pytest.mark.parametrize("name", LOSSES)
+every_vocabulary = pytest.mark.parametrize("n_words", [11, 1500])
+
+
+def build(name: str) -> Loss:
+    loss = instantiate(group_node("loss", name), "loss")
+    assert isinstance(loss, Loss)
+    return loss
+
+
+def example(n_words: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    logits_BTV = 2 * torch.randn(B, T, n_words, generator=generator)
+    target_BT = torch.randint(1, n_words, (B, T), generator=generator)
+    target_BT[0, 3:] = PAD
+    target_BT[2, 1:] = PAD
+    return logits_BTV.to(dtype).requires_grad_(), target_BT
+
+
+@every_loss
+@every_vocabulary
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_sums_and_gradients_are_finite(name: str, n_words: int, dtype: torch.dtype) -> None:
+    logits_BTV, target_BT = example(n_words, dtype)
+    sums = build(name)(logits_BTV, target_BT)
+    assert sums.loss.shape == sums.measure.shape == ()
+    assert sums.loss.dtype == sums.measure.dtype == torch.float32
+    assert torch.isfinite(sums.loss)
+    assert torch.isfinite(sums.measure)
+    assert not sums.measure.requires_grad
+    (gradient,) = torch.autograd.grad(sums.loss, logits_BTV)
+    assert gradient.dtype == dtype
+    assert torch.isfinite(gradient).all()
+    # probabilities and targets both sum to one
+    assert gradient.float().sum(-1).abs().max() < (1e-5 if dtype is torch.float32 else 0.05)
+    assert (gradient.gather(-1, target_BT[:, :, None])[target_BT != PAD] < 0).all()
+
+
+@every_loss
+@every_vocabulary
+def test_padding_contributes_nothing(name: str, n_words: int) -> None:
+    loss = build(name)
+    logits_BTV, target_BT = example(n_words)
+    sums = loss(logits_BTV, target_BT)
+    with torch.no_grad():
+        logits_BTV[target_BT == PAD] = 1e4 * torch.randn(n_words)
+    again = loss(logits_BTV, target_BT)
+    assert torch.equal(sums.loss, again.loss)
+    assert torch.equal(sums.measure, again.measure)
+    (gradient,) = torch.autograd.grad(again.loss, logits_BTV)
+    assert not gradient[target_BT == PAD].any()
+    nothing = loss(logits_BTV, torch.zeros_like(target_BT))
+    assert nothing.loss.item() == nothing.measure.item() == 0
+
+
+@every_loss
+@every_vocabulary
+def test_batches_add_up(name: str, n_words: int) -> None:
+    loss = build(name)
+    logits_BTV, target_BT = example(n_words)
+    whole = loss(logits_BTV, target_BT)
+    parts = [loss(logits_BTV[:1, :3], target_BT[:1, :3]), loss(logits_BTV[1:], target_BT[1:])]
+    torch.testing.assert_close(parts[0].loss + parts[1].loss, whole.loss)
+    torch.testing.assert_close(parts[0].measure + parts[1].measure, whole.measure)
+
+
+@every_loss
+@every_vocabulary
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_log_probabilities_sum_to_one_and_explain_the_measure(
+    name: str, n_words: int, dtype: torch.dtype
+) -> None:
+    loss = build(name)
+    logits_BTV, target_BT = example(n_words, dtype)
+    log_probs_BTV = loss.log_probs(logits_BTV.detach())
+    assert log_probs_BTV.shape == logits_BTV.shape
+    assert log_probs_BTV.dtype == torch.float32
+    torch.testing.assert_close(log_probs_BTV.exp().sum(-1), torch.ones(B, T))
+    assert loss.output_map.log_probs(logits_BTV.detach()).equal(log_probs_BTV)
+    is_impossible_BTV = log_probs_BTV == -torch.inf
+    assert bool(is_impossible_BTV.any()) == loss.output_map.is_sparse
+    expected = {
+        "nll": -log_probs_BTV.gather(-1, target_BT[:, :, None])[:, :, 0],
+        "support": (~is_impossible_BTV).sum(-1).float(),
+    }
+    measure = loss(logits_BTV, target_BT).measure
+    torch.testing.assert_close(measure, expected[loss.measure][target_BT != PAD].sum())
+
+
+N_SYMBOLS, LONGEST, FIRST_ID, N_UPDATES, CPU = 6, 4, 4, 160, torch.device("cpu")
+ADAM = {"_target_": "torch.optim.Adam", "lr": 1e-2, "betas": [0.9, 0.98]}
+SEARCH = DecodeConfig(beam=3, n_best=2, max_length_ratio=1.0, max_length_extra=3)
+
+
+class WordTokenizer:
+    """Every word is a number and its own id."""
+
+    def encode(self, sentences: Sequence[str]) -> list[list[int]]:
+        return [[int(word) for word in sentence.split()] for sentence in sentences]
+
+    def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
+        return [" ".join(map(str, line)) for line in ids]
+
+
+TOKENIZERS: Any = SimpleNamespace(source=WordTokenizer(), target=WordTokenizer())
+
+
+def sequences(n: int, seed: int) -> list[list[int]]:
+    chosen = random.Random(seed)
+    symbols = range(FIRST_ID, FIRST_ID + N_SYMBOLS)
+    return [chosen.sample(symbols, chosen.randint(1, LONGEST)) for _ in range(n)]
+
+
+def make_model() -> Transformer:
+    config = ModelConfig(
+        "reverse",
+        encoder_layers=1,
+        decoder_layers=1,
+        d_model=32,
+        n_heads=4,
+        d_ff=64,
+        norm="post",
+        positions="learned",
+        max_positions=16,
+        dropout=0.0,
+        attention_dropout=0.0,
+        activation_dropout=0.0,
+    )
+    torch.manual_seed(1)
+    factory = AttentionFactory({"attention": group_node("attention", "softmax")})
+    n_ids = FIRST_ID + N_SYMBOLS
+    return Transformer(config, n_ids, n_ids, True, factory, seed=1)
+
+
+def train(model: Transformer, loss: Loss) -> list[float]:
+    """Copying is quicker learnt than reversing; returns the loss a token of each update."""
+    examples = sequences(1000, seed=1)
+    loader = BatchLoader(EncodedSplit.from_lists(examples, examples), 300, seed=1)
+    optimizer = build_optimizer(ADAM, model)
+    model.train()
+    found = []
+    for _ in range(N_UPDATES):
+        batch = next(loader)
+        output = model(batch.source_BS, batch.source_lengths_B, batch.target_in_BT)
+        mean = loss(output.logits_BTV, batch.target_out_BT).loss / batch.n_tokens
+        mean.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(mean.item())
+    model.eval()
+    return found
+
+
+@pytest.fixture(scope="module", params=LOSSES)
+def trained(request: pytest.FixtureRequest) -> tuple[Transformer, Loss, list[float]]:
+    model, loss = make_model(), build(request.param)
+    return model, loss, train(model, loss)
+
+
+def test_training_lowers_it(trained: tuple[Transformer, Loss, list[float]]) -> None:
+    losses = trained[2]
+    assert sum(losses[-5:]) < 0.7 * sum(losses[:5])
+
+
+@pytest.mark.parametrize("method", ["beam", "greedy"])
+def test_it_translates_from_text_to_text(
+    trained: tuple[Transformer, Loss, list[float]], method: str
+) -> None:
+    model, loss, _ = trained
+    lines = WordTokenizer().decode(sequences(20, seed=2))
+    settings = SEARCH if method == "beam" else DecodeConfig(method="greedy", max_length_extra=3)
+    translator = Translator(model, TOKENIZERS, settings, output=loss.output_map)
+    found = translator.translate(["", *lines])
+    assert found[0].search is None
+    assert sum(t.text == line for t, line in zip(found[1:], lines, strict=True)) >= 10
+    for translation in found[1:]:
+        assert (translation.search is not None) == loss.output_map.is_sparse
+        assert -1e9 < translation.score <= 0
+    scores = translator.score(lines, [translation.text for translation in found[1:]])
+    for translation, score in zip(found[1:], scores, strict=True):
+        best = translation.hypotheses[0]
+        own = sum(score.token_log_probs[: best.n_tokens])
+        assert own == pytest.approx(best.log_prob, abs=1e-4)
+
+
+def test_cached_equals_uncached(trained: tuple[Transformer, Loss, list[float]]) -> None:
+    model, loss, _ = trained
+    sources = [[*line, EOS] for line in sequences(20, seed=3)]
+    limits = [LONGEST + 3] * len(sources)
+    cached, uncached = (
+        beam_search(
+            model, sources, limits, CPU, beam=3, n_best=2, cached=flag, output=loss.output_map
+        )
+        for flag in (True, False)
+    )
+    for one, other in zip(cached, uncached, strict=True):
+        assert [hypothesis.ids for hypothesis in one] == [hypothesis.ids for hypothesis in other]
+        assert [h.score for h in one] == pytest.approx([h.score for h in other], abs=1e-4)

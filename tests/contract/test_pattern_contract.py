@@ -1,0 +1,234 @@
+"""What every pattern in `conf/pattern/` must do with any normaliser, found by glob.
+
+Letters: B batch, H heads, N positions, D width.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+
+from headwise.attention.base import Attention, Mask, Pattern, Place
+from headwise.attention.build import AttentionFactory
+from headwise.attention.scores import ScoreAttention
+from headwise.attention.sparse_pattern import COMBINATIONS
+from headwise.config_dir import group_choices, group_node
+from headwise.instantiate import target_class
+from headwise.model.transformer import Transformer
+from headwise.schema import SITES, ModelConfig
+
+PATTERNS = group_choices("pattern")
+NORMALISERS = ("softmax", "alpha_entmax")
+B, H, E = 3, 4, 8
+D = H * E
+MODEL = ModelConfig("contract", 2, 2, D, H, 2 * D)
+VOCABULARY = 11
+N = 70  # long enough for the block-sparse path to save something
+LENGTHS = torch.tensor([N, 9, 2])
+BLOCKS = "block_sparse_from"
+
+
+def supports(pattern: str, site: str) -> bool:
+    return site not in target_class(group_node("pattern", pattern), "pattern").unsupported_sites
+
+
+def node_of(pattern: str, from_length: int | None = None) -> dict[str, Any]:
+    """The yaml's node; with a block-sparse path, it is taken from that length on."""
+    node: dict[str, Any] = group_node("pattern", pattern)
+    return {**node, BLOCKS: from_length} if from_length is not None else node
+
+
+def ways(pattern: str) -> list[int | None]:
+    """Dense, and block-sparse where the pattern has such a path."""
+    return [10**9, 1] if BLOCKS in group_node("pattern", pattern) else [None]
+
+
+def combinations(pattern: str) -> list[dict[str, Any]]:
+    """The yaml's own way of combining sets, and where it has such a choice the others."""
+    if "combine" not in group_node("pattern", pattern):
+        return [{}]
+    return [{"combine": combine} for combine in COMBINATIONS]
+
+
+def build(
+    pattern: str,
+    normaliser: str,
+    site: str,
+    layer: int = 1,
+    from_length: int | None = None,
+    **settings: Any,
+) -> Attention:
+    torch.manual_seed(0)
+    factory = AttentionFactory(
+        {"attention": group_node("attention", normaliser)},
+        {"pattern": {site: {**node_of(pattern, from_length), **settings}}},
+    )
+    return factory(Place(site, layer, H, E)).eval()
+
+
+def make_model(pattern: str, normaliser: str, from_length: int | None = None) -> Transformer:
+    torch.manual_seed(0)
+    factory = AttentionFactory(
+        {"attention": group_node("attention", normaliser)},
+        {"pattern": {s: node_of(pattern, from_length) for s in SITES if supports(pattern, s)}},
+    )
+    config = dataclasses.replace(MODEL, dropout=0.0, activation_dropout=0.0)
+    return Transformer(config, VOCABULARY, VOCABULARY, True, factory, seed=3)
+
+
+def states(n: int, seed: int, scale: float = 1.0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return scale * torch.randn(B, n, D, generator=generator)
+
+
+def ids(n: int, seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(4, VOCABULARY, (B, n), generator=generator)
+
+
+def cases() -> list[tuple[str, str]]:
+    return list(product(PATTERNS, NORMALISERS))
+
+
+def places() -> list[tuple[str, str, str]]:
+    return [(p, n, s) for p, n in cases() for s in SITES if supports(p, s)]
+
+
+def inputs_of(site: str, n: int = N) -> tuple[torch.Tensor, torch.Tensor, Mask]:
+    key = states(n, 1)
+    query = states(7, 2) if site == "cross" else key
+    if site == "decoder_self":
+        return query, key, Mask(causal=True)
+    return query, key, Mask(LENGTHS.clamp(max=n))
+
+
+@pytest.mark.parametrize("layer", [1, 2])
+@pytest.mark.parametrize(("pattern", "normaliser", "site"), places())
+def test_every_real_query_has_a_key(pattern: str, normaliser: str, site: str, layer: int) -> None:
+    for n, settings in product((1, 2, N), combinations(pattern)):
+        query, key, mask = inputs_of(site, n)
+        attention = build(pattern, normaliser, site, layer, **settings)
+        weights = attention(query, key, key, mask, need_weights=True).weights_BHQK
+        assert weights is not None
+        assert (weights >= 0).all()
+        for row, length in enumerate(LENGTHS.tolist()):
+            n_real = min(n, length) if site == "encoder_self" else query.shape[1]
+            sums = weights[row, :, :n_real].sum(-1)
+            torch.testing.assert_close(sums, torch.ones_like(sums))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "normaliser", "site"), [c for c in places() if c[2] != "decoder_self"]
+)
+def test_padding_is_not_seen_and_more_of_it_changes_nothing(
+    pattern: str, normaliser: str, site: str
+) -> None:
+    for way, layer in product(ways(pattern), (1, 2)):
+        attention = build(pattern, normaliser, site, layer, way)
+        query, key, mask = inputs_of(site)
+        before = attention(query, key, key, mask).context_BQD
+        poisoned = torch.cat((key, states(6, 9, scale=50.0)), dim=1)
+        for row, length in enumerate(LENGTHS.tolist()):
+            poisoned[row, length:] = 37.0
+        query = query if site == "cross" else poisoned
+        after = attention(query, poisoned, poisoned, mask).context_BQD
+        for row, length in enumerate(LENGTHS.tolist()):
+            n_real = length if site == "encoder_self" else query.shape[1]
+            torch.testing.assert_close(
+                after[row, :n_real], before[row, :n_real], rtol=1e-5, atol=1e-5
+            )
+            alone = attention(
+                query[row : row + 1, :n_real],
+                key[row : row + 1, :length],
+                key[row : row + 1, :length],
+                Mask(),
+            ).context_BQD
+            torch.testing.assert_close(after[row, :n_real], alone[0], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "normaliser"), [c for c in cases() if supports(c[0], "decoder_self")]
+)
+def test_the_future_changes_nothing(pattern: str, normaliser: str) -> None:
+    for way, layer in product(ways(pattern), (1, 2)):
+        attention = build(pattern, normaliser, "decoder_self", layer, way)
+        query, _, mask = inputs_of("decoder_self")
+        for first in (1, 2, 7, 8, 9, 33, 62, N - 1):
+            changed = query.clone()
+            changed[:, first:] += 10.0
+            before = attention(query, query, query, mask).context_BQD
+            after = attention(changed, changed, changed, mask).context_BQD
+            torch.testing.assert_close(after[:, :first], before[:, :first], rtol=1e-5, atol=1e-5)
+            assert not torch.allclose(after[:, first:], before[:, first:])
+
+
+@pytest.mark.parametrize(("pattern", "normaliser"), cases())
+def test_cached_decoding_equals_uncached(pattern: str, normaliser: str) -> None:
+    for way in ways(pattern):
+        model = make_model(pattern, normaliser, way).eval()
+        source, target = ids(N, 1), ids(66, 2)
+        memory = model.encode(source, LENGTHS)
+        whole = model.decode(target, memory)
+        cache = model.make_cache()
+        # a prompt, one position at a time, and several at once
+        pieces = [(0, 54), *((i, i + 1) for i in range(54, 63)), (63, 66)]
+        steps = [model.decode(target[:, i:j], memory, cache) for i, j in pieces]
+        torch.testing.assert_close(torch.cat(steps, dim=1), whole, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("pattern", "normaliser"), cases())
+def test_every_parameter_gets_a_finite_gradient(
+    pattern: str, normaliser: str, dtype: torch.dtype
+) -> None:
+    for way in ways(pattern):
+        model = make_model(pattern, normaliser, way).train()
+        reduced = dtype is torch.bfloat16
+        with torch.autocast("cpu", dtype, enabled=reduced):
+            output = model(ids(N, 1), LENGTHS, ids(66, 2))
+            loss = torch.nn.functional.cross_entropy(
+                output.logits_BTV.flatten(0, 1).float(), ids(66, 3).flatten()
+            )
+        loss.backward()
+        for name, parameter in model.named_parameters():
+            assert parameter.grad is not None, f"{name} got no gradient"
+            assert torch.isfinite(parameter.grad).all(), f"{name} got a gradient that is not finite"
+            if not name.endswith("key.bias"):  # a constant on all scores of a row does nothing
+                assert parameter.grad.abs().max() > 0, f"{name} got a gradient of zero"
+
+
+@pytest.mark.parametrize(("pattern", "normaliser"), [c for c in cases() if len(ways(c[0])) > 1])
+def test_the_block_sparse_model_equals_the_dense_one(pattern: str, normaliser: str) -> None:
+    arguments = (ids(N, 1), torch.tensor([N, 33, 2]), ids(66, 2))
+    found = []
+    for way in ways(pattern):
+        model = make_model(pattern, normaliser, way).double().eval()
+        logits = model(*arguments).logits_BTV
+        logits.square().sum().backward()
+        found.append([logits.detach(), *(p.grad for p in model.parameters())])
+        taken = [
+            a.pattern.layout(66, a.place.site == "decoder_self", None, torch.device("cpu"))
+            for _, _, a in model.attentions()
+            if isinstance(a, ScoreAttention) and a.pattern is not None
+        ]
+        assert taken
+        assert all((layout is not None) is (way == 1) for layout in taken)
+    for dense, in_blocks in zip(*found, strict=True):
+        torch.testing.assert_close(in_blocks, dense, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_the_pattern_alone_serves_the_whole_model(pattern: str) -> None:
+    """`pattern=` is one choice for all sites: where it has no meaning it restricts nothing."""
+    choices = {"attention": group_node("attention", "softmax"), "pattern": node_of(pattern)}
+    factory = AttentionFactory(choices)
+    for site in SITES:
+        attention = factory(Place(site, 1, H, E))
+        assert isinstance(attention, ScoreAttention)
+        assert attention.pattern is None or isinstance(attention.pattern, Pattern)
+        if not supports(pattern, site):
+            assert attention.pattern is None

@@ -1,0 +1,202 @@
+"""What every scaling in `conf/scaling/` must do, found by glob, before a fused map and another.
+
+Letters: B batch, H heads, Q queries, K keys, E head width, D width.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from headwise.attention.base import Attention, Mask, Place, Scaling
+from headwise.attention.build import AttentionFactory
+from headwise.config_dir import group_choices, group_node
+from headwise.instantiate import instantiate, target_class
+from headwise.model.transformer import Transformer
+from headwise.schema import SITES, ModelConfig
+
+OPTIONS = {"length": [{"learned": "head"}]}  # values of keys that make another module of a choice
+NODES: dict[str, Any] = {
+    " ".join([name, *(f"{key}={value}" for key, value in own.items())]): {
+        **group_node("scaling", name),
+        **own,
+    }
+    for name in group_choices("scaling")
+    for own in [{}, *OPTIONS.get(name, [])]
+}
+MAPS = ["softmax", "alpha_entmax"]
+B, H, E, Q, K = 3, 4, 8, 5, 7
+D = H * E
+MODEL = ModelConfig("contract", 2, 2, D, H, 2 * D, dropout=0.0, activation_dropout=0.0)
+VOCABULARY = 11
+
+every_choice = pytest.mark.parametrize("choice", NODES)
+every_map = pytest.mark.parametrize("normaliser", MAPS)
+every_site = pytest.mark.parametrize("site", SITES)
+
+
+def supports(choice: str, site: str) -> bool:
+    return site not in target_class(NODES[choice], "scaling").unsupported_sites
+
+
+def factory(choice: str, normaliser: str) -> AttentionFactory:
+    torch.manual_seed(0)
+    none = group_node("scaling", "none")
+    sites = {site: NODES[choice] if supports(choice, site) else none for site in SITES}
+    choices = {"attention": group_node("attention", normaliser)}
+    return AttentionFactory(choices, {"scaling": sites})
+
+
+def build(choice: str, normaliser: str, site: str) -> Attention:
+    return factory(choice, normaliser)(Place(site, 1, H, E)).eval()
+
+
+def make_model(choice: str, normaliser: str) -> Transformer:
+    config = dataclasses.replace(MODEL)
+    return Transformer(config, VOCABULARY, VOCABULARY, True, factory(choice, normaliser), seed=3)
+
+
+def states(length: int, seed: int) -> Tensor:
+    return torch.randn(B, length, D, generator=torch.Generator().manual_seed(seed))
+
+
+def ids(length: int, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(4, VOCABULARY, (B, length), generator=generator)
+
+
+def inputs_of(site: str) -> tuple[Tensor, Tensor, Mask]:
+    query = states(Q, 1)
+    if site == "cross":
+        return query, states(K, 2), Mask(key_lengths_B=torch.tensor([K, 4, 1]))
+    if site == "decoder_self":
+        return query, query, Mask(causal=True)
+    return query, query, Mask(key_lengths_B=torch.tensor([Q, 3, 1]))
+
+
+@every_choice
+@every_site
+def test_the_factor_has_one_value_a_head_and_query(choice: str, site: str) -> None:
+    torch.manual_seed(0)
+    place = Place(site, 1, H, E)
+    scaling = instantiate(NODES[choice], "scaling", place=place)
+    assert isinstance(scaling, Scaling)
+    if not scaling.scales:
+        return
+    query, key, mask = inputs_of(site)
+    visible = mask.n_visible(Q, key.shape[1], query.device)
+    factor = scaling(query, visible)
+    assert factor.dtype is torch.float32
+    assert factor.shape[0] in (1, B)
+    assert factor.shape[1:] == (H, Q, 1)
+    assert torch.isfinite(factor).all()
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(scaling(query, visible), factor, rtol=0, atol=0)
+
+
+@every_choice
+@every_map
+@every_site
+def test_asking_for_weights_changes_nothing(choice: str, normaliser: str, site: str) -> None:
+    attention = build(choice, normaliser, site)
+    query, key, mask = inputs_of(site)
+    plain = attention(query, key, key, mask)
+    shown = attention(query, key, key, mask, need_weights=True)
+    torch.testing.assert_close(plain.context_BQD, shown.context_BQD, rtol=1e-5, atol=1e-5)
+    weights, allowed = shown.weights_BHQK, mask.dense(Q, key.shape[1], query.device)
+    assert weights is not None
+    assert allowed is not None
+    assert (weights[~allowed.expand_as(weights)] == 0).all()
+    torch.testing.assert_close(weights.sum(-1), torch.ones(B, H, Q))
+
+
+@every_choice
+@every_map
+@pytest.mark.parametrize("site", ["encoder_self", "cross"])
+def test_padding_changes_nothing(choice: str, normaliser: str, site: str) -> None:
+    attention = build(choice, normaliser, site)
+    lengths, key = torch.tensor([K, 4, 1]), states(K, 2)
+    query = key if site == "encoder_self" else states(Q, 1)
+    before = attention(query, key, key, Mask(key_lengths_B=lengths)).context_BQD
+    longer = torch.cat((key, torch.full((B, 3, D), 50.0)), dim=1)
+    for row, length in enumerate(lengths.tolist()):
+        longer[row, length:] = 37.0
+    asked = longer if site == "encoder_self" else query
+    after = attention(asked, longer, longer, Mask(key_lengths_B=lengths)).context_BQD
+    for row, length in enumerate(lengths.tolist()):
+        n_real = length if site == "encoder_self" else Q
+        torch.testing.assert_close(after[row, :n_real], before[row, :n_real], rtol=1e-5, atol=1e-5)
+
+
+@every_choice
+@every_map
+def test_cached_decoding_equals_uncached(choice: str, normaliser: str) -> None:
+    model = make_model(choice, normaliser).eval()
+    target = ids(6, 2)
+    memory = model.encode(ids(Q, 1), torch.tensor([Q, 4, 2]))
+    whole = model.decode(target, memory)
+    cache = model.make_cache()
+    steps = [model.decode(target[:, i : i + 1], memory, cache) for i in range(3)]
+    steps.append(model.decode(target[:, 3:], memory, cache))  # several positions at once
+    torch.testing.assert_close(torch.cat(steps, dim=1), whole, rtol=1e-4, atol=1e-4)
+
+
+@every_choice
+@every_map
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_parameter_gets_a_finite_gradient(
+    choice: str, normaliser: str, dtype: torch.dtype
+) -> None:
+    model = make_model(choice, normaliser).train()
+    with torch.autocast("cpu", dtype, enabled=dtype is torch.bfloat16):
+        output = model(ids(Q, 1), torch.tensor([Q, 4, 2]), ids(6, 2))
+        loss = torch.nn.functional.cross_entropy(
+            output.logits_BTV.flatten(0, 1).float(), ids(6, 3).flatten()
+        )
+    loss.backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, f"{name} got no gradient"
+        assert torch.isfinite(parameter.grad).all(), f"{name} got a gradient that is not finite"
+        if not name.endswith("key.bias"):  # a constant added to all scores of a row does nothing
+            assert parameter.grad.abs().max() > 0, f"{name} got a gradient of zero"
+
+
+@every_choice
+def test_the_projections_start_as_without_it(choice: str) -> None:
+    plain = dict(make_model("none", "softmax").named_parameters())
+    scaled = dict(make_model(choice, "softmax").named_parameters())
+    assert plain.keys() <= scaled.keys()
+    for name, parameter in plain.items():
+        assert torch.equal(parameter, scaled[name]), name
+
+
+@every_choice
+def test_state_statistics_and_head_axes(choice: str) -> None:
+    model = make_model(choice, "softmax").eval()
+    other = make_model(choice, "softmax").eval()
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.add_(1.0)
+    other.load_state_dict(model.state_dict())
+    arguments = (ids(Q, 1), torch.tensor([Q, 4, 2]), ids(6, 2))
+    assert torch.equal(other(*arguments).logits_BTV, model(*arguments).logits_BTV)
+    for _, _, attention in model.attentions():
+        for name, values in attention.stats().items():
+            assert values.shape == (H,), name
+            assert torch.isfinite(values).all(), name
+        scaling = attention.scaling
+        if scaling is not None:
+            owned = dict(scaling.named_parameters())
+            for name, axis in scaling.head_axes.items():
+                assert owned[name].shape[axis] == H, name
+
+
+@every_choice
+def test_it_can_be_built_without_memory(choice: str) -> None:
+    with torch.device("meta"):
+        model = make_model(choice, "alpha_entmax")
+    assert all(parameter.is_meta for parameter in model.parameters())

@@ -1,0 +1,285 @@
+"""`headwise prune`: tables of heads, and smaller runs that every other command takes."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml  # type: ignore[import-untyped]
+from omegaconf import OmegaConf
+
+import headwise as package
+from command_line import CommandLine, composer, small_overrides, train_small
+from headwise.analysis.pruning import masked, present_heads
+from headwise.errors import HeadwiseError, RunError
+from headwise.train.checkpoint import load_checkpoint
+
+SITES = ("encoder_self", "decoder_self", "cross")
+SENTENCE = "Hund sieht Haus"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train_small(tmp_path_factory.mktemp("run"), "model.n_heads=4")
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path) -> Path:
+    """A copy of its own, in another place than where it was trained."""
+    shutil.copytree(trained, tmp_path / "moved")
+    return tmp_path / "moved"
+
+
+def json_of(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def train_on(trained: Path, heads: Any, *overrides: str) -> Path:
+    """Train as the small run, on the same text, with `model.heads`."""
+    from headwise.train.run import train
+
+    given = small_overrides(trained.parents[2], "model.n_heads=4", *overrides)
+    with composer() as make:
+        config = make(given)
+        config.model.heads = heads
+        outcome = train(config, given)
+    assert outcome.folder is not None
+    return outcome.folder
+
+
+def logits(run: Path) -> torch.Tensor:
+    model = package.load(str(run), device="cpu").model
+    ids = torch.tensor([[4, 5, 6, 7, 3], [8, 9, 3, 0, 0]])
+    with torch.no_grad():
+        found = model(ids, torch.tensor([5, 3]), ids)
+    return found.logits_BTV  # type: ignore[no-any-return]
+
+
+def test_looking_writes_tables_and_no_run(headwise: CommandLine, run: Path) -> None:
+    ended = headwise("prune", f"run={run}", "table=true", "ablation=true")
+    assert (ended.code, ended.err) == (0, "")
+    assert sorted(path.name for path in (run / "pruning").iterdir()) == sorted(
+        ["importance.json"]
+        + [
+            f"{name}.{end}"
+            for name in ("curve", "one_removed", "one_left")
+            for end in ("csv", "json")
+        ]
+    )
+    found = json_of(run / "pruning" / "importance.json")
+    assert found["sentences"] == 6
+    assert found["split"] == "valid"
+    for site in SITES:
+        ((*raw,),), ((*normalised,),) = found["raw"][site], found["normalised"][site]
+        assert len(raw) == 4
+        assert min(raw) > 0
+        assert sum(value**2 for value in normalised) == pytest.approx(1)
+    with open(run / "pruning" / "curve.csv", encoding="utf-8") as stream:
+        rows = list(csv.DictReader(stream))
+    assert [float(row["removed"]) for row in rows] == pytest.approx([i / 10 for i in range(11)])
+    left = [sum(int(row[site]) for site in SITES) for row in rows]
+    assert left == [12 - round(12 * i / 10) for i in range(11)]
+    # with nothing removed the run scores as it was validated
+    recorded = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    nll = [line["valid/nll"] for line in recorded if "valid/nll" in line]
+    assert float(rows[0]["nll"]) == pytest.approx(nll[-1], rel=1e-4)
+    assert float(rows[-1]["nll"]) != pytest.approx(nll[-1], rel=1e-4)
+    removed = json_of(run / "pruning" / "one_removed.json")["rows"]
+    assert [(row["site"], row["head"]) for row in removed] == [
+        (s, h) for s in SITES for h in range(1, 5)
+    ]
+    assert len(json_of(run / "pruning" / "one_left.json")["rows"]) == 3
+    assert not list(run.parent.glob("moved-pruned-*"))
+
+
+def test_tables_of_one_site_stand_beside_those_of_all(headwise: CommandLine, run: Path) -> None:
+    ended = headwise("prune", f"run={run}", "table=true", "sites=[cross]", "data.sentences=2")
+    assert ended.code == 0, ended
+    table = json_of(run / "pruning" / "curve-cross.json")
+    assert table["sentences"] == 2
+    assert [row["encoder_self"] for row in table["rows"]] == [4] * 11
+    assert [row["cross"] for row in table["rows"]] == [4, 4, 3, 3, 2, 2, 2, 1, 1, 0, 0]
+
+
+def test_a_pruned_run_is_a_run(headwise: CommandLine, run: Path, tmp_path: Path) -> None:
+    ended = headwise("prune", f"run={run}", "fraction=0.5")
+    assert (ended.code, ended.err) == (0, "")
+    (pruned,) = run.parent.glob("moved-pruned-*")
+    assert str(pruned) in ended.out
+    heads = json_of(pruned / "pruned.json")["heads"]
+    assert sum(heads.values()) == 6
+    # the least important half by the table that was written
+    table = json_of(run / "pruning" / "importance.json")["normalised"]
+    values = sorted((v, s, n) for s in SITES for n, v in enumerate(table[s][0], start=1))
+    kept: dict[str, list[list[int]]] = {site: [[]] for site in SITES}
+    for _, site, number in sorted(values[6:], key=lambda found: found[1:]):
+        kept[site][0].append(number)
+    loaded = package.load(str(pruned), device="cpu")
+    assert present_heads(loaded.model) == kept == loaded.config.model.heads
+    whole = package.load(str(run), device="cpu").model
+    with masked(whole, kept), torch.no_grad():
+        ids = torch.tensor([[4, 5, 6, 7, 3], [8, 9, 3, 0, 0]])
+        wanted = whole(ids, torch.tensor([5, 3]), ids).logits_BTV
+    torch.testing.assert_close(logits(pruned), wanted, rtol=0, atol=1e-5)
+    size = [(folder / "checkpoints" / "best.pt").stat().st_size for folder in (run, pruned)]
+    assert size[1] < size[0]
+    assert (
+        json_of(pruned / "pruned.json")["parameters"]
+        < json_of(pruned / "pruned.json")["parameters_before"]
+    )
+
+    text = {path.name for path in (pruned / "hypotheses").iterdir()}
+    assert text == {f"{s}.{e}.txt" for s in ("valid", "test_a", "test_b") for e in ("src", "ref")}
+    ended = headwise("evaluate", f"run={pruned}")
+    assert ended.code == 0, ended
+    assert set(json_of(pruned / "results-auto.json")["scores"]) == {"test_a", "test_b"}
+    (tmp_path / "text.de").write_text(f"{SENTENCE}\n", encoding="utf-8")
+    arguments = (f"input={tmp_path / 'text.de'}", f"output={tmp_path / 'text.en'}")
+    assert headwise("translate", f"run={pruned}", *arguments).code == 0
+    (line,) = (tmp_path / "text.en").read_text(encoding="utf-8").splitlines()
+    assert line == loaded.translate([SENTENCE])[0].text
+    # and it can be pruned further, by the numbers of the first model
+    further = {**kept, "cross": [kept["cross"][0][:1]], "encoder_self": [[]]}
+    typed = ",".join(f"{site}:{layers}" for site, layers in further.items()).replace(" ", "")
+    assert headwise("prune", f"run={pruned}", f"keep={{{typed}}}").code == 0
+    (twice,) = run.parent.glob("moved-pruned-*-pruned-*")
+    with masked(whole, further), torch.no_grad():
+        wanted = whole(ids, torch.tensor([5, 3]), ids).logits_BTV
+    torch.testing.assert_close(logits(twice), wanted, rtol=0, atol=1e-5)
+    assert headwise("evaluate", f"run={twice}", "data.test=[test_b]").code == 0
+
+
+def test_training_goes_on_from_a_pruned_run(
+    headwise: CommandLine, trained: Path, run: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "smaller"
+    kept = {"encoder_self": [[2, 4]], "decoder_self": [[]], "cross": [[1, 2, 3]]}
+    ended = headwise(
+        "prune", f"run={run}", "keep={encoder_self:[[2,4]],decoder_self:[[]],cross:[[1,2,3]]}",
+        f"output={output}",
+    )  # fmt: skip
+    assert ended.code == 0, ended
+    assert not (run / "pruning").exists(), "nothing was measured"
+    typed = "model.heads={encoder_self:[[2,4]],decoder_self:[[]],cross:[[1,2,3]]}"
+    assert typed in ended.out
+    assert typed in yaml.safe_load((output / "overrides.yaml").read_text())
+    tuned = train_on(trained, kept, f"init_from={output}", "optimizer.lr=1e-12")
+    torch.testing.assert_close(logits(tuned), logits(output), rtol=0, atol=1e-5)
+    assert headwise("evaluate", f"run={tuned}", "data.test=[test_b]").code == 0
+    with pytest.raises(HeadwiseError, match="another model"):
+        train_on(trained, {"cross": [[1, 2]]}, f"init_from={output}", "seed=7")
+
+
+def test_gates_are_learned_from_a_run_and_closed_heads_pruned(
+    headwise: CommandLine, trained: Path, run: Path
+) -> None:
+    gates = ("gates=hard_concrete", "gates.penalty=1", "gates.rate=10", "gates.log_a=0.2")
+    frozen = ("gates.sites=[encoder_self]", "gates.freeze=[decoder]")
+    fast = ("scheduler=constant", "scheduler.warmup_updates=1", "optimizer.lr=0.03")
+    gated = train_on(trained, None, f"init_from={run}", *gates, *frozen, *fast)
+    before = load_checkpoint(run / "checkpoints" / "best.pt")["model"]
+    after = load_checkpoint(gated / "checkpoints" / "best.pt")["model"]
+    n_closed = int((after["encoder.layers.0.attention.gate.log_a"] < 0).sum())
+    assert n_closed > 0, "the penalty closed nothing"
+    for name, value in before.items():
+        is_frozen = name.startswith(
+            ("decoder.", "target_embedding.", "output.", "source_embedding.")
+        )
+        assert torch.equal(after[name], value) == is_frozen or name.endswith("key.bias"), name
+    ended = headwise("prune", f"run={gated}", "by=gates")
+    assert ended.code == 0, ended
+    (pruned,) = gated.parent.glob(f"{gated.name}-pruned-*")
+    config = OmegaConf.load(pruned / "config.yaml")
+    assert len(config.model.heads.encoder_self[0]) == 4 - n_closed
+    assert config.gates._target_.endswith("NoGates")
+    torch.testing.assert_close(logits(pruned), logits(gated), rtol=0, atol=1e-5)
+    assert headwise("evaluate", f"run={pruned}", "data.test=[test_b]").code == 0
+    with pytest.raises(RunError, match="trained with gates"):
+        train_on(trained, None, f"init_from={gated}", "seed=9")
+    shutil.rmtree(pruned)
+
+
+def test_a_gated_run_stopped_and_resumed_ends_as_one_never_stopped(trained: Path) -> None:
+    """The gates' optimizer state and draws are part of what is saved."""
+    gates = ("gates=hard_concrete", "gates.rate=10", "trainer.save_every=2", "trainer.keep=5")
+    straight = train_on(trained, None, *gates, "trainer.max_updates=4", "experiment_name=straight")
+    train_on(trained, None, *gates, "trainer.max_updates=2", "experiment_name=halves")
+    halves = train_on(trained, None, *gates, "trainer.max_updates=4", "experiment_name=halves")
+    one, other = (
+        load_checkpoint(folder / "checkpoints" / "last.pt")["model"]
+        for folder in (straight, halves)
+    )
+    assert any(name.endswith("gate.log_a") for name in one)
+    assert all(torch.equal(value, other[name]) for name, value in one.items())
+
+
+REFUSED = {
+    "by=gate": (2, "by must be one of gates, importance", "Did you mean gates?"),
+    "by=gates": (1, "has no gates", "gates=hard_concrete"),
+    "fraction=0": (2, "fraction must be in (0, 1]", "got 0"),
+    "fraction=1.5": (2, "fraction must be in (0, 1]", "got 1.5"),
+    "fraction=much": (2, "fraction", "much"),
+    "sites=[crss]": (2, "sites must be one of", "Did you mean cross?"),
+    "sites=[]": (2, "sites must be some of",),
+    "data.sentences=0": (2, "data.sentences must be at least 1",),
+    "data.split=vaild": (1, "vaild"),
+    "data.split=../valid": (2, "../valid"),
+    "keep={cross:[[9]]}": (2, "keep.cross", "1 to 4"),
+    "keep=[[1]]": (2, "keep must be site: lists"),
+    "keep={cross:[[one]]}": (2, "keep.cross", "1 to 4", "['one']"),
+    "keep={cros:[[1]]}": (2, "keep must be one of", "Did you mean cross?"),
+    "device=gpu": (2, "device", "cpu"),
+    "checkpoint=bset": (1, "Did you mean checkpoint=best?"),
+    "decode.beem=3": (2, "decode.beem", "Did you mean decode.beam?"),
+    "frction=0.3": (2, "frction", "Did you mean fraction?"),
+    "output=there": (2, "output needs fraction, keep or by=gates"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("option", REFUSED)
+def test_what_cannot_be_done_is_refused(option: str, headwise: CommandLine, run: Path) -> None:
+    code, *wanted = REFUSED[option]
+    ended = headwise("prune", f"run={run}", option)
+    assert (ended.code, "Traceback" in ended.err) == (code, False), ended
+    for text in wanted:
+        assert str(text) in ended.err
+    assert not (run / "pruning").exists()
+    assert not list(run.parent.glob("moved-*"))
+
+
+def test_options_that_contradict_each_other(headwise: CommandLine, run: Path) -> None:
+    ended = headwise("prune", f"run={run}", "fraction=0.5", "keep={cross:[[1]]}")
+    assert (ended.code, "fraction and keep both say" in ended.err) == (2, True)
+    ended = headwise("prune", f"run={run}", "fraction=0.5", "by=gates")
+    assert (ended.code, "fraction and by=gates both say" in ended.err) == (2, True)
+
+
+def test_nothing_is_written_over(headwise: CommandLine, run: Path, tmp_path: Path) -> None:
+    keep = "keep={cross:[[1]]}"
+    assert headwise("prune", f"run={run}", keep).code == 0
+    (pruned,) = run.parent.glob("moved-pruned-*")
+    before = (pruned / "pruned.json").stat().st_mtime_ns
+    ended = headwise("prune", f"run={run}", keep)
+    assert (ended.code, "is there already" in ended.err) == (1, True), ended
+    assert (pruned / "pruned.json").stat().st_mtime_ns == before
+    (tmp_path / "there").mkdir()
+    ended = headwise("prune", f"run={run}", keep, f"output={tmp_path / 'there'}")
+    assert (ended.code, "is there already" in ended.err) == (1, True), ended
+    gone = headwise("prune", f"run={pruned}", "keep={cross:[[2]]}")
+    assert (gone.code, "head 2 of layer 1 is not in the run any more" in gone.err) == (2, True)
+    assert not list(run.parent.glob(".*")), "a half-written run was left"
+
+
+def test_help_and_a_run_that_is_not_there(headwise: CommandLine, run: Path) -> None:
+    ended = headwise("prune", "--help")
+    assert ended.code == 0
+    assert "usage: headwise prune run=FOLDER" in ended.out
+    ended = headwise("prune", f"run={run}x")
+    assert (ended.code, f"Did you mean run={run}?" in ended.err) == (1, True), ended
+    ended = headwise("prune")
+    assert (ended.code, "run is missing: give run=" in ended.err) == (2, True), ended

@@ -1,0 +1,186 @@
+"""Whole updates and whole runs in which heads repel each other."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from headwise.analysis.distances import projection_distances
+from headwise.attention.build import AttentionFactory
+from headwise.config_dir import group_node
+from headwise.data.batching import Batch, collate
+from headwise.data.store import EncodedSplit
+from headwise.model.transformer import Transformer
+from headwise.schema import ModelConfig, TrainerConfig
+from headwise.train.checkpoint import load_checkpoint
+from headwise.train.distributed import Ranks
+from headwise.train.interrupt import StopRequest
+from headwise.train.loss import CrossEntropy
+from headwise.train.records import Records
+from headwise.train.repulsion import SPOS, SVGD, NoRepulsion, Repulsion
+from headwise.train.run_folder import RunFolder
+from headwise.train.schedule import Constant
+from headwise.train.trainer import Trainer, Validation
+from training_runs import Runs, record, remains
+
+PAIRS = EncodedSplit.from_lists(
+    [[4, 5], [6, 7, 8], [5, 5, 5, 5], [8], [4, 6]], [[5, 4, 4], [8], [6, 7], [4, 4, 4, 4], [5]]
+)
+CALM = {"model.dropout": 0.0, "model.attention_dropout": 0.0, "model.activation_dropout": 0.0}
+
+
+class Loader:
+    """Batches of given rows, over and over."""
+
+    def __init__(self, rows: list[list[int]]) -> None:
+        self.batches = [collate(PAIRS, np.array(some, dtype=np.int32)) for some in rows]
+        self.position = 0
+
+    def __next__(self) -> Batch:
+        self.position += 1
+        return self.batches[(self.position - 1) % len(self.batches)]
+
+    def state(self) -> dict[str, int]:
+        return {"epoch": 1, "batch": self.position}
+
+    def restore(self, state: dict[str, int]) -> None:
+        self.position = state["batch"]
+
+
+def make_model() -> Transformer:
+    factory = AttentionFactory({"attention": group_node("attention", "alpha_entmax")}, dropout=0.0)
+    config = ModelConfig("test", 2, 2, 8, 4, 16, dropout=0.0, activation_dropout=0.0)
+    torch.manual_seed(1)  # of the alphas
+    return Transformer(config, 9, 9, True, factory, seed=1)
+
+
+def trained(
+    folder: Path, repulsion: Repulsion, rows: list[list[int]], n_updates: int = 1, **changes: Any
+) -> Transformer:
+    """A model after some updates; plain descent, so that a step is the gradient itself."""
+    model = make_model()
+    config = TrainerConfig(
+        max_updates=n_updates, monitor="loss", precision="fp32", progress=False, **changes
+    )
+    run = RunFolder(folder)
+    run.make()
+    Trainer(
+        model=model,
+        loss=CrossEntropy(0.1),
+        optimizer=torch.optim.SGD(model.parameters(), lr=1.0),
+        schedule=Constant(),
+        loader=Loader(rows),
+        config=config,
+        seed=1,
+        folder=run,
+        ranks=Ranks(0, 1, torch.device("cpu")),
+        records=Records(run),
+        validate=lambda: Validation({"valid/loss": 1.0}, {}),
+        alphas=dict,
+        stop=StopRequest(),
+        transform=lambda update: repulsion(model, update, 1),
+    ).run()
+    return model
+
+
+def moves(model: Transformer) -> dict[str, Tensor]:
+    before = dict(make_model().named_parameters())
+    return {name: (new - before[name]).detach() for name, new in model.named_parameters()}
+
+
+@pytest.mark.parametrize("repulsion", [SVGD(step_size=1.0), SPOS(step_size=1.0)])
+def test_accumulated_batches_are_one(tmp_path: Path, repulsion: Repulsion) -> None:
+    one = moves(trained(tmp_path / "one", repulsion, [[0, 1, 2, 3, 4]]))
+    two = moves(trained(tmp_path / "two", repulsion, [[3], [0, 2], [1, 4]], accumulate=3))
+    for name, move in one.items():
+        torch.testing.assert_close(two[name], move, rtol=1e-4, atol=1e-6)
+    plain = moves(trained(tmp_path / "plain", NoRepulsion(), [[0, 1, 2, 3, 4]]))
+    changed = {name for name, move in one.items() if not torch.equal(plain[name], move)}
+    assert len(changed) == 18
+    assert all(name.endswith(("query.weight", "key.weight", "value.weight")) for name in changed)
+
+
+def test_it_comes_before_clipping(tmp_path: Path) -> None:
+    """The norm that is clipped is that of the gradients that are stepped along."""
+    repulsion = SVGD(step_size=1000.0)
+    moved = moves(trained(tmp_path, repulsion, [[0, 1, 2, 3, 4]], clip_norm=0.01))
+    norm = torch.cat([move.flatten() for move in moved.values()]).norm()
+    assert norm.item() == pytest.approx(0.01, rel=1e-3)
+
+
+def mean_distance(model: Transformer) -> float:
+    found = [
+        value
+        for table in projection_distances(model).values()
+        for layers in table.values()
+        for heads in layers
+        for value in heads
+    ]
+    assert len(found) == 3 * 6 * 4
+    return float(np.mean(found))
+
+
+def test_heads_of_a_trained_model_stand_further_apart(tmp_path: Path) -> None:
+    rows = [[0, 1, 2], [3, 4]]
+    without = trained(tmp_path / "without", SVGD(step_size=1.0, weight=0.0), rows, 20)
+    with_force = trained(tmp_path / "with", SVGD(step_size=1.0, weight=0.1), rows, 20)
+    assert mean_distance(with_force) > 1.1 * mean_distance(without)
+
+
+# -- runs in processes of their own -------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
+    with Runs(tmp_path_factory.mktemp("repulsion")) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def whole(runs: Runs) -> Path:
+    """The folder of a run with noise that nothing happened to."""
+    ended = runs.train("whole", {"repulsion": "spos"})
+    assert ended.code == 0, ended.told
+    return runs.run_folder("whole")
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on_with_the_same_noise(runs: Runs, whole: Path) -> None:
+    killed = runs.train("killed", {"repulsion": "spos"}, strike=("record", 8, signal.SIGKILL))
+    assert killed.code == -signal.SIGKILL
+    update = load_checkpoint(runs.run_folder("killed") / "checkpoints" / "last.pt")["state"][
+        "update"
+    ]
+    assert 0 < update < 24
+    ended = runs.train("killed", {"repulsion": "spos"})
+    assert ended.code == 0, ended.told
+    assert remains(runs.run_folder("killed")) == remains(whole)
+
+
+@pytest.mark.slow
+def test_it_changes_what_is_learned(runs: Runs, whole: Path) -> None:
+    assert runs.train("none").code == 0
+    plain = record(runs.run_folder("none") / "metrics.jsonl")
+    assert plain[-1]["valid/loss"] != record(whole / "metrics.jsonl")[-1]["valid/loss"]
+
+
+@pytest.mark.slow
+def test_two_ranks_are_one_with_twice_the_tokens(runs: Runs) -> None:
+    """Every rank draws the same noise; else their weights would drift apart."""
+    changes = {**CALM, "repulsion": "spos"}
+    ended = runs.train_ranks("pair", {**changes, "trainer.max_tokens": 80})
+    assert [rank.code for rank in ended] == [0, 0], ended
+    ended_one = runs.train("one", {**changes, "trainer.max_tokens": 160})
+    assert ended_one.code == 0, ended_one.told
+    one, pair = (record(runs.run_folder(name) / "metrics.jsonl") for name in ("one", "pair"))
+    for single, double in zip(one, pair, strict=True):
+        assert single.keys() == double.keys()
+        for name, value in single.items():
+            assert double[name] == pytest.approx(value, abs=1e-4), (single["update"], name)

@@ -1,0 +1,72 @@
+"""Jensen-Shannon divergence of heads against its definition, and its bounds."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from headwise.analysis.diversity import as_distributions, entropies, jensen_shannon
+
+B, H, Q, K = 2, 5, 3, 4
+
+
+def rows(seed: int = 0, n_heads: int = H, n_keys: int = K) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    scores = 3 * torch.randn(B, n_heads, Q, n_keys, generator=generator, dtype=torch.float64)
+    weights = (scores - scores.mean(-1, keepdim=True)).clamp(min=0)  # exact zeros among them
+    return weights / weights.sum(-1, keepdim=True)
+
+
+def shannon(row: list[float]) -> float:
+    return -math.fsum(share * math.log(share) for share in row if share > 0)
+
+
+@pytest.mark.parametrize("n_heads", [2, 3, H])
+@pytest.mark.parametrize("base", ["heads", "keys"])
+def test_divergence_is_that_of_the_definition(base: str, n_heads: int) -> None:
+    p = rows(n_heads=n_heads)
+    n_keys = torch.tensor([[K, 3, 2], [K, K, 1]])
+    found = jensen_shannon(p, n_keys, base)
+    assert found.shape == (B, Q)
+    assert bool((entropies(p) > 0).any())
+    for batch in range(B):
+        for query in range(Q):
+            heads = p[batch, :, query].tolist()
+            mean = [math.fsum(column) / n_heads for column in zip(*heads, strict=True)]
+            divergence = shannon(mean) - math.fsum(map(shannon, heads)) / n_heads
+            # a row of one key has no logarithm to its base
+            n = n_heads if base == "heads" else max(2, int(n_keys[batch, query]))
+            expected = divergence / math.log(n)
+            assert found[batch, query].item() == pytest.approx(expected, abs=1e-10)
+
+
+def test_equal_heads_give_zero_and_heads_that_share_no_key_one() -> None:
+    n_keys = torch.full((B, Q), 7)
+    same = rows(n_heads=1, n_keys=7).expand(-1, H, -1, -1)
+    torch.testing.assert_close(jensen_shannon(same, n_keys), torch.zeros(B, Q).double())
+    assert bool((jensen_shannon(same, n_keys) >= 0).all())
+    apart = torch.eye(7, dtype=torch.float64)[:H, None].expand(B, H, Q, 7)
+    torch.testing.assert_close(jensen_shannon(apart, n_keys), torch.ones(B, Q).double())
+    by_keys = jensen_shannon(apart, n_keys, "keys")
+    expected = torch.full((B, Q), math.log(H) / math.log(7), dtype=torch.float64)
+    torch.testing.assert_close(by_keys, expected)
+
+
+def test_sharper_heads_disagree_more() -> None:
+    scores = torch.randn(B, H, Q, 9, generator=torch.Generator().manual_seed(0))
+    n_keys = torch.full((B, Q), 9)
+    mild, sharp = ((factor * scores).softmax(-1) for factor in (1.0, 4.0))
+    assert bool((jensen_shannon(mild, n_keys) < jensen_shannon(sharp, n_keys)).all())
+
+
+def test_signed_rows_become_distributions_and_rows_of_zeros_none() -> None:
+    weights = torch.tensor([[0.5, -1.5, 0.0], [0.0, 0.0, 0.0], [1.0, math.nan, 0.0]])
+    found, exists = as_distributions(weights[None, None])
+    torch.testing.assert_close(found[0, 0, 0], torch.tensor([0.25, 0.75, 0.0]))
+    torch.testing.assert_close(found[0, 0, 1], torch.zeros(3))
+    # what is not finite must not pass for a row without weights
+    assert exists.tolist() == [[[True, False, True]]]
+    assert bool(entropies(found)[0, 0, 2].isnan())

@@ -1,0 +1,444 @@
+"""Importance of heads, masks, and smaller models that are the masked ones."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from command_line import composer
+from headwise.analysis.importance import head_factors, head_importance
+from headwise.analysis.pruning import (
+    Head,
+    Heads,
+    check_pruned,
+    common_heads,
+    is_gated,
+    listed,
+    masked,
+    n_heads,
+    one_left,
+    one_removed,
+    open_heads,
+    present_heads,
+    pruned_state,
+    pruning_curve,
+    pruning_order,
+    without,
+)
+from headwise.attention.base import Normaliser, Place, ScoreContext
+from headwise.attention.heads import HeadGate, MultiHeadAttention, NoHeads
+from headwise.attention.scores import ScoreAttention
+from headwise.config_dir import group_choices
+from headwise.data.batching import Batch, evaluation_batches
+from headwise.data.store import EncodedSplit
+from headwise.errors import DataError, RunError
+from headwise.model.build import build_model
+from headwise.model.places import place_of
+from headwise.model.transformer import Transformer, n_parameters
+from headwise.schema import SITES, Config, ModelConfig
+from headwise.train.loss import CrossEntropy
+from headwise.train.settings import typed
+
+V, D, H = 13, 16, 4
+CPU = torch.device("cpu")
+SMALL = (
+    f"model.d_model={D}",
+    f"model.n_heads={H}",
+    "model.d_ff=16",
+    "model.dropout=0",
+    "model.attention_dropout=0",
+    "model.activation_dropout=0",
+)
+# uneven, with a place at each site that keeps all or loses all
+KEPT: Heads = {
+    "encoder_self": [[2, 3], []],
+    "decoder_self": [[1, 2, 3, 4], [4]],
+    "cross": [[1, 3, 4], [2]],
+}
+SOURCES = [[4, 5, 6, 7, 8], [9, 10], [11, 12, 4]]
+TARGETS = [[5, 6], [7, 8, 9, 10], [4]]
+VARIANTS = [
+    *((f"attention={name}",) for name in group_choices("attention")),
+    ("attention=alpha_entmax", "attention.share=layer"),
+    ("attention=alpha_entmax", "attention.share=site"),
+    ("attention=alpha_entmax", "attention.depends_on=query"),
+    ("attention=mixed", "attention.normalisers=[alpha_entmax,softmax]"),
+    ("attention=linformer", "attention.sharing=none"),
+    ("attention=softmax", "scaling=length"),
+    ("attention=softmax", "scaling=length", "scaling.learned=head"),
+    ("attention=softmax", "pattern=strided", "pattern.combine=heads", "pattern.stride=2"),
+    ("attention=softmax", "model.register_tokens=2"),
+    ("attention=softmax", "model.norm=post", "model.share_embeddings=none"),
+]
+
+
+@pytest.fixture(scope="module")
+def make() -> Iterator[Any]:
+    with composer() as compose:
+        yield compose
+
+
+def config_of(make: Any, *overrides: str, heads: Heads | None = None) -> Config:
+    config = typed(make([*SMALL, *overrides]))
+    config.model.heads = heads
+    return config
+
+
+def model_of(make: Any, *overrides: str, heads: Heads | None = None) -> Transformer:
+    """In float64, all weights away from where they start."""
+    config = config_of(make, *overrides, heads=heads)
+    model = build_model(config, V, V, config.tokenizer.joint).double().eval()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator).double())
+    return model
+
+
+def smaller_of(make: Any, model: Transformer, *overrides: str, heads: Heads) -> Transformer:
+    smaller = build_model(config_of(make, *overrides, heads=heads), V, V, True).double().eval()
+    smaller.load_state_dict(pruned_state(model, smaller))
+    return smaller
+
+
+def batches(max_tokens: int = 100) -> list[Batch]:
+    return list(evaluation_batches(EncodedSplit.from_lists(SOURCES, TARGETS), max_tokens))
+
+
+def logits(model: Transformer) -> Tensor:
+    (batch,) = batches()
+    with torch.no_grad():
+        output = model(batch.source_BS, batch.source_lengths_B, batch.target_in_BT)
+    return output.logits_BTV  # type: ignore[no-any-return]
+
+
+def scale_head(model: Transformer, site: str, layer: int, place: int, factor: float) -> None:
+    """By hand: what the output projection reads of one head (from 0)."""
+    for found_site, found_layer, attention in model.attentions():
+        if (found_site, found_layer) == (site, layer):
+            assert isinstance(attention, MultiHeadAttention)
+            width = attention.place.head_dim
+            with torch.no_grad():
+                attention.output.weight[:, place * width : (place + 1) * width] *= factor
+
+
+def zeroed(model: Transformer, kept: Heads) -> Transformer:
+    """A copy whose heads that are not kept are multiplied by zero by hand."""
+    model = copy.deepcopy(model)
+    for head in listed(without(present_heads(model), listed(kept))):
+        scale_head(model, head.site, head.layer, head.number - 1, 0.0)
+    return model
+
+
+# -- importance -----------------------------------------------------------------------------------
+
+
+def sentence_loss(model: Transformer, sentence: int, smoothing: float = 0.1) -> float:
+    """Smoothed cross-entropy of one sentence alone, token by token."""
+    source = torch.tensor([[*SOURCES[sentence], 3]])
+    target = [2, *TARGETS[sentence], 3]
+    with torch.no_grad():
+        found = model(source, torch.tensor([source.shape[1]]), torch.tensor([target[:-1]]))
+    total = 0.0
+    for row, gold in zip(found.logits_BTV[0].tolist(), target[1:], strict=True):
+        norm = math.log(sum(math.exp(value) for value in row))
+        log_p = [value - norm for value in row]
+        total -= (1 - smoothing) * log_p[gold] + smoothing * sum(log_p) / len(row)
+    return total
+
+
+@pytest.mark.parametrize("variant", ["softmax", "linear"])
+def test_importance_is_the_mean_absolute_slope_in_the_factors(make: Any, variant: str) -> None:
+    model = model_of(make, f"attention={variant}", "attention@sites.cross=softmax")
+    found = head_importance(model, batches(), CrossEntropy(0.1), CPU)
+    assert found.n_sentences == 3
+    step = 1e-5
+    for site in SITES:
+        for layer in (1, 2):
+            wanted = []
+            for head in range(H):
+                up, down = copy.deepcopy(model), copy.deepcopy(model)
+                scale_head(up, site, layer, head, 1 + step)
+                scale_head(down, site, layer, head, 1 - step)
+                slopes = [
+                    abs(sentence_loss(up, sentence) - sentence_loss(down, sentence)) / (2 * step)
+                    for sentence in range(3)
+                ]
+                wanted.append(sum(slopes) / 3)
+            raw = found.raw[site][layer - 1]
+            torch.testing.assert_close(raw, wanted, rtol=1e-6, atol=1e-8)
+            norm = math.sqrt(sum(value**2 for value in wanted))
+            torch.testing.assert_close(
+                found.normalised[site][layer - 1],
+                [value / norm for value in wanted],
+                rtol=1e-6,
+                atol=1e-8,
+            )
+
+
+def test_importance_does_not_depend_on_batches_and_leaves_the_model(make: Any) -> None:
+    model = model_of(make, "attention=softmax").train()
+    model.decoder.layers[0].eval()
+    modes = [module.training for module in model.modules()]
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    together = head_importance(model, batches(100), CrossEntropy(), CPU)
+    alone = head_importance(model, batches(1), CrossEntropy(), CPU)
+    for site in SITES:
+        torch.testing.assert_close(together.raw[site], alone.raw[site], rtol=1e-10, atol=0)
+    assert [module.training for module in model.modules()] == modes
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert all(getattr(a, "gate", None) is None for _, _, a in model.attentions())
+    after = model.state_dict()
+    assert list(after) == list(before)
+    assert all(torch.equal(value, before[name]) for name, value in after.items())
+
+
+def test_a_closed_head_and_a_lost_one_have_no_importance(make: Any) -> None:
+    overrides = ("attention=softmax", "gates=hard_concrete")
+    model = model_of(make, *overrides, heads={"cross": [[1, 3], []]})
+    close(model, "cross", 1, [False, True])
+    found = head_importance(model, batches(), CrossEntropy(), CPU)
+    assert found.raw["cross"][0][0] == 0
+    assert found.raw["cross"][0][1] > 0
+    assert found.raw["cross"][1] == found.normalised["cross"][1] == []
+    gates = [getattr(a, "gate", None) for _, _, a in model.attentions()]
+    assert sum(gate is not None for gate in gates) == 5, "the gates stand again where they stood"
+
+
+def test_importance_of_no_sentence_is_refused(make: Any) -> None:
+    with pytest.raises(DataError, match="at least one sentence"):
+        head_importance(model_of(make, "attention=softmax"), [], CrossEntropy(), CPU)
+
+
+# -- masks and tables -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=" ".join)
+def test_a_pruned_model_is_the_masked_one_with_fewer_weights(
+    make: Any, variant: tuple[str, ...]
+) -> None:
+    model = model_of(make, *variant)
+    wanted = logits(zeroed(model, KEPT))
+    assert not torch.allclose(wanted, logits(model), atol=1e-3)
+    with masked(model, KEPT):
+        torch.testing.assert_close(logits(model), wanted, rtol=0, atol=1e-12)
+    smaller = smaller_of(make, model, *variant, heads=KEPT)
+    torch.testing.assert_close(logits(smaller), wanted, rtol=0, atol=1e-12)
+    check_pruned(model, KEPT, smaller, V)
+    assert present_heads(smaller) == KEPT
+    # four projections of 4 entries a head and an axis of D, biases of 3 of them, whatever else
+    n_gone = 3 * 2 * H - sum(n_heads(KEPT).values())
+    assert n_parameters(model) - n_parameters(smaller) >= n_gone * (4 * 4 * D + 3 * 4)
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=" ".join)
+def test_a_pruned_model_decodes_with_a_cache(make: Any, variant: tuple[str, ...]) -> None:
+    heads = {**KEPT, "decoder_self": [[], [4]], "cross": [[1, 3, 4], []]}
+    model = smaller_of(make, model_of(make, *variant), *variant, heads=heads)
+    (batch,) = batches()
+    with torch.no_grad():
+        memory = model.encode(batch.source_BS, batch.source_lengths_B)
+        whole = model.decode(batch.target_in_BT, memory)
+        cache = model.make_cache()
+        first = model.decode(batch.target_in_BT[:, :1], memory, cache)
+        rows = torch.tensor([2, 0])
+        cache.reorder(rows)
+        memory = memory.index_select(rows)
+        rest = [model.decode(batch.target_in_BT[rows, i : i + 1], memory, cache) for i in (1, 2)]
+    torch.testing.assert_close(first, whole[:, :1], rtol=0, atol=1e-10)
+    torch.testing.assert_close(torch.cat(rest, 1), whole[rows, 1:3], rtol=0, atol=1e-10)
+
+
+def test_pruning_twice_keeps_the_numbers_of_the_unpruned_model(make: Any) -> None:
+    variant = ("attention=alpha_entmax", "scaling=length")
+    model = model_of(make, *variant)
+    once = smaller_of(make, model, *variant, heads=KEPT)
+    fewer = {"encoder_self": [[3], []], "decoder_self": [[2, 4], []], "cross": [[4], [2]]}
+    twice = smaller_of(make, once, *variant, heads=fewer)
+    torch.testing.assert_close(logits(twice), logits(zeroed(model, fewer)), rtol=0, atol=1e-12)
+    assert isinstance(twice.decoder.layers[1].self_attention, NoHeads)
+
+
+def test_a_model_with_no_head_at_a_site_trains(make: Any) -> None:
+    heads: Heads = {"encoder_self": [[], []], "decoder_self": [[], []]}
+    model = build_model(config_of(make, "attention=softmax", heads=heads), V, V, True)
+    (batch,) = batches()
+    output = model(batch.source_BS, batch.source_lengths_B, batch.target_in_BT, need_weights=True)
+    output.logits_BTV.logsumexp(-1).sum().backward()
+    biases = [p for name, p in model.named_parameters() if "attention.bias" in name]
+    assert len(biases) == 4
+    assert all(p.grad is not None and p.grad.abs().max() > 0 for p in biases)
+    assert output.weights["decoder_self"] == [None, None]
+
+
+def test_masks_go_with_the_block_even_when_it_fails(make: Any) -> None:
+    model = model_of(make, "attention=softmax", "gates=hard_concrete")
+    gates = [attention.gate for _, _, attention in model.attentions()]  # type: ignore[attr-defined]
+    before = logits(model)
+    with pytest.raises(KeyError), masked(model, KEPT):
+        raise KeyError
+    after = [attention.gate for _, _, attention in model.attentions()]  # type: ignore[attr-defined]
+    assert all(one is other for one, other in zip(gates, after, strict=True))
+    assert torch.equal(logits(model), before)
+
+
+def close(model: Transformer, site: str, layer: int, is_open: list[bool]) -> None:
+    for found_site, found_layer, attention in model.attentions():
+        if (found_site, found_layer) == (site, layer):
+            assert isinstance(attention, MultiHeadAttention)
+            values = [3.0 if flag else -3.0 for flag in is_open]
+            with torch.no_grad():
+                attention.gate.log_a.copy_(torch.tensor(values))  # type: ignore[union-attr]
+
+
+def test_closed_gates_are_pruned_and_open_ones_go(make: Any) -> None:
+    gated = ("attention=softmax", "gates=hard_concrete", "gates.log_a=5")
+    model = model_of(make, *gated)
+    close(model, "encoder_self", 2, [False] * H)
+    close(model, "cross", 1, [True, False, True, False])
+    heads = open_heads(model)
+    assert heads["encoder_self"] == [[1, 2, 3, 4], []]
+    assert heads["cross"] == [[1, 3], [1, 2, 3, 4]]
+    smaller = smaller_of(make, model, "attention=softmax", heads=heads)
+    torch.testing.assert_close(logits(smaller), logits(model), rtol=0, atol=1e-12)
+    assert is_gated(model)
+    assert not is_gated(smaller)
+
+
+def test_heads_go_in_the_order_of_their_importance(make: Any) -> None:
+    heads: Heads = {"encoder_self": [[1, 3], []], "decoder_self": [[2]], "cross": [[1, 4]]}
+    values = {"encoder_self": [[0.5, 0.1], []], "decoder_self": [[0.3]], "cross": [[0.1, 0.0]]}
+    order = pruning_order(values, heads, SITES)
+    assert [(head.site, head.layer, head.number) for head in order] == [
+        ("cross", 1, 4),
+        ("encoder_self", 1, 3),  # as important as the next: the encoder's goes first
+        ("cross", 1, 1),
+        ("decoder_self", 1, 2),
+        ("encoder_self", 1, 1),
+    ]
+    assert {head.site for head in pruning_order(values, heads, ["cross"])} == {"cross"}
+    assert without(heads, order[:3]) == {
+        "encoder_self": [[1], []],
+        "decoder_self": [[2]],
+        "cross": [[]],
+    }
+    assert common_heads(heads, {"cross": [[4]]}) == {**heads, "cross": [[4]]}
+
+
+class Counter:
+    """Measures which heads are open: each is worth what `worth` says."""
+
+    def __init__(self, model: Transformer, worth: dict[tuple[str, int, int], float]) -> None:
+        self.model, self.worth = model, worth
+
+    def __call__(self) -> dict[str, float]:
+        total = 0.0
+        for site, layer, attention in self.model.attentions():
+            gate: HeadGate = attention.gate  # type: ignore[attr-defined]
+            for number, factor in enumerate(gate.factors.flatten().tolist(), start=1):  # type: ignore[operator,union-attr]
+                total += factor * self.worth.get((site, layer, number), 1.0)
+        return {"worth": total}
+
+
+def test_the_tables(make: Any) -> None:
+    model = model_of(make, "attention=softmax")
+    worth = {("cross", 2, 3): 50.0, ("decoder_self", 1, 2): -5.0}
+    measure = Counter(model, worth)
+    everything = 3 * 2 * H - 2 + 50.0 - 5.0
+    order = listed(present_heads(model), ["cross", "decoder_self"])
+    rows = pruning_curve(model, order, measure, n_steps=4)
+    assert [row["removed"] for row in rows] == [0, 0.25, 0.5, 0.75, 1]
+    assert [row["decoder_self"] for row in rows] == [8, 4, 0, 0, 0]
+    assert [row["cross"] for row in rows] == [8, 8, 8, 4, 0]
+    assert [row["encoder_self"] for row in rows] == [8] * 5
+    assert [row["worth"] for row in rows] == [67, 67 + 2, 69 - 4, 65 - 4, 61 - 53]
+
+    rows = one_removed(model, ["decoder_self"], measure)
+    assert len(rows) == 2 * H
+    found = {(row["layer"], row["head"]): row["worth"] for row in rows}
+    assert found[1, 2] == everything + 5
+    assert found[2, 2] == everything - 1
+
+    rows = one_left(model, SITES, measure, lambda found: (found["worth"],))
+    best = {(row["site"], row["layer"]): row["head"] for row in rows}
+    assert len(best) == 6
+    assert best["cross", 2] == 3
+    assert best["decoder_self", 1] == 1
+
+
+# -- what cannot be pruned ------------------------------------------------------------------------
+
+
+class Undeclared(Normaliser):
+    """Has a weight a head that it does not tell of."""
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(place)
+        self.sharpness = nn.Parameter(torch.ones(place.n_heads))
+
+    def forward(self, scores_BHQK: Tensor, context: ScoreContext) -> Tensor:
+        allowed = context.dense_mask(scores_BHQK)
+        scores_BHQK = scores_BHQK * self.sharpness[:, None, None]
+        if allowed is not None:
+            scores_BHQK = scores_BHQK.masked_fill(~allowed, -1e9)
+        return scores_BHQK.softmax(-1)
+
+
+class ByPosition(Undeclared):
+    """Tells of its weights, but treats heads by where they stand and not by their number."""
+
+    head_axes = {"sharpness": 0}  # noqa: RUF012
+
+    def forward(self, scores_BHQK: Tensor, context: ScoreContext) -> Tensor:
+        factors = torch.arange(1.0, scores_BHQK.shape[1] + 1, dtype=scores_BHQK.dtype)
+        return super().forward(scores_BHQK * factors[:, None, None], context)
+
+
+def of_normaliser(kind: type[Normaliser], heads: Heads | None = None) -> Transformer:
+    config = ModelConfig("test", 2, 2, D, H, 16, heads=heads)
+
+    def make_attention(place: Place) -> Any:
+        return ScoreAttention(place, kind(place), None, 0.0) if place.n_heads else NoHeads(place)
+
+    return Transformer(config, V, V, True, make_attention, 1).double().eval()
+
+
+def test_what_is_not_declared_a_head_is_refused() -> None:
+    model, smaller = of_normaliser(Undeclared), of_normaliser(Undeclared, KEPT)
+    with pytest.raises(RunError, match=r"encoder_self in layer 1 .* Undeclared .*sharpness"):
+        pruned_state(model, smaller)
+
+
+def test_a_smaller_model_that_is_not_the_masked_one_is_refused() -> None:
+    model, smaller = of_normaliser(ByPosition), of_normaliser(ByPosition, KEPT)
+    smaller.load_state_dict(pruned_state(model, smaller))
+    with pytest.raises(RunError, match="cannot be pruned"):
+        check_pruned(model, KEPT, smaller, V)
+
+
+def test_places_say_which_heads_they_have() -> None:
+    config = ModelConfig("test", 2, 2, D, H, 16, heads={"cross": [[2, 4], []]})
+    place = place_of(config, "cross", 1)
+    assert (place.n_heads, place.head_dim, place.d_model) == (2, 4, D)
+    assert place.head_numbers == (2, 4)
+    assert place_of(config, "decoder_self", 2).head_numbers == (1, 2, 3, 4)
+    assert Head(2, 1, 4).site == "cross"
+
+
+def test_factors_stand_behind_the_gate_and_go_with_the_block(make: Any) -> None:
+    model = model_of(make, "attention=softmax", "gates=hard_concrete")
+    close(model, "cross", 1, [False] * H)
+    before = logits(model)
+    with head_factors(model) as placed:
+        assert len(placed) == 6
+        assert torch.equal(logits(model), before)
+        for gate in placed:
+            gate.factors = gate.factors * 0
+        assert not torch.allclose(logits(model), before)
+    assert torch.equal(logits(model), before)

@@ -1,0 +1,309 @@
+"""Block-sparse self-attention equals the masked dense one, and is taken where it should be.
+
+Letters: B batch, H heads, N positions, K places of a layout, E head width, D model width.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from headwise.attention.base import Mask, Normaliser, Place
+from headwise.attention.build import AttentionFactory
+from headwise.attention.cache import KeyValueCache
+from headwise.attention.heads import HeadGate
+from headwise.attention.scores import ScoreAttention
+from headwise.attention.softmax import Softmax
+from headwise.attention.sparse_pattern import SparsePattern
+from headwise.config_dir import group_choices, group_node
+from headwise.instantiate import target_class
+
+B, H, E = 3, 3, 4
+D = H * E
+CPU = torch.device("cpu")
+PATTERNS: dict[str, dict[str, Any]] = {
+    "strided": {},
+    "fixed": {"summary_cells": 2},
+    "fixed own cells": {"summary_cells": 1, "own_cells": True},
+}
+COMBINATIONS = [
+    ("merged", None, 1),
+    ("interleaved", None, 1),
+    ("interleaved", None, 2),
+    ("heads", None, 1),
+    ("heads", ["merged", "interleaved"], 2),
+]
+NORMALISERS = [
+    name
+    for name in group_choices("attention")
+    if issubclass(target_class(group_node("attention", name), "attention"), Normaliser)
+]
+
+
+def make(
+    pattern: str,
+    in_blocks: bool,
+    stride: int = 4,
+    attention: str = "softmax",
+    layer: int = 1,
+    dropout: float = 0.0,
+    scaling: str = "none",
+    max_share: float = math.inf,
+    **settings: Any,
+) -> ScoreAttention:
+    """One attention in float64 that takes the block-sparse path always or never.
+
+    Short sentences are laid out too, where that saves nothing, unless `max_share` says otherwise.
+    """
+    torch.manual_seed(0)
+    node = {**group_node("pattern", pattern.split()[0]), **PATTERNS[pattern], **settings}
+    node |= {"stride": stride, "block_sparse_from": 1 if in_blocks else 10**9}
+    choices = {
+        "attention": group_node("attention", attention),
+        "pattern": node,
+        "scaling": group_node("scaling", scaling),
+    }
+    made = AttentionFactory(choices, dropout=dropout)(Place("encoder_self", layer, H, E))
+    assert isinstance(made, ScoreAttention)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator))
+    made.pattern.max_share = max_share  # type: ignore[union-attr, misc]
+    return made.double()
+
+
+def states(n: int, seed: int = 2) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(B, n, D, generator=generator, dtype=torch.float64)
+
+
+def outcome(attention: ScoreAttention, n: int, mask: Mask) -> list[Tensor]:
+    """Context of real positions, gradient to the states, gradients of the parameters."""
+    states_BND = states(n).requires_grad_()
+    context = attention(states_BND, states_BND, states_BND, mask).context_BQD
+    if mask.key_lengths_B is not None:
+        context = context * (torch.arange(n) < mask.key_lengths_B[:, None])[..., None]
+    (context * states(n, 3)).sum().backward()
+    found = [context.detach(), states_BND.grad]
+    found += [parameter.grad for parameter in attention.parameters()]
+    return [torch.zeros(()) if tensor is None else tensor for tensor in found]
+
+
+def assert_same(one: list[Tensor], other: list[Tensor]) -> None:
+    for a, b in zip(one, other, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(("combine", "heads", "layer"), COMBINATIONS)
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_equals_the_masked_dense_computation(
+    pattern: str, combine: str, heads: list[str] | None, layer: int, causal: bool
+) -> None:
+    settings: dict[str, Any] = {"combine": combine, "heads": heads, "layer": layer}
+    for n in (1, 3, 4, 7, 16, 18, 29):  # whole blocks, broken ones, less than one
+        for lengths in (None, torch.tensor([n, max(1, n - 5), 1])):
+            mask = Mask(lengths, causal)
+            in_blocks = make(pattern, True, **settings)
+            assert mask.restricted(in_blocks.pattern).layout(n, n, CPU) is not None  # type: ignore[arg-type]
+            dense = make(pattern, False, **settings)
+            assert_same(outcome(in_blocks, n, mask), outcome(dense, n, mask))
+
+
+@pytest.mark.parametrize("attention", NORMALISERS)
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_equals_the_masked_dense_computation_for_every_normaliser(
+    pattern: str, attention: str
+) -> None:
+    for causal in (True, False):
+        mask = Mask(torch.tensor([22, 13, 1]), causal)
+        settings: dict[str, Any] = {"combine": "heads", "attention": attention}
+        found = [outcome(make(pattern, way, **settings), 22, mask) for way in (True, False)]
+        assert_same(*found)
+
+
+@torch.no_grad()
+def plain_attention(
+    query_BHNE: Tensor, key_BHNE: Tensor, value_BHNE: Tensor, allowed_BHNN: Tensor
+) -> Tensor:
+    """Softmax attention over the allowed keys, one query at a time."""
+    found = torch.zeros_like(value_BHNE)
+    for row in range(query_BHNE.shape[0]):
+        for head in range(query_BHNE.shape[1]):
+            for i in range(query_BHNE.shape[2]):
+                keys = [j for j in range(query_BHNE.shape[2]) if allowed_BHNN[row, head, i, j]]
+                if not keys:
+                    continue
+                products = [query_BHNE[row, head, i] @ key_BHNE[row, head, j] for j in keys]
+                exponentials = [math.exp(float(p) / math.sqrt(E)) for p in products]
+                for j, exponential in zip(keys, exponentials, strict=True):
+                    share = exponential / sum(exponentials)
+                    found[row, head, i] += share * value_BHNE[row, head, j]
+    return found
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_equals_softmax_over_the_allowed_keys_by_hand(pattern: str) -> None:
+    n, lengths = 11, [11, 6, 2]
+    attention = make(pattern, True, combine="heads", stride=3)
+    with torch.no_grad():
+        torch.nn.init.eye_(attention.output.weight)
+        attention.output.bias.zero_()
+    states_BND = states(n)
+    query, key, value = (
+        attention.split(part(states_BND))
+        for part in (attention.query, attention.key, attention.value)
+    )
+    restricted = Mask(torch.tensor(lengths), pattern=attention.pattern).dense(n, n, CPU)
+    assert restricted is not None
+    expected = plain_attention(query, key, value, restricted.expand(B, H, n, n))
+    found = attention(states_BND, states_BND, states_BND, Mask(torch.tensor(lengths)))
+    joined = expected.transpose(1, 2).flatten(2)
+    torch.testing.assert_close(found.context_BQD, joined, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_gradients_agree_with_finite_differences(pattern: str, causal: bool) -> None:
+    n = 7
+    attention = make(pattern, True, stride=3)
+    mask = Mask(torch.tensor([7, 4, 1]), causal)
+
+    def context(states_BND: Tensor) -> Tensor:
+        found: Tensor = attention(states_BND, states_BND, states_BND, mask).context_BQD
+        return found
+
+    assert torch.autograd.gradcheck(context, (states(n).requires_grad_(),))
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(("combine", "heads", "layer"), COMBINATIONS)
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_each_allowed_key_has_one_place(
+    pattern: str, combine: str, heads: list[str] | None, layer: int, causal: bool
+) -> None:
+    made = make(pattern, True, combine=combine, heads=heads, layer=layer).pattern
+    assert isinstance(made, SparsePattern)
+    for n in (5, 12, 22):
+        mask = Mask(torch.tensor([n, n - 3, 2]), causal, made)
+        layout, allowed = mask.layout(n, n, CPU), mask.dense(n, n, CPU)
+        assert layout is not None
+        assert allowed is not None
+        assert layout.allowed_BHNK.shape[2:] == (n, made.n_places(n, causal))
+        # queries of one against keys that are their own number tell what stands at each place
+        numbers = torch.arange(1.0, n + 1).view(1, 1, n, 1).expand(B, H, n, 1)
+        standing = layout.scores(torch.ones(B, H, n, 1), numbers)
+        present = layout.allowed_BHNK.expand_as(standing)
+        for row, head, i in torch.cartesian_prod(*(torch.arange(k) for k in (B, H, n))).tolist():
+            keys = (standing[row, head, i][present[row, head, i]] - 1).int().tolist()
+            wanted = allowed.expand(B, H, n, n)[row, head, i].nonzero().flatten().tolist()
+            assert sorted(keys) == wanted
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_scaling_gates_and_the_number_of_visible_keys(pattern: str) -> None:
+    class Halves(HeadGate):
+        def forward(self, context_BHQE: Tensor) -> Tensor:
+            return context_BHQE * torch.tensor([0.5, 1.0, 2.0]).view(1, H, 1, 1)
+
+    found = []
+    for in_blocks in (True, False):
+        attention = make(pattern, in_blocks, scaling="length", combine="heads")
+        attention.gate = Halves()
+        found.append(outcome(attention, 18, Mask(torch.tensor([18, 9, 2]), causal=True)))
+    assert_same(*found)
+    made = make(pattern, True).pattern
+    assert made is not None
+    layout = made.layout(18, False, None, CPU)
+    assert layout is not None
+    n_places = layout.allowed_BHNK.shape[-1]
+    for causal in (True, False):
+        plain = Mask(None, causal)
+        visible = plain.laid_out(layout).n_visible(18, n_places, CPU)
+        assert torch.equal(visible, plain.n_visible(18, 18, CPU))
+
+
+def test_dropout_acts_on_the_weights() -> None:
+    attention = make("fixed", True, dropout=0.5)
+    with torch.no_grad():
+        attention.value.weight.zero_()
+        attention.value.bias.fill_(1.0)
+        torch.nn.init.eye_(attention.output.weight)
+        attention.output.bias.zero_()
+    states_BND = states(200)
+    attention.eval()
+    whole = attention(states_BND, states_BND, states_BND, Mask()).context_BQD
+    torch.testing.assert_close(whole, torch.ones_like(whole))
+    attention.train()
+    dropped = attention(states_BND, states_BND, states_BND, Mask()).context_BQD.detach()
+    assert float(dropped.std()) > 0.1
+    assert float(dropped.mean()) == pytest.approx(1.0, abs=0.05)
+    heads = dropped.unflatten(-1, (H, E))
+    assert torch.equal(heads, heads[..., :1].expand_as(heads)), "one weight, all of its value"
+
+
+def test_it_is_taken_from_the_chosen_length_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = Place("encoder_self", 1, H, E)
+    node = {**group_node("pattern", "fixed"), "block_sparse_from": 40}
+    choices = {"attention": group_node("attention", "softmax"), "pattern": node}
+    attention = AttentionFactory(choices)(place)
+    fused: list[int] = []
+    attend = Softmax.attend
+
+    def noted(self: Softmax, query_BHQE: Tensor, *rest: Any) -> Tensor:
+        fused.append(query_BHQE.shape[2])
+        return attend(self, query_BHQE, *rest)
+
+    monkeypatch.setattr(Softmax, "attend", noted)
+    for n in (39, 40, 41):
+        states_BND = torch.randn(1, n, D)
+        attention(states_BND, states_BND, states_BND, Mask())
+    assert fused == [39], "torch's fused softmax would form all pairs"
+    # weights that are asked for are those of all pairs, and give the same context
+    shown = attention(states_BND, states_BND, states_BND, Mask(), need_weights=True)
+    assert shown.weights_BHQK is not None
+    assert shown.weights_BHQK.shape == (1, H, 41, 41)
+    torch.testing.assert_close(
+        shown.context_BQD, attention(states_BND, states_BND, states_BND, Mask()).context_BQD
+    )
+    # nor is it taken for a step of decoding, whose queries are not all positions
+    cache = KeyValueCache(static=False)
+    attention(states_BND[:, :40], states_BND[:, :40], states_BND[:, :40], Mask(None, True), cache)
+    last = states_BND[:, 40:]
+    attention(last, last, last, Mask(None, True, query_offset=40), cache)
+    assert fused == [39, 1]
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_it_is_not_taken_where_the_pattern_is_hardly_sparse(pattern: str) -> None:
+    for stride, is_taken in ((16, True), (200, False)):
+        made = make(pattern, True, stride=stride, max_share=SparsePattern.max_share).pattern
+        assert made is not None
+        assert (made.layout(300, False, None, CPU) is not None) is is_taken
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_scores_grow_as_the_square_root_of_the_length(pattern: str) -> None:
+    for causal in (True, False):
+        places = []
+        for n in (1024, 4096, 16384):
+            made = make(pattern, True, stride=math.isqrt(n)).pattern
+            assert isinstance(made, SparsePattern)
+            places.append(made.n_places(n, causal))
+        assert places[1] == 2 * places[0]
+        assert places[2] == 4 * places[0]
+
+
+def test_layouts_are_made_once_for_all_layers() -> None:
+    mask = Mask(torch.tensor([30, 9]))
+    one, other = (make("fixed", True, layer=layer).pattern for layer in (1, 2))
+    assert one is not None
+    assert other is not None
+    first = mask.restricted(one).layout(30, 30, CPU)
+    assert first is not None
+    assert mask.restricted(other).layout(30, 30, CPU) is first

@@ -1,0 +1,310 @@
+"""Linear attention against the formulas, in every mode, and what its sums promise.
+
+Letters: B batch, H heads, Q queries, K keys, N a length, D width, E head width, F = E + 1.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from headwise.attention.base import Mask, Place
+from headwise.attention.linear import (
+    LinearAttention,
+    LinearCache,
+    causal_product,
+    positive_elu,
+)
+from headwise.errors import ConfigError
+
+B, H, E, Q, K = 3, 2, 4, 6, 9
+D = H * E
+LENGTHS = torch.tensor([K, 4, 1])
+
+
+def make(site: str, chunk_size: int = 4) -> LinearAttention:
+    torch.manual_seed(0)
+    return LinearAttention(Place(site, 1, H, E), chunk_size).double().eval()
+
+
+def states(length: int, seed: int, batch: int = B) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(batch, length, D, generator=generator, dtype=torch.float64)
+
+
+def phi(x: float) -> float:
+    return x + 1 if x > 0 else math.exp(x)
+
+
+def reference(
+    attention: LinearAttention, query: Tensor, key: Tensor, lengths: list[int], causal: bool
+) -> tuple[Tensor, Tensor]:
+    """Context and weights by the formulas of the paper, one number at a time."""
+    q, k, v = (
+        part(read).tolist()
+        for part, read in ((attention.query, query), (attention.key, key), (attention.value, key))
+    )
+    n_queries, n_keys = query.shape[1], key.shape[1]
+    found = torch.zeros(len(lengths), n_queries, D, dtype=torch.float64)
+    weights = torch.zeros(len(lengths), H, n_queries, n_keys, dtype=torch.float64)
+    for b, length in enumerate(lengths):
+        for h in range(H):
+            own = range(h * E, (h + 1) * E)
+            for i in range(n_queries):
+                seen = [j for j in range(length) if not causal or j <= i]
+                scores = [sum(phi(q[b][i][e]) * phi(k[b][j][e]) for e in own) for j in seen]
+                total = sum(scores) + 1e-6
+                for j, score in zip(seen, scores, strict=True):
+                    weights[b, h, i, j] = score / total
+                    for e in own:
+                        found[b, i, e] += score * v[b][j][e] / total
+    return attention.output(found), weights
+
+
+@pytest.mark.parametrize("site", ["encoder_self", "decoder_self", "cross"])
+def test_context_and_weights_follow_the_formula(site: str) -> None:
+    attention, causal = make(site), site == "decoder_self"
+    key = states(K, 1)
+    query = states(Q, 2) if site == "cross" else key
+    mask = Mask(key_lengths_B=LENGTHS, causal=causal)
+    context, weights = reference(attention, query, key, LENGTHS.tolist(), causal)
+    found = attention(query, key, key, mask, need_weights=True)
+    plain = attention(query, key, key, mask)
+    torch.testing.assert_close(found.weights_BHQK, weights, rtol=0, atol=1e-10)
+    torch.testing.assert_close(found.context_BQD, context, rtol=0, atol=1e-10)
+    assert torch.equal(plain.context_BQD, found.context_BQD)
+    torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights[..., 0]), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("chunk_size", [1, 3, 5, 8])
+def test_causal_product_and_its_derivatives(chunk_size: int, reverse: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    a, b, v = (
+        torch.randn(2, 1, 5, width, generator=generator, dtype=torch.float64, requires_grad=True)
+        for width in (3, 3, 2)
+    )
+    expected = torch.zeros(2, 1, 5, 2, dtype=torch.float64)
+    for i in range(5):
+        for j in range(i, 5) if reverse else range(i + 1):
+            expected[:, :, i] += (a[:, :, i] * b[:, :, j]).sum(-1, keepdim=True) * v[:, :, j]
+
+    def product(*of: Tensor) -> Tensor:
+        return causal_product(*of, chunk_size, reverse)
+
+    torch.testing.assert_close(product(a, b, v), expected, rtol=0, atol=1e-12)
+    assert torch.autograd.gradcheck(product, (a, b, v))
+    assert torch.autograd.gradgradcheck(product, (a, b, v))
+
+
+def test_the_feature_map_is_elu_plus_one_and_never_zero() -> None:
+    x = torch.tensor([-3.0, -0.4, 0.0, 1e-9, 2.5], dtype=torch.float64, requires_grad=True)
+    torch.testing.assert_close(positive_elu(x), torch.nn.functional.elu(x) + 1)
+    positive_elu(x).sum().backward()
+    assert x.grad is not None
+    torch.testing.assert_close(x.grad, torch.exp(x.detach().clamp(max=0)))
+    inner = x.detach()[[0, 1, 4]].requires_grad_()  # elsewhere the derivative has a kink
+    assert torch.autograd.gradgradcheck(positive_elu, (inner,))
+    far = positive_elu(torch.tensor([-60.0, 1e30]))
+    assert far[0] > 0, "elu + 1 rounds to 0 here"
+    assert torch.isfinite(far).all()
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_gradients_of_the_module(causal: bool) -> None:
+    attention = make("decoder_self", chunk_size=2)
+    mask = Mask(key_lengths_B=torch.tensor([5, 3]), causal=causal)
+
+    def context(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        found: Tensor = attention(query, key, value, mask).context_BQD
+        return found
+
+    inputs = [states(5, seed, batch=2).requires_grad_() for seed in (1, 2, 3)]
+    assert torch.autograd.gradcheck(context, inputs)
+
+
+def test_chunks_of_any_size_agree() -> None:
+    read = states(23, 1)
+    found = []
+    for chunk_size in (1, 4, 23, 64):
+        attention = make("decoder_self", chunk_size)
+        own = read.clone().requires_grad_()
+        context = attention(own, own, own, Mask(causal=True)).context_BQD
+        (context * states(23, 5)).sum().backward()
+        found.append((context.detach(), own.grad))
+    for context, grad in found[1:]:
+        torch.testing.assert_close(context, found[0][0], rtol=0, atol=1e-11)
+        torch.testing.assert_close(grad, found[0][1], rtol=0, atol=1e-11)
+
+
+def test_decoding_keeps_sums_of_constant_size_and_equals_no_cache() -> None:
+    attention, target = make("decoder_self"), states(17, 1)
+    whole = attention(target, target, target, Mask(causal=True)).context_BQD
+    cache = attention.make_cache(static=False)
+    sizes, parts, start = set(), [], 0
+    for n_new in (1, 1, 6, 1, 5, 3):  # single steps, and several positions at once
+        new = target[:, start : start + n_new]
+        mask = Mask(causal=True, query_offset=start)
+        parts.append(attention(new, new, new, mask, cache).context_BQD)
+        sizes.add(cache.sums().numel())
+        start += n_new
+    torch.testing.assert_close(torch.cat(parts, dim=1), whole, rtol=0, atol=1e-11)
+    assert sizes == {B * H * E * (E + 1)}
+    assert not cache.is_complete
+
+
+@pytest.mark.parametrize("n_new", [1, 3])
+def test_a_reordered_cache_goes_on_as_its_rows(n_new: int) -> None:
+    attention, target = make("decoder_self"), states(5 + n_new, 1)
+    rows = torch.tensor([2, 0, 0, 1])
+    cache = attention.make_cache(static=False)
+    prefix = target[:, :5]
+    attention(prefix, prefix, prefix, Mask(causal=True), cache)
+    cache.reorder(rows)
+    new = target[rows, 5:]
+    step = attention(new, new, new, Mask(causal=True, query_offset=5), cache).context_BQD
+    whole = attention(target, target, target, Mask(causal=True)).context_BQD[rows, 5:]
+    torch.testing.assert_close(step, whole, rtol=0, atol=1e-11)
+
+
+def test_the_sums_over_a_source_are_taken_once_and_are_small() -> None:
+    attention, target, source = make("cross"), states(Q, 1), states(K, 2)
+    mask = Mask(key_lengths_B=LENGTHS)
+    whole = attention(target, source, source, mask).context_BQD
+    cache = attention.make_cache(static=True)
+    cache.reorder(torch.arange(B))  # nothing there yet
+    first = attention(target[:, :2], source, source, mask, cache).context_BQD
+    assert cache.is_complete
+    assert cache.sums().shape == (B, H, E, E + 1)
+    unread = torch.full_like(source, torch.nan)
+    rows = torch.tensor([1, 1, 0])
+    cache.reorder(rows)
+    rest = attention(target[rows, 2:], unread, unread, mask, cache).context_BQD
+    torch.testing.assert_close(first, whole[:, :2], rtol=0, atol=1e-12)
+    torch.testing.assert_close(rest, whole[rows, 2:], rtol=0, atol=1e-12)
+
+
+def test_an_empty_cache_has_no_sums() -> None:
+    with pytest.raises(RuntimeError, match="empty"):
+        LinearCache(static=True).sums()
+
+
+def test_keys_before_the_first_query_may_be_given_without_a_cache() -> None:
+    attention, target = make("decoder_self", chunk_size=2), states(9, 1)
+    whole = attention(target, target, target, Mask(causal=True), need_weights=True)
+    for start in (5, 8):
+        mask = Mask(causal=True, query_offset=start)
+        tail = attention(target[:, start:], target, target, mask, need_weights=True)
+        torch.testing.assert_close(tail.context_BQD, whole.context_BQD[:, start:])
+        torch.testing.assert_close(tail.weights_BHQK, whole.weights_BHQK[:, :, start:])
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_padding_counts_for_nothing_whatever_it_holds(causal: bool) -> None:
+    attention, key = make("decoder_self"), states(K, 1)
+    lengths = torch.tensor([6, 4, 1])
+    mask = Mask(key_lengths_B=lengths, causal=causal)
+    clean = attention(key, key, key, mask, need_weights=True)
+    longer = torch.cat((key, states(3, 2)), dim=1)
+    for garbage in (1e30, -1e30, math.inf, math.nan):
+        poisoned = longer.clone()
+        for row, length in enumerate(lengths.tolist()):
+            poisoned[row, length:] = garbage
+        found = attention(longer, poisoned, poisoned, mask, need_weights=True)
+        assert found.weights_BHQK is not None
+        torch.testing.assert_close(found.context_BQD[:, :K], clean.context_BQD)
+        torch.testing.assert_close(found.weights_BHQK[:, :, :K, :K], clean.weights_BHQK)
+        assert (found.weights_BHQK[..., K:] == 0).all()
+
+
+def test_a_row_without_a_key_gives_zeros_and_no_gradient() -> None:
+    attention = make("cross")
+    query, key = states(Q, 1).requires_grad_(), states(K, 2).requires_grad_()
+    found = attention(query, key, key, Mask(key_lengths_B=torch.tensor([0, 3, K])), None, True)
+    assert found.weights_BHQK is not None
+    torch.testing.assert_close(
+        found.context_BQD[0], attention.output.bias.expand(Q, D), rtol=0, atol=0
+    )
+    assert (found.weights_BHQK[0] == 0).all()
+    found.context_BQD.square().sum().backward()
+    assert query.grad is not None
+    assert key.grad is not None
+    assert (query.grad[0] == 0).all()
+    assert (key.grad[0] == 0).all()
+    assert torch.isfinite(query.grad).all()
+    assert torch.isfinite(key.grad).all()
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_sums_are_taken_in_float32_under_autocast(causal: bool) -> None:
+    torch.manual_seed(0)
+    attention = LinearAttention(Place("decoder_self", 1, H, E), chunk_size=4).eval()
+    n = 2048  # a sum of so many in bfloat16 stops growing
+    read = torch.randn(1, n, D)
+    found = []
+    attention.output.register_forward_pre_hook(lambda _, inputs: found.append(inputs[0]))
+    with torch.autocast("cpu", torch.bfloat16):
+        output = attention(read, read, read, Mask(causal=causal), need_weights=True)
+        q, k, v = (
+            attention.split(part(read)).double()
+            for part in (attention.query, attention.key, attention.value)
+        )
+    assert output.context_BQD.dtype is torch.bfloat16
+    scores = positive_elu(q) @ positive_elu(k).mT
+    weights = scores.tril() if causal else scores
+    weights = weights / (weights.sum(-1, keepdim=True) + 1e-6)
+    expected = (weights @ v).transpose(1, 2).flatten(2)
+    torch.testing.assert_close(output.weights_BHQK, weights.float(), rtol=1e-5, atol=1e-8)
+    # rounded once, at the end, to the 8 bits of bfloat16
+    torch.testing.assert_close(found[0].double(), expected, rtol=2**-8, atol=1e-5)
+
+
+def test_gradients_under_autocast_are_those_of_float32_sums() -> None:
+    torch.manual_seed(0)
+    a, b, v = (torch.rand(1, H, 600, E, requires_grad=True) for _ in range(3))
+    product = causal_product(a, b, v, 4)
+    expected = torch.autograd.grad(product.sum(), (a, b, v), retain_graph=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = torch.autograd.grad(product.sum(), (a, b, v))
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=0)
+
+
+def saved_bytes(n: int, head_dim: int = 32) -> int:
+    """What autograd keeps of one causal attention to n positions, storages counted once."""
+    attention = LinearAttention(Place("decoder_self", 1, 2, head_dim))
+    weights = {parameter.untyped_storage().data_ptr() for parameter in attention.parameters()}
+    read = torch.randn(1, n, 2 * head_dim)
+    kept: dict[int, Tensor] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor  # held, so that no address comes twice
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        output = attention(read, read, read, Mask(causal=True)).context_BQD
+    del output
+    return sum(t.untyped_storage().nbytes() for a, t in kept.items() if a not in weights)
+
+
+def test_memory_grows_with_the_length_and_holds_no_state_a_position() -> None:
+    short, long = saved_bytes(256), saved_bytes(1024)
+    assert long <= 4 * short
+    a_copy = 1024 * 64 * 4  # one float32 tensor (N, D)
+    assert long < 7 * a_copy, "scores or running sums are kept"
+
+
+def test_what_cannot_be_done_is_refused() -> None:
+    with pytest.raises(ConfigError, match="chunk_size must be at least 1, got 0"):
+        LinearAttention(Place("decoder_self", 1, H, E), chunk_size=0)
+    attention, read = make("decoder_self"), states(Q, 1)
+    for static in (False, True):
+        with pytest.raises(ValueError, match="cannot form weights with a cache"):
+            attention(read, read, read, Mask(), attention.make_cache(static), need_weights=True)
+    with pytest.raises(ValueError, match=r"6 queries from position 2 .* 0 cached and 6 new keys"):
+        attention(read, read, read, Mask(causal=True, query_offset=2))
+    with pytest.raises(ValueError, match=r"6 queries from position 0 .* 0 cached and 9 new keys"):
+        attention(read, states(K, 2), states(K, 2), Mask(causal=True))

@@ -1,0 +1,400 @@
+"""Linformer against its formula, with every sharing and projection, and what it promises.
+
+Letters: B batch, H heads, Q queries, K keys, M mixtures, D width, E head width.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from command_line import composer
+from headwise.attention.base import Mask, Place
+from headwise.attention.build import AttentionFactory
+from headwise.attention.length_projection import LengthProjection, MeanPooling
+from headwise.attention.linformer import PROJECTIONS, SHARING, Linformer
+from headwise.attention.scores import ScoreAttention
+from headwise.attention.softmax import Softmax
+from headwise.config_dir import group_node
+from headwise.errors import ConfigError, DataError
+from headwise.model.build import check_model
+from headwise.model.transformer import Transformer
+from headwise.schema import ModelConfig
+from headwise.train.settings import typed
+
+B, H, E, Q, K = 3, 2, 3, 4, 7
+D = H * E
+SMALL_K, MAX_LENGTH = 4, 12  # windows of 3
+LENGTHS = torch.tensor([K, 4, 1])
+EVERY = [
+    *((sharing, projection, False) for sharing in SHARING for projection in PROJECTIONS),
+    *(("key_value", projection, True) for projection in PROJECTIONS),
+]
+every = pytest.mark.parametrize(("sharing", "projection", "before_split"), EVERY)
+
+
+def make(site: str = "cross", place: Place | None = None, **settings: Any) -> Linformer:
+    torch.manual_seed(0)
+    settings = {"k": SMALL_K, "max_length": MAX_LENGTH, **settings}
+    attention = Linformer(place or Place(site, 1, H, E), **settings).double().eval()
+    if settings.get("projection") == "convolution":  # away from the mean it starts as
+        with torch.no_grad():
+            for name, parameter in attention.named_parameters():
+                if "length_projection" in name:
+                    parameter.add_(torch.randn_like(parameter))
+    return attention
+
+
+def states(length: int, seed: int, batch: int = B, width: int = D) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(batch, length, width, generator=generator, dtype=torch.float64)
+
+
+def shares(module: LengthProjection, head: int, mixture: int, length: int) -> list[float]:
+    """What each position counts for in one mixture of a sentence: the row of E, in the open."""
+    own = next(iter(module.parameters()), torch.zeros(0)).tolist()
+    row = own[head if len(own) > 1 else 0] if own else []
+    if type(module).__name__ == "LearnedProjection":
+        return row[mixture][:length]
+    size = MAX_LENGTH // SMALL_K
+    inside = [j for j in range(mixture * size, (mixture + 1) * size) if j < length]
+    found = [0.0] * length
+    for j in inside:
+        found[j] = 1 / len(inside) if isinstance(module, MeanPooling) else row[j - mixture * size]
+    return found
+
+
+def mixed(module: LengthProjection, head: int, vectors: Tensor) -> Tensor:
+    """The mixtures of a sentence without padding, channel by channel: (N, D) to (M, D)."""
+    size, length = MAX_LENGTH // SMALL_K, len(vectors)
+    kind = type(module).__name__
+    n_mixtures = SMALL_K if kind == "LearnedProjection" else math.ceil(length / size)
+    found = torch.zeros(n_mixtures, vectors.shape[1], dtype=torch.float64)
+    for d, column in enumerate(vectors.T.tolist()):
+        for m in range(n_mixtures):
+            if kind == "MaxPooling":
+                found[m, d] = max(column[m * size : (m + 1) * size])
+                continue
+            row = shares(module, head, m, length)
+            found[m, d] = sum(share * x for share, x in zip(row, column, strict=True))
+    return found
+
+
+@torch.no_grad()
+def reference(attention: Linformer, query: Tensor, key: Tensor, lengths: list[int]) -> Tensor:
+    """softmax(Q (E K)^T / sqrt(E)) (F V), head by head, on sentences cut to their length."""
+    of_keys, own_of_values = attention.length_projection, attention.value_length_projection
+    of_values = of_keys if own_of_values is None else own_of_values
+    found = torch.zeros(len(lengths), query.shape[1], D, dtype=torch.float64)
+    for b, length in enumerate(lengths):
+        read = key[b, :length]
+        for h in range(H):
+            own = slice(h * E, (h + 1) * E)
+            if attention.before_split:
+                k = attention.key(mixed(of_keys, h, read))[:, own]
+                v = attention.value(mixed(of_values, h, read))[:, own]
+            else:
+                k = mixed(of_keys, h, attention.key(read)[:, own])
+                v = mixed(of_values, h, attention.value(read)[:, own])
+            for i, q in enumerate(attention.query(query[b])[:, own]):
+                exps = [math.exp(float(q @ row) / math.sqrt(E)) for row in k]
+                for x, row in zip(exps, v, strict=True):
+                    found[b, i, own] += x / sum(exps) * row
+    answer: Tensor = attention.output(found)
+    return answer
+
+
+@every
+@pytest.mark.parametrize("site", ["encoder_self", "cross"])
+def test_context_follows_the_formula(
+    sharing: str, projection: str, before_split: bool, site: str
+) -> None:
+    attention = make(site, sharing=sharing, projection=projection, before_split=before_split)
+    key = states(K, 1)
+    query = key if site == "encoder_self" else states(Q, 2)
+    expected = reference(attention, query, key, LENGTHS.tolist())
+    mask = Mask(key_lengths_B=LENGTHS)
+    for need_weights in (False, True):
+        found = attention(query, key, key, mask, need_weights=need_weights).context_BQD
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+    unpadded = attention(query[:1], key[:1], key[:1], Mask()).context_BQD
+    torch.testing.assert_close(unpadded, expected[:1], rtol=0, atol=1e-10)
+
+
+@every
+def test_gradients(sharing: str, projection: str, before_split: bool) -> None:
+    attention = make(sharing=sharing, projection=projection, before_split=before_split)
+    of_lengths = {n: p for n, p in attention.named_parameters() if "length_projection" in n}
+    mask = Mask(key_lengths_B=torch.tensor([5, 2]))
+
+    def context(query: Tensor, key: Tensor, value: Tensor, *matrices: Tensor) -> Tensor:
+        replaced = dict(zip(of_lengths, matrices, strict=True))
+        found = torch.func.functional_call(attention, replaced, (query, key, value, mask))
+        answer: Tensor = found.context_BQD
+        return answer
+
+    inputs = [states(n, seed, batch=2).requires_grad_() for n, seed in ((2, 1), (5, 2), (5, 3))]
+    matrices = [p.detach().clone().requires_grad_() for p in of_lengths.values()]
+    assert torch.autograd.gradcheck(context, [*inputs, *matrices])
+
+
+@every
+def test_weights_are_those_on_the_values_of_the_positions(
+    sharing: str, projection: str, before_split: bool
+) -> None:
+    attention = make(sharing=sharing, projection=projection, before_split=before_split)
+    query, key = states(Q, 1), states(K, 2)
+    found = attention(query, key, key, Mask(key_lengths_B=LENGTHS), need_weights=True)
+    weights = found.weights_BHQK
+    assert attention.distribution_heads() == (projection == "mean",) * H
+    if projection == "max":
+        assert attention.forms_weights == "no"
+        assert weights is None
+        return
+    assert attention.forms_weights == Linformer.forms_weights == "effective"
+    assert weights is not None
+    assert weights.shape == (B, H, Q, K)
+    for row, length in enumerate(LENGTHS.tolist()):
+        assert (weights[row, ..., length:] == 0).all()
+    value = attention.value(key) - (attention.value.bias if before_split else 0)
+    context = (weights @ attention.split(value)).transpose(1, 2).flatten(2)
+    context = context + (attention.value.bias if before_split else 0)
+    torch.testing.assert_close(attention.output(context), found.context_BQD, rtol=0, atol=1e-11)
+    if projection == "mean":
+        assert (weights >= 0).all()
+        torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights[..., 0]))
+
+
+@every
+def test_padding_counts_for_nothing_however_much_and_whatever_it_holds(
+    sharing: str, projection: str, before_split: bool
+) -> None:
+    attention = make(sharing=sharing, projection=projection, before_split=before_split)
+    query, key, mask = states(Q, 1), states(K, 2), Mask(key_lengths_B=LENGTHS)
+    clean = attention(query, key, key, mask, need_weights=True)
+    longer = torch.cat((key, states(MAX_LENGTH, 3)), dim=1)  # more than max_length
+    for garbage in (1e30, -1e30, math.inf, math.nan):
+        for row, length in enumerate(LENGTHS.tolist()):
+            longer[row, length:] = garbage
+        found = attention(query, longer, longer, mask, need_weights=True)
+        torch.testing.assert_close(found.context_BQD, clean.context_BQD)
+        if clean.weights_BHQK is not None:
+            assert found.weights_BHQK.shape == (B, H, Q, K + MAX_LENGTH)
+            torch.testing.assert_close(found.weights_BHQK[..., :K], clean.weights_BHQK)
+            assert (found.weights_BHQK[..., K:] == 0).all()
+    for row, length in enumerate(LENGTHS.tolist()):  # alone, without any padding
+        own = key[row : row + 1, :length]
+        alone = attention(query[row : row + 1], own, own, Mask()).context_BQD
+        torch.testing.assert_close(alone, clean.context_BQD[row : row + 1])
+
+
+@every
+def test_a_row_without_a_key_gives_zeros_and_no_gradient(
+    sharing: str, projection: str, before_split: bool
+) -> None:
+    attention = make(sharing=sharing, projection=projection, before_split=before_split)
+    for need_weights in (False, True):
+        query, key = states(Q, 1).requires_grad_(), states(K, 2).requires_grad_()
+        mask = Mask(key_lengths_B=torch.tensor([0, 4, K]))
+        found = attention(query, key, key, mask, need_weights=need_weights).context_BQD
+        torch.testing.assert_close(found[0], attention.output.bias.expand(Q, D), rtol=0, atol=0)
+        found.square().sum().backward()
+        assert query.grad is not None
+        assert key.grad is not None
+        for grad in (query.grad, key.grad):
+            assert torch.isfinite(grad).all()
+            assert (grad[0] == 0).all()
+            assert (grad[1] != 0).any()
+        assert (key.grad[1, 4:] == 0).all()
+
+
+def test_mixing_before_the_split_is_key_value_sharing_without_biases() -> None:
+    after = make(sharing="key_value")
+    before = make(sharing="key_value", before_split=True)
+    before.load_state_dict(after.state_dict())
+    query, key, mask = states(Q, 1), states(K, 2), Mask(key_lengths_B=LENGTHS)
+    contexts = [attention(query, key, key, mask).context_BQD for attention in (after, before)]
+    assert not torch.allclose(*contexts)  # E (1 bᵀ) is not 1 bᵀ
+    for linear in (after.key, after.value, before.key, before.value):
+        nn.init.zeros_(linear.bias)
+    one = after(query, key, key, mask, need_weights=True)
+    other = before(query, key, key, mask, need_weights=True)
+    torch.testing.assert_close(one.context_BQD, other.context_BQD, rtol=0, atol=1e-12)
+    torch.testing.assert_close(one.weights_BHQK, other.weights_BHQK, rtol=0, atol=1e-12)
+    # keys and values of their own are mixed each for itself
+    value = states(K, 3)
+    one, other = (a(query, key, value, mask).context_BQD for a in (after, before))
+    torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+
+
+def test_windows_of_one_position_are_softmax_attention() -> None:
+    place = Place("cross", 1, H, E)
+    plain = ScoreAttention(place, Softmax(place), None, 0.0).double()
+    plain.load_state_dict(make(projection="mean").state_dict())
+    query, key, mask = states(Q, 1), states(K, 2), Mask(key_lengths_B=LENGTHS)
+    for projection in ("mean", "max"):
+        same = make(k=MAX_LENGTH, projection=projection)
+        found = same(query, key, key, mask).context_BQD
+        torch.testing.assert_close(found, plain(query, key, key, mask).context_BQD)
+
+
+def linformer(**settings: Any) -> dict[str, Any]:
+    return {**group_node("attention", "linformer"), **settings}
+
+
+@pytest.mark.parametrize(
+    ("sharing", "n_matrices"),
+    [("none", 2 * H * 4), ("headwise", 2 * 4), ("key_value", 4), ("layerwise", 1)],
+)
+def test_sharing_leaves_as_many_matrices_as_the_paper_says(sharing: str, n_matrices: int) -> None:
+    config = ModelConfig("sharing", 2, 2, D, H, 2 * D)  # four places: 2 of the encoder, 2 of cross
+    factory = AttentionFactory({"attention": linformer(sharing=sharing, k=4, max_length=12)})
+    model = Transformer(config, 11, 11, True, factory, seed=1)
+    found = [p for n, p in model.named_parameters() if "length_projection" in n]
+    assert sum(p.numel() for p in found) == n_matrices * 4 * 12
+    for site, _, attention in model.attentions():
+        assert isinstance(attention, ScoreAttention if site == "decoder_self" else Linformer)
+    source, target = torch.randint(4, 11, (2, 5)), torch.randint(4, 11, (2, 3))
+    model(source, torch.tensor([5, 4]), target).logits_BTV.sum().backward()
+    assert all(p.grad is not None and (p.grad != 0).any() for p in found)
+
+
+def test_what_is_shared_in_the_whole_model_has_one_size() -> None:
+    common = linformer(k=4, max_length=12)
+    cross = linformer(k=6, max_length=12)
+    factory = AttentionFactory({"attention": common}, {"attention": {"cross": cross}})
+    made = [factory(Place(s, n, H, E)) for s in ("encoder_self", "cross") for n in (1, 2)]
+    parts = [attention.length_projection for attention in made]
+    assert parts[0] is parts[1]
+    assert parts[2] is parts[3]
+    assert parts[0] is not parts[2]
+    for projection, is_shared in (("convolution", True), ("mean", False), ("max", False)):
+        node = linformer(k=4, max_length=12, projection=projection)
+        assert (Linformer.share_key(made[0].place, node) is not None) == is_shared
+    assert Linformer.share_key(made[0].place, {"sharing": "key_value"}) is None
+    assert Linformer.share_key(made[0].place, {}) == "learned 64 × 256"
+
+
+def test_the_decoder_is_refused_by_name_and_replaced_where_all_sites_are_asked_for() -> None:
+    softmax = {"attention": group_node("attention", "softmax")}
+    with pytest.raises(ConfigError, match=r"attention@sites\.decoder_self=.*softmax") as refused:
+        AttentionFactory(softmax, {"attention": {"decoder_self": linformer()}})
+    assert "mixtures of all positions" in str(refused.value)
+    everywhere = AttentionFactory({"attention": linformer()})
+    decoder = everywhere(Place("decoder_self", 1, H, E))
+    assert isinstance(decoder, ScoreAttention)
+    assert isinstance(decoder.normaliser, Softmax)
+    attention, read = make(), states(Q, 1)
+    with pytest.raises(ValueError, match="cannot be causal"):
+        attention(read, read, read, Mask(causal=True))
+    with pytest.raises(ValueError, match="no growing cache"):
+        attention.make_cache(static=False)
+
+
+def test_a_longer_sentence_is_refused_by_key() -> None:
+    attention = make("encoder_self")
+    assert attention.max_keys == MAX_LENGTH
+    read = states(MAX_LENGTH + 1, 1)
+    attention(read[:, 1:], read[:, 1:], read[:, 1:], Mask())
+    for mask in (Mask(), Mask(key_lengths_B=torch.tensor([3, MAX_LENGTH + 1, 2]))):
+        with pytest.raises(DataError, match=r"13 positions .* attention\.max_length=12 at encoder"):
+            attention(read, read, read, mask)
+
+
+def test_mixtures_of_a_source_are_made_once() -> None:
+    attention = make()
+    target, source, mask = states(Q, 1), states(K, 2), Mask(key_lengths_B=LENGTHS)
+    whole = attention(target, source, source, mask, need_weights=True)
+    cache = attention.make_cache(static=True)
+    first = attention(target[:, :1], source, source, mask, cache).context_BQD
+    assert cache.is_complete
+    assert cache.content()[0].shape == (B, H, SMALL_K, E)
+    rows, unread = torch.tensor([2, 0, 0, 1]), torch.full((4, K, D), torch.nan).double()
+    cache.reorder(rows)
+    again = Mask(key_lengths_B=LENGTHS[rows])
+    rest = attention(target[rows, 1:], unread, unread, again, cache, need_weights=True)
+    torch.testing.assert_close(first, whole.context_BQD[:, :1])
+    torch.testing.assert_close(rest.context_BQD, whole.context_BQD[rows, 1:])
+    torch.testing.assert_close(rest.weights_BHQK, whole.weights_BHQK[rows, :, 1:])
+
+
+@pytest.mark.parametrize("projection", ["learned", "convolution"])
+def test_heads_that_pruning_leaves_keep_their_matrices(projection: str) -> None:
+    full = make(sharing="none", projection=projection)
+    place = Place("cross", 1, 1, E, width=D, numbers=(2,))
+    pruned = make(place=place, sharing="none", projection=projection)
+    assert make(sharing="headwise").head_axes == {}
+    kept = full.state_dict()
+    for name in ("query", "key", "value"):
+        for part in ("weight", "bias"):
+            kept[f"{name}.{part}"] = kept[f"{name}.{part}"][E:]
+    kept["output.weight"] = kept["output.weight"][:, E:]
+    assert full.head_axes
+    for name, axis in full.head_axes.items():
+        kept[name] = kept[name].index_select(axis, torch.tensor([1]))
+    pruned.load_state_dict(kept)
+    with torch.no_grad():
+        full.output.weight[:, :E] = 0.0
+    query, key, mask = states(Q, 1), states(K, 2), Mask(key_lengths_B=LENGTHS)
+    torch.testing.assert_close(
+        pruned(query, key, key, mask).context_BQD, full(query, key, key, mask).context_BQD
+    )
+
+
+def test_dropout_acts_on_the_weights_in_training_only() -> None:
+    attention = make()
+    query, key, mask = states(Q, 1), states(K, 2), Mask(key_lengths_B=LENGTHS)
+    clean = attention(query, key, key, mask, need_weights=True)
+    attention.dropout = 0.5
+    still = attention(query, key, key, mask).context_BQD
+    torch.testing.assert_close(still, clean.context_BQD)
+    attention.train()
+    for need_weights in (False, True):
+        dropped = attention(query, key, key, mask, need_weights=need_weights)
+        assert not torch.allclose(dropped.context_BQD, clean.context_BQD)
+    torch.testing.assert_close(dropped.weights_BHQK, clean.weights_BHQK)
+
+
+def test_the_matrix_starts_as_in_the_paper_and_outlives_the_common_initialisation() -> None:
+    torch.manual_seed(0)
+    factory = AttentionFactory({"attention": linformer()})
+    config = ModelConfig("start", 1, 1, D, H, 2 * D)
+    model = Transformer(config, 11, 11, True, factory, seed=1)
+    (matrix,) = (p for n, p in model.named_parameters() if "length_projection" in n)
+    assert matrix.shape == (1, 64, 256)
+    assert matrix.std().item() == pytest.approx(64**-0.5, rel=0.03)
+    start = Linformer(Place("cross", 1, H, E), projection="convolution").length_projection.weight
+    assert torch.equal(start, torch.full((1, 4), 0.25))
+    with torch.device("meta"):
+        assert Linformer(Place("cross", 1, H, E), sharing="none").length_projection.weight.is_meta
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"k": 0}, r"k must be in \[1, max_length=256\], got 0"),
+        ({"k": 300}, r"k must be in \[1, max_length=256\], got 300"),
+        ({"max_length": 0}, "max_length must be at least 1"),
+        ({"sharing": "layer_wise"}, "sharing .* Did you mean layerwise"),
+        ({"projection": "average"}, "projection must be one of convolution, learned, max, mean"),
+        ({"k": 100, "projection": "mean"}, "k must be a divisor of max_length=256"),
+        ({"before_split": True, "sharing": "headwise"}, "before_split=true .* key_value, layerw"),
+    ],
+)
+def test_what_cannot_be_is_refused(settings: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        AttentionFactory({"attention": linformer(**settings)})(Place("cross", 1, H, E))
+
+
+def test_a_source_that_may_be_too_long_is_refused_before_data() -> None:
+    with composer() as compose:
+        config = typed(compose(["attention=linformer", "model=tiny"]))
+    check_model(config)
+    config.tokenizer = dataclasses.replace(config.tokenizer, max_sentence_pieces=256)
+    with pytest.raises(ConfigError, match="Linformer at encoder_self takes at most 256 positions"):
+        check_model(config)

@@ -1,0 +1,274 @@
+"""The YUBERT note's tanh, ymish and plain activations, against loops over its formulas.
+
+Letters: B batch, H heads, E head width, Q queries, K keys.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from headwise.attention.activations import ACTIVATIONS, Activation
+from headwise.attention.base import Mask, Normaliser, Pattern, Place, ScoreContext
+from headwise.attention.rows import ROWS, Elementwise
+from headwise.attention.tanh import Tanh
+from headwise.attention.ymish import Ymish, ymish
+from headwise.config_dir import group_node
+from headwise.errors import ConfigError
+from headwise.instantiate import instantiate
+
+B, H, E, Q, K = 2, 3, 4, 5, 7
+PLACE = Place("encoder_self", 1, H, E)
+SELU_SCALE, SELU_ALPHA = 1.0507009873554805, 1.6732632423543772
+
+FORMULAS: dict[str, Callable[[float], float]] = {
+    "tanh": lambda x: (math.exp(x) - math.exp(-x)) / (math.exp(x) + math.exp(-x)),
+    "ymish": lambda x: x * math.tanh(math.log(1 + math.exp(abs(x)))),
+    "selu": lambda x: SELU_SCALE * (x if x > 0 else SELU_ALPHA * (math.exp(x) - 1)),
+    "elu": lambda x: x if x > 0 else math.exp(x) - 1,
+    "leaky_relu": lambda x: x if x > 0 else 0.1 * x,
+    "swish": lambda x: x / (1 + math.exp(-x)),
+}
+
+
+class OwnKeys(Pattern):
+    """A pattern for the tests: each head sees keys of its own, head 1 nothing at query 0."""
+
+    def allowed(
+        self, query_positions_Q: Tensor, n_keys: int, causal: bool, key_lengths_B: Tensor | None
+    ) -> Tensor | None:
+        heads = torch.arange(1, self.place.n_heads + 1)[:, None, None]
+        distance = query_positions_Q[:, None] + torch.arange(n_keys)
+        return ((distance + heads) % (heads + 1) != 1)[None]
+
+
+class Shifted(Elementwise):
+    """A function for the tests that is not 0 at 0."""
+
+    l2_acts_on = "weights"
+
+    def activate(self, scores_BHQK: Tensor, typical: Tensor) -> Tensor:
+        return scores_BHQK + 3.0
+
+
+MASKS = {
+    "all": Mask(),
+    "padding": Mask(key_lengths_B=torch.tensor([K, 3])),
+    "causal": Mask(causal=True, query_offset=1),
+    "pattern": Mask(torch.tensor([4, K]), causal=True, pattern=OwnKeys(PLACE)),
+}
+
+
+def make(name: str, rows: str) -> Normaliser:
+    if name in ACTIVATIONS:
+        return Activation(PLACE, name, rows)
+    return {"tanh": Tanh, "ymish": Ymish}[name](PLACE, rows)  # type: ignore[abstract]
+
+
+def random_scores(dtype: torch.dtype = torch.float64, scale: float = 2.0) -> Tensor:
+    generator = torch.Generator().manual_seed(3)
+    return (scale * torch.randn(B, H, Q, K, generator=generator, dtype=torch.float64)).to(dtype)
+
+
+def context_of(mask: Mask) -> ScoreContext:
+    return ScoreContext(mask, torch.zeros(B, H, Q, E))
+
+
+def allowed_by(mask: Mask) -> Tensor:
+    dense = mask.dense(Q, K, torch.device("cpu"))
+    return torch.ones(B, H, Q, K).bool() if dense is None else dense.expand(B, H, Q, K)
+
+
+def row_by_hand(
+    scores: list[float],
+    allowed: list[bool],
+    weigh: Callable[[float, int], float],
+    rows: str,
+    l2_of_weights: bool,
+) -> list[float]:
+    """One row of weights; `weigh` gets a score and the number of allowed keys."""
+    n = sum(allowed)
+    x = [s if a else 0.0 for s, a in zip(scores, allowed, strict=True)]
+    if rows == "l2" and not l2_of_weights and n:
+        norm = math.sqrt(math.fsum(v * v for v in x))
+        x = [v / norm for v in x]
+    w = [weigh(v, n) if a else 0.0 for v, a in zip(x, allowed, strict=True)]
+    if rows == "sqrt" and n:
+        w = [v / math.sqrt(n) for v in w]
+    if rows == "l2" and l2_of_weights and n:
+        norm = math.sqrt(math.fsum(v * v for v in w))
+        w = [v / norm for v in w]
+    return w
+
+
+def by_hand(
+    scores: Tensor, mask: Mask, weigh: Callable[[float, int], float], rows: str, of_weights: bool
+) -> Tensor:
+    allowed = allowed_by(mask)
+    out = [
+        row_by_hand(s.tolist(), a.tolist(), weigh, rows, of_weights)
+        for s, a in zip(scores.reshape(-1, K), allowed.reshape(-1, K), strict=True)
+    ]
+    return torch.tensor(out, dtype=torch.float64).view(B, H, Q, K)
+
+
+@pytest.mark.parametrize(
+    ("x", "expected"),
+    [(0.02, 0.012128), (0.1, 0.063179), (0.5, 0.375245), (1.0, 0.865098), (2.0, 1.943959)],
+)
+def test_ymish_has_the_values_of_its_formula(x: float, expected: float) -> None:
+    found = ymish(torch.tensor([x, -x], dtype=torch.float64)).tolist()
+    assert found == pytest.approx([expected, -expected], abs=5e-7)
+
+
+def test_slopes_of_ymish() -> None:
+    x = (torch.arange(-8000, 8001, dtype=torch.float64) / 1000).requires_grad_()
+    values = ymish(x)
+    (slope,) = torch.autograd.grad(values.sum(), x)
+    assert torch.equal(values, -values.flip(0))
+    assert slope[8000].item() == pytest.approx(0.6, abs=1e-12)
+    assert slope.min() == slope[8000]
+    assert slope.max().item() == pytest.approx(1.0885, abs=5e-5)
+    assert abs(x[slope.argmax()].item()) == pytest.approx(1.49, abs=5e-3)
+    assert slope[-1].item() == pytest.approx(1.0, abs=1e-4)
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("name", FORMULAS)
+def test_weights_are_those_of_the_formula(name: str, rows: str, mask: str) -> None:
+    scores = random_scores()
+    expected = by_hand(
+        scores, MASKS[mask], lambda x, n: FORMULAS[name](x), rows, of_weights=name == "tanh"
+    )
+    found = make(name, rows)(scores, context_of(MASKS[mask]))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+    assert (found[~allowed_by(MASKS[mask])] == 0).all()
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("rows", ROWS)
+def test_the_dead_zone_is_that_of_the_formula(rows: str, mask: str) -> None:
+    kappa, theta = 3.0, 0.8
+
+    def weigh(x: float, n: int) -> float:
+        size = abs(x) * math.sqrt(n) if rows == "l2" else abs(x)
+        return x * math.tanh(math.log(1 + math.exp(kappa * (size - theta))))
+
+    scores = random_scores()
+    normaliser = Ymish(PLACE, rows, dead_zone=True, kappa=kappa, theta=theta)
+    found = normaliser(scores, context_of(MASKS[mask]))
+    expected = by_hand(scores, MASKS[mask], weigh, rows, of_weights=False)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+
+
+def test_the_dead_zone_tells_background_apart_where_plain_ymish_does_not() -> None:
+    scores = torch.full((1, 1, 1, 100), 0.1)
+    scores[..., 0] = 5.0
+    place, context = Place("cross", 1, 1, E), ScoreContext(Mask(), torch.zeros(1, 1, 1, E))
+    plain = Ymish(place)(scores, context).flatten()
+    dead = Ymish(place, dead_zone=True)(scores, context).flatten()
+    assert (plain[1] / plain[0]).item() > 0.01
+    assert (dead[1] / dead[0]).item() < 0.002
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("name", FORMULAS)
+def test_gradients_under_a_mask_with_an_empty_row(name: str, rows: str) -> None:
+    mask = Mask(torch.tensor([4, 0]), causal=True, pattern=OwnKeys(PLACE))
+    empty = ~allowed_by(mask).any(-1)
+    assert empty[0].any()  # by the pattern, beside the sentence without keys
+    scores = random_scores().requires_grad_()
+    normaliser, context = make(name, rows), context_of(mask)
+    assert torch.autograd.gradcheck(lambda s: normaliser(s, context), (scores,))
+    weights = normaliser(scores, context)
+    (gradient,) = torch.autograd.grad(weights.square().sum() + weights.sum(), scores)
+    assert (weights[empty] == 0).all()
+    assert (gradient[empty] == 0).all()
+    assert (gradient[~allowed_by(mask)] == 0).all()
+    assert (gradient[~empty].abs().sum(-1) > 0).any()
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("name", FORMULAS)
+def test_scores_of_zero_have_weights_of_zero_and_finite_gradients(name: str, rows: str) -> None:
+    scores = torch.zeros(B, H, Q, K, requires_grad=True)
+    weights = make(name, rows)(scores, context_of(MASKS["padding"]))
+    weights.sum().backward()
+    assert (weights == 0).all()
+    assert scores.grad is not None
+    assert torch.isfinite(scores.grad).all()
+    assert (scores.grad[allowed_by(MASKS["padding"])] != 0).all()
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("name", FORMULAS)
+def test_what_is_masked_is_not_seen(name: str, rows: str) -> None:
+    mask = MASKS["pattern"]
+    scores = random_scores(torch.float32)
+    garbage = scores.masked_fill(~allowed_by(mask), -1e30).requires_grad_()
+    normaliser, context = make(name, rows), context_of(mask)
+    weights = normaliser(garbage, context)
+    assert torch.equal(weights, normaliser(scores, context))
+    weights.square().sum().backward()
+    assert garbage.grad is not None
+    assert torch.isfinite(garbage.grad).all()
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("name", FORMULAS)
+def test_half_precision_is_computed_in_float32(name: str, rows: str) -> None:
+    scores = random_scores(torch.bfloat16)
+    normaliser, context = make(name, rows), context_of(MASKS["padding"])
+    with torch.autocast("cpu", torch.bfloat16):
+        found = normaliser(scores, context)
+    assert found.dtype == torch.bfloat16
+    assert torch.equal(found, normaliser(scores.float(), context).bfloat16())
+    assert normaliser(scores.float(), context).dtype == torch.float32
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_masked_keys_get_nothing_from_a_function_that_is_not_zero_at_zero(rows: str) -> None:
+    mask = MASKS["pattern"]
+    found = Shifted(PLACE, rows)(random_scores(), context_of(mask))
+    assert (found[~allowed_by(mask)] == 0).all()
+    expected = by_hand(random_scores(), mask, lambda x, n: x + 3.0, rows, of_weights=True)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["tanh", "ymish"])
+def test_yaml_and_class_have_the_same_defaults(name: str) -> None:
+    from_yaml = instantiate(group_node("attention", name), "attention", place=PLACE)
+    plain = type(from_yaml)(PLACE)
+    assert not any(from_yaml.distribution_heads())
+    for option in set(group_node("attention", name)) - {"_target_"}:
+        assert getattr(from_yaml, option) == getattr(plain, option)
+    scores, context = random_scores(), context_of(MASKS["padding"])
+    assert torch.equal(from_yaml(scores, context), plain(scores, context))
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("tanh", {"rows": "l1"}, "attention.rows must be one of l2, none, sqrt; got 'l1'"),
+        ("ymish", {"rows": "squrt"}, "attention.rows must be one of .* Did you mean sqrt"),
+        ("ymish", {"kappa": 0.0}, "attention.kappa must be above 0"),
+        ("ymish", {"theta": -0.1}, "attention.theta must be 0 or more"),
+        ("ymish", {"dead_zone": 1.0}, "attention.dead_zone must be of type bool"),
+        ("tanh", {"dead_zone": True}, "attention.dead_zone is not known"),
+    ],
+)
+def test_what_cannot_be_is_refused(name: str, settings: dict[str, Any], message: str) -> None:
+    node = {**group_node("attention", name), **settings}
+    with pytest.raises(ConfigError, match=message):
+        instantiate(node, "attention", place=PLACE)
+
+
+def test_an_activation_that_is_not_there_is_refused() -> None:
+    with pytest.raises(ConfigError, match="name must be one of elu, leaky_relu, selu, swish"):
+        Activation(PLACE, "relu")

@@ -1,0 +1,344 @@
+"""The patterns of Child et al. (2019), against sets written from the paper's definitions.
+
+Letters: B batch, H heads, Q and K numbers of queries and keys, N positions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+
+import pytest
+import torch
+
+from headwise.attention.base import Mask, Place
+from headwise.attention.build import AttentionFactory
+from headwise.attention.fixed import Fixed
+from headwise.attention.scores import ScoreAttention
+from headwise.attention.softmax import Softmax
+from headwise.attention.sparse_pattern import SparsePattern
+from headwise.attention.strided import Strided
+from headwise.config_dir import group_node
+from headwise.errors import ConfigError
+from headwise.schema import SITES
+
+CPU = torch.device("cpu")
+SELF_SITES = {True: "decoder_self", False: "encoder_self"}
+SIZES = [(8, 4, 1), (7, 3, 2), (12, 5, 2), (20, 4, 4), (32, 6, 2), (32, 6, 1), (3, 8, 2), (1, 2, 1)]
+
+
+@dataclass(frozen=True)
+class Sets:
+    """A1 and A2 of one query, written from the definitions with plain loops."""
+
+    kind: str
+    n: int
+    stride: int
+    cells: int = 1
+    causal: bool = True
+
+    def near(self, i: int) -> set[int]:
+        keys = range(i + 1) if self.causal else range(self.n)
+        if self.kind == "fixed":
+            return {j for j in keys if j // self.stride == i // self.stride}
+        if self.causal:
+            return set(range(max(0, i - self.stride), i + 1))
+        return {j for j in keys if abs(i - j) <= self.stride}
+
+    def far(self, i: int) -> set[int]:
+        keys = range(i + 1) if self.causal else range(self.n)
+        if self.kind == "strided":
+            return {j for j in keys if (i - j) % self.stride == 0}
+        if self.causal:
+            residues = range(self.stride - self.cells, self.stride)
+            return {j for j in keys if j % self.stride in residues}
+        found: set[int] = set()
+        for start in range(0, self.n, self.stride):
+            block = list(range(start, min(start + self.stride, self.n)))
+            is_final = start + self.stride >= self.n
+            found |= set(block[-self.cells :] if is_final else block[self.stride - self.cells :])
+        return found
+
+
+def make(kind: str, stride: int, cells: int, site: str, **settings: object) -> SparsePattern:
+    place = settings.pop("place", None) or Place(site, 1, 1, 4)
+    assert isinstance(place, Place)
+    if kind == "strided":
+        return Strided(place, stride=stride, **settings)  # type: ignore[arg-type]
+    return Fixed(place, stride=stride, summary_cells=cells, **settings)  # type: ignore[arg-type]
+
+
+def seen(pattern: SparsePattern, n: int, causal: bool) -> torch.Tensor:
+    """Allowed (H, N, N) in self-attention without padding."""
+    mask = Mask(causal=causal, pattern=pattern).dense(n, n, CPU)
+    assert mask is not None
+    return mask.expand(1, len(pattern.near_H), n, n)[0]
+
+
+def as_sets(allowed_QK: torch.Tensor) -> list[set[int]]:
+    return [set(row.nonzero().flatten().tolist()) for row in allowed_QK]
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(("n", "stride", "cells"), SIZES)
+@pytest.mark.parametrize("kind", ["strided", "fixed"])
+def test_sets_are_those_of_the_paper(
+    kind: str, n: int, stride: int, cells: int, causal: bool
+) -> None:
+    sets = Sets(kind, n, stride, cells, causal)
+    far = {"strided": "strided", "fixed": "summary"}[kind]
+    place = Place(SELF_SITES[causal], 1, 3, 4)
+    pattern = make(
+        kind, stride, cells, "", place=place, combine="heads", heads=["local", far, "merged"]
+    )
+    near, distant, merged = (as_sets(head) for head in seen(pattern, n, causal))
+    for i in range(n):
+        assert near[i] == sets.near(i)
+        assert distant[i] == sets.far(i) | {i}, "and the own position"
+        assert merged[i] == sets.near(i) | sets.far(i) | {i}
+    whole = make(kind, stride, cells, SELF_SITES[causal])
+    assert as_sets(seen(whole, n, causal)[0]) == merged
+
+
+@pytest.mark.parametrize(
+    ("kind", "causal", "i", "near", "far"),
+    [
+        ("strided", True, 5, {1, 2, 3, 4, 5}, {1, 5}),
+        ("fixed", True, 5, {4, 5}, {3}),
+        ("strided", False, 5, {1, 2, 3, 4, 5, 6, 7}, {1, 5}),
+        ("fixed", False, 5, {4, 5, 6, 7}, {3, 7}),
+        ("strided", True, 2, {0, 1, 2}, {2}),
+        ("fixed", True, 2, {0, 1, 2}, set()),
+        ("fixed", False, 2, {0, 1, 2, 3}, {3, 7}),
+    ],
+)
+def test_worked_examples(kind: str, causal: bool, i: int, near: set[int], far: set[int]) -> None:
+    place = Place(SELF_SITES[causal], 1, 2, 4)
+    found = seen(make(kind, 4, 1, "", place=place, combine="heads"), 8, causal)
+    assert as_sets(found[0])[i] == near
+    assert as_sets(found[1])[i] == far | {i}
+
+
+@pytest.mark.parametrize("lengths", [[12, 7, 1], [12, 9, 4]])
+@pytest.mark.parametrize("kind", ["strided", "fixed"])
+def test_padding_leaves_the_sets_of_each_sentence_alone(kind: str, lengths: list[int]) -> None:
+    pattern = make(kind, 4, 2, "encoder_self")
+    mask = Mask(torch.tensor(lengths), pattern=pattern).dense(12, 12, CPU)
+    assert mask is not None
+    for row, n in enumerate(lengths):
+        sets = Sets(kind, n, 4, 2, causal=False)
+        found = as_sets(mask.expand(3, 1, 12, 12)[row, 0])
+        assert found[:n] == [sets.near(i) | sets.far(i) for i in range(n)]
+
+
+@pytest.mark.parametrize("n", [7, 9, 10, 11, 12, 17])
+def test_heads_with_cells_of_their_own(n: int) -> None:
+    stride, cells, heads = 6, 2, 3
+    place = Place("decoder_self", 2, heads, 4)
+    pattern = make("fixed", stride, cells, "", place=place, combine="interleaved", own_cells=True)
+    found = seen(pattern, n, causal=True)
+    for head in range(heads):
+        residues = range(stride - (head + 1) * cells, stride - head * cells)
+        for i, keys in enumerate(as_sets(found[head])):
+            assert keys == {j for j in range(i + 1) if j % stride in residues} | {i}
+    # an encoder: in the final block they stand closer to the front, and are as many as fit
+    found = seen(pattern, n, causal=False)
+    start = (n - 1) // stride * stride
+    for head in range(heads):
+        first = max(start, n - (head + 1) * cells)
+        of_final = {j for j in as_sets(found[head])[0] if j >= start}
+        assert of_final == set(range(first, min(first + cells, n)))
+
+
+def two_hops(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    """Which keys (Q, K) a query reaches through `second` to a key, and `first` from there."""
+    return (second.int() @ first.int()) > 0
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(
+    ("kind", "n", "stride", "cells"),
+    [(k, *size) for k, size in product(("strided", "fixed"), SIZES)],
+)
+def test_every_pair_is_two_hops_apart(
+    kind: str, n: int, stride: int, cells: int, causal: bool
+) -> None:
+    wanted = torch.ones(n, n).bool().tril() if causal else torch.ones(n, n).bool()
+    layers = [
+        seen(
+            make(kind, stride, cells, "", place=Place("", layer, 1, 4), combine=combine), n, causal
+        )
+        for combine, layer in (("interleaved", 1), ("interleaved", 2), ("merged", 1))
+    ]
+    near, far, merged = (layer[0] for layer in layers)
+    assert torch.equal(two_hops(near, far), wanted), "layers by turns"
+    assert torch.equal(two_hops(merged, merged), wanted)
+    place = Place("", 1, 2, 4)
+    by_head = seen(make(kind, stride, cells, "", place=place, combine="heads"), n, causal).any(0)
+    assert torch.equal(two_hops(by_head, by_head), wanted)
+
+
+@pytest.mark.parametrize("n", [13, 16, 32])
+def test_heads_with_cells_of_their_own_reach_every_pair_together(n: int) -> None:
+    place = Place("", 1, 3, 4)
+    pattern = make("fixed", 6, 2, "", place=place, own_cells=True)
+    for causal in (True, False):
+        wanted = torch.ones(n, n).bool().tril() if causal else torch.ones(n, n).bool()
+        together = seen(pattern, n, causal).any(0)
+        assert torch.equal(two_hops(together, together), wanted)
+
+
+def test_without_the_last_real_tokens_the_final_block_would_not_be_heard_of() -> None:
+    n, stride, cells = 32, 6, 2
+    keys = torch.arange(n)
+    near = keys[:, None] // stride == keys // stride
+    plain = ((keys % stride >= stride - cells)[None] | torch.eye(n).bool()).expand(n, n)
+    either = near | plain
+    assert int((~two_hops(either, either)).sum()) == 60
+    found = seen(make("fixed", stride, cells, "encoder_self"), n, causal=False)[0]
+    assert bool(two_hops(found, found).all())
+
+
+@pytest.mark.parametrize(
+    ("kind", "causal", "density"),
+    [
+        ("fixed", True, 0.354),
+        ("strided", True, 0.340),
+        ("fixed", False, 0.344),
+        ("strided", False, 0.330),
+    ],
+)
+def test_share_of_the_pairs_at_the_length_of_a_sentence(
+    kind: str, causal: bool, density: float
+) -> None:
+    n = 64
+    found = seen(make(kind, 8, 2, SELF_SITES[causal]), n, causal)[0]
+    n_pairs = n * (n + 1) // 2 if causal else n * n
+    assert float(found.sum()) / n_pairs == pytest.approx(density, abs=5e-4)
+
+
+@pytest.mark.parametrize("kind", ["strided", "fixed"])
+@pytest.mark.parametrize("combine", ["interleaved", "merged", "heads"])
+@pytest.mark.parametrize("causal", [True, False])
+def test_no_real_query_is_without_a_key(kind: str, combine: str, causal: bool) -> None:
+    lengths = torch.tensor([9, 5, 1])
+    for layer in (1, 2):
+        place = Place(SELF_SITES[causal], layer, 2, 4)
+        pattern = make(kind, 4, 1, "", place=place, combine=combine)
+        mask = Mask(lengths, causal, pattern).dense(9, 9, CPU)
+        assert mask is not None
+        per_query = mask.expand(3, 2, 9, 9).any(-1)
+        for row, length in enumerate(lengths.tolist()):
+            assert bool(per_query[row, :, :length].all())
+
+
+def test_layers_take_turns_and_so_do_heads() -> None:
+    def shares(layer: int = 1, n_heads: int = 4, **settings: object) -> list[tuple[bool, bool]]:
+        place = Place("encoder_self", layer, n_heads, 4)
+        pattern = Fixed(place, **settings)  # type: ignore[arg-type]
+        return list(zip(pattern.near_H, pattern.far_H, strict=True))
+
+    near, far, both = (True, False), (False, True), (True, True)
+    assert [shares(layer, 1, combine="interleaved")[0] for layer in (1, 2, 3, 4)] == [near, far] * 2
+    assert shares() == [both] * 4
+    assert shares(combine="heads") == [near, far, near, far]
+    listed = {"combine": "heads", "heads": ["merged", "interleaved", "summary"]}
+    assert shares(1, **listed) == [both, near, far, both]
+    assert shares(2, **listed) == [both, far, far, both]
+
+
+def test_a_pruned_place_goes_by_the_numbers_of_its_heads() -> None:
+    place = Place("decoder_self", 1, 2, 4, 16, (2, 3))
+    pattern = Fixed(place, 8, 2, own_cells=True, combine="heads", heads=["local", "summary"])
+    assert pattern.near_H == (False, True)
+    found = as_sets(seen(pattern, 16, causal=True)[0])
+    assert found[15] == {4, 5, 12, 13, 15}, "head 2 keeps the second cells"
+
+
+def test_a_step_of_decoding_sees_its_row_of_the_whole() -> None:
+    for kind, combine in product(("strided", "fixed"), ("merged", "heads")):
+        place = Place("decoder_self", 1, 2, 4)
+        pattern = make(kind, 3, 1, "", place=place, combine=combine)
+        whole = seen(pattern, 11, causal=True)
+        for offset, n_new in ((0, 1), (4, 1), (7, 3), (10, 1)):
+            n_keys = offset + n_new
+            step = Mask(None, True, pattern, offset).dense(n_new, n_keys, CPU)
+            assert step is not None
+            rows = step.expand(1, 2, n_new, n_keys)[0]
+            assert torch.equal(rows, whole[:, offset:n_keys, :n_keys])
+
+
+@pytest.mark.parametrize("kind", ["strided", "fixed"])
+def test_cross_attention_is_not_restricted(kind: str) -> None:
+    choices = {
+        "attention": group_node("attention", "softmax"),
+        "pattern": group_node("pattern", kind),
+    }
+    factory = AttentionFactory(choices)
+    query, key = torch.randn(1, 30, 8), torch.randn(1, 40, 8)
+    seen_at = {}
+    for site in SITES:
+        attention = factory(Place(site, 1, 2, 4))
+        states = key if site == "cross" else query
+        weights = attention(query, states, states, Mask(), need_weights=True).weights_BHQK
+        assert weights is not None
+        seen_at[site] = float((weights > 0).float().mean())
+    assert seen_at["cross"] == 1
+    assert seen_at["encoder_self"] < 0.7
+    assert seen_at["decoder_self"] < 0.7
+
+
+def test_layers_that_agree_share_one_mask() -> None:
+    mask = Mask(torch.tensor([9, 4]))
+    patterns = [
+        Fixed(Place("encoder_self", layer, 2, 4), combine=combine)
+        for combine in ("merged", "interleaved")
+        for layer in (1, 2, 3)
+    ]
+    made = [mask.restricted(pattern) for pattern in patterns]
+    assert made[0] is made[1] is made[2]
+    assert made[3] is made[5]
+    assert len({id(one) for one in made}) == 3
+    assert made[0].dense(9, 9, CPU) is made[1].dense(9, 9, CPU)
+    # what differs in any choice does not
+    place = Place("encoder_self", 1, 2, 4)
+    others = [
+        Strided(place),
+        Fixed(place, stride=4),
+        Fixed(place, summary_cells=1),
+        Fixed(place, own_cells=True),
+    ]
+    assert len({id(mask.restricted(pattern)) for pattern in [patterns[0], *others]}) == 5
+
+
+def test_padding_and_causality_of_the_stack_reach_the_restricted_mask() -> None:
+    place = Place("decoder_self", 1, 2, 4)
+    attention = ScoreAttention(place, Softmax(place), Strided(place, stride=2), dropout=0.0)
+    states = torch.randn(2, 6, 8)
+    mask = Mask(torch.tensor([6, 3]), causal=True)
+    weights = attention(states, states, states, mask, need_weights=True).weights_BHQK
+    assert weights is not None
+    for row, length in enumerate((6, 3)):
+        sets = Sets("strided", length, 2)
+        found = as_sets(weights[row, 0] > 0)
+        assert found[:length] == [sets.near(i) | sets.far(i) for i in range(length)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"stride": 0}, "stride must be at least 1"),
+        ({"combine": "mixed"}, "combine must be one of heads, interleaved, merged"),
+        ({"combine": "heads", "heads": ["local", "sumary"]}, "Did you mean summary"),
+        ({"combine": "heads", "heads": ["strided"]}, "heads must be one of"),
+        ({"combine": "heads", "heads": []}, "heads must be a list of at least one name"),
+        ({"heads": ["local"]}, "heads must be null with combine=merged"),
+        ({"summary_cells": 0}, "summary_cells must be between 1 and stride=8"),
+        ({"summary_cells": 9}, "summary_cells must be between 1 and stride=8"),
+        ({"summary_cells": 3, "own_cells": True}, "stride must be at least 12.* 4 heads"),
+        ({"block_sparse_from": 0}, "block_sparse_from must be at least 1"),
+    ],
+)
+def test_settings_that_cannot_be(settings: dict[str, object], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        Fixed(Place("encoder_self", 1, 4, 4), **settings)  # type: ignore[arg-type]

@@ -1,0 +1,326 @@
+"""Entmax losses against the definition in plain loops, and large vocabularies against small."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from headwise.entmax import alpha_entmax, entmax15_loss, entmax_loss, losses, sparsemax_loss
+from headwise.entmax.losses import entmax_loss_and_support, log_entmax
+
+ALPHAS = [1.0, 1.001, 1.2, 1.5, 1.75, 2.0]
+N_ROWS, N_CLASSES = 6, 9
+
+
+def reference_weights(scores: Sequence[float], alpha: float) -> list[float]:
+    """α-entmax of one row by bisection of its threshold."""
+    if alpha == 1:
+        exponentials = [math.exp(score - max(scores)) for score in scores]
+        return [value / sum(exponentials) for value in exponentials]
+    beta = alpha - 1
+    below, above = beta * max(scores) - 1, beta * max(scores)
+    for _ in range(100):
+        middle = (below + above) / 2
+        total = sum(max(beta * score - middle, 0.0) ** (1 / beta) for score in scores)
+        below, above = (middle, above) if total >= 1 else (below, middle)
+    weights = [max(beta * score - below, 0.0) ** (1 / beta) for score in scores]
+    return [weight / sum(weights) for weight in weights]
+
+
+def reference_loss(scores: Sequence[float], gold: int, alpha: float) -> float:
+    """<p - e_y, z> + H_α(p), term by term."""
+    weights = reference_weights(scores, alpha)
+    total = 0.0
+    for k, (weight, score) in enumerate(zip(weights, scores, strict=True)):
+        total += (weight - (k == gold)) * score
+        if alpha == 1:
+            total -= weight * math.log(weight) if weight else 0.0
+        else:
+            total += (weight - weight**alpha) / (alpha * (alpha - 1))
+    return total
+
+
+def example(
+    n_rows: int = N_ROWS, n_classes: int = N_CLASSES, scale: float = 1.5, seed: int = 1
+) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    scores = scale * torch.randn(n_rows, n_classes, generator=generator, dtype=torch.float64)
+    target = torch.randint(0, n_classes, (n_rows,), generator=generator)
+    return scores.requires_grad_(), target
+
+
+def gradient_of(loss: Tensor, scores: Tensor) -> Tensor:
+    (gradient,) = torch.autograd.grad(loss, scores)
+    return gradient
+
+
+@pytest.mark.parametrize("alpha", ALPHAS)
+@pytest.mark.parametrize("scale", [0.1, 1.5, 8.0])
+def test_value_and_gradient_are_those_of_the_definition(alpha: float, scale: float) -> None:
+    scores, target = example(scale=scale)
+    found = entmax_loss(scores, target, alpha)
+    rows = list(zip(scores.tolist(), target.tolist(), strict=True))
+    assert found.tolist() == pytest.approx(
+        [reference_loss(row, gold, alpha) for row, gold in rows], abs=1e-10
+    )
+    weights = torch.arange(1.0, N_ROWS + 1, dtype=torch.float64)
+    gradient = gradient_of((weights * found).sum(), scores)
+    for factor, got, (row, gold) in zip(weights.tolist(), gradient.tolist(), rows, strict=True):
+        p = reference_weights(row, alpha)
+        expected = [factor * (p[k] - (k == gold)) for k in range(N_CLASSES)]
+        assert got == pytest.approx(expected, abs=1e-10)
+
+
+@pytest.mark.parametrize("alpha", [1.3, 1.5, 2.0])
+def test_a_large_vocabulary_agrees_with_the_definition(alpha: float) -> None:
+    scores, target = example(2, 1500, scale=2.0)
+    found = entmax_loss(scores, target, alpha)
+    expected = [
+        reference_loss(row, gold, alpha)
+        for row, gold in zip(scores.tolist(), target.tolist(), strict=True)
+    ]
+    assert found.tolist() == pytest.approx(expected, abs=1e-10)
+
+
+def test_named_losses() -> None:
+    scores, target = example()
+    assert torch.equal(entmax15_loss(scores, target), entmax_loss(scores, target, 1.5))
+    assert torch.equal(sparsemax_loss(scores, target), entmax_loss(scores, target, 2.0))
+    smoothed = entmax15_loss(scores, target, label_smoothing=0.1, ignore_index=0)
+    assert torch.equal(smoothed, entmax_loss(scores, target, 1.5, 0.1, 0))
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_alpha_1_is_cross_entropy_and_the_limit(smoothing: float) -> None:
+    scores, target = example()
+    expected = cross_entropy(scores, target, reduction="none", label_smoothing=smoothing)
+    exact = entmax_loss(scores, target, 1.0, smoothing)
+    torch.testing.assert_close(exact, expected, rtol=0, atol=1e-12)
+    near = entmax_loss(scores, target, 1 + 1e-7, smoothing)
+    torch.testing.assert_close(near, expected, rtol=0, atol=1e-5)
+    single = entmax_loss(scores.float(), target, 1 + 1e-5, smoothing)
+    torch.testing.assert_close(single.double(), expected, rtol=0, atol=1e-3)
+    assert not torch.equal(single.double(), expected)
+
+
+@pytest.mark.parametrize("alpha", ALPHAS)
+@pytest.mark.parametrize("smoothing", [0.0, 0.15])
+def test_gradient_agrees_with_differences(alpha: float, smoothing: float) -> None:
+    scores, target = example(seed=3)
+    target[2], target[4] = 0, 0
+
+    def loss(scores: Tensor) -> Tensor:
+        return entmax_loss(scores, target, alpha, smoothing, ignore_index=0)
+
+    assert torch.autograd.gradcheck(loss, (scores,), atol=1e-6)
+
+
+@pytest.mark.parametrize("alpha", [1.0, 1.5, 2.0])
+def test_smoothing_is_of_the_mean_over_all_but_the_ignored_class(alpha: float) -> None:
+    scores, target = example(seed=5)
+    target.clamp_min_(1)
+    plain = entmax_loss(scores, target, alpha)
+    smoothed = entmax_loss(scores, target, alpha, 0.3, ignore_index=0)
+    for row, gold, before, after in zip(
+        scores.tolist(), target.tolist(), plain.tolist(), smoothed.tolist(), strict=True
+    ):
+        mean = sum(row[1:]) / (N_CLASSES - 1)
+        assert after == pytest.approx(before + 0.3 * (row[gold] - mean), abs=1e-12)
+
+
+def mixed_rows(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+    """Rows of 4103 classes whose support is a few, some hundred, and nearly all of them."""
+    scores, target = example(30, 4103, scale=1.0, seed=7)
+    with torch.no_grad():
+        scores[:10] *= 3.0
+        scores[10:20] *= 0.6
+        scores[20:] *= 0.01
+        scores[3, -5:] += 9.0  # the classes at the end that fill no group
+    target[5:8] = 0
+    return scores.detach().to(dtype).requires_grad_(), target
+
+
+def test_the_rows_of_that_test_need_few_groups_more_or_all_classes() -> None:
+    parts = losses._solve_rows(mixed_rows()[0].detach(), 1.5, None).parts
+    solved = [len(part.p_RC) - int((part.p_RC.sum(1) == 0).sum()) for part in parts]
+    assert len(parts) == 3
+    assert all(solved)
+    assert sum(solved) == 30
+    columns = [part.p_RC.shape[1] for part in parts]
+    assert columns[0] < columns[1] < columns[2] == 4103
+
+
+@pytest.mark.parametrize("alpha", [1.05, 1.5, 1.8, 2.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_a_few_groups_give_what_all_classes_give(
+    alpha: float, dtype: torch.dtype, smoothing: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scores, target = mixed_rows(dtype)
+    fast, fast_support = entmax_loss_and_support(scores, target, alpha, smoothing, 0)
+    fast_gradient, fast_log = gradient_of(fast.sum(), scores), log_entmax(scores, alpha)
+    monkeypatch.setattr(losses, "N_GROUPS", ())
+    whole, support = entmax_loss_and_support(scores, target, alpha, smoothing, 0)
+    tolerance = 1e-12 if dtype is torch.float64 else 3e-6
+    torch.testing.assert_close(fast, whole, rtol=tolerance, atol=tolerance)
+    gradient = gradient_of(whole.sum(), scores)
+    torch.testing.assert_close(fast_gradient, gradient, rtol=0, atol=tolerance)
+    torch.testing.assert_close(fast_log.exp(), log_entmax(scores, alpha).exp(), rtol=0, atol=1e-6)
+    assert (fast_support - support).abs().max() <= 1  # a class at the edge may round to 0
+    assert (support[target != 0] >= 1).all()
+    assert not support[target == 0].any()
+
+
+def test_equal_scores_across_the_edge_of_the_groups_taken() -> None:
+    scores = torch.zeros(3, 5000, dtype=torch.float64)
+    scores[1, 40:80] = 1.0  # more ties than groups are taken at first
+    scores[2, ::100] = 30.0
+    p = log_entmax(scores, 1.5).exp()
+    torch.testing.assert_close(p, alpha_entmax(scores, 1.5), rtol=0, atol=1e-12)
+    target = [0, 41, 100]
+    loss = entmax15_loss(scores, torch.tensor(target))
+    rows = zip(scores.tolist(), target, strict=True)
+    expected = [reference_loss(row, gold, 1.5) for row, gold in rows]
+    assert loss.tolist() == pytest.approx(expected, abs=1e-9)
+
+
+def test_the_gradient_is_kept_small() -> None:
+    scores, target = example(16, 8000, scale=3.0)
+    kept = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        kept.append(tensor.numel())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        entmax15_loss(scores, target)
+    assert 0 < sum(kept) < 16 * 8000 / 4
+
+
+@pytest.mark.parametrize("alpha", [1.25, 1.5, 2.0])
+def test_no_loss_beyond_the_margin_and_only_there(alpha: float) -> None:
+    margin = 1 / (alpha - 1)
+    for lead, is_zero in ((margin - 0.05, False), (margin, True), (margin + 2, True)):
+        scores = torch.tensor([[0.3, 0.3 - lead, 0.3 - lead, -9.0]], dtype=torch.float64)
+        loss = entmax_loss(scores, torch.tensor([0]), alpha)
+        assert (float(loss) < 1e-15) == is_zero
+        assert float(entmax_loss(scores, torch.tensor([1]), alpha)) > 1e-3
+    scores, target = example(2000, 5, scale=margin)
+    others = scores.detach().scatter(1, target[:, None], -torch.inf).amax(1)
+    leads = scores.detach().gather(1, target[:, None])[:, 0] - others
+    loss = entmax_loss(scores, target, alpha)
+    assert (loss >= 0).all()
+    is_clear = (leads - margin).abs() > 0.05  # close to it the loss is there, but tiny
+    assert torch.equal((loss < 1e-15)[is_clear], (leads >= margin)[is_clear])
+    assert (leads[is_clear] >= margin).any()
+
+
+@pytest.mark.parametrize("ignored", [0, 4, -100])
+def test_ignored_targets_cost_nothing(ignored: int) -> None:
+    scores, target = example()
+    target[target == ignored] = 1
+    expected = entmax15_loss(scores, target)
+    is_ignored = torch.tensor([False, True, False, False, True, True])
+    with torch.no_grad():
+        scores[1] = torch.tensor([torch.inf, -1e30, torch.nan] * 3)
+    shown = target.masked_fill(is_ignored, ignored)
+    loss, support = entmax_loss_and_support(scores, shown, 1.5, ignore_index=ignored)
+    gradient = gradient_of(loss.sum(), scores)
+    assert not loss[is_ignored].any()
+    assert not support[is_ignored].any()
+    assert not gradient[is_ignored].any()
+    assert torch.equal(loss[~is_ignored], expected[~is_ignored])
+    assert (gradient[~is_ignored].abs().sum(1) > 0).all()
+
+
+@pytest.mark.parametrize("n_classes", [9, 2000])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_half_precision_is_computed_in_float32_and_rounded_once(
+    n_classes: int, smoothing: float
+) -> None:
+    scores, target = example(8, n_classes, scale=2.0)
+    target[3] = 0
+    half = scores.detach().bfloat16().requires_grad_()
+    wide = half.detach().float().requires_grad_()
+    losses_of = [entmax_loss(s, target, 1.5, smoothing, 0) for s in (half, wide)]
+    assert losses_of[0].dtype == torch.float32
+    assert torch.equal(*losses_of)
+    gradient, expected = (
+        gradient_of(loss.sum(), s) for loss, s in zip(losses_of, (half, wide), strict=True)
+    )
+    assert gradient.dtype == torch.bfloat16
+    assert torch.equal(gradient, expected.bfloat16())
+
+
+def test_float32_is_accurate() -> None:
+    scores, target = example(40, 3000, scale=2.0)
+    for alpha in (1.05, 1.3, 1.5, 2.0):
+        wide = entmax_loss(scores, target, alpha)
+        single = entmax_loss(scores.detach().float(), target, alpha)
+        torch.testing.assert_close(single.double(), wide, rtol=1e-6, atol=3e-6)
+
+
+def test_scores_that_are_large_masked_or_not_numbers() -> None:
+    far = torch.tensor([[1e4, -1e4, 0.0]], requires_grad=True)
+    loss = entmax15_loss(far, torch.tensor([1]))
+    assert loss.tolist() == pytest.approx([2e4])
+    assert gradient_of(loss.sum(), far).tolist() == [[1.0, -1.0, 0.0]]
+    masked = torch.tensor([[0.5, -torch.inf, 0.2]], requires_grad=True)
+    loss = entmax15_loss(masked, torch.tensor([0]))
+    short = entmax15_loss(torch.tensor([[0.5, 0.2]]), torch.tensor([0]))
+    torch.testing.assert_close(loss, short)
+    assert gradient_of(loss.sum(), masked)[0, 1] == 0
+    for n_classes in (9, 3000):
+        broken = torch.randn(3, n_classes)
+        broken[1, 4] = torch.nan
+        found = entmax15_loss(broken, torch.tensor([1, 2, 3]))
+        assert found.isnan().tolist() == [False, True, False]
+        log_p = log_entmax(broken, 1.5)
+        assert log_p[1].isnan().all()
+        assert not log_p[::2].isnan().any()
+
+
+@pytest.mark.parametrize("alpha", ALPHAS)
+@pytest.mark.parametrize("n_classes", [9, 2500])
+def test_log_probabilities_are_those_of_the_map(alpha: float, n_classes: int) -> None:
+    scores, _ = example(12, n_classes, scale=2.0)
+    log_p = log_entmax(scores.view(3, 4, n_classes), alpha)
+    p = alpha_entmax(scores, alpha).view(3, 4, n_classes)
+    assert log_p.shape == (3, 4, n_classes)
+    assert not log_p.requires_grad
+    torch.testing.assert_close(log_p.exp(), p, rtol=0, atol=1e-12)
+    certain = p > 1e-9
+    torch.testing.assert_close(log_p[certain], p[certain].log(), rtol=0, atol=1e-6)
+    assert bool((log_p == -torch.inf).any()) == (alpha > 1.001)
+    assert log_entmax(scores.bfloat16(), alpha).dtype == torch.float32
+
+
+def test_shapes_and_an_empty_batch() -> None:
+    scores, target = example(6, 7)
+    loss, support = entmax_loss_and_support(scores.view(2, 3, 7), target.view(2, 3), 1.5)
+    assert loss.shape == support.shape == (2, 3)
+    assert torch.equal(loss.flatten(), entmax15_loss(scores, target))
+    for n_classes in (7, 4000):
+        empty = torch.zeros(0, n_classes, requires_grad=True)
+        loss = entmax15_loss(empty, torch.zeros(0, dtype=torch.long))
+        assert loss.shape == (0,)
+        assert gradient_of(loss.sum(), empty).shape == (0, n_classes)
+
+
+def test_what_is_refused() -> None:
+    scores, target = example()
+    for alpha in (0.9, 2.1, math.nan):
+        with pytest.raises(ValueError, match=r"alpha must be in \[1, 2\]"):
+            entmax_loss(scores, target, alpha)
+    with pytest.raises(ValueError, match="label_smoothing"):
+        entmax_loss(scores, target, 1.5, 1.0)
+    with pytest.raises(TypeError, match="floating-point"):
+        entmax_loss(scores.long(), target, 1.5)
+    loss = entmax15_loss(scores, target)
+    with pytest.raises(RuntimeError, match="once"):
+        torch.autograd.grad(loss.sum(), scores, create_graph=True)

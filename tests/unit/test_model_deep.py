@@ -1,0 +1,326 @@
+"""Very deep models: blocks, initial weights, grids of positions.
+
+Formulas of Child et al. 2019, equations 9 to 15, written out anew for one sentence in float64.
+Letters: N positions, D width, E head width.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+
+import pytest
+import torch
+from torch import Tensor
+
+from headwise.attention.build import AttentionFactory
+from headwise.config_dir import group_node
+from headwise.errors import ConfigError, DataError
+from headwise.model.blocks import ACTIVATIONS
+from headwise.model.embedding import Embedding, GridPositions
+from headwise.model.transformer import Transformer, n_parameters
+from headwise.schema import ModelConfig
+from headwise.train.loss import CrossEntropy
+
+V = 13
+DEEP = ModelConfig(
+    "deep",
+    encoder_layers=3,
+    decoder_layers=2,
+    d_model=16,
+    n_heads=2,
+    d_ff=32,
+    positions="grid",
+    max_positions=64,
+    grid_width=4,
+    activation="quick_gelu",
+    share_embeddings="none",
+    dropout=0.0,
+    attention_dropout=0.0,
+    activation_dropout=0.0,
+    init="scaled",
+)
+
+
+def build(attention: str = "softmax", vocabulary: int = V, **changes: object) -> Transformer:
+    config = dataclasses.replace(DEEP, **changes)  # type: ignore[arg-type]
+    torch.manual_seed(0)
+    factory = AttentionFactory(
+        {"attention": group_node("attention", attention)}, dropout=config.attention_dropout
+    )
+    return Transformer(config, vocabulary, vocabulary, True, factory, seed=1)
+
+
+def batch() -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    source = torch.randint(4, V, (4, 9), generator=generator)
+    target = torch.randint(4, V, (4, 7), generator=generator)
+    return source, torch.tensor([9, 6, 3, 1]), target
+
+
+# -- the formulas -----------------------------------------------------------------------------
+
+
+class Reference:
+    """Logits of one sentence pair from named weights; `registers` go in front of the source."""
+
+    def __init__(self, weights: Mapping[str, Tensor], config: ModelConfig) -> None:
+        self.weights, self.config = weights, config
+
+    def linear(self, name: str, rows_ND: Tensor) -> Tensor:
+        return rows_ND @ self.weights[f"{name}.weight"].T + self.weights[f"{name}.bias"]
+
+    def norm(self, name: str, rows_ND: Tensor) -> Tensor:
+        out = torch.zeros_like(rows_ND)
+        for i, row in enumerate(rows_ND):
+            mean = row.sum() / len(row)
+            variance = ((row - mean) ** 2).sum() / len(row)
+            out[i] = (row - mean) / torch.sqrt(variance + 1e-6)
+        return out * self.weights[f"{name}.weight"] + self.weights[f"{name}.bias"]
+
+    def attention(self, name: str, read_ND: Tensor, other_ND: Tensor, causal: bool) -> Tensor:
+        query, key, value = (
+            self.linear(f"{name}.{part}", rows)
+            for part, rows in (("query", read_ND), ("key", other_ND), ("value", other_ND))
+        )
+        head_dim = self.config.d_model // self.config.n_heads
+        joined = torch.zeros_like(query)
+        for head in range(self.config.n_heads):
+            columns = slice(head * head_dim, (head + 1) * head_dim)
+            for i in range(len(query)):
+                last = i + 1 if causal else len(key)
+                powers = torch.stack(
+                    [
+                        torch.exp(query[i, columns] @ key[j, columns] / math.sqrt(head_dim))
+                        for j in range(last)
+                    ]
+                )
+                for j in range(last):
+                    joined[i, columns] += powers[j] / powers.sum() * value[j, columns]
+        return self.linear(f"{name}.output", joined)
+
+    def feed_forward(self, name: str, read_ND: Tensor) -> Tensor:
+        inner = self.linear(f"{name}.inner", read_ND)
+        return self.linear(f"{name}.outer", inner / (1 + torch.exp(-1.702 * inner)))
+
+    def embed(self, side: str, ids: list[int]) -> Tensor:
+        table = self.weights[f"{side}_embedding.token.weight"]
+        row = self.weights[f"{side}_embedding.learned.row.weight"]
+        column = self.weights[f"{side}_embedding.learned.column.weight"]
+        width = self.config.grid_width
+        return torch.stack(
+            [table[k] + row[math.floor(i / width)] + column[i % width] for i, k in enumerate(ids)]
+        )
+
+    def logits(self, source: list[int], target: list[int]) -> Tensor:
+        states = self.embed("source", source)
+        if self.config.register_tokens:
+            states = torch.cat((self.weights["registers.table.weight"], states))
+        for layer in range(self.config.encoder_layers):
+            name = f"encoder.layers.{layer}"
+            read = self.norm(f"{name}.attention_residual.norm", states)
+            a = self.attention(f"{name}.attention", read, read, causal=False)
+            read = self.norm(f"{name}.feed_forward_residual.norm", states + a)
+            b = self.feed_forward(f"{name}.feed_forward", read)
+            states = states + (a + b)
+        memory = self.norm("encoder.norm", states)
+        states = self.embed("target", target)
+        for layer in range(self.config.decoder_layers):
+            name = f"decoder.layers.{layer}"
+            read = self.norm(f"{name}.self_residual.norm", states)
+            a = self.attention(f"{name}.self_attention", read, read, causal=True)
+            read = self.norm(f"{name}.cross_residual.norm", states + a)
+            c = self.attention(f"{name}.cross_attention", read, memory, causal=False)
+            read = self.norm(f"{name}.feed_forward_residual.norm", states + a + c)
+            b = self.feed_forward(f"{name}.feed_forward", read)
+            states = states + (a + c + b)
+        return self.norm("decoder.norm", states) @ self.weights["output.weight"].T
+
+
+@pytest.mark.parametrize("n_registers", [0, 3])
+def test_logits_are_those_of_the_formulas(n_registers: int) -> None:
+    model = build(register_tokens=n_registers).double().eval()
+    generator = torch.Generator().manual_seed(3)
+    for parameter in model.parameters():  # biases, norms and the output are no longer 0 and 1
+        noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+        parameter.data += 0.3 * noise
+    source, target = [5, 7, 4, 12, 5, 9], [6, 11, 4, 8, 10]
+    config = dataclasses.replace(DEEP, register_tokens=n_registers)
+    wanted = Reference(model.state_dict(), config).logits(source, target)
+    found = model(torch.tensor([source]), torch.tensor([6]), torch.tensor([target])).logits_BTV
+    torch.testing.assert_close(found[0], wanted, rtol=1e-10, atol=1e-10)
+
+
+def test_quick_gelu() -> None:
+    x = torch.linspace(-4, 4, 41, dtype=torch.float64, requires_grad=True)
+    found = ACTIVATIONS["quick_gelu"](x)
+    wanted = [v / (1 + math.exp(-1.702 * v)) for v in x.tolist()]
+    torch.testing.assert_close(found, torch.tensor(wanted, dtype=torch.float64))
+    assert torch.autograd.gradcheck(ACTIVATIONS["quick_gelu"], (x,))
+    assert (found - torch.nn.functional.gelu(x)).abs().max() < 0.021
+
+
+# -- initial weights --------------------------------------------------------------------------
+
+
+def spread(weight: Tensor) -> float:
+    return float(weight.detach().double().std())
+
+
+def test_scaled_weights_have_the_deviations_of_the_paper() -> None:
+    width, inner, layers = 256, 1024, 3
+    model = build(
+        vocabulary=400,
+        d_model=width,
+        d_ff=inner,
+        encoder_layers=layers,
+        decoder_layers=layers,
+        grid_width=32,
+        max_positions=1024,
+        register_tokens=64,
+    )
+    branches = {"encoder": 2 * layers, "decoder": 3 * layers}
+    seen = set()
+    for name, weight in model.named_parameters():
+        if name.endswith("bias"):
+            assert not weight.any(), name
+        elif "norm" in name:
+            assert (weight == 1).all(), name
+        elif name == "output.weight":
+            assert not weight.any()
+        else:
+            kind = name.split(".")[-2]
+            wanted = 0.125 / math.sqrt(inner if kind == "outer" else width)
+            if kind in ("output", "outer"):
+                wanted /= math.sqrt(branches[name.split(".")[0]])
+            if kind in ("row", "column"):
+                wanted /= math.sqrt(2)
+            seen.add(kind)
+            assert spread(weight) == pytest.approx(wanted, rel=0.03), name
+            assert (
+                abs(float(weight.detach().mean()))
+                < 0.03 * wanted + 3 * wanted / weight.numel() ** 0.5
+            )
+    kinds = {"query", "key", "value", "output", "inner", "outer", "token", "row", "column", "table"}
+    assert seen == kinds
+
+
+def test_learned_positions_are_one_table_and_sinusoids_shrink_with_the_tokens() -> None:
+    learned = build(positions="learned", d_model=128, max_positions=512).source_embedding.learned
+    assert isinstance(learned, torch.nn.Embedding)
+    assert spread(learned.weight) == pytest.approx(0.125 / math.sqrt(128), rel=0.03)
+    scaled = build(positions="sinusoidal", d_model=128).source_embedding
+    glorot = build(positions="sinusoidal", d_model=128, init="glorot").source_embedding
+    ids = torch.full((1, 6), 5)
+    for embedding, token_scale in ((scaled, 1.0), (glorot, math.sqrt(128))):
+        tokens = embedding.token.weight[5] * token_scale
+        added = embedding(ids)[0] - tokens
+        ratio = float(added.detach().norm() / tokens.detach().norm()) / math.sqrt(len(added))
+        assert ratio == pytest.approx(math.sqrt(0.5), rel=0.15)
+
+
+def test_scaled_variants_start_from_the_same_projections() -> None:
+    dense = dict(build("softmax").named_parameters())
+    for other in (build("alpha_entmax"), build(register_tokens=2), build(recompute=True)):
+        weights = dict(other.named_parameters())
+        for name, weight in dense.items():
+            assert torch.equal(weight, weights[name]), name
+
+
+def test_a_pruned_place_is_scaled_by_its_own_width() -> None:
+    layers = [[1], [1, 2], [2]]
+    kept = {"encoder_self": layers, "decoder_self": layers[:2], "cross": layers[:2]}
+    model = build(d_model=256, heads=kept)
+    output = model.encoder.layers[0].attention.output
+    assert output.weight.shape == (256, 128)
+    assert spread(output.weight) == pytest.approx(0.125 / math.sqrt(128 * 6), rel=0.03)
+
+
+# -- positions in a grid ----------------------------------------------------------------------
+
+
+def test_the_grid_adds_row_and_column() -> None:
+    torch.manual_seed(4)
+    config = dataclasses.replace(DEEP, d_model=6, max_positions=11, grid_width=4)
+    embedding = Embedding(torch.nn.Embedding(V, 6), config).double()
+    grid = embedding.learned
+    assert isinstance(grid, GridPositions)
+    assert grid.row.weight.shape == (3, 6)
+    ids = torch.randint(0, V, (2, 11))
+    found = embedding(ids)
+    for b in range(2):
+        for i in range(11):
+            wanted = embedding.token.weight[ids[b, i]] + grid.row.weight[i // 4]
+            wanted = wanted + grid.column.weight[i - 4 * (i // 4)]
+            torch.testing.assert_close(found[b, i], wanted, rtol=1e-10, atol=1e-10)
+    later = embedding(ids[:, 5:], offset=5)
+    torch.testing.assert_close(later, found[:, 5:], rtol=0, atol=0)
+    with pytest.raises(DataError, match="max_positions=11"):
+        embedding(ids[:, :1], offset=11)
+
+
+def test_a_grid_of_width_one_or_of_one_row() -> None:
+    for width, rows in ((1, 6), (6, 1), (9, 1)):
+        config = dataclasses.replace(DEEP, max_positions=6, grid_width=width)
+        grid = Embedding(torch.nn.Embedding(V, 16), config).learned
+        assert isinstance(grid, GridPositions)
+        assert len(grid.row.weight) == rows
+        assert grid(torch.arange(6)).shape == (6, 16)
+
+
+def test_cached_decoding_goes_on_in_the_grid() -> None:
+    model = build(init="glorot", share_embeddings="all").eval()
+    source, lengths, target = batch()
+    memory = model.encode(source, lengths)
+    whole = model.decode(target, memory)
+    cache = model.make_cache()
+    steps = [model.decode(target[:, i : i + 1], memory, cache) for i in range(7)]
+    torch.testing.assert_close(torch.cat(steps, dim=1), whole, rtol=1e-4, atol=1e-5)
+
+
+# -- the whole --------------------------------------------------------------------------------
+
+
+def test_a_hundred_layers_learn() -> None:
+    model = build(encoder_layers=20, decoder_layers=80, recompute=True).train()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    loss, (source, lengths, target) = CrossEntropy(0.0), batch()
+    target_in = torch.nn.functional.pad(target[:, :-1], (1, 0), value=1)
+    losses = []
+    for _ in range(4):
+        found = loss(model(source, lengths, target_in).logits_BTV, target).loss / target.numel()
+        found.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(found.item())
+    assert losses[0] == pytest.approx(math.log(V), rel=1e-5)  # the output matrix starts at 0
+    assert losses == sorted(losses, reverse=True)
+    assert losses[-1] < losses[0] - 0.01
+
+
+def test_the_deep_yaml_is_narrow_at_any_depth() -> None:
+    node = {k: v for k, v in group_node("model", "deep").items() if not k.startswith("_")}
+    config = ModelConfig(**{**node, "encoder_layers": 2, "decoder_layers": 60})
+    with torch.device("meta"):
+        factory = AttentionFactory({"attention": group_node("attention", "softmax")})
+        model = Transformer(config, 100, 100, True, factory, seed=1)
+    assert len(model.decoder.layers) == 60
+    assert n_parameters(model) == pytest.approx(2 * 0.198e6 + 60 * 0.265e6, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"init": "scaled", "share_embeddings": "all"}, "model.share_embeddings must be none"),
+        ({"init": "scaled", "share_embeddings": "decoder"}, "model.share_embeddings must be none"),
+        ({"init": "scale"}, "Did you mean scaled"),
+        ({"grid_width": 0}, "model.grid_width"),
+        ({"positions": "gird"}, "Did you mean grid"),
+        ({"activation": "quick_glu"}, "Did you mean quick_gelu"),
+        ({"register_tokens": -1}, "model.register_tokens"),
+    ],
+)
+def test_what_cannot_be_built_is_refused_by_key(changes: dict[str, object], key: str) -> None:
+    with pytest.raises(ConfigError, match=key):
+        build(**changes)  # type: ignore[arg-type]

@@ -1,0 +1,300 @@
+"""Hard Concrete gates (Voita et al. 2019, section 5) against plain loops over the formula."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import yaml  # type: ignore[import-untyped]
+from torch import nn
+
+from command_line import composer
+from headwise.attention.base import Place
+from headwise.attention.heads import MultiHeadAttention
+from headwise.errors import ConfigError
+from headwise.instantiate import instantiate
+from headwise.model.build import build_model, check_model
+from headwise.model.gates import (
+    HardConcrete,
+    HardConcreteGate,
+    gate_names,
+    gate_penalty,
+    head_gates,
+)
+from headwise.model.transformer import Transformer
+from headwise.train.optim import build_optimizer, set_rate
+from headwise.train.settings import typed
+
+B, H, E, Q = 2, 4, 3, 5
+LOG_A = (-3.0, -0.4, 0.7, 2.5)
+V = 11
+SMALL = ("model.d_model=8", "model.n_heads=2", "model.d_ff=8", "attention=softmax")
+
+
+def make_gate(
+    log_a: tuple[float, ...] = LOG_A,
+    stretch: tuple[float, float] = (-0.1, 1.1),
+    temperature: float = 0.33,
+    penalty: float = 0.1,
+) -> HardConcreteGate:
+    place = Place("cross", 1, len(log_a), E)
+    gate = HardConcreteGate(place, penalty, temperature, stretch, 0.0, 1.0).double()
+    with torch.no_grad():
+        gate.log_a.copy_(torch.tensor(log_a, dtype=torch.float64))
+    return gate
+
+
+def reference_g(
+    u: float, log_a: float, stretch: tuple[float, float] = (-0.1, 1.1), temperature: float = 0.33
+) -> float:
+    """Of one draw u: sigmoid, stretched, clipped."""
+    s = 1 / (1 + math.exp(-(math.log(u) - math.log(1 - u) + log_a) / temperature))
+    low, high = stretch
+    return min(1.0, max(0.0, s * (high - low) + low))
+
+
+@pytest.fixture(scope="module")
+def make() -> Iterator[Any]:
+    with composer() as compose:
+        yield compose
+
+
+def model_of(make: Any, *overrides: str) -> Transformer:
+    return build_model(typed(make([*SMALL, *overrides])), V, V, joint=True)
+
+
+@pytest.mark.parametrize("stretch", [(-0.1, 1.1), (-0.3, 1.05)])
+@pytest.mark.parametrize("temperature", [0.33, 0.7])
+def test_a_draw_is_the_formula(stretch: tuple[float, float], temperature: float) -> None:
+    gate = make_gate(stretch=stretch, temperature=temperature).train()
+    torch.manual_seed(3)
+    found = gate.factors()
+    torch.manual_seed(3)
+    drawn = torch.rand(H, dtype=torch.float64).tolist()
+    wanted = [
+        reference_g(u, log_a, stretch, temperature) for u, log_a in zip(drawn, LOG_A, strict=True)
+    ]
+    torch.testing.assert_close(found.tolist(), wanted, rtol=0, atol=1e-10)
+
+
+def test_the_probability_of_an_open_head_is_that_of_the_paper() -> None:
+    found = make_gate().p_open().tolist()
+    for value, log_a in zip(found, LOG_A, strict=True):
+        assert value == pytest.approx(1 / (1 + math.exp(-(log_a + 0.7913))), abs=1e-5)
+    # in the limit of many u, evenly spread: the share of draws above 0, at 1, and their mean
+    gate = make_gate(stretch=(-0.3, 1.05))
+    n_draws = 20000
+    for head, log_a in enumerate(LOG_A):
+        drawn = [reference_g((i + 0.5) / n_draws, log_a, (-0.3, 1.05)) for i in range(n_draws)]
+        is_open = sum(g > 0 for g in drawn) / n_draws
+        is_whole = sum(g == 1 for g in drawn) / n_draws
+        assert gate.p_open()[head].item() == pytest.approx(is_open, abs=1e-4)
+        assert gate.p_whole()[head].item() == pytest.approx(is_whole, abs=1e-4)
+
+
+@pytest.mark.parametrize("log_a", [-1.0, 0.0, 2.0])
+def test_the_mean_of_many_draws(log_a: float) -> None:
+    n_draws = 20000
+    torch.manual_seed(0)
+    drawn = make_gate((log_a,) * n_draws).train().factors()
+    wanted = [reference_g((i + 0.5) / n_draws, log_a) for i in range(n_draws)]
+    assert drawn.mean().item() == pytest.approx(sum(wanted) / n_draws, abs=0.01)
+    assert (drawn == 0).double().mean().item() == pytest.approx(
+        sum(g == 0 for g in wanted) / n_draws, abs=0.01
+    )
+    assert drawn.min() >= 0
+    assert drawn.max() <= 1
+
+
+def test_one_draw_a_head_and_batch() -> None:
+    gate = make_gate((0.3,) * H, temperature=2.0).train()  # so that few are clipped
+    context = torch.ones(B, H, Q, E, dtype=torch.float64)
+    torch.manual_seed(0)
+    first, second = gate(context), gate(context)
+    assert torch.equal(first, first[:1, :, :1, :1].expand_as(first))
+    assert not torch.equal(first, second)
+    assert len(set(first[0, :, 0, 0].tolist())) == H
+
+
+def test_a_draw_of_exactly_zero_is_no_nan(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "rand_like", torch.zeros_like)
+    gate = make_gate().float().train()
+    factors = gate.factors()
+    factors.sum().backward()
+    assert gate.log_a.grad is not None
+    assert torch.equal(factors, torch.zeros(H))
+    assert torch.isfinite(gate.log_a.grad).all()
+
+
+def test_gradients() -> None:
+    gate = make_gate(temperature=2.0).train()  # so that few are clipped
+
+    def of_logits(log_a: torch.Tensor) -> torch.Tensor:
+        torch.manual_seed(3)
+        return torch.func.functional_call(  # type: ignore[no-any-return]
+            gate, {"log_a": log_a}, (torch.ones(1, H, 1, 1, dtype=torch.float64),)
+        )
+
+    logits = torch.tensor(LOG_A, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(of_logits, (logits,))
+    (slope,) = torch.autograd.grad(of_logits(logits).sum(), logits)
+    assert (slope > 0).sum() >= 2
+
+
+def test_the_penalty_and_its_gradient() -> None:
+    gate = make_gate(penalty=0.25)
+    p_open = [1 / (1 + math.exp(-(a - 0.33 * math.log(0.1 / 1.1)))) for a in LOG_A]
+    penalty = gate.penalty()
+    assert penalty.item() == pytest.approx(0.25 * sum(p_open), abs=1e-10)
+    (slope,) = torch.autograd.grad(penalty, gate.log_a)
+    wanted = [0.25 * p * (1 - p) for p in p_open]
+    torch.testing.assert_close(slope.tolist(), wanted, rtol=0, atol=1e-10)
+    torch.testing.assert_close(gate.stats()["gate_open"].tolist(), p_open)
+
+
+def test_in_use_a_head_is_what_is_likelier() -> None:
+    gate = make_gate((-0.01, 0.0, 0.01, 3.0)).eval()
+    context = torch.randn(B, H, Q, E, dtype=torch.float64)
+    found = gate(context)
+    assert torch.equal(found[:, 0], torch.zeros(B, Q, E, dtype=torch.float64))
+    assert torch.equal(found[:, 1:], context[:, 1:])
+    # with a lopsided stretch the border is not at log a = 0
+    border = 0.5 * 0.33 * (math.log(0.4 / 1.1) + math.log(1.4 / 0.1))
+    lopsided = make_gate((border - 0.01, border + 0.01), stretch=(-0.4, 1.1)).eval()
+    assert lopsided.open_heads().tolist() == [False, True]
+
+
+def test_gates_stand_where_they_were_asked_for(make: Any) -> None:
+    model = model_of(make, "gates=hard_concrete", "gates.sites=[encoder_self]")
+    gated = {
+        (site, layer)
+        for site, layer, attention in model.attentions()
+        if isinstance(attention, MultiHeadAttention) and attention.gate is not None
+    }
+    assert gated == {("encoder_self", 1), ("encoder_self", 2)}
+    assert gate_names(model) == {f"encoder.layers.{i}.attention.gate.log_a" for i in (0, 1)}
+    penalty = gate_penalty(model)
+    assert penalty is not None
+    assert penalty.item() == pytest.approx(0.1 * 4 / (1 + math.exp(-2.7913)), abs=1e-5)
+    for site, layer, attention in model.attentions():
+        assert ("gate_open" in MultiHeadAttention.stats(attention)) == ((site, layer) in gated)  # type: ignore[arg-type]
+    assert gate_penalty(model_of(make)) is None
+
+
+@pytest.mark.parametrize("sharing", ["all", "none"])
+def test_what_is_frozen_stays_and_its_gates_learn(make: Any, sharing: str) -> None:
+    freeze = ("gates=hard_concrete", "gates.freeze=[decoder]", f"model.share_embeddings={sharing}")
+    model = model_of(make, *freeze)
+    trained = {name for name, p in model.named_parameters() if p.requires_grad}
+    gates = gate_names(model)
+    assert gates <= trained
+    for name, _ in model.named_parameters():
+        if name.startswith(("decoder.", "target_embedding.", "output.")):
+            assert (name in trained) == (name in gates), name
+        if name.startswith("encoder."):
+            assert name in trained, name
+    # a table that the decoder uses is not changed by the encoder either
+    assert model.source_embedding.token.weight.requires_grad == (sharing == "none")
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    ids = torch.tensor([[4, 5, 6, 3]])
+    optimizer = build_optimizer({"_target_": "torch.optim.AdamW", "lr": 0.01}, model)
+    torch.manual_seed(1)
+    model.train()(ids, torch.tensor([4]), ids).logits_BTV.logsumexp(-1).sum().backward()
+    penalty = gate_penalty(model)
+    assert penalty is not None
+    penalty.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    for name, parameter in model.named_parameters():
+        if not name.endswith("key.bias"):  # without effect, hence without a gradient
+            assert torch.equal(parameter, before[name]) == (name not in trained), name
+
+
+def test_gates_have_a_rate_of_their_own(make: Any) -> None:
+    model = model_of(make, "gates=hard_concrete", "gates.rate=10")
+    node = {"_target_": "torch.optim.AdamW", "lr": 0.01, "weight_decay": 0.5}
+    optimizer = build_optimizer(node, model)
+    groups = optimizer.param_groups
+    gates = {id(p) for gate in head_gates(model) for p in gate.parameters()}
+    assert [{id(p) for p in group["params"]} == gates for group in groups] == [False, False, True]
+    assert sum(len(group["params"]) for group in groups) == len(list(model.parameters()))
+    assert groups[2]["weight_decay"] == 0
+    set_rate(optimizer, 0.25)
+    assert [group["lr"] for group in groups] == [0.25, 0.25, 2.5]
+    other = build_optimizer(node, model)
+    other.load_state_dict(optimizer.state_dict())
+    set_rate(other, 0.5)
+    assert [group["lr"] for group in other.param_groups] == [0.5, 0.5, 5.0]
+
+
+def test_a_place_without_heads_has_no_gate() -> None:
+    assert HardConcrete()(Place("cross", 1, 0, E, 8, ())) is None
+    assert HardConcrete(sites=["cross"])(Place("encoder_self", 1, 2, E)) is None
+
+
+def test_the_initial_weights_are_those_without_gates(make: Any) -> None:
+    plain, gated = model_of(make).state_dict(), model_of(make, "gates=hard_concrete").state_dict()
+    for name, value in plain.items():
+        assert torch.equal(value, gated[name]), name
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"penalty": -1.0}, "gates.penalty"),
+        ({"temperature": 0.0}, "gates.temperature"),
+        ({"stretch": [0.1, 1.1]}, "gates.stretch"),
+        ({"stretch": [-0.1, 1.0]}, "gates.stretch"),
+        ({"stretch": [-0.1]}, "gates.stretch"),
+        ({"log_a": float("inf")}, "gates.log_a"),
+        ({"rate": 0.0}, "gates.rate"),
+        ({"sites": []}, "gates.sites"),
+        ({"sites": ["encoder"]}, "gates.sites must be one of .*encoder_self"),
+        ({"freeze": ["decodr"]}, "Did you mean decoder"),
+        ({"penalty": "much"}, "gates.penalty must be of type float"),
+    ],
+)
+def test_what_no_gate_can_be_is_refused_by_key(settings: dict[str, Any], named: str) -> None:
+    node = {"_target_": "headwise.model.gates.HardConcrete", **settings}
+    with pytest.raises(ConfigError, match=named):
+        instantiate(node, "gates")
+
+
+@pytest.mark.parametrize(
+    ("heads", "named"),
+    [
+        ("{enc: [[1],[1]]}", "model.heads must be one of .*encoder_self"),
+        ("{cross: [[1]]}", r"model.heads.cross must be a list of 2 layers"),
+        ("{cross: [[1],[3]]}", r"model.heads.cross must be rising numbers .* 1 to 2"),
+        ("{cross: [[0],[1]]}", "model.heads.cross"),
+        ("{cross: [[1,1],[1]]}", "model.heads.cross"),
+        ("{cross: [[2,1],[1]]}", "model.heads.cross"),
+        ("{cross: [[true],[1]]}", "model.heads.cross"),
+        ("{cross: [[one],[1]]}", "model.heads.cross"),
+        ("{cross: [1,2]}", "model.heads.cross"),
+        ("{cross: 1}", "model.heads.cross must be a list of 2 layers"),
+        ("[[1],[2]]", "model.heads must be site: lists"),
+    ],
+)
+def test_heads_that_the_model_has_not_are_refused(make: Any, heads: str, named: str) -> None:
+    config = typed(make(SMALL))
+    config.model.heads = yaml.safe_load(heads)
+    with pytest.raises(ConfigError, match=named):
+        check_model(config)
+    with pytest.raises(ConfigError, match=named):
+        build_model(config, V, V, joint=True)
+
+
+def test_heads_are_built_as_listed_and_a_site_left_out_is_whole(make: Any) -> None:
+    config = typed(make([*SMALL, "gates=hard_concrete"]))
+    config.model.heads = {"cross": [[2], []]}
+    check_model(config)
+    model = build_model(config, V, V, joint=True)
+    found = {(s, layer): attention.place for s, layer, attention in model.attentions()}
+    assert found["cross", 1].head_numbers == (2,)
+    assert found["cross", 2].head_numbers == ()
+    assert found["encoder_self", 2].head_numbers == (1, 2)
+    assert {place.d_model for place in found.values()} == {8}

@@ -1,0 +1,142 @@
+"""Learned vectors in front of the source.
+
+Letters: B batch, S source length, T target length, D width, H heads.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from torch import Tensor
+
+from headwise.attention.build import AttentionFactory
+from headwise.config_dir import group_choices, group_node
+from headwise.decode.beam import beam_search
+from headwise.decode.greedy import greedy_search
+from headwise.decode.hypothesis import Hypothesis
+from headwise.model.transformer import Transformer, n_parameters
+from headwise.schema import ModelConfig
+
+M, V, D = 3, 13, 16
+PLAIN = ModelConfig("registers", 2, 2, D, 2, 32, dropout=0.0, activation_dropout=0.0)
+
+
+def build(attention: str = "softmax", **changes: object) -> Transformer:
+    config = dataclasses.replace(PLAIN, register_tokens=M)
+    config = dataclasses.replace(config, **changes)  # type: ignore[arg-type]
+    torch.manual_seed(0)
+    factory = AttentionFactory({"attention": group_node("attention", attention)})
+    return Transformer(config, V, V, True, factory, seed=1).eval()
+
+
+def batch() -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    source = torch.randint(4, V, (3, 6), generator=generator)
+    target = torch.randint(4, V, (3, 5), generator=generator)
+    return source, torch.tensor([6, 4, 1]), target
+
+
+def test_the_memory_and_the_weights_cover_the_registers() -> None:
+    model, (source, lengths, target) = build(), batch()
+    assert model.n_registers == M
+    memory = model.encode(source, lengths)
+    assert memory.states_BSD.shape == (3, M + 6, D)
+    assert memory.lengths_B.tolist() == [M + 6, M + 4, M + 1]
+    weights = model(source, lengths, target, need_weights=True).weights
+    assert weights["encoder_self"][0].shape == (3, 2, M + 6, M + 6)
+    assert weights["cross"][0].shape == (3, 2, 5, M + 6)
+    assert weights["decoder_self"][0].shape == (3, 2, 5, 5)
+    for weight in (weights["encoder_self"][0], weights["cross"][0]):
+        assert (weight[:, :, :, :M] > 0).all(), "registers are seen"
+        assert (weight[1, :, :, M + 4 :] == 0).all(), "padding is not"
+        torch.testing.assert_close(weight.sum(-1), torch.ones(weight.shape[:-1]))
+
+
+def test_registers_are_one_parameter_and_nothing_else_starts_otherwise() -> None:
+    without = dict(build(register_tokens=0).named_parameters())
+    with_them = dict(build().named_parameters())
+    assert set(with_them) - set(without) == {"registers.table.weight"}
+    assert with_them["registers.table.weight"].shape == (M, D)
+    assert n_parameters(build()) - n_parameters(build(register_tokens=0)) == M * D
+    for name, weight in without.items():
+        assert torch.equal(weight, with_them[name]), name
+
+
+@pytest.mark.parametrize(("init", "scale"), [("glorot", 4.0), ("scaled", 1.0)])
+def test_registers_enter_as_tokens_do_but_without_a_position(init: str, scale: float) -> None:
+    model = build(init=init, share_embeddings="none", positions="grid")
+    seen: list[Tensor] = []
+    model.encoder.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    source, lengths, _ = batch()
+    model.encode(source, lengths)
+    assert model.registers is not None
+    wanted = model.registers.table.weight * scale
+    for row in seen[0]:
+        torch.testing.assert_close(row[:M], wanted, rtol=0, atol=0)
+    words = model.source_embedding(source)  # the first word has position 0
+    torch.testing.assert_close(seen[0][:, M:], words, rtol=0, atol=0)
+
+
+def test_the_last_learned_position_is_that_of_the_last_word() -> None:
+    model, (source, lengths, target) = build(positions="learned", max_positions=6), batch()
+    assert model(source, lengths, target).logits_BTV.isfinite().all()
+
+
+@pytest.mark.parametrize("attention", group_choices("attention"))
+def test_padding_and_batch_mates_change_nothing(attention: str) -> None:
+    model, (source, lengths, target) = build(attention), batch()
+    whole = model(source, lengths, target).logits_BTV
+    poisoned = torch.nn.functional.pad(source, (0, 4), value=7)
+    poisoned[1, 4:], poisoned[2, 1:] = 9, 11
+    longer = model(poisoned, lengths, target).logits_BTV
+    torch.testing.assert_close(longer, whole, rtol=1e-4, atol=1e-5)
+    for b, length in enumerate(lengths.tolist()):
+        alone = model(source[b : b + 1, :length], lengths[b : b + 1], target[b : b + 1])
+        torch.testing.assert_close(alone.logits_BTV[0], whole[b], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("attention", group_choices("attention"))
+def test_gradients_reach_the_registers(attention: str) -> None:
+    model, (source, lengths, target) = build(attention, recompute=True).train(), batch()
+    model(source, lengths, target).logits_BTV.square().sum().backward()
+    assert model.registers is not None
+    gradient = model.registers.table.weight.grad
+    assert gradient is not None
+    assert gradient.any(dim=1).all()
+
+
+def test_a_register_is_dropped_differently_in_each_row() -> None:
+    model = build(dropout=0.5).train()
+    assert model.registers is not None
+    found = model.registers(torch.zeros(2, 4, D))[:, :M]
+    assert not torch.equal(found[0] == 0, found[1] == 0)
+    kept = found != 0
+    wanted = (2 * 4.0 * model.registers.table.weight).expand_as(found)
+    torch.testing.assert_close(found[kept], wanted[kept])
+
+
+def test_cached_decoding_equals_uncached() -> None:
+    model, (source, lengths, target) = build("alpha_entmax"), batch()
+    memory = model.encode(source, lengths)
+    whole = model.decode(target, memory)
+    cache = model.make_cache()
+    steps = [model.decode(target[:, i : i + 1], memory, cache) for i in range(5)]
+    torch.testing.assert_close(torch.cat(steps, dim=1), whole, rtol=1e-4, atol=1e-5)
+
+
+def ids_of(found: list[Hypothesis]) -> list[list[int]]:
+    return [list(hypothesis.ids) for hypothesis in found]
+
+
+def test_search_finds_the_same_with_or_without_cache_and_batch_mates() -> None:
+    model, cpu = build(), torch.device("cpu")
+    sources, limits = [[5, 7, 4, 9, 2], [6, 2], [11, 12, 8, 2]], [6, 6, 6]
+    greedy = ids_of(greedy_search(model, sources, limits, cpu))
+    assert greedy == ids_of(greedy_search(model, sources, limits, cpu, cached=False))
+    beam = [found[0] for found in beam_search(model, sources, limits, cpu, beam=3)]
+    for number, source in enumerate(sources):
+        (alone,) = beam_search(model, [source], limits[:1], cpu, beam=3)
+        assert list(alone[0].ids) == list(beam[number].ids)
+        assert alone[0].log_prob == pytest.approx(beam[number].log_prob, abs=1e-4)

@@ -1,0 +1,92 @@
+"""What is kept of the statistics of heads: two records, the tracker, the results."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headwise.track.base import NullTracker
+from headwise.train.outcome import draw, run_results
+from headwise.train.records import Records
+from headwise.train.run_folder import RunFolder
+from headwise.train.state import TrainState
+
+STATISTICS = {
+    "density": {"cross": [[0.5, None], [0.25, 0.75]]},
+    "diversity": {"cross": [[0.4], []], "encoder_self": [[], [0.125]]},
+}
+
+
+class Listener(NullTracker):
+    def __init__(self) -> None:
+        self.heads: list[Mapping[str, Any]] = []
+        self.metrics: list[tuple[int, Mapping[str, float]]] = []
+        self.images: list[str] = []
+
+    def log(self, update: int, metrics: Mapping[str, float]) -> None:
+        self.metrics.append((update, metrics))
+
+    def log_heads(self, update: int, heads: Mapping[str, Any]) -> None:
+        self.heads.append(heads)
+
+    def log_image(self, name: str, path: Path) -> None:
+        assert path.is_file()
+        self.images.append(name)
+
+
+def results(**given: Any) -> dict[str, Any]:
+    return run_results(
+        TrainState(update=7), 1.0, {}, given.pop("alpha", {}), "f", 1, "best", **given
+    )
+
+
+def test_a_number_of_a_layer_is_none_of_a_head(tmp_path: Path) -> None:
+    tracker, folder = Listener(), RunFolder(tmp_path)
+    records = Records(folder, tracker)
+    records.log_heads(3, STATISTICS)
+    records.log_heads(4, {"alpha": {"cross": [[1.5]]}})
+    records.close()
+    lines = [json.loads(line) for line in folder.heads.read_text().splitlines()]
+    assert lines[0] == {"update": 3, **STATISTICS}
+    assert tracker.heads == [{"density": STATISTICS["density"]}, {"alpha": {"cross": [[1.5]]}}]
+    expected = {
+        "attention/diversity/cross/layer1": 0.4,
+        "attention/diversity/encoder_self/layer2": 0.125,
+    }
+    assert tracker.metrics == [(3, expected)]
+
+
+def test_results_hold_the_statistics_of_the_heads() -> None:
+    found = results(alpha={"cross": [[1.5, None], []]}, heads=STATISTICS)
+    assert found["heads"] == STATISTICS
+    assert found["alpha"] == {"cross": [[1.5, None], []]}
+    json.dumps(found, allow_nan=False)
+    without = results(alpha={"cross": [[1.5]]})
+    assert without["alpha"] == {"cross": [[1.5]]}
+    assert without["heads"] == {}
+
+
+@pytest.mark.parametrize("own", [{}, {"cross": [[1.5, None], []]}])
+def test_a_mean_alpha_stands_where_a_head_has_none_of_its_own(own: dict[str, Any]) -> None:
+    mean = {"cross": [[None, 1.25], [1.75, 1.125]], "encoder_self": [[1.0625]]}
+    found = results(alpha=own, heads={"alpha": mean, **STATISTICS})
+    first = 1.5 if own else None
+    assert found["alpha"] == {
+        "cross": [[first, 1.25], [1.75, 1.125]],
+        "encoder_self": [[1.0625]],
+    }
+    assert found["heads"] == STATISTICS
+
+
+def test_figures_of_what_was_measured(tmp_path: Path) -> None:
+    tracker, folder = Listener(), RunFolder(tmp_path)
+    records = Records(folder, NullTracker())
+    records.log(1, {"train/loss": 2.0})
+    records.log_heads(1, STATISTICS)
+    records.close()
+    draw(folder, tracker)
+    assert tracker.images == ["figures/diversity", "figures/curves"]

@@ -1,0 +1,398 @@
+"""Gradients of heads that repel each other, against the formulas written out in plain loops."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from headwise.attention.base import Place
+from headwise.attention.build import AttentionFactory
+from headwise.config_dir import group_node
+from headwise.errors import ConfigError
+from headwise.instantiate import instantiate
+from headwise.model.transformer import Transformer
+from headwise.schema import SITES, ModelConfig
+from headwise.train.particles import median_bandwidth, stein_gradient
+from headwise.train.repulsion import SPOS, SVGD, NoRepulsion, Repulsion
+from headwise.train.seed import derived_seed
+
+Rows = list[list[float]]
+LAYERS, HEADS, WIDTH = 2, 4, 8
+FACTORY = AttentionFactory({"attention": group_node("attention", "alpha_entmax")}, dropout=0.0)
+
+
+# -- the formulas, particle by particle and number by number ------------------------------------
+
+
+def squared_distance(a: list[float], b: list[float]) -> float:
+    return math.fsum((x - y) ** 2 for x, y in zip(a, b, strict=True))
+
+
+def bandwidth_of(particles: Rows) -> float:
+    distances = sorted(squared_distance(a, b) for a in particles for b in particles)
+    lower_middle = distances[(len(distances) - 1) // 2]
+    return 0.5 * lower_middle / math.log(len(particles) + 1)
+
+
+def svgd_by_loops(particles: Rows, gradients: Rows, weight: float, h: float) -> Tensor:
+    n_particles, n_numbers = len(particles), len(particles[0])
+    directions = []
+    for i in range(n_particles):
+        smoothed, force = [0.0] * n_numbers, [0.0] * n_numbers
+        for j in range(n_particles):
+            kernel = math.exp(-squared_distance(particles[i], particles[j]) / (2 * h))
+            for p in range(n_numbers):
+                smoothed[p] += kernel * gradients[j][p]
+                force[p] += kernel * (particles[i][p] - particles[j][p]) / h
+        both = zip(smoothed, force, strict=True)
+        directions.append([(s - weight * f) / n_particles for s, f in both])
+    return torch.tensor(directions, dtype=torch.float64)
+
+
+def random_particles(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("bandwidth", [None, 3.7])
+@pytest.mark.parametrize("n_particles", [3, 4, 5, 8])
+def test_stein_gradients_are_the_formulas(n_particles: int, bandwidth: float | None) -> None:
+    particles, gradients = (
+        random_particles(3, n_particles, 12),
+        random_particles(3, n_particles, 12),
+    )
+    # not at the centre, not of one size
+    particles = (particles + 2) * torch.tensor([1.0, 0.1, 5.0], dtype=torch.float64)[:, None, None]
+    found = stein_gradient(particles, gradients, 0.3, bandwidth)
+    for number in range(3):
+        rows = particles[number].tolist()
+        h = bandwidth_of(rows) if bandwidth is None else bandwidth
+        wanted = svgd_by_loops(rows, gradients[number].tolist(), 0.3, h)
+        torch.testing.assert_close(found[number], wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_particles_at_equal_distances() -> None:
+    """Corners of a simplex: each follows the others' gradients at 1 / (M + 1)."""
+    n = 5
+    particles = 3 * torch.eye(n, dtype=torch.float64)[None]
+    gradients = random_particles(1, n, n)
+    found = stein_gradient(particles, gradients, 0.0)
+    everyone = gradients.sum(1, keepdim=True)
+    wanted = (gradients + (everyone - gradients) / (n + 1)) / n
+    torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_two_particles_have_a_bandwidth() -> None:
+    """Half of their four distances are zeros of the diagonal."""
+    particles = random_particles(1, 2, 6)
+    h = 0.5 * squared_distance(*particles[0].tolist()) / math.log(3)
+    assert median_bandwidth(torch.cdist(particles, particles) ** 2).item() == pytest.approx(h)
+    gradients = random_particles(1, 2, 6, seed=1)
+    wanted = svgd_by_loops(particles[0].tolist(), gradients[0].tolist(), 0.3, h)
+    found = stein_gradient(particles, gradients, 0.3)[0]
+    torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_a_single_particle_keeps_its_gradient() -> None:
+    gradients = random_particles(2, 1, 6, seed=1)
+    found = stein_gradient(random_particles(2, 1, 6), gradients, 0.3)
+    torch.testing.assert_close(found, gradients, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("bandwidth", [None, 1.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("scale", [0.0, 1e-30, 0.37])
+def test_copies_share_their_gradients_and_feel_no_force(
+    scale: float, dtype: torch.dtype, bandwidth: float | None
+) -> None:
+    one = random_particles(1, 1, 6).to(dtype) * scale
+    gradients = random_particles(1, 4, 6, seed=1).to(dtype)
+    found = stein_gradient(one.expand(-1, 4, -1).clone(), gradients, 10.0, bandwidth)
+    torch.testing.assert_close(found, gradients.mean(1, keepdim=True).expand_as(found))
+
+
+def test_three_copies_and_another() -> None:
+    """The median is 0: the copies act as one, the other is out of reach."""
+    one, other = random_particles(1, 1, 6).float(), random_particles(1, 1, 6, seed=1).float()
+    gradients = random_particles(1, 4, 6, seed=2).float()
+    found = stein_gradient(torch.cat((other, one, one, one), 1), gradients, 10.0)[0]
+    torch.testing.assert_close(found[0], gradients[0, 0] / 4)
+    torch.testing.assert_close(found[1:], gradients[0, 1:].sum(0).expand(3, -1) / 4)
+
+
+def test_near_particles_far_from_the_origin_keep_their_digits() -> None:
+    """float32 against float64: what the expansion |a|^2 + |b|^2 - 2ab gets wrong altogether."""
+    particles = (1000 + 0.01 * random_particles(1, 4, 64)).float()
+    gradients = random_particles(1, 4, 64, seed=1).float()
+    exact = stein_gradient(particles.double(), gradients.double(), 1.0)
+    found = stein_gradient(particles, gradients, 1.0)
+    torch.testing.assert_close(
+        found.double(), exact, rtol=1e-4, atol=1e-4 * float(exact.abs().max())
+    )
+
+
+@pytest.mark.parametrize("n_particles", [2, 4])
+def test_the_force_alone_moves_particles_apart(n_particles: int) -> None:
+    particles = random_particles(1, n_particles, 12)
+    before = torch.pdist(particles[0])
+    for _ in range(20):
+        particles = particles - 0.1 * stein_gradient(particles, torch.zeros_like(particles), 1.0)
+    assert (torch.pdist(particles[0]) > before).all()
+
+
+# -- on a model ---------------------------------------------------------------------------------
+
+
+def make_model(make: Any = FACTORY, heads: Any = None, encoder_layers: int = LAYERS) -> Transformer:
+    config = ModelConfig(
+        "test", encoder_layers, LAYERS, WIDTH, HEADS, 16, dropout=0.0, activation_dropout=0.0
+    )
+    config.heads = heads
+    return Transformer(config, 9, 9, True, make, seed=1).double()
+
+
+def set_gradients(model: nn.Module, seed: int = 5) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn(parameter.shape, generator=generator).to(parameter.dtype)
+    return gradients_of(model)
+
+
+def gradients_of(model: nn.Module) -> dict[str, Tensor]:
+    return {
+        name: parameter.grad.clone()
+        for name, parameter in model.named_parameters()
+        if parameter.grad is not None
+    }
+
+
+def weights_of(
+    model: Transformer,
+    sites: Iterable[str] = SITES,
+    projections: Iterable[str] = ("query", "key", "value"),
+    layers: Iterable[int] = (1, 2, 3),
+) -> Iterator[tuple[str, nn.Parameter, int]]:
+    """Name in the model, weight and number of heads."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    for site, layer, attention in model.attentions():
+        for projection in projections if site in sites and layer in layers else ():
+            weight = getattr(attention, projection).weight
+            yield names[id(weight)], weight, attention.place.n_heads
+
+
+def expected(weight: Tensor, gradient: Tensor, n_heads: int, alpha: float) -> Tensor:
+    """The SVGD direction of one weight (H * E, D), head by head."""
+    particles, slopes = (
+        [head.flatten().tolist() for head in whole.chunk(n_heads)] for whole in (weight, gradient)
+    )
+    if n_heads == 2:
+        h = 0.5 * squared_distance(*particles) / math.log(3)
+    else:
+        h = bandwidth_of(particles)
+    return svgd_by_loops(particles, slopes, alpha, h).view_as(weight)
+
+
+def test_every_projection_of_every_place_is_a_set_of_particles() -> None:
+    model = make_model()
+    before = set_gradients(model)
+    SVGD(step_size=0.05, weight=0.3)(model, 1, 1)
+    found = list(weights_of(model))
+    assert len(found) == 18
+    for name, weight, n_heads in found:
+        wanted = 0.05 * expected(weight, before[name], n_heads, 0.3)
+        assert weight.grad is not None
+        torch.testing.assert_close(weight.grad, wanted, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        {},
+        {"sites": ["cross"]},
+        {"projections": ["query", "query"]},
+        {"layers": [2]},
+        {"sites": ["encoder_self", "cross"], "projections": ["value", "key"], "layers": [1]},
+    ],
+)
+@pytest.mark.parametrize("kind", [SVGD, SPOS])
+def test_nothing_else_is_touched(kind: type[SVGD], chosen: dict[str, Any]) -> None:
+    model = make_model()
+    before, weights = set_gradients(model), copy.deepcopy(model.state_dict())
+    kind(**chosen)(model, 1, 1)
+    meant = {name for name, _, _ in weights_of(model, **chosen)}
+    after = gradients_of(model)
+    assert {name for name in after if not torch.equal(after[name], before[name])} == meant
+    assert all(torch.equal(weights[name], value) for name, value in model.state_dict().items())
+
+
+def test_pruned_places() -> None:
+    """One head, two heads and all: each with the particles it has."""
+    heads = {site: [[2], [1, 3]] for site in ("encoder_self", "cross")}
+    heads["decoder_self"] = [[1, 2, 3, 4]] * 2
+    model = make_model(heads=heads)
+    before = set_gradients(model)
+    SVGD(step_size=0.5, weight=0.3)(model, 1, 1)
+    seen = set()
+    for name, weight, n_heads in weights_of(model):
+        seen.add(n_heads)
+        wanted = before[name]
+        if n_heads > 1:
+            wanted = expected(weight, before[name], n_heads, 0.3)
+        assert weight.grad is not None
+        torch.testing.assert_close(weight.grad, 0.5 * wanted, rtol=1e-12, atol=1e-12)
+    assert seen == {1, 2, 4}
+
+
+def test_frozen_weights_stay_without_a_gradient() -> None:
+    model = make_model()
+    set_gradients(model)
+    (first, frozen, _), *others = list(weights_of(model))
+    frozen.grad = None
+    before = gradients_of(model)
+    SVGD()(model, 1, 1)
+    assert frozen.grad is None
+    assert first not in gradients_of(model)
+    assert all(not torch.equal(weight.grad, before[name]) for name, weight, _ in others)
+    model.zero_grad()
+    SPOS()(model, 1, 1)
+    assert not gradients_of(model)
+
+
+def test_a_shared_module_is_changed_once() -> None:
+    kept: dict[str, Any] = {}
+
+    def shared(place: Place) -> Any:
+        return kept.setdefault(place.site, FACTORY(place))
+
+    model = make_model(shared)
+    before = set_gradients(model)
+    SVGD(step_size=0.05, weight=0.3, layers=[1])(model, 1, 1)
+    for name, weight, n_heads in weights_of(model, layers=[1]):
+        wanted = 0.05 * expected(weight, before[name], n_heads, 0.3)
+        assert weight.grad is not None
+        torch.testing.assert_close(weight.grad, wanted, rtol=1e-12, atol=1e-12)
+    set_gradients(model)
+    SPOS(layers=[1])(model, 1, 1)
+    once = gradients_of(model)
+    set_gradients(model)
+    SPOS()(model, 1, 1)
+    assert all(torch.equal(once[name], value) for name, value in gradients_of(model).items())
+
+
+# -- noise --------------------------------------------------------------------------------------
+
+
+def spos_parts(
+    repulsion: SPOS, seed: int = 3, update: int = 7
+) -> list[tuple[Tensor, Tensor, float]]:
+    """For each weight: G' / step_size - phi - beta G; its gradient; median of |G|."""
+    model = make_model()
+    before = set_gradients(model)
+    state = torch.get_rng_state()
+    repulsion(model, update, seed)
+    assert torch.equal(torch.get_rng_state(), state)  # dropout draws what it would have drawn
+    parts = []
+    for name, weight, n_heads in weights_of(model):
+        phi = expected(weight, before[name], n_heads, repulsion.weight)
+        assert weight.grad is not None
+        rest = weight.grad / repulsion.step_size - phi - repulsion.beta * before[name]
+        sizes = sorted(before[name].abs().flatten().tolist())
+        parts.append((rest, sizes[(len(sizes) - 1) // 2]))
+    return parts
+
+
+@pytest.mark.parametrize("scale", ["median_gradient", "one"])
+def test_spos_adds_its_own_gradient_and_noise(scale: str) -> None:
+    """Noise of the size in the formula, that of no two weights alike."""
+    parts = spos_parts(SPOS(beta=0.2, step_size=0.05, weight=0.3, noise_scale=scale))
+    drawn = []
+    for rest, median in parts:
+        size = math.sqrt(2 * 0.2 / 0.05) * (median if scale == "median_gradient" else 1.0)
+        drawn.append((-rest / size).flatten())
+    generator = torch.Generator().manual_seed(derived_seed(3, 7, "repulsion"))
+    wanted = torch.randn(
+        len(drawn), HEADS, WIDTH * WIDTH // HEADS, generator=generator, dtype=torch.float64
+    )
+    torch.testing.assert_close(torch.stack(drawn), wanted.flatten(1), rtol=0, atol=1e-10)
+
+
+def test_spos_without_noise_is_svgd_with_more_of_the_own_gradient() -> None:
+    for rest, _ in spos_parts(SPOS(beta=0.0)):
+        assert rest.abs().max() < 1e-12
+
+
+def test_noise_depends_on_seed_and_update_alone() -> None:
+    def noise(seed: int, update: int, torch_seed: int) -> Tensor:
+        torch.manual_seed(torch_seed)
+        return torch.stack([rest for rest, _ in spos_parts(SPOS(), seed, update)])
+
+    first = noise(1, 1, 0)
+    assert torch.equal(noise(1, 1, 9), first)
+    assert not torch.equal(noise(1, 2, 0), first)
+    assert not torch.equal(noise(2, 1, 0), first)
+
+
+# -- choices ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "kind"), [("none", NoRepulsion), ("svgd", SVGD), ("spos", SPOS)])
+def test_the_yamls_are_the_defaults(name: str, kind: type[Repulsion]) -> None:
+    made = instantiate(group_node("repulsion", name), "repulsion")
+    assert type(made) is kind
+    ours = {k: list(v) if isinstance(v, tuple) else v for k, v in vars(kind()).items()}
+    assert {k: list(v) if isinstance(v, tuple) else v for k, v in vars(made).items()} == ours
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"step_size": 0}, "repulsion.step_size must be above 0"),
+        ({"step_size": math.inf}, "repulsion.step_size must be above 0 and finite"),
+        ({"weight": -0.1}, "repulsion.weight must be at least 0"),
+        ({"beta": -1.0}, "repulsion.beta must be at least 0"),
+        ({"kernel": "rbff"}, "Did you mean rbf?"),
+        ({"bandwidth": "meian"}, "Did you mean median?"),
+        ({"bandwidth": 0.0}, "repulsion.bandwidth must be above 0"),
+        ({"bandwidth": True}, "repulsion.bandwidth must be of type float or str"),
+        ({"noise_scale": "on"}, "Did you mean one?"),
+        ({"sites": ["crss"]}, "Did you mean cross?"),
+        ({"sites": []}, "repulsion.sites must be a list of some of encoder_self"),
+        ({"projections": ["queries"]}, "Did you mean query?"),
+        ({"projections": ["output"]}, "repulsion.projections must be one of key, query, value"),
+        ({"layers": [0]}, "repulsion.layers must be null (all) or a list of numbers from 1"),
+        ({"layers": []}, "repulsion.layers must be null (all) or a list of numbers from 1"),
+        ({"layers": 2}, "repulsion.layers must be of type list of int or null"),
+    ],
+)
+def test_refused(changes: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match="repulsion") as refused:
+        instantiate({**group_node("repulsion", "spos"), **changes}, "repulsion")
+    assert told in str(refused.value)
+
+
+def test_layers_the_model_lacks_are_refused() -> None:
+    config = ModelConfig("test", 6, 3, WIDTH, HEADS, 16)
+    SVGD(layers=[1, 6]).check(config)
+    SVGD(sites=["cross"], layers=[3]).check(config)
+    SVGD().check(config)
+    NoRepulsion().check(config)
+    with pytest.raises(ConfigError) as refused:
+        SVGD(layers=[7]).check(config)
+    assert "6 at encoder_self, 3 at decoder_self, 3 at cross), got 7" in str(refused.value)
+    with pytest.raises(ConfigError, match="3 at cross"):
+        SPOS(sites=["cross"], layers=[1, 4]).check(config)
+
+
+def test_a_layer_that_one_stack_has_is_taken_there() -> None:
+    model = make_model(encoder_layers=3)
+    before = set_gradients(model)
+    SVGD(layers=[3])(model, 1, 1)
+    after = gradients_of(model)
+    changed = {name for name in after if not torch.equal(after[name], before[name])}
+    assert changed == {name for name, _, _ in weights_of(model, ["encoder_self"], layers=[3])}
+    assert len(changed) == 3

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from command_line import CommandLine, run_folders, small_overrides, write_corpus
-from headwise.config_dir import config_dir, group_choices
+from headwise.config_dir import config_dir, group_choices, group_node
 
 ROOT = Path(__file__).parents[2]
 
 TOY = '''
 from headwise.attention.base import Normaliser
+from headwise.attention.build import unsupported_sites
 
 
 class Uniform(Normaliser):
@@ -73,8 +74,9 @@ def test_its_arguments_and_its_limits_are_checked(
     ended = headwise("train", *found, *small, "attention=uniform")
     assert ended.code == 2
     assert "toy_limited.Uniform cannot be used at decoder_self: it looks ahead" in ended.err
-    able = "|".join(group_choices("attention"))
-    assert f"attention@sites.decoder_self={able}" in ended.err
+    nodes = {name: group_node("attention", name) for name in group_choices("attention")}
+    able = [n for n in nodes if "decoder_self" not in unsupported_sites(nodes[n], "attention")]
+    assert f"attention@sites.decoder_self={'|'.join(able)}\n" in ended.err
     cross = "attention@sites.cross=uniform"
     ended = headwise("train", *found, *small, cross, "sites.cross.scale=wide")
     assert ended.code == 2
@@ -158,7 +160,7 @@ def test_the_console_command_tells_its_own(headwise: CommandLine) -> None:
     assert headwise("--version").out.startswith("headwise ")
     ended = headwise("--help")
     assert ended.code == 0
-    assert "{train,prepare,evaluate,translate}" in ended.out
+    assert "{train,prepare,evaluate,translate,prune}" in ended.out
 
 
 @pytest.mark.parametrize("script", sorted(p.name for p in (ROOT / "scripts").glob("*.py")))

@@ -59,7 +59,7 @@ def keep_freed_memory() -> None:
     By default each large tensor is mapped, zeroed page by page and unmapped again: a quarter of a
     training step on a CPU (the journal has the figures). Elsewhere nothing happens.
     """
-    libc = _glibc()
+    libc = glibc()
     if libc is not None:
         libc.mallopt(_M_MMAP_MAX, 0)
         libc.mallopt(_M_TRIM_THRESHOLD, _NEVER)
@@ -67,12 +67,13 @@ def keep_freed_memory() -> None:
 
 def return_free_pages() -> None:
     """Give back what `keep_freed_memory` kept; now and then, as kept memory fragments."""
-    libc = _glibc()
+    libc = glibc()
     if libc is not None:
         libc.malloc_trim(0)
 
 
-def _glibc() -> ctypes.CDLL | None:
+def glibc() -> ctypes.CDLL | None:
+    """The C library, where it is glibc."""
     if not sys.platform.startswith("linux"):
         return None
     libc = ctypes.CDLL(None)

@@ -219,9 +219,7 @@ class Trainer:
                     self._log(progress)
                 self._count_seconds()
                 if state.update % config.validate_every == 0 or last:
-                    self.memory.look()
                     self._validate(progress)
-                    self.memory.restart()
                 if state.update % config.save_every == 0 or last or state.stopped_early:
                     self.save(numbered=True)
                 self._leave_if_asked()
@@ -262,6 +260,7 @@ class Trainer:
         with autocast(device, self.config.precision):
             output = self._forward(batch.source_BS, batch.source_lengths_B, batch.target_in_BT)
             sums = self.loss(output.logits_BTV, batch.target_out_BT)
+        self.memory.look()
         torch.autograd.backward(sums.loss / n_update_tokens)
         self._window += torch.stack((sums.loss.detach(), sums.measure)).double()
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from command_line import CommandLine, run_folders, small_overrides, write_corpus
+from headwise.attention.build import unsupported_sites
 from headwise.config_dir import config_dir, group_choices, group_node
 
 ROOT = Path(__file__).parents[2]

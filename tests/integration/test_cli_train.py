@@ -16,7 +16,6 @@ ROOT = Path(__file__).parents[2]
 
 TOY = '''
 from headwise.attention.base import Normaliser
-from headwise.attention.build import unsupported_sites
 
 
 class Uniform(Normaliser):

@@ -65,7 +65,6 @@ class Step:
         """Seconds of one step."""
         clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
         memory = PeakMemory(CPU)
-        memory.begin()
         self.n_steps += 1
         start = clock()
         with autocast(CPU, self.precision):

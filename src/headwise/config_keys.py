@@ -121,7 +121,15 @@ def _hint(error: Exception, config_name: str) -> str | None:
         close = nearest(choice, group_choices(group))
         return f"{group}={close}" if close else None
     key = re.search(r"Could not (?:override|append) '?([\w@./]+)'?|Key '([\w.]+)'", str(error))
-    return nearest(key.group(1) or key.group(2), known_keys(config_name)) if key else None
+    if key is None:
+        return None
+    typed = key.group(1) or key.group(2)
+    known = known_keys(config_name)
+    if typed not in known:
+        return nearest(typed, known)
+    group, _, name = typed.partition(".")
+    able = [c for c in group_choices(group) if name in group_node(group, c)]
+    return f"to choose {group}={'|'.join(able)}, to which {typed} belongs" if able else None
 
 
 def _groups() -> list[str]:

@@ -118,7 +118,7 @@ class TrainerConfig:
     average: int = 0  # average the last N numbered checkpoints at the end; 0 is off
     valid_beam: int = 1  # of the translations at validations; decode.beam is for the end
     valid_sentences: int = 1000  # translated at each validation; all are used for the loss
-    head_sentences: int = 200  # looked at for density and entropy at each validation
+    head_sentences: int = 200  # looked at for density and so on at each validation; 0: none
     n_workers: int | None = None  # processes for encoding; null: the number of cores
     progress: bool = True
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headwise.report.comparison import has_repeats, markdown
+from headwise.report.comparison import markdown
 
 if TYPE_CHECKING:
     from headwise.train.run import Outcome
@@ -79,16 +79,15 @@ class Sweep:
         return any("error" in point for point in self.points())
 
     def summary(self) -> None:
-        """Print BLEU by point and, of several seeds, the comparison, which is kept as well."""
+        """Print BLEU by point and the comparison, which is kept as well."""
         points = self.points()
         if not points:
             return
         print(f"\n{self.name}: BLEU by point\n{score_table(points)}\n", file=sys.stdout)
-        if has_repeats(points):
-            path = self.path.with_suffix(".md")
-            table = markdown(points)
-            path.write_text(f"{table}\n", encoding="utf-8")
-            print(f"means over seeds, kept in {path}\n{table}\n", file=sys.stdout)
+        path = self.path.with_suffix(".md")
+        table = markdown(points)
+        path.write_text(f"{table}\n", encoding="utf-8")
+        print(f"means over seeds, kept in {path}\n{table}\n", file=sys.stdout)
 
 
 def score_table(points: Sequence[dict[str, Any]]) -> str:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise import entmax
-from headwise.attention.base import Normaliser, Place, ScoreContext
+from headwise.attention.base import Normaliser, Place, ScoreContext, full_precision
 from headwise.errors import refuse, require
 
 SHARING = ("none", "layer", "site")
@@ -87,14 +87,14 @@ class AlphaEntmax(Normaliser):
 
     def alpha(self) -> Tensor:
         """α of every head, (H,), float32 also under autocast; of a query of zeros if it depends."""
-        return self._alpha(_working(self.alpha_logit)).expand(self.place.n_heads)
+        return self._alpha(full_precision(self.alpha_logit)).expand(self.place.n_heads)
 
     def query_alpha(self, queries_BHQE: Tensor) -> Tensor:
         """α of every query, (B, H, Q), where it depends on it; float32 also under autocast."""
         assert self.alpha_weight is not None
         # no matmul, which autocast would do in half precision
-        product_BHQE = _working(queries_BHQE) * _working(self.alpha_weight)[:, None]
-        return self._alpha(_working(self.alpha_logit)[:, None] + product_BHQE.sum(-1))
+        product_BHQE = full_precision(queries_BHQE) * full_precision(self.alpha_weight)[:, None]
+        return self._alpha(full_precision(self.alpha_logit)[:, None] + product_BHQE.sum(-1))
 
     def _alpha(self, logit: Tensor) -> Tensor:
         return self.alpha_min + (self.alpha_max - self.alpha_min) * torch.sigmoid(logit)
@@ -117,7 +117,3 @@ class AlphaEntmax(Normaliser):
     def stats(self) -> dict[str, Tensor]:
         """α per head, where it does not depend on the query."""
         return {"alpha": self.alpha().detach()} if self.alpha_weight is None else {}
-
-
-def _working(values: Tensor) -> Tensor:
-    return values if values.dtype is torch.float64 else values.float()

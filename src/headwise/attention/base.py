@@ -349,3 +349,8 @@ class Attention(nn.Module):
     def stats(self) -> dict[str, Tensor]:
         """One value a head, name -> (H,); NaN at heads without such a value."""
         return {}
+
+
+def full_precision(values: Tensor) -> Tensor:
+    """In float32 at the least: what attention does beside its matrix products, it does so."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))

@@ -11,7 +11,7 @@ from headwise.attention.base import Attention, Normaliser, Pattern, Place, Scali
 from headwise.attention.heads import NoHeads
 from headwise.attention.scores import ScoreAttention
 from headwise.config_dir import group_choices, group_node
-from headwise.errors import ConfigError
+from headwise.errors import ConfigError, refuse, require
 from headwise.instantiate import as_container, instantiate, target_class
 from headwise.schema import SITE_GROUPS, SITES
 
@@ -141,9 +141,16 @@ def _choice_at(site: str, group: str, common: Any) -> tuple[str, Any]:
     refused.
     """
     instead = common.get("instead", {}) if isinstance(common, Mapping) else {}
-    if site in instead:
-        return f"{group}.instead.{site}", group_node(group, instead[site])
-    return group, _without_instead(common)
+    require(isinstance(instead, Mapping), f"{group}.instead", "site: choice", instead)
+    for key in instead:
+        if key not in SITES:
+            raise refuse(f"{group}.instead", key, SITES)
+    if site not in instead:
+        return group, _without_instead(common)
+    key = f"{group}.instead.{site}"
+    if instead[site] not in group_choices(group):
+        raise refuse(key, instead[site], group_choices(group))
+    return key, group_node(group, instead[site])
 
 
 def _without_instead(node: Any) -> Any:

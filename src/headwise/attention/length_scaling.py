@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from headwise.attention.base import Place, Scaling
+from headwise.attention.base import Place, Scaling, full_precision
 from headwise.errors import refuse, require
 
 LEARNED = ("query", "head")
@@ -76,12 +76,12 @@ class LengthScaling(Scaling):
 
     def _beta_and_gamma(self, query_BQD: Tensor) -> tuple[Tensor, Tensor]:
         """Both (H, 1, 1) or (B, H, Q, 1)."""
-        beta_H, gamma_H = _working(self.beta), _working(self.gamma)
+        beta_H, gamma_H = full_precision(self.beta), full_precision(self.gamma)
         if self.beta_weight is None or self.gamma_weight is None:
             return beta_H[:, None, None], gamma_H[:, None, None]
-        x_BQD = _working(query_BQD)
-        beta_BQH = functional.linear(x_BQD, _working(self.beta_weight), beta_H)
-        gamma_BQH = functional.linear(x_BQD, _working(self.gamma_weight), gamma_H)
+        x_BQD = full_precision(query_BQD)
+        beta_BQH = functional.linear(x_BQD, full_precision(self.beta_weight), beta_H)
+        gamma_BQH = functional.linear(x_BQD, full_precision(self.gamma_weight), gamma_H)
         beta_BHQ1 = functional.softplus(beta_BQH).transpose(1, 2)[..., None]
         gamma_BHQ1 = 2 * torch.tanh(gamma_BQH).transpose(1, 2)[..., None]
         return beta_BHQ1, gamma_BHQ1
@@ -91,7 +91,3 @@ class LengthScaling(Scaling):
         if self.beta_weight is not None:
             return {}
         return {"scale_beta": self.beta.detach(), "scale_gamma": self.gamma.detach()}
-
-
-def _working(values: Tensor) -> Tensor:
-    return values if values.dtype is torch.float64 else values.float()

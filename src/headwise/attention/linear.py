@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from headwise.attention.base import AttentionOutput, Mask, Place
+from headwise.attention.base import AttentionOutput, Mask, Place, full_precision
 from headwise.attention.cache import AttentionCache
 from headwise.attention.heads import MultiHeadAttention
 from headwise.errors import require
@@ -89,14 +89,14 @@ class LinearAttention(MultiHeadAttention):
 
     def _features(self, states_BNI: Tensor, is_padding_BHNE: Tensor | None = None) -> Tensor:
         """φ of projected states, (B, H, N, E); exactly 0 at padding."""
-        states_BHNE = _full_precision(self.split(states_BNI)).contiguous()
+        states_BHNE = full_precision(self.split(states_BNI)).contiguous()
         if is_padding_BHNE is not None:  # φ(-inf) = 0, and a NaN would survive a factor of 0
             states_BHNE = states_BHNE.masked_fill(is_padding_BHNE, -torch.inf)
         return positive_elu(states_BHNE)
 
     def _with_one(self, value_BKI: Tensor, is_padding_BHKE: Tensor | None) -> Tensor:
         """Values with a 1 as last entry, (B, H, K, F)."""
-        value_BHKE = _full_precision(self.split(value_BKI))
+        value_BHKE = full_precision(self.split(value_BKI))
         if is_padding_BHKE is not None:
             value_BHKE = value_BHKE.masked_fill(is_padding_BHKE, 0.0)
         return functional.pad(value_BHKE, (0, 1), value=1.0)
@@ -284,11 +284,6 @@ def _is_padding(mask: Mask, n_cached: int, key_BKI: Tensor) -> Tensor | None:
         return None
     positions_K = torch.arange(key_BKI.shape[1], device=key_BKI.device) + n_cached
     return (positions_K >= mask.key_lengths_B[:, None])[:, None, :, None]
-
-
-def _full_precision(states: Tensor) -> Tensor:
-    """In float32 at the least."""
-    return states.to(torch.promote_types(states.dtype, torch.float32))
 
 
 def _without_autocast(device: torch.device) -> torch.autocast:

@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from headwise.attention.base import Normaliser, Place, ScoreContext
+from headwise.attention.base import Normaliser, Place, ScoreContext, full_precision
 from headwise.errors import refuse
 
 ROWS = ("sqrt", "l2", "none")
@@ -80,7 +80,7 @@ class Elementwise(Normaliser):
     def forward(self, scores_BHQK: Tensor, context: ScoreContext) -> Tensor:
         """Weights (B, H, Q, K), of any sign."""
         mask = context.dense_mask(scores_BHQK)
-        working = scores_BHQK.to(torch.promote_types(scores_BHQK.dtype, torch.float32))
+        working = full_precision(scores_BHQK)
         n_keys = n_allowed(working, mask)
         typical = torch.ones_like(n_keys)
         masked = None if mask is None else ~mask

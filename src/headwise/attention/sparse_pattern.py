@@ -8,6 +8,7 @@ Letters: B batch, H heads, Q and K numbers of queries and keys, N positions.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Hashable
 from typing import ClassVar
 
@@ -138,8 +139,7 @@ def of_heads(allowed: Tensor, has_H: tuple[bool, ...]) -> Tensor:
     """`allowed` (B or 1, H or 1, ...) in the heads that have it."""
     if all(has_H):
         return allowed
-    shape = (1, -1, *(1,) * (allowed.dim() - 2))
-    return allowed & torch.tensor(has_H, device=allowed.device).view(shape)
+    return allowed & per_head(has_H, allowed.device).view(1, -1, *(1,) * (allowed.dim() - 2))
 
 
 def is_real(positions: Tensor, lengths_B: Tensor) -> Tensor:
@@ -149,4 +149,12 @@ def is_real(positions: Tensor, lengths_B: Tensor) -> Tensor:
 
 
 def _lengths(key_lengths_B: Tensor | None, n_keys: int, device: torch.device) -> Tensor:
-    return torch.tensor([n_keys], device=device) if key_lengths_B is None else key_lengths_B
+    if key_lengths_B is not None:
+        return key_lengths_B
+    return torch.full((1,), n_keys, device=device)  # no copy that a GPU would wait for
+
+
+@functools.lru_cache(maxsize=256)
+def per_head(values_H: tuple[int, ...], device: torch.device) -> Tensor:
+    """One constant a head as a tensor, copied to a device once."""
+    return torch.tensor(values_H, device=device)

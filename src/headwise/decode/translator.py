@@ -94,7 +94,7 @@ class Translator:
             progress: show a bar on stderr.
 
         Raises:
-            DataError: a sentence longer than the model's learned positions, by line number.
+            DataError: a sentence longer than the model can take, by line number.
             RunError: out of memory, or a model whose output is not a number.
         """
         ids = self._source_ids(sentences)
@@ -135,7 +135,7 @@ class Translator:
         for line, pieces in enumerate(source_ids, start=1):
             if not pieces:
                 raise DataError(f"source line {line} is empty: it has no translation to score")
-        self._check_lengths("translation", [len(pieces) + 1 for pieces in target_ids])
+        _check_lengths("translation", [len(ids) + 1 for ids in target_ids], self.max_positions)
         lengths = [max(len(s), len(t) + 1) for s, t in zip(source_ids, target_ids, strict=True)]
         scores: dict[int, TargetScore] = {}
         with self._ready(), _bar(len(sources), "score", progress) as bar:
@@ -159,19 +159,17 @@ class Translator:
             [*line, EOS] if line and sentence.strip() else []
             for line, sentence in zip(pieces, sentences, strict=True)
         ]
-        self._check_lengths("source", [len(line) for line in ids])
+        _check_lengths("source", [len(line) for line in ids], self.model.max_source)
         return ids
 
-    def _check_lengths(self, side: str, lengths: Sequence[int]) -> None:
-        if self.max_positions is None:
-            return
-        for line, length in enumerate(lengths, start=1):
-            if length > self.max_positions:
-                raise DataError(
-                    f"{side} line {line} has {length} pieces with eos, more than the model's "
-                    f"model.max_positions={self.max_positions} learned positions: "
-                    "split the line, or train with model.positions=sinusoidal"
-                )
+    def check_sources(self, sentences: Sequence[str]) -> None:
+        """Refuse what `translate` would, before it has to.
+
+        Raises:
+            DataError: a sentence longer than the model can take, by line number.
+        """
+        if self.model.max_source is not None:
+            self._source_ids(sentences)
 
     def _search(self, sources: Sequence[Sequence[int]]) -> list[list[Hypothesis]]:
         config = self.config
@@ -223,3 +221,13 @@ class Translator:
 
 def _bar(n_sentences: int, name: str, progress: bool) -> tqdm[None]:
     return tqdm(total=n_sentences, desc=name, unit="sentence", disable=not progress)
+
+
+def _check_lengths(side: str, lengths: Sequence[int], limit: int | None) -> None:
+    for line, length in enumerate(lengths, start=1):
+        if limit is not None and length > limit:
+            raise DataError(
+                f"{side} line {line} has {length} pieces with eos, and the model takes at most "
+                f"{limit} (its learned positions, or the longest that its attention was made for): "
+                "split the line, or train with a higher model.max_positions or attention.max_length"
+            )

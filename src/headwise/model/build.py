@@ -56,8 +56,16 @@ def check_model(config: Config) -> None:
                 f"{type(made).__name__} at {site} takes at most {made.max_keys} positions, but a "
                 f"source may have {pieces}: tokenizer.max_sentence_pieces="
                 f"{config.tokenizer.max_sentence_pieces}, the end of the sentence and "
-                f"model.register_tokens={config.model.register_tokens}"
+                f"model.register_tokens={config.model.register_tokens}. "
+                f"Try attention.max_length={pieces}"
             )
+    encoder_pattern = getattr(make(place_of(whole, "encoder_self", 1)), "pattern", None)
+    if config.model.register_tokens and encoder_pattern is not None:
+        raise ConfigError(
+            f"model.register_tokens={config.model.register_tokens} cannot go with "
+            f"{type(encoder_pattern).__name__} at encoder_self, which would hide them from most "
+            "words; use pattern@pattern_sites.encoder_self=none"
+        )
     if config.model.heads:
         make = attention_maker(config, instantiate(config.gates, "gates"))
         for place in places(config.model):

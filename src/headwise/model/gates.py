@@ -25,7 +25,7 @@ __all__ = [
 
 # What `freeze` names -> the modules of the model that it means.
 PARTS = {
-    "encoder": ("source_embedding", "encoder"),
+    "encoder": ("source_embedding", "encoder", "registers"),
     "decoder": ("target_embedding", "decoder", "output"),
 }
 
@@ -169,8 +169,9 @@ class HardConcrete(Gates):
     def prepare(self, model: nn.Module) -> None:
         """Freeze what is to stay as it is."""
         for part in self.freeze:
-            for name in PARTS[part]:
-                model.get_submodule(name).requires_grad_(False)
+            for module in (getattr(model, name) for name in PARTS[part]):
+                if module is not None:  # there may be no registers
+                    module.requires_grad_(False)
         for gate in head_gates(model):
             gate.requires_grad_(True)
 

@@ -187,6 +187,18 @@ class Transformer(nn.Module):
             logits_BTV, {"encoder_self": encoder_weights, "decoder_self": own, "cross": cross}
         )
 
+    @property
+    def max_source(self) -> int | None:
+        """Most pieces of a source, eos included; None for no limit."""
+        limits = [
+            attention.max_keys - self.n_registers
+            for site, _, attention in self.attentions()
+            if site != "decoder_self" and attention.max_keys is not None
+        ]
+        if self.source_embedding.learned is not None:
+            limits.append(self.source_embedding.max_positions)
+        return min(limits, default=None)
+
     def attentions(self) -> Iterator[tuple[str, int, Attention]]:
         """Every attention with its site and layer (from 1)."""
         for index, layer in enumerate(self.encoder.layers, start=1):

@@ -79,28 +79,23 @@ def rows_of(points: Sequence[Mapping[str, Any]]) -> list[Row]:
     return list(rows.values())
 
 
-def has_repeats(points: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether some points differ in nothing but their seed."""
-    return any(len(row.results) + row.n_failed > 1 for row in rows_of(points))
-
-
 def markdown(points: Sequence[Mapping[str, Any]]) -> str:
     """The comparison as a table.
 
-    BLEU is mean ± sample standard deviation; ratios are to the row called softmax, else to the
+    BLEU is mean ± sample standard deviation; ratios are to the row named softmax, else to the
     first; density and diversity are means over heads and layers, as
     `headwise.analysis.collect.head_statistics` defines them, of encoder, decoder and cross.
     """
     rows = rows_of(points)
     splits = list(dict.fromkeys(s for row in rows for r in row.results for s in r["scores"]))
-    baseline = next((row for row in rows if row.name.split("=")[-1] == BASELINE), rows[0])
+    baseline = next((row for row in rows if row.name == BASELINE), rows[0])
     sites = "/".join(SITE_HEADS[site] for site in SITES)
     head = [
         "",
         *(f"BLEU {split}" for split in splits),
         "runs",
-        "tokens/s",
-        "memory",
+        f"tokens/s, {baseline.name} = 1",
+        f"memory, {baseline.name} = 1",
         f"density {sites}",
         f"diversity {sites}",
     ]

@@ -28,6 +28,9 @@ from headwise.train.distributed import Ranks
 from headwise.train.loss import Loss
 from headwise.train.trainer import Validation
 
+# Longer sentences are not looked at for statistics of heads, which need all weights of all layers.
+MAX_HEAD_PIECES = 512
+
 
 class Validator:
     """What the trainer asks for at a validation.
@@ -57,10 +60,14 @@ class Validator:
         self.translator = Translator(
             model, prepared.tokenizers, search, ranks.device, loss.output_map
         )
-        first = range(min(config.trainer.head_sentences, len(prepared.valid)))
+        for name in dict.fromkeys((config.data.valid, *prepared.corpus.config.test)):
+            self.translator.check_sources(prepared.corpus.read(name)[0])
+        source, target = prepared.valid.source, prepared.valid.target
+        short = [
+            i for i in range(len(source)) if max(len(source[i]), len(target[i])) <= MAX_HEAD_PIECES
+        ][: config.trainer.head_sentences]
         looked_at = EncodedSplit.from_lists(
-            [prepared.valid.source[i].tolist() for i in first],
-            [prepared.valid.target[i].tolist() for i in first],
+            [source[i].tolist() for i in short], [target[i].tolist() for i in short]
         )
         self.head_batches = list(evaluation_batches(looked_at, config.trainer.max_tokens))
 

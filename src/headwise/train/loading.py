@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]
 
+from headwise.config_dir import group_node
 from headwise.data.cleaning import Normaliser
 from headwise.data.tokenizer import TokenizerPair
 from headwise.decode.hypothesis import check_decode_config
@@ -28,6 +29,7 @@ from headwise.train.distributed import choose_device
 from headwise.train.run_folder import RunFolder
 
 DEVICES = ("auto", "cpu", "cuda")
+LATER_GROUPS = ("scaling", "gates", "repulsion")  # which the first runs have not
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,10 @@ def read_config(folder: RunFolder) -> Config:
         RunError: it is broken, or was written by a version with other keys.
     """
     try:
-        merged = OmegaConf.merge(OmegaConf.structured(Config), folder.read_config())
+        known = folder.read_config()
+        for group in LATER_GROUPS:
+            known.setdefault(group, group_node(group, "none"))
+        merged = OmegaConf.merge(OmegaConf.structured(Config), known)
         content = OmegaConf.to_object(merged)
     except (OmegaConfBaseException, YAMLError, UnicodeDecodeError) as error:
         reason = str(error).splitlines()[0]

@@ -10,44 +10,44 @@ from headwise.train.precision import glibc
 
 
 class PeakMemory:
-    """The most that updates held above what the process held when training began.
+    """The most that updates held above what the process held before.
 
-    Weights made before are not in it; gradients, moments and activations are. On a GPU it is the
-    most that torch had allocated. On a CPU it is what malloc had handed out at the end of a
-    forward pass, where all activations are alive; the temporaries of single operations are not in
-    it, nor is what malloc keeps for later. Without glibc nothing is measured.
+    Made when the weights are there and the optimizer has nothing yet: moments and activations
+    are in it, weights are not. On a GPU it is the most that torch had allocated. On a CPU it is
+    what malloc had handed out at the end of a forward pass, where all activations are alive:
+    temporaries of single operations and gradients are not in it, nor what malloc keeps for later.
 
     Attributes:
-        bytes: the most seen so far, or None where the system does not tell.
+        bytes: the most seen so far; None before the first look, and without glibc on a CPU.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.bytes: int | None = None
-        self._base = 0
+        libc = None if device.type == "cuda" else glibc()
+        self._ask = getattr(libc, "mallinfo2", None)  # since glibc 2.33
+        if self._ask is not None:
+            self._ask.restype = _Mallinfo2
+        self.restart()
+        self._base = self._held()
 
-    def begin(self) -> None:
-        """Training begins; what is held now is the base."""
+    def restart(self) -> None:
+        """Forget the mark that something else than an update has left."""
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
-        held = self._held()
-        if held is not None:
-            self._base, self.bytes = held, 0
 
     def look(self) -> None:
-        """Called at the end of a forward pass."""
+        """Called at the end of a forward pass, on a GPU at any time after it."""
         held = self._held()
-        if held is not None and self.bytes is not None:
-            self.bytes = max(self.bytes, held - self._base)
+        if held is not None and self._base is not None:
+            self.bytes = max(self.bytes or 0, held - self._base)
 
     def _held(self) -> int | None:
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.device)
-        libc = glibc()
-        if libc is None or not hasattr(libc, "mallinfo2"):  # before glibc 2.33
+        if self._ask is None:
             return None
-        libc.mallinfo2.restype = _Mallinfo2
-        found = libc.mallinfo2()
+        found = self._ask()
         return int(found.uordblks + found.hblkhd)
 
 

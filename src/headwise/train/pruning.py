@@ -214,22 +214,24 @@ def _read_text(config: PruneConfig, run: TrainedRun) -> _Text:
 
 
 def _scores(run: TrainedRun, text: _Text, loss: Loss) -> dict[str, float]:
-    """BLEU, and the measure of the loss a target token, of the model as it is."""
+    """BLEU, and the loss and its measure a target token, of the model as it is."""
     hypotheses = [found.text for found in run.translator.translate(text.sources)]
     scores = score_translations(hypotheses, text.references, run.config.data.target)
-    total, n_tokens = 0.0, 0
+    total, measure, n_tokens = 0.0, 0.0, 0
     with torch.no_grad():
         for batch in text.batches:
             batch = batch.to(run.translator.device)
             output = run.model(batch.source_BS, batch.source_lengths_B, batch.target_in_BT)
-            total += float(loss(output.logits_BTV, batch.target_out_BT).measure)
+            found = loss(output.logits_BTV, batch.target_out_BT)
+            total, measure = total + float(found.loss), measure + float(found.measure)
             n_tokens += batch.n_tokens
-    return {"bleu": scores["bleu"]["score"], loss.measure: total / n_tokens}
+    figures = {"loss": total / n_tokens, loss.measure: measure / n_tokens}
+    return {"bleu": scores["bleu"]["score"], **figures}
 
 
 def _quality(found: Mapping[str, float]) -> tuple[float, ...]:
-    """Higher BLEU first, then a lower measure of the loss."""
-    return found["bleu"], *(-value for key, value in found.items() if key != "bleu")
+    """Higher BLEU first, then a lower loss."""
+    return found["bleu"], -found["loss"]
 
 
 def _importance_rows(found: Importance, heads: Heads) -> list[dict[str, Any]]:

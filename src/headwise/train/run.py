@@ -245,12 +245,8 @@ class _Run:
 
     def _model(self, prepared: PreparedCorpus) -> Transformer:
         tokenizers = prepared.tokenizers
-        model = build_model(
-            self.config,
-            tokenizers.source.vocab_size,
-            tokenizers.target.vocab_size,
-            tokenizers.joint,
-        )
+        sizes = tokenizers.source.vocab_size, tokenizers.target.vocab_size
+        model = build_model(self.config, *sizes, tokenizers.joint)
         if self.config.init_from is not None and not self._last.is_file():
             start_from(model, RunFolder.existing(self.config.init_from, "init_from"), tokenizers)
         return model.to(self.ranks.device)
@@ -287,7 +283,7 @@ class _Run:
         if self._last.is_file():
             # onto the CPU: the optimizer itself knows which of its state belongs on the device
             trainer.restore(load_checkpoint(self._last))
-            trainer.seconds = self._seconds_before()
+            self._remember_costs(trainer)
         else:
             # what a process left that died before its first checkpoint
             self.records.rewind(0, 0)
@@ -308,11 +304,13 @@ class _Run:
             progress=config.trainer.progress and self.ranks.is_main,
         )
 
-    def _seconds_before(self) -> float:
+    def _remember_costs(self, trainer: Trainer) -> None:
+        """Seconds and memory of the processes before this one."""
         path = self.folder.checkpoints / "last.json"
-        if not path.is_file():
-            return 0.0
-        return float(json.loads(path.read_text(encoding="utf-8"))["train_seconds"])
+        if path.is_file():
+            before = json.loads(path.read_text(encoding="utf-8"))
+            trainer.seconds = float(before["train_seconds"])
+            trainer.memory.bytes = before["peak_memory_bytes"]
 
     def _finish(
         self, trainer: Trainer, validator: Validator, prepared: PreparedCorpus

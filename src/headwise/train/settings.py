@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from headwise.errors import ConfigError, require
 from headwise.instantiate import as_container, instantiate
 from headwise.metrics.external import check_commands
 from headwise.model.build import check_model
+from headwise.model.gates import NoGates
 from headwise.schema import Config
 from headwise.track.wandb_tracker import check_tracker
 from headwise.train.distributed import choose_device
@@ -24,6 +26,8 @@ from headwise.train.trainer import check_trainer_config
 
 # learned vectors, of which there are model.max_positions
 LIMITED_POSITIONS = ("learned", "grid")
+
+log = logging.getLogger(__name__)
 
 
 def typed(config: DictConfig) -> Config:
@@ -49,6 +53,8 @@ def check(config: Config) -> None:
     allowed = f"above tokenizer.max_sentence_pieces={pieces} with model.positions={positions}"
     require(fits, "model.max_positions", allowed, longest)
     check_model(config)
+    if config.init_from is None and not isinstance(instantiate(config.gates, "gates"), NoGates):
+        log.warning("gates are meant for a trained model: init_from=RUN starts from one")
     build_optimizer(config.optimizer, torch.nn.Linear(1, 1))
     instantiate(config.scheduler, "scheduler")
     instantiate(config.loss, "loss")

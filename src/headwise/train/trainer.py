@@ -43,6 +43,7 @@ from headwise.train.state import TrainState
 MONITORS = ("bleu", "loss")
 # Updates between the ranks' agreements on a stop. On a GPU each makes the host wait, and updates
 # are short; on CPUs they may take seconds, of which a scheduler grants few.
+LOOK_EVERY = 10  # updates between looks at the memory: malloc may take milliseconds to tell
 SIGNAL_CHECK_EVERY = {"cuda": 10, "cpu": 1}
 
 
@@ -209,7 +210,6 @@ class Trainer:
         self._told = state.tokens, self.seconds
         if state.update == 0:
             self._log_alphas()  # where the trajectories start
-        self.memory.begin()
         with progress:
             while state.update < config.max_updates and not state.stopped_early:
                 self._counted_at = time.perf_counter()
@@ -220,6 +220,7 @@ class Trainer:
                 self._count_seconds()
                 if state.update % config.validate_every == 0 or last:
                     self._validate(progress)
+                    self.memory.restart()
                 if state.update % config.save_every == 0 or last or state.stopped_early:
                     self.save(numbered=True)
                 self._leave_if_asked()
@@ -260,7 +261,8 @@ class Trainer:
         with autocast(device, self.config.precision):
             output = self._forward(batch.source_BS, batch.source_lengths_B, batch.target_in_BT)
             sums = self.loss(output.logits_BTV, batch.target_out_BT)
-        self.memory.look()
+        if self.state.update % LOOK_EVERY == 1:
+            self.memory.look()
         torch.autograd.backward(sums.loss / n_update_tokens)
         self._window += torch.stack((sums.loss.detach(), sums.measure)).double()
 
@@ -283,10 +285,16 @@ class Trainer:
                 "train/epoch": self.loader.state()["epoch"],
                 "time/tokens_per_second": n_tokens / max(seconds, 1e-9),
                 "time/train_seconds": self.seconds,
+                **self._penalties(),
             },
         )
         self._log_alphas()
         progress.show(loss=loss)
+
+    def _penalties(self) -> dict[str, float]:
+        with torch.no_grad():
+            penalty = self.penalty() if self.penalty is not None else None
+        return {} if penalty is None else {"train/penalty": float(penalty)}
 
     def _log_alphas(self) -> None:
         alphas = self.alphas()
@@ -359,7 +367,11 @@ class Trainer:
                 old.unlink()
             self.folder.write_json(
                 "checkpoints/last.json",
-                {"update": self.state.update, "train_seconds": round(self.seconds, 3)},
+                {
+                    "update": self.state.update,
+                    "train_seconds": round(self.seconds, 3),
+                    "peak_memory_bytes": self.memory.bytes,
+                },
             )
         self._saved_at = self.state.update
 

@@ -82,6 +82,27 @@ CONFIG_ERRORS = {
     "tokenizer.joint=false": ("model.share_embeddings", "'all'"),
     "data.cleaning.normalise=[comma]": ("data.cleaning.normalise", "romanian_comma_below"),
     "data.max_train_pairs=0": ("data.max_train_pairs", "at least 1", "got 0"),
+    "attention.instead.decoder_self=sofmax attention=linformer": (
+        "attention.instead.decoder_self",
+        "Did you mean softmax?",
+    ),
+    "+attention.instead={self:softmax}": ("attention.instead", "encoder_self", "'self'"),
+    "+attention.instead=softmax": ("attention.instead", "site: choice", "softmax"),
+    "loss.alpha=1.3": ("loss=entmax", "loss.alpha belongs"),
+    "repulsion.layers=[1]": ("repulsion=spos|svgd", "repulsion.layers belongs"),
+    "repulsion=svgd repulsion.layers=[9]": ("repulsion.layers", "encoder_self", "got 9"),
+    "pattern=fixed pattern.combine=heads pattern.heads=[locl]": ("pattern.heads", "local?"),
+    "pattern=fixed model.register_tokens=2": (
+        "model.register_tokens=2",
+        "pattern@pattern_sites.encoder_self=none",
+    ),
+    "attention=linear scaling=length": ("LinearAttention forms no scores", "scaling_sites"),
+    "attention=linear pattern=fixed": ("LinearAttention forms no scores", "pattern_sites"),
+    "attention=linformer model.register_tokens=60": ("attention.max_length=", "Try"),
+    "attention@sites.decoder_self=linformer": ("decoder_self", "softmax", "Choose another"),
+    "model=deep model.share_embeddings=all": ("model.share_embeddings",),
+    "model.heads={cross:[[9]]}": ("model.heads.cross", "from 1 to 2"),
+    "+decode.external.search='x {hypotheses}'": ("decode.external.search",),
     # targets and commands
     "attention._target_=os.system": ("attention._target_", "headwise", "HEADWISE_PLUGINS"),
     "attention._target_=torch.optim.Adam": ("attention",),
@@ -95,7 +116,8 @@ def test_a_wrong_setting_is_refused_before_data_is_read(
     override: str, headwise: CommandLine, tmp_path: Path
 ) -> None:
     arguments = small_overrides(tmp_path)  # whose data.dir does not exist
-    refused(headwise("train", *arguments, override), 2, *CONFIG_ERRORS[override])
+    overrides = [override] if override.startswith("+") else override.split()
+    refused(headwise("train", *arguments, *overrides), 2, *CONFIG_ERRORS[override])
     assert not (tmp_path / "outputs").exists()
 
 

@@ -25,7 +25,7 @@ HEAD = (
     "decoder self (causal)",
     "cross",
     "decoding keeps",
-    "fused",
+    "fused, or no scores",
     "weights",
     "patterns, scalings",
     "most positions",
@@ -58,11 +58,15 @@ def capability_row(name: str) -> tuple[str, ...]:
         name,
         *by_site,
         _kept(attentions),
-        "yes" if is_whole or all(a.normaliser.is_fused for a in by_scores) else "no",
+        "yes" if is_whole else _fused(by_scores),
         ", ".join(dict.fromkeys(a.forms_weights for a in attentions.values())),
         "no" if is_whole else "yes",
-        ", ".join(map(str, sorted(n for n in limits if n is not None))) or "any",
+        ", ".join(f"{n} (max_length)" for n in sorted(n for n in limits if n is not None)) or "any",
     )
+
+
+def _fused(attentions: list[ScoreAttention]) -> str:
+    return "yes" if all(a.normaliser.is_fused for a in attentions) else "no"
 
 
 def _kept(attentions: dict[str, Attention]) -> str:

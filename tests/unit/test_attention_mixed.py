@@ -18,9 +18,10 @@ from headwise.attention import mixed
 from headwise.attention.activations import ACTIVATIONS, Activation
 from headwise.attention.alpha_entmax import AlphaEntmax
 from headwise.attention.base import Mask, Normaliser, Pattern, Place, ScoreContext
-from headwise.attention.build import AttentionFactory
+from headwise.attention.build import AttentionFactory, completed
 from headwise.attention.entmax15 import Entmax15
 from headwise.attention.mixed import NOTE, Mixed
+from headwise.attention.ymish import Ymish
 from headwise.config_dir import group_node
 from headwise.errors import ConfigError
 from headwise.instantiate import instantiate
@@ -234,6 +235,12 @@ def test_yaml_and_class_have_the_same_defaults() -> None:
         ({"normalisers": ["softmx"]}, "attention.normalisers must be .* Did you mean softmax"),
         ({"normalisers": ["softmax", "mixed"]}, "unlike mixed; choose from selu,.* softmax"),
         ({"normalisers": ["tanh", "selu"]}, "one of 8 heads a distribution.*'tanh', 'selu'"),
+        (
+            {"choices": {"tanh": {"rows": "l2"}}},
+            "attention.choices must be one of softmax, ymish; got 'tanh'",
+        ),
+        ({"choices": {"ymish": {"row": "l2"}}}, r"attention.normalisers.ymish.row is not known"),
+        ({"choices": {"ymish": 3}}, "attention.choices.ymish must be a mapping"),
         ({"normalisers": ["elu"] * 8 + ["softmax"]}, "one of 8 heads a distribution"),
     ],
 )
@@ -312,3 +319,16 @@ def test_a_pruned_model_keeps_the_alphas_of_its_heads() -> None:
         "encoder_self": [[None, None, whole["encoder_self"][0][4]]],
         "cross": [[whole["cross"][0][1], None, whole["cross"][0][4]]],
     }
+
+
+def test_members_take_choices_of_their_own_and_a_run_keeps_all_of_them() -> None:
+    node = {**group_node("attention", "mixed"), "choices": {"ymish": {"dead_zone": True}}}
+    kept = completed("attention", node)
+    assert kept["choices"]["ymish"] == {**group_node("attention", "ymish"), "dead_zone": True}
+    assert kept["choices"]["softmax"] == group_node("attention", "softmax")
+    for settings in (node, kept):
+        module = instantiate(settings, "attention", place=PLACE)
+        assert [m.dead_zone for m in module.modules() if isinstance(m, Ymish)] == [True]
+    kept["choices"]["ymish"]["kappa"] = 9.0  # and not what the yaml says now
+    module = instantiate(kept, "attention", place=PLACE)
+    assert [m.kappa for m in module.modules() if isinstance(m, Ymish)] == [9.0]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from headwise.attention.alpha_entmax import AlphaEntmax
 from headwise.attention.base import Mask, Pattern, Place
-from headwise.attention.build import AttentionFactory
+from headwise.attention.build import AttentionFactory, completed
 from headwise.attention.scores import ScoreAttention
 from headwise.attention.softmax import Softmax
 from headwise.config_dir import group_node
@@ -166,3 +166,14 @@ def test_dropout_acts_in_training_only() -> None:
     assert torch.equal(first, attention(states, states, states, mask).context_BQD)
     attention.train()
     assert not torch.equal(first, attention(states, states, states, mask).context_BQD)
+
+
+def test_a_run_keeps_what_stands_instead() -> None:
+    node = {**group_node("attention", "softmax"), "instead": {"cross": "alpha_entmax"}}
+    kept = completed("attention", node)
+    assert kept["instead"] == {"cross": group_node("attention", "alpha_entmax")}
+    kept["instead"]["cross"]["alpha_init"] = 1.25  # and not what the yaml says now
+    attention = AttentionFactory({"attention": kept})(Place("cross", 1, H, E))
+    torch.testing.assert_close(attention.stats()["alpha"], torch.full((H,), 1.25))
+    elsewhere = AttentionFactory({"attention": kept})(PLACE)
+    assert elsewhere.stats() == {}

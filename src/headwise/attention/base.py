@@ -271,6 +271,14 @@ class Normaliser(nn.Module):
         """
         return None
 
+    @classmethod
+    def completed(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Settings with the content of what they name instead of names.
+
+        A run folder keeps these: a yaml that changes later must not change what the run was.
+        """
+        return dict(settings)
+
     def distribution_heads(self) -> tuple[bool, ...]:
         """Whether the rows of each head are non-negative and sum to one."""
         return (self.is_distribution,) * self.place.n_heads

@@ -148,9 +148,24 @@ def _choice_at(site: str, group: str, common: Any) -> tuple[str, Any]:
     if site not in instead:
         return group, _without_instead(common)
     key = f"{group}.instead.{site}"
-    if instead[site] not in group_choices(group):
-        raise refuse(key, instead[site], group_choices(group))
-    return key, group_node(group, instead[site])
+    named = instead[site]
+    if isinstance(named, str) and named not in group_choices(group):
+        raise refuse(key, named, group_choices(group))
+    return key, _without_instead(group_node(group, named) if isinstance(named, str) else named)
+
+
+def completed(group: str, node: Any) -> Any:
+    """A choice that names no other: see `Normaliser.completed`, and `instead` likewise."""
+    target = target_class(node, group)
+    settings = dict(as_container(node))
+    if issubclass(target, Normaliser):
+        settings = target.completed(settings)
+    if isinstance(settings.get("instead"), Mapping):
+        settings["instead"] = {
+            site: completed(group, group_node(group, named) if isinstance(named, str) else named)
+            for site, named in settings["instead"].items()
+        }
+    return settings
 
 
 def _without_instead(node: Any) -> Any:

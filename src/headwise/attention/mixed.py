@@ -50,8 +50,9 @@ class Mixed(Normaliser):
             group. Head number n takes the n-th; they begin again where they end, and those
             beyond the number of heads stay unused. The rows of at least one head must be
             distributions.
-        rows: size of the rows of the plain activations, as in `headwise.attention.rows`. A
-            normaliser with a yaml has its choices from there.
+        rows: size of the rows of the plain activations, as in `headwise.attention.rows`.
+        choices: name of a normaliser with a yaml -> what differs from there, such as
+            {ymish: {dead_zone: true}}; or, with a `_target_`, all of it.
     """
 
     is_distribution = False  # not those of every head; see `distribution_heads`
@@ -59,13 +60,17 @@ class Mixed(Normaliser):
     _inverse_H: Tensor
 
     def __init__(
-        self, place: Place, normalisers: tuple[str, ...] = NOTE, rows: str = "sqrt"
+        self,
+        place: Place,
+        normalisers: tuple[str, ...] = NOTE,
+        rows: str = "sqrt",
+        choices: dict[str, Any] | None = None,
     ) -> None:
         super().__init__(place)
         if rows not in ROWS:
             raise refuse("rows", rows, ROWS)
         require(len(normalisers) > 0, "normalisers", "a list of names", normalisers)
-        nodes = _checked_nodes(normalisers, place)
+        nodes = _checked_nodes(normalisers, choices or {}, place)
         heads_of: dict[str, list[int]] = {}
         for head, number in enumerate(place.head_numbers):
             heads_of.setdefault(_name_at(normalisers, number), []).append(head)
@@ -83,6 +88,13 @@ class Mixed(Normaliser):
         order_H = torch.tensor(self._order)
         self.register_buffer("_order_H", order_H, persistent=False)
         self.register_buffer("_inverse_H", order_H.argsort(), persistent=False)
+
+    @classmethod
+    def completed(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """With all choices of all members that have a yaml."""
+        chosen = settings.get("choices") or {}
+        names = [n for n in settings.get("normalisers", NOTE) if n not in ACTIVATIONS]
+        return {**settings, "choices": {name: _node_of(name, chosen) for name in names}}
 
     def forward(self, scores_BHQK: Tensor, context: ScoreContext) -> Tensor:
         """Weights (B, H, Q, K), of any sign at heads whose normaliser gives no distribution."""
@@ -151,21 +163,35 @@ def _part_of(place: Place, heads: list[int]) -> Place:
     return dataclasses.replace(place, n_heads=len(heads), width=place.d_model, numbers=numbers)
 
 
-def _checked_nodes(normalisers: Sequence[str], place: Place) -> dict[str, Mapping[str, Any]]:
+def _node_of(name: str, choices: Mapping[str, Any]) -> dict[str, Any]:
+    """The config node of a name: its yaml with what was chosen, or what was chosen alone."""
+    chosen = choices.get(name) or {}
+    require(isinstance(chosen, Mapping), f"choices.{name}", "a mapping", chosen)
+    node = chosen if "_target_" in chosen else {**group_node("attention", name), **chosen}
+    return {key: value for key, value in node.items() if key != "instead"}
+
+
+def _checked_nodes(
+    normalisers: Sequence[str], chosen: Mapping[str, Any], place: Place
+) -> dict[str, Mapping[str, Any]]:
     """Config nodes of the names that have a yaml.
 
     Raises:
         ConfigError: names that cannot be used here, or none whose rows are distributions.
     """
     choices = group_choices("attention")
+    for name in chosen:
+        if name not in normalisers or name in ACTIVATIONS:
+            with_choices = [other for other in normalisers if other not in ACTIVATIONS]
+            raise refuse("choices", name, with_choices)
     nodes: dict[str, Mapping[str, Any]] = {}
     distributions = set()
     for name in dict.fromkeys(normalisers):
         if name in ACTIVATIONS:
             continue
-        if name not in choices:
+        if name not in choices and "_target_" not in (chosen.get(name) or {}):
             raise refuse("normalisers", name, _able(choices))
-        node = group_node("attention", name)
+        node = _node_of(name, chosen)
         target = _member_class(node, name)
         if target is None:
             raise ConfigError(
@@ -179,7 +205,7 @@ def _checked_nodes(normalisers: Sequence[str], place: Place) -> dict[str, Mappin
             raise ConfigError(f"normalisers cannot hold {name}: its yaml shares it between places")
         if target.is_distribution:
             distributions.add(name)
-        nodes[name] = {key: value for key, value in node.items() if key != "instead"}
+        nodes[name] = node
     n_unpruned = place.d_model // place.head_dim
     names = [_name_at(normalisers, number) for number in range(1, n_unpruned + 1)]
     require(

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from omegaconf import DictConfig, OmegaConf
 
+from headwise.attention.build import completed
 from headwise.data.corpus import check_data_config
 from headwise.data.tokenizer_training import check_tokenizer_config
 from headwise.decode.hypothesis import check_decode_config
@@ -16,7 +17,7 @@ from headwise.instantiate import as_container, instantiate
 from headwise.metrics.external import check_commands
 from headwise.model.build import check_model
 from headwise.model.gates import NoGates
-from headwise.schema import Config
+from headwise.schema import SITE_GROUPS, Config
 from headwise.track.wandb_tracker import check_tracker
 from headwise.train.distributed import choose_device
 from headwise.train.optim import build_optimizer
@@ -65,12 +66,20 @@ def check(config: Config) -> None:
 
 
 def settle(config: Config, config_node: DictConfig) -> dict[str, Any]:
-    """Decide in `config` what is `auto`; returns all of it as plain types, for the fingerprint.
+    """Decide in `config` what is `auto` and what names stand for.
 
-    On another machine `auto` may be another computation.
+    Returns all of it as plain types, for the fingerprint and the run folder: on another machine
+    `auto` may be another computation, and a yaml may say something else later.
     """
     device = choose_device(config.trainer.device)
     config.trainer.precision = resolve_precision(config.trainer.precision, device)
     container: dict[str, Any] = as_container(config_node)
     container["trainer"]["precision"] = config.trainer.precision
+    for group, sites in SITE_GROUPS.items():
+        container[group] = completed(group, container[group])
+        setattr(config, group, container[group])
+        for site, node in container[sites].items():
+            if node is not None:
+                container[sites][site] = completed(group, node)
+                setattr(getattr(config, sites), site, container[sites][site])
     return container

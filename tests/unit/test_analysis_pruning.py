@@ -1,9 +1,7 @@
-"""Importance of heads, masks, and smaller models that are the masked ones."""
+"""Masks, tables, and smaller models that are the masked ones."""
 
 from __future__ import annotations
 
-import copy
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from command_line import composer
-from headwise.analysis.importance import head_factors, head_importance
 from headwise.analysis.pruning import (
     Head,
     Heads,
@@ -32,37 +29,28 @@ from headwise.analysis.pruning import (
     without,
 )
 from headwise.attention.base import Normaliser, Place, ScoreContext
-from headwise.attention.heads import HeadGate, MultiHeadAttention, NoHeads
+from headwise.attention.heads import HeadGate, NoHeads
 from headwise.attention.scores import ScoreAttention
 from headwise.config_dir import group_choices
-from headwise.data.batching import Batch, evaluation_batches
-from headwise.data.store import EncodedSplit
-from headwise.errors import DataError, RunError
+from headwise.errors import RunError
 from headwise.model.build import build_model
 from headwise.model.places import place_of
 from headwise.model.transformer import Transformer, n_parameters
-from headwise.schema import SITES, Config, ModelConfig
-from headwise.train.loss import CrossEntropy
-from headwise.train.settings import typed
-
-V, D, H = 13, 16, 4
-CPU = torch.device("cpu")
-SMALL = (
-    f"model.d_model={D}",
-    f"model.n_heads={H}",
-    "model.d_ff=16",
-    "model.dropout=0",
-    "model.attention_dropout=0",
-    "model.activation_dropout=0",
+from headwise.schema import SITES, ModelConfig
+from pruned_models import (
+    KEPT,
+    D,
+    H,
+    V,
+    batches,
+    close,
+    config_of,
+    logits,
+    model_of,
+    smaller_of,
+    zeroed,
 )
-# uneven, with a place at each site that keeps all or loses all
-KEPT: Heads = {
-    "encoder_self": [[2, 3], []],
-    "decoder_self": [[1, 2, 3, 4], [4]],
-    "cross": [[1, 3, 4], [2]],
-}
-SOURCES = [[4, 5, 6, 7, 8], [9, 10], [11, 12, 4]]
-TARGETS = [[5, 6], [7, 8, 9, 10], [4]]
+
 VARIANTS = [
     *((f"attention={name}",) for name in group_choices("attention")),
     ("attention=alpha_entmax", "attention.share=layer"),
@@ -71,7 +59,7 @@ VARIANTS = [
     ("attention=mixed", "attention.normalisers=[alpha_entmax,softmax]"),
     ("attention=linformer", "attention.sharing=none"),
     ("attention=softmax", "scaling=length"),
-    ("attention=softmax", "scaling=length", "scaling.learned=head"),
+    ("attention=softmax", "scaling=length", "scaling.learned=query"),
     ("attention=softmax", "pattern=strided", "pattern.combine=heads", "pattern.stride=2"),
     ("attention=softmax", "model.register_tokens=2"),
     ("attention=softmax", "model.norm=post", "model.share_embeddings=none"),
@@ -82,138 +70,6 @@ VARIANTS = [
 def make() -> Iterator[Any]:
     with composer() as compose:
         yield compose
-
-
-def config_of(make: Any, *overrides: str, heads: Heads | None = None) -> Config:
-    config = typed(make([*SMALL, *overrides]))
-    config.model.heads = heads
-    return config
-
-
-def model_of(make: Any, *overrides: str, heads: Heads | None = None) -> Transformer:
-    """In float64, all weights away from where they start."""
-    config = config_of(make, *overrides, heads=heads)
-    model = build_model(config, V, V, config.tokenizer.joint).double().eval()
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator).double())
-    return model
-
-
-def smaller_of(make: Any, model: Transformer, *overrides: str, heads: Heads) -> Transformer:
-    smaller = build_model(config_of(make, *overrides, heads=heads), V, V, True).double().eval()
-    smaller.load_state_dict(pruned_state(model, smaller))
-    return smaller
-
-
-def batches(max_tokens: int = 100) -> list[Batch]:
-    return list(evaluation_batches(EncodedSplit.from_lists(SOURCES, TARGETS), max_tokens))
-
-
-def logits(model: Transformer) -> Tensor:
-    (batch,) = batches()
-    with torch.no_grad():
-        output = model(batch.source_BS, batch.source_lengths_B, batch.target_in_BT)
-    return output.logits_BTV  # type: ignore[no-any-return]
-
-
-def scale_head(model: Transformer, site: str, layer: int, place: int, factor: float) -> None:
-    """By hand: what the output projection reads of one head (from 0)."""
-    for found_site, found_layer, attention in model.attentions():
-        if (found_site, found_layer) == (site, layer):
-            assert isinstance(attention, MultiHeadAttention)
-            width = attention.place.head_dim
-            with torch.no_grad():
-                attention.output.weight[:, place * width : (place + 1) * width] *= factor
-
-
-def zeroed(model: Transformer, kept: Heads) -> Transformer:
-    """A copy whose heads that are not kept are multiplied by zero by hand."""
-    model = copy.deepcopy(model)
-    for head in listed(without(present_heads(model), listed(kept))):
-        scale_head(model, head.site, head.layer, head.number - 1, 0.0)
-    return model
-
-
-# -- importance -----------------------------------------------------------------------------------
-
-
-def sentence_loss(model: Transformer, sentence: int, smoothing: float = 0.1) -> float:
-    """Smoothed cross-entropy of one sentence alone, token by token."""
-    source = torch.tensor([[*SOURCES[sentence], 3]])
-    target = [2, *TARGETS[sentence], 3]
-    with torch.no_grad():
-        found = model(source, torch.tensor([source.shape[1]]), torch.tensor([target[:-1]]))
-    total = 0.0
-    for row, gold in zip(found.logits_BTV[0].tolist(), target[1:], strict=True):
-        norm = math.log(sum(math.exp(value) for value in row))
-        log_p = [value - norm for value in row]
-        total -= (1 - smoothing) * log_p[gold] + smoothing * sum(log_p) / len(row)
-    return total
-
-
-@pytest.mark.parametrize("variant", ["softmax", "linear"])
-def test_importance_is_the_mean_absolute_slope_in_the_factors(make: Any, variant: str) -> None:
-    model = model_of(make, f"attention={variant}", "attention@sites.cross=softmax")
-    found = head_importance(model, batches(), CrossEntropy(0.1), CPU)
-    assert found.n_sentences == 3
-    step = 1e-5
-    for site in SITES:
-        for layer in (1, 2):
-            wanted = []
-            for head in range(H):
-                up, down = copy.deepcopy(model), copy.deepcopy(model)
-                scale_head(up, site, layer, head, 1 + step)
-                scale_head(down, site, layer, head, 1 - step)
-                slopes = [
-                    abs(sentence_loss(up, sentence) - sentence_loss(down, sentence)) / (2 * step)
-                    for sentence in range(3)
-                ]
-                wanted.append(sum(slopes) / 3)
-            raw = found.raw[site][layer - 1]
-            torch.testing.assert_close(raw, wanted, rtol=1e-6, atol=1e-8)
-            norm = math.sqrt(sum(value**2 for value in wanted))
-            torch.testing.assert_close(
-                found.normalised[site][layer - 1],
-                [value / norm for value in wanted],
-                rtol=1e-6,
-                atol=1e-8,
-            )
-
-
-def test_importance_does_not_depend_on_batches_and_leaves_the_model(make: Any) -> None:
-    model = model_of(make, "attention=softmax").train()
-    model.decoder.layers[0].eval()
-    modes = [module.training for module in model.modules()]
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    together = head_importance(model, batches(100), CrossEntropy(), CPU)
-    alone = head_importance(model, batches(1), CrossEntropy(), CPU)
-    for site in SITES:
-        torch.testing.assert_close(together.raw[site], alone.raw[site], rtol=1e-10, atol=0)
-    assert [module.training for module in model.modules()] == modes
-    assert all(parameter.grad is None for parameter in model.parameters())
-    assert all(getattr(a, "gate", None) is None for _, _, a in model.attentions())
-    after = model.state_dict()
-    assert list(after) == list(before)
-    assert all(torch.equal(value, before[name]) for name, value in after.items())
-
-
-def test_a_closed_head_and_a_lost_one_have_no_importance(make: Any) -> None:
-    overrides = ("attention=softmax", "gates=hard_concrete")
-    model = model_of(make, *overrides, heads={"cross": [[1, 3], []]})
-    close(model, "cross", 1, [False, True])
-    found = head_importance(model, batches(), CrossEntropy(), CPU)
-    assert found.raw["cross"][0][0] == 0
-    assert found.raw["cross"][0][1] > 0
-    assert found.raw["cross"][1] == found.normalised["cross"][1] == []
-    gates = [getattr(a, "gate", None) for _, _, a in model.attentions()]
-    assert sum(gate is not None for gate in gates) == 5, "the gates stand again where they stood"
-
-
-def test_importance_of_no_sentence_is_refused(make: Any) -> None:
-    with pytest.raises(DataError, match="at least one sentence"):
-        head_importance(model_of(make, "attention=softmax"), [], CrossEntropy(), CPU)
 
 
 # -- masks and tables -----------------------------------------------------------------------------
@@ -286,15 +142,6 @@ def test_masks_go_with_the_block_even_when_it_fails(make: Any) -> None:
     after = [attention.gate for _, _, attention in model.attentions()]  # type: ignore[attr-defined]
     assert all(one is other for one, other in zip(gates, after, strict=True))
     assert torch.equal(logits(model), before)
-
-
-def close(model: Transformer, site: str, layer: int, is_open: list[bool]) -> None:
-    for found_site, found_layer, attention in model.attentions():
-        if (found_site, found_layer) == (site, layer):
-            assert isinstance(attention, MultiHeadAttention)
-            values = [3.0 if flag else -3.0 for flag in is_open]
-            with torch.no_grad():
-                attention.gate.log_a.copy_(torch.tensor(values))  # type: ignore[union-attr]
 
 
 def test_closed_gates_are_pruned_and_open_ones_go(make: Any) -> None:
@@ -429,16 +276,3 @@ def test_places_say_which_heads_they_have() -> None:
     assert place.head_numbers == (2, 4)
     assert place_of(config, "decoder_self", 2).head_numbers == (1, 2, 3, 4)
     assert Head(2, 1, 4).site == "cross"
-
-
-def test_factors_stand_behind_the_gate_and_go_with_the_block(make: Any) -> None:
-    model = model_of(make, "attention=softmax", "gates=hard_concrete")
-    close(model, "cross", 1, [False] * H)
-    before = logits(model)
-    with head_factors(model) as placed:
-        assert len(placed) == 6
-        assert torch.equal(logits(model), before)
-        for gate in placed:
-            gate.factors = gate.factors * 0
-        assert not torch.allclose(logits(model), before)
-    assert torch.equal(logits(model), before)

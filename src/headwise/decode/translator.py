@@ -168,8 +168,7 @@ class Translator:
         Raises:
             DataError: a sentence longer than the model can take, by line number.
         """
-        if self.model.max_source is not None:
-            self._source_ids(sentences)
+        self._source_ids(sentences)
 
     def _search(self, sources: Sequence[Sequence[int]]) -> list[list[Hypothesis]]:
         config = self.config

@@ -70,9 +70,10 @@ class Residual(nn.Module):
 def call_layer(layer: nn.Module, recompute: bool, *arguments: object) -> Any:
     """`layer(*arguments)`; with `recompute` only the arguments are kept for the backward pass.
 
+    That is in training alone: elsewhere there is no backward pass to keep anything for.
     Child et al. 2019, section 5.4: what lies between is computed again, with the same dropout and
     under the same autocast, so that loss and gradients have the same bits.
     """
-    if not recompute:
+    if not (recompute and layer.training and torch.is_grad_enabled()):
         return layer(*arguments)
     return checkpoint(layer, *arguments, use_reentrant=False)

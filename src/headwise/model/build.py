@@ -46,8 +46,8 @@ def check_model(config: Config) -> None:
     check_heads(config.model)
     make = attention_maker(config, instantiate(config.gates, "gates"))
     whole = replace(config.model, heads=None)  # a pruned place may have no heads
-    for site in SITES:
-        made = make(place_of(whole, site, 1))
+    by_site = {site: make(place_of(whole, site, 1)) for site in SITES}
+    for site, made in by_site.items():
         if site == "decoder_self" or made.max_keys is None:
             continue
         pieces = config.tokenizer.max_sentence_pieces + 1 + config.model.register_tokens
@@ -59,7 +59,7 @@ def check_model(config: Config) -> None:
                 f"model.register_tokens={config.model.register_tokens}. "
                 f"Try attention.max_length={pieces}"
             )
-    encoder_pattern = getattr(make(place_of(whole, "encoder_self", 1)), "pattern", None)
+    encoder_pattern = getattr(by_site["encoder_self"], "pattern", None)
     if config.model.register_tokens and encoder_pattern is not None:
         raise ConfigError(
             f"model.register_tokens={config.model.register_tokens} cannot go with "

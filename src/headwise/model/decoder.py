@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import cast
 
-import torch
 from torch import Tensor, nn
 
 from headwise.attention.base import Attention, Mask
@@ -119,8 +118,7 @@ class Decoder(nn.Module):
         offset = cache.length if cache is not None else 0
         self_mask = Mask(causal=True, query_offset=offset)
         cross_mask = Mask(key_lengths_B=memory_lengths_B)
-        plain = cache is None and not need_weights
-        recompute = self.recompute and self.training and torch.is_grad_enabled() and plain
+        recompute = self.recompute and cache is None and not need_weights
         self_weights, cross_weights = [], []
         for index, layer in enumerate(self.layers):
             layer_cache = cache.layers[index] if cache is not None else None

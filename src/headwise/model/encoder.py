@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor, nn
 
 from headwise.attention.base import Attention, Mask, Place
@@ -63,11 +62,9 @@ class Encoder(nn.Module):
     ) -> tuple[Tensor, list[Tensor | None]]:
         """States (B, S, D) and the weights per layer (None each unless asked for)."""
         mask = Mask(key_lengths_B=lengths_B)
-        recompute = self.recompute and self.training and torch.is_grad_enabled()
+        recompute = self.recompute and not need_weights
         weights = []
         for layer in self.layers:
-            states_BSD, layer_weights = call_layer(
-                layer, recompute and not need_weights, states_BSD, mask, need_weights
-            )
+            states_BSD, layer_weights = call_layer(layer, recompute, states_BSD, mask, need_weights)
             weights.append(layer_weights)
         return self.norm(states_BSD), weights

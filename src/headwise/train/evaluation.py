@@ -60,8 +60,9 @@ class Validator:
         self.translator = Translator(
             model, prepared.tokenizers, search, ranks.device, loss.output_map
         )
-        for name in dict.fromkeys((config.data.valid, *prepared.corpus.config.test)):
-            self.translator.check_sources(prepared.corpus.read(name)[0])
+        if model.max_source is not None:  # found out now, not after the training
+            for name in dict.fromkeys((config.data.valid, *prepared.corpus.config.test)):
+                self.translator.check_sources(prepared.corpus.read(name)[0])
         source, target = prepared.valid.source, prepared.valid.target
         short = [
             i for i in range(len(source)) if max(len(source[i]), len(target[i])) <= MAX_HEAD_PIECES

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import sys
 from collections.abc import Sequence
@@ -14,9 +13,10 @@ from omegaconf import DictConfig, OmegaConf
 
 from headwise.config_dir import machine_cache_dir
 from headwise.data.corpus import open_corpus
+from headwise.data.digest import file_digest
 from headwise.data.lines import decoded_lines, open_bytes
 from headwise.errors import ConfigError, DataError, HeadwiseError
-from headwise.schema import EvaluateConfig, TranslateConfig
+from headwise.schema import EvaluateConfig, PruneConfig, TranslateConfig
 from headwise.train.checkpoint import write_text
 from headwise.train.distributed import Ranks
 from headwise.train.evaluation import evaluate_texts
@@ -56,9 +56,9 @@ def evaluate_run(config_node: DictConfig) -> dict[str, Any]:
     if name == "results":
         raise ConfigError("name=results is the run's own file: give another")
     texts = _own_text(config)
-    run = _load(config)
+    run = load_configured(config)
     name = name or f"results-{config.checkpoint}"
-    texts = _normalised(texts, run) or _named_sets(config, run)
+    texts = _normalised(texts, run) or named_sets(run, list(config.data.test), config.data.dir)
     path = run.folder.path / f"{name}.json"
     content = _described(config, run)
     known = _known_scores(path, content)
@@ -89,7 +89,7 @@ def _described(config: EvaluateConfig, run: TrainedRun) -> dict[str, Any]:
     path = checkpoint_path(run.folder, config.checkpoint)
     return {
         "checkpoint": path.stem,
-        "weights": hashlib.sha256(path.read_bytes()).hexdigest()[:16],
+        "weights": content_digest(path),
         "decode": OmegaConf.to_container(OmegaConf.structured(run.translator.config)),
     }
 
@@ -103,7 +103,13 @@ def _known_scores(path: Path, content: dict[str, Any]) -> dict[str, Any]:
     return scores if before == content else {}
 
 
-def _load(config: EvaluateConfig | TranslateConfig) -> TrainedRun:
+def content_digest(path: Path) -> str:
+    """By which weights are known, wherever their checkpoint lies."""
+    return file_digest(path)[:16]
+
+
+def load_configured(config: EvaluateConfig | TranslateConfig | PruneConfig) -> TrainedRun:
+    """The run that a command names, with the checkpoint, device and search it asks for."""
     own = read_config(RunFolder.existing(config.run)).decode
     settings = search_settings(own, config.decode)
     return load(config.run, config.checkpoint, config.device, settings)
@@ -140,15 +146,24 @@ def _normalised(texts: dict[str, Sides], run: TrainedRun) -> dict[str, Sides]:
     }
 
 
-def _named_sets(config: EvaluateConfig, run: TrainedRun) -> dict[str, Sides]:
-    """The sets that are asked for: those of the run from its folder, others from the corpus."""
-    wanted = list(config.data.test) or run.config.data.test
-    if config.data.dir is not None:
-        return _corpus_sets(config, run, wanted)
+def named_sets(run: TrainedRun, names: list[str], folder: str | None) -> dict[str, Sides]:
+    """Sources and references of sets: those of the run from its folder, others from the corpus.
+
+    Args:
+        run: whose sets.
+        names: which; empty for the run's own test sets.
+        folder: where the corpus is; given, everything comes from there.
+
+    Raises:
+        DataError: a set that cannot be found, or whose sides are not aligned.
+    """
+    wanted = names or run.config.data.test
+    if folder is not None:
+        return _corpus_sets(run, wanted, folder)
     held = _held_sets(run.folder)
     wanted = wanted or [name for name in held if name != run.config.data.valid]
     absent = [name for name in wanted if name not in held]
-    others = _corpus_sets(config, run, absent) if absent or not wanted else {}
+    others = _corpus_sets(run, absent, None) if absent or not wanted else {}
     read = {name: _held_set(run.folder, name) for name in wanted if name in held}
     return {name: {**read, **others}[name] for name in wanted or others}
 
@@ -167,17 +182,17 @@ def _held_set(folder: RunFolder, name: str) -> Sides:
     return sources, references
 
 
-def _corpus_sets(config: EvaluateConfig, run: TrainedRun, test: list[str]) -> dict[str, Sides]:
+def _corpus_sets(run: TrainedRun, test: list[str], folder: str | None) -> dict[str, Sides]:
     """Sets of the run's corpus, where it is now; all of its test sets where none is named."""
     data = run.config.data
     own = data.dir
-    data = replace(data, dir=config.data.dir or own, test=test)
+    data = replace(data, dir=folder or own, test=test)
     if test:  # the text that the run was trained on need not be there
         data = replace(data, train=test[0], valid=test[0])
     try:
         corpus = open_corpus(data, machine_cache_dir())
     except DataError as error:
-        if own is None or config.data.dir is not None:
+        if own is None or folder is not None:
             raise
         named = f" {', '.join(test)}" if test else ""
         raise DataError(
@@ -193,7 +208,7 @@ def translate_run(config_node: DictConfig) -> None:
     config = OmegaConf.to_object(config_node)
     assert isinstance(config, TranslateConfig)
     _check_paths(config)
-    run = _load(config)
+    run = load_configured(config)
     if config.input is not None:
         sources = read_lines(Path(config.input))
     elif config.reference is None and sys.stdin.isatty():

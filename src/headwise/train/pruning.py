@@ -35,12 +35,11 @@ from headwise.analysis.pruning import (
     pruning_order,
     without,
 )
-from headwise.config_dir import group_node, machine_cache_dir
+from headwise.config_dir import group_node
 from headwise.data.batching import Batch, evaluation_batches
-from headwise.data.corpus import open_corpus
 from headwise.data.names import check_file_name
 from headwise.data.store import EncodedSplit
-from headwise.errors import ConfigError, DataError, RunError, refuse, require
+from headwise.errors import ConfigError, RunError, refuse, require
 from headwise.instantiate import instantiate
 from headwise.metrics.bleu import score_translations
 from headwise.model.build import build_model
@@ -48,8 +47,8 @@ from headwise.model.places import check_heads
 from headwise.model.transformer import Transformer, n_parameters
 from headwise.schema import SITES, PruneConfig
 from headwise.train.checkpoint import save_checkpoint, write_text
-from headwise.train.inference import read_lines
-from headwise.train.loading import TrainedRun, checkpoint_path, load, read_config, search_settings
+from headwise.train.inference import content_digest, load_configured, named_sets
+from headwise.train.loading import TrainedRun, checkpoint_path
 from headwise.train.loss import Loss
 from headwise.train.run_folder import RunFolder
 
@@ -80,8 +79,7 @@ def prune_run(config_node: DictConfig) -> Path | None:
     config = OmegaConf.to_object(config_node)
     assert isinstance(config, PruneConfig)
     _check(config)
-    settings = search_settings(read_config(RunFolder.existing(config.run)).decode, config.decode)
-    run = load(config.run, config.checkpoint, config.device, settings)
+    run = load_configured(config)
     heads = present_heads(run.model)
     kept = _kept_without_measuring(config, run, heads)
     if kept is None or config.table or config.ablation:
@@ -191,20 +189,9 @@ def _measure(config: PruneConfig, run: TrainedRun, heads: Heads) -> Importance:
 
 def _read_text(config: PruneConfig, run: TrainedRun) -> _Text:
     """The split asked for: from the run's folder if it is there, else from its corpus."""
-    data = run.config.data
-    name = config.data.split or data.valid
+    name = config.data.split or run.config.data.valid
     check_file_name("data.split", name)
-    held = [run.folder.hypotheses / f"{name}.{side}.txt" for side in ("src", "ref")]
-    if config.data.dir is None and all(path.is_file() for path in held):
-        sources, references = (read_lines(path) for path in held)
-    else:
-        there = replace(data, dir=config.data.dir or data.dir, train=name, valid=name, test=[name])
-        sources, references = open_corpus(there, machine_cache_dir()).read(name)
-    if not sources or len(sources) != len(references):
-        raise DataError(
-            f"data.split={name} has {len(sources)} source and {len(references)} target lines; "
-            "they must be aligned and not empty"
-        )
+    sources, references = named_sets(run, [name], config.data.dir)[name]
     sources, references = sources[: config.data.sentences], references[: config.data.sentences]
     split = EncodedSplit.from_lists(
         run.tokenizers.source.encode(sources), run.tokenizers.target.encode(references)
@@ -357,8 +344,11 @@ def _output(config: PruneConfig, run: TrainedRun, kept: Heads) -> Path:
 def _origin(config: PruneConfig, run: TrainedRun) -> dict[str, Any]:
     """Which weights were looked at, by content."""
     path = checkpoint_path(run.folder, config.checkpoint)
-    weights = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
-    return {"origin": str(run.folder.path), "checkpoint": path.stem, "weights": weights}
+    return {
+        "origin": str(run.folder.path),
+        "checkpoint": path.stem,
+        "weights": content_digest(path),
+    }
 
 
 def _overrides(folder: RunFolder) -> list[str]:

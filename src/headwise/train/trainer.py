@@ -41,9 +41,9 @@ from headwise.train.seed import seed_everything
 from headwise.train.state import TrainState
 
 MONITORS = ("bleu", "loss")
+LOOK_EVERY = 10  # updates between looks at the memory: malloc may take milliseconds to tell
 # Updates between the ranks' agreements on a stop. On a GPU each makes the host wait, and updates
 # are short; on CPUs they may take seconds, of which a scheduler grants few.
-LOOK_EVERY = 10  # updates between looks at the memory: malloc may take milliseconds to tell
 SIGNAL_CHECK_EVERY = {"cuda": 10, "cpu": 1}
 
 

@@ -1,0 +1,104 @@
+"""Small models with chosen heads, which the tests of importance and of pruning share."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headwise.analysis.pruning import (
+    Heads,
+    listed,
+    present_heads,
+    pruned_state,
+    without,
+)
+from headwise.attention.heads import MultiHeadAttention
+from headwise.data.batching import Batch, evaluation_batches
+from headwise.data.store import EncodedSplit
+from headwise.model.build import build_model
+from headwise.model.transformer import Transformer
+from headwise.schema import Config
+from headwise.train.settings import typed
+
+V, D, H = 13, 16, 4
+CPU = torch.device("cpu")
+SMALL = (
+    f"model.d_model={D}",
+    f"model.n_heads={H}",
+    "model.d_ff=16",
+    "model.dropout=0",
+    "model.attention_dropout=0",
+    "model.activation_dropout=0",
+)
+# uneven, with a place at each site that keeps all or loses all
+KEPT: Heads = {
+    "encoder_self": [[2, 3], []],
+    "decoder_self": [[1, 2, 3, 4], [4]],
+    "cross": [[1, 3, 4], [2]],
+}
+SOURCES = [[4, 5, 6, 7, 8], [9, 10], [11, 12, 4]]
+TARGETS = [[5, 6], [7, 8, 9, 10], [4]]
+
+
+def config_of(make: Any, *overrides: str, heads: Heads | None = None) -> Config:
+    config = typed(make([*SMALL, *overrides]))
+    config.model.heads = heads
+    return config
+
+
+def model_of(make: Any, *overrides: str, heads: Heads | None = None) -> Transformer:
+    """In float64, all weights away from where they start."""
+    config = config_of(make, *overrides, heads=heads)
+    model = build_model(config, V, V, config.tokenizer.joint).double().eval()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator).double())
+    return model
+
+
+def smaller_of(make: Any, model: Transformer, *overrides: str, heads: Heads) -> Transformer:
+    smaller = build_model(config_of(make, *overrides, heads=heads), V, V, True).double().eval()
+    smaller.load_state_dict(pruned_state(model, smaller))
+    return smaller
+
+
+def batches(max_tokens: int = 100) -> list[Batch]:
+    return list(evaluation_batches(EncodedSplit.from_lists(SOURCES, TARGETS), max_tokens))
+
+
+def logits(model: Transformer) -> Tensor:
+    (batch,) = batches()
+    with torch.no_grad():
+        output = model(batch.source_BS, batch.source_lengths_B, batch.target_in_BT)
+    return output.logits_BTV  # type: ignore[no-any-return]
+
+
+def scale_head(model: Transformer, site: str, layer: int, place: int, factor: float) -> None:
+    """By hand: what the output projection reads of one head (from 0)."""
+    for found_site, found_layer, attention in model.attentions():
+        if (found_site, found_layer) == (site, layer):
+            assert isinstance(attention, MultiHeadAttention)
+            width = attention.place.head_dim
+            with torch.no_grad():
+                attention.output.weight[:, place * width : (place + 1) * width] *= factor
+
+
+def zeroed(model: Transformer, kept: Heads) -> Transformer:
+    """A copy whose heads that are not kept are multiplied by zero by hand."""
+    model = copy.deepcopy(model)
+    for head in listed(without(present_heads(model), listed(kept))):
+        scale_head(model, head.site, head.layer, head.number - 1, 0.0)
+    return model
+
+
+def close(model: Transformer, site: str, layer: int, is_open: list[bool]) -> None:
+    for found_site, found_layer, attention in model.attentions():
+        if (found_site, found_layer) == (site, layer):
+            assert isinstance(attention, MultiHeadAttention)
+            values = [3.0 if flag else -3.0 for flag in is_open]
+            with torch.no_grad():
+                attention.gate.log_a.copy_(torch.tensor(values))  # type: ignore[union-attr]

@@ -1,0 +1,125 @@
+"""Importance of heads, and the factors on them."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from command_line import composer
+from headwise.analysis.importance import head_factors, head_importance
+from headwise.errors import DataError
+from headwise.model.transformer import Transformer
+from headwise.schema import SITES
+from headwise.train.loss import CrossEntropy
+from pruned_models import (
+    CPU,
+    SOURCES,
+    TARGETS,
+    H,
+    batches,
+    close,
+    logits,
+    model_of,
+    scale_head,
+)
+
+
+@pytest.fixture(scope="module")
+def make() -> Iterator[Any]:
+    with composer() as compose:
+        yield compose
+
+
+def sentence_loss(model: Transformer, sentence: int, smoothing: float = 0.1) -> float:
+    """Smoothed cross-entropy of one sentence alone, token by token."""
+    source = torch.tensor([[*SOURCES[sentence], 3]])
+    target = [2, *TARGETS[sentence], 3]
+    with torch.no_grad():
+        found = model(source, torch.tensor([source.shape[1]]), torch.tensor([target[:-1]]))
+    total = 0.0
+    for row, gold in zip(found.logits_BTV[0].tolist(), target[1:], strict=True):
+        norm = math.log(sum(math.exp(value) for value in row))
+        log_p = [value - norm for value in row]
+        total -= (1 - smoothing) * log_p[gold] + smoothing * sum(log_p) / len(row)
+    return total
+
+
+@pytest.mark.parametrize("variant", ["softmax", "linear"])
+def test_importance_is_the_mean_absolute_slope_in_the_factors(make: Any, variant: str) -> None:
+    model = model_of(make, f"attention={variant}", "attention@sites.cross=softmax")
+    found = head_importance(model, batches(), CrossEntropy(0.1), CPU)
+    assert found.n_sentences == 3
+    step = 1e-5
+    for site in SITES:
+        for layer in (1, 2):
+            wanted = []
+            for head in range(H):
+                up, down = copy.deepcopy(model), copy.deepcopy(model)
+                scale_head(up, site, layer, head, 1 + step)
+                scale_head(down, site, layer, head, 1 - step)
+                slopes = [
+                    abs(sentence_loss(up, sentence) - sentence_loss(down, sentence)) / (2 * step)
+                    for sentence in range(3)
+                ]
+                wanted.append(sum(slopes) / 3)
+            raw = found.raw[site][layer - 1]
+            torch.testing.assert_close(raw, wanted, rtol=1e-6, atol=1e-8)
+            norm = math.sqrt(sum(value**2 for value in wanted))
+            torch.testing.assert_close(
+                found.normalised[site][layer - 1],
+                [value / norm for value in wanted],
+                rtol=1e-6,
+                atol=1e-8,
+            )
+
+
+def test_importance_does_not_depend_on_batches_and_leaves_the_model(make: Any) -> None:
+    model = model_of(make, "attention=softmax").train()
+    model.decoder.layers[0].eval()
+    modes = [module.training for module in model.modules()]
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    together = head_importance(model, batches(100), CrossEntropy(), CPU)
+    alone = head_importance(model, batches(1), CrossEntropy(), CPU)
+    for site in SITES:
+        torch.testing.assert_close(together.raw[site], alone.raw[site], rtol=1e-10, atol=0)
+    assert [module.training for module in model.modules()] == modes
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert all(getattr(a, "gate", None) is None for _, _, a in model.attentions())
+    after = model.state_dict()
+    assert list(after) == list(before)
+    assert all(torch.equal(value, before[name]) for name, value in after.items())
+
+
+def test_a_closed_head_and_a_lost_one_have_no_importance(make: Any) -> None:
+    overrides = ("attention=softmax", "gates=hard_concrete")
+    model = model_of(make, *overrides, heads={"cross": [[1, 3], []]})
+    close(model, "cross", 1, [False, True])
+    found = head_importance(model, batches(), CrossEntropy(), CPU)
+    assert found.raw["cross"][0][0] == 0
+    assert found.raw["cross"][0][1] > 0
+    assert found.raw["cross"][1] == found.normalised["cross"][1] == []
+    gates = [getattr(a, "gate", None) for _, _, a in model.attentions()]
+    assert sum(gate is not None for gate in gates) == 5, "the gates stand again where they stood"
+
+
+def test_importance_of_no_sentence_is_refused(make: Any) -> None:
+    with pytest.raises(DataError, match="at least one sentence"):
+        head_importance(model_of(make, "attention=softmax"), [], CrossEntropy(), CPU)
+
+
+def test_factors_stand_behind_the_gate_and_go_with_the_block(make: Any) -> None:
+    model = model_of(make, "attention=softmax", "gates=hard_concrete")
+    close(model, "cross", 1, [False] * H)
+    before = logits(model)
+    with head_factors(model) as placed:
+        assert len(placed) == 6
+        assert torch.equal(logits(model), before)
+        for gate in placed:
+            gate.factors = gate.factors * 0
+        assert not torch.allclose(logits(model), before)
+    assert torch.equal(logits(model), before)

@@ -1,4 +1,4 @@
-"""Autograd of the entmax family: gradients in closed form from the weights alone.
+"""The maps as operators of torch: forward, gradients in closed form, and who computes them.
 
 With y_i = -β ln p_i and s_i = p_i exp(y_i) = p_i^(2-α), 0 off the support:
 
@@ -9,7 +9,12 @@ With y_i = -β ln p_i and s_i = p_i exp(y_i) = p_i^(2-α), 0 off the support:
 The last line equals the proposition of Correia et al. 2019 (section 3.1) without its difference
 of large numbers, which costs 1/β² in precision. Nothing but p and α is kept for the way back.
 
-Letters: R rows, K keys.
+On a CPU the kernels of `headwise.entmax.native` compute float32; float64, other devices and
+machines without a compiler take what stands here and in `solver.py`. As operators of
+`torch.library` (`headwise::weights`, `headwise::weights_backward`) they are one node each to
+torch.compile and to checkpointing.
+
+Letters: B batch, H heads, Q and K numbers of queries and keys, R rows.
 """
 
 from __future__ import annotations
@@ -20,8 +25,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headwise.entmax.solver import BETA_MIN, CHUNK_SCORES, Power, solve
+from headwise.entmax import native
+from headwise.entmax.native import Power
+from headwise.entmax.solver import BETA_MIN, CHUNK_SCORES, solve
 
+ALPHA_SLACK = 1e-6  # 1.01 + 0.99 · 1 in float32 may round to just above 2
 # Above, exp(y) - 1 - y as it stands; below, its series, which is accurate where p > 1e-9.
 BETA_SERIES = 0.1
 # 1/2!, 1/3!, 1/4!, …
@@ -45,96 +53,88 @@ def masked_copy(scores: Tensor, mask: Tensor) -> Tensor:
     return bits.bitwise_or_(fill).view(scores.dtype)
 
 
-class EntmaxFunction(torch.autograd.Function):
-    """α-entmax along the last axis, for α a tensor or one number for all rows."""
+def weights(scores_BHQK: Tensor, alpha: Tensor | None, mask: Tensor | None, power: Power) -> Tensor:
+    """The map along the last axis, differentiable once in the scores and in α.
 
-    @staticmethod
-    def forward(ctx: Any, scores: Tensor, alpha: Tensor | float, mask: Tensor | None) -> Tensor:
-        """Weights of the shape and type of `scores`.
+    Args:
+        scores_BHQK: float32 or float64, four axes.
+        alpha: broadcastable to (B, H, Q, 1), same type; only for `Power.ANY`, which needs it.
+        mask: bool, broadcastable to the scores, True = may attend.
+        power: which map; `Power.ANY` for an α that is learned or without a form of its own.
 
-        Args:
-            ctx: of autograd.
-            scores: (..., K), float32 or float64.
-            alpha: as many axes as `scores` with 1 key, broadcastable, same type; or a number.
-            mask: bool, broadcastable to `scores`, True = may attend.
-        """
-        n_keys = scores.shape[-1]
-        if mask is None:
-            source = scores.contiguous()
-            weights = torch.empty_like(source)
-        else:
-            source = weights = masked_copy(scores, mask)
-        beta, power = _row_beta(alpha, scores)
-        if scores.numel():
-            is_cpu = scores.device.type == "cpu"
-            solve(source.view(-1, n_keys), beta, power, weights.view(-1, n_keys), is_cpu)
-        if isinstance(alpha, Tensor):
-            ctx.save_for_backward(weights, alpha)
-        else:
-            ctx.save_for_backward(weights)
-            ctx.alpha = alpha
-        return weights
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        """Gradients of the scores and of α, the latter summed to its shape."""
-        _refuse_second_derivative()
-        weights, *rest = ctx.saved_tensors
-        alpha = rest[0] if rest else ctx.alpha
-        beta, power = _row_beta(alpha, weights)
-        grad_scores = torch.empty_like(weights)
-        if not ctx.needs_input_grad[1]:
-            _backward(weights, grad, beta, power, grad_scores, None)
-            return grad_scores, None, None
-        grad_rows = weights.new_zeros((*weights.shape[:-1], 1))
-        _backward(weights, grad, beta, power, grad_scores, grad_rows)
-        return grad_scores, grad_rows.sum_to_size(alpha.shape), None
+    Raises:
+        ValueError: α outside of [1, 2], on a CPU.
+    """
+    found: Tensor = torch.ops.headwise.weights(scores_BHQK, alpha, mask, int(power))
+    return found
 
 
-class SoftmaxFunction(torch.autograd.Function):
-    """Softmax along the last axis, zeros instead of NaN for rows without a key."""
-
-    @staticmethod
-    def forward(ctx: Any, scores: Tensor, mask: Tensor | None) -> Tensor:
-        """Weights of the shape and type of `scores` (..., K)."""
-        if mask is not None:
-            scores = masked_copy(scores, mask)
-        weights = torch.softmax(scores, -1)
-        # an empty row is NaN throughout; a look at one key spares the others the comparison
-        if scores.device.type != "cpu" or bool(weights[..., :1].isnan().any()):
-            is_empty = (scores == -torch.inf).all(-1, keepdim=True)
-            weights = weights.masked_fill_(is_empty, 0.0)
-        ctx.save_for_backward(weights)
-        return weights
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        """Gradient of the scores, p (dp - Σ p dp)."""
-        _refuse_second_derivative()
-        (weights,) = ctx.saved_tensors
-        grad_scores: Tensor = torch.ops.aten._softmax_backward_data(
-            grad.contiguous(), weights, -1, weights.dtype
-        )
-        return grad_scores, None
+def _weights(scores: Tensor, alpha: Tensor | None, mask: Tensor | None, power: int) -> Tensor:
+    beta = _beta(alpha)
+    scores = scores.contiguous()
+    if native.takes(scores):
+        return native.forward(scores, beta, mask, Power(power))
+    if power == Power.EXP:
+        return _softmax(scores, mask)
+    n_keys = scores.shape[-1]
+    if mask is None:
+        source, found = scores, torch.empty_like(scores)
+    else:
+        source = found = masked_copy(scores, mask)
+    if scores.numel():
+        rows = _rows(beta, scores, Power(power))
+        is_cpu = scores.device.type == "cpu"
+        solve(source.view(-1, n_keys), rows, Power(power), found.view(-1, n_keys), is_cpu)
+    return found
 
 
-def _refuse_second_derivative() -> None:
-    # once_differentiable would take p for a constant where the incoming gradient is one
-    if torch.is_grad_enabled():
-        raise RuntimeError(
-            "the maps of headwise.entmax can be differentiated once; call without create_graph=True"
-        )
+def _weights_backward(
+    weights: Tensor, grad: Tensor, alpha: Tensor | None, power: int, with_alpha: bool
+) -> tuple[Tensor, Tensor]:
+    """Gradients of the scores and, of every row (B, H, Q, 1), of α; empty if not asked for."""
+    beta = None if alpha is None else (alpha - 1.0).clamp_(BETA_MIN, 1.0)
+    grad = grad.contiguous()
+    if native.takes(weights):
+        return native.backward(weights, grad, beta, Power(power), with_alpha)
+    if power == Power.EXP:
+        return torch.ops.aten._softmax_backward_data(grad, weights, -1, weights.dtype), grad[:0]
+    grad_scores = torch.empty_like(weights)
+    grad_rows = weights.new_zeros((*weights.shape[:-1], 1)) if with_alpha else None
+    rows = _rows(beta, weights, Power(power))
+    _backward(weights, grad, rows, Power(power), grad_scores, grad_rows)
+    return grad_scores, grad[:0].clone() if grad_rows is None else grad_rows
 
 
-def _row_beta(alpha: Tensor | float, scores: Tensor) -> tuple[Tensor, Power]:
-    """β of every row, (R, 1), or (1, 1) where all share it; and how to raise to 1/β."""
-    if isinstance(alpha, Tensor):
-        beta = (alpha - 1.0).clamp_(BETA_MIN, 1.0)
-        if beta.numel() > 1:
-            beta = beta.expand(*scores.shape[:-1], 1)
-        return beta.reshape(-1, 1), Power.ANY
-    power = {1.5: Power.SQUARE, 2.0: Power.LINEAR}.get(alpha, Power.ANY)
-    return scores.new_full((1, 1), max(alpha - 1.0, BETA_MIN)), power
+def _beta(alpha: Tensor | None) -> Tensor | None:
+    """α - 1, after a look at its range where looking costs nothing."""
+    if alpha is None:
+        return None
+    if alpha.device.type == "cpu" and alpha.numel():
+        least, most = (float(bound) for bound in alpha.aminmax())
+        # NaN passes: it shows up as a NaN loss, which the caller knows how to report
+        if least < 1 - ALPHA_SLACK or most > 2 + ALPHA_SLACK:
+            raise ValueError(f"alpha must be in [1, 2], got values from {least} to {most}")
+    return (alpha - 1.0).clamp_(BETA_MIN, 1.0)
+
+
+def _softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
+    if mask is not None:
+        scores = masked_copy(scores, mask)
+    found = torch.softmax(scores, -1)
+    # an empty row is NaN throughout; a look at one key spares the others the comparison
+    if scores.device.type != "cpu" or bool(found[..., :1].isnan().any()):
+        is_empty = (scores == -torch.inf).all(-1, keepdim=True)
+        found = found.masked_fill_(is_empty, 0.0)
+    return found
+
+
+def _rows(beta: Tensor | None, scores: Tensor, power: Power) -> Tensor:
+    """β of every row, (R, 1), or (1, 1) where all share it."""
+    if beta is None:
+        return scores.new_full((1, 1), {Power.SQUARE: 0.5, Power.LINEAR: 1.0}[power])
+    if beta.numel() > 1:
+        beta = beta.expand(*scores.shape[:-1], 1)
+    return beta.reshape(-1, 1)
 
 
 def _backward(
@@ -218,3 +218,48 @@ def _series(y_RK: Tensor, out_RK: Tensor) -> Tensor:
     for coefficient in coefficients[-2:0:-1]:
         out_RK.add_(coefficient).mul_(y_RK)
     return out_RK.add_(coefficients[0])
+
+
+def _weights_shape(scores: Tensor, alpha: Tensor | None, mask: Tensor | None, power: int) -> Tensor:
+    return torch.empty_like(scores, memory_format=torch.contiguous_format)
+
+
+def _weights_backward_shape(
+    weights: Tensor, grad: Tensor, alpha: Tensor | None, power: int, with_alpha: bool
+) -> tuple[Tensor, Tensor]:
+    rows = (*weights.shape[:-1], 1) if with_alpha else (0,)
+    return torch.empty_like(weights), weights.new_empty(rows)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    _, alpha, _, power = inputs
+    ctx.save_for_backward(output, alpha)
+    ctx.power = power
+
+
+def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
+    found, alpha = ctx.saved_tensors
+    with_alpha = alpha is not None and ctx.needs_input_grad[1]
+    grad_scores, grad_rows = torch.ops.headwise.weights_backward(
+        found, grad, alpha, ctx.power, with_alpha
+    )
+    return grad_scores, grad_rows.sum_to_size(alpha.shape) if with_alpha else None, None, None
+
+
+def _refuse(ctx: Any, *grads: Tensor) -> None:
+    raise RuntimeError("the maps of headwise.entmax can be differentiated once, not twice")
+
+
+_library: Any = torch.library  # without types of its own
+_LIBRARY = _library.Library("headwise", "FRAGMENT")
+_LIBRARY.define("weights(Tensor scores, Tensor? alpha, Tensor? mask, int power) -> Tensor")
+_LIBRARY.define(
+    "weights_backward(Tensor weights, Tensor grad, Tensor? alpha, int power, bool with_alpha)"
+    " -> (Tensor, Tensor)"
+)
+_LIBRARY.impl("weights", _weights, "CompositeExplicitAutograd")
+_LIBRARY.impl("weights_backward", _weights_backward, "CompositeExplicitAutograd")
+_library.register_fake("headwise::weights", _weights_shape, lib=_LIBRARY)
+_library.register_fake("headwise::weights_backward", _weights_backward_shape, lib=_LIBRARY)
+_library.register_autograd("headwise::weights", _differentiate, setup_context=_keep, lib=_LIBRARY)
+_library.register_autograd("headwise::weights_backward", _refuse, lib=_LIBRARY)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from headwise.entmax.function import EntmaxFunction, SoftmaxFunction
+from headwise.entmax import function
+from headwise.entmax.native import Power
 
-ALPHA_SLACK = 1e-6  # 1.01 + 0.99 · 1 in float32 may round to just above 2
+POWERS = {1.0: Power.EXP, 1.5: Power.SQUARE, 2.0: Power.LINEAR}
 
 
 def softmax(scores: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
@@ -29,7 +30,7 @@ def softmax(scores: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor
         TypeError: scores that are not floating-point, or a mask that is not bool.
     """
     working, along, allowed = _prepare(scores, dim, mask)
-    return _finish(_softmax(working, allowed), along, scores.dtype)
+    return _finish(_along_last(working, None, allowed, Power.EXP), along, scores.dtype)
 
 
 def sparsemax(scores: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
@@ -81,21 +82,15 @@ def alpha_entmax(
                 "(B, H, Q, K) give it the shape (H, 1, 1)"
             )
         aligned = alpha.to(working.dtype).reshape(shape).movedim(dim, -1)
-        return _finish(_entmax(working, aligned, allowed), along, scores.dtype)
+        weights = _along_last(working, aligned, allowed, Power.ANY)
+        return _finish(weights, along, scores.dtype)
     alpha = float(alpha)
     if not 1 <= alpha <= 2:
         raise ValueError(f"alpha must be in [1, 2], got {alpha}")
-    weights = _softmax(working, allowed) if alpha == 1 else _entmax(working, alpha, allowed)
+    power = POWERS.get(alpha, Power.ANY)
+    same = working.new_full((1,) * working.dim(), alpha) if power is Power.ANY else None
+    weights = _along_last(working, same, allowed, power)
     return _finish(weights, along, scores.dtype)
-
-
-def _check_alpha(alpha: Tensor) -> None:
-    if alpha.device.type != "cpu" or alpha.numel() == 0:
-        return
-    least, most = (float(bound) for bound in alpha.detach().aminmax())
-    # NaN passes: it shows up as a NaN loss, which the caller knows how to report
-    if least < 1 - ALPHA_SLACK or most > 2 + ALPHA_SLACK:
-        raise ValueError(f"alpha must be in [1, 2], got values from {least} to {most}")
 
 
 def _prepare(scores: Tensor, dim: int, mask: Tensor | None) -> tuple[Tensor, int, Tensor | None]:
@@ -115,17 +110,18 @@ def _finish(weights: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
     return weights.movedim(-1, dim).to(dtype)
 
 
-# The solver looks at its numbers to know when to stop, which a compiled graph cannot hold: under
-# torch.compile the graph breaks here and these run as they stand.
-@torch.compiler.disable  # type: ignore[untyped-decorator]
-def _entmax(scores: Tensor, alpha: Tensor | float, mask: Tensor | None) -> Tensor:
-    if isinstance(alpha, Tensor):
-        _check_alpha(alpha)
-    weights: Tensor = EntmaxFunction.apply(scores, alpha, mask)  # type: ignore[no-untyped-call]
-    return weights
+def _along_last(scores: Tensor, alpha: Tensor | None, mask: Tensor | None, power: Power) -> Tensor:
+    """The map along the last axis of scores with any number of axes."""
+    shape = scores.shape
 
+    def four(values: Tensor) -> Tensor:
+        if len(shape) > 4:
+            values = values.expand(*shape[:-1], values.shape[-1])
+            return values.reshape(1, 1, -1, values.shape[-1])
+        return values.reshape((1,) * (4 - len(shape)) + tuple(values.shape))
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
-def _softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
-    weights: Tensor = SoftmaxFunction.apply(scores, mask)  # type: ignore[no-untyped-call]
-    return weights
+    if mask is not None:
+        mask = four(mask)
+    if alpha is not None:
+        alpha = four(alpha)
+    return function.weights(four(scores), alpha, mask, power).view(shape)

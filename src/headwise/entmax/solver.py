@@ -19,21 +19,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from enum import Enum
 
 import torch
 from torch import Tensor
 
+from headwise.entmax.native import Power
+
 BETA_MIN = 1e-7  # α = 1 to within 3e-7 in p, and every formula stays finite
 CHUNK_SCORES = 1 << 18  # temporaries stay in the cache
-
-
-class Power(Enum):
-    """How x is raised to 1/β."""
-
-    ANY = "any"  # logarithm and exponential, β in [0, 1] of each row
-    SQUARE = "square"  # α = 1.5
-    LINEAR = "linear"  # α = 2
 
 
 @dataclass(frozen=True)

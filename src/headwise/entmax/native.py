@@ -1,0 +1,209 @@
+"""The C++ kernels of the maps: compiled at first use, kept, and called without torch's headers.
+
+The compiler is `CXX`, else the first of c++, g++ and clang++ on the path. What it makes is kept in
+the machine's cache under a name that covers sources, options and processor. `HEADWISE_NATIVE=0`
+turns the kernels off; where they cannot be had either, `reason_without()` says why and everything
+computes the same with torch.
+
+Letters: B batch, H heads, Q and K numbers of queries and keys.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import logging
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import tempfile
+from enum import IntEnum
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from headwise.config_dir import machine_cache_dir
+
+SOURCES = Path(__file__).parent / "csrc"
+COMPILERS = ("c++", "g++", "clang++")
+OPTIONS = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fPIC")
+SECONDS_TO_COMPILE = 300
+
+log = logging.getLogger(__name__)
+
+
+class Power(IntEnum):
+    """How x is raised to 1/β; numbered as in csrc/entmax.cpp."""
+
+    EXP = 0  # softmax, β = 0
+    ANY = 1  # logarithm and exponential, β in [0, 1] of each row
+    SQUARE = 2  # α = 1.5
+    LINEAR = 3  # α = 2
+
+
+class Problem(ctypes.Structure):
+    """As in csrc/entmax.cpp."""
+
+    _fields_ = (
+        ("size", ctypes.c_int64 * 4),
+        ("scores", ctypes.c_void_p),
+        ("grad", ctypes.c_void_p),
+        ("out", ctypes.c_void_p),
+        ("beta", ctypes.c_void_p),
+        ("grad_alpha", ctypes.c_void_p),
+        ("mask", ctypes.c_void_p),
+        ("lengths", ctypes.c_void_p),
+        ("beta_stride", ctypes.c_int64 * 3),
+        ("mask_stride", ctypes.c_int64 * 4),
+        ("query_offset", ctypes.c_int64),
+        ("is_causal", ctypes.c_int32),
+        ("is_half", ctypes.c_int32),
+        ("map", ctypes.c_int32),
+        ("n_threads", ctypes.c_int32),
+    )
+
+
+def takes(scores: Tensor) -> bool:
+    """Whether the kernels compute this: float32 or bfloat16 on a CPU, and they could be built."""
+    if scores.device.type != "cpu" or scores.dtype not in (torch.float32, torch.bfloat16):
+        return False
+    return _library()[0] is not None
+
+
+def reason_without() -> str | None:
+    """Why there are no kernels, or None if there are."""
+    return _library()[1]
+
+
+def forward(scores_BHQK: Tensor, beta: Tensor | None, mask: Tensor | None, power: Power) -> Tensor:
+    """Weights of contiguous scores; see `headwise.entmax.function`.
+
+    Args:
+        scores_BHQK: float32 or bfloat16, contiguous.
+        beta: α - 1, float32, broadcastable to (B, H, Q, 1); needed for `Power.ANY`.
+        mask: bool, broadcastable to the scores, True = may attend.
+        power: the map.
+    """
+    weights_BHQK = torch.empty_like(scores_BHQK)
+    problem = _problem(scores_BHQK, weights_BHQK, beta, power)
+    if mask is not None:
+        problem.mask = mask.data_ptr()
+        problem.mask_stride[:] = mask.expand(scores_BHQK.shape).stride()
+        if problem.mask_stride[3] not in (0, 1):
+            mask = mask.contiguous()
+            return forward(scores_BHQK, beta, mask, power)
+    _functions().headwise_forward(ctypes.byref(problem))
+    return weights_BHQK
+
+
+def backward(
+    weights_BHQK: Tensor, grad_BHQK: Tensor, beta: Tensor | None, power: Power, with_alpha: bool
+) -> tuple[Tensor, Tensor]:
+    """Gradients of the scores and, for every row (B, H, Q, 1), of α; empty if not asked for.
+
+    Args:
+        weights_BHQK: what `forward` gave.
+        grad_BHQK: gradient of them, same type, contiguous.
+        beta, power: as there.
+        with_alpha: needs `Power.ANY`.
+    """
+    grad_scores_BHQK = torch.empty_like(weights_BHQK)
+    problem = _problem(weights_BHQK, grad_scores_BHQK, beta, power)
+    problem.grad = grad_BHQK.data_ptr()
+    grad_alpha = torch.zeros((*weights_BHQK.shape[:3], 1) if with_alpha else 0)
+    if with_alpha:
+        problem.grad_alpha = grad_alpha.data_ptr()
+    _functions().headwise_backward(ctypes.byref(problem))
+    return grad_scores_BHQK, grad_alpha
+
+
+def _problem(source: Tensor, out: Tensor, beta: Tensor | None, power: Power) -> Problem:
+    problem = Problem(
+        scores=source.data_ptr(),
+        out=out.data_ptr(),
+        is_half=source.dtype is torch.bfloat16,
+        map=power,
+        n_threads=torch.get_num_threads(),
+    )
+    problem.size[:] = source.shape
+    if beta is not None:
+        problem.beta = beta.data_ptr()
+        problem.beta_stride[:] = beta.expand(*source.shape[:3], 1).stride()[:3]
+    return problem
+
+
+def _functions() -> ctypes.CDLL:
+    library, reason = _library()
+    if library is None:
+        raise RuntimeError(f"no native kernels: {reason}")
+    return library
+
+
+@functools.cache
+def _library() -> tuple[ctypes.CDLL | None, str | None]:
+    """The loaded library, or why there is none."""
+    if os.environ.get("HEADWISE_NATIVE", "1") == "0":
+        return None, "HEADWISE_NATIVE=0"
+    compiler = os.environ.get("CXX") or next(filter(shutil.which, COMPILERS), None)
+    if compiler is None:
+        return None, f"no C++ compiler: neither CXX is set nor {', '.join(COMPILERS)} found"
+    path = machine_cache_dir() / "native" / f"{_digest(compiler)}.so"
+    try:
+        if not path.exists():
+            log.info("compiling the kernels (once for this machine)")
+            _build(compiler, path)
+        return ctypes.CDLL(str(path)), None
+    except subprocess.CalledProcessError as error:
+        first = next(iter((error.stderr or "").splitlines()), f"exit status {error.returncode}")
+        return None, f"{compiler} failed: {first}"
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return None, f"{path}: {error}"
+
+
+def _digest(compiler: str) -> str:
+    """Of all that the compiled kernels depend on."""
+    digest = hashlib.sha256()
+    for source in sorted(SOURCES.iterdir()):
+        digest.update(source.name.encode() + source.read_bytes())
+    digest.update(repr((compiler, OPTIONS, platform.machine(), _processor())).encode())
+    return digest.hexdigest()[:20]
+
+
+def _processor() -> str:
+    """What -march=native goes by: caches may lie on a disk that several machines share."""
+    facts = Path("/proc/cpuinfo")
+    if not facts.exists():
+        return platform.processor()
+    lines = facts.read_text(encoding="utf-8", errors="replace").splitlines()
+    wanted = ("model name", "flags", "Features", "CPU part")
+    return "\n".join(sorted({line for line in lines if line.startswith(wanted)}))
+
+
+def _build(compiler: str, path: Path) -> None:
+    """Compile to a temporary name and rename: a kill leaves nothing that looks whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        built = Path(folder) / path.name
+        # Threads through OpenMP, but not linked to it: torch has loaded the one that it uses, and
+        # a second beside it would have threads of its own.
+        for threads in (["-fopenmp"], []):
+            thing = Path(folder) / "entmax.o"
+            command = [*shlex.split(compiler), *OPTIONS]
+            try:
+                _call([*command, *threads, "-c", str(SOURCES / "entmax.cpp"), "-o", str(thing)])
+                _call([*command, "-shared", str(thing), "-o", str(built)])
+                ctypes.CDLL(str(built))
+            except (subprocess.CalledProcessError, OSError):
+                if not threads:
+                    raise
+                continue
+            break
+        built.replace(path)
+
+
+def _call(command: list[str]) -> None:
+    subprocess.run(command, check=True, capture_output=True, text=True, timeout=SECONDS_TO_COMPILE)

@@ -1,0 +1,162 @@
+"""The compiled kernels: the same as torch's arithmetic, and done without where they cannot be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from headwise.entmax import entmax15, function, native
+from headwise.entmax.native import Power
+
+needs_kernels = pytest.mark.skipif(
+    native.reason_without() is not None, reason=str(native.reason_without())
+)
+
+
+def both_ways(
+    patch: pytest.MonkeyPatch,
+    scores: Tensor,
+    alpha: Tensor | None,
+    mask: Tensor | None,
+    power: Power,
+) -> list[list[Tensor]]:
+    """Weights, gradient of the scores, gradient of alpha: of the kernels, then of torch."""
+    grad = torch.randn(scores.shape, generator=torch.Generator().manual_seed(5)).to(scores.dtype)
+    found = []
+    for is_native in (True, False):
+        with patch.context() as inner:
+            if not is_native:
+                inner.setattr(native, "takes", lambda scores: False)
+            ours = scores.clone().requires_grad_()
+            learned = None if alpha is None else alpha.clone().requires_grad_()
+            weights = function.weights(ours, learned, mask, power)
+            weights.backward(grad)
+            found.append([weights.detach(), ours.grad])
+            if learned is not None:
+                found[-1].append(learned.grad)
+    return found
+
+
+@needs_kernels
+@pytest.mark.parametrize("n_keys", [1, 2, 15, 16, 17, 30, 64, 95, 96, 97, 128, 500, 1031])
+@pytest.mark.parametrize("power", list(Power))
+def test_kernels_equal_torch(monkeypatch: pytest.MonkeyPatch, power: Power, n_keys: int) -> None:
+    generator = torch.Generator().manual_seed(n_keys)
+    scores = torch.randn(3, 2, 11, n_keys, generator=generator) * 2
+    mask = torch.rand(3, 1, 1, n_keys, generator=generator) > 0.3
+    mask[1] = False  # rows without a key
+    alpha = torch.tensor([1.0, 1.6]).view(1, 2, 1, 1) if power is Power.ANY else None
+    kernels, torchs = both_ways(monkeypatch, scores, alpha, mask, power)
+    assert (kernels[0] - torchs[0]).abs().max() <= 5e-7
+    assert (kernels[0][1] == 0).all()
+    assert (kernels[0] * ~mask == 0).all()
+    for ours, theirs in zip(kernels[1:], torchs[1:], strict=True):
+        assert (ours - theirs).abs().max() <= 5e-6 * theirs.abs().max().clamp_min(1)
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    "mask_shape", [(1, 1, 1, 40), (4, 1, 1, 40), (1, 3, 9, 40), (4, 3, 9, 1), (1, 1, 9, 40), (40,)]
+)
+@pytest.mark.parametrize("alpha_shape", [(), (3, 1, 1), (4, 3, 9, 1), (9, 1)])
+def test_masks_and_alphas_broadcast_without_a_copy(
+    monkeypatch: pytest.MonkeyPatch, mask_shape: tuple[int, ...], alpha_shape: tuple[int, ...]
+) -> None:
+    generator = torch.Generator().manual_seed(3)
+    scores = torch.randn(4, 3, 9, 40, generator=generator)
+    mask = torch.rand(mask_shape, generator=generator) > 0.4
+    mask = mask.reshape((1,) * (4 - mask.dim()) + tuple(mask.shape))
+    alpha = torch.rand(alpha_shape, generator=generator) + 1
+    alpha = alpha.reshape((1,) * (4 - alpha.dim()) + tuple(alpha.shape))
+    for given in (mask, mask.transpose(-1, -2).contiguous().transpose(-1, -2)):
+        kernels, torchs = both_ways(monkeypatch, scores, alpha, given, Power.ANY)
+        assert (kernels[0] - torchs[0]).abs().max() <= 5e-7
+        assert kernels[2].shape == alpha.shape
+        scale = torchs[2].abs().max().clamp_min(1)
+        assert (kernels[2] - torchs[2]).abs().max() <= 5e-6 * scale
+
+
+@needs_kernels
+def test_a_row_does_not_depend_on_its_block() -> None:
+    """Sixteen rows are solved together; hard ones must not change their neighbours' bits."""
+    scores = torch.randn(1, 1, 40, 70, generator=torch.Generator().manual_seed(1))
+    alpha = torch.tensor(1.3).view(1, 1, 1, 1)
+    alone = function.weights(scores[:, :, 3:4].contiguous(), alpha, None, Power.ANY)
+    scores[:, :, 0] *= 1e4
+    scores[:, :, 5] = float("nan")
+    together = function.weights(scores, alpha, None, Power.ANY)
+    assert torch.equal(together[:, :, 3:4], alone)
+
+
+@needs_kernels
+def test_threads_do_not_change_bits() -> None:
+    scores = torch.randn(8, 4, 50, 70, generator=torch.Generator().manual_seed(2))
+    alpha = torch.rand(4, 1, 1).add(1)[None]
+    found = []
+    before = torch.get_num_threads()
+    try:
+        for n_threads in (1, 2, 3):
+            torch.set_num_threads(n_threads)
+            found.append(function.weights(scores, alpha, None, Power.ANY))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+
+
+@needs_kernels
+@pytest.mark.parametrize("power", list(Power))
+def test_bfloat16_is_read_and_rounded_once(power: Power) -> None:
+    scores = torch.randn(2, 3, 5, 77, generator=torch.Generator().manual_seed(4)).bfloat16()
+    beta = torch.tensor([0.0, 0.3, 1.0]).view(1, 3, 1, 1) if power is Power.ANY else None
+    half = native.forward(scores, beta, None, power)
+    wide = native.forward(scores.float(), beta, None, power)
+    assert torch.equal(half, wide.bfloat16())
+    grad = torch.randn(2, 3, 5, 77).bfloat16()
+    with_alpha = beta is not None
+    of_half = native.backward(half, grad, beta, power, with_alpha)
+    of_wide = native.backward(half.float(), grad.float(), beta, power, with_alpha)
+    assert torch.equal(of_half[0], of_wide[0].bfloat16())
+    assert torch.equal(of_half[1], of_wide[1])
+
+
+@pytest.fixture
+def looked_for_anew() -> Iterator[None]:
+    native._library.cache_clear()
+    yield
+    native._library.cache_clear()
+
+
+def reason_without(patch: pytest.MonkeyPatch, **environment: str) -> str:
+    """Why there are no kernels in such an environment, where the maps must work all the same."""
+    for name, value in environment.items():
+        patch.setenv(name, value)
+    assert entmax15(torch.tensor([1.0, 0.0]))[0] > 0.8
+    return str(native.reason_without())
+
+
+@pytest.mark.usefixtures("looked_for_anew")
+def test_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert reason_without(monkeypatch, HEADWISE_NATIVE="0") == "HEADWISE_NATIVE=0"
+
+
+@pytest.mark.usefixtures("looked_for_anew")
+@pytest.mark.parametrize("compiler", ["/nowhere/c++", "false"])
+def test_without_a_compiler_that_works_torch_computes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, compiler: str
+) -> None:
+    reason = reason_without(monkeypatch, CXX=compiler, HEADWISE_CACHE=str(tmp_path))
+    assert compiler in reason
+    assert list((tmp_path / "native").iterdir()) == []
+
+
+@pytest.mark.usefixtures("looked_for_anew")
+def test_a_cache_that_cannot_be_written_is_no_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    assert "file" in reason_without(monkeypatch, HEADWISE_CACHE=str(tmp_path / "file"))

@@ -113,8 +113,8 @@ def test_threads_do_not_change_bits() -> None:
 def test_bfloat16_is_read_and_rounded_once(power: Power) -> None:
     scores = torch.randn(2, 3, 5, 77, generator=torch.Generator().manual_seed(4)).bfloat16()
     beta = torch.tensor([0.0, 0.3, 1.0]).view(1, 3, 1, 1) if power is Power.ANY else None
-    half = native.forward(scores, beta, None, power)
-    wide = native.forward(scores.float(), beta, None, power)
+    half = native.forward(scores, beta, power)
+    wide = native.forward(scores.float(), beta, power)
     assert torch.equal(half, wide.bfloat16())
     grad = torch.randn(2, 3, 5, 77).bfloat16()
     with_alpha = beta is not None

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 from headwise import entmax
 from headwise.attention.base import Normaliser, Place, ScoreContext, full_precision
+from headwise.attention.fused import fused_attention
+from headwise.entmax.native import Power
 from headwise.errors import refuse, require
 
 SHARING = ("none", "layer", "site")
@@ -40,6 +42,7 @@ class AlphaEntmax(Normaliser):
         depends_on: "head", or "query": each query of a head has an α of its own.
     """
 
+    is_fused = True
     head_axes: Mapping[str, int] = {"alpha_logit": 0, "alpha_weight": 0}
     alpha_weight: nn.Parameter | None
 
@@ -102,11 +105,25 @@ class AlphaEntmax(Normaliser):
     def forward(self, scores_BHQK: Tensor, context: ScoreContext) -> Tensor:
         """Weights (B, H, Q, K) with exact zeros; differentiable in the scores and in α."""
         mask = context.dense_mask(scores_BHQK)
+        return entmax.alpha_entmax(scores_BHQK, self._row_alpha(context), dim=-1, mask=mask)
+
+    def attend(
+        self,
+        query_BHQE: Tensor,
+        key_BHKE: Tensor,
+        value_BHKE: Tensor,
+        context: ScoreContext,
+        dropout: float,
+    ) -> Tensor | None:
+        """Context (B, H, Q, E)."""
+        alpha = self._row_alpha(context)
+        return fused_attention(query_BHQE, key_BHKE, value_BHKE, context, dropout, Power.ANY, alpha)
+
+    def _row_alpha(self, context: ScoreContext) -> Tensor:
+        """α of every row of scores, broadcastable to (B, H, Q, 1)."""
         if self.alpha_weight is None:
-            alpha = self.alpha()[:, None, None]
-        else:
-            alpha = self.query_alpha(context.queries_BHQE)[..., None]
-        return entmax.alpha_entmax(scores_BHQK, alpha, dim=-1, mask=mask)
+            return self.alpha()[None, :, None, None]
+        return self.query_alpha(context.queries_BHQE)[..., None]
 
     def query_stats(self, context: ScoreContext) -> dict[str, Tensor]:
         """α of every query, (B, H, Q), where it depends on it."""

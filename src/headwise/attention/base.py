@@ -255,7 +255,7 @@ class Normaliser(nn.Module):
 
     unsupported_sites: ClassVar[Mapping[str, str]] = {}  # site -> reason
     is_distribution: ClassVar[bool] = True  # rows are non-negative and sum to one
-    is_fused: ClassVar[bool] = False  # `attend` exists
+    is_fused: ClassVar[bool] = False  # has `attend`
     head_axes: Mapping[str, int] = {}  # parameter -> its axis of one entry a head
     shared_part: ClassVar[str] = ""  # see `share_key`
 
@@ -288,9 +288,18 @@ class Normaliser(nn.Module):
         raise NotImplementedError
 
     def attend(
-        self, query_BHQE: Tensor, key_BHKE: Tensor, value_BHKE: Tensor, mask: Mask, dropout: float
-    ) -> Tensor:
-        """Context (B, H, Q, E) without forming the weights; only where `is_fused`."""
+        self,
+        query_BHQE: Tensor,
+        key_BHKE: Tensor,
+        value_BHKE: Tensor,
+        context: ScoreContext,
+        dropout: float,
+    ) -> Tensor | None:
+        """Context (B, H, Q, E) without forming the weights; asked only where `is_fused`.
+
+        The scores are those of the queries given here, times E^-0.5. None where no kernel is at
+        hand, or none that gains anything: then the weights are formed after all.
+        """
         raise NotImplementedError
 
     def query_stats(self, context: ScoreContext) -> dict[str, Tensor]:

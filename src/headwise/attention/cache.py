@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import torch
 from torch import Tensor
+
+FIRST_LENGTH = 16  # positions that a growing buffer starts with
 
 
 class AttentionCache(Protocol):
@@ -21,11 +24,16 @@ class AttentionCache(Protocol):
 
 
 class KeyValueCache:
-    """Keys and values (B, H, K, E), in a buffer that doubles, so that a step copies nothing old."""
+    """Keys and values (B, H, K, E) in buffers with room for more positions than there are.
+
+    A step writes its position, and of earlier ones only the rows that change places are copied.
+    Rows that leave make no copy either: what lies behind the last row is not looked at.
+    """
 
     def __init__(self, static: bool) -> None:
         self.static = static
         self.length = 0
+        self._n_rows = 0
         self._key: Tensor | None = None
         self._value: Tensor | None = None
 
@@ -36,34 +44,50 @@ class KeyValueCache:
 
     def update(self, key_BHKE: Tensor, value_BHKE: Tensor) -> tuple[Tensor, Tensor]:
         """Append along K and return views of everything so far."""
-        if self._key is None or self._value is None:
-            self._key, self._value = key_BHKE, value_BHKE
-            self.length = key_BHKE.shape[2]
-            return key_BHKE, value_BHKE
-        needed = self.length + key_BHKE.shape[2]
-        if needed > self._key.shape[2]:
-            self._key = self._grown(self._key, needed)
-            self._value = self._grown(self._value, needed)
-        self._key[:, :, self.length : needed] = key_BHKE
-        self._value[:, :, self.length : needed] = value_BHKE
-        self.length = needed
-        return self.content()
+        before, self.length = self.length, self.length + key_BHKE.shape[2]
+        self._n_rows = key_BHKE.shape[0]
+        self._key = self._with_room(self._key, key_BHKE, before)
+        self._value = self._with_room(self._value, value_BHKE, before)
+        key, value = self.content()
+        key[:, :, before:] = key_BHKE
+        value[:, :, before:] = value_BHKE
+        return key, value
 
     def content(self) -> tuple[Tensor, Tensor]:
         """Views of the filled part."""
         if self._key is None or self._value is None:
             raise RuntimeError("the cache is empty: update it first")
-        return self._key[:, :, : self.length], self._value[:, :, : self.length]
+        key, value = self._key[: self._n_rows], self._value[: self._n_rows]
+        return key[:, :, : self.length], value[:, :, : self.length]
 
     def reorder(self, rows_B: Tensor) -> None:
-        """Select batch rows; only the filled part is copied."""
-        if self._key is not None and self._value is not None:
-            key, value = self.content()
-            self._key = key.index_select(0, rows_B)
-            self._value = value.index_select(0, rows_B)
+        """Select batch rows; only the filled part of those that move is copied."""
+        if self._key is None or self._value is None:
+            return
+        n_rows = len(rows_B)
+        if n_rows > self._n_rows:
+            self._key, self._value = (self._spread(old, rows_B) for old in (self._key, self._value))
+        else:
+            moved_M = (rows_B != torch.arange(n_rows, device=rows_B.device)).nonzero()[:, 0]
+            if len(moved_M) > 0:
+                from_M = rows_B[moved_M]
+                for filled in self.content():
+                    filled.index_copy_(0, moved_M, filled.index_select(0, from_M))
+        self._n_rows = n_rows
 
-    def _grown(self, buffer: Tensor, needed: int) -> Tensor:
-        batch, heads, _, width = buffer.shape
-        grown = buffer.new_empty(batch, heads, max(2 * self.length, needed, 16), width)
-        grown[:, :, : self.length] = buffer[:, :, : self.length]
-        return grown
+    def _with_room(self, buffer: Tensor | None, new_BHKE: Tensor, before: int) -> Tensor:
+        """`buffer`, or a longer one with its first `before` positions."""
+        if buffer is not None and self.length <= buffer.shape[2]:
+            return buffer
+        n_rows, heads, _, width = new_BHKE.shape
+        n_positions = self.length if self.static else max(2 * before, self.length, FIRST_LENGTH)
+        longer = new_BHKE.new_empty(n_rows, heads, n_positions, width)
+        if buffer is not None:
+            longer[:, :, :before] = buffer[:n_rows, :, :before]
+        return longer
+
+    def _spread(self, buffer: Tensor, rows_B: Tensor) -> Tensor:
+        _, heads, n_positions, width = buffer.shape
+        spread = buffer.new_empty(len(rows_B), heads, n_positions, width)
+        spread[:, :, : self.length] = buffer[:, :, : self.length].index_select(0, rows_B)
+        return spread

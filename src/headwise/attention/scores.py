@@ -65,8 +65,9 @@ class ScoreAttention(MultiHeadAttention):
             query_BHQE = query_BHQE * factor.to(query_BHQE.dtype)
         dropout = self.dropout if self.training else 0.0
         if self.normaliser.is_fused and not need_weights and layout is None:
-            found = self.normaliser.attend(query_BHQE, key_BHKE, value_BHKE, mask, dropout)
-            return AttentionOutput(self.join(found))
+            fused = self.normaliser.attend(query_BHQE, key_BHKE, value_BHKE, context, dropout)
+            if fused is not None:
+                return AttentionOutput(self.join(fused))
         scaled_BHQE = query_BHQE * self.place.head_dim**-0.5  # smaller than the scores
         if layout is not None:
             scores_BHQK = layout.scores(scaled_BHQE, key_BHKE)

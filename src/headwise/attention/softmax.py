@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 from headwise import entmax
-from headwise.attention.base import Mask, Normaliser, ScoreContext
+from headwise.attention.base import Normaliser, ScoreContext
+from headwise.attention.fused import fused_attention
+from headwise.entmax.native import Power
 
 
 class Softmax(Normaliser):
-    """Every key gets weight; without weights asked for, torch's fused kernel is used."""
+    """Every key gets weight."""
 
     is_fused = True
 
@@ -19,14 +20,12 @@ class Softmax(Normaliser):
         return entmax.softmax(scores_BHQK, dim=-1, mask=context.dense_mask(scores_BHQK))
 
     def attend(
-        self, query_BHQE: Tensor, key_BHKE: Tensor, value_BHKE: Tensor, mask: Mask, dropout: float
-    ) -> Tensor:
+        self,
+        query_BHQE: Tensor,
+        key_BHKE: Tensor,
+        value_BHKE: Tensor,
+        context: ScoreContext,
+        dropout: float,
+    ) -> Tensor | None:
         """Context (B, H, Q, E)."""
-        if mask.is_plain_causal and query_BHQE.shape[2] == key_BHKE.shape[2]:
-            return scaled_dot_product_attention(
-                query_BHQE, key_BHKE, value_BHKE, dropout_p=dropout, is_causal=True
-            )
-        dense = mask.dense(query_BHQE.shape[2], key_BHKE.shape[2], query_BHQE.device)
-        return scaled_dot_product_attention(
-            query_BHQE, key_BHKE, value_BHKE, attn_mask=dense, dropout_p=dropout
-        )
+        return fused_attention(query_BHQE, key_BHKE, value_BHKE, context, dropout, Power.EXP)

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from headwise.entmax import native
-from headwise.entmax.native import Power
+from headwise.entmax.native import Power, Visible
 from headwise.entmax.solver import BETA_MIN, CHUNK_SCORES, solve
 
 ALPHA_SLACK = 1e-6  # 1.01 + 0.99 · 1 in float32 may round to just above 2
@@ -70,10 +70,12 @@ def weights(scores_BHQK: Tensor, alpha: Tensor | None, mask: Tensor | None, powe
 
 
 def _weights(scores: Tensor, alpha: Tensor | None, mask: Tensor | None, power: int) -> Tensor:
-    beta = _beta(alpha)
+    beta = beta_of(alpha)
     scores = scores.contiguous()
     if native.takes(scores):
-        return native.forward(scores, beta, mask, Power(power))
+        if mask is not None and mask.shape[-1] > 1 and mask.stride(-1) != 1:
+            mask = mask.contiguous()  # the kernels read masks a vector at a time
+        return native.forward(scores, beta, Power(power), Visible(mask))
     if power == Power.EXP:
         return _softmax(scores, mask)
     n_keys = scores.shape[-1]
@@ -105,7 +107,7 @@ def _weights_backward(
     return grad_scores, grad[:0].clone() if grad_rows is None else grad_rows
 
 
-def _beta(alpha: Tensor | None) -> Tensor | None:
+def beta_of(alpha: Tensor | None) -> Tensor | None:
     """α - 1, after a look at its range where looking costs nothing."""
     if alpha is None:
         return None

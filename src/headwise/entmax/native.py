@@ -20,6 +20,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 
@@ -32,6 +33,7 @@ SOURCES = Path(__file__).parent / "csrc"
 COMPILERS = ("c++", "g++", "clang++")
 OPTIONS = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fPIC")
 SECONDS_TO_COMPILE = 300
+DRAWN = 1 << 32  # equally likely numbers that decide on a weight
 
 log = logging.getLogger(__name__)
 
@@ -45,14 +47,51 @@ class Power(IntEnum):
     LINEAR = 3  # α = 2
 
 
+@dataclass(frozen=True)
+class Visible:
+    """Which keys a row may see; what is left out restricts nothing.
+
+    Attributes:
+        mask: bool, broadcastable to the scores, True = may attend.
+        lengths_B: int64, keys before padding begins.
+        is_causal: no key behind the position of the query.
+        query_offset: position of the first query.
+    """
+
+    mask: Tensor | None = None
+    lengths_B: Tensor | None = None
+    is_causal: bool = False
+    query_offset: int = 0
+
+
+@dataclass(frozen=True)
+class Draws:
+    """Dropout of weights by numbers that anyone can draw again.
+
+    Attributes:
+        seed: decides them, together with the number of the row and the key.
+        rate: share of weights to drop; kept to 2^-32.
+        first_row: number of the first row.
+    """
+
+    seed: int
+    rate: float
+    first_row: int = 0
+
+
+EVERYTHING = Visible()
+
+
 class Problem(ctypes.Structure):
-    """As in csrc/entmax.cpp."""
+    """As in csrc/rows.h."""
 
     _fields_ = (
         ("size", ctypes.c_int64 * 4),
-        ("scores", ctypes.c_void_p),
+        ("source", ctypes.c_void_p),
         ("grad", ctypes.c_void_p),
         ("out", ctypes.c_void_p),
+        ("weights", ctypes.c_void_p),
+        ("threshold", ctypes.c_void_p),
         ("beta", ctypes.c_void_p),
         ("grad_alpha", ctypes.c_void_p),
         ("mask", ctypes.c_void_p),
@@ -64,14 +103,16 @@ class Problem(ctypes.Structure):
         ("is_half", ctypes.c_int32),
         ("map", ctypes.c_int32),
         ("n_threads", ctypes.c_int32),
+        ("n_kept", ctypes.c_uint32),
+        ("seed", ctypes.c_uint64),
+        ("first_row", ctypes.c_int64),
     )
 
 
 def takes(scores: Tensor) -> bool:
     """Whether the kernels compute this: float32 or bfloat16 on a CPU, and they could be built."""
-    if scores.device.type != "cpu" or scores.dtype not in (torch.float32, torch.bfloat16):
-        return False
-    return _library()[0] is not None
+    is_known = scores.device.type == "cpu" and scores.dtype in (torch.float32, torch.bfloat16)
+    return is_known and _are_there()
 
 
 def reason_without() -> str | None:
@@ -79,23 +120,37 @@ def reason_without() -> str | None:
     return _library()[1]
 
 
-def forward(scores_BHQK: Tensor, beta: Tensor | None, mask: Tensor | None, power: Power) -> Tensor:
-    """Weights of contiguous scores; see `headwise.entmax.function`.
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _are_there() -> bool:
+    return reason_without() is None
+
+
+def forward(
+    scores_BHQK: Tensor,
+    beta: Tensor | None,
+    power: Power,
+    visible: Visible = EVERYTHING,
+    out_BHQK: Tensor | None = None,
+    threshold_BHQ2: Tensor | None = None,
+    draws: Draws | None = None,
+) -> Tensor:
+    """Weights of the scores (B, H, Q, K); see `headwise.entmax.function`.
 
     Args:
         scores_BHQK: float32 or bfloat16, contiguous.
         beta: α - 1, float32, broadcastable to (B, H, Q, 1); needed for `Power.ANY`.
-        mask: bool, broadcastable to the scores, True = may attend.
         power: the map.
+        visible: which keys.
+        out_BHQK: where the weights go, may be the scores; None: a new tensor.
+        threshold_BHQ2: float32, contiguous; filled with what `backward` can restore the weights
+            from. Not for `Power.EXP`.
+        draws: dropout, or None.
     """
-    weights_BHQK = torch.empty_like(scores_BHQK)
-    problem = _problem(scores_BHQK, weights_BHQK, beta, power)
-    if mask is not None:
-        problem.mask = mask.data_ptr()
-        problem.mask_stride[:] = mask.expand(scores_BHQK.shape).stride()
-        if problem.mask_stride[3] not in (0, 1):
-            mask = mask.contiguous()
-            return forward(scores_BHQK, beta, mask, power)
+    weights_BHQK = torch.empty_like(scores_BHQK) if out_BHQK is None else out_BHQK
+    problem = _problem(scores_BHQK, weights_BHQK, beta, power, draws)
+    _restrict(problem, scores_BHQK, visible)
+    if threshold_BHQ2 is not None:
+        problem.threshold = threshold_BHQ2.data_ptr()
     _functions().headwise_forward(ctypes.byref(problem))
     return weights_BHQK
 
@@ -112,7 +167,7 @@ def backward(
         with_alpha: needs `Power.ANY`.
     """
     grad_scores_BHQK = torch.empty_like(weights_BHQK)
-    problem = _problem(weights_BHQK, grad_scores_BHQK, beta, power)
+    problem = _problem(weights_BHQK, grad_scores_BHQK, beta, power, None)
     problem.grad = grad_BHQK.data_ptr()
     grad_alpha = torch.zeros((*weights_BHQK.shape[:3], 1) if with_alpha else 0)
     if with_alpha:
@@ -121,9 +176,39 @@ def backward(
     return grad_scores_BHQK, grad_alpha
 
 
-def _problem(source: Tensor, out: Tensor, beta: Tensor | None, power: Power) -> Problem:
+def backward_from_scores(
+    scores_BHQK: Tensor,
+    threshold_BHQ2: Tensor,
+    grad_BHQK: Tensor,
+    weights_BHQK: Tensor,
+    beta: Tensor | None,
+    power: Power,
+    visible: Visible,
+    draws: Draws | None,
+    with_alpha: bool,
+) -> Tensor:
+    """`backward` where scores and thresholds are at hand instead of weights.
+
+    Overwrites the scores with their gradient and fills `weights_BHQK` with the weights after
+    dropout, which the gradient of the values needs. Returns that of α as `backward` does.
+    """
+    problem = _problem(scores_BHQK, scores_BHQK, beta, power, draws)
+    _restrict(problem, scores_BHQK, visible)
+    problem.threshold = threshold_BHQ2.data_ptr()
+    problem.grad = grad_BHQK.data_ptr()
+    problem.weights = weights_BHQK.data_ptr()
+    grad_alpha = torch.zeros((*scores_BHQK.shape[:3], 1) if with_alpha else 0)
+    if with_alpha:
+        problem.grad_alpha = grad_alpha.data_ptr()
+    _functions().headwise_backward(ctypes.byref(problem))
+    return grad_alpha
+
+
+def _problem(
+    source: Tensor, out: Tensor, beta: Tensor | None, power: Power, draws: Draws | None
+) -> Problem:
     problem = Problem(
-        scores=source.data_ptr(),
+        source=source.data_ptr(),
         out=out.data_ptr(),
         is_half=source.dtype is torch.bfloat16,
         map=power,
@@ -133,7 +218,19 @@ def _problem(source: Tensor, out: Tensor, beta: Tensor | None, power: Power) -> 
     if beta is not None:
         problem.beta = beta.data_ptr()
         problem.beta_stride[:] = beta.expand(*source.shape[:3], 1).stride()[:3]
+    if draws is not None:
+        problem.n_kept = min(max(round((1 - draws.rate) * DRAWN), 1), DRAWN - 1)
+        problem.seed, problem.first_row = draws.seed, draws.first_row
     return problem
+
+
+def _restrict(problem: Problem, scores_BHQK: Tensor, visible: Visible) -> None:
+    if visible.mask is not None:
+        problem.mask = visible.mask.data_ptr()
+        problem.mask_stride[:] = visible.mask.expand(scores_BHQK.shape).stride()
+    if visible.lengths_B is not None:
+        problem.lengths = visible.lengths_B.data_ptr()
+    problem.is_causal, problem.query_offset = visible.is_causal, visible.query_offset
 
 
 def _functions() -> ctypes.CDLL:

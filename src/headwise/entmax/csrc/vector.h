@@ -220,4 +220,21 @@ static inline Floats exp2(Floats x) {
     return x < -126.0f ? Floats{} : (Floats)bits;
 }
 
+// ---- random bits that anyone can draw again: hash of a key and sixteen counters
+
+static inline uint64_t mixed(uint64_t x) {  // the finaliser of SplitMix64 (Steele et al. 2014)
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return x ^ (x >> 31);
+}
+
+static inline Words random_words(uint64_t key, uint32_t first) {
+    Words x = (Words)LANES + first + (uint32_t)key;  // murmur's finaliser, keyed before and within
+    x = (x ^ (x >> 16)) * 0x85ebca6bu;
+    x = (x ^ (x >> 13)) + (uint32_t)(key >> 32);
+    x = x * 0xc2b2ae35u;
+    x = (x ^ (x >> 16)) * 0x27d4eb2fu;
+    return x ^ (x >> 15);
+}
+
 }  // namespace headwise

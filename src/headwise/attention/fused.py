@@ -1,0 +1,90 @@
+"""Which kernel computes attention without forming the weights, if any.
+
+Letters: B batch, H heads, Q and K numbers of queries and keys, E head width.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from headwise.attention.base import ScoreContext
+from headwise.entmax import native
+from headwise.entmax.attention import attention
+from headwise.entmax.native import Power, Visible
+
+# Rows of fewer keys are done sooner with their weights kept, unless there is dropout to save.
+KEYS_WORTH_IT = 128
+
+_SAID: set[str] = set()
+log = logging.getLogger(__name__)
+
+
+def fused_attention(
+    query_BHQE: Tensor,
+    key_BHKE: Tensor,
+    value_BHKE: Tensor,
+    context: ScoreContext,
+    dropout: float,
+    power: Power,
+    alpha: Tensor | None = None,
+) -> Tensor | None:
+    """Context (B, H, Q, E) by the best kernel at hand, or None where forming weights is as good.
+
+    Args:
+        query_BHQE, key_BHKE, value_BHKE: of one type.
+        context: the mask.
+        dropout: share of the weights that is dropped.
+        power: the map.
+        alpha: float32, broadcastable to (B, H, Q, 1), for `Power.ANY`.
+    """
+    if _suits_native(query_BHQE, key_BHKE.shape[2], dropout, power):
+        _announce("attention: C++ kernels")
+        visible = _visible(context, query_BHQE.shape[2], key_BHKE.shape[2])
+        scale = query_BHQE.shape[-1] ** -0.5
+        return attention(query_BHQE, key_BHKE, value_BHKE, alpha, power, visible, dropout, scale)
+    if power is Power.EXP:
+        return _torch_softmax(query_BHQE, key_BHKE, value_BHKE, context, dropout)
+    return None
+
+
+def _suits_native(query_BHQE: Tensor, n_keys: int, dropout: float, power: Power) -> bool:
+    if not native.takes(query_BHQE):
+        if query_BHQE.device.type == "cpu" and query_BHQE.dtype is torch.float32:
+            _announce("attention: torch alone, as there are no C++ kernels")
+        return False
+    if dropout > 0 or query_BHQE.dtype is torch.bfloat16:
+        return True  # torch's softmax is slow in both cases too
+    return power is not Power.EXP and n_keys >= KEYS_WORTH_IT
+
+
+def _visible(context: ScoreContext, n_queries: int, n_keys: int) -> Visible:
+    mask = context.mask
+    dense_BHQK = None
+    if mask.pattern is not None or mask.given_BHQK is not None:
+        dense_BHQK = mask.dense(n_queries, n_keys, context.queries_BHQE.device)
+    return Visible(dense_BHQK, mask.key_lengths_B, mask.causal, mask.query_offset)
+
+
+def _torch_softmax(
+    query_BHQE: Tensor, key_BHKE: Tensor, value_BHKE: Tensor, context: ScoreContext, dropout: float
+) -> Tensor:
+    mask = context.mask
+    if mask.is_plain_causal and query_BHQE.shape[2] == key_BHKE.shape[2]:
+        return scaled_dot_product_attention(
+            query_BHQE, key_BHKE, value_BHKE, dropout_p=dropout, is_causal=True
+        )
+    dense = mask.dense(query_BHQE.shape[2], key_BHKE.shape[2], query_BHQE.device)
+    return scaled_dot_product_attention(
+        query_BHQE, key_BHKE, value_BHKE, attn_mask=dense, dropout_p=dropout
+    )
+
+
+def _announce(line: str) -> None:
+    """Say once which kernel is in use; a graph that is being compiled says nothing."""
+    if not torch.compiler.is_compiling() and line not in _SAID:
+        _SAID.add(line)
+        log.info(line)

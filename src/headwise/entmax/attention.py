@@ -1,0 +1,266 @@
+"""Attention with the maps of the family on a CPU, without keeping the weights.
+
+Scores, weights and their gradients are there for a few rows at a time: memory grows with the
+number of queries and keys, not with their product. Kept for the way back are two numbers a row,
+the maximum and the threshold, from which the weights come again without a search. Dropout is
+decided by a counter-based generator, so that no mask is kept either.
+
+The operator is `headwise::attention`. Letters: B batch, H heads, Q and K numbers of queries and
+keys, E head width, N = some of all heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headwise.entmax import native
+from headwise.entmax.function import beta_of
+from headwise.entmax.native import Draws, Power, Visible
+
+CHUNK_SCORES = 1 << 19  # scores at a time: enough to hide the calls, few enough for the caches
+
+
+def attention(
+    query_BHQE: Tensor,
+    key_BHKE: Tensor,
+    value_BHKE: Tensor,
+    alpha: Tensor | None,
+    power: Power,
+    visible: Visible,
+    dropout: float,
+    scale: float,
+) -> Tensor:
+    """Context (B, H, Q, E): dropout(map(scale · q kᵀ)) v.
+
+    Args:
+        query_BHQE, key_BHKE, value_BHKE: float32 or bfloat16, on a CPU, all of one type.
+        alpha: float32, broadcastable to (B, H, Q, 1); only for `Power.ANY`, which needs it.
+        power: the map.
+        visible: which keys; a mask has four axes.
+        dropout: share of the weights that is dropped.
+        scale: of the scores.
+
+    Raises:
+        ValueError: α outside of [1, 2].
+    """
+    seed = torch.randint(1 << 62, (), dtype=torch.int64) if dropout else None
+    context: Tensor = torch.ops.headwise.attention(
+        query_BHQE, key_BHKE, value_BHKE, alpha, visible.mask, visible.lengths_B, seed,
+        int(power), visible.is_causal, visible.query_offset, dropout, scale,
+    )[0]  # fmt: skip
+    return context
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """Some queries of one head, or whole heads of one sentence, or whole sentences."""
+
+    batch: slice
+    heads: slice
+    queries: slice
+    flat: slice  # of B · H
+    n_keys: int  # keys that any of them may see
+    visible: Visible
+    first_row: int
+
+    def part(self, values: Tensor) -> Tensor:
+        """Their part of what broadcasts against (B, H, Q, ·)."""
+        return _part(values, self.batch, self.heads, self.queries)
+
+    def part_of_beta(self, beta: Tensor | None) -> Tensor | None:
+        return None if beta is None else self.part(beta)
+
+    def draws(self, seed: Tensor | None, rate: float) -> Draws | None:
+        return None if seed is None else Draws(int(seed), rate, self.first_row)
+
+
+def _part(values: Tensor, *axes: slice) -> Tensor:
+    """A slice of each of the first axes, but all of an axis that has one entry for all."""
+    for axis, one in enumerate(axes):
+        if values.shape[axis] > 1:
+            values = values.narrow(axis, one.start, one.stop - one.start)
+    return values
+
+
+def _chunks(shape: tuple[int, int, int, int], visible: Visible) -> Iterator[_Chunk]:
+    n_batch, n_heads, n_queries, n_keys = shape
+    head = max(1, n_queries * n_keys)
+    step_q = n_queries if head <= CHUNK_SCORES else max(1, CHUNK_SCORES // n_keys)
+    step_h = 1 if step_q < n_queries else min(n_heads, max(1, CHUNK_SCORES // head))
+    step_b = 1 if step_h < n_heads else max(1, CHUNK_SCORES // (head * n_heads))
+    for batch in _steps(n_batch, step_b):
+        longest, lengths_B = n_keys, None
+        if visible.lengths_B is not None:
+            lengths_B = visible.lengths_B[batch]
+            longest = min(n_keys, max(1, int(lengths_B.max())))
+        for heads in _steps(n_heads, step_h):
+            flat = slice(
+                batch.start * n_heads + heads.start, (batch.stop - 1) * n_heads + heads.stop
+            )
+            for queries in _steps(n_queries, step_q):
+                seen = longest
+                if visible.is_causal:
+                    seen = min(seen, visible.query_offset + queries.stop)
+                mask = visible.mask
+                if mask is not None:
+                    mask = _part(mask, batch, heads, queries, slice(0, seen))
+                offset = visible.query_offset + queries.start
+                here = Visible(mask, lengths_B, visible.is_causal, offset)
+                first_row = flat.start * n_queries + queries.start
+                yield _Chunk(batch, heads, queries, flat, seen, here, first_row)
+
+
+def _steps(n: int, step: int) -> Iterator[slice]:
+    for first in range(0, n, step):
+        yield slice(first, min(first + step, n))
+
+
+def _by_head(values_BHNE: Tensor) -> Tensor:
+    return values_BHNE.reshape(-1, *values_BHNE.shape[2:])
+
+
+def _shape(query: Tensor, key: Tensor) -> tuple[int, int, int, int]:
+    n_batch, n_heads, n_queries, _ = query.shape
+    return n_batch, n_heads, n_queries, key.shape[2]
+
+
+def _attention(
+    query: Tensor, key: Tensor, value: Tensor, alpha: Tensor | None, mask: Tensor | None,
+    lengths: Tensor | None, seed: Tensor | None,
+    power: int, is_causal: bool, offset: int, dropout: float, scale: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Context, and maximum and threshold of every row (B, H, Q, 2)."""
+    shape = _shape(query, key)
+    beta = beta_of(alpha)
+    query_NQE, key_NKE, value_NKE = (_by_head(values) for values in (query, key, value))
+    threshold = query.new_empty((*shape[:3], 2), dtype=torch.float32)
+    context_NQE = torch.empty_like(query_NQE)
+    room = _room(shape, query, 1)
+    for chunk in _chunks(shape, Visible(mask, lengths, is_causal, offset)):
+        scores = _scores(query_NQE, key_NKE, chunk, scale, room[0])
+        native.forward(
+            scores, chunk.part_of_beta(beta), Power(power), chunk.visible, scores,
+            chunk.part(threshold), chunk.draws(seed, dropout),
+        )  # fmt: skip
+        torch.bmm(
+            scores.flatten(0, 1), value_NKE[chunk.flat, : chunk.n_keys],
+            out=context_NQE[chunk.flat, chunk.queries],
+        )  # fmt: skip
+    return context_NQE.view(query.shape), threshold
+
+
+def _room(shape: tuple[int, int, int, int], like: Tensor, n: int) -> list[Tensor]:
+    n_scores = min(shape[0] * shape[1] * shape[2] * shape[3], max(CHUNK_SCORES, shape[3]))
+    return [like.new_empty(n_scores) for _ in range(n)]
+
+
+def _scores(
+    query_NQE: Tensor, key_NKE: Tensor, chunk: _Chunk, scale: float, room: Tensor
+) -> Tensor:
+    """Scores (B, H, Q, K) of a chunk, in `room`."""
+    some_NQE = query_NQE[chunk.flat, chunk.queries]
+    shape = (len(some_NQE), some_NQE.shape[1], chunk.n_keys)
+    scores_NQK = room[: shape[0] * shape[1] * shape[2]].view(shape)
+    keys_NEK = key_NKE[chunk.flat, : chunk.n_keys].transpose(1, 2)
+    torch.baddbmm(scores_NQK, some_NQE, keys_NEK, beta=0, alpha=scale, out=scores_NQK)
+    return scores_NQK.view(chunk.batch.stop - chunk.batch.start, -1, *shape[1:])
+
+
+def _attention_backward(
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, threshold: Tensor,
+    alpha: Tensor | None, mask: Tensor | None, lengths: Tensor | None, seed: Tensor | None,
+    power: int, is_causal: bool, offset: int, dropout: float, scale: float, with_alpha: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of query, key, value, and of α for every row (B, H, Q, 1) or empty."""
+    shape = _shape(query, key)
+    beta = beta_of(alpha)
+    query_NQE, key_NKE, value_NKE, grad_NQE = map(_by_head, (query, key, value, grad))
+    grad_q_NQE = torch.empty_like(query_NQE)
+    # sums over chunks: not in half precision
+    grad_k_NKE = torch.zeros_like(key_NKE, dtype=torch.float32)
+    grad_v_NKE = torch.zeros_like(value_NKE, dtype=torch.float32)
+    grad_alpha = query.new_zeros((*shape[:3], 1) if with_alpha else 0, dtype=torch.float32)
+    room = _room(shape, query, 3)
+    for chunk in _chunks(shape, Visible(mask, lengths, is_causal, offset)):
+        scores = _scores(query_NQE, key_NKE, chunk, scale, room[0])
+        some_NQE = grad_NQE[chunk.flat, chunk.queries]
+        grad_w, weights = (one[: scores.numel()].view(scores.shape) for one in room[1:])
+        values_NEK = value_NKE[chunk.flat, : chunk.n_keys].transpose(1, 2)
+        torch.bmm(some_NQE, values_NEK, out=grad_w.flatten(0, 1))
+        rows = native.backward_from_scores(
+            scores, chunk.part(threshold), grad_w, weights, chunk.part_of_beta(beta), Power(power),
+            chunk.visible, chunk.draws(seed, dropout), with_alpha,
+        )  # fmt: skip
+        if with_alpha:
+            chunk.part(grad_alpha).copy_(rows)
+        grad_z_NQK, weights_NQK = scores.flatten(0, 1), weights.flatten(0, 1)
+        keys = (chunk.flat, slice(0, chunk.n_keys))
+        grad_v_NKE[keys] += torch.bmm(weights_NQK.transpose(1, 2), some_NQE)
+        torch.bmm(grad_z_NQK, key_NKE[keys], out=grad_q_NQE[chunk.flat, chunk.queries])
+        grad_k_NKE[keys] += torch.bmm(
+            grad_z_NQK.transpose(1, 2), query_NQE[chunk.flat, chunk.queries]
+        )
+    return (
+        grad_q_NQE.mul_(scale).view(query.shape),
+        grad_k_NKE.mul_(scale).to(key.dtype).view(key.shape),
+        grad_v_NKE.to(value.dtype).view(value.shape),
+        grad_alpha,
+    )
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    *tensors, ctx.power, ctx.is_causal, ctx.offset, ctx.dropout, ctx.scale = inputs
+    ctx.save_for_backward(*tensors, output[1])
+    ctx.mark_non_differentiable(output[1])
+
+
+def _differentiate(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    query, key, value, alpha, mask, lengths, seed, threshold = ctx.saved_tensors
+    with_alpha = alpha is not None and ctx.needs_input_grad[3]
+    *grads, grad_rows = torch.ops.headwise.attention_backward(
+        grad, query, key, value, threshold, alpha, mask, lengths, seed,
+        ctx.power, ctx.is_causal, ctx.offset, ctx.dropout, ctx.scale, with_alpha,
+    )  # fmt: skip
+    grad_alpha = grad_rows.sum_to_size(alpha.shape) if with_alpha else None
+    return (*grads, grad_alpha, *(None,) * 8)
+
+
+def _fake(query: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    context = torch.empty_like(query, memory_format=torch.contiguous_format)
+    return context, query.new_empty((*query.shape[:3], 2), dtype=torch.float32)
+
+
+def _fake_backward(grad: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    query, key, value = rest[:3]
+    rows = (*query.shape[:3], 1) if rest[-1] else (0,)
+    contiguous = torch.contiguous_format
+    like = [torch.empty_like(one, memory_format=contiguous) for one in (query, key, value)]
+    return like[0], like[1], like[2], query.new_empty(rows, dtype=torch.float32)
+
+
+def _refuse(ctx: Any, *grads: Tensor) -> None:
+    raise RuntimeError("the attention of headwise.entmax can be differentiated once, not twice")
+
+
+_library: Any = torch.library  # without types of its own
+_LIBRARY = _library.Library("headwise", "FRAGMENT")
+_SHARED = (
+    "Tensor? alpha, Tensor? mask, Tensor? lengths, Tensor? seed, "
+    "int power, bool is_causal, int offset, float dropout, float scale"
+)
+_LIBRARY.define(f"attention(Tensor query, Tensor key, Tensor value, {_SHARED}) -> (Tensor, Tensor)")
+_LIBRARY.define(
+    f"attention_backward(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor threshold, "
+    f"{_SHARED}, bool with_alpha) -> (Tensor, Tensor, Tensor, Tensor)"
+)
+_LIBRARY.impl("attention", _attention, "CPU")
+_LIBRARY.impl("attention_backward", _attention_backward, "CPU")
+_library.register_fake("headwise::attention", _fake, lib=_LIBRARY)
+_library.register_fake("headwise::attention_backward", _fake_backward, lib=_LIBRARY)
+_library.register_autograd("headwise::attention", _differentiate, setup_context=_keep, lib=_LIBRARY)
+_library.register_autograd("headwise::attention_backward", _refuse, lib=_LIBRARY)

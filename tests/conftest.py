@@ -101,3 +101,14 @@ def headwise(
 ) -> command_line.CommandLine:
     """The commands, in this process."""
     return command_line.CommandLine(capsys, monkeypatch)
+
+
+@pytest.fixture(params=["kernels", "torch"])
+def computed_both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test once with the C++ kernels of the maps and once without them."""
+    from headwise.entmax import native
+
+    if request.param == "torch":
+        monkeypatch.setattr(native, "takes", lambda scores: False)
+    elif native.reason_without() is not None:
+        pytest.skip(str(native.reason_without()))

@@ -13,6 +13,7 @@ from torch.nn.functional import cross_entropy
 from headwise.entmax import alpha_entmax, entmax15_loss, entmax_loss, losses, sparsemax_loss
 from headwise.entmax.losses import entmax_loss_and_support, log_entmax
 
+pytestmark = pytest.mark.usefixtures("computed_both_ways")
 ALPHAS = [1.0, 1.001, 1.2, 1.5, 1.75, 2.0]
 N_ROWS, N_CLASSES = 6, 9
 

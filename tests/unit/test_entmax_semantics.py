@@ -9,21 +9,11 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from headwise.entmax import alpha_entmax, entmax15, native, softmax, sparsemax
+from headwise.entmax import alpha_entmax, entmax15, softmax, sparsemax
 from headwise.entmax.native import Power
 from headwise.entmax.solver import solve
 
 INF, NAN = float("inf"), float("nan")
-
-
-@pytest.fixture(autouse=True, params=["kernels", "torch"])
-def _computed_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.param == "torch":
-        monkeypatch.setattr(native, "takes", lambda scores: False)
-    elif native.reason_without() is not None:
-        pytest.skip(str(native.reason_without()))
-
-
 Map = Callable[..., Tensor]
 
 
@@ -36,6 +26,7 @@ def learned(alpha: float) -> Map:
     return call
 
 
+pytestmark = pytest.mark.usefixtures("computed_both_ways")
 MAPS = {"softmax": softmax, "entmax15": entmax15, "sparsemax": sparsemax}
 MAPS |= {f"alpha={alpha}": learned(alpha) for alpha in (1.0, 1.05, 1.5, 1.8, 2.0)}
 every_map = pytest.mark.parametrize("one", MAPS.values(), ids=MAPS)
@@ -102,8 +93,9 @@ def test_row_without_a_key_leaves_alpha_alone() -> None:
 
 @every_map
 @pytest.mark.parametrize("bad", [NAN, INF])
-def test_bad_scores_stay_in_their_row(one: Map, bad: float) -> None:
-    scores = torch.randn(3, 5)
+@pytest.mark.parametrize("n_keys", [5, 300])
+def test_bad_scores_stay_in_their_row(one: Map, bad: float, n_keys: int) -> None:
+    scores = torch.randn(3, n_keys)
     clean = one(scores)
     scores[1, 2] = bad
     weights = one(scores)

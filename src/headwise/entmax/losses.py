@@ -10,6 +10,7 @@ It is cross-entropy for α = 1 and the sparsemax loss for α = 2, never below 0,
 z_y leads every other score by 1/(α - 1). Uniform label smoothing by ε adds ε (z_y - mean z), with
 the gradient p - e_y + ε (e_y - 1/V).
 
+On a CPU the C++ kernels compute it (`native_loss.py`). What stands here serves every other case.
 Only classes near the top of a row have a probability, so a threshold is first sought among a few.
 The classes are dealt into groups of GROUP, and the k groups with the greatest maxima are solved
 alone. Where the maximum of the last of them comes out at exactly 0, no class of any other group
@@ -29,7 +30,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from headwise.entmax import native
 from headwise.entmax.native import Power
+from headwise.entmax.native_loss import POWERS, loss_and_support
 from headwise.entmax.solver import solve
 
 GROUP = 16  # classes; finding the top of the group maxima then costs less than reading the scores
@@ -92,12 +95,10 @@ def entmax_loss_and_support(
     _check(scores, alpha)
     if not 0 <= label_smoothing < 1:
         raise ValueError(f"label_smoothing must be in [0, 1), got {label_smoothing}")
-    loss_N, support_N = _apply(
-        scores.reshape(-1, scores.shape[-1]),
-        target.reshape(-1),
-        float(alpha),
-        float(label_smoothing),
-        ignore_index,
+    scores_NV, target_N = scores.reshape(-1, scores.shape[-1]), target.reshape(-1)
+    compute = loss_and_support if alpha > 1 and native.takes(scores) else _apply
+    loss_N, support_N = compute(
+        scores_NV, target_N, float(alpha), float(label_smoothing), ignore_index
     )
     return loss_N.view(target.shape), support_N.view(target.shape)
 
@@ -119,6 +120,11 @@ def log_entmax(scores: Tensor, alpha: float) -> Tensor:
     if alpha == 1:
         return scores.to(wide).log_softmax(-1)
     scores_NV = scores.reshape(-1, scores.shape[-1])
+    if native.takes(scores_NV):
+        log_p_NV = _probabilities(scores_NV.to(wide).contiguous(), float(alpha))
+        # on a CPU the logarithm of 0 is slow; a negative number / 0 is -inf as well
+        sign_NV = log_p_NV.sign()
+        return log_p_NV.clamp_min_(torch.finfo(wide).tiny).log_().div_(sign_NV).view(scores.shape)
     log_p_NV = scores_NV.new_full(scores_NV.shape, -torch.inf, dtype=wide)
     for part in _solve_rows(scores_NV, float(alpha), None).parts:
         for piece in part.pieces():
@@ -126,6 +132,12 @@ def log_entmax(scores: Tensor, alpha: float) -> Tensor:
             log_p_RC = piece.p_RC.clamp_min(torch.finfo(wide).tiny).log_()
             piece.write(log_p_NV, log_p_RC.div_(piece.p_RC.sign()))
     return log_p_NV.view(scores.shape)
+
+
+def _probabilities(scores_NV: Tensor, alpha: float) -> Tensor:
+    power = POWERS.get(alpha, Power.ANY)
+    beta = scores_NV.new_full((1, 1, 1, 1), alpha - 1) if power is Power.ANY else None
+    return native.forward(scores_NV[None, None], beta, power)[0, 0]
 
 
 def _check(scores: Tensor, alpha: float) -> None:

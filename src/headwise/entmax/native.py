@@ -151,7 +151,7 @@ def forward(
     _restrict(problem, scores_BHQK, visible)
     if threshold_BHQ2 is not None:
         problem.threshold = threshold_BHQ2.data_ptr()
-    _functions().headwise_forward(ctypes.byref(problem))
+    functions().headwise_forward(ctypes.byref(problem))
     return weights_BHQK
 
 
@@ -172,7 +172,7 @@ def backward(
     grad_alpha = torch.zeros((*weights_BHQK.shape[:3], 1) if with_alpha else 0)
     if with_alpha:
         problem.grad_alpha = grad_alpha.data_ptr()
-    _functions().headwise_backward(ctypes.byref(problem))
+    functions().headwise_backward(ctypes.byref(problem))
     return grad_scores_BHQK, grad_alpha
 
 
@@ -200,7 +200,7 @@ def backward_from_scores(
     grad_alpha = torch.zeros((*scores_BHQK.shape[:3], 1) if with_alpha else 0)
     if with_alpha:
         problem.grad_alpha = grad_alpha.data_ptr()
-    _functions().headwise_backward(ctypes.byref(problem))
+    functions().headwise_backward(ctypes.byref(problem))
     return grad_alpha
 
 
@@ -233,7 +233,8 @@ def _restrict(problem: Problem, scores_BHQK: Tensor, visible: Visible) -> None:
     problem.is_causal, problem.query_offset = visible.is_causal, visible.query_offset
 
 
-def _functions() -> ctypes.CDLL:
+def functions() -> ctypes.CDLL:
+    """The loaded kernels."""
     library, reason = _library()
     if library is None:
         raise RuntimeError(f"no native kernels: {reason}")

@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "backward.h"
+#include "loss.h"
 
 using namespace headwise;
 
@@ -13,22 +13,44 @@ namespace {
 
 constexpr int64_t SERIAL_FLOATS = 16384;  // a problem of this size is done before threads wake up
 
-template <class Kernel>
-void run(const Problem& problem) {
-    const int64_t n_rows = problem.size[0] * problem.size[1] * problem.size[2];
-    const int64_t K = problem.size[3];
-    if (n_rows == 0 || K == 0) return;
-    int64_t n_block = std::max<int64_t>(1, std::min<int64_t>(ROWS, BLOCK_FLOATS / round_up(K)));
+// Call `Kernel::block` for all rows, some at a time, on so many threads.
+template <class Kernel, class P>
+void share_out(
+    const P& problem, int64_t n_rows, int64_t n_keys, int64_t block_floats, int n_threads) {
+    if (n_rows == 0 || n_keys == 0) return;
+    const int64_t n_block =
+        std::max<int64_t>(1, std::min<int64_t>(ROWS, block_floats / round_up(n_keys)));
     const int64_t n_blocks = (n_rows + n_block - 1) / n_block;
-    const int n_threads = n_rows * K <= SERIAL_FLOATS ? 1 : problem.n_threads;
+    if (n_rows * n_keys <= SERIAL_FLOATS) n_threads = 1;
 #pragma omp parallel num_threads(n_threads) if (n_threads > 1)
     {
-        Buffers buffers(n_block, K);
+        Buffers buffers(n_block, n_keys);
 #pragma omp for schedule(static)
         for (int64_t block = 0; block < n_blocks; ++block) {
             const int64_t first = block * n_block;
             Kernel::block(problem, first, (int)std::min(n_block, n_rows - first), buffers);
         }
+    }
+}
+
+template <class Kernel>
+void run(const Problem& problem) {
+    const int64_t n_rows = problem.size[0] * problem.size[1] * problem.size[2];
+    share_out<Kernel>(problem, n_rows, problem.size[3], BLOCK_FLOATS, problem.n_threads);
+}
+
+template <class Kernel>
+void run(const LossProblem& problem) {
+    share_out<Kernel>(
+        problem, problem.n_rows, problem.n_classes, LOSS_BLOCK_FLOATS, problem.n_threads);
+}
+
+template <template <class, class> class Kernel, class T>
+void loss(const LossProblem& problem) {
+    switch (problem.map) {
+        case SQUARE: return run<Kernel<Square, T>>(problem);
+        case LINEAR: return run<Kernel<Linear, T>>(problem);
+        default: return run<Kernel<Any, T>>(problem);
     }
 }
 
@@ -70,5 +92,13 @@ void headwise_forward(const Problem* problem) {
 
 void headwise_backward(const Problem* problem) {
     problem->is_half ? backward<BFloat16>(*problem) : backward<float>(*problem);
+}
+
+void headwise_loss_forward(const LossProblem* problem) {
+    problem->is_half ? loss<LossForward, BFloat16>(*problem) : loss<LossForward, float>(*problem);
+}
+
+void headwise_loss_backward(const LossProblem* problem) {
+    problem->is_half ? loss<LossBackward, BFloat16>(*problem) : loss<LossBackward, float>(*problem);
 }
 }

@@ -26,14 +26,13 @@ struct Forward {
             part[r] = read_scores(
                 (const T*)problem.source + row[r].start, row[r], problem.mask_stride[3], rows.b[r]);
         }
-        const Floats highest = reduce(
-            part, [](Floats a, Floats b) { return !(b <= a) ? b : a; });
+        const Floats highest = reduce(part, largest_or_nan);
         rows.beta = beta;
         rows.is_empty = highest == -INFINITE ? splat(1.0f) : Floats{};
         rows.shift_max = one_minus_exp2(-beta * log2(n_keys));
         for (int r = 0; r < n_rows; ++r) {
             const int64_t n = row[r].n_visible;
-            const float top = highest[r] < -FLT_MAX ? -FLT_MAX : highest[r];
+            const float top = top_of(highest[r]);
             Kept& kept = buffers.kept[r];
             kept.is_compact = n >= COMPACT_FROM;
             if (kept.is_compact) {
@@ -101,13 +100,12 @@ struct Forward<Softmax, T> {
                 (const T*)problem.source + row[r].start, row[r], problem.mask_stride[3],
                 buffers.first.data() + r * buffers.width);
         }
-        const Floats highest = reduce(
-            part, [](Floats a, Floats b) { return !(b <= a) ? b : a; });
+        const Floats highest = reduce(part, largest_or_nan);
         for (int r = 0; r < ROWS; ++r) {
             part[r] = Floats{};
             if (r >= n_rows) continue;
             float* z = buffers.first.data() + r * buffers.width;
-            const float top = highest[r] < -FLT_MAX ? -FLT_MAX : highest[r];
+            const float top = top_of(highest[r]);
             Floats recent = Floats{};
             for (int64_t k = 0; k < row[r].n_visible; k += WIDTH) {
                 const Floats e = exp2((load(z + k) - top) * 1.4426950408889634f);

@@ -65,6 +65,13 @@ inline Row row_at(const Problem& problem, int64_t index) {
     return row;
 }
 
+// What scores are counted from: a row without a key still needs a number, and a row with an
+// infinite score has none.
+inline float top_of(float highest) {
+    if (highest < -FLT_MAX) return -FLT_MAX;
+    return highest > FLT_MAX ? std::numeric_limits<float>::quiet_NaN() : highest;
+}
+
 inline Ints allowed(const Row& row, int64_t mask_stride, int64_t k, int n) {
     return mask_stride ? load_mask(row.mask + k, n) : Ints{} - (int32_t)(*row.mask != 0);
 }
@@ -78,7 +85,7 @@ Floats read_scores(const T* from, const Row& row, int64_t mask_stride, float* to
         Floats z = n == WIDTH ? load(from + k) : load(from + k, n, -INFINITE);
         if (row.mask) z = allowed(row, mask_stride, k, n) ? z : splat(-INFINITE);
         store(to + k, z);
-        highest = !(z <= highest) ? z : highest;  // NaN takes over
+        highest = largest_or_nan(highest, z);
     }
     return highest;
 }

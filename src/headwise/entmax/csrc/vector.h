@@ -34,6 +34,7 @@ struct BFloat16 {
 
 static inline Floats splat(float value) { return Floats{} + value; }
 static inline Floats largest(Floats a, Floats b) { return a > b ? a : b; }
+static inline Floats largest_or_nan(Floats a, Floats b) { return (b > a) | (b != b) ? b : a; }
 static inline Floats least(Floats a, Floats b) { return a < b ? a : b; }
 
 constexpr Ints LANES = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
@@ -177,10 +178,6 @@ static inline Floats reduce(Floats* parts, Operation operation) {
 
 static inline Floats sums(Floats* parts) {
     return reduce(parts, [](Floats a, Floats b) { return a + b; });
-}
-
-static inline Floats maxima(Floats* parts) {
-    return reduce(parts, [](Floats a, Floats b) { return largest(a, b); });
 }
 
 // ---- logarithm and exponential to base 2; coefficients: least greatest relative error

@@ -1,0 +1,156 @@
+// The entmax loss over a vocabulary: two readings of a row forward, one backward, and nothing of
+// the vocabulary's size is kept. See losses.py for the formulas.
+#pragma once
+
+#include "backward.h"
+
+namespace headwise {
+
+// Mirrored in native_loss.py. Rows are (N, V).
+struct LossProblem {
+    int64_t n_rows, n_classes;
+    const void* scores;
+    void* out;              // backward: gradient of the scores
+    float* threshold;       // (N, 2), maximum and shift: forward writes, backward reads
+    float* value;           // forward: <p, z> + H(p), z counted from its maximum
+    float* support;         // forward: classes with a probability
+    float* total;           // forward: sum of the scores, or null
+    const int64_t* target;  // backward
+    const float* grad;      // backward: of each row's loss, 0 where it does not count
+    int64_t left_out;       // class that smoothing leaves out, or -1
+    float alpha;
+    float smoothing;
+    float share;  // smoothing, divided by the classes that it is spread over
+    int32_t is_half;
+    int32_t map;
+    int32_t n_threads;
+};
+
+constexpr int64_t LOSS_BLOCK_FLOATS = 1 << 17;  // few of a row's classes come near the top
+
+// Maximum of a row, and the sum of its scores.
+template <class T>
+float maximum(const T* row, int64_t n, float& total) {
+    Floats highest = splat(-INFINITE), sum = Floats{}, recent = Floats{};
+    for (int64_t k = 0; k < n; k += WIDTH) {
+        const int lanes = (int)std::min<int64_t>(WIDTH, n - k);
+        const Floats z = lanes == WIDTH ? load(row + k) : load(row + k, lanes, -INFINITE);
+        highest = largest_or_nan(highest, z);
+        recent = recent + (LANES < lanes ? z : Floats{});
+        if (k / WIDTH % SUMMED != SUMMED - 1) continue;
+        sum = sum + recent;
+        recent = Floats{};
+    }
+    sum = sum + recent;
+    float top = highest[0];
+    total = 0.0f;
+    for (int lane = 0; lane < WIDTH; ++lane) {
+        total += sum[lane];
+        if (highest[lane] > top || highest[lane] != highest[lane]) top = highest[lane];
+    }
+    return top;
+}
+
+template <class T>
+int64_t candidates(const T* row, int64_t n, float top, float beta, float* to) {
+    int64_t n_kept = 0;
+    for (int64_t k = 0; k < n; k += WIDTH) {
+        const int lanes = (int)std::min<int64_t>(WIDTH, n - k);
+        const Floats z = lanes == WIDTH ? load(row + k) : load(row + k, lanes, -INFINITE);
+        const Floats b = (top - z) * beta;
+        const Ints kept = !(b >= 1.0f);
+        if (any(kept)) n_kept += __builtin_popcount(compress(to + n_kept, b, kept));
+    }
+    store(to + n_kept, splat(INFINITE));
+    return n_kept;
+}
+
+template <class Power, class T>
+struct LossForward {
+    static void block(const LossProblem& problem, int64_t first, int n_rows, Buffers& buffers) {
+        const int64_t V = problem.n_classes;
+        const float beta = problem.alpha - 1.0f;
+        Rows rows;
+        rows.n = n_rows;
+        rows.beta = splat(beta);
+        rows.is_empty = Floats{};
+        rows.shift_max = one_minus_exp2(-rows.beta * log2(splat((float)V)));
+        float top[ROWS];
+        for (int r = 0; r < n_rows; ++r) {
+            const T* row = (const T*)problem.scores + (first + r) * V;
+            float total;
+            top[r] = maximum(row, V, total);
+            if (problem.total) problem.total[first + r] = total;
+            if (top[r] == -INFINITE) rows.is_empty[r] = 1.0f;
+            rows.b[r] = buffers.first.data() + r * buffers.width;
+            rows.s[r] = buffers.second.data() + r * buffers.width;
+            const int64_t n_kept = candidates(row, V, top_of(top[r]), beta, rows.b[r]);
+            rows.n_vectors[r] = (int)(round_up(n_kept) / WIDTH);
+        }
+        solve<Power>(rows);
+        const Floats shift = rows.shift + rows.correction * beta;
+        Floats value[ROWS], support[ROWS];
+        for (int r = 0; r < ROWS; ++r) {
+            value[r] = support[r] = Floats{};
+            if (r >= n_rows) continue;
+            problem.threshold[2 * (first + r)] = top[r];
+            problem.threshold[2 * (first + r) + 1] = shift[r];
+            for (int v = 0; v < rows.n_vectors[r]; ++v) {
+                const Floats b = load(rows.b[r] + v * WIDTH), s = load(rows.s[r] + v * WIDTH);
+                const Floats p = weights<Power>(b, s, rows.shift[r], rows.correction[r]);
+                // z + (1 - p^β) / (αβ), which p weighs
+                const Floats gain = (shift[r] + b) / (problem.alpha * beta) - b / beta;
+                const Ints is_in = !(p == 0.0f);
+                value[r] = value[r] + (is_in ? p * gain : Floats{});
+                support[r] = support[r] + (is_in ? splat(1.0f) : Floats{});
+            }
+        }
+        store(problem.value + first, sums(value), n_rows);
+        store(problem.support + first, sums(support), n_rows);
+    }
+};
+
+template <class Power, class T>
+struct LossBackward {
+    static void block(const LossProblem& problem, int64_t first, int n_rows, Buffers&) {
+        for (int r = 0; r < n_rows; ++r) one_row(problem, first + r);
+    }
+
+    static Floats probability(Floats z, float top, float shift, float beta, float exponent) {
+        const Floats b = (top - z) * beta;
+        if (!any(!(b >= 1.0f))) return Floats{};
+        Floats x, s;
+        evaluate<Power>(b, splat(shift), splat(exponent), x, s);
+        return x * s;
+    }
+
+    static void one_row(const LossProblem& problem, int64_t index) {
+        const int64_t V = problem.n_classes, target = problem.target[index];
+        const T* row = (const T*)problem.scores + index * V;
+        T* out = (T*)problem.out + index * V;
+        const float scale = problem.grad[index], share = problem.share * scale;
+        if (scale == 0.0f) {  // not even what is no number may come out of rows that do not count
+            memset((void*)out, 0, sizeof(T) * V);
+            return;
+        }
+        const float beta = problem.alpha - 1.0f, exponent = std::max(1.0f / beta - 1.0f, 1e-30f);
+        float top = problem.threshold[2 * index];
+        const float shift = problem.threshold[2 * index + 1];
+        if (top == -INFINITE) top = -FLT_MAX;
+        for (int64_t k = 0; k < V; k += WIDTH) {
+            const int lanes = (int)std::min<int64_t>(WIDTH, V - k);
+            const Floats z = lanes == WIDTH ? load(row + k) : load(row + k, lanes, -INFINITE);
+            const Floats p = probability(z, top, shift, beta, exponent);
+            Floats grad = p * scale - share;
+            if (target >= k && target < k + lanes) {
+                const int lane = (int)(target - k);
+                grad[lane] = (p[lane] - 1.0f + problem.smoothing) * scale - share;
+            }
+            if (problem.left_out >= k && problem.left_out < k + lanes)
+                grad[problem.left_out - k] = p[problem.left_out - k] * scale;
+            write(out + k, grad, V - k);
+        }
+    }
+};
+
+}  // namespace headwise

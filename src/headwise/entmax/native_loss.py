@@ -1,0 +1,172 @@
+"""The entmax losses by the C++ kernels, as an operator of torch: `headwise::entmax_loss`.
+
+Forward reads the scores twice and keeps two numbers a row, the maximum and the threshold; backward
+forms the probabilities from them again while it writes the gradient.
+
+Letters: N rows, V classes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headwise.entmax import native
+from headwise.entmax.native import Power
+
+POWERS = {1.5: Power.SQUARE, 2.0: Power.LINEAR}
+NO_CLASS = -1
+
+
+class LossProblem(ctypes.Structure):
+    """As in csrc/loss.h."""
+
+    _fields_ = (
+        ("n_rows", ctypes.c_int64),
+        ("n_classes", ctypes.c_int64),
+        ("scores", ctypes.c_void_p),
+        ("out", ctypes.c_void_p),
+        ("threshold", ctypes.c_void_p),
+        ("value", ctypes.c_void_p),
+        ("support", ctypes.c_void_p),
+        ("total", ctypes.c_void_p),
+        ("target", ctypes.c_void_p),
+        ("grad", ctypes.c_void_p),
+        ("left_out", ctypes.c_int64),
+        ("alpha", ctypes.c_float),
+        ("smoothing", ctypes.c_float),
+        ("share", ctypes.c_float),
+        ("is_half", ctypes.c_int32),
+        ("map", ctypes.c_int32),
+        ("n_threads", ctypes.c_int32),
+    )
+
+
+def loss_and_support(
+    scores_NV: Tensor, target_N: Tensor, alpha: float, smoothing: float, ignore_index: int | None
+) -> tuple[Tensor, Tensor]:
+    """As `headwise.entmax.losses.entmax_loss_and_support`, for α above 1.
+
+    Args:
+        scores_NV: float32 or bfloat16, on a CPU.
+        target_N: int64.
+        alpha: in (1, 2].
+        smoothing: ε of uniform smoothing.
+        ignore_index: targets that do not count, or None.
+    """
+    is_real_N = torch.ones_like(target_N, dtype=torch.bool)
+    left_out = NO_CLASS
+    if ignore_index is not None:
+        is_real_N = target_N != ignore_index
+        target_N = target_N.masked_fill(~is_real_N, 0)  # it need not be a class
+        if 0 <= ignore_index < scores_NV.shape[1]:
+            left_out = ignore_index
+    loss_N, support_N, _ = torch.ops.headwise.entmax_loss(
+        scores_NV, target_N, is_real_N, alpha, smoothing, left_out
+    )
+    return loss_N, support_N
+
+
+def _problem(
+    scores: Tensor, threshold: Tensor, alpha: float, smoothing: float, left_out: int
+) -> LossProblem:
+    n_rows, n_classes = scores.shape
+    return LossProblem(
+        n_rows=n_rows,
+        n_classes=n_classes,
+        scores=scores.data_ptr(),
+        threshold=threshold.data_ptr(),
+        left_out=left_out,
+        alpha=alpha,
+        smoothing=smoothing,
+        share=smoothing / (n_classes - (left_out != NO_CLASS)),
+        is_half=scores.dtype is torch.bfloat16,
+        map=POWERS.get(alpha, Power.ANY),
+        n_threads=torch.get_num_threads(),
+    )
+
+
+def _forward(
+    scores: Tensor, target: Tensor, is_real: Tensor, alpha: float, smoothing: float, left_out: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    scores = scores.contiguous()
+    n_rows, n_classes = scores.shape
+    threshold = torch.empty(n_rows, 2)
+    value, support, total = torch.empty(3, n_rows).unbind()
+    problem = _problem(scores, threshold, alpha, smoothing, left_out)
+    problem.value, problem.support = value.data_ptr(), support.data_ptr()
+    if smoothing:
+        problem.total = total.data_ptr()
+    native.functions().headwise_loss_forward(ctypes.byref(problem))
+    gold = scores.gather(1, target[:, None])[:, 0].float()
+    # rounding may leave a loss of 0 just below it
+    loss = (value + (threshold[:, 0] - gold)).clamp_min_(0.0)
+    if smoothing:
+        n_counted = n_classes
+        if left_out != NO_CLASS:
+            n_counted -= 1
+            total = total - scores[:, left_out]
+        loss += smoothing * (gold - total / n_counted)
+    is_out = ~is_real
+    return loss.masked_fill_(is_out, 0.0), support.masked_fill(is_out, 0.0), threshold
+
+
+def _backward(
+    grad: Tensor, scores: Tensor, target: Tensor, is_real: Tensor, threshold: Tensor,
+    alpha: float, smoothing: float, left_out: int,
+) -> Tensor:  # fmt: skip
+    scores = scores.contiguous()
+    out = torch.empty_like(scores)
+    scale = grad.masked_fill(~is_real, 0.0).float().contiguous()
+    problem = _problem(scores, threshold, alpha, smoothing, left_out)
+    problem.out, problem.grad = out.data_ptr(), scale.data_ptr()
+    problem.target = target.data_ptr()
+    native.functions().headwise_loss_backward(ctypes.byref(problem))
+    return out
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    scores, target, is_real, *ctx.settings = inputs
+    ctx.save_for_backward(scores, target, is_real, output[2])
+    ctx.mark_non_differentiable(output[1], output[2])
+
+
+def _differentiate(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+    found = torch.ops.headwise.entmax_loss_backward(grad, *ctx.saved_tensors, *ctx.settings)
+    return found, None, None, None, None, None
+
+
+def _refuse(ctx: Any, *grads: Tensor) -> None:
+    raise RuntimeError("the losses of headwise.entmax can be differentiated once, not twice")
+
+
+def _fake(scores: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    n_rows = scores.shape[0]
+    loss = scores.new_empty(n_rows, dtype=torch.float32)
+    return loss, torch.empty_like(loss), loss.new_empty(n_rows, 2)
+
+
+def _fake_backward(grad: Tensor, scores: Tensor, *rest: Any) -> Tensor:
+    return torch.empty_like(scores, memory_format=torch.contiguous_format)
+
+
+_library: Any = torch.library  # without types of its own
+_LIBRARY = _library.Library("headwise", "FRAGMENT")
+_ROWS = "Tensor target, Tensor is_real"
+_SETTINGS = "float alpha, float smoothing, int left_out"
+_LIBRARY.define(f"entmax_loss(Tensor scores, {_ROWS}, {_SETTINGS}) -> (Tensor, Tensor, Tensor)")
+_LIBRARY.define(
+    f"entmax_loss_backward(Tensor grad, Tensor scores, {_ROWS}, Tensor threshold, {_SETTINGS})"
+    " -> Tensor"
+)
+_LIBRARY.impl("entmax_loss", _forward, "CPU")
+_LIBRARY.impl("entmax_loss_backward", _backward, "CPU")
+_library.register_fake("headwise::entmax_loss", _fake, lib=_LIBRARY)
+_library.register_fake("headwise::entmax_loss_backward", _fake_backward, lib=_LIBRARY)
+_library.register_autograd(
+    "headwise::entmax_loss", _differentiate, setup_context=_keep, lib=_LIBRARY
+)
+_library.register_autograd("headwise::entmax_loss_backward", _refuse, lib=_LIBRARY)

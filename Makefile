@@ -13,18 +13,22 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c requirements.lock $(PIP_ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format clean
+.PHONY: help demo test test-triton lint format clean
 .DELETE_ON_ERROR:
 
 help: ## this list
 	@echo "usage: make TARGET [PIP_ARGS=...] [PYTHON=...] [PYTEST_ARGS=...]"
-	@sed -n 's/^\([a-z]*\):.*## /  \1\t/p' Makefile
+	@sed -n 's/^\([a-z-]*\):.*## /  \1\t/p' Makefile
 
 demo: .venv/.installed ## train, score and picture alpha-entmax on the built-in corpus, in minutes
 	@$(BIN)/python train.py experiment=demo
 
 test: lint ## lint, then the whole test suite
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(PYTEST_ARGS)
+
+# Two workers, and Triton is told before it is imported that there is no GPU.
+test-triton: .venv/.installed-triton ## the GPU kernels in Triton's interpreter (installs Triton, 700 MB)
+	@TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m triton $(PYTEST_ARGS)
 
 lint: .venv/.installed-test ## ruff and mypy, changing nothing
 	@$(BIN)/ruff check .
@@ -62,4 +66,9 @@ clean: ## remove .venv, caches and builds; runs in outputs/ stay
 .venv/.installed-test: .venv/.installed
 	@echo "installing the test and lint extras"
 	@$(PIP) -e ".[test,lint]"
+	@touch $@
+
+.venv/.installed-triton: .venv/.installed-test
+	@echo "installing Triton, for the interpreter of its kernels"
+	@$(PIP) -e ".[triton]"
 	@touch $@

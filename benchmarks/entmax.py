@@ -1,51 +1,72 @@
-"""Time of the entmax family against softmax and the public entmax package.
+"""Time and error of the entmax family, beside softmax and the public entmax package.
 
     python -m benchmarks.entmax [--quick]
 
 All contenders run interleaved in one process, and what is printed are ratios of medians to
-`torch.softmax`. With one thread (OMP_NUM_THREADS=1) the time is that of the processor, which other
-load on the machine lengthens less; else it is that of the clock. The scores look like those of a
-Transformer in training: normal with a deviation of 2, rows padded on the right, one α a head
-between 1.1 and 1.9, with a gradient to α unless α is fixed.
+`torch.softmax`, forward / forward and backward. The scores look like those of a Transformer in
+training: normal with a deviation of 2, rows padded on the right, one α a head between 1.1 and 1.9,
+with a gradient to α unless α is fixed. `alpha_entmax` is not masked, as torch.softmax is not.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
-import platform
-import statistics
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from benchmarks.clock import machine, medians
 from headwise import entmax
+from headwise.entmax import native
 
-SHAPES = ((64, 4, 30, 30), (64, 8, 32, 32), (32, 8, 64, 64), (8, 8, 256, 256))
-N_REPEATS = 7
+SHAPES = ((64, 8, 32, 32), (32, 8, 64, 64), (64, 4, 30, 30), (8, 8, 256, 256), (2, 8, 1024, 1024))
+N_REPEATS = 11
 N_BISECTIONS = 50  # the default of the public package
+ALPHAS = (1.0, 1.001, 1.1, 1.25, 1.5, 1.75, 1.95, 2.0)
 
 Map = Callable[[Tensor, Tensor, Tensor], Tensor]  # scores, alpha, mask -> weights
 
 
-def contenders(with_bisection: bool) -> dict[str, Map]:
+@contextmanager
+def without_kernels() -> Iterator[None]:
+    """Torch alone computes the maps."""
+    kernels = native.takes
+    native.takes = lambda scores: False
+    try:
+        yield
+    finally:
+        native.takes = kernels
+
+
+def contenders() -> dict[str, Map]:
     found: dict[str, Map] = {
         "torch.softmax": lambda scores, alpha, mask: torch.softmax(scores, -1),
-        "softmax": lambda scores, alpha, mask: entmax.softmax(scores, -1, mask),
-        "entmax15": lambda scores, alpha, mask: entmax.entmax15(scores, -1, mask),
-        "sparsemax": lambda scores, alpha, mask: entmax.sparsemax(scores, -1, mask),
-        "alpha_entmax": lambda scores, alpha, mask: entmax.alpha_entmax(scores, alpha, -1, mask),
+        "softmax": lambda scores, alpha, mask: entmax.softmax(scores, -1),
+        "entmax15": lambda scores, alpha, mask: entmax.entmax15(scores, -1),
+        "sparsemax": lambda scores, alpha, mask: entmax.sparsemax(scores, -1),
+        "alpha_entmax": lambda scores, alpha, mask: entmax.alpha_entmax(scores, alpha, -1),
+        "alpha_entmax, masked": lambda scores, alpha, mask: entmax.alpha_entmax(
+            scores, alpha, -1, mask
+        ),
+        "alpha_entmax, torch alone": _torch_alone,
     }
-    if with_bisection:
-        from entmax import entmax_bisect
+    if importlib.util.find_spec("entmax") is not None:
+        import entmax as package
 
-        # without the mask: it would have to be filled in beforehand and finite
-        found[f"entmax_bisect({N_BISECTIONS})"] = lambda scores, alpha, mask: entmax_bisect(
+        found["entmax_bisect"] = lambda scores, alpha, mask: package.entmax_bisect(
             scores, alpha, -1, N_BISECTIONS
         )
+        found["package's entmax15"] = lambda scores, alpha, mask: package.entmax15(scores, -1)
+        found["package's sparsemax"] = lambda scores, alpha, mask: package.sparsemax(scores, -1)
     return found
+
+
+def _torch_alone(scores: Tensor, alpha: Tensor, mask: Tensor) -> Tensor:
+    return entmax.alpha_entmax(scores, alpha, -1)
 
 
 def inputs(shape: tuple[int, int, int, int]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -59,15 +80,8 @@ def inputs(shape: tuple[int, int, int, int]) -> tuple[Tensor, Tensor, Tensor, Te
     return scores, alpha, mask, torch.randn(shape, generator=generator)
 
 
-def seconds(call: Callable[[], object]) -> float:
-    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
-    start = clock()
-    call()
-    return clock() - start
-
-
-def medians(shape: tuple[int, int, int, int], maps: dict[str, Map]) -> dict[str, list[float]]:
-    """Per contender: seconds of forward, and of forward and backward."""
+def times(shape: tuple[int, int, int, int], repeats: int) -> dict[str, dict[str, float]]:
+    """Per contender: seconds of "forward", and of "both", forward and backward."""
     scores, alpha, mask, grad = inputs(shape)
 
     def forward(one: Map) -> None:
@@ -78,44 +92,82 @@ def medians(shape: tuple[int, int, int, int], maps: dict[str, Map]) -> dict[str,
         scores.grad = alpha.grad = None
         one(scores, alpha, mask).backward(grad)
 
-    samples: dict[str, list[list[float]]] = {name: [[], []] for name in maps}
-    for repeat in range(N_REPEATS + 1):
-        for name, one in maps.items():
-            for kept, call in zip(samples[name], (forward, both), strict=True):
-                taken = seconds(lambda call=call, one=one: call(one))
-                if repeat:  # the first is for warming up
-                    kept.append(taken)
-    return {name: [statistics.median(kept) for kept in both] for name, both in samples.items()}
+    def alone(call: Callable[[Map], None], one: Map) -> Callable[[], None]:
+        def run() -> None:
+            if one is not _torch_alone:
+                call(one)
+                return
+            with without_kernels():
+                call(one)
+
+        return run
+
+    calls = {
+        f"{kind} {name}": alone(call, one)
+        for name, one in contenders().items()
+        for kind, call in (("forward", forward), ("both", both))
+    }
+    taken = medians(calls, repeats)
+    return {
+        name: {kind: taken[f"{kind} {name}"] for kind in ("forward", "both")}
+        for name in contenders()
+    }
+
+
+def errors(n_keys: int) -> dict[str, float]:
+    """Greatest error against float64, max|Δ| / max(1, max|reference|), over `ALPHAS`.
+
+    Gradients are compared in rows whose keys all keep away from the border of the support, where
+    they jump.
+    """
+    generator = torch.Generator().manual_seed(2)
+    worst = {"weights": 0.0, "scores' gradient": 0.0, "α's gradient": 0.0}
+    for alpha in ALPHAS:
+        scores = torch.randn(200, n_keys, generator=generator) * 3
+        grad = torch.randn(200, n_keys, generator=generator)
+        found = []
+        for dtype in (torch.float32, torch.float64):
+            ours = scores.detach().to(dtype).requires_grad_()
+            learned = torch.full((200, 1), alpha, dtype=dtype, requires_grad=True)
+            weights = entmax.alpha_entmax(ours, learned)
+            weights.backward(grad.to(dtype))
+            found.append([weights.detach(), ours.grad, learned.grad])
+        weights = found[1][0]
+        is_away = ((weights == 0) | (weights > 1e-5)).all(-1) if alpha > 1.5 else weights[:, 0] > -1
+        for name, mine, exact in zip(worst, *found, strict=True):
+            rows = slice(None) if name == "weights" else is_away
+            scale = exact.abs().max().clamp_min(1)
+            worst[name] = max(worst[name], float((mine[rows] - exact[rows]).abs().max() / scale))
+    return worst
+
+
+def measure(quick: bool) -> dict[str, Any]:
+    """Ratios by shape and contender, and errors by number of keys."""
+    rows = []
+    for shape in SHAPES[:2] if quick else SHAPES:
+        taken = times(shape, 3 if quick else N_REPEATS)
+        base = taken["torch.softmax"]
+        for name, spent in taken.items():
+            ratios = {kind: spent[kind] / base[kind] for kind in spent}
+            rows.append({"shape": list(shape), "map": name, **ratios, "seconds": spent["both"]})
+    sizes = (64,) if quick else (64, 1024, 4096)
+    return {"rows": rows, "errors": {n_keys: errors(n_keys) for n_keys in sizes}}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="time the entmax family on this machine's CPU")
-    parser.add_argument("--quick", action="store_true", help="the two small shapes only")
-    arguments = parser.parse_args()
-    has_oracle = importlib.util.find_spec("entmax") is not None
-    maps = contenders(has_oracle)
-    print(
-        f"machine: {platform.machine()} {platform.processor()}, "
-        f"{torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} thread(s), "
-        f"torch {torch.__version__}, {platform.system()}"
-    )
-    print(f"times torch.softmax, forward / forward+backward, medians of {N_REPEATS}, interleaved")
-    if not has_oracle:
-        print("the public entmax package is not installed: pip install 'entmax>=1.3,<2'")
-    width = max(map(len, maps))
-    for shape in SHAPES[:2] if arguments.quick else SHAPES:
-        taken = medians(shape, maps)
-        forward, both = taken["torch.softmax"]
-        print(f"\n{shape}: torch.softmax {forward * 1e3:.2f} ms / {both * 1e3:.2f} ms")
-        for name in list(maps)[1:]:
-            line = (
-                f"  {name:{width}}  {taken[name][0] / forward:7.1f} / {taken[name][1] / both:6.1f}"
-            )
-            print(line)
-        ours, oracle = taken["alpha_entmax"], taken.get(f"entmax_bisect({N_BISECTIONS})")
-        if oracle:
-            shares = [mine / theirs for mine, theirs in zip(ours, oracle, strict=True)]
-            print(f"  alpha_entmax / entmax_bisect: {shares[0]:.3f} / {shares[1]:.3f}")
+    parser.add_argument("--quick", action="store_true", help="the two small shapes, 3 repeats")
+    found = measure(parser.parse_args().quick)
+    print(f"machine: {machine()}; kernels: {native.reason_without() or 'C++'}")
+    print("times torch.softmax, forward / forward and backward")
+    shape = None
+    for row in found["rows"]:
+        if row["shape"] != shape:
+            shape = row["shape"]
+            print(f"\n{tuple(shape)}")
+        print(f"  {row['map']:26}  {row['forward']:7.2f} / {row['both']:7.2f}")
+    for n_keys, worst in found["errors"].items():
+        print(f"\nerror, {n_keys} keys: " + ", ".join(f"{k} {v:.1e}" for k, v in worst.items()))
 
 
 if __name__ == "__main__":

@@ -5,13 +5,15 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from headwise.decode import Hypothesis, beam_search, greedy_search
-from headwise.decode.beam import top_k
+from headwise.decode.beam import Continuations, in_place, top_k
+from headwise.decode.incremental import holes_filled
 from headwise.errors import RunError
 from headwise.model.transformer import Memory
 
@@ -25,6 +27,7 @@ class PrefixCache:
 
     def __init__(self) -> None:
         self.prefixes: Tensor | None = None
+        self.layers: list[tuple[Any, Any]] = []
 
     def reorder(self, rows: Tensor, cross: bool = True) -> None:
         assert self.prefixes is not None
@@ -325,6 +328,50 @@ def test_top_k_equals_a_stable_sort() -> None:
         assert torch.equal(values, expected.values[:, :k])
         real = values > -torch.inf
         assert torch.equal(indices[real], expected.indices[:, :k][real])
+
+
+@pytest.mark.parametrize("n_columns", [64 * 40, 64 * 40 + 17, 64 * 40 + 1])
+@pytest.mark.parametrize("n_values", [3, 500, 10**9])
+def test_top_k_of_long_rows_equals_a_stable_sort(n_columns: int, n_values: int) -> None:
+    generator = torch.Generator().manual_seed(n_columns)
+    scores = torch.randint(0, n_values, (60, n_columns), generator=generator).float()
+    scores[:5, 100:] = -torch.inf
+    scores[5:10, :-3] = -torch.inf  # only the last, shorter block has any
+    scores[10:20] = -torch.arange(n_columns).float() // 7
+    for k in (1, 2, 8):
+        values, indices = top_k(scores, k)
+        expected = scores.sort(dim=1, descending=True, stable=True)
+        assert torch.equal(values, expected.values[:, :k])
+        real = values > -torch.inf
+        assert torch.equal(indices[real], expected.indices[:, :k][real])
+        assert int(indices.max()) < n_columns
+
+
+def test_few_places_move_when_sentences_leave() -> None:
+    assert holes_filled([0, 1, 2]) == [0, 1, 2]
+    assert holes_filled([1, 2, 4]) == [4, 1, 2]
+    assert holes_filled([5]) == [5]
+    assert holes_filled([0, 2, 3, 5, 6]) == [0, 5, 2, 3, 6]
+
+
+def test_the_best_continuation_keeps_its_row() -> None:
+    numbers = random.Random(2)
+    parents = [[numbers.randrange(5) for _ in range(5)] for _ in range(50)]
+    row_NC = torch.tensor(parents) + 5 * torch.arange(50)[:, None]
+    total_NC = torch.arange(5.0).neg().expand(50, 5)
+    token_NC = torch.arange(250).view(50, 5)
+    found = in_place(Continuations(total_NC, token_NC, row_NC), width=5)
+    for sentence, (before, after) in enumerate(zip(parents, found.row_NC.tolist(), strict=True)):
+        slots = [row - 5 * sentence for row in after]
+        assert sorted(slots) == sorted(before)
+        assert {slot for slot, parent in enumerate(slots) if slot == parent} == set(before)
+        assert sorted(found.token_NC[sentence].tolist()) == token_NC[sentence].tolist()
+        for slot, token in enumerate(found.token_NC[sentence].tolist()):
+            rank = token - 5 * sentence
+            assert before[rank] == slots[slot]
+            assert float(found.total_NC[sentence, slot]) == -rank
+            if slot == slots[slot]:
+                assert rank == before.index(slot)
 
 
 class BrokenModel(KnownModel):

@@ -41,6 +41,7 @@ class PrefixCache:
 
     def __init__(self) -> None:
         self.prefixes: Tensor | None = None
+        self.layers: list[tuple[Any, Any]] = []
 
     def reorder(self, rows: Tensor, cross: bool = True) -> None:
         assert self.prefixes is not None

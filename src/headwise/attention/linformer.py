@@ -23,6 +23,7 @@ from headwise.attention.length_projection import (
     MaxPooling,
     MeanPooling,
 )
+from headwise.dropout import dropout
 from headwise.errors import DataError, refuse, require
 
 SHARING = ("none", "headwise", "key_value", "layerwise")
@@ -155,7 +156,7 @@ class Linformer(MultiHeadAttention):
             return AttentionOutput(self.join(context_BHQE))
         scaled_BHQE = query_BHQE * self.place.head_dim**-0.5
         weights_BHQM = entmax.softmax(scaled_BHQE @ key_BHME.mT, mask=is_made_BHQM)
-        dropped_BHQM = nn.functional.dropout(weights_BHQM, rate, training=rate > 0)
+        dropped_BHQM = dropout(weights_BHQM, rate)
         context_BHQE = dropped_BHQM.to(value_BHME.dtype) @ value_BHME
         spread_BHQN = self._of_values().spread(weights_BHQM, is_real_BN)
         weights_BHQK = nn.functional.pad(spread_BHQN, (0, n_keys - spread_BHQN.shape[-1]))

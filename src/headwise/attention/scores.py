@@ -5,7 +5,7 @@ Letters: B batch, H heads, Q and K numbers of queries and keys, D model width, E
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from headwise.attention.base import (
     AttentionOutput,
@@ -18,6 +18,7 @@ from headwise.attention.base import (
 )
 from headwise.attention.cache import AttentionCache, KeyValueCache
 from headwise.attention.heads import MultiHeadAttention
+from headwise.dropout import dropout as drop
 
 
 class ScoreAttention(MultiHeadAttention):
@@ -74,7 +75,7 @@ class ScoreAttention(MultiHeadAttention):
         else:
             scores_BHQK = scaled_BHQE @ key_BHKE.transpose(-1, -2)
         weights_BHQK = self.normaliser(scores_BHQK, context)
-        dropped_BHQK = nn.functional.dropout(weights_BHQK, dropout, training=dropout > 0)
+        dropped_BHQK = drop(weights_BHQK, dropout)
         dropped_BHQK = dropped_BHQK.to(value_BHKE.dtype)
         if layout is not None:
             found = layout.context(dropped_BHQK, value_BHKE)

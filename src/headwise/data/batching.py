@@ -43,27 +43,64 @@ class Batch:
 
     def to(self, device: torch.device | str) -> Batch:
         """The same batch with its tensors on `device`."""
+        return self._each(lambda values: values.to(device, non_blocking=True))
+
+    def pinned(self) -> Batch:
+        """The same batch in memory that a GPU can fetch from while it computes."""
+        return self._each(Tensor.pin_memory)
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Batch:
         return replace(
             self,
-            source_BS=self.source_BS.to(device, non_blocking=True),
-            source_lengths_B=self.source_lengths_B.to(device, non_blocking=True),
-            target_in_BT=self.target_in_BT.to(device, non_blocking=True),
-            target_out_BT=self.target_out_BT.to(device, non_blocking=True),
-            target_lengths_B=self.target_lengths_B.to(device, non_blocking=True),
+            source_BS=change(self.source_BS),
+            source_lengths_B=change(self.source_lengths_B),
+            target_in_BT=change(self.target_in_BT),
+            target_out_BT=change(self.target_out_BT),
+            target_lengths_B=change(self.target_lengths_B),
         )
 
 
-def collate(split: EncodedSplit, rows: npt.NDArray[np.int32]) -> Batch:
-    """The batch of `rows` in the given order."""
+@dataclass(frozen=True)
+class Buckets:
+    """The lengths that batches are padded to: multiples of a number, and the longest of all.
+
+    Few different shapes are few different graphs for torch.compile. The longest sentence is not
+    padded, so that nothing gets longer than a model takes.
+    """
+
+    multiple: int
+    longest: int
+
+    def __call__(self, lengths: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+        """The bucket of each length."""
+        rounded = -(-lengths // self.multiple) * self.multiple
+        return np.minimum(rounded, np.maximum(lengths, self.longest))
+
+
+def _padded(ids_BN: npt.NDArray[np.int64], buckets: Buckets | None) -> Tensor:
+    if buckets is not None:
+        length = np.array([ids_BN.shape[1]], np.int32)
+        more = int(buckets(length)[0]) - ids_BN.shape[1]
+        ids_BN = np.pad(ids_BN, ((0, 0), (0, more)))
+    return torch.from_numpy(ids_BN)
+
+
+def collate(
+    split: EncodedSplit,
+    rows: npt.NDArray[np.int32],
+    source_buckets: Buckets | None = None,
+    target_buckets: Buckets | None = None,
+) -> Batch:
+    """The batch of `rows` in the given order, padded to its longest row or the bucket of that."""
     source_BS, source_lengths_B = split.source.gather(rows, suffix=EOS)
     target_in_BT, target_lengths_B = split.target.gather(rows, prefix=BOS)
     target_out_BT, _ = split.target.gather(rows, suffix=EOS)
     n_tokens = int(target_lengths_B.sum())
     return Batch(
-        source_BS=torch.from_numpy(source_BS),
+        source_BS=_padded(source_BS, source_buckets),
         source_lengths_B=torch.from_numpy(source_lengths_B),
-        target_in_BT=torch.from_numpy(target_in_BT),
-        target_out_BT=torch.from_numpy(target_out_BT),
+        target_in_BT=_padded(target_in_BT, target_buckets),
+        target_out_BT=_padded(target_out_BT, target_buckets),
         target_lengths_B=torch.from_numpy(target_lengths_B),
         indices=rows.tolist(),
         n_tokens=n_tokens,
@@ -85,6 +122,8 @@ class BatchLoader:
         rank: this process.
         world_size: number of processes.
         row_multiple: batches of more rows than this are cut to a multiple of it.
+        length_multiple: lengths of both sides are padded up to a multiple of it, which the budget
+            counts; see `Buckets`.
 
     Raises:
         ConfigError: a pair alone is longer than `max_tokens`; at the first batch of an epoch.
@@ -98,6 +137,7 @@ class BatchLoader:
         rank: int = 0,
         world_size: int = 1,
         row_multiple: int = 8,
+        length_multiple: int = 1,
     ) -> None:
         if not 0 <= rank < world_size:
             raise ValueError(f"rank {rank} of {world_size} ranks")
@@ -106,8 +146,9 @@ class BatchLoader:
         self._seed = seed
         self._rank, self._world_size = rank, world_size
         self._row_multiple = row_multiple
+        self._length_multiple = length_multiple
         self._next_epoch, self._next_batch = 1, 0
-        self._begun: tuple[int, EncodedSplit, BatchPlan] | None = None
+        self._begun: _Epoch | None = None
 
     @property
     def epoch(self) -> int:
@@ -117,22 +158,23 @@ class BatchLoader:
     @property
     def n_batches(self) -> int:
         """Batches of this epoch."""
-        return len(self._epoch_plan()[1])
+        return len(self._epoch().plan)
 
     def __iter__(self) -> Iterator[Batch]:
         return self
 
     def __next__(self) -> Batch:
         """This rank's share of the next batch; it may have no rows."""
-        split, plan = self._epoch_plan()
-        if self._next_batch >= len(plan):
+        epoch = self._epoch()
+        if self._next_batch >= len(epoch.plan):
             self._next_epoch, self._next_batch = self._next_epoch + 1, 0
-            split, plan = self._epoch_plan()
-        rows = plan[self._next_batch]
+            epoch = self._epoch()
+        rows = epoch.plan[self._next_batch]
         self._next_batch += 1
-        batch = collate(split, rows[self._rank :: self._world_size])
-        batch.global_tokens = int(split.target.lengths[rows].sum()) + len(rows)
-        batch.epoch, batch.n_batches = self._next_epoch, len(plan)
+        own = rows[self._rank :: self._world_size]
+        batch = collate(epoch.split, own, epoch.source_buckets, epoch.target_buckets)
+        batch.global_tokens = int(epoch.split.target.lengths[rows].sum()) + len(rows)
+        batch.epoch, batch.n_batches = self._next_epoch, len(epoch.plan)
         return batch
 
     def state(self) -> dict[str, int]:
@@ -161,18 +203,19 @@ class BatchLoader:
             "row_multiple": self._row_multiple,
         }
 
-    def _epoch_plan(self) -> tuple[EncodedSplit, BatchPlan]:
-        epoch = self._next_epoch
-        if self._begun is None or self._begun[0] != epoch:
-            split = self._split_of(epoch)
-            self._begun = (epoch, split, self._plan(split, epoch))
-        return self._begun[1], self._begun[2]
+    def _epoch(self) -> _Epoch:
+        number = self._next_epoch
+        if self._begun is None or self._begun.number != number:
+            self._begun = self._begin(number)
+        return self._begun
 
-    def _plan(self, split: EncodedSplit, epoch: int) -> BatchPlan:
+    def _begin(self, number: int) -> _Epoch:
+        split = self._split_of(number)
         if not len(split):
             raise ValueError("a loader needs at least one pair")
         source, target = split.source.lengths + 1, split.target.lengths + 1
-        longest = int(max(source.max(), target.max()))
+        buckets = [Buckets(self._length_multiple, int(side.max())) for side in (source, target)]
+        longest = max(side.longest for side in buckets)
         if longest > self._max_tokens:
             raise ConfigError(
                 f"trainer.max_tokens={self._max_tokens} is less than the longest training "
@@ -180,7 +223,20 @@ class BatchLoader:
                 f"tokenizer.max_sentence_pieces below {self._max_tokens}"
             )
         budget = self._max_tokens * self._world_size
-        return plan_epoch(source, target, budget, self._seed, epoch, self._row_multiple)
+        source, target = buckets[0](source), buckets[1](target)
+        plan = plan_epoch(source, target, budget, self._seed, number, self._row_multiple)
+        return _Epoch(number, split, plan, *buckets)
+
+
+@dataclass(frozen=True)
+class _Epoch:
+    """What the batches of one epoch are made from."""
+
+    number: int
+    split: EncodedSplit
+    plan: BatchPlan
+    source_buckets: Buckets
+    target_buckets: Buckets
 
 
 def evaluation_batches(

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import sentencepiece
 from tqdm import tqdm
 
 from headwise.data.store import FlatWriter, TextStore, beside, id_dtype
@@ -28,6 +29,10 @@ Ints = npt.NDArray[np.integer[Any]]
 
 SHARD_PAIRS = 2000  # changes what BPE-dropout draws: a new value needs a new cache format
 POOL_PAIRS = 50_000  # below this, starting processes costs more than they save
+MOST_WORDS = 100_000  # whose ids an encoder remembers; about 20 MB
+WORD_START = "\u2581"  # SentencePiece's mark for a space
+
+FlatRows = tuple[Ints, npt.NDArray[np.int64]]  # values of all rows, and their number in each
 
 
 @dataclass(frozen=True)
@@ -151,6 +156,8 @@ class ShardEncoder:
         source = Tokenizer(job.source_model)
         target = source if job.target_model is None else Tokenizer(job.target_model)
         self._tokenizers = [source, target]
+        shared = WordEncoder(source)
+        self._encoders = [shared, shared if target is source else WordEncoder(target)]
         self._rows = None if job.rows is None else np.load(job.rows, mmap_mode="r")
 
     def encode(self, shard: int) -> EncodedShard:
@@ -160,31 +167,30 @@ class ShardEncoder:
             rows = np.arange(first, min(last, len(self._texts[0])))
         else:
             rows = np.asarray(self._rows[first:last], np.int64)
-        sides = [self._encode_side(side, rows, shard) for side in range(2)]
+        (source, source_lengths), (target, target_lengths) = (
+            self._encode_side(side, rows, shard) for side in range(2)
+        )
         limit = self._job.max_pieces
-        kept = [
-            limit is None or max(len(source), len(target)) <= limit
-            for source, target in zip(*sides, strict=True)
-        ]
-        sides = [[ids for ids, keep in zip(side, kept, strict=True) if keep] for side in sides]
-        flat: list[Ints] = [
-            np.fromiter(chain.from_iterable(side), np.dtype(id_dtype(tokenizer.vocab_size)))
-            for side, tokenizer in zip(sides, self._tokenizers, strict=True)
-        ]
-        lengths = [np.fromiter(map(len, side), np.int64) for side in sides]
+        is_kept = np.ones(len(rows), bool)
+        if limit is not None:
+            is_kept = np.maximum(source_lengths, target_lengths) <= limit
+        source, target = (
+            flat[np.repeat(is_kept, lengths)]
+            for flat, lengths in ((source, source_lengths), (target, target_lengths))
+        )
         return EncodedShard(
-            ids=(flat[0], flat[1]),
-            lengths=(lengths[0], lengths[1]),
-            kept=rows[np.array(kept, bool)],
-            n_unknown=(int((flat[0] == UNK).sum()), int((flat[1] == UNK).sum())),
+            ids=(source, target),
+            lengths=(source_lengths[is_kept], target_lengths[is_kept]),
+            kept=rows[is_kept],
+            n_unknown=(int((source == UNK).sum()), int((target == UNK).sum())),
             n_read=len(rows),
         )
 
-    def _encode_side(self, side: int, rows: npt.NDArray[np.int64], shard: int) -> list[list[int]]:
+    def _encode_side(self, side: int, rows: npt.NDArray[np.int64], shard: int) -> FlatRows:
         job, tokenizer = self._job, self._tokenizers[side]
         sentences = self._texts[side].read(rows)
         if job.dropout == 0:
-            return tokenizer.encode(sentences)
+            return self._encoders[side].encode(sentences)
         sampled = tokenizer.encode_sampled(
             sentences, job.dropout, [job.seed, job.epoch, shard, side]
         )
@@ -193,7 +199,64 @@ class ShardEncoder:
         long = [i for i, ids in enumerate(sampled) if limit is not None and len(ids) > limit]
         for i, ids in zip(long, tokenizer.encode([sentences[i] for i in long]), strict=True):
             sampled[i] = ids
-        return sampled
+        return _flat(sampled, id_dtype(tokenizer.vocab_size))
+
+
+class WordEncoder:
+    """Encodes sentences, each word but once where a word's pieces depend on nothing else.
+
+    BPE whose pieces never hold a space inside merges nothing across words, so that the ids of a
+    sentence are those of its words in a row. Whether a model is of that kind is read off its
+    pieces; with any other each sentence is encoded whole.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._dtype = np.dtype(id_dtype(tokenizer.vocab_size))
+        self._by_word = merges_within_words(tokenizer)
+        self._known: dict[str, bytes] = {}  # word -> its ids
+
+    def encode(self, sentences: list[str]) -> FlatRows:
+        """Ids of all sentences, flat, and their number in each."""
+        # SentencePiece takes the mark as a space, and trims it at the end of what it is given
+        if not self._by_word or any(WORD_START in text for text in sentences):
+            return _flat(self._tokenizer.encode(sentences), self._dtype)
+        rows = [text.split() for text in sentences]
+        new = list(set().union(*rows).difference(self._known))
+        flat, lengths = _flat(self._tokenizer.encode(new), self._dtype)
+        ids, ends = flat.tobytes(), (np.cumsum(lengths) * self._dtype.itemsize).tolist()
+        spans = zip(new, [0, *ends], ends, strict=False)
+        self._known.update((word, ids[start:end]) for word, start, end in spans)
+        parts = [b"".join(map(self._known.__getitem__, row)) for row in rows]
+        n_bytes = np.fromiter(map(len, parts), np.int64, len(parts))
+        if len(self._known) > MOST_WORDS:
+            self._known.clear()
+        return np.frombuffer(b"".join(parts), self._dtype), n_bytes // self._dtype.itemsize
+
+
+def merges_within_words(tokenizer: Tokenizer) -> bool:
+    """Whether a tokenizer is BPE without a piece that goes on beyond the start of a word."""
+    if tokenizer.is_byte:
+        return False
+    processor = sentencepiece.SentencePieceProcessor(model_proto=tokenizer.model_bytes)
+    learnt = [
+        piece
+        for piece in range(tokenizer.vocab_size)
+        if not (processor.is_control(piece) or processor.is_unknown(piece))
+        and not processor.is_byte(piece)
+    ]
+    # scores of BPE pieces are minus the order in which they were learnt, others log probabilities
+    is_bpe = all(processor.get_score(piece) == -rank for rank, piece in enumerate(learnt))
+    spellings = [processor.id_to_piece(piece) for piece in learnt]
+    # without a piece of its own the mark is unknown, and unknown pieces in a row become one
+    return is_bpe and WORD_START in spellings and not any(WORD_START in s[1:] for s in spellings)
+
+
+def _flat(rows: list[list[int]], dtype: npt.DTypeLike) -> FlatRows:
+    return (
+        np.fromiter(chain.from_iterable(rows), np.dtype(dtype)),
+        np.fromiter(map(len, rows), np.int64, len(rows)),
+    )
 
 
 _encoder: ShardEncoder | None = None  # of this worker process

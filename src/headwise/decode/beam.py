@@ -28,14 +28,15 @@ have finished, unless by the bound above none of them could have come among the 
 end by that bound, or at the length limit, where all that is alive is closed and ranked, leaves
 nothing behind: what is sought is the best sentence within the limit.
 
-Candidates of equal log probability are taken in the order of (hypothesis, token id), finished
-hypotheses of equal score in the order of finishing.
+Candidates of equal log probability are taken in the order of (row, token id), finished hypotheses
+of equal score in the order of finishing. Rows are not in the order of their scores, so that few of
+them move: see `in_place`. What a sentence's rows hold does not depend on other sentences.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -43,8 +44,10 @@ from torch import Tensor
 
 from headwise.data.tokenizer import EOS
 from headwise.decode.hypothesis import Hypothesis, SearchRecord, make_hypothesis, penalised
-from headwise.decode.incremental import IncrementalDecoder, TranslationModel
+from headwise.decode.incremental import IncrementalDecoder, TranslationModel, holes_filled
 from headwise.decode.output_map import SOFTMAX, OutputMap
+
+BLOCK = 64  # columns whose maximum is looked at first
 
 
 @torch.no_grad()  # not inference_mode: a position table grown here must serve training later
@@ -104,11 +107,13 @@ def beam_search(
                 search.is_exact = False
             if not search.found:  # no continuation has any probability
                 _close_present(search, decoder.prefix_RT, total_NW, place)
-        live = [live[place] for place in going_on]
+        places = holes_filled(going_on)
+        live = [live[place] for place in places]
         if live:
-            places = torch.tensor(going_on, device=device)
-            total_NW = alive.total_NC[places]
-            decoder.select(alive.row_NC[places].flatten(), alive.token_NC[places].flatten())
+            places_N = torch.tensor(places, device=device)
+            alive = in_place(alive.of_sentences(places_N), width=total_NW.shape[1])
+            total_NW = alive.total_NC
+            decoder.select(alive.row_NC.flatten(), alive.token_NC.flatten(), places_N)
     if not output.is_sparse:
         return [search.best() for search in searches]
     return [
@@ -118,12 +123,23 @@ def beam_search(
 
 
 @dataclass(frozen=True)
-class _Continuations:
+class Continuations:
     """Hypotheses longer by one token, best first, (N, C) each."""
 
     total_NC: Tensor  # log probability with the new token; -inf where there is none
     token_NC: Tensor  # the new token
     row_NC: Tensor  # the row that is continued
+
+    def of_sentences(self, places_N: Tensor) -> Continuations:
+        """Those of some sentences."""
+        return self._each(lambda values: values.index_select(0, places_N))
+
+    def gather(self, order_NC: Tensor) -> Continuations:
+        """Those of each sentence in another order."""
+        return self._each(lambda values: values.gather(1, order_NC))
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Continuations:
+        return Continuations(change(self.total_NC), change(self.token_NC), change(self.row_NC))
 
 
 @dataclass
@@ -170,29 +186,42 @@ class _Search:
         return n_steps == self.limit and len(self.found) < self.beam
 
 
-def _best_continuations(log_probs_RV: Tensor, total_NW: Tensor, beam: int) -> _Continuations:
+def _best_continuations(log_probs_RV: Tensor, total_NW: Tensor, beam: int) -> Continuations:
     n_sentences, width = total_NW.shape
     n_pieces = log_probs_RV.shape[1]
     total_NWV = log_probs_RV.view(n_sentences, width, n_pieces).add_(total_NW[:, :, None])
     total_NC, index_NC = top_k(total_NWV.flatten(1), 2 * beam)
     first_row_N = width * torch.arange(n_sentences, device=total_NC.device)
     row_NC = index_NC // n_pieces + first_row_N[:, None]
-    return _Continuations(total_NC, index_NC % n_pieces, row_NC)
+    return Continuations(total_NC, index_NC % n_pieces, row_NC)
 
 
-def _alive(step: _Continuations, beam: int) -> _Continuations:
+def _alive(step: Continuations, beam: int) -> Continuations:
     """The best `beam` continuations that do not end.
 
     In a tiny or sparse vocabulary there may be fewer; the other slots are dead (-inf).
     """
     is_eos_NC = step.token_NC == EOS
     order_NC = is_eos_NC.to(torch.int8).sort(dim=1, stable=True).indices[:, :beam]
-    total_NC = step.total_NC.masked_fill(is_eos_NC, -math.inf)
-    return _Continuations(
-        total_NC.gather(1, order_NC),
-        step.token_NC.gather(1, order_NC),
-        step.row_NC.gather(1, order_NC),
-    )
+    return replace(step, total_NC=step.total_NC.masked_fill(is_eos_NC, -math.inf)).gather(order_NC)
+
+
+def in_place(alive: Continuations, width: int) -> Continuations:
+    """The same in an order that leaves as many rows as can be where they are.
+
+    The best continuation of a hypothesis takes its row, the others those that nothing continues,
+    so that caches copy the latter alone. Where the batch grows, the order stays.
+    """
+    if alive.row_NC.shape[1] != width:
+        return alive
+    parent_NW = alive.row_NC % width
+    is_same_NWW = parent_NW[:, :, None] == parent_NW[:, None, :]
+    goes_on_NW = is_same_NWW.tril(-1).any(dim=2)  # a better one has the row
+    is_taken_NW = torch.zeros_like(parent_NW).scatter_(1, parent_NW, 1)
+    free_NW = is_taken_NW.argsort(dim=1, stable=True)
+    number_NW = (goes_on_NW.cumsum(dim=1) - 1).clamp(min=0)
+    slot_NW = torch.where(goes_on_NW, free_NW.gather(1, number_NW), parent_NW)
+    return alive.gather(slot_NW.argsort(dim=1))
 
 
 def _count_possible(
@@ -209,7 +238,7 @@ def _count_possible(
 
 
 def _set_aside(
-    step: _Continuations, beam: int, prefix_RT: Tensor, searches: Sequence[_Search]
+    step: Continuations, beam: int, prefix_RT: Tensor, searches: Sequence[_Search]
 ) -> list[int]:
     """Keep what ended in eos among the best `beam` continuations of each sentence; how many."""
     is_finished = (step.token_NC == EOS) & (step.total_NC > -math.inf)
@@ -222,7 +251,7 @@ def _set_aside(
     return n_set_aside
 
 
-def _close(search: _Search, prefix_RT: Tensor, alive: _Continuations, place: int) -> None:
+def _close(search: _Search, prefix_RT: Tensor, alive: Continuations, place: int) -> None:
     """Take the continuations that have reached the limit as they are."""
     prefixes = prefix_RT[alive.row_NC[place], 1:].tolist()
     tokens, totals = alive.token_NC[place].tolist(), alive.total_NC[place].tolist()
@@ -245,7 +274,33 @@ def top_k(scores_NM: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
     `torch.topk` leaves open which of several equal values it returns. Here it is the one with
     the lower index, so that a tie is broken alike in every batch. Equal -inf are not told apart.
+
+    Of a long row only the blocks with the k + 1 greatest maxima are searched: what is among the
+    k greatest lies in them, unless so many maxima equal the k-th value that some are left out.
     """
+    n_columns = scores_NM.shape[1]
+    n_blocks = n_columns // BLOCK
+    if n_blocks < 4 * (k + 1):
+        return _top_k(scores_NM, k)
+    n_whole = n_blocks * BLOCK
+    best_NJ = scores_NM[:, :n_whole].reshape(-1, n_blocks, BLOCK).amax(dim=2)
+    if n_whole < n_columns:
+        best_NJ = torch.cat([best_NJ, scores_NM[:, n_whole:].amax(dim=1, keepdim=True)], dim=1)
+    maxima, block_NK = best_NJ.topk(k + 1, dim=1)
+    within = torch.arange(BLOCK, device=scores_NM.device)
+    index_NC = (block_NK.sort(dim=1).values[:, :, None] * BLOCK + within).flatten(1)
+    candidates_NC = scores_NM.gather(1, index_NC.clamp(max=n_columns - 1))
+    candidates_NC = candidates_NC.masked_fill(index_NC >= n_columns, -math.inf)
+    values, places = _top_k(candidates_NC, k)
+    indices = index_NC.gather(1, places).clamp(max=n_columns - 1)
+    is_cut_N = (maxima[:, k] >= values[:, -1]) & (values[:, -1] > -math.inf)
+    for row in is_cut_N.nonzero()[:, 0].tolist():
+        values[row], indices[row] = (found[0] for found in _top_k(scores_NM[row][None], k))
+    return values, indices
+
+
+def _top_k(scores_NM: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """As `top_k`, all of every row searched."""
     n_columns = scores_NM.shape[1]
     k = min(k, n_columns)
     # one more than asked for shows whether a tie is cut in two; only then a full sort is needed

@@ -10,7 +10,7 @@ import torch
 
 from headwise.data.tokenizer import EOS
 from headwise.decode.hypothesis import Hypothesis, SearchRecord, make_hypothesis
-from headwise.decode.incremental import IncrementalDecoder, TranslationModel
+from headwise.decode.incremental import IncrementalDecoder, TranslationModel, holes_filled
 from headwise.decode.output_map import SOFTMAX, OutputMap
 
 
@@ -64,10 +64,11 @@ def greedy_search(
             if not (is_stuck or is_finished):
                 ids.append(token)
             found[sentence] = make_hypothesis(ids, total[sentence], is_finished, length_penalty)
+        going_on = holes_filled(going_on)
         live = [live[row] for row in going_on]
         if live:
             rows = torch.tensor(going_on, device=device)
-            decoder.select(rows, tokens_R[rows])
+            decoder.select(rows, tokens_R[rows], rows)
     answers = [found[sentence] for sentence in range(len(sources))]
     if not output.is_sparse:
         return answers

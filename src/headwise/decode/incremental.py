@@ -20,7 +20,11 @@ from headwise.model.transformer import Memory
 
 
 class TranslationModel(Protocol):
-    """What a search asks of a model; see `headwise.model.transformer.Transformer`."""
+    """What a search asks of a model; see `headwise.model.transformer.Transformer`.
+
+    A model with a true attribute `shares_memory` takes a memory with fewer rows than targets:
+    equally many targets in a row then read each source, which is kept once.
+    """
 
     def encode(self, source_BS: Tensor, source_lengths_B: Tensor) -> Memory:
         """Read the source."""
@@ -73,7 +77,9 @@ class IncrementalDecoder:
         self._cache = model.make_cache() if cached else None
         n_sentences = len(sources)
         self.prefix_RT = torch.full((n_sentences, 1), BOS, dtype=torch.long, device=device)
-        self._sentence_R = torch.arange(n_sentences, device=device)
+        self._width = 1  # rows of a sentence
+        # the other way stays plain, so that comparing the two says something
+        self._shared = cached and getattr(model, "shares_memory", False)
 
     def log_probs(self) -> Tensor:
         """Log probabilities (R, V) of the next token, at least float32; pad and bos get -inf.
@@ -97,17 +103,40 @@ class IncrementalDecoder:
         log_probs_RV[:, BOS] = -torch.inf
         return log_probs_RV
 
-    def select(self, rows: Tensor, tokens: Tensor) -> None:
-        """Continue prefix `rows[i]` with `tokens[i]` as the new row i."""
-        self.prefix_RT = torch.cat([self.prefix_RT[rows], tokens[:, None]], dim=1)
-        same_size = len(rows) == len(self._sentence_R)
-        if same_size and bool((rows == torch.arange(len(rows), device=rows.device)).all()):
-            return
-        sentence_R = self._sentence_R[rows]
-        # reordering within a sentence leaves what was made of the source as it is
-        moved = not torch.equal(sentence_R, self._sentence_R)
+    def select(self, rows_R: Tensor, tokens_R: Tensor, places_N: Tensor) -> None:
+        """Continue prefix `rows_R[i]` with `tokens_R[i]` as the new row i.
+
+        Args:
+            rows_R, tokens_R: equally many rows for each sentence, those of one after the other.
+            places_N: at which place each sentence stood before. Few may move: `holes_filled`.
+        """
+        self.prefix_RT = torch.cat([self.prefix_RT[rows_R], tokens_R[:, None]], dim=1)
+        width, width_before = len(rows_R) // len(places_N), self._width
+        self._width = width
+        source_rows = rows_R
+        if self._shared:
+            source_rows = places_N
+        elif width == width_before:  # within a sentence all rows have the same source
+            within = torch.arange(width, device=rows_R.device)
+            source_rows = (places_N[:, None] * width + within).flatten()
         if self._cache is not None:
-            self._cache.reorder(rows, cross=moved)
-        if moved:
-            self._memory = self._memory.index_select(rows)
-            self._sentence_R = sentence_R
+            self._cache.reorder(rows_R, cross=False)
+        n_before = len(self._memory.lengths_B)
+        present = torch.arange(len(source_rows), device=rows_R.device)
+        if len(source_rows) == n_before and torch.equal(source_rows, present):
+            return
+        self._memory = self._memory.index_select(source_rows)
+        if self._cache is not None:
+            for _, cross in self._cache.layers:
+                cross.reorder(source_rows)
+
+
+def holes_filled(places: Sequence[int]) -> list[int]:
+    """Places that go on, in an order that moves few: the last fill the gaps of those that left.
+
+    Args:
+        places: rising.
+    """
+    last = iter(place for place in places if place >= len(places))
+    going_on = set(places)
+    return [place if place in going_on else next(last) for place in range(len(places))]

@@ -1,6 +1,6 @@
-"""Forward kernels of fused α-entmax attention: rows held whole, and rows streamed.
+"""Forward kernel of fused α-entmax attention for short rows: their scores are held on the chip.
 
-Both write, beside the context, what the backward kernels need of a row: top and shift, and the
+It writes, beside the context, what the backward kernels need of a row: top and shift, and the
 `centre` C = Σ s m v / Σ s (m: dropout), whose product with the incoming gradient is the c of
 `headwise.entmax.function`. `live` marks the blocks of LIST x LIST scores with any weight.
 
@@ -16,9 +16,9 @@ from headwise.entmax.triton_kernels import (
     N_EVALUATIONS,
     NO_KEYS,
     TINY,
+    finite_top,
     keeps,
     kept,
-    finite_top,
     largest_shift,
     load_beta,
     load_rows,
@@ -32,6 +32,65 @@ from headwise.entmax.triton_kernels import (
     store_rows,
     tolerance,
 )
+
+
+@triton.jit
+def write_rows(
+    context, centre, top, shift, context_ME, centre_ME, top_M, shift_M, limit_M,
+    row, batch, head, rows_M, n_heads, n_queries, WIDTH: tl.constexpr, PADDED: tl.constexpr,
+):  # fmt: skip
+    """What is kept of some queries; matrices are laid out as (B, Q, H, E)."""
+    offset = (batch * n_queries * n_heads + head) * WIDTH
+    stride = n_heads * WIDTH
+    store_rows(context + offset, stride, rows_M, n_queries, context_ME, WIDTH, PADDED)
+    store_rows(centre + offset, stride, rows_M, n_queries, centre_ME, WIDTH, PADDED)
+    inside_M = rows_M < n_queries
+    tl.store(top + row * n_queries + rows_M, top_M, mask=inside_M)
+    shift_M = tl.where(limit_M > 0, shift_M, NO_KEYS)
+    tl.store(shift + row * n_queries + rows_M, shift_M, mask=inside_M)
+
+
+@triton.jit
+def mark_live(live, s_MN, row, block, n_queries, n_keys, BLOCK_M: tl.constexpr,
+              BLOCK_N: tl.constexpr, LIST: tl.constexpr):  # fmt: skip
+    """Mark the blocks in which some of these rows, held whole, have a weight."""
+    live_N = tl.max(tl.reshape(tl.max(s_MN, 0), [BLOCK_N // LIST, LIST]), 1)
+    lists_N = tl.arange(0, BLOCK_N // LIST)
+    n_lists = tl.cdiv(n_keys, LIST)
+    base = live + (row * tl.cdiv(n_queries, LIST) + block * BLOCK_M // LIST) * n_lists
+    # several programs share a mark; all of them write the same
+    is_live = (lists_N < n_lists) & (block * BLOCK_M < n_queries) & (live_N > 0.0)
+    tl.store(base + lists_N, lists_N * 0 + 1, mask=is_live)
+
+
+@triton.jit
+def solve_resident(
+    gap_MN, limit_M, slope, beta, shift_max,
+    POWER: tl.constexpr, PRECISE: tl.constexpr, INTERPRET: tl.constexpr,
+):  # fmt: skip
+    """S and corrected p of whole rows, Σ s, and the shift one step further."""
+    shift_M = (limit_M * 0).to(tl.float32)
+    for _ in range(n_moment_passes(beta, PRECISE)):
+        count_M, sum_M, square_M = moments(gap_MN, 1.0 - shift_M, slope)
+        shift_M = moment_shift(count_M, sum_M, square_M, shift_M, beta, shift_max)
+    # s of the last evaluation stays in registers; x is had again from the gaps for less
+    enough = tolerance(beta, PRECISE)
+    s_MN, last_M, mass_M, total_M = gap_MN, shift_M, shift_M, shift_M
+    n_left = N_EVALUATIONS + 0
+    while n_left > 0:
+        x_MN, s_MN, _log2_x_MN = powers(
+            gap_MN, shift_M[:, None], slope, beta, POWER, PRECISE, INTERPRET
+        )
+        mass_M, total_M = tl.sum(s_MN * x_MN, 1), tl.sum(s_MN, 1)
+        last_M = shift_M
+        shift_M = newton(shift_M, mass_M, total_M, beta, shift_max)
+        is_open = (tl.abs(mass_M - 1.0) > enough) & (shift_M != last_M) & (limit_M > 0)
+        n_left = tl.where(tl.max(is_open.to(tl.int32), 0) > 0, n_left - 1, 0)
+    total_M = tl.maximum(total_M, TINY)
+    excess_M = tl.where(limit_M > 0, (mass_M - 1.0) / total_M, 0.0)
+    level_MN = (1.0 - last_M)[:, None] + gap_MN * slope - excess_M[:, None]
+    p_MN = tl.maximum(level_MN, 0.0, propagate_nan=tl.PropagateNan.ALL) * s_MN
+    return s_MN, p_MN, total_M, last_M
 
 
 @triton.jit
@@ -67,37 +126,11 @@ def forward_resident(
     gap_MN = gap_MN - top_M[:, None]
 
     shift_max = largest_shift(beta, n_keys)
-    shift_M = top_M * 0.0
-    for _ in range(n_moment_passes(beta, PRECISE)):
-        count_M, sum_M, square_M = moments(gap_MN, 1.0 - shift_M, slope)
-        shift_M = moment_shift(count_M, sum_M, square_M, scale, beta, shift_max)
-
-    # the last evaluation stays in registers
-    enough = tolerance(beta, PRECISE)
-    x_MN, s_MN, mass_M, total_M = gap_MN, gap_MN, shift_M, shift_M
-    n_left = N_EVALUATIONS + 0
-    while n_left > 0:
-        x_MN, s_MN, _ = powers(
-            gap_MN, shift_M[:, None], slope, beta, POWER, PRECISE, INTERPRET
-        )
-        mass_M, total_M = tl.sum(s_MN * x_MN, 1), tl.sum(s_MN, 1)
-        next_M = newton(shift_M, mass_M, total_M, beta, shift_max)
-        is_open = (tl.abs(mass_M - 1.0) > enough) & (next_M != shift_M) & (limit_M > 0)
-        n_left = tl.where(tl.max(is_open.to(tl.int32), 0) > 0, n_left - 1, 0)
-        shift_M = tl.where(n_left > 0, next_M, shift_M)
-    total_M = tl.maximum(total_M, TINY)
-    excess_M = tl.where(limit_M > 0, (mass_M - 1.0) / total_M, 0.0)
-    shift_M = newton(shift_M, mass_M, total_M, beta, shift_max)
-    p_MN = tl.maximum(x_MN - excess_M[:, None], 0.0, propagate_nan=tl.PropagateNan.ALL) * s_MN
+    s_MN, p_MN, total_M, shift_M = solve_resident(
+        gap_MN, limit_M, slope, beta, shift_max, POWER, PRECISE, INTERPRET
+    )
     if HAS_LIVE:
-        live_N = tl.max(s_MN, 0)
-        live_N = tl.max(tl.reshape(live_N, [BLOCK_N // LIST, LIST]), 1)
-        lists_N = tl.arange(0, BLOCK_N // LIST)
-        n_lists = tl.cdiv(n_keys, LIST)
-        base = live + (row * tl.cdiv(n_queries, LIST) + block * BLOCK_M // LIST) * n_lists
-        # several programs share a mark; all of them write the same
-        is_live = (lists_N < n_lists) & (block * BLOCK_M < n_queries) & (live_N > 0.0)
-        tl.store(base + lists_N, lists_N * 0 + 1, mask=is_live)
+        mark_live(live, s_MN, row, block, n_queries, n_keys, BLOCK_M, BLOCK_N, LIST)
     if DROPOUT:
         n_all_rows = (tl.num_programs(0) // n_blocks).to(tl.int64) * n_queries
         first_M, second_M = kept(row_keys, row * n_queries, rows_M, n_queries, n_all_rows)
@@ -110,122 +143,7 @@ def forward_resident(
     centre_ME = tl.dot(s_MN.to(value_NE.dtype), value_NE, input_precision=PRECISION)
     centre_ME = centre_ME / total_M[:, None]
 
-    offset = (batch * n_queries * n_heads + head) * WIDTH
-    stride = n_heads * WIDTH
-    store_rows(context + offset, stride, rows_M, n_queries, context_ME, WIDTH, PADDED)
-    store_rows(centre + offset, stride, rows_M, n_queries, centre_ME, WIDTH, PADDED)
-    inside_M = rows_M < n_queries
-    tl.store(top + row * n_queries + rows_M, top_M, mask=inside_M)
-    shift_M = tl.where(limit_M > 0, shift_M, NO_KEYS)
-    tl.store(shift + row * n_queries + rows_M, shift_M, mask=inside_M)
-
-
-@triton.jit
-def forward_streaming(
-    query, key, value, alpha, lengths, row_keys,
-    context, centre, top, shift, live, lists,
-    query_b, query_h, query_n, key_b, key_h, key_n, value_b, value_h, value_n,
-    n_heads, n_queries, n_keys, query_offset, scale, threshold, keep_scale,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
-    LIST: tl.constexpr, CAUSAL: tl.constexpr, HAS_LENGTHS: tl.constexpr,
-    DROPOUT: tl.constexpr, POWER: tl.constexpr, PRECISE: tl.constexpr, PRECISION: tl.constexpr,
-    INTERPRET: tl.constexpr,
-):  # fmt: skip
-    """Scores are formed again in each pass over the keys: maximum, moments, Newton, context.
-
-    Needs BLOCK_N = LIST and BLOCK_M a multiple of it. The first pass of moments lists the blocks
-    with any key above the lowest threshold there can be; the passes after it see no others.
-    `lists` is room for that.
-    """
-    n_blocks = tl.cdiv(n_queries, BLOCK_M)
-    program = tl.program_id(0)
-    # causal: the long rows first, so that none is left over at the end
-    block, row = n_blocks - 1 - program % n_blocks, (program // n_blocks).to(tl.int64)
-    batch, head = row // n_heads, row % n_heads
-    beta = load_beta(alpha, head)
-    slope = beta * scale
-    allowed = n_allowed_keys(lengths, batch, n_keys, HAS_LENGTHS)
-    first = block * BLOCK_M
-    rows_M, within_N = first + tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N)
-    limit_M = rows_M * 0 + allowed
-    full, reach = allowed, allowed  # keys that all, and that any of these queries may see
-    if CAUSAL:
-        limit_M = tl.minimum(limit_M, rows_M + query_offset + 1)
-        full = tl.minimum(full, first + query_offset + 1)
-        reach = tl.minimum(reach, first + BLOCK_M + query_offset)
-    key_base = key + batch * key_b + head * key_h
-    value_base = value + batch * value_b + head * value_h
-    base = query + batch * query_b + head * query_h
-    query_ME = load_rows(base, query_n, rows_M, n_queries, WIDTH, PADDED, INTERPRET)
-
-    # the maximum, reduced along the row only once
-    top_MN = tl.full([BLOCK_M, BLOCK_N], float("-inf"), tl.float32)
-    for index in range(tl.cdiv(reach, BLOCK_N)):
-        keys_N = index * BLOCK_N + within_N
-        key_NE = load_rows(key_base, key_n, keys_N, allowed, WIDTH, PADDED, INTERPRET)
-        is_edge = (index + 1) * BLOCK_N > full
-        scores_MN = masked_dot(query_ME, key_NE, keys_N, limit_M, is_edge, PRECISION)
-        top_MN = tl.maximum(top_MN, scores_MN)
-    top_M = finite_top(tl.max(top_MN, 1))
-
-    # moments at the left end, and the list
-    n_lists = tl.cdiv(n_keys, LIST)
-    listed = lists + (row * n_blocks + block) * n_lists
-    n_listed = 0
-    count_M, sum_M, square_M = top_M * 0.0, top_M * 0.0, top_M * 0.0
-    for index in range(tl.cdiv(reach, BLOCK_N)):
-        keys_N = index * BLOCK_N + within_N
-        key_NE = load_rows(key_base, key_n, keys_N, allowed, WIDTH, PADDED, INTERPRET)
-        is_edge = (index + 1) * BLOCK_N > full
-        scores_MN = masked_dot(query_ME, key_NE, keys_N, limit_M, is_edge, PRECISION)
-        gap_MN = scores_MN - top_M[:, None]
-        # NaN counts: its row must not lose it
-        is_near = (gap_MN * slope <= -1.0) == 0
-        inside_MN = tl.where(is_near, gap_MN, 0.0)
-        near_M = tl.sum(tl.where(is_near, 1.0, 0.0), 1)
-        count_M += near_M
-        sum_M += tl.sum(inside_MN, 1)
-        square_M += tl.sum(inside_MN * inside_MN, 1)
-        if tl.max(near_M, 0) > 0.0:
-            tl.store(listed + n_listed, index.to(tl.int16))
-            n_listed += 1
-    tl.debug_barrier()  # the list is read by other threads than wrote it
-    shift_max = largest_shift(beta, n_keys)
-    shift_M = moment_shift(count_M, sum_M, square_M, scale, beta, shift_max)
-
-    for _ in range(n_moment_passes(beta, PRECISE) - 1):
-        count_M, sum_M, square_M = top_M * 0.0, top_M * 0.0, top_M * 0.0
-        for item in range(n_listed):
-            index = tl.load(listed + item).to(tl.int32)
-            keys_N = index * BLOCK_N + within_N
-            key_NE = load_rows(key_base, key_n, keys_N, allowed, WIDTH, PADDED, INTERPRET)
-            is_edge = (index + 1) * BLOCK_N > full
-            scores_MN = masked_dot(query_ME, key_NE, keys_N, limit_M, is_edge, PRECISION)
-            gap_MN = scores_MN - top_M[:, None]
-            more_M, more_sum_M, more_square_M = moments(gap_MN, 1.0 - shift_M, slope)
-            count_M += more_M
-            sum_M += more_sum_M
-            square_M += more_square_M
-        shift_M = moment_shift(count_M, sum_M, square_M, scale, beta, shift_max)
-
-    # Newton: as long as a step is not expected to end below the tolerance, it needs no values
-    enough = tolerance(beta, PRECISE)
-    near_enough = 0.5 * tl.sqrt(enough)
-    n_left = N_EVALUATIONS + 0
-    while n_left > 0:
-        mass_M, total_M = top_M * 0.0, top_M * 0.0
-        for item in range(n_listed):
-            index = tl.load(listed + item).to(tl.int32)
-            keys_N = index * BLOCK_N + within_N
-            key_NE = load_rows(key_base, key_n, keys_N, allowed, WIDTH, PADDED, INTERPRET)
-            is_edge = (index + 1) * BLOCK_N > full
-            scores_MN = masked_dot(query_ME, key_NE, keys_N, limit_M, is_edge, PRECISION)
-            x_MN, s_MN, _ = powers(
-                scores_MN - top_M[:, None], shift_M[:, None], slope, beta, POWER, PRECISE, INTERPRET
-            )
-            mass_M += tl.sum(s_MN * x_MN, 1)
-            total_M += tl.sum(s_MN, 1)
-        next_M = newton(shift_M, mass_M, total_M, beta, shift_max)
-        is_open = (tl.abs(mass_M - 1.0) > near_enough) & (next_M != shift_M) & (limit_M > 0)
-        n_left = tl.where(tl.max(is_open.to(tl.int32), 0) > 0, n_left - 1, 0)
-        shift_M = next_M
+    write_rows(
+        context, centre, top, shift, context_ME, centre_ME, top_M, shift_M, limit_M,
+        row, batch, head, rows_M, n_heads, n_queries, WIDTH, PADDED,
+    )  # fmt: skip

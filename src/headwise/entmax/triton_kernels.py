@@ -205,13 +205,15 @@ def largest_shift(beta, n_keys):
 
 @triton.jit
 def tolerance(beta, PRECISE: tl.constexpr):
-    """|F - 1| that the linear correction and one more step bring below the rounding of results.
+    """|F - 1| that the linear correction brings below the rounding of results.
 
-    It falls with β, for a shift moves a key at the border of the support by its root.
+    It falls with β, for a shift moves a key at the border of the support by its root. What is kept
+    for the way back is the shift that the centre was evaluated at, uncorrected: so the ds of a row
+    sum to 0, which weighs more than a Σp that is off by no more than this.
     """
     if PRECISE:
         return beta * 0.0 + 1e-6
-    return tl.minimum(tl.maximum(tl.exp2(beta * -16.6), 1e-4), 1e-3)
+    return tl.minimum(tl.maximum(tl.exp2(beta * -16.6), 1e-4), 5e-4)
 
 
 @triton.jit
@@ -223,24 +225,29 @@ def n_moment_passes(beta, PRECISE: tl.constexpr):
 
 
 @triton.jit
-def moments(gap_MN, level_M, slope):
-    """Count, sum and sum of squares of the gaps inside of the support, per row."""
-    is_inside = gap_MN * slope + level_M[:, None] > 0.0
-    inside_MN = tl.where(is_inside, gap_MN, 0.0)
-    count_M = tl.sum(tl.where(is_inside, 1.0, 0.0), 1)
-    return count_M, tl.sum(inside_MN, 1), tl.sum(inside_MN * inside_MN, 1)
+def moments(values_MN, level_M, slope):
+    """Count, sum and sum of squares of x over the support, per row: x = [values slope + level]_+.
+
+    `values` may be gaps, or whole scores with a level that takes the largest of the row into
+    account: one operation a key less, and rounded enough for a start.
+    """
+    x_MN = values_MN * slope + level_M[:, None]
+    x_MN = tl.maximum(x_MN, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    count_M = tl.sum(tl.where(x_MN > 0.0, 1.0, 0.0), 1)
+    return count_M, tl.sum(x_MN, 1), tl.sum(x_MN * x_MN, 1)
 
 
 @triton.jit
-def moment_shift(count_M, sum_M, square_M, scale, beta, shift_max):
+def moment_shift(count_M, sum_M, square_M, shift_M, beta, shift_max):
     """Shift that matches count, mean and variance to the power mean; exact for α = 1.5 and 2."""
     count_M = tl.maximum(count_M, 1.0)
     mean_M = sum_M / count_M
     variance_M = tl.maximum(square_M / count_M - mean_M * mean_M, 0.0)
     lack_M = one_minus_exp(2.0 * beta * tl.log(count_M))
-    lack_M += variance_M * (scale * scale * beta * (1.0 - beta))
+    # near α = 1 the variance of x is lost to rounding, and Newton needs no good start
+    lack_M += tl.where(beta > 0.004, variance_M * (1.0 - beta) / beta, 0.0)
     root_M = tl.sqrt(tl.maximum(1.0 - lack_M, 0.0))
-    shift_M = tl.minimum(lack_M, 1.0) / (1.0 + root_M) + mean_M * (beta * scale)
+    shift_M = tl.minimum(lack_M, 1.0) / (1.0 + root_M) + mean_M - (1.0 - shift_M)
     return tl.minimum(tl.maximum(shift_M, 0.0), shift_max)
 
 

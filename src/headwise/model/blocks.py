@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from headwise.dropout import Dropout
+
 
 def quick_gelu(inner_BNF: Tensor) -> Tensor:
     """Close to GELU: x · sigmoid(1.702 x) (Child et al. 2019, section 5)."""
@@ -33,7 +35,7 @@ class FeedForward(nn.Module):
         self.inner = nn.Linear(d_model, d_ff)
         self.outer = nn.Linear(d_ff, d_model)
         self.activation = ACTIVATIONS[activation]
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(self, states_BND: Tensor) -> Tensor:
         """States (B, N, D)."""
@@ -55,7 +57,7 @@ class Residual(nn.Module):
         super().__init__()
         self.norm = nn.LayerNorm(d_model, eps=NORM_EPSILON)
         self.pre_norm = pre_norm
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def before(self, states_BND: Tensor) -> Tensor:
         """What the sublayer reads."""

@@ -64,10 +64,12 @@ class DecoderLayer(nn.Module):
         own = self.self_attention(read, read, read, self_mask, self_cache, need_weights)
         states_BTD = self.self_residual.after(states_BTD, own.context_BQD)
         read = self.cross_residual.before(states_BTD)
+        # rows that share a source ask as one row with the queries of all
+        asking_BQD = read.view(memory_BSD.shape[0], -1, read.shape[2])
         cross = self.cross_attention(
-            read, memory_BSD, memory_BSD, cross_mask, cross_cache, need_weights
+            asking_BQD, memory_BSD, memory_BSD, cross_mask, cross_cache, need_weights
         )
-        states_BTD = self.cross_residual.after(states_BTD, cross.context_BQD)
+        states_BTD = self.cross_residual.after(states_BTD, cross.context_BQD.view_as(read))
         read = self.feed_forward_residual.before(states_BTD)
         states_BTD = self.feed_forward_residual.after(states_BTD, self.feed_forward(read))
         return states_BTD, own.weights_BHQK, cross.weights_BHQK

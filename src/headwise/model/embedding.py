@@ -10,6 +10,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from headwise.dropout import Dropout
 from headwise.errors import DataError
 from headwise.schema import ModelConfig
 
@@ -69,7 +70,7 @@ class Embedding(nn.Module):
         self.scale, self.signal_scale = math.sqrt(width), 1.0
         if config.init == "scaled":
             self.scale, self.signal_scale = 1.0, SCALED_GAIN / math.sqrt(width)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         self.max_positions = config.max_positions
         self.learned: nn.Module | None = None
         if config.positions == "learned":
@@ -124,7 +125,7 @@ class RegisterTokens(nn.Module):
         super().__init__()
         self.table = nn.Embedding(n_registers, d_model)
         self.scale = scale
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(self, states_BSD: Tensor) -> Tensor:
         """States (B, registers + S, D)."""

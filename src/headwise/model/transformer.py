@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor, nn
 
@@ -101,6 +102,8 @@ class Transformer(nn.Module):
         seed: of the initial weights.
     """
 
+    shares_memory: ClassVar[bool] = True  # see `headwise.decode.incremental.TranslationModel`
+
     def __init__(
         self,
         config: ModelConfig,
@@ -168,6 +171,14 @@ class Transformer(nn.Module):
             embedded, memory.states_BSD, memory.lengths_B, cache, need_weights
         )
         return states
+
+    def states(self, source_BS: Tensor, source_lengths_B: Tensor, target_in_BT: Tensor) -> Tensor:
+        """Teacher-forced states (B, T, D) that `output` turns into logits.
+
+        A loss that takes the output projection into itself (`Loss.of_states`) begins here.
+        """
+        memory = self.encode(source_BS, source_lengths_B)
+        return self._decode_states(target_in_BT, memory, None, False)[0]
 
     def forward(
         self,

@@ -94,8 +94,10 @@ class Validator:
         sums = torch.zeros(3, dtype=torch.float64, device=self.ranks.device)
         for batch in self.ranks.share(self.batches):
             batch = batch.to(self.ranks.device)
-            output = self.model(batch.source_BS, batch.source_lengths_B, batch.target_in_BT)
-            found = self.loss(output.logits_BTV, batch.target_out_BT)
+            states_BTD = self.model.states(
+                batch.source_BS, batch.source_lengths_B, batch.target_in_BT
+            )
+            found = self.loss.of_states(states_BTD, self.model.output.weight, batch.target_out_BT)
             n_tokens = torch.tensor(batch.n_tokens, device=self.ranks.device)
             sums += torch.stack((found.loss, found.measure, n_tokens)).double()
         loss, measure, n_tokens_all = self.ranks.sum(sums).tolist()

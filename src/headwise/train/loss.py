@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -13,6 +14,9 @@ from headwise.data.tokenizer import PAD
 from headwise.decode.output_map import OutputMap, log_softmax
 from headwise.entmax.losses import entmax_loss_and_support, log_entmax
 from headwise.errors import require
+from headwise.train.vocabulary_loss import RowSums, projected_loss
+
+LOG2_E = 1 / math.log(2.0)
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,32 @@ class Loss(nn.Module):
     def forward(self, logits_BTV: Tensor, target_BT: Tensor) -> LossSum:
         """The sums of a batch."""
         raise NotImplementedError
+
+    def of_states(self, states_BTD: Tensor, weight_VD: Tensor, target_BT: Tensor) -> LossSum:
+        """The sums for the logits `states @ weight.T`, without all of these in memory at once.
+
+        Under autocast the products are in its type, as those of a linear layer are.
+        """
+        states_ND, target_N = states_BTD.flatten(0, -2), target_BT.flatten()
+        if target_N.device.type == "cpu":  # elsewhere the host would wait to learn how many
+            real_R = (target_N != PAD).nonzero()[:, 0]
+            if len(real_R) < len(target_N):
+                states_ND, target_N = states_ND.index_select(0, real_R), target_N[real_R]
+        return LossSum(*projected_loss(states_ND, weight_VD, target_N, self.of_rows))
+
+    def of_rows(self, logits_RV: Tensor, target_R: Tensor, with_gradient: bool) -> RowSums:
+        """The sums of rows and, if asked for, their gradient in the logits, which it may overwrite.
+
+        This one differentiates `forward`; a loss that knows its gradient makes it here.
+        """
+        if not with_gradient:
+            sums = self(logits_RV[None], target_R[None])
+            return RowSums(sums.loss, sums.measure, None)
+        with torch.enable_grad():
+            logits_RV = logits_RV.detach().requires_grad_()
+            sums = self(logits_RV[None], target_R[None])
+            (grad_RV,) = torch.autograd.grad(sums.loss, logits_RV)
+        return RowSums(sums.loss.detach(), sums.measure, grad_RV)
 
     def log_probs(self, logits: Tensor) -> Tensor:
         """Log probabilities of the words that the loss trains, to be used wherever it was.
@@ -66,6 +96,10 @@ class CrossEntropy(Loss):
             logits_BTV.flatten(0, -2), target_BT.flatten(), self.label_smoothing
         )
         return LossSum(loss, nll)
+
+    def of_rows(self, logits_RV: Tensor, target_R: Tensor, with_gradient: bool) -> RowSums:
+        """See `Loss.of_rows`."""
+        return smoothed_cross_entropy(logits_RV, target_R, self.label_smoothing, with_gradient)
 
     def log_probs(self, logits: Tensor) -> Tensor:
         """Those of softmax."""
@@ -119,43 +153,46 @@ class SparsemaxLoss(EntmaxLoss):
         super().__init__(2.0, label_smoothing)
 
 
-class _SmoothedCrossEntropy(torch.autograd.Function):
-    """Over N rows of V logits, with what the backward pass needs kept from the forward one.
+def smoothed_cross_entropy(
+    logits_NV: Tensor, target_N: Tensor, smoothing: float, with_gradient: bool
+) -> RowSums:
+    """Sums of N rows of V logits, and dL/dz = p - (1-ε)·one-hot - ε/V.
 
     -log p_k = log(sum exp z) - z_k, so neither log-probabilities nor targets are ever spread out
-    over the vocabulary: beside the logits the exponentials are kept, and the gradient is made.
+    over the vocabulary. The exponentials are powers of 2, which a CPU takes in a quarter of the
+    time, and their memory becomes the gradient's.
     """
+    wide = torch.promote_types(logits_NV.dtype, torch.float32)
+    real_N = (target_N != PAD).to(wide)
+    shifted_NV = logits_NV.to(wide) - logits_NV.amax(dim=-1, keepdim=True).to(wide)
+    gold_N = shifted_NV.gather(-1, target_N[:, None]).squeeze(-1)
+    mean_N = shifted_NV.mean(dim=-1)
+    exponentials_NV = shifted_NV.mul_(LOG2_E).exp2_()
+    total_N = exponentials_NV.sum(dim=-1)
+    log_total_N = total_N.log()
+    nll = ((log_total_N - gold_N) * real_N).sum()
+    loss = (1 - smoothing) * nll + smoothing * ((log_total_N - mean_N) * real_N).sum()
+    if not with_gradient:
+        return RowSums(loss, nll, None)
+    grad_NV = exponentials_NV.mul_((real_N / total_N)[:, None])
+    if smoothing:
+        grad_NV -= (real_N * (smoothing / logits_NV.shape[-1]))[:, None]
+    grad_NV.scatter_add_(-1, target_N[:, None], (real_N * (smoothing - 1))[:, None])
+    return RowSums(loss, nll, grad_NV.to(logits_NV.dtype))
 
+
+class _SmoothedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, logits_NV: Tensor, target_N: Tensor, smoothing: float
     ) -> tuple[Tensor, Tensor]:
-        wide = torch.promote_types(logits_NV.dtype, torch.float32)
-        real_N = (target_N != PAD).to(wide)
-        highest_N1 = logits_NV.amax(dim=-1, keepdim=True).to(wide)
-        shifted_NV = logits_NV.to(wide) - highest_N1
-        gold_N = shifted_NV.gather(-1, target_N[:, None]).squeeze(-1)
-        mean_N = shifted_NV.mean(dim=-1)
-        exponentials_NV = shifted_NV.exp_()
-        total_N = exponentials_NV.sum(dim=-1)
-        log_total_N = total_N.log()
-        nll = ((log_total_N - gold_N) * real_N).sum()
-        loss = (1 - smoothing) * nll + smoothing * ((log_total_N - mean_N) * real_N).sum()
-        ctx.save_for_backward(exponentials_NV, total_N, real_N, target_N)
-        ctx.smoothing, ctx.dtype = smoothing, logits_NV.dtype
-        ctx.mark_non_differentiable(nll)
-        return loss, nll
+        found = smoothed_cross_entropy(logits_NV, target_N, smoothing, ctx.needs_input_grad[0])
+        ctx.save_for_backward(found.grad_RV)
+        ctx.mark_non_differentiable(found.measure)
+        return found.loss, found.measure
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_loss: Tensor, _: Tensor) -> tuple[Tensor, None, None]:
-        """dL/dz = p - (1-ε)·one-hot - ε/V."""
-        exponentials_NV, total_N, real_N, target_N = ctx.saved_tensors
-        scale_N = real_N * grad_loss
-        n_classes = exponentials_NV.shape[-1]
-        grad_NV = exponentials_NV * (scale_N / total_N)[:, None]
-        if ctx.smoothing:
-            grad_NV -= (scale_N * (ctx.smoothing / n_classes))[:, None]
-        gold_N1 = (scale_N * (ctx.smoothing - 1))[:, None]
-        grad_NV.scatter_add_(-1, target_N[:, None], gold_N1)
-        return grad_NV.to(ctx.dtype), None, None
+        (grad_NV,) = ctx.saved_tensors
+        return grad_NV * grad_loss, None, None

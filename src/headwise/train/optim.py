@@ -12,7 +12,7 @@ from headwise.model.gates import HardConcreteGate
 
 
 def build_optimizer(node: Any, model: nn.Module) -> torch.optim.Optimizer:
-    """Make the optimizer of a config node.
+    """Make the optimizer of a config node, with torch's fused step unless the node names one.
 
     Vectors and scalars (biases, norms, α, gates) are never decayed: decay of α's logit would pull
     every α to the middle of its range. Gates have a rate of their own, in a group that is there
@@ -27,6 +27,9 @@ def build_optimizer(node: Any, model: nn.Module) -> torch.optim.Optimizer:
     if gates:
         logits = [gate.log_a for gate in gates]
         groups.append({"params": logits, "weight_decay": 0.0, "rate_factor": gates[0].rate})
+    if not {"fused", "foreach"} & set(node):
+        for group in groups:  # an optimizer that has no such implementation does not look at it
+            group["fused"] = True
     optimizer = instantiate(node, "optimizer", params=groups)
     assert isinstance(optimizer, torch.optim.Optimizer)
     return optimizer

@@ -9,7 +9,7 @@ import json
 import logging
 import shutil
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,11 +20,9 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from headwise.analysis.collect import alphas
-from headwise.data.batching import BatchLoader
 from headwise.data.corpus import Corpus, open_corpus
 from headwise.data.encoded import PreparedCorpus, prepare_corpus
-from headwise.data.epochs import EpochSplits
-from headwise.data.store import EncodedSplit
+from headwise.data.prefetch import Prefetched
 from headwise.decode.translator import Translator
 from headwise.errors import ConfigError, HeadwiseError, RunError
 from headwise.instantiate import instantiate
@@ -35,6 +33,7 @@ from headwise.schema import Config
 from headwise.track.base import NullTracker, Tracker
 from headwise.track.wandb_tracker import make_tracker
 from headwise.train.average import choose_weights
+from headwise.train.batches import training_batches
 from headwise.train.budget import describe_budget
 from headwise.train.checkpoint import load_checkpoint, remove_partial
 from headwise.train.distributed import Ranks, is_main_process, process_group
@@ -206,8 +205,8 @@ class _Run:
             model = self._model(prepared)
             loss = instantiate(self.config.loss, "loss")
             validator = Validator(model, loss, prepared, self.config, self.ranks)
-            with stop_request() as stop:
-                trainer = self._trainer(validator, prepared, stop)
+            with stop_request() as stop, self._batches(prepared) as batches:
+                trainer = self._trainer(validator, batches, stop)
                 trainer.run()
         finally:
             self.records.close()
@@ -251,24 +250,18 @@ class _Run:
             start_from(model, RunFolder.existing(self.config.init_from, "init_from"), tokenizers)
         return model.to(self.ranks.device)
 
-    def _trainer(
-        self, validator: Validator, prepared: PreparedCorpus, stop: StopRequest
-    ) -> Trainer:
+    def _batches(self, prepared: PreparedCorpus) -> Prefetched:
+        return training_batches(self.config, prepared, self.ranks, self._scratch)
+
+    def _trainer(self, validator: Validator, batches: Prefetched, stop: StopRequest) -> Trainer:
         config, ranks, model = self.config, self.ranks, validator.model
         repulsion = instantiate(config.repulsion, "repulsion")
-        loader = BatchLoader(
-            self._training_split(prepared),
-            config.trainer.max_tokens,
-            config.seed,
-            ranks.rank,
-            ranks.world_size,
-        )
         trainer = Trainer(
             model=model,
             loss=validator.loss,
             optimizer=build_optimizer(config.optimizer, model),
             schedule=instantiate(config.scheduler, "scheduler"),
-            loader=loader,
+            loader=batches,
             config=config.trainer,
             seed=config.seed,
             folder=self.folder,
@@ -288,21 +281,6 @@ class _Run:
             # what a process left that died before its first checkpoint
             self.records.rewind(0, 0)
         return trainer
-
-    def _training_split(
-        self, prepared: PreparedCorpus
-    ) -> EncodedSplit | Callable[[int], EncodedSplit]:
-        config = self.config
-        if not config.tokenizer.dropout:
-            return prepared.train
-        return EpochSplits(
-            prepared,
-            config.tokenizer.dropout,
-            config.seed,
-            self._scratch,
-            n_workers=config.trainer.n_workers,
-            progress=config.trainer.progress and self.ranks.is_main,
-        )
 
     def _remember_costs(self, trainer: Trainer) -> None:
         """Seconds and memory of the processes before this one."""

@@ -20,28 +20,26 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from headwise.data.batching import Batch
 from headwise.errors import HeadwiseError, refuse, require
+from headwise.model.transformer import Transformer
 from headwise.schema import TrainerConfig
 from headwise.track.base import HeadValues
 from headwise.train.checkpoint import load_weights, numbered_checkpoints, save_checkpoint
 from headwise.train.distributed import Ranks
 from headwise.train.interrupt import Interrupted, StopRequest
 from headwise.train.loss import Loss
-from headwise.train.memory import PeakMemory
-from headwise.train.optim import set_rate
-from headwise.train.precision import autocast, return_free_pages
+from headwise.train.precision import return_free_pages
 from headwise.train.progress import Progress
 from headwise.train.records import Records
 from headwise.train.run_folder import RunFolder
 from headwise.train.schedule import Schedule
-from headwise.train.seed import seed_everything
 from headwise.train.state import TrainState
+from headwise.train.step import TrainingStep
 
 MONITORS = ("bleu", "loss")
-LOOK_EVERY = 10  # updates between looks at the memory: malloc may take milliseconds to tell
 # Updates between the ranks' agreements on a stop. On a GPU each makes the host wait, and updates
 # are short; on CPUs they may take seconds, of which a scheduler grants few.
 SIGNAL_CHECK_EVERY = {"cuda": 10, "cpu": 1}
@@ -116,7 +114,7 @@ class Trainer:
 
     def __init__(
         self,
-        model: nn.Module,
+        model: Transformer,
         loss: Loss,
         optimizer: torch.optim.Optimizer,
         schedule: Schedule,
@@ -135,37 +133,30 @@ class Trainer:
         self.model = model
         self.loss = loss
         self.optimizer = optimizer
-        self.base_rate = float(optimizer.param_groups[0]["lr"])
-        self.schedule = schedule
         self.loader = loader
         self.config = config
-        self.seed = seed
         self.folder = folder
         self.ranks = ranks
         self.records = records
         self.validate = validate
         self.alphas = alphas
         self.stop = stop
-        self.transform = transform
         self.penalty = penalty
+        self.step = TrainingStep(
+            model, loss, optimizer, schedule, config, seed, ranks, transform, penalty
+        )
         self.state = TrainState()
         self.seconds = 0.0  # of training, over all processes that worked on the run
-        self.memory = PeakMemory(ranks.device)  # of this process
+        self.memory = self.step.memory  # of this process
         self._told = 0, 0.0  # tokens and seconds when the speed was last logged
         self._saved_at = -1
-        # compiling wraps the module; checkpoints go on holding the plain one
-        self._forward: Callable[..., Any] = torch.compile(model) if config.compile else model
-        # Loss and measure of this rank since the last log. What is added are float32 numbers of
-        # like size, whose sums float64 holds exactly: after a resume, which leaves the sum of all
-        # ranks to the first, the bits are those of a run that was never stopped.
-        self._window = torch.zeros(2, dtype=torch.float64, device=ranks.device)
         self._counted_at = time.perf_counter()
 
     # -- saving and loading: mirror images, in the same order -----------------------------------
 
     def checkpoint(self) -> dict[str, Any]:
         """Everything the next update depends on."""
-        window = self.ranks.sum(self._window)
+        window = self.ranks.sum(self.step.window)
         self.state.data = self.loader.state()
         self.state.window_loss, self.state.window_measure = window.tolist()
         self.state.metrics_lines, self.state.heads_lines = self.records.n_lines()
@@ -190,7 +181,8 @@ class Trainer:
         self.loader.restore(self.state.data)
         # the sum over the ranks goes to one of them, the others start from nothing
         if self.ranks.is_main:
-            self._window[0], self._window[1] = self.state.window_loss, self.state.window_measure
+            sums = (self.state.window_loss, self.state.window_measure)
+            self.step.window.copy_(torch.tensor(sums, dtype=torch.float64))
         self.records.rewind(self.state.metrics_lines, self.state.heads_lines)
         self._saved_at = self.state.update
 
@@ -213,7 +205,7 @@ class Trainer:
         with progress:
             while state.update < config.max_updates and not state.stopped_early:
                 self._counted_at = time.perf_counter()
-                progress.advance(self._update())
+                progress.advance(self.update())
                 last = state.update == config.max_updates
                 if state.update % config.log_every == 0 or last:
                     self._log(progress)
@@ -229,47 +221,20 @@ class Trainer:
         now = time.perf_counter()
         self.seconds, self._counted_at = self.seconds + now - self._counted_at, now
 
-    def _update(self) -> int:
+    def update(self) -> int:
         """One optimizer step; returns the target tokens it saw over all ranks."""
         state = self.state
         batches = [next(self.loader) for _ in range(self.config.accumulate)]
-        n_tokens = sum(batch.global_tokens for batch in batches)
         state.update += 1
-        seed_everything(self.seed, state.update, self.ranks.rank)
-        self.model.train()
-        for batch in batches:
-            if batch.n_tokens:
-                self._backward(batch, n_tokens)
-        penalty = self.penalty() if self.penalty is not None else None
-        if penalty is not None:
-            torch.autograd.backward(penalty / self.ranks.world_size)
-        self.ranks.sum_gradients(self.model.parameters())
-        if self.transform is not None:
-            self.transform(state.update)
-        if self.config.clip_norm:
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip_norm)
-        set_rate(self.optimizer, self.schedule.rate(state.update, self.base_rate))
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        n_tokens = self.step(state.update, batches)
         state.tokens += n_tokens
         state.window_tokens += n_tokens
         return n_tokens
 
-    def _backward(self, batch: Batch, n_update_tokens: int) -> None:
-        device = self.ranks.device
-        batch = batch.to(device)
-        with autocast(device, self.config.precision):
-            output = self._forward(batch.source_BS, batch.source_lengths_B, batch.target_in_BT)
-            sums = self.loss(output.logits_BTV, batch.target_out_BT)
-        if self.state.update % LOOK_EVERY == 1:
-            self.memory.look()
-        torch.autograd.backward(sums.loss / n_update_tokens)
-        self._window += torch.stack((sums.loss.detach(), sums.measure)).double()
-
     def _log(self, progress: Progress) -> None:
         state = self.state
-        loss, measure = (self.ranks.sum(self._window) / max(state.window_tokens, 1)).tolist()
-        self._window.zero_()
+        loss, measure = (self.ranks.sum(self.step.window) / max(state.window_tokens, 1)).tolist()
+        self.step.window.zero_()
         state.window_tokens = 0
         self._require_finite(loss, "training loss")
         self._count_seconds()  # here a GPU has caught up with the host
@@ -280,7 +245,7 @@ class Trainer:
             {
                 "train/loss": loss,
                 f"train/{self.loss.measure}": measure,
-                "train/rate": self.schedule.rate(state.update, self.base_rate),
+                "train/rate": self.step.rate(state.update),
                 "train/tokens": state.tokens,
                 "train/epoch": self.loader.state()["epoch"],
                 "time/tokens_per_second": n_tokens / max(seconds, 1e-9),

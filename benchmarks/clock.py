@@ -1,0 +1,47 @@
+"""How all benchmarks time things, and what they say of the machine."""
+
+from __future__ import annotations
+
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+
+
+def seconds(call: Callable[[], object]) -> float:
+    """Of the processor on one thread, which other load lengthens less; else of the clock."""
+    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+    start = clock()
+    call()
+    return clock() - start
+
+
+def medians(calls: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, float]:
+    """Median seconds of each call, all of them in turn, after one round to warm up."""
+    taken: dict[str, list[float]] = {name: [] for name in calls}
+    for repeat in range(repeats + 1):
+        for name, call in calls.items():
+            spent = seconds(call)
+            if repeat:
+                taken[name].append(spent)
+    return {name: statistics.median(spent) for name, spent in taken.items()}
+
+
+def machine() -> str:
+    """Processor, its vectors, threads, torch and system, in words."""
+    return (
+        f"{_processor()}, {torch.backends.cpu.get_cpu_capability()}, "
+        f"{torch.get_num_threads()} thread(s), torch {torch.__version__}, {platform.system()}"
+    )
+
+
+def _processor() -> str:
+    facts = Path("/proc/cpuinfo")
+    if facts.exists():
+        for line in facts.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return f"{platform.machine()} {platform.processor()}"

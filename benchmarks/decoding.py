@@ -1,0 +1,154 @@
+"""Sentences a second of searches with a cache, and with the prefix computed anew at each step.
+
+    python -m benchmarks.decoding [--quick]
+
+`model=small` with random weights and 8,000 pieces; sources and numbers of steps are drawn like
+Multi30k's (14 pieces) and newstest's (27). Every hypothesis ends at its limit, as random weights
+know no end. Batches are those of a translation with `decode.max_tokens` at its default. Both ways
+take turns on the same batches in one process; what is printed are medians of their ratio, and of
+sentences a second. With one thread (OMP_NUM_THREADS=1) the time is that of the processor, which
+other load on the machine lengthens less; else it is that of the clock.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import random
+import statistics
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from headwise.attention.build import AttentionFactory
+from headwise.config_dir import group_node
+from headwise.decode import beam_search, greedy_search
+from headwise.decode.batches import length_batches
+from headwise.model.transformer import Transformer
+from headwise.schema import DecodeConfig, ModelConfig
+
+SMALL = ModelConfig("small", 3, 3, 256, 4, 1024)
+TINY = ModelConfig("tiny", 2, 2, 64, 2, 128)
+VOCABULARY, BEAM, REPEATS = 8000, 5, 7
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Text:
+    """Numbers of pieces of the sources, and of the steps of their searches, as drawn."""
+
+    name: str
+    mean: float
+    deviation: float
+
+    def draw(self, n_sentences: int) -> tuple[list[list[int]], list[int]]:
+        """Source ids and limits; the steps are 0.8 to 1.05 times the source."""
+        numbers = random.Random(1)
+        sources, limits = [], []
+        for _ in range(n_sentences):
+            shape = (self.mean / self.deviation) ** 2
+            n_pieces = max(3, round(numbers.gammavariate(shape, self.mean / shape)))
+            sources.append([numbers.randrange(4, VOCABULARY) for _ in range(n_pieces)] + [3])
+            limits.append(max(2, round(n_pieces * numbers.uniform(0.8, 1.05))))
+        return sources, limits
+
+
+TEXTS = (Text("multi30k", 15.0, 5.0), Text("newstest", 29.0, 14.0))
+
+
+def build(config: ModelConfig, attention: str) -> Transformer:
+    """A model whose random weights are sharp enough for hypotheses to differ."""
+    factory = AttentionFactory({"attention": group_node("attention", attention)})
+    model = Transformer(config, VOCABULARY, VOCABULARY, True, factory, seed=1)
+    with torch.no_grad():
+        for parameter in model.decoder.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(2.0)
+    return model.eval()
+
+
+def search(
+    model: Transformer, batches: list[tuple[list[list[int]], list[int]]], beam: int, cached: bool
+) -> float:
+    """Seconds."""
+    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+    start = clock()
+    for sources, limits in batches:
+        if beam == 1:
+            greedy_search(model, sources, limits, CPU, cached=cached)
+        else:
+            beam_search(model, sources, limits, CPU, beam, cached=cached)
+    return clock() - start
+
+
+def compare(config: ModelConfig, attention: str, text: Text, beam: int, n: int) -> dict[str, Any]:
+    """A row: both ways on a sample of `n` sentences."""
+    model = build(config, attention)
+    sources, limits = text.draw(n)
+    places = length_batches([len(ids) for ids in sources], DecodeConfig().max_tokens // beam)
+    batches = [([sources[i] for i in batch], [limits[i] for i in batch]) for batch in places]
+    search(model, batches[-1:], beam, cached=True)
+    cached, recomputed = [], []
+    for _ in range(REPEATS):
+        cached.append(search(model, batches, beam, cached=True))
+        recomputed.append(search(model, batches, beam, cached=False))
+    ratios = [slow / fast for slow, fast in zip(recomputed, cached, strict=True)]
+    return {
+        "model": config.name,
+        "attention": attention,
+        "text": text.name,
+        "beam": beam,
+        "sentences": n,
+        "mean_steps": statistics.mean(limits),
+        "cached_per_second": n / statistics.median(cached),
+        "recomputed_per_second": n / statistics.median(recomputed),
+        "ratio": statistics.median(ratios),
+        "lowest": min(ratios),
+        "highest": max(ratios),
+    }
+
+
+def measure(quick: bool) -> dict[str, Any]:
+    """One row a text, beam and attention; ratios are cached / recomputed sentences a second."""
+    if quick:
+        cases = [(TINY, "softmax", text, BEAM, 8) for text in TEXTS[:1]]
+    else:
+        cases = [
+            (SMALL, attention, text, beam, 50 if beam == BEAM else 150)
+            for text in TEXTS
+            for attention, beam in (("softmax", BEAM), ("alpha_entmax", BEAM), ("softmax", 1))
+        ]
+    rows = []
+    for case in cases:
+        rows.append(compare(*case))
+        show(rows[-1])
+    return {"benchmark": "decoding", "threads": torch.get_num_threads(), "rows": rows}
+
+
+def show(row: dict[str, Any]) -> None:
+    """Print a row."""
+    print(
+        f"  {row['model']} {row['attention']:<12} {row['text']:<9} {row['mean_steps']:4.1f} steps"
+        f"  beam {row['beam']}  cached {row['cached_per_second']:7.1f}/s"
+        f"  recomputed {row['recomputed_per_second']:6.1f}/s  ratio {row['ratio']:5.2f}"
+        f" ({row['lowest']:.2f} to {row['highest']:.2f})",
+        flush=True,
+    )
+
+
+def main() -> None:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="a tiny model and 8 sentences")
+    options = parser.parse_args()
+    print(
+        f"machine: {platform.machine()}, {torch.backends.cpu.get_cpu_capability()}, "
+        f"{torch.get_num_threads()} thread(s), torch {torch.__version__}; medians of {REPEATS}"
+    )
+    measure(options.quick)
+
+
+if __name__ == "__main__":
+    main()

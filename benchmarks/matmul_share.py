@@ -1,0 +1,218 @@
+"""A training step against its matrix products alone.
+
+    OMP_NUM_THREADS=1 python -m benchmarks.matmul_share [--quick] [--json FILE]
+
+A step is `Trainer.update` as a run calls it: batches from its loader, forward, loss, backward,
+optimizer. Its products are those of every linear map, of the scores and the contexts of every
+attention, and of the output projection, with their gradients: same shapes and type, in the same
+process, and nothing between them. Both run interleaved; what is printed are ratios of medians.
+With one thread the time is that of the processor, which other load on the machine lengthens less;
+else it is that of the clock.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headwise.attention.build import AttentionFactory
+from headwise.config_dir import group_node
+from headwise.data.batching import Batch
+from headwise.instantiate import instantiate
+from headwise.model.transformer import Transformer
+from headwise.schema import ModelConfig, TrainerConfig
+from headwise.train.distributed import Ranks
+from headwise.train.interrupt import StopRequest
+from headwise.train.loss import CrossEntropy
+from headwise.train.optim import build_optimizer
+from headwise.train.precision import keep_freed_memory, multiplies_bf16
+from headwise.train.records import Records
+from headwise.train.run_folder import RunFolder
+from headwise.train.trainer import Trainer, Validation
+
+CPU = torch.device("cpu")
+VOCABULARY = {"tiny": 2000, "small": 8000, "base": 32000}
+TOKENS = 4096
+LENGTHS = (32, 64)
+QUICK = [("tiny", 32)]  # model and length
+
+# (m, k, n) of a product (m, k) @ (k, n), or (b, m, k, n) of b of them
+Product = tuple[int, ...]
+
+
+def model_config(name: str) -> ModelConfig:
+    """Sizes of `conf/model`."""
+    node = group_node("model", name)
+    return ModelConfig(**dict(node))
+
+
+class OneBatch:
+    """A loader that gives one batch for ever: full rows, so that nothing is saved on padding."""
+
+    def __init__(self, n_tokens: int, length: int, vocabulary: int) -> None:
+        generator = torch.Generator().manual_seed(1)
+        shape = (n_tokens // length, length)
+        source, target = (
+            torch.randint(4, vocabulary, shape, generator=generator) for _ in range(2)
+        )
+        lengths = torch.full((shape[0],), length)
+        self.batch = Batch(
+            source, lengths, target, target, lengths, list(range(shape[0])), n_tokens, n_tokens
+        )
+
+    def __next__(self) -> Batch:
+        return self.batch
+
+    def state(self) -> dict[str, int]:
+        """Nothing moves."""
+        return {"epoch": 1, "batch": 0}
+
+    def restore(self, state: dict[str, int]) -> None:
+        """There is nothing to go back to."""
+
+
+def make_trainer(name: str, attention: str, length: int, precision: str, folder: Path) -> Trainer:
+    """A trainer as a run makes it, without validations and with nothing to write."""
+    vocabulary = VOCABULARY[name]
+    config = model_config(name)
+    factory = AttentionFactory(
+        {"attention": group_node("attention", attention)}, dropout=config.attention_dropout
+    )
+    model = Transformer(config, vocabulary, vocabulary, True, factory, seed=1)
+    node = {"_target_": "torch.optim.Adam", "lr": config.lr, "betas": [0.9, 0.98], "eps": 1e-9}
+    return Trainer(
+        model=model,
+        loss=CrossEntropy(0.1),
+        optimizer=build_optimizer(node, model),
+        schedule=instantiate(
+            {"_target_": "headwise.train.schedule.InverseSqrt", "warmup_updates": 4000}, "scheduler"
+        ),
+        loader=OneBatch(TOKENS, length, vocabulary),
+        config=TrainerConfig(precision=precision, progress=False),
+        seed=1,
+        folder=RunFolder(folder),
+        ranks=Ranks(0, 1, CPU),
+        records=Records(None),
+        validate=lambda: Validation({}, {}),
+        alphas=dict,
+        stop=StopRequest(),
+    )
+
+
+def products(config: ModelConfig, vocabulary: int, batch: int, length: int) -> Counter[Product]:
+    """How many products of which shape a step has, forward and backward, without dropout's masks.
+
+    Source and target are `batch` rows of `length` tokens each.
+    """
+    n, width, inner = batch * length, config.d_model, config.d_ff
+    n_attentions = config.encoder_layers + 2 * config.decoder_layers
+    n_layers = config.encoder_layers + config.decoder_layers
+    maps = {(width, width): 4 * n_attentions, (width, vocabulary): 1}  # (in, out): how many
+    maps[(width, inner)] = maps[(inner, width)] = n_layers
+    found: Counter[Product] = Counter()
+    for (d_in, d_out), count in maps.items():
+        found[(n, d_in, d_out)] += count  # x W
+        found[(n, d_out, d_in)] += count  # gradient in x
+        found[(d_out, n, d_in)] += count  # gradient in W
+    heads, narrow = batch * config.n_heads, width // config.n_heads
+    found[(heads, length, narrow, length)] += 2 * n_attentions  # q k, gradient in the weights
+    found[(heads, length, length, narrow)] += 4 * n_attentions  # w v, gradients in q, k, v
+    return found
+
+
+class BareProducts:
+    """The products of a step, one after the other, each shape with operands of its own."""
+
+    def __init__(self, shapes: Counter[Product], dtype: torch.dtype) -> None:
+        self.work: list[tuple[Callable[..., Tensor], Tensor, Tensor, int]] = []
+        for shape, count in shapes.items():
+            *batch, m, k, n = shape
+            left, right = torch.randn(*batch, m, k).to(dtype), torch.randn(*batch, k, n).to(dtype)
+            self.work.append((torch.bmm if batch else torch.mm, left, right, count))
+
+    def __call__(self) -> None:
+        """Multiply all of them."""
+        for multiply, left, right, count in self.work:
+            for _ in range(count):
+                multiply(left, right)
+
+
+def compare(name: str, length: int, precision: str, repeats: int) -> dict[str, Any]:
+    """One row of the table: medians of a step and of its products."""
+    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = make_trainer(name, "softmax", length, precision, Path(folder))
+        dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+        shapes = products(model_config(name), VOCABULARY[name], TOKENS // length, length)
+        contenders = {"step": trainer.update, "products": BareProducts(shapes, dtype)}
+        taken: dict[str, list[float]] = {key: [] for key in contenders}
+        for repeat in range(repeats + 2):
+            for key, run in contenders.items():
+                start = clock()
+                run()
+                if repeat > 1:  # the first ones are for warming up
+                    taken[key].append(clock() - start)
+    step, bare = (statistics.median(taken[key]) for key in ("step", "products"))
+    return {
+        "model": name,
+        "length": length,
+        "precision": precision,
+        "threads": torch.get_num_threads(),
+        "step_seconds": step,
+        "products_seconds": bare,
+        "ratio": step / bare,
+        "repeats": repeats,
+    }
+
+
+def measure(quick: bool) -> dict[str, Any]:
+    """The table as `{"rows": [...]}`; with `quick` one small row of three repeats."""
+    keep_freed_memory()
+    precisions = ["bf16", "fp32"] if multiplies_bf16(CPU) else ["fp32"]
+    cases = QUICK if quick else [(name, n) for name in ("small", "base") for n in LENGTHS]
+    repeats = 3 if quick else 7
+    rows = [
+        compare(name, length, precision, repeats)
+        for name, length in cases
+        for precision in (precisions[:1] if quick else precisions)
+    ]
+    return {"rows": rows}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="a training step against its matrix products")
+    parser.add_argument("--quick", action="store_true", help="one small row, 3 repeats")
+    parser.add_argument("--threads", type=int, help="of torch; its default otherwise")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="keep the figures here")
+    arguments = parser.parse_args()
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    machine = (
+        f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}, "
+        f"{torch.get_num_threads()} thread(s), torch {torch.__version__}, {platform.system()}"
+    )
+    print(f"machine: {machine}")
+    found = measure(arguments.quick)
+    for row in found["rows"]:
+        print(
+            f"  {row['model']:<6} length {row['length']:<4} {row['precision']}   step / products "
+            f"{row['ratio']:5.2f}   ({row['step_seconds']:.3f} s / {row['products_seconds']:.3f} s)"
+        )
+    if arguments.json:
+        content = {"machine": machine, **found}
+        arguments.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

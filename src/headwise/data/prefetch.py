@@ -1,0 +1,109 @@
+"""Batches made in the background, while the update before them is computed."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from types import TracebackType
+
+from headwise.data.batching import Batch, BatchLoader
+
+DEPTH = 4  # batches made ahead
+
+# A batch with the loader's position after it, or what the loader raised instead.
+_Made = tuple[Batch, dict[str, int]] | BaseException
+
+
+class Prefetched:
+    """A `BatchLoader` whose batches one thread makes ahead, in the same order.
+
+    The position is that of the last batch handed out, whatever was made beyond it: so a resumed
+    run goes on where the interrupted one was. What the loader raises is raised where its batch
+    would have come. New epochs, with the encoding that BPE-dropout asks for, are begun in the
+    thread too, as soon as the batches before them are made.
+
+    The thread starts with the first batch and ends with `close` or with the process, whose end it
+    does not hold up; a loader in the middle of an encoding is waited for by `close` alone.
+
+    Args:
+        loader: nothing else may use it.
+        depth: batches made ahead, at least 1.
+        pin: put tensors where a GPU can fetch them while it computes.
+    """
+
+    def __init__(self, loader: BatchLoader, depth: int = DEPTH, pin: bool = False) -> None:
+        self._loader = loader
+        self._depth = depth
+        self._pin = pin
+        self._position = loader.state()
+        self._made: queue.Queue[_Made] = queue.Queue(depth)
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __iter__(self) -> Prefetched:
+        return self
+
+    def __next__(self) -> Batch:
+        """As of the loader."""
+        if self._thread is None:
+            self._begin()
+        made = self._made.get()
+        if isinstance(made, BaseException):
+            self._end()
+            self._loader.restore(self._position)
+            raise made
+        batch, self._position = made
+        return batch
+
+    def state(self) -> dict[str, int]:
+        """The loader's after the last batch handed out."""
+        return dict(self._position)
+
+    def restore(self, state: dict[str, int]) -> None:
+        """As of the loader; batches made ahead are forgotten."""
+        self._end()
+        self._loader.restore(state)
+        self._position = self._loader.state()
+
+    def close(self) -> None:
+        """End the thread; the next batch would start another one."""
+        self._end()
+        self._loader.restore(self._position)
+
+    def __enter__(self) -> Prefetched:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _begin(self) -> None:
+        self._made, self._stop = queue.Queue(self._depth), threading.Event()
+        arguments = (self._made, self._stop)
+        self._thread = threading.Thread(target=self._make, args=arguments, daemon=True)
+        self._thread.start()
+
+    def _end(self) -> None:
+        if self._thread is None:
+            return
+        self._stop.set()
+        while self._thread.is_alive():
+            try:  # it may be waiting for a place
+                self._made.get(timeout=0.01)
+            except queue.Empty:
+                continue
+        self._thread = None
+
+    def _make(self, made: queue.Queue[_Made], stop: threading.Event) -> None:
+        while not stop.is_set():
+            try:
+                batch = next(self._loader)
+                item: _Made = (batch.pinned() if self._pin else batch, self._loader.state())
+            except BaseException as error:  # noqa: BLE001 - raised again by who takes it
+                made.put(error)
+                return
+            made.put(item)

@@ -1,0 +1,152 @@
+"""Fused α-entmax attention on a GPU: nothing of the size Q x K is kept, forward or backward.
+
+One family of Triton kernels serves encoder, decoder and cross-attention, with an α of each head,
+its gradient, and dropout on the weights. Where the keys are few, the scores of some queries stay
+on the chip (`triton_forward`); else they are formed anew in each pass over the
+keys (`triton_streaming`), as AdaSplash does (Gonçalves et al. 2025). Kept for the way back are
+two numbers a query, the context weighted by p^(2-α) in place of p, and one byte a block of
+LIST x LIST scores, so that blocks without a weight are passed over.
+
+Triton is imported at the first call. With TRITON_INTERPRET=1 the kernels run on a CPU, slowly.
+
+Letters: B batch, H heads, Q and K numbers of queries and keys, E head width.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+
+import torch
+from torch import Tensor
+
+from headwise.entmax import triton_operators
+
+TYPES = (torch.float16, torch.bfloat16, torch.float32)
+HEAD_DIMS = (8, 128)
+ANY, SQUARE, LINEAR = 0, 1, 2  # how x is raised, as in triton_kernels
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+
+
+def refusal(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    pattern: bool = False,
+    alpha_per_query: bool = False,
+) -> str | None:
+    """Why the kernels cannot take a call, in words for the log; None: they can.
+
+    Reads nothing but shapes, types and devices, and may be asked in every step.
+
+    Args:
+        query, key, value: as for `triton_entmax_attention`.
+        pattern: keys are restricted by more than padding on the right and causality.
+        alpha_per_query: α is not one number a head.
+    """
+    if not HAS_TRITON:
+        return "triton is not installed (pip install 'headwise[triton]')"
+    if query.device.type == "cuda":
+        if torch.version.hip is not None:
+            return "the kernels are for NVIDIA GPUs"
+        if torch.cuda.get_device_capability(query.device) < (8, 0):
+            return "the GPU is older than compute capability 8.0"
+    elif query.device.type != "cpu" or not triton_operators.is_interpreted():
+        return f"the kernels are for GPUs, the tensors are on {query.device.type}"
+    if pattern:
+        return "a pattern restricts the keys beyond padding and causality"
+    if alpha_per_query:
+        return "α depends on the query"
+    return _shape_refusal(query, key, value)
+
+
+def _shape_refusal(query: Tensor, key: Tensor, value: Tensor) -> str | None:
+    if query.dtype not in TYPES or not query.dtype == key.dtype == value.dtype:
+        return (
+            "queries, keys and values must share one type of float16, bfloat16 and float32, got "
+            f"{query.dtype}, {key.dtype}, {value.dtype}"
+        )
+    n_batch, n_heads, _, head_dim = query.shape
+    if key.shape != value.shape or key.shape != (n_batch, n_heads, key.shape[2], head_dim):
+        return (
+            "queries must be (B, H, Q, E), keys and values (B, H, K, E), got "
+            f"{tuple(query.shape)}, {tuple(key.shape)}, {tuple(value.shape)}"
+        )
+    least, most = HEAD_DIMS
+    if not least <= head_dim <= most:
+        return f"heads must be {least} to {most} wide, got {head_dim}"
+    if 0 in query.shape or 0 in key.shape:
+        return "there are no queries or no keys"
+    return None
+
+
+def triton_entmax_attention(
+    query_BHQE: Tensor,
+    key_BHKE: Tensor,
+    value_BHKE: Tensor,
+    alpha_H: Tensor | float,
+    key_lengths_B: Tensor | None = None,
+    causal: bool = False,
+    query_offset: int = 0,
+    dropout: float = 0.0,
+    scale: float | None = None,
+) -> Tensor:
+    """Context Σ p v with p = α-entmax(scale q·k), without the weights in memory.
+
+    Never waits for the device, and gives the same bits every time. Dropout draws two words a
+    query from torch's generator of the device; which weights it drops depends on these and on
+    the number of the key alone.
+
+    Args:
+        query_BHQE, key_BHKE, value_BHKE: one type of float16, bfloat16 and float32. The last axis
+            is read fastest where its stride is 1; any other strides are taken as they are.
+        alpha_H: α of every head, (H,) or a scalar, in [1, 2], held to the range in silence; or one
+            number, which gets no gradient. The numbers 1.5 and 2 have ways of their own.
+        key_lengths_B: real keys of each row of the batch, padding on the right; None: all.
+        causal: query i sees the keys up to i + query_offset.
+        query_offset: position of the first query.
+        dropout: rate on the weights.
+        scale: on the scores, above 0; None: 1/sqrt(E).
+
+    Returns:
+        (B, H, Q, E) in the type of the values, laid out in memory as (B, Q, H, E). Queries without
+        a key get zeros, and give zero gradients. Differentiable once in queries, keys, values, α.
+
+    Raises:
+        ValueError: what `refusal` says of the tensors; numbers outside of their range.
+    """
+    reason = refusal(query_BHQE, key_BHKE, value_BHKE)
+    if reason is not None:
+        raise ValueError(reason)
+    if not 0 <= dropout < 1:
+        raise ValueError(f"dropout must be in [0, 1), got {dropout}")
+    if scale is None:
+        scale = query_BHQE.shape[-1] ** -0.5
+    if scale <= 0:
+        raise ValueError(f"scale must be above 0, got {scale}")
+    n_batch, n_heads, n_queries, _ = query_BHQE.shape
+    power = ANY
+    if isinstance(alpha_H, Tensor):
+        alpha_H = alpha_H.float().expand(n_heads).contiguous()
+    else:
+        if not 1 <= alpha_H <= 2:
+            raise ValueError(f"alpha must be in [1, 2], got {alpha_H}")
+        power = {1.5: SQUARE, 2.0: LINEAR}.get(alpha_H, ANY)
+        alpha_H = torch.full((n_heads,), alpha_H, device=query_BHQE.device)
+    row_keys = None
+    if dropout:
+        row_keys = torch.randint(
+            -triton_operators.WORD // 2,
+            triton_operators.WORD // 2,
+            (2, n_batch, n_heads, n_queries),
+            dtype=torch.int32,
+            device=query_BHQE.device,
+        )
+    query, key, value = (
+        tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+        for tensor in (query_BHQE, key_BHKE, value_BHKE)
+    )
+    context: Tensor = triton_operators.forward(
+        query, key, value, alpha_H, key_lengths_B, row_keys,
+        causal, query_offset, dropout, scale, power,
+    )[0]  # fmt: skip
+    return context

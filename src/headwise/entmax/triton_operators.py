@@ -1,0 +1,322 @@
+"""The operators of fused α-entmax attention on a GPU: how calls are cut, launched and registered.
+
+As operators of torch's library with shapes and gradients registered, they pass through
+torch.compile and activation checkpointing as a whole. No step waits for the device.
+
+Letters: B batch, H heads, Q and K numbers of queries and keys, E head width.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+LIST = 64  # rows and columns of the blocks that are passed over where they are empty
+# Longest rows of which scores are held, by the bytes of the keys of a head and by their number, and
+# how many scores a program holds in half precision. Compiled for sm_90, more spill registers; and
+# longer rows would leave fewer than 32 queries a program, each of which reads all keys.
+RESIDENT_BYTES, RESIDENT_KEYS, RESIDENT_SCORES = 1 << 15, 256, 1 << 13
+MARKED_KEYS = 256  # fewer keys make too few blocks for marking them to pay
+WORD = 1 << 32
+
+
+def is_interpreted() -> bool:
+    """Whether Triton's kernels run in its interpreter, on a CPU."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """How a call is cut into programs.
+
+    Attributes:
+        resident: whether the scores of some queries are held.
+        marked: whether empty blocks are marked and passed over on the way back.
+        forward, queries, keys: (queries, keys, warps) of a program of each kernel.
+        padded: the head width, a power of two.
+        stages: how far loads run ahead; with three, tiles of wide heads overflow shared memory.
+    """
+
+    resident: bool
+    marked: bool
+    forward: tuple[int, int, int]
+    queries: tuple[int, int, int]
+    keys: tuple[int, int, int]
+    padded: int
+    stages: int
+
+
+def _power_of_two(number: int) -> int:
+    return max(16, 1 << (number - 1).bit_length())
+
+
+def tiles(n_queries: int, n_keys: int, head_dim: int, itemsize: int) -> Tiles:
+    """The cut of a call, from its sizes alone, so that nothing is timed at run time."""
+    padded = _power_of_two(head_dim)
+    n_row = _power_of_two(n_keys)
+    short_queries, short_keys = min(LIST, _power_of_two(n_queries)), min(LIST, n_row)
+    resident = n_row * padded * itemsize <= RESIDENT_BYTES and n_row <= RESIDENT_KEYS
+    if resident:
+        n_block = min(short_queries, max(16, RESIDENT_SCORES * 2 // itemsize // n_row))
+        forward = (n_block, n_row, 8 if n_row > 256 else _n_warps(n_block * n_row, itemsize))
+    else:
+        # two groups of warps share the keys where there are queries enough to fill the device
+        n_block = 2 * LIST if n_queries >= 16 * LIST and itemsize == 2 else LIST
+        forward = (n_block, LIST, 8 if itemsize == 4 else n_block // 16)
+        short_queries = short_keys = LIST
+    marked = not resident or (n_keys > MARKED_KEYS and n_queries >= LIST)
+    n_bytes = padded * itemsize
+    n_warps = 8 if n_bytes >= 256 else _n_warps(short_queries * short_keys, itemsize)
+    back = (short_queries, short_keys, n_warps)
+    stages = 3 if n_bytes <= 128 else 2 if n_bytes <= 256 else 1
+    return Tiles(resident, marked, forward, back, back, padded, stages)
+
+
+def _n_warps(n_scores: int, itemsize: int) -> int:
+    """About 32 scores a thread, 16 in small tiles and in float32, which needs more registers."""
+    return max(1, min(8 if itemsize == 4 else 4, n_scores >> 9))
+
+
+def _on_device(tensor: Tensor) -> contextlib.AbstractContextManager[object]:
+    if tensor.device.type == "cuda":
+        return torch.cuda.device(tensor.device)
+    return contextlib.nullcontext()
+
+
+def _room(tensor: Tensor) -> Tensor:
+    """(B, H, N, E) laid out as (B, N, H, E), which the heads are joined from without a copy."""
+    n_batch, n_heads, n_rows, head_dim = tensor.shape
+    return tensor.new_empty(n_batch, n_rows, n_heads, head_dim).transpose(1, 2)
+
+
+def _precision(tensor: Tensor) -> str:
+    """How products of float32 are formed, as torch's own setting says."""
+    return "tf32" if torch.get_float32_matmul_precision() != "highest" else "ieee"
+
+
+def _numbers(
+    query: Tensor, key: Tensor, query_offset: int, dropout: float, scale: float
+) -> tuple[int, int, int, int, float, int, float]:
+    """What every kernel takes after the strides."""
+    threshold = round(dropout * WORD) - WORD // 2
+    sizes = (query.shape[1], query.shape[2], key.shape[2])
+    return *sizes, query_offset, scale, threshold, 1 / (1 - dropout)
+
+
+def _launch_forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    alpha: Tensor,
+    key_lengths: Tensor | None,
+    row_keys: Tensor | None,
+    causal: bool,
+    query_offset: int,
+    dropout: float,
+    scale: float,
+    power: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    from headwise.entmax import triton_forward, triton_streaming
+
+    n_batch, n_heads, n_queries, head_dim = query.shape
+    n_keys = key.shape[2]
+    cut = tiles(n_queries, n_keys, head_dim, query.element_size())
+    context, centre, top, shift, live = _fake_forward(
+        query, key, value, alpha, key_lengths, row_keys, causal, query_offset, dropout, scale, power
+    )
+    live.zero_()
+    block_queries, block_keys, n_warps = cut.forward
+    n_blocks = -(-n_queries // block_queries)
+    tensors: list[Any] = [query, key, value, alpha, key_lengths, row_keys]
+    tensors += [context, centre, top, shift, live]
+    numbers = _numbers(query, key, query_offset, dropout, scale)
+    strides = [stride for tensor in (query, key, value) for stride in tensor.stride()[:3]]
+    options = {
+        "BLOCK_M": block_queries,
+        "BLOCK_N": block_keys,
+        "WIDTH": head_dim,
+        "PADDED": cut.padded,
+        "LIST": LIST,
+        "CAUSAL": causal,
+        "HAS_LENGTHS": key_lengths is not None,
+        "DROPOUT": dropout > 0,
+        "POWER": power,
+        "PRECISE": query.dtype is torch.float32,
+        "PRECISION": _precision(query),
+        "INTERPRET": is_interpreted(),
+        "num_warps": n_warps,
+        "num_stages": cut.stages,
+    }
+    grid = (n_batch * n_heads * n_blocks,)
+    with _on_device(query):
+        if cut.resident:
+            triton_forward.forward_resident[grid](
+                *tensors, *strides, *numbers, HAS_LIVE=cut.marked, **options
+            )
+        else:
+            n_lists = -(-n_keys // LIST)
+            lists = query.new_empty(n_batch, n_heads, n_blocks, n_lists, dtype=torch.int16)
+            triton_streaming.forward_streaming[grid](*tensors, lists, *strides, *numbers, **options)
+    return context, centre, top, shift, live
+
+
+def _fake_forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    alpha: Tensor,
+    key_lengths: Tensor | None,
+    row_keys: Tensor | None,
+    causal: bool,
+    query_offset: int,
+    dropout: float,
+    scale: float,
+    power: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The results without values: context, centre, top, shift and marks of blocks."""
+    n_batch, n_heads, n_queries, head_dim = query.shape
+    n_keys = key.shape[2]
+    rows = query.new_empty(n_batch, n_heads, n_queries, dtype=torch.float32)
+    n_lines, n_items = -(-n_queries // LIST), -(-n_keys // LIST)
+    if not tiles(n_queries, n_keys, head_dim, query.element_size()).marked:
+        n_lines = n_items = 0
+    live = query.new_empty(n_batch, n_heads, n_lines, n_items, dtype=torch.uint8)
+    return _room(query), _room(query), rows, torch.empty_like(rows), live
+
+
+def _live_lists(live: Tensor, by_keys: bool) -> tuple[Tensor, Tensor]:
+    """Marked blocks of every line of blocks, and how many they are."""
+    from headwise.entmax import triton_backward
+
+    n_batch, n_heads, n_query_blocks, n_key_blocks = live.shape
+    n_lines, n_items, stride_line, stride_item = n_query_blocks, n_key_blocks, n_key_blocks, 1
+    if by_keys:
+        n_lines, n_items, stride_line, stride_item = n_key_blocks, n_query_blocks, 1, n_key_blocks
+    lists = live.new_empty(n_batch, n_heads, n_lines, n_items, dtype=torch.int16)
+    counts = live.new_empty(n_batch, n_heads, n_lines, dtype=torch.int32)
+    triton_backward.live_lists[(n_batch * n_heads * n_lines,)](
+        live, lists, counts, stride_line, stride_item, n_lines, n_items, CHUNK=128, num_warps=1
+    )
+    return lists, counts
+
+
+def _launch_backward(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    alpha: Tensor,
+    key_lengths: Tensor | None,
+    row_keys: Tensor | None,
+    centre: Tensor,
+    top: Tensor,
+    shift: Tensor,
+    live: Tensor,
+    causal: bool,
+    query_offset: int,
+    dropout: float,
+    scale: float,
+    power: int,
+    has_alpha: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    from headwise.entmax import triton_backward
+
+    n_batch, n_heads, n_queries, head_dim = query.shape
+    n_keys = key.shape[2]
+    cut = tiles(n_queries, n_keys, head_dim, query.element_size())
+    if grad.stride(-1) != 1:
+        grad = grad.contiguous()
+    grad_query, grad_key, grad_value = _room(query), _room(key), _room(value)
+    grad_rows = torch.empty_like(top) if has_alpha else top.new_empty(0)
+    product = torch.empty_like(top)
+    numbers = _numbers(query, key, query_offset, dropout, scale)
+    sources = (query, key, value, grad)
+    strides = [stride for tensor in sources for stride in tensor.stride()[:3]]
+    options: dict[str, Any] = {
+        "WIDTH": head_dim,
+        "PADDED": cut.padded,
+        "CAUSAL": causal,
+        "HAS_LENGTHS": key_lengths is not None,
+        "HAS_LISTS": cut.marked,
+        "DROPOUT": dropout > 0,
+        "POWER": power,
+        "PRECISE": query.dtype is torch.float32,
+        "PRECISION": _precision(query),
+        "INTERPRET": is_interpreted(),
+        "num_stages": cut.stages,
+    }
+    shared: list[Any] = [query, key, value, alpha, key_lengths, row_keys, grad]
+    n_rows = n_batch * n_heads
+    with _on_device(query):
+        block_queries, block_keys, n_warps = cut.queries
+        lists = _live_lists(live, by_keys=False) if cut.marked else (None, None)
+        triton_backward.backward_queries[(n_rows * -(-n_queries // block_queries),)](
+            *shared, centre, top, shift, *lists, grad_query, grad_rows, product,
+            *strides, *numbers, **options, HAS_ALPHA=has_alpha,
+            BLOCK_M=block_queries, BLOCK_N=block_keys, num_warps=n_warps,
+        )  # fmt: skip
+        block_queries, block_keys, n_warps = cut.keys
+        lists = _live_lists(live, by_keys=True) if cut.marked else (None, None)
+        triton_backward.backward_keys[(n_rows * -(-n_keys // block_keys),)](
+            *shared, product, top, shift, *lists, grad_key, grad_value,
+            *strides, *numbers, **options,
+            BLOCK_M=block_queries, BLOCK_N=block_keys, num_warps=n_warps,
+        )  # fmt: skip
+    return grad_query, grad_key, grad_value, grad_rows
+
+
+_CALL = "bool causal, int query_offset, float dropout, float scale, int power"
+_INPUTS = "Tensor query, Tensor key, Tensor value, Tensor alpha, Tensor? lengths, Tensor? row_keys"
+
+forward = torch.library.custom_op(
+    "headwise::triton_entmax_forward",
+    _launch_forward,
+    mutates_args=(),
+    schema=f"({_INPUTS}, {_CALL}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+)
+forward.register_fake(_fake_forward)
+
+_backward = torch.library.custom_op(
+    "headwise::triton_entmax_backward",
+    _launch_backward,
+    mutates_args=(),
+    schema=(
+        f"(Tensor grad, {_INPUTS}, Tensor centre, Tensor top, Tensor shift, Tensor live, {_CALL}, "
+        "bool has_alpha) -> (Tensor, Tensor, Tensor, Tensor)"
+    ),
+)
+
+
+@_backward.register_fake
+def _fake_backward(
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *rest: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    top, has_alpha = rest[4], rest[-1]
+    grad_rows = torch.empty_like(top) if has_alpha else top.new_empty(0)
+    return _room(query), _room(key), _room(value), grad_rows
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    _, centre, top, shift, live = output
+    ctx.save_for_backward(*inputs[:6], centre, top, shift, live)
+    ctx.call = inputs[6:]
+    ctx.mark_non_differentiable(centre, top, shift, live)
+    ctx.set_materialize_grads(False)
+
+
+def _differentiate(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+    nothing = (None,) * 7
+    if grad is None:
+        return (None,) * 4 + nothing
+    has_alpha = ctx.needs_input_grad[3]
+    found = _backward(grad, *ctx.saved_tensors, *ctx.call, has_alpha)
+    grad_alpha = found[3].sum((0, 2)) if has_alpha else None
+    return *found[:3], grad_alpha, *nothing
+
+
+forward.register_autograd(_differentiate, setup_context=_keep)

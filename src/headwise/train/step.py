@@ -1,0 +1,103 @@
+"""One update of a model: the gradients of all its batches, and the optimizer's step.
+
+On a GPU nothing here makes the host wait: what is to be logged is added up where it is, and
+`Trainer` fetches it when it logs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from headwise.data.batching import Batch
+from headwise.model.transformer import Transformer
+from headwise.schema import TrainerConfig
+from headwise.train.distributed import Ranks
+from headwise.train.loss import Loss
+from headwise.train.memory import PeakMemory
+from headwise.train.optim import set_rate
+from headwise.train.precision import autocast
+from headwise.train.schedule import Schedule
+from headwise.train.seed import seed_everything
+
+LOOK_EVERY = 10  # updates between looks at the memory: malloc may take milliseconds to tell
+
+
+class TrainingStep:
+    """What `Trainer` does once an update; the arguments are explained there.
+
+    Attributes:
+        window: loss and measure of this rank since it was last set to 0, (2,) float64. What is
+            added are float32 numbers of like size, whose sums float64 holds exactly: after a
+            resume, which leaves the sum of all ranks to the first, the bits are those of a run
+            that was never stopped.
+        memory: the most that a forward pass held.
+    """
+
+    def __init__(
+        self,
+        model: Transformer,
+        loss: Loss,
+        optimizer: torch.optim.Optimizer,
+        schedule: Schedule,
+        config: TrainerConfig,
+        seed: int,
+        ranks: Ranks,
+        transform: Callable[[int], None] | None,
+        penalty: Callable[[], Tensor | None] | None,
+    ) -> None:
+        self.model = model
+        self.loss = loss
+        self.optimizer = optimizer
+        self.schedule = schedule
+        self.base_rate = float(optimizer.param_groups[0]["lr"])
+        self.config = config
+        self.seed = seed
+        self.ranks = ranks
+        self.transform = transform
+        self.penalty = penalty
+        # what is compiled is a method: the module, and so its checkpoints, stay plain
+        self.states: Callable[..., Tensor] = (
+            torch.compile(model.states) if config.compile else model.states
+        )
+        self.window = torch.zeros(2, dtype=torch.float64, device=ranks.device)
+        self.memory = PeakMemory(ranks.device)
+
+    def __call__(self, update: int, batches: Sequence[Batch]) -> int:
+        """Update number `update`, counted from 1; returns its target tokens over all ranks."""
+        n_tokens = sum(batch.global_tokens for batch in batches)
+        seed_everything(self.seed, update, self.ranks.rank)
+        self.model.train()
+        for batch in batches:
+            if batch.n_tokens:
+                self._backward(batch, n_tokens, update % LOOK_EVERY == 1)
+        penalty = self.penalty() if self.penalty is not None else None
+        if penalty is not None:
+            torch.autograd.backward(penalty / self.ranks.world_size)
+        self.ranks.sum_gradients(self.model.parameters())
+        if self.transform is not None:
+            self.transform(update)
+        if self.config.clip_norm:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip_norm)
+        set_rate(self.optimizer, self.rate(update))
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return n_tokens
+
+    def rate(self, update: int) -> float:
+        """The learning rate of an update."""
+        return self.schedule.rate(update, self.base_rate)
+
+    def _backward(self, batch: Batch, n_update_tokens: int, look: bool) -> None:
+        device = self.ranks.device
+        batch = batch.to(device)
+        with autocast(device, self.config.precision):
+            states_BTD = self.states(batch.source_BS, batch.source_lengths_B, batch.target_in_BT)
+            if look:
+                self.memory.look()
+            weight_VD = self.model.output.weight
+            sums = self.loss.of_states(states_BTD, weight_VD, batch.target_out_BT)
+        torch.autograd.backward(sums.loss / n_update_tokens)
+        self.window += torch.stack((sums.loss.detach(), sums.measure)).double()

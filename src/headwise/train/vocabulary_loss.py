@@ -1,0 +1,144 @@
+"""Output projection and loss together, a chunk of positions at a time.
+
+The logits of all positions are the largest tensor of a step: N positions times V words, kept for
+the backward pass, and beside them a gradient of their size. Here a chunk of logits is made, its
+loss taken and its gradient carried back through the projection before the next one is made. So
+nothing is computed a second time, and what is kept has the sizes of the states and the weight.
+
+Letters: N positions of all sentences, D model width, V vocabulary, R rows of a chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+# Logits of a chunk: on a CPU a few MB, which its cache holds between the passes over them; on an
+# accelerator enough to fill it.
+CHUNK_LOGITS = {"cpu": 1 << 22}
+CHUNK_LOGITS_ACCELERATOR = 1 << 26
+MIN_CHUNK_ROWS = 128  # fewer make poor matrix products, and as many sums of weight gradients
+
+
+@dataclass(frozen=True)
+class RowSums:
+    """Sums over rows of logits, and the gradient of `loss` in them.
+
+    Attributes:
+        loss, measure: as in `headwise.train.loss.LossSum`, neither of them differentiable.
+        grad_RV: in the type of the logits, whose memory it may take; None where not asked for.
+    """
+
+    loss: Tensor
+    measure: Tensor
+    grad_RV: Tensor | None
+
+
+# (logits (R, V), target (R,), whether the gradient is wanted)
+RowLoss = Callable[[Tensor, Tensor, bool], RowSums]
+
+
+def projected_loss(
+    states_ND: Tensor, weight_VD: Tensor, target_N: Tensor, row_loss: RowLoss
+) -> tuple[Tensor, Tensor]:
+    """Loss and measure of the logits `states @ weight.T`, which are never all there at once.
+
+    The products are taken in autocast's type where it is switched on, as a linear layer does; the
+    gradient of the weight is summed over the chunks in the weight's own type.
+
+    Args:
+        states_ND: what the projection reads.
+        weight_VD: of the projection.
+        target_N: classes.
+        row_loss: the loss of rows of logits.
+
+    Returns:
+        Scalars; the first is differentiable once, in states and weight.
+    """
+    found: tuple[Tensor, Tensor] = _project(states_ND, weight_VD, target_N, row_loss)
+    return found
+
+
+def chunk_rows(n_words: int, device: torch.device) -> int:
+    """Positions of a chunk."""
+    limit = CHUNK_LOGITS.get(device.type, CHUNK_LOGITS_ACCELERATOR)
+    return max(limit // n_words, MIN_CHUNK_ROWS)
+
+
+# A compiled graph would unroll the loop over chunks.
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _project(
+    states_ND: Tensor, weight_VD: Tensor, target_N: Tensor, row_loss: RowLoss
+) -> tuple[Tensor, Tensor]:
+    kind = states_ND.device.type
+    low = weight_VD.dtype
+    if torch.is_autocast_enabled(kind):
+        low = torch.get_autocast_dtype(kind)
+    found: tuple[Tensor, Tensor] = _ProjectedLoss.apply(  # type: ignore[no-untyped-call]
+        states_ND, weight_VD, target_N, row_loss, low
+    )
+    return found
+
+
+class _ProjectedLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        states_ND: Tensor,
+        weight_VD: Tensor,
+        target_N: Tensor,
+        row_loss: RowLoss,
+        low: torch.dtype,
+    ) -> tuple[Tensor, Tensor]:
+        with torch.autocast(states_ND.device.type, enabled=False):
+            loss, measure, *gradients = _sums(
+                states_ND, weight_VD, target_N, row_loss, low, any(ctx.needs_input_grad)
+            )
+        ctx.save_for_backward(*gradients)
+        ctx.mark_non_differentiable(measure)
+        return loss, measure
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_loss: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        grad_states_ND, grad_weight_VD = ctx.saved_tensors
+        return grad_states_ND * grad_loss, grad_weight_VD * grad_loss, None, None, None
+
+
+def _sums(
+    states_ND: Tensor,
+    weight_VD: Tensor,
+    target_N: Tensor,
+    row_loss: RowLoss,
+    low: torch.dtype,
+    with_gradient: bool,
+) -> tuple[Tensor, ...]:
+    """Loss, measure, and the gradients of the loss in states and weight, where wanted."""
+    states_low_ND, weight_low_VD = states_ND.to(low), weight_VD.to(low)
+    gradients: list[Tensor] = []
+    if with_gradient:
+        gradients = [torch.empty_like(states_ND), torch.zeros_like(weight_VD)]
+    sums: list[RowSums] = []
+    n_rows = chunk_rows(len(weight_VD), states_ND.device)
+    for first in range(0, len(states_ND), n_rows):
+        rows = slice(first, first + n_rows)
+        states_RD = states_low_ND[rows]
+        found = row_loss(states_RD @ weight_low_VD.t(), target_N[rows], with_gradient)
+        sums.append(RowSums(found.loss, found.measure, None))
+        if found.grad_RV is None:
+            continue
+        grad_states_ND, grad_weight_VD = gradients
+        grad_states_ND[rows] = found.grad_RV @ weight_low_VD
+        if low == weight_VD.dtype:
+            grad_weight_VD.addmm_(found.grad_RV.t(), states_RD)
+        else:
+            grad_weight_VD += found.grad_RV.t() @ states_RD
+    loss, measure = states_ND.new_zeros(2, dtype=torch.promote_types(low, torch.float32)).unbind()
+    for part in sums:
+        loss, measure = loss + part.loss, measure + part.measure
+    return loss, measure, *gradients

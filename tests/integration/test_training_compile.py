@@ -1,0 +1,98 @@
+"""`trainer.compile`: the same training with every variant, whatever a graph cannot hold."""
+
+from __future__ import annotations
+
+import functools
+import shutil
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from command_line import composer
+from headwise.config_dir import group_choices
+from headwise.data.batching import Batch, Buckets, collate
+from headwise.data.store import EncodedSplit
+from headwise.model.build import build_model
+from headwise.schema import Config
+from headwise.train.distributed import Ranks
+from headwise.train.loss import CrossEntropy
+from headwise.train.schedule import Constant
+from headwise.train.settings import typed
+from headwise.train.step import TrainingStep
+
+V = 40
+SHORT = ["encoder_layers=1", "decoder_layers=1", "d_model=32", "d_ff=64"]
+NO_DROPOUT = ["dropout=0", "attention_dropout=0", "activation_dropout=0"]
+
+
+@pytest.fixture(autouse=True)
+def fresh_graphs() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def config_of(attention: str) -> Config:
+    model = [f"model.{change}" for change in (*SHORT, *NO_DROPOUT)]
+    with composer() as compose:
+        return typed(compose([f"attention={attention}", "model=tiny", *model]))
+
+
+def batches() -> list[Batch]:
+    """Of other numbers of rows and lengths each time."""
+    generator = np.random.default_rng(1)
+    lengths = generator.integers(1, 21, (2, 30))
+    source, target = (
+        [generator.integers(4, V, length).tolist() for length in side] for side in lengths
+    )
+    split = EncodedSplit.from_lists(source, target)
+    buckets = Buckets(8, 21)
+    parts = [np.arange(0, 8), np.arange(8, 13), np.arange(13, 29)]
+    return [collate(split, rows.astype(np.int32), buckets, buckets) for rows in parts]
+
+
+def trained(config: Config, compiled: bool) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """Summed losses of some updates, and the weights after them."""
+    config.trainer.compile, config.trainer.precision = compiled, "fp32"
+    model = build_model(config, V, V, True)
+    step = TrainingStep(
+        model,
+        CrossEntropy(0.1),
+        torch.optim.SGD(model.parameters(), lr=0.5),
+        Constant(),
+        config.trainer,
+        1,
+        Ranks(0, 1, torch.device("cpu")),
+        None,
+        None,
+    )
+    losses = []
+    for update, batch in enumerate(batches(), start=1):
+        step(update, [batch])
+        losses.append(float(step.window[0]))
+    return losses, model.state_dict()
+
+
+def check(attention: str) -> None:
+    plain, compiled = (trained(config_of(attention), compiled) for compiled in (False, True))
+    assert plain[0] == pytest.approx(compiled[0], rel=1e-5)
+    assert list(plain[1]) == list(compiled[1])  # names of the plain module
+    for name, weights in plain[1].items():
+        torch.testing.assert_close(compiled[1][name], weights, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("attention", ["softmax", "alpha_entmax"])
+def test_training_by_graphs_is_training(attention: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the compiler behind the graphs, which takes minutes."""
+    by_graphs = functools.partial(torch.compile, backend="eager")
+    monkeypatch.setattr("headwise.train.step.torch.compile", by_graphs)
+    check(attention)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
+@pytest.mark.parametrize("attention", group_choices("attention"))
+def test_every_variant_trains_compiled(attention: str) -> None:
+    check(attention)

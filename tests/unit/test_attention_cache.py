@@ -1,0 +1,59 @@
+"""The cache of keys and values is what joining and selecting whole tensors would give."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from headwise.attention.cache import FIRST_LENGTH, KeyValueCache
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_any_course_of_steps_equals_joining_and_selecting(seed: int) -> None:
+    numbers = random.Random(seed)
+    torch.manual_seed(seed)
+    cache = KeyValueCache(static=False)
+    n_rows, expected = 4, [torch.zeros(4, 2, 0, 3), torch.zeros(4, 2, 0, 3)]
+    for _ in range(3 * FIRST_LENGTH):
+        n_new = numbers.choice([1, 1, 1, 3])
+        new = [torch.randn(n_rows, 2, n_new, 3) for _ in range(2)]
+        expected = [torch.cat(pair, dim=2) for pair in zip(expected, new, strict=True)]
+        found = cache.update(new[0], new[1])
+        assert all(map(torch.equal, found, expected))
+        n_rows = numbers.choice([n_rows, n_rows, max(n_rows - 2, 1), n_rows + 3])
+        rows = torch.tensor([numbers.randrange(len(expected[0])) for _ in range(n_rows)])
+        cache.reorder(rows)
+        expected = [states[rows] for states in expected]
+        assert all(map(torch.equal, cache.content(), expected))
+    assert cache.length == expected[0].shape[2]
+
+
+def test_a_static_cache_keeps_what_it_was_given() -> None:
+    cache = KeyValueCache(static=True)
+    cache.reorder(torch.tensor([1, 0]))  # nothing is there yet
+    assert not cache.is_complete
+    key = torch.randn(3, 5, 2, 4).transpose(1, 2)
+    value = torch.randn(3, 5, 2, 4).transpose(1, 2)
+    cache.update(key, value)
+    assert cache.is_complete
+    rows = torch.tensor([2, 2, 0, 1])
+    cache.reorder(rows)
+    cache.reorder(torch.tensor([3, 1]))
+    assert torch.equal(cache.content()[0], key[rows][[3, 1]])
+    assert torch.equal(cache.content()[1], value[rows][[3, 1]])
+
+
+def test_rows_that_stay_are_not_copied() -> None:
+    cache = KeyValueCache(static=False)
+    key, _ = cache.update(torch.randn(4, 2, 1, 3), torch.randn(4, 2, 1, 3))
+    cache.reorder(torch.tensor([0, 3, 2]))
+    assert cache.content()[0].data_ptr() == key.data_ptr()
+    longer, _ = cache.update(torch.randn(3, 2, 1, 3), torch.randn(3, 2, 1, 3))
+    assert longer.data_ptr() == key.data_ptr()  # and a step writes its own position alone
+
+
+def test_an_empty_cache_has_no_content() -> None:
+    with pytest.raises(RuntimeError, match="update it first"):
+        KeyValueCache(static=False).content()

@@ -1,0 +1,22 @@
+"""The benchmark counts the products that a step has."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import torch
+from benchmarks.matmul_share import TOKENS, VOCABULARY, make_trainer, model_config, products
+from torch.utils.flop_counter import FlopCounterMode
+
+
+def test_products_are_those_of_a_step(tmp_path: Path) -> None:
+    # in bf16 all products of linear maps are seen; attention may be one operator of its own
+    trainer = make_trainer("tiny", "softmax", 32, "bf16", tmp_path)
+    with FlopCounterMode(display=False) as counter:
+        trainer.update()
+    seen = counter.get_flop_counts()["Global"]
+    found = sum(seen.get(kind, 0) for kind in (torch.ops.aten.mm, torch.ops.aten.addmm))
+    shapes = products(model_config("tiny"), VOCABULARY["tiny"], TOKENS // 32, 32)
+    assert found == sum(2 * math.prod(s) * count for s, count in shapes.items() if len(s) == 3)
+    assert sum(count for s, count in shapes.items() if len(s) == 4) == 6 * (2 + 2 * 2)

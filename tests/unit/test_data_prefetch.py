@@ -1,0 +1,101 @@
+"""Batches made in the background: the same ones, from the same position."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+import torch
+
+from headwise.data.batching import Batch, BatchLoader
+from headwise.data.prefetch import Prefetched
+from headwise.data.store import EncodedSplit
+from headwise.errors import HeadwiseError
+
+ROWS = [[4 + i % 7] * (1 + i % 9) for i in range(90)]
+SPLIT = EncodedSplit.from_lists(ROWS, ROWS[::-1])
+
+
+class Broken(BatchLoader):
+    """Fails at its fourth batch."""
+
+    def __next__(self) -> Batch:
+        if self.state()["batch"] == 3:
+            raise HeadwiseError("the disk is gone")
+        return super().__next__()
+
+
+def plain() -> BatchLoader:
+    return BatchLoader(SPLIT, 60, seed=3)
+
+
+def same(one: Batch, other: Batch) -> bool:
+    return one.indices == other.indices and torch.equal(one.target_out_BT, other.target_out_BT)
+
+
+def test_batches_and_positions_are_the_loader_s_over_epochs() -> None:
+    loader = plain()
+    with Prefetched(plain(), depth=3) as batches:
+        assert batches.state() == loader.state()
+        for _ in range(3 * loader.n_batches):
+            assert same(next(batches), next(loader))
+            assert batches.state() == loader.state()
+    assert loader.state()["epoch"] == 3
+
+
+def test_what_was_made_ahead_is_no_part_of_the_position() -> None:
+    with Prefetched(plain(), depth=5) as first:
+        for _ in range(4):
+            next(first)
+        state = first.state()
+        wanted = [next(first) for _ in range(6)]
+        first.restore(state)  # in the middle
+        assert all(same(next(first), batch) for batch in wanted)
+    with Prefetched(plain()) as second:
+        second.restore(state)
+        assert second.state() == state
+        assert all(same(next(second), batch) for batch in wanted)
+
+
+def test_what_the_loader_raises_is_raised_in_place_of_its_batch() -> None:
+    with Prefetched(Broken(SPLIT, 60, seed=3)) as batches:
+        assert all(same(next(batches), batch) for batch, _ in zip(plain(), range(3), strict=False))
+        for _ in range(2):  # and again, as of the loader
+            with pytest.raises(HeadwiseError, match="the disk is gone"):
+                next(batches)
+        assert batches.state()["batch"] == 3
+
+
+def test_no_thread_is_left_and_none_begun_in_vain() -> None:
+    before = threading.active_count()
+    batches = Prefetched(plain(), depth=2)
+    assert threading.active_count() == before
+    first = next(batches)
+    assert threading.active_count() == before + 1
+    batches.close()
+    batches.close()
+    assert threading.active_count() == before
+    assert same(first, next(plain()))
+    later = next(batches)  # begun anew where it was
+    loader = plain()
+    next(loader)
+    assert same(later, next(loader))
+    batches.close()
+
+
+def test_no_more_is_made_than_was_asked_for() -> None:
+    made = []
+
+    class Counted(BatchLoader):
+        def __next__(self) -> Batch:
+            made.append(None)
+            return super().__next__()
+
+    with Prefetched(Counted(SPLIT, 60, seed=3), depth=2) as batches:
+        next(batches)
+        deadline = time.monotonic() + 10
+        while len(made) < 4 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(0.05)
+        assert len(made) == 4  # one taken, two waiting, one in the thread's hands

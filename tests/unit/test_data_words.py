@@ -1,0 +1,73 @@
+"""Encoding word by word gives the ids of whole sentences, or is not done."""
+
+from __future__ import annotations
+
+import io
+import random
+from typing import Any
+
+import pytest
+import sentencepiece
+
+from headwise.data import encoding
+from headwise.data.tokenizer import Tokenizer
+from headwise.data.tokenizer_training import train_tokenizer
+from headwise.schema import TokenizerConfig
+
+
+def drawn_text(n_sentences: int) -> list[str]:
+    draw = random.Random(1)
+    words = ["".join(draw.choices("abdeilnorstuÄß", k=draw.randint(1, 7))) for _ in range(400)]
+    return [" ".join(draw.choices(words, k=draw.randint(1, 12))) for _ in range(n_sentences)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "by_word"),
+    [
+        ({}, True),
+        ({"byte_fallback": True, "vocab_size": 500}, True),
+        ({"character_coverage": 0.98}, True),
+        ({"kind": "unigram", "vocab_size": 60}, False),
+        ({"kind": "char"}, False),
+        ({"kind": "byte", "vocab_size": 260}, False),
+    ],
+)
+def test_words_one_by_one_are_the_sentence(
+    changes: dict[str, Any], by_word: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = drawn_text(1200)
+    config = TokenizerConfig(**{"vocab_size": 150, **changes})
+    tokenizer = train_tokenizer(iter(text), config)
+    assert encoding.merges_within_words(tokenizer) == by_word
+    monkeypatch.setattr(encoding, "MOST_WORDS", 250)  # forgets and learns again
+    encoder = encoding.WordEncoder(tokenizer)
+    odd = ["", "  ", " ab\u3000 \tcd ", "\u6f22\u5b57 ab\u6f22", "a\x00b", "\U0001f600"]
+    marked = ["a\u2581 b", "\u2581", "a \u2581 b", "ab\u2581\u2581"]
+    for start in range(0, len(text), 100):
+        for sentences in (text[start : start + 100], odd, text[start : start + 3] + marked):
+            flat, lengths = encoder.encode(sentences)
+            expected = tokenizer.encode(sentences)
+            assert lengths.tolist() == [len(ids) for ids in expected]
+            assert flat.tolist() == [piece for ids in expected for piece in ids]
+
+
+def test_pieces_over_several_words_need_the_whole_sentence() -> None:
+    text = [f"{a} of the {b}" for a in "abcdefg" for b in "hijklmn"] * 3
+    written = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(text),
+        model_writer=written,
+        model_type="bpe",
+        vocab_size=40,
+        split_by_whitespace=False,
+        pad_id=0,
+        unk_id=1,
+        bos_id=2,
+        eos_id=3,
+        normalization_rule_name="identity",
+        minloglevel=2,
+    )
+    tokenizer = Tokenizer(written.getvalue())
+    assert not encoding.merges_within_words(tokenizer)
+    flat, _ = encoding.WordEncoder(tokenizer).encode(text[:5])
+    assert flat.tolist() == [piece for ids in tokenizer.encode(text[:5]) for piece in ids]

@@ -1,0 +1,80 @@
+"""Dropout: what is dropped, how often, and from which generator."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from headwise.dropout import STEPS, Dropout, dropout, n_kept
+
+TYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_an_entry_is_0_or_scaled_and_the_gradient_says_the_same(dtype: torch.dtype) -> None:
+    torch.manual_seed(1)
+    values = (1 + torch.rand(7, 501)).to(dtype).requires_grad_()
+    dropped = dropout(values, 0.25)
+    assert dropped.dtype == dtype
+    gradient = (1 + torch.rand(7, 501)).to(dtype)
+    (found,) = torch.autograd.grad(dropped, values, gradient)
+    scale = STEPS / n_kept(0.25)
+    kept = dropped != 0
+    torch.testing.assert_close(dropped, torch.where(kept, values * scale, 0.0))
+    torch.testing.assert_close(found, torch.where(kept, gradient * scale, 0.0))
+
+
+@pytest.mark.parametrize("rate", [0.05, 0.5, 0.9])
+def test_the_rate_holds_everywhere_and_entries_are_independent(rate: float) -> None:
+    torch.manual_seed(2)
+    kept = (dropout(torch.ones(512, 512), rate) != 0).double()
+    deviation = (rate * (1 - rate)) ** 0.5
+    assert abs(1 - kept.mean() - rate) < 5 * deviation / kept.numel() ** 0.5 + 1 / STEPS
+    for axis in (0, 1):  # and in every row and column of it
+        means = kept.mean(axis)
+        n_each = kept.numel() / len(means)
+        assert (1 - means - rate).abs().max() < 6 * deviation / n_each**0.5 + 1 / STEPS
+    centred = kept - kept.mean()
+    for lag in (1, 2, 3, 4, 512):
+        together = (centred.flatten()[lag:] * centred.flatten()[:-lag]).mean() / deviation**2
+        assert together.abs() < 6 / kept.numel() ** 0.5
+
+
+def test_the_mean_stays() -> None:
+    torch.manual_seed(3)
+    mean = dropout(torch.ones(1 << 20, dtype=torch.float64), 0.3).mean().item()
+    assert mean == pytest.approx(1, abs=0.004)
+
+
+def test_a_seed_decides_it_and_checkpointing_repeats_it() -> None:
+    layer = Dropout(0.4)
+    values = torch.ones(33, 5, requires_grad=True)
+    torch.manual_seed(4)
+    first, second = layer(values), layer(values)
+    torch.manual_seed(4)
+    assert layer(values).equal(first)
+    assert layer(values).equal(second)
+    assert not first.equal(second)
+    recomputed = checkpoint(layer, values, use_reentrant=False)
+    (gradient,) = torch.autograd.grad(recomputed.square().sum() / 2, values)
+    torch.testing.assert_close(gradient, recomputed.detach() * (STEPS / n_kept(0.4)))
+
+
+def test_nothing_happens_in_evaluation_and_at_rate_0() -> None:
+    values = torch.ones(3)
+    state = torch.get_rng_state()
+    assert Dropout(0.4).eval()(values) is values
+    assert Dropout(0.0)(values) is values
+    assert torch.get_rng_state().equal(state)
+
+
+@pytest.mark.parametrize("shape", [(0,), (1,), (3,), (5, 1), (2, 3, 7)])
+def test_shapes_that_fill_no_word_of_bits(shape: tuple[int, ...]) -> None:
+    assert dropout(torch.ones(shape), 0.5).shape == shape
+
+
+def test_a_compiled_graph_takes_torch_s_own() -> None:
+    layer = Dropout(0.5)
+    compiled = torch.compile(lambda values: layer(values) + 1, backend="eager", fullgraph=True)
+    assert set(compiled(torch.ones(100)).tolist()) == {1.0, 3.0}

@@ -1,0 +1,398 @@
+"""Fused α-entmax attention: the kernels against float64, in Triton's interpreter or on a GPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from headwise.entmax import triton_operators
+from headwise.entmax.triton_attention import refusal, triton_entmax_attention
+
+IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+HAS_DEVICE = IS_INTERPRETED or torch.cuda.is_available()
+DEVICE = "cuda" if torch.cuda.is_available() and not IS_INTERPRETED else "cpu"
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+needs_triton = [
+    pytest.mark.triton,
+    pytest.mark.skipif(
+        not (HAS_TRITON and HAS_DEVICE),
+        reason="no Triton with a GPU or its interpreter (make test-triton)",
+    ),
+    # of numpy, about infinities that the kernels mean
+    pytest.mark.filterwarnings("ignore::RuntimeWarning:triton"),
+]
+kernels = pytest.mark.usefixtures("form")
+FORMS = ("resident", "streaming")
+
+
+@dataclass
+class Case:
+    """Inputs on the device, and what is told beside them."""
+
+    tensors: list[Tensor]  # query, key, value
+    alpha: Tensor
+    grad: Tensor
+    lengths: Tensor | None = None
+    causal: bool = False
+    offset: int = 0
+
+    @property
+    def scale(self) -> float:
+        return float(self.tensors[0].shape[-1]) ** -0.5
+
+
+def make_case(
+    shape: tuple[int, int, int, int, int],
+    alpha: list[float] | None = None,
+    dtype: torch.dtype = torch.float32,
+    deviation: float = 1.5,
+    lengths: list[int] | None = None,
+    causal: bool = False,
+    offset: int = 0,
+) -> Case:
+    n_batch, n_heads, n_queries, n_keys, head_dim = shape
+    generator = torch.Generator().manual_seed(sum(shape))
+
+    def draw(n_rows: int, factor: float = 1.0) -> Tensor:
+        # heads split from one projection, so that rows are not contiguous
+        drawn = torch.randn(n_batch, n_rows, n_heads, head_dim, generator=generator) * factor
+        return drawn.to(DEVICE, dtype).transpose(1, 2)
+
+    tensors = [draw(n_queries, deviation), draw(n_keys), draw(n_keys)]
+    alphas = torch.tensor(alpha) if alpha else torch.linspace(1.05, 1.95, n_heads)
+    lengths_B = None if lengths is None else torch.tensor(lengths, device=DEVICE)
+    return Case(tensors, alphas.to(DEVICE), draw(n_queries), lengths_B, causal, offset)
+
+
+def reference(case: Case, keep: Tensor | None = None, dropout: float = 0.0) -> list[Tensor]:
+    """Context and gradients of query, key, value and α in float64, by bisection.
+
+    The threshold is a constant but for one step of Newton, whose derivative is that of the exact
+    solution; hence the gradients are independent of the closed forms that the kernels use.
+    """
+    query, key, value = (tensor.double().requires_grad_() for tensor in case.tensors)
+    alpha = case.alpha.double().requires_grad_()
+    # α = 1 from just above, where the formulas have no hole
+    beta = (alpha - 1 + 1e-5 * (alpha.detach() < 1 + 1e-6))[:, None, None]
+    scores = query @ key.transpose(-1, -2) * case.scale
+    mask = torch.ones_like(scores, dtype=torch.bool)
+    keys = torch.arange(key.shape[2], device=DEVICE)
+    if case.lengths is not None:
+        mask &= (keys < case.lengths[:, None])[:, None, None]
+    if case.causal:
+        mask &= keys <= torch.arange(query.shape[2], device=DEVICE)[:, None] + case.offset
+    scores = scores.masked_fill(~mask, -1e30)
+    below = scores.amax(-1, keepdim=True) - scores
+
+    def weights(level: Tensor) -> tuple[Tensor, Tensor]:
+        shift = beta * (level + below)
+        inside = mask & (shift < 1)
+        root = torch.where(inside, shift, 0.0)
+        p = torch.where(inside, torch.exp(torch.log1p(-root) / beta), 0.0)
+        return p, torch.where(inside, p / (1 - root), 0.0)
+
+    with torch.no_grad():
+        low, high = torch.zeros_like(below[..., :1]), torch.full_like(below[..., :1], 50.0)
+        for _ in range(60):
+            middle = (low + high) / 2
+            is_left = weights(middle)[0].sum(-1, keepdim=True) > 1
+            low, high = torch.where(is_left, middle, low), torch.where(is_left, high, middle)
+        slope = weights(low)[1].sum(-1, keepdim=True).clamp_min(1e-300)
+    excess = weights(low)[0].sum(-1, keepdim=True) - 1
+    p = weights(low + torch.where(mask.any(-1, keepdim=True), excess / slope, 0.0))[0]
+    if keep is not None:
+        p = p * keep / (1 - dropout)
+    context = p @ value
+    grads = torch.autograd.grad(context, (query, key, value, alpha), case.grad.double())
+    return [context.detach(), *grads]
+
+
+def fused(case: Case, dropout: float = 0.0, alpha: float | None = None) -> list[Tensor]:
+    query, key, value = (tensor.detach().requires_grad_() for tensor in case.tensors)
+    alphas = case.alpha.detach().requires_grad_()
+    context = triton_entmax_attention(
+        query, key, value, alphas if alpha is None else alpha,
+        case.lengths, case.causal, case.offset, dropout, case.scale,
+    )  # fmt: skip
+    wanted = (query, key, value) if alpha is not None else (query, key, value, alphas)
+    return [context.detach(), *torch.autograd.grad(context, wanted, case.grad)]
+
+
+def errors(found: list[Tensor], expected: list[Tensor]) -> list[float]:
+    """Largest errors, relative to the largest value."""
+    pairs = zip(found, expected, strict=False)
+    return [float((a.double() - b).abs().max() / b.abs().max().clamp_min(1e-9)) for a, b in pairs]
+
+
+def assert_precise(found: list[Tensor], expected: list[Tensor]) -> None:
+    """To float32; for α near 2 a key at the border of its support weighs on the gradients."""
+    context, grad_query, grad_key, grad_value, *grad_alpha = errors(found, expected)
+    assert max(context, grad_value) < 2e-6
+    assert max(grad_query, grad_key, *grad_alpha) < 3e-5
+
+
+@pytest.fixture(params=FORMS)
+def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "streaming":
+        monkeypatch.setattr(triton_operators, "RESIDENT_BYTES", 0)
+    return str(request.param)
+
+
+class TestAgainstFloat64:
+    pytestmark = needs_triton
+
+    @kernels
+    @pytest.mark.parametrize(
+        "case",
+        [
+            make_case((2, 2, 21, 40, 16), lengths=[40, 7]),
+            make_case((1, 3, 33, 33, 24), causal=True),
+            make_case((2, 2, 9, 21, 16), lengths=[21, 15], causal=True, offset=12),
+            make_case((1, 2, 19, 40, 16)),
+            make_case((1, 2, 40, 19, 16)),
+            make_case((1, 2, 1, 35, 16)),
+        ],
+        ids=["padding", "causal", "offset", "cross", "few keys", "one query"],
+    )
+    def test_masks(self, case: Case) -> None:
+        assert_precise(fused(case), reference(case))
+
+    @kernels
+    def test_rows_of_several_blocks(self, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(triton_operators, "MARKED_KEYS", 64)
+        case = make_case((1, 2, 90, 150, 16), deviation=4.0, causal=True, offset=60, lengths=[140])
+        assert_precise(fused(case), reference(case))
+
+    @kernels
+    def test_every_alpha_of_a_head(self) -> None:
+        case = make_case((1, 6, 16, 70, 16), [1.0, 1.01, 1.3, 1.5, 1.8, 2.0])
+        found, expected = fused(case), reference(case)
+        # at α = 1 the reference is one of slightly more
+        assert max(errors(found, expected)) < 5e-5
+        rest = [[tensor.movedim(1, 0)[1:] for tensor in part[:4]] for part in (found, expected)]
+        assert_precise([*rest[0], found[4][1:]], [*rest[1], expected[4][1:]])
+
+    @kernels
+    @pytest.mark.parametrize("alpha", [1.0, 1.25, 1.5, 2.0])
+    def test_one_alpha_for_all(self, alpha: float) -> None:
+        case = make_case((1, 2, 16, 100, 16), [alpha, alpha], deviation=3.0)
+        assert max(errors(fused(case, alpha=alpha), reference(case))) < 5e-5
+
+    @kernels
+    @pytest.mark.parametrize("head_dim", [24, 64, 80, 128])
+    def test_head_dims(self, head_dim: int) -> None:
+        case = make_case((1, 1, 16, 20, head_dim), [1.4])
+        assert_precise(fused(case), reference(case))
+
+    @kernels
+    @pytest.mark.parametrize(
+        ("dtype", "bound"), [(torch.bfloat16, 1.5e-2), (torch.float16, 2e-3)], ids=["bf16", "fp16"]
+    )
+    def test_half_precision(self, dtype: torch.dtype, bound: float) -> None:
+        case = make_case((2, 4, 17, 70, 16), [1.0, 1.02, 1.5, 1.9], dtype, lengths=[70, 33])
+        found = fused(case)
+        assert found[0].dtype is dtype
+        assert found[4].dtype is torch.float32
+        assert max(errors(found, reference(case))) < bound
+
+    @kernels
+    def test_adversarial_rows(self) -> None:
+        case = make_case((1, 3, 16, 70, 16), [1.02, 1.5, 1.9])
+        query, key, _ = case.tensors
+        key[:, :, 10:30] = key[:, :, :1]  # ties
+        query[:, :, 0] = 0  # all equal
+        query[:, :, 1] *= 4e3  # one key far above the rest
+        query[:, :, 2] = 1e4 * torch.sign(query[:, :, 2])
+        query[:, :, 3] = key[:, :, 3] * 1e-3  # hardly any spread
+        case.grad[:, :, 1:3] = 0  # float32 scores of 1e4 are 1e-3 apart
+        found, expected = fused(case), reference(case)
+        assert_precise(found, expected)
+        for row in (1, 2):
+            assert errors([found[0][:, :, row]], [expected[0][:, :, row]])[0] < 2e-3
+
+
+class TestEdges:
+    pytestmark = needs_triton
+
+    @kernels
+    def test_rows_without_keys_are_zero(self) -> None:
+        case = make_case((2, 2, 18, 20, 16), lengths=[20, 0])
+        context, grad_query, grad_key, grad_value, grad_alpha = fused(case)
+        for tensor in (context, grad_query, grad_key, grad_value):
+            assert not tensor[1].any()
+            assert tensor[0].any()
+        assert grad_alpha.isfinite().all()
+        alone = make_case((2, 2, 18, 20, 16), lengths=[20, 0])
+        alone.tensors = [tensor[:1] for tensor in alone.tensors]
+        alone.grad, alone.lengths = alone.grad[:1], None
+        torch.testing.assert_close(fused(alone)[4], grad_alpha)
+
+    @kernels
+    def test_padding_is_not_read(self) -> None:
+        case = make_case((1, 2, 16, 40, 16), lengths=[25])
+        expected = fused(case)
+        for tensor in case.tensors[1:]:
+            tensor[:, :, 25:] = torch.nan
+        for found, wanted in zip(fused(case), expected, strict=True):
+            assert torch.equal(found, wanted)
+
+    @kernels
+    def test_nan_stays_in_its_row(self) -> None:
+        case = make_case((1, 2, 18, 40, 16))
+        before = fused(case)[0]
+        case.tensors[0][0, 1, 5, 2] = torch.nan
+        context, grad_query, *_ = fused(case)
+        assert context[0, 1, 5].isnan().all()
+        assert grad_query[0, 1, 5].isnan().all()
+        context[0, 1, 5] = before[0, 1, 5]
+        assert torch.equal(context, before)
+
+    @kernels
+    def test_same_bits_twice(self) -> None:
+        case = make_case((2, 2, 20, 70, 16), lengths=[70, 33])
+        for found, again in zip(fused(case), fused(case), strict=True):
+            assert torch.equal(found, again)
+
+    def test_forms_agree(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        case = make_case((1, 2, 70, 90, 16), [1.2, 1.7], causal=True, offset=20)
+        resident = fused(case)
+        monkeypatch.setattr(triton_operators, "RESIDENT_BYTES", 0)
+        assert_precise(fused(case), [tensor.double() for tensor in resident])
+
+    @kernels
+    def test_blocks_without_weights_are_skipped(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(triton_operators, "MARKED_KEYS", 64)
+        case = make_case((1, 1, 128, 256, 16), [1.5])
+        query, key, _ = case.tensors
+        # the first queries attend to the second and fourth block, the others to the third
+        query.mul_(0.2), key.mul_(0.2)
+        query[:, :, :64, 0], query[:, :, 64:, 1] = 4, 4
+        key[:, :, 64:128, 0] = key[:, :, 192:, 0] = key[:, :, 128:192, 1] = 4
+        live = triton_operators.forward(
+            *case.tensors, case.alpha, None, None, False, 0, 0.0, case.scale, 0
+        )[4]
+        assert live[0, 0].tolist() == [[0, 1, 0, 1], [0, 0, 1, 0]]
+        # scores formed in tiles of other shapes differ in their last bits
+        assert max(errors(fused(case), reference(case))) < 1e-4
+
+
+class TestDropout:
+    pytestmark = needs_triton
+    RATE = 0.3
+
+    def kept(self, shape: tuple[int, int, int, int], seed: int, causal: bool = False) -> Tensor:
+        """What dropout keeps, seen through equal weights and the unit vectors as values."""
+        n_batch, n_heads, n_queries, n_keys = shape
+        assert n_keys <= 128
+        zeros = torch.zeros(n_batch, n_heads, max(n_queries, n_keys), 128, device=DEVICE)
+        value = torch.eye(128, device=DEVICE)[:n_keys].expand(n_batch, n_heads, -1, -1)
+        torch.manual_seed(seed)
+        context = triton_entmax_attention(
+            zeros[:, :, :n_queries], zeros[:, :, :n_keys], value, 1.5, dropout=self.RATE
+        )
+        return context[..., :n_keys] > 0
+
+    @kernels
+    def test_gradients_are_those_of_the_kept_weights(self) -> None:
+        case = make_case((1, 2, 40, 80, 16), [1.2, 1.7], causal=True, offset=40)
+        keep = self.kept((1, 2, 40, 80), seed=3)
+        torch.manual_seed(3)
+        found = fused(case, self.RATE)
+        assert_precise(found, reference(case, keep, self.RATE))
+
+    def test_rate_and_independence(self) -> None:
+        keep = self.kept((2, 2, 64, 128), seed=1).double()
+        n_weights = keep.numel()
+        deviation = (self.RATE * (1 - self.RATE) / n_weights) ** 0.5
+        assert abs(float(keep.mean()) - (1 - self.RATE)) < 4 * deviation
+        centred = keep - keep.mean()
+        for axis in range(4):
+            other = centred.roll(1, axis)
+            correlation = float((centred * other).mean() / centred.square().mean())
+            assert abs(correlation) < 4 * n_weights**-0.5
+
+    def test_torch_seeds_it(self) -> None:
+        first, again, other = (self.kept((1, 1, 16, 32), seed) for seed in (1, 1, 2))
+        assert torch.equal(first, again)
+        assert not torch.equal(first, other)
+
+    def test_checkpointing_draws_the_same(self) -> None:
+        case = make_case((1, 2, 16, 32, 16))
+        torch.manual_seed(5)
+        expected = fused(case, self.RATE)
+        query = case.tensors[0].detach().requires_grad_()
+
+        def attend(query: Tensor) -> Tensor:
+            return triton_entmax_attention(
+                query, *case.tensors[1:], case.alpha, dropout=self.RATE, scale=case.scale
+            )
+
+        torch.manual_seed(5)
+        context = checkpoint(attend, query, use_reentrant=False)
+        assert torch.equal(context, expected[0])
+        assert torch.equal(torch.autograd.grad(context, query, case.grad)[0], expected[1])
+
+
+class TestOperators:
+    pytestmark = needs_triton
+
+    @pytest.mark.filterwarnings("ignore")  # of torch, about its own checks
+    def test_registrations(self) -> None:
+        case = make_case((1, 2, 16, 17, 16))
+        tensors = [tensor.detach().requires_grad_() for tensor in case.tensors]
+        arguments = (*tensors, case.alpha.requires_grad_(), None, None, True, 1, 0.0, 0.25, 0)
+        torch.library.opcheck(
+            triton_operators.forward,
+            arguments,
+            test_utils=("test_schema", "test_faketensor", "test_autograd_registration"),
+        )
+
+    def test_one_graph_under_compile(self) -> None:
+        case = make_case((1, 2, 16, 17, 16))
+        expected = fused(case)
+        tensors = [tensor.detach().requires_grad_() for tensor in case.tensors]
+
+        @torch.compile(backend="aot_eager", fullgraph=True)
+        def attend(query: Tensor, key: Tensor, value: Tensor, alpha: Tensor) -> Tensor:
+            return triton_entmax_attention(query, key, value, alpha, scale=case.scale) * 2
+
+        context = attend(*tensors, case.alpha)
+        assert torch.equal(context, expected[0] * 2)
+        assert torch.equal(torch.autograd.grad(context, tensors[0], case.grad / 2)[0], expected[1])
+
+
+@pytest.mark.parametrize("n_keys", [2048, 16384])
+def test_memory_grows_linearly(n_keys: int) -> None:
+    """What is kept beside the inputs, in numbers a query, does not grow with the keys."""
+    query = torch.empty(1, 1, n_keys, 64, device="meta", dtype=torch.bfloat16)
+    kept = triton_operators._fake_forward(
+        query, query, query, query, None, None, False, 0, 0.0, 1.0, 0
+    )
+    assert sum(tensor.numel() for tensor in kept[:4]) / n_keys == 2 * 64 + 2
+    assert kept[4].numel() / n_keys <= n_keys / 64**2  # one mark a block
+
+
+def test_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headwise.entmax.triton_attention.HAS_TRITON", True)
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    query = torch.zeros(1, 2, 3, 16)
+    assert "on cpu" in str(refusal(query, query, query))
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert refusal(query, query, query) is None
+    assert "pattern" in str(refusal(query, query, query, pattern=True))
+    assert "depends on the query" in str(refusal(query, query, query, alpha_per_query=True))
+    assert "one type" in str(refusal(query, query, query.half()))
+    assert "one type" in str(refusal(*[query.double()] * 3))
+    assert "wide" in str(refusal(*[torch.zeros(1, 2, 3, 256)] * 3))
+    assert "(B, H, K, E)" in str(refusal(query, query[:, :1], query[:, :1]))
+    assert "no keys" in str(refusal(query, query[:, :, :0], query[:, :, :0]))
+    monkeypatch.setattr("headwise.entmax.triton_attention.HAS_TRITON", False)
+    assert "not installed" in str(refusal(query, query, query))
+    with pytest.raises(ValueError, match="not installed"):
+        triton_entmax_attention(query, query, query, 1.5)

@@ -1,0 +1,122 @@
+"""Output projection and loss by chunks: what the loss of whole logits gives."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from headwise.data.tokenizer import PAD
+from headwise.train import vocabulary_loss
+from headwise.train.loss import CrossEntropy, EntmaxLoss, Loss, LossSum, SparsemaxLoss
+from headwise.train.vocabulary_loss import chunk_rows
+
+B, T, D, V = 4, 9, 6, 37
+LOSSES = [CrossEntropy(0.1), CrossEntropy(0.0), EntmaxLoss(1.3, 0.1), SparsemaxLoss()]
+
+
+class Squares(Loss):
+    """A loss that does not know how to make its gradient."""
+
+    def forward(self, logits_BTV: Tensor, target_BT: Tensor) -> LossSum:
+        real_BT = target_BT != PAD
+        wide_BTV = logits_BTV.to(torch.promote_types(logits_BTV.dtype, torch.float32))
+        squares_BT = wide_BTV.square().sum(-1) * real_BT
+        return LossSum(squares_BT.sum(), real_BT.sum().to(squares_BT.dtype))
+
+
+@pytest.fixture(autouse=True)
+def several_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vocabulary_loss, "MIN_CHUNK_ROWS", 5)
+    monkeypatch.setattr(vocabulary_loss, "CHUNK_LOGITS", {"cpu": 5 * V})
+
+
+def example(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    states_BTD = torch.randn(B, T, D, generator=generator, dtype=dtype)
+    weight_VD = torch.randn(V, D, generator=generator, dtype=dtype)
+    target_BT = torch.randint(1, V, (B, T), generator=generator)
+    target_BT[0, 4:] = PAD
+    target_BT[2, 1:] = PAD
+    return states_BTD.requires_grad_(), weight_VD.requires_grad_(), target_BT
+
+
+@pytest.mark.parametrize("loss", [*LOSSES, Squares()], ids=repr)
+@pytest.mark.parametrize("low", [None, torch.bfloat16], ids=["whole", "autocast"])
+def test_sums_and_gradients_are_those_of_the_logits(loss: Loss, low: torch.dtype | None) -> None:
+    dtype = torch.float64 if low is None else torch.float32
+    states_BTD, weight_VD, target_BT = example(dtype)
+    found = []
+    for by_chunks in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=low is not None):
+            if by_chunks:
+                sums = loss.of_states(states_BTD, weight_VD, target_BT)
+            else:
+                sums = loss(nn.functional.linear(states_BTD, weight_VD), target_BT)
+        gradients = torch.autograd.grad(2.5 * sums.loss, (states_BTD, weight_VD))
+        found.append((sums.loss.detach(), sums.measure, *gradients))
+    for one, other in zip(*found, strict=True):
+        largest_error = (other - one).abs().max() / one.abs().max()
+        assert largest_error < (1e-12 if low is None else 0.02)
+    if low is not None:  # the sums see the very same logits
+        torch.testing.assert_close(found[1][:2], found[0][:2], rtol=1e-5, atol=0)
+
+
+def test_there_are_never_more_logits_than_a_chunk_has() -> None:
+    sizes: list[tuple[int, ...]] = []
+
+    class Watched(CrossEntropy):
+        def of_rows(self, logits_RV: Tensor, target_R: Tensor, with_gradient: bool):  # type: ignore[no-untyped-def]
+            sizes.append(tuple(logits_RV.shape))
+            return super().of_rows(logits_RV, target_R, with_gradient)
+
+    states_BTD, weight_VD, target_BT = example()
+    Watched(0.1).of_states(states_BTD, weight_VD, target_BT)
+    n_real = int((target_BT != PAD).sum())
+    assert chunk_rows(V, torch.device("cpu")) == 5
+    assert [rows for rows, _ in sizes] == [5] * (n_real // 5) + [n_real % 5] * (n_real % 5 > 0)
+
+
+def test_the_gradient_may_be_taken_of_the_weight_alone_or_of_nothing() -> None:
+    states_BTD, weight_VD, target_BT = example()
+    loss = CrossEntropy(0.1)
+    both = loss.of_states(states_BTD, weight_VD, target_BT).loss
+    expected = torch.autograd.grad(both, weight_VD)[0]
+    alone = loss.of_states(states_BTD.detach(), weight_VD, target_BT).loss
+    torch.testing.assert_close(torch.autograd.grad(alone, weight_VD)[0], expected)
+    with torch.no_grad():
+        nothing = loss.of_states(states_BTD, weight_VD, target_BT)
+    assert not nothing.loss.requires_grad
+    torch.testing.assert_close(nothing.loss, both.detach())
+
+
+def test_a_tied_weight_gets_both_gradients() -> None:
+    _, weight_VD, target_BT = example()
+    table = nn.Parameter(weight_VD.detach())
+
+    def gradient(by_chunks: bool) -> Tensor:
+        states_BTD = nn.functional.embedding(target_BT, table).tanh()
+        loss = CrossEntropy(0.1)
+        if by_chunks:
+            total = loss.of_states(states_BTD, table, target_BT).loss
+        else:
+            total = loss(states_BTD @ table.t(), target_BT).loss
+        return torch.autograd.grad(total, table)[0]
+
+    torch.testing.assert_close(gradient(True), gradient(False))
+
+
+def test_nothing_but_padding_costs_nothing() -> None:
+    states_BTD, weight_VD, _ = example()
+    sums = CrossEntropy(0.1).of_states(states_BTD, weight_VD, torch.zeros(B, T, dtype=torch.long))
+    gradients = torch.autograd.grad(sums.loss, (states_BTD, weight_VD))
+    assert sums.loss.item() == sums.measure.item() == 0
+    assert all(gradient.eq(0).all() for gradient in gradients)
+
+
+def test_backward_twice_gives_the_same() -> None:
+    states_BTD, weight_VD, target_BT = example()
+    loss = CrossEntropy(0.1).of_states(states_BTD, weight_VD, target_BT).loss
+    first = torch.autograd.grad(loss, (states_BTD, weight_VD), retain_graph=True)
+    second = torch.autograd.grad(loss, (states_BTD, weight_VD))
+    assert all(one.equal(other) for one, other in zip(first, second, strict=True))

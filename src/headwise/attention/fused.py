@@ -15,9 +15,12 @@ from headwise.attention.base import ScoreContext
 from headwise.entmax import native
 from headwise.entmax.attention import attention
 from headwise.entmax.native import Power, Visible
+from headwise.entmax.triton_attention import refusal, triton_entmax_attention
+from headwise.entmax.triton_operators import is_interpreted
 
 # Rows of fewer keys are done sooner with their weights kept, unless there is dropout to save.
 KEYS_WORTH_IT = 128
+FIXED = {Power.SQUARE: 1.5, Power.LINEAR: 2.0}
 
 _SAID: set[str] = set()
 log = logging.getLogger(__name__)
@@ -48,7 +51,23 @@ def fused_attention(
         return attention(query_BHQE, key_BHKE, value_BHKE, alpha, power, visible, dropout, scale)
     if power is Power.EXP:
         return _torch_softmax(query_BHQE, key_BHKE, value_BHKE, context, dropout)
-    return None
+    if query_BHQE.device.type == "cpu" and not is_interpreted():
+        return None
+    alpha_H = FIXED[power] if alpha is None else alpha
+    per_query = alpha is not None and alpha.numel() > alpha.shape[1]
+    mask = context.mask
+    is_restricted = mask.pattern is not None or mask.given_BHQK is not None
+    reason = refusal(query_BHQE, key_BHKE, value_BHKE, is_restricted, per_query)
+    if reason is not None:
+        _announce(f"attention: weights are formed, as {reason}")
+        return None
+    _announce("attention: Triton kernels")
+    if isinstance(alpha_H, Tensor):
+        alpha_H = alpha_H.flatten()
+    return triton_entmax_attention(
+        query_BHQE, key_BHKE, value_BHKE, alpha_H,
+        mask.key_lengths_B, mask.causal, mask.query_offset, dropout,
+    )  # fmt: skip
 
 
 def _suits_native(query_BHQE: Tensor, n_keys: int, dropout: float, power: Power) -> bool:

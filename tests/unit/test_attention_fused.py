@@ -1,0 +1,111 @@
+"""Which kernel attention takes, and that a layer computes the same by each."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from headwise.attention import fused
+from headwise.attention.base import Attention, Mask, Place
+from headwise.attention.build import AttentionFactory
+from headwise.config_dir import group_node
+from headwise.entmax import native
+from triton_marks import needs_triton
+
+VARIANTS = ("softmax", "entmax15", "sparsemax", "alpha_entmax")
+needs_kernels = pytest.mark.skipif(
+    native.reason_without() is not None, reason=str(native.reason_without())
+)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_said() -> Iterator[None]:
+    fused._SAID.clear()
+    yield
+    fused._SAID.clear()
+
+
+def layer(variant: str, **settings: object) -> Attention:
+    torch.manual_seed(1)
+    node = {**group_node("attention", variant), **settings}
+    return AttentionFactory({"attention": node})(Place("encoder_self", 1, 2, 16))
+
+
+def outcome(attention: Attention, states: Tensor, mask: Mask, need_weights: bool) -> list[Tensor]:
+    attention.zero_grad()
+    states = states.clone().requires_grad_()
+    context = attention(states, states, states, mask, need_weights=need_weights).context_BQD
+    context.square().sum().backward()
+    return [context.detach(), states.grad, *(p.grad for p in attention.parameters())]
+
+
+def assert_fused_equals_formed(
+    attention: Attention, n: int, caplog: pytest.LogCaptureFixture, line: str
+) -> None:
+    states = torch.randn(2, n, 32, generator=torch.Generator().manual_seed(2))
+    mask = Mask(key_lengths_B=torch.tensor([n, n // 2]))
+    with caplog.at_level(logging.INFO, logger="headwise"):
+        ours = outcome(attention, states, mask, need_weights=False)
+    assert line in caplog.text
+    for mine, formed in zip(ours, outcome(attention, states, mask, True), strict=True):
+        torch.testing.assert_close(mine, formed, rtol=1e-4, atol=1e-4)
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    ("variant", "settings"),
+    [(v, {}) for v in VARIANTS[1:]] + [("alpha_entmax", {"depends_on": "query"})],
+)
+def test_long_rows_take_the_kernels(
+    caplog: pytest.LogCaptureFixture, variant: str, settings: dict[str, object]
+) -> None:
+    attention = layer(variant, **settings)
+    assert_fused_equals_formed(attention, 150, caplog, "C++ kernels")
+
+
+@needs_kernels
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_dropout_takes_the_kernels_and_keeps_the_mean(
+    caplog: pytest.LogCaptureFixture, variant: str
+) -> None:
+    attention = layer(variant)
+    attention.dropout = 0.2
+    states = torch.randn(1, 12, 32, generator=torch.Generator().manual_seed(2))
+    with torch.no_grad(), caplog.at_level(logging.INFO, logger="headwise"):
+        drawn = [attention(states, states, states, Mask()).context_BQD for _ in range(2000)]
+        whole = attention.eval()(states, states, states, Mask()).context_BQD
+    assert "C++ kernels" in caplog.text
+    mean = torch.stack(drawn).mean(0)
+    assert (mean - whole).abs().max() < 0.1 * whole.abs().max()
+    assert not torch.equal(drawn[0], drawn[1])
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_without_kernels_a_layer_computes_the_same(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, variant: str
+) -> None:
+    monkeypatch.setattr(native, "takes", lambda scores: False)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    assert_fused_equals_formed(layer(variant), 150, caplog, "torch alone")
+
+
+class TestTriton:
+    pytestmark = needs_triton
+
+    @pytest.mark.parametrize("variant", VARIANTS[1:])
+    def test_a_layer_takes_the_kernels(
+        self, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, variant: str
+    ) -> None:
+        monkeypatch.setattr(native, "takes", lambda scores: False)
+        assert_fused_equals_formed(layer(variant), 20, caplog, "Triton kernels")
+
+    def test_what_they_cannot_take_is_said(
+        self, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(native, "takes", lambda scores: False)
+        attention = layer("alpha_entmax", depends_on="query")
+        assert_fused_equals_formed(attention, 20, caplog, "α depends on the query")

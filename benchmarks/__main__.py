@@ -27,7 +27,6 @@ from benchmarks.clock import machine
 from headwise.entmax import native
 
 RESULTS = Path(__file__).parents[1] / "results" / "benchmarks"
-SHORT = ((64, 8, 32, 32), (32, 8, 64, 64))
 
 
 @dataclass(frozen=True)
@@ -98,7 +97,8 @@ def step(quick: bool) -> list[Figure]:
     for row in matmul_share.measure(quick)["rows"]:
         case = f"{row['model']}, length {row['length']}, {row['precision']}"
         goal = 1.5 if row["model"] == "base" else 2.0
-        found.append(Figure(f"step / its products, {case}", row["ratio"], goal))
+        found.append(Figure(f"softmax's step / its products, {case}", row["ratio"], goal))
+        found.append(Figure(f"α-entmax's step / softmax's, {case}", row["to_softmax"], 1.05))
     return found
 
 
@@ -124,11 +124,12 @@ PARTS: dict[str, Callable[[bool], list[Figure]]] = {
 }
 
 
-def show(part: str, figures: list[Figure]) -> None:
+def show(part: str, figures: list[Figure], quick: bool) -> None:
+    """Print figures; small cases of few repeats are not held against the goals."""
     print(f"\n{part}, {torch.get_num_threads()} thread(s)")
     for figure in figures:
         sign = "≤" if figure.at_most else "≥"
-        mark = "" if figure.is_met else "   not met"
+        mark = "" if quick or figure.is_met else "   not met"
         print(f"  {figure.name:58} {figure.found:9.3g}  {sign} {figure.goal:.3g}{mark}", flush=True)
 
 
@@ -161,7 +162,7 @@ def main() -> None:
         torch.set_num_threads(n_threads)
         for part in arguments.only:
             figures = PARTS[part](arguments.quick)
-            show(part, figures)
+            show(part, figures, arguments.quick)
             record["figures"] += [{"threads": n_threads, **asdict(one)} for one in figures]
     if arguments.quick or arguments.only != list(PARTS):
         return

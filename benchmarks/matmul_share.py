@@ -5,19 +5,15 @@
 A step is `Trainer.update` as a run calls it: batches from its loader, forward, loss, backward,
 optimizer. Its products are those of every linear map, of the scores and the contexts of every
 attention, and of the output projection, with their gradients: same shapes and type, in the same
-process, and nothing between them. Both run interleaved; what is printed are ratios of medians.
-With one thread the time is that of the processor, which other load on the machine lengthens less;
-else it is that of the clock.
+process, and nothing between them. The step with α-entmax runs in turn with both; what is printed
+are ratios of medians.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import platform
-import statistics
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.clock import machine, medians
 from headwise.attention.build import AttentionFactory
 from headwise.config_dir import group_node
 from headwise.data.batching import Batch
@@ -44,8 +41,13 @@ from headwise.train.trainer import Trainer, Validation
 CPU = torch.device("cpu")
 VOCABULARY = {"tiny": 2000, "small": 8000, "base": 32000}
 TOKENS = 4096
-LENGTHS = (32, 64)
-QUICK = [("tiny", 32)]  # model and length
+CASES = [  # model, length, precision
+    *(("small", length, precision) for length in (32, 64) for precision in ("bf16", "fp32")),
+    ("base", 32, "bf16"),
+    ("base", 64, "bf16"),
+]
+QUICK = [("tiny", 32, "bf16"), ("tiny", 32, "fp32")]
+ATTENTIONS = ("softmax", "alpha_entmax")
 
 # (m, k, n) of a product (m, k) @ (k, n), or (b, m, k, n) of b of them
 Product = tuple[int, ...]
@@ -149,29 +151,29 @@ class BareProducts:
 
 
 def compare(name: str, length: int, precision: str, repeats: int) -> dict[str, Any]:
-    """One row of the table: medians of a step and of its products."""
-    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+    """One row of the table: medians of a step by each attention, and of the products."""
     with tempfile.TemporaryDirectory() as folder:
-        trainer = make_trainer(name, "softmax", length, precision, Path(folder))
+        trainers = {
+            attention: make_trainer(name, attention, length, precision, Path(folder) / attention)
+            for attention in ATTENTIONS
+        }
         dtype = torch.bfloat16 if precision == "bf16" else torch.float32
         shapes = products(model_config(name), VOCABULARY[name], TOKENS // length, length)
-        contenders = {"step": trainer.update, "products": BareProducts(shapes, dtype)}
-        taken: dict[str, list[float]] = {key: [] for key in contenders}
-        for repeat in range(repeats + 2):
-            for key, run in contenders.items():
-                start = clock()
-                run()
-                if repeat > 1:  # the first ones are for warming up
-                    taken[key].append(clock() - start)
-    step, bare = (statistics.median(taken[key]) for key in ("step", "products"))
+        calls: dict[str, Callable[[], object]] = {
+            attention: trainer.update for attention, trainer in trainers.items()
+        }
+        calls["products"] = BareProducts(shapes, dtype)
+        for call in calls.values():
+            call()  # page faults of the first updates; `medians` warms up once more
+        taken = medians(calls, repeats)
     return {
         "model": name,
         "length": length,
         "precision": precision,
         "threads": torch.get_num_threads(),
-        "step_seconds": step,
-        "products_seconds": bare,
-        "ratio": step / bare,
+        "seconds": taken,
+        "ratio": taken["softmax"] / taken["products"],
+        "to_softmax": taken["alpha_entmax"] / taken["softmax"],
         "repeats": repeats,
     }
 
@@ -179,15 +181,10 @@ def compare(name: str, length: int, precision: str, repeats: int) -> dict[str, A
 def measure(quick: bool) -> dict[str, Any]:
     """The table as `{"rows": [...]}`; with `quick` one small row of three repeats."""
     keep_freed_memory()
-    precisions = ["bf16", "fp32"] if multiplies_bf16(CPU) else ["fp32"]
-    cases = QUICK if quick else [(name, n) for name in ("small", "base") for n in LENGTHS]
-    repeats = 3 if quick else 7
-    rows = [
-        compare(name, length, precision, repeats)
-        for name, length in cases
-        for precision in (precisions[:1] if quick else precisions)
-    ]
-    return {"rows": rows}
+    cases = QUICK if quick else CASES
+    if not multiplies_bf16(CPU):
+        cases = [case for case in cases if case[2] == "fp32"]
+    return {"rows": [compare(*case, 3 if quick else 7) for case in cases]}
 
 
 def main() -> None:
@@ -198,19 +195,15 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
-    machine = (
-        f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}, "
-        f"{torch.get_num_threads()} thread(s), torch {torch.__version__}, {platform.system()}"
-    )
-    print(f"machine: {machine}")
+    print(f"machine: {machine()}")
     found = measure(arguments.quick)
     for row in found["rows"]:
         print(
             f"  {row['model']:<6} length {row['length']:<4} {row['precision']}   step / products "
-            f"{row['ratio']:5.2f}   ({row['step_seconds']:.3f} s / {row['products_seconds']:.3f} s)"
+            f"{row['ratio']:5.2f}   α-entmax / softmax {row['to_softmax']:5.3f}"
         )
     if arguments.json:
-        content = {"machine": machine, **found}
+        content = {"machine": machine(), **found}
         arguments.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 

@@ -31,10 +31,10 @@ def medians(calls: Mapping[str, Callable[[], object]], repeats: int) -> dict[str
 
 
 def machine() -> str:
-    """Processor, its vectors, threads, torch and system, in words."""
+    """Processor, its vectors, torch and system, in words."""
     return (
-        f"{_processor()}, {torch.backends.cpu.get_cpu_capability()}, "
-        f"{torch.get_num_threads()} thread(s), torch {torch.__version__}, {platform.system()}"
+        f"{_processor()}, {torch.backends.cpu.get_cpu_capability()}, torch {torch.__version__}, "
+        f"{platform.system()}"
     )
 
 

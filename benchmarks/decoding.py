@@ -13,15 +13,14 @@ other load on the machine lengthens less; else it is that of the clock.
 from __future__ import annotations
 
 import argparse
-import platform
 import random
 import statistics
-import time
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from benchmarks.clock import machine, seconds
 from headwise.attention.build import AttentionFactory
 from headwise.config_dir import group_node
 from headwise.decode import beam_search, greedy_search
@@ -73,14 +72,15 @@ def search(
     model: Transformer, batches: list[tuple[list[list[int]], list[int]]], beam: int, cached: bool
 ) -> float:
     """Seconds."""
-    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
-    start = clock()
-    for sources, limits in batches:
-        if beam == 1:
-            greedy_search(model, sources, limits, CPU, cached=cached)
-        else:
-            beam_search(model, sources, limits, CPU, beam, cached=cached)
-    return clock() - start
+
+    def run() -> None:
+        for sources, limits in batches:
+            if beam == 1:
+                greedy_search(model, sources, limits, CPU, cached=cached)
+            else:
+                beam_search(model, sources, limits, CPU, beam, cached=cached)
+
+    return seconds(run)
 
 
 def compare(config: ModelConfig, attention: str, text: Text, beam: int, n: int) -> dict[str, Any]:
@@ -143,10 +143,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a tiny model and 8 sentences")
     options = parser.parse_args()
-    print(
-        f"machine: {platform.machine()}, {torch.backends.cpu.get_cpu_capability()}, "
-        f"{torch.get_num_threads()} thread(s), torch {torch.__version__}; medians of {REPEATS}"
-    )
+    print(f"machine: {machine()}, {torch.get_num_threads()} thread(s); medians of {REPEATS}")
     measure(options.quick)
 
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -27,6 +26,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from benchmarks.clock import machine
 from headwise.attention.build import AttentionFactory
 from headwise.config_dir import group_node
 from headwise.data.batching import BatchLoader
@@ -231,10 +231,7 @@ def main() -> None:
     if arguments.one:
         print(json.dumps(memory_alone(*json.loads(arguments.one))))
         return
-    print(
-        f"machine: {platform.machine()}, {torch.backends.cpu.get_cpu_capability()}, "
-        f"{torch.get_num_threads()} thread(s), torch {torch.__version__}, {platform.system()}"
-    )
+    print(f"machine: {machine()}, {torch.get_num_threads()} thread(s)")
     if arguments.quick:
         report_learning(n_layers=10, n_updates=20)
         report_recomputation([4, 12], repeats=1)

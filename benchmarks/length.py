@@ -21,7 +21,6 @@ import argparse
 import itertools
 import json
 import math
-import platform
 import statistics
 import subprocess
 import sys
@@ -32,6 +31,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.clock import machine
 from headwise.attention.base import Attention, Mask, Place
 from headwise.attention.build import AttentionFactory
 from headwise.config_dir import group_choices, group_node
@@ -173,10 +173,7 @@ def main() -> None:
     if arguments.memory:
         print(json.dumps(added_memory(arguments.memory[0], int(arguments.memory[1]))))
         return
-    print(
-        f"machine: {platform.machine()}, {torch.backends.cpu.get_cpu_capability()}, "
-        f"{torch.get_num_threads()} thread(s), torch {torch.__version__}, {platform.system()}"
-    )
+    print(f"machine: {machine()}, {torch.get_num_threads()} thread(s)")
     repeats = 3 if arguments.quick else 7
     print(f"one layer, forward and backward, {HEADS} heads of {HEAD_DIM}; medians of {repeats}")
     names = variants()

@@ -5,8 +5,8 @@
 A step is `Trainer.update` as a run calls it: batches from its loader, forward, loss, backward,
 optimizer. Its products are those of every linear map, of the scores and the contexts of every
 attention, and of the output projection, with their gradients: same shapes and type, in the same
-process, and nothing between them. The step with α-entmax runs in turn with both; what is printed
-are ratios of medians.
+process, and nothing between them. What is printed are ratios of medians: the step with softmax to
+its products, and the step with α-entmax, which runs in turn with both, to that with softmax.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ def compare(name: str, length: int, precision: str, repeats: int) -> dict[str, A
 
 
 def measure(quick: bool) -> dict[str, Any]:
-    """The table as `{"rows": [...]}`; with `quick` one small row of three repeats."""
+    """The table as `{"rows": [...]}`; with `quick` small rows of three repeats."""
     keep_freed_memory()
     cases = QUICK if quick else CASES
     if not multiplies_bf16(CPU):
@@ -189,7 +189,7 @@ def measure(quick: bool) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="a training step against its matrix products")
-    parser.add_argument("--quick", action="store_true", help="one small row, 3 repeats")
+    parser.add_argument("--quick", action="store_true", help="small rows, 3 repeats")
     parser.add_argument("--threads", type=int, help="of torch; its default otherwise")
     parser.add_argument("--json", type=Path, metavar="FILE", help="keep the figures here")
     arguments = parser.parse_args()

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import statistics
 import subprocess
 import sys
@@ -21,6 +20,7 @@ import time
 
 import torch
 
+from benchmarks.clock import machine
 from headwise.attention.build import AttentionFactory
 from headwise.config_dir import group_choices, group_node
 from headwise.model.transformer import Transformer
@@ -88,10 +88,7 @@ def main() -> None:
     if arguments.one:
         print(json.dumps(measure(arguments.one == "kept", repeats)))
         return
-    print(
-        f"machine: {platform.machine()}, {torch.backends.cpu.get_cpu_capability()}, "
-        f"{torch.get_num_threads()} thread(s), torch {torch.__version__}, {platform.system()}"
-    )
+    print(f"machine: {machine()}, {torch.get_num_threads()} thread(s)")
     found = {}
     for choice in ("returned", "kept"):
         command = [sys.executable, "-m", "benchmarks.training_step", "--one", choice]

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import statistics
 import time
 from pathlib import Path
@@ -22,6 +21,7 @@ from pathlib import Path
 import torch
 from hydra import compose, initialize_config_dir
 
+from benchmarks.clock import machine
 from headwise.config_dir import config_dir, group_choices
 from headwise.instantiate import instantiate
 from headwise.model.build import build_model
@@ -106,11 +106,8 @@ def main() -> None:
     arguments = parser.parse_args()
     register()
     repeats = 3 if arguments.quick else 11
-    machine = (
-        f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}, "
-        f"{torch.get_num_threads()} thread(s), torch {torch.__version__}, {platform.system()}"
-    )
-    print(f"machine: {machine}\nmodel={arguments.model}, medians of {repeats}, to {BASELINE}")
+    where = f"{machine()}, {torch.get_num_threads()} thread(s)"
+    print(f"machine: {where}\nmodel={arguments.model}, medians of {repeats}, to {BASELINE}")
     found = measure(arguments.model, repeats)
     base = found[BASELINE]
     for name, figures in found.items():
@@ -123,7 +120,7 @@ def main() -> None:
             f"  {name:<20} tokens/s {base['seconds'] / figures['seconds']:5.2f}   memory {memory}"
         )
     if arguments.json:
-        content = {"machine": machine, "model": arguments.model, "repeats": repeats}
+        content = {"machine": where, "model": arguments.model, "repeats": repeats}
         arguments.json.write_text(
             json.dumps({**content, "variants": found}, indent=1) + "\n", encoding="utf-8"
         )

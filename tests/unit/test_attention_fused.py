@@ -17,6 +17,7 @@ from headwise.entmax import native
 from triton_marks import needs_triton
 
 VARIANTS = ("softmax", "entmax15", "sparsemax", "alpha_entmax")
+BLOCKS_NEVER = {name: {"block_sparse_from": 10**6} for name in ("strided", "fixed")}
 needs_kernels = pytest.mark.skipif(
     native.reason_without() is not None, reason=str(native.reason_without())
 )
@@ -109,3 +110,52 @@ class TestTriton:
         monkeypatch.setattr(native, "takes", lambda scores: False)
         attention = layer("alpha_entmax", depends_on="query")
         assert_fused_equals_formed(attention, 20, caplog, "α depends on the query")
+
+
+@needs_kernels
+@pytest.mark.parametrize("scaling", ["none", "length"])
+@pytest.mark.parametrize("pattern", ["none", "strided", "fixed"])
+@pytest.mark.parametrize("depends_on", ["head", "query"])
+def test_decoder_with_all_choices(
+    monkeypatch: pytest.MonkeyPatch, scaling: str, pattern: str, depends_on: str
+) -> None:
+    """Fused, formed, and step by step with a cache: the same context."""
+    choices = {
+        "attention": {**group_node("attention", "alpha_entmax"), "depends_on": depends_on},
+        "scaling": group_node("scaling", scaling),
+        "pattern": {**group_node("pattern", pattern), **BLOCKS_NEVER.get(pattern, {})},
+    }
+    torch.manual_seed(1)
+    attention = AttentionFactory(choices)(Place("decoder_self", 1, 2, 16))
+    n = fused.KEYS_WORTH_IT + 12
+    states = torch.randn(1, n, 32, generator=torch.Generator().manual_seed(2))
+    calls = []
+    real = fused.attention
+    monkeypatch.setattr(fused, "attention", lambda *a: calls.append(a) or real(*a))
+    with torch.no_grad():
+        for parameter in attention.parameters():
+            parameter.add_(torch.randn(parameter.shape) * 0.05)
+        whole = attention(states, states, states, Mask(causal=True)).context_BQD
+        assert calls
+        formed = attention(states, states, states, Mask(causal=True), need_weights=True)
+        cache = attention.make_cache(static=False)
+        steps = []
+        for t in range(n):
+            now = states[:, t : t + 1]
+            mask = Mask(causal=True, query_offset=t)
+            steps.append(attention(now, now, now, mask, cache=cache).context_BQD)
+    torch.testing.assert_close(whole, formed.context_BQD, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(torch.cat(steps, 1), whole, rtol=1e-4, atol=1e-5)
+
+
+@needs_kernels
+def test_autocast_in_bfloat16_reaches_every_parameter() -> None:
+    attention = layer("alpha_entmax", depends_on="query")
+    attention.dropout = 0.1
+    states = torch.randn(2, 20, 32, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        mask = Mask(key_lengths_B=torch.tensor([20, 7]))
+        context = attention(states, states, states, mask).context_BQD
+    context.float().square().sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in attention.parameters())
+    assert states.grad[1, 7:].abs().sum() > 0  # as queries

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from headwise.data.batching import BatchLoader, Buckets
 from headwise.data.store import EncodedSplit
+from headwise.errors import RunError
 
 
 def test_a_bucket_is_a_multiple_or_the_longest() -> None:
@@ -28,3 +30,11 @@ def test_shapes_are_few_budgets_hold_and_every_pair_is_there() -> None:
         assert len(batch) * max(batch.source_BS.shape[1], batch.target_in_BT.shape[1]) <= 256
         assert batch.target_out_BT.count_nonzero() == batch.n_tokens
     assert len({batch.source_BS.shape[1] for batch in batches}) <= 7
+
+
+def test_a_position_among_other_buckets_is_refused() -> None:
+    split = EncodedSplit.from_lists([[4]] * 9, [[5]] * 9)
+    position = BatchLoader(split, 256, seed=1).state()
+    with pytest.raises(RunError, match="length_multiple"):
+        BatchLoader(split, 256, seed=1, length_multiple=8).restore(position)
+    BatchLoader(split, 256, seed=1).restore(position)

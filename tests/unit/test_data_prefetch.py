@@ -99,3 +99,25 @@ def test_no_more_is_made_than_was_asked_for() -> None:
             time.sleep(0.01)
         time.sleep(0.05)
         assert len(made) == 4  # one taken, two waiting, one in the thread's hands
+
+
+def test_an_error_outside_does_not_wait_for_an_encoding() -> None:
+    begun, may_end = threading.Event(), threading.Event()
+
+    class Slow(BatchLoader):
+        def __next__(self) -> Batch:
+            if self.state()["batch"] == 2:
+                begun.set()
+                assert may_end.wait(60)
+            return super().__next__()
+
+    batches = Prefetched(Slow(SPLIT, 60, seed=3))
+    try:
+        next(batches)
+        assert begun.wait(60)
+        batches.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
+        assert batches._thread is not None
+        assert batches._thread.is_alive()  # left behind in the middle of its work
+    finally:
+        may_end.set()
+        batches.close()

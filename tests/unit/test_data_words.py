@@ -51,21 +51,22 @@ def test_words_one_by_one_are_the_sentence(
             assert flat.tolist() == [piece for ids in expected for piece in ids]
 
 
-def test_pieces_over_several_words_need_the_whole_sentence() -> None:
+@pytest.mark.parametrize("choice", [{"split_by_whitespace": False}, {"add_dummy_prefix": False}])
+def test_some_models_need_the_whole_sentence(choice: dict[str, bool]) -> None:
     text = [f"{a} of the {b}" for a in "abcdefg" for b in "hijklmn"] * 3
     written = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(text),
         model_writer=written,
         model_type="bpe",
-        vocab_size=40,
-        split_by_whitespace=False,
+        vocab_size=30,
         pad_id=0,
         unk_id=1,
         bos_id=2,
         eos_id=3,
         normalization_rule_name="identity",
         minloglevel=2,
+        **choice,
     )
     tokenizer = Tokenizer(written.getvalue())
     assert not encoding.merges_within_words(tokenizer)

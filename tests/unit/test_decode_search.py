@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from typing import Any
 
 import pytest
 import torch
@@ -16,22 +15,11 @@ from headwise.decode.beam import Continuations, in_place, top_k
 from headwise.decode.incremental import holes_filled
 from headwise.errors import RunError
 from headwise.model.transformer import Memory
+from prefix_cache import PrefixCache
 
 CPU = torch.device("cpu")
 PAD, UNK, BOS, EOS = 0, 1, 2, 3
 N_PIECES = 6
-
-
-class PrefixCache:
-    """Remembers what the rows of the batch have read."""
-
-    def __init__(self) -> None:
-        self.prefixes: Tensor | None = None
-        self.layers: list[tuple[Any, Any]] = []
-
-    def reorder(self, rows: Tensor, cross: bool = True) -> None:
-        assert self.prefixes is not None
-        self.prefixes = self.prefixes[rows]
 
 
 class KnownModel:

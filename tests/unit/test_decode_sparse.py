@@ -26,6 +26,7 @@ from headwise.errors import RunError
 from headwise.model.transformer import Memory
 from headwise.train.evaluation import search_summary
 from headwise.train.loss import EntmaxLoss, SparsemaxLoss
+from prefix_cache import PrefixCache
 
 CPU = torch.device("cpu")
 PAD, UNK, BOS, EOS = 0, 1, 2, 3
@@ -34,18 +35,6 @@ WORDS = (UNK, *range(4, N_PIECES))
 SPARSEMAX = SparsemaxLoss().output_map
 
 Prefix = tuple[int, ...]
-
-
-class PrefixCache:
-    """Remembers what the rows of the batch have read."""
-
-    def __init__(self) -> None:
-        self.prefixes: Tensor | None = None
-        self.layers: list[tuple[Any, Any]] = []
-
-    def reorder(self, rows: Tensor, cross: bool = True) -> None:
-        assert self.prefixes is not None
-        self.prefixes = self.prefixes[rows]
 
 
 class DrawnModel:

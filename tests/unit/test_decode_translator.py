@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from headwise.attention.build import AttentionFactory
-from headwise.config_dir import group_node
+from headwise.config_dir import group_choices, group_node
 from headwise.decode import Translator, beam_search, greedy_search, score_ids
 from headwise.errors import ConfigError, DataError
 from headwise.model.transformer import Transformer
@@ -103,7 +103,7 @@ def test_the_model_of_these_tests_says_different_things(model: Transformer) -> N
     assert not all(finished)
 
 
-@pytest.mark.parametrize("attention", ["softmax", "alpha_entmax"])
+@pytest.mark.parametrize("attention", group_choices("attention"))
 @pytest.mark.parametrize("norm", ["pre", "post"])
 def test_cached_equals_uncached(attention: str, norm: str) -> None:
     model = build(attention, norm=norm)

@@ -325,3 +325,31 @@ def test_what_is_refused() -> None:
     loss = entmax15_loss(scores, target)
     with pytest.raises(RuntimeError, match="once"):
         torch.autograd.grad(loss.sum(), scores, create_graph=True)
+
+
+@pytest.mark.parametrize("kind", ["strided", "expanded", "int32"])
+def test_targets_of_any_layout_and_type(kind: str) -> None:
+    scores = torch.randn(6, 40, generator=torch.Generator().manual_seed(1))
+    target = torch.arange(12, dtype=torch.int64).view(6, 2)[:, 1]
+    if kind == "expanded":
+        target = torch.tensor(3).expand(6)
+    plain = target.clone()
+    given = target.to(torch.int32) if kind == "int32" else target
+    grads = []
+    for each in (plain, given):
+        ours = scores.clone().requires_grad_()
+        entmax15_loss(ours, each).sum().backward()
+        grads.append(ours.grad)
+    assert torch.equal(*grads)
+
+
+def test_alpha_next_to_one_is_cross_entropy() -> None:
+    scores = torch.randn(5, 30, generator=torch.Generator().manual_seed(1))
+    target = torch.arange(5)
+    near = entmax_loss(scores, target, 1 + 1e-8)
+    torch.testing.assert_close(near, cross_entropy(scores, target, reduction="none"))
+
+
+def test_a_vocabulary_of_what_is_ignored_alone() -> None:
+    found = entmax15_loss(torch.randn(3, 1), torch.zeros(3, dtype=torch.int64), 0.1, 0)
+    assert found.tolist() == [0.0] * 3

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import platform
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from headwise.entmax import entmax15, function, native
+from headwise.entmax import entmax15, entmax15_loss, function, native
 from headwise.entmax.native import Power
 
 needs_kernels = pytest.mark.skipif(
@@ -160,3 +163,82 @@ def test_a_cache_that_cannot_be_written_is_no_error(
 ) -> None:
     (tmp_path / "file").write_text("")
     assert "file" in reason_without(monkeypatch, HEADWISE_CACHE=str(tmp_path / "file"))
+
+
+@pytest.mark.usefixtures("looked_for_anew")
+@needs_kernels
+def test_a_library_that_does_not_load_is_made_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HEADWISE_CACHE", str(tmp_path))
+    compiler = os.environ.get("CXX") or next(filter(shutil.which, native.COMPILERS))
+    broken = tmp_path / "native" / f"{native._digest(compiler)}.so"
+    broken.parent.mkdir()
+    broken.write_bytes(b"")
+    assert native.reason_without() is None
+    assert broken.stat().st_size > 0
+
+
+@pytest.mark.usefixtures("looked_for_anew")
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="another kind of processor")
+@needs_kernels
+def test_kernels_without_the_widest_vectors(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    scores = torch.randn(2, 3, 7, 130, generator=torch.Generator().manual_seed(1)) * 2
+    mask = torch.rand(2, 1, 1, 130, generator=torch.Generator().manual_seed(2)) > 0.2
+    alpha = torch.tensor([1.0, 1.4, 2.0]).view(1, 3, 1, 1)
+    monkeypatch.setenv("HEADWISE_CACHE", str(tmp_path))
+    monkeypatch.setattr(native, "OPTIONS", (*native.OPTIONS, "-march=x86-64-v3"))
+    for n_keys in (30, 130):
+        some, visible = scores[..., :n_keys].contiguous(), mask[..., :n_keys]
+        kernels, torchs = both_ways(monkeypatch, some, alpha, visible, Power.ANY)
+        assert (kernels[0] - torchs[0]).abs().max() <= 5e-7
+        for ours, theirs in zip(kernels[1:], torchs[1:], strict=True):
+            assert (ours - theirs).abs().max() <= 5e-6 * theirs.abs().max().clamp_min(1)
+
+
+@needs_kernels
+def test_what_the_kernels_cannot_read_is_an_error_not_garbage() -> None:
+    scores = torch.randn(1, 2, 3, 4)
+    with pytest.raises(TypeError, match="float64"):
+        native.forward(scores, torch.zeros(1, 1, 1, 1, dtype=torch.float64), Power.ANY)
+    with pytest.raises(TypeError, match="strides"):
+        native.forward(scores.transpose(1, 2), None, Power.EXP)
+
+
+@needs_kernels
+def test_scratch_does_not_follow_the_default_type() -> None:
+    scores = torch.randn(2, 2, 5, 30, generator=torch.Generator().manual_seed(1))
+    alpha = torch.tensor([1.2, 1.7]).view(1, 2, 1, 1)
+    found = []
+    for dtype in (torch.float32, torch.float64):
+        torch.set_default_dtype(dtype)
+        try:
+            ours, learned = scores.clone().requires_grad_(), alpha.clone().requires_grad_()
+            function.weights(ours, learned, None, Power.ANY)[..., 0].sum().backward()
+            loss = entmax15_loss(scores[0, 0], torch.arange(5))
+        finally:
+            torch.set_default_dtype(torch.float32)
+        found.append([ours.grad, learned.grad, loss])
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.usefixtures("computed_both_ways")
+@pytest.mark.parametrize("power", list(Power))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_operators_keep_what_they_promise_torch(power: Power, dtype: torch.dtype) -> None:
+    scores = torch.randn(1, 2, 3, 9, dtype=dtype)
+    alpha = torch.tensor([1.2, 1.7], dtype=dtype).view(1, 2, 1, 1)
+    mask = torch.rand(1, 1, 1, 9) > 0.2
+    learned = alpha.requires_grad_() if power is Power.ANY else None
+    given = (scores.requires_grad_(), learned, mask, int(power))
+    torch.library.opcheck(torch.ops.headwise.weights, given)
+    weights, grad = function.weights(*given[:3], power).detach(), torch.randn_like(scores)
+    of_weights = (weights, grad, learned, int(power), learned is not None)
+    torch.library.opcheck(
+        torch.ops.headwise.weights_backward,
+        of_weights,
+        test_utils=("test_schema", "test_faketensor"),
+    )

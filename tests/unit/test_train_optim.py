@@ -49,6 +49,7 @@ def test_every_parameter_is_in_one_group(variant: str) -> None:
     assert all(p.ndim > 1 for p in decayed)
     learned = [p for name, p in model.named_parameters() if name.endswith("alpha_logit")]
     assert {id(p) for p in learned} <= {id(p) for p in free}
+    assert all(p.is_contiguous() for p in model.parameters())  # or the fused step is not taken
 
 
 def test_frozen_parameters_are_left_out() -> None:
@@ -63,3 +64,23 @@ def test_one_rate_for_all_groups() -> None:
     optimizer = build_optimizer(ADAMW, make_model())
     set_rate(optimizer, 0.125)
     assert [group["lr"] for group in optimizer.param_groups] == [0.125, 0.125]
+
+
+def test_the_fused_step_is_taken_where_there_is_one_and_nothing_forbids_it() -> None:
+    def is_fused(node: dict[str, object], model: torch.nn.Module) -> bool:
+        return any(group.get("fused") for group in build_optimizer(node, model).param_groups)
+
+    assert is_fused(ADAMW, make_model())
+    assert not is_fused({**ADAMW, "foreach": True}, make_model())
+    assert not is_fused({"_target_": "torch.optim.RMSprop", "lr": 0.1}, make_model())
+    model = make_model()
+    model.output.weight = torch.nn.Parameter(model.output.weight.detach().t().contiguous().t())
+    assert not is_fused(ADAMW, model)
+
+
+def test_a_step_that_was_not_fused_goes_on_so() -> None:
+    model = make_model()
+    before = build_optimizer({**ADAMW, "fused": None}, model)
+    after = build_optimizer(ADAMW, model)
+    after.load_state_dict(before.state_dict())
+    assert not any(group["fused"] for group in after.param_groups)

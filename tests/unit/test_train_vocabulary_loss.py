@@ -78,14 +78,24 @@ def test_there_are_never_more_logits_than_a_chunk_has() -> None:
 
 
 def test_the_gradient_may_be_taken_of_the_weight_alone_or_of_nothing() -> None:
+    wanted: list[bool] = []
+
+    class Watched(CrossEntropy):
+        def of_rows(self, logits_RV: Tensor, target_R: Tensor, with_gradient: bool):  # type: ignore[no-untyped-def]
+            wanted.append(with_gradient)
+            return super().of_rows(logits_RV, target_R, with_gradient)
+
     states_BTD, weight_VD, target_BT = example()
-    loss = CrossEntropy(0.1)
+    loss = Watched(0.1)
     both = loss.of_states(states_BTD, weight_VD, target_BT).loss
     expected = torch.autograd.grad(both, weight_VD)[0]
     alone = loss.of_states(states_BTD.detach(), weight_VD, target_BT).loss
     torch.testing.assert_close(torch.autograd.grad(alone, weight_VD)[0], expected)
+    assert all(wanted)
+    wanted.clear()
     with torch.no_grad():
         nothing = loss.of_states(states_BTD, weight_VD, target_BT)
+    assert not any(wanted)
     assert not nothing.loss.requires_grad
     torch.testing.assert_close(nothing.loss, both.detach())
 

@@ -116,8 +116,9 @@ class AlphaEntmax(Normaliser):
         dropout: float,
     ) -> Tensor | None:
         """Context (B, H, Q, E)."""
-        alpha = self._row_alpha(context)
-        return fused_attention(query_BHQE, key_BHKE, value_BHKE, context, dropout, Power.ANY, alpha)
+        return fused_attention(
+            query_BHQE, key_BHKE, value_BHKE, context, dropout, Power.ANY, self._row_alpha
+        )
 
     def _row_alpha(self, context: ScoreContext) -> Tensor:
         """α of every row of scores, broadcastable to (B, H, Q, 1)."""

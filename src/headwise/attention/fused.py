@@ -6,6 +6,7 @@ Letters: B batch, H heads, Q and K numbers of queries and keys, E head width.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -13,14 +14,14 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from headwise.attention.base import ScoreContext
 from headwise.entmax import native
-from headwise.entmax.attention import attention
-from headwise.entmax.native import Power, Visible
+from headwise.entmax.cpu_attention import attention
+from headwise.entmax.native import ALPHAS, Power, Visible
 from headwise.entmax.triton_attention import refusal, triton_entmax_attention
 from headwise.entmax.triton_operators import is_interpreted
 
-# Rows of fewer keys are done sooner with their weights kept, unless there is dropout to save.
+# Rows of fewer keys, padding counted, are done sooner with their weights kept, unless there is
+# dropout to save. The results of both ways differ by rounding.
 KEYS_WORTH_IT = 128
-FIXED = {Power.SQUARE: 1.5, Power.LINEAR: 2.0}
 
 _SAID: set[str] = set()
 log = logging.getLogger(__name__)
@@ -33,7 +34,7 @@ def fused_attention(
     context: ScoreContext,
     dropout: float,
     power: Power,
-    alpha: Tensor | None = None,
+    row_alpha: Callable[[ScoreContext], Tensor] | None = None,
 ) -> Tensor | None:
     """Context (B, H, Q, E) by the best kernel at hand, or None where forming weights is as good.
 
@@ -42,19 +43,20 @@ def fused_attention(
         context: the mask.
         dropout: share of the weights that is dropped.
         power: the map.
-        alpha: float32, broadcastable to (B, H, Q, 1), for `Power.ANY`.
+        row_alpha: for `Power.ANY`: α, float32, four axes that broadcast to (B, H, Q, 1).
     """
     if _suits_native(query_BHQE, key_BHKE.shape[2], dropout, power):
         _announce("attention: C++ kernels")
         visible = _visible(context, query_BHQE.shape[2], key_BHKE.shape[2])
         scale = query_BHQE.shape[-1] ** -0.5
-        return attention(query_BHQE, key_BHKE, value_BHKE, alpha, power, visible, dropout, scale)
+        learned = None if row_alpha is None else row_alpha(context)
+        return attention(query_BHQE, key_BHKE, value_BHKE, learned, power, visible, dropout, scale)
     if power is Power.EXP:
         return _torch_softmax(query_BHQE, key_BHKE, value_BHKE, context, dropout)
     if query_BHQE.device.type == "cpu" and not is_interpreted():
         return None
-    alpha_H = FIXED[power] if alpha is None else alpha
-    per_query = alpha is not None and alpha.numel() > alpha.shape[1]
+    alpha = ALPHAS[power] if row_alpha is None else row_alpha(context)
+    per_query = isinstance(alpha, Tensor) and alpha.numel() > alpha.shape[1]
     mask = context.mask
     is_restricted = mask.pattern is not None or mask.given_BHQK is not None
     reason = refusal(query_BHQE, key_BHKE, value_BHKE, is_restricted, per_query)
@@ -62,10 +64,8 @@ def fused_attention(
         _announce(f"attention: weights are formed, as {reason}")
         return None
     _announce("attention: Triton kernels")
-    if isinstance(alpha_H, Tensor):
-        alpha_H = alpha_H.flatten()
     return triton_entmax_attention(
-        query_BHQE, key_BHKE, value_BHKE, alpha_H,
+        query_BHQE, key_BHKE, value_BHKE, alpha.flatten() if isinstance(alpha, Tensor) else alpha,
         mask.key_lengths_B, mask.causal, mask.query_offset, dropout,
     )  # fmt: skip
 

@@ -249,7 +249,9 @@ def merges_within_words(tokenizer: Tokenizer) -> bool:
     is_bpe = all(processor.get_score(piece) == -rank for rank, piece in enumerate(learnt))
     spellings = [processor.id_to_piece(piece) for piece in learnt]
     # without a piece of its own the mark is unknown, and unknown pieces in a row become one
-    return is_bpe and WORD_START in spellings and not any(WORD_START in s[1:] for s in spellings)
+    is_apart = WORD_START in spellings and not any(WORD_START in s[1:] for s in spellings)
+    # a model may leave the mark out before the first word of a sentence
+    return is_bpe and is_apart and processor.encode("a", out_type=str)[0].startswith(WORD_START)
 
 
 def _flat(rows: list[list[int]], dtype: npt.DTypeLike) -> FlatRows:

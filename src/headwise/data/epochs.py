@@ -13,6 +13,7 @@ import numpy as np
 from headwise.data.cache import make_once
 from headwise.data.encoded import PreparedCorpus
 from headwise.data.encoding import EncodingJob, write_encoded
+from headwise.data.prefetch import DEPTH
 from headwise.data.store import EncodedSplit
 
 
@@ -66,8 +67,10 @@ class EpochSplits:
             )
 
         make_once(folder, make)
-        # Another rank may be at the last batches of the epoch before.
-        current = {folder, self._folder(epoch - 1)}
+        # Another rank makes its batches as far ahead, or is as far behind, and an epoch has one
+        # batch at the least.
+        near = range(epoch - DEPTH - 1, epoch + DEPTH + 2)
+        current = {self._folder(number) for number in near}
         for old in set(self._scratch.glob("epoch_*")) - current:
             if old.is_dir() and not old.name.endswith(".partial"):
                 shutil.rmtree(old, ignore_errors=True)

@@ -22,8 +22,9 @@ class Prefetched:
     would have come. New epochs, with the encoding that BPE-dropout asks for, are begun in the
     thread too, as soon as the batches before them are made.
 
-    The thread starts with the first batch and ends with `close` or with the process, whose end it
-    does not hold up; a loader in the middle of an encoding is waited for by `close` alone.
+    The thread starts with the first batch and ends with `close`, which waits for a loader in the
+    middle of an encoding. An error or an interruption does not wait; then the thread ends with the
+    process, after the shards that workers have in hand.
 
     Args:
         loader: nothing else may use it.
@@ -79,7 +80,10 @@ class Prefetched:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close()
+        if kind is None:
+            self.close()
+        else:  # an encoding may take minutes, and a scheduler that wants us gone grants seconds
+            self._stop.set()
 
     def _begin(self) -> None:
         self._made, self._stop = queue.Queue(self._depth), threading.Event()

@@ -120,15 +120,14 @@ class IncrementalDecoder:
             within = torch.arange(width, device=rows_R.device)
             source_rows = (places_N[:, None] * width + within).flatten()
         if self._cache is not None:
-            self._cache.reorder(rows_R, cross=False)
+            self._cache.reorder(rows_R)
         n_before = len(self._memory.lengths_B)
         present = torch.arange(len(source_rows), device=rows_R.device)
         if len(source_rows) == n_before and torch.equal(source_rows, present):
             return
         self._memory = self._memory.index_select(source_rows)
         if self._cache is not None:
-            for _, cross in self._cache.layers:
-                cross.reorder(source_rows)
+            self._cache.reorder_sources(source_rows)
 
 
 def holes_filled(places: Sequence[int]) -> list[int]:

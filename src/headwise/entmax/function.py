@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from headwise.entmax import native
-from headwise.entmax.native import Power, Visible
+from headwise.entmax.native import ALPHAS, Power, Visible
 from headwise.entmax.solver import BETA_MIN, CHUNK_SCORES, solve
 
 ALPHA_SLACK = 1e-6  # 1.01 + 0.99 · 1 in float32 may round to just above 2
@@ -73,9 +73,8 @@ def _weights(scores: Tensor, alpha: Tensor | None, mask: Tensor | None, power: i
     beta = beta_of(alpha)
     scores = scores.contiguous()
     if native.takes(scores):
-        if mask is not None and mask.shape[-1] > 1 and mask.stride(-1) != 1:
-            mask = mask.contiguous()  # the kernels read masks a vector at a time
-        return native.forward(scores, beta, Power(power), Visible(mask))
+        visible = Visible(None if mask is None else native.readable(mask))
+        return native.forward(scores, beta, Power(power), visible)
     if power == Power.EXP:
         return _softmax(scores, mask)
     n_keys = scores.shape[-1]
@@ -99,12 +98,13 @@ def _weights_backward(
     if native.takes(weights):
         return native.backward(weights, grad, beta, Power(power), with_alpha)
     if power == Power.EXP:
-        return torch.ops.aten._softmax_backward_data(grad, weights, -1, weights.dtype), grad[:0]
+        of_scores = torch.ops.aten._softmax_backward_data(grad, weights, -1, weights.dtype)
+        return of_scores, weights.new_empty(0)
     grad_scores = torch.empty_like(weights)
     grad_rows = weights.new_zeros((*weights.shape[:-1], 1)) if with_alpha else None
     rows = _rows(beta, weights, Power(power))
     _backward(weights, grad, rows, Power(power), grad_scores, grad_rows)
-    return grad_scores, grad[:0].clone() if grad_rows is None else grad_rows
+    return grad_scores, weights.new_empty(0) if grad_rows is None else grad_rows
 
 
 def beta_of(alpha: Tensor | None) -> Tensor | None:
@@ -133,7 +133,7 @@ def _softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
 def _rows(beta: Tensor | None, scores: Tensor, power: Power) -> Tensor:
     """β of every row, (R, 1), or (1, 1) where all share it."""
     if beta is None:
-        return scores.new_full((1, 1), {Power.SQUARE: 0.5, Power.LINEAR: 1.0}[power])
+        return scores.new_full((1, 1), ALPHAS[power] - 1)
     if beta.numel() > 1:
         beta = beta.expand(*scores.shape[:-1], 1)
     return beta.reshape(-1, 1)

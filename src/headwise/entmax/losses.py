@@ -31,8 +31,8 @@ import torch
 from torch import Tensor
 
 from headwise.entmax import native
-from headwise.entmax.native import Power
-from headwise.entmax.native_loss import POWERS, loss_and_support
+from headwise.entmax.native import POWERS, Power
+from headwise.entmax.native_loss import loss_and_support
 from headwise.entmax.solver import solve
 
 GROUP = 16  # classes; finding the top of the group maxima then costs less than reading the scores
@@ -331,7 +331,7 @@ class EntmaxLossFunction(torch.autograd.Function):
         gold_N = scores_NV.gather(1, target_N[:, None])[:, 0].to(solution.value_N.dtype)
         # rounding may leave a loss of 0 just below it
         loss_N = (solution.value_N + (solution.highest_N - gold_N)).clamp_min_(0.0)
-        n_counted = n_classes - (left_out is not None)
+        n_counted = max(1, n_classes - (left_out is not None))
         if smoothing:
             total_N = scores_NV.sum(1, dtype=loss_N.dtype)
             if left_out is not None:

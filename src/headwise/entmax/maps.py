@@ -6,9 +6,7 @@ import torch
 from torch import Tensor
 
 from headwise.entmax import function
-from headwise.entmax.native import Power
-
-POWERS = {1.0: Power.EXP, 1.5: Power.SQUARE, 2.0: Power.LINEAR}
+from headwise.entmax.native import POWERS, Power
 
 
 def softmax(scores: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
@@ -101,6 +99,10 @@ def _prepare(scores: Tensor, dim: int, mask: Tensor | None) -> tuple[Tensor, int
     if mask is not None:
         if mask.dtype is not torch.bool:
             raise TypeError(f"mask must be bool with True = may attend, got {mask.dtype}")
+        if mask.dim() > scores.dim():
+            raise ValueError(
+                f"mask must broadcast against scores {tuple(scores.shape)}, got {tuple(mask.shape)}"
+            )
         mask = mask.reshape((1,) * (scores.dim() - mask.dim()) + tuple(mask.shape))
         mask = mask.movedim(dim, -1)
     return working.movedim(dim, -1), dim, mask

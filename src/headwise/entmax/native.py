@@ -31,7 +31,15 @@ from headwise.config_dir import machine_cache_dir
 
 SOURCES = Path(__file__).parent / "csrc"
 COMPILERS = ("c++", "g++", "clang++")
-OPTIONS = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fPIC")
+OPTIONS = (
+    "-std=c++17",
+    "-O3",
+    "-march=native",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fwrapv",  # bits of floats are moved about as integers, in lanes that do not count as well
+    "-fPIC",
+)
 SECONDS_TO_COMPILE = 300
 DRAWN = 1 << 32  # equally likely numbers that decide on a weight
 
@@ -39,12 +47,16 @@ log = logging.getLogger(__name__)
 
 
 class Power(IntEnum):
-    """How x is raised to 1/β; numbered as in csrc/entmax.cpp."""
+    """How x is raised to 1/β; numbered as in csrc/rows.h."""
 
     EXP = 0  # softmax, β = 0
     ANY = 1  # logarithm and exponential, β in [0, 1] of each row
     SQUARE = 2  # α = 1.5
     LINEAR = 3  # α = 2
+
+
+ALPHAS = {Power.EXP: 1.0, Power.SQUARE: 1.5, Power.LINEAR: 2.0}
+POWERS = {alpha: power for power, alpha in ALPHAS.items()}  # the α with a way of their own
 
 
 @dataclass(frozen=True)
@@ -143,14 +155,14 @@ def forward(
         visible: which keys.
         out_BHQK: where the weights go, may be the scores; None: a new tensor.
         threshold_BHQ2: float32, contiguous; filled with what `backward` can restore the weights
-            from. Not for `Power.EXP`.
+            from.
         draws: dropout, or None.
     """
     weights_BHQK = torch.empty_like(scores_BHQK) if out_BHQK is None else out_BHQK
     problem = _problem(scores_BHQK, weights_BHQK, beta, power, draws)
     _restrict(problem, scores_BHQK, visible)
     if threshold_BHQ2 is not None:
-        problem.threshold = threshold_BHQ2.data_ptr()
+        problem.threshold = address(threshold_BHQ2, torch.float32)
     functions().headwise_forward(ctypes.byref(problem))
     return weights_BHQK
 
@@ -168,10 +180,8 @@ def backward(
     """
     grad_scores_BHQK = torch.empty_like(weights_BHQK)
     problem = _problem(weights_BHQK, grad_scores_BHQK, beta, power, None)
-    problem.grad = grad_BHQK.data_ptr()
-    grad_alpha = torch.zeros((*weights_BHQK.shape[:3], 1) if with_alpha else 0)
-    if with_alpha:
-        problem.grad_alpha = grad_alpha.data_ptr()
+    problem.grad = address(grad_BHQK, weights_BHQK.dtype)
+    grad_alpha = _row_gradients(problem, weights_BHQK, with_alpha)
     functions().headwise_backward(ctypes.byref(problem))
     return grad_scores_BHQK, grad_alpha
 
@@ -194,13 +204,41 @@ def backward_from_scores(
     """
     problem = _problem(scores_BHQK, scores_BHQK, beta, power, draws)
     _restrict(problem, scores_BHQK, visible)
-    problem.threshold = threshold_BHQ2.data_ptr()
-    problem.grad = grad_BHQK.data_ptr()
-    problem.weights = weights_BHQK.data_ptr()
-    grad_alpha = torch.zeros((*scores_BHQK.shape[:3], 1) if with_alpha else 0)
+    problem.threshold = address(threshold_BHQ2, torch.float32)
+    problem.grad = address(grad_BHQK, scores_BHQK.dtype)
+    problem.weights = address(weights_BHQK, scores_BHQK.dtype)
+    grad_alpha = _row_gradients(problem, scores_BHQK, with_alpha)
+    functions().headwise_backward(ctypes.byref(problem))
+    return grad_alpha
+
+
+def address(values: Tensor, dtype: torch.dtype, is_strided: bool = False) -> int:
+    """Where the values lie, for a kernel that takes their type and place on trust.
+
+    Raises:
+        TypeError: they are not what it expects.
+    """
+    is_there = values.device.type == "cpu" and (is_strided or values.is_contiguous())
+    if values.dtype is not dtype or not is_there:
+        raise TypeError(
+            f"the kernels need {dtype} in the memory of the CPU, contiguous; got {values.dtype} on "
+            f"{values.device} with strides {values.stride()}"
+        )
+    return values.data_ptr()
+
+
+def readable(mask: Tensor) -> Tensor:
+    """The mask as the kernels read it, a vector at a time: its last axis contiguous or of one."""
+    is_readable = mask.shape[-1] == 1 or mask.stride(-1) in (0, 1)
+    return mask if is_readable else mask.contiguous()
+
+
+def _row_gradients(problem: Problem, scores_BHQK: Tensor, with_alpha: bool) -> Tensor:
+    """Room for the gradient of α of every row, told to the kernel; empty if not asked for."""
+    shape = (*scores_BHQK.shape[:3], 1) if with_alpha else (0,)
+    grad_alpha = scores_BHQK.new_zeros(shape, dtype=torch.float32)
     if with_alpha:
         problem.grad_alpha = grad_alpha.data_ptr()
-    functions().headwise_backward(ctypes.byref(problem))
     return grad_alpha
 
 
@@ -208,15 +246,15 @@ def _problem(
     source: Tensor, out: Tensor, beta: Tensor | None, power: Power, draws: Draws | None
 ) -> Problem:
     problem = Problem(
-        source=source.data_ptr(),
-        out=out.data_ptr(),
+        source=address(source, source.dtype),
+        out=address(out, source.dtype),
         is_half=source.dtype is torch.bfloat16,
         map=power,
         n_threads=torch.get_num_threads(),
     )
     problem.size[:] = source.shape
     if beta is not None:
-        problem.beta = beta.data_ptr()
+        problem.beta = address(beta, torch.float32, is_strided=True)
         problem.beta_stride[:] = beta.expand(*source.shape[:3], 1).stride()[:3]
     if draws is not None:
         problem.n_kept = min(max(round((1 - draws.rate) * DRAWN), 1), DRAWN - 1)
@@ -226,10 +264,10 @@ def _problem(
 
 def _restrict(problem: Problem, scores_BHQK: Tensor, visible: Visible) -> None:
     if visible.mask is not None:
-        problem.mask = visible.mask.data_ptr()
+        problem.mask = address(visible.mask, torch.bool, is_strided=True)
         problem.mask_stride[:] = visible.mask.expand(scores_BHQK.shape).stride()
     if visible.lengths_B is not None:
-        problem.lengths = visible.lengths_B.data_ptr()
+        problem.lengths = address(visible.lengths_B, torch.int64)
     problem.is_causal, problem.query_offset = visible.is_causal, visible.query_offset
 
 
@@ -249,9 +287,10 @@ def _library() -> tuple[ctypes.CDLL | None, str | None]:
     compiler = os.environ.get("CXX") or next(filter(shutil.which, COMPILERS), None)
     if compiler is None:
         return None, f"no C++ compiler: neither CXX is set nor {', '.join(COMPILERS)} found"
-    path = machine_cache_dir() / "native" / f"{_digest(compiler)}.so"
+    path = machine_cache_dir() / "native"
     try:
-        if not path.exists():
+        path /= f"{_digest(compiler)}.so"
+        if not _loads(path):
             log.info("compiling the kernels (once for this machine)")
             _build(compiler, path)
         return ctypes.CDLL(str(path)), None
@@ -262,12 +301,23 @@ def _library() -> tuple[ctypes.CDLL | None, str | None]:
         return None, f"{path}: {error}"
 
 
+def _loads(path: Path) -> bool:
+    """Whether the library is there and whole."""
+    try:
+        ctypes.CDLL(str(path))
+    except OSError:
+        return False
+    return True
+
+
 def _digest(compiler: str) -> str:
     """Of all that the compiled kernels depend on."""
     digest = hashlib.sha256()
     for source in sorted(SOURCES.iterdir()):
         digest.update(source.name.encode() + source.read_bytes())
-    digest.update(repr((compiler, OPTIONS, platform.machine(), _processor())).encode())
+    # torch brings the threads, and with them what the library is bound to
+    facts = (compiler, OPTIONS, platform.machine(), _processor(), torch.__version__, torch.__file__)
+    digest.update(repr(facts).encode())
     return digest.hexdigest()[:20]
 
 

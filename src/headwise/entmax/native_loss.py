@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from headwise.entmax import native
-from headwise.entmax.native import Power
+from headwise.entmax.native import POWERS, Power, address
 
-POWERS = {1.5: Power.SQUARE, 2.0: Power.LINEAR}
 NO_CLASS = -1
+ALPHA_MIN = 1 + 2**-23  # the next number above 1 in float32: below, 1/β has no value there
 
 
 class LossProblem(ctypes.Structure):
@@ -57,6 +57,7 @@ def loss_and_support(
         smoothing: ε of uniform smoothing.
         ignore_index: targets that do not count, or None.
     """
+    target_N = target_N.to(torch.int64).contiguous()
     is_real_N = torch.ones_like(target_N, dtype=torch.bool)
     left_out = NO_CLASS
     if ignore_index is not None:
@@ -77,12 +78,12 @@ def _problem(
     return LossProblem(
         n_rows=n_rows,
         n_classes=n_classes,
-        scores=scores.data_ptr(),
-        threshold=threshold.data_ptr(),
+        scores=address(scores, scores.dtype),
+        threshold=address(threshold, torch.float32),
         left_out=left_out,
-        alpha=alpha,
+        alpha=max(alpha, ALPHA_MIN),
         smoothing=smoothing,
-        share=smoothing / (n_classes - (left_out != NO_CLASS)),
+        share=smoothing / max(1, n_classes - (left_out != NO_CLASS)),
         is_half=scores.dtype is torch.bfloat16,
         map=POWERS.get(alpha, Power.ANY),
         n_threads=torch.get_num_threads(),
@@ -94,8 +95,8 @@ def _forward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     scores = scores.contiguous()
     n_rows, n_classes = scores.shape
-    threshold = torch.empty(n_rows, 2)
-    value, support, total = torch.empty(3, n_rows).unbind()
+    threshold = scores.new_empty(n_rows, 2, dtype=torch.float32)
+    value, support, total = scores.new_empty(3, n_rows, dtype=torch.float32).unbind()
     problem = _problem(scores, threshold, alpha, smoothing, left_out)
     problem.value, problem.support = value.data_ptr(), support.data_ptr()
     if smoothing:
@@ -109,7 +110,7 @@ def _forward(
         if left_out != NO_CLASS:
             n_counted -= 1
             total = total - scores[:, left_out]
-        loss += smoothing * (gold - total / n_counted)
+        loss += smoothing * (gold - total / max(1, n_counted))
     is_out = ~is_real
     return loss.masked_fill_(is_out, 0.0), support.masked_fill(is_out, 0.0), threshold
 
@@ -123,7 +124,7 @@ def _backward(
     scale = grad.masked_fill(~is_real, 0.0).float().contiguous()
     problem = _problem(scores, threshold, alpha, smoothing, left_out)
     problem.out, problem.grad = out.data_ptr(), scale.data_ptr()
-    problem.target = target.data_ptr()
+    problem.target = address(target, torch.int64)
     native.functions().headwise_loss_backward(ctypes.byref(problem))
     return out
 

@@ -21,17 +21,15 @@ class DecoderCache:
         self.layers = layers
         self.length = 0  # positions decoded so far
 
-    def reorder(self, rows_B: Tensor, cross: bool = True) -> None:
-        """Make row i of the batch what row `rows_B[i]` was.
-
-        Args:
-            rows_B: present rows; they may repeat or be left out.
-            cross: also what was kept of the source; False where every row keeps its source.
-        """
-        for self_cache, cross_cache in self.layers:
+    def reorder(self, rows_B: Tensor) -> None:
+        """Make row i of the prefixes what row `rows_B[i]` was; rows may repeat or be left out."""
+        for self_cache, _ in self.layers:
             self_cache.reorder(rows_B)
-            if cross:
-                cross_cache.reorder(rows_B)
+
+    def reorder_sources(self, rows_B: Tensor) -> None:
+        """The same for what was kept of the sources."""
+        for _, cross_cache in self.layers:
+            cross_cache.reorder(rows_B)
 
 
 class DecoderLayer(nn.Module):

@@ -14,8 +14,9 @@ class PeakMemory:
 
     Made when the weights are there and the optimizer has nothing yet: moments and activations
     are in it, weights are not. On a GPU it is the most that torch had allocated. On a CPU it is
-    what malloc had handed out at the end of a forward pass, where all activations are alive:
-    temporaries of single operations and gradients are not in it, nor what malloc keeps for later.
+    what malloc had handed out before the output projection, where the activations of all layers
+    are alive: temporaries of single operations, the chunks of the projection and gradients are not
+    in it, nor what malloc keeps for later.
 
     Attributes:
         bytes: the most seen so far; None before the first look, and without glibc on a CPU.
@@ -37,7 +38,7 @@ class PeakMemory:
             torch.cuda.reset_peak_memory_stats(self.device)
 
     def look(self) -> None:
-        """Called at the end of a forward pass, on a GPU at any time after it."""
+        """Called where the activations of all layers are alive, on a GPU at any time after it."""
         held = self._held()
         if held is not None and self._base is not None:
             self.bytes = max(self.bytes or 0, held - self._base)

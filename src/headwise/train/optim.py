@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-from headwise.instantiate import instantiate
+from headwise.instantiate import instantiate, target_class
 from headwise.model.gates import HardConcreteGate
 
 
@@ -27,12 +29,23 @@ def build_optimizer(node: Any, model: nn.Module) -> torch.optim.Optimizer:
     if gates:
         logits = [gate.log_a for gate in gates]
         groups.append({"params": logits, "weight_decay": 0.0, "rate_factor": gates[0].rate})
-    if not {"fused", "foreach"} & set(node):
-        for group in groups:  # an optimizer that has no such implementation does not look at it
+    if _may_be_fused(node, trained):
+        for group in groups:
             group["fused"] = True
     optimizer = instantiate(node, "optimizer", params=groups)
     assert isinstance(optimizer, torch.optim.Optimizer)
     return optimizer
+
+
+def _may_be_fused(node: Any, trained: Sequence[nn.Parameter]) -> bool:
+    """Whether torch has a fused step for this optimizer, and the node leaves the choice open.
+
+    A checkpoint keeps what its run began with: one of before fused steps goes on without.
+    """
+    options = inspect.signature(target_class(node, "optimizer")).parameters
+    is_open = not {"fused", "foreach", "differentiable"} & set(node)
+    # on a CPU the fused step takes parameters and gradients as they lie in memory, strides or not
+    return "fused" in options and is_open and all(p.is_contiguous() for p in trained)
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

@@ -77,10 +77,12 @@ def _project(
 ) -> tuple[Tensor, Tensor]:
     kind = states_ND.device.type
     low = weight_VD.dtype
-    if torch.is_autocast_enabled(kind):
+    if torch.is_autocast_enabled(kind) and low != torch.float64:
         low = torch.get_autocast_dtype(kind)
+    # asked here: within the function the mode of gradients cannot be seen
+    is_trained = states_ND.requires_grad or weight_VD.requires_grad
     found: tuple[Tensor, Tensor] = _ProjectedLoss.apply(  # type: ignore[no-untyped-call]
-        states_ND, weight_VD, target_N, row_loss, low
+        states_ND, weight_VD, target_N, row_loss, low, torch.is_grad_enabled() and is_trained
     )
     return found
 
@@ -94,10 +96,11 @@ class _ProjectedLoss(torch.autograd.Function):
         target_N: Tensor,
         row_loss: RowLoss,
         low: torch.dtype,
+        with_gradient: bool,
     ) -> tuple[Tensor, Tensor]:
         with torch.autocast(states_ND.device.type, enabled=False):
             loss, measure, *gradients = _sums(
-                states_ND, weight_VD, target_N, row_loss, low, any(ctx.needs_input_grad)
+                states_ND, weight_VD, target_N, row_loss, low, with_gradient
             )
         ctx.save_for_backward(*gradients)
         ctx.mark_non_differentiable(measure)
@@ -107,7 +110,7 @@ class _ProjectedLoss(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_loss: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         grad_states_ND, grad_weight_VD = ctx.saved_tensors
-        return grad_states_ND * grad_loss, grad_weight_VD * grad_loss, None, None, None
+        return grad_states_ND * grad_loss, grad_weight_VD * grad_loss, *(None,) * 4
 
 
 def _sums(

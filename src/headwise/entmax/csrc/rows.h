@@ -28,7 +28,7 @@ struct Problem {
     int64_t query_offset;  // position of the first query
     int32_t is_causal;
     int32_t is_half;  // bfloat16 in and out; else float32
-    int32_t map;      // one of the maps below
+    int32_t map;      // one of `Map`
     int32_t n_threads;
     uint32_t n_kept;    // of 2^32 draws, how many keep a weight; 0: no dropout
     uint64_t seed;      // of the dropout
@@ -38,7 +38,6 @@ struct Problem {
 constexpr float INFINITE = std::numeric_limits<float>::infinity();
 constexpr int64_t COMPACT_FROM = 96;     // keys; below, all of a row is less work than a choice
 constexpr int64_t BLOCK_FLOATS = 8192;   // of a buffer: a block of rows stays in the first caches
-
 
 struct Row {
     int64_t start;        // of the row in the tensor

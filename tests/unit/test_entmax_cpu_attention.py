@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-import headwise.entmax.attention as attention_module
+import headwise.entmax.cpu_attention as attention_module
 from headwise.entmax import alpha_entmax, native
-from headwise.entmax.attention import attention
+from headwise.entmax.cpu_attention import attention
 from headwise.entmax.native import Power, Visible
 
 pytestmark = pytest.mark.skipif(
@@ -209,3 +209,63 @@ def test_differentiable_once_only() -> None:
     (grad,) = torch.autograd.grad(context.sum(), query, create_graph=True)
     with pytest.raises(RuntimeError, match="differentiated once"):
         grad.sum().backward()
+
+
+@pytest.mark.parametrize("n_batch", [1, 2])
+def test_the_operators_keep_what_they_promise_torch(n_batch: int) -> None:
+    """Queries, keys and values as they come from splitting heads: views, not contiguous."""
+    states = [torch.randn(n_batch, n, 2, 8).transpose(1, 2) for n in (5, 7, 7)]
+    query, key, value = (one.requires_grad_() for one in states)
+    alpha = torch.tensor([1.2, 1.7]).view(1, 2, 1, 1).requires_grad_()
+    lengths, seed = torch.full((n_batch,), 6), torch.tensor(5)
+    settings = (int(Power.ANY), False, 0, 0.1, 0.3)
+    given = (query, key, value, alpha, None, lengths, seed, *settings)
+    torch.library.opcheck(torch.ops.headwise.attention, given)
+    context, threshold = torch.ops.headwise.attention(*given)
+    grad = torch.randn_like(context)
+    shown = (grad, query, key, value, threshold.detach(), *given[3:], True)
+    torch.library.opcheck(
+        torch.ops.headwise.attention_backward,
+        shown,
+        test_utils=("test_schema", "test_faketensor"),
+    )
+
+
+def test_lengths_and_masks_of_any_layout() -> None:
+    given = inputs((4, 2, 9, 30))
+    plain = torch.tensor([30, 4, 17, 9])
+    wide = torch.stack((plain, plain), dim=1)
+    expected = fused(given, None, Power.SQUARE, Visible(None, plain))
+    for lengths in (plain.to(torch.int32), wide[:, 0]):
+        found = fused(given, None, Power.SQUARE, Visible(None, lengths))
+        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    same = fused(given, None, Power.SQUARE, Visible(None, torch.tensor([7, 7, 7, 7])))
+    for lengths in (torch.tensor(7).expand(4), torch.tensor([7])):
+        found = fused(given, None, Power.SQUARE, Visible(None, lengths))
+        assert all(torch.equal(a, b) for a, b in zip(found, same, strict=True))
+    mask = torch.rand(4, 1, 9, 30, generator=torch.Generator().manual_seed(1)) > 0.3
+    expected = fused(given, None, Power.SQUARE, Visible(mask))
+    turned = mask.transpose(-1, -2).contiguous().transpose(-1, -2)
+    found = fused(given, None, Power.SQUARE, Visible(turned))
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def test_backward_within_autocast_is_that_outside() -> None:
+    given = inputs((2, 2, 9, 30))
+    results = []
+    for inside in (False, True):
+        wanted = [one.clone().requires_grad_() for one in given[:3]]
+        context = attention(*wanted, None, Power.SQUARE, Visible(), 0.0, 0.3)
+        with torch.autocast("cpu", enabled=inside):
+            context.backward(given[3])
+        results.append([one.grad for one in wanted])
+    for one, other in zip(*results, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("shape", [(2, 2, 0, 5), (2, 2, 5, 0), (0, 2, 3, 4)])
+def test_nothing_to_ask_or_to_see(shape: tuple[int, int, int, int]) -> None:
+    given = inputs(shape)
+    found = fused(given, None, Power.LINEAR, Visible())
+    assert found[0].shape == given[0].shape
+    assert all((one == 0).all() for one in found)

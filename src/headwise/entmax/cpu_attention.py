@@ -39,7 +39,7 @@ def attention(
 
     Args:
         query_BHQE, key_BHKE, value_BHKE: float32 or bfloat16, on a CPU, all of one type.
-        alpha: float32, broadcastable to (B, H, Q, 1); only for `Power.ANY`, which needs it.
+        alpha: float32, four axes that broadcast to (B, H, Q, 1); only for `Power.ANY`.
         power: the map.
         visible: which keys; a mask has four axes.
         dropout: share of the weights that is dropped.
@@ -47,8 +47,11 @@ def attention(
 
     Raises:
         ValueError: α outside of [1, 2].
+        TypeError: tensors of another type.
     """
-    seed = torch.randint(1 << 62, (), dtype=torch.int64) if dropout else None
+    seed = None
+    if dropout:
+        seed = torch.randint(1 << 62, (), dtype=torch.int64, device="cpu")
     context: Tensor = torch.ops.headwise.attention(
         query_BHQE, key_BHKE, value_BHKE, alpha, visible.mask, visible.lengths_B, seed,
         int(power), visible.is_causal, visible.query_offset, dropout, scale,
@@ -72,9 +75,6 @@ class _Chunk:
         """Their part of what broadcasts against (B, H, Q, ·)."""
         return _part(values, self.batch, self.heads, self.queries)
 
-    def part_of_beta(self, beta: Tensor | None) -> Tensor | None:
-        return None if beta is None else self.part(beta)
-
     def draws(self, seed: Tensor | None, rate: float) -> Draws | None:
         return None if seed is None else Draws(int(seed), rate, self.first_row)
 
@@ -90,7 +90,7 @@ def _part(values: Tensor, *axes: slice) -> Tensor:
 def _chunks(shape: tuple[int, int, int, int], visible: Visible) -> Iterator[_Chunk]:
     n_batch, n_heads, n_queries, n_keys = shape
     head = max(1, n_queries * n_keys)
-    step_q = n_queries if head <= CHUNK_SCORES else max(1, CHUNK_SCORES // n_keys)
+    step_q = max(1, n_queries) if head <= CHUNK_SCORES else max(1, CHUNK_SCORES // n_keys)
     step_h = 1 if step_q < n_queries else min(n_heads, max(1, CHUNK_SCORES // head))
     step_b = 1 if step_h < n_heads else max(1, CHUNK_SCORES // (head * n_heads))
     for batch in _steps(n_batch, step_b):
@@ -121,7 +121,17 @@ def _steps(n: int, step: int) -> Iterator[slice]:
 
 
 def _by_head(values_BHNE: Tensor) -> Tensor:
-    return values_BHNE.reshape(-1, *values_BHNE.shape[2:])
+    return values_BHNE.flatten(0, 1)
+
+
+def _readable(
+    mask: Tensor | None, lengths: Tensor | None, n_batch: int, is_causal: bool, offset: int
+) -> Visible:
+    if mask is not None:
+        mask = native.readable(mask)
+    if lengths is not None:
+        lengths = lengths.to(torch.int64).expand(n_batch).contiguous()
+    return Visible(mask, lengths, is_causal, offset)
 
 
 def _shape(query: Tensor, key: Tensor) -> tuple[int, int, int, int]:
@@ -139,12 +149,12 @@ def _attention(
     beta = beta_of(alpha)
     query_NQE, key_NKE, value_NKE = (_by_head(values) for values in (query, key, value))
     threshold = query.new_empty((*shape[:3], 2), dtype=torch.float32)
-    context_NQE = torch.empty_like(query_NQE)
+    context_NQE = query_NQE.new_empty(query_NQE.shape)
     room = _room(shape, query, 1)
-    for chunk in _chunks(shape, Visible(mask, lengths, is_causal, offset)):
+    for chunk in _chunks(shape, _readable(mask, lengths, shape[0], is_causal, offset)):
         scores = _scores(query_NQE, key_NKE, chunk, scale, room[0])
         native.forward(
-            scores, chunk.part_of_beta(beta), Power(power), chunk.visible, scores,
+            scores, None if beta is None else chunk.part(beta), Power(power), chunk.visible, scores,
             chunk.part(threshold), chunk.draws(seed, dropout),
         )  # fmt: skip
         torch.bmm(
@@ -168,7 +178,8 @@ def _scores(
     scores_NQK = room[: shape[0] * shape[1] * shape[2]].view(shape)
     keys_NEK = key_NKE[chunk.flat, : chunk.n_keys].transpose(1, 2)
     torch.baddbmm(scores_NQK, some_NQE, keys_NEK, beta=0, alpha=scale, out=scores_NQK)
-    return scores_NQK.view(chunk.batch.stop - chunk.batch.start, -1, *shape[1:])
+    n_batch = chunk.batch.stop - chunk.batch.start
+    return scores_NQK.view(n_batch, shape[0] // n_batch, *shape[1:])
 
 
 def _attention_backward(
@@ -180,31 +191,31 @@ def _attention_backward(
     shape = _shape(query, key)
     beta = beta_of(alpha)
     query_NQE, key_NKE, value_NKE, grad_NQE = map(_by_head, (query, key, value, grad))
-    grad_q_NQE = torch.empty_like(query_NQE)
+    grad_q_NQE = query_NQE.new_empty(query_NQE.shape)
     # sums over chunks: not in half precision
-    grad_k_NKE = torch.zeros_like(key_NKE, dtype=torch.float32)
-    grad_v_NKE = torch.zeros_like(value_NKE, dtype=torch.float32)
+    grad_k_NKE = key_NKE.new_zeros(key_NKE.shape, dtype=torch.float32)
+    grad_v_NKE = value_NKE.new_zeros(value_NKE.shape, dtype=torch.float32)
     grad_alpha = query.new_zeros((*shape[:3], 1) if with_alpha else 0, dtype=torch.float32)
     room = _room(shape, query, 3)
-    for chunk in _chunks(shape, Visible(mask, lengths, is_causal, offset)):
+    for chunk in _chunks(shape, _readable(mask, lengths, shape[0], is_causal, offset)):
         scores = _scores(query_NQE, key_NKE, chunk, scale, room[0])
         some_NQE = grad_NQE[chunk.flat, chunk.queries]
         grad_w, weights = (one[: scores.numel()].view(scores.shape) for one in room[1:])
         values_NEK = value_NKE[chunk.flat, : chunk.n_keys].transpose(1, 2)
         torch.bmm(some_NQE, values_NEK, out=grad_w.flatten(0, 1))
+        some_beta = None if beta is None else chunk.part(beta)
         rows = native.backward_from_scores(
-            scores, chunk.part(threshold), grad_w, weights, chunk.part_of_beta(beta), Power(power),
-            chunk.visible, chunk.draws(seed, dropout), with_alpha,
+            scores, chunk.part(threshold), grad_w, weights, some_beta, Power(power), chunk.visible,
+            chunk.draws(seed, dropout), with_alpha,
         )  # fmt: skip
         if with_alpha:
             chunk.part(grad_alpha).copy_(rows)
         grad_z_NQK, weights_NQK = scores.flatten(0, 1), weights.flatten(0, 1)
         keys = (chunk.flat, slice(0, chunk.n_keys))
-        grad_v_NKE[keys] += torch.bmm(weights_NQK.transpose(1, 2), some_NQE)
         torch.bmm(grad_z_NQK, key_NKE[keys], out=grad_q_NQE[chunk.flat, chunk.queries])
-        grad_k_NKE[keys] += torch.bmm(
-            grad_z_NQK.transpose(1, 2), query_NQE[chunk.flat, chunk.queries]
-        )
+        with torch.autocast("cpu", enabled=False):  # the types are chosen already
+            grad_v_NKE[keys] += weights_NQK.transpose(1, 2) @ some_NQE
+            grad_k_NKE[keys] += grad_z_NQK.transpose(1, 2) @ query_NQE[chunk.flat, chunk.queries]
     return (
         grad_q_NQE.mul_(scale).view(query.shape),
         grad_k_NKE.mul_(scale).to(key.dtype).view(key.shape),

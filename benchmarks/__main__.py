@@ -4,7 +4,7 @@
 
 Each figure is a ratio of medians of contenders that ran interleaved in one process. The table says
 what was found beside what is aimed at, and what a figure needs that is not here (the public entmax
-package) is left out. A full run takes about half an hour a thread count; it writes
+package) is left out. A full run takes about a quarter of an hour a thread count; it writes
 `results/benchmarks/latest.json` and adds a line to `results/benchmarks/history.jsonl`, unless
 `--quick` or `--only`. The parts print more when called alone: `python -m benchmarks.entmax`,
 `.length`, `.matmul_share`, `.training_step`, `.decoding`.
@@ -56,7 +56,7 @@ def maps(quick: bool) -> list[Figure]:
         ours = taken[shape, "alpha_entmax"]["both"]
         goal = 4.0 if shape[-1] < 1024 else 2.0
         found.append(Figure(f"α-entmax / softmax, f+b, {shape}", ours, goal))
-        oracle = taken.get((shape, "entmax_bisect"))
+        oracle = taken.get((shape, "entmax_bisect"))  # see `contenders`
         if oracle is None:
             continue
         found.append(

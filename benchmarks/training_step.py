@@ -39,7 +39,7 @@ class Step:
     def __init__(self, variant: str, precision: str) -> None:
         factory = AttentionFactory({"attention": group_node("attention", variant)}, dropout=0.1)
         self.model = Transformer(MODEL, VOCABULARY, VOCABULARY, True, factory, seed=1)
-        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-4)
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-4, fused=True)
         self.loss = CrossEntropy(0.1)
         self.precision = precision
         generator = torch.Generator().manual_seed(1)
@@ -53,8 +53,8 @@ class Step:
         clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
         start = clock()
         with autocast(CPU, self.precision):
-            output = self.model(self.source, self.lengths, self.target)
-            sums = self.loss(output.logits_BTV, self.target)
+            states_BTD = self.model.states(self.source, self.lengths, self.target)
+            sums = self.loss.of_states(states_BTD, self.model.output.weight, self.target)
         (sums.loss / self.target.numel()).backward()
         self.optimizer.step()
         self.optimizer.zero_grad()

@@ -5,7 +5,7 @@
 The rows are those of `conf/variant/`, each composed as `python train.py variant=…` composes it,
 with its loss and its repulsion. Batches are random, of 2048 tokens with sentences of 16, as
 Multi30k's are. Variants run interleaved in one process; the ratios are of medians. Memory is what
-a step holds when its forward pass is done, above the model and its optimizer. With one thread
+a step holds when all layers have gone forward, above the model and its optimizer. With one thread
 the time is that of the processor, which other load on the machine lengthens less; else it is
 that of the clock.
 """
@@ -68,9 +68,9 @@ class Step:
         self.n_steps += 1
         start = clock()
         with autocast(CPU, self.precision):
-            output = self.model(self.source, self.lengths, self.target)
-            sums = self.loss(output.logits_BTV, self.target)
-        memory.look()
+            states_BTD = self.model.states(self.source, self.lengths, self.target)
+            memory.look()
+            sums = self.loss.of_states(states_BTD, self.model.output.weight, self.target)
         (sums.loss / self.target.numel()).backward()
         penalty = gate_penalty(self.model)
         if penalty is not None:

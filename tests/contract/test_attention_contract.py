@@ -157,6 +157,7 @@ def test_a_reordered_cache_goes_on_as_its_rows(variant: str) -> None:
     cache = model.make_cache()
     model.decode(target[:, :3], memory, cache)
     cache.reorder(rows)
+    cache.reorder_sources(rows)
     step = model.decode(target[rows, 3:], memory.index_select(rows), cache)
     whole = model.decode(target, memory)[rows, 3:]
     torch.testing.assert_close(step, whole, rtol=1e-4, atol=1e-4)

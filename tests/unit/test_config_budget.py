@@ -46,14 +46,15 @@ def measured(config: Any) -> tuple[int, int]:
         torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
     ):
         with torch.autocast("cpu", torch.bfloat16, enabled=half):
-            logits = model.train()(ids, lengths, ids).logits_BTV
-            loss = instantiate(config.loss, "loss")(logits, ids).loss
+            states_BTD = model.train().states(ids, lengths, ids)
+            weight_VD = model.output.weight
+            loss = instantiate(config.loss, "loss").of_states(states_BTD, weight_VD, ids).loss
         loss.backward()
     return counter.get_total_flops(), sum(storage.nbytes() for storage in kept.values())
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("attention", ["softmax", "alpha_entmax"])
+@pytest.mark.parametrize("attention", ["softmax", "alpha_entmax", "tanh"])
 def test_the_estimate_is_near_what_is_measured(attention: str, precision: str) -> None:
     config = config_of(
         f"attention={attention}",

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
 
 from headwise.entmax import native
 from headwise.entmax.function import beta_of
@@ -258,6 +259,17 @@ def _refuse(ctx: Any, *grads: Tensor) -> None:
     raise RuntimeError("the attention of headwise.entmax can be differentiated once, not twice")
 
 
+def _flops(query: Any, key: Any, *rest: Any, out_shape: Any = None, **_: Any) -> int:
+    """Of the two products forward, for torch's counter: two operations a multiply-add."""
+    n_batch, n_heads, n_queries, width = query
+    return int(2 * 2 * n_batch * n_heads * n_queries * key[2] * width)
+
+
+def _flops_backward(grad: Any, query: Any, key: Any, *rest: Any, **_: Any) -> int:
+    """Of five products: the scores again, and two gradients of each product."""
+    return _flops(query, key) * 5 // 2
+
+
 _library: Any = torch.library  # without types of its own
 _LIBRARY = _library.Library("headwise", "FRAGMENT")
 _SHARED = (
@@ -275,3 +287,5 @@ _library.register_fake("headwise::attention", _fake, lib=_LIBRARY)
 _library.register_fake("headwise::attention_backward", _fake_backward, lib=_LIBRARY)
 _library.register_autograd("headwise::attention", _differentiate, setup_context=_keep, lib=_LIBRARY)
 _library.register_autograd("headwise::attention_backward", _refuse, lib=_LIBRARY)
+register_flop_formula(torch.ops.headwise.attention)(_flops)
+register_flop_formula(torch.ops.headwise.attention_backward)(_flops_backward)

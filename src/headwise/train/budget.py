@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from headwise.attention.base import Attention
+from headwise.attention.scores import ScoreAttention
 from headwise.data.tokenizer import N_SPECIALS
 from headwise.model.build import build_model
 from headwise.model.transformer import Transformer, n_parameters
@@ -35,7 +37,7 @@ class Budget:
             only.
         weight_bytes: weights, gradients and moments.
         activation_bytes: what autograd keeps of one batch (with recomputation the inputs of all
-            layers and the inside of one), and the logits with their gradient.
+            layers and the inside of one), and the gradients that the loss makes beforehand.
     """
 
     n_parameters: int
@@ -75,7 +77,7 @@ def budget(config: Config, sentence_tokens: int = SENTENCE_TOKENS) -> Budget:
         n_alphas=sum(alphas),
         flops={part: tokens * trainer.accumulate * n for part, n in flops.items()},
         weight_bytes=float(n_weights * BYTES_PER_WEIGHT),
-        activation_bytes=float(tokens * (sum(kept) + vocab * 8)),
+        activation_bytes=float(tokens * sum(kept) + (tokens + vocab) * sizes.d_model * 4),
     )
 
 
@@ -106,7 +108,7 @@ def _layer_costs(model: Transformer, sizes: ModelConfig, sentence_tokens: int) -
         cost.kept += (
             KEPT_PER_ATTENTION["width"] * queries * width
             + KEPT_PER_ATTENTION["heads"] * (queries + keys) / 2 * heads
-            + KEPT_PER_ATTENTION["weights"] * scores * n_heads
+            + (0 if _is_fused(attention) else KEPT_PER_ATTENTION["weights"] * scores * n_heads)
         )
         if site != "cross":
             cost.feed_forward += 2 * queries * width * inner
@@ -114,6 +116,11 @@ def _layer_costs(model: Transformer, sizes: ModelConfig, sentence_tokens: int) -
                 KEPT_PER_FEED_FORWARD["width"] * width + KEPT_PER_FEED_FORWARD["inner"] * inner
             )
     return list(costs.values())
+
+
+def _is_fused(attention: Attention) -> bool:
+    """Whether it keeps no weights, with dropout or in half precision."""
+    return isinstance(attention, ScoreAttention) and attention.normaliser.is_fused
 
 
 def describe_budget(config: Config) -> str:

@@ -56,6 +56,7 @@ def batches() -> list[Batch]:
 def trained(config: Config, compiled: bool) -> tuple[list[float], dict[str, torch.Tensor]]:
     """Summed losses of some updates, and the weights after them."""
     config.trainer.compile, config.trainer.precision = compiled, "fp32"
+    torch.manual_seed(1)  # every α of the start
     model = build_model(config, V, V, True)
     step = TrainingStep(
         model,
@@ -83,7 +84,7 @@ def check(attention: str) -> None:
         torch.testing.assert_close(compiled[1][name], weights, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("attention", ["softmax", "alpha_entmax"])
+@pytest.mark.parametrize("attention", group_choices("attention"))
 def test_training_by_graphs_is_training(attention: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the compiler behind the graphs, which takes minutes."""
     by_graphs = functools.partial(torch.compile, backend="eager")
@@ -93,6 +94,6 @@ def test_training_by_graphs_is_training(attention: str, monkeypatch: pytest.Monk
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
-@pytest.mark.parametrize("attention", group_choices("attention"))
-def test_every_variant_trains_compiled(attention: str) -> None:
-    check(attention)
+def test_training_compiled_is_training() -> None:
+    """One variant: the compiler takes a minute, and makes the same of an operator as of another."""
+    check("alpha_entmax")

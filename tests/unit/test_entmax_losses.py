@@ -353,3 +353,30 @@ def test_alpha_next_to_one_is_cross_entropy() -> None:
 def test_a_vocabulary_of_what_is_ignored_alone() -> None:
     found = entmax15_loss(torch.randn(3, 1), torch.zeros(3, dtype=torch.int64), 0.1, 0)
     assert found.tolist() == [0.0] * 3
+
+
+@pytest.mark.parametrize("ignore_index", [None, 0, -100])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("alpha", [1.001, 1.3, 1.5, 2.0])
+@pytest.mark.parametrize("n_classes", [5, 16, 203, 3000])
+def test_float32_and_bfloat16_are_near_float64(
+    n_classes: int, alpha: float, smoothing: float, ignore_index: int | None
+) -> None:
+    generator = torch.Generator().manual_seed(n_classes)
+    scores = torch.randn(12, n_classes, generator=generator) * 2
+    target = torch.randint(0, n_classes, (12,), generator=generator)
+    if ignore_index is not None:
+        target[::3] = ignore_index
+    weight = torch.rand(12, generator=generator)
+    results = []
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
+        # the same scores, as bfloat16 holds them
+        ours = scores.bfloat16().to(dtype).requires_grad_()
+        loss = entmax_loss(ours, target, alpha, smoothing, ignore_index)
+        (loss * weight).sum().backward()
+        results.append((loss.detach().double(), ours.grad.double()))
+    (exact, exact_grad), (single, single_grad), (half, half_grad) = results
+    torch.testing.assert_close(single, exact, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(half, exact, rtol=1e-5, atol=1e-5)  # float32 inside
+    torch.testing.assert_close(single_grad, exact_grad, rtol=1e-4, atol=2e-5)
+    torch.testing.assert_close(half_grad, exact_grad, rtol=1e-2, atol=1e-4)

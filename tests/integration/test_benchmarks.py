@@ -1,0 +1,39 @@
+"""The benchmarks run; what they find is asserted nowhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from benchmarks import __main__ as everything
+from benchmarks import entmax
+
+
+@pytest.mark.slow
+def test_quick_run_prints_a_figure_of_each_part_and_keeps_none(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(entmax, "SHAPES", ((2, 2, 8, 8), (2, 2, 8, 64)))
+    monkeypatch.setattr(everything, "RESULTS", tmp_path / "benchmarks")
+    monkeypatch.setattr("sys.argv", ["benchmarks", "--quick"])
+    everything.main()
+    shown = capsys.readouterr().out
+    for part in everything.PARTS:
+        assert f"\n{part}, 1 thread(s)\n  " in shown
+    assert not (tmp_path / "benchmarks").exists()
+
+
+def test_a_whole_run_is_kept_as_a_line_of_history(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    figures = [everything.Figure("a / b", 0.5, 1.0), everything.Figure("c / d", 0.5, 1.0, False)]
+    assert [figure.is_met for figure in figures] == [True, False]
+    monkeypatch.setattr(everything, "RESULTS", tmp_path / "results" / "benchmarks")
+    monkeypatch.setattr(everything, "PARTS", {"one": lambda quick: figures})
+    monkeypatch.setattr("sys.argv", ["benchmarks"])
+    (tmp_path / "results").mkdir()
+    everything.main()
+    everything.main()
+    history = (tmp_path / "results" / "benchmarks" / "history.jsonl").read_text().splitlines()
+    assert len(history) == 2
+    assert '"a / b"' in history[0]

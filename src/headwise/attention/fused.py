@@ -73,7 +73,7 @@ def fused_attention(
 def _suits_native(query_BHQE: Tensor, n_keys: int, dropout: float, power: Power) -> bool:
     if not native.takes(query_BHQE):
         if query_BHQE.device.type == "cpu" and query_BHQE.dtype is torch.float32:
-            _announce("attention: torch alone, as there are no C++ kernels")
+            _announce(f"attention: torch alone, no C++ kernels ({native.reason_without()})")
         return False
     if dropout > 0 or query_BHQE.dtype is torch.bfloat16:
         return True  # torch's softmax is slow in both cases too

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from headwise import entmax
-from headwise.attention.base import Normaliser, Place, ScoreContext, full_precision
-from headwise.attention.fused import fused_attention
+from headwise.attention.base import Place, ScoreContext, full_precision
+from headwise.attention.fused import FusedNormaliser
 from headwise.entmax.native import Power
 from headwise.errors import refuse, require
 
@@ -22,7 +22,7 @@ SHARING = ("none", "layer", "site")
 DEPENDENCIES = ("head", "query")
 
 
-class AlphaEntmax(Normaliser):
+class AlphaEntmax(FusedNormaliser):
     """Sparse weights whose α each head learns.
 
     α = alpha_min + (alpha_max - alpha_min) · sigmoid(a) with one free scalar a per head: the
@@ -42,7 +42,7 @@ class AlphaEntmax(Normaliser):
         depends_on: "head", or "query": each query of a head has an α of its own.
     """
 
-    is_fused = True
+    power = Power.ANY
     head_axes: Mapping[str, int] = {"alpha_logit": 0, "alpha_weight": 0}
     alpha_weight: nn.Parameter | None
 
@@ -105,22 +105,9 @@ class AlphaEntmax(Normaliser):
     def forward(self, scores_BHQK: Tensor, context: ScoreContext) -> Tensor:
         """Weights (B, H, Q, K) with exact zeros; differentiable in the scores and in α."""
         mask = context.dense_mask(scores_BHQK)
-        return entmax.alpha_entmax(scores_BHQK, self._row_alpha(context), dim=-1, mask=mask)
+        return entmax.alpha_entmax(scores_BHQK, self.row_alpha(context), dim=-1, mask=mask)
 
-    def attend(
-        self,
-        query_BHQE: Tensor,
-        key_BHKE: Tensor,
-        value_BHKE: Tensor,
-        context: ScoreContext,
-        dropout: float,
-    ) -> Tensor | None:
-        """Context (B, H, Q, E)."""
-        return fused_attention(
-            query_BHQE, key_BHKE, value_BHKE, context, dropout, Power.ANY, self._row_alpha
-        )
-
-    def _row_alpha(self, context: ScoreContext) -> Tensor:
+    def row_alpha(self, context: ScoreContext) -> Tensor:
         """α of every row of scores, broadcastable to (B, H, Q, 1)."""
         if self.alpha_weight is None:
             return self.alpha()[None, :, None, None]

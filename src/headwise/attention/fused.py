@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from headwise.attention.base import ScoreContext
+from headwise.attention.base import Normaliser, ScoreContext
 from headwise.entmax import native
 from headwise.entmax.cpu_attention import attention
 from headwise.entmax.native import ALPHAS, Power, Visible
@@ -27,6 +28,34 @@ _SAID: set[str] = set()
 log = logging.getLogger(__name__)
 
 
+class FusedNormaliser(Normaliser):
+    """A normaliser of the entmax family: the kernels know its map.
+
+    Attributes:
+        power: which map.
+    """
+
+    is_fused = True
+    power: ClassVar[Power]
+
+    def row_alpha(self, context: ScoreContext) -> Tensor | None:
+        """α, float32, four axes that broadcast to (B, H, Q, 1); None where `power` says it."""
+        return None
+
+    def attend(
+        self,
+        query_BHQE: Tensor,
+        key_BHKE: Tensor,
+        value_BHKE: Tensor,
+        context: ScoreContext,
+        dropout: float,
+    ) -> Tensor | None:
+        """Context (B, H, Q, E)."""
+        return fused_attention(
+            query_BHQE, key_BHKE, value_BHKE, context, dropout, self.power, self.row_alpha
+        )
+
+
 def fused_attention(
     query_BHQE: Tensor,
     key_BHKE: Tensor,
@@ -34,7 +63,7 @@ def fused_attention(
     context: ScoreContext,
     dropout: float,
     power: Power,
-    row_alpha: Callable[[ScoreContext], Tensor] | None = None,
+    row_alpha: Callable[[ScoreContext], Tensor | None],
 ) -> Tensor | None:
     """Context (B, H, Q, E) by the best kernel at hand, or None where forming weights is as good.
 
@@ -43,20 +72,20 @@ def fused_attention(
         context: the mask.
         dropout: share of the weights that is dropped.
         power: the map.
-        row_alpha: for `Power.ANY`: α, float32, four axes that broadcast to (B, H, Q, 1).
+        row_alpha: as of `FusedNormaliser`; asked only where a kernel takes it.
     """
     if _suits_native(query_BHQE, key_BHKE.shape[2], dropout, power):
         _announce("attention: C++ kernels")
         visible = _visible(context, query_BHQE.shape[2], key_BHKE.shape[2])
         scale = query_BHQE.shape[-1] ** -0.5
-        learned = None if row_alpha is None else row_alpha(context)
-        return attention(query_BHQE, key_BHKE, value_BHKE, learned, power, visible, dropout, scale)
+        alpha = row_alpha(context)
+        return attention(query_BHQE, key_BHKE, value_BHKE, alpha, power, visible, dropout, scale)
     if power is Power.EXP:
         return _torch_softmax(query_BHQE, key_BHKE, value_BHKE, context, dropout)
     if query_BHQE.device.type == "cpu" and not is_interpreted():
         return None
-    alpha = ALPHAS[power] if row_alpha is None else row_alpha(context)
-    per_query = isinstance(alpha, Tensor) and alpha.numel() > alpha.shape[1]
+    alpha = row_alpha(context)
+    per_query = alpha is not None and alpha.numel() > alpha.shape[1]
     mask = context.mask
     is_restricted = mask.pattern is not None or mask.given_BHQK is not None
     reason = refusal(query_BHQE, key_BHKE, value_BHKE, is_restricted, per_query)
@@ -65,7 +94,7 @@ def fused_attention(
         return None
     _announce("attention: Triton kernels")
     return triton_entmax_attention(
-        query_BHQE, key_BHKE, value_BHKE, alpha.flatten() if isinstance(alpha, Tensor) else alpha,
+        query_BHQE, key_BHKE, value_BHKE, ALPHAS[power] if alpha is None else alpha.flatten(),
         mask.key_lengths_B, mask.causal, mask.query_offset, dropout,
     )  # fmt: skip
 

@@ -20,8 +20,9 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from headwise.entmax import native
-from headwise.entmax.function import beta_of
+from headwise.entmax.function import beta_of, check_alpha
 from headwise.entmax.native import Draws, Power, Visible
+from headwise.entmax.operators import register
 
 CHUNK_SCORES = 1 << 19  # scores at a time: enough to hide the calls, few enough for the caches
 
@@ -147,6 +148,7 @@ def _attention(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Context, and maximum and threshold of every row (B, H, Q, 2)."""
     shape = _shape(query, key)
+    check_alpha(alpha)
     beta = beta_of(alpha)
     query_NQE, key_NKE, value_NKE = (_by_head(values) for values in (query, key, value))
     threshold = query.new_empty((*shape[:3], 2), dtype=torch.float32)
@@ -255,10 +257,6 @@ def _fake_backward(grad: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Te
     return like[0], like[1], like[2], query.new_empty(rows, dtype=torch.float32)
 
 
-def _refuse(ctx: Any, *grads: Tensor) -> None:
-    raise RuntimeError("the attention of headwise.entmax can be differentiated once, not twice")
-
-
 def _flops(query: Any, key: Any, *rest: Any, out_shape: Any = None, **_: Any) -> int:
     """Of the two products forward, for torch's counter: two operations a multiply-add."""
     n_batch, n_heads, n_queries, width = query
@@ -270,22 +268,22 @@ def _flops_backward(grad: Any, query: Any, key: Any, *rest: Any, **_: Any) -> in
     return _flops(query, key) * 5 // 2
 
 
-_library: Any = torch.library  # without types of its own
-_LIBRARY = _library.Library("headwise", "FRAGMENT")
 _SHARED = (
     "Tensor? alpha, Tensor? mask, Tensor? lengths, Tensor? seed, "
     "int power, bool is_causal, int offset, float dropout, float scale"
 )
-_LIBRARY.define(f"attention(Tensor query, Tensor key, Tensor value, {_SHARED}) -> (Tensor, Tensor)")
-_LIBRARY.define(
-    f"attention_backward(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor threshold, "
-    f"{_SHARED}, bool with_alpha) -> (Tensor, Tensor, Tensor, Tensor)"
+register(
+    f"attention(Tensor query, Tensor key, Tensor value, {_SHARED}) -> (Tensor, Tensor)",
+    _attention,
+    _fake,
+    _keep,
+    _differentiate,
 )
-_LIBRARY.impl("attention", _attention, "CPU")
-_LIBRARY.impl("attention_backward", _attention_backward, "CPU")
-_library.register_fake("headwise::attention", _fake, lib=_LIBRARY)
-_library.register_fake("headwise::attention_backward", _fake_backward, lib=_LIBRARY)
-_library.register_autograd("headwise::attention", _differentiate, setup_context=_keep, lib=_LIBRARY)
-_library.register_autograd("headwise::attention_backward", _refuse, lib=_LIBRARY)
+register(
+    f"attention_backward(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor threshold, "
+    f"{_SHARED}, bool with_alpha) -> (Tensor, Tensor, Tensor, Tensor)",
+    _attention_backward,
+    _fake_backward,
+)
 register_flop_formula(torch.ops.headwise.attention)(_flops)
 register_flop_formula(torch.ops.headwise.attention_backward)(_flops_backward)

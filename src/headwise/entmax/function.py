@@ -27,6 +27,7 @@ from torch import Tensor
 
 from headwise.entmax import native
 from headwise.entmax.native import ALPHAS, Power, Visible
+from headwise.entmax.operators import register
 from headwise.entmax.solver import BETA_MIN, CHUNK_SCORES, solve
 
 ALPHA_SLACK = 1e-6  # 1.01 + 0.99 · 1 in float32 may round to just above 2
@@ -70,6 +71,7 @@ def weights(scores_BHQK: Tensor, alpha: Tensor | None, mask: Tensor | None, powe
 
 
 def _weights(scores: Tensor, alpha: Tensor | None, mask: Tensor | None, power: int) -> Tensor:
+    check_alpha(alpha)
     beta = beta_of(alpha)
     scores = scores.contiguous()
     if native.takes(scores):
@@ -93,7 +95,7 @@ def _weights_backward(
     weights: Tensor, grad: Tensor, alpha: Tensor | None, power: int, with_alpha: bool
 ) -> tuple[Tensor, Tensor]:
     """Gradients of the scores and, of every row (B, H, Q, 1), of α; empty if not asked for."""
-    beta = None if alpha is None else (alpha - 1.0).clamp_(BETA_MIN, 1.0)
+    beta = beta_of(alpha)
     grad = grad.contiguous()
     if native.takes(weights):
         return native.backward(weights, grad, beta, Power(power), with_alpha)
@@ -107,16 +109,23 @@ def _weights_backward(
     return grad_scores, weights.new_empty(0) if grad_rows is None else grad_rows
 
 
+def check_alpha(alpha: Tensor | None) -> None:
+    """Look at the range of α where looking costs nothing.
+
+    Raises:
+        ValueError: α outside of [1, 2], on a CPU.
+    """
+    if alpha is None or alpha.device.type != "cpu" or not alpha.numel():
+        return
+    least, most = (float(bound) for bound in alpha.aminmax())
+    # NaN passes: it shows up as a NaN loss, which the caller knows how to report
+    if least < 1 - ALPHA_SLACK or most > 2 + ALPHA_SLACK:
+        raise ValueError(f"alpha must be in [1, 2], got values from {least} to {most}")
+
+
 def beta_of(alpha: Tensor | None) -> Tensor | None:
-    """α - 1, after a look at its range where looking costs nothing."""
-    if alpha is None:
-        return None
-    if alpha.device.type == "cpu" and alpha.numel():
-        least, most = (float(bound) for bound in alpha.aminmax())
-        # NaN passes: it shows up as a NaN loss, which the caller knows how to report
-        if least < 1 - ALPHA_SLACK or most > 2 + ALPHA_SLACK:
-            raise ValueError(f"alpha must be in [1, 2], got values from {least} to {most}")
-    return (alpha - 1.0).clamp_(BETA_MIN, 1.0)
+    """α - 1, held to where every formula stays finite."""
+    return None if alpha is None else (alpha - 1.0).clamp_(BETA_MIN, 1.0)
 
 
 def _softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
@@ -248,20 +257,18 @@ def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None,
     return grad_scores, grad_rows.sum_to_size(alpha.shape) if with_alpha else None, None, None
 
 
-def _refuse(ctx: Any, *grads: Tensor) -> None:
-    raise RuntimeError("the maps of headwise.entmax can be differentiated once, not twice")
-
-
-_library: Any = torch.library  # without types of its own
-_LIBRARY = _library.Library("headwise", "FRAGMENT")
-_LIBRARY.define("weights(Tensor scores, Tensor? alpha, Tensor? mask, int power) -> Tensor")
-_LIBRARY.define(
-    "weights_backward(Tensor weights, Tensor grad, Tensor? alpha, int power, bool with_alpha)"
-    " -> (Tensor, Tensor)"
+register(
+    "weights(Tensor scores, Tensor? alpha, Tensor? mask, int power) -> Tensor",
+    _weights,
+    _weights_shape,
+    _keep,
+    _differentiate,
+    dispatch="CompositeExplicitAutograd",
 )
-_LIBRARY.impl("weights", _weights, "CompositeExplicitAutograd")
-_LIBRARY.impl("weights_backward", _weights_backward, "CompositeExplicitAutograd")
-_library.register_fake("headwise::weights", _weights_shape, lib=_LIBRARY)
-_library.register_fake("headwise::weights_backward", _weights_backward_shape, lib=_LIBRARY)
-_library.register_autograd("headwise::weights", _differentiate, setup_context=_keep, lib=_LIBRARY)
-_library.register_autograd("headwise::weights_backward", _refuse, lib=_LIBRARY)
+register(
+    "weights_backward(Tensor weights, Tensor grad, Tensor? alpha, int power, bool with_alpha)"
+    " -> (Tensor, Tensor)",
+    _weights_backward,
+    _weights_backward_shape,
+    dispatch="CompositeExplicitAutograd",
+)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from headwise.entmax import native
 from headwise.entmax.native import POWERS, Power, address
+from headwise.entmax.operators import register
 
 NO_CLASS = -1
 ALPHA_MIN = 1 + 2**-23  # the next number above 1 in float32: below, 1/β has no value there
@@ -140,10 +141,6 @@ def _differentiate(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, .
     return found, None, None, None, None, None
 
 
-def _refuse(ctx: Any, *grads: Tensor) -> None:
-    raise RuntimeError("the losses of headwise.entmax can be differentiated once, not twice")
-
-
 def _fake(scores: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
     n_rows = scores.shape[0]
     loss = scores.new_empty(n_rows, dtype=torch.float32)
@@ -154,20 +151,18 @@ def _fake_backward(grad: Tensor, scores: Tensor, *rest: Any) -> Tensor:
     return torch.empty_like(scores, memory_format=torch.contiguous_format)
 
 
-_library: Any = torch.library  # without types of its own
-_LIBRARY = _library.Library("headwise", "FRAGMENT")
 _ROWS = "Tensor target, Tensor is_real"
 _SETTINGS = "float alpha, float smoothing, int left_out"
-_LIBRARY.define(f"entmax_loss(Tensor scores, {_ROWS}, {_SETTINGS}) -> (Tensor, Tensor, Tensor)")
-_LIBRARY.define(
+register(
+    f"entmax_loss(Tensor scores, {_ROWS}, {_SETTINGS}) -> (Tensor, Tensor, Tensor)",
+    _forward,
+    _fake,
+    _keep,
+    _differentiate,
+)
+register(
     f"entmax_loss_backward(Tensor grad, Tensor scores, {_ROWS}, Tensor threshold, {_SETTINGS})"
-    " -> Tensor"
+    " -> Tensor",
+    _backward,
+    _fake_backward,
 )
-_LIBRARY.impl("entmax_loss", _forward, "CPU")
-_LIBRARY.impl("entmax_loss_backward", _backward, "CPU")
-_library.register_fake("headwise::entmax_loss", _fake, lib=_LIBRARY)
-_library.register_fake("headwise::entmax_loss_backward", _fake_backward, lib=_LIBRARY)
-_library.register_autograd(
-    "headwise::entmax_loss", _differentiate, setup_context=_keep, lib=_LIBRARY
-)
-_library.register_autograd("headwise::entmax_loss_backward", _refuse, lib=_LIBRARY)

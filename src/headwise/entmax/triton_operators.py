@@ -108,6 +108,29 @@ def _numbers(
     return *sizes, query_offset, scale, threshold, 1 / (1 - dropout)
 
 
+def _options(
+    query: Tensor,
+    cut: Tiles,
+    causal: bool,
+    key_lengths: Tensor | None,
+    dropout: float,
+    power: int,
+) -> dict[str, Any]:
+    """What every kernel is compiled for."""
+    return {
+        "WIDTH": query.shape[3],
+        "PADDED": cut.padded,
+        "CAUSAL": causal,
+        "HAS_LENGTHS": key_lengths is not None,
+        "DROPOUT": dropout > 0,
+        "POWER": power,
+        "PRECISE": query.dtype is torch.float32,
+        "PRECISION": _precision(query),
+        "INTERPRET": is_interpreted(),
+        "num_stages": cut.stages,
+    }
+
+
 def _launch_forward(
     query: Tensor,
     key: Tensor,
@@ -136,22 +159,8 @@ def _launch_forward(
     tensors += [context, centre, top, shift, live]
     numbers = _numbers(query, key, query_offset, dropout, scale)
     strides = [stride for tensor in (query, key, value) for stride in tensor.stride()[:3]]
-    options = {
-        "BLOCK_M": block_queries,
-        "BLOCK_N": block_keys,
-        "WIDTH": head_dim,
-        "PADDED": cut.padded,
-        "LIST": LIST,
-        "CAUSAL": causal,
-        "HAS_LENGTHS": key_lengths is not None,
-        "DROPOUT": dropout > 0,
-        "POWER": power,
-        "PRECISE": query.dtype is torch.float32,
-        "PRECISION": _precision(query),
-        "INTERPRET": is_interpreted(),
-        "num_warps": n_warps,
-        "num_stages": cut.stages,
-    }
+    options = _options(query, cut, causal, key_lengths, dropout, power)
+    options |= {"BLOCK_M": block_queries, "BLOCK_N": block_keys, "LIST": LIST, "num_warps": n_warps}
     grid = (n_batch * n_heads * n_blocks,)
     with _on_device(query):
         if cut.resident:
@@ -237,19 +246,8 @@ def _launch_backward(
     numbers = _numbers(query, key, query_offset, dropout, scale)
     sources = (query, key, value, grad)
     strides = [stride for tensor in sources for stride in tensor.stride()[:3]]
-    options: dict[str, Any] = {
-        "WIDTH": head_dim,
-        "PADDED": cut.padded,
-        "CAUSAL": causal,
-        "HAS_LENGTHS": key_lengths is not None,
-        "HAS_LISTS": cut.marked,
-        "DROPOUT": dropout > 0,
-        "POWER": power,
-        "PRECISE": query.dtype is torch.float32,
-        "PRECISION": _precision(query),
-        "INTERPRET": is_interpreted(),
-        "num_stages": cut.stages,
-    }
+    options = _options(query, cut, causal, key_lengths, dropout, power)
+    options["HAS_LISTS"] = cut.marked
     shared: list[Any] = [query, key, value, alpha, key_lengths, row_keys, grad]
     n_rows = n_batch * n_heads
     with _on_device(query):

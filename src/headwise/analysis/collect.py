@@ -10,17 +10,14 @@ without it is left out.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from headwise.analysis.diversity import BASES, as_distributions, entropies, jensen_shannon
-from headwise.attention.base import Attention, AttentionOutput, Mask, Normaliser, Scaling
-from headwise.attention.heads import MultiHeadAttention
+from headwise.analysis.observe import Call, Seen, evaluating, listening
 from headwise.errors import refuse
 from headwise.track.base import HeadValues
 
@@ -28,7 +25,6 @@ if TYPE_CHECKING:
     from headwise.data.batching import Batch
     from headwise.model.transformer import Transformer
 
-PARTS = ("normaliser", "scaling")  # attributes of an attention, where it has them
 HeadTable = dict[str, list[list[float]]]  # where every head was measured; else `HeadValues`
 
 
@@ -83,12 +79,12 @@ def head_statistics(
     if diversity_base not in BASES:
         raise refuse("diversity_base", diversity_base, BASES)
     means = _Means()
-    with _evaluating(model), torch.no_grad(), _listening(model) as calls:
+    with evaluating(model), torch.no_grad(), listening(model) as calls:
         for batch in batches:
             batch = batch.to(device)
             model(batch.source_BS, batch.source_lengths_B, batch.target_in_BT, need_weights=True)
             for call in calls:
-                seen = _Seen.of(call, batch, model.n_registers)
+                seen = Seen.of(call, batch, model.n_registers)
                 means.add(call, _of_queries(call, seen), seen.queries_BQ)
                 if call.weights_BHQK is not None:
                     _add_weights(means, call, seen, diversity_base)
@@ -98,101 +94,7 @@ def head_statistics(
     return {**own, **means.tables(model)}
 
 
-@dataclass
-class _Call:
-    """One pass of one attention, as its hooks heard it.
-
-    Attributes:
-        joined_BQI: outputs of the heads side by side, (B, Q, H * E).
-        of_queries: what differs between queries, (B or 1, H, Q).
-    """
-
-    site: str
-    layer: int
-    attention: Attention
-    mask: Mask
-    weights_BHQK: Tensor | None = None
-    joined_BQI: Tensor | None = None
-    of_queries: dict[str, Tensor] = field(default_factory=dict)
-
-    def allowed(self, weights_BHQK: Tensor) -> Tensor:
-        """True where a query may see a key, (B, H, Q, K)."""
-        pattern = getattr(self.attention, "pattern", None)
-        mask = self.mask if pattern is None else self.mask.restricted(pattern)
-        n_queries, n_keys = weights_BHQK.shape[-2:]
-        dense = mask.dense(n_queries, n_keys, weights_BHQK.device)
-        if dense is None:
-            return torch.ones_like(weights_BHQK, dtype=torch.bool)
-        return dense.expand_as(weights_BHQK)
-
-
-@contextmanager
-def _listening(model: Transformer) -> Iterator[list[_Call]]:
-    """The calls of the model's attentions, in a list that grows with each pass."""
-    calls: list[_Call] = []
-
-    def begin(attention: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        site, layer = places[attention]
-        mask = kwargs["mask"] if "mask" in kwargs else args[3]
-        calls.append(_Call(site, layer, attention, mask))
-
-    def end(attention: Any, args: tuple[Any, ...], output: AttentionOutput) -> None:
-        calls[-1].weights_BHQK = output.weights_BHQK
-
-    # what calls a part is the attention that began last, also where places share the part
-    def normalise(normaliser: Any, args: tuple[Any, ...], weights: Tensor) -> None:
-        calls[-1].of_queries.update(normaliser.query_stats(args[1]))
-
-    def scale(scaling: Any, args: tuple[Any, ...], factor: Tensor) -> None:
-        calls[-1].of_queries["scale"] = factor.squeeze(-1)
-
-    def join(output: Any, args: tuple[Any, ...]) -> None:
-        calls[-1].joined_BQI = args[0]
-
-    places = {attention: (site, layer) for site, layer, attention in model.attentions()}
-    parts = {getattr(attention, name, None) for attention in places for name in PARTS}
-    with ExitStack() as hooks:
-        for attention in places:
-            hooks.enter_context(attention.register_forward_pre_hook(begin, with_kwargs=True))
-            hooks.enter_context(attention.register_forward_hook(end))
-            if isinstance(attention, MultiHeadAttention):
-                hooks.enter_context(attention.output.register_forward_pre_hook(join))
-        for part in parts:
-            if isinstance(part, Normaliser):
-                hooks.enter_context(part.register_forward_hook(normalise))
-            elif isinstance(part, Scaling):
-                hooks.enter_context(part.register_forward_hook(scale))
-        yield calls
-
-
-@dataclass(frozen=True)
-class _Seen:
-    """Which positions of one call are tokens.
-
-    Attributes:
-        queries_BQ: True at queries that are no padding, register queries already left out.
-        first_query, first_key: numbers of register tokens in front.
-    """
-
-    queries_BQ: Tensor
-    first_query: int
-    first_key: int
-
-    @classmethod
-    def of(cls, call: _Call, batch: Batch, n_registers: int) -> _Seen:
-        """Of the site of `call`."""
-        of_source = call.site == "encoder_self"
-        ids_BN = batch.source_BS if of_source else batch.target_in_BT
-        lengths_B = batch.source_lengths_B if of_source else batch.target_lengths_B
-        positions = torch.arange(ids_BN.shape[1], device=ids_BN.device)
-        return cls(
-            positions < lengths_B[:, None],
-            n_registers if of_source else 0,
-            0 if call.site == "decoder_self" else n_registers,
-        )
-
-
-def _of_queries(call: _Call, seen: _Seen) -> dict[str, Tensor]:
+def _of_queries(call: Call, seen: Seen) -> dict[str, Tensor]:
     """Statistics (B or 1, H, Q) that do not come from the weights."""
     found = {name: values[..., seen.first_query :] for name, values in call.of_queries.items()}
     if call.joined_BQI is not None:
@@ -202,7 +104,7 @@ def _of_queries(call: _Call, seen: _Seen) -> dict[str, Tensor]:
     return found
 
 
-def _add_weights(means: _Means, call: _Call, seen: _Seen, diversity_base: str) -> None:
+def _add_weights(means: _Means, call: Call, seen: Seen, diversity_base: str) -> None:
     """Statistics of the weights, of heads that are what they say."""
     assert call.weights_BHQK is not None
     queries_B1Q = seen.queries_BQ[:, None]
@@ -239,7 +141,7 @@ class _Means:
         # statistic -> (site, layer) -> sums and numbers of queries, (2, H)
         self._sums: dict[str, dict[tuple[str, int], Tensor]] = {}
 
-    def add(self, call: _Call, found: dict[str, Tensor], counted: Tensor) -> None:
+    def add(self, call: Call, found: dict[str, Tensor], counted: Tensor) -> None:
         """Take in values (B or 1, H, Q) where `counted`, (B, Q) or (B, H or 1, Q), is True."""
         if counted.dim() == 2:
             counted = counted[:, None]
@@ -278,15 +180,3 @@ def _table(model: Transformer, found: dict[tuple[str, int], Tensor]) -> HeadValu
         is_any = any(value is not None for value in known)
         table.setdefault(site, []).append(known if is_any else [])
     return {site: layers for site, layers in table.items() if any(layers)}
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode, and afterwards each module in the mode it had."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode

@@ -1,0 +1,187 @@
+"""Watching the attentions of a model while it reads: who gave which weights to what.
+
+Letters: B batch, H heads, Q queries, K keys, E head width, S source length, T target length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from headwise.attention.base import Attention, AttentionOutput, Mask, Normaliser, Scaling
+from headwise.attention.heads import MultiHeadAttention
+
+if TYPE_CHECKING:
+    from headwise.data.batching import Batch
+    from headwise.model.transformer import Transformer
+
+PARTS = ("normaliser", "scaling")  # attributes of an attention, where it has them
+
+
+@dataclass(frozen=True)
+class Observation:
+    """The weights of one attention over a batch, register tokens left out.
+
+    Attributes:
+        site: encoder_self, decoder_self or cross.
+        layer: from 1.
+        head_numbers: of its heads, as in the unpruned model.
+        weights_BHQK: as the values were weighted; 0 where a query may not see a key, and at
+            queries that are padding. In the decoder's self-attention query t is the word read
+            at step t: the begin-of-sentence mark, then the target's pieces.
+        allowed_BHQK: True where a query of a real token may see a key.
+        queries_BQ: True at real tokens.
+    """
+
+    site: str
+    layer: int
+    head_numbers: tuple[int, ...]
+    weights_BHQK: Tensor
+    allowed_BHQK: Tensor
+    queries_BQ: Tensor
+
+
+def observations(
+    model: Transformer, batches: Iterable[Batch], device: torch.device
+) -> Iterator[tuple[Batch, list[Observation]]]:
+    """Every batch with the weights of all attentions that have them.
+
+    The model is in evaluation mode while it is read, and afterwards as it was found.
+
+    Args:
+        model: on `device`.
+        batches: sources with their references, which the decoder reads.
+        device: where `model` is; what is yielded is there, too.
+    """
+    for batch in batches:
+        batch = batch.to(device)
+        with evaluating(model), torch.no_grad(), listening(model) as calls:
+            model(batch.source_BS, batch.source_lengths_B, batch.target_in_BT, need_weights=True)
+        yield batch, [_observation(c, batch, model) for c in calls if c.weights_BHQK is not None]
+
+
+def _observation(call: Call, batch: Batch, model: Transformer) -> Observation:
+    assert call.weights_BHQK is not None
+    seen = Seen.of(call, batch, model.n_registers)
+    allowed_BHQK = call.allowed(call.weights_BHQK)[:, :, seen.first_query :, seen.first_key :]
+    allowed_BHQK = allowed_BHQK & seen.queries_BQ[:, None, :, None]
+    weights_BHQK = call.weights_BHQK[:, :, seen.first_query :, seen.first_key :]
+    return Observation(
+        call.site,
+        call.layer,
+        call.attention.place.head_numbers,
+        weights_BHQK.masked_fill(~allowed_BHQK, 0.0),
+        allowed_BHQK,
+        seen.queries_BQ,
+    )
+
+
+@dataclass
+class Call:
+    """One pass of one attention, as its hooks heard it.
+
+    Attributes:
+        joined_BQI: outputs of the heads side by side, (B, Q, H * E).
+        of_queries: what differs between queries, (B or 1, H, Q).
+    """
+
+    site: str
+    layer: int
+    attention: Attention
+    mask: Mask
+    weights_BHQK: Tensor | None = None
+    joined_BQI: Tensor | None = None
+    of_queries: dict[str, Tensor] = field(default_factory=dict)
+
+    def allowed(self, weights_BHQK: Tensor) -> Tensor:
+        """True where a query may see a key, (B, H, Q, K)."""
+        pattern = getattr(self.attention, "pattern", None)
+        mask = self.mask if pattern is None else self.mask.restricted(pattern)
+        n_queries, n_keys = weights_BHQK.shape[-2:]
+        dense = mask.dense(n_queries, n_keys, weights_BHQK.device)
+        if dense is None:
+            return torch.ones_like(weights_BHQK, dtype=torch.bool)
+        return dense.expand_as(weights_BHQK)
+
+
+@contextmanager
+def listening(model: Transformer) -> Iterator[list[Call]]:
+    """The calls of the model's attentions, in a list that grows with each pass."""
+    calls: list[Call] = []
+
+    def begin(attention: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        site, layer = places[attention]
+        mask = kwargs["mask"] if "mask" in kwargs else args[3]
+        calls.append(Call(site, layer, attention, mask))
+
+    def end(attention: Any, args: tuple[Any, ...], output: AttentionOutput) -> None:
+        calls[-1].weights_BHQK = output.weights_BHQK
+
+    # what calls a part is the attention that began last, also where places share the part
+    def normalise(normaliser: Any, args: tuple[Any, ...], weights: Tensor) -> None:
+        calls[-1].of_queries.update(normaliser.query_stats(args[1]))
+
+    def scale(scaling: Any, args: tuple[Any, ...], factor: Tensor) -> None:
+        calls[-1].of_queries["scale"] = factor.squeeze(-1)
+
+    def join(output: Any, args: tuple[Any, ...]) -> None:
+        calls[-1].joined_BQI = args[0]
+
+    places = {attention: (site, layer) for site, layer, attention in model.attentions()}
+    parts = {getattr(attention, name, None) for attention in places for name in PARTS}
+    with ExitStack() as hooks:
+        for attention in places:
+            hooks.enter_context(attention.register_forward_pre_hook(begin, with_kwargs=True))
+            hooks.enter_context(attention.register_forward_hook(end))
+            if isinstance(attention, MultiHeadAttention):
+                hooks.enter_context(attention.output.register_forward_pre_hook(join))
+        for part in parts:
+            if isinstance(part, Normaliser):
+                hooks.enter_context(part.register_forward_hook(normalise))
+            elif isinstance(part, Scaling):
+                hooks.enter_context(part.register_forward_hook(scale))
+        yield calls
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Which positions of one call are tokens.
+
+    Attributes:
+        queries_BQ: True at queries that are no padding, register queries already left out.
+        first_query, first_key: numbers of register tokens in front.
+    """
+
+    queries_BQ: Tensor
+    first_query: int
+    first_key: int
+
+    @classmethod
+    def of(cls, call: Call, batch: Batch, n_registers: int) -> Seen:
+        """Of the site of `call`."""
+        of_source = call.site == "encoder_self"
+        ids_BN = batch.source_BS if of_source else batch.target_in_BT
+        lengths_B = batch.source_lengths_B if of_source else batch.target_lengths_B
+        positions = torch.arange(ids_BN.shape[1], device=ids_BN.device)
+        return cls(
+            positions < lengths_B[:, None],
+            n_registers if of_source else 0,
+            0 if call.site == "decoder_self" else n_registers,
+        )
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode, and afterwards each module in the mode it had."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode

@@ -1,0 +1,147 @@
+"""The tidy tables of an analysis: one fact a row, in csv files in the run folder.
+
+Every table names its columns here; who writes one and who reads one meet in this file. An empty
+cell is a value that could not be measured.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headwise.errors import DataError
+
+Row = Mapping[str, Any]
+
+FOLDER = "analysis"  # in the run folder
+SETTINGS = "settings.json"
+FINDINGS = "findings.md"
+
+
+@dataclass(frozen=True)
+class Table:
+    """A kind of table.
+
+    Attributes:
+        name: of its file, without the suffix.
+        columns: name -> type of the value: str, int or float.
+        key: columns that together tell one row from another.
+    """
+
+    name: str
+    columns: Mapping[str, type]
+    key: tuple[str, ...]
+
+    def path(self, folder: Path) -> Path:
+        """Where the table of an analysis folder lies."""
+        return folder / f"{self.name}.csv"
+
+    def text(self, rows: Iterable[Row]) -> str:
+        """The rows as csv.
+
+        Raises:
+            KeyError: a row has a column that the table has not, or lacks one of its key.
+        """
+        out = io.StringIO()
+        writer = csv.DictWriter(out, list(self.columns), lineterminator="\n")
+        writer.writeheader()
+        for row in rows:
+            unknown = [name for name in row if name not in self.columns]
+            lacking = [name for name in self.key if row.get(name) is None]
+            if unknown or lacking:
+                raise KeyError(f"table {self.name}: unknown {unknown}, lacking {lacking}")
+            writer.writerow({name: _cell(row.get(name)) for name in self.columns})
+        return out.getvalue()
+
+    def read(self, folder: Path) -> list[dict[str, Any]]:
+        """The rows of an analysis folder; values that were not measured are None.
+
+        Raises:
+            DataError: no such table, or other columns than this version writes.
+        """
+        path = self.path(folder)
+        if not path.is_file():
+            raise DataError(f"there is no {path}: run scripts/analyze.py first")
+        known = self.columns.items()
+        with open(path, encoding="utf-8", newline="") as stream:
+            reader = csv.DictReader(stream)
+            if reader.fieldnames != list(self.columns):
+                raise DataError(
+                    f"{path} has the columns {reader.fieldnames}, expected {list(self.columns)}: "
+                    "it was written by another version; run scripts/analyze.py again"
+                )
+            return [
+                {name: kind(row[name]) if row[name] else None for name, kind in known}
+                for row in reader
+            ]
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    return repr(value) if isinstance(value, float) else str(value)
+
+
+HEAD_KEY = ("site", "layer", "head")
+_PLACE = {"site": str, "layer": int, "head": int}
+
+HEADS = Table(
+    "heads",
+    {
+        **_PLACE,
+        "alpha": float,
+        "density": float,  # share of visible keys with a weight other than 0
+        "entropy": float,  # nats
+        "confidence": float,  # mean largest weight, end of sentence excluded
+        "output_norm": float,
+        "previous_share": float,  # queries whose largest weight lies at offset -1
+        "previous_weight": float,  # mean weight at offset -1
+        "current_share": float,
+        "current_weight": float,
+        "next_share": float,
+        "next_weight": float,
+        "offset": int,  # the offset that most queries' largest weight lies at
+        "offset_share": float,
+        "offset_weight": float,
+        "merge_score": float,  # Correia et al. 2019, clusters of the pieces of a word
+        "cluster_mass": float,  # mass inside of the current token's cluster
+        "question_weight": float,  # on the final question mark, at interrogative words
+        "statement_weight": float,  # on the final mark, at the same words in declaratives
+        "rare_share": float,  # sentences in which most queries point at the rarest token
+        "importance": float,  # Michel et al. 2019, raw
+        "importance_normalised": float,  # over the L2 norm of the layer
+        "roles": str,  # joined by ";", empty for none
+    },
+    HEAD_KEY,
+)
+LAYERS = Table(
+    "layers",
+    {"site": str, "layer": int, "diversity_heads": float, "diversity_keys": float},
+    ("site", "layer"),
+)
+DENSITY = Table(  # a histogram of the densities of a head's queries
+    "density",
+    {**_PLACE, "low": float, "high": float, "n_queries": int},
+    (*HEAD_KEY, "low"),
+)
+OFFSETS = Table(
+    "offsets",
+    {**_PLACE, "offset": int, "max_share": float, "mean_weight": float},
+    (*HEAD_KEY, "offset"),
+)
+PRUNING = Table(
+    "pruning",
+    {
+        "sites": str,  # from which heads were taken, joined by ";"
+        "n_removed": int,
+        "fraction": float,
+        "bleu": float,
+        "loss": float,
+    },
+    ("sites", "n_removed"),
+)
+TABLES = (HEADS, LAYERS, DENSITY, OFFSETS, PRUNING)

@@ -13,7 +13,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c requirements.lock $(PIP_ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-triton lint format clean
+.PHONY: help demo test test-triton docs browser lint format clean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -23,12 +23,29 @@ help: ## this list
 demo: .venv/.installed ## train, score and picture alpha-entmax on the built-in corpus, in minutes
 	@$(BIN)/python train.py experiment=demo
 
-test: lint ## lint, then the whole test suite
+test: lint .venv/.installed-docs ## lint, then the whole test suite
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(PYTEST_ARGS)
 
 # Two workers, and Triton is told before it is imported that there is no GPU.
 test-triton: .venv/.installed-triton ## the GPU kernels in Triton's interpreter (installs Triton, 700 MB)
 	@TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m triton $(PYTEST_ARGS)
+
+docs: .venv/.installed-docs ## the guide as a site that needs no network: site/index.html
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+	@echo "the guide is in site/index.html"
+
+# Never fails: without a browser its tests are skipped, with this target named as the reason.
+browser: ## Chromium for the tests of the page of heads, with apt-get as root; else says what to do
+	@for name in chromium chromium-browser google-chrome; do \
+	  if command -v $$name >/dev/null; then echo "the page is tested in $$name"; exit 0; fi; \
+	done; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
+	    apt-get install -y -qq --no-install-recommends chromium; } \
+	  || echo "Chromium could not be installed: the page is not tested in a browser"; \
+	else \
+	  echo "install Chromium or Chrome to test the page in a browser (Debian: apt-get install chromium)"; \
+	fi
 
 lint: .venv/.installed-test ## ruff and mypy, changing nothing
 	@$(BIN)/ruff check .
@@ -40,7 +57,7 @@ format: .venv/.installed-test ## ruff, mending what it can
 	@$(BIN)/ruff format .
 
 clean: ## remove .venv, caches and builds; runs in outputs/ stay
-	rm -rf .venv build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv build dist site .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Stamps, so that a second call installs nothing. A stamp is written only after what it stands
@@ -66,6 +83,11 @@ clean: ## remove .venv, caches and builds; runs in outputs/ stay
 .venv/.installed-test: .venv/.installed
 	@echo "installing the test and lint extras"
 	@$(PIP) -e ".[test,lint]"
+	@touch $@
+
+.venv/.installed-docs: .venv/.installed
+	@echo "installing mkdocs, for the guide"
+	@$(PIP) -e ".[docs]"
 	@touch $@
 
 .venv/.installed-triton: .venv/.installed-test

@@ -1,4 +1,4 @@
-"""The commands: train, prepare, evaluate, translate, prune.
+"""The commands: train, prepare, evaluate, translate, prune, analyze, report.
 
 Hydra composes the configuration; errors are shown by us, one clear message and no traceback for
 what a user can mend.
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from headwise.sweep import Sweep
 
 Job = Callable[[Any], None]
-COMMANDS = ("train", "prepare", "evaluate", "translate", "prune")
+COMMANDS = ("train", "prepare", "evaluate", "translate", "prune", "analyze", "report")
 BROKEN_PIPE = 128 + 13  # as a shell reports SIGPIPE
 
 
@@ -60,6 +60,8 @@ def main() -> None:
             "evaluate": evaluate,
             "translate": translate,
             "prune": prune,
+            "analyze": analyze,
+            "report": report,
         }
         commands[command]()
     elif given in ("-h", "--help", ""):
@@ -184,6 +186,28 @@ def prune() -> None:
         prune_run(config)
 
     launch("prune", job)
+
+
+def analyze() -> None:
+    """`python scripts/analyze.py run=FOLDER`: what each head became, as tables and in words."""
+
+    def job(config: Any) -> None:
+        from headwise.report.analyze import analyze_runs
+
+        analyze_runs(config)
+
+    launch("analyze", job)
+
+
+def report() -> None:
+    """`python scripts/report.py paper=NAME runs=[…]`, or `run=FOLDER page=true`."""
+
+    def job(config: Any) -> None:
+        from headwise.report.paper_command import report_runs
+
+        report_runs(config)
+
+    launch("report", job)
 
 
 def launch(config_name: str, job: Job, sweep: Sweep | None = None) -> None:

@@ -17,10 +17,12 @@ from headwise.errors import ConfigError, nearest
 from headwise.schema import (
     SITE_GROUPS,
     SITES,
+    AnalyzeConfig,
     Config,
     DecodeConfig,
     EvaluateConfig,
     PruneConfig,
+    ReportConfig,
     TranslateConfig,
 )
 
@@ -29,6 +31,8 @@ KINDS: dict[str, type] = {
     "evaluate": EvaluateConfig,
     "translate": TranslateConfig,
     "prune": PruneConfig,
+    "analyze": AnalyzeConfig,
+    "report": ReportConfig,
 }
 OPEN_GROUPS = (  # checked by constructors
     "attention",

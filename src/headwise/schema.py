@@ -260,6 +260,57 @@ class PruneConfig:
     progress: bool = True
 
 
+@dataclass
+class AnalyzeDataConfig(PruneDataConfig):
+    """Which text heads are looked at on."""
+
+    sentences: int | None = None  # the first N; null: all
+
+
+@dataclass
+class AnalyzeConfig:
+    """`scripts/analyze.py`: what each head of a run became, as tables and in words."""
+
+    run: str | None = None  # its folder
+    runs: list[str] = field(default_factory=list)  # several, or patterns such as outputs/demo/*
+    data: AnalyzeDataConfig = field(default_factory=AnalyzeDataConfig)
+    diversity_base: str = "heads"  # of the logarithm: heads (log H) or keys (log of the row)
+    offsets: int = 5  # distances -N to N that are looked at
+    positional_share: float = 0.9  # of queries, for a head to be called positional (Voita 2019)
+    merge_score: float = 0.8  # for a head to be called merging (Correia et al. 2019)
+    question_weight: float = 0.8  # at question words, for a head to be called interrogation
+    rare_share: float = 0.5  # of sentences, for a head to be called one of rare words (Voita 2019)
+    importance: bool = True  # of heads (Michel et al. 2019); takes a backward pass over the text
+    pruning: bool = False  # BLEU without the least important heads; translates some 40 times
+    again: bool = False  # also where the same analysis is there already
+    output: str = "outputs/analysis"  # where runs= puts the comparison
+    checkpoint: str = "auto"  # auto, best, last, average, update_<n>
+    device: str = "auto"
+    decode: dict[str, Any] = field(default_factory=dict)  # of the translations of pruning
+    progress: bool = True
+
+
+@dataclass
+class ReportConfig:
+    """`scripts/report.py`: the tables of a paper from runs, the page or the figures of runs."""
+
+    paper: Any = None  # a yaml of conf/paper; see `headwise.report.paper.Paper`
+    runs: list[str] = field(default_factory=list)  # folders or globs; empty: those the paper names
+    seeds: list[int] | None = None  # null: the paper's
+    overrides: list[str] = field(default_factory=list)  # of every recipe: ["data.dir=FOLDER"]
+    n_resamples: int = 1000  # of the paired bootstrap
+    launch: bool = False  # train what is missing first
+    run: str | None = None  # a run's folder, for page and figures
+    page: bool = False  # one html file to look at the heads of `run`
+    compare: str | None = None  # a second run beside it
+    n_sentences: int = 20  # on the page
+    sentences: str | None = None  # a file of them; null: of a test set of the run
+    checkpoint: str = "auto"  # auto, best, last, average, update_<n>
+    device: str = "auto"
+    figures: bool = False  # figures for print of `run` or `runs`
+    output: str | None = None  # null: outputs/reports/<paper>, or below the run
+
+
 def register() -> None:
     """Make the dataclasses known to Hydra as `schema`, `evaluate_schema` and so on."""
     from hydra.core.config_store import ConfigStore
@@ -269,3 +320,5 @@ def register() -> None:
     store.store("evaluate_schema", EvaluateConfig)
     store.store("translate_schema", TranslateConfig)
     store.store("prune_schema", PruneConfig)
+    store.store("analyze_schema", AnalyzeConfig)
+    store.store("report_schema", ReportConfig)

@@ -10,14 +10,14 @@ without it is left out.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from headwise.analysis.diversity import BASES, as_distributions, entropies, jensen_shannon
-from headwise.analysis.observe import Call, Seen, evaluating, listening
+from headwise.analysis.observe import Call, Observation, Seen, passes
 from headwise.errors import refuse
 from headwise.track.base import HeadValues
 
@@ -78,20 +78,31 @@ def head_statistics(
     """
     if diversity_base not in BASES:
         raise refuse("diversity_base", diversity_base, BASES)
-    means = _Means()
-    with evaluating(model), torch.no_grad(), listening(model) as calls:
-        for batch in batches:
-            batch = batch.to(device)
-            model(batch.source_BS, batch.source_lengths_B, batch.target_in_BT, need_weights=True)
-            for call in calls:
-                seen = Seen.of(call, batch, model.n_registers)
-                means.add(call, _of_queries(call, seen), seen.queries_BQ)
-                if call.weights_BHQK is not None:
-                    _add_weights(means, call, seen, diversity_base)
-            calls.clear()
-    own = _own_statistics(model)
-    own.pop("alpha", None)
-    return {**own, **means.tables(model)}
+    means = HeadMeans()
+    for batch, calls in passes(model, batches, device):
+        for call in calls:
+            add_statistics(
+                means, call, Seen.of(call, batch, model.n_registers), {"diversity": diversity_base}
+            )
+    return {**own_statistics(model), **means.tables(model)}
+
+
+def own_statistics(model: Transformer) -> dict[str, HeadValues]:
+    """What the attentions report of themselves beside α."""
+    return {name: table for name, table in _own_statistics(model).items() if name != "alpha"}
+
+
+def add_statistics(
+    means: HeadMeans, call: Call, seen: Seen, diversities: Mapping[str, str]
+) -> None:
+    """Take the statistics of `head_statistics` of one call into `means`.
+
+    Args:
+        diversities: name of each kind of diversity wanted -> base of its logarithm.
+    """
+    means.add(call, _of_queries(call, seen), seen.queries_BQ)
+    if call.weights_BHQK is not None:
+        _add_weights(means, call, seen, diversities)
 
 
 def _of_queries(call: Call, seen: Seen) -> dict[str, Tensor]:
@@ -104,7 +115,7 @@ def _of_queries(call: Call, seen: Seen) -> dict[str, Tensor]:
     return found
 
 
-def _add_weights(means: _Means, call: Call, seen: Seen, diversity_base: str) -> None:
+def _add_weights(means: HeadMeans, call: Call, seen: Seen, diversities: Mapping[str, str]) -> None:
     """Statistics of the weights, of heads that are what they say."""
     assert call.weights_BHQK is not None
     queries_B1Q = seen.queries_BQ[:, None]
@@ -125,24 +136,28 @@ def _add_weights(means: _Means, call: Call, seen: Seen, diversity_base: str) -> 
     means.add(call, {"entropy": entropies(rows_BHQK)}, queries_B1Q & exists_BHQ)
     if rows_BHQK.shape[1] > 1:
         n_keys_BQ = seen_BHQK.any(1).sum(-1)
-        diversity_BQ = jensen_shannon(rows_BHQK, n_keys_BQ, diversity_base)
         is_counted_BQ = seen.queries_BQ & exists_BHQ.all(1)
-        means.add(call, {"diversity": diversity_BQ[:, None]}, is_counted_BQ)
+        for name, base in diversities.items():
+            diversity_BQ = jensen_shannon(rows_BHQK, n_keys_BQ, base)
+            means.add(call, {name: diversity_BQ[:, None]}, is_counted_BQ)
     if seen.first_key:
         shares_BHQK, exists_BHQ = as_distributions(weights_BHQK)
         mass_BHQ = shares_BHQK[..., : seen.first_key].sum(-1)
         means.add(call, {"register_mass": mass_BHQ}, queries_B1Q & exists_BHQ)
 
 
-class _Means:
-    """Running means over queries of every statistic, layer and head, in float64."""
+class HeadMeans:
+    """Running means over queries of any statistic, by layer and head, in float64."""
 
     def __init__(self) -> None:
         # statistic -> (site, layer) -> sums and numbers of queries, (2, H)
         self._sums: dict[str, dict[tuple[str, int], Tensor]] = {}
 
-    def add(self, call: Call, found: dict[str, Tensor], counted: Tensor) -> None:
-        """Take in values (B or 1, H, Q) where `counted`, (B, Q) or (B, H or 1, Q), is True."""
+    def add(self, place: Call | Observation, found: Mapping[str, Tensor], counted: Tensor) -> None:
+        """Take in values (B or 1, H, Q) where `counted`, (B, Q) or (B, H or 1, Q), is True.
+
+        A value that is NaN there makes its head one that was not measured.
+        """
         if counted.dim() == 2:
             counted = counted[:, None]
         for name, values_BHQ in found.items():
@@ -150,8 +165,8 @@ class _Means:
             sum_H = values_BHQ.double().where(is_in_BHQ, 0.0).sum((0, 2))
             sums = torch.stack((sum_H, is_in_BHQ.sum((0, 2)).double()))
             layers = self._sums.setdefault(name, {})
-            place = call.site, call.layer
-            layers[place] = layers[place] + sums if place in layers else sums
+            key = place.site, place.layer
+            layers[key] = layers[key] + sums if key in layers else sums
 
     def tables(self, model: Transformer) -> dict[str, HeadValues]:
         """Every statistic as a table."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from headwise.model.transformer import Transformer
 
 PARTS = ("normaliser", "scaling")  # attributes of an attention, where it has them
+TIE = 1e-4  # weights nearer to each other than this, relatively, are the same
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,8 @@ class Observation:
             at step t: the begin-of-sentence mark, then the target's pieces.
         allowed_BHQK: True where a query of a real token may see a key.
         queries_BQ: True at real tokens.
+        distribution_heads: whether each head's rows are declared non-negative and of sum one
+            (with registers, theirs included).
     """
 
     site: str
@@ -44,6 +48,45 @@ class Observation:
     weights_BHQK: Tensor
     allowed_BHQK: Tensor
     queries_BQ: Tensor
+    distribution_heads: tuple[bool, ...]
+
+    @cached_property
+    def is_sound_H1(self) -> Tensor:
+        """False at heads with weights that are not finite, or negative though a distribution's."""
+        may_be_negative_H = ~torch.tensor(self.distribution_heads, device=self.weights_BHQK.device)
+        weights = self.weights_BHQK
+        is_sound_BHQK = ((weights >= 0) | may_be_negative_H[:, None, None]) & weights.isfinite()
+        return is_sound_BHQK.all(3).all(2).all(0)[:, None]
+
+    @cached_property
+    def shares_BHQK(self) -> Tensor:
+        """How each row is shared out: the weights of distributions, else |w| / Σ |w|.
+
+        Zeros at heads that are not sound.
+        """
+        weights = self.weights_BHQK.where(self.is_sound_H1[..., None], 0.0)
+        is_distribution_H = torch.tensor(self.distribution_heads, device=weights.device)
+        if bool(is_distribution_H.all()):
+            return weights
+        magnitude = weights.abs()
+        total = magnitude.sum(-1, keepdim=True)
+        return weights.where(
+            is_distribution_H[:, None, None], magnitude / total.where(total != 0, 1.0)
+        )
+
+    @cached_property
+    def peaks_BHQ(self) -> Tensor:
+        """The key with the largest share of each query; -1 where two have it, or none has any."""
+        best = self.shares_BHQK.topk(min(2, self.shares_BHQK.shape[-1]), dim=-1)
+        first_BHQ = best.values[..., 0]
+        second_BHQ = best.values[..., 1] if best.values.shape[-1] > 1 else 0.0 * first_BHQ
+        # a head that spreads evenly has a largest weight by rounding alone
+        stands_out = first_BHQ > (1 + TIE) * second_BHQ
+        return best.indices[..., 0].where(stands_out, -1)
+
+    def measured(self, values_BHQ: Tensor) -> Tensor:
+        """The values, NaN at heads that are not sound."""
+        return values_BHQ.double().where(self.is_sound_H1, torch.nan)
 
 
 def observations(
@@ -58,16 +101,32 @@ def observations(
         batches: sources with their references, which the decoder reads.
         device: where `model` is; what is yielded is there, too.
     """
+    for batch, calls in passes(model, batches, device):
+        yield (
+            batch,
+            [
+                observed(call, Seen.of(call, batch, model.n_registers))
+                for call in calls
+                if call.weights_BHQK is not None
+            ],
+        )
+
+
+def passes(
+    model: Transformer, batches: Iterable[Batch], device: torch.device
+) -> Iterator[tuple[Batch, list[Call]]]:
+    """Every batch with the calls of all attentions, as `observations`."""
     for batch in batches:
         batch = batch.to(device)
         with evaluating(model), torch.no_grad(), listening(model) as calls:
             model(batch.source_BS, batch.source_lengths_B, batch.target_in_BT, need_weights=True)
-        yield batch, [_observation(c, batch, model) for c in calls if c.weights_BHQK is not None]
+        yield batch, calls
+        calls.clear()  # before the next batch is read, so that one is held at a time
 
 
-def _observation(call: Call, batch: Batch, model: Transformer) -> Observation:
+def observed(call: Call, seen: Seen) -> Observation:
+    """The weights of a call that has them."""
     assert call.weights_BHQK is not None
-    seen = Seen.of(call, batch, model.n_registers)
     allowed_BHQK = call.allowed(call.weights_BHQK)[:, :, seen.first_query :, seen.first_key :]
     allowed_BHQK = allowed_BHQK & seen.queries_BQ[:, None, :, None]
     weights_BHQK = call.weights_BHQK[:, :, seen.first_query :, seen.first_key :]
@@ -78,6 +137,7 @@ def _observation(call: Call, batch: Batch, model: Transformer) -> Observation:
         weights_BHQK.masked_fill(~allowed_BHQK, 0.0),
         allowed_BHQK,
         seen.queries_BQ,
+        call.attention.distribution_heads(),
     )
 
 

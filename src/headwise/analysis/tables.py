@@ -108,6 +108,7 @@ HEADS = Table(
         "offset_share": float,
         "offset_weight": float,
         "merge_score": float,  # Correia et al. 2019, clusters of the pieces of a word
+        "split_merge_score": float,  # the same over words of several pieces alone
         "cluster_mass": float,  # mass inside of the current token's cluster
         "question_weight": float,  # on the final question mark, at interrogative words
         "statement_weight": float,  # on the final mark, at the same words in declaratives
@@ -123,7 +124,9 @@ LAYERS = Table(
     {"site": str, "layer": int, "diversity_heads": float, "diversity_keys": float},
     ("site", "layer"),
 )
-DENSITY = Table(  # a histogram of the densities of a head's queries
+# A histogram of the densities of a head's queries: low <= density < high. A density of exactly 1
+# has a bin of its own, the last, with low = high = 1.
+DENSITY = Table(
     "density",
     {**_PLACE, "low": float, "high": float, "n_queries": int},
     (*HEAD_KEY, "low"),
@@ -144,4 +147,43 @@ PRUNING = Table(
     },
     ("sites", "n_removed"),
 )
-TABLES = (HEADS, LAYERS, DENSITY, OFFSETS, PRUNING)
+SENTENCES = Table(  # where a head that is normally sparse is not
+    "sentences",
+    {
+        **_PLACE,
+        "sentence": int,  # its line in the text, from 1
+        "n_keys": int,  # its length on the side of the keys
+        "density": float,  # mean over the sentence's queries
+        "expected": float,  # mean of the head over sentences of like length
+        "deviations": float,  # how far above, in standard deviations of those sentences
+        "head_mean": float,  # over all sentences
+        "text": str,  # what the keys are
+    },
+    (*HEAD_KEY, "sentence"),
+)
+TRAJECTORIES = Table(  # of α, from the record of the training
+    "trajectories",
+    {
+        **_PLACE,
+        "first_update": int,
+        "first": float,
+        "lowest_update": int,
+        "lowest": float,
+        "last_update": int,
+        "last": float,
+        "fell_first": int,  # 1 or 0; empty where α did not move
+    },
+    HEAD_KEY,
+)
+CORRELATIONS = Table(  # of α with what else is known of the heads of a site
+    "correlations",
+    {"site": str, "statistic": str, "n_heads": int, "spearman": float},
+    ("site", "statistic"),
+)
+# Of several runs, beside none of them. A site or layer is empty where a value is of all of them.
+COMPARISON = Table(
+    "comparison",
+    {"run": str, "quantity": str, "site": str, "layer": int, "value": float},
+    ("run", "quantity"),
+)
+TABLES = (HEADS, LAYERS, DENSITY, OFFSETS, PRUNING, SENTENCES, TRAJECTORIES, CORRELATIONS)

@@ -45,7 +45,7 @@ from headwise.metrics.bleu import score_translations
 from headwise.model.build import build_model
 from headwise.model.places import check_heads
 from headwise.model.transformer import Transformer, n_parameters
-from headwise.schema import SITES, PruneConfig
+from headwise.schema import SITES, PruneConfig, PruneDataConfig
 from headwise.train.checkpoint import save_checkpoint, write_text
 from headwise.train.inference import content_digest, load_configured, named_sets
 from headwise.train.loading import TrainedRun, checkpoint_path
@@ -56,8 +56,8 @@ WAYS = ("importance", "gates")
 
 
 @dataclass(frozen=True)
-class _Text:
-    """What heads are measured on."""
+class MeasuredText:
+    """What heads are measured on: sentences, and their ids in batches."""
 
     name: str
     sources: Sequence[str]
@@ -146,7 +146,7 @@ def _kept_without_measuring(config: PruneConfig, run: TrainedRun, heads: Heads) 
 
 def _measure(config: PruneConfig, run: TrainedRun, heads: Heads) -> Importance:
     """Importance of the heads, and the tables asked for, told and written below the run."""
-    text = _read_text(config, run)
+    text = read_text(run, config.data)
     loss: Loss = instantiate(run.config.loss, "loss")
     device = run.translator.device
     found = head_importance(run.model, text.batches, loss, device)
@@ -171,7 +171,7 @@ def _measure(config: PruneConfig, run: TrainedRun, heads: Heads) -> Importance:
 
         def measure() -> dict[str, float]:
             bar.update()
-            return _scores(run, text, loss)
+            return scores_as_it_is(run, text, loss)
 
         if config.table:
             tables["curve"] = pruning_curve(run.model, order, measure)
@@ -187,20 +187,20 @@ def _measure(config: PruneConfig, run: TrainedRun, heads: Heads) -> Importance:
     return found
 
 
-def _read_text(config: PruneConfig, run: TrainedRun) -> _Text:
+def read_text(run: TrainedRun, data: PruneDataConfig) -> MeasuredText:
     """The split asked for: from the run's folder if it is there, else from its corpus."""
-    name = config.data.split or run.config.data.valid
+    name = data.split or run.config.data.valid
     check_file_name("data.split", name)
-    sources, references = named_sets(run, [name], config.data.dir)[name]
-    sources, references = sources[: config.data.sentences], references[: config.data.sentences]
+    sources, references = named_sets(run, [name], data.dir)[name]
+    sources, references = sources[: data.sentences], references[: data.sentences]
     split = EncodedSplit.from_lists(
         run.tokenizers.source.encode(sources), run.tokenizers.target.encode(references)
     )
     batches = list(evaluation_batches(split, run.config.trainer.max_tokens))
-    return _Text(name, sources, references, batches)
+    return MeasuredText(name, sources, references, batches)
 
 
-def _scores(run: TrainedRun, text: _Text, loss: Loss) -> dict[str, float]:
+def scores_as_it_is(run: TrainedRun, text: MeasuredText, loss: Loss) -> dict[str, float]:
     """BLEU, and the loss and its measure a target token, of the model as it is."""
     hypotheses = [found.text for found in run.translator.translate(text.sources)]
     scores = score_translations(hypotheses, text.references, run.config.data.target)

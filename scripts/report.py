@@ -1,0 +1,8 @@
+"""`python scripts/report.py …`; see the README."""
+
+from __future__ import annotations
+
+from headwise.cli import report
+
+if __name__ == "__main__":
+    report()

@@ -1,0 +1,163 @@
+"""How many keys each query of a head uses (Correia et al. 2019, section 5.1).
+
+The density of a query is the share of the keys it may see that get a weight other than exactly 0.
+All real tokens count, the end of a sentence as well, as query and as key; so does the first
+position of the decoder, which sees one key and always has a density of 1.
+
+Letters: B batch, H heads, Q queries, K keys, N sentences.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from headwise.analysis.observe import Observation
+
+if TYPE_CHECKING:
+    from headwise.data.batching import Batch
+
+N_BINS = 20  # equal ones up to 1; exactly 1, a dense query, has a bin of its own behind them
+
+LIKE_LENGTH = 0.25  # sentences are compared with those whose number of keys differs by this part
+FEWEST_LIKE = 20  # of those, at least
+SPARSE_MEAN = 0.5  # a head below this mean density is normally sparse
+FAR = 3.0  # standard deviations above the like
+MOST_A_HEAD = 3  # sentences that are named
+
+Place = tuple[str, int]
+
+
+def counts(seen: Observation) -> tuple[Tensor, Tensor]:
+    """Numbers of keys used and of keys that may be seen, (B, H, Q); 0 of both at padding."""
+    return (seen.weights_BHQK != 0).sum(-1), seen.allowed_BHQK.sum(-1)
+
+
+class DensityHistograms:
+    """Histogram of the densities of each head's queries."""
+
+    def __init__(self) -> None:
+        self._counts: dict[Place, Tensor] = {}
+        self._numbers: dict[Place, tuple[int, ...]] = {}
+        self._sound: dict[Place, Tensor] = {}
+
+    def take(self, batch: Batch, seen: Observation) -> None:
+        """Look at one attention over one batch."""
+        used_BHQ, visible_BHQ = counts(seen)
+        # in whole numbers, so that no query falls beside its bin by rounding
+        bins_BHQ = (used_BHQ * N_BINS).div(visible_BHQ.clamp(min=1), rounding_mode="floor")
+        n_heads = used_BHQ.shape[1]
+        place = seen.site, seen.layer
+        heads_H11 = torch.arange(n_heads, device=bins_BHQ.device)[:, None]
+        flat = (heads_H11 * (N_BINS + 1) + bins_BHQ)[visible_BHQ > 0]
+        found = flat.bincount(minlength=n_heads * (N_BINS + 1)).view(n_heads, N_BINS + 1)
+        sound_H = seen.is_sound_H1.flatten()
+        if place in self._counts:
+            found, sound_H = found + self._counts[place], sound_H & self._sound[place]
+        self._counts[place], self._sound[place] = found, sound_H
+        self._numbers[place] = seen.head_numbers
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row a head and bin, low <= density < high, and the last bin [1, 1]."""
+        edges = [index / N_BINS for index in range(N_BINS + 1)]
+        return [
+            {
+                "site": site,
+                "layer": layer,
+                "head": number,
+                "low": edges[index],
+                "high": edges[min(index + 1, N_BINS)],
+                "n_queries": int(n_queries),
+            }
+            for (site, layer), counts_HN in self._counts.items()
+            for head, number in enumerate(self._numbers[site, layer])
+            if self._sound[site, layer][head]
+            for index, n_queries in enumerate(counts_HN[head].tolist())
+        ]
+
+
+class SentenceDensities:
+    """The density of each head in each sentence, to find those where it is unlike itself.
+
+    Args:
+        n_sentences: of the text.
+    """
+
+    def __init__(self, n_sentences: int) -> None:
+        self._n_sentences = n_sentences
+        self._densities: dict[Place, npt.NDArray[np.float64]] = {}  # (H, N)
+        self._n_keys: dict[str, npt.NDArray[np.int64]] = {}  # by site, (N,)
+        self._numbers: dict[Place, tuple[int, ...]] = {}
+
+    def take(self, batch: Batch, seen: Observation) -> None:
+        """Look at one attention over one batch."""
+        used_BHQ, visible_BHQ = counts(seen)
+        is_query_BHQ = visible_BHQ > 0
+        density_BHQ = used_BHQ.double() / visible_BHQ.clamp(min=1)
+        n_queries_BH = is_query_BHQ.sum(-1)
+        means_BH = seen.measured(density_BHQ).where(is_query_BHQ, 0).sum(-1) / n_queries_BH
+        place = seen.site, seen.layer
+        if place not in self._densities:
+            self._densities[place] = np.full((means_BH.shape[1], self._n_sentences), np.nan)
+            self._numbers[place] = seen.head_numbers
+        self._densities[place][:, batch.indices] = means_BH.T.cpu().numpy()
+        lengths_B = batch.source_lengths_B
+        if seen.site == "decoder_self":
+            lengths_B = batch.target_lengths_B
+        n_keys = self._n_keys.setdefault(seen.site, np.zeros(self._n_sentences, np.int64))
+        n_keys[batch.indices] = lengths_B.cpu().numpy()
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The sentences in which a normally sparse head is far denser than in others like them.
+
+        What counts as many keys depends on how many there are, so a sentence is compared with
+        those of like length. At most a few a head, the farthest first.
+        """
+        found = []
+        for (site, layer), densities_HN in self._densities.items():
+            n_keys_N = self._n_keys[site]
+            for head, number in enumerate(self._numbers[site, layer]):
+                density_N = densities_HN[head]
+                mean = float(density_N.mean())
+                if not mean < SPARSE_MEAN:  # nor where it was not measured
+                    continue
+                expected_N, spread_N = like_length(density_N, n_keys_N)
+                with np.errstate(invalid="ignore", divide="ignore"):
+                    deviations_N = (density_N - expected_N) / spread_N
+                far = [i for i in np.argsort(-deviations_N, kind="stable") if deviations_N[i] > FAR]
+                found += [
+                    {
+                        "site": site,
+                        "layer": layer,
+                        "head": number,
+                        "sentence": int(index) + 1,
+                        "n_keys": int(n_keys_N[index]),
+                        "density": float(density_N[index]),
+                        "expected": float(expected_N[index]),
+                        "deviations": float(deviations_N[index]),
+                        "head_mean": mean,
+                    }
+                    for index in far[:MOST_A_HEAD]
+                ]
+        return found
+
+
+def like_length(
+    values_N: npt.NDArray[np.float64], lengths_N: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Mean and standard deviation of the values of sentences of like length, each (N,).
+
+    NaN where there are fewer than 20 of those.
+    """
+    means_N, spreads_N = np.full(len(values_N), np.nan), np.full(len(values_N), np.nan)
+    for length in np.unique(lengths_N):
+        is_like_N = np.abs(lengths_N - length) <= LIKE_LENGTH * length
+        if is_like_N.sum() >= FEWEST_LIKE:
+            is_of_length_N = lengths_N == length
+            means_N[is_of_length_N] = values_N[is_like_N].mean()
+            spreads_N[is_of_length_N] = values_N[is_like_N].std()
+    return means_N, spreads_N

@@ -1,0 +1,101 @@
+"""Heads that look at a fixed distance (Voita et al. 2019, section 4; Correia et al. 2019, 5.2).
+
+The end of a sentence is a mark and no token: it takes no part as a query, nor as what lies at an
+offset, and not in the confidence. Weight that a head puts on it is weight it puts elsewhere: the
+largest weight of a query is looked for among all keys. A query that sees a single key has no
+choice and takes no part either.
+
+Letters: B batch, H heads, Q queries, K keys.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from headwise.analysis.collect import HeadMeans
+from headwise.analysis.observe import Observation
+
+if TYPE_CHECKING:
+    from headwise.data.batching import Batch
+    from headwise.model.transformer import Transformer
+    from headwise.track.base import HeadValues
+
+SELF_SITES = ("encoder_self", "decoder_self")
+
+
+def is_end(batch: Batch, n_positions: int) -> Tensor:
+    """True at the end-of-sentence marks of the source, (B, S)."""
+    positions = torch.arange(n_positions, device=batch.source_lengths_B.device)
+    return positions == batch.source_lengths_B[:, None] - 1
+
+
+def choosing_queries(seen: Observation, batch: Batch) -> Tensor:
+    """True at tokens, no end of sentence, that see two keys or more, (B, H, Q)."""
+    queries_BQ = seen.queries_BQ
+    if seen.site == "encoder_self":
+        queries_BQ = queries_BQ & ~is_end(batch, queries_BQ.shape[1])
+    return queries_BQ[:, None] & (seen.allowed_BHQK.sum(-1) > 1)
+
+
+class Positions:
+    """How much of each head goes to each distance, and how sure it is.
+
+    Args:
+        furthest: K of the offsets -K to K that are looked at.
+    """
+
+    def __init__(self, furthest: int) -> None:
+        self.offsets = range(-furthest, furthest + 1)
+        self._means = HeadMeans()
+
+    def take(self, batch: Batch, seen: Observation) -> None:
+        """Look at one attention over one batch."""
+        counted_BHQ = choosing_queries(seen, batch)
+        self._means.add(seen, {"confidence": _confidence(seen, batch)}, counted_BHQ)
+        if seen.site not in SELF_SITES:
+            return
+        allowed_BHQK = seen.allowed_BHQK
+        if seen.site == "encoder_self":
+            allowed_BHQK = allowed_BHQK & ~is_end(batch, allowed_BHQK.shape[-1])[:, None, None]
+        queries_Q = torch.arange(allowed_BHQK.shape[2], device=allowed_BHQK.device)
+        for offset in self.offsets:
+            exists_BHQ = counted_BHQ & at_offset(allowed_BHQK, offset)
+            found = {
+                f"share{offset}": seen.measured(seen.peaks_BHQ == queries_Q + offset),
+                f"weight{offset}": seen.measured(at_offset(seen.shares_BHQK, offset)),
+            }
+            self._means.add(seen, found, exists_BHQ)
+            self._means.add(seen, {f"exists{offset}": exists_BHQ.double()}, counted_BHQ)
+
+    def tables(self, model: Transformer) -> dict[str, HeadValues]:
+        """Confidence, and by offset o: share<o>, weight<o>, exists<o>.
+
+        - confidence: mean largest weight on a token.
+        - share<o>: of the queries for which offset o lies in the sentence, those whose largest
+          weight is there. Where two keys have the largest weight, none has.
+        - weight<o>: mean weight at o of the same queries.
+        - exists<o>: share of the queries for which o lies in the sentence.
+        """
+        return self._means.tables(model)
+
+
+def _confidence(seen: Observation, batch: Batch) -> Tensor:
+    shares_BHQK = seen.shares_BHQK
+    if seen.site != "decoder_self":
+        ends_BK = is_end(batch, shares_BHQK.shape[-1])
+        shares_BHQK = shares_BHQK.masked_fill(ends_BK[:, None, None], 0.0)
+    return seen.measured(shares_BHQK.amax(-1))
+
+
+def at_offset(values_BHQK: Tensor, offset: int) -> Tensor:
+    """The value of each query at key q + offset, (B, H, Q); 0 where there is no such key."""
+    n_queries = values_BHQK.shape[2]
+    if offset <= -n_queries or offset >= values_BHQK.shape[3]:
+        return torch.zeros_like(values_BHQK[..., 0])
+    found_BHN = torch.diagonal(values_BHQK, offset, 2, 3)
+    before = max(0, -offset)
+    return functional.pad(found_BHN, (before, n_queries - before - found_BHN.shape[-1]))

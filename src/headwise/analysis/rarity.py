@@ -1,0 +1,77 @@
+"""Heads that look at the rarest token of a sentence (Voita et al. 2019, section 5.3).
+
+How rare a piece is, is counted over the source text that is looked at: the training text need not
+be at hand any more. Of pieces that are equally rare there, the one that stands later in the
+vocabulary, where the tokenizer put what its training text has less of, counts as the rarest.
+
+Letters: B batch, H heads, Q queries, K keys.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from headwise.analysis.collect import HeadMeans
+from headwise.analysis.observe import Observation
+from headwise.analysis.positions import choosing_queries
+from headwise.analysis.words import aligned
+
+if TYPE_CHECKING:
+    from headwise.data.batching import Batch
+    from headwise.model.transformer import Transformer
+    from headwise.track.base import HeadValues
+
+FEWEST_TOKENS = 3  # in shorter sentences there is little to choose from
+
+
+def rarest(sentences: Sequence[Sequence[int]]) -> list[list[int]]:
+    """By sentence of ids, 1 at each occurrence of its rarest piece and 0 elsewhere.
+
+    Empty for sentences of fewer than three tokens.
+    """
+    counts = Counter(piece for sentence in sentences for piece in sentence)
+    found: list[list[int]] = []
+    for sentence in sentences:
+        if len(sentence) < FEWEST_TOKENS:
+            found.append([])
+            continue
+        rare = min(sentence, key=lambda piece: (counts[piece], -piece))
+        found.append([int(piece == rare) for piece in sentence])
+    return found
+
+
+class Rarity:
+    """In how many sentences each head of the encoder points at the rarest token.
+
+    Args:
+        flags: of every sentence of the text, as `rarest` gives them.
+    """
+
+    def __init__(self, flags: Sequence[Sequence[int]]) -> None:
+        self._flags = flags
+        self._means = HeadMeans()
+
+    def take(self, batch: Batch, seen: Observation) -> None:
+        """Look at one attention over one batch."""
+        if seen.site != "encoder_self":
+            return
+        rare_BK = aligned([self._flags[index] for index in batch.indices], 0, seen.queries_BQ) > 0
+        points_BHQ = _at(rare_BK, seen.peaks_BHQ) & (seen.peaks_BHQ >= 0)
+        queries_BHQ = choosing_queries(seen, batch)
+        n_BH = (points_BHQ & queries_BHQ).sum(-1)
+        is_most_BH1 = (2 * n_BH > queries_BHQ.sum(-1))[..., None]
+        counted_B1 = rare_BK.any(1)[:, None]
+        self._means.add(seen, {"rare_share": seen.measured(is_most_BH1)}, counted_B1)
+
+    def tables(self, model: Transformer) -> dict[str, HeadValues]:
+        """rare_share: of the sentences, those in which most tokens have their peak there."""
+        return self._means.tables(model)
+
+
+def _at(flags_BK: Tensor, keys_BHQ: Tensor) -> Tensor:
+    flags_BHK = flags_BK[:, None].expand(-1, keys_BHQ.shape[1], -1)
+    return flags_BHK.gather(2, keys_BHQ.clamp(min=0).flatten(2)).view_as(keys_BHQ)

@@ -1,0 +1,87 @@
+"""How α went over the training, head by head (Correia et al. 2019, section 5.1)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from headwise.analysis.pruning import Heads
+
+MOVED = 0.01  # a smaller change of α is no direction yet
+ROSE = 0.05  # above its lowest, for an α that came back
+
+
+def trajectory_rows(records: Iterable[Mapping[str, Any]], heads: Heads) -> list[dict[str, Any]]:
+    """First, lowest and last α of every head that has one, as rows of the table of trajectories.
+
+    Args:
+        records: of heads.jsonl, in the order of their updates.
+        heads: the heads that the run has, by which those of the record are numbered.
+    """
+    return [
+        {
+            **place,
+            "first_update": points[0][0],
+            "first": points[0][1],
+            "lowest_update": lowest[0],
+            "lowest": lowest[1],
+            "last_update": points[-1][0],
+            "last": points[-1][1],
+            "fell_first": fell_first([alpha for _, alpha in points]),
+        }
+        for place, points in _points(records, heads)
+        for lowest in [min(points, key=lambda point: (point[1], point[0]))]
+    ]
+
+
+def _points(
+    records: Iterable[Mapping[str, Any]], heads: Heads
+) -> list[tuple[dict[str, Any], list[tuple[int, float]]]]:
+    """(update, α) of every head that has any."""
+    found: dict[tuple[str, int, int], list[tuple[int, float]]] = {}
+    for record in records:
+        for site, layers in record.get("alpha", {}).items():
+            for layer, values in enumerate(layers, start=1):
+                numbers = heads.get(site, [])[layer - 1 : layer]
+                if not numbers or len(numbers[0]) != len(values):
+                    continue  # the record is of a model with other heads
+                for number, value in zip(numbers[0], values, strict=True):
+                    if value is not None:
+                        found.setdefault((site, layer, number), []).append(
+                            (int(record["update"]), float(value))
+                        )
+    names = ("site", "layer", "head")
+    return [(dict(zip(names, key, strict=True)), points) for key, points in found.items()]
+
+
+def fell_first(alphas: Sequence[float]) -> int | None:
+    """1 where the first change worth the name is downwards, 0 upwards; None for no change."""
+    for alpha in alphas:
+        if abs(alpha - alphas[0]) >= MOVED:
+            return int(alpha < alphas[0])
+    return None
+
+
+def came_back(row: Mapping[str, Any]) -> bool:
+    """Whether an α ended well above its lowest."""
+    return float(row["last"] - row["lowest"]) >= ROSE
+
+
+def sarle(values: Sequence[float]) -> float | None:
+    """Sarle's bimodality coefficient, for a sample; above 5/9, that of even spread, two modes.
+
+    (g² + 1) / (k + 3 (n - 1)² / ((n - 2) (n - 3))) with skewness g and excess kurtosis k, both
+    corrected for n. None for fewer than four values, or equal ones.
+    """
+    n = len(values)
+    if n < 4:
+        return None
+    mean = math.fsum(values) / n
+    deviations = [value - mean for value in values]
+    second, third, fourth = (math.fsum(d**power for d in deviations) / n for power in (2, 3, 4))
+    if not second:
+        return None
+    skewness = third / math.sqrt(second) ** 3 * math.sqrt(n * (n - 1)) / (n - 2)
+    kurtosis = ((n + 1) * (fourth / second**2 - 3) + 6) * (n - 1) / ((n - 2) * (n - 3))
+    return (skewness**2 + 1) / (kurtosis + 3 * (n - 1) ** 2 / ((n - 2) * (n - 3)))

@@ -1,0 +1,363 @@
+"""What `scripts/analyze.py` does: look at the heads of trained runs, and write what they became."""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from tqdm import tqdm
+
+from headwise.analysis.correlations import correlation_rows
+from headwise.analysis.diversity import BASES
+from headwise.analysis.findings import Found, findings
+from headwise.analysis.importance import head_importance
+from headwise.analysis.pruning import present_heads, pruning_curve, pruning_order
+from headwise.analysis.roles import Thresholds, roles
+from headwise.analysis.survey import TextSide, survey
+from headwise.analysis.tables import (
+    CORRELATIONS,
+    DENSITY,
+    FINDINGS,
+    FOLDER,
+    HEADS,
+    LAYERS,
+    OFFSETS,
+    PRUNING,
+    SENTENCES,
+    SETTINGS,
+    TRAJECTORIES,
+)
+from headwise.analysis.trajectories import trajectory_rows
+from headwise.data.batching import Batch, evaluation_batches
+from headwise.data.store import EncodedSplit
+from headwise.errors import ConfigError, DataError, RunError, refuse, require
+from headwise.instantiate import instantiate
+from headwise.model.transformer import Transformer
+from headwise.report.head_comparison import write_comparison
+from headwise.schema import SITES, AnalyzeConfig, Config
+from headwise.track.jsonl import read_jsonl
+from headwise.train.checkpoint import write_text
+from headwise.train.evaluation import MAX_HEAD_PIECES
+from headwise.train.inference import content_digest
+from headwise.train.loading import TrainedRun, checkpoint_path, load, read_config, search_settings
+from headwise.train.loss import Loss
+from headwise.train.pruning import MeasuredText, read_text, scores_as_it_is
+from headwise.train.run_folder import RunFolder
+
+VERSION = 1  # of what is computed; analyses of another version are made anew
+N_STEPS = 10  # of a pruning curve, from all heads to none
+MOST_TOKENS = 4096  # padded, of a batch: all weights of all layers are held at once
+# What an analysis may have beyond what is asked for, and what it does not depend on.
+NOT_DECISIVE = ("run", "importance", "pruning", "decode", "counts")
+
+Rows = list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class _Text:
+    """What heads are looked at on.
+
+    Attributes:
+        lines: number in the split of every sentence, from 1.
+        n_too_long: sentences of the split that are left out.
+    """
+
+    measured: MeasuredText
+    source: TextSide
+    target: TextSide
+    lines: list[int]
+    n_too_long: int
+
+
+def analyze_runs(config_node: DictConfig) -> list[Path]:
+    """Analyse the runs asked for, and compare them where there are several.
+
+    Returns:
+        The folders of the analyses.
+
+    Raises:
+        ConfigError: no run is named, or a value is not allowed.
+        RunError: a folder holds no run.
+        DataError: the text cannot be found, or has no sentence.
+    """
+    config = OmegaConf.to_object(config_node)
+    assert isinstance(config, AnalyzeConfig)
+    _check(config)
+    folders = _folders(config)
+    analyses = [_analyze(config, folder) for folder in folders]
+    if config.runs:
+        runs = dict(zip((folder.path for folder in folders), analyses, strict=True))
+        print(write_comparison(runs, config.diversity_base, Path(config.output)))
+    return analyses
+
+
+def _check(config: AnalyzeConfig) -> None:
+    """Refuse what can be refused before anything is loaded."""
+    if config.run is None and not config.runs:
+        raise ConfigError("run is missing: give run=FOLDER, or several with runs=[FOLDER,FOLDER]")
+    if config.run is not None and config.runs:
+        raise ConfigError("run and runs both say what to analyse; give one of them")
+    if config.diversity_base not in BASES:
+        raise refuse("diversity_base", config.diversity_base, BASES)
+    for key in ("positional_share", "merge_score", "question_weight", "rare_share"):
+        value = getattr(config, key)
+        require(0 < value <= 1, key, "in (0, 1]", value)
+    require(config.offsets >= 1, "offsets", "at least 1", config.offsets)
+    sentences = config.data.sentences
+    require(sentences is None or sentences >= 1, "data.sentences", "at least 1", sentences)
+    if config.pruning and not config.importance:
+        raise ConfigError("pruning=true needs importance=true: it says which heads go first")
+
+
+def _folders(config: AnalyzeConfig) -> list[RunFolder]:
+    """The runs that are named, each once, in the order given."""
+    if config.run is not None:
+        return [RunFolder.existing(config.run)]
+    found: dict[Path, RunFolder] = {}
+    for name in config.runs:
+        paths = sorted(glob.glob(name)) if glob.has_magic(name) else [name]
+        holding = [p for p in paths if (Path(p) / "config.yaml").is_file()]
+        if glob.has_magic(name) and not holding:
+            raise RunError(f"runs={name} matches no folder that holds a run")
+        for path in holding or paths:
+            folder = RunFolder.existing(path, "runs")
+            found.setdefault(folder.path.resolve(), folder)
+    return list(found.values())
+
+
+def _analyze(config: AnalyzeConfig, folder: RunFolder) -> Path:
+    """Look at one run, unless that was done already."""
+    search = search_settings(read_config(folder).decode, config.decode)
+    run = load(folder.path, config.checkpoint, config.device, search)
+    text = _read(run, config)
+    about = _about(config, run, text)
+    out = folder.path / FOLDER
+    if not config.again and _is_there(out, about):
+        print(f"{out} is there already (again=true looks once more)", flush=True)
+        return out
+    found, offsets = _look(config, run, text, about)
+    out.mkdir(exist_ok=True)
+    (out / SETTINGS).unlink(missing_ok=True)  # written last, it says that all is there
+    for table, rows in (
+        (HEADS, found.heads),
+        (LAYERS, found.layers),
+        (DENSITY, found.density),
+        (OFFSETS, offsets),
+        (SENTENCES, found.sentences),
+        (TRAJECTORIES, found.trajectories),
+        (CORRELATIONS, found.correlations),
+        (PRUNING, found.pruning),
+    ):
+        if rows or table is not PRUNING:
+            write_text(table.path(out), table.text(rows))
+        else:
+            table.path(out).unlink(missing_ok=True)
+    words = findings(found)
+    write_text(out / FINDINGS, words)
+    write_text(out / SETTINGS, json.dumps(about, indent=2, ensure_ascii=False) + "\n")
+    print(words if config.run is not None else "", end="")
+    print(f"written to {out}", flush=True)
+    return out
+
+
+def _read(run: TrainedRun, config: AnalyzeConfig) -> _Text:
+    """The text, without sentences that are too long, in batches of moderate size."""
+    whole = read_text(run, config.data)
+    tokenizers = run.tokenizers
+    sides = tokenizers.source.encode(whole.sources), tokenizers.target.encode(whole.references)
+    kept = [
+        index
+        for index, pair in enumerate(zip(*sides, strict=True))
+        if max(map(len, pair)) <= MAX_HEAD_PIECES
+    ]
+    if not kept:
+        raise DataError(f"{whole.name} has no sentence of up to {MAX_HEAD_PIECES} pieces")
+    data = run.config.data
+    source, target = (
+        TextSide.of(
+            language,
+            [ids[index] for index in kept],
+            [[tokenizer.id_to_piece(i) for i in ids[index]] for index in kept],
+        )
+        for language, ids, tokenizer in (
+            (data.source, sides[0], tokenizers.source),
+            (data.target, sides[1], tokenizers.target),
+        )
+    )
+    split = EncodedSplit.from_lists(source.ids, target.ids)
+    max_tokens = min(run.config.trainer.max_tokens, MOST_TOKENS)
+    measured = replace(
+        whole,
+        sources=[whole.sources[index] for index in kept],
+        references=[whole.references[index] for index in kept],
+        batches=list(evaluation_batches(split, max_tokens)),
+    )
+    n_too_long = len(whole.sources) - len(kept)
+    return _Text(measured, source, target, [index + 1 for index in kept], n_too_long)
+
+
+def _about(config: AnalyzeConfig, run: TrainedRun, text: _Text) -> dict[str, Any]:
+    """What settings.json says: what was looked at, and how."""
+    path = checkpoint_path(run.folder, config.checkpoint)
+    said = json.dumps([text.measured.sources, text.measured.references], ensure_ascii=False)
+    about = {
+        "version": VERSION,
+        "run": run.folder.path.resolve().name,
+        "attention": attention_name(run.config),
+        **_kinds_of_weights(run.model),
+        "checkpoint": path.stem,
+        "weights": content_digest(path),
+        "split": text.measured.name,
+        "source": run.config.data.source,
+        "target": run.config.data.target,
+        "sentences": len(text.lines),
+        "too_long": text.n_too_long,
+        "text": hashlib.sha256(said.encode()).hexdigest()[:16],
+        "diversity_base": config.diversity_base,
+        "offsets": config.offsets,
+        "thresholds": asdict(_thresholds(config)),
+        "importance": config.importance,
+        "pruning": config.pruning,
+    }
+    if config.pruning:
+        search = OmegaConf.structured(run.translator.config)
+        about["decode"] = OmegaConf.to_container(search)
+    return about
+
+
+def attention_name(config: Config) -> str:
+    """The choice of `attention=`, and where a site has one of its own that one."""
+
+    def word(node: Mapping[str, Any]) -> str:
+        return str(node["_target_"]).split(".")[-2]
+
+    own = {
+        site: word(node)
+        for site in SITES
+        if (node := getattr(config.sites, site)) is not None
+        and word(node) != word(config.attention)
+    }
+    named = ", ".join(f"{site} {name}" for site, name in own.items())
+    return word(config.attention) + (f" ({named})" if named else "")
+
+
+def _kinds_of_weights(model: Transformer) -> dict[str, Any]:
+    """How many heads give no distributions, and whether some form no weights by themselves."""
+    attentions = [attention for _, _, attention in model.attentions()]
+    return {
+        "not_distributions": sum(a.distribution_heads().count(False) for a in attentions),
+        "effective_weights": any(a.forms_weights == "effective" for a in attentions),
+    }
+
+
+def _thresholds(config: AnalyzeConfig) -> Thresholds:
+    return Thresholds(
+        config.positional_share, config.merge_score, config.question_weight, config.rare_share
+    )
+
+
+def _is_there(out: Path, about: Mapping[str, Any]) -> bool:
+    """Whether an analysis with these settings, or with more in it, is complete."""
+    path = out / SETTINGS
+    if not path.is_file():
+        return False
+    before = json.loads(path.read_text(encoding="utf-8"))
+    same = all(before.get(key) == about[key] for key in about if key not in NOT_DECISIVE)
+    has_all = all(before.get(key) or not about[key] for key in ("importance", "pruning"))
+    return same and has_all and (not about["pruning"] or before["decode"] == about["decode"])
+
+
+# -- looking --------------------------------------------------------------------------------------
+
+
+def _look(
+    config: AnalyzeConfig, run: TrainedRun, text: _Text, about: dict[str, Any]
+) -> tuple[Found, Rows]:
+    """Everything that is measured, and the rows of the table of offsets."""
+    device, batches = run.translator.device, text.measured.batches
+    shown = _Shown(config.progress and sys.stderr.isatty())
+    seen = survey(
+        run.model, shown(batches, "heads"), device, text.source, text.target, config.offsets
+    )
+    about["counts"] = seen.counts
+    for row in seen.heads:
+        row["roles"] = ";".join(roles(row, seen.counts, _thresholds(config)))
+    for row in seen.sentences:
+        side = text.target if row["site"] == "decoder_self" else text.source
+        row["text"] = side.surfaces[row["sentence"] - 1].text.strip()
+        row["sentence"] = text.lines[row["sentence"] - 1]
+    curve: Rows = []
+    if config.importance:
+        curve = _importance(config, run, text.measured, seen.heads, shown)
+    records = read_jsonl(run.folder.heads) if run.folder.heads.is_file() else []
+    found = Found(
+        about,
+        seen.counts,
+        seen.heads,
+        seen.layers,
+        seen.density,
+        seen.sentences,
+        trajectory_rows(records, present_heads(run.model)),
+        correlation_rows(seen.heads),
+        curve,
+    )
+    return found, seen.offsets
+
+
+def _importance(
+    config: AnalyzeConfig, run: TrainedRun, text: MeasuredText, heads: Rows, shown: _Shown
+) -> Rows:
+    """Fill in the importance of the heads; the pruning curves, where asked for."""
+    loss: Loss = instantiate(run.config.loss, "loss")
+    device = run.translator.device
+    found = head_importance(run.model, shown(text.batches, "importance"), loss, device)
+    present = present_heads(run.model)
+    for row in heads:
+        layer = row["layer"] - 1
+        place = present[row["site"]][layer].index(row["head"])
+        raw, normalised = found.raw[row["site"]][layer], found.normalised[row["site"]][layer]
+        if raw:
+            row["importance"], row["importance_normalised"] = raw[place], normalised[place]
+    if not config.pruning:
+        return []
+    curve: Rows = []
+    kinds = [list(SITES), *([site] for site in SITES)]
+    with shown.bar(len(kinds) * (N_STEPS + 1), "pruning") as bar:
+
+        def measure() -> dict[str, float]:
+            bar.update()
+            return scores_as_it_is(run, text, loss)
+
+        for sites in kinds:
+            order = pruning_order(found.normalised, present, sites)
+            curve += [
+                {
+                    "sites": ";".join(sites),
+                    "n_removed": round(len(order) * row["removed"]),
+                    "fraction": row["removed"],
+                    "bleu": row["bleu"],
+                    "loss": row["loss"],
+                }
+                for row in pruning_curve(run.model, order, measure, N_STEPS)
+            ]
+    return curve
+
+
+class _Shown:
+    """Progress bars, where they can be seen."""
+
+    def __init__(self, visible: bool) -> None:
+        self._visible = visible
+
+    def __call__(self, batches: Any, what: str) -> Iterator[Batch]:
+        return iter(tqdm(batches, desc=what, disable=not self._visible))
+
+    def bar(self, total: int, what: str) -> Any:
+        return tqdm(total=total, desc=what, disable=not self._visible)

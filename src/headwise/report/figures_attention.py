@@ -1,0 +1,125 @@
+"""Attention of a trained run on a sentence of the user's, as figures for print."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from headwise.analysis.attention_figures import LayerMaps, attention_maps
+from headwise.analysis.collect import alphas
+from headwise.analysis.figure_style import known_sites, save
+from headwise.analysis.observe import Observation, observations
+from headwise.data.batching import evaluation_batches
+from headwise.data.store import EncodedSplit
+from headwise.data.tokenizer import BOS, EOS, Tokenizer
+from headwise.errors import DataError
+from headwise.track.base import HeadValues
+from headwise.train.loading import TrainedRun, load
+
+
+def draw_attention(
+    run: Path,
+    sentence: str,
+    output: Path,
+    checkpoint: str = "auto",
+    device: str = "auto",
+) -> list[Path]:
+    """Draw where every head looks while a run translates a sentence.
+
+    The decoder reads the run's own translation. A head whose weights are not all numbers is left
+    out, and so is a site whose attention forms no weights.
+
+    Args:
+        run: its folder.
+        sentence: of the source language.
+        output: a folder, made where it is not there.
+        checkpoint: auto, best, last, average, or update_<n>.
+        device: auto, cpu or cuda.
+
+    Returns:
+        The files, `attention_<site>`, with a number where a site needs several pages.
+
+    Raises:
+        RunError, CheckpointError: no run, or no such checkpoint.
+        DataError: the sentence is empty or too long for the model.
+    """
+    if not sentence.strip():
+        raise DataError("the sentence is empty: give one to look at")
+    loaded = load(run, checkpoint, device)
+    read = _read(loaded, sentence)
+    files: list[Path] = []
+    for site in known_sites(seen.site for seen in read.seen):
+        queries, keys = read.pieces(site)
+        layers = [_layer(seen, alphas(loaded.model)) for seen in read.seen if seen.site == site]
+        pages = attention_maps(site, layers, queries, keys, read.title(site))
+        for number, page in enumerate(pages, start=1):
+            ending = f"-{number}" if len(pages) > 1 else ""
+            files += save(page, output / f"attention_{site}{ending}.png")
+    return files
+
+
+@dataclass(frozen=True)
+class _Read:
+    """A sentence as the model went through it."""
+
+    source: str
+    translation: str
+    source_pieces: Sequence[str]
+    read_pieces: Sequence[str]
+    written_pieces: Sequence[str]
+    seen: Sequence[Observation]
+
+    def pieces(self, site: str) -> tuple[Sequence[str], Sequence[str]]:
+        """Names of rows and columns. The cross-attention's rows are what is being written."""
+        return {
+            "encoder_self": (self.source_pieces, self.source_pieces),
+            "decoder_self": (self.read_pieces, self.read_pieces),
+            "cross": (self.written_pieces, self.source_pieces),
+        }[site]
+
+    def title(self, site: str) -> str:
+        """The text that the site reads."""
+        return {
+            "encoder_self": self.source,
+            "decoder_self": self.translation,
+            "cross": f"{self.source} → {self.translation}",
+        }[site]
+
+
+def _read(run: TrainedRun, sentence: str) -> _Read:
+    source = run.normaliser.source(sentence)
+    (translation,) = run.translate([sentence])
+    (found, *_) = translation.hypotheses
+    (source_ids,) = run.tokenizers.source.encode([source])
+    batches = evaluation_batches(EncodedSplit.from_lists([source_ids], [list(found.ids)]), 1)
+    ((_, seen),) = observations(run.model, batches, run.translator.device)
+    target = run.tokenizers.target
+    return _Read(
+        source,
+        translation.text,
+        _names(run.tokenizers.source, [*source_ids, EOS]),
+        _names(target, [BOS, *found.ids]),
+        _names(target, [*found.ids, EOS]),
+        seen,
+    )
+
+
+def _names(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
+    return [tokenizer.id_to_piece(piece) for piece in ids]
+
+
+def _layer(seen: Observation, of_heads: HeadValues) -> LayerMaps:
+    """The heads whose weights are numbers."""
+    layers = of_heads.get(seen.site, [])
+    own = layers[seen.layer - 1] if seen.layer <= len(layers) else []
+    weights_HQK, allowed_HQK = seen.weights_BHQK[0], seen.allowed_BHQK[0]
+    kept = weights_HQK.isfinite().all(2).all(1).cpu()
+    places = [place for place, is_finite in enumerate(kept.tolist()) if is_finite]
+    return LayerMaps(
+        seen.layer,
+        [seen.head_numbers[place] for place in places],
+        weights_HQK.double().cpu().numpy()[places],
+        allowed_HQK.cpu().numpy()[places],
+        [own[place] if place < len(own) else None for place in places],
+    )

@@ -1,0 +1,174 @@
+"""Analysed runs side by side: what Correia et al. 2019 tell of their models in section 5."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from headwise.analysis.tables import COMPARISON, HEADS, LAYERS, SETTINGS
+from headwise.analysis.wording import SITE_NAMES, known, percent, table
+from headwise.schema import SITES
+from headwise.train.checkpoint import write_text
+from headwise.train.run_folder import RunFolder
+
+Rows = list[dict[str, Any]]
+Value = tuple[str, str | None, int | None, float]  # quantity, site, layer, value
+
+# Quantity -> how it is called and shown; in this order.
+QUANTITIES = {
+    "previous_heads": ("heads at -1", "count"),
+    "previous_weight": ("their weight there, median", "share"),
+    "previous_share": ("most queries of a head with their peak at -1", "share"),
+    "next_heads": ("heads at +1", "count"),
+    "next_weight": ("their weight there, median", "share"),
+    "next_share": ("most queries of a head with their peak at +1", "share"),
+    "merging_heads": ("merging heads of the encoder", "count"),
+    "merge_score_1": ("highest merge score", "share"),
+    "merge_score_2": ("second highest", "share"),
+    "cluster_mass": ("highest mass inside of the word", "share"),
+    "interrogation_heads": ("interrogation heads", "count"),
+    "question_weight": ("highest weight on ? at question words", "share"),
+    "statement_weight": ("that head, same words in statements", "share"),
+    "rare_share": ("most sentences in which a head points at the rarest token", "share"),
+    "alpha": ("α, mean", "number"),
+    "density": ("density, mean", "number"),
+    "confidence": ("confidence, median", "share"),
+    "diversity": ("diversity", "number"),
+}
+
+
+def write_comparison(runs: Mapping[Path, Path], diversity_base: str, output: Path) -> str:
+    """Write comparison.csv and comparison.md, and return the latter.
+
+    Args:
+        runs: folder of each run -> folder of its analysis.
+        diversity_base: heads or keys.
+        output: the folder to write to.
+    """
+    columns = {}
+    labels = run_labels(list(runs))
+    for label, (run, folder) in zip(labels, runs.items(), strict=True):
+        about = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
+        values = list(_values(HEADS.read(folder), LAYERS.read(folder), diversity_base))
+        columns[label] = (str(run), about, values)
+    rows = [
+        {"run": run, "quantity": quantity, "site": site, "layer": layer, "value": value}
+        for run, _, values in columns.values()
+        for quantity, site, layer, value in values
+    ]
+    output.mkdir(parents=True, exist_ok=True)
+    text = _markdown(columns, diversity_base)
+    write_text(COMPARISON.path(output), COMPARISON.text(rows))
+    write_text(output / "comparison.md", text)
+    return f"{text}\nwritten to {output}"
+
+
+def run_labels(folders: Sequence[Path]) -> list[str]:
+    """A short name for each run: what tells it from the others, its folder's name at last."""
+    described = []
+    for folder in folders:
+        config = RunFolder(folder).read_config()
+        attention = str(config["attention"]["_target_"]).split(".")[-2]
+        data, model = config["data"]["name"], config["model"]["name"]
+        described.append([attention, str(data), str(model), f"seed {config.get('seed')}"])
+    telling = [i for i in range(4) if len({words[i] for words in described}) > 1]
+    labels = [" ".join(words[i] for i in {0, *telling}) for words in described]
+    return [
+        folder.resolve().name if labels.count(label) > 1 else label
+        for folder, label in zip(folders, labels, strict=True)
+    ]
+
+
+def _values(heads: Rows, layers: Rows, diversity_base: str) -> Iterator[Value]:
+    """Everything the comparison tells of a run."""
+    for role in ("previous", "next"):
+        own = [row for row in heads if _has(row, role)]
+        near = known(heads, f"{role}_share")
+        if near:
+            yield f"{role}_heads", None, None, len(own)
+            yield f"{role}_share", None, None, max(row[f"{role}_share"] for row in near)
+        if own:
+            middle = statistics.median(row[f"{role}_weight"] for row in own)
+            yield f"{role}_weight", None, None, middle
+    encoder = [row for row in heads if row["site"] == "encoder_self"]
+    yield from _of_words(encoder)
+    for site in SITES:
+        own = [row for row in heads if row["site"] == site]
+        for name, middle in (
+            ("alpha", statistics.fmean),
+            ("density", statistics.fmean),
+            ("confidence", statistics.median),
+        ):
+            found = [row[name] for row in known(own, name)]
+            if found:
+                yield name, site, None, middle(found)
+    for row in known(layers, f"diversity_{diversity_base}"):
+        yield "diversity", row["site"], row["layer"], row[f"diversity_{diversity_base}"]
+
+
+def _of_words(encoder: Rows) -> Iterator[Value]:
+    """Merging, interrogation and rare-word heads of the encoder."""
+    scored = sorted((row["merge_score"] for row in known(encoder, "merge_score")), reverse=True)
+    if scored:
+        yield "merging_heads", "encoder_self", None, sum(_has(row, "merging") for row in encoder)
+        for place, score in enumerate(scored[:2], start=1):
+            yield f"merge_score_{place}", "encoder_self", None, score
+        mass = max(row["cluster_mass"] for row in known(encoder, "cluster_mass"))
+        yield "cluster_mass", "encoder_self", None, mass
+    asked = known(encoder, "question_weight")
+    if asked:
+        n_heads = sum(_has(row, "interrogation") for row in encoder)
+        yield "interrogation_heads", "encoder_self", None, n_heads
+        best = max(asked, key=lambda row: float(row["question_weight"]))
+        yield "question_weight", "encoder_self", None, best["question_weight"]
+        if best["statement_weight"] is not None:
+            yield "statement_weight", "encoder_self", None, best["statement_weight"]
+    rare = [row["rare_share"] for row in known(encoder, "rare_share")]
+    if rare:
+        yield "rare_share", "encoder_self", None, max(rare)
+
+
+def _has(row: Mapping[str, Any], role: str) -> bool:
+    return role in (row["roles"] or "").split(";")
+
+
+def _markdown(
+    columns: Mapping[str, tuple[str, Mapping[str, Any], Sequence[Value]]], diversity_base: str
+) -> str:
+    found = {
+        label: {value[:3]: value[3] for value in values}
+        for label, (_, _, values) in columns.items()
+    }
+    keys = {key for values in found.values() for key in values}
+    order = list(QUANTITIES)
+    places: list[str | None] = [None, *SITES]
+    lines = []
+    for key in sorted(keys, key=lambda k: (order.index(k[0]), places.index(k[1]), k[2] or 0)):
+        quantity, site, layer = key
+        name, kind = QUANTITIES[quantity]
+        if site is not None and (
+            layer is not None or quantity in ("alpha", "density", "confidence")
+        ):
+            name += f", {SITE_NAMES[site]}" + (f" layer {layer}" if layer is not None else "")
+        cells = [_shown(values.get(key), kind) for values in found.values()]
+        lines.append([name, *cells])
+    legend = [
+        f"- {label}: `{run}`, {about['sentences']} sentences of {about['split']}, weights "
+        f"`{about['checkpoint']}`"
+        for label, (run, about, _) in columns.items()
+    ]
+    base = "the number of heads" if diversity_base == "heads" else "the number of keys"
+    note = (
+        "An empty cell was not measured, or there is no such head. Diversity is the Jensen-Shannon "
+        f"divergence of the heads of a layer, logarithm to the base of {base}."
+    )
+    return "\n\n".join([table(["", *found], lines), "\n".join(legend), note]) + "\n"
+
+
+def _shown(value: float | None, kind: str) -> str:
+    if value is None:
+        return ""
+    return {"count": f"{value:.0f}", "share": percent(value), "number": f"{value:.2f}"}[kind]

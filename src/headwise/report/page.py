@@ -1,0 +1,104 @@
+"""The page of a run: `scripts/report.py run=… page=true`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from headwise.analysis.tables import FOLDER, SETTINGS
+from headwise.errors import ConfigError, DataError, require
+from headwise.report.analyze import analyze_runs
+from headwise.report.page_html import page_text
+from headwise.report.page_run import run_content
+from headwise.report.page_sentences import chosen_sentences, sentence_contents
+from headwise.schema import AnalyzeConfig, ReportConfig
+from headwise.track.jsonl import read_jsonl
+from headwise.train.checkpoint import write_text
+from headwise.train.loading import TrainedRun, checkpoint_path, load
+from headwise.train.run_folder import RunFolder
+
+
+def write_page(config: ReportConfig) -> Path:
+    """Write the page of `config.run`, beside a second run if `config.compare` names one.
+
+    What the analysis found is shown with the heads; where the run folder has no analysis, it is
+    made first.
+
+    Returns:
+        The file: `<run>/page.html`, `<run>/page-<other run>.html`, or `config.output`.
+
+    Raises:
+        ConfigError: a number of sentences below 1, or both runs are one.
+        DataError: no sentences to show.
+        RunError: no such run, or an output that cannot be written.
+    """
+    require(config.n_sentences >= 1, "n_sentences", "at least 1", config.n_sentences)
+    folders = _folders(config)
+    out = _output(config, folders)
+    path = None if config.sentences is None else Path(config.sentences)
+    if path is not None and not path.is_file():
+        raise DataError(f"there is no file sentences={path}")
+    for folder in folders:
+        _analyze_if_needed(folder, config)
+    runs = [load(folder.path, config.checkpoint, config.device) for folder in folders]
+    _check_languages(runs)
+    names = [checkpoint_path(run.folder, config.checkpoint).stem for run in runs]
+    sentences = chosen_sentences(runs[0], config.n_sentences, path)
+    contents = [
+        {**run_content(run, name), "sentences": sentence_contents(run, sentences.chosen)}
+        for run, name in zip(runs, names, strict=True)
+    ]
+    write_text(out, page_text(contents, [_records(run.folder) for run in runs], sentences))
+    size = out.stat().st_size / 1e6
+    print(f"{len(sentences.chosen)} sentences of {sentences.origin}, {size:.1f} MB")
+    print(f"written to {out}", flush=True)
+    return out
+
+
+def _folders(config: ReportConfig) -> list[RunFolder]:
+    if config.run is None:
+        raise ConfigError("run is missing: name the folder whose page to write, run=FOLDER")
+    folders = [RunFolder.existing(config.run)]
+    if config.compare is not None:
+        folders.append(RunFolder.existing(config.compare, "compare"))
+        if folders[0].path.resolve() == folders[1].path.resolve():
+            raise ConfigError(f"compare={config.compare} is the run itself; give another")
+    return folders
+
+
+def _analyze_if_needed(folder: RunFolder, config: ReportConfig) -> None:
+    """An analysis that is there stays as it is, whatever it was asked for."""
+    if not (folder.path / FOLDER / SETTINGS).is_file():
+        wanted = AnalyzeConfig(
+            run=str(folder.path), checkpoint=config.checkpoint, device=config.device
+        )
+        analyze_runs(OmegaConf.structured(wanted))
+
+
+def _check_languages(runs: Sequence[TrainedRun]) -> None:
+    pairs = [f"{run.config.data.source} → {run.config.data.target}" for run in runs]
+    if len(set(pairs)) > 1:
+        raise ConfigError(
+            f"compare={runs[1].folder.path} translates {pairs[1]} and the run {pairs[0]}: they "
+            "cannot be shown on the same sentences; give a run of the same languages"
+        )
+
+
+def _output(config: ReportConfig, folders: Sequence[RunFolder]) -> Path:
+    """Where the page goes."""
+    if config.output is None:
+        others = "".join(f"-{folder.path.resolve().name}" for folder in folders[1:])
+        return folders[0].path / f"page{others}.html"
+    path = Path(config.output)
+    if path.is_dir() or path.suffix not in (".html", ".htm"):
+        raise ConfigError(f"output={path} must be an html file; give {path / 'page.html'}")
+    if not path.absolute().parent.is_dir():
+        raise ConfigError(f"output={path} cannot be written: there is no folder {path.parent}")
+    return path
+
+
+def _records(folder: RunFolder) -> list[dict[str, Any]]:
+    return read_jsonl(folder.metrics) if folder.metrics.is_file() else []

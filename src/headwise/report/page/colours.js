@@ -1,0 +1,62 @@
+// Colours: two scales whose lightness only rises or only falls, light on dark and dark on light.
+// Lightness alone tells their steps apart, so that they survive grey print and colour blindness.
+
+const darkMode = matchMedia("(prefers-color-scheme: dark)");
+
+const mix = (from, to, share) => from + (to - from) * share;
+
+/** Lightness in [0, 1] of the scale of measures at share in [0, 1]. */
+function scaleLightness(share) {
+  return darkMode.matches ? mix(0.3, 0.92, share) : mix(0.96, 0.36, share);
+}
+
+/** The scale of measures, pale yellow to dark blue; in the dark, dark blue to bright yellow. */
+function scaleColour(share) {
+  const hue = darkMode.matches ? mix(265, 105, share) : mix(105, 265, share);
+  return `oklch(${scaleLightness(share)} 0.09 ${hue})`;
+}
+
+/** What is written on a cell of that scale. */
+function textOn(share) {
+  return scaleLightness(share) > 0.64 ? "#111" : "#fff";
+}
+
+/** Ink of a weight that is not 0: the least is already visible. Below 0 it is of another hue. */
+function inkColour(share, isNegative = false) {
+  const hue = isNegative ? 50 : 255;
+  if (darkMode.matches) {
+    return `oklch(${mix(0.4, 0.93, share)} ${mix(0.1, 0.06, share)} ${hue})`;
+  }
+  return `oklch(${mix(0.86, 0.32, share)} ${mix(0.06, 0.14, share)} ${hue})`;
+}
+
+/** A colour a layer, first to last, for lines on the page's background. */
+function layerColour(layer, nLayers) {
+  const share = nLayers > 1 ? (layer - 1) / (nLayers - 1) : 0;
+  const lightness = darkMode.matches ? mix(0.92, 0.55, share) : mix(0.75, 0.32, share);
+  return `oklch(${lightness} 0.13 ${mix(70, 290, share)})`;
+}
+
+/** `colours` (of CSS) as [red, green, blue], which image data is made of. */
+function asBytes(colours) {
+  const canvas = document.createElement("canvas");
+  [canvas.width, canvas.height] = [colours.length, 1];
+  const brush = canvas.getContext("2d", { willReadFrequently: true });
+  colours.forEach((colour, place) => {
+    brush.fillStyle = colour;
+    brush.fillRect(place, 0, 1, 1);
+  });
+  const bytes = brush.getImageData(0, 0, colours.length, 1).data;
+  return colours.map((_, place) => [...bytes.slice(4 * place, 4 * place + 3)]);
+}
+
+const knownRgb = new Map();
+
+/** A colour as plotly takes it. */
+function asRgb(colour) {
+  if (!knownRgb.has(colour)) knownRgb.set(colour, `rgb(${asBytes([colour])[0]})`);
+  return knownRgb.get(colour);
+}
+
+/** A property of the style sheet. */
+const styleOf = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();

@@ -1,0 +1,104 @@
+"""The text of a page: one html file that holds all it needs, and asks for nothing.
+
+Everything that comes from a run (names, sentences, settings) is data of the page, a block of JSON;
+its own script puts it in as text, never as markup. The parts lie in `page/` as they are: a frame,
+a style sheet and scripts without a build step.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from importlib import resources
+from typing import Any
+
+from headwise.analysis.figure_style import SITE_TITLES
+from headwise.report.page_charts import alpha_chart, curve_charts
+from headwise.report.page_sentences import Sentences
+from headwise.schema import SITES
+
+ASSETS = "page"  # beside this file
+SCRIPTS = (
+    "state",
+    "colours",
+    "weights",
+    "heads",
+    "attention",
+    "sentences",
+    "findings",
+    "charts",
+    "page",
+)
+
+
+def page_text(
+    contents: Sequence[Mapping[str, Any]],
+    records_of: Sequence[Iterable[Mapping[str, Any]]],
+    sentences: Sentences,
+) -> str:
+    """The whole page.
+
+    Args:
+        contents: of one run, or of two to be shown side by side: what `page_run.run_content`
+            gives, and under `sentences` what `page_sentences.sentence_contents` does.
+        records_of: the records of each run's metrics.jsonl.
+        sentences: that the contents are of.
+    """
+    from plotly.offline import get_plotlyjs
+
+    labels = _labels(contents)
+    runs = []
+    for content, label in zip(contents, labels, strict=True):
+        trajectory = content["trajectories"].get("alpha", {"lines": []})
+        charts = {site: alpha_chart(trajectory, site) for site in SITES}
+        runs.append({**content, "label": label, "alpha_charts": charts})
+    data = {
+        "runs": runs,
+        "origin": sentences.origin,
+        "sentences": [asdict(sentence) for sentence in sentences.chosen],
+        "sites": SITE_TITLES,
+        "curves": curve_charts(list(zip(labels, records_of, strict=True))),
+    }
+    return filled(
+        _asset("page.html"),
+        {
+            "title": html.escape(" and ".join(content["name"] for content in contents)),
+            "style": _asset("page.css"),
+            "data": as_script_data(data),
+            "plotly": get_plotlyjs(),
+            "script": "\n".join(_asset(f"{name}.js") for name in SCRIPTS),
+        },
+    )
+
+
+def as_script_data(data: Any) -> str:
+    """JSON that can stand in a script element, whatever its texts hold.
+
+    Raises:
+        ValueError: a number is not finite.
+    """
+    # "<" begins all that could end the element or begin a comment in it
+    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c")
+
+
+def filled(frame: str, parts: Mapping[str, str]) -> str:
+    """The frame with `{{name}}` replaced; what is put in is not looked at again."""
+    return re.sub(r"\{\{(\w+)\}\}", lambda slot: parts[slot[1]], frame)
+
+
+def _asset(name: str) -> str:
+    folder = resources.files("headwise.report") / ASSETS
+    return (folder / name).read_text(encoding="utf-8")
+
+
+def _labels(contents: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What each run is called beside the other: its attention, where that tells them apart."""
+    for key in ("attention", "name"):
+        labels = [str(content[key]) for content in contents]
+        if len(set(labels)) == len(labels):
+            return labels
+    return [f"{label} ({number})" for number, label in enumerate(labels, start=1)]

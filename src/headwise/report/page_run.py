@@ -1,0 +1,195 @@
+"""What a page tells of one run, all but its sentences: read from the run's own files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from headwise.analysis.pruning import Heads, present_heads
+from headwise.analysis.tables import FINDINGS, FOLDER, HEAD_KEY, HEADS, SETTINGS
+from headwise.model.transformer import n_parameters
+from headwise.report.analyze import attention_name
+from headwise.schema import SITE_GROUPS, Config
+from headwise.track.jsonl import read_jsonl
+from headwise.train.inference import content_digest
+from headwise.train.loading import TrainedRun
+from headwise.train.run_folder import RunFolder
+
+N_UPDATES = 200  # at most, that a head's trajectory and the slider have
+OVER_TIME = ("alpha", "density", "entropy")  # of heads.jsonl
+LEFT_OUT = ("paths", "tracker", "decode.external")  # of the machine, not of the run
+SHOWN_DIGITS = 4
+
+Records = Sequence[Mapping[str, Any]]
+
+
+def run_content(run: TrainedRun, checkpoint: str) -> dict[str, Any]:
+    """The run's name, facts, scores, findings, settings, heads and their trajectories.
+
+    Args:
+        run: loaded.
+        checkpoint: name of its weights.
+    """
+    folder, config = run.folder, run.config
+    results = _results(folder)
+    analysis = folder.path / FOLDER
+    findings = analysis / FINDINGS
+    return {
+        "name": folder.path.resolve().name,
+        "attention": _attention(config),
+        "corpus": f"{config.data.name}, {config.data.source} → {config.data.target}",
+        "languages": [config.data.source, config.data.target],
+        "facts": _facts(run, results, checkpoint),
+        "scores": _scores(results, config.data.valid),
+        "findings": findings.read_text(encoding="utf-8") if findings.is_file() else "",
+        "settings": _settings(folder),
+        "heads": _head_rows(present_heads(run.model), HEADS.read(analysis)),
+        "trajectories": trajectories(_records(folder.heads), present_heads(run.model)),
+    }
+
+
+def _attention(config: Config) -> str:
+    """The choice of attention, and what goes with it, as their yaml files are named."""
+    groups = [group for group in SITE_GROUPS if group != "attention"]
+    named = {group: str(getattr(config, group)["_target_"]).split(".")[-2] for group in groups}
+    others = [f"{group} {name}" for group, name in named.items() if name != "none"]
+    return ", ".join([attention_name(config), *others])
+
+
+def _facts(run: TrainedRun, results: Mapping[str, Any], checkpoint: str) -> list[list[str]]:
+    config = run.config
+    model = config.model
+    records = _records(run.folder.metrics)
+    last = max((record.get("update", 0) for record in records), default=0)
+    n_updates = results.get("updates", last)
+    facts = {
+        "model": (
+            f"{model.name}: {model.encoder_layers} + {model.decoder_layers} layers of "
+            f"{model.n_heads} heads, width {model.d_model}"
+        ),
+        "parameters": f"{n_parameters(run.model):,}",
+        "updates": f"{n_updates:,}" if n_updates else "",
+        "seed": str(config.seed),
+        "weights shown": f"checkpoint {checkpoint}",
+        "search": _search(run),
+        "heads measured": _other_weights(run.folder, checkpoint),
+    }
+    return [[name, fact] for name, fact in facts.items() if fact]
+
+
+def _scores(results: Mapping[str, Any], valid: str) -> list[dict[str, Any]]:
+    """BLEU and its signature of every set that was scored, test sets first."""
+    scored = results.get("scores", {})
+    splits = sorted(scored, key=lambda split: split == valid)
+    return [{"split": split, **scored[split]["bleu"]} for split in splits]
+
+
+def _search(run: TrainedRun) -> str:
+    settings = run.translator.config
+    return "greedy" if settings.method == "greedy" else f"beam {settings.beam}"
+
+
+def _other_weights(folder: RunFolder, checkpoint: str) -> str:
+    """With which weights the analysis was made, where they are not those shown."""
+    path = folder.path / FOLDER / SETTINGS
+    about = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    if about.get("weights") == content_digest(folder.checkpoints / f"{checkpoint}.pt"):
+        return ""
+    return f"with other weights (checkpoint {about.get('checkpoint')}) than those shown"
+
+
+def _settings(folder: RunFolder) -> str:
+    """The run's configuration as yaml, without what belongs to its machine."""
+    known = OmegaConf.create(folder.read_config())
+    for key in LEFT_OUT:
+        above, _, name = key.rpartition(".")
+        node = OmegaConf.select(known, above) if above else known
+        if node is not None:
+            node.pop(name, None)
+    return OmegaConf.to_yaml(known)
+
+
+def _results(folder: RunFolder) -> dict[str, Any]:
+    """The final figures; none of a run that is not finished."""
+    if not folder.results.is_file():
+        return {}
+    content: dict[str, Any] = json.loads(folder.results.read_text(encoding="utf-8"))
+    return content
+
+
+def _records(path: Any) -> Records:
+    return list(read_jsonl(path)) if path.is_file() else []
+
+
+def _head_rows(heads: Heads, table: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """A row a head of the model, with what the analysis found of it."""
+    found = {tuple(row[name] for name in HEAD_KEY): _rounded(row) for row in table}
+    places = [
+        (site, layer, number)
+        for site, layers in heads.items()
+        for layer, numbers in enumerate(layers, start=1)
+        for number in numbers
+    ]
+    return [{**dict(zip(HEAD_KEY, place, strict=True)), **found.get(place, {})} for place in places]
+
+
+def _rounded(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row without what was not measured, its numbers as long as they can be read."""
+    return {
+        name: float(f"{value:.{SHOWN_DIGITS}g}") if isinstance(value, float) else value
+        for name, value in row.items()
+        if value is not None
+    }
+
+
+# -- over the updates -----------------------------------------------------------------------------
+
+
+def trajectories(records: Records, heads: Heads) -> dict[str, Any]:
+    """How the statistics of every head went.
+
+    Args:
+        records: of heads.jsonl.
+        heads: numbers of the heads of the model, by site and layer.
+
+    Returns:
+        statistic -> `updates` and `lines`; a line is the site, layer, number and values of a
+        head, one a listed update, None where it was not measured. Statistics without any line
+        are left out.
+    """
+    found = {}
+    for name in OVER_TIME:
+        measured = thinned([record for record in records if record.get(name)], N_UPDATES)
+        lines = [
+            {"site": site, "layer": layer, "head": number, "values": values}
+            for site, layers in heads.items()
+            for layer, numbers in enumerate(layers, start=1)
+            for place, number in enumerate(numbers)
+            for values in [[_value(r[name], site, layer, place, len(numbers)) for r in measured]]
+            if any(value is not None for value in values)
+        ]
+        if lines:
+            found[name] = {"updates": [r["update"] for r in measured], "lines": lines}
+    return found
+
+
+def thinned(points: Records, most: int) -> Records:
+    """At most so many of them, evenly spaced, the first and the last among them."""
+    if len(points) <= most:
+        return points
+    step = (len(points) - 1) / (most - 1)
+    return [points[round(place * step)] for place in range(most)]
+
+
+def _value(
+    table: Mapping[str, Any], site: str, layer: int, place: int, n_heads: int
+) -> float | None:
+    """Of a head in a record; None where the record is of other heads or lacks it."""
+    layers = table.get(site, [])
+    values = layers[layer - 1] if layer <= len(layers) else []
+    if len(values) != n_heads or values[place] is None:
+        return None
+    return float(f"{values[place]:.{SHOWN_DIGITS}g}")

@@ -1,0 +1,144 @@
+"""The sentences of a page: what a run makes of them, and where its heads look meanwhile.
+
+Letters: B batch, H heads, Q queries, K keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headwise.analysis.observe import Observation, observations
+from headwise.data.batching import evaluation_batches
+from headwise.data.store import EncodedSplit
+from headwise.data.tokenizer import BOS, EOS, Tokenizer
+from headwise.decode.hypothesis import Hypothesis
+from headwise.errors import DataError
+from headwise.report.page_weights import coded, packed
+from headwise.train.inference import named_sets, read_lines
+from headwise.train.loading import TrainedRun
+
+UNFINISHED = "…"  # what the last step of a translation would write that hit the length limit
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """One line of text.
+
+    Attributes:
+        line: its number in its file, from 1.
+        reference: None where there is none.
+    """
+
+    line: int
+    source: str
+    reference: str | None = None
+
+
+@dataclass(frozen=True)
+class Sentences:
+    """What is looked at, and where it comes from."""
+
+    origin: str
+    chosen: Sequence[Sentence]
+
+
+def chosen_sentences(run: TrainedRun, n_sentences: int, path: Path | None) -> Sentences:
+    """Evenly spaced lines of the run's first test set, or the first lines of a file.
+
+    Args:
+        run: whose test set.
+        n_sentences: how many at most.
+        path: source sentences, one a line; a tab and a reference may follow.
+
+    Raises:
+        DataError: there is no text, or it cannot be found.
+    """
+    if path is not None:
+        found = [
+            Sentence(number, source.strip(), reference.strip() or None)
+            for number, line in enumerate(read_lines(path), start=1)
+            for source, _, reference in [line.partition("\t")]
+        ]
+        origin = path.name
+    else:
+        data = run.config.data
+        origin = data.test[0] if data.test else data.valid
+        sides = named_sets(run, [origin], None)[origin]
+        pairs = enumerate(zip(*sides, strict=True), start=1)
+        found = [Sentence(number, source, reference) for number, (source, reference) in pairs]
+    found = [sentence for sentence in found if sentence.source.strip()]
+    if not found:
+        raise DataError(f"{path or origin} has no sentence to show")
+    if path is None:
+        step = max(1, len(found) // n_sentences)
+        found = found[::step]
+    return Sentences(origin, found[:n_sentences])
+
+
+def sentence_contents(run: TrainedRun, sentences: Sequence[Sentence]) -> list[dict[str, Any]]:
+    """What a page holds of each sentence: the run's translation, its pieces and all weights.
+
+    The decoder reads the run's own translation (forced decoding of the ids that the search
+    found), so that its rows are what the model did, not what the reference would have had it do.
+    """
+    sources = [run.normaliser.source(sentence.source) for sentence in sentences]
+    source_ids = run.tokenizers.source.encode(sources)
+    translations = run.translate(sources)
+    hypotheses = [translation.hypotheses[0] for translation in translations]
+    split = EncodedSplit.from_lists(source_ids, [list(found.ids) for found in hypotheses])
+    contents: list[dict[str, Any]] = [{} for _ in sentences]
+    # one by one (a batch holds one pair at least): no padding, and little memory for the weights
+    batches = evaluation_batches(split, max_tokens=1)
+    for batch, found in observations(run.model, batches, run.translator.device):
+        (place,) = batch.indices
+        contents[place] = {
+            "translation": translations[place].text,
+            **_pieces(run, source_ids[place], hypotheses[place]),
+            **weight_contents(found),
+        }
+    return contents
+
+
+def _pieces(run: TrainedRun, source_ids: Sequence[int], found: Hypothesis) -> dict[str, Any]:
+    """Names of what stands at each position of either side."""
+    source, target = run.tokenizers.source, run.tokenizers.target
+    written = [*_names(target, found.ids), target.id_to_piece(EOS)]
+    if not found.finished:
+        written[-1] = UNFINISHED
+    return {
+        "source_pieces": _names(source, [*source_ids, EOS]),
+        "read_pieces": _names(target, [BOS, *found.ids]),
+        "written_pieces": written,
+    }
+
+
+def _names(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
+    return [tokenizer.id_to_piece(piece) for piece in ids]
+
+
+def weight_contents(found: Sequence[Observation]) -> dict[str, Any]:
+    """The attentions of one sentence: their shapes, and the bytes of all of them.
+
+    A head whose weights are not what it declares (finite, or no distribution) is left out.
+    """
+    blocks, codes = [], []
+    for seen in found:
+        weights_HQK, allowed_HQK = seen.weights_BHQK[0], seen.allowed_BHQK[0]
+        is_sound_H = seen.is_sound_H1[:, 0]
+        block = coded(weights_HQK[is_sound_H], allowed_HQK[is_sound_H])
+        numbers = zip(seen.head_numbers, is_sound_H.tolist(), strict=True)
+        blocks.append(
+            {
+                "site": seen.site,
+                "layer": seen.layer,
+                "heads": [number for number, is_sound in numbers if is_sound],
+                "shape": list(weights_HQK.shape[1:]),
+                "scales": block.scales,
+                "signed": block.signed,
+            }
+        )
+        codes.append(block.codes_HQK)
+    return {"blocks": blocks, "weights": packed(codes)}

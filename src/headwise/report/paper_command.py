@@ -1,0 +1,221 @@
+"""What `scripts/report.py` does: a paper's tables from runs, or the page or the figures of runs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+
+from headwise.config_dir import group_choices
+from headwise.errors import ConfigError, RunError, require
+from headwise.report.paper import Paper, Recipe, check_seeds, default_output, read_paper, recipe
+from headwise.report.paper_cells import ColumnFigures, Missing, column_figures, missing_cells
+from headwise.report.paper_facts import COLUMNS, facts
+from headwise.report.paper_pruning import PruningReport, pruning_report
+from headwise.report.paper_runs import Matching, find_folders, match, read_run
+from headwise.report.paper_tables import paper_tables
+from headwise.report.tables import TextTable, csv_text, latex, latex_comment
+from headwise.schema import ReportConfig
+from headwise.train.checkpoint import write_text
+
+SIGNALLED = 128  # exit codes above it: stopped on request, not failed
+N_UNUSED = 30  # reasons why runs fill no cell; the csv has them all
+MAIN = "from headwise.cli import main; main()"
+
+
+def report_runs(config_node: DictConfig) -> None:
+    """Write what was asked for.
+
+    Raises:
+        ConfigError: neither a paper nor a run, or options that do not go together.
+        RunError: no such folder, or a training that was launched has failed.
+    """
+    config = OmegaConf.to_object(config_node)
+    assert isinstance(config, ReportConfig)
+    _check(config)
+    if config.page:
+        from headwise.report.page import write_page
+
+        write_page(config)
+    if config.paper is not None:
+        _report_paper(config)
+    if config.figures:
+        _draw(config)
+
+
+def _check(config: ReportConfig) -> None:
+    """Refuse what can be refused before anything is read."""
+    if config.paper is None and config.run is None and not (config.runs and config.figures):
+        papers = ", ".join(group_choices("paper"))
+        raise ConfigError(
+            "what shall be reported? paper=NAME runs=[FOLDER,…] makes a paper's tables "
+            f"({papers}); run=FOLDER page=true a page of a run's heads, figures=true its figures"
+        )
+    if config.page and config.run is None:
+        raise ConfigError("page=true needs run=FOLDER, whose heads are to be seen")
+    if config.run is not None and not (config.page or config.figures):
+        raise ConfigError("run=FOLDER needs page=true, figures=true or both")
+    if config.run is not None and config.paper is not None:
+        raise ConfigError("paper= takes runs=[FOLDER,…], and run= a page or figures; give one")
+    if config.launch and config.paper is None:
+        raise ConfigError("launch=true needs paper=NAME, whose cells it fills")
+    require(config.n_resamples >= 1, "n_resamples", "at least 1", config.n_resamples)
+    if config.seeds is not None:
+        check_seeds("seeds", config.seeds)
+
+
+def _draw(config: ReportConfig) -> None:
+    from headwise.report.figures import draw_figures
+
+    given = [config.run] if config.run is not None else config.runs
+    folders = find_folders(given or read_paper(config.paper).runs)
+    if not folders:
+        raise RunError(f"there is no run in {', '.join(given)}")
+    default = folders[0] / "figures" if config.run is not None else Path("outputs/reports/figures")
+    if config.paper is not None:
+        default = default_output(read_paper(config.paper)) / "figures"
+    below = "figures" if config.paper is not None or config.page else "."
+    output = default if config.output is None else Path(config.output) / below
+    draw_figures(folders, output)
+
+
+# -- a paper's tables -----------------------------------------------------------------------------
+
+
+def _report_paper(config: ReportConfig) -> None:
+    paper = read_paper(config.paper)
+    seeds = config.seeds if config.seeds is not None else paper.seeds
+    recipes = [recipe(cell, config.overrides) for cell in paper.cells if cell.overrides]
+    failed: list[Missing] = []
+    if config.launch:
+        gathered = _gather(config, paper, recipes, seeds)
+        failed = _launch(gathered.missing)
+    gathered = _gather(config, paper, recipes, seeds)
+    output = Path(config.output) if config.output is not None else default_output(paper)
+    text = gathered.markdown(config)
+    print(text, flush=True)
+    rows = facts(paper, gathered.columns, gathered.matching, gathered.missing, gathered.pruning)
+    output.mkdir(parents=True, exist_ok=True)
+    for ending, content in (
+        ("md", text),
+        ("tex", gathered.latex()),
+        ("csv", csv_text(COLUMNS, rows)),
+    ):
+        write_text(output / f"{paper.name}.{ending}", content)
+    print(f"written to {output}: {paper.name}.md, .tex and .csv", flush=True)
+    if failed:
+        commands = "\n".join(f"  {missing.command}" for missing in failed)
+        raise RunError(f"{len(failed)} of the commands launched failed:\n{commands}")
+
+
+@dataclass(frozen=True)
+class _Gathered:
+    """A paper and what there is for it."""
+
+    paper: Paper
+    columns: list[ColumnFigures]
+    matching: Matching
+    missing: list[Missing]
+    pruning: PruningReport
+
+    @property
+    def tables(self) -> list[TextTable]:
+        return [*paper_tables(self.paper, self.columns), *self.pruning.tables]
+
+    def markdown(self, config: ReportConfig) -> str:
+        parts = [f"# {self.paper.title}"]
+        notes = list(self.paper.notes)
+        if config.overrides:
+            notes.append(f"Every recipe is changed by: {' '.join(config.overrides)}")
+        if notes:
+            parts.append("\n".join(f"- {note}" for note in notes))
+        parts += [table.markdown().strip() for table in self.tables]
+        if self.missing:
+            named = [_missing_line(self.paper, self.columns, lack) for lack in self.missing]
+            parts.append(
+                "## Missing\n\nEach command trains what a cell lacks, and goes on with what was "
+                "begun; where the text lies, HEADWISE_DATA or data.dir=FOLDER says.\n\n"
+                + "\n".join(named)
+            )
+        if self.pruning.commands:
+            commands = "\n".join(f"    {command}" for command in self.pruning.commands)
+            parts.append(f"## Pruning tables that are missing\n\nThese make them:\n\n{commands}")
+        unused = self._unused()
+        if unused:
+            parts.append("## Runs not used\n\n" + "\n".join(f"- {line}" for line in unused))
+        return "\n\n".join(parts) + "\n"
+
+    def _unused(self) -> list[str]:
+        """Runs that fill no cell, those for one reason together, the nearest first."""
+        together: dict[str, list[str]] = {}
+        for unused in sorted(self.matching.unused, key=lambda unused: unused.n_differing):
+            together.setdefault(unused.reason, []).append(f"`{unused.run.folder}`")
+        lines = [f"{reason}: {', '.join(runs)}" for reason, runs in together.items()]
+        if len(lines) > N_UNUSED:
+            lines[N_UNUSED:] = [f"and {len(lines) - N_UNUSED} reasons more, which the csv names"]
+        return [*lines, *self.matching.unreadable]
+
+    def latex(self) -> str:
+        head = latex_comment(f"{self.paper.title}\nNeeds \\usepackage{{booktabs}}.")
+        tables = [
+            table.latex(f"tab:{self.paper.name}-{number}")
+            for number, table in enumerate(self.tables, start=1)
+        ]
+        notes = "".join(f"\\par {latex(note)}\n" for note in self.paper.notes)
+        lacking = latex_comment("\n".join(f"missing: {lack.command}" for lack in self.missing))
+        return "\n".join([head, *tables, notes, lacking]).rstrip() + "\n"
+
+
+def _missing_line(paper: Paper, columns: Sequence[ColumnFigures], lack: Missing) -> str:
+    label = next(c.column.label for c in columns if c.name == lack.column)
+    seeds = ", ".join(map(str, lack.seeds))
+    return f"- {paper.rows[lack.row]} × {label}, seed {seeds}: `{lack.command}`"
+
+
+def _gather(
+    config: ReportConfig, paper: Paper, recipes: Sequence[Recipe], seeds: Sequence[int]
+) -> _Gathered:
+    given = config.runs or paper.runs
+    may_lack = config.launch or not config.runs
+    folders = find_folders(given, may_lack)
+    matching = match(recipes, folders, seeds) if recipes else Matching()
+    columns = column_figures(paper, recipes, matching, seeds, config.n_resamples)
+    pruning = PruningReport([], [], [])
+    if paper.pruning or paper.pruned_runs:
+        pruning = pruning_report(paper, [read_run(folder) for folder in folders])
+    return _Gathered(paper, columns, matching, missing_cells(columns, matching), pruning)
+
+
+def _launch(missing: Sequence[Missing]) -> list[Missing]:
+    """Run each command in a process of its own, one after another; returns those that failed.
+
+    Raises:
+        KeyboardInterrupt: one was stopped on request.
+    """
+    failed = []
+    for number, lack in enumerate(missing, start=1):
+        print(f"[{number}/{len(missing)}] {lack.command}", flush=True)
+        command = [sys.executable, "-c", MAIN, "train", *_config_dirs(), *lack.arguments]
+        done = subprocess.run(command, env=os.environ, check=False)
+        if done.returncode > SIGNALLED or done.returncode < 0:
+            raise KeyboardInterrupt
+        if done.returncode:
+            failed.append(lack)
+            print(f"failed with exit code {done.returncode}: {lack.command}", flush=True)
+    return failed
+
+
+def _config_dirs() -> list[str]:
+    """`--config-dir` as this command was given it."""
+    from hydra.core.hydra_config import HydraConfig
+
+    if not HydraConfig.initialized():
+        return []
+    sources = HydraConfig.get().runtime.config_sources
+    found = [source.path for source in sources if source.provider == "command-line"]
+    return [argument for path in found for argument in ("--config-dir", path)]

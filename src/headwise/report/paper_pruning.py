@@ -1,0 +1,255 @@
+"""A paper's statements on removed heads, beside what the pruning tables of runs say.
+
+A run's curves are read from `<run>/pruning/` (`headwise prune run=… table=true ablation=true`), or
+from the pruning table of its analysis. Nothing is trained again there: heads are masked in order of
+importance (Michel et al. 2019). Runs that really have fewer heads are listed on their own.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headwise.analysis import tables as analysis_tables
+from headwise.report.paper import Paper, PruningFact
+from headwise.report.paper_runs import FoundRun
+from headwise.report.tables import NOTHING, TextTable
+from headwise.schema import SITES
+
+N_NAMED = 3  # runs named in a list of commands
+CURVE_MEASURES = ("removable", "kept", "bleu_left")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What runs of one kind say to a statement, one value a seed."""
+
+    values: Mapping[str, float]  # run folder -> value
+
+    def shown(self, unit: str) -> str:
+        """Mean, deviation and number of runs."""
+        found = list(self.values.values())
+        if not found:
+            return NOTHING
+        decimals, sign = (2, "+") if unit == "BLEU" else (0, "")
+        mean = f"{statistics.fmean(found):{sign}.{decimals}f}"
+        spread = f" ± {statistics.stdev(found):.{decimals}f}" if len(found) > 1 else ""
+        return f"{mean}{spread}{_suffix(unit)} ({len(found)})"
+
+
+@dataclass(frozen=True)
+class PruningReport:
+    """Tables, the facts in them (fact, kind of run, answer), and commands that would fill more."""
+
+    tables: list[TextTable]
+    answers: list[tuple[PruningFact, str, Answer]]
+    commands: list[str]
+
+
+def pruning_report(paper: Paper, runs: Sequence[FoundRun]) -> PruningReport:
+    """Answer a paper's statements from the runs that have pruning tables."""
+    measured = [run for run in runs if _has_tables(run)]
+    kinds = _by_kind(measured)
+    tables, answers = [], []
+    for title in dict.fromkeys(fact.table for fact in paper.pruning):
+        table = TextTable(title, "", [("paper", [""]), *((kind, [""]) for kind in kinds)])
+        for fact in (f for f in paper.pruning if f.table == title):
+            cells = [_paper_text(fact)]
+            for kind, members in kinds.items():
+                answer = Answer(
+                    {
+                        str(run.folder): value
+                        for run in members
+                        if (value := measure(run.folder, fact)) is not None
+                    }
+                )
+                answers.append((fact, kind, answer))
+                cells.append(answer.shown(fact.unit))
+            table.rows.append((fact.label, cells))
+        tables.append(table)
+    if paper.pruned_runs:
+        tables += _pruned_runs(runs)
+    return PruningReport(tables, answers, _commands(paper, runs))
+
+
+def measure(folder: Path, fact: PruningFact) -> float | None:
+    """What a run's tables say to a statement; None where they do not.
+
+    - removable: the largest share of the heads of `sites`, in percent, up to which no step of the
+      curve lost more than `tolerance` BLEU.
+    - kept: what is left then, in percent.
+    - bleu_left: BLEU without the share `removed` of them, in percent of BLEU with all.
+    - one_left: BLEU with the best head of `layer` alone at the site, less BLEU with all.
+    """
+    if fact.measure is None:
+        return None
+    if fact.measure == "one_left":
+        return _one_left(folder, fact)
+    curve = _curve(folder, fact.sites)
+    if not curve:
+        return None
+    whole = curve[0][1]
+    if fact.measure == "bleu_left":
+        at = [bleu for share, bleu in curve if abs(share - (fact.removed or 0)) < 1e-6]
+        return 100 * at[0] / whole if at and whole else None
+    removable = 0.0
+    for share, bleu in curve:
+        if bleu < whole - (fact.tolerance or 0):
+            break
+        removable = share
+    return 100 * (1 - removable if fact.measure == "kept" else removable)
+
+
+def _curve(folder: Path, sites: Sequence[str]) -> list[tuple[float, float]]:
+    """(share of the heads of `sites` removed, BLEU), from none removed on."""
+    for path in sorted((folder / "pruning").glob("curve*.json")):
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if set(content["sites"]) == set(sites):
+            return sorted((row["removed"], row["bleu"]) for row in content["rows"])
+    analysis = folder / analysis_tables.FOLDER
+    if not analysis_tables.PRUNING.path(analysis).is_file():
+        return []
+    rows = analysis_tables.PRUNING.read(analysis)
+    mine = [r for r in rows if set(r["sites"].split(";")) == set(sites) and r["bleu"] is not None]
+    return sorted((row["fraction"], row["bleu"]) for row in mine)
+
+
+def _one_left(folder: Path, fact: PruningFact) -> float | None:
+    (site,) = fact.sites
+    for path in sorted((folder / "pruning").glob("one_left*.json")):
+        content = json.loads(path.read_text(encoding="utf-8"))
+        whole = _whole_bleu(folder, content)
+        for row in content["rows"]:
+            if (row["site"], row["layer"]) == (site, fact.layer) and whole is not None:
+                return float(row["bleu"] - whole)
+    return None
+
+
+def _whole_bleu(folder: Path, about: Mapping[str, Any]) -> float | None:
+    """BLEU with all heads, of the same weights on the same sentences."""
+    same = ("weights", "split", "sentences")
+    for path in sorted((folder / "pruning").glob("curve*.json")):
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if all(content.get(key) == about.get(key) for key in same):
+            return next((float(r["bleu"]) for r in content["rows"] if r["removed"] == 0), None)
+    return None
+
+
+def _has_tables(run: FoundRun) -> bool:
+    return any((run.folder / "pruning").glob("*.json")) or bool(
+        analysis_tables.PRUNING.path(run.folder / analysis_tables.FOLDER).is_file()
+    )
+
+
+def _by_kind(runs: Sequence[FoundRun]) -> dict[str, list[FoundRun]]:
+    """Runs that differ in nothing but the seed, by what they are."""
+    kinds: dict[str, list[FoundRun]] = {}
+    for run in runs:
+        same = (k for k, members in kinds.items() if members[0].decisive == run.decisive)
+        name = next(same, None)
+        if name is None:
+            config = run.config
+            attention = str(config.attention["_target_"]).rpartition(".")[2]
+            name = f"{config.data.name}, {config.model.name}, {attention}"
+            if name in kinds:  # another recipe of the same parts
+                name = f"{name}, {run.folder.name}"
+        kinds.setdefault(name, []).append(run)
+    return kinds
+
+
+def _paper_text(fact: PruningFact) -> str:
+    if fact.text is None and fact.paper is None:
+        return NOTHING
+    text = fact.text if fact.text is not None else f"{fact.paper:g}{_suffix(fact.unit)}"
+    return text if fact.mark == "OK" else f"{text} ({fact.mark})"
+
+
+def _suffix(unit: str) -> str:
+    return "" if unit == "BLEU" else f" {unit}"
+
+
+# -- runs with fewer heads ------------------------------------------------------------------------
+
+
+def _pruned_runs(runs: Sequence[FoundRun]) -> list[TextTable]:
+    """The runs whose model has fewer heads, beside those they came from."""
+    rows = []
+    for run in runs:
+        scores, origin = _bleu(run.folder, run), _origin(run.folder, run)
+        if run.config.model.heads is None:
+            continue
+        whole = None if origin is None else _bleu(origin, run)
+        rows.append(
+            (
+                str(run.folder),
+                [
+                    "/".join(str(_kept(run, site)) for site in SITES),
+                    "/".join(str(_total(run, site)) for site in SITES),
+                    NOTHING if scores is None else f"{scores:.2f}",
+                    NOTHING if scores is None or whole is None else f"{scores - whole:+.2f}",
+                ],
+            )
+        )
+    if not rows:
+        return []
+    groups = [("heads kept", [""]), ("of", [""]), ("BLEU (13a)", [""]), ("to the whole run", [""])]
+    note = (
+        "Heads are encoder self / decoder self / cross. BLEU of the first test set, from "
+        "results.json or else from what headwise evaluate run=FOLDER wrote."
+    )
+    return [TextTable("Our runs with fewer heads", "run", groups, rows, [note])]
+
+
+def _kept(run: FoundRun, site: str) -> int:
+    layers = run.config.model.heads.get(site)
+    return _total(run, site) if layers is None else sum(len(numbers) for numbers in layers)
+
+
+def _total(run: FoundRun, site: str) -> int:
+    model = run.config.model
+    n_layers = model.encoder_layers if site == "encoder_self" else model.decoder_layers
+    return n_layers * model.n_heads
+
+
+def _origin(folder: Path, run: FoundRun) -> Path | None:
+    """The run with all heads: told by the pruned folder, or by the one that training began from."""
+    for place in (folder, run.config.init_from):
+        path = None if place is None else Path(place) / "pruned.json"
+        if path is not None and path.is_file():
+            return Path(json.loads(path.read_text(encoding="utf-8"))["origin"])
+    return None
+
+
+def _bleu(folder: Path, run: FoundRun) -> float | None:
+    test = next(iter(run.config.data.test), run.config.data.valid)
+    for path in (folder / "results.json", *sorted(folder.glob("results-*.json"))):
+        if path.is_file():
+            content = json.loads(path.read_text(encoding="utf-8"))
+            score = content.get("scores", {}).get(test, {}).get("bleu")
+            if score is not None:
+                return float(score["score"])
+    return None
+
+
+def _commands(paper: Paper, runs: Sequence[FoundRun]) -> list[str]:
+    """What would make the tables that the paper's statements ask for, for runs without them."""
+    curves = dict.fromkeys(tuple(f.sites) for f in paper.pruning if f.measure in CURVE_MEASURES)
+    has_ablation = any(f.measure == "one_left" for f in paper.pruning)
+    lacking = []
+    for run in runs:
+        if run.results is None or run.config.model.heads is not None:
+            continue
+        lines = []
+        if has_ablation and not any((run.folder / "pruning").glob("one_left*.json")):
+            lines.append(f"headwise prune run={run.folder} table=true ablation=true")
+        for sites in curves:
+            some = "" if set(sites) == set(SITES) else f" sites=[{','.join(sites)}]"
+            is_there = bool(_curve(run.folder, sites)) or (bool(lines) and not some)
+            if not is_there:
+                lines.append(f"headwise prune run={run.folder} table=true{some}")
+        lacking += [lines] if lines else []
+    return [line for lines in lacking[:N_NAMED] for line in lines]

@@ -1,0 +1,229 @@
+"""Which runs fill which cell: runs found, and compared with recipes by what decides a result.
+
+Names of folders say nothing here. A run fills a cell when every decisive key of its own resolved
+configuration equals the recipe's; one that does not is listed with the keys that differ.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from headwise.errors import HeadwiseError, RunError, nearest
+from headwise.report.paper import Recipe, decisive
+from headwise.schema import Config
+from headwise.train.loading import read_config
+from headwise.train.run_folder import RunFolder
+
+Place = tuple[str, str]  # row and column of a cell
+MACHINE = ("platform", "cpus", "threads", "gpu", "world_size")  # what speeds depend on
+
+
+@dataclass(frozen=True)
+class FoundRun:
+    """A run folder, read.
+
+    Attributes:
+        folder: where it stands.
+        config: its own, settled.
+        decisive: flat keys that decide its result, without the seed.
+        results: content of results.json; None before the end.
+        text: hash of the training text, None where the folder does not say.
+        machine: what its speed depends on.
+    """
+
+    folder: Path
+    config: Config
+    decisive: Mapping[str, Any]
+    results: Mapping[str, Any] | None
+    text: str | None
+    machine: Mapping[str, Any]
+
+    @property
+    def seed(self) -> int:
+        """Of the run."""
+        return self.config.seed
+
+    @property
+    def updates(self) -> int:
+        """Done; 0 where nothing was saved yet."""
+        if self.results is not None:
+            return int(self.results["updates"])
+        return int(_json(self.folder / "checkpoints" / "last.json").get("update", 0))
+
+
+@dataclass(frozen=True)
+class Unused:
+    """A run that fills no cell, and why."""
+
+    run: FoundRun
+    reason: str
+    n_differing: int = 0
+
+
+@dataclass
+class Matching:
+    """Runs by cell, and those that are not used."""
+
+    used: dict[Place, list[FoundRun]] = field(default_factory=dict)
+    unused: list[Unused] = field(default_factory=list)
+    unreadable: list[str] = field(default_factory=list)
+
+
+def find_folders(given: Sequence[str], may_lack: bool = False) -> list[Path]:
+    """Folders of runs in, or up to two levels below, the folders and globs that were given.
+
+    Args:
+        may_lack: a folder that is not there yet is no mistake.
+
+    Raises:
+        RunError: nothing is there, with the nearest that is.
+    """
+    found: dict[Path, Path] = {}
+    for text in given:
+        places = [Path(p) for p in sorted(glob.glob(str(Path(text).expanduser()), recursive=True))]
+        if not places and not may_lack:
+            above = Path(text).parent
+            beside = [str(p) for p in above.glob("*") if p.is_dir()] if above.is_dir() else []
+            close = nearest(text, beside)
+            hint = f" Did you mean {close}?" if close else ""
+            raise RunError(f"runs: there is no folder {text}.{hint}")
+        for place in places:
+            for pattern in ("config.yaml", "*/config.yaml", "*/*/config.yaml"):
+                for path in sorted(place.glob(pattern)):
+                    if not path.parent.name.startswith("."):  # one being written
+                        found.setdefault(path.parent.resolve(), path.parent)
+    return list(found.values())
+
+
+def read_run(path: Path) -> FoundRun:
+    """Read what a folder says of its run.
+
+    Raises:
+        RunError: its config.yaml or results.json is broken, or of another version.
+    """
+    folder = RunFolder.existing(path)
+    config = read_config(folder)
+    container = OmegaConf.to_container(OmegaConf.structured(config))
+    assert isinstance(container, dict)
+    results = _json(folder.results) or None
+    if results is not None and results.get("status") != "finished":
+        results = None
+    environment = _json(path / "environment.json")
+    return FoundRun(
+        folder=path,
+        config=config,
+        decisive=decisive({str(key): value for key, value in container.items()}),
+        results=results,
+        text=_json(path / "data.json").get("fingerprint"),
+        machine={key: environment.get(key) for key in MACHINE},
+    )
+
+
+def match(recipes: Sequence[Recipe], folders: Sequence[Path], seeds: Sequence[int]) -> Matching:
+    """Put each run into the cell whose recipe it followed.
+
+    Two finished runs of one cell and seed are one too many: the one that went on for longer is
+    used, the first of equals; the other is listed.
+    """
+    matching = Matching({(r.cell.row, r.cell.column): [] for r in recipes})
+    for path in folders:
+        try:
+            run = read_run(path)
+        except HeadwiseError as error:
+            matching.unreadable.append(str(error))
+            continue
+        fitting = [r for r in recipes if not differing(run, r)]
+        if not fitting:
+            matching.unused.append(_stranger(run, recipes))
+        for found in fitting:
+            _place(matching, run, found, seeds)
+    for runs in matching.used.values():
+        runs.sort(key=lambda run: run.seed)
+    return matching
+
+
+def _place(matching: Matching, run: FoundRun, found: Recipe, seeds: Sequence[int]) -> None:
+    place = (found.cell.row, found.cell.column)
+    name = " × ".join(place)
+    if run.results is None:
+        failed = _json(run.folder / "error.json").get("message")
+        state = f"not finished ({run.updates:,} updates done)"
+        if failed is not None:
+            state = f"failed: {' '.join(str(failed).split())}"
+        matching.unused.append(Unused(run, f"{name}, seed {run.seed}: {state}"))
+        return
+    if run.seed not in seeds:
+        listed = ", ".join(map(str, seeds))
+        reason = f"{name}: seed {run.seed} is not among those asked for ({listed})"
+        matching.unused.append(Unused(run, reason))
+        return
+    same = next((other for other in matching.used[place] if other.seed == run.seed), None)
+    if same is not None:
+        kept, left = (run, same) if run.updates > same.updates else (same, run)
+        reason = f"{name}: seed {run.seed} is there twice, {kept.folder} is used"
+        matching.unused.append(Unused(left, reason))
+        matching.used[place].remove(same)
+        run = kept
+    matching.used[place].append(run)
+
+
+def differing(run: FoundRun, wanted: Recipe) -> list[str]:
+    """Decisive keys in which a run is not of a recipe, each with both values.
+
+    Where another class was chosen, its own settings are not listed one by one.
+    """
+    open_keys = {"trainer.precision"} - wanted.decisive.keys()
+    keys = sorted({*run.decisive, *wanted.decisive} - open_keys)
+    other = [k for k in keys if run.decisive.get(k) != wanted.decisive.get(k)]
+    targets = [key.removesuffix("._target_") for key in other if key.endswith("._target_")]
+    lines = []
+    for key in other:
+        group = next((t for t in targets if key == t or key.startswith(f"{t}.")), None)
+        mine, theirs = run.decisive.get(key), wanted.decisive.get(key)
+        if group is None:
+            lines.append(f"{key}={_shown(mine)} (recipe: {_shown(theirs)})")
+        elif key == f"{group}._target_":
+            lines.append(f"{group}={_class(mine)} (recipe: {_class(theirs)})")
+    return lines
+
+
+def _stranger(run: FoundRun, recipes: Sequence[Recipe]) -> Unused:
+    """Why a run fills no cell: how it differs from the nearest one."""
+    if not recipes:
+        return Unused(run, "this table has no recipes")
+    by_distance = [(len(differing(run, r)), number) for number, r in enumerate(recipes)]
+    n_differing, number = min(by_distance)
+    near = recipes[number]
+    keys = differing(run, near)
+    shown = "; ".join(keys[:6]) + (f"; and {len(keys) - 6} more" if len(keys) > 6 else "")
+    return Unused(run, f"nearest {near.cell.row} × {near.cell.column}, but {shown}", n_differing)
+
+
+def _shown(value: Any) -> str:
+    return "null" if value is None else str(value)
+
+
+def _class(target: Any) -> str:
+    return str(target).rpartition(".")[2] if target else "none"
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """Content of a small json file; empty where there is none.
+
+    Raises:
+        RunError: it is no json, as a copy that broke off leaves it.
+    """
+    if not path.is_file():
+        return {}
+    try:
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise RunError(f"{path} is broken: {error}") from error
+    return content

@@ -1,0 +1,210 @@
+"""The tables of a paper: its numbers beside ours, what differs from the baseline, and the speed."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from headwise.metrics.significance import Comparison
+from headwise.report.comparison import mean_and_deviation
+from headwise.report.paper import MARKS, Cell, Paper
+from headwise.report.paper_cells import PLAIN_BLEU, CellFigures, ColumnFigures
+from headwise.report.tables import NOTHING, TextTable
+
+NAMES = {"bleu": "BLEU (13a)", "bleu_tokenised": "tokenised BLEU"}
+NOT_AVERAGED = "not averaged"
+MISSING = "missing"
+OURS = "ours [95 %]"
+TOO_LOW = 5.0  # BLEU of the baseline, below which differences say nothing
+
+
+def paper_tables(paper: Paper, columns: Sequence[ColumnFigures]) -> list[TextTable]:
+    """Every table that has something to show."""
+    tables = [_main(paper, columns)] if columns else []
+    if paper.metric != PLAIN_BLEU and any(c.runs for c in columns):
+        tables.append(_beside(paper, columns))
+    if paper.baseline is not None:
+        tables += [_differences(paper, columns, paper.baseline), _speeds(paper, columns)]
+    return [table for table in tables if table.groups and table.rows]
+
+
+def _main(paper: Paper, columns: Sequence[ColumnFigures]) -> TextTable:
+    """The paper's table, with ours beside its numbers."""
+    metric = NAMES[paper.metric]
+    title = f"{metric[0].upper()}{metric[1:]}, the paper's and ours"
+    is_ours_alone = not any(cell.paper is not None for cell in paper.cells)
+    if is_ours_alone:
+        title = title.partition(",")[0]
+    table = TextTable(title, "", [])
+    shown: dict[str, list[str]] = {row: [] for row in paper.rows}
+    for figures in columns:
+        cells = figures.cells.values()
+        has_paper = any(c.cell is not None and c.cell.paper is not None for c in cells)
+        has_ours = any(c.recipe is not None for c in cells)
+        label = figures.column.label + (f" ({figures.column.unit})" if figures.column.unit else "")
+        kinds = [""] if is_ours_alone else ["paper"] * has_paper + ["ours"] * has_ours
+        table.groups.append((label, kinds))
+        for row in paper.rows:
+            if has_paper:
+                shown[row].append(_paper_text(figures, row))
+            if has_ours:
+                shown[row].append(_our_text(figures, row, figures.metric))
+    table.rows = [(label, shown[row]) for row, label in paper.rows.items()]
+    table.notes = _main_notes(paper, columns)
+    return table
+
+
+def _main_notes(paper: Paper, columns: Sequence[ColumnFigures]) -> list[str]:
+    notes = []
+    if any(figures.runs for figures in columns):
+        if paper.metric != PLAIN_BLEU:
+            notes.append("BLEU of Moses tokens, which papers of that time report; up is better.")
+        notes.append(
+            "Ours: mean ± standard deviation over seeds (number of seeds); of one seed the mean "
+            "alone."
+        )
+    marks = {cell.mark for cell in paper.cells if cell.paper is not None and cell.mark != "OK"}
+    notes += [f"({mark}): {MARKS[mark]}." for mark in sorted(m for m in marks if m)]
+    for figures in columns:
+        label, column = figures.column.label, figures.column
+        if column.test is not None and any(c.recipe for c in figures.cells.values()):
+            test = f"scored on {column.test}"
+            notes.append(f"{label}: {test}{f'; {column.note}' if column.note else ''}.")
+        notes += [
+            f"{label}: NOT AVERAGED, NOT COMPARED: {problem}." for problem in figures.problems
+        ]
+        notes += [f"{label}: {note}." for note in figures.notes]
+        scores = list(figures.scores(paper.baseline).values()) if paper.baseline else []
+        if scores and statistics.fmean(scores) < TOO_LOW:
+            notes.append(
+                f"{label}: at less than {TOO_LOW:.0f} BLEU next to nothing is translated, and "
+                "differences say nothing about systems that translate."
+            )
+    return notes + _signatures(columns, paper.metric)
+
+
+def _signatures(columns: Sequence[ColumnFigures], metric: str) -> list[str]:
+    found = dict.fromkeys(s for figures in columns for s in figures.signatures(metric))
+    return [f"Signature: {signature}." for signature in found]
+
+
+def _paper_text(figures: ColumnFigures, row: str) -> str:
+    cell = figures.cells[row].cell
+    if cell is None or cell.paper is None:
+        return NOTHING
+    return f"{cell.paper:.{figures.column.decimals}f}{_marked(cell)}"
+
+
+def _marked(*cells: Cell) -> str:
+    """The marks of the numbers that a text is made of, those that were read aside."""
+    marks = dict.fromkeys(cell.mark for cell in cells if cell.mark != "OK")
+    return f" ({', '.join(str(mark) for mark in marks)})" if marks else ""
+
+
+def _our_text(figures: ColumnFigures, row: str, metric: str) -> str:
+    found = figures.cells[row]
+    if found.recipe is None:
+        return NOTHING
+    if not found.runs:
+        return MISSING
+    if figures.problems:
+        return NOT_AVERAGED
+    values = list(figures.scores(row, metric).values())
+    return f"{mean_and_deviation(values)} ({len(values)})" if values else NOTHING
+
+
+def _beside(paper: Paper, columns: Sequence[ColumnFigures]) -> TextTable:
+    """The same runs in sacreBLEU's own BLEU."""
+    ours = [c for c in columns if any(found.recipe for found in c.cells.values())]
+    table = TextTable(
+        f"The same runs in {NAMES[PLAIN_BLEU]}", "", [(c.column.label, [""]) for c in ours]
+    )
+    for row, label in paper.rows.items():
+        table.rows.append((label, [_our_text(c, row, PLAIN_BLEU) for c in ours]))
+    table.notes = ["What sacreBLEU computes on detokenised text: the number to compare elsewhere."]
+    table.notes += _signatures(ours, PLAIN_BLEU)
+    return table
+
+
+def _differences(paper: Paper, columns: Sequence[ColumnFigures], baseline: str) -> TextTable:
+    """Each row less the baseline, with the paired bootstrap."""
+    base = paper.rows[baseline]
+    table = TextTable(f"Difference to {base}, in {NAMES[paper.metric]}", "", [])
+    shown: dict[str, list[str]] = {row: [] for row in paper.rows if row != baseline}
+    compared = []
+    for figures in (c for c in columns if c.column.unit is None):
+        of_paper = {row: _paper_difference(figures, row, baseline) for row in shown}
+        tests = {row: figures.cells[row].comparison for row in shown}
+        kinds = ["paper"] * any(text != NOTHING for text in of_paper.values())
+        kinds += [OURS, "p"] * any(tests.values())
+        if not kinds:
+            continue
+        table.groups.append((figures.column.label, kinds))
+        for row in shown:
+            if "paper" in kinds:
+                shown[row].append(of_paper[row])
+            if OURS in kinds:
+                compared += [test for test in [tests[row]] if test is not None]
+                shown[row] += _tested(tests[row])
+    table.rows = [(paper.rows[row], cells) for row, cells in shown.items()]
+    if compared:
+        table.notes = [
+            f"Ours: the mean over the seeds that both rows have (their number); above 0 is better "
+            f"than {base}. Interval and p are by paired bootstrap over test sentences (Koehn "
+            f"2004), {compared[0].n_resamples:,} draws, the same sentences for both rows and all "
+            "seeds.",
+            "p is two-sided. It speaks of other test sentences, not of other seeds, and is not "
+            "corrected for the number of cells.",
+        ]
+    return table
+
+
+def _tested(test: Comparison | None) -> list[str]:
+    """Difference with interval and number of seeds, and p."""
+    if test is None:
+        return [NOTHING] * 2
+    interval = f"[{_signed(test.low)} to {_signed(test.high)}]"
+    p_value = f"{test.p_value:.3f}" if test.p_value >= 0.001 else "< 0.001"
+    return [f"{_signed(test.difference)} {interval} ({test.n_seeds})", p_value]
+
+
+def _paper_difference(figures: ColumnFigures, row: str, baseline: str) -> str:
+    own, base = figures.cells[row].cell, figures.cells[baseline].cell
+    if own is None or base is None or own.paper is None or base.paper is None:
+        return NOTHING
+    return _signed(own.paper - base.paper, figures.column.decimals) + _marked(own, base)
+
+
+def _speeds(paper: Paper, columns: Sequence[ColumnFigures]) -> TextTable:
+    """Tokens/s of training in percent of the baseline's, where the paper has such numbers."""
+    base = paper.rows[paper.baseline or ""]
+    table = TextTable(f"Training speed, tokens/s in % of {base}", "", [])
+    if not paper.speed:
+        return table
+    ours = [c for c in columns if any(found.speed is not None for found in c.cells.values())]
+    table.groups = [("paper", [""]), *((c.column.label, [""]) for c in ours)]
+    for row, label in paper.rows.items():
+        if row == paper.baseline:
+            continue
+        number = paper.speed.get(row)
+        mark = "" if number is None or number.mark == "OK" else f" ({number.mark})"
+        cells = [NOTHING if number is None else f"{number.value:.0f}{mark}"]
+        cells += [_speed_text(figures.cells[row]) for figures in ours]
+        table.rows.append((label, cells))
+    if ours:
+        table.notes = [
+            "Ours: ratio of medians over the seeds that both rows have (lowest to highest ratio of "
+            "one seed), as they were trained: other load on the machine counts."
+        ]
+    return table
+
+
+def _speed_text(found: CellFigures) -> str:
+    if found.speed is None:
+        return NOTHING
+    ratio, low, high = (f"{percent:.0f}" for percent in found.speed)
+    return ratio if low == high else f"{ratio} ({low} to {high})"
+
+
+def _signed(value: float, decimals: int = 2) -> str:
+    return f"{value:+.{decimals}f}".replace("-", "−")

@@ -1,0 +1,117 @@
+"""Run folders as training leaves them, without training: for what only reads them."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml  # type: ignore[import-untyped]
+
+from headwise.metrics.bleu import score_translations
+from headwise.train.run_folder import RunFolder
+from headwise.train.settings import settle, typed
+
+REFERENCES = [
+    "the dog sees the cat in the old house",
+    "a child finds the red car near the tree",
+    "no cat knows what the small dog wants today",
+    "three houses stand near the old tree by the road",
+    "the child sees a blue car and a red house",
+    "what does the dog find in the small house",
+]
+RECIPE = (
+    "data=files", "data.source=de", "data.target=en", "data.test=[test]", "tokenizer=char",
+    "tracker=none",
+)  # fmt: skip
+ROWS = {"softmax": "softmax", "entmax15": "1.5-entmax"}
+
+
+MACHINE = {"platform": "Linux", "cpus": 2, "threads": 1, "gpu": None, "world_size": 1}
+
+
+def write_paper(folder: Path, recipe: tuple[str, ...] = RECIPE, **changes: Any) -> str:
+    """A paper of two rows and one column in a config folder; the option that finds it."""
+    cells = [
+        {"row": row, "column": "mine", "paper": value, "mark": mark,
+         "overrides": [*recipe, f"attention={row}"]}
+        for row, value, mark in (("softmax", 30.0, "OK"), ("entmax15", 30.5, "r+"))
+    ]  # fmt: skip
+    content = {
+        "name": "tiny", "title": "A tiny paper", "baseline": "softmax", "seeds": [1, 2],
+        "rows": ROWS, "columns": {"mine": {"label": "Mine", "test": "test"}}, "cells": cells,
+        "speed": {"entmax15": {"value": 90.0, "mark": "OK"}}, **changes,
+    }  # fmt: skip
+    path = folder / "configs" / "paper" / "tiny.yaml"
+    path.parent.mkdir(parents=True)
+    path.write_text(yaml.safe_dump(content, allow_unicode=True, sort_keys=False), encoding="utf-8")
+    return str(path.parents[1])
+
+
+def translations(n_wrong: int, seed: int = 1) -> list[str]:
+    """The references with a wrong word in `n_wrong` of them; which word depends on the seed."""
+    found = [line.split() for line in REFERENCES]
+    for number in range(n_wrong):
+        words = found[number % len(found)]
+        words[(number + seed) % len(words)] = "wrong"
+    return [" ".join(words) for words in found]
+
+
+def write_run(
+    folder: Path,
+    make: Any,
+    overrides: Sequence[str],
+    hypotheses: Sequence[str] | None,
+    test: str = "test",
+    text: str = "0" * 64,
+    **changes: Any,
+) -> Path:
+    """A run folder with the configuration that the overrides come to.
+
+    Args:
+        make: overrides -> composed configuration.
+        hypotheses: of the test set; None: the run is not finished.
+        text: hash of the training text.
+        changes: of results.json; `machine` of environment.json.
+    """
+    config = make(list(overrides))
+    container = settle(typed(config), config)
+    folder.mkdir(parents=True)
+    run = RunFolder(folder)
+    run.describe(container, list(overrides))
+    machine = {**MACHINE, **changes.pop("machine", {})}
+    run.write_json("environment.json", machine)
+    run.write_json("data.json", {"fingerprint": text})
+    if hypotheses is None:
+        return folder
+    run.hypotheses.mkdir()
+    for ending, lines in ((".txt", hypotheses), (".ref.txt", REFERENCES)):
+        path = run.hypotheses / f"{test}{ending}"
+        path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    results: dict[str, Any] = {
+        "scores": {test: score_translations(hypotheses, REFERENCES, config.data.target)},
+        "seed": config.seed,
+        "updates": container["trainer"]["max_updates"],
+        "stopped_early": False,
+        "tokens_per_second": 1000.0,
+        "status": "finished",
+    }
+    run.write_json("results.json", {**results, **changes})
+    return folder
+
+
+def change_results(folder: Path, change: Any) -> None:
+    """Change what results.json holds, in place."""
+    path = folder / "results.json"
+    content: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    change(content)
+    path.write_text(json.dumps(content), encoding="utf-8")
+
+
+def facts(tmp_path: Path, **wanted: str) -> list[dict[str, str]]:
+    """Rows of the csv with these values."""
+    with open(tmp_path / "tables" / "tiny.csv", encoding="utf-8") as handle:
+        rows = list(csv.DictReader(handle))
+    return [row for row in rows if all(row[key] == value for key, value in wanted.items())]

@@ -1,0 +1,317 @@
+"""`headwise analyze`: tables and findings of a run, and runs side by side."""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import headwise as package
+from command_line import CommandLine, train_small
+from headwise.analysis.tables import COMPARISON, FOLDER, HEADS, TABLES, Table
+from headwise.train.checkpoint import load_checkpoint, save_checkpoint
+from planted_heads import (
+    ASKS,
+    DECODER_ROLES,
+    END,
+    HELD,
+    MARK,
+    N_POSITIONS,
+    RARE,
+    ROLES,
+    SETTINGS,
+    WORD,
+    D,
+    plant,
+)
+
+SITES = ("encoder_self", "decoder_self", "cross")
+TABLE_FILES = {f"{table.name}.csv" for table in TABLES} - {"pruning.csv"}
+SINGLES, SPLIT, RARES = "abcdefgh", ("ij", "kl", "mn"), "opqruv"
+MODEL = tuple(s for s in SETTINGS if not s.startswith("model="))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train_small(tmp_path_factory.mktemp("run"), "attention=alpha_entmax")
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path) -> Path:
+    """A copy of its own, in another place than where it was trained."""
+    shutil.copytree(trained, tmp_path / "moved")
+    return tmp_path / "moved"
+
+
+def json_of(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def cells(table: Table, folder: Path) -> list[dict[str, str]]:
+    with open(table.path(folder), encoding="utf-8", newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
+def written_at(folder: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
+
+
+def test_a_run_gets_its_tables_and_findings(headwise: CommandLine, run: Path) -> None:
+    ended = headwise("analyze", f"run={run}")
+    assert (ended.code, ended.err) == (0, "")
+    out = run / FOLDER
+    assert {path.name for path in out.iterdir()} == {*TABLE_FILES, "findings.md", "settings.json"}
+    assert (out / "findings.md").read_text(encoding="utf-8") in ended.out
+    rows = {table.name: table.read(out) for table in TABLES if table.path(out).is_file()}
+    assert [(r["site"], r["layer"], r["head"]) for r in rows["heads"]] == [
+        (site, 1, head) for site in SITES for head in (1, 2)
+    ]
+    results = json_of(run / "results.json")["alpha"]
+    for row in rows["heads"]:
+        assert row["alpha"] == pytest.approx(results[row["site"]][0][row["head"] - 1], abs=1e-6)
+        assert 0 < row["density"] <= 1
+        assert row["importance"] > 0
+        known = [n for n in row["roles"].split(";") if n] if row["roles"] else []
+        assert set(known) <= {"previous", "current", "next", "merging", "interrogation", "rare"}
+    assert len(rows["layers"]) == 3
+    assert len(rows["density"]) == 6 * 21
+    assert {row["offset"] for row in rows["offsets"]} == set(range(-5, 6))
+    assert len(rows["trajectories"]) == 6
+    about = json_of(out / "settings.json")
+    assert (about["sentences"], about["split"], about["diversity_base"]) == (6, "valid", "heads")
+    # every query of every sentence stands in the histograms once
+    n_queries = {
+        site: sum(r["n_queries"] for r in rows["density"] if (r["site"], r["head"]) == (site, 1))
+        for site in SITES
+    }
+    assert n_queries["encoder_self"] == about["counts"]["source_tokens"] + 6
+    assert n_queries["cross"] == about["counts"]["target_tokens"] + 6
+
+
+def test_what_is_there_is_not_done_again_unless_asked(headwise: CommandLine, run: Path) -> None:
+    assert headwise("analyze", f"run={run}").code == 0
+    before = written_at(run / FOLDER)
+    ended = headwise("analyze", f"run={run}")
+    assert (ended.code, "is there already" in ended.out) == (0, True)
+    assert headwise("analyze", f"run={run}", "importance=false").code == 0, "less is there as well"
+    assert written_at(run / FOLDER) == before
+    assert headwise("analyze", f"run={run}", "again=true").code == 0
+    again = written_at(run / FOLDER)
+    assert all(again[name] > before[name] for name in before)
+    assert headwise("analyze", f"run={run}", "diversity_base=keys").code == 0
+    assert "`diversity_base=keys`" in (run / FOLDER / "findings.md").read_text(encoding="utf-8")
+    assert headwise("analyze", f"run={run}", "data.sentences=3").code == 0
+    assert json_of(run / FOLDER / "settings.json")["sentences"] == 3
+    # other weights, and an analysis that was cut off
+    save_checkpoint(run / "checkpoints" / "best.pt", load_checkpoint(trained_last(run)))
+    state = load_checkpoint(run / "checkpoints" / "best.pt")
+    state["model"]["encoder.layers.0.attention.query.bias"] += 1
+    save_checkpoint(run / "checkpoints" / "best.pt", {"model": state["model"]})
+    ended = headwise("analyze", f"run={run}", "data.sentences=3")
+    assert (ended.code, "is there already" in ended.out) == (0, False)
+    (run / FOLDER / "settings.json").unlink()
+    ended = headwise("analyze", f"run={run}", "data.sentences=3")
+    assert "is there already" not in ended.out
+
+
+def trained_last(run: Path) -> Path:
+    return run / "checkpoints" / "last.pt"
+
+
+def test_pruning_curves_go_from_all_heads_to_none(headwise: CommandLine, run: Path) -> None:
+    assert headwise("analyze", f"run={run}", "pruning=true").code == 0
+    rows = cells(next(t for t in TABLES if t.name == "pruning"), run / FOLDER)
+    by_sites = {
+        sites: [int(row["n_removed"]) for row in rows if row["sites"] == sites]
+        for sites in dict.fromkeys(row["sites"] for row in rows)
+    }
+    assert list(by_sites) == [";".join(SITES), *SITES]
+    assert (by_sites[";".join(SITES)][0], by_sites[";".join(SITES)][-1]) == (0, 6)
+    assert by_sites["cross"] == [0, 0, 0, 1, 1, 1, 1, 1, 2, 2, 2]
+    assert len({row["loss"] for row in rows if row["fraction"] == "0.0"}) == 1
+    assert len({row["loss"] for row in rows}) > 4
+    assert "of all heads can go" in (run / FOLDER / "findings.md").read_text(encoding="utf-8")
+    # one without is there already; one anew takes the curves away, which may not fit any more
+    ended = headwise("analyze", f"run={run}")
+    assert "is there already" in ended.out
+    assert headwise("analyze", f"run={run}", "again=true").code == 0
+    assert not (run / FOLDER / "pruning.csv").exists()
+
+
+# -- planted heads --------------------------------------------------------------------------------
+
+
+def write_words(folder: Path) -> None:
+    """Letters as words, and a few words of two letters that no tokenizer has reason to join."""
+    folder.mkdir(parents=True)
+    chosen = random.Random(3)
+    lines: dict[str, list[str]] = {"train": [], "valid": [], "test": []}
+    often = [*SINGLES, *RARES, *(word[0] for word in SPLIT)]
+    for number in range(150):
+        words = [*chosen.sample(often, 7), "was", ".?"[number % 2]]
+        words[3:3] = SPLIT if number < 2 else ()
+        lines["train"].append(" ".join(words))
+    for number in range(40):
+        words = [*chosen.sample(SINGLES, 4), chosen.choice(SPLIT), RARES[number % 6]]
+        chosen.shuffle(words)
+        if number % 3:
+            words.insert(chosen.randrange(3), "was")
+        lines["valid" if number < 36 else "test"].append(" ".join([*words, ".?"[number % 2]]))
+    for split, text in lines.items():
+        for language in ("de", "en"):
+            (folder / f"{split}.{language}").write_text("\n".join(text) + "\n", encoding="utf-8")
+
+
+def features(pieces: list[str]) -> torch.Tensor:
+    """What every piece is; words are known by their letters, which no two share."""
+    table = torch.zeros(len(pieces), D)
+    words = [*SINGLES, *SPLIT, "o", "was", ".", "?"]
+    for number, piece in enumerate(pieces):
+        letters = piece.strip("\u2581")
+        if piece == "</s>":
+            table[number, END] = 1.0
+        elif letters in RARES:
+            letters = "o"
+            table[number, RARE] = 1.0
+        place = [i for i, word in enumerate(words) if letters and letters in word]
+        if place and piece not in ("<pad>", "<unk>", "<s>", "</s>"):
+            table[number, WORD + place[0]] = 1.0
+            is_first = words[place[0]].startswith(letters)
+            table[number, HELD + place[0]] = 1.0 if is_first else 0.4
+        if piece.strip("\u2581") == "?":
+            table[number, MARK] = 1.0
+        if letters == "was":
+            table[number, ASKS] = 1.0
+    return table
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose checkpoint holds heads with a role."""
+    folder = tmp_path_factory.mktemp("planted")
+    write_words(folder / "text")
+    sizes = ("tokenizer.vocab_size=51", f"tokenizer.max_sentence_pieces={N_POSITIONS - 1}")
+    run = train_small(folder, "attention=entmax15", "data.test=[test]", *sizes, *MODEL)
+    loaded = package.load(str(run), device="cpu")
+    tokenizer = loaded.tokenizers.source
+    pieces = [tokenizer.id_to_piece(number) for number in range(tokenizer.vocab_size)]
+    lines = (folder / "text" / "valid.de").read_text(encoding="utf-8").splitlines()
+    spelt = [tokenizer.pieces(line) for line in lines]
+    assert tokenizer.pieces("ij was o") == ["\u2581i", "j", "\u2581was", "\u2581o"]
+    assert all(len(row) == len(line.split()) + 1 for row, line in zip(spelt, lines, strict=True))
+    model = plant(loaded.model, features(pieces))
+    save_checkpoint(run / "checkpoints" / "best.pt", {"model": model.state_dict()})
+    return run
+
+
+def test_the_command_line_finds_the_planted_heads(headwise: CommandLine, planted: Path) -> None:
+    ended = headwise("analyze", f"run={planted}")
+    assert ended.code == 0, ended
+    found = {
+        (row["site"], row["head"]): row["roles"] or ""
+        for row in HEADS.read(planted / FOLDER)
+        if row["roles"]
+    }
+    nameless = ("uniform", "end")
+    wanted = {("encoder_self", n): role for n, role in ROLES.items() if role not in nameless}
+    wanted |= {("decoder_self", n): r for n, r in DECODER_ROLES.items() if r not in nameless}
+    assert found == wanted
+    for number, role in ROLES.items():
+        assert (f"- encoder layer 1 head {number}: {role}\n" in ended.out) == (role not in nameless)
+    assert "encoder layer 1 head 4, which puts 100 % on the question mark" in ended.out
+
+
+# -- several runs ---------------------------------------------------------------------------------
+
+
+def test_runs_side_by_side(
+    headwise: CommandLine, trained: Path, planted: Path, tmp_path: Path
+) -> None:
+    for name, origin in (("one", trained), ("two", planted)):
+        shutil.copytree(origin, tmp_path / "runs" / name)
+    (tmp_path / "runs" / "no-run").mkdir()
+    out = tmp_path / "side" / "by"
+    given = f"runs=[{tmp_path}/runs/*,{tmp_path}/runs/two]"
+    ended = headwise("analyze", given, f"output={out}", "importance=false")
+    assert (ended.code, ended.err) == (0, "")
+    rows = COMPARISON.read(out)
+    folders = [str(tmp_path / "runs" / name) for name in ("one", "two")]
+    assert list(dict.fromkeys(row["run"] for row in rows)) == folders
+    found = {
+        (Path(row["run"]).name, row["quantity"], row["site"], row["layer"]): row["value"]
+        for row in rows
+    }
+    assert found["two", "previous_heads", None, None] == 2
+    assert found["two", "next_heads", None, None] == 1
+    assert found["two", "merging_heads", "encoder_self", None] == 1
+    assert found["two", "question_weight", "encoder_self", None] == pytest.approx(1, abs=1e-3)
+    assert ("two", "alpha", "cross", None) not in found
+    heads = HEADS.read(tmp_path / "runs" / "one" / FOLDER)
+    cross = [row["alpha"] for row in heads if row["site"] == "cross"]
+    assert found["one", "alpha", "cross", None] == pytest.approx(sum(cross) / 2)
+    assert ("one", "diversity", "decoder_self", 1) in found
+    text = (out / "comparison.md").read_text(encoding="utf-8")
+    assert text in ended.out
+    assert text.startswith("|  | alpha_entmax | entmax15 |")
+    assert [line for line in text.splitlines() if line.startswith("| heads at +1 | ")] == [
+        f"| heads at +1 | {found['one', 'next_heads', None, None]:.0f} | 1 |"
+    ]
+    before = written_at(tmp_path / "runs" / "one" / FOLDER)
+    assert headwise("analyze", given, f"output={out}", "importance=false").code == 0
+    assert written_at(tmp_path / "runs" / "one" / FOLDER) == before
+
+
+def test_runs_of_one_kind_are_told_apart(headwise: CommandLine, run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "twin")
+    given = f"runs=[{run},{tmp_path / 'twin'}]"
+    ended = headwise("analyze", given, f"output={tmp_path}", "importance=false")
+    assert ended.out.splitlines()[2].startswith("|  | moved | twin |"), ended.out
+
+
+# -- bad input ------------------------------------------------------------------------------------
+
+REFUSED = {
+    "diversity_base=head": (2, "diversity_base must be one of heads, keys", "Did you mean heads?"),
+    "offsets=0": (2, "offsets must be at least 1", "got 0"),
+    "positional_share=1.5": (2, "positional_share must be in (0, 1]", "got 1.5"),
+    "merge_score=0": (2, "merge_score must be in (0, 1]"),
+    "question_weight=much": (2, "question_weight", "much"),
+    "data.sentences=0": (2, "data.sentences must be at least 1"),
+    "data.split=vaild": (1, "vaild"),
+    "data.split=../valid": (2, "../valid"),
+    "checkpoint=bset": (1, "Did you mean checkpoint=best?"),
+    "device=gpu": (2, "device", "cpu"),
+    "importance=false pruning=true": (2, "pruning=true needs importance=true"),
+    "prunning=true": (2, "prunning", "Did you mean pruning?"),
+    "decode.beem=3": (2, "decode.beem", "Did you mean decode.beam?"),
+    "runs=[elsewhere]": (2, "run and runs both say what to analyse"),
+}
+
+
+@pytest.mark.parametrize("options", REFUSED)
+def test_what_cannot_be_done_is_refused(options: str, headwise: CommandLine, run: Path) -> None:
+    code, *wanted = REFUSED[options]
+    ended = headwise("analyze", f"run={run}", *options.split())
+    assert (ended.code, "Traceback" in ended.err) == (code, False), ended
+    for text in wanted:
+        assert str(text) in ended.err
+    assert not (run / FOLDER).exists()
+
+
+def test_runs_that_are_not_there(headwise: CommandLine, run: Path) -> None:
+    ended = headwise("analyze")
+    assert (ended.code, "run is missing: give run=FOLDER" in ended.err) == (2, True), ended
+    ended = headwise("analyze", f"run={run}x")
+    assert (ended.code, f"Did you mean run={run}?" in ended.err) == (1, True), ended
+    ended = headwise("analyze", f"runs=[{run},{run}x]")
+    assert (ended.code, f"Did you mean runs={run}?" in ended.err) == (1, True), ended
+    ended = headwise("analyze", f"runs=[{run.parent}/nothing-*]")
+    assert (ended.code, "matches no folder that holds a run" in ended.err) == (1, True), ended
+    assert not (run / FOLDER).exists()
+    assert headwise("analyze", "--help").code == 0

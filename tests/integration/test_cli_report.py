@@ -1,0 +1,337 @@
+"""`headwise report`: run folders become a paper's tables, and what is missing is named and run."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from command_line import CommandLine, composer
+from fabricated_runs import (
+    RECIPE,
+    REFERENCES,
+    ROWS,
+    change_results,
+    facts,
+    translations,
+    write_paper,
+    write_run,
+)
+
+
+@pytest.fixture
+def make() -> Any:
+    """Composes; a command in between forgets what Hydra knew."""
+
+    def composed(overrides: Sequence[str]) -> Any:
+        with composer() as compose:
+            return compose(overrides)
+
+    return composed
+
+
+Write = Callable[..., Path]
+
+
+@pytest.fixture
+def runs(tmp_path: Path, make: Any) -> Write:
+    """Writes a finished run: folder name, attention, seed, wrong words."""
+
+    def write(
+        name: str, attention: str, seed: int, n_wrong: int | None, *more: str, **changes: Any
+    ) -> Path:
+        given = [*RECIPE, f"attention={attention}", f"seed={seed}", *more]
+        hypotheses = None if n_wrong is None else translations(n_wrong, seed)
+        return write_run(tmp_path / "runs" / name, make, given, hypotheses, **changes)
+
+    return write
+
+
+@pytest.fixture
+def report(headwise: CommandLine, tmp_path: Path) -> Callable[..., Any]:
+    """`headwise report paper=tiny` on the written runs, few draws."""
+
+    def call(*more: str) -> Any:
+        if not (tmp_path / "configs").is_dir():
+            write_paper(tmp_path)
+        return headwise(
+            "report", "--config-dir", str(tmp_path / "configs"), "paper=tiny",
+            f"runs=[{tmp_path / 'runs'}]", f"output={tmp_path / 'tables'}", "n_resamples=50", *more,
+        )  # fmt: skip
+
+    return call
+
+
+def value(tmp_path: Path, **wanted: str) -> float:
+    (row,) = facts(tmp_path, **wanted)
+    return float(row["value"])
+
+
+def bleu(folder: Path) -> float:
+    results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    return float(results["scores"]["test"]["bleu_tokenised"]["score"])
+
+
+def test_runs_fill_cells_by_their_settings_whatever_they_are_called(
+    runs: Write, report: Callable[..., Any], tmp_path: Path
+) -> None:
+    base = [runs("entmax15-7", "softmax", 1, 1), runs("x", "softmax", 2, 2)]
+    sparse = [runs("softmax-1", "entmax15", 1, 4), runs("y", "entmax15", 2, 5)]
+    ended = report()
+    assert (ended.code, ended.err) == (0, "")
+    means = {
+        row: sum(map(bleu, found)) / 2 for row, found in zip(ROWS, (base, sparse), strict=True)
+    }
+    for row, mean in means.items():
+        assert value(tmp_path, row=row, quantity="bleu_tokenised_mean") == pytest.approx(
+            mean, abs=1e-3
+        )
+    difference = value(tmp_path, quantity="bleu_tokenised_difference", row="entmax15")
+    assert difference == pytest.approx(means["entmax15"] - means["softmax"], abs=1e-3)
+    assert difference < 0
+    assert 0 < value(tmp_path, quantity="p_value") <= 1
+    assert value(tmp_path, quantity="speed_percent", source="ours") == 100
+    assert value(tmp_path, quantity="speed_percent", source="paper") == 90
+    text = ended.out
+    assert f"| 30.00 | {means['softmax']:.2f} ± " in text
+    assert "| 30.50 (r+) |" in text
+    assert "(r+): recalled in detail" in text
+    assert "+0.50 (r+)" in text
+    assert "Signature: nrefs:1|case:mixed|eff:no|tok:moses-en" in text
+    assert "## Missing" not in text
+    assert "## Runs not used" not in text
+    assert sorted(path.name for path in (tmp_path / "tables").iterdir()) == [
+        "tiny.csv", "tiny.md", "tiny.tex",
+    ]  # fmt: skip
+    assert (tmp_path / "tables" / "tiny.md").read_text(encoding="utf-8") in text
+    assert r"30.50 (r+)" in (tmp_path / "tables" / "tiny.tex").read_text(encoding="utf-8")
+
+
+def test_a_run_of_another_recipe_is_listed_with_what_differs(
+    runs: Write, report: Callable[..., Any], tmp_path: Path
+) -> None:
+    runs("a", "softmax", 1, 1)
+    runs("b", "softmax", 2, 1, "model.dropout=0.3")
+    runs("c", "sparsemax", 1, 1)
+    runs("d", "softmax", 9, 1)
+    text = report().out
+    assert "model.dropout=0.3 (recipe: 0.1)" in text
+    assert "attention=Sparsemax (recipe: " in text
+    assert "seed 9 is not among those asked for (1, 2)" in text
+    assert [row["seed"] for row in facts(tmp_path, quantity="bleu_tokenised", source="ours")] == [
+        "1"
+    ]
+    assert len(facts(tmp_path, quantity="unused")) == 3
+
+
+def test_what_does_not_decide_a_result_keeps_no_run_out(
+    runs: Write, report: Callable[..., Any], tmp_path: Path
+) -> None:
+    more = (
+        "trainer.device=cpu",
+        "trainer.log_every=7",
+        "data.dir=/elsewhere",
+        "trainer.max_updates=5",
+    )
+    runs("a", "softmax", 1, 1, *more)
+    text = report().out
+    assert len(facts(tmp_path, quantity="bleu_tokenised", source="ours")) == 1
+    assert "5 updates where the recipe has 10,000" in text
+    # the missing ones are looked for where this one's text was
+    assert "data.dir=/elsewhere" in facts(tmp_path, quantity="missing")[0]["note"]
+
+
+def test_an_unfinished_run_is_named_and_not_used(
+    runs: Write, report: Callable[..., Any], tmp_path: Path
+) -> None:
+    runs("a", "softmax", 1, None)
+    failed = runs("b", "softmax", 2, None)
+    (failed / "error.json").write_text('{"error": "DataError", "message": "no\\ntext"}')
+    text = report().out
+    assert "softmax × mine, seed 1: not finished (0 updates done)" in text
+    assert "softmax × mine, seed 2: failed: no text" in text
+    assert not facts(tmp_path, quantity="bleu_tokenised_mean")
+    assert {row["seed"] for row in facts(tmp_path, quantity="missing", row="softmax")} == {"1", "2"}
+
+
+def other_signature(content: dict[str, Any]) -> None:
+    score = content["scores"]["test"]["bleu_tokenised"]
+    score["signature"] = score["signature"].replace("version:", "version:9.")
+
+
+@pytest.mark.parametrize("row", ["softmax", "entmax15"])
+def test_scores_of_other_signatures_are_not_averaged(
+    runs: Write, report: Callable[..., Any], tmp_path: Path, row: str
+) -> None:
+    runs("a", "softmax", 1, 1)
+    change_results(runs("b", row, 2, 1), other_signature)
+    ended = report()
+    assert ended.code == 0
+    assert "bleu_tokenised was computed in several ways" in ended.out
+    assert re.search(r"version:9\S+ in \S+/runs/b", ended.out)
+    assert "not averaged" in ended.out
+    for quantity in ("bleu_tokenised_mean", "bleu_mean", "p_value"):
+        assert not facts(tmp_path, quantity=quantity)
+    assert len(facts(tmp_path, quantity="bleu_tokenised", source="ours")) == 2
+
+
+def test_runs_on_other_text_are_not_averaged(
+    runs: Write, report: Callable[..., Any], tmp_path: Path
+) -> None:
+    runs("a", "softmax", 1, 1)
+    runs("b", "softmax", 2, 1, text="1" * 64)
+    assert "the training text is not the same" in report().out
+    assert not facts(tmp_path, quantity="bleu_tokenised_mean")
+
+
+def test_other_lengths_and_machines_are_told(
+    runs: Write, report: Callable[..., Any], tmp_path: Path
+) -> None:
+    runs("a", "softmax", 1, 1)
+    runs("b", "entmax15", 1, 1, updates=600, stopped_early=True, machine={"gpu": "H200"})
+    text = report().out
+    assert "different numbers of updates" in text
+    assert "where the recipe has" not in text  # it stopped by itself
+    assert "tokens/s of entmax15 and softmax are not compared" in text
+    assert not facts(tmp_path, quantity="speed_percent", source="ours")
+
+
+def test_a_system_that_learnt_nothing_is_no_measure(
+    report: Callable[..., Any], tmp_path: Path, make: Any
+) -> None:
+    nothing = ["the"] * len(REFERENCES)
+    write_run(tmp_path / "runs" / "a", make, [*RECIPE, "attention=softmax"], nothing)
+    assert "Mine: at less than 5 BLEU next to nothing is translated" in report().out
+
+
+def test_of_two_runs_of_one_seed_the_longer_is_used(
+    runs: Write, report: Callable[..., Any], tmp_path: Path
+) -> None:
+    runs("a", "softmax", 1, 3, updates=10)
+    runs("b", "softmax", 1, 1, updates=20)
+    assert "seed 1 is there twice" in report().out
+    (used,) = facts(tmp_path, quantity="bleu_tokenised", source="ours")
+    assert used["run"].endswith("/b")
+    (left,) = facts(tmp_path, quantity="unused")
+    assert left["run"].endswith("/a")
+
+
+def test_translations_that_do_not_give_the_score_are_not_tested(
+    runs: Write, report: Callable[..., Any], tmp_path: Path
+) -> None:
+    runs("a", "softmax", 1, 1)
+    folder = runs("b", "entmax15", 1, 2)
+    lines = "".join(f"{line}\n" for line in translations(6))
+    (folder / "hypotheses" / "test.txt").write_text(lines, encoding="utf-8")
+    assert re.search(r"translations in \S+/b score", report().out)
+    assert not facts(tmp_path, quantity="p_value")
+    assert len(facts(tmp_path, quantity="bleu_tokenised_mean")) == 2
+
+
+def test_other_references_are_not_compared(
+    runs: Write, report: Callable[..., Any], tmp_path: Path
+) -> None:
+    runs("a", "softmax", 1, 1)
+    folder = runs("b", "entmax15", 1, 1)
+    lines = "".join(f"{line}\n" for line in reversed(REFERENCES))
+    (folder / "hypotheses" / "test.ref.txt").write_text(lines, encoding="utf-8")
+    assert "the references of test are not the same" in report().out
+    assert not facts(tmp_path, quantity="p_value")
+
+
+def test_seeds_and_recipes_can_be_changed_for_a_report(
+    runs: Write, report: Callable[..., Any], tmp_path: Path
+) -> None:
+    runs("a", "softmax", 7, 1, "model.dropout=0.3")
+    text = report("seeds=[7]", 'overrides=["model.dropout=0.3"]').out
+    assert "Every recipe is changed by: model.dropout=0.3" in text
+    assert len(facts(tmp_path, quantity="bleu_tokenised", source="ours")) == 1
+    assert [row["seed"] for row in facts(tmp_path, quantity="missing")] == ["7"]
+
+
+def test_pruning_tables_answer_a_paper(
+    runs: Write, report: Callable[..., Any], tmp_path: Path
+) -> None:
+    folder = runs("a", "softmax", 1, 1)
+    runs("b", "softmax", 2, 1)
+    (folder / "pruning").mkdir()
+    (folder / "pruning" / "curve.json").write_text(
+        '{"sites": ["encoder_self", "decoder_self", "cross"], "rows": '
+        '[{"removed": 0.0, "bleu": 20.0}, {"removed": 0.2, "bleu": 19.8}, '
+        '{"removed": 0.3, "bleu": 10.0}]}'
+    )
+    fact = {"table": "Heads", "label": "can go", "paper": 20.0, "mark": "OK", "unit": "%",
+            "measure": "removable", "tolerance": 0.5}  # fmt: skip
+    write_paper(tmp_path, rows={}, columns={}, cells=[], baseline=None, speed={}, pruning=[fact])
+    text = report().out
+    assert "| can go | 20 % | 20 % (1) |" in text
+    assert f"headwise prune run={tmp_path / 'runs' / 'b'} table=true" in text
+    assert value(tmp_path, row="can go", source="ours") == 20
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "paper=NAME runs=[FOLDER,…] makes a paper's tables (an2020, "),
+        (("run=x",), "run=FOLDER needs page=true, figures=true or both"),
+        (("page=true",), "paper=NAME runs=[FOLDER,…]"),
+        (("paper=correia2019", "page=true"), "page=true needs run=FOLDER"),
+        (("paper=correia2019", "run=x", "page=true"), "give one"),
+        (("launch=true", "run=x", "page=true"), "launch=true needs paper=NAME"),
+        (("paper=correia2018",), "Did you mean paper=correia2019?"),
+        (("paper=correia2019", "seeds=[1,1]"), "seeds must be different numbers"),
+        (("paper=correia2019", "n_resamples=0"), "n_resamples must be at least 1"),
+        (("paper=correia2019", "seedz=[1]"), "Did you mean seeds?"),
+        (("paper=correia2019", 'overrides=["a=b"]'), "does not compose"),
+    ],
+)
+def test_what_cannot_be_reported_is_refused(
+    headwise: CommandLine, arguments: tuple[str, ...], message: str
+) -> None:
+    ended = headwise("report", *arguments)
+    assert ended.code == 2
+    assert message in ended.err
+
+
+def test_a_folder_that_is_not_there_is_refused_with_the_nearest(
+    report: Callable[..., Any], tmp_path: Path
+) -> None:
+    (tmp_path / "runz").mkdir()
+    ended = report()
+    assert ended.code == 1
+    assert f"there is no folder {tmp_path / 'runs'}. Did you mean {tmp_path / 'runz'}?" in ended.err
+
+
+def test_help_names_both_uses(headwise: CommandLine) -> None:
+    ended = headwise("report", "--help")
+    assert ended.code == 0
+    for wanted in ("paper=NAME", "page=true", "figures=true", "launch=true", "correia2019_small"):
+        assert wanted in ended.out
+
+
+def test_page_and_figures_are_asked_for_with_what_was_given(
+    headwise: CommandLine, runs: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from headwise.report import figures, page
+
+    asked: list[Any] = []
+    monkeypatch.setattr(
+        page, "write_page", lambda config: asked.append((config.run, config.compare))
+    )
+    monkeypatch.setattr(
+        figures, "draw_figures", lambda found, output: asked.append((found, output))
+    )
+    folder = runs("a", "softmax", 1, 1)
+    assert (
+        headwise("report", f"run={folder}", "compare=other", "page=true", "figures=true").code == 0
+    )
+    assert headwise("report", f"runs=[{folder.parent}/*]", "figures=true", "output=drawn").code == 0
+    assert asked == [
+        (str(folder), "other"),
+        ([folder], folder / "figures"),
+        ([folder], Path("drawn")),
+    ]

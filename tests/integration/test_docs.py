@@ -1,0 +1,172 @@
+"""The guide: every command of it runs, prints what it shows, and the built site stands alone."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import fields
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from command_line import composer
+from guide import DOCS, ROOT, Block, WorkingCopy, blocks_of, inline_overrides, misses
+from headwise.config_dir import group_choices
+from headwise.config_keys import KINDS
+from warm_python import WarmPython
+
+PAGES = sorted(page.name for page in DOCS.glob("*.md"))
+CHAPTERS = ["first-run", "variants", "your-own-variant", "your-own-data", "reproducing-a-paper"]
+MOST_MARKS = 2  # a page
+# What a browser fetches by itself; a link is followed by the reader.
+FETCHED = {
+    ("script", "src"), ("img", "src"), ("iframe", "src"), ("source", "src"), ("video", "src"),
+    ("audio", "src"), ("embed", "src"), ("object", "data"), ("source", "srcset"), ("img", "srcset"),
+}  # fmt: skip
+NO_FETCH = {"canonical", "next", "prev", "alternate"}  # <link rel=…>
+
+
+@pytest.fixture(scope="module")
+def python() -> Iterator[WarmPython]:
+    folder = Path(tempfile.mkdtemp(prefix="hw"))
+    with WarmPython(folder) as warm:
+        yield warm
+    shutil.rmtree(folder)
+
+
+def runs(blocks: list[Block]) -> bool:
+    return any(block.is_command and block.not_run is None for block in blocks)
+
+
+def test_the_chapters_are_there_and_the_site_lists_every_page() -> None:
+    listed = re.findall(r"^ +- .*?(\S+\.md)$", (ROOT / "mkdocs.yml").read_text("utf-8"), re.M)
+    assert listed[:6] == ["index.md", *(f"{chapter}.md" for chapter in CHAPTERS)]
+    assert sorted(listed) == PAGES
+
+
+def test_every_attention_has_its_line() -> None:
+    text = (DOCS / "variants.md").read_text(encoding="utf-8")
+    assert sorted(re.findall(r"^\| `(\w+)` \|", text, re.M)) == group_choices("attention")
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_what_is_not_run_is_little_and_has_a_reason(name: str) -> None:
+    marked = [block for block in blocks_of(DOCS / name) if block.not_run is not None]
+    assert len(marked) <= MOST_MARKS, [block.line for block in marked]
+    for block in marked:
+        assert len(block.not_run.split()) > 2, f"{name}:{block.line}: a reason, please"  # type: ignore[union-attr]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in PAGES if runs(blocks_of(DOCS / name))])
+def test_every_command_runs_and_prints_what_the_page_shows(
+    name: str, python: WarmPython, tmp_path: Path
+) -> None:
+    blocks = blocks_of(DOCS / name)
+    printed = WorkingCopy(tmp_path / "headwise", python).run(blocks)
+    for done in printed:
+        assert done.ended, f"{name}:{done.block.line} failed:\n{done.block.text}\n{done.text}"
+    commands = [block for block in blocks if block.is_command and block.not_run is None]
+    assert [done.block for done in printed] == commands
+    told = {done.block.line: done.text for done in printed}
+    for before, shown in itertools.pairwise(blocks):
+        if shown.language == "text" and before.line in told:
+            missing = misses(shown.text, told[before.line])
+            assert not missing, f"{name}:{shown.line}: {missing} not in\n{told[before.line]}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PAGES)
+def test_every_key_that_a_page_names_is_one(name: str) -> None:
+    with composer() as make:
+        for overrides in inline_overrides(DOCS / name):
+            first = re.split(r"[.@=]", overrides[0])[0]
+            kind = next((k for k in KINDS if first in {f.name for f in fields(KINDS[k])}), "train")
+            make(overrides, kind)
+
+
+def test_what_a_page_shows_is_compared_loosely_and_in_order() -> None:
+    told = "update 4/4, loss 5.21\n test   bleu  0.03   nrefs:1|x\nall done\n"
+    assert misses("test bleu 87.63 …\n…\nall done\n", told) == []
+    assert misses("all done\ntest bleu 87.63 …\n", told) == ["test bleu 87.63 …"]
+    assert misses("test chrf 87.63 …\n", told) == ["test chrf 87.63 …"]
+    assert misses("bleu\n", told) == ["bleu"]
+
+
+def test_a_page_that_is_not_understood_is_refused(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    for text in (
+        "```console\n$ ls\n```\n",
+        "```sh\nls\n",
+        "```\nls\n```\n",
+        "<!-- not run: takes days of a GPU -->\n\n```sh\nls\n```\n",
+    ):
+        page.write_text(text, encoding="utf-8")
+        with pytest.raises(ValueError, match=r"page\.md:"):
+            blocks_of(page)
+
+
+@pytest.mark.slow
+def test_a_block_that_fails_ends_the_page(python: WarmPython, tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        '```text title="made.txt"\nHund\n```\n'
+        '```sh\ncat made.txt | python -c "print(input()[::-1])"\n```\n'
+        "```sh\npython train.py atention=softmax\necho not here\n```\n"
+        "```sh\necho nor here\n```\n",
+        encoding="utf-8",
+    )
+    good, bad = WorkingCopy(tmp_path / "copy", python).run(blocks_of(page))
+    assert (good.ended, good.text) == (True, "dnuH\n")
+    assert not bad.ended
+    assert "attention" in bad.text
+    assert "not here" not in bad.text
+
+
+class Fetches(HTMLParser):
+    """Addresses that a page makes a browser fetch."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = {name: value or "" for name, value in attrs}
+        if tag == "link" and not NO_FETCH & set(given.get("rel", "").split()):
+            self.found.append(given.get("href", ""))
+        self.found += [value for name, value in given.items() if (tag, name) in FETCHED]
+        self.found += re.findall(r"url\(([^)]*)\)", given.get("style", ""))
+
+
+def is_outside(address: str) -> bool:
+    return re.match(r"['\"]?\s*(?:[a-z]+:)?//", address) is not None
+
+
+@pytest.mark.slow
+def test_the_site_builds_and_no_page_loads_anything_from_outside(tmp_path: Path) -> None:
+    pytest.importorskip("material", reason="mkdocs-material is in the docs extra")
+    built = tmp_path / "site"
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(built)]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    pages = sorted(built.rglob("*.html"))
+    assert {page.stem for page in pages} >= {"index", *CHAPTERS}
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        fetched = Fetches(text).found
+        assert fetched, page.name
+        assert not [address for address in fetched if is_outside(address)], page.name
+        for address in fetched:
+            path = re.split(r"[?#]", address)[0]
+            place = built / path[1:] if path.startswith("/") else page.parent / path
+            assert not path or place.is_file(), f"{page.name}: {address}"
+    for style in built.rglob("*.css"):
+        found = re.findall(r"(?:url\(|@import\s+)([^);]*)", style.read_text(encoding="utf-8"))
+        assert not [address for address in found if is_outside(address)], style.name

@@ -1,0 +1,385 @@
+"""The page of a run in a real browser: what it shows, how it answers, and that it asks for nothing.
+
+One browser for the module; a page is opened anew where a test changes what it shows.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import headwise as package
+from command_line import train_small
+from headwise.analysis.observe import observations
+from headwise.data.batching import evaluation_batches
+from headwise.data.store import EncodedSplit
+from headwise.errors import HeadwiseError
+from headwise.report.page import write_page
+from headwise.schema import SITES, ReportConfig
+from headwise.train.checkpoint import load_checkpoint, save_checkpoint
+
+sync_api = pytest.importorskip("playwright.sync_api")
+
+pytestmark = pytest.mark.slow
+CHROMIUM = next(
+    (p for n in ("chromium", "chromium-browser", "google-chrome") if (p := shutil.which(n))), None
+)
+needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: make browser")
+
+FIRST = "Hund sieht Haus"
+SENTENCES = [
+    FIRST,
+    "Kind <script>window.hacked = 1</script> \"kennt\" 'Auto' & <b>Baum</b>",
+    "كلب يرى البيت 🙂🏳️‍🌈",
+    "Hund" * 20,
+    "Katze findet <img src=x onerror='window.hacked=1'> Baum",
+]
+UPDATES = {100: 1.05, 200: 1.95}  # update -> the α that its record gives every head
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """An α-entmax run with weights sharp enough for zeros, and a smaller softmax run."""
+    folder = tmp_path_factory.mktemp("runs")
+    entmax = train_small(folder, "attention=alpha_entmax", "model.encoder_layers=2")
+    softmax = train_small(folder, "attention=softmax", "tokenizer.vocab_size=50")
+    path = entmax / "checkpoints" / "best.pt"
+    weights = load_checkpoint(path)["model"]
+    for name, value in weights.items():
+        if name.endswith(".query.weight"):
+            value *= 40
+    save_checkpoint(path, {"model": weights})
+    records = [
+        {
+            "update": update,
+            "alpha": {site: [[alpha] * 2] * (1 + (site == SITES[0])) for site in SITES},
+        }
+        for update, alpha in UPDATES.items()
+    ]
+    lines = "".join(f"{json.dumps(record)}\n" for record in records)
+    (entmax / "heads.jsonl").write_text(lines, encoding="utf-8")
+    return entmax, softmax
+
+
+@pytest.fixture(scope="module")
+def page_file(runs: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    text = tmp_path_factory.mktemp("text") / "own.de"
+    text.write_text("".join(f"{line}\tdog sees house\n" for line in SENTENCES), encoding="utf-8")
+    return write_page(ReportConfig(run=str(runs[0]), page=True, sentences=str(text), device="cpu"))
+
+
+@pytest.fixture(scope="module")
+def compared(runs: tuple[Path, Path]) -> Path:
+    config = ReportConfig(run=str(runs[0]), page=True, compare=str(runs[1]), n_sentences=2)
+    return write_page(config)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with sync_api.sync_playwright() as playwright:
+        sandbox = ["--no-sandbox"] if os.geteuid() == 0 else []  # it does not work for root
+        started = playwright.chromium.launch(executable_path=CHROMIUM, args=sandbox)
+        yield started
+        started.close()
+
+
+class Opened:
+    """A page in a browser, with all that it complained of and asked for."""
+
+    def __init__(self, browser: Any, path: Path, fragment: str = "", **options: Any) -> None:
+        self.context = browser.new_context(**options)
+        self.page = self.context.new_page()
+        self.complaints: list[str] = []
+        self.requests: list[str] = []
+        self.page.on("console", lambda message: self.complaints.append(message.text))
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("request", lambda request: self.requests.append(request.url))
+        self.page.goto(path.as_uri() + fragment)
+        self.page.wait_for_selector("table.weights")
+
+    def head(self, site: str, layer: int, head: int, run: int = 0) -> Any:
+        """A cell of the grid of heads."""
+        grid = self.page.locator("#grids .run").nth(run)
+        return grid.locator(f'td[data-key="{site} {layer} {head}"]')
+
+    def choose(self, site: str, layer: int, head: int) -> None:
+        """Click a head, and wait until its weights are there."""
+        self.head(site, layer, head).click()
+        title = {"encoder_self": "encoder self", "decoder_self": "decoder self", "cross": "cross"}
+        place = f"{title[site]}-attention, layer {layer}, head {head}"
+        self.page.wait_for_selector(f'table.weights[aria-label^="Weights of {place}"]')
+
+    def cells(self) -> tuple[np.ndarray, np.ndarray]:
+        """Codes of the matrix shown, and where there is ink: a colour of its own in the cell."""
+        found = self.page.evaluate(
+            """() => [...document.querySelector("table.weights").tBodies[0].rows].map((row) =>
+                 [...row.querySelectorAll("td")].map((cell) => [
+                   Number(cell.dataset.code),
+                   getComputedStyle(cell).backgroundColor !== "rgba(0, 0, 0, 0)",
+                 ]))"""
+        )
+        table = np.array(found)
+        return table[..., 0], table[..., 1].astype(bool)
+
+
+@pytest.fixture(scope="module")
+def desktop(browser: Any, page_file: Path) -> Iterator[Opened]:
+    found = Opened(browser, page_file, viewport={"width": 1280, "height": 900})
+    found.page.wait_for_selector(".chart.curve .main-svg")
+    yield found
+    found.context.close()
+
+
+@pytest.fixture
+def opened(desktop: Opened) -> Opened:
+    """The page as it is when it is opened, whatever was done with it before."""
+    desktop.page.select_option("#measure", "alpha")
+    desktop.page.locator("#update").fill(str(len(UPDATES)))
+    desktop.page.fill("#search", "")
+    desktop.page.locator("#sentences button").first.click()
+    return desktop
+
+
+def observed(run: Path, sentence: str) -> dict[tuple[str, int], tuple[Any, Any]]:
+    """(site, layer) -> weights and allowed (H, Q, K), the decoder reading its own translation."""
+    loaded = package.load(str(run), device="cpu")
+    (translation,) = loaded.translate([sentence])
+    split = EncodedSplit.from_lists(
+        loaded.tokenizers.source.encode([sentence]), [list(translation.hypotheses[0].ids)]
+    )
+    batches = evaluation_batches(split, 1000)
+    ((_, found),) = observations(loaded.model, batches, torch.device("cpu"))
+    return {
+        (seen.site, seen.layer): (seen.weights_BHQK[0].numpy(), seen.allowed_BHQK[0].numpy())
+        for seen in found
+    }
+
+
+@needs_browser
+def test_it_opens_without_complaint_and_asks_for_nothing(opened: Opened, page_file: Path) -> None:
+    assert opened.complaints == []
+    assert opened.requests == [page_file.as_uri(), "data:,"] or opened.requests == [
+        page_file.as_uri()
+    ]
+    assert opened.page.locator(".chart.alpha .main-svg").count() >= 3
+    assert "alpha_entmax on files, de → en" in opened.page.inner_text("h1")
+    assert "nrefs:1|case:mixed" in opened.page.inner_text(".signature")
+
+
+@needs_browser
+def test_text_that_looks_like_markup_is_shown_as_it_is(opened: Opened) -> None:
+    shown = opened.page.locator("#sentences bdi").all_text_contents()
+    assert shown == SENTENCES
+    for place in range(len(SENTENCES)):
+        opened.page.locator("#sentences button").nth(place).click()
+        assert opened.page.locator("#texts dd").first.text_content() == SENTENCES[place]
+        assert opened.page.locator("#sentences img, #texts img, #maps img").count() == 0
+    assert opened.page.evaluate("window.hacked") is None
+    assert opened.complaints == []
+    # the longest word stays inside of its column
+    assert opened.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+@needs_browser
+def test_ink_is_where_the_models_weights_are_not_zero(
+    opened: Opened, runs: tuple[Path, Path]
+) -> None:
+    n_zeros = 0
+    found = observed(runs[0], FIRST)
+    for site, layer, head in (("encoder_self", 2, 1), ("decoder_self", 1, 2), ("cross", 1, 1)):
+        weights_HQK, allowed_HQK = found[site, layer]
+        weights, allowed = weights_HQK[head - 1], allowed_HQK[head - 1]
+        opened.choose(site, layer, head)
+        codes, has_ink = opened.cells()
+        assert (has_ink == (weights != 0)).all()
+        assert ((codes == 255) == ~allowed).all()
+        shown = np.where(has_ink, (codes / 254) ** 2, 0)
+        assert np.abs(shown - weights).max() < 0.005
+        n_zeros += int(((weights == 0) & allowed).sum())
+    assert n_zeros > 0  # else the test has seen no exact zero
+
+
+@needs_browser
+def test_a_search_finds_in_source_reference_and_translation(opened: Opened) -> None:
+    shown = opened.page.locator("#sentences li:visible")
+    opened.page.fill("#search", "KATZE find")
+    assert shown.count() == 1
+    assert "Katze findet" in shown.first.inner_text()
+    assert opened.page.inner_text("#found") == "1 of 5 sentences"
+    opened.page.fill("#search", "dog sees")  # of the references
+    assert shown.count() == len(SENTENCES)
+    opened.page.fill("#search", "البيت")
+    assert shown.count() == 1
+    opened.page.fill("#search", "no such words")
+    assert shown.count() == 0
+
+
+@needs_browser
+def test_the_slider_takes_the_heads_through_training(opened: Opened) -> None:
+    cell = opened.head("cross", 1, 2)
+    slider = opened.page.locator("#update")
+    colours = {}
+    for update, alpha in UPDATES.items():
+        slider.fill(str(list(UPDATES).index(update)))
+        assert opened.page.inner_text("#update-shown") == f"update {update}"
+        assert cell.inner_text() == f"{alpha:.2f}"
+        colours[update] = cell.evaluate("(cell) => cell.style.background")
+    assert colours[100] != colours[200]
+    slider.fill(str(len(UPDATES)))  # the weights shown have the α of the checkpoint
+    assert cell.inner_text() not in [f"{alpha:.2f}" for alpha in UPDATES.values()]
+    opened.page.select_option("#measure", "confidence")  # of no record: nothing to slide over
+    assert slider.is_disabled()
+
+
+@needs_browser
+def test_the_keyboard_reaches_a_head_and_its_numbers(
+    opened: Opened, runs: tuple[Path, Path]
+) -> None:
+    page = opened.page
+    grid = page.locator("table.heads").first
+    assert grid.locator("td[tabindex]").count() == 1  # one tab stop a grid
+    grid.locator("td[tabindex]").focus()
+    for key in ("Home", "ArrowUp", "ArrowRight", "ArrowDown", "Enter"):
+        page.keyboard.press(key)
+    page.wait_for_selector('table.weights[aria-label*="layer 2, head 2"]')
+    chosen = opened.head("encoder_self", 2, 2)
+    assert chosen.get_attribute("aria-selected") == "true"
+    assert "layer 2, head 2: α" in str(chosen.get_attribute("aria-label"))
+    page.locator("table.weights td[tabindex]").focus()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("End")
+    weights_HQK, _ = observed(runs[0], FIRST)["encoder_self", 2]
+    weight = float(weights_HQK[1][1, -1])
+    label = page.evaluate("document.activeElement.getAttribute('aria-label')")
+    value = label.rsplit(": ", 1)[1]
+    if weight == 0:
+        assert value == "exactly 0"
+    else:
+        assert float(value.removeprefix("below ")) == pytest.approx(weight, abs=0.01)
+    assert page.locator("#tip").is_visible()
+    assert value in page.inner_text("#tip")
+
+
+@needs_browser
+def test_a_phone_needs_no_sideways_scrolling(browser: Any, page_file: Path) -> None:
+    opened = Opened(browser, page_file, viewport={"width": 360, "height": 740})
+    opened.page.wait_for_selector(".chart.curve .main-svg")
+    assert opened.page.evaluate("document.documentElement.scrollWidth") <= 360
+    opened.page.locator("#sentences button").nth(3).click()  # the longest word
+    assert opened.page.evaluate("document.documentElement.scrollWidth") <= 360
+    opened.context.close()
+
+
+@needs_browser
+def test_in_the_dark_all_colours_change_and_scales_stay_monotone(
+    browser: Any, page_file: Path
+) -> None:
+    opened = Opened(browser, page_file, viewport={"width": 1280, "height": 900})
+    opened.page.wait_for_selector(".chart.curve .main-svg")
+    seen = """() => ({
+      paper: getComputedStyle(document.body).backgroundColor,
+      head: document.querySelector("table.heads td").style.background,
+      ink: document.querySelector("table.weights td.ink").style.background,
+      line: document.querySelector(".chart.alpha .lines path").style.stroke,
+      tick: getComputedStyle(document.querySelector(".chart .xtick text")).fill,
+    })"""
+    light = opened.page.evaluate(seen)
+    for scheme in ("light", "dark"):
+        opened.page.emulate_media(color_scheme=scheme)
+        for scale in ("scaleColour", "inkColour"):
+            bytes_of = opened.page.evaluate(
+                f"asBytes([...Array(21).keys()].map((place) => {scale}(place / 20)))"
+            )
+            lightness = [0.2126 * r + 0.7152 * g + 0.0722 * b for r, g, b in bytes_of]
+            assert lightness == sorted(lightness, reverse=scheme == "light")
+            assert abs(lightness[0] - lightness[-1]) > 100
+    # the weights are drawn anew and the charts in a later frame (the page's policy bars the eval
+    # that Playwright's own waiting is made of)
+    dark = opened.page.evaluate(seen)
+    for _ in range(100):
+        if all(dark[name] != light[name] for name in light):
+            break
+        opened.page.wait_for_timeout(50)
+        dark = opened.page.evaluate(seen)
+    assert all(dark[name] != light[name] for name in light)
+    opened.context.close()
+
+
+@needs_browser
+def test_two_runs_stand_side_by_side_on_one_sentence(browser: Any, compared: Path) -> None:
+    opened = Opened(browser, compared, viewport={"width": 1440, "height": 900})
+    page = opened.page
+    assert page.locator("h1").all_inner_texts() == [
+        "alpha_entmax on files, de → en",
+        "softmax on files, de → en",
+    ]
+    assert page.locator(".scores").count() == 2
+    opened.choose("cross", 1, 2)
+    for run in (0, 1):
+        assert opened.head("cross", 1, 2, run).get_attribute("aria-selected") == "true"
+    labels = [t.get_attribute("aria-label") for t in page.locator("table.weights").all()]
+    assert labels == [
+        f"Weights of cross-attention, layer 1, head 2, {name}"
+        for name in ("alpha_entmax", "softmax")
+    ]
+    left, right = (page.locator("figure.map").nth(run) for run in (0, 1))
+    assert left.locator("td.ink").count() > 0
+    # softmax leaves nothing out
+    assert right.locator("td.ink").count() == right.locator("td[data-code]").count()
+    opened.choose("encoder_self", 2, 1)
+    assert "This run has no such head." in right.inner_text()
+    assert left.locator("table.weights").count() == 1
+    assert opened.complaints == []
+    opened.context.close()
+
+
+@needs_browser
+def test_a_view_can_be_linked_to(browser: Any, compared: Path) -> None:
+    fragment = "#sentence=2&head=cross.1.2&by=density"
+    opened = Opened(browser, compared, fragment, viewport={"width": 1280, "height": 900})
+    page = opened.page
+    assert opened.head("cross", 1, 2).get_attribute("aria-selected") == "true"
+    assert page.locator("#sentences button").nth(1).get_attribute("aria-current") == "true"
+    assert page.input_value("#measure") == "density"
+    page.select_option("#layer", "1")
+    page.select_option("#site", "encoder_self")
+    page.wait_for_selector('table.weights[aria-label*="encoder self-attention, layer 1, head 2"]')
+    assert page.evaluate("location.hash") == "#sentence=2&head=encoder_self.1.2&by=density"
+    # what the page does not have is not asked for
+    page.evaluate("location.hash = '#sentence=77&head=nowhere.9.9&by=magic'")
+    page.reload()
+    page.wait_for_selector("table.weights")
+    assert page.locator('#grids .run:first-child td[aria-selected="true"]').count() == 1
+    assert opened.complaints == []
+    opened.context.close()
+
+
+def test_the_page_lies_in_the_run_folder(compared: Path, runs: tuple[Path, Path]) -> None:
+    assert compared.parent == runs[0]
+    assert compared.name == f"page-{runs[1].name}.html"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"compare": "SAME"}, "compare=.* is the run itself"),
+        ({"n_sentences": 0}, "n_sentences must be at least 1"),
+        ({"output": "page.txt"}, "output=page.txt must be an html file"),
+        ({"output": "nowhere/page.html"}, "there is no folder nowhere"),
+        ({"sentences": "nowhere.de"}, "there is no file sentences=nowhere.de"),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    runs: tuple[Path, Path], changes: dict[str, Any], message: str
+) -> None:
+    given = {key: str(runs[0]) if value == "SAME" else value for key, value in changes.items()}
+    with pytest.raises(HeadwiseError, match=message):
+        write_page(ReportConfig(**{"run": str(runs[0]), "page": True, **given}))

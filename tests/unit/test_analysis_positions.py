@@ -1,0 +1,163 @@
+"""Positional heads, confidence, rare words and densities from weights that are written down."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from headwise.analysis.density import DensityHistograms, SentenceDensities, like_length
+from headwise.analysis.observe import Observation
+from headwise.analysis.positions import Positions
+from headwise.analysis.rarity import Rarity, rarest
+from weights_by_hand import Model, batch_of, seen
+
+
+def of(part: Positions, name: str, site: str = "encoder_self") -> float | None:
+    table = part.tables(Model(1)).get(name, {})  # type: ignore[arg-type]
+    return table[site][0][0] if site in table else None
+
+
+def one_hot(keys: list[int], n_keys: int) -> list[list[float]]:
+    return [[float(key == k) for k in range(n_keys)] for key in keys]
+
+
+def test_queries_without_a_token_at_the_offset_take_no_part() -> None:
+    part = Positions(2)
+    # three tokens and the end; the first looks at itself for want of one before
+    part.take(batch_of([3]), seen("encoder_self", [one_hot([0, 0, 1, 2], 4)], [4]))
+    assert (of(part, "share-1"), of(part, "exists-1")) == (1, pytest.approx(2 / 3))
+    assert of(part, "share0") == pytest.approx(1 / 3)
+    # at +1 the last token has the end only, which is no token
+    assert (of(part, "share1"), of(part, "exists1")) == (0, pytest.approx(2 / 3))
+    assert of(part, "exists2") == pytest.approx(1 / 3)
+
+
+def test_weight_on_the_end_is_weight_elsewhere() -> None:
+    part = Positions(1)
+    rows = [[0.1, 0.2, 0.0, 0.7], [0.3, 0.1, 0.0, 0.6], [0.0, 0.9, 0.0, 0.1], [0.0, 0.0, 0.0, 1.0]]
+    part.take(batch_of([3]), seen("encoder_self", [rows], [4]))
+    assert of(part, "share-1") == pytest.approx(1 / 2)  # the second looks at the end
+    assert of(part, "weight-1") == pytest.approx((0.3 + 0.9) / 2)
+    assert of(part, "confidence") == pytest.approx((0.2 + 0.3 + 0.9) / 3)
+
+
+@pytest.mark.parametrize("noise", [0.0, 1e-6])
+def test_an_even_spread_is_no_evidence_for_any_place(noise: float) -> None:
+    part = Positions(1)
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.full((5, 5), 0.2) + noise * torch.rand(5, 5, generator=generator)
+    part.take(batch_of([4]), seen("encoder_self", [rows.tolist()], [5]))
+    assert [of(part, f"share{offset}") for offset in (-1, 0, 1)] == [0, 0, 0]
+    assert of(part, "weight0") == pytest.approx(0.2, abs=1e-5)
+
+
+def test_a_query_with_one_key_has_no_choice() -> None:
+    part = Positions(1)
+    rows = [[1.0, 0.0, 0.0], [0.6, 0.4, 0.0], [0.2, 0.3, 0.5]]
+    part.take(batch_of([1], [2]), seen("decoder_self", [rows], [3], causal=True))
+    assert of(part, "share0", "decoder_self") == pytest.approx(1 / 2)
+    assert of(part, "share-1", "decoder_self") == pytest.approx(1 / 2)
+    assert of(part, "confidence", "decoder_self") == pytest.approx((0.6 + 0.5) / 2)
+    assert of(part, "share1", "decoder_self") is None, "the future is nowhere to be seen"
+
+
+def test_padding_takes_no_part() -> None:
+    whole, alone = Positions(1), Positions(1)
+    rows = [[0.7, 0.2, 0.1, 0.0, 0.0], [0.6, 0.3, 0.1, 0.0, 0.0], [0.0, 0.0, 1.0, 0.0, 0.0]]
+    padded = [*rows, [0.2] * 5, [0.2] * 5]
+    longer = one_hot([1, 2, 3, 3, 4], 5)
+    whole.take(batch_of([4, 2]), seen("encoder_self", [longer, padded], [5, 3]))
+    alone.take(batch_of([4]), seen("encoder_self", [longer], [5]))
+    alone.take(batch_of([2]), seen("encoder_self", [[row[:3] for row in rows]], [3]))
+    for name in ("confidence", "share-1", "share1", "weight0", "exists1"):
+        assert of(whole, name) == pytest.approx(of(alone, name))
+
+
+def test_cross_attention_has_confidence_and_no_offsets() -> None:
+    part = Positions(1)
+    part.take(batch_of([2]), seen("cross", [[[0.3, 0.1, 0.6]] * 3], [3]))
+    assert of(part, "confidence", "cross") == pytest.approx(0.3)
+    assert of(part, "share0", "cross") is None
+
+
+def test_signed_weights_are_shared_out_by_size() -> None:
+    rows = [[-3.0, 1.0, 0.0], [0.5, 0.5, 1.0], [0.0, 0.0, 0.0]]
+    found = seen("encoder_self", [rows], [3], is_distribution=False)
+    assert found.shares_BHQK[0, 0].tolist() == [[0.75, 0.25, 0], [0.25, 0.25, 0.5], [0, 0, 0]]
+    assert found.peaks_BHQ[0, 0].tolist() == [0, 2, -1]
+
+
+def test_a_head_that_is_not_what_it_says_is_not_measured() -> None:
+    negative: Observation = seen("encoder_self", [[[-0.5, 1.5], [0.0, 1.0]]], [2])
+    broken = seen("encoder_self", [[[math.nan, 0.0], [0.0, 1.0]]], [2])
+    for found in (negative, broken):
+        part, histogram = Positions(1), DensityHistograms()
+        part.take(batch_of([1]), found)
+        histogram.take(batch_of([1]), found)
+        for name in ("confidence", "share0", "weight0", "share-1"):
+            assert of(part, name) is None
+        assert histogram.rows() == []
+        assert (found.peaks_BHQ == -1).all()
+
+
+# -- rare words -----------------------------------------------------------------------------------
+
+
+def test_the_rarest_piece_by_counts_then_by_its_place_in_the_vocabulary() -> None:
+    text = [[5, 6, 7], [5, 6, 6, 9], [5, 7], [8, 5, 9, 8]]
+    assert rarest(text) == [[0, 0, 1], [0, 0, 0, 1], [], [0, 0, 1, 0]]
+
+
+def test_most_tokens_of_a_sentence_must_point_at_it() -> None:
+    part = Rarity([[0, 1, 0], [1, 0, 0], []])
+    sentences = [
+        one_hot([1, 1, 0, 1], 4),  # two of three, the end not asked
+        one_hot([0, 1, 1, 0], 4),  # one of three
+        one_hot([0, 0, 0, 0], 4),  # too short to be looked at
+    ]
+    part.take(batch_of([3, 3, 2]), seen("encoder_self", sentences, [4, 4, 3]))
+    assert part.tables(Model(1))["rare_share"]["encoder_self"] == [[0.5]]  # type: ignore[arg-type]
+
+
+# -- density --------------------------------------------------------------------------------------
+
+
+def test_the_histogram_counts_every_query_once_and_dense_ones_apart() -> None:
+    rows = [[1.0, 0, 0, 0, 0], [0.5, 0.5, 0, 0, 0], [0.2] * 5, [0.25, 0.25, 0.25, 0.25, 0], [0] * 5]
+    part = DensityHistograms()
+    part.take(batch_of([4]), seen("encoder_self", [rows], [5]))
+    part.take(batch_of([1]), seen("encoder_self", [[[0.5, 0.5], [1.0, 0.0]]], [2]))
+    found = {(row["low"], row["high"]): row["n_queries"] for row in part.rows() if row["n_queries"]}
+    assert found == {
+        (0.0, 0.05): 1, (0.2, 0.25): 1, (0.4, 0.45): 1, (0.5, 0.55): 1, (0.8, 0.85): 1,
+        (1.0, 1.0): 2,
+    }  # fmt: skip
+    assert len(part.rows()) == 21
+
+
+def test_a_sentence_is_compared_with_those_of_like_length() -> None:
+    """Short sentences are denser; only the odd one among the long is told."""
+    part = SentenceDensities(101)
+    lengths = [4] * 50 + [20] * 51
+    n_used = [2 + index % 2 for index in range(50)] + [2 + index % 2 for index in range(51)]
+    n_used[70] = 12
+    for index, (length, used) in enumerate(zip(lengths, n_used, strict=True)):
+        batch = batch_of([length - 1])
+        batch.indices[:] = [index]
+        row = [1.0 / used] * used + [0.0] * (length - used)
+        part.take(batch, seen("encoder_self", [[row] * length], [length]))
+    (found,) = part.rows()
+    assert (found["sentence"], found["n_keys"], found["density"]) == (71, 20, 0.6)
+    assert 0.1 < found["expected"] < 0.15
+    assert found["head_mean"] < 0.5
+
+
+def test_too_few_sentences_of_a_length_say_nothing() -> None:
+    means, spreads = like_length(np.arange(25.0), np.array([10] * 20 + [99] * 5))
+    assert np.isfinite(means[:20]).all()
+    assert np.isnan(means[20:]).all()
+    assert np.isnan(spreads[20:]).all()
+    assert means[0] == pytest.approx(9.5)

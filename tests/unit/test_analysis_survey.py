@@ -1,0 +1,157 @@
+"""The analysis finds the heads that were given a role by hand, and no others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+import torch
+
+from command_line import composer
+from headwise.analysis.pruning import pruned_state
+from headwise.analysis.roles import Thresholds, roles
+from headwise.analysis.survey import Survey, survey
+from headwise.model.transformer import Transformer
+from planted_heads import DECODER_ROLES, ROLES, batches, planted, sentences, side
+
+CPU = torch.device("cpu")
+NAMELESS = ("uniform", "end")
+WANTED = {
+    **{("encoder_self", 1, n): [] if role in NAMELESS else [role] for n, role in ROLES.items()},
+    **{("decoder_self", 1, n): [DECODER_ROLES.get(n, "uniform")] for n in ROLES},
+    **{("cross", 1, n): [] for n in ROLES},
+}
+WANTED = {key: [r for r in found if r not in NAMELESS] for key, found in WANTED.items()}
+
+
+@pytest.fixture(scope="module")
+def make() -> Iterator[Any]:
+    with composer() as compose:
+        yield compose
+
+
+def look(model: Transformer, max_tokens: int = 300, language: str = "de") -> Survey:
+    text = sentences()
+    both = side(text, language)
+    return survey(model, batches(text, max_tokens), CPU, both, both)
+
+
+def named(found: Survey) -> dict[tuple[str, int, int], list[str]]:
+    return {
+        (row["site"], row["layer"], row["head"]): roles(row, found.counts, Thresholds())
+        for row in found.heads
+    }
+
+
+def row_of(found: Survey, site: str, head: int) -> Mapping[str, Any]:
+    (row,) = [r for r in found.heads if (r["site"], r["head"]) == (site, head)]
+    return row
+
+
+@pytest.mark.parametrize("attention", ["softmax", "entmax15", "alpha_entmax"])
+def test_every_planted_head_is_found_and_no_other(make: Any, attention: str) -> None:
+    found = look(planted(make, f"attention={attention}"))
+    assert named(found) == WANTED
+
+
+def test_registers_change_no_role(make: Any) -> None:
+    found = look(planted(make, "attention=softmax", "model.register_tokens=3"))
+    assert named(found) == WANTED
+    assert all(row["high"] <= 1 for row in found.density)
+
+
+def test_pruned_models_keep_the_numbers_of_their_heads(make: Any) -> None:
+    whole = planted(make, "attention=entmax15")
+    heads = {"encoder_self": [[1, 4, 5]], "decoder_self": [[3]], "cross": [[]]}
+    smaller = planted(make, "attention=entmax15", heads=heads)
+    smaller.load_state_dict(pruned_state(whole, smaller))
+    found = look(smaller)
+    kept = [(site, 1, number) for site, ((*numbers,),) in heads.items() for number in numbers]
+    assert named(found) == {key: WANTED[key] for key in kept}
+    assert {(r["site"], r["head"]) for r in found.density} == {(s, n) for s, _, n in kept}
+    one, other = (row_of(f, "encoder_self", 4) for f in (look(whole), found))
+    assert one["question_weight"] == pytest.approx(other["question_weight"], abs=1e-5)
+
+
+@pytest.mark.parametrize("attention", ["alpha_entmax", "tanh"])
+def test_batches_and_padding_change_nothing(make: Any, attention: str) -> None:
+    model = planted(make, f"attention={attention}")
+    one, other = look(model, 1), look(model, 10_000)
+    assert len(one.heads) == len(other.heads) == 27
+    for alone, together in zip(one.heads, other.heads, strict=True):
+        assert alone.keys() == together.keys()
+        for name, value in alone.items():
+            assert together[name] == pytest.approx(value, abs=1e-4), name
+    assert one.density == other.density
+    assert one.counts == other.counts
+    for rows in ("layers", "offsets"):
+        for alone, together in zip(getattr(one, rows), getattr(other, rows), strict=True):
+            assert together == pytest.approx(alone, abs=1e-4)
+
+
+def test_what_the_planted_heads_measure(make: Any) -> None:
+    """Weights are all but 1 where features meet, so the statistics are known."""
+    found = look(planted(make, "attention=entmax15"))
+    before = row_of(found, "encoder_self", 1)
+    assert (before["previous_share"], before["offset"]) == (1.0, -1)
+    assert before["previous_weight"] == pytest.approx(1, abs=1e-3)
+    # the first token has nothing before it and spreads over what there is
+    assert 0.8 < before["confidence"] < 1
+    assert row_of(found, "encoder_self", 8)["offset"] == 2
+    merging = row_of(found, "encoder_self", 3)
+    assert merging["merge_score"] == pytest.approx(1, abs=1e-3)
+    assert merging["split_merge_score"] == pytest.approx(1, abs=1e-3)
+    assert merging["cluster_mass"] == pytest.approx(1, abs=1e-3)
+    current = row_of(found, "encoder_self", 7)
+    assert current["split_merge_score"] == pytest.approx(0, abs=1e-3)
+    share = 1 - found.counts["source_split_words"] / found.counts["source_words"]
+    assert current["merge_score"] == pytest.approx(share, abs=1e-3)
+    asking = row_of(found, "encoder_self", 4)
+    assert asking["question_weight"] == pytest.approx(1, abs=1e-3)
+    assert asking["statement_weight"] < 0.2
+    assert row_of(found, "encoder_self", 5)["rare_share"] == 1
+    uniform = row_of(found, "encoder_self", 6)
+    assert uniform["density"] == 1
+    assert (uniform["previous_share"], uniform["rare_share"]) == (0, 0)
+    # all on the end of the sentence, which is no token
+    end = row_of(found, "encoder_self", 9)
+    assert end["confidence"] == pytest.approx(0, abs=1e-3)
+    assert end["offset_share"] == 0
+    for row in found.heads:
+        if row["site"] == "decoder_self":
+            assert row["next_share"] is None
+            assert "question_weight" not in row
+
+
+def test_a_head_at_the_current_token_merges_nothing_where_most_words_are_whole(make: Any) -> None:
+    """Its merge score is the share of words of one piece, which may be as high as one likes."""
+    model = planted(make, "attention=softmax")
+    text = sentences(12) + sentences(40, split=False)
+    both = side(text)
+    found = survey(model, batches(text), CPU, both, both)
+    current = row_of(found, "encoder_self", 7)
+    assert current["merge_score"] > 0.9
+    assert found.counts["source_split_words"] >= 10
+    assert roles(current, found.counts, Thresholds()) == ["current"]
+    assert "merging" in roles(row_of(found, "encoder_self", 3), found.counts, Thresholds())
+
+
+def test_languages_decide_what_can_be_measured(make: Any) -> None:
+    model = planted(make, "attention=softmax")
+    japanese = look(model, language="ja")
+    assert all("merge_score" not in row and "cluster_mass" not in row for row in japanese.heads)
+    assert "source_words" not in japanese.counts
+    assert japanese.counts["question_word_tokens"] == 0
+    swahili = look(model, language="sw")
+    assert "question_word_tokens" not in swahili.counts
+    assert all("question_weight" not in row for row in swahili.heads)
+    assert named(swahili)["encoder_self", 1, 3] == ["merging"]
+
+
+def test_the_model_is_left_as_it_was(make: Any) -> None:
+    model = planted(make, "attention=alpha_entmax").train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    look(model)
+    assert model.training
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())

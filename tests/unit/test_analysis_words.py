@@ -1,0 +1,133 @@
+"""Words out of pieces, the scores of merging heads, question words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from headwise.analysis.questions import asking, has_words
+from headwise.analysis.words import Merging, clusters, surface
+from weights_by_hand import Model, batch_of, seen
+
+SEGMENTED = {
+    "▁Ein ▁Mann .": [0, 1, 2],
+    "▁Baum w olle , ▁die": [0, 0, 0, 1, 2],
+    "▁U - Bahn - Karte !": [0, 0, 0, 0, 0, 1],
+    "▁geht ' s ?": [0, 0, 0, 1],
+    "▁the ▁dogs ' ▁ball": [0, 1, 2, 3],
+    "▁- ▁so ▁- la": [0, 1, 2, 3],
+    "▁ Ł ódź ▁ist": [0, 0, 0, 1],
+    "▁a <unk> b ▁<unk>": [0, 0, 0, 1],
+    "▁3 . 5 % )": [0, 1, 2, 3, 4],
+    "▁caf <0xC3> <0xA9> s ▁.": [0, 0, 0, 0, 1],
+    "▁a b ▁": [0, 0, 1],
+    "▁z.B. ▁so": [0, 1],
+    "": [],
+}
+
+
+@pytest.mark.parametrize("pieces", SEGMENTED)
+def test_clusters_are_words_and_punctuation_stands_alone(pieces: str) -> None:
+    assert clusters(surface(pieces.split())) == SEGMENTED[pieces]
+
+
+def test_the_sentence_is_spelt_from_pieces_and_bytes() -> None:
+    found = surface(["▁caf", "<0xC3>", "<0xA9>", "▁au", "<0xE2>"])
+    assert found.text == " café au\udce2"
+    assert found.spans == [(0, 4), (4, 5), (4, 5), (5, 8), (8, 9)]
+    assert found.pieces_of(4, 5) == [1, 2]
+    plain = surface([f"<0x{byte:02X}>" for byte in "é a".encode()])
+    assert (plain.text, clusters(plain)) == ("é a", [0, 0, 1, 1])
+
+
+def test_merge_scores_are_those_of_the_definition() -> None:
+    """One sentence: a word of one piece, one of two, one of three."""
+    rows = [
+        [0.7, 0.1, 0.1, 0.1, 0.0, 0.0, 0.0],
+        [0.2, 0.5, 0.3, 0.0, 0.0, 0.0, 0.0],
+        [0.0, 0.6, 0.4, 0.0, 0.0, 0.0, 0.0],
+        [0.0, 0.0, 0.0, 0.3, 0.2, 0.2, 0.3],
+        [0.1, 0.0, 0.0, 0.0, 0.9, 0.0, 0.0],
+        [0.0, 0.0, 0.0, 0.5, 0.4, 0.1, 0.0],
+        [1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0],  # the end of the sentence is no word
+    ]
+    part = Merging([[0, 1, 1, 2, 2, 2]], None)
+    part.take(batch_of([6]), seen("encoder_self", [rows], [7]))
+    found = part.tables(Model(1))
+    scores = [0.7, max(0.3, 0.6), max(0.4, 0.0, 0.9)]
+    assert found["merge_score"]["encoder_self"] == [[pytest.approx(sum(scores) / 3)]]
+    assert found["split_merge_score"]["encoder_self"] == [[pytest.approx(sum(scores[1:]) / 2)]]
+    mass = [0.7, 0.8, 1.0, 0.7, 0.9, 1.0]
+    assert found["cluster_mass"]["encoder_self"] == [[pytest.approx(sum(mass) / 6)]]
+
+
+def test_in_the_decoder_a_word_begins_behind_the_mark() -> None:
+    rows = [[1.0, 0.0, 0.0], [0.4, 0.6, 0.0], [0.3, 0.5, 0.2]]
+    part = Merging(None, [[0, 0]])
+    part.take(batch_of([1], [2]), seen("decoder_self", [rows], [3], causal=True))
+    found = part.tables(Model(1))
+    assert found["merge_score"]["decoder_self"] == [[pytest.approx(0.5)]]
+    assert found["cluster_mass"]["decoder_self"] == [[pytest.approx((0.6 + 0.7) / 2)]]
+
+
+ASKED: dict[str, dict[str, tuple[list[str], str, bool] | None]] = {
+    "de": {
+        "▁Was ▁siehst ▁du ?": (["▁Was"], "?", True),
+        "▁Ich ▁weiß , ▁wel ches ▁Haus .": (["▁wel", "ches"], ".", False),
+        "▁Wer ▁kommt ▁? \" )": (["▁Wer"], "▁?", True),
+        "▁Der ▁Warum .": (["▁Warum"], ".", False),
+        "▁Das ▁etwas ?": None,
+    },
+    "en": {
+        "▁Who ' s ▁there ?": (["▁Who"], "?", True),
+        "▁the ▁man ▁who ▁sings": (["▁who"], "▁sings", False),
+        "▁show ▁it ?": None,
+    },
+    "ro": {
+        "▁De ▁ce ▁c ând ?": (["▁ce", "▁c", "ând"], "?", True),
+        "▁C\u00e2\u0163i ▁vin .": (["▁C\u00e2\u0163i"], ".", False),  # with a cedilla
+    },
+    "ja": {
+        "▁これは 何 です か ？": (["何", "か"], "？", True),
+        "▁どこ から ?": (["▁どこ"], "?", True),
+        "▁誰 も いない 。": (["▁誰"], "。", False),
+        "▁あいつ から 。": None,
+        "▁それほどの ぶどう 。": None,
+        "▁行きますか 。": None,  # asks without a question mark: neither
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("language", ASKED)
+def test_question_words_and_the_mark_at_the_end(language: str) -> None:
+    assert has_words(language)
+    for text, wanted in ASKED[language].items():
+        pieces = text.split()
+        found = asking(surface(pieces), language)
+        got = found and ([pieces[i] for i in found.pieces], pieces[found.mark], found.is_question)
+        assert got == wanted, text
+
+
+def test_a_mark_that_is_part_of_the_words_piece_is_not_looked_at() -> None:
+    assert asking(surface(["▁Was?"]), "de") is None
+    assert asking(surface([]), "de") is None
+    assert not has_words("sw")
+
+
+def test_question_weights_are_means_over_pieces() -> None:
+    from headwise.analysis.questions import Interrogation
+
+    sentences = ["▁Was ▁ist ?", "▁da , ▁was .", "▁ja !"]
+    found: list[Any] = [asking(surface(text.split()), "de") for text in sentences]
+    part = Interrogation(found)
+    weights = torch.zeros(3, 5, 5)
+    weights[0, :4, :4] = torch.tensor([[0.1, 0.0, 0.8, 0.1]] * 4)
+    weights[1, :5, :5] = torch.tensor([[0.0, 0.0, 0.4, 0.3, 0.3]] * 5)
+    weights[2, :3, :3] = torch.tensor([[0.0, 1.0, 0.0]] * 3)
+    part.take(batch_of([3, 4, 2]), seen("encoder_self", weights.tolist(), [4, 5, 3]))
+    table = part.tables(Model(1))
+    assert table["question_weight"]["encoder_self"] == [[pytest.approx(0.8)]]
+    assert table["statement_weight"]["encoder_self"] == [[pytest.approx(0.3)]]
+    assert part.n_tokens() == {"question": 1, "statement": 1}

@@ -1,0 +1,276 @@
+"""Figures of runs: what is one line, what is drawn of which folder, and attention of a sentence."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from command_line import train_small
+from figures_drawn import density_rows, head_rows, layer_rows, pruning_rows
+from headwise.analysis.figure_style import save
+from headwise.analysis.tables import DENSITY, FOLDER, HEADS, LAYERS, PRUNING, SETTINGS
+from headwise.errors import DataError, RunError
+from headwise.report.figures import draw_figures, draw_run_figures, unanalysed
+from headwise.report.figures_attention import draw_attention
+from headwise.report.figures_curves import bleu_curves, diversity_layers, pruning_curves
+from headwise.report.figures_rows import corpus_rows
+
+ENTMAX15 = "headwise.attention.entmax15.Entmax15"
+SOFTMAX = "headwise.attention.softmax.Softmax"
+
+
+def lines(axes: Any) -> dict[str, list[tuple[float, float]]]:
+    return {
+        line.get_label(): list(zip(line.get_xdata(), line.get_ydata(), strict=True))
+        for line in axes.lines
+    }
+
+
+def words(figure: Any) -> str:
+    from matplotlib.text import Text
+
+    return " ".join(" ".join(t.get_text().split()) for t in figure.findobj(Text) if t.get_text())
+
+
+# -- curves ---------------------------------------------------------------------------------------
+
+
+def test_a_curve_is_the_mean_over_seeds_in_a_band_of_all_of_them() -> None:
+    runs = [{100.0: 10.0, 200.0: 20.0}, {100.0: 14.0, 200.0: 18.0, 300.0: 30.0}]
+    figure = bleu_curves({"xx → yy": {"softmax": runs, "entmax15": [{100.0: 5.0}], "new": [{}]}})
+    (axes,) = figure.axes
+    assert axes.get_title() == "xx → yy"
+    assert lines(axes) == {
+        "softmax": [(100, 12.0), (200, 19.0)],  # where both were measured
+        "1.5-entmax": [(100, 5.0)],
+    }
+    (band,) = axes.collections
+    corners = {(x, y) for x, y in band.get_paths()[0].vertices}
+    assert {(100, 10.0), (100, 14.0), (200, 18.0), (200, 20.0)} == corners
+    assert "softmax: 2 runs, 1.5-entmax: 1 run" in words(figure)
+    assert bleu_curves({"xx → yy": {"softmax": [{}]}}) is None
+
+
+def test_single_runs_have_no_band() -> None:
+    figure = bleu_curves({"a": {"softmax": [{1.0: 2.0, 2.0: 3.0}]}, "b": {"x": [{1.0: 2.0}]}})
+    assert [len(axes.collections) for axes in figure.axes] == [0, 0]
+    assert "A line is one run." in words(figure)
+
+
+def test_diversity_has_a_panel_a_site_and_states_its_base() -> None:
+    rows = [
+        {"site": "cross", "layer": 1, "diversity_heads": 0.2, "diversity_keys": 0.1},
+        {"site": "cross", "layer": 2, "diversity_heads": 0.4, "diversity_keys": None},
+    ]
+    higher = [{**row, "diversity_heads": row["diversity_heads"] + 0.2} for row in rows]
+    figure = diversity_layers({"softmax": [rows, higher]})
+    (axes,) = figure.axes
+    assert axes.get_title() == "cross-attention"
+    assert lines(axes) == {"softmax": [(1, pytest.approx(0.3)), (2, pytest.approx(0.5))]}
+    assert "number of heads" in words(figure)
+    figure = diversity_layers({"softmax": [rows]}, "diversity_keys")
+    assert lines(figure.axes[0]) == {"softmax": [(1, 0.1)]}
+    assert "number of keys" in words(figure)
+    assert diversity_layers({"softmax": [[{**rows[1], "diversity_heads": None}]]}) is None
+
+
+def test_pruning_has_a_panel_a_choice_and_a_line_for_the_sites() -> None:
+    figure = pruning_curves({"softmax": [pruning_rows(30)], "entmax15": [pruning_rows(20)]})
+    assert [axes.get_title() for axes in figure.axes] == ["softmax", "1.5-entmax"]
+    drawn = lines(figure.axes[1])
+    assert list(drawn) == [
+        "all heads", "encoder self-attention", "decoder self-attention", "cross-attention"
+    ]  # fmt: skip
+    assert drawn["all heads"][0] == (0, 20)
+    assert drawn["all heads"][-1] == (100, -5)
+    two = [{**row, "sites": "encoder_self;cross"} for row in pruning_rows(9)[:11]]
+    figure = pruning_curves({"softmax": [two]})
+    assert list(lines(figure.axes[0])) == ["encoder self-attention and cross-attention"]
+    assert pruning_curves({"softmax": [[{**two[0], "bleu": None}]]}) is None
+
+
+# -- folders --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train_small(tmp_path_factory.mktemp("run"), "model.n_heads=4")
+
+
+def copy_of(run: Path, to: Path, **changes: Any) -> Path:
+    """Another run's folder, made of this one by changing its configuration."""
+    shutil.copytree(run, to, ignore=shutil.ignore_patterns("figures", "*.pt"))
+    config = OmegaConf.load(to / "config.yaml")
+    for key, value in changes.items():
+        OmegaConf.update(config, key.replace("__", "."), value, merge=False)
+    OmegaConf.save(config, to / "config.yaml")
+    return to
+
+
+def analysed(run: Path, rule: str) -> Path:
+    folder = run / FOLDER
+    folder.mkdir()
+    for table, rows in (
+        (HEADS, head_rows(rule)),
+        (DENSITY, density_rows(rule)),
+        (LAYERS, layer_rows(0.2)),
+        (PRUNING, pruning_rows(30)),
+    ):
+        table.path(folder).write_text(table.text(rows))
+    (folder / SETTINGS).write_text(json.dumps({"sentences": 6, "split": "valid"}))
+    return run
+
+
+def test_runs_that_differ_in_their_seed_are_one_row(trained: Path, tmp_path: Path) -> None:
+    runs = [
+        copy_of(trained, tmp_path / "a2", seed=2),
+        copy_of(trained, tmp_path / "s1", attention={"_target_": SOFTMAX}),
+        copy_of(trained, tmp_path / "a1", seed=1, trainer__log_every=7),
+        copy_of(trained, tmp_path / "deep", model__encoder_layers=3),
+        copy_of(trained, tmp_path / "other", data__source="ja"),
+    ]
+    first, second = corpus_rows(runs)
+    assert (first.corpus, second.corpus) == ("files de → en", "files ja → en")
+    assert (first.stem, second.stem) == ("files_de_en", "files_ja_en")
+    names = {name: [run.folder.name for run in runs] for name, runs in first.rows.items()}
+    assert names == {
+        "softmax, encoder_layers 1": ["s1"],
+        "alpha_entmax, encoder_layers 1": ["a1", "a2"],
+        "alpha_entmax, encoder_layers 3": ["deep"],
+    }
+    assert list(corpus_rows(runs[:3])[0].rows) == ["softmax", "alpha_entmax"]
+
+
+def test_settings_of_one_attention_are_named(trained: Path, tmp_path: Path) -> None:
+    runs = [
+        copy_of(trained, tmp_path / "one"),
+        copy_of(trained, tmp_path / "two", attention__alpha_init=1.3),
+        copy_of(
+            trained, tmp_path / "three", pattern={"_target_": "headwise.attention.fixed.Fixed"}
+        ),
+    ]
+    assert list(corpus_rows(runs)[0].rows) == [
+        "alpha_entmax, alpha_init normal",
+        "alpha_entmax, alpha_init 1.3",
+        "alpha_entmax, pattern fixed, alpha_init normal",
+    ]
+    assert list(corpus_rows(runs[::2])[0].rows) == ["alpha_entmax", "alpha_entmax, pattern fixed"]
+
+
+@pytest.fixture
+def vector_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures in one format, which takes a third of the time."""
+    for module in ("figures", "figures_attention"):
+        monkeypatch.setattr(f"headwise.report.{module}.save", lambda f, out: save(f, out, ["svg"]))
+
+
+@pytest.mark.usefixtures("vector_only")
+def test_only_what_was_measured_is_drawn(trained: Path, tmp_path: Path) -> None:
+    run = copy_of(trained, tmp_path / "run")
+    files = draw_run_figures(run)
+    assert {path.parent for path in files} == {run / "figures"}
+    drawn = {path.stem for path in files}
+    assert drawn == {"alpha", "alpha_histograms", "alpha_start_end", "diversity", "curves"}
+    assert all(path.is_file() for path in files)
+    assert unanalysed([run]) == [run]
+    (run / "heads.jsonl").unlink()
+    (run / "metrics.jsonl").unlink()
+    (run / "results.json").unlink()
+    assert draw_figures([run], tmp_path / "nothing") == []
+    assert not (tmp_path / "nothing").exists()
+
+
+def test_runs_side_by_side(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: dict[str, Any] = {}
+
+    def keep(figure: Any, out: Path) -> tuple[Path, ...]:
+        kept[out.stem] = figure
+        return (out,)
+
+    monkeypatch.setattr("headwise.report.figures.save", keep)
+    softmax, entmax15 = {"_target_": SOFTMAX}, {"_target_": ENTMAX15}
+    runs = [
+        analysed(copy_of(trained, tmp_path / "a1", seed=1), "alpha_entmax"),
+        analysed(copy_of(trained, tmp_path / "a2", seed=2), "alpha_entmax"),
+        copy_of(trained, tmp_path / "e1", attention=entmax15),
+        analysed(copy_of(trained, tmp_path / "s1", attention=softmax), "softmax"),
+    ]
+    for run in runs[2:]:  # which have no α
+        (run / "heads.jsonl").unlink()
+        (run / "results.json").unlink()
+    draw_figures(runs, tmp_path / "out")
+    expected = {
+        "alpha_histograms", "alpha_start_end", "density_violins", "density_layers",
+        "diversity_heads", "diversity_keys", "pruning", "bleu_curves",
+    }  # fmt: skip
+    assert set(kept) == expected
+    assert [axes.get_title() for axes in kept["pruning"].axes] == ["softmax", "α-entmax"]
+    assert "softmax: 1 run, α-entmax: 2 runs" in words(kept["density_violins"])
+    assert "Measured on 6 sentences of valid." in words(kept["density_layers"])
+    assert list(lines(kept["bleu_curves"].axes[0])) == ["softmax", "1.5-entmax", "α-entmax"]
+    kept.clear()
+    draw_figures([*runs, copy_of(trained, tmp_path / "ja", data__source="ja")], tmp_path / "out")
+    assert {f"{name}-files_de_en" for name in expected - {"bleu_curves"}} < set(kept)
+    assert "alpha_histograms-files_ja_en" in kept
+    assert len(kept["bleu_curves"].axes) == 2
+
+
+def test_a_table_of_another_version_and_a_folder_without_a_run(
+    trained: Path, tmp_path: Path
+) -> None:
+    run = analysed(copy_of(trained, tmp_path / "run"), "entmax15")
+    (run / FOLDER / "layers.csv").write_text("site,layer\ncross,1\n")
+    with pytest.raises(DataError, match=r"layers\.csv"):
+        draw_run_figures(run)
+    with pytest.raises(RunError, match="holds no run"):
+        draw_figures([tmp_path], tmp_path / "out")
+
+
+# -- attention ------------------------------------------------------------------------------------
+
+
+def test_attention_of_a_sentence(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, Any] = {}
+
+    def maps(site: str, layers: Any, queries: Any, keys: Any, title: str) -> list[Any]:
+        given[site] = (layers, list(queries), list(keys), title)
+        return []
+
+    monkeypatch.setattr("headwise.report.figures_attention.attention_maps", maps)
+    assert draw_attention(trained, "Hund sieht Haus", tmp_path, device="cpu") == []
+    assert list(given) == ["encoder_self", "decoder_self", "cross"]
+    _, source, same, title = given["encoder_self"]
+    assert source == same
+    assert source[-1] == "</s>"
+    assert "".join(source[:-1]).replace("▁", " ").strip() == "Hund sieht Haus" == title
+    _, reads, keys, translation = given["decoder_self"]
+    assert reads == keys
+    assert reads[0] == "<s>"
+    _, writes, keys, title = given["cross"]
+    assert (writes[-1], keys) == ("</s>", source)
+    assert writes[:-1] == reads[1:]
+    assert title == f"Hund sieht Haus → {translation}"
+    for layers, queries, keys, _ in given.values():
+        (layer,) = layers
+        assert list(layer.heads) == [1, 2, 3, 4]
+        assert layer.weights_HQK.shape == (4, len(queries), len(keys)) == layer.allowed_HQK.shape
+        assert layer.weights_HQK.sum(-1) == pytest.approx(1.0)
+        assert not layer.weights_HQK[~layer.allowed_HQK].any()
+        assert all(1 < alpha < 2 for alpha in layer.alphas)
+    with pytest.raises(DataError, match="empty"):
+        draw_attention(trained, "  ", tmp_path)
+
+
+@pytest.mark.usefixtures("vector_only")
+def test_attention_is_written(trained: Path, tmp_path: Path) -> None:
+    files = draw_attention(trained, "Hund", tmp_path / "out", device="cpu")
+    sites = ("encoder_self", "decoder_self", "cross")
+    assert [path.name for path in files] == [f"attention_{site}.svg" for site in sites]
+    assert all(path.stat().st_size > 1000 for path in files)

@@ -1,0 +1,169 @@
+"""The text of a page: nothing of a run becomes markup, nothing outside is named, and its size."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+import torch
+
+from headwise.analysis.observe import Observation
+from headwise.report.page_html import as_script_data, filled, page_text
+from headwise.report.page_run import trajectories
+from headwise.report.page_sentences import Sentence, Sentences, weight_contents
+from headwise.schema import SITES
+
+NASTY = [
+    "</script><script>alert(1)</script>",
+    "<!-- <script>",
+    "{{plotly}} {{data}} \\1 \\g<0>",
+    "\"quotes\" 'and' & ampersands",
+    "\u2028 line separator, \u202e right to left \u0000",
+    "شكرا 🙂",
+]
+
+
+def content(n_layers: int, n_heads: int, weights: list[dict[str, Any]]) -> dict[str, Any]:
+    """A run of random heads, each sentence with the same pieces."""
+    heads = {site: [list(range(1, n_heads + 1))] * n_layers for site in SITES}
+    alphas = {site: [[1.23456] * n_heads] * n_layers for site in SITES}
+    records = [
+        {"update": update, **dict.fromkeys(("alpha", "density", "entropy"), alphas)}
+        for update in range(1_000)
+    ]
+    return {
+        "name": "run",
+        "attention": "alpha_entmax",
+        "corpus": "corpus, de → en",
+        "languages": ["de", "en"],
+        "facts": [],
+        "scores": [],
+        "findings": "",
+        "settings": "",
+        "heads": [
+            {"site": site, "layer": layer, "head": head, "alpha": 1.234, "density": 0.1234}
+            for site in SITES
+            for layer in range(1, n_layers + 1)
+            for head in range(1, n_heads + 1)
+        ],
+        "trajectories": trajectories(records, heads),
+        "sentences": weights,
+    }
+
+
+def random_weights(n_layers: int, n_heads: int, length: int) -> dict[str, Any]:
+    """Softmax of random scores, which is hard to compress; all keys in sight."""
+    pieces = [f"▁piece{number}" for number in range(length)]
+    found = []
+    for site in SITES:
+        for layer in range(1, n_layers + 1):
+            weights_BHQK = (2 * torch.randn(1, n_heads, length, length)).softmax(-1)
+            seen = Observation(
+                site,
+                layer,
+                tuple(range(1, n_heads + 1)),
+                weights_BHQK,
+                torch.ones_like(weights_BHQK, dtype=torch.bool),
+                torch.ones(1, length, dtype=torch.bool),
+                (True,) * n_heads,
+            )
+            found.append(seen)
+    names = ("source_pieces", "read_pieces", "written_pieces")
+    return {"translation": "words " * 20, **dict.fromkeys(names, pieces), **weight_contents(found)}
+
+
+def sentences(*texts: str) -> Sentences:
+    return Sentences("test", [Sentence(n, text, text) for n, text in enumerate(texts, start=1)])
+
+
+class Outline(HTMLParser):
+    """Elements of a page with what stands in scripts and the title."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text: dict[str, str] = {}
+        self._within = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self._within = dict(attrs).get("id") or tag
+
+    def handle_data(self, data: str) -> None:
+        self.text[self._within] = self.text.get(self._within, "") + data
+
+
+@pytest.fixture(scope="module")
+def nasty() -> tuple[dict[str, Any], Outline]:
+    """A page whose every text tries to break out, and what a parser makes of it."""
+    run = content(1, 1, [random_weights(1, 1, 2) for _ in NASTY])
+    for one, text in zip(run["sentences"], NASTY, strict=True):
+        one.update(translation=text, source_pieces=[text, text])
+    run.update(name=NASTY[0], findings="\n".join(NASTY), settings=NASTY[0])
+    outline = Outline()
+    outline.feed(page_text([run], [[]], sentences(*NASTY)))
+    return run, outline
+
+
+def test_text_of_a_run_is_data_and_never_markup(nasty: tuple[dict[str, Any], Outline]) -> None:
+    run, outline = nasty
+    data = json.loads(outline.text["data"])
+    assert [sentence["source"] for sentence in data["sentences"]] == NASTY
+    assert [one["translation"] for one in data["runs"][0]["sentences"]] == NASTY
+    assert data["runs"][0]["findings"] == run["findings"]
+    assert outline.text["title"].strip() == NASTY[0]
+    assert [tag for tag, _ in outline.tags].count("script") == 3  # data, the page's own, plotly
+
+
+def test_the_page_names_nothing_outside_of_itself(nasty: tuple[dict[str, Any], Outline]) -> None:
+    _, outline = nasty
+    addresses = {
+        value
+        for _, attributes in outline.tags
+        for name, value in attributes.items()
+        if name in ("src", "href", "srcset", "action")
+    }
+    assert addresses == {"data:,", "#attention"}
+    policy = next(a["content"] for t, a in outline.tags if t == "meta" and "http-equiv" in a)
+    assert policy is not None
+    assert "default-src 'none'" in policy
+    assert not re.search(r"https?:", policy)
+    # neither a style sheet nor a script of ours asks for anything
+    own = [text for name, text in outline.text.items() if name in ("style", "script")]
+    assert own
+    assert not any(re.search(r"https?:|url\(|@import|fetch\(|XMLHttp", text) for text in own)
+
+
+def test_a_number_that_is_none_is_refused() -> None:
+    with pytest.raises(ValueError, match="Out of range"):
+        as_script_data({"loss": float("nan")})
+
+
+def test_what_is_filled_in_is_not_looked_at_again() -> None:
+    assert filled("{{a}} {{b}}", {"a": "{{b}}", "b": r"\1"}) == r"{{b}} \1"
+
+
+def test_runs_of_one_attention_are_called_by_their_folders() -> None:
+    runs = [content(1, 1, [random_weights(1, 1, 2)]) for _ in range(2)]
+    runs[1]["name"] = "other"
+    outline = Outline()
+    outline.feed(page_text(runs, [[], []], sentences("text")))
+    assert [run["label"] for run in json.loads(outline.text["data"])["runs"]] == ["run", "other"]
+    runs[1]["attention"] = "softmax"
+    outline = Outline()
+    outline.feed(page_text(runs, [[], []], sentences("text")))
+    labels = [run["label"] for run in json.loads(outline.text["data"])["runs"]]
+    assert labels == ["alpha_entmax", "softmax"]
+
+
+def test_a_base_model_with_twenty_sentences_stays_below_15_megabytes() -> None:
+    torch.manual_seed(0)
+    one = random_weights(6, 8, 31)  # 30 pieces and their end
+    run = content(6, 8, [one] * 20)
+    text = page_text([run], [[]], sentences(*["thirty pieces of text " * 5] * 20))
+    assert len(text.encode()) < 15e6
+    # and beside another run
+    assert len(page_text([run, run], [[], []], sentences(*["text"] * 20)).encode()) < 15e6

@@ -1,0 +1,89 @@
+"""What a page tells of a run: trajectories of its heads, and its heads' rows."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from headwise.report.page_charts import alpha_chart, curve_charts
+from headwise.report.page_run import N_UPDATES, _head_rows, thinned, trajectories
+
+HEADS = {"encoder_self": [[1, 2]], "cross": [[2]]}
+
+
+def record(update: int, *alphas: float | None) -> dict[str, Any]:
+    return {"update": update, "alpha": {"encoder_self": [list(alphas)], "cross": [[alphas[0]]]}}
+
+
+def test_a_line_a_head_under_its_own_number() -> None:
+    found = trajectories([record(5, 1.2, 1.3), record(10, 1.4, None)], HEADS)
+    assert list(found) == ["alpha"]  # what was measured nowhere is absent
+    assert found["alpha"]["updates"] == [5, 10]
+    assert found["alpha"]["lines"] == [
+        {"site": "encoder_self", "layer": 1, "head": 1, "values": [1.2, 1.4]},
+        {"site": "encoder_self", "layer": 1, "head": 2, "values": [1.3, None]},
+        {"site": "cross", "layer": 1, "head": 2, "values": [1.2, 1.4]},
+    ]
+
+
+def test_records_of_other_heads_are_left_out() -> None:
+    # before heads were removed the layer had three: the second now is not the second then
+    found = trajectories([record(5, 1.2, 1.3, 1.4), record(10, 1.5, 1.6)], HEADS)
+    encoder = [line["values"] for line in found["alpha"]["lines"] if line["site"] != "cross"]
+    assert encoder == [[None, 1.5], [None, 1.6]]
+
+
+@pytest.mark.parametrize("n_points", [1, 2, 199, 200, 201, 5_000])
+def test_long_records_are_thinned_evenly(n_points: int) -> None:
+    points = [{"update": update} for update in range(n_points)]
+    kept = [point["update"] for point in thinned(points, N_UPDATES)]
+    assert len(kept) == min(n_points, N_UPDATES)
+    assert (kept[0], kept[-1]) == (0, n_points - 1)
+    gaps = {after - before for before, after in itertools.pairwise(kept)}
+    assert not gaps or max(gaps) - min(gaps) <= 1
+
+
+def test_every_head_of_the_model_has_a_row_and_what_is_not_known_is_absent() -> None:
+    table = [
+        {"site": "cross", "layer": 1, "head": 2, "alpha": 1.23456, "density": None, "offset": -1},
+        {"site": "cross", "layer": 9, "head": 9, "alpha": 1.5},
+    ]
+    rows = _head_rows(HEADS, table)
+    assert [(row["site"], row["layer"], row["head"]) for row in rows] == [
+        ("encoder_self", 1, 1),
+        ("encoder_self", 1, 2),
+        ("cross", 1, 2),
+    ]
+    assert set(rows[0]) == {"site", "layer", "head"}
+    assert rows[2]["alpha"] == 1.235
+    assert rows[2]["offset"] == -1
+    assert "density" not in rows[2]
+
+
+def test_a_chart_has_a_line_a_head_of_its_site() -> None:
+    trajectory = trajectories([record(5, 1.2, 1.3), record(10, 1.4, 2.5)], HEADS)["alpha"]
+    chart = alpha_chart(trajectory, "encoder_self")
+    assert chart is not None
+    assert [line["meta"] for line in chart["data"]] == [
+        {"layer": 1, "head": 1},
+        {"layer": 1, "head": 2},
+    ]
+    assert [line["y"] for line in chart["data"]] == [[1.2, 1.4], [1.3, 2.5]]
+    assert chart["layout"]["yaxis"]["range"][1] > 2.5  # an α beyond 2 is in the picture
+    assert alpha_chart(trajectory, "decoder_self") is None
+
+
+def test_curves_hold_every_run_and_what_was_measured_alone() -> None:
+    first = [{"update": 1, "train/loss": 5.0}, {"update": 2, "valid/loss": 4.0, "valid/bleu": 3.0}]
+    second = [{"update": 1, "train/loss": 6.0}]
+    loss, bleu = curve_charts([("one", first), ("other", second)])
+    named = [(line["name"], line["x"], line["y"]) for line in loss["figure"]["data"]]
+    assert named == [
+        ("training, one", [1], [5.0]),
+        ("validation, one", [2], [4.0]),
+        ("training, other", [1], [6.0]),
+    ]
+    assert [line["name"] for line in bleu["figure"]["data"]] == ["validation, one"]
+    assert curve_charts([("one", [])]) == []

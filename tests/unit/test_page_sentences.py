@@ -1,0 +1,80 @@
+"""Which sentences a page shows, and what it holds of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+
+from headwise.analysis.observe import Observation
+from headwise.errors import DataError
+from headwise.report.page_sentences import chosen_sentences, weight_contents
+from headwise.train.loading import TrainedRun
+from headwise.train.run_folder import RunFolder
+
+
+def run(folder: Path, n_lines: int) -> TrainedRun:
+    """A run whose folder holds a test set, and no more."""
+    (folder / "hypotheses").mkdir()
+    for side in ("src", "ref"):
+        lines = "".join(f"{side} {line}\n" if line != 3 else "\n" for line in range(1, n_lines + 1))
+        (folder / "hypotheses" / f"news.{side}.txt").write_text(lines, encoding="utf-8")
+    data = SimpleNamespace(test=["news"], valid="valid", dir=None)
+    config = SimpleNamespace(data=data)
+    return cast(TrainedRun, SimpleNamespace(folder=RunFolder(folder), config=config))
+
+
+def lines_of(found: Any) -> list[tuple[int, str, str | None]]:
+    return [(one.line, one.source, one.reference) for one in found.chosen]
+
+
+def test_lines_of_the_test_set_are_evenly_spaced_and_none_is_empty(tmp_path: Path) -> None:
+    found = chosen_sentences(run(tmp_path, 11), 3, None)
+    assert found.origin == "news"
+    # ten lines are not empty, and every third of them is taken
+    assert lines_of(found) == [
+        (1, "src 1", "ref 1"),
+        (5, "src 5", "ref 5"),
+        (8, "src 8", "ref 8"),
+    ]
+
+
+def test_a_small_test_set_is_shown_whole(tmp_path: Path) -> None:
+    found = chosen_sentences(run(tmp_path, 4), 20, None)
+    assert [line for line, _, _ in lines_of(found)] == [1, 2, 4]
+
+
+def test_own_sentences_keep_their_order_and_may_have_references(tmp_path: Path) -> None:
+    path = tmp_path / "mine.de"
+    path.write_text("Ein Hund.\n\n  Zwei. \tTwo.\nDrei.\n", encoding="utf-8")
+    found = chosen_sentences(run(tmp_path, 4), 2, path)
+    assert found.origin == "mine.de"
+    assert lines_of(found) == [(1, "Ein Hund.", None), (3, "Zwei.", "Two.")]
+
+
+def test_a_file_without_a_sentence_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "empty.txt"
+    path.write_text("\n \n", encoding="utf-8")
+    with pytest.raises(DataError, match=r"empty\.txt has no sentence to show"):
+        chosen_sentences(run(tmp_path, 4), 2, path)
+
+
+def test_a_head_that_is_not_a_number_is_left_out() -> None:
+    weights_BHQK = torch.full((1, 3, 1, 2), 0.5)
+    weights_BHQK[0, 1, 0, 0] = torch.nan
+    seen = Observation(
+        "cross",
+        2,
+        (1, 4, 5),
+        weights_BHQK,
+        torch.ones_like(weights_BHQK, dtype=torch.bool),
+        torch.ones(1, 1, dtype=torch.bool),
+        (True, True, True),
+    )
+    (block,) = weight_contents([seen])["blocks"]
+    assert block["heads"] == [1, 5]
+    assert block["shape"] == [1, 2]
+    assert len(block["scales"]) == len(block["signed"]) == 2

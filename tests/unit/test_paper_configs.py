@@ -1,0 +1,223 @@
+"""The papers' yamls: what they promise composes, and what contradicts itself is refused."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from itertools import combinations
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from command_line import composer
+from headwise.config_dir import group_choices
+from headwise.errors import ConfigError
+from headwise.report.paper import MARKS, Paper, Recipe, read_paper, recipe
+from headwise.train.settings import check, typed
+
+PAPERS = group_choices("paper")
+
+
+@pytest.fixture(scope="module")
+def make() -> Any:
+    with composer() as compose:
+        yield compose
+
+
+def paper_of(make: Any, name: str) -> Paper:
+    return read_paper(make([f"paper={name}"], "report").paper)
+
+
+@pytest.fixture(scope="module")
+def recipes_of(make: Any) -> Callable[[str], list[Recipe]]:
+    @functools.cache
+    def composed(name: str) -> list[Recipe]:
+        return [recipe(cell) for cell in paper_of(make, name).cells if cell.overrides]
+
+    return composed
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_every_paper_composes_with_recipes_that_can_be_trained(make: Any, name: str) -> None:
+    paper = paper_of(make, name)
+    assert paper.name == name
+    for cell in paper.cells:
+        if not cell.overrides:
+            continue
+        config = make(cell.overrides)
+        config.trainer.device, config.trainer.precision = "cpu", "fp32"
+        check(typed(config))
+        test = paper.columns[cell.column].test
+        assert test in config.data.test
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_no_run_can_fill_two_cells(recipes_of: Callable[[str], list[Recipe]], name: str) -> None:
+    for one, other in combinations(recipes_of(name), 2):
+        assert one.decisive != other.decisive, (one.cell, other.cell)
+
+
+@pytest.mark.parametrize("name", [p for p in PAPERS if p not in ("michel2019", "voita2019")])
+def test_cells_of_a_column_differ_in_the_row_alone(
+    recipes_of: Callable[[str], list[Recipe]], name: str
+) -> None:
+    for one, other in combinations(recipes_of(name), 2):
+        if one.cell.column != other.cell.column:
+            continue
+        keys = {*one.decisive, *other.decisive}
+        differing = {k for k in keys if one.decisive.get(k) != other.decisive.get(k)}
+        groups = {key.partition(".")[0] for key in differing}
+        assert groups <= {"attention", "pattern", "repulsion"}
+
+
+def test_table_1_has_the_numbers_of_the_paper(make: Any) -> None:
+    paper = paper_of(make, "correia2019")
+    found = [
+        [paper.cell(row, column).paper for column in paper.columns]  # type: ignore[union-attr]
+        for row in paper.rows
+    ]
+    assert list(paper.columns) == ["iwslt17", "kftt", "wmt16_ro_en", "wmt14_en_de"]
+    assert found == [
+        [29.79, 21.57, 32.70, 26.02],
+        [29.83, 22.13, 33.10, 25.89],
+        [29.90, 21.74, 32.89, 26.93],
+    ]
+    assert {cell.mark for cell in paper.cells} == {"OK"}
+    assert {row: number.value for row, number in paper.speed.items()} == {
+        "entmax15": 90,
+        "alpha_entmax": 75,
+    }
+
+
+def test_what_is_vaguely_recalled_says_so(make: Any) -> None:
+    numbers = [cell for cell in paper_of(make, "an2020").cells if cell.paper is not None]
+    assert {cell.mark for cell in numbers} == {"r-"}
+    assert set(MARKS) == {"OK", "r+", "r-"}
+
+
+@pytest.mark.parametrize("attention", ["softmax", "entmax15", "alpha_entmax"])
+@pytest.mark.parametrize(
+    ("corpus", "evaluated"),
+    [("iwslt17", 5000), ("kftt", 5000), ("wmt16_ro_en", 10000), ("wmt14_en_de", 10000)],
+)
+def test_a_full_recipe_has_every_setting_of_the_paper(
+    make: Any, corpus: str, evaluated: int, attention: str
+) -> None:
+    config = make([f"experiment=correia2019/{corpus}_{attention}"])
+    assert config.attention == make([f"attention={attention}"]).attention
+    assert config.data.name == corpus
+    model, trainer = config.model, config.trainer
+    sizes = (model.encoder_layers, model.decoder_layers, model.n_heads, model.d_model, model.d_ff)
+    assert sizes == (6, 6, 8, 512, 2048)
+    assert (model.norm, model.positions, model.activation, model.init) == (
+        "pre", "sinusoidal", "relu", "glorot",
+    )  # fmt: skip
+    assert {model.dropout, model.attention_dropout, model.activation_dropout} == {0.1}
+    assert config.loss.label_smoothing == 0.1
+    assert (list(config.optimizer.betas), config.optimizer.weight_decay) == ([0.9, 0.998], 0)
+    peak = config.scheduler.factor * config.scheduler.d_model**-0.5 * 20000**-0.5
+    assert config.scheduler._target_.endswith("Noam")
+    assert config.scheduler.warmup_updates == 20000
+    assert peak == pytest.approx(6.25e-4)
+    assert (trainer.max_tokens * trainer.accumulate, trainer.clip_norm) == (8192, 0)
+    assert (trainer.validate_every, trainer.patience > 0) == (evaluated, True)
+    tokenizer = config.tokenizer
+    assert (tokenizer.kind, tokenizer.vocab_size, tokenizer.joint) == ("bpe", 32000, True)
+    assert make([f"experiment=correia2019/{corpus}", f"attention={attention}"]) == config
+
+
+@pytest.mark.parametrize(
+    ("corpus", "weight", "step", "tokens"),
+    [("iwslt14_de_en", 0.01, 0.01, 4096), ("wmt14_en_de", 0.01, 0.1, 4096 * 16)],
+)
+def test_repulsion_is_set_as_its_authors_set_it(
+    make: Any, corpus: str, weight: float, step: float, tokens: int
+) -> None:
+    config = make([f"experiment=an2020/{corpus}_svgd"])
+    assert (config.repulsion.weight, config.repulsion.step_size) == (weight, step)
+    assert config.trainer.max_tokens * config.trainer.accumulate == tokens
+
+
+# -- what is refused ------------------------------------------------------------------------------
+
+GOOD: dict[str, Any] = {
+    "name": "mine",
+    "title": "t",
+    "baseline": "a",
+    "rows": {"a": "A", "b": "B"},
+    "columns": {"c": {"label": "C", "test": "test"}},
+    "cells": [
+        {"row": "a", "column": "c", "paper": 1.0, "mark": "OK", "overrides": ["attention=softmax"]}
+    ],
+}
+
+
+def changed(change: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
+    content: Any = OmegaConf.to_container(OmegaConf.create(GOOD))
+    change(content)
+    return content  # type: ignore[no-any-return]
+
+
+def test_a_good_paper_is_read() -> None:
+    assert read_paper(OmegaConf.create(GOOD)).rows == {"a": "A", "b": "B"}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda p: p.update(colour="red"), "paper.*colour"),
+        (lambda p: p.pop("title"), "paper.*title"),
+        (lambda p: p.update(name="../x"), "paper.name"),
+        (lambda p: p.update(metric="chrf"), "paper.metric must be one of bleu, bleu_tokenised"),
+        (lambda p: p.update(baseline="z"), "paper.baseline must be one of a, b"),
+        (lambda p: p.update(seeds=[]), "paper.seeds"),
+        (lambda p: p.update(seeds=[1, 1]), "paper.seeds"),
+        (lambda p: p["cells"][0].update(row="z"), r"paper.cells\[0\].row must be one of a, b"),
+        (lambda p: p["cells"][0].update(column="z"), r"paper.cells\[0\].column"),
+        (lambda p: p["cells"][0].update(mark="sure"), r"paper.cells\[0\].mark must be one of OK"),
+        (lambda p: p["cells"][0].update(mark=None), r"paper.cells\[0\].mark"),
+        (lambda p: p["cells"][0].update(paper="x"), "paper"),
+        (lambda p: p["cells"].append(p["cells"][0]), "a × c is there twice"),
+        (lambda p: p["cells"][0].update(paper=None, overrides=[]), "needs paper, overrides"),
+        (lambda p: p["cells"][0]["overrides"].append("seed=1"), "seeds stand in paper.seeds"),
+        (lambda p: p["columns"]["c"].update(test=None), "needs a test"),
+        (lambda p: p.update(speed={"z": {"value": 1.0, "mark": "OK"}}), "paper.speed"),
+        (lambda p: p.update(speed={"a": {"value": 1.0, "mark": "x"}}), "paper.speed.a.mark"),
+        (
+            lambda p: p.update(pruning=[{"table": "t", "label": "l", "measure": "guess"}]),
+            r"paper.pruning\[0\].measure must be one of",
+        ),
+        (
+            lambda p: p.update(pruning=[{"table": "t", "label": "l", "measure": "kept"}]),
+            r"paper.pruning\[0\].tolerance is missing",
+        ),
+        (
+            lambda p: p.update(pruning=[{"table": "t", "label": "l", "paper": 1.0}]),
+            r"paper.pruning\[0\].mark",
+        ),
+        (
+            lambda p: p.update(pruning=[{"table": "t", "label": "l", "sites": ["x"]}]),
+            r"paper.pruning\[0\].sites must be one of",
+        ),
+    ],
+)
+def test_what_contradicts_itself_is_refused_by_key(
+    change: Callable[[dict[str, Any]], Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read_paper(OmegaConf.create(changed(change)))
+
+
+def test_a_recipe_that_does_not_compose_names_its_cell(make: Any) -> None:
+    paper = read_paper(OmegaConf.create(GOOD))
+    with pytest.raises(ConfigError, match=r"a × c does not compose \(attention=softmax a=b\)"):
+        recipe(paper.cells[0], ["a=b"])
+
+
+def test_a_recipe_leaves_to_the_machine_what_is_auto(make: Any) -> None:
+    cell = read_paper(OmegaConf.create(GOOD)).cells[0]
+    assert "trainer.precision" not in recipe(cell).decisive
+    assert recipe(cell, ["trainer.precision=bf16"]).decisive["trainer.precision"] == "bf16"
+    assert recipe(cell, ["trainer=gpu"]).decisive["trainer.precision"] == "bf16"
+    assert "seed" not in recipe(cell).decisive

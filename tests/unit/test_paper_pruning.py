@@ -1,0 +1,105 @@
+"""What pruning tables answer to a paper's statements."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headwise.analysis import tables
+from headwise.report.paper import PruningFact
+from headwise.report.paper_pruning import Answer, measure
+from headwise.schema import SITES
+
+# BLEU by share of heads removed: a little is won, then 0.5 lost at 40 %, then all
+CURVE = {0.0: 30.0, 0.1: 30.2, 0.2: 29.9, 0.3: 29.6, 0.4: 29.5, 0.5: 20.0, 0.6: 29.8, 1.0: 1.0}
+
+
+def write_curve(
+    run: Path, name: str, sites: list[str], curve: dict[float, float], **about: Any
+) -> None:
+    folder = run / "pruning"
+    folder.mkdir(exist_ok=True)
+    rows = [{"removed": share, "bleu": bleu, "loss": 1.0} for share, bleu in curve.items()]
+    content = {
+        "weights": "w",
+        "split": "valid",
+        "sentences": 9,
+        "sites": sites,
+        "rows": rows,
+        **about,
+    }
+    (folder / f"{name}.json").write_text(json.dumps(content), encoding="utf-8")
+
+
+def fact(measure: str, **settings: Any) -> PruningFact:
+    return PruningFact(table="t", label="l", measure=measure, **settings)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    write_curve(tmp_path, "curve", list(SITES), CURVE)
+    write_curve(tmp_path, "curve-cross", ["cross"], {0.0: 30.0, 0.7: 3.0})
+    rows = [
+        {"site": "cross", "layer": 1, "head": 2, "bleu": 29.0},
+        {"site": "cross", "layer": 2, "head": 1, "bleu": 30.5},
+    ]
+    about = {"weights": "w", "split": "valid", "sentences": 9, "rows": rows}
+    (tmp_path / "pruning" / "one_left.json").write_text(json.dumps(about), encoding="utf-8")
+    return tmp_path
+
+
+@pytest.mark.parametrize(("tolerance", "share"), [(0.0, 10), (0.2, 20), (0.5, 40), (40.0, 100)])
+def test_heads_are_removable_until_more_is_lost_for_the_first_time(
+    run: Path, tolerance: float, share: float
+) -> None:
+    assert measure(run, fact("removable", tolerance=tolerance)) == pytest.approx(share)
+    assert measure(run, fact("kept", tolerance=tolerance)) == pytest.approx(100 - share)
+
+
+def test_bleu_left_is_in_percent_of_the_whole_at_the_sites_asked_for(run: Path) -> None:
+    assert measure(run, fact("bleu_left", sites=["cross"], removed=0.7)) == pytest.approx(10)
+    assert measure(run, fact("bleu_left", removed=0.5)) == pytest.approx(100 * 20 / 30)
+    assert measure(run, fact("bleu_left", removed=0.7)) is None  # the step was not measured
+    assert measure(run, fact("bleu_left", sites=["encoder_self"], removed=0.7)) is None
+
+
+def test_the_best_head_alone_is_compared_with_all_heads(run: Path) -> None:
+    found = [measure(run, fact("one_left", sites=["cross"], layer=layer)) for layer in (1, 2, 3)]
+    assert found == [-1.0, 0.5, None]
+
+
+def test_other_weights_are_no_whole_to_compare_with(run: Path) -> None:
+    for name in ("curve", "curve-cross"):
+        write_curve(run, name, ["cross"], CURVE, weights="other")
+    assert measure(run, fact("one_left", sites=["cross"], layer=1)) is None
+
+
+def test_the_analysis_table_stands_in_for_a_curve(tmp_path: Path) -> None:
+    folder = tmp_path / tables.FOLDER
+    folder.mkdir()
+    rows = [
+        {"sites": "cross", "n_removed": n, "fraction": n / 10, "bleu": bleu, "loss": 1.0}
+        for n, bleu in ((0, 20.0), (2, 19.9), (5, 10.0))
+    ]
+    tables.PRUNING.path(folder).write_text(tables.PRUNING.text(rows), encoding="utf-8")
+    assert measure(tmp_path, fact("removable", sites=["cross"], tolerance=0.5)) == 20
+    assert measure(tmp_path, fact("bleu_left", sites=["cross"], removed=0.5)) == 50
+    assert measure(tmp_path, fact("removable", tolerance=0.5)) is None
+
+
+def test_a_run_without_tables_answers_nothing(tmp_path: Path) -> None:
+    for name, settings in (
+        ("removable", {"tolerance": 1.0}),
+        ("bleu_left", {"removed": 0.1}),
+        ("one_left", {"sites": ["cross"], "layer": 1}),
+    ):
+        assert measure(tmp_path, fact(name, **settings)) is None  # type: ignore[arg-type]
+    assert Answer({}).shown("%") == "–"
+
+
+def test_answers_show_mean_deviation_and_number() -> None:
+    assert Answer({"a": -1.0, "b": -2.0}).shown("BLEU") == "-1.50 ± 0.71 (2)"
+    assert Answer({"a": 20.0}).shown("%") == "20 % (1)"

@@ -1,0 +1,150 @@
+"""The paired bootstrap against sacreBLEU's numbers and against what a test of significance owes."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from sacrebleu.metrics.bleu import BLEU
+from sacrebleu.significance import PairedTest
+
+from headwise.errors import ConfigError, DataError
+from headwise.metrics.bleu import score_translations
+from headwise.metrics.significance import corpus_bleu, paired_bootstrap, sentence_statistics
+
+WORDS = [f"w{i}" for i in range(30)]
+REFERENCES = [
+    "The dog (a big one) doesn't see the cat.",
+    "No!",
+    "Three well-known houses cost $1,000.50 each, don't they?",
+    "",
+]
+HYPOTHESES = [
+    "The dog (a big one) does not see the cat.",
+    "",
+    "Three houses cost $1,000 each.",
+    "x",
+]
+
+
+def references(n: int, seed: int = 0) -> list[str]:
+    chosen = random.Random(seed)
+    return [" ".join(chosen.choices(WORDS, k=chosen.randint(5, 12))) for _ in range(n)]
+
+
+def noisy(lines: list[str], rate: float, seed: int) -> list[str]:
+    """Each word is another one with probability `rate`."""
+    chosen = random.Random(seed)
+    return [
+        " ".join(w if chosen.random() > rate else chosen.choice(WORDS) for w in line.split())
+        for line in lines
+    ]
+
+
+def statistics(lines: list[str], refs: list[str]) -> np.ndarray:
+    return sentence_statistics(lines, refs, "bleu", "en")
+
+
+@pytest.mark.parametrize("metric", ["bleu", "bleu_tokenised"])
+@pytest.mark.parametrize("language", ["en", "de"])
+def test_statistics_sum_to_the_corpus_score(metric: str, language: str) -> None:
+    found = sentence_statistics(HYPOTHESES, REFERENCES, metric, language)
+    assert found.shape == (4, 10)
+    wanted = score_translations(HYPOTHESES, REFERENCES, language)[metric]["score"]
+    assert corpus_bleu(found.sum(0)) == pytest.approx(wanted, abs=1e-9)
+
+
+def test_the_two_metrics_cut_words_differently() -> None:
+    mine, other = ["one well-known dog."], ["one well-known dog ."]
+    assert statistics(mine, other)[0, -1] == statistics(mine, other)[0, -2]
+    tokens = sentence_statistics(["don't"], ["do not"], "bleu_tokenised", "en")
+    assert tokens[0, -2] == 2  # do n't, as Moses has it
+    assert statistics(["don't"], ["do not"])[0, -2] == 1
+
+
+def test_the_difference_is_the_mean_over_seeds_of_what_a_table_shows() -> None:
+    refs = references(60)
+    systems = [noisy(refs, 0.2, seed) for seed in (1, 2)]
+    baselines = [noisy(refs, 0.3, seed) for seed in (3, 4)]
+    found = paired_bootstrap(
+        [statistics(s, refs) for s in systems], [statistics(b, refs) for b in baselines], 100
+    )
+    scores = [
+        [score_translations(h, refs, "en")["bleu"]["score"] for h in s]
+        for s in (systems, baselines)
+    ]
+    assert found.difference == pytest.approx(np.mean(scores[0]) - np.mean(scores[1]), abs=1e-9)
+    assert found.low < found.difference < found.high
+    assert (found.n_seeds, found.n_sentences, found.n_resamples) == (2, 60, 100)
+
+
+def test_one_seed_is_resampled_as_sacrebleu_does() -> None:
+    refs = references(150)
+    system, baseline = noisy(refs, 0.2, 1), noisy(refs, 0.24, 2)
+    ours = paired_bootstrap([statistics(system, refs)], [statistics(baseline, refs)], 2000)
+    metric = {"BLEU": BLEU(tokenize="13a", references=None)}
+    _, theirs = PairedTest(
+        [("baseline", baseline), ("system", system)], metric, [refs], "bs", n_samples=2000
+    )()
+    before, after = theirs["BLEU"]
+    assert ours.difference == pytest.approx(after.score - before.score, abs=1e-4)
+    # absolute differences make theirs one-sided; the spread of both is the same
+    assert ours.p_value == pytest.approx(2 * after.p_value, abs=0.05)
+
+
+def test_a_clear_difference_is_found_and_its_sign_kept() -> None:
+    refs = references(150)
+    good, bad = statistics(noisy(refs, 0.1, 1), refs), statistics(noisy(refs, 0.4, 2), refs)
+    better, worse = paired_bootstrap([good], [bad], 300), paired_bootstrap([bad], [good], 300)
+    assert better.p_value == worse.p_value == 1 / 301
+    assert better.low > 0 > worse.high
+    assert better.difference == -worse.difference
+
+
+def test_equal_systems_never_differ() -> None:
+    refs = references(20)
+    same = statistics(noisy(refs, 0.3, 1), refs)
+    found = paired_bootstrap([same], [same], 50)
+    assert (found.difference, found.low, found.high, found.p_value) == (0, 0, 0, 1)
+
+
+def test_equal_systems_are_called_different_as_often_as_promised() -> None:
+    """Over many pairs of equally good systems, p is below 0.2 a fifth of the time."""
+    below = []
+    for trial in range(80):
+        refs = references(60, seed=trial)
+        pair = [statistics(noisy(refs, 0.3, 2 * trial + i), refs) for i in (1, 1000)]
+        below.append(paired_bootstrap([pair[0]], [pair[1]], 60).p_value < 0.2)
+    assert 0.08 < np.mean(below) < 0.34  # 0.2 within three standard errors
+
+
+def test_sentences_are_drawn_not_sentences_of_each_seed() -> None:
+    """The same translations three times over are no more evidence than once."""
+    refs = references(80)
+    system, baseline = statistics(noisy(refs, 0.2, 1), refs), statistics(noisy(refs, 0.22, 2), refs)
+    once, thrice = (paired_bootstrap([system] * n, [baseline] * n, 200) for n in (1, 3))
+    assert (once.low, once.high, once.p_value) == pytest.approx(
+        (thrice.low, thrice.high, thrice.p_value)
+    )
+
+
+def test_a_report_made_twice_says_the_same() -> None:
+    refs = references(30)
+    pair = [[statistics(noisy(refs, 0.2, seed), refs)] for seed in (1, 2)]
+    assert paired_bootstrap(*pair, 50) == paired_bootstrap(*pair, 50)
+
+
+def test_what_cannot_be_compared_is_refused() -> None:
+    refs = references(4)
+    few, many = statistics(refs[:2], refs[:2]), statistics(refs, refs)
+    with pytest.raises(DataError, match="different numbers of sentences"):
+        paired_bootstrap([few], [many])
+    with pytest.raises(DataError, match="cannot pair 0 systems"):
+        paired_bootstrap([], [])
+    with pytest.raises(DataError, match="2 hypotheses with 4 references"):
+        statistics(refs[:2], refs)
+    with pytest.raises(ConfigError, match="n_resamples must be at least 1"):
+        paired_bootstrap([many], [many], 0)
+    with pytest.raises(ConfigError, match="metric must be one of bleu, bleu_tokenised"):
+        sentence_statistics(refs, refs, "chrf", "en")

@@ -1,0 +1,71 @@
+"""Weights written down row by row, as an analysis sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from headwise.analysis.observe import Observation
+from headwise.attention.base import Place
+from headwise.data.batching import Batch, evaluation_batches
+from headwise.data.store import EncodedSplit
+
+Rows = Sequence[Sequence[float]]
+
+
+@dataclass
+class _Placed:
+    place: Place
+
+
+class Model:
+    """As much of a Transformer as tables are made by: attentions of so many heads, one layer."""
+
+    def __init__(self, n_heads: int) -> None:
+        self.n_heads = n_heads
+
+    def attentions(self) -> Iterator[tuple[str, int, Any]]:
+        for site in ("encoder_self", "decoder_self", "cross"):
+            yield site, 1, _Placed(Place(site, 1, self.n_heads, 4))
+
+
+def batch_of(source_lengths: Sequence[int], target_lengths: Sequence[int] | None = None) -> Batch:
+    """Sentences of so many pieces, in the order given, marks not counted."""
+    target_lengths = source_lengths if target_lengths is None else target_lengths
+    sides = [[[4] * n for n in lengths] for lengths in (source_lengths, target_lengths)]
+    (batch,) = evaluation_batches(EncodedSplit.from_lists(*sides), 10_000)
+    order = [batch.indices.index(row) for row in range(len(source_lengths))]
+    return Batch(
+        batch.source_BS[order],
+        batch.source_lengths_B[order],
+        batch.target_in_BT[order],
+        batch.target_out_BT[order],
+        batch.target_lengths_B[order],
+        list(range(len(order))),
+        batch.n_tokens,
+        batch.global_tokens,
+    )
+
+
+def seen(
+    site: str,
+    weights: Sequence[Rows],
+    lengths: Sequence[int],
+    causal: bool = False,
+    is_distribution: bool = True,
+) -> Observation:
+    """One attention of one head: weights (B, Q, K) of sentences of so many positions."""
+    weights_BHQK = torch.tensor(weights)[:, None]
+    n_queries, n_keys = weights_BHQK.shape[2:]
+    queries_BQ = torch.arange(n_queries) < torch.tensor(lengths)[:, None]
+    keys_BK = torch.arange(n_keys) < torch.tensor(lengths)[:, None]
+    allowed_BHQK = (queries_BQ[:, :, None] & keys_BK[:, None])[:, None]
+    if causal:
+        allowed_BHQK = allowed_BHQK & torch.ones(n_queries, n_keys, dtype=torch.bool).tril()
+    return Observation(
+        site, 1, (1,), weights_BHQK.masked_fill(~allowed_BHQK, 0.0), allowed_BHQK, queries_BQ,
+        (is_distribution,),
+    )  # fmt: skip

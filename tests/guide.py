@@ -2,8 +2,9 @@
 
 A page is one shell script. `sh` blocks stand in it as they are, `python` blocks are run from the
 top of the copy, blocks with a title are files that are written, and a `text` block says what the
-block before it prints: numbers may differ, `…` stands for anything. A block below the comment
-`<!-- not run: REASON -->` is left out, and so is what it would print.
+block before it prints: `…` stands for anything, and numbers may differ, since training is short,
+unless `<!-- exact -->` stands above. A block below the comment `<!-- not run: REASON -->` is left
+out, and so is what it would print.
 
 `python` and `headwise` are those of `warm_python`, which also makes training short; `make` takes
 the same Python, and finds everything installed.
@@ -27,10 +28,13 @@ DOCS = ROOT / "docs"
 LANGUAGES = ("sh", "python", "yaml", "text")
 # What a reader has in a checkout after `make demo`; docs/ itself is not among it.
 COPIED = ("conf", "scripts", "src", "tests", "train.py", "Makefile", "pyproject.toml", "README.md")
+# Set by whoever runs the tests, not by a reader.
+OWN = ("PYTHONPATH", "HEADWISE_DATA", "HEADWISE_PLUGINS")
 STAMPS = (".created", ".installed", ".installed-test")
 
 _FENCE = re.compile(r"^```(\w*)(?: title=\"([^\"]+)\")?\s*$")
 _MARK = re.compile(r"^<!-- not run:(.*)-->\s*$")
+_EXACT = "<!-- exact -->"
 _OVERRIDE = re.compile(r"[a-z][\w.@]*=[^…]+")
 _NUMBER = r"[+−-]?\d+(?:\.\d+)?"
 
@@ -45,6 +49,7 @@ class Block:
         title: path of the file that the block is, or None.
         text: what stands between the fences.
         not_run: the reason of the mark before it, or None.
+        exact: a `text` block whose numbers are those that are printed.
     """
 
     line: int
@@ -52,6 +57,7 @@ class Block:
     title: str | None
     text: str
     not_run: str | None
+    exact: bool
 
     @property
     def is_command(self) -> bool:
@@ -67,19 +73,22 @@ def blocks_of(page: Path) -> list[Block]:
     """
     blocks: list[Block] = []
     mark: str | None = None
+    exact = False
     lines = iter(enumerate(page.read_text(encoding="utf-8").splitlines(), start=1))
     for number, line in lines:
         found = _MARK.match(line)
         if found:
             mark = found[1].strip()
+        elif line.rstrip() == _EXACT:
+            exact = True
         elif line.lstrip().startswith("```"):
             opened = _FENCE.match(line)
             if not opened or opened[1] not in LANGUAGES:
                 raise ValueError(f"{page.name}:{number}: no fence of {', '.join(LANGUAGES)}")
             text = "".join(f"{inner}\n" for inner in _until_closed(lines, page, number))
-            blocks.append(Block(number, opened[1], opened[2], text, mark))
-            mark = None
-        elif mark is not None:
+            blocks.append(Block(number, opened[1], opened[2], text, mark, exact))
+            mark, exact = None, False
+        elif mark is not None or exact:
             raise ValueError(f"{page.name}:{number}: a mark stands right before its block")
     return blocks
 
@@ -100,10 +109,10 @@ def inline_overrides(page: Path) -> list[list[str]]:
     return [span for number, span in enumerate(found) if span not in found[:number]]
 
 
-def misses(shown: str, printed: str) -> list[str]:
+def misses(shown: str, printed: str, exact: bool = False) -> list[str]:
     """Lines of a `text` block that were not printed in this order.
 
-    Numbers stand for any number, `…` for anything, white space for white space.
+    `…` stands for anything, white space for white space, numbers for any number unless `exact`.
     """
     told = printed.splitlines()
     missing: list[str] = []
@@ -111,7 +120,7 @@ def misses(shown: str, printed: str) -> list[str]:
     for line in shown.splitlines():
         if line.strip() in ("", "…"):
             continue
-        pattern = re.compile(_pattern(line.strip()))
+        pattern = re.compile(_pattern(line.strip(), exact))
         place = next((n for n in range(start, len(told)) if pattern.fullmatch(told[n])), None)
         if place is None:
             missing.append(line)
@@ -120,14 +129,14 @@ def misses(shown: str, printed: str) -> list[str]:
     return missing
 
 
-def _pattern(line: str) -> str:
+def _pattern(line: str, exact: bool) -> str:
     parts = []
     for piece in re.split(rf"(\s+|…|{_NUMBER})", line):
         if piece == "…":
             parts.append(".*")
         elif piece.isspace():
             parts.append(r"\s+")
-        elif re.fullmatch(_NUMBER, piece):
+        elif not exact and re.fullmatch(_NUMBER, piece):
             parts.append(_NUMBER)
         else:
             parts.append(re.escape(piece))
@@ -192,7 +201,7 @@ class WorkingCopy:
                 log = told / f"{number}.log"
                 script += f"exec > {_quoted(log)} 2>&1\n{text}touch {_quoted(log)}.ended\n"
         environment = {
-            **os.environ,
+            **{name: value for name, value in os.environ.items() if name not in OWN},
             "PATH": f"{self.folder / '.venv' / 'bin'}{os.pathsep}{os.environ['PATH']}",
             "COLUMNS": "200",
         }

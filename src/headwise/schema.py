@@ -307,7 +307,9 @@ class ReportConfig:
     sentences: str | None = None  # a file of them; null: of a test set of the run
     checkpoint: str = "auto"  # auto, best, last, average, update_<n>
     device: str = "auto"
-    figures: bool = False  # figures for print of `run` or `runs`
+    figures: bool = False  # figures for print: of `run`, of `runs`, of the runs of `paper`
+    sentence: str | None = None  # figures=true: the attention of all heads of `run` on it
+    heads: bool = False  # look at the heads of the paper's runs; tables of what they became
     output: str | None = None  # null: outputs/reports/<paper>, or below the run
 
 

@@ -109,10 +109,10 @@ def test_what_is_there_is_not_done_again_unless_asked(headwise: CommandLine, run
     assert headwise("analyze", f"run={run}", "data.sentences=3").code == 0
     assert json_of(run / FOLDER / "settings.json")["sentences"] == 3
     # other weights, and an analysis that was cut off
-    save_checkpoint(run / "checkpoints" / "best.pt", load_checkpoint(trained_last(run)))
-    state = load_checkpoint(run / "checkpoints" / "best.pt")
-    state["model"]["encoder.layers.0.attention.query.bias"] += 1
-    save_checkpoint(run / "checkpoints" / "best.pt", {"model": state["model"]})
+    best = run / "checkpoints" / "best.pt"
+    weights = load_checkpoint(best)["model"]
+    weights["encoder.layers.0.attention.query.bias"] += 1
+    save_checkpoint(best, {"model": weights})
     ended = headwise("analyze", f"run={run}", "data.sentences=3")
     assert (ended.code, "is there already" in ended.out) == (0, False)
     (run / FOLDER / "settings.json").unlink()
@@ -120,12 +120,10 @@ def test_what_is_there_is_not_done_again_unless_asked(headwise: CommandLine, run
     assert "is there already" not in ended.out
 
 
-def trained_last(run: Path) -> Path:
-    return run / "checkpoints" / "last.pt"
-
-
 def test_pruning_curves_go_from_all_heads_to_none(headwise: CommandLine, run: Path) -> None:
-    assert headwise("analyze", f"run={run}", "pruning=true").code == 0
+    assert headwise("analyze", f"run={run}", "data.sentences=4").code == 0
+    ended = headwise("analyze", f"run={run}", "data.sentences=4", "pruning=true")
+    assert (ended.code, "is there already" in ended.out) == (0, False)
     rows = cells(next(t for t in TABLES if t.name == "pruning"), run / FOLDER)
     by_sites = {
         sites: [int(row["n_removed"]) for row in rows if row["sites"] == sites]
@@ -138,9 +136,9 @@ def test_pruning_curves_go_from_all_heads_to_none(headwise: CommandLine, run: Pa
     assert len({row["loss"] for row in rows}) > 4
     assert "of all heads can go" in (run / FOLDER / "findings.md").read_text(encoding="utf-8")
     # one without is there already; one anew takes the curves away, which may not fit any more
-    ended = headwise("analyze", f"run={run}")
+    ended = headwise("analyze", f"run={run}", "data.sentences=4")
     assert "is there already" in ended.out
-    assert headwise("analyze", f"run={run}", "again=true").code == 0
+    assert headwise("analyze", f"run={run}", "data.sentences=4", "again=true").code == 0
     assert not (run / FOLDER / "pruning.csv").exists()
 
 
@@ -237,7 +235,7 @@ def test_runs_side_by_side(
         shutil.copytree(origin, tmp_path / "runs" / name)
     (tmp_path / "runs" / "no-run").mkdir()
     out = tmp_path / "side" / "by"
-    given = f"runs=[{tmp_path}/runs/*,{tmp_path}/runs/two]"
+    given = f"runs=[{tmp_path}/runs/*,{tmp_path}/runs/one/../two]"
     ended = headwise("analyze", given, f"output={out}", "importance=false")
     assert (ended.code, ended.err) == (0, "")
     rows = COMPARISON.read(out)

@@ -323,7 +323,7 @@ def test_page_and_figures_are_asked_for_with_what_was_given(
         page, "write_page", lambda config: asked.append((config.run, config.compare))
     )
     monkeypatch.setattr(
-        figures, "draw_figures", lambda found, output: asked.append((found, output))
+        figures, "draw_figures", lambda found, output: asked.append((found, output)) or []
     )
     folder = runs("a", "softmax", 1, 1)
     assert (

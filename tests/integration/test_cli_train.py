@@ -160,7 +160,7 @@ def test_the_console_command_tells_its_own(headwise: CommandLine) -> None:
     assert headwise("--version").out.startswith("headwise ")
     ended = headwise("--help")
     assert ended.code == 0
-    assert "{train,prepare,evaluate,translate,prune}" in ended.out
+    assert "{train,prepare,evaluate,translate,prune,analyze,report}" in ended.out
 
 
 @pytest.mark.parametrize("script", sorted(p.name for p in (ROOT / "scripts").glob("*.py")))

@@ -77,7 +77,7 @@ def test_every_command_runs_and_prints_what_the_page_shows(
     told = {done.block.line: done.text for done in printed}
     for before, shown in itertools.pairwise(blocks):
         if shown.language == "text" and before.line in told:
-            missing = misses(shown.text, told[before.line])
+            missing = misses(shown.text, told[before.line], shown.exact)
             assert not missing, f"{name}:{shown.line}: {missing} not in\n{told[before.line]}"
 
 
@@ -97,6 +97,8 @@ def test_what_a_page_shows_is_compared_loosely_and_in_order() -> None:
     assert misses("all done\ntest bleu 87.63 …\n", told) == ["test bleu 87.63 …"]
     assert misses("test chrf 87.63 …\n", told) == ["test chrf 87.63 …"]
     assert misses("bleu\n", told) == ["bleu"]
+    assert misses("test bleu 0.03 …\n", told, exact=True) == []
+    assert misses("test bleu 0.04 …\n", told, exact=True) == ["test bleu 0.04 …"]
 
 
 def test_a_page_that_is_not_understood_is_refused(tmp_path: Path) -> None:
@@ -106,6 +108,7 @@ def test_a_page_that_is_not_understood_is_refused(tmp_path: Path) -> None:
         "```sh\nls\n",
         "```\nls\n```\n",
         "<!-- not run: takes days of a GPU -->\n\n```sh\nls\n```\n",
+        "<!-- exact -->\n\n```text\nls\n```\n",
     ):
         page.write_text(text, encoding="utf-8")
         with pytest.raises(ValueError, match=r"page\.md:"):
@@ -168,5 +171,6 @@ def test_the_site_builds_and_no_page_loads_anything_from_outside(tmp_path: Path)
             place = built / path[1:] if path.startswith("/") else page.parent / path
             assert not path or place.is_file(), f"{page.name}: {address}"
     for style in built.rglob("*.css"):
-        found = re.findall(r"(?:url\(|@import\s+)([^);]*)", style.read_text(encoding="utf-8"))
+        text = style.read_text(encoding="utf-8")
+        found = re.findall(r"url\(([^)]*)", text) + re.findall(r"@import\s+([\"'][^\"']*)", text)
         assert not [address for address in found if is_outside(address)], style.name

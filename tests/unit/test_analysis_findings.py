@@ -12,7 +12,7 @@ from headwise.analysis.correlations import correlation_rows, spearman
 from headwise.analysis.findings import Found, findings
 from headwise.analysis.roles import Thresholds, roles
 from headwise.analysis.trajectories import came_back, sarle, trajectory_rows
-from headwise.analysis.wording import percent, plural
+from headwise.analysis.wording import percent, plural, quoted
 
 COUNTS = {
     "source_tokens": 900, "target_tokens": 800, "source_words": 700, "source_split_words": 60,
@@ -239,3 +239,13 @@ def test_shares_never_look_like_more_than_they_are() -> None:
         "0 %", "under 1 %", "50 %", "over 99 %", "100 %",
     ]  # fmt: skip
     assert [plural(n, "head") for n in (0, 1, 1200)] == ["no head", "1 head", "1,200 heads"]
+
+
+def test_quoted_sentences_are_no_markup() -> None:
+    assert quoted("a *b* [c] <d>_") == r"a \*b\* \[c\] \<d>\_"
+    assert quoted("x" * 500) == "x" * 120 + "…"
+
+
+def test_no_sentence_at_all_is_not_nearly_one() -> None:
+    text = told([head(1, rare_share=0.0)])
+    assert "No head looks from most tokens at the rarest of any sentence" in text

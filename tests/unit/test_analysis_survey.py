@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import permutations
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from headwise.analysis.pruning import pruned_state
 from headwise.analysis.roles import Thresholds, roles
 from headwise.analysis.survey import Survey, survey
 from headwise.model.transformer import Transformer
-from planted_heads import DECODER_ROLES, ROLES, batches, planted, sentences, side
+from planted_heads import DECODER_ROLES, ROLES, SINGLES, batches, planted, sentences, side
 
 CPU = torch.device("cpu")
 NAMELESS = ("uniform", "end")
@@ -135,6 +136,23 @@ def test_a_head_at_the_current_token_merges_nothing_where_most_words_are_whole(m
     assert found.counts["source_split_words"] >= 10
     assert roles(current, found.counts, Thresholds()) == ["current"]
     assert "merging" in roles(row_of(found, "encoder_self", 3), found.counts, Thresholds())
+
+
+def test_an_offset_that_few_tokens_have_names_no_head(make: Any) -> None:
+    """In sentences of six pieces only the first has anything at +5."""
+    model = planted(make, "attention=entmax15")
+    text = [["▁was", *chosen, "?"] for chosen in permutations(SINGLES, 4)][:40]
+    both = side(text)
+    found = survey(model, batches(text), CPU, both, both)
+    far = {
+        row["head"]: row["max_share"]
+        for row in found.offsets
+        if (row["site"], row["offset"]) == ("encoder_self", 5)
+    }
+    assert far[4] == 1
+    asking = row_of(found, "encoder_self", 4)
+    assert asking["offset"] != 5
+    assert roles(asking, found.counts, Thresholds()) == []
 
 
 def test_languages_decide_what_can_be_measured(make: Any) -> None:

@@ -95,7 +95,7 @@ ASKED: dict[str, dict[str, tuple[list[str], str, bool] | None]] = {
         "▁誰 も いない 。": (["▁誰"], "。", False),
         "▁あいつ から 。": None,
         "▁それほどの ぶどう 。": None,
-        "▁行きますか 。": None,  # asks without a question mark: neither
+        "▁何 です か 。": None,  # asks without a question mark: neither
     },
 }  # fmt: skip
 

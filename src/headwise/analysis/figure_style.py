@@ -9,11 +9,12 @@ window, no global state, any number of jobs in a process.
 from __future__ import annotations
 
 import io
+import logging
 import math
 import os
 import re
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -246,7 +247,10 @@ def save(figure: Figure, out: Path, formats: Sequence[str] = FORMATS) -> tuple[P
     files = []
     for kind in formats:
         drawn = io.BytesIO()
-        with rc_context({"svg.hashsalt": "headwise", "svg.fonttype": "path", "pdf.fonttype": 42}):
+        settings = rc_context(
+            {"svg.hashsalt": "headwise", "svg.fonttype": "path", "pdf.fonttype": 42}
+        )
+        with settings, _quiet_subsetting():
             figure.savefig(drawn, format=kind, dpi=DPI, metadata=dated.get(kind, {}))
         path = out.with_name(f"{out.stem}.{kind}")
         with _replacing(path) as temporary:
@@ -256,7 +260,19 @@ def save(figure: Figure, out: Path, formats: Sequence[str] = FORMATS) -> tuple[P
 
 
 @contextmanager
-def _replacing(path: Path) -> Any:
+def _quiet_subsetting() -> Iterator[None]:
+    """Without what fontTools tells of every font that a pdf holds."""
+    logger = logging.getLogger("fontTools.subset")
+    level = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
     """A sibling that takes the place of `path` once it is whole."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:

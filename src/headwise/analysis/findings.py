@@ -32,6 +32,7 @@ from headwise.analysis.wording import (
     number,
     percent,
     plural,
+    quoted,
     table,
     upper,
 )
@@ -210,7 +211,7 @@ def _unlike(found: Found) -> str:
     lines = [
         f"- {upper(head_name({**row, 'alpha': alphas[key]}))}, mean density "
         f"{row['head_mean']:.2f}: {row['density']:.2f} in sentence {row['sentence']}, "
-        f"{row['expected']:.2f} in others of its length. *{row['text']}*"
+        f"{row['expected']:.2f} in others of its length. *{quoted(row['text'])}*"
         for key, row in list(named.items())[:MOST_NAMED]
     ]
     return (

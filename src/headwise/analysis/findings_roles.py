@@ -172,6 +172,8 @@ def rare_text(heads: Sequence[Row], thresholds: Thresholds) -> str:
         named = [f"{head_name(row)}, in {percent(row['rare_share'])} of sentences" for row in found]
         return f"Most tokens look at the rarest token of their sentence: {chain(named)} ({seen})."
     best = max(rows, key=lambda row: float(row["rare_share"]))
+    if not best["rare_share"]:
+        return f"No head looks from most tokens at the rarest of any sentence ({seen})."
     return (
         f"No head looks from most tokens at the rarest of the sentence in "
         f"{percent(thresholds.rare_share)} of sentences; nearest is {head_name(best)}, "

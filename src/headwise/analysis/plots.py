@@ -105,8 +105,8 @@ def diversity_figure(records: Records) -> Figure | None:
     headline(
         figure,
         "How much the heads of a layer disagree over training",
-        "One line a layer. 0: all heads of the layer give the same weights; the larger, the more "
-        "they differ.",
+        "One line a layer. 0: all heads of the layer give the same weights; 1: no two of them look "
+        "at the same key.",
     )
     return figure
 
@@ -133,6 +133,7 @@ def _site_panels(
                 alpha=0.85,
                 marker=STYLES[(layer - 1) % len(STYLES)].marker if are_few else None,
                 markersize=3,
+                clip_on=not are_few,
                 label=label.format(layer, head),
             )
     layer_bar(figure, panels, colours)
@@ -146,7 +147,10 @@ def _name_extremes(axes: Axes, heads: Mapping[tuple[int, int], Series]) -> None:
     ends = {place: (updates[-1], values[-1]) for place, (updates, values) in heads.items()}
     ranked = sorted(ends, key=lambda place: (ends[place][1], place))
     marks = []
-    for (layer, head), marker in ((ranked[-1], "^"), (ranked[0], "v")):
+    for name, (layer, head), marker in (
+        ("highest", ranked[-1], "^"),
+        ("lowest", ranked[0], "v"),
+    ):
         update, alpha = ends[layer, head]
         marks += axes.plot(
             [update],
@@ -156,7 +160,7 @@ def _name_extremes(axes: Axes, heads: Mapping[tuple[int, int], Series]) -> None:
             markersize=4.5,
             linestyle="none",
             clip_on=False,
-            label=f"layer {layer} head {head}: α {alpha:.2f}",
+            label=f"{name}: layer {layer} head {head}, {alpha:.2f}",
         )
     legend(
         axes,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ SITE_NAMES = {
     "decoder_self": "decoder self-attention",
     "cross": "cross-attention",
 }
+MOST_CHARACTERS = 120  # of a sentence that is quoted
 HEAD_SITES = {"encoder_self": "encoder", "decoder_self": "decoder", "cross": "cross-attention"}
 
 
@@ -73,6 +75,12 @@ def chain(items: Sequence[str]) -> str:
 def upper(sentence: str) -> str:
     """With a capital letter in front."""
     return sentence[:1].upper() + sentence[1:]
+
+
+def quoted(sentence: str) -> str:
+    """A sentence in Markdown, cut where it is long."""
+    short = sentence if len(sentence) <= MOST_CHARACTERS else f"{sentence[:MOST_CHARACTERS]}…"
+    return re.sub(r"([\\*_`\[\]<])", r"\\\1", short)
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

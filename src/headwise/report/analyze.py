@@ -89,13 +89,17 @@ def analyze_runs(config_node: DictConfig) -> list[Path]:
     """
     config = OmegaConf.to_object(config_node)
     assert isinstance(config, AnalyzeConfig)
-    _check(config)
-    folders = _folders(config)
-    analyses = [_analyze(config, folder) for folder in folders]
+    analyses = analyze_folders(config)
     if config.runs:
-        runs = dict(zip((folder.path for folder in folders), analyses, strict=True))
+        runs = {folder.parent: folder for folder in analyses}
         print(write_comparison(runs, config.diversity_base, Path(config.output)))
     return analyses
+
+
+def analyze_folders(config: AnalyzeConfig) -> list[Path]:
+    """Analyse the runs asked for, each unless that was done already; see `analyze_runs`."""
+    _check(config)
+    return [_analyze(config, folder) for folder in _folders(config)]
 
 
 def _check(config: AnalyzeConfig) -> None:

@@ -91,8 +91,8 @@ def diversity_layers(
     headline(
         figure,
         f"How much the heads of each layer disagree{f' ({what})' if what else ''}",
-        f"Divergence of the weights of a layer's heads, divided by {DIVERSITY_BASES[column]}; 0: all "
-        f"heads give the same weights; the larger, the more they differ. {counts} {text}",
+        f"Divergence of the weights of a layer's heads, divided by {DIVERSITY_BASES[column]}; 0: "
+        f"all heads give the same weights; the larger, the more they differ. {counts} {text}",
     )
     return figure
 

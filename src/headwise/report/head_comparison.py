@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,8 @@ from headwise.train.checkpoint import write_text
 from headwise.train.run_folder import RunFolder
 
 Rows = list[dict[str, Any]]
-Value = tuple[str, str | None, int | None, float]  # quantity, site, layer, value
+Key = tuple[str, str | None, int | None]  # quantity, site, layer
+Value = tuple[str, str | None, int | None, float]
 
 # Quantity -> how it is called and shown; in this order.
 QUANTITIES = {
@@ -30,7 +31,7 @@ QUANTITIES = {
     "merge_score_2": ("second highest", "share"),
     "cluster_mass": ("highest mass inside of the word", "share"),
     "interrogation_heads": ("interrogation heads", "count"),
-    "question_weight": ("highest weight on ? at question words", "share"),
+    "question_weight": ("weight on ? at question words, best head", "share"),
     "statement_weight": ("that head, same words in statements", "share"),
     "rare_share": ("most sentences in which a head points at the rarest token", "share"),
     "alpha": ("α, mean", "number"),
@@ -52,12 +53,11 @@ def write_comparison(runs: Mapping[Path, Path], diversity_base: str, output: Pat
     labels = run_labels(list(runs))
     for label, (run, folder) in zip(labels, runs.items(), strict=True):
         about = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
-        values = list(_values(HEADS.read(folder), LAYERS.read(folder), diversity_base))
-        columns[label] = (str(run), about, values)
+        columns[label] = (str(run), about, values_of(folder, diversity_base))
     rows = [
         {"run": run, "quantity": quantity, "site": site, "layer": layer, "value": value}
         for run, _, values in columns.values()
-        for quantity, site, layer, value in values
+        for (quantity, site, layer), value in values.items()
     ]
     output.mkdir(parents=True, exist_ok=True)
     text = _markdown(columns, diversity_base)
@@ -82,8 +82,13 @@ def run_labels(folders: Sequence[Path]) -> list[str]:
     ]
 
 
+def values_of(analysis: Path, diversity_base: str) -> dict[Key, float]:
+    """Everything the comparison tells of a run, from the folder of its analysis."""
+    found = _values(HEADS.read(analysis), LAYERS.read(analysis), diversity_base)
+    return {(quantity, site, layer): float(value) for quantity, site, layer, value in found}
+
+
 def _values(heads: Rows, layers: Rows, diversity_base: str) -> Iterator[Value]:
-    """Everything the comparison tells of a run."""
     for role in ("previous", "next"):
         own = [row for row in heads if _has(row, role)]
         near = known(heads, f"{role}_share")
@@ -122,7 +127,7 @@ def _of_words(encoder: Rows) -> Iterator[Value]:
     if asked:
         n_heads = sum(_has(row, "interrogation") for row in encoder)
         yield "interrogation_heads", "encoder_self", None, n_heads
-        best = max(asked, key=lambda row: float(row["question_weight"]))
+        best = max(asked, key=_tells_questions)
         yield "question_weight", "encoder_self", None, best["question_weight"]
         if best["statement_weight"] is not None:
             yield "statement_weight", "encoder_self", None, best["statement_weight"]
@@ -131,44 +136,61 @@ def _of_words(encoder: Rows) -> Iterator[Value]:
         yield "rare_share", "encoder_self", None, max(rare)
 
 
+def _tells_questions(row: Mapping[str, Any]) -> float:
+    return float(row["question_weight"] - (row["statement_weight"] or 0.0))
+
+
 def _has(row: Mapping[str, Any], role: str) -> bool:
     return role in (row["roles"] or "").split(";")
 
 
-def _markdown(
-    columns: Mapping[str, tuple[str, Mapping[str, Any], Sequence[Value]]], diversity_base: str
-) -> str:
-    found = {
-        label: {value[:3]: value[3] for value in values}
-        for label, (_, _, values) in columns.items()
-    }
-    keys = {key for values in found.values() for key in values}
+def in_order(keys: Iterable[Key]) -> list[Key]:
+    """As the comparison tells them."""
     order = list(QUANTITIES)
     places: list[str | None] = [None, *SITES]
-    lines = []
-    for key in sorted(keys, key=lambda k: (order.index(k[0]), places.index(k[1]), k[2] or 0)):
-        quantity, site, layer = key
-        name, kind = QUANTITIES[quantity]
-        if site is not None and (
-            layer is not None or quantity in ("alpha", "density", "confidence")
-        ):
-            name += f", {SITE_NAMES[site]}" + (f" layer {layer}" if layer is not None else "")
-        cells = [_shown(values.get(key), kind) for values in found.values()]
-        lines.append([name, *cells])
+    return sorted(keys, key=lambda k: (order.index(k[0]), places.index(k[1]), k[2] or 0))
+
+
+def name_of(key: Key) -> str:
+    """What a value is, in words."""
+    quantity, site, layer = key
+    name = QUANTITIES[quantity][0]
+    if site is None or (layer is None and quantity not in ("alpha", "density", "confidence")):
+        return name
+    return f"{name}, {SITE_NAMES[site]}" + (f" layer {layer}" if layer is not None else "")
+
+
+def shown_value(key: Key, value: float) -> str:
+    """A value as its quantity is shown."""
+    kind = QUANTITIES[key[0]][1]
+    return {"count": f"{value:.0f}", "share": percent(value), "number": f"{value:.2f}"}[kind]
+
+
+def _markdown(
+    columns: Mapping[str, tuple[str, Mapping[str, Any], Mapping[Key, float]]], diversity_base: str
+) -> str:
+    found = {label: values for label, (_, _, values) in columns.items()}
+    lines = [
+        [
+            name_of(key),
+            *(shown_value(key, of[key]) if key in of else "" for of in found.values()),
+        ]
+        for key in in_order({key for values in found.values() for key in values})
+    ]
     legend = [
         f"- {label}: `{run}`, {about['sentences']} sentences of {about['split']}, weights "
         f"`{about['checkpoint']}`"
         for label, (run, about, _) in columns.items()
     ]
-    base = "the number of heads" if diversity_base == "heads" else "the number of keys"
-    note = (
-        "An empty cell was not measured, or there is no such head. Diversity is the Jensen-Shannon "
-        f"divergence of the heads of a layer, logarithm to the base of {base}."
-    )
+    empty = "An empty cell was not measured, or there is no such head."
+    note = f"{empty} {diversity_note(diversity_base)}"
     return "\n\n".join([table(["", *found], lines), "\n".join(legend), note]) + "\n"
 
 
-def _shown(value: float | None, kind: str) -> str:
-    if value is None:
-        return ""
-    return {"count": f"{value:.0f}", "share": percent(value), "number": f"{value:.2f}"}[kind]
+def diversity_note(base: str) -> str:
+    """What the diversity is."""
+    number = "heads" if base == "heads" else "keys"
+    return (
+        "Diversity is the Jensen-Shannon divergence of the heads of a layer, logarithm to the base "
+        f"of the number of {number}."
+    )

@@ -6,21 +6,23 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
 from headwise.config_dir import group_choices
 from headwise.errors import ConfigError, RunError, require
+from headwise.report.analyze import analyze_folders
 from headwise.report.paper import Paper, Recipe, check_seeds, default_output, read_paper, recipe
 from headwise.report.paper_cells import ColumnFigures, Missing, column_figures, missing_cells
 from headwise.report.paper_facts import COLUMNS, facts
+from headwise.report.paper_heads import head_tables
 from headwise.report.paper_pruning import PruningReport, pruning_report
 from headwise.report.paper_runs import Matching, find_folders, match, read_run
 from headwise.report.paper_tables import paper_tables
 from headwise.report.tables import TextTable, csv_text, latex, latex_comment
-from headwise.schema import ReportConfig
+from headwise.schema import AnalyzeConfig, ReportConfig
 from headwise.train.checkpoint import write_text
 
 SIGNALLED = 128  # exit codes above it: stopped on request, not failed
@@ -44,8 +46,9 @@ def report_runs(config_node: DictConfig) -> None:
         write_page(config)
     if config.paper is not None:
         _report_paper(config)
-    if config.figures:
-        _draw(config)
+    elif config.figures:
+        given = [config.run] if config.run is not None else config.runs
+        _draw(config, find_folders(given), _output(config))
 
 
 def _check(config: ReportConfig) -> None:
@@ -62,26 +65,40 @@ def _check(config: ReportConfig) -> None:
         raise ConfigError("run=FOLDER needs page=true, figures=true or both")
     if config.run is not None and config.paper is not None:
         raise ConfigError("paper= takes runs=[FOLDER,…], and run= a page or figures; give one")
-    if config.launch and config.paper is None:
-        raise ConfigError("launch=true needs paper=NAME, whose cells it fills")
+    for key in ("launch", "heads"):
+        if getattr(config, key) and config.paper is None:
+            raise ConfigError(f"{key}=true needs paper=NAME, whose cells' runs it is about")
+    if config.sentence is not None and not (config.run and config.figures):
+        raise ConfigError("sentence=… needs run=FOLDER figures=true, which it is drawn for")
     require(config.n_resamples >= 1, "n_resamples", "at least 1", config.n_resamples)
     if config.seeds is not None:
         check_seeds("seeds", config.seeds)
 
 
-def _draw(config: ReportConfig) -> None:
-    from headwise.report.figures import draw_figures
+def _output(config: ReportConfig) -> Path:
+    """Where figures of runs go."""
+    if config.output is not None:
+        return Path(config.output) / ("figures" if config.page else ".")
+    return Path("outputs/reports/figures" if config.run is None else f"{config.run}/figures")
 
-    given = [config.run] if config.run is not None else config.runs
-    folders = find_folders(given or read_paper(config.paper).runs)
+
+def _draw(config: ReportConfig, folders: Sequence[Path], output: Path) -> None:
+    from headwise.report.figures import draw_figures, unanalysed
+    from headwise.report.figures_attention import draw_attention
+
     if not folders:
-        raise RunError(f"there is no run in {', '.join(given)}")
-    default = folders[0] / "figures" if config.run is not None else Path("outputs/reports/figures")
-    if config.paper is not None:
-        default = default_output(read_paper(config.paper)) / "figures"
-    below = "figures" if config.paper is not None or config.page else "."
-    output = default if config.output is None else Path(config.output) / below
-    draw_figures(folders, output)
+        raise RunError("there is no run to draw figures of")
+    files = draw_figures(folders, output)
+    if config.sentence is not None:
+        checkpoint, device = config.checkpoint, config.device
+        files += draw_attention(folders[0], config.sentence, output, checkpoint, device)
+    lacking = unanalysed(folders)
+    if lacking:
+        print(
+            f"{len(lacking)} of {len(folders)} runs have no tables of their heads, which "
+            f"scripts/analyze.py makes: {lacking[0]} …"
+        )
+    print(f"written to {output}: {len(files)} files of figures", flush=True)
 
 
 # -- a paper's tables -----------------------------------------------------------------------------
@@ -96,7 +113,10 @@ def _report_paper(config: ReportConfig) -> None:
         gathered = _gather(config, paper, recipes, seeds)
         failed = _launch(gathered.missing)
     gathered = _gather(config, paper, recipes, seeds)
+    folders = [run.folder for figures in gathered.columns for run in figures.runs]
     output = Path(config.output) if config.output is not None else default_output(paper)
+    if config.heads:
+        gathered = replace(gathered, heads=_heads(config, gathered, folders))
     text = gathered.markdown(config)
     print(text, flush=True)
     rows = facts(paper, gathered.columns, gathered.matching, gathered.missing, gathered.pruning)
@@ -108,6 +128,8 @@ def _report_paper(config: ReportConfig) -> None:
     ):
         write_text(output / f"{paper.name}.{ending}", content)
     print(f"written to {output}: {paper.name}.md, .tex and .csv", flush=True)
+    if config.figures:
+        _draw(config, folders, output / "figures")
     if failed:
         commands = "\n".join(f"  {missing.command}" for missing in failed)
         raise RunError(f"{len(failed)} of the commands launched failed:\n{commands}")
@@ -122,10 +144,11 @@ class _Gathered:
     matching: Matching
     missing: list[Missing]
     pruning: PruningReport
+    heads: Sequence[TextTable] = ()
 
     @property
     def tables(self) -> list[TextTable]:
-        return [*paper_tables(self.paper, self.columns), *self.pruning.tables]
+        return [*paper_tables(self.paper, self.columns), *self.heads, *self.pruning.tables]
 
     def markdown(self, config: ReportConfig) -> str:
         parts = [f"# {self.paper.title}"]
@@ -189,6 +212,17 @@ def _gather(
     if paper.pruning or paper.pruned_runs:
         pruning = pruning_report(paper, [read_run(folder) for folder in folders])
     return _Gathered(paper, columns, matching, missing_cells(columns, matching), pruning)
+
+
+def _heads(config: ReportConfig, gathered: _Gathered, folders: Sequence[Path]) -> list[TextTable]:
+    """Analyse the runs that fill cells, as far as that was not done, and average over seeds."""
+    wanted = AnalyzeConfig(
+        runs=[str(folder) for folder in folders],
+        checkpoint=config.checkpoint,
+        device=config.device,
+    )
+    analyses = dict(zip(folders, analyze_folders(wanted), strict=True)) if folders else {}
+    return head_tables(gathered.paper, gathered.columns, analyses)
 
 
 def _launch(missing: Sequence[Missing]) -> list[Missing]:

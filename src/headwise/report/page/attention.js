@@ -2,8 +2,12 @@
 
 const READINGS = {
   encoder_self: "A row is a piece of the source, a column a piece it looks at.",
-  decoder_self: "A row is the piece of the translation just read, a column a piece looked at: itself or an earlier one.",
-  cross: "A row is the piece of the translation about to be written, a column a piece of the source looked at.",
+  decoder_self:
+    "A row is the piece of the translation just read, " +
+    "a column a piece looked at: itself or an earlier one.",
+  cross:
+    "A row is the piece of the translation about to be written, " +
+    "a column a piece of the source looked at.",
 };
 
 /** What stands at the rows and columns of a site. */
@@ -13,12 +17,15 @@ function labelsOf(content, site) {
   return [content.written_pieces, content.source_pieces];
 }
 
-const siteHeads = (site) => data.runs.flatMap((run) => run.heads).filter((row) => row.site === site);
+const siteHeads = (site) =>
+  data.runs.flatMap((run) => run.heads).filter((row) => row.site === site);
 
 /** The choice of a site and layer beside the view, for who has scrolled past the grids. */
 function preparePlace() {
   const sites = Object.keys(data.sites).filter((site) => siteHeads(site).length);
-  byId("site").replaceChildren(...sites.map((site) => make("option", { value: site, text: data.sites[site] })));
+  byId("site").replaceChildren(
+    ...sites.map((site) => make("option", { value: site, text: data.sites[site] })),
+  );
   const choose = (site, layer) => {
     const rows = siteHeads(site);
     const there = rows.filter((row) => row.layer === layer);
@@ -31,17 +38,27 @@ function preparePlace() {
 
 /** Shows in these choices which head is chosen. */
 function drawPlace() {
-  const layers = [...new Set(siteHeads(state.site).map((row) => row.layer))].sort((one, other) => one - other);
-  byId("layer").replaceChildren(...layers.map((layer) => make("option", { value: layer, text: layer })));
+  const layers = [...new Set(siteHeads(state.site).map((row) => row.layer))].sort(
+    (one, other) => one - other,
+  );
+  byId("layer").replaceChildren(
+    ...layers.map((layer) => make("option", { value: layer, text: layer })),
+  );
   [byId("site").value, byId("layer").value] = [state.site, state.layer];
 }
 
 /** The chosen head on the chosen sentence, in every run. */
 async function drawMaps() {
   const { sentence, site, layer, head } = state;
-  const figures = await Promise.all(data.runs.map((run) => mapFigure(run, sentence, site, layer, head)));
+  const figures = await Promise.all(
+    data.runs.map((run) => mapFigure(run, sentence, site, layer, head)),
+  );
   // another choice may have been made while bytes were unpacked
-  if (sentence !== state.sentence || headKey(site, layer, head) !== headKey(state.site, state.layer, state.head)) return;
+  if (
+    sentence !== state.sentence ||
+    headKey(site, layer, head) !== headKey(state.site, state.layer, state.head)
+  )
+    return;
   hideTip();
   byId("maps").replaceChildren(...figures);
   for (const figure of figures) sizeCells(figure);
@@ -49,17 +66,29 @@ async function drawMaps() {
 
 async function mapFigure(run, sentence, site, layer, head) {
   const content = run.sentences[sentence];
-  const row = run.heads.find((one) => one.site === site && one.layer === layer && one.head === head);
+  const row = run.heads.find(
+    (one) => one.site === site && one.layer === layer && one.head === head,
+  );
   const weights = await headWeights(content, site, layer, head);
   const place = `${data.sites[site]}, layer ${layer}, head ${head}`;
-  const caption = make("figcaption", {},
+  const caption = make(
+    "figcaption",
+    {},
     data.runs.length > 1 ? make("h3", {}, isolated(run.label)) : "",
     make("p", { class: "place", text: place }),
-    make("p", { class: "facts" }, ...headFacts(row))
+    make("p", { class: "facts" }, ...headFacts(row)),
   );
-  const figure = make("figure", { class: "map" }, caption, await overview(run, content, site, layer, head));
+  const figure = make(
+    "figure",
+    { class: "map" },
+    caption,
+    await overview(run, content, site, layer, head),
+  );
   if (!row) figure.append(make("p", { class: "hint", text: "This run has no such head." }));
-  else if (!weights) figure.append(make("p", { class: "hint", text: "This head has no weights that could be shown." }));
+  else if (!weights)
+    figure.append(
+      make("p", { class: "hint", text: "This head has no weights that could be shown." }),
+    );
   else figure.append(mapTable(content, site, weights, `Weights of ${place}, ${run.label}`));
   return figure;
 }
@@ -68,7 +97,7 @@ async function mapFigure(run, sentence, site, layer, head) {
 function headFacts(row) {
   if (!row) return [];
   const numbers = MEASURES.filter(({ id }) => row[id] !== undefined).map(({ id, name, says }) =>
-    make("span", { title: says, text: `${name} ${shown(row[id])}` })
+    make("span", { title: says, text: `${name} ${shown(row[id])}` }),
   );
   const roles = rolesOf(row).map((name) => make("strong", { text: roleOf(name)[1] }));
   return [...numbers, ...roles];
@@ -78,18 +107,32 @@ function headFacts(row) {
 
 /** Every head of the layer as a small picture, to choose from. */
 async function overview(run, content, site, layer, chosen) {
-  const heads = run.heads.filter((row) => row.site === site && row.layer === layer).map((row) => row.head);
-  const pictures = await Promise.all(heads.map(async (head) => {
-    const weights = await headWeights(content, site, layer, head);
-    const button = make("button", {
-      type: "button", "aria-pressed": String(head === chosen), "aria-label": `head ${head} of layer ${layer}`,
-      onclick: () => chooseHead(site, layer, head, false),
-    }, make("span", { text: `head ${head}` }));
-    button.dataset.head = head;
-    if (weights) button.prepend(picture(weights));
-    return button;
-  }));
-  return make("div", { class: "overview", role: "group", "aria-label": `All heads of layer ${layer}` }, ...pictures);
+  const heads = run.heads
+    .filter((row) => row.site === site && row.layer === layer)
+    .map((row) => row.head);
+  const pictures = await Promise.all(
+    heads.map(async (head) => {
+      const weights = await headWeights(content, site, layer, head);
+      const button = make(
+        "button",
+        {
+          type: "button",
+          "aria-pressed": String(head === chosen),
+          "aria-label": `head ${head} of layer ${layer}`,
+          onclick: () => chooseHead(site, layer, head, false),
+        },
+        make("span", { text: `head ${head}` }),
+      );
+      button.dataset.head = head;
+      if (weights) button.prepend(picture(weights));
+      return button;
+    }),
+  );
+  return make(
+    "div",
+    { class: "overview", role: "group", "aria-label": `All heads of layer ${layer}` },
+    ...pictures,
+  );
 }
 
 /** A point a weight; nothing is painted where it is 0. */
@@ -113,13 +156,25 @@ function mapTable(content, site, weights, label) {
   const table = make("table", { class: "weights", role: "grid", "aria-label": label });
   const colours = inkTable(weights.isSigned).map((ink) => (ink ? `rgb(${ink})` : ""));
   table.style.setProperty("--columns", weights.columns);
-  table.append(make("thead", {}, make("tr", {},
-    make("td", { class: "corner" }),
-    ...keys.map((piece) => make("th", { scope: "col" }, make("span", {}, isolated(piece))))
-  )));
+  table.append(
+    make(
+      "thead",
+      {},
+      make(
+        "tr",
+        {},
+        make("td", { class: "corner" }),
+        ...keys.map((piece) => make("th", { scope: "col" }, make("span", {}, isolated(piece)))),
+      ),
+    ),
+  );
   const body = make("tbody");
   for (let row = 0; row < weights.rows; row += 1) {
-    const line = make("tr", {}, make("th", { scope: "row" }, make("span", {}, isolated(queries[row]))));
+    const line = make(
+      "tr",
+      {},
+      make("th", { scope: "row" }, make("span", {}, isolated(queries[row]))),
+    );
     for (let column = 0; column < weights.columns; column += 1) {
       const code = weights.codes[row * weights.columns + column];
       const cell = document.createElement("td");
@@ -149,18 +204,23 @@ function mapTable(content, site, weights, label) {
   table.addEventListener("mouseleave", () => leave(table));
   table.addEventListener("focusout", () => leave(table));
   table.addEventListener("keydown", (event) =>
-    event.key === "Escape" ? hideTip() : moveInGrid(event, table)
+    event.key === "Escape" ? hideTip() : moveInGrid(event, table),
   );
   table.addEventListener("click", (event) => {
     const cell = event.target.closest("td[data-code]");
     if (cell) focusCell(table, cell);
   });
-  return make("div", { class: "frame" },
+  return make(
+    "div",
+    { class: "frame" },
     make("p", { class: "hint", text: READINGS[site] }),
-    weights.scale === 1 ? "" : make("p", { class: "hint", text: `Its largest weight is of size ${weights.scale.toPrecision(3)}; the fullest ink stands for that.` }),
-    make("div", { class: "scroll" }, table)
+    weights.scale === 1 ? "" : make("p", { class: "hint", text: scaleNote(weights.scale) }),
+    make("div", { class: "scroll" }, table),
   );
 }
+
+const scaleNote = (scale) =>
+  `Its largest weight is of size ${scale.toPrecision(3)}; the fullest ink stands for that.`;
 
 function markRowAndColumn(table, row, column) {
   table.querySelectorAll("th.on").forEach((heading) => heading.classList.remove("on"));
@@ -177,7 +237,13 @@ let tipCell = null; // whose weight the tip tells
 
 function showTip(cell, [query, key, weight]) {
   tipCell = cell;
-  byId("tip").replaceChildren(make("b", { text: weight }), " ", isolated(query), " → ", isolated(key));
+  byId("tip").replaceChildren(
+    make("b", { text: weight }),
+    " ",
+    isolated(query),
+    " → ",
+    isolated(key),
+  );
   placeTip();
 }
 
@@ -208,7 +274,11 @@ function sizeCells(figure) {
 
 /** What the ink of a weight means. */
 function drawInkLegend() {
-  const ramp = make("span", { class: "ramp", role: "img", "aria-label": "ink from the smallest weight to 1" });
+  const ramp = make("span", {
+    class: "ramp",
+    role: "img",
+    "aria-label": "ink from the smallest weight to 1",
+  });
   const stops = [...Array(11).keys()].map((place) => inkColour(place / 10));
   ramp.style.background = `linear-gradient(to right, ${stops.join(", ")})`;
   const marks = [0, 0.05, 0.25, 0.5, 1].map((weight) => {
@@ -219,9 +289,18 @@ function drawInkLegend() {
   const entries = [
     make("span", { class: "entry" }, make("i", { class: "swatch empty" }), " exactly 0"),
     make("span", { class: "entry scale" }, ramp, make("span", { class: "marks" }, ...marks)),
-    make("span", { class: "entry" }, make("i", { class: "swatch barred" }), " out of the query's sight"),
+    make(
+      "span",
+      { class: "entry" },
+      make("i", { class: "swatch barred" }),
+      " out of the query's sight",
+    ),
   ];
-  if (data.runs.some((run) => run.sentences.some(({ blocks }) => blocks.some(({ signed }) => signed.some(Boolean))))) {
+  if (
+    data.runs.some((run) =>
+      run.sentences.some(({ blocks }) => blocks.some(({ signed }) => signed.some(Boolean))),
+    )
+  ) {
     const below = make("i", { class: "swatch" });
     below.style.background = inkColour(0.7, true);
     entries.push(make("span", { class: "entry" }, below, " − below 0"));

@@ -2,6 +2,8 @@
 // Lightness alone tells their steps apart, so that they survive grey print and colour blindness.
 
 const darkMode = matchMedia("(prefers-color-scheme: dark)");
+// Told of a change and never asked: Chromium tells nothing of a change that was seen by asking.
+const darkModeChange = matchMedia("(prefers-color-scheme: dark)");
 
 const mix = (from, to, share) => from + (to - from) * share;
 

@@ -1,11 +1,41 @@
 // The heads as a grid: a table a run and site, a row a layer, a cell a head.
 
 const MEASURES = [
-  { id: "alpha", name: "α", says: "the head's rule, from softmax (1, no weight is 0) over 1.5-entmax to sparsemax (2, most are)", low: 1, high: 2 },
-  { id: "density", name: "density", says: "share of the keys in sight whose weight is not 0", low: 0, high: 1 },
-  { id: "entropy", name: "entropy", says: "how widely the weights are spread, in nats", low: 0, high: null },
-  { id: "confidence", name: "confidence", says: "largest weight of a query, on average", low: 0, high: 1 },
-  { id: "importance_normalised", name: "importance", says: "how much the loss depends on the head (Michel et al. 2019), normalised in its layer", low: 0, high: 1 },
+  {
+    id: "alpha",
+    name: "α",
+    says: "the head's rule: softmax (1, no weight is 0), 1.5-entmax, sparsemax (2, most are)",
+    low: 1,
+    high: 2,
+  },
+  {
+    id: "density",
+    name: "density",
+    says: "share of the keys in sight whose weight is not 0",
+    low: 0,
+    high: 1,
+  },
+  {
+    id: "entropy",
+    name: "entropy",
+    says: "how widely the weights are spread, in nats",
+    low: 0,
+    high: null,
+  },
+  {
+    id: "confidence",
+    name: "confidence",
+    says: "largest weight of a query, on average",
+    low: 0,
+    high: 1,
+  },
+  {
+    id: "importance_normalised",
+    name: "importance",
+    says: "how much the loss depends on the head (Michel et al. 2019), normalised in its layer",
+    low: 0,
+    high: 1,
+  },
   { id: "role", name: "role", says: "what the head was found to do" },
 ];
 
@@ -39,7 +69,8 @@ function knownMeasures() {
 /** The measure to begin with: the first in which heads differ. */
 function firstMeasure() {
   const rows = data.runs.flatMap((run) => run.heads);
-  const differs = ({ id }) => new Set(rows.map((row) => row[id]).filter((value) => value !== undefined)).size > 1;
+  const differs = ({ id }) =>
+    new Set(rows.map((row) => row[id]).filter((value) => value !== undefined)).size > 1;
   return (knownMeasures().find(differs) ?? knownMeasures()[0]).id;
 }
 
@@ -47,7 +78,9 @@ function firstMeasure() {
 function highest(measure) {
   const found = data.runs.flatMap((run) => [
     ...run.heads.map((row) => row[measure.id] ?? 0),
-    ...(run.trajectories[measure.id]?.lines ?? []).flatMap((line) => line.values.map((v) => v ?? 0)),
+    ...(run.trajectories[measure.id]?.lines ?? []).flatMap((line) =>
+      line.values.map((v) => v ?? 0),
+    ),
   ]);
   return Math.max(measure.high ?? 0, ...found);
 }
@@ -59,7 +92,7 @@ function valueOf(run, row, id) {
   const line = run.lineOf.get(`${id} ${headKey(row.site, row.layer, row.head)}`);
   if (!line) return undefined;
   const place = trajectory.updates.findLastIndex((update) => update <= state.update);
-  return place < 0 ? undefined : line.values[place] ?? undefined;
+  return place < 0 ? undefined : (line.values[place] ?? undefined);
 }
 
 /** One run's heads, one table a site, with a place for the chart of the site's α. */
@@ -68,21 +101,31 @@ function drawGrids() {
     ...data.runs.map((run, number) => {
       run.lineOf = new Map();
       for (const [id, { lines }] of Object.entries(run.trajectories)) {
-        for (const line of lines) run.lineOf.set(`${id} ${headKey(line.site, line.layer, line.head)}`, line);
+        for (const line of lines)
+          run.lineOf.set(`${id} ${headKey(line.site, line.layer, line.head)}`, line);
       }
       run.cells = new Map();
-      const sites = Object.keys(data.sites).filter((site) => run.heads.some((row) => row.site === site));
+      const sites = Object.keys(data.sites).filter((site) =>
+        run.heads.some((row) => row.site === site),
+      );
       const parts = sites.map((site) =>
-        make("div", { class: "site" },
+        make(
+          "div",
+          { class: "site" },
           make("h4", { text: data.sites[site] }),
           make("div", { class: "scroll" }, headTable(run, site)),
-          run.alpha_charts[site] ? make("div", { class: "chart alpha", id: `alpha-${number}-${site}` }) : ""
-        )
+          run.alpha_charts[site]
+            ? make("div", { class: "chart alpha", id: `alpha-${number}-${site}` })
+            : "",
+        ),
       );
-      const title = data.runs.length > 1 ? make("h3", { class: `run-name run-${number + 1}` }, isolated(run.label)) : "";
+      const title =
+        data.runs.length > 1
+          ? make("h3", { class: `run-name run-${number + 1}` }, isolated(run.label))
+          : "";
       const hint = make("p", { class: "hint unmeasured", "data-run": number });
       return make("div", { class: "run" }, title, hint, make("div", { class: "sites" }, ...parts));
-    })
+    }),
   );
 }
 
@@ -90,25 +133,43 @@ function headTable(run, site) {
   const rows = run.heads.filter((row) => row.site === site);
   const nHeads = Math.max(...rows.map((row) => row.head));
   const layers = [...new Set(rows.map((row) => row.layer))].sort((one, other) => one - other);
-  const table = make("table", { class: "heads", role: "grid", "aria-label": `Heads of ${data.sites[site]}, ${run.label}` });
+  const table = make("table", {
+    class: "heads",
+    role: "grid",
+    "aria-label": `Heads of ${data.sites[site]}, ${run.label}`,
+  });
   const numbers = [...Array(nHeads).keys()].map((place) => place + 1);
   table.style.setProperty("--heads", nHeads);
   table.append(
-    make("thead", {}, make("tr", {},
-      make("th", { class: "corner", scope: "col", text: "layer \\ head" }),
-      ...numbers.map((number) => make("th", { scope: "col", text: number }))
-    )),
-    make("tbody", {}, ...layers.map((layer) => make("tr", {},
-      make("th", { scope: "row", text: layer }),
-      ...numbers.map((number) => {
-        const row = rows.find((one) => one.layer === layer && one.head === number);
-        if (!row) return make("td", { class: "gone", "aria-label": "removed" });
-        const cell = make("td", { role: "gridcell" });
-        cell.dataset.key = headKey(site, layer, number);
-        run.cells.set(cell.dataset.key, cell);
-        return cell;
-      })
-    )))
+    make(
+      "thead",
+      {},
+      make(
+        "tr",
+        {},
+        make("th", { class: "corner", scope: "col", text: "layer \\ head" }),
+        ...numbers.map((number) => make("th", { scope: "col", text: number })),
+      ),
+    ),
+    make(
+      "tbody",
+      {},
+      ...layers.map((layer) =>
+        make(
+          "tr",
+          {},
+          make("th", { scope: "row", text: layer }),
+          ...numbers.map((number) => {
+            const row = rows.find((one) => one.layer === layer && one.head === number);
+            if (!row) return make("td", { class: "gone", "aria-label": "removed" });
+            const cell = make("td", { role: "gridcell" });
+            cell.dataset.key = headKey(site, layer, number);
+            run.cells.set(cell.dataset.key, cell);
+            return cell;
+          }),
+        ),
+      ),
+    ),
   );
   table.querySelector("td:not(.gone)").tabIndex = 0;
   const choose = (cell) => {
@@ -154,7 +215,9 @@ function paintHeads() {
 
 function paintValue(cell, value, measure, high) {
   const isKnown = value !== undefined;
-  const share = isKnown ? Math.min(1, Math.max(0, (value - measure.low) / (high - measure.low || 1))) : 0;
+  const share = isKnown
+    ? Math.min(1, Math.max(0, (value - measure.low) / (high - measure.low || 1)))
+    : 0;
   cell.textContent = shown(value);
   cell.classList.toggle("unknown", !isKnown);
   cell.style.background = isKnown ? scaleColour(share) : "";
@@ -177,17 +240,23 @@ function drawLegend(measure, high) {
   if (measure.id === "role") {
     const found = new Set(data.runs.flatMap((run) => run.heads.flatMap(rolesOf)));
     const entries = [...found].map((name) =>
-      make("span", { class: "entry" }, make("b", { text: roleOf(name)[0] }), ` ${roleOf(name)[1]}`)
+      make("span", { class: "entry" }, make("b", { text: roleOf(name)[0] }), ` ${roleOf(name)[1]}`),
     );
     legend.replaceChildren(...entries, make("span", { class: "entry", text: "· no role found" }));
     return;
   }
-  const bar = make("span", { class: "ramp", role: "img", "aria-label": `colours from ${measure.low} to ${shown(high)}` });
+  const bar = make("span", {
+    class: "ramp",
+    role: "img",
+    "aria-label": `colours from ${measure.low} to ${shown(high)}`,
+  });
   const stops = [...Array(11).keys()].map((place) => scaleColour(place / 10));
   bar.style.background = `linear-gradient(to right, ${stops.join(", ")})`;
   legend.replaceChildren(
-    make("span", { text: measure.low }), bar, make("span", { text: measure.high === high ? high : shown(high) }),
-    make("span", { class: "says", text: `${measure.name}: ${measure.says}` })
+    make("span", { text: measure.low }),
+    bar,
+    make("span", { text: measure.high === high ? high : shown(high) }),
+    make("span", { class: "says", text: `${measure.name}: ${measure.says}` }),
   );
 }
 
@@ -205,7 +274,9 @@ function markHead() {
 
 /** The slider's stops: every update some head was measured at, and the weights shown. */
 function allUpdates() {
-  const found = data.runs.flatMap((run) => Object.values(run.trajectories).flatMap(({ updates }) => updates));
+  const found = data.runs.flatMap((run) =>
+    Object.values(run.trajectories).flatMap(({ updates }) => updates),
+  );
   return [...new Set(found)].sort((one, other) => one - other).concat(Infinity);
 }
 
@@ -232,9 +303,12 @@ function showUpdate() {
     state.update = Infinity;
     slider.value = slider.max;
   }
-  const text = state.update === Infinity
-    ? isOverTime ? "at its end: the weights shown" : "measured on the weights shown alone"
-    : `update ${state.update.toLocaleString("en")}`;
+  const text =
+    state.update === Infinity
+      ? isOverTime
+        ? "at its end: the weights shown"
+        : "measured on the weights shown alone"
+      : `update ${state.update.toLocaleString("en")}`;
   byId("update-shown").textContent = text;
   slider.setAttribute("aria-valuetext", text);
 }

@@ -1,42 +1,63 @@
 // The page itself: what stands at its head, what a choice changes, and the beginning.
 
 function drawRuns() {
-  byId("runs").replaceChildren(...data.runs.map((run) => {
-    const facts = run.facts.map(([name, fact]) => make("div", {}, make("dt", { text: name }), make("dd", {}, isolated(fact))));
-    return make("article", {},
-      make("h1", {}, isolated(`${run.attention} on ${run.corpus}`)),
-      make("p", { class: "hint" }, "run ", isolated(run.name)),
-      scoreTable(run),
-      make("dl", { class: "facts" }, ...facts),
-      ...(run.findings ? findings(run.findings) : [])
-    );
-  }));
-  byId("settings").replaceChildren(...data.runs.map((run) =>
-    make("details", {}, make("summary", { text: `All settings of ${run.name}` }), make("pre", { tabindex: "0", text: run.settings }))
-  ));
+  byId("runs").replaceChildren(
+    ...data.runs.map((run) => {
+      const facts = run.facts.map(([name, fact]) =>
+        make("div", {}, make("dt", { text: name }), make("dd", {}, isolated(fact))),
+      );
+      return make(
+        "article",
+        {},
+        make("h1", {}, isolated(`${run.attention} on ${run.corpus}`)),
+        make("p", { class: "hint" }, "run ", isolated(run.name)),
+        scoreTable(run),
+        make("dl", { class: "facts" }, ...facts),
+        ...(run.findings ? findings(run.findings) : []),
+      );
+    }),
+  );
+  byId("settings").replaceChildren(
+    ...data.runs.map((run) =>
+      make(
+        "details",
+        {},
+        make("summary", { text: `All settings of ${run.name}` }),
+        make("pre", { tabindex: "0", text: run.settings }),
+      ),
+    ),
+  );
 }
 
 /** BLEU of every set; the signature says how it was counted. */
 function scoreTable(run) {
   if (!run.scores.length) return make("p", { class: "hint", text: "Not scored yet." });
   const signatures = new Set(run.scores.map(({ signature }) => signature));
-  return make("div", { class: "scores" },
+  return make(
+    "div",
+    { class: "scores" },
     ...run.scores.map(({ split, score }) =>
-      make("div", {}, make("b", { text: score.toFixed(2) }), make("span", { text: `BLEU ${split}` }))
+      make(
+        "div",
+        {},
+        make("b", { text: score.toFixed(2) }),
+        make("span", { text: `BLEU ${split}` }),
+      ),
     ),
-    make("p", { class: "signature", text: [...signatures].join("; ") })
+    make("p", { class: "signature", text: [...signatures].join("; ") }),
   );
 }
 
+/** What the measures mean, below what the page itself explains. */
 function drawWords() {
-  const words = [
-    ["a row and a column", "The piece at the row looks at the piece at the column. Every run has its own pieces: ▁ begins a word, <s> stands before a translation, </s> after a sentence."],
-    ["empty", "The weight is exactly 0: the head gives nothing to that piece. Whatever is above 0 has ink, however little it is. Numbers are kept in 8 bits, with an error of 0.004 at most."],
-    ["hatched", "Out of the query's sight: later pieces of a translation, and what a sparse pattern leaves out."],
-    ["the decoder", "It reads the run's own translation, as it did when it wrote it. In cross-attention a row is the piece that is written next; in the decoder's self-attention the piece that was read."],
-    ...knownMeasures().filter(({ id }) => id !== "role").map(({ name, says }) => [name, `${says[0].toUpperCase()}${says.slice(1)}.`]),
-  ];
-  byId("words").replaceChildren(...words.flatMap(([word, text]) => [make("dt", { text: word }), make("dd", { text })]));
+  const words = knownMeasures().filter(({ id }) => id !== "role");
+  const sentence = (says) => `${says[0].toUpperCase()}${says.slice(1)}.`;
+  byId("words").append(
+    ...words.flatMap(({ name, says }) => [
+      make("dt", { text: name }),
+      make("dd", { text: sentence(says) }),
+    ]),
+  );
 }
 
 function prepareMeasures() {
@@ -80,7 +101,11 @@ function chooseSentence(place) {
 
 function rememberChoice() {
   const { sentence, site, layer, head, measure } = state;
-  const choice = new URLSearchParams({ sentence: sentence + 1, head: `${site}.${layer}.${head}`, by: measure });
+  const choice = new URLSearchParams({
+    sentence: sentence + 1,
+    head: `${site}.${layer}.${head}`,
+    by: measure,
+  });
   history.replaceState(null, "", `#${choice}`);
 }
 
@@ -89,7 +114,9 @@ function recallChoice() {
   const asked = new URLSearchParams(location.hash.slice(1));
   const [site, layer, head] = (asked.get("head") ?? "").split(".");
   const rows = data.runs.flatMap((run) => run.heads);
-  const found = rows.find((row) => headKey(row.site, row.layer, row.head) === headKey(site, layer, head));
+  const found = rows.find(
+    (row) => headKey(row.site, row.layer, row.head) === headKey(site, layer, head),
+  );
   ({ site: state.site, layer: state.layer, head: state.head } = found ?? firstHead(rows));
   const sentence = Number(asked.get("sentence")) - 1;
   if (data.sentences[sentence]) state.sentence = sentence;
@@ -99,8 +126,10 @@ function recallChoice() {
 /** The head to begin with: the first that has a role, else the most confident. */
 function firstHead(rows) {
   const confidence = (row) => row.confidence ?? 0;
-  return rows.find((row) => rolesOf(row).length)
-    ?? rows.reduce((most, row) => (confidence(row) > confidence(most) ? row : most));
+  return (
+    rows.find((row) => rolesOf(row).length) ??
+    rows.reduce((most, row) => (confidence(row) > confidence(most) ? row : most))
+  );
 }
 
 function begin() {
@@ -121,11 +150,13 @@ function begin() {
   drawPlace();
   drawMaps();
   addEventListener("load", () => setTimeout(drawCharts, 30));
-  darkMode.addEventListener("change", () => {
+  darkModeChange.addEventListener("change", () => {
     paintHeads();
     drawInkLegend();
     drawMaps();
-    document.querySelectorAll(".key").forEach((key) => key.replaceWith(layerKey(Number(key.dataset.layers))));
+    document
+      .querySelectorAll(".key")
+      .forEach((key) => key.replaceWith(layerKey(Number(key.dataset.layers))));
     redrawCharts();
   });
   addEventListener("scroll", placeTip, { capture: true, passive: true });

@@ -9,9 +9,11 @@ function wordsOf(place) {
 
 function drawSentences() {
   const buttons = data.sentences.map((sentence, place) => {
-    const button = make("button", { type: "button", onclick: () => chooseSentence(place) },
+    const button = make(
+      "button",
+      { type: "button", onclick: () => chooseSentence(place) },
       make("span", { class: "number", text: sentence.line }),
-      isolated(sentence.source, data.runs[0].languages[0])
+      isolated(sentence.source, data.runs[0].languages[0]),
     );
     button.dataset.words = wordsOf(place);
     return button;
@@ -53,12 +55,18 @@ function drawTexts() {
     const name = data.runs.length > 1 ? `translation, ${run.label}` : "translation";
     lines.push([name, run.sentences[state.sentence].translation, into]);
   }
-  const list = make("dl", {}, ...lines.flatMap(([name, text, language]) => [
-    make("dt", { text: name }),
-    make("dd", { lang: language, dir: "auto", text: text || "(empty)" }),
-  ]));
+  const list = make(
+    "dl",
+    {},
+    ...lines.flatMap(([name, text, language]) => [
+      make("dt", { text: name }),
+      make("dd", { lang: language, dir: "auto", text: text || "(empty)" }),
+    ]),
+  );
   byId("texts").replaceChildren(list);
-  byId("sentences").querySelectorAll("button").forEach((button, place) => {
-    button.setAttribute("aria-current", String(place === state.sentence));
-  });
+  byId("sentences")
+    .querySelectorAll("button")
+    .forEach((button, place) => {
+      button.setAttribute("aria-current", String(place === state.sentence));
+    });
 }

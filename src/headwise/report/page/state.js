@@ -23,12 +23,13 @@ function make(tag, properties = {}, ...children) {
   return element;
 }
 
-/** Text of a run, which may be written from right to left, kept apart from what stands around it. */
+/** Text of a run, which may run from right to left, kept apart from what is around it. */
 const isolated = (text, language) => make("bdi", { text, lang: language, dir: "auto" });
 
 const byId = (name) => document.getElementById(name);
 
-const shown = (value, digits = 2) => (value === undefined || value === null ? "–" : value.toFixed(digits));
+const shown = (value, digits = 2) =>
+  value === undefined || value === null ? "–" : value.toFixed(digits);
 
 /** Where the arrow keys lead in a grid; null for other keys. */
 function step(key) {
@@ -54,7 +55,8 @@ function moveInGrid(event, table) {
   if (down || right) {
     let [row, column] = placeOf(cell);
     const [nRows, nColumns] = [table.tBodies[0].rows.length, cell.parentElement.cells.length];
-    do { // over gaps: heads that were removed
+    do {
+      // over gaps: heads that were removed
       [row, column] = [row + down, column + right];
       next = cellAt(table, row, column);
     } while (!next && row >= 0 && column >= 0 && row < nRows && column < nColumns);

@@ -69,7 +69,9 @@ function shownWeight(code, weights) {
 function inkTable(isSigned) {
   const codes = [...Array(256).keys()];
   const table = asBytes(
-    codes.map((code) => inkColour(inkShare(Math.max(code, 1), isSigned), isBelowZero(code, isSigned)))
+    codes.map((code) =>
+      inkColour(inkShare(Math.max(code, 1), isSigned), isBelowZero(code, isSigned)),
+    ),
   );
   table[0] = table[BARRED] = null;
   return table;

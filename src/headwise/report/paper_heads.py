@@ -1,0 +1,70 @@
+"""What the heads of a paper's runs became: analysed, and averaged over the seeds of each cell."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from headwise.report.head_comparison import (
+    Key,
+    diversity_note,
+    in_order,
+    name_of,
+    shown_value,
+    values_of,
+)
+from headwise.report.paper import Paper
+from headwise.report.paper_cells import ColumnFigures
+from headwise.report.tables import NOTHING, TextTable
+
+
+def head_tables(
+    paper: Paper,
+    columns: Sequence[ColumnFigures],
+    analyses: Mapping[Path, Path],
+    diversity_base: str = "heads",
+) -> list[TextTable]:
+    """A table for each corpus, the rows of the paper beside one another.
+
+    Args:
+        analyses: folder of a run -> folder of its analysis; of all runs that fill a cell.
+    """
+    tables = []
+    for figures in columns:
+        found = {
+            row: [values_of(analyses[run.folder], diversity_base) for run in cell.runs]
+            for row, cell in figures.cells.items()
+            if cell.runs
+        }
+        if not found:
+            continue
+        keys = in_order({key for seeds in found.values() for values in seeds for key in values})
+        table = TextTable(
+            f"Heads, {figures.column.label}", "", [(paper.rows[row], [""]) for row in found]
+        )
+        table.rows = [
+            (name_of(key), [_mean(key, seeds) for seeds in found.values()]) for key in keys
+        ]
+        n_seeds = ", ".join(f"{paper.rows[row]} {len(seeds)}" for row, seeds in found.items())
+        table.notes = [
+            "Of the validation set; mean over seeds, with the least and the greatest where they "
+            f"differ. Seeds: {n_seeds}.",
+            diversity_note(diversity_base),
+        ]
+        tables.append(table)
+    return tables
+
+
+def _mean(key: Key, seeds: Sequence[Mapping[Key, float]]) -> str:
+    """`0.52 (0.50 to 0.55)` over the seeds that have the value."""
+    values = [found[key] for found in seeds if key in found]
+    if not values:
+        return NOTHING
+    low, high = shown_value(key, min(values)), shown_value(key, max(values))
+    if low == high:
+        return low
+    mean = statistics.fmean(values)
+    is_count = shown_value(key, 0.5) in ("0", "1")
+    shown = f"{mean:.1f}" if is_count else shown_value(key, mean)
+    return f"{shown} ({low} to {high})"

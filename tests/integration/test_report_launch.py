@@ -72,6 +72,21 @@ def test_launch_trains_what_is_missing_and_goes_on_after_a_failure(
     assert [r["seed"] for r in facts(tmp_path, row="softmax", quantity="missing")] == ["2"]
 
 
+def test_the_heads_of_the_runs_that_fill_cells_are_looked_at_and_drawn(
+    headwise: CommandLine, trained: Path, tmp_path: Path
+) -> None:
+    configs = real_paper(tmp_path, seeds=[1])
+    tables = tmp_path / "tables"
+    ended = headwise(
+        "report", "--config-dir", configs, "paper=tiny", f"runs=[{trained / 'outputs'}]",
+        f"output={tables}", "heads=true", "figures=true",
+    )  # fmt: skip
+    assert ended.code == 0
+    assert "## Heads, Mine" in (tables / "tiny.md").read_text(encoding="utf-8")
+    assert "density, mean, cross-attention" in ended.out
+    assert (tables / "figures" / "diversity_heads.png").is_file()
+
+
 def test_the_small_run_is_the_recipe_of_the_tests(trained: Path) -> None:
     """Else the tests above would compare settings that no command of theirs has."""
     from headwise.report.paper import Cell, recipe

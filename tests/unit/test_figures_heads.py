@@ -39,6 +39,7 @@ def test_histograms_count_every_head_of_every_run_once() -> None:
     counts = {round(bar.get_x(), 2): bar.get_height() for bar in bars if bar.get_height()}
     assert counts == {1.0: 3, 1.5: 1, 1.9: 1}
     assert [bar.get_height() for bar in panels["cross-attention"].patches] == [0] * 9 + [1]
+    assert all(axes.get_ylim()[1] > 3 for axes in panels.values())  # no bar is cut
     assert "median 1.05 of 5 heads" in words(figure)
     assert "2 runs" in words(figure)
     assert "α-entmax" in words(figure)

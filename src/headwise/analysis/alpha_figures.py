@@ -56,12 +56,14 @@ def alpha_histograms(runs: Sequence[Alphas], name: str = "") -> Figure | None:
     edges = _edges(by_site)
     figure = new_figure(panels_width(len(by_site)), 2.2)
     panels = figure.subplots(1, len(by_site), sharey=True, squeeze=False)[0]
+    top = 1.0
     for axes, (site, values) in zip(panels, by_site.items(), strict=True):
         dress(axes, x="α of a head", title=SITE_TITLES.get(site, site))
         counts, _, _ = axes.hist(
             values, edges, color=STYLES[0].fill, edgecolor=STYLES[0].colour, linewidth=0.7
         )
-        _mark_rules(axes, max(counts))
+        top = max(top, *counts)
+        _mark_rules(axes)
         median = statistics.median(values)
         axes.plot(
             [median],
@@ -79,6 +81,7 @@ def alpha_histograms(runs: Sequence[Alphas], name: str = "") -> Figure | None:
         axes.set_xticks([1.0, 1.25, 1.5, 1.75, 2.0])
         axes.yaxis.get_major_locator().set_params(integer=True)
     panels[0].set_ylabel("number of heads", fontsize=LABEL, color=INK)
+    panels[0].set_ylim(0, 1.06 * top)
     what = f" ({name})" if name else ""
     headline(
         figure,
@@ -184,11 +187,10 @@ def _limits(points: Mapping[str, Sequence[tuple[int, float, float]]]) -> tuple[f
     return min(1.0, *values) - 0.03, max(2.0, *values) + 0.03
 
 
-def _mark_rules(axes: Axes, top: float) -> None:
+def _mark_rules(axes: Axes) -> None:
     """Where α makes a rule that has a name; the names stand in the note."""
     for alpha, _ in REFERENCES:
         axes.axvline(alpha, color=GRID, linewidth=0.7, linestyle=(0, (4, 3)), zorder=0)
-    axes.set_ylim(0, max(1.0, 1.06 * top))
 
 
 def _legend_below(axes: Axes) -> None:

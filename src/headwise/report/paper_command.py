@@ -61,6 +61,8 @@ def _check(config: ReportConfig) -> None:
         )
     if config.page and config.run is None:
         raise ConfigError("page=true needs run=FOLDER, whose heads are to be seen")
+    if config.page and config.figures and config.output is not None:
+        raise ConfigError("output= names a file for page=true and a folder for figures=true")
     if config.run is not None and not (config.page or config.figures):
         raise ConfigError("run=FOLDER needs page=true, figures=true or both")
     if config.run is not None and config.paper is not None:
@@ -78,7 +80,7 @@ def _check(config: ReportConfig) -> None:
 def _output(config: ReportConfig) -> Path:
     """Where figures of runs go."""
     if config.output is not None:
-        return Path(config.output) / ("figures" if config.page else ".")
+        return Path(config.output)
     return Path("outputs/reports/figures" if config.run is None else f"{config.run}/figures")
 
 

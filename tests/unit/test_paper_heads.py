@@ -1,0 +1,66 @@
+"""What the heads of a paper's runs became, averaged over the seeds of each cell."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from headwise.analysis.tables import HEADS, LAYERS
+from headwise.report.paper import Column, Paper
+from headwise.report.paper_cells import CellFigures, ColumnFigures
+from headwise.report.paper_heads import head_tables
+
+PAPER = Paper(name="tiny", title="", rows={"softmax": "softmax", "sparse": "sparse", "no": "none"})
+
+
+def analysed(folder: Path, density: float, alpha: float | None, n_previous: int = 0) -> Any:
+    """A run and its analysis, of two encoder heads."""
+    folder.mkdir()
+    heads = [
+        {
+            "site": "encoder_self",
+            "layer": 1,
+            "head": head,
+            "density": density,
+            "alpha": alpha,
+            "previous_share": 0.1,
+            "previous_weight": 0.5,
+            "roles": "previous" if head <= n_previous else "",
+        }
+        for head in (1, 2)
+    ]
+    HEADS.path(folder).write_text(HEADS.text(heads), encoding="utf-8")
+    layer = {"site": "encoder_self", "layer": 1, "diversity_heads": 0.25, "diversity_keys": 0.75}
+    LAYERS.path(folder).write_text(LAYERS.text([layer]), encoding="utf-8")
+    return SimpleNamespace(folder=folder)
+
+
+def rows_of(table: Any) -> dict[str, list[str]]:
+    return dict(table.rows)
+
+
+def test_values_are_means_over_the_seeds_that_have_them(tmp_path: Path) -> None:
+    runs = {
+        "softmax": [analysed(tmp_path / "a", 1.0, None), analysed(tmp_path / "b", 1.0, None)],
+        "sparse": [analysed(tmp_path / "c", 0.2, 1.4, 1), analysed(tmp_path / "d", 0.4, 1.6, 2)],
+        "no": [],
+    }
+    cells = {row: CellFigures(None, runs=found) for row, found in runs.items()}
+    columns = [
+        ColumnFigures("x", Column("Corpus"), "bleu", cells),
+        ColumnFigures("y", Column("Nothing yet"), "bleu", {"softmax": CellFigures(None)}),
+    ]
+    own = {run.folder: run.folder for found in runs.values() for run in found}
+    (table,) = head_tables(PAPER, columns, own)
+    assert table.title == "Heads, Corpus"
+    assert table.heads == ["softmax", "sparse"]
+    rows = rows_of(table)
+    assert rows["density, mean, encoder self-attention"] == ["1.00", "0.30 (0.20 to 0.40)"]
+    assert rows["α, mean, encoder self-attention"] == ["–", "1.50 (1.40 to 1.60)"]
+    assert rows["heads at -1"] == ["0", "1.5 (1 to 2)"]
+    assert rows["their weight there, median"] == ["–", "50 %"]
+    assert rows["diversity, encoder self-attention layer 1"] == ["0.25", "0.25"]
+    assert "softmax 2, sparse 2" in table.notes[0]
+    (by_keys,) = head_tables(PAPER, columns, own, "keys")
+    assert rows_of(by_keys)["diversity, encoder self-attention layer 1"] == ["0.75", "0.75"]

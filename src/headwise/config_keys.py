@@ -111,6 +111,9 @@ def explain_composition(error: Exception, config_name: str) -> str:
         # the message has the last part of the key only
         key = getattr(error, "full_key", None) or missing.group(1)
         return f"{key} is missing: give {key}=…"
+    scalar = re.search(r"Error merging override (\S+?)=(.*)\nInvalid value.*ListConfig", text)
+    if scalar:
+        return f"{scalar[1]} is a list: give {scalar[1]}=[{scalar[2]}]"
     hint = None if "Did you mean" in text else _hint(error, config_name)
     return f"{text}\nDid you mean {hint}?" if hint else text
 

@@ -135,11 +135,50 @@ def test_pruning_curves_go_from_all_heads_to_none(headwise: CommandLine, run: Pa
     assert len({row["loss"] for row in rows if row["fraction"] == "0.0"}) == 1
     assert len({row["loss"] for row in rows}) > 4
     assert "of all heads can go" in (run / FOLDER / "findings.md").read_text(encoding="utf-8")
-    # one without is there already; one anew takes the curves away, which may not fit any more
+    # one without is there already, and one of the same text leaves the curves; another does not
     ended = headwise("analyze", f"run={run}", "data.sentences=4")
     assert "is there already" in ended.out
-    assert headwise("analyze", f"run={run}", "data.sentences=4", "again=true").code == 0
+    ended = headwise("analyze", f"run={run}", "data.sentences=4", "offsets=2")
+    assert (ended.code, "is there already" in ended.out) == (0, False)
+    assert cells(next(t for t in TABLES if t.name == "pruning"), run / FOLDER) == rows
+    assert (
+        "is there already"
+        in headwise("analyze", f"run={run}", "data.sentences=4", "offsets=2", "pruning=true").out
+    )
+    assert "is gone" in headwise("analyze", f"run={run}", "data.sentences=3").out
     assert not (run / FOLDER / "pruning.csv").exists()
+
+
+def test_what_training_and_hands_change_is_looked_at_again(
+    headwise: CommandLine, run: Path
+) -> None:
+    few = ("analyze", f"run={run}", "data.sentences=4")
+    assert headwise(*few).code == 0
+    out = run / FOLDER
+
+    def is_done_again() -> bool:
+        ended = headwise(*few)
+        assert ended.code == 0
+        return "is there already" not in ended.out
+
+    assert not is_done_again()
+    (out / "offsets.csv").unlink()
+    assert is_done_again()
+    (out / "settings.json").write_text("{", encoding="utf-8")
+    assert is_done_again()
+    with open(run / "heads.jsonl", "a", encoding="utf-8") as record:  # a lengthened training's
+        record.write('{"update": 5000}\n')
+    assert is_done_again()
+    assert not is_done_again()
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_the_work(
+    headwise: CommandLine, run: Path
+) -> None:
+    (run / FOLDER).write_text("no folder", encoding="utf-8")
+    ended = headwise("analyze", f"run={run}")
+    assert ended.code == 1
+    assert f"{run / FOLDER} cannot be written" in ended.err
 
 
 # -- planted heads --------------------------------------------------------------------------------

@@ -135,14 +135,62 @@ def test_what_does_not_decide_a_result_keeps_no_run_out(
         "trainer.device=cpu",
         "trainer.log_every=7",
         "data.dir=/elsewhere",
-        "trainer.max_updates=5",
+        "trainer.max_updates=10005",
     )
     runs("a", "softmax", 1, 1, *more)
     text = report().out
     assert len(facts(tmp_path, quantity="bleu_tokenised", source="ours")) == 1
-    assert "5 updates where the recipe has 10,000" in text
+    assert "10,005 updates where the recipe has 10,000" in text
     # the missing ones are looked for where this one's text was
     assert "data.dir=/elsewhere" in facts(tmp_path, quantity="missing")[0]["note"]
+
+
+def test_a_run_cut_short_fills_no_cell(
+    runs: Write, report: Callable[..., Any], tmp_path: Path
+) -> None:
+    runs("a", "softmax", 1, 1, "trainer.max_updates=5")
+    runs("b", "softmax", 2, 1, updates=50, stopped_early=True)
+    assert "softmax × mine, seed 1: ended at 5 of the recipe's 10,000 updates" in report().out
+    (used,) = facts(tmp_path, quantity="bleu_tokenised", source="ours")
+    assert used["seed"] == "2"
+    assert facts(tmp_path, quantity="missing", row="softmax")[0]["seed"] == "1"
+    report('overrides=["trainer.max_updates=5"]')
+    assert len(facts(tmp_path, quantity="bleu_tokenised", source="ours")) == 2
+
+
+def test_a_run_fills_the_cells_of_every_test_set_it_was_scored_on(
+    headwise: CommandLine, runs: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cells = [
+        {"row": "softmax", "column": column, "overrides": [*RECIPE, "attention=softmax"]}
+        for column in ("mine", "yours")
+    ]
+    columns = {name: {"label": name, "test": "test"} for name in ("mine", "yours")}
+    configs = write_paper(tmp_path, cells=cells, columns=columns)
+    folder = runs("a", "softmax", 1, 1)
+    asked: list[Any] = []
+    monkeypatch.setattr(
+        "headwise.report.paper_command.analyze_folders",
+        lambda config: asked.append(config.runs) or [Path(config.runs[0]) / "analysis"],
+    )
+    monkeypatch.setattr("headwise.report.paper_command.head_tables", lambda *_: [])
+    ended = headwise(
+        "report", "--config-dir", configs, "paper=tiny", f"runs=[{folder.parent}]",
+        f"output={tmp_path / 'tables'}", "heads=true",
+    )  # fmt: skip
+    assert (ended.code, asked) == (0, [[str(folder)]])
+
+
+def test_less_text_than_the_papers_is_said(
+    runs: Write, report: Callable[..., Any], tmp_path: Path
+) -> None:
+    column = {"label": "Mine", "test": "test", "train_pairs": 1000}
+    write_paper(tmp_path, columns={"mine": column})
+    folder = runs("a", "softmax", 1, 1)
+    data = folder / "data.json"
+    for n_pairs, is_said in ((790, True), (800, False)):
+        data.write_text(json.dumps({"fingerprint": "0" * 64, "train": {"pairs": n_pairs}}))
+        assert (f"OTHER TEXT: ours was trained on {n_pairs} pairs" in report().out) == is_said
 
 
 def test_an_unfinished_run_is_named_and_not_used(
@@ -211,8 +259,8 @@ def test_a_system_that_learnt_nothing_is_no_measure(
 def test_of_two_runs_of_one_seed_the_longer_is_used(
     runs: Write, report: Callable[..., Any], tmp_path: Path
 ) -> None:
-    runs("a", "softmax", 1, 3, updates=10)
-    runs("b", "softmax", 1, 1, updates=20)
+    runs("a", "softmax", 1, 3, updates=10_000)
+    runs("b", "softmax", 1, 1, updates=20_000)
     assert "seed 1 is there twice" in report().out
     (used,) = facts(tmp_path, quantity="bleu_tokenised", source="ours")
     assert used["run"].endswith("/b")
@@ -289,6 +337,7 @@ def test_pruning_tables_answer_a_paper(
         (("paper=correia2019", "seeds=[1,1]"), "seeds must be different numbers"),
         (("paper=correia2019", "n_resamples=0"), "n_resamples must be at least 1"),
         (("paper=correia2019", "seedz=[1]"), "Did you mean seeds?"),
+        (("paper=correia2019", "runs=outputs/x"), "runs is a list: give runs=[outputs/x]"),
         (("paper=correia2019", 'overrides=["a=b"]'), "does not compose"),
     ],
 )

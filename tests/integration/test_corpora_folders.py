@@ -214,7 +214,8 @@ def test_every_yaml_is_typed_and_documented(name: str) -> None:
     assert set(config.test) <= set(config.files) or name == "builtin"
     if name not in ("builtin", "files"):
         assert config.folder
-        assert len(config.origins) >= 1
+        # one without a published split says so, and needs a folder
+        assert len(config.origins) >= 1 or "no official split" in config.notes
 
 
 def test_aliases_name_the_same_corpus() -> None:

@@ -5,34 +5,19 @@ One browser for the module; a page is opened anew where a test changes what it s
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-import headwise as package
-from command_line import train_small
-from headwise.analysis.observe import observations
-from headwise.data.batching import evaluation_batches
-from headwise.data.store import EncodedSplit
 from headwise.errors import HeadwiseError
 from headwise.report.page import write_page
-from headwise.schema import SITES, ReportConfig
-from headwise.train.checkpoint import load_checkpoint, save_checkpoint
-
-sync_api = pytest.importorskip("playwright.sync_api")
+from headwise.schema import ReportConfig
+from opened_page import UPDATES, Opened, needs_browser, observed, sharp_runs, started_browser
 
 pytestmark = pytest.mark.slow
-CHROMIUM = next(
-    (p for n in ("chromium", "chromium-browser", "google-chrome") if (p := shutil.which(n))), None
-)
-needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: make browser")
 
 FIRST = "Hund sieht Haus"
 SENTENCES = [
@@ -42,36 +27,11 @@ SENTENCES = [
     "Hund" * 20,
     "Katze findet <img src=x onerror='window.hacked=1'> Baum",
 ]
-UPDATES = {100: 1.05, 200: 1.95}  # update -> the α that its record gives every head
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """An α-entmax run and a smaller softmax run, both sharp: zeros here, tiny weights there."""
-    folder = tmp_path_factory.mktemp("runs")
-    entmax = train_small(folder, "attention=alpha_entmax", "model.encoder_layers=2")
-    softmax = train_small(folder, "attention=softmax", "tokenizer.vocab_size=50")
-    for run, factor in ((entmax, 60), (softmax, 30)):
-        sharpen(run / "checkpoints" / "best.pt", factor)
-    records = [
-        {
-            "update": update,
-            "alpha": {site: [[alpha] * 2] * (1 + (site == SITES[0])) for site in SITES},
-        }
-        for update, alpha in UPDATES.items()
-    ]
-    lines = "".join(f"{json.dumps(record)}\n" for record in records)
-    (entmax / "heads.jsonl").write_text(lines, encoding="utf-8")
-    return entmax, softmax
-
-
-def sharpen(path: Path, factor: float) -> None:
-    """Scores that many times as large, in the weights of a checkpoint."""
-    weights = load_checkpoint(path)["model"]
-    for name, value in weights.items():
-        if name.endswith(".query.weight"):
-            value *= factor
-    save_checkpoint(path, {"model": weights})
+    return sharp_runs(tmp_path_factory.mktemp("runs"))
 
 
 @pytest.fixture(scope="module")
@@ -82,57 +42,8 @@ def page_file(runs: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory)
 
 
 @pytest.fixture(scope="module")
-def compared(runs: tuple[Path, Path]) -> Path:
-    config = ReportConfig(run=str(runs[0]), page=True, compare=str(runs[1]), n_sentences=2)
-    return write_page(config)
-
-
-@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    with sync_api.sync_playwright() as playwright:
-        sandbox = ["--no-sandbox"] if os.geteuid() == 0 else []  # it does not work for root
-        started = playwright.chromium.launch(executable_path=CHROMIUM, args=sandbox)
-        yield started
-        started.close()
-
-
-class Opened:
-    """A page in a browser, with all that it complained of and asked for."""
-
-    def __init__(self, browser: Any, path: Path, fragment: str = "", **options: Any) -> None:
-        self.context = browser.new_context(**options)
-        self.page = self.context.new_page()
-        self.complaints: list[str] = []
-        self.requests: list[str] = []
-        self.page.on("console", lambda message: self.complaints.append(message.text))
-        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        self.page.on("request", lambda request: self.requests.append(request.url))
-        self.page.goto(path.as_uri() + fragment)
-        self.page.wait_for_selector("table.weights")
-
-    def head(self, site: str, layer: int, head: int, run: int = 0) -> Any:
-        """A cell of the grid of heads."""
-        grid = self.page.locator("#grids .run").nth(run)
-        return grid.locator(f'td[data-key="{site} {layer} {head}"]')
-
-    def choose(self, site: str, layer: int, head: int) -> None:
-        """Click a head, and wait until its weights are there."""
-        self.head(site, layer, head).click()
-        title = {"encoder_self": "encoder self", "decoder_self": "decoder self", "cross": "cross"}
-        place = f"{title[site]}-attention, layer {layer}, head {head}"
-        self.page.wait_for_selector(f'table.weights[aria-label^="Weights of {place}"]')
-
-    def cells(self) -> tuple[np.ndarray, np.ndarray]:
-        """Codes of the matrix shown, and where there is ink: a colour of its own in the cell."""
-        found = self.page.evaluate(
-            """() => [...document.querySelector("table.weights").tBodies[0].rows].map((row) =>
-                 [...row.querySelectorAll("td")].map((cell) => [
-                   Number(cell.dataset.code),
-                   getComputedStyle(cell).backgroundColor !== "rgba(0, 0, 0, 0)",
-                 ]))"""
-        )
-        table = np.array(found)
-        return table[..., 0], table[..., 1].astype(bool)
+    yield from started_browser()
 
 
 @pytest.fixture(scope="module")
@@ -151,21 +62,6 @@ def opened(desktop: Opened) -> Opened:
     desktop.page.fill("#search", "")
     desktop.page.locator("#sentences button").first.click()
     return desktop
-
-
-def observed(run: Path, sentence: str) -> dict[tuple[str, int], tuple[Any, Any]]:
-    """(site, layer) -> weights and allowed (H, Q, K), the decoder reading its own translation."""
-    loaded = package.load(str(run), device="cpu")
-    (translation,) = loaded.translate([sentence])
-    split = EncodedSplit.from_lists(
-        loaded.tokenizers.source.encode([sentence]), [list(translation.hypotheses[0].ids)]
-    )
-    batches = evaluation_batches(split, 1000)
-    ((_, found),) = observations(loaded.model, batches, torch.device("cpu"))
-    return {
-        (seen.site, seen.layer): (seen.weights_BHQK[0].numpy(), seen.allowed_BHQK[0].numpy())
-        for seen in found
-    }
 
 
 @needs_browser
@@ -223,8 +119,13 @@ def test_a_search_finds_in_source_reference_and_translation(opened: Opened) -> N
     assert shown.count() == len(SENTENCES)
     opened.page.fill("#search", "البيت")
     assert shown.count() == 1
+    opened.page.fill("#search", "4")  # the number of a line
+    assert shown.locator(".number").all_inner_texts() == ["4"]
     opened.page.fill("#search", "no such words")
     assert shown.count() == 0
+    assert opened.page.inner_text("#found") == (
+        "none of the 5 sentences on this page; n_sentences= and sentences=FILE show others"
+    )
 
 
 @needs_browser
@@ -238,6 +139,7 @@ def test_the_slider_takes_the_heads_through_training(opened: Opened) -> None:
         assert cell.inner_text() == f"{alpha:.2f}"
         colours[update] = cell.evaluate("(cell) => cell.style.background")
     assert colours[100] != colours[200]
+    assert "does not move the attention below" in opened.page.inner_text(".slider")
     slider.fill(str(len(UPDATES)))  # the weights shown have the α of the checkpoint
     assert cell.inner_text() not in [f"{alpha:.2f}" for alpha in UPDATES.values()]
     opened.page.select_option("#measure", "confidence")  # of no record: nothing to slide over
@@ -269,7 +171,7 @@ def test_the_keyboard_reaches_a_head_and_its_numbers(
         assert value == "exactly 0"
     else:
         assert float(value.removeprefix("below ")) == pytest.approx(weight, abs=0.01)
-    assert page.locator("#tip").is_visible()
+    page.locator("#tip").wait_for(state="visible")
     assert value in page.inner_text("#tip")
 
 
@@ -316,65 +218,6 @@ def test_in_the_dark_all_colours_change_and_scales_stay_monotone(
         opened.page.wait_for_timeout(50)
     assert {name for name in light if dark.get(name) in (None, light[name])} == set()
     opened.context.close()
-
-
-@needs_browser
-def test_two_runs_stand_side_by_side_on_one_sentence(
-    browser: Any, compared: Path, runs: tuple[Path, Path]
-) -> None:
-    opened = Opened(browser, compared, viewport={"width": 1440, "height": 900})
-    page = opened.page
-    assert page.locator("h1").all_inner_texts() == [
-        "alpha_entmax on files, de → en",
-        "softmax on files, de → en",
-    ]
-    assert page.locator(".scores").count() == 2
-    opened.choose("cross", 1, 2)
-    for run in (0, 1):
-        assert opened.head("cross", 1, 2, run).get_attribute("aria-selected") == "true"
-    labels = [t.get_attribute("aria-label") for t in page.locator("table.weights").all()]
-    assert labels == [
-        f"Weights of cross-attention, layer 1, head 2, {name}"
-        for name in ("alpha_entmax", "softmax")
-    ]
-    left, right = (page.locator("figure.map").nth(run) for run in (0, 1))
-    assert left.locator("td.ink").count() > 0
-    # a weight has ink, be it ever so little
-    weights_HQK, _ = observed(runs[1], page.locator("#texts dd").first.inner_text())["cross", 1]
-    weights = weights_HQK[1]
-    assert ((weights > 0) & (weights < 1e-4)).any()
-    assert right.locator("td.ink").count() == (weights != 0).sum()
-    opened.choose("encoder_self", 2, 1)
-    assert "This run has no such head." in right.inner_text()
-    assert left.locator("table.weights").count() == 1
-    assert opened.complaints == []
-    opened.context.close()
-
-
-@needs_browser
-def test_a_view_can_be_linked_to(browser: Any, compared: Path) -> None:
-    fragment = "#sentence=2&head=cross.1.2&by=density"
-    opened = Opened(browser, compared, fragment, viewport={"width": 1280, "height": 900})
-    page = opened.page
-    assert opened.head("cross", 1, 2).get_attribute("aria-selected") == "true"
-    assert page.locator("#sentences button").nth(1).get_attribute("aria-current") == "true"
-    assert page.input_value("#measure") == "density"
-    page.select_option("#layer", "1")
-    page.select_option("#site", "encoder_self")
-    page.wait_for_selector('table.weights[aria-label*="encoder self-attention, layer 1, head 2"]')
-    assert page.evaluate("location.hash") == "#sentence=2&head=encoder_self.1.2&by=density"
-    # what the page does not have is not asked for
-    page.evaluate("location.hash = '#sentence=77&head=nowhere.9.9&by=magic'")
-    page.reload()
-    page.wait_for_selector("table.weights")
-    assert page.locator('#grids .run:first-child td[aria-selected="true"]').count() == 1
-    assert opened.complaints == []
-    opened.context.close()
-
-
-def test_the_page_lies_in_the_run_folder(compared: Path, runs: tuple[Path, Path]) -> None:
-    assert compared.parent == runs[0]
-    assert compared.name == f"page-{runs[1].name}.html"
 
 
 @pytest.mark.parametrize(

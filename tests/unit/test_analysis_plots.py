@@ -95,6 +95,8 @@ def test_diversity_has_a_panel_a_site_and_a_line_a_layer(tmp_path: Path) -> None
     assert cross["layer 2"].get_color() == encoder["layer 2"].get_color()
     assert cross["layer 1"].get_color() != cross["layer 2"].get_color()
     assert by_title["cross-attention"].get_ylim()[0] == 0
+    label = by_title["encoder self-attention"].get_ylabel()
+    assert label.endswith("/ log(number of heads)")
     files = plot_diversity(write(tmp_path / "heads.jsonl", records), tmp_path / "diversity.png")
     assert files is not None
     assert [path.name for path in files] == ["diversity.png", "diversity.svg"]
@@ -111,6 +113,28 @@ def test_files_are_written_and_the_same_run_gives_the_same_bytes(tmp_path: Path)
     for one, other in zip(first, second, strict=True):
         assert one.stat().st_size > 2000
         assert one.read_bytes() == other.read_bytes()
+
+
+def test_a_name_stands_in_the_title_and_no_marker_on_an_edge() -> None:
+    metrics = [{"update": update, "valid/loss": 1.0} for update in (500, 1000)]
+    diversity = [{"update": update, "diversity": {"cross": [[0.2]]}} for update in (0, 1000)]
+    for draw, records in (
+        (alpha_figure, RECORDS),
+        (diversity_figure, diversity),
+        (curves_figure, metrics),
+    ):
+        figure = draw(records, "softmax, a corpus")
+        assert figure is not None
+        title = " ".join(figure.get_suptitle().split())  # long ones are wrapped
+        assert title.endswith(" (softmax, a corpus)")
+        plain = draw(records)
+        assert plain is not None
+        assert "(" not in plain.get_suptitle()
+        axes = figure.axes[0]
+        left, right = axes.get_xlim()
+        assert left < 0
+        assert right > max(axes.lines[0].get_xdata())
+    assert list(axes.get_xticks()) == [0, 500, 1000]
 
 
 def test_without_alpha_nothing_is_drawn(tmp_path: Path) -> None:

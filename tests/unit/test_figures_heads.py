@@ -109,7 +109,12 @@ def test_the_area_of_a_violin_is_its_share_of_the_queries() -> None:
     whole, rest = areas(axes)
     assert rest == pytest.approx(whole / 2)
     (bar,) = axes.patches  # of the dense queries
-    assert bar.get_y() == 1.0
+    assert bar.get_y() > 1.05  # clear of the violins
+    assert axes.spines["left"].get_bounds() == (0, 1)
+    ticks = dict(zip(axes.get_yticks(), axes.get_yticklabels(), strict=True))
+    assert ticks[1.0].get_text() == "1"
+    (own,) = [place for place, label in ticks.items() if label.get_text() == "exactly 1"]
+    assert bar.get_y() < own < bar.get_y() + bar.get_height()
     assert bar.get_width() == pytest.approx(0.84 / 2)
     assert [text.get_text() for text in axes.texts] == ["0 %", "50 %"]
 
@@ -133,6 +138,8 @@ def test_softmax_is_a_bar_at_one() -> None:
         assert areas(axes) == []
         (bar,) = axes.patches
         assert bar.get_width() == pytest.approx(0.84)
+        (dot,) = [line for line in axes.lines if line.get_marker() == "o"]
+        assert bar.get_y() < dot.get_ydata()[0] < bar.get_y() + bar.get_height()
         assert [text.get_text() for text in axes.texts] == ["100 %"]
 
 
@@ -163,7 +170,8 @@ def test_lines_join_heads_of_one_rank_and_average_runs() -> None:
 def test_what_is_dense_everywhere_is_told_and_takes_no_room() -> None:
     figure = density_layers({"softmax": [head_rows("softmax")], "entmax15": [head_rows("x")]})
     assert len(figure.axes) == 3
-    assert "softmax: 1 everywhere" in words(figure)
+    assert "Density 1 everywhere: softmax." in words(figure)
+    assert "lines join heads of equal rank" in words(figure)
     assert density_layers({"softmax": [head_rows("softmax")]}) is not None
     assert (
         density_layers({"a": [[{"site": "cross", "layer": 1, "head": 1, "density": None}]]}) is None
@@ -230,6 +238,29 @@ def test_pages_hold_every_head_once_in_legible_type(n_heads: int, n_pieces: int)
         assert 4.99 <= axes.get_xticklabels()[0].get_fontsize() <= 6.5
         if len(figures) > 1:
             assert f"of {len(figures)}" in words(figure)
+
+
+@pytest.mark.parametrize(("largest", "ticks"), [(1, [0.05, 0.25, 0.5, 1]), (2, [0.1, 0.5, 1, 2])])
+def test_the_colour_bar_says_which_weight_a_colour_is(largest: float, ticks: list[float]) -> None:
+    from matplotlib.colors import to_rgb
+
+    weights = largest * np.array([[[0.05, 0.25], [0.5, 1.0]]])
+    layer = LayerMaps(1, [1], weights, np.ones((1, 2, 2), dtype=bool), [None])
+    about = "softmax, trained on a corpus. The target is the model's own translation."
+    (figure,) = attention_maps("cross", [layer], ["a", "b"], ["c", "d"], "", about)
+    assert about in words(figure)
+    cells = list(drawn_cells(titled(figure)["head 1"]).values())
+    bar = figure.axes[-1]
+    named = {
+        text.get_text(): text.get_position()[0]
+        for text in bar.texts
+        if text.get_text() in {f"{tick:g}" for tick in ticks}
+    }
+    assert [float(name) for name in named] == ticks
+    steps = [patch for patch in bar.patches if patch.get_fill() and not patch.get_hatch()]
+    for colour, x in zip(cells, named.values(), strict=True):
+        at = min(steps, key=lambda step: abs(step.get_x() + step.get_width() / 2 - x))
+        assert list(to_rgb(at.get_facecolor())) == pytest.approx(list(colour[:3]), abs=0.03)
 
 
 def test_a_site_without_heads_has_no_map() -> None:

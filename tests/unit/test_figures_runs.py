@@ -52,8 +52,28 @@ def test_a_curve_is_the_mean_over_seeds_in_a_band_of_all_of_them() -> None:
     (band,) = axes.collections
     corners = {(x, y) for x, y in band.get_paths()[0].vertices}
     assert {(100, 10.0), (100, 14.0), (200, 18.0), (200, 20.0)} == corners
-    assert "softmax: 2 runs, 1.5-entmax: 1 run" in words(figure)
+    assert "2 runs of softmax; 1 run of 1.5-entmax." in words(figure)
     assert bleu_curves({"xx → yy": {"softmax": [{}]}}) is None
+
+
+def test_ticks_of_a_curve_are_where_it_was_measured_and_runs_are_counted_in_groups() -> None:
+    few = {500.0: 1.0, 1000.0: 2.0}
+    many = {100.0 * place: 1.0 for place in range(1, 11)}
+    figure = bleu_curves(
+        {
+            "one": {"softmax": [few] * 2, "entmax15": [few] * 2},
+            "two": {"softmax": [many], "entmax15": [many]},
+            "three": {"softmax": [few] * 2, "entmax15": [few] * 3},
+            "four": {"softmax": [few] * 2, "entmax15": [few] * 2},
+        }
+    )
+    assert list(figure.axes[0].get_xticks()) == [0, 500, 1000]
+    assert list(figure.axes[1].get_xticks()) == [0, 200, 400, 600, 800, 1000]
+    for axes in figure.axes:
+        left, right = axes.get_xlim()
+        assert left < 0
+        assert right > 1000  # no marker on the edge
+    assert "; 2 runs each; 1 run of two; 3 runs of 1.5-entmax (three)." in words(figure)
 
 
 def test_single_runs_have_no_band() -> None:
@@ -72,10 +92,10 @@ def test_diversity_has_a_panel_a_site_and_states_its_base() -> None:
     (axes,) = figure.axes
     assert axes.get_title() == "cross-attention"
     assert lines(axes) == {"softmax": [(1, pytest.approx(0.3)), (2, pytest.approx(0.5))]}
-    assert "number of heads" in words(figure)
+    assert figure.axes[0].get_ylabel().endswith("/ log(number of heads)")
     figure = diversity_layers({"softmax": [rows]}, "diversity_keys")
     assert lines(figure.axes[0]) == {"softmax": [(1, 0.1)]}
-    assert "number of keys" in words(figure)
+    assert figure.axes[0].get_ylabel().endswith("/ log(number of keys)")
     assert diversity_layers({"softmax": [[{**rows[1], "diversity_heads": None}]]}) is None
 
 
@@ -135,7 +155,7 @@ def test_runs_that_differ_in_their_seed_are_one_row(trained: Path, tmp_path: Pat
         copy_of(trained, tmp_path / "other", data__source="ja"),
     ]
     first, second = corpus_rows(runs)
-    assert (first.corpus, second.corpus) == ("files de → en", "files ja → en")
+    assert (first.corpus, second.corpus) == ("files De→En", "files Ja→En")
     assert (first.stem, second.stem) == ("files_de_en", "files_ja_en")
     names = {name: [run.folder.name for run in runs] for name, runs in first.rows.items()}
     assert names == {
@@ -218,6 +238,20 @@ def test_runs_side_by_side(trained: Path, tmp_path: Path, monkeypatch: pytest.Mo
     assert {f"{name}-files_de_en" for name in expected - {"bleu_curves"}} < set(kept)
     assert "alpha_histograms-files_ja_en" in kept
     assert len(kept["bleu_curves"].axes) == 2
+    kept.clear()
+    draw_figures(runs[:1], tmp_path / "out")
+    for name in ("alpha", "diversity", "curves"):
+        assert "(α-entmax, files De→En)" in kept[name].get_suptitle()
+
+
+def test_corpora_have_their_names(trained: Path, tmp_path: Path) -> None:
+    runs = [
+        copy_of(trained, tmp_path / name, data__name=name, data__source=source)
+        for name, source in (("builtin", "de"), ("wmt16_ro_en", "ro"), ("mine", "ja"))
+    ]
+    found = corpus_rows(runs)
+    assert [one.corpus for one in found] == ["built-in corpus De→En", "Ro→En", "mine Ja→En"]
+    assert [one.stem for one in found] == ["builtin_de_en", "wmt16_ro_en_ro_en", "mine_ja_en"]
 
 
 def test_a_table_of_another_version_and_a_folder_without_a_run(
@@ -238,14 +272,19 @@ def test_attention_of_a_sentence(
     trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: dict[str, Any] = {}
+    told: dict[str, str] = {}
 
-    def maps(site: str, layers: Any, queries: Any, keys: Any, title: str) -> list[Any]:
+    def maps(site: str, layers: Any, queries: Any, keys: Any, title: str, about: str) -> list[Any]:
         given[site] = (layers, list(queries), list(keys), title)
+        told[site] = about
         return []
 
     monkeypatch.setattr("headwise.report.figures_attention.attention_maps", maps)
     assert draw_attention(trained, "Hund sieht Haus", tmp_path, device="cpu") == []
     assert list(given) == ["encoder_self", "decoder_self", "cross"]
+    assert told["encoder_self"] == "α-entmax, trained on files De→En."
+    own = "α-entmax, trained on files De→En. The target is the model's own translation."
+    assert told["decoder_self"] == told["cross"] == own
     _, source, same, title = given["encoder_self"]
     assert source == same
     assert source[-1] == "</s>"

@@ -76,7 +76,8 @@ def random_weights(n_layers: int, n_heads: int, length: int) -> dict[str, Any]:
 
 
 def sentences(*texts: str) -> Sentences:
-    return Sentences("test", [Sentence(n, text, text) for n, text in enumerate(texts, start=1)])
+    chosen = [Sentence(n, text, text) for n, text in enumerate(texts, start=1)]
+    return Sentences("test", chosen, len(chosen))
 
 
 class Outline(HTMLParser):
@@ -112,6 +113,7 @@ def test_text_of_a_run_is_data_and_never_markup(nasty: tuple[dict[str, Any], Out
     run, outline = nasty
     data = json.loads(outline.text["data"])
     assert [sentence["source"] for sentence in data["sentences"]] == NASTY
+    assert (data["n_lines"], data["n_questions"]) == (len(NASTY), 0)
     assert [one["translation"] for one in data["runs"][0]["sentences"]] == NASTY
     assert data["runs"][0]["findings"] == run["findings"]
     assert outline.text["title"].strip() == NASTY[0]

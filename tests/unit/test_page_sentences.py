@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -16,13 +17,16 @@ from headwise.train.loading import TrainedRun
 from headwise.train.run_folder import RunFolder
 
 
-def run(folder: Path, n_lines: int) -> TrainedRun:
-    """A run whose folder holds a test set, and no more."""
+def run(
+    folder: Path, n_lines: int, source: str = "de", others: Mapping[int, str] | None = None
+) -> TrainedRun:
+    """A run whose folder holds a test set, and no more; line 3 is empty."""
+    others = {3: "", **(others or {})}
     (folder / "hypotheses").mkdir()
     for side in ("src", "ref"):
-        lines = "".join(f"{side} {line}\n" if line != 3 else "\n" for line in range(1, n_lines + 1))
+        lines = "".join(f"{others.get(line, f'{side} {line}')}\n" for line in range(1, n_lines + 1))
         (folder / "hypotheses" / f"news.{side}.txt").write_text(lines, encoding="utf-8")
-    data = SimpleNamespace(test=["news"], valid="valid", dir=None)
+    data = SimpleNamespace(test=["news"], valid="valid", dir=None, source=source)
     config = SimpleNamespace(data=data)
     return cast(TrainedRun, SimpleNamespace(folder=RunFolder(folder), config=config))
 
@@ -45,6 +49,34 @@ def test_lines_of_the_test_set_are_evenly_spaced_and_none_is_empty(tmp_path: Pat
 def test_a_small_test_set_is_shown_whole(tmp_path: Path) -> None:
     found = chosen_sentences(run(tmp_path, 4), 20, None)
     assert [line for line, _, _ in lines_of(found)] == [1, 2, 4]
+
+
+def test_up_to_a_quarter_of_the_lines_are_questions(tmp_path: Path) -> None:
+    asked = dict.fromkeys((12, 19, 26, 33, 40), "Wo ist „der Hund“?")
+    # an interrogative word and no question, and a question without such a word
+    others = {11: "Der Ort, wo er ist.", 18: "Ist er da?"}
+    found = chosen_sentences(run(tmp_path, 41, others={**asked, **others}), 8, None)
+    lines = [one.line for one in found.chosen]
+    assert lines == sorted(lines)
+    assert len(lines) == 8
+    assert [line for line in lines if line in asked] == [12, 26]  # of five, evenly spaced
+    assert (found.n_lines, found.n_questions) == (40, 2)
+    # the others are spaced over the whole set
+    assert lines[0] == 1
+    assert max(lines) > 33
+
+
+def test_where_few_lines_ask_the_others_fill_the_page(tmp_path: Path) -> None:
+    found = chosen_sentences(run(tmp_path, 41, others={20: "Wer ist da?"}), 8, None)
+    assert len(found.chosen) == 8
+    assert 20 in [one.line for one in found.chosen]
+    assert found.n_questions == 1
+
+
+def test_without_words_of_a_language_no_line_is_preferred(tmp_path: Path) -> None:
+    found = chosen_sentences(run(tmp_path, 41, "fi", {20: "Wo ist er?"}), 4, None)
+    assert [one.line for one in found.chosen] == [1, 12, 22, 32]
+    assert found.n_questions == 0
 
 
 def test_own_sentences_keep_their_order_and_may_have_references(tmp_path: Path) -> None:

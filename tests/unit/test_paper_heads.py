@@ -59,7 +59,7 @@ def test_values_are_means_over_the_seeds_that_have_them(tmp_path: Path) -> None:
     assert rows["density, mean, encoder self-attention"] == ["1.00", "0.30 (0.20 to 0.40)"]
     assert rows["α, mean, encoder self-attention"] == ["–", "1.50 (1.40 to 1.60)"]
     assert rows["heads at -1"] == ["0", "1.5 (1 to 2)"]
-    assert rows["their weight there, median"] == ["–", "50 %"]
+    assert rows["their weight at -1, median"] == ["–", "50 %"]
     assert rows["diversity, encoder self-attention layer 1"] == ["0.25", "0.25"]
     assert "softmax 2, sparse 2" in table.notes[0]
     (by_keys,) = head_tables(PAPER, columns, own, "keys")

@@ -33,8 +33,9 @@ PAGE_HEIGHT = 9.0  # inches, as the text of a page
 SMALLEST, LARGEST = 5.0, 6.5  # points of the pieces' names
 MOST_PITCH = 11.0  # points from one key to the next
 MOST_LETTERS = 12  # of a piece
-MARGIN, GAP, HEAD_TITLE, LEGEND = 0.08, 0.1, 0.17, 0.42  # inches
-LEGEND_WIDTH = 4.5
+MARGIN, GAP, HEAD_TITLE, LEGEND, LINE = 0.08, 0.1, 0.17, 0.55, 0.13  # inches
+LEGEND_WIDTH, BAR_WIDTH = 5.1, 1.3
+BAR_TICKS = (0.05, 0.25, 0.5, 1.0)
 BARRED, BARRED_FILL = "#a8a8a8", "#f3f3f3"  # hatch and ground of what may not be seen
 ROWS = {
     "encoder_self": "A row is the piece that looks, a column the piece it looks at.",
@@ -97,6 +98,7 @@ def attention_maps(
     queries: Sequence[str],
     keys: Sequence[str],
     title: str,
+    about: str = "",
 ) -> list[Figure]:
     """The heads of a site, layers below each other, in as many pages as they need.
 
@@ -108,6 +110,7 @@ def attention_maps(
         layers: in ascending order.
         queries, keys: names of the rows and of the columns of each map.
         title: what was read.
+        about: the model and where the text is from, for the note.
 
     Returns:
         Pages; none where there are no heads.
@@ -118,13 +121,14 @@ def attention_maps(
     families, (queries, keys, (printable,)) = typeset([_short(queries), _short(keys), [title]])
     title = title if printable == title else ""  # no font has its letters
     layout = _layout(max(len(layer.heads) for layer in layers), queries, keys)
-    pages = list(_pages(layers, layout))
+    notes = textwrap.wrap(about, int(layout.width * 19))
+    pages = list(_pages(layers, layout, LEGEND + LINE * len(notes)))
     largest = max(1.0, *(float(np.abs(layer.weights_HQK).max()) for layer in layers))
     figures = []
     for number, page in enumerate(pages, start=1):
         part = f" ({number} of {len(pages)})" if len(pages) > 1 else ""
         name = SITE_TITLES.get(site, site)
-        drawing = _Page(site, layout, families, queries, keys, largest)
+        drawing = _Page(site, layout, families, queries, keys, largest, notes)
         figures.append(drawing.draw(page, f"{name[0].upper()}{name[1:]}{part}", title))
     return figures
 
@@ -154,9 +158,11 @@ def _layout(n_heads: int, queries: Sequence[str], keys: Sequence[str]) -> _Layou
     )
 
 
-def _pages(layers: Sequence[LayerMaps], layout: _Layout) -> Iterator[list[Line]]:
+def _pages(
+    layers: Sequence[LayerMaps], layout: _Layout, legend_height: float
+) -> Iterator[list[Line]]:
     """Lines of heads that go on one page; a layer is cut only where it fills more than one."""
-    n_fitting = max(1, int((PAGE_HEIGHT - LEGEND - 0.4) / layout.line_height))
+    n_fitting = max(1, int((PAGE_HEIGHT - legend_height - 0.4) / layout.line_height))
     page: list[Line] = []
     for layer in layers:
         places = range(len(layer.heads))
@@ -185,6 +191,7 @@ class _Page:
     queries: Sequence[str]
     keys: Sequence[str]
     largest: float
+    notes: Sequence[str]
 
     def draw(self, lines: Sequence[Line], name: str, title: str) -> Figure:
         from matplotlib.figure import Figure
@@ -192,7 +199,8 @@ class _Page:
         layout = self.layout
         titles = textwrap.wrap(": ".join(filter(None, (name, title))), int(layout.width * 15))
         top = 0.08 + 0.16 * len(titles)
-        height = top + len(lines) * layout.line_height + LEGEND
+        legend_height = LEGEND + LINE * len(self.notes)
+        height = top + len(lines) * layout.line_height + legend_height
         figure = Figure(figsize=(layout.width, height))
         figure.text(
             0.5,
@@ -209,7 +217,7 @@ class _Page:
             down = top + number * layout.line_height + HEAD_TITLE
             self._draw_line(figure, layer, places, down)
             self._name_layer(figure, layer.layer, down)
-        self._draw_legend(figure, [layer for layer, _ in lines])
+        self._draw_legend(figure, legend_height, [layer for layer, _ in lines])
         return figure
 
     def _draw_line(self, figure: Figure, layer: LayerMaps, places: range, down: float) -> None:
@@ -290,29 +298,29 @@ class _Page:
             axes.set_yticks([])
         axes.tick_params(length=0, pad=1.5)
 
-    def _draw_legend(self, figure: Figure, layers: Sequence[LayerMaps]) -> None:
+    def _draw_legend(
+        self, figure: Figure, legend_height: float, layers: Sequence[LayerMaps]
+    ) -> None:
         """What the cells mean, at the bottom."""
         from matplotlib.patches import Rectangle
 
         width, height = figure.get_size_inches()
-        axes = self._axes(figure, 0.0, height - LEGEND, width, LEGEND)
-        axes.set(xlim=(0, width), ylim=(0, LEGEND))
+        axes = self._axes(figure, 0.0, height - legend_height, width, legend_height)
+        axes.set(xlim=(0, width), ylim=(0, legend_height))
         axes.axis("off")
         words: dict[str, Any] = {"fontsize": NOTE, "color": GREY, "va": "center"}
-        y, size = 0.27, 0.1
+        y, size = legend_height - 0.15, 0.1
         is_signed = any((layer.weights_HQK < 0).any() for layer in layers)
         is_barred = any((~layer.allowed_HQK).any() for layer in layers)
-        x = max(MARGIN, (width - 2.7 - 0.6 * is_signed - 1.1 * is_barred) / 2)
+        x = max(MARGIN, (width - 3.3 - 0.6 * is_signed - 0.95 * is_barred) / 2)
         axes.add_patch(Rectangle((x, y), size, size, fill=False, ec=GREY, lw=0.5))
         axes.text(x + 0.15, y + size / 2, "weight exactly 0", **words)
         x += 1.1
-        for place in range(40):
-            colour = _colours()(place / 39)
-            axes.add_patch(Rectangle((x + 0.02 * place, y), 0.021, size, color=colour, lw=0))
+        self._draw_bar(axes, x, y, size)
         told = f"above 0 to {self.largest:.3g}" + ("; –: below 0" if is_signed else "")
-        axes.text(x + 0.85, y + size / 2, told, **words)
+        axes.text(x + BAR_WIDTH + 0.12, y + size / 2, told, **words)
         if is_barred:
-            x += 1.7 + 0.6 * is_signed
+            x += BAR_WIDTH + 0.97 + 0.6 * is_signed
             axes.add_patch(
                 Rectangle((x, y), size, size, fc=BARRED_FILL, ec=BARRED, hatch="//////", lw=0)
             )
@@ -320,7 +328,26 @@ class _Page:
         begins = any(piece.startswith(WORD_START) for piece in (*self.queries, *self.keys))
         told = ROWS.get(self.site, ROWS["encoder_self"])
         told += f" {WORD_START} begins a word." if begins else ""
-        axes.text(width / 2, 0.1, told, ha="center", **words)
+        for number, line in enumerate([told, *self.notes]):
+            axes.text(width / 2, legend_height - 0.42 - LINE * number, line, ha="center", **words)
+
+    def _draw_bar(self, axes: Axes, x: float, y: float, height: float) -> None:
+        """Which colour is which weight."""
+        from matplotlib.patches import Rectangle
+
+        n_steps = 60
+        step = BAR_WIDTH / n_steps
+        for place in range(n_steps):
+            colour = _colours()(place / (n_steps - 1))
+            axes.add_patch(
+                Rectangle((x + step * place, y), 1.05 * step, height, color=colour, lw=0)
+            )
+        ticks = BAR_TICKS if self.largest == 1 else [self.largest * tick for tick in BAR_TICKS]
+        for tick in ticks:
+            at = x + BAR_WIDTH * tick / self.largest
+            axes.plot([at, at], [y, y - 0.03], color=GREY, linewidth=0.5)
+            name = f"{tick:.2g}"
+            axes.text(at, y - 0.045, name, fontsize=NOTE, color=GREY, ha="center", va="top")
 
 
 def _cells(rows: npt.NDArray[np.int64], columns: npt.NDArray[np.int64]) -> Weights:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from headwise.analysis.figure_style import (
     DOUBLE,
+    GREY,
     INK,
     LABEL,
     NOTE,
@@ -40,7 +41,8 @@ Histogram = Sequence[tuple[float, float, float]]  # low, high, share of the quer
 N_BINS = 10  # drawn: in finer ones, 1/2 and 1/3 of a few keys stand out as teeth
 HALF_WIDTH = 0.42
 MOST_BESIDE = 4  # violins in a panel, where the panels stand side by side
-TOP = 0.05  # height of the bar for the queries with a density of exactly 1, which lies above 1
+BAR_LOW, BAR_HIGH = 1.09, 1.15  # of the bars for a density of exactly 1, clear of the violins
+BAR_MIDDLE = (BAR_LOW + BAR_HIGH) / 2
 
 
 def density_violins(densities: TablesOf, what: str = "", text: str = "") -> Figure | None:
@@ -87,8 +89,11 @@ def density_violins(densities: TablesOf, what: str = "", text: str = "") -> Figu
         axes.set_xticks(range(len(names)), [shown(name) for name in names], fontsize=TICK)
         _tilt(axes, names, 36 if len(densities) <= MOST_BESIDE else 110)
         axes.set_xlim(-0.55, len(names) - 0.45)
-        axes.set_ylim(0, 1 + TOP)
-        axes.set_yticks([0, 0.25, 0.5, 0.75, 1])
+        axes.set_ylim(0, BAR_HIGH)
+        axes.set_yticks(
+            [0, 0.25, 0.5, 0.75, 1, BAR_MIDDLE], ["0", "0.25", "0.5", "0.75", "1", "exactly 1"]
+        )
+        axes.spines["left"].set_bounds(0, 1)  # the bars have a scale of their own
         if axes is panels[0] or len(densities) > MOST_BESIDE:
             axes.set_ylabel("density of a query", fontsize=LABEL, color=INK)
     headline(
@@ -96,15 +101,15 @@ def density_violins(densities: TablesOf, what: str = "", text: str = "") -> Figu
         "Density: which share of its visible keys a query gives a weight above zero"
         f"{f' ({what})' if what else ''}",
         f"Every query of every head counts once; {_counts(densities)}. Area of a violin: share of "
-        "the queries, on one scale. Bar and number on top: queries with a density of exactly 1, "
-        "which use every key, as under softmax (and the decoder's first position, which sees one); "
-        f"full width: all queries. Dot: median; line: middle half. {text}",
+        "the queries below 1, on one scale. Bar and number on top: share of those at exactly 1, "
+        "which use every key, as under softmax (and the decoder's first position, which sees "
+        f"one); line under the bar: all. Dot: median; upright line: middle half. {text}",
     )
     return figure
 
 
 def density_layers(heads: TablesOf, what: str = "", text: str = "") -> Figure | None:
-    """Mean density of each head by layer, a line a head, a row of panels a name.
+    """Mean density of each head by layer, a line a rank, a row of panels a name.
 
     The heads of a layer are sorted, so that the lines join heads of one rank, not of one number:
     heads of different layers have nothing to do with each other (Correia et al. 2019, section 5).
@@ -146,14 +151,14 @@ def density_layers(heads: TablesOf, what: str = "", text: str = "") -> Figure | 
         grid[row][0].set_ylabel(f"{shown(name)}\ndensity of a head", fontsize=LABEL, color=INK)
     grid[0][0].set_ylim(0, 1.03)
     several = any(len(runs) > 1 for runs in measured.values())
-    told = f" {', '.join(map(shown, dense))}: 1 everywhere." if dense else ""
+    told = f" Density 1 everywhere: {', '.join(map(shown, dense))}." if dense else ""
     figure_title = "Mean density of the heads of each layer"
     headline(
         figure,
         f"{figure_title}{f' ({what})' if what else ''}",
-        "Density: share of the keys a query may see whose weight is above zero. One line a head, "
-        "the heads of each layer sorted, from the densest to the sparsest; shaded: their spread. "
-        f"{_counts(everything)[0].upper()}{_counts(everything)[1:]}"
+        "Density: share of the keys a query may see whose weight is above zero. The heads of each "
+        "layer are sorted from the densest to the sparsest, and lines join heads of equal rank; "
+        f"shaded: their spread; {_counts(everything)}"
         f"{', means rank by rank' if several else ''}.{told} {text}",
     )
     return figure
@@ -212,12 +217,15 @@ def _violin(
 
 def _dense_bar(axes: Axes, place: float, histogram: Histogram, style: Style) -> None:
     """The share of the queries with a density of exactly 1, as a bar and in numbers."""
-    share = sum(found for low, _, found in histogram if low == 1.0)
+    share = _dense_share(histogram)
+    axes.hlines(
+        BAR_LOW, place - HALF_WIDTH, place + HALF_WIDTH, color=GREY, linewidth=0.5, clip_on=False
+    )
     if share:
         axes.bar(
             [place],
-            [TOP],
-            bottom=1.0,
+            [BAR_HIGH - BAR_LOW],
+            bottom=BAR_LOW,
             width=2 * HALF_WIDTH * share,
             facecolor=style.fill,
             edgecolor=style.colour,
@@ -227,7 +235,7 @@ def _dense_bar(axes: Axes, place: float, histogram: Histogram, style: Style) -> 
         )
     axes.annotate(
         "< 1 %" if 0 < share < 0.005 else f"{100 * share:.0f} %",
-        xy=(place, 1.0 + TOP),
+        xy=(place, BAR_HIGH),
         xytext=(0, 2),
         textcoords="offset points",
         ha="center",
@@ -238,8 +246,11 @@ def _dense_bar(axes: Axes, place: float, histogram: Histogram, style: Style) -> 
 
 
 def _median(axes: Axes, place: float, histogram: Histogram) -> None:
-    """The median as a dot, the middle half as a line."""
-    first, middle, third = (_quantile(histogram, share) for share in (0.25, 0.5, 0.75))
+    """The median as a dot, the middle half as a line; what is exactly 1 lies on the bar."""
+    quartiles = [_quantile(histogram, share) for share in (0.25, 0.5, 0.75)]
+    if _dense_share(histogram):
+        quartiles = [BAR_MIDDLE if value == 1.0 else value for value in quartiles]
+    first, middle, third = quartiles
     axes.plot([place, place], [first, third], color=INK, linewidth=1.4, solid_capstyle="butt")
     axes.plot(
         [place],
@@ -253,6 +264,10 @@ def _median(axes: Axes, place: float, histogram: Histogram) -> None:
         zorder=4,
         clip_on=False,
     )
+
+
+def _dense_share(histogram: Histogram) -> float:
+    return sum(found for low, _, found in histogram if low == 1.0)
 
 
 def _unbroken(histogram: Histogram) -> list[Histogram]:

@@ -38,6 +38,7 @@ SITE_TITLES = {
     "decoder_self": "decoder self-attention",
     "cross": "cross-attention",
 }
+MANY_UPDATES = 20  # measured, from which on no tick need be at one of them
 REFERENCES = ((1.0, "softmax"), (1.5, "1.5-entmax"), (2.0, "sparsemax"))
 RULE_NAMES = {"alpha_entmax": "α-entmax", "entmax15": "1.5-entmax"}
 
@@ -65,7 +66,7 @@ class Style:
 STYLES = (
     Style("#0b3c6f", "#7fa3cc", "-", "o", ""),
     Style("#c2571a", "#f0c7a6", (0, (5, 1.5)), "s", "////"),
-    Style("#9c9c9c", "#e3e3e3", (0, (1.5, 1.2)), "^", "...."),
+    Style("#5c5c5c", "#dedede", (0, (1.5, 1.2)), "^", "...."),
     Style("#1b7f5c", "#a9d8c5", (0, (6, 1.5, 1.2, 1.5)), "D", "\\\\\\\\"),
     Style("#4aa3df", "#cfe8f8", (0, (3, 1, 1, 1, 1, 1)), "v", "xxxx"),
     Style("#7b2d6b", "#d9b3d1", (0, (9, 2)), "P", "++++"),
@@ -147,7 +148,7 @@ def headline(figure: Figure, title: str, note: str = "") -> None:
     title = textwrap.fill(title, int(width * 15))  # letters that fit
     figure.suptitle(title, fontsize=TITLE, color=INK, fontweight="bold")
     if note:
-        lines = textwrap.fill(note, int(width * 21))
+        lines = textwrap.fill(note, int(width * 20))
         figure.supxlabel(lines, fontsize=NOTE, color=GREY, linespacing=1.25)
 
 
@@ -161,14 +162,29 @@ def dress(axes: Axes, x: str = "", y: str = "", title: str = "") -> None:
     axes.tick_params(labelsize=TICK, colors=INK, width=0.6, length=2.5, pad=2)
 
 
-def dress_updates(axes: Axes) -> None:
-    """A horizontal axis of updates."""
-    from matplotlib.ticker import EngFormatter, MaxNLocator
+def dress_updates(axes: Axes, measured: Iterable[float]) -> None:
+    """A horizontal axis from update 0 on, with ticks where something was measured.
+
+    Args:
+        measured: updates. Where there are few, the last has a tick, and so have others that leave
+            room for it; where there are many, round numbers will do.
+    """
+    from matplotlib.ticker import EngFormatter, FixedLocator, MaxNLocator
 
     axes.set_xlabel("update", fontsize=LABEL, color=INK, labelpad=2)
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=4, integer=True))
+    places = sorted({0.0, *measured}, reverse=True)
+    last = places[0] or 1.0
+    room = 0.19 * last
+    ticks = places[:1]
+    for place in places[1:]:
+        if ticks[-1] - place >= room and (place == 0 or place >= room):
+            ticks.append(place)
+    if len(places) > MANY_UPDATES:
+        axes.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10], integer=True))
+    else:
+        axes.xaxis.set_major_locator(FixedLocator(ticks[::-1]))
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-    axes.margins(x=0.01)
+    axes.set_xlim(-0.04 * last, 1.04 * last)  # markers stand clear of both ends
 
 
 def dress_layers(axes: Axes, n_layers: int) -> None:

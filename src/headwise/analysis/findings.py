@@ -126,7 +126,7 @@ def _density(found: Found) -> str:
     rows = known(found.heads, "density")
     if not rows:
         return "No head forms weights, so there is no density."
-    if all(row["density"] >= DENSE for row in rows):
+    if all(row["density"] == 1 for row in rows):
         return "Every head is dense everywhere: each key a query may see gets some weight."
     lines = []
     for site in SITES:

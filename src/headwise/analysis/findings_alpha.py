@@ -27,6 +27,9 @@ PLAIN = {  # said in words
     "entropy": "entropy",
     "confidence": "confidence",
     "importance_normalised": "importance",
+    "merge_score": "merge score",
+    "previous_weight": "weight on the token before",
+    "output_norm": "output norm",
 }
 
 
@@ -132,7 +135,7 @@ def correlations_text(rows: Sequence[Row]) -> str:
 
 
 def _beyond_chance(rows: Sequence[Row]) -> str:
-    """The correlations that are larger than chance, in words."""
+    """The correlations beyond what chance gives once in twenty times, in words."""
     lines = []
     for site in dict.fromkeys(row["site"] for row in rows):
         own = [
@@ -141,8 +144,13 @@ def _beyond_chance(rows: Sequence[Row]) -> str:
         named = [
             f"{'higher' if row['spearman'] > 0 else 'lower'} {PLAIN[row['statistic']]}"
             for row in own
-            if row["statistic"] in PLAIN
         ]
         if named:
             lines.append(f"in {SITE_NAMES[site]} with {listed(named)}")
-    return f"More than chance: a higher α goes {'; '.join(lines)}." if lines else ""
+    expected = len(rows) / 20
+    return (
+        f"Beyond that, a higher α goes {'; '.join(lines)}; of {len(rows)} correlations chance "
+        f"alone would put {max(1, round(expected))} there."
+        if lines
+        else ""
+    )

@@ -5,7 +5,13 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 
-from headwise.analysis.roles import NAMED, Thresholds, can_tell_questions, offset_name
+from headwise.analysis.roles import (
+    FEWEST_SPLIT_WORDS,
+    NAMED,
+    Thresholds,
+    can_tell_questions,
+    offset_name,
+)
 from headwise.analysis.wording import (
     SITE_NAMES,
     Row,
@@ -114,11 +120,14 @@ def _merging(
     score = max(rows, key=lambda row: float(row["merge_score"]))
     mass = max(rows, key=lambda row: float(row["cluster_mass"]))
     split = max(rows, key=lambda row: float(row["split_merge_score"]))
+    verdict = f"No head scores {percent(thresholds.merge_score)} by holding words together."
+    if counts[f"{side}_split_words"] < FEWEST_SPLIT_WORDS:
+        verdict = "Too few to call a head by."
     return (
-        f"{text}No head scores {percent(thresholds.merge_score)} by holding words together. "
-        f"Highest: merge score {percent(score['merge_score'])} ({local_name(score)}), at words of "
-        f"several pieces alone {percent(split['split_merge_score'])} ({local_name(split)}), "
-        f"cluster mass {percent(mass['cluster_mass'])} ({local_name(mass)})."
+        f"{text}{verdict} Highest: merge score {percent(score['merge_score'])} "
+        f"({local_name(score)}), at words of several pieces alone "
+        f"{percent(split['split_merge_score'])} ({local_name(split)}), cluster mass "
+        f"{percent(mass['cluster_mass'])} ({local_name(mass)})."
     )
 
 
@@ -147,9 +156,15 @@ def interrogation_text(
         named = [_asked(row) for row in found]
         return f"{seen}. {upper(plural(len(found), 'head'))}: {chain(named)}."
     best = max(rows, key=lambda row: float(row["question_weight"] - row["statement_weight"]))
+    if any(row["question_weight"] >= thresholds.question_weight for row in rows):
+        return (
+            f"{seen}. No head that puts {percent(thresholds.question_weight)} on the question mark "
+            f"there looks away where they ask nothing; the largest difference is that of "
+            f"{_asked(best)}."
+        )
     return (
         f"{seen}. No head puts {percent(thresholds.question_weight)} on the question mark there; "
-        f"nearest is {_asked(best)}."
+        f"the largest difference is that of {_asked(best)}."
     )
 
 

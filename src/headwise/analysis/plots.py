@@ -46,33 +46,34 @@ Records = Sequence[Mapping[str, Any]]
 Series = tuple[list[int], list[float]]
 
 
-def plot_alpha(heads_jsonl: Path, out: Path) -> tuple[Path, ...] | None:
+def plot_alpha(heads_jsonl: Path, out: Path, name: str = "") -> tuple[Path, ...] | None:
     """Draw how the α of every head went over training (Correia et al. 2019, figure 2).
 
     Args:
         heads_jsonl: a run's `heads.jsonl`.
         out: where to write; its suffix is replaced by `.png` and `.svg`.
+        name: of what was trained, for the title.
 
     Returns:
         The two files, or None when no head has an α.
     """
-    figure = alpha_figure(read_jsonl(heads_jsonl))
+    figure = alpha_figure(read_jsonl(heads_jsonl), name)
     return None if figure is None else save(figure, out, FORMATS)
 
 
-def plot_diversity(heads_jsonl: Path, out: Path) -> tuple[Path, ...] | None:
+def plot_diversity(heads_jsonl: Path, out: Path, name: str = "") -> tuple[Path, ...] | None:
     """Draw how much the heads of every layer disagree over training; see `plot_alpha`."""
-    figure = diversity_figure(read_jsonl(heads_jsonl))
+    figure = diversity_figure(read_jsonl(heads_jsonl), name)
     return None if figure is None else save(figure, out, FORMATS)
 
 
-def plot_curves(metrics_jsonl: Path, out: Path) -> tuple[Path, ...] | None:
+def plot_curves(metrics_jsonl: Path, out: Path, name: str = "") -> tuple[Path, ...] | None:
     """Draw loss and BLEU over training from a run's `metrics.jsonl`; see `plot_alpha`."""
-    figure = curves_figure(read_jsonl(metrics_jsonl))
+    figure = curves_figure(read_jsonl(metrics_jsonl), name)
     return None if figure is None else save(figure, out, FORMATS)
 
 
-def alpha_figure(records: Records) -> Figure | None:
+def alpha_figure(records: Records, name: str = "") -> Figure | None:
     """One panel a site, one line a head, coloured by layer; None when no head has an α."""
     trajectories = _series(records, "alpha")
     if not trajectories:
@@ -88,23 +89,25 @@ def alpha_figure(records: Records) -> Figure | None:
     panels[0].set_ylabel("α of a head", fontsize=LABEL, color=INK)
     headline(
         figure,
-        "How the α of every head went over training",
+        f"How the α of every head went over training{_of(name)}",
         "One line a head, its shade the layer. The larger α, the sparser a head can be.",
     )
     return figure
 
 
-def diversity_figure(records: Records) -> Figure | None:
+def diversity_figure(records: Records, name: str = "") -> Figure | None:
     """One panel a site, one line a layer; None when it was measured nowhere."""
     trajectories = _series(records, "diversity")
     if not trajectories:
         return None
     figure, panels = _site_panels(trajectories, "layer {}", linewidth=1.3)
     panels[0].set_ylim(bottom=0)
-    panels[0].set_ylabel("Jensen-Shannon divergence", fontsize=LABEL, color=INK)
+    panels[0].set_ylabel(
+        "Jensen-Shannon divergence\n/ log(number of heads)", fontsize=LABEL, color=INK
+    )
     headline(
         figure,
-        "How much the heads of a layer disagree over training",
+        f"How much the heads of a layer disagree over training{_of(name)}",
         "One line a layer. 0: all heads of the layer give the same weights; 1: no two of them look "
         "at the same key.",
     )
@@ -122,8 +125,9 @@ def _site_panels(
     panels = list(figure.subplots(1, len(sites), sharey=True, squeeze=False)[0])
     for axes, site in zip(panels, sites, strict=True):
         dress(axes, title=SITE_TITLES.get(site, site))
-        dress_updates(axes)
-        for (layer, head), (updates, values) in sorted(trajectories[site].items()):
+        lines = trajectories[site]
+        dress_updates(axes, [update for updates, _ in lines.values() for update in updates])
+        for (layer, head), (updates, values) in sorted(lines.items()):
             are_few = len(updates) <= 12
             axes.plot(
                 updates,
@@ -134,6 +138,7 @@ def _site_panels(
                 marker=STYLES[(layer - 1) % len(STYLES)].marker if are_few else None,
                 markersize=3,
                 clip_on=not are_few,
+                zorder=3 if are_few else 2,  # markers lie above the axes that they touch
                 label=label.format(layer, head),
             )
     layer_bar(figure, panels, colours)
@@ -174,7 +179,7 @@ def _name_extremes(axes: Axes, heads: Mapping[tuple[int, int], Series]) -> None:
     )
 
 
-def curves_figure(records: Records) -> Figure | None:
+def curves_figure(records: Records, name: str = "") -> Figure | None:
     """A panel for the loss and one for BLEU, a line a split; None when neither was measured."""
     panels_of = {}
     for metric in ("loss", "bleu"):
@@ -190,7 +195,8 @@ def curves_figure(records: Records) -> Figure | None:
     names = {"train": "training", "valid": "validation"}
     for axes, (metric, drawn) in zip(panels, panels_of.items(), strict=True):
         dress(axes, y=labels[metric])
-        dress_updates(axes)
+        at = drawn.get("valid", drawn.get("train", ([], [])))[0]
+        dress_updates(axes, at)
         for split, (updates, values) in drawn.items():
             style, is_train = SPLIT_STYLES[split], split == "train"
             axes.plot(
@@ -202,12 +208,12 @@ def curves_figure(records: Records) -> Figure | None:
                 markersize=3,
                 label=names[split],
             )
-        axes.set_xlim(left=0)
         if len(drawn) > 1:
             legend(axes)
         else:
             axes.set_ylabel(f"{labels[metric]}, {names[next(iter(drawn))]}")
-    headline(figure, "Training: " + " and ".join(labels[metric] for metric in panels_of))
+    title = "Training: " + " and ".join(labels[metric] for metric in panels_of)
+    headline(figure, f"{title}{_of(name)}")
     return figure
 
 
@@ -238,6 +244,10 @@ def alpha_table(alphas: Mapping[str, Sequence[Sequence[float | None]]]) -> str:
         lines.append(f"{site if site != previous else '':<{width}}  {layer:>5}{cells}")
         previous = site
     return "\n".join(lines)
+
+
+def _of(name: str) -> str:
+    return f" ({name})" if name else ""
 
 
 def _number(value: float | None) -> str:

@@ -43,7 +43,7 @@ def _with_alpha(row: Row) -> str:
 
 def percent(share: float) -> str:
     """A share of 1 in whole per cent; never 0 or 100 for what is only near."""
-    if 0 < share < 0.005:
+    if 0 < share <= 0.005:
         return "under 1 %"
     if 0.995 <= share < 1:
         return "over 99 %"

@@ -146,8 +146,12 @@ def _analyze(config: AnalyzeConfig, folder: RunFolder) -> Path:
     if not config.again and _is_there(out, about):
         print(f"{out} is there already (again=true looks once more)", flush=True)
         return out
+    try:  # refused before the work, not after it
+        out.mkdir(exist_ok=True)
+    except OSError as error:
+        raise RunError(f"{out} cannot be written: {error.strerror}") from error
     found, offsets = _look(config, run, text, about)
-    out.mkdir(exist_ok=True)
+    kept = _kept_curves(out, about)
     (out / SETTINGS).unlink(missing_ok=True)  # written last, it says that all is there
     for table, rows in (
         (HEADS, found.heads),
@@ -161,8 +165,10 @@ def _analyze(config: AnalyzeConfig, folder: RunFolder) -> Path:
     ):
         if rows or table is not PRUNING:
             write_text(table.path(out), table.text(rows))
-        else:
-            table.path(out).unlink(missing_ok=True)
+        elif not kept and table.path(out).is_file():
+            table.path(out).unlink()
+            print(f"{table.path(out)} was of other weights or another text, and is gone")
+    about |= kept
     words = findings(found)
     write_text(out / FINDINGS, words)
     write_text(out / SETTINGS, json.dumps(about, indent=2, ensure_ascii=False) + "\n")
@@ -218,6 +224,7 @@ def _about(config: AnalyzeConfig, run: TrainedRun, text: _Text) -> dict[str, Any
         **_kinds_of_weights(run.model),
         "checkpoint": path.stem,
         "weights": content_digest(path),
+        "record": content_digest(run.folder.heads) if run.folder.heads.is_file() else None,
         "split": text.measured.name,
         "source": run.config.data.source,
         "target": run.config.data.target,
@@ -269,13 +276,31 @@ def _thresholds(config: AnalyzeConfig) -> Thresholds:
 
 def _is_there(out: Path, about: Mapping[str, Any]) -> bool:
     """Whether an analysis with these settings, or with more in it, is complete."""
-    path = out / SETTINGS
-    if not path.is_file():
+    before = _settings(out)
+    tables = (HEADS, LAYERS, DENSITY, OFFSETS, SENTENCES, TRAJECTORIES, CORRELATIONS)
+    if not before or not all(table.path(out).is_file() for table in tables):
         return False
-    before = json.loads(path.read_text(encoding="utf-8"))
     same = all(before.get(key) == about[key] for key in about if key not in NOT_DECISIVE)
     has_all = all(before.get(key) or not about[key] for key in ("importance", "pruning"))
     return same and has_all and (not about["pruning"] or before["decode"] == about["decode"])
+
+
+def _settings(out: Path) -> dict[str, Any]:
+    """What an analysis says of itself; empty where there is none, or a broken one."""
+    try:
+        found: dict[str, Any] = json.loads((out / SETTINGS).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found
+
+
+def _kept_curves(out: Path, about: Mapping[str, Any]) -> dict[str, Any]:
+    """What to say of pruning curves that stay: those of the same weights over the same text."""
+    before = _settings(out)
+    same = all(before.get(key) == about[key] for key in ("weights", "text"))
+    if about["pruning"] or not before.get("pruning") or not same:
+        return {}
+    return {"pruning": True, "decode": before["decode"]} if PRUNING.path(out).is_file() else {}
 
 
 # -- looking --------------------------------------------------------------------------------------

@@ -56,7 +56,7 @@ def draw_figures(runs: Sequence[Path], output: Path) -> list[Path]:
         ending = f"-{found.stem}" if len(corpora) > 1 else ""
         for name, figure in _of_corpus(found).items():
             files += save(figure, output / f"{name}{ending}.png")
-    over_training = _course(runs[0]) if len(runs) == 1 else {"bleu_curves": _sweep(corpora)}
+    over_training = _course(corpora[0]) if len(runs) == 1 else {"bleu_curves": _sweep(corpora)}
     for name, drawn in over_training.items():
         if drawn is not None:
             files += save(drawn, output / f"{name}.png")
@@ -73,16 +73,18 @@ def unanalysed(runs: Sequence[Path]) -> list[Path]:
     return [run for run in runs if not HEADS.path(run / FOLDER).is_file()]
 
 
-def _course(run: Path) -> dict[str, Figure | None]:
+def _course(found: CorpusRows) -> dict[str, Figure | None]:
     """How one run went."""
-    folder = RunFolder.existing(run)
+    ((name, (run,)),) = found.rows.items()
+    what = f"{shown(name)}, {found.corpus}"
+    folder = RunFolder.existing(run.folder)
     heads, metrics = (
         read_jsonl(record) if record.is_file() else [] for record in (folder.heads, folder.metrics)
     )
     return {
-        "alpha": alpha_figure(heads),
-        "diversity": diversity_figure(heads),
-        "curves": curves_figure(metrics),
+        "alpha": alpha_figure(heads, what),
+        "diversity": diversity_figure(heads, what),
+        "curves": curves_figure(metrics, what),
     }
 
 

@@ -8,14 +8,17 @@ from pathlib import Path
 
 from headwise.analysis.attention_figures import LayerMaps, attention_maps
 from headwise.analysis.collect import alphas
-from headwise.analysis.figure_style import known_sites, save
+from headwise.analysis.figure_style import known_sites, save, shown
 from headwise.analysis.observe import Observation, observations
 from headwise.data.batching import evaluation_batches
 from headwise.data.store import EncodedSplit
 from headwise.data.tokenizer import BOS, EOS, Tokenizer
 from headwise.errors import DataError
+from headwise.report.figures_rows import choice_name, corpus_name
 from headwise.track.base import HeadValues
 from headwise.train.loading import TrainedRun, load
+
+OWN = "The target is the model's own translation."
 
 
 def draw_attention(
@@ -48,11 +51,13 @@ def draw_attention(
         raise DataError("the sentence is empty: give one to look at")
     loaded = load(run, checkpoint, device)
     read = _read(loaded, sentence)
+    about = f"{shown(choice_name(loaded.config))}, trained on {corpus_name(loaded.config)}."
     files: list[Path] = []
     for site in known_sites(seen.site for seen in read.seen):
         queries, keys = read.pieces(site)
         layers = [_layer(seen, alphas(loaded.model)) for seen in read.seen if seen.site == site]
-        pages = attention_maps(site, layers, queries, keys, read.title(site))
+        told = about if site == "encoder_self" else f"{about} {OWN}"
+        pages = attention_maps(site, layers, queries, keys, read.title(site), told)
         for number, page in enumerate(pages, start=1):
             ending = f"-{number}" if len(pages) > 1 else ""
             files += save(page, output / f"attention_{site}{ending}.png")

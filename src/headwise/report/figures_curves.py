@@ -41,8 +41,8 @@ TablesOf = Mapping[str, Sequence[Rows]]  # name -> one table a run
 Points = Mapping[float, float]  # x -> y of one run
 ALL_SITES = ";".join(SITES)
 DIVERSITY_BASES = {
-    "diversity_heads": "the logarithm of the number of heads",
-    "diversity_keys": "the logarithm of the number of keys",
+    "diversity_heads": "log(number of heads)",
+    "diversity_keys": "log(number of keys)",
 }
 
 
@@ -85,7 +85,9 @@ def diversity_layers(
         for name, lines in found[site].items():
             _draw(axes, lines, styles[name], shown(name))
     panels[0].set_ylim(bottom=0)
-    panels[0].set_ylabel("Jensen-Shannon divergence", fontsize=LABEL, color=INK)
+    panels[0].set_ylabel(
+        f"Jensen-Shannon divergence\n/ {DIVERSITY_BASES[column]}", fontsize=LABEL, color=INK
+    )
     _legend_right(panels, max(panels, key=lambda axes: len(axes.lines)))
     counts = _counts({name: len(runs) for name, runs in layers.items()})
     headline(
@@ -173,15 +175,9 @@ def bleu_curves(sweep: Mapping[str, Mapping[str, Sequence[Points]]]) -> Figure |
         dress(axes, y="validation BLEU" if axes in grid[:, 0] else "", title=corpus)
         for name, runs in rows.items():
             _draw(axes, runs, styles[name], shown(name))
-        dress_updates(axes)
-        axes.set_xlim(left=0)
+        dress_updates(axes, [update for runs in rows.values() for run in runs for update in run])
     _legend_right(panels, max(panels, key=lambda axes: len(axes.lines)), fewest=1)
-    counts = {
-        f"{shown(name)} ({corpus})" if len(panels_of) > 1 else name: len(runs)
-        for corpus, rows in panels_of.items()
-        for name, runs in rows.items()
-    }
-    headline(figure, "BLEU on the validation set over training", _counts(counts))
+    headline(figure, "BLEU on the validation set over training", _counts(_runs_of(panels_of)))
     return figure
 
 
@@ -207,12 +203,13 @@ def _draw(axes: Axes, runs: Sequence[Points], style: Style, name: str) -> None:
         linestyle=style.dash,
         linewidth=1.2,
         marker=style.marker,
-        markersize=3.2,
+        markersize=3.6,
         markeredgecolor="white",
         markeredgewidth=0.3,
         markevery=max(1, len(places) // 12),
         label=name,
         clip_on=False,
+        zorder=3,  # above the axes, which a marker may touch
     )
 
 
@@ -225,6 +222,20 @@ def _legend_right(panels: Sequence[Axes], complete: Axes, fewest: int = 2) -> No
         )
 
 
+def _runs_of(panels_of: Mapping[str, Mapping[str, Sequence[Points]]]) -> dict[str, int]:
+    """Runs a line, by corpus where all lines of one have as many."""
+    found = {}
+    for corpus, rows in panels_of.items():
+        counts = {shown(name): len(runs) for name, runs in rows.items()}
+        if len(panels_of) == 1:
+            found.update(counts)
+        elif len(set(counts.values())) == 1:
+            found[corpus] = next(iter(counts.values()))
+        else:
+            found.update({f"{name} ({corpus})": count for name, count in counts.items()})
+    return found
+
+
 def _counts(n_runs: Mapping[str, int]) -> str:
     """What a line is: one run, or a mean over so many."""
     numbers = set(n_runs.values())
@@ -233,8 +244,18 @@ def _counts(n_runs: Mapping[str, int]) -> str:
     band = "band (or bar): lowest to highest"
     if len(numbers) == 1:
         return f"A line is the mean of {numbers.pop()} runs (seeds), {band}."
-    told = ", ".join(f"{shown(name)}: {number_of(n, 'run')}" for name, n in n_runs.items())
-    return f"A line is the mean over seeds, {band}; {told}."
+    groups: dict[int, list[str]] = {}
+    for name, count in n_runs.items():
+        groups.setdefault(count, []).append(shown(name))
+    usual = max(groups, key=lambda count: len(groups[count]))
+    told = [
+        f"{number_of(count, 'run')} of {', '.join(names)}"
+        for count, names in groups.items()
+        if count != usual
+    ]
+    most = groups[usual]
+    first = f"{number_of(usual, 'run')} {'each' if len(most) > 1 else f'of {most[0]}'}"
+    return f"A line is the mean over seeds, {band}; {'; '.join([first, *told])}."
 
 
 def _columns_width(n_panels: int) -> float:

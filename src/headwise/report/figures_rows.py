@@ -16,6 +16,16 @@ FIRST = ("softmax", "entmax15", "alpha_entmax")  # in the order of the papers
 MOST_KEYS = 3  # that tell rows apart in a name
 BESIDE = ("pattern", "scaling", "repulsion", "gates")  # groups that change an attention
 NAMED = ("attention", "sites", *BESIDE)
+# As in the tables of papers; Ro-En alone, since not every folder of it holds WMT's training text.
+CORPORA = {
+    "builtin": "built-in corpus",
+    "iwslt17": "IWSLT17",
+    "kftt": "KFTT",
+    "multi30k": "Multi30k",
+    "tatoeba_ja_en": "Tatoeba",
+    "wmt14_en_de": "WMT14",
+    "wmt16_ro_en": "",
+}
 
 
 @dataclass(frozen=True)
@@ -46,7 +56,7 @@ def corpus_rows(folders: Sequence[Path]) -> list[CorpusRows]:
         texts.setdefault((data.name, data.source, data.target, run.text), []).append(run)
     found: list[CorpusRows] = []
     for (name, source, target, _), runs in texts.items():
-        corpus = f"{name} {source} → {target}"
+        corpus = corpus_name(runs[0].config)
         same = sum(other.corpus.partition(" (")[0] == corpus for other in found)
         if same:  # other text under the same name
             corpus = f"{corpus} (text {same + 1})"
@@ -76,6 +86,13 @@ def named_rows(runs: Sequence[FoundRun]) -> dict[str, list[FoundRun]]:
         unique = name if name not in rows else f"{name} ({len(rows) + 1})"
         rows[unique] = sorted(own, key=lambda run: run.seed)
     return {name: rows[name] for name in (*filter(rows.__contains__, FIRST), *rows)}
+
+
+def corpus_name(config: Config) -> str:
+    """The corpus and the languages, as `Multi30k De→En`."""
+    data = config.data
+    languages = f"{data.source.capitalize()}→{data.target.capitalize()}"
+    return f"{CORPORA.get(data.name, data.name)} {languages}".strip()
 
 
 def choice_name(config: Config) -> str:

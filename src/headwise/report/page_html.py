@@ -58,6 +58,8 @@ def page_text(
     data = {
         "runs": runs,
         "origin": sentences.origin,
+        "n_lines": sentences.n_lines,
+        "n_questions": sentences.n_questions,
         "sentences": [asdict(sentence) for sentence in sentences.chosen],
         "sites": SITE_TITLES,
         "curves": curve_charts(list(zip(labels, records_of, strict=True))),

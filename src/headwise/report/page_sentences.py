@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from headwise.analysis.observe import Observation, observations
+from headwise.analysis.questions import asking, has_words
+from headwise.analysis.words import surface
 from headwise.data.batching import evaluation_batches
 from headwise.data.store import EncodedSplit
 from headwise.data.tokenizer import BOS, EOS, Tokenizer
@@ -21,6 +23,7 @@ from headwise.train.inference import named_sets, read_lines
 from headwise.train.loading import TrainedRun
 
 UNFINISHED = "…"  # what the last step of a translation would write that hit the length limit
+QUESTIONS = 4  # one in so many sentences at most is chosen for being a question
 
 
 @dataclass(frozen=True)
@@ -39,14 +42,26 @@ class Sentence:
 
 @dataclass(frozen=True)
 class Sentences:
-    """What is looked at, and where it comes from."""
+    """What is looked at, and where it comes from.
+
+    Attributes:
+        origin: name of the set or file.
+        chosen: in the order of their lines.
+        n_lines: how many were to choose from, empty lines left out.
+        n_questions: how many of them were chosen for being questions.
+    """
 
     origin: str
     chosen: Sequence[Sentence]
+    n_lines: int
+    n_questions: int = 0
 
 
 def chosen_sentences(run: TrainedRun, n_sentences: int, path: Path | None) -> Sentences:
     """Evenly spaced lines of the run's first test set, or the first lines of a file.
+
+    Up to a quarter of the lines of a test set are questions with an interrogative word, evenly
+    spaced among those: without any, a head that tells questions has nothing to be seen at.
 
     Args:
         run: whose test set.
@@ -72,10 +87,28 @@ def chosen_sentences(run: TrainedRun, n_sentences: int, path: Path | None) -> Se
     found = [sentence for sentence in found if sentence.source.strip()]
     if not found:
         raise DataError(f"{path or origin} has no sentence to show")
-    if path is None:
-        step = max(1, len(found) // n_sentences)
-        found = found[::step]
-    return Sentences(origin, found[:n_sentences])
+    if path is not None:
+        return Sentences(origin, found[:n_sentences], len(found))
+    asked = _spaced(_questions(found, run.config.data.source), n_sentences // QUESTIONS)
+    others = [sentence for sentence in found if sentence not in asked]
+    chosen = [*asked, *_spaced(others, n_sentences - len(asked))]
+    chosen.sort(key=lambda sentence: sentence.line)
+    return Sentences(origin, chosen, len(found), len(asked))
+
+
+def _questions(found: Sequence[Sentence], language: str) -> list[Sentence]:
+    """Those that end in a question mark and hold an interrogative word."""
+    if not has_words(language):
+        return []
+    # a character a piece: where the words are does not matter here
+    asks = [asking(surface(list(sentence.source.strip())), language) for sentence in found]
+    return [one for one, seen in zip(found, asks, strict=True) if seen and seen.is_question]
+
+
+def _spaced(found: Sequence[Sentence], most: int) -> list[Sentence]:
+    """At most so many, evenly spaced, from the first on."""
+    n = min(most, len(found))
+    return [found[place * len(found) // n] for place in range(n)]
 
 
 def sentence_contents(run: TrainedRun, sentences: Sequence[Sentence]) -> list[dict[str, Any]]:

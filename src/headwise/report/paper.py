@@ -38,6 +38,7 @@ class Column:
     unit: str | None = None  # of a column that is no BLEU
     decimals: int = 2  # that the paper gives
     note: str | None = None
+    train_pairs: int | None = None  # about how many the paper trained on
 
 
 @dataclass

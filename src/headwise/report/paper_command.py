@@ -25,7 +25,7 @@ from headwise.report.tables import TextTable, csv_text, latex, latex_comment
 from headwise.schema import AnalyzeConfig, ReportConfig
 from headwise.train.checkpoint import write_text
 
-SIGNALLED = 128  # exit codes above it: stopped on request, not failed
+ON_REQUEST = {128 + 2, 128 + 15, -2, -15}  # exit codes after SIGINT and SIGTERM
 N_UNUSED = 30  # reasons why runs fill no cell; the csv has them all
 MAIN = "from headwise.cli import main; main()"
 
@@ -115,7 +115,8 @@ def _report_paper(config: ReportConfig) -> None:
         gathered = _gather(config, paper, recipes, seeds)
         failed = _launch(gathered.missing)
     gathered = _gather(config, paper, recipes, seeds)
-    folders = [run.folder for figures in gathered.columns for run in figures.runs]
+    runs = (run for figures in gathered.columns for run in figures.runs)
+    folders = list(dict.fromkeys(run.folder for run in runs))
     output = Path(config.output) if config.output is not None else default_output(paper)
     if config.heads:
         gathered = replace(gathered, heads=_heads(config, gathered, folders))
@@ -207,7 +208,8 @@ def _gather(
 ) -> _Gathered:
     given = config.runs or paper.runs
     may_lack = config.launch or not config.runs
-    folders = find_folders(given, may_lack)
+    # what was launched may stand where no run stood before
+    folders = find_folders([*given, *(paper.runs if config.launch else ())], may_lack)
     matching = match(recipes, folders, seeds) if recipes else Matching()
     columns = column_figures(paper, recipes, matching, seeds, config.n_resamples)
     pruning = PruningReport([], [], [])
@@ -238,7 +240,7 @@ def _launch(missing: Sequence[Missing]) -> list[Missing]:
         print(f"[{number}/{len(missing)}] {lack.command}", flush=True)
         command = [sys.executable, "-c", MAIN, "train", *_config_dirs(), *lack.arguments]
         done = subprocess.run(command, env=os.environ, check=False)
-        if done.returncode > SIGNALLED or done.returncode < 0:
+        if done.returncode in ON_REQUEST:
             raise KeyboardInterrupt
         if done.returncode:
             failed.append(lack)

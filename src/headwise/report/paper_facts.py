@@ -87,7 +87,7 @@ def _column_facts(paper: Paper, figures: ColumnFigures) -> Iterator[Fact]:
             named = {"difference": test.difference, "low": test.low, "high": test.high}
             for name, value in named.items():
                 yield {**about, "quantity": f"{figures.metric}_{name}", "value": round(value, 4)}
-            yield {**about, "quantity": "p_value", "value": round(test.p_value, 5)}
+            yield {**about, "quantity": "p_value", "value": test.p_value}
     for text in figures.problems:
         yield {"column": figures.name, "source": "ours", "quantity": "not_averaged", "note": text}
     for text in figures.notes:

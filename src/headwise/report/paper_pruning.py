@@ -8,6 +8,7 @@ importance (Michel et al. 2019). Runs that really have fewer heads are listed on
 from __future__ import annotations
 
 import json
+import shlex
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -244,12 +245,13 @@ def _commands(paper: Paper, runs: Sequence[FoundRun]) -> list[str]:
         if run.results is None or run.config.model.heads is not None:
             continue
         lines = []
+        command = shlex.join(["headwise", "prune", f"run={run.folder}", "table=true"])
         if has_ablation and not any((run.folder / "pruning").glob("one_left*.json")):
-            lines.append(f"headwise prune run={run.folder} table=true ablation=true")
+            lines.append(f"{command} ablation=true")
         for sites in curves:
             some = "" if set(sites) == set(SITES) else f" sites=[{','.join(sites)}]"
             is_there = bool(_curve(run.folder, sites)) or (bool(lines) and not some)
             if not is_there:
-                lines.append(f"headwise prune run={run.folder} table=true{some}")
+                lines.append(f"{command}{some}")
         lacking += [lines] if lines else []
     return [line for lines in lacking[:N_NAMED] for line in lines]

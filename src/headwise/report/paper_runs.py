@@ -35,6 +35,7 @@ class FoundRun:
         decisive: flat keys that decide its result, without the seed.
         results: content of results.json; None before the end.
         text: hash of the training text, None where the folder does not say.
+        train_pairs: that it was trained on, likewise.
         machine: what its speed depends on.
     """
 
@@ -43,6 +44,7 @@ class FoundRun:
     decisive: Mapping[str, Any]
     results: Mapping[str, Any] | None
     text: str | None
+    train_pairs: int | None
     machine: Mapping[str, Any]
 
     @property
@@ -115,13 +117,14 @@ def read_run(path: Path) -> FoundRun:
     results = _json(folder.results) or None
     if results is not None and results.get("status") != "finished":
         results = None
-    environment = _json(path / "environment.json")
+    environment, data = _json(path / "environment.json"), _json(path / "data.json")
     return FoundRun(
         folder=path,
         config=config,
         decisive=decisive({str(key): value for key, value in container.items()}),
         results=results,
-        text=_json(path / "data.json").get("fingerprint"),
+        text=data.get("fingerprint"),
+        train_pairs=data.get("train", {}).get("pairs"),
         machine={key: environment.get(key) for key in MACHINE},
     )
 
@@ -158,6 +161,13 @@ def _place(matching: Matching, run: FoundRun, found: Recipe, seeds: Sequence[int
         if failed is not None:
             state = f"failed: {' '.join(str(failed).split())}"
         matching.unused.append(Unused(run, f"{name}, seed {run.seed}: {state}"))
+        return
+    if run.updates < found.max_updates and not run.results.get("stopped_early"):
+        reason = (
+            f"{name}, seed {run.seed}: ended at {run.updates:,} of the recipe's "
+            f"{found.max_updates:,} updates"
+        )
+        matching.unused.append(Unused(run, reason))
         return
     if run.seed not in seeds:
         listed = ", ".join(map(str, seeds))

@@ -15,6 +15,7 @@ NAMES = {"bleu": "BLEU (13a)", "bleu_tokenised": "tokenised BLEU"}
 NOT_AVERAGED = "not averaged"
 MISSING = "missing"
 OURS = "ours [95 %]"
+LEAST_TEXT = 0.8  # of the paper's training pairs, below which another text is behind a BLEU
 TOO_LOW = 5.0  # BLEU of the baseline, below which differences say nothing
 
 
@@ -73,14 +74,34 @@ def _main_notes(paper: Paper, columns: Sequence[ColumnFigures]) -> list[str]:
         notes += [
             f"{label}: NOT AVERAGED, NOT COMPARED: {problem}." for problem in figures.problems
         ]
-        notes += [f"{label}: {note}." for note in figures.notes]
+        notes += [f"{label}: {note}." for note in (*figures.notes, *_smaller_text(figures))]
+    return notes + _too_low(paper, columns) + _signatures(columns, paper.metric)
+
+
+def _smaller_text(figures: ColumnFigures) -> list[str]:
+    """Where ours was trained on a part of the paper's text, or on a substitute for it."""
+    wanted = figures.column.train_pairs
+    pairs = {run.train_pairs for run in figures.runs if run.train_pairs is not None}
+    if wanted is None or not pairs or min(pairs) >= LEAST_TEXT * wanted:
+        return []
+    return [
+        f"OTHER TEXT: ours was trained on {min(pairs):,} pairs where the paper has about "
+        f"{wanted:,}, so that the two BLEU do not compare"
+    ]
+
+
+def _too_low(paper: Paper, columns: Sequence[ColumnFigures]) -> list[str]:
+    """Columns whose baseline translates next to nothing."""
+    low = []
+    for figures in columns:
         scores = list(figures.scores(paper.baseline).values()) if paper.baseline else []
         if scores and statistics.fmean(scores) < TOO_LOW:
-            notes.append(
-                f"{label}: at less than {TOO_LOW:.0f} BLEU next to nothing is translated, and "
-                "differences say nothing about systems that translate."
-            )
-    return notes + _signatures(columns, paper.metric)
+            low.append(figures.column.label)
+    return [
+        f"{label}: at less than {TOO_LOW:.0f} BLEU next to nothing is translated, and "
+        "differences say nothing about systems that translate."
+        for label in low
+    ]
 
 
 def _signatures(columns: Sequence[ColumnFigures], metric: str) -> list[str]:
@@ -145,27 +166,31 @@ def _differences(paper: Paper, columns: Sequence[ColumnFigures], baseline: str) 
                 shown[row].append(of_paper[row])
             if OURS in kinds:
                 compared += [test for test in [tests[row]] if test is not None]
-                shown[row] += _tested(tests[row])
+                n_runs = max(len(figures.cells[r].runs) for r in (row, baseline))
+                shown[row] += _tested(tests[row], n_runs)
     table.rows = [(paper.rows[row], cells) for row, cells in shown.items()]
     if compared:
         table.notes = [
-            f"Ours: the mean over the seeds that both rows have (their number); above 0 is better "
-            f"than {base}. Interval and p are by paired bootstrap over test sentences (Koehn "
-            f"2004), {compared[0].n_resamples:,} draws, the same sentences for both rows and all "
-            "seeds.",
+            "Ours: the mean over the seeds that both rows have (their number; of how many, where a "
+            "row has more, so that its mean above is another); above 0 is better than "
+            f"{base}. Interval and p are by paired bootstrap over test sentences (Koehn 2004), "
+            f"{compared[0].n_resamples:,} draws, the same sentences for both rows and all seeds.",
             "p is two-sided. It speaks of other test sentences, not of other seeds, and is not "
-            "corrected for the number of cells.",
+            "corrected for the number of cells. ≤ marks the least that this many draws can show.",
+            *_too_low(paper, columns),
         ]
     return table
 
 
-def _tested(test: Comparison | None) -> list[str]:
+def _tested(test: Comparison | None, n_runs: int) -> list[str]:
     """Difference with interval and number of seeds, and p."""
     if test is None:
         return [NOTHING] * 2
     interval = f"[{_signed(test.low)} to {_signed(test.high)}]"
-    p_value = f"{test.p_value:.3f}" if test.p_value >= 0.001 else "< 0.001"
-    return [f"{_signed(test.difference)} {interval} ({test.n_seeds})", p_value]
+    least = 1 / (test.n_resamples + 1)
+    p_value = f"{test.p_value:.3f}" if test.p_value > least else f"≤ {least:.3g}"
+    of_all = f" of {n_runs}" if n_runs > test.n_seeds else ""
+    return [f"{_signed(test.difference)} {interval} ({test.n_seeds}{of_all})", p_value]
 
 
 def _paper_difference(figures: ColumnFigures, row: str, baseline: str) -> str:
@@ -194,9 +219,21 @@ def _speeds(paper: Paper, columns: Sequence[ColumnFigures]) -> TextTable:
     if ours:
         table.notes = [
             "Ours: ratio of medians over the seeds that both rows have (lowest to highest ratio of "
-            "one seed), as they were trained: other load on the machine counts."
+            "one seed), as they were trained: other load on the machine counts.",
+            *_machines(ours),
         ]
     return table
+
+
+def _machines(columns: Sequence[ColumnFigures]) -> list[str]:
+    """What the runs were trained on."""
+    found = {
+        (str(run.machine.get("gpu") or "CPU"), run.machine.get("threads"))
+        for figures in columns
+        for run in figures.runs
+    }
+    named = [kind if kind != "CPU" else f"a CPU, threads {n}" for kind, n in sorted(found)]
+    return [f"Ours were trained on: {'; '.join(dict.fromkeys(named))}."]
 
 
 def _speed_text(found: CellFigures) -> str:

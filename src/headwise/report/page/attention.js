@@ -61,7 +61,7 @@ async function drawMaps() {
     return;
   hideTip();
   byId("maps").replaceChildren(...figures);
-  for (const figure of figures) sizeCells(figure);
+  sizeMaps();
 }
 
 async function mapFigure(run, sentence, site, layer, head) {
@@ -215,6 +215,7 @@ function mapTable(content, site, weights, label) {
     { class: "frame" },
     make("p", { class: "hint", text: READINGS[site] }),
     weights.scale === 1 ? "" : make("p", { class: "hint", text: scaleNote(weights.scale) }),
+    make("p", { class: "hint cut", hidden: "" }),
     make("div", { class: "scroll" }, table),
   );
 }
@@ -263,13 +264,41 @@ function hideTip() {
   byId("tip").hidden = true;
 }
 
-/** Cells as large as the figure has room for, and never too small to be hit. */
-function sizeCells(figure) {
-  const table = figure.querySelector("table.weights");
-  if (!table) return;
+const LEAST_CELL = 14; // px: never too small to be hit
+const MOST_CELL = 32;
+
+/** How large the cells of a table may be in its figure, px. */
+function roomOf(table) {
   const columns = table.tHead.rows[0].cells.length - 1;
-  const room = figure.clientWidth - 112;
-  table.style.setProperty("--cell", `${Math.max(14, Math.min(32, Math.floor(room / columns)))}px`);
+  return Math.floor((table.closest("figure").clientWidth - 112) / columns);
+}
+
+/** Cells as large as there is room for; two runs one below the other where one does not fit. */
+function sizeMaps() {
+  const tables = [...document.querySelectorAll("table.weights")];
+  byId("maps").classList.remove("stacked");
+  const fits = tables.every((table) => roomOf(table) >= LEAST_CELL);
+  byId("maps").classList.toggle("stacked", !fits);
+  for (const table of tables) {
+    const size = Math.max(LEAST_CELL, Math.min(MOST_CELL, roomOf(table)));
+    table.style.setProperty("--cell", `${size}px`);
+  }
+  for (const table of tables) tellCut(table);
+}
+
+/** Says where a matrix goes on that is larger than its frame. */
+function tellCut(table) {
+  const scroll = table.parentElement;
+  const ways = [];
+  if (scroll.scrollWidth > scroll.clientWidth) ways.push("to the right");
+  if (scroll.scrollHeight > scroll.clientHeight) ways.push("below");
+  const note = scroll.previousElementSibling;
+  note.hidden = !ways.length;
+  if (note.hidden) return;
+  note.textContent =
+    `The matrix goes on ${ways.join(" and ")}: scroll in it. ` +
+    `It has ${table.tBodies[0].rows.length} rows and ` +
+    `${table.tHead.rows[0].cells.length - 1} columns.`;
 }
 
 /** What the ink of a weight means. */

@@ -36,6 +36,34 @@ const MEASURES = [
     low: 0,
     high: 1,
   },
+  {
+    id: "previous_weight",
+    name: "weight on the token before",
+    says: "weight of a token on the one before it, on average",
+    low: 0,
+    high: 1,
+  },
+  {
+    id: "next_weight",
+    name: "weight on the token behind",
+    says: "weight of a token on the one behind it, on average",
+    low: 0,
+    high: 1,
+  },
+  {
+    id: "merge_score",
+    name: "merge score",
+    says: "highest weight of a word's pieces on its other pieces, on average (Correia et al. 2019)",
+    low: 0,
+    high: 1,
+  },
+  {
+    id: "question_weight",
+    name: "weight on ? at question words",
+    says: "weight of question words on the question mark that ends the sentence, on average",
+    low: 0,
+    high: 1,
+  },
   { id: "role", name: "role", says: "what the head was found to do" },
 ];
 

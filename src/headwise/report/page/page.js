@@ -13,7 +13,7 @@ function drawRuns() {
         make("p", { class: "hint" }, "run ", isolated(run.name)),
         scoreTable(run),
         make("dl", { class: "facts" }, ...facts),
-        ...(run.findings ? findings(run.findings) : []),
+        ...(run.findings ? findings(run) : []),
       );
     }),
   );
@@ -68,10 +68,16 @@ function prepareMeasures() {
   choice.addEventListener("change", () => {
     state.measure = choice.value;
     rememberChoice();
-    showUpdate();
-    paintHeads();
-    markUpdate();
+    showMeasure();
   });
+}
+
+/** Colours the heads by the chosen measure. */
+function showMeasure() {
+  byId("measure").value = state.measure;
+  showUpdate();
+  paintHeads();
+  markUpdate();
 }
 
 /** Shows a head; where the view is out of sight, it comes into it. */
@@ -117,10 +123,22 @@ function recallChoice() {
   const found = rows.find(
     (row) => headKey(row.site, row.layer, row.head) === headKey(site, layer, head),
   );
-  ({ site: state.site, layer: state.layer, head: state.head } = found ?? firstHead(rows));
+  if (found) ({ site: state.site, layer: state.layer, head: state.head } = found);
   const sentence = Number(asked.get("sentence")) - 1;
   if (data.sentences[sentence]) state.sentence = sentence;
   if (knownMeasures().some(({ id }) => id === asked.get("by"))) state.measure = asked.get("by");
+}
+
+/** Follows an address that was changed while the page is open. */
+function followAddress() {
+  const asked = new URLSearchParams(location.hash.slice(1));
+  // other fragments, as of the link past the heads, ask for a place of the page
+  if (!["sentence", "head", "by"].some((name) => asked.has(name))) return;
+  recallChoice();
+  showMeasure();
+  drawTexts();
+  const { site, layer, head } = state;
+  chooseHead(site, layer, head, false);
 }
 
 /** The head to begin with: the first that has a role, else the most confident. */
@@ -134,6 +152,8 @@ function firstHead(rows) {
 
 function begin() {
   state.measure = firstMeasure();
+  const { site, layer, head } = firstHead(data.runs.flatMap((run) => run.heads));
+  Object.assign(state, { site, layer, head });
   recallChoice();
   drawRuns();
   drawGrids();
@@ -160,7 +180,8 @@ function begin() {
     redrawCharts();
   });
   addEventListener("scroll", placeTip, { capture: true, passive: true });
-  addEventListener("resize", () => document.querySelectorAll("figure.map").forEach(sizeCells));
+  addEventListener("resize", sizeMaps);
+  addEventListener("hashchange", followAddress);
 }
 
 begin();

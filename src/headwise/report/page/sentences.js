@@ -16,6 +16,7 @@ function drawSentences() {
       isolated(sentence.source, data.runs[0].languages[0]),
     );
     button.dataset.words = wordsOf(place);
+    button.dataset.line = sentence.line;
     return button;
   });
   byId("sentences").replaceChildren(...buttons.map((button) => make("li", {}, button)));
@@ -31,18 +32,30 @@ function drawSentences() {
   search(buttons);
 }
 
-/** Hides the sentences in which the searched text does not occur. */
+/** Where the sentences come from. */
+function originOf() {
+  const [n, most] = [data.sentences.length, data.n_lines].map((count) => count.toLocaleString("en"));
+  const share = data.sentences.length < data.n_lines ? `${n} of ${most}` : n;
+  const questions = data.n_questions ? ", some of them questions" : "";
+  return `${share} sentences of ${data.origin}${questions}`;
+}
+
+/** Hides the sentences in which the searched text does not occur, nor begins their line number. */
 function search(buttons) {
   const wanted = byId("search").value.normalize().toLowerCase().trim();
   let found = 0;
   for (const button of buttons) {
-    const fits = button.dataset.words.includes(wanted);
+    const fits =
+      button.dataset.words.includes(wanted) || button.dataset.line.startsWith(wanted);
     button.parentElement.hidden = !fits;
     found += fits;
   }
-  byId("found").textContent = wanted
-    ? `${found} of ${buttons.length} sentences`
-    : `${buttons.length} sentences of ${data.origin}, with their line numbers`;
+  if (!wanted) byId("found").textContent = originOf();
+  else if (found) byId("found").textContent = `${found} of ${buttons.length} sentences`;
+  else
+    byId("found").textContent =
+      `none of the ${buttons.length} sentences on this page; ` +
+      "n_sentences= and sentences=FILE show others";
 }
 
 /** The chosen sentence: source, reference, and what every run made of it. */

@@ -1,0 +1,120 @@
+"""Runs whose pages are worth a look, and a page opened in a real browser."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import headwise as package
+from command_line import train_small
+from headwise.analysis.observe import observations
+from headwise.data.batching import evaluation_batches
+from headwise.data.store import EncodedSplit
+from headwise.schema import SITES
+from headwise.train.checkpoint import load_checkpoint, save_checkpoint
+
+sync_api = pytest.importorskip("playwright.sync_api")
+
+CHROMIUM = next(
+    (p for n in ("chromium", "chromium-browser", "google-chrome") if (p := shutil.which(n))), None
+)
+needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: make browser")
+UPDATES = {100: 1.05, 200: 1.95}  # update -> the α that its record gives every head
+
+
+def sharp_runs(folder: Path) -> tuple[Path, Path]:
+    """An α-entmax run and a smaller softmax run, both sharp: zeros here, tiny weights there."""
+    entmax = train_small(folder, "attention=alpha_entmax", "model.encoder_layers=2")
+    softmax = train_small(folder, "attention=softmax", "tokenizer.vocab_size=50")
+    for run, factor in ((entmax, 60), (softmax, 30)):
+        sharpen(run / "checkpoints" / "best.pt", factor)
+    records = [
+        {
+            "update": update,
+            "alpha": {site: [[alpha] * 2] * (1 + (site == SITES[0])) for site in SITES},
+        }
+        for update, alpha in UPDATES.items()
+    ]
+    lines = "".join(f"{json.dumps(record)}\n" for record in records)
+    (entmax / "heads.jsonl").write_text(lines, encoding="utf-8")
+    return entmax, softmax
+
+
+def sharpen(path: Path, factor: float) -> None:
+    """Scores that many times as large, in the weights of a checkpoint."""
+    weights = load_checkpoint(path)["model"]
+    for name, value in weights.items():
+        if name.endswith(".query.weight"):
+            value *= factor
+    save_checkpoint(path, {"model": weights})
+
+
+def started_browser() -> Iterator[Any]:
+    """A browser that is closed at the end."""
+    with sync_api.sync_playwright() as playwright:
+        sandbox = ["--no-sandbox"] if os.geteuid() == 0 else []  # it does not work for root
+        started = playwright.chromium.launch(executable_path=CHROMIUM, args=sandbox)
+        yield started
+        started.close()
+
+
+class Opened:
+    """A page in a browser, with all that it complained of and asked for."""
+
+    def __init__(self, browser: Any, path: Path, fragment: str = "", **options: Any) -> None:
+        self.context = browser.new_context(**options)
+        self.page = self.context.new_page()
+        self.complaints: list[str] = []
+        self.requests: list[str] = []
+        self.page.on("console", lambda message: self.complaints.append(message.text))
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("request", lambda request: self.requests.append(request.url))
+        self.page.goto(path.as_uri() + fragment)
+        self.page.wait_for_selector("table.weights")
+
+    def head(self, site: str, layer: int, head: int, run: int = 0) -> Any:
+        """A cell of the grid of heads."""
+        grid = self.page.locator("#grids .run").nth(run)
+        return grid.locator(f'td[data-key="{site} {layer} {head}"]')
+
+    def choose(self, site: str, layer: int, head: int) -> None:
+        """Click a head, and wait until its weights are there."""
+        self.head(site, layer, head).click()
+        title = {"encoder_self": "encoder self", "decoder_self": "decoder self", "cross": "cross"}
+        place = f"{title[site]}-attention, layer {layer}, head {head}"
+        self.page.wait_for_selector(f'table.weights[aria-label^="Weights of {place}"]')
+
+    def cells(self) -> tuple[np.ndarray, np.ndarray]:
+        """Codes of the matrix shown, and where there is ink: a colour of its own in the cell."""
+        found = self.page.evaluate(
+            """() => [...document.querySelector("table.weights").tBodies[0].rows].map((row) =>
+                 [...row.querySelectorAll("td")].map((cell) => [
+                   Number(cell.dataset.code),
+                   getComputedStyle(cell).backgroundColor !== "rgba(0, 0, 0, 0)",
+                 ]))"""
+        )
+        table = np.array(found)
+        return table[..., 0], table[..., 1].astype(bool)
+
+
+def observed(run: Path, sentence: str) -> dict[tuple[str, int], tuple[Any, Any]]:
+    """(site, layer) -> weights and allowed (H, Q, K), the decoder reading its own translation."""
+    loaded = package.load(str(run), device="cpu")
+    (translation,) = loaded.translate([sentence])
+    split = EncodedSplit.from_lists(
+        loaded.tokenizers.source.encode([sentence]), [list(translation.hypotheses[0].ids)]
+    )
+    batches = evaluation_batches(split, 1000)
+    ((_, found),) = observations(loaded.model, batches, torch.device("cpu"))
+    return {
+        (seen.site, seen.layer): (seen.weights_BHQK[0].numpy(), seen.allowed_BHQK[0].numpy())
+        for seen in found
+    }

@@ -188,7 +188,7 @@ def _tested(test: Comparison | None, n_runs: int) -> list[str]:
         return [NOTHING] * 2
     interval = f"[{_signed(test.low)} to {_signed(test.high)}]"
     least = 1 / (test.n_resamples + 1)
-    p_value = f"{test.p_value:.3f}" if test.p_value > least else f"≤ {least:.3g}"
+    p_value = f"{test.p_value:.3f}" if test.p_value > least else f"≤ {least:.1g}"
     of_all = f" of {n_runs}" if n_runs > test.n_seeds else ""
     return [f"{_signed(test.difference)} {interval} ({test.n_seeds}{of_all})", p_value]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,6 +79,15 @@ class Table:
                 {name: kind(row[name]) if row[name] else None for name, kind in known}
                 for row in reader
             ]
+
+
+def read_settings(folder: Path) -> dict[str, Any]:
+    """What an analysis says of itself; empty where there is none, or a broken one."""
+    try:
+        found: dict[str, Any] = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found
 
 
 def _cell(value: Any) -> str:

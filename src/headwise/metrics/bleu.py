@@ -92,19 +92,28 @@ def _corpus_score(metric: Any, hypotheses: Sequence[str], references: Sequence[s
     return {"score": float(result.score), "signature": str(metric.get_signature())}
 
 
+def moses_tokenised(sentences: Sequence[str], language: str) -> list[str]:
+    """Moses tokens joined by spaces, of detokenised text."""
+    import sacremoses
+
+    moses = sacremoses.MosesTokenizer(lang=language)
+    return [moses.tokenize(line, return_str=True, escape=False) for line in sentences]
+
+
+def token_bleu() -> Any:
+    """SacreBLEU's BLEU of text that is tokenised already."""
+    from sacrebleu.metrics.bleu import BLEU
+
+    # force: sacreBLEU warns of text that looks tokenised, which here is the intention
+    return BLEU(tokenize="none", force=True)
+
+
 def _moses_bleu(hypotheses: Sequence[str], references: Sequence[str], language: str) -> Score:
     """BLEU between Moses-tokenised texts, what multi-bleu.perl gives after tokenizer.perl."""
     import sacremoses
-    from sacrebleu.metrics.bleu import BLEU
 
-    moses = sacremoses.MosesTokenizer(lang=language)
-
-    def tokenised(sentences: Sequence[str]) -> list[str]:
-        return [moses.tokenize(line, return_str=True, escape=False) for line in sentences]
-
-    # force: sacreBLEU warns of text that looks tokenised, which here is the intention
-    metric = BLEU(tokenize="none", force=True)
-    score = _corpus_score(metric, tokenised(hypotheses), tokenised(references))
+    tokens = [moses_tokenised(lines, language) for lines in (hypotheses, references)]
+    score = _corpus_score(token_bleu(), *tokens)
     name = f"tok:moses-{language}-sacremoses-{sacremoses.__version__}"
     score["signature"] = score["signature"].replace("tok:none", name)
     return score

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from headwise.errors import DataError, refuse, require
-from headwise.metrics.bleu import bleu_tokeniser, language_of
+from headwise.metrics.bleu import bleu_tokeniser, language_of, moses_tokenised, token_bleu
 
 METRICS = ("bleu", "bleu_tokenised")
 ORDER = 4  # of the longest n-grams
@@ -71,22 +71,17 @@ def sentence_statistics(
             f"cannot compare {len(hypotheses)} hypotheses with {len(references)} references: "
             "the numbers of lines must be equal and not 0"
         )
-    from sacrebleu.metrics.bleu import BLEU
-
-    language = language_of(target_language)
     if metric not in METRICS:
         raise refuse("metric", metric, METRICS)
+    language = language_of(target_language)
     if metric == "bleu":
+        from sacrebleu.metrics.bleu import BLEU
+
         scorer: Any = BLEU(tokenize=bleu_tokeniser(language))
     else:
-        import sacremoses
-
-        moses = sacremoses.MosesTokenizer(lang=language)
-        scorer = BLEU(tokenize="none", force=True)  # force: what looks tokenised is so by intention
-        hypotheses, references = (
-            [moses.tokenize(line, return_str=True, escape=False) for line in lines]
-            for lines in (hypotheses, references)
-        )
+        scorer = token_bleu()
+        hypotheses = moses_tokenised(hypotheses, language)
+        references = moses_tokenised(references, language)
     rows = []
     for hypothesis, reference in zip(hypotheses, references, strict=True):
         found = scorer.corpus_score([hypothesis], [[reference]])

@@ -33,6 +33,7 @@ from headwise.analysis.tables import (
     SENTENCES,
     SETTINGS,
     TRAJECTORIES,
+    read_settings,
 )
 from headwise.analysis.trajectories import trajectory_rows
 from headwise.data.batching import Batch, evaluation_batches
@@ -41,8 +42,9 @@ from headwise.errors import ConfigError, DataError, RunError, refuse, require
 from headwise.instantiate import instantiate
 from headwise.model.transformer import Transformer
 from headwise.report.head_comparison import write_comparison
-from headwise.schema import SITES, AnalyzeConfig, Config
-from headwise.track.jsonl import read_jsonl
+from headwise.report.run_names import attention_name
+from headwise.schema import SITES, AnalyzeConfig
+from headwise.track.jsonl import read_if_there
 from headwise.train.checkpoint import write_text
 from headwise.train.evaluation import MAX_HEAD_PIECES
 from headwise.train.inference import content_digest
@@ -243,22 +245,6 @@ def _about(config: AnalyzeConfig, run: TrainedRun, text: _Text) -> dict[str, Any
     return about
 
 
-def attention_name(config: Config) -> str:
-    """The choice of `attention=`, and where a site has one of its own that one."""
-
-    def word(node: Mapping[str, Any]) -> str:
-        return str(node["_target_"]).split(".")[-2]
-
-    own = {
-        site: word(node)
-        for site in SITES
-        if (node := getattr(config.sites, site)) is not None
-        and word(node) != word(config.attention)
-    }
-    named = ", ".join(f"{site} {name}" for site, name in own.items())
-    return word(config.attention) + (f" ({named})" if named else "")
-
-
 def _kinds_of_weights(model: Transformer) -> dict[str, Any]:
     """How many heads give no distributions, and whether some form no weights by themselves."""
     attentions = [attention for _, _, attention in model.attentions()]
@@ -276,7 +262,7 @@ def _thresholds(config: AnalyzeConfig) -> Thresholds:
 
 def _is_there(out: Path, about: Mapping[str, Any]) -> bool:
     """Whether an analysis with these settings, or with more in it, is complete."""
-    before = _settings(out)
+    before = read_settings(out)
     tables = (HEADS, LAYERS, DENSITY, OFFSETS, SENTENCES, TRAJECTORIES, CORRELATIONS)
     if not before or not all(table.path(out).is_file() for table in tables):
         return False
@@ -285,18 +271,9 @@ def _is_there(out: Path, about: Mapping[str, Any]) -> bool:
     return same and has_all and (not about["pruning"] or before["decode"] == about["decode"])
 
 
-def _settings(out: Path) -> dict[str, Any]:
-    """What an analysis says of itself; empty where there is none, or a broken one."""
-    try:
-        found: dict[str, Any] = json.loads((out / SETTINGS).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found
-
-
 def _kept_curves(out: Path, about: Mapping[str, Any]) -> dict[str, Any]:
     """What to say of pruning curves that stay: those of the same weights over the same text."""
-    before = _settings(out)
+    before = read_settings(out)
     same = all(before.get(key) == about[key] for key in ("weights", "text"))
     if about["pruning"] or not before.get("pruning") or not same:
         return {}
@@ -325,7 +302,7 @@ def _look(
     curve: Rows = []
     if config.importance:
         curve = _importance(config, run, text.measured, seen.heads, shown)
-    records = read_jsonl(run.folder.heads) if run.folder.heads.is_file() else []
+    records = read_if_there(run.folder.heads)
     found = Found(
         about,
         seen.counts,

@@ -6,7 +6,6 @@ figures out.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,7 @@ from headwise.analysis.alpha_figures import Alphas, alpha_histograms, alpha_star
 from headwise.analysis.density_figures import density_layers, density_violins
 from headwise.analysis.figure_style import save, shown
 from headwise.analysis.plots import alpha_figure, curves_figure, diversity_figure
-from headwise.analysis.tables import DENSITY, FOLDER, HEADS, LAYERS, PRUNING, SETTINGS, Table
+from headwise.analysis.tables import DENSITY, FOLDER, HEADS, LAYERS, PRUNING, Table, read_settings
 from headwise.report.figures_curves import (
     DIVERSITY_BASES,
     bleu_curves,
@@ -24,7 +23,7 @@ from headwise.report.figures_curves import (
 )
 from headwise.report.figures_rows import CorpusRows, corpus_rows, file_stem
 from headwise.report.paper_runs import FoundRun
-from headwise.track.jsonl import read_jsonl
+from headwise.track.jsonl import read_if_there
 from headwise.train.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -78,9 +77,7 @@ def _course(found: CorpusRows) -> dict[str, Figure | None]:
     ((name, (run,)),) = found.rows.items()
     what = f"{shown(name)}, {found.corpus}"
     folder = RunFolder.existing(run.folder)
-    heads, metrics = (
-        read_jsonl(record) if record.is_file() else [] for record in (folder.heads, folder.metrics)
-    )
+    heads, metrics = (read_if_there(record) for record in (folder.heads, folder.metrics))
     return {
         "alpha": alpha_figure(heads, what),
         "diversity": diversity_figure(heads, what),
@@ -141,9 +138,8 @@ def _measured_on(found: CorpusRows) -> str:
     texts = set()
     for runs in found.rows.values():
         for run in runs:
-            path = run.folder / FOLDER / SETTINGS
-            if path.is_file():
-                about = json.loads(path.read_text(encoding="utf-8"))
+            about = read_settings(run.folder / FOLDER)
+            if about:
                 texts.add((about.get("sentences"), about.get("split")))
     if len(texts) != 1:
         return ""
@@ -153,8 +149,7 @@ def _measured_on(found: CorpusRows) -> str:
 
 def _alpha_ends(run: FoundRun) -> tuple[Alphas, Alphas] | None:
     """α of the heads at the start, and of the weights that the run was scored with."""
-    path = RunFolder(run.folder).heads
-    records = read_jsonl(path) if path.is_file() else []
+    records = read_if_there(RunFolder(run.folder).heads)
     known: list[Alphas] = [record["alpha"] for record in records if record.get("alpha")]
     scored: Alphas = (run.results or {}).get("alpha") or {}
     if not known:
@@ -164,7 +159,6 @@ def _alpha_ends(run: FoundRun) -> tuple[Alphas, Alphas] | None:
 
 def _bleu(run: FoundRun) -> Mapping[float, float]:
     """Validation BLEU by update."""
-    path = RunFolder(run.folder).metrics
-    records = read_jsonl(path) if path.is_file() else []
+    records = read_if_there(RunFolder(run.folder).metrics)
     key = "valid/bleu"
     return {record["update"]: record[key] for record in records if record.get(key) is not None}

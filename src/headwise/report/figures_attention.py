@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from headwise.analysis.attention_figures import LayerMaps, attention_maps
 from headwise.analysis.collect import alphas
 from headwise.analysis.figure_style import known_sites, save, shown
-from headwise.analysis.observe import Observation, observations
-from headwise.data.batching import evaluation_batches
-from headwise.data.store import EncodedSplit
-from headwise.data.tokenizer import BOS, EOS, Tokenizer
+from headwise.analysis.observe import Observation
 from headwise.errors import DataError
-from headwise.report.figures_rows import choice_name, corpus_name
+from headwise.report.readings import Reading, readings
+from headwise.report.run_names import choice_name, corpus_name
 from headwise.track.base import HeadValues
-from headwise.train.loading import TrainedRun, load
+from headwise.train.loading import load
 
 OWN = "The target is the model's own translation."
 
@@ -50,68 +47,36 @@ def draw_attention(
     if not sentence.strip():
         raise DataError("the sentence is empty: give one to look at")
     loaded = load(run, checkpoint, device)
-    read = _read(loaded, sentence)
+    ((_, read),) = readings(loaded, [sentence])
     about = f"{shown(choice_name(loaded.config))}, trained on {corpus_name(loaded.config)}."
     files: list[Path] = []
     for site in known_sites(seen.site for seen in read.seen):
-        queries, keys = read.pieces(site)
+        queries, keys = _pieces(read, site)
         layers = [_layer(seen, alphas(loaded.model)) for seen in read.seen if seen.site == site]
         told = about if site == "encoder_self" else f"{about} {OWN}"
-        pages = attention_maps(site, layers, queries, keys, read.title(site), told)
+        pages = attention_maps(site, layers, queries, keys, _title(read, site), told)
         for number, page in enumerate(pages, start=1):
             ending = f"-{number}" if len(pages) > 1 else ""
             files += save(page, output / f"attention_{site}{ending}.png")
     return files
 
 
-@dataclass(frozen=True)
-class _Read:
-    """A sentence as the model went through it."""
-
-    source: str
-    translation: str
-    source_pieces: Sequence[str]
-    read_pieces: Sequence[str]
-    written_pieces: Sequence[str]
-    seen: Sequence[Observation]
-
-    def pieces(self, site: str) -> tuple[Sequence[str], Sequence[str]]:
-        """Names of rows and columns. The cross-attention's rows are what is being written."""
-        return {
-            "encoder_self": (self.source_pieces, self.source_pieces),
-            "decoder_self": (self.read_pieces, self.read_pieces),
-            "cross": (self.written_pieces, self.source_pieces),
-        }[site]
-
-    def title(self, site: str) -> str:
-        """The text that the site reads."""
-        return {
-            "encoder_self": self.source,
-            "decoder_self": self.translation,
-            "cross": f"{self.source} → {self.translation}",
-        }[site]
+def _pieces(reading: Reading, site: str) -> tuple[Sequence[str], Sequence[str]]:
+    """Names of rows and columns. The cross-attention's rows are what is being written."""
+    return {
+        "encoder_self": (reading.source_pieces, reading.source_pieces),
+        "decoder_self": (reading.read_pieces, reading.read_pieces),
+        "cross": (reading.written_pieces, reading.source_pieces),
+    }[site]
 
 
-def _read(run: TrainedRun, sentence: str) -> _Read:
-    source = run.normaliser.source(sentence)
-    (translation,) = run.translate([sentence])
-    (found, *_) = translation.hypotheses
-    (source_ids,) = run.tokenizers.source.encode([source])
-    batches = evaluation_batches(EncodedSplit.from_lists([source_ids], [list(found.ids)]), 1)
-    ((_, seen),) = observations(run.model, batches, run.translator.device)
-    target = run.tokenizers.target
-    return _Read(
-        source,
-        translation.text,
-        _names(run.tokenizers.source, [*source_ids, EOS]),
-        _names(target, [BOS, *found.ids]),
-        _names(target, [*found.ids, EOS]),
-        seen,
-    )
-
-
-def _names(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
-    return [tokenizer.id_to_piece(piece) for piece in ids]
+def _title(reading: Reading, site: str) -> str:
+    """The text that the site reads."""
+    return {
+        "encoder_self": reading.source,
+        "decoder_self": reading.translation,
+        "cross": f"{reading.source} → {reading.translation}",
+    }[site]
 
 
 def _layer(seen: Observation, of_heads: HeadValues) -> LayerMaps:

@@ -8,24 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headwise.report.analyze import attention_name
 from headwise.report.paper_runs import FoundRun, read_run
-from headwise.schema import Config
+from headwise.report.run_names import BESIDE, choice_name, class_word, corpus_name
 
 FIRST = ("softmax", "entmax15", "alpha_entmax")  # in the order of the papers
 MOST_KEYS = 3  # that tell rows apart in a name
-BESIDE = ("pattern", "scaling", "repulsion", "gates")  # groups that change an attention
 NAMED = ("attention", "sites", *BESIDE)
-# As in the tables of papers; Ro-En alone, since not every folder of it holds WMT's training text.
-CORPORA = {
-    "builtin": "built-in corpus",
-    "iwslt17": "IWSLT17",
-    "kftt": "KFTT",
-    "multi30k": "Multi30k",
-    "tatoeba_ja_en": "Tatoeba",
-    "wmt14_en_de": "WMT14",
-    "wmt16_ro_en": "",
-}
 
 
 @dataclass(frozen=True)
@@ -88,20 +76,6 @@ def named_rows(runs: Sequence[FoundRun]) -> dict[str, list[FoundRun]]:
     return {name: rows[name] for name in (*filter(rows.__contains__, FIRST), *rows)}
 
 
-def corpus_name(config: Config) -> str:
-    """The corpus and the languages, as `Multi30k De→En`."""
-    data = config.data
-    languages = f"{data.source.capitalize()}→{data.target.capitalize()}"
-    return f"{CORPORA.get(data.name, data.name)} {languages}".strip()
-
-
-def choice_name(config: Config) -> str:
-    """The attention of a run and what goes with it, as their yaml files are named."""
-    beside = {group: _word(getattr(config, group)["_target_"], group) for group in BESIDE}
-    others = [f"{group} {word}" for group, word in beside.items() if not word.startswith("No")]
-    return ", ".join([attention_name(config), *others])
-
-
 def file_stem(name: str) -> str:
     """A name as part of a file name."""
     return re.sub(r"[^\w.-]+", "_", name).strip("_.-")
@@ -127,15 +101,9 @@ def _name(run: FoundRun, decisive: Mapping[str, Any], keys: Sequence[str]) -> st
         group, _, last = key.rpartition(".")
         value = decisive.get(key)
         if last == "_target_":
-            parts.append(f"{group} {_word(value, group)}")
+            parts.append(f"{group} {class_word(value, group)}")
         elif last == "name":
             parts.append(f"{group} {value}")
         else:
             parts.append(f"{last} {'none' if value is None else value}")
     return ", ".join(parts)
-
-
-def _word(target: Any, group: str) -> str:
-    """The module of a class, which its yaml is named after; else the class."""
-    *_, module, name = ["", *str(target).split(".")]
-    return module if module not in ("", group, "none", "optim", "schedule") else name

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from headwise.analysis.tables import COMPARISON, HEADS, LAYERS, SETTINGS
+from headwise.analysis.tables import COMPARISON, HEADS, LAYERS, read_settings
 from headwise.analysis.wording import SITE_NAMES, known, percent, table
 from headwise.schema import SITES
 from headwise.train.checkpoint import write_text
@@ -52,7 +51,7 @@ def write_comparison(runs: Mapping[Path, Path], diversity_base: str, output: Pat
     columns = {}
     labels = run_labels(list(runs))
     for label, (run, folder) in zip(labels, runs.items(), strict=True):
-        about = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
+        about = read_settings(folder)
         columns[label] = (str(run), about, values_of(folder, diversity_base))
     rows = [
         {"run": run, "quantity": quantity, "site": site, "layer": layer, "value": value}

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-from omegaconf import OmegaConf
 
 from headwise.analysis.tables import FOLDER, SETTINGS
 from headwise.errors import ConfigError, DataError, require
-from headwise.report.analyze import analyze_runs
+from headwise.report.analyze import analyze_folders
 from headwise.report.page_html import page_text
 from headwise.report.page_run import run_content
 from headwise.report.page_sentences import chosen_sentences, sentence_contents
 from headwise.schema import AnalyzeConfig, ReportConfig
-from headwise.track.jsonl import read_jsonl
+from headwise.track.jsonl import read_if_there
 from headwise.train.checkpoint import write_text
 from headwise.train.loading import TrainedRun, checkpoint_path, load
 from headwise.train.run_folder import RunFolder
@@ -51,7 +48,9 @@ def write_page(config: ReportConfig) -> Path:
         {**run_content(run, name), "sentences": sentence_contents(run, sentences.chosen)}
         for run, name in zip(runs, names, strict=True)
     ]
-    write_text(out, page_text(contents, [_records(run.folder) for run in runs], sentences))
+    write_text(
+        out, page_text(contents, [read_if_there(run.folder.metrics) for run in runs], sentences)
+    )
     size = out.stat().st_size / 1e6
     print(f"{len(sentences.chosen)} sentences of {sentences.origin}, {size:.1f} MB")
     print(f"written to {out}", flush=True)
@@ -72,10 +71,9 @@ def _folders(config: ReportConfig) -> list[RunFolder]:
 def _analyze_if_needed(folder: RunFolder, config: ReportConfig) -> None:
     """An analysis that is there stays as it is, whatever it was asked for."""
     if not (folder.path / FOLDER / SETTINGS).is_file():
-        wanted = AnalyzeConfig(
-            run=str(folder.path), checkpoint=config.checkpoint, device=config.device
+        analyze_folders(
+            AnalyzeConfig(run=str(folder.path), checkpoint=config.checkpoint, device=config.device)
         )
-        analyze_runs(OmegaConf.structured(wanted))
 
 
 def _check_languages(runs: Sequence[TrainedRun]) -> None:
@@ -98,7 +96,3 @@ def _output(config: ReportConfig, folders: Sequence[RunFolder]) -> Path:
     if not path.absolute().parent.is_dir():
         raise ConfigError(f"output={path} cannot be written: there is no folder {path.parent}")
     return path
-
-
-def _records(folder: RunFolder) -> list[dict[str, Any]]:
-    return read_jsonl(folder.metrics) if folder.metrics.is_file() else []

@@ -9,11 +9,10 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from headwise.analysis.pruning import Heads, present_heads
-from headwise.analysis.tables import FINDINGS, FOLDER, HEAD_KEY, HEADS, SETTINGS
+from headwise.analysis.tables import FINDINGS, FOLDER, HEAD_KEY, HEADS, read_settings
 from headwise.model.transformer import n_parameters
-from headwise.report.analyze import attention_name
-from headwise.schema import SITE_GROUPS, Config
-from headwise.track.jsonl import read_jsonl
+from headwise.report.run_names import choice_name, corpus_name
+from headwise.track.jsonl import read_if_there
 from headwise.train.inference import content_digest
 from headwise.train.loading import TrainedRun
 from headwise.train.run_folder import RunFolder
@@ -39,30 +38,22 @@ def run_content(run: TrainedRun, checkpoint: str) -> dict[str, Any]:
     findings = analysis / FINDINGS
     return {
         "name": folder.path.resolve().name,
-        "attention": _attention(config),
-        "corpus": f"{config.data.name}, {config.data.source} → {config.data.target}",
+        "attention": choice_name(config),
+        "corpus": corpus_name(config),
         "languages": [config.data.source, config.data.target],
         "facts": _facts(run, results, checkpoint),
         "scores": _scores(results, config.data.valid),
         "findings": findings.read_text(encoding="utf-8") if findings.is_file() else "",
         "settings": _settings(folder),
         "heads": _head_rows(present_heads(run.model), HEADS.read(analysis)),
-        "trajectories": trajectories(_records(folder.heads), present_heads(run.model)),
+        "trajectories": trajectories(read_if_there(folder.heads), present_heads(run.model)),
     }
-
-
-def _attention(config: Config) -> str:
-    """The choice of attention, and what goes with it, as their yaml files are named."""
-    groups = [group for group in SITE_GROUPS if group != "attention"]
-    named = {group: str(getattr(config, group)["_target_"]).split(".")[-2] for group in groups}
-    others = [f"{group} {name}" for group, name in named.items() if name != "none"]
-    return ", ".join([attention_name(config), *others])
 
 
 def _facts(run: TrainedRun, results: Mapping[str, Any], checkpoint: str) -> list[list[str]]:
     config = run.config
     model = config.model
-    records = _records(run.folder.metrics)
+    records = read_if_there(run.folder.metrics)
     last = max((record.get("update", 0) for record in records), default=0)
     n_updates = results.get("updates", last)
     facts = {
@@ -94,8 +85,7 @@ def _search(run: TrainedRun) -> str:
 
 def _other_weights(folder: RunFolder, checkpoint: str) -> str:
     """With which weights the analysis was made, where they are not those shown."""
-    path = folder.path / FOLDER / SETTINGS
-    about = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    about = read_settings(folder.path / FOLDER)
     if about.get("weights") == content_digest(folder.checkpoints / f"{checkpoint}.pt"):
         return ""
     return f"with other weights (checkpoint {about.get('checkpoint')}) than those shown"
@@ -118,10 +108,6 @@ def _results(folder: RunFolder) -> dict[str, Any]:
         return {}
     content: dict[str, Any] = json.loads(folder.results.read_text(encoding="utf-8"))
     return content
-
-
-def _records(path: Any) -> Records:
-    return list(read_jsonl(path)) if path.is_file() else []
 
 
 def _head_rows(heads: Heads, table: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

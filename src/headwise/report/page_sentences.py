@@ -10,15 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headwise.analysis.observe import Observation, observations
+from headwise.analysis.observe import Observation
 from headwise.analysis.questions import asking, has_words
 from headwise.analysis.words import surface
-from headwise.data.batching import evaluation_batches
-from headwise.data.store import EncodedSplit
-from headwise.data.tokenizer import BOS, EOS, Tokenizer
-from headwise.decode.hypothesis import Hypothesis
 from headwise.errors import DataError
 from headwise.report.page_weights import coded, packed
+from headwise.report.readings import readings
 from headwise.train.inference import named_sets, read_lines
 from headwise.train.loading import TrainedRun
 
@@ -112,44 +109,20 @@ def _spaced(found: Sequence[Sentence], most: int) -> list[Sentence]:
 
 
 def sentence_contents(run: TrainedRun, sentences: Sequence[Sentence]) -> list[dict[str, Any]]:
-    """What a page holds of each sentence: the run's translation, its pieces and all weights.
-
-    The decoder reads the run's own translation (forced decoding of the ids that the search
-    found), so that its rows are what the model did, not what the reference would have had it do.
-    """
-    sources = [run.normaliser.source(sentence.source) for sentence in sentences]
-    source_ids = run.tokenizers.source.encode(sources)
-    translations = run.translate(sources)
-    hypotheses = [translation.hypotheses[0] for translation in translations]
-    split = EncodedSplit.from_lists(source_ids, [list(found.ids) for found in hypotheses])
+    """What a page holds of each sentence: the run's translation, its pieces and all weights."""
     contents: list[dict[str, Any]] = [{} for _ in sentences]
-    # one by one (a batch holds one pair at least): no padding, and little memory for the weights
-    batches = evaluation_batches(split, max_tokens=1)
-    for batch, found in observations(run.model, batches, run.translator.device):
-        (place,) = batch.indices
+    for place, reading in readings(run, [sentence.source for sentence in sentences]):
+        written = reading.written_pieces
+        if not reading.is_finished:
+            written = [*written[:-1], UNFINISHED]
         contents[place] = {
-            "translation": translations[place].text,
-            **_pieces(run, source_ids[place], hypotheses[place]),
-            **weight_contents(found),
+            "translation": reading.translation,
+            "source_pieces": reading.source_pieces,
+            "read_pieces": reading.read_pieces,
+            "written_pieces": written,
+            **weight_contents(reading.seen),
         }
     return contents
-
-
-def _pieces(run: TrainedRun, source_ids: Sequence[int], found: Hypothesis) -> dict[str, Any]:
-    """Names of what stands at each position of either side."""
-    source, target = run.tokenizers.source, run.tokenizers.target
-    written = [*_names(target, found.ids), target.id_to_piece(EOS)]
-    if not found.finished:
-        written[-1] = UNFINISHED
-    return {
-        "source_pieces": _names(source, [*source_ids, EOS]),
-        "read_pieces": _names(target, [BOS, *found.ids]),
-        "written_pieces": written,
-    }
-
-
-def _names(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
-    return [tokenizer.id_to_piece(piece) for piece in ids]
 
 
 def weight_contents(found: Sequence[Observation]) -> dict[str, Any]:

@@ -96,7 +96,6 @@ def column_figures(
     recipes: Sequence[Recipe],
     matching: Matching,
     seeds: Sequence[int],
-    n_resamples: int,
 ) -> list[ColumnFigures]:
     """Every column of a paper with what fills it; runs without the test set become unused."""
     by_place = {(r.cell.row, r.cell.column): r for r in recipes}
@@ -111,14 +110,19 @@ def column_figures(
                 found.missing = [s for s in seeds if s not in {run.seed for run in found.runs}]
             cells[row] = found
         figures = ColumnFigures(name, column, paper.metric, cells)
+        columns.append(figures)
+    return columns
+
+
+def judge(paper: Paper, columns: Sequence[ColumnFigures], n_resamples: int) -> None:
+    """Fill in what keeps columns from being averaged, and the comparisons with the baseline."""
+    for figures in columns:
         _check(figures)
         _note_updates(figures)
         if paper.baseline is not None and not figures.problems:
             _compare(figures, paper.baseline, n_resamples)
         if paper.baseline is not None:
             _compare_speed(figures, paper.baseline)
-        columns.append(figures)
-    return columns
 
 
 def _scored(matching: Matching, place: tuple[str, str], test: str | None) -> list[FoundRun]:

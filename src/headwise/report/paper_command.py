@@ -15,7 +15,7 @@ from headwise.config_dir import group_choices
 from headwise.errors import ConfigError, RunError, require
 from headwise.report.analyze import analyze_folders
 from headwise.report.paper import Paper, Recipe, check_seeds, default_output, read_paper, recipe
-from headwise.report.paper_cells import ColumnFigures, Missing, column_figures, missing_cells
+from headwise.report.paper_cells import ColumnFigures, Missing, column_figures, judge, missing_cells
 from headwise.report.paper_facts import COLUMNS, facts
 from headwise.report.paper_heads import head_tables
 from headwise.report.paper_pruning import PruningReport, pruning_report
@@ -112,8 +112,8 @@ def _report_paper(config: ReportConfig) -> None:
     recipes = [recipe(cell, config.overrides) for cell in paper.cells if cell.overrides]
     failed: list[Missing] = []
     if config.launch:
-        gathered = _gather(config, paper, recipes, seeds)
-        failed = _launch(gathered.missing)
+        matching, columns = _filled(paper, recipes, _run_folders(config, paper), seeds)
+        failed = _launch(missing_cells(columns, matching))
     gathered = _gather(config, paper, recipes, seeds)
     runs = (run for figures in gathered.columns for run in figures.runs)
     folders = list(dict.fromkeys(run.folder for run in runs))
@@ -206,16 +206,28 @@ def _missing_line(paper: Paper, columns: Sequence[ColumnFigures], lack: Missing)
 def _gather(
     config: ReportConfig, paper: Paper, recipes: Sequence[Recipe], seeds: Sequence[int]
 ) -> _Gathered:
-    given = config.runs or paper.runs
-    may_lack = config.launch or not config.runs
-    # what was launched may stand where no run stood before
-    folders = find_folders([*given, *(paper.runs if config.launch else ())], may_lack)
-    matching = match(recipes, folders, seeds) if recipes else Matching()
-    columns = column_figures(paper, recipes, matching, seeds, config.n_resamples)
+    folders = _run_folders(config, paper)
+    matching, columns = _filled(paper, recipes, folders, seeds)
+    judge(paper, columns, config.n_resamples)
     pruning = PruningReport([], [], [])
     if paper.pruning or paper.pruned_runs:
         pruning = pruning_report(paper, [read_run(folder) for folder in folders])
     return _Gathered(paper, columns, matching, missing_cells(columns, matching), pruning)
+
+
+def _run_folders(config: ReportConfig, paper: Paper) -> list[Path]:
+    given = config.runs or paper.runs
+    may_lack = config.launch or not config.runs
+    # what was launched may stand where no run stood before
+    return find_folders([*given, *(paper.runs if config.launch else ())], may_lack)
+
+
+def _filled(
+    paper: Paper, recipes: Sequence[Recipe], folders: Sequence[Path], seeds: Sequence[int]
+) -> tuple[Matching, list[ColumnFigures]]:
+    """The runs by cell, before anything is averaged or compared."""
+    matching = match(recipes, folders, seeds) if recipes else Matching()
+    return matching, column_figures(paper, recipes, matching, seeds)
 
 
 def _heads(config: ReportConfig, gathered: _Gathered, folders: Sequence[Path]) -> list[TextTable]:

@@ -137,6 +137,11 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
     return list(_records(Path(path)))
 
 
+def read_if_there(path: Path) -> list[dict[str, Any]]:
+    """As `read_jsonl`; nothing of a file that is not there."""
+    return read_jsonl(path) if path.is_file() else []
+
+
 def encode_record(record: Mapping[str, Any]) -> bytes:
     """The line of a record, newline included; see `JsonlWriter.write`."""
     nonfinite: list[str] = []

@@ -30,6 +30,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from headwise.compilation import outside_graphs
 from headwise.entmax import native
 from headwise.entmax.native import POWERS, Power
 from headwise.entmax.native_loss import loss_and_support
@@ -297,7 +298,7 @@ def _solve(shifted_RC: Tensor, alpha: float) -> tuple[Tensor, Tensor, Tensor]:
 
 
 # The number of rows left to solve is looked at, which a compiled graph cannot hold.
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@outside_graphs
 def _apply(
     scores_NV: Tensor, target_N: Tensor, alpha: float, smoothing: float, ignore_index: int | None
 ) -> tuple[Tensor, Tensor]:

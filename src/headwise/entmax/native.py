@@ -27,6 +27,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from headwise.compilation import constant_in_graphs
 from headwise.config_dir import machine_cache_dir
 
 SOURCES = Path(__file__).parent / "csrc"
@@ -132,7 +133,7 @@ def reason_without() -> str | None:
     return _library()[1]
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@constant_in_graphs
 def _are_there() -> bool:
     return reason_without() is None
 

@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from headwise.compilation import outside_graphs
+
 # Logits of a chunk: on a CPU a few MB, which its cache holds between the passes over them; on an
 # accelerator enough to fill it.
 CHUNK_LOGITS = {"cpu": 1 << 22}
@@ -71,7 +73,7 @@ def chunk_rows(n_words: int, device: torch.device) -> int:
 
 
 # A compiled graph would unroll the loop over chunks.
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@outside_graphs
 def _project(
     states_ND: Tensor, weight_VD: Tensor, target_N: Tensor, row_loss: RowLoss
 ) -> tuple[Tensor, Tensor]:

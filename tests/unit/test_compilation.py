@@ -1,0 +1,61 @@
+"""What torch.compile leaves alone, without a price for who does not compile."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from headwise.compilation import constant_in_graphs, outside_graphs
+
+USES = "headwise.train.loading, headwise.train.inference, headwise.report.analyze"
+
+
+@pytest.fixture(autouse=True)
+def fresh_graphs() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def test_using_a_model_does_not_import_the_compiler() -> None:
+    code = f"import sys, {USES}; print('torch._dynamo' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_what_stays_outside_of_graphs_is_run_by_python() -> None:
+    def told(values: Tensor) -> Tensor:
+        return values * 0 + (1 if torch.compiler.is_compiling() else 2)
+
+    def around(inside: Tensor) -> Tensor:
+        return outside_graphs(told)(inside * 3) + (10 if torch.compiler.is_compiling() else 20)
+
+    values = torch.ones(2)
+    assert outside_graphs(told)(values).tolist() == [2, 2]
+    compiled = torch.compile(around, backend="eager")
+    for _ in range(2):
+        assert compiled(values).tolist() == [12, 12]
+
+
+def test_what_is_constant_in_graphs_is_so_to_torch() -> None:
+    calls = []
+
+    @constant_in_graphs
+    def asked() -> bool:
+        calls.append(sys._getframe())  # what no graph can hold
+        return True
+
+    def choose(values: Tensor) -> Tensor:
+        return values + 1 if asked() else values
+
+    compiled = torch.compile(choose, backend="eager", fullgraph=True)
+    for _ in range(3):
+        assert compiled(torch.zeros(2)).tolist() == [1, 1]
+    assert len(calls) == 1
+    by_torch = torch.compiler.assume_constant_result(lambda: True)
+    assert vars(constant_in_graphs(lambda: True)) == vars(by_torch)

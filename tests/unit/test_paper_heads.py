@@ -9,7 +9,8 @@ from typing import Any
 from headwise.analysis.tables import HEADS, LAYERS
 from headwise.report.paper import Column, Paper
 from headwise.report.paper_cells import CellFigures, ColumnFigures
-from headwise.report.paper_heads import head_tables
+from headwise.report.paper_facts import COLUMNS
+from headwise.report.paper_heads import head_facts, head_tables
 
 PAPER = Paper(name="tiny", title="", rows={"softmax": "softmax", "sparse": "sparse", "no": "none"})
 
@@ -33,7 +34,7 @@ def analysed(folder: Path, density: float, alpha: float | None, n_previous: int 
     HEADS.path(folder).write_text(HEADS.text(heads), encoding="utf-8")
     layer = {"site": "encoder_self", "layer": 1, "diversity_heads": 0.25, "diversity_keys": 0.75}
     LAYERS.path(folder).write_text(LAYERS.text([layer]), encoding="utf-8")
-    return SimpleNamespace(folder=folder)
+    return SimpleNamespace(folder=folder, seed=1)
 
 
 def rows_of(table: Any) -> dict[str, list[str]]:
@@ -62,5 +63,14 @@ def test_values_are_means_over_the_seeds_that_have_them(tmp_path: Path) -> None:
     assert rows["their weight at -1, median"] == ["–", "50 %"]
     assert rows["diversity, encoder self-attention layer 1"] == ["0.25", "0.25"]
     assert "softmax 2, sparse 2" in table.notes[0]
+    told = " ".join(table.notes)
+    assert "at least 90 % of the queries" in told
+    assert "question" not in told  # nothing of it is in the table
     (by_keys,) = head_tables(PAPER, columns, own, "keys")
     assert rows_of(by_keys)["diversity, encoder self-attention layer 1"] == ["0.75", "0.75"]
+    of_heads = head_facts(columns, own)
+    alphas = {f["run"]: f["value"] for f in of_heads if f["quantity"] == "alpha"}
+    assert alphas == {str(tmp_path / "c"): 1.4, str(tmp_path / "d"): 1.6}
+    ((_, place),) = {(f["quantity"], (f["site"], f["layer"])) for f in of_heads if f["layer"]}
+    assert place == ("encoder_self", 1)
+    assert set(of_heads[0]) <= set(COLUMNS)

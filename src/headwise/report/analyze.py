@@ -94,7 +94,9 @@ def analyze_runs(config_node: DictConfig) -> list[Path]:
     analyses = analyze_folders(config)
     if config.runs:
         runs = {folder.parent: folder for folder in analyses}
-        print(write_comparison(runs, config.diversity_base, Path(config.output)))
+        print(
+            write_comparison(runs, _thresholds(config), config.diversity_base, Path(config.output))
+        )
     return analyses
 
 

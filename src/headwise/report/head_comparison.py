@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from headwise.analysis.roles import LEAST_CONTRAST, LEAST_SPLIT_SCORE, Thresholds
 from headwise.analysis.tables import COMPARISON, HEADS, LAYERS, read_settings
 from headwise.analysis.wording import SITE_NAMES, known, percent, table
 from headwise.schema import SITES
@@ -40,11 +41,14 @@ QUANTITIES = {
 }
 
 
-def write_comparison(runs: Mapping[Path, Path], diversity_base: str, output: Path) -> str:
+def write_comparison(
+    runs: Mapping[Path, Path], thresholds: Thresholds, diversity_base: str, output: Path
+) -> str:
     """Write comparison.csv and comparison.md, and return the latter.
 
     Args:
         runs: folder of each run -> folder of its analysis.
+        thresholds: with which they were made.
         diversity_base: heads or keys.
         output: the folder to write to.
     """
@@ -59,7 +63,7 @@ def write_comparison(runs: Mapping[Path, Path], diversity_base: str, output: Pat
         for (quantity, site, layer), value in values.items()
     ]
     output.mkdir(parents=True, exist_ok=True)
-    text = _markdown(columns, diversity_base)
+    text = _markdown(columns, thresholds, diversity_base)
     write_text(COMPARISON.path(output), COMPARISON.text(rows))
     write_text(output / "comparison.md", text)
     return f"{text}\nwritten to {output}"
@@ -166,30 +170,54 @@ def shown_value(key: Key, value: float) -> str:
 
 
 def _markdown(
-    columns: Mapping[str, tuple[str, Mapping[str, Any], Mapping[Key, float]]], diversity_base: str
+    columns: Mapping[str, tuple[str, Mapping[str, Any], Mapping[Key, float]]],
+    thresholds: Thresholds,
+    diversity_base: str,
 ) -> str:
     found = {label: values for label, (_, _, values) in columns.items()}
+    keys = in_order({key for values in found.values() for key in values})
     lines = [
         [
             name_of(key),
             *(shown_value(key, of[key]) if key in of else "" for of in found.values()),
         ]
-        for key in in_order({key for values in found.values() for key in values})
+        for key in keys
     ]
     legend = [
         f"- {label}: `{run}`, {about['sentences']} sentences of {about['split']}, weights "
         f"`{about['checkpoint']}`"
         for label, (run, about, _) in columns.items()
     ]
-    empty = "An empty cell was not measured, or there is no such head."
-    note = f"{empty} {diversity_note(diversity_base)}"
-    return "\n\n".join([table(["", *found], lines), "\n".join(legend), note]) + "\n"
+    notes = [
+        "An empty cell was not measured, or there is no such head.",
+        *definitions(keys, thresholds, diversity_base),
+    ]
+    parts = [table(["", *found], lines), "\n".join(legend), "\n".join(f"- {n}" for n in notes)]
+    return "\n\n".join(parts) + "\n"
 
 
-def diversity_note(base: str) -> str:
-    """What the diversity is."""
-    number = "heads" if base == "heads" else "keys"
-    return (
-        "Diversity is the Jensen-Shannon divergence of the heads of a layer, logarithm to the base "
-        f"of the number of {number}."
-    )
+def definitions(keys: Iterable[Key], thresholds: Thresholds, diversity_base: str) -> list[str]:
+    """What the quantities of a table are, those of them that it has."""
+    has = {quantity for quantity, _, _ in keys}
+    base = "heads" if diversity_base == "heads" else "keys"
+    positional = percent(thresholds.positional_share)
+    told = {
+        "previous_share": "A head at -1 (+1) has its largest weight at the token before (behind) "
+        f"in at least {positional} of the queries that have one (Voita et al. 2019).",
+        "merge_score_1": "Merge score, of a word: the greatest weight that one of its pieces gives "
+        "to the others; where it is one piece, to itself. A head's is the mean over words. A "
+        f"merging head has {percent(thresholds.merge_score)} (Correia et al. 2019), and "
+        f"{percent(LEAST_SPLIT_SCORE)} over words of several pieces. Mass inside of the word: "
+        "of the weight of all pieces of words, what stays in the same word.",
+        "question_weight": "An interrogation head gives at least "
+        f"{percent(thresholds.question_weight)} of the weight of question words to the question "
+        "mark (Correia et al. 2019), and less by at least "
+        f"{LEAST_CONTRAST * 100:.0f} points to the last token where the same words ask nothing.",
+        "rare_share": "Points at the rarest token: most tokens of the sentence have their largest "
+        "weight there (Voita et al. 2019).",
+        "density": "Density is the share of visible keys whose weight is not 0.",
+        "confidence": "Confidence is the mean of the largest weights of a head's queries.",
+        "diversity": "Diversity is the Jensen-Shannon divergence of the heads of a layer, "
+        f"logarithm to the base of the number of {base}.",
+    }
+    return [text for quantity, text in told.items() if quantity in has]

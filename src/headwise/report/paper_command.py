@@ -16,8 +16,8 @@ from headwise.errors import ConfigError, RunError, require
 from headwise.report.analyze import analyze_folders
 from headwise.report.paper import Paper, Recipe, check_seeds, default_output, read_paper, recipe
 from headwise.report.paper_cells import ColumnFigures, Missing, column_figures, judge, missing_cells
-from headwise.report.paper_facts import COLUMNS, facts
-from headwise.report.paper_heads import head_tables
+from headwise.report.paper_facts import COLUMNS, Fact, facts
+from headwise.report.paper_heads import head_facts, head_tables
 from headwise.report.paper_pruning import PruningReport, pruning_report
 from headwise.report.paper_runs import Matching, find_folders, match, read_run
 from headwise.report.paper_tables import paper_tables
@@ -118,11 +118,17 @@ def _report_paper(config: ReportConfig) -> None:
     runs = (run for figures in gathered.columns for run in figures.runs)
     folders = list(dict.fromkeys(run.folder for run in runs))
     output = Path(config.output) if config.output is not None else default_output(paper)
+    of_heads: Sequence[Fact] = ()
     if config.heads:
-        gathered = replace(gathered, heads=_heads(config, gathered, folders))
+        analyses = _analyses(config, folders)
+        tables = head_tables(paper, gathered.columns, analyses)
+        gathered = replace(gathered, heads=tables)
+        of_heads = head_facts(gathered.columns, analyses)
     text = gathered.markdown(config)
     print(text, flush=True)
-    rows = facts(paper, gathered.columns, gathered.matching, gathered.missing, gathered.pruning)
+    rows = facts(
+        paper, gathered.columns, gathered.matching, gathered.missing, gathered.pruning, of_heads
+    )
     output.mkdir(parents=True, exist_ok=True)
     for ending, content in (
         ("md", text),
@@ -230,15 +236,16 @@ def _filled(
     return matching, column_figures(paper, recipes, matching, seeds)
 
 
-def _heads(config: ReportConfig, gathered: _Gathered, folders: Sequence[Path]) -> list[TextTable]:
-    """Analyse the runs that fill cells, as far as that was not done, and average over seeds."""
+def _analyses(config: ReportConfig, folders: Sequence[Path]) -> dict[Path, Path]:
+    """Of the runs that fill cells, their analyses, made as far as that was not done."""
+    if not folders:
+        return {}
     wanted = AnalyzeConfig(
         runs=[str(folder) for folder in folders],
         checkpoint=config.checkpoint,
         device=config.device,
     )
-    analyses = dict(zip(folders, analyze_folders(wanted), strict=True)) if folders else {}
-    return head_tables(gathered.paper, gathered.columns, analyses)
+    return dict(zip(folders, analyze_folders(wanted), strict=True))
 
 
 def _launch(missing: Sequence[Missing]) -> list[Missing]:

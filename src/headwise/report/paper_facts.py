@@ -18,6 +18,8 @@ COLUMNS = (
     "test",
     "source",  # paper or ours
     "quantity",
+    "site",  # of heads
+    "layer",
     "value",
     "mark",  # of the paper's: OK, r+ or r-
     "n_seeds",
@@ -35,6 +37,7 @@ def facts(
     matching: Matching,
     missing: Sequence[Missing],
     pruning: PruningReport,
+    of_heads: Sequence[Fact] = (),
 ) -> list[Fact]:
     """Everything that the report says, and what it had to leave out."""
     rows = [fact for figures in columns for fact in _column_facts(paper, figures)]
@@ -48,7 +51,7 @@ def facts(
         }
         for row, n in paper.speed.items()
     ]
-    rows += list(_pruning_facts(paper, pruning))
+    rows += [*of_heads, *_pruning_facts(paper, pruning)]
     for lack in missing:
         place = {"row": lack.row, "column": lack.column, "source": "ours"}
         rows += [

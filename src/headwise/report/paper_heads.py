@@ -5,10 +5,12 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from headwise.analysis.roles import Thresholds
 from headwise.report.head_comparison import (
     Key,
-    diversity_note,
+    definitions,
     in_order,
     name_of,
     shown_value,
@@ -50,10 +52,37 @@ def head_tables(
         table.notes = [
             "Of the validation set; mean over seeds, with the least and the greatest where they "
             f"differ. Seeds: {n_seeds}.",
-            diversity_note(diversity_base),
+            *definitions(keys, Thresholds(), diversity_base),
         ]
         tables.append(table)
     return tables
+
+
+def head_facts(
+    columns: Sequence[ColumnFigures],
+    analyses: Mapping[Path, Path],
+    diversity_base: str = "heads",
+) -> list[dict[str, Any]]:
+    """The same of every run, one value a row, for `paper_facts.COLUMNS`."""
+    return [
+        {
+            "row": row,
+            "column": figures.name,
+            "source": "ours",
+            "quantity": quantity,
+            "site": site,
+            "layer": layer,
+            "value": round(value, 4),
+            "seed": run.seed,
+            "run": str(run.folder),
+        }
+        for figures in columns
+        for row, cell in figures.cells.items()
+        for run in cell.runs
+        for (quantity, site, layer), value in values_of(
+            analyses[run.folder], diversity_base
+        ).items()
+    ]
 
 
 def _mean(key: Key, seeds: Sequence[Mapping[Key, float]]) -> str:

@@ -80,7 +80,11 @@ def test_runs_fill_cells_by_their_settings_whatever_they_are_called(
     runs: Write, report: Callable[..., Any], tmp_path: Path
 ) -> None:
     base = [runs("entmax15-7", "softmax", 1, 1), runs("x", "softmax", 2, 2)]
-    sparse = [runs("softmax-1", "entmax15", 1, 4), runs("y", "entmax15", 2, 5)]
+    slower = {"speed": 700.0}  # of the windows 100, 1000, 700 and 2000
+    sparse = [
+        runs("softmax-1", "entmax15", 1, 4, **slower),
+        runs("y", "entmax15", 2, 5, **slower),
+    ]
     ended = report()
     assert (ended.code, ended.err) == (0, "")
     means = {
@@ -94,7 +98,7 @@ def test_runs_fill_cells_by_their_settings_whatever_they_are_called(
     assert difference == pytest.approx(means["entmax15"] - means["softmax"], abs=1e-3)
     assert difference < 0
     assert 0 < value(tmp_path, quantity="p_value") <= 1
-    assert value(tmp_path, quantity="speed_percent", source="ours") == 100
+    assert value(tmp_path, quantity="speed_percent", source="ours") == 85
     assert value(tmp_path, quantity="speed_percent", source="paper") == 90
     text = ended.out
     assert f"| 30.00 | {means['softmax']:.2f} ± " in text

@@ -63,7 +63,7 @@ def test_latex_rows_have_one_cell_a_column(table: TextTable) -> None:
     assert r"\begin{tabular}{lrrr}" in text
     assert r"\multicolumn{2}{c}{one\textbar{}two}" in text
     assert r"\cmidrule(lr){2-3} \cmidrule(lr){4-4}" in text
-    for name in ("table", "tabular"):
+    for name in ("table*", "tabular"):
         assert text.count(rf"\begin{{{name}}}") == text.count(rf"\end{{{name}}}") == 1
 
 
@@ -71,6 +71,20 @@ def test_a_table_without_groups_has_one_head_line() -> None:
     table = TextTable("t", "", [("a", [""]), ("b", [""])], [("x", ["1", "2"])])
     assert "multicolumn" not in table.latex("l")
     assert " & a & b \\\\\n\\midrule" in table.latex("l")
+
+
+def test_a_wide_table_takes_the_width_of_a_page_and_long_names_are_broken() -> None:
+    name, cell = (
+        "a name that is longer than a column of names ought to be",
+        "−1.64 [−2.30 to −0.90]",
+    )
+    narrow = TextTable("t", "", [("a", [""])], [(name, [cell[:20]])], ["a note"])
+    wide = TextTable("t", "", [(letter, [""]) for letter in "abcd"], [(name, [cell] * 4)])
+    assert narrow.latex("l").startswith("\\begin{table}\n\\centering\\small")
+    assert wide.latex("l").startswith("\\begin{table*}\n\\centering\\scriptsize")
+    assert wide.latex("l").rstrip().endswith("\\end{table*}")
+    assert rf"\raggedright {name}\strut}} & " in narrow.latex("l")
+    assert "a note\\par" in narrow.latex("l")
 
 
 def test_comments_stay_comments() -> None:

@@ -281,8 +281,8 @@ def _compare_speed(figures: ColumnFigures, baseline: str) -> None:
 
 def _speeds(runs: Sequence[FoundRun]) -> dict[int, float]:
     """Seed -> tokens/s of training."""
-    found = {run.seed: (run.results or {}).get("tokens_per_second") for run in runs}
-    return {seed: float(value) for seed, value in found.items() if value}
+    found = {run.seed: run.tokens_per_second for run in runs}
+    return {seed: speed for seed, speed in found.items() if speed}
 
 
 # -- what is missing ------------------------------------------------------------------------------

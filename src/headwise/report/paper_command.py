@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -194,13 +195,15 @@ class _Gathered:
 
     def latex(self) -> str:
         head = latex_comment(f"{self.paper.title}\nNeeds \\usepackage{{booktabs}}.")
-        tables = [
-            table.latex(f"tab:{self.paper.name}-{number}")
-            for number, table in enumerate(self.tables, start=1)
-        ]
+        tables = [table.latex(f"tab:{self.paper.name}-{_slug(table)}") for table in self.tables]
         notes = "".join(f"\\par {latex(note)}\n" for note in self.paper.notes)
         lacking = latex_comment("\n".join(f"missing: {lack.command}" for lack in self.missing))
         return "\n".join([head, *tables, notes, lacking]).rstrip() + "\n"
+
+
+def _slug(table: TextTable) -> str:
+    """A table's title as part of a label."""
+    return re.sub(r"[^a-z0-9]+", "-", table.title.lower()).strip("-")
 
 
 def _missing_line(paper: Paper, columns: Sequence[ColumnFigures], lack: Missing) -> str:

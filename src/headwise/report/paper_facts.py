@@ -78,8 +78,8 @@ def _column_facts(paper: Paper, figures: ColumnFigures) -> Iterator[Fact]:
         for run in found.runs:
             one = {**ours, "seed": run.seed, "run": str(run.folder)}
             yield {**one, "quantity": "updates", "value": run.updates}
-            speed = (run.results or {}).get("tokens_per_second")
-            if speed is not None:
+            if run.tokens_per_second is not None:
+                speed = round(run.tokens_per_second, 1)
                 yield {**one, "quantity": "tokens_per_second", "value": speed}
         if found.speed is not None:
             for name, percent in zip(("", "_low", "_high"), found.speed, strict=True):

@@ -96,4 +96,6 @@ def _mean(key: Key, seeds: Sequence[Mapping[Key, float]]) -> str:
     mean = statistics.fmean(values)
     is_count = shown_value(key, 0.5) in ("0", "1")
     shown = f"{mean:.1f}" if is_count else shown_value(key, mean)
+    if low.endswith(" %") and not low.startswith("under"):
+        low = low.removesuffix(" %")
     return f"{shown} ({low} to {high})"

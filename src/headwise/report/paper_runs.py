@@ -6,8 +6,10 @@ configuration equals the recipe's; one that does not is listed with the keys tha
 
 from __future__ import annotations
 
+import functools
 import glob
 import json
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,11 +20,14 @@ from omegaconf import OmegaConf
 from headwise.errors import HeadwiseError, RunError, nearest
 from headwise.report.paper import Recipe, decisive
 from headwise.schema import Config
+from headwise.track.jsonl import read_if_there
 from headwise.train.loading import read_config
 from headwise.train.run_folder import RunFolder
 
 Place = tuple[str, str]  # row and column of a cell
 MACHINE = ("platform", "cpus", "threads", "gpu", "world_size")  # what speeds depend on
+
+SPEED = "time/tokens_per_second"  # of metrics.jsonl
 
 
 @dataclass(frozen=True)
@@ -58,6 +63,13 @@ class FoundRun:
         if self.results is not None:
             return int(self.results["updates"])
         return int(_json(self.folder / "checkpoints" / "last.json").get("update", 0))
+
+    @functools.cached_property
+    def tokens_per_second(self) -> float | None:
+        """Of training: the median over the windows of its log, so that no pause counts."""
+        records = read_if_there(RunFolder(self.folder).metrics)
+        windows = [record[SPEED] for record in records if record.get(SPEED)]
+        return statistics.median(windows) if windows else None
 
 
 @dataclass(frozen=True)

@@ -150,25 +150,25 @@ def _beside(paper: Paper, columns: Sequence[ColumnFigures]) -> TextTable:
 def _differences(paper: Paper, columns: Sequence[ColumnFigures], baseline: str) -> TextTable:
     """Each row less the baseline, with the paired bootstrap."""
     base = paper.rows[baseline]
-    table = TextTable(f"Difference to {base}, in {NAMES[paper.metric]}", "", [])
-    shown: dict[str, list[str]] = {row: [] for row in paper.rows if row != baseline}
-    compared = []
+    shown: list[tuple[str, str, Comparison | None, int]] = []
     for figures in (c for c in columns if c.column.unit is None):
-        of_paper = {row: _paper_difference(figures, row, baseline) for row in shown}
-        tests = {row: figures.cells[row].comparison for row in shown}
-        kinds = ["paper"] * any(text != NOTHING for text in of_paper.values())
-        kinds += [OURS, "p"] * any(tests.values())
-        if not kinds:
-            continue
-        table.groups.append((figures.column.label, kinds))
-        for row in shown:
-            if "paper" in kinds:
-                shown[row].append(of_paper[row])
-            if OURS in kinds:
-                compared += [test for test in [tests[row]] if test is not None]
-                n_runs = max(len(figures.cells[r].runs) for r in (row, baseline))
-                shown[row] += _tested(tests[row], n_runs)
-    table.rows = [(paper.rows[row], cells) for row, cells in shown.items()]
+        for row in (row for row in paper.rows if row != baseline):
+            of_paper = _paper_difference(figures, row, baseline)
+            test = figures.cells[row].comparison
+            n_runs = max(len(figures.cells[r].runs) for r in (row, baseline))
+            if test is not None or of_paper != NOTHING:
+                label = f"{figures.column.label}, {paper.rows[row]}"
+                shown.append((label, of_paper, test, n_runs))
+    has_paper = any(of_paper != NOTHING for _, of_paper, _, _ in shown)
+    compared = [test for _, _, test, _ in shown if test is not None]
+    kinds = ["paper"] * has_paper + [OURS, "p"] * bool(compared)
+    table = TextTable(
+        f"Difference to {base}, in {NAMES[paper.metric]}", "", [(kind, [""]) for kind in kinds]
+    )
+    for label, of_paper, test, n_runs in shown:
+        cells = [of_paper] * has_paper
+        cells += _tested(test, n_runs) if compared else []
+        table.rows.append((label, cells))
     if compared:
         table.notes = [
             "Ours: the mean over the seeds that both rows have (their number; of how many, where a "
@@ -218,8 +218,9 @@ def _speeds(paper: Paper, columns: Sequence[ColumnFigures]) -> TextTable:
         table.rows.append((label, cells))
     if ours:
         table.notes = [
-            "Ours: ratio of medians over the seeds that both rows have (lowest to highest ratio of "
-            "one seed), as they were trained: other load on the machine counts.",
+            "Ours: a run's speed is the median over the windows of its log; ratio of medians over "
+            "the seeds that both rows have (lowest to highest ratio of one seed), as they were "
+            "trained: other load on the machine counts.",
             *_machines(ours),
         ]
     return table

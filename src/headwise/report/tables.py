@@ -10,6 +10,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 NOTHING = "–"  # an empty cell
+COLUMN_WIDTH = 60  # letters of LaTeX's \small in a column of text, about
+# Letters of a row -> size of the type.
+SIZES = (
+    (COLUMN_WIDTH, r"\small"),
+    (75, r"\footnotesize\setlength{\tabcolsep}{3pt}"),
+)
+SMALLEST = r"\scriptsize\setlength{\tabcolsep}{3pt}"
+LONG_NAME = 36  # letters of a row's name, behind which LaTeX breaks it
 _LATEX = {
     "\\": r"\textbackslash{}",
     "{": r"\{",
@@ -76,10 +84,11 @@ class TextTable:
     def latex(self, label: str) -> str:
         r"""A `table` environment; the document needs \usepackage{booktabs}.
 
+        A wide table is set smaller, and over both columns of a page that has two.
+
         Args:
             label: for \ref.
         """
-        n_columns = len(self.heads)
         spans = [
             rf"\multicolumn{{{len(names)}}}{{c}}{{{latex(name)}}}" for name, names in self.groups
         ]
@@ -88,26 +97,37 @@ class TextTable:
         head = [f" & {' & '.join(spans if is_grouped else single)} \\\\"]
         if is_grouped:
             head += [" ".join(self._rules()), f"{_joined([self.corner, *self._names()])} \\\\"]
-        body = [f"{_joined([name, *cells])} \\\\" for name, cells in self.rows]
-        notes = [rf"\par\footnotesize {latex(note)}" for note in self.notes]
+        body = [f"{_first_cell(name)} & {_joined(cells)} \\\\" for name, cells in self.rows]
+        width = self._width()
+        kind = "table*" if width > COLUMN_WIDTH else "table"
+        size = next((name for most, name in SIZES if width <= most), SMALLEST)
+        notes = [rf"{latex(note)}\par" for note in self.notes]
+        below = [r"\par\smallskip\parbox{\linewidth}{\footnotesize\raggedright", *notes, "}"]
         return "\n".join(
             [
-                r"\begin{table}",
-                r"\centering\small",
+                rf"\begin{{{kind}}}",
+                rf"\centering{size}",
                 rf"\caption{{{latex(self.title)}}}",
                 rf"\label{{{label}}}",
-                rf"\begin{{tabular}}{{l{'r' * n_columns}}}",
+                rf"\begin{{tabular}}{{l{'r' * len(self.heads)}}}",
                 r"\toprule",
                 *head,
                 r"\midrule",
                 *body,
                 r"\bottomrule",
                 r"\end{tabular}",
-                *notes,
-                r"\end{table}",
+                *(below if notes else []),
+                rf"\end{{{kind}}}",
                 "",
             ]
         )
+
+    def _width(self) -> int:
+        """In letters, about."""
+        first = max((min(len(name), LONG_NAME) for name, _ in self.rows), default=0)
+        heads = [name or label for label, names in self.groups for name in names]
+        cells = [[heads[i], *(row[i] for _, row in self.rows)] for i in range(len(heads))]
+        return first + sum(max(map(len, column)) + 2 for column in cells)
 
     def _names(self) -> list[str]:
         return [name for _, names in self.groups for name in names]
@@ -128,6 +148,13 @@ def latex(text: str) -> str:
 def latex_comment(text: str) -> str:
     """The same as comment lines, in which nothing is escaped."""
     return "".join(f"% {line}".rstrip() + "\n" for line in text.splitlines())
+
+
+def _first_cell(name: str) -> str:
+    """A row's name; a long one as lines of a box, for which LaTeX needs no package."""
+    if len(name) <= LONG_NAME:
+        return latex(name)
+    return rf"\parbox[t]{{0.36\linewidth}}{{\raggedright {latex(name)}\strut}}"
 
 
 def _joined(cells: Sequence[str]) -> str:

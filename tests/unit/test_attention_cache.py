@@ -11,7 +11,11 @@ from headwise.attention.cache import FIRST_LENGTH, KeyValueCache
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_any_course_of_steps_equals_joining_and_selecting(seed: int) -> None:
+@pytest.mark.parametrize("looks", [True, False])
+def test_any_course_of_steps_equals_joining_and_selecting(
+    seed: int, looks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headwise.attention.cache._can_be_looked_at", lambda _: looks)
     numbers = random.Random(seed)
     torch.manual_seed(seed)
     cache = KeyValueCache(static=False)
@@ -52,6 +56,15 @@ def test_rows_that_stay_are_not_copied() -> None:
     assert cache.content()[0].data_ptr() == key.data_ptr()
     longer, _ = cache.update(torch.randn(3, 2, 1, 3), torch.randn(3, 2, 1, 3))
     assert longer.data_ptr() == key.data_ptr()  # and a step writes its own position alone
+
+
+def test_nothing_is_read_back_from_an_accelerator() -> None:
+    cache = KeyValueCache(static=False)
+    with torch.device("meta"):  # which has nothing to read
+        cache.update(torch.empty(4, 2, 1, 3), torch.empty(4, 2, 1, 3))
+        for n_rows in (4, 3, 6):
+            cache.reorder(torch.empty(n_rows, dtype=torch.long))
+            assert cache.content()[0].shape == (n_rows, 2, 1, 3)
 
 
 def test_an_empty_cache_has_no_content() -> None:

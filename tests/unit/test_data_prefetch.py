@@ -121,3 +121,19 @@ def test_an_error_outside_does_not_wait_for_an_encoding() -> None:
     finally:
         may_end.set()
         batches.close()
+
+
+def test_batches_are_pinned_for_the_gpu_that_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[tuple[str, object]] = []
+    monkeypatch.setattr(
+        "torch.cuda.set_device", lambda gpu: done.append((threading.current_thread().name, gpu))
+    )
+    monkeypatch.setattr(
+        Batch, "pinned", lambda self: done.append((threading.current_thread().name, "pin")) or self
+    )
+    second = torch.device("cuda", 1)
+    with Prefetched(plain(), depth=1, gpu=second) as batches:
+        next(batches)
+    (maker, gpu), *pins = done
+    assert (gpu, maker != threading.current_thread().name) == (second, True)
+    assert set(pins) == {(maker, "pin")}

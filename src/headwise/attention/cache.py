@@ -26,7 +26,8 @@ class AttentionCache(Protocol):
 class KeyValueCache:
     """Keys and values (B, H, K, E) in buffers with room for more positions than there are.
 
-    A step writes its position, and of earlier ones only the rows that change places are copied.
+    A step writes its position, and of earlier ones only the rows that change places are copied; on
+    an accelerator all of them, since asking which costs more there.
     Rows that leave make no copy either: what lies behind the last row is not looked at.
     """
 
@@ -61,12 +62,15 @@ class KeyValueCache:
         return key[:, :, : self.length], value[:, :, : self.length]
 
     def reorder(self, rows_B: Tensor) -> None:
-        """Select batch rows; only the filled part of those that move is copied."""
+        """Select batch rows; only the filled part is copied, on a CPU only of those that move."""
         if self._key is None or self._value is None:
             return
         n_rows = len(rows_B)
         if n_rows > self._n_rows:
             self._key, self._value = (self._spread(old, rows_B) for old in (self._key, self._value))
+        elif not _can_be_looked_at(rows_B):
+            for filled in self.content():
+                filled[:n_rows] = filled.index_select(0, rows_B)
         else:
             moved_M = (rows_B != torch.arange(n_rows, device=rows_B.device)).nonzero()[:, 0]
             if len(moved_M) > 0:
@@ -91,3 +95,8 @@ class KeyValueCache:
         spread = buffer.new_empty(len(rows_B), heads, n_positions, width)
         spread[:, :, : self.length] = buffer[:, :, : self.length].index_select(0, rows_B)
         return spread
+
+
+def _can_be_looked_at(values: Tensor) -> bool:
+    """Without waiting for what a device computes."""
+    return values.device.type == "cpu"

@@ -6,6 +6,8 @@ import queue
 import threading
 from types import TracebackType
 
+import torch
+
 from headwise.data.batching import Batch, BatchLoader
 
 DEPTH = 4  # batches made ahead
@@ -29,13 +31,15 @@ class Prefetched:
     Args:
         loader: nothing else may use it.
         depth: batches made ahead, at least 1.
-        pin: put tensors where a GPU can fetch them while it computes.
+        gpu: put tensors where this GPU can fetch them while it computes; None: leave them.
     """
 
-    def __init__(self, loader: BatchLoader, depth: int = DEPTH, pin: bool = False) -> None:
+    def __init__(
+        self, loader: BatchLoader, depth: int = DEPTH, gpu: torch.device | None = None
+    ) -> None:
         self._loader = loader
         self._depth = depth
-        self._pin = pin
+        self._gpu = gpu
         self._position = loader.state()
         self._made: queue.Queue[_Made] = queue.Queue(depth)
         self._stop = threading.Event()
@@ -103,11 +107,11 @@ class Prefetched:
         self._thread = None
 
     def _make(self, made: queue.Queue[_Made], stop: threading.Event) -> None:
-        while not stop.is_set():
-            try:
+        try:
+            if self._gpu is not None:  # a thread else begins at the first one
+                torch.cuda.set_device(self._gpu)
+            while not stop.is_set():
                 batch = next(self._loader)
-                item: _Made = (batch.pinned() if self._pin else batch, self._loader.state())
-            except BaseException as error:  # noqa: BLE001 - raised again by who takes it
-                made.put(error)
-                return
-            made.put(item)
+                made.put((batch.pinned() if self._gpu else batch, self._loader.state()))
+        except BaseException as error:  # noqa: BLE001 - raised again by who takes it
+            made.put(error)

@@ -33,7 +33,7 @@ def training_batches(
         ranks.world_size,
         length_multiple=COMPILED_LENGTH_MULTIPLE if config.trainer.compile else 1,
     )
-    return Prefetched(loader, pin=ranks.device.type == "cuda")
+    return Prefetched(loader, gpu=ranks.device if ranks.device.type == "cuda" else None)
 
 
 def _training_split(

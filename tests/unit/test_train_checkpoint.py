@@ -18,9 +18,7 @@ from headwise.train.checkpoint import (
     load_checkpoint,
     load_weights,
     numbered_checkpoints,
-    remove_partial,
     save_checkpoint,
-    write_text,
 )
 
 
@@ -90,29 +88,6 @@ def test_what_torch_raises_for_other_reasons_is_not_called_a_full_disk(
     with pytest.raises(RuntimeError, match="a defect"):
         saved(tmp_path / "last.pt")
     assert not list(tmp_path.iterdir())
-
-
-def test_a_small_file_is_written_all_or_not_at_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "results.json"
-    write_text(path, "old")
-
-    def full(_: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(HeadwiseError, match="No space"):
-        write_text(path, "new")
-    assert path.read_text() == "old"
-    assert [p.name for p in tmp_path.iterdir()] == ["results.json"]
-
-
-def test_the_rest_of_a_killed_write_is_removed(tmp_path: Path) -> None:
-    saved(tmp_path / "last.pt")
-    (tmp_path / ".last.pt.4711.tmp").write_bytes(b"half")
-    remove_partial(tmp_path)
-    assert [p.name for p in tmp_path.iterdir()] == ["last.pt"]
 
 
 def test_a_missing_one_is_named(tmp_path: Path) -> None:

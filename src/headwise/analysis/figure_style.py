@@ -11,7 +11,6 @@ from __future__ import annotations
 import io
 import logging
 import math
-import os
 import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from headwise.files import replacing
 from headwise.schema import SITES
 
 if TYPE_CHECKING:
@@ -269,7 +269,7 @@ def save(figure: Figure, out: Path, formats: Sequence[str] = FORMATS) -> tuple[P
         with settings, _quiet_subsetting():
             figure.savefig(drawn, format=kind, dpi=DPI, metadata=dated.get(kind, {}))
         path = out.with_name(f"{out.stem}.{kind}")
-        with _replacing(path) as temporary:
+        with replacing(path) as temporary:
             temporary.write_bytes(drawn.getvalue())
         files.append(path)
     return tuple(files)
@@ -285,14 +285,3 @@ def _quiet_subsetting() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(level)
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    """A sibling that takes the place of `path` once it is whole."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        yield temporary
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)

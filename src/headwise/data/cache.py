@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import logging
-import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from headwise.errors import HeadwiseError
+from headwise.files import locked
 
 MANIFEST = "manifest.json"
 
@@ -76,31 +75,11 @@ def _write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
 @contextmanager
 def _lock(folder: Path) -> Iterator[None]:
     path = folder.with_name(folder.name + ".lock")
-    with _explain_write_errors(folder):
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        file = _locked(path)
-    with file:
-        try:
-            yield
-        finally:
-            path.unlink(missing_ok=True)  # closing the file then gives the lock back
-
-
-def _locked(path: Path) -> IO[str]:
-    while True:
-        file = open(path, "w")  # noqa: SIM115
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            log.info("waiting for another process: %s", path)
-            fcntl.flock(file, fcntl.LOCK_EX)
-        # The one before us has removed the file that we waited for; others may have a new one.
-        try:
-            if os.path.samestat(os.fstat(file.fileno()), path.stat()):
-                return file
-        except FileNotFoundError:
-            pass
-        file.close()
+    with ExitStack() as held:
+        with _explain_write_errors(folder):
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            held.enter_context(locked(path))
+        yield
 
 
 @contextmanager

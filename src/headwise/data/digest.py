@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from headwise.errors import DataError
+from headwise.errors import DataError, HeadwiseError
+from headwise.files import write_text
 
 _CHUNK_BYTES = 1 << 20
 
@@ -69,19 +69,9 @@ class FileMemo:
 
     def _save(self, facts: dict[str, dict[str, Any]]) -> None:
         # nothing is lost but time where the cache is read-only or full
-        with suppress(OSError):
+        with suppress(OSError, HeadwiseError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(self.path, json.dumps(facts, indent=1, sort_keys=True))
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Replace `path` by `text` so that a reader never sees half of it."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+            write_text(self.path, json.dumps(facts, indent=1, sort_keys=True))
 
 
 def combined_digest(parts: list[str]) -> str:

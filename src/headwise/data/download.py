@@ -13,8 +13,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from headwise.data.digest import write_atomically
 from headwise.errors import DataError
+from headwise.files import write_text
 
 CHECKSUMS = ("sha256", "sha1", "md5")
 TIMEOUT_SECONDS = 20
@@ -138,6 +138,6 @@ def _record(
         "verified_against": ":".join(published) if published else None,
         "fetched": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-    write_atomically(manifest, json.dumps(entries, indent=1, sort_keys=True) + "\n")
+    write_text(manifest, json.dumps(entries, indent=1, sort_keys=True) + "\n")
     if published is None:
         print(f"{path.name}: no checksum was published; sha256 {sha256} noted in {manifest}")

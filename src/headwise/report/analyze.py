@@ -39,13 +39,13 @@ from headwise.analysis.trajectories import trajectory_rows
 from headwise.data.batching import Batch, evaluation_batches
 from headwise.data.store import EncodedSplit
 from headwise.errors import ConfigError, DataError, RunError, refuse, require
+from headwise.files import locked, write_text
 from headwise.instantiate import instantiate
 from headwise.model.transformer import Transformer
 from headwise.report.head_comparison import write_comparison
 from headwise.report.run_names import attention_name
 from headwise.schema import SITES, AnalyzeConfig
 from headwise.track.jsonl import read_if_there
-from headwise.train.checkpoint import write_text
 from headwise.train.evaluation import MAX_HEAD_PIECES
 from headwise.train.inference import content_digest
 from headwise.train.loading import TrainedRun, checkpoint_path, load, read_config, search_settings
@@ -155,6 +155,15 @@ def _analyze(config: AnalyzeConfig, folder: RunFolder) -> Path:
     except OSError as error:
         raise RunError(f"{out} cannot be written: {error.strerror}") from error
     found, offsets = _look(config, run, text, about)
+    with locked(folder.path / f".{FOLDER}.lock"):
+        words = _write(out, found, offsets, about)
+    print(words if config.run is not None else "", end="")
+    print(f"written to {out}", flush=True)
+    return out
+
+
+def _write(out: Path, found: Found, offsets: Rows, about: dict[str, Any]) -> str:
+    """Everything that was found; returns the findings in words."""
     kept = _kept_curves(out, about)
     (out / SETTINGS).unlink(missing_ok=True)  # written last, it says that all is there
     for table, rows in (
@@ -176,9 +185,7 @@ def _analyze(config: AnalyzeConfig, folder: RunFolder) -> Path:
     words = findings(found)
     write_text(out / FINDINGS, words)
     write_text(out / SETTINGS, json.dumps(about, indent=2, ensure_ascii=False) + "\n")
-    print(words if config.run is not None else "", end="")
-    print(f"written to {out}", flush=True)
-    return out
+    return words
 
 
 def _read(run: TrainedRun, config: AnalyzeConfig) -> _Text:

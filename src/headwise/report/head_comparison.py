@@ -10,8 +10,8 @@ from typing import Any
 from headwise.analysis.roles import LEAST_CONTRAST, LEAST_SPLIT_SCORE, Thresholds
 from headwise.analysis.tables import COMPARISON, HEADS, LAYERS, read_settings
 from headwise.analysis.wording import SITE_NAMES, known, percent, table
+from headwise.files import write_text
 from headwise.schema import SITES
-from headwise.train.checkpoint import write_text
 from headwise.train.run_folder import RunFolder
 
 Rows = list[dict[str, Any]]

@@ -7,13 +7,13 @@ from pathlib import Path
 
 from headwise.analysis.tables import FOLDER, SETTINGS
 from headwise.errors import ConfigError, DataError, require
+from headwise.files import write_text
 from headwise.report.analyze import analyze_folders
 from headwise.report.page_html import page_text
 from headwise.report.page_run import run_content
 from headwise.report.page_sentences import chosen_sentences, sentence_contents
 from headwise.schema import AnalyzeConfig, ReportConfig
 from headwise.track.jsonl import read_if_there
-from headwise.train.checkpoint import write_text
 from headwise.train.loading import TrainedRun, checkpoint_path, load
 from headwise.train.run_folder import RunFolder
 

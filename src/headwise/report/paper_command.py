@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from headwise.config_dir import group_choices
 from headwise.errors import ConfigError, RunError, require
+from headwise.files import write_text
 from headwise.report.analyze import analyze_folders
 from headwise.report.paper import Paper, Recipe, check_seeds, default_output, read_paper, recipe
 from headwise.report.paper_cells import ColumnFigures, Missing, column_figures, judge, missing_cells
@@ -24,7 +25,6 @@ from headwise.report.paper_runs import Matching, find_folders, match, read_run
 from headwise.report.paper_tables import paper_tables
 from headwise.report.tables import TextTable, csv_text, latex, latex_comment
 from headwise.schema import AnalyzeConfig, ReportConfig
-from headwise.train.checkpoint import write_text
 
 ON_REQUEST = {128 + 2, 128 + 15, -2, -15}  # exit codes after SIGINT and SIGTERM
 N_UNUSED = 30  # reasons why runs fill no cell; the csv has them all

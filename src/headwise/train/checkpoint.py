@@ -6,24 +6,22 @@ have the same bytes.
 
 from __future__ import annotations
 
-import os
 import pickle
 import re
 import struct
 import zipfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from headwise.errors import CheckpointError, HeadwiseError
+from headwise.errors import CheckpointError
+from headwise.files import replacing
 
 FORMAT_VERSION = 1
 KIND = "headwise-checkpoint"
-PARTIAL = ".tmp"
 
 # What torch was seen to raise on damaged and on foreign files.
 UNREADABLE = (
@@ -38,51 +36,6 @@ UNREADABLE = (
     struct.error,
     OSError,
 )
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A temporary sibling that takes the place of `path` when the block ends well.
-
-    Raises:
-        HeadwiseError: the disk is full, or cannot be written; what stood at `path` is untouched.
-    """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL}")
-    try:
-        yield temporary
-        with open(temporary, "rb+") as handle:
-            os.fsync(handle.fileno())
-        os.replace(temporary, path)
-    except (OSError, RuntimeError) as error:
-        reason = _os_error(error)
-        if reason is None:
-            raise
-        raise HeadwiseError(
-            f"could not write {path}: {reason.strerror or reason}. Free some space and give the "
-            "same command again; what was saved before is intact."
-        ) from error
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _os_error(error: BaseException) -> OSError | None:
-    """What the operating system said; torch's zip writer hides it behind an error of its own."""
-    found: BaseException | None = error
-    while found is not None and not isinstance(found, OSError):
-        found = found.__cause__ or found.__context__
-    return found
-
-
-def remove_partial(folder: Path) -> None:
-    """Remove what processes left that were killed while they wrote; none may be writing now."""
-    for left in folder.glob(f".*{PARTIAL}"):
-        left.unlink(missing_ok=True)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a small file all or not at all."""
-    with replacing(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
 
 
 def save_checkpoint(path: Path, content: Mapping[str, Any]) -> None:

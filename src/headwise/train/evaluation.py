@@ -18,12 +18,12 @@ from headwise.data.names import check_file_name
 from headwise.data.store import EncodedSplit
 from headwise.decode.hypothesis import SearchRecord
 from headwise.decode.translator import Translation, Translator
+from headwise.files import write_text
 from headwise.metrics.bleu import score_translations
 from headwise.metrics.external import run_external
 from headwise.model.transformer import Transformer
 from headwise.schema import Config
 from headwise.track.base import HeadValues
-from headwise.train.checkpoint import write_text
 from headwise.train.distributed import Ranks
 from headwise.train.loss import Loss
 from headwise.train.trainer import Validation

@@ -16,8 +16,8 @@ from headwise.data.corpus import open_corpus
 from headwise.data.digest import file_digest
 from headwise.data.lines import decoded_lines, open_bytes
 from headwise.errors import ConfigError, DataError, HeadwiseError
+from headwise.files import write_text
 from headwise.schema import EvaluateConfig, PruneConfig, TranslateConfig
-from headwise.train.checkpoint import write_text
 from headwise.train.distributed import Ranks
 from headwise.train.evaluation import evaluate_texts
 from headwise.train.loading import (

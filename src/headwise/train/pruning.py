@@ -40,13 +40,14 @@ from headwise.data.batching import Batch, evaluation_batches
 from headwise.data.names import check_file_name
 from headwise.data.store import EncodedSplit
 from headwise.errors import ConfigError, RunError, refuse, require
+from headwise.files import write_text
 from headwise.instantiate import instantiate
 from headwise.metrics.bleu import score_translations
 from headwise.model.build import build_model
 from headwise.model.places import check_heads
 from headwise.model.transformer import Transformer, n_parameters
 from headwise.schema import SITES, PruneConfig, PruneDataConfig
-from headwise.train.checkpoint import save_checkpoint, write_text
+from headwise.train.checkpoint import save_checkpoint
 from headwise.train.inference import content_digest, load_configured, named_sets
 from headwise.train.loading import TrainedRun, checkpoint_path
 from headwise.train.loss import Loss

@@ -25,6 +25,7 @@ from headwise.data.encoded import PreparedCorpus, prepare_corpus
 from headwise.data.prefetch import Prefetched
 from headwise.decode.translator import Translator
 from headwise.errors import ConfigError, HeadwiseError, RunError
+from headwise.files import remove_partial
 from headwise.instantiate import instantiate
 from headwise.model.build import build_model
 from headwise.model.gates import gate_penalty
@@ -35,7 +36,7 @@ from headwise.track.wandb_tracker import make_tracker
 from headwise.train.average import choose_weights
 from headwise.train.batches import training_batches
 from headwise.train.budget import describe_budget
-from headwise.train.checkpoint import load_checkpoint, remove_partial
+from headwise.train.checkpoint import load_checkpoint
 from headwise.train.distributed import Ranks, is_main_process, process_group
 from headwise.train.evaluation import Validator, evaluate_texts
 from headwise.train.initial import start_from

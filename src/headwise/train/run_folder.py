@@ -18,7 +18,7 @@ from typing import IO, Any
 from omegaconf import OmegaConf
 
 from headwise.errors import ConfigError, RunError, nearest
-from headwise.train.checkpoint import write_text
+from headwise.files import write_text
 
 # Keys that change where or how fast a run goes, or how much is told, but not what it computes.
 NOT_IN_FINGERPRINT = (

@@ -1,0 +1,93 @@
+"""Files that are whole or not there, and one writer at a time."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from headwise.errors import HeadwiseError
+
+PARTIAL = ".tmp"
+
+log = logging.getLogger(__name__)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary sibling that takes the place of `path` when the block ends well.
+
+    Raises:
+        HeadwiseError: the disk is full, or cannot be written; what stood at `path` is untouched.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL}")
+    try:
+        yield temporary
+        with open(temporary, "rb+") as handle:
+            os.fsync(handle.fileno())
+        os.replace(temporary, path)
+    except (OSError, RuntimeError) as error:
+        reason = _os_error(error)
+        if reason is None:
+            raise
+        raise HeadwiseError(
+            f"could not write {path}: {reason.strerror or reason}. Free some space and give the "
+            "same command again; what was saved before is intact."
+        ) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _os_error(error: BaseException) -> OSError | None:
+    """What the operating system said; torch's zip writer hides it behind an error of its own."""
+    found: BaseException | None = error
+    while found is not None and not isinstance(found, OSError):
+        found = found.__cause__ or found.__context__
+    return found
+
+
+def remove_partial(folder: Path) -> None:
+    """Remove what processes left that were killed while they wrote; none may be writing now."""
+    for left in folder.glob(f".*{PARTIAL}"):
+        left.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a small file all or not at all."""
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """The block, while no other process is in one of the same file; waits for the other's end.
+
+    Args:
+        path: of a file that is there meanwhile.
+    """
+    with _claimed(path):
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)  # closing the file then gives the lock back
+
+
+def _claimed(path: Path) -> IO[str]:
+    while True:
+        file = open(path, "w")  # noqa: SIM115
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            log.info("waiting for another process: %s", path)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        # The one before us has removed the file that we waited for; others may have a new one.
+        try:
+            if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                return file
+        except FileNotFoundError:
+            pass
+        file.close()

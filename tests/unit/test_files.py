@@ -1,0 +1,58 @@
+"""Files are whole or not there, and have one writer at a time."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from headwise.errors import HeadwiseError
+from headwise.files import locked, remove_partial, write_text
+
+
+def test_a_small_file_is_written_all_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "results.json"
+    write_text(path, "old")
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(HeadwiseError, match="No space"):
+        write_text(path, "new")
+    assert path.read_text() == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["results.json"]
+
+
+def test_the_rest_of_a_killed_write_is_removed(tmp_path: Path) -> None:
+    write_text(tmp_path / "last.pt", "whole")
+    (tmp_path / ".last.pt.4711.tmp").write_bytes(b"half")
+    remove_partial(tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["last.pt"]
+
+
+def test_one_at_a_time_is_in_a_locked_block(tmp_path: Path) -> None:
+    inside: list[int] = []
+    seen: list[int] = []
+
+    def enter() -> None:
+        for _ in range(5):
+            with locked(tmp_path / ".lock"):
+                inside.append(1)
+                time.sleep(0.002)
+                seen.append(len(inside))
+                inside.pop()
+
+    threads = [threading.Thread(target=enter) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert seen == [1] * 20
+    assert not list(tmp_path.iterdir())

@@ -45,8 +45,8 @@ def test_two_runs_stand_side_by_side_on_one_sentence(
 ) -> None:
     page = opened.page
     assert page.locator("h1").all_inner_texts() == [
-        "alpha_entmax on files, de → en",
-        "softmax on files, de → en",
+        "alpha_entmax on files De→En",
+        "softmax on files De→En",
     ]
     assert page.locator(".scores").count() == 2
     assert page.inner_text("#found") == "2 of 6 sentences of valid"
@@ -178,6 +178,26 @@ def test_a_matrix_larger_than_its_place_says_so(opened: Opened) -> None:
     assert "goes on to the right" in note
     assert "120 columns" in note
     assert maps.nth(1).locator(".cut:visible").count() == 0
+
+
+@needs_browser
+def test_matrices_of_two_runs_scroll_together(opened: Opened) -> None:
+    wide = """() => {
+      for (const table of document.querySelectorAll("table.weights")) {
+        for (const row of table.rows)
+          while (row.cells.length <= 150) row.append(row.lastElementChild.cloneNode(true));
+        table.style.setProperty("--columns", 150);
+      }
+      sizeMaps();
+    }"""
+    opened.page.evaluate(wide)
+    places = "() => [...document.querySelectorAll('#maps .scroll')].map((s) => s.scrollLeft)"
+    for number, pixels in ((0, 300), (1, 100)):  # either of them leads
+        frame = opened.page.locator("#maps .scroll").nth(number)
+        frame.evaluate("(frame, to) => (frame.scrollLeft = to)", pixels)
+        opened.page.wait_for_function(f"() => ({places})().every((x) => x === {pixels})")
+        opened.page.wait_for_timeout(200)
+        assert opened.page.evaluate(places) == [pixels] * 2
 
 
 def test_the_page_lies_in_the_run_folder(compared: Path, runs: tuple[Path, Path]) -> None:

@@ -62,6 +62,7 @@ async function drawMaps() {
   hideTip();
   byId("maps").replaceChildren(...figures);
   sizeMaps();
+  scrollTogether([...document.querySelectorAll("#maps .frame .scroll")]);
 }
 
 async function mapFigure(run, sentence, site, layer, head) {
@@ -299,6 +300,30 @@ function tellCut(table) {
     `The matrix goes on ${ways.join(" and ")}: scroll in it. ` +
     `It has ${table.tBodies[0].rows.length} rows and ` +
     `${table.tHead.rows[0].cells.length - 1} columns.`;
+}
+
+/** What one of several matrices shows, the others show too: the same share of the way. */
+function scrollTogether(frames) {
+  let led = null; // the frame that moves by itself, until the others have followed
+  for (const frame of frames) {
+    frame.addEventListener("scroll", () => {
+      if (led && led !== frame) return;
+      led = frame;
+      for (const other of frames) if (other !== frame) follow(frame, other);
+      setTimeout(() => (led = null), 100);
+    });
+  }
+}
+
+function follow(frame, other) {
+  const share = (at, whole, seen) => (whole > seen ? at / (whole - seen) : 0);
+  const across = share(frame.scrollLeft, frame.scrollWidth, frame.clientWidth);
+  const down = share(frame.scrollTop, frame.scrollHeight, frame.clientHeight);
+  other.scrollTo({
+    left: across * (other.scrollWidth - other.clientWidth),
+    top: down * (other.scrollHeight - other.clientHeight),
+    behavior: "instant",
+  });
 }
 
 /** What the ink of a weight means. */

@@ -4,7 +4,7 @@
 function wordsOf(place) {
   const { source, reference } = data.sentences[place];
   const translations = data.runs.map((run) => run.sentences[place].translation);
-  return [source, reference ?? "", ...translations].join("\n").normalize().toLowerCase();
+  return plainLetters([source, reference ?? "", ...translations].join("\n"));
 }
 
 function drawSentences() {
@@ -40,9 +40,15 @@ function originOf() {
   return `${share} sentences of ${data.origin}${questions}`;
 }
 
+/** Small letters without accents, so that who has no ö finds it as o. */
+function plainLetters(text) {
+  const bare = text.normalize("NFD").replace(/[\u0300-\u036f]/g, "");
+  return bare.normalize().toLowerCase();
+}
+
 /** Hides the sentences in which the searched text does not occur, nor begins their line number. */
 function search(buttons) {
-  const wanted = byId("search").value.normalize().toLowerCase().trim();
+  const wanted = plainLetters(byId("search").value).trim();
   let found = 0;
   for (const button of buttons) {
     const fits =

@@ -27,12 +27,13 @@ def head_tables(
     analyses: Mapping[Path, Path],
     diversity_base: str = "heads",
 ) -> list[TextTable]:
-    """A table for each corpus, the rows of the paper beside one another.
+    """A table for each corpus, the rows of the paper beside one another; the first defines all.
 
     Args:
         analyses: folder of a run -> folder of its analysis; of all runs that fill a cell.
     """
-    tables = []
+    tables: list[TextTable] = []
+    told: dict[Key, None] = {}
     for figures in columns:
         found = {
             row: [values_of(analyses[run.folder], diversity_base) for run in cell.runs]
@@ -51,10 +52,12 @@ def head_tables(
         n_seeds = ", ".join(f"{paper.rows[row]} {len(seeds)}" for row, seeds in found.items())
         table.notes = [
             "Of the validation set; mean over seeds, with the least and the greatest where they "
-            f"differ. Seeds: {n_seeds}.",
-            *definitions(keys, Thresholds(), diversity_base),
+            f"differ. Seeds: {n_seeds}."
         ]
         tables.append(table)
+        told |= dict.fromkeys(keys)
+    if tables:  # once is enough
+        tables[0].notes += definitions(told, Thresholds(), diversity_base)
     return tables
 
 

@@ -253,6 +253,17 @@ def test_other_lengths_and_machines_are_told(
     assert not facts(tmp_path, quantity="speed_percent", source="ours")
 
 
+@pytest.mark.parametrize(("second", "is_said"), [(800.0, False), (100.0, True)])
+def test_speeds_of_a_busy_machine_are_not_taken_for_those_of_attentions(
+    second: float, is_said: bool, runs: Write, report: Callable[..., Any]
+) -> None:
+    for seed in (1, 2):
+        runs(f"a{seed}", "softmax", seed, 1)
+    runs("b1", "entmax15", 1, 1)
+    runs("b2", "entmax15", 2, 1, speed=second)  # one of four windows
+    assert ("say nothing of the attention (Mine, 1.5-entmax)" in report().out) == is_said
+
+
 def test_a_system_that_learnt_nothing_is_no_measure(
     report: Callable[..., Any], tmp_path: Path, make: Any
 ) -> None:

@@ -16,6 +16,7 @@ NOT_AVERAGED = "not averaged"
 MISSING = "missing"
 OURS = "ours [95 %]"
 LEAST_TEXT = 0.8  # of the paper's training pairs, below which another text is behind a BLEU
+UNSTEADY = 1.25  # highest by lowest ratio of speeds, above which seeds cannot be the reason
 TOO_LOW = 5.0  # BLEU of the baseline, below which differences say nothing
 
 
@@ -221,9 +222,26 @@ def _speeds(paper: Paper, columns: Sequence[ColumnFigures]) -> TextTable:
             "Ours: a run's speed is the median over the windows of its log; ratio of medians over "
             "the seeds that both rows have (lowest to highest ratio of one seed), as they were "
             "trained: other load on the machine counts.",
+            *_unsteady(paper, ours),
             *_machines(ours),
         ]
     return table
+
+
+def _unsteady(paper: Paper, columns: Sequence[ColumnFigures]) -> list[str]:
+    """Cells whose seeds differ so much in speed that something else was measured."""
+    found = [
+        f"{figures.column.label}, {paper.rows[row]}"
+        for figures in columns
+        for row, cell in figures.cells.items()
+        if cell.speed is not None and cell.speed[2] > UNSTEADY * cell.speed[1]
+    ]
+    if not found:
+        return []
+    return [
+        f"The machine did other work too: the ratios of single seeds differ by more than "
+        f"{100 * UNSTEADY - 100:.0f} %, and say nothing of the attention ({'; '.join(found)})."
+    ]
 
 
 def _machines(columns: Sequence[ColumnFigures]) -> list[str]:

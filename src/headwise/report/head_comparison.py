@@ -11,6 +11,7 @@ from headwise.analysis.roles import LEAST_CONTRAST, LEAST_SPLIT_SCORE, Threshold
 from headwise.analysis.tables import COMPARISON, HEADS, LAYERS, read_settings
 from headwise.analysis.wording import SITE_NAMES, known, percent, table
 from headwise.files import write_text
+from headwise.report.run_names import class_word
 from headwise.schema import SITES
 from headwise.train.run_folder import RunFolder
 
@@ -74,7 +75,7 @@ def run_labels(folders: Sequence[Path]) -> list[str]:
     described = []
     for folder in folders:
         config = RunFolder(folder).read_config()
-        attention = str(config["attention"]["_target_"]).split(".")[-2]
+        attention = class_word(config["attention"]["_target_"], "attention")
         data, model = config["data"]["name"], config["model"]["name"]
         described.append([attention, str(data), str(model), f"seed {config.get('seed')}"])
     telling = [i for i in range(4) if len({words[i] for words in described}) > 1]

@@ -100,6 +100,21 @@ def test_equals_attention_by_weights(
     assert_same(ours, by_weights(given, FIXED.get(power, alpha), seen))
 
 
+@pytest.mark.parametrize("n_keys", [30, 130])
+@pytest.mark.parametrize("power", list(Power))
+def test_a_bad_query_is_bad_in_its_gradient_and_nowhere_else(power: Power, n_keys: int) -> None:
+    given = inputs((1, 2, 9, n_keys))
+    alpha = torch.full((2, 1, 1), 1.3) if power is Power.ANY else None
+    clean = fused(given, alpha, power, Visible())
+    given[0] = given[0].clone()
+    given[0][:, :, 4] = torch.nan
+    found = fused(given, alpha, power, Visible())
+    others = torch.arange(9) != 4
+    for which in (0, 1):  # context, gradient of the queries
+        assert torch.equal(found[which][:, :, others], clean[which][:, :, others])
+        assert found[which][:, :, 4].isnan().all()
+
+
 def test_alpha_of_every_query() -> None:
     given = inputs((2, 2, 9, 30))
     alpha = torch.rand(2, 2, 9, 1, generator=torch.Generator().manual_seed(1)) + 1

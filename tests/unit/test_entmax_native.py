@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import platform
 import shutil
@@ -96,6 +97,31 @@ def test_a_row_does_not_depend_on_its_block() -> None:
 
 
 @needs_kernels
+@pytest.mark.parametrize("n_keys", [30, 130])
+@pytest.mark.parametrize("power", list(Power))
+def test_bad_gradients_stay_in_their_row_and_off_masked_keys(power: Power, n_keys: int) -> None:
+    """Long rows keep only keys with a weight, next to what was kept of the rows before."""
+    generator = torch.Generator().manual_seed(7)
+    scores = torch.randn(1, 1, 40, n_keys, generator=generator) * 3
+    scores[..., ::3] = -torch.inf
+    beta = torch.full((1, 1, 1, 1), 0.4) if power is Power.ANY else None
+    weights = native.forward(scores, beta, power)
+    grad = torch.randn(scores.shape, generator=generator)
+    with_alpha = beta is not None
+    clean = native.backward(weights, grad, beta, power, with_alpha)
+    for bad in (torch.nan, torch.inf):
+        grad[..., ::3] = bad  # what a masked key would have gained
+        grad[:, :, ::7] = bad
+        found = native.backward(weights, grad, beta, power, with_alpha)
+        is_good = torch.arange(40) % 7 != 0
+        assert torch.equal(found[0][:, :, is_good], clean[0][:, :, is_good])
+        if with_alpha:
+            assert torch.equal(found[1][:, :, is_good], clean[1][:, :, is_good])
+        assert (found[0][..., ::3] == 0).all()
+        assert found[0][:, :, ~is_good].isnan().any(-1).all()
+
+
+@needs_kernels
 def test_threads_do_not_change_bits() -> None:
     scores = torch.randn(8, 4, 50, 70, generator=torch.Generator().manual_seed(2))
     alpha = torch.rand(4, 1, 1).add(1)[None]
@@ -181,21 +207,25 @@ def test_a_library_that_does_not_load_is_made_again(
 
 @pytest.mark.usefixtures("looked_for_anew")
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="another kind of processor")
+@pytest.mark.parametrize("processor", ["x86-64-v3", "x86-64"], ids=["eight lanes", "four lanes"])
 @needs_kernels
-def test_kernels_without_the_widest_vectors(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_kernels_with_narrower_vectors(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, processor: str
 ) -> None:
-    scores = torch.randn(2, 3, 7, 130, generator=torch.Generator().manual_seed(1)) * 2
-    mask = torch.rand(2, 1, 1, 130, generator=torch.Generator().manual_seed(2)) > 0.2
-    alpha = torch.tensor([1.0, 1.4, 2.0]).view(1, 3, 1, 1)
+    scores = torch.randn(2, 3, 7, 300, generator=torch.Generator().manual_seed(1)) * 2
+    mask = torch.rand(2, 1, 1, 300, generator=torch.Generator().manual_seed(2)) > 0.2
     monkeypatch.setenv("HEADWISE_CACHE", str(tmp_path))
-    monkeypatch.setattr(native, "OPTIONS", (*native.OPTIONS, "-march=x86-64-v3"))
-    for n_keys in (30, 130):
+    monkeypatch.setattr(native, "OPTIONS", (*native.OPTIONS, f"-march={processor}"))
+    for power, n_keys in itertools.product(Power, (5, 30, 130, 300)):
+        alpha = torch.tensor([1.0, 1.4, 2.0]).view(1, 3, 1, 1) if power is Power.ANY else None
         some, visible = scores[..., :n_keys].contiguous(), mask[..., :n_keys]
-        kernels, torchs = both_ways(monkeypatch, some, alpha, visible, Power.ANY)
+        kernels, torchs = both_ways(monkeypatch, some, alpha, visible, power)
         assert (kernels[0] - torchs[0]).abs().max() <= 5e-7
         for ours, theirs in zip(kernels[1:], torchs[1:], strict=True):
             assert (ours - theirs).abs().max() <= 5e-6 * theirs.abs().max().clamp_min(1)
+        beta = None if alpha is None else alpha - 1
+        half = native.forward(some.bfloat16(), beta, power)
+        assert torch.equal(half, native.forward(some.bfloat16().float(), beta, power).bfloat16())
 
 
 @needs_kernels

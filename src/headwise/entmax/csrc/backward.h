@@ -5,149 +5,213 @@
 
 namespace headwise {
 
-// s = p^(2-α), and p ψ (see function.py) where the gradient of α is asked for.
-template <class Power, bool with_alpha>
-inline Floats slope(Floats p, float beta, Floats& p_psi) {
-    p_psi = Floats{};
-    const Ints is_out = p <= 0.0f;
+constexpr int64_t PICK_FROM = 96;  // keys; below, all of a row is less work than a choice
+
+// What a weight has to do with the gradients.
+struct Slope {
+    Floats p;
+    Floats s;      // p^(2-α)
+    Floats p_psi;  // p ψ (see function.py), where the gradient of α is asked for
+};
+
+// e^y and ψ = (e^y - 1 - y) / β² of p, with y = -β ln p = z ln 2 ≥ 0. With z = w + f, w whole, and
+// 2^f = 1 + f ln 2 + f² Q(f), the numerator is (2^w - 1 - w ln 2) + (2^w - 1) f ln 2 + 2^w f² Q(f):
+// nothing cancels, and where w = 0 only the last term is left.
+static inline Floats growth_and_psi(Floats z, float beta, Floats& psi) {
+    const Floats shifter = splat(12582912.0f);  // as in `exp2`
+    const Floats shifted = z + shifter, whole = shifted - shifter;
+    const Floats f = z - whole, f2 = f * f;
+    const Floats Q = (0.2402265f + 0.05550381f * f) +
+                     ((0.009618172f + 0.001338125f * f) + 0.00015417278f * f2) * f2;
+    const Floats power = (Floats)((Ints)splat(1.0f) + ((Ints)shifted << 23));
+    const Floats linear = natural(f), bent = Q * f2;
+    const Floats above = power - 1.0f;
+    psi = ((above - natural(whole)) + above * linear + power * bent) * (1.0f / (beta * beta));
+    return power + power * (linear + bent);
+}
+
+template <class Power>
+static inline Slope slope_of_weight(Floats p, float beta) {
     if constexpr (std::is_same_v<Power, Softmax>) {
-        return p;
+        return {p, p, Floats{}};
     } else if constexpr (std::is_same_v<Power, Linear>) {
-        return is_out ? Floats{} : splat(1.0f);
+        return {p, p <= 0.0f ? Floats{} : splat(1.0f), Floats{}};
     } else if constexpr (std::is_same_v<Power, Square>) {
         Floats root;
         for (int lane = 0; lane < WIDTH; ++lane) root[lane] = std::sqrt(p[lane]);
-        return root;
+        return {p, root, Floats{}};
     } else {
+        // with p = 0 what it is multiplied by is a number, so that both products are 0
         const Floats log2_p = log2(largest(p, splat(FLT_MIN)));
-        const Floats growth = exp2(log2_p * -beta);  // e^y, y = -β ln p
-        const Floats s = is_out ? Floats{} : p * growth;
-        if constexpr (with_alpha) {
-            const Floats log_p = natural(log2_p), y = log_p * -beta;
-            Floats series = splat(1.0f / 40320);
-            series = series * y + 1.0f / 5040;
-            series = series * y + 1.0f / 720;
-            series = series * y + 1.0f / 120;
-            series = series * y + 1.0f / 24;
-            series = series * y + 1.0f / 6;
-            series = series * y + 0.5f;
-            const Floats direct = (growth - 1.0f - y) * (1.0f / (beta * beta));
-            const Floats psi = y < 0.6f ? series * log_p * log_p : direct;
-            p_psi = is_out ? Floats{} : p * psi;
-        }
-        return s;
+        Floats psi;
+        const Floats growth = growth_and_psi(log2_p * -beta, beta, psi);
+        return {p, p * growth, p * psi};
     }
 }
 
-// One vector of a row's weights: as they were written, or from the scores and the threshold.
+// The same from b and the shift (softmax: from the logarithm to base 2).
+template <class Power>
+static inline Slope slope_of_distance(Floats b, float beta, Floats shift, Floats exponent) {
+    if constexpr (std::is_same_v<Power, Softmax>) {
+        const Floats p = exp2(b);
+        return {p, p, Floats{}};
+    } else {
+        const Inside at = evaluate<Power>(b, shift, exponent);
+        const Floats p = at.x * at.s, s = p == p ? at.s : p;
+        if constexpr (!std::is_same_v<Power, Any>) return {p, s, Floats{}};
+        Floats psi;
+        growth_and_psi(-at.log2_x, beta, psi);
+        return {p, s, p == 0.0f ? Floats{} : p * psi};
+    }
+}
+
+// One vector of a row's weights, or what `slope_of_distance` takes.
 template <class Power, class T, bool from_scores>
-struct Weights {
-    const T* source;
+struct Source {
+    const T* values;
     const Row& row;
     int64_t mask_stride;
-    float top, shift, exponent;
-    bool row_is_empty;
+    float top = 0.0f, shift = 0.0f;
 
-    Weights(const Problem& problem, const Row& row, int64_t index)
-        : source((const T*)problem.source + row.start), row(row), mask_stride(problem.mask_stride[3]) {
+    Source(const Problem& problem, const Row& row, int64_t index)
+        : values((const T*)problem.source + row.start), row(row), mask_stride(problem.mask_stride[3]) {
         if (!from_scores) return;
-        row_is_empty = problem.threshold[2 * index] == -INFINITE;
-        top = row_is_empty ? -FLT_MAX : problem.threshold[2 * index];
+        top = std::max(problem.threshold[2 * index], -FLT_MAX);
         shift = problem.threshold[2 * index + 1];
-        exponent = std::max(1.0f / row.beta - 1.0f, 1e-30f);
     }
 
     Floats operator()(int64_t k, int n) const {
         const float fill = from_scores ? -INFINITE : 0.0f;
-        Floats value = n == WIDTH ? load(source + k) : load(source + k, n, fill);
-        if constexpr (from_scores) {
-            if (row.mask) value = allowed(row, mask_stride, k, n) ? value : splat(-INFINITE);
-            if constexpr (std::is_same_v<Power, Softmax>) {
-                // in a row without a key nothing is known of the shift
-                return row_is_empty ? Floats{}
-                                    : exp2((value - top - shift) * 1.4426950408889634f);
-            } else {
-                const Floats b = (top - value) * row.beta;
-                if (!any(!(b >= 1.0f))) return Floats{};
-                Floats x, s;
-                evaluate<Power>(b, splat(shift), splat(exponent), x, s);
-                return x * s;
-            }
-        }
-        return value;
+        Floats value = n == WIDTH ? load(values + k) : load(values + k, n, fill);
+        if (!from_scores) return value;
+        if (row.mask) value = allowed(row, mask_stride, k, n) ? value : splat(-INFINITE);
+        if (std::is_same_v<Power, Softmax>) return (value - top - shift) * 1.4426950408889634f;
+        return (top - value) * row.beta;
+    }
+
+    // Which of them have a weight, or may have one.
+    Ints counts(Floats value) const {
+        if (!from_scores) return !(value == 0.0f);
+        if (std::is_same_v<Power, Softmax>) return value != -INFINITE;
+        return !(value >= 1.0f - shift);
+    }
+
+    Slope slope(Floats value, Floats exponent) const {
+        if constexpr (from_scores)
+            return slope_of_distance<Power>(value, row.beta, splat(shift), exponent);
+        return slope_of_weight<Power>(value, row.beta);
     }
 };
 
 template <class Power, class T, bool with_alpha, bool from_scores>
 struct Backward {
+    // what was read, and the weights in its place; their gradient; s; p ψ
+    enum Room { VALUES, GRAD, S, P_PSI };
+    static constexpr int N_ROOMS = 4;
+    using RowSource = Source<Power, T, from_scores>;
+
     static void block(const Problem& problem, int64_t first, int n_rows, Buffers& buffers) {
-        const bool skips = problem.size[3] >= COMPACT_FROM;  // most vectors of long rows are zeros
+        const int64_t K = problem.size[3];
+        const bool picks = K >= PICK_FROM && !std::is_same_v<Power, Softmax>;
         Row row[ROWS];
+        RowReader reader(problem, first);
+        int n[ROWS];
         Floats total_s[ROWS], total[ROWS];
         for (int r = 0; r < ROWS; ++r) {
             total_s[r] = total[r] = Floats{};
             if (r >= n_rows) continue;
-            row[r] = row_at(problem, first + r);
-            const Weights<Power, T, from_scores> weights(problem, row[r], first + r);
+            row[r] = reader.next();
+            const RowSource source(problem, row[r], first + r);
             const Dropout dropout(problem, first + r);
-            const T* dp_row = (const T*)problem.grad + row[r].start;
-            T* p_row = (T*)problem.weights + row[r].start;
-            float* s_row = buffers.first.data() + r * buffers.width;
-            float* psi_row = buffers.second.data() + r * buffers.width;
-            for (int64_t k = 0; k < row[r].n_visible; k += WIDTH) {
-                const int n = (int)std::min<int64_t>(WIDTH, row[r].n_visible - k);
-                const Floats p = weights(k, n);
-                Floats s = Floats{}, p_psi = Floats{};
-                const bool is_there = !skips || any(!(p == 0.0f));
-                if (is_there) {
-                    s = slope<Power, with_alpha>(p, row[r].beta, p_psi);
-                    const Floats dp = read_grad(dp_row, k, n, dropout);
-                    total_s[r] = total_s[r] + s;
-                    total[r] = total[r] + s * (p == 0.0f ? Floats{} : dp);
+            const T* grad = (const T*)problem.grad + row[r].start;
+            Totals totals{buffers, source, r};
+            if (picks) {
+                n[r] = pick(source, grad, dropout, buffers, r);
+                for (int k = 0; k < n[r]; k += WIDTH)
+                    totals.add(k, load(buffers.row(VALUES, r) + k), load(buffers.row(GRAD, r) + k));
+            } else {
+                n[r] = (int)row[r].n_visible;
+                for (int k = 0; k < n[r]; k += WIDTH) {
+                    const int lanes = std::min(WIDTH, n[r] - k);
+                    const Floats value = source(k, lanes), dp = read_grad(grad, dropout, k, lanes);
+                    totals.add(k, value, source.counts(value) ? dp : Floats{});
                 }
-                if (from_scores)
-                    write(p_row + k, is_there ? dropout(p, k) : p, problem.size[3] - k);
-                store(s_row + k, s);
-                if (with_alpha) store(psi_row + k, p_psi);
             }
-            if (from_scores) write_rest(p_row, row[r], problem.size[3]);
+            total_s[r] = totals.s;
+            total[r] = totals.s_dp;
+            if (from_scores)
+                put(buffers, VALUES, r, picks, row[r], (T*)problem.weights, K, dropout);
         }
         const Floats centre = sums(total) / largest(sums(total_s), splat(FLT_MIN));
         Floats alpha[ROWS];
         for (int r = 0; r < ROWS; ++r) {
             alpha[r] = Floats{};
             if (r >= n_rows) continue;
-            alpha[r] = write_row(problem, row[r], centre[r], r, buffers, Dropout(problem, first + r));
+            float* grads = buffers.row(GRAD, r);
+            for (int k = 0; k < n[r]; k += WIDTH) {
+                const Floats s = load(buffers.row(S, r) + k);
+                const Floats centred = s == 0.0f ? Floats{} : load(grads + k) - centre[r];
+                if (with_alpha) alpha[r] = alpha[r] + load(buffers.row(P_PSI, r) + k) * centred;
+                store(grads + k, s * centred);
+            }
+            put(buffers, GRAD, r, picks, row[r], (T*)problem.out, K, Dropout());
         }
-        if (with_alpha) {
-            const Floats grads = -sums(alpha);
-            store(problem.grad_alpha + first, grads, n_rows);
-        }
+        if (with_alpha) store(problem.grad_alpha + first, -sums(alpha), n_rows);
     }
 
-    static Floats read_grad(const T* from, int64_t k, int n, const Dropout& dropout) {
+    // What a row's numbers come to, and rooms filled with what belongs to each.
+    struct Totals {
+        Buffers& buffers;
+        const RowSource& source;
+        int r;
+        Floats exponent = exponents(splat(source.row.beta)), s = Floats{}, s_dp = Floats{};
+
+        void add(int k, Floats value, Floats dp) {
+            const Slope slope = source.slope(value, exponent);
+            s = s + slope.s;
+            s_dp = s_dp + slope.s * dp;
+            store(buffers.row(GRAD, r) + k, dp);
+            store(buffers.row(S, r) + k, slope.s);
+            if (with_alpha) store(buffers.row(P_PSI, r) + k, slope.p_psi);
+            if (from_scores) store(buffers.row(VALUES, r) + k, slope.p);
+        }
+    };
+
+    static Floats read_grad(const T* from, const Dropout& dropout, int k, int n) {
         return dropout(n == WIDTH ? load(from + k) : load(from + k, n, 0.0f), k);
     }
 
-    static Floats write_row(
-        const Problem& problem, const Row& row, float centre, int r, const Buffers& buffers,
-        const Dropout& dropout) {
-        const int64_t K = problem.size[3];
-        const T* dp_row = (const T*)problem.grad + row.start;
-        T* out = (T*)problem.out + row.start;
-        const float* s_row = buffers.first.data() + r * buffers.width;
-        const float* psi_row = buffers.second.data() + r * buffers.width;
-        Floats alpha = Floats{};
-        for (int64_t k = 0; k < row.n_visible; k += WIDTH) {
-            const int n = (int)std::min<int64_t>(WIDTH, row.n_visible - k);
-            const Floats s = load(s_row + k);
-            const Floats dp = read_grad(dp_row, k, n, dropout);
-            const Floats centred = s == 0.0f ? Floats{} : dp - centre;
-            write(out + k, s * centred, K - k);
-            if (with_alpha) alpha = alpha + load(psi_row + k) * centred;
+    // The numbers of a row that count and the gradients of their weights, each next to each other
+    // and up to a whole vector; how many.
+    static int pick(
+        const RowSource& source, const T* grad, const Dropout& dropout, Buffers& buffers, int r) {
+        float *values = buffers.row(VALUES, r), *grads = buffers.row(GRAD, r);
+        const int n_visible = (int)source.row.n_visible;
+        int n_kept = 0;
+        for (int k = 0; k < n_visible; k += WIDTH) {
+            const int n = std::min(WIDTH, n_visible - k);
+            const Floats value = source(k, n);
+            const Ints counts = source.counts(value);
+            compress(grads + n_kept, read_grad(grad, dropout, k, n), counts);
+            const uint32_t bits = compress(values + n_kept, value, counts);
+            buffers.lanes[r][k / WIDTH] = (uint16_t)bits;
+            n_kept += __builtin_popcount(bits);
         }
+        store(grads + n_kept, Floats{});
+        store(values + n_kept, splat(from_scores ? INFINITE : 0.0f));
+        return n_kept;
+    }
+
+    // Write a room of a row to its place in a tensor.
+    static void put(
+        Buffers& buffers, Room room, int r, bool picked, const Row& row, T* tensor, int64_t K,
+        const Dropout& dropout) {
+        const float* from = buffers.row(room, r);
+        T* out = tensor + row.start;
+        if (picked) return spread(from, buffers.lanes[r].data(), row, out, K, dropout);
+        for (int64_t k = 0; k < row.n_visible; k += WIDTH)
+            write(out + k, dropout(load(from + k), k), K - k);
         write_rest(out, row, K);
-        return alpha;
     }
 };
 

@@ -24,7 +24,7 @@ void share_out(
     if (n_rows * n_keys <= SERIAL_FLOATS) n_threads = 1;
 #pragma omp parallel num_threads(n_threads) if (n_threads > 1)
     {
-        Buffers buffers(n_block, n_keys);
+        Buffers buffers(n_block, n_keys, Kernel::N_ROOMS);
 #pragma omp for schedule(static)
         for (int64_t block = 0; block < n_blocks; ++block) {
             const int64_t first = block * n_block;

@@ -7,49 +7,87 @@ namespace headwise {
 
 struct Softmax {};
 
+// b of the kept keys of some rows, row r from b[r] on, becomes their weights.
+template <class Power>
+inline void solve_along(Rows& rows, float* const* b, const int* n_kept, Buffers& buffers) {
+    Along layout;
+    layout.n_rows = rows.n;
+    for (int r = 0; r < rows.n; ++r) {
+        layout.b[r] = b[r];
+        layout.s[r] = buffers.row(1, r);
+        layout.n_vectors[r] = (int)(round_up(n_kept[r]) / WIDTH);
+    }
+    solve<Power>(rows, layout);
+    for (int r = 0; r < rows.n; ++r) {
+        const Floats shift = splat(rows.shift[r]), correction = splat(rows.correction[r]);
+        for (int k = 0; k < n_kept[r]; k += WIDTH) {
+            const Floats s = load(layout.s[r] + k);
+            store(b[r] + k, weights<Power>(load(b[r] + k), s, shift, correction));
+        }
+    }
+}
+
+template <class Power>
+inline void solve_across(Rows& rows, float* const* b, const int* n_kept, Buffers& buffers) {
+    const int most = *std::max_element(n_kept, n_kept + rows.n);
+    float *side = buffers.row(1, 0), *s = buffers.row(2, 0);
+    Floats square[ROWS];
+    for (int first = 0; first < most; first += WIDTH) {
+        for (int r = 0; r < ROWS; ++r) {
+            const bool is_there = r < rows.n && first < n_kept[r];
+            square[r] = is_there ? load(b[r] + first) : splat(INFINITE);
+        }
+        transpose(square);
+        for (int k = 0; k < WIDTH; ++k) store(side + (first + k) * WIDTH, square[k]);
+    }
+    solve<Power>(rows, Across{side, s, most});
+    for (int first = 0; first < most; first += WIDTH) {
+        for (int k = 0; k < WIDTH; ++k) {
+            const int at = (first + k) * WIDTH;
+            square[k] = weights<Power>(load(side + at), load(s + at), rows.shift, rows.correction);
+        }
+        transpose(square);
+        for (int r = 0; r < rows.n; ++r) store(b[r] + first, square[r]);
+    }
+}
+
 template <class Power, class T>
 struct Forward {
+    static constexpr int N_ROOMS = 3;
+
     static void block(const Problem& problem, int64_t first, int n_rows, Buffers& buffers) {
         const int64_t K = problem.size[3];
         Row row[ROWS];
-        Floats part[ROWS], beta = splat(1.0f), n_keys = splat(1.0f);
-        Rows rows;
-        rows.n = n_rows;
+        RowReader reader(problem, first);
+        float beta[ROWS], *kept[ROWS];
+        Floats part[ROWS];
         for (int r = 0; r < ROWS; ++r) {
             part[r] = Floats{};
+            beta[r] = 1.0f;
             if (r >= n_rows) continue;
-            row[r] = row_at(problem, first + r);
-            rows.b[r] = buffers.first.data() + r * buffers.width;
-            rows.s[r] = buffers.second.data() + r * buffers.width;
+            row[r] = reader.next();
             beta[r] = row[r].beta;
-            n_keys[r] = (float)K;
+            kept[r] = buffers.row(0, r);
             part[r] = read_scores(
-                (const T*)problem.source + row[r].start, row[r], problem.mask_stride[3], rows.b[r]);
+                (const T*)problem.source + row[r].start, row[r], problem.mask_stride[3], kept[r]);
         }
         const Floats highest = reduce(part, largest_or_nan);
-        rows.beta = beta;
+        int n_kept[ROWS];
+        for (int r = 0; r < n_rows; ++r)
+            n_kept[r] = keep_candidates(
+                kept[r], row[r].n_visible, top_of(highest[r]), beta[r], buffers.lanes[r].data());
+        Rows rows;
+        rows.n = n_rows;
+        rows.beta = load(beta);
         rows.is_empty = highest == -INFINITE ? splat(1.0f) : Floats{};
-        rows.shift_max = one_minus_exp2(-beta * log2(n_keys));
-        for (int r = 0; r < n_rows; ++r) {
-            const int64_t n = row[r].n_visible;
-            const float top = top_of(highest[r]);
-            Kept& kept = buffers.kept[r];
-            kept.is_compact = n >= COMPACT_FROM;
-            if (kept.is_compact) {
-                rows.n_vectors[r] =
-                    (int)(round_up(keep_candidates(rows.b[r], n, top, beta[r], kept)) / WIDTH);
-                continue;
-            }
-            rows.n_vectors[r] = (int)(round_up(n) / WIDTH);
-            for (int v = 0; v < rows.n_vectors[r]; ++v) {
-                float* at = rows.b[r] + v * WIDTH;
-                store(at, (top - load(at)) * beta[r]);
-            }
-        }
-        solve<Power>(rows);
+        rows.shift_max = one_minus_exp2(-rows.beta * log2(splat((float)K)));
+        if (K <= ACROSS_UP_TO)
+            solve_across<Power>(rows, kept, n_kept, buffers);
+        else
+            solve_along<Power>(rows, kept, n_kept, buffers);
         if (problem.threshold) {
             // a step along s is to first order a step of the shift
-            const Floats shift = rows.shift + rows.correction * beta;
+            const Floats shift = rows.shift + rows.correction * rows.beta;
             for (int r = 0; r < n_rows; ++r) {
                 problem.threshold[2 * (first + r)] = highest[r];
                 problem.threshold[2 * (first + r) + 1] = shift[r];
@@ -58,53 +96,33 @@ struct Forward {
         for (int r = 0; r < n_rows; ++r) {
             const Dropout dropout(problem, first + r);
             T* out = (T*)problem.out + row[r].start;
-            write_row(out, K, row[r], rows, r, buffers.kept[r], dropout);
+            spread(kept[r], buffers.lanes[r].data(), row[r], out, K, dropout);
         }
-    }
-
-    static void write_row(
-        T* out, int64_t K, const Row& row, const Rows& rows, int r, const Kept& kept,
-        const Dropout& dropout) {
-        const float shift = rows.shift[r], correction = rows.correction[r];
-        const float *b = rows.b[r], *s = rows.s[r];
-        if (kept.is_compact) {
-            float* p = rows.s[r];
-            for (int v = 0; v < rows.n_vectors[r]; ++v)
-                store(p + v * WIDTH,
-                      weights<Power>(load(b + v * WIDTH), load(s + v * WIDTH), shift, correction));
-            for (int64_t k = 0; k < row.n_visible; k += WIDTH) {
-                const uint32_t bits = kept.bits[k / WIDTH];
-                write(out + k, dropout(expand(p, bits), k), K - k);
-                p += __builtin_popcount(bits);
-            }
-        } else {
-            for (int64_t k = 0; k < row.n_visible; k += WIDTH)
-                write(out + k,
-                      dropout(weights<Power>(load(b + k), load(s + k), shift, correction), k), K - k);
-        }
-        write_rest(out, row, K);
     }
 };
 
 template <class T>
 struct Forward<Softmax, T> {
+    static constexpr int N_ROOMS = 1;
+
     static void block(const Problem& problem, int64_t first, int n_rows, Buffers& buffers) {
         const int64_t K = problem.size[3];
         Row row[ROWS];
+        RowReader reader(problem, first);
         Floats part[ROWS];
         for (int r = 0; r < ROWS; ++r) {
             part[r] = Floats{};
             if (r >= n_rows) continue;
-            row[r] = row_at(problem, first + r);
+            row[r] = reader.next();
             part[r] = read_scores(
                 (const T*)problem.source + row[r].start, row[r], problem.mask_stride[3],
-                buffers.first.data() + r * buffers.width);
+                buffers.row(0, r));
         }
         const Floats highest = reduce(part, largest_or_nan);
         for (int r = 0; r < ROWS; ++r) {
             part[r] = Floats{};
             if (r >= n_rows) continue;
-            float* z = buffers.first.data() + r * buffers.width;
+            float* z = buffers.row(0, r);
             const float top = top_of(highest[r]);
             Floats recent = Floats{};
             for (int64_t k = 0; k < row[r].n_visible; k += WIDTH) {
@@ -126,7 +144,7 @@ struct Forward<Softmax, T> {
                 problem.threshold[2 * (first + r)] = highest[r];
                 problem.threshold[2 * (first + r) + 1] = shift[r];
             }
-            const float* e = buffers.first.data() + r * buffers.width;
+            const float* e = buffers.row(0, r);
             T* out = (T*)problem.out + row[r].start;
             for (int64_t k = 0; k < row[r].n_visible; k += WIDTH)
                 write(out + k, dropout(load(e + k) * scale[r], k), K - k);

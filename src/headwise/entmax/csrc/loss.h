@@ -67,10 +67,14 @@ int64_t candidates(const T* row, int64_t n, float top, float beta, float* to) {
 
 template <class Power, class T>
 struct LossForward {
+    static constexpr int N_ROOMS = 2;
+
     static void block(const LossProblem& problem, int64_t first, int n_rows, Buffers& buffers) {
         const int64_t V = problem.n_classes;
         const float beta = problem.alpha - 1.0f;
         Rows rows;
+        Along layout;
+        layout.n_rows = n_rows;
         rows.n = n_rows;
         rows.beta = splat(beta);
         rows.is_empty = Floats{};
@@ -82,12 +86,12 @@ struct LossForward {
             top[r] = maximum(row, V, total);
             if (problem.total) problem.total[first + r] = total;
             if (top[r] == -INFINITE) rows.is_empty[r] = 1.0f;
-            rows.b[r] = buffers.first.data() + r * buffers.width;
-            rows.s[r] = buffers.second.data() + r * buffers.width;
-            const int64_t n_kept = candidates(row, V, top_of(top[r]), beta, rows.b[r]);
-            rows.n_vectors[r] = (int)(round_up(n_kept) / WIDTH);
+            layout.b[r] = buffers.row(0, r);
+            layout.s[r] = buffers.row(1, r);
+            const int64_t n_kept = candidates(row, V, top_of(top[r]), beta, layout.b[r]);
+            layout.n_vectors[r] = (int)(round_up(n_kept) / WIDTH);
         }
-        solve<Power>(rows);
+        solve<Power>(rows, layout);
         const Floats shift = rows.shift + rows.correction * beta;
         Floats value[ROWS], support[ROWS];
         for (int r = 0; r < ROWS; ++r) {
@@ -95,9 +99,10 @@ struct LossForward {
             if (r >= n_rows) continue;
             problem.threshold[2 * (first + r)] = top[r];
             problem.threshold[2 * (first + r) + 1] = shift[r];
-            for (int v = 0; v < rows.n_vectors[r]; ++v) {
-                const Floats b = load(rows.b[r] + v * WIDTH), s = load(rows.s[r] + v * WIDTH);
-                const Floats p = weights<Power>(b, s, rows.shift[r], rows.correction[r]);
+            for (int v = 0; v < layout.n_vectors[r]; ++v) {
+                const Floats b = load(layout.b[r] + v * WIDTH), s = load(layout.s[r] + v * WIDTH);
+                const Floats p =
+                    weights<Power>(b, s, splat(rows.shift[r]), splat(rows.correction[r]));
                 // z + (1 - p^β) / (αβ), which p weighs
                 const Floats gain = (shift[r] + b) / (problem.alpha * beta) - b / beta;
                 const Ints is_in = !(p == 0.0f);
@@ -112,6 +117,8 @@ struct LossForward {
 
 template <class Power, class T>
 struct LossBackward {
+    static constexpr int N_ROOMS = 0;
+
     static void block(const LossProblem& problem, int64_t first, int n_rows, Buffers&) {
         for (int r = 0; r < n_rows; ++r) one_row(problem, first + r);
     }
@@ -119,9 +126,8 @@ struct LossBackward {
     static Floats probability(Floats z, float top, float shift, float beta, float exponent) {
         const Floats b = (top - z) * beta;
         if (!any(!(b >= 1.0f))) return Floats{};
-        Floats x, s;
-        evaluate<Power>(b, splat(shift), splat(exponent), x, s);
-        return x * s;
+        const Inside at = evaluate<Power>(b, splat(shift), splat(exponent));
+        return at.x * at.s;
     }
 
     static void one_row(const LossProblem& problem, int64_t index) {
@@ -133,7 +139,7 @@ struct LossBackward {
             memset((void*)out, 0, sizeof(T) * V);
             return;
         }
-        const float beta = problem.alpha - 1.0f, exponent = std::max(1.0f / beta - 1.0f, 1e-30f);
+        const float beta = problem.alpha - 1.0f, exponent = exponents(splat(beta))[0];
         float top = problem.threshold[2 * index];
         const float shift = problem.threshold[2 * index + 1];
         if (top == -INFINITE) top = -FLT_MAX;

@@ -36,8 +36,8 @@ struct Problem {
 };
 
 constexpr float INFINITE = std::numeric_limits<float>::infinity();
-constexpr int64_t COMPACT_FROM = 96;     // keys; below, all of a row is less work than a choice
-constexpr int64_t BLOCK_FLOATS = 8192;   // of a buffer: a block of rows stays in the first caches
+constexpr int64_t ACROSS_UP_TO = 128;   // keys; longer rows are solved one after the other
+constexpr int64_t BLOCK_FLOATS = 8192;  // of a room: a block of rows stays in the first caches
 
 struct Row {
     int64_t start;        // of the row in the tensor
@@ -48,21 +48,40 @@ struct Row {
 
 inline int64_t round_up(int64_t n) { return (n + WIDTH - 1) / WIDTH * WIDTH; }
 
-inline Row row_at(const Problem& problem, int64_t index) {
-    const int64_t Q = problem.size[2], K = problem.size[3];
-    const int64_t q = index % Q, h = index / Q % problem.size[1], b = index / Q / problem.size[1];
-    Row row{index * K, K, nullptr, problem.map == SQUARE ? 0.5f : 1.0f};
-    if (problem.lengths) row.n_visible = std::min(K, std::max<int64_t>(0, problem.lengths[b]));
-    if (problem.is_causal)
-        row.n_visible = std::min(row.n_visible, problem.query_offset + q + 1);
-    const int64_t* stride = problem.mask_stride;
-    if (problem.mask) row.mask = problem.mask + b * stride[0] + h * stride[1] + q * stride[2];
-    stride = problem.beta_stride;
-    if (problem.beta)
-        row.beta = problem.beta[b * stride[0] + h * stride[1] + q * stride[2]];
-    row.beta = row.beta < BETA_MIN ? BETA_MIN : row.beta > 1.0f ? 1.0f : row.beta;
-    return row;
-}
+// The rows of a problem from one of them on, in turn.
+class RowReader {
+  public:
+    RowReader(const Problem& problem, int64_t first)
+        : problem(problem), start(first * problem.size[3]), q(first % problem.size[2]) {
+        const int64_t above = first / problem.size[2];  // divisions are slow: once, then counting
+        h = above % problem.size[1];
+        b = above / problem.size[1];
+    }
+
+    Row next() {
+        const int64_t Q = problem.size[2], K = problem.size[3];
+        Row row{start, K, nullptr, problem.map == SQUARE ? 0.5f : 1.0f};
+        if (problem.lengths) row.n_visible = std::min(K, std::max<int64_t>(0, problem.lengths[b]));
+        if (problem.is_causal)
+            row.n_visible = std::min(row.n_visible, problem.query_offset + q + 1);
+        const int64_t* stride = problem.mask_stride;
+        if (problem.mask) row.mask = problem.mask + b * stride[0] + h * stride[1] + q * stride[2];
+        stride = problem.beta_stride;
+        if (problem.beta)
+            row.beta = problem.beta[b * stride[0] + h * stride[1] + q * stride[2]];
+        row.beta = row.beta < BETA_MIN ? BETA_MIN : row.beta > 1.0f ? 1.0f : row.beta;
+        start += K;
+        if (++q == Q) {
+            q = 0;
+            if (++h == problem.size[1]) h = 0, ++b;
+        }
+        return row;
+    }
+
+  private:
+    const Problem& problem;
+    int64_t start, b, h, q;
+};
 
 // What scores are counted from: a row without a key still needs a number, and a row with an
 // infinite score has none.
@@ -89,36 +108,33 @@ Floats read_scores(const T* from, const Row& row, int64_t mask_stride, float* to
     return highest;
 }
 
-// What is left of a row after its maximum is known: b, all of them or only those below 1.
-struct Kept {
-    std::vector<uint16_t> bits;  // where compact: the lanes of each vector that were kept
-    bool is_compact;
+// Where a block of rows is worked on: rooms of `width` floats a row, and for each vector of a row
+// which of its lanes were kept.
+struct Buffers {
+    std::vector<float> rooms[4];
+    std::vector<uint16_t> lanes[ROWS];
+    int64_t width;
+
+    Buffers(int64_t n_rows, int64_t n_keys, int n_rooms) : width(round_up(n_keys) + WIDTH) {
+        for (int i = 0; i < n_rooms; ++i) rooms[i].resize(n_rows * width);
+        for (int r = 0; r < n_rows; ++r) lanes[r].resize(round_up(n_keys) / WIDTH);
+    }
+
+    float* row(int room, int r) { return rooms[room].data() + r * width; }
 };
 
-inline int64_t keep_candidates(float* row, int64_t n, float highest, float beta, Kept& kept) {
-    int64_t n_kept = 0;
+// Of a row's scores, b for those below 1, next to each other and up to a whole vector; how many.
+inline int keep_candidates(float* row, int64_t n, float top, float beta, uint16_t* lanes) {
+    int n_kept = 0;
     for (int64_t k = 0; k < n; k += WIDTH) {
-        const Floats b = (highest - load(row + k)) * beta;
+        const Floats b = (top - load(row + k)) * beta;
         const uint32_t bits = compress(row + n_kept, b, !(b >= 1.0f));
-        kept.bits[k / WIDTH] = (uint16_t)bits;
+        lanes[k / WIDTH] = (uint16_t)bits;
         n_kept += __builtin_popcount(bits);
     }
     store(row + n_kept, splat(INFINITE));
     return n_kept;
 }
-
-struct Buffers {
-    std::vector<float> first, second;
-    Kept kept[ROWS];
-    int64_t width;
-
-    Buffers(int64_t n_rows, int64_t n_keys) : width(round_up(n_keys) + WIDTH) {
-        first.resize(n_rows * width);
-        second.resize(n_rows * width);
-        if (n_keys >= COMPACT_FROM)
-            for (Kept& row : kept) row.bits.resize(round_up(n_keys) / WIDTH);
-    }
-};
 
 // Zeros behind the last vector that holds a visible key.
 template <class T>
@@ -137,12 +153,14 @@ void write(T* to, Floats value, int64_t n) {
 
 // Which weights of a row stay, and how much greater they become.
 struct Dropout {
-    uint64_t key;
-    uint32_t n_kept;
-    float scale;
+    uint64_t key = 0;
+    uint32_t n_kept = 0;  // 0: all stay
+    float scale = 1.0f;
+
+    Dropout() = default;
 
     Dropout(const Problem& problem, int64_t row)
-        : key(mixed(problem.seed + mixed((uint64_t)(problem.first_row + row)))),
+        : key(problem.n_kept ? mixed(problem.seed + mixed((uint64_t)(problem.first_row + row))) : 0),
           n_kept(problem.n_kept),
           scale(problem.n_kept ? (float)(4294967296.0 / problem.n_kept) : 1.0f) {}
 
@@ -151,5 +169,18 @@ struct Dropout {
         return random_words(key, (uint32_t)first) < n_kept ? values * scale : Floats{};
     }
 };
+
+// The reverse of keeping: the numbers of a row back to their places, zeros between.
+template <class T>
+void spread(
+    const float* kept, const uint16_t* lanes, const Row& row, T* out, int64_t n_keys,
+    const Dropout& dropout) {
+    for (int64_t k = 0; k < row.n_visible; k += WIDTH) {
+        const uint32_t bits = lanes[k / WIDTH];
+        write(out + k, dropout(expand(kept, bits), k), n_keys - k);
+        kept += __builtin_popcount(bits);
+    }
+    write_rest(out, row, n_keys);
+}
 
 }  // namespace headwise

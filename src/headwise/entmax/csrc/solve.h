@@ -1,9 +1,10 @@
-// The threshold of α-entmax for up to sixteen rows at a time; the mathematics is that of solver.py.
+// The threshold of α-entmax for as many rows at a time as a vector has lanes; the mathematics is that
+// of solver.py.
 //
-// A row stands in memory as b = β(max - z), padded to whole vectors with infinity. Of b ≥ 1 no
-// weight can come, so long rows hold only the rest. What belongs to a row (shift, β, sums) is a
-// lane of a vector, and so sixteen rows take a Newton step at the price of one; each stops by
-// itself, so that no row depends on those beside it.
+// A row stands in memory as b = β(max - z). Of b ≥ 1 no weight can come, so only the rest is there,
+// padded with infinity. What belongs to a row (shift, β, sums) is a lane of a vector, so that all
+// rows take a Newton step at the price of one; each stops by itself, so that no row depends on
+// those beside it.
 #pragma once
 
 #include <algorithm>
@@ -33,13 +34,10 @@ struct Linear {  // α = 2
 };
 
 struct Rows {
-    int n;                // rows that are there
-    float* b[ROWS];       // scaled distances from the maximum
-    float* s[ROWS];       // room of the same size: p^(2-α) of the last evaluation
-    int n_vectors[ROWS];  // vectors of b
-    Floats beta;          // of each row
-    Floats is_empty;      // 1 for a row without a key, else 0
-    Floats shift_max;     // shift of a row of equal scores
+    int n;             // rows that are there
+    Floats beta;       // of each row
+    Floats is_empty;   // 1 for a row without a key, else 0
+    Floats shift_max;  // shift of a row of equal scores
     // the solution: p = max(x - correction, 0) s with x = max(1 - shift - b, 0)
     Floats shift;
     Floats correction;
@@ -51,7 +49,7 @@ static inline Floats natural(Floats log2_x) { return log2_x * 0.6931471805599453
 static inline Floats one_minus_exp2(Floats y) {
     const Floats t = natural(y);
     const Floats small = -t * (1.0f + t * (0.5f + t * (1.0f / 6 + t * (1.0f / 24))));
-    return (t > -0.05f) & (t < 0.05f) ? small : 1.0f - exp2(y);
+    return ((t > -0.05f) & (t < 0.05f)) ? small : 1.0f - exp2(y);
 }
 
 // Shift from count, mean and variance of the b below the level; see `_moment_start`.
@@ -70,73 +68,79 @@ static inline Floats moment_shift(
     return least(largest(shift, Floats{}), rows.shift_max);
 }
 
-template <class Power>
-static inline void moment_start(Rows& rows) {
-    Floats level = splat(1.0f);
-    for (int pass = 0; pass < Power::n_moment_passes; ++pass) {
-        Floats count[ROWS], sum[ROWS], squares[ROWS];
-        for (int r = 0; r < ROWS; ++r) {
-            count[r] = sum[r] = squares[r] = Floats{};
-            if (r >= rows.n) continue;
-            const Floats bound = splat(level[r]);
-            for (int v = 0; v < rows.n_vectors[r]; ++v) {
-                const Floats b = load(rows.b[r] + v * WIDTH);
-                const Ints inside = b < bound;
-                const Floats kept = inside ? b : Floats{};
-                count[r] = count[r] + (inside ? splat(1.0f) : Floats{});
-                sum[r] = sum[r] + kept;
-                squares[r] = squares[r] + kept * kept;
-            }
-        }
-        rows.shift = moment_shift(rows, sums(count), sums(sum), sums(squares));
-        level = 1.0f - rows.shift;
-    }
+// Add one vector of b to the moments of those below the bound.
+static inline void add_moments(
+    Floats b, Floats bound, Floats& count, Floats& sum, Floats& squares) {
+    const Ints inside = b < bound;
+    const Floats kept = inside ? b : Floats{};
+    count = count + (inside ? splat(1.0f) : Floats{});
+    sum = sum + kept;
+    squares = squares + kept * kept;
 }
 
-// x and s at a shift; both 0 off the support, NaN where b is.
+struct Inside {
+    Floats x;       // 0 off the support, NaN where b is
+    Floats s;       // x^(1/β - 1), 0 off the support
+    Floats log2_x;  // of `Any`; a number off the support as well
+};
+
 template <class Power>
-static inline void evaluate(Floats b, Floats shift, Floats exponent, Floats& x, Floats& s) {
+static inline Inside evaluate(Floats b, Floats shift, Floats exponent) {
     if constexpr (std::is_same_v<Power, Any>) {
-        const Floats distance = shift + b;
-        const Floats inside = 1.0f - distance;
-        const Floats power = exp2(exponent * log2_1p(-distance, inside));
-        const Ints is_out = inside <= 0.0f;
-        x = is_out ? Floats{} : inside;
-        s = is_out ? Floats{} : power;
+        const Floats d = -shift - b;
+        const Floats x = 1.0f + d;
+        const Floats log2_x = log2_1p(d, x);
+        const Floats s = exp2(exponent * log2_x);
+        const Ints is_out = x <= 0.0f;
+        return {is_out ? Floats{} : x, is_out ? Floats{} : s, log2_x};
     } else {
         const Floats inside = (1.0f - shift) - b;
         const Ints is_out = inside <= 0.0f;
-        x = is_out ? Floats{} : inside;
-        s = std::is_same_v<Power, Square> ? x : (is_out ? Floats{} : splat(1.0f));
+        const Floats x = is_out ? Floats{} : inside;
+        const Floats s = std::is_same_v<Power, Square> ? x : (is_out ? Floats{} : splat(1.0f));
+        return {x, s, Floats{}};
     }
 }
 
-// Solve: afterwards shift, correction and s of every row stand in `rows`.
-template <class Power>
-static inline void solve(Rows& rows) {
-    const Floats beta = rows.beta;
-    const Floats exponent = largest(1.0f / beta - 1.0f, splat(1e-30f));
-    const Floats tolerance = largest(
-        least(exp2(beta * std::log2(MASS_BORDER)), splat(MASS_LOOSE)), splat(MASS_TIGHT));
-    moment_start<Power>(rows);
-    rows.correction = Floats{};
-    Ints is_open = LANES < rows.n;
-    Floats mass[ROWS], slope[ROWS];
-    for (int r = 0; r < ROWS; ++r) mass[r] = slope[r] = Floats{};
-    for (int left = N_EVALUATIONS - 1; left >= 0; --left) {
-        for (int r = 0; r < rows.n; ++r) {
+static inline Floats exponents(Floats beta) { return largest(1.0f / beta - 1.0f, splat(1e-30f)); }
+
+// b of the rows one after the other, each padded to whole vectors.
+struct Along {
+    float* b[ROWS];
+    float* s[ROWS];  // room of the same size: p^(2-α) of the last evaluation
+    int n_rows;
+    int n_vectors[ROWS];
+
+    void moments(Floats level, Floats& counts, Floats& totals, Floats& total_squares) const {
+        Floats count[ROWS], sum[ROWS], squares[ROWS];
+        for (int r = 0; r < ROWS; ++r) {
+            count[r] = sum[r] = squares[r] = Floats{};
+            if (r >= n_rows) continue;
+            const Floats bound = splat(level[r]);
+            for (int v = 0; v < n_vectors[r]; ++v)
+                add_moments(load(b[r] + v * WIDTH), bound, count[r], sum[r], squares[r]);
+        }
+        counts = sums(count);
+        totals = sums(sum);
+        total_squares = sums(squares);
+    }
+
+    template <class Power>
+    void sum_up(Ints is_open, Floats shifts, Floats exponents, Floats& F, Floats& S) const {
+        Floats mass[ROWS], slope[ROWS];
+        for (int r = 0; r < ROWS; ++r) {
             Floats total = Floats{}, total_s = Floats{};
             if (is_open[r]) {
-                const Floats shift = splat(rows.shift[r]), power = splat(exponent[r]);
-                for (int first = 0; first < rows.n_vectors[r]; first += SUMMED) {
-                    const int end = std::min(first + SUMMED, rows.n_vectors[r]);
+                const Floats shift = splat(shifts[r]), exponent = splat(exponents[r]);
+                for (int first = 0; first < n_vectors[r]; first += SUMMED) {
+                    const int end = std::min(first + SUMMED, n_vectors[r]);
                     Floats part = Floats{};
                     for (int v = first; v < end; ++v) {
-                        Floats x, s;
-                        evaluate<Power>(load(rows.b[r] + v * WIDTH), shift, power, x, s);
-                        store(rows.s[r] + v * WIDTH, s);
-                        part = part + x * s;
-                        total_s = total_s + s;
+                        const Inside at =
+                            evaluate<Power>(load(b[r] + v * WIDTH), shift, exponent);
+                        store(s[r] + v * WIDTH, at.s);
+                        part = part + at.x * at.s;
+                        total_s = total_s + at.s;
                     }
                     total = total + part;
                 }
@@ -144,8 +148,72 @@ static inline void solve(Rows& rows) {
             mass[r] = total;
             slope[r] = total_s;
         }
-        Floats F = sums(mass) + rows.is_empty;
-        const Floats S = largest(sums(slope), splat(FLT_MIN));
+        F = sums(mass);
+        S = sums(slope);
+    }
+};
+
+// b of the rows side by side: vector k is what is k-th of each. So no sum goes over lanes, and a
+// row takes no more vectors than the longest has numbers; but all are evaluated for as long as one
+// goes on. Pays where rows are short.
+struct Across {
+    const float* b;
+    float* s;
+    int n;  // of the longest row
+
+    void moments(Floats level, Floats& count, Floats& sum, Floats& squares) const {
+        count = sum = squares = Floats{};
+        Floats other[3] = {};
+        int k = 0;
+        for (; k + 1 < n; k += 2) {
+            add_moments(load(b + k * WIDTH), level, count, sum, squares);
+            add_moments(load(b + (k + 1) * WIDTH), level, other[0], other[1], other[2]);
+        }
+        if (k < n) add_moments(load(b + k * WIDTH), level, count, sum, squares);
+        count = count + other[0];
+        sum = sum + other[1];
+        squares = squares + other[2];
+    }
+
+    template <class Power>
+    void sum_up(Ints, Floats shift, Floats exponent, Floats& F, Floats& S) const {
+        Floats total = Floats{}, total_s = Floats{};
+        for (int first = 0; first < n; first += SUMMED) {
+            const int end = std::min(first + SUMMED, n);
+            Floats part = Floats{};
+            for (int k = first; k < end; ++k) {
+                const Inside at = evaluate<Power>(load(b + k * WIDTH), shift, exponent);
+                store(s + k * WIDTH, at.s);
+                part = part + at.x * at.s;
+                total_s = total_s + at.s;
+            }
+            total = total + part;
+        }
+        F = total;
+        S = total_s;
+    }
+};
+
+// Solve: afterwards shift and correction of every row stand in `rows`, and its s in `layout`.
+template <class Power, class Layout>
+static inline void solve(Rows& rows, const Layout& layout) {
+    const Floats beta = rows.beta;
+    const Floats exponent = exponents(beta);
+    const Floats tolerance = largest(
+        least(exp2(beta * std::log2(MASS_BORDER)), splat(MASS_LOOSE)), splat(MASS_TIGHT));
+    Floats F, S, squares;
+    Floats level = splat(1.0f);
+    for (int pass = 0; pass < Power::n_moment_passes; ++pass) {
+        layout.moments(level, F, S, squares);
+        rows.shift = moment_shift(rows, F, S, squares);
+        level = 1.0f - rows.shift;
+    }
+    rows.correction = Floats{};
+    Ints is_open = LANES < rows.n;
+    for (int left = N_EVALUATIONS - 1; left >= 0; --left) {
+        layout.template sum_up<Power>(is_open, rows.shift, exponent, F, S);
+        F = F + rows.is_empty;
+        S = largest(S, splat(FLT_MIN));
         const Floats excess = F - 1.0f;
         const Floats size = excess < 0.0f ? -excess : excess;
         const Ints goes_on = is_open & (left ? size > tolerance : Ints{});  // not for NaN
@@ -167,9 +235,9 @@ static inline void solve(Rows& rows) {
 
 // The weights of one vector of a solved row.
 template <class Power>
-static inline Floats weights(Floats b, Floats s, float shift, float correction) {
-    const Floats distance = splat(shift) + b;
-    Floats x = std::is_same_v<Power, Any> ? 1.0f - distance : splat(1.0f - shift) - b;
+static inline Floats weights(Floats b, Floats s, Floats shift, Floats correction) {
+    const Floats distance = shift + b;
+    Floats x = std::is_same_v<Power, Any> ? 1.0f - distance : (1.0f - shift) - b;
     x = x <= 0.0f ? Floats{} : x;
     const Floats moved = x - correction;
     return (moved <= 0.0f ? Floats{} : moved) * s;

@@ -51,9 +51,7 @@ def attention(
         ValueError: α outside of [1, 2].
         TypeError: tensors of another type.
     """
-    seed = None
-    if dropout:
-        seed = torch.randint(1 << 62, (), dtype=torch.int64, device="cpu")
+    seed = native.draw_seed() if dropout else None
     context: Tensor = torch.ops.headwise.attention(
         query_BHQE, key_BHKE, value_BHKE, alpha, visible.mask, visible.lengths_B, seed,
         int(power), visible.is_causal, visible.query_offset, dropout, scale,

@@ -79,17 +79,22 @@ class Visible:
 
 @dataclass(frozen=True)
 class Draws:
-    """Dropout of weights by numbers that anyone can draw again.
+    """Dropout by numbers that anyone can draw again.
 
     Attributes:
-        seed: decides them, together with the number of the row and the key.
-        rate: share of weights to drop; kept to 2^-32.
+        seed: decides them, together with the number of the row and the key, or of the entry.
+        rate: share of weights or entries to drop; kept to 2^-32.
         first_row: number of the first row.
     """
 
     seed: int
     rate: float
     first_row: int = 0
+
+    @property
+    def n_kept(self) -> int:
+        """Of `DRAWN` draws, how many keep a weight: never none, never all."""
+        return min(max(round((1 - self.rate) * DRAWN), 1), DRAWN - 1)
 
 
 EVERYTHING = Visible()
@@ -119,6 +124,20 @@ class Problem(ctypes.Structure):
         ("n_kept", ctypes.c_uint32),
         ("seed", ctypes.c_uint64),
         ("first_row", ctypes.c_int64),
+    )
+
+
+class DropoutProblem(ctypes.Structure):
+    """As in csrc/dropout.h."""
+
+    _fields_ = (
+        ("source", ctypes.c_void_p),
+        ("out", ctypes.c_void_p),
+        ("n", ctypes.c_int64),
+        ("seed", ctypes.c_uint64),
+        ("n_kept", ctypes.c_uint32),
+        ("is_half", ctypes.c_int32),
+        ("n_threads", ctypes.c_int32),
     )
 
 
@@ -213,6 +232,30 @@ def backward_from_scores(
     return grad_alpha
 
 
+def draw_seed() -> Tensor:
+    """The next seed for `Draws` by torch's generator of the CPU."""
+    return torch.randint(1 << 62, (), dtype=torch.int64, device="cpu")
+
+
+def drop(values: Tensor, draws: Draws) -> Tensor:
+    """Dropout of a contiguous tensor that `takes` says yes to.
+
+    Which entries stay depends on seed, rate and place alone, not on the values or the threads.
+    """
+    dropped = torch.empty_like(values)
+    problem = DropoutProblem(
+        source=address(values, values.dtype),
+        out=dropped.data_ptr(),
+        n=values.numel(),
+        seed=draws.seed,
+        n_kept=draws.n_kept,
+        is_half=values.dtype is torch.bfloat16,
+        n_threads=torch.get_num_threads(),
+    )
+    functions().headwise_dropout(ctypes.byref(problem))
+    return dropped
+
+
 def address(values: Tensor, dtype: torch.dtype, is_strided: bool = False) -> int:
     """Where the values lie, for a kernel that takes their type and place on trust.
 
@@ -258,8 +301,8 @@ def _problem(
         problem.beta = address(beta, torch.float32, is_strided=True)
         problem.beta_stride[:] = beta.expand(*source.shape[:3], 1).stride()[:3]
     if draws is not None:
-        problem.n_kept = min(max(round((1 - draws.rate) * DRAWN), 1), DRAWN - 1)
-        problem.seed, problem.first_row = draws.seed, draws.first_row
+        problem.n_kept, problem.seed = draws.n_kept, draws.seed
+        problem.first_row = draws.first_row
     return problem
 
 

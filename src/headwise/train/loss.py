@@ -178,7 +178,7 @@ def smoothed_cross_entropy(
     if smoothing:
         grad_NV -= (real_N * (smoothing / logits_NV.shape[-1]))[:, None]
     grad_NV.scatter_add_(-1, target_N[:, None], (real_N * (smoothing - 1))[:, None])
-    return RowSums(loss, nll, grad_NV.to(logits_NV.dtype))
+    return RowSums(loss, nll, grad_NV)
 
 
 class _SmoothedCrossEntropy(torch.autograd.Function):
@@ -187,7 +187,8 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
         ctx: Any, logits_NV: Tensor, target_N: Tensor, smoothing: float
     ) -> tuple[Tensor, Tensor]:
         found = smoothed_cross_entropy(logits_NV, target_N, smoothing, ctx.needs_input_grad[0])
-        ctx.save_for_backward(found.grad_RV)
+        grad_NV = found.grad_RV
+        ctx.save_for_backward(None if grad_NV is None else grad_NV.to(logits_NV.dtype))
         ctx.mark_non_differentiable(found.measure)
         return found.loss, found.measure
 

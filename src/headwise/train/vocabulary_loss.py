@@ -24,7 +24,10 @@ from headwise.compilation import outside_graphs
 # accelerator enough to fill it.
 CHUNK_LOGITS = {"cpu": 1 << 22}
 CHUNK_LOGITS_ACCELERATOR = 1 << 26
-MIN_CHUNK_ROWS = 128  # fewer make poor matrix products, and as many sums of weight gradients
+MIN_CHUNK_ROWS = 128  # fewer make poor matrix products
+# Logits whose gradients are kept to be multiplied at once: each product of a weight's gradient is
+# one more pass over a tensor as large as the weight, or two where types differ.
+GROUP_LOGITS = 1 << 25
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,7 @@ class RowSums:
 
     Attributes:
         loss, measure: as in `headwise.train.loss.LossSum`, neither of them differentiable.
-        grad_RV: in the type of the logits, whose memory it may take; None where not asked for.
+        grad_RV: in the logits' type or a wider one; None where not asked for.
     """
 
     loss: Tensor
@@ -125,25 +128,37 @@ def _sums(
 ) -> tuple[Tensor, ...]:
     """Loss, measure, and the gradients of the loss in states and weight, where wanted."""
     states_low_ND, weight_low_VD = states_ND.to(low), weight_VD.to(low)
+    n_rows = chunk_rows(len(weight_VD), states_ND.device)
+    n_group = n_rows
     gradients: list[Tensor] = []
     if with_gradient:
+        n_group *= max(GROUP_LOGITS // (n_rows * len(weight_VD)), 1)
         gradients = [torch.empty_like(states_ND), torch.zeros_like(weight_VD)]
+    room_GV = states_low_ND.new_empty(min(n_group, len(states_ND)), len(weight_VD))
     sums: list[RowSums] = []
-    n_rows = chunk_rows(len(weight_VD), states_ND.device)
-    for first in range(0, len(states_ND), n_rows):
-        rows = slice(first, first + n_rows)
-        states_RD = states_low_ND[rows]
-        found = row_loss(states_RD @ weight_low_VD.t(), target_N[rows], with_gradient)
-        sums.append(RowSums(found.loss, found.measure, None))
-        if found.grad_RV is None:
-            continue
-        grad_states_ND, grad_weight_VD = gradients
-        grad_states_ND[rows] = found.grad_RV @ weight_low_VD
-        if low == weight_VD.dtype:
-            grad_weight_VD.addmm_(found.grad_RV.t(), states_RD)
-        else:
-            grad_weight_VD += found.grad_RV.t() @ states_RD
+    for start in range(0, len(states_ND), n_group):
+        group_ND = states_low_ND[start : start + n_group]
+        for first in range(0, len(group_ND), n_rows):
+            states_RD = group_ND[first : first + n_rows]
+            rows = slice(start + first, start + first + len(states_RD))
+            logits_RV = room_GV[first : first + len(states_RD)]
+            torch.mm(states_RD, weight_low_VD.t(), out=logits_RV)
+            found = row_loss(logits_RV, target_N[rows], with_gradient)
+            sums.append(RowSums(found.loss, found.measure, None))
+            if found.grad_RV is not None:
+                logits_RV.copy_(found.grad_RV)
+                gradients[0][rows] = logits_RV @ weight_low_VD
+        if with_gradient:
+            _add_product(gradients[1], room_GV[: len(group_ND)].t(), group_ND)
     loss, measure = states_ND.new_zeros(2, dtype=torch.promote_types(low, torch.float32)).unbind()
     for part in sums:
         loss, measure = loss + part.loss, measure + part.measure
     return loss, measure, *gradients
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """total += left @ right, the product in its own type."""
+    if total.dtype == left.dtype:
+        total.addmm_(left, right)
+    else:
+        total += left @ right

@@ -1,10 +1,12 @@
-// Softmax and α-entmax along the rows of a contiguous tensor (B, H, Q, K), and their gradients.
+// Softmax and α-entmax along the rows of a contiguous tensor (B, H, Q, K), and their gradients;
+// dropout.
 //
 // Masks are read where they lie, by strides that may be 0, or given as lengths and causality: no
 // copy as large as the scores is made. Threads share out rows; no row depends on another.
 
 #include <algorithm>
 
+#include "dropout.h"
 #include "loss.h"
 
 using namespace headwise;
@@ -82,6 +84,14 @@ void backward(const Problem& problem) {
     }
 }
 
+template <class T>
+void drop(const DropoutProblem& problem) {
+    const int64_t n_stretches = (problem.n + STRETCH - 1) / STRETCH;
+    const int n_threads = problem.n <= SERIAL_FLOATS ? 1 : problem.n_threads;
+#pragma omp parallel for schedule(static) num_threads(n_threads) if (n_threads > 1)
+    for (int64_t stretch = 0; stretch < n_stretches; ++stretch) drop_stretch<T>(problem, stretch);
+}
+
 }  // namespace
 
 extern "C" {
@@ -100,5 +110,9 @@ void headwise_loss_forward(const LossProblem* problem) {
 
 void headwise_loss_backward(const LossProblem* problem) {
     problem->is_half ? loss<LossBackward, BFloat16>(*problem) : loss<LossBackward, float>(*problem);
+}
+
+void headwise_dropout(const DropoutProblem* problem) {
+    problem->is_half ? drop<BFloat16>(*problem) : drop<float>(*problem);
 }
 }

@@ -159,10 +159,13 @@ struct Dropout {
 
     Dropout() = default;
 
+    Dropout(uint64_t seed, int64_t row, uint32_t n_kept)
+        : key(n_kept ? mixed(seed + mixed((uint64_t)row)) : 0),
+          n_kept(n_kept),
+          scale(n_kept ? (float)(4294967296.0 / n_kept) : 1.0f) {}
+
     Dropout(const Problem& problem, int64_t row)
-        : key(problem.n_kept ? mixed(problem.seed + mixed((uint64_t)(problem.first_row + row))) : 0),
-          n_kept(problem.n_kept),
-          scale(problem.n_kept ? (float)(4294967296.0 / problem.n_kept) : 1.0f) {}
+        : Dropout(problem.seed, problem.first_row + row, problem.n_kept) {}
 
     Floats operator()(Floats values, int64_t first) const {
         if (!n_kept) return values;

@@ -97,7 +97,7 @@ def entmax_loss_and_support(
     if not 0 <= label_smoothing < 1:
         raise ValueError(f"label_smoothing must be in [0, 1), got {label_smoothing}")
     scores_NV, target_N = scores.reshape(-1, scores.shape[-1]), target.reshape(-1)
-    compute = loss_and_support if alpha > 1 and native.takes(scores) else _apply
+    compute = loss_and_support if native.takes(scores) else _apply
     loss_N, support_N = compute(
         scores_NV, target_N, float(alpha), float(label_smoothing), ignore_index
     )

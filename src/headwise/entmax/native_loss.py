@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from headwise.entmax import native
-from headwise.entmax.native import POWERS, Power, address
+from headwise.entmax.native import ALPHAS, POWERS, Power, address
 from headwise.entmax.operators import register
 
 NO_CLASS = -1
@@ -49,12 +49,12 @@ class LossProblem(ctypes.Structure):
 def loss_and_support(
     scores_NV: Tensor, target_N: Tensor, alpha: float, smoothing: float, ignore_index: int | None
 ) -> tuple[Tensor, Tensor]:
-    """As `headwise.entmax.losses.entmax_loss_and_support`, for α above 1.
+    """As `headwise.entmax.losses.entmax_loss_and_support`.
 
     Args:
         scores_NV: float32 or bfloat16, on a CPU.
         target_N: int64.
-        alpha: in (1, 2].
+        alpha: in [1, 2].
         smoothing: ε of uniform smoothing.
         ignore_index: targets that do not count, or None.
     """
@@ -70,6 +70,35 @@ def loss_and_support(
         scores_NV, target_N, is_real_N, alpha, smoothing, left_out
     )
     return loss_N, support_N
+
+
+def cross_entropy_(
+    scores_NV: Tensor,
+    target_N: Tensor,
+    smoothing: float,
+    ignore_index: int,
+    with_gradient: bool,
+) -> tuple[Tensor, Tensor]:
+    """Sums of smoothed cross-entropy and of the negative log-likelihood of rows.
+
+    Args:
+        scores_NV: float32 or bfloat16, on a CPU, contiguous. With `with_gradient` the gradient of
+            the first sum takes their place.
+        target_N: int64.
+        smoothing: ε; the target distribution is (1-ε)·one-hot + ε/V.
+        ignore_index: targets that do not count.
+    """
+    target_N = target_N.contiguous()
+    is_real_N = target_N != ignore_index
+    gold_N = scores_NV.gather(1, target_N[:, None])[:, 0].float()
+    loss_N, _, threshold_N2 = _forward(
+        scores_NV, target_N, is_real_N, ALPHAS[Power.EXP], smoothing, NO_CLASS
+    )
+    nll = (threshold_N2.sum(-1) - gold_N).masked_fill_(~is_real_N, 0.0).sum()
+    if with_gradient:
+        problem = _problem(scores_NV, threshold_N2, ALPHAS[Power.EXP], smoothing, NO_CLASS)
+        _write_gradient(problem, scores_NV, is_real_N.float(), target_N)
+    return loss_N.sum(), nll
 
 
 def _problem(
@@ -124,10 +153,15 @@ def _backward(
     out = torch.empty_like(scores)
     scale = grad.masked_fill(~is_real, 0.0).float().contiguous()
     problem = _problem(scores, threshold, alpha, smoothing, left_out)
-    problem.out, problem.grad = out.data_ptr(), scale.data_ptr()
+    _write_gradient(problem, out, scale, target)
+    return out
+
+
+def _write_gradient(problem: LossProblem, out: Tensor, scale: Tensor, target: Tensor) -> None:
+    """The gradient of the rows' losses, each times its scale; it may overwrite the scores."""
+    problem.out, problem.grad = address(out, out.dtype), address(scale, torch.float32)
     problem.target = address(target, torch.int64)
     native.functions().headwise_loss_backward(ctypes.byref(problem))
-    return out
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

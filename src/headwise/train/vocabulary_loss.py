@@ -2,8 +2,9 @@
 
 The logits of all positions are the largest tensor of a step: N positions times V words, kept for
 the backward pass, and beside them a gradient of their size. Here a chunk of logits is made, its
-loss taken and its gradient carried back through the projection before the next one is made. So
-nothing is computed a second time, and what is kept has the sizes of the states and the weight.
+loss taken and its gradient put in its place before the next one is made; what a group of chunks
+says of the weight is multiplied at once. So nothing is computed a second time, and what is kept has
+the sizes of the states and the weight.
 
 Letters: N positions of all sentences, D model width, V vocabulary, R rows of a chunk.
 """
@@ -157,7 +158,7 @@ def _sums(
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """total += left @ right, the product in its own type."""
+    """Add the product, taken in its own type, in place."""
     if total.dtype == left.dtype:
         total.addmm_(left, right)
     else:

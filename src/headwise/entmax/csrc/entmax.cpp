@@ -50,6 +50,7 @@ void run(const LossProblem& problem) {
 template <template <class, class> class Kernel, class T>
 void loss(const LossProblem& problem) {
     switch (problem.map) {
+        case SOFTMAX: return run<Kernel<Softmax, T>>(problem);
         case SQUARE: return run<Kernel<Square, T>>(problem);
         case LINEAR: return run<Kernel<Linear, T>>(problem);
         default: return run<Kernel<Any, T>>(problem);

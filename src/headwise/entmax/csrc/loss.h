@@ -115,6 +115,41 @@ struct LossForward {
     }
 };
 
+// α = 1, cross-entropy: the value is the logarithm of the sum, and so is the shift.
+template <class T>
+struct LossForward<Softmax, T> {
+    static constexpr int N_ROOMS = 0;
+
+    static void block(const LossProblem& problem, int64_t first, int n_rows, Buffers&) {
+        const int64_t V = problem.n_classes;
+        for (int64_t index = first; index < first + n_rows; ++index) {
+            const T* row = (const T*)problem.scores + index * V;
+            float total_of_scores;
+            const float top = maximum(row, V, total_of_scores), counted = top_of(top);
+            Floats total = Floats{}, recent = Floats{};
+            int64_t support = 0;
+            for (int64_t k = 0; k < V; k += WIDTH) {
+                const int lanes = (int)std::min<int64_t>(WIDTH, V - k);
+                const Floats z = lanes == WIDTH ? load(row + k) : load(row + k, lanes, -INFINITE);
+                const Floats e = exp2((z - counted) * 1.4426950408889634f);
+                support += __builtin_popcount(bits_of(!(e == 0.0f)));
+                recent = recent + e;
+                if (k / WIDTH % SUMMED != SUMMED - 1) continue;
+                total = total + recent;
+                recent = Floats{};
+            }
+            total = total + recent;
+            float sum = 0.0f;
+            for (int lane = 0; lane < WIDTH; ++lane) sum += total[lane];
+            const float log_sum = top == top ? std::log(sum) : top;
+            if (problem.total) problem.total[index] = total_of_scores;
+            problem.threshold[2 * index] = top;
+            problem.threshold[2 * index + 1] = problem.value[index] = log_sum;
+            problem.support[index] = (float)support;
+        }
+    }
+};
+
 template <class Power, class T>
 struct LossBackward {
     static constexpr int N_ROOMS = 0;
@@ -124,6 +159,8 @@ struct LossBackward {
     }
 
     static Floats probability(Floats z, float top, float shift, float beta, float exponent) {
+        if constexpr (std::is_same_v<Power, Softmax>)
+            return exp2((z - top - shift) * 1.4426950408889634f);
         const Floats b = (top - z) * beta;
         if (!any(!(b >= 1.0f))) return Floats{};
         const Inside at = evaluate<Power>(b, splat(shift), splat(exponent));

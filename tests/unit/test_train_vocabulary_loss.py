@@ -122,6 +122,16 @@ def test_a_tied_weight_gets_both_gradients() -> None:
     torch.testing.assert_close(gradient(True), gradient(False))
 
 
+def test_scores_far_from_0_keep_the_digits_of_the_likelihood() -> None:
+    generator = torch.Generator().manual_seed(3)
+    logits_RV = (1e4 + torch.randn(40, V, generator=generator)).float()
+    target_R = torch.randint(1, V, (40,), generator=generator)
+    exact = nn.functional.cross_entropy(logits_RV.double(), target_R, reduction="sum")
+    found = CrossEntropy(0.0).of_rows(logits_RV.clone(), target_R, True)
+    torch.testing.assert_close(found.measure.double(), exact, rtol=1e-6, atol=0)
+    torch.testing.assert_close(found.loss.double(), exact, rtol=1e-6, atol=0)
+
+
 def test_nothing_but_padding_costs_nothing() -> None:
     states_BTD, weight_VD, _ = example()
     sums = CrossEntropy(0.1).of_states(states_BTD, weight_VD, torch.zeros(B, T, dtype=torch.long))

@@ -94,7 +94,8 @@ def cross_entropy_(
     loss_N, _, threshold_N2 = _forward(
         scores_NV, target_N, is_real_N, ALPHAS[Power.EXP], smoothing, NO_CLASS
     )
-    nll = (threshold_N2.sum(-1) - gold_N).masked_fill_(~is_real_N, 0.0).sum()
+    top_N, log_sum_N = threshold_N2.unbind(-1)  # of scores counted from the top
+    nll = (log_sum_N + (top_N - gold_N)).masked_fill_(~is_real_N, 0.0).sum()
     if with_gradient:
         problem = _problem(scores_NV, threshold_N2, ALPHAS[Power.EXP], smoothing, NO_CLASS)
         _write_gradient(problem, scores_NV, is_real_N.float(), target_N)

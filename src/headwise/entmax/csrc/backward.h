@@ -16,7 +16,7 @@ struct Slope {
 
 // e^y and ψ = (e^y - 1 - y) / β² of p, with y = -β ln p = z ln 2 ≥ 0. With z = w + f, w whole, and
 // 2^f = 1 + f ln 2 + f² Q(f), the numerator is (2^w - 1 - w ln 2) + (2^w - 1) f ln 2 + 2^w f² Q(f):
-// nothing cancels, and where w = 0 only the last term is left.
+// little cancels, and where w = 0 only the last term is left.
 static inline Floats growth_and_psi(Floats z, float beta, Floats& psi) {
     const Floats shifter = splat(12582912.0f);  // as in `exp2`
     const Floats shifted = z + shifter, whole = shifted - shifter;

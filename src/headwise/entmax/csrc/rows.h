@@ -63,7 +63,8 @@ class RowReader {
         Row row{start, K, nullptr, problem.map == SQUARE ? 0.5f : 1.0f};
         if (problem.lengths) row.n_visible = std::min(K, std::max<int64_t>(0, problem.lengths[b]));
         if (problem.is_causal)
-            row.n_visible = std::min(row.n_visible, problem.query_offset + q + 1);
+            row.n_visible =
+                std::max<int64_t>(0, std::min(row.n_visible, problem.query_offset + q + 1));
         const int64_t* stride = problem.mask_stride;
         if (problem.mask) row.mask = problem.mask + b * stride[0] + h * stride[1] + q * stride[2];
         stride = problem.beta_stride;

@@ -8,7 +8,7 @@ import shutil
 import socket
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 # Before any import that reads them; subprocesses that a test starts inherit them.
@@ -30,6 +30,14 @@ import torch  # noqa: E402
 import command_line  # noqa: E402
 
 torch.set_num_threads(1)
+
+
+@pytest.fixture
+def set_threads() -> Iterator[Callable[[int], None]]:
+    """Choose the number of torch's threads; afterwards it is as it was."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
 
 
 def pytest_unconfigure() -> None:

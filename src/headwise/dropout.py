@@ -16,6 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from headwise.entmax import native
 from headwise.entmax.native import Draws
+from headwise.entmax.native_dropout import drop
 
 
 class Dropout(nn.Module):
@@ -58,9 +59,9 @@ class _Dropout(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, values: Tensor, draws: Draws) -> Tensor:
         ctx.draws = draws
-        return native.drop(values.contiguous(), draws)
+        return drop(values.contiguous(), draws)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return native.drop(grad.contiguous(), ctx.draws), None
+        return drop(grad.contiguous(), ctx.draws), None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -75,17 +77,15 @@ def test_shapes_that_fill_no_vector(shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.skipif(native.reason_without() is not None, reason=str(native.reason_without()))
-def test_threads_layout_and_values_do_not_change_what_is_dropped() -> None:
+def test_threads_layout_and_values_do_not_change_what_is_dropped(
+    set_threads: Callable[[int], None],
+) -> None:
     values = 1 + torch.rand(300, 211)  # more than a thread does alone
     found = []
-    before = torch.get_num_threads()
-    try:
-        for n_threads, given in ((1, values), (2, values), (1, values.t().contiguous().t())):
-            torch.set_num_threads(n_threads)
-            torch.manual_seed(5)
-            found.append(dropout(given, 0.3))
-    finally:
-        torch.set_num_threads(before)
+    for n_threads, given in ((1, values), (2, values), (1, values.t().contiguous().t())):
+        set_threads(n_threads)
+        torch.manual_seed(5)
+        found.append(dropout(given, 0.3))
     assert found[0].equal(found[1])
     assert found[0].equal(found[2])
     torch.manual_seed(5)

@@ -6,7 +6,7 @@ import itertools
 import os
 import platform
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -122,17 +122,13 @@ def test_bad_gradients_stay_in_their_row_and_off_masked_keys(power: Power, n_key
 
 
 @needs_kernels
-def test_threads_do_not_change_bits() -> None:
+def test_threads_do_not_change_bits(set_threads: Callable[[int], None]) -> None:
     scores = torch.randn(8, 4, 50, 70, generator=torch.Generator().manual_seed(2))
     alpha = torch.rand(4, 1, 1).add(1)[None]
     found = []
-    before = torch.get_num_threads()
-    try:
-        for n_threads in (1, 2, 3):
-            torch.set_num_threads(n_threads)
-            found.append(function.weights(scores, alpha, None, Power.ANY))
-    finally:
-        torch.set_num_threads(before)
+    for n_threads in (1, 2, 3):
+        set_threads(n_threads)
+        found.append(function.weights(scores, alpha, None, Power.ANY))
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[0], found[2])
 

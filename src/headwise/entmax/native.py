@@ -127,20 +127,6 @@ class Problem(ctypes.Structure):
     )
 
 
-class DropoutProblem(ctypes.Structure):
-    """As in csrc/dropout.h."""
-
-    _fields_ = (
-        ("source", ctypes.c_void_p),
-        ("out", ctypes.c_void_p),
-        ("n", ctypes.c_int64),
-        ("seed", ctypes.c_uint64),
-        ("n_kept", ctypes.c_uint32),
-        ("is_half", ctypes.c_int32),
-        ("n_threads", ctypes.c_int32),
-    )
-
-
 def takes(scores: Tensor) -> bool:
     """Whether the kernels compute this: float32 or bfloat16 on a CPU, and they could be built."""
     is_known = scores.device.type == "cpu" and scores.dtype in (torch.float32, torch.bfloat16)
@@ -235,25 +221,6 @@ def backward_from_scores(
 def draw_seed() -> Tensor:
     """The next seed for `Draws` by torch's generator of the CPU."""
     return torch.randint(1 << 62, (), dtype=torch.int64, device="cpu")
-
-
-def drop(values: Tensor, draws: Draws) -> Tensor:
-    """Dropout of a contiguous tensor that `takes` says yes to.
-
-    Which entries stay depends on seed, rate and place alone, not on the values or the threads.
-    """
-    dropped = torch.empty_like(values)
-    problem = DropoutProblem(
-        source=address(values, values.dtype),
-        out=dropped.data_ptr(),
-        n=values.numel(),
-        seed=draws.seed,
-        n_kept=draws.n_kept,
-        is_half=values.dtype is torch.bfloat16,
-        n_threads=torch.get_num_threads(),
-    )
-    functions().headwise_dropout(ctypes.byref(problem))
-    return dropped
 
 
 def address(values: Tensor, dtype: torch.dtype, is_strided: bool = False) -> int:

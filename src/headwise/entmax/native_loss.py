@@ -90,16 +90,13 @@ def cross_entropy_(
     """
     target_N = target_N.contiguous()
     is_real_N = target_N != ignore_index
-    gold_N = scores_NV.gather(1, target_N[:, None])[:, 0].float()
-    loss_N, _, threshold_N2 = _forward(
-        scores_NV, target_N, is_real_N, ALPHAS[Power.EXP], smoothing, NO_CLASS
-    )
-    top_N, log_sum_N = threshold_N2.unbind(-1)  # of scores counted from the top
-    nll = (log_sum_N + (top_N - gold_N)).masked_fill_(~is_real_N, 0.0).sum()
+    settings = (ALPHAS[Power.EXP], smoothing, NO_CLASS)
+    nll_N, loss_N, _, threshold_N2 = _losses(scores_NV, target_N, *settings)
     if with_gradient:
-        problem = _problem(scores_NV, threshold_N2, ALPHAS[Power.EXP], smoothing, NO_CLASS)
+        problem = _problem(scores_NV, threshold_N2, *settings)
         _write_gradient(problem, scores_NV, is_real_N.float(), target_N)
-    return loss_N.sum(), nll
+    loss, nll = (one.masked_fill(~is_real_N, 0.0).sum() for one in (loss_N, nll_N))
+    return loss, nll
 
 
 def _problem(
@@ -121,10 +118,10 @@ def _problem(
     )
 
 
-def _forward(
-    scores: Tensor, target: Tensor, is_real: Tensor, alpha: float, smoothing: float, left_out: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    scores = scores.contiguous()
+def _losses(
+    scores: Tensor, target: Tensor, alpha: float, smoothing: float, left_out: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Of every row: the loss without and with smoothing, the support, maximum and threshold."""
     n_rows, n_classes = scores.shape
     threshold = scores.new_empty(n_rows, 2, dtype=torch.float32)
     value, support, total = scores.new_empty(3, n_rows, dtype=torch.float32).unbind()
@@ -135,13 +132,20 @@ def _forward(
     native.functions().headwise_loss_forward(ctypes.byref(problem))
     gold = scores.gather(1, target[:, None])[:, 0].float()
     # rounding may leave a loss of 0 just below it
-    loss = (value + (threshold[:, 0] - gold)).clamp_min_(0.0)
+    plain = loss = (value + (threshold[:, 0] - gold)).clamp_min_(0.0)
     if smoothing:
         n_counted = n_classes
         if left_out != NO_CLASS:
             n_counted -= 1
             total = total - scores[:, left_out]
-        loss += smoothing * (gold - total / max(1, n_counted))
+        loss = plain + smoothing * (gold - total / max(1, n_counted))
+    return plain, loss, support, threshold
+
+
+def _forward(
+    scores: Tensor, target: Tensor, is_real: Tensor, alpha: float, smoothing: float, left_out: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    _, loss, support, threshold = _losses(scores.contiguous(), target, alpha, smoothing, left_out)
     is_out = ~is_real
     return loss.masked_fill_(is_out, 0.0), support.masked_fill(is_out, 0.0), threshold
 

@@ -82,7 +82,7 @@ struct Source {
 
     Floats operator()(int64_t k, int n) const {
         const float fill = from_scores ? -INFINITE : 0.0f;
-        Floats value = n == WIDTH ? load(values + k) : load(values + k, n, fill);
+        Floats value = read(values + k, n, fill);
         if (!from_scores) return value;
         if (row.mask) value = allowed(row, mask_stride, k, n) ? value : splat(-INFINITE);
         if (std::is_same_v<Power, Softmax>) return (value - top - shift) * 1.4426950408889634f;
@@ -178,7 +178,7 @@ struct Backward {
     };
 
     static Floats read_grad(const T* from, const Dropout& dropout, int k, int n) {
-        return dropout(n == WIDTH ? load(from + k) : load(from + k, n, 0.0f), k);
+        return dropout(read(from + k, n, 0.0f), k);
     }
 
     // The numbers of a row that count and the gradients of their weights, each next to each other

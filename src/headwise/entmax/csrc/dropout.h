@@ -5,7 +5,7 @@
 
 namespace headwise {
 
-// Mirrored in native.py.
+// Mirrored in native_dropout.py.
 struct DropoutProblem {
     const void* source;
     void* out;  // may be `source`
@@ -25,9 +25,8 @@ void drop_stretch(const DropoutProblem& problem, int64_t stretch) {
     const T* from = (const T*)problem.source + start;
     T* out = (T*)problem.out + start;
     const int64_t n = std::min(STRETCH, problem.n - start);
-    int64_t k = 0;
-    for (; k + WIDTH <= n; k += WIDTH) store(out + k, dropout(load(from + k), k));
-    if (k < n) store(out + k, dropout(load(from + k, (int)(n - k), 0.0f), k), (int)(n - k));
+    for (int64_t k = 0; k < n; k += WIDTH)
+        write(out + k, dropout(read(from + k, n - k, 0.0f), k), n - k);
 }
 
 }  // namespace headwise

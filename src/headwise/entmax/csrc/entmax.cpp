@@ -88,7 +88,7 @@ void backward(const Problem& problem) {
 template <class T>
 void drop(const DropoutProblem& problem) {
     const int64_t n_stretches = (problem.n + STRETCH - 1) / STRETCH;
-    const int n_threads = problem.n <= SERIAL_FLOATS ? 1 : problem.n_threads;
+    [[maybe_unused]] const int n_threads = problem.n <= SERIAL_FLOATS ? 1 : problem.n_threads;
 #pragma omp parallel for schedule(static) num_threads(n_threads) if (n_threads > 1)
     for (int64_t stretch = 0; stretch < n_stretches; ++stretch) drop_stretch<T>(problem, stretch);
 }

@@ -27,6 +27,9 @@ inline void solve_along(Rows& rows, float* const* b, const int* n_kept, Buffers&
     }
 }
 
+// There are as many rows of room as lanes, so that what is side by side fits into their room.
+static_assert(round_up(ACROSS_UP_TO) * ROWS <= BLOCK_FLOATS);
+
 template <class Power>
 inline void solve_across(Rows& rows, float* const* b, const int* n_kept, Buffers& buffers) {
     const int most = *std::max_element(n_kept, n_kept + rows.n);
@@ -124,16 +127,13 @@ struct Forward<Softmax, T> {
             if (r >= n_rows) continue;
             float* z = buffers.row(0, r);
             const float top = top_of(highest[r]);
-            Floats recent = Floats{};
+            LongSum total;
             for (int64_t k = 0; k < row[r].n_visible; k += WIDTH) {
                 const Floats e = exp2((load(z + k) - top) * 1.4426950408889634f);
                 store(z + k, e);
-                recent = recent + e;
-                if (k / WIDTH % SUMMED != SUMMED - 1) continue;
-                part[r] = part[r] + recent;
-                recent = Floats{};
+                total.add(e);
             }
-            part[r] = part[r] + recent;
+            part[r] = total.sum();
         }
         const Floats total = sums(part);
         const Floats scale = highest == -INFINITE ? Floats{} : 1.0f / total;

@@ -122,6 +122,20 @@ static inline void store(BFloat16* to, Floats value, int n) {
     memcpy(to, &halves, sizeof(BFloat16) * n);
 }
 
+// The same where there may be a whole vector and more.
+template <class T>
+static inline Floats read(const T* from, int64_t n, float fill) {
+    return n >= WIDTH ? load(from) : load(from, (int)n, fill);
+}
+
+template <class T>
+static inline void write(T* to, Floats value, int64_t n) {
+    if (n >= WIDTH)
+        store(to, value);
+    else
+        store(to, value, (int)n);
+}
+
 // Bytes of a mask, as all bits of a lane set where the byte is not 0.
 static inline Ints load_mask(const uint8_t* from, int n) {
     Bytes bytes = {};

@@ -31,23 +31,17 @@ constexpr int64_t LOSS_BLOCK_FLOATS = 1 << 17;  // few of a row's classes come n
 // Maximum of a row, and the sum of its scores.
 template <class T>
 float maximum(const T* row, int64_t n, float& total) {
-    Floats highest = splat(-INFINITE), sum = Floats{}, recent = Floats{};
+    Floats highest = splat(-INFINITE);
+    LongSum sum;
     for (int64_t k = 0; k < n; k += WIDTH) {
-        const int lanes = (int)std::min<int64_t>(WIDTH, n - k);
-        const Floats z = lanes == WIDTH ? load(row + k) : load(row + k, lanes, -INFINITE);
+        const Floats z = read(row + k, n - k, -INFINITE);
         highest = largest_or_nan(highest, z);
-        recent = recent + (LANES < lanes ? z : Floats{});
-        if (k / WIDTH % SUMMED != SUMMED - 1) continue;
-        sum = sum + recent;
-        recent = Floats{};
+        sum.add(LANES < (int)std::min<int64_t>(WIDTH, n - k) ? z : Floats{});
     }
-    sum = sum + recent;
+    total = across_lanes(sum.sum());
     float top = highest[0];
-    total = 0.0f;
-    for (int lane = 0; lane < WIDTH; ++lane) {
-        total += sum[lane];
+    for (int lane = 1; lane < WIDTH; ++lane)
         if (highest[lane] > top || highest[lane] != highest[lane]) top = highest[lane];
-    }
     return top;
 }
 
@@ -55,8 +49,7 @@ template <class T>
 int64_t candidates(const T* row, int64_t n, float top, float beta, float* to) {
     int64_t n_kept = 0;
     for (int64_t k = 0; k < n; k += WIDTH) {
-        const int lanes = (int)std::min<int64_t>(WIDTH, n - k);
-        const Floats z = lanes == WIDTH ? load(row + k) : load(row + k, lanes, -INFINITE);
+        const Floats z = read(row + k, n - k, -INFINITE);
         const Floats b = (top - z) * beta;
         const Ints kept = !(b >= 1.0f);
         if (any(kept)) n_kept += __builtin_popcount(compress(to + n_kept, b, kept));
@@ -126,22 +119,15 @@ struct LossForward<Softmax, T> {
             const T* row = (const T*)problem.scores + index * V;
             float total_of_scores;
             const float top = maximum(row, V, total_of_scores), counted = top_of(top);
-            Floats total = Floats{}, recent = Floats{};
+            LongSum total;
             int64_t support = 0;
             for (int64_t k = 0; k < V; k += WIDTH) {
-                const int lanes = (int)std::min<int64_t>(WIDTH, V - k);
-                const Floats z = lanes == WIDTH ? load(row + k) : load(row + k, lanes, -INFINITE);
+                const Floats z = read(row + k, V - k, -INFINITE);
                 const Floats e = exp2((z - counted) * 1.4426950408889634f);
                 support += __builtin_popcount(bits_of(!(e == 0.0f)));
-                recent = recent + e;
-                if (k / WIDTH % SUMMED != SUMMED - 1) continue;
-                total = total + recent;
-                recent = Floats{};
+                total.add(e);
             }
-            total = total + recent;
-            float sum = 0.0f;
-            for (int lane = 0; lane < WIDTH; ++lane) sum += total[lane];
-            const float log_sum = top == top ? std::log(sum) : top;
+            const float log_sum = top == top ? std::log(across_lanes(total.sum())) : top;
             if (problem.total) problem.total[index] = total_of_scores;
             problem.threshold[2 * index] = top;
             problem.threshold[2 * index + 1] = problem.value[index] = log_sum;
@@ -182,7 +168,7 @@ struct LossBackward {
         if (top == -INFINITE) top = -FLT_MAX;
         for (int64_t k = 0; k < V; k += WIDTH) {
             const int lanes = (int)std::min<int64_t>(WIDTH, V - k);
-            const Floats z = lanes == WIDTH ? load(row + k) : load(row + k, lanes, -INFINITE);
+            const Floats z = read(row + k, lanes, -INFINITE);
             const Floats p = probability(z, top, shift, beta, exponent);
             Floats grad = p * scale - share;
             if (target >= k && target < k + lanes) {

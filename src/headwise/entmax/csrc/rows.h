@@ -46,7 +46,7 @@ struct Row {
     float beta;
 };
 
-inline int64_t round_up(int64_t n) { return (n + WIDTH - 1) / WIDTH * WIDTH; }
+constexpr int64_t round_up(int64_t n) { return (n + WIDTH - 1) / WIDTH * WIDTH; }
 
 // The rows of a problem from one of them on, in turn.
 class RowReader {
@@ -101,7 +101,7 @@ Floats read_scores(const T* from, const Row& row, int64_t mask_stride, float* to
     Floats highest = splat(-INFINITE);
     for (int64_t k = 0; k < row.n_visible; k += WIDTH) {
         const int n = (int)std::min<int64_t>(WIDTH, row.n_visible - k);
-        Floats z = n == WIDTH ? load(from + k) : load(from + k, n, -INFINITE);
+        Floats z = read(from + k, n, -INFINITE);
         if (row.mask) z = allowed(row, mask_stride, k, n) ? z : splat(-INFINITE);
         store(to + k, z);
         highest = largest_or_nan(highest, z);
@@ -142,14 +142,6 @@ template <class T>
 void write_rest(T* to, const Row& row, int64_t n_keys) {
     const int64_t written = round_up(row.n_visible);
     if (written < n_keys) memset((void*)(to + written), 0, sizeof(T) * (n_keys - written));
-}
-
-template <class T>
-void write(T* to, Floats value, int64_t n) {
-    if (n >= WIDTH)
-        store(to, value);
-    else
-        store(to, value, (int)n);
 }
 
 // Which weights of a row stay, and how much greater they become.

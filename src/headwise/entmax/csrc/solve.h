@@ -19,7 +19,6 @@ namespace headwise {
 constexpr int ROWS = WIDTH;
 constexpr int N_EVALUATIONS = 16;  // cap; the proof gives 16 to 20 for adversarial rows
 constexpr float MASS_LOOSE = 4e-4f, MASS_TIGHT = 5e-7f, MASS_BORDER = 2e-7f;  // as in solver.py
-constexpr int SUMMED = 16;  // vectors to one partial sum: one sum of thousands loses digits
 constexpr float BETA_MIN = 1e-7f;
 
 // How x is raised to 1/β.

@@ -61,6 +61,30 @@ static inline Floats sums(Floats* parts) {
     return reduce(parts, [](Floats a, Floats b) { return a + b; });
 }
 
+// Sums of vectors, some of them at a time: one sum of thousands loses digits.
+constexpr int SUMMED = 16;
+
+struct LongSum {
+    Floats total = Floats{}, recent = Floats{};
+    int n_recent = 0;
+
+    void add(Floats values) {
+        recent = recent + values;
+        if (++n_recent < SUMMED) return;
+        total = total + recent;
+        recent = Floats{};
+        n_recent = 0;
+    }
+
+    Floats sum() const { return total + recent; }
+};
+
+static inline float across_lanes(Floats values) {
+    float sum = 0.0f;
+    for (int lane = 0; lane < WIDTH; ++lane) sum += values[lane];
+    return sum;
+}
+
 // ---- logarithm and exponential to base 2; coefficients: least greatest relative error
 
 // log2(1 + d), given 1 + d > 0 as well, whose rounding would cost small d their digits.

@@ -178,6 +178,28 @@ def test_the_keyboard_reaches_a_head_and_its_numbers(
 
 
 @needs_browser
+def test_scrolling_beneath_a_pointer_at_rest_leaves_the_keyboard_s_tip(opened: Opened) -> None:
+    page, cells = opened.page, opened.page.locator("table.weights td[data-code]")
+    cells.nth(0).scroll_into_view_if_needed()
+    cells.nth(2).hover()
+    tip = page.inner_text("#tip")
+    assert tip == told(cells.nth(2))
+    cells.nth(0).focus()
+    assert page.inner_text("#tip") == told(cells.nth(0)) != tip
+    height = cells.nth(0).bounding_box()["height"]
+    for times in (1, -1, 20):  # onto the next row, back, and away from the matrix
+        page.evaluate("(by) => scrollBy({ top: by, behavior: 'instant' })", times * height)
+        page.wait_for_timeout(200)  # the browser's own moves of the mouse come in between
+        assert page.inner_text("#tip") == told(cells.nth(0))
+
+
+def told(cell: Any) -> str:
+    """What a tip says of a weight, by its label: the weight first."""
+    pieces, weight = str(cell.get_attribute("aria-label")).rsplit(": ", 1)
+    return f"{weight} {pieces.replace(' to ', ' → ')}"
+
+
+@needs_browser
 def test_a_phone_needs_no_sideways_scrolling(browser: Any, page_file: Path) -> None:
     opened = Opened(browser, page_file, viewport={"width": 360, "height": 740})
     opened.page.wait_for_selector(".chart.curve .main-svg")

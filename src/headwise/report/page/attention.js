@@ -200,9 +200,9 @@ function mapTable(content, site, weights, label) {
     markRowAndColumn(table, row, column);
     showTip(cell, text);
   };
-  table.addEventListener("mouseover", tell);
+  table.addEventListener("mouseover", (event) => isAtRest(event) || tell(event));
   table.addEventListener("focusin", tell);
-  table.addEventListener("mouseleave", () => leave(table));
+  table.addEventListener("mouseleave", (event) => isAtRest(event) || leave(table));
   table.addEventListener("focusout", () => leave(table));
   table.addEventListener("keydown", (event) =>
     event.key === "Escape" ? hideTip() : moveInGrid(event, table),
@@ -233,6 +233,17 @@ function markRowAndColumn(table, row, column) {
 function leave(table) {
   table.querySelectorAll("th.on").forEach((heading) => heading.classList.remove("on"));
   hideTip();
+}
+
+let pointer = ""; // where it moved last
+
+function rememberPointer({ screenX, screenY }) {
+  pointer = `${screenX} ${screenY}`;
+}
+
+/** Whether scrolling moved the page beneath the pointer: a tip of the keyboard's stays then. */
+function isAtRest({ screenX, screenY }) {
+  return pointer === `${screenX} ${screenY}`;
 }
 
 let tipCell = null; // whose weight the tip tells

@@ -180,6 +180,7 @@ function begin() {
     redrawCharts();
   });
   addEventListener("scroll", placeTip, { capture: true, passive: true });
+  addEventListener("mousemove", rememberPointer, { capture: true, passive: true });
   addEventListener("resize", sizeMaps);
   addEventListener("hashchange", followAddress);
 }

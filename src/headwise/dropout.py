@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from headwise.entmax import native
 from headwise.entmax.native import Draws
-from headwise.entmax.native_dropout import drop
+from headwise.entmax.native_dropout import drop, drop_and_add, drop_relu, drop_relu_backward
 
 
 class Dropout(nn.Module):
@@ -46,11 +46,38 @@ def dropout(values: Tensor, rate: float) -> Tensor:
     """`values` with a share of about `rate` set to 0, in training or not; see `Dropout`."""
     if rate == 0:
         return values
-    if torch.compiler.is_compiling() or not native.takes(values):
+    if not _suits(values):
         return nn.functional.dropout(values, rate)
-    draws = Draws(int(native.draw_seed()), rate)
-    dropped: Tensor = _Dropout.apply(values, draws)  # type: ignore[no-untyped-call]
+    dropped: Tensor = _Dropout.apply(values, _draws(rate))  # type: ignore[no-untyped-call]
     return dropped
+
+
+def relu_dropout(values: Tensor, rate: float) -> Tensor:
+    """`dropout(relu(values), rate)`: the same entries, in one pass where there is a kernel."""
+    if rate == 0 or not _suits(values):
+        return dropout(nn.functional.relu(values), rate)
+    dropped: Tensor = _ReluDropout.apply(values, _draws(rate))  # type: ignore[no-untyped-call]
+    return dropped
+
+
+def add_dropout(values: Tensor, added: Tensor, rate: float) -> Tensor:
+    """`added + dropout(values, rate)`: the same entries, in one pass where there is a kernel.
+
+    That pass rounds once, where the types are not float32.
+    """
+    is_known = values.shape == added.shape and values.dtype in (added.dtype, torch.bfloat16)
+    if rate == 0 or not (is_known and _suits(values) and _suits(added)):
+        return added + dropout(values, rate)
+    total: Tensor = _AddDropout.apply(values, added, _draws(rate))  # type: ignore[no-untyped-call]
+    return total
+
+
+def _suits(values: Tensor) -> bool:
+    return not torch.compiler.is_compiling() and native.takes(values)
+
+
+def _draws(rate: float) -> Draws:
+    return Draws(int(native.draw_seed()), rate)
 
 
 class _Dropout(torch.autograd.Function):
@@ -65,3 +92,31 @@ class _Dropout(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return drop(grad.contiguous(), ctx.draws), None
+
+
+class _ReluDropout(torch.autograd.Function):
+    """What is kept is the result, as the linear map that reads it keeps it too."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, draws: Draws) -> Tensor:
+        ctx.draws = draws
+        dropped = drop_relu(values.contiguous(), draws)
+        ctx.save_for_backward(dropped)
+        return dropped
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return drop_relu_backward(grad.contiguous(), ctx.saved_tensors[0], ctx.draws), None
+
+
+class _AddDropout(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, added: Tensor, draws: Draws) -> Tensor:
+        ctx.draws, ctx.dtype = draws, values.dtype
+        return drop_and_add(values.contiguous(), added.contiguous(), draws)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        return drop(grad.contiguous(), ctx.draws, ctx.dtype), grad, None

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from headwise.dropout import Dropout, dropout
+from headwise.dropout import Dropout, add_dropout, dropout, relu_dropout
 from headwise.entmax import native
 
+needs_kernels = pytest.mark.skipif(
+    native.reason_without() is not None, reason=str(native.reason_without())
+)
 TYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 
 
@@ -76,7 +80,85 @@ def test_shapes_that_fill_no_vector(shape: tuple[int, ...]) -> None:
     assert dropout(torch.ones(shape), 0.5).shape == shape
 
 
-@pytest.mark.skipif(native.reason_without() is not None, reason=str(native.reason_without()))
+@pytest.mark.parametrize("shape", [(0,), (3,), (2, 3, 7), (5, 4099)])
+@pytest.mark.parametrize("dtype", TYPES)
+def test_after_relu_it_is_what_one_after_the_other_is(
+    dtype: torch.dtype, shape: tuple[int, ...]
+) -> None:
+    generator = torch.Generator().manual_seed(7)
+    values, gradient = torch.randn(2, *shape, generator=generator).to(dtype).unbind()
+    if len(values):
+        values.view(-1)[0] = -0.0
+        values.view(-1)[-1] = math.nan
+    found = []
+    for both in (relu_dropout, lambda one, rate: dropout(one.relu(), rate)):
+        torch.manual_seed(8)
+        leaf = values.clone().requires_grad_()
+        dropped = both(leaf, 0.3)
+        found.append((dropped, *torch.autograd.grad(dropped, leaf, gradient)))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("added_dtype", TYPES)
+@pytest.mark.parametrize("dtype", TYPES)
+def test_added_it_is_what_one_after_the_other_is(
+    dtype: torch.dtype, added_dtype: torch.dtype
+) -> None:
+    generator = torch.Generator().manual_seed(9)
+    values, added, gradient = torch.randn(3, 7, 601, generator=generator).unbind()
+    leaves = [values.to(dtype).requires_grad_(), added.to(added_dtype).requires_grad_()]
+    found = []
+    for both in (add_dropout, lambda one, to, rate: to + dropout(one, rate)):
+        torch.manual_seed(10)
+        total = both(*leaves, 0.3)
+        found.append((total, *torch.autograd.grad(total, leaves, gradient.to(total.dtype))))
+    for one, other in zip(*found, strict=True):
+        assert one.dtype == other.dtype
+        torch.testing.assert_close(one, other, rtol=0.02, atol=0.02)  # one bit of bfloat16
+    assert add_dropout(*leaves, 0.0).equal(leaves[1] + leaves[0])
+
+
+@needs_kernels
+@pytest.mark.parametrize("added_dtype", [torch.float32, torch.bfloat16])
+def test_a_sum_of_half_precision_is_rounded_once(added_dtype: torch.dtype) -> None:
+    values = torch.randn(90, 601, generator=torch.Generator().manual_seed(12)).bfloat16()
+    added = values.flip(0).to(added_dtype)
+    torch.manual_seed(13)
+    total = add_dropout(values, added, 0.3)
+    torch.manual_seed(13)
+    kept = dropout(torch.ones_like(values), 0.3) != 0
+    exact = added.double() + torch.where(kept, values.double() / 0.7, 0.0)
+    rounding = torch.finfo(added_dtype).eps / 2 * exact.abs() + 1e-6
+    assert ((total.double() - exact).abs() <= rounding).all()
+
+
+def test_added_to_another_shape_or_layout() -> None:
+    values, added = torch.rand(3, 5), torch.rand(5, 3).t()
+    for to in (added, torch.tensor(2.0), torch.rand(4, 3, 5)):
+        torch.manual_seed(11)
+        total = add_dropout(values, to, 0.5)
+        torch.manual_seed(11)
+        torch.testing.assert_close(total, to + dropout(values, 0.5))
+
+
+@needs_kernels
+def test_nothing_is_kept_but_what_the_next_map_reads() -> None:
+    kept: list[int] = []
+
+    def keep(one: torch.Tensor) -> torch.Tensor:
+        kept.append(one.data_ptr())
+        return one
+
+    values, added = torch.rand(2, 4, 600, requires_grad=True).unbind()
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda one: one):
+        dropped = relu_dropout(values, 0.5)
+        add_dropout(values, added, 0.5)
+        dropout(values, 0.5)
+    assert kept == [dropped.data_ptr()]
+
+
+@needs_kernels
 def test_threads_layout_and_values_do_not_change_what_is_dropped(
     set_threads: Callable[[int], None],
 ) -> None:

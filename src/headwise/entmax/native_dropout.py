@@ -1,8 +1,9 @@
-"""Dropout by the C++ kernels."""
+"""Dropout by the C++ kernels, alone or with what stands beside it in a layer."""
 
 from __future__ import annotations
 
 import ctypes
+from enum import IntEnum
 
 import torch
 from torch import Tensor
@@ -11,34 +12,73 @@ from headwise.entmax import native
 from headwise.entmax.native import Draws, address
 
 
+class Before(IntEnum):
+    """What is done before dropout; numbered as in csrc/dropout.h."""
+
+    NOTHING = 0
+    RELU = 1
+    RELU_BACKWARD = 2
+
+
 class DropoutProblem(ctypes.Structure):
     """As in csrc/dropout.h."""
 
     _fields_ = (
         ("source", ctypes.c_void_p),
         ("out", ctypes.c_void_p),
+        ("other", ctypes.c_void_p),
         ("n", ctypes.c_int64),
         ("seed", ctypes.c_uint64),
         ("n_kept", ctypes.c_uint32),
-        ("is_half", ctypes.c_int32),
+        ("before", ctypes.c_int32),
+        ("is_source_half", ctypes.c_int32),
+        ("is_out_half", ctypes.c_int32),
         ("n_threads", ctypes.c_int32),
     )
 
 
-def drop(values: Tensor, draws: Draws) -> Tensor:
-    """Dropout of a contiguous tensor that `native.takes` says yes to.
+def drop(values: Tensor, draws: Draws, dtype: torch.dtype | None = None) -> Tensor:
+    """Dropout, in `dtype` or the type of the values.
 
     Which entries stay depends on seed, rate and place alone, not on the values or the threads.
+    All tensors here are contiguous, and such that `native.takes` says yes to them.
     """
-    dropped = torch.empty_like(values)
+    return _call(values, torch.empty_like(values, dtype=dtype), draws)
+
+
+def drop_and_add(values: Tensor, added: Tensor, draws: Draws) -> Tensor:
+    """`added + drop(values)` in the type of `added`, rounded once."""
+    return _call(values, torch.empty_like(added), draws, added)
+
+
+def drop_relu(values: Tensor, draws: Draws) -> Tensor:
+    """Dropout of ReLU."""
+    return _call(values, torch.empty_like(values), draws, before=Before.RELU)
+
+
+def drop_relu_backward(grad: Tensor, dropped: Tensor, draws: Draws) -> Tensor:
+    """Gradient of the values from that of `dropped`, which `drop_relu` made of them."""
+    return _call(grad, torch.empty_like(grad), draws, dropped, Before.RELU_BACKWARD)
+
+
+def _call(
+    values: Tensor,
+    out: Tensor,
+    draws: Draws,
+    other: Tensor | None = None,
+    before: Before = Before.NOTHING,
+) -> Tensor:
     problem = DropoutProblem(
         source=address(values, values.dtype),
-        out=dropped.data_ptr(),
+        out=address(out, out.dtype),
+        other=None if other is None else address(other, out.dtype),
         n=values.numel(),
         seed=draws.seed,
         n_kept=draws.n_kept,
-        is_half=values.dtype is torch.bfloat16,
+        before=before,
+        is_source_half=values.dtype is torch.bfloat16,
+        is_out_half=out.dtype is torch.bfloat16,
         n_threads=torch.get_num_threads(),
     )
     native.functions().headwise_dropout(ctypes.byref(problem))
-    return dropped
+    return out

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from headwise.dropout import Dropout
+from headwise.dropout import add_dropout, dropout, relu_dropout
 
 
 def quick_gelu(inner_BNF: Tensor) -> Tensor:
@@ -35,11 +35,17 @@ class FeedForward(nn.Module):
         self.inner = nn.Linear(d_model, d_ff)
         self.outer = nn.Linear(d_ff, d_model)
         self.activation = ACTIVATIONS[activation]
-        self.dropout = Dropout(dropout)
+        self.dropout = dropout
 
     def forward(self, states_BND: Tensor) -> Tensor:
         """States (B, N, D)."""
-        outer: Tensor = self.outer(self.dropout(self.activation(self.inner(states_BND))))
+        inner_BNF = self.inner(states_BND)
+        rate = self.dropout if self.training else 0.0
+        if self.activation is functional.relu:
+            dropped_BNF = relu_dropout(inner_BNF, rate)
+        else:
+            dropped_BNF = dropout(self.activation(inner_BNF), rate)
+        outer: Tensor = self.outer(dropped_BNF)
         return outer
 
 
@@ -57,7 +63,7 @@ class Residual(nn.Module):
         super().__init__()
         self.norm = nn.LayerNorm(d_model, eps=NORM_EPSILON)
         self.pre_norm = pre_norm
-        self.dropout = Dropout(dropout)
+        self.dropout = dropout
 
     def before(self, states_BND: Tensor) -> Tensor:
         """What the sublayer reads."""
@@ -65,7 +71,7 @@ class Residual(nn.Module):
 
     def after(self, states_BND: Tensor, change_BND: Tensor) -> Tensor:
         """The stream with the sublayer's change."""
-        summed: Tensor = states_BND + self.dropout(change_BND)
+        summed = add_dropout(change_BND, states_BND, self.dropout if self.training else 0.0)
         return summed if self.pre_norm else self.norm(summed)
 
 

@@ -21,7 +21,7 @@ BYTES = {"fp32": 4.0, "bf16": 2.7}  # autocast keeps a part in float32
 # Elements that autograd keeps, counted on the modules of headwise.model: a position, times the
 # width of the model, of all heads, or of the feed-forward block; and a score of a head.
 KEPT_PER_ATTENTION = {"width": 2.5, "heads": 5, "weights": 2}
-KEPT_PER_FEED_FORWARD = {"width": 3.5, "inner": 2.5}
+KEPT_PER_FEED_FORWARD = {"width": 3.5, "inner": 2}
 BYTES_PER_INPUT = 4.0  # with recomputation a layer keeps its input, in float32
 
 

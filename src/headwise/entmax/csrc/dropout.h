@@ -1,32 +1,49 @@
-// Dropout of a tensor without a mask: who knows the seed can draw it again.
+// Dropout of a tensor without a mask: who knows the seed can draw it again. With it goes what stands
+// beside it in a layer, ReLU before and a residual sum behind, as each pass over such tensors costs.
 #pragma once
 
 #include "rows.h"
 
 namespace headwise {
 
+enum Before { NOTHING, RELU, RELU_BACKWARD };
+
 // Mirrored in native_dropout.py.
 struct DropoutProblem {
     const void* source;
-    void* out;  // may be `source`
+    void* out;          // may be `source`
+    const void* other;  // of the type of `out`; null: nothing to add. Else what is added behind, or
+                        // for RELU_BACKWARD the result, which is 0 where nothing passed
     int64_t n;
     uint64_t seed;
     uint32_t n_kept;  // of 2^32 draws, how many keep an entry; not 0
-    int32_t is_half;
+    int32_t before;
+    int32_t is_source_half, is_out_half;
     int32_t n_threads;
 };
 
 constexpr int64_t STRETCH = 4096;  // entries that share a key
 
-template <class T>
+template <int before, class From, class To>
 void drop_stretch(const DropoutProblem& problem, int64_t stretch) {
     const int64_t start = stretch * STRETCH;
     const Dropout dropout(problem.seed, stretch, problem.n_kept);
-    const T* from = (const T*)problem.source + start;
-    T* out = (T*)problem.out + start;
+    const From* from = (const From*)problem.source + start;
+    const To* other = problem.other ? (const To*)problem.other + start : nullptr;
+    To* out = (To*)problem.out + start;
     const int64_t n = std::min(STRETCH, problem.n - start);
-    for (int64_t k = 0; k < n; k += WIDTH)
-        write(out + k, dropout(read(from + k, n - k, 0.0f), k), n - k);
+    for (int64_t k = 0; k < n; k += WIDTH) {
+        Floats value = read(from + k, n - k, 0.0f);
+        if (before == RELU_BACKWARD) {
+            const Floats result = read(other + k, n - k, 0.0f);
+            value = result <= 0.0f ? Floats{} : value * dropout.scale;
+        } else {
+            if (before == RELU) value = value < 0.0f ? Floats{} : value;
+            value = dropout(value, k);
+            if (other) value = value + read(other + k, n - k, 0.0f);
+        }
+        write(out + k, value, n - k);
+    }
 }
 
 }  // namespace headwise

@@ -85,12 +85,22 @@ void backward(const Problem& problem) {
     }
 }
 
-template <class T>
+template <int before, class From, class To>
 void drop(const DropoutProblem& problem) {
     const int64_t n_stretches = (problem.n + STRETCH - 1) / STRETCH;
     [[maybe_unused]] const int n_threads = problem.n <= SERIAL_FLOATS ? 1 : problem.n_threads;
 #pragma omp parallel for schedule(static) num_threads(n_threads) if (n_threads > 1)
-    for (int64_t stretch = 0; stretch < n_stretches; ++stretch) drop_stretch<T>(problem, stretch);
+    for (int64_t stretch = 0; stretch < n_stretches; ++stretch)
+        drop_stretch<before, From, To>(problem, stretch);
+}
+
+template <class From, class To>
+void drop(const DropoutProblem& problem) {
+    switch (problem.before) {
+        case RELU: return drop<RELU, From, To>(problem);
+        case RELU_BACKWARD: return drop<RELU_BACKWARD, From, To>(problem);
+        default: return drop<NOTHING, From, To>(problem);
+    }
 }
 
 }  // namespace
@@ -114,6 +124,9 @@ void headwise_loss_backward(const LossProblem* problem) {
 }
 
 void headwise_dropout(const DropoutProblem* problem) {
-    problem->is_half ? drop<BFloat16>(*problem) : drop<float>(*problem);
+    if (problem->is_source_half)
+        problem->is_out_half ? drop<BFloat16, BFloat16>(*problem) : drop<BFloat16, float>(*problem);
+    else
+        problem->is_out_half ? drop<float, BFloat16>(*problem) : drop<float, float>(*problem);
 }
 }

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from headwise.entmax import native, native_loss
+
 
 @dataclass(frozen=True)
 class OutputMap:
@@ -25,6 +27,8 @@ class OutputMap:
 
 def log_softmax(logits: Tensor) -> Tensor:
     """Dense: every word has a probability. (..., V) -> (..., V), at least float32."""
+    if native.takes(logits) and not logits.requires_grad:
+        return native_loss.log_softmax(logits.reshape(-1, logits.shape[-1])).view(logits.shape)
     return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
 
 

@@ -99,6 +99,18 @@ def cross_entropy_(
     return loss, nll
 
 
+def log_softmax(scores_NV: Tensor) -> Tensor:
+    """Logarithm of softmax, float32; not differentiable.
+
+    Args:
+        scores_NV: float32 or bfloat16, on a CPU.
+    """
+    scores_NV = scores_NV.contiguous()
+    threshold_N2 = _read(scores_NV, ALPHAS[Power.EXP], 0.0, NO_CLASS)[-1]
+    top_N1, log_sum_N1 = threshold_N2.split(1, -1)
+    return scores_NV.sub(top_N1).sub_(log_sum_N1)  # together they would cost large scores digits
+
+
 def _problem(
     scores: Tensor, threshold: Tensor, alpha: float, smoothing: float, left_out: int
 ) -> LossProblem:
@@ -118,11 +130,14 @@ def _problem(
     )
 
 
-def _losses(
-    scores: Tensor, target: Tensor, alpha: float, smoothing: float, left_out: int
+def _read(
+    scores: Tensor, alpha: float, smoothing: float, left_out: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Of every row: the loss without and with smoothing, the support, maximum and threshold."""
-    n_rows, n_classes = scores.shape
+    """Of every row: value and support, the sum of the scores, maximum and threshold (N, 2).
+
+    The sum is there if there is smoothing.
+    """
+    n_rows = len(scores)
     threshold = scores.new_empty(n_rows, 2, dtype=torch.float32)
     value, support, total = scores.new_empty(3, n_rows, dtype=torch.float32).unbind()
     problem = _problem(scores, threshold, alpha, smoothing, left_out)
@@ -130,11 +145,19 @@ def _losses(
     if smoothing:
         problem.total = total.data_ptr()
     native.functions().headwise_loss_forward(ctypes.byref(problem))
+    return value, support, total, threshold
+
+
+def _losses(
+    scores: Tensor, target: Tensor, alpha: float, smoothing: float, left_out: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Of every row: the loss without and with smoothing, the support, maximum and threshold."""
+    value, support, total, threshold = _read(scores, alpha, smoothing, left_out)
     gold = scores.gather(1, target[:, None])[:, 0].float()
     # rounding may leave a loss of 0 just below it
     plain = loss = (value + (threshold[:, 0] - gold)).clamp_min_(0.0)
     if smoothing:
-        n_counted = n_classes
+        n_counted = scores.shape[1]
         if left_out != NO_CLASS:
             n_counted -= 1
             total = total - scores[:, left_out]

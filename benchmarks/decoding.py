@@ -4,9 +4,10 @@
 
 `model=small` with random weights and 8,000 pieces; sources and numbers of steps are drawn like
 Multi30k's (14 pieces) and newstest's (27). Every hypothesis ends at its limit, as random weights
-know no end. Batches are those of a translation with `decode.max_tokens` at its default. Both ways
-take turns on the same batches in one process; what is printed are medians of their ratio, and of
-sentences a second. With one thread (OMP_NUM_THREADS=1) the time is that of the processor, which
+know no end. Batches are those of a translation with `decode.max_tokens` at its default. Both ways,
+and the first again with `decode.precision=bf16` where the processor multiplies that, take turns on
+the same batches in one process; what is printed are medians of their ratios, and of sentences a
+second. With one thread (OMP_NUM_THREADS=1) the time is that of the processor, which
 other load on the machine lengthens less; else it is that of the clock.
 """
 
@@ -26,9 +27,12 @@ from headwise.config_dir import group_node
 from headwise.decode import beam_search, greedy_search
 from headwise.decode.batches import length_batches
 from headwise.model.transformer import Transformer
+from headwise.precision import autocast, multiplies_bf16
 from headwise.schema import DecodeConfig, ModelConfig
+from headwise.train.memory import keep_freed_memory
 
 SMALL = ModelConfig("small", 3, 3, 256, 4, 1024)
+BASE = ModelConfig("base", 6, 6, 512, 8, 2048)
 TINY = ModelConfig("tiny", 2, 2, 64, 2, 128)
 VOCABULARY, BEAM, REPEATS = 8000, 5, 7
 CPU = torch.device("cpu")
@@ -69,16 +73,21 @@ def build(config: ModelConfig, attention: str) -> Transformer:
 
 
 def search(
-    model: Transformer, batches: list[tuple[list[list[int]], list[int]]], beam: int, cached: bool
+    model: Transformer,
+    batches: list[tuple[list[list[int]], list[int]]],
+    beam: int,
+    cached: bool,
+    precision: str = "fp32",
 ) -> float:
     """Seconds."""
 
     def run() -> None:
-        for sources, limits in batches:
-            if beam == 1:
-                greedy_search(model, sources, limits, CPU, cached=cached)
-            else:
-                beam_search(model, sources, limits, CPU, beam, cached=cached)
+        with autocast(CPU, precision):
+            for sources, limits in batches:
+                if beam == 1:
+                    greedy_search(model, sources, limits, CPU, cached=cached)
+                else:
+                    beam_search(model, sources, limits, CPU, beam, cached=cached)
 
     return seconds(run)
 
@@ -90,12 +99,14 @@ def compare(config: ModelConfig, attention: str, text: Text, beam: int, n: int) 
     places = length_batches([len(ids) for ids in sources], DecodeConfig().max_tokens // beam)
     batches = [([sources[i] for i in batch], [limits[i] for i in batch]) for batch in places]
     search(model, batches[-1:], beam, cached=True)
-    cached, recomputed = [], []
+    cached, recomputed, half = [], [], []
     for _ in range(REPEATS):
         cached.append(search(model, batches, beam, cached=True))
         recomputed.append(search(model, batches, beam, cached=False))
+        if multiplies_bf16(CPU):
+            half.append(search(model, batches, beam, cached=True, precision="bf16"))
     ratios = [slow / fast for slow, fast in zip(recomputed, cached, strict=True)]
-    return {
+    row = {
         "model": config.name,
         "attention": attention,
         "text": text.name,
@@ -108,6 +119,10 @@ def compare(config: ModelConfig, attention: str, text: Text, beam: int, n: int) 
         "lowest": min(ratios),
         "highest": max(ratios),
     }
+    if half:
+        gains = [full / low for full, low in zip(cached, half, strict=True)]
+        row["fp32_to_bf16"] = statistics.median(gains)
+    return row
 
 
 def measure(quick: bool) -> dict[str, Any]:
@@ -120,6 +135,8 @@ def measure(quick: bool) -> dict[str, Any]:
             for text in TEXTS
             for attention, beam in (("softmax", BEAM), ("alpha_entmax", BEAM), ("softmax", 1))
         ]
+        cases.append((BASE, "alpha_entmax", TEXTS[0], BEAM, 20))
+    keep_freed_memory()  # as the commands that translate do
     rows = []
     for case in cases:
         rows.append(compare(*case))
@@ -133,7 +150,8 @@ def show(row: dict[str, Any]) -> None:
         f"  {row['model']} {row['attention']:<12} {row['text']:<9} {row['mean_steps']:4.1f} steps"
         f"  beam {row['beam']}  cached {row['cached_per_second']:7.1f}/s"
         f"  recomputed {row['recomputed_per_second']:6.1f}/s  ratio {row['ratio']:5.2f}"
-        f" ({row['lowest']:.2f} to {row['highest']:.2f})",
+        f" ({row['lowest']:.2f} to {row['highest']:.2f})"
+        + (f"  bf16 {row['fp32_to_bf16']:.2f} times as fast" if "fp32_to_bf16" in row else ""),
         flush=True,
     )
 

@@ -36,8 +36,8 @@ from headwise.data.tokenizer import EOS, N_SPECIALS, UNK
 from headwise.model.transformer import Transformer
 from headwise.schema import ModelConfig
 from headwise.train.loss import CrossEntropy
+from headwise.train.memory import return_free_pages
 from headwise.train.optim import build_optimizer, set_rate
-from headwise.train.precision import return_free_pages
 from headwise.train.schedule import Cosine
 
 MIB = 2**20

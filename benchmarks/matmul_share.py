@@ -28,12 +28,13 @@ from headwise.config_dir import group_node
 from headwise.data.batching import Batch
 from headwise.instantiate import instantiate
 from headwise.model.transformer import Transformer
+from headwise.precision import multiplies_bf16
 from headwise.schema import ModelConfig, TrainerConfig
 from headwise.train.distributed import Ranks
 from headwise.train.interrupt import StopRequest
 from headwise.train.loss import CrossEntropy
+from headwise.train.memory import keep_freed_memory
 from headwise.train.optim import build_optimizer
-from headwise.train.precision import keep_freed_memory, multiplies_bf16
 from headwise.train.records import Records
 from headwise.train.run_folder import RunFolder
 from headwise.train.trainer import Trainer, Validation

@@ -24,9 +24,10 @@ from benchmarks.clock import machine
 from headwise.attention.build import AttentionFactory
 from headwise.config_dir import group_choices, group_node
 from headwise.model.transformer import Transformer
+from headwise.precision import autocast
 from headwise.schema import ModelConfig
 from headwise.train.loss import CrossEntropy
-from headwise.train.precision import autocast, keep_freed_memory
+from headwise.train.memory import keep_freed_memory
 
 MODEL = ModelConfig("small", 3, 3, 256, 4, 1024)
 VOCABULARY, SENTENCES, LENGTH = 6000, 128, 16

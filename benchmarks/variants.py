@@ -26,10 +26,10 @@ from headwise.config_dir import config_dir, group_choices
 from headwise.instantiate import instantiate
 from headwise.model.build import build_model
 from headwise.model.gates import gate_penalty
+from headwise.precision import autocast, resolve_precision
 from headwise.schema import Config, register
-from headwise.train.memory import PeakMemory
+from headwise.train.memory import PeakMemory, keep_freed_memory
 from headwise.train.optim import build_optimizer
-from headwise.train.precision import autocast, keep_freed_memory, resolve_precision
 from headwise.train.settings import typed
 
 VOCABULARY, SENTENCES, LENGTH = 2000, 128, 16

@@ -74,6 +74,7 @@ CONFIG_ERRORS = {
     "model.norm=prre": ("model.norm", "post, pre", "Did you mean pre?"),
     "trainer.device=gpu": ("trainer.device", "auto, cpu, cuda", "'gpu'"),
     "trainer.precision=fp16": ("trainer.precision", "bf16, fp32", "'fp16'"),
+    "decode.precision=half": ("decode.precision", "bf16, fp32", "'half'"),
     "trainer.monitor=blue": ("trainer.monitor", "Did you mean bleu?"),
     "attention.share=head": ("attention.share", "layer, none, site", "'head'"),
     "tracker.kind=wandbb": ("tracker.kind", "Did you mean wandb?"),

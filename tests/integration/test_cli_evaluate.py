@@ -78,9 +78,16 @@ def test_sets_add_up_but_never_across_searches_or_weights(headwise: CommandLine,
     headwise("evaluate", f"run={run}", "data.test=[test_a]")
     headwise("evaluate", f"run={run}", "data.test=[test_b]")
     assert set(results(run)["scores"]) == {"test_a", "test_b"}
+    headwise("evaluate", f"run={run}", "data.test=[test_b]", "decode.precision=bf16")
+    assert set(results(run)["scores"]) == {"test_b"}
     headwise("evaluate", f"run={run}", "data.test=[test_b]", "decode.beam=3")
     assert set(results(run)["scores"]) == {"test_b"}
     assert results(run)["decode"]["beam"] == 3
+    older = results(run)
+    del older["decode"]["precision"]  # as before there was such a setting
+    (run / "results-auto.json").write_text(json.dumps(older), encoding="utf-8")
+    headwise("evaluate", f"run={run}", "data.test=[test_a]", "decode.beam=3")
+    assert set(results(run)["scores"]) == {"test_a", "test_b"}
     headwise("evaluate", f"run={run}", "data.test=[test_a]", "decode.beam=3", "checkpoint=last")
     assert results(run, "results-last")["checkpoint"] == "last"
     assert set(results(run, "results-last")["scores"]) == {"test_a"}

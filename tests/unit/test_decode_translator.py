@@ -13,7 +13,8 @@ import torch
 
 from headwise.attention.build import AttentionFactory
 from headwise.config_dir import group_choices, group_node
-from headwise.decode import Translator, beam_search, greedy_search, score_ids
+from headwise.decode import SOFTMAX, OutputMap, Translator, beam_search, greedy_search, score_ids
+from headwise.decode.output_map import log_softmax
 from headwise.errors import ConfigError, DataError
 from headwise.model.transformer import Transformer
 from headwise.schema import DecodeConfig, ModelConfig
@@ -226,6 +227,49 @@ def test_the_model_keeps_its_mode_and_trains_on(model: Transformer) -> None:
 
 
 @pytest.mark.parametrize(
+    ("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)]
+)
+@pytest.mark.parametrize("method", ["beam", "greedy"])
+def test_the_precision_is_that_of_the_products(
+    model: Transformer, method: str, precision: str, dtype: torch.dtype
+) -> None:
+    types: set[torch.dtype] = set()
+
+    def log_probs(logits: torch.Tensor) -> torch.Tensor:
+        types.add(logits.dtype)
+        return SOFTMAX.log_probs(logits)
+
+    config = replace(CONFIG, method=method, n_best=1, precision=precision)
+    translator = Translator(model, PAIR, config, output=OutputMap(log_probs, is_sparse=False))
+    lines = sentences(5)
+    (score,) = translator.score(["5 7 9"], ["6 8"])
+    assert all(found.text for found in translator.translate(lines))
+    assert types == {dtype}
+    exact = Translator(model, PAIR, CONFIG).score(["5 7 9"], ["6 8"])[0]
+    assert score.log_prob == pytest.approx(exact.log_prob, abs=0.1)
+    assert model.output.weight.dtype == torch.float32
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("scale", [1.0, 1e5])
+def test_log_softmax_is_that_of_torch(dtype: torch.dtype, scale: float) -> None:
+    generator = torch.Generator().manual_seed(1)
+    logits = (scale * torch.randn(2, 5, 1003, generator=generator)).to(dtype)
+    logits[0, 1, 4], logits[1, 0, 5] = -torch.inf, scale * 2
+    logits[0, 2, 7], logits[0, 3, 9] = math.nan, torch.inf
+    found = log_softmax(logits)
+    assert found.dtype == torch.promote_types(dtype, torch.float32)
+    expected = logits.double().log_softmax(-1)
+    assert found[0, 2].isnan().all()
+    assert found[0, 3].isnan().all()
+    torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=1e-5, equal_nan=True)
+    wanted = logits[1].float().requires_grad_()
+    (gradient,) = torch.autograd.grad(log_softmax(wanted)[:, 3].sum(), wanted)
+    assert gradient.isfinite().all()
+    assert (gradient != 0).any()
+
+
+@pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"method": "beem"}, r"decode\.method must be one of beam, greedy; got 'beem'.*mean beam"),
@@ -236,6 +280,7 @@ def test_the_model_keeps_its_mode_and_trains_on(model: Transformer) -> None:
         ({"max_length_ratio": 0.0, "max_length_extra": 0}, r"decode\.max_length_extra"),
         ({"length_penalty": math.nan}, r"decode\.length_penalty"),
         ({"max_tokens": 0}, r"decode\.max_tokens"),
+        ({"precision": "fp16"}, r"decode\.precision must be one of auto, bf16, fp32; got 'fp16'"),
     ],
 )
 def test_bad_settings_are_refused(

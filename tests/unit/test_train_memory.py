@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from headwise.train.memory import PeakMemory
-from headwise.train.precision import glibc
+from headwise.train.memory import PeakMemory, glibc
 
 CPU = torch.device("cpu")
 FLOATS = 2_000_000

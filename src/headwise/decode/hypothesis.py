@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 from headwise.errors import refuse, require
+from headwise.precision import check_precision
 from headwise.schema import DecodeConfig
 
 METHODS = ("beam", "greedy")
@@ -83,6 +84,7 @@ def check_decode_config(config: DecodeConfig) -> None:
     """Refuse settings that no search can follow, by key."""
     if config.method not in METHODS:
         raise refuse("decode.method", config.method, METHODS)
+    check_precision(config.precision, "decode.precision")
     for key in ("beam", "n_best", "max_tokens"):
         require(getattr(config, key) >= 1, f"decode.{key}", "at least 1", getattr(config, key))
     width = config.beam if config.method == "beam" else 1

@@ -23,6 +23,7 @@ from headwise.decode.output_map import SOFTMAX, OutputMap
 from headwise.decode.scoring import TargetScore, score_ids
 from headwise.errors import DataError, RunError
 from headwise.model.transformer import Transformer
+from headwise.precision import autocast, resolve_precision
 from headwise.schema import DecodeConfig
 
 
@@ -54,8 +55,8 @@ EMPTY = Translation("", 0.0, (("", 0.0),), ())
 class Translator:
     """A model, its tokenizers and the settings of the search.
 
-    A translation does not depend on the sentences it is batched with (float32: the same strings,
-    scores within 1e-4). The model is in evaluation mode for the time of a call only.
+    A translation does not depend on the sentences it is batched with (`decode.precision=fp32`: the
+    same strings, scores within 1e-4). The model is in evaluation mode for the time of a call only.
 
     Args:
         model: moved to `device`.
@@ -204,11 +205,13 @@ class Translator:
 
     @contextmanager
     def _ready(self) -> Iterator[None]:
-        """Evaluation mode, and an answer to a want of memory."""
+        """Evaluation mode, the precision, and an answer to a want of memory."""
         was_training = self.model.training
         self.model.eval()
+        precision = resolve_precision(self.config.precision, self.device)
         try:
-            yield
+            with autocast(self.device, precision):
+                yield
         except torch.OutOfMemoryError as error:
             raise RunError(
                 f"out of memory on {self.device}: lower decode.max_tokens "

@@ -107,8 +107,8 @@ def log_softmax(scores_NV: Tensor) -> Tensor:
     """
     scores_NV = scores_NV.contiguous()
     threshold_N2 = _read(scores_NV, ALPHAS[Power.EXP], 0.0, NO_CLASS)[-1]
-    top_N1, log_sum_N1 = threshold_N2.split(1, -1)
-    return scores_NV.sub(top_N1).sub_(log_sum_N1)  # together they would cost large scores digits
+    # one after the other: their sum would cost large scores digits
+    return scores_NV.sub(threshold_N2[:, :1]).sub_(threshold_N2[:, 1:])
 
 
 def _problem(

@@ -11,9 +11,9 @@ from headwise.attention.scores import ScoreAttention
 from headwise.data.tokenizer import N_SPECIALS
 from headwise.model.build import build_model
 from headwise.model.transformer import Transformer, n_parameters
+from headwise.precision import resolve_precision
 from headwise.schema import Config, ModelConfig
 from headwise.train.distributed import choose_device
-from headwise.train.precision import resolve_precision
 
 SENTENCE_TOKENS = 64  # assumed length of both sides: attention grows with it
 BYTES_PER_WEIGHT = 16  # weight, gradient and Adam's two moments in float32

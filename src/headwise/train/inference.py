@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from headwise.data.digest import file_digest
 from headwise.data.lines import decoded_lines, open_bytes
 from headwise.errors import ConfigError, DataError, HeadwiseError
 from headwise.files import write_text
-from headwise.schema import EvaluateConfig, PruneConfig, TranslateConfig
+from headwise.schema import DecodeConfig, EvaluateConfig, PruneConfig, TranslateConfig
 from headwise.train.distributed import Ranks
 from headwise.train.evaluation import evaluate_texts
 from headwise.train.loading import (
@@ -27,6 +27,7 @@ from headwise.train.loading import (
     read_config,
     search_settings,
 )
+from headwise.train.memory import keep_freed_memory
 from headwise.train.outcome import shown_score
 from headwise.train.run_folder import RunFolder
 
@@ -100,6 +101,8 @@ def _known_scores(path: Path, content: dict[str, Any]) -> dict[str, Any]:
         return {}
     before: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     scores: dict[str, Any] = before.pop("scores", {})
+    # settings that are younger than the file
+    before["decode"] = {**asdict(DecodeConfig()), **before.get("decode", {})}
     return scores if before == content else {}
 
 
@@ -109,7 +112,11 @@ def content_digest(path: Path) -> str:
 
 
 def load_configured(config: EvaluateConfig | TranslateConfig | PruneConfig) -> TrainedRun:
-    """The run that a command names, with the checkpoint, device and search it asks for."""
+    """The run that a command names, with the checkpoint, device and search it asks for.
+
+    For a process that translates much: what tensors free is kept from here on.
+    """
+    keep_freed_memory()
     own = read_config(RunFolder.existing(config.run)).decode
     settings = search_settings(own, config.decode)
     return load(config.run, config.checkpoint, config.device, settings)

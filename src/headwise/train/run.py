@@ -30,6 +30,7 @@ from headwise.instantiate import instantiate
 from headwise.model.build import build_model
 from headwise.model.gates import gate_penalty
 from headwise.model.transformer import Transformer
+from headwise.precision import ask_for_same_bits
 from headwise.schema import Config
 from headwise.track.base import NullTracker, Tracker
 from headwise.track.wandb_tracker import make_tracker
@@ -41,9 +42,9 @@ from headwise.train.distributed import Ranks, is_main_process, process_group
 from headwise.train.evaluation import Validator, evaluate_texts
 from headwise.train.initial import start_from
 from headwise.train.interrupt import Interrupted, StopRequest, stop_request
+from headwise.train.memory import keep_freed_memory
 from headwise.train.optim import build_optimizer
 from headwise.train.outcome import draw, run_results, summary
-from headwise.train.precision import ask_for_same_bits, keep_freed_memory
 from headwise.train.records import Records
 from headwise.train.run_folder import RunFolder, fingerprint
 from headwise.train.seed import seed_everything

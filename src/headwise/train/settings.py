@@ -17,11 +17,11 @@ from headwise.instantiate import as_container, instantiate
 from headwise.metrics.external import check_commands
 from headwise.model.build import check_model
 from headwise.model.gates import NoGates
+from headwise.precision import check_precision, resolve_precision
 from headwise.schema import SITE_GROUPS, Config
 from headwise.track.wandb_tracker import check_tracker
 from headwise.train.distributed import choose_device
 from headwise.train.optim import build_optimizer
-from headwise.train.precision import resolve_precision
 from headwise.train.repulsion import Repulsion
 from headwise.train.trainer import check_trainer_config
 
@@ -41,7 +41,7 @@ def typed(config: DictConfig) -> Config:
 def check(config: Config) -> None:
     """Refuse whatever can be refused without reading data."""
     check_trainer_config(config.trainer)
-    resolve_precision(config.trainer.precision, torch.device("cpu"))
+    check_precision(config.trainer.precision, "trainer.precision")
     check_decode_config(config.decode)
     check_commands(config.decode.external)
     check_tracker(config.tracker)

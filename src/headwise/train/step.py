@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from headwise.data.batching import Batch
 from headwise.model.transformer import Transformer
+from headwise.precision import autocast
 from headwise.schema import TrainerConfig
 from headwise.train.distributed import Ranks
 from headwise.train.loss import Loss
 from headwise.train.memory import PeakMemory
 from headwise.train.optim import set_rate
-from headwise.train.precision import autocast
 from headwise.train.schedule import Schedule
 from headwise.train.seed import seed_everything
 

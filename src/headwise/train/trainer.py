@@ -31,7 +31,7 @@ from headwise.train.checkpoint import load_weights, numbered_checkpoints, save_c
 from headwise.train.distributed import Ranks
 from headwise.train.interrupt import Interrupted, StopRequest
 from headwise.train.loss import Loss
-from headwise.train.precision import return_free_pages
+from headwise.train.memory import return_free_pages
 from headwise.train.progress import Progress
 from headwise.train.records import Records
 from headwise.train.run_folder import RunFolder

@@ -1,10 +1,8 @@
-"""Which numbers a run multiplies, and how the CPU's memory is handed out."""
+"""Which numbers are multiplied, and that a GPU may be asked for the same bits."""
 
 from __future__ import annotations
 
-import ctypes
 import os
-import sys
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -13,9 +11,11 @@ from headwise.errors import refuse
 
 PRECISIONS = ("auto", "fp32", "bf16")
 
-# mallopt's numbers in glibc's malloc.h
-_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
-_NEVER = 2**31 - 1
+
+def check_precision(name: str, key: str) -> None:
+    """Refuse a value of the configuration's `key` that is no precision."""
+    if name not in PRECISIONS:
+        raise refuse(key, name, PRECISIONS)
 
 
 def resolve_precision(name: str, device: torch.device) -> str:
@@ -23,8 +23,6 @@ def resolve_precision(name: str, device: torch.device) -> str:
 
     Autocast keeps weights, softmax, entmax, norms and the loss in float32.
     """
-    if name not in PRECISIONS:
-        raise refuse("trainer.precision", name, PRECISIONS)
     if name != "auto":
         return name
     return "bf16" if multiplies_bf16(device) else "fp32"
@@ -51,30 +49,3 @@ def ask_for_same_bits(device: torch.device) -> None:
     if device.type == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True, warn_only=True)
-
-
-def keep_freed_memory() -> None:
-    """Have glibc keep what tensors free instead of giving it back after every operation.
-
-    By default each large tensor is mapped, zeroed page by page and unmapped again: a quarter of a
-    training step on a CPU (the journal has the figures). Elsewhere nothing happens.
-    """
-    libc = glibc()
-    if libc is not None:
-        libc.mallopt(_M_MMAP_MAX, 0)
-        libc.mallopt(_M_TRIM_THRESHOLD, _NEVER)
-
-
-def return_free_pages() -> None:
-    """Give back what `keep_freed_memory` kept; now and then, as kept memory fragments."""
-    libc = glibc()
-    if libc is not None:
-        libc.malloc_trim(0)
-
-
-def glibc() -> ctypes.CDLL | None:
-    """The C library, where it is glibc."""
-    if not sys.platform.startswith("linux"):
-        return None
-    libc = ctypes.CDLL(None)
-    return libc if hasattr(libc, "gnu_get_libc_version") else None

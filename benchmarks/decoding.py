@@ -135,7 +135,7 @@ def measure(quick: bool) -> dict[str, Any]:
             for text in TEXTS
             for attention, beam in (("softmax", BEAM), ("alpha_entmax", BEAM), ("softmax", 1))
         ]
-        cases.append((BASE, "alpha_entmax", TEXTS[0], BEAM, 20))
+        cases.append((BASE, "alpha_entmax", TEXTS[0], BEAM, 10))
     keep_freed_memory()  # as the commands that translate do
     rows = []
     for case in cases:

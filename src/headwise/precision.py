@@ -38,9 +38,11 @@ def multiplies_bf16(device: torch.device) -> bool:
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:
-    """The context of the forward pass."""
+    """The context of the forward pass in fp32 or bf16."""
     if precision == "bf16":
         return torch.autocast(device.type, torch.bfloat16)
+    if precision != "fp32":
+        raise ValueError(f"autocast to {precision!r}: fp32 or bf16 it must be, `auto` resolved")
     return nullcontext()
 
 

@@ -193,6 +193,25 @@ def test_scrolling_beneath_a_pointer_at_rest_leaves_the_keyboard_s_tip(opened: O
         assert page.inner_text("#tip") == told(cells.nth(0))
 
 
+@needs_browser
+def test_the_mouse_s_tip_tells_of_what_is_beneath_it(opened: Opened) -> None:
+    page, cells = opened.page, opened.page.locator("table.weights td[data-code]")
+    cells.nth(0).scroll_into_view_if_needed()
+    n_columns = page.locator("table.weights tbody tr").first.locator("td").count()
+    cells.nth(2).hover()
+    box = cells.nth(2).bounding_box()
+    page.evaluate("(by) => scrollBy({ top: by, behavior: 'instant' })", box["height"])
+    page.wait_for_timeout(200)
+    below = cells.nth(2 + n_columns)
+    assert page.inner_text("#tip") == told(below)
+    cells.nth(0).focus()
+    assert page.inner_text("#tip") == told(cells.nth(0))
+    page.mouse.move(box["x"] + 5, box["y"] + 5)  # within the cell that it is in
+    assert page.inner_text("#tip") == told(below)
+    page.mouse.move(2, 2)
+    assert page.locator("#tip").is_hidden()
+
+
 def told(cell: Any) -> str:
     """What a tip says of a weight, by its label: the weight first."""
     pieces, weight = str(cell.get_attribute("aria-label")).rsplit(": ", 1)

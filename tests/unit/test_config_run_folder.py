@@ -71,6 +71,7 @@ def test_these_make_no_other_run(mark: Any, override: str) -> None:
         "trainer.precision=bf16",
         "loss.label_smoothing=0",
         "decode.beam=10",
+        "decode.precision=bf16",
         "seed=2",
         "init_from=/a/run",
     ],

@@ -17,6 +17,7 @@ from headwise.decode import SOFTMAX, OutputMap, Translator, beam_search, greedy_
 from headwise.decode.output_map import log_softmax
 from headwise.errors import ConfigError, DataError
 from headwise.model.transformer import Transformer
+from headwise.precision import resolve_precision
 from headwise.schema import DecodeConfig, ModelConfig
 
 CPU = torch.device("cpu")
@@ -229,25 +230,34 @@ def test_the_model_keeps_its_mode_and_trains_on(model: Transformer) -> None:
 @pytest.mark.parametrize(
     ("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)]
 )
-@pytest.mark.parametrize("method", ["beam", "greedy"])
+@pytest.mark.parametrize("attention", group_choices("attention"))
 def test_the_precision_is_that_of_the_products(
-    model: Transformer, method: str, precision: str, dtype: torch.dtype
+    attention: str, precision: str, dtype: torch.dtype
 ) -> None:
+    model = build(attention)
     types: set[torch.dtype] = set()
 
     def log_probs(logits: torch.Tensor) -> torch.Tensor:
         types.add(logits.dtype)
         return SOFTMAX.log_probs(logits)
 
-    config = replace(CONFIG, method=method, n_best=1, precision=precision)
-    translator = Translator(model, PAIR, config, output=OutputMap(log_probs, is_sparse=False))
+    output = OutputMap(log_probs, is_sparse=False)
     lines = sentences(5)
+    for method, n_best in (("beam", 2), ("greedy", 1)):
+        config = replace(CONFIG, method=method, n_best=n_best, precision=precision)
+        translator = Translator(model, PAIR, config, output=output)
+        assert all(len(found.n_best) == n_best for found in translator.translate(lines))
+        assert types == {dtype}
+        types.clear()
     (score,) = translator.score(["5 7 9"], ["6 8"])
-    assert all(found.text for found in translator.translate(lines))
     assert types == {dtype}
     exact = Translator(model, PAIR, CONFIG).score(["5 7 9"], ["6 8"])[0]
-    assert score.log_prob == pytest.approx(exact.log_prob, abs=0.1)
-    assert model.output.weight.dtype == torch.float32
+    assert score.log_prob == pytest.approx(exact.log_prob, rel=0.05)
+
+
+def test_auto_is_settled_where_it_is_known(model: Transformer) -> None:
+    config = Translator(model, PAIR, replace(CONFIG, precision="auto")).config
+    assert config.precision == resolve_precision("auto", CPU)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
@@ -263,6 +273,12 @@ def test_log_softmax_is_that_of_torch(dtype: torch.dtype, scale: float) -> None:
     assert found[0, 2].isnan().all()
     assert found[0, 3].isnan().all()
     torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=1e-5, equal_nan=True)
+    apart = logits.transpose(1, 2)[:, ::2].transpose(1, 2)
+    wide = apart.double().log_softmax(-1)
+    torch.testing.assert_close(
+        log_softmax(apart).double(), wide, rtol=1e-6, atol=1e-5, equal_nan=True
+    )
+    assert log_softmax(logits[:0]).shape == (0, 5, 1003)
     wanted = logits[1].float().requires_grad_()
     (gradient,) = torch.autograd.grad(log_softmax(wanted)[:, 3].sum(), wanted)
     assert gradient.isfinite().all()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from tqdm import tqdm
@@ -61,7 +61,7 @@ class Translator:
     Args:
         model: moved to `device`.
         tokenizers: of the model's source and target ids.
-        config: see `headwise.schema.DecodeConfig`.
+        config: see `headwise.schema.DecodeConfig`; kept with the precision that `auto` is here.
         device: where to compute.
         output: from the model's logits to log probabilities: that of the loss it was trained
             with (`headwise.train.loss.Loss.output_map`).
@@ -82,7 +82,8 @@ class Translator:
         self.device = torch.device(device)
         self.model = model.to(self.device)
         self.tokenizers = tokenizers
-        self.config = config
+        precision = resolve_precision(config.precision, self.device)
+        self.config = replace(config, precision=precision)
         self.output = output
         self.beam = config.beam if config.method == "beam" else 1
         embedding = model.target_embedding
@@ -208,9 +209,8 @@ class Translator:
         """Evaluation mode, the precision, and an answer to a want of memory."""
         was_training = self.model.training
         self.model.eval()
-        precision = resolve_precision(self.config.precision, self.device)
         try:
-            with autocast(self.device, precision):
+            with autocast(self.device, self.config.precision):
                 yield
         except torch.OutOfMemoryError as error:
             raise RunError(

@@ -26,7 +26,8 @@ class DropoutProblem(ctypes.Structure):
     _fields_ = (
         ("source", ctypes.c_void_p),
         ("out", ctypes.c_void_p),
-        ("other", ctypes.c_void_p),
+        ("added", ctypes.c_void_p),
+        ("result", ctypes.c_void_p),
         ("n", ctypes.c_int64),
         ("seed", ctypes.c_uint64),
         ("n_kept", ctypes.c_uint32),
@@ -48,30 +49,32 @@ def drop(values: Tensor, draws: Draws, dtype: torch.dtype | None = None) -> Tens
 
 def drop_and_add(values: Tensor, added: Tensor, draws: Draws) -> Tensor:
     """`added + drop(values)` in the type of `added`, rounded once."""
-    return _call(values, torch.empty_like(added), draws, added)
+    return _call(values, torch.empty_like(added), draws, added=added)
 
 
 def drop_relu(values: Tensor, draws: Draws) -> Tensor:
     """Dropout of ReLU."""
-    return _call(values, torch.empty_like(values), draws, before=Before.RELU)
+    return _call(values, torch.empty_like(values), draws, Before.RELU)
 
 
 def drop_relu_backward(grad: Tensor, dropped: Tensor, draws: Draws) -> Tensor:
     """Gradient of the values from that of `dropped`, which `drop_relu` made of them."""
-    return _call(grad, torch.empty_like(grad), draws, dropped, Before.RELU_BACKWARD)
+    return _call(grad, torch.empty_like(grad), draws, Before.RELU_BACKWARD, result=dropped)
 
 
 def _call(
     values: Tensor,
     out: Tensor,
     draws: Draws,
-    other: Tensor | None = None,
     before: Before = Before.NOTHING,
+    added: Tensor | None = None,
+    result: Tensor | None = None,
 ) -> Tensor:
     problem = DropoutProblem(
         source=address(values, values.dtype),
         out=address(out, out.dtype),
-        other=None if other is None else address(other, out.dtype),
+        added=None if added is None else address(added, out.dtype),
+        result=None if result is None else address(result, out.dtype),
         n=values.numel(),
         seed=draws.seed,
         n_kept=draws.n_kept,

@@ -48,6 +48,10 @@ class FeedForward(nn.Module):
         outer: Tensor = self.outer(dropped_BNF)
         return outer
 
+    def extra_repr(self) -> str:
+        """For printing a model."""
+        return f"activation={self.activation.__name__}, dropout={self.dropout}"
+
 
 class Residual(nn.Module):
     """A sublayer's way around: x + dropout(f(norm(x))), or norm(x + dropout(f(x))).
@@ -73,6 +77,10 @@ class Residual(nn.Module):
         """The stream with the sublayer's change."""
         summed = add_dropout(change_BND, states_BND, self.dropout if self.training else 0.0)
         return summed if self.pre_norm else self.norm(summed)
+
+    def extra_repr(self) -> str:
+        """For printing a model."""
+        return f"pre_norm={self.pre_norm}, dropout={self.dropout}"
 
 
 def call_layer(layer: nn.Module, recompute: bool, *arguments: object) -> Any:

@@ -48,8 +48,16 @@ from headwise.schema import SITES, AnalyzeConfig
 from headwise.track.jsonl import read_if_there
 from headwise.train.evaluation import MAX_HEAD_PIECES
 from headwise.train.inference import content_digest
-from headwise.train.loading import TrainedRun, checkpoint_path, load, read_config, search_settings
+from headwise.train.loading import (
+    TrainedRun,
+    checkpoint_path,
+    is_same_search,
+    load,
+    read_config,
+    search_settings,
+)
 from headwise.train.loss import Loss
+from headwise.train.memory import keep_freed_memory
 from headwise.train.pruning import MeasuredText, read_text, scores_as_it_is
 from headwise.train.run_folder import RunFolder
 
@@ -91,6 +99,7 @@ def analyze_runs(config_node: DictConfig) -> list[Path]:
     """
     config = OmegaConf.to_object(config_node)
     assert isinstance(config, AnalyzeConfig)
+    keep_freed_memory()
     analyses = analyze_folders(config)
     if config.runs:
         runs = {folder.parent: folder for folder in analyses}
@@ -277,7 +286,9 @@ def _is_there(out: Path, about: Mapping[str, Any]) -> bool:
         return False
     same = all(before.get(key) == about[key] for key in about if key not in NOT_DECISIVE)
     has_all = all(before.get(key) or not about[key] for key in ("importance", "pruning"))
-    return same and has_all and (not about["pruning"] or before["decode"] == about["decode"])
+    if not (same and has_all):
+        return False
+    return not about["pruning"] or is_same_search(before["decode"], about["decode"])
 
 
 def _kept_curves(out: Path, about: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import torch
 from headwise.attention.base import Attention
 from headwise.attention.scores import ScoreAttention
 from headwise.data.tokenizer import N_SPECIALS
+from headwise.entmax import native
 from headwise.model.build import build_model
 from headwise.model.transformer import Transformer, n_parameters
 from headwise.precision import resolve_precision
@@ -21,7 +22,8 @@ BYTES = {"fp32": 4.0, "bf16": 2.7}  # autocast keeps a part in float32
 # Elements that autograd keeps, counted on the modules of headwise.model: a position, times the
 # width of the model, of all heads, or of the feed-forward block; and a score of a head.
 KEPT_PER_ATTENTION = {"width": 2.5, "heads": 5, "weights": 2}
-KEPT_PER_FEED_FORWARD = {"width": 3.5, "inner": 2}
+KEPT_PER_FEED_FORWARD = {"width": 3.5, "inner": 2.5}
+INNER_OF_ONE_PASS = 1  # where ReLU and dropout are one kernel
 BYTES_PER_INPUT = 4.0  # with recomputation a layer keeps its input, in float32
 
 
@@ -58,7 +60,8 @@ def budget(config: Config, sentence_tokens: int = SENTENCE_TOKENS) -> Budget:
     with torch.device("meta"):
         model = build_model(config, vocab, vocab, config.tokenizer.joint)
     tokens, n_recomputed = trainer.max_tokens, int(sizes.recompute)
-    layers = _layer_costs(model, sizes, sentence_tokens)
+    device = choose_device(trainer.device)
+    layers = _layer_costs(model, sizes, sentence_tokens, _kept_inner(sizes.activation, device))
     passes = 6.0 + 2.0 * n_recomputed
     flops = {
         "projections": passes * sum(layer.projections for layer in layers),
@@ -66,7 +69,7 @@ def budget(config: Config, sentence_tokens: int = SENTENCE_TOKENS) -> Budget:
         "feed-forward": passes * sum(layer.feed_forward for layer in layers),
         "vocabulary": 6.0 * vocab * sizes.d_model,
     }
-    element_bytes = BYTES[resolve_precision(trainer.precision, choose_device(trainer.device))]
+    element_bytes = BYTES[resolve_precision(trainer.precision, device)]
     kept = [layer.kept * element_bytes for layer in layers]
     if sizes.recompute:
         kept = [len(layers) * sizes.d_model * BYTES_PER_INPUT, max(kept)]
@@ -91,7 +94,14 @@ class _LayerCost:
     kept: float = 0.0
 
 
-def _layer_costs(model: Transformer, sizes: ModelConfig, sentence_tokens: int) -> list[_LayerCost]:
+def _kept_inner(activation: str, device: torch.device) -> float:
+    is_one_pass = activation == "relu" and device.type == "cpu" and native.reason_without() is None
+    return INNER_OF_ONE_PASS if is_one_pass else KEPT_PER_FEED_FORWARD["inner"]
+
+
+def _layer_costs(
+    model: Transformer, sizes: ModelConfig, sentence_tokens: int, kept_inner: float
+) -> list[_LayerCost]:
     """Each layer of both stacks, with the heads that it has and every score computed."""
     width, inner = sizes.d_model, sizes.d_ff
     source = 1 + model.n_registers / sentence_tokens  # the encoder's positions a token
@@ -112,9 +122,7 @@ def _layer_costs(model: Transformer, sizes: ModelConfig, sentence_tokens: int) -
         )
         if site != "cross":
             cost.feed_forward += 2 * queries * width * inner
-            cost.kept += queries * (
-                KEPT_PER_FEED_FORWARD["width"] * width + KEPT_PER_FEED_FORWARD["inner"] * inner
-            )
+            cost.kept += queries * (KEPT_PER_FEED_FORWARD["width"] * width + kept_inner * inner)
     return list(costs.values())
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,13 @@ from headwise.data.digest import file_digest
 from headwise.data.lines import decoded_lines, open_bytes
 from headwise.errors import ConfigError, DataError, HeadwiseError
 from headwise.files import write_text
-from headwise.schema import DecodeConfig, EvaluateConfig, PruneConfig, TranslateConfig
+from headwise.schema import EvaluateConfig, PruneConfig, TranslateConfig
 from headwise.train.distributed import Ranks
 from headwise.train.evaluation import evaluate_texts
 from headwise.train.loading import (
     TrainedRun,
     checkpoint_path,
+    is_same_search,
     load,
     read_config,
     search_settings,
@@ -57,6 +58,7 @@ def evaluate_run(config_node: DictConfig) -> dict[str, Any]:
     if name == "results":
         raise ConfigError("name=results is the run's own file: give another")
     texts = _own_text(config)
+    keep_freed_memory()
     run = load_configured(config)
     name = name or f"results-{config.checkpoint}"
     texts = _normalised(texts, run) or named_sets(run, list(config.data.test), config.data.dir)
@@ -101,9 +103,9 @@ def _known_scores(path: Path, content: dict[str, Any]) -> dict[str, Any]:
         return {}
     before: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     scores: dict[str, Any] = before.pop("scores", {})
-    # settings that are younger than the file
-    before["decode"] = {**asdict(DecodeConfig()), **before.get("decode", {})}
-    return scores if before == content else {}
+    search = before.pop("decode", {})
+    rest = {key: value for key, value in content.items() if key != "decode"}
+    return scores if before == rest and is_same_search(search, content["decode"]) else {}
 
 
 def content_digest(path: Path) -> str:
@@ -112,11 +114,7 @@ def content_digest(path: Path) -> str:
 
 
 def load_configured(config: EvaluateConfig | TranslateConfig | PruneConfig) -> TrainedRun:
-    """The run that a command names, with the checkpoint, device and search it asks for.
-
-    For a process that translates much: what tensors free is kept from here on.
-    """
-    keep_freed_memory()
+    """The run that a command names, with the checkpoint, device and search it asks for."""
     own = read_config(RunFolder.existing(config.run)).decode
     settings = search_settings(own, config.decode)
     return load(config.run, config.checkpoint, config.device, settings)
@@ -215,6 +213,7 @@ def translate_run(config_node: DictConfig) -> None:
     config = OmegaConf.to_object(config_node)
     assert isinstance(config, TranslateConfig)
     _check_paths(config)
+    keep_freed_memory()
     run = load_configured(config)
     if config.input is not None:
         sources = read_lines(Path(config.input))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +110,12 @@ def search_settings(own: DecodeConfig, changes: Mapping[str, Any]) -> DecodeConf
     check_decode_config(content)
     check_commands(content.external)
     return content
+
+
+def is_same_search(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Whether two kept descriptions of `decode` agree; one may be older than some settings."""
+    defaults = asdict(DecodeConfig())
+    return {**defaults, **before} == {**defaults, **now}
 
 
 def checkpoint_path(folder: RunFolder, name: str) -> Path:

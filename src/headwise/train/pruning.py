@@ -51,6 +51,7 @@ from headwise.train.checkpoint import save_checkpoint
 from headwise.train.inference import content_digest, load_configured, named_sets
 from headwise.train.loading import TrainedRun, checkpoint_path
 from headwise.train.loss import Loss
+from headwise.train.memory import keep_freed_memory
 from headwise.train.run_folder import RunFolder
 
 WAYS = ("importance", "gates")
@@ -80,6 +81,7 @@ def prune_run(config_node: DictConfig) -> Path | None:
     config = OmegaConf.to_object(config_node)
     assert isinstance(config, PruneConfig)
     _check(config)
+    keep_freed_memory()
     run = load_configured(config)
     heads = present_heads(run.model)
     kept = _kept_without_measuring(config, run, heads)

@@ -46,6 +46,8 @@ NOT_IN_FINGERPRINT = (
     "trainer.log_every",
     "trainer.progress",
 )
+# Keys that the first runs have not, with the value at which a run is what it was without them.
+LATER_KEYS = {"decode.precision": "fp32"}
 MAX_SLUG_BYTES = 100
 PACKAGES = ("headwise", "torch", "hydra-core", "sentencepiece", "sacrebleu", "numpy")
 
@@ -66,7 +68,7 @@ def comparable(container: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(value, Mapping) and value:
             for name, below in value.items():
                 walk(f"{prefix}.{name}" if prefix else str(name), below)
-        else:
+        elif prefix not in LATER_KEYS or value != LATER_KEYS[prefix]:
             flat[prefix] = value
 
     walk("", container)

@@ -72,9 +72,10 @@ def settle(config: Config, config_node: DictConfig) -> dict[str, Any]:
     `auto` may be another computation, and a yaml may say something else later.
     """
     device = choose_device(config.trainer.device)
-    config.trainer.precision = resolve_precision(config.trainer.precision, device)
     container: dict[str, Any] = as_container(config_node)
-    container["trainer"]["precision"] = config.trainer.precision
+    for group, part in (("trainer", config.trainer), ("decode", config.decode)):
+        part.precision = resolve_precision(part.precision, device)
+        container[group]["precision"] = part.precision
     for group, sites in SITE_GROUPS.items():
         container[group] = completed(group, container[group])
         setattr(config, group, container[group])

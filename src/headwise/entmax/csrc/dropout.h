@@ -1,5 +1,5 @@
-// Dropout of a tensor without a mask: who knows the seed can draw it again. With it goes what stands
-// beside it in a layer, ReLU before and a residual sum behind, as each pass over such tensors costs.
+// Dropout of a tensor without a mask: who knows the seed can draw it again. With it goes what
+// stands beside it in a layer, ReLU before and a sum behind, as each pass over such tensors costs.
 #pragma once
 
 #include "rows.h"
@@ -11,9 +11,9 @@ enum Before { NOTHING, RELU, RELU_BACKWARD };
 // Mirrored in native_dropout.py.
 struct DropoutProblem {
     const void* source;
-    void* out;          // may be `source`
-    const void* other;  // of the type of `out`; null: nothing to add. Else what is added behind, or
-                        // for RELU_BACKWARD the result, which is 0 where nothing passed
+    void* out;           // may be `source`
+    const void* added;   // behind, of the type of `out`; or null
+    const void* result;  // RELU_BACKWARD: what RELU gave, of the type of `out`
     int64_t n;
     uint64_t seed;
     uint32_t n_kept;  // of 2^32 draws, how many keep an entry; not 0
@@ -29,18 +29,19 @@ void drop_stretch(const DropoutProblem& problem, int64_t stretch) {
     const int64_t start = stretch * STRETCH;
     const Dropout dropout(problem.seed, stretch, problem.n_kept);
     const From* from = (const From*)problem.source + start;
-    const To* other = problem.other ? (const To*)problem.other + start : nullptr;
+    const To* added = problem.added ? (const To*)problem.added + start : nullptr;
+    const To* result = problem.result ? (const To*)problem.result + start : nullptr;
     To* out = (To*)problem.out + start;
     const int64_t n = std::min(STRETCH, problem.n - start);
     for (int64_t k = 0; k < n; k += WIDTH) {
         Floats value = read(from + k, n - k, 0.0f);
         if (before == RELU_BACKWARD) {
-            const Floats result = read(other + k, n - k, 0.0f);
-            value = result <= 0.0f ? Floats{} : value * dropout.scale;
+            const Floats passed = read(result + k, n - k, 0.0f);
+            value = passed <= 0.0f ? Floats{} : value * dropout.scale;
         } else {
             if (before == RELU) value = value < 0.0f ? Floats{} : value;
             value = dropout(value, k);
-            if (other) value = value + read(other + k, n - k, 0.0f);
+            if (added) value = value + read(added + k, n - k, 0.0f);
         }
         write(out + k, value, n - k);
     }

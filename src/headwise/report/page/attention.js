@@ -192,6 +192,7 @@ function mapTable(content, site, weights, label) {
   table.append(body);
   table.querySelector("td[data-code]").tabIndex = 0;
   const tell = (event) => {
+    isTipOfKeys = event.type === "focusin";
     const cell = event.target.closest("td[data-code]");
     if (!cell) return hideTip();
     const [row, column] = placeOf(cell);
@@ -200,9 +201,11 @@ function mapTable(content, site, weights, label) {
     markRowAndColumn(table, row, column);
     showTip(cell, text);
   };
-  table.addEventListener("mouseover", (event) => isAtRest(event) || tell(event));
+  // what scrolling moves beneath a pointer at rest does not take a tip from who types
+  table.addEventListener("mouseover", (event) => (isTipOfKeys && isAtRest(event)) || tell(event));
+  table.addEventListener("mousemove", (event) => isTipOfKeys && !isAtRest(event) && tell(event));
+  table.addEventListener("mouseleave", (event) => (isTipOfKeys && isAtRest(event)) || leave(table));
   table.addEventListener("focusin", tell);
-  table.addEventListener("mouseleave", (event) => isAtRest(event) || leave(table));
   table.addEventListener("focusout", () => leave(table));
   table.addEventListener("keydown", (event) =>
     event.key === "Escape" ? hideTip() : moveInGrid(event, table),
@@ -235,13 +238,14 @@ function leave(table) {
   hideTip();
 }
 
+let isTipOfKeys = false; // it tells of the cell that has the focus
 let pointer = ""; // where it moved last
 
 function rememberPointer({ screenX, screenY }) {
   pointer = `${screenX} ${screenY}`;
 }
 
-/** Whether scrolling moved the page beneath the pointer: a tip of the keyboard's stays then. */
+/** Whether it did not move: then the page was scrolled beneath it. */
 function isAtRest({ screenX, screenY }) {
   return pointer === `${screenX} ${screenY}`;
 }

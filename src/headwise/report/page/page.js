@@ -180,7 +180,7 @@ function begin() {
     redrawCharts();
   });
   addEventListener("scroll", placeTip, { capture: true, passive: true });
-  addEventListener("mousemove", rememberPointer, { capture: true, passive: true });
+  addEventListener("mousemove", rememberPointer, { passive: true }); // after those of its target
   addEventListener("resize", sizeMaps);
   addEventListener("hashchange", followAddress);
 }

@@ -5,7 +5,7 @@
 Each figure is a ratio of medians of contenders that ran interleaved in one process. The table says
 what was found beside what is aimed at, and what a figure needs that is not here (the public entmax
 package) is left out. A full run takes about a quarter of an hour a thread count; it writes
-`results/benchmarks/latest.json` and adds a line to `results/benchmarks/history.jsonl`, unless
+`results/benchmarks/threads_<N>.json` and adds a line to `results/benchmarks/history.jsonl`, unless
 `--quick` or `--only`. The parts print more when called alone: `python -m benchmarks.entmax`,
 `.length`, `.matmul_share`, `.training_step`, `.decoding`.
 """
@@ -19,6 +19,7 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -106,7 +107,8 @@ def search(quick: bool) -> list[Figure]:
     """Translation."""
     return [
         Figure(
-            f"cached / recomputed, {row['text']}, {row['attention']}, beam {row['beam']}",
+            f"cached / recomputed, {row['model']}, {row['text']}, {row['attention']}, "
+            f"beam {row['beam']}",
             row["ratio"],
             8,
             at_most=False,
@@ -150,24 +152,30 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), help="these parts")
     parser.add_argument("--threads", nargs="+", type=int, default=[1], help="of torch")
     arguments = parser.parse_args()
-    record = {
+    is_whole = not arguments.quick and arguments.only == list(PARTS)
+    about = {
         "date": datetime.date.today().isoformat(),
         "commit": commit(),
         "machine": machine(),
         "kernels": native.reason_without() or "C++",
-        "figures": [],
     }
-    print(f"machine: {record['machine']}; kernels: {record['kernels']}")
+    print(f"machine: {about['machine']}; kernels: {about['kernels']}")
     for n_threads in arguments.threads:
         torch.set_num_threads(n_threads)
+        found: list[Figure] = []
         for part in arguments.only:
             figures = PARTS[part](arguments.quick)
             show(part, figures, arguments.quick)
-            record["figures"] += [{"threads": n_threads, **asdict(one)} for one in figures]
-    if arguments.quick or arguments.only != list(PARTS):
-        return
+            found += figures
+        if is_whole:
+            keep({**about, "threads": n_threads, "figures": [asdict(one) for one in found]})
+
+
+def keep(record: dict[str, Any]) -> None:
+    """Write the last whole run on so many threads, and a line of history."""
     RESULTS.mkdir(parents=True, exist_ok=True)
-    (RESULTS / "latest.json").write_text(json.dumps(record, ensure_ascii=False, indent=1) + "\n")
+    path = RESULTS / f"threads_{record['threads']}.json"
+    path.write_text(json.dumps(record, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
     with (RESULTS / "history.jsonl").open("a", encoding="utf-8") as history:
         history.write(json.dumps(record, ensure_ascii=False) + "\n")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,8 +25,8 @@ def test_quick_run_prints_a_figure_of_each_part_and_keeps_none(
     assert not (tmp_path / "benchmarks").exists()
 
 
-def test_a_whole_run_is_kept_as_a_line_of_history(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_a_whole_run_is_kept_by_threads_and_as_history(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, set_threads: Callable[[int], None]
 ) -> None:
     figures = [everything.Figure("a / b", 0.5, 1.0), everything.Figure("c / d", 0.5, 1.0, False)]
     assert [figure.is_met for figure in figures] == [True, False]
@@ -33,7 +35,13 @@ def test_a_whole_run_is_kept_as_a_line_of_history(
     monkeypatch.setattr("sys.argv", ["benchmarks"])
     (tmp_path / "results").mkdir()
     everything.main()
+    monkeypatch.setattr("sys.argv", ["benchmarks", "--threads", "1", "2"])
     everything.main()
-    history = (tmp_path / "results" / "benchmarks" / "history.jsonl").read_text().splitlines()
-    assert len(history) == 2
-    assert '"a / b"' in history[0]
+    set_threads(1)
+    folder = tmp_path / "results" / "benchmarks"
+    history = (folder / "history.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line)["threads"] for line in history] == [1, 1, 2]
+    for n_threads, line in ((1, history[1]), (2, history[2])):
+        record = json.loads((folder / f"threads_{n_threads}.json").read_text(encoding="utf-8"))
+        assert record == json.loads(line)
+        assert [figure["name"] for figure in record["figures"]] == ["a / b", "c / d"]

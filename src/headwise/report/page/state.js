@@ -72,5 +72,7 @@ function moveInGrid(event, table) {
 function focusCell(table, cell) {
   table.querySelector("td[tabindex]")?.removeAttribute("tabindex");
   cell.tabIndex = 0;
-  cell.focus();
+  // at once: of smooth scrolls in quick succession a browser may give up the last
+  cell.focus({ preventScroll: true });
+  cell.scrollIntoView({ block: "nearest", inline: "nearest", behavior: "instant" });
 }

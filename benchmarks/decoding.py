@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from benchmarks.clock import machine, seconds
+from benchmarks.matmul_share import model_config
 from headwise.attention.build import AttentionFactory
 from headwise.config_dir import group_node
 from headwise.decode import beam_search, greedy_search
@@ -31,8 +32,7 @@ from headwise.precision import autocast, multiplies_bf16
 from headwise.schema import DecodeConfig, ModelConfig
 from headwise.train.memory import keep_freed_memory
 
-SMALL = ModelConfig("small", 3, 3, 256, 4, 1024)
-BASE = ModelConfig("base", 6, 6, 512, 8, 2048)
+SMALL, BASE = model_config("small"), model_config("base")
 TINY = ModelConfig("tiny", 2, 2, 64, 2, 128)
 VOCABULARY, BEAM, REPEATS = 8000, 5, 7
 CPU = torch.device("cpu")

@@ -14,7 +14,7 @@ import torch
 from headwise.attention.build import AttentionFactory
 from headwise.config_dir import group_choices, group_node
 from headwise.decode import SOFTMAX, OutputMap, Translator, beam_search, greedy_search, score_ids
-from headwise.decode.output_map import log_softmax
+from headwise.entmax.losses import log_softmax
 from headwise.errors import ConfigError, DataError
 from headwise.model.transformer import Transformer
 from headwise.precision import resolve_precision

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from headwise.entmax import native, native_loss
+from headwise.entmax.losses import log_softmax
 
 
 @dataclass(frozen=True)
@@ -23,13 +22,6 @@ class OutputMap:
 
     log_probs: Callable[[Tensor], Tensor]
     is_sparse: bool
-
-
-def log_softmax(logits: Tensor) -> Tensor:
-    """Dense: every word has a probability. (..., V) -> (..., V), at least float32."""
-    if native.takes(logits) and not logits.requires_grad:
-        return native_loss.log_softmax(logits.reshape(-1, logits.shape[-1])).view(logits.shape)
-    return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
 
 
 SOFTMAX = OutputMap(log_softmax, is_sparse=False)

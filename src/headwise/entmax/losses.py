@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from headwise.compilation import outside_graphs
-from headwise.entmax import native
+from headwise.entmax import native, native_loss
 from headwise.entmax.native import POWERS, Power
 from headwise.entmax.native_loss import loss_and_support
 from headwise.entmax.solver import solve
@@ -104,6 +104,15 @@ def entmax_loss_and_support(
     return loss_N.view(target.shape), support_N.view(target.shape)
 
 
+def log_softmax(scores: Tensor) -> Tensor:
+    """Logarithm of softmax along the last axis, float32 (float64 for such scores); (..., V)."""
+    is_differentiated = torch.is_grad_enabled() and scores.requires_grad
+    if native.takes(scores) and not is_differentiated:
+        scores_NV = scores.reshape(-1, scores.shape[-1])
+        return native_loss.log_softmax(scores_NV).view(scores.shape)
+    return scores.to(torch.promote_types(scores.dtype, torch.float32)).log_softmax(-1)
+
+
 @torch.no_grad()
 def log_entmax(scores: Tensor, alpha: float) -> Tensor:
     """Logarithm of α-entmax along the last axis, for search: without a gradient.
@@ -117,9 +126,9 @@ def log_entmax(scores: Tensor, alpha: float) -> Tensor:
         NaN or +inf is NaN.
     """
     _check(scores, alpha)
-    wide = torch.promote_types(scores.dtype, torch.float32)
     if alpha == 1:
-        return scores.to(wide).log_softmax(-1)
+        return log_softmax(scores)
+    wide = torch.promote_types(scores.dtype, torch.float32)
     scores_NV = scores.reshape(-1, scores.shape[-1])
     if native.takes(scores_NV):
         log_p_NV = _probabilities(scores_NV.to(wide).contiguous(), float(alpha))

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from headwise.data.tokenizer import PAD
-from headwise.decode.output_map import OutputMap, log_softmax
+from headwise.decode.output_map import OutputMap
 from headwise.entmax import native
-from headwise.entmax.losses import entmax_loss_and_support, log_entmax
+from headwise.entmax.losses import entmax_loss_and_support, log_entmax, log_softmax
 from headwise.entmax.native_loss import cross_entropy_
 from headwise.errors import require
 from headwise.train.vocabulary_loss import RowSums, projected_loss

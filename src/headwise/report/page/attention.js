@@ -201,10 +201,11 @@ function mapTable(content, site, weights, label) {
     markRowAndColumn(table, row, column);
     showTip(cell, text);
   };
-  // what scrolling moves beneath a pointer at rest does not take a tip from who types
-  table.addEventListener("mouseover", (event) => (isTipOfKeys && isAtRest(event)) || tell(event));
-  table.addEventListener("mousemove", (event) => isTipOfKeys && !isAtRest(event) && tell(event));
-  table.addEventListener("mouseleave", (event) => (isTipOfKeys && isAtRest(event)) || leave(table));
+  table.addEventListener("mouseover", (event) => isOfScrolling(event) || tell(event));
+  table.addEventListener("mouseleave", (event) => isOfScrolling(event) || leave(table));
+  table.addEventListener("mousemove", (event) => {
+    if (isTipOfKeys && !isOfScrolling(event)) tell(event);
+  });
   table.addEventListener("focusin", tell);
   table.addEventListener("focusout", () => leave(table));
   table.addEventListener("keydown", (event) =>
@@ -245,9 +246,9 @@ function rememberPointer({ screenX, screenY }) {
   pointer = `${screenX} ${screenY}`;
 }
 
-/** Whether it did not move: then the page was scrolled beneath it. */
-function isAtRest({ screenX, screenY }) {
-  return pointer === `${screenX} ${screenY}`;
+/** Whether the page moved and not the pointer, while a tip is of who types: that one stays. */
+function isOfScrolling({ screenX, screenY }) {
+  return isTipOfKeys && pointer === `${screenX} ${screenY}`;
 }
 
 let tipCell = null; // whose weight the tip tells

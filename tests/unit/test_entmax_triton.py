@@ -150,9 +150,14 @@ class TestAgainstFloat64:
         assert_precise(fused(case), reference(case))
 
     @kernels
-    def test_rows_of_several_blocks(self, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.mark.parametrize(("head_dim", "deviation"), [(16, 4.0), (128, 1.5)])
+    def test_rows_of_several_blocks(
+        self, head_dim: int, deviation: float, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(triton_operators, "MARKED_KEYS", 64)
-        case = make_case((1, 2, 90, 150, 16), deviation=4.0, causal=True, offset=60, lengths=[140])
+        monkeypatch.setattr(triton_operators, "RESIDENT_KEYS", 512)
+        shape = (1, 2, 90, 150, head_dim)
+        case = make_case(shape, None, torch.float32, deviation, [140], causal=True, offset=60)
         assert_precise(fused(case), reference(case))
 
     @kernels
@@ -254,6 +259,7 @@ class TestEdges:
     @kernels
     def test_blocks_without_weights_are_skipped(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(triton_operators, "MARKED_KEYS", 64)
+        monkeypatch.setattr(triton_operators, "RESIDENT_KEYS", 512)
         case = make_case((1, 1, 128, 256, 16), [1.5])
         query, key, _ = case.tensors
         # the first queries attend to the second and fourth block, the others to the third

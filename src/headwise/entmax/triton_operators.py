@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 
 LIST = 64  # rows and columns of the blocks that are passed over where they are empty
+WIDE_BYTES = 256  # keys beyond it (float32 of 128 numbers) are taken in blocks of half of LIST
+MAX_REGISTERS = 255  # said, since a compiler that has to spill registers may settle for 32
 # Longest rows of which scores are held, by the bytes of the keys of a head and by their number, and
 # how many scores a program holds in half precision. Compiled for sm_90, more spill registers; and
 # longer rows would leave fewer than 32 queries a program, each of which reads all keys.
@@ -36,6 +38,7 @@ class Tiles:
 
     Attributes:
         resident: whether the scores of some queries are held.
+        block: rows and columns of the blocks that are passed over where they are empty.
         marked: whether empty blocks are marked and passed over on the way back.
         forward, queries, keys: (queries, keys, warps) of a program of each kernel.
         padded: the head width, a power of two.
@@ -43,6 +46,7 @@ class Tiles:
     """
 
     resident: bool
+    block: int
     marked: bool
     forward: tuple[int, int, int]
     queries: tuple[int, int, int]
@@ -58,23 +62,26 @@ def _power_of_two(number: int) -> int:
 def tiles(n_queries: int, n_keys: int, head_dim: int, itemsize: int) -> Tiles:
     """The cut of a call, from its sizes alone, so that nothing is timed at run time."""
     padded = _power_of_two(head_dim)
+    n_bytes = padded * itemsize
+    block = LIST if n_bytes <= WIDE_BYTES else LIST // 2
     n_row = _power_of_two(n_keys)
-    short_queries, short_keys = min(LIST, _power_of_two(n_queries)), min(LIST, n_row)
-    resident = n_row * padded * itemsize <= RESIDENT_BYTES and n_row <= RESIDENT_KEYS
+    short_queries, short_keys = min(block, _power_of_two(n_queries)), min(block, n_row)
+    # heads narrower than 64 leave each warp with whole rows, which at 256 keys spill
+    longest = RESIDENT_KEYS if padded >= 64 and itemsize == 2 else RESIDENT_KEYS // 2
+    resident = n_row <= longest and n_row * n_bytes <= RESIDENT_BYTES and n_bytes <= WIDE_BYTES
     if resident:
         n_block = min(short_queries, max(16, RESIDENT_SCORES * 2 // itemsize // n_row))
         forward = (n_block, n_row, 8 if n_row > 256 else _n_warps(n_block * n_row, itemsize))
     else:
         # two groups of warps share the keys where there are queries enough to fill the device
-        n_block = 2 * LIST if n_queries >= 16 * LIST and itemsize == 2 else LIST
-        forward = (n_block, LIST, 8 if itemsize == 4 else n_block // 16)
-        short_queries = short_keys = LIST
+        n_block = 2 * block if n_queries >= 16 * LIST and itemsize == 2 else block
+        forward = (n_block, block, 8 if itemsize == 4 else n_block // 16)
+        short_queries = short_keys = block
     marked = not resident or (n_keys > MARKED_KEYS and n_queries >= LIST)
-    n_bytes = padded * itemsize
-    n_warps = 8 if n_bytes >= 256 else _n_warps(short_queries * short_keys, itemsize)
+    n_warps = 8 if n_bytes >= WIDE_BYTES else _n_warps(short_queries * short_keys, itemsize)
     back = (short_queries, short_keys, n_warps)
-    stages = 3 if n_bytes <= 128 else 2 if n_bytes <= 256 else 1
-    return Tiles(resident, marked, forward, back, back, padded, stages)
+    stages = 3 if n_bytes <= 128 else 2 if n_bytes <= WIDE_BYTES else 1
+    return Tiles(resident, block, marked, forward, back, back, padded, stages)
 
 
 def _n_warps(n_scores: int, itemsize: int) -> int:
@@ -128,6 +135,7 @@ def _options(
         "PRECISION": _precision(query),
         "INTERPRET": is_interpreted(),
         "num_stages": cut.stages,
+        "maxnreg": MAX_REGISTERS,
     }
 
 
@@ -160,7 +168,8 @@ def _launch_forward(
     numbers = _numbers(query, key, query_offset, dropout, scale)
     strides = [stride for tensor in (query, key, value) for stride in tensor.stride()[:3]]
     options = _options(query, cut, causal, key_lengths, dropout, power)
-    options |= {"BLOCK_M": block_queries, "BLOCK_N": block_keys, "LIST": LIST, "num_warps": n_warps}
+    options |= {"BLOCK_M": block_queries, "BLOCK_N": block_keys, "num_warps": n_warps}
+    options["LIST"] = cut.block
     grid = (n_batch * n_heads * n_blocks,)
     with _on_device(query):
         if cut.resident:
@@ -168,7 +177,7 @@ def _launch_forward(
                 *tensors, *strides, *numbers, HAS_LIVE=cut.marked, **options
             )
         else:
-            n_lists = -(-n_keys // LIST)
+            n_lists = -(-n_keys // cut.block)
             lists = query.new_empty(n_batch, n_heads, n_blocks, n_lists, dtype=torch.int16)
             triton_streaming.forward_streaming[grid](*tensors, lists, *strides, *numbers, **options)
     return context, centre, top, shift, live
@@ -191,8 +200,9 @@ def _fake_forward(
     n_batch, n_heads, n_queries, head_dim = query.shape
     n_keys = key.shape[2]
     rows = query.new_empty(n_batch, n_heads, n_queries, dtype=torch.float32)
-    n_lines, n_items = -(-n_queries // LIST), -(-n_keys // LIST)
-    if not tiles(n_queries, n_keys, head_dim, query.element_size()).marked:
+    cut = tiles(n_queries, n_keys, head_dim, query.element_size())
+    n_lines, n_items = -(-n_queries // cut.block), -(-n_keys // cut.block)
+    if not cut.marked:
         n_lines = n_items = 0
     live = query.new_empty(n_batch, n_heads, n_lines, n_items, dtype=torch.uint8)
     return _room(query), _room(query), rows, torch.empty_like(rows), live

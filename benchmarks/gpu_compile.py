@@ -1,0 +1,243 @@
+"""Compile the kernels of fused attention for GPUs that need not be at hand.
+
+    python -m benchmarks.gpu_compile [--architecture 80 86 90] [--quick] [--json FILE]
+
+Every launch of forward and backward is caught on its way to the device and compiled by Triton for
+each architecture, with the very sizes, strides and options of that call. Printed per kernel: the
+registers of a thread, the bytes of its stack (registers spilled to memory), the shared memory of a
+program, and the instructions that feed matrix units. The status is 1 where a program wants more
+shared memory than the architecture has: such a launch would fail.
+
+Needs Triton (`make test-triton` brings it) and no GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from headwise.entmax import triton_operators
+
+# Bytes of shared memory that a program may have, by compute capability without its point.
+SHARED_KIB = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
+TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+POINTERS = {
+    torch.bfloat16: "*bf16",
+    torch.float16: "*fp16",
+    torch.float32: "*fp32",
+    torch.int64: "*i64",
+    torch.int32: "*i32",
+    torch.int16: "*i16",
+    torch.uint8: "*u8",
+}
+OPTIONS = ("num_warps", "num_stages", "maxnreg")  # of a launch; its other keywords are arguments
+
+
+@dataclass(frozen=True)
+class Case:
+    """A call of fused attention."""
+
+    dtype: str
+    queries: int
+    keys: int
+    head_dim: int
+    causal: bool = False
+    dropout: float = 0.1
+    precision: str = "highest"
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A kernel with what it was launched with."""
+
+    kernel: Any
+    arguments: tuple[Any, ...]
+    keywords: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What the compiler made of a launch: per thread, except for shared memory (of a program)."""
+
+    architecture: int
+    case: Case
+    kernel: str
+    registers: int
+    stack_bytes: int
+    shared_bytes: int
+    matrix_instructions: int
+
+    @property
+    def fits(self) -> bool:
+        """Whether a GPU of the architecture has this much shared memory for a program."""
+        return self.shared_bytes <= SHARED_KIB[self.architecture] << 10
+
+
+def cases(is_quick: bool) -> list[Case]:
+    """One call for every way in which a call may be cut."""
+    if is_quick:
+        found = [Case("bf16", 64, 64, 64), Case("bf16", 2048, 2048, 128)]
+        return [*found, Case("fp32", 300, 300, 128)]
+    found = []
+    for dtype, precision in (("bf16", "highest"), ("fp32", "highest"), ("fp32", "high")):
+        for head_dim in (16, 32, 64, 128):
+            for n_keys in (32, 64, 128, 256, 512, 2048):
+                found.append(Case(dtype, n_keys, n_keys, head_dim, True, precision=precision))
+    found += [Case("fp16", 300, 300, 64), Case("bf16", 300, 300, 80, dropout=0.0)]
+    found += [Case("bf16", 1, 900, 64, dropout=0.0), Case("bf16", 30, 1000, 64, dropout=0.0)]
+    return found
+
+
+def launches(case: Case) -> list[Launch]:
+    """What forward and backward of a call would launch, in order; nothing runs."""
+    from triton.runtime.jit import KernelInterface
+
+    found: list[Launch] = []
+
+    def caught(kernel: Any, grid: object) -> Any:
+        return lambda *arguments, **keywords: found.append(Launch(kernel, arguments, keywords))
+
+    n_batch, n_heads, dtype = 2, 4, TYPES[case.dtype]
+
+    def heads(n_rows: int) -> Tensor:
+        rows = torch.zeros(n_batch, n_rows, n_heads, case.head_dim, dtype=dtype)
+        return rows.transpose(1, 2).requires_grad_()
+
+    query, key, value = heads(case.queries), heads(case.keys), heads(case.keys)
+    alpha = torch.full((n_heads,), 1.3, requires_grad=True)
+    lengths = torch.full((n_batch,), case.keys)
+    row_keys = None
+    if case.dropout:
+        row_keys = torch.zeros(2, n_batch, n_heads, case.queries, dtype=torch.int32)
+    torch.set_float32_matmul_precision(case.precision)
+    try:
+        with mock.patch.object(KernelInterface, "__getitem__", caught):
+            context = triton_operators.forward(
+                query, key, value, alpha, lengths, row_keys,
+                case.causal, 0, case.dropout, case.head_dim**-0.5, 0,
+            )[0]  # fmt: skip
+            context.backward(torch.zeros_like(context))
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    return found
+
+
+def source(launch: Launch) -> Any:
+    """The kernel specialised as at a launch: numbers 1 are constants, multiples of 16 are known."""
+    from triton.compiler import ASTSource
+
+    names = launch.kernel.arg_names
+    given = dict(zip(names, launch.arguments, strict=False)) | launch.keywords
+    constant = {parameter.name for parameter in launch.kernel.params if parameter.is_constexpr}
+    signature: dict[str, str] = {}
+    constants: dict[tuple[int, ...], Any] = {}
+    attributes: dict[tuple[int, ...], Any] = {}
+    for place, name in enumerate(names):
+        value = given[name]
+        is_number = isinstance(value, int) and name not in constant
+        if name in constant or value is None or (is_number and value == 1):
+            signature[name] = "constexpr"
+            constants[(place,)] = value
+            continue
+        if isinstance(value, Tensor):
+            signature[name] = POINTERS[value.dtype]
+        else:
+            signature[name] = "i32" if is_number else "fp32"
+        if isinstance(value, Tensor) or (is_number and value % 16 == 0):
+            attributes[(place,)] = [["tt.divisibility", 16]]
+    return ASTSource(launch.kernel, signature, constants, attributes)
+
+
+def compiled(launch: Launch, case: Case, architecture: int) -> Compiled:
+    import triton
+    from triton.backends.compiler import GPUTarget
+
+    options = {name: launch.keywords[name] for name in OPTIONS if name in launch.keywords}
+    target = GPUTarget("cuda", architecture, 32)
+    made = triton.compile(source(launch), target=target, options=options)
+    tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as binary:
+        binary.write(made.asm["cubin"])
+        binary.flush()
+        usage = _output(tools / "cuobjdump", "--dump-resource-usage", binary.name)
+        machine_code = _output(tools / "nvdisasm", "-c", binary.name)
+    found = re.search(r"REG:(\d+) STACK:(\d+)", usage)
+    if found is None:
+        raise RuntimeError(f"cuobjdump tells of no registers: {usage.strip()}")
+    registers, stack_bytes = map(int, found.groups())
+    n_matrix = len(re.findall(r"\b(?:H|UTC\w*)G?MMA\b", machine_code))
+    name = launch.kernel.__name__
+    shared = made.metadata.shared
+    return Compiled(architecture, case, name, registers, stack_bytes, shared, n_matrix)
+
+
+def _output(*command: object) -> str:
+    told = subprocess.run([str(part) for part in command], capture_output=True, text=True)
+    if told.returncode:
+        raise RuntimeError(f"{command[0]} failed: {told.stderr.strip()}")
+    return told.stdout
+
+
+def measure(is_quick: bool, architectures: list[int]) -> Iterator[Compiled]:
+    seen: set[object] = set()
+    for case in cases(is_quick):
+        for launch in launches(case):
+            # what tells two launches apart for the compiler, but for the sizes of tensors
+            kind = (launch.kernel.__name__, case.dtype, tuple(sorted(launch.keywords.items())))
+            if kind in seen:
+                continue
+            seen.add(kind)
+            for architecture in architectures:
+                yield compiled(launch, case, architecture)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="compile the GPU kernels, without a GPU")
+    parser.add_argument("--quick", action="store_true", help="three calls in place of all kinds")
+    parser.add_argument(
+        "--architecture", type=int, nargs="+", choices=list(SHARED_KIB), default=list(SHARED_KIB),
+        metavar="N", help=f"compute capabilities without their point: {[*SHARED_KIB]}",
+    )  # fmt: skip
+    parser.add_argument("--json", type=Path, help="where the figures go")
+    arguments = parser.parse_args()
+    if importlib.util.find_spec("triton") is None:
+        print("triton is not installed: pip install 'headwise[triton]'")
+        return 1
+    if triton_operators.is_interpreted():
+        print("TRITON_INTERPRET=1: nothing would be compiled")
+        return 1
+    found = []
+    for one in measure(arguments.quick, arguments.architecture):
+        case = one.case
+        print(
+            f"sm_{one.architecture:<4}{case.dtype} {case.precision:8} {case.queries:>4} x "
+            f"{case.keys:<5}{case.head_dim:>4} {one.kernel:18} {one.registers:4} registers "
+            f"{one.stack_bytes:6} B stack {one.shared_bytes / 1024:6.1f} KiB shared "
+            f"{one.matrix_instructions:4} matrix instructions{'' if one.fits else '  TOO LARGE'}",
+            flush=True,
+        )
+        found.append(one)
+    n_unfit = sum(not one.fits for one in found)
+    print(f"{len(found)} kernels, {n_unfit} of them too large for their architecture")
+    if arguments.json is not None:
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
+        text = json.dumps([asdict(one) for one in found], indent=1)
+        arguments.json.write_text(text + "\n", encoding="utf-8")
+    return int(n_unfit > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,37 @@
+"""The kernels for GPUs, compiled where there is none."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from triton_marks import HAS_TRITON
+
+ROOT = Path(__file__).parents[2]
+# 8.6 has the least shared memory; 9.0 has matrix units of its own; what spills, spills most at 8.0
+ARCHITECTURES = ("80", "86", "90")
+
+
+@pytest.mark.triton
+@pytest.mark.skipif(not HAS_TRITON, reason="no Triton (make test-triton)")
+def test_every_program_finds_room_on_every_gpu(tmp_path: Path) -> None:
+    environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path / "cache")}
+    environment.pop("TRITON_INTERPRET", None)
+    kept = tmp_path / "compiled.json"
+    command = [sys.executable, "-m", "benchmarks.gpu_compile", "--quick", "--json", str(kept)]
+    command += ["--architecture", *ARCHITECTURES]
+    told = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert told.returncode == 0, told.stdout + told.stderr
+    found = json.loads(kept.read_text(encoding="utf-8"))
+    kernels = {"forward_streaming", "forward_resident", "backward_queries", "backward_keys"}
+    for architecture in map(int, ARCHITECTURES):
+        assert {one["kernel"] for one in found if one["architecture"] == architecture} >= kernels
+    # a compiler that settles for few registers spills thousands of bytes
+    assert max(one["stack_bytes"] for one in found) < 1000
+    on_matrix_units = {one["kernel"] for one in found if one["matrix_instructions"]}
+    assert on_matrix_units == kernels

@@ -90,7 +90,7 @@ def _part(values: Tensor, *axes: slice) -> Tensor:
 def _chunks(shape: tuple[int, int, int, int], visible: Visible) -> Iterator[_Chunk]:
     n_batch, n_heads, n_queries, n_keys = shape
     head = max(1, n_queries * n_keys)
-    step_q = max(1, n_queries) if head <= CHUNK_SCORES else max(1, CHUNK_SCORES // n_keys)
+    step_q = _queries_at_once(shape)
     step_h = 1 if step_q < n_queries else min(n_heads, max(1, CHUNK_SCORES // head))
     step_b = 1 if step_h < n_heads else max(1, CHUNK_SCORES // (head * n_heads))
     for batch in _steps(n_batch, step_b):
@@ -113,6 +113,14 @@ def _chunks(shape: tuple[int, int, int, int], visible: Visible) -> Iterator[_Chu
                 here = Visible(mask, lengths_B, visible.is_causal, offset)
                 first_row = flat.start * n_queries + queries.start
                 yield _Chunk(batch, heads, queries, flat, seen, here, first_row)
+
+
+def _queries_at_once(shape: tuple[int, int, int, int]) -> int:
+    """Of one head."""
+    _, _, n_queries, n_keys = shape
+    if n_queries * n_keys <= CHUNK_SCORES:
+        return max(1, n_queries)
+    return max(1, CHUNK_SCORES // n_keys)
 
 
 def _steps(n: int, step: int) -> Iterator[slice]:
@@ -178,9 +186,20 @@ def _scores(
     shape = (len(some_NQE), some_NQE.shape[1], chunk.n_keys)
     scores_NQK = room[: shape[0] * shape[1] * shape[2]].view(shape)
     keys_NEK = key_NKE[chunk.flat, : chunk.n_keys].transpose(1, 2)
-    torch.baddbmm(scores_NQK, some_NQE, keys_NEK, beta=0, alpha=scale, out=scores_NQK)
+    _put(scores_NQK, some_NQE, keys_NEK, scale)
     n_batch = chunk.batch.stop - chunk.batch.start
     return scores_NQK.view(n_batch, shape[0] // n_batch, *shape[1:])
+
+
+def _put(out: Tensor, left: Tensor, right: Tensor, scale: float) -> None:
+    """The scaled product, written where it belongs."""
+    torch.baddbmm(out, left, right, beta=0, alpha=scale, out=out)
+
+
+def _add(total: Tensor, left: Tensor, right: Tensor, scale: float) -> None:
+    """Add the scaled product, which has the type of its factors."""
+    with torch.autocast("cpu", enabled=False):  # the types are chosen already
+        total.add_(left @ right, alpha=scale)
 
 
 def _attention_backward(
@@ -193,9 +212,9 @@ def _attention_backward(
     beta = beta_of(alpha)
     query_NQE, key_NKE, value_NKE, grad_NQE = map(_by_head, (query, key, value, grad))
     grad_q_NQE = query_NQE.new_empty(query_NQE.shape)
-    # sums over chunks: not in half precision
-    grad_k_NKE = key_NKE.new_zeros(key_NKE.shape, dtype=torch.float32)
-    grad_v_NKE = value_NKE.new_zeros(value_NKE.shape, dtype=torch.float32)
+    has_one_chunk = _queries_at_once(shape) >= shape[2]  # every head
+    dtype = key.dtype if has_one_chunk else torch.float32  # sums over chunks: not in half precision
+    grad_k_NKE, grad_v_NKE = (torch.zeros_like(one, dtype=dtype) for one in (key_NKE, value_NKE))
     grad_alpha = query.new_zeros((*shape[:3], 1) if with_alpha else 0, dtype=torch.float32)
     room = _room(shape, query, 3)
     for chunk in _chunks(shape, _readable(mask, lengths, shape[0], is_causal, offset)):
@@ -213,13 +232,14 @@ def _attention_backward(
             chunk.part(grad_alpha).copy_(rows)
         grad_z_NQK, weights_NQK = scores.flatten(0, 1), weights.flatten(0, 1)
         keys = (chunk.flat, slice(0, chunk.n_keys))
-        torch.bmm(grad_z_NQK, key_NKE[keys], out=grad_q_NQE[chunk.flat, chunk.queries])
-        with torch.autocast("cpu", enabled=False):  # the types are chosen already
-            grad_v_NKE[keys] += weights_NQK.transpose(1, 2) @ some_NQE
-            grad_k_NKE[keys] += grad_z_NQK.transpose(1, 2) @ query_NQE[chunk.flat, chunk.queries]
+        put = _put if has_one_chunk else _add
+        _put(grad_q_NQE[chunk.flat, chunk.queries], grad_z_NQK, key_NKE[keys], scale)
+        put(grad_v_NKE[keys], weights_NQK.transpose(1, 2), some_NQE, 1.0)
+        queries_NQE = query_NQE[chunk.flat, chunk.queries]
+        put(grad_k_NKE[keys], grad_z_NQK.transpose(1, 2), queries_NQE, scale)
     return (
-        grad_q_NQE.mul_(scale).view(query.shape),
-        grad_k_NKE.mul_(scale).to(key.dtype).view(key.shape),
+        grad_q_NQE.view(query.shape),
+        grad_k_NKE.to(key.dtype).view(key.shape),
         grad_v_NKE.to(value.dtype).view(value.shape),
         grad_alpha,
     )

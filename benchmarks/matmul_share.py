@@ -27,6 +27,7 @@ from headwise.attention.build import AttentionFactory
 from headwise.config_dir import group_node
 from headwise.data.batching import Batch
 from headwise.instantiate import instantiate
+from headwise.linear import product
 from headwise.model.transformer import Transformer
 from headwise.precision import multiplies_bf16
 from headwise.schema import ModelConfig, TrainerConfig
@@ -135,14 +136,20 @@ def products(config: ModelConfig, vocabulary: int, batch: int, length: int) -> C
 
 
 class BareProducts:
-    """The products of a step, one after the other, each shape with operands of its own."""
+    """The products of a step, one after the other, each shape with operands of its own.
+
+    They are formed as the step forms them: float32 by `headwise.linear.product`.
+    """
 
     def __init__(self, shapes: Counter[Product], dtype: torch.dtype) -> None:
         self.work: list[tuple[Callable[..., Tensor], Tensor, Tensor, int]] = []
         for shape, count in shapes.items():
             *batch, m, k, n = shape
             left, right = torch.randn(*batch, m, k).to(dtype), torch.randn(*batch, k, n).to(dtype)
-            self.work.append((torch.bmm if batch else torch.mm, left, right, count))
+            if batch:
+                self.work.append((torch.bmm, left, right, count))
+            else:
+                self.work.append((product, left, right.t(), count))
 
     def __call__(self) -> None:
         """Multiply all of them."""

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from headwise.attention.base import Attention, AttentionOutput, Mask, Place
 from headwise.attention.cache import AttentionCache
+from headwise.linear import Linear
 
 
 class HeadGate(nn.Module):
@@ -46,10 +47,10 @@ class MultiHeadAttention(Attention):
         super().__init__()
         self.place = place
         inner = place.n_heads * place.head_dim
-        self.query = nn.Linear(place.d_model, inner)
-        self.key = nn.Linear(place.d_model, inner)
-        self.value = nn.Linear(place.d_model, inner)
-        self.output = nn.Linear(inner, place.d_model)
+        self.query = Linear(place.d_model, inner)
+        self.key = Linear(place.d_model, inner)
+        self.value = Linear(place.d_model, inner)
+        self.output = Linear(inner, place.d_model)
         self.register_module("gate", None)
 
     def split(self, states_BND: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from headwise.dropout import add_dropout, dropout, relu_dropout
+from headwise.linear import Linear
 
 
 def quick_gelu(inner_BNF: Tensor) -> Tensor:
@@ -32,8 +33,8 @@ class FeedForward(nn.Module):
 
     def __init__(self, d_model: int, d_ff: int, activation: str, dropout: float) -> None:
         super().__init__()
-        self.inner = nn.Linear(d_model, d_ff)
-        self.outer = nn.Linear(d_ff, d_model)
+        self.inner = Linear(d_model, d_ff)
+        self.outer = Linear(d_ff, d_model)
         self.activation = ACTIVATIONS[activation]
         self.dropout = dropout
 

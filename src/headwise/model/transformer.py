@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from headwise.attention.base import Attention
 from headwise.errors import ConfigError, refuse, require
+from headwise.linear import Linear
 from headwise.model.blocks import ACTIVATIONS
 from headwise.model.decoder import Decoder, DecoderCache
 from headwise.model.embedding import POSITIONS, Embedding, RegisterTokens
@@ -123,7 +124,7 @@ class Transformer(nn.Module):
         self.target_embedding = Embedding(target_table, config)
         self.encoder = Encoder(config, make_attention)
         self.decoder = Decoder(config, make_attention)
-        self.output = nn.Linear(config.d_model, target_vocab, bias=False)
+        self.output = Linear(config.d_model, target_vocab, bias=False)
         self.registers: RegisterTokens | None = None
         if self.n_registers:
             # the last to be drawn, so that all else starts as without registers

@@ -1,0 +1,172 @@
+"""Linear maps: the results of torch's own, by whichever product."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from headwise import linear as module
+from headwise.linear import Linear, gains, product
+
+Pair = tuple[Linear, nn.Linear]
+
+
+def make_pair(d_in: int = 40, d_out: int = 24, bias: bool = True) -> Pair:
+    torch.manual_seed(1)
+    ours, theirs = Linear(d_in, d_out, bias), nn.Linear(d_in, d_out, bias)
+    theirs.load_state_dict(ours.state_dict())
+    return ours, theirs
+
+
+def results(
+    one: nn.Linear, values: Tensor, dtype: torch.dtype = torch.float32, autocast: bool = False
+) -> list[Tensor]:
+    """Output, and gradients of values, weight and bias."""
+    one = one.to(dtype)
+    values = values.detach().to(dtype).requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        found = one(values)
+    grad = torch.randn(found.shape, generator=torch.Generator().manual_seed(2))
+    wanted = [values, *one.parameters()]
+    return [found.detach(), *torch.autograd.grad(found, wanted, grad.to(found.dtype))]
+
+
+@pytest.fixture(autouse=True)
+def small_products_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MIN_MULTIPLICATIONS", 0)
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[torch.dtype]:
+    """What was multiplied by `product`."""
+    seen: list[torch.dtype] = []
+
+    def told(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
+        seen.append(left.dtype)
+        return product(left, right, bias)
+
+    monkeypatch.setattr(module, "product", told)
+    return seen
+
+
+needs_onednn = pytest.mark.skipif(not module._IS_KNOWN, reason="no oneDNN on this processor")
+layouts = pytest.mark.parametrize(
+    "values",
+    [
+        torch.randn(3, 7, 40),
+        torch.randn(40),
+        torch.randn(40, 9).t(),
+        torch.randn(5, 4, 2, 10).transpose(1, 2).reshape(5, 2, 40),
+        torch.randn(1, 40).expand(6, 40),
+        torch.randn(6, 80)[:, 40:],
+    ],
+    ids=["rows", "vector", "transposed", "joined", "expanded", "part"],
+)
+
+
+class TestAgainstTorch:
+    @layouts
+    @pytest.mark.parametrize("bias", [True, False])
+    def test_float32(self, values: Tensor, bias: bool) -> None:
+        ours, theirs = make_pair(bias=bias)
+        exact = results(theirs, values, torch.float64)
+        for found, wanted in zip(results(ours, values), exact, strict=True):
+            torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-5)
+
+    @layouts
+    def test_bfloat16_of_autocast_rounds_as_torch_does(self, values: Tensor) -> None:
+        ours, theirs = make_pair()
+        found, wanted = (results(one, values, autocast=True) for one in (ours, theirs))
+        assert [one.dtype for one in found] == [torch.bfloat16, *[torch.float32] * 3]
+        for mine, exact in zip(found, wanted, strict=True):
+            torch.testing.assert_close(mine, exact, rtol=2**-7, atol=2**-7)
+
+    def test_float64_is_torchs_own(self) -> None:
+        ours, theirs = make_pair()
+        values = torch.randn(6, 40)
+        for found, wanted in zip(
+            results(ours, values, torch.float64),
+            results(theirs, values, torch.float64),
+            strict=True,
+        ):
+            assert torch.equal(found, wanted)
+
+    def test_a_gradient_that_is_one_number_expanded(self) -> None:
+        ours, theirs = make_pair()
+        values = torch.randn(6, 40)
+        for one in (ours, theirs):
+            one(values).sum().backward()
+        torch.testing.assert_close(ours.weight.grad, theirs.weight.grad)
+        torch.testing.assert_close(ours.bias.grad, theirs.bias.grad)
+
+    @pytest.mark.parametrize("frozen", ["weight", "bias"])
+    def test_frozen_parameters_get_no_gradient(self, frozen: str) -> None:
+        ours, _ = make_pair()
+        getattr(ours, frozen).requires_grad_(False)
+        ours(torch.randn(6, 40)).square().sum().backward()
+        assert {name for name, one in ours.named_parameters() if one.grad is None} == {frozen}
+
+
+class TestProduct:
+    @pytest.mark.parametrize(
+        ("left", "right"),
+        [
+            (torch.randn(9, 40), torch.randn(24, 40)),
+            (torch.randn(40, 9).t(), torch.randn(24, 40)),
+            (torch.randn(9, 40), torch.randn(40, 24).t()),
+            (torch.randn(40, 9).t(), torch.randn(40, 24).t()),
+        ],
+    )
+    def test_layouts(self, left: Tensor, right: Tensor) -> None:
+        exact = left.double() @ right.double().t()
+        torch.testing.assert_close(product(left, right).double(), exact, rtol=1e-5, atol=1e-5)
+
+
+@needs_onednn
+class TestChoice:
+    def test_float32_and_what_has_a_bias_gain(self) -> None:
+        one, two, bias = torch.randn(9, 40), torch.randn(24, 40), torch.randn(24)
+        assert gains(one, two)
+        assert not gains(one.bfloat16(), two.bfloat16())
+        assert gains(one.bfloat16(), two.bfloat16(), bias.bfloat16())
+        assert not gains(one.double(), two.double())
+        assert not gains(one, two.bfloat16())
+
+    def test_small_products_are_torchs_own(
+        self, monkeypatch: pytest.MonkeyPatch, calls: list[torch.dtype]
+    ) -> None:
+        ours, _ = make_pair()
+        ours(torch.randn(6, 40))
+        assert calls == [torch.float32]
+        monkeypatch.setattr(module, "MIN_MULTIPLICATIONS", 6 * 40 * 24 + 1)
+        ours(torch.randn(6, 40))
+        assert calls == [torch.float32]
+
+    def test_onednn_switched_off(self, calls: list[torch.dtype]) -> None:
+        ours, _ = make_pair()
+        with torch.backends.mkldnn.flags(enabled=False):
+            ours(torch.randn(6, 40))
+        assert not calls
+
+    def test_autocast_without_gradients_keeps_its_copies_of_weights(
+        self, calls: list[torch.dtype]
+    ) -> None:
+        ours, _ = make_pair()
+        with torch.autocast("cpu", torch.bfloat16):
+            ours(torch.randn(6, 40))
+            assert calls == [torch.bfloat16]
+            with torch.no_grad():
+                ours(torch.randn(6, 40))
+        assert calls == [torch.bfloat16]
+
+
+@pytest.mark.slow
+def test_compiled_graphs_hold_torchs_own(calls: list[torch.dtype]) -> None:
+    ours, theirs = make_pair()
+    values = torch.randn(6, 40)
+    compiled: Callable[[Tensor], Tensor] = torch.compile(ours, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(values), theirs(values))
+    assert not calls

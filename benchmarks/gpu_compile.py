@@ -122,6 +122,7 @@ def launches(case: Case) -> list[Launch]:
     row_keys = None
     if case.dropout:
         row_keys = torch.zeros(2, n_batch, n_heads, case.queries, dtype=torch.int32)
+    before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(case.precision)
     try:
         with mock.patch.object(KernelInterface, "__getitem__", caught):
@@ -131,7 +132,7 @@ def launches(case: Case) -> list[Launch]:
             )[0]  # fmt: skip
             context.backward(torch.zeros_like(context))
     finally:
-        torch.set_float32_matmul_precision("highest")
+        torch.set_float32_matmul_precision(before)
     return found
 
 

@@ -10,22 +10,34 @@ Letters: N rows, D numbers in, O numbers out.
 
 from __future__ import annotations
 
+import math
 import platform
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.utils.flop_counter import flop_registry, register_flop_formula
 
 # Below as many multiplications oneDNN's preparations cost more than it gains.
 MIN_MULTIPLICATIONS = 1 << 21
-_IS_KNOWN = platform.machine().lower() in ("x86_64", "amd64") and hasattr(
-    torch.ops.mkldnn, "_linear_pointwise"
-)
+
+
+def _types() -> tuple[torch.dtype, ...]:
+    """What oneDNN's linear map takes on this processor."""
+    is_known = platform.machine().lower() in ("x86_64", "amd64")
+    if not (is_known and hasattr(torch.ops.mkldnn, "_linear_pointwise")):
+        return ()
+    if torch.ops.mkldnn._is_mkldnn_bf16_supported():  # not with AVX2 alone
+        return torch.float32, torch.bfloat16
+    return (torch.float32,)
+
+
+TYPES = _types()
 
 
 class Linear(nn.Linear):
-    """`torch.nn.Linear`, differentiable once where oneDNN takes it."""
+    """`torch.nn.Linear`; differentiable once, and without `torch.func`, where oneDNN takes it."""
 
     def forward(self, input: Tensor) -> Tensor:
         """(..., D) to (..., O)."""
@@ -42,8 +54,9 @@ def linear(values: Tensor, weight_OD: Tensor, bias_O: Tensor | None = None) -> T
     low = _type_of_product(values, weight_OD)
     if low is None or not _pays(values, weight_OD):
         return nn.functional.linear(values, weight_OD, bias_O)
-    found: Tensor = _Linear.apply(values, weight_OD, bias_O, low)  # type: ignore[no-untyped-call]
-    return found
+    values_ND = values.reshape(-1, values.shape[-1])
+    found: Tensor = _Linear.apply(values_ND, weight_OD, bias_O, low)  # type: ignore[no-untyped-call]
+    return found.view(*values.shape[:-1], len(weight_OD))
 
 
 def product(left_ND: Tensor, right_OD: Tensor, bias_O: Tensor | None = None) -> Tensor:
@@ -65,12 +78,8 @@ def gains(left_ND: Tensor, right_OD: Tensor, bias_O: Tensor | None = None) -> bo
 
 
 def _is_ours(values: Tensor) -> bool:
-    return (
-        _IS_KNOWN
-        and values.device.type == "cpu"
-        and values.dtype in (torch.float32, torch.bfloat16)
-        and bool(torch.backends.mkldnn.enabled)
-    )
+    is_taken = values.device.type == "cpu" and values.dtype in TYPES
+    return is_taken and bool(torch.backends.mkldnn.enabled)
 
 
 def _pays(values: Tensor, weight_OD: Tensor) -> bool:
@@ -83,35 +92,43 @@ def _type_of_product(values: Tensor, weight_OD: Tensor) -> torch.dtype | None:
         return None
     if not torch.is_autocast_enabled("cpu"):
         return values.dtype if values.dtype == weight_OD.dtype else None
-    # without gradients autocast keeps its copies of the weights from one call to the next
+    # a search calls a map hundreds of times: torch's own keeps its copy of the weight meanwhile
     low = torch.get_autocast_dtype("cpu")
-    return low if low is torch.bfloat16 and torch.is_grad_enabled() else None
+    return low if low in TYPES and torch.is_grad_enabled() else None
 
 
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, values: Tensor, weight_OD: Tensor, bias_O: Tensor | None, low: torch.dtype
+        ctx: Any, values_ND: Tensor, weight_OD: Tensor, bias_O: Tensor | None, low: torch.dtype
     ) -> Tensor:
-        values_ND = values.reshape(-1, values.shape[-1]).to(low).contiguous()
-        low_OD = weight_OD.to(low).contiguous()
-        ctx.save_for_backward(values_ND, low_OD)
-        ctx.shape = values.shape
-        ctx.types = [None if one is None else one.dtype for one in (values, weight_OD, bias_O)]
-        found_NO = product(values_ND, low_OD, None if bias_O is None else bias_O.to(low))
-        return found_NO.view(*values.shape[:-1], -1)
+        inputs = (values_ND, weight_OD, bias_O)
+        ctx.low, ctx.types = low, [None if one is None else one.dtype for one in inputs]
+        low_ND, low_OD = values_ND.to(low).contiguous(), weight_OD.to(low).contiguous()
+        wants_values, wants_weight, *_ = ctx.needs_input_grad
+        ctx.save_for_backward(low_ND if wants_weight else None, low_OD if wants_values else None)
+        return product(low_ND, low_OD, None if bias_O is None else bias_O.to(low))
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        values_ND, low_OD = ctx.saved_tensors
+    def backward(ctx: Any, grad_NO: Tensor) -> tuple[Tensor | None, ...]:
+        low_ND, low_OD = ctx.saved_tensors
         of_values, of_weight, of_bias = ctx.types
-        grad_NO = grad.reshape(-1, grad.shape[-1]).to(values_ND.dtype).contiguous()
+        grad_NO = grad_NO.to(ctx.low).contiguous()
         found: list[Tensor | None] = [None] * 4
-        if ctx.needs_input_grad[0]:
-            found[0] = product(grad_NO, low_OD.t()).view(ctx.shape).to(of_values)
-        if ctx.needs_input_grad[1]:
-            found[1] = product(grad_NO.t(), values_ND.t()).to(of_weight)
+        if low_OD is not None:
+            found[0] = product(grad_NO, low_OD.t()).to(of_values)
+        if low_ND is not None:
+            found[1] = product(grad_NO.t(), low_ND.t()).to(of_weight)
         if ctx.needs_input_grad[2]:
             found[2] = grad_NO.sum(0).to(of_bias)
         return tuple(found)
+
+
+def _flops(values: Any, weight_OD: Any, *_: Any, out_shape: Any = None, **__: Any) -> int:
+    """For torch's counter: two operations a multiply-add."""
+    return int(2 * math.prod(values) * weight_OD[0])
+
+
+if TYPES and torch.ops.mkldnn._linear_pointwise not in flop_registry:
+    register_flop_formula(torch.ops.mkldnn._linear_pointwise)(_flops)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -12,6 +15,15 @@ from headwise import linear as module
 from headwise.linear import Linear, gains, product
 
 Pair = tuple[Linear, nn.Linear]
+
+BFLOAT16 = """
+import torch
+from headwise import linear
+linear.MIN_MULTIPLICATIONS = 0
+with torch.autocast("cpu", torch.bfloat16):
+    linear.Linear(40, 24)(torch.randn(6, 40)).sum().backward()
+print(linear.TYPES)
+"""
 
 
 def make_pair(d_in: int = 40, d_out: int = 24, bias: bool = True) -> Pair:
@@ -52,7 +64,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[torch.dtype]:
     return seen
 
 
-needs_onednn = pytest.mark.skipif(not module._IS_KNOWN, reason="no oneDNN on this processor")
+needs_onednn = pytest.mark.skipif(
+    torch.bfloat16 not in module.TYPES, reason="no oneDNN for both types here"
+)
 layouts = pytest.mark.parametrize(
     "values",
     [
@@ -109,6 +123,30 @@ class TestAgainstTorch:
         ours(torch.randn(6, 40)).square().sum().backward()
         assert {name for name, one in ours.named_parameters() if one.grad is None} == {frozen}
 
+    def test_what_no_gradient_needs_is_not_kept(self) -> None:
+        ours, _ = make_pair()
+        ours.requires_grad_(False)
+        kept: list[Tensor] = []
+
+        def keep(one: Tensor) -> Tensor:
+            kept.append(one)
+            return one
+
+        values = torch.randn(6, 40, requires_grad=True)
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda one: one):
+            ours(values)
+        assert [one.shape for one in kept] == [ours.weight.shape]
+
+    @pytest.mark.parametrize("shape", [(6, 40), (2, 3, 40)])
+    def test_the_output_may_be_changed_in_place(self, shape: tuple[int, ...]) -> None:
+        ours, theirs = make_pair()
+        values = torch.randn(shape)
+        for one in (ours, theirs):
+            found = one(values)
+            found.mul_(0.5)[..., 0] = 0
+            found.square().sum().backward()
+        torch.testing.assert_close(ours.weight.grad, theirs.weight.grad)
+
 
 class TestProduct:
     @pytest.mark.parametrize(
@@ -127,6 +165,17 @@ class TestProduct:
 
 @needs_onednn
 class TestChoice:
+    def test_no_bfloat16_where_onednn_has_none(self) -> None:
+        """As on a processor with AVX2 alone."""
+        told = subprocess.run(
+            [sys.executable, "-c", BFLOAT16],
+            env={**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2"},
+            capture_output=True,
+            text=True,
+        )
+        assert told.returncode == 0, told.stderr
+        assert told.stdout == "(torch.float32,)\n"
+
     def test_float32_and_what_has_a_bias_gain(self) -> None:
         one, two, bias = torch.randn(9, 40), torch.randn(24, 40), torch.randn(24)
         assert gains(one, two)

@@ -214,7 +214,8 @@ def _attention_backward(
     grad_q_NQE = query_NQE.new_empty(query_NQE.shape)
     has_one_chunk = _queries_at_once(shape) >= shape[2]  # every head
     dtype = key.dtype if has_one_chunk else torch.float32  # sums over chunks: not in half precision
-    grad_k_NKE, grad_v_NKE = (torch.zeros_like(one, dtype=dtype) for one in (key_NKE, value_NKE))
+    grad_k_NKE = key_NKE.new_zeros(key_NKE.shape, dtype=dtype)
+    grad_v_NKE = value_NKE.new_zeros(value_NKE.shape, dtype=dtype)
     grad_alpha = query.new_zeros((*shape[:3], 1) if with_alpha else 0, dtype=torch.float32)
     room = _room(shape, query, 3)
     for chunk in _chunks(shape, _readable(mask, lengths, shape[0], is_causal, offset)):

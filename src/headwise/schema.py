@@ -134,7 +134,7 @@ class DecodeConfig:
     max_length_ratio: float = 1.5  # hypothesis length limit: ratio * source + extra
     max_length_extra: int = 50
     max_tokens: int = 4096  # padded source tokens of a decoding batch, times the beam
-    precision: str = "fp32"  # fp32, bf16 (autocast: faster, scores differ), or auto as in training
+    precision: str = "fp32"  # fp32, bf16 (autocast: scores differ), or auto as in training
     external: dict[str, str] = field(default_factory=dict)  # metric name -> command
 
 

@@ -14,7 +14,6 @@ Needs Triton (`make test-triton` brings it) and no GPU.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import re
 import subprocess
@@ -30,6 +29,7 @@ import torch
 from torch import Tensor
 
 from headwise.entmax import triton_operators
+from headwise.entmax.triton_attention import HAS_TRITON
 
 # Bytes of shared memory that a program may have, by compute capability without its point.
 SHARED_KIB = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
@@ -214,7 +214,7 @@ def main() -> int:
     )  # fmt: skip
     parser.add_argument("--json", type=Path, help="where the figures go")
     arguments = parser.parse_args()
-    if importlib.util.find_spec("triton") is None:
+    if not HAS_TRITON:
         print("triton is not installed: pip install 'headwise[triton]'")
         return 1
     if triton_operators.is_interpreted():

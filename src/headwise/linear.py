@@ -71,6 +71,22 @@ def product(left_ND: Tensor, right_OD: Tensor, bias_O: Tensor | None = None) -> 
     return found
 
 
+def product_into(out_NO: Tensor, left_ND: Tensor, right_OD: Tensor) -> None:
+    """Write `left @ right.T`, all of one type, to `out`."""
+    if gains(left_ND, right_OD):
+        out_NO.copy_(product(left_ND, right_OD))
+    else:
+        torch.mm(left_ND, right_OD.t(), out=out_NO)
+
+
+def add_product(total_NO: Tensor, left_ND: Tensor, right_OD: Tensor) -> None:
+    """Add `left @ right.T`, taken in its own type, in place."""
+    if total_NO.dtype == left_ND.dtype and not gains(left_ND, right_OD):
+        total_NO.addmm_(left_ND, right_OD.t())
+    else:
+        total_NO += product(left_ND, right_OD)
+
+
 def gains(left_ND: Tensor, right_OD: Tensor, bias_O: Tensor | None = None) -> bool:
     """Whether oneDNN's linear map is sooner done than torch's product."""
     is_ours = _is_ours(left_ND) and left_ND.dtype == right_OD.dtype and _pays(left_ND, right_OD)

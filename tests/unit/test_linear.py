@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise import linear as module
-from headwise.linear import Linear, gains, product
+from headwise.linear import Linear, add_product, gains, product, product_into
 
 Pair = tuple[Linear, nn.Linear]
 
@@ -161,6 +161,19 @@ class TestProduct:
     def test_layouts(self, left: Tensor, right: Tensor) -> None:
         exact = left.double() @ right.double().t()
         torch.testing.assert_close(product(left, right).double(), exact, rtol=1e-5, atol=1e-5)
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    def test_written_and_added_in_place(self, dtype: torch.dtype) -> None:
+        left, right = torch.randn(9, 40).to(dtype), torch.randn(24, 40).to(dtype)
+        exact = left.double() @ right.double().t()
+        bound = {"rtol": 1e-5, "atol": 1e-5} if dtype is torch.float32 else {"rtol": 0, "atol": 0.1}
+        written = torch.full((9, 24), torch.nan, dtype=dtype)
+        product_into(written, left, right)
+        torch.testing.assert_close(written.double(), exact, **bound)
+        for kind in (torch.float32, dtype):
+            total = torch.ones(9, 24, dtype=kind)
+            add_product(total, left, right)
+            torch.testing.assert_close(total.double(), exact + 1, **bound)
 
 
 @needs_onednn

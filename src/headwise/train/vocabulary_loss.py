@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from headwise.compilation import outside_graphs
-from headwise.linear import gains, product
+from headwise.linear import add_product, product, product_into
 
 # Logits of a chunk: on a CPU a few MB, which its cache holds between the passes over them; on an
 # accelerator enough to fill it.
@@ -144,26 +144,15 @@ def _sums(
             states_RD = group_ND[first : first + n_rows]
             rows = slice(start + first, start + first + len(states_RD))
             logits_RV = room_GV[first : first + len(states_RD)]
-            if gains(states_RD, weight_low_VD):
-                logits_RV.copy_(product(states_RD, weight_low_VD))
-            else:
-                torch.mm(states_RD, weight_low_VD.t(), out=logits_RV)
+            product_into(logits_RV, states_RD, weight_low_VD)
             found = row_loss(logits_RV, target_N[rows], with_gradient)
             sums.append(RowSums(found.loss, found.measure, None))
             if found.grad_RV is not None:
                 logits_RV.copy_(found.grad_RV)
                 gradients[0][rows] = product(logits_RV, weight_low_VD.t())
         if with_gradient:
-            _add_product(gradients[1], room_GV[: len(group_ND)].t(), group_ND)
+            add_product(gradients[1], room_GV[: len(group_ND)].t(), group_ND.t())
     loss, measure = states_ND.new_zeros(2, dtype=torch.promote_types(low, torch.float32)).unbind()
     for part in sums:
         loss, measure = loss + part.loss, measure + part.measure
     return loss, measure, *gradients
-
-
-def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """Add the product, taken in its own type, in place."""
-    if total.dtype == left.dtype and not gains(left, right.t()):
-        total.addmm_(left, right)
-    else:
-        total += product(left, right.t())

@@ -294,8 +294,9 @@ def top_k(scores_NM: Tensor, k: int) -> tuple[Tensor, Tensor]:
     values, places = _top_k(candidates_NC, k)
     indices = index_NC.gather(1, places).clamp(max=n_columns - 1)
     is_cut_N = (maxima[:, k] >= values[:, -1]) & (values[:, -1] > -math.inf)
-    for row in is_cut_N.nonzero()[:, 0].tolist():
-        values[row], indices[row] = (found[0] for found in _top_k(scores_NM[row][None], k))
+    cut_M = is_cut_N.nonzero()[:, 0]
+    if len(cut_M) > 0:
+        values[cut_M], indices[cut_M] = _top_k(scores_NM[cut_M], k)
     return values, indices
 
 
@@ -303,13 +304,26 @@ def _top_k(scores_NM: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """As `top_k`, all of every row searched."""
     n_columns = scores_NM.shape[1]
     k = min(k, n_columns)
-    # one more than asked for shows whether a tie is cut in two; only then a full sort is needed
+    # one more than asked for shows whether a tie is cut in two
     values, indices = scores_NM.topk(min(k + 1, n_columns), dim=1)
     if values.shape[1] > k:
         is_cut_N = (values[:, k - 1] == values[:, k]) & (values[:, k] > -math.inf)
-        for row in is_cut_N.nonzero()[:, 0].tolist():
-            ranked = scores_NM[row].sort(descending=True, stable=True)
-            values[row, :k], indices[row, :k] = ranked.values[:k], ranked.indices[:k]
+        cut_M = is_cut_N.nonzero()[:, 0]
+        if len(cut_M) > 0:
+            chosen_MK = _first_of_ties(scores_NM[cut_M], values[cut_M, :k], indices[cut_M, :k])
+            indices[cut_M, :k] = chosen_MK
     indices, order = indices[:, :k].sort(dim=1)
     values, order = values[:, :k].gather(1, order).sort(dim=1, descending=True, stable=True)
     return values, indices.gather(1, order)
+
+
+def _first_of_ties(scores_NM: Tensor, values_NK: Tensor, indices_NK: Tensor) -> Tensor:
+    """`indices` with those of the least value, of which a row has more, the lowest there are."""
+    least_N1 = values_NK[:, -1:]
+    row_T, tied_T = (scores_NM == least_N1).nonzero(as_tuple=True)
+    n_tied_N = row_T.bincount(minlength=len(scores_NM))
+    first_N1 = (n_tied_N.cumsum(0) - n_tied_N)[:, None]
+    n_above_N1 = (values_NK > least_N1).sum(dim=1, keepdim=True)
+    place_NK = torch.arange(values_NK.shape[1], device=scores_NM.device) - n_above_N1
+    lowest_NK = tied_T[first_N1 + place_NK.clamp(min=0)]
+    return torch.where(place_NK >= 0, lowest_NK, indices_NK)

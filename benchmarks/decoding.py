@@ -27,6 +27,7 @@ from headwise.attention.build import AttentionFactory
 from headwise.config_dir import group_node
 from headwise.decode import beam_search, greedy_search
 from headwise.decode.batches import length_batches
+from headwise.linear import packed
 from headwise.model.transformer import Transformer
 from headwise.precision import autocast, multiplies_bf16
 from headwise.schema import DecodeConfig, ModelConfig
@@ -82,7 +83,7 @@ def search(
     """Seconds."""
 
     def run() -> None:
-        with autocast(CPU, precision):
+        with autocast(CPU, precision), packed(model):
             for sources, limits in batches:
                 if beam == 1:
                     greedy_search(model, sources, limits, CPU, cached=cached)

@@ -5,6 +5,9 @@ processor is not Intel's, and copies a bias over the whole result, on one thread
 multiplies. oneDNN's linear map does neither; torch's compiler takes it for what it compiles, and
 here it is taken without. Everywhere else a map is torch's own.
 
+A search multiplies by the same weights hundreds of times: `packed` lays them out once, in blocks as
+oneDNN reads them.
+
 Letters: N rows, D numbers in, O numbers out.
 """
 
@@ -12,6 +15,9 @@ from __future__ import annotations
 
 import math
 import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,6 +27,7 @@ from torch.utils.flop_counter import flop_registry, register_flop_formula
 
 # Below as many multiplications oneDNN's preparations cost more than it gains.
 MIN_MULTIPLICATIONS = 1 << 21
+ROWS_EXPECTED = 160  # of what a search multiplies: a layout for one row is slow for many
 
 
 def _types() -> tuple[torch.dtype, ...]:
@@ -39,9 +46,79 @@ TYPES = _types()
 class Linear(nn.Linear):
     """`torch.nn.Linear`; differentiable once, and without `torch.func`, where oneDNN takes it."""
 
+    _packed: _Packed | None = None
+
     def forward(self, input: Tensor) -> Tensor:
         """(..., D) to (..., O)."""
+        # compilers do not even look at what comes and goes
+        laid_out = None if torch.compiler.is_compiling() else self._packed
+        if laid_out is not None and laid_out.stands_for(self.weight, self.bias, input):
+            return laid_out.product(input)
         return linear(input, self.weight, self.bias)
+
+
+@contextmanager
+def packed(model: nn.Module) -> Iterator[None]:
+    """Within, and without gradients, the maps of `model` multiply by weights laid out once.
+
+    Takes as much memory as the weights do, and pays from some dozens of calls on. Under autocast
+    they are laid out in its type. A parameter that is replaced or changed in place meanwhile is
+    noticed, but not one whose `data` is. Where oneDNN does not multiply, nothing changes.
+    """
+    maps = [one for one in model.modules() if isinstance(one, Linear)]
+    try:
+        for one in maps:
+            one._packed = _pack(one.weight, one.bias)
+        yield
+    finally:
+        for one in maps:
+            one._packed = None
+
+
+@dataclass(frozen=True)
+class _Packed:
+    """A weight as oneDNN reads it, in a type of products, the bias beside it."""
+
+    blocks_OD: Tensor
+    low_O: Tensor | None
+    weight_OD: Tensor  # what they were made of
+    bias_O: Tensor | None
+    version: int
+
+    def stands_for(self, weight_OD: Tensor, bias_O: Tensor | None, values: Tensor) -> bool:
+        """Whether the product of these is to be taken by what was laid out."""
+        is_same = weight_OD is self.weight_OD and bias_O is self.bias_O
+        if not is_same or _version(weight_OD, bias_O) != self.version or torch.is_grad_enabled():
+            return False
+        return (_type_here() or values.dtype) is self.blocks_OD.dtype
+
+    def product(self, values: Tensor) -> Tensor:
+        """(..., D) to (..., O)."""
+        low = values.to(self.blocks_OD.dtype).contiguous()
+        found: Tensor = torch.ops.mkldnn._linear_pointwise(
+            low, self.blocks_OD, self.low_O, "none", [], ""
+        )
+        return found
+
+
+def _pack(weight_OD: Tensor, bias_O: Tensor | None) -> _Packed | None:
+    dtype = _type_here() or weight_OD.dtype
+    if not _is_ours(weight_OD) or dtype not in TYPES or weight_OD.is_inference():
+        return None
+    with torch.no_grad():
+        blocks_OD = torch.ops.mkldnn._reorder_linear_weight(weight_OD.to(dtype), ROWS_EXPECTED)
+        low_O = None if bias_O is None else bias_O.to(dtype)
+    return _Packed(blocks_OD, low_O, weight_OD, bias_O, _version(weight_OD, bias_O))
+
+
+def _version(weight_OD: Tensor, bias_O: Tensor | None) -> int:
+    """A number that grows when either is changed in place."""
+    return weight_OD._version + (0 if bias_O is None else bias_O._version)
+
+
+def _type_here() -> torch.dtype | None:
+    """Of products under autocast, or None where they keep the type of their factors."""
+    return torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
 
 
 def linear(values: Tensor, weight_OD: Tensor, bias_O: Tensor | None = None) -> Tensor:
@@ -106,10 +183,10 @@ def _type_of_product(values: Tensor, weight_OD: Tensor) -> torch.dtype | None:
     """What is multiplied here; None: torch's own linear map is to be taken."""
     if torch.compiler.is_compiling() or not (_is_ours(values) and _is_ours(weight_OD)):
         return None
-    if not torch.is_autocast_enabled("cpu"):
+    low = _type_here()
+    if low is None:
         return values.dtype if values.dtype == weight_OD.dtype else None
     # a search calls a map hundreds of times: torch's own keeps its copy of the weight meanwhile
-    low = torch.get_autocast_dtype("cpu")
     return low if low in TYPES and torch.is_grad_enabled() else None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,8 +15,10 @@ import torch
 from headwise.attention.build import AttentionFactory
 from headwise.config_dir import group_choices, group_node
 from headwise.decode import SOFTMAX, OutputMap, Translator, beam_search, greedy_search, score_ids
+from headwise.decode.translator import SENTENCES_WORTH_PACKING
 from headwise.entmax.losses import log_softmax
-from headwise.errors import ConfigError, DataError
+from headwise.errors import ConfigError, DataError, RunError
+from headwise.linear import TYPES
 from headwise.model.transformer import Transformer
 from headwise.precision import resolve_precision
 from headwise.schema import DecodeConfig, ModelConfig
@@ -225,6 +228,25 @@ def test_the_model_keeps_its_mode_and_trains_on(model: Transformer) -> None:
     ids = torch.full((1, 40), 9)
     model(ids, torch.tensor([40]), ids).logits_BTV.sum().backward()
     model.eval()
+
+
+@pytest.mark.skipif(not TYPES, reason="no oneDNN here")
+@pytest.mark.parametrize("n", [1, SENTENCES_WORTH_PACKING])
+@pytest.mark.parametrize("fails", [False, True])
+def test_weights_are_laid_out_while_many_sentences_are_translated(
+    model: Transformer, n: int, fails: bool
+) -> None:
+    seen: set[bool] = set()
+
+    def log_probs(logits: torch.Tensor) -> torch.Tensor:
+        seen.add(model.output._packed is not None)
+        return SOFTMAX.log_probs(logits * math.nan if fails else logits)
+
+    translator = Translator(model, PAIR, CONFIG, output=OutputMap(log_probs, is_sparse=False))
+    with pytest.raises(RunError) if fails else nullcontext():
+        translator.translate(sentences(n))
+    assert seen == {n > 1}
+    assert model.output._packed is None
 
 
 @pytest.mark.parametrize(

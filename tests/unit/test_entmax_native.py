@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from headwise.entmax import entmax15, entmax15_loss, function, native
-from headwise.entmax.native import Power
+from headwise.entmax.native import Power, Visible
+from headwise.entmax.native_attention import attention_of_few
 
 needs_kernels = pytest.mark.skipif(
     native.reason_without() is not None, reason=str(native.reason_without())
@@ -222,6 +223,10 @@ def test_kernels_with_narrower_vectors(
         beta = None if alpha is None else alpha - 1
         half = native.forward(some.bfloat16(), beta, power)
         assert torch.equal(half, native.forward(some.bfloat16().float(), beta, power).bfloat16())
+        keys = some[..., :20]  # not whole vectors; and values as well
+        formed = native.forward((keys @ keys.mT).contiguous(), beta, power) @ keys
+        few = attention_of_few(keys, keys, keys, alpha, power, Visible(), 1.0)
+        assert (few - formed).abs().max() <= 1e-5
 
 
 @needs_kernels

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise import linear as module
-from headwise.linear import Linear, add_product, gains, product, product_into
+from headwise.linear import Linear, add_product, gains, packed, product, product_into
 
 Pair = tuple[Linear, nn.Linear]
 
@@ -174,6 +174,77 @@ class TestProduct:
             total = torch.ones(9, 24, dtype=kind)
             add_product(total, left, right)
             torch.testing.assert_close(total.double(), exact + 1, **bound)
+
+
+@needs_onednn
+class TestPacked:
+    """Weights laid out once for a search."""
+
+    @layouts
+    @pytest.mark.parametrize("bias", [True, False])
+    def test_float32(self, values: Tensor, bias: bool) -> None:
+        ours, theirs = make_pair(bias=bias)
+        with packed(ours), torch.no_grad():
+            assert ours._packed is not None
+            torch.testing.assert_close(ours(values), theirs(values))
+
+    @layouts
+    def test_bfloat16_of_autocast(self, values: Tensor) -> None:
+        ours, theirs = make_pair()
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16), packed(ours):
+            found, wanted = ours(values), theirs(values)
+        assert found.dtype is torch.bfloat16
+        torch.testing.assert_close(found, wanted, rtol=2**-7, atol=2**-7)
+
+    @pytest.mark.parametrize("n_rows", [0, 1, 5, 160, 1000])
+    def test_any_number_of_rows(self, n_rows: int) -> None:
+        ours, theirs = make_pair()
+        values = torch.randn(n_rows, 40)
+        with packed(ours), torch.no_grad():
+            torch.testing.assert_close(ours(values), theirs(values))
+
+    @pytest.mark.parametrize("n_times", [1, 2])
+    def test_what_was_laid_out_goes_at_the_end(self, n_times: int) -> None:
+        ours, _ = make_pair()
+        for _ in range(n_times):
+            with pytest.raises(KeyError), packed(ours), packed(ours):
+                raise KeyError
+        assert ours._packed is None
+        assert set(ours.state_dict()) == {"weight", "bias"}
+
+    @pytest.mark.parametrize("which", ["weight", "bias"])
+    def test_a_changed_parameter_is_noticed(self, which: str) -> None:
+        ours, theirs = make_pair()
+        values = torch.randn(6, 40)
+        with packed(ours), torch.no_grad():
+            for one in (ours, theirs):
+                getattr(one, which).mul_(2)
+            torch.testing.assert_close(ours(values), theirs(values))
+
+    def test_another_weight_is_noticed(self) -> None:
+        ours, theirs = make_pair()
+        values = torch.randn(6, 40)
+        with packed(ours), torch.no_grad():
+            for one in (ours, theirs):
+                one.weight = nn.Parameter(torch.ones(24, 40))
+            torch.testing.assert_close(ours(values), theirs(values))
+
+    def test_gradients_and_other_types_are_as_without(self) -> None:
+        ours, theirs = make_pair()
+        values = torch.randn(6, 40)
+        with packed(ours):
+            ours(values).square().sum().backward()
+            with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+                assert ours(values).dtype is torch.bfloat16
+        theirs(values).square().sum().backward()
+        torch.testing.assert_close(ours.weight.grad, theirs.weight.grad)
+
+    def test_nothing_to_lay_out(self) -> None:
+        ours, theirs = make_pair()
+        ours, theirs = ours.double(), theirs.double()
+        values = torch.randn(6, 40, dtype=torch.float64)
+        with packed(ours), torch.no_grad():
+            assert torch.equal(ours(values), theirs(values))
 
 
 @needs_onednn

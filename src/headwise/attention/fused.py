@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from headwise.attention.base import Normaliser, ScoreContext
-from headwise.entmax import native
+from headwise.entmax import native, native_attention
 from headwise.entmax.cpu_attention import attention
 from headwise.entmax.native import ALPHAS, Power, Visible
 from headwise.entmax.triton_attention import refusal, triton_entmax_attention
@@ -74,11 +74,16 @@ def fused_attention(
         power: the map.
         row_alpha: as of `FusedNormaliser`; asked only where a kernel takes it.
     """
-    if _suits_native(query_BHQE, key_BHKE.shape[2], dropout, power):
+    are_few = dropout == 0 and native_attention.takes(query_BHQE, key_BHKE, value_BHKE)
+    if are_few or _suits_native(query_BHQE, key_BHKE.shape[2], dropout, power):
         _announce("attention: C++ kernels")
         visible = _visible(context, query_BHQE.shape[2], key_BHKE.shape[2])
         scale = query_BHQE.shape[-1] ** -0.5
         alpha = row_alpha(context)
+        if are_few:
+            return native_attention.attention_of_few(
+                query_BHQE, key_BHKE, value_BHKE, alpha, power, visible, scale
+            )
         return attention(query_BHQE, key_BHKE, value_BHKE, alpha, power, visible, dropout, scale)
     if power is Power.EXP:
         return _torch_softmax(query_BHQE, key_BHKE, value_BHKE, context, dropout)

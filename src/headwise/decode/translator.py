@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
 import torch
@@ -22,6 +22,7 @@ from headwise.decode.hypothesis import (
 from headwise.decode.output_map import SOFTMAX, OutputMap
 from headwise.decode.scoring import TargetScore, score_ids
 from headwise.errors import DataError, RunError
+from headwise.linear import packed
 from headwise.model.transformer import Transformer
 from headwise.precision import autocast, resolve_precision
 from headwise.schema import DecodeConfig
@@ -50,6 +51,7 @@ class Translation:
 
 
 EMPTY = Translation("", 0.0, (("", 0.0),), ())
+SENTENCES_WORTH_PACKING = 4  # of fewer, a search is over before what `packed` takes is gained
 
 
 class Translator:
@@ -105,7 +107,7 @@ class Translator:
             [len(ids[line]) for line in lines], self.config.max_tokens // self.beam
         )
         answers = [EMPTY] * len(sentences)
-        with self._ready(), _bar(len(lines), "translate", progress) as bar:
+        with self._ready(), self._fast(len(lines)), _bar(len(lines), "translate", progress) as bar:
             for places in batches:
                 batch = [lines[place] for place in places]
                 found = self._search([ids[line] for line in batch])
@@ -195,6 +197,10 @@ class Translator:
             config.n_best,
             output=self.output,
         )
+
+    def _fast(self, n_sentences: int) -> AbstractContextManager[None]:
+        """The model's weights laid out for a search, where it is long enough to pay for that."""
+        return packed(self.model) if n_sentences >= SENTENCES_WORTH_PACKING else nullcontext()
 
     def _translation(self, hypotheses: Sequence[Hypothesis]) -> Translation:
         texts = self.tokenizers.target.decode([list(found.ids) for found in hypotheses])

@@ -132,9 +132,10 @@ def _by_head(values_BHNE: Tensor) -> Tensor:
     return values_BHNE.flatten(0, 1)
 
 
-def _readable(
+def readable(
     mask: Tensor | None, lengths: Tensor | None, n_batch: int, is_causal: bool, offset: int
 ) -> Visible:
+    """What the kernels are to be told of mask and lengths."""
     if mask is not None:
         mask = native.readable(mask)
     if lengths is not None:
@@ -160,7 +161,7 @@ def _attention(
     threshold = query.new_empty((*shape[:3], 2), dtype=torch.float32)
     context_NQE = query_NQE.new_empty(query_NQE.shape)
     room = _room(shape, query, 1)
-    for chunk in _chunks(shape, _readable(mask, lengths, shape[0], is_causal, offset)):
+    for chunk in _chunks(shape, readable(mask, lengths, shape[0], is_causal, offset)):
         scores = _scores(query_NQE, key_NKE, chunk, scale, room[0])
         native.forward(
             scores, None if beta is None else chunk.part(beta), Power(power), chunk.visible, scores,
@@ -218,7 +219,7 @@ def _attention_backward(
     grad_v_NKE = value_NKE.new_zeros(value_NKE.shape, dtype=dtype)
     grad_alpha = query.new_zeros((*shape[:3], 1) if with_alpha else 0, dtype=torch.float32)
     room = _room(shape, query, 3)
-    for chunk in _chunks(shape, _readable(mask, lengths, shape[0], is_causal, offset)):
+    for chunk in _chunks(shape, readable(mask, lengths, shape[0], is_causal, offset)):
         scores = _scores(query_NQE, key_NKE, chunk, scale, room[0])
         some_NQE = grad_NQE[chunk.flat, chunk.queries]
         grad_w, weights = (one[: scores.numel()].view(scores.shape) for one in room[1:])
@@ -276,7 +277,7 @@ def _fake_backward(grad: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Te
     return like[0], like[1], like[2], query.new_empty(rows, dtype=torch.float32)
 
 
-def _flops(query: Any, key: Any, *rest: Any, out_shape: Any = None, **_: Any) -> int:
+def attention_flops(query: Any, key: Any, *rest: Any, out_shape: Any = None, **_: Any) -> int:
     """Of the two products forward, for torch's counter: two operations a multiply-add."""
     n_batch, n_heads, n_queries, width = query
     return int(2 * 2 * n_batch * n_heads * n_queries * key[2] * width)
@@ -284,7 +285,7 @@ def _flops(query: Any, key: Any, *rest: Any, out_shape: Any = None, **_: Any) ->
 
 def _flops_backward(grad: Any, query: Any, key: Any, *rest: Any, **_: Any) -> int:
     """Of five products: the scores again, and two gradients of each product."""
-    return _flops(query, key) * 5 // 2
+    return attention_flops(query, key) * 5 // 2
 
 
 _SHARED = (
@@ -304,5 +305,5 @@ register(
     _attention_backward,
     _fake_backward,
 )
-register_flop_formula(torch.ops.headwise.attention)(_flops)
+register_flop_formula(torch.ops.headwise.attention)(attention_flops)
 register_flop_formula(torch.ops.headwise.attention_backward)(_flops_backward)

@@ -218,6 +218,15 @@ def backward_from_scores(
     return grad_alpha
 
 
+def problem_of_rows(
+    scores_BHQK: Tensor, beta: Tensor | None, power: Power, visible: Visible
+) -> Problem:
+    """Of scores that become weights in place, as part of a larger problem."""
+    problem = _problem(scores_BHQK, scores_BHQK, beta, power, None)
+    _restrict(problem, scores_BHQK, visible)
+    return problem
+
+
 def draw_seed() -> Tensor:
     """The next seed for `Draws` by torch's generator of the CPU."""
     return torch.randint(1 << 62, (), dtype=torch.int64, device="cpu")

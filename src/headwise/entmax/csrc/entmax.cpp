@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "attend.h"
 #include "dropout.h"
 #include "loss.h"
 
@@ -13,7 +14,8 @@ using namespace headwise;
 
 namespace {
 
-constexpr int64_t SERIAL_FLOATS = 16384;  // a problem of this size is done before threads wake up
+constexpr int64_t SERIAL_FLOATS = 16384;  // a map of as many is done before threads wake up
+constexpr int64_t SERIAL_PRODUCTS = 131072;  // and so is attention
 
 // Call `Kernel::block` for all rows, some at a time, on so many threads.
 template <class Kernel, class P>
@@ -23,7 +25,6 @@ void share_out(
     const int64_t n_block =
         std::max<int64_t>(1, std::min<int64_t>(ROWS, block_floats / round_up(n_keys)));
     const int64_t n_blocks = (n_rows + n_block - 1) / n_block;
-    if (n_rows * n_keys <= SERIAL_FLOATS) n_threads = 1;
 #pragma omp parallel num_threads(n_threads) if (n_threads > 1)
     {
         Buffers buffers(n_block, n_keys, Kernel::N_ROOMS);
@@ -38,13 +39,16 @@ void share_out(
 template <class Kernel>
 void run(const Problem& problem) {
     const int64_t n_rows = problem.size[0] * problem.size[1] * problem.size[2];
-    share_out<Kernel>(problem, n_rows, problem.size[3], BLOCK_FLOATS, problem.n_threads);
+    const int64_t K = problem.size[3];
+    const int n_threads = n_rows * K <= SERIAL_FLOATS ? 1 : problem.n_threads;
+    share_out<Kernel>(problem, n_rows, K, BLOCK_FLOATS, n_threads);
 }
 
 template <class Kernel>
 void run(const LossProblem& problem) {
-    share_out<Kernel>(
-        problem, problem.n_rows, problem.n_classes, LOSS_BLOCK_FLOATS, problem.n_threads);
+    const int64_t n_rows = problem.n_rows, n_classes = problem.n_classes;
+    const int n_threads = n_rows * n_classes <= SERIAL_FLOATS ? 1 : problem.n_threads;
+    share_out<Kernel>(problem, n_rows, n_classes, LOSS_BLOCK_FLOATS, n_threads);
 }
 
 template <template <class, class> class Kernel, class T>
@@ -64,6 +68,25 @@ void forward(const Problem& problem) {
         case ANY: return run<Forward<Any, T>>(problem);
         case SQUARE: return run<Forward<Square, T>>(problem);
         default: return run<Forward<Linear, T>>(problem);
+    }
+}
+
+template <class Kernel>
+void run(const AttendProblem& problem) {
+    const int64_t* size = problem.rows.size;
+    const int64_t n_rows = size[0] * size[1] * size[2], K = size[3];
+    const int n_threads =
+        n_rows * K * problem.width <= SERIAL_PRODUCTS ? 1 : problem.rows.n_threads;
+    share_out<Kernel>(problem, n_rows, K, BLOCK_FLOATS, n_threads);
+}
+
+template <class T>
+void attend(const AttendProblem& problem) {
+    switch (problem.rows.map) {
+        case SOFTMAX: return run<Attend<Softmax, T>>(problem);
+        case ANY: return run<Attend<Any, T>>(problem);
+        case SQUARE: return run<Attend<Square, T>>(problem);
+        default: return run<Attend<Linear, T>>(problem);
     }
 }
 
@@ -113,6 +136,10 @@ void headwise_forward(const Problem* problem) {
 
 void headwise_backward(const Problem* problem) {
     problem->is_half ? backward<BFloat16>(*problem) : backward<float>(*problem);
+}
+
+void headwise_attend(const AttendProblem* problem) {
+    problem->is_half ? attend<BFloat16>(*problem) : attend<float>(*problem);
 }
 
 void headwise_loss_forward(const LossProblem* problem) {

@@ -1,0 +1,112 @@
+// Attention of few queries, as in a step of decoding: too little for matrix products, which would
+// first copy the keys into an order of their own. Keys and values are read where they lie.
+#pragma once
+
+#include "forward.h"
+
+namespace headwise {
+
+// Mirrored in native_attention.py.
+struct AttendProblem {
+    Problem rows;  // `source` and `out`: room for the scores, float32
+    const void* query;
+    const void* key;
+    const void* value;
+    void* context;  // (B, Q, H, E), contiguous
+    int64_t query_stride[3], key_stride[3], value_stride[3];  // B, H, N; E is contiguous
+    int64_t width;                                            // E
+    float scale;
+    int32_t is_half;  // bfloat16 in and out; else float32
+};
+
+// A vector of a head's numbers, of which `left` are there; all of it if heads are `whole` vectors.
+template <bool whole, class T>
+inline Floats part_of(const T* from, int64_t left) {
+    return whole ? load(from) : read(from, left, 0.0f);
+}
+
+// Scores of one query with `n` keys.
+template <bool whole, class T>
+void score(
+    const T* query, const T* key, int64_t key_stride, int64_t n, int64_t width, float scale,
+    float* to) {
+    for (int64_t k = 0; k < n; k += WIDTH) {
+        const int n_here = (int)std::min<int64_t>(WIDTH, n - k);
+        Floats parts[WIDTH];
+        for (int j = 0; j < WIDTH; ++j) {
+            Floats sum = {};
+            const T* here = key + (k + j) * key_stride;
+            for (int64_t e = 0; j < n_here && e < width; e += WIDTH) {
+                const Floats q = part_of<whole>(query + e, width - e);
+                sum = sum + q * part_of<whole>(here + e, width - e);
+            }
+            parts[j] = sum;
+        }
+        write(to + k, sums(parts) * scale, n_here);
+    }
+}
+
+// The sum of the values by their weights; what has no weight is not looked at.
+template <int n_vectors, bool whole, class T>
+void gather(
+    const float* weights, const T* value, int64_t value_stride, int64_t n, int64_t width, T* to) {
+    Floats sum[n_vectors] = {};
+    for (int64_t k = 0; k < n; ++k) {
+        if (weights[k] == 0.0f) continue;
+        const T* here = value + k * value_stride;
+        for (int v = 0; v < n_vectors; ++v)
+            sum[v] = sum[v] + weights[k] * part_of<whole>(here + v * WIDTH, width - v * WIDTH);
+    }
+    for (int v = 0; v < n_vectors; ++v) write(to + v * WIDTH, sum[v], width - v * WIDTH);
+}
+
+template <class Power, class T>
+struct Attend {
+    static constexpr int N_ROOMS = Forward<Power, float>::N_ROOMS;
+
+    static void block(const AttendProblem& problem, int64_t first, int n_rows, Buffers& buffers) {
+        problem.width % WIDTH ? block_of<false>(problem, first, n_rows, buffers)
+                              : block_of<true>(problem, first, n_rows, buffers);
+    }
+
+  private:
+    static constexpr int AT_ONCE = 4;  // vectors of a sum
+
+    template <bool whole>
+    static void block_of(
+        const AttendProblem& problem, int64_t first, int n_rows, Buffers& buffers) {
+        const Problem& rows = problem.rows;
+        const int64_t H = rows.size[1], Q = rows.size[2], E = problem.width;
+        float* room = (float*)rows.out;
+        int64_t n_visible[ROWS];
+        RowReader reader(rows, first);
+        for (int r = 0; r < n_rows; ++r) {
+            const int64_t q = (first + r) % Q, h = (first + r) / Q % H, b = (first + r) / (Q * H);
+            const Row row = reader.next();
+            n_visible[r] = row.n_visible;
+            score<whole>(
+                at(problem.query, problem.query_stride, b, h, q),
+                at(problem.key, problem.key_stride, b, h, 0), problem.key_stride[2], row.n_visible,
+                E, problem.scale, room + row.start);
+        }
+        Forward<Power, float>::block(rows, first, n_rows, buffers);
+        for (int r = 0; r < n_rows; ++r) {
+            const int64_t q = (first + r) % Q, h = (first + r) / Q % H, b = (first + r) / (Q * H);
+            const float* weights = room + (first + r) * rows.size[3];
+            const T* value = at(problem.value, problem.value_stride, b, h, 0);
+            T* to = (T*)problem.context + ((b * Q + q) * H + h) * E;
+            const int64_t stride = problem.value_stride[2], n = n_visible[r];
+            int64_t e = 0;
+            for (; e + AT_ONCE * WIDTH <= E; e += AT_ONCE * WIDTH)
+                gather<AT_ONCE, true>(weights, value + e, stride, n, E - e, to + e);
+            for (; e < E; e += WIDTH)
+                gather<1, whole>(weights, value + e, stride, n, E - e, to + e);
+        }
+    }
+
+    static const T* at(const void* from, const int64_t* stride, int64_t b, int64_t h, int64_t n) {
+        return (const T*)from + b * stride[0] + h * stride[1] + n * stride[2];
+    }
+};
+
+}  // namespace headwise

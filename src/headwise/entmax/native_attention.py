@@ -1,0 +1,120 @@
+"""Attention of few queries by the C++ kernels, as in a step of decoding.
+
+Matrix products of so few rows cost more in preparations than in multiplications. Keys and values
+are read where they lie, in a cache with room to grow. Nothing is kept for a gradient.
+
+The operator is `headwise::attention_of_few`. Letters: B batch, H heads, Q and K numbers of queries
+and keys, E head width.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
+
+from headwise.entmax import native
+from headwise.entmax.cpu_attention import attention_flops, readable
+from headwise.entmax.function import beta_of, check_alpha
+from headwise.entmax.native import Power, Problem, Visible, address
+from headwise.entmax.operators import register
+
+FEW_QUERIES = 10  # of a head; more are done sooner by matrix products
+
+
+class AttendProblem(ctypes.Structure):
+    """As in csrc/attend.h."""
+
+    _fields_ = (
+        ("rows", Problem),
+        ("query", ctypes.c_void_p),
+        ("key", ctypes.c_void_p),
+        ("value", ctypes.c_void_p),
+        ("context", ctypes.c_void_p),
+        ("query_stride", ctypes.c_int64 * 3),
+        ("key_stride", ctypes.c_int64 * 3),
+        ("value_stride", ctypes.c_int64 * 3),
+        ("width", ctypes.c_int64),
+        ("scale", ctypes.c_float),
+        ("is_half", ctypes.c_int32),
+    )
+
+
+def takes(query_BHQE: Tensor, key_BHKE: Tensor, value_BHKE: Tensor) -> bool:
+    """Whether `attention_of_few` computes this, and pays."""
+    if torch.is_grad_enabled() or query_BHQE.shape[2] > FEW_QUERIES:
+        return False
+    tensors = (query_BHQE, key_BHKE, value_BHKE)
+    return native.takes(query_BHQE) and all(values.stride(3) == 1 for values in tensors)
+
+
+def attention_of_few(
+    query_BHQE: Tensor,
+    key_BHKE: Tensor,
+    value_BHKE: Tensor,
+    alpha: Tensor | None,
+    power: Power,
+    visible: Visible,
+    scale: float,
+) -> Tensor:
+    """Context (B, H, Q, E): map(scale · q kᵀ) v, scores and weights in float32.
+
+    Args:
+        query_BHQE, key_BHKE, value_BHKE: of one type, such that `takes` says yes to them.
+        alpha: float32, four axes that broadcast to (B, H, Q, 1); only for `Power.ANY`.
+        power: the map.
+        visible: which keys; a mask has four axes.
+        scale: of the scores.
+
+    Raises:
+        ValueError: α outside of [1, 2].
+    """
+    context_BQHE: Tensor = torch.ops.headwise.attention_of_few(
+        query_BHQE, key_BHKE, value_BHKE, alpha, visible.mask, visible.lengths_B,
+        int(power), visible.is_causal, visible.query_offset, scale,
+    )  # fmt: skip
+    return context_BQHE.transpose(1, 2)
+
+
+def _attend(
+    query: Tensor, key: Tensor, value: Tensor, alpha: Tensor | None, mask: Tensor | None,
+    lengths: Tensor | None, power: int, is_causal: bool, offset: int, scale: float,
+) -> Tensor:  # fmt: skip
+    check_alpha(alpha)
+    beta = beta_of(alpha)
+    n_batch, n_heads, n_queries, width = query.shape
+    scores = query.new_empty((n_batch, n_heads, n_queries, key.shape[2]), dtype=torch.float32)
+    visible = readable(mask, lengths, n_batch, is_causal, offset)
+    context = query.new_empty((n_batch, n_queries, n_heads, width))
+    problem = AttendProblem(
+        rows=native.problem_of_rows(scores, beta, Power(power), visible),
+        query=address(query, query.dtype, is_strided=True),
+        key=address(key, query.dtype, is_strided=True),
+        value=address(value, query.dtype, is_strided=True),
+        context=address(context, query.dtype),
+        width=width,
+        scale=scale,
+        is_half=query.dtype is torch.bfloat16,
+    )
+    problem.query_stride[:] = query.stride()[:3]
+    problem.key_stride[:] = key.stride()[:3]
+    problem.value_stride[:] = value.stride()[:3]
+    native.functions().headwise_attend(ctypes.byref(problem))
+    return context
+
+
+def _fake(query: Tensor, *rest: Any) -> Tensor:
+    n_batch, n_heads, n_queries, width = query.shape
+    return query.new_empty((n_batch, n_queries, n_heads, width))
+
+
+register(
+    "attention_of_few(Tensor query, Tensor key, Tensor value, Tensor? alpha, Tensor? mask, "
+    "Tensor? lengths, int power, bool is_causal, int offset, float scale) -> Tensor",
+    _attend,
+    _fake,
+)
+register_flop_formula(torch.ops.headwise.attention_of_few)(attention_flops)

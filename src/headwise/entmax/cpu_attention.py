@@ -52,7 +52,7 @@ def attention(
         TypeError: tensors of another type.
     """
     seed = native.draw_seed() if dropout else None
-    context: Tensor = torch.ops.headwise.attention(
+    context: Tensor = _OPERATOR(
         query_BHQE, key_BHKE, value_BHKE, alpha, visible.mask, visible.lengths_B, seed,
         int(power), visible.is_causal, visible.query_offset, dropout, scale,
     )[0]  # fmt: skip
@@ -256,7 +256,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 def _differentiate(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
     query, key, value, alpha, mask, lengths, seed, threshold = ctx.saved_tensors
     with_alpha = alpha is not None and ctx.needs_input_grad[3]
-    *grads, grad_rows = torch.ops.headwise.attention_backward(
+    *grads, grad_rows = _BACKWARD(
         grad, query, key, value, threshold, alpha, mask, lengths, seed,
         ctx.power, ctx.is_causal, ctx.offset, ctx.dropout, ctx.scale, with_alpha,
     )  # fmt: skip
@@ -292,14 +292,14 @@ _SHARED = (
     "Tensor? alpha, Tensor? mask, Tensor? lengths, Tensor? seed, "
     "int power, bool is_causal, int offset, float dropout, float scale"
 )
-register(
+_OPERATOR = register(
     f"attention(Tensor query, Tensor key, Tensor value, {_SHARED}) -> (Tensor, Tensor)",
     _attention,
     _fake,
     _keep,
     _differentiate,
 )
-register(
+_BACKWARD = register(
     f"attention_backward(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor threshold, "
     f"{_SHARED}, bool with_alpha) -> (Tensor, Tensor, Tensor, Tensor)",
     _attention_backward,

@@ -66,7 +66,7 @@ def weights(scores_BHQK: Tensor, alpha: Tensor | None, mask: Tensor | None, powe
     Raises:
         ValueError: α outside of [1, 2], on a CPU.
     """
-    found: Tensor = torch.ops.headwise.weights(scores_BHQK, alpha, mask, int(power))
+    found: Tensor = _OPERATOR(scores_BHQK, alpha, mask, int(power))
     return found
 
 
@@ -251,13 +251,11 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
     found, alpha = ctx.saved_tensors
     with_alpha = alpha is not None and ctx.needs_input_grad[1]
-    grad_scores, grad_rows = torch.ops.headwise.weights_backward(
-        found, grad, alpha, ctx.power, with_alpha
-    )
+    grad_scores, grad_rows = _BACKWARD(found, grad, alpha, ctx.power, with_alpha)
     return grad_scores, grad_rows.sum_to_size(alpha.shape) if with_alpha else None, None, None
 
 
-register(
+_OPERATOR = register(
     "weights(Tensor scores, Tensor? alpha, Tensor? mask, int power) -> Tensor",
     _weights,
     _weights_shape,
@@ -265,7 +263,7 @@ register(
     _differentiate,
     dispatch="CompositeExplicitAutograd",
 )
-register(
+_BACKWARD = register(
     "weights_backward(Tensor weights, Tensor grad, Tensor? alpha, int power, bool with_alpha)"
     " -> (Tensor, Tensor)",
     _weights_backward,

@@ -72,7 +72,7 @@ def attention_of_few(
     Raises:
         ValueError: α outside of [1, 2].
     """
-    context_BQHE: Tensor = torch.ops.headwise.attention_of_few(
+    context_BQHE: Tensor = _OPERATOR(
         query_BHQE, key_BHKE, value_BHKE, alpha, visible.mask, visible.lengths_B,
         int(power), visible.is_causal, visible.query_offset, scale,
     )  # fmt: skip
@@ -111,7 +111,7 @@ def _fake(query: Tensor, *rest: Any) -> Tensor:
     return query.new_empty((n_batch, n_queries, n_heads, width))
 
 
-register(
+_OPERATOR = register(
     "attention_of_few(Tensor query, Tensor key, Tensor value, Tensor? alpha, Tensor? mask, "
     "Tensor? lengths, int power, bool is_causal, int offset, float scale) -> Tensor",
     _attend,

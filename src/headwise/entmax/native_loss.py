@@ -66,9 +66,7 @@ def loss_and_support(
         target_N = target_N.masked_fill(~is_real_N, 0)  # it need not be a class
         if 0 <= ignore_index < scores_NV.shape[1]:
             left_out = ignore_index
-    loss_N, support_N, _ = torch.ops.headwise.entmax_loss(
-        scores_NV, target_N, is_real_N, alpha, smoothing, left_out
-    )
+    loss_N, support_N, _ = _OPERATOR(scores_NV, target_N, is_real_N, alpha, smoothing, left_out)
     return loss_N, support_N
 
 
@@ -199,7 +197,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 
 
 def _differentiate(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-    found = torch.ops.headwise.entmax_loss_backward(grad, *ctx.saved_tensors, *ctx.settings)
+    found = _BACKWARD(grad, *ctx.saved_tensors, *ctx.settings)
     return found, None, None, None, None, None
 
 
@@ -215,14 +213,14 @@ def _fake_backward(grad: Tensor, scores: Tensor, *rest: Any) -> Tensor:
 
 _ROWS = "Tensor target, Tensor is_real"
 _SETTINGS = "float alpha, float smoothing, int left_out"
-register(
+_OPERATOR = register(
     f"entmax_loss(Tensor scores, {_ROWS}, {_SETTINGS}) -> (Tensor, Tensor, Tensor)",
     _forward,
     _fake,
     _keep,
     _differentiate,
 )
-register(
+_BACKWARD = register(
     f"entmax_loss_backward(Tensor grad, Tensor scores, {_ROWS}, Tensor threshold, {_SETTINGS})"
     " -> Tensor",
     _backward,

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from headwise.entmax.operators import register
+
 LIST = 64  # rows and columns of the blocks that are passed over where they are empty
 WIDE_BYTES = 256  # keys beyond it (float32 of 128 numbers) are taken in blocks of half of LIST
 MAX_REGISTERS = 255  # said, since a compiler that has to spill registers may settle for 32
@@ -278,29 +280,6 @@ def _launch_backward(
     return grad_query, grad_key, grad_value, grad_rows
 
 
-_CALL = "bool causal, int query_offset, float dropout, float scale, int power"
-_INPUTS = "Tensor query, Tensor key, Tensor value, Tensor alpha, Tensor? lengths, Tensor? row_keys"
-
-forward = torch.library.custom_op(
-    "headwise::triton_entmax_forward",
-    _launch_forward,
-    mutates_args=(),
-    schema=f"({_INPUTS}, {_CALL}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
-)
-forward.register_fake(_fake_forward)
-
-_backward = torch.library.custom_op(
-    "headwise::triton_entmax_backward",
-    _launch_backward,
-    mutates_args=(),
-    schema=(
-        f"(Tensor grad, {_INPUTS}, Tensor centre, Tensor top, Tensor shift, Tensor live, {_CALL}, "
-        "bool has_alpha) -> (Tensor, Tensor, Tensor, Tensor)"
-    ),
-)
-
-
-@_backward.register_fake
 def _fake_backward(
     grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *rest: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -322,9 +301,26 @@ def _differentiate(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | Non
     if grad is None:
         return (None,) * 4 + nothing
     has_alpha = ctx.needs_input_grad[3]
-    found = _backward(grad, *ctx.saved_tensors, *ctx.call, has_alpha)
+    found = _BACKWARD(grad, *ctx.saved_tensors, *ctx.call, has_alpha)
     grad_alpha = found[3].sum((0, 2)) if has_alpha else None
     return *found[:3], grad_alpha, *nothing
 
 
-forward.register_autograd(_differentiate, setup_context=_keep)
+_CALL = "bool causal, int query_offset, float dropout, float scale, int power"
+_INPUTS = "Tensor query, Tensor key, Tensor value, Tensor alpha, Tensor? lengths, Tensor? row_keys"
+
+forward = register(
+    f"triton_entmax_forward({_INPUTS}, {_CALL}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    _launch_forward,
+    _fake_forward,
+    _keep,
+    _differentiate,
+    dispatch="CompositeExplicitAutograd",
+)
+_BACKWARD = register(
+    f"triton_entmax_backward(Tensor grad, {_INPUTS}, Tensor centre, Tensor top, Tensor shift, "
+    f"Tensor live, {_CALL}, bool has_alpha) -> (Tensor, Tensor, Tensor, Tensor)",
+    _launch_backward,
+    _fake_backward,
+    dispatch="CompositeExplicitAutograd",
+)

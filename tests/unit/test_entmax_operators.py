@@ -1,0 +1,110 @@
+"""The operators, called by the shortest way and through torch's dispatcher."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from headwise.entmax import function
+from headwise.entmax.native import Power
+
+
+class Watch(TorchDispatchMode):
+    """Remembers the names of the operators that pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.names.append(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+def inputs() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    scores = torch.randn(2, 3, 5, 9, generator=generator).requires_grad_()
+    return scores, torch.tensor([1.1, 1.5, 1.9]).view(1, 3, 1, 1).requires_grad_()
+
+
+def short(scores: Tensor, alpha: Tensor) -> Tensor:
+    return function.weights(scores, alpha, None, Power.ANY)
+
+
+def through_torch(scores: Tensor, alpha: Tensor) -> Tensor:
+    found: Tensor = torch.ops.headwise.weights(scores, alpha, None, int(Power.ANY))
+    return found
+
+
+ways = pytest.mark.parametrize("call", [short, through_torch])
+
+
+def test_both_ways_give_the_same_bits() -> None:
+    found = []
+    for call in (short, through_torch):
+        scores, alpha = inputs()
+        weights = call(scores, alpha)
+        weights[..., 0].square().sum().backward()
+        found.append([weights.detach(), scores.grad, alpha.grad])
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_mode_sees_operators_and_nobody_else_pays_for_them() -> None:
+    with Watch() as watch:
+        weights = short(*inputs())
+        weights.sum().backward()
+    assert {"headwise::weights", "headwise::weights_backward"} <= set(watch.names)
+    weights = short(*inputs())
+    assert "Direct" in weights.grad_fn.name()
+    assert "Direct" not in through_torch(*inputs()).grad_fn.name()
+
+
+def test_tensors_without_values_go_through_torch() -> None:
+    with FakeTensorMode() as mode:
+        assert isinstance(short(*inputs()), FakeTensor)
+    fakes = [mode.from_tensor(one) for one in inputs()]  # and with the mode left
+    assert isinstance(short(*fakes), FakeTensor)
+    assert short(*(one.to("meta") for one in inputs())).is_meta
+
+
+@ways
+def test_no_graph_where_none_is_wanted(call: Callable[[Tensor, Tensor], Tensor]) -> None:
+    scores, alpha = inputs()
+    assert call(scores, alpha.detach()).requires_grad
+    assert not call(scores.detach(), alpha.detach()).requires_grad
+    with torch.no_grad():
+        assert not call(scores, alpha).requires_grad
+
+
+@ways
+def test_the_result_may_be_changed_in_place(call: Callable[[Tensor, Tensor], Tensor]) -> None:
+    scores, alpha = inputs()
+    weights = call(scores, alpha)
+    assert not weights._is_view()
+    weights.add_(1)  # what is kept for the way back is told apart by its version
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        weights.sum().backward()
+
+
+@ways
+def test_a_second_derivative_is_refused(call: Callable[[Tensor, Tensor], Tensor]) -> None:
+    scores, alpha = inputs()
+    (grad,) = torch.autograd.grad(call(scores, alpha)[..., 0].sum(), scores, create_graph=True)
+    with pytest.raises(RuntimeError, match="once, not twice"):
+        grad.sum().backward()
+
+
+@ways
+def test_transforms_of_functions_are_refused(call: Callable[[Tensor, Tensor], Tensor]) -> None:
+    scores, alpha = (one.detach() for one in inputs())
+    with pytest.raises(RuntimeError, match="functorch"):
+        torch.func.grad(lambda values: call(values, alpha).sum())(scores)

@@ -63,7 +63,8 @@ def packed(model: nn.Module) -> Iterator[None]:
 
     Takes as much memory as the weights do, and pays from some dozens of calls on. Under autocast
     they are laid out in its type. A parameter that is replaced or changed in place meanwhile is
-    noticed, but not one whose `data` is. Where oneDNN does not multiply, nothing changes.
+    noticed, but not one whose `data` is. Of two that overlap, in threads too, the first to end
+    ends both. Where oneDNN does not multiply, nothing changes.
     """
     maps = [one for one in model.modules() if isinstance(one, Linear)]
     try:
@@ -90,20 +91,25 @@ class _Packed:
         is_same = weight_OD is self.weight_OD and bias_O is self.bias_O
         if not is_same or _version(weight_OD, bias_O) != self.version or torch.is_grad_enabled():
             return False
-        return (_type_here() or values.dtype) is self.blocks_OD.dtype
+        is_input = _is_ours(values) and values.shape[-1] == weight_OD.shape[1]
+        return is_input and (_type_here() or values.dtype) is self.blocks_OD.dtype
 
     def product(self, values: Tensor) -> Tensor:
         """(..., D) to (..., O)."""
-        low = values.to(self.blocks_OD.dtype).contiguous()
-        found: Tensor = torch.ops.mkldnn._linear_pointwise(
-            low, self.blocks_OD, self.low_O, "none", [], ""
-        )
-        return found
+        low = values.to(self.blocks_OD.dtype)
+        return _onednn(low, self.blocks_OD, self.low_O)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy of the map is without."""
+        return type(None), ()
 
 
 def _pack(weight_OD: Tensor, bias_O: Tensor | None) -> _Packed | None:
     dtype = _type_here() or weight_OD.dtype
-    if not _is_ours(weight_OD) or dtype not in TYPES or weight_OD.is_inference():
+    if not _is_ours(weight_OD) or dtype not in TYPES or weight_OD.numel() == 0:
+        return None
+    parameters = [one for one in (weight_OD, bias_O) if one is not None]
+    if any(one.is_inference() or one.dtype is not weight_OD.dtype for one in parameters):
         return None
     with torch.no_grad():
         blocks_OD = torch.ops.mkldnn._reorder_linear_weight(weight_OD.to(dtype), ROWS_EXPECTED)
@@ -114,6 +120,12 @@ def _pack(weight_OD: Tensor, bias_O: Tensor | None) -> _Packed | None:
 def _version(weight_OD: Tensor, bias_O: Tensor | None) -> int:
     """A number that grows when either is changed in place."""
     return weight_OD._version + (0 if bias_O is None else bias_O._version)
+
+
+def _onednn(values: Tensor, weight_OD: Tensor, bias_O: Tensor | None) -> Tensor:
+    bias_O = None if bias_O is None else bias_O.contiguous()  # it is read as if it were
+    found: Tensor = torch.ops.mkldnn._linear_pointwise(values, weight_OD, bias_O, "none", [], "")
+    return found
 
 
 def _type_here() -> torch.dtype | None:
@@ -144,8 +156,7 @@ def product(left_ND: Tensor, right_OD: Tensor, bias_O: Tensor | None = None) -> 
     """
     if not gains(left_ND, right_OD, bias_O):
         return nn.functional.linear(left_ND, right_OD, bias_O)
-    found: Tensor = torch.ops.mkldnn._linear_pointwise(left_ND, right_OD, bias_O, "none", [], "")
-    return found
+    return _onednn(left_ND, right_OD, bias_O)
 
 
 def product_into(out_NO: Tensor, left_ND: Tensor, right_OD: Tensor) -> None:
@@ -176,7 +187,9 @@ def _is_ours(values: Tensor) -> bool:
 
 
 def _pays(values: Tensor, weight_OD: Tensor) -> bool:
-    return values.numel() * len(weight_OD) >= MIN_MULTIPLICATIONS
+    n_multiplications = values.numel() * len(weight_OD)
+    fits = values.shape[-1] == weight_OD.shape[1]  # what does not is for torch to refuse
+    return fits and n_multiplications >= max(MIN_MULTIPLICATIONS, 1)
 
 
 def _type_of_product(values: Tensor, weight_OD: Tensor) -> torch.dtype | None:

@@ -318,6 +318,13 @@ def test_top_k_equals_a_stable_sort() -> None:
         assert torch.equal(indices[real], expected.indices[:, :k][real])
 
 
+def test_top_k_with_what_is_no_number_beside_a_tie() -> None:
+    scores = torch.tensor([[torch.nan, torch.nan, 1, 1, 0], [0, 2, 1, 1, 1]])
+    values, indices = top_k(scores, 3)
+    assert indices.tolist() == [[0, 1, 2], [1, 2, 3]]
+    torch.testing.assert_close(values, scores.gather(1, indices), equal_nan=True)
+
+
 @pytest.mark.parametrize("n_columns", [64 * 40, 64 * 40 + 17, 64 * 40 + 1])
 @pytest.mark.parametrize("n_values", [3, 500, 10**9])
 def test_top_k_of_long_rows_equals_a_stable_sort(n_columns: int, n_values: int) -> None:

@@ -226,6 +226,16 @@ def test_differentiable_once_only() -> None:
         grad.sum().backward()
 
 
+def test_the_context_may_be_changed_in_place() -> None:
+    given = inputs((2, 2, 20, 20))
+    expected = fused(given, None, Power.SQUARE, Visible())
+    wanted = [one.clone().requires_grad_() for one in given[:3]]
+    context = attention(*wanted, None, Power.SQUARE, Visible(), 0.0, 0.3)
+    context.mul_(2).backward(given[3])
+    for mine, exact in zip(wanted, expected[1:], strict=True):
+        torch.testing.assert_close(mine.grad, exact * 2)
+
+
 @pytest.mark.parametrize("n_batch", [1, 2])
 def test_the_operators_keep_what_they_promise_torch(n_batch: int) -> None:
     """Queries, keys and values as they come from splitting heads: views, not contiguous."""

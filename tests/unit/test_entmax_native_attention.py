@@ -110,6 +110,36 @@ def test_only_few_queries_without_gradients_are_taken() -> None:
         assert not native_attention.takes(few.double(), many.double(), many.double())
 
 
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        [(2, 2, 3, 16), (2, 2, 0, 16), (2, 2, 0, 16)],
+        [(2, 2, 0, 16), (2, 2, 5, 16), (2, 2, 5, 16)],
+        [(2, 2, 3, 16), (1, 2, 5, 16), (1, 2, 5, 16)],
+        [(2, 2, 3, 16), (2, 1, 5, 16), (2, 1, 5, 16)],
+        [(2, 2, 3, 16), (2, 2, 5, 16), (2, 2, 4, 16)],
+        [(2, 2, 3, 16), (2, 2, 5, 16), (2, 2, 5, 8)],
+    ],
+)
+def test_what_does_not_fit_is_left_to_others(shapes: list[tuple[int, ...]]) -> None:
+    tensors = [torch.randn(shape) for shape in shapes]
+    with torch.no_grad():
+        assert not native_attention.takes(*tensors)
+    if shapes[0][2] > 0:
+        with pytest.raises(ValueError, match="keys and values"):
+            attention_of_few(*tensors, None, Power.EXP, Visible(), SCALE)
+
+
+def test_expanded_keys_and_a_batch_of_none() -> None:
+    query, key, value = inputs((3, 2, 2, 9, 16), torch.float32)
+    shared = [one[:1].expand(3, -1, -1, -1) for one in (key, value)]
+    found = attention_of_few(query, *shared, None, Power.SQUARE, Visible(), SCALE)
+    exact = by_weights(query, *shared, 1.5, None)
+    torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-5)
+    none = attention_of_few(query[:0], key[:0], value[:0], None, Power.SQUARE, Visible(), SCALE)
+    assert none.shape == (0, 2, 2, 16)
+
+
 def test_a_gradient_is_refused() -> None:
     query, key, value = inputs((2, 2, 3, 30, 16), torch.float32)
     context = attention_of_few(

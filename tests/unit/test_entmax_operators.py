@@ -12,7 +12,9 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from headwise.entmax import function
-from headwise.entmax.native import Power
+from headwise.entmax.cpu_attention import attention
+from headwise.entmax.native import Power, Visible
+from headwise.entmax.native_attention import attention_of_few
 
 
 class Watch(TorchDispatchMode):
@@ -58,14 +60,30 @@ def test_both_ways_give_the_same_bits() -> None:
         assert torch.equal(one, other)
 
 
+def test_both_ways_of_attention_give_the_same_bits() -> None:
+    found = []
+    for is_short in (True, False):
+        scores, alpha = inputs()
+        heads = [scores.detach().clone().requires_grad_() for _ in range(3)]
+        rest = (None, None, None, int(Power.ANY), False, 0, 0.0, 0.5)
+        if is_short:
+            context = attention(*heads, alpha, Power.ANY, Visible(), 0.0, 0.5)
+        else:
+            context = torch.ops.headwise.attention(*heads, alpha, *rest)[0]
+        context[..., 0].square().sum().backward()
+        found.append([context.detach(), alpha.grad, *(one.grad for one in heads)])
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
+
+
 def test_a_mode_sees_operators_and_nobody_else_pays_for_them() -> None:
     with Watch() as watch:
         weights = short(*inputs())
         weights.sum().backward()
     assert {"headwise::weights", "headwise::weights_backward"} <= set(watch.names)
     weights = short(*inputs())
-    assert "Direct" in weights.grad_fn.name()
-    assert "Direct" not in through_torch(*inputs()).grad_fn.name()
+    assert weights.grad_fn.name() == "headwise_weightsBackward"
+    assert "Generated" in through_torch(*inputs()).grad_fn.name()
 
 
 def test_tensors_without_values_go_through_torch() -> None:
@@ -74,6 +92,9 @@ def test_tensors_without_values_go_through_torch() -> None:
     fakes = [mode.from_tensor(one) for one in inputs()]  # and with the mode left
     assert isinstance(short(*fakes), FakeTensor)
     assert short(*(one.to("meta") for one in inputs())).is_meta
+    heads = torch.empty(2, 3, 5, 8, device="meta")
+    assert attention(heads, heads, heads, None, Power.EXP, Visible(), 0.0, 1.0).is_meta
+    assert attention_of_few(heads, heads, heads, None, Power.EXP, Visible(), 1.0).is_meta
 
 
 @ways
@@ -108,3 +129,33 @@ def test_transforms_of_functions_are_refused(call: Callable[[Tensor, Tensor], Te
     scores, alpha = (one.detach() for one in inputs())
     with pytest.raises(RuntimeError, match="functorch"):
         torch.func.grad(lambda values: call(values, alpha).sum())(scores)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace")
+def test_a_trace_holds_the_operator_not_its_numbers() -> None:
+    scores, alpha = (one.detach() for one in inputs())
+    traced = torch.jit.trace(lambda values: short(values, alpha), (scores,), check_trace=False)
+    assert torch.equal(traced(scores + 1), short(scores + 1, alpha))
+    assert torch.equal(traced(-scores), short(-scores, alpha))
+
+
+def test_gradients_in_a_batch() -> None:
+    scores, alpha = inputs()
+    grads = torch.randn(4, *scores.shape, generator=torch.Generator().manual_seed(2))
+    weights = short(scores, alpha)
+    (found,) = torch.autograd.grad(weights, scores, grads, retain_graph=True, is_grads_batched=True)
+    for grad, one in zip(grads, found, strict=True):
+        (alone,) = torch.autograd.grad(weights, scores, grad, retain_graph=True)
+        assert torch.equal(one, alone)
+
+
+def test_a_profile_names_the_operator() -> None:
+    with torch.profiler.profile() as profile:
+        short(*inputs())
+    assert "headwise::weights" in {event.name for event in profile.events()}
+
+
+def test_a_map_over_a_batch_of_calls() -> None:
+    scores, alpha = (one.detach() for one in inputs())
+    batched = torch.func.vmap(lambda values: short(values[None], alpha)[0])
+    assert torch.equal(batched(scores), short(scores, alpha))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import os
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -76,8 +79,9 @@ layouts = pytest.mark.parametrize(
         torch.randn(5, 4, 2, 10).transpose(1, 2).reshape(5, 2, 40),
         torch.randn(1, 40).expand(6, 40),
         torch.randn(6, 80)[:, 40:],
+        torch.randn(7, 3, 40).transpose(0, 1),
     ],
-    ids=["rows", "vector", "transposed", "joined", "expanded", "part"],
+    ids=["rows", "vector", "transposed", "joined", "expanded", "part", "swapped"],
 )
 
 
@@ -107,6 +111,17 @@ class TestAgainstTorch:
             strict=True,
         ):
             assert torch.equal(found, wanted)
+
+    @pytest.mark.parametrize("kind", ["strided", "expanded"])
+    @pytest.mark.parametrize("lays_out", [False, True])
+    def test_a_bias_of_any_layout(self, kind: str, lays_out: bool) -> None:
+        ours, theirs = make_pair()
+        bias = torch.randn(48)[::2] if kind == "strided" else torch.randn(1).expand(24)
+        for one in (ours, theirs):
+            one.bias = nn.Parameter(bias, requires_grad=False)
+        values = torch.randn(6, 40)
+        with packed(ours) if lays_out else nullcontext(), torch.no_grad():
+            torch.testing.assert_close(ours(values), theirs(values))
 
     def test_a_gradient_that_is_one_number_expanded(self) -> None:
         ours, theirs = make_pair()
@@ -226,7 +241,10 @@ class TestPacked:
         values = torch.randn(6, 40)
         with packed(ours), torch.no_grad():
             for one in (ours, theirs):
-                one.weight = nn.Parameter(torch.ones(24, 40))
+                other = nn.Parameter(torch.ones(24, 40))
+                while other._version < one.weight._version:  # not told apart by that
+                    other.mul_(1)
+                one.weight = other
             torch.testing.assert_close(ours(values), theirs(values))
 
     def test_gradients_and_other_types_are_as_without(self) -> None:
@@ -245,6 +263,38 @@ class TestPacked:
         values = torch.randn(6, 40, dtype=torch.float64)
         with packed(ours), torch.no_grad():
             assert torch.equal(ours(values), theirs(values))
+        for d_in, d_out in ((0, 5), (5, 0)):
+            empty = Linear(d_in, d_out)
+            with packed(empty), torch.no_grad():
+                assert empty(torch.ones(3, d_in)).shape == (3, d_out)
+
+    def test_bad_input_gives_the_same_errors(self) -> None:
+        ours, _ = make_pair()
+        with packed(ours), torch.no_grad():
+            with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+                ours(torch.randn(6, 41))
+            with pytest.raises(RuntimeError, match="same dtype"):
+                ours(torch.randn(6, 40, dtype=torch.float64))
+            with torch.autocast("cpu", torch.bfloat16), pytest.raises(RuntimeError):
+                ours(torch.ones(6, 40, dtype=torch.int64))
+
+    def test_a_copy_made_meanwhile_is_without(self) -> None:
+        ours, theirs = make_pair()
+        values = torch.randn(6, 40)
+        with packed(ours), torch.no_grad():
+            copies = copy.deepcopy(ours), pickle.loads(pickle.dumps(ours))
+        for one in copies:
+            assert one._packed is None
+            assert torch.equal(one(values), ours(values))
+        torch.testing.assert_close(ours(values), theirs(values))
+
+    def test_parameters_made_in_inference_mode(self) -> None:
+        ours, theirs = make_pair()
+        with torch.inference_mode():
+            ours.bias = nn.Parameter(theirs.bias.clone(), requires_grad=False)
+        with packed(ours), torch.no_grad():
+            values = torch.randn(6, 40)
+            torch.testing.assert_close(ours(values), theirs(values))
 
 
 @needs_onednn

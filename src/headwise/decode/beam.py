@@ -323,7 +323,7 @@ def _first_of_ties(scores_NM: Tensor, values_NK: Tensor, indices_NK: Tensor) -> 
     row_T, tied_T = (scores_NM == least_N1).nonzero(as_tuple=True)
     n_tied_N = row_T.bincount(minlength=len(scores_NM))
     first_N1 = (n_tied_N.cumsum(0) - n_tied_N)[:, None]
-    n_above_N1 = (values_NK > least_N1).sum(dim=1, keepdim=True)
+    n_above_N1 = (values_NK != least_N1).sum(dim=1, keepdim=True)
     place_NK = torch.arange(values_NK.shape[1], device=scores_NM.device) - n_above_N1
     lowest_NK = tied_T[first_N1 + place_NK.clamp(min=0)]
     return torch.where(place_NK >= 0, lowest_NK, indices_NK)

@@ -45,10 +45,22 @@ class AttendProblem(ctypes.Structure):
 
 def takes(query_BHQE: Tensor, key_BHKE: Tensor, value_BHKE: Tensor) -> bool:
     """Whether `attention_of_few` computes this, and pays."""
-    if torch.is_grad_enabled() or query_BHQE.shape[2] > FEW_QUERIES:
+    # a graph that is compiled would be for some numbers of queries alone
+    if torch.is_grad_enabled() or torch.compiler.is_compiling():
         return False
-    tensors = (query_BHQE, key_BHKE, value_BHKE)
-    return native.takes(query_BHQE) and all(values.stride(3) == 1 for values in tensors)
+    if not (0 < query_BHQE.shape[2] <= FEW_QUERIES and native.takes(query_BHQE)):
+        return False
+    return _fit(query_BHQE, key_BHKE, value_BHKE)
+
+
+def _fit(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Whether the kernel may take them on trust: of one type and one shape but for Q and K."""
+    tensors = (query, key, value)
+    n_batch, n_heads, _, width = query.shape
+    is_one_shape = key.shape == value.shape == (n_batch, n_heads, key.shape[2], width)
+    is_one_type = all(values.dtype is query.dtype for values in tensors)
+    is_readable = all(values.stride(3) == 1 for values in tensors)
+    return is_one_shape and is_one_type and is_readable and key.shape[2] > 0
 
 
 def attention_of_few(
@@ -70,7 +82,7 @@ def attention_of_few(
         scale: of the scores.
 
     Raises:
-        ValueError: α outside of [1, 2].
+        ValueError: α outside of [1, 2], or tensors that do not fit together.
     """
     context_BQHE: Tensor = _OPERATOR(
         query_BHQE, key_BHKE, value_BHKE, alpha, visible.mask, visible.lengths_B,
@@ -83,6 +95,12 @@ def _attend(
     query: Tensor, key: Tensor, value: Tensor, alpha: Tensor | None, mask: Tensor | None,
     lengths: Tensor | None, power: int, is_causal: bool, offset: int, scale: float,
 ) -> Tensor:  # fmt: skip
+    if not _fit(query, key, value):
+        raise ValueError(
+            "attention of few queries needs queries (B, H, Q, E) and keys and values (B, H, K, E) "
+            f"of one type, K above 0, the last axis contiguous; got {tuple(query.shape)}, "
+            f"{tuple(key.shape)}, {tuple(value.shape)} of {query.dtype}, {key.dtype}, {value.dtype}"
+        )
     check_alpha(alpha)
     beta = beta_of(alpha)
     n_batch, n_heads, n_queries, width = query.shape

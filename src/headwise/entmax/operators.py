@@ -45,22 +45,17 @@ def register(
     )
     operator = getattr(torch.ops.headwise, name)
 
-    class Direct(torch.autograd.Function):
-        """The operator to autograd, without the dispatcher."""
+    def forward(ctx: Any, *arguments: Any) -> Any:
+        found = below_autograd(*arguments)
+        if keep is not None:
+            keep(ctx, arguments, found)
+        return found
 
-        @staticmethod
-        def forward(ctx: Any, *arguments: Any) -> Any:
-            found = below_autograd(*arguments)
-            if keep is not None:
-                keep(ctx, arguments, found)
-            return found
-
-        @staticmethod
-        def backward(ctx: Any, *grads: Tensor) -> Any:
-            return (differentiate or _refuse)(ctx, *grads)
+    steps = {"forward": staticmethod(forward), "backward": staticmethod(differentiate or _refuse)}
+    direct: Any = type(f"headwise_{name}", (torch.autograd.Function,), steps)
 
     def below_autograd(*arguments: Any) -> Any:
-        with _torch._AutoDispatchBelowAutograd():
+        with _torch._AutoDispatchBelowADInplaceOrView():  # as in the dispatcher: no views to track
             return compute(*arguments)
 
     def call(*arguments: Any) -> Any:
@@ -68,20 +63,27 @@ def register(
             return operator(*arguments)
         tensors = (one for one in arguments if isinstance(one, Tensor))
         if torch.is_grad_enabled() and any(one.requires_grad for one in tensors):
-            return Direct.apply(*arguments)  # type: ignore[no-untyped-call]
+            return direct.apply(*arguments)
         return below_autograd(*arguments)
 
     return call
 
 
 def _nobody_watches(arguments: tuple[Any, ...]) -> bool:
-    """Neither a compiler nor a mode nor a kind of tensor that wants to see the operator."""
-    if torch.compiler.is_compiling() or _torch._len_torch_dispatch_stack():
+    """No compiler, tracer, profiler, dispatch mode, transform or tensor of a kind of its own."""
+    if torch.compiler.is_compiling() or _torch._get_tracing_state() is not None:
+        return False
+    if _torch._len_torch_dispatch_stack() or _torch._autograd._profiler_enabled():
         return False
     if _torch._are_functorch_transforms_active():
         return False
-    tensors = (one for one in arguments if isinstance(one, Tensor))
-    return all(type(one) in (Tensor, nn.Parameter) and not one.is_meta for one in tensors)
+    return all(_is_plain(one) for one in arguments if isinstance(one, Tensor))
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    if type(tensor) not in (Tensor, nn.Parameter) or tensor.is_meta:
+        return False
+    return not _torch._functorch.is_legacy_batchedtensor(tensor)
 
 
 def _refuse(ctx: Any, *grads: Any) -> None:

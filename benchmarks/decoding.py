@@ -4,11 +4,12 @@
 
 `model=small` with random weights and 8,000 pieces; sources and numbers of steps are drawn like
 Multi30k's (14 pieces) and newstest's (27). Every hypothesis ends at its limit, as random weights
-know no end. Batches are those of a translation with `decode.max_tokens` at its default. Both ways,
-and the first again with `decode.precision=bf16` where the processor multiplies that, take turns on
-the same batches in one process; what is printed are medians of their ratios, and of sentences a
-second. With one thread (OMP_NUM_THREADS=1) the time is that of the processor, which
-other load on the machine lengthens less; else it is that of the clock.
+know no end. Batches are those of a translation with `decode.max_tokens` at its default, and weights
+are laid out as there (`headwise.linear.packed`), for every way. Both ways, and the first again with
+`decode.precision=bf16` where the processor multiplies that, take turns on the same batches in one
+process; what is printed are medians of their ratios, and of sentences a second. With one thread
+(OMP_NUM_THREADS=1) the time is that of the processor, which other load on the machine lengthens
+less; else it is that of the clock.
 """
 
 from __future__ import annotations

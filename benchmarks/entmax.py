@@ -23,6 +23,7 @@ from torch import Tensor
 from benchmarks.clock import machine, medians
 from headwise import entmax
 from headwise.entmax import native
+from headwise.train.memory import keep_freed_memory
 
 SHAPES = ((64, 8, 32, 32), (32, 8, 64, 64), (64, 4, 30, 30), (8, 8, 256, 256), (2, 8, 1024, 1024))
 N_REPEATS = 11
@@ -142,6 +143,7 @@ def errors(n_keys: int) -> dict[str, float]:
 
 def measure(quick: bool) -> dict[str, Any]:
     """Ratios by shape and contender, and errors by number of keys."""
+    keep_freed_memory()  # as training does; else it is chance whose results are mapped anew
     rows = []
     for shape in SHAPES[:2] if quick else SHAPES:
         taken = times(shape, 3 if quick else N_REPEATS)

@@ -81,20 +81,20 @@ struct Attend {
         int64_t n_visible[ROWS];
         RowReader reader(rows, first);
         for (int r = 0; r < n_rows; ++r) {
-            const int64_t q = (first + r) % Q, h = (first + r) / Q % H, b = (first + r) / (Q * H);
+            const Place here(rows, first + r);
             const Row row = reader.next();
             n_visible[r] = row.n_visible;
             score<whole>(
-                at(problem.query, problem.query_stride, b, h, q),
-                at(problem.key, problem.key_stride, b, h, 0), problem.key_stride[2], row.n_visible,
+                at(problem.query, problem.query_stride, here, here.q),
+                at(problem.key, problem.key_stride, here, 0), problem.key_stride[2], row.n_visible,
                 E, problem.scale, room + row.start);
         }
         Forward<Power, float>::block(rows, first, n_rows, buffers);
         for (int r = 0; r < n_rows; ++r) {
-            const int64_t q = (first + r) % Q, h = (first + r) / Q % H, b = (first + r) / (Q * H);
+            const Place here(rows, first + r);
             const float* weights = room + (first + r) * rows.size[3];
-            const T* value = at(problem.value, problem.value_stride, b, h, 0);
-            T* to = (T*)problem.context + ((b * Q + q) * H + h) * E;
+            const T* value = at(problem.value, problem.value_stride, here, 0);
+            T* to = (T*)problem.context + ((here.b * Q + here.q) * H + here.h) * E;
             const int64_t stride = problem.value_stride[2], n = n_visible[r];
             int64_t e = 0;
             for (; e + AT_ONCE * WIDTH <= E; e += AT_ONCE * WIDTH)
@@ -104,8 +104,17 @@ struct Attend {
         }
     }
 
-    static const T* at(const void* from, const int64_t* stride, int64_t b, int64_t h, int64_t n) {
-        return (const T*)from + b * stride[0] + h * stride[1] + n * stride[2];
+    struct Place {
+        int64_t b, h, q;
+
+        Place(const Problem& rows, int64_t row)
+            : b(row / (rows.size[2] * rows.size[1])),
+              h(row / rows.size[2] % rows.size[1]),
+              q(row % rows.size[2]) {}
+    };
+
+    static const T* at(const void* from, const int64_t* stride, const Place& here, int64_t n) {
+        return (const T*)from + here.b * stride[0] + here.h * stride[1] + n * stride[2];
     }
 };
 

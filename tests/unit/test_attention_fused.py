@@ -85,6 +85,26 @@ def test_dropout_takes_the_kernels_and_keeps_the_mean(
     assert not torch.equal(drawn[0], drawn[1])
 
 
+@needs_kernels
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_few_queries_take_a_kernel_of_their_own_and_say_nothing(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, variant: str
+) -> None:
+    attention, calls = layer(variant), []
+    real = fused.native_attention.attention_of_few
+    monkeypatch.setattr(
+        fused.native_attention, "attention_of_few", lambda *a: calls.append(a) or real(*a)
+    )
+    states = torch.randn(2, 30, 32, generator=torch.Generator().manual_seed(2))
+    given = (states[:, :3], states, states, Mask(key_lengths_B=torch.tensor([30, 7])))
+    with torch.no_grad(), caplog.at_level(logging.INFO, logger="headwise"):
+        few = attention(*given).context_BQD
+        formed = attention(*given, need_weights=True).context_BQD
+    assert len(calls) == 1
+    assert not caplog.text
+    torch.testing.assert_close(few, formed, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_without_kernels_a_layer_computes_the_same(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, variant: str

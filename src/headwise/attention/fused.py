@@ -76,7 +76,8 @@ def fused_attention(
     """
     are_few = dropout == 0 and native_attention.takes(query_BHQE, key_BHKE, value_BHKE)
     if are_few or _suits_native(query_BHQE, key_BHKE.shape[2], dropout, power):
-        _announce("attention: C++ kernels")
+        if not are_few:  # which is said of training, not in the midst of translations
+            _announce("attention: C++ kernels")
         visible = _visible(context, query_BHQE.shape[2], key_BHKE.shape[2])
         scale = query_BHQE.shape[-1] ** -0.5
         alpha = row_alpha(context)

@@ -91,10 +91,8 @@ def test_few_queries_take_a_kernel_of_their_own_and_say_nothing(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, variant: str
 ) -> None:
     attention, calls = layer(variant), []
-    real = fused.native_attention.attention_of_few
-    monkeypatch.setattr(
-        fused.native_attention, "attention_of_few", lambda *a: calls.append(a) or real(*a)
-    )
+    real = fused.attention_of_few
+    monkeypatch.setattr(fused, "attention_of_few", lambda *a: calls.append(a) or real(*a))
     states = torch.randn(2, 30, 32, generator=torch.Generator().manual_seed(2))
     given = (states[:, :3], states, states, Mask(key_lengths_B=torch.tensor([30, 7])))
     with torch.no_grad(), caplog.at_level(logging.INFO, logger="headwise"):

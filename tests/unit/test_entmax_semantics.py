@@ -368,3 +368,9 @@ def test_refuses_wrong_tensors() -> None:
         entmax15(scores, mask=torch.ones(2, 3, 4))
     with pytest.raises(TypeError, match="floating-point"):
         softmax(torch.zeros(3, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("dim", [3, 5, -4])
+def test_an_axis_that_is_not_there_is_an_error(dim: int) -> None:
+    with pytest.raises(IndexError, match="out of range"):
+        entmax15(torch.randn(2, 3, 4), dim)

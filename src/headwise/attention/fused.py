@@ -17,6 +17,7 @@ from headwise.attention.base import Normaliser, ScoreContext
 from headwise.entmax import native, native_attention
 from headwise.entmax.cpu_attention import attention
 from headwise.entmax.native import ALPHAS, Power, Visible
+from headwise.entmax.native_attention import attention_of_few
 from headwise.entmax.triton_attention import refusal, triton_entmax_attention
 from headwise.entmax.triton_operators import is_interpreted
 
@@ -74,17 +75,14 @@ def fused_attention(
         power: the map.
         row_alpha: as of `FusedNormaliser`; asked only where a kernel takes it.
     """
-    are_few = dropout == 0 and native_attention.takes(query_BHQE, key_BHKE, value_BHKE)
-    if are_few or _suits_native(query_BHQE, key_BHKE.shape[2], dropout, power):
-        if not are_few:  # which is said of training, not in the midst of translations
-            _announce("attention: C++ kernels")
-        visible = _visible(context, query_BHQE.shape[2], key_BHKE.shape[2])
-        scale = query_BHQE.shape[-1] ** -0.5
-        alpha = row_alpha(context)
-        if are_few:
-            return native_attention.attention_of_few(
-                query_BHQE, key_BHKE, value_BHKE, alpha, power, visible, scale
-            )
+    n_queries, n_keys, scale = query_BHQE.shape[2], key_BHKE.shape[2], query_BHQE.shape[3] ** -0.5
+    if dropout == 0 and native_attention.takes(query_BHQE, key_BHKE, value_BHKE):
+        # not announced: who translates is told nothing of kernels
+        visible, alpha = _visible(context, n_queries, n_keys), row_alpha(context)
+        return attention_of_few(query_BHQE, key_BHKE, value_BHKE, alpha, power, visible, scale)
+    if _suits_native(query_BHQE, n_keys, dropout, power):
+        _announce("attention: C++ kernels")
+        visible, alpha = _visible(context, n_queries, n_keys), row_alpha(context)
         return attention(query_BHQE, key_BHKE, value_BHKE, alpha, power, visible, dropout, scale)
     if power is Power.EXP:
         return _torch_softmax(query_BHQE, key_BHKE, value_BHKE, context, dropout)

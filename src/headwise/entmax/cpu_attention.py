@@ -132,7 +132,7 @@ def _by_head(values_BHNE: Tensor) -> Tensor:
     return values_BHNE.flatten(0, 1)
 
 
-def readable(
+def as_visible(
     mask: Tensor | None, lengths: Tensor | None, n_batch: int, is_causal: bool, offset: int
 ) -> Visible:
     """What the kernels are to be told of mask and lengths."""
@@ -161,7 +161,7 @@ def _attention(
     threshold = query.new_empty((*shape[:3], 2), dtype=torch.float32)
     context_NQE = query_NQE.new_empty(query_NQE.shape)
     room = _room(shape, query, 1)
-    for chunk in _chunks(shape, readable(mask, lengths, shape[0], is_causal, offset)):
+    for chunk in _chunks(shape, as_visible(mask, lengths, shape[0], is_causal, offset)):
         scores = _scores(query_NQE, key_NKE, chunk, scale, room[0])
         native.forward(
             scores, None if beta is None else chunk.part(beta), Power(power), chunk.visible, scores,
@@ -219,7 +219,7 @@ def _attention_backward(
     grad_v_NKE = value_NKE.new_zeros(value_NKE.shape, dtype=dtype)
     grad_alpha = query.new_zeros((*shape[:3], 1) if with_alpha else 0, dtype=torch.float32)
     room = _room(shape, query, 3)
-    for chunk in _chunks(shape, readable(mask, lengths, shape[0], is_causal, offset)):
+    for chunk in _chunks(shape, as_visible(mask, lengths, shape[0], is_causal, offset)):
         scores = _scores(query_NQE, key_NKE, chunk, scale, room[0])
         some_NQE = grad_NQE[chunk.flat, chunk.queries]
         grad_w, weights = (one[: scores.numel()].view(scores.shape) for one in room[1:])

@@ -79,7 +79,7 @@ def alpha_entmax(
                 f"dim {dim}, got shape {tuple(alpha.shape)}; for one alpha a head of scores "
                 "(B, H, Q, K) give it the shape (H, 1, 1)"
             )
-        aligned = _last(alpha.to(working.dtype).reshape(shape), dim)
+        aligned = _moved(alpha.to(working.dtype).reshape(shape), dim, -1)
         weights = _along_last(working, aligned, allowed, Power.ANY)
         return _finish(weights, along, scores.dtype)
     alpha = float(alpha)
@@ -104,18 +104,18 @@ def _prepare(scores: Tensor, dim: int, mask: Tensor | None) -> tuple[Tensor, int
                 f"mask must broadcast against scores {tuple(scores.shape)}, got {tuple(mask.shape)}"
             )
         mask = mask.reshape((1,) * (scores.dim() - mask.dim()) + tuple(mask.shape))
-        mask = _last(mask, dim)
-    return _last(working, dim), dim, mask
+        mask = _moved(mask, dim, -1)
+    return _moved(working, dim, -1), dim, mask
 
 
-def _last(values: Tensor, dim: int) -> Tensor:
-    """With an axis moved to the end; each view, of what stays as it is too, costs time."""
-    return values if dim in (-1, values.dim() - 1) else values.movedim(dim, -1)
+def _moved(values: Tensor, dim: int, to: int) -> Tensor:
+    """With an axis moved; a view costs time, that of what stays as it is too."""
+    stays = {dim, to} <= {-1, values.dim() - 1}
+    return values if stays else values.movedim(dim, to)
 
 
 def _finish(weights: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
-    is_last = dim in (-1, weights.dim() - 1)
-    return (weights if is_last else weights.movedim(-1, dim)).to(dtype)
+    return _moved(weights, -1, dim).to(dtype)
 
 
 def _along_last(scores: Tensor, alpha: Tensor | None, mask: Tensor | None, power: Power) -> Tensor:

@@ -165,8 +165,7 @@ def forward(
         draws: dropout, or None.
     """
     weights_BHQK = torch.empty_like(scores_BHQK) if out_BHQK is None else out_BHQK
-    problem = _problem(scores_BHQK, weights_BHQK, beta, power, draws)
-    _restrict(problem, scores_BHQK, visible)
+    problem = problem_of(scores_BHQK, weights_BHQK, beta, power, draws, visible)
     if threshold_BHQ2 is not None:
         problem.threshold = address(threshold_BHQ2, torch.float32)
     functions().headwise_forward(ctypes.byref(problem))
@@ -185,7 +184,7 @@ def backward(
         with_alpha: needs `Power.ANY`.
     """
     grad_scores_BHQK = torch.empty_like(weights_BHQK)
-    problem = _problem(weights_BHQK, grad_scores_BHQK, beta, power, None)
+    problem = problem_of(weights_BHQK, grad_scores_BHQK, beta, power)
     problem.grad = address(grad_BHQK, weights_BHQK.dtype)
     grad_alpha = _row_gradients(problem, weights_BHQK, with_alpha)
     functions().headwise_backward(ctypes.byref(problem))
@@ -208,23 +207,13 @@ def backward_from_scores(
     Overwrites the scores with their gradient and fills `weights_BHQK` with the weights after
     dropout, which the gradient of the values needs. Returns that of α as `backward` does.
     """
-    problem = _problem(scores_BHQK, scores_BHQK, beta, power, draws)
-    _restrict(problem, scores_BHQK, visible)
+    problem = problem_of(scores_BHQK, scores_BHQK, beta, power, draws, visible)
     problem.threshold = address(threshold_BHQ2, torch.float32)
     problem.grad = address(grad_BHQK, scores_BHQK.dtype)
     problem.weights = address(weights_BHQK, scores_BHQK.dtype)
     grad_alpha = _row_gradients(problem, scores_BHQK, with_alpha)
     functions().headwise_backward(ctypes.byref(problem))
     return grad_alpha
-
-
-def problem_of_rows(
-    scores_BHQK: Tensor, beta: Tensor | None, power: Power, visible: Visible
-) -> Problem:
-    """Of scores that become weights in place, as part of a larger problem."""
-    problem = _problem(scores_BHQK, scores_BHQK, beta, power, None)
-    _restrict(problem, scores_BHQK, visible)
-    return problem
 
 
 def draw_seed() -> Tensor:
@@ -262,9 +251,15 @@ def _row_gradients(problem: Problem, scores_BHQK: Tensor, with_alpha: bool) -> T
     return grad_alpha
 
 
-def _problem(
-    source: Tensor, out: Tensor, beta: Tensor | None, power: Power, draws: Draws | None
+def problem_of(
+    source: Tensor,
+    out: Tensor,
+    beta: Tensor | None,
+    power: Power,
+    draws: Draws | None = None,
+    visible: Visible = EVERYTHING,
 ) -> Problem:
+    """What all kernels of rows are told, alone or as part of a larger problem."""
     problem = Problem(
         source=address(source, source.dtype),
         out=address(out, source.dtype),
@@ -279,16 +274,13 @@ def _problem(
     if draws is not None:
         problem.n_kept, problem.seed = draws.n_kept, draws.seed
         problem.first_row = draws.first_row
-    return problem
-
-
-def _restrict(problem: Problem, scores_BHQK: Tensor, visible: Visible) -> None:
     if visible.mask is not None:
         problem.mask = address(visible.mask, torch.bool, is_strided=True)
-        problem.mask_stride[:] = visible.mask.expand(scores_BHQK.shape).stride()
+        problem.mask_stride[:] = visible.mask.expand(source.shape).stride()
     if visible.lengths_B is not None:
         problem.lengths = address(visible.lengths_B, torch.int64)
     problem.is_causal, problem.query_offset = visible.is_causal, visible.query_offset
+    return problem
 
 
 def functions() -> ctypes.CDLL:

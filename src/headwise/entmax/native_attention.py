@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from headwise.entmax import native
-from headwise.entmax.cpu_attention import attention_flops, readable
+from headwise.entmax.cpu_attention import as_visible, attention_flops
 from headwise.entmax.function import beta_of, check_alpha
 from headwise.entmax.native import Power, Problem, Visible, address
 from headwise.entmax.operators import register
@@ -105,10 +105,10 @@ def _attend(
     beta = beta_of(alpha)
     n_batch, n_heads, n_queries, width = query.shape
     scores = query.new_empty((n_batch, n_heads, n_queries, key.shape[2]), dtype=torch.float32)
-    visible = readable(mask, lengths, n_batch, is_causal, offset)
+    visible = as_visible(mask, lengths, n_batch, is_causal, offset)
     context = query.new_empty((n_batch, n_queries, n_heads, width))
     problem = AttendProblem(
-        rows=native.problem_of_rows(scores, beta, Power(power), visible),
+        rows=native.problem_of(scores, scores, beta, Power(power), visible=visible),
         query=address(query, query.dtype, is_strided=True),
         key=address(key, query.dtype, is_strided=True),
         value=address(value, query.dtype, is_strided=True),

@@ -45,6 +45,10 @@ def register(
     )
     operator = getattr(torch.ops.headwise, name)
 
+    def below_autograd(*arguments: Any) -> Any:
+        with _torch._AutoDispatchBelowADInplaceOrView():  # as in the dispatcher: no views to track
+            return compute(*arguments)
+
     def forward(ctx: Any, *arguments: Any) -> Any:
         found = below_autograd(*arguments)
         if keep is not None:
@@ -54,14 +58,10 @@ def register(
     steps = {"forward": staticmethod(forward), "backward": staticmethod(differentiate or _refuse)}
     direct: Any = type(f"headwise_{name}", (torch.autograd.Function,), steps)
 
-    def below_autograd(*arguments: Any) -> Any:
-        with _torch._AutoDispatchBelowADInplaceOrView():  # as in the dispatcher: no views to track
-            return compute(*arguments)
-
     def call(*arguments: Any) -> Any:
-        if not _nobody_watches(arguments):
+        tensors = [one for one in arguments if isinstance(one, Tensor)]
+        if not _nobody_watches(tensors):
             return operator(*arguments)
-        tensors = (one for one in arguments if isinstance(one, Tensor))
         if torch.is_grad_enabled() and any(one.requires_grad for one in tensors):
             return direct.apply(*arguments)
         return below_autograd(*arguments)
@@ -69,7 +69,7 @@ def register(
     return call
 
 
-def _nobody_watches(arguments: tuple[Any, ...]) -> bool:
+def _nobody_watches(tensors: list[Tensor]) -> bool:
     """No compiler, tracer, profiler, dispatch mode, transform or tensor of a kind of its own."""
     if torch.compiler.is_compiling() or _torch._get_tracing_state() is not None:
         return False
@@ -77,7 +77,7 @@ def _nobody_watches(arguments: tuple[Any, ...]) -> bool:
         return False
     if _torch._are_functorch_transforms_active():
         return False
-    return all(_is_plain(one) for one in arguments if isinstance(one, Tensor))
+    return all(_is_plain(one) for one in tensors)
 
 
 def _is_plain(tensor: Tensor) -> bool:

@@ -133,7 +133,7 @@ class DecodeConfig:
     n_best: int = 1
     max_length_ratio: float = 1.5  # hypothesis length limit: ratio * source + extra
     max_length_extra: int = 50
-    max_tokens: int = 4096  # padded source tokens of a decoding batch, times the beam
+    max_tokens: int = 16384  # padded source tokens of a decoding batch, times the beam
     precision: str = "fp32"  # fp32, bf16 (autocast: scores differ), or auto as in training
     external: dict[str, str] = field(default_factory=dict)  # metric name -> command
 

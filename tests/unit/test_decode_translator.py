@@ -15,6 +15,8 @@ import torch
 from headwise.attention.build import AttentionFactory
 from headwise.config_dir import group_choices, group_node
 from headwise.decode import SOFTMAX, OutputMap, Translator, beam_search, greedy_search, score_ids
+from headwise.decode import translator as translator_module
+from headwise.decode.scoring import TargetScore
 from headwise.decode.translator import SENTENCES_WORTH_PACKING
 from headwise.entmax.losses import log_softmax
 from headwise.errors import ConfigError, DataError, RunError
@@ -180,6 +182,21 @@ def test_scores_of_given_text(model: Transformer) -> None:
     )
     expected = output.logits_BTV.log_softmax(-1)[0, range(len(target) + 1), [*target, EOS]]
     assert scores[0].token_log_probs == pytest.approx(expected.tolist(), abs=1e-4)
+
+
+def test_forced_decoding_takes_a_quarter_of_the_tokens_at_once(
+    model: Transformer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = []
+
+    def spy(model: Transformer, sources: list[list[int]], *rest: object) -> list[TargetScore]:
+        sizes.append(len(sources) * max(len(source) for source in sources))
+        return score_ids(model, sources, *rest)
+
+    monkeypatch.setattr(translator_module, "score_ids", spy)
+    lines = sentences(40, seed=7)
+    Translator(model, PAIR, replace(CONFIG, max_tokens=400)).score(lines, lines)
+    assert 50 < max(sizes) <= 100
 
 
 def test_empty_lines_stay_empty(model: Transformer) -> None:

@@ -51,6 +51,7 @@ class Translation:
 
 
 EMPTY = Translation("", 0.0, (("", 0.0),), ())
+SCORING_SHARE = 4  # forced decoding holds the logits of every position: a quarter of max_tokens
 SENTENCES_WORTH_PACKING = 4  # of fewer, a search is over before what `packed` takes is gained
 
 
@@ -141,9 +142,10 @@ class Translator:
                 raise DataError(f"source line {line} is empty: it has no translation to score")
         _check_lengths("translation", [len(ids) + 1 for ids in target_ids], self.max_positions)
         lengths = [max(len(s), len(t) + 1) for s, t in zip(source_ids, target_ids, strict=True)]
+        batches = length_batches(lengths, self.config.max_tokens // SCORING_SHARE)
         scores: dict[int, TargetScore] = {}
         with self._ready(), _bar(len(sources), "score", progress) as bar:
-            for batch in length_batches(lengths, self.config.max_tokens):
+            for batch in batches:
                 found = score_ids(
                     self.model,
                     [source_ids[line] for line in batch],

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from headwise.entmax import triton_operators
-from headwise.entmax.triton_attention import HAS_TRITON
+from headwise.entmax.triton_attention import ANY, HAS_TRITON, LINEAR, SQUARE
 
 # Bytes of shared memory that a program may have, by compute capability without its point.
 SHARED_KIB = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
@@ -57,6 +57,10 @@ class Case:
     causal: bool = False
     dropout: float = 0.1
     precision: str = "highest"
+    power: int = ANY
+    is_padded: bool = True
+    is_learned: bool = True
+    heads: int = 4
 
 
 @dataclass(frozen=True)
@@ -86,11 +90,20 @@ class Compiled:
         return self.shared_bytes <= SHARED_KIB[self.architecture] << 10
 
 
+# Sizes of 1, which Triton makes constants of unless told otherwise: the first step of a search, and
+# sources that are empty.
+FIRST_STEPS = (
+    Case("bf16", 1, 1, 64, causal=True, dropout=0.0, is_padded=False),
+    Case("fp32", 30, 1, 128, heads=1),
+    Case("bf16", 1, 900, 64, heads=1),
+)
+
+
 def cases(is_quick: bool) -> list[Case]:
     """One call for every way in which a call may be cut."""
     if is_quick:
         found = [Case("bf16", 64, 64, 64), Case("bf16", 2048, 2048, 128)]
-        return [*found, Case("fp32", 300, 300, 128)]
+        return [*found, Case("fp32", 300, 300, 128), *FIRST_STEPS]
     found = []
     for dtype, precision in (("bf16", "highest"), ("fp32", "highest"), ("fp32", "high")):
         for head_dim in (16, 32, 64, 128):
@@ -98,7 +111,12 @@ def cases(is_quick: bool) -> list[Case]:
                 found.append(Case(dtype, n_keys, n_keys, head_dim, True, precision=precision))
     found += [Case("fp16", 300, 300, 64), Case("bf16", 300, 300, 80, dropout=0.0)]
     found += [Case("bf16", 1, 900, 64, dropout=0.0), Case("bf16", 30, 1000, 64, dropout=0.0)]
-    return found
+    for dtype in ("bf16", "fp32"):
+        for n_keys in (64, 900):
+            call = Case(dtype, n_keys, n_keys, 64)
+            found += [replace(call, power=power) for power in (SQUARE, LINEAR)]
+            found += [replace(call, is_padded=False, causal=True), replace(call, is_learned=False)]
+    return [*found, *FIRST_STEPS]
 
 
 def launches(case: Case) -> list[Launch]:
@@ -110,15 +128,15 @@ def launches(case: Case) -> list[Launch]:
     def caught(kernel: Any, grid: object) -> Any:
         return lambda *arguments, **keywords: found.append(Launch(kernel, arguments, keywords))
 
-    n_batch, n_heads, dtype = 2, 4, TYPES[case.dtype]
+    n_batch, n_heads, dtype = 2, case.heads, TYPES[case.dtype]
 
     def heads(n_rows: int) -> Tensor:
         rows = torch.zeros(n_batch, n_rows, n_heads, case.head_dim, dtype=dtype)
         return rows.transpose(1, 2).requires_grad_()
 
     query, key, value = heads(case.queries), heads(case.keys), heads(case.keys)
-    alpha = torch.full((n_heads,), 1.3, requires_grad=True)
-    lengths = torch.full((n_batch,), case.keys)
+    alpha = torch.full((n_heads,), 1.3, requires_grad=case.is_learned)
+    lengths = torch.full((n_batch,), case.keys) if case.is_padded else None
     row_keys = None
     if case.dropout:
         row_keys = torch.zeros(2, n_batch, n_heads, case.queries, dtype=torch.int32)
@@ -128,7 +146,7 @@ def launches(case: Case) -> list[Launch]:
         with mock.patch.object(KernelInterface, "__getitem__", caught):
             context = triton_operators.forward(
                 query, key, value, alpha, lengths, row_keys,
-                case.causal, 0, case.dropout, case.head_dim**-0.5, 0,
+                case.causal, 0, case.dropout, case.head_dim**-0.5, case.power,
             )[0]  # fmt: skip
             context.backward(torch.zeros_like(context))
     finally:
@@ -137,27 +155,28 @@ def launches(case: Case) -> list[Launch]:
 
 
 def source(launch: Launch) -> Any:
-    """The kernel specialised as at a launch: numbers 1 are constants, multiples of 16 are known."""
+    """The kernel specialised as at a launch: numbers 1 are constants, multiples of 16 are known.
+
+    Not so the numbers that the kernel says it is not to be compiled anew for.
+    """
     from triton.compiler import ASTSource
 
-    names = launch.kernel.arg_names
-    given = dict(zip(names, launch.arguments, strict=False)) | launch.keywords
-    constant = {parameter.name for parameter in launch.kernel.params if parameter.is_constexpr}
+    given = dict(zip(launch.kernel.arg_names, launch.arguments, strict=False)) | launch.keywords
     signature: dict[str, str] = {}
     constants: dict[tuple[int, ...], Any] = {}
     attributes: dict[tuple[int, ...], Any] = {}
-    for place, name in enumerate(names):
-        value = given[name]
-        is_number = isinstance(value, int) and name not in constant
-        if name in constant or value is None or (is_number and value == 1):
-            signature[name] = "constexpr"
+    for place, parameter in enumerate(launch.kernel.params):
+        value = given[parameter.name]
+        is_special = isinstance(value, int) and not parameter.do_not_specialize
+        if parameter.is_constexpr or value is None or (is_special and value == 1):
+            signature[parameter.name] = "constexpr"
             constants[(place,)] = value
             continue
         if isinstance(value, Tensor):
-            signature[name] = POINTERS[value.dtype]
+            signature[parameter.name] = POINTERS[value.dtype]
         else:
-            signature[name] = "i32" if is_number else "fp32"
-        if isinstance(value, Tensor) or (is_number and value % 16 == 0):
+            signature[parameter.name] = "i32" if isinstance(value, int) else "fp32"
+        if isinstance(value, Tensor) or (is_special and value % 16 == 0):
             attributes[(place,)] = [["tt.divisibility", 16]]
     return ASTSource(launch.kernel, signature, constants, attributes)
 
@@ -196,8 +215,12 @@ def measure(is_quick: bool, architectures: list[int]) -> Iterator[Compiled]:
     seen: set[object] = set()
     for case in cases(is_quick):
         for launch in launches(case):
-            # what tells two launches apart for the compiler, but for the sizes of tensors
-            kind = (launch.kernel.__name__, case.dtype, tuple(sorted(launch.keywords.items())))
+            # what tells two launches apart for the compiler
+            made = source(launch)
+            options = tuple(launch.keywords.get(name) for name in OPTIONS)
+            kind = repr(
+                (launch.kernel.__name__, made.signature, made.constants, made.attrs, options)
+            )
             if kind in seen:
                 continue
             seen.add(kind)

@@ -47,7 +47,13 @@ def autocast(device: torch.device, precision: str) -> AbstractContextManager[obj
 
 
 def ask_for_same_bits(device: torch.device) -> None:
-    """Have a GPU take deterministic kernels where it has them; a CPU's are so by themselves."""
+    """Have a GPU take deterministic kernels where it has them; a CPU's are so by themselves.
+
+    The way back of torch's own fused attention, which softmax takes, stays as it is: it adds up in
+    any order unless what has no deterministic kernel were to raise.
+    """
     if device.type == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True, warn_only=True)
+        # would fill every tensor that is made empty; none is read before it is written
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]

@@ -28,6 +28,8 @@ def test_every_program_finds_room_on_every_gpu(tmp_path: Path) -> None:
     told = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert told.returncode == 0, told.stdout + told.stderr
     found = json.loads(kept.read_text(encoding="utf-8"))
+    # numbers 1 would be constants that some code cannot take, where a kernel did not forbid it
+    assert {(one["case"]["queries"], one["case"]["keys"]) for one in found} >= {(1, 1), (1, 900)}
     kernels = {"forward_streaming", "forward_resident", "backward_queries", "backward_keys"}
     for architecture in map(int, ARCHITECTURES):
         assert {one["kernel"] for one in found if one["architecture"] == architecture} >= kernels

@@ -15,6 +15,10 @@ Letters: B batch, H heads, Q and K numbers of queries and keys, E head width.
 from __future__ import annotations
 
 import importlib.util
+import os
+import shutil
+import sysconfig
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -25,6 +29,21 @@ TYPES = (torch.float16, torch.bfloat16, torch.float32)
 HEAD_DIMS = (8, 128)
 ANY, SQUARE, LINEAR = 0, 1, 2  # how x is raised, as in triton_kernels
 HAS_TRITON = importlib.util.find_spec("triton") is not None
+
+
+def _missing_tool() -> str | None:
+    """What Triton lacks for the bit of C that it compiles, at first use, to start kernels with."""
+    if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
+        return "Triton finds no C compiler: neither CC is set nor gcc or clang found"
+    scheme = sysconfig.get_default_scheme()
+    # Debian's own scheme for what is installed beside its packages; Triton looks there as well
+    headers = sysconfig.get_path("include", "posix_prefix" if scheme == "posix_local" else scheme)
+    if not Path(headers, "Python.h").is_file():
+        return f"Triton finds no Python.h in {headers}: install Python's headers"
+    return None
+
+
+MISSING_TOOL = _missing_tool()
 
 
 def refusal(
@@ -50,6 +69,8 @@ def refusal(
             return "the kernels are for NVIDIA GPUs"
         if torch.cuda.get_device_capability(query.device) < (8, 0):
             return "the GPU is older than compute capability 8.0"
+        if MISSING_TOOL is not None:
+            return MISSING_TOOL
     elif query.device.type != "cpu" or not triton_operators.is_interpreted():
         return f"the kernels are for GPUs, the tensors are on {query.device.type}"
     if pattern:

@@ -19,6 +19,7 @@ import triton.language as tl
 
 from headwise.entmax.triton_kernels import (
     NO_KEYS,
+    SIZES,
     alpha_terms,
     keeps,
     kept,
@@ -31,7 +32,7 @@ from headwise.entmax.triton_kernels import (
 )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("n_lines", "n_items"))
 def live_lists(
     live, lists, counts, stride_line, stride_item, n_lines, n_items, CHUNK: tl.constexpr
 ):
@@ -54,7 +55,7 @@ def live_lists(
     tl.store(counts + line, count)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def backward_queries(
     query, key, value, alpha, lengths, row_keys, grad, centre, top, shift, lists, counts,
     grad_query, grad_alpha, product,
@@ -138,7 +139,7 @@ def backward_queries(
         tl.store(grad_alpha + row * n_queries + rows_M, -alpha_M / (beta * beta), mask=inside_M)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def backward_keys(
     query, key, value, alpha, lengths, row_keys, grad, product, top, shift, lists, counts,
     grad_key, grad_value,

@@ -15,6 +15,7 @@ import triton.language as tl
 from headwise.entmax.triton_kernels import (
     N_EVALUATIONS,
     NO_KEYS,
+    SIZES,
     TINY,
     finite_top,
     keeps,
@@ -93,7 +94,7 @@ def solve_resident(
     return s_MN, p_MN, total_M, last_M
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def forward_resident(
     query, key, value, alpha, lengths, row_keys,
     context, centre, top, shift, live,

@@ -6,7 +6,8 @@ before scaling, and the shift t of `headwise.entmax.solver`; with β = α - 1 a 
     gap = q·k - top ≤ 0        t_j = t - β scale gap        x = [1 - t_j]_+
     s = x^(1/β - 1)            p = s x
 
-Subtracting before scaling makes the gap of the largest key exactly 0 in every kernel. A masked
+Subtracting before scaling makes the gap of the largest key 0, exactly so where products are formed
+in the same order (the way back may form them transposed, and be off by a rounding). A masked
 key has the gap -inf, hence p = s = 0; a query without keys has the shift NO_KEYS, hence the same.
 NaN passes through every step: it ends up in the row that it came from.
 
@@ -27,6 +28,9 @@ NO_KEYS = tl.constexpr(2.0)  # beyond every shift, which are in [0, 1)
 TINY = tl.constexpr(1.1754944e-38)
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
+# Numbers that a kernel is not compiled anew for: lengths change with every batch, and the prefix of
+# a search is of length 1 to begin with.
+SIZES = ("n_heads", "n_queries", "n_keys", "query_offset", "threshold")
 N_EVALUATIONS = tl.constexpr(16)  # cap; adversarial rows need 6
 # How x is raised to 1/β.
 ANY = tl.constexpr(0)
@@ -200,7 +204,7 @@ def one_minus_exp(y):
 @triton.jit
 def largest_shift(beta, n_keys):
     """The shift of `n_keys` equal scores, and a rounding above it."""
-    return one_minus_exp(beta * tl.log(n_keys.to(tl.float32))) * 1.000001
+    return one_minus_exp(beta * tl.log(tl.cast(n_keys, tl.float32))) * 1.000001
 
 
 @triton.jit

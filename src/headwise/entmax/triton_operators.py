@@ -61,16 +61,29 @@ def _power_of_two(number: int) -> int:
     return max(16, 1 << (number - 1).bit_length())
 
 
-def tiles(n_queries: int, n_keys: int, head_dim: int, itemsize: int) -> Tiles:
-    """The cut of a call, from its sizes alone, so that nothing is timed at run time."""
+def _blocks(n_queries: int, n_keys: int, head_dim: int, itemsize: int) -> tuple[bool, int, bool]:
+    """`resident`, `block` and `marked` of `Tiles`.
+
+    Numbers of queries and keys are compared and nothing else, so that a graph which is compiled
+    for any length stays so.
+    """
     padded = _power_of_two(head_dim)
     n_bytes = padded * itemsize
     block = LIST if n_bytes <= WIDE_BYTES else LIST // 2
-    n_row = _power_of_two(n_keys)
-    short_queries, short_keys = min(block, _power_of_two(n_queries)), min(block, n_row)
     # heads narrower than 64 leave each warp with whole rows, which at 256 keys spill
     longest = RESIDENT_KEYS if padded >= 64 and itemsize == 2 else RESIDENT_KEYS // 2
-    resident = n_row <= longest and n_row * n_bytes <= RESIDENT_BYTES and n_bytes <= WIDE_BYTES
+    resident = n_bytes <= WIDE_BYTES and n_keys <= min(longest, RESIDENT_BYTES // n_bytes)
+    marked = not resident or (n_keys > MARKED_KEYS and n_queries >= LIST)
+    return resident, block, marked
+
+
+def tiles(n_queries: int, n_keys: int, head_dim: int, itemsize: int) -> Tiles:
+    """The cut of a call, from its sizes alone, so that nothing is timed at run time."""
+    resident, block, marked = _blocks(n_queries, n_keys, head_dim, itemsize)
+    padded = _power_of_two(head_dim)
+    n_bytes = padded * itemsize
+    n_row = _power_of_two(n_keys)
+    short_queries, short_keys = min(block, _power_of_two(n_queries)), min(block, n_row)
     if resident:
         n_block = min(short_queries, max(16, RESIDENT_SCORES * 2 // itemsize // n_row))
         forward = (n_block, n_row, 8 if n_row > 256 else _n_warps(n_block * n_row, itemsize))
@@ -79,7 +92,6 @@ def tiles(n_queries: int, n_keys: int, head_dim: int, itemsize: int) -> Tiles:
         n_block = 2 * block if n_queries >= 16 * LIST and itemsize == 2 else block
         forward = (n_block, block, 8 if itemsize == 4 else n_block // 16)
         short_queries = short_keys = block
-    marked = not resident or (n_keys > MARKED_KEYS and n_queries >= LIST)
     n_warps = 8 if n_bytes >= WIDE_BYTES else _n_warps(short_queries * short_keys, itemsize)
     back = (short_queries, short_keys, n_warps)
     stages = 3 if n_bytes <= 128 else 2 if n_bytes <= WIDE_BYTES else 1
@@ -202,9 +214,9 @@ def _fake_forward(
     n_batch, n_heads, n_queries, head_dim = query.shape
     n_keys = key.shape[2]
     rows = query.new_empty(n_batch, n_heads, n_queries, dtype=torch.float32)
-    cut = tiles(n_queries, n_keys, head_dim, query.element_size())
-    n_lines, n_items = -(-n_queries // cut.block), -(-n_keys // cut.block)
-    if not cut.marked:
+    _, block, marked = _blocks(n_queries, n_keys, head_dim, query.element_size())
+    n_lines, n_items = -(-n_queries // block), -(-n_keys // block)
+    if not marked:
         n_lines = n_items = 0
     live = query.new_empty(n_batch, n_heads, n_lines, n_items, dtype=torch.uint8)
     return _room(query), _room(query), rows, torch.empty_like(rows), live

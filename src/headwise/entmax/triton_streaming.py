@@ -17,6 +17,7 @@ from headwise.entmax.triton_forward import write_rows
 from headwise.entmax.triton_kernels import (
     ANY,
     N_EVALUATIONS,
+    SIZES,
     SQUARE,
     TINY,
     finite_top,
@@ -200,7 +201,7 @@ def gather(
     return mass_M, total_M, context_ME, centre_ME
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def forward_streaming(
     query, key, value, alpha, lengths, row_keys,
     context, centre, top, shift, live, lists,

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from headwise.errors import ConfigError, refuse
+from headwise.train.interrupt import Interrupted
 
 # The other ranks wait while the first prepares a corpus, which may take longer than torch's
 # ten minutes; a rank that dies is noticed by torchrun at once.
@@ -129,7 +130,14 @@ def process_group(device_name: str) -> Iterator[Ranks]:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=TIMEOUT)
+    leave_together = True
     try:
         yield Ranks(dist.get_rank(), world_size, device)
+    except BaseException as error:
+        leave_together = isinstance(error, Interrupted)
+        raise
     finally:
-        dist.destroy_process_group()
+        # NCCL does not leave before the others do, and they may be waiting for this rank: it dies
+        # as it is, and torchrun ends them
+        if leave_together or device.type == "cpu":
+            dist.destroy_process_group()

@@ -71,6 +71,11 @@ class Launch:
     arguments: tuple[Any, ...]
     keywords: dict[str, Any]
 
+    @property
+    def options(self) -> dict[str, int]:
+        """Those of the compiler."""
+        return {name: self.keywords[name] for name in OPTIONS if name in self.keywords}
+
 
 @dataclass(frozen=True)
 class Compiled:
@@ -185,9 +190,8 @@ def compiled(launch: Launch, case: Case, architecture: int) -> Compiled:
     import triton
     from triton.backends.compiler import GPUTarget
 
-    options = {name: launch.keywords[name] for name in OPTIONS if name in launch.keywords}
     target = GPUTarget("cuda", architecture, 32)
-    made = triton.compile(source(launch), target=target, options=options)
+    made = triton.compile(source(launch), target=target, options=launch.options)
     tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as binary:
         binary.write(made.asm["cubin"])
@@ -216,11 +220,7 @@ def measure(is_quick: bool, architectures: list[int]) -> Iterator[Compiled]:
     for case in cases(is_quick):
         for launch in launches(case):
             # what tells two launches apart for the compiler
-            made = source(launch)
-            options = tuple(launch.keywords.get(name) for name in OPTIONS)
-            kind = repr(
-                (launch.kernel.__name__, made.signature, made.constants, made.attrs, options)
-            )
+            kind = source(launch).hash(), *launch.options.items()
             if kind in seen:
                 continue
             seen.add(kind)
@@ -230,7 +230,7 @@ def measure(is_quick: bool, architectures: list[int]) -> Iterator[Compiled]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="compile the GPU kernels, without a GPU")
-    parser.add_argument("--quick", action="store_true", help="three calls in place of all kinds")
+    parser.add_argument("--quick", action="store_true", help="a few calls in place of all kinds")
     parser.add_argument(
         "--architecture", type=int, nargs="+", choices=list(SHARED_KIB), default=list(SHARED_KIB),
         metavar="N", help=f"compute capabilities without their point: {[*SHARED_KIB]}",

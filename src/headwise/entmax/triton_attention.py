@@ -43,7 +43,7 @@ def _missing_tool() -> str | None:
     return None
 
 
-MISSING_TOOL = _missing_tool()
+MISSING_TOOL = _missing_tool() if HAS_TRITON else None
 
 
 def refusal(

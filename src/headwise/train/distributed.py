@@ -138,6 +138,6 @@ def process_group(device_name: str) -> Iterator[Ranks]:
         raise
     finally:
         # NCCL does not leave before the others do, and they may be waiting for this rank: it dies
-        # as it is, and torchrun ends them
+        # as it is, which torchrun notices
         if leave_together or device.type == "cpu":
             dist.destroy_process_group()

@@ -36,6 +36,7 @@ from headwise.entmax.triton_attention import refusal, triton_entmax_attention
 HEADS, HEAD_DIM, SEGMENT = 8, 64, 256
 LENGTHS, QUICK_LENGTHS = (512, 1024, 2048, 4096, 8192), (512, 2048)
 TOKENS, REPEATS = 1 << 15, 11
+SLEEP_CYCLES = 4_000_000  # milliseconds of the device: by then the host has launched all
 DEFAULT_JSON = Path("outputs/benchmarks/gpu_attention.json")
 BOUNDS = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 
@@ -175,6 +176,7 @@ def contenders(alpha: Tensor, causal: bool) -> dict[str, Attend]:
 
 def milliseconds(call: Callable[[], object]) -> float:
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda._sleep(SLEEP_CYCLES)
     start.record()
     call()
     end.record()
@@ -184,6 +186,8 @@ def milliseconds(call: Callable[[], object]) -> float:
 
 def medians(tensors: list[Tensor], attends: dict[str, Attend]) -> dict[str, tuple[float, float]]:
     """Per contender, milliseconds of forward, and of forward and backward; NaN where it fails."""
+    from triton.errors import TritonError  # not there where nothing can be measured
+
     *wanted, grad = tensors
 
     def forward(attend: Attend) -> None:
@@ -199,7 +203,7 @@ def medians(tensors: list[Tensor], attends: dict[str, Attend]) -> dict[str, tupl
             for kept, call in zip(samples[name], (forward, both), strict=True):
                 try:
                     taken = milliseconds(lambda call=call, attend=attend: call(attend))
-                except RuntimeError as error:  # a form that the device has no room for
+                except (RuntimeError, TritonError) as error:  # the device has no room for the form
                     if repeat == 0:
                         print(f"  {name}: {str(error).splitlines()[0]}")
                     taken = float("nan")

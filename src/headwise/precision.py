@@ -1,9 +1,10 @@
-"""Which numbers are multiplied, and that a GPU may be asked for the same bits."""
+"""Which numbers are multiplied, and which of its kernels a GPU is asked to take."""
 
 from __future__ import annotations
 
 import os
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
@@ -57,3 +58,27 @@ def ask_for_same_bits(device: torch.device) -> None:
         torch.use_deterministic_algorithms(True, warn_only=True)
         # would fill every tensor that is made empty; none is read before it is written
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+
+
+@contextmanager
+def each_place_written_once() -> Iterator[None]:
+    """Scatter without the sort by which deterministic kernels order what meets in one place."""
+    if not torch.are_deterministic_algorithms_enabled():
+        yield
+        return
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(False)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(True, warn_only=warn_only)
+
+
+def avoid_plans_for_shapes() -> None:
+    """Keep torch's fused attention, which softmax takes, away from cuDNN.
+
+    On Hopper and Blackwell torch prefers it in half precision. It plans for every shape anew,
+    which takes tens to hundreds of milliseconds, and batches of sentences are of hundreds of
+    shapes, the steps of a search of as many as there are steps.
+    """
+    torch.backends.cuda.enable_cudnn_sdp(False)

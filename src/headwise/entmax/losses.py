@@ -35,6 +35,7 @@ from headwise.entmax import native, native_loss
 from headwise.entmax.native import POWERS, Power
 from headwise.entmax.native_loss import loss_and_support
 from headwise.entmax.solver import solve
+from headwise.precision import each_place_written_once
 
 GROUP = 16  # classes; finding the top of the group maxima then costs less than reading the scores
 N_GROUPS = (32, 128, 512)  # taken at first, and where that was too few; then all classes
@@ -383,9 +384,11 @@ class EntmaxLossFunction(torch.autograd.Function):
                 grad_RC = part.p_RC * part.rows_of(scale_N)[:, None]
                 if ctx.smoothing:
                     grad_RC -= part.rows_of(share_N)[:, None]
-                part.write(out_NV, grad_RC)
+                with each_place_written_once():
+                    part.write(out_NV, grad_RC)
         if ctx.smoothing and ctx.left_out is not None:
             out_NV[:, ctx.left_out] = (scale_N * left_out_p_N).to(ctx.dtype)
         gold_N = scale_N * (gold_p_N - 1 + ctx.smoothing) - share_N
-        out_NV.scatter_(1, target_N[:, None], gold_N[:, None].to(ctx.dtype))
+        with each_place_written_once():
+            out_NV.scatter_(1, target_N[:, None], gold_N[:, None].to(ctx.dtype))
         return out_NV, None, None, None, None

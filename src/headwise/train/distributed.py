@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from headwise.errors import ConfigError, refuse
+from headwise.precision import avoid_plans_for_shapes
 from headwise.train.interrupt import Interrupted
 
 # The other ranks wait while the first prepares a corpus, which may take longer than torch's
@@ -98,7 +99,7 @@ class Ranks:
 
 
 def choose_device(name: str, local_rank: int = 0, key: str = "trainer.device") -> torch.device:
-    """`auto` takes the GPU of this rank where there is one."""
+    """`auto` takes the GPU of this rank where there is one; its kernels are chosen for all else."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda":
@@ -108,6 +109,7 @@ def choose_device(name: str, local_rank: int = 0, key: str = "trainer.device") -
                 f"{key}=cuda, but process {local_rank + 1} of this machine finds {n_gpus} GPUs; "
                 f"use {key}=cpu or fewer processes"
             )
+        avoid_plans_for_shapes()
         return torch.device("cuda", local_rank)
     if name == "cpu":
         return torch.device("cpu")

@@ -16,6 +16,7 @@ from headwise.entmax import native
 from headwise.entmax.losses import entmax_loss_and_support, log_entmax, log_softmax
 from headwise.entmax.native_loss import cross_entropy_
 from headwise.errors import require
+from headwise.precision import each_place_written_once
 from headwise.train.vocabulary_loss import RowSums, projected_loss
 
 LOG2_E = 1 / math.log(2.0)
@@ -182,7 +183,8 @@ def smoothed_cross_entropy(
     grad_NV = exponentials_NV.mul_((real_N / total_N)[:, None])
     if smoothing:
         grad_NV -= (real_N * (smoothing / logits_NV.shape[-1]))[:, None]
-    grad_NV.scatter_add_(-1, target_N[:, None], (real_N * (smoothing - 1))[:, None])
+    with each_place_written_once():
+        grad_NV.scatter_add_(-1, target_N[:, None], (real_N * (smoothing - 1))[:, None])
     return RowSums(loss, nll, grad_NV)
 
 

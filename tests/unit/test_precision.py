@@ -1,0 +1,84 @@
+"""What a GPU is asked for, seen without one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from headwise.entmax import entmax_loss, native
+from headwise.precision import each_place_written_once
+from headwise.train.distributed import choose_device
+from headwise.train.loss import CrossEntropy
+
+SORTED_IF_DETERMINISTIC = ("scatter", "index_put")  # on a GPU
+
+
+@pytest.fixture(autouse=True)
+def switches() -> Iterator[None]:
+    """Leave them as they were."""
+    is_with_plans = torch.backends.cuda.cudnn_sdp_enabled()
+    yield
+    torch.backends.cuda.enable_cudnn_sdp(is_with_plans)
+    torch.use_deterministic_algorithms(False)
+
+
+class Seen(TorchDispatchMode):
+    """Whether deterministic algorithms were asked for at each scatter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flags: dict[str, bool] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> object:
+        name = str(func.overloadpacket).removeprefix("aten.")
+        if name.startswith(SORTED_IF_DETERMINISTIC):
+            is_sorted = torch.are_deterministic_algorithms_enabled()
+            self.flags[name] = self.flags.get(name, False) or is_sorted
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_gpu_takes_attention_without_plans_for_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    assert choose_device("cpu").type == "cpu"
+    assert torch.backends.cuda.cudnn_sdp_enabled()
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    assert choose_device("auto", 1) == torch.device("cuda", 1)
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", "entmax"])
+def test_losses_scatter_unsorted_where_all_else_is_deterministic(
+    monkeypatch: pytest.MonkeyPatch, loss: str
+) -> None:
+    monkeypatch.setattr(native, "takes", lambda scores: False)
+    logits_NV = torch.randn(20, 5000)
+    logits_NV[:9] *= 0.01  # supports too wide for the short cut
+    target_N = torch.arange(4, 24)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    if loss == "entmax":
+        total = entmax_loss(logits_NV.requires_grad_(), target_N, 1.5).sum()
+        with Seen() as seen:
+            total.backward()
+        assert set(seen.flags) == {"scatter_", "index_put_"}
+    else:
+        with Seen() as seen:
+            CrossEntropy(0.1).of_rows(logits_NV, target_N, True)
+        assert set(seen.flags) == {"scatter_add_"}
+    assert not any(seen.flags.values())
+    assert torch.are_deterministic_algorithms_enabled()
+
+
+@pytest.mark.parametrize("warn_only", [True, False])
+def test_what_was_asked_for_is_asked_for_again(warn_only: bool) -> None:
+    torch.use_deterministic_algorithms(True, warn_only=warn_only)
+    with each_place_written_once():
+        assert not torch.are_deterministic_algorithms_enabled()
+    assert torch.are_deterministic_algorithms_enabled()
+    assert torch.is_deterministic_algorithms_warn_only_enabled() == warn_only

@@ -120,7 +120,7 @@ class EntmaxLoss(Loss):
     word into the support, so that little of it goes a long way.
 
     Args:
-        alpha: of the map from logits to probabilities, in [1, 2]; 1 is cross-entropy.
+        alpha: of the map from logits to probabilities, in [1, 2]; 1 is cross-entropy (which smooths over padding too).
         label_smoothing: ε.
     """
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
-from headwise.errors import HeadwiseError
+from headwise.errors import HeadwiseError, RunError
 
 PARTIAL = ".tmp"
 
@@ -60,6 +61,27 @@ def write_text(path: Path, text: str) -> None:
     """Write a small file all or not at all."""
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def read_json(path: Path, may_lack: bool = False) -> dict[str, Any]:
+    """Content of a small json file of a run.
+
+    Args:
+        path: of the file.
+        may_lack: nothing is read where there is no file.
+
+    Raises:
+        RunError: it is no json object, as a copy that broke off leaves it.
+    """
+    if may_lack and not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise RunError(f"{path} is broken: {error}. Copy it anew, or remove it") from error
+    if not isinstance(content, dict):
+        raise RunError(f"{path} is broken: it holds no object. Copy it anew, or remove it")
+    return content
 
 
 @contextmanager

@@ -273,7 +273,7 @@ class AnalyzeConfig:
     """`scripts/analyze.py`: what each head of a run became, as tables and in words."""
 
     run: str | None = None  # its folder
-    runs: list[str] = field(default_factory=list)  # several, or patterns such as outputs/demo/*
+    runs: list[str] = field(default_factory=list)  # several: folders or globs, as in report
     data: AnalyzeDataConfig = field(default_factory=AnalyzeDataConfig)
     diversity_base: str = "heads"  # of the logarithm: heads (log H) or keys (log of the row)
     offsets: int = 5  # distances -N to N that are looked at

@@ -54,9 +54,11 @@ class Sweep:
     def record(
         self, overrides: Sequence[str], outcome: Outcome | None, error: Exception | None
     ) -> None:
-        """Keep what a point came to."""
+        """Keep what a point came to; one that only says what it would do comes to nothing."""
+        if error is None and (outcome is None or outcome.folder is None):
+            return
         entry: dict[str, Any] = {"overrides": list(overrides)}
-        if outcome is not None and outcome.folder is not None:
+        if outcome is not None:
             entry["run"] = str(outcome.folder)
             entry["scores"] = {
                 split: found["bleu"]["score"] for split, found in outcome.results["scores"].items()

@@ -274,7 +274,7 @@ def test_runs_side_by_side(
         shutil.copytree(origin, tmp_path / "runs" / name)
     (tmp_path / "runs" / "no-run").mkdir()
     out = tmp_path / "side" / "by"
-    given = f"runs=[{tmp_path}/runs/*,{tmp_path}/runs/one/../two]"
+    given = f"runs=[{tmp_path}/runs,{tmp_path}/runs/one/../two]"
     ended = headwise("analyze", given, f"output={out}", "importance=false")
     assert (ended.code, ended.err) == (0, "")
     rows = COMPARISON.read(out)
@@ -349,6 +349,8 @@ def test_runs_that_are_not_there(headwise: CommandLine, run: Path) -> None:
     ended = headwise("analyze", f"runs=[{run},{run}x]")
     assert (ended.code, f"Did you mean runs={run}?" in ended.err) == (1, True), ended
     ended = headwise("analyze", f"runs=[{run.parent}/nothing-*]")
-    assert (ended.code, "matches no folder that holds a run" in ended.err) == (1, True), ended
+    assert (ended.code, "nothing-*: there is no such folder" in ended.err) == (1, True), ended
+    ended = headwise("analyze", f"runs=[{run / 'checkpoints'}]")
+    assert (ended.code, "checkpoints holds no run" in ended.err) == (1, True), ended
     assert not (run / FOLDER).exists()
     assert headwise("analyze", "--help").code == 0

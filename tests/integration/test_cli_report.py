@@ -343,7 +343,8 @@ def test_a_folder_that_is_not_there_is_refused_with_the_nearest(
     (tmp_path / "runz").mkdir()
     ended = report()
     assert ended.code == 1
-    assert f"there is no folder {tmp_path / 'runs'}. Did you mean {tmp_path / 'runz'}?" in ended.err
+    missed = f"runs={tmp_path / 'runs'}: there is no such folder"
+    assert f"{missed}. Did you mean runs={tmp_path / 'runz'}?" in ended.err
 
 
 def test_page_and_figures_are_asked_for_with_what_was_given(

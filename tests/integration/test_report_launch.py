@@ -90,7 +90,8 @@ def test_the_heads_of_the_runs_that_fill_cells_are_looked_at_and_drawn(
 def test_the_small_run_is_the_recipe_of_the_tests(trained: Path) -> None:
     """Else the tests above would compare settings that no command of theirs has."""
     from headwise.report.paper import Cell, recipe
-    from headwise.report.paper_runs import differing, find_folders, read_run
+    from headwise.report.paper_runs import differing, read_run
+    from headwise.train.run_folder import find_folders
 
     folders = find_folders([str(trained / "outputs")])
     with composer():

@@ -62,6 +62,18 @@ def test_points_have_folders_of_their_own_and_a_table(
     assert beside == {"default", "sweeps"}
 
 
+def test_points_that_only_say_what_they_would_do_have_not_failed(
+    headwise: CommandLine, sweep: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ended = headwise("train", *sweep, "attention=softmax,alpha_entmax", "dry_run=true")
+    assert ended.code == 0, ended
+    assert ended.out.count("FLOP") >= 2
+    assert "failed" not in ended.out
+    left = [path.name for path in (tmp_path / "outputs").rglob("*") if path.is_file()]
+    assert left == ["multirun.yaml"]  # Hydra's
+
+
 def test_a_failing_point_stops_no_other_and_is_tried_again(
     headwise: CommandLine, sweep: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -157,6 +157,17 @@ def test_a_declared_limit_is_refused_and_the_able_are_named() -> None:
     assert "softmax" in str(refused.value)
 
 
+def test_a_pattern_restricts_no_cross_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    # a search folds the hypotheses of a source into one row of queries, where positions are lost
+    name = Window.__module__
+    monkeypatch.setenv("HEADWISE_PLUGINS", name.split(".")[0])
+    node = {"_target_": f"{name}.Window"}
+    make = AttentionFactory({"attention": group_node("attention", "softmax"), "pattern": node})
+    make(Place("decoder_self", 1, H, E))
+    with pytest.raises(ConfigError, match="Window restricts attention at cross"):
+        make(Place("cross", 1, H, E))
+
+
 def test_dropout_acts_in_training_only() -> None:
     torch.manual_seed(0)
     attention = ScoreAttention(PLACE, AlphaEntmax(PLACE), None, dropout=0.5)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +13,8 @@ import pytest
 from command_line import composer
 from headwise.errors import ConfigError, RunError
 from headwise.instantiate import as_container
-from headwise.train.run_folder import RunFolder, fingerprint, slug
+from headwise.train import run_folder
+from headwise.train.run_folder import RunFolder, fingerprint, git_commit, slug
 
 
 @pytest.fixture(scope="module")
@@ -148,3 +152,32 @@ def test_how_often_a_run_is_saved_counts_where_saves_are_averaged() -> None:
 
     assert of(0, 100) == of(0, 200)
     assert of(5, 100) != of(5, 200)
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Callable[..., str]:
+    """Runs git in a repository that has one commit of one file."""
+
+    def git(*arguments: str) -> str:
+        identity = ("-c", "user.name=n", "-c", "user.email=e@f", "-c", "commit.gpgsign=false")
+        command = ["git", "-C", str(tmp_path), *identity, *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    git("init", "-q")
+    (tmp_path / "mine.py").write_text("# mine\n", encoding="utf-8")
+    git("add", "mine.py")
+    git("commit", "-qm", "mine")
+    return git
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+def test_the_commit_is_that_of_a_checkout_that_keeps_the_file(
+    checkout: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = tmp_path / ".venv" / "run_folder.py"
+    module.parent.mkdir()
+    module.touch()
+    monkeypatch.setattr(run_folder, "__file__", str(module))
+    assert git_commit() is None  # an environment within somebody's own repository
+    monkeypatch.setattr(run_folder, "__file__", str(tmp_path / "mine.py"))
+    assert git_commit() == {"commit": checkout("rev-parse", "HEAD"), "changed": True}

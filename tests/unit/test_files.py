@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from headwise.errors import HeadwiseError
-from headwise.files import locked, remove_partial, write_text
+from headwise.errors import HeadwiseError, RunError
+from headwise.files import locked, read_json, remove_partial, write_text
 
 
 def test_a_small_file_is_written_all_or_not_at_all(
@@ -28,6 +28,20 @@ def test_a_small_file_is_written_all_or_not_at_all(
         write_text(path, "new")
     assert path.read_text() == "old"
     assert [p.name for p in tmp_path.iterdir()] == ["results.json"]
+
+
+@pytest.mark.parametrize("text", ['{"status": "fini', "", "[1, 2]", "\x00\x00"])
+def test_a_json_file_that_broke_off_is_named(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "results.json"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(RunError, match=r"results\.json is broken"):
+        read_json(path, may_lack=True)
+
+
+def test_a_json_file_is_missed_unless_it_may_lack(tmp_path: Path) -> None:
+    assert read_json(tmp_path / "data.json", may_lack=True) == {}
+    with pytest.raises(FileNotFoundError):
+        read_json(tmp_path / "data.json")
 
 
 def test_the_rest_of_a_killed_write_is_removed(tmp_path: Path) -> None:

@@ -56,8 +56,12 @@ class Place:
 class Pattern:
     """Which keys a query may see, beside padding and causality (Child et al. 2019).
 
+    Only self-attention can be restricted: at site cross queries and keys stand on different axes,
+    and in a search the queries of a source are those of several hypotheses.
+
     Attributes:
-        restricts: whether it forbids anything at its place; if not, it is left out there.
+        restricts: whether it forbids anything at its place; if not, it is left out there. False
+            at site cross, or the pattern is refused there.
     """
 
     unsupported_sites: ClassVar[Mapping[str, str]] = {}  # site -> reason
@@ -240,11 +244,6 @@ class ScoreContext:
         """The mask in dense form for these scores, or None when every key is allowed."""
         n_queries, n_keys = scores_BHQK.shape[-2:]
         return self.mask.dense(n_queries, n_keys, scores_BHQK.device)
-
-    def query_positions_Q(self) -> Tensor:
-        """Positions of the queries, from 0."""
-        n_queries = self.queries_BHQE.shape[-2]
-        return torch.arange(n_queries, device=self.queries_BHQE.device) + self.mask.query_offset
 
 
 class Normaliser(nn.Module):

@@ -71,6 +71,11 @@ class AttentionFactory:
             return NoHeads(place)
         module = self._variant(place)
         pattern = self._make("pattern", place, Pattern)
+        if place.site == "cross" and pattern.restricts:
+            raise ConfigError(
+                f"{type(pattern).__name__} restricts attention at cross, where queries have no "
+                "place among the keys: set its `restricts` to place.site != 'cross'"
+            )
         scaling = self._make("scaling", place, Scaling)
         if isinstance(module, Normaliser):
             return ScoreAttention(place, module, pattern, self.dropout, scaling)

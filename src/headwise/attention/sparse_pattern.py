@@ -27,9 +27,7 @@ class SparsePattern(Pattern):
     """Near keys, far keys, and how they are shared out over layers and heads.
 
     The query's own position is always allowed, so that no query is left without a key. At site
-    cross nothing is restricted: queries and keys stand on different axes, of which neither
-    pattern says anything, and a window around the diagonal would need the length of the target,
-    which decoding does not know. `pattern=` alone thus serves the whole model.
+    cross nothing is restricted (see `Pattern`). `pattern=` alone thus serves the whole model.
 
     Args:
         place: site, layer and sizes.

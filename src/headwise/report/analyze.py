@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import hashlib
 import json
 import sys
@@ -59,7 +58,7 @@ from headwise.train.loading import (
 from headwise.train.loss import Loss
 from headwise.train.memory import keep_freed_memory
 from headwise.train.pruning import MeasuredText, read_text, scores_as_it_is
-from headwise.train.run_folder import RunFolder
+from headwise.train.run_folder import RunFolder, find_folders
 
 VERSION = 1  # of what is computed; analyses of another version are made anew
 N_STEPS = 10  # of a pruning curve, from all heads to none
@@ -137,16 +136,10 @@ def _folders(config: AnalyzeConfig) -> list[RunFolder]:
     """The runs that are named, each once, in the order given."""
     if config.run is not None:
         return [RunFolder.existing(config.run)]
-    found: dict[Path, RunFolder] = {}
     for name in config.runs:
-        paths = sorted(glob.glob(name)) if glob.has_magic(name) else [name]
-        holding = [p for p in paths if (Path(p) / "config.yaml").is_file()]
-        if glob.has_magic(name) and not holding:
-            raise RunError(f"runs={name} matches no folder that holds a run")
-        for path in holding or paths:
-            folder = RunFolder.existing(path, "runs")
-            found.setdefault(folder.path.resolve(), folder)
-    return list(found.values())
+        if not find_folders([name]):
+            raise RunError(f"runs={name} holds no run, nor do the folders up to two levels below")
+    return [RunFolder(path) for path in find_folders(config.runs)]
 
 
 def _analyze(config: AnalyzeConfig, folder: RunFolder) -> Path:

@@ -7,13 +7,13 @@ another on a machine that did nothing else.
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from headwise.files import read_json
 from headwise.schema import SITES
 
 BASELINE = "softmax"
@@ -73,7 +73,7 @@ def rows_of(points: Sequence[Mapping[str, Any]]) -> list[Row]:
         row = rows.setdefault(name, Row(name or "all"))
         results = Path(point.get("run", "")) / "results.json"
         if "run" in point and results.is_file():
-            row.results.append(json.loads(results.read_text(encoding="utf-8")))
+            row.results.append(read_json(results))
         else:
             rows[name] = Row(row.name, row.results, row.n_failed + 1)
     return list(rows.values())

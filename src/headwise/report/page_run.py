@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ from omegaconf import OmegaConf
 
 from headwise.analysis.pruning import Heads, present_heads
 from headwise.analysis.tables import FINDINGS, FOLDER, HEAD_KEY, HEADS, read_settings
+from headwise.files import read_json
 from headwise.model.transformer import n_parameters
 from headwise.report.run_names import choice_name, corpus_name
 from headwise.track.jsonl import read_if_there
@@ -33,7 +33,7 @@ def run_content(run: TrainedRun, checkpoint: str) -> dict[str, Any]:
         checkpoint: name of its weights.
     """
     folder, config = run.folder, run.config
-    results = _results(folder)
+    results = read_json(folder.results, may_lack=True)
     analysis = folder.path / FOLDER
     findings = analysis / FINDINGS
     return {
@@ -100,14 +100,6 @@ def _settings(folder: RunFolder) -> str:
         if node is not None:
             node.pop(name, None)
     return OmegaConf.to_yaml(known)
-
-
-def _results(folder: RunFolder) -> dict[str, Any]:
-    """The final figures; none of a run that is not finished."""
-    if not folder.results.is_file():
-        return {}
-    content: dict[str, Any] = json.loads(folder.results.read_text(encoding="utf-8"))
-    return content
 
 
 def _head_rows(heads: Heads, table: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

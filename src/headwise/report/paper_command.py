@@ -21,10 +21,11 @@ from headwise.report.paper_cells import ColumnFigures, Missing, column_figures, 
 from headwise.report.paper_facts import COLUMNS, Fact, facts
 from headwise.report.paper_heads import head_facts, head_tables
 from headwise.report.paper_pruning import PruningReport, pruning_report
-from headwise.report.paper_runs import Matching, find_folders, match, read_run
+from headwise.report.paper_runs import Matching, match, read_run
 from headwise.report.paper_tables import paper_tables
 from headwise.report.tables import TextTable, csv_text, latex, latex_comment
 from headwise.schema import AnalyzeConfig, ReportConfig
+from headwise.train.run_folder import find_folders
 
 ON_REQUEST = {128 + 2, 128 + 15, -2, -15}  # exit codes after SIGINT and SIGTERM
 N_UNUSED = 30  # reasons why runs fill no cell; the csv has them all

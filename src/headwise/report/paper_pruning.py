@@ -7,7 +7,6 @@ importance (Michel et al. 2019). Runs that really have fewer heads are listed on
 
 from __future__ import annotations
 
-import json
 import shlex
 import statistics
 from collections.abc import Mapping, Sequence
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from headwise.analysis import tables as analysis_tables
+from headwise.files import read_json
 from headwise.report.paper import Paper, PruningFact
 from headwise.report.paper_runs import FoundRun
 from headwise.report.tables import NOTHING, TextTable
@@ -108,7 +108,7 @@ def measure(folder: Path, fact: PruningFact) -> float | None:
 def _curve(folder: Path, sites: Sequence[str]) -> list[tuple[float, float]]:
     """(share of the heads of `sites` removed, BLEU), from none removed on."""
     for path in sorted((folder / "pruning").glob("curve*.json")):
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path)
         if set(content["sites"]) == set(sites):
             return sorted((row["removed"], row["bleu"]) for row in content["rows"])
     analysis = folder / analysis_tables.FOLDER
@@ -122,7 +122,7 @@ def _curve(folder: Path, sites: Sequence[str]) -> list[tuple[float, float]]:
 def _one_left(folder: Path, fact: PruningFact) -> float | None:
     (site,) = fact.sites
     for path in sorted((folder / "pruning").glob("one_left*.json")):
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path)
         whole = _whole_bleu(folder, content)
         for row in content["rows"]:
             if (row["site"], row["layer"]) == (site, fact.layer) and whole is not None:
@@ -134,7 +134,7 @@ def _whole_bleu(folder: Path, about: Mapping[str, Any]) -> float | None:
     """BLEU with all heads, of the same weights on the same sentences."""
     same = ("weights", "split", "sentences")
     for path in sorted((folder / "pruning").glob("curve*.json")):
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path)
         if all(content.get(key) == about.get(key) for key in same):
             return next((float(r["bleu"]) for r in content["rows"] if r["removed"] == 0), None)
     return None
@@ -221,7 +221,7 @@ def _origin(folder: Path, run: FoundRun) -> Path | None:
     for place in (folder, run.config.init_from):
         path = None if place is None else Path(place) / "pruned.json"
         if path is not None and path.is_file():
-            return Path(json.loads(path.read_text(encoding="utf-8"))["origin"])
+            return Path(read_json(path)["origin"])
     return None
 
 
@@ -229,7 +229,7 @@ def _bleu(folder: Path, run: FoundRun) -> float | None:
     test = next(iter(run.config.data.test), run.config.data.valid)
     for path in (folder / "results.json", *sorted(folder.glob("results-*.json"))):
         if path.is_file():
-            content = json.loads(path.read_text(encoding="utf-8"))
+            content = read_json(path)
             score = content.get("scores", {}).get(test, {}).get("bleu")
             if score is not None:
                 return float(score["score"])

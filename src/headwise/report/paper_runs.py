@@ -7,8 +7,6 @@ configuration equals the recipe's; one that does not is listed with the keys tha
 from __future__ import annotations
 
 import functools
-import glob
-import json
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +15,8 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from headwise.errors import HeadwiseError, RunError, nearest
+from headwise.errors import HeadwiseError
+from headwise.files import read_json
 from headwise.report.paper import Recipe, decisive
 from headwise.schema import Config
 from headwise.track.jsonl import read_if_there
@@ -62,7 +61,7 @@ class FoundRun:
         """Done; 0 where nothing was saved yet."""
         if self.results is not None:
             return int(self.results["updates"])
-        return int(_json(self.folder / "checkpoints" / "last.json").get("update", 0))
+        return int(read_json(self.folder / "checkpoints" / "last.json", True).get("update", 0))
 
     @functools.cached_property
     def tokens_per_second(self) -> float | None:
@@ -90,32 +89,6 @@ class Matching:
     unreadable: list[str] = field(default_factory=list)
 
 
-def find_folders(given: Sequence[str], may_lack: bool = False) -> list[Path]:
-    """Folders of runs in, or up to two levels below, the folders and globs that were given.
-
-    Args:
-        may_lack: a folder that is not there yet is no mistake.
-
-    Raises:
-        RunError: nothing is there, with the nearest that is.
-    """
-    found: dict[Path, Path] = {}
-    for text in given:
-        places = [Path(p) for p in sorted(glob.glob(str(Path(text).expanduser()), recursive=True))]
-        if not places and not may_lack:
-            above = Path(text).parent
-            beside = [str(p) for p in above.glob("*") if p.is_dir()] if above.is_dir() else []
-            close = nearest(text, beside)
-            hint = f" Did you mean {close}?" if close else ""
-            raise RunError(f"runs: there is no folder {text}.{hint}")
-        for place in places:
-            for pattern in ("config.yaml", "*/config.yaml", "*/*/config.yaml"):
-                for path in sorted(place.glob(pattern)):
-                    if not path.parent.name.startswith("."):  # one being written
-                        found.setdefault(path.parent.resolve(), path.parent)
-    return list(found.values())
-
-
 def read_run(path: Path) -> FoundRun:
     """Read what a folder says of its run.
 
@@ -126,10 +99,12 @@ def read_run(path: Path) -> FoundRun:
     config = read_config(folder)
     container = OmegaConf.to_container(OmegaConf.structured(config))
     assert isinstance(container, dict)
-    results = _json(folder.results) or None
+    results = read_json(folder.results, may_lack=True) or None
     if results is not None and results.get("status") != "finished":
         results = None
-    environment, data = _json(path / "environment.json"), _json(path / "data.json")
+    environment, data = (
+        read_json(path / name, may_lack=True) for name in ("environment.json", "data.json")
+    )
     return FoundRun(
         folder=path,
         config=config,
@@ -168,7 +143,7 @@ def _place(matching: Matching, run: FoundRun, found: Recipe, seeds: Sequence[int
     place = (found.cell.row, found.cell.column)
     name = " × ".join(place)
     if run.results is None:
-        failed = _json(run.folder / "error.json").get("message")
+        failed = read_json(run.folder / "error.json", may_lack=True).get("message")
         state = f"not finished ({run.updates:,} updates done)"
         if failed is not None:
             state = f"failed: {' '.join(str(failed).split())}"
@@ -234,18 +209,3 @@ def _shown(value: Any) -> str:
 
 def _class(target: Any) -> str:
     return str(target).rpartition(".")[2] if target else "none"
-
-
-def _json(path: Path) -> dict[str, Any]:
-    """Content of a small json file; empty where there is none.
-
-    Raises:
-        RunError: it is no json, as a copy that broke off leaves it.
-    """
-    if not path.is_file():
-        return {}
-    try:
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise RunError(f"{path} is broken: {error}") from error
-    return content

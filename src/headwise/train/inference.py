@@ -16,7 +16,7 @@ from headwise.data.corpus import open_corpus
 from headwise.data.digest import file_digest
 from headwise.data.lines import decoded_lines, open_bytes
 from headwise.errors import ConfigError, DataError, HeadwiseError
-from headwise.files import write_text
+from headwise.files import read_json, write_text
 from headwise.schema import EvaluateConfig, PruneConfig, TranslateConfig
 from headwise.train.distributed import Ranks
 from headwise.train.evaluation import evaluate_texts
@@ -99,9 +99,7 @@ def _described(config: EvaluateConfig, run: TrainedRun) -> dict[str, Any]:
 
 def _known_scores(path: Path, content: dict[str, Any]) -> dict[str, Any]:
     """Scores at `path` that were made in the same way; others make room."""
-    if not path.is_file():
-        return {}
-    before: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    before = read_json(path, may_lack=True)
     scores: dict[str, Any] = before.pop("scores", {})
     search = before.pop("decode", {})
     rest = {key: value for key, value in content.items() if key != "decode"}

@@ -5,7 +5,6 @@ The same command again: a finished run says so, a begun one goes on where it was
 
 from __future__ import annotations
 
-import json
 import logging
 import shutil
 import traceback
@@ -25,7 +24,7 @@ from headwise.data.encoded import PreparedCorpus, prepare_corpus
 from headwise.data.prefetch import Prefetched
 from headwise.decode.translator import Translator
 from headwise.errors import ConfigError, HeadwiseError, RunError
-from headwise.files import remove_partial
+from headwise.files import read_json, remove_partial
 from headwise.instantiate import instantiate
 from headwise.model.build import build_model
 from headwise.model.gates import gate_penalty
@@ -232,7 +231,7 @@ class _Run:
     def _remember_data(self, prepared: PreparedCorpus) -> None:
         known = self.folder.path / "data.json"
         if known.is_file():
-            before = json.loads(known.read_text(encoding="utf-8"))["fingerprint"]
+            before = read_json(known)["fingerprint"]
             if before != prepared.fingerprint:
                 raise RunError(
                     f"the training text has changed since {self.folder.path} was begun; restore "
@@ -288,7 +287,7 @@ class _Run:
         """Seconds and memory of the processes before this one."""
         path = self.folder.checkpoints / "last.json"
         if path.is_file():
-            before = json.loads(path.read_text(encoding="utf-8"))
+            before = read_json(path)
             trainer.seconds = float(before["train_seconds"])
             trainer.memory.bytes = before["peak_memory_bytes"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import glob
 import hashlib
 import json
 import os
@@ -18,7 +19,7 @@ from typing import IO, Any
 from omegaconf import OmegaConf
 
 from headwise.errors import ConfigError, RunError, nearest
-from headwise.files import write_text
+from headwise.files import read_json, write_text
 
 # Keys that change where or how fast a run goes, or how much is told, but not what it computes.
 NOT_IN_FINGERPRINT = (
@@ -230,8 +231,7 @@ class RunFolder:
 
     def read_results(self) -> dict[str, Any]:
         """Content of results.json."""
-        content: dict[str, Any] = json.loads(self.results.read_text(encoding="utf-8"))
-        return content
+        return read_json(self.results)
 
     def scores_at(self, update: int) -> dict[str, Any]:
         """What the weights of this update scored already; more test sets may be asked for."""
@@ -270,6 +270,32 @@ class RunFolder:
             )
 
 
+def find_folders(given: Sequence[str], may_lack: bool = False) -> list[Path]:
+    """Folders of runs in, or up to two levels below, the folders and globs that were given.
+
+    Args:
+        may_lack: a folder that is not there yet is no mistake.
+
+    Raises:
+        RunError: nothing is there, with the nearest that is.
+    """
+    found: dict[Path, Path] = {}
+    for text in given:
+        places = [Path(p) for p in sorted(glob.glob(str(Path(text).expanduser()), recursive=True))]
+        if not places and not may_lack:
+            above = Path(text).parent
+            beside = [str(p) for p in above.glob("*") if p.is_dir()] if above.is_dir() else []
+            close = nearest(text, beside)
+            hint = f" Did you mean runs={close}?" if close else ""
+            raise RunError(f"runs={text}: there is no such folder.{hint}")
+        for place in places:
+            for pattern in ("config.yaml", "*/config.yaml", "*/*/config.yaml"):
+                for path in sorted(place.glob(pattern)):
+                    if not path.parent.name.startswith("."):  # one being written
+                        found.setdefault(path.parent.resolve(), path.parent)
+    return list(found.values())
+
+
 def _runs_below(folder: Path) -> list[Path]:
     found = (*folder.glob("*/config.yaml"), *folder.glob("*/*/config.yaml"))
     return sorted(path.parent for path in found)
@@ -287,12 +313,16 @@ def versions() -> dict[str, str]:
 
 
 def git_commit() -> dict[str, Any] | None:
-    """Commit of the source tree and whether it was changed; None outside of a git checkout."""
+    """Commit of the source tree and whether it was changed; None outside of a git checkout.
+
+    A checkout that does not keep this file, such as one with an environment in it, is another's.
+    """
+    here = Path(__file__)
 
     def ask(*arguments: str) -> str | None:
         try:
             done = subprocess.run(
-                ["git", "-C", str(Path(__file__).parent), *arguments],
+                ["git", "-C", str(here.parent), *arguments],
                 capture_output=True,
                 text=True,
                 timeout=10,
@@ -303,7 +333,7 @@ def git_commit() -> dict[str, Any] | None:
         return done.stdout.strip() if done.returncode == 0 else None
 
     commit = ask("rev-parse", "HEAD")
-    if not commit:
+    if not commit or ask("ls-files", "--error-unmatch", here.name) is None:
         return None
     return {"commit": commit, "changed": bool(ask("status", "--porcelain"))}
 

@@ -6,11 +6,12 @@ what a user can mend.
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from headwise.config_dir import config_dir
@@ -21,8 +22,35 @@ if TYPE_CHECKING:
     from headwise.sweep import Sweep
 
 Job = Callable[[Any], None]
-COMMANDS = ("train", "prepare", "evaluate", "translate", "prune", "analyze", "report")
 BROKEN_PIPE = 128 + 13  # as a shell reports SIGPIPE
+SAVED = "what was saved is intact, give the same command to go on"
+INTERRUPTED = {
+    "evaluate": "the scores that were shown are kept",
+    "translate": "a file named by output= is as it was before",
+}
+HYDRA_OPTIONS = {
+    "--help",
+    "--hydra-help",
+    "--version",
+    "--cfg",
+    "--resolve",
+    "--package",
+    "--multirun",
+    "--shell-completion",
+    "--config-path",
+    "--config-name",
+    "--config-dir",
+    "--experimental-rerun",
+    "--info",
+}
+NOT_WRITABLE = {
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENOTDIR,
+    errno.ENOSPC,
+    errno.EDQUOT,
+}
 
 
 class Leave(BaseException):
@@ -47,31 +75,30 @@ class PointFailedError(HeadwiseError):
 
 def main() -> None:
     """`headwise COMMAND key=value …`."""
+    commands = {
+        "train": train,
+        "prepare": prepare,
+        "evaluate": evaluate,
+        "translate": translate,
+        "prune": prune,
+        "analyze": analyze,
+        "report": report,
+    }
     given = sys.argv[1] if len(sys.argv) > 1 else ""
     if given == "--version":
         from headwise import __version__
 
         print(f"headwise {__version__}")
-    elif given in COMMANDS:
-        command = sys.argv.pop(1)
-        commands = {
-            "train": train,
-            "prepare": prepare,
-            "evaluate": evaluate,
-            "translate": translate,
-            "prune": prune,
-            "analyze": analyze,
-            "report": report,
-        }
-        commands[command]()
+    elif given in commands:
+        commands[sys.argv.pop(1)]()
     elif given in ("-h", "--help", ""):
-        print(f"usage: headwise {{{','.join(COMMANDS)}}} key=value …\n")
+        print(f"usage: headwise {{{','.join(commands)}}} key=value …\n")
         print("headwise train --help lists the config groups of training.")
         sys.exit(0 if given else 2)
     else:
-        close = nearest(given, COMMANDS)
+        close = nearest(given, commands)
         hint = f" Did you mean {close}?" if close else ""
-        print(f"headwise: {given!r} is none of {', '.join(COMMANDS)}.{hint}", file=sys.stderr)
+        print(f"headwise: {given!r} is none of {', '.join(commands)}.{hint}", file=sys.stderr)
         sys.exit(2)
 
 
@@ -215,6 +242,7 @@ def launch(config_name: str, job: Job, sweep: Sweep | None = None) -> None:
 
     Exit codes: 0 done, 1 failed, 2 wrong configuration, 128 + n after signal n.
     """
+    _refuse_foreign_options(sys.argv[1:])
     import hydra
 
     from headwise.schema import register
@@ -245,10 +273,7 @@ def launch(config_name: str, job: Job, sweep: Sweep | None = None) -> None:
         print(f"headwise: {left}", file=sys.stderr)
         code = left.exit_code
     except KeyboardInterrupt:
-        print(
-            "headwise: interrupted; what was saved is intact, give the same command to go on",
-            file=sys.stderr,
-        )
+        print(f"headwise: interrupted; {INTERRUPTED.get(config_name, SAVED)}", file=sys.stderr)
         code = 130
     except Carried as carried:
         code = tell(carried.error, config_name)
@@ -259,6 +284,20 @@ def launch(config_name: str, job: Job, sweep: Sweep | None = None) -> None:
         code = code or int(sweep.has_failed())
     if code:
         sys.exit(code)
+
+
+def _refuse_foreign_options(arguments: Sequence[str]) -> None:
+    """Settings in the manner of other programs: Hydra would answer with its own usage."""
+    for argument in arguments:
+        name, _, value = argument.partition("=")
+        if name.startswith("--") and name not in HYDRA_OPTIONS:
+            key = name.removeprefix("--").replace("-", "_")
+            print(
+                f"headwise: {argument} is not known; settings are written key=value: "
+                f"{key}={value or '…'}",
+                file=sys.stderr,
+            )
+            sys.exit(2)
 
 
 def tell(error: Exception, config_name: str = "train", composed: bool = True) -> int:
@@ -289,6 +328,14 @@ def tell(error: Exception, config_name: str = "train", composed: bool = True) ->
             f"headwise: out of memory ({lines[0] if lines else type(error).__name__}). Lower "
             "trainer.max_tokens (trainer.accumulate makes up for it), decode.max_tokens, or the "
             "model's size.",
+            file=sys.stderr,
+        )
+        return 1
+    if isinstance(error, OSError) and error.errno in NOT_WRITABLE:
+        where = f"{error.filename} cannot be written" if error.filename else "cannot write"
+        print(
+            f"headwise: {where}: {error.strerror}. Where things go is said by output=, "
+            "paths.outputs=, paths.cache= and the environment variable HEADWISE_CACHE",
             file=sys.stderr,
         )
         return 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import logging
@@ -35,9 +36,11 @@ def replacing(path: Path) -> Iterator[Path]:
         reason = _os_error(error)
         if reason is None:
             raise
+        is_full = reason.errno in (errno.ENOSPC, errno.EDQUOT)
+        advice = "Free some space and give the same command again; " if is_full else ""
         raise HeadwiseError(
-            f"could not write {path}: {reason.strerror or reason}. Free some space and give the "
-            "same command again; what was saved before is intact."
+            f"could not write {path}: {reason.strerror or reason}. {advice}"
+            "What was saved before is intact."
         ) from error
     finally:
         temporary.unlink(missing_ok=True)

@@ -229,6 +229,7 @@ class TranslateConfig:
     input: str | None = None  # a file; null reads stdin
     output: str | None = None  # a file; null writes to stdout
     reference: str | None = None  # score these translations instead (forced decoding)
+    buffer_size: int = 10_000  # lines that are read, sorted by length, translated and written
     decode: dict[str, Any] = field(default_factory=dict)
     progress: bool = True
 

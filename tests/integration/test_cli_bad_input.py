@@ -57,6 +57,7 @@ CONFIG_ERRORS = {
     "optimizer.betas=0.9": ("optimizer.betas", "list of float, float", "0.9"),
     "scheduler.warmup_updates=soon": ("scheduler.warmup_updates", "int", "'soon'"),
     # ranges
+    "seed=99999999999999999999": ("seed", "below 2^63"),
     "trainer.max_updates=0": ("trainer.max_updates", "at least 1", "got 0"),
     "trainer.average=9": ("trainer.average", "at most trainer.keep=1", "got 9"),
     "model.n_heads=3": ("model.n_heads", "divisor of model.d_model=16", "got 3"),
@@ -299,6 +300,28 @@ def test_a_config_of_another_version_is_refused(headwise: CommandLine, tmp_path:
     refused(headwise("evaluate", f"run={tmp_path}"), 1, "config.yaml", "version")
     (tmp_path / "config.yaml").write_text("a: [1\n", encoding="utf-8")
     refused(headwise("evaluate", f"run={tmp_path}"), 1, "config.yaml", "broken")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        (["translate", "run=x", "--input=a.de"], "input=a.de"),
+        (["evaluate", "--run", "x"], "run=…"),
+        (["train", "--max-updates=9"], "max_updates=9"),
+    ],
+)
+def test_options_of_other_programs_are_answered(
+    arguments: list[str], wanted: str, headwise: CommandLine
+) -> None:
+    refused(headwise(*arguments), 2, "settings are written key=value", wanted)
+
+
+def test_a_place_that_cannot_be_written_is_named(headwise: CommandLine, tmp_path: Path) -> None:
+    write_corpus(tmp_path / "text")
+    (tmp_path / "file").touch()
+    given = [o for o in small_overrides(tmp_path) if not o.startswith("paths.outputs")]
+    ended = headwise("train", *given, f"paths.outputs={tmp_path}/file")
+    refused(ended, 1, f"{tmp_path}/file", "paths.outputs")
 
 
 def test_an_unknown_command_is_answered_with_the_nearest(headwise: CommandLine) -> None:

@@ -78,7 +78,8 @@ def test_sets_add_up_but_never_across_searches_or_weights(headwise: CommandLine,
     headwise("evaluate", f"run={run}", "data.test=[test_a]")
     headwise("evaluate", f"run={run}", "data.test=[test_b]")
     assert set(results(run)["scores"]) == {"test_a", "test_b"}
-    headwise("evaluate", f"run={run}", "data.test=[test_b]", "decode.precision=bf16")
+    ended = headwise("evaluate", f"run={run}", "data.test=[test_b]", "decode.precision=bf16")
+    assert "held scores of test_a, test_b by another search" in ended.out
     assert set(results(run)["scores"]) == {"test_b"}
     headwise("evaluate", f"run={run}", "data.test=[test_b]", "decode.beam=3")
     assert set(results(run)["scores"]) == {"test_b"}
@@ -99,6 +100,11 @@ def test_own_text_and_a_name_of_its_own(headwise: CommandLine, run: Path, tmp_pa
     own = [f"data.source_file={tmp_path}/mine.de", f"data.reference_file={tmp_path}/mine.en"]
     assert headwise("evaluate", f"run={run}", *own, "name=mine").code == 0
     assert set(results(run, "mine")["scores"]) == {"mine.de"}
+    files = {"source": str(tmp_path / "mine.de"), "reference": str(tmp_path / "mine.en")}
+    assert results(run, "mine")["files"] == {"mine.de": files}
+    assert headwise("evaluate", f"run={run}", "data.test=[test_a]", "name=mine").code == 0
+    assert set(results(run, "mine")["scores"]) == {"mine.de", "test_a"}
+    assert results(run, "mine")["files"] == {"mine.de": files}
     (tmp_path / "mine.en").write_text("dog sees house\n", encoding="utf-8")
     ended = headwise("evaluate", f"run={run}", *own)
     assert ended.code == 1

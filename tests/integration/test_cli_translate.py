@@ -6,6 +6,7 @@ import io
 import logging
 import os
 import pty
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 
 import headwise as package
 from command_line import CommandLine, train_small
+from headwise.errors import DataError
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ["Hund sieht Haus", "", "Katze findet Baum"]
@@ -83,10 +85,10 @@ def test_an_output_that_cannot_be_finished_stays_as_it_was(
     output = tmp_path / "text.en"
     output.write_text("precious\n", encoding="utf-8")
 
-    def full(path: Path, *arguments: object, **options: object) -> None:
+    def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(os, "fsync", full)
     ended = headwise("translate", f"run={run}", f"input={source}", f"output={output}")
     assert ended.code == 1
     assert "No space left on device" in ended.err
@@ -112,6 +114,62 @@ def test_alternatives_are_numbered_by_line(headwise: CommandLine, run: Path, sou
     assert [row[0] for row in rows] == ["1", "1", "2", "3", "3"]
     assert float(rows[0][1]) >= float(rows[1][1])
     assert rows[2][2] == ""
+
+
+def test_portions_change_nothing(
+    headwise: CommandLine, run: Path, source: Path, expected: list[str]
+) -> None:
+    given = [f"run={run}", f"input={source}", "decode.n_best=2"]
+    whole = headwise("translate", *given)
+    assert headwise("translate", *given, "buffer_size=2") == whole
+    ended = headwise("translate", *given[:2], "buffer_size=1")
+    assert ended.out.splitlines() == expected
+
+
+def test_no_more_is_read_than_one_portion(run: Path, expected: list[str]) -> None:
+    from headwise.train.inference import _translated
+
+    lines = iter(SOURCES)
+    portions = _translated(package.load(run), lines, 2, False)
+    assert next(portions) == expected[:2]
+    assert next(lines) == SOURCES[2]
+
+
+def test_a_line_too_long_is_counted_from_the_beginning(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = package.load(run)
+    monkeypatch.setattr(type(loaded.model), "max_source", 5)
+    with pytest.raises(DataError, match="source line 7 has"):
+        loaded.translate(["Hund", "Hund sieht Haus " * 9], first_line=6)
+
+
+def test_nothing_is_translated_to_nothing(headwise: CommandLine, run: Path, tmp_path: Path) -> None:
+    source, output = tmp_path / "empty.de", tmp_path / "empty.en"
+    source.touch()
+    ended = headwise("translate", f"run={run}", f"input={source}", f"output={output}")
+    assert (ended.code, ended.err, output.read_text(encoding="utf-8")) == (0, "", "")
+
+
+def test_the_text_itself_is_not_replaced(
+    headwise: CommandLine, run: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = source.read_bytes()
+    monkeypatch.chdir(source.parent)
+    ended = headwise("translate", f"run={run}", f"input={source}", f"output={source.name}")
+    assert ended.code == 1
+    assert f"would replace input={source}" in ended.err
+    assert source.read_bytes() == before
+
+
+def test_an_unfinished_run_says_so(
+    headwise: CommandLine, run: Path, source: Path, expected: list[str], tmp_path: Path
+) -> None:
+    unfinished = shutil.copytree(run, tmp_path / "unfinished")
+    (unfinished / "results.json").unlink()
+    ended = headwise("translate", f"run={unfinished}", f"input={source}")
+    assert ended.out.splitlines() == expected
+    assert "unfinished is not finished (saved at update" in ended.err
 
 
 def test_given_translations_are_scored(headwise: CommandLine, run: Path, tmp_path: Path) -> None:

@@ -194,6 +194,17 @@ def test_a_truncated_checkpoint_is_refused(runs: Runs, short: str) -> None:
     assert "Traceback" not in refused.told
 
 
+def test_a_checkpoint_that_is_gone_is_missed(runs: Runs, short: str) -> None:
+    shutil.copytree(runs.folder / short, runs.folder / "gone")
+    folder = runs.run_folder("gone")
+    (folder / "checkpoints" / "last.pt").unlink()
+    metrics = (folder / "metrics.jsonl").read_bytes()
+    refused = runs.train("gone", {**SHORT, "trainer.max_updates": 9})
+    assert refused.code == 1
+    assert "last.pt is missing, though it was saved at update 4" in refused.told
+    assert (folder / "metrics.jsonl").read_bytes() == metrics
+
+
 def test_starting_from_another_run(runs: Runs, origin: Path) -> None:
     changes = {**SHORT, "init_from": origin, "trainer.max_updates": 1, "optimizer.lr": 1e-30}
     ended = runs.train("from", changes)

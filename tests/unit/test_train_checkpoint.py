@@ -114,9 +114,24 @@ def test_damage_anywhere_is_refused_or_harmless(tmp_path: Path) -> None:
             damaged[chosen.randrange(len(damaged))] = chosen.randrange(256)
         path.write_bytes(damaged)
         try:
-            load_checkpoint(path)
+            found = load_checkpoint(path)
         except CheckpointError:
             continue
+        assert torch.equal(found["model"]["weight"], torch.arange(600.0))
+
+
+def test_a_changed_number_is_refused_and_the_others_are_named(tmp_path: Path) -> None:
+    path = saved(tmp_path / "last.pt")
+    saved(tmp_path / "best.pt")
+    damaged = bytearray(path.read_bytes())
+    place = damaged.index(torch.arange(100.0, 110.0).numpy().tobytes())
+    damaged[place] ^= 1
+    path.write_bytes(damaged)
+    with pytest.raises(CheckpointError, match=r"damaged.*checkpoint=best.*init_from"):
+        load_checkpoint(path)
+    (tmp_path / "best.pt").unlink()
+    with pytest.raises(CheckpointError, match=r"what was written\)\.$"):
+        load_checkpoint(path)
 
 
 class _Evil:

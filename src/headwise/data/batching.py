@@ -223,7 +223,7 @@ class BatchLoader:
             raise ConfigError(
                 f"trainer.max_tokens={self._max_tokens} is less than the longest training "
                 f"sentence ({longest} pieces with its end): raise trainer.max_tokens, or lower "
-                f"tokenizer.max_sentence_pieces below {self._max_tokens}"
+                "tokenizer.max_sentence_pieces"
             )
         budget = self._max_tokens * self._world_size
         source, target = buckets[0](source), buckets[1](target)

@@ -57,11 +57,12 @@ def decode_line(raw: bytes, name: str, number: int) -> str:
     return line.removesuffix("\n").removesuffix("\r")
 
 
-def decoded_lines(stream: IO[bytes], name: str) -> Iterator[str]:
+def decoded_lines(stream: IO[bytes], name: str, may_be_empty: bool = False) -> Iterator[str]:
     """The lines of `stream`; `name` is how messages call it.
 
     Raises:
-        DataError: no line at all, a line that is not UTF-8, or a damaged compressed file.
+        DataError: no line at all, unless that may be; a line that is not UTF-8; a damaged
+            compressed file.
     """
     number = 0
     try:
@@ -71,7 +72,7 @@ def decoded_lines(stream: IO[bytes], name: str) -> Iterator[str]:
         raise DataError(
             f"{name} is truncated or damaged after line {number} ({error}); get it again"
         ) from error
-    if number == 0:
+    if number == 0 and not may_be_empty:
         raise DataError(f"{name} is empty; it must hold one sentence a line")
 
 

@@ -92,17 +92,20 @@ class Translator:
         embedding = model.target_embedding
         self.max_positions = embedding.max_positions if embedding.learned is not None else None
 
-    def translate(self, sentences: Sequence[str], progress: bool = False) -> list[Translation]:
+    def translate(
+        self, sentences: Sequence[str], progress: bool = False, first_line: int = 1
+    ) -> list[Translation]:
         """Translations in the order of `sentences`; an empty line stays empty.
 
         Args:
             progress: show a bar on stderr.
+            first_line: number of the first sentence, as errors count.
 
         Raises:
             DataError: a sentence longer than the model can take, by line number.
             RunError: out of memory, or a model whose output is not a number.
         """
-        ids = self._source_ids(sentences)
+        ids = self._source_ids(sentences, first_line)
         lines = [line for line, pieces in enumerate(ids) if pieces]
         batches = length_batches(
             [len(ids[line]) for line in lines], self.config.max_tokens // self.beam
@@ -157,7 +160,7 @@ class Translator:
                 bar.update(len(batch))
         return [scores[line] for line in range(len(sources))]
 
-    def _source_ids(self, sentences: Sequence[str]) -> list[list[int]]:
+    def _source_ids(self, sentences: Sequence[str], first_line: int = 1) -> list[list[int]]:
         """Ids as the encoder reads them, with eos; an empty list where there is no text."""
         pieces = self.tokenizers.source.encode(list(sentences))
         # a byte tokenizer gives white space ids of its own
@@ -165,7 +168,7 @@ class Translator:
             [*line, EOS] if line and sentence.strip() else []
             for line, sentence in zip(pieces, sentences, strict=True)
         ]
-        _check_lengths("source", [len(line) for line in ids], self.model.max_source)
+        _check_lengths("source", [len(line) for line in ids], self.model.max_source, first_line)
         return ids
 
     def check_sources(self, sentences: Sequence[str]) -> None:
@@ -233,8 +236,10 @@ def _bar(n_sentences: int, name: str, progress: bool) -> tqdm[None]:
     return tqdm(total=n_sentences, desc=name, unit="sentence", disable=not progress)
 
 
-def _check_lengths(side: str, lengths: Sequence[int], limit: int | None) -> None:
-    for line, length in enumerate(lengths, start=1):
+def _check_lengths(
+    side: str, lengths: Sequence[int], limit: int | None, first_line: int = 1
+) -> None:
+    for line, length in enumerate(lengths, start=first_line):
         if limit is not None and length > limit:
             raise DataError(
                 f"{side} line {line} has {length} pieces with eos, and the model takes at most "

@@ -55,15 +55,16 @@ def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str,
     if not path.is_file():
         raise CheckpointError(f"there is no checkpoint {path}")
     try:
-        if not zipfile.is_zipfile(path):  # torch would go on to try its older formats
-            raise ValueError("no zip archive")
+        with zipfile.ZipFile(path) as archive:  # torch would go on to try its older formats
+            damaged = archive.testzip()  # which torch does not look at
+        if damaged is not None:
+            raise ValueError(f"{damaged} in it is not what was written")
         payload = torch.load(path, map_location=device, weights_only=True)
     except UNREADABLE as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CheckpointError(
-            f"{path} is truncated, or no checkpoint of headwise ({reason}). "
-            "Evaluating and translating can use another of its folder, such as checkpoint=best; "
-            "training can start from that with init_from=RUN in a new experiment_name=…"
+            f"{path} is truncated or damaged, or no checkpoint of headwise ({reason})."
+            f"{_others(path)}"
         ) from error
     if not isinstance(payload, dict) or payload.get("kind") != KIND or "model" not in payload:
         raise CheckpointError(f"{path} is no checkpoint of headwise")
@@ -73,6 +74,20 @@ def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str,
             f"{FORMAT_VERSION}"
         )
     return payload
+
+
+def _others(path: Path) -> str:
+    """What can be done with the checkpoints that stand beside a broken one."""
+    names = sorted(other.stem for other in path.parent.glob("*.pt") if other != path)
+    if not names:
+        return ""
+    advice = (
+        " Evaluating and translating can use another of its folder: "
+        f"{', '.join(f'checkpoint={name}' for name in names)}."
+    )
+    if {"best", "average"} & set(names):
+        advice += " Training can start from the best with init_from=RUN in a new experiment_name=…"
+    return advice
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, Tensor], origin: str) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -15,8 +16,8 @@ from headwise.config_dir import machine_cache_dir
 from headwise.data.corpus import open_corpus
 from headwise.data.digest import file_digest
 from headwise.data.lines import decoded_lines, open_bytes
-from headwise.errors import ConfigError, DataError, HeadwiseError
-from headwise.files import read_json, write_text
+from headwise.errors import ConfigError, DataError, HeadwiseError, require
+from headwise.files import read_json, replacing, write_text
 from headwise.schema import EvaluateConfig, PruneConfig, TranslateConfig
 from headwise.train.distributed import Ranks
 from headwise.train.evaluation import evaluate_texts
@@ -37,12 +38,12 @@ PROMPT = "> "
 Sides = tuple[Sequence[str], Sequence[str]]  # sources and references
 
 
-def read_lines(path: Path) -> list[str]:
+def read_lines(path: Path, may_be_empty: bool = False) -> list[str]:
     """One sentence a line, plain or .gz."""
     if not path.is_file():
         raise DataError(f"there is no file {path}")
     with open_bytes(path) as stream:
-        return list(decoded_lines(stream, str(path)))
+        return list(decoded_lines(stream, str(path), may_be_empty))
 
 
 def evaluate_run(config_node: DictConfig) -> dict[str, Any]:
@@ -64,7 +65,10 @@ def evaluate_run(config_node: DictConfig) -> dict[str, Any]:
     texts = _normalised(texts, run) or named_sets(run, list(config.data.test), config.data.dir)
     path = run.folder.path / f"{name}.json"
     content = _described(config, run)
-    known = _known_scores(path, content)
+    known, files = _known_scores(path, content)
+    files = {split: found for split, found in files.items() if split not in texts}
+    if config.data.source_file is not None:
+        files |= dict.fromkeys(texts, _places(config))
     scores = {}
     for split, (sources, references) in texts.items():
         scores[split], _ = evaluate_texts(
@@ -81,7 +85,7 @@ def evaluate_run(config_node: DictConfig) -> dict[str, Any]:
         for metric, found in scores[split].items():
             print(f"{split:>24}  {metric:<14} {shown_score(found)}", flush=True)
         known[split] = scores[split]
-        written = {**content, "scores": known}
+        written = {**content, **({"files": files} if files else {}), "scores": known}
         write_text(path, json.dumps(written, indent=2, ensure_ascii=False) + "\n")
     print(f"written to {path} and {run.folder.hypotheses / name}")
     return scores
@@ -97,13 +101,30 @@ def _described(config: EvaluateConfig, run: TrainedRun) -> dict[str, Any]:
     }
 
 
-def _known_scores(path: Path, content: dict[str, Any]) -> dict[str, Any]:
-    """Scores at `path` that were made in the same way; others make room."""
+def _places(config: EvaluateConfig) -> dict[str, str]:
+    """Where own text lies: its sets are called by the file's name alone."""
+    sides = {"source": config.data.source_file, "reference": config.data.reference_file}
+    return {side: str(Path(str(place)).resolve()) for side, place in sides.items()}
+
+
+def _known_scores(
+    path: Path, content: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, dict[str, str]]]:
+    """Scores at `path` that were made in the same way, and of which files; others make room."""
     before = read_json(path, may_lack=True)
     scores: dict[str, Any] = before.pop("scores", {})
+    files: dict[str, dict[str, str]] = before.pop("files", {})
     search = before.pop("decode", {})
     rest = {key: value for key, value in content.items() if key != "decode"}
-    return scores if before == rest and is_same_search(search, content["decode"]) else {}
+    if before == rest and is_same_search(search, content["decode"]):
+        return scores, files
+    if scores:
+        print(
+            f"{path} held scores of {', '.join(scores)} by another search or other weights: they "
+            "make room (name=… keeps both)",
+            flush=True,
+        )
+    return {}, {}
 
 
 def content_digest(path: Path) -> str:
@@ -207,47 +228,60 @@ def _corpus_sets(run: TrainedRun, test: list[str], folder: str | None) -> dict[s
 
 
 def translate_run(config_node: DictConfig) -> None:
-    """Translate a file or stdin; at a terminal, line by line."""
+    """Translate a file or stdin, `buffer_size` lines at a time; at a terminal, line by line."""
     config = OmegaConf.to_object(config_node)
     assert isinstance(config, TranslateConfig)
     _check_paths(config)
     keep_freed_memory()
     run = load_configured(config)
+    sources: Iterable[str]
     if config.input is not None:
-        sources = read_lines(Path(config.input))
+        sources = read_lines(Path(config.input), may_be_empty=True)
     elif config.reference is None and sys.stdin.isatty():
         _interactive(run)
         return
     else:
-        sources = list(decoded_lines(sys.stdin.buffer, "stdin"))
+        sources = decoded_lines(sys.stdin.buffer, "stdin", may_be_empty=True)
     if config.reference is not None:
-        lines = _scored(run, sources, read_lines(Path(config.reference)))
+        portions = iter([_scored(run, list(sources), read_lines(Path(config.reference)))])
     else:
-        lines = _translated(run, sources, config.progress and sys.stderr.isatty())
-    text = "".join(f"{line}\n" for line in lines)
-    if config.output is not None:
-        _write_output(Path(config.output).resolve(), text)
-    else:
-        # in UTF-8 as the input is, whatever the terminal's own encoding
+        shown = config.progress and sys.stderr.isatty()
+        portions = _translated(run, iter(sources), config.buffer_size, shown)
+    if config.output is None:
         sys.stdout.flush()
-        sys.stdout.buffer.write(text.encode())
-        sys.stdout.buffer.flush()
+        _write(sys.stdout.buffer, portions)
+    else:
+        _write_output(Path(config.output).resolve(), portions)
 
 
-def _write_output(path: Path, text: str) -> None:
+def _write(stream: IO[bytes], portions: Iterable[list[str]]) -> None:
+    """Lines as soon as they come, in UTF-8 as the input is, whatever the terminal's encoding."""
+    for lines in portions:
+        stream.write("".join(f"{line}\n" for line in lines).encode())
+        stream.flush()
+
+
+def _write_output(path: Path, portions: Iterable[list[str]]) -> None:
     """All or nothing, where `path` is a file; a device or a pipe is written to as it is."""
     if path.exists() and not path.is_file():
-        path.write_text(text, encoding="utf-8")
+        with open(path, "wb") as stream:
+            _write(stream, portions)
     else:
-        write_text(path, text)
+        with replacing(path) as temporary, open(temporary, "wb") as stream:
+            _write(stream, portions)
 
 
 def _check_paths(config: TranslateConfig) -> None:
     """Refuse files that cannot be read or written, before anything is loaded."""
+    require(config.buffer_size >= 1, "buffer_size", "at least 1", config.buffer_size)
     for key in ("input", "reference"):
         path = getattr(config, key)
-        if path is not None and not Path(path).is_file():
+        if path is None:
+            continue
+        if not Path(path).is_file():
             raise DataError(f"there is no file {key}={path}")
+        if config.output is not None and Path(config.output).resolve() == Path(path).resolve():
+            raise DataError(f"output={config.output} would replace {key}={path}: give another file")
     if config.output is not None and not Path(config.output).absolute().parent.is_dir():
         folder = Path(config.output).absolute().parent
         raise DataError(f"output={config.output} cannot be written: there is no folder {folder}")
@@ -255,16 +289,22 @@ def _check_paths(config: TranslateConfig) -> None:
         raise DataError(f"output={config.output} is a folder; give a file in it")
 
 
-def _translated(run: TrainedRun, sources: list[str], progress: bool) -> list[str]:
-    """One line a sentence; with n-best, lines of `number<TAB>score<TAB>text`."""
-    translations = run.translate(sources, progress)
-    if run.translator.config.n_best == 1:
-        return [translation.text for translation in translations]
-    return [
-        f"{number}\t{score:.4f}\t{text}"
-        for number, translation in enumerate(translations, start=1)
-        for text, score in translation.n_best
-    ]
+def _translated(
+    run: TrainedRun, sources: Iterator[str], buffer_size: int, progress: bool
+) -> Iterator[list[str]]:
+    """One line a sentence; with n-best, lines of `number<TAB>score<TAB>text`. In portions."""
+    first = 1
+    while portion := list(islice(sources, buffer_size)):
+        translations = run.translate(portion, progress, first)
+        if run.translator.config.n_best == 1:
+            yield [translation.text for translation in translations]
+        else:
+            yield [
+                f"{number}\t{score:.4f}\t{text}"
+                for number, translation in enumerate(translations, start=first)
+                for text, score in translation.n_best
+            ]
+        first += len(portion)
 
 
 def _scored(run: TrainedRun, sources: list[str], references: list[str]) -> list[str]:

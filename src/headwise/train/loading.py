@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -19,6 +20,7 @@ from headwise.decode.hypothesis import check_decode_config
 from headwise.decode.scoring import TargetScore
 from headwise.decode.translator import Translation, Translator
 from headwise.errors import CheckpointError, ConfigError, RunError, nearest, refuse
+from headwise.files import read_json
 from headwise.instantiate import instantiate
 from headwise.metrics.external import check_commands
 from headwise.model.build import build_model
@@ -27,6 +29,8 @@ from headwise.schema import Config, DecodeConfig
 from headwise.train.checkpoint import load_checkpoint, load_weights
 from headwise.train.distributed import choose_device
 from headwise.train.run_folder import RunFolder
+
+log = logging.getLogger(__name__)
 
 DEVICES = ("auto", "cpu", "cuda")
 LATER_GROUPS = ("scaling", "gates", "repulsion")  # which the first runs have not
@@ -48,9 +52,12 @@ class TrainedRun:
         data = self.config.data
         return Normaliser(data.cleaning.normalise, data.source, data.target)
 
-    def translate(self, sentences: Sequence[str], progress: bool = False) -> list[Translation]:
+    def translate(
+        self, sentences: Sequence[str], progress: bool = False, first_line: int = 1
+    ) -> list[Translation]:
         """Translations in order; see `Translator.translate`."""
-        return self.translator.translate(list(map(self.normaliser.source, sentences)), progress)
+        sources = list(map(self.normaliser.source, sentences))
+        return self.translator.translate(sources, progress, first_line)
 
     def score(self, sources: Sequence[str], targets: Sequence[str]) -> list[TargetScore]:
         """Log probabilities of given translations (forced decoding)."""
@@ -180,7 +187,16 @@ def load(
     model = build_model(
         config, tokenizers.source.vocab_size, tokenizers.target.vocab_size, tokenizers.joint
     )
-    load_model(model, folder, checkpoint)
+    stem = load_model(model, folder, checkpoint)
+    saved = read_json(folder.checkpoints / "last.json", may_lack=True)
+    if saved and not folder.is_finished():
+        log.warning(
+            "%s is not finished (saved at update %s of %s): its %s weights so far are taken",
+            folder.path,
+            saved.get("update"),
+            config.trainer.max_updates,
+            stem,
+        )
     output = instantiate(config.loss, "loss").output_map
     translator = Translator(model.eval(), tokenizers, settings, choose_device(device), output)
     return TrainedRun(folder, config, model, tokenizers, translator)

@@ -9,7 +9,7 @@ import logging
 import shutil
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -279,9 +279,19 @@ class _Run:
             trainer.restore(load_checkpoint(self._last))
             self._remember_costs(trainer)
         else:
+            self._refuse_lost_checkpoint()
             # what a process left that died before its first checkpoint
             self.records.rewind(0, 0)
         return trainer
+
+    def _refuse_lost_checkpoint(self) -> None:
+        """A folder that has been trained in lacks its last.pt; its records are not to be lost."""
+        saved = read_json(self.folder.checkpoints / "last.json", may_lack=True)
+        if saved:
+            raise RunError(
+                f"{self._last} is missing, though it was saved at update {saved.get('update')}: "
+                f"copy it back, or remove {self.folder.path} to begin anew"
+            )
 
     def _remember_costs(self, trainer: Trainer) -> None:
         """Seconds and memory of the processes before this one."""
@@ -363,14 +373,13 @@ def write_error(config_node: DictConfig, overrides: list[str], error: Exception)
         folder = _place(config, container, overrides, corpus)
     except HeadwiseError:
         folder = _place(config, container, overrides, None)
-    folder.path.mkdir(parents=True, exist_ok=True)
     known = isinstance(error, HeadwiseError)
-    folder.write_json(
-        "error.json",
-        {
-            "error": type(error).__name__,
-            "message": str(error),
-            "overrides": overrides,
-            "traceback": None if known else "".join(traceback.format_exception(error)),
-        },
-    )
+    content = {
+        "error": type(error).__name__,
+        "message": str(error),
+        "overrides": overrides,
+        "traceback": None if known else "".join(traceback.format_exception(error)),
+    }
+    with suppress(OSError, HeadwiseError):  # the first error is what is told
+        folder.path.mkdir(parents=True, exist_ok=True)
+        folder.write_json("error.json", content)

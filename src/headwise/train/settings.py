@@ -47,7 +47,7 @@ def check(config: Config) -> None:
     check_tracker(config.tracker)
     check_data_config(config.data)
     check_tokenizer_config(config.tokenizer)
-    require(config.seed >= 0, "seed", "at least 0", config.seed)
+    require(0 <= config.seed < 2**63, "seed", "at least 0 and below 2^63", config.seed)
     longest, pieces = config.model.max_positions, config.tokenizer.max_sentence_pieces
     positions = config.model.positions
     fits = positions not in LIMITED_POSITIONS or longest > pieces

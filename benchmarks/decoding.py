@@ -155,6 +155,7 @@ def measure(quick: bool) -> dict[str, Any]:
             (SMALL, "alpha_entmax", TEXTS[1], BEAM, TEST_SET),
             (SMALL, "softmax", TEXTS[1], 1, 150),
             (BASE, "alpha_entmax", TEXTS[0], BEAM, 60),
+            (BASE, "alpha_entmax", TEXTS[1], BEAM, 16),
         ]
     keep_freed_memory()  # as the commands that translate do
     rows = []

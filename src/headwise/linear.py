@@ -129,7 +129,7 @@ def _onednn(values: Tensor, weight_OD: Tensor, bias_O: Tensor | None) -> Tensor:
 
 
 def _type_here() -> torch.dtype | None:
-    """Of products under autocast, or None where they keep the type of their factors."""
+    """The type of products under autocast, or None where they keep that of their factors."""
     return torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
 
 

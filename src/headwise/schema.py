@@ -14,6 +14,11 @@ from typing import Any
 from omegaconf import MISSING
 
 SITES = ("encoder_self", "decoder_self", "cross")
+SITE_NAMES = {
+    "encoder_self": "encoder self-attention",
+    "decoder_self": "decoder self-attention",
+    "cross": "cross-attention",
+}
 # Groups that a site may choose for itself -> the key below which it does.
 SITE_GROUPS = {"attention": "sites", "pattern": "pattern_sites", "scaling": "scaling_sites"}
 

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from headwise.attention.base import Attention, Mask, Place
-from headwise.attention.build import AttentionFactory
+from headwise.attention.build import AttentionFactory, unsupported_sites
 from headwise.config_dir import group_choices, group_node
+from headwise.errors import ConfigError
 from headwise.instantiate import target_class
 from headwise.model.transformer import Transformer
 from headwise.schema import SITES, ModelConfig
@@ -226,17 +227,21 @@ def test_statistics_have_one_value_a_head(variant: str) -> None:
             assert not torch.isinf(values).any(), name
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_declared_limits_are_refused_with_alternatives(variant: str) -> None:
-    from headwise.errors import ConfigError
-
-    node = group_node("attention", variant)
-    for site, reason in target_class(node, "attention").unsupported_sites.items():
-        with pytest.raises(ConfigError, match=f"attention@sites.{site}=.*softmax") as refused:
-            AttentionFactory(
-                {"attention": group_node("attention", "softmax")}, {"attention": {site: node}}
-            )
-        assert reason in str(refused.value)
+@pytest.mark.parametrize(
+    ("variant", "site", "reason"),
+    [
+        (variant, site, reason)
+        for variant in VARIANTS
+        for site, reason in unsupported_sites(group_node("attention", variant), "attention").items()
+    ],
+)
+def test_declared_limits_are_refused_with_alternatives(
+    variant: str, site: str, reason: str
+) -> None:
+    common, own = group_node("attention", "softmax"), group_node("attention", variant)
+    with pytest.raises(ConfigError, match=f"attention@sites.{site}=.*softmax") as refused:
+        AttentionFactory({"attention": common}, {"attention": {site: own}})
+    assert reason in str(refused.value)
 
 
 def ids(length: int, seed: int) -> torch.Tensor:

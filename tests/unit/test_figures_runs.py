@@ -15,7 +15,7 @@ from figures_drawn import density_rows, head_rows, layer_rows, pruning_rows
 from headwise.analysis.figure_style import save
 from headwise.analysis.tables import DENSITY, FOLDER, HEADS, LAYERS, PRUNING, SETTINGS
 from headwise.errors import DataError, RunError
-from headwise.report.figures import draw_figures, draw_run_figures, unanalysed
+from headwise.report.figures import draw_figures, unanalysed
 from headwise.report.figures_attention import draw_attention
 from headwise.report.figures_curves import bleu_curves, diversity_layers, pruning_curves
 from headwise.report.figures_rows import corpus_rows
@@ -192,7 +192,7 @@ def vector_only(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("vector_only")
 def test_only_what_was_measured_is_drawn(trained: Path, tmp_path: Path) -> None:
     run = copy_of(trained, tmp_path / "run")
-    files = draw_run_figures(run)
+    files = draw_figures([run], run / "figures")
     assert {path.parent for path in files} == {run / "figures"}
     drawn = {path.stem for path in files}
     assert drawn == {"alpha", "alpha_histograms", "alpha_start_end", "diversity", "curves"}
@@ -260,7 +260,7 @@ def test_a_table_of_another_version_and_a_folder_without_a_run(
     run = analysed(copy_of(trained, tmp_path / "run"), "entmax15")
     (run / FOLDER / "layers.csv").write_text("site,layer\ncross,1\n")
     with pytest.raises(DataError, match=r"layers\.csv"):
-        draw_run_figures(run)
+        draw_figures([run], run / "figures")
     with pytest.raises(RunError, match="holds no run"):
         draw_figures([tmp_path], tmp_path / "out")
 

@@ -17,7 +17,6 @@ from headwise.analysis.figure_style import (
     LABEL,
     NOTE,
     REFERENCES,
-    SITE_TITLES,
     STYLES,
     dress,
     headline,
@@ -29,6 +28,7 @@ from headwise.analysis.figure_style import (
     number_of,
     panels_width,
 )
+from headwise.schema import SITE_NAMES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -58,7 +58,7 @@ def alpha_histograms(runs: Sequence[Alphas], name: str = "") -> Figure | None:
     panels = figure.subplots(1, len(by_site), sharey=True, squeeze=False)[0]
     top = 1.0
     for axes, (site, values) in zip(panels, by_site.items(), strict=True):
-        dress(axes, x="α of a head", title=SITE_TITLES.get(site, site))
+        dress(axes, x="α of a head", title=SITE_NAMES.get(site, site))
         counts, _, _ = axes.hist(
             values, edges, color=STYLES[0].fill, edgecolor=STYLES[0].colour, linewidth=0.7
         )
@@ -111,7 +111,7 @@ def alpha_start_end(runs: Sequence[tuple[Alphas, Alphas]], name: str = "") -> Fi
     figure = new_figure(panels_width(len(points)), 2.9)
     panels = list(figure.subplots(1, len(points), sharey=True, sharex=True, squeeze=False)[0])
     for axes, (site, found) in zip(panels, points.items(), strict=True):
-        dress(axes, x="α at the start", title=SITE_TITLES.get(site, site))
+        dress(axes, x="α at the start", title=SITE_NAMES.get(site, site))
         axes.axline((1.0, 1.0), slope=1.0, color=GREY, linewidth=0.7, linestyle=(0, (4, 3)))
         for layer in range(1, n_layers + 1):
             own = [(start, end) for number, start, end in found if number == layer]
@@ -128,7 +128,7 @@ def alpha_start_end(runs: Sequence[tuple[Alphas, Alphas]], name: str = "") -> Fi
             )
         axes.set_aspect("equal")
         axes.set_title(
-            f"{SITE_TITLES.get(site, site)}\n{_correlation(found)}", fontsize=LABEL, color=INK
+            f"{SITE_NAMES.get(site, site)}\n{_correlation(found)}", fontsize=LABEL, color=INK
         )
     low, high = _limits(points)
     panels[0].set(xlim=(low, high), ylim=(low, high))

@@ -18,11 +18,11 @@ from headwise.analysis.figure_style import (
     GREY,
     INK,
     NOTE,
-    SITE_TITLES,
     TICK,
     TITLE,
     typeset,
 )
+from headwise.schema import SITE_NAMES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -127,7 +127,7 @@ def attention_maps(
     figures = []
     for number, page in enumerate(pages, start=1):
         part = f" ({number} of {len(pages)})" if len(pages) > 1 else ""
-        name = SITE_TITLES.get(site, site)
+        name = SITE_NAMES.get(site, site)
         drawing = _Page(site, layout, families, queries, keys, largest, notes)
         figures.append(drawing.draw(page, f"{name[0].upper()}{name[1:]}{part}", title))
     return figures

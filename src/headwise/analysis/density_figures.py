@@ -17,7 +17,6 @@ from headwise.analysis.figure_style import (
     INK,
     LABEL,
     NOTE,
-    SITE_TITLES,
     TICK,
     Style,
     dress,
@@ -30,6 +29,7 @@ from headwise.analysis.figure_style import (
     shown,
     styles_of,
 )
+from headwise.schema import SITE_NAMES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -79,7 +79,7 @@ def density_violins(densities: TablesOf, what: str = "", text: str = "") -> Figu
         panels = figure.subplots(len(sites), 1, sharey=True, squeeze=False)[:, 0]
     for axes, site in zip(panels, sites, strict=True):
         dress(axes)
-        axes.set_title(SITE_TITLES.get(site, site), fontsize=LABEL, color=INK, pad=11)
+        axes.set_title(SITE_NAMES.get(site, site), fontsize=LABEL, color=INK, pad=11)
         names = [name for name in densities if (site, name) in pooled]
         for place, name in enumerate(names):
             histogram = pooled[site, name]
@@ -143,7 +143,7 @@ def density_layers(heads: TablesOf, what: str = "", text: str = "") -> Figure | 
     for row, (name, runs) in enumerate(measured.items()):
         for column, site in enumerate(sites):
             axes = grid[row][column]
-            dress(axes, title=SITE_TITLES.get(site, site) if row == 0 else "")
+            dress(axes, title=SITE_NAMES.get(site, site) if row == 0 else "")
             _rank_lines(axes, _by_rank(runs, site, n_layers), styles[name])
             dress_layers(axes, n_layers)
             if row < len(measured) - 1:

@@ -33,11 +33,6 @@ FORMATS = ("png", "svg", "pdf")
 FONT = "DejaVu Sans"  # comes with matplotlib
 TITLE, LABEL, TICK, NOTE = 8.5, 7.5, 7.0, 6.5  # points
 INK, GREY, GRID = "#222222", "#595959", "#c9c9c9"
-SITE_TITLES = {
-    "encoder_self": "encoder self-attention",
-    "decoder_self": "decoder self-attention",
-    "cross": "cross-attention",
-}
 MANY_UPDATES = 20  # measured, from which on no tick need be at one of them
 REFERENCES = ((1.0, "softmax"), (1.5, "1.5-entmax"), (2.0, "sparsemax"))
 RULE_NAMES = {"alpha_entmax": "α-entmax", "entmax15": "1.5-entmax"}
@@ -204,7 +199,7 @@ def legend(axes: Axes, **options: Any) -> None:
 
 
 def panels_width(n_panels: int) -> float:
-    """Of a figure with a row of panels, in inches."""
+    """Width in inches of a figure with a row of panels."""
     return min(DOUBLE, 1.2 + 2.1 * n_panels)
 
 

@@ -22,7 +22,6 @@ from headwise.analysis.findings_roles import (
 )
 from headwise.analysis.roles import Thresholds
 from headwise.analysis.wording import (
-    SITE_NAMES,
     Row,
     head_name,
     head_place,
@@ -36,7 +35,7 @@ from headwise.analysis.wording import (
     table,
     upper,
 )
-from headwise.schema import SITES
+from headwise.schema import SITE_NAMES, SITES
 
 DENSE = 0.9995  # a mean density above this is 1 to every digit that is shown
 MOST_NAMED = 5

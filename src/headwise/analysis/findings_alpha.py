@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from headwise.analysis.correlations import by_chance, spearman
 from headwise.analysis.trajectories import ROSE, came_back, sarle
 from headwise.analysis.wording import (
-    SITE_NAMES,
     Row,
     head_place,
     known,
@@ -17,7 +16,7 @@ from headwise.analysis.wording import (
     short_name,
     table,
 )
-from headwise.schema import SITES
+from headwise.schema import SITE_NAMES, SITES
 
 LOW_ALPHA, HIGH_ALPHA = 1.25, 1.75  # the outer quarters of softmax to sparsemax
 BIMODAL = 5 / 9

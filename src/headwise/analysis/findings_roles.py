@@ -13,7 +13,6 @@ from headwise.analysis.roles import (
     offset_name,
 )
 from headwise.analysis.wording import (
-    SITE_NAMES,
     Row,
     chain,
     head_name,
@@ -24,6 +23,7 @@ from headwise.analysis.wording import (
     plural,
     upper,
 )
+from headwise.schema import SITE_NAMES
 
 WHERE = {-1: "the token before", 0: "the current token", 1: "the token behind"}
 

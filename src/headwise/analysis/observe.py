@@ -223,7 +223,7 @@ class Seen:
 
     @classmethod
     def of(cls, call: Call, batch: Batch, n_registers: int) -> Seen:
-        """Of the site of `call`."""
+        """What is to be seen at the site of `call`."""
         of_source = call.site == "encoder_self"
         ids_BN = batch.source_BS if of_source else batch.target_in_BT
         lengths_B = batch.source_lengths_B if of_source else batch.target_lengths_B

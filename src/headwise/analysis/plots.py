@@ -20,7 +20,6 @@ from headwise.analysis.figure_style import (
     NOTE,
     REFERENCES,
     SINGLE,
-    SITE_TITLES,
     STYLES,
     dress,
     dress_updates,
@@ -33,7 +32,7 @@ from headwise.analysis.figure_style import (
     panels_width,
     save,
 )
-from headwise.schema import SITES
+from headwise.schema import SITE_NAMES, SITES
 from headwise.track.jsonl import read_jsonl
 
 if TYPE_CHECKING:
@@ -124,7 +123,7 @@ def _site_panels(
     figure = new_figure(panels_width(len(sites)), 2.7)
     panels = list(figure.subplots(1, len(sites), sharey=True, squeeze=False)[0])
     for axes, site in zip(panels, sites, strict=True):
-        dress(axes, title=SITE_TITLES.get(site, site))
+        dress(axes, title=SITE_NAMES.get(site, site))
         lines = trajectories[site]
         dress_updates(axes, [update for updates, _ in lines.values() for update in updates])
         for (layer, head), (updates, values) in sorted(lines.items()):

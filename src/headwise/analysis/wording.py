@@ -8,11 +8,6 @@ from typing import Any
 
 Row = Mapping[str, Any]
 
-SITE_NAMES = {
-    "encoder_self": "encoder self-attention",
-    "decoder_self": "decoder self-attention",
-    "cross": "cross-attention",
-}
 MOST_CHARACTERS = 120  # of a sentence that is quoted
 HEAD_SITES = {"encoder_self": "encoder", "decoder_self": "decoder", "cross": "cross-attention"}
 
@@ -90,5 +85,5 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def known(rows: Iterable[Row], *names: str) -> list[Row]:
-    """The rows that have all of some values."""
+    """The rows in which none of the named values is missing."""
     return [row for row in rows if all(row.get(name) is not None for name in names)]

@@ -119,7 +119,7 @@ class Scaling(nn.Module):
         raise NotImplementedError
 
     def stats(self) -> dict[str, Tensor]:
-        """What this module would have logged, name -> (H,); NaN at heads without such a value."""
+        """Values to log: name -> (H,), NaN at heads that have no such value."""
         return {}
 
 
@@ -302,11 +302,11 @@ class Normaliser(nn.Module):
         raise NotImplementedError
 
     def query_stats(self, context: ScoreContext) -> dict[str, Tensor]:
-        """What differs between queries and is logged as a mean: name -> (B, H, Q), NaN as above."""
+        """Values to log as a mean over queries: name -> (B, H, Q), NaN as in `stats`."""
         return {}
 
     def stats(self) -> dict[str, Tensor]:
-        """What this module would have logged, name -> (H,); NaN at heads without such a value."""
+        """Values to log: name -> (H,), NaN at heads that have no such value."""
         return {}
 
 

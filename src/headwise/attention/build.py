@@ -1,4 +1,4 @@
-"""From config nodes to attention modules: one place for all variants, which it knows by none."""
+"""From config nodes to attention modules, for all variants; none is known here by its name."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class HeadGate(nn.Module):
         return None
 
     def stats(self) -> dict[str, Tensor]:
-        """What this gate would have logged, one value a head: name -> (H,)."""
+        """Values to log: name -> (H,)."""
         return {}
 
 

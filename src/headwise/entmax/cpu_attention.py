@@ -116,7 +116,7 @@ def _chunks(shape: tuple[int, int, int, int], visible: Visible) -> Iterator[_Chu
 
 
 def _queries_at_once(shape: tuple[int, int, int, int]) -> int:
-    """Of one head."""
+    """How many queries of a head are scored at a time, (B, H, Q, K) given."""
     _, _, n_queries, n_keys = shape
     if n_queries * n_keys <= CHUNK_SCORES:
         return max(1, n_queries)
@@ -278,13 +278,13 @@ def _fake_backward(grad: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Te
 
 
 def attention_flops(query: Any, key: Any, *rest: Any, out_shape: Any = None, **_: Any) -> int:
-    """Of the two products forward, for torch's counter: two operations a multiply-add."""
+    """Operations of the two products forward, for torch's counter: two a multiply-add."""
     n_batch, n_heads, n_queries, width = query
     return int(2 * 2 * n_batch * n_heads * n_queries * key[2] * width)
 
 
 def _flops_backward(grad: Any, query: Any, key: Any, *rest: Any, **_: Any) -> int:
-    """Of five products: the scores again, and two gradients of each product."""
+    """Operations of five products: the scores again, and two gradients of each product."""
     return attention_flops(query, key) * 5 // 2
 
 

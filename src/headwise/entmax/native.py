@@ -323,7 +323,7 @@ def _loads(path: Path) -> bool:
 
 
 def _digest(compiler: str) -> str:
-    """Of all that the compiled kernels depend on."""
+    """A hash of all that the compiled kernels depend on."""
     digest = hashlib.sha256()
     for source in sorted(SOURCES.iterdir()):
         digest.update(source.name.encode() + source.read_bytes())
@@ -351,11 +351,13 @@ def _build(compiler: str, path: Path) -> None:
         # Threads through OpenMP, but not linked to it: torch has loaded the one that it uses, and
         # a second beside it would have threads of its own.
         for threads in (["-fopenmp"], []):
-            thing = Path(folder) / "entmax.o"
+            object_file = Path(folder) / "entmax.o"
             command = [*shlex.split(compiler), *OPTIONS]
             try:
-                _call([*command, *threads, "-c", str(SOURCES / "entmax.cpp"), "-o", str(thing)])
-                _call([*command, "-shared", str(thing), "-o", str(built)])
+                _call(
+                    [*command, *threads, "-c", str(SOURCES / "entmax.cpp"), "-o", str(object_file)]
+                )
+                _call([*command, "-shared", str(object_file), "-o", str(built)])
                 ctypes.CDLL(str(built))
             except (subprocess.CalledProcessError, OSError):
                 if not threads:

@@ -62,18 +62,13 @@ def draw_figures(runs: Sequence[Path], output: Path) -> list[Path]:
     return files
 
 
-def draw_run_figures(run: Path) -> list[Path]:
-    """Draw what the files of one run allow, into its own `figures/`; see `draw_figures`."""
-    return draw_figures([run], RunFolder.existing(run).figures)
-
-
 def unanalysed(runs: Sequence[Path]) -> list[Path]:
     """Those of the folders that have no tables of their heads yet."""
     return [run for run in runs if not HEADS.path(run / FOLDER).is_file()]
 
 
 def _course(found: CorpusRows) -> dict[str, Figure | None]:
-    """How one run went."""
+    """Figures of one run over its training."""
     ((name, (run,)),) = found.rows.items()
     what = f"{shown(name)}, {found.corpus}"
     folder = RunFolder.existing(run.folder)

@@ -15,7 +15,6 @@ from headwise.analysis.figure_style import (
     LABEL,
     OF_SITES,
     SINGLE,
-    SITE_TITLES,
     STYLES,
     Style,
     dress,
@@ -30,7 +29,7 @@ from headwise.analysis.figure_style import (
     shown,
     styles_of,
 )
-from headwise.schema import SITES
+from headwise.schema import SITE_NAMES, SITES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -80,7 +79,7 @@ def diversity_layers(
     figure = new_figure(panels_width(len(sites)), 2.4)
     panels = figure.subplots(1, len(sites), sharey=True, squeeze=False)[0]
     for axes, site in zip(panels, sites, strict=True):
-        dress(axes, title=SITE_TITLES.get(site, site))
+        dress(axes, title=SITE_NAMES.get(site, site))
         dress_layers(axes, n_layers)
         for name, lines in found[site].items():
             _draw(axes, lines, styles[name], shown(name))
@@ -276,4 +275,4 @@ def _styles_of_sites(chosen: Mapping[str, Any]) -> dict[str, Style]:
 def _sites_name(sites: str) -> str:
     if sites == ALL_SITES:
         return "all heads"
-    return " and ".join(SITE_TITLES.get(site, site) for site in sites.split(";"))
+    return " and ".join(SITE_NAMES.get(site, site) for site in sites.split(";"))

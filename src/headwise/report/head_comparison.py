@@ -9,10 +9,10 @@ from typing import Any
 
 from headwise.analysis.roles import LEAST_CONTRAST, LEAST_SPLIT_SCORE, Thresholds
 from headwise.analysis.tables import COMPARISON, HEADS, LAYERS, read_settings
-from headwise.analysis.wording import SITE_NAMES, known, percent, table
+from headwise.analysis.wording import known, percent, table
 from headwise.files import write_text
 from headwise.report.run_names import class_word
-from headwise.schema import SITES
+from headwise.schema import SITE_NAMES, SITES
 from headwise.train.run_folder import RunFolder
 
 Rows = list[dict[str, Any]]

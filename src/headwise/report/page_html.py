@@ -15,10 +15,9 @@ from dataclasses import asdict
 from importlib import resources
 from typing import Any
 
-from headwise.analysis.figure_style import SITE_TITLES
 from headwise.report.page_charts import alpha_chart, curve_charts
 from headwise.report.page_sentences import Sentences
-from headwise.schema import SITES
+from headwise.schema import SITE_NAMES, SITES
 
 ASSETS = "page"  # beside this file
 SCRIPTS = (
@@ -61,7 +60,7 @@ def page_text(
         "n_lines": sentences.n_lines,
         "n_questions": sentences.n_questions,
         "sentences": [asdict(sentence) for sentence in sentences.chosen],
-        "sites": SITE_TITLES,
+        "sites": SITE_NAMES,
         "curves": curve_charts(list(zip(labels, records_of, strict=True))),
     }
     return filled(

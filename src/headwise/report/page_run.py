@@ -165,7 +165,7 @@ def thinned(points: Records, most: int) -> Records:
 def _value(
     table: Mapping[str, Any], site: str, layer: int, place: int, n_heads: int
 ) -> float | None:
-    """Of a head in a record; None where the record is of other heads or lacks it."""
+    """A head's value in a record; None where the record is of other heads or lacks it."""
     layers = table.get(site, [])
     values = layers[layer - 1] if layer <= len(layers) else []
     if len(values) != n_heads or values[place] is None:

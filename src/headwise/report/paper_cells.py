@@ -87,7 +87,7 @@ class ColumnFigures:
 
     @property
     def runs(self) -> list[FoundRun]:
-        """Of all cells."""
+        """The runs of all cells."""
         return [run for figures in self.cells.values() for run in figures.runs]
 
 
@@ -299,7 +299,7 @@ class Missing:
 
     @property
     def arguments(self) -> list[str]:
-        """Of `headwise train`."""
+        """Arguments for `headwise train`."""
         seeds = f"seed={','.join(map(str, self.seeds))}"
         several = ["-m"] if len(self.seeds) > 1 else []
         return [*several, *self.overrides, seeds]

@@ -241,7 +241,7 @@ def _filled(
 
 
 def _analyses(config: ReportConfig, folders: Sequence[Path]) -> dict[Path, Path]:
-    """Of the runs that fill cells, their analyses, made as far as that was not done."""
+    """Analyses of the runs that fill cells; those that are missing are made."""
     if not folders:
         return {}
     wanted = AnalyzeConfig(

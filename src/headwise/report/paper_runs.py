@@ -53,7 +53,7 @@ class FoundRun:
 
     @property
     def seed(self) -> int:
-        """Of the run."""
+        """The seed of the run."""
         return self.config.seed
 
     @property
@@ -65,7 +65,7 @@ class FoundRun:
 
     @functools.cached_property
     def tokens_per_second(self) -> float | None:
-        """Of training: the median over the windows of its log, so that no pause counts."""
+        """Speed of training: the median over the windows of its log, so that no pause counts."""
         records = read_if_there(RunFolder(self.folder).metrics)
         windows = [record[SPEED] for record in records if record.get(SPEED)]
         return statistics.median(windows) if windows else None

@@ -32,9 +32,9 @@ from headwise.analysis.wording import (
     percent,
     plural,
     quoted,
-    table,
     upper,
 )
+from headwise.markdown import markdown_table
 from headwise.schema import SITE_NAMES, SITES
 
 DENSE = 0.9995  # a mean density above this is 1 to every digit that is shown
@@ -276,4 +276,4 @@ def _pruning(rows: Sequence[Row]) -> str:
         f"\n\n{upper(percent(enough[-1]['fraction']))} of all heads can go, the least important "
         "first and nothing trained again, for at most 1 BLEU.\n\n"
     )
-    return text + table(head, lines)
+    return text + markdown_table(head, lines)

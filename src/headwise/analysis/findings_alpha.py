@@ -14,8 +14,8 @@ from headwise.analysis.wording import (
     listed,
     number,
     short_name,
-    table,
 )
+from headwise.markdown import markdown_table
 from headwise.schema import SITE_NAMES, SITES
 
 LOW_ALPHA, HIGH_ALPHA = 1.25, 1.75  # the outer quarters of softmax to sparsemax
@@ -128,7 +128,7 @@ def correlations_text(rows: Sequence[Row]) -> str:
     return (
         f"Rank correlation of α over the {' / '.join(map(str, n_heads))} heads of a site; "
         f"once in twenty times chance alone gives more than {chance} either way.\n\n"
-        + table(["", *(SITE_NAMES[site] for site in sites)], lines)
+        + markdown_table(["", *(SITE_NAMES[site] for site in sites)], lines)
         + "".join(f"\n\n{line}" for line in [_beyond_chance(rows)] if line)
     )
 

@@ -78,12 +78,6 @@ def quoted(sentence: str) -> str:
     return re.sub(r"([\\*_`\[\]<])", r"\\\1", short)
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Markdown; the first column is text, the others are numbers."""
-    lines = [head, ["---", *("---:" for _ in head[1:])], *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
 def known(rows: Iterable[Row], *names: str) -> list[Row]:
     """The rows in which none of the named values is missing."""
     return [row for row in rows if all(row.get(name) is not None for name in names)]

@@ -15,6 +15,7 @@ from headwise.attention.build import AttentionFactory, unsupported_sites
 from headwise.attention.cache import KeyValueCache
 from headwise.attention.scores import ScoreAttention
 from headwise.config_dir import group_choices, group_node
+from headwise.markdown import markdown_table
 from headwise.schema import SITES
 
 BEGIN, END = "<!-- capabilities -->", "<!-- /capabilities -->"
@@ -78,8 +79,7 @@ def _kept(attentions: dict[str, Attention]) -> str:
 
 def table() -> str:
     """The variants of `conf/attention/` as a markdown table."""
-    rows = [HEAD, ("---",) * len(HEAD), *map(capability_row, group_choices("attention"))]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    return markdown_table(HEAD, map(capability_row, group_choices("attention")), of_numbers=False)
 
 
 def written_into(text: str) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from headwise.files import read_json
+from headwise.markdown import markdown_table
 from headwise.schema import SITES
 
 BASELINE = "softmax"
@@ -99,20 +100,19 @@ def markdown(points: Sequence[Mapping[str, Any]]) -> str:
         f"density {sites}",
         f"diversity {sites}",
     ]
-    lines = [head, ["---", *("---:" for _ in head[1:])]]
-    for row in rows:
-        lines.append(
-            [
-                row.name,
-                *(mean_and_deviation(row.bleu(split)) for split in splits),
-                str(len(row.results)) + (f" ({row.n_failed} failed)" if row.n_failed else ""),
-                _ratio(row.median("tokens_per_second"), baseline.median("tokens_per_second")),
-                _ratio(row.median("peak_memory_bytes"), baseline.median("peak_memory_bytes")),
-                _by_site(row, "density"),
-                _by_site(row, "diversity"),
-            ]
-        )
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    lines = [
+        [
+            row.name,
+            *(mean_and_deviation(row.bleu(split)) for split in splits),
+            str(len(row.results)) + (f" ({row.n_failed} failed)" if row.n_failed else ""),
+            _ratio(row.median("tokens_per_second"), baseline.median("tokens_per_second")),
+            _ratio(row.median("peak_memory_bytes"), baseline.median("peak_memory_bytes")),
+            _by_site(row, "density"),
+            _by_site(row, "diversity"),
+        ]
+        for row in rows
+    ]
+    return markdown_table(head, lines)
 
 
 def mean_and_deviation(values: Sequence[float]) -> str:

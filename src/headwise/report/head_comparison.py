@@ -9,8 +9,9 @@ from typing import Any
 
 from headwise.analysis.roles import LEAST_CONTRAST, LEAST_SPLIT_SCORE, Thresholds
 from headwise.analysis.tables import COMPARISON, HEADS, LAYERS, read_settings
-from headwise.analysis.wording import known, percent, table
+from headwise.analysis.wording import known, percent
 from headwise.files import write_text
+from headwise.markdown import markdown_table
 from headwise.report.run_names import class_word
 from headwise.schema import SITE_NAMES, SITES
 from headwise.train.run_folder import RunFolder
@@ -193,7 +194,11 @@ def _markdown(
         "An empty cell was not measured, or there is no such head.",
         *definitions(keys, thresholds, diversity_base),
     ]
-    parts = [table(["", *found], lines), "\n".join(legend), "\n".join(f"- {n}" for n in notes)]
+    parts = [
+        markdown_table(["", *found], lines),
+        "\n".join(legend),
+        "\n".join(f"- {n}" for n in notes),
+    ]
     return "\n\n".join(parts) + "\n"
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import csv
 import io
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from headwise.markdown import markdown_table
 
 NOTHING = "–"  # an empty cell
 COLUMN_WIDTH = 60  # letters of LaTeX's \small in a column of text, about
@@ -75,9 +76,8 @@ class TextTable:
 
     def markdown(self) -> str:
         """Heading, table and notes."""
-        lines = [[self.corner, *self.heads], ["---", *("---:" for _ in self.heads)]]
-        lines += [[label, *cells] for label, cells in self.rows]
-        table = "\n".join(f"| {' | '.join(map(_markdown_cell, line))} |" for line in lines)
+        rows = [[label, *cells] for label, cells in self.rows]
+        table = markdown_table([self.corner, *self.heads], rows)
         notes = "".join(f"\n- {note}" for note in self.notes)
         return f"## {self.title}\n\n{table}\n" + (f"{notes}\n" if notes else "")
 
@@ -159,10 +159,6 @@ def _first_cell(name: str) -> str:
 
 def _joined(cells: Sequence[str]) -> str:
     return " & ".join(map(latex, cells))
-
-
-def _markdown_cell(text: str) -> str:
-    return re.sub(r"\s+", " ", text).replace("|", r"\|")
 
 
 def csv_text(columns: Sequence[str], rows: Iterable[dict[str, Any]]) -> str:

@@ -1,0 +1,26 @@
+"""Tables in Markdown."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+
+def markdown_table(
+    head: Sequence[str], rows: Iterable[Sequence[str]], of_numbers: bool = True
+) -> str:
+    """A table whose first column is text.
+
+    Args:
+        head: one text a column; may be empty.
+        rows: as many texts each.
+        of_numbers: the other columns are numbers, and stand on the right.
+    """
+    marks = ["---", *("---:" if of_numbers else "---" for _ in head[1:])]
+    lines = [[_cell(text) for text in line] for line in (head, *rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in (lines[0], marks, *lines[1:]))
+
+
+def _cell(text: str) -> str:
+    """Text that neither ends its cell nor its line."""
+    return re.sub(r"\s+", " ", text).replace("|", r"\|")

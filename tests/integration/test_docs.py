@@ -55,6 +55,14 @@ def test_every_attention_has_its_line() -> None:
     assert sorted(re.findall(r"^\| `(\w+)` \|", text, re.M)) == group_choices("attention")
 
 
+def test_the_demo_has_one_figure() -> None:
+    told = re.search(r"`make demo`[^.]*BLEU ([\d.]+)", (ROOT / "README.md").read_text("utf-8"))
+    shown = re.search(r"^test +bleu +([\d.]+) ", (DOCS / "first-run.md").read_text("utf-8"), re.M)
+    assert told
+    assert shown
+    assert told[1] == shown[1]
+
+
 @pytest.mark.parametrize("name", PAGES)
 def test_what_is_not_run_is_little_and_has_a_reason(name: str) -> None:
     marked = [block for block in blocks_of(DOCS / name) if block.not_run is not None]

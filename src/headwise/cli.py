@@ -106,6 +106,7 @@ def train() -> None:
     """`python train.py key=value …`; `-m` for several points."""
     from headwise.sweep import Sweep
 
+    _refuse_foreign_options(sys.argv[1:], "train")  # before a sweep forgets what was recorded
     sweep = Sweep.of(sys.argv[1:])
     if sweep is not None:
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
@@ -242,7 +243,7 @@ def launch(config_name: str, job: Job, sweep: Sweep | None = None) -> None:
 
     Exit codes: 0 done, 1 failed, 2 wrong configuration, 128 + n after signal n.
     """
-    _refuse_foreign_options(sys.argv[1:])
+    _refuse_foreign_options(sys.argv[1:], config_name)
     import hydra
 
     from headwise.schema import register
@@ -286,11 +287,13 @@ def launch(config_name: str, job: Job, sweep: Sweep | None = None) -> None:
         sys.exit(code)
 
 
-def _refuse_foreign_options(arguments: Sequence[str]) -> None:
+def _refuse_foreign_options(arguments: Sequence[str], config_name: str) -> None:
     """Settings in the manner of other programs: Hydra would answer with its own usage."""
+    # Hydra's --run says what is done anyway; where `run` is a key of ours, that is what is meant
+    known = HYDRA_OPTIONS | ({"--run"} if config_name == "train" else set())
     for argument in arguments:
         name, _, value = argument.partition("=")
-        if name.startswith("--") and name not in HYDRA_OPTIONS:
+        if name.startswith("--") and name not in known:
             key = name.removeprefix("--").replace("-", "_")
             print(
                 f"headwise: {argument} is not known; settings are written key=value: "
@@ -332,9 +335,9 @@ def tell(error: Exception, config_name: str = "train", composed: bool = True) ->
         )
         return 1
     if isinstance(error, OSError) and error.errno in NOT_WRITABLE:
-        where = f"{error.filename} cannot be written" if error.filename else "cannot write"
+        where = error.filename or "output"
         print(
-            f"headwise: {where}: {error.strerror}. Where things go is said by output=, "
+            f"headwise: {where}: {error.strerror}. Where things are written is said by output=, "
             "paths.outputs=, paths.cache= and the environment variable HEADWISE_CACHE",
             file=sys.stderr,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
 import os
 import pty
@@ -144,6 +145,18 @@ def test_a_line_too_long_is_counted_from_the_beginning(
         loaded.translate(["Hund", "Hund sieht Haus " * 9], first_line=6)
 
 
+def test_a_file_is_looked_through_before_its_first_portion(
+    headwise: CommandLine, run: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headwise.model.transformer.Transformer.max_source", 15)
+    translated: list[object] = []
+    monkeypatch.setattr("headwise.train.loading.TrainedRun.translate", translated.append)
+    source.write_text("Hund\nKatze\n" + "Hund sieht Haus " * 9 + "\n", encoding="utf-8")
+    ended = headwise("translate", f"run={run}", f"input={source}", "buffer_size=1")
+    assert (ended.code, ended.out, translated) == (1, "", [])
+    assert "source line 3 has" in ended.err
+
+
 def test_nothing_is_translated_to_nothing(headwise: CommandLine, run: Path, tmp_path: Path) -> None:
     source, output = tmp_path / "empty.de", tmp_path / "empty.en"
     source.touch()
@@ -170,6 +183,15 @@ def test_an_unfinished_run_says_so(
     ended = headwise("translate", f"run={unfinished}", f"input={source}")
     assert ended.out.splitlines() == expected
     assert "unfinished is not finished (saved at update" in ended.err
+    longer = json.loads((run / "results.json").read_text(encoding="utf-8"))
+    longer["updates"] -= 1  # and then the run was lengthened
+    (unfinished / "results.json").write_text(json.dumps(longer), encoding="utf-8")
+    ended = headwise("translate", f"run={unfinished}", f"input={source}")
+    assert "unfinished is not finished (saved at update" in ended.err
+    (unfinished / "results.json").write_text("{", encoding="utf-8")
+    ended = headwise("translate", f"run={unfinished}", f"input={source}")
+    assert (ended.code, ended.out.splitlines()) == (0, expected)
+    assert "results.json is broken" in ended.err
 
 
 def test_given_translations_are_scored(headwise: CommandLine, run: Path, tmp_path: Path) -> None:

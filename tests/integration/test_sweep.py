@@ -74,6 +74,15 @@ def test_points_that_only_say_what_they_would_do_have_not_failed(
     assert left == ["multirun.yaml"]  # Hydra's
 
 
+def test_a_refused_option_forgets_no_sweep(
+    headwise: CommandLine, sweep: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[Sweep] = []
+    monkeypatch.setattr(Sweep, "begin", begun.append)
+    ended = headwise("train", *sweep, "seed=1,2", "--lr=3")
+    assert (ended.code, begun) == (2, [])
+
+
 def test_a_failing_point_stops_no_other_and_is_tried_again(
     headwise: CommandLine, sweep: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

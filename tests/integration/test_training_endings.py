@@ -198,11 +198,13 @@ def test_a_checkpoint_that_is_gone_is_missed(runs: Runs, short: str) -> None:
     shutil.copytree(runs.folder / short, runs.folder / "gone")
     folder = runs.run_folder("gone")
     (folder / "checkpoints" / "last.pt").unlink()
-    metrics = (folder / "metrics.jsonl").read_bytes()
+    shutil.copy(folder / "checkpoints" / "best.pt", folder / "checkpoints" / "average.pt")
+    kept = ("metrics.jsonl", "config.yaml", "overrides.yaml", "checkpoints/average.pt")
+    before = [(folder / name).read_bytes() for name in kept]
     refused = runs.train("gone", {**SHORT, "trainer.max_updates": 9})
     assert refused.code == 1
     assert "last.pt is missing, though it was saved at update 4" in refused.told
-    assert (folder / "metrics.jsonl").read_bytes() == metrics
+    assert [(folder / name).read_bytes() for name in kept] == before
 
 
 def test_starting_from_another_run(runs: Runs, origin: Path) -> None:

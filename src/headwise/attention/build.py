@@ -74,7 +74,8 @@ class AttentionFactory:
         if place.site == "cross" and pattern.restricts:
             raise ConfigError(
                 f"{type(pattern).__name__} restricts attention at cross, where queries have no "
-                "place among the keys: set its `restricts` to place.site != 'cross'"
+                "place among the keys: set its `restricts` to place.site != 'cross', or choose "
+                "pattern@pattern_sites.cross=none"
             )
         scaling = self._make("scaling", place, Scaling)
         if isinstance(module, Normaliser):

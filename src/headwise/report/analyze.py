@@ -136,10 +136,11 @@ def _folders(config: AnalyzeConfig) -> list[RunFolder]:
     """The runs that are named, each once, in the order given."""
     if config.run is not None:
         return [RunFolder.existing(config.run)]
+    found: dict[Path, RunFolder] = {}
     for name in config.runs:
-        if not find_folders([name]):
-            raise RunError(f"runs={name} holds no run, nor do the folders up to two levels below")
-    return [RunFolder(path) for path in find_folders(config.runs)]
+        paths = find_folders([name]) or [RunFolder.existing(name, "runs").path]
+        found |= {path.resolve(): RunFolder(path) for path in paths if path.resolve() not in found}
+    return list(found.values())
 
 
 def _analyze(config: AnalyzeConfig, folder: RunFolder) -> Path:

@@ -6,10 +6,12 @@ have the same bytes.
 
 from __future__ import annotations
 
+import lzma
 import pickle
 import re
 import struct
 import zipfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -34,6 +36,8 @@ UNREADABLE = (
     AttributeError,
     TypeError,
     struct.error,
+    zlib.error,
+    lzma.LZMAError,
     OSError,
 )
 
@@ -81,13 +85,11 @@ def _others(path: Path) -> str:
     names = sorted(other.stem for other in path.parent.glob("*.pt") if other != path)
     if not names:
         return ""
-    advice = (
+    return (
         " Evaluating and translating can use another of its folder: "
-        f"{', '.join(f'checkpoint={name}' for name in names)}."
+        f"{', '.join(f'checkpoint={name}' for name in names)}. Once it is removed, training can "
+        "start from those with init_from=RUN in a new experiment_name=…"
     )
-    if {"best", "average"} & set(names):
-        advice += " Training can start from the best with init_from=RUN in a new experiment_name=…"
-    return advice
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, Tensor], origin: str) -> None:

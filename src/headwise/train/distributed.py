@@ -99,7 +99,10 @@ class Ranks:
 
 
 def choose_device(name: str, local_rank: int = 0, key: str = "trainer.device") -> torch.device:
-    """`auto` takes the GPU of this rank where there is one; its kernels are chosen for all else."""
+    """`auto` takes the GPU of this rank where there is one.
+
+    A GPU's fused attention is told, for the whole process, to leave cuDNN alone.
+    """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda":

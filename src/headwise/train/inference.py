@@ -17,7 +17,7 @@ from headwise.data.corpus import open_corpus
 from headwise.data.digest import file_digest
 from headwise.data.lines import decoded_lines, open_bytes
 from headwise.errors import ConfigError, DataError, HeadwiseError, require
-from headwise.files import read_json, replacing, write_text
+from headwise.files import read_json, write_text
 from headwise.schema import EvaluateConfig, PruneConfig, TranslateConfig
 from headwise.train.distributed import Ranks
 from headwise.train.evaluation import evaluate_texts
@@ -237,13 +237,15 @@ def translate_run(config_node: DictConfig) -> None:
     sources: Iterable[str]
     if config.input is not None:
         sources = read_lines(Path(config.input), may_be_empty=True)
+        if config.reference is None and run.model.max_source is not None:
+            run.translator.check_sources(list(map(run.normaliser.source, sources)))
     elif config.reference is None and sys.stdin.isatty():
         _interactive(run)
         return
     else:
         sources = decoded_lines(sys.stdin.buffer, "stdin", may_be_empty=True)
     if config.reference is not None:
-        portions = iter([_scored(run, list(sources), read_lines(Path(config.reference)))])
+        portions = iter([_scored(run, list(sources), read_lines(Path(config.reference), True))])
     else:
         shown = config.progress and sys.stderr.isatty()
         portions = _translated(run, iter(sources), config.buffer_size, shown)
@@ -251,7 +253,7 @@ def translate_run(config_node: DictConfig) -> None:
         sys.stdout.flush()
         _write(sys.stdout.buffer, portions)
     else:
-        _write_output(Path(config.output).resolve(), portions)
+        _write_output(Path(config.output), portions)
 
 
 def _write(stream: IO[bytes], portions: Iterable[list[str]]) -> None:
@@ -267,8 +269,8 @@ def _write_output(path: Path, portions: Iterable[list[str]]) -> None:
         with open(path, "wb") as stream:
             _write(stream, portions)
     else:
-        with replacing(path) as temporary, open(temporary, "wb") as stream:
-            _write(stream, portions)
+        text = "".join(f"{line}\n" for lines in portions for line in lines)
+        write_text(path.resolve(), text)
 
 
 def _check_paths(config: TranslateConfig) -> None:
@@ -313,7 +315,7 @@ def _scored(run: TrainedRun, sources: list[str], references: list[str]) -> list[
             f"the input has {len(sources)} lines and reference= {len(references)}; they must "
             "be aligned"
         )
-    found = run.score(sources, references)
+    found = run.score(sources, references) if sources else []
     return [f"{score.log_prob:.4f}\t{score.n_tokens}" for score in found]
 
 

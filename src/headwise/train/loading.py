@@ -156,6 +156,25 @@ def load_model(model: Transformer, folder: RunFolder, name: str) -> str:
     return path.stem
 
 
+def _warn_if_unfinished(folder: RunFolder, max_updates: int, stem: str) -> None:
+    """Say so; records that cannot be read are no reason to refuse weights that can."""
+    try:
+        saved = read_json(folder.checkpoints / "last.json", may_lack=True).get("update")
+        results = read_json(folder.results, may_lack=True)
+    except RunError as error:
+        log.warning("%s", error)
+        return
+    is_finished = results.get("status") == "finished" and results.get("updates") == saved
+    if saved is not None and not is_finished:
+        log.warning(
+            "%s is not finished (saved at update %s of %s): its %s weights so far are taken",
+            folder.path,
+            saved,
+            max_updates,
+            stem,
+        )
+
+
 def load(
     run: str | Path,
     checkpoint: str = "auto",
@@ -188,15 +207,7 @@ def load(
         config, tokenizers.source.vocab_size, tokenizers.target.vocab_size, tokenizers.joint
     )
     stem = load_model(model, folder, checkpoint)
-    saved = read_json(folder.checkpoints / "last.json", may_lack=True)
-    if saved and not folder.is_finished():
-        log.warning(
-            "%s is not finished (saved at update %s of %s): its %s weights so far are taken",
-            folder.path,
-            saved.get("update"),
-            config.trainer.max_updates,
-            stem,
-        )
+    _warn_if_unfinished(folder, config.trainer.max_updates, stem)
     output = instantiate(config.loss, "loss").output_map
     translator = Translator(model.eval(), tokenizers, settings, choose_device(device), output)
     return TrainedRun(folder, config, model, tokenizers, translator)

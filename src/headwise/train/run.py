@@ -97,6 +97,8 @@ def train(config_node: DictConfig, overrides: list[str], group: str | None = Non
             begun = (folder.checkpoints / "last.pt").is_file()
             if begun:
                 folder.refuse_other_settings(container)
+            else:
+                _refuse_lost_checkpoint(folder)
             ranks.barrier()
             if ranks.is_main:
                 folder.forget_failure()
@@ -121,6 +123,16 @@ def _place(
         overrides,
         fingerprint(container, text),
     )
+
+
+def _refuse_lost_checkpoint(folder: RunFolder) -> None:
+    """Begin nothing anew, over its records, in a folder that once had a last.pt."""
+    saved = read_json(folder.checkpoints / "last.json", may_lack=True)
+    if saved:
+        raise RunError(
+            f"{folder.checkpoints / 'last.pt'} is missing, though it was saved at update "
+            f"{saved.get('update')}: copy it back, or remove {folder.path} to begin anew"
+        )
 
 
 def _find_corpus(config: Config, ranks: Ranks) -> Corpus:
@@ -279,19 +291,9 @@ class _Run:
             trainer.restore(load_checkpoint(self._last))
             self._remember_costs(trainer)
         else:
-            self._refuse_lost_checkpoint()
             # what a process left that died before its first checkpoint
             self.records.rewind(0, 0)
         return trainer
-
-    def _refuse_lost_checkpoint(self) -> None:
-        """A folder that has been trained in lacks its last.pt; its records are not to be lost."""
-        saved = read_json(self.folder.checkpoints / "last.json", may_lack=True)
-        if saved:
-            raise RunError(
-                f"{self._last} is missing, though it was saved at update {saved.get('update')}: "
-                f"copy it back, or remove {self.folder.path} to begin anew"
-            )
 
     def _remember_costs(self, trainer: Trainer) -> None:
         """Seconds and memory of the processes before this one."""

@@ -289,10 +289,10 @@ def find_folders(given: Sequence[str], may_lack: bool = False) -> list[Path]:
             hint = f" Did you mean runs={close}?" if close else ""
             raise RunError(f"runs={text}: there is no such folder.{hint}")
         for place in places:
-            for pattern in ("config.yaml", "*/config.yaml", "*/*/config.yaml"):
-                for path in sorted(place.glob(pattern)):
-                    if not path.parent.name.startswith("."):  # one being written
-                        found.setdefault(path.parent.resolve(), path.parent)
+            runs = [place] if (place / "config.yaml").is_file() else []
+            for run in runs + _runs_below(place):
+                if not run.name.startswith("."):  # one being written
+                    found.setdefault(run.resolve(), run)
     return list(found.values())
 
 

@@ -6,7 +6,6 @@ what a user can mend.
 
 from __future__ import annotations
 
-import errno
 import gc
 import os
 import sys
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from headwise.config_dir import config_dir
 from headwise.config_keys import explain_composition, refuse_unknown
 from headwise.errors import ConfigError, HeadwiseError, nearest
+from headwise.files import FORBIDDEN, FULL
 
 if TYPE_CHECKING:
     from headwise.sweep import Sweep
@@ -42,14 +42,6 @@ HYDRA_OPTIONS = {
     "--config-dir",
     "--experimental-rerun",
     "--info",
-}
-NOT_WRITABLE = {
-    errno.EACCES,
-    errno.EPERM,
-    errno.EROFS,
-    errno.ENOTDIR,
-    errno.ENOSPC,
-    errno.EDQUOT,
 }
 
 
@@ -106,12 +98,9 @@ def train() -> None:
     """`python train.py key=value …`; `-m` for several points."""
     from headwise.sweep import Sweep
 
-    _refuse_foreign_options(sys.argv[1:], "train")  # before a sweep forgets what was recorded
     sweep = Sweep.of(sys.argv[1:])
-    if sweep is not None:
-        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-            sys.exit("headwise: torchrun and -m do not go together; give each point its torchrun")
-        sweep.begin()
+    if sweep is not None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        sys.exit("headwise: torchrun and -m do not go together; give each point its torchrun")
 
     def job(config: Any) -> None:
         from hydra.core.hydra_config import HydraConfig
@@ -244,6 +233,8 @@ def launch(config_name: str, job: Job, sweep: Sweep | None = None) -> None:
     Exit codes: 0 done, 1 failed, 2 wrong configuration, 128 + n after signal n.
     """
     _refuse_foreign_options(sys.argv[1:], config_name)
+    if sweep is not None:
+        sweep.begin()
     import hydra
 
     from headwise.schema import register
@@ -334,7 +325,7 @@ def tell(error: Exception, config_name: str = "train", composed: bool = True) ->
             file=sys.stderr,
         )
         return 1
-    if isinstance(error, OSError) and error.errno in NOT_WRITABLE:
+    if isinstance(error, OSError) and error.errno in {*FULL, *FORBIDDEN}:
         where = error.filename or "output"
         print(
             f"headwise: {where}: {error.strerror}. Where things are written is said by output=, "

@@ -15,6 +15,9 @@ from typing import IO, Any
 from headwise.errors import HeadwiseError, RunError
 
 PARTIAL = ".tmp"
+# Why the operating system lets nothing be written.
+FULL = (errno.ENOSPC, errno.EDQUOT)
+FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
 
 log = logging.getLogger(__name__)
 
@@ -36,8 +39,8 @@ def replacing(path: Path) -> Iterator[Path]:
         reason = _os_error(error)
         if reason is None:
             raise
-        is_full = reason.errno in (errno.ENOSPC, errno.EDQUOT)
-        advice = "Free some space and give the same command again; " if is_full else ""
+        again = "Free some space and give the same command again. "
+        advice = again if reason.errno in FULL else ""
         raise HeadwiseError(
             f"could not write {path}: {reason.strerror or reason}. {advice}"
             "What was saved before is intact."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import logging
 import shutil
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from headwise.errors import HeadwiseError
-from headwise.files import locked
+from headwise.files import FORBIDDEN, FULL, locked
 
 MANIFEST = "manifest.json"
 
@@ -88,14 +87,14 @@ def _explain_write_errors(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in FULL:
             free = shutil.disk_usage(folder.parent).free
             raise HeadwiseError(
                 f"the disk is full: {folder} could not be written ({free // 2**20} MiB free); "
                 "make room there or set paths.cache= to another disk"
             ) from error
         ours = error.filename is not None and str(folder.parent) in str(error.filename)
-        if ours and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR):
+        if ours and error.errno in FORBIDDEN:
             raise HeadwiseError(
                 f"cannot write {error.filename}: {error.strerror}; "
                 "set paths.cache= to a folder that can be written"

@@ -138,8 +138,8 @@ def _folders(config: AnalyzeConfig) -> list[RunFolder]:
         return [RunFolder.existing(config.run)]
     found: dict[Path, RunFolder] = {}
     for name in config.runs:
-        paths = find_folders([name]) or [RunFolder.existing(name, "runs").path]
-        found |= {path.resolve(): RunFolder(path) for path in paths if path.resolve() not in found}
+        for path in find_folders([name]) or [RunFolder.existing(name, "runs").path]:
+            found.setdefault(path.resolve(), RunFolder(path))
     return list(found.values())
 
 

@@ -61,7 +61,7 @@ class FoundRun:
         """Done; 0 where nothing was saved yet."""
         if self.results is not None:
             return int(self.results["updates"])
-        return int(read_json(self.folder / "checkpoints" / "last.json", True).get("update", 0))
+        return int(RunFolder(self.folder).read_last().get("update", 0))
 
     @functools.cached_property
     def tokens_per_second(self) -> float | None:

@@ -20,7 +20,6 @@ from headwise.decode.hypothesis import check_decode_config
 from headwise.decode.scoring import TargetScore
 from headwise.decode.translator import Translation, Translator
 from headwise.errors import CheckpointError, ConfigError, RunError, nearest, refuse
-from headwise.files import read_json
 from headwise.instantiate import instantiate
 from headwise.metrics.external import check_commands
 from headwise.model.build import build_model
@@ -159,13 +158,12 @@ def load_model(model: Transformer, folder: RunFolder, name: str) -> str:
 def _warn_if_unfinished(folder: RunFolder, max_updates: int, stem: str) -> None:
     """Say so; records that cannot be read are no reason to refuse weights that can."""
     try:
-        saved = read_json(folder.checkpoints / "last.json", may_lack=True).get("update")
-        results = read_json(folder.results, may_lack=True)
+        saved = folder.read_last().get("update")
+        is_unfinished = saved is not None and not folder.results_at(saved)
     except RunError as error:
         log.warning("%s", error)
         return
-    is_finished = results.get("status") == "finished" and results.get("updates") == saved
-    if saved is not None and not is_finished:
+    if is_unfinished:
         log.warning(
             "%s is not finished (saved at update %s of %s): its %s weights so far are taken",
             folder.path,

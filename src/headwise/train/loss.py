@@ -120,8 +120,8 @@ class EntmaxLoss(Loss):
     word into the support, so that little of it goes a long way.
 
     Args:
-        alpha: of the map from logits to probabilities, in [1, 2]; 1 is cross-entropy, which smooths
-            over padding too.
+        alpha: of the map from logits to probabilities, in [1, 2]; 1 is cross-entropy, smoothed as
+            above (`CrossEntropy` smooths over padding too).
         label_smoothing: ε.
     """
 

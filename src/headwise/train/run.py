@@ -127,7 +127,7 @@ def _place(
 
 def _refuse_lost_checkpoint(folder: RunFolder) -> None:
     """Begin nothing anew, over its records, in a folder that once had a last.pt."""
-    saved = read_json(folder.checkpoints / "last.json", may_lack=True)
+    saved = folder.read_last()
     if saved:
         raise RunError(
             f"{folder.checkpoints / 'last.pt'} is missing, though it was saved at update "
@@ -297,9 +297,8 @@ class _Run:
 
     def _remember_costs(self, trainer: Trainer) -> None:
         """Seconds and memory of the processes before this one."""
-        path = self.folder.checkpoints / "last.json"
-        if path.is_file():
-            before = read_json(path)
+        before = self.folder.read_last()
+        if before:
             trainer.seconds = float(before["train_seconds"])
             trainer.memory.bytes = before["peak_memory_bytes"]
 
@@ -314,7 +313,8 @@ class _Run:
         translator = Translator(
             model, prepared.tokenizers, config.decode, self.ranks.device, output
         )
-        scores = folder.scores_at(trainer.state.update)
+        # what these weights scored already; more test sets may be asked for
+        scores = folder.results_at(trainer.state.update).get("scores", {})
         for name in dict.fromkeys((config.data.valid, *prepared.corpus.config.test)):
             if name in scores:
                 continue

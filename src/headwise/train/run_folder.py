@@ -233,13 +233,15 @@ class RunFolder:
         """Content of results.json."""
         return read_json(self.results)
 
-    def scores_at(self, update: int) -> dict[str, Any]:
-        """What the weights of this update scored already; more test sets may be asked for."""
-        if not self.is_finished():
-            return {}
-        results = self.read_results()
-        scores: dict[str, Any] = results["scores"]
-        return scores if results["updates"] == update else {}
+    def read_last(self) -> dict[str, Any]:
+        """What stands beside the last checkpoint: update and costs; empty before the first."""
+        return read_json(self.checkpoints / "last.json", may_lack=True)
+
+    def results_at(self, update: int) -> dict[str, Any]:
+        """Content of results.json if the run was finished at this update, else nothing."""
+        results = read_json(self.results, may_lack=True)
+        is_of_it = results.get("status") == "finished" and results.get("updates") == update
+        return results if is_of_it else {}
 
     def read_config(self) -> dict[str, Any]:
         """The resolved configuration."""

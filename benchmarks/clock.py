@@ -19,12 +19,16 @@ def seconds(call: Callable[[], object]) -> float:
     return clock() - start
 
 
-def medians(calls: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, float]:
-    """Median seconds of each call, all of them in turn, after one round to warm up."""
+def medians(
+    calls: Mapping[str, Callable[[], object]],
+    repeats: int,
+    spend: Callable[[Callable[[], object]], float] = seconds,
+) -> dict[str, float]:
+    """Median seconds (or what `spend` tells) of each call, all in turn, after one to warm up."""
     taken: dict[str, list[float]] = {name: [] for name in calls}
     for repeat in range(repeats + 1):
         for name, call in calls.items():
-            spent = seconds(call)
+            spent = spend(call)
             if repeat:
                 taken[name].append(spent)
     return {name: statistics.median(spent) for name, spent in taken.items()}

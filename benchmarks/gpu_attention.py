@@ -31,6 +31,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from headwise import entmax
 from headwise.entmax import triton_operators
+from headwise.entmax.native import Power
 from headwise.entmax.triton_attention import refusal, triton_entmax_attention
 
 HEADS, HEAD_DIM, SEGMENT = 8, 64, 256
@@ -136,7 +137,7 @@ def inputs(n_keys: int, n_tokens: int, segments: bool) -> list[Tensor]:
 def live_share(tensors: list[Tensor], alpha: Tensor, causal: bool) -> float | None:
     """Of the blocks that may have weights, how many have; None where blocks are not marked."""
     live = triton_operators.forward(
-        *tensors[:3], alpha, None, None, causal, 0, 0.0, HEAD_DIM**-0.5, 0
+        *tensors[:3], alpha, None, None, causal, 0, 0.0, HEAD_DIM**-0.5, int(Power.ANY)
     )[4].float()
     if not live.numel():
         return None

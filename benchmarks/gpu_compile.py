@@ -1,4 +1,4 @@
-"""Compile the kernels of fused attention for GPUs that need not be at hand.
+"""Compile the kernels of fused attention, maps and losses for GPUs that need not be at hand.
 
     python -m benchmarks.gpu_compile [--architecture 80 86 90] [--quick] [--json FILE]
 
@@ -28,8 +28,9 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from headwise.entmax import triton_operators
-from headwise.entmax.triton_attention import ANY, HAS_TRITON, LINEAR, SQUARE
+from headwise.entmax import triton_loss, triton_maps, triton_operators
+from headwise.entmax.native import ALPHAS, Power
+from headwise.entmax.triton_device import HAS_TRITON, is_interpreted
 
 # Bytes of shared memory that a program may have, by compute capability without its point.
 SHARED_KIB = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
@@ -57,10 +58,20 @@ class Case:
     causal: bool = False
     dropout: float = 0.1
     precision: str = "highest"
-    power: int = ANY
+    power: Power = Power.ANY
     is_padded: bool = True
     is_learned: bool = True
     heads: int = 4
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A call of a map, and of a loss over a vocabulary, both of rows of `keys` scores."""
+
+    keys: int
+    power: Power = Power.ANY
+    dtype: str = "fp32"
+    has_mask: bool = False
 
 
 @dataclass(frozen=True)
@@ -82,7 +93,7 @@ class Compiled:
     """What the compiler made of a launch: per thread, except for shared memory (of a program)."""
 
     architecture: int
-    case: Case
+    case: Case | Rows
     kernel: str
     registers: int
     stack_bytes: int
@@ -104,11 +115,21 @@ FIRST_STEPS = (
 )
 
 
-def cases(is_quick: bool) -> list[Case]:
+# The first three are of one key, one block and several; then the other maps, masks and types.
+ROWS = (
+    Rows(1, has_mask=True), Rows(50, Power.SQUARE), Rows(32_000, dtype="bf16"),
+    *(Rows(n_keys, power) for n_keys in (50, 1000, 32_000) for power in Power),
+    *(Rows(n_keys, has_mask=True) for n_keys in (50, 5000)),
+    *(Rows(32_000, power, "bf16") for power in Power), Rows(32_001, Power.EXP, "fp16"),
+)  # fmt: skip
+
+
+def cases(is_quick: bool) -> list[Case | Rows]:
     """One call for every way in which a call may be cut."""
+    found: list[Case | Rows]
     if is_quick:
         found = [Case("bf16", 64, 64, 64), Case("bf16", 2048, 2048, 128)]
-        return [*found, Case("fp32", 300, 300, 128), *FIRST_STEPS]
+        return [*found, Case("fp32", 300, 300, 128), *FIRST_STEPS, *ROWS[:3]]
     found = []
     for dtype, precision in (("bf16", "highest"), ("fp32", "highest"), ("fp32", "high")):
         for head_dim in (16, 32, 64, 128):
@@ -119,12 +140,12 @@ def cases(is_quick: bool) -> list[Case]:
     for dtype in ("bf16", "fp32"):
         for n_keys in (64, 900):
             call = Case(dtype, n_keys, n_keys, 64)
-            found += [replace(call, power=power) for power in (SQUARE, LINEAR)]
+            found += [replace(call, power=power) for power in (Power.SQUARE, Power.LINEAR)]
             found += [replace(call, is_padded=False, causal=True), replace(call, is_learned=False)]
-    return [*found, *FIRST_STEPS]
+    return [*found, *FIRST_STEPS, *ROWS]
 
 
-def launches(case: Case) -> list[Launch]:
+def launches(case: Case | Rows) -> list[Launch]:
     """What forward and backward of a call would launch, in order; nothing runs."""
     from triton.runtime.jit import KernelInterface
 
@@ -133,6 +154,15 @@ def launches(case: Case) -> list[Launch]:
     def caught(kernel: Any, grid: object) -> Any:
         return lambda *arguments, **keywords: found.append(Launch(kernel, arguments, keywords))
 
+    with mock.patch.object(KernelInterface, "__getitem__", caught):
+        if isinstance(case, Case):
+            call_attention(case)
+        else:
+            call_rows(case)
+    return found
+
+
+def call_attention(case: Case) -> None:
     n_batch, n_heads, dtype = 2, case.heads, TYPES[case.dtype]
 
     def heads(n_rows: int) -> Tensor:
@@ -148,15 +178,27 @@ def launches(case: Case) -> list[Launch]:
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(case.precision)
     try:
-        with mock.patch.object(KernelInterface, "__getitem__", caught):
-            context = triton_operators.forward(
-                query, key, value, alpha, lengths, row_keys,
-                case.causal, 0, case.dropout, case.head_dim**-0.5, case.power,
-            )[0]  # fmt: skip
-            context.backward(torch.zeros_like(context))
+        context = triton_operators.forward(
+            query, key, value, alpha, lengths, row_keys,
+            case.causal, 0, case.dropout, case.head_dim**-0.5, int(case.power),
+        )[0]  # fmt: skip
+        context.backward(torch.zeros_like(context))
     finally:
         torch.set_float32_matmul_precision(before)
-    return found
+
+
+def call_rows(case: Rows) -> None:
+    scores = torch.zeros(2, 4, 3, case.keys, dtype=TYPES[case.dtype])
+    if case.power is not Power.EXP:  # softmax's map is torch's own
+        is_any = case.power is Power.ANY
+        beta = torch.full((1, 4, 1, 1), 0.3) if is_any else None
+        mask = torch.ones(2, 1, 1, case.keys, dtype=torch.bool) if case.has_mask else None
+        triton_maps.forward(scores, beta, case.power, mask)
+        triton_maps.backward(scores, scores, beta, case.power, with_alpha=is_any)
+    rows, alpha = scores.flatten(0, 2), ALPHAS.get(case.power, 1.3)
+    threshold = triton_loss.read(rows, alpha, with_total=True)[-1]
+    scale, target = torch.ones(len(rows)), torch.zeros(len(rows), dtype=torch.int64)
+    triton_loss.write_gradient(rows, threshold, rows, scale, target, alpha, 0.1, 0.1, 0)
 
 
 def source(launch: Launch) -> Any:
@@ -186,7 +228,7 @@ def source(launch: Launch) -> Any:
     return ASTSource(launch.kernel, signature, constants, attributes)
 
 
-def compiled(launch: Launch, case: Case, architecture: int) -> Compiled:
+def compiled(launch: Launch, case: Case | Rows, architecture: int) -> Compiled:
     import triton
     from triton.backends.compiler import GPUTarget
 
@@ -228,6 +270,13 @@ def measure(is_quick: bool, architectures: list[int]) -> Iterator[Compiled]:
                 yield compiled(launch, case, architecture)
 
 
+def described(case: Case | Rows) -> str:
+    if isinstance(case, Rows):
+        return f"{case.dtype} rows of {case.keys}"
+    sizes = f"{case.queries:>4} x {case.keys:<5}{case.head_dim:>4}"
+    return f"{case.dtype} {case.precision:8} {sizes}"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="compile the GPU kernels, without a GPU")
     parser.add_argument("--quick", action="store_true", help="a few calls in place of all kinds")
@@ -240,17 +289,16 @@ def main() -> int:
     if not HAS_TRITON:
         print("triton is not installed: pip install 'headwise[triton]'")
         return 1
-    if triton_operators.is_interpreted():
+    if is_interpreted():
         print("TRITON_INTERPRET=1: nothing would be compiled")
         return 1
     found = []
     for one in measure(arguments.quick, arguments.architecture):
-        case = one.case
         print(
-            f"sm_{one.architecture:<4}{case.dtype} {case.precision:8} {case.queries:>4} x "
-            f"{case.keys:<5}{case.head_dim:>4} {one.kernel:18} {one.registers:4} registers "
-            f"{one.stack_bytes:6} B stack {one.shared_bytes / 1024:6.1f} KiB shared "
-            f"{one.matrix_instructions:4} matrix instructions{'' if one.fits else '  TOO LARGE'}",
+            f"sm_{one.architecture:<4}{described(one.case):34} {one.kernel:18} "
+            f"{one.registers:4} registers {one.stack_bytes:6} B stack "
+            f"{one.shared_bytes / 1024:6.1f} KiB shared {one.matrix_instructions:4} matrix "
+            f"instructions{'' if one.fits else '  TOO LARGE'}",
             flush=True,
         )
         found.append(one)

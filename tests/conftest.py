@@ -28,6 +28,7 @@ import pytest  # noqa: E402
 import torch  # noqa: E402
 
 import command_line  # noqa: E402
+import triton_marks  # noqa: E402
 
 torch.set_num_threads(1)
 
@@ -111,12 +112,25 @@ def headwise(
     return command_line.CommandLine(capsys, monkeypatch)
 
 
-@pytest.fixture(params=["kernels", "torch"])
-def computed_both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A test once with the C++ kernels of the maps and once without them."""
-    from headwise.entmax import native
+WAYS: list[Any] = ["kernels", "torch"]
+if triton_marks.HAS_TRITON and triton_marks.IS_INTERPRETED:  # the tests' tensors are on a CPU
+    WAYS.append(pytest.param("triton", marks=triton_marks.needs_triton))
 
-    if request.param == "torch":
+
+@pytest.fixture(params=WAYS)
+def computed_every_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A test with the C++ kernels of the maps and losses, with torch alone, and with Triton's."""
+    from headwise.entmax import native, triton_device, triton_maps
+
+    if request.param == "triton":
+        # the interpreter takes its time for each program
+        monkeypatch.setattr(triton_maps, "TILE", 1 << 12)
+        monkeypatch.setattr(triton_maps, "MAX_ROWS", 64)
+        monkeypatch.setattr(
+            triton_device, "takes", lambda values: values.dtype in triton_device.TYPES
+        )
+    if request.param != "kernels":
         monkeypatch.setattr(native, "takes", lambda scores: False)
     elif native.reason_without() is not None:
         pytest.skip(str(native.reason_without()))
+    return str(request.param)

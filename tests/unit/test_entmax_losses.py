@@ -1,4 +1,4 @@
-"""Entmax losses against the definition in plain loops, and large vocabularies against small."""
+"""Entmax losses against the definition in plain loops."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from headwise.entmax import alpha_entmax, entmax15_loss, entmax_loss, losses, sparsemax_loss
+from headwise.entmax import alpha_entmax, entmax15_loss, entmax_loss, sparsemax_loss
 from headwise.entmax.losses import entmax_loss_and_support, log_entmax
 
-pytestmark = pytest.mark.usefixtures("computed_both_ways")
+pytestmark = pytest.mark.usefixtures("computed_every_way")
 ALPHAS = [1.0, 1.001, 1.2, 1.5, 1.75, 2.0]
 N_ROWS, N_CLASSES = 6, 9
 
@@ -134,49 +134,6 @@ def test_smoothing_is_of_the_mean_over_all_but_the_ignored_class(alpha: float) -
         assert after == pytest.approx(before + 0.3 * (row[gold] - mean), abs=1e-12)
 
 
-def mixed_rows(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
-    """Rows of 4103 classes whose support is a few, some hundred, and nearly all of them."""
-    scores, target = example(30, 4103, scale=1.0, seed=7)
-    with torch.no_grad():
-        scores[:10] *= 3.0
-        scores[10:20] *= 0.6
-        scores[20:] *= 0.01
-        scores[3, -5:] += 9.0  # the classes at the end that fill no group
-    target[5:8] = 0
-    return scores.detach().to(dtype).requires_grad_(), target
-
-
-def test_the_rows_of_that_test_need_few_groups_more_or_all_classes() -> None:
-    parts = losses._solve_rows(mixed_rows()[0].detach(), 1.5, None).parts
-    solved = [len(part.p_RC) - int((part.p_RC.sum(1) == 0).sum()) for part in parts]
-    assert len(parts) == 3
-    assert all(solved)
-    assert sum(solved) == 30
-    columns = [part.p_RC.shape[1] for part in parts]
-    assert columns[0] < columns[1] < columns[2] == 4103
-
-
-@pytest.mark.parametrize("alpha", [1.05, 1.5, 1.8, 2.0])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_a_few_groups_give_what_all_classes_give(
-    alpha: float, dtype: torch.dtype, smoothing: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    scores, target = mixed_rows(dtype)
-    fast, fast_support = entmax_loss_and_support(scores, target, alpha, smoothing, 0)
-    fast_gradient, fast_log = gradient_of(fast.sum(), scores), log_entmax(scores, alpha)
-    monkeypatch.setattr(losses, "N_GROUPS", ())
-    whole, support = entmax_loss_and_support(scores, target, alpha, smoothing, 0)
-    tolerance = 1e-12 if dtype is torch.float64 else 3e-6
-    torch.testing.assert_close(fast, whole, rtol=tolerance, atol=tolerance)
-    gradient = gradient_of(whole.sum(), scores)
-    torch.testing.assert_close(fast_gradient, gradient, rtol=0, atol=tolerance)
-    torch.testing.assert_close(fast_log.exp(), log_entmax(scores, alpha).exp(), rtol=0, atol=1e-6)
-    assert (fast_support - support).abs().max() <= 1  # a class at the edge may round to 0
-    assert (support[target != 0] >= 1).all()
-    assert not support[target == 0].any()
-
-
 def test_equal_scores_across_the_edge_of_the_groups_taken() -> None:
     scores = torch.zeros(3, 5000, dtype=torch.float64)
     scores[1, 40:80] = 1.0  # more ties than groups are taken at first
@@ -242,7 +199,7 @@ def test_ignored_targets_cost_nothing(ignored: int) -> None:
 @pytest.mark.parametrize("n_classes", [9, 2000])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_half_precision_is_computed_in_float32_and_rounded_once(
-    n_classes: int, smoothing: float
+    n_classes: int, smoothing: float, computed_every_way: str
 ) -> None:
     scores, target = example(8, n_classes, scale=2.0)
     target[3] = 0
@@ -255,7 +212,9 @@ def test_half_precision_is_computed_in_float32_and_rounded_once(
         gradient_of(loss.sum(), s) for loss, s in zip(losses_of, (half, wide), strict=True)
     )
     assert gradient.dtype == torch.bfloat16
-    assert torch.equal(gradient, expected.bfloat16())
+    # Triton's interpreter cuts off what a GPU rounds
+    last_bit = 2**-7 if computed_every_way == "triton" else 0.0
+    torch.testing.assert_close(gradient, expected.bfloat16(), rtol=last_bit, atol=0.0)
 
 
 def test_float32_is_accurate() -> None:

@@ -256,7 +256,7 @@ def test_scratch_does_not_follow_the_default_type() -> None:
         assert torch.equal(one, other)
 
 
-@pytest.mark.usefixtures("computed_both_ways")
+@pytest.mark.usefixtures("computed_every_way")
 @pytest.mark.parametrize("power", list(Power))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_operators_keep_what_they_promise_torch(power: Power, dtype: torch.dtype) -> None:

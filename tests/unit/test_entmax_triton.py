@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from headwise.entmax import triton_operators
+from headwise.entmax.native import Power
 from headwise.entmax.triton_attention import refusal, triton_entmax_attention
 from triton_marks import DEVICE, needs_triton
 
@@ -267,7 +268,7 @@ class TestEdges:
         query[:, :, :64, 0], query[:, :, 64:, 1] = 4, 4
         key[:, :, 64:128, 0] = key[:, :, 192:, 0] = key[:, :, 128:192, 1] = 4
         live = triton_operators.forward(
-            *case.tensors, case.alpha, None, None, False, 0, 0.0, case.scale, 0
+            *case.tensors, case.alpha, None, None, False, 0, 0.0, case.scale, int(Power.ANY)
         )[4]
         assert live[0, 0].tolist() == [[0, 1, 0, 1], [0, 0, 1, 0]]
         # scores formed in tiles of other shapes differ in their last bits
@@ -338,7 +339,8 @@ class TestOperators:
     def test_registrations(self) -> None:
         case = make_case((1, 2, 16, 17, 16))
         tensors = [tensor.detach().requires_grad_() for tensor in case.tensors]
-        arguments = (*tensors, case.alpha.requires_grad_(), None, None, True, 1, 0.0, 0.25, 0)
+        alpha, power = case.alpha.requires_grad_(), int(Power.ANY)
+        arguments = (*tensors, alpha, None, None, True, 1, 0.0, 0.25, power)
         torch.library.opcheck(
             torch.ops.headwise.triton_entmax_forward,
             arguments,
@@ -371,7 +373,7 @@ def test_memory_grows_linearly(n_keys: int) -> None:
 
 
 def test_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headwise.entmax.triton_attention.HAS_TRITON", True)
+    monkeypatch.setattr("headwise.entmax.triton_device.HAS_TRITON", True)
     monkeypatch.setenv("TRITON_INTERPRET", "0")
     query = torch.zeros(1, 2, 3, 16)
     assert "on cpu" in str(refusal(query, query, query))
@@ -384,7 +386,7 @@ def test_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "wide" in str(refusal(*[torch.zeros(1, 2, 3, 256)] * 3))
     assert "(B, H, K, E)" in str(refusal(query, query[:, :1], query[:, :1]))
     assert "no keys" in str(refusal(query, query[:, :, :0], query[:, :, :0]))
-    monkeypatch.setattr("headwise.entmax.triton_attention.HAS_TRITON", False)
+    monkeypatch.setattr("headwise.entmax.triton_device.HAS_TRITON", False)
     assert "not installed" in str(refusal(query, query, query))
     with pytest.raises(ValueError, match="not installed"):
         triton_entmax_attention(query, query, query, 1.5)

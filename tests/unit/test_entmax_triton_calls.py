@@ -10,7 +10,7 @@ import torch._dynamo.config
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from headwise.entmax import entmax15, triton_attention
+from headwise.entmax import entmax15, triton_device
 from headwise.entmax.triton_attention import refusal, triton_entmax_attention
 from triton_marks import DEVICE, needs_triton
 
@@ -51,21 +51,21 @@ class TestTools:
     def test_what_is_missing_is_said(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.delenv("CC", raising=False)
         monkeypatch.setenv("PATH", str(tmp_path))
-        assert "C compiler" in str(triton_attention._missing_tool())
+        assert "C compiler" in str(triton_device._missing_tool())
         monkeypatch.setenv("CC", "cc")
         monkeypatch.setattr("sysconfig.get_path", lambda name, scheme: str(tmp_path))
-        assert "Python.h" in str(triton_attention._missing_tool())
+        assert "Python.h" in str(triton_device._missing_tool())
         (tmp_path / "Python.h").touch()
-        assert triton_attention._missing_tool() is None
+        assert triton_device._missing_tool() is None
 
     def test_it_keeps_calls_on_a_gpu_from_the_kernels(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(triton_attention, "HAS_TRITON", True)
+        monkeypatch.setattr(triton_device, "HAS_TRITON", True)
         monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (9, 0))
         with FakeTensorMode():
             query = torch.empty(1, 2, 3, 16, device=torch.device("cuda", 0))
-        monkeypatch.setattr(triton_attention, "MISSING_TOOL", None)
+        monkeypatch.setattr(triton_device, "MISSING_TOOL", None)
         assert refusal(query, query, query) is None
-        monkeypatch.setattr(triton_attention, "MISSING_TOOL", "no C compiler")
+        monkeypatch.setattr(triton_device, "MISSING_TOOL", "no C compiler")
         assert refusal(query, query, query) == "no C compiler"

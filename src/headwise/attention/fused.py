@@ -19,7 +19,7 @@ from headwise.entmax.cpu_attention import attention
 from headwise.entmax.native import ALPHAS, Power, Visible
 from headwise.entmax.native_attention import attention_of_few
 from headwise.entmax.triton_attention import refusal, triton_entmax_attention
-from headwise.entmax.triton_operators import is_interpreted
+from headwise.entmax.triton_device import is_interpreted
 
 # Rows of fewer keys, padding counted, are done sooner with their weights kept, unless there is
 # dropout to save. The results of both ways differ by rounding.

@@ -3,14 +3,15 @@
 With y_i = -β ln p_i and s_i = p_i exp(y_i) = p_i^(2-α), 0 off the support:
 
     c    = Σ s dp / Σ s
-    dz_i = s_i (dp_i - c)                                 (Peters et al. 2019, proposition 2)
+    dz_i = s_i (dp_i - c)                                 (Peters et al. 2019)
     dα   = -Σ p_i ψ_i (dp_i - c),   ψ = (exp(y) - 1 - y) / β²,   ½ ln² p as α falls to 1
 
-The last line equals the proposition of Correia et al. 2019 (section 3.1) without its difference
+The last line equals the proposition of Correia et al. 2019 without its difference
 of large numbers, which costs 1/β² in precision. Nothing but p and α is kept for the way back.
 
-On a CPU the kernels of `headwise.entmax.native` compute float32; float64, other devices and
-machines without a compiler take what stands here and in `solver.py`. As operators of
+On a CPU the kernels of `headwise.entmax.native` compute float32, on a GPU those of
+`headwise.entmax.triton_maps`; float64, other devices and machines without a compiler or without
+Triton take what stands here and in `solver.py`. As operators of
 `torch.library` (`headwise::weights`, `headwise::weights_backward`) they are one node each to
 torch.compile and to checkpointing.
 
@@ -25,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headwise.entmax import native
+from headwise.entmax import native, triton_device, triton_maps
 from headwise.entmax.native import ALPHAS, Power, Visible
 from headwise.entmax.operators import register
 from headwise.entmax.solver import BETA_MIN, CHUNK_SCORES, solve
@@ -79,6 +80,8 @@ def _weights(scores: Tensor, alpha: Tensor | None, mask: Tensor | None, power: i
         return native.forward(scores, beta, Power(power), visible)
     if power == Power.EXP:
         return _softmax(scores, mask)
+    if triton_device.takes(scores):
+        return triton_maps.forward(scores, beta, Power(power), mask)
     n_keys = scores.shape[-1]
     if mask is None:
         source, found = scores, torch.empty_like(scores)
@@ -102,6 +105,8 @@ def _weights_backward(
     if power == Power.EXP:
         of_scores = torch.ops.aten._softmax_backward_data(grad, weights, -1, weights.dtype)
         return of_scores, weights.new_empty(0)
+    if triton_device.takes(weights):
+        return triton_maps.backward(weights, grad, beta, Power(power), with_alpha)
     grad_scores = torch.empty_like(weights)
     grad_rows = weights.new_zeros((*weights.shape[:-1], 1)) if with_alpha else None
     rows = _rows(beta, weights, Power(power))

@@ -1,6 +1,6 @@
 """The losses that belong to the family, and its log-probabilities, over a large vocabulary.
 
-The entmax loss of scores z with gold class y is (Peters et al. 2019, section 3; Blondel et al.
+The entmax loss of scores z with gold class y is (Peters et al. 2019; Blondel et al.
 2020 call it a Fenchel-Young loss)
 
     L = <p - e_y, z> + H_α(p),   p = α-entmax(z),   dL/dz = p - e_y
@@ -10,7 +10,8 @@ It is cross-entropy for α = 1 and the sparsemax loss for α = 2, never below 0,
 z_y leads every other score by 1/(α - 1). Uniform label smoothing by ε adds ε (z_y - mean z), with
 the gradient p - e_y + ε (e_y - 1/V).
 
-On a CPU the C++ kernels compute it (`native_loss.py`). What stands here serves every other case.
+Kernels compute it where they can be had (`loss_operators.py`). What stands here serves every other
+case: float64, and machines without a compiler or without Triton.
 Only classes near the top of a row have a probability, so a threshold is first sought among a few.
 The classes are dealt into groups of GROUP, and the k groups with the greatest maxima are solved
 alone. Where the maximum of the last of them comes out at exactly 0, no class of any other group
@@ -31,9 +32,8 @@ import torch
 from torch import Tensor
 
 from headwise.compilation import outside_graphs
-from headwise.entmax import native, native_loss
+from headwise.entmax import function, loss_operators, native, native_loss
 from headwise.entmax.native import POWERS, Power
-from headwise.entmax.native_loss import loss_and_support
 from headwise.entmax.solver import solve
 from headwise.precision import each_place_written_once
 
@@ -98,7 +98,7 @@ def entmax_loss_and_support(
     if not 0 <= label_smoothing < 1:
         raise ValueError(f"label_smoothing must be in [0, 1), got {label_smoothing}")
     scores_NV, target_N = scores.reshape(-1, scores.shape[-1]), target.reshape(-1)
-    compute = loss_and_support if native.takes(scores) else _apply
+    compute = loss_operators.loss_and_support if loss_operators.takes(scores) else _apply
     loss_N, support_N = compute(
         scores_NV, target_N, float(alpha), float(label_smoothing), ignore_index
     )
@@ -131,8 +131,8 @@ def log_entmax(scores: Tensor, alpha: float) -> Tensor:
         return log_softmax(scores)
     wide = torch.promote_types(scores.dtype, torch.float32)
     scores_NV = scores.reshape(-1, scores.shape[-1])
-    if native.takes(scores_NV):
-        log_p_NV = _probabilities(scores_NV.to(wide).contiguous(), float(alpha))
+    if loss_operators.takes(scores_NV):
+        log_p_NV = _probabilities(scores_NV.to(wide), float(alpha))
         # on a CPU the logarithm of 0 is slow; a negative number / 0 is -inf as well
         sign_NV = log_p_NV.sign()
         return log_p_NV.clamp_min_(torch.finfo(wide).tiny).log_().div_(sign_NV).view(scores.shape)
@@ -147,8 +147,8 @@ def log_entmax(scores: Tensor, alpha: float) -> Tensor:
 
 def _probabilities(scores_NV: Tensor, alpha: float) -> Tensor:
     power = POWERS.get(alpha, Power.ANY)
-    beta = scores_NV.new_full((1, 1, 1, 1), alpha - 1) if power is Power.ANY else None
-    return native.forward(scores_NV[None, None], beta, power)[0, 0]
+    same = scores_NV.new_full((1, 1, 1, 1), alpha) if power is Power.ANY else None
+    return function.weights(scores_NV[None, None], same, None, power)[0, 0]
 
 
 def _check(scores: Tensor, alpha: float) -> None:

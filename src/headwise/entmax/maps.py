@@ -40,7 +40,7 @@ def sparsemax(scores: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tens
 
 
 def entmax15(scores: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
-    """1.5-entmax (Peters et al. 2019, section 4).
+    """1.5-entmax (Peters et al. 2019).
 
     Arguments, result and errors as for `softmax`; keys may also get exactly 0 by their score.
     """
@@ -50,7 +50,7 @@ def entmax15(scores: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tenso
 def alpha_entmax(
     scores: Tensor, alpha: Tensor | float, dim: int = -1, mask: Tensor | None = None
 ) -> Tensor:
-    """α-entmax (Peters et al. 2019, definition 4) with a gradient to α (Correia et al. 2019).
+    """α-entmax (Peters et al. 2019) with a gradient to α (Correia et al. 2019).
 
         argmax over p in the simplex of <p, z> + (Σ p - Σ p^α) / (α (α - 1))
 

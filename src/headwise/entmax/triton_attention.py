@@ -14,36 +14,14 @@ Letters: B batch, H heads, Q and K numbers of queries and keys, E head width.
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import shutil
-import sysconfig
-from pathlib import Path
-
 import torch
 from torch import Tensor
 
 from headwise.entmax import triton_operators
+from headwise.entmax.native import POWERS, Power
+from headwise.entmax.triton_device import TYPES, device_refusal
 
-TYPES = (torch.float16, torch.bfloat16, torch.float32)
 HEAD_DIMS = (8, 128)
-ANY, SQUARE, LINEAR = 0, 1, 2  # how x is raised, as in triton_kernels
-HAS_TRITON = importlib.util.find_spec("triton") is not None
-
-
-def _missing_tool() -> str | None:
-    """What Triton lacks for the bit of C that it compiles, at first use, to start kernels with."""
-    if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
-        return "Triton finds no C compiler: neither CC is set nor gcc or clang found"
-    scheme = sysconfig.get_default_scheme()
-    # Debian's own scheme for what is installed beside its packages; Triton looks there as well
-    headers = sysconfig.get_path("include", "posix_prefix" if scheme == "posix_local" else scheme)
-    if not Path(headers, "Python.h").is_file():
-        return f"Triton finds no Python.h in {headers}: install Python's headers"
-    return None
-
-
-MISSING_TOOL = _missing_tool() if HAS_TRITON else None
 
 
 def refusal(
@@ -62,17 +40,9 @@ def refusal(
         pattern: keys are restricted by more than padding on the right and causality.
         alpha_per_query: α is not one number a head.
     """
-    if not HAS_TRITON:
-        return "triton is not installed (pip install 'headwise[triton]')"
-    if query.device.type == "cuda":
-        if torch.version.hip is not None:
-            return "the kernels are for NVIDIA GPUs"
-        if torch.cuda.get_device_capability(query.device) < (8, 0):
-            return "the GPU is older than compute capability 8.0"
-        if MISSING_TOOL is not None:
-            return MISSING_TOOL
-    elif query.device.type != "cpu" or not triton_operators.is_interpreted():
-        return f"the kernels are for GPUs, the tensors are on {query.device.type}"
+    reason = device_refusal(query.device)
+    if reason is not None:
+        return reason
     if pattern:
         return "a pattern restricts the keys beyond padding and causality"
     if alpha_per_query:
@@ -145,13 +115,14 @@ def triton_entmax_attention(
     if scale <= 0:
         raise ValueError(f"scale must be above 0, got {scale}")
     n_batch, n_heads, n_queries, _ = query_BHQE.shape
-    power = ANY
+    power = Power.ANY
     if isinstance(alpha_H, Tensor):
         alpha_H = alpha_H.float().expand(n_heads).contiguous()
     else:
         if not 1 <= alpha_H <= 2:
             raise ValueError(f"alpha must be in [1, 2], got {alpha_H}")
-        power = {1.5: SQUARE, 2.0: LINEAR}.get(alpha_H, ANY)
+        if alpha_H > 1:  # these kernels have no way of softmax's own
+            power = POWERS.get(alpha_H, Power.ANY)
         alpha_H = torch.full((n_heads,), alpha_H, device=query_BHQE.device)
     row_keys = None
     if dropout:
@@ -168,6 +139,6 @@ def triton_entmax_attention(
     )
     context: Tensor = triton_operators.forward(
         query, key, value, alpha_H, key_lengths_B, row_keys,
-        causal, query_offset, dropout, scale, power,
+        causal, query_offset, dropout, scale, int(power),
     )[0]  # fmt: skip
     return context

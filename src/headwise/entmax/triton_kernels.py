@@ -32,10 +32,11 @@ LN_2 = tl.constexpr(0.6931471805599453)
 # a search is of length 1 to begin with.
 SIZES = ("n_heads", "n_queries", "n_keys", "query_offset", "threshold")
 N_EVALUATIONS = tl.constexpr(16)  # cap; adversarial rows need 6
-# How x is raised to 1/β.
-ANY = tl.constexpr(0)
-SQUARE = tl.constexpr(1)  # α = 1.5
-LINEAR = tl.constexpr(2)  # α = 2
+# How x is raised to 1/β, numbered as `headwise.entmax.native.Power`.
+EXP = tl.constexpr(0)  # not at all: softmax, α = 1
+ANY = tl.constexpr(1)
+SQUARE = tl.constexpr(2)  # α = 1.5
+LINEAR = tl.constexpr(3)  # α = 2
 
 
 @triton.jit

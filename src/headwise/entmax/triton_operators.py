@@ -8,8 +8,6 @@ Letters: B batch, H heads, Q and K numbers of queries and keys, E head width.
 
 from __future__ import annotations
 
-import contextlib
-import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +15,7 @@ import torch
 from torch import Tensor
 
 from headwise.entmax.operators import register
+from headwise.entmax.triton_device import is_interpreted, on_device, power_of_two
 
 LIST = 64  # rows and columns of the blocks that are passed over where they are empty
 WIDE_BYTES = 256  # keys beyond it (float32 of 128 numbers) are taken in blocks of half of LIST
@@ -27,11 +26,6 @@ MAX_REGISTERS = 255  # said, since a compiler that has to spill registers may se
 RESIDENT_BYTES, RESIDENT_KEYS, RESIDENT_SCORES = 1 << 15, 256, 1 << 13
 MARKED_KEYS = 256  # fewer keys make too few blocks for marking them to pay
 WORD = 1 << 32
-
-
-def is_interpreted() -> bool:
-    """Whether Triton's kernels run in its interpreter, on a CPU."""
-    return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 @dataclass(frozen=True)
@@ -57,17 +51,13 @@ class Tiles:
     stages: int
 
 
-def _power_of_two(number: int) -> int:
-    return max(16, 1 << (number - 1).bit_length())
-
-
 def _blocks(n_queries: int, n_keys: int, head_dim: int, itemsize: int) -> tuple[bool, int, bool]:
     """`resident`, `block` and `marked` of `Tiles`.
 
     Numbers of queries and keys are compared and nothing else, so that a graph which is compiled
     for any length stays so.
     """
-    padded = _power_of_two(head_dim)
+    padded = power_of_two(head_dim)
     n_bytes = padded * itemsize
     block = LIST if n_bytes <= WIDE_BYTES else LIST // 2
     # heads narrower than 64 leave each warp with whole rows, which at 256 keys spill
@@ -80,10 +70,10 @@ def _blocks(n_queries: int, n_keys: int, head_dim: int, itemsize: int) -> tuple[
 def tiles(n_queries: int, n_keys: int, head_dim: int, itemsize: int) -> Tiles:
     """The cut of a call, from its sizes alone, so that nothing is timed at run time."""
     resident, block, marked = _blocks(n_queries, n_keys, head_dim, itemsize)
-    padded = _power_of_two(head_dim)
+    padded = power_of_two(head_dim)
     n_bytes = padded * itemsize
-    n_row = _power_of_two(n_keys)
-    short_queries, short_keys = min(block, _power_of_two(n_queries)), min(block, n_row)
+    n_row = power_of_two(n_keys)
+    short_queries, short_keys = min(block, power_of_two(n_queries)), min(block, n_row)
     if resident:
         n_block = min(short_queries, max(16, RESIDENT_SCORES * 2 // itemsize // n_row))
         forward = (n_block, n_row, 8 if n_row > 256 else _n_warps(n_block * n_row, itemsize))
@@ -101,12 +91,6 @@ def tiles(n_queries: int, n_keys: int, head_dim: int, itemsize: int) -> Tiles:
 def _n_warps(n_scores: int, itemsize: int) -> int:
     """About 32 scores a thread, 16 in small tiles and in float32, which needs more registers."""
     return max(1, min(8 if itemsize == 4 else 4, n_scores >> 9))
-
-
-def _on_device(tensor: Tensor) -> contextlib.AbstractContextManager[object]:
-    if tensor.device.type == "cuda":
-        return torch.cuda.device(tensor.device)
-    return contextlib.nullcontext()
 
 
 def _room(tensor: Tensor) -> Tensor:
@@ -185,7 +169,7 @@ def _launch_forward(
     options |= {"BLOCK_M": block_queries, "BLOCK_N": block_keys, "num_warps": n_warps}
     options["LIST"] = cut.block
     grid = (n_batch * n_heads * n_blocks,)
-    with _on_device(query):
+    with on_device(query):
         if cut.resident:
             triton_forward.forward_resident[grid](
                 *tensors, *strides, *numbers, HAS_LIVE=cut.marked, **options
@@ -274,7 +258,7 @@ def _launch_backward(
     options["HAS_LISTS"] = cut.marked
     shared: list[Any] = [query, key, value, alpha, key_lengths, row_keys, grad]
     n_rows = n_batch * n_heads
-    with _on_device(query):
+    with on_device(query):
         block_queries, block_keys, n_warps = cut.queries
         lists = _live_lists(live, by_keys=False) if cut.marked else (None, None)
         triton_backward.backward_queries[(n_rows * -(-n_queries // block_queries),)](

@@ -12,9 +12,8 @@ from torch.autograd.function import once_differentiable
 
 from headwise.data.tokenizer import PAD
 from headwise.decode.output_map import OutputMap
-from headwise.entmax import native
+from headwise.entmax import loss_operators
 from headwise.entmax.losses import entmax_loss_and_support, log_entmax, log_softmax
-from headwise.entmax.native_loss import cross_entropy_
 from headwise.errors import require
 from headwise.precision import each_place_written_once
 from headwise.train.vocabulary_loss import RowSums, projected_loss
@@ -102,9 +101,11 @@ class CrossEntropy(Loss):
 
     def of_rows(self, logits_RV: Tensor, target_R: Tensor, with_gradient: bool) -> RowSums:
         """See `Loss.of_rows`."""
-        if not native.takes(logits_RV):
+        if not loss_operators.takes(logits_RV):
             return smoothed_cross_entropy(logits_RV, target_R, self.label_smoothing, with_gradient)
-        loss, nll = cross_entropy_(logits_RV, target_R, self.label_smoothing, PAD, with_gradient)
+        loss, nll = loss_operators.cross_entropy_(
+            logits_RV, target_R, self.label_smoothing, PAD, with_gradient
+        )
         return RowSums(loss, nll, logits_RV if with_gradient else None)
 
     def log_probs(self, logits: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
 """One update of a model: the gradients of all its batches, and the optimizer's step.
 
 On a GPU nothing here makes the host wait: what is to be logged is added up where it is, and
-`Trainer` fetches it when it logs. Only the entmax losses wait, to look at how many rows their
-short cut has solved.
+`Trainer` fetches it when it logs. Only the entmax losses wait, and only where Triton is missing: to
+look at how many rows their short cut has solved.
 """
 
 from __future__ import annotations

@@ -1,0 +1,163 @@
+"""The losses by the kernels at hand, as an operator of torch: `headwise::entmax_loss`.
+
+The kernels are those of `native_loss` on a CPU and of `triton_loss` on a GPU. Both keep two numbers
+a row, and form the probabilities from them again while they write the gradient.
+
+Letters: N rows, V classes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headwise.entmax import native, native_loss, triton_device, triton_loss
+from headwise.entmax.native import ALPHAS, Power
+from headwise.entmax.native_loss import NO_CLASS
+from headwise.entmax.operators import register
+
+
+def takes(scores: Tensor) -> bool:
+    """Whether there are kernels for such scores."""
+    return native.takes(scores) or triton_device.takes(scores)
+
+
+def loss_and_support(
+    scores_NV: Tensor, target_N: Tensor, alpha: float, smoothing: float, ignore_index: int | None
+) -> tuple[Tensor, Tensor]:
+    """As `headwise.entmax.losses.entmax_loss_and_support`.
+
+    Args:
+        scores_NV: such that `takes` says yes.
+        target_N: int64.
+        alpha: in [1, 2].
+        smoothing: ε of uniform smoothing.
+        ignore_index: targets that do not count, or None.
+    """
+    target_N = target_N.to(torch.int64).contiguous()
+    is_real_N = torch.ones_like(target_N, dtype=torch.bool)
+    left_out = NO_CLASS
+    if ignore_index is not None:
+        is_real_N = target_N != ignore_index
+        target_N = target_N.masked_fill(~is_real_N, 0)  # it need not be a class
+        if 0 <= ignore_index < scores_NV.shape[1]:
+            left_out = ignore_index
+    loss_N, support_N, _ = _OPERATOR(scores_NV, target_N, is_real_N, alpha, smoothing, left_out)
+    return loss_N, support_N
+
+
+def cross_entropy_(
+    scores_NV: Tensor,
+    target_N: Tensor,
+    smoothing: float,
+    ignore_index: int,
+    with_gradient: bool,
+) -> tuple[Tensor, Tensor]:
+    """Sums of smoothed cross-entropy and of the negative log-likelihood of rows.
+
+    Args:
+        scores_NV: such that `takes` says yes, contiguous. With `with_gradient` the gradient of
+            the first sum takes their place.
+        target_N: int64.
+        smoothing: ε; the target distribution is (1-ε)·one-hot + ε/V.
+        ignore_index: targets that do not count.
+    """
+    target_N = target_N.contiguous()
+    is_real_N = target_N != ignore_index
+    settings = (ALPHAS[Power.EXP], smoothing, NO_CLASS)
+    nll_N, loss_N, _, threshold_N2 = _losses(scores_NV, target_N, *settings)
+    if with_gradient:
+        _write_gradient(scores_NV, threshold_N2, scores_NV, is_real_N.float(), target_N, *settings)
+    loss, nll = (one.masked_fill(~is_real_N, 0.0).sum() for one in (loss_N, nll_N))
+    return loss, nll
+
+
+def _losses(
+    scores: Tensor, target: Tensor, alpha: float, smoothing: float, left_out: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Of every row: the loss without and with smoothing, the support, maximum and threshold."""
+    read = native_loss.read if native.takes(scores) else triton_loss.read
+    value, support, total, threshold = read(scores, alpha, smoothing > 0)
+    gold = scores.gather(1, target[:, None])[:, 0].float()
+    # rounding may leave a loss of 0 just below it
+    plain = loss = (value + (threshold[:, 0] - gold)).clamp_min_(0.0)
+    if total is not None:
+        if left_out != NO_CLASS:
+            total = total - scores[:, left_out]
+        loss = plain + smoothing * (gold - total / _n_smoothed(scores, left_out))
+    return plain, loss, support, threshold
+
+
+def _n_smoothed(scores: Tensor, left_out: int) -> int:
+    """Over how many classes smoothing is spread."""
+    return max(1, scores.shape[1] - (left_out != NO_CLASS))
+
+
+def _write_gradient(
+    scores: Tensor, threshold: Tensor, out: Tensor, scale: Tensor, target: Tensor,
+    alpha: float, smoothing: float, left_out: int,
+) -> None:  # fmt: skip
+    of_rows = native_loss if native.takes(scores) else triton_loss
+    share = smoothing / _n_smoothed(scores, left_out)
+    of_rows.write_gradient(scores, threshold, out, scale, target, alpha, smoothing, share, left_out)
+
+
+def _forward(
+    scores: Tensor, target: Tensor, is_real: Tensor, alpha: float, smoothing: float, left_out: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    _, loss, support, threshold = _losses(scores.contiguous(), target, alpha, smoothing, left_out)
+    is_out = ~is_real
+    return loss.masked_fill_(is_out, 0.0), support.masked_fill(is_out, 0.0), threshold
+
+
+def _backward(
+    grad: Tensor, scores: Tensor, target: Tensor, is_real: Tensor, threshold: Tensor,
+    alpha: float, smoothing: float, left_out: int,
+) -> Tensor:  # fmt: skip
+    scores = scores.contiguous()
+    out = torch.empty_like(scores)
+    scale = grad.masked_fill(~is_real, 0.0).float().contiguous()
+    _write_gradient(scores, threshold, out, scale, target, alpha, smoothing, left_out)
+    return out
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    scores, target, is_real, *ctx.settings = inputs
+    ctx.save_for_backward(scores, target, is_real, output[2])
+    ctx.mark_non_differentiable(output[1], output[2])
+
+
+def _differentiate(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+    found = _BACKWARD(grad, *ctx.saved_tensors, *ctx.settings)
+    return found, None, None, None, None, None
+
+
+def _fake(scores: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    n_rows = scores.shape[0]
+    loss = scores.new_empty(n_rows, dtype=torch.float32)
+    return loss, torch.empty_like(loss), loss.new_empty(n_rows, 2)
+
+
+def _fake_backward(grad: Tensor, scores: Tensor, *rest: Any) -> Tensor:
+    return torch.empty_like(scores, memory_format=torch.contiguous_format)
+
+
+_ROWS = "Tensor target, Tensor is_real"
+_SETTINGS = "float alpha, float smoothing, int left_out"
+_OPERATOR = register(
+    f"entmax_loss(Tensor scores, {_ROWS}, {_SETTINGS}) -> (Tensor, Tensor, Tensor)",
+    _forward,
+    _fake,
+    _keep,
+    _differentiate,
+    dispatch="CompositeExplicitAutograd",
+)
+_BACKWARD = register(
+    f"entmax_loss_backward(Tensor grad, Tensor scores, {_ROWS}, Tensor threshold, {_SETTINGS})"
+    " -> Tensor",
+    _backward,
+    _fake_backward,
+    dispatch="CompositeExplicitAutograd",
+)

@@ -1,0 +1,72 @@
+"""Whether Triton's kernels can run, and on what. Triton itself is imported at the first call."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import shutil
+import sysconfig
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from headwise.compilation import constant_in_graphs
+
+TYPES = (torch.float16, torch.bfloat16, torch.float32)
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+
+
+def _missing_tool() -> str | None:
+    """What Triton lacks for the bit of C that it compiles, at first use, to start kernels with."""
+    if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
+        return "Triton finds no C compiler: neither CC is set nor gcc or clang found"
+    scheme = sysconfig.get_default_scheme()
+    # Debian's own scheme for what is installed beside its packages; Triton looks there as well
+    headers = sysconfig.get_path("include", "posix_prefix" if scheme == "posix_local" else scheme)
+    if not Path(headers, "Python.h").is_file():
+        return f"Triton finds no Python.h in {headers}: install Python's headers"
+    return None
+
+
+MISSING_TOOL = _missing_tool() if HAS_TRITON else None
+
+
+def is_interpreted() -> bool:
+    """Whether Triton's kernels run in its interpreter, on a CPU."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def device_refusal(device: torch.device) -> str | None:
+    """Why no kernel can run on a device, in words for the log; None: they can."""
+    if not HAS_TRITON:
+        return "triton is not installed (pip install 'headwise[triton]')"
+    if device.type == "cuda":
+        if torch.version.hip is not None:
+            return "the kernels are for NVIDIA GPUs"
+        if torch.cuda.get_device_capability(device) < (8, 0):
+            return "the GPU is older than compute capability 8.0"
+        return MISSING_TOOL
+    if device.type == "cpu" and is_interpreted():
+        return None
+    return f"the kernels are for GPUs, the tensors are on {device.type}"
+
+
+@constant_in_graphs
+def takes(values: Tensor) -> bool:
+    """Whether the kernels of rows compute this: half precision or float32 on a GPU."""
+    is_known = values.device.type == "cuda" and values.dtype in TYPES
+    return is_known and device_refusal(values.device) is None
+
+
+def on_device(tensor: Tensor) -> contextlib.AbstractContextManager[object]:
+    """What a launch needs around it: the tensor's GPU as the current one."""
+    if tensor.device.type == "cuda":
+        return torch.cuda.device(tensor.device)
+    return contextlib.nullcontext()
+
+
+def power_of_two(number: int, least: int = 16) -> int:
+    """The smallest that is not below a number."""
+    return max(least, 1 << (number - 1).bit_length())

@@ -1,0 +1,74 @@
+"""Rows of classes on a GPU: what `native_loss` is on a CPU. No step waits for the device.
+
+Letters: N rows, V classes.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from headwise.entmax.native import POWERS, Power
+from headwise.entmax.solver import BETA_MIN
+from headwise.entmax.triton_device import is_interpreted, on_device, power_of_two
+
+BLOCK = 1 << 12  # classes at a time, 16 a thread
+N_WARPS = 8
+
+
+def read(
+    scores_NV: Tensor, alpha: float, with_total: bool
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+    """Of every row: value, support, sum of the scores if asked for, and (N, 2) for the way back.
+
+    See `headwise.entmax.native_loss.read`.
+    """
+    from headwise.entmax import triton_vocabulary
+
+    n_rows, n_classes = scores_NV.shape
+    threshold_N2 = scores_NV.new_empty(n_rows, 2, dtype=torch.float32)
+    value_N, support_N, total_N = scores_NV.new_empty(3, n_rows, dtype=torch.float32).unbind()
+    power, block = POWERS.get(alpha, Power.ANY), _block(n_classes)
+    n_blocks = -(-n_classes // block)
+    lists = None
+    if n_blocks > 1 and power is not Power.EXP:
+        lists = torch.empty(n_rows, n_blocks, dtype=torch.int32, device=scores_NV.device)
+    if n_rows:
+        with on_device(scores_NV):
+            triton_vocabulary.loss_forward[(n_rows,)](
+                scores_NV, threshold_N2, value_N, support_N, total_N if with_total else None,
+                lists, alpha, max(alpha - 1, BETA_MIN), n_classes,
+                BLOCK_N=block, POWER=int(power), HAS_TOTAL=with_total,
+                HAS_LISTS=lists is not None, INTERPRET=is_interpreted(), num_warps=N_WARPS,
+            )  # fmt: skip
+    return value_N, support_N, total_N if with_total else None, threshold_N2
+
+
+def write_gradient(
+    scores_NV: Tensor,
+    threshold_N2: Tensor,
+    out_NV: Tensor,
+    scale_N: Tensor,
+    target_N: Tensor,
+    alpha: float,
+    smoothing: float,
+    share: float,
+    left_out: int,
+) -> None:
+    """See `headwise.entmax.native_loss.write_gradient`."""
+    from headwise.entmax import triton_vocabulary
+
+    n_rows, n_classes = scores_NV.shape
+    block = _block(n_classes)
+    if n_rows:
+        with on_device(scores_NV):
+            triton_vocabulary.loss_backward[(n_rows, -(-n_classes // block))](
+                scores_NV, threshold_N2, out_NV, scale_N, target_N,
+                max(alpha - 1, BETA_MIN), smoothing, share, left_out, n_classes,
+                BLOCK_N=block, POWER=int(POWERS.get(alpha, Power.ANY)),
+                INTERPRET=is_interpreted(), num_warps=N_WARPS,
+            )  # fmt: skip
+
+
+def _block(n_classes: int) -> int:
+    return min(power_of_two(n_classes), BLOCK)

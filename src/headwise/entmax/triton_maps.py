@@ -1,0 +1,99 @@
+"""The maps on a GPU: one launch forward and one backward, whatever restricts the keys.
+
+They serve where weights are asked for, or a pattern or an α of each query keeps a call from
+`triton_attention`. Without Triton, `solver.py` takes a hundred passes over memory instead.
+
+Letters: B batch, H heads, Q and K numbers of queries and keys.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from headwise.entmax.native import Power
+from headwise.entmax.triton_device import is_interpreted, on_device, power_of_two
+
+LONGEST_BLOCK = 1 << 11  # keys at a time
+# Scores and rows of a program. A warp lies along the keys, so every thread holds what is known of
+# each fourth row, and many rows would leave few programs the registers to run side by side.
+TILE, MAX_ROWS = 1 << 9, 8
+N_WARPS = 4
+
+
+def forward(scores_BHQK: Tensor, beta: Tensor | None, power: Power, mask: Tensor | None) -> Tensor:
+    """Weights of the scores (B, H, Q, K); see `headwise.entmax.function`.
+
+    Args:
+        scores_BHQK: contiguous, of a type that `triton_device.takes`.
+        beta: α - 1, float32, broadcastable to (B, H, Q, 1); needed for `Power.ANY`.
+        power: ANY, SQUARE or LINEAR.
+        mask: bool, broadcastable to the scores, True = may attend; None: all.
+    """
+    from headwise.entmax import triton_rows
+
+    weights_BHQK = torch.empty_like(scores_BHQK)
+    n_rows, block_rows, block_keys = _cut(scores_BHQK)
+    if n_rows == 0:
+        return weights_BHQK
+    mask_strides = [0] * 4
+    if mask is not None:
+        mask = mask.expand(scores_BHQK.shape).view(torch.uint8)
+        mask_strides = list(mask.stride())
+    n_programs, n_blocks = -(-n_rows // block_rows), -(-scores_BHQK.shape[3] // block_keys)
+    lists = None
+    if n_blocks > 1:
+        lists = torch.empty(n_programs, n_blocks, dtype=torch.int32, device=scores_BHQK.device)
+    with on_device(scores_BHQK):
+        triton_rows.weights_forward[(n_programs,)](
+            scores_BHQK, beta, mask, weights_BHQK, lists,
+            *_strides(beta, scores_BHQK), *mask_strides, n_rows, *scores_BHQK.shape[1:],
+            BLOCK_M=block_rows, BLOCK_N=block_keys, POWER=int(power), HAS_MASK=mask is not None,
+            HAS_LISTS=lists is not None, INTERPRET=is_interpreted(), num_warps=N_WARPS,
+        )  # fmt: skip
+    return weights_BHQK
+
+
+def backward(
+    weights_BHQK: Tensor, grad_BHQK: Tensor, beta: Tensor | None, power: Power, with_alpha: bool
+) -> tuple[Tensor, Tensor]:
+    """Gradients of the scores and, for every row (B, H, Q, 1), of α; empty if not asked for.
+
+    Args:
+        weights_BHQK: what `forward` gave.
+        grad_BHQK: gradient of them, same type, contiguous.
+        beta, power: as there.
+        with_alpha: needs `Power.ANY`.
+    """
+    from headwise.entmax import triton_rows
+
+    grad_scores_BHQK = torch.empty_like(weights_BHQK)
+    shape = (*weights_BHQK.shape[:3], 1) if with_alpha else (0,)
+    grad_alpha = weights_BHQK.new_zeros(shape, dtype=torch.float32)
+    n_rows, block_rows, block_keys = _cut(weights_BHQK)
+    if n_rows:
+        with on_device(weights_BHQK):
+            triton_rows.weights_backward[(-(-n_rows // block_rows),)](
+                weights_BHQK, grad_BHQK, beta, grad_scores_BHQK, grad_alpha,
+                *_strides(beta, weights_BHQK), n_rows, *weights_BHQK.shape[1:],
+                BLOCK_M=block_rows, BLOCK_N=block_keys, POWER=int(power), HAS_ALPHA=with_alpha,
+                num_warps=N_WARPS,
+            )  # fmt: skip
+    return grad_scores_BHQK, grad_alpha
+
+
+def _cut(scores_BHQK: Tensor) -> tuple[int, int, int]:
+    """How many rows with a key there are, and rows and keys of a program at a time."""
+    n_keys = scores_BHQK.shape[3]
+    if scores_BHQK.numel() == 0:
+        return 0, 1, 1
+    block_keys = min(power_of_two(n_keys), LONGEST_BLOCK)
+    block_rows = min(max(TILE // block_keys, 1), MAX_ROWS)
+    return scores_BHQK.numel() // n_keys, block_rows, block_keys
+
+
+def _strides(beta: Tensor | None, scores_BHQK: Tensor) -> list[int]:
+    """By how far β of the next sentence, head and query lies ahead."""
+    if beta is None:
+        return [0] * 3
+    return list(beta.expand(*scores_BHQK.shape[:3], 1).stride()[:3])

@@ -1,0 +1,278 @@
+"""Kernels of the maps for whole rows of scores, and what they share with those of the losses.
+
+A program holds some rows M and reads their keys a block N at a time, again in each pass: for the
+maximum, for moments, for Newton's method, and for the weights. A row of usual length comes from
+memory once and from the cache after that. Of a long row, the first pass of moments lists the blocks
+with any key above the lowest threshold there can be, and the search sees no others. What a pass
+adds up is added block to block, and summed along the row once, at its end.
+
+Every formula is of `triton_kernels`, with β of each row and a scale of 1.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from headwise.entmax.triton_kernels import (
+    ANY,
+    LINEAR,
+    LOG2_E,
+    N_EVALUATIONS,
+    SQUARE,
+    TINY,
+    alpha_terms,
+    largest_shift,
+    moment_shift,
+    newton,
+    powers,
+)
+
+N_MOMENT_PASSES = tl.constexpr(2)  # beyond the first; each saves more than it costs
+# Not to be compiled anew for: they change with every batch.
+SIZES = ("n_rows", "n_heads", "n_queries", "n_keys")
+
+
+@triton.jit
+def gaps(base_M, mask_M, inside_M, keys_N, n_keys, mask_k, top_M, HAS_MASK: tl.constexpr):
+    """Scores less `top_M` (M, N); -inf where there is no key, or none that may be seen."""
+    inside_MN = inside_M[:, None] & (keys_N < n_keys)[None, :]
+    if HAS_MASK:
+        seen_MN = tl.load(mask_M[:, None] + keys_N[None, :] * mask_k, mask=inside_MN, other=0)
+        inside_MN = inside_MN & (seen_MN != 0)
+    scores_MN = tl.load(base_M[:, None] + keys_N[None, :], mask=inside_MN, other=float("-inf"))
+    return scores_MN.to(tl.float32) - top_M[:, None]
+
+
+@triton.jit
+def find_top(
+    base_M, mask_M, inside_M, n_keys, mask_k,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HAS_MASK: tl.constexpr,
+):  # fmt: skip
+    """Largest score of each row (M,); -inf where there is no key."""
+    top_MN = tl.full([BLOCK_M, BLOCK_N], float("-inf"), tl.float32)
+    zero_M = tl.zeros([BLOCK_M], tl.float32)
+    for index in range(tl.cdiv(n_keys, BLOCK_N)):
+        keys_N = index * BLOCK_N + tl.arange(0, BLOCK_N)
+        scores_MN = gaps(base_M, mask_M, inside_M, keys_N, n_keys, mask_k, zero_M, HAS_MASK)
+        top_MN = tl.maximum(top_MN, scores_MN)
+    return tl.max(top_MN, 1)
+
+
+@triton.jit
+def beta_of_rows(beta, offset_M, inside_M, POWER: tl.constexpr):
+    """β of each row (M,), already held to where every formula stays finite."""
+    if POWER == ANY:
+        return tl.load(beta + offset_M, mask=inside_M, other=1.0)
+    if POWER == SQUARE:
+        return offset_M * 0.0 + 0.5
+    return offset_M * 0.0 + 1.0
+
+
+@triton.jit
+def listed_block(listed, item, HAS_LISTS: tl.constexpr):
+    """Number of the block at a place of the list; without one, of the only block there is."""
+    if HAS_LISTS:
+        return tl.load(listed + item).to(tl.int32)
+    return item
+
+
+@triton.jit
+def start(
+    base_M, mask_M, inside_M, listed, n_keys, mask_k, top_M, beta_M, shift_max_M,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HAS_MASK: tl.constexpr, HAS_LISTS: tl.constexpr,
+):  # fmt: skip
+    """Shift from the moments above the lowest threshold; writes the list, returns its length."""
+    n_listed = 0
+    zero_M = tl.zeros([BLOCK_M], tl.float32)
+    zero_MN = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    count_MN, sum_MN, square_MN = zero_MN, zero_MN, zero_MN
+    for index in range(tl.cdiv(n_keys, BLOCK_N)):
+        keys_N = index * BLOCK_N + tl.arange(0, BLOCK_N)
+        gap_MN = gaps(base_M, mask_M, inside_M, keys_N, n_keys, mask_k, top_M, HAS_MASK)
+        x_MN = gap_MN * beta_M[:, None] + 1.0
+        x_MN = tl.maximum(x_MN, 0.0, propagate_nan=tl.PropagateNan.ALL)
+        count_MN += tl.where(x_MN > 0.0, 1.0, 0.0)
+        sum_MN += x_MN
+        square_MN += x_MN * x_MN
+        if HAS_LISTS:
+            is_listed_MN = ((x_MN <= 0.0) == 0).to(tl.int32)  # NaN counts
+            if tl.max(tl.max(is_listed_MN, 1), 0) > 0:
+                tl.store(listed + n_listed, index)
+                n_listed += 1
+    if HAS_LISTS:
+        tl.debug_barrier()  # the list is read by other threads than wrote it
+    else:
+        n_listed = 1
+    shift_M = moment_shift(
+        tl.sum(count_MN, 1), tl.sum(sum_MN, 1), tl.sum(square_MN, 1), zero_M, beta_M, shift_max_M
+    )
+    return shift_M, n_listed
+
+
+@triton.jit
+def find_shift(
+    base_M, mask_M, inside_M, listed, n_keys, mask_k, top_M, is_empty_M, beta_M,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, POWER: tl.constexpr, HAS_MASK: tl.constexpr,
+    HAS_LISTS: tl.constexpr, INTERPRET: tl.constexpr,
+):  # fmt: skip
+    """The shift t of each row, c = (F - 1) / Σ s by which p - c s sums to 1, and listed blocks."""
+    slope_M1 = beta_M[:, None]
+    shift_max_M = largest_shift(beta_M, n_keys)
+    zero_M = tl.zeros([BLOCK_M], tl.float32)
+    zero_MN = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    shift_M, n_listed = start(
+        base_M, mask_M, inside_M, listed, n_keys, mask_k, top_M, beta_M, shift_max_M,
+        BLOCK_M, BLOCK_N, HAS_MASK, HAS_LISTS,
+    )  # fmt: skip
+    for _ in range(N_MOMENT_PASSES):
+        count_MN, sum_MN, square_MN = zero_MN, zero_MN, zero_MN
+        for item in range(n_listed):
+            keys_N = listed_block(listed, item, HAS_LISTS) * BLOCK_N + tl.arange(0, BLOCK_N)
+            gap_MN = gaps(base_M, mask_M, inside_M, keys_N, n_keys, mask_k, top_M, HAS_MASK)
+            x_MN = gap_MN * slope_M1 + (1.0 - shift_M)[:, None]
+            x_MN = tl.maximum(x_MN, 0.0, propagate_nan=tl.PropagateNan.ALL)
+            count_MN += tl.where(x_MN > 0.0, 1.0, 0.0)
+            sum_MN += x_MN
+            square_MN += x_MN * x_MN
+        shift_M = moment_shift(
+            tl.sum(count_MN, 1), tl.sum(sum_MN, 1), tl.sum(square_MN, 1), shift_M, beta_M,
+            shift_max_M,
+        )  # fmt: skip
+    # what the correction along s squares away, but for keys at the border of the support
+    enough_M = tl.minimum(tl.maximum(tl.exp2(beta_M * -22.25), 5e-7), 4e-4)
+    found_M, excess_M, n_left = shift_M, zero_M, N_EVALUATIONS + 0
+    while n_left > 0:
+        mass_MN, total_MN = zero_MN, zero_MN
+        for item in range(n_listed):
+            keys_N = listed_block(listed, item, HAS_LISTS) * BLOCK_N + tl.arange(0, BLOCK_N)
+            gap_MN = gaps(base_M, mask_M, inside_M, keys_N, n_keys, mask_k, top_M, HAS_MASK)
+            x_MN, s_MN, _log2_x_MN = powers(
+                gap_MN, shift_M[:, None], slope_M1, slope_M1, POWER, True, INTERPRET
+            )
+            mass_MN += s_MN * x_MN
+            total_MN += s_MN
+        mass_M, total_M = tl.sum(mass_MN, 1), tl.sum(total_MN, 1)
+        found_M = shift_M
+        excess_M = tl.where(is_empty_M, 0.0, (mass_M - 1.0) / tl.maximum(total_M, TINY))
+        next_M = newton(shift_M, mass_M, total_M, beta_M, shift_max_M)
+        is_open_M = (tl.abs(mass_M - 1.0) > enough_M) & (next_M != shift_M)
+        is_open_M = is_open_M & (is_empty_M == 0)
+        shift_M = tl.where(is_open_M, next_M, shift_M)
+        n_left = tl.where(tl.max(is_open_M.to(tl.int32), 0) > 0, n_left - 1, 0)
+    return found_M, excess_M, n_listed
+
+
+@triton.jit
+def row_places(first, n_rows, n_heads, n_queries, BLOCK_M: tl.constexpr):
+    """Numbers of some rows of (B, H, Q), which of them there are, and their three indices."""
+    rows_M = first + tl.arange(0, BLOCK_M).to(tl.int64)
+    query_M = rows_M % n_queries
+    head_M = rows_M // n_queries % n_heads
+    return rows_M, rows_M < n_rows, rows_M // n_queries // n_heads, head_M, query_M
+
+
+@triton.jit(do_not_specialize=SIZES)
+def weights_forward(
+    scores, beta, mask, weights, lists,
+    beta_b, beta_h, beta_q, mask_b, mask_h, mask_q, mask_k,
+    n_rows, n_heads, n_queries, n_keys,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, POWER: tl.constexpr, HAS_MASK: tl.constexpr,
+    HAS_LISTS: tl.constexpr, INTERPRET: tl.constexpr,
+):  # fmt: skip
+    """Weights of rows of scores; `lists` is room for the numbers of their blocks."""
+    program = tl.program_id(0).to(tl.int64)
+    rows_M, inside_M, batch_M, head_M, query_M = row_places(
+        program * BLOCK_M, n_rows, n_heads, n_queries, BLOCK_M
+    )
+    beta_M = beta_of_rows(
+        beta, batch_M * beta_b + head_M * beta_h + query_M * beta_q, inside_M, POWER
+    ).to(tl.float32)
+    base_M = scores + rows_M * n_keys
+    mask_M = base_M  # stands for nothing without a mask
+    if HAS_MASK:
+        mask_M = mask + batch_M * mask_b + head_M * mask_h + query_M * mask_q
+    listed = lists
+    if HAS_LISTS:
+        listed = lists + program * tl.cdiv(n_keys, BLOCK_N)
+    top_M = find_top(base_M, mask_M, inside_M, n_keys, mask_k, BLOCK_M, BLOCK_N, HAS_MASK)
+    is_empty_M = top_M == float("-inf")
+    top_M = tl.where(is_empty_M, 0.0, top_M)  # -inf less -inf would be NaN
+    shift_M, excess_M, _n_listed = find_shift(
+        base_M, mask_M, inside_M, listed, n_keys, mask_k, top_M, is_empty_M, beta_M,
+        BLOCK_M, BLOCK_N, POWER, HAS_MASK, HAS_LISTS, INTERPRET,
+    )  # fmt: skip
+    out_M = weights + rows_M * n_keys
+    for index in range(tl.cdiv(n_keys, BLOCK_N)):
+        keys_N = index * BLOCK_N + tl.arange(0, BLOCK_N)
+        gap_MN = gaps(base_M, mask_M, inside_M, keys_N, n_keys, mask_k, top_M, HAS_MASK)
+        x_MN, s_MN, _log2_x_MN = powers(
+            gap_MN, shift_M[:, None], beta_M[:, None], beta_M[:, None], POWER, True, INTERPRET
+        )
+        x_MN = tl.maximum(x_MN - excess_M[:, None], 0.0, propagate_nan=tl.PropagateNan.ALL)
+        inside_MN = inside_M[:, None] & (keys_N < n_keys)[None, :]
+        values_MN = (x_MN * s_MN).to(weights.dtype.element_ty)
+        tl.store(out_M[:, None] + keys_N[None, :], values_MN, mask=inside_MN)
+
+
+@triton.jit
+def slopes(p_MN, beta_M1, POWER: tl.constexpr):
+    """S = p^(1 - β) on the support, else 0, and y = -β ln p, which is there for ANY alone."""
+    y_MN = p_MN
+    if POWER == SQUARE:
+        s_MN = tl.sqrt(p_MN)
+    elif POWER == LINEAR:
+        s_MN = tl.where(p_MN > 0.0, 1.0, p_MN)
+    else:
+        y_MN = tl.log(tl.maximum(p_MN, TINY, propagate_nan=tl.PropagateNan.ALL)) * -beta_M1
+        s_MN = p_MN * tl.exp2(y_MN * LOG2_E)
+    return s_MN, y_MN
+
+
+@triton.jit(do_not_specialize=SIZES)
+def weights_backward(
+    weights, grad, beta, grad_scores, grad_alpha,
+    beta_b, beta_h, beta_q, n_rows, n_heads, n_queries, n_keys,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, POWER: tl.constexpr, HAS_ALPHA: tl.constexpr,
+):  # fmt: skip
+    """Gradients in the scores and, of every row, in α (see `headwise.entmax.function`)."""
+    program = tl.program_id(0).to(tl.int64)
+    rows_M, inside_M, batch_M, head_M, query_M = row_places(
+        program * BLOCK_M, n_rows, n_heads, n_queries, BLOCK_M
+    )
+    beta_M = beta_of_rows(
+        beta, batch_M * beta_b + head_M * beta_h + query_M * beta_q, inside_M, POWER
+    ).to(tl.float32)
+    first_M1 = (rows_M * n_keys)[:, None]
+    total_MN = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    product_MN, alpha_MN = total_MN, total_MN
+    for index in range(tl.cdiv(n_keys, BLOCK_N)):
+        keys_N = index * BLOCK_N + tl.arange(0, BLOCK_N)
+        inside_MN = inside_M[:, None] & (keys_N < n_keys)[None, :]
+        places_MN = first_M1 + keys_N[None, :]
+        p_MN = tl.load(weights + places_MN, mask=inside_MN, other=0.0).to(tl.float32)
+        grad_MN = tl.load(grad + places_MN, mask=inside_MN, other=0.0).to(tl.float32)
+        s_MN, _y_MN = slopes(p_MN, beta_M[:, None], POWER)
+        total_MN += s_MN
+        product_MN += s_MN * grad_MN
+    total_M = tl.sum(total_MN, 1)
+    centre_M = tl.sum(product_MN, 1) / tl.maximum(total_M, TINY, propagate_nan=tl.PropagateNan.ALL)
+    for index in range(tl.cdiv(n_keys, BLOCK_N)):
+        keys_N = index * BLOCK_N + tl.arange(0, BLOCK_N)
+        inside_MN = inside_M[:, None] & (keys_N < n_keys)[None, :]
+        places_MN = first_M1 + keys_N[None, :]
+        p_MN = tl.load(weights + places_MN, mask=inside_MN, other=0.0).to(tl.float32)
+        grad_MN = tl.load(grad + places_MN, mask=inside_MN, other=0.0).to(tl.float32)
+        s_MN, y_MN = slopes(p_MN, beta_M[:, None], POWER)
+        centred_MN = grad_MN - centre_M[:, None]
+        if HAS_ALPHA:
+            log2_x_MN = y_MN * -LOG2_E
+            x_MN = tl.exp2(log2_x_MN)
+            beta_M1 = beta_M[:, None]
+            bend_MN = alpha_terms(p_MN, p_MN, beta_M1, beta_M1, x_MN, s_MN, log2_x_MN, True)
+            alpha_MN -= bend_MN * centred_MN
+        values_MN = (s_MN * centred_MN).to(grad_scores.dtype.element_ty)
+        tl.store(grad_scores + places_MN, values_MN, mask=inside_MN)
+    if HAS_ALPHA:
+        alpha_M = tl.sum(alpha_MN, 1) / (beta_M * beta_M)
+        tl.store(grad_alpha + rows_M, alpha_M, mask=inside_M)

@@ -1,0 +1,107 @@
+"""Kernels of the losses over a vocabulary, cross-entropy among them: a row of classes a program.
+
+Forward reads the row for its maximum, for the search, and for the loss; two numbers a row, maximum
+and shift, are all that the way back needs to form the probabilities again (see `losses.py` for the
+formulas). It may write the gradient over the scores.
+
+Letters: M rows of a program (one), N classes of a block.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from headwise.entmax.triton_kernels import EXP, LOG2_E, finite_top, powers
+from headwise.entmax.triton_rows import find_shift, gaps, listed_block
+
+
+@triton.jit
+def loss_forward(
+    scores, threshold, value, support, total, lists, alpha, beta, n_classes,
+    BLOCK_N: tl.constexpr, POWER: tl.constexpr, HAS_TOTAL: tl.constexpr,
+    HAS_LISTS: tl.constexpr, INTERPRET: tl.constexpr,
+):  # fmt: skip
+    """Of each row: maximum and shift, <p, z> + H(p), classes with a weight, sum of the scores."""
+    row = tl.program_id(0).to(tl.int64)
+    place_M = row + tl.arange(0, 1)
+    base_M = scores + place_M * n_classes
+    inside_M = place_M == row
+    zero_M = tl.zeros([1], tl.float32)
+    n_blocks = tl.cdiv(n_classes, BLOCK_N)
+    zero_MN = tl.zeros([1, BLOCK_N], tl.float32)
+    top_MN, sum_MN = zero_MN + float("-inf"), zero_MN
+    for index in range(n_blocks):
+        classes_N = index * BLOCK_N + tl.arange(0, BLOCK_N)
+        scores_MN = gaps(base_M, base_M, inside_M, classes_N, n_classes, 0, zero_M, False)
+        top_MN = tl.maximum(top_MN, scores_MN)
+        if HAS_TOTAL:
+            sum_MN += tl.where((classes_N < n_classes)[None, :], scores_MN, 0.0)
+    if HAS_TOTAL:
+        tl.store(total + place_M, tl.sum(sum_MN, 1))
+    top_M = tl.max(top_MN, 1)
+    tl.store(threshold + 2 * place_M, top_M)
+    is_empty_M = top_M == float("-inf")
+    top_M = finite_top(top_M)
+    value_MN, support_MN = zero_MN, zero_MN
+    if POWER == EXP:
+        for index in range(n_blocks):
+            classes_N = index * BLOCK_N + tl.arange(0, BLOCK_N)
+            gap_MN = gaps(base_M, base_M, inside_M, classes_N, n_classes, 0, top_M, False)
+            share_MN = tl.exp2(gap_MN * LOG2_E)
+            value_MN += share_MN
+            support_MN += tl.where(share_MN == 0.0, 0.0, 1.0)
+        value_M = tl.log(tl.sum(value_MN, 1))
+        shift_M = value_M
+    else:
+        listed = lists
+        if HAS_LISTS:
+            listed = lists + row * n_blocks
+        beta_M = zero_M + beta
+        shift_M, excess_M, n_listed = find_shift(
+            base_M, base_M, inside_M, listed, n_classes, 0, top_M, is_empty_M, beta_M,
+            1, BLOCK_N, POWER, False, HAS_LISTS, INTERPRET,
+        )  # fmt: skip
+        shift_M = shift_M + excess_M * beta_M  # the same step, so that p needs no other number
+        for item in range(n_listed):
+            classes_N = listed_block(listed, item, HAS_LISTS) * BLOCK_N + tl.arange(0, BLOCK_N)
+            gap_MN = gaps(base_M, base_M, inside_M, classes_N, n_classes, 0, top_M, False)
+            x_MN, s_MN, _log2_x_MN = powers(
+                gap_MN, shift_M[:, None], beta, beta, POWER, True, INTERPRET
+            )
+            p_MN = x_MN * s_MN
+            # z + (1 - p^β) / (αβ), which p weighs
+            gain_MN = gap_MN + (shift_M[:, None] - gap_MN * beta) / (alpha * beta)
+            value_MN += tl.where(p_MN == 0.0, 0.0, p_MN * gain_MN)
+            support_MN += tl.where(p_MN == 0.0, 0.0, 1.0)
+        value_M = tl.sum(value_MN, 1)
+    tl.store(threshold + 2 * place_M + 1, shift_M)
+    tl.store(value + place_M, value_M)
+    tl.store(support + place_M, tl.sum(support_MN, 1))
+
+
+@triton.jit
+def loss_backward(
+    scores, threshold, out, scale, target, beta, smoothing, share, left_out, n_classes,
+    BLOCK_N: tl.constexpr, POWER: tl.constexpr, INTERPRET: tl.constexpr,
+):  # fmt: skip
+    """Gradient of each row's loss times its scale; `out` may be `scores`."""
+    row = tl.program_id(0).to(tl.int64)
+    classes_N = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    inside_N = classes_N < n_classes
+    first = row * n_classes
+    factor, gold = tl.load(scale + row), tl.load(target + row)
+    grad_N = tl.zeros([BLOCK_N], tl.float32)
+    if factor != 0.0:  # not even what is no number may come out of rows that do not count
+        top, shift = finite_top(tl.load(threshold + 2 * row)), tl.load(threshold + 2 * row + 1)
+        scores_N = tl.load(scores + first + classes_N, mask=inside_N, other=float("-inf"))
+        gap_N = scores_N.to(tl.float32) - top
+        if POWER == EXP:
+            p_N = tl.exp2((gap_N - shift) * LOG2_E)
+        else:
+            x_N, s_N, _log2_x_N = powers(gap_N, shift, beta, beta, POWER, True, INTERPRET)
+            p_N = x_N * s_N
+        grad_N = (p_N - share) * factor
+        grad_N = tl.where(classes_N == gold, (p_N - 1.0 + smoothing - share) * factor, grad_N)
+        grad_N = tl.where(classes_N == left_out, p_N * factor, grad_N)
+    tl.store(out + first + classes_N, grad_N.to(out.dtype.element_ty), mask=inside_N)

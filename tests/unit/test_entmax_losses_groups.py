@@ -1,0 +1,59 @@
+"""The short cut of the entmax losses by torch alone: the groups of classes with the best scores."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from headwise.entmax import losses, native
+from headwise.entmax.losses import entmax_loss_and_support, log_entmax
+
+
+@pytest.fixture(autouse=True)
+def by_torch_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "takes", lambda scores: False)
+
+
+def mixed_rows(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+    """Rows of 4103 classes whose support is a few, some hundred, and nearly all of them."""
+    generator = torch.Generator().manual_seed(7)
+    scores = torch.randn(30, 4103, generator=generator, dtype=torch.float64)
+    target = torch.randint(0, 4103, (30,), generator=generator)
+    scores[:10] *= 3.0
+    scores[10:20] *= 0.6
+    scores[20:] *= 0.01
+    scores[3, -5:] += 9.0  # the classes at the end that fill no group
+    target[5:8] = 0
+    return scores.to(dtype).requires_grad_(), target
+
+
+def test_the_rows_of_the_test_below_need_few_groups_more_or_all_classes() -> None:
+    parts = losses._solve_rows(mixed_rows()[0].detach(), 1.5, None).parts
+    solved = [len(part.p_RC) - int((part.p_RC.sum(1) == 0).sum()) for part in parts]
+    assert len(parts) == 3
+    assert all(solved)
+    assert sum(solved) == 30
+    columns = [part.p_RC.shape[1] for part in parts]
+    assert columns[0] < columns[1] < columns[2] == 4103
+
+
+@pytest.mark.parametrize("alpha", [1.05, 1.5, 1.8, 2.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_a_few_groups_give_what_all_classes_give(
+    alpha: float, dtype: torch.dtype, smoothing: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scores, target = mixed_rows(dtype)
+    fast, fast_support = entmax_loss_and_support(scores, target, alpha, smoothing, 0)
+    (fast_gradient,), fast_log = torch.autograd.grad(fast.sum(), scores), log_entmax(scores, alpha)
+    monkeypatch.setattr(losses, "N_GROUPS", ())
+    whole, support = entmax_loss_and_support(scores, target, alpha, smoothing, 0)
+    tolerance = 1e-12 if dtype is torch.float64 else 3e-6
+    torch.testing.assert_close(fast, whole, rtol=tolerance, atol=tolerance)
+    (gradient,) = torch.autograd.grad(whole.sum(), scores)
+    torch.testing.assert_close(fast_gradient, gradient, rtol=0, atol=tolerance)
+    torch.testing.assert_close(fast_log.exp(), log_entmax(scores, alpha).exp(), rtol=0, atol=1e-6)
+    assert (fast_support - support).abs().max() <= 1  # a class at the edge may round to 0
+    assert (support[target != 0] >= 1).all()
+    assert not support[target == 0].any()

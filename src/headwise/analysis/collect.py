@@ -29,7 +29,7 @@ HeadTable = dict[str, list[list[float]]]  # where every head was measured; else 
 
 
 def alphas(model: Transformer) -> HeadValues:
-    """α of every head that has one of its own (Correia et al. 2019, section 3).
+    """α of every head that has one of its own (Correia et al. 2019).
 
     Where α depends on the query, its mean is among `head_statistics`.
     """

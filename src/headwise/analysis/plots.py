@@ -46,7 +46,7 @@ Series = tuple[list[int], list[float]]
 
 
 def plot_alpha(heads_jsonl: Path, out: Path, name: str = "") -> tuple[Path, ...] | None:
-    """Draw how the α of every head went over training (Correia et al. 2019, figure 2).
+    """Draw how the α of every head went over training (Correia et al. 2019).
 
     Args:
         heads_jsonl: a run's `heads.jsonl`.

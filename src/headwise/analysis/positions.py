@@ -1,4 +1,4 @@
-"""Heads that look at a fixed distance (Voita et al. 2019, section 4; Correia et al. 2019, 5.2).
+"""Heads that look at a fixed distance (Voita et al. 2019, section 5.1; Correia et al. 2019).
 
 The end of a sentence is a mark and no token: it takes no part as a query, nor as what lies at an
 offset, and not in the confidence. Weight that a head puts on it is weight it puts elsewhere: the

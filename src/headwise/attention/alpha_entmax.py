@@ -1,4 +1,4 @@
-"""α-entmax with a learned α per head (Correia, Niculae and Martins 2019, section 3).
+"""α-entmax with a learned α per head (Correia, Niculae and Martins 2019).
 
 Letters: B batch, H heads, Q and K numbers of queries and keys, E head width.
 """

@@ -53,7 +53,7 @@ class HardConcreteGate(HeadGate):
     """g = clip((ζ - γ)·s + γ, 0, 1) with s = σ((log u - log(1-u) + log a) / β), u ~ U(0, 1).
 
     The Hard Concrete distribution of Louizos et al. (2018) on heads, as in Voita et al. (2019),
-    section 5: in training one draw a head and batch, the same for all rows and positions.
+    section 6: in training one draw a head and batch, the same for all rows and positions.
     Otherwise a head is open (1) or closed (0) by which of P(g=1) and P(g=0) is larger.
 
     Args:
@@ -118,7 +118,7 @@ class HardConcreteGate(HeadGate):
 
 
 class HardConcrete(Gates):
-    """Learns which heads can be closed for good (Voita et al. 2019, section 5).
+    """Learns which heads can be closed for good (Voita et al. 2019, section 6).
 
     Meant for fine-tuning: `init_from=RUN gates=hard_concrete`. Afterwards
     `headwise prune by=gates` removes what was closed.

@@ -26,7 +26,7 @@ def initialise(model: Transformer, seed: int, kind: str) -> None:
 
     "glorot": Glorot-uniform linear maps, zero biases, embeddings N(0, 1/D).
 
-    "scaled" (Child et al. 2019, section 5): linear maps N(0, 0.125 / sqrt(d_in)), those that end
+    "scaled" (Child et al. 2019, section 6): linear maps N(0, 0.125 / sqrt(d_in)), those that end
     a residual branch (W_p and W_2) times 1 / sqrt(n) with n the branches of their stack; token
     embeddings N(0, 0.125 / sqrt(D)), each of the n_emb tables of positions
     N(0, 0.125 / sqrt(D · n_emb)), biases and the output matrix 0. The paper has n = 2N for the

@@ -212,12 +212,12 @@ def definitions(keys: Iterable[Key], thresholds: Thresholds, diversity_base: str
         f"in at least {positional} of the queries that have one (Voita et al. 2019).",
         "merge_score_1": "Merge score, of a word: the greatest weight that one of its pieces gives "
         "to the others; where it is one piece, to itself. A head's is the mean over words. A "
-        f"merging head has {percent(thresholds.merge_score)} (Correia et al. 2019), and "
+        f"merging head (of Correia et al. 2019) has {percent(thresholds.merge_score)}, and "
         f"{percent(LEAST_SPLIT_SCORE)} over words of several pieces. Mass inside of the word: "
         "of the weight of all pieces of words, what stays in the same word.",
-        "question_weight": "An interrogation head gives at least "
+        "question_weight": "An interrogation head (of Correia et al. 2019) gives at least "
         f"{percent(thresholds.question_weight)} of the weight of question words to the question "
-        "mark (Correia et al. 2019), and less by at least "
+        "mark, and less by at least "
         f"{LEAST_CONTRAST * 100:.0f} points to the last token where the same words ask nothing.",
         "rare_share": "Points at the rarest token: most tokens of the sentence have their largest "
         "weight there (Voita et al. 2019).",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable
 from itertools import combinations
 from typing import Any
@@ -56,6 +57,16 @@ def test_every_paper_composes_with_recipes_that_can_be_trained(make: Any, name: 
 def test_no_run_can_fill_two_cells(recipes_of: Callable[[str], list[Recipe]], name: str) -> None:
     for one, other in combinations(recipes_of(name), 2):
         assert one.decisive != other.decisive, (one.cell, other.cell)
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_the_updates_that_a_note_names_are_the_recipes(
+    make: Any, recipes_of: Callable[[str], list[Recipe]], name: str
+) -> None:
+    columns = paper_of(make, name).columns
+    for one in recipes_of(name):
+        for told in re.findall(r"([\d,]+) updates", columns[one.cell.column].note or ""):
+            assert int(told.replace(",", "")) == one.max_updates, one.cell
 
 
 @pytest.mark.parametrize("name", [p for p in PAPERS if p not in ("michel2019", "voita2019")])
@@ -199,6 +210,20 @@ def test_a_good_paper_is_read() -> None:
         (
             lambda p: p.update(pruning=[{"table": "t", "label": "l", "sites": ["x"]}]),
             r"paper.pruning\[0\].sites must be one of",
+        ),
+        (
+            lambda p: p.update(heads=[{"quantity": "previous_head", "mark": "OK"}]),
+            r"paper.heads\[0\].quantity must be one of .*Did you mean previous_heads",
+        ),
+        (
+            lambda p: p.update(
+                heads=[{"quantity": "alpha", "site": "cross", "values": {"z": 1}, "mark": "OK"}]
+            ),
+            r"paper.heads\[0\].values must be one of a, b",
+        ),
+        (
+            lambda p: p.update(heads=[{"quantity": "alpha", "values": {"a": 1}, "mark": "x"}]),
+            r"paper.heads\[0\].mark must be one of OK",
         ),
     ],
 )

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from headwise.analysis.tables import HEADS, LAYERS
-from headwise.report.paper import Column, Paper
+from headwise.report.paper import Column, HeadNumber, Paper
 from headwise.report.paper_cells import CellFigures, ColumnFigures
 from headwise.report.paper_facts import COLUMNS
-from headwise.report.paper_heads import head_facts, head_tables
+from headwise.report.paper_heads import head_facts, head_tables, paper_head_facts
 
 PAPER = Paper(name="tiny", title="", rows={"softmax": "softmax", "sparse": "sparse", "no": "none"})
 
@@ -74,3 +75,38 @@ def test_values_are_means_over_the_seeds_that_have_them(tmp_path: Path) -> None:
     ((_, place),) = {(f["quantity"], (f["site"], f["layer"])) for f in of_heads if f["layer"]}
     assert place == ("encoder_self", 1)
     assert set(of_heads[0]) <= set(COLUMNS)
+
+
+def test_what_the_paper_tells_stands_beside_ours_or_alone(tmp_path: Path) -> None:
+    told = [
+        HeadNumber("previous_heads", values={"sparse": 4}, mark="OK"),
+        HeadNumber(
+            "merge_score_1", "encoder_self", {"sparse": 0.885}, {"softmax": "below 80 %"}, "r+"
+        ),
+    ]
+    paper = replace(PAPER, heads=told, heads_note="Of other corpora.")
+    run = analysed(tmp_path / "a", 0.2, 1.4, 1)
+    cells = {row: CellFigures(None, runs=[run]) for row in ("sparse", "no")}
+    column = ColumnFigures("x", Column("Corpus"), "bleu", cells)
+    (beside,) = head_tables(paper, [column], {run.folder: run.folder})
+    assert beside.heads == ["sparse: paper", "sparse: ours", "none"]
+    assert rows_of(beside)["heads at -1"] == ["4", "1", "1"]
+    assert rows_of(beside)["highest merge score"] == ["88.5 % (r+)", "–", "–"]
+    empty = ColumnFigures("x", Column("Corpus"), "bleu", {"sparse": CellFigures(None)})
+    (alone,) = head_tables(paper, [empty], {})
+    assert alone.heads == ["softmax", "sparse"]
+    assert dict(alone.rows) == {
+        "heads at -1": ["–", "4"],
+        "highest merge score": ["below 80 % (r+)", "88.5 % (r+)"],
+    }
+    for table in (beside, alone):
+        assert "Of other corpora." in table.notes
+        assert any(note.startswith("(r+): ") for note in table.notes)
+    assert head_tables(PAPER, [empty], {}) == []
+    facts = paper_head_facts(paper)
+    assert [(fact["row"], fact["value"], fact["note"]) for fact in facts] == [
+        ("sparse", 4, None),
+        ("softmax", None, "below 80 %"),
+        ("sparse", 0.885, None),
+    ]
+    assert all(set(fact) <= set(COLUMNS) for fact in facts)

@@ -16,6 +16,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from headwise.errors import ConfigError, refuse, require
+from headwise.report.head_comparison import QUANTITIES
 from headwise.schema import SITES
 from headwise.train.run_folder import comparable
 from headwise.train.settings import settle, typed
@@ -61,6 +62,17 @@ class Number:
 
 
 @dataclass
+class HeadNumber:
+    """What the paper tells of the heads of its models, by row of the table."""
+
+    quantity: str = MISSING  # one of `head_comparison.QUANTITIES`
+    site: str | None = None  # of a quantity that sites are told apart by
+    values: dict[str, float] = field(default_factory=dict)  # row -> number; shares are of 1
+    text: dict[str, str] = field(default_factory=dict)  # row -> what it has instead of a number
+    mark: str = MISSING  # one of MARKS
+
+
+@dataclass
 class PruningFact:
     """A statement of the paper on heads removed, and how a run's pruning tables answer it."""
 
@@ -91,6 +103,8 @@ class Paper:
     columns: dict[str, Column] = field(default_factory=dict)
     cells: list[Cell] = field(default_factory=list)
     speed: dict[str, Number] = field(default_factory=dict)  # row -> % of the baseline's tokens/s
+    heads: list[HeadNumber] = field(default_factory=list)  # shown by heads=true
+    heads_note: str | None = None  # on these
     pruning: list[PruningFact] = field(default_factory=list)
     pruned_runs: bool = False  # list runs with fewer heads, as the paper lists its own
     notes: list[str] = field(default_factory=list)
@@ -153,6 +167,8 @@ def _check(paper: Paper) -> None:
         if row not in paper.rows:
             raise refuse("paper.speed", row, paper.rows)
         _check_number(f"paper.speed.{row}", number_of_row.value, number_of_row.mark)
+    for number, told in enumerate(paper.heads):
+        _check_heads(f"paper.heads[{number}]", told, paper)
     for number, fact in enumerate(paper.pruning):
         _check_fact(f"paper.pruning[{number}]", fact)
 
@@ -166,6 +182,18 @@ def check_seeds(key: str, seeds: Sequence[int]) -> None:
 def _check_number(key: str, value: float | None, mark: str | None) -> None:
     if value is not None and mark not in MARKS:
         raise refuse(f"{key}.mark", mark, MARKS)
+
+
+def _check_heads(key: str, told: HeadNumber, paper: Paper) -> None:
+    if told.quantity not in QUANTITIES:
+        raise refuse(f"{key}.quantity", told.quantity, QUANTITIES)
+    if told.site is not None and told.site not in SITES:
+        raise refuse(f"{key}.site", told.site, SITES)
+    for name, rows in (("values", told.values), ("text", told.text)):
+        for row in rows:
+            if row not in paper.rows:
+                raise refuse(f"{key}.{name}", row, paper.rows)
+    _check_number(key, 0.0, told.mark)
 
 
 def _check_fact(key: str, fact: PruningFact) -> None:

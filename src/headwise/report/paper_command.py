@@ -19,7 +19,7 @@ from headwise.report.analyze import analyze_folders
 from headwise.report.paper import Paper, Recipe, check_seeds, default_output, read_paper, recipe
 from headwise.report.paper_cells import ColumnFigures, Missing, column_figures, judge, missing_cells
 from headwise.report.paper_facts import COLUMNS, Fact, facts
-from headwise.report.paper_heads import head_facts, head_tables
+from headwise.report.paper_heads import head_facts, head_tables, paper_head_facts
 from headwise.report.paper_pruning import PruningReport, pruning_report
 from headwise.report.paper_runs import Matching, match, read_run
 from headwise.report.paper_tables import paper_tables
@@ -125,7 +125,7 @@ def _report_paper(config: ReportConfig) -> None:
         analyses = _analyses(config, folders)
         tables = head_tables(paper, gathered.columns, analyses)
         gathered = replace(gathered, heads=tables)
-        of_heads = head_facts(gathered.columns, analyses)
+        of_heads = [*paper_head_facts(paper), *head_facts(gathered.columns, analyses)]
     text = gathered.markdown(config)
     print(text, flush=True)
     rows = facts(

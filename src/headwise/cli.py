@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from headwise.config_dir import config_dir
-from headwise.config_keys import explain_composition, refuse_unknown
+from headwise.config_keys import explain_composition, refuse_misshapen, refuse_unknown
 from headwise.errors import ConfigError, HeadwiseError, nearest
 from headwise.files import FORBIDDEN, FULL
 
@@ -248,6 +248,7 @@ def launch(config_name: str, job: Job, sweep: Sweep | None = None) -> None:
         composed = True
         try:
             refuse_unknown(config, config_name)
+            refuse_misshapen(config, config_name)
             job(config)
         except Exception as error:
             if sweep is not None:

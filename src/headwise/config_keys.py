@@ -6,14 +6,15 @@ import re
 import sys
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
-from typing import Any, get_type_hints
+from types import NoneType, UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 from hydra.errors import HydraException
-from omegaconf import DictConfig
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from headwise.config_dir import config_dir, group_choices, group_node
-from headwise.errors import ConfigError, nearest
+from headwise.errors import ConfigError, nearest, refuse, require
 from headwise.schema import (
     SITE_GROUPS,
     SITES,
@@ -69,6 +70,50 @@ def _typed_nodes(node: Any, kind: Any, prefix: str = "") -> Iterator[tuple[str, 
             yield from _typed_nodes(node[name], hint, f"{prefix}{name}.")
 
 
+def refuse_misshapen(config: DictConfig, config_name: str) -> None:
+    """Refuse what OmegaConf lets pass: lists of lists, values interpolated in place of lists.
+
+    Raises:
+        ConfigError: the key, and what it must be.
+    """
+    for prefix, kind, node in _typed_nodes(config, KINDS[config_name]):
+        for name, hint in get_type_hints(kind).items():
+            if is_dataclass(hint) or OmegaConf.is_missing(node, name):
+                continue
+            value = node.get(name)
+            if isinstance(value, (DictConfig, ListConfig)):
+                value = OmegaConf.to_container(value, resolve=True)
+            require(_fits(value, hint), f"{prefix}{name}", _in_words(hint), value)
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether lists and mappings hold what they are declared to; single values are OmegaConf's."""
+    kind, inner = get_origin(hint), get_args(hint)
+    if kind is UnionType:
+        return any(_fits(value, one) for one in inner)
+    if kind is list:
+        return isinstance(value, list) and all(_fits(one, inner[0]) for one in value)
+    if kind is dict:
+        return isinstance(value, dict) and all(_fits(one, inner[1]) for one in value.values())
+    if hint is NoneType:
+        return value is None
+    if hint is float:
+        return isinstance(value, (int, float))
+    return hint is Any or (isinstance(value, hint) and not (hint is int and value is True))
+
+
+def _in_words(hint: Any) -> str:
+    kind, inner = get_origin(hint), get_args(hint)
+    if kind is UnionType:
+        return " or ".join(map(_in_words, inner))
+    if kind is list:
+        return "a list" if inner[0] is Any else f"a list, each of it {_in_words(inner[0])}"
+    if kind is dict:
+        return "a mapping" if inner[1] is Any else f"a mapping, each of it {_in_words(inner[1])}"
+    words = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
+    return words.get(hint, "null")
+
+
 def known_keys(config_name: str) -> list[str]:
     """Every dotted key of a command's config; for training, those of each choice too."""
     keys: list[str] = []
@@ -106,6 +151,11 @@ def explain_composition(error: Exception, config_name: str) -> str:
     text = text.replace("\\'", "'")
     if not isinstance(error, (HydraException, OmegaConfBaseException)):
         text = f"{text}\nThe command line was: {' '.join(sys.argv[1:])}"
+    if "Config group override must be a string or a list" in text:
+        for argument in sys.argv[1:]:
+            group, _, value = argument.partition("=")
+            if group in _groups() and value not in group_choices(group):
+                return str(refuse(group, value, group_choices(group)))
     missing = re.search(r"missing mandatory value: (\S+)", text, re.IGNORECASE)
     if missing:
         # the message has the last part of the key only

@@ -20,6 +20,7 @@ from typing import Any
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from headwise.errors import ConfigError, nearest
+from headwise.schema import SITE_GROUPS
 
 ALLOWED_PREFIXES = ("headwise.", "torch.optim.")
 _SIMPLE = (bool, int, float, str)
@@ -37,7 +38,9 @@ def target_class(node: Any, key: str) -> Any:
     container = as_container(node)
     target = container.get("_target_") if isinstance(container, Mapping) else None
     if not isinstance(target, str):
-        raise ConfigError(f"{key} must be a mapping with a _target_, got {container!r}")
+        groups = [name for name, sites in SITE_GROUPS.items() if key.startswith(f"{sites}.")]
+        typed = "".join(f"; a yaml is chosen by {name}@{key}={container}" for name in groups)
+        raise ConfigError(f"{key} must be a mapping with a _target_, got {container!r}{typed}")
     plugins = os.environ.get("HEADWISE_PLUGINS", "").split(",")
     trusted = (*ALLOWED_PREFIXES, *(f"{name.strip()}." for name in plugins if name.strip()))
     if not target.startswith(trusted):

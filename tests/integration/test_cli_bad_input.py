@@ -7,7 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from command_line import CommandLine, Ended, small_overrides, train_small, write_corpus
+from command_line import (
+    CommandLine,
+    Ended,
+    run_folders,
+    small_overrides,
+    train_small,
+    write_corpus,
+)
 
 
 def refused(ended: Ended, code: int, *wanted: str) -> None:
@@ -46,7 +53,8 @@ CONFIG_ERRORS = {
     "seed": ("'seed'", "missing EQUAL"),
     "~trainer.keep": ("~trainer.keep",),
     "~attention": ("attention is missing",),
-    "attention=null": ("attention=null",),
+    "attention=null": ("attention must be one of", "softmax", "'null'"),
+    "gates=null": ("gates must be one of hard_concrete, none",),
     "trainer.max_updates=1,2": ("trainer.max_updates=1,2", "--multirun"),
     # types
     "trainer.max_updates=abc": ("trainer.max_updates=abc", "Integer"),
@@ -56,6 +64,10 @@ CONFIG_ERRORS = {
     "optimizer.lr=abc": ("optimizer.lr", "float", "'abc'"),
     "optimizer.betas=0.9": ("optimizer.betas", "list of float, float", "0.9"),
     "scheduler.warmup_updates=soon": ("scheduler.warmup_updates", "int", "'soon'"),
+    "data.test=[[a]]": ("data.test", "a list, each of it text", "[['a']]"),
+    "data.test=${seed}": ("data.test", "a list, each of it text", "got 1"),
+    "tracker.tags=[[1]]": ("tracker.tags", "each of it text"),
+    "decode.external=${seed}": ("decode.external", "a mapping, each of it text"),
     # ranges
     "seed=99999999999999999999": ("seed", "below 2^63"),
     "trainer.max_updates=0": ("trainer.max_updates", "at least 1", "got 0"),
@@ -64,6 +76,9 @@ CONFIG_ERRORS = {
     "model.dropout=1": ("model.dropout", "[0, 1)", "got 1"),
     "attention.alpha_init=3": ("attention.alpha_init", "in (1.01, 2.0)", "got 3"),
     "optimizer.lr=-1": ("optimizer.lr=-1", "Invalid learning rate"),
+    "scheduler=noam scheduler.d_model=0": ("scheduler.d_model", "at least 1", "got 0"),
+    "scheduler=noam scheduler.factor=inf": ("scheduler.factor", "got inf"),
+    "decode.length_penalty=300": ("decode.length_penalty", "in [-10, 10]", "got 300"),
     "scheduler.warmup_updates=0": ("scheduler.warmup_updates", "at least 1", "got 0"),
     "loss.label_smoothing=2": ("loss.label_smoothing", "[0, 1)", "got 2"),
     "decode.beam=0": ("decode.beam", "at least 1", "got 0"),
@@ -73,7 +88,8 @@ CONFIG_ERRORS = {
     "model=multi30k": ("multi30k", "Did you mean data=multi30k?"),
     "data=iwslt": ("iwslt", "Did you mean data=iwslt17?"),
     "model.norm=prre": ("model.norm", "post, pre", "Did you mean pre?"),
-    "trainer.device=gpu": ("trainer.device", "auto, cpu, cuda", "'gpu'"),
+    "trainer.device=tpu": ("trainer.device", "auto, cpu, cuda", "'tpu'"),
+    "trainer.device=gpu": ("trainer.device=cuda",),
     "trainer.precision=fp16": ("trainer.precision", "bf16, fp32", "'fp16'"),
     "decode.precision=half": ("decode.precision", "bf16, fp32", "'half'"),
     "trainer.monitor=blue": ("trainer.monitor", "Did you mean bleu?"),
@@ -84,6 +100,13 @@ CONFIG_ERRORS = {
     "tokenizer.joint=false": ("model.share_embeddings", "'all'"),
     "data.cleaning.normalise=[comma]": ("data.cleaning.normalise", "romanian_comma_below"),
     "data.max_train_pairs=0": ("data.max_train_pairs", "at least 1", "got 0"),
+    "sites.cross=softmax": ("sites.cross", "attention@sites.cross=softmax"),
+    "attention@sites.cross=linformer tokenizer.max_sentence_pieces=300": (
+        "sites.cross.max_length=301",
+    ),
+    "attention=mixed attention.choices=3": ("attention.choices", "null or a mapping", "got 3"),
+    # of a name that none of two heads gets
+    "attention=mixed attention.choices={ymish:{foo:1}}": ("attention.choices.ymish.foo",),
     "attention.instead.decoder_self=sofmax attention=linformer": (
         "attention.instead.decoder_self",
         "Did you mean softmax?",
@@ -172,9 +195,31 @@ def test_broken_data_is_told_as_it_is(
     refused(headwise(command, *small_overrides(tmp_path)), 1, wanted)
 
 
+@pytest.mark.parametrize(
+    ("split", "code", "told"),
+    [
+        ("valid", "en", "target line 2 of valid has"),
+        ("valid", "de", "source line 2 of valid has"),
+        ("test_b", "de", "source line 2 of test_b has"),
+    ],
+)
+def test_a_line_beyond_the_positions_is_found_before_training(
+    split: str, code: str, told: str, headwise: CommandLine, tmp_path: Path
+) -> None:
+    path = write_corpus(tmp_path / "text") / f"{split}.{code}"
+    lines = path.read_text(encoding="utf-8").splitlines()
+    lines[1] = " ".join([lines[1]] * 40)
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    limited = ["model.positions=learned", "model.max_positions=50"]
+    arguments = small_overrides(tmp_path, *limited, "tokenizer.max_sentence_pieces=40")
+    refused(headwise("train", *arguments), 1, told, "at most 50")
+    (folder,) = run_folders(tmp_path / "outputs")
+    assert not list((folder / "checkpoints").iterdir())
+
+
 def test_prepare_checks_the_tokenizer_before_data(headwise: CommandLine, tmp_path: Path) -> None:
     ended = headwise("prepare", *small_overrides(tmp_path, "tokenizer.character_coverage=2"))
-    refused(ended, 2, "tokenizer.character_coverage", "in (0, 1]", "got 2")
+    refused(ended, 2, "tokenizer.character_coverage", "in [0.98, 1]", "got 2")
 
 
 def test_a_failure_leaves_error_json_in_the_folder_of_its_text(

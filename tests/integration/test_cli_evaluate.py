@@ -111,6 +111,16 @@ def test_own_text_and_a_name_of_its_own(headwise: CommandLine, run: Path, tmp_pa
     assert "2 lines" in ended.err
 
 
+def test_no_name_is_that_of_a_file_of_the_run(headwise: CommandLine, run: Path) -> None:
+    names = {path.stem for path in run.glob("*.json") if not path.stem.startswith("results-")}
+    assert names >= {"data", "environment", "results"}
+    for name in {*names, "error", "pruned"} - {"mine"}:
+        before = {path: path.read_bytes() for path in run.glob("*.json")}
+        ended = headwise("evaluate", f"run={run}", f"name={name}")
+        assert (ended.code, f"{name}.json: give another" in ended.err) == (2, True)
+        assert before == {path: path.read_bytes() for path in run.glob("*.json")}
+
+
 def test_a_folder_with_nothing_but_test_sets_will_do(
     headwise: CommandLine, run: Path, tmp_path: Path
 ) -> None:

@@ -171,8 +171,9 @@ def test_training_goes_on_from_a_pruned_run(
     tuned = train_on(trained, kept, f"init_from={output}", "optimizer.lr=1e-12")
     torch.testing.assert_close(logits(tuned), logits(output), rtol=0, atol=1e-5)
     assert headwise("evaluate", f"run={tuned}", "data.test=[test_b]").code == 0
-    with pytest.raises(HeadwiseError, match="another model"):
+    with pytest.raises(HeadwiseError, match="another model") as raised:
         train_on(trained, {"cross": [[1, 2]]}, f"init_from={output}", "seed=7")
+    assert typed in str(raised.value), "what was left out is told"
 
 
 def test_gates_are_learned_from_a_run_and_closed_heads_pruned(

@@ -107,6 +107,16 @@ def test_a_closed_head_and_a_lost_one_have_no_importance(make: Any) -> None:
     assert sum(gate is not None for gate in gates) == 5, "the gates stand again where they stood"
 
 
+@pytest.mark.parametrize("lost", [["cross"], ["encoder_self", "decoder_self", "cross"]])
+def test_places_that_lost_all_heads_have_no_importance(make: Any, lost: list[str]) -> None:
+    model = model_of(make, "attention=softmax", heads={site: [[], []] for site in lost})
+    found = head_importance(model, batches(), CrossEntropy(), CPU)
+    for site, layers in found.raw.items():
+        assert [len(layer) for layer in layers] == ([0, 0] if site in lost else [H, H])
+        if site == "encoder_self":  # which nobody hears
+            assert not any(value for layer in layers for value in layer)
+
+
 def test_importance_of_no_sentence_is_refused(make: Any) -> None:
     with pytest.raises(DataError, match="at least one sentence"):
         head_importance(model_of(make, "attention=softmax"), [], CrossEntropy(), CPU)

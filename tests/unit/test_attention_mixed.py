@@ -239,7 +239,7 @@ def test_yaml_and_class_have_the_same_defaults() -> None:
             {"choices": {"tanh": {"rows": "l2"}}},
             "attention.choices must be one of softmax, ymish; got 'tanh'",
         ),
-        ({"choices": {"ymish": {"row": "l2"}}}, r"attention.normalisers.ymish.row is not known"),
+        ({"choices": {"ymish": {"row": "l2"}}}, r"attention.choices.ymish.row is not known"),
         ({"choices": {"ymish": 3}}, "attention.choices.ymish must be a mapping"),
         ({"normalisers": ["elu"] * 8 + ["softmax"]}, "one of 8 heads a distribution"),
     ],
@@ -263,7 +263,7 @@ def test_what_cannot_be_mixed_is_refused(settings: dict[str, Any], message: str)
         ),
         (
             {"_target_": "headwise.attention.alpha_entmax.AlphaEntmax", "alpha_min": 3.0},
-            "attention.normalisers.other.alpha_min must be in",
+            "attention.choices.other.alpha_min must be in",
         ),
     ],
 )

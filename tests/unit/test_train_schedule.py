@@ -72,6 +72,8 @@ def test_no_jump_where_warming_up_ends(schedule: Schedule) -> None:
         (InverseSqrt, {"warmup_updates": 0}, "warmup_updates"),
         (Noam, {"warmup_updates": 0, "d_model": 8}, "warmup_updates"),
         (Noam, {"warmup_updates": 5, "d_model": 8, "factor": 0.0}, "factor"),
+        (Noam, {"warmup_updates": 5, "d_model": 8, "factor": math.inf}, "factor"),
+        (Noam, {"warmup_updates": 5, "d_model": -1}, "d_model"),
         (Cosine, {"warmup_updates": 9, "total_updates": 9}, "warmup_updates"),
         (Cosine, {"warmup_updates": 1, "total_updates": 9, "final_fraction": 2.0}, "final_frac"),
         (Constant, {"warmup_updates": -1}, "warmup_updates"),

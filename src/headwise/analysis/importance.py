@@ -118,8 +118,13 @@ def head_importance(
                 gate.factors = ones.requires_grad_()
             output = model(batch.source_BS, batch.source_lengths_B, batch.target_in_BT)
             total = loss(output.logits_BTV, batch.target_out_BT).loss
-            slopes = torch.autograd.grad(total, [gate.factors for gate in placed])
-            for gate, slope_BH11 in zip(placed, slopes, strict=True):
+            with_heads = [gate for gate in placed if gate.place.n_heads]  # pruning may leave none
+            if not with_heads:
+                continue
+            # without cross-attention, nothing of the encoder reaches the loss
+            factors = [gate.factors for gate in with_heads]
+            slopes = torch.autograd.grad(total, factors, allow_unused=True, materialize_grads=True)
+            for gate, slope_BH11 in zip(with_heads, slopes, strict=True):
                 found_H = slope_BH11.flatten(1).double().abs().sum(0)
                 slot = gate.place.site, gate.place.layer
                 sums[slot] = sums[slot] + found_H if slot in sums else found_H

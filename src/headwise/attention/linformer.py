@@ -198,7 +198,7 @@ class Linformer(MultiHeadAttention):
             if longest > self.max_length:
                 raise DataError(
                     f"a sentence of {longest} positions is longer than "
-                    f"attention.max_length={self.max_length} at {self.place.site}"
+                    f"max_length={self.max_length} of the attention at {self.place.site}"
                 )
             n_keys = self.max_length
         positions_N = torch.arange(n_keys, device=device)

@@ -70,7 +70,7 @@ class Mixed(Normaliser):
         if rows not in ROWS:
             raise refuse("rows", rows, ROWS)
         require(len(normalisers) > 0, "normalisers", "a list of names", normalisers)
-        nodes = _checked_nodes(normalisers, choices or {}, place)
+        nodes = _checked_nodes(normalisers, _chosen(choices), place)
         heads_of: dict[str, list[int]] = {}
         for head, number in enumerate(place.head_numbers):
             heads_of.setdefault(_name_at(normalisers, number), []).append(head)
@@ -78,10 +78,12 @@ class Mixed(Normaliser):
         for name, heads in heads_of.items():
             part = _part_of(place, heads)
             if name in nodes:
-                member = instantiate(nodes[name], f"normalisers.{name}", place=part)
+                member = instantiate(nodes[name], f"choices.{name}", place=part)
             else:
                 member = Activation(part, name, rows)
             self.members[name] = member
+        for name in nodes.keys() - heads_of.keys():  # of names that no head has come to
+            instantiate(nodes[name], f"choices.{name}", place=_part_of(place, [0]))
         self._n_heads_each = [len(heads) for heads in heads_of.values()]
         self._order = [head for heads in heads_of.values() for head in heads]
         self._is_in_order = self._order == sorted(self._order)
@@ -92,7 +94,7 @@ class Mixed(Normaliser):
     @classmethod
     def completed(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
         """With all choices of all members that have a yaml."""
-        chosen = settings.get("choices") or {}
+        chosen = _chosen(settings.get("choices"))
         names = [n for n in settings.get("normalisers", NOTE) if n not in ACTIVATIONS]
         return {**settings, "choices": {name: _node_of(name, chosen) for name in names}}
 
@@ -161,6 +163,13 @@ def _part_of(place: Place, heads: list[int]) -> Place:
     """The same place with these heads (from 0) alone."""
     numbers = tuple(place.head_numbers[head] for head in heads)
     return dataclasses.replace(place, n_heads=len(heads), width=place.d_model, numbers=numbers)
+
+
+def _chosen(choices: Any) -> Mapping[str, Any]:
+    require(
+        choices is None or isinstance(choices, Mapping), "choices", "null or a mapping", choices
+    )
+    return choices or {}
 
 
 def _node_of(name: str, choices: Mapping[str, Any]) -> dict[str, Any]:

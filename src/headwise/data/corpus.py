@@ -226,7 +226,8 @@ def _from_origins(config: DataConfig, cache_dir: Path) -> Source:
             continue
         absent = [split for split in _wanted(config) if split not in origin.splits()]
         if absent:
-            reasons.append(str(refuse("data.test", absent[0], origin.splits())))
+            key = {config.train: "train", config.valid: "valid"}.get(absent[0], "test")
+            reasons.append(str(refuse(f"data.{key}", absent[0], origin.splits())))
         else:
             origins.append(origin)
     wanted = _wanted(config)

@@ -26,6 +26,7 @@ from headwise.errors import ConfigError, DataError, refuse, require
 from headwise.schema import TokenizerConfig
 
 KINDS = ("bpe", "unigram", "char", "byte")
+LEAST_COVERAGE = 0.98  # that SentencePiece takes
 
 
 def check_tokenizer_config(config: TokenizerConfig) -> None:
@@ -44,9 +45,9 @@ def check_tokenizer_config(config: TokenizerConfig) -> None:
         config.vocab_size,
     )
     require(
-        0 < config.character_coverage <= 1,
+        LEAST_COVERAGE <= config.character_coverage <= 1,
         "tokenizer.character_coverage",
-        "in (0, 1]",
+        f"in [{LEAST_COVERAGE}, 1]",
         config.character_coverage,
     )
     require(0 <= config.dropout < 1, "tokenizer.dropout", "in [0, 1)", config.dropout)

@@ -91,7 +91,8 @@ def check_decode_config(config: DecodeConfig) -> None:
     allowed = f"at most {width}, the hypotheses decode.method={config.method} keeps"
     require(config.n_best <= width, "decode.n_best", allowed, config.n_best)
     penalty = config.length_penalty
-    require(math.isfinite(penalty), "decode.length_penalty", "a finite number", penalty)
+    # 2 weighs a sentence of twice the length four times; powers far beyond would overflow
+    require(abs(penalty) <= 10, "decode.length_penalty", "in [-10, 10]", penalty)
     ratio = config.max_length_ratio
     require(0 <= ratio < math.inf, "decode.max_length_ratio", "a number from 0", ratio)
     extra = config.max_length_extra

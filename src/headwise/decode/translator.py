@@ -59,7 +59,9 @@ class Translator:
     """A model, its tokenizers and the settings of the search.
 
     A translation does not depend on the sentences it is batched with (`decode.precision=fp32`: the
-    same strings, scores within 1e-4). The model is in evaluation mode for the time of a call only.
+    same strings, scores within 1e-4; under a sparse loss further apart where a word lies at the
+    edge of the support, whose logarithm is large). The model is in evaluation mode for the time of
+    a call only.
 
     Args:
         model: moved to `device`.
@@ -160,7 +162,9 @@ class Translator:
                 bar.update(len(batch))
         return [scores[line] for line in range(len(sources))]
 
-    def _source_ids(self, sentences: Sequence[str], first_line: int = 1) -> list[list[int]]:
+    def _source_ids(
+        self, sentences: Sequence[str], first_line: int = 1, split: str = ""
+    ) -> list[list[int]]:
         """Ids as the encoder reads them, with eos; an empty list where there is no text."""
         pieces = self.tokenizers.source.encode(list(sentences))
         # a byte tokenizer gives white space ids of its own
@@ -168,16 +172,28 @@ class Translator:
             [*line, EOS] if line and sentence.strip() else []
             for line, sentence in zip(pieces, sentences, strict=True)
         ]
-        _check_lengths("source", [len(line) for line in ids], self.model.max_source, first_line)
+        lengths = [len(line) for line in ids]
+        _check_lengths("source", lengths, self.model.max_source, first_line, split)
         return ids
 
-    def check_sources(self, sentences: Sequence[str]) -> None:
+    def check_sources(self, sentences: Sequence[str], split: str = "") -> None:
         """Refuse what `translate` would, before it has to.
+
+        Args:
+            split: what the sentences are called, for the message.
 
         Raises:
             DataError: a sentence longer than the model can take, by line number.
         """
-        self._source_ids(sentences)
+        self._source_ids(sentences, split=split)
+
+    def check_targets(self, lengths: Sequence[int], split: str = "") -> None:
+        """Refuse references, of so many pieces with eos, that the model could not be asked about.
+
+        Raises:
+            DataError: one of more than there are learned positions, by line number.
+        """
+        _check_lengths("target", lengths, self.max_positions, split=split)
 
     def _search(self, sources: Sequence[Sequence[int]]) -> list[list[Hypothesis]]:
         config = self.config
@@ -237,12 +253,14 @@ def _bar(n_sentences: int, name: str, progress: bool) -> tqdm[None]:
 
 
 def _check_lengths(
-    side: str, lengths: Sequence[int], limit: int | None, first_line: int = 1
+    side: str, lengths: Sequence[int], limit: int | None, first_line: int = 1, split: str = ""
 ) -> None:
+    within = f" of {split}" if split else ""
     for line, length in enumerate(lengths, start=first_line):
         if limit is not None and length > limit:
             raise DataError(
-                f"{side} line {line} has {length} pieces with eos, and the model takes at most "
-                f"{limit} (its learned positions, or the longest that its attention was made for): "
-                "split the line, or train with a higher model.max_positions or attention.max_length"
+                f"{side} line {line}{within} has {length} pieces with eos, and the model takes at "
+                f"most {limit} (its learned positions, or the longest that its attention was made "
+                "for): split the line, or train with a higher model.max_positions, or max_length "
+                "of the attention"
             )

@@ -57,7 +57,7 @@ def check_model(config: Config) -> None:
                 f"source may have {pieces}: tokenizer.max_sentence_pieces="
                 f"{config.tokenizer.max_sentence_pieces}, the end of the sentence and "
                 f"model.register_tokens={config.model.register_tokens}. "
-                f"Try attention.max_length={pieces}"
+                f"Try {_key_of(config, site)}.max_length={pieces}"
             )
     encoder_pattern = getattr(by_site["encoder_self"], "pattern", None)
     if config.model.register_tokens and encoder_pattern is not None:
@@ -70,6 +70,11 @@ def check_model(config: Config) -> None:
         make = attention_maker(config, instantiate(config.gates, "gates"))
         for place in places(config.model):
             make(place)
+
+
+def _key_of(config: Config, site: str) -> str:
+    """Where the attention of a site is set."""
+    return "attention" if getattr(config.sites, site) is None else f"sites.{site}"
 
 
 def build_model(config: Config, source_vocab: int, target_vocab: int, joint: bool) -> Transformer:

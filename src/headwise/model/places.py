@@ -31,6 +31,12 @@ def places(config: ModelConfig) -> Iterator[Place]:
             yield place_of(config, site, layer)
 
 
+def typed_heads(kept: Mapping[str, Any]) -> str:
+    """The override of a command line that gives a model these heads alone."""
+    sites = ",".join(f"{site}:{layers}" for site, layers in kept.items())
+    return f"model.heads={{{sites}}}".replace(" ", "")
+
+
 def check_heads(config: ModelConfig, key: str = "model.heads") -> None:
     """Refuse lists of kept heads that do not describe this model, by `key`.
 

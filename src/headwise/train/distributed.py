@@ -116,6 +116,8 @@ def choose_device(name: str, local_rank: int = 0, key: str = "trainer.device") -
         return torch.device("cuda", local_rank)
     if name == "cpu":
         return torch.device("cpu")
+    if name == "gpu":
+        raise ConfigError(f"{key}=gpu is called cuda here: {key}=cuda")
     raise refuse(key, name, ("auto", "cpu", "cuda"))
 
 

@@ -62,8 +62,10 @@ class Validator:
         )
         if model.max_source is not None:  # found out now, not after the training
             for name in dict.fromkeys((config.data.valid, *prepared.corpus.config.test)):
-                self.translator.check_sources(prepared.corpus.read(name)[0])
+                self.translator.check_sources(prepared.corpus.read(name)[0], name)
         source, target = prepared.valid.source, prepared.valid.target
+        lengths = [len(target[i]) + 1 for i in range(len(target))]
+        self.translator.check_targets(lengths, config.data.valid)
         short = [
             i for i in range(len(source)) if max(len(source[i]), len(target[i])) <= MAX_HEAD_PIECES
         ][: config.trainer.head_sentences]

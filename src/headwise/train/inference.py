@@ -31,7 +31,7 @@ from headwise.train.loading import (
 )
 from headwise.train.memory import keep_freed_memory
 from headwise.train.outcome import shown_score
-from headwise.train.run_folder import RunFolder
+from headwise.train.run_folder import OWN_FILES, RunFolder
 
 PROMPT = "> "
 
@@ -56,8 +56,8 @@ def evaluate_run(config_node: DictConfig) -> dict[str, Any]:
     name = config.name
     if name is not None and (Path(name).name != name or name.startswith(".")):
         raise ConfigError(f"name must be the name of a file, without / in it; got {name!r}")
-    if name == "results":
-        raise ConfigError("name=results is the run's own file: give another")
+    if name in OWN_FILES:
+        raise ConfigError(f"name={name} is a file of the run's own, {name}.json: give another")
     texts = _own_text(config)
     keep_freed_memory()
     run = load_configured(config)

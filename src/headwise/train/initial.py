@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from headwise.data.tokenizer import TokenizerPair
-from headwise.errors import RunError
+from headwise.errors import CheckpointError, RunError
 from headwise.model.gates import gate_names
+from headwise.model.places import typed_heads
 from headwise.model.transformer import Transformer
 from headwise.train.checkpoint import load_checkpoint, load_weights
 from headwise.train.loading import checkpoint_path
@@ -35,4 +36,12 @@ def start_from(model: Transformer, origin: RunFolder, tokenizers: TokenizerPair)
             f"headwise prune run={origin.path} by=gates, or choose the same gates"
         )
     new = {name: own[name] for name in gates - weights.keys()}
-    load_weights(model, {**weights, **new}, f"init_from={origin.path}")
+    try:
+        load_weights(model, {**weights, **new}, f"init_from={origin.path}")
+    except CheckpointError as error:
+        kept = origin.read_config()["model"].get("heads")
+        if kept is None:
+            raise
+        raise CheckpointError(
+            f"{error}. It is a run with fewer heads: give '{typed_heads(kept)}', too"
+        ) from error

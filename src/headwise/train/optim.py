@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from headwise.errors import ConfigError
 from headwise.instantiate import instantiate, target_class
 from headwise.model.gates import HardConcreteGate
 
@@ -23,6 +24,11 @@ def build_optimizer(node: Any, model: nn.Module) -> torch.optim.Optimizer:
     gates = [module for module in model.modules() if isinstance(module, HardConcreteGate)]
     gated = {id(p) for gate in gates for p in gate.parameters()}
     trained = [p for p in model.parameters() if p.requires_grad]
+    if not any(p.numel() for p in trained):
+        raise ConfigError(
+            "no parameter is left to train: gates.freeze holds all that gates.sites and "
+            "model.heads leave"
+        )
     decayed = [p for p in trained if p.ndim > 1]
     free = [p for p in trained if p.ndim <= 1 and id(p) not in gated]
     groups: list[dict[str, Any]] = [{"params": decayed}, {"params": free, "weight_decay": 0.0}]

@@ -44,7 +44,7 @@ from headwise.files import write_text
 from headwise.instantiate import instantiate
 from headwise.metrics.bleu import score_translations
 from headwise.model.build import build_model
-from headwise.model.places import check_heads
+from headwise.model.places import check_heads, typed_heads
 from headwise.model.transformer import Transformer, n_parameters
 from headwise.schema import SITES, PruneConfig, PruneDataConfig
 from headwise.train.checkpoint import save_checkpoint
@@ -290,7 +290,7 @@ def _write_run(config: PruneConfig, run: TrainedRun, kept: Heads) -> Path | None
         "parameters_before": n_parameters(run.model),
         "parameters": n_parameters(smaller),
     }
-    override = f"model.heads={_typed(kept)}"
+    override = typed_heads(kept)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = RunFolder(path.with_name(f".{path.name}.{os.getpid()}"))
     try:
@@ -324,12 +324,6 @@ def _smaller_model(run: TrainedRun, kept: Heads, gates: Any) -> Transformer:
     smaller.load_state_dict(pruned_state(run.model, smaller))
     check_pruned(run.model, kept, smaller, min(sizes))
     return smaller
-
-
-def _typed(kept: Heads) -> str:
-    """Heads as they are typed on a command line."""
-    sites = ",".join(f"{site}:{layers}" for site, layers in kept.items())
-    return f"{{{sites}}}".replace(" ", "")
 
 
 def _output(config: PruneConfig, run: TrainedRun, kept: Heads) -> Path:

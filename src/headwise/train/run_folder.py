@@ -100,6 +100,10 @@ def slug(overrides: Iterable[str]) -> str:
     return short or "run"
 
 
+# What stands in a run's folder as <name>.json beside the scores of evaluations.
+OWN_FILES = ("data", "environment", "error", "pruned", "results")
+
+
 class RunFolder:
     """Paths and small files of one run.
 

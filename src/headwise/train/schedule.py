@@ -38,7 +38,8 @@ class Noam:
 
     def __init__(self, warmup_updates: int, d_model: int, factor: float = 2.0) -> None:
         require(warmup_updates >= 1, "warmup_updates", "at least 1", warmup_updates)
-        require(factor > 0, "factor", "above 0", factor)
+        require(d_model >= 1, "d_model", "at least 1", d_model)
+        require(0 < factor < math.inf, "factor", "a number above 0", factor)
         self.warmup_updates = warmup_updates
         self.scale: float = factor * d_model**-0.5
 

@@ -271,8 +271,9 @@ class Trainer:
             return
         raise HeadwiseError(
             f"the {what} is {value} near update {self.state.update}. What was saved before is "
-            f"intact in {self.folder.checkpoints}. Try a lower optimizer.lr, more "
-            "scheduler.warmup_updates, trainer.clip_norm=1, or trainer.precision=fp32."
+            f"intact in {self.folder.checkpoints}. Try a lower optimizer.lr (of "
+            "scheduler=noam: scheduler.factor), more scheduler.warmup_updates, "
+            "trainer.clip_norm=1, or trainer.precision=fp32."
         )
 
     def _require_finite_weights(self) -> None:

@@ -286,7 +286,7 @@ class AnalyzeConfig:
     positional_share: float = 0.9  # of queries, for a head to be called positional (Voita 2019)
     merge_score: float = 0.8  # for a head to be called merging, a role of Correia et al. 2019
     question_weight: float = 0.8  # at question words, for a head to be called interrogation
-    rare_share: float = 0.5  # of sentences, for a head to be called one of rare words (Voita 2019)
+    rare_share: float = 0.5  # of sentences, for a head of rare words, a role of Voita et al. 2019
     importance: bool = True  # of heads (Michel et al. 2019); takes a backward pass over the text
     pruning: bool = False  # BLEU without the least important heads; translates some 40 times
     again: bool = False  # also where the same analysis is there already

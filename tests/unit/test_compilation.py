@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from headwise.attention.sparse_pattern import of_heads
 from headwise.compilation import constant_in_graphs, outside_graphs
 
 USES = "headwise.train.loading, headwise.train.inference, headwise.report.analyze"
@@ -59,3 +60,22 @@ def test_what_is_constant_in_graphs_is_so_to_torch() -> None:
     assert len(calls) == 1
     by_torch = torch.compiler.assume_constant_result(lambda: True)
     assert vars(constant_in_graphs(lambda: True)) == vars(by_torch)
+
+
+def test_what_differs_by_head_is_a_constant_of_the_graph() -> None:
+    """Made within it, it would be copied to the device at every step, which waits for the copy."""
+    graphs = []
+
+    def keep(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> torch.fx.GraphModule:
+        graphs.append(graph)
+        return graph
+
+    def seen(scores_BHQK: Tensor) -> Tensor:
+        first = of_heads(scores_BHQK > 0, (True, False, True))
+        return first | of_heads(scores_BHQK < -1, (False, False, True))
+
+    scores = torch.randn(2, 3, 4, 4)
+    assert torch.equal(torch.compile(seen, backend=keep, fullgraph=True)(scores), seen(scores))
+    (graph,) = graphs
+    assert sum(node.op == "get_attr" for node in graph.graph.nodes) == 2
+    assert torch.tensor not in [node.target for node in graph.graph.nodes]

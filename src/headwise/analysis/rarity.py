@@ -1,4 +1,8 @@
-"""Heads that look at the rarest token of a sentence (Voita et al. 2019, section 5.3).
+"""Heads that look at the rarest token of a sentence (after Voita et al. 2019, section 5.3).
+
+Voita et al. count the sentences whose rarest token is not among the 500 most frequent, and tell
+also how often a head points at one of the two rarest. Here every sentence counts, and a head points
+at a token where most tokens of the sentence have their largest weight.
 
 How rare a piece is, is counted over the source text that is looked at: the training text need not
 be at hand any more. Of pieces that are equally rare there, the one that stands later in the

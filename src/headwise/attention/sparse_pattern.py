@@ -17,6 +17,7 @@ from torch import Tensor
 
 from headwise.attention.base import Pattern, Place
 from headwise.attention.block_sparse import BlockLayout
+from headwise.compilation import constant_in_graphs
 from headwise.errors import refuse, require
 
 COMBINATIONS = ("interleaved", "merged", "heads")
@@ -152,7 +153,12 @@ def _lengths(key_lengths_B: Tensor | None, n_keys: int, device: torch.device) ->
     return torch.full((1,), n_keys, device=device)  # no copy that a GPU would wait for
 
 
-@functools.lru_cache(maxsize=256)
+@constant_in_graphs
 def per_head(values_H: tuple[int, ...], device: torch.device) -> Tensor:
     """One constant a head as a tensor, copied to a device once."""
+    return _on_device(values_H, device)
+
+
+@functools.lru_cache(maxsize=256)
+def _on_device(values_H: tuple[int, ...], device: torch.device) -> Tensor:
     return torch.tensor(values_H, device=device)

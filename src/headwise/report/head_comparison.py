@@ -219,8 +219,8 @@ def definitions(keys: Iterable[Key], thresholds: Thresholds, diversity_base: str
         f"{percent(thresholds.question_weight)} of the weight of question words to the question "
         "mark, and less by at least "
         f"{LEAST_CONTRAST * 100:.0f} points to the last token where the same words ask nothing.",
-        "rare_share": "Points at the rarest token: most tokens of the sentence have their largest "
-        "weight there (Voita et al. 2019).",
+        "rare_share": "Points at the rarest token (after Voita et al. 2019, who leave sentences of "
+        "frequent words out): most tokens of the sentence have their largest weight there.",
         "density": "Density is the share of visible keys whose weight is not 0.",
         "confidence": "Confidence is the mean of the largest weights of a head's queries.",
         "diversity": "Diversity is the Jensen-Shannon divergence of the heads of a layer, "

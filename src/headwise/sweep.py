@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headwise.report.comparison import markdown
+from headwise.track.jsonl import read_if_there
 
 if TYPE_CHECKING:
     from headwise.train.run import Outcome
@@ -72,9 +73,7 @@ class Sweep:
 
     def points(self) -> list[dict[str, Any]]:
         """What was recorded, in order."""
-        if not self.path.is_file():
-            return []
-        return [json.loads(line) for line in self.path.read_text(encoding="utf-8").splitlines()]
+        return read_if_there(self.path)
 
     def has_failed(self) -> bool:
         """Whether a point ended in an error."""

@@ -70,6 +70,11 @@ def inputs_of(site: str) -> tuple[torch.Tensor, torch.Tensor, Mask]:
 
 
 @pytest.mark.parametrize(("variant", "site"), cases())
+def test_the_models_dropout_reaches_the_attention(variant: str, site: str) -> None:
+    assert build(variant, site, dropout=0.5).dropout == 0.5
+
+
+@pytest.mark.parametrize(("variant", "site"), cases())
 def test_shapes_and_weights(variant: str, site: str) -> None:
     attention = build(variant, site)
     query, key, mask = inputs_of(site)

@@ -267,6 +267,20 @@ def test_the_command_line_finds_the_planted_heads(headwise: CommandLine, planted
 # -- several runs ---------------------------------------------------------------------------------
 
 
+def test_runs_of_one_name_stand_side_by_side(
+    headwise: CommandLine, trained: Path, tmp_path: Path
+) -> None:
+    for parent in ("short", "long", "long/again/long"):
+        shutil.copytree(trained, tmp_path / parent / "run")
+    runs = [str(tmp_path / parent / "run") for parent in ("short", "long", "long/again/long")]
+    ended = headwise(
+        "analyze", f"runs=[{','.join(runs)}]", f"output={tmp_path / 'out'}", "importance=false"
+    )
+    assert ended.code == 0, ended
+    assert {row["run"] for row in COMPARISON.read(tmp_path / "out")} == set(runs)
+    assert f"|  | short/run | {runs[1]} | {runs[2]} |" in ended.out
+
+
 def test_runs_side_by_side(
     headwise: CommandLine, trained: Path, planted: Path, tmp_path: Path
 ) -> None:

@@ -207,9 +207,10 @@ def test_a_sweep_keeps_what_its_points_came_to(tmp_path: Path) -> None:
     results = {"scores": {"test": {"bleu": {"score": 2.0}}}}
     sweep.record(["seed=1"], Outcome(tmp_path, results), None)
     assert not sweep.has_failed()
-    sweep.record(["seed=2"], None, DataError("broken\nin two lines"))
+    sweep.record(["seed=2", "paths.outputs=a\u2028b"], None, DataError("broken\nin two lines"))
     assert sweep.has_failed()
     assert [point.get("error") for point in sweep.points()] == [None, "DataError: broken"]
+    assert sweep.points()[1]["overrides"][1] == "paths.outputs=a\u2028b"
     sweep.begin()
     assert sweep.points() == []
 

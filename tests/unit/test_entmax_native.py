@@ -238,6 +238,28 @@ def test_what_the_kernels_cannot_read_is_an_error_not_garbage() -> None:
         native.forward(scores.transpose(1, 2), None, Power.EXP)
 
 
+def test_every_chunk_of_rows_has_its_own_alpha(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's arithmetic takes the rows in turn, here a few heads at a time."""
+    monkeypatch.setattr("headwise.entmax.solver.CHUNK_SCORES", 300)
+    monkeypatch.setattr("headwise.entmax.function.CHUNK_SCORES", 300)
+    generator = torch.Generator().manual_seed(1)
+    scores = torch.randn(2, 4, 5, 30, generator=generator, dtype=torch.float64)
+    grad = torch.randn(scores.shape, generator=generator, dtype=torch.float64)
+    alpha = torch.tensor([1.1, 1.4, 1.7, 2.0], dtype=torch.float64).view(1, 4, 1, 1)
+
+    def results(scores: Tensor, alpha: Tensor, grad: Tensor) -> list[Tensor]:
+        scores, alpha = scores.clone().requires_grad_(), alpha.clone().requires_grad_()
+        weights = function.weights(scores, alpha, None, Power.ANY)
+        return [weights.detach(), *torch.autograd.grad(weights, (scores, alpha), grad)]
+
+    together = results(scores, alpha, grad)
+    for head in range(4):
+        one = slice(head, head + 1)
+        alone = results(scores[:, one], alpha[:, one], grad[:, one])
+        for whole, part in zip(together, alone, strict=True):
+            torch.testing.assert_close(whole[:, one], part)
+
+
 @needs_kernels
 def test_scratch_does_not_follow_the_default_type() -> None:
     scores = torch.randn(2, 2, 5, 30, generator=torch.Generator().manual_seed(1))

@@ -71,7 +71,7 @@ def test_languages_without_spaces(monkeypatch: pytest.MonkeyPatch) -> None:
     scores = score_translations(["これは本です。"], ["これは私の本です。"], "ja")
     assert "tok:char" in scores["bleu"]["signature"]
     assert list(scores) == ["bleu", "chrf", "chrf++"]
-    for code in ("zh", "zh-CN", "zh_Hans"):
+    for code in ("zh", "zh-CN", "zh_Hans", "ZH", "ZH-cn"):
         scores = score_translations(["这是一本书。"], ["这是我的书。"], code)
         assert "tok:zh" in scores["bleu"]["signature"]
         assert "bleu_tokenised" not in scores
@@ -108,6 +108,8 @@ def test_an_outside_score_is_the_last_number(paths: dict[str, Path]) -> None:
     assert str(paths["hypotheses"]) in found["command"]
     code = 'import sys; print("system", len(sys.argv), "1.5e-1")'
     assert run_external({"m": python(code)}, paths)["m"]["score"] == pytest.approx(0.15)
+    code = 'print("12 segments of v1.5.2, mean 0.85.")'
+    assert run_external({"m": python(code)}, paths)["m"]["score"] == 0.85
 
 
 @pytest.mark.parametrize(
@@ -116,6 +118,7 @@ def test_an_outside_score_is_the_last_number(paths: dict[str, Path]) -> None:
         (python('import sys; print(0.9); sys.exit("no model")'), "exit code 1: no model"),
         (python('print("all is well")'), "no number"),
         (python('print("2 systems, score: nan")'), "printed nan"),
+        (python('print("version 1.2.3")'), "printed no number"),
         (python("input()"), "exit code 1"),
         (python("import time; time.sleep(30)"), "did not end within 0.5 s"),
         ("no-such-program-here {hypotheses}", "could not be started"),

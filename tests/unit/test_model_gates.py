@@ -180,7 +180,7 @@ def test_gates_stand_where_they_were_asked_for(make: Any) -> None:
     assert penalty is not None
     assert penalty.item() == pytest.approx(0.1 * 4 / (1 + math.exp(-2.7913)), abs=1e-5)
     for site, layer, attention in model.attentions():
-        assert ("gate_open" in MultiHeadAttention.stats(attention)) == ((site, layer) in gated)  # type: ignore[arg-type]
+        assert ("gate_open" in attention.stats()) == ((site, layer) in gated)
     assert gate_penalty(model_of(make)) is None
 
 

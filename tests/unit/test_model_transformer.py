@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from headwise.attention.build import AttentionFactory
 from headwise.config_dir import group_choices, group_node
 from headwise.errors import ConfigError, DataError
+from headwise.model.blocks import FeedForward, Residual
 from headwise.model.gates import HeadGate
 from headwise.model.transformer import Transformer, n_parameters
 from headwise.schema import ModelConfig
@@ -31,6 +32,30 @@ def batch() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     source = torch.randint(4, V, (3, 6), generator=generator)
     target = torch.randint(4, V, (3, 5), generator=generator)
     return source, torch.tensor([6, 4, 2]), target
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu", "silu", "quick_gelu"])
+def test_what_is_activated_is_dropped_in_training_alone(activation: str) -> None:
+    feed_forward = FeedForward(16, 64, activation, 0.5)
+    nn.init.eye_(feed_forward.inner.weight)
+    nn.init.eye_(feed_forward.outer.weight)
+    states = torch.rand(2, 30, 16) + 0.5
+    zeros = [feed_forward.train(mode)(states) == feed_forward.outer.bias for mode in (True, False)]
+    assert 0.3 < zeros[0].float().mean() < 0.7
+    assert not zeros[1].any()
+
+
+@pytest.mark.parametrize("pre_norm", [True, False])
+def test_what_a_sublayer_adds_is_dropped_in_training_alone(pre_norm: bool) -> None:
+    residual = Residual(16, pre_norm, 0.5)
+    states, change = torch.randn(2, 30, 16), torch.rand(2, 30, 16) + 0.5
+    in_use = residual.eval().after(states, change)
+    whole = states + change if pre_norm else residual.norm(states + change)
+    assert torch.allclose(in_use, whole)
+    residual.train()
+    assert not torch.equal(residual.after(states, change), residual.after(states, change))
+    if pre_norm:
+        assert 0.3 < (residual.after(states, change) == states).float().mean() < 0.7
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])

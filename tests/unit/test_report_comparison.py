@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headwise.report.comparison import markdown, mean_and_deviation, rows_of
+from headwise.report.comparison import Row, markdown, mean_and_deviation, rows_of
 
 
 def point(folder: Path, overrides: list[str], **results: Any) -> dict[str, Any]:
@@ -59,6 +59,43 @@ def test_rows_are_named_by_what_tells_them_apart(points: list[dict[str, Any]]) -
         {"overrides": ["attention=softmax", "seed=1"], "error": "x"},
     ]
     assert [row.name for row in rows_of(both)] == ["fixed", "all"]
+
+
+def test_only_the_seed_itself_is_left_out_of_a_name() -> None:
+    kept = ["seed_x=3", "seeds=4", "seed"]
+    found = rows_of(
+        [
+            {"overrides": [*kept, "seed=1"], "error": "x"},
+            {"overrides": ["seed=2"], "error": "x"},
+        ]
+    )
+    assert [row.name for row in found] == [" ".join(kept), "all"]
+
+
+def test_equal_values_of_different_keys_are_different_rows() -> None:
+    found = rows_of(
+        [
+            {"overrides": ["model.dropout=0.2", "seed=1"], "error": "x"},
+            {"overrides": ["loss.label_smoothing=0.2", "seed=1"], "error": "x"},
+        ]
+    )
+    assert [row.name for row in found] == ["model.dropout=0.2", "loss.label_smoothing=0.2"]
+
+
+def test_a_ratio_is_of_medians_so_that_one_odd_run_moves_it_little() -> None:
+    speeds = [30.0, 500.0, 40.0, None]
+    assert Row("a", [{"speed": speed} for speed in speeds]).median("speed") == 40
+    assert Row("a", [{"speed": None}, {}]).median("speed") is None
+    assert Row("a", [{"speed": 0.0}, {"speed": 1.0}, {"speed": 0.0}]).median("speed") == 0
+
+
+def test_heads_that_measure_0_count_in_the_mean_and_unmeasured_ones_do_not() -> None:
+    layers = [[0.0, 0.6, None], [0.0]]
+    found = [{"heads": {"density": {"cross": layers}}}, {"heads": {}}, {}]
+    row = Row("a", found)
+    assert row.head_mean("density", "cross") == pytest.approx(0.2)
+    assert row.head_mean("density", "encoder_self") is None
+    assert Row("a", [{"heads": {"density": {"cross": [[0.0]]}}}]).head_mean("density", "cross") == 0
 
 
 def test_one_value_has_no_deviation() -> None:

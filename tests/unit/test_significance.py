@@ -55,6 +55,15 @@ def test_statistics_sum_to_the_corpus_score(metric: str, language: str) -> None:
     assert corpus_bleu(found.sum(0)) == pytest.approx(wanted, abs=1e-9)
 
 
+def test_an_order_without_matches_is_smoothed_as_a_table_is() -> None:
+    mine, other = ["a b c d e", "x"], ["a b y d e", "no"]
+    found = statistics(mine, other).sum(0)
+    assert list(found[:4]) == [4, 2, 0, 0]
+    wanted = score_translations(mine, other, "en")["bleu"]["score"]
+    assert corpus_bleu(found) == pytest.approx(wanted, abs=1e-9)
+    assert wanted > 1
+
+
 def test_the_two_metrics_cut_words_differently() -> None:
     mine, other = ["one well-known dog."], ["one well-known dog ."]
     assert statistics(mine, other)[0, -1] == statistics(mine, other)[0, -2]
@@ -77,6 +86,30 @@ def test_the_difference_is_the_mean_over_seeds_of_what_a_table_shows() -> None:
     assert found.difference == pytest.approx(np.mean(scores[0]) - np.mean(scores[1]), abs=1e-9)
     assert found.low < found.difference < found.high
     assert (found.n_seeds, found.n_sentences, found.n_resamples) == (2, 60, 100)
+
+
+def test_interval_and_p_are_of_the_mean_over_seeds_that_differ() -> None:
+    refs = references(60)
+    systems = [statistics(noisy(refs, rate, seed), refs) for rate, seed in ((0.2, 1), (0.5, 2))]
+    baselines = [statistics(noisy(refs, rate, seed), refs) for rate, seed in ((0.22, 3), (0.34, 4))]
+    both = paired_bootstrap(systems, baselines, 3000)
+    first = paired_bootstrap(systems[:1], baselines[:1], 3000)
+    chosen, by_hand = random.Random(0), []
+    for _ in range(3000):
+        drawn = chosen.choices(range(60), k=60)
+        new, old = (
+            [corpus_bleu(of[drawn].sum(0)) for of in seeds] for seeds in (systems, baselines)
+        )
+        by_hand.append(np.mean(new) - np.mean(old))
+    low, high = np.quantile(by_hand, [0.025, 0.975])
+    # 90 % would be narrower by a third of the deviation at either end
+    deviation = np.std(by_hand)
+    assert (both.low, both.high) == pytest.approx((low, high), abs=0.15 * deviation)
+    as_far = np.abs(np.array(by_hand) - np.mean(by_hand)) >= abs(both.difference)
+    assert both.p_value == pytest.approx(as_far.mean(), abs=0.03)
+    assert abs(both.low - first.low) > deviation
+    assert abs(both.high - first.high) > deviation
+    assert abs(both.p_value - first.p_value) > 0.1
 
 
 def test_one_seed_is_resampled_as_sacrebleu_does() -> None:

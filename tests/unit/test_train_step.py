@@ -126,6 +126,21 @@ def test_with_a_kernel_no_loss_reads_back(
     step(1, [batch(5, 9)])
 
 
+def test_every_rank_draws_its_own_and_bears_its_share_of_a_penalty(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seeds: list[tuple[int, ...]] = []
+    monkeypatch.setattr("headwise.train.step.seed_everything", lambda *given: seeds.append(given))
+    step = step_of(typed(make(MODEL)))
+    weight = torch.ones((), requires_grad=True)
+    step.penalty = lambda: 6 * weight
+    step.ranks = Ranks(1, 3, META)
+    monkeypatch.setattr(Ranks, "sum_gradients", lambda self, parameters: None)
+    step(7, [batch(4)])
+    assert seeds == [(1, 7, 1)]
+    assert weight.grad == 2
+
+
 def test_a_value_read_back_would_be_noticed() -> None:
     with pytest.raises(RuntimeError, match=r"meta|item"):
         torch.ones(2, device=META).sum().item()

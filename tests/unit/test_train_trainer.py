@@ -132,6 +132,41 @@ def test_an_update_is_the_gradient_of_all_its_tokens(
     assert logged["train/nll"] == pytest.approx(sums.measure.item() / whole.n_tokens, rel=1e-6)
 
 
+def test_a_logged_loss_is_of_the_updates_since_the_last_one(tmp_path: Path) -> None:
+    """At a rate of 0 the model stays, so that every batch has one loss."""
+    config = replace(CONFIG, log_every=2, validate_every=4)
+    trainer = make_trainer(tmp_path, config=config, lr=0.0, loader=Loader([0, 1], [2], [3], [4]))
+    trainer.run()
+    sums = []
+    for batch in Loader([0, 1], [2], [3], [4]).batches:
+        logits = trainer.model(batch.source_BS, batch.source_lengths_B, batch.target_in_BT)
+        sums.append((CrossEntropy(0.1)(logits.logits_BTV, batch.target_out_BT), batch.n_tokens))
+    logged = [row for row in read_jsonl(tmp_path / "metrics.jsonl") if "train/loss" in row]
+    assert [row["update"] for row in logged] == [2, 4]
+    for row, window in zip(logged, (sums[:2], sums[2:]), strict=True):
+        n_tokens = sum(n for _, n in window)
+        loss = sum(found.loss.item() for found, _ in window) / n_tokens
+        nll = sum(found.measure.item() for found, _ in window) / n_tokens
+        assert row["train/loss"] == pytest.approx(loss, rel=1e-5)
+        assert row["train/nll"] == pytest.approx(nll, rel=1e-5)
+    assert logged[0]["train/loss"] != pytest.approx(logged[1]["train/loss"], rel=1e-3)
+
+
+def test_a_model_is_validated_as_it_is_used_and_trained_on_as_it_was(tmp_path: Path) -> None:
+    modes: list[bool] = []
+    model = make_model(dropout=0.3)
+
+    def validate() -> Validation:
+        modes.append(model.training)
+        return Validation({"valid/loss": 1.0}, {})
+
+    def taken(update: int) -> None:
+        modes.append(model.training)
+
+    make_trainer(tmp_path, model=model, validate=validate, transform=taken).run()
+    assert modes == [True, True, False, True, True, False]
+
+
 def test_clipping_bounds_the_whole_update(tmp_path: Path) -> None:
     before = make_model()
     config = replace(CONFIG, max_updates=1, clip_norm=0.01)

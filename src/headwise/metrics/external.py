@@ -14,7 +14,9 @@ from headwise.errors import ConfigError, nearest
 
 FILES = ("source", "hypotheses", "references")
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
-_NUMBER = re.compile(r"(?<![\w.])[-+]?(?:(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?|nan|inf)(?![\w.])", re.I)
+_NUMBER = re.compile(
+    r"(?<![\w.])[-+]?(?:(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?|nan|inf)(?!\w|\.\w)", re.I
+)
 
 
 def check_commands(commands: Mapping[str, str]) -> None:

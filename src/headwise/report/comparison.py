@@ -65,12 +65,12 @@ def rows_of(points: Sequence[Mapping[str, Any]]) -> list[Row]:
     """
     without_seed = [[o for o in p["overrides"] if not o.startswith("seed=")] for p in points]
     common = set(without_seed[0]).intersection(*without_seed) if without_seed else set()
+    keys = {o.partition("=")[0] for overrides in without_seed for o in {*overrides} - common}
     rows: dict[str, Row] = {}
     for point, overrides in zip(points, without_seed, strict=True):
         own = [o for o in overrides if o not in common]
-        # one key is the same in every row and need not be repeated there
-        keys = {o.partition("=")[0] for o in own}
-        name = own[0].partition("=")[2] if len(keys) == 1 and len(own) == 1 else " ".join(own)
+        # a key that all rows differ in need not be repeated in each
+        name = own[0].partition("=")[2] if len(keys) == len(own) == 1 else " ".join(own)
         row = rows.setdefault(name, Row(name or "all"))
         results = Path(point.get("run", "")) / "results.json"
         if "run" in point and results.is_file():

@@ -81,10 +81,12 @@ def run_labels(folders: Sequence[Path]) -> list[str]:
         described.append([attention, str(data), str(model), f"seed {config.get('seed')}"])
     telling = [i for i in range(4) if len({words[i] for words in described}) > 1]
     labels = [" ".join(words[i] for i in {0, *telling}) for words in described]
-    return [
-        folder.resolve().name if labels.count(label) > 1 else label
-        for folder, label in zip(folders, labels, strict=True)
-    ]
+    for name in ("{0.name}", "{0.parent.name}/{0.name}", "{0}"):  # as much as tells them apart
+        labels = [
+            name.format(folder.resolve()) if labels.count(label) > 1 else label
+            for folder, label in zip(folders, labels, strict=True)
+        ]
+    return labels
 
 
 def values_of(analysis: Path, diversity_base: str) -> dict[Key, float]:

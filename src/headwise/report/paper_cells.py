@@ -255,7 +255,7 @@ def _lines(path: Path) -> list[str]:
     if not path.is_file():
         raise DataError(f"there is no {path}")
     # only \n ends a line here: other characters that split lines may stand in a sentence
-    return path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    return path.read_bytes().decode("utf-8").removesuffix("\n").split("\n")
 
 
 def _compare_speed(figures: ColumnFigures, baseline: str) -> None:

@@ -1,0 +1,71 @@
+"""What is told of a run's heads: which of them a value is of, and how heads are summed up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headwise.analysis.tables import HEADS, LAYERS
+from headwise.report.head_comparison import values_of
+
+
+def values(
+    folder: Path, heads: list[dict[str, Any]], site: str = "encoder_self"
+) -> dict[str, float]:
+    """Values of a site or of all, from an analysis of these heads."""
+    rows = [
+        {"site": site, "layer": 1, "head": number, **head}
+        for number, head in enumerate(heads, start=1)
+    ]
+    HEADS.path(folder).write_text(HEADS.text(rows), encoding="utf-8")
+    LAYERS.path(folder).write_text(LAYERS.text([]), encoding="utf-8")
+    found = values_of(folder, "heads")
+    assert {(place, layer) for _, place, layer in found} <= {(None, None), (site, None)}
+    return {quantity: value for (quantity, _, _), value in found.items()}
+
+
+@pytest.mark.parametrize("site", ["encoder_self", "decoder_self", "cross"])
+@pytest.mark.parametrize(
+    ("quantity", "wanted"), [("alpha", 1.5), ("density", 1.5), ("confidence", 1.2)]
+)
+def test_means_and_medians_are_told_apart(
+    tmp_path: Path, site: str, quantity: str, wanted: float
+) -> None:
+    heads = [{quantity: value} for value in (1.0, 2.3, 1.2, None)]
+    assert values(tmp_path, heads, site) == pytest.approx({quantity: wanted})
+
+
+@pytest.mark.parametrize("role", ["previous", "next"])
+def test_the_weight_of_positional_heads_is_the_median_of_those_of_the_role(
+    tmp_path: Path, role: str
+) -> None:
+    own = [
+        {"roles": f"merging;{role}", f"{role}_share": 0.9, f"{role}_weight": weight}
+        for weight in (0.5, 0.95, 0.6)
+    ]
+    other = {"roles": "", f"{role}_share": 0.97, f"{role}_weight": 0.1}
+    assert values(tmp_path, [*own, other]) == pytest.approx(
+        {f"{role}_heads": 3, f"{role}_share": 0.97, f"{role}_weight": 0.6}
+    )
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [(0.85, 0.1), (0.3, None), (None, None)],
+)
+def test_the_question_head_is_the_one_that_tells_questions_from_statements(
+    tmp_path: Path, statements: tuple[float | None, float | None]
+) -> None:
+    heads = [
+        {"question_weight": question, "statement_weight": statement, "roles": role}
+        for question, statement, role in zip(
+            (0.9, 0.7), statements, ("", "interrogation"), strict=True
+        )
+    ]
+    found = values(tmp_path, heads)
+    assert found.pop("interrogation_heads") == 1
+    first = statements[0] is None
+    wanted = {"question_weight": 0.9 if first else 0.7, "statement_weight": statements[not first]}
+    assert found == {name: value for name, value in wanted.items() if value is not None}

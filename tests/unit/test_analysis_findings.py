@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import random
 import re
+from itertools import permutations
 from typing import Any
 
 import pytest
 
-from headwise.analysis.correlations import correlation_rows, spearman
+from headwise.analysis.correlations import by_chance, correlation_rows, spearman
 from headwise.analysis.findings import Found, findings
 from headwise.analysis.roles import Thresholds, roles
 from headwise.analysis.trajectories import came_back, sarle, trajectory_rows
@@ -96,6 +98,13 @@ def test_spearman_goes_by_order_and_shares_ranks_of_ties() -> None:
     # ranks 1, 2.5, 2.5, 4 against 1, 2, 3, 4
     assert spearman([0, 5, 5, 9], [1, 2, 3, 4]) == pytest.approx(4.5 / (4.5 * 5) ** 0.5)
     assert spearman([1, 1, 1], [1, 2, 3]) is None
+
+
+@pytest.mark.parametrize("n_heads", [2, 4, 6])
+def test_chance_is_the_spread_of_all_orders(n_heads: int) -> None:
+    found = [spearman(range(n_heads), order) for order in permutations(range(n_heads))]
+    variance = sum(value**2 for value in found if value is not None) / math.factorial(n_heads)
+    assert by_chance(n_heads) == pytest.approx(1.96 * math.sqrt(variance))
 
 
 def test_correlations_are_of_the_heads_that_have_both() -> None:

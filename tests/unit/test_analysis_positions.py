@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from headwise.analysis.rarity import Rarity, rarest
 from weights_by_hand import Model, batch_of, seen
 
 
-def of(part: Positions, name: str, site: str = "encoder_self") -> float | None:
+def of(part: Positions | Rarity, name: str, site: str = "encoder_self") -> float | None:
     table = part.tables(Model(1)).get(name, {})  # type: ignore[arg-type]
     return table[site][0][0] if site in table else None
 
@@ -122,6 +123,13 @@ def test_most_tokens_of_a_sentence_must_point_at_it() -> None:
     assert part.tables(Model(1))["rare_share"]["encoder_self"] == [[0.5]]  # type: ignore[arg-type]
 
 
+def test_half_of_the_tokens_are_not_most() -> None:
+    part = Rarity([[1, 0, 0, 0], [1, 0, 0, 0]])
+    sentences = [one_hot([0, 0, 1, 1, 0], 5), one_hot([0, 0, 0, 1, 1], 5)]
+    part.take(batch_of([4, 4]), seen("encoder_self", sentences, [5, 5]))
+    assert of(part, "rare_share") == 0.5
+
+
 # -- density --------------------------------------------------------------------------------------
 
 
@@ -138,21 +146,47 @@ def test_the_histogram_counts_every_query_once_and_dense_ones_apart() -> None:
     assert len(part.rows()) == 21
 
 
-def test_a_sentence_is_compared_with_those_of_like_length() -> None:
-    """Short sentences are denser; only the odd one among the long is told."""
-    part = SentenceDensities(101)
-    lengths = [4] * 50 + [20] * 51
-    n_used = [2 + index % 2 for index in range(50)] + [2 + index % 2 for index in range(51)]
-    n_used[70] = 12
+def densities(site: str, lengths: Sequence[int], n_used: Sequence[int]) -> SentenceDensities:
+    """Of sentences whose queries all use so many of the keys; the other side is a piece longer."""
+    part = SentenceDensities(len(lengths))
     for index, (length, used) in enumerate(zip(lengths, n_used, strict=True)):
-        batch = batch_of([length - 1])
+        sides = [length - 1, length]
+        batch = batch_of(*([n] for n in (sides[::-1] if site == "decoder_self" else sides)))
         batch.indices[:] = [index]
         row = [1.0 / used] * used + [0.0] * (length - used)
-        part.take(batch, seen("encoder_self", [[row] * length], [length]))
-    (found,) = part.rows()
+        part.take(batch, seen(site, [[row] * length], [length]))
+    return part
+
+
+def test_a_sentence_is_compared_with_those_of_like_length() -> None:
+    """Short sentences are denser; only the odd one among the long is told."""
+    n_used = [2 + index % 2 for index in range(101)]
+    n_used[70] = 12
+    (found,) = densities("encoder_self", [4] * 50 + [20] * 51, n_used).rows()
     assert (found["sentence"], found["n_keys"], found["density"]) == (71, 20, 0.6)
     assert 0.1 < found["expected"] < 0.15
     assert found["head_mean"] < 0.5
+
+
+@pytest.mark.parametrize("site", ["encoder_self", "decoder_self", "cross"])
+def test_the_keys_of_a_sentence_are_those_of_its_site(site: str) -> None:
+    (found,) = densities(site, [20] * 40, [3] * 25 + [12] + [2] * 14).rows()
+    assert (found["sentence"], found["n_keys"], found["density"]) == (26, 20, 0.6)
+
+
+@pytest.mark.parametrize(("n_used", "named"), [(1, []), (19, [31])])
+def test_a_sentence_sparser_than_others_is_not_named(n_used: int, named: list[int]) -> None:
+    found = densities("encoder_self", [20] * 60, [8] * 30 + [n_used] + [9] * 29).rows()
+    assert [row["sentence"] for row in found] == named
+
+
+@pytest.mark.parametrize("broken_first", [True, False])
+def test_one_broken_batch_is_enough_to_leave_a_head_out(broken_first: bool) -> None:
+    batches = [[[0.5, 0.5], [1.0, 0.0]], [[math.nan, 0.0], [0.0, 1.0]]]
+    part = DensityHistograms()
+    for rows in batches[::-1] if broken_first else batches:
+        part.take(batch_of([1]), seen("encoder_self", [rows], [2]))
+    assert part.rows() == []
 
 
 def test_too_few_sentences_of_a_length_say_nothing() -> None:

@@ -119,6 +119,8 @@ def test_what_the_planted_heads_measure(make: Any) -> None:
     end = row_of(found, "encoder_self", 9)
     assert end["confidence"] == pytest.approx(0, abs=1e-3)
     assert end["offset_share"] == 0
+    # nowhere more than elsewhere, so the nearest is told
+    assert (end["offset"], uniform["offset"]) == (0, 0)
     for row in found.heads:
         if row["site"] == "decoder_self":
             assert row["next_share"] is None

@@ -136,6 +136,15 @@ class TestPlan:
         sizes = [len(batch) for batch in epoch_of(BatchLoader(split, 20, 1))]
         assert sorted(sizes) == [5, 8, 8]
 
+    @pytest.mark.parametrize("n_pairs", range(1, 60))
+    def test_a_rest_that_fits_into_the_last_batch_is_not_cut_off(self, n_pairs: int) -> None:
+        split = EncodedSplit.from_lists([[5]] * n_pairs, [[6]] * n_pairs)
+        sizes = [len(batch) for batch in epoch_of(BatchLoader(split, 2 * 11, 1))]
+        whole, rest = divmod(n_pairs, 8)
+        if whole and rest <= 3:
+            whole, rest = whole - 1, rest + 8
+        assert sorted(sizes) == sorted([8] * whole + [rest] * (rest > 0))
+
 
 class TestRanks:
     @pytest.mark.parametrize("world_size", [2, 3])

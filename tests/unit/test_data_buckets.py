@@ -32,6 +32,23 @@ def test_shapes_are_few_budgets_hold_and_every_pair_is_there() -> None:
     assert len({batch.source_BS.shape[1] for batch in batches}) <= 7
 
 
+@pytest.mark.parametrize(("longest_source", "longest_target"), [(19, 43), (43, 19)])
+def test_each_side_has_buckets_of_its_own(longest_source: int, longest_target: int) -> None:
+    generator = np.random.default_rng(2)
+    sides = [
+        [[4] * int(n) for n in [*generator.integers(1, longest, 200), longest]]
+        for longest in (longest_source, longest_target)
+    ]
+    loader = BatchLoader(EncodedSplit.from_lists(*sides), 512, seed=1, length_multiple=8)
+    for batch in (next(loader) for _ in range(loader.n_batches)):
+        for ids, longest, lengths in (
+            (batch.source_BS, longest_source, batch.source_lengths_B),
+            (batch.target_in_BT, longest_target, batch.target_lengths_B),
+            (batch.target_out_BT, longest_target, batch.target_lengths_B),
+        ):
+            assert ids.shape[1] == min(-(-int(lengths.max()) // 8) * 8, longest + 1)
+
+
 def test_a_position_among_other_buckets_is_refused() -> None:
     split = EncodedSplit.from_lists([[4]] * 9, [[5]] * 9)
     position = BatchLoader(split, 256, seed=1).state()

@@ -59,6 +59,13 @@ def test_moses_bounds_agree_with_the_tokeniser() -> None:
         assert rule.exceeded(sentence) == (rule.count(sentence) > limit), (limit, sentence)
 
 
+@pytest.mark.parametrize("control", ["\x01", "\x00", "\x0e", "\x1b"])
+def test_control_characters_are_no_moses_tokens(control: str) -> None:
+    spread = ("x", f"one {control} two {control} three")
+    assert _clean([spread], max_target_moses_tokens=3)[0] == [spread]
+    assert _clean([spread], max_target_moses_tokens=2)[0] == []
+
+
 def test_most_sentences_never_reach_the_tokeniser(monkeypatch: pytest.MonkeyPatch) -> None:
     rule = _MosesLimit(40, "en")
     monkeypatch.setattr(rule, "count", lambda sentence: pytest.fail("tokenised"))

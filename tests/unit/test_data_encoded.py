@@ -305,6 +305,18 @@ def test_sentences_with_line_ends_and_none_at_all(tmp_path: Path) -> None:
     assert len(prepared.valid.source[1]) == 0
 
 
+def test_ids_fit_the_larger_vocabulary(tmp_path: Path) -> None:
+    letters = [chr(0x20000 + i) for i in range(66_000)]
+    target = ["".join(letters[i : i + 100]) for i in range(0, 66_000, 100)]
+    text = corpus([("a b", side) for side in target], [("a", target[-1])])
+    config = options(kind="char", vocab_size=70_000, joint=False, character_coverage=1.0)
+    prepared = prepare(text, tmp_path, config)
+    assert prepared.tokenizers.source.vocab_size < 10
+    decode = prepared.tokenizers.target.decode
+    assert decode(list(prepared.train.target)) == target
+    assert decode(list(prepared.valid.target)) == target[-1:]
+
+
 def _prepare_and_count(cache: Path, counter: Path, barrier: Any) -> None:
     text = corpus()
     barrier.wait(timeout=60)
@@ -363,6 +375,12 @@ class TestEpochSplits:
             decode = prepared.tokenizers.source.decode
             assert decode(list(sampled)) == decode(list(plain))
             assert sampled.lengths.sum() > plain.lengths.sum()
+
+    def test_a_cache_made_without_dropout_is_not_taken(self, tmp_path: Path) -> None:
+        plain = prepare(corpus(), tmp_path)
+        prepared = prepare(corpus(), tmp_path, options(dropout=0.2))
+        assert prepared.fingerprint != plain.fingerprint
+        assert len(EpochSplits(prepared, 0.2, 1, tmp_path / "s", 1, False)(1)) == 600
 
     def test_samples_stay_within_the_limit(self, tmp_path: Path) -> None:
         config = options(dropout=0.5, max_sentence_pieces=20)

@@ -40,6 +40,24 @@ def test_documents_named_differently_align_by_order() -> None:
     assert pairs == [("a", "x"), ("b", "y")]
 
 
+def _documents(texts: str, tag: str) -> bytes:
+    """One document a letter, each with a first segment only."""
+    return "".join(f'<doc {tag}><seg id="1">{text}</seg></doc>\n' for text in texts).encode()
+
+
+@pytest.mark.parametrize("tag", ["", 'docid="7"'])
+def test_documents_that_no_name_tells_apart_align_by_order(tag: str) -> None:
+    pairs = _align(_documents("abc", tag), _documents("xyz", tag))
+    assert pairs == [("a", "x"), ("b", "y"), ("c", "z")]
+
+
+@pytest.mark.parametrize("tag", ["", 'docid="7"'])
+@pytest.mark.parametrize(("source", "target"), [("ab", "x"), ("a", "xy")])
+def test_a_document_twice_on_one_side_is_misaligned(source: str, target: str, tag: str) -> None:
+    with pytest.raises(DataError, match=r"misaligned.*document 1, segment '1'"):
+        _align(_documents(source, tag), _documents(target, tag))
+
+
 def test_segments_over_several_lines_and_loose_quoting() -> None:
     data = b"<doc docid=1>\n<hl><seg id=1>one\ntwo</seg></hl>\n<SEG ID='2'> three </SEG></doc>\n"
     assert [(s.number, s.text) for s in _read(data)] == [("1", "one two"), ("2", "three")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 import random
 import subprocess
@@ -9,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import sentencepiece
 
 from headwise.data.tokenizer import BOS, EOS, PAD, UNK, Tokenizer, TokenizerPair
 from headwise.data.tokenizer_training import check_tokenizer_config, train_tokenizer
@@ -193,6 +195,25 @@ def test_missing_and_broken_files_are_named(tmp_path: Path) -> None:
         TokenizerPair.load(tmp_path)
 
 
+def test_models_with_other_special_ids_are_refused(tmp_path: Path) -> None:
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(TEXT), model_writer=model, vocab_size=100, minloglevel=2
+    )
+    with pytest.raises(DataError, match=r"foreign special ids.*are \(-1, 0, 1, 2\)"):
+        Tokenizer(model.getvalue())
+    (tmp_path / "tokenizer.model").write_bytes(model.getvalue())
+    with pytest.raises(DataError, match=r"tokenizer\.model: .*foreign"):
+        TokenizerPair.load(tmp_path)
+
+
+def test_fingerprint_of_a_pair_tells_both_sides(trained: dict[str, Tokenizer]) -> None:
+    kinds = [trained["bpe"], trained["unigram"], trained["char"]]
+    pairs = [TokenizerPair(source, target, False) for source in kinds for target in kinds]
+    pairs += [TokenizerPair(tokenizer, tokenizer, True) for tokenizer in kinds]
+    assert len({pair.fingerprint() for pair in pairs}) == len(pairs)
+
+
 class TestBpeDropout:
     @pytest.mark.parametrize("fallback", [False, True])
     def test_without_dropout_it_is_sentencepiece(self, fallback: bool) -> None:
@@ -201,6 +222,15 @@ class TestBpeDropout:
         )
         text = [*german(300, seed=1), *JAPANESE, "", " ", "猫猫 ba猫", "🙂", "</s> ba", *TEXT[:50]]
         assert tokenizer.encode_sampled(text, 0.0, 1) == tokenizer.encode(text)
+
+    @pytest.mark.parametrize("space", ["\u3000", "\u00a0", "\t", "\u2009", " \u3000\t "])
+    def test_white_space_of_every_kind_is_one_space(
+        self, trained: dict[str, Tokenizer], space: str
+    ) -> None:
+        bpe, plain = trained["bpe"], ["ba ne", "li so ru"]
+        spaced = [space + space.join(text.split()) + space for text in plain]
+        assert bpe.encode_sampled(spaced, 0.0, 1) == bpe.encode(plain)
+        assert bpe.encode_sampled(spaced, 0.5, 1) == bpe.encode_sampled(plain, 0.5, 1)
 
     def test_samples_spell_the_text_with_more_pieces(self, trained: dict[str, Tokenizer]) -> None:
         bpe = trained["bpe"]

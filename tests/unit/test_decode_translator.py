@@ -14,6 +14,7 @@ import torch
 
 from headwise.attention.build import AttentionFactory
 from headwise.config_dir import group_choices, group_node
+from headwise.data.tokenizer import BYTE_MODEL, Tokenizer, TokenizerPair
 from headwise.decode import SOFTMAX, OutputMap, Translator, beam_search, greedy_search, score_ids
 from headwise.decode import translator as translator_module
 from headwise.decode.scoring import TargetScore
@@ -224,6 +225,36 @@ def test_learned_positions_limit_source_and_translation() -> None:
         translator.score(["7"], [line + " 7"])
     # sinusoidal positions go on without an end
     assert Translator(build(), PAIR, CONFIG).translate([line + " 7 7"])[0].text
+
+
+@pytest.mark.parametrize("method", ["beam", "greedy"])
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
+def test_a_search_is_limited_by_the_pieces_of_its_source(
+    monkeypatch: pytest.MonkeyPatch, method: str, positions: str
+) -> None:
+    limits: dict[int, int] = {}
+    name = f"{method}_search"
+    search = getattr(translator_module, name)
+
+    def spy(model: Transformer, sources: Any, given: Any, *rest: Any, **options: Any) -> Any:
+        limits.update(zip(map(len, sources), given, strict=True))
+        return search(model, sources, given, *rest, **options)
+
+    monkeypatch.setattr(translator_module, name, spy)
+    config = replace(CONFIG, method=method, n_best=1, max_length_ratio=2.5, max_length_extra=1)
+    lines = [" ".join(["7"] * n) for n in (1, 2, 5, 13, 20)]
+    Translator(build(positions=positions), PAIR, config).translate(lines)
+    last = {"sinusoidal": (33, 51), "learned": (32, 32)}[positions]
+    assert limits == {2: 3, 3: 6, 6: 13, 14: last[0], 21: last[1]}  # eos counts in none of them
+
+
+def test_a_line_of_white_space_is_empty_in_bytes_too(model: Transformer) -> None:
+    byte = Tokenizer(BYTE_MODEL)
+    translator = Translator(model, TokenizerPair(byte, byte, True), CONFIG)
+    found = translator.translate(["", " ", "\t \u3000"])
+    assert [(one.text, one.hypotheses) for one in found] == [("", ())] * 3
+    with pytest.raises(DataError, match="source line 1 is empty"):
+        translator.score([" "], [" "])
 
 
 class TwoLineTokenizer(WordTokenizer):

@@ -223,7 +223,8 @@ def source(launch: Launch) -> Any:
             signature[parameter.name] = POINTERS[value.dtype]
         else:
             signature[parameter.name] = "i32" if isinstance(value, int) else "fp32"
-        if isinstance(value, Tensor) or (is_special and value % 16 == 0):
+        is_aligned = isinstance(value, Tensor) and not parameter.do_not_specialize_on_alignment
+        if is_aligned or (is_special and value % 16 == 0):
             attributes[(place,)] = [["tt.divisibility", 16]]
     return ASTSource(launch.kernel, signature, constants, attributes)
 

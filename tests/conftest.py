@@ -124,8 +124,7 @@ def computed_every_way(request: pytest.FixtureRequest, monkeypatch: pytest.Monke
 
     if request.param == "triton":
         # the interpreter takes its time for each program
-        monkeypatch.setattr(triton_maps, "TILE", 1 << 12)
-        monkeypatch.setattr(triton_maps, "MAX_ROWS", 64)
+        monkeypatch.setattr(triton_maps, "SHAPES", {triton_maps.LONGEST_BLOCK: (64, 1)})
         monkeypatch.setattr(
             triton_device, "takes", lambda values: values.dtype in triton_device.TYPES
         )

@@ -21,7 +21,6 @@ POWERS = [Power.ANY, Power.SQUARE, Power.LINEAR]
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of usual length take several blocks."""
     monkeypatch.setattr(triton_maps, "LONGEST_BLOCK", 64)
-    monkeypatch.setattr(triton_maps, "TILE", 128)
 
 
 @pytest.fixture(autouse=True)
@@ -118,11 +117,21 @@ def test_what_is_no_number_stays_in_its_row(power: Power, small_blocks: None) ->
     alpha = torch.full((1, 1, 1, 1), 1.3) if power is Power.ANY else None
     clean = results(scores, alpha, None, power, torch.float32)
     scores[0, 0, 2, 90], scores[0, 0, 5, 3] = torch.nan, torch.inf
+    scores[0, 0, 2, :90] = -torch.inf  # what is no number is the only key of its block
     found = results(scores, alpha, None, power, torch.float32)
     is_good = torch.tensor([row not in (2, 5) for row in range(8)])
     for one, other in zip(found[:2], clean[:2], strict=True):
         assert torch.equal(one[:, :, is_good], other[:, :, is_good])
         assert one[:, :, ~is_good].isnan().all()
+
+
+def test_what_would_be_misread_is_refused() -> None:
+    scores = torch.zeros(1, 1, 4, 6, device=DEVICE)
+    for misread in (scores.double(), scores.mT):
+        with pytest.raises(TypeError, match="contiguous"):
+            triton_maps.forward(misread, None, Power.SQUARE, None)
+        with pytest.raises(TypeError, match="contiguous"):
+            triton_loss.read(misread[0, 0], 1.5, with_total=False)
 
 
 def test_nothing_is_launched_for_nothing() -> None:
@@ -148,7 +157,8 @@ def loss_results(
 def test_losses_of_classes_in_several_blocks(
     n_classes: int, alpha: float, smoothing: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(triton_loss, "BLOCK", 64)
+    monkeypatch.setattr(triton_loss, "READ_BLOCK", 64)
+    monkeypatch.setattr(triton_loss, "WRITE_BLOCK", 64)
     generator = torch.Generator().manual_seed(n_classes)
     scores = torch.randn(7, n_classes, generator=generator) * 3
     scores[1] *= 0.01
@@ -162,7 +172,8 @@ def test_losses_of_classes_in_several_blocks(
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_cross_entropy_in_place(smoothing: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton_loss, "BLOCK", 64)
+    monkeypatch.setattr(triton_loss, "READ_BLOCK", 64)
+    monkeypatch.setattr(triton_loss, "WRITE_BLOCK", 64)
     generator = torch.Generator().manual_seed(1)
     logits = torch.randn(9, 300, generator=generator).to(DEVICE) * 4
     target = torch.randint(0, 300, (9,), generator=generator).to(DEVICE)

@@ -53,11 +53,28 @@ def device_refusal(device: torch.device) -> str | None:
     return f"the kernels are for GPUs, the tensors are on {device.type}"
 
 
-@constant_in_graphs
 def takes(values: Tensor) -> bool:
     """Whether the kernels of rows compute this: half precision or float32 on a GPU."""
-    is_known = values.device.type == "cuda" and values.dtype in TYPES
-    return is_known and device_refusal(values.device) is None
+    return values.device.type == "cuda" and values.dtype in TYPES and _can_run(values.device)
+
+
+@constant_in_graphs  # of a device: asked of a tensor, a graph would be run to have its values
+def _can_run(device: torch.device) -> bool:
+    return device_refusal(device) is None
+
+
+def check(*tensors: Tensor) -> None:
+    """Refuse what kernels that take a type and place on trust would misread.
+
+    Raises:
+        TypeError: not of `TYPES`, or not contiguous.
+    """
+    for values in tensors:
+        if values.dtype not in TYPES or not values.is_contiguous():
+            raise TypeError(
+                f"the kernels need half precision or float32, contiguous; got {values.dtype} with "
+                f"strides {values.stride()}"
+            )
 
 
 def on_device(tensor: Tensor) -> contextlib.AbstractContextManager[object]:

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from headwise.entmax.native import POWERS, Power
 from headwise.entmax.solver import BETA_MIN
-from headwise.entmax.triton_device import is_interpreted, on_device, power_of_two
+from headwise.entmax.triton_device import check, is_interpreted, on_device, power_of_two
 
-BLOCK = 1 << 12  # classes at a time, 16 a thread
+# Classes at a time: the search holds much beside them, and runs with half as many.
+READ_BLOCK, WRITE_BLOCK = 1 << 11, 1 << 12
 N_WARPS = 8
 
 
@@ -25,10 +26,12 @@ def read(
     """
     from headwise.entmax import triton_vocabulary
 
+    check(scores_NV)
     n_rows, n_classes = scores_NV.shape
     threshold_N2 = scores_NV.new_empty(n_rows, 2, dtype=torch.float32)
     value_N, support_N, total_N = scores_NV.new_empty(3, n_rows, dtype=torch.float32).unbind()
-    power, block = POWERS.get(alpha, Power.ANY), _block(n_classes)
+    power = POWERS.get(alpha, Power.ANY)
+    block = min(power_of_two(n_classes), READ_BLOCK)
     n_blocks = -(-n_classes // block)
     lists = None
     if n_blocks > 1 and power is not Power.EXP:
@@ -58,8 +61,9 @@ def write_gradient(
     """See `headwise.entmax.native_loss.write_gradient`."""
     from headwise.entmax import triton_vocabulary
 
+    check(scores_NV, threshold_N2, out_NV, scale_N)
     n_rows, n_classes = scores_NV.shape
-    block = _block(n_classes)
+    block = min(power_of_two(n_classes), WRITE_BLOCK)
     if n_rows:
         with on_device(scores_NV):
             triton_vocabulary.loss_backward[(n_rows, -(-n_classes // block))](
@@ -68,7 +72,3 @@ def write_gradient(
                 BLOCK_N=block, POWER=int(POWERS.get(alpha, Power.ANY)),
                 INTERPRET=is_interpreted(), num_warps=N_WARPS,
             )  # fmt: skip
-
-
-def _block(n_classes: int) -> int:
-    return min(power_of_two(n_classes), BLOCK)

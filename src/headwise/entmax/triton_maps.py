@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from headwise.entmax.native import Power
-from headwise.entmax.triton_device import is_interpreted, on_device, power_of_two
+from headwise.entmax.triton_device import check, is_interpreted, on_device, power_of_two
 
 LONGEST_BLOCK = 1 << 11  # keys at a time
-# Scores and rows of a program. A warp lies along the keys, so every thread holds what is known of
-# each fourth row, and many rows would leave few programs the registers to run side by side.
-TILE, MAX_ROWS = 1 << 9, 8
-N_WARPS = 4
+# Keys at most: rows and warps of a program. A warp has whole rows as long as its registers hold
+# them: warps that share a row each repeat what is done once a row, and sum through memory. (Of 64
+# keys with a mask, 4 warps of 8 rows take 151 registers a thread, one warp of 2 rows takes 64.)
+SHAPES = {32: (8, 4), 128: (2, 1), 256: (1, 1), 512: (1, 2), LONGEST_BLOCK: (1, 4)}
 
 
 def forward(scores_BHQK: Tensor, beta: Tensor | None, power: Power, mask: Tensor | None) -> Tensor:
@@ -33,7 +33,7 @@ def forward(scores_BHQK: Tensor, beta: Tensor | None, power: Power, mask: Tensor
     from headwise.entmax import triton_rows
 
     weights_BHQK = torch.empty_like(scores_BHQK)
-    n_rows, block_rows, block_keys = _cut(scores_BHQK)
+    n_rows, block_rows, block_keys, n_warps = _cut(scores_BHQK)
     if n_rows == 0:
         return weights_BHQK
     mask_strides = [0] * 4
@@ -49,7 +49,7 @@ def forward(scores_BHQK: Tensor, beta: Tensor | None, power: Power, mask: Tensor
             scores_BHQK, beta, mask, weights_BHQK, lists,
             *_strides(beta, scores_BHQK), *mask_strides, n_rows, *scores_BHQK.shape[1:],
             BLOCK_M=block_rows, BLOCK_N=block_keys, POWER=int(power), HAS_MASK=mask is not None,
-            HAS_LISTS=lists is not None, INTERPRET=is_interpreted(), num_warps=N_WARPS,
+            HAS_LISTS=lists is not None, INTERPRET=is_interpreted(), num_warps=n_warps,
         )  # fmt: skip
     return weights_BHQK
 
@@ -69,27 +69,29 @@ def backward(
 
     grad_scores_BHQK = torch.empty_like(weights_BHQK)
     shape = (*weights_BHQK.shape[:3], 1) if with_alpha else (0,)
-    grad_alpha = weights_BHQK.new_zeros(shape, dtype=torch.float32)
-    n_rows, block_rows, block_keys = _cut(weights_BHQK)
+    n_rows, block_rows, block_keys, n_warps = _cut(weights_BHQK, grad_BHQK)
+    make = weights_BHQK.new_empty if n_rows else weights_BHQK.new_zeros
+    grad_alpha = make(shape, dtype=torch.float32)
     if n_rows:
         with on_device(weights_BHQK):
             triton_rows.weights_backward[(-(-n_rows // block_rows),)](
                 weights_BHQK, grad_BHQK, beta, grad_scores_BHQK, grad_alpha,
                 *_strides(beta, weights_BHQK), n_rows, *weights_BHQK.shape[1:],
                 BLOCK_M=block_rows, BLOCK_N=block_keys, POWER=int(power), HAS_ALPHA=with_alpha,
-                num_warps=N_WARPS,
+                num_warps=n_warps,
             )  # fmt: skip
     return grad_scores_BHQK, grad_alpha
 
 
-def _cut(scores_BHQK: Tensor) -> tuple[int, int, int]:
-    """How many rows with a key there are, and rows and keys of a program at a time."""
+def _cut(scores_BHQK: Tensor, *others: Tensor) -> tuple[int, int, int, int]:
+    """How many rows with a key there are; rows and keys of a program at a time, and its warps."""
+    check(scores_BHQK, *others)
     n_keys = scores_BHQK.shape[3]
     if scores_BHQK.numel() == 0:
-        return 0, 1, 1
+        return 0, 1, 1, 1
     block_keys = min(power_of_two(n_keys), LONGEST_BLOCK)
-    block_rows = min(max(TILE // block_keys, 1), MAX_ROWS)
-    return scores_BHQK.numel() // n_keys, block_rows, block_keys
+    block_rows, n_warps = next(shape for most, shape in SHAPES.items() if block_keys <= most)
+    return scores_BHQK.numel() // n_keys, block_rows, block_keys, n_warps
 
 
 def _strides(beta: Tensor | None, scores_BHQK: Tensor) -> list[int]:

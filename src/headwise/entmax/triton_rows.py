@@ -29,8 +29,9 @@ from headwise.entmax.triton_kernels import (
 )
 
 N_MOMENT_PASSES = tl.constexpr(2)  # beyond the first; each saves more than it costs
-# Not to be compiled anew for: they change with every batch.
-SIZES = ("n_rows", "n_heads", "n_queries", "n_keys")
+# Not to be compiled anew for: they change with every batch. (mask_k, which is 0 or 1, is.)
+SIZES = ("n_rows", "n_heads", "n_queries", "n_keys", "beta_b", "beta_h", "beta_q")
+MASKED_SIZES = (*SIZES, "mask_b", "mask_h", "mask_q")
 
 
 @triton.jit
@@ -38,10 +39,18 @@ def gaps(base_M, mask_M, inside_M, keys_N, n_keys, mask_k, top_M, HAS_MASK: tl.c
     """Scores less `top_M` (M, N); -inf where there is no key, or none that may be seen."""
     inside_MN = inside_M[:, None] & (keys_N < n_keys)[None, :]
     if HAS_MASK:
-        seen_MN = tl.load(mask_M[:, None] + keys_N[None, :] * mask_k, mask=inside_MN, other=0)
+        places_N = keys_N.to(tl.int64) * mask_k
+        seen_MN = tl.load(mask_M[:, None] + places_N[None, :], mask=inside_MN, other=0)
         inside_MN = inside_MN & (seen_MN != 0)
     scores_MN = tl.load(base_M[:, None] + keys_N[None, :], mask=inside_MN, other=float("-inf"))
     return scores_MN.to(tl.float32) - top_M[:, None]
+
+
+@triton.jit
+def largest_of_rows(values_MN):
+    """Maximum of each row (M,), NaN where the row has one: a device's own maximum drops it."""
+    has_nan_M = tl.max((values_MN != values_MN).to(tl.int32), 1) > 0
+    return tl.where(has_nan_M, float("nan"), tl.max(values_MN, 1))
 
 
 @triton.jit
@@ -49,14 +58,14 @@ def find_top(
     base_M, mask_M, inside_M, n_keys, mask_k,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HAS_MASK: tl.constexpr,
 ):  # fmt: skip
-    """Largest score of each row (M,); -inf where there is no key."""
+    """Largest score of each row (M,); -inf where there is no key, NaN where there is one."""
     top_MN = tl.full([BLOCK_M, BLOCK_N], float("-inf"), tl.float32)
     zero_M = tl.zeros([BLOCK_M], tl.float32)
     for index in range(tl.cdiv(n_keys, BLOCK_N)):
         keys_N = index * BLOCK_N + tl.arange(0, BLOCK_N)
         scores_MN = gaps(base_M, mask_M, inside_M, keys_N, n_keys, mask_k, zero_M, HAS_MASK)
-        top_MN = tl.maximum(top_MN, scores_MN)
-    return tl.max(top_MN, 1)
+        top_MN = tl.maximum(top_MN, scores_MN, propagate_nan=tl.PropagateNan.ALL)
+    return largest_of_rows(top_MN)
 
 
 @triton.jit
@@ -172,7 +181,7 @@ def row_places(first, n_rows, n_heads, n_queries, BLOCK_M: tl.constexpr):
     return rows_M, rows_M < n_rows, rows_M // n_queries // n_heads, head_M, query_M
 
 
-@triton.jit(do_not_specialize=SIZES)
+@triton.jit(do_not_specialize=MASKED_SIZES)
 def weights_forward(
     scores, beta, mask, weights, lists,
     beta_b, beta_h, beta_q, mask_b, mask_h, mask_q, mask_k,

@@ -13,10 +13,14 @@ import triton
 import triton.language as tl
 
 from headwise.entmax.triton_kernels import EXP, LOG2_E, finite_top, powers
-from headwise.entmax.triton_rows import find_shift, gaps, listed_block
+from headwise.entmax.triton_rows import find_shift, gaps, largest_of_rows, listed_block
+
+# Parts of larger tensors, of which some are aligned and some are not.
+UNALIGNED = ("threshold", "value", "support", "total", "lists")
+UNALIGNED_BACK = ("threshold", "scale", "target")
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=UNALIGNED)
 def loss_forward(
     scores, threshold, value, support, total, lists, alpha, beta, n_classes,
     BLOCK_N: tl.constexpr, POWER: tl.constexpr, HAS_TOTAL: tl.constexpr,
@@ -34,12 +38,12 @@ def loss_forward(
     for index in range(n_blocks):
         classes_N = index * BLOCK_N + tl.arange(0, BLOCK_N)
         scores_MN = gaps(base_M, base_M, inside_M, classes_N, n_classes, 0, zero_M, False)
-        top_MN = tl.maximum(top_MN, scores_MN)
+        top_MN = tl.maximum(top_MN, scores_MN, propagate_nan=tl.PropagateNan.ALL)
         if HAS_TOTAL:
             sum_MN += tl.where((classes_N < n_classes)[None, :], scores_MN, 0.0)
     if HAS_TOTAL:
         tl.store(total + place_M, tl.sum(sum_MN, 1))
-    top_M = tl.max(top_MN, 1)
+    top_M = largest_of_rows(top_MN)
     tl.store(threshold + 2 * place_M, top_M)
     is_empty_M = top_M == float("-inf")
     top_M = finite_top(top_M)
@@ -50,7 +54,7 @@ def loss_forward(
             gap_MN = gaps(base_M, base_M, inside_M, classes_N, n_classes, 0, top_M, False)
             share_MN = tl.exp2(gap_MN * LOG2_E)
             value_MN += share_MN
-            support_MN += tl.where(share_MN == 0.0, 0.0, 1.0)
+            support_MN += tl.where(share_MN > 0.0, 1.0, 0.0)
         value_M = tl.log(tl.sum(value_MN, 1))
         shift_M = value_M
     else:
@@ -73,14 +77,14 @@ def loss_forward(
             # z + (1 - p^β) / (αβ), which p weighs
             gain_MN = gap_MN + (shift_M[:, None] - gap_MN * beta) / (alpha * beta)
             value_MN += tl.where(p_MN == 0.0, 0.0, p_MN * gain_MN)
-            support_MN += tl.where(p_MN == 0.0, 0.0, 1.0)
+            support_MN += tl.where(p_MN > 0.0, 1.0, 0.0)
         value_M = tl.sum(value_MN, 1)
     tl.store(threshold + 2 * place_M + 1, shift_M)
     tl.store(value + place_M, value_M)
     tl.store(support + place_M, tl.sum(support_MN, 1))
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=UNALIGNED_BACK)
 def loss_backward(
     scores, threshold, out, scale, target, beta, smoothing, share, left_out, n_classes,
     BLOCK_N: tl.constexpr, POWER: tl.constexpr, INTERPRET: tl.constexpr,

@@ -259,6 +259,14 @@ def measure(is_quick: bool) -> list[dict[str, object]]:
     return rows
 
 
+def keep(path: Path, machine: str, rows: list[dict[str, object]]) -> None:
+    """Write what was measured."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps({"machine": machine, "repeats": REPEATS, "rows": rows}, indent=1)
+    path.write_text(text + "\n", encoding="utf-8")
+    print(f"written: {path}")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="time fused attention on this machine's GPU")
     parser.add_argument("--quick", action="store_true", help="two lengths only")
@@ -276,10 +284,7 @@ def main() -> int:
     if not all_correct("cuda"):
         return 1
     rows = measure(arguments.quick)
-    arguments.json.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps({"machine": machine, "repeats": REPEATS, "rows": rows}, indent=1)
-    arguments.json.write_text(text + "\n", encoding="utf-8")
-    print(f"written: {arguments.json}")
+    keep(arguments.json, machine, rows)
     return 0
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,7 +23,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from benchmarks.clock import medians
-from benchmarks.gpu_attention import REPEATS, milliseconds
+from benchmarks.gpu_attention import REPEATS, keep, milliseconds
 from headwise import entmax
 from headwise.entmax import triton_device
 from headwise.train.loss import CrossEntropy, Entmax15Loss, Loss
@@ -161,10 +160,7 @@ def main() -> int:
     if not is_correct("cuda"):
         return 1
     rows = measure("cuda")
-    arguments.json.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps({"machine": machine, "repeats": REPEATS, "rows": rows}, indent=1)
-    arguments.json.write_text(text + "\n", encoding="utf-8")
-    print(f"written: {arguments.json}")
+    keep(arguments.json, machine, rows)
     return 0
 
 

@@ -6,7 +6,7 @@ import re
 import sys
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
-from types import NoneType, UnionType
+from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from hydra.errors import HydraException
@@ -15,6 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from headwise.config_dir import config_dir, group_choices, group_node
 from headwise.errors import ConfigError, nearest, refuse, require
+from headwise.instantiate import fits
 from headwise.schema import (
     SITE_GROUPS,
     SITES,
@@ -87,19 +88,10 @@ def refuse_misshapen(config: DictConfig, config_name: str) -> None:
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """Whether lists and mappings hold what they are declared to; single values are OmegaConf's."""
-    kind, inner = get_origin(hint), get_args(hint)
-    if kind is UnionType:
-        return any(_fits(value, one) for one in inner)
-    if kind is list:
-        return isinstance(value, list) and all(_fits(one, inner[0]) for one in value)
-    if kind is dict:
-        return isinstance(value, dict) and all(_fits(one, inner[1]) for one in value.values())
-    if hint is NoneType:
-        return value is None
-    if hint is float:
-        return isinstance(value, (int, float))
-    return hint is Any or (isinstance(value, hint) and not (hint is int and value is True))
+    """As `fits`, and mappings by what they hold."""
+    if get_origin(hint) is not dict:
+        return fits(value, hint)
+    return isinstance(value, dict) and all(_fits(one, get_args(hint)[1]) for one in value.values())
 
 
 def _in_words(hint: Any) -> str:

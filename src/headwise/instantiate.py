@@ -131,7 +131,7 @@ def _check_arguments(target: Any, settings: dict[str, Any], runtime: set[str], k
             hint = f" Did you mean {close}?" if close else ""
             raise ConfigError(f"{key}.{name} is not known; allowed: {', '.join(allowed)}.{hint}")
         hint_type = _type_hints(target).get(name)
-        if hint_type is not None and not _fits(value, hint_type):
+        if hint_type is not None and not fits(value, hint_type):
             expected = " or ".join(_writable(hint_type))
             raise ConfigError(f"{key}.{name} must be of type {expected}, got {value!r}")
     for name, parameter in parameters.items():
@@ -164,17 +164,19 @@ def _writable(hint: Any) -> list[str]:
     return [hint.__name__] if hint in _SIMPLE else []
 
 
-def _fits(value: Any, hint: Any) -> bool:
+def fits(value: Any, hint: Any) -> bool:
     """Whether `value` has one of the simple types in `hint`; other hints accept everything."""
+    if hint is Any:
+        return True
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
-        return any(_fits(value, option) for option in arguments)
+        return any(fits(value, option) for option in arguments)
     if origin in (tuple, list):
         if not isinstance(value, list):
             return False
         if origin is list or arguments[-1] is Ellipsis:
-            return all(_fits(item, arguments[0]) for item in value)
-        return len(value) == len(arguments) and all(map(_fits, value, arguments))
+            return all(fits(item, arguments[0]) for item in value)
+        return len(value) == len(arguments) and all(map(fits, value, arguments))
     if hint is type(None):
         return value is None
     if hint is float:

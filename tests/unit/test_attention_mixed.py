@@ -332,3 +332,16 @@ def test_members_take_choices_of_their_own_and_a_run_keeps_all_of_them() -> None
     kept["choices"]["ymish"]["kappa"] = 9.0  # and not what the yaml says now
     module = instantiate(kept, "attention", place=PLACE)
     assert [m.kappa for m in module.modules() if isinstance(m, Ymish)] == [9.0]
+
+
+def test_a_name_that_no_head_gets_draws_nothing() -> None:
+    """A start of α is drawn by torch's own generator, one after the other."""
+    found = []
+    for names in (("softmax", "alpha_entmax"), ("softmax", "alpha_entmax", "alpha_entmax_too")):
+        choices = dict.fromkeys(names[1:], group_node("attention", "alpha_entmax"))
+        torch.manual_seed(1)
+        for _ in range(2):
+            mixed = Mixed(Place("cross", 1, 2, 8), names, choices=choices)
+        found.append([value.clone() for value in mixed.state_dict().values()])
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)

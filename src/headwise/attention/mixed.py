@@ -82,8 +82,9 @@ class Mixed(Normaliser):
             else:
                 member = Activation(part, name, rows)
             self.members[name] = member
-        for name in nodes.keys() - heads_of.keys():  # of names that no head has come to
-            instantiate(nodes[name], f"choices.{name}", place=_part_of(place, [0]))
+        with torch.random.fork_rng(devices=[]):  # what is made to be looked at draws no start of α
+            for name in nodes.keys() - heads_of.keys():  # of names that no head has come to
+                instantiate(nodes[name], f"choices.{name}", place=_part_of(place, [0]))
         self._n_heads_each = [len(heads) for heads in heads_of.values()]
         self._order = [head for heads in heads_of.values() for head in heads]
         self._is_in_order = self._order == sorted(self._order)

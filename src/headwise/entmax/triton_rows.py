@@ -22,6 +22,7 @@ from headwise.entmax.triton_kernels import (
     SQUARE,
     TINY,
     alpha_terms,
+    finite_top,
     largest_shift,
     moment_shift,
     newton,
@@ -87,6 +88,15 @@ def listed_block(listed, item, HAS_LISTS: tl.constexpr):
 
 
 @triton.jit
+def add_moments(gap_MN, level_M, beta_M, count_MN, sum_MN, square_MN):
+    """A block's x, and its support, x and x² added to what was found before, not yet along rows."""
+    x_MN = gap_MN * beta_M[:, None] + level_M[:, None]
+    x_MN = tl.maximum(x_MN, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    count_MN += tl.where(x_MN > 0.0, 1.0, 0.0)
+    return x_MN, count_MN, sum_MN + x_MN, square_MN + x_MN * x_MN
+
+
+@triton.jit
 def start(
     base_M, mask_M, inside_M, listed, n_keys, mask_k, top_M, beta_M, shift_max_M,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HAS_MASK: tl.constexpr, HAS_LISTS: tl.constexpr,
@@ -99,11 +109,9 @@ def start(
     for index in range(tl.cdiv(n_keys, BLOCK_N)):
         keys_N = index * BLOCK_N + tl.arange(0, BLOCK_N)
         gap_MN = gaps(base_M, mask_M, inside_M, keys_N, n_keys, mask_k, top_M, HAS_MASK)
-        x_MN = gap_MN * beta_M[:, None] + 1.0
-        x_MN = tl.maximum(x_MN, 0.0, propagate_nan=tl.PropagateNan.ALL)
-        count_MN += tl.where(x_MN > 0.0, 1.0, 0.0)
-        sum_MN += x_MN
-        square_MN += x_MN * x_MN
+        x_MN, count_MN, sum_MN, square_MN = add_moments(
+            gap_MN, zero_M + 1.0, beta_M, count_MN, sum_MN, square_MN
+        )
         if HAS_LISTS:
             is_listed_MN = ((x_MN <= 0.0) == 0).to(tl.int32)  # NaN counts
             if tl.max(tl.max(is_listed_MN, 1), 0) > 0:
@@ -139,11 +147,9 @@ def find_shift(
         for item in range(n_listed):
             keys_N = listed_block(listed, item, HAS_LISTS) * BLOCK_N + tl.arange(0, BLOCK_N)
             gap_MN = gaps(base_M, mask_M, inside_M, keys_N, n_keys, mask_k, top_M, HAS_MASK)
-            x_MN = gap_MN * slope_M1 + (1.0 - shift_M)[:, None]
-            x_MN = tl.maximum(x_MN, 0.0, propagate_nan=tl.PropagateNan.ALL)
-            count_MN += tl.where(x_MN > 0.0, 1.0, 0.0)
-            sum_MN += x_MN
-            square_MN += x_MN * x_MN
+            _x_MN, count_MN, sum_MN, square_MN = add_moments(
+                gap_MN, 1.0 - shift_M, beta_M, count_MN, sum_MN, square_MN
+            )
         shift_M = moment_shift(
             tl.sum(count_MN, 1), tl.sum(sum_MN, 1), tl.sum(square_MN, 1), shift_M, beta_M,
             shift_max_M,
@@ -206,7 +212,7 @@ def weights_forward(
         listed = lists + program * tl.cdiv(n_keys, BLOCK_N)
     top_M = find_top(base_M, mask_M, inside_M, n_keys, mask_k, BLOCK_M, BLOCK_N, HAS_MASK)
     is_empty_M = top_M == float("-inf")
-    top_M = tl.where(is_empty_M, 0.0, top_M)  # -inf less -inf would be NaN
+    top_M = finite_top(top_M)
     shift_M, excess_M, _n_listed = find_shift(
         base_M, mask_M, inside_M, listed, n_keys, mask_k, top_M, is_empty_M, beta_M,
         BLOCK_M, BLOCK_N, POWER, HAS_MASK, HAS_LISTS, INTERPRET,
@@ -226,7 +232,7 @@ def weights_forward(
 
 @triton.jit
 def slopes(p_MN, beta_M1, POWER: tl.constexpr):
-    """S = p^(1 - β) on the support, else 0, and y = -β ln p, which is there for ANY alone."""
+    """Slopes s = p^(1 - β) on the support, else 0; for ANY alone, y = -β ln p."""
     y_MN = p_MN
     if POWER == SQUARE:
         s_MN = tl.sqrt(p_MN)
@@ -236,6 +242,16 @@ def slopes(p_MN, beta_M1, POWER: tl.constexpr):
         y_MN = tl.log(tl.maximum(p_MN, TINY, propagate_nan=tl.PropagateNan.ALL)) * -beta_M1
         s_MN = p_MN * tl.exp2(y_MN * LOG2_E)
     return s_MN, y_MN
+
+
+@triton.jit
+def load_weights(weights, grad, first_M, inside_M, keys_N, n_keys):
+    """A block of weights and of their gradient, zeros beyond the row; its places, and which are."""
+    inside_MN = inside_M[:, None] & (keys_N < n_keys)[None, :]
+    places_MN = first_M[:, None] + keys_N[None, :]
+    p_MN = tl.load(weights + places_MN, mask=inside_MN, other=0.0).to(tl.float32)
+    grad_MN = tl.load(grad + places_MN, mask=inside_MN, other=0.0).to(tl.float32)
+    return p_MN, grad_MN, places_MN, inside_MN
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -252,15 +268,14 @@ def weights_backward(
     beta_M = beta_of_rows(
         beta, batch_M * beta_b + head_M * beta_h + query_M * beta_q, inside_M, POWER
     ).to(tl.float32)
-    first_M1 = (rows_M * n_keys)[:, None]
+    first_M = rows_M * n_keys
     total_MN = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     product_MN, alpha_MN = total_MN, total_MN
     for index in range(tl.cdiv(n_keys, BLOCK_N)):
         keys_N = index * BLOCK_N + tl.arange(0, BLOCK_N)
-        inside_MN = inside_M[:, None] & (keys_N < n_keys)[None, :]
-        places_MN = first_M1 + keys_N[None, :]
-        p_MN = tl.load(weights + places_MN, mask=inside_MN, other=0.0).to(tl.float32)
-        grad_MN = tl.load(grad + places_MN, mask=inside_MN, other=0.0).to(tl.float32)
+        p_MN, grad_MN, _places_MN, _inside_MN = load_weights(
+            weights, grad, first_M, inside_M, keys_N, n_keys
+        )
         s_MN, _y_MN = slopes(p_MN, beta_M[:, None], POWER)
         total_MN += s_MN
         product_MN += s_MN * grad_MN
@@ -268,10 +283,9 @@ def weights_backward(
     centre_M = tl.sum(product_MN, 1) / tl.maximum(total_M, TINY, propagate_nan=tl.PropagateNan.ALL)
     for index in range(tl.cdiv(n_keys, BLOCK_N)):
         keys_N = index * BLOCK_N + tl.arange(0, BLOCK_N)
-        inside_MN = inside_M[:, None] & (keys_N < n_keys)[None, :]
-        places_MN = first_M1 + keys_N[None, :]
-        p_MN = tl.load(weights + places_MN, mask=inside_MN, other=0.0).to(tl.float32)
-        grad_MN = tl.load(grad + places_MN, mask=inside_MN, other=0.0).to(tl.float32)
+        p_MN, grad_MN, places_MN, inside_MN = load_weights(
+            weights, grad, first_M, inside_M, keys_N, n_keys
+        )
         s_MN, y_MN = slopes(p_MN, beta_M[:, None], POWER)
         centred_MN = grad_MN - centre_M[:, None]
         if HAS_ALPHA:

@@ -10,10 +10,11 @@ PYTHON ?=
 PYTEST_ARGS ?=
 
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c requirements.lock $(PIP_ARGS)
+INSTALL := -m pip --disable-pip-version-check install -q -c requirements.lock $(PIP_ARGS)
+PIP := $(BIN)/python $(INSTALL)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-triton docs browser lint format clean
+.PHONY: help demo test test-triton docs peers browser lint format clean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -33,6 +34,10 @@ test-triton: .venv/.installed-triton ## the GPU kernels in Triton's interpreter 
 docs: .venv/.installed-docs ## the guide as a site that needs no network: site/index.html
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
 	@echo "the guide is in site/index.html"
+
+peers: .venv-peers/.installed ## a training step and a search beside fairseq's, OpenNMT-py's, JoeyNMT's (half an hour)
+	@.venv-peers/bin/python -m benchmarks.peers --threads 1
+	@.venv-peers/bin/python -m benchmarks.peers --threads 2
 
 # Never fails: without a browser its tests are skipped, with this target named as the reason.
 browser: ## Chromium for the tests of the page of heads, with apt-get as root; else says what to do
@@ -57,7 +62,7 @@ format: .venv/.installed-test ## ruff, mending what it can
 	@$(BIN)/ruff format .
 
 clean: ## remove .venv, caches and builds; runs in outputs/ stay
-	rm -rf .venv build dist site .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-peers build dist site .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Stamps, so that a second call installs nothing. A stamp is written only after what it stands
@@ -93,4 +98,17 @@ clean: ## remove .venv, caches and builds; runs in outputs/ stay
 .venv/.installed-triton: .venv/.installed-test
 	@echo "installing Triton, for the interpreter of its kernels"
 	@$(PIP) -e ".[triton]"
+	@touch $@
+
+# The other toolkits, with .venv's packages below them, so that torch is there once. fairseq has no
+# wheel for Python 3.11 and does not build there; of an older one the Python is used.
+PEERS := .venv-peers/lib/python3.11/site-packages
+.venv-peers/.installed: benchmarks/peers.txt .venv/.installed
+	@echo "installing the toolkits to compare with"
+	@$(BIN)/python -m venv .venv-peers
+	@echo "import site; site.addsitedir('$(CURDIR)/.venv/lib/python3.11/site-packages')" > $(PEERS)/headwise.pth
+	@.venv-peers/bin/python $(INSTALL) -r benchmarks/peers.txt
+	@.venv-peers/bin/python $(INSTALL) --no-deps joeynmt==2.3.0 OpenNMT-py==3.5.1
+	@.venv-peers/bin/python $(INSTALL) --no-deps --only-binary=:all: --target $(PEERS) \
+	  --python-version 3.8 --platform manylinux1_x86_64 fairseq==0.12.2
 	@touch $@

@@ -8,7 +8,21 @@ from pathlib import Path
 
 import pytest
 from benchmarks import __main__ as everything
-from benchmarks import entmax
+from benchmarks import entmax, peers
+from benchmarks.toolkits import Headwise, Sizes
+from torch import Tensor
+
+
+class Absent(Headwise):
+    name = "absent"
+
+    def __init__(self, sizes: Sizes) -> None:
+        import a_toolkit_that_nobody_has  # noqa: F401
+
+
+class EndsEarly(Headwise):
+    def _best_length(self, source: Tensor, beam: int, steps: int) -> int:
+        return super()._best_length(source, beam, steps - 1)
 
 
 @pytest.mark.slow
@@ -45,3 +59,22 @@ def test_a_whole_run_is_kept_by_threads_and_as_history(
         record = json.loads((folder / f"threads_{n_threads}.json").read_text(encoding="utf-8"))
         assert record == json.loads(line)
         assert [figure["name"] for figure in record["figures"]] == ["a / b", "c / d"]
+
+
+def test_other_toolkits_are_timed_beside_ours_and_named_where_they_are_not_here(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(peers, "PEERS", (Absent,))
+    rows = peers.measure(quick=True)["rows"]
+    assert [row["what"] for row in rows] == ["step", "search"]
+    for row in rows:
+        assert list(row["seconds"])[:2] == [
+            "headwise, softmax, fp32", "headwise, alpha_entmax, fp32"
+        ]  # fmt: skip
+    assert capsys.readouterr().out.count("absent is left out: No module named") == 2
+
+
+def test_a_search_that_ends_early_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "PEERS", (EndsEarly,))
+    with pytest.raises(ValueError, match="found 7 words where 8 were asked for"):
+        peers.time_searches("tiny", 2, 8, 1)

@@ -18,7 +18,7 @@ from headwise.data.tokenizer import BYTE_MODEL, Tokenizer, TokenizerPair
 from headwise.decode import SOFTMAX, OutputMap, Translator, beam_search, greedy_search, score_ids
 from headwise.decode import translator as translator_module
 from headwise.decode.scoring import TargetScore
-from headwise.decode.translator import SENTENCES_WORTH_PACKING
+from headwise.decode.translator import ROWS_WORTH_PACKING
 from headwise.entmax.losses import log_softmax
 from headwise.errors import ConfigError, DataError, RunError
 from headwise.linear import TYPES
@@ -279,21 +279,27 @@ def test_the_model_keeps_its_mode_and_trains_on(model: Transformer) -> None:
 
 
 @pytest.mark.skipif(not TYPES, reason="no oneDNN here")
-@pytest.mark.parametrize("n", [1, SENTENCES_WORTH_PACKING])
+@pytest.mark.parametrize(
+    ("method", "n_sentences", "laid_out"),
+    [("beam", 1, False), ("beam", 2, True), ("greedy", 7, False), ("greedy", 8, True)],
+)
 @pytest.mark.parametrize("fails", [False, True])
-def test_weights_are_laid_out_while_many_sentences_are_translated(
-    model: Transformer, n: int, fails: bool
+def test_weights_are_laid_out_for_a_long_search(
+    model: Transformer, method: str, n_sentences: int, laid_out: bool, fails: bool
 ) -> None:
+    n_pieces = math.ceil(ROWS_WORTH_PACKING / 8)  # 8 rows of 13 are over it, and so are 2 * 4
+    lines = [" ".join(["5"] * (n_pieces - 1))] * n_sentences
     seen: set[bool] = set()
 
     def log_probs(logits: torch.Tensor) -> torch.Tensor:
         seen.add(model.output._packed is not None)
         return SOFTMAX.log_probs(logits * math.nan if fails else logits)
 
-    translator = Translator(model, PAIR, CONFIG, output=OutputMap(log_probs, is_sparse=False))
+    config = replace(CONFIG, method=method, n_best=1)
+    translator = Translator(model, PAIR, config, output=OutputMap(log_probs, is_sparse=False))
     with pytest.raises(RunError) if fails else nullcontext():
-        translator.translate(sentences(n))
-    assert seen == {n > 1}
+        translator.translate(lines)
+    assert seen == {laid_out}
     assert model.output._packed is None
 
 

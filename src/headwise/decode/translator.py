@@ -52,7 +52,9 @@ class Translation:
 
 EMPTY = Translation("", 0.0, (("", 0.0),), ())
 SCORING_SHARE = 4  # forced decoding holds the logits of every position: a quarter of max_tokens
-SENTENCES_WORTH_PACKING = 4  # of fewer, a search is over before what `packed` takes is gained
+# Of fewer, a search is over before what `packed` takes is gained. They are guessed as the pieces of
+# the sources, a row for each hypothesis of each.
+ROWS_WORTH_PACKING = 100
 
 
 class Translator:
@@ -109,11 +111,11 @@ class Translator:
         """
         ids = self._source_ids(sentences, first_line)
         lines = [line for line, pieces in enumerate(ids) if pieces]
-        batches = length_batches(
-            [len(ids[line]) for line in lines], self.config.max_tokens // self.beam
-        )
+        lengths = [len(ids[line]) for line in lines]
+        batches = length_batches(lengths, self.config.max_tokens // self.beam)
         answers = [EMPTY] * len(sentences)
-        with self._ready(), self._fast(len(lines)), _bar(len(lines), "translate", progress) as bar:
+        fast = self._fast(sum(lengths))
+        with self._ready(), fast, _bar(len(lines), "translate", progress) as bar:
             for places in batches:
                 batch = [lines[place] for place in places]
                 found = self._search([ids[line] for line in batch])
@@ -219,9 +221,10 @@ class Translator:
             output=self.output,
         )
 
-    def _fast(self, n_sentences: int) -> AbstractContextManager[None]:
+    def _fast(self, n_pieces: int) -> AbstractContextManager[None]:
         """The model's weights laid out for a search, where it is long enough to pay for that."""
-        return packed(self.model) if n_sentences >= SENTENCES_WORTH_PACKING else nullcontext()
+        is_long = n_pieces * self.beam >= ROWS_WORTH_PACKING
+        return packed(self.model) if is_long else nullcontext()
 
     def _translation(self, hypotheses: Sequence[Hypothesis]) -> Translation:
         texts = self.tokenizers.target.decode([list(found.ids) for found in hypotheses])

@@ -1,0 +1,369 @@
+"""Other toolkits' Transformers under one interface, for `benchmarks.peers`; none is a dependency.
+
+Each class builds its toolkit's model at given sizes, takes one training step with the toolkit's
+own forward pass and loss, and searches with its own beam search. The options are those of the
+toolkit but for what makes the work the same: sizes, norms before the sublayers where there is the
+choice, one matrix for both embeddings and the output, label smoothing 0.1, `torch.optim.Adam`.
+Imports stand inside the classes, so that a toolkit that is not installed is missed by itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headwise.attention.build import AttentionFactory
+from headwise.config_dir import group_node
+from headwise.decode import beam_search
+from headwise.decode.translator import ROWS_WORTH_PACKING
+from headwise.linear import packed
+from headwise.model.transformer import Transformer
+from headwise.precision import autocast
+from headwise.schema import ModelConfig
+from headwise.train.loss import CrossEntropy
+from headwise.train.optim import build_optimizer
+
+CPU = torch.device("cpu")
+ADAM = {"lr": 1e-4, "betas": [0.9, 0.98], "eps": 1e-9}
+SMOOTHING = 0.1
+BEGIN, END = 2, 3  # any ids would do: what the ids mean costs no time
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of a Transformer; as many layers in the encoder as in the decoder."""
+
+    layers: int
+    width: int
+    heads: int
+    inner: int
+    vocabulary: int
+    dropout: float = 0.1
+
+    @property
+    def words(self) -> list[str]:
+        """What a toolkit's dictionary holds beside its four special words."""
+        return [f"w{i}" for i in range(self.vocabulary - 4)]
+
+
+class Toolkit(ABC):
+    """A model with its loss, optimizer and search."""
+
+    name: str
+    model: nn.Module
+
+    def optimize(self) -> None:
+        """The optimizer as the toolkits build it; to be called at the end of `__init__`."""
+        self.optimizer = torch.optim.Adam(self.model.parameters(), **ADAM)
+
+    def step(self, source: Tensor, target: Tensor) -> None:
+        """One update from ids (sentences, words), every row full."""
+        self.model.train()
+        self.optimizer.zero_grad()
+        self._loss(source, target).backward()
+        self.optimizer.step()
+
+    @abstractmethod
+    def _loss(self, source: Tensor, target: Tensor) -> Tensor:
+        """Cross-entropy a word."""
+
+    def search(self, source: Tensor, beam: int, steps: int) -> int:
+        """The number of words of the first sentence's best hypothesis, of `steps` asked for."""
+        self.model.eval()
+        with torch.no_grad():
+            return self._best_length(source, beam, steps)
+
+    @abstractmethod
+    def _best_length(self, source: Tensor, beam: int, steps: int) -> int:
+        """What `search` returns."""
+
+
+def shifted(target: Tensor) -> Tensor:
+    """The decoder's input."""
+    return torch.cat([torch.full((len(target), 1), BEGIN), target[:, :-1]], dim=1)
+
+
+def lengths(ids: Tensor) -> Tensor:
+    """Of full rows."""
+    return torch.full((ids.shape[0],), ids.shape[1])
+
+
+class Headwise(Toolkit):
+    """Ours."""
+
+    def __init__(self, sizes: Sizes, attention: str = "softmax", precision: str = "fp32") -> None:
+        self.name = f"headwise, {attention}, {precision}"
+        self.precision = precision
+        factory = AttentionFactory(
+            {"attention": group_node("attention", attention)}, dropout=sizes.dropout
+        )
+        config = ModelConfig(
+            name="peer",
+            encoder_layers=sizes.layers,
+            decoder_layers=sizes.layers,
+            d_model=sizes.width,
+            n_heads=sizes.heads,
+            d_ff=sizes.inner,
+            dropout=sizes.dropout,
+            activation_dropout=sizes.dropout,
+        )
+        n_words = sizes.vocabulary
+        self.model: Transformer = Transformer(config, n_words, n_words, True, factory, seed=1)
+        self.cross_entropy = CrossEntropy(SMOOTHING)
+        self.optimizer = build_optimizer({"_target_": "torch.optim.Adam", **ADAM}, self.model)
+
+    def _loss(self, source: Tensor, target: Tensor) -> Tensor:
+        with autocast(CPU, self.precision):
+            states_BTD = self.model.states(source, lengths(source), shifted(target))
+            sums = self.cross_entropy.of_states(states_BTD, self.model.output.weight, target)
+        return sums.loss / target.numel()
+
+    def _best_length(self, source: Tensor, beam: int, steps: int) -> int:
+        is_long = source.numel() * beam >= ROWS_WORTH_PACKING  # as `Translator` has it
+        with autocast(CPU, self.precision), packed(self.model) if is_long else nullcontext():
+            best = beam_search(self.model, source.tolist(), [steps] * len(source), CPU, beam)
+        return len(best[0][0].ids)
+
+
+class JoeyNMT(Toolkit):
+    """JoeyNMT 2.3.0."""
+
+    name = "JoeyNMT"
+
+    def __init__(self, sizes: Sizes) -> None:
+        from joeynmt.model import build_model
+        from joeynmt.vocabulary import Vocabulary
+
+        special = {"unk_token": "<unk>", "pad_token": "<pad>", "bos_token": "<s>"}
+        special |= {"eos_token": "</s>", "sep_token": None, "sep_id": None, "lang_tags": []}
+        special |= {"unk_id": 0, "pad_id": 1, "bos_id": BEGIN, "eos_id": END}
+        vocabulary = Vocabulary(sizes.words, SimpleNamespace(**special))
+        side = {"type": "transformer", "num_layers": sizes.layers, "num_heads": sizes.heads}
+        side |= {"hidden_size": sizes.width, "ff_size": sizes.inner, "dropout": sizes.dropout}
+        side |= {"layer_norm": "pre", "embeddings": {"embedding_dim": sizes.width, "scale": True}}
+        tied = {"tied_embeddings": True, "tied_softmax": True}
+        config = {"encoder": side, "decoder": dict(side), "initializer": "xavier_uniform", **tied}
+        self.model: Any = build_model(config, vocabulary, vocabulary)
+        self.model.loss_function = ("crossentropy", SMOOTHING)
+        self.optimize()
+
+    def _batch(self, source: Tensor, target: Tensor | None = None) -> Any:
+        from joeynmt.batch import Batch
+
+        if target is not None:
+            target = torch.cat([shifted(target), torch.full((len(target), 1), END)], dim=1)
+        order = torch.arange(len(source))
+        return Batch(source, lengths(source), None, target, None, order, CPU, 1, END)
+
+    def _loss(self, source: Tensor, target: Tensor) -> Tensor:
+        batch = self._batch(source, target)
+        batch.sort_by_src_length()
+        total, *_ = self.model(return_type="loss", **vars(batch))
+        return batch.normalize(total, "tokens")
+
+    def _best_length(self, source: Tensor, beam: int, steps: int) -> int:
+        from joeynmt.search import search
+
+        ids, _, _ = search(
+            self.model, self._batch(source), steps, beam, beam_alpha=1.0, min_output_length=steps
+        )
+        return int(ids.shape[1])
+
+
+class OpenNMT(Toolkit):
+    """OpenNMT-py 3.5.1."""
+
+    name = "OpenNMT-py"
+
+    def __init__(self, sizes: Sizes) -> None:
+        # Names the language of a line for a filter of texts; it has no wheel for Python 3.11.
+        sys.modules.setdefault("fasttext", ModuleType("fasttext"))
+        from onmt import opts
+        from onmt.inputters.inputter import dict_to_vocabs
+        from onmt.model_builder import build_base_model
+        from onmt.utils.loss import LossCompute
+        from onmt.utils.parse import ArgumentParser
+
+        parser = ArgumentParser()
+        for group in (opts.model_opts, opts._add_train_general_opts, opts.distributed_opts):
+            group(parser)
+        options = parser.parse_args(
+            ["-encoder_type", "transformer", "-decoder_type", "transformer"]
+        )
+        options.layers, options.heads = sizes.layers, sizes.heads
+        options.hidden_size = options.word_vec_size = sizes.width
+        options.transformer_ff, options.position_encoding = sizes.inner, True
+        options.dropout = options.attention_dropout = [sizes.dropout]
+        options.share_embeddings = options.share_decoder_embeddings = True
+        ArgumentParser.update_model_opts(options)
+        words = ["<unk>", "<blank>", "<s>", "</s>", *sizes.words]
+        both = {"src": words, "tgt": words}
+        self.vocabularies = dict_to_vocabs(
+            {"data_task": "seq2seq", "decoder_start_token": "<s>", **both}
+        )
+        self.model: Any = build_base_model(options, self.vocabularies)
+        for name, parameter in self.model.named_parameters():  # memory as it was found, so far
+            if parameter.dim() > 1:
+                nn.init.xavier_uniform_(parameter)
+            elif name.endswith("bias"):
+                nn.init.zeros_(parameter)
+        criterion = nn.CrossEntropyLoss(ignore_index=1, reduction="sum", label_smoothing=SMOOTHING)
+        self.compute = LossCompute(criterion, self.model.generator, vocab=self.vocabularies["tgt"])
+        self.optimize()
+
+    def _loss(self, source: Tensor, target: Tensor) -> Tensor:
+        whole_BT1 = torch.cat([torch.full((len(target), 1), BEGIN), target], dim=1).unsqueeze(2)
+        batch = {"src": source.unsqueeze(2), "srclen": lengths(source), "tgt": whole_BT1}
+        output, attention = self.model(batch["src"], whole_BT1, batch["srclen"])
+        total, report = self.compute(batch, output, attention)
+        return total / report.n_words
+
+    def _best_length(self, source: Tensor, beam: int, steps: int) -> int:
+        from onmt.translate.beam_search import GNMTGlobalScorer
+        from onmt.translate.translator import Translator
+
+        translator = Translator(
+            self.model,
+            self.vocabularies,
+            beam_size=beam,
+            min_length=steps,
+            max_length=steps,
+            max_length_ratio=0,
+            global_scorer=GNMTGlobalScorer(0.0, 0.0, "none", "none"),
+        )
+        batch = {"src": source.unsqueeze(2), "srclen": lengths(source)}
+        return len(translator.translate_batch(batch, False)["predictions"][0][0])
+
+
+class Fairseq(Toolkit):
+    """fairseq 0.12.2, its Python alone."""
+
+    name = "fairseq"
+
+    def __init__(self, sizes: Sizes) -> None:
+        with mutable_defaults():
+            from fairseq.criterions.label_smoothed_cross_entropy import (
+                LabelSmoothedCrossEntropyCriterion,
+            )
+            from fairseq.data import Dictionary
+            from fairseq.models.transformer import TransformerModel, base_architecture
+
+        self.dictionary = Dictionary()
+        for word in sizes.words:
+            self.dictionary.add_symbol(word)
+        options = {"max_source_positions": 1024, "max_target_positions": 1024}
+        for side in ("encoder", "decoder"):
+            options |= {f"{side}_layers": sizes.layers, f"{side}_normalize_before": True}
+            options |= {f"{side}_attention_heads": sizes.heads, f"{side}_embed_dim": sizes.width}
+            options |= {f"{side}_ffn_embed_dim": sizes.inner}
+        chosen = argparse.Namespace(
+            **options,
+            dropout=sizes.dropout,
+            attention_dropout=sizes.dropout,
+            activation_dropout=sizes.dropout,
+            share_all_embeddings=True,
+        )
+        base_architecture(chosen)
+        task = SimpleNamespace(source_dictionary=self.dictionary, target_dictionary=self.dictionary)
+        self.model: Any = TransformerModel.build_model(chosen, task)
+        self.criterion = LabelSmoothedCrossEntropyCriterion(task, False, SMOOTHING)
+        self.optimize()
+
+    def _inputs(self, source: Tensor) -> dict[str, Tensor]:
+        return {"src_tokens": source, "src_lengths": lengths(source)}
+
+    def _loss(self, source: Tensor, target: Tensor) -> Tensor:
+        inputs = {**self._inputs(source), "prev_output_tokens": shifted(target)}
+        sample = {"net_input": inputs, "target": target, "ntokens": target.numel()}
+        total, n_words, _ = self.criterion(self.model, sample)
+        return total / n_words
+
+    def _best_length(self, source: Tensor, beam: int, steps: int) -> int:
+        from fairseq.sequence_generator import SequenceGenerator
+
+        generator = SequenceGenerator(
+            [self.model], self.dictionary, beam, max_len_a=0, max_len_b=steps, min_len=steps
+        )
+        found = generator.generate([self.model], {"net_input": self._inputs(source)})
+        return len(found[0][0]["tokens"]) - 1  # it ends with the end
+
+
+@contextmanager
+def mutable_defaults() -> Iterator[None]:
+    """Let dataclasses have defaults that are dataclasses, as before Python 3.11: fairseq does."""
+    as_it_is = dataclasses._get_field  # type: ignore[attr-defined]
+
+    def look_away(cls: type, name: str, *rest: Any) -> Any:
+        default = getattr(cls, name, dataclasses.MISSING)
+        if isinstance(default, dataclasses.Field):
+            default = default.default
+        if dataclasses.is_dataclass(default) and type(default).__hash__ is None:
+            type(default).__hash__ = object.__hash__  # type: ignore[assignment, method-assign]
+        return as_it_is(cls, name, *rest)
+
+    dataclasses._get_field = look_away  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        dataclasses._get_field = as_it_is  # type: ignore[attr-defined]
+
+
+class Marian(Toolkit):
+    """Marian's Transformer in Hugging Face transformers 5.23.0."""
+
+    name = "transformers (Marian)"
+
+    def __init__(self, sizes: Sizes) -> None:
+        from transformers import MarianConfig, MarianMTModel
+
+        options: dict[str, Any] = {"vocab_size": sizes.vocabulary, "d_model": sizes.width}
+        for side in ("encoder", "decoder"):
+            options |= {f"{side}_layers": sizes.layers, f"{side}_ffn_dim": sizes.inner}
+            options |= {f"{side}_attention_heads": sizes.heads}
+        special = {"pad_token_id": 1, "eos_token_id": END, "decoder_start_token_id": BEGIN}
+        config = MarianConfig(
+            **options,
+            **special,
+            dropout=sizes.dropout,
+            attention_dropout=sizes.dropout,
+            activation_dropout=sizes.dropout,
+            activation_function="relu",
+            scale_embedding=True,
+            forced_eos_token_id=None,
+        )
+        self.model: Any = MarianMTModel(config)
+        self.optimize()
+
+    def _loss(self, source: Tensor, target: Tensor) -> Tensor:
+        logits_BTV = self.model(
+            input_ids=source,
+            attention_mask=torch.ones_like(source),
+            decoder_input_ids=shifted(target),
+            use_cache=False,
+        ).logits
+        return nn.functional.cross_entropy(
+            logits_BTV.flatten(0, 1), target.flatten(), label_smoothing=SMOOTHING
+        )
+
+    def _best_length(self, source: Tensor, beam: int, steps: int) -> int:
+        ids = self.model.generate(
+            input_ids=source,
+            attention_mask=torch.ones_like(source),
+            num_beams=beam,
+            min_new_tokens=steps,
+            max_new_tokens=steps,
+        )
+        return int(ids.shape[1]) - 1  # it begins with the begin
+
+
+PEERS: tuple[type[Toolkit], ...] = (JoeyNMT, OpenNMT, Fairseq, Marian)

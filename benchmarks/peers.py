@@ -31,7 +31,7 @@ from benchmarks.toolkits import CPU, PEERS, Headwise, Sizes, Toolkit
 from headwise.precision import multiplies_bf16
 from headwise.train.memory import keep_freed_memory
 
-REPEATS, BEAM = 7, 5
+REPEATS, QUICK_REPEATS, BEAM = 7, 3, 5
 VOCABULARY = {"tiny": 500, "small": 8000, "base": 32000}
 STEPS = [("small", 128, 32), ("base", 64, 32)]  # model, sentences, their length
 SEARCHES = [("small", 1, 26), ("small", 32, 26), ("base", 8, 26)]
@@ -131,7 +131,7 @@ def measure(quick: bool, only: str | None = None) -> dict[str, Any]:
     logging.disable(logging.INFO)
     torch.manual_seed(1)
     rows = []
-    repeats = 3 if quick else REPEATS
+    repeats = QUICK_REPEATS if quick else REPEATS
     tables = {"step": (time_steps, STEPS), "search": (time_searches, SEARCHES)}
     for what in tables if only is None else [only]:
         take, cases = tables[what]
@@ -151,7 +151,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.threads:
         torch.set_num_threads(options.threads)
-    print(f"machine: {machine()}, {torch.get_num_threads()} thread(s); medians of {REPEATS}")
+    repeats = QUICK_REPEATS if options.quick else REPEATS
+    print(f"machine: {machine()}, {torch.get_num_threads()} thread(s); medians of {repeats}")
     found = measure(options.quick, options.only)
     if options.json:
         content = {"machine": machine(), **found}

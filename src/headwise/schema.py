@@ -49,7 +49,7 @@ class DataConfig:
     dir: str | None = None  # a folder of local text; wins over every download
     folder: str | None = None  # its name below $HEADWISE_DATA
     files: dict[str, list[str]] = field(default_factory=dict)  # split -> file stems, first found
-    train: str = "train"  # which split is trained on
+    train: str = "train"  # a split, or several: a+b
     valid: str = "valid"
     test: list[str] = field(default_factory=list)  # the sets scored at the end of a run
     origins: list[Any] = field(default_factory=list)  # tried in order when no folder is given

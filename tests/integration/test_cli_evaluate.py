@@ -94,6 +94,16 @@ def test_sets_add_up_but_never_across_searches_or_weights(headwise: CommandLine,
     assert set(results(run, "results-last")["scores"]) == {"test_a"}
 
 
+def test_sets_that_the_run_holds_are_scored_as_one(headwise: CommandLine, run: Path) -> None:
+    joined = "test_b+test_a"
+    assert headwise("evaluate", f"run={run}", f"data.test=[{joined},test_a]").code == 0
+    assert set(results(run)["scores"]) == {joined, "test_a"}
+    folder = run / "hypotheses"
+    for end in (".ref.txt", ".src.txt"):
+        apart = [(folder / f"{name}{end}").read_text("utf-8") for name in joined.split("+")]
+        assert (folder / "results-auto" / f"{joined}{end}").read_text("utf-8") == "".join(apart)
+
+
 def test_own_text_and_a_name_of_its_own(headwise: CommandLine, run: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.de").write_text("Hund sieht Haus\nKatze\n", encoding="utf-8")
     (tmp_path / "mine.en").write_text("dog sees house\ncat\n", encoding="utf-8")

@@ -228,3 +228,32 @@ def test_builtin_needs_nothing(tmp_path: Path) -> None:
     assert len(list(corpus.train_pairs())) == 5
     assert corpus.read(corpus.config.test[0])[0]
     assert corpus.fingerprint() == _open(tmp_path, "builtin", max_train_pairs=5).fingerprint()
+
+
+def test_several_splits_are_read_as_one(tmp_path: Path) -> None:
+    _fill(tmp_path / "text", "iwslt17")
+    folder, joined = str(tmp_path / "text"), "test_tst2014+test_tst2013"
+    corpus = _open(tmp_path, "iwslt17", dir=folder, valid="valid+test_tst2013", test=[joined])
+    apart = [corpus.read(name) for name in joined.split("+")]
+    assert corpus.read(joined) == (apart[0][0] + apart[1][0], apart[0][1] + apart[1][1])
+    assert len(corpus.read("valid+test_tst2013")[0]) == 8
+    turned = corpus.identity("test_tst2013+test_tst2014")
+    alone = corpus.identity("test_tst2013")
+    assert len({corpus.identity(joined), turned, alone}) == 3
+    assert alone == corpus.source.identity("test_tst2013")  # fingerprints of old runs hold
+
+
+def test_a_missing_part_is_named(tmp_path: Path) -> None:
+    _fill(tmp_path / "text", "iwslt17")
+    with pytest.raises(DataError, match="no split 'test_tst2016'"):
+        _open(tmp_path, "iwslt17", dir=str(tmp_path / "text"), test=["test_tst2013+test_tst2016"])
+    corpus = _open(tmp_path, "iwslt17", dir=str(tmp_path / "text"))
+    with pytest.raises(DataError, match=r"got 'test_tst2O14'[.] Did you mean test_tst2014"):
+        corpus.read("test_tst2013+test_tst2O14")
+
+
+def test_a_file_may_have_the_sign_in_its_name(tmp_path: Path) -> None:
+    for stem in ("train", "valid", "a", "b", "a+b"):
+        write_text(tmp_path, stem, ("de", "en"), sentences("de", "en", 2, stem), gz=False)
+    corpus = _open(tmp_path, "files", dir=str(tmp_path), source="de", target="en")
+    assert list(corpus.pairs("a+b")) == sentences("de", "en", 2, "a+b")

@@ -121,6 +121,9 @@ def test_official_iwslt_test_set_from_two_archives(tmp_path: Path) -> None:
         path = tmp_path / "2017-01-ted-test" / f"{pair}.tgz"
         write_tar(path, {name: iwslt_xml(sides[code], code, talk=pair)})
     corpus = _open(tmp_path, "iwslt17", dir=str(tmp_path), test=["test_tst2017"])
+    joined = "valid+test_tst2017"
+    whole = _open(tmp_path, "iwslt17", dir=str(tmp_path), test=[joined]).read(joined)[1]
+    assert whole == corpus.read("valid")[1] + corpus.read("test_tst2017")[1]
     assert list(corpus.pairs("test_tst2017")) == TEST
 
 

@@ -79,7 +79,7 @@ def test_importance_is_the_mean_absolute_slope_in_the_factors(make: Any, variant
 
 
 def test_importance_does_not_depend_on_batches_and_leaves_the_model(make: Any) -> None:
-    model = model_of(make, "attention=softmax").train()
+    model = model_of(make, "attention=softmax", "model.dropout=0.2").train()
     model.decoder.layers[0].eval()
     modes = [module.training for module in model.modules()]
     before = {name: value.clone() for name, value in model.state_dict().items()}

@@ -158,6 +158,17 @@ def densities(site: str, lengths: Sequence[int], n_used: Sequence[int]) -> Sente
     return part
 
 
+def test_padding_beside_a_sentence_does_not_change_its_density() -> None:
+    lengths, n_used = [4] * 10 + [20] * 40, [1] * 10 + [2] * 20 + [12] + [3] * 19
+    alone = densities("encoder_self", lengths, n_used).rows()
+    together = SentenceDensities(len(lengths))
+    rows = [[[1.0 / used] * used + [0.0] * (20 - used)] * 20 for used in n_used]
+    batch = batch_of([length - 1 for length in lengths], lengths)
+    together.take(batch, seen("encoder_self", rows, lengths))
+    assert len(alone) == 1
+    assert together.rows() == alone
+
+
 def test_a_sentence_is_compared_with_those_of_like_length() -> None:
     """Short sentences are denser; only the odd one among the long is told."""
     n_used = [2 + index % 2 for index in range(101)]

@@ -220,6 +220,16 @@ def test_padding_counts_for_nothing_whatever_it_holds(causal: bool) -> None:
         assert (found.weights_BHQK[..., K:] == 0).all()
 
 
+def test_padding_is_known_by_its_place_behind_the_keys_of_a_cache() -> None:
+    attention, key, query = make("encoder_self"), states(K, 1), states(Q, 2)
+    mask = Mask(key_lengths_B=LENGTHS)
+    whole = attention(query, key, key, mask).context_BQD
+    cache = attention.make_cache(static=False)
+    attention(query, key[:, :3], key[:, :3], mask, cache)
+    found = attention(query, key[:, 3:], key[:, 3:], mask, cache).context_BQD
+    torch.testing.assert_close(found, whole, rtol=0, atol=1e-12)
+
+
 def test_a_row_without_a_key_gives_zeros_and_no_gradient() -> None:
     attention = make("cross")
     query, key = states(Q, 1).requires_grad_(), states(K, 2).requires_grad_()

@@ -51,6 +51,25 @@ def test_a_step_with_a_cache_needs_no_mask_and_two_steps_do() -> None:
     two = Mask(causal=True, query_offset=4).dense(2, 6, CPU)
     assert two is not None
     assert torch.equal(two[0, 0], torch.tensor([[1, 1, 1, 1, 1, 0], [1] * 6]).bool())
+    ahead = Mask(causal=True, query_offset=2).dense(1, 5, CPU)
+    assert ahead is not None
+    assert torch.equal(ahead[0, 0], torch.tensor([[1, 1, 1, 0, 0]]).bool())
+
+
+def test_plainly_causal_is_what_a_causal_kernel_masks_by_itself() -> None:
+    assert Mask(causal=True).is_plain_causal
+    lengths, pattern = torch.tensor([3, 1]), Window(PLACE)
+    for more in ({"query_offset": 2}, {"key_lengths_B": lengths}, {"pattern": pattern}):
+        assert not Mask(causal=True, **more).is_plain_causal
+    assert not Mask().is_plain_causal
+
+
+def test_the_weights_that_are_returned_are_those_before_dropout() -> None:
+    attention = ScoreAttention(PLACE, Softmax(PLACE), None, dropout=0.5).train()
+    states = torch.randn(B, Q, H * E)
+    weights = attention(states, states, states, Mask(), need_weights=True).weights_BHQK
+    assert weights is not None
+    torch.testing.assert_close(weights.sum(-1), torch.ones(B, H, Q))
 
 
 def test_dense_mask_is_made_once_for_all_layers() -> None:

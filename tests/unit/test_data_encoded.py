@@ -52,9 +52,6 @@ class FakeSource:
         self.n_read += 1
         yield from self.texts[split]
 
-    def identity(self, split: str) -> str:
-        return hashlib.sha256(repr(self.texts[split]).encode()).hexdigest()
-
 
 class FakeReport:
     def as_dict(self) -> dict[str, Any]:
@@ -74,7 +71,10 @@ class FakeCorpus:
         return self.source.pairs("train")
 
     def fingerprint(self) -> str:
-        return self.source.identity("train")
+        return self.identity("train")
+
+    def identity(self, split: str) -> str:
+        return hashlib.sha256(repr(self.source.texts[split]).encode()).hexdigest()
 
 
 def corpus(train: Pairs | None = None, valid: Pairs | None = None) -> Any:

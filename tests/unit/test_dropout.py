@@ -11,6 +11,8 @@ from torch.utils.checkpoint import checkpoint
 
 from headwise.dropout import Dropout, add_dropout, dropout, relu_dropout
 from headwise.entmax import native
+from headwise.entmax.native import Draws
+from headwise.entmax.native_dropout import drop
 
 needs_kernels = pytest.mark.skipif(
     native.reason_without() is not None, reason=str(native.reason_without())
@@ -45,6 +47,36 @@ def test_the_rate_holds_everywhere_and_entries_are_independent(rate: float) -> N
     for lag in (1, 2, 3, 4, 16, 512, 4096):
         together = (centred.flatten()[lag:] * centred.flatten()[:-lag]).mean() / deviation**2
         assert together.abs() < 6 / kept.numel() ** 0.5
+
+
+def test_a_rate_next_to_0_or_1_is_still_one() -> None:
+    """A kernel takes no kept draw, and as many as there are, for no dropout at all."""
+    assert Draws(0, 1e-12).n_kept == native.DRAWN - 1
+    assert Draws(0, 1 - 1e-12).n_kept == 1
+
+
+@pytest.mark.parametrize("kind", ["alone", "relu", "added"])
+def test_a_gradient_of_any_layout(kind: str) -> None:
+    values, grad = torch.randn(7, 50), torch.randn(50, 7).t()
+    found = []
+    for given in (grad, grad.contiguous()):
+        ours = values.clone().requires_grad_()
+        torch.manual_seed(5)
+        if kind == "added":
+            dropped = add_dropout(ours, torch.ones(7, 50), 0.5)
+        else:
+            dropped = dropout(ours, 0.5) if kind == "alone" else relu_dropout(ours, 0.5)
+        dropped.backward(given)
+        found.append(ours.grad)
+    assert torch.equal(*found)
+
+
+@needs_kernels
+def test_what_is_no_number_stays_so_in_bfloat16_whatever_its_bits() -> None:
+    bits = torch.tensor([0x7FC00000, 0x7FFFFFFF, 0x7F800001, -1], dtype=torch.int32)
+    values, draws = bits.view(torch.float32).repeat(64), Draws(1, 0.5)
+    kept = drop(torch.ones(256), draws) > 0
+    assert torch.equal(drop(values, draws, torch.bfloat16).isnan(), kept)
 
 
 def test_the_mean_stays() -> None:

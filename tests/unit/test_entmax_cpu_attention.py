@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
 import headwise.entmax.cpu_attention as attention_module
 from headwise.entmax import alpha_entmax, native
@@ -139,6 +140,14 @@ def test_bfloat16_is_near(power: Power) -> None:
         assert error < limit
 
 
+def test_sums_over_chunks_keep_their_digits_in_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention_module, "CHUNK_SCORES", 4)
+    query, key = torch.zeros(1, 1, 600, 8).bfloat16(), torch.ones(1, 1, 4, 8).bfloat16()
+    given = [query, key, key, torch.ones_like(query)]
+    of_value = fused(given, None, Power.EXP, Visible())[3]
+    assert (of_value == 600 / 4).all()  # in bfloat16 a quarter more would leave 64 as it is
+
+
 @pytest.mark.parametrize("chunk", [1 << 19, 700], ids=["whole", "chunked"])
 @pytest.mark.parametrize("power", [Power.EXP, Power.ANY, Power.LINEAR])
 def test_dropout_is_one_mask_forward_and_backward(
@@ -182,6 +191,20 @@ def test_dropout_draws_are_independent_of_place() -> None:
     assert abs((rows[1:] * rows[:-1]).mean()) < 0.03
 
 
+def test_dropout_draws_do_not_depend_on_what_is_done_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Some queries, some heads, some sentences or all at a time."""
+    query, key, _, _ = inputs((3, 2, 20, 30), width=30)
+    unit = torch.eye(30).expand(3, 2, 30, 30)
+    found = []
+    for chunk in (1 << 19, 1200, 600, 250):
+        monkeypatch.setattr(attention_module, "CHUNK_SCORES", chunk)
+        torch.manual_seed(0)
+        found.append(attention(query, key, unit, None, Power.EXP, Visible(), 0.5, 1.0) > 0)
+    assert all(torch.equal(found[0], mask) for mask in found[1:])
+
+
 def test_memory_kept_grows_with_length_not_with_its_square() -> None:
     kept = {}
     for n in (100, 400):
@@ -216,6 +239,14 @@ def test_survives_torch_compile_and_checkpoint() -> None:
     for other in results[1:]:
         for mine, expected in zip(other, results[0], strict=True):
             torch.testing.assert_close(mine, expected, rtol=0, atol=0)
+
+
+def test_the_counter_is_told_of_two_products_forward_and_five_backward() -> None:
+    given = inputs((2, 3, 5, 7))
+    with FlopCounterMode(display=False) as counter:
+        fused(given, None, Power.SQUARE, Visible())
+    of_one_product = 2 * (2 * 3 * 5 * 7) * given[0].shape[3]
+    assert counter.get_total_flops() == (2 + 5) * of_one_product
 
 
 def test_differentiable_once_only() -> None:
@@ -275,7 +306,11 @@ def test_lengths_and_masks_of_any_layout() -> None:
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
-def test_backward_within_autocast_is_that_outside() -> None:
+@pytest.mark.parametrize("chunk", [1 << 19, 100], ids=["whole", "chunked"])
+def test_backward_within_autocast_is_that_outside(
+    monkeypatch: pytest.MonkeyPatch, chunk: int
+) -> None:
+    monkeypatch.setattr(attention_module, "CHUNK_SCORES", chunk)
     given = inputs((2, 2, 9, 30))
     results = []
     for inside in (False, True):

@@ -178,9 +178,11 @@ def test_no_loss_beyond_the_margin_and_only_there(alpha: float) -> None:
     assert (leads[is_clear] >= margin).any()
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("ignored", [0, 4, -100])
-def test_ignored_targets_cost_nothing(ignored: int) -> None:
+def test_ignored_targets_cost_nothing(ignored: int, dtype: torch.dtype) -> None:
     scores, target = example()
+    scores = scores.detach().to(dtype).requires_grad_()
     target[target == ignored] = 1
     expected = entmax15_loss(scores, target)
     is_ignored = torch.tensor([False, True, False, False, True, True])
@@ -302,6 +304,22 @@ def test_targets_of_any_layout_and_type(kind: str) -> None:
     assert torch.equal(*grads)
 
 
+def test_scores_of_any_layout() -> None:
+    scores = torch.randn(40, 6, generator=torch.Generator().manual_seed(1)).t()
+    found = []
+    for given in (scores, scores.contiguous()):
+        ours = given.detach().requires_grad_()
+        loss = entmax15_loss(ours, torch.arange(6), 0.1)
+        found.append((loss.detach(), gradient_of(loss.sum(), ours)))
+    torch.testing.assert_close(*found, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("alpha", [1.0, 1.001, 1.3, 1.5, 2.0])
+def test_rounding_takes_no_loss_below_0(alpha: float) -> None:
+    scores = torch.randn(4000, 7, generator=torch.Generator().manual_seed(2)) * 20
+    assert (entmax_loss(scores, scores.argmax(1), alpha) >= 0).all()
+
+
 def test_alpha_next_to_one_is_cross_entropy() -> None:
     scores = torch.randn(5, 30, generator=torch.Generator().manual_seed(1))
     target = torch.arange(5)
@@ -310,8 +328,10 @@ def test_alpha_next_to_one_is_cross_entropy() -> None:
 
 
 def test_a_vocabulary_of_what_is_ignored_alone() -> None:
-    found = entmax15_loss(torch.randn(3, 1), torch.zeros(3, dtype=torch.int64), 0.1, 0)
+    scores = torch.randn(3, 1, requires_grad=True)
+    found = entmax15_loss(scores, torch.zeros(3, dtype=torch.int64), 0.1, 0)
     assert found.tolist() == [0.0] * 3
+    assert gradient_of(found.sum(), scores).tolist() == [[0.0]] * 3
 
 
 @pytest.mark.parametrize("ignore_index", [None, 0, -100])

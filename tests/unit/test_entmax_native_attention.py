@@ -108,6 +108,8 @@ def test_only_few_queries_without_gradients_are_taken() -> None:
         assert not native_attention.takes(many, many, many)
         assert not native_attention.takes(few, many, many.transpose(2, 3).contiguous().mT)
         assert not native_attention.takes(few.double(), many.double(), many.double())
+        assert not native_attention.takes(few, many.bfloat16(), many.bfloat16())
+        assert not native_attention.takes(few, many, many.bfloat16())
 
 
 @pytest.mark.parametrize(
@@ -128,6 +130,15 @@ def test_what_does_not_fit_is_left_to_others(shapes: list[tuple[int, ...]]) -> N
     if shapes[0][2] > 0:
         with pytest.raises(ValueError, match="keys and values"):
             attention_of_few(*tensors, None, Power.EXP, Visible(), SCALE)
+
+
+def test_keys_and_values_may_lie_each_in_an_order_of_its_own() -> None:
+    query, key, value = inputs((3, 2, 2, 9, 16), torch.float32)
+    by_position = value.transpose(0, 2).contiguous().transpose(0, 2)
+    exact = by_weights(query, key, value, 1.5, None)
+    for given in ((query, key, by_position), (query, key.contiguous(), value)):
+        found = attention_of_few(*given, None, Power.SQUARE, Visible(), SCALE)
+        torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-5)
 
 
 def test_expanded_keys_and_a_batch_of_none() -> None:

@@ -1,9 +1,10 @@
-"""Properties over drawn scores."""
+"""Properties over drawn scores, and of every way to compute the maps."""
 
 from __future__ import annotations
 
 from itertools import pairwise
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -82,3 +83,45 @@ def test_score_gradients_sum_to_zero_and_vanish_off_the_support(
 def test_larger_alpha_gives_more_to_the_best_key(scores: Tensor) -> None:
     best = [alpha_entmax(scores.double(), 1 + step / 8).max().item() for step in range(9)]
     assert all(later >= earlier - 1e-12 for earlier, later in pairwise(best))
+
+
+@pytest.mark.usefixtures("computed_every_way")
+@pytest.mark.parametrize("alpha", [1.3, 1.5, 1.9, 2.0])
+def test_nothing_is_negative_and_nothing_moves_off_the_support(alpha: float) -> None:
+    generator = torch.Generator().manual_seed(1)
+    # so many rows that keys stand next to the border of the support
+    scores = (torch.randn(20_000, 30, generator=generator) * 2).requires_grad_()
+    weights = alpha_entmax(scores, alpha)
+    weights.backward(torch.randn(20_000, 30, generator=generator))
+    assert (weights >= 0).all()
+    assert (weights == 0).any()
+    assert not scores.grad[weights == 0].any()
+
+
+@pytest.mark.usefixtures("computed_every_way")
+@pytest.mark.parametrize("alpha", [1.1, 1.5, 2.0])
+@pytest.mark.parametrize("n_keys", [7, 31, 60, 93])
+def test_the_largest_score_is_found_wherever_it_stands(n_keys: int, alpha: float) -> None:
+    weights = alpha_entmax(50 * torch.eye(n_keys), alpha)
+    assert torch.equal(weights, torch.eye(n_keys))
+
+
+@pytest.mark.usefixtures("computed_every_way")
+@pytest.mark.parametrize("n_axes", [2, 3, 5, 6])
+def test_masks_and_alphas_broadcast_over_any_number_of_axes(n_axes: int) -> None:
+    generator = torch.Generator().manual_seed(2)
+    shape = (2, 3, 1, 2, 4, 5)[-n_axes:]
+    scores = torch.randn(shape, generator=generator)
+    mask = torch.rand(4, 5, generator=generator) > 0.3
+    alpha = torch.linspace(1.2, 1.8, 4)[:, None]
+    found = alpha_entmax(scores, alpha, mask=mask)
+    whole = alpha_entmax(scores, alpha.expand(*shape[:-1], 1), mask=mask.expand(shape))
+    torch.testing.assert_close(found, whole, rtol=0, atol=0)
+
+
+@pytest.mark.usefixtures("computed_every_way")
+def test_an_alpha_just_above_2_by_rounding_is_taken_for_2() -> None:
+    scores = torch.randn(50, 9, generator=torch.Generator().manual_seed(3))
+    rounded = torch.tensor(2.0).nextafter(torch.tensor(3.0))
+    found = alpha_entmax(scores, rounded)
+    torch.testing.assert_close(found, alpha_entmax(scores, 2.0), rtol=0, atol=5e-7)

@@ -268,6 +268,15 @@ def test_alpha_gradient_has_the_shape_of_alpha(shape: tuple[int, ...]) -> None:
     torch.testing.assert_close(alpha.grad, full.grad.sum_to_size(shape), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("dim", [0, 1, -3])
+def test_alpha_differs_along_the_axes_that_are_not_normalised(dim: int) -> None:
+    scores = torch.randn(4, 4, 4, generator=torch.Generator().manual_seed(7))
+    alpha = torch.linspace(1.1, 1.9, 16).view(4, 4, 1)
+    last = alpha_entmax(scores, alpha)
+    weights = alpha_entmax(scores.movedim(-1, dim), alpha.movedim(-1, dim), dim)
+    torch.testing.assert_close(weights.movedim(dim, -1), last, rtol=0, atol=0)
+
+
 def test_half_precision_alpha_is_computed_in_float32() -> None:
     scores = torch.randn(2, 3, 4, 5).bfloat16()
     alpha = torch.full((3, 1, 1), 1.3, requires_grad=True)

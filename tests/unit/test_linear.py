@@ -228,10 +228,12 @@ class TestPacked:
         assert set(ours.state_dict()) == {"weight", "bias"}
 
     @pytest.mark.parametrize("which", ["weight", "bias"])
-    def test_a_changed_parameter_is_noticed(self, which: str) -> None:
+    @pytest.mark.parametrize("is_low", [False, True])
+    def test_a_changed_parameter_is_noticed(self, which: str, is_low: bool) -> None:
         ours, theirs = make_pair()
         values = torch.randn(6, 40)
-        with packed(ours), torch.no_grad():
+        low = torch.autocast("cpu", torch.bfloat16, enabled=is_low)
+        with torch.no_grad(), low, packed(ours):
             for one in (ours, theirs):
                 getattr(one, which).mul_(2)
             torch.testing.assert_close(ours(values), theirs(values))

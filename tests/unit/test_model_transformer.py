@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import math
 from contextlib import nullcontext
 
 import pytest
@@ -13,6 +15,7 @@ from headwise.attention.build import AttentionFactory
 from headwise.config_dir import group_choices, group_node
 from headwise.errors import ConfigError, DataError
 from headwise.model.blocks import FeedForward, Residual
+from headwise.model.embedding import sinusoids
 from headwise.model.gates import HeadGate
 from headwise.model.transformer import Transformer, n_parameters
 from headwise.schema import ModelConfig
@@ -43,6 +46,15 @@ def test_what_is_activated_is_dropped_in_training_alone(activation: str) -> None
     zeros = [feed_forward.train(mode)(states) == feed_forward.outer.bias for mode in (True, False)]
     assert 0.3 < zeros[0].float().mean() < 0.7
     assert not zeros[1].any()
+
+
+def test_every_layer_has_both_rates_of_dropout_where_they_belong() -> None:
+    model = build(dataclasses.replace(SMALL, dropout=0.1, activation_dropout=0.3))
+    parts = list(model.modules())
+    inner = [part.dropout for part in parts if isinstance(part, FeedForward)]
+    around = [part.dropout for part in parts if isinstance(part, Residual)]
+    assert inner == [0.3] * 5
+    assert around == [0.1] * (2 * 2 + 3 * 3)
 
 
 @pytest.mark.parametrize("pre_norm", [True, False])
@@ -125,6 +137,16 @@ def test_variants_start_from_the_same_projections() -> None:
     other = dict(build(attention="softmax", seed=6).named_parameters())
     name = "encoder.layers.0.attention.query.weight"
     assert not torch.equal(dense[name], other[name])
+
+
+@pytest.mark.parametrize("width", [8, 7, 1])
+def test_sinusoids_are_those_of_the_paper(width: int) -> None:
+    signal = sinusoids(60, width)
+    assert signal.shape == (60, width)
+    for position, column in itertools.product((0, 1, 2, 59), range(width)):
+        angle = position / 10000 ** (2 * (column // 2) / width)
+        expected = math.cos(angle) if column % 2 else math.sin(angle)
+        assert signal[position, column].item() == pytest.approx(expected, abs=1e-5)
 
 
 def test_positions_go_on_beyond_the_table_or_are_refused() -> None:

@@ -132,6 +132,20 @@ def test_scores_far_from_0_keep_the_digits_of_the_likelihood() -> None:
     torch.testing.assert_close(found.loss.double(), exact, rtol=1e-6, atol=0)
 
 
+@pytest.mark.parametrize("loss", LOSSES, ids=repr)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_rows_of_padding_have_no_part_in_sums_and_gradient(loss: Loss, dtype: torch.dtype) -> None:
+    logits_RV = torch.randn(6, V, generator=torch.Generator().manual_seed(4), dtype=dtype)
+    target_R = torch.tensor([3, PAD, 5, PAD, 1, 2])
+    is_real_R = target_R != PAD
+    whole = loss.of_rows(logits_RV.clone(), target_R, True)
+    real = loss.of_rows(logits_RV[is_real_R], target_R[is_real_R], True)
+    torch.testing.assert_close((whole.loss, whole.measure), (real.loss, real.measure))
+    assert whole.grad_RV is not None
+    assert not whole.grad_RV[~is_real_R].any()
+    torch.testing.assert_close(whole.grad_RV[is_real_R], real.grad_RV)
+
+
 def test_nothing_but_padding_costs_nothing() -> None:
     states_BTD, weight_VD, _ = example()
     sums = CrossEntropy(0.1).of_states(states_BTD, weight_VD, torch.zeros(B, T, dtype=torch.long))

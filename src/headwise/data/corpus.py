@@ -6,6 +6,9 @@ A corpus is found in this order, and the network is the last resort:
 2. `$HEADWISE_DATA/<data.folder>`, where that exists;
 3. an origin of the yaml whose material is on disk already;
 4. the origins of the yaml in their order, by download.
+
+`data.train`, `data.valid` and each of `data.test` name a split, or several that are read as one:
+`test_tst2015+test_tst2016`.
 """
 
 from __future__ import annotations
@@ -13,9 +16,9 @@ from __future__ import annotations
 import inspect
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass, field, replace
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -65,16 +68,16 @@ class Corpus:
         """Normalised pairs of a split, streamed.
 
         Args:
-            split: one of `splits()`.
+            split: one of `splits()`, or several with + between them.
             clean: apply the dropping rules too; for training text only. `report` counts.
 
         Raises:
             DataError: an unknown split, or text that is missing, misaligned, empty or broken.
         """
-        self._check(split)
+        parts = self._parts(split)
         languages = (self.config.source, self.config.target)
         normalise = Normaliser(self.config.cleaning.normalise, *languages)
-        pairs = normalise(self.source.pairs(split))
+        pairs = normalise(chain.from_iterable(map(self.source.pairs, parts)))
         if not clean:
             return pairs
         self.report.clear()
@@ -118,14 +121,22 @@ class Corpus:
         return combined_digest([json.dumps(rules, sort_keys=True)])
 
     def identity(self, split: str) -> str:
-        """Hash of one split's content as it lies on disk."""
-        self._check(split)
-        return self.source.identity(split)
+        """Hash of the content of a split, or of several joined, as it lies on disk."""
+        identities = [self.source.identity(part) for part in self._parts(split)]
+        return identities[0] if len(identities) == 1 else combined_digest(identities)
 
-    def _check(self, split: str) -> None:
+    def _parts(self, split: str) -> list[str]:
         options = self.source.splits()
-        if split not in options:
-            raise DataError(str(refuse(f"a split of data={self.config.name}", split, options)))
+        parts = joined_splits(split, options)
+        for part in parts:
+            if part not in options:
+                raise DataError(str(refuse(f"a split of data={self.config.name}", part, options)))
+        return parts
+
+
+def joined_splits(split: str, known: Collection[str]) -> list[str]:
+    """The splits that a name stands for: `a+b` is a, then b, unless that is one of `known`."""
+    return [split] if split in known else split.split("+")
 
 
 def open_corpus(config: DataConfig, cache_dir: Path) -> Corpus:
@@ -181,8 +192,14 @@ def check_data_config(config: DataConfig) -> DataConfig:
     return config
 
 
-def _wanted(config: DataConfig) -> list[str]:
-    return [config.train, config.valid, *config.test]
+def _wanted(config: DataConfig, known: Collection[str]) -> dict[str, str]:
+    """Every split that is asked for -> the key that asks first."""
+    wanted: dict[str, str] = {}
+    asked = [("train", config.train), ("valid", config.valid), *(("test", t) for t in config.test)]
+    for key, split in asked:
+        for part in joined_splits(split, known):
+            wanted.setdefault(part, key)
+    return wanted
 
 
 def _given_folder(config: DataConfig) -> Path | None:
@@ -200,19 +217,21 @@ def _from_folder(config: DataConfig, folder: Path, cache_dir: Path) -> Source:
     """Text in `folder`, else the original archives or parquet files in it."""
     memo = FileMemo(cache_dir)
     text = FolderSource(folder, config.source, config.target, config.files, memo)
-    if {config.train, config.valid} <= set(text.splits()):
-        for split in config.test:
+    wanted = _wanted(config, text.splits())
+    needed = {split for split, key in wanted.items() if key != "test"}
+    if needed <= set(text.splits()):
+        for split in wanted:
             text.require(split)
         return text
     for number, node in enumerate(config.origins):
         origin = _make(node, f"data.origins[{number}]", config, cache_dir, folder)
         if origin is None:
             continue
-        if set(origin.splits()) & {config.train, config.valid}:
+        if set(origin.splits()) & needed:
             # The right folder; if a test set or half of the corpus is missing, this says which.
-            getattr(origin, "prepare", lambda splits: None)(_wanted(config))
+            _prepare(origin, config)
             return origin
-    for split in _wanted(config):
+    for split in wanted:
         text.require(split)
     raise AssertionError("a split was missing and then was not")
 
@@ -224,22 +243,31 @@ def _from_origins(config: DataConfig, cache_dir: Path) -> Source:
         origin = _make(node, f"data.origins[{number}]", config, cache_dir, None)
         if origin is None:
             continue
-        absent = [split for split in _wanted(config) if split not in origin.splits()]
+        known = origin.splits()
+        absent = [(k, split) for split, k in _wanted(config, known).items() if split not in known]
         if absent:
-            key = {config.train: "train", config.valid: "valid"}.get(absent[0], "test")
-            reasons.append(str(refuse(f"data.{key}", absent[0], origin.splits())))
+            key, split = absent[0]
+            reasons.append(str(refuse(f"data.{key}", split, known)))
         else:
             origins.append(origin)
-    wanted = _wanted(config)
     # What is on disk comes first, whatever its place in the list.
-    origins.sort(key=lambda o: not getattr(o, "is_local", lambda splits: True)(wanted))
+    origins.sort(key=lambda origin: not _is_local(origin, config))
     for origin in origins:
         try:
-            getattr(origin, "prepare", lambda splits: None)(wanted)
+            _prepare(origin, config)
             return origin
         except DataError as error:
             reasons.append(str(error))
     raise DataError(_advice(config, reasons))
+
+
+def _is_local(origin: Source, config: DataConfig) -> bool:
+    ask = getattr(origin, "is_local", lambda splits: True)
+    return bool(ask(list(_wanted(config, origin.splits()))))
+
+
+def _prepare(origin: Source, config: DataConfig) -> None:
+    getattr(origin, "prepare", lambda splits: None)(list(_wanted(config, origin.splits())))
 
 
 def _make(

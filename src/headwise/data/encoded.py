@@ -113,7 +113,7 @@ def _fingerprint(corpus: Corpus, config: TokenizerConfig, seed: int) -> str:
         "sentencepiece": importlib.metadata.version("sentencepiece"),
         "train": corpus.fingerprint(),
         "max_train_pairs": data.max_train_pairs,
-        "valid": corpus.source.identity(data.valid),
+        "valid": corpus.identity(data.valid),
         "languages": [data.source, data.target],
         "tokenizer": options,
         "seed": seed,

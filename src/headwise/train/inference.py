@@ -13,7 +13,7 @@ from typing import IO, Any
 from omegaconf import DictConfig, OmegaConf
 
 from headwise.config_dir import machine_cache_dir
-from headwise.data.corpus import open_corpus
+from headwise.data.corpus import joined_splits, open_corpus
 from headwise.data.digest import file_digest
 from headwise.data.lines import decoded_lines, open_bytes
 from headwise.errors import ConfigError, DataError, HeadwiseError, require
@@ -186,9 +186,10 @@ def named_sets(run: TrainedRun, names: list[str], folder: str | None) -> dict[st
         return _corpus_sets(run, wanted, folder)
     held = _held_sets(run.folder)
     wanted = wanted or [name for name in held if name != run.config.data.valid]
-    absent = [name for name in wanted if name not in held]
+    parts = {name: joined_splits(name, held) for name in wanted}
+    absent = [name for name in wanted if not set(parts[name]) <= set(held)]
     others = _corpus_sets(run, absent, None) if absent or not wanted else {}
-    read = {name: _held_set(run.folder, name) for name in wanted if name in held}
+    read = {name: _held_set(run.folder, parts[name]) for name in wanted if name not in absent}
     return {name: {**read, **others}[name] for name in wanted or others}
 
 
@@ -198,12 +199,17 @@ def _held_sets(folder: RunFolder) -> list[str]:
     return sorted(name for name in names if (folder.hypotheses / f"{name}.ref.txt").is_file())
 
 
-def _held_set(folder: RunFolder, name: str) -> Sides:
-    sources, references = (
-        read_lines(folder.hypotheses / f"{name}.{side}.txt") for side in ("src", "ref")
-    )
-    _check_aligned(sources, references, f"{name}.src.txt", f"{name}.ref.txt")
-    return sources, references
+def _held_set(folder: RunFolder, names: list[str]) -> Sides:
+    """Sets of the run folder, one after the other."""
+    both: tuple[list[str], list[str]] = [], []
+    for name in names:
+        sources, references = (
+            read_lines(folder.hypotheses / f"{name}.{side}.txt") for side in ("src", "ref")
+        )
+        _check_aligned(sources, references, f"{name}.src.txt", f"{name}.ref.txt")
+        both[0].extend(sources)
+        both[1].extend(references)
+    return both
 
 
 def _corpus_sets(run: TrainedRun, test: list[str], folder: str | None) -> dict[str, Sides]:

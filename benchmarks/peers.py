@@ -1,7 +1,8 @@
 """A training step and a beam search, beside those of other toolkits.
 
     make peers    # an environment with all of them, then this on one thread and on two
-    python -m benchmarks.peers [--quick] [--only step|search] [--threads N] [--json FILE]
+    python -m benchmarks.peers [--quick] [--only step|search] [--dropout RATE]
+        [--threads N] [--json FILE]
 
 Transformers of one size with random weights: the update from one batch of full rows, as each
 toolkit takes it, and its own beam search with five hypotheses, all as long as the sources. What is
@@ -31,18 +32,24 @@ from benchmarks.toolkits import CPU, PEERS, Headwise, Sizes, Toolkit
 from headwise.precision import multiplies_bf16
 from headwise.train.memory import keep_freed_memory
 
-REPEATS, QUICK_REPEATS, BEAM = 7, 3, 5
+REPEATS, REPEATS_OF_SHORT, QUICK_REPEATS = 7, 25, 3
+BEAM, DROPOUT = 5, 0.1
 VOCABULARY = {"tiny": 500, "small": 8000, "base": 32000}
 STEPS = [("small", 128, 32), ("base", 64, 32)]  # model, sentences, their length
 SEARCHES = [("small", 1, 26), ("small", 32, 26), ("base", 8, 26)]
 QUICK = [("tiny", 4, 8)]
 
 
-def sizes_of(name: str) -> Sizes:
+def sizes_of(name: str, dropout: float) -> Sizes:
     """Those of `conf/model`."""
     config = model_config(name)
     return Sizes(
-        config.encoder_layers, config.d_model, config.n_heads, config.d_ff, VOCABULARY[name]
+        layers=config.encoder_layers,
+        width=config.d_model,
+        heads=config.n_heads,
+        inner=config.d_ff,
+        vocabulary=VOCABULARY[name],
+        dropout=dropout,
     )
 
 
@@ -70,9 +77,11 @@ def ids(sizes: Sizes, sentences: int, length: int) -> Tensor:
     return torch.randint(4, sizes.vocabulary, (sentences, length))
 
 
-def time_steps(name: str, sentences: int, length: int, repeats: int) -> dict[str, Any]:
+def time_steps(
+    name: str, sentences: int, length: int, repeats: int, dropout: float = DROPOUT
+) -> dict[str, Any]:
     """A row of the first table: seconds a step."""
-    sizes = sizes_of(name)
+    sizes = sizes_of(name, dropout)
     source, target = ids(sizes, sentences, length), ids(sizes, sentences, length)
     calls: dict[str, Callable[[], object]] = {}
     parameters = {}
@@ -87,18 +96,21 @@ def time_steps(name: str, sentences: int, length: int, repeats: int) -> dict[str
         "model": name,
         "sentences": sentences,
         "length": length,
+        "repeats": repeats,
         "seconds": taken,
         "parameters": parameters,
     }
 
 
-def time_searches(name: str, sentences: int, length: int, repeats: int) -> dict[str, Any]:
+def time_searches(
+    name: str, sentences: int, length: int, repeats: int, dropout: float = DROPOUT
+) -> dict[str, Any]:
     """A row of the second table: seconds a batch of sentences.
 
     Raises:
         ValueError: a search ended before its limit, so that its time would say nothing.
     """
-    sizes = sizes_of(name)
+    sizes = sizes_of(name, dropout)
     source = ids(sizes, sentences, length)
     calls: dict[str, Callable[[], object]] = {}
     for toolkit in (*ours(sizes), *theirs(sizes)):
@@ -111,6 +123,7 @@ def time_searches(name: str, sentences: int, length: int, repeats: int) -> dict[
         "model": name,
         "sentences": sentences,
         "length": length,
+        "repeats": repeats,
         "seconds": medians(calls, repeats),
     }
 
@@ -124,21 +137,22 @@ def show(row: dict[str, Any]) -> None:
         print(f"  {name:30} {seconds:8.3f} s   {seconds / first:5.2f}", flush=True)
 
 
-def measure(quick: bool, only: str | None = None) -> dict[str, Any]:
+def measure(quick: bool, only: str | None = None, dropout: float = DROPOUT) -> dict[str, Any]:
     """The rows as `{"rows": [...]}`, of both tables or one."""
     keep_freed_memory()
     warnings.simplefilter("ignore", FutureWarning)  # of the others, about torch
     logging.disable(logging.INFO)
     torch.manual_seed(1)
     rows = []
-    repeats = QUICK_REPEATS if quick else REPEATS
     tables = {"step": (time_steps, STEPS), "search": (time_searches, SEARCHES)}
     for what in tables if only is None else [only]:
         take, cases = tables[what]
         for case in QUICK if quick else cases:
-            rows.append(take(*case, repeats))
+            repeats = REPEATS if case[1] > 1 else REPEATS_OF_SHORT
+            rows.append(take(*case, QUICK_REPEATS if quick else repeats, dropout))
             show(rows[-1])
-    return {"benchmark": "peers", "threads": torch.get_num_threads(), "rows": rows}
+    threads = torch.get_num_threads()
+    return {"benchmark": "peers", "threads": threads, "dropout": dropout, "rows": rows}
 
 
 def main() -> None:
@@ -146,14 +160,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a tiny model, 3 repeats")
     parser.add_argument("--only", choices=("step", "search"), help="one of the two tables")
+    parser.add_argument("--dropout", type=float, default=DROPOUT, help="its rate, in training")
     parser.add_argument("--threads", type=int, help="of torch; its default otherwise")
     parser.add_argument("--json", type=Path, metavar="FILE", help="keep the figures here")
     options = parser.parse_args()
     if options.threads:
         torch.set_num_threads(options.threads)
-    repeats = QUICK_REPEATS if options.quick else REPEATS
-    print(f"machine: {machine()}, {torch.get_num_threads()} thread(s); medians of {repeats}")
-    found = measure(options.quick, options.only)
+    print(f"machine: {machine()}, {torch.get_num_threads()} thread(s)")
+    found = measure(options.quick, options.only, options.dropout)
     if options.json:
         content = {"machine": machine(), **found}
         options.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

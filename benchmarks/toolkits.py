@@ -1,9 +1,12 @@
 """Other toolkits' Transformers under one interface, for `benchmarks.peers`; none is a dependency.
 
-Each class builds its toolkit's model at given sizes, takes one training step with the toolkit's
-own forward pass and loss, and searches with its own beam search. The options are those of the
-toolkit but for what makes the work the same: sizes, norms before the sublayers where there is the
-choice, one matrix for both embeddings and the output, label smoothing 0.1, `torch.optim.Adam`.
+Each class builds its toolkit's model at given sizes, takes one training step (forward pass, loss,
+gradient, optimizer), and searches with the toolkit's own beam search, as its commands do. The
+options are those of the toolkit but for what makes the work the same: sizes, norms before the
+sublayers where there is the choice, dropout, one matrix for both embeddings and the output, label
+smoothing 0.1. Adam is torch's as their trainers build it, but that transformers' is fused, as ours
+is (1 % of its step); its loss is torch's. What trainers do around a step (clipping, records) is
+left out for all. OpenNMT-py's attention has no biases.
 Imports stand inside the classes, so that a toolkit that is not installed is missed by itself.
 """
 
@@ -78,7 +81,7 @@ class Toolkit(ABC):
         """Cross-entropy a word."""
 
     def search(self, source: Tensor, beam: int, steps: int) -> int:
-        """The number of words of the first sentence's best hypothesis, of `steps` asked for."""
+        """The number of words of the shortest of the best hypotheses, of `steps` asked for."""
         self.model.eval()
         with torch.no_grad():
             return self._best_length(source, beam, steps)
@@ -132,7 +135,7 @@ class Headwise(Toolkit):
         is_long = source.numel() * beam >= ROWS_WORTH_PACKING  # as `Translator` has it
         with autocast(CPU, self.precision), packed(self.model) if is_long else nullcontext():
             best = beam_search(self.model, source.tolist(), [steps] * len(source), CPU, beam)
-        return len(best[0][0].ids)
+        return min(len(hypotheses[0].ids) for hypotheses in best)
 
 
 class JoeyNMT(Toolkit):
@@ -242,7 +245,8 @@ class OpenNMT(Toolkit):
             global_scorer=GNMTGlobalScorer(0.0, 0.0, "none", "none"),
         )
         batch = {"src": source.unsqueeze(2), "srclen": lengths(source)}
-        return len(translator.translate_batch(batch, False)["predictions"][0][0])
+        found = translator.translate_batch(batch, False)["predictions"]
+        return min(len(best[0]) for best in found)
 
 
 class Fairseq(Toolkit):
@@ -276,6 +280,7 @@ class Fairseq(Toolkit):
         base_architecture(chosen)
         task = SimpleNamespace(source_dictionary=self.dictionary, target_dictionary=self.dictionary)
         self.model: Any = TransformerModel.build_model(chosen, task)
+        self.is_prepared = False
         self.criterion = LabelSmoothedCrossEntropyCriterion(task, False, SMOOTHING)
         self.optimize()
 
@@ -291,11 +296,15 @@ class Fairseq(Toolkit):
     def _best_length(self, source: Tensor, beam: int, steps: int) -> int:
         from fairseq.sequence_generator import SequenceGenerator
 
+        if not self.is_prepared:  # it cannot train any more then
+            generation = SimpleNamespace(beam=beam, print_alignment=False)
+            self.model.prepare_for_inference_(SimpleNamespace(generation=generation))
+            self.is_prepared = True
         generator = SequenceGenerator(
-            [self.model], self.dictionary, beam, max_len_a=0, max_len_b=steps, min_len=steps
+            [self.model], self.dictionary, beam, max_len_a=0, max_len_b=steps - 1, min_len=steps - 1
         )
         found = generator.generate([self.model], {"net_input": self._inputs(source)})
-        return len(found[0][0]["tokens"]) - 1  # it ends with the end
+        return min(len(best[0]["tokens"]) for best in found)  # the end is the last word
 
 
 @contextmanager
@@ -356,13 +365,15 @@ class Marian(Toolkit):
         )
 
     def _best_length(self, source: Tensor, beam: int, steps: int) -> int:
+        # forbids the end; `min_new_tokens` would copy all scores at each step
+        self.model.final_logits_bias[:, END] = -1e9
         ids = self.model.generate(
             input_ids=source,
             attention_mask=torch.ones_like(source),
             num_beams=beam,
-            min_new_tokens=steps,
             max_new_tokens=steps,
         )
+        self.model.final_logits_bias.zero_()
         return int(ids.shape[1]) - 1  # it begins with the begin
 
 

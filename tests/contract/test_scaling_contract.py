@@ -19,7 +19,7 @@ from headwise.instantiate import instantiate, target_class
 from headwise.model.transformer import Transformer
 from headwise.schema import SITES, ModelConfig
 
-OPTIONS = {"length": [{"learned": "head"}]}  # values of keys that make another module of a choice
+OPTIONS = {"length": [{"learned": "query"}]}  # values of keys that make another module of a choice
 NODES: dict[str, Any] = {
     " ".join([name, *(f"{key}={value}" for key, value in own.items())]): {
         **group_node("scaling", name),

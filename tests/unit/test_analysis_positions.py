@@ -206,3 +206,18 @@ def test_too_few_sentences_of_a_length_say_nothing() -> None:
     assert np.isnan(means[20:]).all()
     assert np.isnan(spreads[20:]).all()
     assert means[0] == pytest.approx(9.5)
+
+
+def test_what_is_like_goes_by_the_length_of_the_sentence_itself() -> None:
+    means, _ = like_length(np.arange(40.0), np.array([10] * 20 + [13] * 20))
+    assert means[0] == pytest.approx(9.5), "13 is more than a quarter above 10"
+    assert means[20] == pytest.approx(19.5), "10 is less than a quarter below 13"
+
+
+def test_a_head_broken_in_one_sentence_names_no_other() -> None:
+    part = densities("encoder_self", [4] * 50 + [20] * 51, [2] * 20 + [3] * 50 + [12] + [2] * 30)
+    assert [row["sentence"] for row in part.rows()] == [71]
+    batch = batch_of([3])
+    batch.indices[:] = [0]
+    part.take(batch, seen("encoder_self", [[[math.nan, 0.0, 0.0, 0.0]] * 4], [4]))
+    assert part.rows() == []

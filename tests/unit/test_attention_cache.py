@@ -49,12 +49,20 @@ def test_a_static_cache_keeps_what_it_was_given() -> None:
     assert torch.equal(cache.content()[1], value[rows][[3, 1]])
 
 
-def test_rows_that_stay_are_not_copied() -> None:
+def test_a_step_may_be_longer_than_twice_what_is_there() -> None:
+    cache = KeyValueCache(static=False)
+    first, second = torch.randn(2, 2, 2, FIRST_LENGTH + 1, 3), torch.randn(2, 2, 2, 40, 3)
+    assert all(map(torch.equal, cache.update(*first), first))
+    assert all(map(torch.equal, cache.update(*second), torch.cat((first, second), dim=3)))
+
+
+@pytest.mark.parametrize("rows", [[0, 3, 2], [0, 3, 2, 3]])
+def test_rows_that_stay_are_not_copied(rows: list[int]) -> None:
     cache = KeyValueCache(static=False)
     key, _ = cache.update(torch.randn(4, 2, 1, 3), torch.randn(4, 2, 1, 3))
-    cache.reorder(torch.tensor([0, 3, 2]))
+    cache.reorder(torch.tensor(rows))
     assert cache.content()[0].data_ptr() == key.data_ptr()
-    longer, _ = cache.update(torch.randn(3, 2, 1, 3), torch.randn(3, 2, 1, 3))
+    longer, _ = cache.update(*torch.randn(2, len(rows), 2, 1, 3))
     assert longer.data_ptr() == key.data_ptr()  # and a step writes its own position alone
 
 

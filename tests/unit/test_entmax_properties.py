@@ -85,14 +85,16 @@ def test_larger_alpha_gives_more_to_the_best_key(scores: Tensor) -> None:
     assert all(later >= earlier - 1e-12 for earlier, later in pairwise(best))
 
 
-@pytest.mark.usefixtures("computed_every_way")
 @pytest.mark.parametrize("alpha", [1.3, 1.5, 1.9, 2.0])
-def test_nothing_is_negative_and_nothing_moves_off_the_support(alpha: float) -> None:
+def test_nothing_is_negative_and_nothing_moves_off_the_support(
+    alpha: float, computed_every_way: str
+) -> None:
     generator = torch.Generator().manual_seed(1)
-    # so many rows that keys stand next to the border of the support
-    scores = (torch.randn(20_000, 30, generator=generator) * 2).requires_grad_()
+    # so many rows that keys stand next to the border of the support; an interpreter takes its time
+    shape = (500 if computed_every_way == "triton" else 20_000, 30)
+    scores = (torch.randn(shape, generator=generator) * 2).requires_grad_()
     weights = alpha_entmax(scores, alpha)
-    weights.backward(torch.randn(20_000, 30, generator=generator))
+    weights.backward(torch.randn(shape, generator=generator))
     assert (weights >= 0).all()
     assert (weights == 0).any()
     assert not scores.grad[weights == 0].any()

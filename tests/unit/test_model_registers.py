@@ -16,6 +16,7 @@ from headwise.config_dir import group_choices, group_node
 from headwise.decode.beam import beam_search
 from headwise.decode.greedy import greedy_search
 from headwise.decode.hypothesis import Hypothesis
+from headwise.errors import DataError
 from headwise.model.transformer import Transformer, n_parameters
 from headwise.schema import ModelConfig
 
@@ -52,6 +53,17 @@ def test_the_memory_and_the_weights_cover_the_registers() -> None:
         assert (weight[:, :, :, :M] > 0).all(), "registers are seen"
         assert (weight[1, :, :, M + 4 :] == 0).all(), "padding is not"
         torch.testing.assert_close(weight.sum(-1), torch.ones(weight.shape[:-1]))
+
+
+@pytest.mark.parametrize("registers", [0, M])
+def test_registers_take_their_places_from_the_longest_source(registers: int) -> None:
+    model = build("linformer", register_tokens=registers)
+    longest = group_node("attention", "linformer")["max_length"] - registers
+    assert model.max_source == longest
+    source = torch.full((1, longest), 4)
+    model.encode(source, torch.tensor([longest]))
+    with pytest.raises(DataError, match="max_length"):
+        model.encode(torch.cat((source, source[:, :1]), dim=1), torch.tensor([longest + 1]))
 
 
 def test_registers_are_one_parameter_and_nothing_else_starts_otherwise() -> None:

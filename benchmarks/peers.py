@@ -140,8 +140,6 @@ def show(row: dict[str, Any]) -> None:
 def measure(quick: bool, only: str | None = None, dropout: float = DROPOUT) -> dict[str, Any]:
     """The rows as `{"rows": [...]}`, of both tables or one."""
     keep_freed_memory()
-    warnings.simplefilter("ignore", FutureWarning)  # of the others, about torch
-    logging.disable(logging.INFO)
     torch.manual_seed(1)
     rows = []
     tables = {"step": (time_steps, STEPS), "search": (time_searches, SEARCHES)}
@@ -164,6 +162,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, help="of torch; its default otherwise")
     parser.add_argument("--json", type=Path, metavar="FILE", help="keep the figures here")
     options = parser.parse_args()
+    warnings.simplefilter("ignore")  # of the others, about torch
+    logging.disable(logging.INFO)
     if options.threads:
         torch.set_num_threads(options.threads)
     print(f"machine: {machine()}, {torch.get_num_threads()} thread(s)")

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import decoding, entmax, length, matmul_share
+from benchmarks import clock, decoding, entmax, length, matmul_share
 from benchmarks.clock import machine
 from headwise.entmax import native
 
@@ -173,9 +173,7 @@ def main() -> None:
 
 def keep(record: dict[str, Any]) -> None:
     """Write the last whole run on so many threads, and a line of history."""
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    path = RESULTS / f"threads_{record['threads']}.json"
-    path.write_text(json.dumps(record, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    clock.keep(RESULTS / f"threads_{record['threads']}.json", record)
     with (RESULTS / "history.jsonl").open("a", encoding="utf-8") as history:
         history.write(json.dumps(record, ensure_ascii=False) + "\n")
 

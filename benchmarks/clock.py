@@ -1,12 +1,14 @@
-"""How all benchmarks time things, and what they say of the machine."""
+"""How all benchmarks time things, what they say of the machine, and how figures are kept."""
 
 from __future__ import annotations
 
+import json
 import platform
 import statistics
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -32,6 +34,13 @@ def medians(
             if repeat:
                 taken[name].append(spent)
     return {name: statistics.median(spent) for name, spent in taken.items()}
+
+
+def keep(path: Path, content: Any) -> None:
+    """Write figures as json, in a folder that is made where it is missing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(content, ensure_ascii=False, indent=1)
+    path.write_text(text + "\n", encoding="utf-8")
 
 
 def machine() -> str:

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import statistics
 import sys
 from collections.abc import Callable
@@ -29,6 +28,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from benchmarks.clock import keep
 from headwise import entmax
 from headwise.entmax import triton_operators
 from headwise.entmax.native import Power
@@ -259,14 +259,6 @@ def measure(is_quick: bool) -> list[dict[str, object]]:
     return rows
 
 
-def keep(path: Path, machine: str, rows: list[dict[str, object]]) -> None:
-    """Write what was measured."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps({"machine": machine, "repeats": REPEATS, "rows": rows}, indent=1)
-    path.write_text(text + "\n", encoding="utf-8")
-    print(f"written: {path}")
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description="time fused attention on this machine's GPU")
     parser.add_argument("--quick", action="store_true", help="two lengths only")
@@ -284,7 +276,8 @@ def main() -> int:
     if not all_correct("cuda"):
         return 1
     rows = measure(arguments.quick)
-    keep(arguments.json, machine, rows)
+    keep(arguments.json, {"machine": machine, "repeats": REPEATS, "rows": rows})
+    print(f"written: {arguments.json}")
     return 0
 
 

@@ -14,7 +14,6 @@ Needs Triton (`make test-triton` brings it) and no GPU.
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import subprocess
 import sys
@@ -28,6 +27,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 
+from benchmarks.clock import keep
 from headwise.entmax import triton_loss, triton_maps, triton_operators
 from headwise.entmax.native import ALPHAS, Power
 from headwise.entmax.triton_device import HAS_TRITON, is_interpreted
@@ -306,9 +306,7 @@ def main() -> int:
     n_unfit = sum(not one.fits for one in found)
     print(f"{len(found)} kernels, {n_unfit} of them too large for their architecture")
     if arguments.json is not None:
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps([asdict(one) for one in found], indent=1)
-        arguments.json.write_text(text + "\n", encoding="utf-8")
+        keep(arguments.json, [asdict(one) for one in found])
     return int(n_unfit > 0)
 
 

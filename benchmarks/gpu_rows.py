@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from benchmarks.clock import medians
-from benchmarks.gpu_attention import REPEATS, keep, milliseconds
+from benchmarks.clock import keep, medians
+from benchmarks.gpu_attention import REPEATS, milliseconds
 from headwise import entmax
 from headwise.entmax import triton_device
 from headwise.train.loss import CrossEntropy, Entmax15Loss, Loss
@@ -160,7 +160,8 @@ def main() -> int:
     if not is_correct("cuda"):
         return 1
     rows = measure("cuda")
-    keep(arguments.json, machine, rows)
+    keep(arguments.json, {"machine": machine, "repeats": REPEATS, "rows": rows})
+    print(f"written: {arguments.json}")
     return 0
 
 

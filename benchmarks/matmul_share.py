@@ -12,7 +12,6 @@ its products, and the step with α-entmax, which runs in turn with both, to that
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 from collections import Counter
 from collections.abc import Callable
@@ -22,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.clock import machine, medians
+from benchmarks.clock import keep, machine, medians
 from headwise.attention.build import AttentionFactory
 from headwise.config_dir import group_node
 from headwise.data.batching import Batch
@@ -211,8 +210,7 @@ def main() -> None:
             f"{row['ratio']:5.2f}   α-entmax / softmax {row['to_softmax']:5.3f}"
         )
     if arguments.json:
-        content = {"machine": machine(), **found}
-        arguments.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        keep(arguments.json, {"machine": machine(), **found})
 
 
 if __name__ == "__main__":

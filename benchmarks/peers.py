@@ -15,7 +15,6 @@ GPUs. Freed memory is kept (`headwise.train.memory`), for all of them.
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import warnings
 from collections.abc import Callable
@@ -26,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.clock import machine, medians
+from benchmarks.clock import keep, machine, medians
 from benchmarks.matmul_share import model_config
 from benchmarks.toolkits import CPU, PEERS, Headwise, Sizes, Toolkit
 from headwise.precision import multiplies_bf16
@@ -169,8 +168,7 @@ def main() -> None:
     print(f"machine: {machine()}, {torch.get_num_threads()} thread(s)")
     found = measure(options.quick, options.only, options.dropout)
     if options.json:
-        content = {"machine": machine(), **found}
-        options.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        keep(options.json, {"machine": machine(), **found})
 
 
 if __name__ == "__main__":

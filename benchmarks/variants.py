@@ -13,7 +13,6 @@ that of the clock.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from pathlib import Path
@@ -21,7 +20,7 @@ from pathlib import Path
 import torch
 from hydra import compose, initialize_config_dir
 
-from benchmarks.clock import machine
+from benchmarks.clock import keep, machine
 from headwise.config_dir import config_dir, group_choices
 from headwise.instantiate import instantiate
 from headwise.model.build import build_model
@@ -121,9 +120,7 @@ def main() -> None:
         )
     if arguments.json:
         content = {"machine": where, "model": arguments.model, "repeats": repeats}
-        arguments.json.write_text(
-            json.dumps({**content, "variants": found}, indent=1) + "\n", encoding="utf-8"
-        )
+        keep(arguments.json, {**content, "variants": found})
 
 
 if __name__ == "__main__":

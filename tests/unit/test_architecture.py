@@ -61,10 +61,7 @@ def test_files_beside_the_parts_know_no_part_but_their_kernels() -> None:
 def test_no_two_parts_import_each_other() -> None:
     below = told()
     for _ in PARTS:  # close the relation
-        below = {
-            part: may.union(*(below[other] for other in may)) if may else may
-            for part, may in below.items()
-        }
+        below = {part: may.union(*(below[other] for other in may)) for part, may in below.items()}
     assert all(part not in may for part, may in below.items())
 
 

@@ -229,7 +229,7 @@ def _from_folder(config: DataConfig, folder: Path, cache_dir: Path) -> Source:
             continue
         if set(origin.splits()) & needed:
             # The right folder; if a test set or half of the corpus is missing, this says which.
-            _prepare(origin, config)
+            _prepare(origin, list(_wanted(config, origin.splits())))
             return origin
     for split in wanted:
         text.require(split)
@@ -238,36 +238,31 @@ def _from_folder(config: DataConfig, folder: Path, cache_dir: Path) -> Source:
 
 def _from_origins(config: DataConfig, cache_dir: Path) -> Source:
     reasons: list[str] = []
-    origins: list[Source] = []
+    origins: list[tuple[Source, list[str]]] = []  # with the splits wanted of each
     for number, node in enumerate(config.origins):
         origin = _make(node, f"data.origins[{number}]", config, cache_dir, None)
         if origin is None:
             continue
         known = origin.splits()
-        absent = [(k, split) for split, k in _wanted(config, known).items() if split not in known]
+        wanted = _wanted(config, known)
+        absent = [split for split in wanted if split not in known]
         if absent:
-            key, split = absent[0]
-            reasons.append(str(refuse(f"data.{key}", split, known)))
+            reasons.append(str(refuse(f"data.{wanted[absent[0]]}", absent[0], known)))
         else:
-            origins.append(origin)
+            origins.append((origin, list(wanted)))
     # What is on disk comes first, whatever its place in the list.
-    origins.sort(key=lambda origin: not _is_local(origin, config))
-    for origin in origins:
+    origins.sort(key=lambda one: not getattr(one[0], "is_local", lambda splits: True)(one[1]))
+    for origin, splits in origins:
         try:
-            _prepare(origin, config)
+            _prepare(origin, splits)
             return origin
         except DataError as error:
             reasons.append(str(error))
     raise DataError(_advice(config, reasons))
 
 
-def _is_local(origin: Source, config: DataConfig) -> bool:
-    ask = getattr(origin, "is_local", lambda splits: True)
-    return bool(ask(list(_wanted(config, origin.splits()))))
-
-
-def _prepare(origin: Source, config: DataConfig) -> None:
-    getattr(origin, "prepare", lambda splits: None)(list(_wanted(config, origin.splits())))
+def _prepare(origin: Source, splits: list[str]) -> None:
+    getattr(origin, "prepare", lambda splits: None)(splits)
 
 
 def _make(

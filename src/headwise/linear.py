@@ -167,12 +167,21 @@ def product_into(out_NO: Tensor, left_ND: Tensor, right_OD: Tensor) -> None:
         torch.mm(left_ND, right_OD.t(), out=out_NO)
 
 
-def add_product(total_NO: Tensor, left_ND: Tensor, right_OD: Tensor) -> None:
-    """Add `left @ right.T`, taken in its own type, in place."""
-    if total_NO.dtype == left_ND.dtype and not gains(left_ND, right_OD):
-        total_NO.addmm_(left_ND, right_OD.t())
-    else:
-        total_NO += product(left_ND, right_OD)
+def weight_gradient(grad_NO: Tensor, values_ND: Tensor) -> Tensor:
+    """`grad.T @ values`: the gradient of the weight (O, D) in `values @ weight.T`.
+
+    Contiguous, or transposed from what is: oneDNN copies a first factor that is transposed but
+    reads such a second one as it lies, so the narrower is the first.
+
+    Args:
+        grad_NO, values_ND: contiguous, of one type.
+    """
+    (n_rows, n_out), n_in = grad_NO.shape, values_ND.shape[1]
+    left_ON, right_DN = grad_NO.t(), values_ND.t()
+    to_turn = n_out * n_in  # what comes out transposed is copied sooner or later, too
+    if n_rows * n_in + to_turn < n_rows * n_out and gains(right_DN, left_ON):
+        return product(right_DN, left_ON).t()
+    return product(left_ON, right_DN)
 
 
 def gains(left_ND: Tensor, right_OD: Tensor, bias_O: Tensor | None = None) -> bool:
@@ -225,7 +234,7 @@ class _Linear(torch.autograd.Function):
         if low_OD is not None:
             found[0] = product(grad_NO, low_OD.t()).to(of_values)
         if low_ND is not None:
-            found[1] = product(grad_NO.t(), low_ND.t()).to(of_weight)
+            found[1] = weight_gradient(grad_NO, low_ND).to(of_weight).contiguous()
         if ctx.needs_input_grad[2]:
             found[2] = grad_NO.sum(0).to(of_bias)
         return tuple(found)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise import linear as module
-from headwise.linear import Linear, add_product, gains, packed, product, product_into
+from headwise.linear import Linear, gains, packed, product, product_into, weight_gradient
 
 Pair = tuple[Linear, nn.Linear]
 
@@ -178,17 +178,53 @@ class TestProduct:
         torch.testing.assert_close(product(left, right).double(), exact, rtol=1e-5, atol=1e-5)
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-    def test_written_and_added_in_place(self, dtype: torch.dtype) -> None:
+    def test_written_in_place(self, dtype: torch.dtype) -> None:
         left, right = torch.randn(9, 40).to(dtype), torch.randn(24, 40).to(dtype)
         exact = left.double() @ right.double().t()
         bound = {"rtol": 1e-5, "atol": 1e-5} if dtype is torch.float32 else {"rtol": 0, "atol": 0.1}
         written = torch.full((9, 24), torch.nan, dtype=dtype)
         product_into(written, left, right)
         torch.testing.assert_close(written.double(), exact, **bound)
-        for kind in (torch.float32, dtype):
-            total = torch.ones(9, 24, dtype=kind)
-            add_product(total, left, right)
-            torch.testing.assert_close(total.double(), exact + 1, **bound)
+
+
+# rows, numbers in, numbers out: wide, narrow, square, wide with too few rows to turn it
+SIZES = [(50, 8, 30), (50, 30, 8), (50, 8, 8), (7, 8, 30), (0, 8, 30)]
+
+
+class TestWeightGradient:
+    @pytest.mark.parametrize(("n_rows", "d_in", "d_out"), SIZES)
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+    def test_of_any_sizes(self, n_rows: int, d_in: int, d_out: int, dtype: torch.dtype) -> None:
+        grad, values = torch.randn(n_rows, d_out).to(dtype), torch.randn(n_rows, d_in).to(dtype)
+        found = weight_gradient(grad, values)
+        assert found.dtype is dtype
+        exact = grad.double().t() @ values.double()
+        bound = 2**-7 if dtype is torch.bfloat16 else 1e-5
+        torch.testing.assert_close(found.double(), exact, rtol=bound, atol=bound)
+
+    @needs_onednn
+    @pytest.mark.parametrize(("n_rows", "d_in", "d_out"), SIZES[:3])
+    def test_the_wider_factor_is_not_copied(
+        self, n_rows: int, d_in: int, d_out: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        copied: list[int] = []
+        onednn = module._onednn
+
+        def told(left: Tensor, right: Tensor, bias: Tensor | None) -> Tensor:
+            copied.append(0 if left.is_contiguous() else left.numel())
+            return onednn(left, right, bias)
+
+        monkeypatch.setattr(module, "_onednn", told)
+        weight_gradient(torch.randn(n_rows, d_out), torch.randn(n_rows, d_in))
+        assert copied == [n_rows * min(d_in, d_out)]
+
+    @pytest.mark.parametrize(("n_rows", "d_in", "d_out"), SIZES)
+    def test_a_map_gives_it_by_rows(self, n_rows: int, d_in: int, d_out: int) -> None:
+        ours, theirs = make_pair(d_in, d_out)
+        values = torch.randn(n_rows, d_in)
+        found, wanted = (results(one, values)[2] for one in (ours, theirs))
+        torch.testing.assert_close(found, wanted)
+        assert found.is_contiguous()
 
 
 @needs_onednn

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from headwise.compilation import outside_graphs
-from headwise.linear import add_product, product, product_into
+from headwise.linear import product, product_into, weight_gradient
 
 # Logits of a chunk: on a CPU a few MB, which its cache holds between the passes over them; on an
 # accelerator enough to fill it.
@@ -117,7 +117,9 @@ class _ProjectedLoss(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_loss: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         grad_states_ND, grad_weight_VD = ctx.saved_tensors
-        return grad_states_ND * grad_loss, grad_weight_VD * grad_loss, *(None,) * 4
+        scaled_VD = grad_weight_VD.new_empty(grad_weight_VD.shape)  # rows, whichever way it lies
+        torch.mul(grad_weight_VD, grad_loss, out=scaled_VD)
+        return grad_states_ND * grad_loss, scaled_VD, *(None,) * 4
 
 
 def _sums(
@@ -135,7 +137,7 @@ def _sums(
     gradients: list[Tensor] = []
     if with_gradient:
         n_group *= max(GROUP_LOGITS // (n_rows * len(weight_VD)), 1)
-        gradients = [torch.empty_like(states_ND), torch.zeros_like(weight_VD)]
+        gradients = [torch.empty_like(states_ND)]
     room_GV = states_low_ND.new_empty(min(n_group, len(states_ND)), len(weight_VD))
     sums: list[RowSums] = []
     for start in range(0, len(states_ND), n_group):
@@ -151,7 +153,13 @@ def _sums(
                 logits_RV.copy_(found.grad_RV)
                 gradients[0][rows] = product(logits_RV, weight_low_VD.t())
         if with_gradient:
-            add_product(gradients[1], room_GV[: len(group_ND)].t(), group_ND.t())
+            part_VD = weight_gradient(room_GV[: len(group_ND)], group_ND)
+            if len(gradients) == 1:
+                gradients.append(part_VD.to(weight_VD.dtype))
+            else:
+                gradients[1] += part_VD
+    if len(gradients) == 1:
+        gradients.append(torch.zeros_like(weight_VD))  # nothing but padding
     loss, measure = states_ND.new_zeros(2, dtype=torch.promote_types(low, torch.float32)).unbind()
     for part in sums:
         loss, measure = loss + part.loss, measure + part.measure

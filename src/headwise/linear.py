@@ -1,7 +1,7 @@
 """Linear maps by the product that is fastest at hand.
 
-On a CPU torch gives products of float32 to MKL, which takes twice the time of oneDNN where the
-processor is not Intel's, and copies a bias over the whole result, on one thread, before it
+On a CPU torch gives products of float32 to MKL, which takes up to twice the time of oneDNN where
+the processor is not Intel's, and copies a bias over the whole result, on one thread, before it
 multiplies. oneDNN's linear map does neither; torch's compiler takes it for what it compiles, and
 here it is taken without. Everywhere else a map is torch's own.
 

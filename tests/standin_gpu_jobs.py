@@ -1,0 +1,165 @@
+"""What runs beside the stand-in of a GPU, in a process of its own: `ask` starts it and waits.
+
+python standin_gpu_jobs.py LIBRARY KIND ORDER      (json; the answer is the last line)
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import standin_gpu
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+LENGTHS = ((9, 11), (30, 26), (17, 17))  # of sources and targets, one pair an update
+VOCABULARY = 60
+TINY = ("tracker=none", "data=builtin", "model=tiny", "model.d_model=32", "model.d_ff=48")
+# what is drawn on a device is drawn by itself
+WITHOUT_DROPOUT = ("model.dropout=0", "model.attention_dropout=0", "model.activation_dropout=0")
+SAME_NUMBERS = ("trainer.precision=fp32", *WITHOUT_DROPOUT)
+
+
+def ask(library: Path, kind: str, order: object = None) -> Any:
+    """The answer of a job; where it dies, what it said fails the test."""
+    command = [sys.executable, __file__, str(library), kind, json.dumps(order)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    told = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert told.returncode == 0, told.stdout + told.stderr
+    return json.loads(told.stdout.splitlines()[-1])
+
+
+def manners(device: standin_gpu.Device, _: None) -> dict[str, Any]:
+    """What is answered to calls that a GPU refuses, and how often others have the host wait."""
+    import torch
+
+    there, here = torch.ones(3, device="cuda"), torch.ones(3)
+
+    def refusal(call: Callable[[], object]) -> str | None:
+        try:
+            call()
+        except (RuntimeError, TypeError) as error:
+            return str(error)
+        return None
+
+    def waits(call: Callable[[], object]) -> int:
+        before = device.waits.total()
+        call()
+        return device.waits.total() - before
+
+    refused = {"mixed": lambda: there + here, "numpy": there.numpy, "number": lambda: there + 1}
+    fetched = {
+        "sum": there.sum,
+        "item": there.sum().item,
+        "cpu": there.cpu,
+        "nonzero": there.nonzero,
+        "tolist": there.tolist,
+        "upload": lambda: here.to("cuda", non_blocking=True),
+    }
+    return {
+        "refusals": {name: refusal(call) for name, call in refused.items()},
+        "waits": {name: waits(call) for name, call in fetched.items()},
+    }
+
+
+def updates(device: standin_gpu.Device, cases: Sequence[str]) -> list[dict[str, Any]]:
+    """Of each case, overrides: the loss of its updates on the CPU and on the device, and waits."""
+    found = []
+    for case in cases:
+        *_, on_cpu = _windows(case.split(), "cpu")
+        windows = _windows(case.split(), "cuda:0")
+        next(windows)  # may make what is kept from then on
+        device.waits.clear()
+        *_, on_device = windows
+        waits = dict(device.waits)
+        found.append({"cpu": float(on_cpu[0]), "cuda": float(on_device[0]), "waits": waits})
+    return found
+
+
+def _windows(overrides: Sequence[str], name: str) -> Iterator[Tensor]:
+    """`TrainingStep.window` after each update."""
+    import torch
+
+    from command_line import composer
+    from headwise.data.batching import Batch
+    from headwise.instantiate import instantiate
+    from headwise.model.build import build_model
+    from headwise.model.gates import gate_penalty
+    from headwise.train.distributed import Ranks
+    from headwise.train.optim import build_optimizer
+    from headwise.train.settings import typed
+    from headwise.train.step import TrainingStep
+
+    with composer() as compose:
+        config = typed(compose([*TINY, *SAME_NUMBERS, *overrides]))
+    device = torch.device(name)
+    torch.manual_seed(1)
+    model = build_model(config, VOCABULARY, VOCABULARY, True).to(device)
+    repulsion = instantiate(config.repulsion, "repulsion")
+    step = TrainingStep(
+        model,
+        instantiate(config.loss, "loss"),
+        build_optimizer(config.optimizer, model),
+        instantiate(config.scheduler, "scheduler"),
+        config.trainer,
+        1,
+        Ranks(0, 1, device),
+        lambda update: repulsion(model, update, 1),
+        lambda: gate_penalty(model),
+    )
+    generator = torch.Generator("cpu").manual_seed(1)
+    for update, (n_source, n_target) in enumerate(LENGTHS, start=1):
+        source_BS, target_BT = (
+            torch.randint(4, VOCABULARY, (4, n), generator=generator) for n in (n_source, n_target)
+        )
+        lengths_B = torch.tensor([n_source, n_source - 2, 5, 3])
+        full_B, n_tokens = torch.full((4,), n_target), 4 * n_target
+        rows = list(range(4))
+        step(
+            update,
+            [Batch(source_BS, lengths_B, target_BT, target_BT, full_B, rows, n_tokens, n_tokens)],
+        )
+        yield step.window
+
+
+def commands(device: standin_gpu.Device, lines: Sequence[Sequence[str]]) -> dict[str, Any]:
+    """Run commands of headwise, as they are typed, one after the other."""
+    from headwise.cli import main
+
+    codes: list[object] = []
+    for line in lines:
+        with _typed(["headwise", *line]):
+            try:
+                main()
+                codes.append(0)
+            except SystemExit as end:
+                codes.append(end.code or 0)
+    return {"codes": codes, "waits": dict(device.waits)}
+
+
+@contextmanager
+def _typed(line: list[str]) -> Iterator[None]:
+    from hydra.core.global_hydra import GlobalHydra
+
+    before, sys.argv = sys.argv, line
+    GlobalHydra.instance().clear()
+    try:
+        yield
+    finally:
+        sys.argv = before
+
+
+if __name__ == "__main__":
+    standin_gpu.load(Path(sys.argv[1]))
+    jobs = {one.__name__: one for one in (manners, updates, commands)}
+    with standin_gpu.Device() as entered:
+        answer = jobs[sys.argv[2]](entered, json.loads(sys.argv[3]))  # type: ignore[operator]
+    print()
+    print(json.dumps(answer))

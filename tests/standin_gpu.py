@@ -3,7 +3,8 @@
 Its tensors say that they are on `cuda:0` and hold their numbers in the memory of the CPU, which
 computes; what torch refuses on a GPU is refused here: mixed devices, and numpy. So whatever depends
 on the device alone can be run: what moves where, which way is taken, and whether the host waits for
-the device. Not stood in for are kernels (Triton's, torch's own fused attention), streams, and time.
+the device. Triton's kernels run in its interpreter, where that is on; not stood in for are torch's
+own fused attention, streams, and time.
 
 To be imported before torch, whose registry of devices is read once, in a process of its own:
 `load` first.
@@ -14,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib.util
+import os
 import subprocess
 import traceback
 from collections import Counter
@@ -75,6 +77,7 @@ class Device:
 
         torch.__future__.set_swap_module_params_on_conversion(True)
         _stand_in(torch)
+        _interpret_kernels(self._tensor_type)
         self._entered.enter_context(Mode())
         return self
 
@@ -216,6 +219,22 @@ def _stand_in(torch: Any) -> None:
             return super().__new__(cls, "cpu")
 
     torch.Generator = Generator
+
+
+def _interpret_kernels(ours: Any) -> None:
+    """Let Triton's interpreter, where it is on, read and write the numbers."""
+    if os.environ.get("TRITON_INTERPRET") != "1" or importlib.util.find_spec("triton") is None:
+        return
+    from torch.utils._pytree import tree_map
+    from triton.runtime.interpreter import GridExecutor
+
+    launch = GridExecutor.__call__
+
+    def plainly(self: Any, *args: Any, **kwargs: Any) -> None:
+        plain = tree_map(lambda one: one.numbers if isinstance(one, ours) else one, [args, kwargs])
+        launch(self, *plain[0], **plain[1])
+
+    GridExecutor.__call__ = plainly
 
 
 def _then_moved(make: Callable[..., Any]) -> Callable[..., Any]:

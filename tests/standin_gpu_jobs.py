@@ -12,19 +12,25 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import standin_gpu
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-LENGTHS = ((9, 11), (30, 26), (17, 17))  # of sources and targets, one pair an update
 VOCABULARY = 60
 TINY = ("tracker=none", "data=builtin", "model=tiny", "model.d_model=32", "model.d_ff=48")
 # what is drawn on a device is drawn by itself
 WITHOUT_DROPOUT = ("model.dropout=0", "model.attention_dropout=0", "model.activation_dropout=0")
 SAME_NUMBERS = ("trainer.precision=fp32", *WITHOUT_DROPOUT)
+
+
+class Order(TypedDict):
+    """Of `updates`."""
+
+    cases: Sequence[str]  # overrides
+    lengths: Sequence[tuple[int, int]]  # of sources and targets, one pair an update
 
 
 def ask(library: Path, kind: str, order: object = None) -> Any:
@@ -69,13 +75,16 @@ def manners(device: standin_gpu.Device, _: None) -> dict[str, Any]:
     }
 
 
-def updates(device: standin_gpu.Device, cases: Sequence[str]) -> list[dict[str, Any]]:
-    """Of each case, overrides: the loss of its updates on the CPU and on the device, and waits."""
+def updates(device: standin_gpu.Device, order: Order) -> list[dict[str, Any]]:
+    """Of each case: the loss of its updates on the CPU and on the device, and waits of the latter.
+
+    The first update may wait for what is kept from then on.
+    """
     found = []
-    for case in cases:
-        *_, on_cpu = _windows(case.split(), "cpu")
-        windows = _windows(case.split(), "cuda:0")
-        next(windows)  # may make what is kept from then on
+    for case in order["cases"]:
+        *_, on_cpu = _windows(case.split(), order["lengths"], "cpu")
+        windows = _windows(case.split(), order["lengths"], "cuda:0")
+        next(windows)
         device.waits.clear()
         *_, on_device = windows
         waits = dict(device.waits)
@@ -83,7 +92,9 @@ def updates(device: standin_gpu.Device, cases: Sequence[str]) -> list[dict[str, 
     return found
 
 
-def _windows(overrides: Sequence[str], name: str) -> Iterator[Tensor]:
+def _windows(
+    overrides: Sequence[str], lengths: Sequence[tuple[int, int]], name: str
+) -> Iterator[Tensor]:
     """`TrainingStep.window` after each update."""
     import torch
 
@@ -115,7 +126,7 @@ def _windows(overrides: Sequence[str], name: str) -> Iterator[Tensor]:
         lambda: gate_penalty(model),
     )
     generator = torch.Generator("cpu").manual_seed(1)
-    for update, (n_source, n_target) in enumerate(LENGTHS, start=1):
+    for update, (n_source, n_target) in enumerate(lengths, start=1):
         source_BS, target_BT = (
             torch.randint(4, VOCABULARY, (4, n), generator=generator) for n in (n_source, n_target)
         )

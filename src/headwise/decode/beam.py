@@ -245,9 +245,10 @@ def _set_aside(
     places, ranks = is_finished[:, :beam].nonzero(as_tuple=True)
     prefixes = prefix_RT[step.row_NC[places, ranks], 1:].tolist()
     totals = step.total_NC[places, ranks].tolist()
+    n_set_aside = [0] * len(searches)
     for place, ids, total in zip(places.tolist(), prefixes, totals, strict=True):
         searches[place].add(ids, total, finished=True)
-    n_set_aside: list[int] = is_finished[:, :beam].sum(dim=1).tolist()
+        n_set_aside[place] += 1
     return n_set_aside
 
 

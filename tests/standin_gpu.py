@@ -108,8 +108,7 @@ class Device:
             is_ours = isinstance(args[0], ours)
         if here and func is aten._fused_sdp_choice.default:
             return 0  # the way of plain products: the others are kernels
-        fetches = func is aten._to_copy.default and device is not None and not is_ours
-        if here and (fetches or func in (aten._local_scalar_dense.default, aten.nonzero.default)):
+        if _has_host_wait(aten, func, args, kwargs, bool(here), is_ours):
             self.wait()
         wrapped = {id(one.numbers): one for one in here}
         cpu = torch.device("cpu")
@@ -127,6 +126,18 @@ class Device:
             return ours(one) if is_ours and isinstance(one, torch.Tensor) else one
 
         return tree_map(given, func(*plain_args, **plain_kwargs))
+
+
+def _has_host_wait(aten: Any, func: Any, args: Any, kwargs: Any, given: bool, made: bool) -> bool:
+    """Whether an operator ends only when the device has done all that it was asked before."""
+    if func in (aten._local_scalar_dense.default, aten.nonzero.default):
+        return given
+    if func is aten._to_copy.default:
+        return given != made and not (made and kwargs.get("non_blocking"))
+    if func is aten.copy_.default:
+        is_beside = kwargs.get("non_blocking") or (len(args) > 2 and args[2])
+        return args[0].device != args[1].device and not is_beside
+    return False
 
 
 def _may_mix(aten: Any) -> tuple[Any, ...]:

@@ -67,7 +67,11 @@ def manners(device: standin_gpu.Device, _: None) -> dict[str, Any]:
         "cpu": there.cpu,
         "nonzero": there.nonzero,
         "tolist": there.tolist,
-        "upload": lambda: here.to("cuda", non_blocking=True),
+        "upload": lambda: here.to("cuda"),
+        "upload beside": lambda: here.to("cuda", non_blocking=True),
+        "made there": lambda: torch.zeros(3, device="cuda"),
+        "made of a list": lambda: torch.tensor([1, 2], device="cuda"),
+        "filled": lambda: there.copy_(here),
     }
     return {
         "refusals": {name: refusal(call) for name, call in refused.items()},

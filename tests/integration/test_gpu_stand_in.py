@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import standin_gpu
 from command_line import small_overrides, write_corpus
@@ -16,7 +18,10 @@ from standin_gpu_jobs import ask
 from triton_marks import HAS_TRITON, IS_INTERPRETED
 
 COMPILER = shutil.which("g++") or shutil.which("clang++")
-pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
+pytestmark = [
+    pytest.mark.skipif(COMPILER is None or sys.platform != "linux", reason="no C++ compiler here"),
+    pytest.mark.skipif(torch.version.cuda is not None, reason="this torch has a GPU of its own"),
+]
 
 UPDATES = (
     *(f"attention={name}" for name in ("softmax", "entmax15", "sparsemax", "alpha_entmax")),

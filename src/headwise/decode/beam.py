@@ -95,15 +95,16 @@ def beam_search(
             for place, search in enumerate(here):
                 search.is_exact &= n_possible[place] == n_set_aside[place] + n_alive[place]
         best_N = alive.total_NC.max(dim=1).values.tolist()
+        cut_off = [place for place, search in enumerate(here) if search.is_cut_off(n_steps)]
+        _close(here, cut_off, decoder.prefix_RT, alive)
         going_on = []
         for place, (sentence, best) in enumerate(zip(live, best_N, strict=True)):
             search = searches[sentence]
             if not search.is_done(best, n_steps):
                 going_on.append(place)
                 continue
-            if search.is_cut_off(n_steps):
-                _close(search, decoder.prefix_RT, alive, place)
-            elif best > -math.inf and not search.is_settled(best, n_steps):
+            is_open = place not in cut_off and best > -math.inf
+            if is_open and not search.is_settled(best, n_steps):
                 search.is_exact = False
             if not search.found:  # no continuation has any probability
                 _close_present(search, decoder.prefix_RT, total_NW, place)
@@ -252,13 +253,18 @@ def _set_aside(
     return n_set_aside
 
 
-def _close(search: _Search, prefix_RT: Tensor, alive: Continuations, place: int) -> None:
-    """Take the continuations that have reached the limit as they are."""
-    prefixes = prefix_RT[alive.row_NC[place], 1:].tolist()
-    tokens, totals = alive.token_NC[place].tolist(), alive.total_NC[place].tolist()
-    for ids, token, total in zip(prefixes, tokens, totals, strict=True):
-        if total > -math.inf:
-            search.add([*ids, token], total, finished=False)
+def _close(
+    searches: Sequence[_Search], places: Sequence[int], prefix_RT: Tensor, alive: Continuations
+) -> None:
+    """Take the continuations of the sentences that have reached their limits as they are."""
+    if not places:
+        return
+    last = alive.of_sentences(torch.tensor(places, device=prefix_RT.device))
+    prefixes, tokens = prefix_RT[last.row_NC, 1:].tolist(), last.token_NC.tolist()
+    for place, *found in zip(places, prefixes, tokens, last.total_NC.tolist(), strict=True):
+        for ids, token, total in zip(*found, strict=True):
+            if total > -math.inf:
+                searches[place].add([*ids, token], total, finished=False)
 
 
 def _close_present(search: _Search, prefix_RT: Tensor, total_NW: Tensor, place: int) -> None:

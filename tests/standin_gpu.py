@@ -26,17 +26,20 @@ from typing import Any
 SOURCE = Path(__file__).with_suffix(".cpp")
 
 
-def torch_folder() -> Path:
-    """Where torch is installed, without importing it."""
-    found = importlib.util.find_spec("torch")
+def folder_of(package: str) -> Path:
+    """Where a package is installed, without importing it."""
+    found = importlib.util.find_spec(package)
     assert found is not None
     assert found.origin is not None
     return Path(found.origin).parent
 
 
+HEADWISE = folder_of("headwise")
+
+
 def build(folder: Path, compiler: str) -> Path:
     """Compile what `load` takes."""
-    torch_at, library = torch_folder(), folder / "standin_gpu.so"
+    torch_at, library = folder_of("torch"), folder / "standin_gpu.so"
     command = [compiler, "-std=c++20", "-O0", "-shared", "-fPIC", str(SOURCE), "-o", str(library)]
     command += [f"-I{torch_at / 'include'}", f"-L{torch_at / 'lib'}", "-lc10", "-ltorch_cpu"]
     subprocess.run(command, check=True, capture_output=True, text=True)
@@ -45,7 +48,7 @@ def build(folder: Path, compiler: str) -> Path:
 
 def load(library: Path) -> None:
     """Register the device with torch."""
-    for path in (torch_folder() / "lib" / "libtorch_cpu.so", library):
+    for path in (folder_of("torch") / "lib" / "libtorch_cpu.so", library):
         ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)
 
 
@@ -86,9 +89,10 @@ class Device:
 
     def wait(self) -> None:
         """Note that the host waits."""
-        inside = [one for one in traceback.extract_stack() if "/headwise/" in one.filename]
-        where = inside[-1] if inside else traceback.extract_stack()[0]
-        self.waits[f"{where.filename.rpartition('/headwise/')[2]}:{where.lineno}"] += 1
+        stack = traceback.extract_stack()
+        inside = [one for one in stack if Path(one.filename).is_relative_to(HEADWISE)]
+        where = f"{inside[-1].filename}:{inside[-1].lineno}" if inside else str(stack[0].filename)
+        self.waits[where.removeprefix(f"{HEADWISE}/")] += 1
 
     def _run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         import torch
@@ -130,7 +134,18 @@ class Device:
 
 def _has_host_wait(aten: Any, func: Any, args: Any, kwargs: Any, given: bool, made: bool) -> bool:
     """Whether an operator ends only when the device has done all that it was asked before."""
-    if func in (aten._local_scalar_dense.default, aten.nonzero.default):
+    if func in (aten.index.Tensor, aten.index_put_.default, aten._index_put_impl_.default):
+        masks = [one for one in args[1] if one is not None and str(one.dtype) == "torch.bool"]
+        is_filled = func is not aten.index.Tensor and args[2].numel() == 1
+        return given and bool(masks) and not is_filled
+    if func in (
+        aten._local_scalar_dense.default,
+        aten.nonzero.default,
+        aten.masked_select.default,
+        aten.bincount.default,
+        aten._unique2.default,
+        aten.repeat_interleave.Tensor,
+    ):
         return given
     if func is aten._to_copy.default:
         return given != made and not (made and kwargs.get("non_blocking"))

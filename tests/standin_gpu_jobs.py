@@ -66,6 +66,8 @@ def manners(device: standin_gpu.Device, _: None) -> dict[str, Any]:
         "item": there.sum().item,
         "cpu": there.cpu,
         "nonzero": there.nonzero,
+        "by mask": lambda: there[there > 0],
+        "filled by mask": lambda: there.masked_fill_(there > 2, 1.0),
         "tolist": there.tolist,
         "upload": lambda: here.to("cuda"),
         "upload beside": lambda: here.to("cuda", non_blocking=True),

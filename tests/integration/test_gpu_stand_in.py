@@ -51,7 +51,7 @@ def test_it_refuses_and_waits_as_a_gpu_does(library: Path) -> None:
     assert "same device" in found["refusals"]["mixed"]
     assert "numpy" in found["refusals"]["numpy"]
     assert found["refusals"]["number"] is None
-    free = {"sum", "upload beside", "made there"}
+    free = {"sum", "upload beside", "made there", "filled by mask"}
     assert found["waits"] == {name: int(name not in free) for name in found["waits"]}
     assert len(found["waits"]) > len(free)
 

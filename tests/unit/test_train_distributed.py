@@ -1,14 +1,19 @@
-"""How a process leaves the group of ranks."""
+"""How a process stands among the ranks, and how it leaves them."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+import torch.distributed as dist
 
 from headwise.errors import RunError
 from headwise.train import distributed
-from headwise.train.distributed import process_group
+from headwise.train.distributed import Ranks, process_group
 from headwise.train.interrupt import Interrupted
+
+CPU = torch.device("cpu")
 
 
 @pytest.fixture(params=["cpu", "cuda"])
@@ -46,3 +51,33 @@ def test_a_rank_that_fails_does_not_wait_for_the_others_on_gpus(
     with pytest.raises(RunError, match="out of memory"), process_group("auto"):
         raise RunError("out of memory")
     assert found == (["left"] if kind == "cpu" else [])
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_first_rank_makes_what_the_others_find(
+    rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+    monkeypatch.setattr("torch.distributed.barrier", lambda: order.append("barrier"))
+    with Ranks(rank, 2, CPU).first_alone():
+        order.append("block")
+    assert order == (["block", "barrier"] if rank == 0 else ["barrier", "block"])
+
+
+@pytest.mark.parametrize("n_ranks", [1, 2, 3])
+@pytest.mark.parametrize("n_items", [0, 1, 2, 7])
+def test_gather_is_the_inverse_of_share(
+    monkeypatch: pytest.MonkeyPatch, n_ranks: int, n_items: int
+) -> None:
+    items = list("abcdefg"[:n_items])
+    ranks = [Ranks(rank, n_ranks, CPU) for rank in range(n_ranks)]
+    shares = [rank.share(items) for rank in ranks]
+    assert sorted(item for share in shares for item in share) == items
+
+    def all_gather(into: list[Any], own: list[Any]) -> None:
+        into[:] = shares
+
+    monkeypatch.setattr(dist, "all_gather_object", all_gather)
+    assert [rank.gather(share) for rank, share in zip(ranks, shares, strict=True)] == [
+        items
+    ] * n_ranks

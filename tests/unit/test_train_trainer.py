@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable
 from dataclasses import replace
@@ -9,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from headwise.attention.build import AttentionFactory
@@ -158,6 +158,7 @@ def test_a_model_is_validated_as_it_is_used_and_trained_on_as_it_was(tmp_path: P
 
     def validate() -> Validation:
         modes.append(model.training)
+        assert not torch.is_grad_enabled()
         return Validation({"valid/loss": 1.0}, {})
 
     def taken(update: int) -> None:
@@ -165,6 +166,31 @@ def test_a_model_is_validated_as_it_is_used_and_trained_on_as_it_was(tmp_path: P
 
     make_trainer(tmp_path, model=model, validate=validate, transform=taken).run()
     assert modes == [True, True, False, True, True, False]
+
+
+class Falling:
+    """The base rate over the number of the update."""
+
+    def rate(self, update: int, base_rate: float) -> float:
+        return base_rate / update
+
+
+def test_every_update_goes_at_its_own_rate(tmp_path: Path) -> None:
+    """Along a gradient that is clipped a step is as long as its rate says."""
+    model = make_model()
+    seen: list[Tensor] = []
+
+    def look(update: int = 0) -> None:
+        seen.append(nn.utils.parameters_to_vector(model.parameters()).detach().double())
+
+    config = replace(CONFIG, clip_norm=0.01)
+    options: dict[str, Any] = {"lr": 2.0, "schedule": Falling(), "transform": look}
+    make_trainer(tmp_path, model=model, config=config, **options).run()
+    look()
+    steps = [(after - before).norm().item() for before, after in itertools.pairwise(seen)]
+    assert steps == pytest.approx([0.02, 0.01, 0.02 / 3, 0.005], rel=1e-2)
+    rows = read_jsonl(tmp_path / "metrics.jsonl")
+    assert [row["train/rate"] for row in rows if "train/rate" in row] == [2, 1, 2 / 3, 0.5]
 
 
 def test_clipping_bounds_the_whole_update(tmp_path: Path) -> None:
@@ -215,7 +241,7 @@ def test_only_the_newest_numbered_checkpoints_stay(tmp_path: Path) -> None:
 
 
 def test_best_is_the_best_and_patience_runs_out(tmp_path: Path) -> None:
-    config = replace(CONFIG, max_updates=40, patience=2)
+    config = replace(CONFIG, max_updates=40, patience=2, save_every=5)
     scores = [3.0, 2.0, 2.5, 1.0, 1.0, 1.5, 0.1]
     trainer = make_trainer(tmp_path, config=config, scores=scores)
     trainer.run()
@@ -294,6 +320,7 @@ def test_a_signal_saves_where_the_run_stands(tmp_path: Path) -> None:
     assert left.value.exit_code == 138
     payload = load_checkpoint(tmp_path / "checkpoints" / "last.pt")
     assert payload["state"]["update"] == 1
+    assert sorted(checkpoints_of(tmp_path)) == ["last.json", "last.pt"]  # none to be averaged
     with pytest.raises(KeyboardInterrupt):
         stop.handle(2, None)
 
@@ -333,25 +360,6 @@ def test_the_state_round_trips() -> None:
     )
     assert TrainState.from_dict(state.to_dict()) == state
     assert TrainState.from_dict(TrainState().to_dict()).best_score is None
-
-
-@pytest.mark.parametrize("n_ranks", [1, 2, 3])
-@pytest.mark.parametrize("n_items", [0, 1, 2, 7])
-def test_gather_is_the_inverse_of_share(
-    monkeypatch: pytest.MonkeyPatch, n_ranks: int, n_items: int
-) -> None:
-    items = list("abcdefg"[:n_items])
-    ranks = [Ranks(rank, n_ranks, CPU) for rank in range(n_ranks)]
-    shares = [rank.share(items) for rank in ranks]
-    assert sorted(item for share in shares for item in share) == items
-
-    def all_gather(into: list[Any], own: list[Any]) -> None:
-        into[:] = shares
-
-    monkeypatch.setattr(dist, "all_gather_object", all_gather)
-    assert [rank.gather(share) for rank, share in zip(ranks, shares, strict=True)] == [
-        items
-    ] * n_ranks
 
 
 def test_seeds_are_functions_of_their_parts() -> None:

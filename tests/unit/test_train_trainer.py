@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from collections.abc import Iterable
 from dataclasses import replace
@@ -24,10 +25,10 @@ from headwise.train.checkpoint import load_checkpoint
 from headwise.train.distributed import Ranks
 from headwise.train.interrupt import Interrupted, StopRequest
 from headwise.train.loss import CrossEntropy
+from headwise.train.memory import glibc
 from headwise.train.records import Records
 from headwise.train.run_folder import RunFolder
 from headwise.train.schedule import Constant
-from headwise.train.seed import derived_seed, seed_everything
 from headwise.train.state import TrainState
 from headwise.train.trainer import Trainer, Validation, check_trainer_config
 
@@ -134,14 +135,16 @@ def test_an_update_is_the_gradient_of_all_its_tokens(
 
 def test_a_logged_loss_is_of_the_updates_since_the_last_one(tmp_path: Path) -> None:
     """At a rate of 0 the model stays, so that every batch has one loss."""
-    config = replace(CONFIG, log_every=2, validate_every=4)
+    config = replace(CONFIG, log_every=2, validate_every=3)
     trainer = make_trainer(tmp_path, config=config, lr=0.0, loader=Loader([0, 1], [2], [3], [4]))
     trainer.run()
     sums = []
     for batch in Loader([0, 1], [2], [3], [4]).batches:
         logits = trainer.model(batch.source_BS, batch.source_lengths_B, batch.target_in_BT)
         sums.append((CrossEntropy(0.1)(logits.logits_BTV, batch.target_out_BT), batch.n_tokens))
-    logged = [row for row in read_jsonl(tmp_path / "metrics.jsonl") if "train/loss" in row]
+    rows = read_jsonl(tmp_path / "metrics.jsonl")
+    assert [row["update"] for row in rows if "valid/loss" in row] == [3, 4]  # and at the end
+    logged = [row for row in rows if "train/loss" in row]
     assert [row["update"] for row in logged] == [2, 4]
     for row, window in zip(logged, (sums[:2], sums[2:]), strict=True):
         n_tokens = sum(n for _, n in window)
@@ -150,6 +153,18 @@ def test_a_logged_loss_is_of_the_updates_since_the_last_one(tmp_path: Path) -> N
         assert row["train/loss"] == pytest.approx(loss, rel=1e-5)
         assert row["train/nll"] == pytest.approx(nll, rel=1e-5)
     assert logged[0]["train/loss"] != pytest.approx(logged[1]["train/loss"], rel=1e-3)
+
+
+def test_what_is_recorded_of_alphas_time_and_memory(tmp_path: Path) -> None:
+    """Alphas from where they start; time goes on from that of earlier processes."""
+    trainer = make_trainer(tmp_path, alphas=lambda: {"cross": [[1.5, 1.25]]})
+    trainer.seconds = 1000.0
+    trainer.run()
+    assert [row["update"] for row in read_jsonl(tmp_path / "heads.jsonl")] == [0, 1, 2, 3, 4]
+    last = json.loads((tmp_path / "checkpoints" / "last.json").read_text())
+    assert 1000 < last["train_seconds"] == round(trainer.seconds, 3)
+    assert last["peak_memory_bytes"] == trainer.memory.bytes
+    assert (trainer.memory.bytes is None) == (glibc() is None)
 
 
 def test_a_model_is_validated_as_it_is_used_and_trained_on_as_it_was(tmp_path: Path) -> None:
@@ -362,24 +377,6 @@ def test_the_state_round_trips() -> None:
     assert TrainState.from_dict(TrainState().to_dict()).best_score is None
 
 
-def test_seeds_are_functions_of_their_parts() -> None:
-    assert derived_seed(1, 2, 0) == derived_seed(1, 2, 0)
-    drawn = {
-        derived_seed(seed, update, rank)
-        for seed in (1, 2)
-        for update in range(50)
-        for rank in range(2)
-    }
-    assert len(drawn) == 200
-    assert derived_seed(1, 23) != derived_seed(12, 3)
-    assert all(0 <= seed < 2**63 for seed in drawn)
-    seed_everything(3, "model")
-    first = (torch.rand(3), np.random.rand(3))
-    seed_everything(3, "model")
-    assert torch.equal(first[0], torch.rand(3))
-    assert (first[1] == np.random.rand(3)).all()
-
-
 @pytest.mark.parametrize(
     ("changes", "key"),
     [
@@ -387,6 +384,7 @@ def test_seeds_are_functions_of_their_parts() -> None:
         ({"accumulate": 0}, r"trainer\.accumulate"),
         ({"save_every": 0}, r"trainer\.save_every"),
         ({"patience": -1}, r"trainer\.patience"),
+        ({"monitor": "bleu", "valid_sentences": 0}, r"trainer\.valid_sentences"),
         ({"average": 3, "keep": 2}, r"trainer\.average.*keep=2"),
         ({"monitor": "bleus"}, r"trainer\.monitor.*Did you mean bleu"),
     ],

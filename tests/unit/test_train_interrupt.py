@@ -24,9 +24,11 @@ def test_a_signal_is_remembered_within_the_block_alone(number: signal.Signals) -
 def test_only_ctrl_c_leaves_before_all_is_saved() -> None:
     """A scheduler sends SIGUSR1 and then SIGTERM, while the run is still saving."""
     request = StopRequest()
-    request.handle(signal.SIGINT, None)
-    request.handle(signal.SIGUSR1, None)
-    request.handle(signal.SIGTERM, None)
+    try:
+        for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGTERM):
+            request.handle(number, None)
+    except KeyboardInterrupt:
+        pytest.fail("what was not saved is lost")
     with pytest.raises(KeyboardInterrupt):
         request.handle(signal.SIGINT, None)
 

@@ -53,6 +53,7 @@ def test_the_speed_is_in_tokens_of_the_whole_training() -> None:
 def test_a_number_of_a_layer_is_none_of_a_head(tmp_path: Path) -> None:
     tracker, folder = Listener(), RunFolder(tmp_path)
     records = Records(folder, tracker)
+    records.log(2, {"train/loss": 2.0})
     records.log_heads(3, STATISTICS)
     records.log_heads(4, {"alpha": {"cross": [[1.5]]}})
     records.close()
@@ -63,7 +64,7 @@ def test_a_number_of_a_layer_is_none_of_a_head(tmp_path: Path) -> None:
         "attention/diversity/cross/layer1": 0.4,
         "attention/diversity/encoder_self/layer2": 0.125,
     }
-    assert tracker.metrics == [(3, expected)]
+    assert tracker.metrics == [(2, {"train/loss": 2.0}), (3, expected)]
 
 
 def test_results_hold_the_statistics_of_the_heads() -> None:

@@ -29,7 +29,6 @@ from headwise.train.memory import glibc
 from headwise.train.records import Records
 from headwise.train.run_folder import RunFolder
 from headwise.train.schedule import Constant
-from headwise.train.state import TrainState
 from headwise.train.trainer import Trainer, Validation, check_trainer_config
 
 CPU = torch.device("cpu")
@@ -218,6 +217,18 @@ def test_clipping_bounds_the_whole_update(tmp_path: Path) -> None:
     assert moved.norm().item() == pytest.approx(0.01, rel=1e-3)
 
 
+def test_products_are_of_the_precision_asked_for_and_weights_of_float32(tmp_path: Path) -> None:
+    weights = []
+    for precision in ("fp32", "bf16"):
+        config = replace(CONFIG, max_updates=1, precision=precision)
+        trainer = make_trainer(tmp_path / precision, config=config)
+        trainer.run()
+        weights.append(nn.utils.parameters_to_vector(trainer.model.parameters()))
+    assert weights[0].dtype == weights[1].dtype == torch.float32
+    assert not torch.equal(*weights)
+    torch.testing.assert_close(*weights, rtol=0, atol=0.05)
+
+
 def test_a_restored_trainer_goes_on_in_the_same_bits(tmp_path: Path) -> None:
     whole = make_trainer(tmp_path / "whole", model=make_model(dropout=0.3), lr=0.1)
     whole.run()
@@ -312,7 +323,8 @@ def test_weights_that_broke_are_never_saved(
     good = make_trainer(tmp_path, config=replace(config, max_updates=2))
     good.run()
     before = checkpoints_of(tmp_path)
-    trainer = make_trainer(tmp_path, config=config, schedule=Diverging(at))
+    scores = [1.0 if at == 3 else 9.0]  # only broken weights would be the best
+    trainer = make_trainer(tmp_path, config=config, schedule=Diverging(at), scores=scores)
     trainer.restore(load_checkpoint(tmp_path / "checkpoints" / "last.pt"))
     with pytest.raises(HeadwiseError, match=r"near update [345].*intact.*optimizer\.lr"):
         trainer.run()
@@ -362,19 +374,6 @@ def test_a_compiled_model_is_saved_plain(tmp_path: Path, monkeypatch: pytest.Mon
     make_trainer(tmp_path / "plain", config=replace(config, compile=False)).run()
     found = [checkpoints_of(tmp_path / kind)["last.pt"] for kind in ("compiled", "plain")]
     assert found[0] == found[1]
-
-
-def test_the_state_round_trips() -> None:
-    state = TrainState(
-        update=7,
-        tokens=99,
-        data={"epoch": 2, "batch": 3},
-        window_loss=1.5,
-        best_score=-0.25,
-        stopped_early=True,
-    )
-    assert TrainState.from_dict(state.to_dict()) == state
-    assert TrainState.from_dict(TrainState().to_dict()).best_score is None
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from headwise.errors import RunError
+from headwise.errors import ConfigError, RunError
 from headwise.train import distributed
-from headwise.train.distributed import Ranks, process_group
+from headwise.train.distributed import TIMEOUT, Ranks, choose_device, process_group
 from headwise.train.interrupt import Interrupted
 
 CPU = torch.device("cpu")
@@ -51,6 +51,30 @@ def test_a_rank_that_fails_does_not_wait_for_the_others_on_gpus(
     with pytest.raises(RunError, match="out of memory"), process_group("auto"):
         raise RunError("out of memory")
     assert found == (["left"] if kind == "cpu" else [])
+
+
+def test_a_group_is_of_its_devices_and_waits_for_a_corpus(
+    left: tuple[str, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Any] = []
+    monkeypatch.setattr("torch.cuda.set_device", told.append)
+    monkeypatch.setattr(
+        "torch.distributed.init_process_group", lambda kind, timeout: told.append((kind, timeout))
+    )
+    with process_group("auto") as ranks:
+        pass
+    gpu = [ranks.device, ("nccl", TIMEOUT)]
+    assert told == (gpu if left[0] == "cuda" else [("gloo", TIMEOUT)])
+
+
+def test_every_process_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setattr(distributed, "avoid_plans_for_shapes", lambda: None)
+    for name in ("auto", "cuda"):
+        assert [choose_device(name, rank).index for rank in (0, 1)] == [0, 1]
+        with pytest.raises(ConfigError, match="process 3 of this machine finds 2 GPUs"):
+            choose_device(name, 2)
 
 
 @pytest.mark.parametrize("rank", [0, 1])

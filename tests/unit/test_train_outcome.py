@@ -48,6 +48,7 @@ def test_the_speed_is_in_tokens_of_the_whole_training() -> None:
     found = run_results(TrainState(update=5, tokens=1000), 2.0, {}, {}, "f", 1, "best")
     assert (found["tokens"], found["updates"], found["wall_seconds"]) == (1000, 5, 2.0)
     assert found["tokens_per_second"] == 500
+    assert run_results(TrainState(), 0.0, {}, {}, "f", 1, "last")["tokens_per_second"] == 0
 
 
 def test_a_number_of_a_layer_is_none_of_a_head(tmp_path: Path) -> None:

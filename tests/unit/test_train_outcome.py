@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from headwise.track.base import NullTracker
-from headwise.train.outcome import draw, run_results
+from headwise.train.outcome import draw, run_results, shown_score
 from headwise.train.records import Records
 from headwise.train.run_folder import RunFolder
 from headwise.train.state import TrainState
@@ -49,6 +49,10 @@ def test_the_speed_is_in_tokens_of_the_whole_training() -> None:
     assert (found["tokens"], found["updates"], found["wall_seconds"]) == (1000, 5, 2.0)
     assert found["tokens_per_second"] == 500
     assert run_results(TrainState(), 0.0, {}, {}, "f", 1, "last")["tokens_per_second"] == 0
+
+
+def test_exact_searches_are_shown_in_percent() -> None:
+    assert shown_score({"exact": 0.5, "support": 4.0}).split()[:2] == ["50.00", "%"]
 
 
 def test_a_number_of_a_layer_is_none_of_a_head(tmp_path: Path) -> None:

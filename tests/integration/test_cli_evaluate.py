@@ -324,6 +324,7 @@ def test_no_tracker_is_made(
 def test_a_run_loads_in_python(run: Path) -> None:
     loaded = package.load(str(run), checkpoint="update_2", beam=3, n_best=2)
     assert loaded.translator.config.beam == 3
+    assert not loaded.model.training
     (one,) = loaded.translate(["Hund sieht Haus"])
     assert len(one.n_best) == 2
     (score,) = loaded.score(["Hund sieht Haus"], ["dog sees house"])

@@ -17,6 +17,7 @@ import headwise as package
 from command_line import CommandLine, composer, small_overrides, train_small
 from headwise.analysis.pruning import masked, present_heads
 from headwise.errors import HeadwiseError, RunError
+from headwise.train import pruning
 from headwise.train.checkpoint import load_checkpoint
 
 SITES = ("encoder_self", "decoder_self", "cross")
@@ -86,9 +87,10 @@ def test_looking_writes_tables_and_no_run(headwise: CommandLine, run: Path) -> N
     assert left == [12 - round(12 * i / 10) for i in range(11)]
     # with nothing removed the run scores as it was validated
     recorded = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    nll = [line["valid/nll"] for line in recorded if "valid/nll" in line]
-    assert float(rows[0]["nll"]) == pytest.approx(nll[-1], rel=1e-4)
-    assert float(rows[-1]["nll"]) != pytest.approx(nll[-1], rel=1e-4)
+    validated = [line for line in recorded if "valid/nll" in line][-1]
+    for name in ("loss", "nll"):
+        assert float(rows[0][name]) == pytest.approx(validated[f"valid/{name}"], rel=1e-4)
+        assert float(rows[-1][name]) != pytest.approx(validated[f"valid/{name}"], rel=1e-4)
     removed = json_of(run / "pruning" / "one_removed.json")["rows"]
     assert [(row["site"], row["head"]) for row in removed] == [
         (s, h) for s in SITES for h in range(1, 5)
@@ -104,6 +106,38 @@ def test_tables_of_one_site_stand_beside_those_of_all(headwise: CommandLine, run
     assert table["sentences"] == 2
     assert [row["encoder_self"] for row in table["rows"]] == [4] * 11
     assert [row["cross"] for row in table["rows"]] == [4, 4, 3, 3, 2, 2, 2, 1, 1, 0, 0]
+
+
+def test_the_best_head_alone_is_that_of_higher_bleu_and_then_of_lower_loss(
+    headwise: CommandLine, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alike = [(0.0, 4.0), (0.0, 2.0), (0.0, 3.0), (0.0, 5.0)]
+    better = [(1.0, 1.0), (3.0, 3.0), (3.0, 2.0), (2.0, 1.0)]
+    measured = [*alike * 3, *alike, *better, *alike]  # with one head removed, with one head left
+    found = iter([{"bleu": bleu, "loss": loss} for bleu, loss in measured])
+    monkeypatch.setattr(pruning, "scores_as_it_is", lambda *given: next(found))
+    assert headwise("prune", f"run={run}", "ablation=true").code == 0
+    rows = json_of(run / "pruning" / "one_left.json")["rows"]
+    assert [row["head"] for row in rows] == [2, 3, 2]
+
+
+def test_a_fraction_is_of_the_sites_chosen_and_rounded(headwise: CommandLine, run: Path) -> None:
+    """And each choice of heads has a folder of its own."""
+    for fraction, n_left in ((0.4, 2), (0.3, 3)):
+        ended = headwise("prune", f"run={run}", f"fraction={fraction}", "sites=[cross]")
+        assert ended.code == 0, ended
+        found = [json_of(path) for path in run.parent.glob("moved-pruned-*/pruned.json")]
+        (one,) = (about for about in found if about["fraction"] == fraction)
+        assert one["heads"] == {"encoder_self": 4, "decoder_self": 4, "cross": n_left}
+
+
+def test_a_smaller_model_that_answers_otherwise_is_not_written(
+    headwise: CommandLine, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pruning, "pruned_state", lambda whole, smaller: smaller.state_dict())
+    ended = headwise("prune", f"run={run}", "keep={cross:[[1]]}")
+    assert ended.code == 1
+    assert [path.name for path in run.parent.iterdir()] == ["moved"]
 
 
 def test_a_pruned_run_is_a_run(headwise: CommandLine, run: Path, tmp_path: Path) -> None:
@@ -148,6 +182,8 @@ def test_a_pruned_run_is_a_run(headwise: CommandLine, run: Path, tmp_path: Path)
     typed = ",".join(f"{site}:{layers}" for site, layers in further.items()).replace(" ", "")
     assert headwise("prune", f"run={pruned}", f"keep={{{typed}}}").code == 0
     (twice,) = run.parent.glob("moved-pruned-*-pruned-*")
+    overrides = yaml.safe_load((twice / "overrides.yaml").read_text())
+    assert len([o for o in overrides if o.startswith("model.heads=")]) == 1
     with masked(whole, further), torch.no_grad():
         wanted = whole(ids, torch.tensor([5, 3]), ids).logits_BTV
     torch.testing.assert_close(logits(twice), wanted, rtol=0, atol=1e-5)
@@ -198,11 +234,30 @@ def test_gates_are_learned_from_a_run_and_closed_heads_pruned(
     config = OmegaConf.load(pruned / "config.yaml")
     assert len(config.model.heads.encoder_self[0]) == 4 - n_closed
     assert config.gates._target_.endswith("NoGates")
+    overrides = yaml.safe_load((pruned / "overrides.yaml").read_text())
+    assert not [o for o in overrides if o.startswith("gates")]
+    by_hand = run.parent / "by-hand"  # what gates close is gone whoever says what stays
+    assert headwise("prune", f"run={gated}", "keep={cross:[[1,2]]}", f"output={by_hand}").code == 0
+    left = {"encoder_self": 4 - n_closed, "decoder_self": 4, "cross": 2}
+    assert json_of(by_hand / "pruned.json")["heads"] == left
     torch.testing.assert_close(logits(pruned), logits(gated), rtol=0, atol=1e-5)
     assert headwise("evaluate", f"run={pruned}", "data.test=[test_b]").code == 0
     with pytest.raises(RunError, match="trained with gates"):
         train_on(trained, None, f"init_from={gated}", "seed=9")
     shutil.rmtree(pruned)
+
+
+def test_gates_that_are_all_open_go_alone(headwise: CommandLine, trained: Path, run: Path) -> None:
+    gates = ("gates=hard_concrete", "gates.log_a=5", "experiment_name=open")
+    gated = train_on(trained, None, f"init_from={run}", *gates)
+    rows = [json.loads(line) for line in (gated / "metrics.jsonl").read_text().splitlines()]
+    assert all(row["train/penalty"] > 0 for row in rows if "train/loss" in row)
+    output = run.parent / "without-gates"
+    assert headwise("prune", f"run={gated}", "by=gates", f"output={output}").code == 0
+    about = json_of(output / "pruned.json")
+    assert about["heads"] == about["heads_before"]
+    assert about["parameters"] == about["parameters_before"] - 12
+    torch.testing.assert_close(logits(output), logits(gated), rtol=0, atol=1e-5)
 
 
 def test_a_gated_run_stopped_and_resumed_ends_as_one_never_stopped(trained: Path) -> None:

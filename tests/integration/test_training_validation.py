@@ -11,11 +11,14 @@ import torch
 from torch import Tensor
 
 import headwise
-from command_line import train_small
-from headwise.data.tokenizer import BOS, EOS
+from command_line import train_small, write_corpus
+from headwise.data.batching import Batch
+from headwise.data.tokenizer import BOS, EOS, PAD
 from headwise.decode.translator import Translator
+from headwise.schema import DecodeConfig
 from headwise.track.jsonl import read_jsonl
 from headwise.train import evaluation
+from headwise.train.loss import Loss, LossSum
 
 SMOOTHING = 0.1
 
@@ -50,25 +53,80 @@ def test_losses_are_means_over_the_tokens_of_the_whole_set(tmp_path: Path) -> No
     assert found["valid/perplexity"] == pytest.approx(math.exp(nll / n_tokens), rel=1e-5)
 
 
-@pytest.mark.parametrize("loss", ["cross_entropy", "sparsemax"])
+def test_a_perplexity_beyond_all_numbers_ends_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_states = Loss.of_states
+
+    def far_off(self: Loss, *given: Tensor) -> LossSum:
+        found = of_states(self, *given)
+        return LossSum(found.loss, 1e6 * found.measure)
+
+    monkeypatch.setattr(Loss, "of_states", far_off)
+    found = last_validation(train_small(tmp_path))
+    assert found["valid/nll"] > 1e5
+    assert 1e300 < found["valid/perplexity"] < math.inf
+
+
+def test_heads_are_looked_at_on_the_first_sentences_short_on_both_sides(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_at: list[list[list[int]]] = []
+
+    def look(model: Any, batches: list[Batch], device: torch.device) -> dict[str, Any]:
+        rows = [row for batch in batches for row in batch.target_out_BT.tolist()]
+        looked_at.append(sorted([piece for piece in row if piece != PAD] for row in rows))
+        return {}
+
+    text = write_corpus(tmp_path / "text")
+    targets = ["dog sees house", "dog", "cat", "house", "tree", "car"]
+    (text / "valid.de").write_text("Hund\nHund sieht Haus\nKatze\nHaus\nBaum\nAuto\n", "utf-8")
+    (text / "valid.en").write_text("".join(f"{line}\n" for line in targets), "utf-8")
+    monkeypatch.setattr(evaluation, "head_statistics", look)
+    monkeypatch.setattr(evaluation, "MAX_HEAD_PIECES", 6)
+    run = train_small(tmp_path, "tokenizer=char", "trainer.head_sentences=3")
+    encode = headwise.load(str(run), device="cpu").tokenizers.target.encode
+    assert looked_at[0] == sorted([*ids, EOS] for ids in encode(["cat", "house", "tree"]))
+
+
+@pytest.mark.parametrize(
+    ("loss", "beam", "method"), [("cross_entropy", 1, "greedy"), ("sparsemax", 3, "beam")]
+)
 def test_the_first_sentences_are_translated_with_the_losses_own_map(
-    loss: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    loss: str, beam: int, method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scored: list[list[str]] = []
+    scores: list[Any] = []
+    searches: list[DecodeConfig] = []
     maps: list[bool] = []
     score = evaluation.score_translations
 
     def kept(hypotheses: list[str], references: list[str], language: str) -> Any:
         scored.append(references)
-        return score(hypotheses, references, language)
+        scores.append(score(hypotheses, references, language))
+        return scores[-1]
 
     class Told(Translator):
         def __init__(self, *given: Any, **named: Any) -> None:
             super().__init__(*given, **named)
             maps.append(self.output.is_sparse)
+            searches.append(self.config)
 
     monkeypatch.setattr(evaluation, "score_translations", kept)
     monkeypatch.setattr(evaluation, "Translator", Told)
-    train_small(tmp_path, f"loss={loss}", "trainer.valid_sentences=2")
+    given = (f"loss={loss}", "trainer.valid_sentences=2", f"trainer.valid_beam={beam}")
+    run = train_small(tmp_path, *given, "decode.n_best=2")
     assert scored[0] == lines(tmp_path, "en")[:2]
     assert maps[0] == (loss == "sparsemax")
+    loaded = headwise.load(str(run), device="cpu").translator
+    assert loaded.output.is_sparse == maps[0]
+    assert (searches[0].method, searches[0].beam, searches[0].n_best) == (method, beam, 1)
+    first = next(row for row in read_jsonl(run / "metrics.jsonl") if "valid/bleu" in row)
+    for metric in ("bleu", "chrf"):
+        assert first[f"valid/{metric}"] == scores[0][metric]["score"]
+
+
+def test_a_line_break_within_a_translation_moves_no_other_line(tmp_path: Path) -> None:
+    path = tmp_path / "valid.txt"
+    evaluation.write_lines(path, ["a\nb", "", "c\u2028d\r"])
+    assert path.read_text(encoding="utf-8") == "a b\n\nc d\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from headwise.model.build import build_model
 from headwise.model.transformer import n_parameters
 from headwise.schema import SITES
 from headwise.train.budget import budget, describe_budget
+from headwise.train.optim import build_optimizer
 from headwise.train.run import typed
 
 SMALL = ["model.d_model=32", "model.n_heads=4", "model.d_ff=48", "tokenizer.vocab_size=150"]
@@ -131,10 +133,33 @@ def test_alphas_are_counted() -> None:
     assert budget(config_of("attention=softmax")).n_alphas == 0
 
 
+def test_weights_gradients_and_moments_are_those_of_the_optimizer() -> None:
+    config = config_of()
+    model = build_model(config, 150, 150, True)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer = build_optimizer(config.optimizer, model)
+    optimizer.step()
+    held = sum(moment.nbytes for state in optimizer.state.values() for moment in state.values())
+    held += 2 * sum(parameter.nbytes for parameter in model.parameters())
+    assert budget(config).weight_bytes == pytest.approx(held, rel=0.01)
+
+
 def test_accumulation_costs_arithmetic_but_no_memory() -> None:
     one, four = budget(config_of()), budget(config_of("trainer.accumulate=4"))
     assert sum(four.flops.values()) == 4 * sum(one.flops.values())
     assert four.activation_bytes == one.activation_bytes
+
+
+def test_the_text_adds_up_over_batches_and_updates() -> None:
+    config = config_of("trainer.accumulate=2", "trainer.max_updates=1000")
+    text = describe_budget(config)
+    ((tokens, flops, unit),) = re.findall(r"an update: (\S+) .*, (\S+) (\w)FLOP", text)
+    assert int(tokens) == 2 * N_ROWS * LENGTH
+    sizes = {"M": 1e6, "G": 1e9}
+    total = sum(budget(config).flops.values())
+    assert float(flops) * sizes[unit] == pytest.approx(total, rel=0.01)
+    assert f"1,000 updates: {flops} {'GT'['MG'.index(unit)]}FLOP a rank" in text
 
 
 def test_the_text_tells_all_three() -> None:

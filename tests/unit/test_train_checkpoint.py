@@ -35,6 +35,7 @@ def test_round_trip_and_bytes_that_depend_on_the_content_only(tmp_path: Path) ->
     found = load_checkpoint(first)
     assert {key: found[key] for key in content} == content
     assert torch.equal(found["model"]["weight"], torch.arange(600.0))
+    assert load_checkpoint(first, "meta")["model"]["weight"].is_meta  # wherever it was saved
     assert first.read_bytes() == second.read_bytes()
 
 
@@ -166,7 +167,10 @@ def test_a_foreign_one_is_never_executed(
     assert not (tmp_path / "executed").exists()
 
 
-@pytest.mark.parametrize("content", [{"weight": torch.zeros(2)}, [1, 2], {"kind": "other"}])
+@pytest.mark.parametrize(
+    "content",
+    [{"weight": torch.zeros(2)}, [1, 2], {"kind": "other"}, {"kind": module.KIND, "format": 1}],
+)
 def test_one_of_another_program_is_refused(tmp_path: Path, content: Any) -> None:
     path = tmp_path / "best.pt"
     torch.save(content, path)
@@ -195,6 +199,15 @@ def test_weights_of_another_model_are_refused_by_name() -> None:
     for part in ("the run A", "1.weight", "2.weight", "0.weight: (4, 5) there, (4, 3) here"):
         assert part in message
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_a_name_too_many_or_too_few_is_enough_to_refuse_weights() -> None:
+    model = nn.Linear(2, 2)
+    whole = model.state_dict()
+    with pytest.raises(CheckpointError, match="unknown here: scale"):
+        load_weights(model, {**whole, "scale": torch.ones(2)}, "the run A")
+    with pytest.raises(CheckpointError, match="missing there: bias"):
+        load_weights(model, {"weight": whole["weight"]}, "the run A")
 
 
 class _Tied(nn.Module):

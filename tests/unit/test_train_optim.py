@@ -5,6 +5,7 @@ import torch
 
 from headwise.attention.build import AttentionFactory
 from headwise.config_dir import group_choices, group_node
+from headwise.errors import ConfigError
 from headwise.model.transformer import Transformer
 from headwise.schema import ModelConfig
 from headwise.train.optim import build_optimizer, set_rate
@@ -60,6 +61,14 @@ def test_frozen_parameters_are_left_out() -> None:
     assert id(model.output.weight) not in trained
 
 
+def test_a_model_with_nothing_left_to_train_is_refused() -> None:
+    """Gates of places whose heads are all pruned have a parameter without numbers."""
+    model = make_model().requires_grad_(False)
+    model.register_parameter("no_gate", torch.nn.Parameter(torch.empty(0)))
+    with pytest.raises(ConfigError, match="no parameter is left to train"):
+        build_optimizer(ADAMW, model)
+
+
 def test_one_rate_for_all_groups() -> None:
     optimizer = build_optimizer(ADAMW, make_model())
     set_rate(optimizer, 0.125)
@@ -72,6 +81,7 @@ def test_the_fused_step_is_taken_where_there_is_one_and_nothing_forbids_it() -> 
 
     assert is_fused(ADAMW, make_model())
     assert not is_fused({**ADAMW, "foreach": True}, make_model())
+    assert not is_fused({**ADAMW, "differentiable": True}, make_model())
     assert not is_fused({"_target_": "torch.optim.RMSprop", "lr": 0.1}, make_model())
     model = make_model()
     model.output.weight = torch.nn.Parameter(model.output.weight.detach().t().contiguous().t())

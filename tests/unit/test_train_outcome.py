@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from headwise.track.base import NullTracker
-from headwise.train.outcome import draw, run_results
+from headwise.train.outcome import draw, run_results, shown_score
 from headwise.train.records import Records
 from headwise.train.run_folder import RunFolder
 from headwise.train.state import TrainState
@@ -48,11 +48,17 @@ def test_the_speed_is_in_tokens_of_the_whole_training() -> None:
     found = run_results(TrainState(update=5, tokens=1000), 2.0, {}, {}, "f", 1, "best")
     assert (found["tokens"], found["updates"], found["wall_seconds"]) == (1000, 5, 2.0)
     assert found["tokens_per_second"] == 500
+    assert run_results(TrainState(), 0.0, {}, {}, "f", 1, "last")["tokens_per_second"] == 0
+
+
+def test_exact_searches_are_shown_in_percent() -> None:
+    assert shown_score({"exact": 0.5, "support": 4.0}).split()[:2] == ["50.00", "%"]
 
 
 def test_a_number_of_a_layer_is_none_of_a_head(tmp_path: Path) -> None:
     tracker, folder = Listener(), RunFolder(tmp_path)
     records = Records(folder, tracker)
+    records.log(2, {"train/loss": 2.0})
     records.log_heads(3, STATISTICS)
     records.log_heads(4, {"alpha": {"cross": [[1.5]]}})
     records.close()
@@ -63,7 +69,7 @@ def test_a_number_of_a_layer_is_none_of_a_head(tmp_path: Path) -> None:
         "attention/diversity/cross/layer1": 0.4,
         "attention/diversity/encoder_self/layer2": 0.125,
     }
-    assert tracker.metrics == [(3, expected)]
+    assert tracker.metrics == [(2, {"train/loss": 2.0}), (3, expected)]
 
 
 def test_results_hold_the_statistics_of_the_heads() -> None:

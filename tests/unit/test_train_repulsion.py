@@ -206,6 +206,7 @@ def test_every_projection_of_every_place_is_a_set_of_particles() -> None:
     for name, weight, n_heads in found:
         wanted = 0.05 * expected(weight, before[name], n_heads, 0.3)
         assert weight.grad is not None
+        assert not weight.grad.requires_grad
         torch.testing.assert_close(weight.grad, wanted, rtol=1e-12, atol=1e-12)
 
 

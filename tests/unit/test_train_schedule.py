@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import inspect
 import itertools
 import math
 
 import pytest
 
+from headwise.config_dir import group_choices, group_node
 from headwise.errors import ConfigError
+from headwise.instantiate import target_class
 from headwise.train.schedule import Constant, Cosine, InverseSqrt, Noam, Schedule
 
 BASE = 7e-4
@@ -66,6 +69,14 @@ def test_no_jump_where_warming_up_ends(schedule: Schedule) -> None:
     assert max(steps) <= highest / 300 * (1 + 1e-9)
 
 
+@pytest.mark.parametrize("name", group_choices("scheduler"))
+def test_the_yamls_are_the_defaults(name: str) -> None:
+    node = group_node("scheduler", name)
+    arguments = inspect.signature(target_class(node, "scheduler")).parameters.values()
+    defaults = {a.name: a.default for a in arguments if a.default is not a.empty}
+    assert {key: node[key] for key in defaults} == defaults
+
+
 @pytest.mark.parametrize(
     ("kind", "settings", "key"),
     [
@@ -73,7 +84,8 @@ def test_no_jump_where_warming_up_ends(schedule: Schedule) -> None:
         (Noam, {"warmup_updates": 0, "d_model": 8}, "warmup_updates"),
         (Noam, {"warmup_updates": 5, "d_model": 8, "factor": 0.0}, "factor"),
         (Noam, {"warmup_updates": 5, "d_model": 8, "factor": math.inf}, "factor"),
-        (Noam, {"warmup_updates": 5, "d_model": -1}, "d_model"),
+        (Noam, {"warmup_updates": 5, "d_model": 0}, "d_model"),
+        (Cosine, {"warmup_updates": -1, "total_updates": 9}, "warmup_updates"),
         (Cosine, {"warmup_updates": 9, "total_updates": 9}, "warmup_updates"),
         (Cosine, {"warmup_updates": 1, "total_updates": 9, "final_fraction": 2.0}, "final_frac"),
         (Constant, {"warmup_updates": -1}, "warmup_updates"),

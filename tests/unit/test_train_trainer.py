@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+import json
 import math
 from collections.abc import Iterable
 from dataclasses import replace
@@ -9,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from headwise.attention.build import AttentionFactory
@@ -24,11 +25,10 @@ from headwise.train.checkpoint import load_checkpoint
 from headwise.train.distributed import Ranks
 from headwise.train.interrupt import Interrupted, StopRequest
 from headwise.train.loss import CrossEntropy
+from headwise.train.memory import glibc
 from headwise.train.records import Records
 from headwise.train.run_folder import RunFolder
 from headwise.train.schedule import Constant
-from headwise.train.seed import derived_seed, seed_everything
-from headwise.train.state import TrainState
 from headwise.train.trainer import Trainer, Validation, check_trainer_config
 
 CPU = torch.device("cpu")
@@ -134,14 +134,16 @@ def test_an_update_is_the_gradient_of_all_its_tokens(
 
 def test_a_logged_loss_is_of_the_updates_since_the_last_one(tmp_path: Path) -> None:
     """At a rate of 0 the model stays, so that every batch has one loss."""
-    config = replace(CONFIG, log_every=2, validate_every=4)
+    config = replace(CONFIG, log_every=2, validate_every=3)
     trainer = make_trainer(tmp_path, config=config, lr=0.0, loader=Loader([0, 1], [2], [3], [4]))
     trainer.run()
     sums = []
     for batch in Loader([0, 1], [2], [3], [4]).batches:
         logits = trainer.model(batch.source_BS, batch.source_lengths_B, batch.target_in_BT)
         sums.append((CrossEntropy(0.1)(logits.logits_BTV, batch.target_out_BT), batch.n_tokens))
-    logged = [row for row in read_jsonl(tmp_path / "metrics.jsonl") if "train/loss" in row]
+    rows = read_jsonl(tmp_path / "metrics.jsonl")
+    assert [row["update"] for row in rows if "valid/loss" in row] == [3, 4]  # and at the end
+    logged = [row for row in rows if "train/loss" in row]
     assert [row["update"] for row in logged] == [2, 4]
     for row, window in zip(logged, (sums[:2], sums[2:]), strict=True):
         n_tokens = sum(n for _, n in window)
@@ -152,12 +154,25 @@ def test_a_logged_loss_is_of_the_updates_since_the_last_one(tmp_path: Path) -> N
     assert logged[0]["train/loss"] != pytest.approx(logged[1]["train/loss"], rel=1e-3)
 
 
+def test_what_is_recorded_of_alphas_time_and_memory(tmp_path: Path) -> None:
+    """Alphas from where they start; time goes on from that of earlier processes."""
+    trainer = make_trainer(tmp_path, alphas=lambda: {"cross": [[1.5, 1.25]]})
+    trainer.seconds = 1000.0
+    trainer.run()
+    assert [row["update"] for row in read_jsonl(tmp_path / "heads.jsonl")] == [0, 1, 2, 3, 4]
+    last = json.loads((tmp_path / "checkpoints" / "last.json").read_text())
+    assert 1000 < last["train_seconds"] == round(trainer.seconds, 3)
+    assert last["peak_memory_bytes"] == trainer.memory.bytes
+    assert (trainer.memory.bytes is None) == (glibc() is None)
+
+
 def test_a_model_is_validated_as_it_is_used_and_trained_on_as_it_was(tmp_path: Path) -> None:
     modes: list[bool] = []
     model = make_model(dropout=0.3)
 
     def validate() -> Validation:
         modes.append(model.training)
+        assert not torch.is_grad_enabled()
         return Validation({"valid/loss": 1.0}, {})
 
     def taken(update: int) -> None:
@@ -165,6 +180,31 @@ def test_a_model_is_validated_as_it_is_used_and_trained_on_as_it_was(tmp_path: P
 
     make_trainer(tmp_path, model=model, validate=validate, transform=taken).run()
     assert modes == [True, True, False, True, True, False]
+
+
+class Falling:
+    """The base rate over the number of the update."""
+
+    def rate(self, update: int, base_rate: float) -> float:
+        return base_rate / update
+
+
+def test_every_update_goes_at_its_own_rate(tmp_path: Path) -> None:
+    """Along a gradient that is clipped a step is as long as its rate says."""
+    model = make_model()
+    seen: list[Tensor] = []
+
+    def look(update: int = 0) -> None:
+        seen.append(nn.utils.parameters_to_vector(model.parameters()).detach().double())
+
+    config = replace(CONFIG, clip_norm=0.01)
+    options: dict[str, Any] = {"lr": 2.0, "schedule": Falling(), "transform": look}
+    make_trainer(tmp_path, model=model, config=config, **options).run()
+    look()
+    steps = [(after - before).norm().item() for before, after in itertools.pairwise(seen)]
+    assert steps == pytest.approx([0.02, 0.01, 0.02 / 3, 0.005], rel=1e-2)
+    rows = read_jsonl(tmp_path / "metrics.jsonl")
+    assert [row["train/rate"] for row in rows if "train/rate" in row] == [2, 1, 2 / 3, 0.5]
 
 
 def test_clipping_bounds_the_whole_update(tmp_path: Path) -> None:
@@ -175,6 +215,18 @@ def test_clipping_bounds_the_whole_update(tmp_path: Path) -> None:
     pairs = zip(before.parameters(), trainer.model.parameters(), strict=True)
     moved = torch.cat([(old - new).detach().flatten() for old, new in pairs])
     assert moved.norm().item() == pytest.approx(0.01, rel=1e-3)
+
+
+def test_products_are_of_the_precision_asked_for_and_weights_of_float32(tmp_path: Path) -> None:
+    weights = []
+    for precision in ("fp32", "bf16"):
+        config = replace(CONFIG, max_updates=1, precision=precision)
+        trainer = make_trainer(tmp_path / precision, config=config)
+        trainer.run()
+        weights.append(nn.utils.parameters_to_vector(trainer.model.parameters()))
+    assert weights[0].dtype == weights[1].dtype == torch.float32
+    assert not torch.equal(*weights)
+    torch.testing.assert_close(*weights, rtol=0, atol=0.05)
 
 
 def test_a_restored_trainer_goes_on_in_the_same_bits(tmp_path: Path) -> None:
@@ -215,7 +267,7 @@ def test_only_the_newest_numbered_checkpoints_stay(tmp_path: Path) -> None:
 
 
 def test_best_is_the_best_and_patience_runs_out(tmp_path: Path) -> None:
-    config = replace(CONFIG, max_updates=40, patience=2)
+    config = replace(CONFIG, max_updates=40, patience=2, save_every=5)
     scores = [3.0, 2.0, 2.5, 1.0, 1.0, 1.5, 0.1]
     trainer = make_trainer(tmp_path, config=config, scores=scores)
     trainer.run()
@@ -271,7 +323,8 @@ def test_weights_that_broke_are_never_saved(
     good = make_trainer(tmp_path, config=replace(config, max_updates=2))
     good.run()
     before = checkpoints_of(tmp_path)
-    trainer = make_trainer(tmp_path, config=config, schedule=Diverging(at))
+    scores = [1.0 if at == 3 else 9.0]  # only broken weights would be the best
+    trainer = make_trainer(tmp_path, config=config, schedule=Diverging(at), scores=scores)
     trainer.restore(load_checkpoint(tmp_path / "checkpoints" / "last.pt"))
     with pytest.raises(HeadwiseError, match=r"near update [345].*intact.*optimizer\.lr"):
         trainer.run()
@@ -294,6 +347,7 @@ def test_a_signal_saves_where_the_run_stands(tmp_path: Path) -> None:
     assert left.value.exit_code == 138
     payload = load_checkpoint(tmp_path / "checkpoints" / "last.pt")
     assert payload["state"]["update"] == 1
+    assert sorted(checkpoints_of(tmp_path)) == ["last.json", "last.pt"]  # none to be averaged
     with pytest.raises(KeyboardInterrupt):
         stop.handle(2, None)
 
@@ -322,56 +376,6 @@ def test_a_compiled_model_is_saved_plain(tmp_path: Path, monkeypatch: pytest.Mon
     assert found[0] == found[1]
 
 
-def test_the_state_round_trips() -> None:
-    state = TrainState(
-        update=7,
-        tokens=99,
-        data={"epoch": 2, "batch": 3},
-        window_loss=1.5,
-        best_score=-0.25,
-        stopped_early=True,
-    )
-    assert TrainState.from_dict(state.to_dict()) == state
-    assert TrainState.from_dict(TrainState().to_dict()).best_score is None
-
-
-@pytest.mark.parametrize("n_ranks", [1, 2, 3])
-@pytest.mark.parametrize("n_items", [0, 1, 2, 7])
-def test_gather_is_the_inverse_of_share(
-    monkeypatch: pytest.MonkeyPatch, n_ranks: int, n_items: int
-) -> None:
-    items = list("abcdefg"[:n_items])
-    ranks = [Ranks(rank, n_ranks, CPU) for rank in range(n_ranks)]
-    shares = [rank.share(items) for rank in ranks]
-    assert sorted(item for share in shares for item in share) == items
-
-    def all_gather(into: list[Any], own: list[Any]) -> None:
-        into[:] = shares
-
-    monkeypatch.setattr(dist, "all_gather_object", all_gather)
-    assert [rank.gather(share) for rank, share in zip(ranks, shares, strict=True)] == [
-        items
-    ] * n_ranks
-
-
-def test_seeds_are_functions_of_their_parts() -> None:
-    assert derived_seed(1, 2, 0) == derived_seed(1, 2, 0)
-    drawn = {
-        derived_seed(seed, update, rank)
-        for seed in (1, 2)
-        for update in range(50)
-        for rank in range(2)
-    }
-    assert len(drawn) == 200
-    assert derived_seed(1, 23) != derived_seed(12, 3)
-    assert all(0 <= seed < 2**63 for seed in drawn)
-    seed_everything(3, "model")
-    first = (torch.rand(3), np.random.rand(3))
-    seed_everything(3, "model")
-    assert torch.equal(first[0], torch.rand(3))
-    assert (first[1] == np.random.rand(3)).all()
-
-
 @pytest.mark.parametrize(
     ("changes", "key"),
     [
@@ -379,6 +383,7 @@ def test_seeds_are_functions_of_their_parts() -> None:
         ({"accumulate": 0}, r"trainer\.accumulate"),
         ({"save_every": 0}, r"trainer\.save_every"),
         ({"patience": -1}, r"trainer\.patience"),
+        ({"monitor": "bleu", "valid_sentences": 0}, r"trainer\.valid_sentences"),
         ({"average": 3, "keep": 2}, r"trainer\.average.*keep=2"),
         ({"monitor": "bleus"}, r"trainer\.monitor.*Did you mean bleu"),
     ],

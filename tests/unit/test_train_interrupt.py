@@ -1,0 +1,46 @@
+"""Signals that ask a run to leave."""
+
+from __future__ import annotations
+
+import signal
+import threading
+
+import pytest
+
+from headwise.train.interrupt import SIGNALS, StopRequest, stop_request
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_is_remembered_within_the_block_alone(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+    with stop_request() as request:
+        assert not request
+        signal.raise_signal(number)
+        assert request
+        assert request.signal_number == number
+    assert signal.getsignal(number) is before
+
+
+def test_only_ctrl_c_leaves_before_all_is_saved() -> None:
+    """A scheduler sends SIGUSR1 and then SIGTERM, while the run is still saving."""
+    request = StopRequest()
+    try:
+        for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGTERM):
+            request.handle(number, None)
+    except KeyboardInterrupt:
+        pytest.fail("what was not saved is lost")
+    with pytest.raises(KeyboardInterrupt):
+        request.handle(signal.SIGINT, None)
+
+
+def test_outside_of_the_main_thread_nothing_is_caught() -> None:
+    found: list[bool] = []
+
+    def train() -> None:
+        with stop_request() as request:
+            found.append(bool(request))
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    thread.join()
+    assert found == [False]

@@ -29,6 +29,7 @@ def test_only_ctrl_c_leaves_before_all_is_saved() -> None:
             request.handle(number, None)
     except KeyboardInterrupt:
         pytest.fail("what was not saved is lost")
+    assert request.signal_number == signal.SIGINT  # the first says how the process ends
     with pytest.raises(KeyboardInterrupt):
         request.handle(signal.SIGINT, None)
 

@@ -32,7 +32,7 @@ class StopRequest:
         """Remember the first; a second Ctrl-C leaves at once, without saving."""
         if self.signal_number is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
-        self.signal_number = number
+        self.signal_number = self.signal_number or number
 
 
 @contextmanager

@@ -142,6 +142,12 @@ def test_half_of_the_tokens_are_not_most() -> None:
     assert of(part, "rare_share") == 0.5
 
 
+def test_an_even_spread_points_at_no_rare_word() -> None:
+    part = Rarity([[1, 0, 0]])
+    part.take(batch_of([3]), seen("encoder_self", [[[0.25] * 4] * 4], [4]))
+    assert of(part, "rare_share") == 0
+
+
 # -- density --------------------------------------------------------------------------------------
 
 

@@ -169,6 +169,11 @@ def test_languages_decide_what_can_be_measured(make: Any) -> None:
     assert named(swahili)["encoder_self", 1, 3] == ["merging"]
 
 
+@pytest.mark.parametrize("language", ["ja", "zh", "th"])
+def test_pieces_of_languages_without_spaces_show_no_words(language: str) -> None:
+    assert side(sentences(2), language).clusters() is None
+
+
 def test_the_model_is_left_as_it_was(make: Any) -> None:
     model = planted(make, "attention=alpha_entmax").train()
     before = {name: value.clone() for name, value in model.state_dict().items()}

@@ -370,3 +370,10 @@ def test_the_nearest_of_each_kind_may_be_different_heads() -> None:
     )
     assert "largest difference is that of encoder layer 1 head 5, which puts 50 %" in text
     assert "nearest is encoder layer 1 head 2, with 40 %" in text
+
+
+def test_words_are_counted_on_the_side_that_a_head_reads() -> None:
+    counts = {**COUNTS, "target_words": 650, "target_split_words": 50}
+    text = told([head(1), head(1, "decoder_self")], counts)
+    assert "**encoder self-attention**: 60 of 700 words have several pieces." in text
+    assert "**decoder self-attention**: 50 of 650 words have several pieces." in text

@@ -41,8 +41,8 @@ def fact(measure: str, **settings: Any) -> PruningFact:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    write_curve(tmp_path, "curve", list(SITES), dict(reversed(CURVE.items())))
-    write_curve(tmp_path, "curve-cross", ["cross"], {0.0: 30.0, 0.7: 3.0})
+    write_curve(tmp_path, "curve", list(SITES), CURVE)
+    write_curve(tmp_path, "curve-cross", ["cross"], {0.7: 3.0, 0.0: 30.0})
     rows = [
         {"site": "cross", "layer": 1, "head": 2, "bleu": 29.0},
         {"site": "cross", "layer": 2, "head": 1, "bleu": 30.5},

@@ -133,6 +133,10 @@ def test_a_head_that_looks_at_the_end_anyway_asks_nothing() -> None:
     assert "No head that puts 80 % on the question mark there looks away where they ask" in text
 
 
+def test_an_offset_that_is_no_role_is_not_listed() -> None:
+    assert "**+2**" not in told([head(1, offset=2, offset_share=0.3)])
+
+
 def test_words_are_counted_on_the_side_that_a_head_reads() -> None:
     counts = {**COUNTS, "target_words": 650, "target_split_words": 50}
     text = told([head(1), head(1, "decoder_self")], counts)

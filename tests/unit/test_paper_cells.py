@@ -239,13 +239,15 @@ def test_each_bleu_has_its_own_table_and_a_difference_its_interval(tmp_path: Pat
 def test_only_bleu_of_the_paper_are_told_as_differences(unit: str | None, is_told: bool) -> None:
     column = Column("Mine", "test", unit=unit, decimals=1)
     of_paper = [
-        Cell(row, "mine", [], value, "OK") for row, value in (("softmax", 30.0), ("sparse", 31.5))
+        Cell(row, "mine", [], value, mark)
+        for row, value, mark in (("softmax", 30.0, "r+"), ("sparse", 31.5, "OK"))
     ]
     paper = replace(PAPER, columns={"mine": column}, cells=of_paper)
     cells = {cell.row: CellFigures(cell) for cell in of_paper}
     tables = paper_tables(paper, [ColumnFigures("mine", column, PAPER.metric, cells)])
     differences = [table.rows for table in tables if table.title.startswith("Difference")]
-    assert differences == ([[("Mine, sparse", ["+1.5"])]] if is_told else [])
+    assert differences == ([[("Mine, sparse", ["+1.5 (r+)"])]] if is_told else [])
+    assert tables[0].rows == [("softmax", ["30.0 (r+)"]), ("sparse", ["31.5"])]
 
 
 @pytest.mark.parametrize(("second", "is_said"), [(6.0, True), (8.0, False)])
@@ -266,8 +268,10 @@ def test_seeds_unlike_in_speed_are_held_against_each_other(
     base = [finished(tmp_path / f"a{seed}", seed, speed=100.0) for seed in (1, 2)]
     own = [finished(tmp_path / f"b{n}", n, speed=v) for n, v in ((1, 90.0), (2, second))]
     paper = replace(PAPER, speed={"sparse": Number(90.0, "OK")})
-    notes = paper_tables(paper, [judged(base, own)])[-1].notes
-    assert any("did other work too" in note for note in notes) == is_said
+    table = paper_tables(paper, [judged(base, own)])[-1]
+    assert any("did other work too" in note for note in table.notes) == is_said
+    mean = f"{(90 + second) / 2:.0f}"
+    assert table.rows == [("sparse", ["90", f"{mean} (90 to {second:.0f})"])]
 
 
 def test_the_facts_of_a_cell(tmp_path: Path) -> None:
@@ -285,12 +289,19 @@ def test_the_facts_of_a_cell(tmp_path: Path) -> None:
         for row in rows
         if "row" in row and "seed" not in row
     }
-    for row in PAPER.rows:
+    for place in PAPER.rows:
         for metric in ("bleu_tokenised", "bleu"):
-            scores = list(found.scores(row, metric).values())
-            mean, deviation = told[row, f"{metric}_mean"], told[row, f"{metric}_sd"]
+            scores = list(found.scores(place, metric).values())
+            mean, deviation = told[place, f"{metric}_mean"], told[place, f"{metric}_sd"]
             assert mean == pytest.approx(statistics.fmean(scores), abs=1e-4)
             assert deviation == pytest.approx(statistics.stdev(scores), abs=1e-4)
+        of_runs = {
+            row["seed"]: row["value"]
+            for row in rows
+            if row.get("row") == place and row["quantity"] == "bleu_tokenised"
+        }
+        assert of_runs == pytest.approx(found.scores(place), abs=1e-4)
+    assert {row["value"] for row in rows if row["quantity"] == "updates"} == {0}
     for name in ("difference", "low", "high"):
         wanted = pytest.approx(getattr(test, name), abs=1e-4)
         assert told["sparse", f"bleu_tokenised_{name}"] == wanted

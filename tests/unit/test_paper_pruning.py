@@ -165,6 +165,23 @@ def test_answers_are_averaged_over_runs_that_differ_in_the_seed_alone(tmp_path: 
     ]
     for run, removable in zip(runs, (0.2, 0.4, 0.6), strict=True):
         write_curve(run.folder, "curve", list(SITES), {0.0: 30.0, removable: 29.9, 0.8: 1.0})
-    asked = fact("removable", tolerance=0.5, unit="%", paper=20.0, mark="OK")
+    asked = fact("removable", tolerance=0.5, unit="%", paper=20.0, mark="r+")
     (table,) = pruning_report(Paper("p", "", pruning=[asked]), runs).tables
-    assert table.rows == [("l", ["20 %", "30 ± 14 % (2)", "60 % (1)"])]
+    assert table.rows == [("l", ["20 % (r+)", "30 ± 14 % (2)", "60 % (1)"])]
+
+
+def test_commands_would_make_what_whole_runs_lack(tmp_path: Path) -> None:
+    lacking, pruned, unfinished = (
+        found(tmp_path / name, heads=heads)
+        for name, heads in (("a", None), ("b", {"cross": [[], [1], [2]]}), ("c", None))
+    )
+    unfinished.results = None
+    asked = [
+        fact("removable", tolerance=0.5),
+        fact("removable", tolerance=0.5, sites=["cross"]),
+        fact("one_left", sites=["cross"], layer=1),
+    ]
+    report = pruning_report(Paper("p", "", pruning=asked), [lacking, pruned, unfinished])
+    command = f"headwise prune run={lacking.folder} table=true"
+    # what each head costs alone is measured beside the curve of all sites
+    assert report.commands == [f"{command} ablation=true", f"{command} sites=[cross]"]

@@ -98,6 +98,16 @@ def test_heads_that_measure_0_count_in_the_mean_and_unmeasured_ones_do_not() -> 
     assert Row("a", [{"heads": {"density": {"cross": [[0.0]]}}}]).head_mean("density", "cross") == 0
 
 
+def test_without_softmax_the_first_row_is_the_measure(tmp_path: Path) -> None:
+    found = [
+        point(tmp_path, [f"a={name}", "seed=1"], **results(1, speed, 100, 1.0))
+        for name, speed in (("x", 50), ("y", 100))
+    ]
+    head, _, first, second = markdown(found).splitlines()
+    assert "tokens/s, x = 1" in head
+    assert [line.split(" | ")[3] for line in (first, second)] == ["1.00", "2.00"]
+
+
 def test_every_split_has_a_column_and_every_failure_counts(tmp_path: Path) -> None:
     scores = {"test": {"bleu": {"score": 10.0}}, "other": {"bleu": {"score": 20.0}}}
     failed = [{"overrides": ["a=1", f"seed={seed}"], "error": "x"} for seed in (2, 3)]

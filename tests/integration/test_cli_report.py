@@ -123,7 +123,7 @@ def test_a_run_of_another_recipe_is_listed_with_what_differs(
     runs("c", "sparsemax", 1, 1)
     runs("d", "softmax", 9, 1)
     text = report().out
-    assert "model.dropout=0.3 (recipe: 0.1)" in text
+    assert "nearest softmax × mine, but model.dropout=0.3 (recipe: 0.1)" in text
     assert "attention=Sparsemax (recipe: " in text
     assert "seed 9 is not among those asked for (1, 2)" in text
     assert [row["seed"] for row in facts(tmp_path, quantity="bleu_tokenised", source="ours")] == [
@@ -203,10 +203,12 @@ def test_an_unfinished_run_is_named_and_not_used(
 ) -> None:
     runs("a", "softmax", 1, None)
     failed = runs("b", "softmax", 2, None)
+    runs("c", "entmax15", 1, 1, status="interrupted")
     (failed / "error.json").write_text('{"error": "DataError", "message": "no\\ntext"}')
     text = report().out
     assert "softmax × mine, seed 1: not finished (0 updates done)" in text
     assert "softmax × mine, seed 2: failed: no text" in text
+    assert "entmax15 × mine, seed 1: not finished" in text
     assert not facts(tmp_path, quantity="bleu_tokenised_mean")
     assert {row["seed"] for row in facts(tmp_path, quantity="missing", row="softmax")} == {"1", "2"}
 
@@ -241,11 +243,12 @@ def test_runs_on_other_text_are_not_averaged(
     assert not facts(tmp_path, quantity="bleu_tokenised_mean")
 
 
+@pytest.mark.parametrize("machine", [{"gpu": "H200"}, {"world_size": 2}])
 def test_other_lengths_and_machines_are_told(
-    runs: Write, report: Callable[..., Any], tmp_path: Path
+    runs: Write, report: Callable[..., Any], tmp_path: Path, machine: dict[str, Any]
 ) -> None:
     runs("a", "softmax", 1, 1)
-    runs("b", "entmax15", 1, 1, updates=600, stopped_early=True, machine={"gpu": "H200"})
+    runs("b", "entmax15", 1, 1, updates=600, stopped_early=True, machine=machine)
     text = report().out
     assert "different numbers of updates" in text
     assert "where the recipe has" not in text  # it stopped by itself
@@ -272,16 +275,17 @@ def test_a_system_that_learnt_nothing_is_no_measure(
     assert "Mine: at less than 5 BLEU next to nothing is translated" in report().out
 
 
-def test_of_two_runs_of_one_seed_the_longer_is_used(
-    runs: Write, report: Callable[..., Any], tmp_path: Path
+@pytest.mark.parametrize(("updates", "kept", "other"), [(20_000, "b", "a"), (10_000, "a", "b")])
+def test_of_two_runs_of_one_seed_the_longer_is_used_or_else_the_first(
+    runs: Write, report: Callable[..., Any], tmp_path: Path, updates: int, kept: str, other: str
 ) -> None:
     runs("a", "softmax", 1, 3, updates=10_000)
-    runs("b", "softmax", 1, 1, updates=20_000)
+    runs("b", "softmax", 1, 1, updates=updates)
     assert "seed 1 is there twice" in report().out
     (used,) = facts(tmp_path, quantity="bleu_tokenised", source="ours")
-    assert used["run"].endswith("/b")
+    assert used["run"].endswith(f"/{kept}")
     (left,) = facts(tmp_path, quantity="unused")
-    assert left["run"].endswith("/a")
+    assert left["run"].endswith(f"/{other}")
 
 
 def test_translations_that_do_not_give_the_score_are_not_tested(

@@ -78,6 +78,18 @@ def test_under_a_pattern_the_keys_it_leaves_count(kind: type[Normaliser]) -> Non
         assert set(flat(found["density"])) == {1.0}
 
 
+def test_to_the_base_of_keys_those_count_that_any_head_sees() -> None:
+    """Of three tokens the second head sees all from everywhere, the first does not."""
+    model, batch = build(with_normaliser(Dense, Window)), collate([([5, 6, 7], [2, 4])])
+    heads, keys = (
+        head_statistics(model, [batch], CPU, base)["diversity"]["encoder_self"]
+        for base in ("heads", "keys")
+    )
+    for (of_heads,), of_keys in zip(heads, keys, strict=True):
+        assert of_heads is not None
+        assert of_keys == pytest.approx([of_heads * math.log(2) / math.log(3)])
+
+
 @pytest.mark.parametrize("pattern", [None, Window])
 @pytest.mark.parametrize("kind", [Thresholded, Dense, Signed])
 def test_register_tokens_are_no_queries_and_no_keys(
@@ -170,6 +182,20 @@ def test_an_alpha_of_queries_is_averaged_where_it_is_used_also_when_shared() -> 
     assert alphas(model) == {}
 
 
+def test_what_a_query_has_of_its_own_is_not_that_of_registers() -> None:
+    class Numbered(Dense):
+        def query_stats(self, context: ScoreContext) -> dict[str, Tensor]:
+            place_Q = torch.arange(context.queries_BHQE.shape[2])
+            return {"place": place_Q.expand(context.queries_BHQE.shape[:3])}
+
+    model = build(with_normaliser(Numbered), register_tokens=2)
+    found = head_statistics(model, [collate(SENTENCES[:1])], CPU)["place"]
+    source, target = map(len, SENTENCES[0])
+    first = {"encoder_self": 2}  # register tokens stand in front of the source
+    for site, n in (("encoder_self", source), ("decoder_self", target), ("cross", target)):
+        assert found[site] == [[first.get(site, 0) + (n - 1) / 2] * HEADS] * LAYERS
+
+
 def test_the_factor_on_the_scores_and_its_parts() -> None:
     def make(place: Place) -> Attention:
         scaling = LengthScaling(place, learned="head") if place.site == "encoder_self" else None
@@ -234,11 +260,15 @@ def test_what_cannot_be_measured_is_absent() -> None:
         head_statistics(build(mixed), [], CPU, diversity_base="e")
 
 
-def test_weights_that_are_not_finite_are_not_measured() -> None:
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("is_declared", [True, False])
+def test_weights_that_are_not_finite_are_not_measured(value: float, is_declared: bool) -> None:
     class Broken(Dense):
+        is_distribution = is_declared
+
         def forward(self, scores_BHQK: Tensor, context: ScoreContext) -> Tensor:
             weights = super().forward(scores_BHQK, context).clone()
-            weights[0, 0, 0, 0] = math.nan
+            weights[0, 0, 0, 0] = value
             return weights
 
     def make(place: Place) -> Attention:
@@ -252,6 +282,19 @@ def test_weights_that_are_not_finite_are_not_measured() -> None:
         assert found[name]["cross"][1][0] is None
         assert found[name]["cross"][1][1] is not None
     assert found["diversity"]["cross"][1] == []
+
+
+def test_weights_of_padded_queries_make_no_head_untrue() -> None:
+    class BelowAtPadding(Dense):
+        def forward(self, scores_BHQK: Tensor, context: ScoreContext) -> Tensor:
+            weights = super().forward(scores_BHQK, context).clone()
+            if self.place.site == "encoder_self":
+                weights[1, :, -1] -= 0.5  # the second source is shorter
+            return weights
+
+    model = build(with_normaliser(BelowAtPadding))
+    found = head_statistics(model, [collate(SENTENCES[:2])], CPU)
+    assert found["density"] == {site: [[1.0] * HEADS] * LAYERS for site in SITES}
 
 
 def test_a_layer_of_one_head_has_no_diversity() -> None:

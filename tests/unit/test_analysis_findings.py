@@ -4,57 +4,16 @@ from __future__ import annotations
 
 import math
 import random
-import re
 from itertools import permutations
 from typing import Any
 
 import pytest
 
+from findings_told import COUNTS, head, told
 from headwise.analysis.correlations import by_chance, correlation_rows, spearman
-from headwise.analysis.findings import Found, findings
 from headwise.analysis.roles import Thresholds, roles
 from headwise.analysis.trajectories import came_back, sarle, trajectory_rows
 from headwise.analysis.wording import percent, plural, quoted
-
-COUNTS = {
-    "source_tokens": 900, "target_tokens": 800, "source_words": 700, "source_split_words": 60,
-    "target_words": 700, "target_split_words": 60, "question_word_tokens": 20,
-    "statement_word_tokens": 30,
-}  # fmt: skip
-ABOUT = {
-    "run": "demo", "attention": "alpha_entmax", "not_distributions": 0, "effective_weights": False,
-    "sentences": 50, "split": "valid", "source": "de", "target": "en", "checkpoint": "best",
-    "too_long": 0, "diversity_base": "heads",
-    "thresholds": {
-        "positional_share": 0.9, "merge_score": 0.8, "question_weight": 0.8, "rare_share": 0.5,
-    },
-}  # fmt: skip
-
-
-def head(number: int = 1, site: str = "encoder_self", **values: Any) -> dict[str, Any]:
-    plain = {
-        "site": site, "layer": 1, "head": number, "density": 0.5, "entropy": 1.0,
-        "confidence": 0.4, "merge_score": 0.3, "split_merge_score": 0.1, "cluster_mass": 0.3,
-        "previous_share": 0.1, "previous_weight": 0.1, "current_share": 0.2, "current_weight": 0.2,
-        "next_share": 0.1, "next_weight": 0.1, "offset": 0, "offset_share": 0.2,
-        "offset_weight": 0.2, "question_weight": 0.2, "statement_weight": 0.1, "rare_share": 0.1,
-        "roles": "",
-    }  # fmt: skip
-    return {**plain, **values}
-
-
-def told(heads: list[dict[str, Any]], counts: dict[str, int] = COUNTS, **more: Any) -> str:
-    found = Found(
-        {**ABOUT, **more.pop("about", {})}, counts, heads,
-        **{"layers": [], "density": [], "sentences": [], "trajectories": [],
-           "correlations": correlation_rows(heads), **more},
-    )  # fmt: skip
-    text = findings(found)
-    for line in text.splitlines():
-        assert "nan" not in re.findall(r"\w+", line.lower()), line
-        assert "None" not in re.findall(r"\w+", line.removeprefix("None ended")), line
-    return text
-
 
 # -- roles ----------------------------------------------------------------------------------------
 
@@ -66,11 +25,14 @@ ROLES: list[tuple[dict[str, Any], list[str]]] = [
     ({"offset": -4, "offset_share": 0.95}, ["offset-4"]),
     ({"merge_score": 0.85, "split_merge_score": 0.5}, ["merging"]),
     ({"merge_score": 0.85, "split_merge_score": 0.2}, []),
+    ({"merge_score": 0.8, "split_merge_score": 0.4}, ["merging"]),
     ({"merge_score": 0.75, "split_merge_score": 0.9}, []),
     ({"question_weight": 0.9, "statement_weight": 0.1}, ["interrogation"]),
-    ({"question_weight": 0.9, "statement_weight": 0.85}, []),
+    ({"question_weight": 0.8, "statement_weight": 0.4}, ["interrogation"]),
+    ({"question_weight": 0.9, "statement_weight": 0.65}, []),
     ({"question_weight": 0.9, "statement_weight": None}, []),
-    ({"rare_share": 0.6}, ["rare"]),
+    ({"rare_share": 0.5}, ["rare"]),
+    ({"rare_share": 0.49}, []),
     ({"offset_share": None, "offset": None, "merge_score": None, "rare_share": None}, []),
 ]
 
@@ -86,6 +48,9 @@ def test_roles_need_something_to_be_seen_on() -> None:
     few = {**COUNTS, "source_split_words": 9, "statement_word_tokens": 9}
     assert roles(merging, few, Thresholds()) == roles(asking, few, Thresholds()) == []
     assert roles({**merging, "site": "decoder_self"}, few, Thresholds()) == ["merging"]
+    enough = {**few, "source_split_words": 10, "statement_word_tokens": 10}
+    assert roles(merging, enough, Thresholds()) == ["merging"]
+    assert roles(asking, enough, Thresholds()) == ["interrogation"]
     assert roles(head(offset=1, offset_share=0.7), COUNTS, Thresholds(0.6)) == ["next"]
 
 
@@ -136,7 +101,9 @@ def test_trajectories_tell_who_fell_first_and_who_came_back() -> None:
     assert [row["head"] for row in rows] == [2, 3, 5]
     assert [row["fell_first"] for row in rows] == [1, 0, None]
     assert [came_back(row) for row in rows] == [True, False, False]
+    assert [came_back({"lowest": 1.2, "last": last}) for last in (1.24, 1.26)] == [False, True]
     assert (rows[0]["lowest"], rows[0]["lowest_update"], rows[0]["last_update"]) == (1.3, 150, 200)
+    assert (rows[1]["lowest"], rows[1]["lowest_update"]) == (1.2, 150), "the first of equals"
     assert trajectory_rows(records(lines), {"encoder_self": [[1, 2]]}) == []
     text = told([head(n, alpha=1.5) for n in (2, 3, 5)], trajectories=rows)
     assert "From update 0 to 200: 1 of 3 α fell first, 1 rose first (1 hardly moved)" in text
@@ -216,10 +183,11 @@ def test_dense_heads_diversity_and_sentences() -> None:
         {"site": "encoder_self", "layer": n, "diversity_heads": 0.1 * n, "diversity_keys": 0.05 * n}
         for n in (1, 2)
     ]
+    layers.append({**layers[0], "site": "cross", "diversity_heads": 0.9})
     text = told(dense, layers=layers)
     assert "Every head is dense everywhere" in text
     assert "(`diversity_base=heads`)" in text
-    assert "0.10, 0.20; highest in layer 2 of 2" in text
+    assert "0.10, 0.20; highest in layer 2 of 2.\n- **cross-attention**: 0.90." in text
     other = told(dense, layers=layers, about={"diversity_base": "keys"})
     assert "0.05, 0.10" in other
     odd = {
@@ -234,18 +202,20 @@ def test_a_pruning_curve_is_told_up_to_where_it_drops() -> None:
     curve = [
         {"sites": "encoder_self;decoder_self;cross", "n_removed": n, "fraction": n / 4,
          "bleu": bleu, "loss": 1.0}
-        for n, bleu in enumerate([30.0, 29.4, 20.0, 29.9, 0.1])
+        for n, bleu in enumerate([30.0, 29.0, 20.0, 29.9, 0.1])
     ]  # fmt: skip
     heads = [head(n, importance_normalised=n / 9) for n in (1, 2, 3, 4)]
-    text = told(heads, pruning=curve)
+    cross = [{**row, "sites": "cross", "bleu": 29.5} for row in curve]
+    text = told(heads, pruning=[*curve, *cross])
+    assert "| cross-attention | 29.5 | 29.5 |" in text
     assert "25 % of all heads can go" in text
-    assert "| all heads | 30.0 | 29.4 | 20.0 | 29.9 | 0.1 |" in text
+    assert "| all heads | 30.0 | 29.0 | 20.0 | 29.9 | 0.1 |" in text
     assert "Most: encoder layer 1 head 4 (0.44) and encoder layer 1 head 3 (0.33)." in text
 
 
 def test_shares_never_look_like_more_than_they_are() -> None:
-    assert [percent(share) for share in (0, 0.001, 0.5, 0.999, 1)] == [
-        "0 %", "under 1 %", "50 %", "over 99 %", "100 %",
+    assert [percent(share) for share in (0, 0.001, 0.006, 0.5, 0.994, 0.999, 1)] == [
+        "0 %", "under 1 %", "1 %", "50 %", "99 %", "over 99 %", "100 %",
     ]  # fmt: skip
     assert [plural(n, "head") for n in (0, 1, 1200)] == ["no head", "1 head", "1,200 heads"]
 
@@ -253,6 +223,18 @@ def test_shares_never_look_like_more_than_they_are() -> None:
 def test_quoted_sentences_are_no_markup() -> None:
     assert quoted("a *b* [c] <d>_") == r"a \*b\* \[c\] \<d>\_"
     assert quoted("x" * 500) == "x" * 120 + "…"
+
+
+def test_what_weights_are_and_what_was_left_out_is_said_where_it_holds() -> None:
+    said = {
+        "not_distributions": (3, "3 of these heads give weights that are no distribution"),
+        "effective_weights": (True, "those that would have the same effect"),
+        "too_long": (2, "2 longer sentences left out."),
+    }
+    plain = told([head(1)])
+    for name, (value, sentence) in said.items():
+        assert sentence in told([head(1)], about={name: value})
+        assert sentence not in plain
 
 
 def test_no_sentence_at_all_is_not_nearly_one() -> None:

@@ -84,17 +84,29 @@ def test_cross_attention_has_confidence_and_no_offsets() -> None:
     assert of(part, "share0", "cross") is None
 
 
+def test_queries_of_cross_attention_are_not_left_out_where_the_source_ends() -> None:
+    part = Positions(1)
+    rows = [[0.9, 0.1], [0.2, 0.8], [0.3, 0.7], [0.4, 0.6]]  # four queries, a token and its end
+    part.take(batch_of([1], [3]), seen("cross", [rows], [4]))
+    assert of(part, "confidence", "cross") == pytest.approx((0.9 + 0.2 + 0.3 + 0.4) / 4)
+
+
 def test_signed_weights_are_shared_out_by_size() -> None:
     rows = [[-3.0, 1.0, 0.0], [0.5, 0.5, 1.0], [0.0, 0.0, 0.0]]
     found = seen("encoder_self", [rows], [3], is_distribution=False)
     assert found.shares_BHQK[0, 0].tolist() == [[0.75, 0.25, 0], [0.25, 0.25, 0.5], [0, 0, 0]]
     assert found.peaks_BHQ[0, 0].tolist() == [0, 2, -1]
+    part = Positions(1)
+    part.take(batch_of([2]), found)
+    assert of(part, "weight0") == pytest.approx((0.75 + 0.25) / 2)
 
 
 def test_a_head_that_is_not_what_it_says_is_not_measured() -> None:
     negative: Observation = seen("encoder_self", [[[-0.5, 1.5], [0.0, 1.0]]], [2])
     broken = seen("encoder_self", [[[math.nan, 0.0], [0.0, 1.0]]], [2])
-    for found in (negative, broken):
+    endless = seen("encoder_self", [[[math.inf, 0.0], [0.0, 1.0]]], [2])
+    signed = seen("encoder_self", [[[math.nan, 0.0], [0.0, 1.0]]], [2], is_distribution=False)
+    for found in (negative, broken, endless, signed):
         part, histogram = Positions(1), DensityHistograms()
         part.take(batch_of([1]), found)
         histogram.take(batch_of([1]), found)
@@ -130,6 +142,12 @@ def test_half_of_the_tokens_are_not_most() -> None:
     assert of(part, "rare_share") == 0.5
 
 
+def test_an_even_spread_points_at_no_rare_word() -> None:
+    part = Rarity([[1, 0, 0]])
+    part.take(batch_of([3]), seen("encoder_self", [[[0.25] * 4] * 4], [4]))
+    assert of(part, "rare_share") == 0
+
+
 # -- density --------------------------------------------------------------------------------------
 
 
@@ -144,6 +162,24 @@ def test_the_histogram_counts_every_query_once_and_dense_ones_apart() -> None:
         (1.0, 1.0): 2,
     }  # fmt: skip
     assert len(part.rows()) == 21
+
+
+def test_a_weight_below_0_uses_its_key_too() -> None:
+    part = DensityHistograms()
+    rows = [[-0.5, 0.0], [0.5, -0.5]]
+    part.take(batch_of([1]), seen("encoder_self", [rows], [2], is_distribution=False))
+    assert {row["low"]: row["n_queries"] for row in part.rows() if row["n_queries"]} == {
+        0.5: 1, 1.0: 1,
+    }  # fmt: skip
+
+
+def test_the_first_position_of_the_decoder_counts_as_dense() -> None:
+    part = DensityHistograms()
+    rows = [[1.0, 0.0], [1.0, 0.0]]
+    part.take(batch_of([1]), seen("decoder_self", [rows], [2], causal=True))
+    assert {row["low"]: row["n_queries"] for row in part.rows() if row["n_queries"]} == {
+        0.5: 1, 1.0: 1,
+    }  # fmt: skip
 
 
 def densities(site: str, lengths: Sequence[int], n_used: Sequence[int]) -> SentenceDensities:
@@ -175,8 +211,11 @@ def test_a_sentence_is_compared_with_those_of_like_length() -> None:
     n_used[70] = 12
     (found,) = densities("encoder_self", [4] * 50 + [20] * 51, n_used).rows()
     assert (found["sentence"], found["n_keys"], found["density"]) == (71, 20, 0.6)
-    assert 0.1 < found["expected"] < 0.15
-    assert found["head_mean"] < 0.5
+    like = np.array(n_used[50:]) / 20
+    assert found["expected"] == pytest.approx(like.mean())
+    assert found["deviations"] == pytest.approx((0.6 - like.mean()) / like.std())
+    short = np.array(n_used[:50]) / 4
+    assert found["head_mean"] == pytest.approx((short.sum() + like.sum()) / 101)
 
 
 @pytest.mark.parametrize("site", ["encoder_self", "decoder_self", "cross"])
@@ -189,6 +228,21 @@ def test_the_keys_of_a_sentence_are_those_of_its_site(site: str) -> None:
 def test_a_sentence_sparser_than_others_is_not_named(n_used: int, named: list[int]) -> None:
     found = densities("encoder_self", [20] * 60, [8] * 30 + [n_used] + [9] * 29).rows()
     assert [row["sentence"] for row in found] == named
+
+
+@pytest.mark.parametrize(("n_used", "named"), [(4, []), (5, [31])])
+def test_far_is_more_than_three_deviations(n_used: int, named: list[int]) -> None:
+    """4 lies 2.7 of them above the like, 5 lies 3.9."""
+    found = densities("encoder_self", [20] * 60, [2, 3] * 15 + [n_used] + [2, 3] * 14 + [2]).rows()
+    assert [row["sentence"] for row in found] == named
+
+
+def test_the_three_farthest_sentences_of_a_head_are_named() -> None:
+    n_used = [2, 3] * 50
+    for index, used in ((10, 9), (20, 12), (30, 10), (40, 13), (50, 11)):
+        n_used[index] = used
+    found = densities("encoder_self", [20] * 100, n_used).rows()
+    assert [row["sentence"] for row in found] == [41, 21, 51]
 
 
 @pytest.mark.parametrize("broken_first", [True, False])
@@ -206,12 +260,15 @@ def test_too_few_sentences_of_a_length_say_nothing() -> None:
     assert np.isnan(means[20:]).all()
     assert np.isnan(spreads[20:]).all()
     assert means[0] == pytest.approx(9.5)
+    assert spreads[0] == pytest.approx(math.sqrt((20**2 - 1) / 12))  # of those there are
 
 
 def test_what_is_like_goes_by_the_length_of_the_sentence_itself() -> None:
     means, _ = like_length(np.arange(40.0), np.array([10] * 20 + [13] * 20))
     assert means[0] == pytest.approx(9.5), "13 is more than a quarter above 10"
     assert means[20] == pytest.approx(19.5), "10 is less than a quarter below 13"
+    means, _ = like_length(np.arange(40.0), np.array([20] * 20 + [25] * 20))
+    assert means[0] == pytest.approx(19.5), "25 is a quarter above 20 and no more"
 
 
 def test_a_head_broken_in_one_sentence_names_no_other() -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from command_line import composer
+from headwise.analysis.collect import head_statistics
 from headwise.analysis.pruning import pruned_state
 from headwise.analysis.roles import Thresholds, roles
 from headwise.analysis.survey import Survey, survey
@@ -115,6 +116,10 @@ def test_what_the_planted_heads_measure(make: Any) -> None:
     uniform = row_of(found, "encoder_self", 6)
     assert uniform["density"] == 1
     assert (uniform["previous_share"], uniform["rare_share"]) == (0, 0)
+    assert uniform["offset_share"] == 0 < uniform["offset_weight"]
+    for row in found.offsets:
+        if (row["site"], row["head"]) == ("encoder_self", 6):
+            assert row["max_share"] == 0 < row["mean_weight"]
     # all on the end of the sentence, which is no token
     end = row_of(found, "encoder_self", 9)
     assert end["confidence"] == pytest.approx(0, abs=1e-3)
@@ -167,6 +172,26 @@ def test_languages_decide_what_can_be_measured(make: Any) -> None:
     assert "question_word_tokens" not in swahili.counts
     assert all("question_weight" not in row for row in swahili.heads)
     assert named(swahili)["encoder_self", 1, 3] == ["merging"]
+
+
+def test_each_layer_has_its_own_diversity(make: Any) -> None:
+    model = planted(make, "attention=softmax", "model.encoder_layers=2")
+    text = sentences(6)
+    found = survey(model, batches(text), CPU, side(text), side(text))
+    for base in ("heads", "keys"):
+        wanted = head_statistics(model, batches(text), CPU, base)["diversity"]
+        told = {(row["site"], row["layer"]): row[f"diversity_{base}"] for row in found.layers}
+        assert told == {
+            (site, layer): pytest.approx(value)
+            for site, layers in wanted.items()
+            for layer, (value,) in enumerate(layers, start=1)
+        }
+        assert told["encoder_self", 1] != pytest.approx(told["encoder_self", 2])
+
+
+@pytest.mark.parametrize("language", ["ja", "zh", "th"])
+def test_pieces_of_languages_without_spaces_show_no_words(language: str) -> None:
+    assert side(sentences(2), language).clusters() is None
 
 
 def test_the_model_is_left_as_it_was(make: Any) -> None:

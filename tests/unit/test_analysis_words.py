@@ -116,6 +116,13 @@ def test_a_mark_that_is_part_of_the_words_piece_is_not_looked_at() -> None:
     assert not has_words("sw")
 
 
+def test_a_mark_spelt_in_bytes_ends_with_the_last_of_them() -> None:
+    spelt = [f"<0x{byte:02X}>" for byte in "？".encode()]
+    found = asking(surface(["▁Was", "▁ist", *spelt]), "de")
+    assert found is not None
+    assert (found.pieces, found.mark, found.is_question) == ((0,), 4, True)
+
+
 def test_question_weights_are_means_over_pieces() -> None:
     from headwise.analysis.questions import Interrogation
 

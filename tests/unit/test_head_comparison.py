@@ -69,3 +69,24 @@ def test_the_question_head_is_the_one_that_tells_questions_from_statements(
     first = statements[0] is None
     wanted = {"question_weight": 0.9 if first else 0.7, "statement_weight": statements[not first]}
     assert found == {name: value for name, value in wanted.items() if value is not None}
+
+
+def test_what_is_told_of_words_is_of_the_best_heads_of_the_encoder(tmp_path: Path) -> None:
+    heads = [
+        {"merge_score": score, "cluster_mass": mass, "rare_share": rare, "roles": role}
+        for score, mass, rare, role in (
+            (0.2, 0.1, 0.3, ""),
+            (0.9, 0.3, 0.6, "merging"),
+            (0.5, 0.7, 0.1, ""),
+        )
+    ]
+    other = {"site": "decoder_self", "merge_score": 0.95, "cluster_mass": 0.99, "roles": "merging"}
+    assert values(tmp_path, [*heads, other]) == pytest.approx(
+        {
+            "merging_heads": 1,
+            "merge_score_1": 0.9,
+            "merge_score_2": 0.5,
+            "cluster_mass": 0.7,
+            "rare_share": 0.6,
+        }
+    )

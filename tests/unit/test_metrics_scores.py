@@ -13,6 +13,7 @@ import sacremoses
 
 from headwise.errors import ConfigError, DataError
 from headwise.metrics import run_external, score_translations
+from headwise.metrics.bleu import moses_tokenised
 
 HYPOTHESES = ["The cat's on the mat, isn't it?", 'He said: "Hello" to us.', "A small dog runs."]
 REFERENCES = ["The cat is on the mat, isn't it?", 'He said "Hello" to us.', "A little dog runs."]
@@ -56,6 +57,26 @@ def test_moses_tokens_are_what_is_compared() -> None:
     ]
     expected = sacrebleu.corpus_bleu(by_hand, [wanted], tokenize="none", force=True).score
     assert scores["bleu_tokenised"]["score"] == pytest.approx(expected)
+
+
+def test_moses_cuts_words_by_the_rules_of_the_language() -> None:
+    assert moses_tokenised(["l'homme dort"], "fr") == ["l' homme dort"]
+    assert moses_tokenised(["l'homme dort"], "en") == ["l 'homme dort"]
+
+
+@pytest.mark.parametrize(("name", "word_order"), [("chrf", 0), ("chrf++", 2)])
+def test_chrf_tells_what_is_missing_from_what_is_too_much(name: str, word_order: int) -> None:
+    short, long = ["A dog runs."], ["A small dog runs home."]
+    found = [
+        score_translations(*pair, "en")[name]["score"] for pair in ((short, long), (long, short))
+    ]
+    assert found == pytest.approx(
+        [
+            sacrebleu.corpus_chrf(one, [other], word_order=word_order).score
+            for one, other in ((short, long), (long, short))
+        ]
+    )
+    assert found[0] < found[1] - 5, "what is missing counts for more"
 
 
 def test_a_perfect_translation() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,8 +13,12 @@ import pytest
 
 from fabricated_runs import MACHINE, REFERENCES, translations
 from headwise.metrics.bleu import score_translations
-from headwise.report.paper import Column, Paper
-from headwise.report.paper_cells import CellFigures, ColumnFigures, judge
+from headwise.metrics.significance import Comparison
+from headwise.report.paper import Cell, Column, Number, Paper
+from headwise.report.paper_cells import CellFigures, ColumnFigures, judge, missing_cells
+from headwise.report.paper_facts import facts
+from headwise.report.paper_pruning import PruningReport
+from headwise.report.paper_runs import Matching, differing
 from headwise.report.paper_tables import paper_tables
 
 PAPER = Paper(
@@ -23,6 +29,7 @@ PAPER = Paper(
     columns={"mine": Column("Mine", "test", train_pairs=1000)},
 )
 RESAMPLES = 20
+KEY = "trainer.precision"
 
 
 def finished(
@@ -30,7 +37,7 @@ def finished(
     seed: int,
     hypotheses: Sequence[str] | None = None,
     references: Sequence[str] = REFERENCES,
-    speed: float = 1000.0,
+    speed: float | None = 1000.0,
     train_pairs: int | None = None,
 ) -> Any:
     """A run and its translations, those of the seed unless others are given."""
@@ -146,3 +153,161 @@ def test_the_least_text_of_a_column_is_held_against_the_papers(tmp_path: Path) -
     notes = paper_tables(PAPER, [judged([base], [own])])[0].notes
     (told,) = (note for note in notes if "OTHER TEXT" in note)
     assert "ours was trained on 790 pairs where the paper has about 1,000" in told
+
+
+def test_a_run_without_a_log_of_its_speed_takes_no_part(tmp_path: Path) -> None:
+    base = [finished(tmp_path / f"a{n}", n, speed=speed) for n, speed in ((1, None), (2, 100.0))]
+    own = [finished(tmp_path / f"b{n}", n, speed=50.0) for n in (1, 2)]
+    assert judged(base, own).cells["sparse"].speed == pytest.approx((50, 50, 50))
+
+
+def test_runs_of_different_precision_are_told(tmp_path: Path) -> None:
+    base, own = finished(tmp_path / "a", 1), finished(tmp_path / "b", 1)
+    own.config.trainer.precision = "bf16"
+    (note,) = judged([base], [own]).notes
+    assert note.startswith("runs differ in precision")
+    assert note.endswith(f"float32 in {base.folder}; bf16 in {own.folder}")
+
+
+def test_precision_decides_only_where_the_recipe_says_so() -> None:
+    run, silent, strict = (
+        SimpleNamespace(decisive={"seeds": 1} if value is None else {"seeds": 1, KEY: value})
+        for value in ("fp32", None, "bf16")
+    )
+    assert differing(run, silent) == []  # type: ignore[arg-type]
+    assert differing(run, strict) == [f"{KEY}=fp32 (recipe: bf16)"]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("folders", "given", "wanted"),
+    [
+        (["/x", "/x"], (), ["data.dir=/x"]),
+        (["/x", "/y"], (), []),
+        (["/x", "/x"], ("data.dir=/z",), []),
+    ],
+)
+def test_a_missing_run_is_looked_for_where_all_others_had_their_text(
+    tmp_path: Path, folders: list[str], given: tuple[str, ...], wanted: list[str]
+) -> None:
+    runs = [finished(tmp_path / "runs" / "1" / name, 1) for name in "ab"]
+    for run, folder in zip(runs, folders, strict=True):
+        run.config.data.dir = folder
+    figures = judged(runs[:1], runs[1:])
+    figures.cells["sparse"].recipe = SimpleNamespace(overrides=given)  # type: ignore[assignment]
+    figures.cells["sparse"].missing = [2, 3]
+    (lacking,) = missing_cells([figures], Matching())
+    assert list(lacking.overrides) == [*given, *wanted, f"paths.outputs={tmp_path / 'runs'}"]
+    assert (lacking.row, lacking.column, lacking.seeds) == ("sparse", "mine", (2, 3))
+
+
+# -- what is shown --------------------------------------------------------------------------------
+
+
+def shown(paper: Paper, figures: ColumnFigures) -> dict[str, dict[str, list[str]]]:
+    """Title of each table -> its rows."""
+    for cell in figures.cells.values():
+        cell.recipe = SimpleNamespace(overrides=())  # type: ignore[assignment]
+    return {table.title: dict(table.rows) for table in paper_tables(paper, [figures])}
+
+
+def test_each_bleu_has_its_own_table_and_a_difference_its_interval(tmp_path: Path) -> None:
+    base = [finished(tmp_path / f"a{seed}", seed, translations(seed)) for seed in (1, 2, 3)]
+    own = finished(tmp_path / "b", 1, translations(5))
+    for run in (*base, own):
+        run.results["scores"]["test"]["bleu"]["score"] = 7.0 + run.seed
+    found = judged(base, [own])
+    found.cells["sparse"].comparison = Comparison(1.234, -0.5, 2.0, 1 / 21, 1, 6, 20)
+    tables = shown(PAPER, found)
+    scores = list(found.scores("softmax").values())
+    mean, deviation = statistics.fmean(scores), statistics.stdev(scores)
+    assert tables["Tokenised BLEU"] == {
+        "softmax": [f"{mean:.2f} ± {deviation:.2f} (3)"],
+        "sparse": [f"{found.scores('sparse')[1]:.2f} (1)"],
+    }
+    assert tables["The same runs in BLEU (13a)"] == {
+        "softmax": ["9.00 ± 1.00 (3)"],
+        "sparse": ["8.00 (1)"],
+    }
+    difference = "Difference to softmax, in tokenised BLEU"
+    interval = "+1.23 [−0.50 to +2.00] (1 of 3)"
+    assert tables[difference] == {"Mine, sparse": [interval, "≤ 0.05"]}
+    found.cells["sparse"].comparison = Comparison(1.234, -0.5, 2.0, 2 / 21, 1, 6, 20)
+    assert shown(PAPER, found)[difference] == {"Mine, sparse": [interval, "0.095"]}
+
+
+@pytest.mark.parametrize(("unit", "is_told"), [(None, True), ("min", False)])
+def test_only_bleu_of_the_paper_are_told_as_differences(unit: str | None, is_told: bool) -> None:
+    column = Column("Mine", "test", unit=unit, decimals=1)
+    of_paper = [
+        Cell(row, "mine", [], value, mark)
+        for row, value, mark in (("softmax", 30.0, "r+"), ("sparse", 31.5, "OK"))
+    ]
+    paper = replace(PAPER, columns={"mine": column}, cells=of_paper)
+    cells = {cell.row: CellFigures(cell) for cell in of_paper}
+    tables = paper_tables(paper, [ColumnFigures("mine", column, PAPER.metric, cells)])
+    differences = [table.rows for table in tables if table.title.startswith("Difference")]
+    assert differences == ([[("Mine, sparse", ["+1.5 (r+)"])]] if is_told else [])
+    assert tables[0].rows == [("softmax", ["30.0 (r+)"]), ("sparse", ["31.5"])]
+
+
+@pytest.mark.parametrize(("second", "is_said"), [(6.0, True), (8.0, False)])
+def test_it_is_the_mean_of_the_baseline_that_is_too_low(
+    tmp_path: Path, second: float, is_said: bool
+) -> None:
+    base = [finished(tmp_path / f"a{seed}", seed) for seed in (1, 2)]
+    for run, score in zip(base, (3.0, second), strict=True):
+        run.results["scores"]["test"]["bleu_tokenised"]["score"] = score
+    notes = paper_tables(PAPER, [judged(base, [])])[0].notes
+    assert any("next to nothing is translated" in note for note in notes) == is_said
+
+
+@pytest.mark.parametrize(("second", "is_said"), [(115.0, True), (110.0, False)])
+def test_seeds_unlike_in_speed_are_held_against_each_other(
+    tmp_path: Path, second: float, is_said: bool
+) -> None:
+    base = [finished(tmp_path / f"a{seed}", seed, speed=100.0) for seed in (1, 2)]
+    own = [finished(tmp_path / f"b{n}", n, speed=v) for n, v in ((1, 90.0), (2, second))]
+    paper = replace(PAPER, speed={"sparse": Number(90.0, "OK")})
+    table = paper_tables(paper, [judged(base, own)])[-1]
+    assert any("did other work too" in note for note in table.notes) == is_said
+    mean = f"{(90 + second) / 2:.0f}"
+    assert table.rows == [("sparse", ["90", f"{mean} (90 to {second:.0f})"])]
+
+
+def test_the_facts_of_a_cell(tmp_path: Path) -> None:
+    base = [finished(tmp_path / f"a{n}", n, translations(n), speed=100.0) for n in (1, 2)]
+    own = [
+        finished(tmp_path / f"b{n}", n, translations(4 + n), speed=speed)
+        for n, speed in ((1, 50.0), (2, 80.0))
+    ]
+    found = judged(base, own)
+    test = found.cells["sparse"].comparison
+    assert test is not None
+    rows = facts(PAPER, [found], Matching(), [], PruningReport([], [], []))
+    told = {
+        (row["row"], row["quantity"]): row["value"]
+        for row in rows
+        if "row" in row and "seed" not in row
+    }
+    for place in PAPER.rows:
+        for metric in ("bleu_tokenised", "bleu"):
+            scores = list(found.scores(place, metric).values())
+            mean, deviation = told[place, f"{metric}_mean"], told[place, f"{metric}_sd"]
+            assert mean == pytest.approx(statistics.fmean(scores), abs=1e-4)
+            assert deviation == pytest.approx(statistics.stdev(scores), abs=1e-4)
+        of_runs = {
+            row["seed"]: row["value"]
+            for row in rows
+            if row.get("row") == place and row["quantity"] == "bleu_tokenised"
+        }
+        assert of_runs == pytest.approx(found.scores(place), abs=1e-4)
+    assert {row["value"] for row in rows if row["quantity"] == "updates"} == {0}
+    for name in ("difference", "low", "high"):
+        wanted = pytest.approx(getattr(test, name), abs=1e-4)
+        assert told["sparse", f"bleu_tokenised_{name}"] == wanted
+    assert told["sparse", "p_value"] == test.p_value
+    speeds = [told["sparse", f"speed_percent{end}"] for end in ("", "_low", "_high")]
+    assert speeds == [65, 50, 80]
+    found.problems.append("two kinds")
+    rows = facts(PAPER, [found], Matching(), [], PruningReport([], [], []))
+    assert not any(row["quantity"].endswith(("_mean", "_sd")) for row in rows)

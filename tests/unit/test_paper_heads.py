@@ -77,6 +77,13 @@ def test_values_are_means_over_the_seeds_that_have_them(tmp_path: Path) -> None:
     assert set(of_heads[0]) <= set(COLUMNS)
 
 
+def test_a_mean_over_seeds_is_no_median(tmp_path: Path) -> None:
+    runs = [analysed(tmp_path / str(n), density, None) for n, density in enumerate((0.2, 0.4, 0.9))]
+    column = ColumnFigures("x", Column("Corpus"), "bleu", {"sparse": CellFigures(None, runs=runs)})
+    (table,) = head_tables(PAPER, [column], {run.folder: run.folder for run in runs})
+    assert rows_of(table)["density, mean, encoder self-attention"] == ["0.50 (0.20 to 0.90)"]
+
+
 def test_what_the_paper_tells_stands_beside_ours_or_alone(tmp_path: Path) -> None:
     told = [
         HeadNumber("previous_heads", values={"sparse": 4}, mark="OK"),

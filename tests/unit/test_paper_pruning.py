@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from headwise.analysis import tables
-from headwise.report.paper import PruningFact
-from headwise.report.paper_pruning import Answer, measure
+from headwise.report.paper import Paper, PruningFact
+from headwise.report.paper_pruning import Answer, measure, pruning_report
 from headwise.schema import SITES
 
 # BLEU by share of heads removed: a little is won, then 0.5 lost at 40 %, then all
@@ -41,7 +42,7 @@ def fact(measure: str, **settings: Any) -> PruningFact:
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     write_curve(tmp_path, "curve", list(SITES), CURVE)
-    write_curve(tmp_path, "curve-cross", ["cross"], {0.0: 30.0, 0.7: 3.0})
+    write_curve(tmp_path, "curve-cross", ["cross"], {0.7: 3.0, 0.0: 30.0})
     rows = [
         {"site": "cross", "layer": 1, "head": 2, "bleu": 29.0},
         {"site": "cross", "layer": 2, "head": 1, "bleu": 30.5},
@@ -71,9 +72,12 @@ def test_the_best_head_alone_is_compared_with_all_heads(run: Path) -> None:
     assert found == [-1.0, 0.5, None]
 
 
-def test_other_weights_are_no_whole_to_compare_with(run: Path) -> None:
+@pytest.mark.parametrize("other", [{"weights": "v"}, {"split": "test"}, {"sentences": 8}])
+def test_what_was_measured_otherwise_is_no_whole_to_compare_with(
+    run: Path, other: dict[str, Any]
+) -> None:
     for name in ("curve", "curve-cross"):
-        write_curve(run, name, ["cross"], CURVE, weights="other")
+        write_curve(run, name, ["cross"], CURVE, **other)
     assert measure(run, fact("one_left", sites=["cross"], layer=1)) is None
 
 
@@ -103,3 +107,81 @@ def test_a_run_without_tables_answers_nothing(tmp_path: Path) -> None:
 def test_answers_show_mean_deviation_and_number() -> None:
     assert Answer({"a": -1.0, "b": -2.0}).shown("BLEU") == "-1.50 ± 0.71 (2)"
     assert Answer({"a": 20.0}).shown("%") == "20 % (1)"
+
+
+# -- several runs ---------------------------------------------------------------------------------
+
+
+def found(
+    folder: Path, scores: dict[str, float] | None = None, heads: Any = None, **more: Any
+) -> Any:
+    """A run as it was found, of two layers of four heads and three."""
+    folder.mkdir(exist_ok=True)
+    if scores is not None:
+        content = {"scores": {name: {"bleu": {"score": bleu}} for name, bleu in scores.items()}}
+        path = folder / more.pop("file", "results.json")
+        path.write_text(json.dumps(content), encoding="utf-8")
+    return SimpleNamespace(
+        folder=folder,
+        results={},
+        decisive=more.pop("decisive", {}),
+        config=SimpleNamespace(
+            init_from=more.pop("init_from", None),
+            attention={"_target_": "headwise.attention.softmax.Softmax"},
+            data=SimpleNamespace(name="files", test=["test"], valid="valid"),
+            model=SimpleNamespace(
+                name="tiny", heads=heads, encoder_layers=2, decoder_layers=3, n_heads=4
+            ),
+        ),
+    )
+
+
+def test_runs_with_fewer_heads_stand_beside_those_they_came_from(tmp_path: Path) -> None:
+    heads = {"encoder_self": [[1, 2], [4]], "cross": [[], [1], [1, 2, 3, 4]]}
+    whole, pruned, trained, again = (tmp_path / name for name in "abcd")
+    runs = [
+        found(whole, {"valid": 10.0, "test": 30.0}),
+        found(pruned, {"valid": 10.0, "test": 28.5}, heads, file="results-best.json"),
+        found(trained, {"test": 31.25}, heads, init_from=str(pruned)),
+        found(again, {"test": 30.0}, heads, init_from=str(pruned)),
+        found(tmp_path / "e", None, heads),
+    ]
+    for folder, origin in ((pruned, whole), (again, trained)):
+        (folder / "pruned.json").write_text(json.dumps({"origin": str(origin)}), encoding="utf-8")
+    (table,) = pruning_report(Paper("p", "", pruned_runs=True), runs).tables
+    counts = ["3/12/5", "8/12/12"]
+    assert table.rows == [
+        (str(pruned), [*counts, "28.50", "-1.50"]),
+        (str(trained), [*counts, "31.25", "+1.25"]),
+        (str(again), [*counts, "30.00", "-1.25"]),
+        (str(tmp_path / "e"), [*counts, "–", "–"]),
+    ]
+
+
+def test_answers_are_averaged_over_runs_that_differ_in_the_seed_alone(tmp_path: Path) -> None:
+    runs = [
+        found(tmp_path / name, decisive={"model.dropout": dropout})
+        for name, dropout in (("a", 0.1), ("b", 0.1), ("c", 0.3))
+    ]
+    for run, removable in zip(runs, (0.2, 0.4, 0.6), strict=True):
+        write_curve(run.folder, "curve", list(SITES), {0.0: 30.0, removable: 29.9, 0.8: 1.0})
+    asked = fact("removable", tolerance=0.5, unit="%", paper=20.0, mark="r+")
+    (table,) = pruning_report(Paper("p", "", pruning=[asked]), runs).tables
+    assert table.rows == [("l", ["20 % (r+)", "30 ± 14 % (2)", "60 % (1)"])]
+
+
+def test_commands_would_make_what_whole_runs_lack(tmp_path: Path) -> None:
+    lacking, pruned, unfinished = (
+        found(tmp_path / name, heads=heads)
+        for name, heads in (("a", None), ("b", {"cross": [[], [1], [2]]}), ("c", None))
+    )
+    unfinished.results = None
+    asked = [
+        fact("removable", tolerance=0.5),
+        fact("removable", tolerance=0.5, sites=["cross"]),
+        fact("one_left", sites=["cross"], layer=1),
+    ]
+    report = pruning_report(Paper("p", "", pruning=asked), [lacking, pruned, unfinished])
+    command = f"headwise prune run={lacking.folder} table=true"
+    # what each head costs alone is measured beside the curve of all sites
+    assert report.commands == [f"{command} ablation=true", f"{command} sites=[cross]"]

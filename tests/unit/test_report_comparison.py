@@ -98,6 +98,26 @@ def test_heads_that_measure_0_count_in_the_mean_and_unmeasured_ones_do_not() -> 
     assert Row("a", [{"heads": {"density": {"cross": [[0.0]]}}}]).head_mean("density", "cross") == 0
 
 
+def test_without_softmax_the_first_row_is_the_measure(tmp_path: Path) -> None:
+    found = [
+        point(tmp_path, [f"a={name}", "seed=1"], **results(1, speed, 100, 1.0))
+        for name, speed in (("x", 50), ("y", 100))
+    ]
+    head, _, first, second = markdown(found).splitlines()
+    assert "tokens/s, x = 1" in head
+    assert [line.split(" | ")[3] for line in (first, second)] == ["1.00", "2.00"]
+
+
+def test_every_split_has_a_column_and_every_failure_counts(tmp_path: Path) -> None:
+    scores = {"test": {"bleu": {"score": 10.0}}, "other": {"bleu": {"score": 20.0}}}
+    failed = [{"overrides": ["a=1", f"seed={seed}"], "error": "x"} for seed in (2, 3)]
+    head, _, row = markdown(
+        [point(tmp_path, ["a=1", "seed=1"], scores=scores), *failed]
+    ).splitlines()
+    assert head.split(" | ")[1:4] == ["BLEU test", "BLEU other", "runs"]
+    assert row.startswith("| all | 10.00 | 20.00 | 1 (2 failed) |")
+
+
 def test_one_value_has_no_deviation() -> None:
     assert mean_and_deviation([1.234]) == "1.23"
     assert mean_and_deviation([]) == "-"

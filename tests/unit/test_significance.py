@@ -72,6 +72,11 @@ def test_the_two_metrics_cut_words_differently() -> None:
     assert statistics(["don't"], ["do not"])[0, -2] == 1
 
 
+def test_words_are_cut_as_the_target_language_wants_it() -> None:
+    found = sentence_statistics(["我爱北京天安门"], ["我爱天安门"], "bleu", "zh-CN")
+    assert found[0, -2:].tolist() == [7, 5]  # every character is a word
+
+
 def test_the_difference_is_the_mean_over_seeds_of_what_a_table_shows() -> None:
     refs = references(60)
     systems = [noisy(refs, 0.2, seed) for seed in (1, 2)]

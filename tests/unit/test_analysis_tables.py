@@ -1,0 +1,31 @@
+"""Tables of an analysis are read as they were written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from headwise.analysis.tables import LAYERS
+from headwise.errors import DataError
+
+ROWS = [
+    {"site": "cross", "layer": 1, "diversity_heads": 1 / 3, "diversity_keys": 1e-9},
+    {"site": "cross", "layer": 2, "diversity_heads": 0.0, "diversity_keys": None},
+]
+
+
+def test_no_digit_of_a_value_is_lost(tmp_path: Path) -> None:
+    LAYERS.path(tmp_path).write_text(LAYERS.text(ROWS), encoding="utf-8")
+    assert LAYERS.read(tmp_path) == ROWS
+
+
+def test_other_columns_are_neither_written_nor_read(tmp_path: Path) -> None:
+    with pytest.raises(KeyError, match="unknown"):
+        LAYERS.text([{**ROWS[0], "density": 0.5}])
+    with pytest.raises(KeyError, match="lacking"):
+        LAYERS.text([{"site": "cross"}])
+    text = LAYERS.text(ROWS).replace("diversity_keys", "diversity")
+    LAYERS.path(tmp_path).write_text(text, encoding="utf-8")
+    with pytest.raises(DataError, match="another version"):
+        LAYERS.read(tmp_path)

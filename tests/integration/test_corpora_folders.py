@@ -199,6 +199,9 @@ def test_bad_settings_are_refused_before_reading(tmp_path: Path) -> None:
         _open(tmp_path, "files", **languages, max_train_pairs=0)
     with pytest.raises(ConfigError, match=r"max_words must be 0"):
         _open(tmp_path, "files", **languages, cleaning={"max_words": -3})
+    for key, name in (("valid", "../valid"), ("test", ["../test"])):
+        with pytest.raises(ConfigError, match=rf"data\.{key}"):
+            _open(tmp_path, "files", **languages, **{key: name})
 
 
 def test_own_text_without_a_folder_says_what_to_give(tmp_path: Path) -> None:

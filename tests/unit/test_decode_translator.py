@@ -240,6 +240,8 @@ def test_a_search_is_limited_by_the_pieces_of_its_source(
 
     def spy(model: Transformer, sources: Any, given: Any, *rest: Any, **options: Any) -> Any:
         limits.update(zip(map(len, sources), given, strict=True))
+        rows = len(sources) * (CONFIG.beam if method == "beam" else 1)
+        assert rows * max(map(len, sources)) <= CONFIG.max_tokens
         return search(model, sources, given, *rest, **options)
 
     monkeypatch.setattr(translator_module, name, spy)

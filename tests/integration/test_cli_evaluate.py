@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import shutil
 import sys
@@ -94,6 +95,16 @@ def test_sets_add_up_but_never_across_searches_or_weights(headwise: CommandLine,
     assert set(results(run, "results-last")["scores"]) == {"test_a"}
 
 
+def test_other_weights_under_the_same_name_make_room(headwise: CommandLine, run: Path) -> None:
+    given = ("evaluate", f"run={run}", "checkpoint=last")
+    headwise(*given, "data.test=[test_a]")
+    other = min((run / "checkpoints").glob("update_*.pt"))
+    shutil.copy(other, run / "checkpoints" / "last.pt")
+    ended = headwise(*given, "data.test=[test_b]")
+    assert "held scores of test_a by another search or other weights" in ended.out
+    assert set(results(run, "results-last")["scores"]) == {"test_b"}
+
+
 def test_sets_that_the_run_holds_are_scored_as_one(headwise: CommandLine, run: Path) -> None:
     joined = "test_b+test_a"
     assert headwise("evaluate", f"run={run}", f"data.test=[{joined},test_a]").code == 0
@@ -119,6 +130,14 @@ def test_own_text_and_a_name_of_its_own(headwise: CommandLine, run: Path, tmp_pa
     ended = headwise("evaluate", f"run={run}", *own)
     assert ended.code == 1
     assert "2 lines" in ended.err
+
+
+def test_own_text_may_be_compressed(headwise: CommandLine, run: Path, tmp_path: Path) -> None:
+    for code, line in (("de", b"Hund sieht Haus\n"), ("en", b"dog sees house\n")):
+        (tmp_path / f"mine.{code}.gz").write_bytes(gzip.compress(line))
+    own = [f"data.source_file={tmp_path}/mine.de.gz", f"data.reference_file={tmp_path}/mine.en.gz"]
+    assert headwise("evaluate", f"run={run}", *own).code == 0
+    assert set(results(run)["scores"]) == {"mine.de"}
 
 
 def test_no_name_is_that_of_a_file_of_the_run(headwise: CommandLine, run: Path) -> None:

@@ -145,6 +145,17 @@ def test_a_line_too_long_is_counted_from_the_beginning(
         loaded.translate(["Hund", "Hund sieht Haus " * 9], first_line=6)
 
 
+def test_lines_of_a_pipe_are_counted_over_its_portions(
+    headwise: CommandLine, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headwise.model.transformer.Transformer.max_source", 15)
+    text = "Hund\nKatze\n" + "Hund sieht Haus " * 9 + "\n"
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+    ended = headwise("translate", f"run={run}", "buffer_size=2")
+    assert (ended.code, len(ended.out.splitlines())) == (1, 2)
+    assert "source line 3 has" in ended.err
+
+
 def test_a_file_is_looked_through_before_its_first_portion(
     headwise: CommandLine, run: Path, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,6 +184,28 @@ def test_the_text_itself_is_not_replaced(
     assert ended.code == 1
     assert f"would replace input={source}" in ended.err
     assert source.read_bytes() == before
+
+
+def test_nor_is_the_text_that_is_scored(
+    headwise: CommandLine, run: Path, source: Path, tmp_path: Path
+) -> None:
+    reference = tmp_path / "text.en"
+    reference.write_bytes(source.read_bytes())
+    given = [f"run={run}", f"input={source}", f"reference={reference}"]
+    ended = headwise("translate", *given, f"output={reference}")
+    assert ended.code == 1
+    assert f"would replace reference={reference}" in ended.err
+    assert reference.read_bytes() == source.read_bytes()
+
+
+def test_a_link_is_written_through(
+    headwise: CommandLine, run: Path, source: Path, tmp_path: Path, expected: list[str]
+) -> None:
+    link, target = tmp_path / "link.en", tmp_path / "target.en"
+    link.symlink_to(target)
+    assert headwise("translate", f"run={run}", f"input={source}", f"output={link}").code == 0
+    assert link.is_symlink()
+    assert target.read_text(encoding="utf-8").splitlines() == expected
 
 
 def test_an_unfinished_run_says_so(
@@ -215,6 +248,32 @@ def test_standard_input_is_utf8_whatever_the_terminal(
     ended = headwise("translate", f"run={run}")
     assert ended.code == 1
     assert "stdin, line 1: not UTF-8" in ended.err
+
+
+def test_a_line_that_cannot_be_answered_ends_nothing(
+    run: Path,
+    expected: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from headwise.train.inference import _interactive
+
+    typed = iter([b"caf\xe9", b"Hund " * 99, SOURCES[0].encode()])
+
+    def type_next(prompt: str) -> str:
+        try:
+            return next(typed).decode()
+        except StopIteration:
+            raise EOFError from None
+
+    monkeypatch.setattr("builtins.input", type_next)
+    loaded = package.load(run)
+    monkeypatch.setattr(type(loaded.model), "max_source", 50)
+    _interactive(loaded)
+    shown = capsys.readouterr()
+    assert [line.partition("\t")[0] for line in shown.out.splitlines()] == expected[:1]
+    assert "headwise: not UTF-8" in shown.err
+    assert "headwise: source line 1 has" in shown.err
 
 
 def start(run: Path, *arguments: str, **streams: object) -> subprocess.Popen[bytes]:

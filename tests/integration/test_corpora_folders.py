@@ -101,7 +101,9 @@ def test_fingerprint_follows_text_rules_and_limit(tmp_path: Path) -> None:
     _fill(tmp_path / "text", "multi30k", gz=False)
     folder = str(tmp_path / "text")
     seen = {_open(tmp_path, "multi30k", dir=folder).fingerprint()}
-    assert _open(tmp_path, "multi30k", dir=folder, test=[]).fingerprint() in seen
+    untested = _open(tmp_path, "multi30k", dir=folder, test=[])
+    assert untested.fingerprint() in seen
+    assert untested.config.test == []  # a known corpus has what was asked for
     seen.add(_open(tmp_path, "multi30k", dir=folder, max_train_pairs=2).fingerprint())
     seen.add(_open(tmp_path, "multi30k", dir=folder, cleaning={"max_words": 9}).fingerprint())
     with (tmp_path / "text" / "train.de").open("a") as stream:
@@ -117,7 +119,7 @@ def test_training_text_is_cleaned_and_tests_are_not(tmp_path: Path) -> None:
     corpus = _open(tmp_path, "wmt16", dir=str(tmp_path))
     assert list(corpus.train_pairs()) == [("Așa este.", "So it is."), ("țară", "land")]
     assert corpus.report.dropped == {"empty": 1, "max_words": 1}
-    assert "kept 2 of 4 pairs (dropped: empty 1, max_words 1)" in str(corpus.report)
+    assert str(corpus.report) == "kept 2 of 4 pairs (dropped: empty 1, max_words 1)"
     test = corpus.read("test_newstest2016")
     assert len(test[0]) == 4
     assert test[0][3] == "țară"
@@ -197,6 +199,9 @@ def test_bad_settings_are_refused_before_reading(tmp_path: Path) -> None:
         _open(tmp_path, "files", **languages, max_train_pairs=0)
     with pytest.raises(ConfigError, match=r"max_words must be 0"):
         _open(tmp_path, "files", **languages, cleaning={"max_words": -3})
+    for key, name in (("valid", "../valid"), ("test", ["../test"])):
+        with pytest.raises(ConfigError, match=rf"data\.{key}"):
+            _open(tmp_path, "files", **languages, **{key: name})
 
 
 def test_own_text_without_a_folder_says_what_to_give(tmp_path: Path) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from itertools import islice
+from itertools import combinations, islice
 
 import numpy as np
 import pytest
 import torch
 
+from headwise.data import batching
 from headwise.data.batching import Batch, BatchLoader, evaluation_batches
 from headwise.data.plan import plan_epoch
 from headwise.data.store import EncodedSplit, IdStore, id_dtype
@@ -121,6 +122,29 @@ class TestPlan:
         assert rows() == first
         for other in (rows(budget=300), rows(seed=2), rows(epoch=2)):
             assert other != first
+        assert rows(seed=2) != rows(epoch=2)  # seeds that follow one another share no epoch
+
+    def test_pairs_that_met_part_in_the_next_epoch(self) -> None:
+        """Even where a batch holds just the pairs of one length."""
+        lengths = np.repeat(np.arange(10, 18, dtype=np.int32), 8)
+        met = []
+        for epoch in (1, 2):
+            plan = plan_epoch(lengths, lengths, 8 * 17, 1, epoch)
+            batches = [sorted(plan[i].tolist()) for i in range(len(plan))]
+            met.append({pair for rows in batches for pair in combinations(rows, 2)})
+        assert len(met[0] & met[1]) < 0.6 * len(met[0])
+
+    def test_pairs_of_one_length_meet_by_chance(self) -> None:
+        ones = np.ones(64, np.int32)
+        rows = [plan_epoch(ones, ones, 8, 1, epoch).rows for epoch in (1, 2)]
+        follows = [set(zip(order.tolist(), order[1:].tolist(), strict=False)) for order in rows]
+        assert len(follows[0] & follows[1]) < 10
+
+    def test_targets_are_of_similar_length_where_all_sources_are(self) -> None:
+        target = np.random.default_rng(0).integers(1, 30, 2000).astype(np.int32)
+        plan = plan_epoch(np.full(2000, 30, np.int32), target, 480, 1, 1)
+        batches = [target[plan[i]] for i in range(len(plan))]
+        assert target.sum() > 0.9 * sum(len(batch) * batch.max() for batch in batches)
 
     def test_a_sentence_above_the_budget_names_the_option(self) -> None:
         longest = max(SPLIT.source.lengths.max(), SPLIT.target.lengths.max()) + 1
@@ -128,6 +152,15 @@ class TestPlan:
         for options in ({}, {"world_size": 2}):
             with pytest.raises(ConfigError, match=rf"trainer\.max_tokens={longest - 1}.*{longest}"):
                 next(loader(int(longest) - 1, **options))
+
+    @pytest.mark.parametrize("longer", ["source", "target"])
+    def test_either_side_may_be_above_the_budget(
+        self, longer: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(batching, "plan_epoch", pytest.fail)  # it could find no end
+        sides = {"source": [[6]], "target": [[6]], longer: [[5] * 9]}
+        with pytest.raises(ConfigError, match=r"trainer\.max_tokens=9.*10"):
+            next(BatchLoader(EncodedSplit.from_lists(**sides), 9, 1))
 
     def test_one_pair_and_equal_lengths(self) -> None:
         split = EncodedSplit.from_lists([[5]], [[6, 7]])

@@ -27,6 +27,7 @@ def _clean(
         ({"max_target_characters": 3}, ("abcd", "abc"), ("a", "abcd"), "max_target_characters"),
         ({"max_ratio": 1.5}, ("a b c", "a b"), ("a b", "a b c d"), "max_ratio"),
         ({"max_ratio": 2.0}, ("a", "a b"), ("a b c", "a"), "max_ratio"),
+        ({"max_ratio": 1.0}, ("a b", "c d"), ("a b", "c"), "max_ratio"),
         ({"max_target_moses_tokens": 3}, ("x", "Yes, no"), ("x", "Yes, no."), None),
     ],
 )
@@ -96,9 +97,10 @@ def test_senseless_limits_are_refused(rules: dict[str, Any], message: str) -> No
         Cleaner(CleaningConfig(**rules), "en")
 
 
-def test_moses_tokens_of_japanese_are_refused() -> None:
+@pytest.mark.parametrize("language", ["ja", "zh", "th"])
+def test_moses_tokens_of_text_without_spaces_are_refused(language: str) -> None:
     with pytest.raises(ConfigError, match="use max_target_characters"):
-        Cleaner(CleaningConfig(max_target_moses_tokens=40), "ja")
+        Cleaner(CleaningConfig(max_target_moses_tokens=40), language)
 
 
 def test_unknown_or_useless_normalisation_is_refused() -> None:

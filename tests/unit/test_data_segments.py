@@ -33,6 +33,10 @@ def test_sides_align_by_document_not_by_place() -> None:
     source, target = [f"s{i}" for i in range(5)], [f"t{i}" for i in range(5)]
     pairs = _align(wmt_sgm(source), wmt_sgm(target, reverse=True))
     assert pairs == list(zip(source, target, strict=True))
+    turned = wmt_sgm(source, reverse=True)
+    in_order = [segment.text for segment in _read(turned)]
+    assert in_order != source
+    assert _align(turned, wmt_sgm(target)) == [(text, text.replace("s", "t")) for text in in_order]
 
 
 def test_documents_named_differently_align_by_order() -> None:

@@ -26,7 +26,7 @@ def test_columns_are_read_by_language(tmp_path: Path, ending: str, flat: bool) -
     if ending == "parquet":
         write_parquet(path, _rows(flat))
     else:
-        data = plain([json.dumps(row) for row in _rows(flat)])
+        data = plain(["", *map(json.dumps, _rows(flat)), ""])  # empty lines are no records
         path.write_bytes(gzip.compress(data) if ending.endswith("gz") else data)
     found = find_table(tmp_path, "train")
     assert list(table_pairs(found, "de", "en")) == PAIRS
@@ -48,10 +48,19 @@ def test_shards_in_order(tmp_path: Path, layout: str) -> None:
     assert list(table_pairs(find_table(tmp_path, "train"), "de", "en")) == PAIRS
 
 
-def test_missing_shard_is_named(tmp_path: Path) -> None:
-    for number in (0, 2):
+@pytest.mark.parametrize("missing", range(3))
+def test_missing_shard_is_named(tmp_path: Path, missing: int) -> None:
+    for number in {0, 1, 2} - {missing}:
         write_parquet(tmp_path / f"train-{number:05d}-of-00003.parquet", _rows(flat=False))
-    with pytest.raises(DataError, match=r"expected 3, missing numbers: 1"):
+    with pytest.raises(DataError, match=f"expected 3, missing numbers: {missing}$"):
+        find_table(tmp_path, "train")
+    assert find_table(tmp_path, "t*n") == []  # a name is no pattern
+
+
+def test_shards_of_two_releases_are_refused(tmp_path: Path) -> None:
+    for name in ("train-00000-of-00002", "train-00001-of-00003"):
+        write_parquet(tmp_path / f"{name}.parquet", _rows(flat=False))
+    with pytest.raises(DataError, match=r"holds 2 parquet shards.*expected 2, missing.*none"):
         find_table(tmp_path, "train")
 
 

@@ -220,8 +220,12 @@ class TestBpeDropout:
         tokenizer = train_tokenizer(
             iter(TEXT), config("bpe", vocab_size=500, byte_fallback=fallback)
         )
-        text = [*german(300, seed=1), *JAPANESE, "", " ", "猫猫 ba猫", "🙂", "</s> ba", *TEXT[:50]]
+        text = [*german(300, seed=1), *JAPANESE, " ", "猫猫 ba猫", "🙂", "</s> ba", *TEXT[:50], ""]
         assert tokenizer.encode_sampled(text, 0.0, 1) == tokenizer.encode(text)
+
+    def test_without_any_merge_words_are_characters(self) -> None:
+        letters = train_tokenizer(iter(["abc"] * 9), config("bpe", vocab_size=8))
+        assert letters.encode_sampled(["abc", "c"], 0.5, 1) == letters.encode(["abc", "c"])
 
     @pytest.mark.parametrize("space", ["\u3000", "\u00a0", "\t", "\u2009", " \u3000\t "])
     def test_white_space_of_every_kind_is_one_space(
@@ -255,6 +259,14 @@ class TestBpeDropout:
             for spelt in [trained["bpe"].id_to_piece(i)]
         )
         assert whole == pytest.approx(0.5**n_first_merges, abs=0.03)
+
+    def test_later_merges_are_dropped_as_the_first_are(self) -> None:
+        bpe = train_tokenizer(iter(["abc"] * 9), config("bpe", vocab_size=10))
+        assert bpe.pieces("abc") == ["▁", "abc"]  # by way of ab alone
+        rows = bpe.encode_sampled(["abc"] * 4000, 0.5, 3)
+        for n_pieces, share in ((2, 0.25), (3, 0.25), (4, 0.5)):
+            found = sum(len(row) == n_pieces for row in rows) / 4000
+            assert found == pytest.approx(share, abs=0.03)
 
     def test_seed_decides_in_every_process(self, trained: dict[str, Tokenizer]) -> None:
         bpe = trained["bpe"]

@@ -5,12 +5,15 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from headwise.decode import Hypothesis, beam_search, greedy_search
+from headwise.decode import Hypothesis, beam_search, greedy_search, score_ids
 from headwise.decode.beam import Continuations, in_place, top_k
 from headwise.decode.incremental import holes_filled
 from headwise.errors import RunError
@@ -367,6 +370,18 @@ def test_the_best_continuation_keeps_its_row() -> None:
             assert float(found.total_NC[sentence, slot]) == -rank
             if slot == slots[slot]:
                 assert rank == before.index(slot)
+
+
+@pytest.mark.parametrize(
+    ("search", "given"), [(partial(beam_search, beam=2), 3), (greedy_search, 3), (score_ids, [4])]
+)
+def test_nothing_is_kept_for_gradients(search: Callable[..., object], given: object) -> None:
+    class Watched(KnownModel):
+        def decode(self, *arguments: Any, **options: Any) -> Tensor:
+            assert not torch.is_grad_enabled()
+            return super().decode(*arguments, **options)
+
+    search(Watched(), SOURCES, [given] * 5, CPU)
 
 
 class BrokenModel(KnownModel):

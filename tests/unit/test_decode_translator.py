@@ -146,9 +146,11 @@ def test_batch_size_and_order_change_nothing(model: Transformer, method: str) ->
 
 def test_beam_of_one_is_greedy(model: Transformer) -> None:
     lines = sentences(25, seed=3)
-    greedy = Translator(model, PAIR, replace(CONFIG, method="greedy", n_best=1)).translate(lines)
-    beamed = Translator(model, PAIR, replace(CONFIG, beam=1, n_best=1)).translate(lines)
-    assert_same(greedy, beamed)
+    config = replace(CONFIG, beam=1, n_best=1, length_penalty=0.3)
+    greedy = Translator(model, PAIR, replace(config, method="greedy")).translate(lines)
+    assert_same(greedy, Translator(model, PAIR, config).translate(lines))
+    best = greedy[0].hypotheses[0]
+    assert greedy[0].score == pytest.approx(best.log_prob / best.n_tokens**0.3)
 
 
 def test_the_scorer_agrees_with_the_search(model: Transformer) -> None:
@@ -238,6 +240,8 @@ def test_a_search_is_limited_by_the_pieces_of_its_source(
 
     def spy(model: Transformer, sources: Any, given: Any, *rest: Any, **options: Any) -> Any:
         limits.update(zip(map(len, sources), given, strict=True))
+        rows = len(sources) * (CONFIG.beam if method == "beam" else 1)
+        assert rows * max(map(len, sources)) <= CONFIG.max_tokens
         return search(model, sources, given, *rest, **options)
 
     monkeypatch.setattr(translator_module, name, spy)
@@ -369,6 +373,9 @@ def test_log_softmax_is_that_of_torch(dtype: torch.dtype, scale: float) -> None:
         ({"n_best": 6}, r"decode\.n_best must be at most 4"),
         ({"method": "greedy", "n_best": 2}, r"decode\.n_best must be at most 1"),
         ({"max_length_ratio": -1.0}, r"decode\.max_length_ratio"),
+        ({"max_length_ratio": math.inf}, r"decode\.max_length_ratio"),
+        ({"max_length_extra": -1}, r"decode\.max_length_extra must be at least 0"),
+        ({"length_penalty": -10.5}, r"decode\.length_penalty"),
         ({"max_length_ratio": 0.0, "max_length_extra": 0}, r"decode\.max_length_extra"),
         ({"length_penalty": math.nan}, r"decode\.length_penalty"),
         ({"max_tokens": 0}, r"decode\.max_tokens"),

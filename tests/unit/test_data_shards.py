@@ -1,0 +1,48 @@
+"""One shard of a corpus: what is drawn for it, and what is counted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from headwise.data import encoded
+from headwise.data.encoding import EncodingJob, ShardEncoder, write_encoded
+from headwise.data.tokenizer import UNK, Tokenizer
+from headwise.data.tokenizer_training import train_tokenizer
+from headwise.schema import TokenizerConfig
+
+SENTENCES = ["banane rubin", "salbei banner", "linsen und salbei"]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return train_tokenizer(iter(SENTENCES * 9), TokenizerConfig(vocab_size=30))
+
+
+def job_of(
+    folder: Path, tokenizer: Tokenizer, pairs: list[tuple[str, str]], **options: float
+) -> EncodingJob:
+    """Shards of three pairs each."""
+    encoded._spool(iter(pairs), folder / "text", "text", progress=False)
+    return EncodingJob(folder / "text", tokenizer.model_bytes, None, shard_pairs=3, **options)
+
+
+def test_no_two_sides_or_shards_are_drawn_alike(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    job = job_of(tmp_path, tokenizer, [(text, text) for text in SENTENCES] * 4, dropout=0.4)
+    samples = [ids for shard in range(4) for ids in ShardEncoder(job).encode(shard).ids]
+    assert {text for ids in samples for text in tokenizer.decode([ids])} == {" ".join(SENTENCES)}
+    assert len({ids.tobytes() for ids in samples}) == 8
+
+
+def test_unknown_pieces_are_counted_by_side(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    pairs = [("banane", "q"), ("rubin q", "q q q"), ("linsen", "salbei"), ("q", "banner")]
+    job = job_of(tmp_path, tokenizer, pairs)
+    counts = write_encoded(job, len(pairs), tmp_path / "ids", np.uint16, 1, progress=False)
+    for side, texts in zip(("source", "target"), zip(*pairs, strict=True), strict=True):
+        ids = [piece for row in tokenizer.encode(texts) for piece in row]
+        assert counts[f"{side}_pieces"] == len(ids)
+        assert counts[f"{side}_mean_pieces"] == len(ids) / len(pairs)
+        assert counts[f"{side}_unknown_share"] == ids.count(UNK) / len(ids) > 0
+    assert counts["source_unknown_share"] != counts["target_unknown_share"]

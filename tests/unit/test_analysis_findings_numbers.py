@@ -47,6 +47,13 @@ def test_where_the_alphas_of_a_site_ended(alphas: list[float], wanted: str) -> N
     assert wanted in told([head(n, alpha=alpha) for n, alpha in enumerate(alphas, start=1)])
 
 
+def test_how_few_heads_a_site_has_is_that_of_sites_with_any() -> None:
+    six = [head(n, alpha=1.5) for n in range(1, 7)]
+    assert "with 6 heads a site it is a hint" in told(six)
+    assert "with 1 head a site it is a hint" in told([*six, head(1, "cross", alpha=1.2)])
+    assert "with 6 heads a site it is a hint" in told([*six, head(1, "cross")])
+
+
 def trajectory(number: int, first: float, lowest: float, last: float) -> dict[str, Any]:
     return {
         "site": "encoder_self", "layer": 1, "head": number, "first_update": 0, "first": first,

@@ -189,7 +189,7 @@ def test_each_layer_has_its_own_diversity(make: Any) -> None:
         assert told["encoder_self", 1] != pytest.approx(told["encoder_self", 2])
 
 
-@pytest.mark.parametrize("language", ["ja", "zh", "th"])
+@pytest.mark.parametrize("language", ["ja", "zh", "th", "zh-CN", "ja_JP"])
 def test_pieces_of_languages_without_spaces_show_no_words(language: str) -> None:
     assert side(sentences(2), language).clusters() is None
 

@@ -108,6 +108,8 @@ def test_question_words_and_the_mark_at_the_end(language: str) -> None:
         found = asking(surface(pieces), language)
         got = found and ([pieces[i] for i in found.pieces], pieces[found.mark], found.is_question)
         assert got == wanted, text
+        assert asking(surface(pieces), f"{language}-XX") == found  # a region changes nothing
+    assert has_words(f"{language}_XX")
 
 
 def test_a_mark_that_is_part_of_the_words_piece_is_not_looked_at() -> None:

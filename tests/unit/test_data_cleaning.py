@@ -97,7 +97,7 @@ def test_senseless_limits_are_refused(rules: dict[str, Any], message: str) -> No
         Cleaner(CleaningConfig(**rules), "en")
 
 
-@pytest.mark.parametrize("language", ["ja", "zh", "th"])
+@pytest.mark.parametrize("language", ["ja", "zh", "th", "zh_Hans"])
 def test_moses_tokens_of_text_without_spaces_are_refused(language: str) -> None:
     with pytest.raises(ConfigError, match="use max_target_characters"):
         Cleaner(CleaningConfig(max_target_moses_tokens=40), language)

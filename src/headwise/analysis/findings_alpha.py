@@ -13,6 +13,7 @@ from headwise.analysis.wording import (
     known,
     listed,
     number,
+    plural,
     short_name,
 )
 from headwise.markdown import markdown_table
@@ -80,11 +81,12 @@ def trajectories_text(heads: Sequence[Row], rows: Sequence[Row]) -> str:
 
 def final_text(heads: Sequence[Row]) -> str:
     """Where the α of each site ended; empty where there is none."""
-    lines = []
+    lines, few = [], len(heads)
     for site in SITES:
         rows = known([row for row in heads if row["site"] == site], "alpha")
         if not rows:
             continue
+        few = min(few, len(rows))
         rows = sorted(rows, key=lambda row: row["alpha"])
         alphas = [row["alpha"] for row in rows]
         low, high = sum(a < LOW_ALPHA for a in alphas), sum(a > HIGH_ALPHA for a in alphas)
@@ -101,10 +103,9 @@ def final_text(heads: Sequence[Row]) -> str:
         lines.append(text)
     if not lines:
         return ""
-    few = min(sum(row["site"] == site for row in heads) for site in SITES)
     note = (
         f"Sarle's coefficient of bimodality is above {BIMODAL:.2f} where values lie at two ends; "
-        f"with {few} heads a site it is a hint, no test."
+        f"with {plural(few, 'head')} a site it is a hint, no test."
     )
     return "\n".join(lines) + f"\n\n{note}"
 

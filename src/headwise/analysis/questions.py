@@ -19,6 +19,7 @@ import torch
 from headwise.analysis.collect import HeadMeans
 from headwise.analysis.observe import Observation
 from headwise.analysis.words import Surface, aligned
+from headwise.languages import language_of
 
 if TYPE_CHECKING:
     from headwise.data.batching import Batch
@@ -66,12 +67,14 @@ class Asking:
 
 
 def has_words(language: str) -> bool:
-    """Whether there is a list of interrogative words."""
+    """Whether there is a list of interrogative words for a language, by its code."""
+    language = language_of(language)
     return language in WORDS or language == "ja"
 
 
 def asking(sentence: Surface, language: str) -> Asking | None:
     """The interrogative words of a sentence; None where it has none, or may or may not ask."""
+    language = language_of(language)
     ends = ENDS_IN_MARK.search(sentence.text)
     if not sentence.spans or (
         ends is None and language == "ja" and JAPANESE_ASKS.search(sentence.text)

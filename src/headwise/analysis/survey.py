@@ -20,7 +20,8 @@ from headwise.analysis.questions import Asking, Interrogation, asking, has_words
 from headwise.analysis.rarity import Rarity, rarest
 from headwise.analysis.roles import NAMED
 from headwise.analysis.tables import HEADS
-from headwise.analysis.words import WITHOUT_SPACES, Merging, Surface, clusters, surface
+from headwise.analysis.words import Merging, Surface, clusters, surface
+from headwise.languages import has_spaces
 
 if TYPE_CHECKING:
     from headwise.data.batching import Batch
@@ -38,7 +39,7 @@ class TextSide:
     """One side of a text as pieces.
 
     Attributes:
-        language: its code.
+        language: its code, with or without a region.
         ids: of each sentence, without marks.
         surfaces: of each sentence.
     """
@@ -56,7 +57,7 @@ class TextSide:
 
     def clusters(self) -> list[list[int]] | None:
         """Cluster of every piece; None where pieces show no words."""
-        if self.language in WITHOUT_SPACES:
+        if not has_spaces(self.language):
             return None
         return [clusters(sentence) for sentence in self.surfaces]
 

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from headwise.model.transformer import Transformer
     from headwise.track.base import HeadValues
 
-WITHOUT_SPACES = ("ja", "zh", "th", "lo", "km", "my", "bo")
 SPACE = "\u2581"  # how SentencePiece spells one inside of a piece
 UNKNOWN = "\ufffd"  # a character that no piece spells; it may be a letter
 BYTE = re.compile(r"<0x([0-9A-F]{2})>")

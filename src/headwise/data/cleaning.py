@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headwise.errors import ConfigError, refuse
+from headwise.languages import has_spaces, language_of
 from headwise.schema import CleaningConfig
 
 # Moses keeps a run of ASCII letters and digits whole and never splits a single character, so
@@ -20,8 +21,6 @@ from headwise.schema import CleaningConfig
 _MOST_TOKENS = re.compile(r"[A-Za-z0-9]+|\S")
 # Moses deletes these before it counts, so a word made of them is no token.
 _CONTROL = re.compile(r"[\x00-\x1f]")
-# Chinese, Japanese and Thai put no spaces between words: Moses tokens mean nothing there.
-_WITHOUT_SPACES = ("ja", "zh", "th")
 
 # Romanian s and t with comma below (U+0218..U+021B) are the standard letters; text typed with
 # old fonts has the Turkish cedilla letters instead. newstest2016 has only the comma.
@@ -137,7 +136,7 @@ class Cleaner:
             raise ConfigError(
                 f"data.cleaning.max_ratio must be 0 (off) or at least 1, got {config.max_ratio}"
             )
-        if config.max_target_moses_tokens and target in _WITHOUT_SPACES:
+        if config.max_target_moses_tokens and not has_spaces(target):
             raise ConfigError(
                 f"data.cleaning.max_target_moses_tokens counts words between spaces, and "
                 f"{target!r} has none: set it to 0 and use max_target_characters"
@@ -203,5 +202,5 @@ class _MosesLimit:
         if self._tokenizer is None:
             from sacremoses import MosesTokenizer
 
-            self._tokenizer = MosesTokenizer(lang=self._language)
+            self._tokenizer = MosesTokenizer(lang=language_of(self._language))
         return len(self._tokenizer.tokenize(sentence, escape=False))

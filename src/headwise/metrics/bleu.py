@@ -13,9 +13,7 @@ from collections.abc import Sequence
 from typing import Any, TypedDict
 
 from headwise.errors import DataError
-
-# written without spaces: Moses' rules find no words there, so no such score is given
-NO_MOSES_LANGUAGES = frozenset({"ja", "zh", "yue", "th", "km", "lo", "my"})
+from headwise.languages import has_spaces, language_of
 
 logger = logging.getLogger(__name__)
 
@@ -56,16 +54,11 @@ def score_translations(
     scores = {
         "bleu": _corpus_score(BLEU(tokenize=bleu_tokeniser(language)), hypotheses, references)
     }
-    if language not in NO_MOSES_LANGUAGES:
+    if has_spaces(language):  # Moses' rules find no words elsewhere
         scores["bleu_tokenised"] = _moses_bleu(hypotheses, references, language)
     scores["chrf"] = _corpus_score(CHRF(), hypotheses, references)
     scores["chrf++"] = _corpus_score(CHRF(word_order=2), hypotheses, references)
     return scores
-
-
-def language_of(code: str) -> str:
-    """The language of a code with region or script: "zh-CN" and "zh_Hans" are "zh"."""
-    return code.replace("_", "-").split("-")[0].lower()
 
 
 def bleu_tokeniser(language: str) -> str:

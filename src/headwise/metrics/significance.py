@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 
 from headwise.errors import DataError, refuse, require
-from headwise.metrics.bleu import bleu_tokeniser, language_of, moses_tokenised, token_bleu
+from headwise.languages import language_of
+from headwise.metrics.bleu import bleu_tokeniser, moses_tokenised, token_bleu
 
 METRICS = ("bleu", "bleu_tokenised")
 ORDER = 4  # of the longest n-grams

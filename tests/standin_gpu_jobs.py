@@ -10,16 +10,15 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
+from unittest import mock
 
 import standin_gpu
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-VOCABULARY = 60
 TINY = ("tracker=none", "data=builtin", "model=tiny", "model.d_model=32", "model.d_ff=48")
 # what is drawn on a device is drawn by itself
 WITHOUT_DROPOUT = ("model.dropout=0", "model.attention_dropout=0", "model.activation_dropout=0")
@@ -29,8 +28,8 @@ SAME_NUMBERS = ("trainer.precision=fp32", *WITHOUT_DROPOUT)
 class Order(TypedDict):
     """Of `updates`."""
 
-    cases: Sequence[str]  # overrides
-    lengths: Sequence[tuple[int, int]]  # of sources and targets, one pair an update
+    cases: Sequence[Sequence[str]]  # overrides
+    lengths: Sequence[Sequence[int]]  # of the sentences of each update
 
 
 def ask(library: Path, kind: str, order: object = None) -> Any:
@@ -88,8 +87,8 @@ def updates(device: standin_gpu.Device, order: Order) -> list[dict[str, Any]]:
     """
     found = []
     for case in order["cases"]:
-        *_, on_cpu = _windows(case.split(), order["lengths"], "cpu")
-        windows = _windows(case.split(), order["lengths"], "cuda:0")
+        *_, on_cpu = _windows(case, order["lengths"], "cpu")
+        windows = _windows(case, order["lengths"], "cuda:0")
         next(windows)
         device.waits.clear()
         *_, on_device = windows
@@ -99,78 +98,41 @@ def updates(device: standin_gpu.Device, order: Order) -> list[dict[str, Any]]:
 
 
 def _windows(
-    overrides: Sequence[str], lengths: Sequence[tuple[int, int]], name: str
+    overrides: Sequence[str], lengths: Sequence[Sequence[int]], device: str
 ) -> Iterator[Tensor]:
     """`TrainingStep.window` after each update."""
     import torch
 
     from command_line import composer
-    from headwise.data.batching import Batch
-    from headwise.instantiate import instantiate
-    from headwise.model.build import build_model
-    from headwise.model.gates import gate_penalty
-    from headwise.train.distributed import Ranks
-    from headwise.train.optim import build_optimizer
+    from headwise.train.seed import seed_everything
     from headwise.train.settings import typed
-    from headwise.train.step import TrainingStep
+    from training_steps import batch, step_of
 
     with composer() as compose:
         config = typed(compose([*TINY, *SAME_NUMBERS, *overrides]))
-    device = torch.device(name)
-    torch.manual_seed(1)
-    model = build_model(config, VOCABULARY, VOCABULARY, True).to(device)
-    repulsion = instantiate(config.repulsion, "repulsion")
-    step = TrainingStep(
-        model,
-        instantiate(config.loss, "loss"),
-        build_optimizer(config.optimizer, model),
-        instantiate(config.scheduler, "scheduler"),
-        config.trainer,
-        1,
-        Ranks(0, 1, device),
-        lambda update: repulsion(model, update, 1),
-        lambda: gate_penalty(model),
-    )
-    generator = torch.Generator("cpu").manual_seed(1)
-    for update, (n_source, n_target) in enumerate(lengths, start=1):
-        source_BS, target_BT = (
-            torch.randint(4, VOCABULARY, (4, n), generator=generator) for n in (n_source, n_target)
-        )
-        lengths_B = torch.tensor([n_source, n_source - 2, 5, 3])
-        full_B, n_tokens = torch.full((4,), n_target), 4 * n_target
-        rows = list(range(4))
-        step(
-            update,
-            [Batch(source_BS, lengths_B, target_BT, target_BT, full_B, rows, n_tokens, n_tokens)],
-        )
+    seed_everything(1, "model")
+    step = step_of(config, torch.device(device))
+    for update, of_batch in enumerate(lengths, start=1):
+        step(update, [batch(*of_batch)])
         yield step.window
 
 
 def commands(device: standin_gpu.Device, lines: Sequence[Sequence[str]]) -> dict[str, Any]:
     """Run commands of headwise, as they are typed, one after the other."""
+    from hydra.core.global_hydra import GlobalHydra
+
     from headwise.cli import main
 
     codes: list[object] = []
     for line in lines:
-        with _typed(["headwise", *line]):
+        GlobalHydra.instance().clear()
+        with mock.patch.object(sys, "argv", ["headwise", *line]):
             try:
                 main()
                 codes.append(0)
             except SystemExit as end:
                 codes.append(end.code or 0)
     return {"codes": codes, "waits": dict(device.waits)}
-
-
-@contextmanager
-def _typed(line: list[str]) -> Iterator[None]:
-    from hydra.core.global_hydra import GlobalHydra
-
-    before, sys.argv = sys.argv, line
-    GlobalHydra.instance().clear()
-    try:
-        yield
-    finally:
-        sys.argv = before
 
 
 if __name__ == "__main__":

@@ -135,6 +135,7 @@ def _sums(
     n_rows = chunk_rows(len(weight_VD), states_ND.device)
     n_group = n_rows
     gradients: list[Tensor] = []
+    total_VD: Tensor | None = None  # of the weight
     if with_gradient:
         n_group *= max(GROUP_LOGITS // (n_rows * len(weight_VD)), 1)
         gradients = [torch.empty_like(states_ND)]
@@ -154,12 +155,9 @@ def _sums(
                 gradients[0][rows] = product(logits_RV, weight_low_VD.t())
         if with_gradient:
             part_VD = weight_gradient(room_GV[: len(group_ND)], group_ND)
-            if len(gradients) == 1:
-                gradients.append(part_VD.to(weight_VD.dtype))
-            else:
-                gradients[1] += part_VD
-    if len(gradients) == 1:
-        gradients.append(torch.zeros_like(weight_VD))  # nothing but padding
+            total_VD = part_VD.to(weight_VD.dtype) if total_VD is None else total_VD.add_(part_VD)
+    if with_gradient:  # no part where there is nothing but padding
+        gradients.append(torch.zeros_like(weight_VD) if total_VD is None else total_VD)
     loss, measure = states_ND.new_zeros(2, dtype=torch.promote_types(low, torch.float32)).unbind()
     for part in sums:
         loss, measure = loss + part.loss, measure + part.measure

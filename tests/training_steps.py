@@ -1,0 +1,57 @@
+"""Updates of small models on any device, and the settings that every kind of device has to bear."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from headwise.config_dir import group_choices
+from headwise.data.batching import Batch, collate
+from headwise.data.store import EncodedSplit
+from headwise.instantiate import instantiate
+from headwise.model.build import build_model
+from headwise.model.gates import gate_penalty
+from headwise.train.distributed import Ranks
+from headwise.train.optim import build_optimizer
+from headwise.train.step import TrainingStep
+
+N_WORDS = 40
+VARIANTS = [
+    *([f"attention={choice}"] for choice in group_choices("attention") if choice != "linformer"),
+    ["attention=linformer", "attention.max_length=512"],  # a longer sentence is refused
+    *([f"pattern={choice}", "attention=entmax15"] for choice in group_choices("pattern")),
+    *([f"scaling={choice}"] for choice in group_choices("scaling")),
+    *([f"gates={choice}"] for choice in group_choices("gates")),
+    *([f"repulsion={choice}"] for choice in group_choices("repulsion")),
+    ["attention.depends_on=query"],
+    ["model.register_tokens=2"],
+    ["model.recompute=true"],
+]
+# Without a kernel these solve most rows over a few classes and look at how many are left:
+# one look costs less than the passes over the whole vocabulary that it saves.
+LOSSES_THAT_LOOK = ["entmax", "entmax15", "sparsemax"]
+
+
+def step_of(config: Any, device: torch.device) -> TrainingStep:
+    model = build_model(config, N_WORDS, N_WORDS, joint=True).to(device)
+    repulsion = instantiate(config.repulsion, "repulsion")
+    return TrainingStep(
+        model,
+        instantiate(config.loss, "loss"),
+        build_optimizer(config.optimizer, model),
+        instantiate(config.scheduler, "scheduler"),
+        config.trainer,
+        1,
+        Ranks(0, 1, device),
+        lambda update: repulsion(model, update, 1),
+        lambda: gate_penalty(model),
+    )
+
+
+def batch(*lengths: int) -> Batch:
+    """Rows of some lengths, in host memory."""
+    rows = [[4 + i % 30 for i in range(n)] for n in lengths]
+    split = EncodedSplit.from_lists(rows, rows[::-1])
+    return collate(split, np.arange(len(rows), dtype=np.int32))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -215,6 +216,17 @@ def test_a_line_beyond_the_positions_is_found_before_training(
     refused(headwise("train", *arguments), 1, told, "at most 50")
     (folder,) = run_folders(tmp_path / "outputs")
     assert not list((folder / "checkpoints").iterdir())
+
+
+def test_a_target_as_long_as_the_positions_is_taken(headwise: CommandLine, tmp_path: Path) -> None:
+    path = write_corpus(tmp_path / "text") / "valid.en"
+    lines = path.read_text(encoding="utf-8").splitlines()
+    path.write_text("\n".join([" ".join(lines[:1] * 20), *lines[1:]]) + "\n", encoding="utf-8")
+    limited = ["model.positions=learned", "tokenizer.max_sentence_pieces=40"]
+    short = headwise("train", *small_overrides(tmp_path, *limited, "model.max_positions=50"))
+    (told,) = re.findall(r"has (\d+) pieces with eos", short.err)
+    enough = small_overrides(tmp_path, *limited, f"model.max_positions={told}")
+    assert headwise("train", *enough).code == 0
 
 
 def test_prepare_checks_the_tokenizer_before_data(headwise: CommandLine, tmp_path: Path) -> None:

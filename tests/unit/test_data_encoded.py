@@ -126,6 +126,7 @@ def test_ids_are_the_text_in_order(tmp_path: Path, joint: bool) -> None:
     assert report["train"]["pairs"] == 600
     assert report["train"]["source_pieces"] == prepared.train.source.lengths.sum()
     assert report["cleaning"] == {"read": 7, "kept": 5}
+    assert not list(tmp_path.rglob("*.text.*"))  # only BPE-dropout reads it again
 
 
 def test_tokenizer_is_learnt_from_train_alone(tmp_path: Path) -> None:

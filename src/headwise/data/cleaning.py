@@ -153,8 +153,7 @@ class Cleaner:
         if rules.max_target_characters and len(target) > rules.max_target_characters:
             return "max_target_characters"
         if rules.max_words or rules.max_ratio:
-            # A side of ideographic spaces or control characters may have text but no word.
-            lengths = (max(1, len(source.split())), max(1, len(target.split())))
+            lengths = (len(source.split()), len(target.split()))  # 1 at least
             if rules.max_words and max(lengths) > rules.max_words:
                 return "max_words"
             if rules.max_ratio and max(lengths) > rules.max_ratio * min(lengths):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import json
 import logging
 import random
 import sys
@@ -145,3 +146,8 @@ def train_small(folder: Path, *more: str) -> Path:
 def run_folders(outputs: Path) -> list[Path]:
     """Every folder below `outputs` that holds a run."""
     return sorted(path.parent for path in outputs.glob("*/*/config.yaml"))
+
+
+def json_of(path: Path) -> Any:
+    """What a file of json holds."""
+    return json.loads(path.read_text(encoding="utf-8"))

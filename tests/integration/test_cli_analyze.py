@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import csv
-import json
 import random
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 import headwise as package
-from command_line import CommandLine, train_small
+from command_line import CommandLine, json_of, train_small
 from headwise.analysis.tables import COMPARISON, FOLDER, HEADS, TABLES, Table
 from headwise.train.checkpoint import load_checkpoint, save_checkpoint
 from planted_heads import (
@@ -40,17 +38,6 @@ MODEL = tuple(s for s in SETTINGS if not s.startswith("model="))
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train_small(tmp_path_factory.mktemp("run"), "attention=alpha_entmax")
-
-
-@pytest.fixture
-def run(trained: Path, tmp_path: Path) -> Path:
-    """A copy of its own, in another place than where it was trained."""
-    shutil.copytree(trained, tmp_path / "moved")
-    return tmp_path / "moved"
-
-
-def json_of(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def cells(table: Table, folder: Path) -> list[dict[str, str]]:

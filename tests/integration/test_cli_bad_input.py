@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 from command_line import (
     CommandLine,
     Ended,
+    json_of,
     run_folders,
     small_overrides,
     train_small,
@@ -240,7 +240,7 @@ def test_a_failure_leaves_error_json_in_the_folder_of_its_text(
     spoil_alignment(write_corpus(tmp_path / "text"))
     refused(headwise("train", *small_overrides(tmp_path)), 1, "train.en")
     (left,) = (tmp_path / "outputs").glob("*/*/error.json")
-    assert json.loads(left.read_text(encoding="utf-8"))["error"] == "DataError"
+    assert json_of(left)["error"] == "DataError"
     write_corpus(tmp_path / "text")
     assert headwise("train", *small_overrides(tmp_path)).code == 0
     (went_well,) = (tmp_path / "outputs").glob("*/*/results.json")

@@ -13,30 +13,18 @@ import pytest
 from omegaconf import OmegaConf
 
 import headwise as package
-from command_line import CommandLine, train_small, write_corpus
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return train_small(tmp_path_factory.mktemp("run"))
-
-
-@pytest.fixture
-def run(trained: Path, tmp_path: Path) -> Path:
-    """A copy of its own, in another place than where it was trained."""
-    shutil.copytree(trained, tmp_path / "moved")
-    return tmp_path / "moved"
+from command_line import CommandLine, json_of, train_small, write_corpus
 
 
 def results(run: Path, name: str = "results-auto") -> dict[str, Any]:
-    content: dict[str, Any] = json.loads((run / f"{name}.json").read_text(encoding="utf-8"))
+    content: dict[str, Any] = json_of(run / f"{name}.json")
     return content
 
 
 def test_the_runs_own_test_sets_get_the_runs_own_scores(headwise: CommandLine, run: Path) -> None:
     ended = headwise("evaluate", f"run={run}")
     assert (ended.code, ended.err) == (0, "")
-    own = json.loads((run / "results.json").read_text(encoding="utf-8"))["scores"]
+    own = json_of(run / "results.json")["scores"]
     own.pop("valid")
     assert results(run)["scores"] == own
     for split, metrics in own.items():
@@ -277,7 +265,7 @@ def test_the_runs_own_sets_are_in_its_folder(
     monkeypatch.chdir(tmp_path / "elsewhere")
     ended = headwise("evaluate", f"run={run}")
     assert ended.code == 0, ended
-    own = json.loads((run / "results.json").read_text(encoding="utf-8"))["scores"]
+    own = json_of(run / "results.json")["scores"]
     assert set(own) == {"valid", "test_a", "test_b"}
     own.pop("valid")
     assert results(run)["scores"] == own

@@ -14,7 +14,7 @@ import yaml  # type: ignore[import-untyped]
 from omegaconf import OmegaConf
 
 import headwise as package
-from command_line import CommandLine, composer, small_overrides, train_small
+from command_line import CommandLine, composer, json_of, small_overrides, train_small
 from headwise.analysis.pruning import masked, present_heads
 from headwise.errors import HeadwiseError, RunError
 from headwise.train import pruning
@@ -27,17 +27,6 @@ SENTENCE = "Hund sieht Haus"
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train_small(tmp_path_factory.mktemp("run"), "model.n_heads=4")
-
-
-@pytest.fixture
-def run(trained: Path, tmp_path: Path) -> Path:
-    """A copy of its own, in another place than where it was trained."""
-    shutil.copytree(trained, tmp_path / "moved")
-    return tmp_path / "moved"
-
-
-def json_of(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def train_on(trained: Path, heads: Any, *overrides: str) -> Path:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from command_line import CommandLine, composer
+from command_line import CommandLine, composer, json_of
 from fabricated_runs import (
     RECIPE,
     REFERENCES,
@@ -72,7 +72,7 @@ def value(tmp_path: Path, **wanted: str) -> float:
 
 
 def bleu(folder: Path) -> float:
-    results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    results = json_of(folder / "results.json")
     return float(results["scores"]["test"]["bleu_tokenised"]["score"])
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import headwise as package
-from command_line import CommandLine, train_small
+from command_line import CommandLine, json_of, train_small
 from headwise.errors import DataError
 
 ROOT = Path(__file__).parents[2]
@@ -216,7 +216,7 @@ def test_an_unfinished_run_says_so(
     ended = headwise("translate", f"run={unfinished}", f"input={source}")
     assert ended.out.splitlines() == expected
     assert "unfinished is not finished (saved at update" in ended.err
-    longer = json.loads((run / "results.json").read_text(encoding="utf-8"))
+    longer = json_of(run / "results.json")
     longer["updates"] -= 1  # and then the run was lengthened
     (unfinished / "results.json").write_text(json.dumps(longer), encoding="utf-8")
     ended = headwise("translate", f"run={unfinished}", f"input={source}")

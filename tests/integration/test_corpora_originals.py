@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 import sys
 import types
@@ -12,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from command_line import train_small
+from command_line import json_of, train_small
 from corpus_writers import (
     data_config,
     iwslt_tags,
@@ -84,7 +83,7 @@ def test_two_updates_and_scores_from_the_original_files(tmp_path: Path, case: st
     config = data_config(name)
     own = [f"data={name}", f"data.source={config.source}", f"data.target={config.target}"]
     run = train_small(tmp_path, *own, "tokenizer=byte", "tokenizer.vocab_size=300")
-    scores = json.loads((run / "results.json").read_text(encoding="utf-8"))["scores"]
+    scores = json_of(run / "results.json")["scores"]
     assert list(scores) == ["valid", *config.test]
     n_lines = {path.name: path.read_text().count("\n") for path in run.glob("hypotheses/*.txt")}
     assert n_lines["valid.txt"] == n_lines["valid.ref.txt"] == len(VALID)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ import pytest
 import torch
 
 import standin_gpu
-from command_line import small_overrides, write_corpus
+from command_line import json_of, small_overrides, write_corpus
 from standin_gpu_jobs import ask
 from training_steps import LOSSES_THAT_LOOK, VARIANTS
 from triton_marks import HAS_TRITON, IS_INTERPRETED
@@ -81,7 +80,7 @@ def test_a_run_and_what_reads_it(library: Path, tmp_path: Path) -> None:
     train = ["train", *small_overrides(tmp_path, *on_gpu)]
     assert ask(library, "commands", [train])["codes"] == [0]
     (run,) = (one.parent for one in tmp_path.glob("outputs/**/results.json"))
-    results = json.loads((run / "results.json").read_text(encoding="utf-8"))
+    results = json_of(run / "results.json")
     assert results["scores"]
     lines: list[list[str]] = [
         [*train, "trainer.max_updates=8"],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import signal
 import weakref
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from command_line import CommandLine, run_folders, small_overrides, write_corpus
+from command_line import CommandLine, json_of, run_folders, small_overrides, write_corpus
 from headwise.errors import DataError
 from headwise.sweep import Sweep, score_table
 from headwise.track.base import NullTracker
@@ -45,7 +44,7 @@ def test_points_have_folders_of_their_own_and_a_table(
     assert ended.code == 0, ended
     folders = run_folders(tmp_path / "outputs")
     assert len(folders) == 4
-    seeds = [json.loads((f / "results.json").read_text(encoding="utf-8"))["seed"] for f in folders]
+    seeds = [json_of(f / "results.json")["seed"] for f in folders]
     assert sorted(seeds) == [1, 1, 2, 2]
     head, *rows = table(ended.out)
     assert head.split() == ["point", "valid", "test_a", "test_b"]
@@ -96,7 +95,7 @@ def test_a_failing_point_stops_no_other_and_is_tried_again(
     assert "ConfigError: tokenizer.vocab_size=5000 cannot be reached" in failed
     assert "Error" not in done
     (left,) = (tmp_path / "outputs").glob("*/*/error.json")
-    content = json.loads(left.read_text(encoding="utf-8"))
+    content = json_of(left)
     assert "cannot be reached" in content["message"]
     assert "tokenizer.vocab_size=5000" in content["overrides"]
 
@@ -119,7 +118,7 @@ def test_a_loss_that_is_no_number_is_a_failed_point(
     ended = headwise("train", *sweep, *points, "trainer.max_updates=4", "model.norm=post")
     assert ended.code == 1, ended
     (left,) = (tmp_path / "outputs").glob("*/*/error.json")
-    overrides = json.loads(left.read_text(encoding="utf-8"))["overrides"]
+    overrides = json_of(left)["overrides"]
     assert any(override.startswith("optimizer.lr=1e+30") for override in overrides)
     assert (left.parent / "config.yaml").is_file(), "in the folder of the run itself"
     assert sum((f / "results.json").is_file() for f in run_folders(tmp_path / "outputs")) == 1

@@ -15,7 +15,6 @@ from torch import Tensor
 from headwise.analysis.distances import projection_distances
 from headwise.attention.build import AttentionFactory
 from headwise.config_dir import group_node
-from headwise.data.batching import Batch, collate
 from headwise.data.store import EncodedSplit
 from headwise.model.transformer import Transformer
 from headwise.schema import ModelConfig, TrainerConfig
@@ -29,29 +28,12 @@ from headwise.train.run_folder import RunFolder
 from headwise.train.schedule import Constant
 from headwise.train.trainer import Trainer, Validation
 from training_runs import Runs, record, remains
+from training_steps import Loader
 
 PAIRS = EncodedSplit.from_lists(
     [[4, 5], [6, 7, 8], [5, 5, 5, 5], [8], [4, 6]], [[5, 4, 4], [8], [6, 7], [4, 4, 4, 4], [5]]
 )
 CALM = {"model.dropout": 0.0, "model.attention_dropout": 0.0, "model.activation_dropout": 0.0}
-
-
-class Loader:
-    """Batches of given rows, over and over."""
-
-    def __init__(self, rows: list[list[int]]) -> None:
-        self.batches = [collate(PAIRS, np.array(some, dtype=np.int32)) for some in rows]
-        self.position = 0
-
-    def __next__(self) -> Batch:
-        self.position += 1
-        return self.batches[(self.position - 1) % len(self.batches)]
-
-    def state(self) -> dict[str, int]:
-        return {"epoch": 1, "batch": self.position}
-
-    def restore(self, state: dict[str, int]) -> None:
-        self.position = state["batch"]
 
 
 def make_model() -> Transformer:
@@ -76,7 +58,7 @@ def trained(
         loss=CrossEntropy(0.1),
         optimizer=torch.optim.SGD(model.parameters(), lr=1.0),
         schedule=Constant(),
-        loader=Loader(rows),
+        loader=Loader(PAIRS, *rows),
         config=config,
         seed=1,
         folder=run,

@@ -3,7 +3,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ from headwise.train.records import Records
 from headwise.train.run_folder import RunFolder
 from headwise.train.schedule import Constant
 from headwise.train.trainer import Trainer, Validation, check_trainer_config
+from training_steps import Loader
 
 CPU = torch.device("cpu")
 PAIRS = EncodedSplit.from_lists(
@@ -45,24 +45,6 @@ CONFIG = TrainerConfig(
     precision="fp32",
     progress=False,
 )
-
-
-class Loader:
-    """Batches of given rows, over and over."""
-
-    def __init__(self, *rows: Iterable[int], split: EncodedSplit = PAIRS) -> None:
-        self.batches = [collate(split, np.array(list(r), dtype=np.int32)) for r in rows]
-        self.position = 0
-
-    def __next__(self) -> Batch:
-        self.position += 1
-        return self.batches[(self.position - 1) % len(self.batches)]
-
-    def state(self) -> dict[str, int]:
-        return {"epoch": 1, "batch": self.position}
-
-    def restore(self, state: dict[str, int]) -> None:
-        self.position = state["batch"]
 
 
 def make_model(dropout: float = 0.0) -> Transformer:
@@ -85,7 +67,7 @@ def make_trainer(folder: Path, **changes: Any) -> Trainer:
         "loss": CrossEntropy(0.1),
         "optimizer": torch.optim.SGD(model.parameters(), lr=changes.pop("lr", 1.0)),
         "schedule": Constant(),
-        "loader": Loader([0, 1], [2, 3], [4]),
+        "loader": Loader(PAIRS, [0, 1], [2, 3], [4]),
         "seed": 1,
         "ranks": Ranks(0, 1, CPU),
         "validate": lambda: Validation({"valid/loss": next(scores)}, {}),
@@ -107,9 +89,9 @@ def gradients(model: nn.Module, batch: Batch, n_tokens: int) -> list[Tensor]:
 @pytest.mark.parametrize(
     ("loader", "accumulate"),
     [
-        (Loader([0, 1, 2, 3, 4]), 1),
-        (Loader([0, 1], [2, 3, 4]), 2),
-        (Loader([3], [0, 2], [1, 4]), 3),
+        (Loader(PAIRS, [0, 1, 2, 3, 4]), 1),
+        (Loader(PAIRS, [0, 1], [2, 3, 4]), 2),
+        (Loader(PAIRS, [3], [0, 2], [1, 4]), 3),
     ],
 )
 def test_an_update_is_the_gradient_of_all_its_tokens(
@@ -135,10 +117,12 @@ def test_an_update_is_the_gradient_of_all_its_tokens(
 def test_a_logged_loss_is_of_the_updates_since_the_last_one(tmp_path: Path) -> None:
     """At a rate of 0 the model stays, so that every batch has one loss."""
     config = replace(CONFIG, log_every=2, validate_every=3)
-    trainer = make_trainer(tmp_path, config=config, lr=0.0, loader=Loader([0, 1], [2], [3], [4]))
+    trainer = make_trainer(
+        tmp_path, config=config, lr=0.0, loader=Loader(PAIRS, [0, 1], [2], [3], [4])
+    )
     trainer.run()
     sums = []
-    for batch in Loader([0, 1], [2], [3], [4]).batches:
+    for batch in Loader(PAIRS, [0, 1], [2], [3], [4]).batches:
         logits = trainer.model(batch.source_BS, batch.source_lengths_B, batch.target_in_BT)
         sums.append((CrossEntropy(0.1)(logits.logits_BTV, batch.target_out_BT), batch.n_tokens))
     rows = read_jsonl(tmp_path / "metrics.jsonl")

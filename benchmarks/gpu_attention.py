@@ -36,12 +36,13 @@ from headwise.entmax.triton_attention import refusal, triton_entmax_attention
 
 HEADS, HEAD_DIM, SEGMENT = 8, 64, 256
 LENGTHS, QUICK_LENGTHS = (512, 1024, 2048, 4096, 8192), (512, 2048)
-TOKENS, REPEATS = 1 << 15, 11
+GROWING = (2048, 4096, 8192)  # lengths whose memory is compared
+TOKENS, WARM_UPS, REPEATS = 1 << 15, 3, 11  # Triton compiles in the first warm-up
 SLEEP_CYCLES = 4_000_000  # milliseconds of the device: by then the host has launched all
 DEFAULT_JSON = Path("outputs/benchmarks/gpu_attention.json")
 BOUNDS = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 
-DEFAULTS = {name: getattr(triton_operators, name) for name in ("RESIDENT_KEYS", "RESIDENT_BYTES")}
+LIMITS = triton_operators.RESIDENT_KEYS, triton_operators.RESIDENT_BYTES
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -134,13 +135,18 @@ def inputs(n_keys: int, n_tokens: int, segments: bool) -> list[Tensor]:
     return [*(tensor.requires_grad_() for tensor in tensors[:3]), tensors[3]]
 
 
-def live_share(tensors: list[Tensor], alpha: Tensor, causal: bool) -> float | None:
-    """Of the blocks that may have weights, how many have; None where blocks are not marked."""
+def hold_rows(longest: int | None = None) -> None:
+    """From now on, also in backward, rows of so many keys are held on the chip; None: as ever."""
+    limits = LIMITS if longest is None else (longest, 1 << 20)
+    triton_operators.RESIDENT_KEYS, triton_operators.RESIDENT_BYTES = limits
+
+
+def live_share(tensors: list[Tensor], alpha: Tensor, causal: bool) -> float:
+    """Of the blocks that may have weights, how many have."""
+    hold_rows(0)  # only rows that are streamed mark their blocks
     live = triton_operators.forward(
         *tensors[:3], alpha, None, None, causal, 0, 0.0, HEAD_DIM**-0.5, int(Power.ANY)
     )[4].float()
-    if not live.numel():
-        return None
     n_blocks = live.shape[-1]
     possible = n_blocks * (n_blocks + 1) / 2 if causal else n_blocks**2
     return float(live.sum()) / (live.shape[0] * HEADS * possible)
@@ -152,12 +158,8 @@ def contenders(alpha: Tensor, causal: bool) -> dict[str, Attend]:
             return nn.functional.scaled_dot_product_attention(query, key, value, is_causal=causal)
 
     def ours(one: Tensor | float, dropout: float = 0.0, held: int | None = None) -> Attend:
-        limits = {"RESIDENT_KEYS": held, "RESIDENT_BYTES": 1 << 20} if held is not None else {}
-
         def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            # backward reads them as well, so they are put back only by the next contender
-            for name in DEFAULTS:
-                setattr(triton_operators, name, limits.get(name, DEFAULTS[name]))
+            hold_rows(held)
             return triton_entmax_attention(query, key, value, one, causal=causal, dropout=dropout)
 
         return attend
@@ -199,7 +201,7 @@ def medians(tensors: list[Tensor], attends: dict[str, Attend]) -> dict[str, tupl
         torch.autograd.grad(attend(*wanted), wanted, grad)
 
     samples: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in attends}
-    for repeat in range(REPEATS + 3):  # the first three compile and warm up
+    for repeat in range(WARM_UPS + REPEATS):
         for name, attend in attends.items():
             for kept, call in zip(samples[name], (forward, both), strict=True):
                 try:
@@ -208,7 +210,7 @@ def medians(tensors: list[Tensor], attends: dict[str, Attend]) -> dict[str, tupl
                     if repeat == 0:
                         print(f"  {name}: {str(error).splitlines()[0]}")
                     taken = float("nan")
-                if repeat >= 3:
+                if repeat >= WARM_UPS:
                     kept.append(taken)
     return {
         name: (statistics.median(once), statistics.median(twice))
@@ -218,6 +220,7 @@ def medians(tensors: list[Tensor], attends: dict[str, Attend]) -> dict[str, tupl
 
 def peak_bytes(n_keys: int, alpha: Tensor) -> int:
     """Most memory of forward and backward of one sequence, beside the inputs."""
+    hold_rows()
     *wanted, grad = inputs(n_keys, n_keys, segments=False)
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
@@ -243,19 +246,18 @@ def measure(is_quick: bool) -> list[dict[str, object]]:
                     if name != "flash"
                 }
                 rows.append(row)
-                live = "not marked" if share is None else f"{share:.0%}"
                 print(
                     f"\n{n_keys} keys{', causal' if causal else ''}"
-                    f"{', segments' if segments else ''}; blocks with weights: {live}; "
+                    f"{', segments' if segments else ''}; blocks with weights: {share:.0%}; "
                     f"flash {flash[0]:.3f} ms, with backward {flash[1]:.3f} ms"
                 )
                 for name, (once, twice) in row["ratios"].items():  # type: ignore[attr-defined]
                     print(f"  {name:26} {once:6.2f}   with backward {twice:6.2f}", flush=True)
-    growth = [peak_bytes(n_keys, alpha) for n_keys in (2048, 4096, 8192)]
-    print(
-        f"\npeak memory at 4k and 8k keys / at 2k: {[f'{b / growth[0]:.2f}' for b in growth[1:]]}"
-    )
-    rows.append({"peak_bytes": dict(zip((2048, 4096, 8192), growth, strict=True))})
+    growth = {n_keys: peak_bytes(n_keys, alpha) for n_keys in GROWING}
+    least = growth[GROWING[0]]
+    told = "  ".join(f"{n_keys} keys {held / least:.2f}" for n_keys, held in growth.items())
+    print(f"\npeak memory / at {GROWING[0]} keys: {told}")
+    rows.append({"peak_bytes": growth})
     return rows
 
 

@@ -225,15 +225,17 @@ def _stand_in(torch: Any) -> None:
         "get_device_name": "stand-in",
         "get_device_capability": (9, 0),
         "is_bf16_supported": True,
-        "max_memory_allocated": 0,
+        "max_memory_allocated": 2,
+        "memory_allocated": 1,
         "device": contextlib.nullcontext(),
         "_is_in_bad_fork": False,
     }
     nothing = ("set_device", "empty_cache", "synchronize", "manual_seed", "manual_seed_all")
-    for name in (*nothing, "reset_peak_memory_stats", "_lazy_init"):
+    for name in (*nothing, "reset_peak_memory_stats", "_lazy_init", "_sleep"):
         answers[name] = None
     for name, answer in answers.items():
         setattr(torch.cuda, name, always(answer))
+    torch.cuda.Event = _Event
     import torch.cuda.amp.common as common
 
     common.amp_definitely_not_available = always(False)
@@ -245,6 +247,21 @@ def _stand_in(torch: Any) -> None:
             return super().__new__(cls, "cpu")
 
     torch.Generator = Generator
+
+
+class _Event:
+    """A moment in the queue of the device; between any two of them passes a millisecond."""
+
+    def __init__(self, enable_timing: bool = False) -> None:
+        self.is_recorded = False
+
+    def record(self) -> None:
+        self.is_recorded = True
+
+    def elapsed_time(self, end: _Event) -> float:
+        assert self.is_recorded
+        assert end.is_recorded
+        return 1.0
 
 
 def _interpret_kernels(ours: Any) -> None:

@@ -135,9 +135,33 @@ def commands(device: standin_gpu.Device, lines: Sequence[Sequence[str]]) -> dict
     return {"codes": codes, "waits": dict(device.waits)}
 
 
+def benchmarks(device: standin_gpu.Device, folder: str) -> dict[str, Any]:
+    """Run what measures a GPU, on a handful of numbers; the json that it left, by its name."""
+    import torch
+    from benchmarks import gpu_attention, gpu_rows
+
+    half = torch.bfloat16
+    few = [
+        gpu_attention.Check(half, 20, 20, 16, causal=True),
+        gpu_attention.Check(half, 5, 40, 16, padded=True),
+    ]
+    attention = {"checks": lambda: few, "QUICK_LENGTHS": (32,), "GROWING": (16, 32)}
+    attention |= {"TOKENS": 64, "HEADS": 2, "SEGMENT": 16, "WARM_UPS": 0, "REPEATS": 1}
+    rows = {"MAP_SHAPES": ((1, 2, 3, 4),), "LOSS_SHAPE": (3, 40), "REPEATS": 1}
+    kept = {name: Path(folder) / f"{name}.json" for name in ("attention", "rows")}
+    for module, values, name, *options in (
+        (gpu_attention, attention, "attention", "--quick"),
+        (gpu_rows, rows, "rows"),
+    ):
+        arguments = [name, *options, "--json", str(kept[name])]
+        with mock.patch.multiple(module, **values), mock.patch.object(sys, "argv", arguments):
+            assert module.main() == 0
+    return {name: json.loads(path.read_text(encoding="utf-8")) for name, path in kept.items()}
+
+
 if __name__ == "__main__":
     standin_gpu.load(Path(sys.argv[1]))
-    jobs = {one.__name__: one for one in (manners, updates, commands)}
+    jobs = {one.__name__: one for one in (manners, updates, commands, benchmarks)}
     with standin_gpu.Device() as entered:
         answer = jobs[sys.argv[2]](entered, json.loads(sys.argv[3]))  # type: ignore[operator]
     print()

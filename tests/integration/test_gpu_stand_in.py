@@ -68,10 +68,30 @@ def test_updates_are_those_of_the_cpu_and_do_not_wait(library: Path) -> None:
     check(library, UPDATES, [[9, 7, 11, 3], [30, 26, 4], [17, 17]])
 
 
+needs_interpreter = pytest.mark.skipif(
+    not (HAS_TRITON and IS_INTERPRETED), reason="no interpreter (make test-triton)"
+)
+
+
 @pytest.mark.triton
-@pytest.mark.skipif(not (HAS_TRITON and IS_INTERPRETED), reason="no interpreter (make test-triton)")
+@needs_interpreter
 def test_kernels_give_the_same_and_do_not_wait(library: Path) -> None:
     check(library, [["attention=alpha_entmax"], ["loss=entmax15"]], [[3, 4], [5, 6]])
+
+
+@pytest.mark.triton
+@needs_interpreter
+def test_what_measures_a_gpu_goes_through(library: Path, tmp_path: Path) -> None:
+    found = ask(library, "benchmarks", str(tmp_path))
+    *attention, memory = found["attention"]["rows"]
+    assert len(attention) == 4
+    for row in attention:
+        assert 0 < row["live"] <= 1
+        assert len(row["ratios"]) >= 6
+        assert all(ratios == [1, 1] for ratios in row["ratios"].values()), row  # NaN: it failed
+    assert memory == {"peak_bytes": {"16": 1, "32": 1}}
+    assert [len(row["ratios"]) for row in found["rows"]["rows"]] == [6, 4]
+    assert all(set(row["ratios"].values()) == {1} for row in found["rows"]["rows"])
 
 
 def test_a_run_and_what_reads_it(library: Path, tmp_path: Path) -> None:

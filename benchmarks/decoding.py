@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from benchmarks.clock import machine, seconds
-from benchmarks.matmul_share import model_config
+from benchmarks.updates import model_config
 from headwise.attention.build import AttentionFactory
 from headwise.config_dir import group_node
 from headwise.decode import beam_search, greedy_search

@@ -2,17 +2,16 @@
 
     OMP_NUM_THREADS=1 python -m benchmarks.matmul_share [--quick] [--json FILE]
 
-A step is `Trainer.update` as a run calls it: batches from its loader, forward, loss, backward,
-optimizer. Its products are those of every linear map, of the scores and the contexts of every
-attention, and of the output projection, with their gradients: same shapes and type, in the same
-process, and nothing between them. What is printed are ratios of medians: the step with softmax to
-its products, and the step with α-entmax, which runs in turn with both, to that with softmax.
+A step is what a run does once an update: forward, loss, backward, optimizer. Its products are those
+of every linear map, of the scores and the contexts of every attention, and of the output
+projection, with their gradients: same shapes and type, in the same process, and nothing between
+them. What is printed are ratios of medians: the step with softmax to its products, and the step
+with α-entmax, which runs in turn with both, to that with softmax.
 """
 
 from __future__ import annotations
 
 import argparse
-import tempfile
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -22,24 +21,12 @@ import torch
 from torch import Tensor
 
 from benchmarks.clock import keep, machine, medians
-from headwise.attention.build import AttentionFactory
-from headwise.config_dir import group_node
-from headwise.data.batching import Batch
-from headwise.instantiate import instantiate
+from benchmarks.updates import CPU, Updates, composed, full_rows, model_config
 from headwise.linear import product
-from headwise.model.transformer import Transformer
 from headwise.precision import multiplies_bf16
-from headwise.schema import ModelConfig, TrainerConfig
-from headwise.train.distributed import Ranks
-from headwise.train.interrupt import StopRequest
-from headwise.train.loss import CrossEntropy
+from headwise.schema import ModelConfig
 from headwise.train.memory import keep_freed_memory
-from headwise.train.optim import build_optimizer
-from headwise.train.records import Records
-from headwise.train.run_folder import RunFolder
-from headwise.train.trainer import Trainer, Validation
 
-CPU = torch.device("cpu")
 VOCABULARY = {"tiny": 2000, "small": 8000, "base": 32000}
 TOKENS = 4096
 CASES = [  # model, length, precision
@@ -54,63 +41,11 @@ ATTENTIONS = ("softmax", "alpha_entmax")
 Product = tuple[int, ...]
 
 
-def model_config(name: str) -> ModelConfig:
-    """Sizes of `conf/model`."""
-    node = group_node("model", name)
-    return ModelConfig(**dict(node))
-
-
-class OneBatch:
-    """A loader that gives one batch for ever: full rows, so that nothing is saved on padding."""
-
-    def __init__(self, n_tokens: int, length: int, vocabulary: int) -> None:
-        generator = torch.Generator().manual_seed(1)
-        shape = (n_tokens // length, length)
-        source, target = (
-            torch.randint(4, vocabulary, shape, generator=generator) for _ in range(2)
-        )
-        lengths = torch.full((shape[0],), length)
-        self.batch = Batch(
-            source, lengths, target, target, lengths, list(range(shape[0])), n_tokens, n_tokens
-        )
-
-    def __next__(self) -> Batch:
-        return self.batch
-
-    def state(self) -> dict[str, int]:
-        """Nothing moves."""
-        return {"epoch": 1, "batch": 0}
-
-    def restore(self, state: dict[str, int]) -> None:
-        """There is nothing to go back to."""
-
-
-def make_trainer(name: str, attention: str, length: int, precision: str, folder: Path) -> Trainer:
-    """A trainer as a run makes it, without validations and with nothing to write."""
+def make_updates(name: str, attention: str, length: int, precision: str) -> Updates:
+    """Of a batch of full rows."""
+    config = composed(f"model={name}", f"attention={attention}", f"trainer.precision={precision}")
     vocabulary = VOCABULARY[name]
-    config = model_config(name)
-    factory = AttentionFactory(
-        {"attention": group_node("attention", attention)}, dropout=config.attention_dropout
-    )
-    model = Transformer(config, vocabulary, vocabulary, True, factory, seed=1)
-    node = {"_target_": "torch.optim.Adam", "lr": config.lr, "betas": [0.9, 0.98], "eps": 1e-9}
-    return Trainer(
-        model=model,
-        loss=CrossEntropy(0.1),
-        optimizer=build_optimizer(node, model),
-        schedule=instantiate(
-            {"_target_": "headwise.train.schedule.InverseSqrt", "warmup_updates": 4000}, "scheduler"
-        ),
-        loader=OneBatch(TOKENS, length, vocabulary),
-        config=TrainerConfig(precision=precision, progress=False),
-        seed=1,
-        folder=RunFolder(folder),
-        ranks=Ranks(0, 1, CPU),
-        records=Records(None),
-        validate=lambda: Validation({}, {}),
-        alphas=dict,
-        stop=StopRequest(),
-    )
+    return Updates(config, vocabulary, [full_rows(TOKENS // length, length, vocabulary)])
 
 
 def products(config: ModelConfig, vocabulary: int, batch: int, length: int) -> Counter[Product]:
@@ -159,20 +94,15 @@ class BareProducts:
 
 def compare(name: str, length: int, precision: str, repeats: int) -> dict[str, Any]:
     """One row of the table: medians of a step by each attention, and of the products."""
-    with tempfile.TemporaryDirectory() as folder:
-        trainers = {
-            attention: make_trainer(name, attention, length, precision, Path(folder) / attention)
-            for attention in ATTENTIONS
-        }
-        dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-        shapes = products(model_config(name), VOCABULARY[name], TOKENS // length, length)
-        calls: dict[str, Callable[[], object]] = {
-            attention: trainer.update for attention, trainer in trainers.items()
-        }
-        calls["products"] = BareProducts(shapes, dtype)
-        for call in calls.values():
-            call()  # page faults of the first updates; `medians` warms up once more
-        taken = medians(calls, repeats)
+    calls: dict[str, Callable[[], object]] = {
+        attention: make_updates(name, attention, length, precision) for attention in ATTENTIONS
+    }
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    shapes = products(model_config(name), VOCABULARY[name], TOKENS // length, length)
+    calls["products"] = BareProducts(shapes, dtype)
+    for call in calls.values():
+        call()  # page faults of the first updates; `medians` warms up once more
+    taken = medians(calls, repeats)
     return {
         "model": name,
         "length": length,

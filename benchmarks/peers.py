@@ -26,8 +26,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.clock import keep, machine, medians
-from benchmarks.matmul_share import model_config
 from benchmarks.toolkits import CPU, PEERS, Headwise, Sizes, Toolkit
+from benchmarks.updates import model_config
 from headwise.precision import multiplies_bf16
 from headwise.train.memory import keep_freed_memory
 

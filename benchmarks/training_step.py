@@ -13,71 +13,36 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import subprocess
 import sys
-import time
 
 import torch
 
-from benchmarks.clock import machine
-from headwise.attention.build import AttentionFactory
-from headwise.config_dir import group_choices, group_node
-from headwise.model.transformer import Transformer
-from headwise.precision import autocast
-from headwise.schema import ModelConfig
-from headwise.train.loss import CrossEntropy
+from benchmarks.clock import machine, medians
+from benchmarks.updates import Updates, composed, full_rows
+from headwise.config_dir import group_choices
 from headwise.train.memory import keep_freed_memory
 
-MODEL = ModelConfig("small", 3, 3, 256, 4, 1024)
-VOCABULARY, SENTENCES, LENGTH = 6000, 128, 16
-CPU = torch.device("cpu")
-
-
-class Step:
-    """One model with its optimizer and a batch."""
-
-    def __init__(self, variant: str, precision: str) -> None:
-        factory = AttentionFactory({"attention": group_node("attention", variant)}, dropout=0.1)
-        self.model = Transformer(MODEL, VOCABULARY, VOCABULARY, True, factory, seed=1)
-        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-4, fused=True)
-        self.loss = CrossEntropy(0.1)
-        self.precision = precision
-        generator = torch.Generator().manual_seed(1)
-        shape = (SENTENCES, LENGTH)
-        self.source = torch.randint(4, VOCABULARY, shape, generator=generator)
-        self.target = torch.randint(4, VOCABULARY, shape, generator=generator)
-        self.lengths = torch.randint(12, LENGTH + 1, (SENTENCES,), generator=generator)
-
-    def __call__(self) -> float:
-        """Seconds of one step."""
-        clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
-        start = clock()
-        with autocast(CPU, self.precision):
-            states_BTD = self.model.states(self.source, self.lengths, self.target)
-            sums = self.loss.of_states(states_BTD, self.model.output.weight, self.target)
-        (sums.loss / self.target.numel()).backward()
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        return clock() - start
+VOCABULARY, SENTENCES, LENGTH, SHORTEST = 6000, 128, 16, 12
 
 
 def measure(keep: bool, repeats: int) -> dict[str, float]:
     """Median seconds by "precision variant", interleaved."""
     if keep:
         keep_freed_memory()
-    steps = {
-        f"{precision} {variant}": Step(variant, precision)
-        for precision in ("fp32", "bf16")
-        for variant in group_choices("attention")
-    }
-    taken: dict[str, list[float]] = {name: [] for name in steps}
-    for repeat in range(repeats + 1):
-        for name, step in steps.items():
-            seconds = step()
-            if repeat:  # the first is for warming up
-                taken[name].append(seconds)
-    return {name: statistics.median(samples) for name, samples in taken.items()}
+    batch = full_rows(SENTENCES, LENGTH, VOCABULARY, SHORTEST)
+    return medians(
+        {
+            f"{precision} {variant}": Updates(
+                composed(f"attention={variant}", "model=small", f"trainer.precision={precision}"),
+                VOCABULARY,
+                [batch],
+            )
+            for precision in ("fp32", "bf16")
+            for variant in group_choices("attention")
+        },
+        repeats,
+    )
 
 
 def main() -> None:

@@ -13,87 +13,31 @@ that of the clock.
 from __future__ import annotations
 
 import argparse
-import statistics
-import time
 from pathlib import Path
 
 import torch
-from hydra import compose, initialize_config_dir
 
-from benchmarks.clock import keep, machine
-from headwise.config_dir import config_dir, group_choices
-from headwise.instantiate import instantiate
-from headwise.model.build import build_model
-from headwise.model.gates import gate_penalty
-from headwise.precision import autocast, resolve_precision
-from headwise.schema import Config, register
-from headwise.train.memory import PeakMemory, keep_freed_memory
-from headwise.train.optim import build_optimizer
-from headwise.train.settings import typed
+from benchmarks.clock import keep, machine, medians
+from benchmarks.updates import Updates, composed, full_rows
+from headwise.config_dir import group_choices
+from headwise.train.memory import keep_freed_memory
 
-VOCABULARY, SENTENCES, LENGTH = 2000, 128, 16
-CPU = torch.device("cpu")
+VOCABULARY, SENTENCES, LENGTH, SHORTEST = 2000, 128, 16, 12
 BASELINE = "softmax"
-
-
-def composed(variant: str, model: str) -> Config:
-    """The configuration of a variant."""
-    with initialize_config_dir(str(config_dir()), version_base="1.3"):
-        return typed(compose("train", [f"variant={variant}", f"model={model}"]))
-
-
-class Step:
-    """One model with its optimizer and a batch."""
-
-    def __init__(self, config: Config) -> None:
-        self.config = config
-        self.model = build_model(config, VOCABULARY, VOCABULARY, config.tokenizer.joint)
-        self.optimizer = build_optimizer(config.optimizer, self.model)
-        self.loss = instantiate(config.loss, "loss")
-        self.repulsion = instantiate(config.repulsion, "repulsion")
-        self.precision = resolve_precision(config.trainer.precision, CPU)
-        generator = torch.Generator().manual_seed(1)
-        shape = (SENTENCES, LENGTH)
-        self.source = torch.randint(4, VOCABULARY, shape, generator=generator)
-        self.target = torch.randint(4, VOCABULARY, shape, generator=generator)
-        self.lengths = torch.randint(12, LENGTH + 1, (SENTENCES,), generator=generator)
-        self.n_steps = 0
-        self.peak_bytes: int | None = None
-
-    def __call__(self) -> float:
-        """Seconds of one step."""
-        clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
-        memory = PeakMemory(CPU)
-        self.n_steps += 1
-        start = clock()
-        with autocast(CPU, self.precision):
-            states_BTD = self.model.states(self.source, self.lengths, self.target)
-            memory.look()
-            sums = self.loss.of_states(states_BTD, self.model.output.weight, self.target)
-        (sums.loss / self.target.numel()).backward()
-        penalty = gate_penalty(self.model)
-        if penalty is not None:
-            penalty.backward()
-        self.repulsion(self.model, self.n_steps, self.config.seed)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        self.peak_bytes = memory.bytes
-        return clock() - start
 
 
 def measure(model: str, repeats: int) -> dict[str, dict[str, float | None]]:
     """Variant -> median seconds and bytes of a step, interleaved."""
     keep_freed_memory()
-    steps = {name: Step(composed(name, model)) for name in group_choices("variant")}
-    taken: dict[str, list[float]] = {name: [] for name in steps}
-    for repeat in range(repeats + 1):
-        for name, step in steps.items():
-            seconds = step()
-            if repeat:  # the first is for warming up
-                taken[name].append(seconds)
+    batch = full_rows(SENTENCES, LENGTH, VOCABULARY, SHORTEST)
+    updates = {
+        name: Updates(composed(f"variant={name}", f"model={model}"), VOCABULARY, [batch])
+        for name in group_choices("variant")
+    }
+    taken = medians(updates, repeats)
     return {
-        name: {"seconds": statistics.median(samples), "bytes": steps[name].peak_bytes}
-        for name, samples in taken.items()
+        name: {"seconds": taken[name], "bytes": update.held_bytes()}
+        for name, update in updates.items()
     }
 
 
@@ -103,7 +47,6 @@ def main() -> None:
     parser.add_argument("--model", default="tiny", help="tiny or another of conf/model")
     parser.add_argument("--json", type=Path, metavar="FILE", help="keep the figures here")
     arguments = parser.parse_args()
-    register()
     repeats = 3 if arguments.quick else 11
     where = f"{machine()}, {torch.get_num_threads()} thread(s)"
     print(f"machine: {where}\nmodel={arguments.model}, medians of {repeats}, to {BASELINE}")

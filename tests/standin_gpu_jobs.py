@@ -135,10 +135,10 @@ def commands(device: standin_gpu.Device, lines: Sequence[Sequence[str]]) -> dict
     return {"codes": codes, "waits": dict(device.waits)}
 
 
-def benchmarks(device: standin_gpu.Device, folder: str) -> dict[str, Any]:
-    """Run what measures a GPU, on a handful of numbers; the json that it left, by its name."""
+def benchmarks(device: standin_gpu.Device, order: dict[str, Any]) -> dict[str, Any]:
+    """Run some of what measures a GPU, on a handful of numbers; the json that each left."""
     import torch
-    from benchmarks import gpu_attention, gpu_rows
+    from benchmarks import gpu_attention, gpu_rows, gpu_training
 
     half = torch.bfloat16
     few = [
@@ -148,15 +148,20 @@ def benchmarks(device: standin_gpu.Device, folder: str) -> dict[str, Any]:
     attention = {"checks": lambda: few, "QUICK_LENGTHS": (32,), "GROWING": (16, 32)}
     attention |= {"TOKENS": 64, "HEADS": 2, "SEGMENT": 16, "WARM_UPS": 0, "REPEATS": 1}
     rows = {"MAP_SHAPES": ((1, 2, 3, 4),), "LOSS_SHAPE": (3, 40), "REPEATS": 1}
-    kept = {name: Path(folder) / f"{name}.json" for name in ("attention", "rows")}
-    for module, values, name, *options in (
-        (gpu_attention, attention, "attention", "--quick"),
-        (gpu_rows, rows, "rows"),
-    ):
-        arguments = [name, *options, "--json", str(kept[name])]
-        with mock.patch.multiple(module, **values), mock.patch.object(sys, "argv", arguments):
+    settings = ("trainer=gpu", "trainer.max_tokens=64", "model.d_model=32", "model.d_ff=48")
+    training = {"SETTINGS": settings, "VOCABULARY": 40, "N_BATCHES": 2, "LONGEST": 12}
+    changes = {gpu_attention: attention, gpu_rows: rows, gpu_training: training}
+    left = {}
+    for module, changed in changes.items():
+        name = module.__name__.rpartition(".")[2]
+        if name not in order["lines"]:
+            continue
+        kept = Path(order["folder"]) / f"{name}.json"
+        line = [name, *order["lines"][name], "--json", str(kept)]
+        with mock.patch.multiple(module, **changed), mock.patch.object(sys, "argv", line):
             assert module.main() == 0
-    return {name: json.loads(path.read_text(encoding="utf-8")) for name, path in kept.items()}
+        left[name] = json.loads(kept.read_text(encoding="utf-8"))
+    return left
 
 
 if __name__ == "__main__":

@@ -13,10 +13,8 @@ from headwise.data.batching import Batch, collate
 from headwise.data.store import EncodedSplit
 from headwise.instantiate import instantiate
 from headwise.model.build import build_model
-from headwise.model.gates import gate_penalty
 from headwise.train.distributed import Ranks
-from headwise.train.optim import build_optimizer
-from headwise.train.step import TrainingStep
+from headwise.train.step import TrainingStep, build_step
 
 N_WORDS = 40
 VARIANTS = [
@@ -37,18 +35,7 @@ LOSSES_THAT_LOOK = ["entmax", "entmax15", "sparsemax"]
 
 def step_of(config: Any, device: torch.device) -> TrainingStep:
     model = build_model(config, N_WORDS, N_WORDS, joint=True).to(device)
-    repulsion = instantiate(config.repulsion, "repulsion")
-    return TrainingStep(
-        model,
-        instantiate(config.loss, "loss"),
-        build_optimizer(config.optimizer, model),
-        instantiate(config.scheduler, "scheduler"),
-        config.trainer,
-        1,
-        Ranks(0, 1, device),
-        lambda update: repulsion(model, update, 1),
-        lambda: gate_penalty(model),
-    )
+    return build_step(config, model, instantiate(config.loss, "loss"), Ranks(0, 1, device))
 
 
 def batch(*lengths: int) -> Batch:

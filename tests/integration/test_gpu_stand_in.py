@@ -81,17 +81,30 @@ def test_kernels_give_the_same_and_do_not_wait(library: Path) -> None:
 
 @pytest.mark.triton
 @needs_interpreter
-def test_what_measures_a_gpu_goes_through(library: Path, tmp_path: Path) -> None:
-    found = ask(library, "benchmarks", str(tmp_path))
-    *attention, memory = found["attention"]["rows"]
+def test_what_measures_kernels_goes_through(library: Path, tmp_path: Path) -> None:
+    lines = {"gpu_attention": ["--quick"], "gpu_rows": []}
+    found = ask(library, "benchmarks", {"folder": str(tmp_path), "lines": lines})
+    *attention, memory = found["gpu_attention"]["rows"]
     assert len(attention) == 4
     for row in attention:
         assert 0 < row["live"] <= 1
         assert len(row["ratios"]) >= 6
         assert all(ratios == [1, 1] for ratios in row["ratios"].values()), row  # NaN: it failed
     assert memory == {"peak_bytes": {"16": 1, "32": 1}}
-    assert [len(row["ratios"]) for row in found["rows"]["rows"]] == [6, 4]
-    assert all(set(row["ratios"].values()) == {1} for row in found["rows"]["rows"])
+    rows = found["gpu_rows"]["rows"]
+    assert [len(row["ratios"]) for row in rows] == [6, 4]
+    assert all(set(row["ratios"].values()) == {1} for row in rows)
+
+
+def test_what_measures_training_goes_through(library: Path, tmp_path: Path) -> None:
+    lines = {"gpu_training": ["--model", "tiny", "--quick"]}
+    found = ask(library, "benchmarks", {"folder": str(tmp_path), "lines": lines})
+    first, *others = found["gpu_training"]["rows"]
+    assert (first["contender"], first["to_softmax"]) == ("softmax", 1)
+    assert [row["contender"] for row in others] == ["entmax15", "alpha_entmax"]
+    for row in (first, *others):
+        assert min(row["tokens_per_second"], row["update_ms"], row["host_ms"]) > 0
+        assert row["peak_bytes"] > 10_000
 
 
 def test_a_run_and_what_reads_it(library: Path, tmp_path: Path) -> None:

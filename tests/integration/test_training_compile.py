@@ -66,8 +66,6 @@ def trained(config: Config, compiled: bool) -> tuple[list[float], dict[str, torc
         config.trainer,
         1,
         Ranks(0, 1, torch.device("cpu")),
-        None,
-        None,
     )
     losses = []
     for update, batch in enumerate(batches(), start=1):

@@ -26,6 +26,7 @@ from headwise.train.records import Records
 from headwise.train.repulsion import SPOS, SVGD, NoRepulsion, Repulsion
 from headwise.train.run_folder import RunFolder
 from headwise.train.schedule import Constant
+from headwise.train.step import TrainingStep
 from headwise.train.trainer import Trainer, Validation
 from training_runs import Runs, record, remains
 from training_steps import Loader
@@ -53,21 +54,24 @@ def trained(
     )
     run = RunFolder(folder)
     run.make()
-    Trainer(
-        model=model,
-        loss=CrossEntropy(0.1),
-        optimizer=torch.optim.SGD(model.parameters(), lr=1.0),
-        schedule=Constant(),
-        loader=Loader(PAIRS, *rows),
-        config=config,
+    step = TrainingStep(
+        model,
+        CrossEntropy(0.1),
+        torch.optim.SGD(model.parameters(), lr=1.0),
+        Constant(),
+        config,
         seed=1,
-        folder=run,
         ranks=Ranks(0, 1, torch.device("cpu")),
+        transform=lambda update: repulsion(model, update, 1),
+    )
+    Trainer(
+        step,
+        loader=Loader(PAIRS, *rows),
+        folder=run,
         records=Records(run),
         validate=lambda: Validation({"valid/loss": 1.0}, {}),
         alphas=dict,
         stop=StopRequest(),
-        transform=lambda update: repulsion(model, update, 1),
     ).run()
     return model
 

@@ -28,6 +28,7 @@ from headwise.train.memory import glibc
 from headwise.train.records import Records
 from headwise.train.run_folder import RunFolder
 from headwise.train.schedule import Constant
+from headwise.train.step import TrainingStep
 from headwise.train.trainer import Trainer, Validation, check_trainer_config
 from training_steps import Loader
 
@@ -63,20 +64,22 @@ def make_trainer(folder: Path, **changes: Any) -> Trainer:
     scores = iter(changes.pop("scores", [3.0, 2.0, 1.0, 0.5]))
     run = RunFolder(folder)
     run.make()
-    parts: dict[str, Any] = {
-        "loss": CrossEntropy(0.1),
+    of_step: dict[str, Any] = {
         "optimizer": torch.optim.SGD(model.parameters(), lr=changes.pop("lr", 1.0)),
         "schedule": Constant(),
+        "config": CONFIG,
+        "transform": None,
+    }
+    of_step |= {name: changes.pop(name) for name in set(of_step) & set(changes)}
+    parts: dict[str, Any] = {
         "loader": Loader(PAIRS, [0, 1], [2, 3], [4]),
-        "seed": 1,
-        "ranks": Ranks(0, 1, CPU),
         "validate": lambda: Validation({"valid/loss": next(scores)}, {}),
         "alphas": dict,
         "stop": StopRequest(),
-        "config": CONFIG,
         **changes,
     }
-    return Trainer(model=model, folder=run, records=Records(run), **parts)
+    step = TrainingStep(model, CrossEntropy(0.1), seed=1, ranks=Ranks(0, 1, CPU), **of_step)
+    return Trainer(step, folder=run, records=Records(run), **parts)
 
 
 def gradients(model: nn.Module, batch: Batch, n_tokens: int) -> list[Tensor]:

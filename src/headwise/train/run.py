@@ -27,7 +27,6 @@ from headwise.errors import ConfigError, HeadwiseError, RunError
 from headwise.files import read_json, remove_partial
 from headwise.instantiate import instantiate
 from headwise.model.build import build_model
-from headwise.model.gates import gate_penalty
 from headwise.model.transformer import Transformer
 from headwise.precision import ask_for_same_bits
 from headwise.schema import Config
@@ -42,12 +41,12 @@ from headwise.train.evaluation import Validator, evaluate_texts
 from headwise.train.initial import start_from
 from headwise.train.interrupt import Interrupted, StopRequest, stop_request
 from headwise.train.memory import keep_freed_memory
-from headwise.train.optim import build_optimizer
 from headwise.train.outcome import draw, run_results, summary
 from headwise.train.records import Records
 from headwise.train.run_folder import RunFolder, fingerprint
 from headwise.train.seed import seed_everything
 from headwise.train.settings import check, settle, typed
+from headwise.train.step import build_step
 from headwise.train.trainer import Trainer
 
 log = logging.getLogger(__name__)
@@ -267,24 +266,15 @@ class _Run:
         return training_batches(self.config, prepared, self.ranks, self._scratch)
 
     def _trainer(self, validator: Validator, batches: Prefetched, stop: StopRequest) -> Trainer:
-        config, ranks, model = self.config, self.ranks, validator.model
-        repulsion = instantiate(config.repulsion, "repulsion")
+        model = validator.model
         trainer = Trainer(
-            model=model,
-            loss=validator.loss,
-            optimizer=build_optimizer(config.optimizer, model),
-            schedule=instantiate(config.scheduler, "scheduler"),
+            step=build_step(self.config, model, validator.loss, self.ranks),
             loader=batches,
-            config=config.trainer,
-            seed=config.seed,
             folder=self.folder,
-            ranks=ranks,
             records=self.records,
             validate=validator,
             alphas=lambda: alphas(model),
             stop=stop,
-            transform=lambda update: repulsion(model, update, config.seed),
-            penalty=lambda: gate_penalty(model),
         )
         if self._last.is_file():
             # onto the CPU: the optimizer itself knows which of its state belongs on the device

@@ -13,13 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from headwise.data.batching import Batch
+from headwise.instantiate import instantiate
+from headwise.model.gates import gate_penalty
 from headwise.model.transformer import Transformer
 from headwise.precision import autocast
-from headwise.schema import TrainerConfig
+from headwise.schema import Config, TrainerConfig
 from headwise.train.distributed import Ranks
 from headwise.train.loss import Loss
 from headwise.train.memory import PeakMemory
-from headwise.train.optim import set_rate
+from headwise.train.optim import build_optimizer, set_rate
 from headwise.train.schedule import Schedule
 from headwise.train.seed import seed_everything
 
@@ -27,7 +29,17 @@ LOOK_EVERY = 10  # updates between looks at the memory: malloc may take millisec
 
 
 class TrainingStep:
-    """What `Trainer` does once an update; the arguments are explained there.
+    """One update after the other.
+
+    Args:
+        model: the plain module; it is what checkpoints hold.
+        loss: what is minimised.
+        optimizer, schedule: the step and its rate.
+        config, seed: human choices.
+        ranks: this process among the others.
+        transform: given the number of the update, changes its summed gradients in place.
+        penalty: a term of the loss that depends on weights alone, added once an update; None
+            where there is none.
 
     Attributes:
         window: loss and measure of this rank since it was last set to 0, (2,) float64. What is
@@ -46,8 +58,8 @@ class TrainingStep:
         config: TrainerConfig,
         seed: int,
         ranks: Ranks,
-        transform: Callable[[int], None] | None,
-        penalty: Callable[[], Tensor | None] | None,
+        transform: Callable[[int], None] | None = None,
+        penalty: Callable[[], Tensor | None] | None = None,
     ) -> None:
         self.model = model
         self.loss = loss
@@ -102,3 +114,23 @@ class TrainingStep:
             sums = self.loss.of_states(states_BTD, weight_VD, batch.target_out_BT)
         torch.autograd.backward(sums.loss / n_update_tokens)
         self.window += torch.stack((sums.loss.detach(), sums.measure)).double()
+
+
+def build_step(config: Config, model: Transformer, loss: Loss, ranks: Ranks) -> TrainingStep:
+    """The step with the optimizer, schedule, repulsion and gates that a config names.
+
+    Raises:
+        ConfigError: one that cannot be built, by key.
+    """
+    repulsion = instantiate(config.repulsion, "repulsion")
+    return TrainingStep(
+        model,
+        loss,
+        build_optimizer(config.optimizer, model),
+        instantiate(config.scheduler, "scheduler"),
+        config.trainer,
+        config.seed,
+        ranks,
+        transform=lambda update: repulsion(model, update, config.seed),
+        penalty=lambda: gate_penalty(model),
+    )

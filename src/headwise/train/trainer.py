@@ -20,22 +20,17 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
 
 from headwise.data.batching import Batch
 from headwise.errors import HeadwiseError, refuse, require
-from headwise.model.transformer import Transformer
 from headwise.schema import TrainerConfig
 from headwise.track.base import HeadValues
 from headwise.train.checkpoint import load_weights, numbered_checkpoints, save_checkpoint
-from headwise.train.distributed import Ranks
 from headwise.train.interrupt import Interrupted, StopRequest
-from headwise.train.loss import Loss
 from headwise.train.memory import return_free_pages
 from headwise.train.progress import Progress
 from headwise.train.records import Records
 from headwise.train.run_folder import RunFolder
-from headwise.train.schedule import Schedule
 from headwise.train.state import TrainState
 from headwise.train.step import TrainingStep
 
@@ -96,58 +91,36 @@ class Trainer:
     """Trains a model until its budget is spent, patience runs out or a signal comes.
 
     Args:
-        model: the plain module; it is what checkpoints hold.
-        loss: what is minimised.
-        optimizer, schedule: the step and its rate.
+        step: an update, with the model, its loss and the ranks.
         loader: batches of this rank.
-        config, seed: human choices.
         folder: where to write.
-        ranks: this process among the others.
         records: where scalars and head statistics go (rank 0 writes).
         validate: looks at the model at a validation.
         alphas: per-head α by site, or nothing for variants without.
         stop: set by signals.
-        transform: given the number of the update, changes its summed gradients in place.
-        penalty: a term of the loss that depends on weights alone, added once an update; None
-            where there is none.
     """
 
     def __init__(
         self,
-        model: Transformer,
-        loss: Loss,
-        optimizer: torch.optim.Optimizer,
-        schedule: Schedule,
+        step: TrainingStep,
         loader: Loader,
-        config: TrainerConfig,
-        seed: int,
         folder: RunFolder,
-        ranks: Ranks,
         records: Records,
         validate: Callable[[], Validation],
         alphas: Callable[[], HeadValues],
         stop: StopRequest,
-        transform: Callable[[int], None] | None = None,
-        penalty: Callable[[], Tensor | None] | None = None,
     ) -> None:
-        self.model = model
-        self.loss = loss
-        self.optimizer = optimizer
+        self.step = step
+        self.model, self.config, self.ranks = step.model, step.config, step.ranks
         self.loader = loader
-        self.config = config
         self.folder = folder
-        self.ranks = ranks
         self.records = records
         self.validate = validate
         self.alphas = alphas
         self.stop = stop
-        self.penalty = penalty
-        self.step = TrainingStep(
-            model, loss, optimizer, schedule, config, seed, ranks, transform, penalty
-        )
         self.state = TrainState()
         self.seconds = 0.0  # of training, over all processes that worked on the run
-        self.memory = self.step.memory  # of this process
+        self.memory = step.memory  # of this process
         self._told = 0, 0.0  # tokens and seconds when the speed was last logged
         self._saved_at = -1
         self._counted_at = time.perf_counter()
@@ -162,7 +135,7 @@ class Trainer:
         self.state.metrics_lines, self.state.heads_lines = self.records.n_lines()
         return {
             "model": self.model.state_dict(),  # 1
-            "optimizer": self.optimizer.state_dict(),  # 2
+            "optimizer": self.step.optimizer.state_dict(),  # 2
             "state": self.state.to_dict(),  # 3
             "world_size": self.ranks.world_size,  # 4
         }
@@ -176,7 +149,7 @@ class Trainer:
                 f"torchrun --nproc-per-node={payload['world_size']}."
             )
         load_weights(self.model, payload["model"], f"{self.folder.checkpoints}/last.pt")  # 1
-        self.optimizer.load_state_dict(payload["optimizer"])  # 2
+        self.step.optimizer.load_state_dict(payload["optimizer"])  # 2
         self.state = TrainState.from_dict(payload["state"])  # 3
         self.loader.restore(self.state.data)
         # the sum over the ranks goes to one of them, the others start from nothing
@@ -244,7 +217,7 @@ class Trainer:
             state.update,
             {
                 "train/loss": loss,
-                f"train/{self.loss.measure}": measure,
+                f"train/{self.step.loss.measure}": measure,
                 "train/rate": self.step.rate(state.update),
                 "train/tokens": state.tokens,
                 "train/epoch": self.loader.state()["epoch"],
@@ -258,7 +231,7 @@ class Trainer:
 
     def _penalties(self) -> dict[str, float]:
         with torch.no_grad():
-            penalty = self.penalty() if self.penalty is not None else None
+            penalty = self.step.penalty() if self.step.penalty is not None else None
         return {} if penalty is None else {"train/penalty": float(penalty)}
 
     def _log_alphas(self) -> None:

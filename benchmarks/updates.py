@@ -1,0 +1,80 @@
+"""Updates of training as `python train.py` makes them, on random ids."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import torch
+from hydra import compose, initialize_config_dir
+
+from headwise.config_dir import config_dir, group_node
+from headwise.data.batching import Batch
+from headwise.instantiate import instantiate
+from headwise.model.build import build_model
+from headwise.precision import resolve_precision
+from headwise.schema import Config, ModelConfig, register
+from headwise.train.distributed import Ranks
+from headwise.train.memory import PeakMemory
+from headwise.train.seed import seed_everything
+from headwise.train.settings import typed
+from headwise.train.step import build_step
+
+CPU = torch.device("cpu")
+
+
+def composed(*overrides: str) -> Config:
+    """The configuration of `python train.py` with some overrides."""
+    register()
+    with initialize_config_dir(str(config_dir()), version_base="1.3"):
+        return typed(compose("train", list(overrides)))
+
+
+def model_config(name: str) -> ModelConfig:
+    """Sizes of `conf/model`."""
+    return ModelConfig(**dict(group_node("model", name)))
+
+
+def full_rows(n_rows: int, length: int, vocabulary: int, shortest: int | None = None) -> Batch:
+    """Rows of one length, of which nothing is padding; sources from `shortest` on, if given."""
+    numbers = torch.Generator().manual_seed(1)
+    sides = [torch.randint(4, vocabulary, (n_rows, length), generator=numbers) for _ in range(2)]
+    of_target = torch.full((n_rows,), length)
+    of_source = of_target
+    if shortest is not None:
+        of_source = torch.randint(shortest, length + 1, (n_rows,), generator=numbers)
+    source, target = sides
+    rows, n_tokens = list(range(n_rows)), target.numel()
+    return Batch(source, of_source, target, target, of_target, rows, n_tokens, n_tokens)
+
+
+class Updates:
+    """A model that is trained on some batches over and over.
+
+    Args:
+        config: of the run.
+        vocabulary: number of pieces of either side.
+        batches: one an update.
+    """
+
+    def __init__(
+        self, config: Config, vocabulary: int, batches: Sequence[Batch], device: torch.device = CPU
+    ) -> None:
+        config.trainer.precision = resolve_precision(config.trainer.precision, device)
+        seed_everything(config.seed, "model")
+        model = build_model(config, vocabulary, vocabulary, config.tokenizer.joint).to(device)
+        self.device = device
+        self.step = build_step(config, model, instantiate(config.loss, "loss"), Ranks(0, 1, device))
+        self.batches = itertools.cycle(batches)
+        self.n_updates = 0
+
+    def __call__(self) -> None:
+        """One update."""
+        self.n_updates += 1
+        self.step(self.n_updates, [next(self.batches)])
+
+    def held_bytes(self) -> int | None:
+        """By an update when all layers have gone forward, above the model and its optimizer."""
+        self.step.memory = PeakMemory(self.device)
+        self.step(1, [next(self.batches)])  # the first update of a run is one that looks
+        return self.step.memory.bytes

@@ -137,7 +137,8 @@ class Step:
     def forward(self) -> Tensor:
         """The loss."""
         output = self.model(self.source, self.lengths, self.target)
-        return self.loss(output.logits_BTV, self.target).loss / self.target.numel()
+        summed: Tensor = self.loss(output.logits_BTV, self.target).loss
+        return summed / self.target.numel()
 
     def __call__(self) -> float:
         """Seconds of one step."""

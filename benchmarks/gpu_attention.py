@@ -17,6 +17,7 @@ The tests marked `triton` run on a GPU as well: pytest -m triton, without TRITON
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib.util
 import statistics
 import sys
@@ -94,15 +95,16 @@ def errors(check: Check, device: str) -> list[float]:
         mask &= keys <= torch.arange(check.queries, device=device)[:, None] + offset
     results = []
     for dtype in (check.dtype, torch.float64):
-        query, key, value, grad = (tensor.to(dtype).detach() for tensor in tensors)
-        wanted = [tensor.requires_grad_() for tensor in (query, key, value)]
+        *wanted, grad = (tensor.to(dtype).detach() for tensor in tensors)
+        query, key, value = (tensor.requires_grad_() for tensor in wanted)
         one = (alpha if dtype is check.dtype else alpha.double()).clone().requires_grad_()
         if dtype is torch.float64:
             scores = query @ key.transpose(-1, -2) * check.head_dim**-0.5
             context = entmax.alpha_entmax(scores, one[:, None, None], -1, mask) @ value
         else:
-            context = triton_entmax_attention(*wanted, one, lengths, check.causal, offset)
-        results.append([context.detach(), *torch.autograd.grad(context, [*wanted, one], grad)])
+            context = triton_entmax_attention(query, key, value, one, lengths, check.causal, offset)
+        grads = torch.autograd.grad(context, [query, key, value, one], grad)
+        results.append([context.detach(), *grads])
     return [
         float((mine.double() - exact).norm() / exact.norm())
         for mine, exact in zip(*results, strict=True)
@@ -149,7 +151,8 @@ def live_share(tensors: list[Tensor], alpha: Tensor, causal: bool) -> float:
     )[4].float()
     n_blocks = live.shape[-1]
     possible = n_blocks * (n_blocks + 1) / 2 if causal else n_blocks**2
-    return float(live.sum()) / (live.shape[0] * HEADS * possible)
+    share: float = live.sum().item() / (live.shape[0] * HEADS * possible)
+    return share
 
 
 def contenders(alpha: Tensor, causal: bool) -> dict[str, Attend]:
@@ -184,7 +187,7 @@ def milliseconds(call: Callable[[], object]) -> float:
     call()
     end.record()
     torch.cuda.synchronize()
-    return start.elapsed_time(end)
+    return float(start.elapsed_time(end))
 
 
 def medians(tensors: list[Tensor], attends: dict[str, Attend]) -> dict[str, tuple[float, float]]:
@@ -205,7 +208,7 @@ def medians(tensors: list[Tensor], attends: dict[str, Attend]) -> dict[str, tupl
         for name, attend in attends.items():
             for kept, call in zip(samples[name], (forward, both), strict=True):
                 try:
-                    taken = milliseconds(lambda call=call, attend=attend: call(attend))
+                    taken = milliseconds(functools.partial(call, attend))
                 except (RuntimeError, TritonError) as error:  # the device has no room for the form
                     if repeat == 0:
                         print(f"  {name}: {str(error).splitlines()[0]}")
@@ -221,10 +224,11 @@ def medians(tensors: list[Tensor], attends: dict[str, Attend]) -> dict[str, tupl
 def peak_bytes(n_keys: int, alpha: Tensor) -> int:
     """Most memory of forward and backward of one sequence, beside the inputs."""
     hold_rows()
-    *wanted, grad = inputs(n_keys, n_keys, segments=False)
+    query, key, value, grad = inputs(n_keys, n_keys, segments=False)
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    torch.autograd.grad(triton_entmax_attention(*wanted, alpha), [*wanted, alpha], grad)
+    context = triton_entmax_attention(query, key, value, alpha)
+    torch.autograd.grad(context, [query, key, value, alpha], grad)
     return torch.cuda.max_memory_allocated() - before
 
 

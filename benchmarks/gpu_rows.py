@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -56,8 +57,8 @@ def of_map(scores: Tensor, alpha: Tensor | float | None) -> list[Tensor]:
 
 
 def of_loss(loss: Loss, logits: Tensor, target: Tensor) -> list[Tensor]:
-    """The sum of the losses and its gradient."""
-    found = loss.of_rows(logits, target, with_gradient=True)
+    """The sum of the losses and its gradient, which may take the place of the logits: of a copy."""
+    found = loss.of_rows(logits.clone(), target, with_gradient=True)
     assert found.grad_RV is not None
     return [found.loss, found.grad_RV]
 
@@ -83,8 +84,7 @@ def is_correct(device: str) -> bool:
             ("cross-entropy", CrossEntropy(SMOOTHING)),
             ("entmax loss", Entmax15Loss(SMOOTHING)),
         ):
-            copy = logits.to(dtype, copy=True)  # which the gradient may overwrite
-            results[name].append(of_loss(loss, copy, target))
+            results[name].append(of_loss(loss, logits.to(dtype), target))
     are_near = True
     for name, (ours, exact) in results.items():
         found = [
@@ -107,18 +107,14 @@ def contenders(device: str) -> Iterator[tuple[str, dict[str, Call]]]:
         maps |= {"α = 1.5": 1.5, "α = 2": 2.0}
         yield (
             f"map {shape}",
-            {
-                name: lambda one=one, scores=scores: of_map(scores, one)
-                for name, one in maps.items()
-            },
+            {name: functools.partial(of_map, scores, one) for name, one in maps.items()},
         )
     logits = torch.randn(LOSS_SHAPE, device=device, dtype=torch.bfloat16) * 3
     target = torch.randint(1, LOSS_SHAPE[1], LOSS_SHAPE[:1], device=device)
     losses = {"cross-entropy": CrossEntropy(SMOOTHING), "1.5-entmax loss": Entmax15Loss()}
     calls: dict[str, Call] = {"torch's cross-entropy": lambda: of_torch(logits, target)}
     for name, loss in losses.items():
-        # a copy, as the gradient may take the place of the logits
-        calls[name] = lambda loss=loss: of_loss(loss, logits.clone(), target)
+        calls[name] = functools.partial(of_loss, loss, logits, target)
     yield f"losses of {LOSS_SHAPE} in bf16", calls
 
 

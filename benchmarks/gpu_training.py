@@ -119,9 +119,9 @@ def measure(model: str, with_compiled: bool, repeats: int) -> list[dict[str, Any
     rows = []
     for name, one in contenders.items():
         speed = one.tokens / taken[name]
-        row = {"contender": name, "tokens_per_second": speed, "to_softmax": baseline / speed}
+        row: dict[str, Any] = {"contender": name, "tokens_per_second": speed}
+        row |= {"to_softmax": baseline / speed, "peak_bytes": peak_bytes(one)}
         row |= {"update_ms": 1e3 * taken[name] / N_BATCHES, "host_ms": 1e3 * launched[name]}
-        row["peak_bytes"] = peak_bytes(one)
         rows.append(row)
         print(
             f"  {name:24} {speed:9.0f} tokens/s   {row['to_softmax']:5.2f} x softmax   "

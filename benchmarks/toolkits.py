@@ -37,7 +37,7 @@ from headwise.train.loss import CrossEntropy
 from headwise.train.optim import build_optimizer
 
 CPU = torch.device("cpu")
-ADAM = {"lr": 1e-4, "betas": [0.9, 0.98], "eps": 1e-9}
+ADAM: dict[str, Any] = {"lr": 1e-4, "betas": [0.9, 0.98], "eps": 1e-9}
 SMOOTHING = 0.1
 BEGIN, END = 2, 3  # any ids would do: what the ids mean costs no time
 
@@ -64,6 +64,10 @@ class Toolkit(ABC):
 
     name: str
     model: nn.Module
+    optimizer: torch.optim.Optimizer
+
+    @abstractmethod
+    def __init__(self, sizes: Sizes) -> None: ...
 
     def optimize(self) -> None:
         """The optimizer as the toolkits build it; to be called at the end of `__init__`."""
@@ -147,7 +151,7 @@ class JoeyNMT(Toolkit):
         from joeynmt.model import build_model
         from joeynmt.vocabulary import Vocabulary
 
-        special = {"unk_token": "<unk>", "pad_token": "<pad>", "bos_token": "<s>"}
+        special: dict[str, Any] = {"unk_token": "<unk>", "pad_token": "<pad>", "bos_token": "<s>"}
         special |= {"eos_token": "</s>", "sep_token": None, "sep_id": None, "lang_tags": []}
         special |= {"unk_id": 0, "pad_id": 1, "bos_id": BEGIN, "eos_id": END}
         vocabulary = Vocabulary(sizes.words, SimpleNamespace(**special))
@@ -172,7 +176,8 @@ class JoeyNMT(Toolkit):
         batch = self._batch(source, target)
         batch.sort_by_src_length()
         total, *_ = self.model(return_type="loss", **vars(batch))
-        return batch.normalize(total, "tokens")
+        mean: Tensor = batch.normalize(total, "tokens")
+        return mean
 
     def _best_length(self, source: Tensor, beam: int, steps: int) -> int:
         from joeynmt.search import search
@@ -229,7 +234,8 @@ class OpenNMT(Toolkit):
         batch = {"src": source.unsqueeze(2), "srclen": lengths(source), "tgt": whole_BT1}
         output, attention = self.model(batch["src"], whole_BT1, batch["srclen"])
         total, report = self.compute(batch, output, attention)
-        return total / report.n_words
+        mean: Tensor = total / report.n_words
+        return mean
 
     def _best_length(self, source: Tensor, beam: int, steps: int) -> int:
         from onmt.translate.beam_search import GNMTGlobalScorer
@@ -291,7 +297,8 @@ class Fairseq(Toolkit):
         inputs = {**self._inputs(source), "prev_output_tokens": shifted(target)}
         sample = {"net_input": inputs, "target": target, "ntokens": target.numel()}
         total, n_words, _ = self.criterion(self.model, sample)
-        return total / n_words
+        mean: Tensor = total / n_words
+        return mean
 
     def _best_length(self, source: Tensor, beam: int, steps: int) -> int:
         from fairseq.sequence_generator import SequenceGenerator
@@ -317,7 +324,7 @@ def mutable_defaults() -> Iterator[None]:
         if isinstance(default, dataclasses.Field):
             default = default.default
         if dataclasses.is_dataclass(default) and type(default).__hash__ is None:
-            type(default).__hash__ = object.__hash__  # type: ignore[assignment, method-assign]
+            type(default).__hash__ = object.__hash__  # type: ignore[method-assign]
         return as_it_is(cls, name, *rest)
 
     dataclasses._get_field = look_away  # type: ignore[attr-defined]

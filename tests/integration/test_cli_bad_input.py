@@ -326,6 +326,7 @@ def test_a_folder_that_is_no_run(command: str, headwise: CommandLine, run: Path)
         ("decode.external={comet: 'comet {hypothesis}'}", 2, ("external.comet", "{hypotheses}?")),
         ("name=results", 2, ("name=results",)),
         ("name=a/b", 2, ("name", "a/b")),
+        ("name=.hidden", 2, ("name", ".hidden")),
     ],
 )
 def test_evaluate_refuses(

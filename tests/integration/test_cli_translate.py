@@ -10,13 +10,16 @@ import pty
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import headwise as package
 from command_line import CommandLine, json_of, train_small
 from headwise.errors import DataError
+from headwise.train.loading import TrainedRun
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ["Hund sieht Haus", "", "Katze findet Baum"]
@@ -76,7 +79,9 @@ def test_a_file_to_a_file(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["text.de", "text.en"]
 
 
+@pytest.mark.parametrize("before", ["precious\n", None])
 def test_an_output_that_cannot_be_finished_stays_as_it_was(
+    before: str | None,
     headwise: CommandLine,
     run: Path,
     source: Path,
@@ -84,7 +89,8 @@ def test_an_output_that_cannot_be_finished_stays_as_it_was(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     output = tmp_path / "text.en"
-    output.write_text("precious\n", encoding="utf-8")
+    if before is not None:
+        output.write_text(before, encoding="utf-8")
 
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
@@ -93,7 +99,7 @@ def test_an_output_that_cannot_be_finished_stays_as_it_was(
     ended = headwise("translate", f"run={run}", f"input={source}", f"output={output}")
     assert ended.code == 1
     assert "No space left on device" in ended.err
-    assert output.read_text(encoding="utf-8") == "precious\n"
+    assert (output.read_text(encoding="utf-8") if output.exists() else None) == before
 
 
 def test_a_device_is_written_to_and_not_replaced(
@@ -107,6 +113,33 @@ def test_a_device_is_written_to_and_not_replaced(
         assert os.read(reader, 10_000).decode().splitlines() == expected
     finally:
         os.close(reader)
+
+
+def test_a_portion_is_written_before_the_next_is_translated(
+    headwise: CommandLine,
+    run: Path,
+    source: Path,
+    tmp_path: Path,
+    expected: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pipe, seen = tmp_path / "pipe", []
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    translate = TrainedRun.translate
+
+    def look_first(*arguments: Any) -> Any:
+        with suppress(BlockingIOError):  # nothing is there
+            seen.append(os.read(reader, 10_000).decode())
+        return translate(*arguments)
+
+    monkeypatch.setattr(TrainedRun, "translate", look_first)
+    try:
+        given = (f"run={run}", f"input={source}", f"output={pipe}", "buffer_size=1")
+        assert headwise("translate", *given).code == 0
+    finally:
+        os.close(reader)
+    assert seen == [f"{line}\n" for line in expected[:2]]
 
 
 def test_alternatives_are_numbered_by_line(headwise: CommandLine, run: Path, source: Path) -> None:
@@ -125,6 +158,9 @@ def test_portions_change_nothing(
     assert headwise("translate", *given, "buffer_size=2") == whole
     ended = headwise("translate", *given[:2], "buffer_size=1")
     assert ended.out.splitlines() == expected
+    ended = headwise("translate", *given, "buffer_size=0")
+    assert (ended.code, ended.out) == (2, "")
+    assert "buffer_size must be at least 1, got 0" in ended.err
 
 
 def test_no_more_is_read_than_one_portion(run: Path, expected: list[str]) -> None:
@@ -238,6 +274,29 @@ def test_given_translations_are_scored(headwise: CommandLine, run: Path, tmp_pat
     assert ended.out.splitlines() == [f"{s.log_prob:.4f}\t{s.n_tokens}" for s in wanted]
 
 
+def test_nothing_is_scored_to_nothing(headwise: CommandLine, run: Path, tmp_path: Path) -> None:
+    empty = tmp_path / "empty"
+    empty.touch()
+    ended = headwise("translate", f"run={run}", f"input={empty}", f"reference={empty}")
+    assert (ended.code, ended.out, ended.err) == (0, "", "")
+
+
+class Terminal(io.TextIOWrapper):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_what_is_typed_is_scored_where_a_reference_is_given(
+    headwise: CommandLine, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reference = tmp_path / "text.en"
+    reference.write_text("dog sees house\n", encoding="utf-8")
+    monkeypatch.setattr(sys, "stdin", Terminal(io.BytesIO(b"Hund sieht Haus\n")))
+    ended = headwise("translate", f"run={run}", f"reference={reference}")
+    (score,) = package.load(run).score(["Hund sieht Haus"], ["dog sees house"])
+    assert (ended.code, ended.out) == (0, f"{score.log_prob:.4f}\t{score.n_tokens}\n")
+
+
 def test_standard_input_is_utf8_whatever_the_terminal(
     headwise: CommandLine, run: Path, expected: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -267,11 +326,13 @@ def test_a_line_that_cannot_be_answered_ends_nothing(
             raise EOFError from None
 
     monkeypatch.setattr("builtins.input", type_next)
-    loaded = package.load(run)
+    loaded = package.load(run, n_best=2)
+    alternatives = loaded.translate(SOURCES[:1])[0].n_best
     monkeypatch.setattr(type(loaded.model), "max_source", 50)
     _interactive(loaded)
     shown = capsys.readouterr()
-    assert [line.partition("\t")[0] for line in shown.out.splitlines()] == expected[:1]
+    assert shown.out.splitlines() == [f"{text}\t({score:.3f})" for text, score in alternatives]
+    assert alternatives[0][0] == expected[0]
     assert "headwise: not UTF-8" in shown.err
     assert "headwise: source line 1 has" in shown.err
 

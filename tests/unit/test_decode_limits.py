@@ -1,10 +1,16 @@
-"""How long a translation may get."""
+"""How long a translation may get, what a batch may hold, and which settings are taken."""
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
-from headwise.decode.hypothesis import length_limit
+from headwise.decode.batches import length_batches
+from headwise.decode.hypothesis import check_decode_config, length_limit
+from headwise.errors import ConfigError
 from headwise.schema import DecodeConfig
 
 
@@ -26,3 +32,55 @@ def test_limits_of_length(
 ) -> None:
     config = DecodeConfig(max_length_ratio=ratio, max_length_extra=extra)
     assert length_limit(n_source, config, max_positions) == limit
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"length_penalty": 10.0},
+        {"length_penalty": -10.0},
+        {"max_length_ratio": 0.0, "max_length_extra": 1},
+        {"max_length_ratio": 0.5, "max_length_extra": 0},
+        {"beam": 3, "n_best": 3},
+        {"beam": 1, "n_best": 1, "max_tokens": 1},
+    ],
+)
+def test_settings_at_the_edge_are_taken(changes: dict[str, Any]) -> None:
+    check_decode_config(replace(DecodeConfig(), **changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"method": "beem"}, r"decode\.method must be one of beam, greedy; got 'beem'.*mean beam"),
+        ({"beam": 0}, r"decode\.beam must be at least 1, got 0"),
+        ({"n_best": 0}, r"decode\.n_best must be at least 1, got 0"),
+        ({"n_best": 6}, r"decode\.n_best must be at most 4"),
+        ({"method": "greedy", "n_best": 2}, r"decode\.n_best must be at most 1"),
+        ({"max_length_ratio": -1.0}, r"decode\.max_length_ratio"),
+        ({"max_length_ratio": math.inf}, r"decode\.max_length_ratio"),
+        ({"max_length_extra": -1}, r"decode\.max_length_extra must be at least 0"),
+        ({"length_penalty": -10.5}, r"decode\.length_penalty"),
+        ({"max_length_ratio": 0.0, "max_length_extra": 0}, r"decode\.max_length_extra"),
+        ({"length_penalty": math.nan}, r"decode\.length_penalty"),
+        ({"max_tokens": 0}, r"decode\.max_tokens"),
+        ({"precision": "fp16"}, r"decode\.precision must be one of auto, bf16, fp32; got 'fp16'"),
+    ],
+)
+def test_bad_settings_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check_decode_config(replace(DecodeConfig(beam=4, n_best=3), **changes))
+
+
+@pytest.mark.parametrize(
+    ("lengths", "max_tokens", "batches"),
+    [
+        ([3, 5, 2, 5, 3, 3], 10, [[1, 3], [0, 4, 5], [2]]),  # 10 tokens fit, padding counts
+        ([4, 12, 4], 8, [[1], [0, 2]]),  # what is longer than a batch goes alone
+        ([], 8, []),
+    ],
+)
+def test_a_batch_holds_as_many_tokens_as_it_may(
+    lengths: list[int], max_tokens: int, batches: list[list[int]]
+) -> None:
+    assert list(length_batches(lengths, max_tokens)) == batches

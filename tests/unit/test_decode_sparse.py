@@ -211,8 +211,9 @@ def test_pad_and_bos_keep_the_probability_that_they_were_given() -> None:
     assert found.search == SearchRecord(True, 1, 1)
 
 
-def test_greedy_search_is_exact_where_nothing_could_be_chosen() -> None:
-    model = DrawnModel(3.0)
+@pytest.mark.parametrize("sharpness", [1.0, 3.0])
+def test_greedy_search_is_exact_where_nothing_could_be_chosen(sharpness: float) -> None:
+    model = DrawnModel(sharpness)
     limit = 6
     found = greedy_search(model, SOURCES, [limit] * len(SOURCES), CPU, output=SPARSEMAX)
     seen = set()
@@ -237,9 +238,10 @@ class ScriptedModel(DrawnModel):
         return [given.get(piece, -5.0) for piece in range(N_PIECES)]
 
 
-def test_an_end_by_the_bound_drops_nothing() -> None:
-    # at once with 0.9; what else may come has 0.1 at most, whatever follows
-    table = {(): {EOS: 0.9, 4: 0.1}, (4,): {EOS: 0.5, 5: 0.5}, (4, 5): {EOS: 1.0}}
+@pytest.mark.parametrize("at_once", [0.9, 0.5])
+def test_an_end_by_the_bound_drops_nothing(at_once: float) -> None:
+    # what else may come is no likelier, whatever follows
+    table = {(): {EOS: at_once, 4: 1 - at_once}, (4,): {EOS: 0.5, 5: 0.5}, (4, 5): {EOS: 1.0}}
     found = beam_search(ScriptedModel(table), [(4, 3)], [9], CPU, 3, 0.0, output=SPARSEMAX)
     assert found[0][0].ids == ()
     assert found[0][0].search == SearchRecord(True, 2, 1)
@@ -257,6 +259,23 @@ def test_leaving_what_could_still_win_is_not_exact() -> None:
     assert not left.search.is_exact
     assert kept.search is not None
     assert kept.search.is_exact
+
+
+def test_a_negative_penalty_waits_for_an_end_at_the_next_step() -> None:
+    # log 0.37 over two tokens is above log 0.1 over one, over three it would not be
+    table = {(): {EOS: 0.1, 4: 0.37, PAD: 0.53}, (4,): {EOS: 1.0}}
+    found = beam_search(ScriptedModel(table), [(4, 3)], [9], CPU, 2, -1.0, output=SPARSEMAX)
+    assert found[0][0].ids == (4,)
+    assert found[0][0].search == SearchRecord(True, 3, 2)
+
+
+def test_what_is_closed_at_the_limit_is_not_left_behind() -> None:
+    model = ScriptedModel({(): {EOS: 0.2, 4: 0.5, 5: 0.3}})
+    found = beam_search(model, [(4, 3)], [1], CPU, 4, n_best=2, output=SPARSEMAX)
+    assert [(h.ids, h.search) for h in found[0]] == [
+        ((4,), SearchRecord(True, 3, 1)),
+        ((5,), SearchRecord(True, 3, 1)),
+    ]
 
 
 def test_a_dense_output_leaves_no_record() -> None:
@@ -323,3 +342,30 @@ def test_weights_that_are_not_numbers_are_reported(value: float, output: OutputM
         beam_search(BrokenModel(value), SOURCES[:2], [5] * 2, CPU, beam=2, output=output)
     with pytest.raises(RunError, match="not a number"):
         greedy_search(BrokenModel(value), SOURCES[:2], [5] * 2, CPU, output=output)
+
+
+def test_one_sentence_that_is_no_number_is_reported() -> None:
+    class PartlyBroken(DrawnModel):
+        def logits(self, source: Prefix, prefix: Prefix) -> list[float]:
+            values = super().logits(source, prefix)
+            return [math.nan] * N_PIECES if source == SOURCES[1] else values
+
+    for search in (greedy_search, functools.partial(beam_search, beam=2)):
+        with pytest.raises(RunError, match="not a number"):
+            search(PartlyBroken(), SOURCES[:3], [5] * 3, CPU)
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_without_a_cache_every_step_reads_the_whole_prefix(cached: bool) -> None:
+    read: list[int] = []
+
+    class Watched(DrawnModel):
+        def decode(self, target_in_BT: Tensor, memory: Memory, cache: Any = None) -> Tensor:
+            assert (cache is not None) == cached
+            read.append(target_in_BT.shape[1])
+            return super().decode(target_in_BT, memory, cache)
+
+    for search in (greedy_search, functools.partial(beam_search, beam=2)):
+        read.clear()
+        search(Watched(), SOURCES[:9], [4] * 9, CPU, cached=cached)
+        assert read == [1 if cached else 1 + step for step in range(4)]

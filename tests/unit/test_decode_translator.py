@@ -19,7 +19,6 @@ from headwise.decode import SOFTMAX, OutputMap, Translator, beam_search, greedy_
 from headwise.decode import translator as translator_module
 from headwise.decode.scoring import TargetScore
 from headwise.decode.translator import ROWS_WORTH_PACKING
-from headwise.entmax.losses import log_softmax
 from headwise.errors import ConfigError, DataError, RunError
 from headwise.linear import TYPES
 from headwise.model.transformer import Transformer
@@ -198,8 +197,12 @@ def test_forced_decoding_takes_a_quarter_of_the_tokens_at_once(
 
     monkeypatch.setattr(translator_module, "score_ids", spy)
     lines = sentences(40, seed=7)
-    Translator(model, PAIR, replace(CONFIG, max_tokens=400)).score(lines, lines)
+    translator = Translator(model, PAIR, replace(CONFIG, max_tokens=400))
+    translator.score(lines, lines)
     assert 50 < max(sizes) <= 100
+    sizes.clear()
+    translator.score(["7"] * 20, [" ".join(["8"] * 9)] * 20)  # 10 with eos, to sources of 2
+    assert sizes == [10 * 2] * 2
 
 
 def test_empty_lines_stay_empty(model: Transformer) -> None:
@@ -271,15 +274,49 @@ def test_a_translation_is_one_line(model: Transformer) -> None:
     assert Translator(model, pair, CONFIG).translate(["5"])[0].text == "one two three"
 
 
-def test_the_model_keeps_its_mode_and_trains_on(model: Transformer) -> None:
-    model.train()
+@pytest.mark.parametrize("method", ["beam", "greedy"])
+def test_the_model_keeps_its_mode_and_trains_on(method: str) -> None:
+    model = build().train()
     long_line = [" ".join(["9"] * 40)]  # grows the table of position signals
-    first = Translator(model, PAIR, CONFIG).translate(long_line)
+    config = replace(CONFIG, method=method, n_best=1)
+    first = Translator(model, PAIR, config).translate(long_line)
     assert model.training
-    assert_same(first, Translator(model, PAIR, CONFIG).translate(long_line))  # without dropout
+    assert_same(first, Translator(model, PAIR, config).translate(long_line))  # without dropout
     ids = torch.full((1, 40), 9)
     model(ids, torch.tensor([40]), ids).logits_BTV.sum().backward()
-    model.eval()
+    # nor is there anything left that nobody may write to, as the ranks of a training would
+    assert not any(state.is_inference() for state in (*model.parameters(), *model.buffers()))
+
+
+def no_memory(_: torch.Tensor) -> torch.Tensor:
+    raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+@pytest.mark.parametrize("was_training", [True, False])
+def test_a_want_of_memory_says_what_to_lower(was_training: bool) -> None:
+    model = build().train(was_training)
+    translator = Translator(model, PAIR, CONFIG, output=OutputMap(no_memory, is_sparse=False))
+    told = r"out of memory on cpu: lower decode\.max_tokens \(now 300\) or decode\.beam \(now 4\)"
+    with pytest.raises(RunError, match=told):
+        translator.translate(["5 6"])
+    with pytest.raises(RunError, match=told):
+        translator.score(["5 6"], ["7"])
+    assert all(module.training == was_training for module in model.modules())
+
+
+@pytest.mark.parametrize("progress", [True, False])
+def test_a_bar_counts_the_sentences(
+    model: Transformer, capsys: pytest.CaptureFixture[str], progress: bool
+) -> None:
+    translator = Translator(model, PAIR, CONFIG)
+    lines = sentences(20, seed=9)
+    translator.translate([*lines, "", ""], progress)
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert ("translate: 100%" in shown.err and " 20/20 " in shown.err) == progress
+    translator.score(lines, lines, progress)
+    shown = capsys.readouterr()
+    assert ("score: 100%" in shown.err and " 20/20 " in shown.err) == progress
 
 
 @pytest.mark.skipif(not TYPES, reason="no oneDNN here")
@@ -335,58 +372,24 @@ def test_the_precision_is_that_of_the_products(
     assert score.log_prob == pytest.approx(exact.log_prob, rel=0.05)
 
 
-def test_auto_is_settled_where_it_is_known(model: Transformer) -> None:
-    config = Translator(model, PAIR, replace(CONFIG, precision="auto")).config
-    assert config.precision == resolve_precision("auto", CPU)
+def test_device_and_precision_are_settled_where_they_are_known(model: Transformer) -> None:
+    translator = Translator(model, PAIR, replace(CONFIG, precision="auto"))
+    assert translator.config.precision == resolve_precision("auto", CPU)
+    away = Translator(build(), PAIR, CONFIG, "meta").model
+    assert {parameter.device.type for parameter in away.parameters()} == {"meta"}
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-@pytest.mark.parametrize("scale", [1.0, 1e5])
-def test_log_softmax_is_that_of_torch(dtype: torch.dtype, scale: float) -> None:
-    generator = torch.Generator().manual_seed(1)
-    logits = (scale * torch.randn(2, 5, 1003, generator=generator)).to(dtype)
-    logits[0, 1, 4], logits[1, 0, 5] = -torch.inf, scale * 2
-    logits[0, 2, 7], logits[0, 3, 9] = math.nan, torch.inf
-    found = log_softmax(logits)
-    assert found.dtype == torch.promote_types(dtype, torch.float32)
-    expected = logits.double().log_softmax(-1)
-    assert found[0, 2].isnan().all()
-    assert found[0, 3].isnan().all()
-    torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=1e-5, equal_nan=True)
-    apart = logits.transpose(1, 2)[:, ::2].transpose(1, 2)
-    wide = apart.double().log_softmax(-1)
-    torch.testing.assert_close(
-        log_softmax(apart).double(), wide, rtol=1e-6, atol=1e-5, equal_nan=True
-    )
-    assert log_softmax(logits[:0]).shape == (0, 5, 1003)
-    wanted = logits[1].float().requires_grad_()
-    (gradient,) = torch.autograd.grad(log_softmax(wanted)[:, 3].sum(), wanted)
-    assert gradient.isfinite().all()
-    assert (gradient != 0).any()
+def test_targets_are_limited_by_learned_positions_alone() -> None:
+    longest = build("linformer").max_source
+    assert longest is not None
+    Translator(build("linformer"), PAIR, CONFIG).check_targets([longest + 1])
+    with pytest.raises(DataError, match="target line 2 of valid has 33 pieces"):
+        Translator(build(positions="learned"), PAIR, CONFIG).check_targets([32, 33], "valid")
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"method": "beem"}, r"decode\.method must be one of beam, greedy; got 'beem'.*mean beam"),
-        ({"beam": 0}, r"decode\.beam must be at least 1, got 0"),
-        ({"n_best": 6}, r"decode\.n_best must be at most 4"),
-        ({"method": "greedy", "n_best": 2}, r"decode\.n_best must be at most 1"),
-        ({"max_length_ratio": -1.0}, r"decode\.max_length_ratio"),
-        ({"max_length_ratio": math.inf}, r"decode\.max_length_ratio"),
-        ({"max_length_extra": -1}, r"decode\.max_length_extra must be at least 0"),
-        ({"length_penalty": -10.5}, r"decode\.length_penalty"),
-        ({"max_length_ratio": 0.0, "max_length_extra": 0}, r"decode\.max_length_extra"),
-        ({"length_penalty": math.nan}, r"decode\.length_penalty"),
-        ({"max_tokens": 0}, r"decode\.max_tokens"),
-        ({"precision": "fp16"}, r"decode\.precision must be one of auto, bf16, fp32; got 'fp16'"),
-    ],
-)
-def test_bad_settings_are_refused(
-    model: Transformer, changes: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        Translator(model, PAIR, replace(CONFIG, **changes))
+def test_settings_that_no_search_can_follow_are_refused(model: Transformer) -> None:
+    with pytest.raises(ConfigError, match=r"decode\.beam must be at least 1, got 0"):
+        Translator(model, PAIR, replace(CONFIG, beam=0))
 
 
 def test_unequal_or_empty_lines_cannot_be_scored(model: Transformer) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import platform
 import shutil
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from headwise.entmax import entmax15, entmax15_loss, function, native
+from headwise.entmax.losses import log_softmax
 from headwise.entmax.native import Power, Visible
 from headwise.entmax.native_attention import attention_of_few
 
@@ -295,3 +297,28 @@ def test_the_operators_keep_what_they_promise_torch(power: Power, dtype: torch.d
         of_weights,
         test_utils=("test_schema", "test_faketensor"),
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("scale", [1.0, 1e5])
+def test_log_softmax_is_that_of_torch(dtype: torch.dtype, scale: float) -> None:
+    generator = torch.Generator().manual_seed(1)
+    logits = (scale * torch.randn(2, 5, 1003, generator=generator)).to(dtype)
+    logits[0, 1, 4], logits[1, 0, 5] = -torch.inf, scale * 2
+    logits[0, 2, 7], logits[0, 3, 9] = math.nan, torch.inf
+    found = log_softmax(logits)
+    assert found.dtype == torch.promote_types(dtype, torch.float32)
+    expected = logits.double().log_softmax(-1)
+    assert found[0, 2].isnan().all()
+    assert found[0, 3].isnan().all()
+    torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=1e-5, equal_nan=True)
+    apart = logits.transpose(1, 2)[:, ::2].transpose(1, 2)
+    wide = apart.double().log_softmax(-1)
+    torch.testing.assert_close(
+        log_softmax(apart).double(), wide, rtol=1e-6, atol=1e-5, equal_nan=True
+    )
+    assert log_softmax(logits[:0]).shape == (0, 5, 1003)
+    wanted = logits[1].float().requires_grad_()
+    (gradient,) = torch.autograd.grad(log_softmax(wanted)[:, 3].sum(), wanted)
+    assert gradient.isfinite().all()
+    assert (gradient != 0).any()

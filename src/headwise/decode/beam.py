@@ -18,7 +18,8 @@ can still become scores at most s / L**p (p >= 0) or s / (t + 1)**p (p < 0). A s
     - as soon as `n_best` have finished and no live one can score above the worst of the best
       `n_best` finished: going on could not change the answer, or
     - at its length limit, or when nothing live is possible any more. Live hypotheses are then
-      closed as they are, without eos, and are ranked with the finished ones by their score.
+      closed as they are, without eos, and are ranked with the finished ones by their score; those
+      that nothing continues, only where nothing else was found.
 Sentences that are done leave the batch.
 
 Under a sparse output map few words have a probability, and a beam may hold every hypothesis that

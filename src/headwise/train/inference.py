@@ -154,10 +154,10 @@ def _own_text(config: EvaluateConfig) -> dict[str, Sides]:
 def _check_aligned(
     sources: Sequence[str], references: Sequence[str], source: str, reference: str
 ) -> None:
-    if len(sources) != len(references) or not sources:
+    if len(sources) != len(references):
         raise DataError(
             f"{source} has {len(sources)} lines and {reference} {len(references)}: they must be "
-            "aligned and not empty"
+            "aligned"
         )
 
 
@@ -321,7 +321,7 @@ def _scored(run: TrainedRun, sources: list[str], references: list[str]) -> list[
             f"the input has {len(sources)} lines and reference= {len(references)}; they must "
             "be aligned"
         )
-    found = run.score(sources, references) if sources else []
+    found = run.score(sources, references)
     return [f"{score.log_prob:.4f}\t{score.n_tokens}" for score in found]
 
 

@@ -1,0 +1,120 @@
+"""Which sets `headwise evaluate` scores, where it finds them, and what it keeps of them."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from command_line import CommandLine, json_of
+from headwise.errors import DataError
+from headwise.train import inference
+
+
+def results(run: Path, name: str = "results-auto") -> dict[str, Any]:
+    content: dict[str, Any] = json_of(run / f"{name}.json")
+    return content
+
+
+def own_text(folder: Path, name: str) -> list[str]:
+    """Settings for text of the user's own, which is written to `folder`."""
+    (folder / name).write_text("Hund sieht Haus\n", encoding="utf-8")
+    (folder / f"{name}.en").write_text("dog sees house\n", encoding="utf-8")
+    return [f"data.source_file={name}", f"data.reference_file={name}.en"]
+
+
+def test_files_are_named_for_as_long_as_their_scores_stand(
+    headwise: CommandLine, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    theirs = {"source": str(tmp_path / "test_a"), "reference": str(tmp_path / "test_a.en")}
+    given, own = ("evaluate", f"run={run}"), own_text(tmp_path, "test_a")
+    assert headwise(*given, *own).code == 0
+    assert results(run)["files"] == {"test_a": theirs}  # wherever the next command is given
+    assert headwise(*given, "data.test=[test_a]").code == 0
+    assert "files" not in results(run)
+    assert headwise(*given, *own).code == 0
+    assert headwise(*given, "data.test=[test_b]", "decode.beam=3").code == 0
+    assert "files" not in results(run)
+
+
+def test_the_checkpoint_is_told_by_its_file(headwise: CommandLine, run: Path) -> None:
+    assert headwise("evaluate", f"run={run}", "data.test=[test_b]").code == 0
+    assert (run / "checkpoints" / f"{results(run)['checkpoint']}.pt").is_file()
+
+
+def test_an_empty_text_is_refused_by_name(
+    headwise: CommandLine, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    own = own_text(tmp_path, "mine")
+    (tmp_path / "mine").write_bytes(b"")
+    (tmp_path / "mine.en").write_bytes(b"")
+    ended = headwise("evaluate", f"run={run}", *own)
+    assert (ended.code, "mine is empty" in ended.err) == (1, True)
+
+
+def test_what_was_scored_stays_where_a_later_set_fails(
+    headwise: CommandLine, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    score = inference.evaluate_texts
+
+    def fail_at_test_b(*arguments: Any) -> Any:
+        if "test_b" in arguments:
+            raise DataError("no more")
+        return score(*arguments)
+
+    monkeypatch.setattr(inference, "evaluate_texts", fail_at_test_b)
+    ended = headwise("evaluate", f"run={run}", "data.test=[test_a,test_b]")
+    assert (ended.code, "no more" in ended.err) == (1, True)
+    assert set(results(run)["scores"]) == {"test_a"}
+
+
+def test_a_run_without_its_sets_is_scored_on_those_of_the_corpus(
+    headwise: CommandLine, run: Path
+) -> None:
+    shutil.rmtree(run / "hypotheses")
+    assert headwise("evaluate", f"run={run}").code == 0
+    assert set(results(run)["scores"]) == {"test_a", "test_b"}
+
+
+def test_sets_come_in_the_order_of_their_names_wherever_they_are(
+    headwise: CommandLine, run: Path, tmp_path: Path
+) -> None:
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    for code, line in (("de", "Hund sieht Haus"), ("en", "dog sees house")):
+        for name in ("test_new", "test_a"):
+            (corpus / f"{name}.{code}").write_text(f"{line}\n", encoding="utf-8")
+    config = OmegaConf.load(run / "config.yaml")
+    config.data.dir = str(corpus)
+    OmegaConf.save(config, run / "config.yaml")
+    assert headwise("evaluate", f"run={run}", "data.test=[test_new,test_a]").code == 0
+    assert list(results(run)["scores"]) == ["test_new", "test_a"]
+    scored = run / "hypotheses" / "results-auto" / "test_a.src.txt"
+    assert scored.read_bytes() == (run / "hypotheses" / "test_a.src.txt").read_bytes()
+
+
+def test_a_set_of_the_run_needs_both_of_its_sides(headwise: CommandLine, run: Path) -> None:
+    given = ("evaluate", f"run={run}", "data.test=[test_a]")
+    reference = run / "hypotheses" / "test_a.ref.txt"
+    lines = reference.read_text(encoding="utf-8").splitlines(keepends=True)
+    reference.write_text("".join(lines[1:]), encoding="utf-8")
+    ended = headwise(*given)
+    assert ended.code == 1
+    assert f"test_a.src.txt has {len(lines)} lines and test_a.ref.txt {len(lines) - 1}" in ended.err
+    reference.unlink()  # and then the corpus is asked
+    assert headwise(*given).code == 0
+    scored = run / "hypotheses" / "results-auto" / "test_a.ref.txt"
+    assert scored.read_text(encoding="utf-8") == "".join(lines)
+
+
+def test_a_folder_that_was_given_is_alone_to_blame(
+    headwise: CommandLine, run: Path, tmp_path: Path
+) -> None:
+    ended = headwise("evaluate", f"run={run}", f"data.dir={tmp_path}/nowhere")
+    assert (ended.code, f"{tmp_path}/nowhere" in ended.err) == (1, True)
+    assert "own data.dir" not in ended.err

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from benchmarks import __main__ as everything
-from benchmarks import entmax, peers
+from benchmarks import entmax, peers, training_step, variants
 from benchmarks.toolkits import Headwise, Sizes
 from torch import Tensor
+
+from command_line import json_of
+from headwise.train.memory import glibc
 
 
 class Absent(Headwise):
@@ -78,3 +82,19 @@ def test_a_search_that_ends_early_is_not_timed(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(peers, "PEERS", (EndsEarly,))
     with pytest.raises(ValueError, match="found 7 words where 8 were asked for"):
         peers.time_searches("tiny", 2, 8, 1)
+
+
+def test_a_step_is_timed_beside_that_of_softmax(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    for module, few in ((variants, ["linear", "softmax"]), (training_step, ["softmax"])):
+        monkeypatch.setattr(module, "group_choices", lambda group, few=few: few)
+    kept = tmp_path / "step.json"
+    monkeypatch.setattr("sys.argv", ["variants", "--quick", "--json", str(kept)])
+    variants.main()
+    found = json_of(kept)["variants"]
+    assert list(found) == ["linear", "softmax"]
+    assert len(re.findall(r"tokens/s +[0-9.]+ +memory [0-9.-]+", capsys.readouterr().out)) == 2
+    if glibc() is not None:
+        assert found["linear"]["bytes"] > found["softmax"]["bytes"] > 0
+    assert list(training_step.measure(keep=True, repeats=1)) == ["fp32 softmax", "bf16 softmax"]

@@ -3,13 +3,18 @@
     python -m benchmarks.gpu_training [--model base] [--compile] [--quick] [--json FILE]
 
 Without a CUDA device it says so and ends. An update is that of `python train.py model=base
-trainer=gpu`: bf16, 16,384 padded tokens, 32,000 pieces, sentences like newstest's, batches in
-memory that the GPU fetches from. Ten of them make a round; the rounds of all contenders take turns
-in one process, medians of 7, after two that compile and warm up. Printed are target tokens a
-second, the time of a token as a multiple of softmax's, and the most memory that torch had given
-out. The host's part is the time of an update of two words, which leaves the GPU nothing to do: an
-update that does not take longer than this waits for the host. --compile has each contender once
-more with trainer.compile=true, whose batches are padded to few lengths.
+trainer=gpu`: bf16, 16,384 padded tokens, 32,000 pieces, sentences like newstest's, deterministic
+kernels where there are any, batches in memory that the GPU fetches from. Ten of them make a round;
+the rounds of all contenders take turns in one process, medians of 7, after two that compile and
+warm up. Printed are
+
+    target tokens a second, and the time of a token as a multiple of softmax's
+    the time of an update, and how long the host takes to launch one of two short sentences: a
+        lower bound of its part, as long batches take their loss in more chunks
+    the memory of a model by itself: weights, Adam's two moments, and what a round adds
+
+With --compile the same follows with trainer.compile=true, whose batches are padded to few lengths;
+there, too, softmax is what the others are compared with.
 """
 
 from __future__ import annotations
@@ -18,7 +23,7 @@ import argparse
 import functools
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,16 +35,19 @@ from benchmarks.updates import Updates, composed
 from headwise.data.batching import Batch, BatchLoader, collate
 from headwise.data.store import EncodedSplit
 from headwise.entmax import triton_device
+from headwise.precision import ask_for_same_bits
 from headwise.train.batches import COMPILED_LENGTH_MULTIPLE
+from headwise.train.distributed import choose_device
 
 ATTENTIONS = ("softmax", "entmax15", "alpha_entmax")
 SETTINGS = ("trainer=gpu",)
 VOCABULARY, N_BATCHES, REPEATS, QUICK_REPEATS = 32_000, 10, 7, 3
-MEAN_LENGTH, DEVIATION, LONGEST = 27.0, 13.0, 100  # pieces, with eos
+MEAN_LENGTH, DEVIATION, LONGEST = 29.0, 14.0, 100  # pieces
+RECOMPILATIONS = 64  # contenders share code, of which torch compiles eight forms by default
 DEFAULT_JSON = Path("outputs/benchmarks/gpu_training.json")
 
 
-def batches(max_tokens: int, length_multiple: int) -> list[Batch]:
+def random_batches(max_tokens: int, length_multiple: int) -> list[Batch]:
     """Of one round: of like lengths each, as a run has them."""
     numbers = np.random.default_rng(1)
     shape = (MEAN_LENGTH / DEVIATION) ** 2
@@ -55,31 +63,20 @@ def batches(max_tokens: int, length_multiple: int) -> list[Batch]:
     return [next(loader).pinned() for _ in range(N_BATCHES)]
 
 
-def two_words() -> Batch:
-    """What leaves the GPU nothing to do."""
-    split = EncodedSplit.from_lists([[4]], [[5]])
-    return collate(split, np.zeros(1, dtype=np.int32)).pinned()
+def short_batch() -> Batch:
+    """Two sentences of a word."""
+    split = EncodedSplit.from_lists([[4], [5]], [[5], [4]])
+    return collate(split, np.arange(2, dtype=np.int32)).pinned()
 
 
-class Contender:
-    """A model with its batches."""
-
-    def __init__(self, model: str, attention: str, compiled: bool, device: torch.device) -> None:
-        overrides = (f"model={model}", f"attention={attention}", f"trainer.compile={compiled}")
-        config = composed(*SETTINGS, *overrides)
-        multiple = COMPILED_LENGTH_MULTIPLE if compiled else 1
-        self.batches = batches(config.trainer.max_tokens, multiple)
-        self.update = Updates(config, VOCABULARY, self.batches, device)
-        self.tokens = sum(batch.n_tokens for batch in self.batches)
-
-    def round(self) -> None:
-        """An update of each batch."""
-        for _ in self.batches:
-            self.update()
+def play_round(updates: Updates, batches: Sequence[Batch]) -> None:
+    """An update of each batch."""
+    for _ in batches:
+        updates()
 
 
-def seconds(call: Callable[[], object]) -> float:
-    """Until the device has done all of it."""
+def until_done(call: Callable[[], object]) -> float:
+    """Seconds until the device has done all of it."""
     torch.cuda.synchronize()
     start = time.perf_counter()
     call()
@@ -87,46 +84,58 @@ def seconds(call: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def peak_bytes(contender: Contender) -> int:
-    """The most in a round: weights, Adam's two moments, and what the updates hold besides."""
+def until_launched(call: Callable[[], object]) -> float:
+    """Seconds until the host has asked the idle device for all of it."""
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def own_bytes(updates: Updates, batches: Sequence[Batch]) -> int:
+    """What training this model alone would take: weights, moments, and what a round adds."""
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    contender.round()
-    model = contender.update.step.model
-    own = 3 * sum(p.numel() * p.element_size() for p in model.parameters())
-    return own + torch.cuda.max_memory_allocated() - before
+    play_round(updates, batches)
+    weights = sum(p.numel() * p.element_size() for p in updates.step.model.parameters())
+    return 3 * weights + torch.cuda.max_memory_allocated() - before
 
 
-def measure(model: str, with_compiled: bool, repeats: int) -> list[dict[str, Any]]:
-    """A row a contender; the first is what the others are compared with."""
-    device = torch.device("cuda", 0)
+def measure(model: str, compiled: bool, repeats: int, device: torch.device) -> list[dict[str, Any]]:
+    """A row an attention; the first is what the others are compared with."""
+    configs = [
+        composed(*SETTINGS, f"model={model}", f"attention={name}", f"trainer.compile={compiled}")
+        for name in ATTENTIONS
+    ]
+    max_tokens = configs[0].trainer.max_tokens
+    batches = random_batches(max_tokens, COMPILED_LENGTH_MULTIPLE if compiled else 1)
+    n_tokens = sum(batch.n_tokens for batch in batches)
     contenders = {
-        f"{attention}{', compiled' if compiled else ''}": Contender(
-            model, attention, compiled, device
-        )
-        for compiled in ((False, True) if with_compiled else (False,))
-        for attention in ATTENTIONS
+        name: Updates(config, VOCABULARY, batches, device)
+        for name, config in zip(ATTENTIONS, configs, strict=True)
     }
-    for contender in contenders.values():
-        contender.round()  # `medians` warms up once more
-    taken = medians({name: one.round for name, one in contenders.items()}, repeats, seconds)
-    tiny = two_words()
+    rounds = {name: functools.partial(play_round, one, batches) for name, one in contenders.items()}
+    for play in rounds.values():
+        play()  # `medians` warms up once more
+    taken = medians(rounds, repeats, until_done)
+    # the second update of a run, which does not look at the memory
     launches = {
-        name: functools.partial(one.update.step, 1, [tiny]) for name, one in contenders.items()
+        name: functools.partial(one.step, 2, [short_batch()]) for name, one in contenders.items()
     }
-    launched = medians(launches, repeats, seconds)
-    baseline = contenders[ATTENTIONS[0]].tokens / taken[ATTENTIONS[0]]
+    launched = medians(launches, repeats, until_launched)
     rows = []
     for name, one in contenders.items():
-        speed = one.tokens / taken[name]
-        row: dict[str, Any] = {"contender": name, "tokens_per_second": speed}
-        row |= {"to_softmax": baseline / speed, "peak_bytes": peak_bytes(one)}
+        row: dict[str, Any] = {"attention": name, "compiled": compiled}
+        row |= {"tokens_per_second": n_tokens / taken[name]}
+        row |= {"to_softmax": taken[name] / taken[ATTENTIONS[0]]}
         row |= {"update_ms": 1e3 * taken[name] / N_BATCHES, "host_ms": 1e3 * launched[name]}
+        row |= {"own_bytes": own_bytes(one, batches)}
         rows.append(row)
         print(
-            f"  {name:24} {speed:9.0f} tokens/s   {row['to_softmax']:5.2f} x softmax   "
+            f"  {name + (', compiled' if compiled else ''):24}"
+            f"{row['tokens_per_second']:9.0f} tokens/s   {row['to_softmax']:5.2f} x softmax   "
             f"update {row['update_ms']:6.1f} ms, host {row['host_ms']:6.1f} ms   "
-            f"{row['peak_bytes'] / 2**30:5.1f} GiB",
+            f"{row['own_bytes'] / 2**30:5.1f} GiB",
             flush=True,
         )
     return rows
@@ -142,15 +151,19 @@ def main() -> int:
     if not torch.cuda.is_available():
         print("no CUDA device: nothing to measure")
         return 0
+    device = choose_device("cuda")
+    ask_for_same_bits(device)
+    torch._dynamo.config.recompile_limit = RECOMPILATIONS
+    torch._dynamo.config.fail_on_recompile_limit_hit = True  # else what follows is not compiled
     machine = f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
-    print(machine)
-    if reason := triton_device.device_refusal(torch.device("cuda")):
-        print(f"without Triton's kernels, torch alone: {reason}")
+    kernels = triton_device.device_refusal(device) or "Triton"
     repeats = QUICK_REPEATS if arguments.quick else REPEATS
-    print(f"model={arguments.model}, medians of {repeats}")
-    rows = measure(arguments.model, arguments.compile, repeats)
-    content = {"machine": machine, "model": arguments.model, "repeats": repeats, "rows": rows}
-    keep(arguments.json, content)
+    print(f"{machine}; kernels: {kernels}\nmodel={arguments.model}, medians of {repeats}")
+    content: dict[str, Any] = {"machine": machine, "kernels": kernels, "model": arguments.model}
+    content |= {"settings": SETTINGS, "repeats": repeats, "rows": []}
+    for compiled in (False, True) if arguments.compile else (False,):
+        content["rows"] += measure(arguments.model, compiled, repeats, device)
+        keep(arguments.json, content)  # a compiler that fails takes nothing with it
     print(f"written: {arguments.json}")
     return 0
 

@@ -1,4 +1,4 @@
-"""Updates of training as `python train.py` makes them, on random ids."""
+"""Updates of training as `python train.py` makes them, on batches of random ids."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def model_config(name: str) -> ModelConfig:
 
 
 def full_rows(n_rows: int, length: int, vocabulary: int, shortest: int | None = None) -> Batch:
-    """Rows of one length, of which nothing is padding; sources from `shortest` on, if given."""
+    """Targets of one length; sources too, or of any from `shortest` on."""
     numbers = torch.Generator().manual_seed(1)
     sides = [torch.randint(4, vocabulary, (n_rows, length), generator=numbers) for _ in range(2)]
     of_target = torch.full((n_rows,), length)
@@ -71,7 +71,8 @@ class Updates:
     def __call__(self) -> None:
         """One update."""
         self.n_updates += 1
-        self.step(self.n_updates, [next(self.batches)])
+        n_batches = self.step.config.accumulate
+        self.step(self.n_updates, [next(self.batches) for _ in range(n_batches)])
 
     def held_bytes(self) -> int | None:
         """By an update when all layers have gone forward, above the model and its optimizer."""

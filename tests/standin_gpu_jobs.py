@@ -136,7 +136,11 @@ def commands(device: standin_gpu.Device, lines: Sequence[Sequence[str]]) -> dict
 
 
 def benchmarks(device: standin_gpu.Device, order: dict[str, Any]) -> dict[str, Any]:
-    """Run some of what measures a GPU, on a handful of numbers; the json that each left."""
+    """Run some of what measures a GPU, on a handful of numbers.
+
+    Returns the json that each left, how often each line had the host wait, and whether kernels were
+    asked to be deterministic. A compiler would not take these tensors: what is compiled stays.
+    """
     import torch
     from benchmarks import gpu_attention, gpu_rows, gpu_training
 
@@ -158,10 +162,15 @@ def benchmarks(device: standin_gpu.Device, order: dict[str, Any]) -> dict[str, A
             continue
         kept = Path(order["folder"]) / f"{name}.json"
         line = [name, *order["lines"][name], "--json", str(kept)]
-        with mock.patch.multiple(module, **changed), mock.patch.object(sys, "argv", line):
+        with (
+            mock.patch.multiple(module, **changed),
+            mock.patch.object(sys, "argv", line),
+            mock.patch.object(torch, "compile", lambda plain: plain),
+        ):
             assert module.main() == 0
         left[name] = json.loads(kept.read_text(encoding="utf-8"))
-    return left
+    is_deterministic = torch.are_deterministic_algorithms_enabled()
+    return {"left": left, "waits": dict(device.waits), "is_deterministic": is_deterministic}
 
 
 if __name__ == "__main__":

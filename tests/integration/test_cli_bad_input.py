@@ -13,7 +13,6 @@ from command_line import (
     json_of,
     run_folders,
     small_overrides,
-    train_small,
     write_corpus,
 )
 
@@ -283,8 +282,9 @@ def test_a_defect_of_ours_keeps_its_traceback(
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return train_small(tmp_path_factory.mktemp("run"))
+def run(trained: Path) -> Path:
+    """The run itself, in which nothing here writes."""
+    return trained
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import headwise as package
-from command_line import CommandLine, json_of, train_small
+from command_line import CommandLine, json_of
 from headwise.errors import DataError
 from headwise.train.loading import TrainedRun
 
@@ -26,8 +26,9 @@ SOURCES = ["Hund sieht Haus", "", "Katze findet Baum"]
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return train_small(tmp_path_factory.mktemp("run"))
+def run(trained: Path) -> Path:
+    """The run itself, in which nothing here writes."""
+    return trained
 
 
 @pytest.fixture(scope="module")

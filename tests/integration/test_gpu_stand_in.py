@@ -83,7 +83,7 @@ def test_kernels_give_the_same_and_do_not_wait(library: Path) -> None:
 @needs_interpreter
 def test_what_measures_kernels_goes_through(library: Path, tmp_path: Path) -> None:
     lines = {"gpu_attention": ["--quick"], "gpu_rows": []}
-    found = ask(library, "benchmarks", {"folder": str(tmp_path), "lines": lines})
+    found = ask(library, "benchmarks", {"folder": str(tmp_path), "lines": lines})["left"]
     *attention, memory = found["gpu_attention"]["rows"]
     assert len(attention) == 4
     for row in attention:
@@ -97,14 +97,21 @@ def test_what_measures_kernels_goes_through(library: Path, tmp_path: Path) -> No
 
 
 def test_what_measures_training_goes_through(library: Path, tmp_path: Path) -> None:
-    lines = {"gpu_training": ["--model", "tiny", "--quick"]}
+    lines = {"gpu_training": ["--model", "tiny", "--quick", "--compile"]}
     found = ask(library, "benchmarks", {"folder": str(tmp_path), "lines": lines})
-    first, *others = found["gpu_training"]["rows"]
-    assert (first["contender"], first["to_softmax"]) == ("softmax", 1)
-    assert [row["contender"] for row in others] == ["entmax15", "alpha_entmax"]
-    for row in (first, *others):
+    assert found["is_deterministic"]  # as training asks for
+    assert not [line for line in found["waits"] if line.startswith(("train/step", "model/"))]
+    rows = found["left"]["gpu_training"]["rows"]
+    names = ["softmax", "entmax15", "alpha_entmax"]
+    assert [(row["attention"], row["compiled"]) for row in rows] == [
+        (name, compiled) for compiled in (False, True) for name in names
+    ]
+    for row in rows:
         assert min(row["tokens_per_second"], row["update_ms"], row["host_ms"]) > 0
-        assert row["peak_bytes"] > 10_000
+        assert row["to_softmax"] == 1 or row["attention"] != "softmax"
+    softmax, _, learned = (row["own_bytes"] for row in rows[:3])
+    n_alphas = 6 * 4  # attentions, heads
+    assert learned - softmax == 3 * 4 * n_alphas  # with two moments, in float32
 
 
 def test_a_run_and_what_reads_it(library: Path, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from fabricated_runs import facts, write_paper
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def softmax_trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Outputs with one run, of softmax and seed 1."""
     folder = tmp_path_factory.mktemp("trained")
     train_small(folder, "attention=softmax", "seed=1")
@@ -30,11 +30,11 @@ def real_paper(folder: Path, **changes: Any) -> str:
 
 
 def test_the_command_named_for_a_missing_cell_fills_it(
-    headwise: CommandLine, trained: Path, tmp_path: Path
+    headwise: CommandLine, softmax_trained: Path, tmp_path: Path
 ) -> None:
     configs = real_paper(tmp_path, seeds=[1])
     report = (
-        "report", "--config-dir", configs, "paper=tiny", f"runs=[{trained / 'outputs'}]",
+        "report", "--config-dir", configs, "paper=tiny", f"runs=[{softmax_trained / 'outputs'}]",
         f"output={tmp_path / 'tables'}",
     )  # fmt: skip
     ended = headwise(*report)
@@ -48,9 +48,9 @@ def test_the_command_named_for_a_missing_cell_fills_it(
 
 
 def test_launch_trains_what_is_missing_and_goes_on_after_a_failure(
-    headwise: CommandLine, trained: Path, tmp_path: Path
+    headwise: CommandLine, softmax_trained: Path, tmp_path: Path
 ) -> None:
-    shutil.copytree(trained, tmp_path / "here")
+    shutil.copytree(softmax_trained, tmp_path / "here")
     text, outputs = (tmp_path / "here" / name for name in ("text", "outputs"))
     recipe = (*SMALL, "data.test=[test_a]", f"paths.outputs={outputs}")
     overrides = {
@@ -73,12 +73,12 @@ def test_launch_trains_what_is_missing_and_goes_on_after_a_failure(
 
 
 def test_the_heads_of_the_runs_that_fill_cells_are_looked_at_and_drawn(
-    headwise: CommandLine, trained: Path, tmp_path: Path
+    headwise: CommandLine, softmax_trained: Path, tmp_path: Path
 ) -> None:
     configs = real_paper(tmp_path, seeds=[1])
     tables = tmp_path / "tables"
     ended = headwise(
-        "report", "--config-dir", configs, "paper=tiny", f"runs=[{trained / 'outputs'}]",
+        "report", "--config-dir", configs, "paper=tiny", f"runs=[{softmax_trained / 'outputs'}]",
         f"output={tables}", "heads=true", "figures=true",
     )  # fmt: skip
     assert ended.code == 0
@@ -87,13 +87,15 @@ def test_the_heads_of_the_runs_that_fill_cells_are_looked_at_and_drawn(
     assert (tables / "figures" / "diversity_heads.png").is_file()
 
 
-def test_the_small_run_is_the_recipe_of_the_tests(trained: Path) -> None:
+def test_the_small_run_is_the_recipe_of_the_tests(softmax_trained: Path) -> None:
     """Else the tests above would compare settings that no command of theirs has."""
     from headwise.report.paper import Cell, recipe
     from headwise.report.paper_runs import differing, read_run
     from headwise.train.run_folder import find_folders
 
-    folders = find_folders([str(trained / "outputs")])
+    folders = find_folders([str(softmax_trained / "outputs")])
     with composer():
-        wanted = recipe(Cell("softmax", "mine", [*small_overrides(trained), "attention=softmax"]))
+        wanted = recipe(
+            Cell("softmax", "mine", [*small_overrides(softmax_trained), "attention=softmax"])
+        )
     assert [] in [differing(read_run(folder), wanted) for folder in folders]

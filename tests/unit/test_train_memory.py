@@ -16,7 +16,7 @@ def test_the_most_that_was_held_above_the_start_is_kept() -> None:
     assert memory.bytes is None
     held = torch.ones(3 * FLOATS)
     memory.look()
-    if glibc() is None:
+    if not hasattr(glibc(), "mallinfo2"):
         assert memory.bytes is None
         return
     assert memory.bytes is not None

@@ -49,7 +49,7 @@ class PeakMemory:
     in it, nor what malloc keeps for later.
 
     Attributes:
-        bytes: the most seen so far; None before the first look, and without glibc on a CPU.
+        bytes: the most seen so far; None before the first look, and on a CPU without glibc 2.33.
     """
 
     def __init__(self, device: torch.device) -> None:

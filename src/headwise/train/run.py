@@ -290,7 +290,7 @@ class _Run:
         before = self.folder.read_last()
         if before:
             trainer.seconds = float(before["train_seconds"])
-            trainer.memory.bytes = before["peak_memory_bytes"]
+            trainer.step.memory.bytes = before["peak_memory_bytes"]
 
     def _finish(
         self, trainer: Trainer, validator: Validator, prepared: PreparedCorpus
@@ -333,7 +333,7 @@ class _Run:
             config.seed,
             weights,
             validator.heads(),
-            trainer.memory.bytes,
+            trainer.step.memory.bytes,
         )
         if self.ranks.is_main:
             folder.write_json("results.json", results)

@@ -120,7 +120,6 @@ class Trainer:
         self.stop = stop
         self.state = TrainState()
         self.seconds = 0.0  # of training, over all processes that worked on the run
-        self.memory = step.memory  # of this process
         self._told = 0, 0.0  # tokens and seconds when the speed was last logged
         self._saved_at = -1
         self._counted_at = time.perf_counter()
@@ -185,7 +184,7 @@ class Trainer:
                 self._count_seconds()
                 if state.update % config.validate_every == 0 or last:
                     self._validate(progress)
-                    self.memory.restart()
+                    self.step.memory.restart()
                 if state.update % config.save_every == 0 or last or state.stopped_early:
                     self.save(numbered=True)
                 self._leave_if_asked()
@@ -309,7 +308,7 @@ class Trainer:
                 {
                     "update": self.state.update,
                     "train_seconds": round(self.seconds, 3),
-                    "peak_memory_bytes": self.memory.bytes,
+                    "peak_memory_bytes": self.step.memory.bytes,
                 },
             )
         self._saved_at = self.state.update

@@ -51,6 +51,11 @@ def machine() -> str:
     )
 
 
+def gpu() -> str:
+    """The first GPU and torch, in words."""
+    return f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
+
+
 def _processor() -> str:
     facts = Path("/proc/cpuinfo")
     if facts.exists():

@@ -24,12 +24,13 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from benchmarks.clock import keep
+from benchmarks.clock import gpu, keep
 from headwise import entmax
 from headwise.entmax import triton_operators
 from headwise.entmax.native import Power
@@ -232,9 +233,9 @@ def peak_bytes(n_keys: int, alpha: Tensor) -> int:
     return torch.cuda.max_memory_allocated() - before
 
 
-def measure(is_quick: bool) -> list[dict[str, object]]:
+def measure(is_quick: bool) -> list[dict[str, Any]]:
     alpha = torch.linspace(1.05, 1.95, HEADS, device="cuda").requires_grad_()
-    rows: list[dict[str, object]] = []
+    rows: list[dict[str, Any]] = []
     for n_keys in QUICK_LENGTHS if is_quick else LENGTHS:
         for causal in (False, True):
             for segments in (False, True):
@@ -242,7 +243,7 @@ def measure(is_quick: bool) -> list[dict[str, object]]:
                 share = live_share(tensors, alpha.detach(), causal)
                 times = medians(tensors, contenders(alpha, causal))
                 flash = times["flash"]
-                row: dict[str, object] = {"keys": n_keys, "causal": causal, "segments": segments}
+                row: dict[str, Any] = {"keys": n_keys, "causal": causal, "segments": segments}
                 row |= {"live": share, "flash_ms": flash}
                 row["ratios"] = {
                     name: (once / flash[0], twice / flash[1])
@@ -255,7 +256,7 @@ def measure(is_quick: bool) -> list[dict[str, object]]:
                     f"{', segments' if segments else ''}; blocks with weights: {share:.0%}; "
                     f"flash {flash[0]:.3f} ms, with backward {flash[1]:.3f} ms"
                 )
-                for name, (once, twice) in row["ratios"].items():  # type: ignore[attr-defined]
+                for name, (once, twice) in row["ratios"].items():
                     print(f"  {name:26} {once:6.2f}   with backward {twice:6.2f}", flush=True)
     growth = {n_keys: peak_bytes(n_keys, alpha) for n_keys in GROWING}
     least = growth[GROWING[0]]
@@ -277,7 +278,7 @@ def main() -> int:
     if reason := refusal(sample, sample, sample):
         print(f"the kernels cannot run here: {reason}")
         return 1
-    machine = f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
+    machine = gpu()
     print(machine)
     if not all_correct("cuda"):
         return 1

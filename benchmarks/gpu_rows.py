@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from benchmarks.clock import keep, medians
+from benchmarks.clock import gpu, keep, medians
 from benchmarks.gpu_attention import REPEATS, milliseconds
 from headwise import entmax
 from headwise.entmax import triton_device
@@ -151,7 +151,7 @@ def main() -> int:
     if reason := triton_device.device_refusal(torch.device("cuda")):
         print(f"the kernels cannot run here: {reason}")
         return 1
-    machine = f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
+    machine = gpu()
     print(f"{machine}\nerrors against float64: value or weights, and gradients")
     if not is_correct("cuda"):
         return 1

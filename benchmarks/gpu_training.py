@@ -23,14 +23,14 @@ import argparse
 import functools
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from benchmarks.clock import keep, medians
+from benchmarks.clock import gpu, keep, medians
 from benchmarks.updates import Updates, composed
 from headwise.data.batching import Batch, BatchLoader, collate
 from headwise.data.store import EncodedSplit
@@ -69,21 +69,6 @@ def short_batch() -> Batch:
     return collate(split, np.arange(2, dtype=np.int32)).pinned()
 
 
-def play_round(updates: Updates, batches: Sequence[Batch]) -> None:
-    """An update of each batch."""
-    for _ in batches:
-        updates()
-
-
-def until_done(call: Callable[[], object]) -> float:
-    """Seconds until the device has done all of it."""
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    call()
-    torch.cuda.synchronize()
-    return time.perf_counter() - start
-
-
 def until_launched(call: Callable[[], object]) -> float:
     """Seconds until the host has asked the idle device for all of it."""
     torch.cuda.synchronize()
@@ -92,11 +77,21 @@ def until_launched(call: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def own_bytes(updates: Updates, batches: Sequence[Batch]) -> int:
+def until_done(call: Callable[[], object]) -> float:
+    """Seconds until the device has done all of it."""
+
+    def wait_for_all() -> None:
+        call()
+        torch.cuda.synchronize()
+
+    return until_launched(wait_for_all)
+
+
+def own_bytes(updates: Updates) -> int:
     """What training this model alone would take: weights, moments, and what a round adds."""
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    play_round(updates, batches)
+    updates.round()
     weights = sum(p.numel() * p.element_size() for p in updates.step.model.parameters())
     return 3 * weights + torch.cuda.max_memory_allocated() - before
 
@@ -114,14 +109,12 @@ def measure(model: str, compiled: bool, repeats: int, device: torch.device) -> l
         name: Updates(config, VOCABULARY, batches, device)
         for name, config in zip(ATTENTIONS, configs, strict=True)
     }
-    rounds = {name: functools.partial(play_round, one, batches) for name, one in contenders.items()}
-    for play in rounds.values():
-        play()  # `medians` warms up once more
-    taken = medians(rounds, repeats, until_done)
+    for one in contenders.values():
+        one.round()  # `medians` warms up once more
+    taken = medians({name: one.round for name, one in contenders.items()}, repeats, until_done)
     # the second update of a run, which does not look at the memory
-    launches = {
-        name: functools.partial(one.step, 2, [short_batch()]) for name, one in contenders.items()
-    }
+    short = [short_batch()]
+    launches = {name: functools.partial(one.step, 2, short) for name, one in contenders.items()}
     launched = medians(launches, repeats, until_launched)
     rows = []
     for name, one in contenders.items():
@@ -129,7 +122,7 @@ def measure(model: str, compiled: bool, repeats: int, device: torch.device) -> l
         row |= {"tokens_per_second": n_tokens / taken[name]}
         row |= {"to_softmax": taken[name] / taken[ATTENTIONS[0]]}
         row |= {"update_ms": 1e3 * taken[name] / N_BATCHES, "host_ms": 1e3 * launched[name]}
-        row |= {"own_bytes": own_bytes(one, batches)}
+        row |= {"own_bytes": own_bytes(one)}
         rows.append(row)
         print(
             f"  {name + (', compiled' if compiled else ''):24}"
@@ -153,9 +146,10 @@ def main() -> int:
         return 0
     device = choose_device("cuda")
     ask_for_same_bits(device)
-    torch._dynamo.config.recompile_limit = RECOMPILATIONS
-    torch._dynamo.config.fail_on_recompile_limit_hit = True  # else what follows is not compiled
-    machine = f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
+    if arguments.compile:
+        torch._dynamo.config.recompile_limit = RECOMPILATIONS
+        torch._dynamo.config.fail_on_recompile_limit_hit = True  # else the rest is not compiled
+    machine = gpu()
     kernels = triton_device.device_refusal(device) or "Triton"
     repeats = QUICK_REPEATS if arguments.quick else REPEATS
     print(f"{machine}; kernels: {kernels}\nmodel={arguments.model}, medians of {repeats}")

@@ -65,14 +65,18 @@ class Updates:
         model = build_model(config, vocabulary, vocabulary, config.tokenizer.joint).to(device)
         self.device = device
         self.step = build_step(config, model, instantiate(config.loss, "loss"), Ranks(0, 1, device))
-        self.batches = itertools.cycle(batches)
+        self.batches, self.n_batches = itertools.cycle(batches), len(batches)
         self.n_updates = 0
 
     def __call__(self) -> None:
         """One update."""
         self.n_updates += 1
-        n_batches = self.step.config.accumulate
-        self.step(self.n_updates, [next(self.batches) for _ in range(n_batches)])
+        self.step(self.n_updates, [next(self.batches)])
+
+    def round(self) -> None:
+        """An update of each batch."""
+        for _ in range(self.n_batches):
+            self()
 
     def held_bytes(self) -> int | None:
         """By an update when all layers have gone forward, above the model and its optimizer."""

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from headwise import cli
 from headwise.config_dir import config_dir
@@ -151,3 +151,24 @@ def run_folders(outputs: Path) -> list[Path]:
 def json_of(path: Path) -> Any:
     """What a file of json holds."""
     return json.loads(path.read_text(encoding="utf-8"))
+
+
+def results(run: Path, name: str = "results-auto") -> dict[str, Any]:
+    """What an evaluation has left."""
+    content: dict[str, Any] = json_of(run / f"{name}.json")
+    return content
+
+
+def change_config(run: Path, **changes: Any) -> None:
+    """Write dotted keys into the run's config.yaml, as a stranger might have."""
+    config = OmegaConf.load(run / "config.yaml")
+    for key, value in changes.items():
+        OmegaConf.update(config, key.replace("__", "."), value, force_add=True)
+    OmegaConf.save(config, run / "config.yaml")
+
+
+def write_sentence(folder: Path, split: str) -> None:
+    """A split of one pair, in a folder that is made where it is missing."""
+    folder.mkdir(exist_ok=True)
+    for code, line in (("de", "Hund sieht Haus"), ("en", "dog sees house")):
+        (folder / f"{split}.{code}").write_text(f"{line}\n", encoding="utf-8")

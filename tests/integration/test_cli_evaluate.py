@@ -7,18 +7,19 @@ import json
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-from omegaconf import OmegaConf
 
 import headwise as package
-from command_line import CommandLine, json_of, train_small, write_corpus
-
-
-def results(run: Path, name: str = "results-auto") -> dict[str, Any]:
-    content: dict[str, Any] = json_of(run / f"{name}.json")
-    return content
+from command_line import (
+    CommandLine,
+    change_config,
+    json_of,
+    results,
+    train_small,
+    write_corpus,
+    write_sentence,
+)
 
 
 def test_the_runs_own_test_sets_get_the_runs_own_scores(headwise: CommandLine, run: Path) -> None:
@@ -163,14 +164,6 @@ def test_a_command_of_the_users_scores_and_may_fail(headwise: CommandLine, run: 
     assert "exit code 3" in ended.out
 
 
-def change_config(run: Path, **changes: Any) -> None:
-    """Write dotted keys into the run's config.yaml, as a stranger might have."""
-    config = OmegaConf.load(run / "config.yaml")
-    for key, value in changes.items():
-        OmegaConf.update(config, key.replace("__", "."), value, force_add=True)
-    OmegaConf.save(config, run / "config.yaml")
-
-
 def test_a_command_in_the_runs_own_config_is_never_started(
     headwise: CommandLine, run: Path, tmp_path: Path
 ) -> None:
@@ -281,9 +274,7 @@ def test_another_folder_of_text_wins_over_what_the_run_holds(
     headwise: CommandLine, run: Path, tmp_path: Path
 ) -> None:
     other = tmp_path / "other"
-    other.mkdir()
-    for code, line in (("de", "Hund sieht Haus"), ("en", "dog sees house")):
-        (other / f"test_a.{code}").write_text(f"{line}\n", encoding="utf-8")
+    write_sentence(other, "test_a")
     ended = headwise("evaluate", f"run={run}", f"data.dir={other}", "data.test=[test_a]")
     assert ended.code == 0, ended
     sources = run / "hypotheses" / "results-auto" / "test_a.src.txt"

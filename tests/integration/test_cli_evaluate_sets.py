@@ -7,16 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from omegaconf import OmegaConf
 
-from command_line import CommandLine, json_of
+from command_line import CommandLine, change_config, results, write_sentence
 from headwise.errors import DataError
 from headwise.train import inference
-
-
-def results(run: Path, name: str = "results-auto") -> dict[str, Any]:
-    content: dict[str, Any] = json_of(run / f"{name}.json")
-    return content
 
 
 def own_text(folder: Path, name: str) -> list[str]:
@@ -85,13 +79,9 @@ def test_sets_come_in_the_order_of_their_names_wherever_they_are(
     headwise: CommandLine, run: Path, tmp_path: Path
 ) -> None:
     corpus = tmp_path / "corpus"
-    corpus.mkdir()
-    for code, line in (("de", "Hund sieht Haus"), ("en", "dog sees house")):
-        for name in ("test_new", "test_a"):
-            (corpus / f"{name}.{code}").write_text(f"{line}\n", encoding="utf-8")
-    config = OmegaConf.load(run / "config.yaml")
-    config.data.dir = str(corpus)
-    OmegaConf.save(config, run / "config.yaml")
+    for name in ("test_new", "test_a"):
+        write_sentence(corpus, name)
+    change_config(run, data__dir=str(corpus))
     assert headwise("evaluate", f"run={run}", "data.test=[test_new,test_a]").code == 0
     assert list(results(run)["scores"]) == ["test_new", "test_a"]
     scored = run / "hypotheses" / "results-auto" / "test_a.src.txt"

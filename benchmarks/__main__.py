@@ -7,7 +7,7 @@ what was found beside what is aimed at, and what a figure needs that is not here
 package) is left out. A full run takes about a quarter of an hour a thread count; it writes
 `results/benchmarks/threads_<N>.json` and adds a line to `results/benchmarks/history.jsonl`, unless
 `--quick` or `--only`. The parts print more when called alone: `python -m benchmarks.entmax`,
-`.length`, `.matmul_share`, `.training_step`, `.decoding`.
+`.length`, `.matmul_share`, `.decoding`.
 """
 
 from __future__ import annotations

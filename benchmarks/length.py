@@ -3,9 +3,9 @@
     python -m benchmarks.length [--quick]
 
 Self-attention of an encoder without padding, forward and backward, batch 1, 2 heads of 32, at
-1024 to 16384 positions on a CPU: dense softmax (torch's fused kernel, which does not keep the
-weights) and alpha_entmax (which does), both under the patterns with a stride near the square root
-of the length, and every whole kernel of `conf/attention/`. A limit on positions (`max_length`) is
+1024 to 16384 positions on a CPU: dense softmax (torch's fused kernel) and alpha_entmax (ours),
+neither of which keeps the weights, both under the patterns with a stride near the square root of
+the length, and every whole kernel of `conf/attention/`. A limit on positions (`max_length`) is
 set to the length.
 
 Times are medians, variants interleaved in one process; with one thread (OMP_NUM_THREADS=1) that

@@ -4,9 +4,9 @@ Each class builds its toolkit's model at given sizes, takes one training step (f
 gradient, optimizer), and searches with the toolkit's own beam search, as its commands do. The
 options are those of the toolkit but for what makes the work the same: sizes, norms before the
 sublayers where there is the choice, dropout, one matrix for both embeddings and the output, label
-smoothing 0.1. Adam is torch's as their trainers build it, but that transformers' is fused, as ours
-is (1 % of its step); its loss is torch's. What trainers do around a step (clipping, records) is
-left out for all. OpenNMT-py's attention has no biases.
+smoothing 0.1. Adam is torch's as their trainers build it, but that transformers' trainer would
+take the fused one, as we do (1 % of its step); its loss is torch's. What trainers do around a step
+(clipping, records) is left out for all. OpenNMT-py's attention has no biases.
 Imports stand inside the classes, so that a toolkit that is not installed is missed by itself.
 """
 

@@ -5,11 +5,13 @@ python standin_gpu_jobs.py LIBRARY KIND ORDER      (json; the answer is the last
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 from unittest import mock
@@ -118,21 +120,22 @@ def _windows(
 
 
 def commands(device: standin_gpu.Device, lines: Sequence[Sequence[str]]) -> dict[str, Any]:
-    """Run commands of headwise, as they are typed, one after the other."""
+    """Run commands of headwise, as they are typed, one after the other; `told`: what they print."""
     from hydra.core.global_hydra import GlobalHydra
 
     from headwise.cli import main
 
     codes: list[object] = []
+    told = io.StringIO()
     for line in lines:
         GlobalHydra.instance().clear()
-        with mock.patch.object(sys, "argv", ["headwise", *line]):
+        with mock.patch.object(sys, "argv", ["headwise", *line]), redirect_stdout(told):
             try:
                 main()
                 codes.append(0)
             except SystemExit as end:
                 codes.append(end.code or 0)
-    return {"codes": codes, "waits": dict(device.waits)}
+    return {"codes": codes, "waits": dict(device.waits), "told": told.getvalue()}
 
 
 def benchmarks(device: standin_gpu.Device, order: dict[str, Any]) -> dict[str, Any]:

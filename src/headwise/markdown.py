@@ -1,4 +1,4 @@
-"""Tables in Markdown."""
+"""Tables in Markdown, and those of a page that are written by a program."""
 
 from __future__ import annotations
 
@@ -24,3 +24,13 @@ def markdown_table(
 def _cell(text: str) -> str:
     """Text that neither ends its cell nor its line."""
     return re.sub(r"\s+", " ", text).replace("|", r"\|")
+
+
+def renewed(text: str, name: str, content: str) -> str:
+    """`text` with `content` between its markers `<!-- name -->` and `<!-- /name -->`."""
+    begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
+    before, _, rest = text.partition(begin)
+    _, found, after = rest.partition(end)
+    if not found:
+        raise SystemExit(f"no {begin} … {end} in the file")
+    return f"{before}{begin}\n{content}\n{end}{after}"

@@ -32,7 +32,7 @@ class CleaningConfig:
     """
 
     max_words: int = 0  # white-space words, both sides
-    max_source_characters: int = 0
+    max_source_characters: int = 0  # of a sentence
     max_target_characters: int = 0
     max_target_moses_tokens: int = 0  # the rule of KFTT's cleaned English side (40)
     max_ratio: float = 0.0  # longer side / shorter side, in white-space words
@@ -64,13 +64,14 @@ class DataConfig:
 
 @dataclass
 class TokenizerConfig:
-    """SentencePiece segmentation, trained on the training split only."""
+    """SentencePiece segmentation, learned from the training split only, or given."""
 
-    kind: str = "bpe"  # bpe, unigram, char, byte
-    vocab_size: int = 32000
+    kind: str = "bpe"  # bpe, unigram, char, byte, or given
+    folder: str | None = None  # with kind=given: a run, or any folder with a tokenizer.model
+    vocab_size: int = 32000  # pieces, the four special ones included
     joint: bool = True  # one model for both languages
-    character_coverage: float = 1.0
-    byte_fallback: bool = False
+    character_coverage: float = 1.0  # of the text by the alphabet; the rest is unknown
+    byte_fallback: bool = False  # unknown characters as bytes
     dropout: float = 0.0  # BPE-dropout on training text; 0 is off
     max_training_sentences: int = 2_000_000  # a seeded sample of a larger corpus
     max_sentence_pieces: int = 250  # training pairs with a longer side are dropped
@@ -80,20 +81,20 @@ class TokenizerConfig:
 class ModelConfig:
     """An encoder-decoder Transformer (Vaswani et al. 2017)."""
 
-    name: str = MISSING
+    name: str = MISSING  # tiny, small, base, big or deep, by model=
     encoder_layers: int = MISSING
     decoder_layers: int = MISSING
-    d_model: int = MISSING
-    n_heads: int = MISSING
-    d_ff: int = MISSING
+    d_model: int = MISSING  # width
+    n_heads: int = MISSING  # at each site
+    d_ff: int = MISSING  # width inside of the feed-forward block
     norm: str = "pre"  # pre or post
     positions: str = "sinusoidal"  # sinusoidal, learned, or grid (learned rows and columns)
-    max_positions: int = 1024
+    max_positions: int = 1024  # with learned positions
     grid_width: int = 32  # positions a row, with positions=grid
     activation: str = "relu"  # relu, gelu, silu, quick_gelu
     share_embeddings: str = "all"  # all (source, target, output), decoder (target, output), none
-    dropout: float = 0.1
-    attention_dropout: float = 0.1
+    dropout: float = 0.1  # of embeddings and of what each block adds
+    attention_dropout: float = 0.1  # of the weights
     activation_dropout: float = 0.1  # inside the feed-forward block
     init: str = "glorot"  # glorot, or scaled (Child et al. 2019) for very deep stacks
     recompute: bool = False  # keep block inputs only and compute blocks again going backward
@@ -106,15 +107,15 @@ class ModelConfig:
 class TrainerConfig:
     """The training loop."""
 
-    max_updates: int = 100_000
+    max_updates: int = 100_000  # steps of the optimizer
     max_tokens: int = 4096  # padded tokens of the longer side of a batch, per rank
     accumulate: int = 1  # batches an update
-    clip_norm: float = 0.0  # 0 is off
+    clip_norm: float = 0.0  # largest norm of the gradient; 0 is off
     precision: str = "auto"  # fp32, bf16 (autocast), or auto: bf16 where it is native
     device: str = "auto"  # auto, cpu, cuda
     threads: int | None = None  # CPU threads of torch; null leaves its default
-    compile: bool = False
-    log_every: int = 50
+    compile: bool = False  # the model by torch.compile
+    log_every: int = 50  # updates, as the two below
     validate_every: int = 1000
     save_every: int = 1000
     keep: int = 5  # numbered checkpoints kept beside best and last
@@ -133,9 +134,9 @@ class DecodeConfig:
     """Search and scoring."""
 
     method: str = "beam"  # beam or greedy
-    beam: int = 5
+    beam: int = 5  # hypotheses a sentence
     length_penalty: float = 1.0  # score / length^penalty
-    n_best: int = 1
+    n_best: int = 1  # translations a sentence, at most the beam
     max_length_ratio: float = 1.5  # hypothesis length limit: ratio * source + extra
     max_length_extra: int = 50
     max_tokens: int = 16384  # padded source tokens of a decoding batch, times the beam
@@ -148,7 +149,7 @@ class TrackerConfig:
     """Weights & Biases; the run folder's jsonl files are written whatever is chosen here."""
 
     kind: str = "wandb"  # wandb or none
-    project: str = "headwise"
+    project: str = "headwise"  # of W&B
     entity: str | None = None
     mode: str | None = None  # online, offline, disabled; null: WANDB_MODE, then by a key's presence
     tags: list[str] = field(default_factory=list)
@@ -160,7 +161,7 @@ class TrackerConfig:
 class PathsConfig:
     """Folders."""
 
-    outputs: str = "outputs"
+    outputs: str = "outputs"  # run folders
     cache: str = MISSING  # encoded corpora, tokenizers, downloads
 
 
@@ -175,7 +176,7 @@ class SitesConfig:
 
 @dataclass
 class Config:
-    """What `conf/train.yaml` composes."""
+    """A training: what `conf/train.yaml` composes."""
 
     attention: Any = MISSING
     sites: SitesConfig = field(default_factory=SitesConfig)
@@ -196,7 +197,7 @@ class Config:
     tracker: TrackerConfig = field(default_factory=TrackerConfig)
     paths: PathsConfig = field(default_factory=PathsConfig)
     experiment_name: str = "default"  # the folder below outputs that holds the run
-    seed: int = 1
+    seed: int = 1  # of weights, dropout and order
     init_from: str | None = None  # another run whose weights are the start
     dry_run: bool = False  # print parameters, memory and FLOPs, then stop
 

@@ -128,6 +128,10 @@ def test_pruning_curves_go_from_all_heads_to_none(headwise: CommandLine, run: Pa
     ended = headwise("analyze", f"run={run}", "data.sentences=4", "offsets=2")
     assert (ended.code, "is there already" in ended.out) == (0, False)
     assert cells(next(t for t in TABLES if t.name == "pruning"), run / FOLDER) == rows
+    assert "of all heads can go" in (run / FOLDER / "findings.md").read_text(encoding="utf-8")
+    ended = headwise("analyze", f"run={run}", "data.sentences=4", "importance=false", "offsets=3")
+    assert "of all heads can go" in (run / FOLDER / "findings.md").read_text(encoding="utf-8")
+    assert headwise("analyze", f"run={run}", "data.sentences=4", "offsets=2").code == 0
     assert (
         "is there already"
         in headwise("analyze", f"run={run}", "data.sentences=4", "offsets=2", "pruning=true").out

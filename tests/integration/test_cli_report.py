@@ -329,14 +329,18 @@ def test_pruning_tables_answer_a_paper(
     (folder / "pruning").mkdir()
     (folder / "pruning" / "curve.json").write_text(
         '{"sites": ["encoder_self", "decoder_self", "cross"], "rows": '
-        '[{"removed": 0.0, "bleu": 20.0}, {"removed": 0.2, "bleu": 19.8}, '
-        '{"removed": 0.3, "bleu": 10.0}]}'
+        '[{"removed": 0.0, "encoder_self": 4, "decoder_self": 3, "cross": 3, "bleu": 20.0}, '
+        '{"removed": 0.2, "encoder_self": 4, "decoder_self": 1, "cross": 3, "bleu": 19.8}, '
+        '{"removed": 0.3, "encoder_self": 3, "decoder_self": 1, "cross": 3, "bleu": 10.0}]}'
     )
+    (tmp_path / "runs" / "old").mkdir()
+    (tmp_path / "runs" / "old" / "config.yaml").write_text("seed: 1\nan_old_key: 2\n")
     fact = {"table": "Heads", "label": "can go", "paper": 20.0, "mark": "OK", "unit": "%",
             "measure": "removable", "tolerance": 0.5}  # fmt: skip
     write_paper(tmp_path, rows={}, columns={}, cells=[], baseline=None, speed={}, pruning=[fact])
     text = report().out
     assert "| can go | 20 % | 20 % (1) |" in text
+    assert "an_old_key" in text  # told, and the others are used
     assert f"headwise prune run={tmp_path / 'runs' / 'b'} table=true" in text
     assert value(tmp_path, row="can go", source="ours") == 20
 

@@ -182,3 +182,12 @@ def test_the_site_builds_and_no_page_loads_anything_from_outside(tmp_path: Path)
         text = style.read_text(encoding="utf-8")
         found = re.findall(r"url\(([^)]*)", text) + re.findall(r"@import\s+([\"'][^\"']*)", text)
         assert not [address for address in found if is_outside(address)], style.name
+
+
+def test_brackets_are_quoted_as_zsh_needs_it() -> None:
+    pages = [ROOT / "README.md", *DOCS.glob("*.md"), *(ROOT / "conf").rglob("*.yaml")]
+    for page in pages:
+        for line in page.read_text(encoding="utf-8").splitlines():
+            command = re.match(r"[\s#>]*((?:usage: )?(?:python|headwise|torchrun) .*)", line)
+            words = command[1].split(" #")[0].split() if command else []
+            assert not [word for word in words if re.search(r"^[^'\"]*=\[", word)], (page, line)

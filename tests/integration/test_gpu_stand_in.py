@@ -116,19 +116,23 @@ def test_what_measures_training_goes_through(library: Path, tmp_path: Path) -> N
 
 def test_a_run_and_what_reads_it(library: Path, tmp_path: Path) -> None:
     write_corpus(tmp_path / "text")
-    on_gpu = ("attention=alpha_entmax", "trainer.device=cuda", "trainer.precision=bf16")
-    train = ["train", *small_overrides(tmp_path, *on_gpu)]
-    assert ask(library, "commands", [train])["codes"] == [0]
+    train = [
+        "train",
+        *small_overrides(tmp_path, "attention=alpha_entmax", "trainer.precision=bf16"),
+    ]
+    first: dict[str, Any] = ask(library, "commands", [[*train, "trainer.device=auto"]])
+    assert (first["codes"], "trainer=gpu has larger ones" in first["told"]) == ([0], True)
     (run,) = (one.parent for one in tmp_path.glob("outputs/**/results.json"))
     results = json_of(run / "results.json")
     assert results["scores"]
     lines: list[list[str]] = [
-        [*train, "trainer.max_updates=8"],
+        [*train, "trainer.device=cuda", "trainer.max_updates=8"],
         ["evaluate", f"run={run}", "device=cuda", "data.test=[valid]"],
         ["analyze", f"run={run}", "device=cuda"],
         ["prune", f"run={run}", "device=cuda"],
     ]
     told: dict[str, Any] = ask(library, "commands", lines)
     assert told["codes"] == [0] * len(lines)
+    assert "trainer=gpu has larger ones" not in told["told"]
     # a search tells the host what has ended; what the model computes does not ask it
     assert not {line for line in told["waits"] if line.startswith(("model/", "attention/"))}

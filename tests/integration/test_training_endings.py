@@ -221,11 +221,33 @@ def test_starting_from_another_run(runs: Runs, origin: Path) -> None:
     assert weights["state"]["update"] == 1
 
 
+def test_fine_tuning_on_other_text_with_the_tokenizer_of_the_origin(
+    runs: Runs, origin: Path, tmp_path: Path
+) -> None:
+    write_text(tmp_path / "other", n_train=60, seed=7)
+    changes = {**SHORT, "data.dir": tmp_path / "other", "init_from": origin}
+    given = {"tokenizer": "given", "tokenizer.folder": origin}
+    moved = tmp_path / "moved"
+    shutil.copytree(origin, moved)
+    ended = runs.train("tuned", {**changes, **given})
+    assert ended.code == 0, ended.told
+    own = runs.run_folder("tuned")
+    assert (own / "tokenizer.model").read_bytes() == (origin / "tokenizer.model").read_bytes()
+    # it lies elsewhere: the same run, which is finished; and without it, another
+    again = runs.train("tuned", {**changes, **given, "tokenizer.folder": moved})
+    assert "this run is finished" in again.told
+    assert runs.run_folder("tuned") == own
+    # the run stands alone
+    (moved / "tokenizer.model").unlink()
+    refused = runs.train("tuned", {**changes, **given, "tokenizer.folder": moved})
+    assert (refused.code, "tokenizer.folder=" in refused.told) == (2, True), refused.told
+
+
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
         ({"model.d_ff": 48}, "belongs to another model"),
-        ({"tokenizer": "bpe", "tokenizer.vocab_size": 60}, "another vocabulary"),
+        ({"tokenizer": "bpe", "tokenizer.vocab_size": 60}, "by tokenizer=given tokenizer.folder="),
     ],
 )
 def test_starting_from_a_run_that_does_not_fit(

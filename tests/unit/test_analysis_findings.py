@@ -73,13 +73,13 @@ def test_chance_is_the_spread_of_all_orders(n_heads: int) -> None:
 
 
 def test_correlations_are_of_the_heads_that_have_both() -> None:
-    heads = [head(n, alpha=1 + n / 10, density=1 / n, confidence=None) for n in range(1, 5)]
+    heads = [head(n, alpha=1 + n / 10, density=1 / n, confidence=None) for n in range(1, 6)]
     heads += [head(n, "cross", alpha=1.5, density=n / 9) for n in range(1, 6)]
     heads += [head(n, "decoder_self", alpha=1 + n / 9, density=n / 9) for n in range(1, 4)]
     rows = correlation_rows(heads)
     found = {(row["site"], row["statistic"]): row for row in rows}
     assert found["encoder_self", "density"]["spearman"] == pytest.approx(-1)
-    assert found["encoder_self", "density"]["n_heads"] == 4
+    assert found["encoder_self", "density"]["n_heads"] == 5
     assert set(found) == {("encoder_self", "density")}, "the others do not differ, or are few"
 
 
@@ -211,6 +211,28 @@ def test_a_pruning_curve_is_told_up_to_where_it_drops() -> None:
     assert "25 % of all heads can go" in text
     assert "| all heads | 30.0 | 29.0 | 20.0 | 29.9 | 0.1 |" in text
     assert "Most: encoder layer 1 head 4 (0.44) and encoder layer 1 head 3 (0.33)." in text
+
+
+def test_heads_that_can_go_are_counted_and_not_asked_for() -> None:
+    # of 4 heads, a step of 0.1 is no head and one of 0.3 is one
+    curve = [
+        {"sites": "cross", "n_removed": n, "fraction": step, "bleu": bleu, "loss": 1.0}
+        for n, step, bleu in ((0, 0.0, 30.0), (0, 0.1, 30.0), (1, 0.3, 29.5), (4, 1.0, 0.0))
+    ]
+    assert "25 % of all heads can go" in told([head(1)], pruning=curve)
+    curve[2]["bleu"] = 20.0
+    assert "0 % of all heads can go" in told([head(1)], pruning=curve)
+
+
+def test_a_layer_without_a_value_keeps_its_place() -> None:
+    layers = [
+        {"site": "encoder_self", "layer": n, "diversity_heads": value, "diversity_keys": value}
+        for n, value in ((1, 0.3), (2, None), (3, 0.4), (4, None))
+    ]
+    heads = [head(1, layer=1, density=0.6), head(1, layer=3, density=0.9)]
+    text = told(heads, layers=layers)
+    assert "0.30, –, 0.40, –; highest in layer 3 of 4." in text
+    assert "Layer by layer 0.60, –, 0.90." in text
 
 
 def test_shares_never_look_like_more_than_they_are() -> None:

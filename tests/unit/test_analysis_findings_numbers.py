@@ -99,8 +99,16 @@ def test_a_correlation_beyond_chance_is_told_with_its_direction() -> None:
     assert "| density | -1.00 |" in text
     assert (
         "a higher α goes in encoder self-attention with lower density and higher output norm; "
-        "of 3 correlations chance alone would put 1 there." in text
+        "of 3 correlations chance alone would put fewer than one there." in text
     )
+
+
+def test_four_heads_are_too_few_for_a_correlation() -> None:
+    def of(n_heads: int) -> str:
+        return told([head(n, alpha=1 + n / 10, density=1 - n / 10) for n in range(1, n_heads + 1)])
+
+    assert "Rank correlation" not in of(4)
+    assert "more than 0.98 either way" in of(5)
 
 
 def test_a_head_is_told_unlike_itself_by_its_farthest_sentence() -> None:

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from headwise.analysis.figure_style import save
 from headwise.analysis.plots import (
     alpha_figure,
     alpha_table,
     curves_figure,
     diversity_figure,
-    plot_alpha,
-    plot_curves,
-    plot_diversity,
 )
 
 RECORDS: list[dict[str, Any]] = [
@@ -33,9 +29,9 @@ RECORDS: list[dict[str, Any]] = [
 ] + [{"update": 100, "density": {"cross": [[0.5]]}}]
 
 
-def write(path: Path, records: Sequence[Mapping[str, Any]]) -> Path:
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    return path
+def drawn(figure: Any) -> Any:
+    assert figure is not None
+    return figure
 
 
 def panels(figure: Any) -> dict[str, Any]:
@@ -97,18 +93,14 @@ def test_diversity_has_a_panel_a_site_and_a_line_a_layer(tmp_path: Path) -> None
     assert by_title["cross-attention"].get_ylim()[0] == 0
     label = by_title["encoder self-attention"].get_ylabel()
     assert label.endswith("/ log(number of heads)")
-    files = plot_diversity(write(tmp_path / "heads.jsonl", records), tmp_path / "diversity.png")
-    assert files is not None
-    assert [path.name for path in files] == ["diversity.png", "diversity.svg"]
-    assert plot_diversity(write(tmp_path / "h.jsonl", records[:1]), tmp_path / "d.png") is None
+    assert diversity_figure(records[:1]) is None
 
 
 def test_files_are_written_and_the_same_run_gives_the_same_bytes(tmp_path: Path) -> None:
-    record = write(tmp_path / "heads.jsonl", RECORDS)
-    first = plot_alpha(record, tmp_path / "figures" / "alpha.png")
-    second = plot_alpha(record, tmp_path / "again" / "alpha.png")
-    assert first is not None
-    assert second is not None
+    first, second = (
+        save(drawn(alpha_figure(RECORDS)), tmp_path / folder / "alpha.png", ("png", "svg"))
+        for folder in ("figures", "again")
+    )
     assert [path.name for path in first] == ["alpha.png", "alpha.svg"]
     for one, other in zip(first, second, strict=True):
         assert one.stat().st_size > 2000
@@ -137,14 +129,30 @@ def test_a_name_stands_in_the_title_and_no_marker_on_an_edge() -> None:
     assert list(axes.get_xticks()) == [0, 500, 1000]
 
 
-def test_without_alpha_nothing_is_drawn(tmp_path: Path) -> None:
+def test_without_alpha_nothing_is_drawn() -> None:
     softmax = [{"update": 1, "density": {"cross": [[1.0]]}}, {"update": 2, "alpha": {}}]
-    assert plot_alpha(write(tmp_path / "heads.jsonl", softmax), tmp_path / "alpha.png") is None
-    assert plot_curves(write(tmp_path / "m.jsonl", [{"update": 1}]), tmp_path / "c.png") is None
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["heads.jsonl", "m.jsonl"]
+    assert alpha_figure(softmax) is None
+    assert curves_figure([{"update": 1}]) is None
 
 
-def test_curves_of_loss_and_bleu(tmp_path: Path) -> None:
+def test_heads_that_pruning_left_keep_their_numbers() -> None:
+    kept = {"cross": [[2, 3, 8], [1, 4, 7]]}
+    figure = drawn(alpha_figure(RECORDS, kept=kept))
+    lines = head_lines(panels(figure)["cross-attention"])
+    assert list(lines)[:6] == [
+        *(f"layer 1, head {head}" for head in (2, 3, 8)),
+        *(f"layer 2, head {head}" for head in (1, 4, 7)),
+    ]
+    assert len(head_lines(panels(figure)["encoder self-attention"])) == 5  # all are there
+    table = alpha_table({"cross": [[1.25, 1.75], [], [1.0, 2.0]]}, {"cross": [[2, 5], [], [1, 5]]})
+    assert [line.split() for line in table.splitlines()] == [
+        ["site", "layer", "head1", "head2", "head5", "mean"],
+        ["cross", "1", "-", "1.250", "1.750", "1.500"],
+        ["3", "1.000", "-", "2.000", "1.500"],
+    ]
+
+
+def test_curves_of_loss_and_bleu() -> None:
     records = [
         {"update": 50, "train/loss": 5.0, "train/rate": 0.1},
         {"update": 100, "train/loss": 4.0},
@@ -157,7 +165,6 @@ def test_curves_of_loss_and_bleu(tmp_path: Path) -> None:
     assert [list(line.get_xdata()) for line in loss.lines] == [[50, 100], [100]]
     assert [line.get_label() for line in loss.lines] == ["training", "validation"]
     assert [list(line.get_ydata()) for line in bleu.lines] == [[3.0]]
-    assert plot_curves(write(tmp_path / "m.jsonl", records), tmp_path / "curves.svg") is not None
     only_loss = curves_figure(records[:2])
     assert only_loss is not None
     assert len(only_loss.axes) == 1

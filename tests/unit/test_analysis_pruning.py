@@ -186,9 +186,10 @@ class Counter:
     """Measures which heads are open: each is worth what `worth` says."""
 
     def __init__(self, model: Transformer, worth: dict[tuple[str, int, int], float]) -> None:
-        self.model, self.worth = model, worth
+        self.model, self.worth, self.n_calls = model, worth, 0
 
     def __call__(self) -> dict[str, float]:
+        self.n_calls += 1
         total = 0.0
         for site, layer, attention in self.model.attentions():
             gate: HeadGate = attention.gate  # type: ignore[attr-defined]
@@ -209,6 +210,13 @@ def test_the_tables(make: Any) -> None:
     assert [row["cross"] for row in rows] == [8, 8, 8, 4, 0]
     assert [row["encoder_self"] for row in rows] == [8] * 5
     assert [row["worth"] for row in rows] == [67, 67 + 2, 69 - 4, 65 - 4, 61 - 53]
+
+    few = listed(present_heads(model), ["cross"])[:2]
+    n_measured = measure.n_calls
+    rows = pruning_curve(model, few, measure, n_steps=10)
+    assert [row["cross"] for row in rows] == [8, 8, 8, 7, 7, 7, 7, 7, 6, 6, 6]
+    assert [row["removed"] for row in rows] == [step / 10 for step in range(11)]
+    assert measure.n_calls - n_measured == 3, "what is the same model is measured once"
 
     rows = one_removed(model, ["decoder_self"], measure)
     assert len(rows) == 2 * H

@@ -57,6 +57,19 @@ def test_every_planted_head_is_found_and_no_other(make: Any, attention: str) -> 
     assert named(found) == WANTED
 
 
+def test_an_alpha_a_query_at_one_site_leaves_those_of_the_others(make: Any) -> None:
+    model = planted(
+        make,
+        "attention=alpha_entmax",
+        "attention@sites.cross=alpha_entmax",
+        "sites.cross.depends_on=query",
+    )
+    found = look(model)
+    for site in ("encoder_self", "decoder_self", "cross"):
+        alphas = [row["alpha"] for row in found.heads if row["site"] == site]
+        assert all(alpha is not None and 1 < alpha < 2 for alpha in alphas), site
+
+
 def test_registers_change_no_role(make: Any) -> None:
     found = look(planted(make, "attention=softmax", "model.register_tokens=3"))
     assert named(found) == WANTED

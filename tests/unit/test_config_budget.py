@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,10 +11,12 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from command_line import composer
+from headwise.data.tokenizer import TokenizerPair
+from headwise.data.tokenizer_training import train_tokenizer
 from headwise.instantiate import instantiate
 from headwise.model.build import build_model
 from headwise.model.transformer import n_parameters
-from headwise.schema import SITES
+from headwise.schema import SITES, TokenizerConfig
 from headwise.train.budget import budget, describe_budget
 from headwise.train.optim import build_optimizer
 from headwise.train.run import typed
@@ -170,3 +173,11 @@ def test_the_text_tells_all_three() -> None:
     assert "dense attention" in text
     assert "every layer's input" not in text
     assert "every layer's input" in describe_budget(config_of("model.recompute=true"))
+
+
+def test_the_vocabulary_is_that_of_a_given_tokenizer(tmp_path: Path) -> None:
+    tokenizer = train_tokenizer(iter(["ab cd"] * 9), TokenizerConfig(kind="char", vocab_size=99))
+    TokenizerPair(tokenizer, tokenizer, joint=True).save(tmp_path)
+    given = budget(config_of("tokenizer=given", f"tokenizer.folder={tmp_path}"))
+    same = budget(config_of(f"tokenizer.vocab_size={tokenizer.vocab_size}"))
+    assert given == same

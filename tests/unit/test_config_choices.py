@@ -150,7 +150,8 @@ def test_every_loss_is_a_differentiable_sum(make: Any, choice: str) -> None:
 
 @every("tokenizer")
 def test_every_tokenizer_is_usable(make: Any, choice: str) -> None:
-    config = typed(make([f"tokenizer={choice}"])).tokenizer
+    folder = ["tokenizer.folder=RUN"] if choice == "given" else []
+    config = typed(make([f"tokenizer={choice}", *folder])).tokenizer
     check_tokenizer_config(config)
     assert config.kind == choice
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import hashlib
 import multiprocessing
@@ -135,6 +136,38 @@ def test_tokenizer_is_learnt_from_train_alone(tmp_path: Path) -> None:
     assert one.tokenizers.fingerprint() == other.tokenizers.fingerprint()
     assert one.fingerprint != other.fingerprint
     assert other.report["valid"]["source_unknown_share"] > 0
+
+
+@pytest.mark.parametrize("joint", [True, False])
+def test_a_given_tokenizer_is_taken_wherever_it_lies(tmp_path: Path, joint: bool) -> None:
+    origin = prepare(corpus(), tmp_path / "cache", options(joint=joint)).tokenizers
+    (tmp_path / "run").mkdir()
+    origin.save(tmp_path / "run")
+    given = options(kind="given", joint=joint, folder=str(tmp_path / "run"))
+    other = corpus(train=pairs_of(90, 5))
+    found = prepare(other, tmp_path / "cache", given)
+    assert found.tokenizers.fingerprint() == origin.fingerprint()
+    learned = prepare(other, tmp_path / "cache", options(joint=joint))
+    assert learned.tokenizers.fingerprint() != origin.fingerprint()
+    (tmp_path / "run").rename(tmp_path / "moved")
+    given.folder = str(tmp_path / "moved")
+    assert prepare(other, tmp_path / "cache", given).fingerprint == found.fingerprint
+    learned.tokenizers.save(tmp_path / "moved")
+    assert prepare(other, tmp_path / "cache", given).fingerprint != found.fingerprint
+
+
+def test_a_given_tokenizer_that_is_not_there_or_does_not_fit_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"tokenizer\.folder=\S+nowhere: no tokenizer in"):
+        prepare(corpus(), tmp_path, options(kind="given", folder=str(tmp_path / "nowhere")))
+    prepare(corpus(), tmp_path).tokenizers.save(tmp_path)
+    given = options(kind="given", folder=str(tmp_path))
+    with pytest.raises(ConfigError, match=r"tokenizer\.joint must be true, as the tokenizer in"):
+        prepare(corpus(), tmp_path, dataclasses.replace(given, joint=False))
+    for alone in (options(kind="given"), options(folder=str(tmp_path))):
+        with pytest.raises(ConfigError, match=r"tokenizer=given and tokenizer\.folder=RUN go"):
+            prepare(corpus(), tmp_path, alone)
+    with pytest.raises(ConfigError, match="only bpe has merges"):
+        prepare(corpus(), tmp_path, dataclasses.replace(given, dropout=0.1))
 
 
 def test_second_call_reads_and_learns_nothing(

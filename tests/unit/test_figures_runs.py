@@ -80,6 +80,8 @@ def test_single_runs_have_no_band() -> None:
     figure = bleu_curves({"a": {"softmax": [{1.0: 2.0, 2.0: 3.0}]}, "b": {"x": [{1.0: 2.0}]}})
     assert [len(axes.collections) for axes in figure.axes] == [0, 0]
     assert "A line is one run." in words(figure)
+    (names,) = [axes.get_legend() for axes in figure.axes if axes.get_legend()]
+    assert [text.get_text() for text in names.get_texts()] == ["softmax", "x"]
 
 
 def test_diversity_has_a_panel_a_site_and_states_its_base() -> None:

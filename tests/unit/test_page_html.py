@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from headwise.analysis.observe import Observation
+from headwise.analysis.roles import NAMED
+from headwise.report import page_html
 from headwise.report.page_html import as_script_data, filled, page_text
 from headwise.report.page_run import trajectories
 from headwise.report.page_sentences import Sentence, Sentences, weight_contents
@@ -169,3 +172,10 @@ def test_a_base_model_with_twenty_sentences_stays_below_15_megabytes() -> None:
     assert len(text.encode()) < 15e6
     # and beside another run
     assert len(page_text([run, run], [[], []], sentences(*["text"] * 20)).encode()) < 15e6
+
+
+def test_the_page_has_a_word_for_every_role() -> None:
+    script = (Path(page_html.__file__).parent / "page" / "heads.js").read_text(encoding="utf-8")
+    (table,) = re.findall(r"const ROLES = \{\n(.*?)\n\};", script, re.DOTALL)
+    told = re.findall(r"^  (\w+):", table, re.MULTILINE)
+    assert {*NAMED.values(), "merging", "interrogation", "rare"} == set(told)

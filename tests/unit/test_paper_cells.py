@@ -19,7 +19,7 @@ from headwise.report.paper_cells import CellFigures, ColumnFigures, judge, missi
 from headwise.report.paper_facts import facts
 from headwise.report.paper_pruning import PruningReport
 from headwise.report.paper_runs import Matching, differing
-from headwise.report.paper_tables import paper_tables
+from headwise.report.paper_tables import _machines, paper_tables
 
 PAPER = Paper(
     name="tiny",
@@ -311,3 +311,10 @@ def test_the_facts_of_a_cell(tmp_path: Path) -> None:
     found.problems.append("two kinds")
     rows = facts(PAPER, [found], Matching(), [], PruningReport([], [], []))
     assert not any(row["quantity"].endswith(("_mean", "_sd")) for row in rows)
+
+
+def test_machines_are_told_of_runs_that_say_it_and_of_others() -> None:
+    said = [{"gpu": None, "threads": 2}, {"gpu": "H200", "threads": 8}, {}]
+    figures: Any = SimpleNamespace(runs=[SimpleNamespace(machine=machine) for machine in said])
+    (text,) = _machines([figures])
+    assert text == "Ours were trained on: a CPU, threads 2; a CPU, threads unknown; H200."

@@ -204,6 +204,12 @@ def test_a_good_paper_is_read() -> None:
             r"paper.pruning\[0\].tolerance is missing",
         ),
         (
+            lambda p: p.update(
+                pruning=[{"table": "t", "label": "l", "measure": "one_left", "layer": 6}]
+            ),
+            r"paper.pruning\[0\].sites must be one site, for one_left",
+        ),
+        (
             lambda p: p.update(pruning=[{"table": "t", "label": "l", "paper": 1.0}]),
             r"paper.pruning\[0\].mark",
         ),

@@ -23,7 +23,10 @@ def write_curve(
 ) -> None:
     folder = run / "pruning"
     folder.mkdir(exist_ok=True)
-    rows = [{"removed": share, "bleu": bleu, "loss": 1.0} for share, bleu in curve.items()]
+    rows = [
+        {"removed": share, **dict.fromkeys(SITES, 10 - 10 * share), "bleu": bleu, "loss": 1.0}
+        for share, bleu in curve.items()
+    ]
     content = {
         "weights": "w",
         "split": "valid",
@@ -65,6 +68,30 @@ def test_bleu_left_is_in_percent_of_the_whole_at_the_sites_asked_for(run: Path) 
     assert measure(run, fact("bleu_left", removed=0.5)) == pytest.approx(100 * 20 / 30)
     assert measure(run, fact("bleu_left", removed=0.7)) is None  # the step was not measured
     assert measure(run, fact("bleu_left", sites=["encoder_self"], removed=0.7)) is None
+
+
+def test_shares_are_those_of_the_heads_that_are_really_gone(tmp_path: Path) -> None:
+    # of 8 heads 0.7 and 0.8 are 6 heads, 75 %
+    left = {0.0: 8, 0.7: 2, 0.8: 2, 0.9: 1, 1.0: 0}
+    rows = [
+        {"removed": step, "cross": n, "bleu": 20.0 if n > 1 else 5.0} for step, n in left.items()
+    ]
+    write_curve(tmp_path, "curve-cross", ["cross"], {}, rows=rows)
+    cross = {"sites": ["cross"]}
+    assert measure(tmp_path, fact("removable", tolerance=1.0, **cross)) == 75
+    assert measure(tmp_path, fact("kept", tolerance=1.0, **cross)) == 25
+    assert measure(tmp_path, fact("bleu_left", removed=0.8, **cross)) is None
+    assert measure(tmp_path, fact("bleu_left", removed=0.75, **cross)) == 100
+    assert measure(tmp_path, fact("bleu_left", removed=0.86, **cross)) == 25
+    folder = tmp_path / "other" / tables.FOLDER
+    folder.mkdir(parents=True)
+    steps = [
+        {"sites": "cross", "n_removed": 8 - row["cross"], "fraction": row["removed"],
+         "bleu": row["bleu"], "loss": 1.0}
+        for row in rows
+    ]  # fmt: skip
+    tables.PRUNING.path(folder).write_text(tables.PRUNING.text(steps), encoding="utf-8")
+    assert measure(folder.parent, fact("kept", tolerance=1.0, **cross)) == 25
 
 
 def test_the_best_head_alone_is_compared_with_all_heads(run: Path) -> None:
@@ -184,4 +211,4 @@ def test_commands_would_make_what_whole_runs_lack(tmp_path: Path) -> None:
     report = pruning_report(Paper("p", "", pruning=asked), [lacking, pruned, unfinished])
     command = f"headwise prune run={lacking.folder} table=true"
     # what each head costs alone is measured beside the curve of all sites
-    assert report.commands == [f"{command} ablation=true", f"{command} sites=[cross]"]
+    assert report.commands == [f"{command} ablation=true", f"{command} 'sites=[cross]'"]

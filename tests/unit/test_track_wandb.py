@@ -164,6 +164,13 @@ def test_heads_are_named_from_one_and_absent_ones_left_out() -> None:
         "attention/density/cross/layer2/head1": 0.5,
         "attention/density/cross/layer2/head2": 0.75,
     }
+    # where heads were pruned the others keep their numbers; what is of other heads is left out
+    kept = {"encoder_self": [[2, 5], [3, 4]], "cross": [[], [1, 2, 4]]}
+    assert head_metrics(HEADS, kept) == {
+        "alpha/encoder_self/layer1/head2": 1.25,
+        "alpha/encoder_self/layer1/head5": 1.5,
+        "alpha/encoder_self/layer2/head3": 2.0,
+    }
 
 
 def test_offline_run_holds_everything_without_a_network(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from headwise.track.base import NullTracker
-from headwise.train.outcome import draw, run_results, shown_score
+from headwise.train.outcome import draw, figures, run_results, shown_score
 from headwise.train.records import Records
 from headwise.train.run_folder import RunFolder
 from headwise.train.state import TrainState
@@ -96,9 +96,22 @@ def test_a_mean_alpha_stands_where_a_head_has_none_of_its_own(own: dict[str, Any
 
 def test_figures_of_what_was_measured(tmp_path: Path) -> None:
     tracker, folder = Listener(), RunFolder(tmp_path)
+    (tmp_path / "config.yaml").write_text("model: {heads: null}\n", encoding="utf-8")
     records = Records(folder, NullTracker())
     records.log(1, {"train/loss": 2.0})
     records.log_heads(1, STATISTICS)
     records.close()
     draw(folder, tracker)
     assert tracker.images == ["figures/diversity", "figures/curves"]
+    drawn = sorted(path.name for path in folder.figures.iterdir())
+    assert drawn == ["curves.png", "curves.svg", "diversity.png", "diversity.svg"]
+
+
+def test_the_figures_of_a_pruned_run_name_its_heads_by_their_numbers(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    (tmp_path / "config.yaml").write_text("model: {heads: {cross: [[2, 5]]}}\n", encoding="utf-8")
+    folder.heads.write_text('{"update": 1, "alpha": {"cross": [[1.25, 1.5]]}}\n', encoding="utf-8")
+    figure = figures(folder)["alpha"]
+    assert figure is not None
+    names = {str(line.get_label()) for line in figure.axes[0].lines}
+    assert {"layer 1, head 2", "layer 1, head 5"} <= names

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 import torch
@@ -34,6 +35,18 @@ def alphas(model: Transformer) -> HeadValues:
     Where α depends on the query, its mean is among `head_statistics`.
     """
     return _own_statistics(model).get("alpha", {})
+
+
+def filled(values: HeadValues, others: HeadValues) -> HeadValues:
+    """`values`, and for each head without one that of `others`."""
+    table: dict[str, list[list[float | None]]] = {}
+    for site in dict.fromkeys((*values, *others)):
+        pairs = zip_longest(values.get(site, ()), others.get(site, ()), fillvalue=())
+        table[site] = [
+            [own if own is not None else other for own, other in zip_longest(layer, of_others)]
+            for layer, of_others in pairs
+        ]
+    return table
 
 
 def head_statistics(

@@ -162,28 +162,34 @@ def _dense_share(histogram: Sequence[Row], site: str) -> float | None:
 
 
 def _by_layer(rows: Sequence[Row]) -> str:
-    layers = sorted({row["layer"] for row in rows})
-    if len(layers) < 2:
+    by_layer: dict[int, list[float]] = {}
+    for row in rows:
+        by_layer.setdefault(row["layer"], []).append(row["density"])
+    if len(by_layer) < 2:
         return ""
-    means = [
-        statistics.fmean(row["density"] for row in rows if row["layer"] == layer)
-        for layer in layers
-    ]
-    return f"Layer by layer {', '.join(f'{mean:.2f}' for mean in means)}."
+    means = {layer: statistics.fmean(found) for layer, found in by_layer.items()}
+    return f"Layer by layer {_layers_in_turn(means, max(means))}."
+
+
+def _layers_in_turn(values: Mapping[int, float], n_layers: int) -> str:
+    """A number a layer, from the first on; – where it has none."""
+    shown = (values.get(layer) for layer in range(1, n_layers + 1))
+    return ", ".join("–" if value is None else f"{value:.2f}" for value in shown)
 
 
 def _diversity(found: Found) -> str:
     base = found.about["diversity_base"]
     lines = []
     for site in SITES:
-        rows = known([row for row in found.layers if row["site"] == site], f"diversity_{base}")
-        if not rows:
+        rows = [row for row in found.layers if row["site"] == site]
+        name = f"diversity_{base}"
+        values = {row["layer"]: float(row[name]) for row in known(rows, name)}
+        if not values:
             continue
-        values = [row[f"diversity_{base}"] for row in rows]
-        text = f"- **{SITE_NAMES[site]}**: {', '.join(f'{value:.2f}' for value in values)}"
+        n_layers = max(row["layer"] for row in rows)
+        text = f"- **{SITE_NAMES[site]}**: {_layers_in_turn(values, n_layers)}"
         if len(values) > 1:
-            peak = max(rows, key=lambda row: float(row[f"diversity_{base}"]))["layer"]
-            text += f"; highest in layer {peak} of {len(values)}"
+            text += f"; highest in layer {max(values, key=values.__getitem__)} of {n_layers}"
         lines.append(f"{text}.")
     if not lines:
         return "No layer has two heads with weights to compare."
@@ -247,13 +253,13 @@ def _importance(found: Found) -> str:
         key=lambda row: float(row["importance_normalised"]),
     )
     if not rows:
-        return ""
+        return _pruning(found.pruning)
     shown = [f"{head_place(row)} ({row['importance_normalised']:.2f})" for row in rows]
     n = min(3, len(rows) // 2)
     text = "How much the loss would change with a head's output, over the norm of its layer."
     if n:
         text += f" Most: {listed(shown[: -n - 1 : -1])}. Least: {listed(shown[:n])}."
-    return f"{text}{_pruning(found.pruning)}"
+    return "\n\n".join(filter(None, (text, _pruning(found.pruning))))
 
 
 def _pruning(rows: Sequence[Row]) -> str:
@@ -273,7 +279,7 @@ def _pruning(rows: Sequence[Row]) -> str:
     whole = next(iter(curves.values()))
     enough = list(takewhile(lambda row: row["bleu"] >= whole[0]["bleu"] - 1, whole))
     text = (
-        f"\n\n{upper(percent(enough[-1]['fraction']))} of all heads can go, the least important "
-        "first and nothing trained again, for at most 1 BLEU.\n\n"
+        f"{upper(percent(enough[-1]['n_removed'] / whole[-1]['n_removed']))} of all heads can go, "
+        "the least important first and nothing trained again, for at most 1 BLEU.\n\n"
     )
     return text + markdown_table(head, lines)

@@ -148,9 +148,10 @@ def _beyond_chance(rows: Sequence[Row]) -> str:
         if named:
             lines.append(f"in {SITE_NAMES[site]} with {listed(named)}")
     expected = len(rows) / 20
+    about = f"about {round(expected)}" if expected >= 1 else "fewer than one"
     return (
         f"Beyond that, a higher α goes {'; '.join(lines)}; of {len(rows)} correlations chance "
-        f"alone would put {max(1, round(expected))} there."
+        f"alone would put {about} there."
         if lines
         else ""
     )

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from headwise.analysis.observe import evaluating
 from headwise.attention.base import Place
 from headwise.attention.heads import HeadGate, MultiHeadAttention
 from headwise.errors import DataError
@@ -55,23 +56,20 @@ def head_factors(model: Transformer) -> Iterator[list[HeadFactors]]:
 
     The model is in evaluation mode for that time.
     """
-    modes = [(module, module.training) for module in model.modules()]
     gates: list[tuple[MultiHeadAttention, HeadGate | None]] = []
     placed: list[HeadFactors] = []
-    model.eval()
-    try:
-        for _, _, attention in model.attentions():
-            if isinstance(attention, MultiHeadAttention):
-                gates.append((attention, attention.gate))
-                factors = HeadFactors(attention.place, attention.gate, attention.output.weight)
-                attention.gate = factors.eval()
-                placed.append(factors)
-        yield placed
-    finally:
-        for attention, gate in gates:
-            attention.gate = gate
-        for module, mode in modes:
-            module.training = mode
+    with evaluating(model):
+        try:
+            for _, _, attention in model.attentions():
+                if isinstance(attention, MultiHeadAttention):
+                    gates.append((attention, attention.gate))
+                    factors = HeadFactors(attention.place, attention.gate, attention.output.weight)
+                    attention.gate = factors.eval()
+                    placed.append(factors)
+            yield placed
+        finally:
+            for attention, gate in gates:
+                attention.gate = gate
 
 
 @dataclass(frozen=True)

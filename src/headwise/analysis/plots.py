@@ -1,14 +1,9 @@
-"""Figures of a run, drawn from its own files, and the α table for the terminal.
-
-A `..._figure` function returns the figure, the `plot_...` function beside it writes it as png
-and svg.
-"""
+"""Figures of a run, drawn from its own records, and the α table for the terminal."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headwise.analysis.figure_style import (
@@ -30,51 +25,32 @@ from headwise.analysis.figure_style import (
     legend,
     new_figure,
     panels_width,
-    save,
 )
 from headwise.schema import SITE_NAMES, SITES
-from headwise.track.jsonl import read_jsonl
+from headwise.track.base import HeadNumbers, HeadValues, head_numbers, numbered
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-FORMATS = ("png", "svg")  # what a training leaves
 SPLIT_STYLES = {"train": STYLES[4], "valid": STYLES[1]}
 Records = Sequence[Mapping[str, Any]]
 Series = tuple[list[int], list[float]]
 
 
-def plot_alpha(heads_jsonl: Path, out: Path, name: str = "") -> tuple[Path, ...] | None:
-    """Draw how the α of every head went over training (Correia et al. 2019).
+def alpha_figure(
+    records: Records, name: str = "", kept: HeadNumbers | None = None
+) -> Figure | None:
+    """How the α of every head went over training (Correia et al. 2019).
+
+    One panel a site, one line a head, coloured by layer; None when no head has an α.
 
     Args:
-        heads_jsonl: a run's `heads.jsonl`.
-        out: where to write; its suffix is replaced by `.png` and `.svg`.
+        records: of a run's `heads.jsonl`.
         name: of what was trained, for the title.
-
-    Returns:
-        The two files, or None when no head has an α.
+        kept: numbers of its heads, `model.heads`; None: all are there.
     """
-    figure = alpha_figure(read_jsonl(heads_jsonl), name)
-    return None if figure is None else save(figure, out, FORMATS)
-
-
-def plot_diversity(heads_jsonl: Path, out: Path, name: str = "") -> tuple[Path, ...] | None:
-    """Draw how much the heads of every layer disagree over training; see `plot_alpha`."""
-    figure = diversity_figure(read_jsonl(heads_jsonl), name)
-    return None if figure is None else save(figure, out, FORMATS)
-
-
-def plot_curves(metrics_jsonl: Path, out: Path, name: str = "") -> tuple[Path, ...] | None:
-    """Draw loss and BLEU over training from a run's `metrics.jsonl`; see `plot_alpha`."""
-    figure = curves_figure(read_jsonl(metrics_jsonl), name)
-    return None if figure is None else save(figure, out, FORMATS)
-
-
-def alpha_figure(records: Records, name: str = "") -> Figure | None:
-    """One panel a site, one line a head, coloured by layer; None when no head has an α."""
-    trajectories = _series(records, "alpha")
+    trajectories = _series(records, "alpha", kept)
     if not trajectories:
         return None
     figure, panels = _site_panels(trajectories, "layer {}, head {}", linewidth=0.9)
@@ -216,30 +192,31 @@ def curves_figure(records: Records, name: str = "") -> Figure | None:
     return figure
 
 
-def alpha_table(alphas: Mapping[str, Sequence[Sequence[float | None]]]) -> str:
+def alpha_table(alphas: HeadValues, kept: HeadNumbers | None = None) -> str:
     """α of every head as plain text: one row a site and layer, one column a head.
 
     Args:
         alphas: site -> layers -> heads, as in `results.json`; empty when there is no α.
+        kept: numbers of the heads, `model.heads`; None: all are there.
     """
     rows = [
-        (site, layer, values)
+        (site, layer, dict(zip(head_numbers(kept, site, layer, len(values)), values, strict=False)))
         for site in sorted(alphas, key=lambda s: (SITES.index(s) if s in SITES else 99, s))
         for layer, values in enumerate(alphas[site], start=1)
         if values
     ]
     if not rows:
         return "no head of this model has an α"
-    n_heads = max(len(values) for _, _, values in rows)
+    numbers = sorted({number for _, _, values in rows for number in values})
     width = max(len("site"), *(len(site) for site, _, _ in rows))
-    head = "".join(f"{f'head{i}':>8}" for i in range(1, n_heads + 1))
+    head = "".join(f"{f'head{i}':>8}" for i in numbers)
     lines = [f"{'site':<{width}}  layer{head}{'mean':>8}"]
     previous = ""
     for site, layer, values in rows:
-        known = [value for value in values if value is not None and math.isfinite(value)]
+        known = [v for v in values.values() if v is not None and math.isfinite(v)]
         mean = sum(known) / len(known) if known else None
-        padded = [*values, *[None] * (n_heads - len(values)), mean]
-        cells = "".join(f"{_number(value):>8}" for value in padded)
+        shown = [*(values.get(number) for number in numbers), mean]
+        cells = "".join(f"{_number(value):>8}" for value in shown)
         lines.append(f"{site if site != previous else '':<{width}}  {layer:>5}{cells}")
         previous = site
     return "\n".join(lines)
@@ -253,19 +230,16 @@ def _number(value: float | None) -> str:
     return "-" if value is None or not math.isfinite(value) else f"{value:.3f}"
 
 
-def _series(records: Records, statistic: str) -> dict[str, dict[tuple[int, int], Series]]:
+def _series(
+    records: Records, statistic: str, kept: HeadNumbers | None = None
+) -> dict[str, dict[tuple[int, int], Series]]:
     """Updates and values by site, then (layer, head), without what is absent."""
     trajectories: dict[str, dict[tuple[int, int], Series]] = {}
     for record in records:
-        for site, layers in record.get(statistic, {}).items():
-            for layer, values in enumerate(layers, start=1):
-                for head, value in enumerate(values, start=1):
-                    if value is None or not math.isfinite(value):
-                        continue
-                    heads = trajectories.setdefault(site, {})
-                    updates, line = heads.setdefault((layer, head), ([], []))
-                    updates.append(record["update"])
-                    line.append(value)
+        for (site, layer, head), value in numbered(record.get(statistic, {}), kept):
+            updates, line = trajectories.setdefault(site, {}).setdefault((layer, head), ([], []))
+            updates.append(record["update"])
+            line.append(value)
     return trajectories
 
 

@@ -142,21 +142,30 @@ def pruning_curve(
 
     Args:
         order: heads that may go, the first to go first.
-        measure: looks at the model as it is.
+        measure: looks at the model as it is; asked once for each number of heads removed.
         n_steps: the heads go in this many equal shares, to the last of them.
 
     Returns:
-        One row a step, from nothing removed: the share of `order` removed, the number of heads
-        left at each site, and what was measured.
+        One row a step, from nothing removed: the share of `order` that was to go, the number of
+        heads left at each site (whole heads go: the true share is that of these), and what was
+        measured.
     """
-    heads, rows = present_heads(model), []
-    for step in range(n_steps + 1):
-        n_removed = round(len(order) * step / n_steps)
+    heads = present_heads(model)
+    measured: dict[int, dict[str, float]] = {}
+    removals = step_removals(len(order), n_steps)
+    for n_removed in dict.fromkeys(removals):
         kept = without(heads, order[:n_removed])
         with masked(model, kept):
-            found = measure()
-        rows.append({"removed": step / n_steps, **n_heads(kept), **found})
-    return rows
+            measured[n_removed] = {**n_heads(kept), **measure()}
+    return [
+        {"removed": step / n_steps, **measured[n_removed]}
+        for step, n_removed in enumerate(removals)
+    ]
+
+
+def step_removals(n_removable: int, n_steps: int) -> list[int]:
+    """How many of the heads that may go each step of a pruning curve removes."""
+    return [round(n_removable * step / n_steps) for step in range(n_steps + 1)]
 
 
 def one_removed(model: Transformer, sites: Sequence[str], measure: Measure) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from headwise.analysis.collect import HeadMeans, add_statistics, alphas, own_statistics
+from headwise.analysis.collect import HeadMeans, add_statistics, alphas, filled, own_statistics
 from headwise.analysis.density import DensityHistograms, SentenceDensities
 from headwise.analysis.observe import Seen, observed, passes
 from headwise.analysis.positions import Positions
@@ -110,7 +110,10 @@ def survey(
             observation = observed(call, seen)
             for part in (positions, histograms, densities, merging, rarity, questions):
                 part.take(batch, observation)
-    tables = {"alpha": alphas(model), **own_statistics(model), **means.tables(model)}
+    measured = means.tables(model)
+    # the mean of an α that depends on the query stands for that of its head
+    alpha = filled(alphas(model), measured.pop("alpha", {}))
+    tables = {"alpha": alpha, **own_statistics(model), **measured}
     for part in (positions, merging, rarity, questions):
         tables |= part.tables(model)
     by_head = _by_head(model, tables)

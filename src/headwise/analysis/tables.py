@@ -155,7 +155,7 @@ PRUNING = Table(
         "bleu": float,
         "loss": float,
     },
-    ("sites", "n_removed"),
+    ("sites", "fraction"),
 )
 SENTENCES = Table(  # where a head that is normally sparse is not
     "sentences",

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from headwise.analysis.pruning import Heads
+from headwise.track.base import numbered
 
 MOVED = 0.01  # a smaller change of α is no direction yet
 ROSE = 0.05  # above its lowest, for an α that came back
@@ -41,16 +42,8 @@ def _points(
     """(update, α) of every head that has any."""
     found: dict[tuple[str, int, int], list[tuple[int, float]]] = {}
     for record in records:
-        for site, layers in record.get("alpha", {}).items():
-            for layer, values in enumerate(layers, start=1):
-                numbers = heads.get(site, [])[layer - 1 : layer]
-                if not numbers or len(numbers[0]) != len(values):
-                    continue  # the record is of a model with other heads
-                for number, value in zip(numbers[0], values, strict=True):
-                    if value is not None:
-                        found.setdefault((site, layer, number), []).append(
-                            (int(record["update"]), float(value))
-                        )
+        for place, value in numbered(record.get("alpha", {}), heads):
+            found.setdefault(place, []).append((int(record["update"]), value))
     names = ("site", "layer", "head")
     return [(dict(zip(names, key, strict=True)), points) for key, points in found.items()]
 

@@ -27,7 +27,11 @@ from headwise.data.cache import make_once
 from headwise.data.encoding import POOL_PAIRS, EncodingJob, write_encoded
 from headwise.data.store import EncodedSplit, FlatWriter, IdStore, beside, id_dtype
 from headwise.data.tokenizer import TokenizerPair
-from headwise.data.tokenizer_training import check_tokenizer_config, train_tokenizer_pair
+from headwise.data.tokenizer_training import (
+    check_tokenizer_config,
+    given_tokenizers,
+    train_tokenizer_pair,
+)
 from headwise.data.workers import run_apart
 from headwise.errors import DataError
 from headwise.schema import TokenizerConfig
@@ -69,7 +73,7 @@ def prepare_corpus(
     progress: bool = True,
     seed: int = 1,
 ) -> PreparedCorpus:
-    """Tokenizers learnt from the training split, and both splits as ids.
+    """Tokenizers learnt from the training split, or given, and both splits as ids.
 
     A second call with the same text and options opens the cache and reads no text. `seed` only
     decides which sentences a tokenizer learns from when there are more than
@@ -85,9 +89,10 @@ def prepare_corpus(
         **{field.name: getattr(config, field.name) for field in dataclasses.fields(TokenizerConfig)}
     )
     check_tokenizer_config(config)
-    fingerprint = _fingerprint(corpus, config, seed)
+    given = given_tokenizers(config)
+    fingerprint = _fingerprint(corpus, config, given, seed)
     folder = Path(cache_dir) / "encoded" / f"{corpus.config.name}-{fingerprint[:16]}"
-    make = functools.partial(_prepare, corpus, config, n_workers, progress, seed)
+    make = functools.partial(_prepare, corpus, config, given, n_workers, progress, seed)
     report = make_once(folder, make)
     tokenizers = TokenizerPair.load(folder)
     dtype = _dtype(tokenizers)
@@ -103,9 +108,14 @@ def prepare_corpus(
     )
 
 
-def _fingerprint(corpus: Corpus, config: TokenizerConfig, seed: int) -> str:
+def _fingerprint(
+    corpus: Corpus, config: TokenizerConfig, given: TokenizerPair | None, seed: int
+) -> str:
     data = corpus.config
     options = dataclasses.asdict(config)
+    del options["folder"]  # what lies there counts, not where
+    if given is not None:
+        options["given"] = given.fingerprint()
     # Its size matters only when an epoch is drawn; whether there is any decides if text is kept.
     options["dropout"] = config.dropout > 0
     parts = {
@@ -128,6 +138,7 @@ def _dtype(tokenizers: TokenizerPair) -> type[np.uint16] | type[np.int32]:
 def _prepare(
     corpus: Corpus,
     config: TokenizerConfig,
+    given: TokenizerPair | None,
     n_workers: int | None,
     progress: bool,
     seed: int,
@@ -137,10 +148,7 @@ def _prepare(
     started = time.perf_counter()
     n_train, n_valid = _spool_splits(corpus, folder, progress)
     spooled = time.perf_counter()
-    log.info("learning the %s tokenizer", config.kind)
-    learn = functools.partial(train_tokenizer_pair, folder / "train.text", config, seed)
-    apart = n_train >= POOL_PAIRS  # a process of its own costs a second
-    tokenizers = run_apart("learning the tokenizer", learn) if apart else learn()
+    tokenizers = given or _learned(folder / "train.text", n_train, config, seed)
     tokenizers.save(folder)
     dtype = _dtype(tokenizers)
     learnt = time.perf_counter()
@@ -165,6 +173,14 @@ def _prepare(
         "tokenizer_seconds": round(learnt - spooled, 3),
         "encode_seconds": round(encoded - learnt, 3),
     }
+
+
+def _learned(text: Path, n_pairs: int, config: TokenizerConfig, seed: int) -> TokenizerPair:
+    log.info("learning the %s tokenizer", config.kind)
+    learn = functools.partial(train_tokenizer_pair, text, config, seed)
+    if n_pairs < POOL_PAIRS:  # a process of its own costs a second
+        return learn()
+    return run_apart("learning the tokenizer", learn)
 
 
 def _spool_splits(corpus: Corpus, folder: Path, progress: bool) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Train tokenizers on the training split."""
+"""Tokenizers: trained on the training split, or given."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from headwise.data.tokenizer import (
 from headwise.errors import ConfigError, DataError, refuse, require
 from headwise.schema import TokenizerConfig
 
-KINDS = ("bpe", "unigram", "char", "byte")
+KINDS = ("bpe", "unigram", "char", "byte", "given")
 LEAST_COVERAGE = 0.98  # that SentencePiece takes
 
 
@@ -37,6 +37,11 @@ def check_tokenizer_config(config: TokenizerConfig) -> None:
     """
     if config.kind not in KINDS:
         raise refuse("tokenizer.kind", config.kind, KINDS)
+    if (config.kind == "given") != (config.folder is not None):
+        raise ConfigError(
+            "tokenizer=given and tokenizer.folder=RUN go together; got "
+            f"tokenizer.kind={config.kind} and tokenizer.folder={config.folder}"
+        )
     least = N_SPECIALS + 256 if config.kind == "byte" or config.byte_fallback else N_SPECIALS + 1
     require(
         config.vocab_size >= least,
@@ -60,6 +65,23 @@ def check_tokenizer_config(config: TokenizerConfig) -> None:
     for key in ("max_training_sentences", "max_sentence_pieces"):
         value = getattr(config, key)
         require(value >= 1, f"tokenizer.{key}", "at least 1", value)
+
+
+def given_tokenizers(config: TokenizerConfig) -> TokenizerPair | None:
+    """The tokenizers of `config.folder`; None where they are to be learned.
+
+    Raises:
+        ConfigError: there are none, or `config.joint` says that they are otherwise.
+    """
+    if config.folder is None:
+        return None
+    try:
+        found = TokenizerPair.load(config.folder)
+    except DataError as error:
+        raise ConfigError(f"tokenizer.folder={config.folder}: {error}") from error
+    allowed = f"{str(found.joint).lower()}, as the tokenizer in {config.folder} is"
+    require(config.joint == found.joint, "tokenizer.joint", allowed, config.joint)
+    return found
 
 
 def train_tokenizer(sentences: Iterator[str], config: TokenizerConfig) -> Tokenizer:

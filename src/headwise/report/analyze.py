@@ -17,7 +17,7 @@ from headwise.analysis.correlations import correlation_rows
 from headwise.analysis.diversity import BASES
 from headwise.analysis.findings import Found, findings
 from headwise.analysis.importance import head_importance
-from headwise.analysis.pruning import present_heads, pruning_curve, pruning_order
+from headwise.analysis.pruning import present_heads, pruning_curve, pruning_order, step_removals
 from headwise.analysis.roles import Thresholds, roles
 from headwise.analysis.survey import TextSide, survey
 from headwise.analysis.tables import (
@@ -168,6 +168,8 @@ def _analyze(config: AnalyzeConfig, folder: RunFolder) -> Path:
 def _write(out: Path, found: Found, offsets: Rows, about: dict[str, Any]) -> str:
     """Everything that was found; returns the findings in words."""
     kept = _kept_curves(out, about)
+    if kept:
+        found = replace(found, pruning=PRUNING.read(out))
     (out / SETTINGS).unlink(missing_ok=True)  # written last, it says that all is there
     for table, rows in (
         (HEADS, found.heads),
@@ -181,7 +183,7 @@ def _write(out: Path, found: Found, offsets: Rows, about: dict[str, Any]) -> str
     ):
         if rows or table is not PRUNING:
             write_text(table.path(out), table.text(rows))
-        elif not kept and table.path(out).is_file():
+        elif table.path(out).is_file():
             table.path(out).unlink()
             print(f"{table.path(out)} was of other weights or another text, and is gone")
     about |= kept
@@ -288,7 +290,7 @@ def _is_there(out: Path, about: Mapping[str, Any]) -> bool:
 def _kept_curves(out: Path, about: Mapping[str, Any]) -> dict[str, Any]:
     """What to say of pruning curves that stay: those of the same weights over the same text."""
     before = read_settings(out)
-    same = all(before.get(key) == about[key] for key in ("weights", "text"))
+    same = all(before.get(key) == about[key] for key in ("version", "weights", "text"))
     if about["pruning"] or not before.get("pruning") or not same:
         return {}
     return {"pruning": True, "decode": before["decode"]} if PRUNING.path(out).is_file() else {}
@@ -348,24 +350,28 @@ def _importance(
     if not config.pruning:
         return []
     curve: Rows = []
-    kinds = [list(SITES), *([site] for site in SITES)]
-    with shown.bar(len(kinds) * (N_STEPS + 1), "pruning") as bar:
+    orders = {
+        ";".join(sites): pruning_order(found.normalised, present, sites)
+        for sites in (SITES, *([site] for site in SITES))
+    }
+    removals = {sites: step_removals(len(order), N_STEPS) for sites, order in orders.items()}
+    with shown.bar(sum(len(set(steps)) for steps in removals.values()), "pruning") as bar:
 
         def measure() -> dict[str, float]:
             bar.update()
             return scores_as_it_is(run, text, loss)
 
-        for sites in kinds:
-            order = pruning_order(found.normalised, present, sites)
+        for sites, order in orders.items():
+            rows = pruning_curve(run.model, order, measure, N_STEPS)
             curve += [
                 {
-                    "sites": ";".join(sites),
-                    "n_removed": round(len(order) * row["removed"]),
+                    "sites": sites,
+                    "n_removed": n_removed,
                     "fraction": row["removed"],
                     "bleu": row["bleu"],
                     "loss": row["loss"],
                 }
-                for row in pruning_curve(run.model, order, measure, N_STEPS)
+                for n_removed, row in zip(removals[sites], rows, strict=True)
             ]
     return curve
 

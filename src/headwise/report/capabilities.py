@@ -15,10 +15,10 @@ from headwise.attention.build import AttentionFactory, unsupported_sites
 from headwise.attention.cache import KeyValueCache
 from headwise.attention.scores import ScoreAttention
 from headwise.config_dir import group_choices, group_node
-from headwise.markdown import markdown_table
+from headwise.markdown import markdown_table, renewed
 from headwise.schema import SITES
 
-BEGIN, END = "<!-- capabilities -->", "<!-- /capabilities -->"
+NAME = "capabilities"  # of the two markers in the page
 N_HEADS, HEAD_DIM = 8, 4  # any sizes: what is read does not depend on them
 HEAD = (
     "`attention=`",
@@ -82,15 +82,6 @@ def table() -> str:
     return markdown_table(HEAD, map(capability_row, group_choices("attention")), of_numbers=False)
 
 
-def written_into(text: str) -> str:
-    """`text` with the table between its markers."""
-    before, _, rest = text.partition(BEGIN)
-    _, found, after = rest.partition(END)
-    if not found:
-        raise SystemExit(f"no {BEGIN} … {END} in the file")
-    return f"{before}{BEGIN}\n{table()}\n{END}{after}"
-
-
 def main() -> None:
     """Print the table, or renew it in a file."""
     parser = argparse.ArgumentParser(description="what each attention variant can do where")
@@ -99,7 +90,8 @@ def main() -> None:
     if path is None:
         print(table())
         return
-    path.write_text(written_into(path.read_text(encoding="utf-8")), encoding="utf-8")
+    text = path.read_text(encoding="utf-8")
+    path.write_text(renewed(text, NAME, table()), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from headwise.analysis.alpha_figures import Alphas, alpha_histograms, alpha_start_end
 from headwise.analysis.density_figures import density_layers, density_violins
 from headwise.analysis.figure_style import save, shown
-from headwise.analysis.plots import alpha_figure, curves_figure, diversity_figure
 from headwise.analysis.tables import DENSITY, FOLDER, HEADS, LAYERS, PRUNING, Table, read_settings
 from headwise.report.figures_curves import (
     DIVERSITY_BASES,
@@ -24,6 +23,7 @@ from headwise.report.figures_curves import (
 from headwise.report.figures_rows import CorpusRows, corpus_rows, file_stem
 from headwise.report.paper_runs import FoundRun
 from headwise.track.jsonl import read_if_there
+from headwise.train.outcome import figures as training_figures
 from headwise.train.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -71,13 +71,7 @@ def _course(found: CorpusRows) -> dict[str, Figure | None]:
     """Figures of one run over its training."""
     ((name, (run,)),) = found.rows.items()
     what = f"{shown(name)}, {found.corpus}"
-    folder = RunFolder.existing(run.folder)
-    heads, metrics = (read_if_there(record) for record in (folder.heads, folder.metrics))
-    return {
-        "alpha": alpha_figure(heads, what),
-        "diversity": diversity_figure(heads, what),
-        "curves": curves_figure(metrics, what),
-    }
+    return training_figures(RunFolder.existing(run.folder), what)
 
 
 def _sweep(corpora: Sequence[CorpusRows]) -> Figure | None:

@@ -32,6 +32,7 @@ from headwise.analysis.figure_style import (
 from headwise.schema import SITE_NAMES, SITES
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -87,7 +88,7 @@ def diversity_layers(
     panels[0].set_ylabel(
         f"Jensen-Shannon divergence\n/ {DIVERSITY_BASES[column]}", fontsize=LABEL, color=INK
     )
-    _legend_right(panels, max(panels, key=lambda axes: len(axes.lines)))
+    _legend_right(panels)
     counts = _counts({name: len(runs) for name, runs in layers.items()})
     headline(
         figure,
@@ -134,7 +135,7 @@ def pruning_curves(pruning: TablesOf, what: str = "", text: str = "") -> Figure 
         axes.set_xticks([0, 25, 50, 75, 100])
     panels[0].set_ylim(bottom=0)
     panels[0].set_ylabel("BLEU", fontsize=LABEL, color=INK)
-    _legend_right(panels, max(panels, key=lambda axes: len(axes.lines)))
+    _legend_right(panels)
     counts = _counts({name: len(runs) for name, runs in pruning.items() if name in found})
     headline(
         figure,
@@ -175,7 +176,7 @@ def bleu_curves(sweep: Mapping[str, Mapping[str, Sequence[Points]]]) -> Figure |
         for name, runs in rows.items():
             _draw(axes, runs, styles[name], shown(name))
         dress_updates(axes, [update for runs in rows.values() for run in runs for update in run])
-    _legend_right(panels, max(panels, key=lambda axes: len(axes.lines)), fewest=1)
+    _legend_right(panels, fewest=1)
     headline(figure, "BLEU on the validation set over training", _counts(_runs_of(panels_of)))
     return figure
 
@@ -212,13 +213,15 @@ def _draw(axes: Axes, runs: Sequence[Points], style: Style, name: str) -> None:
     )
 
 
-def _legend_right(panels: Sequence[Axes], complete: Axes, fewest: int = 2) -> None:
-    """The names of the lines, once, right of the last panel."""
-    handles, labels = complete.get_legend_handles_labels()
-    if len(labels) >= fewest:
-        legend(
-            panels[-1], handles=handles, labels=labels, loc="center left", bbox_to_anchor=(1.0, 0.5)
-        )
+def _legend_right(panels: Sequence[Axes], fewest: int = 2) -> None:
+    """The names of the lines of all panels, once, right of the last."""
+    named: dict[str, Artist] = {}
+    for axes in panels:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            named.setdefault(label, handle)
+    if len(named) >= fewest:
+        place: dict[str, Any] = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5)}
+        legend(panels[-1], handles=list(named.values()), labels=list(named), **place)
 
 
 def _runs_of(panels_of: Mapping[str, Mapping[str, Sequence[Points]]]) -> dict[str, int]:

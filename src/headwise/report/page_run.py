@@ -12,6 +12,7 @@ from headwise.analysis.tables import FINDINGS, FOLDER, HEAD_KEY, HEADS, read_set
 from headwise.files import read_json
 from headwise.model.transformer import n_parameters
 from headwise.report.run_names import choice_name, corpus_name
+from headwise.track.base import numbered
 from headwise.track.jsonl import read_if_there
 from headwise.train.inference import content_digest
 from headwise.train.loading import TrainedRun
@@ -141,13 +142,18 @@ def trajectories(records: Records, heads: Heads) -> dict[str, Any]:
     found = {}
     for name in OVER_TIME:
         measured = thinned([record for record in records if record.get(name)], N_UPDATES)
+        tables = [dict(numbered(record[name], heads)) for record in measured]
         lines = [
-            {"site": site, "layer": layer, "head": number, "values": values}
+            {
+                "site": site,
+                "layer": layer,
+                "head": number,
+                "values": [_shown(table.get((site, layer, number))) for table in tables],
+            }
             for site, layers in heads.items()
             for layer, numbers in enumerate(layers, start=1)
-            for place, number in enumerate(numbers)
-            for values in [[_value(r[name], site, layer, place, len(numbers)) for r in measured]]
-            if any(value is not None for value in values)
+            for number in numbers
+            if any((site, layer, number) in table for table in tables)
         ]
         if lines:
             found[name] = {"updates": [r["update"] for r in measured], "lines": lines}
@@ -162,12 +168,5 @@ def thinned(points: Records, most: int) -> Records:
     return [points[round(place * step)] for place in range(most)]
 
 
-def _value(
-    table: Mapping[str, Any], site: str, layer: int, place: int, n_heads: int
-) -> float | None:
-    """A head's value in a record; None where the record is of other heads or lacks it."""
-    layers = table.get(site, [])
-    values = layers[layer - 1] if layer <= len(layers) else []
-    if len(values) != n_heads or values[place] is None:
-        return None
-    return float(f"{values[place]:.{SHOWN_DIGITS}g}")
+def _shown(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.{SHOWN_DIGITS}g}")

@@ -210,6 +210,8 @@ def _check_fact(key: str, fact: PruningFact) -> None:
     name = needed.get(fact.measure, "tolerance")
     if getattr(fact, name) is None:
         raise ConfigError(f"{key}.{name} is missing: {fact.measure} needs it")
+    if fact.measure == "one_left":
+        require(len(fact.sites) == 1, f"{key}.sites", "one site, for one_left", list(fact.sites))
 
 
 # -- recipes --------------------------------------------------------------------------------------

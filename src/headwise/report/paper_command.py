@@ -21,7 +21,7 @@ from headwise.report.paper_cells import ColumnFigures, Missing, column_figures, 
 from headwise.report.paper_facts import COLUMNS, Fact, facts
 from headwise.report.paper_heads import head_facts, head_tables, paper_head_facts
 from headwise.report.paper_pruning import PruningReport, pruning_report
-from headwise.report.paper_runs import Matching, match, read_run
+from headwise.report.paper_runs import Matching, match
 from headwise.report.paper_tables import paper_tables
 from headwise.report.tables import TextTable, csv_text, latex, latex_comment
 from headwise.schema import AnalyzeConfig, ReportConfig
@@ -216,12 +216,11 @@ def _missing_line(paper: Paper, columns: Sequence[ColumnFigures], lack: Missing)
 def _gather(
     config: ReportConfig, paper: Paper, recipes: Sequence[Recipe], seeds: Sequence[int]
 ) -> _Gathered:
-    folders = _run_folders(config, paper)
-    matching, columns = _filled(paper, recipes, folders, seeds)
+    matching, columns = _filled(paper, recipes, _run_folders(config, paper), seeds)
     judge(paper, columns, config.n_resamples)
     pruning = PruningReport([], [], [])
     if paper.pruning or paper.pruned_runs:
-        pruning = pruning_report(paper, [read_run(folder) for folder in folders])
+        pruning = pruning_report(paper, matching.runs)
     return _Gathered(paper, columns, matching, missing_cells(columns, matching), pruning)
 
 
@@ -236,7 +235,7 @@ def _filled(
     paper: Paper, recipes: Sequence[Recipe], folders: Sequence[Path], seeds: Sequence[int]
 ) -> tuple[Matching, list[ColumnFigures]]:
     """The runs by cell, before anything is averaged or compared."""
-    matching = match(recipes, folders, seeds) if recipes else Matching()
+    matching = match(recipes, folders, seeds)
     return matching, column_figures(paper, recipes, matching, seeds)
 
 

@@ -22,6 +22,7 @@ from headwise.report.tables import NOTHING, TextTable
 from headwise.schema import SITES
 
 N_NAMED = 3  # runs named in a list of commands
+NEAR_SHARE = 0.025  # two shares of the heads that are called the same: 0.79 is "80 %"
 CURVE_MEASURES = ("removable", "kept", "bleu_left")
 
 
@@ -83,7 +84,8 @@ def measure(folder: Path, fact: PruningFact) -> float | None:
     - removable: the largest share of the heads of `sites`, in percent, up to which no step of the
       curve lost more than `tolerance` BLEU.
     - kept: what is left then, in percent.
-    - bleu_left: BLEU without the share `removed` of them, in percent of BLEU with all.
+    - bleu_left: BLEU without the share `removed` of them, in percent of BLEU with all; nothing
+      where no step of the curve comes near it, as in a model of few heads.
     - one_left: BLEU with the best head of `layer` alone at the site, less BLEU with all.
     """
     if fact.measure is None:
@@ -95,8 +97,10 @@ def measure(folder: Path, fact: PruningFact) -> float | None:
         return None
     whole = curve[0][1]
     if fact.measure == "bleu_left":
-        at = [bleu for share, bleu in curve if abs(share - (fact.removed or 0)) < 1e-6]
-        return 100 * at[0] / whole if at and whole else None
+        wanted = fact.removed or 0
+        share, bleu = min(curve, key=lambda step: abs(step[0] - wanted))
+        is_it = abs(share - wanted) <= NEAR_SHARE
+        return 100 * bleu / whole if is_it and whole else None
     removable = 0.0
     for share, bleu in curve:
         if bleu < whole - (fact.tolerance or 0):
@@ -106,17 +110,24 @@ def measure(folder: Path, fact: PruningFact) -> float | None:
 
 
 def _curve(folder: Path, sites: Sequence[str]) -> list[tuple[float, float]]:
-    """(share of the heads of `sites` removed, BLEU), from none removed on."""
+    """(share of the heads of `sites` that is really gone, BLEU), from none removed on."""
     for path in sorted((folder / "pruning").glob("curve*.json")):
         content = read_json(path)
         if set(content["sites"]) == set(sites):
-            return sorted((row["removed"], row["bleu"]) for row in content["rows"])
+            left = [sum(row[site] for site in sites) for row in content["rows"]]
+            shares = [1 - n / max(left) for n in left]
+            return sorted(zip(shares, (row["bleu"] for row in content["rows"]), strict=True))
     analysis = folder / analysis_tables.FOLDER
     if not analysis_tables.PRUNING.path(analysis).is_file():
         return []
     rows = analysis_tables.PRUNING.read(analysis)
     mine = [r for r in rows if set(r["sites"].split(";")) == set(sites) and r["bleu"] is not None]
-    return sorted((row["fraction"], row["bleu"]) for row in mine)
+    last = max(mine, key=lambda row: row["fraction"], default=None)
+    if last is None:
+        return []
+    # steps are of whole heads; the last has removed what it says, the others nearly
+    a_head = last["fraction"] / max(last["n_removed"], 1)
+    return sorted((row["n_removed"] * a_head, row["bleu"]) for row in mine)
 
 
 def _one_left(folder: Path, fact: PruningFact) -> float | None:
@@ -249,7 +260,7 @@ def _commands(paper: Paper, runs: Sequence[FoundRun]) -> list[str]:
         if has_ablation and not any((run.folder / "pruning").glob("one_left*.json")):
             lines.append(f"{command} ablation=true")
         for sites in curves:
-            some = "" if set(sites) == set(SITES) else f" sites=[{','.join(sites)}]"
+            some = "" if set(sites) == set(SITES) else f" 'sites=[{','.join(sites)}]'"
             is_there = bool(_curve(run.folder, sites)) or (bool(lines) and not some)
             if not is_there:
                 lines.append(f"{command}{some}")

@@ -82,8 +82,14 @@ class Unused:
 
 @dataclass
 class Matching:
-    """Runs by cell, and those that are not used."""
+    """Runs by cell, and those that are not used.
 
+    Attributes:
+        runs: all that could be read.
+        unreadable: what is wrong with the others.
+    """
+
+    runs: list[FoundRun] = field(default_factory=list)
     used: dict[Place, list[FoundRun]] = field(default_factory=dict)
     unused: list[Unused] = field(default_factory=list)
     unreadable: list[str] = field(default_factory=list)
@@ -122,15 +128,16 @@ def match(recipes: Sequence[Recipe], folders: Sequence[Path], seeds: Sequence[in
     Two finished runs of one cell and seed are one too many: the one that went on for longer is
     used, the first of equals; the other is listed.
     """
-    matching = Matching({(r.cell.row, r.cell.column): [] for r in recipes})
+    matching = Matching(used={(r.cell.row, r.cell.column): [] for r in recipes})
     for path in folders:
         try:
             run = read_run(path)
         except HeadwiseError as error:
             matching.unreadable.append(str(error))
             continue
+        matching.runs.append(run)
         fitting = [r for r in recipes if not differing(run, r)]
-        if not fitting:
+        if recipes and not fitting:
             matching.unused.append(_stranger(run, recipes))
         for found in fitting:
             _place(matching, run, found, seeds)

@@ -247,7 +247,7 @@ def _unsteady(paper: Paper, columns: Sequence[ColumnFigures]) -> list[str]:
 def _machines(columns: Sequence[ColumnFigures]) -> list[str]:
     """What the runs were trained on."""
     found = {
-        (str(run.machine.get("gpu") or "CPU"), run.machine.get("threads"))
+        (str(run.machine.get("gpu") or "CPU"), str(run.machine.get("threads") or "unknown"))
         for figures in columns
         for run in figures.runs
     }

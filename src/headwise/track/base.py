@@ -2,18 +2,21 @@
 
 Names: metrics are `split/name` (`valid/bleu`); α is `alpha/<site>/layer<i>/head<j>`; any other
 statistic of a head is `attention/<statistic>/<site>/layer<i>/head<j>`. Layers and heads count
-from 1.
+from 1; where heads were pruned, the others keep their numbers.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 HeadValues = Mapping[str, Sequence[Sequence[float | None]]]
 """site -> one entry a layer -> one value a head; an empty layer has no such statistic."""
+
+HeadNumbers = Mapping[str, Sequence[Sequence[int]]]
+"""site -> layers -> rising numbers from 1 of the heads that are there, as in `model.heads`."""
 
 
 class Tracker(Protocol):
@@ -66,13 +69,38 @@ def head_name(statistic: str, site: str, layer: int, head: int) -> str:
     return f"{prefix}/{site}/layer{layer}/head{head}"
 
 
-def head_metrics(heads: Mapping[str, HeadValues]) -> dict[str, float]:
+def head_metrics(
+    heads: Mapping[str, HeadValues], kept: HeadNumbers | None = None
+) -> dict[str, float]:
     """The statistics of `Tracker.log_heads` as named scalars, without the absent ones."""
     return {
-        head_name(statistic, site, layer, head): float(value)
-        for statistic, sites in heads.items()
-        for site, layers in sites.items()
-        for layer, values in enumerate(layers, start=1)
-        for head, value in enumerate(values, start=1)
-        if value is not None and math.isfinite(value)
+        head_name(statistic, *place): value
+        for statistic, values in heads.items()
+        for place, value in numbered(values, kept)
     }
+
+
+def numbered(
+    values: HeadValues, kept: HeadNumbers | None = None
+) -> Iterator[tuple[tuple[str, int, int], float]]:
+    """(site, layer, number of the head) and value of every head that has one.
+
+    Args:
+        values: of the heads that are there, in their order.
+        kept: the numbers that they have; None: they are counted from 1. What has another number of
+            values than a layer has heads is left out.
+    """
+    for site, layers in values.items():
+        for layer, found in enumerate(layers, start=1):
+            numbers = head_numbers(kept, site, layer, len(found))
+            for number, value in zip(numbers, found, strict=False):
+                if value is not None and math.isfinite(value):
+                    yield (site, layer, number), float(value)
+
+
+def head_numbers(kept: HeadNumbers | None, site: str, layer: int, n_values: int) -> Sequence[int]:
+    """The numbers of the heads of one layer; none where there are not as many as values."""
+    if not kept or site not in kept:
+        return range(1, n_values + 1)
+    numbers = kept[site][layer - 1] if layer <= len(kept[site]) else ()
+    return numbers if len(numbers) == n_values else ()

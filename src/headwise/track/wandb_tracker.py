@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 
 from headwise.errors import refuse, require
 from headwise.schema import TrackerConfig
-from headwise.track.base import HeadValues, NullTracker, Tracker, head_metrics
+from headwise.track.base import HeadNumbers, HeadValues, NullTracker, Tracker, head_metrics
 
 KINDS = ("wandb", "none")
 MODES = ("online", "offline", "disabled")
@@ -134,6 +134,7 @@ class WandbTracker:
         self._wandb: Any = wandb
         self._errors = _wandb_errors()
         self._is_on = True
+        self._kept_heads: HeadNumbers | None = container.get("model", {}).get("heads")
         self._arguments: dict[str, Any] = {
             "project": config.project,
             "entity": config.entity,
@@ -167,7 +168,7 @@ class WandbTracker:
 
     def log_heads(self, update: int, heads: Mapping[str, HeadValues]) -> None:
         """See `Tracker.log_heads`; α also as one histogram a site, `alpha/<site>/histogram`."""
-        row: dict[str, Any] = {"update": update, **head_metrics(heads)}
+        row: dict[str, Any] = {"update": update, **head_metrics(heads, self._kept_heads)}
         row.update(self._alpha_histograms(heads.get("alpha", {})))
         self._send(lambda run: run.log(row))
 

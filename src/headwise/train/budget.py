@@ -9,11 +9,12 @@ import torch
 from headwise.attention.base import Attention
 from headwise.attention.scores import ScoreAttention
 from headwise.data.tokenizer import N_SPECIALS
+from headwise.data.tokenizer_training import given_tokenizers
 from headwise.entmax import native
 from headwise.model.build import build_model
 from headwise.model.transformer import Transformer, n_parameters
 from headwise.precision import resolve_precision
-from headwise.schema import Config, ModelConfig
+from headwise.schema import Config, ModelConfig, TokenizerConfig
 from headwise.train.distributed import choose_device
 
 SENTENCE_TOKENS = 64  # assumed length of both sides: attention grows with it
@@ -49,16 +50,26 @@ class Budget:
     activation_bytes: float
 
 
+def _vocabularies(config: TokenizerConfig) -> tuple[int, int]:
+    """Pieces of source and target."""
+    given = given_tokenizers(config)
+    if given is not None:
+        return given.source.vocab_size, given.target.vocab_size
+    pieces = N_SPECIALS + 256 if config.kind == "byte" else config.vocab_size
+    return pieces, pieces
+
+
 def budget(config: Config, sentence_tokens: int = SENTENCE_TOKENS) -> Budget:
     """Estimate for full batches of sentences with `sentence_tokens` tokens on both sides.
 
-    The vocabulary is taken to be `tokenizer.vocab_size`; for characters that is an upper limit.
+    The vocabulary is that of a given tokenizer, else taken to be `tokenizer.vocab_size`; for
+    characters that is an upper limit.
     Attention is counted as dense: every pair of positions, whatever variant and pattern leave out.
     """
     sizes, trainer = config.model, config.trainer
-    vocab = N_SPECIALS + 256 if config.tokenizer.kind == "byte" else config.tokenizer.vocab_size
+    source_vocab, vocab = _vocabularies(config.tokenizer)
     with torch.device("meta"):
-        model = build_model(config, vocab, vocab, config.tokenizer.joint)
+        model = build_model(config, source_vocab, vocab, config.tokenizer.joint)
     tokens, n_recomputed = trainer.max_tokens, int(sizes.recompute)
     device = choose_device(trainer.device)
     layers = _layer_costs(model, sizes, sentence_tokens, _kept_inner(sizes.activation, device))

@@ -24,8 +24,8 @@ def start_from(model: Transformer, origin: RunFolder, tokenizers: TokenizerPair)
     """
     if TokenizerPair.load(origin.path).fingerprint() != tokenizers.fingerprint():
         raise RunError(
-            f"init_from={origin.path} has another vocabulary than this run; use the same training "
-            "text and tokenizer"
+            f"init_from={origin.path} has another vocabulary than this run, which learned one from "
+            f"its own text: take that one's by tokenizer=given tokenizer.folder={origin.path}"
         )
     weights = load_checkpoint(checkpoint_path(origin, "auto"))["model"]
     own, gates = model.state_dict(), gate_names(model)

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from itertools import zip_longest
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from headwise.analysis.plots import alpha_table, plot_alpha, plot_curves, plot_diversity
-from headwise.track.base import HeadValues, Tracker
+from headwise.analysis.collect import filled
+from headwise.analysis.figure_style import save
+from headwise.analysis.plots import alpha_figure, alpha_table, curves_figure, diversity_figure
+from headwise.track.base import HeadNumbers, HeadValues, Tracker
+from headwise.track.jsonl import read_if_there
 from headwise.train.run_folder import RunFolder, git_commit, versions
 from headwise.train.state import TrainState
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+FORMATS = ("png", "svg")  # of the figures that a training leaves
 
 
 def run_results(
@@ -43,7 +50,7 @@ def run_results(
     memory = {} if peak_memory_bytes is None else {"peak_memory_bytes": peak_memory_bytes}
     return {
         "scores": scores,
-        "alpha": _filled(alpha, measured.pop("alpha", {})),
+        "alpha": filled(alpha, measured.pop("alpha", {})),
         "heads": measured,
         "fingerprint": fingerprint,
         "seed": seed,
@@ -62,28 +69,34 @@ def run_results(
     }
 
 
-def _filled(values: HeadValues, others: HeadValues) -> HeadValues:
-    """`values`, and for each head without one that of `others`."""
-    table: dict[str, list[list[float | None]]] = {}
-    for site in dict.fromkeys((*values, *others)):
-        pairs = zip_longest(values.get(site, ()), others.get(site, ()), fillvalue=())
-        table[site] = [
-            [own if own is not None else other for own, other in zip_longest(layer, of_others)]
-            for layer, of_others in pairs
-        ]
-    return table
+def figures(folder: RunFolder, name: str = "") -> dict[str, Figure | None]:
+    """The figures of a run over its training, from its records; None where nothing was measured.
+
+    Args:
+        folder: of the run.
+        name: of what was trained, for the titles.
+    """
+    heads, metrics = (read_if_there(record) for record in (folder.heads, folder.metrics))
+    return {
+        "alpha": alpha_figure(heads, name, _kept_heads(folder)),
+        "diversity": diversity_figure(heads, name),
+        "curves": curves_figure(metrics, name),
+    }
+
+
+def _kept_heads(folder: RunFolder) -> HeadNumbers | None:
+    """The numbers of a pruned run's heads; None for any other."""
+    found: HeadNumbers | None = folder.read_config()["model"].get("heads")
+    return found
 
 
 def draw(folder: RunFolder, tracker: Tracker) -> None:
-    """Make the figures of a run from its records."""
-    for plot, record, name in (
-        (plot_alpha, folder.heads, "alpha"),
-        (plot_diversity, folder.heads, "diversity"),
-        (plot_curves, folder.metrics, "curves"),
-    ):
-        figure = plot(record, folder.figures / f"{name}.png")
+    """Write the figures of a run, and show them where it is tracked."""
+    for name, figure in figures(folder).items():
         if figure is not None:
-            tracker.log_image(f"figures/{name}", folder.figures / f"{name}.png")
+            path = folder.figures / f"{name}.png"
+            save(figure, path, FORMATS)
+            tracker.log_image(f"figures/{name}", path)
 
 
 def summary(folder: RunFolder) -> str:
@@ -94,7 +107,7 @@ def summary(folder: RunFolder) -> str:
         for metric, found in scores.items():
             lines.append(f"{split:>24}  {metric:<14} {shown_score(found)}")
     if results["alpha"]:
-        lines += ["", alpha_table(results["alpha"])]
+        lines += ["", alpha_table(results["alpha"], _kept_heads(folder))]
     lines += [
         "",
         f"{results['updates']} updates, {results['tokens']} target tokens, "

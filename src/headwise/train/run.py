@@ -22,6 +22,7 @@ from headwise.analysis.collect import alphas
 from headwise.data.corpus import Corpus, open_corpus
 from headwise.data.encoded import PreparedCorpus, prepare_corpus
 from headwise.data.prefetch import Prefetched
+from headwise.data.tokenizer_training import given_tokenizers
 from headwise.decode.translator import Translator
 from headwise.errors import ConfigError, HeadwiseError, RunError
 from headwise.files import read_json, remove_partial
@@ -107,6 +108,11 @@ def train(config_node: DictConfig, overrides: list[str], group: str | None = Non
                 (folder.checkpoints / "average.pt").unlink(missing_ok=True)
                 folder.describe(container, overrides)
                 log.info("%s %s", "going on in" if begun else "training in", folder.path)
+                if ranks.device.type == "cuda" and config.trainer.device == "auto":
+                    log.info(
+                        "on a GPU, in batches of %d tokens (trainer=gpu has larger ones, in bf16)",
+                        config.trainer.max_tokens,
+                    )
             with _tracker(config, folder, ranks, group, container) as tracker:
                 return _Run(config, folder, ranks, tracker).to_the_end(corpus)
 
@@ -116,6 +122,9 @@ def _place(
 ) -> RunFolder:
     """The folder of these settings on this text (None: it cannot be had)."""
     text = [corpus.fingerprint(), corpus.identity(config.data.valid)] if corpus else []
+    given = given_tokenizers(config.tokenizer)
+    if given is not None:
+        text.append(given.fingerprint())
     return RunFolder.place(
         Path(config.paths.outputs),
         config.experiment_name,

@@ -35,6 +35,7 @@ NOT_IN_FINGERPRINT = (
     "data.test",
     "data.licence",
     "data.notes",
+    "tokenizer.folder",  # its content is in the fingerprint, as the text is
     # suggestions; what follows them is in the fingerprint itself
     "data.vocab_size",
     "data.max_updates",
@@ -81,8 +82,9 @@ def fingerprint(container: Mapping[str, Any], text: Sequence[str] = ()) -> str:
 
     Args:
         container: the resolved configuration.
-        text: hashes of the training and validation text. Where the text lies does not count, so
-            a corpus may move; what it says does, so two folders of text are two runs.
+        text: hashes of the training and validation text, and of a tokenizer that was given. Where
+            the text lies does not count, so a corpus may move; what it says does, so two folders
+            of text are two runs.
     """
     decisive = {**comparable(container), "text": list(text)}
     canonical = json.dumps(decisive, sort_keys=True, ensure_ascii=False)

@@ -27,17 +27,21 @@ function linked(text, run, site) {
   return [...parts, text.slice(end)].filter(Boolean);
 }
 
+/** Without the backslashes before signs that would have marked something. */
+const unescaped = (text) => text.replace(/\\([\\*_`[\]<])/g, "$1");
+
 /** Words in which **strong**, *emphasised* and `literal` ones are marked, and heads linked. */
 function marked(text, run, site) {
   return text
-    .split(/(\*\*[^*]+\*\*|\*[^*]+\*|`[^`]+`)/)
+    .split(/(\*\*(?:\\.|[^*\\])+\*\*|\*(?:\\.|[^*\\])+\*|`[^`]+`)/)
     .filter(Boolean)
     .flatMap((part) => {
-      if (part.startsWith("**") && part.length > 4) return make("b", { text: part.slice(2, -2) });
+      if (part.startsWith("**") && part.length > 4)
+        return make("b", { text: unescaped(part.slice(2, -2)) });
       if (part.startsWith("*") && part.length > 2)
-        return make("i", { class: "quoted", text: part.slice(1, -1), dir: "auto" });
+        return make("i", { class: "quoted", text: unescaped(part.slice(1, -1)), dir: "auto" });
       if (part.startsWith("`") && part.length > 2) return make("code", { text: part.slice(1, -1) });
-      return linked(part, run, site);
+      return linked(unescaped(part), run, site);
     });
 }
 

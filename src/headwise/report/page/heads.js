@@ -69,6 +69,7 @@ const MEASURES = [
 
 const ROLES = {
   previous: ["P", "looks at the previous piece"],
+  current: ["C", "looks at the current piece"],
   next: ["N", "looks at the next piece"],
   merging: ["M", "merges the pieces of a word"],
   interrogation: ["Q", "looks at the question mark from question words"],

@@ -1,0 +1,59 @@
+"""Tables of README and guide that are written by programs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from command_line import composer
+from headwise.config_dir import group_choices
+from headwise.markdown import renewed
+from headwise.report import capabilities, settings
+from headwise.report.capabilities import HEAD, built, capability_row
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(
+    ("page", "name", "content"),
+    [
+        ("README.md", capabilities.NAME, capabilities.table),
+        ("docs/settings.md", settings.NAME, settings.tables),
+    ],
+)
+def test_a_page_holds_what_the_classes_say(
+    page: str, name: str, content: Callable[[], str]
+) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    renew = f"python -m headwise.report.{name} --write {page}"
+    assert renewed(text, name, content()) == text, f"run {renew}"
+
+
+def test_every_key_of_a_training_is_told() -> None:
+    with composer() as make:
+        config = make([])
+    told = set(re.findall(r"^\| `([\w.]+)` \|", settings.tables(), re.MULTILINE))
+    typed_groups = ("trainer", "model", "tokenizer", "decode", "data", "tracker", "paths")
+    lacking = {
+        f"{group}.{key}"
+        for group in typed_groups
+        for key in config[group]
+        if f"{group}.{key}" not in told
+    }
+    assert lacking == {f"data.{key}" for key in (*settings.OF_A_CORPUS, "cleaning")}
+
+
+def test_a_text_without_the_markers_is_refused() -> None:
+    with pytest.raises(SystemExit, match="capabilities"):
+        renewed("# nothing", "capabilities", "")
+
+
+@pytest.mark.parametrize("name", group_choices("attention"))
+def test_every_variant_has_a_line(name: str) -> None:
+    row = capability_row(name)
+    assert len(row) == len(HEAD)
+    stands = [cell == "yes" for cell in row[1:4]]
+    assert sum(stands) == len(built(name))

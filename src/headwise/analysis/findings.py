@@ -278,8 +278,9 @@ def _pruning(rows: Sequence[Row]) -> str:
         lines.append([names, *(bleu.get(fraction, "") for fraction in shown)])
     whole = next(iter(curves.values()))
     enough = list(takewhile(lambda row: row["bleu"] >= whole[0]["bleu"] - 1, whole))
+    share = enough[-1]["n_removed"] / max(whole[-1]["n_removed"], 1)  # whole heads go
     text = (
-        f"{upper(percent(enough[-1]['n_removed'] / whole[-1]['n_removed']))} of all heads can go, "
-        "the least important first and nothing trained again, for at most 1 BLEU.\n\n"
+        f"{upper(percent(share))} of all heads can go, the least important first and nothing "
+        "trained again, for at most 1 BLEU.\n\n"
     )
     return text + markdown_table(head, lines)

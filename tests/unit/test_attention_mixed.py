@@ -44,6 +44,15 @@ class OwnKeys(Pattern):
         return ((distance + numbers) % (numbers + 1) != 1)[None]
 
 
+class Flat(Pattern):
+    """A pattern for the tests: the same keys for all heads and sentences, said with two axes."""
+
+    def allowed(
+        self, query_positions_Q: Tensor, n_keys: int, causal: bool, key_lengths_B: Tensor | None
+    ) -> Tensor | None:
+        return (query_positions_Q[:, None] - torch.arange(n_keys)).abs() <= 3
+
+
 class Looking(Normaliser):
     """A member for the tests: weighs by its queries and reports on them."""
 
@@ -70,6 +79,7 @@ def masks(place: Place) -> dict[str, Mask]:
         "padding": Mask(key_lengths_B=torch.tensor([K, 3])),
         "causal": Mask(causal=True, query_offset=1),
         "pattern": Mask(torch.tensor([4, 0]), causal=True, pattern=OwnKeys(place)),
+        "flat": Mask(pattern=Flat(place)),
     }
 
 
@@ -87,7 +97,7 @@ def alone(name: str, place: Place, rows: str) -> Normaliser:
     return found
 
 
-@pytest.mark.parametrize("mask", ["all", "padding", "causal", "pattern"])
+@pytest.mark.parametrize("mask", ["all", "padding", "causal", "pattern", "flat"])
 @pytest.mark.parametrize("numbers", [None, (2, 3, 7, 8, 9), (5,)])
 @pytest.mark.parametrize("normalisers", [NOTE, ALL, ("tanh", "tanh", "softmax", "softmax")])
 def test_each_head_does_what_its_normaliser_does_alone(
@@ -108,7 +118,7 @@ def test_each_head_does_what_its_normaliser_does_alone(
             own = whole.place.head_numbers.index(number)
             with torch.no_grad():
                 member.alpha_logit.copy_(whole.alpha_logit[own : own + 1])
-        pattern = OwnKeys(one) if given.pattern is not None else None
+        pattern = None if given.pattern is None else type(given.pattern)(one)
         context = ScoreContext(replace(given, pattern=pattern, _dense={}), queries)
         expected = member(scores[:, head : head + 1], context)
         torch.testing.assert_close(found[:, head : head + 1], expected, rtol=0, atol=1e-12)

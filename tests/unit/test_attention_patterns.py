@@ -11,6 +11,7 @@ from itertools import product
 import pytest
 import torch
 
+from headwise.attention import sparse_pattern
 from headwise.attention.base import Mask, Place
 from headwise.attention.build import AttentionFactory
 from headwise.attention.fixed import Fixed
@@ -253,6 +254,24 @@ def test_a_pruned_place_goes_by_the_numbers_of_its_heads() -> None:
     assert pattern.near_H == (False, True)
     found = as_sets(seen(pattern, 16, causal=True)[0])
     assert found[15] == {4, 5, 12, 13, 15}, "head 2 keeps the second cells"
+
+
+@pytest.mark.parametrize("heads", [["local", "summary"], ["summary", "local"]])
+def test_two_heads_of_which_one_looks_far_with_cells_of_their_own(heads: list[str]) -> None:
+    """Which heads look far, (False, True), and the cells behind, (0, 1), are equal to Python."""
+    sparse_pattern._on_device.cache_clear()
+    place = Place("decoder_self", 1, 2, 4)
+    pattern = Fixed(place, 4, 1, own_cells=True, combine="heads", heads=heads)
+    for _ in range(2):
+        mask = Mask(None, True, pattern).dense(9, 9, CPU)
+        assert mask is not None
+        assert mask.dtype is torch.bool
+        near, far = (
+            mask[0, heads.index(name), 8].nonzero().flatten().tolist()
+            for name in ("local", "summary")
+        )
+        assert near == [8]
+        assert far == ([3, 7, 8] if heads[0] == "summary" else [2, 6, 8])
 
 
 def test_a_step_of_decoding_sees_its_row_of_the_whole() -> None:

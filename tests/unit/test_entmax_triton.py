@@ -226,6 +226,15 @@ class TestEdges:
         torch.testing.assert_close(fused(alone)[4], grad_alpha)
 
     @kernels
+    def test_lengths_may_lie_anyhow(self) -> None:
+        case = make_case((2, 2, 8, 20, 16), lengths=[13, 13])
+        expected = fused(case)
+        for lengths in (torch.tensor([13]), torch.tensor(13), torch.tensor([13, 1, 13])[::2]):
+            case.lengths = lengths.to(DEVICE)
+            for one, other in zip(fused(case), expected, strict=True):
+                assert torch.equal(one, other)
+
+    @kernels
     def test_padding_is_not_read(self) -> None:
         case = make_case((1, 2, 16, 40, 16), lengths=[25])
         expected = fused(case)

@@ -216,7 +216,7 @@ class Mask:
         if self.pattern is not None:
             allowed = self.pattern.allowed(queries_Q, n_keys, self.causal, self.key_lengths_B)
             if allowed is not None:
-                parts.append(allowed)
+                parts.append(allowed[(None,) * (4 - allowed.dim())])
         if not parts:
             return None
         allowed_BHQK = parts[0]

@@ -138,7 +138,9 @@ def of_heads(allowed: Tensor, has_H: tuple[bool, ...]) -> Tensor:
     """`allowed` (B or 1, H or 1, ...) in the heads that have it."""
     if all(has_H):
         return allowed
-    return allowed & per_head(has_H, allowed.device).view(1, -1, *(1,) * (allowed.dim() - 2))
+    # asked for as numbers: to what is kept by its values, (False, True) and (0, 1) are the same
+    some_H = per_head(tuple(map(int, has_H)), allowed.device).bool()
+    return allowed & some_H.view(1, -1, *(1,) * (allowed.dim() - 2))
 
 
 def is_real(positions: Tensor, lengths_B: Tensor) -> Tensor:

@@ -124,6 +124,8 @@ def triton_entmax_attention(
         if alpha_H > 1:  # these kernels have no way of softmax's own
             power = POWERS.get(alpha_H, Power.ANY)
         alpha_H = torch.full((n_heads,), alpha_H, device=query_BHQE.device)
+    if key_lengths_B is not None:
+        key_lengths_B = key_lengths_B.expand(n_batch).contiguous()
     row_keys = None
     if dropout:
         row_keys = torch.randint(

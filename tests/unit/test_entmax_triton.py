@@ -283,6 +283,22 @@ class TestEdges:
         # scores formed in tiles of other shapes differ in their last bits
         assert max(errors(fused(case), reference(case))) < 1e-4
 
+    @pytest.mark.parametrize("causal", [False, True])
+    def test_rows_behind_the_last_query_keep_no_block(
+        self, causal: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(triton_operators, "RESIDENT_BYTES", 0)
+        case = make_case((1, 1, 70, 256, 16), [1.5], causal=causal, offset=186 if causal else 0)
+        query, key, _ = case.tensors
+        query.mul_(0.2), key.mul_(0.2)
+        query[..., 0], key[:, :, 64:128, 0] = 4, 4  # all attend to the second block
+        live = triton_operators.forward(
+            *case.tensors, case.alpha, None, None, causal, case.offset, 0.0, case.scale,
+            int(Power.ANY),
+        )[4]  # fmt: skip
+        assert live[0, 0].tolist() == [[0, 1, 0, 0], [0, 1, 0, 0]]
+        assert max(errors(fused(case), reference(case))) < 1e-4
+
 
 class TestDropout:
     pytestmark = needs_triton

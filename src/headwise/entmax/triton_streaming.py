@@ -229,6 +229,9 @@ def forward_streaming(
         limit_M = tl.minimum(limit_M, rows_M + query_offset + 1)
         full = tl.minimum(full, first + query_offset + 1)
         reach = tl.minimum(reach, first + BLOCK_M + query_offset)
+    # rows behind the last query see nothing: of equal scores, they would keep every block
+    limit_M = tl.where(rows_M < n_queries, limit_M, 0)
+    full = tl.where(first + BLOCK_M <= n_queries, full, 0)
     key_base = key + batch * key_b + head * key_h
     value_base = value + batch * value_b + head * value_h
     base = query + batch * query_b + head * query_h

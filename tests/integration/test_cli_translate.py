@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import headwise as package
 from command_line import CommandLine, json_of
@@ -378,3 +379,11 @@ def test_at_a_terminal_each_line_is_answered(run: Path, expected: list[str]) -> 
     assert "Ctrl-D ends" in shown
     assert f"{expected[0]}\t(" in shown
     assert "Traceback" not in shown
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_device_that_is_not_there_is_refused_by_the_key_of_the_command(
+    headwise: CommandLine, run: Path, source: Path
+) -> None:
+    ended = headwise("translate", f"run={run}", f"input={source}", "device=cuda")
+    assert (ended.code, "headwise: device=cuda, but" in ended.err) == (2, True), ended

@@ -184,6 +184,12 @@ def test_fewer_updates_than_a_run_has_gone_through_are_refused(runs: Runs, short
     refused = runs.train(short, {**SHORT, "trainer.max_updates": 2})
     assert refused.code == 1
     assert "trainer.max_updates=2" in refused.told
+    # nor of one that was begun: it would pass for a finished run of fewer updates
+    shutil.copytree(runs.folder / short, runs.folder / "begun")
+    (runs.run_folder("begun") / "results.json").unlink()
+    refused = runs.train("begun", {**SHORT, "trainer.max_updates": 2})
+    assert (refused.code, "has gone through 4 updates already" in refused.told) == (1, True)
+    assert not (runs.run_folder("begun") / "results.json").exists()
 
 
 def test_a_truncated_checkpoint_is_refused(runs: Runs, short: str) -> None:

@@ -245,7 +245,7 @@ def translate_run(config_node: DictConfig) -> None:
         sources = read_lines(Path(config.input), may_be_empty=True)
         if config.reference is None and run.model.max_source is not None:
             run.translator.check_sources(list(map(run.normaliser.source, sources)))
-    elif config.reference is None and sys.stdin.isatty():
+    elif config.reference is None and config.output is None and sys.stdin.isatty():
         _interactive(run)
         return
     else:

@@ -196,6 +196,7 @@ def load(
     """
     if device not in DEVICES:
         raise refuse("device", device, DEVICES)
+    place = choose_device(device, key="device")
     folder = RunFolder.existing(run)
     config = read_config(folder)
     settings = search_settings(decode if decode is not None else config.decode, search)
@@ -207,5 +208,5 @@ def load(
     stem = load_model(model, folder, checkpoint)
     _warn_if_unfinished(folder, config.trainer.max_updates, stem)
     output = instantiate(config.loss, "loss").output_map
-    translator = Translator(model.eval(), tokenizers, settings, choose_device(device), output)
+    translator = Translator(model.eval(), tokenizers, settings, place, output)
     return TrainedRun(folder, config, model, tokenizers, translator)

@@ -151,18 +151,17 @@ def _find_corpus(config: Config, ranks: Ranks) -> Corpus:
 
 def _is_done(folder: RunFolder, config: Config, corpus: Corpus) -> bool:
     """Trained to its end, and scored on every test set asked for."""
-    if not folder.is_finished():
-        return False
-    results = folder.read_results()
-    updates, wanted = results["updates"], config.trainer.max_updates
+    results = folder.read_results() if folder.is_finished() else {}
+    updates = max(results.get("updates", 0), folder.read_last().get("update", 0))
+    wanted = config.trainer.max_updates
     if updates > wanted:
         raise RunError(
             f"{folder.path} has gone through {updates} updates already, more than "
             f"trainer.max_updates={wanted}; set experiment_name=… for a shorter run"
         )
-    if not set(corpus.config.test) <= set(results["scores"]):
+    if not results or not set(corpus.config.test) <= set(results["scores"]):
         return False
-    return bool(results["stopped_early"]) or updates == wanted
+    return bool(results["stopped_early"]) or results["updates"] == wanted
 
 
 class FolderInUse(RunError):

@@ -31,7 +31,7 @@ import numpy as np
 import torch
 
 from benchmarks.clock import gpu, keep, medians
-from benchmarks.updates import Updates, composed
+from benchmarks.updates import Updates, run_config
 from headwise.data.batching import Batch, BatchLoader, collate
 from headwise.data.store import EncodedSplit
 from headwise.entmax import triton_device
@@ -99,7 +99,7 @@ def own_bytes(updates: Updates) -> int:
 def measure(model: str, compiled: bool, repeats: int, device: torch.device) -> list[dict[str, Any]]:
     """A row an attention; the first is what the others are compared with."""
     configs = [
-        composed(*SETTINGS, f"model={model}", f"attention={name}", f"trainer.compile={compiled}")
+        run_config(*SETTINGS, f"model={model}", f"attention={name}", f"trainer.compile={compiled}")
         for name in ATTENTIONS
     ]
     max_tokens = configs[0].trainer.max_tokens

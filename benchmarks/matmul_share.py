@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.clock import keep, machine, medians
-from benchmarks.updates import CPU, Updates, composed, full_rows, model_config
+from benchmarks.updates import CPU, Updates, full_rows, model_config, run_config
 from headwise.linear import product
 from headwise.precision import multiplies_bf16
 from headwise.schema import ModelConfig
@@ -43,7 +43,7 @@ Product = tuple[int, ...]
 
 def make_updates(name: str, attention: str, length: int, precision: str) -> Updates:
     """Of a batch of full rows."""
-    config = composed(f"model={name}", f"attention={attention}", f"trainer.precision={precision}")
+    config = run_config(f"model={name}", f"attention={attention}", f"trainer.precision={precision}")
     vocabulary = VOCABULARY[name]
     return Updates(config, vocabulary, [full_rows(TOKENS // length, length, vocabulary)])
 

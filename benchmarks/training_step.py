@@ -19,7 +19,7 @@ import sys
 import torch
 
 from benchmarks.clock import machine, medians
-from benchmarks.updates import Updates, composed, full_rows
+from benchmarks.updates import Updates, full_rows, run_config
 from headwise.config_dir import group_choices
 from headwise.train.memory import keep_freed_memory
 
@@ -34,7 +34,7 @@ def measure(keep: bool, repeats: int) -> dict[str, float]:
     return medians(
         {
             f"{precision} {variant}": Updates(
-                composed(f"attention={variant}", "model=small", f"trainer.precision={precision}"),
+                run_config(f"attention={variant}", "model=small", f"trainer.precision={precision}"),
                 VOCABULARY,
                 [batch],
             )

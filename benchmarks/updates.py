@@ -6,14 +6,13 @@ import itertools
 from collections.abc import Sequence
 
 import torch
-from hydra import compose, initialize_config_dir
 
-from headwise.config_dir import config_dir, group_node
+from headwise.config_dir import composed, group_node
 from headwise.data.batching import Batch
 from headwise.instantiate import instantiate
 from headwise.model.build import build_model
 from headwise.precision import resolve_precision
-from headwise.schema import Config, ModelConfig, register
+from headwise.schema import Config, ModelConfig
 from headwise.train.distributed import Ranks
 from headwise.train.memory import PeakMemory
 from headwise.train.seed import seed_everything
@@ -23,11 +22,9 @@ from headwise.train.step import build_step
 CPU = torch.device("cpu")
 
 
-def composed(*overrides: str) -> Config:
+def run_config(*overrides: str) -> Config:
     """The configuration of `python train.py` with some overrides."""
-    register()
-    with initialize_config_dir(str(config_dir()), version_base="1.3"):
-        return typed(compose("train", list(overrides)))
+    return typed(composed(*overrides))
 
 
 def model_config(name: str) -> ModelConfig:

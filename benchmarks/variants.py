@@ -2,7 +2,7 @@
 
     OMP_NUM_THREADS=1 python -m benchmarks.variants [--quick] [--model tiny|small] [--json FILE]
 
-The rows are those of `conf/variant/`, each composed as `python train.py variant=…` composes it,
+The rows are those of `conf/variant/`, each run_config as `python train.py variant=…` composes it,
 with its loss and its repulsion. Batches are random, of 2048 tokens with sentences of 16, as
 Multi30k's are. Variants run interleaved in one process; the ratios are of medians. Memory is what
 a step holds when all layers have gone forward, above the model and its optimizer. With one thread
@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.clock import keep, machine, medians
-from benchmarks.updates import Updates, composed, full_rows
+from benchmarks.updates import Updates, full_rows, run_config
 from headwise.config_dir import group_choices
 from headwise.train.memory import keep_freed_memory
 
@@ -31,7 +31,7 @@ def measure(model: str, repeats: int) -> dict[str, dict[str, float | None]]:
     keep_freed_memory()
     batch = full_rows(SENTENCES, LENGTH, VOCABULARY, SHORTEST)
     updates = {
-        name: Updates(composed(f"variant={name}", f"model={model}"), VOCABULARY, [batch])
+        name: Updates(run_config(f"variant={name}", f"model={model}"), VOCABULARY, [batch])
         for name in group_choices("variant")
     }
     taken = medians(updates, repeats)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from headwise.errors import refuse
+from headwise.schema import register
 
 
 def config_dir() -> Path:
@@ -20,6 +21,15 @@ def machine_cache_dir() -> Path:
     """The cache of this machine: `HEADWISE_CACHE`, else what `conf/paths/default.yaml` names."""
     paths = OmegaConf.load(config_dir() / "paths" / "default.yaml")
     return Path(str(paths.cache)).expanduser()
+
+
+def composed(*overrides: str) -> DictConfig:
+    """What `python train.py` composes with some overrides."""
+    from hydra import compose, initialize_config_dir
+
+    register()
+    with initialize_config_dir(str(config_dir()), version_base="1.3"):
+        return compose("train", list(overrides))
 
 
 def group_choices(group: str) -> list[str]:

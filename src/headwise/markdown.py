@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 
 
 def markdown_table(
@@ -34,3 +36,15 @@ def renewed(text: str, name: str, content: str) -> str:
     if not found:
         raise SystemExit(f"no {begin} … {end} in the file")
     return f"{before}{begin}\n{content}\n{end}{after}"
+
+
+def print_or_renew(about: str, name: str, content: Callable[[], str]) -> None:
+    """The command of a program that writes part of a page: print it, or renew it in a file."""
+    parser = argparse.ArgumentParser(description=about)
+    parser.add_argument("--write", type=Path, metavar="FILE", help="renew it in this file")
+    path: Path | None = parser.parse_args().write
+    if path is None:
+        print(content())
+        return
+    text = path.read_text(encoding="utf-8")
+    path.write_text(renewed(text, name, content()), encoding="utf-8")

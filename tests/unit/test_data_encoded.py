@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import errno
-import hashlib
 import multiprocessing
 import os
-import random
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from fake_corpora import corpus, options, pairs_of, prepare
 from headwise.data import encoded, encoding, store
 from headwise.data.cache import read_manifest
 from headwise.data.encoded import PreparedCorpus, prepare_corpus
@@ -23,75 +21,6 @@ from headwise.data.epochs import EpochSplits
 from headwise.data.prefetch import DEPTH
 from headwise.data.workers import run_apart
 from headwise.errors import ConfigError, DataError, HeadwiseError
-from headwise.schema import DataConfig, TokenizerConfig
-
-Pairs = list[tuple[str, str]]
-
-
-def pairs_of(n_pairs: int, seed: int) -> Pairs:
-    draw = random.Random(seed)
-    words = ["".join(draw.choices("abdeilnorstu", k=draw.randint(2, 7))) for _ in range(300)]
-    return [
-        (
-            " ".join(draw.choices(words, k=draw.randint(1, 12))),
-            " ".join(draw.choices(words, k=draw.randint(1, 12))).upper(),
-        )
-        for _ in range(n_pairs)
-    ]
-
-
-@dataclass
-class FakeSource:
-    texts: dict[str, Pairs]
-    n_read: int = 0
-
-    def splits(self) -> list[str]:
-        return list(self.texts)
-
-    def pairs(self, split: str) -> Iterator[tuple[str, str]]:
-        self.n_read += 1
-        yield from self.texts[split]
-
-
-class FakeReport:
-    def as_dict(self) -> dict[str, Any]:
-        return {"read": 7, "kept": 5}
-
-
-@dataclass
-class FakeCorpus:
-    config: DataConfig
-    source: FakeSource
-    report: FakeReport = field(default_factory=FakeReport)
-
-    def pairs(self, split: str, clean: bool = False) -> Iterator[tuple[str, str]]:
-        return self.source.pairs(split)
-
-    def train_pairs(self) -> Iterator[tuple[str, str]]:
-        return self.source.pairs("train")
-
-    def fingerprint(self) -> str:
-        return self.identity("train")
-
-    def identity(self, split: str) -> str:
-        return hashlib.sha256(repr(self.source.texts[split]).encode()).hexdigest()
-
-
-def corpus(train: Pairs | None = None, valid: Pairs | None = None) -> Any:
-    texts = {
-        "train": pairs_of(600, 1) if train is None else train,
-        "valid": pairs_of(40, 2) if valid is None else valid,
-    }
-    config = DataConfig(name="fake", source="de", target="en", licence="none")
-    return FakeCorpus(config, FakeSource(texts))
-
-
-def options(**changes: Any) -> TokenizerConfig:
-    return TokenizerConfig(**{"vocab_size": 150, **changes})
-
-
-def prepare(text: Any, cache: Path, config: TokenizerConfig | None = None) -> PreparedCorpus:
-    return prepare_corpus(text, config or options(), cache, n_workers=1, progress=False)
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -248,18 +248,22 @@ def _confidence(found: Found) -> str:
 
 
 def _importance(found: Found) -> str:
+    return "\n\n".join(filter(None, (_most_and_least(found.heads), _pruning(found.pruning))))
+
+
+def _most_and_least(heads: Sequence[Row]) -> str:
     rows = sorted(
-        known(found.heads, "importance_normalised"),
+        known(heads, "importance_normalised"),
         key=lambda row: float(row["importance_normalised"]),
     )
     if not rows:
-        return _pruning(found.pruning)
+        return ""
     shown = [f"{head_place(row)} ({row['importance_normalised']:.2f})" for row in rows]
     n = min(3, len(rows) // 2)
     text = "How much the loss would change with a head's output, over the norm of its layer."
     if n:
         text += f" Most: {listed(shown[: -n - 1 : -1])}. Least: {listed(shown[:n])}."
-    return "\n\n".join(filter(None, (text, _pruning(found.pruning))))
+    return text
 
 
 def _pruning(rows: Sequence[Row]) -> str:

@@ -92,8 +92,8 @@ class Fixed(SparsePattern):
     def _cells_behind(self, blocks: Tensor) -> Tensor:
         """How many positions stand behind the summary in a block: (1, H or 1, 1)."""
         if len(set(self.cells_behind_H)) == 1:
-            return per_head(self.cells_behind_H[:1], blocks.device).view(1, 1, 1)
-        return per_head(self.cells_behind_H, blocks.device).view(1, -1, 1)
+            return per_head(self.cells_behind_H[:1], torch.int64, blocks.device).view(1, 1, 1)
+        return per_head(self.cells_behind_H, torch.int64, blocks.device).view(1, -1, 1)
 
     def n_places(self, n_positions: int, causal: bool) -> int:
         """See `SparsePattern.n_places`."""

@@ -138,8 +138,7 @@ def of_heads(allowed: Tensor, has_H: tuple[bool, ...]) -> Tensor:
     """`allowed` (B or 1, H or 1, ...) in the heads that have it."""
     if all(has_H):
         return allowed
-    # asked for as numbers: to what is kept by its values, (False, True) and (0, 1) are the same
-    some_H = per_head(tuple(map(int, has_H)), allowed.device).bool()
+    some_H = per_head(has_H, torch.bool, allowed.device)
     return allowed & some_H.view(1, -1, *(1,) * (allowed.dim() - 2))
 
 
@@ -156,11 +155,11 @@ def _lengths(key_lengths_B: Tensor | None, n_keys: int, device: torch.device) ->
 
 
 @constant_in_graphs
-def per_head(values_H: tuple[int, ...], device: torch.device) -> Tensor:
+def per_head(values_H: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """One constant a head as a tensor, copied to a device once."""
-    return _on_device(values_H, device)
+    return _on_device(values_H, dtype, device)
 
 
-@functools.lru_cache(maxsize=256)
-def _on_device(values_H: tuple[int, ...], device: torch.device) -> Tensor:
-    return torch.tensor(values_H, device=device)
+@functools.lru_cache(maxsize=256)  # to which (False, True) and (0, 1) differ by the type alone
+def _on_device(values_H: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.tensor(values_H, dtype=dtype, device=device)

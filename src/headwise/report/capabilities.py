@@ -7,15 +7,12 @@ With `--write`, the lines between the two markers of the file are replaced.
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
-
 from headwise.attention.base import Attention, Place
 from headwise.attention.build import AttentionFactory, unsupported_sites
 from headwise.attention.cache import KeyValueCache
 from headwise.attention.scores import ScoreAttention
 from headwise.config_dir import group_choices, group_node
-from headwise.markdown import markdown_table, renewed
+from headwise.markdown import markdown_table, print_or_renew
 from headwise.schema import SITES
 
 NAME = "capabilities"  # of the two markers in the page
@@ -82,17 +79,5 @@ def table() -> str:
     return markdown_table(HEAD, map(capability_row, group_choices("attention")), of_numbers=False)
 
 
-def main() -> None:
-    """Print the table, or renew it in a file."""
-    parser = argparse.ArgumentParser(description="what each attention variant can do where")
-    parser.add_argument("--write", type=Path, metavar="FILE", help="renew the table in this file")
-    path: Path | None = parser.parse_args().write
-    if path is None:
-        print(table())
-        return
-    text = path.read_text(encoding="utf-8")
-    path.write_text(renewed(text, NAME, table()), encoding="utf-8")
-
-
 if __name__ == "__main__":
-    main()
+    print_or_renew("what each attention variant can do where", NAME, table)

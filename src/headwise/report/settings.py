@@ -9,20 +9,17 @@ and the like) have their keys in the yamls of their choices.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import inspect
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
 from headwise import schema
-from headwise.config_dir import config_dir
-from headwise.markdown import markdown_table, renewed
+from headwise.config_dir import composed
+from headwise.markdown import markdown_table, print_or_renew
 
 NAME = "settings"  # of the two markers in the page
 GROUPS = {  # key of a group -> its class
@@ -44,12 +41,11 @@ def settings(kind: type, values: DictConfig) -> Iterator[tuple[str, str, str]]:
     source = inspect.getsource(kind)
     plain = OmegaConf.to_container(values, resolve=False)
     assert isinstance(plain, dict)
-    for field in dataclasses.fields(kind):
-        is_group = field.type == "Any" or field.name in GROUPS or str(field.type).endswith("Config")
-        if field.name in OF_A_CORPUS or (is_group and field.name != "heads"):
-            continue
-        comment = re.search(rf"^    {field.name}: [^#\n]*  # (.*)$", source, re.MULTILINE)
-        yield field.name, _yaml(plain[field.name]), comment[1] if comment else ""
+    for name in (field.name for field in dataclasses.fields(kind)):
+        is_group = isinstance(plain[name], dict) and plain[name]
+        if not is_group and name not in OF_A_CORPUS:
+            comment = re.search(rf"^    {name}: [^#\n]*  # (.*)$", source, re.MULTILINE)
+            yield name, _yaml(plain[name]), comment[1] if comment else ""
 
 
 def _yaml(value: Any) -> str:
@@ -58,9 +54,7 @@ def _yaml(value: Any) -> str:
 
 def tables() -> str:
     """A table a group of keys."""
-    schema.register()
-    with initialize_config_dir(str(config_dir()), version_base="1.3"):
-        config = compose("train")
+    config = composed()
     parts = []
     for group, kind in GROUPS.items():
         values = OmegaConf.select(config, group) if group else config
@@ -76,17 +70,5 @@ def tables() -> str:
     return "\n\n".join(parts)
 
 
-def main() -> None:
-    """Print the tables, or renew them in a file."""
-    parser = argparse.ArgumentParser(description="every key of a training")
-    parser.add_argument("--write", type=Path, metavar="FILE", help="renew the tables in this file")
-    path: Path | None = parser.parse_args().write
-    if path is None:
-        print(tables())
-        return
-    text = path.read_text(encoding="utf-8")
-    path.write_text(renewed(text, NAME, tables()), encoding="utf-8")
-
-
 if __name__ == "__main__":
-    main()
+    print_or_renew("every key of a training", NAME, tables)

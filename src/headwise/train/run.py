@@ -86,7 +86,7 @@ def train(config_node: DictConfig, overrides: list[str], group: str | None = Non
     with process_group(config.trainer.device) as ranks:
         ask_for_same_bits(ranks.device)
         corpus = _find_corpus(config, ranks)
-        folder = _place(config, container, overrides, corpus)
+        folder = _place(config, container, overrides, _content_hashes(config, corpus))
         if _is_done(folder, config, corpus):
             if ranks.is_main:
                 log.info("this run is finished: %s\n%s", folder.path, summary(folder))
@@ -102,7 +102,7 @@ def train(config_node: DictConfig, overrides: list[str], group: str | None = Non
             ranks.barrier()
             if ranks.is_main:
                 folder.forget_failure()
-                _place(config, container, overrides, None).forget_failure()
+                _place(config, container, overrides, []).forget_failure()
                 remove_partial(folder.checkpoints)
                 # of a run that is lengthened: made anew at its end
                 (folder.checkpoints / "average.pt").unlink(missing_ok=True)
@@ -117,14 +117,17 @@ def train(config_node: DictConfig, overrides: list[str], group: str | None = Non
                 return _Run(config, folder, ranks, tracker).to_the_end(corpus)
 
 
-def _place(
-    config: Config, container: dict[str, Any], overrides: list[str], corpus: Corpus | None
-) -> RunFolder:
-    """The folder of these settings on this text (None: it cannot be had)."""
-    text = [corpus.fingerprint(), corpus.identity(config.data.valid)] if corpus else []
+def _content_hashes(config: Config, corpus: Corpus) -> list[str]:
+    """Hashes of the text, and of a tokenizer that is given."""
+    text = [corpus.fingerprint(), corpus.identity(config.data.valid)]
     given = given_tokenizers(config.tokenizer)
-    if given is not None:
-        text.append(given.fingerprint())
+    return text if given is None else [*text, given.fingerprint()]
+
+
+def _place(
+    config: Config, container: dict[str, Any], overrides: list[str], text: list[str]
+) -> RunFolder:
+    """The folder of these settings on this text (`_content_hashes`; empty: it cannot be had)."""
     return RunFolder.place(
         Path(config.paths.outputs),
         config.experiment_name,
@@ -369,10 +372,12 @@ def write_error(config_node: DictConfig, overrides: list[str], error: Exception)
     except (ConfigError, OmegaConfBaseException):
         return
     try:
-        corpus = open_corpus(config.data, Path(config.paths.cache).expanduser())
-        folder = _place(config, container, overrides, corpus)
+        text = _content_hashes(
+            config, open_corpus(config.data, Path(config.paths.cache).expanduser())
+        )
     except HeadwiseError:
-        folder = _place(config, container, overrides, None)
+        text = []
+    folder = _place(config, container, overrides, text)
     known = isinstance(error, HeadwiseError)
     content = {
         "error": type(error).__name__,

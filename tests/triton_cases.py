@@ -1,0 +1,117 @@
+"""Calls of the fused kernels, and what float64 makes of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from headwise.entmax.triton_attention import triton_entmax_attention
+from triton_marks import DEVICE
+
+
+@dataclass
+class Case:
+    """Inputs on the device, and what is told beside them."""
+
+    tensors: list[Tensor]  # query, key, value
+    alpha: Tensor
+    grad: Tensor
+    lengths: Tensor | None = None
+    causal: bool = False
+    offset: int = 0
+
+    @property
+    def scale(self) -> float:
+        return float(self.tensors[0].shape[-1]) ** -0.5
+
+
+def make_case(
+    shape: tuple[int, int, int, int, int],
+    alpha: list[float] | None = None,
+    dtype: torch.dtype = torch.float32,
+    deviation: float = 1.5,
+    lengths: list[int] | None = None,
+    causal: bool = False,
+    offset: int = 0,
+) -> Case:
+    n_batch, n_heads, n_queries, n_keys, head_dim = shape
+    generator = torch.Generator().manual_seed(sum(shape))
+
+    def draw(n_rows: int, factor: float = 1.0) -> Tensor:
+        # heads split from one projection, so that rows are not contiguous
+        drawn = torch.randn(n_batch, n_rows, n_heads, head_dim, generator=generator) * factor
+        return drawn.to(DEVICE, dtype).transpose(1, 2)
+
+    tensors = [draw(n_queries, deviation), draw(n_keys), draw(n_keys)]
+    alphas = torch.tensor(alpha) if alpha else torch.linspace(1.05, 1.95, n_heads)
+    lengths_B = None if lengths is None else torch.tensor(lengths, device=DEVICE)
+    return Case(tensors, alphas.to(DEVICE), draw(n_queries), lengths_B, causal, offset)
+
+
+def reference(case: Case, keep: Tensor | None = None, dropout: float = 0.0) -> list[Tensor]:
+    """Context and gradients of query, key, value and α in float64, by bisection.
+
+    The threshold is a constant but for one step of Newton, whose derivative is that of the exact
+    solution; hence the gradients are independent of the closed forms that the kernels use.
+    """
+    query, key, value = (tensor.double().requires_grad_() for tensor in case.tensors)
+    alpha = case.alpha.double().requires_grad_()
+    # α = 1 from just above, where the formulas have no hole
+    beta = (alpha - 1 + 1e-5 * (alpha.detach() < 1 + 1e-6))[:, None, None]
+    scores = query @ key.transpose(-1, -2) * case.scale
+    mask = torch.ones_like(scores, dtype=torch.bool)
+    keys = torch.arange(key.shape[2], device=DEVICE)
+    if case.lengths is not None:
+        mask &= (keys < case.lengths[:, None])[:, None, None]
+    if case.causal:
+        mask &= keys <= torch.arange(query.shape[2], device=DEVICE)[:, None] + case.offset
+    scores = scores.masked_fill(~mask, -1e30)
+    below = scores.amax(-1, keepdim=True) - scores
+
+    def weights(level: Tensor) -> tuple[Tensor, Tensor]:
+        shift = beta * (level + below)
+        inside = mask & (shift < 1)
+        root = torch.where(inside, shift, 0.0)
+        p = torch.where(inside, torch.exp(torch.log1p(-root) / beta), 0.0)
+        return p, torch.where(inside, p / (1 - root), 0.0)
+
+    with torch.no_grad():
+        low, high = torch.zeros_like(below[..., :1]), torch.full_like(below[..., :1], 50.0)
+        for _ in range(60):
+            middle = (low + high) / 2
+            is_left = weights(middle)[0].sum(-1, keepdim=True) > 1
+            low, high = torch.where(is_left, middle, low), torch.where(is_left, high, middle)
+        slope = weights(low)[1].sum(-1, keepdim=True).clamp_min(1e-300)
+    excess = weights(low)[0].sum(-1, keepdim=True) - 1
+    p = weights(low + torch.where(mask.any(-1, keepdim=True), excess / slope, 0.0))[0]
+    if keep is not None:
+        p = p * keep / (1 - dropout)
+    context = p @ value
+    grads = torch.autograd.grad(context, (query, key, value, alpha), case.grad.double())
+    return [context.detach(), *grads]
+
+
+def fused(case: Case, dropout: float = 0.0, alpha: float | None = None) -> list[Tensor]:
+    query, key, value = (tensor.detach().requires_grad_() for tensor in case.tensors)
+    alphas = case.alpha.detach().requires_grad_()
+    context = triton_entmax_attention(
+        query, key, value, alphas if alpha is None else alpha,
+        case.lengths, case.causal, case.offset, dropout, case.scale,
+    )  # fmt: skip
+    wanted = (query, key, value) if alpha is not None else (query, key, value, alphas)
+    return [context.detach(), *torch.autograd.grad(context, wanted, case.grad)]
+
+
+def errors(found: list[Tensor], expected: list[Tensor]) -> list[float]:
+    """Largest errors, relative to the largest value."""
+    pairs = zip(found, expected, strict=False)
+    return [float((a.double() - b).abs().max() / b.abs().max().clamp_min(1e-9)) for a, b in pairs]
+
+
+def assert_precise(found: list[Tensor], expected: list[Tensor]) -> None:
+    """To float32; for α near 2 a key at the border of its support weighs on the gradients."""
+    context, grad_query, grad_key, grad_value, *grad_alpha = errors(found, expected)
+    assert max(context, grad_value) < 2e-6
+    assert max(grad_query, grad_key, *grad_alpha) < 3e-5

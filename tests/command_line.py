@@ -77,6 +77,18 @@ class CommandLine:
         return Ended(code, out, err)
 
 
+def refused(ended: Ended, code: int, *wanted: str) -> None:
+    """One message of ours and nothing else, which holds all that is `wanted`."""
+    assert ended.code == code, ended
+    assert "Traceback" not in ended.out + ended.err
+    lines = ended.err.splitlines()
+    assert lines, ended
+    assert lines[0].startswith("headwise: ")
+    assert sum(line.startswith("headwise: ") for line in lines) == 1
+    for text in wanted:
+        assert text in "\n".join(lines), ended.err
+
+
 @contextmanager
 def _own_logging() -> Iterator[None]:
     """Hydra's handlers hold the captured streams, which are closed after the test."""
@@ -122,6 +134,11 @@ def write_corpus(folder: Path, n_train: int = 200) -> Path:
         (folder / f"{split}.de").write_text(source, encoding="utf-8")
         (folder / f"{split}.en").write_text(target, encoding="utf-8")
     return folder
+
+
+def spoil_alignment(text: Path) -> str:
+    (text / "train.en").write_text("one line\n", encoding="utf-8")
+    return "train.en"
 
 
 def small_overrides(folder: Path, *more: str) -> list[str]:

@@ -117,24 +117,17 @@ def train() -> None:
 def _train_one(config: Any, overrides: list[str]) -> None:
     from headwise.train.interrupt import Interrupted
     from headwise.train.run import train as train_run
-    from headwise.train.run import write_error
 
     try:
         train_run(config, overrides)
     except Interrupted as error:
         raise Leave(str(error), error.exit_code) from error
-    except ConfigError:
-        raise  # a typing error leaves no folder behind
-    except Exception as error:
-        write_error(config, overrides, error)
-        raise
 
 
 def _train_point(config: Any, overrides: list[str], sweep: Sweep) -> None:
     """One point of a sweep: what fails is told, kept and left behind."""
     from headwise.train.interrupt import Interrupted
     from headwise.train.run import train as train_run
-    from headwise.train.run import write_error
 
     failed = False
     try:
@@ -144,7 +137,6 @@ def _train_point(config: Any, overrides: list[str], sweep: Sweep) -> None:
         raise Leave(str(error), error.exit_code) from error
     except Exception as error:  # noqa: BLE001 - told, kept, and raised as PointFailedError
         sweep.record(overrides, None, error)
-        write_error(config, overrides, error)
         tell(error)
         failed = True
     _release_memory()

@@ -9,25 +9,12 @@ import pytest
 
 from command_line import (
     CommandLine,
-    Ended,
-    json_of,
+    refused,
     run_folders,
     small_overrides,
+    spoil_alignment,
     write_corpus,
 )
-
-
-def refused(ended: Ended, code: int, *wanted: str) -> None:
-    """One message of ours and nothing else, which holds all that is `wanted`."""
-    assert ended.code == code, ended
-    assert "Traceback" not in ended.out + ended.err
-    lines = ended.err.splitlines()
-    assert lines, ended
-    assert lines[0].startswith("headwise: ")
-    assert sum(line.startswith("headwise: ") for line in lines) == 1
-    for text in wanted:
-        assert text in "\n".join(lines), ended.err
-
 
 # override -> what the message holds: the key, the value or what is allowed, the nearest match
 CONFIG_ERRORS = {
@@ -159,11 +146,6 @@ def test_a_vocabulary_out_of_reach_says_what_is_in_reach(
     refused(ended, 2, "tokenizer.vocab_size=5000", "cannot be reached", "or less")
 
 
-def spoil_alignment(text: Path) -> str:
-    (text / "train.en").write_text("one line\n", encoding="utf-8")
-    return "train.en"
-
-
 def spoil_encoding(text: Path) -> str:
     lines = (text / "train.de").read_bytes().splitlines(keepends=True)
     lines[2] = b"caf\xe9\n"
@@ -231,29 +213,6 @@ def test_a_target_as_long_as_the_positions_is_taken(headwise: CommandLine, tmp_p
 def test_prepare_checks_the_tokenizer_before_data(headwise: CommandLine, tmp_path: Path) -> None:
     ended = headwise("prepare", *small_overrides(tmp_path, "tokenizer.character_coverage=2"))
     refused(ended, 2, "tokenizer.character_coverage", "in [0.98, 1]", "got 2")
-
-
-def test_a_failure_leaves_error_json_in_the_folder_of_its_text(
-    headwise: CommandLine, tmp_path: Path
-) -> None:
-    spoil_alignment(write_corpus(tmp_path / "text"))
-    refused(headwise("train", *small_overrides(tmp_path)), 1, "train.en")
-    (left,) = (tmp_path / "outputs").glob("*/*/error.json")
-    assert json_of(left)["error"] == "DataError"
-    write_corpus(tmp_path / "text")
-    assert headwise("train", *small_overrides(tmp_path)).code == 0
-    (went_well,) = (tmp_path / "outputs").glob("*/*/results.json")
-    assert not (went_well.parent / "error.json").exists()
-
-
-def test_what_failed_for_want_of_its_text_is_forgotten_once_it_goes_well(
-    headwise: CommandLine, tmp_path: Path
-) -> None:
-    refused(headwise("train", *small_overrides(tmp_path)), 1, "text")
-    (left,) = (tmp_path / "outputs").glob("*/*/error.json")
-    write_corpus(tmp_path / "text")
-    assert headwise("train", *small_overrides(tmp_path)).code == 0
-    assert not left.parent.exists()
 
 
 def test_out_of_memory_says_what_to_lower(

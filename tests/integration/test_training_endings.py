@@ -190,6 +190,9 @@ def test_fewer_updates_than_a_run_has_gone_through_are_refused(runs: Runs, short
     refused = runs.train("begun", {**SHORT, "trainer.max_updates": 2})
     assert (refused.code, "has gone through 4 updates already" in refused.told) == (1, True)
     assert not (runs.run_folder("begun") / "results.json").exists()
+    # a run that went well is no failed one because too little was asked of it
+    for name in (short, "begun"):
+        assert not list((runs.folder / name).rglob("error.json"))
 
 
 def test_a_truncated_checkpoint_is_refused(runs: Runs, short: str) -> None:

@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import logging
 import shutil
-import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from omegaconf import DictConfig
-from omegaconf.errors import OmegaConfBaseException
 
 from headwise.analysis.collect import alphas
 from headwise.data.corpus import Corpus, open_corpus
@@ -24,7 +22,7 @@ from headwise.data.encoded import PreparedCorpus, prepare_corpus
 from headwise.data.prefetch import Prefetched
 from headwise.data.tokenizer_training import given_tokenizers
 from headwise.decode.translator import Translator
-from headwise.errors import ConfigError, HeadwiseError, RunError
+from headwise.errors import RunError
 from headwise.files import read_json, remove_partial
 from headwise.instantiate import instantiate
 from headwise.model.build import build_model
@@ -37,8 +35,9 @@ from headwise.train.average import choose_weights
 from headwise.train.batches import training_batches
 from headwise.train.budget import describe_budget
 from headwise.train.checkpoint import load_checkpoint
-from headwise.train.distributed import Ranks, is_main_process, process_group
+from headwise.train.distributed import Ranks, process_group
 from headwise.train.evaluation import Validator, evaluate_texts
+from headwise.train.failure import Failure, UntouchedRun
 from headwise.train.initial import start_from
 from headwise.train.interrupt import Interrupted, StopRequest, stop_request
 from headwise.train.memory import keep_freed_memory
@@ -75,18 +74,36 @@ def train(config_node: DictConfig, overrides: list[str], group: str | None = Non
         group: name of the sweep, for the tracker.
     """
     config = typed(config_node)
-    check(config)
     if config.dry_run:
+        check(config)
         print(describe_budget(config))
         return Outcome(None, {})
+    failure = Failure(
+        lambda: _place(config, settle(config, config_node), overrides, []),
+        overrides,
+        in_sweep=group is not None,
+    )
+    with failure.kept():
+        check(config)
+        failure.folder = failure.place()  # a wrong name is refused before data is read
+        return _train(config, settle(config, config_node), overrides, group, failure)
+
+
+def _train(
+    config: Config,
+    container: dict[str, Any],
+    overrides: list[str],
+    group: str | None,
+    failure: Failure,
+) -> Outcome:
     if config.trainer.threads is not None:
         torch.set_num_threads(config.trainer.threads)
     keep_freed_memory()
-    container = settle(config, config_node)
     with process_group(config.trainer.device) as ranks:
         ask_for_same_bits(ranks.device)
         corpus = _find_corpus(config, ranks)
         folder = _place(config, container, overrides, _content_hashes(config, corpus))
+        failure.folder = folder
         if _is_done(folder, config, corpus):
             if ranks.is_main:
                 log.info("this run is finished: %s\n%s", folder.path, summary(folder))
@@ -102,7 +119,7 @@ def train(config_node: DictConfig, overrides: list[str], group: str | None = Non
             ranks.barrier()
             if ranks.is_main:
                 folder.forget_failure()
-                _place(config, container, overrides, []).forget_failure()
+                failure.place().forget_failure()
                 remove_partial(folder.checkpoints)
                 # of a run that is lengthened: made anew at its end
                 (folder.checkpoints / "average.pt").unlink(missing_ok=True)
@@ -158,17 +175,13 @@ def _is_done(folder: RunFolder, config: Config, corpus: Corpus) -> bool:
     updates = max(results.get("updates", 0), folder.read_last().get("update", 0))
     wanted = config.trainer.max_updates
     if updates > wanted:
-        raise RunError(
+        raise UntouchedRun(
             f"{folder.path} has gone through {updates} updates already, more than "
             f"trainer.max_updates={wanted}; set experiment_name=… for a shorter run"
         )
     if not results or not set(corpus.config.test) <= set(results["scores"]):
         return False
     return bool(results["stopped_early"]) or results["updates"] == wanted
-
-
-class FolderInUse(RunError):
-    """Another process works on the run; nothing may be written into its folder."""
 
 
 @contextmanager
@@ -178,7 +191,7 @@ def _claimed(folder: RunFolder, ranks: Ranks) -> Iterator[None]:
         try:
             folder.lock()
         except RunError as error:
-            raise FolderInUse(str(error)) from error
+            raise UntouchedRun(str(error)) from error
     ranks.barrier()
     try:
         yield
@@ -356,35 +369,3 @@ class _Run:
             log.info("%s", summary(folder))
         self.ranks.barrier()
         return results
-
-
-def write_error(config_node: DictConfig, overrides: list[str], error: Exception) -> None:
-    """Leave `error.json` in the folder of a run that failed.
-
-    Nothing is left by a run that was stopped on request, whose folder belongs to another
-    process, or whose settings are too wrong to name a folder.
-    """
-    if not is_main_process() or isinstance(error, (Interrupted, FolderInUse)):
-        return
-    try:
-        config = typed(config_node)
-        container = settle(config, config_node)
-    except (ConfigError, OmegaConfBaseException):
-        return
-    try:
-        text = _content_hashes(
-            config, open_corpus(config.data, Path(config.paths.cache).expanduser())
-        )
-    except HeadwiseError:
-        text = []
-    folder = _place(config, container, overrides, text)
-    known = isinstance(error, HeadwiseError)
-    content = {
-        "error": type(error).__name__,
-        "message": str(error),
-        "overrides": overrides,
-        "traceback": None if known else "".join(traceback.format_exception(error)),
-    }
-    with suppress(OSError, HeadwiseError):  # the first error is what is told
-        folder.path.mkdir(parents=True, exist_ok=True)
-        folder.write_json("error.json", content)

@@ -1,0 +1,66 @@
+"""What a run that failed leaves behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from command_line import (
+    CommandLine,
+    json_of,
+    refused,
+    small_overrides,
+    spoil_alignment,
+    write_corpus,
+)
+
+
+def test_a_failure_leaves_error_json_in_the_folder_of_its_text(
+    headwise: CommandLine, tmp_path: Path
+) -> None:
+    spoil_alignment(write_corpus(tmp_path / "text"))
+    refused(headwise("train", *small_overrides(tmp_path)), 1, "train.en")
+    (left,) = (tmp_path / "outputs").glob("*/*/error.json")
+    assert json_of(left)["error"] == "DataError"
+    write_corpus(tmp_path / "text")
+    assert headwise("train", *small_overrides(tmp_path)).code == 0
+    (went_well,) = (tmp_path / "outputs").glob("*/*/results.json")
+    assert not (went_well.parent / "error.json").exists()
+
+
+def test_a_setting_found_wrong_in_a_begun_run_is_left_there(
+    headwise: CommandLine, tmp_path: Path
+) -> None:
+    write_corpus(tmp_path / "text")
+    unreachable = small_overrides(tmp_path, "tokenizer.vocab_size=5000")
+    refused(headwise("train", *unreachable), 2, "tokenizer.vocab_size=5000 cannot be reached")
+    (left,) = (tmp_path / "outputs").glob("*/*/error.json")
+    assert json_of(left)["error"] == "ConfigError"
+    assert (left.parent / "config.yaml").is_file()
+
+
+def test_an_error_reads_no_text_again(
+    headwise: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+    from headwise.train.run import open_corpus as real
+
+    def seen(config: Any, cache: Path) -> Any:
+        opened.append(config.dir)
+        return real(config, cache)
+
+    monkeypatch.setattr("headwise.train.run.open_corpus", seen)
+    refused(headwise("train", *small_overrides(tmp_path)), 1, "text")
+    assert len(opened) == 1
+
+
+def test_what_failed_for_want_of_its_text_is_forgotten_once_it_goes_well(
+    headwise: CommandLine, tmp_path: Path
+) -> None:
+    refused(headwise("train", *small_overrides(tmp_path)), 1, "text")
+    (left,) = (tmp_path / "outputs").glob("*/*/error.json")
+    write_corpus(tmp_path / "text")
+    assert headwise("train", *small_overrides(tmp_path)).code == 0
+    assert not left.parent.exists()

@@ -280,6 +280,11 @@ def test_a_folder_that_is_no_run(command: str, headwise: CommandLine, run: Path)
     [
         ("data.test=[test_c]", 1, ("test_c", "test_a, test_b")),
         ("data.source_file=/nowhere", 2, ("data.source_file", "data.reference_file")),
+        (
+            "data={test: [test_a], source_file: a, reference_file: b}",
+            2,
+            ("data.test", "two commands"),
+        ),
         ("data.tets=[test_a]", 2, ("tets", "Did you mean data.test?")),
         ("data.dir=/nonexistent", 1, ("/nonexistent",)),
         ("decode.external={comet: 'comet {hypothesis}'}", 2, ("external.comet", "{hypotheses}?")),

@@ -93,6 +93,8 @@ def test_a_dry_run_tells_the_cost_and_touches_nothing(
     assert ended.code == 0, ended
     for wanted in ("parameters", "FLOP", "GiB of weights", "activations"):
         assert wanted in ended.out
+    ended = headwise("train", *small_overrides(tmp_path, "dry_run=true", "trainer.device=cuda"))
+    assert (ended.code, "FLOP" in ended.out) == (0, True), "for a GPU that is elsewhere"
     assert list(tmp_path.iterdir()) == []
 
 

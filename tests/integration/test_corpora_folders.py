@@ -88,6 +88,27 @@ def test_own_text_as_one_table(tmp_path: Path, ending: str) -> None:
     assert corpus.read("test_b")[0][2].endswith("test_b.")
 
 
+def test_test_sets_in_shards_have_the_names_of_their_tables(tmp_path: Path) -> None:
+    text = tmp_path / "text"
+    text.mkdir()
+    for stem in ("train", "valid"):
+        write_text(text, stem, ("a", "b"), sentences("a", "b", 5), gz=False)
+    pairs = sentences("a", "b", 4, "news")
+    for number in range(2):
+        rows = translations(("a", "b"), pairs[2 * number :][:2])
+        write_parquet(text / f"test_news-{number:05d}-of-00002.parquet", rows)
+        write_parquet(text / f"test_talks/{number:04d}.parquet", rows)
+    (text / "test_notes").mkdir()
+    own: dict[str, Any] = {"dir": str(text), "source": "a", "target": "b"}
+    corpus = _open(tmp_path, "files", **own)
+    assert corpus.config.test == ["test_news", "test_talks"]  # discovered
+    for name in corpus.config.test:
+        assert list(corpus.pairs(name)) == pairs
+    (text / "test_news-00000-of-00002.parquet").unlink()
+    with pytest.raises(DataError, match="missing numbers: 0"):
+        _open(tmp_path, "files", **own)
+
+
 def test_direction_turns_with_source_and_target(tmp_path: Path) -> None:
     _fill(tmp_path / "text", "multi30k")
     folder = str(tmp_path / "text")

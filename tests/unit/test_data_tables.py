@@ -57,6 +57,15 @@ def test_missing_shard_is_named(tmp_path: Path, missing: int) -> None:
     assert find_table(tmp_path, "t*n") == []  # a name is no pattern
 
 
+def test_shards_of_a_longer_name_are_another_table(tmp_path: Path) -> None:
+    rows = _rows(flat=False)
+    for name in ("train", "train-noisy", "train-2-of-3"):
+        for number in range(2):
+            write_parquet(tmp_path / f"{name}-{number:05d}-of-00002.parquet", rows[number:][:1])
+    for name in ("train", "train-noisy", "train-2-of-3"):
+        assert list(table_pairs(find_table(tmp_path, name), "de", "en")) == PAIRS[:2], name
+
+
 def test_shards_of_two_releases_are_refused(tmp_path: Path) -> None:
     for name in ("train-00000-of-00002", "train-00001-of-00003"):
         write_parquet(tmp_path / f"{name}.parquet", _rows(flat=False))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from headwise.data.digest import FileMemo, combined_digest
 from headwise.data.lines import file_pairs
-from headwise.data.tables import SUFFIXES, find_table, table_pairs
+from headwise.data.tables import SUFFIXES, find_table, table_pairs, table_stem
 from headwise.errors import DataError, nearest
 
 
@@ -123,13 +123,14 @@ class FolderSource:
         return None
 
     def _stems(self) -> set[str]:
-        """Stems of all files here that could be a split."""
-        endings = (f".{self.source}", f".{self.source}.gz", *SUFFIXES)
+        """Stems of all that lies here and could be a split."""
+        sides = (f".{self.source}", f".{self.source}.gz")
         stems: set[str] = set()
         for path in self.folder.iterdir():
-            ending = next((e for e in endings if path.name.endswith(e)), None)
-            if ending and path.is_file():
-                stems.add(path.name.removesuffix(ending))
+            side = next((ending for ending in sides if path.name.endswith(ending)), None)
+            stem = path.name.removesuffix(side) if side else table_stem(path)
+            if stem:
+                stems.add(stem)
         return stems
 
     def _half_found(self, stems: Sequence[str]) -> str | None:

@@ -18,7 +18,7 @@ from headwise.errors import DataError
 
 SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz", ".tsv", ".tsv.gz")
 _BATCH_ROWS = 2048
-_SHARD = re.compile(r"-(\d+)-of-(\d+)\.parquet$")
+_SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d+)-of-(?P<total>\d+)\.parquet")
 
 
 def find_table(folder: Path, stem: str) -> list[Path]:
@@ -33,8 +33,9 @@ def find_table(folder: Path, stem: str) -> list[Path]:
         path = folder / f"{stem}{suffix}"
         if path.is_file():
             return [path]
-    shards = sorted(folder.glob(f"{glob.escape(stem)}-*-of-*.parquet"))
-    shards = [path for path in shards if _SHARD.search(path.name)]
+    # of `train-*`, those of `train-noisy` are another table's
+    like = sorted(folder.glob(f"{glob.escape(stem)}-*-of-*.parquet"))
+    shards = [path for path in like if table_stem(path) == stem]
     if shards:
         _check_complete(shards)
         return shards
@@ -42,8 +43,20 @@ def find_table(folder: Path, stem: str) -> list[Path]:
     return sorted(below.glob("*.parquet")) if below.is_dir() else []
 
 
+def table_stem(path: Path) -> str | None:
+    """The stem whose table, or shard of a table, or folder of shards is at `path`."""
+    if path.is_dir():
+        return path.name if any(path.glob("*.parquet")) else None
+    shard = _SHARD.fullmatch(path.name)
+    if shard:
+        return shard["stem"]
+    ending = next((suffix for suffix in SUFFIXES if path.name.endswith(suffix)), None)
+    return path.name.removesuffix(ending) if ending else None
+
+
 def _check_complete(shards: Sequence[Path]) -> None:
-    numbers = [tuple(map(int, _SHARD.search(p.name).groups())) for p in shards]  # type: ignore[union-attr]
+    matches = [match for path in shards if (match := _SHARD.fullmatch(path.name))]
+    numbers = [(int(match["number"]), int(match["total"])) for match in matches]
     expected = numbers[0][1]
     present = {number for number, _ in numbers}
     missing = [n for n in range(expected) if n not in present]

@@ -71,7 +71,8 @@ def budget(config: Config, sentence_tokens: int = SENTENCE_TOKENS) -> Budget:
     with torch.device("meta"):
         model = build_model(config, source_vocab, vocab, config.tokenizer.joint)
     tokens, n_recomputed = trainer.max_tokens, int(sizes.recompute)
-    device = choose_device(trainer.device)
+    # a run is planned on one machine for another, which may have the GPU
+    device = torch.device("cuda") if trainer.device == "cuda" else choose_device(trainer.device)
     layers = _layer_costs(model, sizes, sentence_tokens, _kept_inner(sizes.activation, device))
     passes = 6.0 + 2.0 * n_recomputed
     flops = {

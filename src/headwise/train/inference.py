@@ -145,6 +145,11 @@ def _own_text(config: EvaluateConfig) -> dict[str, Sides]:
         return {}
     if source is None or reference is None:
         raise ConfigError("data.source_file and data.reference_file belong together; one is null")
+    if config.data.test or config.data.dir is not None:
+        raise ConfigError(
+            "data.test and data.dir name sets of a corpus, data.source_file text of your own: give "
+            "two commands, whose scores go into one file"
+        )
     sources, references = read_lines(Path(source)), read_lines(Path(reference))
     _check_aligned(sources, references, source, reference)
     stem = Path(source).name.removesuffix(".gz")

@@ -114,8 +114,10 @@ def head_importance(
             for gate in placed:
                 ones = gate.factors.new_ones(len(batch), gate.place.n_heads, 1, 1)
                 gate.factors = ones.requires_grad_()
-            output = model(batch.source_BS, batch.source_lengths_B, batch.target_in_BT)
-            total = loss(output.logits_BTV, batch.target_out_BT).loss
+            states = model.states(batch.source_BS, batch.source_lengths_B, batch.target_in_BT)
+            # the weights get no gradient: only the slopes of the factors are asked for
+            vectors = model.output.weight.detach()
+            total = loss.of_states(states, vectors, batch.target_out_BT).loss
             with_heads = [gate for gate in placed if gate.place.n_heads]  # pruning may leave none
             if not with_heads:
                 continue

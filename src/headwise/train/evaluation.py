@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from headwise.analysis.collect import head_statistics
 from headwise.analysis.distances import projection_distances
-from headwise.data.batching import evaluation_batches
+from headwise.data.batching import Batch, evaluation_batches
 from headwise.data.encoded import PreparedCorpus
 from headwise.data.names import check_file_name
 from headwise.data.store import EncodedSplit
@@ -93,15 +94,8 @@ class Validator:
         return {name: values for name, values in {**statistics, **distances}.items() if values}
 
     def _losses(self) -> dict[str, float]:
-        sums = torch.zeros(3, dtype=torch.float64, device=self.ranks.device)
-        for batch in self.ranks.share(self.batches):
-            batch = batch.to(self.ranks.device)
-            states_BTD = self.model.states(
-                batch.source_BS, batch.source_lengths_B, batch.target_in_BT
-            )
-            found = self.loss.of_states(states_BTD, self.model.output.weight, batch.target_out_BT)
-            n_tokens = torch.tensor(batch.n_tokens, device=self.ranks.device)
-            sums += torch.stack((found.loss, found.measure, n_tokens)).double()
+        shared = self.ranks.share(self.batches)
+        sums = loss_sums(self.model, self.loss, shared, self.ranks.device)
         loss, measure, n_tokens_all = self.ranks.sum(sums).tolist()
         measure /= n_tokens_all
         metrics = {"valid/loss": loss / n_tokens_all, f"valid/{self.loss.measure}": measure}
@@ -111,6 +105,21 @@ class Validator:
 
     def _translate(self) -> list[Translation]:
         return self.ranks.gather(self.translator.translate(self.ranks.share(self.sources)))
+
+
+@torch.no_grad()
+def loss_sums(
+    model: Transformer, loss: Loss, batches: Iterable[Batch], device: torch.device
+) -> Tensor:
+    """The loss, its measure and the number of target tokens, summed: (3,) in float64."""
+    sums = torch.zeros(3, dtype=torch.float64, device=device)
+    for batch in batches:
+        batch = batch.to(device)
+        states_BTD = model.states(batch.source_BS, batch.source_lengths_B, batch.target_in_BT)
+        found = loss.of_states(states_BTD, model.output.weight, batch.target_out_BT)
+        n_tokens = torch.tensor(batch.n_tokens, device=device)
+        sums += torch.stack((found.loss, found.measure, n_tokens)).double()
+    return sums
 
 
 def write_lines(path: Path, lines: Sequence[str]) -> None:

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from omegaconf import DictConfig, OmegaConf
 from tqdm import tqdm
 
@@ -48,6 +47,7 @@ from headwise.model.places import check_heads, typed_heads
 from headwise.model.transformer import Transformer, n_parameters
 from headwise.schema import SITES, PruneConfig, PruneDataConfig
 from headwise.train.checkpoint import save_checkpoint
+from headwise.train.evaluation import loss_sums
 from headwise.train.inference import content_digest, load_configured, named_sets
 from headwise.train.loading import TrainedRun, checkpoint_path
 from headwise.train.loss import Loss
@@ -207,14 +207,8 @@ def scores_as_it_is(run: TrainedRun, text: MeasuredText, loss: Loss) -> dict[str
     """BLEU, and the loss and its measure a target token, of the model as it is."""
     hypotheses = [found.text for found in run.translator.translate(text.sources)]
     scores = score_translations(hypotheses, text.references, run.config.data.target)
-    total, measure, n_tokens = 0.0, 0.0, 0
-    with torch.no_grad():
-        for batch in text.batches:
-            batch = batch.to(run.translator.device)
-            output = run.model(batch.source_BS, batch.source_lengths_B, batch.target_in_BT)
-            found = loss(output.logits_BTV, batch.target_out_BT)
-            total, measure = total + float(found.loss), measure + float(found.measure)
-            n_tokens += batch.n_tokens
+    sums = loss_sums(run.model, loss, text.batches, run.translator.device)
+    total, measure, n_tokens = sums.tolist()
     figures = {"loss": total / n_tokens, loss.measure: measure / n_tokens}
     return {"bleu": scores["bleu"]["score"], **figures}
 

@@ -211,6 +211,11 @@ def test_full_disk_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(HeadwiseError, match=r"disk is full.*fake-.*paths\.cache"):
         prepare(corpus(), tmp_path)
     assert list((tmp_path / "encoded").iterdir()) == []
+    monkeypatch.undo()
+    prepared = prepare(corpus(), tmp_path, options(dropout=0.1))
+    monkeypatch.setattr(store.FlatWriter, "append", full)
+    with pytest.raises(HeadwiseError, match=r"disk is full.*scratch.*paths\.outputs"):
+        EpochSplits(prepared, 0.1, 1, tmp_path / "run" / "scratch", 1, progress=False)(1)
 
 
 def test_a_cache_that_is_a_file_is_explained(tmp_path: Path) -> None:

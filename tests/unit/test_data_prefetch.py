@@ -123,6 +123,19 @@ def test_an_error_outside_does_not_wait_for_an_encoding() -> None:
         batches.close()
 
 
+def test_a_thread_with_no_place_for_its_batch_ends_after_an_error() -> None:
+    batches = Prefetched(plain(), depth=1)
+    next(batches)
+    thread = batches._thread
+    assert thread is not None
+    deadline = time.monotonic() + 10
+    while not batches._made.full() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    batches.__exit__(HeadwiseError, HeadwiseError(), None)
+    thread.join(10)
+    assert not thread.is_alive()
+
+
 def test_batches_are_pinned_for_the_gpu_that_trains(monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[tuple[str, object]] = []
     monkeypatch.setattr(

@@ -18,7 +18,9 @@ MANIFEST = "manifest.json"
 log = logging.getLogger(__name__)
 
 
-def make_once(folder: Path, make: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+def make_once(
+    folder: Path, make: Callable[[Path], dict[str, Any]], key: str = "paths.cache"
+) -> dict[str, Any]:
     """The manifest of `folder`, which `make` fills if it is not there or not whole.
 
     `make` is given an empty temporary folder beside `folder` and returns what the manifest
@@ -31,7 +33,7 @@ def make_once(folder: Path, make: Callable[[Path], dict[str, Any]]) -> dict[str,
     manifest = read_manifest(folder)
     if manifest is not None:
         return manifest
-    with _lock(folder):
+    with _lock(folder, key):
         manifest = read_manifest(folder)
         if manifest is not None:
             return manifest
@@ -40,7 +42,7 @@ def make_once(folder: Path, make: Callable[[Path], dict[str, Any]]) -> dict[str,
         partial = folder.with_name(folder.name + ".partial")
         shutil.rmtree(partial, ignore_errors=True)
         try:
-            with _explain_write_errors(folder):
+            with _explain_write_errors(folder, key):
                 partial.mkdir()
                 manifest = make(partial)
                 _write_manifest(partial, manifest)
@@ -72,17 +74,17 @@ def _write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
 
 
 @contextmanager
-def _lock(folder: Path) -> Iterator[None]:
+def _lock(folder: Path, key: str) -> Iterator[None]:
     path = folder.with_name(folder.name + ".lock")
     with ExitStack() as held:
-        with _explain_write_errors(folder):
+        with _explain_write_errors(folder, key):
             folder.parent.mkdir(parents=True, exist_ok=True)
             held.enter_context(locked(path))
         yield
 
 
 @contextmanager
-def _explain_write_errors(folder: Path) -> Iterator[None]:
+def _explain_write_errors(folder: Path, key: str) -> Iterator[None]:
     """Turn a full disk or a folder that cannot be written into a message; other errors pass."""
     try:
         yield
@@ -91,12 +93,12 @@ def _explain_write_errors(folder: Path) -> Iterator[None]:
             free = shutil.disk_usage(folder.parent).free
             raise HeadwiseError(
                 f"the disk is full: {folder} could not be written ({free // 2**20} MiB free); "
-                "make room there or set paths.cache= to another disk"
+                f"make room there or set {key}= to another disk"
             ) from error
         ours = error.filename is not None and str(folder.parent) in str(error.filename)
         if ours and error.errno in FORBIDDEN:
             raise HeadwiseError(
                 f"cannot write {error.filename}: {error.strerror}; "
-                "set paths.cache= to a folder that can be written"
+                f"set {key}= to a folder that can be written"
             ) from error
         raise

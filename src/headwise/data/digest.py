@@ -16,8 +16,6 @@ from typing import Any
 from headwise.errors import DataError, HeadwiseError
 from headwise.files import write_text
 
-_CHUNK_BYTES = 1 << 20
-
 
 def file_digest(path: Path, algorithm: str = "sha256") -> str:
     """Hexadecimal hash of a file's bytes."""

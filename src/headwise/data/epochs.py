@@ -66,7 +66,7 @@ class EpochSplits:
                 job, self._n_pairs, path, self._dtype, self._n_workers, self._progress
             )
 
-        make_once(folder, make)
+        make_once(folder, make, "paths.outputs")
         # Another rank makes its batches as far ahead, or is as far behind, and an epoch has one
         # batch at the least.
         near = range(epoch - DEPTH - 1, epoch + DEPTH + 2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+from contextlib import suppress
 from types import TracebackType
 
 import torch
@@ -88,6 +89,7 @@ class Prefetched:
             self.close()
         else:  # an encoding may take minutes, and a scheduler that wants us gone grants seconds
             self._stop.set()
+            self._make_room()
 
     def _begin(self) -> None:
         self._made, self._stop = queue.Queue(self._depth), threading.Event()
@@ -105,6 +107,12 @@ class Prefetched:
             except queue.Empty:
                 continue
         self._thread = None
+
+    def _make_room(self) -> None:
+        """Let a thread that waits for a place see that it shall stop."""
+        with suppress(queue.Empty):
+            while True:
+                self._made.get_nowait()
 
     def _make(self, made: queue.Queue[_Made], stop: threading.Event) -> None:
         try:

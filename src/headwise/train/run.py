@@ -112,9 +112,7 @@ def _train(
             RunFolder.existing(config.init_from, "init_from")
         with _claimed(folder, ranks):
             begun = (folder.checkpoints / "last.pt").is_file()
-            if begun:
-                folder.refuse_other_settings(container)
-            else:
+            if not begun:
                 _refuse_lost_checkpoint(folder)
             ranks.barrier()
             if ranks.is_main:
@@ -268,9 +266,11 @@ class _Run:
         if known.is_file():
             before = read_json(known)["fingerprint"]
             if before != prepared.fingerprint:
+                # other text would have another folder
                 raise RunError(
-                    f"the training text has changed since {self.folder.path} was begun; restore "
-                    "it, or set experiment_name=… for a new folder"
+                    f"{self.folder.path} was begun with pieces of another version of "
+                    "sentencepiece or headwise: install that version, or set experiment_name=… "
+                    "for a new folder"
                 )
             return
         prepared.tokenizers.save(self.folder.path)

@@ -266,17 +266,6 @@ class RunFolder:
         write_text(self.path / "overrides.yaml", OmegaConf.to_yaml(OmegaConf.create(overrides)))
         self.write_json("environment.json", environment())
 
-    def refuse_other_settings(self, container: Mapping[str, Any]) -> None:
-        """Raise a RunError showing the keys that differ from those the run was begun with."""
-        before, now = comparable(self.read_config()), comparable(container)
-        differing = [k for k in sorted({*before, *now}) if before.get(k) != now.get(k)]
-        if differing:
-            lines = [f"  {k}: {before.get(k)!r} then, {now.get(k)!r} now" for k in differing[:10]]
-            raise RunError(
-                f"{self.path} was begun with other settings:\n" + "\n".join(lines) + "\n"
-                "Set experiment_name=… for a new folder."
-            )
-
 
 def find_folders(given: Sequence[str], may_lack: bool = False) -> list[Path]:
     """Folders of runs in, or up to two levels below, the folders and globs that were given.

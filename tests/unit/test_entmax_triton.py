@@ -48,7 +48,6 @@ class TestAgainstFloat64:
     def test_rows_of_several_blocks(
         self, head_dim: int, deviation: float, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(triton_operators, "MARKED_KEYS", 64)
         monkeypatch.setattr(triton_operators, "RESIDENT_KEYS", 512)
         shape = (1, 2, 90, 150, head_dim)
         case = make_case(shape, None, torch.float32, deviation, [140], causal=True, offset=60)
@@ -161,8 +160,7 @@ class TestEdges:
 
     @kernels
     def test_blocks_without_weights_are_skipped(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(triton_operators, "MARKED_KEYS", 64)
-        monkeypatch.setattr(triton_operators, "RESIDENT_KEYS", 512)
+        monkeypatch.setattr(triton_operators, "RESIDENT_BYTES", 0)
         case = make_case((1, 1, 128, 256, 16), [1.5])
         query, key, _ = case.tensors
         # the first queries attend to the second and fourth block, the others to the third

@@ -91,8 +91,7 @@ def fused_attention(
     alpha = row_alpha(context)
     per_query = alpha is not None and alpha.numel() > alpha.shape[1]
     mask = context.mask
-    is_restricted = mask.pattern is not None or mask.given_BHQK is not None
-    reason = refusal(query_BHQE, key_BHKE, value_BHKE, is_restricted, per_query)
+    reason = refusal(query_BHQE, key_BHKE, value_BHKE, mask.pattern is not None, per_query)
     if reason is not None:
         _announce(f"attention: weights are formed, as {reason}")
         return None
@@ -116,7 +115,7 @@ def _suits_native(query_BHQE: Tensor, n_keys: int, dropout: float, power: Power)
 def _visible(context: ScoreContext, n_queries: int, n_keys: int) -> Visible:
     mask = context.mask
     dense_BHQK = None
-    if mask.pattern is not None or mask.given_BHQK is not None:
+    if mask.pattern is not None:
         dense_BHQK = mask.dense(n_queries, n_keys, context.queries_BHQE.device)
     return Visible(dense_BHQK, mask.key_lengths_B, mask.causal, mask.query_offset)
 

@@ -37,15 +37,23 @@ def loss_and_support(
         ignore_index: targets that do not count, or None.
     """
     target_N = target_N.to(torch.int64).contiguous()
-    is_real_N = torch.ones_like(target_N, dtype=torch.bool)
-    left_out = NO_CLASS
-    if ignore_index is not None:
-        is_real_N = target_N != ignore_index
-        target_N = target_N.masked_fill(~is_real_N, 0)  # it need not be a class
-        if 0 <= ignore_index < scores_NV.shape[1]:
-            left_out = ignore_index
+    target_N, is_real_N, left_out = real_targets(target_N, scores_NV.shape[1], ignore_index)
     loss_N, support_N, _ = _OPERATOR(scores_NV, target_N, is_real_N, alpha, smoothing, left_out)
     return loss_N, support_N
+
+
+def real_targets(
+    target_N: Tensor, n_classes: int, ignore_index: int | None
+) -> tuple[Tensor, Tensor, int]:
+    """Targets that all are classes, which of them count, and the class that is not smoothed over.
+
+    The last is `ignore_index` where that is a class, else `NO_CLASS`.
+    """
+    if ignore_index is None:
+        return target_N, torch.ones_like(target_N, dtype=torch.bool), NO_CLASS
+    is_real_N = target_N != ignore_index
+    left_out = ignore_index if 0 <= ignore_index < n_classes else NO_CLASS
+    return target_N.masked_fill(~is_real_N, 0), is_real_N, left_out
 
 
 def cross_entropy_(

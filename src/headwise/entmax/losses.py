@@ -34,6 +34,7 @@ from torch import Tensor
 from headwise.compilation import outside_graphs
 from headwise.entmax import function, loss_operators, native, native_loss
 from headwise.entmax.native import POWERS, Power
+from headwise.entmax.native_loss import NO_CLASS
 from headwise.entmax.solver import solve
 from headwise.precision import each_place_written_once
 
@@ -290,7 +291,7 @@ def _solve(shifted_RC: Tensor, alpha: float) -> tuple[Tensor, Tensor, Tensor]:
         p_RC = (shifted_RC - log_total_R1).exp_()
         return p_RC, log_total_R1[:, 0], p_RC.count_nonzero(1).to(p_RC.dtype)
     beta = alpha - 1
-    power = {0.5: Power.SQUARE, 1.0: Power.LINEAR}.get(beta, Power.ANY)
+    power = POWERS.get(alpha, Power.ANY)
     p_RC = torch.empty_like(shifted_RC)
     beta_11 = shifted_RC.new_full((1, 1), beta)
     solve(shifted_RC.contiguous(), beta_11, power, p_RC, shifted_RC.device.type == "cpu")
@@ -332,20 +333,17 @@ class EntmaxLossFunction(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         """See the head of this file."""
         n_classes = scores_NV.shape[1]
-        is_real_N = torch.ones_like(target_N, dtype=torch.bool)
-        left_out = None
-        if ignore_index is not None:
-            is_real_N = target_N != ignore_index
-            target_N = target_N.masked_fill(~is_real_N, 0)  # it need not be a class
-            left_out = ignore_index if 0 <= ignore_index < n_classes else None
+        target_N, is_real_N, left_out = loss_operators.real_targets(
+            target_N, n_classes, ignore_index
+        )
         solution = _solve_rows(scores_NV, alpha, is_real_N)
         gold_N = scores_NV.gather(1, target_N[:, None])[:, 0].to(solution.value_N.dtype)
         # rounding may leave a loss of 0 just below it
         loss_N = (solution.value_N + (solution.highest_N - gold_N)).clamp_min_(0.0)
-        n_counted = max(1, n_classes - (left_out is not None))
+        n_counted = max(1, n_classes - (left_out != NO_CLASS))
         if smoothing:
             total_N = scores_NV.sum(1, dtype=loss_N.dtype)
-            if left_out is not None:
+            if left_out != NO_CLASS:
                 total_N -= scores_NV[:, left_out]
             loss_N += smoothing * (gold_N - total_N / n_counted)
         gold_p_N, left_out_p_N = torch.zeros_like(loss_N), torch.zeros_like(loss_N)
@@ -355,7 +353,7 @@ class EntmaxLossFunction(torch.autograd.Function):
             part.p_RC[(~part.rows_of(is_real_N)).nonzero()[:, 0]] = 0.0
             kept += [part.p_RC, part.row_R, part.column_RC]
             _set(gold_p_N, part.row_R, part.at(target_N))
-            if smoothing and left_out is not None:
+            if smoothing and left_out != NO_CLASS:
                 p_R = part.at(torch.full_like(target_N, left_out))
                 _set(left_out_p_N, part.row_R, p_R)
         ctx.save_for_backward(target_N, is_real_N, gold_p_N, left_out_p_N, *kept)
@@ -386,7 +384,7 @@ class EntmaxLossFunction(torch.autograd.Function):
                     grad_RC -= part.rows_of(share_N)[:, None]
                 with each_place_written_once():
                     part.write(out_NV, grad_RC)
-        if ctx.smoothing and ctx.left_out is not None:
+        if ctx.smoothing and ctx.left_out != NO_CLASS:
             out_NV[:, ctx.left_out] = (scale_N * left_out_p_N).to(ctx.dtype)
         gold_N = scale_N * (gold_p_N - 1 + ctx.smoothing) - share_N
         with each_place_written_once():

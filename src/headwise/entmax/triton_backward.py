@@ -7,7 +7,8 @@ With c = <dO, C> of a query (C: the centre that forward kept) and dP = dO vᵀ, 
     ds = s (dP - c)     dq = scale ds k     dk = scale dsᵀ q     dv = pᵀ dO
     dα = -Σ p ψ (dP - c)                                     (`headwise.entmax.function`)
 
-Where forward marked blocks of scores without a weight, both go through lists of the others.
+Of rows longer than forward holds at once it marked the blocks with any weight (`live`), and both go
+through lists of these.
 
 Letters: M queries and N keys of a tile, E head width.
 """

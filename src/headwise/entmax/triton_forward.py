@@ -2,7 +2,7 @@
 
 It writes, beside the context, what the backward kernels need of a row: top and shift, and the
 `centre` C = Σ s m v / Σ s (m: dropout), whose product with the incoming gradient is the c of
-`headwise.entmax.function`. `live` marks the blocks of LIST x LIST scores with any weight.
+`headwise.entmax.function`.
 
 Letters: M queries and N keys of a tile, E head width.
 """
@@ -52,19 +52,6 @@ def write_rows(
 
 
 @triton.jit
-def mark_live(live, s_MN, row, block, n_queries, n_keys, BLOCK_M: tl.constexpr,
-              BLOCK_N: tl.constexpr, LIST: tl.constexpr):  # fmt: skip
-    """Mark the blocks in which some of these rows, held whole, have a weight."""
-    live_N = tl.max(tl.reshape(tl.max(s_MN, 0), [BLOCK_N // LIST, LIST]), 1)
-    lists_N = tl.arange(0, BLOCK_N // LIST)
-    n_lists = tl.cdiv(n_keys, LIST)
-    base = live + (row * tl.cdiv(n_queries, LIST) + block * BLOCK_M // LIST) * n_lists
-    # several programs share a mark; all of them write the same
-    is_live = (lists_N < n_lists) & (block * BLOCK_M < n_queries) & (live_N > 0.0)
-    tl.store(base + lists_N, lists_N * 0 + 1, mask=is_live)
-
-
-@triton.jit
 def solve_resident(
     gap_MN, limit_M, slope, beta, shift_max,
     POWER: tl.constexpr, PRECISE: tl.constexpr, INTERPRET: tl.constexpr,
@@ -97,13 +84,12 @@ def solve_resident(
 @triton.jit(do_not_specialize=SIZES)
 def forward_resident(
     query, key, value, alpha, lengths, row_keys,
-    context, centre, top, shift, live,
+    context, centre, top, shift,
     query_b, query_h, query_n, key_b, key_h, key_n, value_b, value_h, value_n,
     n_heads, n_queries, n_keys, query_offset, scale, threshold, keep_scale,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
-    LIST: tl.constexpr, CAUSAL: tl.constexpr, HAS_LENGTHS: tl.constexpr, HAS_LIVE: tl.constexpr,
-    DROPOUT: tl.constexpr, POWER: tl.constexpr, PRECISE: tl.constexpr, PRECISION: tl.constexpr,
-    INTERPRET: tl.constexpr,
+    CAUSAL: tl.constexpr, HAS_LENGTHS: tl.constexpr, DROPOUT: tl.constexpr, POWER: tl.constexpr,
+    PRECISE: tl.constexpr, PRECISION: tl.constexpr, INTERPRET: tl.constexpr,
 ):  # fmt: skip
     """BLOCK_N ≥ n_keys: the scores of BLOCK_M queries are formed once and stay in registers."""
     n_blocks = tl.cdiv(n_queries, BLOCK_M)
@@ -130,8 +116,6 @@ def forward_resident(
     s_MN, p_MN, total_M, shift_M = solve_resident(
         gap_MN, limit_M, slope, beta, shift_max, POWER, PRECISE, INTERPRET
     )
-    if HAS_LIVE:
-        mark_live(live, s_MN, row, block, n_queries, n_keys, BLOCK_M, BLOCK_N, LIST)
     if DROPOUT:
         n_all_rows = (tl.num_programs(0) // n_blocks).to(tl.int64) * n_queries
         first_M, second_M = kept(row_keys, row * n_queries, rows_M, n_queries, n_all_rows)

@@ -24,7 +24,6 @@ MAX_REGISTERS = 255  # said, since a compiler that has to spill registers may se
 # how many scores a program holds in half precision. Compiled for sm_90, more spill registers; and
 # longer rows would leave fewer than 32 queries a program, each of which reads all keys.
 RESIDENT_BYTES, RESIDENT_KEYS, RESIDENT_SCORES = 1 << 15, 256, 1 << 13
-MARKED_KEYS = 256  # fewer keys make too few blocks for marking them to pay
 WORD = 1 << 32
 
 
@@ -33,9 +32,9 @@ class Tiles:
     """How a call is cut into programs.
 
     Attributes:
-        resident: whether the scores of some queries are held.
-        block: rows and columns of the blocks that are passed over where they are empty.
-        marked: whether empty blocks are marked and passed over on the way back.
+        resident: whether the scores of some queries are held; else blocks are read again and
+            again, and empty ones marked, to be passed over on the way back.
+        block: rows and columns of these blocks.
         forward, queries, keys: (queries, keys, warps) of a program of each kernel.
         padded: the head width, a power of two.
         stages: how far loads run ahead; with three, tiles of wide heads overflow shared memory.
@@ -43,7 +42,6 @@ class Tiles:
 
     resident: bool
     block: int
-    marked: bool
     forward: tuple[int, int, int]
     queries: tuple[int, int, int]
     keys: tuple[int, int, int]
@@ -51,11 +49,11 @@ class Tiles:
     stages: int
 
 
-def _blocks(n_queries: int, n_keys: int, head_dim: int, itemsize: int) -> tuple[bool, int, bool]:
-    """`resident`, `block` and `marked` of `Tiles`.
+def _blocks(n_keys: int, head_dim: int, itemsize: int) -> tuple[bool, int]:
+    """`resident` and `block` of `Tiles`.
 
-    Numbers of queries and keys are compared and nothing else, so that a graph which is compiled
-    for any length stays so.
+    The number of keys is compared and nothing else, so that a graph which is compiled for any
+    length stays so.
     """
     padded = power_of_two(head_dim)
     n_bytes = padded * itemsize
@@ -63,13 +61,12 @@ def _blocks(n_queries: int, n_keys: int, head_dim: int, itemsize: int) -> tuple[
     # heads narrower than 64 leave each warp with whole rows, which at 256 keys spill
     longest = RESIDENT_KEYS if padded >= 64 and itemsize == 2 else RESIDENT_KEYS // 2
     resident = n_bytes <= WIDE_BYTES and n_keys <= min(longest, RESIDENT_BYTES // n_bytes)
-    marked = not resident or (n_keys > MARKED_KEYS and n_queries >= LIST)
-    return resident, block, marked
+    return resident, block
 
 
 def tiles(n_queries: int, n_keys: int, head_dim: int, itemsize: int) -> Tiles:
     """The cut of a call, from its sizes alone, so that nothing is timed at run time."""
-    resident, block, marked = _blocks(n_queries, n_keys, head_dim, itemsize)
+    resident, block = _blocks(n_keys, head_dim, itemsize)
     padded = power_of_two(head_dim)
     n_bytes = padded * itemsize
     n_row = power_of_two(n_keys)
@@ -85,7 +82,7 @@ def tiles(n_queries: int, n_keys: int, head_dim: int, itemsize: int) -> Tiles:
     n_warps = 8 if n_bytes >= WIDE_BYTES else _n_warps(short_queries * short_keys, itemsize)
     back = (short_queries, short_keys, n_warps)
     stages = 3 if n_bytes <= 128 else 2 if n_bytes <= WIDE_BYTES else 1
-    return Tiles(resident, block, marked, forward, back, back, padded, stages)
+    return Tiles(resident, block, forward, back, back, padded, stages)
 
 
 def _n_warps(n_scores: int, itemsize: int) -> int:
@@ -158,26 +155,25 @@ def _launch_forward(
     context, centre, top, shift, live = _fake_forward(
         query, key, value, alpha, key_lengths, row_keys, causal, query_offset, dropout, scale, power
     )
-    live.zero_()
     block_queries, block_keys, n_warps = cut.forward
     n_blocks = -(-n_queries // block_queries)
     tensors: list[Any] = [query, key, value, alpha, key_lengths, row_keys]
-    tensors += [context, centre, top, shift, live]
+    tensors += [context, centre, top, shift]
     numbers = _numbers(query, key, query_offset, dropout, scale)
     strides = [stride for tensor in (query, key, value) for stride in tensor.stride()[:3]]
     options = _options(query, cut, causal, key_lengths, dropout, power)
     options |= {"BLOCK_M": block_queries, "BLOCK_N": block_keys, "num_warps": n_warps}
-    options["LIST"] = cut.block
     grid = (n_batch * n_heads * n_blocks,)
     with on_device(query):
         if cut.resident:
-            triton_forward.forward_resident[grid](
-                *tensors, *strides, *numbers, HAS_LIVE=cut.marked, **options
-            )
+            triton_forward.forward_resident[grid](*tensors, *strides, *numbers, **options)
         else:
             n_lists = -(-n_keys // cut.block)
             lists = query.new_empty(n_batch, n_heads, n_blocks, n_lists, dtype=torch.int16)
-            triton_streaming.forward_streaming[grid](*tensors, lists, *strides, *numbers, **options)
+            tensors += [live.zero_(), lists]
+            triton_streaming.forward_streaming[grid](
+                *tensors, *strides, *numbers, LIST=cut.block, **options
+            )
     return context, centre, top, shift, live
 
 
@@ -198,10 +194,8 @@ def _fake_forward(
     n_batch, n_heads, n_queries, head_dim = query.shape
     n_keys = key.shape[2]
     rows = query.new_empty(n_batch, n_heads, n_queries, dtype=torch.float32)
-    _, block, marked = _blocks(n_queries, n_keys, head_dim, query.element_size())
-    n_lines, n_items = -(-n_queries // block), -(-n_keys // block)
-    if not marked:
-        n_lines = n_items = 0
+    resident, block = _blocks(n_keys, head_dim, query.element_size())
+    n_lines, n_items = (0, 0) if resident else (-(-n_queries // block), -(-n_keys // block))
     live = query.new_empty(n_batch, n_heads, n_lines, n_items, dtype=torch.uint8)
     return _room(query), _room(query), rows, torch.empty_like(rows), live
 
@@ -255,19 +249,19 @@ def _launch_backward(
     sources = (query, key, value, grad)
     strides = [stride for tensor in sources for stride in tensor.stride()[:3]]
     options = _options(query, cut, causal, key_lengths, dropout, power)
-    options["HAS_LISTS"] = cut.marked
+    options["HAS_LISTS"] = not cut.resident
     shared: list[Any] = [query, key, value, alpha, key_lengths, row_keys, grad]
     n_rows = n_batch * n_heads
     with on_device(query):
         block_queries, block_keys, n_warps = cut.queries
-        lists = _live_lists(live, by_keys=False) if cut.marked else (None, None)
+        lists = _live_lists(live, by_keys=False) if not cut.resident else (None, None)
         triton_backward.backward_queries[(n_rows * -(-n_queries // block_queries),)](
             *shared, centre, top, shift, *lists, grad_query, grad_rows, product,
             *strides, *numbers, **options, HAS_ALPHA=has_alpha,
             BLOCK_M=block_queries, BLOCK_N=block_keys, num_warps=n_warps,
         )  # fmt: skip
         block_queries, block_keys, n_warps = cut.keys
-        lists = _live_lists(live, by_keys=True) if cut.marked else (None, None)
+        lists = _live_lists(live, by_keys=True) if not cut.resident else (None, None)
         triton_backward.backward_keys[(n_rows * -(-n_keys // block_keys),)](
             *shared, product, top, shift, *lists, grad_key, grad_value,
             *strides, *numbers, **options,

@@ -3,7 +3,8 @@
 The scores are formed again in each pass: for the maximum, for moments, for Newton's method, and for
 the context. The first pass of moments lists the blocks with any key above the lowest threshold
 there can be, and the passes after it see no others. How many there are is decided by the program
-itself from the queries it holds, at most 64 or 128 of them.
+itself from the queries it holds, at most 64 or 128 of them. `live` marks the blocks of LIST x LIST
+scores with any weight.
 
 Letters: M queries and N keys of a tile, E head width.
 """

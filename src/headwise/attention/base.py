@@ -196,6 +196,8 @@ class Mask:
 
     def n_visible(self, n_queries: int, n_keys: int, device: torch.device) -> Tensor:
         """Number of keys (B or 1, Q) that padding and causality leave to each query."""
+        if self.given_BHQK is not None:
+            n_keys = n_queries  # n_keys counts places of a layout of self-attention
         visible_BQ = torch.full((1, n_queries), n_keys, device=device)
         if self.causal:
             visible_BQ = torch.arange(n_queries, device=device)[None] + self.query_offset + 1

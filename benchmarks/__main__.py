@@ -13,9 +13,7 @@ package) is left out. A full run takes about a quarter of an hour a thread count
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
-import subprocess
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -135,17 +133,6 @@ def show(part: str, figures: list[Figure], quick: bool) -> None:
         print(f"  {figure.name:58} {figure.found:9.3g}  {sign} {figure.goal:.3g}{mark}", flush=True)
 
 
-def commit() -> str:
-    asked = subprocess.run(
-        ["git", "describe", "--always", "--dirty"],
-        cwd=RESULTS.parents[1],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return asked.stdout.strip() or "unknown"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="few repeats of small cases")
@@ -154,8 +141,7 @@ def main() -> None:
     arguments = parser.parse_args()
     is_whole = not arguments.quick and arguments.only == list(PARTS)
     about = {
-        "date": datetime.date.today().isoformat(),
-        "commit": commit(),
+        **clock.when(),
         "machine": machine(),
         "kernels": native.reason_without() or "C++",
     }

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import platform
 import statistics
+import subprocess
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -36,11 +38,24 @@ def medians(
     return {name: statistics.median(spent) for name, spent in taken.items()}
 
 
-def keep(path: Path, content: Any) -> None:
-    """Write figures as json, in a folder that is made where it is missing."""
+def keep(path: Path, content: Mapping[str, Any]) -> None:
+    """Write figures as json with `when` they were made, in a folder that is made if need be."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(content, ensure_ascii=False, indent=1)
+    text = json.dumps({**when(), **content}, ensure_ascii=False, indent=1)
     path.write_text(text + "\n", encoding="utf-8")
+
+
+def when() -> dict[str, str]:
+    """Today's date, and the commit that stands here."""
+    asked = subprocess.run(
+        ["git", "describe", "--always", "--dirty"],
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    commit = asked.stdout.strip() or "unknown"
+    return {"date": datetime.date.today().isoformat(), "commit": commit}
 
 
 def machine() -> str:

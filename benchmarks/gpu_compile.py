@@ -306,7 +306,7 @@ def main() -> int:
     n_unfit = sum(not one.fits for one in found)
     print(f"{len(found)} kernels, {n_unfit} of them too large for their architecture")
     if arguments.json is not None:
-        keep(arguments.json, [asdict(one) for one in found])
+        keep(arguments.json, {"kernels": [asdict(one) for one in found]})
     return int(n_unfit > 0)
 
 

@@ -21,17 +21,15 @@ import argparse
 import itertools
 import json
 import math
-import statistics
 import subprocess
 import sys
-import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.clock import machine
+from benchmarks.clock import machine, medians
+from benchmarks.resident import added_bytes
 from headwise.attention.base import Attention, Mask, Place
 from headwise.attention.build import AttentionFactory
 from headwise.config_dir import group_choices, group_node
@@ -79,33 +77,17 @@ class Layer:
         self.layer = AttentionFactory(choices)(Place("encoder_self", 1, HEADS, HEAD_DIM))
         self.states = torch.randn(1, length, HEADS * HEAD_DIM, requires_grad=True)
 
-    def __call__(self) -> float:
-        """Seconds of forward and backward."""
-        clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
-        start = clock()
+    def __call__(self) -> None:
+        """Forward and backward."""
         self.layer(self.states, self.states, self.states, Mask()).context_BQD.sum().backward()
-        taken = clock() - start
         self.states.grad = None
         self.layer.zero_grad()
-        return taken
 
 
 def added_memory(variant: str, length: int) -> int | None:
     """Bytes that forward and backward add to the resident set of this process at their highest."""
-    status, reset = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-    if not reset.exists():
-        return None
     Layer(variant, 300)()  # loads code and starts threads
-    layer = Layer(variant, length)
-
-    def kib(field: str) -> int:
-        line = next(line for line in status.read_text().splitlines() if line.startswith(field))
-        return int(line.split()[1])
-
-    before = kib("VmRSS")
-    reset.write_text("5")  # forgets the highest so far
-    layer()
-    return (kib("VmHWM") - before) * 1024
+    return added_bytes(Layer(variant, length))
 
 
 def memory_of(variant: str, length: int) -> int | None:
@@ -118,14 +100,7 @@ def memory_of(variant: str, length: int) -> int | None:
 
 def seconds_of(names: list[str], length: int, repeats: int) -> dict[str, float]:
     """Median seconds, interleaved."""
-    taken: dict[str, list[float]] = {name: [] for name in names}
-    layers = {name: Layer(name, length) for name in names}
-    for repeat in range(repeats + 1):
-        for name, layer in layers.items():
-            seconds = layer()
-            if repeat:  # the first is for warming up
-                taken[name].append(seconds)
-    return {name: statistics.median(samples) for name, samples in taken.items()}
+    return medians({name: Layer(name, length) for name in names}, repeats)
 
 
 def growth(figures: Figures) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from benchmarks import __main__ as everything
-from benchmarks import entmax, peers, training_step, variants
+from benchmarks import deep, entmax, peers, training_step, variants
 from benchmarks.toolkits import Headwise, Sizes
 from torch import Tensor
 
@@ -63,6 +63,17 @@ def test_a_whole_run_is_kept_by_threads_and_as_history(
         record = json.loads((folder / f"threads_{n_threads}.json").read_text(encoding="utf-8"))
         assert record == json.loads(line)
         assert [figure["name"] for figure in record["figures"]] == ["a / b", "c / d"]
+
+
+def test_very_deep_models_are_trained_and_recomputed(capsys: pytest.CaptureFixture[str]) -> None:
+    deep.report_learning(n_layers=2, n_updates=10)
+    curves = re.findall(r"-norm +([\d. ]+)\(", capsys.readouterr().out)
+    assert len(curves) == len(deep.STARTS)
+    for curve in curves:
+        first, *means = map(float, curve.split())
+        assert len(means) == 10
+        assert first == means[0]
+    assert set(deep.memory_alone(2, True, "softmax")) == {"rise", "held"}
 
 
 def test_other_toolkits_are_timed_beside_ours_and_named_where_they_are_not_here(

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from headwise.analysis.diversity import BASES, as_distributions, entropies, jensen_shannon
-from headwise.analysis.observe import Call, Observation, Seen, passes
+from headwise.analysis.observe import Call, Observation, Seen, passes, sound_heads
 from headwise.errors import refuse
 from headwise.track.base import HeadValues
 
@@ -135,15 +135,13 @@ def _add_weights(means: HeadMeans, call: Call, seen: Seen, diversities: Mapping[
     allowed_BHQK = call.allowed(call.weights_BHQK)[:, :, seen.first_query :]
     weights_BHQK = call.weights_BHQK[:, :, seen.first_query :].double()
     weights_BHQK = weights_BHQK.masked_fill(~(allowed_BHQK & queries_B1Q[..., None]), 0.0)
-    may_be_negative_H = ~torch.tensor(call.attention.distribution_heads())
-    is_sound_BHQK = (weights_BHQK >= 0) | may_be_negative_H.to(weights_BHQK.device)[:, None, None]
-    is_sound_H11 = (is_sound_BHQK & weights_BHQK.isfinite()).all(3).all(2).all(0)[:, None]
-    weights_BHQK = weights_BHQK.where(is_sound_H11[..., None], torch.nan)
+    is_sound_H1 = sound_heads(weights_BHQK, call.attention.distribution_heads())
+    weights_BHQK = weights_BHQK.where(is_sound_H1[..., None], torch.nan)
 
     tokens_BHQK = weights_BHQK[..., seen.first_key :]
     seen_BHQK = allowed_BHQK[..., seen.first_key :]
     n_seen_BHQ = seen_BHQK.sum(-1)
-    n_used_BHQ = (tokens_BHQK != 0).sum(-1).double().where(is_sound_H11, torch.nan)
+    n_used_BHQ = (tokens_BHQK != 0).sum(-1).double().where(is_sound_H1, torch.nan)
     rows_BHQK, exists_BHQ = as_distributions(tokens_BHQK)
     means.add(call, {"density": n_used_BHQ / n_seen_BHQ}, queries_B1Q & (n_seen_BHQ > 0))
     means.add(call, {"entropy": entropies(rows_BHQK)}, queries_B1Q & exists_BHQ)

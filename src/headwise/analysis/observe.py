@@ -5,7 +5,7 @@ Letters: B batch, H heads, Q queries, K keys, E head width, S source length, T t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -52,11 +52,8 @@ class Observation:
 
     @cached_property
     def is_sound_H1(self) -> Tensor:
-        """False at heads with weights that are not finite, or negative though a distribution's."""
-        may_be_negative_H = ~torch.tensor(self.distribution_heads, device=self.weights_BHQK.device)
-        weights = self.weights_BHQK
-        is_sound_BHQK = ((weights >= 0) | may_be_negative_H[:, None, None]) & weights.isfinite()
-        return is_sound_BHQK.all(3).all(2).all(0)[:, None]
+        """See `sound_heads`."""
+        return sound_heads(self.weights_BHQK, self.distribution_heads)
 
     @cached_property
     def shares_BHQK(self) -> Tensor:
@@ -87,6 +84,13 @@ class Observation:
     def measured(self, values_BHQ: Tensor) -> Tensor:
         """The values, NaN at heads that are not sound."""
         return values_BHQ.double().where(self.is_sound_H1, torch.nan)
+
+
+def sound_heads(weights_BHQK: Tensor, distribution_heads: Sequence[bool]) -> Tensor:
+    """(H, 1), False at heads with weights that are not finite, or below 0 in a distribution."""
+    may_be_negative_H = ~torch.tensor(distribution_heads, device=weights_BHQK.device)
+    is_sound_BHQK = (weights_BHQK >= 0) | may_be_negative_H[:, None, None]
+    return (is_sound_BHQK & weights_BHQK.isfinite()).all(3).all(2).all(0)[:, None]
 
 
 def observations(

@@ -14,7 +14,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from headwise.config_dir import config_dir, group_choices, group_node
-from headwise.errors import ConfigError, nearest, refuse, require
+from headwise.errors import nearest, refuse, require, unknown
 from headwise.instantiate import fits
 from headwise.schema import (
     SITE_GROUPS,
@@ -57,11 +57,8 @@ def refuse_unknown(config: DictConfig, config_name: str) -> None:
     for prefix, kind, node in _typed_nodes(config, KINDS[config_name]):
         names = [field.name for field in fields(kind)]
         for key in map(str, node):
-            if key in names:
-                continue
-            close = nearest(key, names)
-            hint = f" Did you mean {prefix}{close}?" if close else ""
-            raise ConfigError(f"{prefix}{key} is not known; allowed: {', '.join(names)}.{hint}")
+            if key not in names:
+                raise unknown(prefix, key, names)
 
 
 def _typed_nodes(node: Any, kind: Any, prefix: str = "") -> Iterator[tuple[str, Any, DictConfig]]:

@@ -8,7 +8,7 @@ its traceback.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class HeadwiseError(Exception):
@@ -43,6 +43,13 @@ def refuse(key: str, value: object, options: Iterable[str]) -> ConfigError:
     hint = nearest(str(value), allowed)
     meant = f" Did you mean {hint}?" if hint else ""
     return ConfigError(f"{key} must be one of {', '.join(allowed)}; got {value!r}.{meant}")
+
+
+def unknown(prefix: str, key: str, known: Sequence[str]) -> ConfigError:
+    """The error for a `key` below `prefix` ("decode.", or nothing) that is none of those known."""
+    close = nearest(key, known)
+    meant = f" Did you mean {prefix}{close}?" if close else ""
+    return ConfigError(f"{prefix}{key} is not known; allowed: {', '.join(known)}.{meant}")
 
 
 def require(condition: bool, key: str, allowed: str, value: object) -> None:

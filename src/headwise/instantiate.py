@@ -19,7 +19,7 @@ from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from headwise.errors import ConfigError, nearest
+from headwise.errors import ConfigError, nearest, unknown
 from headwise.schema import SITE_GROUPS
 
 ALLOWED_PREFIXES = ("headwise.", "torch.optim.")
@@ -127,9 +127,7 @@ def _check_arguments(target: Any, settings: dict[str, Any], runtime: set[str], k
         if name in runtime:
             raise ConfigError(f"{key}.{name} is supplied by code and cannot be set")
         if name not in parameters and not takes_any:
-            close = nearest(name, allowed)
-            hint = f" Did you mean {close}?" if close else ""
-            raise ConfigError(f"{key}.{name} is not known; allowed: {', '.join(allowed)}.{hint}")
+            raise unknown(f"{key}.", name, allowed)
         hint_type = _type_hints(target).get(name)
         if hint_type is not None and not fits(value, hint_type):
             expected = " or ".join(_writable(hint_type))

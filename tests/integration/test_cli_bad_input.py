@@ -33,7 +33,11 @@ CONFIG_ERRORS = {
     "++trainer.max_updats=3": ("trainer.max_updats", "Did you mean trainer.max_updates?"),
     "+data.tets=[a]": ("data.tets", "Did you mean data.test?"),
     "+data.cleaning.max_word=3": ("data.cleaning.max_word", "data.cleaning.max_words?"),
-    "+attention.alpa_init=1.3": ("attention.alpa_init", "alpha_min", "Did you mean alpha_init?"),
+    "+attention.alpa_init=1.3": (
+        "attention.alpa_init",
+        "alpha_min",
+        "Did you mean attention.alpha_init?",
+    ),
     "+optimizer.momentum=0.9": ("optimizer.momentum", "allowed: lr, betas"),
     "+loss.smoothing=0.1": ("loss.smoothing", "label_smoothing"),
     # no key=value

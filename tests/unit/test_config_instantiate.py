@@ -97,7 +97,7 @@ def test_a_node_without_a_target_is_refused(node: Any) -> None:
         ({"betas": ["a", "b"]}, "got ['a', 'b']"),
         ({"amsgrad": 1}, "optimizer.amsgrad must be of type bool, got 1"),
         ({"bets": [0.9, 0.98]}, "optimizer.bets is not known; allowed: lr, betas"),
-        ({"bets": [0.9, 0.98]}, "Did you mean betas?"),
+        ({"bets": [0.9, 0.98]}, "Did you mean optimizer.betas?"),
         ({"params": []}, "optimizer.params is supplied by code"),
         ({"lr": -1.0}, "refuses optimizer.lr=-1.0"),
         ({"betas": [0.9, 2.0]}, "Invalid beta parameter at index 1"),

@@ -16,6 +16,7 @@ from headwise.config_dir import machine_cache_dir
 from headwise.data.corpus import joined_splits, open_corpus
 from headwise.data.digest import file_digest
 from headwise.data.lines import decoded_lines, open_bytes
+from headwise.data.names import check_file_name
 from headwise.errors import ConfigError, DataError, HeadwiseError, require
 from headwise.files import read_json, write_text
 from headwise.schema import EvaluateConfig, PruneConfig, TranslateConfig
@@ -54,8 +55,9 @@ def evaluate_run(config_node: DictConfig) -> dict[str, Any]:
     config = OmegaConf.to_object(config_node)
     assert isinstance(config, EvaluateConfig)
     name = config.name
-    if name is not None and (Path(name).name != name or name.startswith(".")):
-        raise ConfigError(f"name must be the name of a file, without / in it; got {name!r}")
+    if name is not None:
+        check_file_name("name", name)
+        require(not name.startswith("."), "name", "a name without a . in front", name)
     if name in OWN_FILES:
         raise ConfigError(f"name={name} is a file of the run's own, {name}.json: give another")
     texts = _own_text(config)

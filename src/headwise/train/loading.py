@@ -19,7 +19,7 @@ from headwise.data.tokenizer import TokenizerPair
 from headwise.decode.hypothesis import check_decode_config
 from headwise.decode.scoring import TargetScore
 from headwise.decode.translator import Translation, Translator
-from headwise.errors import CheckpointError, ConfigError, RunError, nearest, refuse
+from headwise.errors import CheckpointError, ConfigError, RunError, nearest, refuse, unknown
 from headwise.instantiate import instantiate
 from headwise.metrics.external import check_commands
 from headwise.model.build import build_model
@@ -101,9 +101,7 @@ def search_settings(own: DecodeConfig, changes: Mapping[str, Any]) -> DecodeConf
     merged = OmegaConf.structured(own)
     for key, value in changes.items():
         if key not in names:
-            close = nearest(key, names)
-            hint = f" Did you mean decode.{close}?" if close else ""
-            raise ConfigError(f"decode.{key} is not known; allowed: {', '.join(names)}.{hint}")
+            raise unknown("decode.", key, names)
         if value is None:
             continue
         try:

@@ -18,7 +18,8 @@ from typing import IO, Any
 
 from omegaconf import OmegaConf
 
-from headwise.errors import ConfigError, RunError, nearest
+from headwise.data.names import check_file_name
+from headwise.errors import RunError, nearest
 from headwise.files import read_json, write_text
 
 # Keys that change where or how fast a run goes, or how much is told, but not what it computes.
@@ -126,11 +127,7 @@ class RunFolder:
         Raises:
             ConfigError: `experiment_name` is no name of one folder.
         """
-        if experiment in ("", ".", "..") or re.search(r"[/\\\0\n]", experiment):
-            raise ConfigError(
-                f"experiment_name must be the name of one folder, without / in it; "
-                f"got {experiment!r}"
-            )
+        check_file_name("experiment_name", experiment)
         parent = outputs / experiment
         known = sorted(parent.glob(f"*-{run_fingerprint}"))
         return cls(known[0] if known else parent / f"{slug(overrides)}-{run_fingerprint}")

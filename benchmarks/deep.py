@@ -82,18 +82,25 @@ def losses(overrides: list[str], split: EncodedSplit, n_updates: int) -> list[fl
     return found
 
 
+def timed_losses(
+    overrides: list[str], split: EncodedSplit, n_updates: int
+) -> tuple[list[float], float]:
+    """`losses`, and the seconds that they took."""
+    found: list[float] = []
+    spent = seconds(lambda: found.extend(losses(overrides, split, n_updates)))
+    return found, spent
+
+
 def report_learning(n_layers: int, n_updates: int) -> None:
     """Print the curves of all starts."""
     split = builtin_pairs()
     tenth = max(n_updates // 10, 1)
     print(f"loss a target word, {n_layers} + {n_layers} layers, width 32, softmax; at update 1,")
     print(f"then the mean of each {tenth} updates of {n_updates}")
+    rates = {"total": 2 * n_updates, "warmup": n_updates // 5}
+    common = [*layers(n_layers), *(f"scheduler.{p}_updates={n}" for p, n in rates.items())]
     for name, start in STARTS.items():
-        rates = {"total": 2 * n_updates, "warmup": n_updates // 5}
-        scheduled = [f"scheduler.{part}_updates={number}" for part, number in rates.items()]
-        overrides = [*layers(n_layers), *start, *scheduled]
-        found: list[float] = []
-        spent = seconds(lambda: found.extend(losses(overrides, split, n_updates)))  # noqa: B023
+        found, spent = timed_losses([*common, *start], split, n_updates)
         means = [statistics.mean(found[i : i + tenth]) for i in range(0, n_updates, tenth)]
         curve = " ".join(f"{value:.2f}" for value in [found[0], *means])
         print(f"  {name:<18} {curve}   ({spent / n_updates:.2f} s an update)", flush=True)

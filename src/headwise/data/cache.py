@@ -27,6 +27,9 @@ def make_once(
     shall hold (plain types). Processes that ask at the same time wait for the first. What was
     begun and not finished, by an error or a kill, is never taken for whole.
 
+    Args:
+        key: the setting that says where `folder` lies, for messages.
+
     Raises:
         HeadwiseError: the place cannot be written to, or the disk is full.
     """

@@ -88,8 +88,7 @@ class Prefetched:
         if kind is None:
             self.close()
         else:  # an encoding may take minutes, and a scheduler that wants us gone grants seconds
-            self._stop.set()
-            self._make_room()
+            self._ask_to_stop()
 
     def _begin(self) -> None:
         self._made, self._stop = queue.Queue(self._depth), threading.Event()
@@ -100,16 +99,13 @@ class Prefetched:
     def _end(self) -> None:
         if self._thread is None:
             return
-        self._stop.set()
-        while self._thread.is_alive():
-            try:  # it may be waiting for a place
-                self._made.get(timeout=0.01)
-            except queue.Empty:
-                continue
+        self._ask_to_stop()
+        self._thread.join()
         self._thread = None
 
-    def _make_room(self) -> None:
-        """Let a thread that waits for a place see that it shall stop."""
+    def _ask_to_stop(self) -> None:
+        """Also where it waits for a place; it puts one batch or error more at the most."""
+        self._stop.set()
         with suppress(queue.Empty):
             while True:
                 self._made.get_nowait()

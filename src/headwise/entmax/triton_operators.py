@@ -254,14 +254,14 @@ def _launch_backward(
     n_rows = n_batch * n_heads
     with on_device(query):
         block_queries, block_keys, n_warps = cut.queries
-        lists = _live_lists(live, by_keys=False) if not cut.resident else (None, None)
+        lists = (None, None) if cut.resident else _live_lists(live, by_keys=False)
         triton_backward.backward_queries[(n_rows * -(-n_queries // block_queries),)](
             *shared, centre, top, shift, *lists, grad_query, grad_rows, product,
             *strides, *numbers, **options, HAS_ALPHA=has_alpha,
             BLOCK_M=block_queries, BLOCK_N=block_keys, num_warps=n_warps,
         )  # fmt: skip
         block_queries, block_keys, n_warps = cut.keys
-        lists = _live_lists(live, by_keys=True) if not cut.resident else (None, None)
+        lists = (None, None) if cut.resident else _live_lists(live, by_keys=True)
         triton_backward.backward_keys[(n_rows * -(-n_keys // block_keys),)](
             *shared, product, top, shift, *lists, grad_key, grad_value,
             *strides, *numbers, **options,

@@ -24,10 +24,11 @@ class Failure:
     """Where the error of this command would be left.
 
     Attributes:
-        place: finds the folder of the settings alone; fails if they are too wrong to name one.
+        place: finds the folder of the settings alone, for settings that turn out wrong before
+            `folder` is known; fails if they are too wrong to name one.
         overrides: the command line.
         in_sweep: keep a wrong setting too, which a single command only tells.
-        folder: the best known; of the settings and the text, once that was found.
+        folder: of the settings alone, then of the text as well, as soon as it is known.
     """
 
     place: Callable[[], RunFolder]

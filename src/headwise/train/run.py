@@ -85,8 +85,10 @@ def train(config_node: DictConfig, overrides: list[str], group: str | None = Non
     )
     with failure.kept():
         check(config)
-        failure.folder = failure.place()  # a wrong name is refused before data is read
-        return _train(config, settle(config, config_node), overrides, group, failure)
+        container = settle(config, config_node)
+        # a wrong name is refused before data is read
+        failure.folder = _place(config, container, overrides, [])
+        return _train(config, container, overrides, group, failure)
 
 
 def _train(
@@ -117,7 +119,7 @@ def _train(
             ranks.barrier()
             if ranks.is_main:
                 folder.forget_failure()
-                failure.place().forget_failure()
+                _place(config, container, overrides, []).forget_failure()
                 remove_partial(folder.checkpoints)
                 # of a run that is lengthened: made anew at its end
                 (folder.checkpoints / "average.pt").unlink(missing_ok=True)

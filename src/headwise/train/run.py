@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,7 +43,7 @@ from headwise.train.interrupt import Interrupted, StopRequest, stop_request
 from headwise.train.memory import keep_freed_memory
 from headwise.train.outcome import draw, run_results, summary
 from headwise.train.records import Records
-from headwise.train.run_folder import RunFolder, fingerprint
+from headwise.train.run_folder import RunFolder, fingerprint, versions
 from headwise.train.seed import seed_everything
 from headwise.train.settings import check, settle, typed
 from headwise.train.step import build_step
@@ -184,6 +184,12 @@ def _is_done(folder: RunFolder, config: Config, corpus: Corpus) -> bool:
     return bool(results["stopped_early"]) or results["updates"] == wanted
 
 
+def _cutters(found: Mapping[str, str]) -> str:
+    """What cuts text into pieces, of `versions`."""
+    names = ("headwise", "sentencepiece")
+    return " and ".join(f"{name} {found.get(name, 'of another version')}" for name in names)
+
+
 @contextmanager
 def _claimed(folder: RunFolder, ranks: Ranks) -> Iterator[None]:
     if ranks.is_main:
@@ -266,18 +272,19 @@ class _Run:
     def _remember_data(self, prepared: PreparedCorpus) -> None:
         known = self.folder.path / "data.json"
         if known.is_file():
-            before = read_json(known)["fingerprint"]
-            if before != prepared.fingerprint:
+            before = read_json(known)
+            if before["fingerprint"] != prepared.fingerprint:
                 # other text would have another folder
                 raise RunError(
-                    f"{self.folder.path} was begun with pieces of another version of "
-                    "sentencepiece or headwise: install that version, or set experiment_name=… "
-                    "for a new folder"
+                    f"{self.folder.path} was begun with pieces of "
+                    f"{_cutters(before.get('versions', {}))}, not of {_cutters(versions())}: "
+                    "install those, or set experiment_name=… for a new folder"
                 )
             return
         prepared.tokenizers.save(self.folder.path)
         self.folder.write_json(
-            "data.json", {"fingerprint": prepared.fingerprint, **prepared.report}
+            "data.json",
+            {"fingerprint": prepared.fingerprint, "versions": versions(), **prepared.report},
         )
 
     def _model(self, prepared: PreparedCorpus) -> Transformer:

@@ -21,7 +21,11 @@ import standin_gpu
 if TYPE_CHECKING:
     from torch import Tensor
 
-TINY = ("tracker=none", "data=builtin", "model=tiny", "model.d_model=32", "model.d_ff=48")
+    from headwise.schema import Config
+
+SIZES = ("encoder_layers=1", "decoder_layers=1", "d_model=32", "d_ff=48")
+SMALLEST = tuple(f"model.{size}" for size in SIZES)
+TINY = ("tracker=none", "data=builtin", "model=tiny", *SMALLEST)
 # what is drawn on a device is drawn by itself
 WITHOUT_DROPOUT = ("model.dropout=0", "model.attention_dropout=0", "model.activation_dropout=0")
 SAME_NUMBERS = ("trainer.precision=fp32", *WITHOUT_DROPOUT)
@@ -87,10 +91,18 @@ def updates(device: standin_gpu.Device, order: Order) -> list[dict[str, Any]]:
 
     The first update may wait for what is kept from then on.
     """
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    from command_line import composer
+    from headwise.train.settings import typed
+
+    with composer() as compose:
+        configs = [typed(compose([*TINY, *SAME_NUMBERS, *case])) for case in order["cases"]]
     found = []
-    for case in order["cases"]:
-        *_, on_cpu = _windows(case, order["lengths"], "cpu")
-        windows = _windows(case, order["lengths"], "cuda:0")
+    for config in configs:
+        with _disable_current_modes():  # the stand-in's
+            *_, on_cpu = _windows(config, order["lengths"], "cpu")
+        windows = _windows(config, order["lengths"], "cuda:0")
         next(windows)
         device.waits.clear()
         *_, on_device = windows
@@ -99,19 +111,13 @@ def updates(device: standin_gpu.Device, order: Order) -> list[dict[str, Any]]:
     return found
 
 
-def _windows(
-    overrides: Sequence[str], lengths: Sequence[Sequence[int]], device: str
-) -> Iterator[Tensor]:
+def _windows(config: Config, lengths: Sequence[Sequence[int]], device: str) -> Iterator[Tensor]:
     """`TrainingStep.window` after each update."""
     import torch
 
-    from command_line import composer
     from headwise.train.seed import seed_everything
-    from headwise.train.settings import typed
     from training_steps import batch, step_of
 
-    with composer() as compose:
-        config = typed(compose([*TINY, *SAME_NUMBERS, *overrides]))
     seed_everything(1, "model")
     step = step_of(config, torch.device(device))
     for update, of_batch in enumerate(lengths, start=1):
@@ -155,7 +161,7 @@ def benchmarks(device: standin_gpu.Device, order: dict[str, Any]) -> dict[str, A
     attention = {"checks": lambda: few, "QUICK_LENGTHS": (32,), "GROWING": (16, 32)}
     attention |= {"TOKENS": 64, "HEADS": 2, "SEGMENT": 16, "WARM_UPS": 0, "REPEATS": 1}
     rows = {"MAP_SHAPES": ((1, 2, 3, 4),), "LOSS_SHAPE": (3, 40), "REPEATS": 1}
-    settings = ("trainer=gpu", "trainer.max_tokens=64", "model.d_model=32", "model.d_ff=48")
+    settings = ("trainer=gpu", "trainer.max_tokens=64", *SMALLEST)
     training = {"SETTINGS": settings, "VOCABULARY": 40, "N_BATCHES": 2, "LONGEST": 12}
     changes = {gpu_attention: attention, gpu_rows: rows, gpu_training: training}
     left = {}

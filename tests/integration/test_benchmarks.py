@@ -100,6 +100,7 @@ def test_a_step_is_timed_beside_that_of_softmax(
 ) -> None:
     for module, few in ((variants, ["linear", "softmax"]), (training_step, ["softmax"])):
         monkeypatch.setattr(module, "group_choices", lambda group, few=few: few)
+        monkeypatch.setattr(module, "SENTENCES", 8)
     kept = tmp_path / "step.json"
     monkeypatch.setattr("sys.argv", ["variants", "--quick", "--json", str(kept)])
     variants.main()

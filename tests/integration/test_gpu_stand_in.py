@@ -110,7 +110,7 @@ def test_what_measures_training_goes_through(library: Path, tmp_path: Path) -> N
         assert min(row["tokens_per_second"], row["update_ms"], row["host_ms"]) > 0
         assert row["to_softmax"] == 1 or row["attention"] != "softmax"
     softmax, _, learned = (row["own_bytes"] for row in rows[:3])
-    n_alphas = 6 * 4  # attentions, heads
+    n_alphas = 3 * 4  # attentions, heads
     assert learned - softmax == 3 * 4 * n_alphas  # with two moments, in float32
 
 

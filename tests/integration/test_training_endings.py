@@ -64,6 +64,20 @@ def test_a_run_can_be_lengthened(runs: Runs, short: str) -> None:
     assert updates == [3, 4, 6]  # the last of a run is always told
 
 
+def test_a_lengthened_run_averages_what_one_of_that_length_does(runs: Runs) -> None:
+    """Though its former end lay between the updates at which it is saved."""
+    changes = {**SHORT, "trainer.keep": 3, "trainer.average": 3}
+    for length in (3, 6):
+        ended = runs.train("by-steps", {**changes, "trainer.max_updates": length})
+        assert ended.code == 0, ended.told
+    assert runs.train("at-once", {**changes, "trainer.max_updates": 6}).code == 0
+    kept = [
+        sorted(path.name for path in (runs.run_folder(outputs) / "checkpoints").glob("update_*"))
+        for outputs in ("by-steps", "at-once")
+    ]
+    assert kept[0] == kept[1] == [f"update_{update:08d}.pt" for update in (2, 4, 6)]
+
+
 @pytest.mark.parametrize("monitor", ["bleu", "loss"])
 def test_early_stopping_is_an_end(runs: Runs, monitor: str) -> None:
     """With a rate of nearly nothing no validation is better than the first."""

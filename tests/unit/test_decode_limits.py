@@ -7,7 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
+from headwise.decode import beam_search, greedy_search
 from headwise.decode.batches import length_batches
 from headwise.decode.hypothesis import check_decode_config, length_limit
 from headwise.errors import ConfigError
@@ -22,6 +24,8 @@ from headwise.schema import DecodeConfig
         (7, 2.0, 10, 23, 23),
         (3, 1.5, 0, None, 4),  # whole tokens only
         (3, 1.5, 2, 32, 6),
+        (50, 2.3, 0, None, 115),  # 2.3 * 50 is 114.99999999999999
+        (100, 0.29, 0, None, 29),
         (5, 0.1, 0, None, 1),  # a token at the least
         (5, 0.1, 0, 32, 1),
         (5, 0.0, 3, None, 3),
@@ -32,6 +36,12 @@ def test_limits_of_length(
 ) -> None:
     config = DecodeConfig(max_length_ratio=ratio, max_length_extra=extra)
     assert length_limit(n_source, config, max_positions) == limit
+
+
+def test_nothing_to_search_gives_nothing() -> None:
+    model: Any = None
+    assert greedy_search(model, [], [], torch.device("cpu")) == []
+    assert beam_search(model, [], [], torch.device("cpu"), beam=2) == []
 
 
 @pytest.mark.parametrize(

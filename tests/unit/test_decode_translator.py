@@ -26,8 +26,7 @@ from headwise.precision import resolve_precision
 from headwise.schema import DecodeConfig, ModelConfig
 
 CPU = torch.device("cpu")
-N_PIECES = 24
-EOS = 3
+N_PIECES, EOS = 24, 3
 
 
 class WordTokenizer:
@@ -277,10 +276,11 @@ def test_a_translation_is_one_line(model: Transformer) -> None:
 @pytest.mark.parametrize("method", ["beam", "greedy"])
 def test_the_model_keeps_its_mode_and_trains_on(method: str) -> None:
     model = build().train()
+    model.encoder.eval()  # as of one that is frozen
     long_line = [" ".join(["9"] * 40)]  # grows the table of position signals
     config = replace(CONFIG, method=method, n_best=1)
     first = Translator(model, PAIR, config).translate(long_line)
-    assert model.training
+    assert (model.training, model.encoder.training, model.decoder.training) == (True, False, True)
     assert_same(first, Translator(model, PAIR, config).translate(long_line))  # without dropout
     ids = torch.full((1, 40), 9)
     model(ids, torch.tensor([40]), ids).logits_BTV.sum().backward()

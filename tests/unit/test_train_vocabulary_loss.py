@@ -86,7 +86,9 @@ def test_there_are_never_more_logits_than_a_chunk_has() -> None:
     assert [rows for rows, _ in sizes] == [5] * (n_real // 5) + [n_real % 5] * (n_real % 5 > 0)
 
 
-def test_the_gradient_may_be_taken_of_the_weight_alone_or_of_nothing() -> None:
+def test_the_gradient_may_be_taken_of_one_alone_or_of_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     wanted: list[bool] = []
 
     class Watched(CrossEntropy):
@@ -97,9 +99,15 @@ def test_the_gradient_may_be_taken_of_the_weight_alone_or_of_nothing() -> None:
     states_BTD, weight_VD, target_BT = example()
     loss = Watched(0.1)
     both = loss.of_states(states_BTD, weight_VD, target_BT).loss
-    expected = torch.autograd.grad(both, weight_VD)[0]
-    alone = loss.of_states(states_BTD.detach(), weight_VD, target_BT).loss
-    torch.testing.assert_close(torch.autograd.grad(alone, weight_VD)[0], expected)
+    of_states, of_weight = torch.autograd.grad(both, (states_BTD, weight_VD))
+    for product, given, of in (
+        ("product", (states_BTD.detach(), weight_VD), (weight_VD, of_weight)),
+        ("weight_gradient", (states_BTD, weight_VD.detach()), (states_BTD, of_states)),
+    ):
+        with monkeypatch.context() as without:  # what is frozen costs no product
+            without.delattr(vocabulary_loss, product)
+            alone = loss.of_states(*given, target_BT).loss
+            torch.testing.assert_close(torch.autograd.grad(alone, of[0])[0], of[1])
     assert all(wanted)
     wanted.clear()
     with torch.no_grad():

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from headwise.analysis.observe import evaluating
 from headwise.attention.base import Place
 from headwise.attention.heads import HeadGate, MultiHeadAttention
 from headwise.errors import DataError
+from headwise.model.transformer import evaluating
 
 if TYPE_CHECKING:
     from headwise.data.batching import Batch

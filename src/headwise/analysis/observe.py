@@ -12,10 +12,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from headwise.attention.base import Attention, AttentionOutput, Mask, Normaliser, Scaling
 from headwise.attention.heads import MultiHeadAttention
+from headwise.model.transformer import evaluating
 
 if TYPE_CHECKING:
     from headwise.data.batching import Batch
@@ -237,15 +238,3 @@ class Seen:
             n_registers if of_source else 0,
             0 if call.site == "decoder_self" else n_registers,
         )
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode, and afterwards each module in the mode it had."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode

@@ -65,7 +65,7 @@ def beam_search(
 ) -> list[list[Hypothesis]]:
     """The `n_best` best hypotheses of each sentence, best first, in the order of `sources`.
 
-    Fewer than `n_best` come back only where the model gives probability to fewer.
+    Fewer than `n_best` come back only where the beam found fewer with a probability.
 
     Args:
         model: in evaluation mode.
@@ -78,6 +78,8 @@ def beam_search(
         output: from the model's logits to log probabilities; where it is sparse, the hypotheses
             say how the search went.
     """
+    if not sources:
+        return []
     decoder = IncrementalDecoder(model, sources, device, cached, output)
     searches = [_Search(limit, beam, length_penalty, n_best) for limit in limits]
     live = list(range(len(sources)))  # the sentence of each row of the tensors below

@@ -35,6 +35,8 @@ def greedy_search(
         output: from the model's logits to log probabilities. Where it is sparse, a search is
             exact that had one possible token at every step.
     """
+    if not sources:
+        return []
     decoder = IncrementalDecoder(model, sources, device, cached, output)
     found: dict[int, Hypothesis] = {}
     live = list(range(len(sources)))  # the sentence of each row

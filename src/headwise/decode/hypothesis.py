@@ -20,6 +20,7 @@ class SearchRecord:
         is_exact: no hypothesis with a probability was dropped, so that the answer is the best of
             all sentences with a probability within the length limit (if there is one). An early
             end because what is alive can no longer win drops nothing; see `headwise.decode.beam`.
+            Greedy search has no such bound: of one that ended beside another word, it says False.
         n_words: words with a probability, summed over all steps of all live hypotheses. Pad and
             bos, which no translation may hold, are no words here.
         n_steps: the number of these steps.
@@ -74,7 +75,9 @@ def length_limit(n_source: int, config: DecodeConfig, max_positions: int | None 
         n_source: source pieces, without eos.
         max_positions: target positions the model has, or None when any number will do.
     """
-    limit = math.floor(config.max_length_ratio * n_source) + config.max_length_extra
+    scaled = config.max_length_ratio * n_source
+    # 2.3 * 50 is 114.99999999999999
+    limit = math.floor(scaled * (1 + 1e-12)) + config.max_length_extra
     if max_positions is not None:
         limit = min(limit, max_positions)
     return max(limit, 1)

@@ -23,7 +23,7 @@ from headwise.decode.output_map import SOFTMAX, OutputMap
 from headwise.decode.scoring import TargetScore, score_ids
 from headwise.errors import DataError, RunError
 from headwise.linear import packed
-from headwise.model.transformer import Transformer
+from headwise.model.transformer import Transformer, evaluating
 from headwise.precision import autocast, resolve_precision
 from headwise.schema import DecodeConfig
 
@@ -237,18 +237,14 @@ class Translator:
     @contextmanager
     def _ready(self) -> Iterator[None]:
         """Evaluation mode, the precision, and an answer to a want of memory."""
-        was_training = self.model.training
-        self.model.eval()
         try:
-            with autocast(self.device, self.config.precision):
+            with evaluating(self.model), autocast(self.device, self.config.precision):
                 yield
         except torch.OutOfMemoryError as error:
             raise RunError(
                 f"out of memory on {self.device}: lower decode.max_tokens "
                 f"(now {self.config.max_tokens}) or decode.beam (now {self.beam})"
             ) from error
-        finally:
-            self.model.train(was_training)
 
 
 def _bar(n_sentences: int, name: str, progress: bool) -> tqdm[None]:

@@ -75,11 +75,42 @@ def cross_entropy_(
     target_N = target_N.contiguous()
     is_real_N = target_N != ignore_index
     settings = (ALPHAS[Power.EXP], smoothing, NO_CLASS)
-    nll_N, loss_N, _, threshold_N2 = _losses(scores_NV, target_N, *settings)
-    if with_gradient:
-        _write_gradient(scores_NV, threshold_N2, scores_NV, is_real_N.float(), target_N, *settings)
-    loss, nll = (one.masked_fill(~is_real_N, 0.0).sum() for one in (loss_N, nll_N))
+    nll, loss, _ = _sums_(scores_NV, target_N, is_real_N, *settings, with_gradient)
     return loss, nll
+
+
+def entmax_loss_(
+    scores_NV: Tensor,
+    target_N: Tensor,
+    alpha: float,
+    smoothing: float,
+    ignore_index: int,
+    with_gradient: bool,
+) -> tuple[Tensor, Tensor]:
+    """Sums of `loss_and_support` over rows.
+
+    Args:
+        scores_NV, with_gradient: as in `cross_entropy_`.
+        target_N: int64.
+        alpha, smoothing, ignore_index: as in `loss_and_support`.
+    """
+    found = real_targets(target_N.contiguous(), scores_NV.shape[1], ignore_index)
+    target_N, is_real_N, left_out = found
+    settings = (alpha, smoothing, left_out)
+    _, loss, support = _sums_(scores_NV, target_N, is_real_N, *settings, with_gradient)
+    return loss, support
+
+
+def _sums_(
+    scores: Tensor, target: Tensor, is_real: Tensor, alpha: float, smoothing: float,
+    left_out: int, with_gradient: bool,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """Sums over real rows of the loss without and with smoothing and of the support."""
+    settings = (alpha, smoothing, left_out)
+    *of_rows, threshold = _losses(scores, target, *settings)
+    if with_gradient:
+        _write_gradient(scores, threshold, scores, is_real.float(), target, *settings)
+    return tuple(one.masked_fill(~is_real, 0.0).sum() for one in of_rows)
 
 
 def _losses(

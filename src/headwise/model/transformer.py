@@ -6,6 +6,7 @@ Letters: B batch, S source length, T target length, D width, H heads, V target v
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -224,3 +225,15 @@ class Transformer(nn.Module):
 def n_parameters(model: nn.Module) -> int:
     """Number of scalars, tied ones counted once."""
     return sum(parameter.numel() for parameter in model.parameters())
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode, and afterwards each module in the mode it had."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode

@@ -142,6 +142,15 @@ class EntmaxLoss(Loss):
         )
         return LossSum(loss_BT.sum(), support_BT.sum())
 
+    def of_rows(self, logits_RV: Tensor, target_R: Tensor, with_gradient: bool) -> RowSums:
+        """See `Loss.of_rows`."""
+        if not loss_operators.takes(logits_RV):
+            return super().of_rows(logits_RV, target_R, with_gradient)
+        loss, support = loss_operators.entmax_loss_(
+            logits_RV, target_R, self.alpha, self.label_smoothing, PAD, with_gradient
+        )
+        return RowSums(loss, support, logits_RV if with_gradient else None)
+
     def log_probs(self, logits: Tensor) -> Tensor:
         """Those of α-entmax: -inf off the support."""
         return log_entmax(logits, self.alpha)

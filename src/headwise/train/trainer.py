@@ -17,6 +17,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -174,6 +175,8 @@ class Trainer:
         self._told = state.tokens, self.seconds
         if state.update == 0:
             self._log_alphas()  # where the trajectories start
+        elif state.update < config.max_updates and not state.stopped_early:
+            self._forget_former_end()
         with progress:
             while state.update < config.max_updates and not state.stopped_early:
                 self._counted_at = time.perf_counter()
@@ -298,8 +301,7 @@ class Trainer:
         if self.ranks.is_main:
             folder = self.folder.checkpoints
             if numbered and self.config.keep:
-                name = f"update_{self.state.update:08d}.pt"
-                save_checkpoint(folder / name, {"model": content["model"]})
+                save_checkpoint(self._numbered(), {"model": content["model"]})
             save_checkpoint(folder / "last.pt", content)
             for old in numbered_checkpoints(folder)[: -self.config.keep or None]:
                 old.unlink()
@@ -312,6 +314,15 @@ class Trainer:
                 },
             )
         self._saved_at = self.state.update
+
+    def _numbered(self) -> Path:
+        return self.folder.checkpoints / f"update_{self.state.update:08d}.pt"
+
+    def _forget_former_end(self) -> None:
+        """Of a run that is lengthened: the copy that one of the new length would not average."""
+        between = self.state.update % self.config.save_every != 0
+        if self.ranks.is_main and self.config.average and between:
+            self._numbered().unlink(missing_ok=True)
 
     def _leave_if_asked(self) -> None:
         cadence = SIGNAL_CHECK_EVERY[self.ranks.device.type] if self.ranks.world_size > 1 else 1

@@ -87,9 +87,8 @@ def _project(
     if torch.is_autocast_enabled(kind) and low != torch.float64:
         low = torch.get_autocast_dtype(kind)
     # asked here: within the function the mode of gradients cannot be seen
-    is_trained = states_ND.requires_grad or weight_VD.requires_grad
     found: tuple[Tensor, Tensor] = _ProjectedLoss.apply(  # type: ignore[no-untyped-call]
-        states_ND, weight_VD, target_N, row_loss, low, torch.is_grad_enabled() and is_trained
+        states_ND, weight_VD, target_N, row_loss, low, torch.is_grad_enabled()
     )
     return found
 
@@ -103,11 +102,12 @@ class _ProjectedLoss(torch.autograd.Function):
         target_N: Tensor,
         row_loss: RowLoss,
         low: torch.dtype,
-        with_gradient: bool,
+        with_gradients: bool,
     ) -> tuple[Tensor, Tensor]:
+        of_states, of_weight, *_ = (with_gradients and one for one in ctx.needs_input_grad)
         with torch.autocast(states_ND.device.type, enabled=False):
             loss, measure, *gradients = _sums(
-                states_ND, weight_VD, target_N, row_loss, low, with_gradient
+                states_ND, weight_VD, target_N, row_loss, low, of_states, of_weight
             )
         ctx.save_for_backward(*gradients)
         ctx.mark_non_differentiable(measure)
@@ -117,9 +117,12 @@ class _ProjectedLoss(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_loss: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         grad_states_ND, grad_weight_VD = ctx.saved_tensors
-        scaled_VD = grad_weight_VD.new_empty(grad_weight_VD.shape)  # rows, whichever way it lies
-        torch.mul(grad_weight_VD, grad_loss, out=scaled_VD)
-        return grad_states_ND * grad_loss, scaled_VD, *(None,) * 4
+        if grad_states_ND is not None:
+            grad_states_ND = grad_states_ND * grad_loss
+        if grad_weight_VD is not None:  # rows, whichever way it lies
+            scaled_VD = grad_weight_VD.new_empty(grad_weight_VD.shape)
+            grad_weight_VD = torch.mul(grad_weight_VD, grad_loss, out=scaled_VD)
+        return grad_states_ND, grad_weight_VD, *(None,) * 4
 
 
 def _sums(
@@ -128,17 +131,16 @@ def _sums(
     target_N: Tensor,
     row_loss: RowLoss,
     low: torch.dtype,
-    with_gradient: bool,
-) -> tuple[Tensor, ...]:
+    of_states: bool,
+    of_weight: bool,
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """Loss, measure, and the gradients of the loss in states and weight, where wanted."""
     states_low_ND, weight_low_VD = states_ND.to(low), weight_VD.to(low)
-    n_rows = chunk_rows(len(weight_VD), states_ND.device)
-    n_group = n_rows
-    gradients: list[Tensor] = []
-    total_VD: Tensor | None = None  # of the weight
-    if with_gradient:
+    n_rows = n_group = chunk_rows(len(weight_VD), states_ND.device)
+    if of_weight:
         n_group *= max(GROUP_LOGITS // (n_rows * len(weight_VD)), 1)
-        gradients = [torch.empty_like(states_ND)]
+    grad_ND = torch.empty_like(states_ND) if of_states else None
+    total_VD: Tensor | None = None  # of the weight
     room_GV = states_low_ND.new_empty(min(n_group, len(states_ND)), len(weight_VD))
     sums: list[RowSums] = []
     for start in range(0, len(states_ND), n_group):
@@ -148,17 +150,18 @@ def _sums(
             rows = slice(start + first, start + first + len(states_RD))
             logits_RV = room_GV[first : first + len(states_RD)]
             product_into(logits_RV, states_RD, weight_low_VD)
-            found = row_loss(logits_RV, target_N[rows], with_gradient)
+            found = row_loss(logits_RV, target_N[rows], of_states or of_weight)
             sums.append(RowSums(found.loss, found.measure, None))
             if found.grad_RV is not None:
                 logits_RV.copy_(found.grad_RV)
-                gradients[0][rows] = product(logits_RV, weight_low_VD.t())
-        if with_gradient:
+            if grad_ND is not None:
+                grad_ND[rows] = product(logits_RV, weight_low_VD.t())
+        if of_weight:
             part_VD = weight_gradient(room_GV[: len(group_ND)], group_ND)
             total_VD = part_VD.to(weight_VD.dtype) if total_VD is None else total_VD.add_(part_VD)
-    if with_gradient:  # no part where there is nothing but padding
-        gradients.append(torch.zeros_like(weight_VD) if total_VD is None else total_VD)
+    if of_weight and total_VD is None:  # nothing but padding
+        total_VD = torch.zeros_like(weight_VD)
     loss, measure = states_ND.new_zeros(2, dtype=torch.promote_types(low, torch.float32)).unbind()
     for part in sums:
         loss, measure = loss + part.loss, measure + part.measure
-    return loss, measure, *gradients
+    return loss, measure, grad_ND, total_VD

@@ -316,7 +316,7 @@ def test_scores_of_any_layout() -> None:
 
 @pytest.mark.parametrize("alpha", [1.0, 1.001, 1.3, 1.5, 2.0])
 def test_rounding_takes_no_loss_below_0(alpha: float, computed_every_way: str) -> None:
-    n_rows = 200 if computed_every_way == "triton" else 4000
+    n_rows = 100 if computed_every_way == "triton" else 4000
     scores = torch.randn(n_rows, 7, generator=torch.Generator().manual_seed(2)) * 20
     assert (entmax_loss(scores, scores.argmax(1), alpha) >= 0).all()
 

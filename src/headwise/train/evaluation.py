@@ -117,8 +117,8 @@ def loss_sums(
         batch = batch.to(device)
         states_BTD = model.states(batch.source_BS, batch.source_lengths_B, batch.target_in_BT)
         found = loss.of_states(states_BTD, model.output.weight, batch.target_out_BT)
-        n_tokens = torch.tensor(batch.n_tokens, device=device)
-        sums += torch.stack((found.loss, found.measure, n_tokens)).double()
+        sums[:2] += torch.stack((found.loss, found.measure)).double()
+        sums[2] += batch.n_tokens
     return sums
 
 

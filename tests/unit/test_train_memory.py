@@ -25,3 +25,11 @@ def test_the_most_that_was_held_above_the_start_is_kept() -> None:
     del held
     memory.look()
     assert memory.bytes == most
+    with memory.aside():  # as a validation that leaves what is made at its first call
+        left = torch.ones(9 * FLOATS)
+    memory.look()
+    assert memory.bytes == most
+    held = torch.ones(4 * FLOATS)
+    memory.look()
+    assert abs(memory.bytes - held.nbytes) < before.nbytes / 10
+    assert left.numel() > 0

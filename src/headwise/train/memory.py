@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -59,11 +61,21 @@ class PeakMemory:
         self._ask = getattr(libc, "mallinfo2", None)  # since glibc 2.33
         if self._ask is not None:
             self._ask.restype = _Mallinfo2
-        self.restart()
+        self._restart()
         self._base = self._held()
 
-    def restart(self) -> None:
-        """Forget the mark that something else than an update has left."""
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """For what is no update, such as a validation: what it takes and leaves is not counted."""
+        before = self._held()
+        yield
+        self._restart()
+        after = self._held()
+        if self.device.type != "cuda" and before is not None and after is not None:
+            assert self._base is not None
+            self._base += after - before
+
+    def _restart(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
 

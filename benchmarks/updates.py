@@ -14,7 +14,7 @@ from headwise.model.build import build_model
 from headwise.precision import resolve_precision
 from headwise.schema import Config, ModelConfig
 from headwise.train.distributed import Ranks
-from headwise.train.memory import PeakMemory
+from headwise.train.memory import LOOK_AT, PeakMemory
 from headwise.train.seed import seed_everything
 from headwise.train.settings import typed
 from headwise.train.step import build_step
@@ -78,5 +78,5 @@ class Updates:
     def held_bytes(self) -> int | None:
         """By an update when all layers have gone forward, above the model and its optimizer."""
         self.step.memory = PeakMemory(self.device)
-        self.step(1, [next(self.batches)])  # the first update of a run is one that looks
+        self.step(LOOK_AT, [next(self.batches)])
         return self.step.memory.bytes

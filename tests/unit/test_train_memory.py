@@ -2,34 +2,74 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
-from headwise.train.memory import PeakMemory, glibc
+from headwise.train.memory import LOOK_AT, LOOK_EVERY, PeakMemory, glibc
 
 CPU = torch.device("cpu")
 FLOATS = 2_000_000
+SLACK = 400_000  # bytes
+can_ask = pytest.mark.skipif(not hasattr(glibc(), "mallinfo2"), reason="glibc 2.33 or later")
 
 
-def test_the_most_that_was_held_above_the_start_is_kept() -> None:
-    before = torch.ones(FLOATS)
-    memory = PeakMemory(CPU)
-    assert memory.bytes is None
-    held = torch.ones(3 * FLOATS)
-    memory.look()
-    if not hasattr(glibc(), "mallinfo2"):
-        assert memory.bytes is None
-        return
-    assert memory.bytes is not None
-    assert 0 <= memory.bytes - held.nbytes < before.nbytes / 10
-    most = memory.bytes
+def update(memory: PeakMemory, number: int, n_floats: int) -> torch.Tensor:
+    """One that holds so much, then lets go of it, but leaves as much again as it found."""
+    memory.begin(number)
+    left = torch.ones(5 * FLOATS)  # as what an update is the first to import
+    held = torch.ones(n_floats)
+    memory.all_alive()
     del held
-    memory.look()
+    memory.end()
+    return left
+
+
+@can_ask
+def test_the_most_that_an_update_lets_go_of_is_kept() -> None:
+    memory = PeakMemory(CPU)
+    left = [update(memory, 1, 9 * FLOATS)]
+    assert memory.bytes is None  # that one is not looked at
+    left.append(update(memory, LOOK_AT, 3 * FLOATS))
+    assert memory.bytes is not None
+    assert abs(memory.bytes - 3 * FLOATS * 4) < SLACK
+    most = memory.bytes
+    left.append(torch.ones(9 * FLOATS))  # as a validation that leaves what its first call makes
+    left.append(update(memory, LOOK_AT + 1, 9 * FLOATS))
+    left.append(update(memory, LOOK_AT + LOOK_EVERY, 2 * FLOATS))
     assert memory.bytes == most
-    with memory.aside():  # as a validation that leaves what is made at its first call
-        left = torch.ones(9 * FLOATS)
-    memory.look()
-    assert memory.bytes == most
-    held = torch.ones(4 * FLOATS)
-    memory.look()
-    assert abs(memory.bytes - held.nbytes) < before.nbytes / 10
-    assert left.numel() > 0
+    left.append(update(memory, LOOK_AT + 2 * LOOK_EVERY, 4 * FLOATS))
+    assert abs(memory.bytes - 4 * FLOATS * 4) < SLACK
+
+
+@can_ask
+def test_of_several_batches_the_largest_counts() -> None:
+    memory = PeakMemory(CPU)
+    memory.begin(LOOK_AT)
+    for n_floats in (FLOATS, 3 * FLOATS, 2 * FLOATS):
+        held = torch.ones(n_floats)
+        memory.all_alive()
+        del held
+    memory.end()
+    assert memory.bytes is not None
+    assert abs(memory.bytes - 3 * FLOATS * 4) < SLACK
+
+
+@can_ask
+def test_what_the_optimizer_keeps_is_added() -> None:
+    weight = torch.nn.Parameter(torch.zeros(FLOATS))
+    optimizer = torch.optim.Adam([weight])
+    weight.grad = torch.ones_like(weight)
+    optimizer.step()
+    with_moments, without = PeakMemory(CPU, optimizer), PeakMemory(CPU)
+    for memory in (with_moments, without):
+        update(memory, LOOK_AT, FLOATS)
+    assert with_moments.bytes is not None
+    assert without.bytes is not None
+    assert abs(with_moments.bytes - without.bytes - 2 * FLOATS * 4) < SLACK
+
+
+def test_where_malloc_does_not_tell_there_is_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headwise.train.memory.glibc", lambda: None)
+    memory = PeakMemory(CPU)
+    update(memory, LOOK_AT, FLOATS)
+    assert memory.bytes is None

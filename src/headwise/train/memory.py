@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 
 # mallopt's numbers in glibc's malloc.h
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 _NEVER = 2**31 - 1
+
+LOOK_EVERY = 10  # updates between looks at the memory: malloc may take milliseconds to tell
+LOOK_AT = 2  # the first that is looked at: there are no moments before
 
 
 def keep_freed_memory() -> None:
@@ -42,56 +43,74 @@ def glibc() -> ctypes.CDLL | None:
 
 
 class PeakMemory:
-    """The most that updates held above what the process held before.
+    """The most that an update holds and lets go of by its end, and what the optimizer keeps.
 
-    Made when the weights are there and the optimizer has nothing yet: moments and activations
-    are in it, weights are not. On a GPU it is the most that torch had allocated. On a CPU it is
-    what malloc had handed out before the output projection, where the activations of all layers
-    are alive: temporaries of single operations, the chunks of the projection and gradients are not
-    in it, nor what malloc keeps for later.
+    On a GPU it is the most that torch had allocated. On a CPU it is what malloc had handed out
+    before the output projection, where the activations of all layers are alive: temporaries of
+    single operations, the chunks of the projection and gradients are not in it, nor what malloc
+    keeps for later. What is there at the end of an update, such as weights, modules that it was
+    the first to import, and whatever else the process does, is not the update's; the optimizer's
+    moments are, and are added by their sizes.
+
+    Args:
+        device: of the model.
+        optimizer: whose moments are counted; None leaves them out.
 
     Attributes:
         bytes: the most seen so far; None before the first look, and on a CPU without glibc 2.33.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(
+        self, device: torch.device, optimizer: torch.optim.Optimizer | None = None
+    ) -> None:
         self.device = device
+        self.optimizer = optimizer
         self.bytes: int | None = None
+        self._is_looking = False
+        self._most: int | None = None  # held in this update
         libc = None if device.type == "cuda" else glibc()
         self._ask = getattr(libc, "mallinfo2", None)  # since glibc 2.33
         if self._ask is not None:
             self._ask.restype = _Mallinfo2
-        self._restart()
-        self._base = self._held()
 
-    @contextmanager
-    def aside(self) -> Iterator[None]:
-        """For what is no update, such as a validation: what it takes and leaves is not counted."""
-        before = self._held()
-        yield
-        self._restart()
-        after = self._held()
-        if self.device.type != "cuda" and before is not None and after is not None:
-            assert self._base is not None
-            self._base += after - before
-
-    def _restart(self) -> None:
-        if self.device.type == "cuda":
+    def begin(self, update: int) -> None:
+        """Update number `update` begins; not every one is looked at."""
+        self._is_looking = update % LOOK_EVERY == LOOK_AT
+        self._most = None
+        if self._is_looking and self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
 
-    def look(self) -> None:
-        """Called where the activations of all layers are alive, on a GPU at any time after it."""
+    def all_alive(self) -> None:
+        """The activations of all layers are alive, for one of the batches of the update."""
+        if not self._is_looking:
+            return
         held = self._held()
-        if held is not None and self._base is not None:
-            self.bytes = max(self.bytes or 0, held - self._base)
+        if held is not None:
+            self._most = max(self._most or 0, held)
+
+    def end(self) -> None:
+        """The update is over, and its gradients are gone."""
+        if not self._is_looking:
+            return
+        most = self._most
+        if self.device.type == "cuda":
+            most = torch.cuda.max_memory_allocated(self.device)
+        held = self._held()
+        if most is not None and held is not None:
+            self.bytes = max(self.bytes or 0, most - held + self._moments())
 
     def _held(self) -> int | None:
         if self.device.type == "cuda":
-            return torch.cuda.max_memory_allocated(self.device)
+            return torch.cuda.memory_allocated(self.device)
         if self._ask is None:
             return None
         found = self._ask()
         return int(found.uordblks + found.hblkhd)
+
+    def _moments(self) -> int:
+        states = self.optimizer.state.values() if self.optimizer is not None else ()
+        kept = (value for state in states for value in state.values())
+        return sum(value.nbytes for value in kept if isinstance(value, torch.Tensor))
 
 
 class _Mallinfo2(ctypes.Structure):

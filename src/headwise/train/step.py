@@ -25,8 +25,6 @@ from headwise.train.optim import build_optimizer, set_rate
 from headwise.train.schedule import Schedule
 from headwise.train.seed import seed_everything
 
-LOOK_EVERY = 10  # updates between looks at the memory: malloc may take milliseconds to tell
-
 
 class TrainingStep:
     """One update after the other.
@@ -46,7 +44,7 @@ class TrainingStep:
             added are float32 numbers of like size, whose sums float64 holds exactly: after a
             resume, which leaves the sum of all ranks to the first, the bits are those of a run
             that was never stopped.
-        memory: the most that a forward pass held.
+        memory: the most that an update held.
     """
 
     def __init__(
@@ -76,16 +74,17 @@ class TrainingStep:
             torch.compile(model.states) if config.compile else model.states
         )
         self.window = torch.zeros(2, dtype=torch.float64, device=ranks.device)
-        self.memory = PeakMemory(ranks.device)
+        self.memory = PeakMemory(ranks.device, optimizer)
 
     def __call__(self, update: int, batches: Sequence[Batch]) -> int:
         """Update number `update`, counted from 1; returns its target tokens over all ranks."""
         n_tokens = sum(batch.global_tokens for batch in batches)
         seed_everything(self.seed, update, self.ranks.rank)
         self.model.train()
+        self.memory.begin(update)
         for batch in batches:
             if batch.n_tokens:
-                self._backward(batch, n_tokens, update % LOOK_EVERY == 1)
+                self._backward(batch, n_tokens)
         penalty = self.penalty() if self.penalty is not None else None
         if penalty is not None:
             torch.autograd.backward(penalty / self.ranks.world_size)
@@ -97,19 +96,19 @@ class TrainingStep:
         set_rate(self.optimizer, self.rate(update))
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+        self.memory.end()
         return n_tokens
 
     def rate(self, update: int) -> float:
         """The learning rate of an update."""
         return self.schedule.rate(update, self.base_rate)
 
-    def _backward(self, batch: Batch, n_update_tokens: int, look: bool) -> None:
+    def _backward(self, batch: Batch, n_update_tokens: int) -> None:
         device = self.ranks.device
         batch = batch.to(device)
         with autocast(device, self.config.precision):
             states_BTD = self.states(batch.source_BS, batch.source_lengths_B, batch.target_in_BT)
-            if look:
-                self.memory.look()
+            self.memory.all_alive()
             weight_VD = self.model.output.weight
             sums = self.loss.of_states(states_BTD, weight_VD, batch.target_out_BT)
         torch.autograd.backward(sums.loss / n_update_tokens)

@@ -186,8 +186,7 @@ class Trainer:
                     self._log(progress)
                 self._count_seconds()
                 if state.update % config.validate_every == 0 or last:
-                    with self.step.memory.aside():
-                        self._validate(progress)
+                    self._validate(progress)
                 if state.update % config.save_every == 0 or last or state.stopped_early:
                     self.save(numbered=True)
                 self._leave_if_asked()

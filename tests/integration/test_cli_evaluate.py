@@ -6,6 +6,7 @@ import gzip
 import json
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from command_line import (
     write_corpus,
     write_sentence,
 )
+from headwise.report.readings import readings
 
 
 def test_the_runs_own_test_sets_get_the_runs_own_scores(headwise: CommandLine, run: Path) -> None:
@@ -327,5 +329,28 @@ def test_a_run_loads_in_python(run: Path) -> None:
     assert len(one.n_best) == 2
     (score,) = loaded.score(["Hund sieht Haus"], ["dog sees house"])
     assert score.log_prob < 0
-    with pytest.raises(package.errors.ConfigError, match=r"Did you mean decode\.beam"):
-        package.load(run, beem=3)
+    for wrong, told in (
+        ({"beem": 3}, r"beem is not known.*Did you mean beam\?"),
+        ({"beam": "many"}, "^beam: "),
+        ({"decode": {"beam": 3}}, r"load\(run, beam=10\)"),
+    ):
+        with pytest.raises(package.errors.ConfigError, match=told):
+            package.load(run, **wrong)
+
+
+def test_one_string_is_no_list_of_sentences(run: Path) -> None:
+    """Its letters would be translated, each as a sentence."""
+    loaded = package.load(str(run))
+    translator, line = loaded.translator, "Hund sieht Haus"
+    attempts: list[Callable[[], object]] = [
+        lambda: loaded.translate(line),
+        lambda: translator.translate(line),
+        lambda: loaded.score([line], line),
+        lambda: translator.score(line, [line]),
+        lambda: list(readings(loaded, line)),
+    ]
+    for attempt in attempts:
+        with pytest.raises(package.errors.DataError, match="list of sentences"):
+            attempt()
+    with pytest.raises(package.errors.DataError, match="source line 2 is empty"):
+        list(readings(loaded, [line, " "]))

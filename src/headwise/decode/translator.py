@@ -106,9 +106,10 @@ class Translator:
             first_line: number of the first sentence, as errors count.
 
         Raises:
-            DataError: a sentence longer than the model can take, by line number.
+            DataError: one string, or a sentence longer than the model can take, by line number.
             RunError: out of memory, or a model whose output is not a number.
         """
+        require_lines(sentences)
         ids = self._source_ids(sentences, first_line)
         lines = [line for line, pieces in enumerate(ids) if pieces]
         lengths = [len(ids[line]) for line in lines]
@@ -137,6 +138,7 @@ class Translator:
                 model's learned positions.
             RunError: out of memory.
         """
+        require_lines(sources, targets)
         if len(sources) != len(targets):
             raise DataError(
                 f"{len(sources)} source lines but {len(targets)} translations to score: "
@@ -245,6 +247,13 @@ class Translator:
                 f"out of memory on {self.device}: lower decode.max_tokens "
                 f"(now {self.config.max_tokens}) or decode.beam (now {self.beam})"
             ) from error
+
+
+def require_lines(*sides: Sequence[str]) -> None:
+    """Refuse one string where a list of sentences belongs: it would be read letter by letter."""
+    for side in sides:
+        if isinstance(side, str):
+            raise DataError(f"give a list of sentences, not one string: [{side[:40]!r}]")
 
 
 def _bar(n_sentences: int, name: str, progress: bool) -> tqdm[None]:

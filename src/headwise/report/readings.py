@@ -13,6 +13,8 @@ from headwise.analysis.observe import Observation, observations
 from headwise.data.batching import evaluation_batches
 from headwise.data.store import EncodedSplit
 from headwise.data.tokenizer import BOS, EOS, Tokenizer
+from headwise.decode.translator import require_lines
+from headwise.errors import DataError
 from headwise.train.loading import TrainedRun
 
 
@@ -40,10 +42,18 @@ class Reading:
 
 
 def readings(run: TrainedRun, sentences: Sequence[str]) -> Iterator[tuple[int, Reading]]:
-    """Each sentence, with its place, in no certain order."""
+    """Each sentence, with its place, in no certain order.
+
+    Raises:
+        DataError: one of them is empty, by line number.
+    """
+    require_lines(sentences)
     sources = [run.normaliser.source(sentence) for sentence in sentences]
     source_ids = run.tokenizers.source.encode(sources)
     translations = run.translate(sources)
+    for line, translation in enumerate(translations, start=1):
+        if not translation.hypotheses:
+            raise DataError(f"source line {line} is empty: no head looks anywhere")
     found = [translation.hypotheses[0] for translation in translations]
     split = EncodedSplit.from_lists(source_ids, [list(hypothesis.ids) for hypothesis in found])
     source, target = run.tokenizers.source, run.tokenizers.target

@@ -18,7 +18,7 @@ from headwise.data.cleaning import Normaliser
 from headwise.data.tokenizer import TokenizerPair
 from headwise.decode.hypothesis import check_decode_config
 from headwise.decode.scoring import TargetScore
-from headwise.decode.translator import Translation, Translator
+from headwise.decode.translator import Translation, Translator, require_lines
 from headwise.errors import CheckpointError, ConfigError, RunError, nearest, refuse, unknown
 from headwise.instantiate import instantiate
 from headwise.metrics.external import check_commands
@@ -55,11 +55,13 @@ class TrainedRun:
         self, sentences: Sequence[str], progress: bool = False, first_line: int = 1
     ) -> list[Translation]:
         """Translations in order; see `Translator.translate`."""
+        require_lines(sentences)
         sources = list(map(self.normaliser.source, sentences))
         return self.translator.translate(sources, progress, first_line)
 
     def score(self, sources: Sequence[str], targets: Sequence[str]) -> list[TargetScore]:
         """Log probabilities of given translations (forced decoding)."""
+        require_lines(sources, targets)
         normalise = self.normaliser
         return self.translator.score(
             list(map(normalise.source, sources)), list(map(normalise.target, targets))
@@ -91,7 +93,9 @@ def read_config(folder: RunFolder) -> Config:
     return content
 
 
-def search_settings(own: DecodeConfig, changes: Mapping[str, Any]) -> DecodeConfig:
+def search_settings(
+    own: DecodeConfig, changes: Mapping[str, Any], prefix: str = "decode."
+) -> DecodeConfig:
     """The run's settings with some changed; null leaves one as it is.
 
     Raises:
@@ -101,14 +105,14 @@ def search_settings(own: DecodeConfig, changes: Mapping[str, Any]) -> DecodeConf
     merged = OmegaConf.structured(own)
     for key, value in changes.items():
         if key not in names:
-            raise unknown("decode.", key, names)
+            raise unknown(prefix, key, names)
         if value is None:
             continue
         try:
             merged[key] = value
         except OmegaConfBaseException as error:
             reason = str(error).splitlines()[0]
-            raise ConfigError(f"decode.{key}: {reason}") from error
+            raise ConfigError(f"{prefix}{key}: {reason}") from error
     content = OmegaConf.to_object(merged)
     assert isinstance(content, DecodeConfig)
     check_decode_config(content)
@@ -194,10 +198,15 @@ def load(
     """
     if device not in DEVICES:
         raise refuse("device", device, DEVICES)
+    if decode is not None and not isinstance(decode, DecodeConfig):
+        raise ConfigError(
+            f"decode must be a headwise.schema.DecodeConfig, got {decode!r}; "
+            "single settings are given by their names: load(run, beam=10)"
+        )
     place = choose_device(device, key="device")
     folder = RunFolder.existing(run)
     config = read_config(folder)
-    settings = search_settings(decode if decode is not None else config.decode, search)
+    settings = search_settings(decode if decode is not None else config.decode, search, prefix="")
     checkpoint_path(folder, checkpoint)  # before the model is made
     tokenizers = TokenizerPair.load(folder.path)
     model = build_model(

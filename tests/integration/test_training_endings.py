@@ -247,8 +247,9 @@ def test_a_checkpoint_that_is_gone_is_missed(runs: Runs, short: str) -> None:
 
 def test_starting_from_another_run(runs: Runs, origin: Path) -> None:
     changes = {**SHORT, "init_from": origin, "trainer.max_updates": 1, "optimizer.lr": 1e-30}
-    ended = runs.train("from", changes)
+    ended = runs.train("from", {**changes, "model.activation": "gelu"})
     assert ended.code == 0, ended.told
+    assert "trained with other settings: model.activation=relu (here gelu)" in ended.told
     own = runs.run_folder("from")
     weights = load_checkpoint(own / "checkpoints" / "last.pt")
     start = load_checkpoint(origin / "checkpoints" / "best.pt")["model"]
@@ -267,6 +268,7 @@ def test_fine_tuning_on_other_text_with_the_tokenizer_of_the_origin(
     shutil.copytree(origin, moved)
     ended = runs.train("tuned", {**changes, **given})
     assert ended.code == 0, ended.told
+    assert "other settings" not in ended.told
     own = runs.run_folder("tuned")
     assert (own / "tokenizer.model").read_bytes() == (origin / "tokenizer.model").read_bytes()
     # it lies elsewhere: the same run, which is finished; and without it, another
@@ -283,6 +285,7 @@ def test_fine_tuning_on_other_text_with_the_tokenizer_of_the_origin(
     ("changes", "told"),
     [
         ({"model.d_ff": 48}, "belongs to another model"),
+        ({"model.n_heads": 1}, "give model.n_heads=2"),
         ({"tokenizer": "bpe", "tokenizer.vocab_size": 60}, "by tokenizer=given tokenizer.folder="),
     ],
 )

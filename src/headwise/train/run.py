@@ -292,7 +292,8 @@ class _Run:
         sizes = tokenizers.source.vocab_size, tokenizers.target.vocab_size
         model = build_model(self.config, *sizes, tokenizers.joint)
         if self.config.init_from is not None and not self._last.is_file():
-            start_from(model, RunFolder.existing(self.config.init_from, "init_from"), tokenizers)
+            origin = RunFolder.existing(self.config.init_from, "init_from")
+            start_from(model, self.config, origin, tokenizers)
         return model.to(self.ranks.device)
 
     def _batches(self, prepared: PreparedCorpus) -> Prefetched:

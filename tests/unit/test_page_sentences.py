@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -49,6 +50,21 @@ def test_lines_of_the_test_set_are_evenly_spaced_and_none_is_empty(tmp_path: Pat
 def test_a_small_test_set_is_shown_whole(tmp_path: Path) -> None:
     found = chosen_sentences(run(tmp_path, 4), 20, None)
     assert [line for line, _, _ in lines_of(found)] == [1, 2, 4]
+
+
+def test_the_test_set_is_found_where_the_settings_name_none(tmp_path: Path) -> None:
+    """`data=files`: every test* of the folder; without any, the validation set."""
+    found = run(tmp_path, 4)
+    found.config.data.test = []
+    for side in ("src", "ref"):
+        shutil.copy(
+            tmp_path / "hypotheses" / f"news.{side}.txt",
+            tmp_path / "hypotheses" / f"valid.{side}.txt",
+        )
+    assert chosen_sentences(found, 2, None).origin == "news"
+    for side in ("src", "ref"):
+        (tmp_path / "hypotheses" / f"news.{side}.txt").unlink()
+    assert chosen_sentences(found, 2, None).origin == "valid"
 
 
 def test_up_to_a_quarter_of_the_lines_are_questions(tmp_path: Path) -> None:

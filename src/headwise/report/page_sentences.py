@@ -16,7 +16,7 @@ from headwise.analysis.words import surface
 from headwise.errors import DataError
 from headwise.report.page_weights import coded, packed
 from headwise.report.readings import readings
-from headwise.train.inference import named_sets, read_lines
+from headwise.train.inference import named_sets, read_lines, set_to_show
 from headwise.train.loading import TrainedRun
 
 UNFINISHED = "…"  # what the last step of a translation would write that hit the length limit
@@ -76,8 +76,7 @@ def chosen_sentences(run: TrainedRun, n_sentences: int, path: Path | None) -> Se
         ]
         origin = path.name
     else:
-        data = run.config.data
-        origin = data.test[0] if data.test else data.valid
+        origin = set_to_show(run)
         sides = named_sets(run, [origin], None)[origin]
         pairs = enumerate(zip(*sides, strict=True), start=1)
         found = [Sentence(number, source, reference) for number, (source, reference) in pairs]

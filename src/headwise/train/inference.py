@@ -192,12 +192,22 @@ def named_sets(run: TrainedRun, names: list[str], folder: str | None) -> dict[st
     if folder is not None:
         return _corpus_sets(run, wanted, folder)
     held = _held_sets(run.folder)
-    wanted = wanted or [name for name in held if name != run.config.data.valid]
+    wanted = wanted or _held_tests(run)
     parts = {name: joined_splits(name, held) for name in wanted}
     absent = [name for name in wanted if not set(parts[name]) <= set(held)]
     others = _corpus_sets(run, absent, None) if absent or not wanted else {}
     read = {name: _held_set(run.folder, parts[name]) for name in wanted if name not in absent}
     return {name: {**read, **others}[name] for name in wanted or others}
+
+
+def set_to_show(run: TrainedRun) -> str:
+    """The first test set of a run, or its validation set where it has none."""
+    data = run.config.data
+    return [*data.test, *_held_tests(run), data.valid][0]
+
+
+def _held_tests(run: TrainedRun) -> list[str]:
+    return [name for name in _held_sets(run.folder) if name != run.config.data.valid]
 
 
 def _held_sets(folder: RunFolder) -> list[str]:

@@ -33,7 +33,7 @@ class CleaningConfig:
 
     max_words: int = 0  # white-space words, both sides
     max_source_characters: int = 0  # of a sentence
-    max_target_characters: int = 0
+    max_target_characters: int = 0  # of its translation
     max_target_moses_tokens: int = 0  # the rule of KFTT's cleaned English side (40)
     max_ratio: float = 0.0  # longer side / shorter side, in white-space words
     normalise: list[str] = field(default_factory=list)  # e.g. [romanian_comma_below]
@@ -43,20 +43,20 @@ class CleaningConfig:
 class DataConfig:
     """A parallel corpus with named splits; see `headwise.data.corpus`."""
 
-    name: str = MISSING
+    name: str = MISSING  # of the corpus, by data=
     source: str = MISSING  # language code of the input side
-    target: str = MISSING
+    target: str = MISSING  # of the output side
     dir: str | None = None  # a folder of local text; wins over every download
     folder: str | None = None  # its name below $HEADWISE_DATA
     files: dict[str, list[str]] = field(default_factory=dict)  # split -> file stems, first found
     train: str = "train"  # a split, or several: a+b
-    valid: str = "valid"
+    valid: str = "valid"  # a split, or several
     test: list[str] = field(default_factory=list)  # the sets scored at the end of a run
     origins: list[Any] = field(default_factory=list)  # tried in order when no folder is given
     cleaning: CleaningConfig = field(default_factory=CleaningConfig)
-    vocab_size: int = 32000  # suggested for a text of this size, as the two below
-    max_updates: int = 100_000
-    warmup_updates: int = 4000
+    vocab_size: int = 32000  # suggested for a text of this size
+    max_updates: int = 100_000  # suggested for a text of this size
+    warmup_updates: int = 4000  # suggested for a text of this size
     max_train_pairs: int | None = None  # keep the first N pairs after cleaning
     licence: str = MISSING
     notes: str = ""
@@ -82,8 +82,8 @@ class ModelConfig:
     """An encoder-decoder Transformer (Vaswani et al. 2017)."""
 
     name: str = MISSING  # tiny, small, base, big or deep, by model=
-    encoder_layers: int = MISSING
-    decoder_layers: int = MISSING
+    encoder_layers: int = MISSING  # layers of the encoder
+    decoder_layers: int = MISSING  # layers of the decoder
     d_model: int = MISSING  # width
     n_heads: int = MISSING  # at each site
     d_ff: int = MISSING  # width inside of the feed-forward block
@@ -115,9 +115,9 @@ class TrainerConfig:
     device: str = "auto"  # auto, cpu, cuda
     threads: int | None = None  # CPU threads of torch; null leaves its default
     compile: bool = False  # the model by torch.compile
-    log_every: int = 50  # updates, as the two below
-    validate_every: int = 1000
-    save_every: int = 1000
+    log_every: int = 50  # updates between lines
+    validate_every: int = 1000  # updates between validations
+    save_every: int = 1000  # updates between checkpoints
     keep: int = 5  # numbered checkpoints kept beside best and last
     monitor: str = "bleu"  # bleu or loss: what `best` and early stopping look at
     patience: int = 0  # validations without improvement before stopping; 0 is off
@@ -126,7 +126,7 @@ class TrainerConfig:
     valid_sentences: int = 1000  # translated at each validation; all are used for the loss
     head_sentences: int = 200  # looked at for density and so on at each validation; 0: none
     n_workers: int | None = None  # processes for encoding; null: the number of cores
-    progress: bool = True
+    progress: bool = True  # a bar at a terminal, lines elsewhere; false: silence
 
 
 @dataclass
@@ -138,7 +138,7 @@ class DecodeConfig:
     length_penalty: float = 1.0  # score / length^penalty
     n_best: int = 1  # translations a sentence, at most the beam
     max_length_ratio: float = 1.5  # hypothesis length limit: ratio * source + extra
-    max_length_extra: int = 50
+    max_length_extra: int = 50  # see max_length_ratio, in pieces
     max_tokens: int = 16384  # padded source tokens of a decoding batch, times the beam
     precision: str = "fp32"  # fp32, bf16 (autocast: scores differ), or auto as in training
     external: dict[str, str] = field(default_factory=dict)  # metric name -> command
@@ -150,9 +150,9 @@ class TrackerConfig:
 
     kind: str = "wandb"  # wandb or none
     project: str = "headwise"  # of W&B
-    entity: str | None = None
+    entity: str | None = None  # of W&B: user or team; null: its default
     mode: str | None = None  # online, offline, disabled; null: WANDB_MODE, then by a key's presence
-    tags: list[str] = field(default_factory=list)
+    tags: list[str] = field(default_factory=list)  # of the run, for W&B
     group: str | None = None  # null: the sweep's name in a multirun
     init_timeout: int = 20  # seconds before an online run falls back to offline
 

@@ -93,6 +93,11 @@ def test_a_dry_run_tells_the_cost_and_touches_nothing(
     assert ended.code == 0, ended
     for wanted in ("parameters", "FLOP", "GiB of weights", "activations"):
         assert wanted in ended.out
+    assert "scheduler.warmup_updates=1000 is more than trainer.max_updates=2" in ended.out
+    dry = small_overrides(tmp_path, "dry_run=true", "scheduler.warmup_updates=2")
+    assert "warmup" not in headwise("train", *dry).out
+    ended = headwise("train", *dry, "init_from=nowhere")
+    assert (ended.code, "init_from=nowhere" in ended.err) == (1, True), ended
     ended = headwise("train", *small_overrides(tmp_path, "dry_run=true", "trainer.device=cuda"))
     assert (ended.code, "FLOP" in ended.out) == (0, True), "for a GPU that is elsewhere"
     assert list(tmp_path.iterdir()) == []

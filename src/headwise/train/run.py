@@ -76,6 +76,8 @@ def train(config_node: DictConfig, overrides: list[str], group: str | None = Non
     config = typed(config_node)
     if config.dry_run:
         check(config)
+        if config.init_from is not None:
+            RunFolder.existing(config.init_from, "init_from")
         print(describe_budget(config))
         return Outcome(None, {})
     failure = Failure(

@@ -57,12 +57,24 @@ def check(config: Config) -> None:
     if config.init_from is None and not isinstance(instantiate(config.gates, "gates"), NoGates):
         log.warning("gates are meant for a trained model: init_from=RUN starts from one")
     build_optimizer(config.optimizer, torch.nn.Linear(1, 1))
-    instantiate(config.scheduler, "scheduler")
+    _warn_of_warmup(instantiate(config.scheduler, "scheduler"), config.trainer.max_updates)
     instantiate(config.loss, "loss")
     repulsion = instantiate(config.repulsion, "repulsion")
     if not isinstance(repulsion, Repulsion):
         raise ConfigError(f"repulsion._target_ must be a Repulsion, got {type(repulsion).__name__}")
     repulsion.check(config.model)
+
+
+def _warn_of_warmup(schedule: object, max_updates: int) -> None:
+    warmup = getattr(schedule, "warmup_updates", 0)
+    if warmup > max_updates:
+        log.warning(
+            "scheduler.warmup_updates=%d is more than trainer.max_updates=%d: the rate gets to "
+            "%.2g of its peak",
+            warmup,
+            max_updates,
+            max_updates / warmup,
+        )
 
 
 def settle(config: Config, config_node: DictConfig) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from headwise.entmax import function
@@ -129,6 +130,21 @@ def test_transforms_of_functions_are_refused(call: Callable[[Tensor, Tensor], Te
     scores, alpha = (one.detach() for one in inputs())
     with pytest.raises(RuntimeError, match="functorch"):
         torch.func.grad(lambda values: call(values, alpha).sum())(scores)
+
+
+def test_forward_mode_is_refused() -> None:
+    """For torch an operator without a forward-mode derivative has one of 0."""
+    scores, alpha = (one.detach() for one in inputs())
+    ones = torch.ones_like
+    with pytest.raises(RuntimeError, match="no forward-mode derivative"):
+        torch.func.jvp(lambda values: short(values, alpha), (scores,), (ones(scores),))
+    with pytest.raises(RuntimeError, match="no forward-mode derivative"):
+        torch.func.jacfwd(lambda value: short(scores, value))(alpha)
+    with forward_ad.dual_level():
+        assert short(scores, alpha).isfinite().all()  # beside the dual tensors of others
+        dual = forward_ad.make_dual(scores, ones(scores))  # type: ignore[no-untyped-call]
+        with pytest.raises(RuntimeError, match="no forward-mode derivative"):
+            short(dual, alpha)
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.trace")

@@ -64,7 +64,8 @@ def alpha_entmax(
         dim, mask: as for `softmax`.
 
     Returns:
-        As `softmax`, differentiable once in scores and in alpha.
+        As `softmax`, differentiable once in scores and in alpha (backward mode: torch.func.jvp is
+        refused).
 
     Raises:
         ValueError: alpha outside of [1, 2], or with more than one value along `dim`.

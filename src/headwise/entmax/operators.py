@@ -12,9 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 _library: Any = torch.library  # without types of its own
 _LIBRARY = _library.Library("headwise", "FRAGMENT")
+_forward_ad: Any = forward_ad
 _torch: Any = torch._C
 
 
@@ -60,6 +62,7 @@ def register(
 
     def call(*arguments: Any) -> Any:
         tensors = [one for one in arguments if isinstance(one, Tensor)]
+        _refuse_tangents(tensors)
         if not _nobody_watches(tensors):
             return operator(*arguments)
         if torch.is_grad_enabled() and any(one.requires_grad for one in tensors):
@@ -84,6 +87,17 @@ def _is_plain(tensor: Tensor) -> bool:
     if type(tensor) not in (Tensor, nn.Parameter) or tensor.is_meta:
         return False
     return not _torch._functorch.is_legacy_batchedtensor(tensor)
+
+
+def _refuse_tangents(tensors: list[Tensor]) -> None:
+    """Forward mode, for which torch would take the derivative of an operator for 0."""
+    if _forward_ad._current_level < 0:
+        return
+    if any(_forward_ad.unpack_dual(one).tangent is not None for one in tensors):
+        raise RuntimeError(
+            "what headwise.entmax computes has no forward-mode derivative (torch.func.jvp, jacfwd, "
+            "dual tensors); take torch.autograd.grad or torch.autograd.functional.jacobian"
+        )
 
 
 def _refuse(ctx: Any, *grads: Any) -> None:

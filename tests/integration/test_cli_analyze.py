@@ -30,7 +30,7 @@ from planted_heads import (
 )
 
 SITES = ("encoder_self", "decoder_self", "cross")
-TABLE_FILES = {f"{table.name}.csv" for table in TABLES} - {"pruning.csv"}
+TABLE_FILES = {f"{table.name}.csv" for table in TABLES} - {"pruning.csv", "other_statistics.csv"}
 SINGLES, SPLIT, RARES = "abcdefgh", ("ij", "kl", "mn"), "opqruv"
 MODEL = tuple(s for s in SETTINGS if not s.startswith("model="))
 

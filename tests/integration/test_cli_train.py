@@ -9,12 +9,17 @@ from pathlib import Path
 import pytest
 
 from command_line import CommandLine, run_folders, small_overrides, write_corpus
+from headwise.analysis.tables import FOLDER, OTHERS
 from headwise.attention.build import unsupported_sites
 from headwise.config_dir import config_dir, group_choices, group_node
+from headwise.schema import SITES
+from headwise.track.jsonl import read_jsonl
 
 ROOT = Path(__file__).parents[2]
 
 TOY = '''
+import torch
+
 from headwise.attention.base import Normaliser
 
 
@@ -25,6 +30,9 @@ class Uniform(Normaliser):
 
     def __init__(self, place, scale: float = 1.0) -> None:
         super().__init__(place)
+
+    def stats(self):
+        return {"evenness": torch.arange(self.place.n_heads) + 0.5}
 
     def forward(self, scores_BHQK, context):
         mask = context.dense_mask(scores_BHQK)
@@ -57,6 +65,13 @@ def test_a_variant_of_ones_own_trains_and_translates(
     ended = headwise("train", *found, *small_overrides(tmp_path, "attention=uniform"))
     assert ended.code == 0, ended
     (run,) = run_folders(tmp_path / "outputs")
+    known = {site: [[0.5, 1.5]] for site in SITES}
+    records = [row for row in read_jsonl(run / "heads.jsonl") if "evenness" in row]
+    assert {row["update"] for row in records} == {0, 1, 2}  # as often as α would be
+    assert all(row["evenness"] == known for row in records)
+    assert headwise("analyze", f"run={run}").code == 0
+    told = [row for row in OTHERS.read(run / FOLDER) if row["statistic"] == "evenness"]
+    assert [row["value"] for row in told] == [0.5, 1.5] * len(SITES)
     ended = headwise("translate", f"run={run}", f"input={tmp_path}/text/test_b.de")
     assert (ended.code, len(ended.out.splitlines())) == (0, 4)
     monkeypatch.delenv("HEADWISE_PLUGINS")

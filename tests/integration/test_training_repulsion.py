@@ -70,7 +70,7 @@ def trained(
         folder=run,
         records=Records(run),
         validate=lambda: Validation({"valid/loss": 1.0}, {}),
-        alphas=dict,
+        reported=dict,
         stop=StopRequest(),
     ).run()
     return model

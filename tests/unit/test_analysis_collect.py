@@ -30,7 +30,7 @@ from head_counting import (
     padded,
     with_normaliser,
 )
-from headwise.analysis.collect import alphas, head_statistics
+from headwise.analysis.collect import alphas, head_statistics, reported
 from headwise.attention.alpha_entmax import AlphaEntmax
 from headwise.attention.base import Attention, Normaliser, Place, ScoreContext
 from headwise.attention.length_scaling import LengthScaling
@@ -329,3 +329,13 @@ def test_heads_without_an_alpha_among_heads_with_one() -> None:
 
     found = alphas(build(with_normaliser(Partly)))
     assert found == {site: [[None, 1.25], []] for site in SITES}
+
+
+@pytest.mark.parametrize("wrong", [torch.ones(HEADS + 1), torch.ones(HEADS, 1), 1.5])
+def test_what_a_head_reports_of_itself_is_one_number(wrong: object) -> None:
+    class Wrong(Dense):
+        def stats(self) -> dict[str, Any]:
+            return {"mine": wrong}
+
+    with pytest.raises(ConfigError, match=r"Wrong at encoder_self .*shape \(2,\); 'mine' is"):
+        reported(build(with_normaliser(Wrong)))

@@ -46,6 +46,7 @@ def content(n_layers: int, n_heads: int, weights: list[dict[str, Any]]) -> dict[
         "scores": [],
         "findings": "",
         "settings": "",
+        "others": [],
         "heads": [
             {"site": site, "layer": layer, "head": head, "alpha": 1.234, "density": 0.1234}
             for site in SITES

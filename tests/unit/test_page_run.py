@@ -20,6 +20,9 @@ def record(update: int, *alphas: float | None) -> dict[str, Any]:
 def test_a_line_a_head_under_its_own_number() -> None:
     found = trajectories([record(5, 1.2, 1.3), record(10, 1.4, None)], HEADS)
     assert list(found) == ["alpha"]  # what was measured nowhere is absent
+    own = [{"update": 5, "mine": {"cross": [[0.5]]}}]
+    assert trajectories(own, HEADS) == {}
+    assert list(trajectories(own, HEADS, ("alpha", "mine"))) == ["mine"]
     assert found["alpha"]["updates"] == [5, 10]
     assert found["alpha"]["lines"] == [
         {"site": "encoder_self", "layer": 1, "head": 1, "values": [1.2, 1.4]},
@@ -50,7 +53,11 @@ def test_every_head_of_the_model_has_a_row_and_what_is_not_known_is_absent() -> 
         {"site": "cross", "layer": 1, "head": 2, "alpha": 1.23456, "density": None, "offset": -1},
         {"site": "cross", "layer": 9, "head": 9, "alpha": 1.5},
     ]
-    rows = _head_rows(HEADS, table)
+    others = [
+        {"site": "cross", "layer": 1, "head": head, "statistic": "mine", "value": head / 3}
+        for head in (1, 2)
+    ]
+    rows = _head_rows(HEADS, table, others)
     assert [(row["site"], row["layer"], row["head"]) for row in rows] == [
         ("encoder_self", 1, 1),
         ("encoder_self", 1, 2),
@@ -59,6 +66,7 @@ def test_every_head_of_the_model_has_a_row_and_what_is_not_known_is_absent() -> 
     assert set(rows[0]) == {"site", "layer", "head"}
     assert rows[2]["alpha"] == 1.235
     assert rows[2]["offset"] == -1
+    assert rows[2]["mine"] == 0.6667
     assert "density" not in rows[2]
 
 

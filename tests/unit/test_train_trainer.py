@@ -74,7 +74,7 @@ def make_trainer(folder: Path, **changes: Any) -> Trainer:
     parts: dict[str, Any] = {
         "loader": Loader(PAIRS, [0, 1], [2, 3], [4]),
         "validate": lambda: Validation({"valid/loss": next(scores)}, {}),
-        "alphas": dict,
+        "reported": dict,
         "stop": StopRequest(),
         **changes,
     }
@@ -143,7 +143,7 @@ def test_a_logged_loss_is_of_the_updates_since_the_last_one(tmp_path: Path) -> N
 
 def test_what_is_recorded_of_alphas_time_and_memory(tmp_path: Path) -> None:
     """Alphas from where they start; time goes on from that of earlier processes."""
-    trainer = make_trainer(tmp_path, alphas=lambda: {"cross": [[1.5, 1.25]]})
+    trainer = make_trainer(tmp_path, reported=lambda: {"alpha": {"cross": [[1.5, 1.25]]}})
     trainer.seconds = 1000.0
     trainer.run()
     assert [row["update"] for row in read_jsonl(tmp_path / "heads.jsonl")] == [0, 1, 2, 3, 4]

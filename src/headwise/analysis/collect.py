@@ -19,10 +19,11 @@ from torch import Tensor
 
 from headwise.analysis.diversity import BASES, as_distributions, entropies, jensen_shannon
 from headwise.analysis.observe import Call, Observation, Seen, passes, sound_heads
-from headwise.errors import refuse
+from headwise.errors import ConfigError, refuse
 from headwise.track.base import HeadValues
 
 if TYPE_CHECKING:
+    from headwise.attention.base import Attention
     from headwise.data.batching import Batch
     from headwise.model.transformer import Transformer
 
@@ -34,7 +35,7 @@ def alphas(model: Transformer) -> HeadValues:
 
     Where α depends on the query, its mean is among `head_statistics`.
     """
-    return _own_statistics(model).get("alpha", {})
+    return reported(model).get("alpha", {})
 
 
 def filled(values: HeadValues, others: HeadValues) -> HeadValues:
@@ -100,9 +101,36 @@ def head_statistics(
     return {**own_statistics(model), **means.tables(model)}
 
 
+def reported(model: Transformer) -> dict[str, HeadValues]:
+    """What the attentions report of themselves (`Attention.stats`), α among it.
+
+    Raises:
+        ConfigError: other than one number for each head.
+    """
+    found: dict[str, dict[tuple[str, int], Tensor]] = {}
+    for site, layer, attention in model.attentions():
+        for name, values_H in attention.stats().items():
+            _require_one_a_head(attention, name, values_H)
+            found.setdefault(name, {})[site, layer] = values_H
+    return {name: table for name, of in found.items() if (table := _table(model, of))}
+
+
+def _require_one_a_head(attention: Attention, name: str, values_H: object) -> None:
+    wanted = (attention.place.n_heads,)
+    shape = tuple(values_H.shape) if isinstance(values_H, Tensor) else None
+    if shape == wanted:
+        return
+    got = repr(values_H) if shape is None else f"of the shape {shape}"
+    whose = getattr(attention, "normaliser", attention)
+    raise ConfigError(
+        f"stats() of {type(whose).__name__} at {attention.place.site} must give one number for "
+        f"each head, a tensor of the shape {wanted}; {name!r} is {got}"
+    )
+
+
 def own_statistics(model: Transformer) -> dict[str, HeadValues]:
     """What the attentions report of themselves beside α."""
-    return {name: table for name, table in _own_statistics(model).items() if name != "alpha"}
+    return {name: table for name, table in reported(model).items() if name != "alpha"}
 
 
 def add_statistics(
@@ -186,15 +214,6 @@ class HeadMeans:
             for name, sums in self._sums.items()
             if (table := _table(model, {place: s[0] / s[1] for place, s in sums.items()}))
         }
-
-
-def _own_statistics(model: Transformer) -> dict[str, HeadValues]:
-    """What the attentions report of themselves."""
-    found: dict[str, dict[tuple[str, int], Tensor]] = {}
-    for site, layer, attention in model.attentions():
-        for name, values_H in attention.stats().items():
-            found.setdefault(name, {})[site, layer] = values_H
-    return {name: table for name, of in found.items() if (table := _table(model, of))}
 
 
 def _table(model: Transformer, found: dict[tuple[str, int], Tensor]) -> HeadValues:

@@ -59,6 +59,7 @@ class Found:
     trajectories: Sequence[Row]
     correlations: Sequence[Row]
     pruning: Sequence[Row] = field(default_factory=list)
+    others: Sequence[Row] = field(default_factory=list)
 
     @property
     def thresholds(self) -> Thresholds:

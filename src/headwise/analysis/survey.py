@@ -71,6 +71,7 @@ class Survey:
     """
 
     heads: list[Row]
+    others: list[Row]
     layers: list[Row]
     density: list[Row]
     offsets: list[Row]
@@ -114,6 +115,7 @@ def survey(
     # the mean of an α that depends on the query stands for that of its head
     alpha = filled(alphas(model), measured.pop("alpha", {}))
     tables = {"alpha": alpha, **own_statistics(model), **measured}
+    others = [name for name in tables if name not in (*HEADS.columns, *DIVERSITIES)]
     for part in (positions, merging, rarity, questions):
         tables |= part.tables(model)
     by_head = _by_head(model, tables)
@@ -128,6 +130,12 @@ def survey(
         counts |= {f"{name}_word_tokens": n for name, n in questions.n_tokens().items()}
     return Survey(
         heads=[_head_row(key, found, positions.offsets) for key, found in by_head.items()],
+        others=[
+            {**_placed(key), "statistic": name, "value": found[name]}
+            for key, found in by_head.items()
+            for name in others
+            if name in found
+        ],
         layers=_layer_rows(model, tables),
         density=histograms.rows(),
         offsets=[

@@ -129,6 +129,9 @@ HEADS = Table(
     },
     HEAD_KEY,
 )
+OTHERS = Table(  # what has no column there: what an attention of one's own reports, gates, scales
+    "other_statistics", {**_PLACE, "statistic": str, "value": float}, (*HEAD_KEY, "statistic")
+)
 LAYERS = Table(
     "layers",
     {"site": str, "layer": int, "diversity_heads": float, "diversity_keys": float},
@@ -196,4 +199,7 @@ COMPARISON = Table(
     {"run": str, "quantity": str, "site": str, "layer": int, "value": float},
     ("run", "quantity"),
 )
-TABLES = (HEADS, LAYERS, DENSITY, OFFSETS, PRUNING, SENTENCES, TRAJECTORIES, CORRELATIONS)
+TABLES = (
+    HEADS, OTHERS, LAYERS, DENSITY, OFFSETS, PRUNING, SENTENCES, TRAJECTORIES, CORRELATIONS,
+)  # fmt: skip
+OPTIONAL = (OTHERS, PRUNING)  # without a row there is no file

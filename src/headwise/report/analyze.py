@@ -28,6 +28,8 @@ from headwise.analysis.tables import (
     HEADS,
     LAYERS,
     OFFSETS,
+    OPTIONAL,
+    OTHERS,
     PRUNING,
     SENTENCES,
     SETTINGS,
@@ -173,6 +175,7 @@ def _write(out: Path, found: Found, offsets: Rows, about: dict[str, Any]) -> str
     (out / SETTINGS).unlink(missing_ok=True)  # written last, it says that all is there
     for table, rows in (
         (HEADS, found.heads),
+        (OTHERS, found.others),
         (LAYERS, found.layers),
         (DENSITY, found.density),
         (OFFSETS, offsets),
@@ -181,7 +184,7 @@ def _write(out: Path, found: Found, offsets: Rows, about: dict[str, Any]) -> str
         (CORRELATIONS, found.correlations),
         (PRUNING, found.pruning),
     ):
-        if rows or table is not PRUNING:
+        if rows or table not in OPTIONAL:
             write_text(table.path(out), table.text(rows))
         elif table.path(out).is_file():
             table.path(out).unlink()
@@ -329,6 +332,7 @@ def _look(
         trajectory_rows(records, present_heads(run.model)),
         correlation_rows(seen.heads),
         curve,
+        seen.others,
     )
     return found, seen.offsets
 

@@ -8,7 +8,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from headwise.analysis.pruning import Heads, present_heads
-from headwise.analysis.tables import FINDINGS, FOLDER, HEAD_KEY, HEADS, read_settings
+from headwise.analysis.tables import FINDINGS, FOLDER, HEAD_KEY, HEADS, OTHERS, read_settings
 from headwise.files import read_json
 from headwise.model.transformer import n_parameters
 from headwise.report.run_names import choice_name, corpus_name
@@ -19,7 +19,7 @@ from headwise.train.loading import TrainedRun
 from headwise.train.run_folder import RunFolder
 
 N_UPDATES = 200  # at most, that a head's trajectory and the slider have
-OVER_TIME = ("alpha", "density", "entropy")  # of heads.jsonl
+OVER_TIME = ("alpha", "density", "entropy")  # of heads.jsonl, beside what heads report themselves
 LEFT_OUT = ("paths", "tracker", "decode.external")  # of the machine, not of the run
 SHOWN_DIGITS = 4
 
@@ -37,6 +37,9 @@ def run_content(run: TrainedRun, checkpoint: str) -> dict[str, Any]:
     results = read_json(folder.results, may_lack=True)
     analysis = folder.path / FOLDER
     findings = analysis / FINDINGS
+    heads = present_heads(run.model)
+    others = OTHERS.read(analysis) if OTHERS.path(analysis).is_file() else []
+    names = list(dict.fromkeys(row["statistic"] for row in others))
     return {
         "name": folder.path.resolve().name,
         "attention": choice_name(config),
@@ -46,8 +49,9 @@ def run_content(run: TrainedRun, checkpoint: str) -> dict[str, Any]:
         "scores": _scores(results, config.data.valid),
         "findings": findings.read_text(encoding="utf-8") if findings.is_file() else "",
         "settings": _settings(folder),
-        "heads": _head_rows(present_heads(run.model), HEADS.read(analysis)),
-        "trajectories": trajectories(read_if_there(folder.heads), present_heads(run.model)),
+        "others": names,
+        "heads": _head_rows(heads, HEADS.read(analysis), others),
+        "trajectories": trajectories(read_if_there(folder.heads), heads, (*OVER_TIME, *names)),
     }
 
 
@@ -103,9 +107,12 @@ def _settings(folder: RunFolder) -> str:
     return OmegaConf.to_yaml(known)
 
 
-def _head_rows(heads: Heads, table: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _head_rows(heads: Heads, table: Records, others: Records) -> list[dict[str, Any]]:
     """A row a head of the model, with what the analysis found of it."""
     found = {tuple(row[name] for name in HEAD_KEY): _rounded(row) for row in table}
+    for row in others:
+        known = found.setdefault(tuple(row[name] for name in HEAD_KEY), {})
+        known |= _rounded({row["statistic"]: row["value"]})
     places = [
         (site, layer, number)
         for site, layers in heads.items()
@@ -127,12 +134,15 @@ def _rounded(row: Mapping[str, Any]) -> dict[str, Any]:
 # -- over the updates -----------------------------------------------------------------------------
 
 
-def trajectories(records: Records, heads: Heads) -> dict[str, Any]:
+def trajectories(
+    records: Records, heads: Heads, names: Sequence[str] = OVER_TIME
+) -> dict[str, Any]:
     """How the statistics of every head went.
 
     Args:
         records: of heads.jsonl.
         heads: numbers of the heads of the model, by site and layer.
+        names: of the statistics.
 
     Returns:
         statistic -> `updates` and `lines`; a line is the site, layer, number and values of a
@@ -140,7 +150,7 @@ def trajectories(records: Records, heads: Heads) -> dict[str, Any]:
         are left out.
     """
     found = {}
-    for name in OVER_TIME:
+    for name in names:
         measured = thinned([record for record in records if record.get(name)], N_UPDATES)
         tables = [dict(numbered(record[name], heads)) for record in measured]
         lines = [

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from omegaconf import DictConfig
 
-from headwise.analysis.collect import alphas
+from headwise.analysis.collect import alphas, reported
 from headwise.data.corpus import Corpus, open_corpus
 from headwise.data.encoded import PreparedCorpus, prepare_corpus
 from headwise.data.prefetch import Prefetched
@@ -309,7 +309,7 @@ class _Run:
             folder=self.folder,
             records=self.records,
             validate=validator,
-            alphas=lambda: alphas(model),
+            reported=lambda: reported(model),
             stop=stop,
         )
         if self._last.is_file():

@@ -97,7 +97,7 @@ class Trainer:
         folder: where to write.
         records: where scalars and head statistics go (rank 0 writes).
         validate: looks at the model at a validation.
-        alphas: per-head α by site, or nothing for variants without.
+        reported: what heads report of themselves, such as α: name -> site -> layers -> heads.
         stop: set by signals.
     """
 
@@ -108,7 +108,7 @@ class Trainer:
         folder: RunFolder,
         records: Records,
         validate: Callable[[], Validation],
-        alphas: Callable[[], HeadValues],
+        reported: Callable[[], Mapping[str, HeadValues]],
         stop: StopRequest,
     ) -> None:
         self.step = step
@@ -117,7 +117,7 @@ class Trainer:
         self.folder = folder
         self.records = records
         self.validate = validate
-        self.alphas = alphas
+        self.reported = reported
         self.stop = stop
         self.state = TrainState()
         self.seconds = 0.0  # of training, over all processes that worked on the run
@@ -174,7 +174,7 @@ class Trainer:
         )
         self._told = state.tokens, self.seconds
         if state.update == 0:
-            self._log_alphas()  # where the trajectories start
+            self._log_heads()  # where the trajectories start
         elif state.update < config.max_updates and not state.stopped_early:
             self._forget_former_end()
         with progress:
@@ -227,7 +227,7 @@ class Trainer:
                 **self._penalties(),
             },
         )
-        self._log_alphas()
+        self._log_heads()
         progress.show(loss=loss)
 
     def _penalties(self) -> dict[str, float]:
@@ -235,10 +235,10 @@ class Trainer:
             penalty = self.step.penalty() if self.step.penalty is not None else None
         return {} if penalty is None else {"train/penalty": float(penalty)}
 
-    def _log_alphas(self) -> None:
-        alphas = self.alphas()
-        if alphas:
-            self.records.log_heads(self.state.update, {"alpha": alphas})
+    def _log_heads(self) -> None:
+        heads = self.reported()
+        if heads:
+            self.records.log_heads(self.state.update, heads)
 
     def _require_finite(self, value: float, what: str) -> None:
         if math.isfinite(value):

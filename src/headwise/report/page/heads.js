@@ -1,6 +1,6 @@
 // The heads as a grid: a table a run and site, a row a layer, a cell a head.
 
-const MEASURES = [
+const KNOWN_MEASURES = [
   {
     id: "alpha",
     name: "α",
@@ -64,6 +64,18 @@ const MEASURES = [
     low: 0,
     high: 1,
   },
+];
+
+/** What the analysis measures, what attentions report of themselves, and roles at last. */
+const MEASURES = [
+  ...KNOWN_MEASURES,
+  ...[...new Set(data.runs.flatMap((run) => run.others))].map((id) => ({
+    id,
+    name: id.replaceAll("_", " "),
+    says: "as the attention reports it, or measured on the same text",
+    low: null,
+    high: null,
+  })),
   { id: "role", name: "role", says: "what the head was found to do" },
 ];
 
@@ -103,15 +115,16 @@ function firstMeasure() {
   return (knownMeasures().find(differs) ?? knownMeasures()[0]).id;
 }
 
-/** The top of a measure's scale. */
-function highest(measure) {
-  const found = data.runs.flatMap((run) => [
-    ...run.heads.map((row) => row[measure.id] ?? 0),
-    ...(run.trajectories[measure.id]?.lines ?? []).flatMap((line) =>
-      line.values.map((v) => v ?? 0),
-    ),
-  ]);
-  return Math.max(measure.high ?? 0, ...found);
+/** Both ends of a measure's scale; one that is not given is that of the values. */
+function scaleOf(measure) {
+  const found = data.runs
+    .flatMap((run) => [
+      ...run.heads.map((row) => row[measure.id]),
+      ...(run.trajectories[measure.id]?.lines ?? []).flatMap((line) => line.values),
+    ])
+    .filter((value) => value !== undefined && value !== null);
+  const low = measure.low ?? Math.min(...found);
+  return { low, high: Math.max(measure.high ?? low, ...found) };
 }
 
 /** A head's measure at the chosen update: the last that was measured until then. */
@@ -225,12 +238,12 @@ function headTable(run, site) {
 /** Colours and numbers of all cells, after a change of the measure or the update. */
 function paintHeads() {
   const measure = measureOf(state.measure);
-  const high = measure.id === "role" ? 1 : highest(measure);
+  const scale = measure.id === "role" ? null : scaleOf(measure);
   for (const run of data.runs) {
     for (const row of run.heads) {
       const cell = run.cells.get(headKey(row.site, row.layer, row.head));
       if (measure.id === "role") paintRoles(cell, row);
-      else paintValue(cell, valueOf(run, row, measure.id), measure, high);
+      else paintValue(cell, valueOf(run, row, measure.id), measure, scale);
       cell.setAttribute("aria-label", `layer ${row.layer}, head ${row.head}: ${cell.dataset.says}`);
     }
   }
@@ -239,13 +252,13 @@ function paintHeads() {
     hint.hidden = measure.id === "role" || run.heads.some((row) => row[measure.id] !== undefined);
     hint.textContent = `No head of this run has ${measure.name}.`;
   }
-  drawLegend(measure, high);
+  drawLegend(measure, scale);
 }
 
-function paintValue(cell, value, measure, high) {
+function paintValue(cell, value, measure, { low, high }) {
   const isKnown = value !== undefined;
   const share = isKnown
-    ? Math.min(1, Math.max(0, (value - measure.low) / (high - measure.low || 1)))
+    ? Math.min(1, Math.max(0, (value - low) / (high - low || 1)))
     : 0;
   cell.textContent = shown(value);
   cell.classList.toggle("unknown", !isKnown);
@@ -264,7 +277,7 @@ function paintRoles(cell, row) {
 }
 
 /** What the colours or letters mean. */
-function drawLegend(measure, high) {
+function drawLegend(measure, scale) {
   const legend = byId("legend");
   if (measure.id === "role") {
     const found = new Set(data.runs.flatMap((run) => run.heads.flatMap(rolesOf)));
@@ -274,15 +287,16 @@ function drawLegend(measure, high) {
     legend.replaceChildren(...entries, make("span", { class: "entry", text: "· no role found" }));
     return;
   }
+  const { low, high } = scale;
   const bar = make("span", {
     class: "ramp",
     role: "img",
-    "aria-label": `colours from ${measure.low} to ${shown(high)}`,
+    "aria-label": `colours from ${measure.low ?? shown(low)} to ${shown(high)}`,
   });
   const stops = [...Array(11).keys()].map((place) => scaleColour(place / 10));
   bar.style.background = `linear-gradient(to right, ${stops.join(", ")})`;
   legend.replaceChildren(
-    make("span", { text: measure.low }),
+    make("span", { text: measure.low ?? shown(low) }),
     bar,
     make("span", { text: measure.high === high ? high : shown(high) }),
     make("span", { class: "says", text: `${measure.name}: ${measure.says}` }),

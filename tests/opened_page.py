@@ -32,7 +32,8 @@ UPDATES = {100: 1.05, 200: 1.95}  # update -> the α that its record gives every
 
 def sharp_runs(folder: Path) -> tuple[Path, Path]:
     """An α-entmax run and a smaller softmax run, both sharp: zeros here, tiny weights there."""
-    entmax = train_small(folder, "attention=alpha_entmax", "model.encoder_layers=2")
+    chosen = ("attention=alpha_entmax", "scaling=length", "model.encoder_layers=2")
+    entmax = train_small(folder, *chosen)
     softmax = train_small(folder, "attention=softmax", "tokenizer.vocab_size=50")
     for run, factor in ((entmax, 60), (softmax, 30)):
         sharpen(run / "checkpoints" / "best.pt", factor)
@@ -40,6 +41,7 @@ def sharp_runs(folder: Path) -> tuple[Path, Path]:
         {
             "update": update,
             "alpha": {site: [[alpha] * 2] * (1 + (site == SITES[0])) for site in SITES},
+            "scale_gamma": {"cross": [[-alpha, alpha]]},
         }
         for update, alpha in UPDATES.items()
     ]

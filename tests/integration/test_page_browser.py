@@ -71,7 +71,7 @@ def test_it_opens_without_complaint_and_asks_for_nothing(opened: Opened, page_fi
         page_file.as_uri()
     ]
     assert opened.page.locator(".chart.alpha .main-svg").count() >= 3
-    assert "alpha_entmax on files De→En" in opened.page.inner_text("h1")
+    assert "alpha_entmax, scaling length on files De→En" in opened.page.inner_text("h1")
     assert "nrefs:1|case:mixed" in opened.page.inner_text(".signature")
 
 
@@ -146,6 +146,20 @@ def test_the_slider_takes_the_heads_through_training(opened: Opened) -> None:
     assert cell.inner_text() not in [f"{alpha:.2f}" for alpha in UPDATES.values()]
     opened.page.select_option("#measure", "confidence")  # of no record: nothing to slide over
     assert slider.is_disabled()
+
+
+@needs_browser
+def test_what_an_attention_reports_itself_is_a_measure_too(opened: Opened) -> None:
+    opened.page.select_option("#measure", "scale_gamma")
+    shown = opened.page.inner_text("#legend")
+    assert "scale gamma" in shown
+    assert "-1.95" in shown, "the scale begins at the lowest value there is"
+    slider = opened.page.locator("#update")
+    slider.fill("0")
+    cells = [opened.head("cross", 1, head) for head in (1, 2)]
+    assert [cell.inner_text() for cell in cells] == ["-1.05", "1.05"]
+    colours = [cell.evaluate("(cell) => cell.style.background") for cell in cells]
+    assert colours[0] != colours[1]
 
 
 @needs_browser

@@ -45,15 +45,15 @@ def test_two_runs_stand_side_by_side_on_one_sentence(
 ) -> None:
     page = opened.page
     assert page.locator("h1").all_inner_texts() == [
-        "alpha_entmax on files De→En",
+        "alpha_entmax, scaling length on files De→En",
         "softmax on files De→En",
     ]
     assert page.locator(".scores").count() == 2
-    assert page.inner_text("#found") == "2 of 6 sentences of valid"
+    assert page.inner_text("#found") == "2 of 5 sentences of test_a"
     page.evaluate("Object.assign(data, { n_lines: 1000, n_questions: 1 })")
     page.fill("#search", "no such words")
     page.fill("#search", "")
-    asked = "2 of 1,000 sentences of valid, some of them questions"
+    asked = "2 of 1,000 sentences of test_a, some of them questions"
     assert page.inner_text("#found") == asked
     opened.choose("cross", 1, 2)
     for run in (0, 1):

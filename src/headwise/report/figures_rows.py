@@ -101,7 +101,7 @@ def _name(run: FoundRun, decisive: Mapping[str, Any], keys: Sequence[str]) -> st
         group, _, last = key.rpartition(".")
         value = decisive.get(key)
         if last == "_target_":
-            parts.append(f"{group} {class_word(value, group)}")
+            parts.append(f"{group} {class_word(value)}")
         elif last == "name":
             parts.append(f"{group} {value}")
         else:

@@ -76,7 +76,7 @@ def run_labels(folders: Sequence[Path]) -> list[str]:
     described = []
     for folder in folders:
         config = RunFolder(folder).read_config()
-        attention = class_word(config["attention"]["_target_"], "attention")
+        attention = class_word(config["attention"]["_target_"])
         data, model = config["data"]["name"], config["model"]["name"]
         described.append([attention, str(data), str(model), f"seed {config.get('seed')}"])
     telling = [i for i in range(4) if len({words[i] for words in described}) > 1]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
+from headwise.config_dir import config_dir
 from headwise.schema import SITES, Config
 
 BESIDE = ("pattern", "scaling", "repulsion", "gates")  # groups that change an attention
@@ -24,7 +27,7 @@ def attention_name(config: Config) -> str:
     """The choice of `attention=`, and where a site has one of its own that one."""
 
     def word(node: Mapping[str, Any]) -> str:
-        return class_word(node["_target_"], "attention")
+        return class_word(node["_target_"])
 
     own = {
         site: word(node)
@@ -38,8 +41,8 @@ def attention_name(config: Config) -> str:
 
 def choice_name(config: Config) -> str:
     """The attention of a run and what goes with it, as their yaml files are named."""
-    beside = {group: class_word(getattr(config, group)["_target_"], group) for group in BESIDE}
-    others = [f"{group} {word}" for group, word in beside.items() if not word.startswith("No")]
+    beside = {group: class_word(getattr(config, group)["_target_"]) for group in BESIDE}
+    others = [f"{group} {word}" for group, word in beside.items() if word != "none"]
     return ", ".join([attention_name(config), *others])
 
 
@@ -50,7 +53,17 @@ def corpus_name(config: Config) -> str:
     return f"{CORPORA.get(data.name, data.name)} {languages}".strip()
 
 
-def class_word(target: Any, group: str) -> str:
-    """The module of a class, which its yaml is named after; else the class."""
-    *_, module, name = ["", *str(target).split(".")]
-    return module if module not in ("", group, "none", "optim", "schedule") else name
+def class_word(target: Any) -> str:
+    """The word on the command line that chooses a class; for a class without a yaml, its name."""
+    return _words().get(str(target), str(target).rpartition(".")[2])
+
+
+@cache
+def _words() -> dict[str, str]:
+    """Class -> name of its yaml, the first where several set it up differently."""
+    found: dict[str, str] = {}
+    for path in sorted(config_dir().glob("*/*.yaml")):
+        named = re.search(r"^_target_: (\S+)", path.read_text(encoding="utf-8"), re.MULTILINE)
+        if named:
+            found.setdefault(named[1], path.stem)
+    return found

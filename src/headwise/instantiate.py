@@ -46,13 +46,18 @@ def target_class(node: Any, key: str) -> Any:
     if not target.startswith(trusted):
         raise ConfigError(
             f"{key}._target_ must lie under headwise or torch.optim, got {target!r}. "
-            "Name packages of your own in HEADWISE_PLUGINS=package1,package2."
+            f"Name packages of your own in HEADWISE_PLUGINS=package1,package2{_now(plugins)}."
         )
     found = _locate(target, key)
     # a trusted module's imports are reachable through it: headwise.cli.os.system
     if not inspect.isclass(found) or not f"{found.__module__}.".startswith(trusted):
         raise ConfigError(f"{key}._target_ must name a class of a trusted package, got {target!r}")
     return found
+
+
+def _now(plugins: list[str]) -> str:
+    named = ",".join(name.strip() for name in plugins if name.strip())
+    return f" (now it is {named})" if named else ""
 
 
 def _locate(target: str, key: str) -> Any:

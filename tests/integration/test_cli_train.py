@@ -65,6 +65,14 @@ def test_a_variant_of_ones_own_trains_and_translates(
     ended = headwise("train", *found, *small_overrides(tmp_path, "attention=uniform"))
     assert ended.code == 0, ended
     (run,) = run_folders(tmp_path / "outputs")
+    again = headwise("train", *found, *small_overrides(tmp_path, "attention=uniform"))
+    assert "is finished" in again.out
+    assert "has changed" not in again.out
+    code = tmp_path / "toy_uniform.py"
+    code.write_text(code.read_text(encoding="utf-8") + "# otherwise\n", encoding="utf-8")
+    again = headwise("train", *found, *small_overrides(tmp_path, "attention=uniform"))
+    assert "the code of toy_uniform.Uniform has changed since" in again.out
+    assert "is finished" in again.out
     known = {site: [[0.5, 1.5]] for site in SITES}
     records = [row for row in read_jsonl(run / "heads.jsonl") if "evenness" in row]
     assert {row["update"] for row in records} == {0, 1, 2}  # as often as α would be

@@ -61,7 +61,7 @@ def test_two_runs_stand_side_by_side_on_one_sentence(
     labels = [t.get_attribute("aria-label") for t in page.locator("table.weights").all()]
     assert labels == [
         f"Weights of cross-attention, layer 1, head 2, {name}"
-        for name in ("alpha_entmax", "softmax")
+        for name in ("alpha_entmax, scaling length", "softmax")
     ]
     left, right = (page.locator("figure.map").nth(run) for run in (0, 1))
     assert left.locator("td.ink").count() > 0

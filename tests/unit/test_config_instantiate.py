@@ -125,6 +125,9 @@ def test_packages_of_the_user_are_trusted_by_name(
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ConfigError, match="HEADWISE_PLUGINS"):
         target_class({"_target_": "toy_plugin.Thing"}, "attention")
+    monkeypatch.setenv("HEADWISE_PLUGINS", "toy_plugins")
+    with pytest.raises(ConfigError, match=r"\(now it is toy_plugins\)"):
+        target_class({"_target_": "toy_plugin.Thing"}, "attention")
     monkeypatch.setenv("HEADWISE_PLUGINS", "other, toy_plugin,")
     assert target_class({"_target_": "toy_plugin.Thing"}, "attention").__name__ == "Thing"
     with pytest.raises(ConfigError, match="class of a trusted package"):

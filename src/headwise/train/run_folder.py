@@ -21,6 +21,7 @@ from omegaconf import OmegaConf
 from headwise.data.names import check_file_name
 from headwise.errors import RunError, nearest
 from headwise.files import read_json, write_text
+from headwise.train.chosen_code import code_digests
 
 # Keys that change where or how fast a run goes, or how much is told, but not what it computes.
 NOT_IN_FINGERPRINT = (
@@ -261,7 +262,11 @@ class RunFolder:
         """Write what the run is: config.yaml, overrides.yaml, environment.json."""
         write_text(self.path / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(dict(container))))
         write_text(self.path / "overrides.yaml", OmegaConf.to_yaml(OmegaConf.create(overrides)))
-        self.write_json("environment.json", environment())
+        self.write_json("environment.json", {**environment(), "code": code_digests(container)})
+
+    def read_environment(self) -> dict[str, Any]:
+        """Content of environment.json; empty before the first process."""
+        return read_json(self.path / "environment.json", may_lack=True)
 
 
 def find_folders(given: Sequence[str], may_lack: bool = False) -> list[Path]:

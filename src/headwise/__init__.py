@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -10,7 +11,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 
-def load(run: str, **options: Any) -> TrainedRun:
+def load(run: str | Path, **options: Any) -> TrainedRun:
     """A trained run, ready to translate; see `headwise.train.loading.load`."""
     from headwise.train.loading import load as load_run
 

@@ -193,6 +193,7 @@ def test_a_good_paper_is_read() -> None:
         (lambda p: p["cells"][0].update(paper=None, overrides=[]), "needs paper, overrides"),
         (lambda p: p["cells"][0]["overrides"].append("seed=1"), "seeds stand in paper.seeds"),
         (lambda p: p["columns"]["c"].update(test=None), "needs a test"),
+        (lambda p: p["columns"].update(d={"label": "D"}), r"paper.columns.d: no cell"),
         (lambda p: p.update(speed={"z": {"value": 1.0, "mark": "OK"}}), "paper.speed"),
         (lambda p: p.update(speed={"a": {"value": 1.0, "mark": "x"}}), "paper.speed.a.mark"),
         (

@@ -163,6 +163,9 @@ def _check(paper: Paper) -> None:
             raise ConfigError(f"{key} has overrides, so paper.columns.{cell.column} needs a test")
         if any(o.partition("=")[0] == "seed" for o in cell.overrides):
             raise ConfigError(f"{key}.overrides: seeds stand in paper.seeds")
+    for column in paper.columns:
+        if all(of != column for _, of in places):
+            raise ConfigError(f"paper.columns.{column}: no cell of paper.cells is in this column")
     for row, number_of_row in paper.speed.items():
         if row not in paper.rows:
             raise refuse("paper.speed", row, paper.rows)

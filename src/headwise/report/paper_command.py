@@ -228,7 +228,10 @@ def _run_folders(config: ReportConfig, paper: Paper) -> list[Path]:
     given = config.runs or paper.runs
     may_lack = config.launch or not config.runs
     # what was launched may stand where no run stood before
-    return find_folders([*given, *(paper.runs if config.launch else ())], may_lack)
+    folders = find_folders([*given, *(paper.runs if config.launch else ())], may_lack)
+    if not folders:
+        print(f"there are no runs below {', '.join(given) or 'any folder: give runs=[FOLDER,…]'}")
+    return folders
 
 
 def _filled(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -225,6 +226,7 @@ def launch(config_name: str, job: Job, sweep: Sweep | None = None) -> None:
     Exit codes: 0 done, 1 failed, 2 wrong configuration, 128 + n after signal n.
     """
     _refuse_foreign_options(sys.argv[1:], config_name)
+    sys.argv[1:] = map(_quoted, sys.argv[1:])
     if sweep is not None:
         sweep.begin()
     import hydra
@@ -269,6 +271,18 @@ def launch(config_name: str, job: Job, sweep: Sweep | None = None) -> None:
         code = code or int(sweep.has_failed())
     if code:
         sys.exit(code)
+
+
+def _quoted(argument: str) -> str:
+    """`key=value` as Hydra reads it: it takes letters beyond ASCII, = and the like in quotes only.
+
+    What has quotes, brackets or commas says more than a name, and stays as it is.
+    """
+    key, equals, value = argument.partition("=")
+    is_plain = re.fullmatch(r"[\w/+.$%*@?|: -]*", value, re.ASCII)
+    if not equals or is_plain or re.search(r"""[][{}()"',\\]""", value):
+        return argument
+    return f'{key}="{value}"'
 
 
 def _refuse_foreign_options(arguments: Sequence[str], config_name: str) -> None:

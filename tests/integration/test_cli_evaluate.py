@@ -22,6 +22,7 @@ from command_line import (
     write_sentence,
 )
 from headwise.report.readings import readings
+from headwise.train.loading import checkpoint_path
 
 
 def test_the_runs_own_test_sets_get_the_runs_own_scores(headwise: CommandLine, run: Path) -> None:
@@ -324,6 +325,7 @@ def test_no_tracker_is_made(
 def test_a_run_loads_in_python(run: Path) -> None:
     loaded = package.load(str(run), checkpoint="update_2", beam=3, n_best=2)
     assert loaded.translator.config.beam == 3
+    assert checkpoint_path(loaded.folder, "2") == checkpoint_path(loaded.folder, "update_2")
     assert not loaded.model.training
     (one,) = loaded.translate(["Hund sieht Haus"])
     assert len(one.n_best) == 2

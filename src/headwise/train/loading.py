@@ -139,7 +139,7 @@ def checkpoint_path(folder: RunFolder, name: str) -> Path:
                 return path
         raise CheckpointError(f"{folder.path} has no checkpoint yet")
     there = sorted(path.stem for path in folder.checkpoints.glob("*.pt"))
-    number = re.fullmatch(r"update_(\d+)", name)
+    number = re.fullmatch(r"(?:update_)?(\d+)", name)
     stem = f"update_{int(number[1]):08d}" if number else name  # zeros need not be typed
     if stem not in there:
         close = nearest(stem, there)
@@ -186,7 +186,7 @@ def load(
 
     Args:
         run: its folder.
-        checkpoint: auto, best, last, average, or update_<n>.
+        checkpoint: auto, best, last, average, update_<n> or <n>.
         device: auto, cpu or cuda.
         decode: settings of the search; the run's own by default.
         search: single settings of it, such as beam=10.

@@ -1,0 +1,31 @@
+"""Names on the command line that Hydra takes in quotes only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from command_line import CommandLine
+from headwise import cli
+
+
+def test_names_need_no_quotes_for_hydra(
+    headwise: CommandLine, trained: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "Läufe=#1; beste"
+    folder.symlink_to(trained.parent)
+    text = tmp_path / "Übung.de"
+    text.write_text("Hund sieht Haus\n", encoding="utf-8")
+    ended = headwise("translate", f"run={folder / trained.name}", f"input={text}")
+    assert ended.code == 0, ended
+    assert ended.out == headwise("translate", f"run={trained}", f"input={text}").out
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["a=b", "a=1,2", "a=[ü,b]", 'a="ü"', "a='ü=1'", "a=null", "a=${b}", "--help", "a=x/y z", "~a",
+     "a=choice(1,2)", "a=glob(*)", "+a=1.5e-3", "a@b=c"],
+)  # fmt: skip
+def test_what_hydra_understands_stays_as_it_is(given: str) -> None:
+    assert cli._quoted(given) == given

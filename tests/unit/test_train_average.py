@@ -38,10 +38,16 @@ def choose(folder: RunFolder, n_averaged: int, score: float | None) -> tuple[str
     return choose_weights(trainer, cast(Any, model), folder, ranks, n_averaged), model.weight.item()
 
 
-def test_an_average_that_validates_better_is_kept(tmp_path: Path) -> None:
+def test_an_average_that_validates_better_is_kept(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "headwise")
     folder = folder_with(tmp_path)
     assert choose(folder, 2, score=7.5) == ("average", 4.0)
     assert (folder.checkpoints / "average.pt").is_file()
+    assert (
+        "of the last 2 checkpoints validates better than the best one and is taken" in caplog.text
+    )
 
 
 @pytest.mark.parametrize("score", [7.0, 6.9])

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
+
 from headwise.model.transformer import Transformer
 from headwise.train.checkpoint import average_weights, numbered_checkpoints, save_checkpoint
 from headwise.train.distributed import Ranks
 from headwise.train.loading import load_model
 from headwise.train.run_folder import RunFolder
 from headwise.train.trainer import Trainer
+
+log = logging.getLogger(__name__)
 
 
 def choose_weights(
@@ -30,7 +34,15 @@ def choose_weights(
         load_model(model, folder, "average")
         _, score = trainer.evaluate()
         best = trainer.state.best_score
-        if ranks.is_main and best is not None and score <= best:
-            average.unlink()
+        is_better = best is None or score > best
+        if ranks.is_main:
+            log.info(
+                "the average of the last %d checkpoints validates %s and is %s",
+                len(recent),
+                "better than the best one" if is_better else "no better than the best one",
+                "taken" if is_better else "left",
+            )
+            if not is_better:
+                average.unlink()
     ranks.barrier()
     return load_model(model, folder, "auto")

@@ -9,6 +9,7 @@ repulsion, loss, optimizer, scheduler) stay open: their constructors check their
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from omegaconf import MISSING
@@ -321,6 +322,7 @@ class ReportConfig:
     output: str | None = None  # null: outputs/reports/<paper>, or below the run
 
 
+@cache
 def register() -> None:
     """Make the dataclasses known to Hydra as `schema`, `evaluate_schema` and so on."""
     from hydra.core.config_store import ConfigStore

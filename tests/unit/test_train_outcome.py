@@ -99,12 +99,13 @@ def test_figures_of_what_was_measured(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("model: {heads: null}\n", encoding="utf-8")
     records = Records(folder, NullTracker())
     records.log(1, {"train/loss": 2.0})
-    records.log_heads(1, STATISTICS)
+    records.log_heads(1, {**STATISTICS, "p of/ours": {"cross": [[0.5, None]]}})
     records.close()
     draw(folder, tracker)
-    assert tracker.images == ["figures/diversity", "figures/curves"]
+    names = ["diversity", "curves", "heads-p-of-ours"]
+    assert tracker.images == [f"figures/{name}" for name in names]
     drawn = sorted(path.name for path in folder.figures.iterdir())
-    assert drawn == ["curves.png", "curves.svg", "diversity.png", "diversity.svg"]
+    assert drawn == sorted(f"{name}.{kind}" for name in names for kind in ("png", "svg"))
 
 
 def test_the_figures_of_a_pruned_run_name_its_heads_by_their_numbers(tmp_path: Path) -> None:

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SPLIT_STYLES = {"train": STYLES[4], "valid": STYLES[1]}
+# Of heads.jsonl; whatever else stands there the attentions report of themselves.
+MEASURED = ("update", "alpha", "density", "entropy", "diversity", "output_norm", "register_mass")
 Records = Sequence[Mapping[str, Any]]
 Series = tuple[list[int], list[float]]
 
@@ -68,6 +70,33 @@ def alpha_figure(
         "One line a head, its shade the layer. The larger α, the sparser a head can be.",
     )
     return figure
+
+
+def reported_figures(
+    records: Records, name: str = "", kept: HeadNumbers | None = None
+) -> dict[str, Figure]:
+    """How whatever else heads report of themselves went over training, a figure each.
+
+    One panel a site, one line a head, coloured by layer.
+
+    Args:
+        records, name, kept: as of `alpha_figure`.
+    """
+    names = dict.fromkeys(key for record in records for key in record if key not in MEASURED)
+    figures = {}
+    for statistic in names:
+        trajectories = _series(records, statistic, kept)
+        if trajectories:
+            figure, panels = _site_panels(trajectories, "layer {}, head {}", linewidth=0.9)
+            shown = statistic.replace("_", " ")
+            panels[0].set_ylabel(f"{shown} of a head", fontsize=LABEL, color=INK)
+            headline(
+                figure,
+                f"How {shown} of every head went over training{_of(name)}",
+                "One line a head, its shade the layer. As the attention itself reports it.",
+            )
+            figures[statistic] = figure
+    return figures
 
 
 def diversity_figure(records: Records, name: str = "") -> Figure | None:

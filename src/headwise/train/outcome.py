@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from headwise.analysis.collect import filled
 from headwise.analysis.figure_style import save
-from headwise.analysis.plots import alpha_figure, alpha_table, curves_figure, diversity_figure
+from headwise.analysis.plots import (
+    alpha_figure,
+    alpha_table,
+    curves_figure,
+    diversity_figure,
+    reported_figures,
+)
 from headwise.track.base import HeadNumbers, HeadValues, Tracker
 from headwise.track.jsonl import read_if_there
 from headwise.train.run_folder import RunFolder, git_commit, versions
@@ -77,11 +84,18 @@ def figures(folder: RunFolder, name: str = "") -> dict[str, Figure | None]:
         name: of what was trained, for the titles.
     """
     heads, metrics = (read_if_there(record) for record in (folder.heads, folder.metrics))
+    kept = _kept_heads(folder)
+    reported = reported_figures(heads, name, kept)
     return {
-        "alpha": alpha_figure(heads, name, _kept_heads(folder)),
+        "alpha": alpha_figure(heads, name, kept),
         "diversity": diversity_figure(heads, name),
         "curves": curves_figure(metrics, name),
+        **{f"heads-{_as_file_name(key)}": figure for key, figure in reported.items()},
     }
+
+
+def _as_file_name(statistic: str) -> str:
+    return re.sub(r"[^\w.-]+", "-", statistic)
 
 
 def _kept_heads(folder: RunFolder) -> HeadNumbers | None:

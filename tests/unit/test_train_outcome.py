@@ -100,6 +100,7 @@ def test_figures_of_what_was_measured(tmp_path: Path) -> None:
     records = Records(folder, NullTracker())
     records.log(1, {"train/loss": 2.0})
     records.log_heads(1, {**STATISTICS, "p of/ours": {"cross": [[0.5, None]]}})
+    records.log_heads(2, {"key_distance": {"cross": [[0.5, 0.25]]}})
     records.close()
     draw(folder, tracker)
     names = ["diversity", "curves", "heads-p-of-ours"]

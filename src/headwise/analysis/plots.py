@@ -35,7 +35,10 @@ if TYPE_CHECKING:
 
 SPLIT_STYLES = {"train": STYLES[4], "valid": STYLES[1]}
 # Of heads.jsonl; whatever else stands there the attentions report of themselves.
-MEASURED = ("update", "alpha", "density", "entropy", "diversity", "output_norm", "register_mass")
+MEASURED = (
+    *("update", "alpha", "density", "entropy", "diversity", "output_norm", "register_mass"),
+    *("query_distance", "key_distance", "value_distance"),
+)
 Records = Sequence[Mapping[str, Any]]
 Series = tuple[list[int], list[float]]
 

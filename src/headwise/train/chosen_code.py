@@ -8,26 +8,32 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import sys
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
+from headwise.errors import ConfigError
 from headwise.instantiate import target_class
 
 
 def code_digests(container: Mapping[str, Any]) -> dict[str, str]:
     """Class -> digest of the file that it stands in, of all that a configuration names.
 
-    Classes of torch, whose version is kept, are left out, and so are readers of text, which is in
-    the fingerprint itself.
+    Left out are classes of torch, whose version is kept, readers of text, which is in the
+    fingerprint itself, and what has no source here: a run that is pruned may have been trained by
+    an optimizer that is not at hand.
     """
     found = {}
     made = {key: node for key, node in container.items() if key != "data"}
     for key, node in _nodes(made, ""):
-        target = target_class(node, key)
-        if not target.__module__.startswith("torch."):
-            content = Path(inspect.getfile(target)).read_bytes()
-            found[str(node["_target_"])] = hashlib.sha256(content).hexdigest()[:16]
+        try:
+            target = target_class(node, key)
+            module = sys.modules[target.__module__]
+            content = "" if module.__name__.startswith("torch.") else inspect.getsource(module)
+        except (ConfigError, OSError):
+            continue
+        if content:
+            found[str(node["_target_"])] = hashlib.sha256(content.encode()).hexdigest()[:16]
     return found
 
 

@@ -208,7 +208,7 @@ class EvaluateConfig:
     """`scripts/evaluate.py`: score a run on named or own test sets."""
 
     run: str = MISSING  # its folder
-    checkpoint: str = "auto"  # auto, best, last, average, update_<n> or <n>
+    checkpoint: str = "auto"  # auto, best, last, average, update_<n>, average_<n> (of the last n)
     device: str = "auto"
     data: EvaluateDataConfig = field(default_factory=lambda: EvaluateDataConfig())
     decode: dict[str, Any] = field(default_factory=dict)  # what differs from the run's own
@@ -262,7 +262,7 @@ class PruneConfig:
     table: bool = False  # the curve: scores with 0, 10, ... 100 % of the heads masked
     ablation: bool = False  # scores without each head, and with the best head of each layer alone
     output: str | None = None  # the new run; null: beside the old one
-    checkpoint: str = "auto"  # auto, best, last, average, update_<n> or <n>
+    checkpoint: str = "auto"  # auto, best, last, average, update_<n>, average_<n> (of the last n)
     device: str = "auto"
     data: PruneDataConfig = field(default_factory=PruneDataConfig)
     decode: dict[str, Any] = field(default_factory=dict)  # of the scores; null: as the run
@@ -293,7 +293,7 @@ class AnalyzeConfig:
     pruning: bool = False  # BLEU without the least important heads; translates some 40 times
     again: bool = False  # also where the same analysis is there already
     output: str = "outputs/analysis"  # where runs= puts the comparison
-    checkpoint: str = "auto"  # auto, best, last, average, update_<n> or <n>
+    checkpoint: str = "auto"  # auto, best, last, average, update_<n>, average_<n> (of the last n)
     device: str = "auto"
     decode: dict[str, Any] = field(default_factory=dict)  # of the translations of pruning
     progress: bool = True
@@ -314,7 +314,7 @@ class ReportConfig:
     compare: str | None = None  # a second run beside it
     n_sentences: int = 20  # on the page
     sentences: str | None = None  # a file of them; null: of a test set of the run
-    checkpoint: str = "auto"  # auto, best, last, average, update_<n> or <n>
+    checkpoint: str = "auto"  # auto, best, last, average, update_<n>, average_<n> (of the last n)
     device: str = "auto"
     figures: bool = False  # figures for print: of `run`, of `runs`, of the runs of `paper`
     sentence: str | None = None  # figures=true: the attention of all heads of `run` on it

@@ -15,6 +15,7 @@ from headwise.errors import CheckpointError, HeadwiseError
 from headwise.train import checkpoint as module
 from headwise.train.checkpoint import (
     average_weights,
+    averaged_checkpoint,
     load_checkpoint,
     load_weights,
     numbered_checkpoints,
@@ -119,6 +120,23 @@ def test_damage_anywhere_is_refused_or_harmless(tmp_path: Path) -> None:
         except CheckpointError:
             continue
         assert torch.equal(found["model"]["weight"], torch.arange(600.0))
+
+
+def test_an_average_is_made_once_of_the_last_numbered_ones(tmp_path: Path) -> None:
+    for number, value in ((2, 9.0), (10, 1.0), (30, 4.0)):
+        weights = {"weight": torch.full((3,), value)}
+        save_checkpoint(tmp_path / f"update_{number:08d}.pt", {"model": weights})
+    path = averaged_checkpoint(tmp_path, 2)
+    assert load_checkpoint(path)["model"]["weight"].tolist() == [2.5] * 3
+    made = path.stat().st_mtime_ns
+    assert averaged_checkpoint(tmp_path, 2).stat().st_mtime_ns == made
+    assert numbered_checkpoints(tmp_path) == sorted(tmp_path.glob("update_*.pt"))
+    weights = {"weight": torch.full((3,), 6.0)}
+    save_checkpoint(tmp_path / "update_00000040.pt", {"model": weights})  # lengthened
+    assert load_checkpoint(averaged_checkpoint(tmp_path, 2))["model"]["weight"].tolist() == [5] * 3
+    for n_averaged in (0, 5):
+        with pytest.raises(CheckpointError, match=f"average_{n_averaged} .* has 4"):
+            averaged_checkpoint(tmp_path, n_averaged)
 
 
 def method_changed(archive: bytes) -> bytes:

@@ -126,6 +126,29 @@ def numbered_checkpoints(folder: Path) -> list[Path]:
     return [path for _, path in sorted(found)]
 
 
+def averaged_checkpoint(folder: Path, n_averaged: int) -> Path:
+    """The average of the last numbered checkpoints, made where it is not there yet.
+
+    Raises:
+        CheckpointError: there are fewer, or the folder cannot be written.
+    """
+    there = numbered_checkpoints(folder)
+    recent = there[-n_averaged:] if n_averaged else []
+    if not recent or len(recent) < n_averaged:
+        raise CheckpointError(
+            f"checkpoint=average_{n_averaged} is of the last {n_averaged} numbered checkpoints, "
+            f"and {folder} has {len(there)} (trainer.keep, trainer.save_every)"
+        )
+    last = recent[-1].stem.removeprefix("update_")
+    path = folder / f"average_{n_averaged}_to_{last}.pt"
+    if not path.is_file():
+        try:
+            save_checkpoint(path, {"model": average_weights(recent)})
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be written: {error.strerror}") from error
+    return path
+
+
 def average_weights(paths: list[Path]) -> dict[str, Tensor]:
     """Element-wise mean of the weights of several checkpoints, summed in float64.
 

@@ -25,7 +25,7 @@ from headwise.metrics.external import check_commands
 from headwise.model.build import build_model
 from headwise.model.transformer import Transformer
 from headwise.schema import Config, DecodeConfig
-from headwise.train.checkpoint import load_checkpoint, load_weights
+from headwise.train.checkpoint import averaged_checkpoint, load_checkpoint, load_weights
 from headwise.train.distributed import choose_device
 from headwise.train.run_folder import RunFolder
 
@@ -129,6 +129,8 @@ def is_same_search(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
 def checkpoint_path(folder: RunFolder, name: str) -> Path:
     """`auto` is the average where there is one, else the best, else the last.
 
+    `average_<n>` is made where it is not there yet, of the last n numbered checkpoints.
+
     Raises:
         CheckpointError: there is none of that name; those that there are.
     """
@@ -138,6 +140,9 @@ def checkpoint_path(folder: RunFolder, name: str) -> Path:
             if path.is_file():
                 return path
         raise CheckpointError(f"{folder.path} has no checkpoint yet")
+    average = re.fullmatch(r"average_(\d+)", name)
+    if average:
+        return averaged_checkpoint(folder.checkpoints, int(average[1]))
     there = sorted(path.stem for path in folder.checkpoints.glob("*.pt"))
     number = re.fullmatch(r"(?:update_)?(\d+)", name)
     stem = f"update_{int(number[1]):08d}" if number else name  # zeros need not be typed
@@ -186,7 +191,7 @@ def load(
 
     Args:
         run: its folder.
-        checkpoint: auto, best, last, average, update_<n> or <n>.
+        checkpoint: auto, best, last, average, update_<n> or <n>, or average_<n> of the last n.
         device: auto, cpu or cuda.
         decode: settings of the search; the run's own by default.
         search: single settings of it, such as beam=10.

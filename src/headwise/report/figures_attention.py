@@ -34,7 +34,7 @@ def draw_attention(
         run: its folder.
         sentence: of the source language.
         output: a folder, made where it is not there.
-        checkpoint: auto, best, last, average, or update_<n> or average_<n>.
+        checkpoint: auto, best, last, average, update_<n> or average_<n>.
         device: auto, cpu or cuda.
 
     Returns:

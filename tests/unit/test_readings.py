@@ -28,7 +28,7 @@ def test_the_decoder_reads_the_runs_own_translation() -> None:
     translated = {"5 6 7": ("one", (8, 9), False), "4": ("two", (10,), True)}
 
     def translate(sources: Sequence[str]) -> list[Any]:
-        best = [translated[source] for source in sources]
+        best = [translated[source.strip()] for source in sources]  # normalises by itself
         return [
             SimpleNamespace(
                 text=text,

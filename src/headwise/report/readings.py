@@ -13,7 +13,6 @@ from headwise.analysis.observe import Observation, observations
 from headwise.data.batching import evaluation_batches
 from headwise.data.store import EncodedSplit
 from headwise.data.tokenizer import BOS, EOS, Tokenizer
-from headwise.decode.translator import require_lines
 from headwise.errors import DataError
 from headwise.train.loading import TrainedRun
 
@@ -45,12 +44,11 @@ def readings(run: TrainedRun, sentences: Sequence[str]) -> Iterator[tuple[int, R
     """Each sentence, with its place, in no certain order.
 
     Raises:
-        DataError: one of them is empty, by line number.
+        DataError: one string, or one of them is empty, by line number.
     """
-    require_lines(sentences)
+    translations = run.translate(sentences)
     sources = [run.normaliser.source(sentence) for sentence in sentences]
     source_ids = run.tokenizers.source.encode(sources)
-    translations = run.translate(sources)
     for line, translation in enumerate(translations, start=1):
         if not translation.hypotheses:
             raise DataError(f"source line {line} is empty: no head looks anywhere")

@@ -279,8 +279,8 @@ def _quoted(argument: str) -> str:
     What has quotes, brackets or commas says more than a name, and stays as it is.
     """
     key, equals, value = argument.partition("=")
-    is_plain = re.fullmatch(r"[\w/+.$%*@?|: -]*", value, re.ASCII)
-    if not equals or is_plain or re.search(r"""[][{}()"',\\]""", value):
+    is_plain = re.fullmatch(r"[\w/+.$%*@?|: \t-]*", value, re.ASCII)
+    if not equals or key.startswith("-") or is_plain or re.search(r"""[][{}()"',\\]""", value):
         return argument
     return f'{key}="{value}"'
 

@@ -325,6 +325,7 @@ def test_no_tracker_is_made(
 def test_a_run_loads_in_python(run: Path) -> None:
     loaded = package.load(str(run), checkpoint="update_2", beam=3, n_best=2)
     assert loaded.translator.config.beam == 3
+    assert package.load(run, checkpoint=2).folder.path == run
     assert package.load(run, checkpoint="average_1").translate(["Hund sieht Haus"])[0].text
     assert checkpoint_path(loaded.folder, "2") == checkpoint_path(loaded.folder, "update_2")
     assert not loaded.model.training

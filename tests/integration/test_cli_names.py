@@ -25,7 +25,7 @@ def test_names_need_no_quotes_for_hydra(
 @pytest.mark.parametrize(
     "given",
     ["a=b", "a=1,2", "a=[ü,b]", 'a="ü"', "a='ü=1'", "a=null", "a=${b}", "--help", "a=x/y z", "~a",
-     "a=choice(1,2)", "a=glob(*)", "+a=1.5e-3", "a@b=c"],
+     "--config-dir=ä", "a=\t5", "a=choice(1,2)", "a=glob(*)", "+a=1.5e-3", "a@b=c"],
 )  # fmt: skip
 def test_what_hydra_understands_stays_as_it_is(given: str) -> None:
     assert cli._quoted(given) == given

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,6 +15,7 @@ from headwise.attention.build import unsupported_sites
 from headwise.config_dir import config_dir, group_choices, group_node
 from headwise.schema import SITES
 from headwise.track.jsonl import read_jsonl
+from headwise.train.settings import _warn_of_warmup
 
 ROOT = Path(__file__).parents[2]
 
@@ -73,9 +75,14 @@ def test_a_variant_of_ones_own_trains_and_translates(
     again = headwise("train", *found, *small_overrides(tmp_path, "attention=uniform"))
     assert "the code of toy_uniform.Uniform has changed since" in again.out
     assert "is finished" in again.out
+    longer = (*found, *small_overrides(tmp_path, "attention=uniform", "trainer.max_updates=3"))
+    for _ in range(2):  # also after it was gone on with: its first updates were of other code
+        assert "toy_uniform.Uniform has changed since" in headwise("train", *longer).out
+    (run / "environment.json").write_text("", encoding="utf-8")  # a record that nothing needs
+    assert headwise("train", *longer).code == 0
     known = {site: [[0.5, 1.5]] for site in SITES}
     records = [row for row in read_jsonl(run / "heads.jsonl") if "evenness" in row]
-    assert {row["update"] for row in records} == {0, 1, 2}  # as often as α would be
+    assert [row["update"] for row in records] == [0, 1, 2, 3]  # as often as α would be
     assert all(row["evenness"] == known for row in records)
     assert headwise("analyze", f"run={run}").code == 0
     told = [row for row in OTHERS.read(run / FOLDER) if row["statistic"] == "evenness"]
@@ -117,6 +124,8 @@ def test_a_dry_run_tells_the_cost_and_touches_nothing(
     for wanted in ("parameters", "FLOP", "GiB of weights", "activations"):
         assert wanted in ended.out
     assert "scheduler.warmup_updates=1000 is more than trainer.max_updates=2" in ended.out
+    # a schedule of the user's own may have anything under that name
+    _warn_of_warmup(SimpleNamespace(warmup_updates=None), 1)
     dry = small_overrides(tmp_path, "dry_run=true", "scheduler.warmup_updates=2")
     assert "warmup" not in headwise("train", *dry).out
     ended = headwise("train", *dry, "init_from=nowhere")

@@ -339,3 +339,13 @@ def test_what_a_head_reports_of_itself_is_one_number(wrong: object) -> None:
 
     with pytest.raises(ConfigError, match=r"Wrong at encoder_self .*shape \(2,\); 'mine' is"):
         reported(build(with_normaliser(Wrong)))
+
+    class Misnamed(LengthScaling):
+        def stats(self) -> dict[str, Any]:
+            return {"update": torch.ones(HEADS)}
+
+    def make(place: Place) -> Attention:
+        return ScoreAttention(place, Dense(place), None, 0.0, Misnamed(place))
+
+    with pytest.raises(ConfigError, match=r"Misnamed at encoder_self calls something 'update'"):
+        reported(build(make))

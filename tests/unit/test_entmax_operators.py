@@ -140,6 +140,9 @@ def test_forward_mode_is_refused() -> None:
         torch.func.jvp(lambda values: short(values, alpha), (scores,), (ones(scores),))
     with pytest.raises(RuntimeError, match="no forward-mode derivative"):
         torch.func.jacfwd(lambda value: short(scores, value))(alpha)
+    mapped = torch.func.vmap(lambda values: short(values[None], alpha))
+    with pytest.raises(RuntimeError, match="no forward-mode derivative"):
+        torch.func.jvp(mapped, (scores,), (ones(scores),))
     with forward_ad.dual_level():
         assert short(scores, alpha).isfinite().all()  # beside the dual tensors of others
         dual = forward_ad.make_dual(scores, ones(scores))  # type: ignore[no-untyped-call]

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from headwise.data.batching import Batch
     from headwise.model.transformer import Transformer
 
+RESERVED = ("update", "nonfinite", "role")  # beside statistics in records and on pages
 HeadTable = dict[str, list[list[float]]]  # where every head was measured; else `HeadValues`
 
 
@@ -105,26 +106,30 @@ def reported(model: Transformer) -> dict[str, HeadValues]:
     """What the attentions report of themselves (`Attention.stats`), α among it.
 
     Raises:
-        ConfigError: other than one number for each head.
+        ConfigError: other than one number for each head, or a name that means something else.
     """
     found: dict[str, dict[tuple[str, int], Tensor]] = {}
     for site, layer, attention in model.attentions():
         for name, values_H in attention.stats().items():
-            _require_one_a_head(attention, name, values_H)
+            _check_reported(attention, name, values_H)
             found.setdefault(name, {})[site, layer] = values_H
     return {name: table for name, of in found.items() if (table := _table(model, of))}
 
 
-def _require_one_a_head(attention: Attention, name: str, values_H: object) -> None:
+def _check_reported(attention: Attention, name: str, values_H: object) -> None:
+    parts = [getattr(attention, part, None) for part in ("gate", "normaliser", "scaling")]
+    owners = [part for part in parts if part is not None and name in part.stats()]
+    whose = f"stats() of {type([attention, *owners][-1]).__name__} at {attention.place.site}"
+    if name in RESERVED:
+        raise ConfigError(f"{whose} calls something {name!r}, which is a name of our own")
     wanted = (attention.place.n_heads,)
     shape = tuple(values_H.shape) if isinstance(values_H, Tensor) else None
     if shape == wanted:
         return
     got = repr(values_H) if shape is None else f"of the shape {shape}"
-    whose = getattr(attention, "normaliser", attention)
     raise ConfigError(
-        f"stats() of {type(whose).__name__} at {attention.place.site} must give one number for "
-        f"each head, a tensor of the shape {wanted}; {name!r} is {got}"
+        f"{whose} must give one number for each head, a tensor of the shape {wanted}; "
+        f"{name!r} is {got}"
     )
 
 

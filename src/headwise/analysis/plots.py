@@ -85,7 +85,12 @@ def reported_figures(
     Args:
         records, name, kept: as of `alpha_figure`.
     """
-    names = dict.fromkeys(key for record in records for key in record if key not in MEASURED)
+    names = dict.fromkeys(
+        key
+        for record in records
+        for key, value in record.items()
+        if key not in MEASURED and isinstance(value, Mapping)
+    )
     figures = {}
     for statistic in names:
         trajectories = _series(records, statistic, kept)
@@ -96,7 +101,8 @@ def reported_figures(
             headline(
                 figure,
                 f"How {shown} of every head went over training{_of(name)}",
-                "One line a head, its shade the layer. As the attention itself reports it.",
+                "One line a head, its shade the layer. As the attention itself reports it, or "
+                "measured at validations.",
             )
             figures[statistic] = figure
     return figures

@@ -93,7 +93,11 @@ def _refuse_tangents(tensors: list[Tensor]) -> None:
     """Forward mode, for which torch would take the derivative of an operator for 0."""
     if _forward_ad._current_level < 0:
         return
-    if any(_forward_ad.unpack_dual(one).tangent is not None for one in tensors):
+    try:
+        is_dual = any(_forward_ad.unpack_dual(one).tangent is not None for one in tensors)
+    except RuntimeError:  # under vmap it does not tell
+        is_dual = True
+    if is_dual:
         raise RuntimeError(
             "what headwise.entmax computes has no forward-mode derivative (torch.func.jvp, jacfwd, "
             "dual tensors); take torch.autograd.grad or torch.autograd.functional.jacobian"

@@ -130,11 +130,14 @@ def averaged_checkpoint(folder: Path, n_averaged: int) -> Path:
     """The average of the last numbered checkpoints, made where it is not there yet.
 
     Raises:
-        CheckpointError: there are fewer, or the folder cannot be written.
+        CheckpointError: none are asked for, or there are fewer.
+        HeadwiseError: the folder cannot be written.
     """
+    if not n_averaged:
+        raise CheckpointError("checkpoint=average_0 is of no checkpoints: give a number above 0")
     there = numbered_checkpoints(folder)
-    recent = there[-n_averaged:] if n_averaged else []
-    if not recent or len(recent) < n_averaged:
+    recent = there[-n_averaged:]
+    if len(recent) < n_averaged:
         raise CheckpointError(
             f"checkpoint=average_{n_averaged} is of the last {n_averaged} numbered checkpoints, "
             f"and {folder} has {len(there)} (trainer.keep, trainer.save_every)"
@@ -142,10 +145,7 @@ def averaged_checkpoint(folder: Path, n_averaged: int) -> Path:
     last = recent[-1].stem.removeprefix("update_")
     path = folder / f"average_{n_averaged}_to_{last}.pt"
     if not path.is_file():
-        try:
-            save_checkpoint(path, {"model": average_weights(recent)})
-        except OSError as error:
-            raise CheckpointError(f"{path} cannot be written: {error.strerror}") from error
+        save_checkpoint(path, {"model": average_weights(recent)})
     return path
 
 

@@ -30,21 +30,20 @@ def code_digests(container: Mapping[str, Any]) -> dict[str, str]:
             target = target_class(node, key)
             module = sys.modules[target.__module__]
             content = "" if module.__name__.startswith("torch.") else inspect.getsource(module)
-        except (ConfigError, OSError):
+        except (ConfigError, OSError, TypeError, KeyError):  # the last two: made without a file
             continue
         if content:
             found[str(node["_target_"])] = hashlib.sha256(content.encode()).hexdigest()[:16]
     return found
 
 
-def changed_code(before: Mapping[str, Any], container: Mapping[str, Any]) -> list[str]:
+def changed_code(known: Mapping[str, str], container: Mapping[str, Any]) -> list[str]:
     """The classes whose files are others now.
 
     Args:
-        before: content of environment.json; older ones have no digests, and nothing is told.
+        known: digests; of a class without one nothing is told.
         container: the configuration.
     """
-    known = before.get("code", {})
     now = code_digests(container)
     return [name for name, digest in now.items() if known.get(name, digest) != digest]
 

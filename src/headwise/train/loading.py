@@ -134,6 +134,7 @@ def checkpoint_path(folder: RunFolder, name: str) -> Path:
     Raises:
         CheckpointError: there is none of that name; those that there are.
     """
+    name = str(name)
     if name == "auto":
         for candidate in ("average", "best", "last"):
             path = folder.checkpoints / f"{candidate}.pt"

@@ -47,17 +47,19 @@ class PeakMemory:
 
     On a GPU it is the most that torch had allocated. On a CPU it is what malloc had handed out
     before the output projection, where the activations of all layers are alive: temporaries of
-    single operations, the chunks of the projection and gradients are not in it, nor what malloc
-    keeps for later. What is there at the end of an update, such as weights, modules that it was
-    the first to import, and whatever else the process does, is not the update's; the optimizer's
-    moments are, and are added by their sizes.
+    single operations, the chunks of the projection and the gradients of the batch are not in it
+    (with `trainer.accumulate` those of the batches before are), nor what malloc keeps for later.
+    What is there at the end of an update, such as weights, modules that it was the first to
+    import, and whatever else the process does, is not the update's; the optimizer's moments are,
+    and are added by their sizes.
 
     Args:
         device: of the model.
         optimizer: whose moments are counted; None leaves them out.
 
     Attributes:
-        bytes: the most seen so far; None before the first look, and on a CPU without glibc 2.33.
+        bytes: the most seen so far; None before the first look, at the second update, and on a
+            CPU without glibc 2.33.
     """
 
     def __init__(

@@ -159,7 +159,7 @@ def _place(
 
 
 def _warn_of_changed_code(folder: RunFolder, container: Mapping[str, Any]) -> None:
-    changed = changed_code(folder.read_environment(), container)
+    changed = changed_code(folder.known_code(), container)
     if changed:
         log.warning(
             "the code of %s has changed since %s was trained; experiment_name=… makes a new run",

@@ -19,7 +19,7 @@ from typing import IO, Any
 from omegaconf import OmegaConf
 
 from headwise.data.names import check_file_name
-from headwise.errors import RunError, nearest
+from headwise.errors import HeadwiseError, RunError, nearest
 from headwise.files import read_json, write_text
 from headwise.train.chosen_code import code_digests
 
@@ -262,11 +262,18 @@ class RunFolder:
         """Write what the run is: config.yaml, overrides.yaml, environment.json."""
         write_text(self.path / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(dict(container))))
         write_text(self.path / "overrides.yaml", OmegaConf.to_yaml(OmegaConf.create(overrides)))
-        self.write_json("environment.json", {**environment(), "code": code_digests(container)})
+        code = code_digests(container)
+        if (self.checkpoints / "last.pt").is_file():  # the code that the run was begun with
+            code |= self.known_code()
+        self.write_json("environment.json", {**environment(), "code": code})
 
-    def read_environment(self) -> dict[str, Any]:
-        """Content of environment.json; empty before the first process."""
-        return read_json(self.path / "environment.json", may_lack=True)
+    def known_code(self) -> dict[str, str]:
+        """Digests of the code that the run was begun with; none where no record can be read."""
+        try:
+            known = read_json(self.path / "environment.json", may_lack=True).get("code")
+        except HeadwiseError:
+            return {}
+        return known if isinstance(known, dict) else {}
 
 
 def find_folders(given: Sequence[str], may_lack: bool = False) -> list[Path]:

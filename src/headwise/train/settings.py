@@ -67,7 +67,7 @@ def check(config: Config) -> None:
 
 def _warn_of_warmup(schedule: object, max_updates: int) -> None:
     warmup = getattr(schedule, "warmup_updates", 0)
-    if warmup > max_updates:
+    if isinstance(warmup, (int, float)) and warmup > max_updates:  # the user's class may have any
         log.warning(
             "scheduler.warmup_updates=%d is more than trainer.max_updates=%d: the rate gets to "
             "%.2g of its peak",

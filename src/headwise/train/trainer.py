@@ -122,7 +122,7 @@ class Trainer:
         self.state = TrainState()
         self.seconds = 0.0  # of training, over all processes that worked on the run
         self._told = 0, 0.0  # tokens and seconds when the speed was last logged
-        self._saved_at = -1
+        self._saved_at = self._reported_at = -1
         self._counted_at = time.perf_counter()
 
     # -- saving and loading: mirror images, in the same order -----------------------------------
@@ -237,6 +237,7 @@ class Trainer:
 
     def _log_heads(self) -> None:
         heads = self.reported()
+        self._reported_at = self.state.update
         if heads:
             self.records.log_heads(self.state.update, heads)
 
@@ -275,8 +276,10 @@ class Trainer:
         self._require_finite_weights()
         validation, better = self.evaluate()
         self.records.log(state.update, validation.metrics)
-        if validation.heads:
-            self.records.log_heads(state.update, validation.heads)
+        logged = self.reported() if self._reported_at == state.update else {}
+        new = {name: of for name, of in validation.heads.items() if logged.get(name) != of}
+        if new:
+            self.records.log_heads(state.update, new)
         progress.show(**{f"valid_{k.split('/')[1]}": v for k, v in validation.metrics.items()})
         if state.best_score is None or better > state.best_score:
             state.best_score, state.best_update, state.bad_validations = better, state.update, 0

@@ -12,8 +12,9 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from headwise.entmax import function
+from headwise.entmax import function, native
 from headwise.entmax.cpu_attention import attention
+from headwise.entmax.losses import entmax_loss
 from headwise.entmax.native import Power, Visible
 from headwise.entmax.native_attention import attention_of_few
 
@@ -48,6 +49,9 @@ def through_torch(scores: Tensor, alpha: Tensor) -> Tensor:
 
 
 ways = pytest.mark.parametrize("call", [short, through_torch])
+needs_kernels = pytest.mark.skipif(
+    native.reason_without() is not None, reason=str(native.reason_without())
+)
 
 
 def test_both_ways_give_the_same_bits() -> None:
@@ -61,6 +65,7 @@ def test_both_ways_give_the_same_bits() -> None:
         assert torch.equal(one, other)
 
 
+@needs_kernels
 def test_both_ways_of_attention_give_the_same_bits() -> None:
     found = []
     for is_short in (True, False):
@@ -125,11 +130,63 @@ def test_a_second_derivative_is_refused(call: Callable[[Tensor, Tensor], Tensor]
         grad.sum().backward()
 
 
-@ways
-def test_transforms_of_functions_are_refused(call: Callable[[Tensor, Tensor], Tensor]) -> None:
+def first_weights(scores: Tensor, alpha: Tensor) -> Tensor:
+    return short(scores, alpha)[..., 0].square().sum()
+
+
+def test_gradients_of_functions_are_those_of_tensors() -> None:
+    scores, alpha = inputs()
+    first_weights(scores, alpha).backward()
+    both = torch.func.grad(first_weights, (0, 1))
+    for found, one in zip(both(scores.detach(), alpha.detach()), (scores, alpha), strict=True):
+        assert torch.equal(found, one.grad)
+    for found, one in zip(both(scores, alpha), (scores, alpha), strict=True):
+        assert torch.equal(found, one.grad)  # of tensors that autograd watches besides
+    with pytest.raises(RuntimeError, match="once, not twice"):
+        torch.func.grad(lambda *values: both(*values)[0].sum())(scores, alpha)
+
+
+def test_gradients_of_every_sentence() -> None:
     scores, alpha = (one.detach() for one in inputs())
-    with pytest.raises(RuntimeError, match="functorch"):
-        torch.func.grad(lambda values: call(values, alpha).sum())(scores)
+    every = torch.func.vmap(torch.func.grad(first_weights, (0, 1)), in_dims=(0, None))
+    of_scores, of_alpha = every(scores[:, None], alpha)
+    for place in range(len(scores)):
+        one, own = (
+            scores[place : place + 1].clone().requires_grad_(),
+            alpha.clone().requires_grad_(),
+        )
+        first_weights(one, own).backward()
+        assert torch.equal(of_scores[place], one.grad)
+        assert torch.equal(of_alpha[place], own.grad)
+
+
+def test_a_jacobian_by_transforms() -> None:
+    scores, alpha = (one.detach()[:1, :1, :2] for one in inputs())
+    found = torch.func.jacrev(lambda values: short(values, alpha))(scores)
+    expected = torch.autograd.functional.jacobian(  # type: ignore[no-untyped-call]
+        lambda values: short(values, alpha), scores
+    )
+    assert torch.equal(found, expected)
+
+
+@needs_kernels
+def test_attention_and_losses_by_transforms() -> None:
+    scores, alpha = inputs()
+    target = torch.arange(2 * 3 * 5) % 9
+
+    def of_attention(scores: Tensor, alpha: Tensor) -> Tensor:
+        found = attention(scores, scores, scores, alpha, Power.ANY, Visible(), 0.0, 0.5)
+        return found.square().sum()
+
+    def of_loss(scores: Tensor, alpha: Tensor) -> Tensor:
+        return entmax_loss((scores * alpha).flatten(0, 2), target, 1.3).square().sum()
+
+    for call in (of_attention, of_loss):
+        scores.grad = alpha.grad = None
+        call(scores, alpha).backward()
+        found = torch.func.grad(call, (0, 1))(scores.detach(), alpha.detach())
+        for one, other in zip(found, (scores, alpha), strict=True):
+            assert torch.equal(one, other.grad)
 
 
 def test_forward_mode_is_refused() -> None:

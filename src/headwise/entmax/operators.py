@@ -2,7 +2,8 @@
 
 An operator is one node to torch.compile and to checkpointing, whatever stands behind it. On its way
 through torch's dispatcher a call costs more than a map of a few thousand scores; where nobody
-watches, it goes straight to what computes it.
+watches, it goes straight to what computes it. Under the transforms of torch.func that go backwards
+(grad, vjp, jacrev) or over a batch (vmap) it is a function with rules for them.
 """
 
 from __future__ import annotations
@@ -57,12 +58,21 @@ def register(
             keep(ctx, arguments, found)
         return found
 
+    def forward_below(*arguments: Any) -> Any:
+        return call(*arguments)  # below one transform, where there may be others
+
     steps = {"forward": staticmethod(forward), "backward": staticmethod(differentiate or _refuse)}
     direct: Any = type(f"headwise_{name}", (torch.autograd.Function,), steps)
+    # With a set-up of its own a function costs more to call, and can be transformed.
+    steps |= {"forward": staticmethod(forward_below), "vmap": staticmethod(_each(forward_below))}
+    steps |= {"setup_context": staticmethod(keep or _keep_nothing)}
+    transformed: Any = type(f"headwise_{name}", (torch.autograd.Function,), steps)
 
     def call(*arguments: Any) -> Any:
         tensors = [one for one in arguments if isinstance(one, Tensor)]
         _refuse_tangents(tensors)
+        if _torch._are_functorch_transforms_active() and not torch.compiler.is_compiling():
+            return transformed.apply(*arguments)
         if not _nobody_watches(tensors):
             return operator(*arguments)
         if torch.is_grad_enabled() and any(one.requires_grad for one in tensors):
@@ -73,12 +83,10 @@ def register(
 
 
 def _nobody_watches(tensors: list[Tensor]) -> bool:
-    """No compiler, tracer, profiler, dispatch mode, transform or tensor of a kind of its own."""
+    """No compiler, tracer, profiler, dispatch mode or tensor of a kind of its own."""
     if torch.compiler.is_compiling() or _torch._get_tracing_state() is not None:
         return False
     if _torch._len_torch_dispatch_stack() or _torch._autograd._profiler_enabled():
-        return False
-    if _torch._are_functorch_transforms_active():
         return False
     return all(_is_plain(one) for one in tensors)
 
@@ -87,6 +95,27 @@ def _is_plain(tensor: Tensor) -> bool:
     if type(tensor) not in (Tensor, nn.Parameter) or tensor.is_meta:
         return False
     return not _torch._functorch.is_legacy_batchedtensor(tensor)
+
+
+def _each(compute: Callable[..., Any]) -> Callable[..., Any]:
+    """The rule of torch.func.vmap: the calls of the batch, one after the other."""
+
+    def rule(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, Any]:
+        batch = []
+        for place in range(info.batch_size):
+            pairs = zip(arguments, in_dims, strict=True)
+            one = (value if dim is None else value.select(dim, place) for value, dim in pairs)
+            batch.append(compute(*one))
+        if isinstance(batch[0], Tensor):
+            return torch.stack(batch), 0
+        found = tuple(torch.stack(results) for results in zip(*batch, strict=True))
+        return found, (0,) * len(found)
+
+    return rule
+
+
+def _keep_nothing(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    """For a backward pass, which has no derivative."""
 
 
 def _refuse_tangents(tensors: list[Tensor]) -> None:

@@ -26,8 +26,11 @@ from warm_python import WarmPython
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 LANGUAGES = ("sh", "python", "yaml", "text")
-# What a reader has in a checkout after `make demo`; docs/ itself is not among it.
-COPIED = ("conf", "scripts", "src", "tests", "train.py", "Makefile", "pyproject.toml", "README.md")
+# What a reader has in a checkout after `make demo`; of docs/ what its commands write.
+COPIED = (
+    "conf", "scripts", "src", "tests", "train.py", "Makefile", "pyproject.toml", "README.md",
+    "docs/variants.md",
+)  # fmt: skip
 # Set by whoever runs the tests, not by a reader.
 OWN = ("PYTHONPATH", "HEADWISE_DATA", "HEADWISE_PLUGINS")
 STAMPS = (".created", ".installed", ".installed-test")
@@ -170,6 +173,7 @@ class WorkingCopy:
                 ignored = shutil.ignore_patterns("__pycache__")
                 shutil.copytree(source, folder / name, ignore=ignored)
             else:
+                (folder / name).parent.mkdir(exist_ok=True)
                 shutil.copy2(source, folder / name)
         (folder / "requirements.lock").touch()
         commands = folder / ".venv" / "bin"

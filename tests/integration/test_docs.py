@@ -50,6 +50,17 @@ def test_the_chapters_are_there_and_the_site_lists_every_page() -> None:
     assert sorted(listed) == PAGES
 
 
+def test_links_lead_to_a_page_and_a_heading() -> None:
+    for page in (ROOT / "README.md", *DOCS.glob("*.md")):
+        text = page.read_text(encoding="utf-8")
+        for path, heading in re.findall(r"\]\((?!http)([^)#]*)#?([^)]*)\)", text):
+            place = page.parent / path if path else page
+            assert place.is_file(), f"{page.name}: {path}"
+            titles = re.findall(r"^#+ (.+)$", place.read_text("utf-8"), re.M) if heading else []
+            anchors = {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+            assert not heading or heading in anchors, f"{page.name}: {path}#{heading}"
+
+
 def test_every_attention_has_its_line() -> None:
     text = (DOCS / "variants.md").read_text(encoding="utf-8")
     assert sorted(re.findall(r"^\| `(\w+)` \|", text, re.M)) == group_choices("attention")

@@ -1,4 +1,4 @@
-"""Tables of README and guide that are written by programs."""
+"""Tables of the guide that are written by programs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize(
     ("page", "name", "content"),
     [
-        ("README.md", capabilities.NAME, capabilities.table),
+        ("docs/variants.md", capabilities.NAME, capabilities.table),
         ("docs/settings.md", settings.NAME, settings.tables),
     ],
 )

@@ -1,6 +1,6 @@
-"""What each variant can do where, read from the classes: the table of the README.
+"""What each variant can do where, read from the classes: a table of the guide.
 
-    python -m headwise.report.capabilities [--write README.md]
+    python -m headwise.report.capabilities [--write docs/variants.md]
 
 With `--write`, the lines between the two markers of the file are replaced.
 """

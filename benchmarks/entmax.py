@@ -57,6 +57,7 @@ def contenders(shape: tuple[int, ...]) -> dict[str, Map]:
             scores, alpha, -1, mask
         ),
         "alpha_entmax, torch alone": torch_alone,
+        "alpha_entmax, torch alone, compiled": compiled_alone,
     }
     if importlib.util.find_spec("entmax") is not None and math.prod(shape) <= PACKAGE_SCORES:
         import entmax as package
@@ -72,6 +73,9 @@ def contenders(shape: tuple[int, ...]) -> dict[str, Map]:
 def torch_alone(scores: Tensor, alpha: Tensor, mask: Tensor) -> Tensor:
     """α-entmax as on a machine without a compiler."""
     return entmax.alpha_entmax(scores, alpha, -1)
+
+
+compiled_alone = torch.compile(torch_alone, dynamic=False)
 
 
 def inputs(shape: tuple[int, int, int, int]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -99,7 +103,7 @@ def times(shape: tuple[int, int, int, int], repeats: int) -> dict[str, dict[str,
 
     def timed(call: Callable[[Map], None], one: Map) -> Callable[[], None]:
         def run() -> None:
-            with without_kernels() if one is torch_alone else nullcontext():
+            with without_kernels() if one in (torch_alone, compiled_alone) else nullcontext():
                 call(one)
 
         return run
@@ -166,7 +170,7 @@ def main() -> None:
         if row["shape"] != shape:
             shape = row["shape"]
             print(f"\n{tuple(shape)}")
-        print(f"  {row['map']:26}  {row['forward']:7.2f} / {row['both']:7.2f}")
+        print(f"  {row['map']:35}  {row['forward']:7.2f} / {row['both']:7.2f}")
     for n_keys, worst in found["errors"].items():
         print(f"\nerror, {n_keys} keys: " + ", ".join(f"{k} {v:.1e}" for k, v in worst.items()))
 

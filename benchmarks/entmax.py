@@ -91,6 +91,7 @@ def inputs(shape: tuple[int, int, int, int]) -> tuple[Tensor, Tensor, Tensor, Te
 
 def times(shape: tuple[int, int, int, int], repeats: int) -> dict[str, dict[str, float]]:
     """Per contender: seconds of "forward", and of "both", forward and backward."""
+    torch.compiler.reset()  # a function is compiled for eight kinds of input; these are two a shape
     scores, alpha, mask, grad = inputs(shape)
 
     def forward(one: Map) -> None:

@@ -258,6 +258,27 @@ def test_starting_from_another_run(runs: Runs, origin: Path) -> None:
     assert weights["state"]["update"] == 1
 
 
+def test_what_an_attention_brings_starts_anew(runs: Runs, origin: Path) -> None:
+    frozen = {**SHORT, "trainer.max_updates": 1, "optimizer.lr": 1e-30}
+    bare = runs.train("bare", {**frozen, "attention": "softmax", "init_from": origin})
+    assert bare.code == 0, bare.told
+    assert "no place for them here: normaliser.alpha_logit" in bare.told
+    between = runs.run_folder("bare")
+    brings = {"attention": "alpha_entmax", "scaling": "length", "model.register_tokens": 2}
+    full = runs.train("full", {**frozen, **brings, "init_from": between})
+    assert full.code == 0, full.told
+    new = "normaliser.alpha_logit, registers.table.weight, scaling.beta, scaling.gamma"
+    assert f"start anew, as it has none that fit: {new}" in full.told
+    start, there, here = (
+        load_checkpoint(folder / "checkpoints" / "best.pt")["model"]
+        for folder in (origin, between, runs.run_folder("full"))
+    )
+    assert there.keys() == {name for name in start if "normaliser" not in name}
+    for name, value in there.items():
+        torch.testing.assert_close(value, start[name], rtol=0, atol=1e-12)
+        torch.testing.assert_close(here[name], start[name], rtol=0, atol=1e-12)
+
+
 def test_fine_tuning_on_other_text_with_the_tokenizer_of_the_origin(
     runs: Runs, origin: Path, tmp_path: Path
 ) -> None:

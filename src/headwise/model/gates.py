@@ -19,7 +19,6 @@ __all__ = [
     "HardConcreteGate",
     "HeadGate",
     "NoGates",
-    "gate_names",
     "gate_penalty",
 ]
 
@@ -188,16 +187,6 @@ def _chosen(
 def head_gates(model: nn.Module) -> Iterator[HeadGate]:
     """Every gate of a model."""
     return (module for module in model.modules() if isinstance(module, HeadGate))
-
-
-def gate_names(model: nn.Module) -> set[str]:
-    """Names of the weights of all gates."""
-    return {
-        f"{name}.{weight}"
-        for name, module in model.named_modules()
-        if isinstance(module, HeadGate)
-        for weight in module.state_dict()
-    }
 
 
 def gate_penalty(model: nn.Module) -> Tensor | None:

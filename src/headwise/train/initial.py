@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
+from torch import Tensor
+
+from headwise.attention.base import Attention
 from headwise.data.tokenizer import TokenizerPair
 from headwise.errors import CheckpointError, RunError
-from headwise.model.gates import gate_names
 from headwise.model.places import typed_heads
 from headwise.model.transformer import Transformer
 from headwise.schema import SITE_GROUPS, Config
@@ -23,8 +26,10 @@ SHAPELESS = (
     *SITE_GROUPS,
     *SITE_GROUPS.values(),
     "loss",
-    *(f"model.{key}" for key in ("activation", "norm", "positions")),
+    *(f"model.{key}" for key in ("activation", "norm", "positions", "register_tokens")),
 )
+PROJECTIONS = ("query", "key", "value", "output")  # what every attention with heads has
+REGISTERS = "registers"
 MOST_TOLD = 4
 
 
@@ -33,8 +38,9 @@ def start_from(
 ) -> None:
     """Fill a new model with the weights that another run translates with.
 
-    Gates are new where the other run has none. Other settings under which the weights compute
-    something else are told.
+    Weights that the choice of an attention, a scaling, gates or register tokens brings start anew
+    where the other run has none that fit, and its own are left where this model has no place for
+    them; both are told, as are other settings under which the weights compute something else.
 
     Args:
         model: as `config` has it.
@@ -59,16 +65,18 @@ def start_from(
             f"projections would be cut into other ones: give model.n_heads={before.model.n_heads}"
         )
     weights = load_checkpoint(checkpoint_path(origin, "auto"))["model"]
-    own, gates = model.state_dict(), gate_names(model)
+    own = model.state_dict()
     if any(name.endswith(".gate.log_a") for name in weights.keys() - own.keys()):
         raise RunError(
             f"init_from={origin.path} was trained with gates at heads that have none here, where "
             "closed heads would be open: remove them first with "
             f"headwise prune run={origin.path} by=gates, or choose the same gates"
         )
-    new = {name: own[name] for name in gates - weights.keys()}
+    chosen = _chosen(model, own.keys() | weights.keys())
+    taken = {name: weights[name] for name in weights if name not in chosen or name in own}
+    new = {name: own[name] for name in chosen.keys() & own.keys() if _is_new(name, own, weights)}
     try:
-        load_weights(model, {**weights, **new}, f"init_from={origin.path}")
+        load_weights(model, {**taken, **new}, f"init_from={origin.path}")
     except CheckpointError as error:
         kept = origin.read_config()["model"].get("heads")
         if kept is None:
@@ -76,6 +84,13 @@ def start_from(
         raise CheckpointError(
             f"{error}. It is a run with fewer heads: give '{typed_heads(kept)}', too"
         ) from error
+    for what, names in (
+        ("start anew, as it has none that fit", new),
+        ("left out, as there is no place for them here", weights.keys() - taken.keys()),
+    ):
+        if names:
+            parts = sorted({chosen[name] for name in names})
+            log.warning("init_from=%s: %s: %s", origin.path, what, ", ".join(parts))
     differences = _differences(before, config)
     if differences:
         more = len(differences) - MOST_TOLD
@@ -85,6 +100,23 @@ def start_from(
             ", ".join(differences[:MOST_TOLD]),
             f", and {more} more" if more > 0 else "",
         )
+
+
+def _chosen(model: Transformer, names: Iterable[str]) -> dict[str, str]:
+    """Weights that a chosen part of attention has, or register tokens: their names in that part."""
+    within = [f"{of}." for of, part in model.named_modules() if isinstance(part, Attention)]
+    found = {}
+    for name in names:
+        place = next((of for of in within if name.startswith(of)), "")
+        part = name.removeprefix(place)
+        first = part.partition(".")[0]
+        if first == REGISTERS or (place and first not in PROJECTIONS):
+            found[name] = part
+    return found
+
+
+def _is_new(name: str, own: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> bool:
+    return name not in weights or weights[name].shape != own[name].shape
 
 
 def _differences(before: Config, now: Config) -> list[str]:

@@ -134,7 +134,7 @@ def _train_point(config: Any, overrides: list[str], sweep: Sweep) -> None:
     try:
         sweep.record(overrides, train_run(config, overrides, sweep.name), None)
     except Interrupted as error:
-        sweep.record(overrides, None, error)
+        sweep.record(overrides, None, error, is_interrupted=True)
         raise Leave(str(error), error.exit_code) from error
     except Exception as error:  # noqa: BLE001 - told, kept, and raised as PointFailedError
         sweep.record(overrides, None, error)

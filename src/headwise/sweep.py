@@ -53,9 +53,18 @@ class Sweep:
         self.path.unlink(missing_ok=True)
 
     def record(
-        self, overrides: Sequence[str], outcome: Outcome | None, error: Exception | None
+        self,
+        overrides: Sequence[str],
+        outcome: Outcome | None,
+        error: Exception | None,
+        is_interrupted: bool = False,
     ) -> None:
-        """Keep what a point came to; one that only says what it would do comes to nothing."""
+        """Keep what a point came to; one that only says what it would do comes to nothing.
+
+        Args:
+            outcome: of a point that ended.
+            error: of one that failed, or was interrupted and goes on another time.
+        """
         if error is None and (outcome is None or outcome.folder is None):
             return
         entry: dict[str, Any] = {"overrides": list(overrides)}
@@ -64,7 +73,9 @@ class Sweep:
             entry["scores"] = {
                 split: found["bleu"]["score"] for split, found in outcome.results["scores"].items()
             }
-        if error is not None:
+        if is_interrupted:
+            entry["interrupted"] = True
+        elif error is not None:
             lines = str(error).splitlines()
             entry["error"] = f"{type(error).__name__}: {lines[0] if lines else ''}"
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -85,6 +96,8 @@ class Sweep:
         if not points:
             return
         print(f"\n{self.name}: BLEU by point\n{score_table(points)}\n", file=sys.stdout)
+        if any("interrupted" in point for point in points):
+            print("interrupted: later points were not begun; the same command goes on\n")
         path = self.path.with_suffix(".md")
         table = markdown(points)
         path.write_text(f"{table}\n", encoding="utf-8")
@@ -103,7 +116,7 @@ def score_table(points: Sequence[dict[str, Any]]) -> str:
             [
                 " ".join(own),
                 *(f"{scores[s]:.2f}" if s in scores else "-" for s in splits),
-                point.get("error", ""),
+                "interrupted" if "interrupted" in point else point.get("error", ""),
             ]
         )
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]

@@ -193,7 +193,9 @@ def test_interrupting_saves_the_point_and_ends_the_sweep(tmp_path: Path) -> None
         ended = runs.wait(runs.start(arguments, strike=("record", 4, signal.SIGINT)))
         assert ended.code == 130, ended.told
         assert "Give the same command again to go on." in ended.told
-        assert "BLEU by point" in ended.told
+        assert "SIGINT: stopping after this update" in ended.told
+        assert "0 (1 interrupted)" in ended.told
+        assert "failed" not in ended.told
         (stopped,) = run_folders(tmp_path / "outputs")  # the second point was never begun
         assert (stopped / "checkpoints" / "last.pt").is_file()
         assert not (stopped / "error.json").exists()

@@ -21,6 +21,16 @@ def test_a_signal_is_remembered_within_the_block_alone(number: signal.Signals) -
     assert signal.getsignal(number) is before
 
 
+@pytest.mark.parametrize("tells", [True, False])
+def test_the_first_signal_is_told_once_by_one_rank(
+    capfd: pytest.CaptureFixture[str], tells: bool
+) -> None:
+    with stop_request(tells):
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGUSR1)
+    assert capfd.readouterr().err.count("stopping after this update") == tells
+
+
 def test_only_ctrl_c_leaves_before_all_is_saved() -> None:
     """A scheduler sends SIGUSR1 and then SIGTERM, while the run is still saving."""
     request = StopRequest()

@@ -152,6 +152,7 @@ def _prepare(
     tokenizers.save(folder)
     dtype = _dtype(tokenizers)
     learnt = time.perf_counter()
+    log.info("encoding %s pairs", f"{n_train:,}")
     job = EncodingJob.of(folder / "train.text", tokenizers, config.max_sentence_pieces)
     train = write_encoded(job, n_train, folder / "train", dtype, n_workers, progress)
     if not train["pairs"]:
@@ -196,7 +197,11 @@ def _spool_splits(corpus: Corpus, folder: Path, progress: bool) -> tuple[int, in
 
 def _spool(pairs: Iterator[tuple[str, str]], path: Path, name: str, progress: bool) -> int:
     bar = tqdm(
-        desc=f"reading {name}", unit=" pairs", unit_scale=True, disable=not progress, leave=False
+        desc=f"reading {name}",
+        unit=" pairs",
+        unit_scale=True,
+        disable=None if progress else True,  # None: at a terminal only
+        leave=False,
     )
     n_pairs = 0
     with (

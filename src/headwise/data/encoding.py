@@ -122,7 +122,7 @@ def write_encoded(
         total=n_pairs,
         unit=" pairs",
         unit_scale=True,
-        disable=not progress,
+        disable=None if progress else True,  # None: at a terminal only
         leave=False,
     )
     n_ids, n_unknown, kept = [0, 0], [0, 0], []

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +29,19 @@ class Row:
         name: the overrides that tell it from the other rows, seeds left out.
         results: content of results.json of every finished run.
         n_failed: points that ended in an error.
+        n_interrupted: points that were told to stop, and go on another time.
     """
 
     name: str
     results: list[Mapping[str, Any]] = field(default_factory=list)
     n_failed: int = 0
+    n_interrupted: int = 0
+
+    def counts(self) -> str:
+        """Finished runs, and how many came to nothing: `3 (1 failed)`."""
+        lost = {"failed": self.n_failed, "interrupted": self.n_interrupted}
+        told = ", ".join(f"{count} {how}" for how, count in lost.items() if count)
+        return f"{len(self.results)} ({told})" if told else str(len(self.results))
 
     def bleu(self, split: str) -> list[float]:
         """BLEU of every run that was scored on `split`."""
@@ -61,7 +69,8 @@ def rows_of(points: Sequence[Mapping[str, Any]]) -> list[Row]:
     """Rows in the order of their first point.
 
     Args:
-        points: what a sweep recorded: overrides, and the run's folder or the error.
+        points: what a sweep recorded: overrides, and the run's folder, the error, or that it was
+            interrupted.
     """
     without_seed = [[o for o in p["overrides"] if not o.startswith("seed=")] for p in points]
     common = set(without_seed[0]).intersection(*without_seed) if without_seed else set()
@@ -75,8 +84,10 @@ def rows_of(points: Sequence[Mapping[str, Any]]) -> list[Row]:
         results = Path(point.get("run", "")) / "results.json"
         if "run" in point and results.is_file():
             row.results.append(read_json(results))
+        elif "interrupted" in point:
+            rows[name] = replace(row, n_interrupted=row.n_interrupted + 1)
         else:
-            rows[name] = Row(row.name, row.results, row.n_failed + 1)
+            rows[name] = replace(row, n_failed=row.n_failed + 1)
     return list(rows.values())
 
 
@@ -104,7 +115,7 @@ def markdown(points: Sequence[Mapping[str, Any]]) -> str:
         [
             row.name,
             *(mean_and_deviation(row.bleu(split)) for split in splits),
-            str(len(row.results)) + (f" ({row.n_failed} failed)" if row.n_failed else ""),
+            row.counts(),
             _ratio(row.median("tokens_per_second"), baseline.median("tokens_per_second")),
             _ratio(row.median("peak_memory_bytes"), baseline.median("peak_memory_bytes")),
             _by_site(row, "density"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -165,7 +166,7 @@ def evaluate_texts(
         ConfigError: `name` would lead out of `folder`.
     """
     check_file_name("data.test", name)
-    shown = progress and ranks.is_main
+    shown = progress and ranks.is_main and sys.stderr.isatty()
     own = translator.translate(ranks.share(list(sources)), progress=shown)
     translations = ranks.gather(own)
     hypotheses = [translation.text for translation in translations]

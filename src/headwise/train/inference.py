@@ -82,7 +82,7 @@ def evaluate_run(config_node: DictConfig) -> dict[str, Any]:
             run.config.data.target,
             run.translator.config.external,
             Ranks(0, 1, run.translator.device),
-            config.progress and sys.stderr.isatty(),
+            config.progress,
         )
         for metric, found in scores[split].items():
             print(f"{split:>24}  {metric:<14} {shown_score(found)}", flush=True)

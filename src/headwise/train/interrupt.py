@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+TOLD = (
+    "\n{}: stopping after this update, and its validation where one is due; everything is saved "
+    "then. Ctrl-C (once more) leaves at once, without saving.\n"
+)
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
@@ -20,25 +25,33 @@ class Interrupted(Exception):
 
 
 class StopRequest:
-    """The signal that came, if one did."""
+    """The signal that came, if one did.
 
-    def __init__(self) -> None:
+    Args:
+        tells: say on stderr that it came; of several ranks one does.
+    """
+
+    def __init__(self, tells: bool = True) -> None:
         self.signal_number: int | None = None
+        self._tells = tells
 
     def __bool__(self) -> bool:
         return self.signal_number is not None
 
     def handle(self, number: int, frame: FrameType | None) -> None:
-        """Remember the first; a second Ctrl-C leaves at once, without saving."""
+        """Remember the first, and say so; a second Ctrl-C leaves at once, without saving."""
         if self.signal_number is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
+        if self.signal_number is None and self._tells:
+            # no buffered stream: the signal may have come within one
+            os.write(2, TOLD.format(signal.Signals(number).name).encode())
         self.signal_number = self.signal_number or number
 
 
 @contextmanager
-def stop_request() -> Iterator[StopRequest]:
+def stop_request(tells: bool = True) -> Iterator[StopRequest]:
     """Catch the signals within the block; outside of the main thread nothing is caught."""
-    request = StopRequest()
+    request = StopRequest(tells)
     if threading.current_thread() is not threading.main_thread():
         yield request
         return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Mapping
 from types import TracebackType
 
 from tqdm import tqdm
@@ -17,6 +18,7 @@ class Progress:
         self._total = total
         self._update = done
         self._notes: dict[str, float] = {}
+        self._speed = ""
         self._bar = tqdm(
             total=total,
             initial=done,
@@ -25,7 +27,6 @@ class Progress:
             disable=not (shown and sys.stderr.isatty()),
         )
         self._began = time.perf_counter()
-        self._tokens = 0
         self._began_at = done
 
     def __enter__(self) -> Progress:
@@ -39,26 +40,30 @@ class Progress:
     ) -> None:
         self._bar.close()
 
-    def advance(self, n_tokens: int) -> None:
+    def advance(self) -> None:
         """One update more."""
-        self._tokens += n_tokens
         self._update += 1
         self._bar.update()
 
-    def show(self, **notes: float) -> None:
-        """Tell the latest figures."""
+    def show(self, tokens_per_second: float | None = None, **notes: float) -> None:
+        """Tell the latest figures; the speed is that of the updates, without validations."""
         self._notes.update(notes)
-        elapsed = max(time.perf_counter() - self._began, 1e-9)
-        speed = f"{self._tokens / elapsed:.0f} tokens/s"
+        if tokens_per_second is not None:
+            self._speed = f"{tokens_per_second:.0f} tokens/s, "
         # a bar is one line that has to hold all of it, elsewhere every line has its own news
-        news = notes if self._bar.disable else self._notes
-        told = ", ".join(f"{name} {value:.3f}" for name, value in news.items())
         if not self._bar.disable:
-            self._bar.set_postfix_str(f"{speed}, {told}")
+            self._bar.set_postfix_str(self._speed + _told(self._notes))
         elif self._shown:
+            elapsed = time.perf_counter() - self._began
             left = elapsed / max(self._update - self._began_at, 1) * (self._total - self._update)
+            speed = self._speed if tokens_per_second is not None else ""
             print(
-                f"update {self._update}/{self._total}, {speed}, {left / 60:.1f} min left, {told}",
+                f"update {self._update}/{self._total}, {speed}{left / 60:.1f} min left, "
+                f"{_told(notes)}",
                 file=sys.stderr,
                 flush=True,
             )
+
+
+def _told(notes: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {value:.3f}" for name, value in notes.items())

@@ -262,7 +262,7 @@ class _Run:
             model = self._model(prepared)
             loss = instantiate(self.config.loss, "loss")
             validator = Validator(model, loss, prepared, self.config, self.ranks)
-            with stop_request() as stop, self._batches(prepared) as batches:
+            with stop_request(self.ranks.is_main) as stop, self._batches(prepared) as batches:
                 trainer = self._trainer(validator, batches, stop)
                 trainer.run()
         finally:

@@ -180,7 +180,8 @@ class Trainer:
         with progress:
             while state.update < config.max_updates and not state.stopped_early:
                 self._counted_at = time.perf_counter()
-                progress.advance(self.update())
+                self.update()
+                progress.advance()
                 last = state.update == config.max_updates
                 if state.update % config.log_every == 0 or last:
                     self._log(progress)
@@ -195,15 +196,14 @@ class Trainer:
         now = time.perf_counter()
         self.seconds, self._counted_at = self.seconds + now - self._counted_at, now
 
-    def update(self) -> int:
-        """One optimizer step; returns the target tokens it saw over all ranks."""
+    def update(self) -> None:
+        """One optimizer step."""
         state = self.state
         batches = [next(self.loader) for _ in range(self.config.accumulate)]
         state.update += 1
         n_tokens = self.step(state.update, batches)
         state.tokens += n_tokens
         state.window_tokens += n_tokens
-        return n_tokens
 
     def _log(self, progress: Progress) -> None:
         state = self.state
@@ -213,6 +213,7 @@ class Trainer:
         self._require_finite(loss, "training loss")
         self._count_seconds()  # here a GPU has caught up with the host
         n_tokens, seconds = state.tokens - self._told[0], self.seconds - self._told[1]
+        speed = n_tokens / max(seconds, 1e-9)
         self._told = state.tokens, self.seconds
         self.records.log(
             state.update,
@@ -222,13 +223,13 @@ class Trainer:
                 "train/rate": self.step.rate(state.update),
                 "train/tokens": state.tokens,
                 "train/epoch": self.loader.state()["epoch"],
-                "time/tokens_per_second": n_tokens / max(seconds, 1e-9),
+                "time/tokens_per_second": speed,
                 "time/train_seconds": self.seconds,
                 **self._penalties(),
             },
         )
         self._log_heads()
-        progress.show(loss=loss)
+        progress.show(speed, loss=loss)
 
     def _penalties(self) -> dict[str, float]:
         with torch.no_grad():

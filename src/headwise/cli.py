@@ -12,9 +12,10 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from headwise.config_dir import config_dir
+from headwise.config_dir import config_dir, group_choices
 from headwise.config_keys import explain_composition, refuse_misshapen, refuse_unknown
 from headwise.errors import ConfigError, HeadwiseError, nearest
 from headwise.files import FORBIDDEN, FULL
@@ -286,10 +287,16 @@ def _quoted(argument: str) -> str:
 
 
 def _refuse_foreign_options(arguments: Sequence[str], config_name: str) -> None:
-    """Settings in the manner of other programs: Hydra would answer with its own usage."""
+    """What is no key=value, and options of other programs: Hydra would answer in its own words."""
+    from headwise.sweep import MULTIRUN
+
     # Hydra's --run says what is done anyway; where `run` is a key of ours, that is what is meant
     known = HYDRA_OPTIONS | ({"--run"} if config_name == "train" else set())
-    for argument in arguments:
+    for before, argument in pairwise(["", *arguments]):
+        has_value = before.startswith("-") and before not in MULTIRUN
+        if "=" not in argument and not argument.startswith(("-", "~")) and not has_value:
+            print(f"headwise: {_not_a_setting(before, argument)}", file=sys.stderr)
+            sys.exit(2)
         name, _, value = argument.partition("=")
         if name.startswith("--") and name not in known:
             key = name.removeprefix("--").replace("-", "_")
@@ -299,6 +306,15 @@ def _refuse_foreign_options(arguments: Sequence[str], config_name: str) -> None:
                 file=sys.stderr,
             )
             sys.exit(2)
+
+
+def _not_a_setting(before: str, argument: str) -> str:
+    told = f"{argument!r} is not key=value"
+    if "/" not in argument and (choices := group_choices(argument)):
+        return f"{told}: choose {argument}={'|'.join(choices)}"
+    if "=" in before:
+        return f"{told}. If it belongs to {before!r}, quote the whole; a key takes one value"
+    return told
 
 
 def tell(error: Exception, config_name: str = "train", composed: bool = True) -> int:

@@ -41,7 +41,7 @@ CONFIG_ERRORS = {
     "+optimizer.momentum=0.9": ("optimizer.momentum", "allowed: lr, betas"),
     "+loss.smoothing=0.1": ("loss.smoothing", "label_smoothing"),
     # no key=value
-    "seed": ("'seed'", "missing EQUAL"),
+    "seed": ("'seed' is not key=value",),
     "~trainer.keep": ("~trainer.keep",),
     "~attention": ("attention is missing",),
     "attention=null": ("attention must be one of", "softmax", "'null'"),
@@ -340,6 +340,21 @@ def test_options_of_other_programs_are_answered(
     arguments: list[str], wanted: str, headwise: CommandLine
 ) -> None:
     refused(headwise(*arguments), 2, "settings are written key=value", wanted)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        (["translate", "run=outputs/a", "outputs/b"], "belongs to 'run=outputs/a'"),
+        (["train", "attention"], "choose attention=alpha_entmax|"),
+        (["train", "-m", "seed=1,", "2"], "belongs to 'seed=1,'"),
+        (["train", "-m", "nonsense"], "not key=value"),
+    ],
+)
+def test_what_is_no_setting_is_refused_in_our_words(
+    arguments: list[str], wanted: str, headwise: CommandLine
+) -> None:
+    refused(headwise(*arguments), 2, f"{arguments[-1]!r} is not key=value", wanted)
 
 
 def test_a_place_that_cannot_be_written_is_named(headwise: CommandLine, tmp_path: Path) -> None:

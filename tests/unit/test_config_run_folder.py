@@ -144,6 +144,11 @@ def test_a_folder_without_a_run_is_answered_with_the_nearest(tmp_path: Path) -> 
         assert f"Did you mean run={run}?" in str(caught.value), wrong
     with pytest.raises(RunError, match="init_from="):
         RunFolder.existing(tmp_path, "init_from")
+    finished = run.with_name("seed-2-4567abcd")  # rather one with results, though not the first
+    shutil.copytree(run, finished)
+    (finished / "results.json").touch()
+    with pytest.raises(RunError, match=f"Did you mean run={finished}"):
+        RunFolder.existing(run.parent)
 
 
 def test_how_often_a_run_is_saved_counts_where_saves_are_averaged() -> None:

@@ -114,11 +114,14 @@ def test_a_figure_that_cannot_be_drawn_leaves_what_was_there(tmp_path: Path) -> 
     assert (tmp_path / "f.png").read_text() == "before"
 
 
-def test_names_without_a_font_are_told_by_their_place() -> None:
+def test_names_without_a_font_are_told_by_their_place(caplog: pytest.LogCaptureFixture) -> None:
     families, (latin, unknown) = typeset([["▁Straße", "α"], ["good", "\ue5f1x"]])
     assert families[0] == "DejaVu Sans"
     assert latin == ["▁Straße", "α"]
     assert unknown == ["good", "#2"]
+    typeset([["\ue5f1"]])
+    (told,) = caplog.messages  # once
+    assert "no font here has \ue5f1: " in told
 
 
 @pytest.mark.parametrize("name", FIGURES)

@@ -16,6 +16,7 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,10 @@ INK, GREY, GRID = "#222222", "#595959", "#c9c9c9"
 MANY_UPDATES = 20  # measured, from which on no tick need be at one of them
 REFERENCES = ((1.0, "softmax"), (1.5, "1.5-entmax"), (2.0, "sparsemax"))
 RULE_NAMES = {"alpha_entmax": "α-entmax", "entmax15": "1.5-entmax"}
+
+MOST_LETTERS = 20  # named, that no font has
+
+log = logging.getLogger(__name__)
 
 Dash = str | tuple[int, tuple[float, ...]]
 
@@ -234,11 +239,22 @@ def typeset(labels: Sequence[Sequence[str]]) -> tuple[list[str], list[list[str]]
         if name == FONT or lacking & held:
             families.append(name)
             lacking -= held
+    if lacking:
+        _warn_of_letters("".join(sorted(lacking)))
     shown_names = [
         [f"#{place}" if lacking & set(name) else name for place, name in enumerate(names, start=1)]
         for names in labels
     ]
     return families or [FONT], shown_names
+
+
+@cache
+def _warn_of_letters(lacking: str) -> None:
+    log.warning(
+        "no font here has %s: what is written with them is drawn as its place, #3 for the third. "
+        "Install one (Noto Sans CJK for Japanese) and draw again",
+        lacking if len(lacking) <= MOST_LETTERS else f"{lacking[:MOST_LETTERS]}…",
+    )
 
 
 def save(figure: Figure, out: Path, formats: Sequence[str] = FORMATS) -> tuple[Path, ...]:

@@ -149,7 +149,7 @@ class RunFolder:
             return cls(folder)
         # the run above or below of what was given, else one of a like name
         above = [up for up in folder.parents if (up / "config.yaml").is_file()]
-        certain = [*above, *_runs_below(folder)]
+        certain = [*above, *sorted(_runs_below(folder), key=_is_unfinished)]
         beside = [
             str(run) for up in (folder.parent, folder.parent.parent) for run in _runs_below(up)
         ]
@@ -300,6 +300,10 @@ def find_folders(given: Sequence[str], may_lack: bool = False) -> list[Path]:
                 if not run.name.startswith("."):  # one being written
                     found.setdefault(run.resolve(), run)
     return list(found.values())
+
+
+def _is_unfinished(run: Path) -> bool:
+    return not (run / "results.json").is_file()
 
 
 def _runs_below(folder: Path) -> list[Path]:

@@ -87,7 +87,8 @@ class AttentionFactory:
             if not is_none:
                 raise ConfigError(
                     f"{type(module).__name__} forms no scores on which {type(part).__name__} "
-                    f"could act at {place.site}; use {group}@{SITE_GROUPS[group]}.{place.site}=none"
+                    f"could act at {place.site}; use {group}=none, or at this site alone "
+                    f"{group}@{SITE_GROUPS[group]}.{place.site}=none"
                 )
         module.dropout = self.dropout
         return module

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from headwise.report.readings import Reading, readings
 from headwise.report.run_names import choice_name, corpus_name
 from headwise.track.base import HeadValues
 from headwise.train.loading import load
+
+log = logging.getLogger(__name__)
 
 OWN = "The target is the model's own translation."
 
@@ -55,6 +58,7 @@ def draw_attention(
         layers = [_layer(seen, alphas(loaded.model)) for seen in read.seen if seen.site == site]
         told = about if site == "encoder_self" else f"{about} {OWN}"
         pages = attention_maps(site, layers, queries, keys, _title(read, site), told)
+        log.info("attention at %s: %d pages of figures", site, len(pages))
         for number, page in enumerate(pages, start=1):
             ending = f"-{number}" if len(pages) > 1 else ""
             files += save(page, output / f"attention_{site}{ending}.png")

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from headwise.config_dir import config_dir, group_choices
 from headwise.config_keys import explain_composition, refuse_misshapen, refuse_unknown
 from headwise.errors import ConfigError, HeadwiseError, nearest
-from headwise.files import FORBIDDEN, FULL
+from headwise.files import FORBIDDEN, FULL, discard
 
 if TYPE_CHECKING:
     from headwise.sweep import Sweep
@@ -331,7 +331,7 @@ def tell(error: Exception, config_name: str = "train", composed: bool = True) ->
         return 1
     if isinstance(error, BrokenPipeError):
         # who reads our output has enough; Python must not try to flush it once more at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard(sys.stdout.fileno())
         return BROKEN_PIPE
     if not composed or isinstance(error, (HydraException, OmegaConfBaseException)):
         print(f"headwise: {explain_composition(error, config_name)}", file=sys.stderr)

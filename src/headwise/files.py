@@ -57,6 +57,13 @@ def _os_error(error: BaseException) -> OSError | None:
     return found
 
 
+def discard(descriptor: int) -> None:
+    """Send what is written there from now on to nowhere, as who read it has gone."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, descriptor)
+    os.close(nowhere)
+
+
 def remove_partial(folder: Path) -> None:
     """Remove what processes left that were killed while they wrote; none may be writing now."""
     for left in folder.glob(f".*{PARTIAL}"):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -29,6 +32,27 @@ def test_the_first_signal_is_told_once_by_one_rank(
         signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGUSR1)
     assert capfd.readouterr().err.count("stopping after this update") == tells
+
+
+@pytest.mark.parametrize("first", ["signal.raise_signal(signal.SIGTERM)", "told.show(loss=1.0)"])
+def test_nobody_has_to_read_what_is_told(first: str) -> None:
+    """Ctrl-C at `headwise train 2>&1 | tee log` ends tee; the run still has to save."""
+    code = f"""
+import signal, sys
+from headwise.train.interrupt import stop_request
+from headwise.train.progress import Progress
+with stop_request() as stop, Progress(0, 9, True) as told:
+    {first}
+    signal.raise_signal(signal.SIGTERM)
+    told.show(loss=1.0)
+print("stopped", file=sys.stderr)
+sys.exit(stop.signal_number)
+"""
+    read, write = os.pipe()
+    os.close(read)
+    ended = subprocess.run([sys.executable, "-c", code], stderr=write, check=False)
+    os.close(write)
+    assert ended.returncode == signal.SIGTERM
 
 
 def test_only_ctrl_c_leaves_before_all_is_saved() -> None:

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from headwise.files import discard
+
 TOLD = (
     "\n{}: stopping after this update, and its validation where one is due; everything is saved "
     "then. Ctrl-C (once more) leaves at once, without saving.\n"
@@ -43,9 +45,17 @@ class StopRequest:
         if self.signal_number is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
         if self.signal_number is None and self._tells:
-            # no buffered stream: the signal may have come within one
-            os.write(2, TOLD.format(signal.Signals(number).name).encode())
+            _tell(signal.Signals(number))
         self.signal_number = self.signal_number or number
+
+
+def _tell(number: signal.Signals) -> None:
+    try:  # no buffered stream: the signal may have come within one
+        os.write(2, TOLD.format(number.name).encode())
+    except BrokenPipeError:  # Ctrl-C ends a `| tee` as well
+        discard(2)
+    except OSError:  # saving matters more than saying so
+        pass
 
 
 @contextmanager

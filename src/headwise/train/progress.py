@@ -9,6 +9,8 @@ from types import TracebackType
 
 from tqdm import tqdm
 
+from headwise.files import discard
+
 
 class Progress:
     """A bar on a terminal, a line now and then elsewhere, silence where it is switched off."""
@@ -57,12 +59,11 @@ class Progress:
             elapsed = time.perf_counter() - self._began
             left = elapsed / max(self._update - self._began_at, 1) * (self._total - self._update)
             speed = self._speed if tokens_per_second is not None else ""
-            print(
-                f"update {self._update}/{self._total}, {speed}{left / 60:.1f} min left, "
-                f"{_told(notes)}",
-                file=sys.stderr,
-                flush=True,
-            )
+            line = f"update {self._update}/{self._total}, {speed}{left / 60:.1f} min left, "
+            try:
+                print(line + _told(notes), file=sys.stderr, flush=True)
+            except BrokenPipeError:  # a run does not end because nobody reads its log any more
+                discard(sys.stderr.fileno())
 
 
 def _told(notes: Mapping[str, float]) -> str:

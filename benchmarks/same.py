@@ -75,9 +75,9 @@ def of_recipe(overrides: tuple[str, ...], scratch: Path) -> dict[str, Any]:
     from headwise.data.encoded import prepare_corpus
     from headwise.instantiate import instantiate
     from headwise.model.build import build_model
+    from headwise.seed import seed_everything
     from headwise.train.batches import training_batches
     from headwise.train.distributed import Ranks
-    from headwise.train.seed import seed_everything
     from headwise.train.step import build_step
 
     config = run_config(*overrides)

@@ -115,7 +115,7 @@ def _windows(config: Config, lengths: Sequence[Sequence[int]], device: str) -> I
     """`TrainingStep.window` after each update."""
     import torch
 
-    from headwise.train.seed import seed_everything
+    from headwise.seed import seed_everything
     from training_steps import batch, step_of
 
     seed_everything(1, "model")

@@ -18,9 +18,9 @@ from headwise.errors import ConfigError
 from headwise.instantiate import instantiate
 from headwise.model.transformer import Transformer
 from headwise.schema import SITES, ModelConfig
+from headwise.seed import derived_seed
 from headwise.train.particles import median_bandwidth, stein_gradient
 from headwise.train.repulsion import SPOS, SVGD, NoRepulsion, Repulsion
-from headwise.train.seed import derived_seed
 
 Rows = list[list[float]]
 LAYERS, HEADS, WIDTH = 2, 4, 8

@@ -14,6 +14,7 @@ from headwise.config_dir import group_choices, group_node
 from headwise.errors import ConfigError, refuse, require
 from headwise.instantiate import as_container, instantiate, target_class
 from headwise.schema import SITE_GROUPS, SITES
+from headwise.seed import seeded
 
 
 class AttentionFactory:
@@ -24,6 +25,8 @@ class AttentionFactory:
             A group that is left out is `none`.
         sites: group -> site -> the choice of that site alone, or None to follow the common one.
         dropout: rate on the attention weights.
+        seed: of the initial weights that variants draw themselves (α, projections of Linformer):
+            they depend on seed, site, layer and group alone, not on what was built before.
 
     Raises:
         ConfigError: a variant that cannot be used at its site; allowed ones are named.
@@ -34,8 +37,10 @@ class AttentionFactory:
         choices: Mapping[str, Any],
         sites: Mapping[str, Mapping[str, Any]] | None = None,
         dropout: float = 0.0,
+        seed: int = 1,
     ) -> None:
         self.dropout = dropout
+        self.seed = seed
         self._chosen: dict[str, dict[str, tuple[str, Any]]] = {}
         self._shared: dict[tuple[str, str], nn.Module] = {}
         for group, sites_key in SITE_GROUPS.items():
@@ -95,7 +100,8 @@ class AttentionFactory:
 
     def _make(self, group: str, place: Place, kind: type[Any]) -> Any:
         key, node = self._chosen[group][place.site]
-        made = instantiate(node, key, place=place)
+        with seeded(self.seed, place.site, place.layer, group):
+            made = instantiate(node, key, place=place)
         if not isinstance(made, kind):
             raise ConfigError(
                 f"{key}._target_ must be a {kind.__name__}, got {type(made).__name__}"
@@ -111,7 +117,8 @@ class AttentionFactory:
                 f"{key}._target_ must be a Normaliser or an Attention, got {target.__name__}"
             )
         share_key = target.share_key(place, node)
-        module: Normaliser | Attention = instantiate(node, key, place=place)
+        with seeded(self.seed, place.site, place.layer, "attention"):
+            module: Normaliser | Attention = instantiate(node, key, place=place)
         if share_key is not None:
             first = self._shared.setdefault((node["_target_"], share_key), module)
             if first is not module:

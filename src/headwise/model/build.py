@@ -13,6 +13,7 @@ from headwise.model.gates import Gates
 from headwise.model.places import check_heads, place_of, places
 from headwise.model.transformer import Transformer, check_model_config
 from headwise.schema import SITE_GROUPS, SITES, Config
+from headwise.seed import seeded
 
 
 def attention_factory(config: Config) -> AttentionFactory:
@@ -21,6 +22,7 @@ def attention_factory(config: Config) -> AttentionFactory:
         {group: getattr(config, group) for group in SITE_GROUPS},
         {group: asdict(getattr(config, key)) for group, key in SITE_GROUPS.items()},
         config.model.attention_dropout,
+        config.seed,
     )
 
 
@@ -32,7 +34,8 @@ def attention_maker(config: Config, gates: Gates) -> MakeAttention:
 
     def make(place: Place) -> Attention:
         attention = factory(place)
-        gate = gates(place)
+        with seeded(config.seed, place.site, place.layer, "gates"):
+            gate = gates(place)
         if gate is not None:
             attention.gate = gate
         return attention

@@ -1,7 +1,8 @@
 """Initial weights.
 
-The generator is set anew before the common weights are drawn, so that two variants with the same
-seed start from the same projections, whatever each drew for parameters of its own.
+The common weights are drawn here, from a generator of the seed: two variants with the same seed
+start from the same projections. What a variant draws itself comes from another generator a place
+(`headwise.attention.build.AttentionFactory`).
 """
 
 from __future__ import annotations

@@ -29,6 +29,7 @@ from headwise.model.build import build_model
 from headwise.model.transformer import Transformer
 from headwise.precision import ask_for_same_bits
 from headwise.schema import Config
+from headwise.seed import seed_everything
 from headwise.track.base import NullTracker, Tracker
 from headwise.track.wandb_tracker import make_tracker
 from headwise.train.average import choose_weights
@@ -45,7 +46,6 @@ from headwise.train.memory import keep_freed_memory
 from headwise.train.outcome import draw, run_results, summary
 from headwise.train.records import Records
 from headwise.train.run_folder import RunFolder, fingerprint, versions
-from headwise.train.seed import seed_everything
 from headwise.train.settings import check, settle, typed
 from headwise.train.step import build_step
 from headwise.train.trainer import Trainer

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from headwise.train.seed import derived_seed, seed_everything
+from headwise.seed import derived_seed, seed_everything
 
 
 def test_seeds_are_functions_of_their_parts() -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -17,6 +19,14 @@ def derived_seed(*parts: int | str) -> int:
     """A 63-bit seed from several numbers or words, the same in every process."""
     digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
+
+
+@contextmanager
+def seeded(*parts: int | str) -> Iterator[None]:
+    """Draw on the CPU as a function of `parts` alone; afterwards the generator is where it was."""
+    with torch.random.fork_rng(devices=()):
+        torch.default_generator.manual_seed(derived_seed(*parts))
+        yield
 
 
 def seed_everything(*parts: int | str) -> None:

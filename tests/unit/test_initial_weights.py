@@ -1,0 +1,62 @@
+"""A variant's own initial weights depend on seed, site, layer and group alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from headwise.config_dir import composed
+from headwise.model.build import build_model
+from headwise.train.settings import typed
+
+VARIANTS = {
+    "α": ("attention=alpha_entmax", "alpha_logit"),
+    "projections": ("attention=linformer", "length_projection.weight"),
+    "β": ("attention=softmax", "scaling.beta"),
+}
+
+
+def drawn(variant: str, vocabulary: int = 11, **more: object) -> dict[str, Tensor]:
+    attention, ending = VARIANTS[variant]
+    settings = {"scaling": "length", "model": "tiny", **more}
+    if variant == "projections":
+        settings["scaling"] = "none"
+    config = typed(composed(attention, *(f"{key}={value}" for key, value in settings.items())))
+    weights = build_model(config, vocabulary, vocabulary, True).state_dict()
+    return {name: weights[name] for name in weights if name.endswith(ending)}
+
+
+def are_equal(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> bool:
+    return all(torch.equal(ours[name], theirs[name]) for name in ours | theirs)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_own_weights_do_not_depend_on_what_was_built_before(variant: str) -> None:
+    torch.manual_seed(1)
+    first = drawn(variant)
+    torch.manual_seed(2)
+    more = {"model.share_embeddings": "none", "model.register_tokens": 0, "model.d_ff": 16}
+    assert first
+    assert are_equal(first, drawn(variant, vocabulary=29, **more))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_own_weights_differ_by_seed(variant: str) -> None:
+    assert not are_equal(drawn(variant), drawn(variant, seed=2))
+
+
+@pytest.mark.parametrize("variant", ["α", "β"])
+def test_own_weights_differ_by_site_and_layer(variant: str) -> None:
+    weights = drawn(variant)
+    assert len({tuple(weight.flatten().tolist()) for weight in weights.values()}) == len(weights)
+
+
+def test_building_a_model_leaves_the_global_generator_to_common_modules() -> None:
+    states = []
+    for attention in ("softmax", "alpha_entmax"):
+        torch.manual_seed(1)
+        config = typed(composed(f"attention={attention}", "model=tiny"))
+        build_model(config, 11, 11, True)
+        states.append(torch.random.get_rng_state())
+    assert torch.equal(*states)

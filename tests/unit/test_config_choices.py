@@ -20,12 +20,14 @@ from headwise.decode.hypothesis import check_decode_config
 from headwise.errors import ConfigError
 from headwise.instantiate import instantiate
 from headwise.model.build import build_model, check_model
+from headwise.precision import resolve_precision
 from headwise.schema import SITES, DecodeConfig
 from headwise.track.base import NullTracker
 from headwise.track.wandb_tracker import check_tracker, make_tracker
+from headwise.train.distributed import choose_device
 from headwise.train.optim import build_optimizer
 from headwise.train.run import train
-from headwise.train.settings import typed
+from headwise.train.settings import settle, typed
 from headwise.train.trainer import check_trainer_config
 
 GROUPS = sorted(path.name for path in config_dir().iterdir() if path.is_dir())
@@ -245,3 +247,12 @@ def test_the_packaged_configs_come_first(tmp_path: Path, monkeypatch: pytest.Mon
     assert config_dir() == tmp_path / "conf"
     (package / "conf").mkdir()
     assert config_dir() == package / "conf"
+
+
+def test_what_is_auto_is_settled_before_a_run_has_a_name(make: Any) -> None:
+    node = make(["attention=softmax", "trainer.precision=auto", "decode.precision=auto"])
+    config = typed(node)
+    container = settle(config, node)
+    expected = resolve_precision("auto", choose_device("auto"))
+    for group, part in (("trainer", config.trainer), ("decode", config.decode)):
+        assert container[group]["precision"] == part.precision == expected

@@ -197,14 +197,12 @@ class BatchLoader:
         self._next_epoch, self._next_batch = state["epoch"], state["batch"]
 
     def _identity(self) -> dict[str, int]:
-        identity = {
+        return {
             "seed": self._seed,
             "budget": self._max_tokens * self._world_size,
             "row_multiple": self._row_multiple,
+            "length_multiple": self._length_multiple,
         }
-        if self._length_multiple > 1:  # checkpoints of before this choice do not have it
-            identity["length_multiple"] = self._length_multiple
-        return identity
 
     def _epoch(self) -> _Epoch:
         number = self._next_epoch

@@ -52,7 +52,6 @@ from headwise.train.inference import content_digest
 from headwise.train.loading import (
     TrainedRun,
     checkpoint_path,
-    is_same_search,
     load,
     read_config,
     search_settings,
@@ -287,7 +286,7 @@ def _is_there(out: Path, about: Mapping[str, Any]) -> bool:
     has_all = all(before.get(key) or not about[key] for key in ("importance", "pruning"))
     if not (same and has_all):
         return False
-    return not about["pruning"] or is_same_search(before["decode"], about["decode"])
+    return not about["pruning"] or before["decode"] == about["decode"]
 
 
 def _kept_curves(out: Path, about: Mapping[str, Any]) -> dict[str, Any]:

@@ -25,7 +25,6 @@ from headwise.train.evaluation import evaluate_texts
 from headwise.train.loading import (
     TrainedRun,
     checkpoint_path,
-    is_same_search,
     load,
     read_config,
     search_settings,
@@ -116,9 +115,7 @@ def _known_scores(
     before = read_json(path, may_lack=True)
     scores: dict[str, Any] = before.pop("scores", {})
     files: dict[str, dict[str, str]] = before.pop("files", {})
-    search = before.pop("decode", {})
-    rest = {key: value for key, value in content.items() if key != "decode"}
-    if before == rest and is_same_search(search, content["decode"]):
+    if before == content:
         return scores, files
     if scores:
         print(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]
 
-from headwise.config_dir import group_node
 from headwise.data.cleaning import Normaliser
 from headwise.data.tokenizer import TokenizerPair
 from headwise.decode.hypothesis import check_decode_config
@@ -32,7 +31,6 @@ from headwise.train.run_folder import RunFolder
 log = logging.getLogger(__name__)
 
 DEVICES = ("auto", "cpu", "cuda")
-LATER_GROUPS = ("scaling", "gates", "repulsion")  # which the first runs have not
 
 
 @dataclass(frozen=True)
@@ -79,8 +77,6 @@ def read_config(folder: RunFolder) -> Config:
     """
     try:
         known = folder.read_config()
-        for group in LATER_GROUPS:
-            known.setdefault(group, group_node(group, "none"))
         merged = OmegaConf.merge(OmegaConf.structured(Config), known)
         content = OmegaConf.to_object(merged)
     except (OmegaConfBaseException, YAMLError, UnicodeDecodeError) as error:
@@ -118,12 +114,6 @@ def search_settings(
     check_decode_config(content)
     check_commands(content.external)
     return content
-
-
-def is_same_search(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Whether two kept descriptions of `decode` agree; one may be older than some settings."""
-    defaults = asdict(DecodeConfig())
-    return {**defaults, **before} == {**defaults, **now}
 
 
 def checkpoint_path(folder: RunFolder, name: str) -> Path:

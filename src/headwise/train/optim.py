@@ -44,10 +44,7 @@ def build_optimizer(node: Any, model: nn.Module) -> torch.optim.Optimizer:
 
 
 def _may_be_fused(node: Any, trained: Sequence[nn.Parameter]) -> bool:
-    """Whether torch has a fused step for this optimizer, and the node leaves the choice open.
-
-    A checkpoint keeps what its run began with: one of before fused steps goes on without.
-    """
+    """Whether torch has a fused step for this optimizer, and the node leaves the choice open."""
     options = inspect.signature(target_class(node, "optimizer")).parameters
     is_open = not {"fused", "foreach", "differentiable"} & set(node)
     # on a CPU the fused step takes parameters and gradients as they lie in memory, strides or not

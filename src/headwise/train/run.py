@@ -36,7 +36,6 @@ from headwise.train.average import choose_weights
 from headwise.train.batches import training_batches
 from headwise.train.budget import describe_budget
 from headwise.train.checkpoint import load_checkpoint
-from headwise.train.chosen_code import changed_code
 from headwise.train.distributed import Ranks, process_group
 from headwise.train.evaluation import Validator, evaluate_texts
 from headwise.train.failure import Failure, UntouchedRun
@@ -111,7 +110,6 @@ def _train(
         failure.folder = folder
         if _is_done(folder, config, corpus):
             if ranks.is_main:
-                _warn_of_changed_code(folder, container)
                 log.info("this run is finished: %s\n%s", folder.path, summary(folder))
             return Outcome(folder.path, folder.read_results())
         if config.init_from is not None and not (folder.checkpoints / "last.pt").is_file():
@@ -127,7 +125,6 @@ def _train(
                 remove_partial(folder.checkpoints)
                 # of a run that is lengthened: made anew at its end
                 (folder.checkpoints / "average.pt").unlink(missing_ok=True)
-                _warn_of_changed_code(folder, container)
                 folder.describe(container, overrides)
                 log.info("%s %s", "going on in" if begun else "training in", folder.path)
                 if ranks.device.type == "cuda" and config.trainer.device == "auto":
@@ -156,16 +153,6 @@ def _place(
         overrides,
         fingerprint(container, text),
     )
-
-
-def _warn_of_changed_code(folder: RunFolder, container: Mapping[str, Any]) -> None:
-    changed = changed_code(folder.known_code(), container)
-    if changed:
-        log.warning(
-            "the code of %s has changed since %s was trained; experiment_name=… makes a new run",
-            ", ".join(changed),
-            folder.path,
-        )
 
 
 def _refuse_lost_checkpoint(folder: RunFolder) -> None:

@@ -19,9 +19,8 @@ from typing import IO, Any
 from omegaconf import OmegaConf
 
 from headwise.data.names import check_file_name
-from headwise.errors import HeadwiseError, RunError, nearest
+from headwise.errors import RunError, nearest
 from headwise.files import read_json, write_text
-from headwise.train.chosen_code import code_digests
 
 # Keys that change where or how fast a run goes, or how much is told, but not what it computes.
 NOT_IN_FINGERPRINT = (
@@ -50,8 +49,6 @@ NOT_IN_FINGERPRINT = (
     "trainer.log_every",
     "trainer.progress",
 )
-# Keys that the first runs have not, with the value at which a run is what it was without them.
-LATER_KEYS = {"decode.precision": "fp32"}
 MAX_SLUG_BYTES = 100
 PACKAGES = ("headwise", "torch", "hydra-core", "sentencepiece", "sacrebleu", "numpy")
 
@@ -72,7 +69,7 @@ def comparable(container: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(value, Mapping) and value:
             for name, below in value.items():
                 walk(f"{prefix}.{name}" if prefix else str(name), below)
-        elif prefix not in LATER_KEYS or value != LATER_KEYS[prefix]:
+        else:
             flat[prefix] = value
 
     walk("", container)
@@ -262,18 +259,7 @@ class RunFolder:
         """Write what the run is: config.yaml, overrides.yaml, environment.json."""
         write_text(self.path / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(dict(container))))
         write_text(self.path / "overrides.yaml", OmegaConf.to_yaml(OmegaConf.create(overrides)))
-        code = code_digests(container)
-        if (self.checkpoints / "last.pt").is_file():  # the code that the run was begun with
-            code |= self.known_code()
-        self.write_json("environment.json", {**environment(), "code": code})
-
-    def known_code(self) -> dict[str, str]:
-        """Digests of the code that the run was begun with; none where no record can be read."""
-        try:
-            known = read_json(self.path / "environment.json", may_lack=True).get("code")
-        except HeadwiseError:
-            return {}
-        return known if isinstance(known, dict) else {}
+        self.write_json("environment.json", environment())
 
 
 def find_folders(given: Sequence[str], may_lack: bool = False) -> list[Path]:

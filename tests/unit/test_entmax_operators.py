@@ -1,8 +1,7 @@
-"""The operators, called by the shortest way and through torch's dispatcher."""
+"""The operators, as everything of torch that watches or transforms calls meets them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -39,99 +38,61 @@ def inputs() -> tuple[Tensor, Tensor]:
     return scores, torch.tensor([1.1, 1.5, 1.9]).view(1, 3, 1, 1).requires_grad_()
 
 
-def short(scores: Tensor, alpha: Tensor) -> Tensor:
+def weights_of(scores: Tensor, alpha: Tensor) -> Tensor:
     return function.weights(scores, alpha, None, Power.ANY)
 
 
-def through_torch(scores: Tensor, alpha: Tensor) -> Tensor:
-    found: Tensor = torch.ops.headwise.weights(scores, alpha, None, int(Power.ANY))
-    return found
-
-
-ways = pytest.mark.parametrize("call", [short, through_torch])
 needs_kernels = pytest.mark.skipif(
     native.reason_without() is not None, reason=str(native.reason_without())
 )
 
 
-def test_both_ways_give_the_same_bits() -> None:
-    found = []
-    for call in (short, through_torch):
-        scores, alpha = inputs()
-        weights = call(scores, alpha)
-        weights[..., 0].square().sum().backward()
-        found.append([weights.detach(), scores.grad, alpha.grad])
-    for one, other in zip(*found, strict=True):
-        assert torch.equal(one, other)
-
-
-@needs_kernels
-def test_both_ways_of_attention_give_the_same_bits() -> None:
-    found = []
-    for is_short in (True, False):
-        scores, alpha = inputs()
-        heads = [scores.detach().clone().requires_grad_() for _ in range(3)]
-        rest = (None, None, None, int(Power.ANY), False, 0, 0.0, 0.5)
-        if is_short:
-            context = attention(*heads, alpha, Power.ANY, Visible(), 0.0, 0.5)
-        else:
-            context = torch.ops.headwise.attention(*heads, alpha, *rest)[0]
-        context[..., 0].square().sum().backward()
-        found.append([context.detach(), alpha.grad, *(one.grad for one in heads)])
-    for one, other in zip(*found, strict=True):
-        assert torch.equal(one, other)
-
-
-def test_a_mode_sees_operators_and_nobody_else_pays_for_them() -> None:
+def test_a_mode_sees_operators() -> None:
     with Watch() as watch:
-        weights = short(*inputs())
+        weights = weights_of(*inputs())
         weights.sum().backward()
     assert {"headwise::weights", "headwise::weights_backward"} <= set(watch.names)
-    weights = short(*inputs())
-    assert weights.grad_fn.name() == "headwise_weightsBackward"
-    assert "Generated" in through_torch(*inputs()).grad_fn.name()
 
 
 def test_tensors_without_values_go_through_torch() -> None:
     with FakeTensorMode() as mode:
-        assert isinstance(short(*inputs()), FakeTensor)
+        assert isinstance(weights_of(*inputs()), FakeTensor)
     fakes = [mode.from_tensor(one) for one in inputs()]  # and with the mode left
-    assert isinstance(short(*fakes), FakeTensor)
-    assert short(*(one.to("meta") for one in inputs())).is_meta
+    assert isinstance(weights_of(*fakes), FakeTensor)
+    assert weights_of(*(one.to("meta") for one in inputs())).is_meta
     heads = torch.empty(2, 3, 5, 8, device="meta")
     assert attention(heads, heads, heads, None, Power.EXP, Visible(), 0.0, 1.0).is_meta
     assert attention_of_few(heads, heads, heads, None, Power.EXP, Visible(), 1.0).is_meta
 
 
-@ways
-def test_no_graph_where_none_is_wanted(call: Callable[[Tensor, Tensor], Tensor]) -> None:
+def test_no_graph_where_none_is_wanted() -> None:
     scores, alpha = inputs()
-    assert call(scores, alpha.detach()).requires_grad
-    assert not call(scores.detach(), alpha.detach()).requires_grad
+    assert weights_of(scores, alpha.detach()).requires_grad
+    assert not weights_of(scores.detach(), alpha.detach()).requires_grad
     with torch.no_grad():
-        assert not call(scores, alpha).requires_grad
+        assert not weights_of(scores, alpha).requires_grad
 
 
-@ways
-def test_the_result_may_be_changed_in_place(call: Callable[[Tensor, Tensor], Tensor]) -> None:
+def test_the_result_may_be_changed_in_place() -> None:
     scores, alpha = inputs()
-    weights = call(scores, alpha)
+    weights = weights_of(scores, alpha)
     assert not weights._is_view()
     weights.add_(1)  # what is kept for the way back is told apart by its version
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         weights.sum().backward()
 
 
-@ways
-def test_a_second_derivative_is_refused(call: Callable[[Tensor, Tensor], Tensor]) -> None:
+def test_a_second_derivative_is_refused() -> None:
     scores, alpha = inputs()
-    (grad,) = torch.autograd.grad(call(scores, alpha)[..., 0].sum(), scores, create_graph=True)
+    (grad,) = torch.autograd.grad(
+        weights_of(scores, alpha)[..., 0].sum(), scores, create_graph=True
+    )
     with pytest.raises(RuntimeError, match="once, not twice"):
         grad.sum().backward()
 
 
 def first_weights(scores: Tensor, alpha: Tensor) -> Tensor:
-    return short(scores, alpha)[..., 0].square().sum()
+    return weights_of(scores, alpha)[..., 0].square().sum()
 
 
 def test_gradients_of_functions_are_those_of_tensors() -> None:
@@ -162,9 +123,9 @@ def test_gradients_of_every_sentence() -> None:
 
 def test_a_jacobian_by_transforms() -> None:
     scores, alpha = (one.detach()[:1, :1, :2] for one in inputs())
-    found = torch.func.jacrev(lambda values: short(values, alpha))(scores)
+    found = torch.func.jacrev(lambda values: weights_of(values, alpha))(scores)
     expected = torch.autograd.functional.jacobian(  # type: ignore[no-untyped-call]
-        lambda values: short(values, alpha), scores
+        lambda values: weights_of(values, alpha), scores
     )
     assert torch.equal(found, expected)
 
@@ -194,31 +155,31 @@ def test_forward_mode_is_refused() -> None:
     scores, alpha = (one.detach() for one in inputs())
     ones = torch.ones_like
     with pytest.raises(RuntimeError, match="no forward-mode derivative"):
-        torch.func.jvp(lambda values: short(values, alpha), (scores,), (ones(scores),))
+        torch.func.jvp(lambda values: weights_of(values, alpha), (scores,), (ones(scores),))
     with pytest.raises(RuntimeError, match="no forward-mode derivative"):
-        torch.func.jacfwd(lambda value: short(scores, value))(alpha)
-    mapped = torch.func.vmap(lambda values: short(values[None], alpha))
+        torch.func.jacfwd(lambda value: weights_of(scores, value))(alpha)
+    mapped = torch.func.vmap(lambda values: weights_of(values[None], alpha))
     with pytest.raises(RuntimeError, match="no forward-mode derivative"):
         torch.func.jvp(mapped, (scores,), (ones(scores),))
     with forward_ad.dual_level():
-        assert short(scores, alpha).isfinite().all()  # beside the dual tensors of others
+        assert weights_of(scores, alpha).isfinite().all()  # beside the dual tensors of others
         dual = forward_ad.make_dual(scores, ones(scores))  # type: ignore[no-untyped-call]
         with pytest.raises(RuntimeError, match="no forward-mode derivative"):
-            short(dual, alpha)
+            weights_of(dual, alpha)
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.trace")
 def test_a_trace_holds_the_operator_not_its_numbers() -> None:
     scores, alpha = (one.detach() for one in inputs())
-    traced = torch.jit.trace(lambda values: short(values, alpha), (scores,), check_trace=False)
-    assert torch.equal(traced(scores + 1), short(scores + 1, alpha))
-    assert torch.equal(traced(-scores), short(-scores, alpha))
+    traced = torch.jit.trace(lambda values: weights_of(values, alpha), (scores,), check_trace=False)
+    assert torch.equal(traced(scores + 1), weights_of(scores + 1, alpha))
+    assert torch.equal(traced(-scores), weights_of(-scores, alpha))
 
 
 def test_gradients_in_a_batch() -> None:
     scores, alpha = inputs()
     grads = torch.randn(4, *scores.shape, generator=torch.Generator().manual_seed(2))
-    weights = short(scores, alpha)
+    weights = weights_of(scores, alpha)
     (found,) = torch.autograd.grad(weights, scores, grads, retain_graph=True, is_grads_batched=True)
     for grad, one in zip(grads, found, strict=True):
         (alone,) = torch.autograd.grad(weights, scores, grad, retain_graph=True)
@@ -227,11 +188,11 @@ def test_gradients_in_a_batch() -> None:
 
 def test_a_profile_names_the_operator() -> None:
     with torch.profiler.profile() as profile:
-        short(*inputs())
+        weights_of(*inputs())
     assert "headwise::weights" in {event.name for event in profile.events()}
 
 
 def test_a_map_over_a_batch_of_calls() -> None:
     scores, alpha = (one.detach() for one in inputs())
-    batched = torch.func.vmap(lambda values: short(values[None], alpha)[0])
-    assert torch.equal(batched(scores), short(scores, alpha))
+    batched = torch.func.vmap(lambda values: weights_of(values[None], alpha)[0])
+    assert torch.equal(batched(scores), weights_of(scores, alpha))

@@ -159,7 +159,8 @@ def _attention(
     beta = beta_of(alpha)
     query_NQE, key_NKE, value_NKE = (_by_head(values) for values in (query, key, value))
     threshold = query.new_empty((*shape[:3], 2), dtype=torch.float32)
-    context_NQE = query_NQE.new_empty(query_NQE.shape)
+    context = query.new_empty(query.shape)  # not a view: that could not be changed in place
+    context_NQE = _by_head(context)
     room = _room(shape, query, 1)
     for chunk in _chunks(shape, as_visible(mask, lengths, shape[0], is_causal, offset)):
         scores = _scores(query_NQE, key_NKE, chunk, scale, room[0])
@@ -171,7 +172,7 @@ def _attention(
             scores.flatten(0, 1), value_NKE[chunk.flat, : chunk.n_keys],
             out=context_NQE[chunk.flat, chunk.queries],
         )  # fmt: skip
-    return context_NQE.view(query.shape), threshold
+    return context, threshold
 
 
 def _room(shape: tuple[int, int, int, int], like: Tensor, n: int) -> list[Tensor]:

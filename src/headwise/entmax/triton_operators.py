@@ -91,9 +91,13 @@ def _n_warps(n_scores: int, itemsize: int) -> int:
 
 
 def _room(tensor: Tensor) -> Tensor:
-    """(B, H, N, E) laid out as (B, N, H, E), which the heads are joined from without a copy."""
-    n_batch, n_heads, n_rows, head_dim = tensor.shape
-    return tensor.new_empty(n_batch, n_rows, n_heads, head_dim).transpose(1, 2)
+    """(B, H, N, E) laid out as (B, N, H, E), which the heads are joined from without a copy.
+
+    Not a view: that could not be changed in place.
+    """
+    _, n_heads, n_rows, head_dim = tensor.shape
+    strides = (n_rows * n_heads * head_dim, head_dim, n_heads * head_dim, 1)
+    return tensor.new_empty_strided(tensor.shape, strides)
 
 
 def _precision(tensor: Tensor) -> str:

@@ -23,7 +23,7 @@ import torch
 
 from benchmarks import clock, decoding, entmax, length, matmul_share
 from benchmarks.clock import machine
-from headwise.entmax import native
+from headwise.kernels import native
 
 RESULTS = Path(__file__).parents[1] / "results" / "benchmarks"
 

@@ -6,8 +6,8 @@ Models with random weights and 8,000 pieces; sources and numbers of steps are dr
 (14 pieces) and newstest's (27). Every hypothesis ends at its limit, as random weights know no end.
 What is timed is one batch of a translation of a thousand sentences with `decode.max_tokens` at its
 default, the one with the median sentence, or as many sentences of it as a case names. Weights are
-laid out as there (`headwise.linear.packed`), for every way. Both ways, and the first again with
-`decode.precision=bf16` where the processor multiplies that, take turns in one process; what is
+laid out as there (`headwise.kernels.linear.packed`), for every way. Both ways, and the first again
+with `decode.precision=bf16` where the processor multiplies that, take turns in one process; what is
 printed are medians of their ratios, and of sentences a second. With one thread (OMP_NUM_THREADS=1)
 the time is that of the processor, which other load on the machine lengthens less; else it is that
 of the clock.
@@ -29,7 +29,7 @@ from headwise.attention.build import AttentionFactory
 from headwise.config_dir import group_node
 from headwise.decode import beam_search, greedy_search
 from headwise.decode.batches import length_batches
-from headwise.linear import packed
+from headwise.kernels.linear import packed
 from headwise.model.transformer import Transformer
 from headwise.precision import autocast, multiplies_bf16
 from headwise.schema import DecodeConfig, ModelConfig

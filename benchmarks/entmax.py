@@ -22,7 +22,7 @@ from torch import Tensor
 
 from benchmarks.clock import machine, medians
 from headwise import entmax
-from headwise.entmax import native
+from headwise.kernels import native
 from headwise.train.memory import keep_freed_memory
 
 SHAPES = ((64, 8, 32, 32), (32, 8, 64, 64), (64, 4, 30, 30), (8, 8, 256, 256), (2, 8, 1024, 1024))

@@ -32,9 +32,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.clock import gpu, keep
 from headwise import entmax
-from headwise.entmax import triton_operators
-from headwise.entmax.native import Power
-from headwise.entmax.triton_attention import refusal, triton_entmax_attention
+from headwise.kernels import triton_operators
+from headwise.kernels.problem import Power
+from headwise.kernels.triton_attention import refusal, triton_entmax_attention
 
 HEADS, HEAD_DIM, SEGMENT = 8, 64, 256
 LENGTHS, QUICK_LENGTHS = (512, 1024, 2048, 4096, 8192), (512, 2048)

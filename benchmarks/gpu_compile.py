@@ -28,9 +28,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.clock import keep
-from headwise.entmax import triton_loss, triton_maps, triton_operators
-from headwise.entmax.native import ALPHAS, Power
-from headwise.entmax.triton_device import HAS_TRITON, is_interpreted
+from headwise.kernels import triton_loss, triton_maps, triton_operators
+from headwise.kernels.problem import ALPHAS, Power
+from headwise.kernels.triton_device import HAS_TRITON, is_interpreted
 
 # Bytes of shared memory that a program may have, by compute capability without its point.
 SHARED_KIB = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}

@@ -26,8 +26,8 @@ from torch.nn.functional import cross_entropy
 from benchmarks.clock import gpu, keep, medians
 from benchmarks.gpu_attention import REPEATS, milliseconds
 from headwise import entmax
-from headwise.entmax import triton_device
-from headwise.train.loss import CrossEntropy, Entmax15Loss, Loss
+from headwise.kernels import triton_device
+from headwise.losses.loss import CrossEntropy, Entmax15Loss, Loss
 
 MAP_SHAPES = ((64, 8, 32, 32), (32, 8, 64, 64), (8, 8, 512, 512), (2, 8, 2048, 2048))
 LOSS_SHAPE = (1024, 32_000)

@@ -34,7 +34,7 @@ from benchmarks.clock import gpu, keep, medians
 from benchmarks.updates import Updates, run_config
 from headwise.data.batching import Batch, BatchLoader, collate
 from headwise.data.store import EncodedSplit
-from headwise.entmax import triton_device
+from headwise.kernels import triton_device
 from headwise.precision import ask_for_same_bits
 from headwise.train.batches import COMPILED_LENGTH_MULTIPLE
 from headwise.train.distributed import choose_device

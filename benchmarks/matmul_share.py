@@ -22,7 +22,7 @@ from torch import Tensor
 
 from benchmarks.clock import keep, machine, medians
 from benchmarks.updates import CPU, Updates, full_rows, model_config, run_config
-from headwise.linear import product
+from headwise.kernels.linear import product
 from headwise.precision import multiplies_bf16
 from headwise.schema import ModelConfig
 from headwise.train.memory import keep_freed_memory
@@ -72,7 +72,7 @@ def products(config: ModelConfig, vocabulary: int, batch: int, length: int) -> C
 class BareProducts:
     """The products of a step, one after the other, each shape with operands of its own.
 
-    They are formed as the step forms them: float32 by `headwise.linear.product`.
+    They are formed as the step forms them: float32 by `headwise.kernels.linear.product`.
     """
 
     def __init__(self, shapes: Counter[Product], dtype: torch.dtype) -> None:

@@ -120,7 +120,7 @@ if triton_marks.HAS_TRITON and triton_marks.IS_INTERPRETED:  # the tests' tensor
 @pytest.fixture(params=WAYS)
 def computed_every_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """A test with the C++ kernels of the maps and losses, with torch alone, and with Triton's."""
-    from headwise.entmax import native, triton_device, triton_maps
+    from headwise.kernels import native, triton_device, triton_maps
 
     if request.param == "triton":
         # the interpreter takes its time for each program

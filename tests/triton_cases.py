@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from headwise.entmax.triton_attention import triton_entmax_attention
+from headwise.kernels.triton_attention import triton_entmax_attention
 from triton_marks import DEVICE
 
 

@@ -19,9 +19,9 @@ from headwise.data.tokenizer import EOS
 from headwise.decode.beam import beam_search
 from headwise.decode.greedy import greedy_search
 from headwise.instantiate import target_class
+from headwise.losses.loss import CrossEntropy
 from headwise.model.transformer import Transformer
 from headwise.schema import SITES, ModelConfig
-from headwise.train.loss import CrossEntropy
 from headwise.train.optim import build_optimizer, set_rate
 from headwise.train.schedule import Cosine
 

@@ -21,9 +21,9 @@ from headwise.data.store import EncodedSplit
 from headwise.data.tokenizer import EOS, PAD
 from headwise.decode import Translator, beam_search
 from headwise.instantiate import instantiate
+from headwise.losses.loss import Loss
 from headwise.model.transformer import Transformer
 from headwise.schema import DecodeConfig, ModelConfig
-from headwise.train.loss import Loss
 from headwise.train.optim import build_optimizer
 
 LOSSES = group_choices("loss")

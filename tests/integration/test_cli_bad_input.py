@@ -122,7 +122,7 @@ CONFIG_ERRORS = {
     # targets and commands
     "attention._target_=os.system": ("attention._target_", "headwise", "HEADWISE_PLUGINS"),
     "attention._target_=torch.optim.Adam": ("attention",),
-    "loss._target_=headwise.train.los.CrossEntropy": ("loss._target_", "headwise.train.loss?"),
+    "loss._target_=headwise.losses.los.CrossEntropy": ("loss._target_", "headwise.losses.loss?"),
     "+decode.external.comet='comet {hypothesis}'": ("decode.external.comet", "{hypotheses}?"),
 }
 

@@ -14,10 +14,10 @@ from command_line import composer
 from headwise.config_dir import group_choices
 from headwise.data.batching import Batch, Buckets, collate
 from headwise.data.store import EncodedSplit
+from headwise.losses.loss import CrossEntropy
 from headwise.model.build import build_model
 from headwise.schema import Config
 from headwise.train.distributed import Ranks
-from headwise.train.loss import CrossEntropy
 from headwise.train.schedule import Constant
 from headwise.train.settings import typed
 from headwise.train.step import TrainingStep

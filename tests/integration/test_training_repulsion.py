@@ -16,12 +16,12 @@ from headwise.analysis.distances import projection_distances
 from headwise.attention.build import AttentionFactory
 from headwise.config_dir import group_node
 from headwise.data.store import EncodedSplit
+from headwise.losses.loss import CrossEntropy
 from headwise.model.transformer import Transformer
 from headwise.schema import ModelConfig, TrainerConfig
 from headwise.train.checkpoint import load_checkpoint
 from headwise.train.distributed import Ranks
 from headwise.train.interrupt import StopRequest
-from headwise.train.loss import CrossEntropy
 from headwise.train.records import Records
 from headwise.train.repulsion import SPOS, SVGD, NoRepulsion, Repulsion
 from headwise.train.run_folder import RunFolder

@@ -15,10 +15,10 @@ from command_line import train_small, write_corpus
 from headwise.data.batching import Batch
 from headwise.data.tokenizer import BOS, EOS, PAD
 from headwise.decode.translator import Translator
+from headwise.losses.loss import Loss, LossSum
 from headwise.schema import DecodeConfig
 from headwise.track.jsonl import read_jsonl
 from headwise.train import evaluation
-from headwise.train.loss import Loss, LossSum
 
 SMOOTHING = 0.1
 

@@ -13,9 +13,9 @@ import torch
 from command_line import composer
 from headwise.analysis.importance import head_factors, head_importance
 from headwise.errors import DataError
+from headwise.losses.loss import CrossEntropy
 from headwise.model.transformer import Transformer
 from headwise.schema import SITES
-from headwise.train.loss import CrossEntropy
 from pruned_models import (
     CPU,
     SOURCES,

@@ -13,7 +13,7 @@ from headwise.attention import fused
 from headwise.attention.base import Attention, Mask, Place
 from headwise.attention.build import AttentionFactory
 from headwise.config_dir import group_node
-from headwise.entmax import native
+from headwise.kernels import native
 from triton_marks import needs_triton
 
 VARIANTS = ("softmax", "entmax15", "sparsemax", "alpha_entmax")

@@ -23,9 +23,9 @@ from headwise.decode import (
 )
 from headwise.entmax import alpha_entmax
 from headwise.errors import RunError
+from headwise.losses.loss import EntmaxLoss, SparsemaxLoss
 from headwise.model.transformer import Memory
 from headwise.train.evaluation import search_summary
-from headwise.train.loss import EntmaxLoss, SparsemaxLoss
 from prefix_cache import PrefixCache
 
 CPU = torch.device("cpu")

@@ -20,7 +20,7 @@ from headwise.decode import translator as translator_module
 from headwise.decode.scoring import TargetScore
 from headwise.decode.translator import ROWS_WORTH_PACKING
 from headwise.errors import ConfigError, DataError, RunError
-from headwise.linear import TYPES
+from headwise.kernels.linear import TYPES
 from headwise.model.transformer import Transformer
 from headwise.precision import resolve_precision
 from headwise.schema import DecodeConfig, ModelConfig

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from headwise.dropout import Dropout, add_dropout, dropout, relu_dropout
-from headwise.entmax import native
-from headwise.entmax.native import Draws
-from headwise.entmax.native_dropout import drop
+from headwise.kernels import native
+from headwise.kernels.dropout import Dropout, add_dropout, dropout, relu_dropout
+from headwise.kernels.native_dropout import drop
+from headwise.kernels.problem import DRAWN, Draws
 
 needs_kernels = pytest.mark.skipif(
     native.reason_without() is not None, reason=str(native.reason_without())
@@ -51,7 +51,7 @@ def test_the_rate_holds_everywhere_and_entries_are_independent(rate: float) -> N
 
 def test_a_rate_next_to_0_or_1_is_still_one() -> None:
     """A kernel takes no kept draw, and as many as there are, for no dropout at all."""
-    assert Draws(0, 1e-12).n_kept == native.DRAWN - 1
+    assert Draws(0, 1e-12).n_kept == DRAWN - 1
     assert Draws(0, 1 - 1e-12).n_kept == 1
 
 

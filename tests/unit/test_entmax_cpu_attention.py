@@ -8,10 +8,11 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-import headwise.entmax.cpu_attention as attention_module
-from headwise.entmax import alpha_entmax, native
-from headwise.entmax.cpu_attention import attention
-from headwise.entmax.native import Power, Visible
+import headwise.kernels.cpu_attention as attention_module
+from headwise.entmax import alpha_entmax
+from headwise.kernels import native
+from headwise.kernels.cpu_attention import attention
+from headwise.kernels.problem import Power, Visible
 
 pytestmark = pytest.mark.skipif(
     native.reason_without() is not None, reason=str(native.reason_without())

@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from headwise.entmax import losses, native
+from headwise.entmax import losses
 from headwise.entmax.losses import entmax_loss_and_support, log_entmax
+from headwise.kernels import native
 
 
 @pytest.fixture(autouse=True)

@@ -14,10 +14,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from headwise.entmax import entmax15, entmax15_loss, function, native
+from headwise.entmax import entmax15, entmax15_loss, function
 from headwise.entmax.losses import log_softmax
-from headwise.entmax.native import Power, Visible
-from headwise.entmax.native_attention import attention_of_few
+from headwise.kernels import native
+from headwise.kernels.native_attention import attention_of_few
+from headwise.kernels.problem import Power, Visible
 
 needs_kernels = pytest.mark.skipif(
     native.reason_without() is not None, reason=str(native.reason_without())

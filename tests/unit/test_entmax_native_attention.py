@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from headwise.entmax import alpha_entmax, native, native_attention
-from headwise.entmax.native import ALPHAS, Power, Visible
-from headwise.entmax.native_attention import attention_of_few
+from headwise.entmax import alpha_entmax
+from headwise.kernels import native, native_attention
+from headwise.kernels.native_attention import attention_of_few
+from headwise.kernels.problem import ALPHAS, Power, Visible
 
 pytestmark = pytest.mark.skipif(
     native.reason_without() is not None, reason=str(native.reason_without())

@@ -11,11 +11,12 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from headwise.entmax import function, native
-from headwise.entmax.cpu_attention import attention
+from headwise.entmax import function
 from headwise.entmax.losses import entmax_loss
-from headwise.entmax.native import Power, Visible
-from headwise.entmax.native_attention import attention_of_few
+from headwise.kernels import native
+from headwise.kernels.cpu_attention import attention
+from headwise.kernels.native_attention import attention_of_few
+from headwise.kernels.problem import Power, Visible
 
 
 class Watch(TorchDispatchMode):

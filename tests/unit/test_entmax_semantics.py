@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from headwise.entmax import alpha_entmax, entmax15, softmax, sparsemax
-from headwise.entmax.native import Power
 from headwise.entmax.solver import solve
+from headwise.kernels.problem import Power
 
 INF, NAN = float("inf"), float("nan")
 Map = Callable[..., Tensor]

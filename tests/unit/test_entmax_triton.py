@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from headwise.entmax import triton_operators
-from headwise.entmax.native import Power
-from headwise.entmax.triton_attention import refusal, triton_entmax_attention
+from headwise.kernels import triton_operators
+from headwise.kernels.problem import Power
+from headwise.kernels.triton_attention import refusal, triton_entmax_attention
 from triton_cases import Case, assert_precise, errors, fused, make_case, reference
 from triton_marks import DEVICE, needs_triton
 
@@ -289,7 +289,7 @@ def test_memory_grows_linearly(n_keys: int) -> None:
 
 
 def test_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headwise.entmax.triton_device.HAS_TRITON", True)
+    monkeypatch.setattr("headwise.kernels.triton_device.HAS_TRITON", True)
     monkeypatch.setenv("TRITON_INTERPRET", "0")
     query = torch.zeros(1, 2, 3, 16)
     assert "on cpu" in str(refusal(query, query, query))
@@ -302,7 +302,7 @@ def test_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "wide" in str(refusal(*[torch.zeros(1, 2, 3, 256)] * 3))
     assert "(B, H, K, E)" in str(refusal(query, query[:, :1], query[:, :1]))
     assert "no keys" in str(refusal(query, query[:, :, :0], query[:, :, :0]))
-    monkeypatch.setattr("headwise.entmax.triton_device.HAS_TRITON", False)
+    monkeypatch.setattr("headwise.kernels.triton_device.HAS_TRITON", False)
     assert "not installed" in str(refusal(query, query, query))
     with pytest.raises(ValueError, match="not installed"):
         triton_entmax_attention(query, query, query, 1.5)

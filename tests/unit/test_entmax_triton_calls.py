@@ -10,8 +10,9 @@ import torch._dynamo.config
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from headwise.entmax import entmax15, triton_device
-from headwise.entmax.triton_attention import refusal, triton_entmax_attention
+from headwise.entmax import entmax15
+from headwise.kernels import triton_device
+from headwise.kernels.triton_attention import refusal, triton_entmax_attention
 from triton_marks import DEVICE, needs_triton
 
 

@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 
 from headwise.data.tokenizer import PAD
-from headwise.entmax import function, triton_device, triton_loss, triton_maps
+from headwise.entmax import function
 from headwise.entmax.losses import entmax_loss_and_support, log_entmax
-from headwise.entmax.native import ALPHAS, Power
-from headwise.train.loss import CrossEntropy
+from headwise.kernels import triton_device, triton_loss, triton_maps
+from headwise.kernels.problem import ALPHAS, Power
+from headwise.losses.loss import CrossEntropy
 from triton_marks import DEVICE, needs_triton
 
 pytestmark = needs_triton
@@ -27,7 +28,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 def on_any_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Float64, the reference, is none of the kernels' types."""
     monkeypatch.setattr(triton_device, "takes", lambda values: values.dtype in triton_device.TYPES)
-    monkeypatch.setattr("headwise.entmax.native.takes", lambda values: False)
+    monkeypatch.setattr("headwise.kernels.native.takes", lambda values: False)
 
 
 def results(

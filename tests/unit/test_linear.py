@@ -14,14 +14,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from headwise import linear as module
-from headwise.linear import Linear, gains, packed, product, product_into, weight_gradient
+from headwise.kernels import linear as module
+from headwise.kernels.linear import Linear, gains, packed, product, product_into, weight_gradient
 
 Pair = tuple[Linear, nn.Linear]
 
 BFLOAT16 = """
 import torch
-from headwise import linear
+from headwise.kernels import linear
 linear.MIN_MULTIPLICATIONS = 0
 with torch.autocast("cpu", torch.bfloat16):
     linear.Linear(40, 24)(torch.randn(6, 40)).sum().backward()

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from headwise.attention.build import AttentionFactory
 from headwise.config_dir import group_choices, group_node
 from headwise.errors import ConfigError, DataError
+from headwise.losses.loss import CrossEntropy
 from headwise.model.blocks import FeedForward, Residual
 from headwise.model.embedding import sinusoids
 from headwise.model.gates import HeadGate
 from headwise.model.transformer import Transformer, n_parameters
 from headwise.schema import ModelConfig
-from headwise.train.loss import CrossEntropy
 
 SMALL = ModelConfig("test", 2, 3, 16, 2, 32, dropout=0.0, activation_dropout=0.0)
 V = 13

@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from headwise.entmax import entmax_loss, native
+from headwise.entmax import entmax_loss
+from headwise.kernels import native
+from headwise.losses.loss import CrossEntropy
 from headwise.precision import each_place_written_once
 from headwise.train.distributed import choose_device
-from headwise.train.loss import CrossEntropy
 
 SORTED_IF_DETERMINISTIC = ("scatter", "index_put")  # on a GPU
 

@@ -7,7 +7,7 @@ from torch.nn.functional import cross_entropy
 
 from headwise.entmax import alpha_entmax, entmax_loss
 from headwise.errors import ConfigError
-from headwise.train.loss import CrossEntropy, Entmax15Loss, EntmaxLoss, SparsemaxLoss
+from headwise.losses.loss import CrossEntropy, Entmax15Loss, EntmaxLoss, SparsemaxLoss
 
 B, T, V = 3, 5, 7
 

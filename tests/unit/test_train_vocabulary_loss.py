@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from headwise import linear
 from headwise.data.tokenizer import PAD
-from headwise.train import vocabulary_loss
-from headwise.train.loss import CrossEntropy, EntmaxLoss, Loss, LossSum, SparsemaxLoss
-from headwise.train.vocabulary_loss import chunk_rows
+from headwise.kernels import linear
+from headwise.losses import vocabulary_loss
+from headwise.losses.loss import CrossEntropy, EntmaxLoss, Loss, LossSum, SparsemaxLoss
+from headwise.losses.vocabulary_loss import chunk_rows
 
 B, T, D, V = 4, 9, 6, 37
 LOSSES = [CrossEntropy(0.1), CrossEntropy(0.0), EntmaxLoss(1.3, 0.1), SparsemaxLoss()]

@@ -23,8 +23,8 @@ from headwise.model.transformer import evaluating
 
 if TYPE_CHECKING:
     from headwise.data.batching import Batch
+    from headwise.losses.loss import Loss
     from headwise.model.transformer import Transformer
-    from headwise.train.loss import Loss
 
 HeadValues = dict[str, list[list[float]]]
 

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from headwise import entmax
 from headwise.attention.base import Place, ScoreContext, full_precision
 from headwise.attention.fused import FusedNormaliser
-from headwise.entmax.native import Power
 from headwise.errors import refuse, require
+from headwise.kernels.problem import Power
 
 SHARING = ("none", "layer", "site")
 DEPENDENCIES = ("head", "query")

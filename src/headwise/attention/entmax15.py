@@ -7,7 +7,7 @@ from torch import Tensor
 from headwise import entmax
 from headwise.attention.base import ScoreContext
 from headwise.attention.fused import FusedNormaliser
-from headwise.entmax.native import Power
+from headwise.kernels.problem import Power
 
 
 class Entmax15(FusedNormaliser):

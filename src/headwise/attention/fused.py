@@ -14,12 +14,12 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from headwise.attention.base import Normaliser, ScoreContext
-from headwise.entmax import native, native_attention
-from headwise.entmax.cpu_attention import attention
-from headwise.entmax.native import ALPHAS, Power, Visible
-from headwise.entmax.native_attention import attention_of_few
-from headwise.entmax.triton_attention import refusal, triton_entmax_attention
-from headwise.entmax.triton_device import is_interpreted
+from headwise.kernels import native, native_attention
+from headwise.kernels.cpu_attention import attention
+from headwise.kernels.native_attention import attention_of_few
+from headwise.kernels.problem import ALPHAS, Power, Visible
+from headwise.kernels.triton_attention import refusal, triton_entmax_attention
+from headwise.kernels.triton_device import is_interpreted
 
 # Rows of fewer keys, padding counted, are done sooner with their weights kept, unless there is
 # dropout to save. The results of both ways differ by rounding.

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from headwise.attention.base import Attention, AttentionOutput, Mask, Place
 from headwise.attention.cache import AttentionCache
-from headwise.linear import Linear
+from headwise.kernels.linear import Linear
 
 
 class HeadGate(nn.Module):

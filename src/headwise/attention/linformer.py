@@ -23,8 +23,8 @@ from headwise.attention.length_projection import (
     MaxPooling,
     MeanPooling,
 )
-from headwise.dropout import dropout
 from headwise.errors import DataError, refuse, require
+from headwise.kernels.dropout import dropout
 
 SHARING = ("none", "headwise", "key_value", "layerwise")
 ONE_FOR_BOTH = ("key_value", "layerwise")  # E is F, and the same for all heads

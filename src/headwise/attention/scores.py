@@ -18,7 +18,7 @@ from headwise.attention.base import (
 )
 from headwise.attention.cache import AttentionCache, KeyValueCache
 from headwise.attention.heads import MultiHeadAttention
-from headwise.dropout import dropout as drop
+from headwise.kernels.dropout import dropout as drop
 
 
 class ScoreAttention(MultiHeadAttention):

@@ -10,9 +10,9 @@ from headwise.decode.hypothesis import (
     check_decode_config,
     length_limit,
 )
-from headwise.decode.output_map import SOFTMAX, OutputMap
 from headwise.decode.scoring import TargetScore, score_ids
 from headwise.decode.translator import Translation, Translator
+from headwise.losses.output_map import SOFTMAX, OutputMap
 
 __all__ = [
     "SOFTMAX",

@@ -46,7 +46,7 @@ from torch import Tensor
 from headwise.data.tokenizer import EOS
 from headwise.decode.hypothesis import Hypothesis, SearchRecord, make_hypothesis, penalised
 from headwise.decode.incremental import IncrementalDecoder, TranslationModel, holes_filled
-from headwise.decode.output_map import SOFTMAX, OutputMap
+from headwise.losses.output_map import SOFTMAX, OutputMap
 
 BLOCK = 64  # columns whose maximum is looked at first
 

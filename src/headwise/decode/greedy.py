@@ -11,7 +11,7 @@ import torch
 from headwise.data.tokenizer import EOS
 from headwise.decode.hypothesis import Hypothesis, SearchRecord, make_hypothesis
 from headwise.decode.incremental import IncrementalDecoder, TranslationModel, holes_filled
-from headwise.decode.output_map import SOFTMAX, OutputMap
+from headwise.losses.output_map import SOFTMAX, OutputMap
 
 
 @torch.no_grad()  # not inference_mode: a position table grown here must serve training later

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from headwise.data.tokenizer import BOS, PAD
-from headwise.decode.output_map import SOFTMAX, OutputMap
 from headwise.errors import RunError
+from headwise.losses.output_map import SOFTMAX, OutputMap
 from headwise.model.decoder import DecoderCache
 from headwise.model.transformer import Memory
 

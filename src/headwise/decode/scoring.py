@@ -9,7 +9,7 @@ import torch
 
 from headwise.data.tokenizer import BOS, EOS
 from headwise.decode.incremental import TranslationModel, padded
-from headwise.decode.output_map import SOFTMAX, OutputMap
+from headwise.losses.output_map import SOFTMAX, OutputMap
 
 
 @dataclass(frozen=True)

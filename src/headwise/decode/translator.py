@@ -19,10 +19,10 @@ from headwise.decode.hypothesis import (
     check_decode_config,
     length_limit,
 )
-from headwise.decode.output_map import SOFTMAX, OutputMap
 from headwise.decode.scoring import TargetScore, score_ids
 from headwise.errors import DataError, RunError
-from headwise.linear import packed
+from headwise.kernels.linear import packed
+from headwise.losses.output_map import SOFTMAX, OutputMap
 from headwise.model.transformer import Transformer, evaluating
 from headwise.precision import autocast, resolve_precision
 from headwise.schema import DecodeConfig
@@ -71,7 +71,7 @@ class Translator:
         config: see `headwise.schema.DecodeConfig`; kept with the precision that `auto` is here.
         device: where to compute.
         output: from the model's logits to log probabilities: that of the loss it was trained
-            with (`headwise.train.loss.Loss.output_map`).
+            with (`headwise.losses.loss.Loss.output_map`).
 
     Raises:
         ConfigError: a setting that no search can follow.

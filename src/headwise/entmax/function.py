@@ -9,8 +9,8 @@ With y_i = -β ln p_i and s_i = p_i exp(y_i) = p_i^(2-α), 0 off the support:
 The last line equals the proposition of Correia et al. 2019 without its difference
 of large numbers, which costs 1/β² in precision. Nothing but p and α is kept for the way back.
 
-On a CPU the kernels of `headwise.entmax.native` compute float32, on a GPU those of
-`headwise.entmax.triton_maps`; float64, other devices and machines without a compiler or without
+On a CPU the kernels of `headwise.kernels.native` compute float32, on a GPU those of
+`headwise.kernels.triton_maps`; float64, other devices and machines without a compiler or without
 Triton take what stands here and in `solver.py`. As operators of
 `torch.library` (`headwise::weights`, `headwise::weights_backward`) they are one node each to
 torch.compile and to checkpointing.
@@ -26,12 +26,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headwise.entmax import native, triton_device, triton_maps
-from headwise.entmax.native import ALPHAS, Power, Visible
-from headwise.entmax.operators import register
-from headwise.entmax.solver import BETA_MIN, CHUNK_SCORES, solve
+from headwise.entmax.solver import CHUNK_SCORES, solve
+from headwise.kernels import native, triton_device, triton_maps
+from headwise.kernels.operators import register
+from headwise.kernels.problem import ALPHAS, Power, Visible, beta_of, check_alpha
 
-ALPHA_SLACK = 1e-6  # 1.01 + 0.99 · 1 in float32 may round to just above 2
 # Above, exp(y) - 1 - y as it stands; below, its series, which is accurate where p > 1e-9.
 BETA_SERIES = 0.1
 # 1/2!, 1/3!, 1/4!, …
@@ -112,25 +111,6 @@ def _weights_backward(
     rows = _rows(beta, weights, Power(power))
     _backward(weights, grad, rows, Power(power), grad_scores, grad_rows)
     return grad_scores, weights.new_empty(0) if grad_rows is None else grad_rows
-
-
-def check_alpha(alpha: Tensor | None) -> None:
-    """Look at the range of α where looking costs nothing.
-
-    Raises:
-        ValueError: α outside of [1, 2], on a CPU.
-    """
-    if alpha is None or alpha.device.type != "cpu" or not alpha.numel():
-        return
-    least, most = (float(bound) for bound in alpha.aminmax())
-    # NaN passes: it shows up as a NaN loss, which the caller knows how to report
-    if least < 1 - ALPHA_SLACK or most > 2 + ALPHA_SLACK:
-        raise ValueError(f"alpha must be in [1, 2], got values from {least} to {most}")
-
-
-def beta_of(alpha: Tensor | None) -> Tensor | None:
-    """α - 1, held to where every formula stays finite."""
-    return None if alpha is None else (alpha - 1.0).clamp_(BETA_MIN, 1.0)
 
 
 def _softmax(scores: Tensor, mask: Tensor | None) -> Tensor:

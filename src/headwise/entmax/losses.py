@@ -32,10 +32,11 @@ import torch
 from torch import Tensor
 
 from headwise.compilation import outside_graphs
-from headwise.entmax import function, loss_operators, native, native_loss
-from headwise.entmax.native import POWERS, Power
-from headwise.entmax.native_loss import NO_CLASS
+from headwise.entmax import function
 from headwise.entmax.solver import solve
+from headwise.kernels import loss_operators, native, native_loss
+from headwise.kernels.native_loss import NO_CLASS
+from headwise.kernels.problem import POWERS, Power
 from headwise.precision import each_place_written_once
 
 GROUP = 16  # classes; finding the top of the group maxima then costs less than reading the scores

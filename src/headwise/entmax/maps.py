@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from headwise.entmax import function
-from headwise.entmax.native import POWERS, Power
+from headwise.kernels.problem import POWERS, Power
 
 
 def softmax(scores: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:

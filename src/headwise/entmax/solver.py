@@ -23,9 +23,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from headwise.entmax.native import Power
+from headwise.kernels.problem import BETA_MIN, Power
 
-BETA_MIN = 1e-7  # α = 1 to within 3e-7 in p, and every formula stays finite
 CHUNK_SCORES = 1 << 19  # enough to hide the calls, few enough for the caches
 
 

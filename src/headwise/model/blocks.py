@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from headwise.dropout import add_dropout, dropout, relu_dropout
-from headwise.linear import Linear
+from headwise.kernels.dropout import add_dropout, dropout, relu_dropout
+from headwise.kernels.linear import Linear
 
 
 def quick_gelu(inner_BNF: Tensor) -> Tensor:

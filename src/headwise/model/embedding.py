@@ -10,8 +10,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from headwise.dropout import Dropout
 from headwise.errors import DataError
+from headwise.kernels.dropout import Dropout
 from headwise.schema import ModelConfig
 
 POSITIONS = ("sinusoidal", "learned", "grid")

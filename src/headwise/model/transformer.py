@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from headwise.attention.base import Attention
 from headwise.errors import ConfigError, refuse, require
-from headwise.linear import Linear
+from headwise.kernels.linear import Linear
 from headwise.model.blocks import ACTIVATIONS
 from headwise.model.decoder import Decoder, DecoderCache
 from headwise.model.embedding import POSITIONS, Embedding, RegisterTokens

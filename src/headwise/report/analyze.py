@@ -42,6 +42,7 @@ from headwise.data.store import EncodedSplit
 from headwise.errors import ConfigError, DataError, RunError, refuse, require
 from headwise.files import locked, write_text
 from headwise.instantiate import instantiate
+from headwise.losses.loss import Loss
 from headwise.model.transformer import Transformer
 from headwise.report.head_comparison import write_comparison
 from headwise.report.run_names import attention_name
@@ -56,7 +57,6 @@ from headwise.train.loading import (
     read_config,
     search_settings,
 )
-from headwise.train.loss import Loss
 from headwise.train.memory import keep_freed_memory
 from headwise.train.pruning import MeasuredText, read_text, scores_as_it_is
 from headwise.train.run_folder import RunFolder, find_folders

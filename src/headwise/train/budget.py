@@ -10,7 +10,7 @@ from headwise.attention.base import Attention
 from headwise.attention.scores import ScoreAttention
 from headwise.data.tokenizer import N_SPECIALS
 from headwise.data.tokenizer_training import given_tokenizers
-from headwise.entmax import native
+from headwise.kernels import native
 from headwise.model.build import build_model
 from headwise.model.transformer import Transformer, n_parameters
 from headwise.precision import resolve_precision

@@ -21,13 +21,13 @@ from headwise.data.store import EncodedSplit
 from headwise.decode.hypothesis import SearchRecord
 from headwise.decode.translator import Translation, Translator
 from headwise.files import write_text
+from headwise.losses.loss import Loss
 from headwise.metrics.bleu import score_translations
 from headwise.metrics.external import run_external
 from headwise.model.transformer import Transformer
 from headwise.schema import Config
 from headwise.track.base import HeadValues
 from headwise.train.distributed import Ranks
-from headwise.train.loss import Loss
 from headwise.train.trainer import Validation
 
 # Longer sentences are not looked at for statistics of heads, which need all weights of all layers.

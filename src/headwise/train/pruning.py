@@ -41,6 +41,7 @@ from headwise.data.store import EncodedSplit
 from headwise.errors import ConfigError, RunError, refuse, require
 from headwise.files import write_text
 from headwise.instantiate import instantiate
+from headwise.losses.loss import Loss
 from headwise.metrics.bleu import score_translations
 from headwise.model.build import build_model
 from headwise.model.places import check_heads, typed_heads
@@ -50,7 +51,6 @@ from headwise.train.checkpoint import save_checkpoint
 from headwise.train.evaluation import loss_sums
 from headwise.train.inference import content_digest, load_configured, named_sets
 from headwise.train.loading import TrainedRun, checkpoint_path
-from headwise.train.loss import Loss
 from headwise.train.memory import keep_freed_memory
 from headwise.train.run_folder import RunFolder
 

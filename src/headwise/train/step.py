@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 from headwise.data.batching import Batch
 from headwise.instantiate import instantiate
+from headwise.losses.loss import Loss
 from headwise.model.gates import gate_penalty
 from headwise.model.transformer import Transformer
 from headwise.precision import autocast
 from headwise.schema import Config, TrainerConfig
 from headwise.seed import seed_everything
 from headwise.train.distributed import Ranks
-from headwise.train.loss import Loss
 from headwise.train.memory import PeakMemory
 from headwise.train.optim import build_optimizer, set_rate
 from headwise.train.schedule import Schedule

@@ -11,8 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from headwise.entmax.native import Power
-from headwise.entmax.triton_device import check, is_interpreted, on_device, power_of_two
+from headwise.kernels.problem import Power
+from headwise.kernels.triton_device import check, is_interpreted, on_device, power_of_two
 
 LONGEST_BLOCK = 1 << 11  # keys at a time
 # Keys at most: rows and warps of a program. A warp has whole rows as long as its registers hold
@@ -30,7 +30,7 @@ def forward(scores_BHQK: Tensor, beta: Tensor | None, power: Power, mask: Tensor
         power: ANY, SQUARE or LINEAR.
         mask: bool, broadcastable to the scores, True = may attend; None: all.
     """
-    from headwise.entmax import triton_rows
+    from headwise.kernels import triton_rows
 
     weights_BHQK = torch.empty_like(scores_BHQK)
     n_rows, block_rows, block_keys, n_warps = _cut(scores_BHQK)
@@ -65,7 +65,7 @@ def backward(
         beta, power: as there.
         with_alpha: needs `Power.ANY`.
     """
-    from headwise.entmax import triton_rows
+    from headwise.kernels import triton_rows
 
     grad_scores_BHQK = torch.empty_like(weights_BHQK)
     shape = (*weights_BHQK.shape[:3], 1) if with_alpha else (0,)

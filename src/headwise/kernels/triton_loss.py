@@ -8,9 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from headwise.entmax.native import POWERS, Power
-from headwise.entmax.solver import BETA_MIN
-from headwise.entmax.triton_device import check, is_interpreted, on_device, power_of_two
+from headwise.kernels.problem import BETA_MIN, POWERS, Power
+from headwise.kernels.triton_device import check, is_interpreted, on_device, power_of_two
 
 # Classes at a time: the search holds much beside them, and runs with half as many.
 READ_BLOCK, WRITE_BLOCK = 1 << 11, 1 << 12
@@ -22,9 +21,9 @@ def read(
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
     """Of every row: value, support, sum of the scores if asked for, and (N, 2) for the way back.
 
-    See `headwise.entmax.native_loss.read`.
+    See `headwise.kernels.native_loss.read`.
     """
-    from headwise.entmax import triton_vocabulary
+    from headwise.kernels import triton_vocabulary
 
     check(scores_NV)
     n_rows, n_classes = scores_NV.shape
@@ -58,8 +57,8 @@ def write_gradient(
     share: float,
     left_out: int,
 ) -> None:
-    """See `headwise.entmax.native_loss.write_gradient`."""
-    from headwise.entmax import triton_vocabulary
+    """See `headwise.kernels.native_loss.write_gradient`."""
+    from headwise.kernels import triton_vocabulary
 
     check(scores_NV, threshold_N2, out_NV, scale_N)
     n_rows, n_classes = scores_NV.shape

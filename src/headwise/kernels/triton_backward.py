@@ -18,7 +18,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from headwise.entmax.triton_kernels import (
+from headwise.kernels.triton_kernels import (
     NO_KEYS,
     SIZES,
     alpha_terms,

@@ -1,8 +1,8 @@
 """Dropout (Srivastava et al. 2014) that costs little on a CPU.
 
 torch's own draws a number of 53 bits for every entry on one thread, and keeps a mask of the size of
-the entries. Our kernel draws by counting (see `headwise.entmax.native.Draws`), on all threads, and
-keeps a seed. On other devices, in a compiled graph and where there is no kernel, torch's own is
+the entries. Our kernel draws by counting (see `kernels/problem.py`), on all threads, and keeps a
+seed. On other devices, in a compiled graph and where there is no kernel, torch's own is
 used.
 """
 
@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from headwise.entmax import native
-from headwise.entmax.native import Draws
-from headwise.entmax.native_dropout import drop, drop_and_add, drop_relu, drop_relu_backward
+from headwise.kernels import native
+from headwise.kernels.native_dropout import drop, drop_and_add, drop_relu, drop_relu_backward
+from headwise.kernels.problem import Draws
 
 
 class Dropout(nn.Module):

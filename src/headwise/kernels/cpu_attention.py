@@ -19,10 +19,9 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from headwise.entmax import native
-from headwise.entmax.function import beta_of, check_alpha
-from headwise.entmax.native import Draws, Power, Visible
-from headwise.entmax.operators import register
+from headwise.kernels import native
+from headwise.kernels.operators import register
+from headwise.kernels.problem import Draws, Power, Visible, beta_of, check_alpha
 
 CHUNK_SCORES = 1 << 19  # scores at a time: enough to hide the calls, few enough for the caches
 

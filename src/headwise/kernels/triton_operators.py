@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headwise.entmax.operators import register
-from headwise.entmax.triton_device import is_interpreted, on_device, power_of_two
+from headwise.kernels.operators import register
+from headwise.kernels.triton_device import is_interpreted, on_device, power_of_two
 
 LIST = 64  # rows and columns of the blocks that are passed over where they are empty
 WIDE_BYTES = 256  # keys beyond it (float32 of 128 numbers) are taken in blocks of half of LIST
@@ -151,7 +151,7 @@ def _launch_forward(
     scale: float,
     power: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    from headwise.entmax import triton_forward, triton_streaming
+    from headwise.kernels import triton_forward, triton_streaming
 
     n_batch, n_heads, n_queries, head_dim = query.shape
     n_keys = key.shape[2]
@@ -206,7 +206,7 @@ def _fake_forward(
 
 def _live_lists(live: Tensor, by_keys: bool) -> tuple[Tensor, Tensor]:
     """Marked blocks of every line of blocks, and how many they are."""
-    from headwise.entmax import triton_backward
+    from headwise.kernels import triton_backward
 
     n_batch, n_heads, n_query_blocks, n_key_blocks = live.shape
     n_lines, n_items, stride_line, stride_item = n_query_blocks, n_key_blocks, n_key_blocks, 1
@@ -239,7 +239,7 @@ def _launch_backward(
     power: int,
     has_alpha: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    from headwise.entmax import triton_backward
+    from headwise.kernels import triton_backward
 
     n_batch, n_heads, n_queries, head_dim = query.shape
     n_keys = key.shape[2]

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headwise.entmax import native, native_loss, triton_device, triton_loss
-from headwise.entmax.native import ALPHAS, Power
-from headwise.entmax.native_loss import NO_CLASS
-from headwise.entmax.operators import register
+from headwise.kernels import native, native_loss, triton_device, triton_loss
+from headwise.kernels.native_loss import NO_CLASS
+from headwise.kernels.operators import register
+from headwise.kernels.problem import ALPHAS, Power
 
 
 def takes(scores: Tensor) -> bool:

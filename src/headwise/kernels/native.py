@@ -20,8 +20,6 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-from dataclasses import dataclass
-from enum import IntEnum
 from pathlib import Path
 
 import torch
@@ -29,6 +27,7 @@ from torch import Tensor
 
 from headwise.compilation import constant_in_graphs
 from headwise.config_dir import machine_cache_dir
+from headwise.kernels.problem import EVERYTHING, Draws, Power, Visible
 
 SOURCES = Path(__file__).parent / "csrc"
 COMPILERS = ("c++", "g++", "clang++")
@@ -42,62 +41,8 @@ OPTIONS = (
     "-fPIC",
 )
 SECONDS_TO_COMPILE = 300
-DRAWN = 1 << 32  # equally likely numbers that decide on a weight
 
 log = logging.getLogger(__name__)
-
-
-class Power(IntEnum):
-    """How x is raised to 1/β; numbered as in csrc/rows.h."""
-
-    EXP = 0  # softmax, β = 0
-    ANY = 1  # logarithm and exponential, β in [0, 1] of each row
-    SQUARE = 2  # α = 1.5
-    LINEAR = 3  # α = 2
-
-
-ALPHAS = {Power.EXP: 1.0, Power.SQUARE: 1.5, Power.LINEAR: 2.0}
-POWERS = {alpha: power for power, alpha in ALPHAS.items()}  # the α with a way of their own
-
-
-@dataclass(frozen=True)
-class Visible:
-    """Which keys a row may see; what is left out restricts nothing.
-
-    Attributes:
-        mask: bool, broadcastable to the scores, True = may attend.
-        lengths_B: int64, keys before padding begins.
-        is_causal: no key behind the position of the query.
-        query_offset: position of the first query.
-    """
-
-    mask: Tensor | None = None
-    lengths_B: Tensor | None = None
-    is_causal: bool = False
-    query_offset: int = 0
-
-
-@dataclass(frozen=True)
-class Draws:
-    """Dropout by numbers that anyone can draw again.
-
-    Attributes:
-        seed: decides them, together with the number of the row and the key, or of the entry.
-        rate: share of weights or entries to drop; kept to 2^-32.
-        first_row: number of the first row.
-    """
-
-    seed: int
-    rate: float
-    first_row: int = 0
-
-    @property
-    def n_kept(self) -> int:
-        """Of `DRAWN` draws, how many keep a weight: never none, never all."""
-        return min(max(round((1 - self.rate) * DRAWN), 1), DRAWN - 1)
-
-
-EVERYTHING = Visible()
 
 
 class Problem(ctypes.Structure):

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from headwise.entmax import native
-from headwise.entmax.cpu_attention import as_visible, attention_flops
-from headwise.entmax.function import beta_of, check_alpha
-from headwise.entmax.native import Power, Problem, Visible, address
-from headwise.entmax.operators import register
+from headwise.kernels import native
+from headwise.kernels.cpu_attention import as_visible, attention_flops
+from headwise.kernels.native import Problem, address
+from headwise.kernels.operators import register
+from headwise.kernels.problem import Power, Visible, beta_of, check_alpha
 
 FEW_QUERIES = 10  # of a head; more are done sooner by matrix products
 

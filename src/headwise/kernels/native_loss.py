@@ -13,8 +13,9 @@ import ctypes
 import torch
 from torch import Tensor
 
-from headwise.entmax import native
-from headwise.entmax.native import ALPHAS, POWERS, Power, address
+from headwise.kernels import native
+from headwise.kernels.native import address
+from headwise.kernels.problem import ALPHAS, POWERS, Power
 
 NO_CLASS = -1
 ALPHA_MIN = 1 + 2**-23  # the next number above 1 in float32: below, 1/β has no value there

@@ -12,8 +12,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from headwise.entmax.triton_kernels import EXP, LOG2_E, finite_top, powers
-from headwise.entmax.triton_rows import find_shift, gaps, largest_of_rows, listed_block
+from headwise.kernels.triton_kernels import EXP, LOG2_E, finite_top, powers
+from headwise.kernels.triton_rows import find_shift, gaps, largest_of_rows, listed_block
 
 # Parts of larger tensors, of which some are aligned and some are not.
 UNALIGNED = ("threshold", "value", "support", "total", "lists")

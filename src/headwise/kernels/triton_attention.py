@@ -17,9 +17,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from headwise.entmax import triton_operators
-from headwise.entmax.native import POWERS, Power
-from headwise.entmax.triton_device import TYPES, device_refusal
+from headwise.kernels import triton_operators
+from headwise.kernels.problem import POWERS, Power
+from headwise.kernels.triton_device import TYPES, device_refusal
 
 HEAD_DIMS = (8, 128)
 

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from headwise.data.tokenizer import PAD
-from headwise.decode.output_map import OutputMap
-from headwise.entmax import loss_operators
 from headwise.entmax.losses import entmax_loss_and_support, log_entmax, log_softmax
 from headwise.errors import require
+from headwise.kernels import loss_operators
+from headwise.losses.output_map import OutputMap
+from headwise.losses.vocabulary_loss import RowSums, projected_loss
 from headwise.precision import each_place_written_once
-from headwise.train.vocabulary_loss import RowSums, projected_loss
 
 LOG2_E = 1 / math.log(2.0)
 

@@ -32,7 +32,7 @@ LN_2 = tl.constexpr(0.6931471805599453)
 # a search is of length 1 to begin with.
 SIZES = ("n_heads", "n_queries", "n_keys", "query_offset", "threshold")
 N_EVALUATIONS = tl.constexpr(16)  # cap; adversarial rows need 6
-# How x is raised to 1/β, numbered as `headwise.entmax.native.Power`.
+# How x is raised to 1/β, numbered as `headwise.kernels.problem.Power`.
 EXP = tl.constexpr(0)  # not at all: softmax, α = 1
 ANY = tl.constexpr(1)
 SQUARE = tl.constexpr(2)  # α = 1.5

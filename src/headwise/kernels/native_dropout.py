@@ -8,8 +8,9 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
-from headwise.entmax import native
-from headwise.entmax.native import Draws, address
+from headwise.kernels import native
+from headwise.kernels.native import address
+from headwise.kernels.problem import Draws
 
 
 class Before(IntEnum):

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from headwise.compilation import outside_graphs
-from headwise.linear import product, product_into, weight_gradient
+from headwise.kernels.linear import product, product_into, weight_gradient
 
 # Logits of a chunk: on a CPU a few MB, which its cache holds between the passes over them; on an
 # accelerator enough to fill it.
@@ -37,7 +37,7 @@ class RowSums:
     """Sums over rows of logits, and the gradient of `loss` in them.
 
     Attributes:
-        loss, measure: as in `headwise.train.loss.LossSum`, neither of them differentiable.
+        loss, measure: as in `headwise.losses.loss.LossSum`, neither of them differentiable.
         grad_RV: in the logits' type or a wider one; None where not asked for.
     """
 

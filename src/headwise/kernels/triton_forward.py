@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from headwise.entmax.triton_kernels import (
+from headwise.kernels.triton_kernels import (
     N_EVALUATIONS,
     NO_KEYS,
     SIZES,

@@ -14,8 +14,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from headwise.entmax.triton_forward import write_rows
-from headwise.entmax.triton_kernels import (
+from headwise.kernels.triton_forward import write_rows
+from headwise.kernels.triton_kernels import (
     ANY,
     N_EVALUATIONS,
     SIZES,

@@ -1,0 +1,87 @@
+"""What every kernel of the family computes: the map, its α, which keys, and dropout.
+
+Letters: B batch, H heads, Q and K numbers of queries and keys.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from torch import Tensor
+
+ALPHA_SLACK = 1e-6  # 1.01 + 0.99 · 1 in float32 may round to just above 2
+BETA_MIN = 1e-7  # α = 1 to within 3e-7 in p, and every formula stays finite
+DRAWN = 1 << 32  # equally likely numbers that decide on a weight
+
+
+class Power(IntEnum):
+    """How x is raised to 1/β; numbered as in csrc/rows.h."""
+
+    EXP = 0  # softmax, β = 0
+    ANY = 1  # logarithm and exponential, β in [0, 1] of each row
+    SQUARE = 2  # α = 1.5
+    LINEAR = 3  # α = 2
+
+
+ALPHAS = {Power.EXP: 1.0, Power.SQUARE: 1.5, Power.LINEAR: 2.0}
+POWERS = {alpha: power for power, alpha in ALPHAS.items()}  # the α with a way of their own
+
+
+@dataclass(frozen=True)
+class Visible:
+    """Which keys a row may see; what is left out restricts nothing.
+
+    Attributes:
+        mask: bool, broadcastable to the scores, True = may attend.
+        lengths_B: int64, keys before padding begins.
+        is_causal: no key behind the position of the query.
+        query_offset: position of the first query.
+    """
+
+    mask: Tensor | None = None
+    lengths_B: Tensor | None = None
+    is_causal: bool = False
+    query_offset: int = 0
+
+
+@dataclass(frozen=True)
+class Draws:
+    """Dropout by numbers that anyone can draw again.
+
+    Attributes:
+        seed: decides them, together with the number of the row and the key, or of the entry.
+        rate: share of weights or entries to drop; kept to 2^-32.
+        first_row: number of the first row.
+    """
+
+    seed: int
+    rate: float
+    first_row: int = 0
+
+    @property
+    def n_kept(self) -> int:
+        """Of `DRAWN` draws, how many keep a weight: never none, never all."""
+        return min(max(round((1 - self.rate) * DRAWN), 1), DRAWN - 1)
+
+
+EVERYTHING = Visible()
+
+
+def check_alpha(alpha: Tensor | None) -> None:
+    """Look at the range of α where looking costs nothing.
+
+    Raises:
+        ValueError: α outside of [1, 2], on a CPU.
+    """
+    if alpha is None or alpha.device.type != "cpu" or not alpha.numel():
+        return
+    least, most = (float(bound) for bound in alpha.aminmax())
+    # NaN passes: it shows up as a NaN loss, which the caller knows how to report
+    if least < 1 - ALPHA_SLACK or most > 2 + ALPHA_SLACK:
+        raise ValueError(f"alpha must be in [1, 2], got values from {least} to {most}")
+
+
+def beta_of(alpha: Tensor | None) -> Tensor | None:
+    """α - 1, held to where every formula stays finite."""
+    return None if alpha is None else (alpha - 1.0).clamp_(BETA_MIN, 1.0)

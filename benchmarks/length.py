@@ -79,7 +79,7 @@ class Layer:
 
     def __call__(self) -> None:
         """Forward and backward."""
-        self.layer(self.states, self.states, self.states, Mask()).context_BQD.sum().backward()
+        self.layer(self.states, self.states, self.states, Mask()).sum().backward()
         self.states.grad = None
         self.layer.zero_grad()
 

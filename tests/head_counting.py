@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from headwise.attention.base import Attention, Normaliser, Pattern, Place, ScoreContext
+from headwise.attention.recorder import recorded_weights
 from headwise.attention.scores import ScoreAttention
 from headwise.model.transformer import Transformer
 from headwise.schema import ModelConfig
@@ -102,9 +103,8 @@ def in_window(head: int, query: int, key: int) -> bool:
 class Weightless(ScoreAttention):
     """An attention that forms no weight matrix."""
 
-    def forward(self, *args: object, **kwargs: object):  # type: ignore[no-untyped-def]
-        output = super().forward(*args, **kwargs)  # type: ignore[arg-type]
-        return type(output)(output.context_BQD, None)
+    def record(self, weights_BHQK: Tensor) -> None:
+        pass
 
 
 MODEL = ModelConfig("test", LAYERS, LAYERS, 8, HEADS, 8)
@@ -149,16 +149,13 @@ def by_hand(
     model.eval()
     for sentence in SENTENCES:
         batch = collate([sentence])
-        with torch.no_grad():
-            output = model(
-                batch.source_BS, batch.source_lengths_B, batch.target_in_BT, need_weights=True
-            )
-        assert output.weights is not None
-        for site, layers in output.weights.items():
+        with torch.no_grad(), recorded_weights(model) as weights:
+            model(batch.source_BS, batch.source_lengths_B, batch.target_in_BT)
+        for site, layers in weights.items():
             first_query = n_registers if site == "encoder_self" else 0
             first_key = 0 if site == "decoder_self" else n_registers
-            for layer, weights_BHQK in enumerate(layers):
-                assert weights_BHQK is not None
+            for number, weights_BHQK in layers.items():
+                layer = number - 1
                 for query in range(first_query, weights_BHQK.shape[2]):
                     rows = weights_BHQK[0, :, query].tolist()
                     for head, row in enumerate(rows):

@@ -74,7 +74,7 @@ def train(model: Transformer, examples: list[list[int]]) -> None:
     for update in range(1, N_UPDATES + 1):
         batch = next(loader)
         output = model(batch.source_BS, batch.source_lengths_B, batch.target_in_BT)
-        (loss(output.logits_BTV, batch.target_out_BT).loss / batch.n_tokens).backward()
+        (loss(output, batch.target_out_BT).loss / batch.n_tokens).backward()
         set_rate(optimizer, schedule.rate(update, RATE))
         optimizer.step()
         optimizer.zero_grad()

@@ -172,7 +172,7 @@ def train(model: Transformer, loss: Loss) -> list[float]:
     for _ in range(N_UPDATES):
         batch = next(loader)
         output = model(batch.source_BS, batch.source_lengths_B, batch.target_in_BT)
-        mean = loss(output.logits_BTV, batch.target_out_BT).loss / batch.n_tokens
+        mean = loss(output, batch.target_out_BT).loss / batch.n_tokens
         mean.backward()
         optimizer.step()
         optimizer.zero_grad()

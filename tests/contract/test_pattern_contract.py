@@ -20,6 +20,7 @@ from headwise.config_dir import group_choices, group_node
 from headwise.instantiate import target_class
 from headwise.model.transformer import Transformer
 from headwise.schema import SITES, ModelConfig
+from weights_recorded import with_weights
 
 PATTERNS = group_choices("pattern")
 NORMALISERS = ("softmax", "alpha_entmax")
@@ -112,7 +113,7 @@ def test_every_real_query_has_a_key(pattern: str, normaliser: str, site: str, la
     for n, settings in product((1, 2, N), combinations(pattern)):
         query, key, mask = inputs_of(site, n)
         attention = build(pattern, normaliser, site, layer, **settings)
-        weights = attention(query, key, key, mask, need_weights=True).weights_BHQK
+        _, weights = with_weights(attention, query, key, key, mask)
         assert weights is not None
         assert (weights >= 0).all()
         for row, length in enumerate(LENGTHS.tolist()):
@@ -130,12 +131,12 @@ def test_padding_is_not_seen_and_more_of_it_changes_nothing(
     for way, layer in product(ways(pattern), (1, 2)):
         attention = build(pattern, normaliser, site, layer, way)
         query, key, mask = inputs_of(site)
-        before = attention(query, key, key, mask).context_BQD
+        before = attention(query, key, key, mask)
         poisoned = torch.cat((key, states(6, 9, scale=50.0)), dim=1)
         for row, length in enumerate(LENGTHS.tolist()):
             poisoned[row, length:] = 37.0
         query = query if site == "cross" else poisoned
-        after = attention(query, poisoned, poisoned, mask).context_BQD
+        after = attention(query, poisoned, poisoned, mask)
         for row, length in enumerate(LENGTHS.tolist()):
             n_real = length if site == "encoder_self" else query.shape[1]
             torch.testing.assert_close(
@@ -146,7 +147,7 @@ def test_padding_is_not_seen_and_more_of_it_changes_nothing(
                 key[row : row + 1, :length],
                 key[row : row + 1, :length],
                 Mask(),
-            ).context_BQD
+            )
             torch.testing.assert_close(after[row, :n_real], alone[0], rtol=1e-5, atol=1e-5)
 
 
@@ -160,8 +161,8 @@ def test_the_future_changes_nothing(pattern: str, normaliser: str) -> None:
         for first in (1, 2, 7, 8, 9, 33, 62, N - 1):
             changed = query.clone()
             changed[:, first:] += 10.0
-            before = attention(query, query, query, mask).context_BQD
-            after = attention(changed, changed, changed, mask).context_BQD
+            before = attention(query, query, query, mask)
+            after = attention(changed, changed, changed, mask)
             torch.testing.assert_close(after[:, :first], before[:, :first], rtol=1e-5, atol=1e-5)
             assert not torch.allclose(after[:, first:], before[:, first:])
 
@@ -191,7 +192,7 @@ def test_every_parameter_gets_a_finite_gradient(
         with torch.autocast("cpu", dtype, enabled=reduced):
             output = model(ids(N, 1), LENGTHS, ids(66, 2))
             loss = torch.nn.functional.cross_entropy(
-                output.logits_BTV.flatten(0, 1).float(), ids(66, 3).flatten()
+                output.flatten(0, 1).float(), ids(66, 3).flatten()
             )
         loss.backward()
         for name, parameter in model.named_parameters():
@@ -207,7 +208,7 @@ def test_the_block_sparse_model_equals_the_dense_one(pattern: str, normaliser: s
     found = []
     for way in ways(pattern):
         model = make_model(pattern, normaliser, way).double().eval()
-        logits = model(*arguments).logits_BTV
+        logits = model(*arguments)
         logits.square().sum().backward()
         found.append([logits.detach(), *(p.grad for p in model.parameters())])
         taken = [

@@ -18,6 +18,7 @@ from headwise.config_dir import group_choices, group_node
 from headwise.instantiate import instantiate, target_class
 from headwise.model.transformer import Transformer
 from headwise.schema import SITES, ModelConfig
+from weights_recorded import with_weights
 
 OPTIONS = {"length": [{"learned": "query"}]}  # values of keys that make another module of a choice
 NODES: dict[str, Any] = {
@@ -101,13 +102,13 @@ def test_the_factor_has_one_value_a_head_and_query(choice: str, site: str) -> No
 @every_choice
 @every_map
 @every_site
-def test_asking_for_weights_changes_nothing(choice: str, normaliser: str, site: str) -> None:
+def test_recording_changes_nothing(choice: str, normaliser: str, site: str) -> None:
     attention = build(choice, normaliser, site)
     query, key, mask = inputs_of(site)
     plain = attention(query, key, key, mask)
-    shown = attention(query, key, key, mask, need_weights=True)
-    torch.testing.assert_close(plain.context_BQD, shown.context_BQD, rtol=1e-5, atol=1e-5)
-    weights, allowed = shown.weights_BHQK, mask.dense(Q, key.shape[1], query.device)
+    shown, weights = with_weights(attention, query, key, key, mask)
+    torch.testing.assert_close(plain, shown, rtol=1e-5, atol=1e-5)
+    allowed = mask.dense(Q, key.shape[1], query.device)
     assert weights is not None
     assert allowed is not None
     assert (weights[~allowed.expand_as(weights)] == 0).all()
@@ -121,12 +122,12 @@ def test_padding_changes_nothing(choice: str, normaliser: str, site: str) -> Non
     attention = build(choice, normaliser, site)
     lengths, key = torch.tensor([K, 4, 1]), states(K, 2)
     query = key if site == "encoder_self" else states(Q, 1)
-    before = attention(query, key, key, Mask(key_lengths_B=lengths)).context_BQD
+    before = attention(query, key, key, Mask(key_lengths_B=lengths))
     longer = torch.cat((key, torch.full((B, 3, D), 50.0)), dim=1)
     for row, length in enumerate(lengths.tolist()):
         longer[row, length:] = 37.0
     asked = longer if site == "encoder_self" else query
-    after = attention(asked, longer, longer, Mask(key_lengths_B=lengths)).context_BQD
+    after = attention(asked, longer, longer, Mask(key_lengths_B=lengths))
     for row, length in enumerate(lengths.tolist()):
         n_real = length if site == "encoder_self" else Q
         torch.testing.assert_close(after[row, :n_real], before[row, :n_real], rtol=1e-5, atol=1e-5)
@@ -154,9 +155,7 @@ def test_every_parameter_gets_a_finite_gradient(
     model = make_model(choice, normaliser).train()
     with torch.autocast("cpu", dtype, enabled=dtype is torch.bfloat16):
         output = model(ids(Q, 1), torch.tensor([Q, 4, 2]), ids(6, 2))
-        loss = torch.nn.functional.cross_entropy(
-            output.logits_BTV.flatten(0, 1).float(), ids(6, 3).flatten()
-        )
+        loss = torch.nn.functional.cross_entropy(output.flatten(0, 1).float(), ids(6, 3).flatten())
     loss.backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, f"{name} got no gradient"
@@ -183,7 +182,7 @@ def test_state_statistics_and_head_axes(choice: str) -> None:
             parameter.add_(1.0)
     other.load_state_dict(model.state_dict())
     arguments = (ids(Q, 1), torch.tensor([Q, 4, 2]), ids(6, 2))
-    assert torch.equal(other(*arguments).logits_BTV, model(*arguments).logits_BTV)
+    assert torch.equal(other(*arguments), model(*arguments))
     for _, _, attention in model.attentions():
         for name, values in attention.stats().items():
             assert values.shape == (H,), name

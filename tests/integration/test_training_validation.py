@@ -42,7 +42,7 @@ def test_losses_are_means_over_the_tokens_of_the_whole_set(tmp_path: Path) -> No
         read = torch.tensor([[*loaded.tokenizers.source.encode([source])[0], EOS]])
         with torch.no_grad():
             logits = loaded.model(read, torch.tensor([read.shape[1]]), torch.tensor([[BOS, *ids]]))
-        log_p: Tensor = logits.logits_BTV[0].double().log_softmax(-1)
+        log_p: Tensor = logits[0].double().log_softmax(-1)
         own = -log_p.gather(1, torch.tensor([*ids, EOS])[:, None]).sum().item()
         nll += own
         loss += (1 - SMOOTHING) * own - SMOOTHING * log_p.mean(-1).sum().item()

@@ -34,6 +34,7 @@ from headwise.analysis.collect import alphas, head_statistics, reported
 from headwise.attention.alpha_entmax import AlphaEntmax
 from headwise.attention.base import Attention, Normaliser, Place, ScoreContext
 from headwise.attention.length_scaling import LengthScaling
+from headwise.attention.recorder import recorded_weights
 from headwise.attention.scores import ScoreAttention
 from headwise.errors import ConfigError
 from headwise.schema import SITES
@@ -61,12 +62,10 @@ def test_rows_of_zeros_take_no_part_in_entropies() -> None:
     """Else the test above would hold for whatever is made of them."""
     model = build(with_normaliser(Signed)).eval()
     batch = collate(SENTENCES[:1])
-    with torch.no_grad():
-        weights = model(
-            batch.source_BS, batch.source_lengths_B, batch.target_in_BT, need_weights=True
-        ).weights["cross"]
-    assert any(bool((layer == 0).all(-1).any()) for layer in weights)
-    assert any(bool((layer < 0).any()) for layer in weights)
+    with torch.no_grad(), recorded_weights(model) as weights:
+        model(batch.source_BS, batch.source_lengths_B, batch.target_in_BT)
+    assert any(bool((layer == 0).all(-1).any()) for layer in weights["cross"].values())
+    assert any(bool((layer < 0).any()) for layer in weights["cross"].values())
 
 
 @pytest.mark.parametrize("kind", [Thresholded, Dense, Signed])
@@ -119,7 +118,7 @@ def test_norms_are_those_of_what_each_head_gives_to_the_output() -> None:
             attention.output.weight.copy_(torch.eye(8))
 
         def keep(module: Any, args: Any, output: Any, site: str = site, layer: int = layer) -> None:
-            for row in output.context_BQD[0, 1 if site == "encoder_self" else 0 :].tolist():
+            for row in output[0, 1 if site == "encoder_self" else 0 :].tolist():
                 for head in range(HEADS):
                     own = row[head * 4 : head * 4 + 4]
                     norm = math.sqrt(math.fsum(value * value for value in own))

@@ -42,7 +42,7 @@ def sentence_loss(model: Transformer, sentence: int, smoothing: float = 0.1) -> 
     with torch.no_grad():
         found = model(source, torch.tensor([source.shape[1]]), torch.tensor([target[:-1]]))
     total = 0.0
-    for row, gold in zip(found.logits_BTV[0].tolist(), target[1:], strict=True):
+    for row, gold in zip(found[0].tolist(), target[1:], strict=True):
         norm = math.log(sum(math.exp(value) for value in row))
         log_p = [value - norm for value in row]
         total -= (1 - smoothing) * log_p[gold] + smoothing * sum(log_p) / len(row)

@@ -21,6 +21,7 @@ from headwise.attention.softmax import Softmax
 from headwise.attention.sparse_pattern import SparsePattern
 from headwise.config_dir import group_choices, group_node
 from headwise.instantiate import target_class
+from weights_recorded import with_weights
 
 B, H, E = 3, 3, 4
 D = H * E
@@ -85,7 +86,7 @@ def states(n: int, seed: int = 2) -> Tensor:
 def outcome(attention: ScoreAttention, n: int, mask: Mask) -> list[Tensor]:
     """Context of real positions, gradient to the states, gradients of the parameters."""
     states_BND = states(n).requires_grad_()
-    context = attention(states_BND, states_BND, states_BND, mask).context_BQD
+    context = attention(states_BND, states_BND, states_BND, mask)
     if mask.key_lengths_B is not None:
         context = context * (torch.arange(n) < mask.key_lengths_B[:, None])[..., None]
     (context * states(n, 3)).sum().backward()
@@ -164,7 +165,7 @@ def test_equals_softmax_over_the_allowed_keys_by_hand(pattern: str) -> None:
     expected = plain_attention(query, key, value, restricted.expand(B, H, n, n))
     found = attention(states_BND, states_BND, states_BND, Mask(torch.tensor(lengths)))
     joined = expected.transpose(1, 2).flatten(2)
-    torch.testing.assert_close(found.context_BQD, joined, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(found, joined, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -175,7 +176,7 @@ def test_gradients_agree_with_finite_differences(pattern: str, causal: bool) -> 
     mask = Mask(torch.tensor([7, 4, 1]), causal)
 
     def context(states_BND: Tensor) -> Tensor:
-        found: Tensor = attention(states_BND, states_BND, states_BND, mask).context_BQD
+        found: Tensor = attention(states_BND, states_BND, states_BND, mask)
         return found
 
     assert torch.autograd.gradcheck(context, (states(n).requires_grad_(),))
@@ -237,10 +238,10 @@ def test_dropout_acts_on_the_weights() -> None:
         attention.output.bias.zero_()
     states_BND = states(200)
     attention.eval()
-    whole = attention(states_BND, states_BND, states_BND, Mask()).context_BQD
+    whole = attention(states_BND, states_BND, states_BND, Mask())
     torch.testing.assert_close(whole, torch.ones_like(whole))
     attention.train()
-    dropped = attention(states_BND, states_BND, states_BND, Mask()).context_BQD.detach()
+    dropped = attention(states_BND, states_BND, states_BND, Mask()).detach()
     assert float(dropped.std()) > 0.1
     assert float(dropped.mean()) == pytest.approx(1.0, abs=0.05)
     heads = dropped.unflatten(-1, (H, E))
@@ -264,13 +265,10 @@ def test_it_is_taken_from_the_chosen_length_on(monkeypatch: pytest.MonkeyPatch) 
         states_BND = torch.randn(1, n, D)
         attention(states_BND, states_BND, states_BND, Mask())
     assert fused == [39], "torch's fused softmax would form all pairs"
-    # weights that are asked for are those of all pairs, and give the same context
-    shown = attention(states_BND, states_BND, states_BND, Mask(), need_weights=True)
-    assert shown.weights_BHQK is not None
-    assert shown.weights_BHQK.shape == (1, H, 41, 41)
-    torch.testing.assert_close(
-        shown.context_BQD, attention(states_BND, states_BND, states_BND, Mask()).context_BQD
-    )
+    # weights that are recorded are those of all pairs, and give the same context
+    shown, weights = with_weights(attention, states_BND, states_BND, states_BND, Mask())
+    assert weights.shape == (1, H, 41, 41)
+    torch.testing.assert_close(shown, attention(states_BND, states_BND, states_BND, Mask()))
     # nor is it taken for a step of decoding, whose queries are not all positions
     cache = KeyValueCache(static=False)
     attention(states_BND[:, :40], states_BND[:, :40], states_BND[:, :40], Mask(None, True), cache)

@@ -15,6 +15,7 @@ from headwise.attention.build import AttentionFactory
 from headwise.config_dir import group_node
 from headwise.kernels import native
 from triton_marks import needs_triton
+from weights_recorded import with_weights
 
 VARIANTS = ("softmax", "entmax15", "sparsemax", "alpha_entmax")
 BLOCKS_NEVER = {name: {"block_sparse_from": 10**6} for name in ("strided", "fixed")}
@@ -36,10 +37,11 @@ def layer(variant: str, **settings: object) -> Attention:
     return AttentionFactory({"attention": node})(Place("encoder_self", 1, 2, 16))
 
 
-def outcome(attention: Attention, states: Tensor, mask: Mask, need_weights: bool) -> list[Tensor]:
+def outcome(attention: Attention, states: Tensor, mask: Mask, recorded: bool) -> list[Tensor]:
     attention.zero_grad()
     states = states.clone().requires_grad_()
-    context = attention(states, states, states, mask, need_weights=need_weights).context_BQD
+    given = (states, states, states, mask)
+    context = with_weights(attention, *given)[0] if recorded else attention(*given)
     context.square().sum().backward()
     return [context.detach(), states.grad, *(p.grad for p in attention.parameters())]
 
@@ -50,7 +52,7 @@ def assert_fused_equals_formed(
     states = torch.randn(2, n, 32, generator=torch.Generator().manual_seed(2))
     mask = Mask(key_lengths_B=torch.tensor([n, n // 2]))
     with caplog.at_level(logging.INFO, logger="headwise"):
-        ours = outcome(attention, states, mask, need_weights=False)
+        ours = outcome(attention, states, mask, recorded=False)
     assert line in caplog.text
     for mine, formed in zip(ours, outcome(attention, states, mask, True), strict=True):
         torch.testing.assert_close(mine, formed, rtol=1e-4, atol=1e-4)
@@ -77,8 +79,8 @@ def test_dropout_takes_the_kernels_and_keeps_the_mean(
     attention.dropout = 0.2
     states = torch.randn(1, 12, 32, generator=torch.Generator().manual_seed(2))
     with torch.no_grad(), caplog.at_level(logging.INFO, logger="headwise"):
-        drawn = [attention(states, states, states, Mask()).context_BQD for _ in range(2000)]
-        whole = attention.eval()(states, states, states, Mask()).context_BQD
+        drawn = [attention(states, states, states, Mask()) for _ in range(2000)]
+        whole = attention.eval()(states, states, states, Mask())
     assert "C++ kernels" in caplog.text
     mean = torch.stack(drawn).mean(0)
     assert (mean - whole).abs().max() < 0.1 * whole.abs().max()
@@ -96,8 +98,8 @@ def test_few_queries_take_a_kernel_of_their_own_and_say_nothing(
     states = torch.randn(2, 30, 32, generator=torch.Generator().manual_seed(2))
     given = (states[:, :3], states, states, Mask(key_lengths_B=torch.tensor([30, 7])))
     with torch.no_grad(), caplog.at_level(logging.INFO, logger="headwise"):
-        few = attention(*given).context_BQD
-        formed = attention(*given, need_weights=True).context_BQD
+        few = attention(*given)
+        formed, _ = with_weights(attention, *given)
     assert len(calls) == 1
     assert not caplog.text
     torch.testing.assert_close(few, formed, rtol=1e-4, atol=1e-4)
@@ -153,16 +155,16 @@ def test_decoder_with_all_choices(
     with torch.no_grad():
         for parameter in attention.parameters():
             parameter.add_(torch.randn(parameter.shape) * 0.05)
-        whole = attention(states, states, states, Mask(causal=True)).context_BQD
+        whole = attention(states, states, states, Mask(causal=True))
         assert calls
-        formed = attention(states, states, states, Mask(causal=True), need_weights=True)
+        formed, _ = with_weights(attention, states, states, states, Mask(causal=True))
         cache = attention.make_cache(static=False)
         steps = []
         for t in range(n):
             now = states[:, t : t + 1]
             mask = Mask(causal=True, query_offset=t)
-            steps.append(attention(now, now, now, mask, cache=cache).context_BQD)
-    torch.testing.assert_close(whole, formed.context_BQD, rtol=1e-4, atol=1e-5)
+            steps.append(attention(now, now, now, mask, cache=cache))
+    torch.testing.assert_close(whole, formed, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(torch.cat(steps, 1), whole, rtol=1e-4, atol=1e-5)
 
 
@@ -173,7 +175,7 @@ def test_autocast_in_bfloat16_reaches_every_parameter() -> None:
     states = torch.randn(2, 20, 32, requires_grad=True)
     with torch.autocast("cpu", torch.bfloat16):
         mask = Mask(key_lengths_B=torch.tensor([20, 7]))
-        context = attention(states, states, states, mask).context_BQD
+        context = attention(states, states, states, mask)
     context.float().square().sum().backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in attention.parameters())
     assert states.grad[1, 7:].abs().sum() > 0  # as queries

@@ -19,6 +19,7 @@ from headwise.attention.linear import (
     positive_elu,
 )
 from headwise.errors import ConfigError
+from weights_recorded import with_weights
 
 B, H, E, Q, K = 3, 2, 4, 6, 9
 D = H * E
@@ -71,11 +72,11 @@ def test_context_and_weights_follow_the_formula(site: str) -> None:
     query = states(Q, 2) if site == "cross" else key
     mask = Mask(key_lengths_B=LENGTHS, causal=causal)
     context, weights = reference(attention, query, key, LENGTHS.tolist(), causal)
-    found = attention(query, key, key, mask, need_weights=True)
+    found, recorded = with_weights(attention, query, key, key, mask)
     plain = attention(query, key, key, mask)
-    torch.testing.assert_close(found.weights_BHQK, weights, rtol=0, atol=1e-10)
-    torch.testing.assert_close(found.context_BQD, context, rtol=0, atol=1e-10)
-    assert torch.equal(plain.context_BQD, found.context_BQD)
+    torch.testing.assert_close(recorded, weights, rtol=0, atol=1e-10)
+    torch.testing.assert_close(found, context, rtol=0, atol=1e-10)
+    assert torch.equal(plain, found)
     torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights[..., 0]), rtol=0, atol=1e-4)
 
 
@@ -119,7 +120,7 @@ def test_gradients_of_the_module(causal: bool) -> None:
     mask = Mask(key_lengths_B=torch.tensor([5, 3]), causal=causal)
 
     def context(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        found: Tensor = attention(query, key, value, mask).context_BQD
+        found: Tensor = attention(query, key, value, mask)
         return found
 
     inputs = [states(5, seed, batch=2).requires_grad_() for seed in (1, 2, 3)]
@@ -132,7 +133,7 @@ def test_chunks_of_any_size_agree() -> None:
     for chunk_size in (1, 4, 23, 64):
         attention = make("decoder_self", chunk_size)
         own = read.clone().requires_grad_()
-        context = attention(own, own, own, Mask(causal=True)).context_BQD
+        context = attention(own, own, own, Mask(causal=True))
         (context * states(23, 5)).sum().backward()
         found.append((context.detach(), own.grad))
     for context, grad in found[1:]:
@@ -142,13 +143,13 @@ def test_chunks_of_any_size_agree() -> None:
 
 def test_decoding_keeps_sums_of_constant_size_and_equals_no_cache() -> None:
     attention, target = make("decoder_self"), states(17, 1)
-    whole = attention(target, target, target, Mask(causal=True)).context_BQD
+    whole = attention(target, target, target, Mask(causal=True))
     cache = attention.make_cache(static=False)
     sizes, parts, start = set(), [], 0
     for n_new in (1, 1, 6, 1, 5, 3):  # single steps, and several positions at once
         new = target[:, start : start + n_new]
         mask = Mask(causal=True, query_offset=start)
-        parts.append(attention(new, new, new, mask, cache).context_BQD)
+        parts.append(attention(new, new, new, mask, cache))
         sizes.add(cache.sums().numel())
         start += n_new
     torch.testing.assert_close(torch.cat(parts, dim=1), whole, rtol=0, atol=1e-11)
@@ -165,24 +166,24 @@ def test_a_reordered_cache_goes_on_as_its_rows(n_new: int) -> None:
     attention(prefix, prefix, prefix, Mask(causal=True), cache)
     cache.reorder(rows)
     new = target[rows, 5:]
-    step = attention(new, new, new, Mask(causal=True, query_offset=5), cache).context_BQD
-    whole = attention(target, target, target, Mask(causal=True)).context_BQD[rows, 5:]
+    step = attention(new, new, new, Mask(causal=True, query_offset=5), cache)
+    whole = attention(target, target, target, Mask(causal=True))[rows, 5:]
     torch.testing.assert_close(step, whole, rtol=0, atol=1e-11)
 
 
 def test_the_sums_over_a_source_are_taken_once_and_are_small() -> None:
     attention, target, source = make("cross"), states(Q, 1), states(K, 2)
     mask = Mask(key_lengths_B=LENGTHS)
-    whole = attention(target, source, source, mask).context_BQD
+    whole = attention(target, source, source, mask)
     cache = attention.make_cache(static=True)
     cache.reorder(torch.arange(B))  # nothing there yet
-    first = attention(target[:, :2], source, source, mask, cache).context_BQD
+    first = attention(target[:, :2], source, source, mask, cache)
     assert cache.is_complete
     assert cache.sums().shape == (B, H, E, E + 1)
     unread = torch.full_like(source, torch.nan)
     rows = torch.tensor([1, 1, 0])
     cache.reorder(rows)
-    rest = attention(target[rows, 2:], unread, unread, mask, cache).context_BQD
+    rest = attention(target[rows, 2:], unread, unread, mask, cache)
     torch.testing.assert_close(first, whole[:, :2], rtol=0, atol=1e-12)
     torch.testing.assert_close(rest, whole[rows, 2:], rtol=0, atol=1e-12)
 
@@ -194,12 +195,12 @@ def test_an_empty_cache_has_no_sums() -> None:
 
 def test_keys_before_the_first_query_may_be_given_without_a_cache() -> None:
     attention, target = make("decoder_self", chunk_size=2), states(9, 1)
-    whole = attention(target, target, target, Mask(causal=True), need_weights=True)
+    whole, weights = with_weights(attention, target, target, target, Mask(causal=True))
     for start in (5, 8):
         mask = Mask(causal=True, query_offset=start)
-        tail = attention(target[:, start:], target, target, mask, need_weights=True)
-        torch.testing.assert_close(tail.context_BQD, whole.context_BQD[:, start:])
-        torch.testing.assert_close(tail.weights_BHQK, whole.weights_BHQK[:, :, start:])
+        tail, of_tail = with_weights(attention, target[:, start:], target, target, mask)
+        torch.testing.assert_close(tail, whole[:, start:])
+        torch.testing.assert_close(of_tail, weights[:, :, start:])
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -207,39 +208,36 @@ def test_padding_counts_for_nothing_whatever_it_holds(causal: bool) -> None:
     attention, key = make("decoder_self"), states(K, 1)
     lengths = torch.tensor([6, 4, 1])
     mask = Mask(key_lengths_B=lengths, causal=causal)
-    clean = attention(key, key, key, mask, need_weights=True)
+    clean, clean_weights = with_weights(attention, key, key, key, mask)
     longer = torch.cat((key, states(3, 2)), dim=1)
     for garbage in (1e30, -1e30, math.inf, math.nan):
         poisoned = longer.clone()
         for row, length in enumerate(lengths.tolist()):
             poisoned[row, length:] = garbage
-        found = attention(longer, poisoned, poisoned, mask, need_weights=True)
-        assert found.weights_BHQK is not None
-        torch.testing.assert_close(found.context_BQD[:, :K], clean.context_BQD)
-        torch.testing.assert_close(found.weights_BHQK[:, :, :K, :K], clean.weights_BHQK)
-        assert (found.weights_BHQK[..., K:] == 0).all()
+        found, weights = with_weights(attention, longer, poisoned, poisoned, mask)
+        torch.testing.assert_close(found[:, :K], clean)
+        torch.testing.assert_close(weights[:, :, :K, :K], clean_weights)
+        assert (weights[..., K:] == 0).all()
 
 
 def test_padding_is_known_by_its_place_behind_the_keys_of_a_cache() -> None:
     attention, key, query = make("encoder_self"), states(K, 1), states(Q, 2)
     mask = Mask(key_lengths_B=LENGTHS)
-    whole = attention(query, key, key, mask).context_BQD
+    whole = attention(query, key, key, mask)
     cache = attention.make_cache(static=False)
     attention(query, key[:, :3], key[:, :3], mask, cache)
-    found = attention(query, key[:, 3:], key[:, 3:], mask, cache).context_BQD
+    found = attention(query, key[:, 3:], key[:, 3:], mask, cache)
     torch.testing.assert_close(found, whole, rtol=0, atol=1e-12)
 
 
 def test_a_row_without_a_key_gives_zeros_and_no_gradient() -> None:
     attention = make("cross")
     query, key = states(Q, 1).requires_grad_(), states(K, 2).requires_grad_()
-    found = attention(query, key, key, Mask(key_lengths_B=torch.tensor([0, 3, K])), None, True)
-    assert found.weights_BHQK is not None
-    torch.testing.assert_close(
-        found.context_BQD[0], attention.output.bias.expand(Q, D), rtol=0, atol=0
-    )
-    assert (found.weights_BHQK[0] == 0).all()
-    found.context_BQD.square().sum().backward()
+    mask = Mask(key_lengths_B=torch.tensor([0, 3, K]))
+    found, weights = with_weights(attention, query, key, key, mask)
+    torch.testing.assert_close(found[0], attention.output.bias.expand(Q, D), rtol=0, atol=0)
+    assert (weights[0] == 0).all()
+    found.square().sum().backward()
     assert query.grad is not None
     assert key.grad is not None
     assert (query.grad[0] == 0).all()
@@ -257,17 +255,17 @@ def test_sums_are_taken_in_float32_under_autocast(causal: bool) -> None:
     found = []
     attention.output.register_forward_pre_hook(lambda _, inputs: found.append(inputs[0]))
     with torch.autocast("cpu", torch.bfloat16):
-        output = attention(read, read, read, Mask(causal=causal), need_weights=True)
+        output, recorded = with_weights(attention, read, read, read, Mask(causal=causal))
         q, k, v = (
             attention.split(part(read)).double()
             for part in (attention.query, attention.key, attention.value)
         )
-    assert output.context_BQD.dtype is torch.bfloat16
+    assert output.dtype is torch.bfloat16
     scores = positive_elu(q) @ positive_elu(k).mT
     weights = scores.tril() if causal else scores
     weights = weights / (weights.sum(-1, keepdim=True) + 1e-6)
     expected = (weights @ v).transpose(1, 2).flatten(2)
-    torch.testing.assert_close(output.weights_BHQK, weights.float(), rtol=1e-5, atol=1e-8)
+    torch.testing.assert_close(recorded, weights.float(), rtol=1e-5, atol=1e-8)
     # rounded once, at the end, to the 8 bits of bfloat16
     torch.testing.assert_close(found[0].double(), expected, rtol=2**-8, atol=1e-5)
 
@@ -295,7 +293,7 @@ def saved_bytes(n: int, head_dim: int = 32) -> int:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        output = attention(read, read, read, Mask(causal=True)).context_BQD
+        output = attention(read, read, read, Mask(causal=True))
     del output
     return sum(t.untyped_storage().nbytes() for a, t in kept.items() if a not in weights)
 
@@ -313,7 +311,7 @@ def test_what_cannot_be_done_is_refused() -> None:
     attention, read = make("decoder_self"), states(Q, 1)
     for static in (False, True):
         with pytest.raises(ValueError, match="cannot form weights with a cache"):
-            attention(read, read, read, Mask(), attention.make_cache(static), need_weights=True)
+            with_weights(attention, read, read, read, Mask(), attention.make_cache(static))
     with pytest.raises(ValueError, match=r"6 queries from position 2 .* 0 cached and 6 new keys"):
         attention(read, read, read, Mask(causal=True, query_offset=2))
     with pytest.raises(ValueError, match=r"6 queries from position 0 .* 0 cached and 9 new keys"):

@@ -26,6 +26,7 @@ from headwise.model.build import check_model
 from headwise.model.transformer import Transformer
 from headwise.schema import ModelConfig
 from headwise.train.settings import typed
+from weights_recorded import with_weights
 
 B, H, E, Q, K = 3, 2, 3, 4, 7
 D = H * E
@@ -119,10 +120,12 @@ def test_context_follows_the_formula(
     query = key if site == "encoder_self" else states(Q, 2)
     expected = reference(attention, query, key, LENGTHS.tolist())
     mask = Mask(key_lengths_B=LENGTHS)
-    for need_weights in (False, True):
-        found = attention(query, key, key, mask, need_weights=need_weights).context_BQD
+    for found in (
+        attention(query, key, key, mask),
+        with_weights(attention, query, key, key, mask)[0],
+    ):
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
-    unpadded = attention(query[:1], key[:1], key[:1], Mask()).context_BQD
+    unpadded = attention(query[:1], key[:1], key[:1], Mask())
     torch.testing.assert_close(unpadded, expected[:1], rtol=0, atol=1e-10)
 
 
@@ -134,9 +137,8 @@ def test_gradients(sharing: str, projection: str, before_split: bool) -> None:
 
     def context(query: Tensor, key: Tensor, value: Tensor, *matrices: Tensor) -> Tensor:
         replaced = dict(zip(of_lengths, matrices, strict=True))
-        found = torch.func.functional_call(attention, replaced, (query, key, value, mask))
-        answer: Tensor = found.context_BQD
-        return answer
+        found: Tensor = torch.func.functional_call(attention, replaced, (query, key, value, mask))
+        return found
 
     inputs = [states(n, seed, batch=2).requires_grad_() for n, seed in ((2, 1), (5, 2), (5, 3))]
     matrices = [p.detach().clone().requires_grad_() for p in of_lengths.values()]
@@ -149,8 +151,7 @@ def test_weights_are_those_on_the_values_of_the_positions(
 ) -> None:
     attention = make(sharing=sharing, projection=projection, before_split=before_split)
     query, key = states(Q, 1), states(K, 2)
-    found = attention(query, key, key, Mask(key_lengths_B=LENGTHS), need_weights=True)
-    weights = found.weights_BHQK
+    found, weights = with_weights(attention, query, key, key, Mask(key_lengths_B=LENGTHS))
     assert attention.distribution_heads() == (projection == "mean",) * H
     if projection == "max":
         assert attention.forms_weights == "no"
@@ -164,7 +165,7 @@ def test_weights_are_those_on_the_values_of_the_positions(
     value = attention.value(key) - (attention.value.bias if before_split else 0)
     context = (weights @ attention.split(value)).transpose(1, 2).flatten(2)
     context = context + (attention.value.bias if before_split else 0)
-    torch.testing.assert_close(attention.output(context), found.context_BQD, rtol=0, atol=1e-11)
+    torch.testing.assert_close(attention.output(context), found, rtol=0, atol=1e-11)
     if projection == "mean":
         assert (weights >= 0).all()
         torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights[..., 0]))
@@ -176,21 +177,21 @@ def test_padding_counts_for_nothing_however_much_and_whatever_it_holds(
 ) -> None:
     attention = make(sharing=sharing, projection=projection, before_split=before_split)
     query, key, mask = states(Q, 1), states(K, 2), Mask(key_lengths_B=LENGTHS)
-    clean = attention(query, key, key, mask, need_weights=True)
+    clean, clean_weights = with_weights(attention, query, key, key, mask)
     longer = torch.cat((key, states(MAX_LENGTH, 3)), dim=1)  # more than max_length
     for garbage in (1e30, -1e30, math.inf, math.nan):
         for row, length in enumerate(LENGTHS.tolist()):
             longer[row, length:] = garbage
-        found = attention(query, longer, longer, mask, need_weights=True)
-        torch.testing.assert_close(found.context_BQD, clean.context_BQD)
-        if clean.weights_BHQK is not None:
-            assert found.weights_BHQK.shape == (B, H, Q, K + MAX_LENGTH)
-            torch.testing.assert_close(found.weights_BHQK[..., :K], clean.weights_BHQK)
-            assert (found.weights_BHQK[..., K:] == 0).all()
+        found, weights = with_weights(attention, query, longer, longer, mask)
+        torch.testing.assert_close(found, clean)
+        if weights is not None:
+            assert weights.shape == (B, H, Q, K + MAX_LENGTH)
+            torch.testing.assert_close(weights[..., :K], clean_weights)
+            assert (weights[..., K:] == 0).all()
     for row, length in enumerate(LENGTHS.tolist()):  # alone, without any padding
         own = key[row : row + 1, :length]
-        alone = attention(query[row : row + 1], own, own, Mask()).context_BQD
-        torch.testing.assert_close(alone, clean.context_BQD[row : row + 1])
+        alone = attention(query[row : row + 1], own, own, Mask())
+        torch.testing.assert_close(alone, clean[row : row + 1])
 
 
 @every
@@ -198,10 +199,10 @@ def test_a_row_without_a_key_gives_zeros_and_no_gradient(
     sharing: str, projection: str, before_split: bool
 ) -> None:
     attention = make(sharing=sharing, projection=projection, before_split=before_split)
-    for need_weights in (False, True):
+    for recorded in (False, True):
         query, key = states(Q, 1).requires_grad_(), states(K, 2).requires_grad_()
-        mask = Mask(key_lengths_B=torch.tensor([0, 4, K]))
-        found = attention(query, key, key, mask, need_weights=need_weights).context_BQD
+        given = (query, key, key, Mask(key_lengths_B=torch.tensor([0, 4, K])))
+        found = with_weights(attention, *given)[0] if recorded else attention(*given)
         torch.testing.assert_close(found[0], attention.output.bias.expand(Q, D), rtol=0, atol=0)
         found.square().sum().backward()
         assert query.grad is not None
@@ -218,17 +219,15 @@ def test_mixing_before_the_split_is_key_value_sharing_without_biases() -> None:
     before = make(sharing="key_value", before_split=True)
     before.load_state_dict(after.state_dict())
     query, key, mask = states(Q, 1), states(K, 2), Mask(key_lengths_B=LENGTHS)
-    contexts = [attention(query, key, key, mask).context_BQD for attention in (after, before)]
+    contexts = [attention(query, key, key, mask) for attention in (after, before)]
     assert not torch.allclose(*contexts)  # E (1 bᵀ) is not 1 bᵀ
     for linear in (after.key, after.value, before.key, before.value):
         nn.init.zeros_(linear.bias)
-    one = after(query, key, key, mask, need_weights=True)
-    other = before(query, key, key, mask, need_weights=True)
-    torch.testing.assert_close(one.context_BQD, other.context_BQD, rtol=0, atol=1e-12)
-    torch.testing.assert_close(one.weights_BHQK, other.weights_BHQK, rtol=0, atol=1e-12)
+    one, other = (with_weights(a, query, key, key, mask) for a in (after, before))
+    torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
     # keys and values of their own are mixed each for itself
     value = states(K, 3)
-    one, other = (a(query, key, value, mask).context_BQD for a in (after, before))
+    one, other = (a(query, key, value, mask) for a in (after, before))
     torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
 
 
@@ -239,8 +238,8 @@ def test_windows_of_one_position_are_softmax_attention() -> None:
     query, key, mask = states(Q, 1), states(K, 2), Mask(key_lengths_B=LENGTHS)
     for projection in ("mean", "max"):
         same = make(k=MAX_LENGTH, projection=projection)
-        found = same(query, key, key, mask).context_BQD
-        torch.testing.assert_close(found, plain(query, key, key, mask).context_BQD)
+        found = same(query, key, key, mask)
+        torch.testing.assert_close(found, plain(query, key, key, mask))
 
 
 def linformer(**settings: Any) -> dict[str, Any]:
@@ -260,7 +259,7 @@ def test_sharing_leaves_as_many_matrices_as_the_paper_says(sharing: str, n_matri
     for site, _, attention in model.attentions():
         assert isinstance(attention, ScoreAttention if site == "decoder_self" else Linformer)
     source, target = torch.randint(4, 11, (2, 5)), torch.randint(4, 11, (2, 3))
-    model(source, torch.tensor([5, 4]), target).logits_BTV.sum().backward()
+    model(source, torch.tensor([5, 4]), target).sum().backward()
     assert all(p.grad is not None and (p.grad != 0).any() for p in found)
 
 
@@ -309,18 +308,18 @@ def test_a_longer_sentence_is_refused_by_key() -> None:
 def test_mixtures_of_a_source_are_made_once() -> None:
     attention = make()
     target, source, mask = states(Q, 1), states(K, 2), Mask(key_lengths_B=LENGTHS)
-    whole = attention(target, source, source, mask, need_weights=True)
+    whole, weights = with_weights(attention, target, source, source, mask)
     cache = attention.make_cache(static=True)
-    first = attention(target[:, :1], source, source, mask, cache).context_BQD
+    first = attention(target[:, :1], source, source, mask, cache)
     assert cache.is_complete
     assert cache.content()[0].shape == (B, H, SMALL_K, E)
     rows, unread = torch.tensor([2, 0, 0, 1]), torch.full((4, K, D), torch.nan).double()
     cache.reorder(rows)
     again = Mask(key_lengths_B=LENGTHS[rows])
-    rest = attention(target[rows, 1:], unread, unread, again, cache, need_weights=True)
-    torch.testing.assert_close(first, whole.context_BQD[:, :1])
-    torch.testing.assert_close(rest.context_BQD, whole.context_BQD[rows, 1:])
-    torch.testing.assert_close(rest.weights_BHQK, whole.weights_BHQK[rows, :, 1:])
+    rest, of_rest = with_weights(attention, target[rows, 1:], unread, unread, again, cache)
+    torch.testing.assert_close(first, whole[:, :1])
+    torch.testing.assert_close(rest, whole[rows, 1:])
+    torch.testing.assert_close(of_rest, weights[rows, :, 1:])
 
 
 @pytest.mark.parametrize("projection", ["learned", "convolution"])
@@ -341,23 +340,21 @@ def test_heads_that_pruning_leaves_keep_their_matrices(projection: str) -> None:
     with torch.no_grad():
         full.output.weight[:, :E] = 0.0
     query, key, mask = states(Q, 1), states(K, 2), Mask(key_lengths_B=LENGTHS)
-    torch.testing.assert_close(
-        pruned(query, key, key, mask).context_BQD, full(query, key, key, mask).context_BQD
-    )
+    torch.testing.assert_close(pruned(query, key, key, mask), full(query, key, key, mask))
 
 
 def test_dropout_acts_on_the_weights_in_training_only() -> None:
     attention = make()
     query, key, mask = states(Q, 1), states(K, 2), Mask(key_lengths_B=LENGTHS)
-    clean = attention(query, key, key, mask, need_weights=True)
+    clean, weights = with_weights(attention, query, key, key, mask)
     attention.dropout = 0.5
-    still = attention(query, key, key, mask).context_BQD
-    torch.testing.assert_close(still, clean.context_BQD)
+    still = attention(query, key, key, mask)
+    torch.testing.assert_close(still, clean)
     attention.train()
-    for need_weights in (False, True):
-        dropped = attention(query, key, key, mask, need_weights=need_weights)
-        assert not torch.allclose(dropped.context_BQD, clean.context_BQD)
-    torch.testing.assert_close(dropped.weights_BHQK, clean.weights_BHQK)
+    assert not torch.allclose(attention(query, key, key, mask), clean)
+    dropped, of_dropped = with_weights(attention, query, key, key, mask)
+    assert not torch.allclose(dropped, clean)
+    torch.testing.assert_close(of_dropped, weights)
 
 
 def test_the_matrix_starts_as_in_the_paper_and_outlives_the_common_initialisation() -> None:

@@ -27,6 +27,7 @@ from headwise.errors import ConfigError
 from headwise.instantiate import instantiate
 from headwise.model.transformer import Transformer
 from headwise.schema import ModelConfig
+from weights_recorded import with_weights
 
 B, H, E, Q, K = 2, 8, 4, 5, 7
 PLACE = Place("cross", 2, H, E)
@@ -302,14 +303,13 @@ def test_mixed_at_one_site_says_which_heads_are_distributions() -> None:
     make_attention = AttentionFactory({"attention": softmax}, {"attention": {"cross": node}})
     attention = make_attention(PLACE)
     states = torch.randn(B, Q, H * E)
-    plain = attention(states, states, states, Mask()).context_BQD
-    shown = attention(states, states, states, Mask(), need_weights=True)
-    assert torch.equal(plain, shown.context_BQD)
-    assert shown.weights_BHQK is not None
+    plain = attention(states, states, states, Mask())
+    shown, weights = with_weights(attention, states, states, states, Mask())
+    assert torch.equal(plain, shown)
     is_distribution = torch.tensor(attention.distribution_heads())
     assert is_distribution.tolist() == [True, False] * 4
-    assert (shown.weights_BHQK[:, is_distribution] >= 0).all()
-    assert (shown.weights_BHQK[:, ~is_distribution] < 0).any()
+    assert (weights[:, is_distribution] >= 0).all()
+    assert (weights[:, ~is_distribution] < 0).any()
 
 
 def test_a_pruned_model_keeps_the_alphas_of_its_heads() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 
 import pytest
 import torch
@@ -11,10 +12,12 @@ from torch import Tensor, nn
 from headwise.attention.alpha_entmax import AlphaEntmax
 from headwise.attention.base import Mask, Pattern, Place
 from headwise.attention.build import AttentionFactory, completed
+from headwise.attention.recorder import recorded_weights
 from headwise.attention.scores import ScoreAttention
 from headwise.attention.softmax import Softmax
 from headwise.config_dir import group_node
 from headwise.errors import ConfigError
+from weights_recorded import with_weights
 
 B, H, E, Q, K = 2, 4, 8, 5, 7
 PLACE = Place("encoder_self", 1, H, E)
@@ -64,12 +67,41 @@ def test_plainly_causal_is_what_a_causal_kernel_masks_by_itself() -> None:
     assert not Mask().is_plain_causal
 
 
-def test_the_weights_that_are_returned_are_those_before_dropout() -> None:
+def test_recorded_weights_are_those_before_dropout() -> None:
     attention = ScoreAttention(PLACE, Softmax(PLACE), None, dropout=0.5).train()
     states = torch.randn(B, Q, H * E)
-    weights = attention(states, states, states, Mask(), need_weights=True).weights_BHQK
+    _, weights = with_weights(attention, states, states, states, Mask())
     assert weights is not None
     torch.testing.assert_close(weights.sum(-1), torch.ones(B, H, Q))
+
+
+def test_recorders_get_what_their_attentions_form_until_they_are_detached() -> None:
+    sites = ("encoder_self", "cross")
+    model = nn.ModuleList(
+        ScoreAttention(place, Softmax(place), None, dropout=0.0)
+        for place in (Place(site, layer, H, E) for site in sites for layer in (1, 2))
+    )
+    states = torch.randn(B, Q, H * E)
+
+    def run() -> None:
+        for attention in model:
+            attention(states, states, states, Mask())
+
+    with recorded_weights(model) as outer:
+        with suppress(RuntimeError), recorded_weights(model[0]) as inner:
+            run()
+            raise RuntimeError("stop")
+        for site in sites:
+            assert list(outer[site]) == [1, 2]
+        assert inner == {"encoder_self": {1: outer["encoder_self"][1]}}
+        of_the_first_pass = inner["encoder_self"][1]
+        run()
+    assert inner["encoder_self"][1] is of_the_first_pass, "the inner recorder was not detached"
+    assert outer["encoder_self"][1] is not of_the_first_pass
+    before = outer["cross"][2]
+    run()
+    assert outer["cross"][2] is before
+    assert not any(attention.recorders for attention in model)
 
 
 def test_dense_mask_is_made_once_for_all_layers() -> None:
@@ -81,7 +113,7 @@ def test_a_pattern_joins_padding_and_causality() -> None:
     attention = ScoreAttention(PLACE, Softmax(PLACE), Window(PLACE), dropout=0.0)
     states = torch.randn(B, Q, H * E)
     mask = Mask(key_lengths_B=torch.tensor([5, 3]), causal=True)
-    weights = attention(states, states, states, mask, need_weights=True).weights_BHQK
+    _, weights = with_weights(attention, states, states, states, mask)
     assert weights is not None
     i, j = torch.meshgrid(torch.arange(Q), torch.arange(Q), indexing="ij")
     seen = (j <= i) & (i - j <= 1)
@@ -107,9 +139,9 @@ def test_softmax_attention_equals_torch_multihead() -> None:
     expected, weights = reference(
         query, key, key, key_padding_mask=padding, average_attn_weights=False
     )
-    found = ours(query, key, key, Mask(key_lengths_B=lengths), need_weights=True)
-    torch.testing.assert_close(found.context_BQD, expected, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(found.weights_BHQK, weights, rtol=1e-5, atol=1e-5)
+    found, recorded = with_weights(ours, query, key, key, Mask(key_lengths_B=lengths))
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(recorded, weights, rtol=1e-5, atol=1e-5)
 
 
 def test_alpha_starts_as_the_authors_draw_it() -> None:
@@ -192,10 +224,10 @@ def test_dropout_acts_in_training_only() -> None:
     attention = ScoreAttention(PLACE, AlphaEntmax(PLACE), None, dropout=0.5)
     states, mask = torch.randn(B, Q, H * E), Mask()
     attention.eval()
-    first = attention(states, states, states, mask).context_BQD
-    assert torch.equal(first, attention(states, states, states, mask).context_BQD)
+    first = attention(states, states, states, mask)
+    assert torch.equal(first, attention(states, states, states, mask))
     attention.train()
-    assert not torch.equal(first, attention(states, states, states, mask).context_BQD)
+    assert not torch.equal(first, attention(states, states, states, mask))
 
 
 def test_a_run_keeps_what_stands_instead() -> None:

@@ -22,6 +22,7 @@ from headwise.attention.strided import Strided
 from headwise.config_dir import group_node
 from headwise.errors import ConfigError
 from headwise.schema import SITES
+from weights_recorded import with_weights
 
 CPU = torch.device("cpu")
 SELF_SITES = {True: "decoder_self", False: "encoder_self"}
@@ -299,7 +300,7 @@ def test_cross_attention_is_not_restricted(kind: str) -> None:
     for site in SITES:
         attention = factory(Place(site, 1, 2, 4))
         states = key if site == "cross" else query
-        weights = attention(query, states, states, Mask(), need_weights=True).weights_BHQK
+        _, weights = with_weights(attention, query, states, states, Mask())
         assert weights is not None
         seen_at[site] = float((weights > 0).float().mean())
     assert seen_at["cross"] == 1
@@ -335,7 +336,7 @@ def test_padding_and_causality_of_the_stack_reach_the_restricted_mask() -> None:
     attention = ScoreAttention(place, Softmax(place), Strided(place, stride=2), dropout=0.0)
     states = torch.randn(2, 6, 8)
     mask = Mask(torch.tensor([6, 3]), causal=True)
-    weights = attention(states, states, states, mask, need_weights=True).weights_BHQK
+    _, weights = with_weights(attention, states, states, states, mask)
     assert weights is not None
     for row, length in enumerate((6, 3)):
         sets = Sets("strided", length, 2)

@@ -18,6 +18,7 @@ from headwise.config_dir import group_node
 from headwise.entmax import alpha_entmax
 from headwise.errors import ConfigError
 from headwise.train.optim import build_optimizer
+from weights_recorded import with_weights
 
 B, H, E, Q = 2, 3, 4, 5
 D = H * E
@@ -100,7 +101,7 @@ def test_it_multiplies_the_scores_of_whatever_follows(learned: str) -> None:
     module, query = scaling(learned), states()
     attention = ScoreAttention(PLACE, Softmax(PLACE), None, 0.0, module).double().eval()
     mask = Mask(key_lengths_B=torch.tensor(LENGTHS))
-    found = attention(query, query, query, mask, need_weights=True).weights_BHQK
+    _, found = with_weights(attention, query, query, query, mask)
     assert found is not None
     factors = by_hand(module, query, [[n] * Q for n in LENGTHS])
     q = attention.split(attention.query(query)).detach()
@@ -280,7 +281,7 @@ def test_the_layers_of_a_site_share_also_where_alpha_depends_on_queries() -> Non
         assert parameter is not dict(other.normaliser.named_parameters())[name]
     assert first.normaliser.alpha_weight.shape == (1, E)
     x, mask = states().float(), Mask(key_lengths_B=torch.tensor(LENGTHS))
-    first(x, x, x, mask).context_BQD.square().sum().backward()
+    first(x, x, x, mask).square().sum().backward()
     for parameter in first.normaliser.parameters():
         assert parameter.grad is not None
         assert parameter.grad.abs().max() > 0

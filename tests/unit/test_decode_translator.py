@@ -181,7 +181,7 @@ def test_scores_of_given_text(model: Transformer) -> None:
     output = model(
         torch.tensor(source), torch.tensor([len(source[0])]), torch.tensor([[2, *target]])
     )
-    expected = output.logits_BTV.log_softmax(-1)[0, range(len(target) + 1), [*target, EOS]]
+    expected = output.log_softmax(-1)[0, range(len(target) + 1), [*target, EOS]]
     assert scores[0].token_log_probs == pytest.approx(expected.tolist(), abs=1e-4)
 
 
@@ -283,7 +283,7 @@ def test_the_model_keeps_its_mode_and_trains_on(method: str) -> None:
     assert (model.training, model.encoder.training, model.decoder.training) == (True, False, True)
     assert_same(first, Translator(model, PAIR, config).translate(long_line))  # without dropout
     ids = torch.full((1, 40), 9)
-    model(ids, torch.tensor([40]), ids).logits_BTV.sum().backward()
+    model(ids, torch.tensor([40]), ids).sum().backward()
     # nor is there anything left that nobody may write to, as the ranks of a training would
     assert not any(state.is_inference() for state in (*model.parameters(), *model.buffers()))
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.attention.build import AttentionFactory
+from headwise.attention.recorder import recorded_weights
 from headwise.config_dir import group_choices, group_node
 from headwise.errors import ConfigError, DataError
 from headwise.losses.loss import CrossEntropy
@@ -75,14 +76,18 @@ def test_what_a_sublayer_adds_is_dropped_in_training_alone(pre_norm: bool) -> No
 def test_shapes_weights_and_padding(norm: str, positions: str) -> None:
     model = build(dataclasses.replace(SMALL, norm=norm, positions=positions))
     source, lengths, target = batch()
-    output = model(source, lengths, target, need_weights=True)
-    assert output.logits_BTV.shape == (3, 5, V)
-    assert output.weights is not None
-    assert [len(output.weights[s]) for s in ("encoder_self", "decoder_self", "cross")] == [2, 3, 3]
-    assert output.weights["cross"][0].shape == (3, 2, 5, 6)
+    with recorded_weights(model) as weights:
+        logits = model(source, lengths, target)
+    assert logits.shape == (3, 5, V)
+    assert {site: list(layers) for site, layers in weights.items()} == {
+        "encoder_self": [1, 2],
+        "decoder_self": [1, 2, 3],
+        "cross": [1, 2, 3],
+    }
+    assert weights["cross"][1].shape == (3, 2, 5, 6)
     longer = torch.nn.functional.pad(source, (0, 4))
-    padded = model(longer, lengths, target).logits_BTV
-    torch.testing.assert_close(padded, output.logits_BTV, rtol=1e-5, atol=1e-5)
+    padded = model(longer, lengths, target)
+    torch.testing.assert_close(padded, logits, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -153,9 +158,7 @@ def test_positions_go_on_beyond_the_table_or_are_refused() -> None:
     sinusoidal = build(dataclasses.replace(SMALL, max_positions=4))
     source, lengths, target = batch()
     wide = build(dataclasses.replace(SMALL, max_positions=64))
-    torch.testing.assert_close(
-        sinusoidal(source, lengths, target).logits_BTV, wide(source, lengths, target).logits_BTV
-    )
+    torch.testing.assert_close(sinusoidal(source, lengths, target), wide(source, lengths, target))
     learned = build(dataclasses.replace(SMALL, max_positions=4, positions="learned"))
     with pytest.raises(DataError, match="max_positions=4"):
         learned(source, lengths, target)
@@ -212,7 +215,7 @@ def loss_and_gradients(model: Transformer, half: bool) -> tuple[Tensor, dict[str
     source, lengths, target = batch()
     torch.manual_seed(6)
     with torch.autocast("cpu", torch.bfloat16) if half else nullcontext():
-        loss = CrossEntropy(0.1)(model(source, lengths, target).logits_BTV, target).loss
+        loss = CrossEntropy(0.1)(model(source, lengths, target), target).loss
     torch.rand(3)  # others draw before the way back
     loss.backward()
     return loss.detach(), {name: p.grad for name, p in model.named_parameters()}
@@ -300,7 +303,8 @@ def test_only_training_recomputes(monkeypatch: pytest.MonkeyPatch) -> None:
     model(source, lengths, target)
     assert calls == [*model.encoder.layers, *model.decoder.layers]
     calls.clear()
-    model(source, lengths, target, need_weights=True)
+    with recorded_weights(model):
+        model(source, lengths, target)
     with torch.no_grad():
         model(source, lengths, target)
     memory = model.eval().encode(source, lengths)
@@ -314,7 +318,7 @@ def test_recomputing_survives_torch_compile() -> None:
     plain = build(config).train()
     saving = build(dataclasses.replace(config, recompute=True)).train()
     saving.load_state_dict(plain.state_dict())
-    plain(*batch()).logits_BTV.square().sum().backward()
-    torch.compile(saving, backend="eager")(*batch()).logits_BTV.square().sum().backward()
+    plain(*batch()).square().sum().backward()
+    torch.compile(saving, backend="eager")(*batch()).square().sum().backward()
     for one, other in zip(plain.parameters(), saving.parameters(), strict=True):
         torch.testing.assert_close(other.grad, one.grad)

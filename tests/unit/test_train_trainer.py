@@ -84,7 +84,7 @@ def make_trainer(folder: Path, **changes: Any) -> Trainer:
 
 def gradients(model: nn.Module, batch: Batch, n_tokens: int) -> list[Tensor]:
     model.train()
-    logits_BTV = model(batch.source_BS, batch.source_lengths_B, batch.target_in_BT).logits_BTV
+    logits_BTV = model(batch.source_BS, batch.source_lengths_B, batch.target_in_BT)
     loss = CrossEntropy(0.1)(logits_BTV, batch.target_out_BT).loss / n_tokens
     return list(torch.autograd.grad(loss, list(model.parameters())))
 
@@ -111,7 +111,7 @@ def test_an_update_is_the_gradient_of_all_its_tokens(
     for old, new, gradient in moved:
         torch.testing.assert_close((old - new).detach(), gradient, rtol=1e-4, atol=1e-6)
     logged = read_jsonl(tmp_path / "metrics.jsonl")[0]
-    logits_BTV = before(whole.source_BS, whole.source_lengths_B, whole.target_in_BT).logits_BTV
+    logits_BTV = before(whole.source_BS, whole.source_lengths_B, whole.target_in_BT)
     sums = CrossEntropy(0.1)(logits_BTV, whole.target_out_BT)
     assert logged["train/loss"] == pytest.approx(sums.loss.item() / whole.n_tokens, rel=1e-6)
     assert logged["train/nll"] == pytest.approx(sums.measure.item() / whole.n_tokens, rel=1e-6)
@@ -127,7 +127,7 @@ def test_a_logged_loss_is_of_the_updates_since_the_last_one(tmp_path: Path) -> N
     sums = []
     for batch in Loader(PAIRS, [0, 1], [2], [3], [4]).batches:
         logits = trainer.model(batch.source_BS, batch.source_lengths_B, batch.target_in_BT)
-        sums.append((CrossEntropy(0.1)(logits.logits_BTV, batch.target_out_BT), batch.n_tokens))
+        sums.append((CrossEntropy(0.1)(logits, batch.target_out_BT), batch.n_tokens))
     rows = read_jsonl(tmp_path / "metrics.jsonl")
     assert [row["update"] for row in rows if "valid/loss" in row] == [3, 4]  # and at the end
     logged = [row for row in rows if "train/loss" in row]
@@ -138,7 +138,7 @@ def test_a_logged_loss_is_of_the_updates_since_the_last_one(tmp_path: Path) -> N
         nll = sum(found.measure.item() for found, _ in window) / n_tokens
         assert row["train/loss"] == pytest.approx(loss, rel=1e-5)
         assert row["train/nll"] == pytest.approx(nll, rel=1e-5)
-    assert logged[0]["train/loss"] != pytest.approx(logged[1]["train/loss"], rel=1e-3)
+    assert logged[0]["train/loss"] != pytest.approx(logged[1]["train/loss"], rel=1e-4)
 
 
 def test_what_is_recorded_of_alphas_time_and_memory(tmp_path: Path) -> None:

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from headwise.attention.base import Attention, AttentionOutput, Mask, Normaliser, Scaling
+from headwise.attention.base import Attention, Mask, Normaliser, Scaling
 from headwise.attention.heads import MultiHeadAttention
+from headwise.attention.recorder import recording
 from headwise.model.transformer import evaluating
 
 if TYPE_CHECKING:
@@ -124,7 +125,7 @@ def passes(
     for batch in batches:
         batch = batch.to(device)
         with evaluating(model), torch.no_grad(), listening(model) as calls:
-            model(batch.source_BS, batch.source_lengths_B, batch.target_in_BT, need_weights=True)
+            model(batch.source_BS, batch.source_lengths_B, batch.target_in_BT)
         yield batch, calls
         calls.clear()  # before the next batch is read, so that one is held at a time
 
@@ -148,7 +149,7 @@ def observed(call: Call, seen: Seen) -> Observation:
 
 @dataclass
 class Call:
-    """One pass of one attention, as its hooks heard it.
+    """One pass of one attention, as its recorder and hooks report it.
 
     Attributes:
         joined_BQI: outputs of the heads side by side, (B, Q, H * E).
@@ -184,8 +185,8 @@ def listening(model: Transformer) -> Iterator[list[Call]]:
         mask = kwargs["mask"] if "mask" in kwargs else args[3]
         calls.append(Call(site, layer, attention, mask))
 
-    def end(attention: Any, args: tuple[Any, ...], output: AttentionOutput) -> None:
-        calls[-1].weights_BHQK = output.weights_BHQK
+    def record(attention: Attention, weights_BHQK: Tensor) -> None:
+        calls[-1].weights_BHQK = weights_BHQK
 
     # what calls a part is the attention that began last, also where places share the part
     def normalise(normaliser: Any, args: tuple[Any, ...], weights: Tensor) -> None:
@@ -200,9 +201,9 @@ def listening(model: Transformer) -> Iterator[list[Call]]:
     places = {attention: (site, layer) for site, layer, attention in model.attentions()}
     parts = {getattr(attention, name, None) for attention in places for name in PARTS}
     with ExitStack() as hooks:
+        hooks.enter_context(recording(model, record))
         for attention in places:
             hooks.enter_context(attention.register_forward_pre_hook(begin, with_kwargs=True))
-            hooks.enter_context(attention.register_forward_hook(end))
             if isinstance(attention, MultiHeadAttention):
                 hooks.enter_context(attention.output.register_forward_pre_hook(join))
         for part in parts:

@@ -10,7 +10,7 @@ A variant is a `Normaliser` (scores to weights), a `Pattern` (which keys a query
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -226,14 +226,6 @@ class Mask:
 
 
 @dataclass(frozen=True)
-class AttentionOutput:
-    """Context (B, Q, D) and, on request, the weights (B, H, Q, K) of every head."""
-
-    context_BQD: Tensor
-    weights_BHQK: Tensor | None = None
-
-
-@dataclass(frozen=True)
 class ScoreContext:
     """What a normaliser may look at beside the scores."""
 
@@ -314,12 +306,17 @@ class Attention(nn.Module):
     """The protocol of one attention site of one layer.
 
     Whole kernels follow it through `headwise.attention.heads.MultiHeadAttention`.
+
+    Attributes:
+        recorders: callbacks for the weights (see `headwise.attention.recorder`). With at least
+            one, `forward` forms the weights, unless `forms_weights` is "no", and calls `record`.
     """
 
     place: Place
     unsupported_sites: ClassVar[Mapping[str, str]] = {}  # site -> reason
     dropout: float = 0.0  # rate on its weights, where it has any; the factory sets it
     forms_weights: str = "exact"  # exact, effective (see the class) or no
+    recorders: tuple[Recorder, ...] = ()
     head_axes: Mapping[str, int] = {}  # parameter -> its axis of one entry a head
     shared_part: ClassVar[str] = ""  # see `share_key`
 
@@ -344,9 +341,8 @@ class Attention(nn.Module):
         value_BKD: Tensor,
         mask: Mask,
         cache: AttentionCache | None = None,
-        need_weights: bool = False,
-    ) -> AttentionOutput:
-        """Attend.
+    ) -> Tensor:
+        """Context (B, Q, D).
 
         Args:
             query_BQD: the queries' side.
@@ -354,9 +350,13 @@ class Attention(nn.Module):
                 only; a filled static cache (cross-attention) answers instead of them.
             mask: which keys may be seen.
             cache: keys and values of earlier steps, extended in place.
-            need_weights: return the weights of every head, never averaged.
         """
         raise NotImplementedError
+
+    def record(self, weights_BHQK: Tensor) -> None:
+        """Pass the weights of every head to the recorders."""
+        for recorder in self.recorders:
+            recorder(self, weights_BHQK)
 
     def make_cache(self, static: bool) -> AttentionCache:
         """An empty cache: growing (self-attention) or static (cross-attention)."""
@@ -365,6 +365,9 @@ class Attention(nn.Module):
     def stats(self) -> dict[str, Tensor]:
         """One value a head, name -> (H,); NaN at heads without such a value."""
         return {}
+
+
+Recorder = Callable[[Attention, Tensor], None]  # called with weights (B, H, Q, K)
 
 
 def full_precision(values: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from headwise.attention.base import Attention, AttentionOutput, Mask, Place
+from headwise.attention.base import Attention, Mask, Place
 from headwise.attention.cache import AttentionCache
 from headwise.kernels.linear import Linear
 
@@ -88,10 +88,9 @@ class NoHeads(Attention):
         value_BKD: Tensor,
         mask: Mask,
         cache: AttentionCache | None = None,
-        need_weights: bool = False,
-    ) -> AttentionOutput:
-        """See `Attention.forward`; there are no weights to return."""
-        return AttentionOutput(self.bias.expand_as(query_BQD))
+    ) -> Tensor:
+        """See `Attention.forward`."""
+        return self.bias.expand_as(query_BQD)
 
     def make_cache(self, static: bool) -> NothingCached:
         """See `Attention.make_cache`."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from headwise.attention.base import AttentionOutput, Mask, Place, full_precision
+from headwise.attention.base import Mask, Place, full_precision
 from headwise.attention.cache import AttentionCache
 from headwise.attention.heads import MultiHeadAttention
 from headwise.errors import require
@@ -53,16 +53,15 @@ class LinearAttention(MultiHeadAttention):
         value_BKD: Tensor,
         mask: Mask,
         cache: AttentionCache | None = None,
-        need_weights: bool = False,
-    ) -> AttentionOutput:
+    ) -> Tensor:
         """See `Attention.forward`.
 
         Raises:
-            ValueError: weights asked for with a cache, or a causal mask where the last query is
+            ValueError: a recorder with a cache, or a causal mask where the last query is
                 not at the last key.
         """
         assert cache is None or isinstance(cache, LinearCache)
-        if need_weights and cache is not None:
+        if self.recorders and cache is not None:
             raise ValueError(
                 "linear attention cannot form weights with a cache, which keeps sums over the "
                 "keys and not the keys; leave the cache out"
@@ -71,7 +70,7 @@ class LinearAttention(MultiHeadAttention):
         if cache is not None and cache.is_complete:
             with _without_autocast(query_BQD.device):
                 found_BHQF = self._features(query_BQI) @ cache.sums()
-            return AttentionOutput(self._context(found_BHQF, query_BQI.dtype))
+            return self._context(found_BHQF, query_BQI.dtype)
         key_BKI, value_BKI = self.key(key_BKD), self.value(value_BKD)
         n_cached = cache.length if cache is not None else 0
         is_padding_BHKE = _is_padding(mask, n_cached, key_BKI)
@@ -80,8 +79,9 @@ class LinearAttention(MultiHeadAttention):
             key_BHKE = self._features(key_BKI, is_padding_BHKE)
             value_BHKF = self._with_one(value_BKI, is_padding_BHKE)
             found_BHQF = self._attend(query_BHQE, key_BHKE, value_BHKF, mask, cache)
-            weights_BHQK = _weights(query_BHQE, key_BHKE, mask) if need_weights else None
-        return AttentionOutput(self._context(found_BHQF, query_BQI.dtype), weights_BHQK)
+            if self.recorders:
+                self.record(_weights(query_BHQE, key_BHKE, mask))
+        return self._context(found_BHQF, query_BQI.dtype)
 
     def make_cache(self, static: bool) -> LinearCache:
         """See `Attention.make_cache`."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise import entmax
-from headwise.attention.base import AttentionOutput, Mask, Place
+from headwise.attention.base import Mask, Place
 from headwise.attention.cache import AttentionCache, KeyValueCache
 from headwise.attention.heads import MultiHeadAttention
 from headwise.attention.length_projection import (
@@ -38,9 +38,9 @@ NOT_CAUSAL = "its keys are mixtures of all positions, those after a query as wel
 class Linformer(MultiHeadAttention):
     """softmax(Q (E K)ᵀ / sqrt(head width)) (F V): E and F make at most k vectors of K positions.
 
-    Padding is left out of the mixtures, and mixtures of padding alone get no weight. Weights, on
-    request, are the effective ones on the values of the positions, softmax(...) F: signed, unless
-    F is a mean. Max pooling has none.
+    Padding is left out of the mixtures, and mixtures of padding alone get no weight. Weights
+    that are recorded are the effective ones on the values of the positions, softmax(...) F: signed,
+    unless F is a mean. Max pooling has none.
 
     Args:
         place: site, layer and sizes.
@@ -125,8 +125,7 @@ class Linformer(MultiHeadAttention):
         value_BKD: Tensor,
         mask: Mask,
         cache: AttentionCache | None = None,
-        need_weights: bool = False,
-    ) -> AttentionOutput:
+    ) -> Tensor:
         """See `Attention.forward`.
 
         Raises:
@@ -149,18 +148,18 @@ class Linformer(MultiHeadAttention):
             key_BHME, value_BHME = cache.content()
         is_made_BHQM = self.length_projection.is_made(is_real_BN)[:, None, None]
         rate = self.dropout if self.training else 0.0
-        if not need_weights or self.forms_weights == "no":
+        if not self.recorders or self.forms_weights == "no":
             context_BHQE = nn.functional.scaled_dot_product_attention(
                 query_BHQE, key_BHME, value_BHME, attn_mask=is_made_BHQM, dropout_p=rate
             )
-            return AttentionOutput(self.join(context_BHQE))
+            return self.join(context_BHQE)
         scaled_BHQE = query_BHQE * self.place.head_dim**-0.5
         weights_BHQM = entmax.softmax(scaled_BHQE @ key_BHME.mT, mask=is_made_BHQM)
         dropped_BHQM = dropout(weights_BHQM, rate)
         context_BHQE = dropped_BHQM.to(value_BHME.dtype) @ value_BHME
         spread_BHQN = self._of_values().spread(weights_BHQM, is_real_BN)
-        weights_BHQK = nn.functional.pad(spread_BHQN, (0, n_keys - spread_BHQN.shape[-1]))
-        return AttentionOutput(self.join(context_BHQE), weights_BHQK)
+        self.record(nn.functional.pad(spread_BHQN, (0, n_keys - spread_BHQN.shape[-1])))
+        return self.join(context_BHQE)
 
     def make_cache(self, static: bool) -> KeyValueCache:
         """See `Attention.make_cache`; what it keeps are mixtures, which cannot grow."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 from torch import Tensor
 
 from headwise.attention.base import (
-    AttentionOutput,
     Mask,
     Normaliser,
     Pattern,
@@ -49,8 +48,7 @@ class ScoreAttention(MultiHeadAttention):
         value_BKD: Tensor,
         mask: Mask,
         cache: AttentionCache | None = None,
-        need_weights: bool = False,
-    ) -> AttentionOutput:
+    ) -> Tensor:
         """See `Attention.forward`."""
         query_BHQE = self.split(self.query(query_BQD))
         key_BHKE, value_BHKE = self._keys_and_values(key_BKD, value_BKD, cache)
@@ -58,30 +56,31 @@ class ScoreAttention(MultiHeadAttention):
         layout = None
         if self.pattern is not None:
             mask = mask.restricted(self.pattern)
-            layout = None if need_weights else mask.layout(n_queries, n_keys, device)
+            layout = None if self.recorders else mask.layout(n_queries, n_keys, device)
         context = ScoreContext(mask if layout is None else mask.laid_out(layout), query_BHQE)
         if self.scaling is not None:
             # scaling the queries scales the scores, on fused paths as well
             factor = self.scaling(query_BQD, mask.n_visible(n_queries, n_keys, device))
             query_BHQE = query_BHQE * factor.to(query_BHQE.dtype)
         dropout = self.dropout if self.training else 0.0
-        if self.normaliser.is_fused and not need_weights and layout is None:
+        if self.normaliser.is_fused and not self.recorders and layout is None:
             fused = self.normaliser.attend(query_BHQE, key_BHKE, value_BHKE, context, dropout)
             if fused is not None:
-                return AttentionOutput(self.join(fused))
+                return self.join(fused)
         scaled_BHQE = query_BHQE * self.place.head_dim**-0.5  # smaller than the scores
         if layout is not None:
             scores_BHQK = layout.scores(scaled_BHQE, key_BHKE)
         else:
             scores_BHQK = scaled_BHQE @ key_BHKE.transpose(-1, -2)
         weights_BHQK = self.normaliser(scores_BHQK, context)
+        self.record(weights_BHQK)
         dropped_BHQK = drop(weights_BHQK, dropout)
         dropped_BHQK = dropped_BHQK.to(value_BHKE.dtype)
         if layout is not None:
             found = layout.context(dropped_BHQK, value_BHKE)
         else:
             found = dropped_BHQK @ value_BHKE
-        return AttentionOutput(self.join(found), weights_BHQK if need_weights else None)
+        return self.join(found)
 
     def _keys_and_values(
         self, key_BKD: Tensor, value_BKD: Tensor, cache: AttentionCache | None

@@ -40,7 +40,7 @@ class SparsePattern(Pattern):
             they end. None: near and far in turn.
         block_sparse_from: positions from which on self-attention over all positions is computed
             without the pairs that are not allowed, in time and memory that grow as N · (stride +
-            N / stride). Weights that are asked for and cached decoding still form and mask all
+            N / stride). Recorded weights and cached decoding still form and mask all
             pairs, and so do layouts of more than `max_share` of them.
     """
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from headwise.attention.base import Attention
 from headwise.kernels.dropout import add_dropout, dropout, relu_dropout
 from headwise.kernels.linear import Linear
 
@@ -84,13 +85,18 @@ class Residual(nn.Module):
         return f"pre_norm={self.pre_norm}, dropout={self.dropout}"
 
 
+def _is_recorded(layer: nn.Module) -> bool:
+    return any(isinstance(module, Attention) and module.recorders for module in layer.modules())
+
+
 def call_layer(layer: nn.Module, recompute: bool, *arguments: object) -> Any:
     """`layer(*arguments)`; with `recompute` only the arguments are kept for the backward pass.
 
     That is in training alone: elsewhere there is no backward pass to keep anything for.
     Child et al. 2019, section 5.4: what lies between is computed again, with the same dropout and
-    under the same autocast, so that loss and gradients have the same bits.
+    under the same autocast, so that loss and gradients have the same bits. Nor where weights are
+    recorded: computed again once the recorder is gone, they would not be.
     """
-    if not (recompute and layer.training and torch.is_grad_enabled()):
+    if not (recompute and layer.training and torch.is_grad_enabled()) or _is_recorded(layer):
         return layer(*arguments)
     return checkpoint(layer, *arguments, use_reentrant=False)

@@ -54,23 +54,21 @@ class DecoderLayer(nn.Module):
         self_mask: Mask,
         cross_mask: Mask,
         cache: tuple[AttentionCache, AttentionCache] | None,
-        need_weights: bool,
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """States (B, T, D) and, on request, self and cross weights (B, H, T, T or S)."""
+    ) -> Tensor:
+        """States (B, T, D)."""
         self_cache, cross_cache = cache if cache is not None else (None, None)
         read = self.self_residual.before(states_BTD)
-        own = self.self_attention(read, read, read, self_mask, self_cache, need_weights)
-        states_BTD = self.self_residual.after(states_BTD, own.context_BQD)
+        context_BTD = self.self_attention(read, read, read, self_mask, self_cache)
+        states_BTD = self.self_residual.after(states_BTD, context_BTD)
         read = self.cross_residual.before(states_BTD)
         # rows that share a source ask as one row with the queries of all
         asking_BQD = read.view(memory_BSD.shape[0], -1, read.shape[2])
-        cross = self.cross_attention(
-            asking_BQD, memory_BSD, memory_BSD, cross_mask, cross_cache, need_weights
+        context_BQD = self.cross_attention(
+            asking_BQD, memory_BSD, memory_BSD, cross_mask, cross_cache
         )
-        states_BTD = self.cross_residual.after(states_BTD, cross.context_BQD.view_as(read))
+        states_BTD = self.cross_residual.after(states_BTD, context_BQD.view_as(read))
         read = self.feed_forward_residual.before(states_BTD)
-        states_BTD = self.feed_forward_residual.after(states_BTD, self.feed_forward(read))
-        return states_BTD, own.weights_BHQK, cross.weights_BHQK
+        return self.feed_forward_residual.after(states_BTD, self.feed_forward(read))
 
 
 class Decoder(nn.Module):
@@ -109,31 +107,21 @@ class Decoder(nn.Module):
         memory_BSD: Tensor,
         memory_lengths_B: Tensor,
         cache: DecoderCache | None = None,
-        need_weights: bool = False,
-    ) -> tuple[Tensor, list[Tensor | None], list[Tensor | None]]:
-        """States (B, T, D), self weights and cross weights per layer.
+    ) -> Tensor:
+        """States (B, T, D).
 
         Padded target positions need no mask: they stand on the right, where no real query looks.
         """
         offset = cache.length if cache is not None else 0
         self_mask = Mask(causal=True, query_offset=offset)
         cross_mask = Mask(key_lengths_B=memory_lengths_B)
-        recompute = self.recompute and cache is None and not need_weights
-        self_weights, cross_weights = [], []
+        recompute = self.recompute and cache is None
         for index, layer in enumerate(self.layers):
             layer_cache = cache.layers[index] if cache is not None else None
-            states_BTD, own, cross = call_layer(
-                layer,
-                recompute,
-                states_BTD,
-                memory_BSD,
-                self_mask,
-                cross_mask,
-                layer_cache,
-                need_weights,
+            states_BTD = call_layer(
+                layer, recompute, states_BTD, memory_BSD, self_mask, cross_mask, layer_cache
             )
-            self_weights.append(own)
-            cross_weights.append(cross)
         if cache is not None:
             cache.length += states_BTD.shape[1]
-        return self.norm(states_BTD), self_weights, cross_weights
+        normed: Tensor = self.norm(states_BTD)
+        return normed

@@ -27,16 +27,13 @@ class EncoderLayer(nn.Module):
         )
         self.feed_forward_residual = Residual(config.d_model, pre_norm, config.dropout)
 
-    def forward(
-        self, states_BSD: Tensor, mask: Mask, need_weights: bool
-    ) -> tuple[Tensor, Tensor | None]:
-        """States (B, S, D) and, on request, weights (B, H, S, S)."""
+    def forward(self, states_BSD: Tensor, mask: Mask) -> Tensor:
+        """States (B, S, D)."""
         read = self.attention_residual.before(states_BSD)
-        output = self.attention(read, read, read, mask, need_weights=need_weights)
-        states_BSD = self.attention_residual.after(states_BSD, output.context_BQD)
+        context_BSD = self.attention(read, read, read, mask)
+        states_BSD = self.attention_residual.after(states_BSD, context_BSD)
         read = self.feed_forward_residual.before(states_BSD)
-        states_BSD = self.feed_forward_residual.after(states_BSD, self.feed_forward(read))
-        return states_BSD, output.weights_BHQK
+        return self.feed_forward_residual.after(states_BSD, self.feed_forward(read))
 
 
 class Encoder(nn.Module):
@@ -57,14 +54,10 @@ class Encoder(nn.Module):
         """Residual branches of all layers."""
         return 2 * len(self.layers)
 
-    def forward(
-        self, states_BSD: Tensor, lengths_B: Tensor, need_weights: bool = False
-    ) -> tuple[Tensor, list[Tensor | None]]:
-        """States (B, S, D) and the weights per layer (None each unless asked for)."""
+    def forward(self, states_BSD: Tensor, lengths_B: Tensor) -> Tensor:
+        """States (B, S, D)."""
         mask = Mask(key_lengths_B=lengths_B)
-        recompute = self.recompute and not need_weights
-        weights = []
         for layer in self.layers:
-            states_BSD, layer_weights = call_layer(layer, recompute, states_BSD, mask, need_weights)
-            weights.append(layer_weights)
-        return self.norm(states_BSD), weights
+            states_BSD = call_layer(layer, self.recompute, states_BSD, mask)
+        normed: Tensor = self.norm(states_BSD)
+        return normed

@@ -44,19 +44,10 @@ class Memory:
 
     states_BSD: Tensor
     lengths_B: Tensor
-    weights: list[Tensor | None] | None = None  # encoder self-attention per layer, on request
 
     def index_select(self, rows_B: Tensor) -> Memory:
         """Batch rows in the order given; rows may repeat."""
         return Memory(self.states_BSD.index_select(0, rows_B), self.lengths_B[rows_B])
-
-
-@dataclass(frozen=True)
-class ModelOutput:
-    """Logits (B, T, V) and, on request, site -> weights (B, H, Q, K) of each layer."""
-
-    logits_BTV: Tensor
-    weights: dict[str, list[Tensor | None]] | None = None
 
 
 def check_model_config(config: ModelConfig, joint_vocab: bool) -> None:
@@ -135,19 +126,16 @@ class Transformer(nn.Module):
         if config.share_embeddings != "none":
             self.output.weight = target_table.weight
 
-    def encode(
-        self, source_BS: Tensor, source_lengths_B: Tensor, need_weights: bool = False
-    ) -> Memory:
+    def encode(self, source_BS: Tensor, source_lengths_B: Tensor) -> Memory:
         """Read the source; padding stands on the right, registers in front.
 
-        The memory, its lengths and the weights cover the registers: S is their number more.
+        The memory, its lengths and recorded weights cover the registers: S is their number more.
         """
         embedded = self.source_embedding(source_BS)
         if self.registers is not None:
             embedded = self.registers(embedded)
         lengths_B = source_lengths_B + self.n_registers
-        states_BSD, weights = self.encoder(embedded, lengths_B, need_weights)
-        return Memory(states_BSD, lengths_B, weights if need_weights else None)
+        return Memory(self.encoder(embedded, lengths_B), lengths_B)
 
     def make_cache(self) -> DecoderCache:
         """An empty cache for `decode`."""
@@ -160,45 +148,27 @@ class Transformer(nn.Module):
 
         With a cache, `target_in_BT` holds only the positions that the cache has not seen.
         """
-        states_BTD, _, _ = self._decode_states(target_in_BT, memory, cache, False)
-        logits: Tensor = self.output(states_BTD)
-        return logits
+        logits_BTV: Tensor = self.output(self._decode_states(target_in_BT, memory, cache))
+        return logits_BTV
 
     def _decode_states(
-        self, target_in_BT: Tensor, memory: Memory, cache: DecoderCache | None, need_weights: bool
-    ) -> tuple[Tensor, list[Tensor | None], list[Tensor | None]]:
+        self, target_in_BT: Tensor, memory: Memory, cache: DecoderCache | None = None
+    ) -> Tensor:
         offset = cache.length if cache is not None else 0
         embedded = self.target_embedding(target_in_BT, offset)
-        states: tuple[Tensor, list[Tensor | None], list[Tensor | None]] = self.decoder(
-            embedded, memory.states_BSD, memory.lengths_B, cache, need_weights
-        )
-        return states
+        states_BTD: Tensor = self.decoder(embedded, memory.states_BSD, memory.lengths_B, cache)
+        return states_BTD
 
     def states(self, source_BS: Tensor, source_lengths_B: Tensor, target_in_BT: Tensor) -> Tensor:
         """Teacher-forced states (B, T, D) that `output` turns into logits.
 
         A loss that takes the output projection into itself (`Loss.of_states`) begins here.
         """
-        memory = self.encode(source_BS, source_lengths_B)
-        return self._decode_states(target_in_BT, memory, None, False)[0]
+        return self._decode_states(target_in_BT, self.encode(source_BS, source_lengths_B))
 
-    def forward(
-        self,
-        source_BS: Tensor,
-        source_lengths_B: Tensor,
-        target_in_BT: Tensor,
-        need_weights: bool = False,
-    ) -> ModelOutput:
-        """Teacher-forced logits, and the weights of every head on request, never averaged."""
-        memory = self.encode(source_BS, source_lengths_B, need_weights)
-        states_BTD, own, cross = self._decode_states(target_in_BT, memory, None, need_weights)
-        logits_BTV = self.output(states_BTD)
-        if not need_weights:
-            return ModelOutput(logits_BTV)
-        encoder_weights = memory.weights if memory.weights is not None else []
-        return ModelOutput(
-            logits_BTV, {"encoder_self": encoder_weights, "decoder_self": own, "cross": cross}
-        )
+    def forward(self, source_BS: Tensor, source_lengths_B: Tensor, target_in_BT: Tensor) -> Tensor:
+        """Teacher-forced logits (B, T, V)."""
+        return self.decode(target_in_BT, self.encode(source_BS, source_lengths_B))
 
     @property
     def max_source(self) -> int | None:

@@ -1,0 +1,47 @@
+"""The one way to see weights: a recorder on the attentions of a model.
+
+Letters: B batch, H heads, Q queries, K keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import Tensor, nn
+
+from headwise.attention.base import Attention, Recorder
+
+
+@contextmanager
+def recorded_weights(model: nn.Module) -> Iterator[dict[str, dict[int, Tensor]]]:
+    """The weights of the last pass: site -> layer -> (B, H, Q, K), never averaged over heads.
+
+    What forms no weights is absent; `Attention.forms_weights` says whether others are effective.
+
+    Args:
+        model: a model, or one attention.
+    """
+    weights: dict[str, dict[int, Tensor]] = {}
+
+    def record(attention: Attention, weights_BHQK: Tensor) -> None:
+        weights.setdefault(attention.place.site, {})[attention.place.layer] = weights_BHQK
+
+    with recording(model, record):
+        yield weights
+
+
+@contextmanager
+def recording(model: nn.Module, record: Recorder) -> Iterator[None]:
+    """Call `record` with each attention of `model` and its weights whenever one has attended.
+
+    In the meantime attentions form the weights that a fused kernel would not.
+    """
+    attentions = [module for module in model.modules() if isinstance(module, Attention)]
+    for attention in attentions:
+        attention.recorders = (*attention.recorders, record)
+    try:
+        yield
+    finally:
+        for attention in attentions:
+            attention.recorders = tuple(r for r in attention.recorders if r is not record)

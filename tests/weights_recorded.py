@@ -1,0 +1,17 @@
+"""An attention with its weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from headwise.attention.base import Attention
+from headwise.attention.recorder import recorded_weights
+
+
+def with_weights(attention: Attention, *args: Any) -> tuple[Tensor, Any]:
+    """Context (B, Q, D) and weights (B, H, Q, K), or None where it forms none."""
+    with recorded_weights(attention) as weights:
+        context = attention(*args)
+    return context, weights.get(attention.place.site, {}).get(attention.place.layer)

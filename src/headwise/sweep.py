@@ -65,14 +65,13 @@ class Sweep:
             outcome: of a point that ended.
             error: of one that failed, or was interrupted and goes on another time.
         """
-        if error is None and (outcome is None or outcome.folder is None):
+        results = None if outcome is None else outcome.results
+        if error is None and results is None:
             return
         entry: dict[str, Any] = {"overrides": list(overrides)}
-        if outcome is not None:
+        if outcome is not None and results is not None:
             entry["run"] = str(outcome.folder)
-            entry["scores"] = {
-                split: found["bleu"]["score"] for split, found in outcome.results["scores"].items()
-            }
+            entry["scores"] = {split: results.score(split) for split in results.scores}
         if is_interrupted:
             entry["interrupted"] = True
         elif error is not None:

@@ -12,6 +12,7 @@ import pytest
 
 from command_line import CommandLine, json_of, run_folders, small_overrides, write_corpus
 from headwise.errors import DataError
+from headwise.runs.results import Results
 from headwise.sweep import Sweep, score_table
 from headwise.track.base import NullTracker
 from headwise.train.run import Outcome
@@ -218,7 +219,7 @@ def test_a_sweep_keeps_what_its_points_came_to(tmp_path: Path) -> None:
     sweep = Sweep("sweep-1", tmp_path / "sweeps" / "sweep-1.jsonl")
     sweep.begin()
     assert not sweep.has_failed()
-    results = {"scores": {"test": {"bleu": {"score": 2.0}}}}
+    results = Results({"test": {"bleu": {"score": 2.0}}})
     sweep.record(["seed=1"], Outcome(tmp_path, results), None)
     assert not sweep.has_failed()
     sweep.record(["seed=2", "paths.outputs=a\u2028b"], None, DataError("broken\nin two lines"))

@@ -197,7 +197,8 @@ def test_every_experiment_runs_two_updates(
     outcome = train(make(overrides), overrides)
     assert outcome.folder is not None
     assert outcome.folder.parent.name == choice.split("/")[0]
-    assert outcome.results["updates"] == 2
+    assert outcome.results is not None
+    assert outcome.results.updates == 2
 
 
 def test_one_site_alone_can_be_changed(make: Any) -> None:

@@ -20,6 +20,7 @@ from headwise.report.paper_facts import facts
 from headwise.report.paper_pruning import PruningReport
 from headwise.report.paper_runs import Matching, differing
 from headwise.report.paper_tables import _machines, paper_tables
+from headwise.runs.results import Results
 
 PAPER = Paper(
     name="tiny",
@@ -54,7 +55,7 @@ def finished(
         train_pairs=train_pairs,
         tokens_per_second=speed,
         machine=MACHINE,
-        results={"scores": {"test": dict(score_translations(lines, references, "en"))}},
+        results=Results({"test": dict(score_translations(lines, references, "en"))}),
         config=SimpleNamespace(
             data=SimpleNamespace(target="en"), trainer=SimpleNamespace(precision="float32")
         ),
@@ -123,8 +124,8 @@ def test_what_only_looks_like_the_end_of_a_line_ends_none(
 @pytest.mark.parametrize("metric", ["bleu", "bleu_tokenised"])
 def test_one_signature_is_wanted_of_plain_bleu_too(tmp_path: Path, metric: str) -> None:
     base, own = finished(tmp_path / "a", 1), finished(tmp_path / "b", 1)
-    score = own.results["scores"]["test"][metric]
-    own.results["scores"]["test"][metric] = {**score, "signature": "of another version"}
+    score = own.results.scores["test"][metric]
+    own.results.scores["test"][metric] = {**score, "signature": "of another version"}
     found = judged([base], [own])
     (problem,) = found.problems
     assert problem.startswith(f"{metric} was computed in several ways: ")
@@ -135,7 +136,7 @@ def test_one_signature_is_wanted_of_plain_bleu_too(tmp_path: Path, metric: str) 
 @pytest.mark.parametrize("away", [0.004, -0.004, 0.02, -0.02])
 def test_translations_give_the_score_but_for_its_rounding(tmp_path: Path, away: float) -> None:
     base, own = finished(tmp_path / "a", 1), finished(tmp_path / "b", 1)
-    own.results["scores"]["test"]["bleu_tokenised"]["score"] += away
+    own.results.scores["test"]["bleu_tokenised"]["score"] += away
     found = judged([base], [own])
     is_rounding = abs(away) < 0.005
     assert (found.cells["sparse"].comparison is not None) == is_rounding
@@ -214,7 +215,7 @@ def test_each_bleu_has_its_own_table_and_a_difference_its_interval(tmp_path: Pat
     base = [finished(tmp_path / f"a{seed}", seed, translations(seed)) for seed in (1, 2, 3)]
     own = finished(tmp_path / "b", 1, translations(5))
     for run in (*base, own):
-        run.results["scores"]["test"]["bleu"]["score"] = 7.0 + run.seed
+        run.results.scores["test"]["bleu"]["score"] = 7.0 + run.seed
     found = judged(base, [own])
     found.cells["sparse"].comparison = Comparison(1.234, -0.5, 2.0, 1 / 21, 1, 6, 20)
     tables = shown(PAPER, found)
@@ -256,7 +257,7 @@ def test_it_is_the_mean_of_the_baseline_that_is_too_low(
 ) -> None:
     base = [finished(tmp_path / f"a{seed}", seed) for seed in (1, 2)]
     for run, score in zip(base, (3.0, second), strict=True):
-        run.results["scores"]["test"]["bleu_tokenised"]["score"] = score
+        run.results.scores["test"]["bleu_tokenised"]["score"] = score
     notes = paper_tables(PAPER, [judged(base, [])])[0].notes
     assert any("next to nothing is translated" in note for note in notes) == is_said
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from headwise.report.comparison import Row, markdown, mean_and_deviation, rows_of
+from headwise.runs.results import Results
 
 
 def point(folder: Path, overrides: list[str], **results: Any) -> dict[str, Any]:
     run = folder / "-".join(overrides).replace("=", "_")
     run.mkdir()
-    (run / "results.json").write_text(json.dumps(results), encoding="utf-8")
+    Results(**results).write(run / "results.json")
     return {"overrides": overrides, "run": str(run)}
 
 
@@ -83,19 +83,24 @@ def test_equal_values_of_different_keys_are_different_rows() -> None:
 
 
 def test_a_ratio_is_of_medians_so_that_one_odd_run_moves_it_little() -> None:
-    speeds = [30.0, 500.0, 40.0, None]
-    assert Row("a", [{"speed": speed} for speed in speeds]).median("speed") == 40
-    assert Row("a", [{"speed": None}, {}]).median("speed") is None
-    assert Row("a", [{"speed": 0.0}, {"speed": 1.0}, {"speed": 0.0}]).median("speed") == 0
+    def median(*speeds: float | None) -> float | None:
+        return Row("a", [Results(tokens_per_second=v) for v in speeds]).median("tokens_per_second")
+
+    assert median(30.0, 500.0, 40.0, None) == 40
+    assert median(None) is None
+    assert median(0.0, 1.0, 0.0) == 0
 
 
 def test_heads_that_measure_0_count_in_the_mean_and_unmeasured_ones_do_not() -> None:
     layers = [[0.0, 0.6, None], [0.0]]
-    found = [{"heads": {"density": {"cross": layers}}}, {"heads": {}}, {}]
+    found = [Results(heads={"density": {"cross": layers}}), Results()]
     row = Row("a", found)
     assert row.head_mean("density", "cross") == pytest.approx(0.2)
     assert row.head_mean("density", "encoder_self") is None
-    assert Row("a", [{"heads": {"density": {"cross": [[0.0]]}}}]).head_mean("density", "cross") == 0
+    assert (
+        Row("a", [Results(heads={"density": {"cross": [[0.0]]}})]).head_mean("density", "cross")
+        == 0
+    )
 
 
 def test_without_softmax_the_first_row_is_the_measure(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from headwise.files import read_json
 from headwise.markdown import markdown_table
+from headwise.runs.results import Results
 from headwise.schema import SITES
 
 BASELINE = "softmax"
@@ -27,13 +27,13 @@ class Row:
 
     Attributes:
         name: the overrides that tell it from the other rows, seeds left out.
-        results: content of results.json of every finished run.
+        results: of every finished run.
         n_failed: points that ended in an error.
         n_interrupted: points that were told to stop, and go on another time.
     """
 
     name: str
-    results: list[Mapping[str, Any]] = field(default_factory=list)
+    results: list[Results] = field(default_factory=list)
     n_failed: int = 0
     n_interrupted: int = 0
 
@@ -45,20 +45,20 @@ class Row:
 
     def bleu(self, split: str) -> list[float]:
         """BLEU of every run that was scored on `split`."""
-        scored = [r["scores"] for r in self.results]
-        return [scores[split]["bleu"]["score"] for scores in scored if split in scores]
+        found = [results.score(split) for results in self.results]
+        return [score for score in found if score is not None]
 
     def median(self, key: str) -> float | None:
         """Median over the runs of a number of results.json; None where no run has it."""
-        found = [r[key] for r in self.results if r.get(key) is not None]
-        return statistics.median(found) if found else None
+        found = [v for r in self.results if (v := getattr(r, key)) is not None]
+        return float(statistics.median(found)) if found else None
 
     def head_mean(self, statistic: str, site: str) -> float | None:
         """Mean over runs, layers and heads of a statistic; None where it was not measured."""
         found = [
             value
             for r in self.results
-            for layer in r.get("heads", {}).get(statistic, {}).get(site, [])
+            for layer in r.heads.get(statistic, {}).get(site, [])
             for value in layer
             if value is not None
         ]
@@ -81,9 +81,9 @@ def rows_of(points: Sequence[Mapping[str, Any]]) -> list[Row]:
         # a key that all rows differ in need not be repeated in each
         name = own[0].partition("=")[2] if len(keys) == len(own) == 1 else " ".join(own)
         row = rows.setdefault(name, Row(name or "all"))
-        results = Path(point.get("run", "")) / "results.json"
-        if "run" in point and results.is_file():
-            row.results.append(read_json(results))
+        results = Results.read(Path(point["run"]) / "results.json") if "run" in point else None
+        if results is not None:
+            row.results.append(results)
         elif "interrupted" in point:
             rows[name] = replace(row, n_interrupted=row.n_interrupted + 1)
         else:
@@ -99,7 +99,7 @@ def markdown(points: Sequence[Mapping[str, Any]]) -> str:
     `headwise.analysis.collect.head_statistics` defines them, of encoder, decoder and cross.
     """
     rows = rows_of(points)
-    splits = list(dict.fromkeys(s for row in rows for r in row.results for s in r["scores"]))
+    splits = list(dict.fromkeys(s for row in rows for r in row.results for s in r.scores))
     baseline = next((row for row in rows if row.name == BASELINE), rows[0])
     sites = "/".join(SITE_HEADS[site] for site in SITES)
     head = [

@@ -140,7 +140,7 @@ def _alpha_ends(run: FoundRun) -> tuple[Alphas, Alphas] | None:
     """α of the heads at the start, and of the weights that the run was scored with."""
     records = read_if_there(RunFolder(run.folder).heads)
     known: list[Alphas] = [record["alpha"] for record in records if record.get("alpha")]
-    scored: Alphas = (run.results or {}).get("alpha") or {}
+    scored: Alphas = {} if run.results is None else run.results.alpha
     if not known:
         return ({}, scored) if scored else None
     return known[0], scored or known[-1]

@@ -9,9 +9,9 @@ from omegaconf import OmegaConf
 
 from headwise.analysis.pruning import Heads, present_heads
 from headwise.analysis.tables import FINDINGS, FOLDER, HEAD_KEY, HEADS, OTHERS, read_settings
-from headwise.files import read_json
 from headwise.model.transformer import n_parameters
 from headwise.report.run_names import choice_name, corpus_name
+from headwise.runs.results import Results
 from headwise.track.base import numbered
 from headwise.track.jsonl import read_if_there
 from headwise.train.inference import content_digest
@@ -34,7 +34,7 @@ def run_content(run: TrainedRun, checkpoint: str) -> dict[str, Any]:
         checkpoint: name of its weights.
     """
     folder, config = run.folder, run.config
-    results = read_json(folder.results, may_lack=True)
+    results = folder.read_results()
     analysis = folder.path / FOLDER
     findings = analysis / FINDINGS
     heads = present_heads(run.model)
@@ -55,12 +55,12 @@ def run_content(run: TrainedRun, checkpoint: str) -> dict[str, Any]:
     }
 
 
-def _facts(run: TrainedRun, results: Mapping[str, Any], checkpoint: str) -> list[list[str]]:
+def _facts(run: TrainedRun, results: Results | None, checkpoint: str) -> list[list[str]]:
     config = run.config
     model = config.model
     records = read_if_there(run.folder.metrics)
     last = max((record.get("update", 0) for record in records), default=0)
-    n_updates = results.get("updates", last)
+    n_updates = last if results is None else results.updates
     facts = {
         "model": (
             f"{model.name}: {model.encoder_layers} + {model.decoder_layers} layers of "
@@ -76,9 +76,9 @@ def _facts(run: TrainedRun, results: Mapping[str, Any], checkpoint: str) -> list
     return [[name, fact] for name, fact in facts.items() if fact]
 
 
-def _scores(results: Mapping[str, Any], valid: str) -> list[dict[str, Any]]:
+def _scores(results: Results | None, valid: str) -> list[dict[str, Any]]:
     """BLEU and its signature of every set that was scored, test sets first."""
-    scored = results.get("scores", {})
+    scored = {} if results is None else results.scores
     splits = sorted(scored, key=lambda split: split == valid)
     return [{"split": split, **scored[split]["bleu"]} for split in splits]
 

@@ -138,9 +138,7 @@ def _scored(matching: Matching, place: tuple[str, str], test: str | None) -> lis
 
 
 def _score(run: FoundRun, test: str | None, metric: str) -> Mapping[str, Any] | None:
-    scores = (run.results or {}).get("scores", {})
-    found: Mapping[str, Any] | None = scores.get(test, {}).get(metric)
-    return found
+    return None if run.results is None else run.results.scores.get(test or "", {}).get(metric)
 
 
 def _check(figures: ColumnFigures) -> None:
@@ -171,7 +169,7 @@ def _note_updates(figures: ColumnFigures) -> None:
     for found in figures.cells.values():
         for run in found.runs:
             limit = found.recipe.max_updates if found.recipe else 0
-            stopped = bool((run.results or {}).get("stopped_early"))
+            stopped = run.results is not None and run.results.stopped_early
             if run.updates != limit and not stopped:
                 text = f"{run.updates:,} updates where the recipe has {limit:,}"
                 short.setdefault(text, []).append(run)

@@ -18,6 +18,7 @@ from omegaconf import OmegaConf
 from headwise.errors import HeadwiseError
 from headwise.files import read_json
 from headwise.report.paper import Recipe, decisive
+from headwise.runs.results import Results
 from headwise.schema import Config
 from headwise.track.jsonl import read_if_there
 from headwise.train.loading import read_config
@@ -37,7 +38,7 @@ class FoundRun:
         folder: where it stands.
         config: its own, settled.
         decisive: flat keys that decide its result, without the seed.
-        results: content of results.json; None before the end.
+        results: None before the end.
         text: hash of the training text, None where the folder does not say.
         train_pairs: that it was trained on, likewise.
         machine: what its speed depends on.
@@ -46,7 +47,7 @@ class FoundRun:
     folder: Path
     config: Config
     decisive: Mapping[str, Any]
-    results: Mapping[str, Any] | None
+    results: Results | None
     text: str | None
     train_pairs: int | None
     machine: Mapping[str, Any]
@@ -60,7 +61,7 @@ class FoundRun:
     def updates(self) -> int:
         """Done; 0 where nothing was saved yet."""
         if self.results is not None:
-            return int(self.results["updates"])
+            return self.results.updates
         return int(RunFolder(self.folder).read_last().get("update", 0))
 
     @functools.cached_property
@@ -105,9 +106,6 @@ def read_run(path: Path) -> FoundRun:
     config = read_config(folder)
     container = OmegaConf.to_container(OmegaConf.structured(config))
     assert isinstance(container, dict)
-    results = read_json(folder.results, may_lack=True) or None
-    if results is not None and results.get("status") != "finished":
-        results = None
     environment, data = (
         read_json(path / name, may_lack=True) for name in ("environment.json", "data.json")
     )
@@ -115,7 +113,7 @@ def read_run(path: Path) -> FoundRun:
         folder=path,
         config=config,
         decisive=decisive({str(key): value for key, value in container.items()}),
-        results=results,
+        results=folder.read_results(),
         text=data.get("fingerprint"),
         train_pairs=data.get("train", {}).get("pairs"),
         machine={key: environment.get(key) for key in MACHINE},
@@ -156,7 +154,7 @@ def _place(matching: Matching, run: FoundRun, found: Recipe, seeds: Sequence[int
             state = f"failed: {' '.join(str(failed).split())}"
         matching.unused.append(Unused(run, f"{name}, seed {run.seed}: {state}"))
         return
-    if run.updates < found.max_updates and not run.results.get("stopped_early"):
+    if run.updates < found.max_updates and not run.results.stopped_early:
         reason = (
             f"{name}, seed {run.seed}: ended at {run.updates:,} of the recipe's "
             f"{found.max_updates:,} updates"

@@ -157,7 +157,7 @@ def _warn_if_unfinished(folder: RunFolder, max_updates: int, stem: str) -> None:
     """Say so; records that cannot be read are no reason to refuse weights that can."""
     try:
         saved = folder.read_last().get("update")
-        is_unfinished = saved is not None and not folder.results_at(saved)
+        is_unfinished = saved is not None and folder.results_at(saved) is None
     except RunError as error:
         log.warning("%s", error)
         return

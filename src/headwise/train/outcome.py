@@ -16,6 +16,7 @@ from headwise.analysis.plots import (
     diversity_figure,
     reported_figures,
 )
+from headwise.runs.results import Results
 from headwise.track.base import HeadNumbers, HeadValues, Tracker
 from headwise.track.jsonl import read_if_there
 from headwise.train.run_folder import RunFolder, git_commit, versions
@@ -37,7 +38,7 @@ def run_results(
     weights: str,
     heads: Mapping[str, HeadValues] | None = None,
     peak_memory_bytes: int | None = None,
-) -> dict[str, Any]:
+) -> Results:
     """Content of results.json.
 
     Args:
@@ -51,29 +52,27 @@ def run_results(
         heads: statistics of the heads with these weights, as
             `headwise.analysis.collect.head_statistics` gives them. A mean α among them stands for
             the α of heads without one of their own.
-        peak_memory_bytes: see `headwise.train.memory.PeakMemory`; absent where not measured.
+        peak_memory_bytes: see `headwise.train.memory.PeakMemory`; None where not measured.
     """
     measured = dict(heads or {})
-    memory = {} if peak_memory_bytes is None else {"peak_memory_bytes": peak_memory_bytes}
-    return {
-        "scores": scores,
-        "alpha": filled(alpha, measured.pop("alpha", {})),
-        "heads": measured,
-        "fingerprint": fingerprint,
-        "seed": seed,
-        "updates": state.update,
-        "best_update": state.best_update,
-        "weights": weights,
-        "stopped_early": state.stopped_early,
-        "tokens": state.tokens,
-        "wall_seconds": round(seconds, 3),
-        "tokens_per_second": round(state.tokens / max(seconds, 1e-9), 1),
-        **memory,
-        "git": git_commit(),
-        "versions": versions(),
-        "finished_at": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "status": "finished",
-    }
+    return Results(
+        scores=scores,
+        alpha=filled(alpha, measured.pop("alpha", {})),
+        heads=measured,
+        fingerprint=fingerprint,
+        seed=seed,
+        updates=state.update,
+        best_update=state.best_update,
+        weights=weights,
+        stopped_early=state.stopped_early,
+        tokens=state.tokens,
+        wall_seconds=round(seconds, 3),
+        tokens_per_second=round(state.tokens / max(seconds, 1e-9), 1),
+        peak_memory_bytes=peak_memory_bytes,
+        git=git_commit(),
+        versions=versions(),
+        finished_at=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+    )
 
 
 def figures(folder: RunFolder, name: str = "") -> dict[str, Figure | None]:
@@ -113,20 +112,19 @@ def draw(folder: RunFolder, tracker: Tracker) -> None:
             tracker.log_image(f"figures/{name}", path)
 
 
-def summary(folder: RunFolder) -> str:
+def summary(folder: RunFolder, results: Results) -> str:
     """Scores, α and where things are, for the terminal."""
-    results = folder.read_results()
     lines = []
-    for split, scores in results["scores"].items():
+    for split, scores in results.scores.items():
         for metric, found in scores.items():
             lines.append(f"{split:>24}  {metric:<14} {shown_score(found)}")
-    if results["alpha"]:
-        lines += ["", alpha_table(results["alpha"], _kept_heads(folder))]
+    if results.alpha:
+        lines += ["", alpha_table(results.alpha, _kept_heads(folder))]
     lines += [
         "",
-        f"{results['updates']} updates, {results['tokens']} target tokens, "
-        f"{results['wall_seconds']:.0f} s of training, "
-        f"{results['tokens_per_second']:.0f} tokens/s",
+        f"{results.updates} updates, {results.tokens} target tokens, "
+        f"{results.wall_seconds:.0f} s of training, "
+        f"{results.tokens_per_second or 0:.0f} tokens/s",
         f"run folder  {folder.path}",
         f"figures     {folder.figures}",
         f"translate   headwise translate run={folder.path}",
@@ -134,7 +132,7 @@ def summary(folder: RunFolder) -> str:
     return "\n".join(lines)
 
 
-def shown_score(found: dict[str, Any]) -> str:
+def shown_score(found: Mapping[str, Any]) -> str:
     """A score with its signature, how exact a search was, or why a command gave no score."""
     if "exact" in found:
         return (

@@ -28,6 +28,7 @@ from headwise.instantiate import instantiate
 from headwise.model.build import build_model
 from headwise.model.transformer import Transformer
 from headwise.precision import ask_for_same_bits
+from headwise.runs.results import Results
 from headwise.schema import Config
 from headwise.seed import seed_everything
 from headwise.track.base import NullTracker, Tracker
@@ -58,11 +59,11 @@ class Outcome:
 
     Attributes:
         folder: where it stands; None after a dry run.
-        results: content of results.json.
+        results: of the run; None after a dry run.
     """
 
     folder: Path | None
-    results: dict[str, Any]
+    results: Results | None
 
 
 def train(config_node: DictConfig, overrides: list[str], group: str | None = None) -> Outcome:
@@ -79,7 +80,7 @@ def train(config_node: DictConfig, overrides: list[str], group: str | None = Non
         if config.init_from is not None:
             RunFolder.existing(config.init_from, "init_from")
         print(describe_budget(config))
-        return Outcome(None, {})
+        return Outcome(None, None)
     failure = Failure(
         lambda: _place(config, settle(config, config_node), overrides, []),
         overrides,
@@ -108,10 +109,11 @@ def _train(
         corpus = _find_corpus(config, ranks)
         folder = _place(config, container, overrides, _content_hashes(config, corpus))
         failure.folder = folder
-        if _is_done(folder, config, corpus):
+        results = _final_results(folder, config, corpus)
+        if results is not None:
             if ranks.is_main:
-                log.info("this run is finished: %s\n%s", folder.path, summary(folder))
-            return Outcome(folder.path, folder.read_results())
+                log.info("this run is finished: %s\n%s", folder.path, summary(folder, results))
+            return Outcome(folder.path, results)
         if config.init_from is not None and not (folder.checkpoints / "last.pt").is_file():
             RunFolder.existing(config.init_from, "init_from")
         with _claimed(folder, ranks):
@@ -171,19 +173,19 @@ def _find_corpus(config: Config, ranks: Ranks) -> Corpus:
         return open_corpus(config.data, Path(config.paths.cache).expanduser())
 
 
-def _is_done(folder: RunFolder, config: Config, corpus: Corpus) -> bool:
-    """Trained to its end, and scored on every test set asked for."""
-    results = folder.read_results() if folder.is_finished() else {}
-    updates = max(results.get("updates", 0), folder.read_last().get("update", 0))
+def _final_results(folder: RunFolder, config: Config, corpus: Corpus) -> Results | None:
+    """Those of a run trained to its end and scored on every requested test set, else None."""
+    results = folder.read_results()
+    updates = max(results.updates if results else 0, folder.read_last().get("update", 0))
     wanted = config.trainer.max_updates
     if updates > wanted:
         raise UntouchedRun(
             f"{folder.path} has gone through {updates} updates already, more than "
             f"trainer.max_updates={wanted}; set experiment_name=… for a shorter run"
         )
-    if not results or not set(corpus.config.test) <= set(results["scores"]):
-        return False
-    return bool(results["stopped_early"]) or results["updates"] == wanted
+    if results is None or not set(corpus.config.test) <= set(results.scores):
+        return None
+    return results if results.stopped_early or results.updates == wanted else None
 
 
 def _cutters(found: Mapping[str, str]) -> str:
@@ -328,9 +330,7 @@ class _Run:
             trainer.seconds = float(before["train_seconds"])
             trainer.step.memory.bytes = before["peak_memory_bytes"]
 
-    def _finish(
-        self, trainer: Trainer, validator: Validator, prepared: PreparedCorpus
-    ) -> dict[str, Any]:
+    def _finish(self, trainer: Trainer, validator: Validator, prepared: PreparedCorpus) -> Results:
         """Choose the weights, translate the test sets, write the results and the figures."""
         config, folder, model = self.config, self.folder, validator.model
         n_averaged = config.trainer.average
@@ -340,7 +340,8 @@ class _Run:
             model, prepared.tokenizers, config.decode, self.ranks.device, output
         )
         # what these weights scored already; more test sets may be asked for
-        scores = folder.results_at(trainer.state.update).get("scores", {})
+        known = folder.results_at(trainer.state.update)
+        scores: dict[str, Any] = dict(known.scores) if known is not None else {}
         for name in dict.fromkeys((config.data.valid, *prepared.corpus.config.test)):
             if name in scores:
                 continue
@@ -372,12 +373,12 @@ class _Run:
             trainer.step.memory.bytes,
         )
         if self.ranks.is_main:
-            folder.write_json("results.json", results)
+            results.write(folder.results)
             draw(folder, self.tracker)
             self.tracker.summary(
                 {f"{s}/bleu": found["bleu"]["score"] for s, found in scores.items()}
             )
             shutil.rmtree(self._scratch, ignore_errors=True)
-            log.info("%s", summary(folder))
+            log.info("%s", summary(folder, results))
         self.ranks.barrier()
         return results

@@ -21,6 +21,7 @@ from omegaconf import OmegaConf
 from headwise.data.names import check_file_name
 from headwise.errors import RunError, nearest
 from headwise.files import read_json, write_text
+from headwise.runs.results import Results
 
 # Keys that change where or how fast a run goes, or how much is told, but not what it computes.
 NOT_IN_FINGERPRINT = (
@@ -228,21 +229,20 @@ class RunFolder:
 
     def is_finished(self) -> bool:
         """Whether the run's results are complete."""
-        return self.results.is_file() and self.read_results()["status"] == "finished"
+        return self.read_results() is not None
 
-    def read_results(self) -> dict[str, Any]:
-        """Content of results.json."""
-        return read_json(self.results)
+    def read_results(self) -> Results | None:
+        """Content of results.json; None before the run's end."""
+        return Results.read(self.results)
 
     def read_last(self) -> dict[str, Any]:
         """What stands beside the last checkpoint: update and costs; empty before the first."""
         return read_json(self.checkpoints / "last.json", may_lack=True)
 
-    def results_at(self, update: int) -> dict[str, Any]:
-        """Content of results.json if the run was finished at this update, else nothing."""
-        results = read_json(self.results, may_lack=True)
-        is_of_it = results.get("status") == "finished" and results.get("updates") == update
-        return results if is_of_it else {}
+    def results_at(self, update: int) -> Results | None:
+        """Content of results.json if the run was finished at this update, else None."""
+        results = self.read_results()
+        return results if results is not None and results.updates == update else None
 
     def read_config(self) -> dict[str, Any]:
         """The resolved configuration."""

@@ -1,0 +1,89 @@
+"""`results.json`: the scores and costs of a finished run."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from headwise.errors import RunError
+from headwise.files import read_json, write_text
+
+HeadValues = Mapping[str, Sequence[Sequence[float | None]]]  # site -> layers -> heads
+FINISHED = "finished"
+
+
+@dataclass(frozen=True)
+class Results:
+    """Content of a run's results.json.
+
+    Attributes:
+        scores: split -> metric -> score, signature and the like.
+        alpha: α of every head that has one.
+        heads: statistic -> values of the heads, for the scored weights.
+        fingerprint: of the run's settings and text.
+        seed: of the run.
+        updates: done.
+        best_update: with the best validation; None without one.
+        weights: those that were scored: average, best or last.
+        stopped_early: patience ended the training, not the limit of updates.
+        tokens: of the target, over the whole training.
+        wall_seconds: of training.
+        tokens_per_second: tokens by wall_seconds, pauses included.
+        peak_memory_bytes: None where not measured.
+        git: commit of the source tree; None outside of a checkout.
+        versions: of the packages that decide a run's numbers.
+        finished_at: local time.
+        status: finished.
+    """
+
+    scores: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
+    alpha: HeadValues = field(default_factory=dict)
+    heads: Mapping[str, HeadValues] = field(default_factory=dict)
+    fingerprint: str = ""
+    seed: int = 0
+    updates: int = 0
+    best_update: int | None = None
+    weights: str = ""
+    stopped_early: bool = False
+    tokens: int = 0
+    wall_seconds: float = 0.0
+    tokens_per_second: float | None = None
+    peak_memory_bytes: int | None = None
+    git: Mapping[str, Any] | None = None
+    versions: Mapping[str, str] = field(default_factory=dict)
+    finished_at: str = ""
+    status: str = FINISHED
+
+    @classmethod
+    def read(cls, path: Path) -> Results | None:
+        """The results of a run; None before its end.
+
+        Raises:
+            RunError: the file is broken, or holds keys of another version.
+        """
+        content = read_json(path, may_lack=True)
+        unknown = content.keys() - {known.name for known in dataclasses.fields(cls)}
+        if unknown:
+            raise RunError(f"{path} is of another version: unknown {', '.join(sorted(unknown))}")
+        is_finished = content.get("status") == FINISHED
+        return cls(**content) if is_finished else None
+
+    def write(self, path: Path) -> None:
+        """Write the file all or not at all."""
+        text = json.dumps(dataclasses.asdict(self), indent=2, ensure_ascii=False)
+        write_text(path, f"{text}\n")
+
+    def score(self, split: str | None, metric: str = "bleu") -> float | None:
+        """A score of a split; None where it was not computed."""
+        return self._of(split, metric).get("score")
+
+    def signature(self, split: str | None, metric: str = "bleu") -> str | None:
+        """How a score was computed; None where it was not."""
+        return self._of(split, metric).get("signature")
+
+    def _of(self, split: str | None, metric: str) -> Mapping[str, Any]:
+        return self.scores.get(split or "", {}).get(metric, {})

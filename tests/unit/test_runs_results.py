@@ -1,0 +1,36 @@
+"""results.json as a dataclass."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from headwise.errors import RunError
+from headwise.runs.results import Results
+
+BLEU = {"score": 30.5, "signature": "tok:13a"}
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    assert Results.read(path) is None
+    results = Results(
+        {"test": {"bleu": BLEU}}, {"cross": [[1.5, None]]}, updates=7, git={"commit": "c"}
+    )
+    results.write(path)
+    assert Results.read(path) == results
+    assert json.loads(path.read_text())["status"] == "finished"
+    assert (results.score("test"), results.signature("test")) == (30.5, "tok:13a")
+    for split, metric in (("other", "bleu"), ("test", "chrf"), (None, "bleu")):
+        assert results.score(split, metric) is results.signature(split, metric) is None
+
+
+def test_unfinished_and_foreign_results_are_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    Results(status="interrupted").write(path)
+    assert Results.read(path) is None
+    path.write_text('{"status": "finished", "bleu": 3}')
+    with pytest.raises(RunError, match=r"of another version: unknown bleu"):
+        Results.read(path)

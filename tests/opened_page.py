@@ -16,9 +16,10 @@ import torch
 import headwise as package
 from command_line import train_small
 from headwise.analysis.observe import observations
+from headwise.commands.analyze import analyze_folders
 from headwise.data.batching import evaluation_batches
 from headwise.data.store import EncodedSplit
-from headwise.schema import SITES
+from headwise.schema import SITES, AnalyzeConfig
 from headwise.train.checkpoint import load_checkpoint, save_checkpoint
 
 sync_api = pytest.importorskip("playwright.sync_api")
@@ -48,6 +49,11 @@ def sharp_runs(folder: Path) -> tuple[Path, Path]:
     lines = "".join(f"{json.dumps(record)}\n" for record in records)
     (entmax / "heads.jsonl").write_text(lines, encoding="utf-8")
     return entmax, softmax
+
+
+def analyze(folder: Path) -> None:
+    """What the command gives to a page to make the analysis that it needs."""
+    analyze_folders(AnalyzeConfig(run=str(folder), device="cpu"))
 
 
 def sharpen(path: Path, factor: float) -> None:

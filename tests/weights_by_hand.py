@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from headwise.analysis.collect import HeadMeans, Measures
 from headwise.analysis.observe import Observation
 from headwise.attention.base import Place
 from headwise.data.batching import Batch, evaluation_batches
 from headwise.data.store import EncodedSplit
+from headwise.track.base import HeadValues
 
 Rows = Sequence[Sequence[float]]
 
@@ -30,6 +32,25 @@ class Model:
     def attentions(self) -> Iterator[tuple[str, int, Any]]:
         for site in ("encoder_self", "decoder_self", "cross"):
             yield site, 1, _Placed(Place(site, 1, self.n_heads, 4))
+
+
+class Means:
+    """Means of one measure of heads over what it takes; more arguments are the measure's own."""
+
+    def __init__(self, measure: Callable[..., Measures], *arguments: Any) -> None:
+        self._measure, self._arguments, self._means = measure, arguments, HeadMeans()
+
+    def take(self, batch: Batch, seen: Observation) -> None:
+        for values, counted in self._measure(batch, seen, *self._arguments):
+            self._means.add(seen, values, counted)
+
+    def tables(self) -> dict[str, HeadValues]:
+        model: Any = Model(1)
+        return self._means.tables(model)
+
+    def of(self, name: str, site: str = "encoder_self") -> float | None:
+        table = self.tables().get(name, {})
+        return table[site][0][0] if site in table else None
 
 
 def batch_of(source_lengths: Sequence[int], target_lengths: Sequence[int] | None = None) -> Batch:

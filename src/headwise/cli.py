@@ -200,10 +200,10 @@ def prune() -> None:
 
 
 def analyze() -> None:
-    """`python scripts/analyze.py run=FOLDER`: what each head became, as tables and in words."""
+    """`python scripts/analyze.py run=FOLDER`: what each head became, as tables."""
 
     def job(config: Any) -> None:
-        from headwise.report.analyze import analyze_runs
+        from headwise.commands.analyze import analyze_runs
 
         analyze_runs(config)
 

@@ -278,7 +278,7 @@ class AnalyzeDataConfig(PruneDataConfig):
 
 @dataclass
 class AnalyzeConfig:
-    """`scripts/analyze.py`: what each head of a run became, as tables and in words."""
+    """`scripts/analyze.py`: what each head of a run became, as tables."""
 
     run: str | None = None  # its folder
     runs: list[str] = field(default_factory=list)  # several: folders or globs, as in report

@@ -12,7 +12,7 @@ import torch
 
 import headwise as package
 from command_line import CommandLine, json_of, train_small
-from headwise.analysis.tables import COMPARISON, FOLDER, HEADS, TABLES, Table
+from headwise.analysis.tables import COMPARISON, FINDINGS, FOLDER, HEADS, TABLES, Table
 from headwise.train.checkpoint import load_checkpoint, save_checkpoint
 from planted_heads import (
     ASKS,
@@ -92,7 +92,7 @@ def test_what_is_there_is_not_done_again_unless_asked(headwise: CommandLine, run
     again = written_at(run / FOLDER)
     assert all(again[name] > before[name] for name in before)
     assert headwise("analyze", f"run={run}", "diversity_base=keys").code == 0
-    assert "`diversity_base=keys`" in (run / FOLDER / "findings.md").read_text(encoding="utf-8")
+    assert "to the base of keys" in (run / FOLDER / "findings.md").read_text(encoding="utf-8")
     assert headwise("analyze", f"run={run}", "data.sentences=3").code == 0
     assert json_of(run / FOLDER / "settings.json")["sentences"] == 3
     # other weights, and an analysis that was cut off
@@ -121,16 +121,16 @@ def test_pruning_curves_go_from_all_heads_to_none(headwise: CommandLine, run: Pa
     assert by_sites["cross"] == [0, 0, 0, 1, 1, 1, 1, 1, 2, 2, 2]
     assert len({row["loss"] for row in rows if row["fraction"] == "0.0"}) == 1
     assert len({row["loss"] for row in rows}) > 4
-    assert "of all heads can go" in (run / FOLDER / "findings.md").read_text(encoding="utf-8")
+    assert "heads can be pruned" in (run / FOLDER / "findings.md").read_text(encoding="utf-8")
     # one without is there already, and one of the same text leaves the curves; another does not
     ended = headwise("analyze", f"run={run}", "data.sentences=4")
     assert "is there already" in ended.out
     ended = headwise("analyze", f"run={run}", "data.sentences=4", "offsets=2")
     assert (ended.code, "is there already" in ended.out) == (0, False)
     assert cells(next(t for t in TABLES if t.name == "pruning"), run / FOLDER) == rows
-    assert "of all heads can go" in (run / FOLDER / "findings.md").read_text(encoding="utf-8")
+    assert "heads can be pruned" in (run / FOLDER / "findings.md").read_text(encoding="utf-8")
     ended = headwise("analyze", f"run={run}", "data.sentences=4", "importance=false", "offsets=3")
-    assert "of all heads can go" in (run / FOLDER / "findings.md").read_text(encoding="utf-8")
+    assert "heads can be pruned" in (run / FOLDER / "findings.md").read_text(encoding="utf-8")
     assert headwise("analyze", f"run={run}", "data.sentences=4", "offsets=2").code == 0
     assert (
         "is there already"
@@ -250,9 +250,10 @@ def test_the_command_line_finds_the_planted_heads(headwise: CommandLine, planted
     wanted = {("encoder_self", n): role for n, role in ROLES.items() if role not in nameless}
     wanted |= {("decoder_self", n): r for n, r in DECODER_ROLES.items() if r not in nameless}
     assert found == wanted
-    for number, role in ROLES.items():
-        assert (f"- encoder layer 1 head {number}: {role}\n" in ended.out) == (role not in nameless)
-    assert "encoder layer 1 head 4, which puts 100 % on the question mark" in ended.out
+    rows = {(row["finding"], row["site"]): row for row in FINDINGS.read(planted / FOLDER)}
+    asking = rows["interrogation head", "encoder_self"]
+    assert (asking["outcome"], asking["head"]) == ("seen", 4)
+    assert "| interrogation head | encoder self-attention | seen | 1.00 | 0.80 |" in ended.out
 
 
 # -- several runs ---------------------------------------------------------------------------------

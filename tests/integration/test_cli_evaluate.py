@@ -21,7 +21,7 @@ from command_line import (
     write_corpus,
     write_sentence,
 )
-from headwise.report.readings import readings
+from headwise.analysis.text.readings import readings
 from headwise.train.loading import checkpoint_path
 
 
@@ -351,10 +351,10 @@ def test_one_string_is_no_list_of_sentences(run: Path) -> None:
         lambda: translator.translate(line),
         lambda: loaded.score([line], line),
         lambda: translator.score(line, [line]),
-        lambda: list(readings(loaded, line)),
+        lambda: list(readings(loaded.translator, loaded.normaliser, line)),
     ]
     for attempt in attempts:
         with pytest.raises(package.errors.DataError, match="list of sentences"):
             attempt()
     with pytest.raises(package.errors.DataError, match="source line 2 is empty"):
-        list(readings(loaded, [line, " "]))
+        list(readings(loaded.translator, loaded.normaliser, [line, " "]))

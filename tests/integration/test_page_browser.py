@@ -15,7 +15,15 @@ import pytest
 from headwise.errors import HeadwiseError
 from headwise.report.page import write_page
 from headwise.schema import ReportConfig
-from opened_page import UPDATES, Opened, needs_browser, observed, sharp_runs, started_browser
+from opened_page import (
+    UPDATES,
+    Opened,
+    analyze,
+    needs_browser,
+    observed,
+    sharp_runs,
+    started_browser,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -38,7 +46,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def page_file(runs: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     text = tmp_path_factory.mktemp("text") / "own.de"
     text.write_text("".join(f"{line}\tdog sees house\n" for line in SENTENCES), encoding="utf-8")
-    return write_page(ReportConfig(run=str(runs[0]), page=True, sentences=str(text), device="cpu"))
+    config = ReportConfig(run=str(runs[0]), page=True, sentences=str(text), device="cpu")
+    return write_page(config, analyze)
 
 
 @pytest.fixture(scope="module")
@@ -292,4 +301,4 @@ def test_what_cannot_be_is_refused(
 ) -> None:
     given = {key: str(runs[0]) if value == "SAME" else value for key, value in changes.items()}
     with pytest.raises(HeadwiseError, match=message):
-        write_page(ReportConfig(**{"run": str(runs[0]), "page": True, **given}))
+        write_page(ReportConfig(**{"run": str(runs[0]), "page": True, **given}), analyze)

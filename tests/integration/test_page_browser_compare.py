@@ -11,7 +11,7 @@ import pytest
 from headwise.analysis.tables import FOLDER, HEADS
 from headwise.report.page import write_page
 from headwise.schema import ReportConfig
-from opened_page import Opened, needs_browser, observed, sharp_runs, started_browser
+from opened_page import Opened, analyze, needs_browser, observed, sharp_runs, started_browser
 
 pytestmark = pytest.mark.slow
 
@@ -24,7 +24,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 @pytest.fixture(scope="module")
 def compared(runs: tuple[Path, Path]) -> Path:
     config = ReportConfig(run=str(runs[0]), page=True, compare=str(runs[1]), n_sentences=2)
-    return write_page(config)
+    return write_page(config, analyze)
 
 
 @pytest.fixture(scope="module")
@@ -136,16 +136,9 @@ def test_heads_can_be_coloured_by_what_was_measured_of_one_at_least(
 
 @needs_browser
 def test_a_head_in_the_findings_chooses_it(opened: Opened) -> None:
-    made = opened.page.evaluate(
-        """() => ["- **cross-attention**: 1.1 (layer 1 head 2)", "Most: encoder layer 2 head 1.",
-                  "Of layer 1 head 1 of no site", "encoder layer 9 head 1",
-                  "- Decoder layer 1 head 2: *cross-attention layer 1 head 1*"].map((line) =>
-             blocks(line, data.runs[0])[0].querySelectorAll("button.link").length)"""
-    )
-    assert made == [1, 1, 0, 0, 1]
     opened.page.locator("summary", has_text="All findings").first.click()
-    links = opened.page.locator(".findings li", has_text="encoder self-attention")
-    link = links.locator("button.link", has_text="layer 2 head").first
+    rows = opened.page.locator(".findings tr", has_text="encoder self-attention")
+    link = rows.locator("button.link", has_text="layer 2 head").first
     head = int(link.inner_text().split()[-1])
     opened.choose("cross", 1, 1)
     link.click()

@@ -1,19 +1,69 @@
-"""Trajectories and correlations of α, roles, and the findings in words."""
+"""Trajectories and correlations of α, roles, and the table of findings."""
 
 from __future__ import annotations
 
 import math
 import random
+import re
 from itertools import permutations
 from typing import Any
 
 import pytest
 
-from findings_told import COUNTS, head, told
 from headwise.analysis.correlations import by_chance, correlation_rows, spearman
+from headwise.analysis.findings import findings, findings_text
 from headwise.analysis.roles import Thresholds, roles
+from headwise.analysis.tables import FINDINGS, percent
 from headwise.analysis.trajectories import came_back, sarle, trajectory_rows
-from headwise.analysis.wording import percent, plural, quoted
+
+S = "encoder_self"
+COUNTS = {
+    "source_tokens": 900, "target_tokens": 800, "source_words": 700, "source_split_words": 60,
+    "target_words": 700, "target_split_words": 60, "question_word_tokens": 20,
+    "statement_word_tokens": 30,
+}  # fmt: skip
+ABOUT = {
+    "run": "demo", "attention": "alpha_entmax", "not_distributions": 0, "effective_weights": False,
+    "sentences": 50, "split": "valid", "source": "de", "target": "en", "checkpoint": "best",
+    "too_long": 0, "diversity_base": "heads", "counts": COUNTS,
+    "thresholds": {
+        "positional_share": 0.9, "merge_score": 0.8, "question_weight": 0.8, "rare_share": 0.5,
+    },
+}  # fmt: skip
+
+
+def head(number: int = 1, site: str = S, **values: Any) -> dict[str, Any]:
+    plain = {
+        "site": site, "layer": 1, "head": number, "density": 0.5, "entropy": 1.0,
+        "confidence": 0.4, "merge_score": 0.3, "split_merge_score": 0.1, "cluster_mass": 0.3,
+        "previous_share": 0.1, "previous_weight": 0.1, "current_share": 0.2, "current_weight": 0.2,
+        "next_share": 0.1, "next_weight": 0.1, "offset": 0, "offset_share": 0.2,
+        "offset_weight": 0.2, "question_weight": 0.2, "statement_weight": 0.1, "rare_share": 0.1,
+        "roles": "",
+    }  # fmt: skip
+    return {**plain, **values}
+
+
+def look(
+    heads: list[dict[str, Any]], about: dict[str, Any] | None = None, **tables: Any
+) -> dict[tuple[str, str | None], dict[str, Any]]:
+    """Finding and site -> its row."""
+    names = ("layers", "density", "sentences", "trajectories", "pruning")
+    given = {**{name: [] for name in names}, "correlations": correlation_rows(heads), **tables}
+    settings = {**ABOUT, **(about or {})}
+    rows = findings({"heads": heads, **given}, settings)
+    FINDINGS.text(rows)  # has these columns and no others
+    lines = findings_text(rows, settings).splitlines()
+    assert len([line for line in lines if line.startswith("| ")]) == len(rows) + 2
+    assert not any(re.search(r"\b(nan|None)\b", line) for line in lines), lines
+    assert all(row["sentence"] for row in rows)
+    return {(row["finding"], row.get("site")): row for row in rows}
+
+
+def shown(row: dict[str, Any]) -> tuple[Any, ...]:
+    """Outcome, figure, numbers of heads, and the head that has most."""
+    return row["outcome"], *map(row.get, ("value", "n_heads", "n_measured", "head"))
+
 
 # -- roles ----------------------------------------------------------------------------------------
 
@@ -105,9 +155,9 @@ def test_trajectories_tell_who_fell_first_and_who_came_back() -> None:
     assert (rows[0]["lowest"], rows[0]["lowest_update"], rows[0]["last_update"]) == (1.3, 150, 200)
     assert (rows[1]["lowest"], rows[1]["lowest_update"]) == (1.2, 150), "the first of equals"
     assert trajectory_rows(records(lines), {"encoder_self": [[1, 2]]}) == []
-    text = told([head(n, alpha=1.5) for n in (2, 3, 5)], trajectories=rows)
-    assert "From update 0 to 200: 1 of 3 α fell first, 1 rose first (1 hardly moved)" in text
-    assert "encoder layer 1 head 2 from 1.30 at update 150 to 1.90" in text
+    found = look([head(n, alpha=1.5) for n in (2, 3, 5)], trajectories=rows)
+    assert shown(found["α falls first", None]) == ("in part", pytest.approx(1 / 3), 1, 3, None)
+    assert shown(found["α falls and comes back", S]) == ("seen", pytest.approx(0.6), 1, 3, 2)
 
 
 def test_two_ends_have_a_higher_coefficient_than_one_hill() -> None:
@@ -122,143 +172,202 @@ def test_two_ends_have_a_higher_coefficient_than_one_hill() -> None:
     assert sarle([0, 0, 0, 1]) == pytest.approx(5 / (4 + 13.5))
 
 
-# -- words ----------------------------------------------------------------------------------------
+# -- findings -------------------------------------------------------------------------------------
 
 
 def test_heads_with_a_role_are_named_with_what_they_do() -> None:
     heads = [
-        head(1, alpha=1.91, roles="previous", previous_weight=0.88, previous_share=0.95),
-        head(2, alpha=1.18, roles="previous", previous_weight=0.6, previous_share=0.91),
-        head(3, alpha=1.6, roles="merging", merge_score=0.88, split_merge_score=0.7),
-        head(4, alpha=1.05, roles="interrogation", question_weight=0.97, statement_weight=0.03),
-        head(5, alpha=1.3, roles="rare", rare_share=0.66),
-        head(6, alpha=1.3, roles="offset+2", offset=2, offset_share=0.93, offset_weight=0.8),
+        head(1, roles="previous", previous_share=0.91),
+        head(2, roles="previous", previous_share=0.95),
+        head(3, roles="merging", merge_score=0.88, split_merge_score=0.7),
+        head(4, roles="interrogation", question_weight=0.97, statement_weight=0.03),
+        head(5, roles="rare", rare_share=0.66),
+        head(6, roles="offset+2", offset=2, offset_share=0.93),
+        head(7, merge_score=0.95, question_weight=0.99),  # more of it, and not the role
+        head(8, offset=3, offset_share=0.3),
+        head(1, "decoder_self"),
     ]
-    text = told(heads)
-    for line in (
-        "- encoder layer 1 head 1, α 1.91: previous",
-        "- **-1, the token before**: 2 heads with a median of 74 %: encoder layer 1 head 1, "
-        "α 1.91, puts 88 % there; encoder layer 1 head 2, α 1.18, puts 60 % there.",
-        "- **+1, the token behind**: no head for 90 % of tokens; nearest is encoder layer 1 head 1",
-        "- **+2**: encoder layer 1 head 6, α 1.30, puts 80 % there.",
-        "1 head: layer 1 head 3, α 1.60, scores 88 % (70 % at words of several pieces",
-        "1 head: encoder layer 1 head 4, α 1.05, which puts 97 % on the question mark from "
-        "question words, and 3 % on the last token from the same words elsewhere.",
-        "encoder layer 1 head 5, α 1.30, in 66 % of sentences",
-    ):
-        assert line in text, text
+    found = look(heads)
+    for finding, wanted in {
+        "previous-token head": ("seen", 0.95, 2, 9, 2),
+        "merging head": ("seen", 0.88, 1, 8, 3),
+        "interrogation head": ("seen", 0.97, 1, 9, 4),
+        "rare-word head": ("seen", 0.66, 1, 9, 5),
+        "head at another offset": ("seen", 0.93, None, None, 6),
+        "next-token head": ("not seen", 0.1, 0, 9, 1),
+    }.items():
+        assert shown(found[finding, S]) == wanted, finding
+    assert len([f for f, _ in found if f == "head at another offset"]) == 1
+    assert shown(found["merging head", "decoder_self"])[0] == "not seen"
 
 
-def test_where_nothing_is_found_the_nearest_is_told() -> None:
-    heads = [head(1), head(2, previous_share=0.52, previous_weight=0.47, merge_score=0.5)]
-    text = told(heads)
-    assert "No head has one of the roles below" in text
-    assert "No head has an α of its own." in text
-    assert (
-        "no head for 90 % of tokens; nearest is encoder layer 1 head 2, with 52 % and a mean "
-        "weight of 47 %." in text
-    )
-    assert "No head scores 80 % by holding words together. Highest: merge score 50 %" in text
-    assert "No head puts 80 % on the question mark there" in text
-    assert "What α goes with" not in text
-    assert "Importance" not in text
+def test_where_nothing_is_found_the_nearest_is_shown() -> None:
+    found = look([head(1), head(2, previous_share=0.52, merge_score=0.39, rare_share=0.0)])
+    assert shown(found["previous-token head", S]) == ("in part", 0.52, 0, 2, 2)
+    assert shown(found["merging head", S]) == ("not seen", 0.39, 0, 2, 2)
+    assert found["merging head", S]["threshold"] == 0.8
+    assert found["α falls first", None]["sentence"] == "No head has an α of its own."
+    assert not any(finding.startswith(("α goes", "most important")) for finding, _ in found)
 
 
-def test_what_was_not_measured_is_said_and_not_made_up() -> None:
-    bare = {"site": "cross", "layer": 1, "head": 1, "roles": ""}
-    few = {"source_tokens": 9, "target_tokens": 8}
-    text = told([bare], few)
-    assert "No head forms weights" in text
-    assert "there is no list of question words" in text
-    assert "the source is written without spaces" in text
-    assert "none can be seen to look at a distance" in text
-    text = told([head(1)], {**COUNTS, "question_word_tokens": 0, "statement_word_tokens": 16})
-    assert "no piece of question words in questions and 16 pieces" in text
-    assert "too few to tell" in text
+BARE = [{"site": "cross", "layer": 1, "head": 1, "roles": ""}]
+UNMEASURED: list[tuple[str, str | None, list[dict[str, Any]], dict[str, int], str]] = [
+    ("sparse heads", None, BARE, COUNTS, "No head forms weights"),
+    ("previous-token head", None, BARE, COUNTS, "No head has weights"),
+    ("interrogation head", None, BARE, {}, "no list of question words"),
+    ("merging head", S, [head()], {}, "written without spaces"),
+    ("merging head", S, [head()], {**COUNTS, "source_split_words": 9}, "Fewer than 10 words"),
+    (
+        "interrogation head", S, [head()], {**COUNTS, "statement_word_tokens": 9},
+        "Fewer than 10 pieces",
+    ),
+]  # fmt: skip
 
 
-def test_dense_heads_diversity_and_sentences() -> None:
-    dense = [head(n, density=1.0) for n in (1, 2)]
+@pytest.mark.parametrize(("finding", "site", "heads", "counts", "reason"), UNMEASURED)
+def test_what_was_not_measured_has_a_reason(
+    finding: str, site: str | None, heads: list[Any], counts: dict[str, int], reason: str
+) -> None:
+    row = look(heads, {"counts": {"source_tokens": 9, "target_tokens": 8, **counts}})[finding, site]
+    assert row["outcome"] == "not measured"
+    assert reason in row["sentence"]
+
+
+def test_words_are_counted_on_the_side_that_a_head_reads() -> None:
+    heads = [head(1), head(1, "decoder_self")]
+    found = look(heads, {"counts": {**COUNTS, "target_split_words": 0}})
+    outcomes = [found["merging head", site]["outcome"] for site in (S, "decoder_self")]
+    assert outcomes == ["not seen", "not measured"]
+
+
+@pytest.mark.parametrize(
+    ("densities", "outcome", "n_sparse"),
+    [([1.0, 1.0], "not seen", 0), ([1.0, 0.2], "in part", 1), ([0.9, 0.2], "seen", 2)],
+)
+def test_the_densities_of_a_site(densities: list[float], outcome: str, n_sparse: int) -> None:
+    heads = [head(n, density=value) for n, value in enumerate(densities, start=1)]
+    place = {"site": S, "layer": 1, "head": 1}
+    bins = [{**place, "low": low, "n_queries": n} for low, n in ((0.5, 12), (0.95, 18), (1.0, 10))]
+    found = look(heads, density=[*bins, {**bins[0], "site": "cross", "n_queries": 60}])
+    mean = pytest.approx(sum(densities) / 2)
+    assert shown(found["sparse heads", S])[:4] == (outcome, mean, n_sparse, 2)
+    assert found["sparse queries", S]["value"] == 0.75
+    if n_sparse:
+        assert found["sparse heads", S]["head"] == 2
+
+
+def test_diversity_confidence_and_importance() -> None:
     layers = [
-        {"site": "encoder_self", "layer": n, "diversity_heads": 0.1 * n, "diversity_keys": 0.05 * n}
-        for n in (1, 2)
+        {"site": S, "layer": n, "diversity_heads": value, "diversity_keys": value and value / 2}
+        for n, value in ((1, 0.3), (2, None), (3, 0.5))
     ]
-    layers.append({**layers[0], "site": "cross", "diversity_heads": 0.9})
-    text = told(dense, layers=layers)
-    assert "Every head is dense everywhere" in text
-    assert "(`diversity_base=heads`)" in text
-    assert "0.10, 0.20; highest in layer 2 of 2.\n- **cross-attention**: 0.90." in text
-    other = told(dense, layers=layers, about={"diversity_base": "keys"})
-    assert "0.05, 0.10" in other
-    odd = {
-        "site": "encoder_self", "layer": 1, "head": 2, "sentence": 7, "n_keys": 9, "density": 0.9,
-        "expected": 0.2, "deviations": 5.0, "head_mean": 0.2, "text": "So etwas.",
-    }  # fmt: skip
-    text = told([head(1), head(2, alpha=1.33)], sentences=[odd])
-    assert "Encoder layer 1 head 2, α 1.33, mean density 0.20: 0.90 in sentence 7, 0.20" in text
+    heads = [head(n, confidence=c, importance_normalised=n / 9)
+             for n, c in ((1, 0.3), (2, 0.9), (3, 0.2))]  # fmt: skip
+    found = look(heads, layers=layers)
+    row = found["heads disagree", S]
+    assert (row["value"], row["layer"]) == (pytest.approx(0.4), 3)
+    other = look(heads, {"diversity_base": "keys"}, layers=layers)
+    assert other["heads disagree", S]["value"] == pytest.approx(0.2)
+    assert shown(found["confidence", S]) == (None, 0.3, None, None, 2)
+    assert found["most important head", S]["head"] == 3
+    assert found["least important head", S]["head"] == 1
 
 
-def test_a_pruning_curve_is_told_up_to_where_it_drops() -> None:
-    curve = [
-        {"sites": "encoder_self;decoder_self;cross", "n_removed": n, "fraction": n / 4,
-         "bleu": bleu, "loss": 1.0}
-        for n, bleu in enumerate([30.0, 29.0, 20.0, 29.9, 0.1])
+def test_a_head_that_is_unlike_itself_is_named_by_its_farthest_sentence() -> None:
+    odd = [
+        {
+            "site": S, "layer": 1, "head": number, "sentence": sentence, "n_keys": 9,
+            "density": 0.9, "expected": 0.2, "deviations": far, "head_mean": 0.2, "text": "So.",
+        }
+        for number, sentence, far in ((1, 5, 4.0), (2, 6, 5.0), (2, 7, 9.0))
     ]  # fmt: skip
-    heads = [head(n, importance_normalised=n / 9) for n in (1, 2, 3, 4)]
-    cross = [{**row, "sites": "cross", "bleu": 29.5} for row in curve]
-    text = told(heads, pruning=[*curve, *cross])
-    assert "| cross-attention | 29.5 | 29.5 |" in text
-    assert "25 % of all heads can go" in text
-    assert "| all heads | 30.0 | 29.0 | 20.0 | 29.9 | 0.1 |" in text
-    assert "Most: encoder layer 1 head 4 (0.44) and encoder layer 1 head 3 (0.33)." in text
+    name = "sparse head dense in a sentence"
+    assert shown(look([head(1), head(2)], sentences=odd)[name, S]) == ("seen", 9.0, 2, 2, 2)
+    assert shown(look([head(1)])[name, None]) == ("not seen", None, 0, 1, None)
 
 
-def test_heads_that_can_go_are_counted_and_not_asked_for() -> None:
-    # of 4 heads, a step of 0.1 is no head and one of 0.3 is one
+# of 4 heads, a step of 0.1 is no head and one of 0.3 is one
+@pytest.mark.parametrize(
+    ("bleu", "wanted"), [(29.0, ("seen", 0.25, 1)), (28.9, ("not seen", 0, 0))]
+)
+def test_heads_that_can_go_are_counted_and_not_asked_for(bleu: float, wanted: Any) -> None:
+    steps = ((0, 0.0, 30.0), (0, 0.1, 30.0), (1, 0.3, bleu), (2, 0.5, 20.0), (4, 1.0, 29.9))
     curve = [
-        {"sites": "cross", "n_removed": n, "fraction": step, "bleu": bleu, "loss": 1.0}
-        for n, step, bleu in ((0, 0.0, 30.0), (0, 0.1, 30.0), (1, 0.3, 29.5), (4, 1.0, 0.0))
+        {"sites": "encoder_self;cross", "n_removed": n, "fraction": step, "bleu": b, "loss": 1.0}
+        for n, step, b in steps
     ]
-    assert "25 % of all heads can go" in told([head(1)], pruning=curve)
-    curve[2]["bleu"] = 20.0
-    assert "0 % of all heads can go" in told([head(1)], pruning=curve)
+    cross = [{**row, "sites": "cross", "bleu": 30.0} for row in curve]
+    found = look([head(1)], pruning=[*curve, *cross])["heads can be pruned", None]
+    assert shown(found)[:3] == wanted
 
 
-def test_a_layer_without_a_value_keeps_its_place() -> None:
-    layers = [
-        {"site": "encoder_self", "layer": n, "diversity_heads": value, "diversity_keys": value}
-        for n, value in ((1, 0.3), (2, None), (3, 0.4), (4, None))
+@pytest.mark.parametrize(
+    ("alphas", "outcome", "coefficient", "n_outside"),
+    [
+        ([1.9, 1.1, 1.75, 1.5, 1.25, 1.25, 1.2], "not seen", 0.37, 3),
+        ([1.1, 1.9] * 10, "seen", 0.77, 20),
+        ([1.1, 1.9], "not measured", None, 2),
+    ],
+)
+def test_where_the_alphas_of_a_site_ended(
+    alphas: list[float], outcome: str, coefficient: float | None, n_outside: int
+) -> None:
+    heads = [head(n, alpha=alpha) for n, alpha in enumerate(alphas, start=1)]
+    row = look([*heads, head(1, "cross")])["α ends in two groups", S]
+    wanted = coefficient and pytest.approx(coefficient, abs=0.005)
+    assert shown(row) == (outcome, wanted, n_outside, len(alphas), None)
+
+
+def trajectory(number: int, first: float, lowest: float, last: float) -> dict[str, Any]:
+    return {
+        "site": S, "layer": 1, "head": number, "first_update": 0, "first": first,
+        "lowest_update": 50, "lowest": lowest, "last_update": 100, "last": last, "fell_first": 1,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("lasts", "outcome", "kept"),
+    [([1.3, 1.4, 1.5, 1.9], "seen", 1.0), ([1.9, 1.3, 1.5, 1.4], "not seen", -0.4)],
+)
+def test_starts_are_compared_with_ends(lasts: list[float], outcome: str, kept: float) -> None:
+    rows = [trajectory(n, 1.2 + n / 10, 1.2, last) for n, last in enumerate(lasts, start=1)]
+    found = look([head(n, alpha=1.5) for n in range(1, 5)], trajectories=rows)
+    assert shown(found["α keeps its order", None])[:2] == (outcome, pytest.approx(kept))
+    back = found["α falls and comes back", S]
+    assert shown(back) == ("seen", pytest.approx(0.7), 4, 4, lasts.index(1.9) + 1)
+
+
+def test_trajectories_that_were_not_recorded() -> None:
+    rows = [{**trajectory(n, 1.5, 1.2, 1.2), "last_update": 0} for n in (1, 2, 3)]
+    found = look([head(n, alpha=1.5) for n in (1, 2, 3)], trajectories=rows)
+    assert shown(found["α falls first", None])[0] == "not measured"
+
+
+def test_correlations_beyond_chance_are_seen() -> None:
+    heads = [
+        head(n, alpha=1 + n / 10, density=1 - n / 10, entropy=float(n % 2)) for n in range(1, 10)
     ]
-    heads = [head(1, layer=1, density=0.6), head(1, layer=3, density=0.9)]
-    text = told(heads, layers=layers)
-    assert "0.30, –, 0.40, –; highest in layer 3 of 4." in text
-    assert "Layer by layer 0.60, –, 0.90." in text
+    found = look(heads)
+    assert shown(found["α goes with density", S])[:2] == ("seen", pytest.approx(-1))
+    assert shown(found["α goes with entropy", S])[:2] == ("not seen", pytest.approx(0))
+    few = [any(finding == "α goes with density" for finding, _ in look(heads[:n])) for n in (4, 5)]
+    assert few == [False, True]
 
 
 def test_shares_never_look_like_more_than_they_are() -> None:
     assert [percent(share) for share in (0, 0.001, 0.006, 0.5, 0.994, 0.999, 1)] == [
         "0 %", "under 1 %", "1 %", "50 %", "99 %", "over 99 %", "100 %",
     ]  # fmt: skip
-    assert [plural(n, "head") for n in (0, 1, 1200)] == ["no head", "1 head", "1,200 heads"]
 
 
-def test_quoted_sentences_are_no_markup() -> None:
-    assert quoted("a *b* [c] <d>_") == r"a \*b\* \[c\] \<d>\_"
-    assert quoted("x" * 500) == "x" * 120 + "…"
-
-
-def test_what_weights_are_and_what_was_left_out_is_said_where_it_holds() -> None:
-    said = {
-        "not_distributions": (3, "3 of these heads give weights that are no distribution"),
-        "effective_weights": (True, "those that would have the same effect"),
-        "too_long": (2, "2 longer sentences left out."),
-    }
-    plain = told([head(1)])
-    for name, (value, sentence) in said.items():
-        assert sentence in told([head(1)], about={name: value})
-        assert sentence not in plain
-
-
-def test_no_sentence_at_all_is_not_nearly_one() -> None:
-    text = told([head(1, rare_share=0.0)])
-    assert "No head looks from most tokens at the rarest of any sentence" in text
+@pytest.mark.parametrize(
+    ("name", "value", "line"),
+    [
+        ("not_distributions", 3, "- heads without distributions, measured by |w| / Σ |w|: 3"),
+        ("effective_weights", True, "- weights of the same effect, where none are formed: True"),
+        ("too_long", 2, "left out as too long: 2"),
+    ],
+)
+def test_what_weights_are_and_what_was_left_out_is_said(name: str, value: int, line: str) -> None:
+    assert line in findings_text([], {**ABOUT, name: value})
+    assert line not in findings_text([], ABOUT)

@@ -11,14 +11,9 @@ import torch
 
 from headwise.analysis.density import DensityHistograms, SentenceDensities, like_length
 from headwise.analysis.observe import Observation
-from headwise.analysis.positions import Positions
-from headwise.analysis.rarity import Rarity, rarest
-from weights_by_hand import Model, batch_of, seen
-
-
-def of(part: Positions | Rarity, name: str, site: str = "encoder_self") -> float | None:
-    table = part.tables(Model(1)).get(name, {})  # type: ignore[arg-type]
-    return table[site][0][0] if site in table else None
+from headwise.analysis.positions import positions
+from headwise.analysis.text.rarity import rarest, rarity
+from weights_by_hand import Means, batch_of, seen
 
 
 def one_hot(keys: list[int], n_keys: int) -> list[list[float]]:
@@ -26,47 +21,47 @@ def one_hot(keys: list[int], n_keys: int) -> list[list[float]]:
 
 
 def test_queries_without_a_token_at_the_offset_take_no_part() -> None:
-    part = Positions(2)
+    part = Means(positions, range(-2, 3))
     # three tokens and the end; the first looks at itself for want of one before
     part.take(batch_of([3]), seen("encoder_self", [one_hot([0, 0, 1, 2], 4)], [4]))
-    assert (of(part, "share-1"), of(part, "exists-1")) == (1, pytest.approx(2 / 3))
-    assert of(part, "share0") == pytest.approx(1 / 3)
+    assert (part.of("share-1"), part.of("exists-1")) == (1, pytest.approx(2 / 3))
+    assert part.of("share0") == pytest.approx(1 / 3)
     # at +1 the last token has the end only, which is no token
-    assert (of(part, "share1"), of(part, "exists1")) == (0, pytest.approx(2 / 3))
-    assert of(part, "exists2") == pytest.approx(1 / 3)
+    assert (part.of("share1"), part.of("exists1")) == (0, pytest.approx(2 / 3))
+    assert part.of("exists2") == pytest.approx(1 / 3)
 
 
 def test_weight_on_the_end_is_weight_elsewhere() -> None:
-    part = Positions(1)
+    part = Means(positions, range(-1, 2))
     rows = [[0.1, 0.2, 0.0, 0.7], [0.3, 0.1, 0.0, 0.6], [0.0, 0.9, 0.0, 0.1], [0.0, 0.0, 0.0, 1.0]]
     part.take(batch_of([3]), seen("encoder_self", [rows], [4]))
-    assert of(part, "share-1") == pytest.approx(1 / 2)  # the second looks at the end
-    assert of(part, "weight-1") == pytest.approx((0.3 + 0.9) / 2)
-    assert of(part, "confidence") == pytest.approx((0.2 + 0.3 + 0.9) / 3)
+    assert part.of("share-1") == pytest.approx(1 / 2)  # the second looks at the end
+    assert part.of("weight-1") == pytest.approx((0.3 + 0.9) / 2)
+    assert part.of("confidence") == pytest.approx((0.2 + 0.3 + 0.9) / 3)
 
 
 @pytest.mark.parametrize("noise", [0.0, 1e-6])
 def test_an_even_spread_is_no_evidence_for_any_place(noise: float) -> None:
-    part = Positions(1)
+    part = Means(positions, range(-1, 2))
     generator = torch.Generator().manual_seed(0)
     rows = torch.full((5, 5), 0.2) + noise * torch.rand(5, 5, generator=generator)
     part.take(batch_of([4]), seen("encoder_self", [rows.tolist()], [5]))
-    assert [of(part, f"share{offset}") for offset in (-1, 0, 1)] == [0, 0, 0]
-    assert of(part, "weight0") == pytest.approx(0.2, abs=1e-5)
+    assert [part.of(f"share{offset}") for offset in (-1, 0, 1)] == [0, 0, 0]
+    assert part.of("weight0") == pytest.approx(0.2, abs=1e-5)
 
 
 def test_a_query_with_one_key_has_no_choice() -> None:
-    part = Positions(1)
+    part = Means(positions, range(-1, 2))
     rows = [[1.0, 0.0, 0.0], [0.6, 0.4, 0.0], [0.2, 0.3, 0.5]]
     part.take(batch_of([1], [2]), seen("decoder_self", [rows], [3], causal=True))
-    assert of(part, "share0", "decoder_self") == pytest.approx(1 / 2)
-    assert of(part, "share-1", "decoder_self") == pytest.approx(1 / 2)
-    assert of(part, "confidence", "decoder_self") == pytest.approx((0.6 + 0.5) / 2)
-    assert of(part, "share1", "decoder_self") is None, "the future is nowhere to be seen"
+    assert part.of("share0", "decoder_self") == pytest.approx(1 / 2)
+    assert part.of("share-1", "decoder_self") == pytest.approx(1 / 2)
+    assert part.of("confidence", "decoder_self") == pytest.approx((0.6 + 0.5) / 2)
+    assert part.of("share1", "decoder_self") is None, "the future is nowhere to be seen"
 
 
 def test_padding_takes_no_part() -> None:
-    whole, alone = Positions(1), Positions(1)
+    whole, alone = Means(positions, range(-1, 2)), Means(positions, range(-1, 2))
     rows = [[0.7, 0.2, 0.1, 0.0, 0.0], [0.6, 0.3, 0.1, 0.0, 0.0], [0.0, 0.0, 1.0, 0.0, 0.0]]
     padded = [*rows, [0.2] * 5, [0.2] * 5]
     longer = one_hot([1, 2, 3, 3, 4], 5)
@@ -74,21 +69,21 @@ def test_padding_takes_no_part() -> None:
     alone.take(batch_of([4]), seen("encoder_self", [longer], [5]))
     alone.take(batch_of([2]), seen("encoder_self", [[row[:3] for row in rows]], [3]))
     for name in ("confidence", "share-1", "share1", "weight0", "exists1"):
-        assert of(whole, name) == pytest.approx(of(alone, name))
+        assert whole.of(name) == pytest.approx(alone.of(name))
 
 
 def test_cross_attention_has_confidence_and_no_offsets() -> None:
-    part = Positions(1)
+    part = Means(positions, range(-1, 2))
     part.take(batch_of([2]), seen("cross", [[[0.3, 0.1, 0.6]] * 3], [3]))
-    assert of(part, "confidence", "cross") == pytest.approx(0.3)
-    assert of(part, "share0", "cross") is None
+    assert part.of("confidence", "cross") == pytest.approx(0.3)
+    assert part.of("share0", "cross") is None
 
 
 def test_queries_of_cross_attention_are_not_left_out_where_the_source_ends() -> None:
-    part = Positions(1)
+    part = Means(positions, range(-1, 2))
     rows = [[0.9, 0.1], [0.2, 0.8], [0.3, 0.7], [0.4, 0.6]]  # four queries, a token and its end
     part.take(batch_of([1], [3]), seen("cross", [rows], [4]))
-    assert of(part, "confidence", "cross") == pytest.approx((0.9 + 0.2 + 0.3 + 0.4) / 4)
+    assert part.of("confidence", "cross") == pytest.approx((0.9 + 0.2 + 0.3 + 0.4) / 4)
 
 
 def test_signed_weights_are_shared_out_by_size() -> None:
@@ -96,9 +91,9 @@ def test_signed_weights_are_shared_out_by_size() -> None:
     found = seen("encoder_self", [rows], [3], is_distribution=False)
     assert found.shares_BHQK[0, 0].tolist() == [[0.75, 0.25, 0], [0.25, 0.25, 0.5], [0, 0, 0]]
     assert found.peaks_BHQ[0, 0].tolist() == [0, 2, -1]
-    part = Positions(1)
+    part = Means(positions, range(-1, 2))
     part.take(batch_of([2]), found)
-    assert of(part, "weight0") == pytest.approx((0.75 + 0.25) / 2)
+    assert part.of("weight0") == pytest.approx((0.75 + 0.25) / 2)
 
 
 def test_a_head_that_is_not_what_it_says_is_not_measured() -> None:
@@ -107,11 +102,11 @@ def test_a_head_that_is_not_what_it_says_is_not_measured() -> None:
     endless = seen("encoder_self", [[[math.inf, 0.0], [0.0, 1.0]]], [2])
     signed = seen("encoder_self", [[[math.nan, 0.0], [0.0, 1.0]]], [2], is_distribution=False)
     for found in (negative, broken, endless, signed):
-        part, histogram = Positions(1), DensityHistograms()
+        part, histogram = Means(positions, range(-1, 2)), DensityHistograms()
         part.take(batch_of([1]), found)
         histogram.take(batch_of([1]), found)
         for name in ("confidence", "share0", "weight0", "share-1"):
-            assert of(part, name) is None
+            assert part.of(name) is None
         assert histogram.rows() == []
         assert (found.peaks_BHQ == -1).all()
 
@@ -125,27 +120,27 @@ def test_the_rarest_piece_by_counts_then_by_its_place_in_the_vocabulary() -> Non
 
 
 def test_most_tokens_of_a_sentence_must_point_at_it() -> None:
-    part = Rarity([[0, 1, 0], [1, 0, 0], []])
+    part = Means(rarity, [[0, 1, 0], [1, 0, 0], []])
     sentences = [
         one_hot([1, 1, 0, 1], 4),  # two of three, the end not asked
         one_hot([0, 1, 1, 0], 4),  # one of three
         one_hot([0, 0, 0, 0], 4),  # too short to be looked at
     ]
     part.take(batch_of([3, 3, 2]), seen("encoder_self", sentences, [4, 4, 3]))
-    assert part.tables(Model(1))["rare_share"]["encoder_self"] == [[0.5]]  # type: ignore[arg-type]
+    assert part.of("rare_share") == 0.5
 
 
 def test_half_of_the_tokens_are_not_most() -> None:
-    part = Rarity([[1, 0, 0, 0], [1, 0, 0, 0]])
+    part = Means(rarity, [[1, 0, 0, 0], [1, 0, 0, 0]])
     sentences = [one_hot([0, 0, 1, 1, 0], 5), one_hot([0, 0, 0, 1, 1], 5)]
     part.take(batch_of([4, 4]), seen("encoder_self", sentences, [5, 5]))
-    assert of(part, "rare_share") == 0.5
+    assert part.of("rare_share") == 0.5
 
 
 def test_an_even_spread_points_at_no_rare_word() -> None:
-    part = Rarity([[1, 0, 0]])
+    part = Means(rarity, [[1, 0, 0]])
     part.take(batch_of([3]), seen("encoder_self", [[[0.25] * 4] * 4], [4]))
-    assert of(part, "rare_share") == 0
+    assert part.of("rare_share") == 0
 
 
 # -- density --------------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ import torch
 from command_line import composer
 from headwise.analysis.collect import head_statistics
 from headwise.analysis.pruning import pruned_state
-from headwise.analysis.roles import Thresholds, roles
 from headwise.analysis.survey import Survey, survey
 from headwise.model.transformer import Transformer
 from planted_heads import DECODER_ROLES, ROLES, SINGLES, batches, planted, sentences, side
@@ -41,13 +40,13 @@ def look(model: Transformer, max_tokens: int = 300, language: str = "de") -> Sur
 
 def named(found: Survey) -> dict[tuple[str, int, int], list[str]]:
     return {
-        (row["site"], row["layer"], row["head"]): roles(row, found.counts, Thresholds())
-        for row in found.heads
+        (row["site"], row["layer"], row["head"]): [r for r in row["roles"].split(";") if r]
+        for row in found.tables["heads"]
     }
 
 
 def row_of(found: Survey, site: str, head: int) -> Mapping[str, Any]:
-    (row,) = [r for r in found.heads if (r["site"], r["head"]) == (site, head)]
+    (row,) = [r for r in found.tables["heads"] if (r["site"], r["head"]) == (site, head)]
     return row
 
 
@@ -66,14 +65,14 @@ def test_an_alpha_a_query_at_one_site_leaves_those_of_the_others(make: Any) -> N
     )
     found = look(model)
     for site in ("encoder_self", "decoder_self", "cross"):
-        alphas = [row["alpha"] for row in found.heads if row["site"] == site]
+        alphas = [row["alpha"] for row in found.tables["heads"] if row["site"] == site]
         assert all(alpha is not None and 1 < alpha < 2 for alpha in alphas), site
 
 
 def test_registers_change_no_role(make: Any) -> None:
     found = look(planted(make, "attention=softmax", "model.register_tokens=3"))
     assert named(found) == WANTED
-    assert all(row["high"] <= 1 for row in found.density)
+    assert all(row["high"] <= 1 for row in found.tables["density"])
 
 
 def test_pruned_models_keep_the_numbers_of_their_heads(make: Any) -> None:
@@ -84,7 +83,7 @@ def test_pruned_models_keep_the_numbers_of_their_heads(make: Any) -> None:
     found = look(smaller)
     kept = [(site, 1, number) for site, ((*numbers,),) in heads.items() for number in numbers]
     assert named(found) == {key: WANTED[key] for key in kept}
-    assert {(r["site"], r["head"]) for r in found.density} == {(s, n) for s, _, n in kept}
+    assert {(r["site"], r["head"]) for r in found.tables["density"]} == {(s, n) for s, _, n in kept}
     one, other = (row_of(f, "encoder_self", 4) for f in (look(whole), found))
     assert one["question_weight"] == pytest.approx(other["question_weight"], abs=1e-5)
 
@@ -93,15 +92,15 @@ def test_pruned_models_keep_the_numbers_of_their_heads(make: Any) -> None:
 def test_batches_and_padding_change_nothing(make: Any, attention: str) -> None:
     model = planted(make, f"attention={attention}")
     one, other = look(model, 1), look(model, 10_000)
-    assert len(one.heads) == len(other.heads) == 27
-    for alone, together in zip(one.heads, other.heads, strict=True):
+    assert len(one.tables["heads"]) == len(other.tables["heads"]) == 27
+    for alone, together in zip(one.tables["heads"], other.tables["heads"], strict=True):
         assert alone.keys() == together.keys()
         for name, value in alone.items():
             assert together[name] == pytest.approx(value, abs=1e-4), name
-    assert one.density == other.density
+    assert one.tables["density"] == other.tables["density"]
     assert one.counts == other.counts
     for rows in ("layers", "offsets"):
-        for alone, together in zip(getattr(one, rows), getattr(other, rows), strict=True):
+        for alone, together in zip(one.tables[rows], other.tables[rows], strict=True):
             assert together == pytest.approx(alone, abs=1e-4)
 
 
@@ -130,7 +129,7 @@ def test_what_the_planted_heads_measure(make: Any) -> None:
     assert uniform["density"] == 1
     assert (uniform["previous_share"], uniform["rare_share"]) == (0, 0)
     assert uniform["offset_share"] == 0 < uniform["offset_weight"]
-    for row in found.offsets:
+    for row in found.tables["offsets"]:
         if (row["site"], row["head"]) == ("encoder_self", 6):
             assert row["max_share"] == 0 < row["mean_weight"]
     # all on the end of the sentence, which is no token
@@ -139,7 +138,7 @@ def test_what_the_planted_heads_measure(make: Any) -> None:
     assert end["offset_share"] == 0
     # nowhere more than elsewhere, so the nearest is told
     assert (end["offset"], uniform["offset"]) == (0, 0)
-    for row in found.heads:
+    for row in found.tables["heads"]:
         if row["site"] == "decoder_self":
             assert row["next_share"] is None
             assert "question_weight" not in row
@@ -154,8 +153,8 @@ def test_a_head_at_the_current_token_merges_nothing_where_most_words_are_whole(m
     current = row_of(found, "encoder_self", 7)
     assert current["merge_score"] > 0.9
     assert found.counts["source_split_words"] >= 10
-    assert roles(current, found.counts, Thresholds()) == ["current"]
-    assert "merging" in roles(row_of(found, "encoder_self", 3), found.counts, Thresholds())
+    assert current["roles"] == "current"
+    assert "merging" in row_of(found, "encoder_self", 3)["roles"]
 
 
 def test_an_offset_that_few_tokens_have_names_no_head(make: Any) -> None:
@@ -166,24 +165,26 @@ def test_an_offset_that_few_tokens_have_names_no_head(make: Any) -> None:
     found = survey(model, batches(text), CPU, both, both)
     far = {
         row["head"]: row["max_share"]
-        for row in found.offsets
+        for row in found.tables["offsets"]
         if (row["site"], row["offset"]) == ("encoder_self", 5)
     }
     assert far[4] == 1
     asking = row_of(found, "encoder_self", 4)
     assert asking["offset"] != 5
-    assert roles(asking, found.counts, Thresholds()) == []
+    assert asking["roles"] == ""
 
 
 def test_languages_decide_what_can_be_measured(make: Any) -> None:
     model = planted(make, "attention=softmax")
     japanese = look(model, language="ja")
-    assert all("merge_score" not in row and "cluster_mass" not in row for row in japanese.heads)
+    assert all(
+        "merge_score" not in row and "cluster_mass" not in row for row in japanese.tables["heads"]
+    )
     assert "source_words" not in japanese.counts
     assert japanese.counts["question_word_tokens"] == 0
     swahili = look(model, language="sw")
     assert "question_word_tokens" not in swahili.counts
-    assert all("question_weight" not in row for row in swahili.heads)
+    assert all("question_weight" not in row for row in swahili.tables["heads"])
     assert named(swahili)["encoder_self", 1, 3] == ["merging"]
 
 
@@ -193,7 +194,9 @@ def test_each_layer_has_its_own_diversity(make: Any) -> None:
     found = survey(model, batches(text), CPU, side(text), side(text))
     for base in ("heads", "keys"):
         wanted = head_statistics(model, batches(text), CPU, base)["diversity"]
-        told = {(row["site"], row["layer"]): row[f"diversity_{base}"] for row in found.layers}
+        told = {
+            (row["site"], row["layer"]): row[f"diversity_{base}"] for row in found.tables["layers"]
+        }
         assert told == {
             (site, layer): pytest.approx(value)
             for site, layers in wanted.items()

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from headwise.analysis.questions import asking, has_words
-from headwise.analysis.words import Merging, clusters, surface
-from weights_by_hand import Model, batch_of, seen
+from headwise.analysis.text.questions import asking, has_words, interrogation, n_tokens
+from headwise.analysis.text.words import clusters, merging, surface
+from weights_by_hand import Means, batch_of, seen
 
 SEGMENTED = {
     "▁Ein ▁Mann .": [0, 1, 2],
@@ -53,9 +53,9 @@ def test_merge_scores_are_those_of_the_definition() -> None:
         [0.0, 0.0, 0.0, 0.5, 0.4, 0.1, 0.0],
         [1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0],  # the end of the sentence is no word
     ]
-    part = Merging([[0, 1, 1, 2, 2, 2]], None)
+    part = Means(merging, {"encoder_self": [[0, 1, 1, 2, 2, 2]]})
     part.take(batch_of([6]), seen("encoder_self", [rows], [7]))
-    found = part.tables(Model(1))
+    found = part.tables()
     scores = [0.7, max(0.3, 0.6), max(0.4, 0.0, 0.9)]
     assert found["merge_score"]["encoder_self"] == [[pytest.approx(sum(scores) / 3)]]
     assert found["split_merge_score"]["encoder_self"] == [[pytest.approx(sum(scores[1:]) / 2)]]
@@ -65,9 +65,9 @@ def test_merge_scores_are_those_of_the_definition() -> None:
 
 def test_in_the_decoder_a_word_begins_behind_the_mark() -> None:
     rows = [[1.0, 0.0, 0.0], [0.4, 0.6, 0.0], [0.3, 0.5, 0.2]]
-    part = Merging(None, [[0, 0]])
+    part = Means(merging, {"encoder_self": None, "decoder_self": [[0, 0]]})
     part.take(batch_of([1], [2]), seen("decoder_self", [rows], [3], causal=True))
-    found = part.tables(Model(1))
+    found = part.tables()
     assert found["merge_score"]["decoder_self"] == [[pytest.approx(0.5)]]
     assert found["cluster_mass"]["decoder_self"] == [[pytest.approx((0.6 + 0.7) / 2)]]
 
@@ -126,17 +126,15 @@ def test_a_mark_spelt_in_bytes_ends_with_the_last_of_them() -> None:
 
 
 def test_question_weights_are_means_over_pieces() -> None:
-    from headwise.analysis.questions import Interrogation
-
     sentences = ["▁Was ▁ist ?", "▁da , ▁was .", "▁ja !"]
     found: list[Any] = [asking(surface(text.split()), "de") for text in sentences]
-    part = Interrogation(found)
+    part = Means(interrogation, found)
     weights = torch.zeros(3, 5, 5)
     weights[0, :4, :4] = torch.tensor([[0.1, 0.0, 0.8, 0.1]] * 4)
     weights[1, :5, :5] = torch.tensor([[0.0, 0.0, 0.4, 0.3, 0.3]] * 5)
     weights[2, :3, :3] = torch.tensor([[0.0, 1.0, 0.0]] * 3)
     part.take(batch_of([3, 4, 2]), seen("encoder_self", weights.tolist(), [4, 5, 3]))
-    table = part.tables(Model(1))
+    table = part.tables()
     assert table["question_weight"]["encoder_self"] == [[pytest.approx(0.8)]]
     assert table["statement_weight"]["encoder_self"] == [[pytest.approx(0.3)]]
-    assert part.n_tokens() == {"question": 1, "statement": 1}
+    assert n_tokens(found) == {"question": 1, "statement": 1}

@@ -44,7 +44,7 @@ def content(n_layers: int, n_heads: int, weights: list[dict[str, Any]]) -> dict[
         "languages": ["de", "en"],
         "facts": [],
         "scores": [],
-        "findings": "",
+        "findings": [],
         "settings": "",
         "others": [],
         "heads": [
@@ -107,7 +107,11 @@ def nasty() -> tuple[dict[str, Any], Outline]:
     run = content(1, 1, [random_weights(1, 1, 2) for _ in NASTY])
     for one, text in zip(run["sentences"], NASTY, strict=True):
         one.update(translation=text, source_pieces=[text, text])
-    run.update(name=NASTY[0], findings="\n".join(NASTY), settings=NASTY[0])
+    run.update(
+        name=NASTY[0],
+        findings=[{"finding": text, "outcome": text, "sentence": text} for text in NASTY],
+        settings=NASTY[0],
+    )
     outline = Outline()
     outline.feed(page_text([run], [[]], sentences(*NASTY)))
     return run, outline

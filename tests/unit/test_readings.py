@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from head_counting import CPU, Dense, build, with_normaliser
-from headwise.report.readings import readings
+from headwise.analysis.text.readings import readings
 
 
 @dataclass
@@ -28,7 +28,7 @@ def test_the_decoder_reads_the_runs_own_translation() -> None:
     translated = {"5 6 7": ("one", (8, 9), False), "4": ("two", (10,), True)}
 
     def translate(sources: Sequence[str]) -> list[Any]:
-        best = [translated[source.strip()] for source in sources]  # normalises by itself
+        best = [translated[source] for source in sources]
         return [
             SimpleNamespace(
                 text=text,
@@ -40,14 +40,14 @@ def test_the_decoder_reads_the_runs_own_translation() -> None:
             for text, ids, finished in best
         ]
 
-    run: Any = SimpleNamespace(
+    translator: Any = SimpleNamespace(
         model=build(with_normaliser(Dense)),
-        normaliser=SimpleNamespace(source=str.strip),
         tokenizers=SimpleNamespace(source=Numbers("s"), target=Numbers("t")),
         translate=translate,
-        translator=SimpleNamespace(device=CPU),
+        device=CPU,
     )
-    found = dict(readings(run, [" 5 6 7", "4 "]))
+    normaliser: Any = SimpleNamespace(source=str.strip)
+    found = dict(readings(translator, normaliser, [" 5 6 7", "4 "]))
     first, second = found[0], found[1]
     assert (first.source, first.translation, first.is_finished) == ("5 6 7", "one", False)
     assert (second.source, second.translation, second.is_finished) == ("4", "two", True)

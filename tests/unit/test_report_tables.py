@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from command_line import composer
+from headwise.attention import capabilities
+from headwise.attention.capabilities import HEAD, built, capability_row
 from headwise.config_dir import group_choices
 from headwise.markdown import renewed
-from headwise.report import capabilities, settings
-from headwise.report.capabilities import HEAD, built, capability_row
+from headwise.report import settings
 
 ROOT = Path(__file__).parents[2]
 

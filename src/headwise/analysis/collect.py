@@ -10,7 +10,7 @@ without it is left out.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from headwise.data.batching import Batch
     from headwise.model.transformer import Transformer
 
+# Values (B or 1, H, Q) by the names of their statistics, and where they count; see `HeadMeans.add`.
+Measures = Iterator[tuple[Mapping[str, Tensor], Tensor]]
 RESERVED = ("update", "nonfinite", "role")  # beside statistics in records and on pages
 HeadTable = dict[str, list[list[float]]]  # where every head was measured; else `HeadValues`
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
+import pandas as pd
 
 STATISTICS = (
     "density",
@@ -28,45 +27,28 @@ def correlation_rows(heads: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]
         heads: rows of the table of heads.
 
     Returns:
-        Rows of the table of correlations. Left out is what fewer than four heads have, and what
+        Rows of the table of correlations. Left out is what fewer than five heads have, and what
         is the same at all of them.
     """
+    frame = pd.DataFrame(heads, columns=["site", "alpha", *STATISTICS])
     rows = []
-    for site in dict.fromkeys(head["site"] for head in heads):
+    for site, own in frame.groupby("site", sort=False):
         for statistic in STATISTICS:
-            pairs = [
-                (head["alpha"], head[statistic])
-                for head in heads
-                if head["site"] == site
-                and head.get("alpha") is not None
-                and head.get(statistic) is not None
-            ]
-            found = spearman(*zip(*pairs, strict=True)) if len(pairs) >= FEWEST_HEADS else None
-            if found is not None:
-                rows.append(
-                    {
-                        "site": site,
-                        "statistic": statistic,
-                        "n_heads": len(pairs),
-                        "spearman": found,
-                    }
-                )
-    return rows
+            pairs = own[["alpha", statistic]].dropna()
+            if len(pairs) >= FEWEST_HEADS:
+                found = spearman(pairs["alpha"], pairs[statistic])
+                rows.append({
+                    "site": site, "statistic": statistic, "n_heads": len(pairs), "spearman": found
+                })  # fmt: skip
+    return [row for row in rows if row["spearman"] is not None]
 
 
-def spearman(one: Sequence[float], other: Sequence[float]) -> float | None:
+def spearman(one: Iterable[float], other: Iterable[float]) -> float | None:
     """Rank correlation, ties sharing the mean of their ranks; None where a side is constant."""
-    ranks = [_ranks(one), _ranks(other)]
-    deviations = [rank - rank.mean() for rank in ranks]
-    scale = math.sqrt(float((deviations[0] ** 2).sum() * (deviations[1] ** 2).sum()))
-    return float((deviations[0] * deviations[1]).sum()) / scale if scale else None
-
-
-def _ranks(values: Sequence[float]) -> npt.NDArray[np.float64]:
-    _, places, counts = np.unique(np.asarray(values), return_inverse=True, return_counts=True)
-    last = np.cumsum(counts)
-    ranks: npt.NDArray[np.float64] = (last - (counts - 1) / 2)[places]
-    return ranks
+    ranks = pd.DataFrame({"one": list(one), "other": list(other)}, dtype=float).rank()
+    ranks -= ranks.mean()
+    scale = math.sqrt((ranks**2).sum().prod())
+    return float(ranks.prod(axis=1).sum()) / scale if scale else None
 
 
 def by_chance(n_heads: int) -> float:

@@ -1,291 +1,325 @@
-"""What an analysis found, in words that name heads.
+"""The findings of the papers, looked for in one run: a row each, with its figure.
 
 The order is that of Correia et al. 2019, section 5: α over the training and at its end, density,
-diversity, positional, merging and interrogation heads, heads unlike themselves; then rare words
-(Voita et al. 2019), importance (Michel et al. 2019) and what α goes with.
+diversity, positional, merging and interrogation heads, heads that are denser than usual; then rare
+words (Voita et al. 2019), importance and pruning (Michel et al. 2019), and what α goes with.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
-from headwise.analysis.findings_alpha import correlations_text, final_text, trajectories_text
-from headwise.analysis.findings_roles import (
-    interrogation_text,
-    merging_text,
-    positional_text,
-    rare_text,
+from headwise.analysis.correlations import by_chance, spearman
+from headwise.analysis.roles import (
+    FEWEST_QUESTION_TOKENS,
+    FEWEST_SPLIT_WORDS,
+    NAMED,
+    Thresholds,
+    can_tell_questions,
+    offset_name,
 )
-from headwise.analysis.roles import Thresholds
-from headwise.analysis.wording import (
-    Row,
-    head_name,
-    head_place,
-    known,
-    listed,
-    local_name,
-    number,
-    percent,
-    plural,
-    quoted,
-    upper,
-)
+from headwise.analysis.tables import HEAD_KEY, Row, known
+from headwise.analysis.trajectories import MOVED, ROSE, came_back, sarle
 from headwise.markdown import markdown_table
 from headwise.schema import SITE_NAMES, SITES
 
+SEEN, PARTLY, UNSEEN, UNMEASURED = "seen", "in part", "not seen", "not measured"
 DENSE = 0.9995  # a mean density above this is 1 to every digit that is shown
-MOST_NAMED = 5
+LOW_ALPHA, HIGH_ALPHA = 1.25, 1.75  # the outer quarters of softmax to sparsemax
+BIMODAL = 5 / 9  # Sarle's coefficient of an even spread
+KEPT_ORDER = 0.8
+SPARED = 0.2  # of the heads (Michel et al. 2019 remove 20 to 40 %)
+LOST_BLEU = 1.0
+
+# Finding -> what its figure is. "Heads" are those that show the finding, of all that were measured.
+SENTENCES = {
+    "α falls first": f"Share of α whose first change of {MOVED} or more is downwards.",
+    "α falls and comes back": f"Largest rise above the lowest; heads: those of {ROSE} or more.",
+    "α keeps its order": "Rank correlation of the α at the start with those at the end.",
+    "α ends in two groups": f"Sarle's coefficient; heads: below {LOW_ALPHA} or above {HIGH_ALPHA}.",
+    "sparse heads": "Mean density; heads: those with a density below 1; most: the sparsest.",
+    "sparse queries": "Share of queries that give some key they see a weight of exactly 0.",
+    "heads disagree": "Jensen-Shannon divergence of a layer's heads, mean over layers; most: layer.",
+    "previous-token head": "Share of tokens with the largest weight on the token before.",
+    "next-token head": "Share of tokens with the largest weight on the token behind.",
+    "current-token head": "Share of tokens with the largest weight on themselves.",
+    "head at another offset": "Share of tokens with the largest weight at the offset of its role.",
+    "merging head": "Merge score: the highest weight from a piece of a word to its other pieces.",
+    "interrogation head": "Weight from question words on the question mark.",
+    "sparse head dense in a sentence": "Deviations above sentences of like length (sentences.csv).",
+    "rare-word head": "Share of sentences in which most tokens look at the rarest token.",
+    "confidence": "Median of the mean largest weights; most: the most confident head.",
+    "most important head": "Slope of the loss in the head's output, over the norm of its layer.",
+    "least important head": "Slope of the loss in the head's output, over the norm of its layer.",
+    "heads can be pruned": f"Share of all heads that can go for {LOST_BLEU:g} BLEU (pruning.csv).",
+}
+CORRELATION = "Rank correlation over the heads of a site; chance alone passes ± once in twenty."
 
 
-@dataclass(frozen=True)
-class Found:
-    """All that the findings are made from: rows of the tables, and how they came about.
+Found = dict[str, Any]  # a row of the table of findings
+Tables = Mapping[str, Sequence[Row]]  # by their names
 
-    Attributes:
-        counts: `Survey.counts`.
+
+def findings(tables: Tables, about: Mapping[str, Any]) -> list[Found]:
+    """Rows of the table of findings.
+
+    The outcome is seen, in part (at half of the threshold, or at some heads only), not seen or not
+    measured; it is empty where heads are only described.
+
+    Args:
+        tables: all others of an analysis.
         about: settings.json.
     """
-
-    about: Mapping[str, Any]
-    counts: Mapping[str, int]
-    heads: Sequence[Row]
-    layers: Sequence[Row]
-    density: Sequence[Row]
-    sentences: Sequence[Row]
-    trajectories: Sequence[Row]
-    correlations: Sequence[Row]
-    pruning: Sequence[Row] = field(default_factory=list)
-    others: Sequence[Row] = field(default_factory=list)
-
-    @property
-    def thresholds(self) -> Thresholds:
-        """From where on heads are called something."""
-        return Thresholds(**self.about["thresholds"])
-
-
-def findings(found: Found) -> str:
-    """The text of findings.md."""
-    sections = [
-        ("α over the training", trajectories_text(found.heads, found.trajectories)),
-        ("α at the end", final_text(found.heads)),
-        ("Density", _density(found)),
-        ("Diversity", _diversity(found)),
-        ("Positional heads", positional_text(found.heads, found.thresholds)),
-        (
-            "Heads that hold a word together",
-            merging_text(found.heads, found.counts, found.thresholds),
-        ),
-        ("Interrogation heads", interrogation_text(found.heads, found.counts, found.thresholds)),
-        ("A head unlike itself", _unlike(found)),
-        ("Rare words", rare_text(found.heads, found.thresholds)),
-        ("Confidence", _confidence(found)),
-        ("Importance", _importance(found)),
-        ("What α goes with", correlations_text(found.correlations)),
+    heads = tables["heads"]
+    return [
+        *_alpha_over_training(heads, tables["trajectories"]),
+        *_alpha_at_the_end(heads),
+        *_density(heads, tables["density"]),
+        *_diversity(tables["layers"], about["diversity_base"]),
+        *_roles(heads, about["counts"], Thresholds(**about["thresholds"])),
+        _unusually_dense(heads, tables["sentences"]),
+        *_confidence(heads),
+        *_importance(heads),
+        *_pruning(tables["pruning"]),
+        *_with_alpha(tables["correlations"]),
     ]
-    parts = [_introduction(found), *(f"## {title}\n\n{text}" for title, text in sections if text)]
-    return "\n\n".join(parts) + "\n"
 
 
-def _introduction(found: Found) -> str:
-    about, counts = found.about, found.counts
-    roles = [row for row in found.heads if row["roles"]]
-    text = (
-        f"# What the heads of {about['run']} became\n\n"
-        f"{upper(plural(len(found.heads), 'head'))} of {about['attention']}, looked at over "
-        f"{plural(about['sentences'], 'sentence')} of {about['split']} ({about['source']}→"
-        f"{about['target']}, {number(counts['source_tokens'])} source and "
-        f"{number(counts['target_tokens'])} target pieces), with the weights "
-        f"`{about['checkpoint']}`."
-    )
-    if about["not_distributions"]:
-        text += (
-            f" {about['not_distributions']} of these heads give weights that are no "
-            "distribution; what is said of such weights is said of |w| / Σ |w|."
-        )
-    if about["effective_weights"]:
-        text += (
-            " Where no weights are formed, they are those that would have the same effect: each "
-            "key's part in the output."
-        )
-    if about["too_long"]:
-        text += f" {upper(plural(about['too_long'], 'longer sentence'))} left out."
-    if roles:
-        lines = [f"- {head_name(row)}: {row['roles'].replace(';', ', ')}" for row in roles]
-        return f"{text} Heads with a role by the thresholds below:\n\n" + "\n".join(lines)
-    return f"{text} No head has one of the roles below; the sections name the nearest."
+def findings_text(rows: Sequence[Row], about: Mapping[str, Any]) -> str:
+    """The text of findings.md: what was analysed, and the table.
 
-
-# -- density and diversity ------------------------------------------------------------------------
-
-
-def _density(found: Found) -> str:
-    rows = known(found.heads, "density")
-    if not rows:
-        return "No head forms weights, so there is no density."
-    if all(row["density"] == 1 for row in rows):
-        return "Every head is dense everywhere: each key a query may see gets some weight."
-    lines = []
-    for site in SITES:
-        own = sorted(
-            (row for row in rows if row["site"] == site), key=lambda row: float(row["density"])
-        )
-        if not own:
-            continue
-        mean = statistics.fmean(row["density"] for row in own)
-        dense = [row for row in own if row["density"] >= DENSE]
-        text = f"- **{SITE_NAMES[site]}**: mean {mean:.2f}, from {_shown_density(own[0])} to "
-        text += f"{_shown_density(own[-1])}"
-        if dense:
-            text += f"; {len(dense)} of {len(own)} heads dense throughout"
-        share = _dense_share(found.density, site)
-        if share is not None:
-            text += f"; {percent(share)} of all queries use every key they see"
-        lines.append(f"{text}. {_by_layer(own)}")
-    return (
-        "Share of the keys a query may see that get a weight other than exactly 0, ends of "
-        "sentences included:\n\n" + "\n".join(lines)
-    )
-
-
-def _shown_density(row: Row) -> str:
-    return f"{row['density']:.2f} ({local_name(row)})"
-
-
-def _dense_share(histogram: Sequence[Row], site: str) -> float | None:
-    own = [row for row in histogram if row["site"] == site]
-    total = sum(row["n_queries"] for row in own)
-    dense = sum(row["n_queries"] for row in own if row["low"] == 1.0)
-    return dense / total if total else None
-
-
-def _by_layer(rows: Sequence[Row]) -> str:
-    by_layer: dict[int, list[float]] = {}
-    for row in rows:
-        by_layer.setdefault(row["layer"], []).append(row["density"])
-    if len(by_layer) < 2:
-        return ""
-    means = {layer: statistics.fmean(found) for layer, found in by_layer.items()}
-    return f"Layer by layer {_layers_in_turn(means, max(means))}."
-
-
-def _layers_in_turn(values: Mapping[int, float], n_layers: int) -> str:
-    """A number a layer, from the first on; – where it has none."""
-    shown = (values.get(layer) for layer in range(1, n_layers + 1))
-    return ", ".join("–" if value is None else f"{value:.2f}" for value in shown)
-
-
-def _diversity(found: Found) -> str:
-    base = found.about["diversity_base"]
-    lines = []
-    for site in SITES:
-        rows = [row for row in found.layers if row["site"] == site]
-        name = f"diversity_{base}"
-        values = {row["layer"]: float(row[name]) for row in known(rows, name)}
-        if not values:
-            continue
-        n_layers = max(row["layer"] for row in rows)
-        text = f"- **{SITE_NAMES[site]}**: {_layers_in_turn(values, n_layers)}"
-        if len(values) > 1:
-            text += f"; highest in layer {max(values, key=values.__getitem__)} of {n_layers}"
-        lines.append(f"{text}.")
-    if not lines:
-        return "No layer has two heads with weights to compare."
-    scale, most = "the number of heads", "1 where they share no key"
-    if base == "keys":
-        scale, most = "the number of keys", "below 1 where keys outnumber heads"
-    return (
-        "How much the heads of a layer disagree: Jensen-Shannon divergence, logarithm to the base "
-        f"of {scale} (`diversity_base={base}`); 0 where they agree, {most}. From the first layer "
-        "on:\n\n" + "\n".join(lines)
-    )
-
-
-def _unlike(found: Found) -> str:
-    if not found.sentences:
-        return (
-            "No head that is normally sparse is far denser in some sentence than in others of "
-            "like length."
-        )
-    alphas = {(row["site"], row["layer"], row["head"]): row.get("alpha") for row in found.heads}
-    named: dict[tuple[str, int, int], Row] = {}
-    for row in sorted(found.sentences, key=lambda row: -float(row["deviations"])):
-        named.setdefault((row["site"], row["layer"], row["head"]), row)
-    lines = [
-        f"- {upper(head_name({**row, 'alpha': alphas[key]}))}, mean density "
-        f"{row['head_mean']:.2f}: {row['density']:.2f} in sentence {row['sentence']}, "
-        f"{row['expected']:.2f} in others of its length. *{quoted(row['text'])}*"
-        for key, row in list(named.items())[:MOST_NAMED]
-    ]
-    return (
-        "Sentences in which a head that is normally sparse is far denser than in sentences of "
-        "like length, which may be ambiguous to it (more in sentences.csv):\n\n" + "\n".join(lines)
-    )
-
-
-# -- confidence, importance, correlations ---------------------------------------------------------
-
-
-def _confidence(found: Found) -> str:
-    lines = []
-    for site in SITES:
-        rows = known([row for row in found.heads if row["site"] == site], "confidence")
-        if rows:
-            best = max(rows, key=lambda row: float(row["confidence"]))
-            middle = statistics.median(row["confidence"] for row in rows)
-            lines.append(
-                f"- **{SITE_NAMES[site]}**: median {percent(middle)}, highest "
-                f"{percent(best['confidence'])} ({local_name(best)})."
-            )
-    if not lines:
-        return ""
-    return (
-        "Mean largest weight of a token on a token, the end of a sentence excluded on both sides, "
-        "and so are queries that see one key:\n\n" + "\n".join(lines)
-    )
-
-
-def _importance(found: Found) -> str:
-    return "\n\n".join(filter(None, (_most_and_least(found.heads), _pruning(found.pruning))))
-
-
-def _most_and_least(heads: Sequence[Row]) -> str:
-    rows = sorted(
-        known(heads, "importance_normalised"),
-        key=lambda row: float(row["importance_normalised"]),
-    )
-    if not rows:
-        return ""
-    shown = [f"{head_place(row)} ({row['importance_normalised']:.2f})" for row in rows]
-    n = min(3, len(rows) // 2)
-    text = "How much the loss would change with a head's output, over the norm of its layer."
-    if n:
-        text += f" Most: {listed(shown[: -n - 1 : -1])}. Least: {listed(shown[:n])}."
-    return text
-
-
-def _pruning(rows: Sequence[Row]) -> str:
-    if not rows:
-        return ""
-    curves = {
-        sites: [row for row in rows if row["sites"] == sites]
-        for sites in dict.fromkeys(row["sites"] for row in rows)
+    Args:
+        rows: of the table of findings.
+        about: settings.json.
+    """
+    facts = {
+        "attention": about["attention"],
+        "weights": f"`{about['checkpoint']}`",
+        "text": f"{about['sentences']} sentences of {about['split']} ({about['source']}→"
+        f"{about['target']}); left out as too long: {about['too_long']}",
+        "counts": ", ".join(f"{name} {n:,}" for name, n in about["counts"].items()),
+        "diversity": f"logarithm to the base of {about['diversity_base']}",
+        "heads without distributions, measured by |w| / Σ |w|": about["not_distributions"],
+        "weights of the same effect, where none are formed": about["effective_weights"],
     }
-    shown = sorted({row["fraction"] for row in rows})
-    head = ["BLEU without", *(percent(fraction) for fraction in shown)]
-    lines = []
-    for sites, curve in curves.items():
-        bleu = {row["fraction"]: f"{row['bleu']:.1f}" for row in curve}
-        names = "all heads" if ";" in sites else SITE_NAMES[sites]
-        lines.append([names, *(bleu.get(fraction, "") for fraction in shown)])
-    whole = next(iter(curves.values()))
-    enough = list(takewhile(lambda row: row["bleu"] >= whole[0]["bleu"] - 1, whole))
-    share = enough[-1]["n_removed"] / max(whole[-1]["n_removed"], 1)  # whole heads go
-    text = (
-        f"{upper(percent(share))} of all heads can go, the least important first and nothing "
-        "trained again, for at most 1 BLEU.\n\n"
+    lines = "\n".join(f"- {name}: {fact}" for name, fact in facts.items() if fact)
+    table = markdown_table(
+        ["finding", "site", "outcome", "figure", "threshold", "heads", "most", ""],
+        map(_cells, rows),
+        of_numbers=False,
     )
-    return text + markdown_table(head, lines)
+    return f"# Heads of {about['run']}\n\n{lines}\n\n{table}\n"
+
+
+def _cells(row: Row) -> list[str]:
+    figures = ["" if row.get(n) is None else f"{row[n]:.2f}" for n in ("value", "threshold")]
+    n_heads = "" if row.get("n_heads") is None else f"{row['n_heads']} of {row['n_measured']}"
+    place = " ".join(f"{n} {row[n]}" for n in ("layer", "head") if row.get(n) is not None)
+    site = SITE_NAMES[row["site"]] if row.get("site") else ""
+    return [row["finding"], site, row["outcome"] or "", *figures, n_heads, place, row["sentence"]]
+
+
+def _row(finding: str, outcome: str | None, head: Row | None = None, **values: Any) -> Found:
+    """A row; `head` is the head to be named."""
+    place = {} if head is None else {name: head[name] for name in HEAD_KEY}
+    row = {"finding": finding, "outcome": outcome, "sentence": SENTENCES.get(finding)}
+    return {**row, **place, **values}
+
+
+def _by_site(rows: Iterable[Row], name: str) -> Iterator[tuple[str, list[Row]]]:
+    """The rows of each site that have a value, the highest first."""
+    rows = sorted(known(rows, name), key=lambda row: -float(row[name]))
+    for site in SITES:
+        own = [row for row in rows if row["site"] == site]
+        if own:
+            yield site, own
+
+
+def _graded(value: float, threshold: float) -> str:
+    return SEEN if value >= threshold else PARTLY if value >= threshold / 2 else UNSEEN
+
+
+# -- α --------------------------------------------------------------------------------------------
+
+
+def _alpha_over_training(heads: Sequence[Row], rows: Sequence[Row]) -> Iterator[Found]:
+    """Most α fall first, and some come back (section 5.1)."""
+    if not known(heads, "alpha"):
+        yield _row("α falls first", UNMEASURED, sentence="No head has an α of its own.")
+        return
+    if not rows or rows[0]["first_update"] == rows[0]["last_update"]:
+        yield _row("α falls first", UNMEASURED, sentence="No record of the training.")
+        return
+    fell = sum(row["fell_first"] for row in known(rows, "fell_first"))
+    share = fell / len(rows)
+    yield _row(
+        "α falls first", _graded(share, 0.5), value=share, n_heads=fell, n_measured=len(rows)
+    )
+    most = max(rows, key=lambda row: float(row["last"] - row["lowest"]))
+    yield _row(
+        "α falls and comes back",
+        SEEN if came_back(most) else UNSEEN,
+        most,
+        value=most["last"] - most["lowest"],
+        threshold=ROSE,
+        n_heads=sum(map(came_back, rows)),
+        n_measured=len(rows),
+    )
+    kept = spearman([row["first"] for row in rows], [row["last"] for row in rows])
+    if kept is not None and len(rows) > 3:
+        yield _row("α keeps its order", _graded(kept, KEPT_ORDER), value=kept, threshold=KEPT_ORDER)
+
+
+def _alpha_at_the_end(heads: Sequence[Row]) -> Iterator[Found]:
+    """The α of a site end in two groups, near softmax and near sparsemax."""
+    for site, rows in _by_site(heads, "alpha"):
+        coefficient = sarle([row["alpha"] for row in rows])
+        yield _row(
+            "α ends in two groups",
+            UNMEASURED if coefficient is None else SEEN if coefficient > BIMODAL else UNSEEN,
+            site=site,
+            value=coefficient,
+            threshold=BIMODAL,
+            n_heads=sum(not LOW_ALPHA <= row["alpha"] <= HIGH_ALPHA for row in rows),
+            n_measured=len(rows),
+        )
+
+
+def _with_alpha(rows: Sequence[Row]) -> Iterator[Found]:
+    for row in rows:
+        chance = by_chance(row["n_heads"])
+        yield _row(
+            f"α goes with {row['statistic'].replace('_', ' ')}",
+            SEEN if abs(row["spearman"]) > chance else UNSEEN,
+            site=row["site"],
+            value=row["spearman"],
+            threshold=chance,
+            sentence=CORRELATION,
+        )
+
+
+# -- how weights are spread -----------------------------------------------------------------------
+
+
+def _density(heads: Sequence[Row], histogram: Sequence[Row]) -> Iterator[Found]:
+    """Heads give keys a weight of exactly 0 (section 5.1)."""
+    sites = list(_by_site(heads, "density"))
+    if not sites:
+        yield _row("sparse heads", UNMEASURED, sentence="No head forms weights.")
+    for site, rows in sites:
+        n_sparse = sum(row["density"] < DENSE for row in rows)
+        outcome = UNSEEN if not n_sparse else SEEN if n_sparse == len(rows) else PARTLY
+        mean = statistics.fmean(row["density"] for row in rows)
+        counts = {"n_heads": n_sparse, "n_measured": len(rows)}
+        yield _row("sparse heads", outcome, rows[-1], value=mean, **counts)
+        bins = [row for row in histogram if row["site"] == site]
+        n_queries = sum(row["n_queries"] for row in bins)
+        if n_queries:
+            sparse = sum(row["n_queries"] for row in bins if row["low"] < 1) / n_queries
+            yield _row("sparse queries", _graded(sparse, 0.5), site=site, value=sparse)
+
+
+def _diversity(layers: Sequence[Row], base: str) -> Iterator[Found]:
+    name = f"diversity_{base}"
+    for site, rows in _by_site(layers, name):
+        mean = statistics.fmean(row[name] for row in rows)
+        yield _row("heads disagree", None, site=site, value=mean, layer=rows[0]["layer"])
+
+
+def _unusually_dense(heads: Sequence[Row], rows: Sequence[Row]) -> Found:
+    """A head that is normally sparse is dense in a sentence, which may be ambiguous to it."""
+    farthest = max(rows, key=lambda row: float(row["deviations"]), default=None)
+    return _row(
+        "sparse head dense in a sentence",
+        UNSEEN if farthest is None else SEEN,
+        farthest,
+        value=None if farthest is None else farthest["deviations"],
+        n_heads=len({tuple(row[name] for name in HEAD_KEY) for row in rows}),
+        n_measured=len(known(heads, "density")),
+    )
+
+
+def _confidence(heads: Sequence[Row]) -> Iterator[Found]:
+    for site, rows in _by_site(heads, "confidence"):
+        median = statistics.median(row["confidence"] for row in rows)
+        yield _row("confidence", None, rows[0], site=site, value=median)
+
+
+# -- roles ----------------------------------------------------------------------------------------
+
+
+def _roles(
+    heads: Sequence[Row], counts: Mapping[str, int], thresholds: Thresholds
+) -> Iterator[Found]:
+    """Positional, merging and interrogation heads (section 5.2), and those of rare words."""
+    for offset in (-1, 1, 0):
+        name, share = NAMED[offset], thresholds.positional_share
+        yield _of_role(heads, f"{name}-token head", name, f"{name}_share", share)
+    for row in known(heads, "offset"):
+        if row["offset"] not in NAMED and offset_name(row["offset"]) in _roles_of(row):
+            yield _row("head at another offset", SEEN, row, value=row["offset_share"])
+    for site, side in (("encoder_self", "source"), ("decoder_self", "target")):
+        own = [row for row in heads if row["site"] == site]
+        row = _of_role(own, "merging head", "merging", "merge_score", thresholds.merge_score)
+        if f"{side}_words" not in counts:
+            row |= {"outcome": UNMEASURED, "sentence": f"The {side} is written without spaces."}
+        elif counts[f"{side}_split_words"] < FEWEST_SPLIT_WORDS:
+            few = f"Fewer than {FEWEST_SPLIT_WORDS} words of the {side} have several pieces."
+            row |= {"outcome": UNMEASURED, "sentence": few}
+        yield {**row, "site": site}
+    role, least = "interrogation", thresholds.question_weight
+    row = _of_role(heads, f"{role} head", role, "question_weight", least)
+    if "question_word_tokens" not in counts:
+        none = "There is no list of question words for the source language."
+        row |= {"outcome": UNMEASURED, "sentence": none}
+    elif not can_tell_questions(counts):
+        few = f"Fewer than {FEWEST_QUESTION_TOKENS} pieces of question words in either kind."
+        row |= {"outcome": UNMEASURED, "sentence": few}
+    yield row
+    yield _of_role(heads, "rare-word head", "rare", "rare_share", thresholds.rare_share)
+
+
+def _of_role(
+    heads: Sequence[Row], finding: str, role: str, statistic: str, threshold: float
+) -> Found:
+    """Whether heads have a role; the head with most of the statistic, of those with it first."""
+    rows = known(heads, statistic)
+    if not rows:
+        return _row(finding, UNMEASURED, sentence="No head has weights to see it by.")
+    best = max(rows, key=lambda row: (role in _roles_of(row), row[statistic]))
+    outcome = SEEN if role in _roles_of(best) else UNSEEN
+    if outcome == UNSEEN and best[statistic] >= threshold / 2:
+        outcome = PARTLY
+    figures = {"value": best[statistic], "threshold": threshold}
+    n_heads = sum(role in _roles_of(row) for row in rows)
+    return _row(finding, outcome, best, **figures, n_heads=n_heads, n_measured=len(rows))
+
+
+def _roles_of(row: Row) -> list[str]:
+    return (row["roles"] or "").split(";")
+
+
+# -- importance -----------------------------------------------------------------------------------
+
+
+def _importance(heads: Sequence[Row]) -> Iterator[Found]:
+    name = "importance_normalised"
+    rows = sorted(known(heads, name), key=lambda row: float(row[name]))
+    if rows:
+        yield _row("most important head", None, rows[-1], value=rows[-1][name])
+        yield _row("least important head", None, rows[0], value=rows[0][name])
+
+
+def _pruning(rows: Sequence[Row]) -> Iterator[Found]:
+    """How many heads can go, the least important first, nothing trained again."""
+    if rows:  # the first curve is that of all heads
+        curve = [row for row in rows if row["sites"] == rows[0]["sites"]]
+        spared = takewhile(lambda row: row["bleu"] >= curve[0]["bleu"] - LOST_BLEU, curve)
+        # what was removed counts, not what was asked for: whole heads go
+        n_gone, n_all = list(spared)[-1]["n_removed"], max(curve[-1]["n_removed"], 1)
+        share = n_gone / n_all
+        figures = {"value": share, "threshold": SPARED, "n_heads": n_gone, "n_measured": n_all}
+        yield _row("heads can be pruned", _graded(share, SPARED), **figures)

@@ -10,19 +10,18 @@ Letters: B batch, H heads, Q queries, K keys.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from headwise.analysis.collect import HeadMeans
+from headwise.analysis.collect import Measures
 from headwise.analysis.observe import Observation
 
 if TYPE_CHECKING:
     from headwise.data.batching import Batch
-    from headwise.model.transformer import Transformer
-    from headwise.track.base import HeadValues
 
 SELF_SITES = ("encoder_self", "decoder_self")
 
@@ -41,46 +40,31 @@ def choosing_queries(seen: Observation, batch: Batch) -> Tensor:
     return queries_BQ[:, None] & (seen.allowed_BHQK.sum(-1) > 1)
 
 
-class Positions:
+def positions(batch: Batch, seen: Observation, offsets: Iterable[int]) -> Measures:
     """How much of each head goes to each distance, and how sure it is.
 
-    Args:
-        furthest: K of the offsets -K to K that are looked at.
+    Confidence, and by offset o: share<o>, weight<o>, exists<o>.
+
+    - confidence: mean largest weight on a token.
+    - share<o>: of the queries for which offset o lies in the sentence, those whose largest
+      weight is there. Where two keys have the largest weight, none has.
+    - weight<o>: mean weight at o of the same queries.
+    - exists<o>: share of the queries for which o lies in the sentence.
     """
-
-    def __init__(self, furthest: int) -> None:
-        self.offsets = range(-furthest, furthest + 1)
-        self._means = HeadMeans()
-
-    def take(self, batch: Batch, seen: Observation) -> None:
-        """Look at one attention over one batch."""
-        counted_BHQ = choosing_queries(seen, batch)
-        self._means.add(seen, {"confidence": _confidence(seen, batch)}, counted_BHQ)
-        if seen.site not in SELF_SITES:
-            return
-        allowed_BHQK = seen.allowed_BHQK
-        if seen.site == "encoder_self":
-            allowed_BHQK = allowed_BHQK & ~is_end(batch, allowed_BHQK.shape[-1])[:, None, None]
-        queries_Q = torch.arange(allowed_BHQK.shape[2], device=allowed_BHQK.device)
-        for offset in self.offsets:
-            exists_BHQ = counted_BHQ & at_offset(allowed_BHQK, offset)
-            found = {
-                f"share{offset}": seen.measured(seen.peaks_BHQ == queries_Q + offset),
-                f"weight{offset}": seen.measured(at_offset(seen.shares_BHQK, offset)),
-            }
-            self._means.add(seen, found, exists_BHQ)
-            self._means.add(seen, {f"exists{offset}": exists_BHQ.double()}, counted_BHQ)
-
-    def tables(self, model: Transformer) -> dict[str, HeadValues]:
-        """Confidence, and by offset o: share<o>, weight<o>, exists<o>.
-
-        - confidence: mean largest weight on a token.
-        - share<o>: of the queries for which offset o lies in the sentence, those whose largest
-          weight is there. Where two keys have the largest weight, none has.
-        - weight<o>: mean weight at o of the same queries.
-        - exists<o>: share of the queries for which o lies in the sentence.
-        """
-        return self._means.tables(model)
+    counted_BHQ = choosing_queries(seen, batch)
+    yield {"confidence": _confidence(seen, batch)}, counted_BHQ
+    if seen.site not in SELF_SITES:
+        return
+    allowed_BHQK = seen.allowed_BHQK
+    if seen.site == "encoder_self":
+        allowed_BHQK = allowed_BHQK & ~is_end(batch, allowed_BHQK.shape[-1])[:, None, None]
+    queries_Q = torch.arange(allowed_BHQK.shape[2], device=allowed_BHQK.device)
+    for offset in offsets:
+        exists_BHQ = counted_BHQ & at_offset(allowed_BHQK, offset)
+        share_BHQ = seen.measured(seen.peaks_BHQ == queries_Q + offset)
+        weight_BHQ = seen.measured(at_offset(seen.shares_BHQK, offset))
+        yield {f"share{offset}": share_BHQ, f"weight{offset}": weight_BHQ}, exists_BHQ
+        yield {f"exists{offset}": exists_BHQ.double()}, counted_BHQ
 
 
 def _confidence(seen: Observation, batch: Batch) -> Tensor:

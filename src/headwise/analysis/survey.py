@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,22 +15,22 @@ import torch
 from headwise.analysis.collect import HeadMeans, add_statistics, alphas, filled, own_statistics
 from headwise.analysis.density import DensityHistograms, SentenceDensities
 from headwise.analysis.observe import Seen, observed, passes
-from headwise.analysis.positions import Positions
+from headwise.analysis.positions import positions
 from headwise.analysis.pruning import present_heads
-from headwise.analysis.questions import Asking, Interrogation, asking, has_words
-from headwise.analysis.rarity import Rarity, rarest
-from headwise.analysis.roles import NAMED
-from headwise.analysis.tables import HEADS
-from headwise.analysis.words import Merging, Surface, clusters, surface
+from headwise.analysis.roles import NAMED, Thresholds, roles
+from headwise.analysis.tables import HEAD_KEY, HEADS
+from headwise.analysis.text.questions import Asking, asking, has_words, interrogation, n_tokens
+from headwise.analysis.text.rarity import rarest, rarity
+from headwise.analysis.text.words import Surface, clusters, merging, surface
 from headwise.languages import has_spaces
+from headwise.track.base import numbered
 
 if TYPE_CHECKING:
     from headwise.data.batching import Batch
     from headwise.model.transformer import Transformer
     from headwise.track.base import HeadValues
 
-Row = dict[str, Any]
-Key = tuple[str, int, int]  # site, layer, number of a head
+Rows = list[dict[str, Any]]
 DIVERSITIES = {"diversity_heads": "heads", "diversity_keys": "keys"}
 LEAST_EXISTING = 0.5  # share of the tokens that must have something at an offset that names a head
 
@@ -67,15 +68,11 @@ class Survey:
     """Rows of the tables of an analysis, and what they were counted over.
 
     Attributes:
+        tables: name of a table -> its rows.
         counts: tokens and words, by name; what could not be looked for is absent.
     """
 
-    heads: list[Row]
-    others: list[Row]
-    layers: list[Row]
-    density: list[Row]
-    offsets: list[Row]
-    sentences: list[Row]
+    tables: dict[str, Rows]
     counts: dict[str, int]
 
 
@@ -86,6 +83,8 @@ def survey(
     source: TextSide,
     target: TextSide,
     furthest: int = 5,
+    thresholds: Thresholds | None = None,
+    measured: Mapping[str, HeadValues] | None = None,
 ) -> Survey:
     """Look at every head over a text, once.
 
@@ -95,57 +94,71 @@ def survey(
             in `source` and `target`.
         source, target: both sides of the text.
         furthest: the offsets -furthest to furthest are looked at.
+        thresholds: of the roles.
+        measured: other columns of the table of heads.
     """
-    means, positions = HeadMeans(), Positions(furthest)
+    means, of_text = HeadMeans(), HeadMeans()
     histograms, densities = DensityHistograms(), SentenceDensities(len(source.ids))
-    source_clusters, target_clusters = source.clusters(), target.clusters()
-    merging = Merging(source_clusters, target_clusters)
-    rarity = Rarity(rarest(source.ids))
-    questions = Interrogation(_asking(source))
+    offsets = range(-furthest, furthest + 1)
+    words = {"encoder_self": source.clusters(), "decoder_self": target.clusters()}
+    rare, asked = rarest(source.ids), _asking(source)
     for batch, calls in passes(model, batches, device):
         for call in calls:
-            seen = Seen.of(call, batch, model.n_registers)
-            add_statistics(means, call, seen, DIVERSITIES)
+            tokens = Seen.of(call, batch, model.n_registers)
+            add_statistics(means, call, tokens, DIVERSITIES)
             if call.weights_BHQK is None:
                 continue
-            observation = observed(call, seen)
-            for part in (positions, histograms, densities, merging, rarity, questions):
-                part.take(batch, observation)
-    measured = means.tables(model)
+            seen = observed(call, tokens)
+            histograms.take(batch, seen)
+            densities.take(batch, seen)
+            for values, counted in chain(
+                positions(batch, seen, offsets),
+                merging(batch, seen, words),
+                rarity(batch, seen, rare),
+                interrogation(batch, seen, asked),
+            ):
+                of_text.add(seen, values, counted)
+    found = means.tables(model)
     # the mean of an α that depends on the query stands for that of its head
-    alpha = filled(alphas(model), measured.pop("alpha", {}))
-    tables = {"alpha": alpha, **own_statistics(model), **measured}
-    others = [name for name in tables if name not in (*HEADS.columns, *DIVERSITIES)]
-    for part in (positions, merging, rarity, questions):
-        tables |= part.tables(model)
-    by_head = _by_head(model, tables)
+    alpha = filled(alphas(model), found.pop("alpha", {}))
+    found = {"alpha": alpha, **own_statistics(model), **found}
+    layers = _layer_rows(model, {name: found.pop(name, {}) for name in DIVERSITIES})
+    heads = _by_head(model, {**found, **of_text.tables(model), **(measured or {})})
     counts = {
         "source_tokens": sum(map(len, source.ids)),
         "target_tokens": sum(map(len, target.ids)),
+        **_n_words("source", words["encoder_self"]),
+        **_n_words("target", words["decoder_self"]),
     }
-    for name, found in (("source", source_clusters), ("target", target_clusters)):
-        if found is not None:
-            counts |= _n_words(name, found)
     if has_words(source.language):
-        counts |= {f"{name}_word_tokens": n for name, n in questions.n_tokens().items()}
-    return Survey(
-        heads=[_head_row(key, found, positions.offsets) for key, found in by_head.items()],
-        others=[
-            {**_placed(key), "statistic": name, "value": found[name]}
-            for key, found in by_head.items()
+        counts |= {f"{name}_word_tokens": n for name, n in n_tokens(asked).items()}
+    rows = [_head_row(place, of, offsets) for place, of in heads]
+    for row in rows:
+        row["roles"] = ";".join(roles(row, counts, thresholds or Thresholds()))
+    unusual = densities.rows()
+    for row in unusual:
+        side = target if row["site"] == "decoder_self" else source
+        row["text"] = side.surfaces[row["sentence"] - 1].text.strip()
+    others = [name for name in found if name not in HEADS.columns]
+    tables = {
+        "heads": rows,
+        "other_statistics": [
+            {**place, "statistic": name, "value": of[name]}
+            for place, of in heads
             for name in others
-            if name in found
+            if name in of
         ],
-        layers=_layer_rows(model, tables),
-        density=histograms.rows(),
-        offsets=[
-            row
-            for key, found in by_head.items()
-            for row in _offset_rows(key, found, positions.offsets)
+        "layers": layers,
+        "density": histograms.rows(),
+        "offsets": [
+            {**place, "offset": o, "max_share": of[f"share{o}"], "mean_weight": of[f"weight{o}"]}
+            for place, of in heads
+            for o in offsets
+            if f"share{o}" in of
         ],
-        sentences=densities.rows(),
-        counts=counts,
-    )
+        "sentences": unusual,
+    }
+    return Survey(tables, counts)
 
 
 def _asking(source: TextSide) -> list[Asking | None]:
@@ -154,34 +167,36 @@ def _asking(source: TextSide) -> list[Asking | None]:
     return [asking(sentence, source.language) for sentence in source.surfaces]
 
 
-def _n_words(side: str, found: Sequence[Sequence[int]]) -> dict[str, int]:
+def _n_words(side: str, found: Sequence[Sequence[int]] | None) -> dict[str, int]:
     """Numbers of clusters, and of those of several pieces."""
+    if found is None:
+        return {}
     n_all = sum(len(set(sentence)) for sentence in found)
     n_split = sum(sentence.count(c) > 1 for sentence in found for c in set(sentence))
     return {f"{side}_words": n_all, f"{side}_split_words": n_split}
 
 
-def _by_head(model: Transformer, tables: Mapping[str, HeadValues]) -> dict[Key, dict[str, float]]:
-    """What was measured of every head; heads have the numbers of the unpruned model."""
-    found: dict[Key, dict[str, float]] = {}
-    for site, layers in present_heads(model).items():
-        for layer, numbers in enumerate(layers, start=1):
-            for index, number in enumerate(numbers):
-                known = {
-                    name: table[site][layer - 1][index]
-                    for name, table in tables.items()
-                    if name not in DIVERSITIES and site in table and table[site][layer - 1]
-                }
-                found[site, layer, number] = {n: v for n, v in known.items() if v is not None}
-    return found
+def _by_head(
+    model: Transformer, tables: Mapping[str, HeadValues]
+) -> list[tuple[dict[str, Any], dict[str, float]]]:
+    """Place and statistics of every head; heads have the numbers of the unpruned model."""
+    present = present_heads(model)
+    heads: dict[tuple[str, int, int], dict[str, float]] = {
+        (site, layer, number): {}
+        for site, layers in present.items()
+        for layer, numbers in enumerate(layers, start=1)
+        for number in numbers
+    }
+    for name, table in tables.items():
+        for place, value in numbered(table, present):
+            heads[place][name] = value
+    return [(dict(zip(HEAD_KEY, place, strict=True)), found) for place, found in heads.items()]
 
 
-def _placed(key: Key) -> Row:
-    return dict(zip(("site", "layer", "head"), key, strict=True))
-
-
-def _head_row(key: Key, found: Mapping[str, float], offsets: Sequence[int]) -> Row:
-    row = {**_placed(key), **{n: v for n, v in found.items() if n in HEADS.columns}}
+def _head_row(
+    place: Mapping[str, Any], found: Mapping[str, float], offsets: Sequence[int]
+) -> dict[str, Any]:
+    row = {**place, **{n: v for n, v in found.items() if n in HEADS.columns}}
     for offset, name in NAMED.items():
         row[f"{name}_share"] = found.get(f"share{offset}")
         row[f"{name}_weight"] = found.get(f"weight{offset}")
@@ -189,30 +204,17 @@ def _head_row(key: Key, found: Mapping[str, float], offsets: Sequence[int]) -> R
     if known:
         best = max(known, key=lambda offset: (found[f"share{offset}"], -abs(offset)))
         row["offset"] = best
-        row["offset_share"] = found[f"share{best}"]
-        row["offset_weight"] = found[f"weight{best}"]
+        row["offset_share"], row["offset_weight"] = found[f"share{best}"], found[f"weight{best}"]
     return row
 
 
-def _offset_rows(key: Key, found: Mapping[str, float], offsets: Sequence[int]) -> list[Row]:
+def _layer_rows(model: Transformer, diversities: Mapping[str, HeadValues]) -> Rows:
+    places = [(site, layer) for site, layer, _ in model.attentions()]
+    found = {
+        name: {place[:2]: value for place, value in numbered(table)}
+        for name, table in diversities.items()
+    }
     return [
-        {
-            **_placed(key),
-            "offset": offset,
-            "max_share": found[f"share{offset}"],
-            "mean_weight": found[f"weight{offset}"],
-        }
-        for offset in offsets
-        if f"share{offset}" in found
+        {"site": place[0], "layer": place[1], **{name: of.get(place) for name, of in found.items()}}
+        for place in places
     ]
-
-
-def _layer_rows(model: Transformer, tables: Mapping[str, HeadValues]) -> list[Row]:
-    rows = []
-    for site, layer, _ in model.attentions():
-        row: Row = {"site": site, "layer": layer}
-        for name in DIVERSITIES:
-            layers = tables.get(name, {}).get(site, [])
-            row[name] = layers[layer - 1][0] if layers and layers[layer - 1] else None
-        rows.append(row)
-    return rows

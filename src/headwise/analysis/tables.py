@@ -20,7 +20,7 @@ Row = Mapping[str, Any]
 
 FOLDER = "analysis"  # in the run folder
 SETTINGS = "settings.json"
-FINDINGS = "findings.md"
+FINDINGS_TEXT = "findings.md"
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,20 @@ def read_settings(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return found
+
+
+def known(rows: Iterable[Row], *names: str) -> list[Row]:
+    """The rows in which none of the named values is missing."""
+    return [row for row in rows if all(row.get(name) is not None for name in names)]
+
+
+def percent(share: float) -> str:
+    """A share of 1 in whole per cent; never 0 or 100 for what is only near."""
+    if 0 < share <= 0.005:
+        return "under 1 %"
+    if 0.995 <= share < 1:
+        return "over 99 %"
+    return f"{100 * share:.0f} %"
 
 
 def _cell(value: Any) -> str:
@@ -193,6 +207,22 @@ CORRELATIONS = Table(  # of α with what else is known of the heads of a site
     {"site": str, "statistic": str, "n_heads": int, "spearman": float},
     ("site", "statistic"),
 )
+FINDINGS = Table(  # of the papers, looked for in this run
+    "findings",
+    {
+        "finding": str,
+        "outcome": str,  # seen, in part, not seen, not measured; empty: described only
+        "site": str,  # empty: of all
+        "layer": int,
+        "head": int,  # the head that has most of it, or whose figure it is
+        "value": float,
+        "threshold": float,
+        "n_heads": int,  # those that show it
+        "n_measured": int,
+        "sentence": str,  # what the value is, or why there is none
+    },
+    ("finding",),
+)
 # Of several runs, beside none of them. A site or layer is empty where a value is of all of them.
 COMPARISON = Table(
     "comparison",
@@ -201,5 +231,6 @@ COMPARISON = Table(
 )
 TABLES = (
     HEADS, OTHERS, LAYERS, DENSITY, OFFSETS, PRUNING, SENTENCES, TRAJECTORIES, CORRELATIONS,
+    FINDINGS,
 )  # fmt: skip
 OPTIONAL = (OTHERS, PRUNING)  # without a row there is no file

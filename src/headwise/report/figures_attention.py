@@ -10,8 +10,8 @@ from headwise.analysis.attention_figures import LayerMaps, attention_maps
 from headwise.analysis.collect import alphas
 from headwise.analysis.figure_style import known_sites, save, shown
 from headwise.analysis.observe import Observation
+from headwise.analysis.text.readings import Reading, readings
 from headwise.errors import DataError
-from headwise.report.readings import Reading, readings
 from headwise.report.run_names import choice_name, corpus_name
 from headwise.track.base import HeadValues
 from headwise.train.loading import load
@@ -50,7 +50,7 @@ def draw_attention(
     if not sentence.strip():
         raise DataError("the sentence is empty: give one to look at")
     loaded = load(run, checkpoint, device)
-    ((_, read),) = readings(loaded, [sentence])
+    ((_, read),) = readings(loaded.translator, loaded.normaliser, [sentence])
     about = f"{shown(choice_name(loaded.config))}, trained on {corpus_name(loaded.config)}."
     files: list[Path] = []
     for site in known_sites(seen.site for seen in read.seen):

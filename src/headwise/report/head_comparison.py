@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from headwise.analysis.roles import LEAST_CONTRAST, LEAST_SPLIT_SCORE, Thresholds
-from headwise.analysis.tables import COMPARISON, HEADS, LAYERS, read_settings
-from headwise.analysis.wording import known, percent
+from headwise.analysis.tables import COMPARISON, HEADS, LAYERS, known, percent, read_settings
 from headwise.files import write_text
 from headwise.markdown import markdown_table
 from headwise.report.run_names import class_word

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from headwise.analysis.tables import FOLDER, SETTINGS
 from headwise.errors import ConfigError, DataError, require
 from headwise.files import write_text
-from headwise.report.analyze import analyze_folders
 from headwise.report.page_html import page_text
 from headwise.report.page_run import run_content
 from headwise.report.page_sentences import chosen_sentences, sentence_contents
-from headwise.schema import AnalyzeConfig, ReportConfig
+from headwise.schema import ReportConfig
 from headwise.track.jsonl import read_if_there
 from headwise.train.loading import TrainedRun, checkpoint_path, load
 from headwise.train.run_folder import RunFolder
 
 
-def write_page(config: ReportConfig) -> Path:
+def write_page(config: ReportConfig, analyze: Callable[[Path], object]) -> Path:
     """Write the page of `config.run`, beside a second run if `config.compare` names one.
 
     What the analysis found is shown with the heads; where the run folder has no analysis, it is
-    made first.
+    made first. An analysis that is there stays as it is, whatever it was asked for.
+
+    Args:
+        config: of the command.
+        analyze: makes the analysis of a run folder.
 
     Returns:
         The file: `<run>/page.html`, `<run>/page-<other run>.html`, or `config.output`.
@@ -39,7 +42,8 @@ def write_page(config: ReportConfig) -> Path:
     if path is not None and not path.is_file():
         raise DataError(f"there is no file sentences={path}")
     for folder in folders:
-        _analyze_if_needed(folder, config)
+        if not (folder.path / FOLDER / SETTINGS).is_file():
+            analyze(folder.path)
     runs = [load(folder.path, config.checkpoint, config.device) for folder in folders]
     _check_languages(runs)
     names = [checkpoint_path(run.folder, config.checkpoint).stem for run in runs]
@@ -66,14 +70,6 @@ def _folders(config: ReportConfig) -> list[RunFolder]:
         if folders[0].path.resolve() == folders[1].path.resolve():
             raise ConfigError(f"compare={config.compare} is the run itself; give another")
     return folders
-
-
-def _analyze_if_needed(folder: RunFolder, config: ReportConfig) -> None:
-    """An analysis that is there stays as it is, whatever it was asked for."""
-    if not (folder.path / FOLDER / SETTINGS).is_file():
-        analyze_folders(
-            AnalyzeConfig(run=str(folder.path), checkpoint=config.checkpoint, device=config.device)
-        )
 
 
 def _check_languages(runs: Sequence[TrainedRun]) -> None:

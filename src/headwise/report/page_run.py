@@ -36,7 +36,6 @@ def run_content(run: TrainedRun, checkpoint: str) -> dict[str, Any]:
     folder, config = run.folder, run.config
     results = folder.read_results()
     analysis = folder.path / FOLDER
-    findings = analysis / FINDINGS
     heads = present_heads(run.model)
     others = OTHERS.read(analysis) if OTHERS.path(analysis).is_file() else []
     names = list(dict.fromkeys(row["statistic"] for row in others))
@@ -47,7 +46,7 @@ def run_content(run: TrainedRun, checkpoint: str) -> dict[str, Any]:
         "languages": [config.data.source, config.data.target],
         "facts": _facts(run, results, checkpoint),
         "scores": _scores(results, config.data.valid),
-        "findings": findings.read_text(encoding="utf-8") if findings.is_file() else "",
+        "findings": list(map(_rounded, FINDINGS.read(analysis))),
         "settings": _settings(folder),
         "others": names,
         "heads": _head_rows(heads, HEADS.read(analysis), others),

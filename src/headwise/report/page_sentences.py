@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from headwise.analysis.observe import Observation
-from headwise.analysis.questions import asking, has_words
-from headwise.analysis.words import surface
+from headwise.analysis.text.questions import asking, has_words
+from headwise.analysis.text.readings import readings
+from headwise.analysis.text.words import surface
 from headwise.errors import DataError
 from headwise.report.page_weights import coded, packed
-from headwise.report.readings import readings
 from headwise.train.inference import named_sets, read_lines, set_to_show
 from headwise.train.loading import TrainedRun
 
@@ -110,7 +110,8 @@ def _spaced(found: Sequence[Sentence], most: int) -> list[Sentence]:
 def sentence_contents(run: TrainedRun, sentences: Sequence[Sentence]) -> list[dict[str, Any]]:
     """What a page holds of each sentence: the run's translation, its pieces and all weights."""
     contents: list[dict[str, Any]] = [{} for _ in sentences]
-    for place, reading in readings(run, [sentence.source for sentence in sentences]):
+    sources = [sentence.source for sentence in sentences]
+    for place, reading in readings(run.translator, run.normaliser, sources):
         written = reading.written_pieces
         if not reading.is_finished:
             written = [*written[:-1], UNFINISHED]

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
+from headwise.commands.analyze import analyze_folders
 from headwise.config_dir import group_choices
 from headwise.errors import ConfigError, RunError, require
 from headwise.files import write_text
-from headwise.report.analyze import analyze_folders
 from headwise.report.paper import Paper, Recipe, check_seeds, default_output, read_paper, recipe
 from headwise.report.paper_cells import ColumnFigures, Missing, column_figures, judge, missing_cells
 from headwise.report.paper_facts import COLUMNS, Fact, facts
@@ -45,7 +45,7 @@ def report_runs(config_node: DictConfig) -> None:
     if config.page:
         from headwise.report.page import write_page
 
-        write_page(config)
+        write_page(config, lambda folder: _analyze(config, [folder]))
     if config.paper is not None:
         _report_paper(config)
     elif config.figures:
@@ -246,12 +246,14 @@ def _analyses(config: ReportConfig, folders: Sequence[Path]) -> dict[Path, Path]
     """Analyses of the runs that fill cells; those that are missing are made."""
     if not folders:
         return {}
-    wanted = AnalyzeConfig(
-        runs=[str(folder) for folder in folders],
-        checkpoint=config.checkpoint,
-        device=config.device,
+    return dict(zip(folders, _analyze(config, folders), strict=True))
+
+
+def _analyze(config: ReportConfig, folders: Sequence[Path]) -> list[Path]:
+    runs = list(map(str, folders))
+    return analyze_folders(
+        AnalyzeConfig(runs=runs, checkpoint=config.checkpoint, device=config.device)
     )
-    return dict(zip(folders, analyze_folders(wanted), strict=True))
 
 
 def _launch(missing: Sequence[Missing]) -> list[Missing]:

@@ -13,7 +13,7 @@ function drawRuns() {
         make("p", { class: "hint" }, "run ", isolated(run.name)),
         scoreTable(run),
         make("dl", { class: "facts" }, ...facts),
-        ...(run.findings ? findings(run) : []),
+        ...(run.findings.length ? [findings(run)] : []),
       );
     }),
   );

@@ -1,12 +1,13 @@
-"""What `scripts/analyze.py` does: look at the heads of trained runs, and write what they became."""
+"""`scripts/analyze.py`: measure the heads of trained runs, and write the tables of each."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,38 +16,30 @@ from tqdm import tqdm
 
 from headwise.analysis.correlations import correlation_rows
 from headwise.analysis.diversity import BASES
-from headwise.analysis.findings import Found, findings
+from headwise.analysis.findings import findings, findings_text
 from headwise.analysis.importance import head_importance
-from headwise.analysis.pruning import present_heads, pruning_curve, pruning_order, step_removals
-from headwise.analysis.roles import Thresholds, roles
-from headwise.analysis.survey import TextSide, survey
+from headwise.analysis.pruning import present_heads, site_curves, site_orders, step_removals
+from headwise.analysis.roles import Thresholds
+from headwise.analysis.survey import Rows, TextSide, survey
 from headwise.analysis.tables import (
-    CORRELATIONS,
-    DENSITY,
-    FINDINGS,
+    FINDINGS_TEXT,
     FOLDER,
-    HEADS,
-    LAYERS,
-    OFFSETS,
     OPTIONAL,
-    OTHERS,
     PRUNING,
-    SENTENCES,
     SETTINGS,
-    TRAJECTORIES,
+    TABLES,
     read_settings,
 )
 from headwise.analysis.trajectories import trajectory_rows
-from headwise.data.batching import Batch, evaluation_batches
+from headwise.data.batching import evaluation_batches
 from headwise.data.store import EncodedSplit
 from headwise.errors import ConfigError, DataError, RunError, refuse, require
 from headwise.files import locked, write_text
 from headwise.instantiate import instantiate
 from headwise.losses.loss import Loss
-from headwise.model.transformer import Transformer
 from headwise.report.head_comparison import write_comparison
 from headwise.report.run_names import attention_name
-from headwise.schema import SITES, AnalyzeConfig
+from headwise.schema import AnalyzeConfig
 from headwise.track.jsonl import read_if_there
 from headwise.train.evaluation import MAX_HEAD_PIECES
 from headwise.train.inference import content_digest
@@ -61,18 +54,16 @@ from headwise.train.memory import keep_freed_memory
 from headwise.train.pruning import MeasuredText, read_text, scores_as_it_is
 from headwise.train.run_folder import RunFolder, find_folders
 
-VERSION = 1  # of what is computed; analyses of another version are made anew
-N_STEPS = 10  # of a pruning curve, from all heads to none
+VERSION = 2  # of what is computed; analyses of another version are made anew
 MOST_TOKENS = 4096  # padded, of a batch: all weights of all layers are held at once
 # What an analysis may have beyond what is asked for, and what it does not depend on.
 NOT_DECISIVE = ("run", "importance", "pruning", "decode", "counts")
-
-Rows = list[dict[str, Any]]
+THRESHOLDS = ("positional_share", "merge_score", "question_weight", "rare_share")
 
 
 @dataclass(frozen=True)
 class _Text:
-    """What heads are looked at on.
+    """What heads are measured on.
 
     Attributes:
         lines: number in the split of every sentence, from 1.
@@ -87,7 +78,7 @@ class _Text:
 
 
 def analyze_runs(config_node: DictConfig) -> list[Path]:
-    """Analyse the runs asked for, and compare them where there are several.
+    """Analyse the requested runs, and compare them where there are several.
 
     Returns:
         The folders of the analyses.
@@ -103,14 +94,13 @@ def analyze_runs(config_node: DictConfig) -> list[Path]:
     analyses = analyze_folders(config)
     if config.runs:
         runs = {folder.parent: folder for folder in analyses}
-        print(
-            write_comparison(runs, _thresholds(config), config.diversity_base, Path(config.output))
-        )
+        output = Path(config.output)
+        print(write_comparison(runs, _thresholds(config), config.diversity_base, output))
     return analyses
 
 
 def analyze_folders(config: AnalyzeConfig) -> list[Path]:
-    """Analyse the runs asked for, each unless that was done already; see `analyze_runs`."""
+    """Analyse the requested runs, each unless that was done already; see `analyze_runs`."""
     _check(config)
     return [_analyze(config, folder) for folder in _folders(config)]
 
@@ -123,7 +113,7 @@ def _check(config: AnalyzeConfig) -> None:
         raise ConfigError("run and runs both say what to analyse; give one of them")
     if config.diversity_base not in BASES:
         raise refuse("diversity_base", config.diversity_base, BASES)
-    for key in ("positional_share", "merge_score", "question_weight", "rare_share"):
+    for key in THRESHOLDS:
         value = getattr(config, key)
         require(0 < value <= 1, key, "in (0, 1]", value)
     require(config.offsets >= 1, "offsets", "at least 1", config.offsets)
@@ -145,7 +135,7 @@ def _folders(config: AnalyzeConfig) -> list[RunFolder]:
 
 
 def _analyze(config: AnalyzeConfig, folder: RunFolder) -> Path:
-    """Look at one run, unless that was done already."""
+    """Analyse one run, unless that was done already."""
     search = search_settings(read_config(folder).decode, config.decode)
     run = load(folder.path, config.checkpoint, config.device, search)
     text = _read(run, config)
@@ -158,39 +148,31 @@ def _analyze(config: AnalyzeConfig, folder: RunFolder) -> Path:
         out.mkdir(exist_ok=True)
     except OSError as error:
         raise RunError(f"{out} cannot be written: {error.strerror}") from error
-    found, offsets = _look(config, run, text, about)
+    tables = _measure(config, run, text, about)
     with locked(folder.path / f".{FOLDER}.lock"):
-        words = _write(out, found, offsets, about)
+        words = _write(out, tables, about)
     print(words if config.run is not None else "", end="")
     print(f"written to {out}", flush=True)
     return out
 
 
-def _write(out: Path, found: Found, offsets: Rows, about: dict[str, Any]) -> str:
-    """Everything that was found; returns the findings in words."""
+def _write(out: Path, tables: dict[str, Rows], about: dict[str, Any]) -> str:
+    """Write everything; returns the text of the findings."""
     kept = _kept_curves(out, about)
     if kept:
-        found = replace(found, pruning=PRUNING.read(out))
-    (out / SETTINGS).unlink(missing_ok=True)  # written last, it says that all is there
-    for table, rows in (
-        (HEADS, found.heads),
-        (OTHERS, found.others),
-        (LAYERS, found.layers),
-        (DENSITY, found.density),
-        (OFFSETS, offsets),
-        (SENTENCES, found.sentences),
-        (TRAJECTORIES, found.trajectories),
-        (CORRELATIONS, found.correlations),
-        (PRUNING, found.pruning),
-    ):
+        tables["pruning"] = PRUNING.read(out)
+        about |= kept
+    tables["findings"] = findings(tables, about)
+    (out / SETTINGS).unlink(missing_ok=True)  # written last: then everything is there
+    for table in TABLES:
+        rows = tables.get(table.name, [])
         if rows or table not in OPTIONAL:
             write_text(table.path(out), table.text(rows))
         elif table.path(out).is_file():
             table.path(out).unlink()
             print(f"{table.path(out)} was of other weights or another text, and is gone")
-    about |= kept
-    words = findings(found)
-    write_text(out / FINDINGS, words)
+    words = findings_text(tables["findings"], about)
+    write_text(out / FINDINGS_TEXT, words)
     write_text(out / SETTINGS, json.dumps(about, indent=2, ensure_ascii=False) + "\n")
     return words
 
@@ -232,14 +214,16 @@ def _read(run: TrainedRun, config: AnalyzeConfig) -> _Text:
 
 
 def _about(config: AnalyzeConfig, run: TrainedRun, text: _Text) -> dict[str, Any]:
-    """What settings.json says: what was looked at, and how."""
+    """Content of settings.json: what is measured, and how."""
     path = checkpoint_path(run.folder, config.checkpoint)
-    said = json.dumps([text.measured.sources, text.measured.references], ensure_ascii=False)
+    sentences = [text.measured.sources, text.measured.references]
+    attentions = [attention for _, _, attention in run.model.attentions()]
     about = {
         "version": VERSION,
         "run": run.folder.path.resolve().name,
         "attention": attention_name(run.config),
-        **_kinds_of_weights(run.model),
+        "not_distributions": sum(a.distribution_heads().count(False) for a in attentions),
+        "effective_weights": any(a.forms_weights == "effective" for a in attentions),
         "checkpoint": path.stem,
         "weights": content_digest(path),
         "record": content_digest(run.folder.heads) if run.folder.heads.is_file() else None,
@@ -248,7 +232,7 @@ def _about(config: AnalyzeConfig, run: TrainedRun, text: _Text) -> dict[str, Any
         "target": run.config.data.target,
         "sentences": len(text.lines),
         "too_long": text.n_too_long,
-        "text": hashlib.sha256(said.encode()).hexdigest()[:16],
+        "text": hashlib.sha256(json.dumps(sentences).encode()).hexdigest()[:16],
         "diversity_base": config.diversity_base,
         "offsets": config.offsets,
         "thresholds": asdict(_thresholds(config)),
@@ -261,36 +245,23 @@ def _about(config: AnalyzeConfig, run: TrainedRun, text: _Text) -> dict[str, Any
     return about
 
 
-def _kinds_of_weights(model: Transformer) -> dict[str, Any]:
-    """How many heads give no distributions, and whether some form no weights by themselves."""
-    attentions = [attention for _, _, attention in model.attentions()]
-    return {
-        "not_distributions": sum(a.distribution_heads().count(False) for a in attentions),
-        "effective_weights": any(a.forms_weights == "effective" for a in attentions),
-    }
-
-
 def _thresholds(config: AnalyzeConfig) -> Thresholds:
-    return Thresholds(
-        config.positional_share, config.merge_score, config.question_weight, config.rare_share
-    )
+    return Thresholds(**{key: getattr(config, key) for key in THRESHOLDS})
 
 
 def _is_there(out: Path, about: Mapping[str, Any]) -> bool:
     """Whether an analysis with these settings, or with more in it, is complete."""
     before = read_settings(out)
-    tables = (HEADS, LAYERS, DENSITY, OFFSETS, SENTENCES, TRAJECTORIES, CORRELATIONS)
+    tables = [table for table in TABLES if table not in OPTIONAL]
     if not before or not all(table.path(out).is_file() for table in tables):
         return False
     same = all(before.get(key) == about[key] for key in about if key not in NOT_DECISIVE)
     has_all = all(before.get(key) or not about[key] for key in ("importance", "pruning"))
-    if not (same and has_all):
-        return False
-    return not about["pruning"] or before["decode"] == about["decode"]
+    return same and has_all and (not about["pruning"] or before["decode"] == about["decode"])
 
 
 def _kept_curves(out: Path, about: Mapping[str, Any]) -> dict[str, Any]:
-    """What to say of pruning curves that stay: those of the same weights over the same text."""
+    """Settings of pruning curves that stay: those of the same weights over the same text."""
     before = read_settings(out)
     same = all(before.get(key) == about[key] for key in ("version", "weights", "text"))
     if about["pruning"] or not before.get("pruning") or not same:
@@ -298,95 +269,44 @@ def _kept_curves(out: Path, about: Mapping[str, Any]) -> dict[str, Any]:
     return {"pruning": True, "decode": before["decode"]} if PRUNING.path(out).is_file() else {}
 
 
-# -- looking --------------------------------------------------------------------------------------
-
-
-def _look(
+def _measure(
     config: AnalyzeConfig, run: TrainedRun, text: _Text, about: dict[str, Any]
-) -> tuple[Found, Rows]:
-    """Everything that is measured, and the rows of the table of offsets."""
-    device, batches = run.translator.device, text.measured.batches
-    shown = _Shown(config.progress and sys.stderr.isatty())
+) -> dict[str, Rows]:
+    """The tables by their names; `about` gets the counts."""
+    model, device, batches = run.model, run.translator.device, text.measured.batches
+    bar = partial(tqdm, disable=not (config.progress and sys.stderr.isatty()))
+    loss: Loss = instantiate(run.config.loss, "loss")
+    columns, curves = {}, []
+    if config.importance:
+        found = head_importance(model, bar(batches, "importance"), loss, device)
+        columns = {"importance": found.raw, "importance_normalised": found.normalised}
+        if config.pruning:
+            orders = site_orders(found.normalised, present_heads(model))
+            n_measured = sum(len(set(step_removals(len(order)))) for order in orders.values())
+            with bar(total=n_measured, desc="pruning") as shown:
+
+                def measure() -> dict[str, float]:
+                    shown.update()
+                    return scores_as_it_is(run, text.measured, loss)
+
+                curves = site_curves(model, orders, measure)
     seen = survey(
-        run.model, shown(batches, "heads"), device, text.source, text.target, config.offsets
+        model,
+        bar(batches, "heads"),
+        device,
+        text.source,
+        text.target,
+        config.offsets,
+        _thresholds(config),
+        columns,
     )
     about["counts"] = seen.counts
-    for row in seen.heads:
-        row["roles"] = ";".join(roles(row, seen.counts, _thresholds(config)))
-    for row in seen.sentences:
-        side = text.target if row["site"] == "decoder_self" else text.source
-        row["text"] = side.surfaces[row["sentence"] - 1].text.strip()
+    for row in seen.tables["sentences"]:
         row["sentence"] = text.lines[row["sentence"] - 1]
-    curve: Rows = []
-    if config.importance:
-        curve = _importance(config, run, text.measured, seen.heads, shown)
     records = read_if_there(run.folder.heads)
-    found = Found(
-        about,
-        seen.counts,
-        seen.heads,
-        seen.layers,
-        seen.density,
-        seen.sentences,
-        trajectory_rows(records, present_heads(run.model)),
-        correlation_rows(seen.heads),
-        curve,
-        seen.others,
-    )
-    return found, seen.offsets
-
-
-def _importance(
-    config: AnalyzeConfig, run: TrainedRun, text: MeasuredText, heads: Rows, shown: _Shown
-) -> Rows:
-    """Fill in the importance of the heads; the pruning curves, where asked for."""
-    loss: Loss = instantiate(run.config.loss, "loss")
-    device = run.translator.device
-    found = head_importance(run.model, shown(text.batches, "importance"), loss, device)
-    present = present_heads(run.model)
-    for row in heads:
-        layer = row["layer"] - 1
-        place = present[row["site"]][layer].index(row["head"])
-        raw, normalised = found.raw[row["site"]][layer], found.normalised[row["site"]][layer]
-        if raw:
-            row["importance"], row["importance_normalised"] = raw[place], normalised[place]
-    if not config.pruning:
-        return []
-    curve: Rows = []
-    orders = {
-        ";".join(sites): pruning_order(found.normalised, present, sites)
-        for sites in (SITES, *([site] for site in SITES))
+    return {
+        **seen.tables,
+        "trajectories": trajectory_rows(records, present_heads(model)),
+        "correlations": correlation_rows(seen.tables["heads"]),
+        "pruning": curves,
     }
-    removals = {sites: step_removals(len(order), N_STEPS) for sites, order in orders.items()}
-    with shown.bar(sum(len(set(steps)) for steps in removals.values()), "pruning") as bar:
-
-        def measure() -> dict[str, float]:
-            bar.update()
-            return scores_as_it_is(run, text, loss)
-
-        for sites, order in orders.items():
-            rows = pruning_curve(run.model, order, measure, N_STEPS)
-            curve += [
-                {
-                    "sites": sites,
-                    "n_removed": n_removed,
-                    "fraction": row["removed"],
-                    "bleu": row["bleu"],
-                    "loss": row["loss"],
-                }
-                for n_removed, row in zip(removals[sites], rows, strict=True)
-            ]
-    return curve
-
-
-class _Shown:
-    """Progress bars, where they can be seen."""
-
-    def __init__(self, visible: bool) -> None:
-        self._visible = visible
-
-    def __call__(self, batches: Any, what: str) -> Iterator[Batch]:
-        return iter(tqdm(batches, desc=what, disable=not self._visible))
-
-    def bar(self, total: int, what: str) -> Any:
-        return tqdm(total=total, desc=what, disable=not self._visible)

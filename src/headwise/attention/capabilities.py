@@ -1,6 +1,6 @@
 """What each variant can do where, read from the classes: a table of the guide.
 
-    python -m headwise.report.capabilities [--write docs/variants.md]
+    python -m headwise.attention.capabilities [--write docs/variants.md]
 
 With `--write`, the lines between the two markers of the file are replaced.
 """

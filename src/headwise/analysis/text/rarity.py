@@ -19,15 +19,13 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from headwise.analysis.collect import HeadMeans
+from headwise.analysis.collect import Measures
 from headwise.analysis.observe import Observation
 from headwise.analysis.positions import choosing_queries
-from headwise.analysis.words import aligned
+from headwise.analysis.text.words import aligned
 
 if TYPE_CHECKING:
     from headwise.data.batching import Batch
-    from headwise.model.transformer import Transformer
-    from headwise.track.base import HeadValues
 
 FEWEST_TOKENS = 3  # in shorter sentences there is little to choose from
 
@@ -48,32 +46,22 @@ def rarest(sentences: Sequence[Sequence[int]]) -> list[list[int]]:
     return found
 
 
-class Rarity:
+def rarity(batch: Batch, seen: Observation, flags: Sequence[Sequence[int]]) -> Measures:
     """In how many sentences each head of the encoder points at the rarest token.
+
+    rare_share: of the sentences, those in which most tokens have their peak there.
 
     Args:
         flags: of every sentence of the text, as `rarest` gives them.
     """
-
-    def __init__(self, flags: Sequence[Sequence[int]]) -> None:
-        self._flags = flags
-        self._means = HeadMeans()
-
-    def take(self, batch: Batch, seen: Observation) -> None:
-        """Look at one attention over one batch."""
-        if seen.site != "encoder_self":
-            return
-        rare_BK = aligned([self._flags[index] for index in batch.indices], 0, seen.queries_BQ) > 0
-        points_BHQ = _at(rare_BK, seen.peaks_BHQ) & (seen.peaks_BHQ >= 0)
-        queries_BHQ = choosing_queries(seen, batch)
-        n_BH = (points_BHQ & queries_BHQ).sum(-1)
-        is_most_BH1 = (2 * n_BH > queries_BHQ.sum(-1))[..., None]
-        counted_B1 = rare_BK.any(1)[:, None]
-        self._means.add(seen, {"rare_share": seen.measured(is_most_BH1)}, counted_B1)
-
-    def tables(self, model: Transformer) -> dict[str, HeadValues]:
-        """rare_share: of the sentences, those in which most tokens have their peak there."""
-        return self._means.tables(model)
+    if seen.site != "encoder_self":
+        return
+    rare_BK = aligned([flags[index] for index in batch.indices], 0, seen.queries_BQ) > 0
+    points_BHQ = _at(rare_BK, seen.peaks_BHQ) & (seen.peaks_BHQ >= 0)
+    queries_BHQ = choosing_queries(seen, batch)
+    n_BH = (points_BHQ & queries_BHQ).sum(-1)
+    is_most_BH1 = (2 * n_BH > queries_BHQ.sum(-1))[..., None]
+    yield {"rare_share": seen.measured(is_most_BH1)}, rare_BK.any(1)[:, None]
 
 
 def _at(flags_BK: Tensor, keys_BHQ: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ Letters: B batch, H heads, Q queries, K keys, N positions, C clusters of a sente
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
@@ -18,13 +18,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from headwise.analysis.collect import HeadMeans
+from headwise.analysis.collect import Measures
 from headwise.analysis.observe import Observation
 
 if TYPE_CHECKING:
     from headwise.data.batching import Batch
-    from headwise.model.transformer import Transformer
-    from headwise.track.base import HeadValues
 
 SPACE = "\u2581"  # how SentencePiece spells one inside of a piece
 UNKNOWN = "\ufffd"  # a character that no piece spells; it may be a letter
@@ -96,65 +94,47 @@ def _with_spaces(sentence: Surface, owners: Sequence[int | None]) -> list[int | 
     ]
 
 
-class Merging:
-    """How much each head of self-attention keeps inside of the current word.
+def merging(
+    batch: Batch, seen: Observation, clusters_of: Mapping[str, Sequence[Sequence[int]] | None]
+) -> Measures:
+    """How much each head of self-attention keeps inside of the current word, in shares of 1.
+
+    - merge_score: mean over clusters. A cluster of one piece scores that piece's weight on
+      itself; a larger one the highest weight that any of its pieces puts on the others.
+    - split_merge_score: the same over clusters of several pieces alone.
+    - cluster_mass: mean over tokens of the weight inside of the token's own cluster.
 
     Args:
-        source, target: the cluster of every piece of every sentence, by their places in the text;
-            None for a side whose words cannot be seen.
+        clusters_of: site -> the cluster of every piece of every sentence, by their places in the
+            text; without sites whose words cannot be seen.
     """
-
-    def __init__(
-        self, source: Sequence[Sequence[int]] | None, target: Sequence[Sequence[int]] | None
-    ) -> None:
-        self._clusters = {"encoder_self": source, "decoder_self": target}
-        self._means = HeadMeans()
-
-    def take(self, batch: Batch, seen: Observation) -> None:
-        """Look at one attention over one batch."""
-        known = self._clusters.get(seen.site)
-        if known is None:
-            return
-        rows = [known[index] for index in batch.indices]
-        first = 1 if seen.site == "decoder_self" else 0  # behind the begin-of-sentence mark
-        clusters_BN = aligned(rows, first, seen.queries_BQ)
-        is_word_BN = clusters_BN >= 0
-        inside_BNN = (clusters_BN[:, :, None] == clusters_BN[:, None]) & is_word_BN[..., None]
-        mass_BHQ = (seen.shares_BHQK * inside_BNN[:, None]).sum(-1)
-        own_BHQ = torch.diagonal(seen.shares_BHQK, 0, 2, 3)
-        self._means.add(seen, {"cluster_mass": seen.measured(mass_BHQ)}, is_word_BN)
-        size_BN = inside_BNN.sum(-1)
-        scores_BHN = (mass_BHQ - own_BHQ).where(size_BN[:, None] > 1, own_BHQ)
-        self._add_scores(seen, scores_BHN, clusters_BN, size_BN)
-
-    def _add_scores(
-        self, seen: Observation, scores_BHN: Tensor, clusters_BN: Tensor, size_BN: Tensor
-    ) -> None:
-        """The highest score of each cluster."""
-        n_clusters = int(clusters_BN.max()) + 1
-        if not n_clusters:
-            return
-        # what is no token is put into a cluster too many
-        index_BN = clusters_BN.where(clusters_BN >= 0, n_clusters)
-        best_BHC = scores_BHN.new_zeros(*scores_BHN.shape[:2], n_clusters + 1).scatter_reduce(
-            2, index_BN[:, None].expand_as(scores_BHN), scores_BHN, "amax"
-        )[..., :-1]
-        size_BC = size_BN.new_zeros(len(size_BN), n_clusters + 1).scatter_reduce(
-            1, index_BN, size_BN, "amax"
-        )[..., :-1]
-        scores = seen.measured(best_BHC)
-        self._means.add(seen, {"merge_score": scores}, size_BC > 0)
-        self._means.add(seen, {"split_merge_score": scores}, size_BC > 1)
-
-    def tables(self, model: Transformer) -> dict[str, HeadValues]:
-        """What was found, in shares of 1.
-
-        - merge_score: mean over clusters. A cluster of one piece scores that piece's weight on
-          itself; a larger one the highest weight that any of its pieces puts on the others.
-        - split_merge_score: the same over clusters of several pieces alone.
-        - cluster_mass: mean over tokens of the weight inside of the token's own cluster.
-        """
-        return self._means.tables(model)
+    known = clusters_of.get(seen.site)
+    if known is None:
+        return
+    rows = [known[index] for index in batch.indices]
+    first = 1 if seen.site == "decoder_self" else 0  # behind the begin-of-sentence mark
+    clusters_BN = aligned(rows, first, seen.queries_BQ)
+    is_word_BN = clusters_BN >= 0
+    inside_BNN = (clusters_BN[:, :, None] == clusters_BN[:, None]) & is_word_BN[..., None]
+    mass_BHQ = (seen.shares_BHQK * inside_BNN[:, None]).sum(-1)
+    own_BHQ = torch.diagonal(seen.shares_BHQK, 0, 2, 3)
+    yield {"cluster_mass": seen.measured(mass_BHQ)}, is_word_BN
+    n_clusters = int(clusters_BN.max()) + 1
+    if not n_clusters:
+        return
+    size_BN = inside_BNN.sum(-1)
+    scores_BHN = (mass_BHQ - own_BHQ).where(size_BN[:, None] > 1, own_BHQ)
+    # what is no token is put into a cluster too many
+    index_BN = clusters_BN.where(is_word_BN, n_clusters)
+    best_BHC = scores_BHN.new_zeros(*scores_BHN.shape[:2], n_clusters + 1).scatter_reduce(
+        2, index_BN[:, None].expand_as(scores_BHN), scores_BHN, "amax"
+    )[..., :-1]
+    size_BC = size_BN.new_zeros(len(size_BN), n_clusters + 1).scatter_reduce(
+        1, index_BN, size_BN, "amax"
+    )[..., :-1]
+    scores = seen.measured(best_BHC)
+    yield {"merge_score": scores}, size_BC > 0
+    yield {"split_merge_score": scores}, size_BC > 1
 
 
 def aligned(rows: Sequence[Sequence[int]], first: int, like_BN: Tensor) -> Tensor:

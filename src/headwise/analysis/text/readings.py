@@ -11,10 +11,11 @@ from dataclasses import dataclass
 
 from headwise.analysis.observe import Observation, observations
 from headwise.data.batching import evaluation_batches
+from headwise.data.cleaning import Normaliser
 from headwise.data.store import EncodedSplit
 from headwise.data.tokenizer import BOS, EOS, Tokenizer
+from headwise.decode.translator import Translator, require_lines
 from headwise.errors import DataError
-from headwise.train.loading import TrainedRun
 
 
 @dataclass(frozen=True)
@@ -40,24 +41,30 @@ class Reading:
     seen: Sequence[Observation]
 
 
-def readings(run: TrainedRun, sentences: Sequence[str]) -> Iterator[tuple[int, Reading]]:
+def readings(
+    translator: Translator, normaliser: Normaliser, sentences: Sequence[str]
+) -> Iterator[tuple[int, Reading]]:
     """Each sentence, with its place, in no certain order.
+
+    Args:
+        translator, normaliser: of a run, `run.translator` and `run.normaliser`.
 
     Raises:
         DataError: one string, or one of them is empty, by line number.
     """
-    translations = run.translate(sentences)
-    sources = [run.normaliser.source(sentence) for sentence in sentences]
-    source_ids = run.tokenizers.source.encode(sources)
+    require_lines(sentences)
+    sources = [normaliser.source(sentence) for sentence in sentences]
+    translations = translator.translate(sources)
+    source, target = translator.tokenizers.source, translator.tokenizers.target
+    source_ids = source.encode(sources)
     for line, translation in enumerate(translations, start=1):
         if not translation.hypotheses:
             raise DataError(f"source line {line} is empty: no head looks anywhere")
     found = [translation.hypotheses[0] for translation in translations]
     split = EncodedSplit.from_lists(source_ids, [list(hypothesis.ids) for hypothesis in found])
-    source, target = run.tokenizers.source, run.tokenizers.target
     # one by one (a batch holds one pair at least): no padding, and little memory for the weights
     batches = evaluation_batches(split, max_tokens=1)
-    for batch, seen in observations(run.model, batches, run.translator.device):
+    for batch, seen in observations(translator.model, batches, translator.device):
         (place,) = batch.indices
         ids = found[place].ids
         yield (

@@ -16,15 +16,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from headwise.analysis.collect import HeadMeans
+from headwise.analysis.collect import Measures
 from headwise.analysis.observe import Observation
-from headwise.analysis.words import Surface, aligned
+from headwise.analysis.text.words import Surface, aligned
 from headwise.languages import language_of
 
 if TYPE_CHECKING:
     from headwise.data.batching import Batch
-    from headwise.model.transformer import Transformer
-    from headwise.track.base import HeadValues
 
 WORDS = {
     "de": """
@@ -101,44 +99,36 @@ def _matches(text: str, language: str) -> list[tuple[int, int]]:
     return [match.span() for match in re.finditer(r"[^\W_]+", plain) if match[0] in known]
 
 
-class Interrogation:
+def n_tokens(sentences: Sequence[Asking | None]) -> dict[str, int]:
+    """Pieces of interrogative words in questions and in other sentences."""
+    known = [asks for asks in sentences if asks is not None]
+    return {
+        "question": sum(len(asks.pieces) for asks in known if asks.is_question),
+        "statement": sum(len(asks.pieces) for asks in known if not asks.is_question),
+    }
+
+
+def interrogation(batch: Batch, seen: Observation, text: Sequence[Asking | None]) -> Measures:
     """How much each head of the encoder looks from interrogative words at the sentence's end.
 
+    question_weight and statement_weight: mean weight from the words on the mark.
+
     Args:
-        found: of every sentence of the text, by its place in it.
+        text: of every sentence of the text, by its place in it.
     """
-
-    def __init__(self, found: Sequence[Asking | None]) -> None:
-        self._found = found
-        self._means = HeadMeans()
-
-    def n_tokens(self) -> dict[str, int]:
-        """Pieces of interrogative words in questions and in other sentences."""
-        known = [asks for asks in self._found if asks is not None]
-        return {
-            "question": sum(len(asks.pieces) for asks in known if asks.is_question),
-            "statement": sum(len(asks.pieces) for asks in known if not asks.is_question),
-        }
-
-    def take(self, batch: Batch, seen: Observation) -> None:
-        """Look at one attention over one batch."""
-        if seen.site != "encoder_self":
-            return
-        found = [self._found[index] for index in batch.indices]
-        device = seen.queries_BQ.device
-        marks_B = torch.tensor([0 if asks is None else asks.mark for asks in found], device=device)
-        index_BHQ1 = marks_B[:, None, None, None].expand(*seen.shares_BHQK.shape[:3], 1)
-        weight_BHQ = seen.measured(seen.shares_BHQK.gather(3, index_BHQ1)[..., 0])
-        for name, is_question in (("question_weight", True), ("statement_weight", False)):
-            rows = [
-                _flags(asks) if asks is not None and asks.is_question == is_question else []
-                for asks in found
-            ]
-            self._means.add(seen, {name: weight_BHQ}, aligned(rows, 0, seen.queries_BQ) > 0)
-
-    def tables(self, model: Transformer) -> dict[str, HeadValues]:
-        """question_weight and statement_weight: mean weight from the words on the mark."""
-        return self._means.tables(model)
+    if seen.site != "encoder_self":
+        return
+    sentences = [text[index] for index in batch.indices]
+    marks = [0 if asks is None else asks.mark for asks in sentences]
+    marks_B = torch.tensor(marks, device=seen.queries_BQ.device)
+    index_BHQ1 = marks_B[:, None, None, None].expand(*seen.shares_BHQK.shape[:3], 1)
+    weight_BHQ = seen.measured(seen.shares_BHQK.gather(3, index_BHQ1)[..., 0])
+    for name, is_question in (("question_weight", True), ("statement_weight", False)):
+        rows = [
+            _flags(asks) if asks is not None and asks.is_question == is_question else []
+            for asks in sentences
+        ]
+        yield {name: weight_BHQ}, aligned(rows, 0, seen.queries_BQ) > 0
 
 
 def _flags(asks: Asking) -> list[int]:

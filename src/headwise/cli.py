@@ -214,7 +214,7 @@ def report() -> None:
     """`python scripts/report.py paper=NAME runs=[…]`, or `run=FOLDER page=true`."""
 
     def job(config: Any) -> None:
-        from headwise.report.paper_command import report_runs
+        from headwise.commands.report import report_runs
 
         report_runs(config)
 

@@ -174,11 +174,11 @@ def test_a_run_fills_the_cells_of_every_test_set_it_was_scored_on(
     folder = runs("a", "softmax", 1, 1)
     asked: list[Any] = []
     monkeypatch.setattr(
-        "headwise.report.paper_command.analyze_folders",
+        "headwise.commands.report.analyze_folders",
         lambda config: asked.append(config.runs) or [Path(config.runs[0]) / "analysis"],
     )
     for made in ("head_tables", "head_facts"):
-        monkeypatch.setattr(f"headwise.report.paper_command.{made}", lambda *_: [])
+        monkeypatch.setattr(f"headwise.commands.report.{made}", lambda *_: [])
     ended = headwise(
         "report", "--config-dir", configs, "paper=tiny", f"runs=[{folder.parent}]",
         f"output={tmp_path / 'tables'}", "heads=true",

@@ -42,7 +42,7 @@ SENTENCES = {
     "α ends in two groups": f"Sarle's coefficient; heads: below {LOW_ALPHA} or above {HIGH_ALPHA}.",
     "sparse heads": "Mean density; heads: those with a density below 1; most: the sparsest.",
     "sparse queries": "Share of queries that give some key they see a weight of exactly 0.",
-    "heads disagree": "Jensen-Shannon divergence of a layer's heads, mean over layers; most: layer.",
+    "heads disagree": "Jensen-Shannon divergence of a layer's heads, mean of layers; most: layer.",
     "previous-token head": "Share of tokens with the largest weight on the token before.",
     "next-token head": "Share of tokens with the largest weight on the token behind.",
     "current-token head": "Share of tokens with the largest weight on themselves.",

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -27,13 +27,6 @@ if TYPE_CHECKING:
     from headwise.model.transformer import Transformer
 
 HeadValues = dict[str, list[list[float]]]
-
-
-class Loss(Protocol):
-    """As much of a training loss as is needed here."""
-
-    def of_states(self, states_BTD: Tensor, weight_VD: Tensor, target_BT: Tensor, /) -> Any:
-        """The loss summed over the target tokens, as `.loss`."""
 
 
 class HeadFactors(HeadGate):

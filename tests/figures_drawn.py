@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import product
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
-from headwise.analysis.alpha_figures import alpha_histograms, alpha_start_end
-from headwise.analysis.attention_figures import LayerMaps, attention_maps
-from headwise.analysis.density_figures import density_layers, density_violins
-from headwise.analysis.plots import alpha_figure, curves_figure, diversity_figure
-from headwise.report.figures_curves import bleu_curves, diversity_layers, pruning_curves
+from headwise.plots import runs as plots
+from headwise.plots.attention import LayerMaps, attention_maps
+from headwise.plots.training import training_figures
 from headwise.schema import SITES
 
 RULES = ("softmax", "entmax15", "alpha_entmax")
 N_LAYERS, N_HEADS = 3, 4
+PLACES = [
+    {"site": site, "layer": layer, "head": head}
+    for site, layer, head in product(SITES, range(1, N_LAYERS + 1), range(1, N_HEADS + 1))
+]
 CORPUS = "multi30k de → en"
 
 
@@ -25,48 +29,66 @@ def alphas(seed: int) -> dict[str, list[list[float]]]:
     return {site: drawn.uniform(1.05, 1.95, (N_LAYERS, N_HEADS)).tolist() for site in SITES}
 
 
+def alpha_rows() -> list[dict[str, Any]]:
+    """α of every head at the start and at the end."""
+    drawn = np.random.default_rng(1).uniform(1.05, 1.95, (len(PLACES), 2))
+    return [{**p, "start": a, "end": b} for p, (a, b) in zip(PLACES, drawn.tolist(), strict=True)]
+
+
 def density_rows(rule: str, n_bins: int = 20) -> list[dict[str, Any]]:
     """A histogram a head: softmax all dense, others spread out with some dense queries."""
-    rows = []
-    for site, layer, head in _places():
-        shares = [0] * n_bins if rule == "softmax" else [10 + head * b for b in range(n_bins)]
-        for place, n_queries in enumerate([*shares, 100]):
-            low, high = place / n_bins, min(1.0, (place + 1) / n_bins)
-            row = {"site": site, "layer": layer, "head": head, "low": low, "high": high}
-            rows.append({**row, "n_queries": n_queries})
-    return rows
+    return [
+        {
+            **place,
+            "low": number / n_bins,
+            "high": min(1.0, (number + 1) / n_bins),
+            "n_queries": 100 if number == n_bins else 0 if rule == "softmax" else 10 + number,
+        }
+        for place in PLACES
+        for number in range(n_bins + 1)
+    ]
 
 
 def head_rows(rule: str) -> list[dict[str, Any]]:
     """Mean density of every head."""
-    return [
-        {"site": s, "layer": layer, "head": h, "density": 1.0 if rule == "softmax" else 0.2 * h}
-        for s, layer, h in _places()
-    ]
+    return [{**p, "density": 1.0 if rule == "softmax" else 0.2 * p["head"]} for p in PLACES]
 
 
-def layer_rows(base: float) -> list[dict[str, Any]]:
+def layer_rows(base: float = 0.2) -> list[dict[str, Any]]:
     """Diversity of every layer."""
     return [
         {"site": site, "layer": layer, "diversity_heads": base + layer / 20, "diversity_keys": base}
-        for site in SITES
-        for layer in range(1, N_LAYERS + 1)
+        for site, layer in product(SITES, range(1, N_LAYERS + 1))
     ]
 
 
-def pruning_rows(best: float) -> list[dict[str, Any]]:
+def pruning_rows(best: float = 30) -> list[dict[str, Any]]:
     """BLEU with ever fewer heads, of all sites and of each."""
     return [
         {"sites": sites, "n_removed": n, "fraction": n / 10, "bleu": best - n * n / 4, "loss": 2.0}
-        for sites in (";".join(SITES), *SITES)
-        for n in range(11)
+        for sites, n in product((";".join(SITES), *SITES), range(11))
     ]
 
 
-def maps(n_layers: int = 2, n_heads: int = 4, n_pieces: int = 9) -> list[LayerMaps]:
+def table(rows: Callable[[str], Any], names: Iterable[str] = RULES, n_runs: int = 2) -> Any:
+    """The rows of every run, with the columns `name` and `run`."""
+    runs = [(name, f"{name} {n}") for name in names for n in range(n_runs)]
+    tables = [pd.DataFrame(rows(name)).assign(name=name, run=run) for name, run in runs]
+    return pd.concat(tables, ignore_index=True)
+
+
+def bleu_rows(name: str) -> list[dict[str, Any]]:
+    """Validation BLEU of one run on four corpora."""
+    return [
+        {"corpus": f"corpus {number} xx → yy", "update": update, "bleu": number + update / 10}
+        for number, update in product(range(4), (500, 1000))
+    ]
+
+
+def maps(n_layers: int = 2, n_heads: int = 4, n_tokens: int = 9) -> list[LayerMaps]:
     """Weights with zeros, under a causal mask."""
     drawn = np.random.default_rng(1)
-    allowed = np.tril(np.ones((n_heads, n_pieces, n_pieces), dtype=bool))
+    allowed = np.tril(np.ones((n_heads, n_tokens, n_tokens), dtype=bool))
     return [
         LayerMaps(
             layer,
@@ -79,63 +101,34 @@ def maps(n_layers: int = 2, n_heads: int = 4, n_pieces: int = 9) -> list[LayerMa
     ]
 
 
-def pieces(n: int) -> list[str]:
-    """Names of pieces."""
+def tokens(n: int) -> list[str]:
+    """Names of tokens."""
     return [f"▁wordpiece{place}"[: 3 + place % 12] for place in range(n)]
 
 
-def _places() -> list[tuple[str, int, int]]:
-    return [
-        (site, layer, head)
-        for site in SITES
-        for layer in range(1, N_LAYERS + 1)
-        for head in range(1, N_HEADS + 1)
-    ]
+def attention(site: str, n_layers: int, n_heads: int, n: int, title: str) -> Any:
+    """Attention maps of a sentence of so many tokens."""
+    return attention_maps(site, maps(n_layers, n_heads, n), tokens(n), tokens(n), title)
 
 
-def _records() -> list[dict[str, Any]]:
-    diversity = {site: [[0.2], [0.3], [0.4]] for site in SITES}
-    return [{"update": u, "alpha": alphas(1), "diversity": diversity} for u in (0, 1000, 2000)]
-
-
-def _three(rows: Callable[[str], Any]) -> dict[str, list[Any]]:
-    return {rule: [rows(rule)] * 3 for rule in RULES}
-
-
-def _many(rows: Callable[[str], Any]) -> dict[str, list[Any]]:
-    return {f"row {place} with a long name": [rows("entmax15")] for place in range(10)}
-
-
+HEADS = [
+    {"update": update, "alpha": alphas(1), "diversity": {site: [[0.2], [0.3]] for site in SITES}}
+    for update in (0, 1000, 2000)
+]
+METRICS = [{"update": u, "train/loss": 5.0 - u, "valid/bleu": 10.0 + u} for u in range(4)]
+MANY = [f"row {place} with a long name" for place in range(10)]
 FIGURES: dict[str, Callable[[], Any]] = {
-    "alpha": lambda: alpha_figure(_records()),
-    "diversity": lambda: diversity_figure(_records()),
-    "curves": lambda: curves_figure(
-        [{"update": u, "train/loss": 5.0 - u, "valid/bleu": 10.0 + u} for u in range(4)]
-    ),
-    "alpha_histograms": lambda: alpha_histograms([alphas(1), alphas(2)], f"α-entmax, {CORPUS}"),
-    "alpha_start_end": lambda: alpha_start_end([(alphas(1), alphas(2))], f"α-entmax, {CORPUS}"),
-    "density_violins": lambda: density_violins(_three(density_rows), CORPUS),
-    "density_violins_many": lambda: density_violins(_many(density_rows), CORPUS),
-    "density_layers": lambda: density_layers(_three(head_rows), CORPUS),
-    "diversity_layers": lambda: diversity_layers(
-        {rule: [layer_rows(0.3), layer_rows(0.4)] for rule in RULES}, what=CORPUS
-    ),
-    "pruning": lambda: pruning_curves({rule: [pruning_rows(30)] for rule in RULES}, CORPUS),
-    "pruning_one": lambda: pruning_curves({"alpha_entmax": [pruning_rows(30)]}, CORPUS),
-    "bleu": lambda: bleu_curves(
-        {
-            f"corpus {number} xx → yy": {
-                rule: [{500.0: 10.0 + number, 1000.0: 20.0 + seed} for seed in range(3)]
-                for rule in RULES
-            }
-            for number in range(4)
-        }
-    ),
-    "attention": lambda: attention_maps("cross", maps(), pieces(9), pieces(9), "Ein Satz.")[0],
-    "attention_long": lambda: attention_maps(
-        "decoder_self", maps(1, 3, 40), pieces(40), pieces(40), "Ein langer Satz. " * 8
-    )[0],
-    "attention_small": lambda: attention_maps(
-        "encoder_self", maps(1, 1, 2), pieces(2), pieces(2), "Ein Satz, der breiter ist."
-    )[0],
+    "alpha": lambda: training_figures(HEADS, [])["alpha"],
+    "diversity": lambda: training_figures(HEADS, [])["diversity"],
+    "curves": lambda: training_figures([], METRICS)["curves"],
+    "alpha_histograms": lambda: plots.alpha_histograms(table(lambda _: alpha_rows()), CORPUS),
+    "alpha_start_end": lambda: plots.alpha_start_end(table(lambda _: alpha_rows()), CORPUS),
+    "density_violins": lambda: plots.density_violins(table(density_rows), CORPUS),
+    "density_violins_many": lambda: plots.density_violins(table(density_rows, MANY), CORPUS),
+    "density_layers": lambda: plots.density_layers(table(head_rows), CORPUS),
+    "diversity_layers": lambda: plots.diversity_layers(table(lambda _: layer_rows()), what=CORPUS),
+    "pruning": lambda: plots.pruning_curves(table(lambda _: pruning_rows()), CORPUS),
+    "bleu": lambda: plots.bleu_curves(table(bleu_rows)),
+    "attention": lambda: attention("cross", 2, 4, 9, "Ein Satz."),
+    "attention_small": lambda: attention("encoder_self", 1, 1, 2, "Ein Satz, der breiter ist."),
 }

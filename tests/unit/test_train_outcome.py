@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from headwise.analysis.alpha_table import alpha_table
 from headwise.runs.results import Results
 from headwise.track.base import NullTracker
 from headwise.train.outcome import draw, figures, run_results, shown_score
@@ -105,17 +108,45 @@ def test_figures_of_what_was_measured(tmp_path: Path) -> None:
     records.log_heads(2, {"key_distance": {"cross": [[0.5, 0.25]]}})
     records.close()
     draw(folder, tracker)
-    names = ["diversity", "curves", "heads-p-of-ours"]
+    names = ["diversity", "heads-p-of-ours", "curves"]
     assert tracker.images == [f"figures/{name}" for name in names]
     drawn = sorted(path.name for path in folder.figures.iterdir())
     assert drawn == sorted(f"{name}.{kind}" for name in names for kind in ("png", "svg"))
 
 
-def test_the_figures_of_a_pruned_run_name_its_heads_by_their_numbers(tmp_path: Path) -> None:
+def test_the_figures_of_a_pruned_run_name_its_heads_by_their_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = RunFolder(tmp_path)
     (tmp_path / "config.yaml").write_text("model: {heads: {cross: [[2, 5]]}}\n", encoding="utf-8")
     folder.heads.write_text('{"update": 1, "alpha": {"cross": [[1.25, 1.5]]}}\n', encoding="utf-8")
-    figure = figures(folder)["alpha"]
-    assert figure is not None
-    names = {str(line.get_label()) for line in figure.axes[0].lines}
-    assert {"layer 1, head 2", "layer 1, head 5"} <= names
+    drawn = []
+    monkeypatch.setattr("headwise.plots.training.trajectories", lambda t, _: drawn.append(t))
+    figures(folder)
+    assert list(drawn[0]["head"]) == [2, 5]
+
+
+def test_the_table_has_a_row_a_layer_and_a_column_a_head() -> None:
+    table = alpha_table({"cross": [[1.25, 1.75], [1.0, None]], "encoder_self": [[2.0, 1.5]]})
+    rows = [line.split() for line in table.splitlines()]
+    assert rows == [
+        ["site", "layer", "head1", "head2", "mean"],
+        ["encoder_self", "1", "2.000", "1.500", "1.750"],
+        ["cross", "1", "1.250", "1.750", "1.500"],
+        ["2", "1.000", "-", "1.000"],
+    ]
+    assert len({len(line) for line in table.splitlines()}) == 1  # columns stand under each other
+    assert "no head" in alpha_table({})
+    pruned = alpha_table({"cross": [[1.25, 1.75], [], [1.0, 2.0]]}, {"cross": [[2, 5], [], [1, 5]]})
+    assert [line.split() for line in pruned.splitlines()] == [
+        ["site", "layer", "head1", "head2", "head5", "mean"],
+        ["cross", "1", "-", "1.250", "1.750", "1.500"],
+        ["3", "1.000", "-", "2.000", "1.500"],
+    ]
+
+
+def test_heavy_packages_are_not_imported_before_they_are_used() -> None:
+    program = "import sys, headwise.train.outcome, headwise.track; print(*sys.modules)"
+    command = [sys.executable, "-c", program]
+    modules = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    assert not {"matplotlib", "pandas", "seaborn", "wandb"} & set(modules)

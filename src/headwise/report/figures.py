@@ -6,37 +6,29 @@ figures out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from headwise.analysis.alpha_figures import Alphas, alpha_histograms, alpha_start_end
-from headwise.analysis.density_figures import density_layers, density_violins
-from headwise.analysis.figure_style import save, shown
+import pandas as pd
+from matplotlib.figure import Figure
+
 from headwise.analysis.tables import DENSITY, FOLDER, HEADS, LAYERS, PRUNING, Table, read_settings
-from headwise.report.figures_curves import (
-    DIVERSITY_BASES,
-    bleu_curves,
-    diversity_layers,
-    pruning_curves,
-)
+from headwise.plots import runs as plots
+from headwise.plots.style import save, shown
+from headwise.plots.training import head_values
 from headwise.report.figures_rows import CorpusRows, corpus_rows, file_stem
 from headwise.report.paper_runs import FoundRun
 from headwise.track.jsonl import read_if_there
 from headwise.train.outcome import figures as training_figures
 from headwise.train.run_folder import RunFolder
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-Rows = list[dict[str, Any]]
+Read = Callable[[FoundRun], pd.DataFrame]
+HEAD = ["site", "layer", "head"]
 
 
 def draw_figures(runs: Sequence[Path], output: Path) -> list[Path]:
-    """Draw what runs became, side by side; those that differ in their seed alone are one line.
-
-    A file of its own for each corpus, named by it where there are several; the validation scores
-    of all corpora are one figure. Of a single run its course over training is drawn instead.
+    """Draw the figures of runs, side by side; those that differ in their seed alone are one line.
 
     Args:
         runs: their folders.
@@ -49,17 +41,30 @@ def draw_figures(runs: Sequence[Path], output: Path) -> list[Path]:
         RunError: a folder that holds no run.
         DataError: a table that another version wrote.
     """
+    figures = figures_of(runs)
+    return [file for name, figure in figures.items() for file in save(figure, output / name)]
+
+
+def figures_of(runs: Sequence[Path]) -> dict[str, Figure]:
+    """File name -> figure: a file of its own for each corpus, named by it where there are several.
+
+    The validation scores of all corpora are one figure. Of a single run its training is drawn
+    instead.
+
+    Args, raises: as of `draw_figures`.
+    """
     corpora = corpus_rows(runs)
-    files: list[Path] = []
-    for found in corpora:
-        ending = f"-{found.stem}" if len(corpora) > 1 else ""
-        for name, figure in _of_corpus(found).items():
-            files += save(figure, output / f"{name}{ending}.png")
-    over_training = _course(corpora[0]) if len(runs) == 1 else {"bleu_curves": _sweep(corpora)}
-    for name, drawn in over_training.items():
-        if drawn is not None:
-            files += save(drawn, output / f"{name}.png")
-    return files
+    figures = {
+        f"{name}-{corpus.stem}" if len(corpora) > 1 else name: figure
+        for corpus in corpora
+        for name, figure in _of_corpus(corpus)
+    }
+    if len(runs) == 1:
+        ((name, (run,)),) = corpora[0].rows.items()
+        title = f"{shown(name)}, {corpora[0].corpus}"
+        return figures | training_figures(RunFolder.existing(run.folder), title)
+    scores = pd.concat(_table(corpus, _bleu).assign(corpus=corpus.corpus) for corpus in corpora)
+    return figures | ({"bleu_curves": plots.bleu_curves(scores)} if len(scores) else {})
 
 
 def unanalysed(runs: Sequence[Path]) -> list[Path]:
@@ -67,87 +72,86 @@ def unanalysed(runs: Sequence[Path]) -> list[Path]:
     return [run for run in runs if not HEADS.path(run / FOLDER).is_file()]
 
 
-def _course(found: CorpusRows) -> dict[str, Figure | None]:
-    """Figures of one run over its training."""
-    ((name, (run,)),) = found.rows.items()
-    what = f"{shown(name)}, {found.corpus}"
-    return training_figures(RunFolder.existing(run.folder), what)
-
-
-def _sweep(corpora: Sequence[CorpusRows]) -> Figure | None:
-    """Validation scores of all runs."""
-    return bleu_curves(
-        {
-            found.corpus: {name: [_bleu(run) for run in runs] for name, runs in found.rows.items()}
-            for found in corpora
-        }
-    )
-
-
-def _of_corpus(found: CorpusRows) -> dict[str, Figure]:
-    """File name -> figure, without those for which nothing was measured."""
-    figures: dict[str, Figure | None] = {}
-    learning = {
-        name: ends for name, runs in found.rows.items() if (ends := _known(_alpha_ends, runs))
-    }
-    for name, ends in learning.items():
-        ending = f"-{file_stem(name)}" if len(learning) > 1 else ""
-        what = f"{shown(name)}, {found.corpus}"
-        figures[f"alpha_histograms{ending}"] = alpha_histograms([last for _, last in ends], what)
-        figures[f"alpha_start_end{ending}"] = alpha_start_end(ends, what)
+def _of_corpus(corpus: CorpusRows) -> Iterator[tuple[str, Figure]]:
+    """File name and figure of all that was measured."""
+    alphas = _table(corpus, _alpha_ends)
+    for name, of_name in alphas.groupby("name", sort=False):
+        ending = f"-{file_stem(name)}" if alphas["name"].nunique() > 1 else ""
+        title = f"{shown(name)}, {corpus.corpus}"
+        yield f"alpha_histograms{ending}", plots.alpha_histograms(of_name, title)
+        moved = of_name.dropna(subset="start")
+        if len(moved):
+            yield f"alpha_start_end{ending}", plots.alpha_start_end(moved, title)
     # a single choice has no legend
-    only = [shown(name) for name in found.rows] if len(found.rows) == 1 else []
-    what, text = ", ".join([*only, found.corpus]), _measured_on(found)
-    figures["density_violins"] = density_violins(_tables(found, DENSITY), what, text)
-    figures["density_layers"] = density_layers(_tables(found, HEADS), what, text)
-    for column in DIVERSITY_BASES:
-        figures[column] = diversity_layers(_tables(found, LAYERS), column, what, text)
-    figures["pruning"] = pruning_curves(_tables(found, PRUNING), found.corpus, text)
-    return {name: figure for name, figure in figures.items() if figure is not None}
+    only = [shown(name) for name in corpus.rows] if len(corpus.rows) == 1 else []
+    title, text = ", ".join([*only, corpus.corpus]), _measured_on(corpus)
+    densities = _table(corpus, _analysed(DENSITY))
+    if len(densities):
+        yield "density_violins", plots.density_violins(densities, title, text)
+    heads = _table(corpus, _analysed(HEADS)).dropna(subset="density")
+    if len(heads):
+        yield "density_layers", plots.density_layers(heads, title, text)
+    layers = _table(corpus, _analysed(LAYERS))
+    for column in plots.BASES:
+        diverse = layers.dropna(subset=column)
+        if len(diverse):
+            yield column, plots.diversity_layers(diverse, column, title, text)
+    pruning = _table(corpus, _analysed(PRUNING)).dropna(subset="bleu")
+    if len(pruning):
+        yield "pruning", plots.pruning_curves(pruning, corpus.corpus, text)
 
 
-def _known(read: Callable[[FoundRun], Any], runs: Sequence[FoundRun]) -> list[Any]:
-    """What is there of each run, without those that have nothing."""
-    return [content for run in runs if (content := read(run))]
+def _table(corpus: CorpusRows, read: Read) -> pd.DataFrame:
+    """What is read of every run, with the columns `name` and `run`."""
+    tables = [
+        read(run).assign(name=name, run=str(run.folder))
+        for name, runs in corpus.rows.items()
+        for run in runs
+    ]
+    return pd.concat([table for table in tables if len(table)] or tables[:1], ignore_index=True)
 
 
-def _tables(found: CorpusRows, table: Table) -> dict[str, list[Rows]]:
-    """A table of every run that has it, by name of the choice."""
+def _analysed(table: Table) -> Read:
+    """A reader of one of the analysis' tables, empty where a run has none."""
 
-    def read(run: FoundRun) -> Rows:
+    def read(run: FoundRun) -> pd.DataFrame:
         folder = run.folder / FOLDER
-        return table.read(folder) if table.path(folder).is_file() else []
+        rows = table.read(folder) if table.path(folder).is_file() else []
+        return pd.DataFrame(rows, columns=list(table.columns))
 
-    tables = {name: _known(read, runs) for name, runs in found.rows.items()}
-    return {name: of_runs for name, of_runs in tables.items() if of_runs}
+    return read
 
 
-def _measured_on(found: CorpusRows) -> str:
-    """The text of the analyses, where they say it and agree."""
-    texts = set()
-    for runs in found.rows.values():
-        for run in runs:
-            about = read_settings(run.folder / FOLDER)
-            if about:
-                texts.add((about.get("sentences"), about.get("split")))
+def _measured_on(corpus: CorpusRows) -> str:
+    """The text of the analyses, where they agree."""
+    runs = [run for runs in corpus.rows.values() for run in runs]
+    texts = {
+        (about.get("sentences"), about.get("split"))
+        for run in runs
+        if (about := read_settings(run.folder / FOLDER))
+    }
     if len(texts) != 1:
         return ""
     ((n_sentences, split),) = texts
     return f"Measured on {n_sentences} sentences of {split}." if n_sentences and split else ""
 
 
-def _alpha_ends(run: FoundRun) -> tuple[Alphas, Alphas] | None:
+def _alpha_ends(run: FoundRun) -> pd.DataFrame:
     """α of the heads at the start, and of the weights that the run was scored with."""
-    records = read_if_there(RunFolder(run.folder).heads)
-    known: list[Alphas] = [record["alpha"] for record in records if record.get("alpha")]
-    scored: Alphas = {} if run.results is None else run.results.alpha
-    if not known:
-        return ({}, scored) if scored else None
-    return known[0], scored or known[-1]
+    records: list[Any] = [
+        {"update": record["update"], "alpha": record["alpha"]}
+        for record in read_if_there(RunFolder(run.folder).heads)
+        if record.get("alpha")
+    ]
+    scored = {} if run.results is None else run.results.alpha
+    scored = scored or (records[-1]["alpha"] if records else {})
+    start = head_values(records[:1]).rename(columns={"value": "start"})
+    end = head_values([{"update": 0, "alpha": scored}]).rename(columns={"value": "end"})
+    return end[[*HEAD, "end"]].merge(start[[*HEAD, "start"]], on=HEAD, how="left")
 
 
-def _bleu(run: FoundRun) -> Mapping[float, float]:
+def _bleu(run: FoundRun) -> pd.DataFrame:
     """Validation BLEU by update."""
     records = read_if_there(RunFolder(run.folder).metrics)
-    key = "valid/bleu"
-    return {record["update"]: record[key] for record in records if record.get(key) is not None}
+    rows = [(r["update"], r["valid/bleu"]) for r in records if r.get("valid/bleu") is not None]
+    return pd.DataFrame(rows, columns=["update", "bleu"])

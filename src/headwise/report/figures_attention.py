@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from headwise.analysis.attention_figures import LayerMaps, attention_maps
 from headwise.analysis.collect import alphas
-from headwise.analysis.figure_style import known_sites, save, shown
 from headwise.analysis.observe import Observation
 from headwise.analysis.text.readings import Reading, readings
 from headwise.errors import DataError
+from headwise.plots.attention import LayerMaps, attention_maps
+from headwise.plots.style import save, shown, site_order
 from headwise.report.run_names import choice_name, corpus_name
 from headwise.track.base import HeadValues
 from headwise.train.loading import load
-
-log = logging.getLogger(__name__)
 
 OWN = "The target is the model's own translation."
 
@@ -41,7 +38,7 @@ def draw_attention(
         device: auto, cpu or cuda.
 
     Returns:
-        The files, `attention_<site>`, with a number where a site needs several pages.
+        The files, `attention_<site>`.
 
     Raises:
         RunError, CheckpointError: no run, or no such checkpoint.
@@ -53,15 +50,13 @@ def draw_attention(
     ((_, read),) = readings(loaded.translator, loaded.normaliser, [sentence])
     about = f"{shown(choice_name(loaded.config))}, trained on {corpus_name(loaded.config)}."
     files: list[Path] = []
-    for site in known_sites(seen.site for seen in read.seen):
+    for site in site_order(seen.site for seen in read.seen):
         queries, keys = _pieces(read, site)
         layers = [_layer(seen, alphas(loaded.model)) for seen in read.seen if seen.site == site]
-        told = about if site == "encoder_self" else f"{about} {OWN}"
-        pages = attention_maps(site, layers, queries, keys, _title(read, site), told)
-        log.info("attention at %s: %d pages of figures", site, len(pages))
-        for number, page in enumerate(pages, start=1):
-            ending = f"-{number}" if len(pages) > 1 else ""
-            files += save(page, output / f"attention_{site}{ending}.png")
+        note = about if site == "encoder_self" else f"{about} {OWN}"
+        figure = attention_maps(site, layers, queries, keys, _title(read, site), note)
+        if figure is not None:
+            files += save(figure, output / f"attention_{site}")
     return files
 
 

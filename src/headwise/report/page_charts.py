@@ -10,12 +10,12 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from headwise.analysis.figure_style import REFERENCES
 from headwise.report.page_run import thinned
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
+REFERENCES = ((1.0, "softmax"), (1.5, "1.5-entmax"), (2.0, "sparsemax"))
 N_POINTS = 500  # at most, of a line
 CURVES = {"loss": "loss per target token", "bleu": "BLEU of the validation set"}
 SPLITS = {"train": "training", "valid": "validation"}

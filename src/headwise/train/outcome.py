@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from headwise.analysis.alpha_table import alpha_table
 from headwise.analysis.collect import filled
-from headwise.analysis.figure_style import save
-from headwise.analysis.plots import (
-    alpha_figure,
-    alpha_table,
-    curves_figure,
-    diversity_figure,
-    reported_figures,
-)
 from headwise.runs.results import Results
 from headwise.track.base import HeadNumbers, HeadValues, Tracker
 from headwise.track.jsonl import read_if_there
@@ -75,26 +67,17 @@ def run_results(
     )
 
 
-def figures(folder: RunFolder, name: str = "") -> dict[str, Figure | None]:
-    """The figures of a run over its training, from its records; None where nothing was measured.
+def figures(folder: RunFolder, name: str = "") -> dict[str, Figure]:
+    """The figures of what a run measured over its training, from its records, by file name.
 
     Args:
         folder: of the run.
         name: of what was trained, for the titles.
     """
+    from headwise.plots.training import training_figures  # brings pandas and seaborn
+
     heads, metrics = (read_if_there(record) for record in (folder.heads, folder.metrics))
-    kept = _kept_heads(folder)
-    reported = reported_figures(heads, name, kept)
-    return {
-        "alpha": alpha_figure(heads, name, kept),
-        "diversity": diversity_figure(heads, name),
-        "curves": curves_figure(metrics, name),
-        **{f"heads-{_as_file_name(key)}": figure for key, figure in reported.items()},
-    }
-
-
-def _as_file_name(statistic: str) -> str:
-    return re.sub(r"[^\w.-]+", "-", statistic)
+    return training_figures(heads, metrics, name, _kept_heads(folder))
 
 
 def _kept_heads(folder: RunFolder) -> HeadNumbers | None:
@@ -105,11 +88,12 @@ def _kept_heads(folder: RunFolder) -> HeadNumbers | None:
 
 def draw(folder: RunFolder, tracker: Tracker) -> None:
     """Write the figures of a run, and show them where it is tracked."""
+    from headwise.plots.style import save
+
     for name, figure in figures(folder).items():
-        if figure is not None:
-            path = folder.figures / f"{name}.png"
-            save(figure, path, FORMATS)
-            tracker.log_image(f"figures/{name}", path)
+        path = folder.figures / f"{name}.png"
+        save(figure, path, FORMATS)
+        tracker.log_image(f"figures/{name}", path)
 
 
 def summary(folder: RunFolder, results: Results) -> str:

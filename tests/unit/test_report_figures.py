@@ -12,108 +12,21 @@ from omegaconf import OmegaConf
 
 from command_line import train_small
 from figures_drawn import density_rows, head_rows, layer_rows, pruning_rows
-from headwise.analysis.figure_style import save
 from headwise.analysis.tables import DENSITY, FOLDER, HEADS, LAYERS, PRUNING, SETTINGS
 from headwise.errors import DataError, RunError
-from headwise.report.figures import draw_figures, unanalysed
+from headwise.plots.style import save
+from headwise.report.figures import draw_figures, figures_of, unanalysed
 from headwise.report.figures_attention import draw_attention
-from headwise.report.figures_curves import bleu_curves, diversity_layers, pruning_curves
 from headwise.report.figures_rows import corpus_rows
 
 ENTMAX15 = "headwise.attention.entmax15.Entmax15"
 SOFTMAX = "headwise.attention.softmax.Softmax"
 
 
-def lines(axes: Any) -> dict[str, list[tuple[float, float]]]:
-    return {
-        line.get_label(): list(zip(line.get_xdata(), line.get_ydata(), strict=True))
-        for line in axes.lines
-    }
-
-
 def words(figure: Any) -> str:
     from matplotlib.text import Text
 
     return " ".join(" ".join(t.get_text().split()) for t in figure.findobj(Text) if t.get_text())
-
-
-# -- curves ---------------------------------------------------------------------------------------
-
-
-def test_a_curve_is_the_mean_over_seeds_in_a_band_of_all_of_them() -> None:
-    runs = [{100.0: 10.0, 200.0: 20.0}, {100.0: 14.0, 200.0: 18.0, 300.0: 30.0}]
-    figure = bleu_curves({"xx → yy": {"softmax": runs, "entmax15": [{100.0: 5.0}], "new": [{}]}})
-    (axes,) = figure.axes
-    assert axes.get_title() == "xx → yy"
-    assert lines(axes) == {
-        "softmax": [(100, 12.0), (200, 19.0)],  # where both were measured
-        "1.5-entmax": [(100, 5.0)],
-    }
-    (band,) = axes.collections
-    corners = {(x, y) for x, y in band.get_paths()[0].vertices}
-    assert {(100, 10.0), (100, 14.0), (200, 18.0), (200, 20.0)} == corners
-    assert "2 runs of softmax; 1 run of 1.5-entmax." in words(figure)
-    assert bleu_curves({"xx → yy": {"softmax": [{}]}}) is None
-
-
-def test_ticks_of_a_curve_are_where_it_was_measured_and_runs_are_counted_in_groups() -> None:
-    few = {500.0: 1.0, 1000.0: 2.0}
-    many = {100.0 * place: 1.0 for place in range(1, 11)}
-    figure = bleu_curves(
-        {
-            "one": {"softmax": [few] * 2, "entmax15": [few] * 2},
-            "two": {"softmax": [many], "entmax15": [many]},
-            "three": {"softmax": [few] * 2, "entmax15": [few] * 3},
-            "four": {"softmax": [few] * 2, "entmax15": [few] * 2},
-        }
-    )
-    assert list(figure.axes[0].get_xticks()) == [0, 500, 1000]
-    assert list(figure.axes[1].get_xticks()) == [0, 200, 400, 600, 800, 1000]
-    for axes in figure.axes:
-        left, right = axes.get_xlim()
-        assert left < 0
-        assert right > 1000  # no marker on the edge
-    assert "; 2 runs each; 1 run of two; 3 runs of 1.5-entmax (three)." in words(figure)
-
-
-def test_single_runs_have_no_band() -> None:
-    figure = bleu_curves({"a": {"softmax": [{1.0: 2.0, 2.0: 3.0}]}, "b": {"x": [{1.0: 2.0}]}})
-    assert [len(axes.collections) for axes in figure.axes] == [0, 0]
-    assert "A line is one run." in words(figure)
-    (names,) = [axes.get_legend() for axes in figure.axes if axes.get_legend()]
-    assert [text.get_text() for text in names.get_texts()] == ["softmax", "x"]
-
-
-def test_diversity_has_a_panel_a_site_and_states_its_base() -> None:
-    rows = [
-        {"site": "cross", "layer": 1, "diversity_heads": 0.2, "diversity_keys": 0.1},
-        {"site": "cross", "layer": 2, "diversity_heads": 0.4, "diversity_keys": None},
-    ]
-    higher = [{**row, "diversity_heads": row["diversity_heads"] + 0.2} for row in rows]
-    figure = diversity_layers({"softmax": [rows, higher]})
-    (axes,) = figure.axes
-    assert axes.get_title() == "cross-attention"
-    assert lines(axes) == {"softmax": [(1, pytest.approx(0.3)), (2, pytest.approx(0.5))]}
-    assert figure.axes[0].get_ylabel().endswith("/ log(number of heads)")
-    figure = diversity_layers({"softmax": [rows]}, "diversity_keys")
-    assert lines(figure.axes[0]) == {"softmax": [(1, 0.1)]}
-    assert figure.axes[0].get_ylabel().endswith("/ log(number of keys)")
-    assert diversity_layers({"softmax": [[{**rows[1], "diversity_heads": None}]]}) is None
-
-
-def test_pruning_has_a_panel_a_choice_and_a_line_for_the_sites() -> None:
-    figure = pruning_curves({"softmax": [pruning_rows(30)], "entmax15": [pruning_rows(20)]})
-    assert [axes.get_title() for axes in figure.axes] == ["softmax", "1.5-entmax"]
-    drawn = lines(figure.axes[1])
-    assert list(drawn) == [
-        "all heads", "encoder self-attention", "decoder self-attention", "cross-attention"
-    ]  # fmt: skip
-    assert drawn["all heads"][0] == (0, 20)
-    assert drawn["all heads"][-1] == (100, -5)
-    two = [{**row, "sites": "encoder_self;cross"} for row in pruning_rows(9)[:11]]
-    figure = pruning_curves({"softmax": [two]})
-    assert list(lines(figure.axes[0])) == ["encoder self-attention and cross-attention"]
-    assert pruning_curves({"softmax": [[{**two[0], "bleu": None}]]}) is None
 
 
 # -- folders --------------------------------------------------------------------------------------
@@ -207,14 +120,7 @@ def test_only_what_was_measured_is_drawn(trained: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "nothing").exists()
 
 
-def test_runs_side_by_side(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept: dict[str, Any] = {}
-
-    def keep(figure: Any, out: Path) -> tuple[Path, ...]:
-        kept[out.stem] = figure
-        return (out,)
-
-    monkeypatch.setattr("headwise.report.figures.save", keep)
+def test_runs_side_by_side(trained: Path, tmp_path: Path) -> None:
     softmax, entmax15 = {"_target_": SOFTMAX}, {"_target_": ENTMAX15}
     runs = [
         analysed(copy_of(trained, tmp_path / "a1", seed=1), "alpha_entmax"),
@@ -225,25 +131,24 @@ def test_runs_side_by_side(trained: Path, tmp_path: Path, monkeypatch: pytest.Mo
     for run in runs[2:]:  # which have no α
         (run / "heads.jsonl").unlink()
         (run / "results.json").unlink()
-    draw_figures(runs, tmp_path / "out")
+    figures = figures_of(runs)
     expected = {
         "alpha_histograms", "alpha_start_end", "density_violins", "density_layers",
         "diversity_heads", "diversity_keys", "pruning", "bleu_curves",
     }  # fmt: skip
-    assert set(kept) == expected
-    assert [axes.get_title() for axes in kept["pruning"].axes] == ["softmax", "α-entmax"]
-    assert "softmax: 1 run, α-entmax: 2 runs" in words(kept["density_violins"])
-    assert "Measured on 6 sentences of valid." in words(kept["density_layers"])
-    assert list(lines(kept["bleu_curves"].axes[0])) == ["softmax", "1.5-entmax", "α-entmax"]
-    kept.clear()
-    draw_figures([*runs, copy_of(trained, tmp_path / "ja", data__source="ja")], tmp_path / "out")
-    assert {f"{name}-files_de_en" for name in expected - {"bleu_curves"}} < set(kept)
-    assert "alpha_histograms-files_ja_en" in kept
-    assert len(kept["bleu_curves"].axes) == 2
-    kept.clear()
-    draw_figures(runs[:1], tmp_path / "out")
+    assert set(figures) == expected
+    assert [axes.get_title() for axes in figures["pruning"].axes] == ["softmax", "α-entmax"]
+    assert "8 heads" in words(figures["alpha_start_end"])  # of both seeds, where α was learned
+    assert "Measured on 6 sentences of valid." in words(figures["density_layers"])
+    names = figures["bleu_curves"].axes[0].get_legend().get_texts()
+    assert [name.get_text() for name in names] == ["softmax", "1.5-entmax", "α-entmax"]
+    figures = figures_of([*runs, copy_of(trained, tmp_path / "ja", data__source="ja")])
+    assert {f"{name}-files_de_en" for name in expected - {"bleu_curves"}} < set(figures)
+    assert "alpha_histograms-files_ja_en" in figures
+    assert len(figures["bleu_curves"].axes) == 2
+    figures = figures_of(runs[:1])
     for name in ("alpha", "diversity", "curves"):
-        assert "(α-entmax, files De→En)" in kept[name].get_suptitle()
+        assert "(α-entmax, files De→En)" in figures[name].get_suptitle()
 
 
 def test_corpora_have_their_names(trained: Path, tmp_path: Path) -> None:
@@ -276,10 +181,9 @@ def test_attention_of_a_sentence(
     given: dict[str, Any] = {}
     told: dict[str, str] = {}
 
-    def maps(site: str, layers: Any, queries: Any, keys: Any, title: str, about: str) -> list[Any]:
+    def maps(site: str, layers: Any, queries: Any, keys: Any, title: str, about: str) -> None:
         given[site] = (layers, list(queries), list(keys), title)
         told[site] = about
-        return []
 
     monkeypatch.setattr("headwise.report.figures_attention.attention_maps", maps)
     assert draw_attention(trained, "Hund sieht Haus", tmp_path, device="cpu") == []

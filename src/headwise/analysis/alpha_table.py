@@ -1,0 +1,42 @@
+"""The α of every head as a table for the terminal."""
+
+from __future__ import annotations
+
+import math
+
+from headwise.schema import SITES
+from headwise.track.base import HeadNumbers, HeadValues, head_numbers
+
+
+def alpha_table(alphas: HeadValues, kept: HeadNumbers | None = None) -> str:
+    """α of every head as plain text: one row a site and layer, one column a head.
+
+    Args:
+        alphas: site -> layers -> heads, as in `results.json`; empty when there is no α.
+        kept: numbers of the heads, `model.heads`; None: all are there.
+    """
+    rows = [
+        (site, layer, dict(zip(head_numbers(kept, site, layer, len(values)), values, strict=False)))
+        for site in sorted(alphas, key=lambda s: (SITES.index(s) if s in SITES else 99, s))
+        for layer, values in enumerate(alphas[site], start=1)
+        if values
+    ]
+    if not rows:
+        return "no head of this model has an α"
+    numbers = sorted({number for _, _, values in rows for number in values})
+    width = max(len("site"), *(len(site) for site, _, _ in rows))
+    head = "".join(f"{f'head{i}':>8}" for i in numbers)
+    lines = [f"{'site':<{width}}  layer{head}{'mean':>8}"]
+    previous = ""
+    for site, layer, values in rows:
+        known = [v for v in values.values() if v is not None and math.isfinite(v)]
+        mean = sum(known) / len(known) if known else None
+        shown = [*(values.get(number) for number in numbers), mean]
+        cells = "".join(f"{_number(value):>8}" for value in shown)
+        lines.append(f"{site if site != previous else '':<{width}}  {layer:>5}{cells}")
+        previous = site
+    return "\n".join(lines)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None or not math.isfinite(value) else f"{value:.3f}"

@@ -1,0 +1,1 @@
+"""Every picture, drawn from tidy tables (one fact a row). It knows no model."""

@@ -1,0 +1,115 @@
+"""Attention of all heads on one sentence: a heat map a head, a row of them a layer.
+
+Letters: H heads, Q queries, K keys.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import seaborn as sns
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
+
+from headwise.plots.style import GREY, styled
+from headwise.schema import SITE_NAMES
+
+PITCH = 0.11  # inches from one key to the next
+MOST_LETTERS = 12  # of a token's name
+# Hard at 0: the smallest weight is clearly darker than paper. Below 0 it is of another hue.
+COLOURS = LinearSegmentedColormap.from_list(
+    "weights", [(0, "#5c2300"), (0.5, "#f3c9a5"), (0.5, "#c3d9ee"), (1, "#0a2a52")], N=1024
+)
+UNSEEN = "#e4e4e4"
+ROWS = {
+    "encoder_self": "A row is the query, a column a key that it looks at.",
+    "decoder_self": "A row is the token just read, a column a token that it looks at.",
+    "cross": "A row is the token being written, a column a token of the source that it looks at.",
+}
+
+
+@dataclass(frozen=True)
+class LayerMaps:
+    """The weights of one layer on one sentence.
+
+    Attributes:
+        layer: from 1.
+        heads: their numbers in the unpruned model.
+        weights_HQK: 0 is empty in the figure, and nothing else is.
+        allowed_HQK: False where a query may not see a key, which is grey.
+        alphas: of the heads; None where one has none.
+    """
+
+    layer: int
+    heads: Sequence[int]
+    weights_HQK: npt.NDArray[np.float64]
+    allowed_HQK: npt.NDArray[np.bool_]
+    alphas: Sequence[float | None]
+
+
+@styled
+def attention_maps(
+    site: str,
+    layers: Sequence[LayerMaps],
+    queries: Sequence[str],
+    keys: Sequence[str],
+    title: str,
+    about: str = "",
+) -> Figure | None:
+    """The heads of a site, layers below each other; the figure grows with the sentence.
+
+    Args:
+        site: whose heads these are.
+        layers: in ascending order.
+        queries, keys: names of the rows and of the columns of each map.
+        title: what was read.
+        about: the model and where the text is from, for the note.
+
+    Returns:
+        The figure; None where there are no heads.
+    """
+    layers = [layer for layer in layers if len(layer.heads)]
+    if not layers or not queries or not keys:
+        return None
+    largest = max(1.0, *(float(np.abs(layer.weights_HQK).max()) for layer in layers))
+    n_columns = max(len(layer.heads) for layer in layers)
+    longest = max(map(len, _short(keys)))
+    height = len(layers) * (PITCH * len(queries) + 0.05 * longest + 0.35) + 0.9
+    width = max(5.0, n_columns * (PITCH * len(keys) + 0.2) + 1.5)
+    figure = Figure(figsize=(width, height))
+    name = SITE_NAMES.get(site, site)
+    figure.suptitle(textwrap.fill(": ".join(filter(None, (name, title))), int(width * 15)))
+    note = f"{ROWS.get(site, '')} White: weight exactly 0. Grey: may not be seen. {about}"
+    figure.supxlabel(textwrap.fill(note, int(width * 20)), fontsize=6.5, color=GREY)
+    grid = figure.subplots(len(layers), n_columns, squeeze=False)
+    for line, layer in zip(grid, layers, strict=True):
+        for place, axes in enumerate(line):
+            if place >= len(layer.heads):
+                axes.remove()
+                continue
+            weights_QK, allowed_QK = layer.weights_HQK[place], layer.allowed_HQK[place]
+            names = {"xticklabels": _short(keys), "yticklabels": place == 0 and _short(queries)}
+            frame = {"cbar": False, "square": True, "ax": axes, **names}
+            frame |= {"vmin": -largest, "vmax": largest}
+            # what is exactly 0 is not drawn at all
+            sns.heatmap(~allowed_QK, mask=allowed_QK, cmap=[UNSEEN], **frame)
+            sns.heatmap(weights_QK, mask=weights_QK == 0, cmap=COLOURS, **frame)
+            axes.tick_params(length=0, labelsize=6, pad=1)
+            axes.tick_params(axis="x", labelrotation=90)
+            axes.spines[:].set(visible=True, color=GREY, linewidth=0.5)
+            alpha = layer.alphas[place]
+            shown = "" if alpha is None else f", α {alpha:.2f}"
+            axes.set_title(f"layer {layer.layer} head {layer.heads[place]}{shown}")
+    bar = figure.colorbar(grid[0, 0].collections[-1], ax=grid, shrink=0.6, aspect=30, pad=0.01)
+    bar.set_label("weight")
+    if not any((layer.weights_HQK < 0).any() for layer in layers):
+        bar.ax.set_ylim(0, largest)
+    return figure
+
+
+def _short(names: Sequence[str]) -> list[str]:
+    return [n if len(n) <= MOST_LETTERS else n[: MOST_LETTERS - 1] + "…" for n in names]

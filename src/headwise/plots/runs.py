@@ -1,0 +1,270 @@
+"""Several runs side by side: α, density, diversity, pruning, and validation scores.
+
+Every table has the columns `name`, of what was chosen, and `run`: runs under one name differ in
+their seed alone.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import seaborn as sns
+from matplotlib.figure import Figure
+
+from headwise.plots.style import (
+    GREY,
+    REFERENCES,
+    integer_axis,
+    legend_right,
+    looks,
+    mean_curves,
+    panels,
+    shown,
+    site_order,
+    styled,
+    update_axis,
+)
+from headwise.schema import SITES
+
+N_DRAWN = 2000  # queries that a violin is made of, in the proportions of its histogram
+ALL_SITES = ";".join(SITES)
+MEAN = "A line is the mean over runs (seeds), in a band from the lowest to the highest."
+BASES = {"diversity_heads": "log(number of heads)", "diversity_keys": "log(number of keys)"}
+
+
+def titled(title: str, what: str) -> str:
+    """A title with what was trained behind it."""
+    return f"{title} ({what})" if what else title
+
+
+@styled
+def alpha_histograms(table: pd.DataFrame, what: str = "") -> Figure:
+    """Heads by their α, a panel a site (Correia et al. 2019, section 5).
+
+    Args:
+        table: columns site, run and end, a row a head.
+        what: was trained, for the title.
+    """
+    low, high = min(1.0, table["end"].min()), max(2.0, table["end"].max())
+    figure, drawn = panels(
+        table,
+        "site",
+        titled("The α that the heads learned", what),
+        f"Heads of {table['run'].nunique()} run(s). Dashed: α at which a head computes softmax "
+        "(1), 1.5-entmax and sparsemax (2).",
+    )
+    for axes, part in drawn:
+        # 1 is an edge of a bin, whatever the lowest α is
+        edges = np.arange(np.floor(low * 10 + 1e-9), np.ceil(high * 10 - 1e-9) + 1) / 10
+        sns.histplot(part, x="end", bins=edges, ax=axes)
+        for alpha in REFERENCES:
+            axes.axvline(alpha, color=GREY, linewidth=0.7, linestyle="--", zorder=0)
+        median = f"median {part['end'].median():.2f}, {len(part)} heads"
+        axes.set_title(f"{axes.get_title()}\n{median}")
+        axes.set(xlabel="α of a head", ylabel="number of heads")
+        integer_axis(axes.yaxis)
+    return figure
+
+
+@styled
+def alpha_start_end(table: pd.DataFrame, what: str = "") -> Figure:
+    """α of every head before training against α after it, a panel a site.
+
+    Args:
+        table: columns site, layer, run, start and end, a row a head.
+        what: was trained, for the title.
+    """
+    ends = table[["start", "end"]]
+    limits = (min(1.0, ends.min().min()) - 0.03, max(2.0, ends.max().max()) + 0.03)
+    figure, drawn = panels(
+        table,
+        "site",
+        titled("α of the heads at the start and at the end of training", what),
+        f"One point a head of {table['run'].nunique()} run(s). Below the dashed diagonal a head "
+        "became denser, above it sparser. r: correlation of start and end.",
+        sharex=True,
+    )
+    for axes, part in drawn:
+        sns.scatterplot(
+            part,
+            x="start",
+            y="end",
+            hue="layer",
+            hue_norm=(1, max(2, table["layer"].max())),
+            palette="crest",
+            s=14,
+            ax=axes,
+        )
+        axes.axline((1.0, 1.0), slope=1.0, color=GREY, linewidth=0.7, linestyle="--")
+        axes.set(xlim=limits, ylim=limits, aspect="equal")
+        axes.set(xlabel="α at the start", ylabel="α at the end")
+        varies = len(part) >= 3 and min(part["start"].nunique(), part["end"].nunique()) > 1
+        r = f"r = {part['start'].corr(part['end']):.2f}, " if varies else ""
+        axes.set_title(f"{axes.get_title()}\n{r}{len(part)} heads")
+    legend_right(drawn, "layer")
+    return figure
+
+
+@styled
+def density_violins(table: pd.DataFrame, what: str = "", text: str = "") -> Figure:
+    """Densities of all heads over all queries, a panel a site, a violin a name.
+
+    Args:
+        table: rows of the analysis' table DENSITY: histograms of the queries of every head.
+        what: was trained, for the title.
+        text: on which it was measured, for the note.
+    """
+    counts = table.groupby(["site", "name", "low", "high"], sort=False)["n_queries"].sum()
+    bins = counts.reset_index()
+    bins["share"] = bins["n_queries"] / bins.groupby(["site", "name"])["n_queries"].transform("sum")
+    bins["density"] = (bins["low"] + bins["high"]) / 2
+    names = list(table["name"].unique())
+    figure, drawn = panels(
+        bins,
+        "site",
+        titled("Density: share of its visible keys to which a query gives a weight", what),
+        "Every query of every head and run counts once. Lines: quartiles. Above: share of the "
+        f"queries with a density of exactly 1, which use every key, as under softmax. {text}",
+    )
+    for axes, part in drawn:
+        queries = part.loc[part.index.repeat((part["share"] * N_DRAWN).round().astype(int))]
+        sns.violinplot(
+            queries,
+            x="name",
+            y="density",
+            hue="name",
+            order=names,
+            hue_order=names,
+            palette=looks(names)["palette"],
+            cut=0,
+            inner="quart",
+            linewidth=0.7,
+            legend=False,
+            ax=axes,
+        )
+        dense = part[part["low"] == 1.0].set_index("name")["share"]
+        for place, name in enumerate(names):
+            share = f"{100 * dense.get(name, 0.0):.0f} %"
+            axes.annotate(share, (place, 1.05), ha="center", fontsize=6.5, annotation_clip=False)
+        axes.set(xlabel="", ylabel="density of a query", ylim=(0, 1.15))
+        axes.set_xticks(range(len(names)), [shown(name) for name in names])
+        if sum(map(len, names)) > 30:  # they would run into each other
+            axes.tick_params(axis="x", rotation=90)
+    return figure
+
+
+@styled
+def density_layers(table: pd.DataFrame, what: str = "", text: str = "") -> Figure:
+    """Mean density of each head by layer: a line a rank, a row of panels a name.
+
+    The heads of a layer are sorted, so that the lines join heads of one rank, not of one number:
+    heads of different layers have nothing to do with each other (Correia et al. 2019, section 5).
+
+    Args:
+        table: rows of the analysis' table HEADS that have a density.
+        what: was trained, for the title.
+        text: on which it was measured, for the note.
+    """
+    of_layer = table.groupby(["name", "run", "site", "layer"])["density"]
+    table = table.assign(rank=of_layer.rank(ascending=False, method="first"))
+    keys = ["name", "site", "layer", "rank"]
+    ranked = table.groupby(keys, sort=False)["density"].mean().reset_index()
+    figure, drawn = panels(
+        ranked,
+        "site",
+        titled("Mean density of the heads of each layer", what),
+        "Density: share of the keys a query may see whose weight is above zero. The heads of each "
+        "layer are sorted, and lines join heads of equal rank, means over runs (seeds). " + text,
+        row="name",
+        height=1.7,
+        sharex=True,
+    )
+    for axes, part in drawn:
+        sns.lineplot(
+            part,
+            x="layer",
+            y="density",
+            units="rank",
+            estimator=None,
+            linewidth=0.9,
+            marker="o",
+            markersize=3,
+            ax=axes,
+        )
+        axes.set(ylim=(0, 1.05), ylabel="density of a head")
+        integer_axis(axes.xaxis)
+    return figure
+
+
+@styled
+def diversity_layers(
+    table: pd.DataFrame, column: str = "diversity_heads", what: str = "", text: str = ""
+) -> Figure:
+    """How much the heads of each layer disagree, a panel a site, a line a name.
+
+    Args:
+        table: rows of the analysis' table LAYERS that have the column.
+        column: which of the two bases, a key of `BASES` (Correia et al. 2019, section 5, takes
+            that of the keys).
+        what: was trained, for the title.
+        text: on which it was measured, for the note.
+    """
+    figure, drawn = panels(
+        table,
+        "site",
+        titled("Diversity of the heads of each layer", what),
+        f"Jensen-Shannon divergence of the weights of a layer's heads, divided by {BASES[column]}; "
+        f"0: all heads give the same weights. {MEAN} {text}",
+    )
+    style = looks(table["name"])
+    for axes, part in drawn:
+        mean_curves(axes, part, "layer", column, "name", **style)
+        axes.set_ylabel(f"Jensen-Shannon divergence\n/ {BASES[column]}")
+        integer_axis(axes.xaxis)
+    drawn[0][0].set_ylim(bottom=0)  # of all panels
+    legend_right(drawn)
+    return figure
+
+
+@styled
+def pruning_curves(table: pd.DataFrame, what: str = "", text: str = "") -> Figure:
+    """BLEU against the share of heads removed, a panel a name, a line a choice of sites.
+
+    Args:
+        table: rows of the analysis' table PRUNING that have a BLEU.
+        what: was trained, for the title.
+        text: on which it was measured, for the note.
+    """
+    of_all = table["sites"] == ALL_SITES
+    sites = table["sites"].str.replace(";", " and ").mask(of_all, "all heads")
+    table = table.assign(removed=100 * table["fraction"], sites=sites)
+    figure, drawn = panels(
+        table,
+        "name",
+        titled("BLEU when heads are removed, the least important first", what),
+        f"{MEAN} {text}",
+    )
+    style = looks(["all heads", *site_order(table["sites"].unique())])
+    for axes, part in drawn:
+        mean_curves(axes, part, "removed", "bleu", "sites", **style)
+        axes.set(xlabel="heads removed (%)", ylabel="BLEU")
+    legend_right(drawn)
+    return figure
+
+
+@styled
+def bleu_curves(table: pd.DataFrame) -> Figure:
+    """Validation BLEU over training, a panel a corpus, a line a name.
+
+    Args:
+        table: columns corpus, name, run, update and bleu.
+    """
+    title = "BLEU on the validation set over training"
+    figure, drawn = panels(table, "corpus", title, MEAN, height=2.0, sharey=False)
+    style = looks(table["name"])
+    for axes, part in drawn:
+        mean_curves(axes, part, "update", "bleu", "name", **style)
+        axes.set_ylabel("validation BLEU")
+        update_axis(axes)
+    legend_right(drawn)
+    return figure

@@ -1,0 +1,226 @@
+"""The look that all figures share, and how they are written.
+
+Sizes are those of print: a figure is as wide as one or two columns of a paper. Series differ in
+colour, dashes and marker at once, so that each can be told without colours. No figure is one of
+pyplot's: no window, no global state, any number of jobs in a process.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import re
+import textwrap
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import wraps
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+import pandas as pd
+import seaborn as sns
+from matplotlib import font_manager, rc_context
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, MaxNLocator
+
+from headwise.files import replacing
+from headwise.schema import SITE_NAMES, SITES
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+DOUBLE = 7.0  # width of two columns, in inches
+FORMATS = ("png", "svg", "pdf")
+INK, GREY = "#222222", "#595959"
+REFERENCES = (1.0, 1.5, 2.0)  # α of softmax, 1.5-entmax and sparsemax
+RULE_NAMES = {"alpha_entmax": "α-entmax", "entmax15": "1.5-entmax"}
+RULES = ("alpha_entmax", "entmax15", "softmax")  # look alike in every figure
+COLOURS = sns.color_palette("colorblind", 8)
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "p")
+DASHES = ("", (5, 1.5), (1.5, 1.2), (6, 1.5, 1.2, 1.5), (3, 1, 1, 1), (9, 2), (3, 3), (1, 1))
+# DejaVu Sans comes with matplotlib; the others, where installed, have the letters that it lacks.
+FONTS = ("DejaVu Sans", "Noto Sans CJK JP", "IPAexGothic", "Hiragino Sans", "Yu Gothic")
+STYLE: dict[str, Any] = {
+    **sns.axes_style("ticks"),
+    **sns.plotting_context("paper", font_scale=0.8),
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlesize": 7.5,
+    "figure.titlesize": 8.5,
+    "figure.titleweight": "bold",
+    "figure.constrained_layout.use": True,
+    "legend.frameon": False,
+    "savefig.dpi": 300,
+    "svg.hashsalt": "headwise",  # else every drawing would be another file
+    "svg.fonttype": "path",
+    "pdf.fonttype": 42,
+}
+
+logging.getLogger("fontTools.subset").setLevel(logging.WARNING)  # it logs every font of a pdf
+
+
+def styled(draw: Callable[P, T]) -> Callable[P, T]:
+    """Run a function that draws with the style of this file."""
+
+    @wraps(draw)
+    def drawn(*args: P.args, **kwargs: P.kwargs) -> T:
+        installed = {font.name for font in font_manager.fontManager.ttflist}
+        families = [name for name in FONTS if name in installed]
+        style: Any = {**STYLE, "font.family": families}
+        with rc_context(style), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Glyph .* missing from")
+            return draw(*args, **kwargs)
+
+    return drawn
+
+
+def shown(name: str) -> str:
+    """The name of a row, with the rules in it as papers write them."""
+    rules = "|".join(RULE_NAMES)
+    return re.sub(rf"\b({rules})\b", lambda match: RULE_NAMES[match[1]], name)
+
+
+def site_order(sites: Iterable[str]) -> list[str]:
+    """The sites in the order of the model, others behind."""
+    present = set(sites)
+    return [site for site in SITES if site in present] + sorted(present - set(SITES))
+
+
+def looks(names: Iterable[str]) -> dict[str, Any]:
+    """Colours, markers and dashes of named series, as arguments of seaborn's line plots."""
+    names = list(dict.fromkeys(names))
+    others = [name for name in names if name not in RULES]
+    place = {name: number for number, name in enumerate([*RULES, *others])}
+    return {
+        "hue_order": names,
+        "style_order": names,
+        "palette": {name: COLOURS[place[name] % 8] for name in names},
+        # after one round the colours come again, with other markers and dashes
+        "markers": {name: MARKERS[(place[name] + place[name] // 8) % 8] for name in names},
+        "dashes": {name: DASHES[(place[name] + place[name] // 8) % 8] for name in names},
+    }
+
+
+def panels(
+    table: pd.DataFrame,
+    column: str,
+    title: str,
+    note: str = "",
+    row: str | None = None,
+    height: float = 2.4,
+    **options: Any,
+) -> tuple[Figure, list[tuple[Axes, pd.DataFrame]]]:
+    """A figure with a panel a value of a column, and the rows of the table that each shows.
+
+    Args:
+        table: what is drawn.
+        column: whose values stand side by side, at most three in a line.
+        title, note: above the panels, and below them.
+        row: a column whose values stand below each other.
+        height: of a line of panels, in inches.
+        options: of matplotlib's `subplots`.
+    """
+    across = site_order(table[column]) if column == "site" else list(table[column].unique())
+    down = [None] if row is None else list(table[row].unique())
+    n_columns = {4: 2}.get(len(across), min(3, len(across)))
+    n_lines = len(down) * -(-len(across) // n_columns)
+    width = min(DOUBLE, 1.4 + 2.1 * n_columns)
+    figure = Figure(figsize=(width, 0.6 + n_lines * height))
+    figure.suptitle(textwrap.fill(title, int(width * 15)))
+    figure.supxlabel(textwrap.fill(note, int(width * 20)), fontsize=6.5, color=GREY)
+    grid = figure.subplots(n_lines, n_columns, squeeze=False, **{"sharey": True, **options})
+    filled = []
+    for axes, (below, beside) in zip(
+        grid.flat, [(below, beside) for below in down for beside in across], strict=False
+    ):
+        part = table[table[column] == beside]
+        part = part if below is None else part[part[row] == below]
+        name = SITE_NAMES.get(beside, shown(str(beside)))
+        axes.set_title(name if below is None else f"{shown(str(below))}\n{name}")
+        filled.append((axes, part))
+    for axes in grid.flat[len(filled) :]:
+        axes.remove()
+    return figure, filled
+
+
+def mean_curves(axes: Axes, table: pd.DataFrame, x: str, y: str, series: str, **style: Any) -> None:
+    """Means over runs, in bands from the lowest to the highest, where all runs were measured.
+
+    Args:
+        axes: to draw on.
+        table: columns `run`, x, y and series; runs of one series differ in their seed alone.
+        style: from `looks`, of all series of the figure.
+    """
+    n_runs = table.groupby(series)["run"].transform("nunique")
+    n_measured = table.groupby([series, x])["run"].transform("nunique")
+    sns.lineplot(
+        table[n_runs == n_measured],
+        x=x,
+        y=y,
+        hue=series,
+        style=series,
+        errorbar=("pi", 100),
+        ax=axes,
+        **style,
+    )
+
+
+def legend_right(drawn: Sequence[tuple[Axes, Any]], title: str | None = None) -> None:
+    """One legend for all panels, right of the last."""
+    handles: dict[str, Any] = {}
+    for axes, _ in drawn:
+        handles |= dict(zip(*axes.get_legend_handles_labels()[::-1], strict=True))
+        if legend := axes.get_legend():
+            legend.remove()
+    if handles:
+        drawn[-1][0].legend(
+            list(handles.values()),
+            [SITE_NAMES.get(label, shown(label)) for label in handles],
+            loc="center left",
+            bbox_to_anchor=(1.0, 0.5),
+            title=title,
+        )
+
+
+def update_axis(axes: Axes) -> None:
+    """A horizontal axis of updates: few ticks, as 500 or 20k."""
+    axes.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10], integer=True))
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+
+
+def integer_axis(axis: Axis) -> None:
+    """An axis of layers or counts."""
+    axis.set_major_locator(MaxNLocator(integer=True))
+
+
+@styled
+def save(figure: Figure, out: Path, formats: Sequence[str] = FORMATS) -> list[Path]:
+    """Write a figure; the same figure gives the same bytes.
+
+    Args:
+        figure: to be written.
+        out: its suffix is replaced by that of each format. Its folder is made.
+        formats: png, svg or pdf.
+
+    Returns:
+        The files.
+    """
+    out.parent.mkdir(parents=True, exist_ok=True)
+    files = []
+    for kind in formats:
+        path = out.with_name(f"{out.stem}.{kind}")
+        with replacing(path) as temporary:
+            temporary.write_bytes(drawn_bytes(figure, kind))
+        files.append(path)
+    return files
+
+
+@styled
+def drawn_bytes(figure: Figure, kind: str) -> bytes:
+    """A figure as png, svg or pdf, without the date at which it was drawn."""
+    dated: Mapping[str, dict[str, None]] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format=kind, metadata=dated.get(kind, {}))
+    return buffer.getvalue()

@@ -1,0 +1,143 @@
+"""One run over its training: statistics of its heads, loss and BLEU."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+import seaborn as sns
+from matplotlib.figure import Figure
+
+from headwise.plots.style import (
+    GREY,
+    REFERENCES,
+    legend_right,
+    looks,
+    panels,
+    styled,
+    update_axis,
+)
+from headwise.track.base import HeadNumbers, numbered
+
+Records = Sequence[Mapping[str, Any]]
+# Of heads.jsonl; whatever else stands there the attentions report of themselves.
+MEASURED = (
+    *("alpha", "diversity", "density", "entropy", "output_norm", "register_mass"),
+    *("query_distance", "key_distance", "value_distance"),
+)
+CURVES = {"loss": "loss per target token", "bleu": "BLEU"}
+SPLITS = {"train": "training", "valid": "validation"}
+FEW = 12  # updates measured, up to which each has a marker
+
+
+def training_figures(
+    heads: Records, metrics: Records, name: str = "", kept: HeadNumbers | None = None
+) -> dict[str, Figure]:
+    """File name -> figure: alpha, diversity, curves, and heads-… of what else heads report.
+
+    What was not measured has no figure.
+
+    Args:
+        heads, metrics: records of a run's `heads.jsonl` and `metrics.jsonl`.
+        name: of what was trained, for the titles.
+        kept: numbers of its heads, `model.heads`; None: all are there.
+    """
+    values, scores = head_values(heads, kept), _curve_values(metrics)
+    figures = {}
+    for statistic, table in values.groupby("statistic", sort=False):
+        if statistic not in MEASURED or statistic in ("alpha", "diversity"):
+            file = re.sub(r"[^\w.-]+", "-", statistic)
+            figures[file if statistic in MEASURED else f"heads-{file}"] = trajectories(table, name)
+    if len(scores):
+        figures["curves"] = curves(scores, name)
+    return figures
+
+
+def head_values(records: Records, kept: HeadNumbers | None = None) -> pd.DataFrame:
+    """Records of heads.jsonl as a tidy table: update, statistic, site, layer, head, value."""
+    rows = [
+        (record["update"], statistic, *place, value)
+        for record in records
+        for statistic, values in record.items()
+        if isinstance(values, Mapping)
+        for place, value in numbered(values, kept if statistic != "diversity" else None)
+    ]
+    return pd.DataFrame(rows, columns=["update", "statistic", "site", "layer", "head", "value"])
+
+
+def _curve_values(records: Records) -> pd.DataFrame:
+    rows = [
+        (record["update"], shown_metric, shown_split, record[f"{split}/{metric}"])
+        for metric, shown_metric in CURVES.items()
+        for split, shown_split in SPLITS.items()
+        for record in records
+        if record.get(f"{split}/{metric}") is not None
+    ]
+    return pd.DataFrame(rows, columns=["update", "metric", "split", "value"])
+
+
+@styled
+def trajectories(table: pd.DataFrame, name: str = "") -> Figure:
+    """How one statistic of every head (or layer) changed: a panel a site, a line a head.
+
+    Args:
+        table: rows of `head_values` of one statistic.
+        name: of what was trained, for the title.
+    """
+    statistic = table["statistic"].iloc[0]
+    shown, note = statistic.replace("_", " "), "One line a head, its colour the layer. "
+    if statistic == "alpha":  # as Correia et al. 2019
+        shown = "α"
+        note += "Dashed: α at which a head computes softmax (1), 1.5-entmax and sparsemax (2)."
+    elif statistic == "diversity":
+        shown = "Jensen-Shannon divergence\n/ log(number of heads)"
+        note = "One line a layer. 0: all heads of a layer give the same weights; 1: no two of "
+        note += "them look at the same key."
+    title = "Diversity of the heads" if statistic == "diversity" else f"{shown} of the heads"
+    title += f" over training{f' ({name})' if name else ''}"
+    figure, drawn = panels(table, "site", title, note)
+    for axes, part in drawn:
+        sns.lineplot(
+            part,
+            x="update",
+            y="value",
+            hue="layer",
+            hue_norm=(1, max(2, table["layer"].max())),
+            palette="crest",
+            units="head",
+            estimator=None,
+            linewidth=0.9,
+            marker="o" if part["update"].nunique() <= FEW else None,
+            markersize=3,
+            ax=axes,
+        )
+        axes.set_ylabel(shown)
+        update_axis(axes)
+        if statistic == "alpha":
+            for alpha in REFERENCES:
+                axes.axhline(alpha, color=GREY, linewidth=0.5, linestyle="--", zorder=0)
+    if statistic == "diversity":
+        drawn[0][0].set_ylim(bottom=0)  # of all panels
+    legend_right(drawn, "layer")
+    return figure
+
+
+@styled
+def curves(table: pd.DataFrame, name: str = "") -> Figure:
+    """Loss and BLEU over the updates, a panel each, a line a split.
+
+    Args:
+        table: columns update, metric, split and value.
+        name: of what was trained, for the title.
+    """
+    title = f"Loss and BLEU over training{f' ({name})' if name else ''}"
+    figure, drawn = panels(table, "metric", title, sharey=False)
+    for axes, part in drawn:
+        style = looks(SPLITS.values()) | {"markers": {"training": ",", "validation": "o"}}
+        sns.lineplot(part, x="update", y="value", hue="split", style="split", ax=axes, **style)
+        axes.set_ylabel(part["metric"].iloc[0])
+        update_axis(axes)
+    legend_right(drawn)
+    return figure

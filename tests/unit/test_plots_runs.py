@@ -1,0 +1,172 @@
+"""Figures of heads and runs show the tables: α, densities, curves, and attention on a sentence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from figures_drawn import density_rows, layer_rows, pruning_rows, table, tokens
+from figures_drawn import maps as random_maps
+from headwise.plots import runs as plots
+from headwise.plots.attention import COLOURS, LayerMaps, attention_maps
+
+
+def titled(figure: Any) -> dict[str, Any]:
+    return {axes.get_title().split("\n")[0]: axes for axes in figure.axes if axes.get_title()}
+
+
+def lines(axes: Any) -> list[list[tuple[float, float]]]:
+    points = [list(zip(*line.get_data(), strict=True)) for line in axes.lines]
+    return [drawn for drawn in points if drawn]
+
+
+def ends(**columns: list[Any]) -> Any:
+    return pd.DataFrame({"site": "cross", "layer": 1, "run": "a", **columns})
+
+
+# -- α --------------------------------------------------------------------------------------------
+
+
+def test_histograms_count_every_head_of_every_run_once() -> None:
+    axes = titled(plots.alpha_histograms(ends(end=[1.01, 1.05, 1.55, 1.04, 1.999, 2.35])))
+    bars = axes["cross-attention"].patches
+    assert {round(bar.get_x(), 2): bar.get_height() for bar in bars if bar.get_height()} == {
+        1.0: 3, 1.5: 1, 1.9: 1, 2.3: 1
+    }  # fmt: skip
+    assert axes["cross-attention"].get_title().endswith("\nmedian 1.30, 6 heads")
+
+
+def test_start_against_end_pairs_the_same_head() -> None:
+    start, end = [1.2, 1.8, 1.5], [1.1, 1.9, 1.4]
+    (axes,) = titled(plots.alpha_start_end(ends(start=start, end=end))).values()
+    points = [tuple(point) for point in axes.collections[0].get_offsets()]
+    assert points == list(zip(start, end, strict=True))
+    assert f"r = {np.corrcoef(start, end)[0, 1]:.2f}, 3 heads" in axes.get_title()
+    (axes,) = titled(plots.alpha_start_end(ends(start=[1.5] * 3, end=end))).values()
+    assert axes.get_title().endswith("\n3 heads")  # not defined: not shown
+
+
+# -- density --------------------------------------------------------------------------------------
+
+
+def test_violins_pool_heads_and_runs_by_their_queries() -> None:
+    place = {"site": "cross", "layer": 1, "head": 1}
+    bins = [(0.0, 0.1, 85, "a"), (1.0, 1.0, 10, "a"), (0.0, 0.1, 4, "b"), (1.0, 1.0, 1, "b")]
+    rows = [
+        {**place, "low": low, "high": high, "n_queries": n, "run": r} for low, high, n, r in bins
+    ]
+    (axes,) = titled(plots.density_violins(pd.DataFrame(rows).assign(name="softmax"))).values()
+    assert [text.get_text() for text in axes.texts] == ["11 %"]
+    low, high = axes.collections[0].get_datalim(axes.transData).intervaly
+    assert (low, high) == pytest.approx((0.05, 1.0))
+    figure = plots.density_violins(table(density_rows))
+    for axes in titled(figure).values():
+        assert axes.texts[0].get_text() == "100 %"  # softmax
+        assert [label.get_text() for label in axes.get_xticklabels()] == [
+            "softmax", "1.5-entmax", "α-entmax"
+        ]  # fmt: skip
+
+
+def test_lines_join_heads_of_one_rank_and_average_runs() -> None:
+    densities = {
+        "one": [(1, 1, 0.2), (1, 2, 0.8), (2, 1, 0.5)],
+        "two": [(1, 1, 0.6), (1, 2, 0.4), (2, 1, 0.7)],
+    }
+    rows = [
+        {"name": "x", "run": run, "site": "cross", "layer": layer, "head": head, "density": value}
+        for run, found in densities.items()
+        for layer, head, value in found
+    ]
+    (axes,) = plots.density_layers(pd.DataFrame(rows)).axes
+    assert lines(axes) == [
+        [(1, pytest.approx(0.7)), (2, pytest.approx(0.6))],
+        [(1, pytest.approx(0.3))],
+    ]
+
+
+# -- curves ---------------------------------------------------------------------------------------
+
+
+def test_a_curve_is_the_mean_over_seeds_in_a_band_of_all_of_them() -> None:
+    rows = [("s1", 100, 10.0), ("s1", 200, 20.0), ("s2", 100, 14.0), ("s2", 200, 18.0)]
+    rows += [("s2", 300, 30.0)]  # not of all runs: left out
+    scores = pd.DataFrame(rows, columns=["run", "update", "bleu"]).assign(
+        name="softmax", corpus="c"
+    )
+    (axes,) = plots.bleu_curves(scores).axes
+    assert lines(axes) == [[(100, 12.0), (200, 19.0)]]
+    (band,) = axes.collections
+    corners = {(x, y) for x, y in band.get_paths()[0].vertices}
+    assert {(100, 10.0), (100, 14.0), (200, 18.0), (200, 20.0)} == corners
+
+
+def test_diversity_states_its_base() -> None:
+    for column, name in plots.BASES.items():
+        figure = plots.diversity_layers(table(lambda _: layer_rows(), ["softmax"]), column)
+        first = titled(figure)["encoder self-attention"]
+        assert first.get_ylabel().endswith(f"/ {name}")
+        assert lines(first)[0] == [
+            (row["layer"], pytest.approx(row[column])) for row in layer_rows()[:3]
+        ]
+
+
+def test_pruning_has_a_panel_a_choice_and_a_line_for_the_sites() -> None:
+    figure = plots.pruning_curves(table(lambda _: pruning_rows(20), ["softmax", "entmax15"]))
+    assert list(titled(figure)) == ["softmax", "1.5-entmax"]
+    names = [text.get_text() for text in figure.axes[1].get_legend().get_texts()]
+    assert names == [
+        "all heads", "encoder self-attention", "decoder self-attention", "cross-attention"
+    ]  # fmt: skip
+    assert lines(figure.axes[1])[0][::10] == [(0, 20), (100, -5)]
+
+
+# -- attention ------------------------------------------------------------------------------------
+
+
+def cells(axes: Any) -> tuple[Any, Any]:
+    """Which cells are grey, and the weights of those that have ink."""
+    unseen, weights = (mesh.get_array() for mesh in axes.collections)
+    return ~np.ma.getmaskarray(unseen), weights.filled(np.nan)
+
+
+def test_exact_zeros_are_empty_and_the_smallest_weight_is_not() -> None:
+    weights = np.array([[[1.0, 0.0, 0.0], [0.5, -0.5, 0.0], [1e-30, 0.0, 1.0]]])
+    allowed = np.tril(np.ones((1, 3, 3), dtype=bool))
+    names = ["<s>", "▁a", "▁b"]
+    layer = LayerMaps(2, [3], weights, allowed, [1.834])
+    figure = attention_maps("decoder_self", [layer], names, names, "")
+    assert figure is not None
+    axes = titled(figure)["layer 2 head 3, α 1.83"]
+    unseen, drawn = cells(axes)
+    assert (unseen == ~allowed[0]).all()
+    assert (np.isnan(drawn) == (weights[0] == 0)).all()
+    assert [label.get_text() for label in axes.get_xticklabels()] == names
+    assert axes.yaxis_inverted()
+    assert figure.axes[-1].get_ylim() == (-1.0, 1.0)  # one is below 0
+    paper, least, below, full = (sum(COLOURS(at)[:3]) for at in (np.nan, 0.5 + 1e-3, 0.5 - 1e-3, 1))
+    assert paper == 0  # drawn as nothing, alpha 0
+    assert full < least < 2.7
+    assert below < 2.7
+    assert list(COLOURS(0.5 + 1e-3)) != list(COLOURS(0.5 - 1e-3))
+
+
+@pytest.mark.parametrize(("n_heads", "n_tokens"), [(8, 16), (1, 60)])
+def test_one_figure_holds_every_head(n_heads: int, n_tokens: int) -> None:
+    names = tokens(n_tokens)
+    maps = random_maps(2, n_heads, n_tokens)
+    figure = attention_maps("encoder_self", maps, names, names, "text", "softmax, trained on it.")
+    assert figure is not None
+    assert list(titled(figure)) == [
+        f"layer {layer} head {head}, α 1.50" for layer in (1, 2) for head in range(1, n_heads + 1)
+    ]
+    assert figure.axes[-1].get_ylim() == (0.0, 1.0)
+    assert "softmax, trained on it." in " ".join(figure.get_supxlabel().split())
+
+
+def test_a_site_without_heads_has_no_map() -> None:
+    empty = LayerMaps(1, [], np.zeros((0, 2, 2)), np.ones((0, 2, 2), dtype=bool), [])
+    assert attention_maps("cross", [empty], ["a", "b"], ["a", "b"], "") is None
+    assert attention_maps("cross", [], ["a"], ["a"], "") is None

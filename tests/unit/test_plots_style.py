@@ -1,0 +1,77 @@
+"""What all figures share: told apart without colours, fit to print, the same bytes each time."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from pathlib import Path
+
+import pytest
+from matplotlib.figure import Figure
+
+from figures_drawn import FIGURES
+from headwise.plots.style import DOUBLE, RULES, looks, save, shown, site_order
+
+
+def test_a_rule_looks_alike_in_every_figure_and_no_two_rows_alike() -> None:
+    names = ["softmax", *(f"row {place}" for place in range(20))]
+    style = looks(names)
+    parts = [style[part] for part in ("palette", "markers", "dashes")]
+    assert len({tuple(part[name] for part in parts) for name in names}) == 21
+    other = looks(["x", "softmax", "alpha_entmax"])
+    assert all(other[part]["softmax"] == style[part]["softmax"] for part in ("palette", "markers"))
+    for one, two in itertools.combinations([*RULES, "x"], 2):  # also without any colour
+        few = looks([*RULES, "x"])
+        assert few["markers"][one] != few["markers"][two]
+        assert few["dashes"][one] != few["dashes"][two]
+
+
+def test_names_are_those_of_the_papers() -> None:
+    assert shown("alpha_entmax") == "α-entmax"
+    assert shown("entmax15, pattern fixed") == "1.5-entmax, pattern fixed"
+    assert shown("softmax (cross entmax15)") == "softmax (cross 1.5-entmax)"
+    assert shown("loss_entmax15 entmax15b") == "loss_entmax15 entmax15b"
+    assert site_order(["other", "cross", "encoder_self"]) == ["encoder_self", "cross", "other"]
+
+
+def test_the_same_figure_gives_the_same_bytes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    first = save(FIGURES["attention_small"](), tmp_path / "a" / "maps.png")
+    assert [path.name for path in first] == ["maps.png", "maps.svg", "maps.pdf"]
+    second = save(FIGURES["attention_small"](), tmp_path / "b" / "maps")
+    for one, other in zip(first, second, strict=True):
+        assert one.read_bytes() == other.read_bytes()
+        assert one.stat().st_size > 2000
+    assert b"CreationDate" not in first[2].read_bytes()
+    assert len(list((tmp_path / "a").iterdir())) == 3, "something temporary was left"
+    assert not caplog.records, "a command would tell this"
+
+
+def test_a_figure_that_cannot_be_drawn_leaves_what_was_there(tmp_path: Path) -> None:
+    (tmp_path / "f.png").write_text("before")
+    figure = Figure(figsize=(1, 1))
+    figure.text(0, 0, "$\\nonsense$")
+    with pytest.raises(ValueError, match="nonsense"):
+        save(figure, tmp_path / "f.png")
+    assert [path.name for path in tmp_path.iterdir()] == ["f.png"]
+    assert (tmp_path / "f.png").read_text() == "before"
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_figure_fits_a_paper(name: str) -> None:
+    """Not wider than two columns, and no word outside of the page; nothing is pyplot's."""
+    from matplotlib import pyplot
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    figure = FIGURES[name]()
+    width, height = figure.get_size_inches()
+    assert width <= DOUBLE
+    FigureCanvasAgg(figure).draw()
+    drawn = figure.get_tightbbox()
+    assert drawn.x0 > -0.01
+    assert drawn.y0 > -0.01
+    assert drawn.x1 < width + 0.01
+    assert drawn.y1 < height + 0.01
+    assert pyplot.get_fignums() == []

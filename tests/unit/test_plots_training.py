@@ -1,0 +1,86 @@
+"""Figures of a training show what its records hold: a panel a site, a line a head."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from headwise.plots.training import head_values, training_figures
+
+RECORDS: list[dict[str, Any]] = [
+    {
+        "update": update,
+        "alpha": {
+            "cross": [[1.2, 1.3, 1.4], [1.5, 1.6, 1.7 + update / 1000]],
+            "encoder_self": [[1.1, 1.9, 1.5], [], [1.0, 2.0, None]],
+        },
+        "diversity": {"cross": [[0.2], [0.4 + update / 1000]]},
+        "p of/ours": {"cross": [[0.5, None]]},
+    }
+    for update in (0, 50, 100)
+] + [{"update": 100, "density": {"cross": [[0.5]]}}]
+
+
+def drawn_lines(figure: Any) -> dict[str, list[tuple[list[float], list[float]]]]:
+    """Title of a panel -> what its lines go through, those of a legend and references left out."""
+    return {
+        axes.get_title(): [
+            (list(line.get_xdata()), list(line.get_ydata()))
+            for line in axes.lines
+            if len(line.get_xdata()) and list(line.get_xdata()) != [0, 1]
+        ]
+        for axes in figure.axes
+    }
+
+
+def test_records_become_a_row_a_value_under_the_numbers_of_the_heads() -> None:
+    kept = {"cross": [[2, 3, 8], [1, 4, 7]]}  # what pruning left
+    table = head_values(RECORDS[:1], kept)
+    cross = table[(table["statistic"] == "alpha") & (table["site"] == "cross")]
+    places = list(zip(cross["layer"], cross["head"], cross["value"], strict=True))
+    assert places == [
+        (1, 2, 1.2), (1, 3, 1.3), (1, 8, 1.4), (2, 1, 1.5), (2, 4, 1.6), (2, 7, 1.7)
+    ]  # fmt: skip
+    assert len(table[table["site"] == "encoder_self"]) == 5  # what is absent has no row
+    assert len(table[table["statistic"] == "diversity"]) == 2  # of layers: no head was pruned
+
+
+def test_a_panel_a_site_and_a_line_a_head() -> None:
+    figure = training_figures(RECORDS, [])["alpha"]
+    lines = drawn_lines(figure)
+    assert list(lines) == ["encoder self-attention", "cross-attention"]
+    assert len(lines["encoder self-attention"]) == 5
+    assert ([0, 50, 100], pytest.approx([1.7, 1.75, 1.8])) in lines["cross-attention"]
+    for axes in figure.axes:
+        low, high = axes.get_ylim()
+        assert low < 1 < 2 < high  # the rules with a name are in the picture
+    assert figure.axes[-1].get_legend().get_title().get_text() == "layer"
+
+
+def test_every_measure_that_heads_report_has_a_figure_and_what_is_absent_none() -> None:
+    figures = training_figures(RECORDS, [], "softmax, a corpus")
+    assert list(figures) == ["alpha", "diversity", "heads-p-of-ours"]
+    assert drawn_lines(figures["diversity"])["cross-attention"] == [
+        ([0, 50, 100], [0.2] * 3),
+        ([0, 50, 100], pytest.approx([0.4, 0.45, 0.5])),
+    ]
+    for figure in figures.values():
+        title = " ".join(figure.get_suptitle().split())  # long ones are wrapped
+        assert title.endswith(" (softmax, a corpus)")
+    assert training_figures([{"update": 2, "alpha": {}}], [{"update": 1}]) == {}
+
+
+def test_curves_of_loss_and_bleu() -> None:
+    records = [
+        {"update": 50, "train/loss": 5.0, "train/rate": 0.1},
+        {"update": 100, "train/loss": 4.0},
+        {"update": 100, "valid/loss": 4.5, "valid/bleu": 3.0},
+        {"update": 150, "nonfinite": ["train/loss"]},
+    ]
+    lines = drawn_lines(training_figures([], records)["curves"])
+    assert lines == {
+        "loss per target token": [([50, 100], [5.0, 4.0]), ([100], [4.5])],
+        "BLEU": [([100], [3.0])],
+    }
+    assert len(training_figures([], records[:2])["curves"].axes) == 1

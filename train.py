@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headwise.cli import train
+from headwise.cli import main
 
 if __name__ == "__main__":
-    train()
+    main("train")

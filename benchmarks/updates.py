@@ -12,11 +12,10 @@ from headwise.data.batching import Batch
 from headwise.instantiate import instantiate
 from headwise.model.build import build_model
 from headwise.precision import resolve_precision
-from headwise.schema import Config, ModelConfig
+from headwise.schema import Config, ModelConfig, typed
 from headwise.seed import seed_everything
 from headwise.train.distributed import Ranks
 from headwise.train.memory import LOOK_AT, PeakMemory
-from headwise.train.settings import typed
 from headwise.train.step import build_step
 
 CPU = torch.device("cpu")

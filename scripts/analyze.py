@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headwise.cli import analyze
+from headwise.cli import main
 
 if __name__ == "__main__":
-    analyze()
+    main("analyze")

@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from headwise import cli
 from headwise.config_dir import config_dir
-from headwise.schema import register
+from headwise.schema import register, typed
 
 WORDS = {
     "Hund": "dog", "Katze": "cat", "Haus": "house", "Baum": "tree", "Auto": "car", "Kind": "child",
@@ -149,13 +149,13 @@ def small_overrides(folder: Path, *more: str) -> list[str]:
 
 def train_small(folder: Path, *more: str) -> Path:
     """Train the small run in this process; its folder."""
-    from headwise.train.run import train
+    from headwise.commands.train import train
 
     if not (folder / "text").is_dir():
         write_corpus(folder / "text")
     overrides = small_overrides(folder, *more)
     with composer() as make:
-        outcome = train(make(overrides), overrides)
+        outcome = train(typed(make(overrides)), overrides)
     assert outcome.folder is not None
     return outcome.folder
 

@@ -11,8 +11,9 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 
 from headwise.metrics.bleu import score_translations
-from headwise.train.run_folder import RunFolder
-from headwise.train.settings import settle, typed
+from headwise.runs.folder import RunFolder
+from headwise.schema import typed
+from headwise.tasks.settings import settle
 
 REFERENCES = [
     "the dog sees the cat in the old house",
@@ -77,7 +78,7 @@ def write_run(
         changes: of results.json; `machine` of environment.json.
     """
     config = make(list(overrides))
-    container = settle(typed(config), config)
+    container = settle(typed(config))
     folder.mkdir(parents=True)
     run = RunFolder(folder)
     run.describe(container, list(overrides))

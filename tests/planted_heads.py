@@ -157,7 +157,7 @@ def _plant_head(attention: MultiHeadAttention, head: int, role: str) -> None:
 def planted(make: Any, *overrides: str, heads: Any = None) -> Transformer:
     """The model, from the real configuration."""
     from headwise.model.build import build_model
-    from headwise.train.settings import typed
+    from headwise.schema import typed
 
     config = typed(make([*SETTINGS, *overrides]))
     config.model.heads = heads

@@ -20,8 +20,7 @@ from headwise.data.batching import Batch, evaluation_batches
 from headwise.data.store import EncodedSplit
 from headwise.model.build import build_model
 from headwise.model.transformer import Transformer
-from headwise.schema import Config
-from headwise.train.settings import typed
+from headwise.schema import Config, typed
 
 V, D, H = 13, 16, 4
 CPU = torch.device("cpu")

@@ -94,7 +94,7 @@ def updates(device: standin_gpu.Device, order: Order) -> list[dict[str, Any]]:
     from torch.utils._python_dispatch import _disable_current_modes
 
     from command_line import composer
-    from headwise.train.settings import typed
+    from headwise.schema import typed
 
     with composer() as compose:
         configs = [typed(compose([*TINY, *SAME_NUMBERS, *case])) for case in order["cases"]]

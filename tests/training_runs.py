@@ -61,8 +61,8 @@ import torch
 torch.set_num_threads(1)
 import hydra, matplotlib.pyplot, sacrebleu, sacremoses
 import headwise.attention.alpha_entmax, headwise.cli
-import headwise.train.run
-headwise.train.run.draw = lambda folder, tracker: None  # a second a run, after all that is tested
+import headwise.commands.train
+headwise.commands.train.draw = lambda folder, tracker: None  # a second a run, after all tested
 from headwise.track.jsonl import JsonlWriter
 from headwise.train.interrupt import StopRequest
 
@@ -89,7 +89,7 @@ def run(order):
         strike(owner, name, n_calls, number)
     code = 0
     try:
-        headwise.cli.train()
+        headwise.cli.main("train")
     except SystemExit as error:
         code = error.code or 0
     except BaseException:

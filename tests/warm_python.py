@@ -191,9 +191,9 @@ def _run(order: dict[str, Any]) -> None:
     own = {"-c": "", "-m": os.getcwd()}
     sys.path[0:1] = [own.get(given[0], os.path.dirname(os.path.abspath(given[0]))), *paths]
     if "-m" in given[1:]:
-        import headwise.train.run
+        import headwise.commands.train
 
-        headwise.train.run.draw = lambda folder, tracker: None  # seconds for every point of a sweep
+        headwise.commands.train.draw = lambda folder, tracker: None  # seconds a job
     if given[0] == "-c":
         sys.argv = [order["name"], *given[2:]]
         exec(given[1], {"__name__": "__main__"})

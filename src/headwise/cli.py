@@ -12,18 +12,31 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from headwise.config_dir import config_dir, group_choices
-from headwise.config_keys import explain_composition, refuse_misshapen, refuse_unknown
-from headwise.errors import ConfigError, HeadwiseError, nearest
+from headwise.config_keys import KINDS, explain_composition, refuse_misshapen, refuse_unknown
+from headwise.errors import ConfigError, HeadwiseError, Interrupted, nearest
 from headwise.files import FORBIDDEN, FULL, discard
 
 if TYPE_CHECKING:
-    from headwise.sweep import Sweep
+    from headwise.commands.sweep import Sweep
+    from headwise.schema import Config
 
 Job = Callable[[Any], None]
+# command -> module below headwise, and the function in it that takes the command's configuration
+COMMANDS = {
+    "train": "commands.train:train",
+    "prepare": "commands.prepare:prepare",
+    "evaluate": "commands.evaluate:evaluate",
+    "translate": "commands.translate:translate",
+    "prune": "commands.prune:prune",
+    "analyze": "commands.analyze:analyze_runs",
+    "report": "commands.report:report_runs",
+}
+CONFIGS = {"prepare": "train"}  # commands that take the configuration of another
 BROKEN_PIPE = 128 + 13  # as a shell reports SIGPIPE
 SAVED = "what was saved is intact, give the same command to go on"
 INTERRUPTED = {
@@ -47,14 +60,6 @@ HYDRA_OPTIONS = {
 }
 
 
-class Leave(BaseException):
-    """A run that saved and stopped on request; no `Exception`, so that it ends a sweep as well."""
-
-    def __init__(self, message: str, exit_code: int) -> None:
-        super().__init__(message)
-        self.exit_code = exit_code
-
-
 class Carried(BaseException):
     """An error on its way out of Hydra, which would tell of an `Exception` in words of its own."""
 
@@ -63,162 +68,92 @@ class Carried(BaseException):
         self.error = error
 
 
-class PointFailedError(HeadwiseError):
-    """A point of a sweep failed; its own error has been shown."""
+class JobFailedError(HeadwiseError):
+    """A job of a sweep failed; its own error has been shown."""
 
 
-def main() -> None:
-    """`headwise COMMAND key=value …`."""
-    commands = {
-        "train": train,
-        "prepare": prepare,
-        "evaluate": evaluate,
-        "translate": translate,
-        "prune": prune,
-        "analyze": analyze,
-        "report": report,
-    }
+def main(command: str | None = None) -> None:
+    """`headwise COMMAND key=value …`, or one command, as a script of its own."""
+    command = command or _named_command()
+    if command == "train":
+        _train()
+    else:
+        launch(CONFIGS.get(command, command), command_function(command))
+
+
+def _named_command() -> str:
+    """The first argument, which is taken off; ends the process where it is no command."""
     given = sys.argv[1] if len(sys.argv) > 1 else ""
+    if given in COMMANDS:
+        return sys.argv.pop(1)
     if given == "--version":
         from headwise import __version__
 
         print(f"headwise {__version__}")
-    elif given in commands:
-        commands[sys.argv.pop(1)]()
-    elif given in ("-h", "--help", ""):
-        print(f"usage: headwise {{{','.join(commands)}}} key=value …\n")
+        sys.exit(0)
+    if given in ("-h", "--help", ""):
+        print(f"usage: headwise {{{','.join(COMMANDS)}}} key=value …\n")
         print("headwise train --help lists the config groups of training.")
         sys.exit(0 if given else 2)
-    else:
-        close = nearest(given, commands)
-        hint = f" Did you mean {close}?" if close else ""
-        print(f"headwise: {given!r} is none of {', '.join(commands)}.{hint}", file=sys.stderr)
-        sys.exit(2)
+    close = nearest(given, COMMANDS)
+    hint = f" Did you mean {close}?" if close else ""
+    print(f"headwise: {given!r} is none of {', '.join(COMMANDS)}.{hint}", file=sys.stderr)
+    sys.exit(2)
 
 
-def train() -> None:
-    """`python train.py key=value …`; `-m` for several points."""
-    from headwise.sweep import Sweep
+def command_function(command: str) -> Job:
+    """What does a command, imported when it is called: `--help` needs no torch."""
+    module, _, name = COMMANDS[command].partition(":")
+
+    def job(config: Any) -> None:
+        getattr(import_module(f"headwise.{module}"), name)(config)
+
+    return job
+
+
+def _train() -> None:
+    """`-m` for several jobs."""
+    from headwise.commands.sweep import Sweep
 
     sweep = Sweep.of(sys.argv[1:])
     if sweep is not None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         sys.exit("headwise: torchrun and -m do not go together; give each point its torchrun")
 
-    def job(config: Any) -> None:
+    def job(config: Config) -> None:
         from hydra.core.hydra_config import HydraConfig
+
+        from headwise.commands.train import train
 
         overrides = list(HydraConfig.get().overrides.task)
         if sweep is None:
-            _train_one(config, overrides)
+            train(config, overrides)
         else:
-            _train_point(config, overrides, sweep)
+            _train_job(config, overrides, sweep)
 
     launch("train", job, sweep)
 
 
-def _train_one(config: Any, overrides: list[str]) -> None:
-    from headwise.train.interrupt import Interrupted
-    from headwise.train.run import train as train_run
+def _train_job(config: Config, overrides: list[str], sweep: Sweep) -> None:
+    """One job of a sweep: what fails is told, recorded and left behind."""
+    import torch
 
-    try:
-        train_run(config, overrides)
-    except Interrupted as error:
-        raise Leave(str(error), error.exit_code) from error
-
-
-def _train_point(config: Any, overrides: list[str], sweep: Sweep) -> None:
-    """One point of a sweep: what fails is told, kept and left behind."""
-    from headwise.train.interrupt import Interrupted
-    from headwise.train.run import train as train_run
+    from headwise.commands.train import train
 
     failed = False
     try:
-        sweep.record(overrides, train_run(config, overrides, sweep.name), None)
+        sweep.record(overrides, train(config, overrides, sweep.name), None)
     except Interrupted as error:
-        sweep.record(overrides, None, error, is_interrupted=True)
-        raise Leave(str(error), error.exit_code) from error
-    except Exception as error:  # noqa: BLE001 - told, kept, and raised as PointFailedError
+        sweep.record(overrides, None, error)
+        raise
+    except Exception as error:  # noqa: BLE001 - told, kept, and raised as JobFailedError
         sweep.record(overrides, None, error)
         tell(error)
         failed = True
-    _release_memory()
-    if failed:  # raised here, where no traceback keeps the point's model alive
-        raise PointFailedError(f"failed: {' '.join(overrides)}")
-
-
-def _release_memory() -> None:
-    import torch
-
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-
-
-def prepare() -> None:
-    """`python scripts/prepare.py data=…`: a corpus alone, ready for training."""
-
-    def job(config: Any) -> None:
-        from headwise.data.prepare import prepare_and_tell
-        from headwise.train.settings import typed
-
-        prepare_and_tell(typed(config))
-
-    launch("train", job)
-
-
-def evaluate() -> None:
-    """`python scripts/evaluate.py run=FOLDER data.test=[…]`."""
-
-    def job(config: Any) -> None:
-        from headwise.train.inference import evaluate_run
-
-        evaluate_run(config)
-
-    launch("evaluate", job)
-
-
-def translate() -> None:
-    """`python scripts/translate.py run=FOLDER`: from a file, stdin, or line by line."""
-
-    def job(config: Any) -> None:
-        from headwise.train.inference import translate_run
-
-        translate_run(config)
-
-    launch("translate", job)
-
-
-def prune() -> None:
-    """`python scripts/prune.py run=FOLDER`: which heads matter, and a run without the others."""
-
-    def job(config: Any) -> None:
-        from headwise.train.pruning import prune_run
-
-        prune_run(config)
-
-    launch("prune", job)
-
-
-def analyze() -> None:
-    """`python scripts/analyze.py run=FOLDER`: what each head became, as tables."""
-
-    def job(config: Any) -> None:
-        from headwise.commands.analyze import analyze_runs
-
-        analyze_runs(config)
-
-    launch("analyze", job)
-
-
-def report() -> None:
-    """`python scripts/report.py paper=NAME runs=[…]`, or `run=FOLDER page=true`."""
-
-    def job(config: Any) -> None:
-        from headwise.commands.report import report_runs
-
-        report_runs(config)
-
-    launch("report", job)
+    if failed:  # raised here, where no traceback keeps the job's model alive
+        raise JobFailedError(f"failed: {' '.join(overrides)}")
 
 
 def launch(config_name: str, job: Job, sweep: Sweep | None = None) -> None:
@@ -232,7 +167,7 @@ def launch(config_name: str, job: Job, sweep: Sweep | None = None) -> None:
         sweep.begin()
     import hydra
 
-    from headwise.schema import register
+    from headwise.schema import register, typed
 
     register()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # let errors come to us instead of Hydra's report
@@ -244,10 +179,10 @@ def launch(config_name: str, job: Job, sweep: Sweep | None = None) -> None:
         try:
             refuse_unknown(config, config_name)
             refuse_misshapen(config, config_name)
-            job(config)
+            job(typed(config, KINDS[config_name]))
         except Exception as error:
             if sweep is not None:
-                raise  # the other points go on
+                raise  # the other jobs go on
             raise Carried(error) from error
 
     application = hydra.main(
@@ -257,7 +192,7 @@ def launch(config_name: str, job: Job, sweep: Sweep | None = None) -> None:
     try:
         application()
         sys.stdout.flush()
-    except Leave as left:
+    except Interrupted as left:
         print(f"headwise: {left}", file=sys.stderr)
         code = left.exit_code
     except KeyboardInterrupt:
@@ -288,7 +223,7 @@ def _quoted(argument: str) -> str:
 
 def _refuse_foreign_options(arguments: Sequence[str], config_name: str) -> None:
     """What is no key=value, and options of other programs: Hydra would answer in its own words."""
-    from headwise.sweep import MULTIRUN
+    from headwise.commands.sweep import MULTIRUN
 
     # Hydra's --run says what is done anyway; where `run` is a key of ours, that is what is meant
     known = HYDRA_OPTIONS | ({"--run"} if config_name == "train" else set())
@@ -327,7 +262,7 @@ def tell(error: Exception, config_name: str = "train", composed: bool = True) ->
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    if isinstance(error, PointFailedError):
+    if isinstance(error, JobFailedError):
         return 1
     if isinstance(error, BrokenPipeError):
         # who reads our output has enough; Python must not try to flush it once more at exit

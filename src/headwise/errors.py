@@ -31,6 +31,14 @@ class RunError(HeadwiseError):
     """A run folder that cannot be used as asked (locked, other settings, not finished)."""
 
 
+class Interrupted(BaseException):
+    """A run left on request, after saving; no `Exception`, so that it ends a sweep as well."""
+
+    def __init__(self, message: str, signal_number: int) -> None:
+        super().__init__(message)
+        self.exit_code = 128 + signal_number
+
+
 def nearest(word: str, options: Iterable[str]) -> str | None:
     """The option most like `word`, or None when none is close."""
     close = difflib.get_close_matches(word, list(options), n=1, cutoff=0.5)

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
-from omegaconf import MISSING
+from omegaconf import MISSING, DictConfig, OmegaConf
 
 SITES = ("encoder_self", "decoder_self", "cross")
 SITE_NAMES = {
@@ -204,16 +204,22 @@ class Config:
 
 
 @dataclass
-class EvaluateConfig:
+class RunSelection:
+    """What every command that loads a run lets a user choose."""
+
+    checkpoint: str = "auto"  # auto, best, last, average, update_<n>, average_<n> (of the last n)
+    device: str = "auto"
+    decode: dict[str, Any] = field(default_factory=dict)  # what differs from the run's own search
+    progress: bool = True
+
+
+@dataclass
+class EvaluateConfig(RunSelection):
     """`scripts/evaluate.py`: score a run on named or own test sets."""
 
     run: str = MISSING  # its folder
-    checkpoint: str = "auto"  # auto, best, last, average, update_<n>, average_<n> (of the last n)
-    device: str = "auto"
     data: EvaluateDataConfig = field(default_factory=lambda: EvaluateDataConfig())
-    decode: dict[str, Any] = field(default_factory=dict)  # what differs from the run's own
     name: str | None = None  # of the results' file; null: results-<checkpoint>
-    progress: bool = True
 
 
 @dataclass
@@ -227,18 +233,14 @@ class EvaluateDataConfig:
 
 
 @dataclass
-class TranslateConfig:
+class TranslateConfig(RunSelection):
     """`scripts/translate.py`: translate a file, stdin, or line by line at a terminal."""
 
     run: str = MISSING
-    checkpoint: str = "auto"
-    device: str = "auto"
     input: str | None = None  # a file; null reads stdin
     output: str | None = None  # a file; null writes to stdout
     reference: str | None = None  # score these translations instead (forced decoding)
     buffer_size: int = 10_000  # lines that are read, sorted by length, translated and written
-    decode: dict[str, Any] = field(default_factory=dict)
-    progress: bool = True
 
 
 @dataclass
@@ -251,7 +253,7 @@ class PruneDataConfig:
 
 
 @dataclass
-class PruneConfig:
+class PruneConfig(RunSelection):
     """`scripts/prune.py`: which heads matter, and a smaller run without the others."""
 
     run: str = MISSING  # its folder
@@ -262,11 +264,7 @@ class PruneConfig:
     table: bool = False  # the curve: scores with 0, 10, ... 100 % of the heads masked
     ablation: bool = False  # scores without each head, and with the best head of each layer alone
     output: str | None = None  # the new run; null: beside the old one
-    checkpoint: str = "auto"  # auto, best, last, average, update_<n>, average_<n> (of the last n)
-    device: str = "auto"
     data: PruneDataConfig = field(default_factory=PruneDataConfig)
-    decode: dict[str, Any] = field(default_factory=dict)  # of the scores; null: as the run
-    progress: bool = True
 
 
 @dataclass
@@ -277,7 +275,7 @@ class AnalyzeDataConfig(PruneDataConfig):
 
 
 @dataclass
-class AnalyzeConfig:
+class AnalyzeConfig(RunSelection):
     """`scripts/analyze.py`: what each head of a run became, as tables."""
 
     run: str | None = None  # its folder
@@ -293,10 +291,6 @@ class AnalyzeConfig:
     pruning: bool = False  # BLEU without the least important heads; translates some 40 times
     again: bool = False  # also where the same analysis is there already
     output: str = "outputs/analysis"  # where runs= puts the comparison
-    checkpoint: str = "auto"  # auto, best, last, average, update_<n>, average_<n> (of the last n)
-    device: str = "auto"
-    decode: dict[str, Any] = field(default_factory=dict)  # of the translations of pruning
-    progress: bool = True
 
 
 @dataclass
@@ -320,6 +314,16 @@ class ReportConfig:
     sentence: str | None = None  # figures=true: the attention of all heads of `run` on it
     heads: bool = False  # look at the heads of the paper's runs; tables of what they became
     output: str | None = None  # null: outputs/reports/<paper>, or below the run
+
+
+C = TypeVar("C")
+
+
+def typed(node: DictConfig, kind: type[C] = Config) -> C:  # type: ignore[assignment]
+    """A composed configuration as the dataclass of its command."""
+    content = OmegaConf.to_object(node)
+    assert isinstance(content, kind)
+    return content
 
 
 @cache

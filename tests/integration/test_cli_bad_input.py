@@ -237,7 +237,7 @@ def test_a_defect_of_ours_keeps_its_traceback(
     def fail(*arguments: object) -> None:
         raise LookupError("a defect")
 
-    monkeypatch.setattr("headwise.train.run.check", fail)
+    monkeypatch.setattr("headwise.commands.train.check", fail)
     ended = headwise("train", *small_overrides(tmp_path))
     assert ended.code == 1
     assert "Traceback" in ended.err

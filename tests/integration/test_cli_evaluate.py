@@ -22,7 +22,7 @@ from command_line import (
     write_sentence,
 )
 from headwise.analysis.text.readings import readings
-from headwise.train.loading import checkpoint_path
+from headwise.train.checkpoint import checkpoint_path
 
 
 def test_the_runs_own_test_sets_get_the_runs_own_scores(headwise: CommandLine, run: Path) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from command_line import CommandLine, change_config, results, write_sentence
+from headwise.commands import evaluate
 from headwise.errors import DataError
-from headwise.train import inference
 
 
 def own_text(folder: Path, name: str) -> list[str]:
@@ -54,14 +54,14 @@ def test_an_empty_text_is_refused_by_name(
 def test_what_was_scored_stays_where_a_later_set_fails(
     headwise: CommandLine, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    score = inference.evaluate_texts
+    score = evaluate.evaluate_texts
 
     def fail_at_test_b(*arguments: Any) -> Any:
         if "test_b" in arguments:
             raise DataError("no more")
         return score(*arguments)
 
-    monkeypatch.setattr(inference, "evaluate_texts", fail_at_test_b)
+    monkeypatch.setattr(evaluate, "evaluate_texts", fail_at_test_b)
     ended = headwise("evaluate", f"run={run}", "data.test=[test_a,test_b]")
     assert (ended.code, "no more" in ended.err) == (1, True)
     assert set(results(run)["scores"]) == {"test_a"}

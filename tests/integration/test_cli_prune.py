@@ -16,8 +16,9 @@ from omegaconf import OmegaConf
 import headwise as package
 from command_line import CommandLine, composer, json_of, small_overrides, train_small
 from headwise.analysis.pruning import masked, present_heads
+from headwise.commands import prune as pruning
 from headwise.errors import HeadwiseError, RunError
-from headwise.train import pruning
+from headwise.schema import typed
 from headwise.train.checkpoint import load_checkpoint
 
 SITES = ("encoder_self", "decoder_self", "cross")
@@ -31,13 +32,13 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def train_on(trained: Path, heads: Any, *overrides: str) -> Path:
     """Train as the small run, on the same text, with `model.heads`."""
-    from headwise.train.run import train
+    from headwise.commands.train import train
 
     given = small_overrides(trained.parents[2], "model.n_heads=4", *overrides)
     with composer() as make:
         config = make(given)
         config.model.heads = heads
-        outcome = train(config, given)
+        outcome = train(typed(config), given)
     assert outcome.folder is not None
     return outcome.folder
 

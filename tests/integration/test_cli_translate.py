@@ -20,7 +20,7 @@ import torch
 import headwise as package
 from command_line import CommandLine, json_of
 from headwise.errors import DataError
-from headwise.train.loading import TrainedRun
+from headwise.tasks.loading import TrainedRun
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ["Hund sieht Haus", "", "Katze findet Baum"]
@@ -60,13 +60,13 @@ def test_notices_do_not_mix_with_translations(
     expected: list[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from headwise.train.inference import load as real
+    from headwise.tasks.loading import load_selected as real
 
     def load(*arguments: object) -> object:
         logging.getLogger("headwise").warning("a notice")
         return real(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("headwise.train.inference.load", load)
+    monkeypatch.setattr("headwise.commands.translate.load_selected", load)
     ended = headwise("translate", f"run={run}", f"input={source}")
     assert (ended.out.splitlines(), ended.err) == (expected, "a notice\n")
 
@@ -172,7 +172,7 @@ def test_portions_change_nothing(
 
 
 def test_no_more_is_read_than_one_portion(run: Path, expected: list[str]) -> None:
-    from headwise.train.inference import _translated
+    from headwise.commands.translate import _translated
 
     lines = iter(SOURCES)
     portions = _translated(package.load(run), lines, 2, False)
@@ -205,7 +205,7 @@ def test_a_file_is_looked_through_before_its_first_portion(
 ) -> None:
     monkeypatch.setattr("headwise.model.transformer.Transformer.max_source", 15)
     translated: list[object] = []
-    monkeypatch.setattr("headwise.train.loading.TrainedRun.translate", translated.append)
+    monkeypatch.setattr("headwise.tasks.loading.TrainedRun.translate", translated.append)
     source.write_text("Hund\nKatze\n" + "Hund sieht Haus " * 9 + "\n", encoding="utf-8")
     ended = headwise("translate", f"run={run}", f"input={source}", "buffer_size=1")
     assert (ended.code, ended.out, translated) == (1, "", [])
@@ -323,7 +323,7 @@ def test_a_line_that_cannot_be_answered_ends_nothing(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    from headwise.train.inference import _interactive
+    from headwise.commands.translate import _interactive
 
     typed = iter([b"caf\xe9", b"Hund " * 99, SOURCES[0].encode()])
 

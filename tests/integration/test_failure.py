@@ -45,13 +45,13 @@ def test_an_error_reads_no_text_again(
     headwise: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[str] = []
-    from headwise.train.run import open_corpus as real
+    from headwise.commands.train import open_corpus as real
 
     def seen(config: Any, cache: Path) -> Any:
         opened.append(config.dir)
         return real(config, cache)
 
-    monkeypatch.setattr("headwise.train.run.open_corpus", seen)
+    monkeypatch.setattr("headwise.commands.train.open_corpus", seen)
     refused(headwise("train", *small_overrides(tmp_path)), 1, "text")
     assert len(opened) == 1
 

@@ -91,7 +91,7 @@ def test_the_small_run_is_the_recipe_of_the_tests(softmax_trained: Path) -> None
     """Else the tests above would compare settings that no command of theirs has."""
     from headwise.report.paper import Cell, recipe
     from headwise.report.paper_runs import differing, read_run
-    from headwise.train.run_folder import find_folders
+    from headwise.runs.folder import find_folders
 
     folders = find_folders([str(softmax_trained / "outputs")])
     with composer():

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from command_line import CommandLine, json_of, run_folders, small_overrides, write_corpus
+from headwise.commands.sweep import Sweep, score_table
+from headwise.commands.train import Outcome
 from headwise.errors import DataError
 from headwise.runs.results import Results
-from headwise.sweep import Sweep, score_table
 from headwise.track.base import NullTracker
-from headwise.train.run import Outcome
 from training_runs import Runs
 
 
@@ -114,13 +114,13 @@ def test_a_failing_point_stops_no_other_and_is_tried_again(
     assert "tokenizer.vocab_size=5000" in content["overrides"]
 
     begun: list[str] = []
-    from headwise.train.run import prepare_corpus as real
+    from headwise.commands.train import prepare_corpus as real
 
     def seen(corpus: Any, config: Any, *arguments: Any, **options: Any) -> Any:
         begun.append(config.vocab_size)
         return real(corpus, config, *arguments, **options)
 
-    monkeypatch.setattr("headwise.train.run.prepare_corpus", seen)
+    monkeypatch.setattr("headwise.commands.train.prepare_corpus", seen)
     assert headwise("train", *sweep, *points).code == 1
     assert begun == [5000], "the finished point is not begun again, the failed one is"
 
@@ -166,15 +166,15 @@ def test_points_share_a_group_end_their_tracker_and_free_their_model(
         groups.append(group)
         return Fake()
 
-    from headwise.train.run import build_model as real
+    from headwise.commands.train import build_model as real
 
     def build(*arguments: Any) -> Any:
         model = real(*arguments)
         models.append(weakref.ref(model))
         return model
 
-    monkeypatch.setattr("headwise.train.run.make_tracker", make_tracker)
-    monkeypatch.setattr("headwise.train.run.build_model", build)
+    monkeypatch.setattr("headwise.commands.train.make_tracker", make_tracker)
+    monkeypatch.setattr("headwise.commands.train.build_model", build)
     # the second fails with the model in hand, the third must find the memory free
     ended = headwise(
         "train", *sweep, "tokenizer.vocab_size=60", "scheduler=constant", "model.norm=post",

@@ -16,10 +16,9 @@ from headwise.data.batching import Batch, Buckets, collate
 from headwise.data.store import EncodedSplit
 from headwise.losses.loss import CrossEntropy
 from headwise.model.build import build_model
-from headwise.schema import Config
+from headwise.schema import Config, typed
 from headwise.train.distributed import Ranks
 from headwise.train.schedule import Constant
-from headwise.train.settings import typed
 from headwise.train.step import TrainingStep
 
 V = 40

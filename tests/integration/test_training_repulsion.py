@@ -18,13 +18,13 @@ from headwise.config_dir import group_node
 from headwise.data.store import EncodedSplit
 from headwise.losses.loss import CrossEntropy
 from headwise.model.transformer import Transformer
+from headwise.runs.folder import RunFolder
+from headwise.runs.records import Records
 from headwise.schema import ModelConfig, TrainerConfig
 from headwise.train.checkpoint import load_checkpoint
 from headwise.train.distributed import Ranks
 from headwise.train.interrupt import StopRequest
-from headwise.train.records import Records
 from headwise.train.repulsion import SPOS, SVGD, NoRepulsion, Repulsion
-from headwise.train.run_folder import RunFolder
 from headwise.train.schedule import Constant
 from headwise.train.step import TrainingStep
 from headwise.train.trainer import Trainer, Validation

@@ -17,8 +17,8 @@ from headwise.data.tokenizer import BOS, EOS, PAD
 from headwise.decode.translator import Translator
 from headwise.losses.loss import Loss, LossSum
 from headwise.schema import DecodeConfig
+from headwise.tasks import evaluation
 from headwise.track.jsonl import read_jsonl
-from headwise.train import evaluation
 
 SMOOTHING = 0.1
 

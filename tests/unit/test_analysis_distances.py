@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from headwise.analysis.distances import projection_distances, squared_distances
+from headwise.analysis.distances import projection_distances
 from headwise.attention.base import Attention, Place
 from headwise.attention.build import AttentionFactory
 from headwise.config_dir import group_node
 from headwise.model.transformer import Transformer
 from headwise.schema import SITES, ModelConfig
+from headwise.train.particles import squared_distances
 
 FACTORY = AttentionFactory({"attention": group_node("attention", "softmax")}, dropout=0.0)
 

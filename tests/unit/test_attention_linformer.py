@@ -24,8 +24,7 @@ from headwise.config_dir import group_node
 from headwise.errors import ConfigError, DataError
 from headwise.model.build import check_model
 from headwise.model.transformer import Transformer
-from headwise.schema import ModelConfig
-from headwise.train.settings import typed
+from headwise.schema import ModelConfig, typed
 from weights_recorded import with_weights
 
 B, H, E, Q, K = 3, 2, 3, 4, 7

@@ -13,7 +13,7 @@ from torch import Tensor
 from headwise.attention.sparse_pattern import of_heads
 from headwise.compilation import constant_in_graphs, outside_graphs
 
-USES = "headwise.train.loading, headwise.train.inference, headwise.commands.analyze"
+USES = "headwise.tasks.loading, headwise.commands.translate, headwise.commands.analyze"
 
 
 @pytest.fixture(autouse=True)

@@ -16,10 +16,9 @@ from headwise.data.tokenizer_training import train_tokenizer
 from headwise.instantiate import instantiate
 from headwise.model.build import build_model
 from headwise.model.transformer import n_parameters
-from headwise.schema import SITES, TokenizerConfig
+from headwise.schema import SITES, TokenizerConfig, typed
 from headwise.train.budget import budget, describe_budget
 from headwise.train.optim import build_optimizer
-from headwise.train.run import typed
 
 SMALL = ["model.d_model=32", "model.n_heads=4", "model.d_ff=48", "tokenizer.vocab_size=150"]
 N_ROWS, LENGTH = 4, 32

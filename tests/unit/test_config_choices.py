@@ -13,6 +13,7 @@ from command_line import composer, small_overrides, write_corpus
 from headwise.attention.base import Attention
 from headwise.attention.build import unsupported_sites
 from headwise.attention.scores import ScoreAttention
+from headwise.commands.train import train
 from headwise.config_dir import config_dir, group_choices
 from headwise.config_keys import known_keys
 from headwise.data.tokenizer_training import check_tokenizer_config
@@ -21,13 +22,12 @@ from headwise.errors import ConfigError
 from headwise.instantiate import instantiate
 from headwise.model.build import build_model, check_model
 from headwise.precision import resolve_precision
-from headwise.schema import SITES, DecodeConfig
+from headwise.schema import SITES, DecodeConfig, typed
+from headwise.tasks.settings import settle
 from headwise.track.base import NullTracker
 from headwise.track.wandb_tracker import check_tracker, make_tracker
 from headwise.train.distributed import choose_device
 from headwise.train.optim import build_optimizer
-from headwise.train.run import train
-from headwise.train.settings import settle, typed
 from headwise.train.trainer import check_trainer_config
 
 GROUPS = sorted(path.name for path in config_dir().iterdir() if path.is_dir())
@@ -188,13 +188,13 @@ def test_every_experiment_runs_two_updates(
     make: Any, choice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # figures, a second a run, do not depend on the experiment
-    monkeypatch.setattr("headwise.train.run.draw", lambda folder, tracker: None)
+    monkeypatch.setattr("headwise.commands.train.draw", lambda folder, tracker: None)
     write_corpus(tmp_path / "text")
     # an experiment's own values win over groups chosen beside it, so each is set by its key
     cadence = [f"trainer.{key}=1" for key in ("log_every", "validate_every", "save_every")]
     few = ["trainer.max_updates=2", "trainer.keep=5", "trainer.average=2", "data.test=[test_a]"]
     overrides = [f"experiment={choice}", *small_overrides(tmp_path, *cadence, *few)]
-    outcome = train(make(overrides), overrides)
+    outcome = train(typed(make(overrides)), overrides)
     assert outcome.folder is not None
     assert outcome.folder.parent.name == choice.split("/")[0]
     assert outcome.results is not None
@@ -253,7 +253,7 @@ def test_the_packaged_configs_come_first(tmp_path: Path, monkeypatch: pytest.Mon
 def test_what_is_auto_is_settled_before_a_run_has_a_name(make: Any) -> None:
     node = make(["attention=softmax", "trainer.precision=auto", "decode.precision=auto"])
     config = typed(node)
-    container = settle(config, node)
+    container = settle(config)
     expected = resolve_precision("auto", choose_device("auto"))
     for group, part in (("trainer", config.trainer), ("decode", config.decode)):
         assert container[group]["precision"] == part.precision == expected

@@ -43,7 +43,7 @@ def test_a_node_becomes_an_object_with_plain_arguments() -> None:
         "headwiser.Thing",
         "headwise.cli.os.system",  # through an import of a trusted module
         "headwise.config_dir.Path",
-        "headwise.cli.train",  # trusted, but no class
+        "headwise.cli.launch",  # trusted, but no class
         "torch.optim.optimizer.torch.load",
     ],
 )

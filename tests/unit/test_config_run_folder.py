@@ -13,8 +13,10 @@ import pytest
 from command_line import composer
 from headwise.errors import ConfigError, RunError
 from headwise.instantiate import as_container
-from headwise.train import run_folder
-from headwise.train.run_folder import RunFolder, fingerprint, git_commit, slug
+from headwise.runs import environment
+from headwise.runs.environment import git_commit
+from headwise.runs.fingerprint import fingerprint, slug
+from headwise.runs.folder import RunFolder
 
 
 @pytest.fixture(scope="module")
@@ -182,7 +184,7 @@ def test_the_commit_is_that_of_a_checkout_that_keeps_the_file(
     module = tmp_path / ".venv" / "run_folder.py"
     module.parent.mkdir()
     module.touch()
-    monkeypatch.setattr(run_folder, "__file__", str(module))
+    monkeypatch.setattr(environment, "__file__", str(module))
     assert git_commit() is None  # an environment within somebody's own repository
-    monkeypatch.setattr(run_folder, "__file__", str(tmp_path / "mine.py"))
+    monkeypatch.setattr(environment, "__file__", str(tmp_path / "mine.py"))
     assert git_commit() == {"commit": checkout("rev-parse", "HEAD"), "changed": True}

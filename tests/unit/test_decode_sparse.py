@@ -25,7 +25,7 @@ from headwise.entmax import alpha_entmax
 from headwise.errors import RunError
 from headwise.losses.loss import EntmaxLoss, SparsemaxLoss
 from headwise.model.transformer import Memory
-from headwise.train.evaluation import search_summary
+from headwise.tasks.evaluation import search_summary
 from prefix_cache import PrefixCache
 
 CPU = torch.device("cpu")

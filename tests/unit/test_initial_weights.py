@@ -8,7 +8,7 @@ from torch import Tensor
 
 from headwise.config_dir import composed
 from headwise.model.build import build_model
-from headwise.train.settings import typed
+from headwise.schema import typed
 
 VARIANTS = {
     "α": ("attention=alpha_entmax", "alpha_logit"),

@@ -24,8 +24,8 @@ from headwise.model.gates import (
     head_gates,
 )
 from headwise.model.transformer import Transformer
+from headwise.schema import typed
 from headwise.train.optim import build_optimizer, set_rate
-from headwise.train.settings import typed
 
 B, H, E, Q = 2, 4, 3, 5
 LOG_A = (-3.0, -0.4, 0.7, 2.5)

@@ -14,8 +14,8 @@ import torch
 from headwise.analysis.observe import Observation
 from headwise.errors import DataError
 from headwise.report.page_sentences import chosen_sentences, weight_contents
-from headwise.train.loading import TrainedRun
-from headwise.train.run_folder import RunFolder
+from headwise.runs.folder import RunFolder
+from headwise.tasks.loading import TrainedRun
 
 
 def run(

@@ -15,7 +15,8 @@ from command_line import composer
 from headwise.config_dir import group_choices
 from headwise.errors import ConfigError
 from headwise.report.paper import MARKS, Paper, Recipe, read_paper, recipe
-from headwise.train.settings import check, typed
+from headwise.schema import typed
+from headwise.tasks.settings import check
 
 PAPERS = group_choices("paper")
 

@@ -6,7 +6,7 @@ import pytest
 
 from headwise.config_dir import composed
 from headwise.report.run_names import choice_name, class_word
-from headwise.train.settings import typed
+from headwise.schema import typed
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
+from headwise.runs.folder import RunFolder
 from headwise.train.average import choose_weights
 from headwise.train.checkpoint import save_checkpoint
 from headwise.train.distributed import Ranks
-from headwise.train.run_folder import RunFolder
 
 
 def folder_with(tmp_path: Path) -> RunFolder:

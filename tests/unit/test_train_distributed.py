@@ -8,10 +8,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from headwise.errors import ConfigError, RunError
+from headwise.errors import ConfigError, Interrupted, RunError
 from headwise.train import distributed
 from headwise.train.distributed import TIMEOUT, Ranks, choose_device, process_group
-from headwise.train.interrupt import Interrupted
 
 CPU = torch.device("cpu")
 

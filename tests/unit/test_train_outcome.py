@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from headwise.analysis.alpha_table import alpha_table
+from headwise.report.outcome import draw, figures, run_results, shown_score
+from headwise.runs.folder import RunFolder
+from headwise.runs.records import Records
 from headwise.runs.results import Results
 from headwise.track.base import NullTracker
-from headwise.train.outcome import draw, figures, run_results, shown_score
-from headwise.train.records import Records
-from headwise.train.run_folder import RunFolder
 from headwise.train.state import TrainState
 
 STATISTICS = {
@@ -146,7 +146,7 @@ def test_the_table_has_a_row_a_layer_and_a_column_a_head() -> None:
 
 
 def test_heavy_packages_are_not_imported_before_they_are_used() -> None:
-    program = "import sys, headwise.train.outcome, headwise.track; print(*sys.modules)"
+    program = "import sys, headwise.report.outcome, headwise.track; print(*sys.modules)"
     command = [sys.executable, "-c", program]
     modules = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
     assert not {"matplotlib", "pandas", "seaborn", "wandb"} & set(modules)

@@ -18,8 +18,8 @@ from torch import Tensor
 from command_line import composer
 from headwise.config_dir import group_choices
 from headwise.kernels import triton_device, triton_loss
+from headwise.schema import typed
 from headwise.train.distributed import Ranks
-from headwise.train.settings import typed
 from training_steps import LOSSES_THAT_LOOK, VARIANTS, batch, step_of
 
 META = torch.device("meta")

@@ -16,17 +16,17 @@ from headwise.attention.build import AttentionFactory
 from headwise.config_dir import group_node
 from headwise.data.batching import Batch, collate
 from headwise.data.store import EncodedSplit
-from headwise.errors import ConfigError, HeadwiseError
+from headwise.errors import ConfigError, HeadwiseError, Interrupted
 from headwise.losses.loss import CrossEntropy
 from headwise.model.transformer import Transformer
+from headwise.runs.folder import RunFolder
+from headwise.runs.records import Records
 from headwise.schema import ModelConfig, TrainerConfig
 from headwise.track.jsonl import read_jsonl
 from headwise.train.checkpoint import load_checkpoint
 from headwise.train.distributed import Ranks
-from headwise.train.interrupt import Interrupted, StopRequest
+from headwise.train.interrupt import StopRequest
 from headwise.train.memory import glibc
-from headwise.train.records import Records
-from headwise.train.run_folder import RunFolder
 from headwise.train.schedule import Constant
 from headwise.train.step import TrainingStep
 from headwise.train.trainer import Trainer, Validation, check_trainer_config

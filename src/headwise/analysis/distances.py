@@ -8,39 +8,15 @@ E rows of the weight (H * E, D), flattened.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from headwise.analysis.collect import HeadTable
-from headwise.attention.base import Attention
-from headwise.attention.heads import MultiHeadAttention
+from headwise.train.particles import PROJECTIONS, head_projections, squared_distances
 
 if TYPE_CHECKING:
     from headwise.model.transformer import Transformer
-
-PROJECTIONS = ("query", "key", "value")
-
-
-def head_projections(attention: Attention) -> Iterator[tuple[str, nn.Parameter, int]]:
-    """Name, weight (H * E, D) and number of heads of each projection into heads.
-
-    An attention that is no `MultiHeadAttention`, such as one that lost all its heads, has none.
-    """
-    if not isinstance(attention, MultiHeadAttention):
-        return
-    for name in PROJECTIONS:
-        yield name, getattr(attention, name).weight, attention.place.n_heads
-
-
-def squared_distances(points: Tensor) -> Tensor:
-    """Squared Euclidean distances (…, M, M) between the rows of (…, M, P).
-
-    Taken from differences: |a|^2 + |b|^2 - 2<a, b> loses all digits where points are near.
-    """
-    return torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist").square()
 
 
 def projection_distances(model: Transformer) -> dict[str, HeadTable]:

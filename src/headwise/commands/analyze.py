@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
 from tqdm import tqdm
 
 from headwise.analysis.correlations import correlation_rows
@@ -34,25 +33,17 @@ from headwise.analysis.trajectories import trajectory_rows
 from headwise.data.batching import evaluation_batches
 from headwise.data.store import EncodedSplit
 from headwise.errors import ConfigError, DataError, RunError, refuse, require
-from headwise.files import locked, write_text
+from headwise.files import content_digest, locked, write_text
 from headwise.instantiate import instantiate
 from headwise.losses.loss import Loss
 from headwise.report.head_comparison import write_comparison
 from headwise.report.run_names import attention_name
+from headwise.runs.folder import RunFolder, find_folders
 from headwise.schema import AnalyzeConfig
+from headwise.tasks.evaluation import MAX_HEAD_PIECES
+from headwise.tasks.loading import TrainedRun, load_selected
+from headwise.tasks.texts import MeasuredText, read_text, scores_as_it_is
 from headwise.track.jsonl import read_if_there
-from headwise.train.evaluation import MAX_HEAD_PIECES
-from headwise.train.inference import content_digest
-from headwise.train.loading import (
-    TrainedRun,
-    checkpoint_path,
-    load,
-    read_config,
-    search_settings,
-)
-from headwise.train.memory import keep_freed_memory
-from headwise.train.pruning import MeasuredText, read_text, scores_as_it_is
-from headwise.train.run_folder import RunFolder, find_folders
 
 VERSION = 2  # of what is computed; analyses of another version are made anew
 MOST_TOKENS = 4096  # padded, of a batch: all weights of all layers are held at once
@@ -77,7 +68,7 @@ class _Text:
     n_too_long: int
 
 
-def analyze_runs(config_node: DictConfig) -> list[Path]:
+def analyze_runs(config: AnalyzeConfig) -> list[Path]:
     """Analyse the requested runs, and compare them where there are several.
 
     Returns:
@@ -88,9 +79,6 @@ def analyze_runs(config_node: DictConfig) -> list[Path]:
         RunError: a folder holds no run.
         DataError: the text cannot be found, or has no sentence.
     """
-    config = OmegaConf.to_object(config_node)
-    assert isinstance(config, AnalyzeConfig)
-    keep_freed_memory()
     analyses = analyze_folders(config)
     if config.runs:
         runs = {folder.parent: folder for folder in analyses}
@@ -136,8 +124,7 @@ def _folders(config: AnalyzeConfig) -> list[RunFolder]:
 
 def _analyze(config: AnalyzeConfig, folder: RunFolder) -> Path:
     """Analyse one run, unless that was done already."""
-    search = search_settings(read_config(folder).decode, config.decode)
-    run = load(folder.path, config.checkpoint, config.device, search)
+    run = load_selected(folder.path, config)
     text = _read(run, config)
     about = _about(config, run, text)
     out = folder.path / FOLDER
@@ -215,7 +202,6 @@ def _read(run: TrainedRun, config: AnalyzeConfig) -> _Text:
 
 def _about(config: AnalyzeConfig, run: TrainedRun, text: _Text) -> dict[str, Any]:
     """Content of settings.json: what is measured, and how."""
-    path = checkpoint_path(run.folder, config.checkpoint)
     sentences = [text.measured.sources, text.measured.references]
     attentions = [attention for _, _, attention in run.model.attentions()]
     about = {
@@ -224,8 +210,7 @@ def _about(config: AnalyzeConfig, run: TrainedRun, text: _Text) -> dict[str, Any
         "attention": attention_name(run.config),
         "not_distributions": sum(a.distribution_heads().count(False) for a in attentions),
         "effective_weights": any(a.forms_weights == "effective" for a in attentions),
-        "checkpoint": path.stem,
-        "weights": content_digest(path),
+        **run.weights,
         "record": content_digest(run.folder.heads) if run.folder.heads.is_file() else None,
         "split": text.measured.name,
         "source": run.config.data.source,
@@ -240,8 +225,7 @@ def _about(config: AnalyzeConfig, run: TrainedRun, text: _Text) -> dict[str, Any
         "pruning": config.pruning,
     }
     if config.pruning:
-        search = OmegaConf.structured(run.translator.config)
-        about["decode"] = OmegaConf.to_container(search)
+        about["decode"] = run.search
     return about
 
 

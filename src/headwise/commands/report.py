@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from omegaconf import DictConfig, OmegaConf
-
 from headwise.commands.analyze import analyze_folders
 from headwise.config_dir import group_choices
 from headwise.errors import ConfigError, RunError, require
@@ -24,23 +22,21 @@ from headwise.report.paper_pruning import PruningReport, pruning_report
 from headwise.report.paper_runs import Matching, match
 from headwise.report.paper_tables import paper_tables
 from headwise.report.tables import TextTable, csv_text, latex, latex_comment
+from headwise.runs.folder import find_folders
 from headwise.schema import AnalyzeConfig, ReportConfig
-from headwise.train.run_folder import find_folders
 
 ON_REQUEST = {128 + 2, 128 + 15, -2, -15}  # exit codes after SIGINT and SIGTERM
 N_UNUSED = 30  # reasons why runs fill no cell; the csv has them all
 MAIN = "from headwise.cli import main; main()"
 
 
-def report_runs(config_node: DictConfig) -> None:
+def report_runs(config: ReportConfig) -> None:
     """Write what was asked for.
 
     Raises:
         ConfigError: neither a paper nor a run, or options that do not go together.
         RunError: no such folder, or a training that was launched has failed.
     """
-    config = OmegaConf.to_object(config_node)
-    assert isinstance(config, ReportConfig)
     _check(config)
     if config.page:
         from headwise.report.page import write_page

@@ -18,10 +18,10 @@ from headwise.plots import runs as plots
 from headwise.plots.style import save, shown
 from headwise.plots.training import head_values
 from headwise.report.figures_rows import CorpusRows, corpus_rows, file_stem
+from headwise.report.outcome import figures as training_figures
 from headwise.report.paper_runs import FoundRun
+from headwise.runs.folder import RunFolder
 from headwise.track.jsonl import read_if_there
-from headwise.train.outcome import figures as training_figures
-from headwise.train.run_folder import RunFolder
 
 Read = Callable[[FoundRun], pd.DataFrame]
 HEAD = ["site", "layer", "head"]

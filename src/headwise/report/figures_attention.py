@@ -12,8 +12,8 @@ from headwise.errors import DataError
 from headwise.plots.attention import LayerMaps, attention_maps
 from headwise.plots.style import save, shown, site_order
 from headwise.report.run_names import choice_name, corpus_name
+from headwise.tasks.loading import load
 from headwise.track.base import HeadValues
-from headwise.train.loading import load
 
 OWN = "The target is the model's own translation."
 

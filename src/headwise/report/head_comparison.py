@@ -12,8 +12,8 @@ from headwise.analysis.tables import COMPARISON, HEADS, LAYERS, known, percent, 
 from headwise.files import write_text
 from headwise.markdown import markdown_table
 from headwise.report.run_names import class_word
+from headwise.runs.folder import RunFolder
 from headwise.schema import SITE_NAMES, SITES
-from headwise.train.run_folder import RunFolder
 
 Rows = list[dict[str, Any]]
 Key = tuple[str, str | None, int | None]  # quantity, site, layer

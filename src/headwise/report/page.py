@@ -11,10 +11,11 @@ from headwise.files import write_text
 from headwise.report.page_html import page_text
 from headwise.report.page_run import run_content
 from headwise.report.page_sentences import chosen_sentences, sentence_contents
+from headwise.runs.folder import RunFolder
 from headwise.schema import ReportConfig
+from headwise.tasks.loading import TrainedRun, load
 from headwise.track.jsonl import read_if_there
-from headwise.train.loading import TrainedRun, checkpoint_path, load
-from headwise.train.run_folder import RunFolder
+from headwise.train.checkpoint import checkpoint_path
 
 
 def write_page(config: ReportConfig, analyze: Callable[[Path], object]) -> Path:

@@ -9,14 +9,14 @@ from omegaconf import OmegaConf
 
 from headwise.analysis.pruning import Heads, present_heads
 from headwise.analysis.tables import FINDINGS, FOLDER, HEAD_KEY, HEADS, OTHERS, read_settings
+from headwise.files import content_digest
 from headwise.model.transformer import n_parameters
 from headwise.report.run_names import choice_name, corpus_name
+from headwise.runs.folder import RunFolder
 from headwise.runs.results import Results
+from headwise.tasks.loading import TrainedRun
 from headwise.track.base import numbered
 from headwise.track.jsonl import read_if_there
-from headwise.train.inference import content_digest
-from headwise.train.loading import TrainedRun
-from headwise.train.run_folder import RunFolder
 
 N_UPDATES = 200  # at most, that a head's trajectory and the slider have
 OVER_TIME = ("alpha", "density", "entropy")  # of heads.jsonl, beside what heads report themselves

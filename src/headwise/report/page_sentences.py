@@ -16,8 +16,8 @@ from headwise.analysis.text.readings import readings
 from headwise.analysis.text.words import surface
 from headwise.errors import DataError
 from headwise.report.page_weights import coded, packed
-from headwise.train.inference import named_sets, read_lines, set_to_show
-from headwise.train.loading import TrainedRun
+from headwise.tasks.loading import TrainedRun
+from headwise.tasks.texts import named_sets, read_lines, set_to_show
 
 UNFINISHED = "…"  # what the last step of a translation would write that hit the length limit
 QUESTIONS = 4  # one in so many sentences at most is chosen for being a question

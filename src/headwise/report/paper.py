@@ -17,9 +17,9 @@ from omegaconf.errors import OmegaConfBaseException
 
 from headwise.errors import ConfigError, refuse, require
 from headwise.report.head_comparison import QUANTITIES
-from headwise.schema import SITES
-from headwise.train.run_folder import comparable
-from headwise.train.settings import settle, typed
+from headwise.runs.fingerprint import comparable
+from headwise.schema import SITES, typed
+from headwise.tasks.settings import settle
 
 MARKS = {
     "OK": "read in a source",
@@ -261,7 +261,7 @@ def recipe(cell: Cell, changes: Sequence[str] = ()) -> Recipe:
             "fp32",
             "cpu",
         )
-        container = settle(typed(node), node)
+        container = settle(typed(node))
     except (HydraException, OmegaConfBaseException) as error:
         reason = " ".join(str(error).split())
         raise ConfigError(

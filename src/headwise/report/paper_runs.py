@@ -18,11 +18,10 @@ from omegaconf import OmegaConf
 from headwise.errors import HeadwiseError
 from headwise.files import read_json
 from headwise.report.paper import Recipe, decisive
+from headwise.runs.folder import RunFolder, read_config
 from headwise.runs.results import Results
 from headwise.schema import Config
 from headwise.track.jsonl import read_if_there
-from headwise.train.loading import read_config
-from headwise.train.run_folder import RunFolder
 
 Place = tuple[str, str]  # row and column of a cell
 MACHINE = ("platform", "cpus", "threads", "gpu", "world_size")  # what speeds depend on

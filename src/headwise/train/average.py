@@ -5,10 +5,14 @@ from __future__ import annotations
 import logging
 
 from headwise.model.transformer import Transformer
-from headwise.train.checkpoint import average_weights, numbered_checkpoints, save_checkpoint
+from headwise.runs.folder import RunFolder
+from headwise.train.checkpoint import (
+    average_weights,
+    load_model,
+    numbered_checkpoints,
+    save_checkpoint,
+)
 from headwise.train.distributed import Ranks
-from headwise.train.loading import load_model
-from headwise.train.run_folder import RunFolder
 from headwise.train.trainer import Trainer
 
 log = logging.getLogger(__name__)

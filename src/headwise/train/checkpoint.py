@@ -19,8 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headwise.errors import CheckpointError
+from headwise.errors import CheckpointError, nearest
 from headwise.files import replacing
+from headwise.runs.folder import RunFolder
 
 FORMAT_VERSION = 1
 KIND = "headwise-checkpoint"
@@ -114,6 +115,43 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor], origin: str) -
         ]
         raise CheckpointError(f"{origin} belongs to another model ({'; '.join(parts)})")
     model.load_state_dict(dict(weights))
+
+
+def checkpoint_path(folder: RunFolder, name: str) -> Path:
+    """`auto` is the average where there is one, else the best, else the last.
+
+    `average_<n>` is made where it is not there yet, of the last n numbered checkpoints.
+
+    Raises:
+        CheckpointError: there is none of that name; those that there are.
+    """
+    name = str(name)
+    if name == "auto":
+        for candidate in ("average", "best", "last"):
+            path = folder.checkpoints / f"{candidate}.pt"
+            if path.is_file():
+                return path
+        raise CheckpointError(f"{folder.path} has no checkpoint yet")
+    average = re.fullmatch(r"average_(\d+)", name)
+    if average:
+        return averaged_checkpoint(folder.checkpoints, int(average[1]))
+    there = sorted(path.stem for path in folder.checkpoints.glob("*.pt"))
+    number = re.fullmatch(r"(?:update_)?(\d+)", name)
+    stem = f"update_{int(number[1]):08d}" if number else name  # zeros need not be typed
+    if stem not in there:
+        close = nearest(stem, there)
+        hint = f" Did you mean checkpoint={close}?" if close else ""
+        raise CheckpointError(
+            f"checkpoint={name} is not in {folder.path}; there are: auto, {', '.join(there)}.{hint}"
+        )
+    return folder.checkpoints / f"{stem}.pt"
+
+
+def load_model(model: nn.Module, folder: RunFolder, name: str) -> str:
+    """Fill a model with the weights of a checkpoint; returns which one `auto` was."""
+    path = checkpoint_path(folder, name)
+    load_weights(model, load_checkpoint(path)["model"], str(path))
+    return path.stem
 
 
 def numbered_checkpoints(folder: Path) -> list[Path]:

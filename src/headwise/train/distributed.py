@@ -18,9 +18,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from headwise.errors import ConfigError, refuse
+from headwise.errors import ConfigError, Interrupted, refuse
 from headwise.precision import avoid_plans_for_shapes
-from headwise.train.interrupt import Interrupted
 
 # The other ranks wait while the first prepares a corpus, which may take longer than torch's
 # ten minutes; a rank that dies is noticed by torchrun at once.
@@ -119,11 +118,6 @@ def choose_device(name: str, local_rank: int = 0, key: str = "trainer.device") -
     if name == "gpu":
         raise ConfigError(f"{key}=gpu is called cuda here: {key}=cuda")
     raise refuse(key, name, ("auto", "cpu", "cuda"))
-
-
-def is_main_process() -> bool:
-    """Whether this process is rank 0, before or without a process group."""
-    return os.environ.get("RANK", "0") == "0"
 
 
 @contextmanager

@@ -18,14 +18,6 @@ TOLD = (
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
-class Interrupted(Exception):
-    """A run left on request, after saving."""
-
-    def __init__(self, message: str, signal_number: int) -> None:
-        super().__init__(message)
-        self.exit_code = 128 + signal_number
-
-
 class StopRequest:
     """The signal that came, if one did.
 

@@ -16,11 +16,34 @@ T_i away from the others.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from headwise.analysis.distances import squared_distances
+from headwise.attention.base import Attention
+from headwise.attention.heads import MultiHeadAttention
+
+PROJECTIONS = ("query", "key", "value")
+
+
+def head_projections(attention: Attention) -> Iterator[tuple[str, nn.Parameter, int]]:
+    """Name, weight (H * E, D) and number of heads of each projection into heads.
+
+    An attention that is no `MultiHeadAttention`, such as one that lost all its heads, has none.
+    """
+    if not isinstance(attention, MultiHeadAttention):
+        return
+    for name in PROJECTIONS:
+        yield name, getattr(attention, name).weight, attention.place.n_heads
+
+
+def squared_distances(points: Tensor) -> Tensor:
+    """Squared Euclidean distances (…, M, M) between the rows of (…, M, P).
+
+    Taken from differences: |a|^2 + |b|^2 - 2<a, b> loses all digits where points are near.
+    """
+    return torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist").square()
 
 
 def stein_gradient(

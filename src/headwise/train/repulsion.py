@@ -19,12 +19,16 @@ import math
 import torch
 from torch import Tensor, nn
 
-from headwise.analysis.distances import PROJECTIONS, head_projections
 from headwise.errors import ConfigError, refuse, require
 from headwise.model.transformer import Transformer
 from headwise.schema import SITES, ModelConfig
 from headwise.seed import derived_seed
-from headwise.train.particles import median_magnitude, stein_gradient
+from headwise.train.particles import (
+    PROJECTIONS,
+    head_projections,
+    median_magnitude,
+    stein_gradient,
+)
 
 KERNELS = ("rbf",)
 NOISE_SCALES = ("median_gradient", "one")

@@ -23,15 +23,15 @@ from typing import Any, Protocol
 import torch
 
 from headwise.data.batching import Batch
-from headwise.errors import HeadwiseError, refuse, require
+from headwise.errors import HeadwiseError, Interrupted, refuse, require
+from headwise.runs.folder import RunFolder
+from headwise.runs.records import Records
 from headwise.schema import TrainerConfig
 from headwise.track.base import HeadValues
 from headwise.train.checkpoint import load_weights, numbered_checkpoints, save_checkpoint
-from headwise.train.interrupt import Interrupted, StopRequest
+from headwise.train.interrupt import StopRequest
 from headwise.train.memory import return_free_pages
 from headwise.train.progress import Progress
-from headwise.train.records import Records
-from headwise.train.run_folder import RunFolder
 from headwise.train.state import TrainState
 from headwise.train.step import TrainingStep
 

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from headwise.analysis.alpha_table import alpha_table
 from headwise.analysis.collect import filled
+from headwise.runs.environment import git_commit, versions
+from headwise.runs.folder import RunFolder
 from headwise.runs.results import Results
 from headwise.track.base import HeadNumbers, HeadValues, Tracker
 from headwise.track.jsonl import read_if_there
-from headwise.train.run_folder import RunFolder, git_commit, versions
 from headwise.train.state import TrainState
 
 if TYPE_CHECKING:

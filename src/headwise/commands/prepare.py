@@ -1,4 +1,4 @@
-"""A corpus made ready by itself: what `scripts/prepare.py` does."""
+"""`headwise prepare data=…`: a corpus alone, ready for training."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headwise.data.tokenizer_training import check_tokenizer_config
 from headwise.schema import Config
 
 
-def prepare_and_tell(config: Config) -> dict[str, Any]:
+def prepare(config: Config) -> dict[str, Any]:
     """Find, clean, segment and encode `config.data`; print and return what came of it."""
     check_tokenizer_config(config.tokenizer)
     started = time.perf_counter()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -10,9 +11,7 @@ from dataclasses import dataclass
 from omegaconf.errors import OmegaConfBaseException
 
 from headwise.errors import ConfigError, HeadwiseError, RunError
-from headwise.train.distributed import is_main_process
-from headwise.train.interrupt import Interrupted
-from headwise.train.run_folder import RunFolder
+from headwise.runs.folder import RunFolder
 
 
 class UntouchedRun(RunError):
@@ -41,7 +40,7 @@ class Failure:
         """Write down what is raised below, unless the run was stopped on request."""
         try:
             yield
-        except (Interrupted, UntouchedRun):
+        except UntouchedRun:
             raise
         except Exception as error:
             begun = self.folder is not None and (self.folder.path / "config.yaml").is_file()
@@ -50,7 +49,7 @@ class Failure:
             raise
 
     def _write(self, error: Exception) -> None:
-        if not is_main_process():
+        if os.environ.get("RANK", "0") != "0":  # of several processes the first one writes
             return
         try:
             folder = self.folder or self.place()

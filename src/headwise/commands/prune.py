@@ -1,4 +1,4 @@
-"""What `scripts/prune.py` does with a trained run: tables of its heads, and a run with fewer."""
+"""`headwise prune run=FOLDER`: which heads matter, and a run without the others."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from tqdm import tqdm
 
 from headwise.analysis.importance import Importance, head_importance
@@ -35,39 +35,23 @@ from headwise.analysis.pruning import (
     without,
 )
 from headwise.config_dir import group_node
-from headwise.data.batching import Batch, evaluation_batches
-from headwise.data.names import check_file_name
-from headwise.data.store import EncodedSplit
 from headwise.errors import ConfigError, RunError, refuse, require
 from headwise.files import write_text
 from headwise.instantiate import instantiate
 from headwise.losses.loss import Loss
-from headwise.metrics.bleu import score_translations
 from headwise.model.build import build_model
 from headwise.model.places import check_heads, typed_heads
 from headwise.model.transformer import Transformer, n_parameters
-from headwise.schema import SITES, PruneConfig, PruneDataConfig
+from headwise.runs.folder import RunFolder
+from headwise.schema import SITES, PruneConfig
+from headwise.tasks.loading import TrainedRun, load_selected
+from headwise.tasks.texts import read_text, scores_as_it_is
 from headwise.train.checkpoint import save_checkpoint
-from headwise.train.evaluation import loss_sums
-from headwise.train.inference import content_digest, load_configured, named_sets
-from headwise.train.loading import TrainedRun, checkpoint_path
-from headwise.train.memory import keep_freed_memory
-from headwise.train.run_folder import RunFolder
 
 WAYS = ("importance", "gates")
 
 
-@dataclass(frozen=True)
-class MeasuredText:
-    """What heads are measured on: sentences, and their ids in batches."""
-
-    name: str
-    sources: Sequence[str]
-    references: Sequence[str]
-    batches: Sequence[Batch]
-
-
-def prune_run(config_node: DictConfig) -> Path | None:
+def prune(config: PruneConfig) -> Path | None:
     """Measure the heads of a run, write the tables asked for, and a smaller run if asked for.
 
     Returns:
@@ -78,11 +62,8 @@ def prune_run(config_node: DictConfig) -> Path | None:
         RunError: gates are asked for and there are none, the output is there already, or the
             run's attention cannot be pruned.
     """
-    config = OmegaConf.to_object(config_node)
-    assert isinstance(config, PruneConfig)
     _check(config)
-    keep_freed_memory()
-    run = load_configured(config)
+    run = load_selected(config.run, config)
     heads = present_heads(run.model)
     kept = _kept_without_measuring(config, run, heads)
     if kept is None or config.table or config.ablation:
@@ -158,11 +139,11 @@ def _measure(config: PruneConfig, run: TrainedRun, heads: Heads) -> Importance:
     folder = run.folder.path / "pruning"
     folder.mkdir(exist_ok=True)
     about = {
-        **_origin(config, run),
+        **_origin(run),
         "split": text.name,
         "sentences": found.n_sentences,
         "loss": run.config.loss,
-        "decode": OmegaConf.to_container(OmegaConf.structured(run.translator.config)),
+        "decode": run.search,
     }
     content = {**about, "heads": heads, "raw": found.raw, "normalised": found.normalised}
     _write_json(folder / "importance.json", content)
@@ -188,29 +169,6 @@ def _measure(config: PruneConfig, run: TrainedRun, heads: Heads) -> Importance:
         write_text(folder / f"{name}{some}.csv", _as_csv(rows))
     print(f"\nwritten to {folder}", flush=True)
     return found
-
-
-def read_text(run: TrainedRun, data: PruneDataConfig) -> MeasuredText:
-    """The split asked for: from the run's folder if it is there, else from its corpus."""
-    name = data.split or run.config.data.valid
-    check_file_name("data.split", name)
-    sources, references = named_sets(run, [name], data.dir)[name]
-    sources, references = sources[: data.sentences], references[: data.sentences]
-    split = EncodedSplit.from_lists(
-        run.tokenizers.source.encode(sources), run.tokenizers.target.encode(references)
-    )
-    batches = list(evaluation_batches(split, run.config.trainer.max_tokens))
-    return MeasuredText(name, sources, references, batches)
-
-
-def scores_as_it_is(run: TrainedRun, text: MeasuredText, loss: Loss) -> dict[str, float]:
-    """BLEU, and the loss and its measure a target token, of the model as it is."""
-    hypotheses = [found.text for found in run.translator.translate(text.sources)]
-    scores = score_translations(hypotheses, text.references, run.config.data.target)
-    sums = loss_sums(run.model, loss, text.batches, run.translator.device)
-    total, measure, n_tokens = sums.tolist()
-    figures = {"loss": total / n_tokens, loss.measure: measure / n_tokens}
-    return {"bleu": scores["bleu"]["score"], **figures}
 
 
 def _quality(found: Mapping[str, float]) -> tuple[float, ...]:
@@ -276,7 +234,7 @@ def _write_run(config: PruneConfig, run: TrainedRun, kept: Heads) -> Path | None
     container["model"]["heads"] = kept
     container["gates"] = open_gates
     about = {
-        **_origin(config, run),
+        **_origin(run),
         "by": "keep" if config.keep is not None else config.by,
         "fraction": config.fraction,
         "heads_before": before,
@@ -324,7 +282,7 @@ def _output(config: PruneConfig, run: TrainedRun, kept: Heads) -> Path:
     """Where the smaller run goes; named by the old one, its weights and the heads that stay."""
     if config.output is not None:
         return Path(config.output)
-    what = json.dumps([_origin(config, run)["weights"], kept], sort_keys=True)
+    what = json.dumps([run.weights["weights"], kept], sort_keys=True)
     digest = hashlib.sha256(what.encode()).hexdigest()[:8]
     own = run.folder.path.resolve()
     path = own.with_name(f"{own.name}-pruned-{digest}")
@@ -332,14 +290,9 @@ def _output(config: PruneConfig, run: TrainedRun, kept: Heads) -> Path:
     return path
 
 
-def _origin(config: PruneConfig, run: TrainedRun) -> dict[str, Any]:
-    """Which weights were looked at, by content."""
-    path = checkpoint_path(run.folder, config.checkpoint)
-    return {
-        "origin": str(run.folder.path),
-        "checkpoint": path.stem,
-        "weights": content_digest(path),
-    }
+def _origin(run: TrainedRun) -> dict[str, Any]:
+    """Which weights were looked at."""
+    return {"origin": str(run.folder.path), **run.weights}
 
 
 def _overrides(folder: RunFolder) -> list[str]:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import asdict
 from typing import Any
 
 import torch
-from omegaconf import DictConfig, OmegaConf
 
 from headwise.attention.build import completed
 from headwise.data.corpus import check_data_config
 from headwise.data.tokenizer_training import check_tokenizer_config
 from headwise.decode.hypothesis import check_decode_config
 from headwise.errors import ConfigError, require
-from headwise.instantiate import as_container, instantiate
+from headwise.instantiate import instantiate
 from headwise.metrics.external import check_commands
 from headwise.model.build import check_model
 from headwise.model.gates import NoGates
@@ -29,13 +29,6 @@ from headwise.train.trainer import check_trainer_config
 LIMITED_POSITIONS = ("learned", "grid")
 
 log = logging.getLogger(__name__)
-
-
-def typed(config: DictConfig) -> Config:
-    """The composed config as dataclasses."""
-    content = OmegaConf.to_object(config)
-    assert isinstance(content, Config)
-    return content
 
 
 def check(config: Config) -> None:
@@ -77,22 +70,19 @@ def _warn_of_warmup(schedule: object, max_updates: int) -> None:
         )
 
 
-def settle(config: Config, config_node: DictConfig) -> dict[str, Any]:
+def settle(config: Config) -> dict[str, Any]:
     """Decide in `config` what is `auto` and what names stand for.
 
     Returns all of it as plain types, for the fingerprint and the run folder: on another machine
     `auto` may be another computation, and a yaml may say something else later.
     """
     device = choose_device(config.trainer.device)
-    container: dict[str, Any] = as_container(config_node)
-    for group, part in (("trainer", config.trainer), ("decode", config.decode)):
+    for part in (config.trainer, config.decode):
         part.precision = resolve_precision(part.precision, device)
-        container[group]["precision"] = part.precision
     for group, sites in SITE_GROUPS.items():
-        container[group] = completed(group, container[group])
-        setattr(config, group, container[group])
-        for site, node in container[sites].items():
+        setattr(config, group, completed(group, getattr(config, group)))
+        of_sites = getattr(config, sites)
+        for site, node in vars(of_sites).items():
             if node is not None:
-                container[sites][site] = completed(group, node)
-                setattr(getattr(config, sites), site, container[sites][site])
-    return container
+                setattr(of_sites, site, completed(group, node))
+    return asdict(config)

@@ -1,4 +1,6 @@
-"""One run from its configuration to its results: the place where everything is put together.
+"""`headwise train key=value …`: one run from its configuration to its results.
+
+Here everything is put together.
 
 The same command again: a finished run says so, a begun one goes on where it was last saved.
 """
@@ -14,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from omegaconf import DictConfig
 
 from headwise.analysis.collect import alphas, reported
 from headwise.data.corpus import Corpus, open_corpus
@@ -22,15 +23,23 @@ from headwise.data.encoded import PreparedCorpus, prepare_corpus
 from headwise.data.prefetch import Prefetched
 from headwise.data.tokenizer_training import given_tokenizers
 from headwise.decode.translator import Translator
-from headwise.errors import RunError
+from headwise.errors import Interrupted, RunError
 from headwise.files import read_json, remove_partial
 from headwise.instantiate import instantiate
 from headwise.model.build import build_model
 from headwise.model.transformer import Transformer
 from headwise.precision import ask_for_same_bits
+from headwise.report.outcome import draw, run_results, summary
+from headwise.runs.environment import versions
+from headwise.runs.failure import Failure, UntouchedRun
+from headwise.runs.fingerprint import fingerprint
+from headwise.runs.folder import RunFolder
+from headwise.runs.records import Records
 from headwise.runs.results import Results
 from headwise.schema import Config
 from headwise.seed import seed_everything
+from headwise.tasks.evaluation import Validator, evaluate_texts
+from headwise.tasks.settings import check, settle
 from headwise.track.base import NullTracker, Tracker
 from headwise.track.wandb_tracker import make_tracker
 from headwise.train.average import choose_weights
@@ -38,15 +47,9 @@ from headwise.train.batches import training_batches
 from headwise.train.budget import describe_budget
 from headwise.train.checkpoint import load_checkpoint
 from headwise.train.distributed import Ranks, process_group
-from headwise.train.evaluation import Validator, evaluate_texts
-from headwise.train.failure import Failure, UntouchedRun
 from headwise.train.initial import start_from
-from headwise.train.interrupt import Interrupted, StopRequest, stop_request
+from headwise.train.interrupt import StopRequest, stop_request
 from headwise.train.memory import keep_freed_memory
-from headwise.train.outcome import draw, run_results, summary
-from headwise.train.records import Records
-from headwise.train.run_folder import RunFolder, fingerprint, versions
-from headwise.train.settings import check, settle, typed
 from headwise.train.step import build_step
 from headwise.train.trainer import Trainer
 
@@ -66,15 +69,14 @@ class Outcome:
     results: Results | None
 
 
-def train(config_node: DictConfig, overrides: list[str], group: str | None = None) -> Outcome:
+def train(config: Config, overrides: list[str], group: str | None = None) -> Outcome:
     """Train, or go on training, or say that it is done.
 
     Args:
-        config_node: what Hydra composed.
+        config: what Hydra composed; changed to what it comes to.
         overrides: the command line, for the folder's name and record.
         group: name of the sweep, for the tracker.
     """
-    config = typed(config_node)
     if config.dry_run:
         check(config)
         if config.init_from is not None:
@@ -82,13 +84,13 @@ def train(config_node: DictConfig, overrides: list[str], group: str | None = Non
         print(describe_budget(config))
         return Outcome(None, None)
     failure = Failure(
-        lambda: _place(config, settle(config, config_node), overrides, []),
+        lambda: _place(config, settle(config), overrides, []),
         overrides,
         in_sweep=group is not None,
     )
     with failure.kept():
         check(config)
-        container = settle(config, config_node)
+        container = settle(config)
         # a wrong name is refused before data is read
         failure.folder = _place(config, container, overrides, [])
         return _train(config, container, overrides, group, failure)

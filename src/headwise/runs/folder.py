@@ -4,103 +4,22 @@ from __future__ import annotations
 
 import fcntl
 import glob
-import hashlib
 import json
-import os
-import platform
-import re
-import subprocess
-import sys
-from collections.abc import Iterable, Mapping, Sequence
-from importlib import metadata
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError  # type: ignore[import-untyped]
 
 from headwise.data.names import check_file_name
 from headwise.errors import RunError, nearest
 from headwise.files import read_json, write_text
+from headwise.runs.environment import environment
+from headwise.runs.fingerprint import slug
 from headwise.runs.results import Results
-
-# Keys that change where or how fast a run goes, or how much is told, but not what it computes.
-NOT_IN_FINGERPRINT = (
-    "paths",
-    "tracker",
-    "experiment_name",
-    "dry_run",
-    "decode.external",
-    "data.dir",
-    "data.folder",
-    "data.files",
-    "data.origins",
-    "data.test",
-    "data.licence",
-    "data.notes",
-    "tokenizer.folder",  # its content is in the fingerprint, as the text is
-    # suggestions; what follows them is in the fingerprint itself
-    "data.vocab_size",
-    "data.max_updates",
-    "data.warmup_updates",
-    "model.lr",
-    "trainer.max_updates",
-    "trainer.device",
-    "trainer.threads",
-    "trainer.n_workers",
-    "trainer.log_every",
-    "trainer.progress",
-)
-MAX_SLUG_BYTES = 100
-PACKAGES = ("headwise", "torch", "hydra-core", "sentencepiece", "sacrebleu", "numpy")
-
-
-def comparable(container: Mapping[str, Any]) -> dict[str, Any]:
-    """Flat dotted keys of everything the fingerprint sees.
-
-    How often a run is saved counts only where the saved weights are averaged at its end.
-    """
-    flat: dict[str, Any] = {}
-    left_out = list(NOT_IN_FINGERPRINT)
-    if not container.get("trainer", {}).get("average"):
-        left_out.append("trainer.save_every")
-
-    def walk(prefix: str, value: Any) -> None:
-        if any(prefix == key or prefix.startswith(f"{key}.") for key in left_out):
-            return
-        if isinstance(value, Mapping) and value:
-            for name, below in value.items():
-                walk(f"{prefix}.{name}" if prefix else str(name), below)
-        else:
-            flat[prefix] = value
-
-    walk("", container)
-    return flat
-
-
-def fingerprint(container: Mapping[str, Any], text: Sequence[str] = ()) -> str:
-    """Eight hexadecimal digits of what decides a run's result.
-
-    Args:
-        container: the resolved configuration.
-        text: hashes of the training and validation text, and of a tokenizer that was given. Where
-            the text lies does not count, so a corpus may move; what it says does, so two folders
-            of text are two runs.
-    """
-    decisive = {**comparable(container), "text": list(text)}
-    canonical = json.dumps(decisive, sort_keys=True, ensure_ascii=False)
-    return hashlib.sha256(canonical.encode()).hexdigest()[:8]
-
-
-def slug(overrides: Iterable[str]) -> str:
-    """A folder name of the overrides: readable, short, without `=`, `,`, `+`, `/` and the like."""
-    left_out = "|".join(re.escape(key) for key in (*NOT_IN_FINGERPRINT, "experiment", "hydra"))
-    kept = [o for o in overrides if not re.match(rf"[+~]*({left_out})[.=/@]", o)]
-    words = [re.sub(r"[^\w.-]+", "-", override).strip("-.") for override in sorted(kept)]
-    name = "_".join(word for word in words if word)
-    # file systems count bytes, 255 at most, and the fingerprint comes behind
-    short = name.encode()[:MAX_SLUG_BYTES].decode(errors="ignore").rstrip("-._")
-    return short or "run"
-
+from headwise.schema import Config
 
 # What stands in a run's folder as <name>.json beside the scores of evaluations.
 OWN_FILES = ("data", "environment", "error", "pruned", "results")
@@ -262,6 +181,28 @@ class RunFolder:
         self.write_json("environment.json", environment())
 
 
+def read_config(folder: RunFolder) -> Config:
+    """The typed configuration of a run, without its commands for metrics of the user's.
+
+    A run got from a stranger must not be able to start anything: commands come from the command
+    line of who calls.
+
+    Raises:
+        RunError: it is broken, or was written by a version with other keys.
+    """
+    try:
+        merged = OmegaConf.merge(OmegaConf.structured(Config), folder.read_config())
+        content = OmegaConf.to_object(merged)
+    except (OmegaConfBaseException, YAMLError, UnicodeDecodeError) as error:
+        reason = str(error).splitlines()[0]
+        raise RunError(
+            f"{folder.path / 'config.yaml'} is broken, or of another version of headwise: {reason}"
+        ) from error
+    assert isinstance(content, Config)
+    content.decode.external = {}
+    return content
+
+
 def find_folders(given: Sequence[str], may_lack: bool = False) -> list[Path]:
     """Folders of runs in, or up to two levels below, the folders and globs that were given.
 
@@ -295,56 +236,3 @@ def _is_unfinished(run: Path) -> bool:
 def _runs_below(folder: Path) -> list[Path]:
     found = (*folder.glob("*/config.yaml"), *folder.glob("*/*/config.yaml"))
     return sorted(path.parent for path in found)
-
-
-def versions() -> dict[str, str]:
-    """Versions of what decides a run's numbers."""
-    found = {"python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue  # a source tree that was never installed has no version
-    return found
-
-
-def git_commit() -> dict[str, Any] | None:
-    """Commit of the source tree and whether it was changed; None outside of a git checkout.
-
-    A checkout that does not keep this file, such as one with an environment in it, is another's.
-    """
-    here = Path(__file__)
-
-    def ask(*arguments: str) -> str | None:
-        try:
-            done = subprocess.run(
-                ["git", "-C", str(here.parent), *arguments],
-                capture_output=True,
-                text=True,
-                timeout=10,
-                check=False,
-            )
-        except (OSError, subprocess.TimeoutExpired):
-            return None
-        return done.stdout.strip() if done.returncode == 0 else None
-
-    commit = ask("rev-parse", "HEAD")
-    if not commit or ask("ls-files", "--error-unmatch", here.name) is None:
-        return None
-    return {"commit": commit, "changed": bool(ask("status", "--porcelain"))}
-
-
-def environment() -> dict[str, Any]:
-    """Command, versions and machine of this process."""
-    import torch
-
-    return {
-        "command": sys.argv,
-        "versions": versions(),
-        "git": git_commit(),
-        "platform": platform.platform(),
-        "cpus": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "world_size": int(os.environ.get("WORLD_SIZE", "1")),
-    }

@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError  # type: ignore[import-untyped]
 
 from headwise.data.cleaning import Normaliser
 from headwise.data.tokenizer import TokenizerPair
 from headwise.decode.hypothesis import check_decode_config
 from headwise.decode.scoring import TargetScore
 from headwise.decode.translator import Translation, Translator, require_lines
-from headwise.errors import CheckpointError, ConfigError, RunError, nearest, refuse, unknown
+from headwise.errors import ConfigError, RunError, refuse, unknown
+from headwise.files import content_digest
 from headwise.instantiate import instantiate
 from headwise.metrics.external import check_commands
 from headwise.model.build import build_model
 from headwise.model.transformer import Transformer
-from headwise.schema import Config, DecodeConfig
-from headwise.train.checkpoint import averaged_checkpoint, load_checkpoint, load_weights
+from headwise.runs.folder import RunFolder, read_config
+from headwise.schema import Config, DecodeConfig, RunSelection
+from headwise.train.checkpoint import checkpoint_path, load_checkpoint, load_weights
 from headwise.train.distributed import choose_device
-from headwise.train.run_folder import RunFolder
+from headwise.train.memory import keep_freed_memory
 
 log = logging.getLogger(__name__)
 
@@ -35,13 +35,28 @@ DEVICES = ("auto", "cpu", "cuda")
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """A model with its tokenizers and settings."""
+    """A model with its tokenizers and settings.
+
+    Attributes:
+        checkpoint: the file of its weights.
+    """
 
     folder: RunFolder
     config: Config
     model: Transformer
     tokenizers: TokenizerPair
     translator: Translator
+    checkpoint: Path
+
+    @property
+    def weights(self) -> dict[str, str]:
+        """Which weights these are, by name and by content."""
+        return {"checkpoint": self.checkpoint.stem, "weights": content_digest(self.checkpoint)}
+
+    @property
+    def search(self) -> dict[str, Any]:
+        """The settings of the search, as they are recorded beside scores."""
+        return asdict(self.translator.config)
 
     @property
     def normaliser(self) -> Normaliser:
@@ -64,29 +79,6 @@ class TrainedRun:
         return self.translator.score(
             list(map(normalise.source, sources)), list(map(normalise.target, targets))
         )
-
-
-def read_config(folder: RunFolder) -> Config:
-    """The typed configuration of a run, without its commands for metrics of the user's.
-
-    A run got from a stranger must not be able to start anything: commands come from the command
-    line of who calls.
-
-    Raises:
-        RunError: it is broken, or was written by a version with other keys.
-    """
-    try:
-        known = folder.read_config()
-        merged = OmegaConf.merge(OmegaConf.structured(Config), known)
-        content = OmegaConf.to_object(merged)
-    except (OmegaConfBaseException, YAMLError, UnicodeDecodeError) as error:
-        reason = str(error).splitlines()[0]
-        raise RunError(
-            f"{folder.path / 'config.yaml'} is broken, or of another version of headwise: {reason}"
-        ) from error
-    assert isinstance(content, Config)
-    content.decode.external = {}
-    return content
 
 
 def search_settings(
@@ -114,43 +106,6 @@ def search_settings(
     check_decode_config(content)
     check_commands(content.external)
     return content
-
-
-def checkpoint_path(folder: RunFolder, name: str) -> Path:
-    """`auto` is the average where there is one, else the best, else the last.
-
-    `average_<n>` is made where it is not there yet, of the last n numbered checkpoints.
-
-    Raises:
-        CheckpointError: there is none of that name; those that there are.
-    """
-    name = str(name)
-    if name == "auto":
-        for candidate in ("average", "best", "last"):
-            path = folder.checkpoints / f"{candidate}.pt"
-            if path.is_file():
-                return path
-        raise CheckpointError(f"{folder.path} has no checkpoint yet")
-    average = re.fullmatch(r"average_(\d+)", name)
-    if average:
-        return averaged_checkpoint(folder.checkpoints, int(average[1]))
-    there = sorted(path.stem for path in folder.checkpoints.glob("*.pt"))
-    number = re.fullmatch(r"(?:update_)?(\d+)", name)
-    stem = f"update_{int(number[1]):08d}" if number else name  # zeros need not be typed
-    if stem not in there:
-        close = nearest(stem, there)
-        hint = f" Did you mean checkpoint={close}?" if close else ""
-        raise CheckpointError(
-            f"checkpoint={name} is not in {folder.path}; there are: auto, {', '.join(there)}.{hint}"
-        )
-    return folder.checkpoints / f"{stem}.pt"
-
-
-def load_model(model: Transformer, folder: RunFolder, name: str) -> str:
-    """Fill a model with the weights of a checkpoint; returns which one `auto` was."""
-    path = checkpoint_path(folder, name)
-    load_weights(model, load_checkpoint(path)["model"], str(path))
-    return path.stem
 
 
 def _warn_if_unfinished(folder: RunFolder, max_updates: int, stem: str) -> None:
@@ -192,24 +147,41 @@ def load(
         CheckpointError: no such checkpoint, or one that is broken.
         ConfigError: an unknown device or a wrong setting of the search.
     """
-    if device not in DEVICES:
-        raise refuse("device", device, DEVICES)
     if decode is not None and not isinstance(decode, DecodeConfig):
         raise ConfigError(
             f"decode must be a headwise.schema.DecodeConfig, got {decode!r}; "
             "single settings are given by their names: load(run, beam=10)"
         )
+    return _load(run, checkpoint, device, decode, search, prefix="")
+
+
+def load_selected(run: str | Path, selection: RunSelection) -> TrainedRun:
+    """Load a run with the checkpoint, device and search that a command names; see `load`."""
+    keep_freed_memory()
+    return _load(run, selection.checkpoint, selection.device, None, selection.decode, "decode.")
+
+
+def _load(
+    run: str | Path,
+    checkpoint: str,
+    device: str,
+    decode: DecodeConfig | None,
+    search: Mapping[str, Any],
+    prefix: str,
+) -> TrainedRun:
+    if device not in DEVICES:
+        raise refuse("device", device, DEVICES)
     place = choose_device(device, key="device")
     folder = RunFolder.existing(run)
     config = read_config(folder)
-    settings = search_settings(decode if decode is not None else config.decode, search, prefix="")
-    checkpoint_path(folder, checkpoint)  # before the model is made
+    settings = search_settings(decode if decode is not None else config.decode, search, prefix)
+    path = checkpoint_path(folder, checkpoint)  # before the model is made
     tokenizers = TokenizerPair.load(folder.path)
     model = build_model(
         config, tokenizers.source.vocab_size, tokenizers.target.vocab_size, tokenizers.joint
     )
-    stem = load_model(model, folder, checkpoint)
-    _warn_if_unfinished(folder, config.trainer.max_updates, stem)
+    load_weights(model, load_checkpoint(path)["model"], str(path))
+    _warn_if_unfinished(folder, config.trainer.max_updates, path.stem)
     output = instantiate(config.loss, "loss").output_map
     translator = Translator(model.eval(), tokenizers, settings, place, output)
-    return TrainedRun(folder, config, model, tokenizers, translator)
+    return TrainedRun(folder, config, model, tokenizers, translator, path)

@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from headwise.errors import Interrupted
 from headwise.report.comparison import markdown
 from headwise.track.jsonl import read_if_there
 
 if TYPE_CHECKING:
-    from headwise.train.run import Outcome
+    from headwise.commands.train import Outcome
 
 MULTIRUN = {"-m", "--multirun"}
 TELLING = {"-h", "--help", "--hydra-help", "-c", "--cfg", "-i", "--info"}  # nothing is run
@@ -56,8 +57,7 @@ class Sweep:
         self,
         overrides: Sequence[str],
         outcome: Outcome | None,
-        error: Exception | None,
-        is_interrupted: bool = False,
+        error: BaseException | None,
     ) -> None:
         """Keep what a point came to; one that only says what it would do comes to nothing.
 
@@ -72,7 +72,7 @@ class Sweep:
         if outcome is not None and results is not None:
             entry["run"] = str(outcome.folder)
             entry["scores"] = {split: results.score(split) for split in results.scores}
-        if is_interrupted:
+        if isinstance(error, Interrupted):
             entry["interrupted"] = True
         elif error is not None:
             lines = str(error).splitlines()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from headwise.runs.folder import RunFolder
 from headwise.track.base import HeadValues, NullTracker, Tracker
 from headwise.track.jsonl import JsonlWriter
-from headwise.train.run_folder import RunFolder
 
 LAYER_STATISTICS = ("diversity",)  # one number a layer, where others have one a head
 

@@ -1,0 +1,128 @@
+"""`headwise translate run=FOLDER`: from a file, stdin, or line by line."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import IO
+
+from headwise.data.lines import decoded_lines
+from headwise.errors import DataError, HeadwiseError, require
+from headwise.files import write_text
+from headwise.schema import TranslateConfig
+from headwise.tasks.loading import TrainedRun, load_selected
+from headwise.tasks.texts import read_lines
+
+PROMPT = "> "
+
+
+def translate(config: TranslateConfig) -> None:
+    """Translate a file or stdin, `buffer_size` lines at a time; at a terminal, line by line."""
+    _check_paths(config)
+    run = load_selected(config.run, config)
+    sources: Iterable[str]
+    if config.input is not None:
+        sources = read_lines(Path(config.input), may_be_empty=True)
+        if config.reference is None and run.model.max_source is not None:
+            run.translator.check_sources(list(map(run.normaliser.source, sources)))
+    elif config.reference is None and config.output is None and sys.stdin.isatty():
+        _interactive(run)
+        return
+    else:
+        sources = decoded_lines(sys.stdin.buffer, "stdin", may_be_empty=True)
+    if config.reference is not None:
+        portions = iter([_scored(run, list(sources), read_lines(Path(config.reference), True))])
+    else:
+        shown = config.progress and sys.stderr.isatty()
+        portions = _translated(run, iter(sources), config.buffer_size, shown)
+    if config.output is None:
+        sys.stdout.flush()
+        _write(sys.stdout.buffer, portions)
+    else:
+        _write_output(Path(config.output), portions)
+
+
+def _write(stream: IO[bytes], portions: Iterable[list[str]]) -> None:
+    """Lines as soon as they come, in UTF-8 as the input is, whatever the terminal's encoding."""
+    for lines in portions:
+        stream.write("".join(f"{line}\n" for line in lines).encode())
+        stream.flush()
+
+
+def _write_output(path: Path, portions: Iterable[list[str]]) -> None:
+    """All or nothing, where `path` is a file; a device or a pipe is written to as it is."""
+    if path.exists() and not path.is_file():
+        with open(path, "wb") as stream:
+            _write(stream, portions)
+    else:
+        text = "".join(f"{line}\n" for lines in portions for line in lines)
+        write_text(path.resolve(), text)
+
+
+def _check_paths(config: TranslateConfig) -> None:
+    """Refuse files that cannot be read or written, before anything is loaded."""
+    require(config.buffer_size >= 1, "buffer_size", "at least 1", config.buffer_size)
+    for key in ("input", "reference"):
+        path = getattr(config, key)
+        if path is None:
+            continue
+        if not Path(path).is_file():
+            raise DataError(f"there is no file {key}={path}")
+        if config.output is not None and Path(config.output).resolve() == Path(path).resolve():
+            raise DataError(f"output={config.output} would replace {key}={path}: give another file")
+    if config.output is not None and not Path(config.output).absolute().parent.is_dir():
+        folder = Path(config.output).absolute().parent
+        raise DataError(f"output={config.output} cannot be written: there is no folder {folder}")
+    if config.output is not None and Path(config.output).is_dir():
+        raise DataError(f"output={config.output} is a folder; give a file in it")
+
+
+def _translated(
+    run: TrainedRun, sources: Iterator[str], buffer_size: int, progress: bool
+) -> Iterator[list[str]]:
+    """One line a sentence; with n-best, lines of `number<TAB>score<TAB>text`. In portions."""
+    first = 1
+    while portion := list(islice(sources, buffer_size)):
+        translations = run.translate(portion, progress, first)
+        if run.translator.config.n_best == 1:
+            yield [translation.text for translation in translations]
+        else:
+            yield [
+                f"{number}\t{score:.4f}\t{text}"
+                for number, translation in enumerate(translations, start=first)
+                for text, score in translation.n_best
+            ]
+        first += len(portion)
+
+
+def _scored(run: TrainedRun, sources: list[str], references: list[str]) -> list[str]:
+    if len(sources) != len(references):
+        raise DataError(
+            f"the input has {len(sources)} lines and reference= {len(references)}; they must "
+            "be aligned"
+        )
+    found = run.score(sources, references)
+    return [f"{score.log_prob:.4f}\t{score.n_tokens}" for score in found]
+
+
+def _interactive(run: TrainedRun) -> None:
+    """Answer each line typed; one that cannot be translated ends nothing."""
+    print("one sentence a line; Ctrl-D ends", file=sys.stderr)
+    while True:
+        try:
+            line = input(PROMPT)
+        except EOFError:
+            print(file=sys.stderr)
+            return
+        except UnicodeDecodeError as error:
+            print(f"headwise: not UTF-8 ({error})", file=sys.stderr)
+            continue
+        try:
+            translation = run.translate([line])[0]
+        except HeadwiseError as error:
+            print(f"headwise: {error}", file=sys.stderr)
+            continue
+        for text, score in translation.n_best:
+            print(f"{text}\t({score:.3f})")

@@ -1,0 +1,148 @@
+"""The text that commands work on: test sets by name, and files of the user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from headwise.config_dir import machine_cache_dir
+from headwise.data.batching import Batch, evaluation_batches
+from headwise.data.corpus import joined_splits, open_corpus
+from headwise.data.lines import decoded_lines, open_bytes
+from headwise.data.names import check_file_name
+from headwise.data.store import EncodedSplit
+from headwise.errors import DataError
+from headwise.losses.loss import Loss
+from headwise.metrics.bleu import score_translations
+from headwise.runs.folder import RunFolder
+from headwise.schema import PruneDataConfig
+from headwise.tasks.evaluation import loss_sums
+from headwise.tasks.loading import TrainedRun
+
+Sides = tuple[Sequence[str], Sequence[str]]  # sources and references
+
+
+def read_lines(path: Path, may_be_empty: bool = False) -> list[str]:
+    """One sentence a line, plain or .gz."""
+    if not path.is_file():
+        raise DataError(f"there is no file {path}")
+    with open_bytes(path) as stream:
+        return list(decoded_lines(stream, str(path), may_be_empty))
+
+
+def check_aligned(
+    sources: Sequence[str], references: Sequence[str], source: str, reference: str
+) -> None:
+    """Refuse sides of different lengths; `source` and `reference` are their names."""
+    if len(sources) != len(references):
+        raise DataError(
+            f"{source} has {len(sources)} lines and {reference} {len(references)}: they must be "
+            "aligned"
+        )
+
+
+def named_sets(run: TrainedRun, names: list[str], folder: str | None) -> dict[str, Sides]:
+    """Sources and references of sets: those of the run from its folder, others from the corpus.
+
+    Args:
+        run: whose sets.
+        names: which; empty for the run's own test sets.
+        folder: where the corpus is; given, everything comes from there.
+
+    Raises:
+        DataError: a set that cannot be found, or whose sides are not aligned.
+    """
+    wanted = names or run.config.data.test
+    if folder is not None:
+        return _corpus_sets(run, wanted, folder)
+    held = _held_sets(run.folder)
+    wanted = wanted or _held_tests(run)
+    parts = {name: joined_splits(name, held) for name in wanted}
+    absent = [name for name in wanted if not set(parts[name]) <= set(held)]
+    others = _corpus_sets(run, absent, None) if absent or not wanted else {}
+    read = {name: _held_set(run.folder, parts[name]) for name in wanted if name not in absent}
+    return {name: {**read, **others}[name] for name in wanted or others}
+
+
+def set_to_show(run: TrainedRun) -> str:
+    """The first test set of a run, or its validation set where it has none."""
+    data = run.config.data
+    return [*data.test, *_held_tests(run), data.valid][0]
+
+
+def _held_tests(run: TrainedRun) -> list[str]:
+    return [name for name in _held_sets(run.folder) if name != run.config.data.valid]
+
+
+def _held_sets(folder: RunFolder) -> list[str]:
+    """Names of the sets whose source and references lie in the run folder."""
+    names = [path.name.removesuffix(".src.txt") for path in folder.hypotheses.glob("*.src.txt")]
+    return sorted(name for name in names if (folder.hypotheses / f"{name}.ref.txt").is_file())
+
+
+def _held_set(folder: RunFolder, names: list[str]) -> Sides:
+    """Sets of the run folder, one after the other."""
+    both: tuple[list[str], list[str]] = [], []
+    for name in names:
+        sources, references = (
+            read_lines(folder.hypotheses / f"{name}.{side}.txt") for side in ("src", "ref")
+        )
+        check_aligned(sources, references, f"{name}.src.txt", f"{name}.ref.txt")
+        both[0].extend(sources)
+        both[1].extend(references)
+    return both
+
+
+def _corpus_sets(run: TrainedRun, test: list[str], folder: str | None) -> dict[str, Sides]:
+    """Sets of the run's corpus, where it is now; all of its test sets where none is named."""
+    data = run.config.data
+    own = data.dir
+    data = replace(data, dir=folder or own, test=test)
+    if test:  # the text that the run was trained on need not be there
+        data = replace(data, train=test[0], valid=test[0])
+    try:
+        corpus = open_corpus(data, machine_cache_dir())
+    except DataError as error:
+        if own is None or folder is not None:
+            raise
+        named = f" {', '.join(test)}" if test else ""
+        raise DataError(
+            f"{error}\nThe run folder does not hold the test sets{named}, so they were looked for "
+            f"in the run's own data.dir={own}, here {Path(own).expanduser().absolute()}. Name the "
+            "folder that holds them with data.dir="
+        ) from error
+    return {name: corpus.read(name) for name in corpus.config.test}
+
+
+@dataclass(frozen=True)
+class MeasuredText:
+    """What heads are measured on: sentences, and their ids in batches."""
+
+    name: str
+    sources: Sequence[str]
+    references: Sequence[str]
+    batches: Sequence[Batch]
+
+
+def read_text(run: TrainedRun, data: PruneDataConfig) -> MeasuredText:
+    """The split asked for: from the run's folder if it is there, else from its corpus."""
+    name = data.split or run.config.data.valid
+    check_file_name("data.split", name)
+    sources, references = named_sets(run, [name], data.dir)[name]
+    sources, references = sources[: data.sentences], references[: data.sentences]
+    split = EncodedSplit.from_lists(
+        run.tokenizers.source.encode(sources), run.tokenizers.target.encode(references)
+    )
+    batches = list(evaluation_batches(split, run.config.trainer.max_tokens))
+    return MeasuredText(name, sources, references, batches)
+
+
+def scores_as_it_is(run: TrainedRun, text: MeasuredText, loss: Loss) -> dict[str, float]:
+    """BLEU, and the loss and its measure a target token, of the model as it is."""
+    hypotheses = [found.text for found in run.translator.translate(text.sources)]
+    scores = score_translations(hypotheses, text.references, run.config.data.target)
+    sums = loss_sums(run.model, loss, text.batches, run.translator.device)
+    total, measure, n_tokens = sums.tolist()
+    figures = {"loss": total / n_tokens, loss.measure: measure / n_tokens}
+    return {"bleu": scores["bleu"]["score"], **figures}

@@ -21,7 +21,7 @@ from headwise.train.budget import budget, describe_budget
 from headwise.train.optim import build_optimizer
 
 SMALL = ["model.d_model=32", "model.n_heads=4", "model.d_ff=48", "tokenizer.vocab_size=150"]
-N_ROWS, LENGTH = 4, 32
+N_ROWS, LENGTH = 4, 30  # a length that no width has
 
 
 def config_of(*overrides: str) -> Any:
@@ -57,42 +57,31 @@ def measured(config: Any) -> tuple[int, int]:
     return counter.get_total_flops(), sum(storage.nbytes() for storage in kept.values())
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("attention", ["softmax", "alpha_entmax", "tanh"])
-def test_the_estimate_is_near_what_is_measured(attention: str, precision: str) -> None:
-    config = config_of(
-        f"attention={attention}",
-        f"trainer.precision={precision}",
-        "model.encoder_layers=3",
-        "model.decoder_layers=2",
-    )
+@pytest.mark.parametrize(
+    ("attention", "overrides"),
+    [
+        ("softmax", ()),
+        ("alpha_entmax", ("trainer.precision=bf16",)),
+        ("tanh", ("model.register_tokens=16",)),
+        ("linear", ()),
+    ],
+)
+def test_the_count_is_near_what_is_measured(attention: str, overrides: tuple[str, ...]) -> None:
+    sizes = ("model.encoder_layers=3", "model.decoder_layers=2", "trainer.precision=fp32")
+    config = config_of(f"attention={attention}", *sizes, *overrides)
     found = budget(config, LENGTH)
     flops, kept_bytes = measured(config)
     assert sum(found.flops.values()) == pytest.approx(flops, rel=0.05)
-    assert found.activation_bytes == pytest.approx(kept_bytes, rel=0.4)
+    assert found.activation_bytes == pytest.approx(kept_bytes, rel=0.6)
 
 
 def test_recomputation_costs_a_forward_pass_and_saves_memory() -> None:
     sizes = ("model.encoder_layers=2", "model.decoder_layers=4", "trainer.precision=fp32")
     plain, saving = config_of(*sizes), config_of(*sizes, "model.recompute=true")
-    flops, inputs_and_logits = measured(saving)
-    found = budget(saving, LENGTH)
-    assert sum(found.flops.values()) == pytest.approx(flops, rel=0.05)
-    assert found.flops["vocabulary"] == budget(plain, LENGTH).flops["vocabulary"]
-    deeper = config_of(*sizes, "model.decoder_layers=5")
-    one_layer = measured(deeper)[1] - measured(plain)[1]
-    assert found.activation_bytes == pytest.approx(inputs_and_logits + one_layer, rel=0.4)
-    assert found.activation_bytes < 0.4 * budget(plain, LENGTH).activation_bytes
-
-
-def test_registers_are_computed_on_as_words_are() -> None:
-    overrides = ("model.register_tokens=16", "trainer.precision=fp32", "attention=softmax")
-    found, without = (budget(config_of(*some), LENGTH) for some in (overrides, overrides[1:]))
-    assert found.n_parameters - without.n_parameters == 16 * 32
+    found, without = budget(saving, LENGTH), budget(plain, LENGTH)
+    assert sum(found.flops.values()) == pytest.approx(measured(saving)[0], rel=0.05)
     assert found.flops["vocabulary"] == without.flops["vocabulary"]
-    flops, kept_bytes = measured(config_of(*overrides))
-    assert sum(found.flops.values()) == pytest.approx(flops, rel=0.05)
-    assert found.activation_bytes == pytest.approx(kept_bytes, rel=0.4)
+    assert found.activation_bytes < 0.4 * without.activation_bytes
 
 
 def test_heads_that_were_pruned_cost_nothing() -> None:
@@ -103,36 +92,17 @@ def test_heads_that_were_pruned_cost_nothing() -> None:
     for part in ("projections", "dense attention"):
         assert found.flops[part] == whole.flops[part] / 2  # 4 of 8 heads a site
     assert found.flops["feed-forward"] == whole.flops["feed-forward"]
-    flops, kept_bytes = measured(config)
-    assert sum(found.flops.values()) == pytest.approx(flops, rel=0.05)
-    assert found.activation_bytes == pytest.approx(kept_bytes, rel=0.4)
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        (),
-        ("model=deep", "model.encoder_layers=3", "model.register_tokens=5"),
-        ("attention=softmax", "model.norm=post", "model.positions=learned"),
-        ("attention.share=site",),
-        ("tokenizer.joint=false", "model.share_embeddings=none"),
-    ],
-)
-def test_parameters_are_those_of_the_built_model(overrides: tuple[str, ...]) -> None:
-    config = config_of(*overrides)
-    model = build_model(config, 150, 150, config.tokenizer.joint)
-    assert budget(config).n_parameters == n_parameters(model)
-
-
-def test_bytes_have_a_vocabulary_of_their_own() -> None:
-    with composer() as make:
-        config = typed(make(["tokenizer=byte", *SMALL[:3]]))
-    assert budget(config).n_parameters == n_parameters(build_model(config, 260, 260, True))
-
-
-def test_alphas_are_counted() -> None:
-    assert budget(config_of()).n_alphas == 6 * 4  # layers and sites, times heads
-    assert budget(config_of("attention=softmax")).n_alphas == 0
+def test_parameters_and_alphas_are_those_of_the_built_model() -> None:
+    config = config_of("tokenizer.joint=false", "model.share_embeddings=none")
+    found = budget(config)
+    assert found.n_parameters == n_parameters(build_model(config, 150, 150, False))
+    assert found.n_alphas == 6 * 4  # layers and sites, times heads
+    config = config_of("attention=softmax", "tokenizer=byte")
+    found = budget(config)
+    assert found.n_parameters == n_parameters(build_model(config, 260, 260, True))
+    assert found.n_alphas == 0
 
 
 def test_weights_gradients_and_moments_are_those_of_the_optimizer() -> None:
@@ -154,24 +124,15 @@ def test_accumulation_costs_arithmetic_but_no_memory() -> None:
 
 
 def test_the_text_adds_up_over_batches_and_updates() -> None:
-    config = config_of("trainer.accumulate=2", "trainer.max_updates=1000")
+    config = config_of("trainer.accumulate=2", "trainer.max_updates=1000", "model.recompute=true")
     text = describe_budget(config)
     ((tokens, flops, unit),) = re.findall(r"an update: (\S+) .*, (\S+) (\w)FLOP", text)
     assert int(tokens) == 2 * N_ROWS * LENGTH
-    sizes = {"M": 1e6, "G": 1e9}
     total = sum(budget(config).flops.values())
-    assert float(flops) * sizes[unit] == pytest.approx(total, rel=0.01)
+    assert float(flops) * {"M": 1e6, "G": 1e9}[unit] == pytest.approx(total, rel=0.01)
     assert f"1,000 updates: {flops} {'GT'['MG'.index(unit)]}FLOP a rank" in text
-
-
-def test_the_text_tells_all_three() -> None:
-    text = describe_budget(config_of("trainer.precision=auto"))
-    assert "parameters" in text
-    assert "FLOP" in text
-    assert "GiB" in text
-    assert "dense attention" in text
-    assert "every layer's input" not in text
-    assert "every layer's input" in describe_budget(config_of("model.recompute=true"))
+    for wanted in ("parameters", "GiB", "dense attention", "every layer's input"):
+        assert wanted in text
 
 
 def test_the_vocabulary_is_that_of_a_given_tokenizer(tmp_path: Path) -> None:

@@ -1,31 +1,32 @@
-"""What a run will need, before it is started: parameters, memory and arithmetic."""
+"""What a run will need, before it is started: parameters, memory and arithmetic.
+
+Counted by torch on the meta device, whose tensors have shapes and no values: one batch goes forward
+and backward through the model that the configuration describes.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.flop_counter import FlopCounterMode
 
-from headwise.attention.base import Attention
 from headwise.attention.scores import ScoreAttention
 from headwise.data.tokenizer import N_SPECIALS
 from headwise.data.tokenizer_training import given_tokenizers
-from headwise.kernels import native
 from headwise.model.build import build_model
 from headwise.model.transformer import Transformer, n_parameters
 from headwise.precision import resolve_precision
-from headwise.schema import Config, ModelConfig, TokenizerConfig
+from headwise.schema import Config, TokenizerConfig
 from headwise.train.distributed import choose_device
 
-SENTENCE_TOKENS = 64  # assumed length of both sides: attention grows with it
+SENTENCE_TOKENS = 60  # assumed length of both sides; no width of a head, see `_is_weights`
+ROWS = 2  # of the batch that is counted; all figures grow with their number
 BYTES_PER_WEIGHT = 16  # weight, gradient and Adam's two moments in float32
-BYTES = {"fp32": 4.0, "bf16": 2.7}  # autocast keeps a part in float32
-# Elements that autograd keeps, counted on the modules of headwise.model: a position, times the
-# width of the model, of all heads, or of the feed-forward block; and a score of a head.
-KEPT_PER_ATTENTION = {"width": 2.5, "heads": 5, "weights": 2}
-KEPT_PER_FEED_FORWARD = {"width": 3.5, "inner": 2.5}
-INNER_OF_ONE_PASS = 1  # where ReLU and dropout are one kernel
-BYTES_PER_INPUT = 4.0  # with recomputation a layer keeps its input, in float32
+SHARE_KEPT = {"fp32": 1.0, "bf16": 0.68}  # of float32's bytes: autocast keeps a part in float32
 
 
 @dataclass(frozen=True)
@@ -35,12 +36,12 @@ class Budget:
     Attributes:
         n_parameters: scalars of the model, tied ones counted once.
         n_alphas: how many of them are logits of α.
-        flops: name of the part -> floating-point operations, two a multiply-add, of an update:
-            forward once, twice where it is recomputed, backward twice as much, matrix products
-            only.
+        flops: name of the part -> floating-point operations of an update, those of matrix products
+            only, backward and recomputation included.
         weight_bytes: weights, gradients and moments.
         activation_bytes: what autograd keeps of one batch (with recomputation the inputs of all
-            layers and the inside of one), and the gradients that the loss makes beforehand.
+            layers and the inside of one), and the gradients that the loss makes beforehand. As
+            torch alone keeps it; kernels of ours, such as dropout's on a CPU, keep less.
     """
 
     n_parameters: int
@@ -51,7 +52,7 @@ class Budget:
 
 
 def _vocabularies(config: TokenizerConfig) -> tuple[int, int]:
-    """Pieces of source and target."""
+    """Pieces of source and target: an upper limit for characters, whose number the text decides."""
     given = given_tokenizers(config)
     if given is not None:
         return given.source.vocab_size, given.target.vocab_size
@@ -60,87 +61,79 @@ def _vocabularies(config: TokenizerConfig) -> tuple[int, int]:
 
 
 def budget(config: Config, sentence_tokens: int = SENTENCE_TOKENS) -> Budget:
-    """Estimate for full batches of sentences with `sentence_tokens` tokens on both sides.
+    """Count full batches of sentences with `sentence_tokens` tokens on both sides.
 
-    The vocabulary is that of a given tokenizer, else taken to be `tokenizer.vocab_size`; for
-    characters that is an upper limit.
     Attention is counted as dense: every pair of positions, whatever variant and pattern leave out.
     """
-    sizes, trainer = config.model, config.trainer
-    source_vocab, vocab = _vocabularies(config.tokenizer)
-    with torch.device("meta"):
-        model = build_model(config, source_vocab, vocab, config.tokenizer.joint)
-    tokens, n_recomputed = trainer.max_tokens, int(sizes.recompute)
+    trainer = config.trainer
+    model, flops, kept_bytes = _counted(config, sentence_tokens)
+    if config.model.recompute:
+        _, _, all_bytes = _counted(
+            replace(config, model=replace(config.model, recompute=False)), sentence_tokens
+        )
+        kept_bytes += all_bytes / (config.model.encoder_layers + config.model.decoder_layers)
     # a run is planned on one machine for another, which may have the GPU
     device = torch.device("cuda") if trainer.device == "cuda" else choose_device(trainer.device)
-    layers = _layer_costs(model, sizes, sentence_tokens, _kept_inner(sizes.activation, device))
-    passes = 6.0 + 2.0 * n_recomputed
-    flops = {
-        "projections": passes * sum(layer.projections for layer in layers),
-        "dense attention": passes * sum(layer.attention for layer in layers),
-        "feed-forward": passes * sum(layer.feed_forward for layer in layers),
-        "vocabulary": 6.0 * vocab * sizes.d_model,
-    }
-    element_bytes = BYTES[resolve_precision(trainer.precision, device)]
-    kept = [layer.kept * element_bytes for layer in layers]
-    if sizes.recompute:
-        kept = [len(layers) * sizes.d_model * BYTES_PER_INPUT, max(kept)]
+    share = SHARE_KEPT[resolve_precision(trainer.precision, device)]
+    batches = trainer.max_tokens / (ROWS * sentence_tokens)
+    vocabulary, width = model.output.weight.shape
     alphas = [p.numel() for name, p in model.named_parameters() if name.endswith("alpha_logit")]
     n_weights = n_parameters(model)
     return Budget(
         n_parameters=n_weights,
         n_alphas=sum(alphas),
-        flops={part: tokens * trainer.accumulate * n for part, n in flops.items()},
+        flops={part: trainer.accumulate * batches * n for part, n in flops.items()},
         weight_bytes=float(n_weights * BYTES_PER_WEIGHT),
-        activation_bytes=float(tokens * sum(kept) + (tokens + vocab) * sizes.d_model * 4),
+        activation_bytes=batches * kept_bytes * share
+        + (trainer.max_tokens + vocabulary) * width * 4,
     )
 
 
-@dataclass
-class _LayerCost:
-    """Multiply-adds of one layer, and elements kept, a padded token of a side."""
+def _counted(config: Config, length: int) -> tuple[Transformer, dict[str, float], float]:
+    """A model on the meta device; FLOPs by part and kept bytes of a batch of `ROWS` sentences."""
+    with torch.device("meta"):
+        model = build_model(config, *_vocabularies(config.tokenizer), config.tokenizer.joint)
+        ids = torch.zeros(ROWS, length, dtype=torch.long)
+        lengths = torch.zeros(ROWS, dtype=torch.long)
+    kept: dict[int, torch.UntypedStorage] = {}
+    is_fused = all(
+        isinstance(attention, ScoreAttention) and attention.normaliser.is_fused
+        for _, _, attention in model.attentions()
+    )
+    positions = {length, length + model.n_registers}
 
-    projections: float = 0.0
-    attention: float = 0.0
-    feed_forward: float = 0.0
-    kept: float = 0.0
+    def keep(tensor: Tensor) -> Tensor:
+        if not (is_fused and _is_weights(tensor, positions)):
+            storage = tensor.untyped_storage()
+            kept[storage._cdata] = storage
+        return tensor
 
-
-def _kept_inner(activation: str, device: torch.device) -> float:
-    is_one_pass = activation == "relu" and device.type == "cpu" and native.reason_without() is None
-    return INNER_OF_ONE_PASS if is_one_pass else KEPT_PER_FEED_FORWARD["inner"]
-
-
-def _layer_costs(
-    model: Transformer, sizes: ModelConfig, sentence_tokens: int, kept_inner: float
-) -> list[_LayerCost]:
-    """Each layer of both stacks, with the heads that it has and every score computed."""
-    width, inner = sizes.d_model, sizes.d_ff
-    source = 1 + model.n_registers / sentence_tokens  # the encoder's positions a token
-    costs: dict[tuple[bool, int], _LayerCost] = {}
-    for site, number, attention in model.attentions():
-        cost = costs.setdefault((site == "encoder_self", number), _LayerCost())
-        n_heads = attention.place.n_heads
-        heads = n_heads * attention.place.head_dim
-        queries = source if site == "encoder_self" else 1.0
-        keys = 1.0 if site == "decoder_self" else source
-        scores = queries * keys * sentence_tokens
-        cost.projections += 2 * (queries + keys) * width * heads
-        cost.attention += 2 * scores * heads
-        cost.kept += (
-            KEPT_PER_ATTENTION["width"] * queries * width
-            + KEPT_PER_ATTENTION["heads"] * (queries + keys) / 2 * heads
-            + (0 if _is_fused(attention) else KEPT_PER_ATTENTION["weights"] * scores * n_heads)
-        )
-        if site != "cross":
-            cost.feed_forward += 2 * queries * width * inner
-            cost.kept += queries * (KEPT_PER_FEED_FORWARD["width"] * width + kept_inner * inner)
-    return list(costs.values())
+    own = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
+    with FlopCounterMode(display=False) as counter:
+        with saved_tensors_hooks(keep, lambda tensor: tensor):
+            states_BTD = model.train().states(ids, lengths, ids)
+        torch.autograd.backward((states_BTD @ model.output.weight.T).sum())
+    kept_bytes = sum(storage.nbytes() for key, storage in kept.items() if key not in own)
+    return model, _by_part(counter.get_flop_counts()), float(kept_bytes)
 
 
-def _is_fused(attention: Attention) -> bool:
-    """Whether it keeps no weights, with dropout or in half precision."""
-    return isinstance(attention, ScoreAttention) and attention.normaliser.is_fused
+def _is_weights(tensor: Tensor, positions: set[int]) -> bool:
+    """Whether it has a number for each query and key: a kernel without weights keeps none."""
+    return tensor.ndim > 2 and set(tensor.shape[-2:]) <= positions
+
+
+def _by_part(counts: Mapping[str, Mapping[object, int]]) -> dict[str, float]:
+    """FLOPs by part of the model, of those by module and operator."""
+    total = sum(counts["Global"].values())
+    linear = (torch.ops.aten.mm, torch.ops.aten.addmm)
+    parts = {
+        "dense attention": sum(n for op, n in counts["Global"].items() if op not in linear),
+        "feed-forward": sum(
+            sum(of.values()) for name, of in counts.items() if name.endswith(".feed_forward")
+        ),
+        "vocabulary": total - sum(sum(counts[stack].values()) for stack in ("Encoder", "Decoder")),
+    }
+    return {"projections": float(total - sum(parts.values())), **parts}
 
 
 def describe_budget(config: Config) -> str:

@@ -77,7 +77,7 @@ def sentences(n: int = 40, seed: int = 1, split: bool = True) -> list[list[str]]
 
 
 def side(pieces: Sequence[Sequence[str]], language: str = "de") -> TextSide:
-    return TextSide.of(language, [[IDS[p] for p in row] for row in pieces], pieces)
+    return TextSide.of(language, [[IDS[p] for p in row] for row in pieces], PIECES.__getitem__)
 
 
 def batches(pieces: Sequence[Sequence[str]], max_tokens: int = 300) -> list[Batch]:

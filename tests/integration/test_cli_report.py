@@ -362,7 +362,7 @@ def test_page_and_figures_are_asked_for_with_what_was_given(
 
     asked: list[Any] = []
     monkeypatch.setattr(
-        page, "write_page", lambda config: asked.append((config.run, config.compare))
+        page, "write_page", lambda config, _: asked.append((config.run, config.compare))
     )
     monkeypatch.setattr(
         figures, "draw_figures", lambda found, output: asked.append((found, output)) or []

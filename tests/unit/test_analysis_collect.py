@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import operator
+from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -34,7 +37,6 @@ from headwise.analysis.collect import alphas, head_statistics, reported
 from headwise.attention.alpha_entmax import AlphaEntmax
 from headwise.attention.base import Attention, Normaliser, Place, ScoreContext
 from headwise.attention.length_scaling import LengthScaling
-from headwise.attention.recorder import recorded_weights
 from headwise.attention.scores import ScoreAttention
 from headwise.errors import ConfigError
 from headwise.schema import SITES
@@ -56,16 +58,6 @@ def test_padded_batches_give_what_counting_each_sentence_gives(
         assert set(flat(found["density"])) == {1.0}
     else:
         assert len(set(flat(found["density"]))) > 4  # the comparison had something to tell apart
-
-
-def test_rows_of_zeros_take_no_part_in_entropies() -> None:
-    """Else the test above would hold for whatever is made of them."""
-    model = build(with_normaliser(Signed)).eval()
-    batch = collate(SENTENCES[:1])
-    with torch.no_grad(), recorded_weights(model) as weights:
-        model(batch.source_BS, batch.source_lengths_B, batch.target_in_BT)
-    assert any(bool((layer == 0).all(-1).any()) for layer in weights["cross"].values())
-    assert any(bool((layer < 0).any()) for layer in weights["cross"].values())
 
 
 @pytest.mark.parametrize("kind", [Thresholded, Dense, Signed])
@@ -103,6 +95,38 @@ def test_register_tokens_are_no_queries_and_no_keys(
         assert all(0 < value < 1 for value in flat(found["register_mass"]))
 
 
+def heard(
+    model: Any, values_of: Callable[[Any, str, Any, Any], list[list[float]]]
+) -> dict[str, Any]:
+    """Means over all queries of what a hook on each attention gives, a list a head of numbers.
+
+    Args:
+        values_of: (attention, site, its arguments, its output).
+    """
+    found: dict[tuple[str, int, int], list[float]] = {}
+    with ExitStack() as hooks:
+        for site, layer, attention in model.attentions():
+
+            def keep(
+                module: Any, args: Any, output: Any, site: str = site, layer: int = layer
+            ) -> None:
+                for head, values in enumerate(values_of(module, site, args, output)):
+                    found.setdefault((site, layer, head), []).extend(values)
+
+            hooks.enter_context(attention.register_forward_hook(keep))
+        with torch.no_grad():
+            for sentence in SENTENCES:
+                batch = collate([sentence])
+                model(batch.source_BS, batch.source_lengths_B, batch.target_in_BT)
+    return {
+        site: [
+            [math.fsum(v := found[site, layer, head]) / len(v) for head in range(HEADS)]
+            for layer in (1, 2)
+        ]
+        for site in SITES
+    }
+
+
 def test_norms_are_those_of_what_each_head_gives_to_the_output() -> None:
     """With the identity as output projection, what an attention returns is its heads' outputs."""
     model = build(
@@ -111,35 +135,18 @@ def test_norms_are_those_of_what_each_head_gives_to_the_output() -> None:
         ),
         register_tokens=1,
     ).eval()
-    norms: dict[tuple[str, int, int], list[float]] = {}
-    hooks = []
-    for site, layer, attention in model.attentions():
+    for _, _, attention in model.attentions():
         with torch.no_grad():
             attention.output.weight.copy_(torch.eye(8))
 
-        def keep(module: Any, args: Any, output: Any, site: str = site, layer: int = layer) -> None:
-            for row in output[0, 1 if site == "encoder_self" else 0 :].tolist():
-                for head in range(HEADS):
-                    own = row[head * 4 : head * 4 + 4]
-                    norm = math.sqrt(math.fsum(value * value for value in own))
-                    norms.setdefault((site, layer, head), []).append(norm)
+    def norms(attention: Any, site: str, args: Any, output: Any) -> list[list[float]]:
+        rows_QI = output[0, 1 if site == "encoder_self" else 0 :]
+        heads = [rows_QI[:, head * 4 : head * 4 + 4].tolist() for head in range(HEADS)]
+        return [[math.hypot(*row) for row in rows] for rows in heads]
 
-        hooks.append(attention.register_forward_hook(keep))
-    for sentence in SENTENCES:
-        batch = collate([sentence])
-        model(batch.source_BS, batch.source_lengths_B, batch.target_in_BT)
-    for hook in hooks:
-        hook.remove()
     found = head_statistics(model, padded(), CPU)
     assert "cross" not in found["density"]
-    expected = {
-        site: [
-            [math.fsum(v := norms[site, layer, head]) / len(v) for head in range(HEADS)]
-            for layer in (1, 2)
-        ]
-        for site in SITES
-    }
-    assert_same(found, {"output_norm": expected})
+    assert_same(found, {"output_norm": heard(model, norms)})
 
 
 def test_an_alpha_of_queries_is_averaged_where_it_is_used_also_when_shared() -> None:
@@ -147,36 +154,21 @@ def test_an_alpha_of_queries_is_averaged_where_it_is_used_also_when_shared() -> 
     with torch.no_grad():
         shared.alpha_weight.normal_()  # type: ignore[union-attr]
     model = build(lambda place: ScoreAttention(place, shared, None, 0.5)).eval()
-    alphas_of: dict[tuple[str, int, int], list[float]] = {}
-    hooks = []
-    for site, layer, attention in model.attentions():
 
-        def keep(module: Any, args: Any, site: str = site, layer: int = layer) -> None:
-            queries_BHQE = module.split(module.query(args[0]))
-            for head in range(HEADS):
-                for query in queries_BHQE[0, head].tolist():
-                    weight = shared.alpha_weight[0].tolist()  # type: ignore[index]
-                    product = math.fsum(a * b for a, b in zip(weight, query, strict=True))
-                    logit = shared.alpha_logit.item() + product
-                    alpha = 1.01 + 0.99 / (1 + math.exp(-logit))
-                    alphas_of.setdefault((site, layer, head), []).append(alpha)
-
-        hooks.append(attention.register_forward_pre_hook(keep))
-    with torch.no_grad():
-        for sentence in SENTENCES:
-            batch = collate([sentence])
-            model(batch.source_BS, batch.source_lengths_B, batch.target_in_BT)
-    for hook in hooks:
-        hook.remove()
-    expected = {
-        site: [
-            [math.fsum(v := alphas_of[site, layer, head]) / len(v) for head in range(HEADS)]
-            for layer in (1, 2)
+    def alphas_of(attention: Any, site: str, args: Any, output: Any) -> list[list[float]]:
+        queries_HQE = attention.split(attention.query(args[0]))[0].tolist()
+        weight = shared.alpha_weight[0].tolist()  # type: ignore[index]
+        logits = [
+            [
+                shared.alpha_logit.item() + math.fsum(map(operator.mul, weight, query))
+                for query in of
+            ]
+            for of in queries_HQE
         ]
-        for site in SITES
-    }
+        return [[1.01 + 0.99 / (1 + math.exp(-logit)) for logit in of] for of in logits]
+
     found = head_statistics(model, padded(), CPU)
-    assert_same(found, {"alpha": expected})
+    assert_same(found, {"alpha": heard(model, alphas_of)})
     assert len({round(value, 6) for value in flat(found["alpha"])}) == 3 * LAYERS * HEADS
     assert alphas(model) == {}
 

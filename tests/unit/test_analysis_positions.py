@@ -130,17 +130,11 @@ def test_most_tokens_of_a_sentence_must_point_at_it() -> None:
     assert part.of("rare_share") == 0.5
 
 
-def test_half_of_the_tokens_are_not_most() -> None:
-    part = Means(rarity, [[1, 0, 0, 0], [1, 0, 0, 0]])
-    sentences = [one_hot([0, 0, 1, 1, 0], 5), one_hot([0, 0, 0, 1, 1], 5)]
-    part.take(batch_of([4, 4]), seen("encoder_self", sentences, [5, 5]))
-    assert part.of("rare_share") == 0.5
-
-
-def test_an_even_spread_points_at_no_rare_word() -> None:
-    part = Means(rarity, [[1, 0, 0]])
-    part.take(batch_of([3]), seen("encoder_self", [[[0.25] * 4] * 4], [4]))
-    assert part.of("rare_share") == 0
+def test_neither_half_of_the_tokens_nor_an_even_spread_point_at_it() -> None:
+    part = Means(rarity, [[1, 0, 0, 0]] * 3)
+    sentences = [one_hot([0, 0, 1, 1, 0], 5), one_hot([0, 0, 0, 1, 1], 5), [[0.2] * 5] * 5]
+    part.take(batch_of([4, 4, 4]), seen("encoder_self", sentences, [5, 5, 5]))
+    assert part.of("rare_share") == pytest.approx(1 / 3)
 
 
 # -- density --------------------------------------------------------------------------------------
@@ -159,22 +153,21 @@ def test_the_histogram_counts_every_query_once_and_dense_ones_apart() -> None:
     assert len(part.rows()) == 21
 
 
-def test_a_weight_below_0_uses_its_key_too() -> None:
+@pytest.mark.parametrize(
+    ("site", "rows", "is_distribution"),
+    [
+        ("encoder_self", [[-0.5, 0.0], [0.5, -0.5]], False),  # a weight below 0 uses its key too
+        ("decoder_self", [[1.0, 0.0], [1.0, 0.0]], True),  # the first position sees one key
+    ],
+)
+def test_one_query_of_two_is_dense(
+    site: str, rows: list[list[float]], is_distribution: bool
+) -> None:
     part = DensityHistograms()
-    rows = [[-0.5, 0.0], [0.5, -0.5]]
-    part.take(batch_of([1]), seen("encoder_self", [rows], [2], is_distribution=False))
-    assert {row["low"]: row["n_queries"] for row in part.rows() if row["n_queries"]} == {
-        0.5: 1, 1.0: 1,
-    }  # fmt: skip
-
-
-def test_the_first_position_of_the_decoder_counts_as_dense() -> None:
-    part = DensityHistograms()
-    rows = [[1.0, 0.0], [1.0, 0.0]]
-    part.take(batch_of([1]), seen("decoder_self", [rows], [2], causal=True))
-    assert {row["low"]: row["n_queries"] for row in part.rows() if row["n_queries"]} == {
-        0.5: 1, 1.0: 1,
-    }  # fmt: skip
+    causal = site == "decoder_self"
+    part.take(batch_of([1]), seen(site, [rows], [2], causal, is_distribution))
+    found = {row["low"]: row["n_queries"] for row in part.rows() if row["n_queries"]}
+    assert found == {0.5: 1, 1.0: 1}
 
 
 def densities(site: str, lengths: Sequence[int], n_used: Sequence[int]) -> SentenceDensities:
@@ -219,25 +212,24 @@ def test_the_keys_of_a_sentence_are_those_of_its_site(site: str) -> None:
     assert (found["sentence"], found["n_keys"], found["density"]) == (26, 20, 0.6)
 
 
-@pytest.mark.parametrize(("n_used", "named"), [(1, []), (19, [31])])
-def test_a_sentence_sparser_than_others_is_not_named(n_used: int, named: list[int]) -> None:
-    found = densities("encoder_self", [20] * 60, [8] * 30 + [n_used] + [9] * 29).rows()
+FARTHEST = {10: 9, 20: 12, 30: 10, 40: 13, 50: 11}
+
+
+@pytest.mark.parametrize(
+    ("n_used", "named"),
+    [
+        ([8] * 30 + [1] + [9] * 29, []),  # sparser than others
+        ([8] * 30 + [19] + [9] * 29, [31]),
+        ([2, 3] * 15 + [4] + [2, 3] * 14 + [2], []),  # 2.7 deviations above the like
+        ([2, 3] * 15 + [5] + [2, 3] * 14 + [2], [31]),  # 3.9 above
+        ([FARTHEST.get(i, 2 + i % 2) for i in range(100)], [41, 21, 51]),  # at most three
+    ],
+)
+def test_the_farthest_sentences_above_three_deviations_are_named(
+    n_used: list[int], named: list[int]
+) -> None:
+    found = densities("encoder_self", [20] * len(n_used), n_used).rows()
     assert [row["sentence"] for row in found] == named
-
-
-@pytest.mark.parametrize(("n_used", "named"), [(4, []), (5, [31])])
-def test_far_is_more_than_three_deviations(n_used: int, named: list[int]) -> None:
-    """4 lies 2.7 of them above the like, 5 lies 3.9."""
-    found = densities("encoder_self", [20] * 60, [2, 3] * 15 + [n_used] + [2, 3] * 14 + [2]).rows()
-    assert [row["sentence"] for row in found] == named
-
-
-def test_the_three_farthest_sentences_of_a_head_are_named() -> None:
-    n_used = [2, 3] * 50
-    for index, used in ((10, 9), (20, 12), (30, 10), (40, 13), (50, 11)):
-        n_used[index] = used
-    found = densities("encoder_self", [20] * 100, n_used).rows()
-    assert [row["sentence"] for row in found] == [41, 21, 51]
 
 
 @pytest.mark.parametrize("broken_first", [True, False])
@@ -249,21 +241,15 @@ def test_one_broken_batch_is_enough_to_leave_a_head_out(broken_first: bool) -> N
     assert part.rows() == []
 
 
-def test_too_few_sentences_of_a_length_say_nothing() -> None:
+def test_like_length_is_a_quarter_more_or_less_and_of_enough_sentences() -> None:
     means, spreads = like_length(np.arange(25.0), np.array([10] * 20 + [99] * 5))
-    assert np.isfinite(means[:20]).all()
-    assert np.isnan(means[20:]).all()
-    assert np.isnan(spreads[20:]).all()
     assert means[0] == pytest.approx(9.5)
     assert spreads[0] == pytest.approx(math.sqrt((20**2 - 1) / 12))  # of those there are
-
-
-def test_what_is_like_goes_by_the_length_of_the_sentence_itself() -> None:
-    means, _ = like_length(np.arange(40.0), np.array([10] * 20 + [13] * 20))
-    assert means[0] == pytest.approx(9.5), "13 is more than a quarter above 10"
-    assert means[20] == pytest.approx(19.5), "10 is less than a quarter below 13"
-    means, _ = like_length(np.arange(40.0), np.array([20] * 20 + [25] * 20))
-    assert means[0] == pytest.approx(19.5), "25 is a quarter above 20 and no more"
+    assert np.isnan([*means[20:], *spreads[20:]]).all(), "of five nothing is said"
+    for longer, wanted in ((13, (9.5, 19.5)), (25, (19.5, 19.5))):  # of 10 and of 20
+        shorter = 10 if longer == 13 else 20
+        means, _ = like_length(np.arange(40.0), np.array([shorter] * 20 + [longer] * 20))
+        assert (means[0], means[20]) == (pytest.approx(wanted[0]), pytest.approx(wanted[1]))
 
 
 def test_a_head_broken_in_one_sentence_names_no_other() -> None:

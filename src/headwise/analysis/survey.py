@@ -5,7 +5,7 @@ Results are rows of the tables in `headwise.analysis.tables`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -51,10 +51,10 @@ class TextSide:
 
     @classmethod
     def of(
-        cls, language: str, ids: Sequence[Sequence[int]], pieces: Sequence[Sequence[str]]
+        cls, language: str, ids: Sequence[Sequence[int]], spelling: Callable[[int], str]
     ) -> TextSide:
-        """The side whose pieces are spelt as `pieces`."""
-        return cls(language, ids, [surface(sentence) for sentence in pieces])
+        """The side of these ids; `spelling` gives the piece of an id."""
+        return cls(language, ids, [surface(list(map(spelling, row))) for row in ids])
 
     def clusters(self) -> list[list[int]] | None:
         """Cluster of every piece; None where pieces show no words."""
@@ -209,12 +209,10 @@ def _head_row(
 
 
 def _layer_rows(model: Transformer, diversities: Mapping[str, HeadValues]) -> Rows:
-    places = [(site, layer) for site, layer, _ in model.attentions()]
-    found = {
-        name: {place[:2]: value for place, value in numbered(table)}
-        for name, table in diversities.items()
-    }
-    return [
-        {"site": place[0], "layer": place[1], **{name: of.get(place) for name, of in found.items()}}
-        for place in places
-    ]
+    rows: Rows = []
+    for site, layer, _ in model.attentions():
+        values = {n: of.get(site, [[]] * layer)[layer - 1] for n, of in diversities.items()}
+        rows.append(
+            {"site": site, "layer": layer, **{n: v[0] if v else None for n, v in values.items()}}
+        )
+    return rows

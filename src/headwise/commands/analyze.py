@@ -166,29 +166,14 @@ def _write(out: Path, tables: dict[str, Rows], about: dict[str, Any]) -> str:
 
 def _read(run: TrainedRun, config: AnalyzeConfig) -> _Text:
     """The text, without sentences that are too long, in batches of moderate size."""
-    whole = read_text(run, config.data)
-    tokenizers = run.tokenizers
-    sides = tokenizers.source.encode(whole.sources), tokenizers.target.encode(whole.references)
-    kept = [
-        index
-        for index, pair in enumerate(zip(*sides, strict=True))
-        if max(map(len, pair)) <= MAX_HEAD_PIECES
-    ]
+    whole, pair, data = read_text(run, config.data), run.tokenizers, run.config.data
+    sides = pair.source.encode(whole.sources), pair.target.encode(whole.references)
+    lengths = [max(map(len, ids)) for ids in zip(*sides, strict=True)]
+    kept = [index for index, length in enumerate(lengths) if length <= MAX_HEAD_PIECES]
     if not kept:
         raise DataError(f"{whole.name} has no sentence of up to {MAX_HEAD_PIECES} pieces")
-    data = run.config.data
-    source, target = (
-        TextSide.of(
-            language,
-            [ids[index] for index in kept],
-            [[tokenizer.id_to_piece(i) for i in ids[index]] for index in kept],
-        )
-        for language, ids, tokenizer in (
-            (data.source, sides[0], tokenizers.source),
-            (data.target, sides[1], tokenizers.target),
-        )
-    )
-    split = EncodedSplit.from_lists(source.ids, target.ids)
+    source_ids, target_ids = ([ids[index] for index in kept] for ids in sides)
+    split = EncodedSplit.from_lists(source_ids, target_ids)
     max_tokens = min(run.config.trainer.max_tokens, MOST_TOKENS)
     measured = replace(
         whole,
@@ -196,8 +181,13 @@ def _read(run: TrainedRun, config: AnalyzeConfig) -> _Text:
         references=[whole.references[index] for index in kept],
         batches=list(evaluation_batches(split, max_tokens)),
     )
-    n_too_long = len(whole.sources) - len(kept)
-    return _Text(measured, source, target, [index + 1 for index in kept], n_too_long)
+    return _Text(
+        measured,
+        TextSide.of(data.source, source_ids, pair.source.id_to_piece),
+        TextSide.of(data.target, target_ids, pair.target.id_to_piece),
+        [index + 1 for index in kept],
+        len(whole.sources) - len(kept),
+    )
 
 
 def _about(config: AnalyzeConfig, run: TrainedRun, text: _Text) -> dict[str, Any]:
@@ -274,16 +264,9 @@ def _measure(
                     return scores_as_it_is(run, text.measured, loss)
 
                 curves = site_curves(model, orders, measure)
-    seen = survey(
-        model,
-        bar(batches, "heads"),
-        device,
-        text.source,
-        text.target,
-        config.offsets,
-        _thresholds(config),
-        columns,
-    )
+    sides = text.source, text.target
+    thresholds = _thresholds(config)
+    seen = survey(model, bar(batches, "heads"), device, *sides, config.offsets, thresholds, columns)
     about["counts"] = seen.counts
     for row in seen.tables["sentences"]:
         row["sentence"] = text.lines[row["sentence"] - 1]

@@ -43,30 +43,22 @@ from headwise.schema import SITES
 
 
 @pytest.mark.parametrize("kind", [Thresholded, Dense, Signed])
-@pytest.mark.parametrize("extra", [0, 3])
+@pytest.mark.parametrize("pattern", [None, Window])
+@pytest.mark.parametrize("n_registers", [0, 2])
 def test_padded_batches_give_what_counting_each_sentence_gives(
-    kind: type[Normaliser], extra: int
+    kind: type[Normaliser], pattern: type[Window] | None, n_registers: int
 ) -> None:
-    model = build(with_normaliser(kind))
-    expected = by_hand(model)
-    batches = [collate(SENTENCES[:3], extra), collate(SENTENCES[3:], extra)]
-    found = head_statistics(model, batches, CPU)
-    assert found.keys() == {"density", "entropy", "diversity", "output_norm"}
-    assert found["density"].keys() == {"encoder_self", "decoder_self", "cross"}
-    assert_same(found, expected)
-    if kind is Dense:
-        assert set(flat(found["density"])) == {1.0}
-    else:
-        assert len(set(flat(found["density"]))) > 4  # the comparison had something to tell apart
-
-
-@pytest.mark.parametrize("kind", [Thresholded, Dense, Signed])
-def test_under_a_pattern_the_keys_it_leaves_count(kind: type[Normaliser]) -> None:
-    model = build(with_normaliser(kind, Window))
+    """Of the keys that a pattern leaves; register tokens are no queries and no keys."""
+    model = build(with_normaliser(kind, pattern), register_tokens=n_registers)
     found = head_statistics(model, padded(), CPU)
-    assert_same(found, by_hand(model, in_window))
-    if kind is Dense:
-        assert set(flat(found["density"])) == {1.0}
+    of_registers = {"register_mass"} if n_registers else set()
+    assert found.keys() == {"density", "entropy", "diversity", "output_norm"} | of_registers
+    assert found["density"].keys() == set(SITES)
+    assert_same(found, by_hand(model, in_window if pattern else everywhere, n_registers))
+    densities = set(flat(found["density"]))
+    assert densities == {1.0} if kind is Dense else len(densities) > 4  # something to tell apart
+    if n_registers:
+        assert found["register_mass"].keys() == {"encoder_self", "cross"}
 
 
 def test_to_the_base_of_keys_those_count_that_any_head_sees() -> None:
@@ -79,20 +71,6 @@ def test_to_the_base_of_keys_those_count_that_any_head_sees() -> None:
     for (of_heads,), of_keys in zip(heads, keys, strict=True):
         assert of_heads is not None
         assert of_keys == pytest.approx([of_heads * math.log(2) / math.log(3)])
-
-
-@pytest.mark.parametrize("pattern", [None, Window])
-@pytest.mark.parametrize("kind", [Thresholded, Dense, Signed])
-def test_register_tokens_are_no_queries_and_no_keys(
-    kind: type[Normaliser], pattern: type[Window] | None
-) -> None:
-    model = build(with_normaliser(kind, pattern), register_tokens=2)
-    found = head_statistics(model, padded(), CPU)
-    sees = in_window if pattern else everywhere
-    assert_same(found, by_hand(model, sees, n_registers=2))
-    assert found["register_mass"].keys() == {"encoder_self", "cross"}
-    if kind is Dense and pattern is None:
-        assert all(0 < value < 1 for value in flat(found["register_mass"]))
 
 
 def heard(
@@ -289,9 +267,9 @@ def test_weights_of_padded_queries_make_no_head_untrue() -> None:
 
 
 def test_a_layer_of_one_head_has_no_diversity() -> None:
-    model = build(with_normaliser(Dense), n_heads=1)
-    for base in ("heads", "keys"):
-        assert "diversity" not in head_statistics(model, padded(), CPU, base)
+    assert "diversity" not in head_statistics(
+        build(with_normaliser(Dense), n_heads=1), padded(), CPU
+    )
 
 
 def test_alphas_by_site_layer_and_head() -> None:

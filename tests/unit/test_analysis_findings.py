@@ -296,7 +296,7 @@ def test_heads_that_can_go_are_counted_and_not_asked_for(bleu: float, wanted: An
         {"sites": "encoder_self;cross", "n_removed": n, "fraction": step, "bleu": b, "loss": 1.0}
         for n, step, b in steps
     ]
-    cross = [{**row, "sites": "cross", "bleu": 30.0} for row in curve]
+    cross = [{**row, "sites": "cross", "bleu": 30.0, "n_removed": 2} for row in curve]
     found = look([head(1)], pruning=[*curve, *cross])["heads can be pruned", None]
     assert shown(found)[:3] == wanted
 
@@ -331,10 +331,11 @@ def trajectory(number: int, first: float, lowest: float, last: float) -> dict[st
 )
 def test_starts_are_compared_with_ends(lasts: list[float], outcome: str, kept: float) -> None:
     rows = [trajectory(n, 1.2 + n / 10, 1.2, last) for n, last in enumerate(lasts, start=1)]
+    rows[1]["lowest"] = 0.5  # rises most, and ends below another
     found = look([head(n, alpha=1.5) for n in range(1, 5)], trajectories=rows)
     assert shown(found["α keeps its order", None])[:2] == (outcome, pytest.approx(kept))
     back = found["α falls and comes back", S]
-    assert shown(back) == ("seen", pytest.approx(0.7), 4, 4, lasts.index(1.9) + 1)
+    assert shown(back) == ("seen", pytest.approx(lasts[1] - 0.5), 4, 4, 2)
 
 
 def test_trajectories_that_were_not_recorded() -> None:

@@ -30,8 +30,10 @@ import torch
 
 from benchmarks.clock import machine, medians
 from benchmarks.resident import added_bytes
-from headwise.attention.base import Attention, Mask, Place
 from headwise.attention.build import AttentionFactory
+from headwise.attention.mask import Mask
+from headwise.attention.place import Place
+from headwise.attention.protocol import Attention
 from headwise.config_dir import group_choices, group_node
 from headwise.instantiate import target_class
 

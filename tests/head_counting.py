@@ -14,7 +14,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from headwise.attention.base import Attention, Normaliser, Pattern, Place, ScoreContext
+from headwise.attention.parts import Normaliser, ScoreContext
+from headwise.attention.pattern import Pattern
+from headwise.attention.place import Place
+from headwise.attention.protocol import Attention
 from headwise.attention.recorder import recorded_weights
 from headwise.attention.scores import ScoreAttention
 from headwise.model.transformer import Transformer

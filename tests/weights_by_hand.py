@@ -10,7 +10,7 @@ import torch
 
 from headwise.analysis.collect import HeadMeans, Measures
 from headwise.analysis.observe import Observation
-from headwise.attention.base import Place
+from headwise.attention.place import Place
 from headwise.data.batching import Batch, evaluation_batches
 from headwise.data.store import EncodedSplit
 from headwise.track.base import HeadValues

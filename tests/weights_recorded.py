@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from headwise.attention.base import Attention
+from headwise.attention.protocol import Attention
 from headwise.attention.recorder import recorded_weights
 
 

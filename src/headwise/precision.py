@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
+from torch import Tensor
 
 from headwise.errors import refuse
 
@@ -82,3 +83,8 @@ def avoid_plans_for_shapes() -> None:
     shapes, the steps of a search of as many as there are steps.
     """
     torch.backends.cuda.enable_cudnn_sdp(False)
+
+
+def full_precision(values: Tensor) -> Tensor:
+    """In float32 at the least: what attention does beside its matrix products, it does so."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))

@@ -10,8 +10,10 @@ import dataclasses
 import pytest
 import torch
 
-from headwise.attention.base import Attention, Mask, Place
 from headwise.attention.build import AttentionFactory, unsupported_sites
+from headwise.attention.mask import Mask
+from headwise.attention.place import Place
+from headwise.attention.protocol import Attention
 from headwise.config_dir import group_choices, group_node
 from headwise.errors import ConfigError
 from headwise.instantiate import target_class

@@ -12,8 +12,11 @@ from typing import Any
 import pytest
 import torch
 
-from headwise.attention.base import Attention, Mask, Pattern, Place
 from headwise.attention.build import AttentionFactory
+from headwise.attention.mask import Mask
+from headwise.attention.pattern import Pattern
+from headwise.attention.place import Place
+from headwise.attention.protocol import Attention
 from headwise.attention.scores import ScoreAttention
 from headwise.attention.sparse_pattern import COMBINATIONS
 from headwise.config_dir import group_choices, group_node

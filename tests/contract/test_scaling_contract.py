@@ -12,8 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from headwise.attention.base import Attention, Mask, Place, Scaling
 from headwise.attention.build import AttentionFactory
+from headwise.attention.mask import Mask
+from headwise.attention.parts import Scaling
+from headwise.attention.place import Place
+from headwise.attention.protocol import Attention
 from headwise.config_dir import group_choices, group_node
 from headwise.instantiate import instantiate, target_class
 from headwise.model.transformer import Transformer

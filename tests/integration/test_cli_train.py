@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 TOY = '''
 import torch
 
-from headwise.attention.base import Normaliser
+from headwise.attention.parts import Normaliser
 
 
 class Uniform(Normaliser):

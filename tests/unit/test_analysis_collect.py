@@ -35,8 +35,10 @@ from head_counting import (
 )
 from headwise.analysis.collect import alphas, head_statistics, reported
 from headwise.attention.alpha_entmax import AlphaEntmax
-from headwise.attention.base import Attention, Normaliser, Place, ScoreContext
 from headwise.attention.length_scaling import LengthScaling
+from headwise.attention.parts import Normaliser, ScoreContext
+from headwise.attention.place import Place
+from headwise.attention.protocol import Attention
 from headwise.attention.scores import ScoreAttention
 from headwise.errors import ConfigError
 from headwise.schema import SITES

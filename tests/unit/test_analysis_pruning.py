@@ -28,8 +28,9 @@ from headwise.analysis.pruning import (
     pruning_order,
     without,
 )
-from headwise.attention.base import Normaliser, Place, ScoreContext
 from headwise.attention.heads import HeadGate, NoHeads
+from headwise.attention.parts import Normaliser, ScoreContext
+from headwise.attention.place import Place
 from headwise.attention.recorder import recorded_weights
 from headwise.attention.scores import ScoreAttention
 from headwise.config_dir import group_choices

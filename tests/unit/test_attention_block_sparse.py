@@ -12,10 +12,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from headwise.attention.base import Mask, Normaliser, Place
 from headwise.attention.build import AttentionFactory
 from headwise.attention.cache import KeyValueCache
 from headwise.attention.heads import HeadGate
+from headwise.attention.mask import Mask
+from headwise.attention.parts import Normaliser
+from headwise.attention.place import Place
 from headwise.attention.scores import ScoreAttention
 from headwise.attention.softmax import Softmax
 from headwise.attention.sparse_pattern import SparsePattern
@@ -218,15 +220,6 @@ def test_scaling_gates_and_the_number_of_visible_keys(pattern: str) -> None:
         attention.gate = Halves()
         found.append(outcome(attention, 18, Mask(torch.tensor([18, 9, 2]), causal=True)))
     assert_same(*found)
-    made = make(pattern, True).pattern
-    assert made is not None
-    layout = made.layout(18, False, None, CPU)
-    assert layout is not None
-    n_places = layout.allowed_BHNK.shape[-1]
-    for causal in (True, False):
-        plain = Mask(None, causal)
-        visible = plain.laid_out(layout).n_visible(18, n_places, CPU)
-        assert torch.equal(visible, plain.n_visible(18, 18, CPU))
 
 
 def test_dropout_acts_on_the_weights() -> None:

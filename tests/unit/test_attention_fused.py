@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from headwise.attention import fused
-from headwise.attention.base import Attention, Mask, Place
 from headwise.attention.build import AttentionFactory
+from headwise.attention.mask import Mask
+from headwise.attention.place import Place
+from headwise.attention.protocol import Attention
 from headwise.config_dir import group_node
 from headwise.kernels import native
 from triton_marks import needs_triton

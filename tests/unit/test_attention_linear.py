@@ -11,13 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from headwise.attention.base import Mask, Place
 from headwise.attention.linear import (
     LinearAttention,
     LinearCache,
     causal_product,
     positive_elu,
 )
+from headwise.attention.mask import Mask
+from headwise.attention.place import Place
 from headwise.errors import ConfigError
 from weights_recorded import with_weights
 

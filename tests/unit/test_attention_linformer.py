@@ -14,10 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from command_line import composer
-from headwise.attention.base import Mask, Place
 from headwise.attention.build import AttentionFactory
 from headwise.attention.length_projection import LengthProjection, MeanPooling
 from headwise.attention.linformer import PROJECTIONS, SHARING, Linformer
+from headwise.attention.mask import Mask
+from headwise.attention.place import Place
 from headwise.attention.scores import ScoreAttention
 from headwise.attention.softmax import Softmax
 from headwise.config_dir import group_node

@@ -17,10 +17,13 @@ from headwise.analysis.pruning import check_pruned, pruned_state
 from headwise.attention import mixed
 from headwise.attention.activations import ACTIVATIONS, Activation
 from headwise.attention.alpha_entmax import AlphaEntmax
-from headwise.attention.base import Mask, Normaliser, Pattern, Place, ScoreContext
 from headwise.attention.build import AttentionFactory, completed
 from headwise.attention.entmax15 import Entmax15
+from headwise.attention.mask import Mask
 from headwise.attention.mixed import NOTE, Mixed
+from headwise.attention.parts import Normaliser, ScoreContext
+from headwise.attention.pattern import Pattern
+from headwise.attention.place import Place
 from headwise.attention.ymish import Ymish
 from headwise.config_dir import group_node
 from headwise.errors import ConfigError
@@ -342,16 +345,3 @@ def test_members_take_choices_of_their_own_and_a_run_keeps_all_of_them() -> None
     kept["choices"]["ymish"]["kappa"] = 9.0  # and not what the yaml says now
     module = instantiate(kept, "attention", place=PLACE)
     assert [m.kappa for m in module.modules() if isinstance(m, Ymish)] == [9.0]
-
-
-def test_a_name_that_no_head_gets_draws_nothing() -> None:
-    """A start of α is drawn by torch's own generator, one after the other."""
-    found = []
-    for names in (("softmax", "alpha_entmax"), ("softmax", "alpha_entmax", "alpha_entmax_too")):
-        choices = dict.fromkeys(names[1:], group_node("attention", "alpha_entmax"))
-        torch.manual_seed(1)
-        for _ in range(2):
-            mixed = Mixed(Place("cross", 1, 2, 8), names, choices=choices)
-        found.append([value.clone() for value in mixed.state_dict().values()])
-    for one, other in zip(*found, strict=True):
-        assert torch.equal(one, other)

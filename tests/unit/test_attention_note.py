@@ -14,7 +14,10 @@ import torch
 from torch import Tensor
 
 from headwise.attention.activations import ACTIVATIONS, Activation
-from headwise.attention.base import Mask, Normaliser, Pattern, Place, ScoreContext
+from headwise.attention.mask import Mask
+from headwise.attention.parts import Normaliser, ScoreContext
+from headwise.attention.pattern import Pattern
+from headwise.attention.place import Place
 from headwise.attention.rows import ROWS, Elementwise
 from headwise.attention.tanh import Tanh
 from headwise.attention.ymish import Ymish, ymish

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from headwise.attention.alpha_entmax import AlphaEntmax
-from headwise.attention.base import Mask, Pattern, Place
 from headwise.attention.build import AttentionFactory, completed
+from headwise.attention.mask import Mask
+from headwise.attention.pattern import Pattern
+from headwise.attention.place import Place
 from headwise.attention.recorder import recorded_weights
 from headwise.attention.scores import ScoreAttention
 from headwise.attention.softmax import Softmax
@@ -107,6 +109,17 @@ def test_recorders_get_what_their_attentions_form_until_they_are_detached() -> N
 def test_dense_mask_is_made_once_for_all_layers() -> None:
     mask = Mask(key_lengths_B=torch.tensor([3, 1]))
     assert mask.dense(3, 3, CPU) is mask.dense(3, 3, CPU)
+
+
+def test_the_dense_mask_has_every_key() -> None:
+    class OddQueries(Pattern):
+        def allowed(self, query_positions_Q: Tensor, *others: object) -> Tensor:
+            return query_positions_Q[:, None] % 2 == 1  # (Q, 1)
+
+    dense = Mask(pattern=OddQueries(PLACE)).dense(4, 6, CPU)
+    assert dense is not None
+    assert dense.shape == (1, 1, 4, 6)
+    assert dense[0, 0].sum(-1).tolist() == [0, 6, 0, 6]
 
 
 def test_a_pattern_joins_padding_and_causality() -> None:

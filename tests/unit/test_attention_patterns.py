@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from headwise.attention import sparse_pattern
-from headwise.attention.base import Mask, Place
 from headwise.attention.build import AttentionFactory
 from headwise.attention.fixed import Fixed
+from headwise.attention.mask import Mask
+from headwise.attention.place import Place
 from headwise.attention.scores import ScoreAttention
 from headwise.attention.softmax import Softmax
 from headwise.attention.sparse_pattern import SparsePattern

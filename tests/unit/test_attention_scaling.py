@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from headwise.attention.alpha_entmax import AlphaEntmax
-from headwise.attention.base import Mask, Normaliser, Place, ScoreContext
 from headwise.attention.build import AttentionFactory
 from headwise.attention.length_scaling import LengthScaling
+from headwise.attention.mask import Mask
+from headwise.attention.parts import Normaliser, ScoreContext
+from headwise.attention.place import Place
 from headwise.attention.scores import ScoreAttention
 from headwise.attention.softmax import Softmax
 from headwise.config_dir import group_node

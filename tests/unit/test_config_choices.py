@@ -10,8 +10,8 @@ import torch
 from omegaconf import OmegaConf
 
 from command_line import composer, small_overrides, write_corpus
-from headwise.attention.base import Attention
 from headwise.attention.build import unsupported_sites
+from headwise.attention.protocol import Attention
 from headwise.attention.scores import ScoreAttention
 from headwise.commands.train import train
 from headwise.config_dir import config_dir, group_choices

@@ -10,7 +10,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from headwise.attention.base import Place
+from headwise.attention.place import Place
 from headwise.errors import ConfigError
 from headwise.instantiate import instantiate, target_class
 

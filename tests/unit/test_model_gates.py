@@ -12,8 +12,8 @@ import yaml  # type: ignore[import-untyped]
 from torch import nn
 
 from command_line import composer
-from headwise.attention.base import Place
 from headwise.attention.heads import MultiHeadAttention
+from headwise.attention.place import Place
 from headwise.errors import ConfigError
 from headwise.instantiate import instantiate
 from headwise.model.build import build_model, check_model

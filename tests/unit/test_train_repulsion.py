@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from headwise.attention.base import Place
 from headwise.attention.build import AttentionFactory
+from headwise.attention.place import Place
 from headwise.config_dir import group_node
 from headwise.errors import ConfigError
 from headwise.instantiate import instantiate

@@ -23,7 +23,7 @@ from headwise.errors import ConfigError, refuse
 from headwise.track.base import HeadValues
 
 if TYPE_CHECKING:
-    from headwise.attention.base import Attention
+    from headwise.attention.protocol import Attention
     from headwise.data.batching import Batch
     from headwise.model.transformer import Transformer
 

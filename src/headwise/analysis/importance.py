@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from headwise.attention.base import Place
 from headwise.attention.heads import HeadGate, MultiHeadAttention
+from headwise.attention.place import Place
 from headwise.errors import DataError
 from headwise.model.transformer import evaluating
 

@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from headwise.attention.base import Attention, Mask, Normaliser, Scaling
 from headwise.attention.heads import MultiHeadAttention
+from headwise.attention.mask import Mask
+from headwise.attention.parts import Normaliser, Scaling
+from headwise.attention.protocol import Attention
 from headwise.attention.recorder import recording
 from headwise.model.transformer import evaluating
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from headwise.analysis.importance import HeadValues, head_factors
-from headwise.attention.base import Attention
 from headwise.attention.heads import MultiHeadAttention, NoHeads
+from headwise.attention.protocol import Attention
 from headwise.errors import RunError
 from headwise.model.gates import HardConcreteGate
 from headwise.model.transformer import Transformer

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from headwise.attention.base import Place
+from headwise.attention.place import Place
 from headwise.attention.rows import Elementwise
 from headwise.errors import refuse
 

@@ -13,10 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from headwise import entmax
-from headwise.attention.base import Place, ScoreContext, full_precision
 from headwise.attention.fused import FusedNormaliser
+from headwise.attention.parts import ScoreContext
+from headwise.attention.place import Place
 from headwise.errors import refuse, require
 from headwise.kernels.problem import Power
+from headwise.precision import full_precision
 
 SHARING = ("none", "layer", "site")
 DEPENDENCIES = ("head", "query")

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from torch import nn
-
-from headwise.attention.base import Attention, Normaliser, Pattern, Place, Scaling
 from headwise.attention.heads import NoHeads
+from headwise.attention.parts import Normaliser, Scaling
+from headwise.attention.pattern import Pattern
+from headwise.attention.place import Place, Variant
+from headwise.attention.protocol import Attention
 from headwise.attention.scores import ScoreAttention
 from headwise.config_dir import group_choices, group_node
 from headwise.errors import ConfigError, refuse, require
@@ -42,7 +43,7 @@ class AttentionFactory:
         self.dropout = dropout
         self.seed = seed
         self._chosen: dict[str, dict[str, tuple[str, Any]]] = {}
-        self._shared: dict[tuple[str, str], nn.Module] = {}
+        self._shared: dict[tuple[str, str], Variant] = {}
         for group, sites_key in SITE_GROUPS.items():
             common = choices[group] if group in choices else group_node(group, "none")
             own = (sites or {}).get(group, {})
@@ -74,7 +75,7 @@ class AttentionFactory:
         """The attention module of one place; two places share nothing unless declared."""
         if not place.n_heads:
             return NoHeads(place)
-        module = self._variant(place)
+        module: Normaliser | Attention = self._make("attention", place, Normaliser, Attention)
         pattern = self._make("pattern", place, Pattern)
         if place.site == "cross" and pattern.restricts:
             raise ConfigError(
@@ -98,27 +99,16 @@ class AttentionFactory:
         module.dropout = self.dropout
         return module
 
-    def _make(self, group: str, place: Place, kind: type[Any]) -> Any:
+    def _make(self, group: str, place: Place, *kinds: type[Variant]) -> Any:
+        """The choice of a group at a place; what is declared as shared is an earlier place's."""
         key, node = self._chosen[group][place.site]
-        with seeded(self.seed, place.site, place.layer, group):
-            made = instantiate(node, key, place=place)
-        if not isinstance(made, kind):
-            raise ConfigError(
-                f"{key}._target_ must be a {kind.__name__}, got {type(made).__name__}"
-            )
-        return made
-
-    def _variant(self, place: Place) -> Normaliser | Attention:
-        """The normaliser or whole attention; what is declared as shared is an earlier place's."""
-        key, node = self._chosen["attention"][place.site]
         target = target_class(node, key)
-        if not issubclass(target, (Normaliser, Attention)):
-            raise ConfigError(
-                f"{key}._target_ must be a Normaliser or an Attention, got {target.__name__}"
-            )
+        if not issubclass(target, kinds):
+            allowed = " or an ".join(kind.__name__ for kind in kinds)
+            raise ConfigError(f"{key}._target_ must be a {allowed}, got {target.__name__}")
+        with seeded(self.seed, place.site, place.layer, group):
+            module: Variant = instantiate(node, key, place=place)
         share_key = target.share_key(place, node)
-        with seeded(self.seed, place.site, place.layer, "attention"):
-            module: Normaliser | Attention = instantiate(node, key, place=place)
         if share_key is not None:
             first = self._shared.setdefault((node["_target_"], share_key), module)
             if first is not module:
@@ -126,7 +116,7 @@ class AttentionFactory:
         return module
 
 
-def _share(first: nn.Module, module: nn.Module, part: str) -> None:
+def _share(first: Variant, module: Variant, part: str) -> None:
     """Give `module` the weights of `first`: the part of that name, or all of them.
 
     The module itself stays one of its own place, which may have lost other heads.
@@ -169,10 +159,10 @@ def _choice_at(site: str, group: str, common: Any) -> tuple[str, Any]:
 
 
 def completed(group: str, node: Any) -> Any:
-    """A choice that names no other: see `Normaliser.completed`, and `instead` likewise."""
+    """A choice that names no other: see `Variant.completed`, and `instead` likewise."""
     target = target_class(node, group)
     settings = dict(as_container(node))
-    if issubclass(target, Normaliser):
+    if issubclass(target, Variant):
         settings = target.completed(settings)
     if isinstance(settings.get("instead"), Mapping):
         settings["instead"] = {

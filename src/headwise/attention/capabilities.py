@@ -7,9 +7,10 @@ With `--write`, the lines between the two markers of the file are replaced.
 
 from __future__ import annotations
 
-from headwise.attention.base import Attention, Place
 from headwise.attention.build import AttentionFactory, unsupported_sites
 from headwise.attention.cache import KeyValueCache
+from headwise.attention.place import Place
+from headwise.attention.protocol import Attention
 from headwise.attention.scores import ScoreAttention
 from headwise.config_dir import group_choices, group_node
 from headwise.markdown import markdown_table, print_or_renew

@@ -10,8 +10,8 @@ from collections.abc import Hashable
 import torch
 from torch import Tensor
 
-from headwise.attention.base import Place
 from headwise.attention.block_sparse import BlockLayout, Gathered, Neighbours, Part
+from headwise.attention.place import Place
 from headwise.attention.sparse_pattern import SparsePattern, is_real, of_heads, per_head
 from headwise.errors import require
 

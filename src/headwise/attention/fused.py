@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from headwise.attention.base import Normaliser, ScoreContext
+from headwise.attention.parts import Normaliser, ScoreContext
 from headwise.kernels import native, native_attention
 from headwise.kernels.cpu_attention import attention
 from headwise.kernels.native_attention import attention_of_few

@@ -10,8 +10,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from headwise.attention.base import Attention, Mask, Place
 from headwise.attention.cache import AttentionCache
+from headwise.attention.mask import Mask
+from headwise.attention.place import Place
+from headwise.attention.protocol import Attention
 from headwise.kernels.linear import Linear
 
 
@@ -44,8 +46,7 @@ class MultiHeadAttention(Attention):
     gate: HeadGate | None
 
     def __init__(self, place: Place) -> None:
-        super().__init__()
-        self.place = place
+        super().__init__(place)
         inner = place.n_heads * place.head_dim
         self.query = Linear(place.d_model, inner)
         self.key = Linear(place.d_model, inner)
@@ -77,8 +78,7 @@ class NoHeads(Attention):
     forms_weights: str = "no"
 
     def __init__(self, place: Place) -> None:
-        super().__init__()
-        self.place = place
+        super().__init__(place)
         self.bias = nn.Parameter(torch.zeros(place.d_model))
 
     def forward(

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from headwise.attention.base import Place, Scaling, full_precision
+from headwise.attention.parts import Scaling
+from headwise.attention.place import Place
 from headwise.errors import refuse, require
+from headwise.precision import full_precision
 
 LEARNED = ("query", "head")
 

@@ -17,10 +17,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from headwise.attention.base import Mask, Place, full_precision
 from headwise.attention.cache import AttentionCache
 from headwise.attention.heads import MultiHeadAttention
+from headwise.attention.mask import Mask
+from headwise.attention.place import Place
 from headwise.errors import require
+from headwise.precision import full_precision
 
 DENOMINATOR_EPSILON = 1e-6
 

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from headwise import entmax
-from headwise.attention.base import Mask, Place
 from headwise.attention.cache import AttentionCache, KeyValueCache
 from headwise.attention.heads import MultiHeadAttention
 from headwise.attention.length_projection import (
@@ -23,6 +22,8 @@ from headwise.attention.length_projection import (
     MaxPooling,
     MeanPooling,
 )
+from headwise.attention.mask import Mask
+from headwise.attention.place import Place
 from headwise.errors import DataError, refuse, require
 from headwise.kernels.dropout import dropout
 

@@ -17,24 +17,14 @@ import torch
 from torch import Tensor, nn
 
 from headwise.attention.activations import ACTIVATIONS, Activation
-from headwise.attention.base import Normaliser, Place, ScoreContext
+from headwise.attention.parts import Normaliser, ScoreContext
+from headwise.attention.place import Place
 from headwise.attention.rows import ROWS
 from headwise.config_dir import group_choices, group_node
 from headwise.errors import ConfigError, refuse, require
 from headwise.instantiate import instantiate, target_class
 
 NOTE = ("softmax", "selu", "elu", "leaky_relu", "swish", "ymish")
-
-
-@dataclasses.dataclass(frozen=True)
-class MemberContext(ScoreContext):
-    """What a normaliser of some of the heads may look at: `allowed` is the mask of these heads."""
-
-    allowed: Tensor | None
-
-    def dense_mask(self, scores_BHQK: Tensor) -> Tensor | None:
-        """As in `ScoreContext`."""
-        return self.allowed
 
 
 class Mixed(Normaliser):
@@ -82,9 +72,8 @@ class Mixed(Normaliser):
             else:
                 member = Activation(part, name, rows)
             self.members[name] = member
-        with torch.random.fork_rng(devices=[]):  # what is made to be looked at draws no start of α
-            for name in nodes.keys() - heads_of.keys():  # of names that no head has come to
-                instantiate(nodes[name], f"choices.{name}", place=_part_of(place, [0]))
+        for name in nodes.keys() - heads_of.keys():  # unused, but wrong choices are refused
+            instantiate(nodes[name], f"choices.{name}", place=_part_of(place, [0]))
         self._n_heads_each = [len(heads) for heads in heads_of.values()]
         self._order = [head for heads in heads_of.values() for head in heads]
         self._is_in_order = self._order == sorted(self._order)
@@ -107,7 +96,7 @@ class Mixed(Normaliser):
             masks = self._split(allowed)
         queries = self._split(context.queries_BHQE)
         seen = [
-            MemberContext(context.mask, of_heads, mask)
+            ScoreContext(context.mask, of_heads, mask)
             for of_heads, mask in zip(queries, masks, strict=True)
         ]
         parts = zip(self._each(), self._split(scores_BHQK), seen, strict=True)

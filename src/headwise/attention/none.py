@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from headwise.attention.base import Pattern, Scaling
+from headwise.attention.parts import Scaling
+from headwise.attention.pattern import Pattern
 
 
 class NoPattern(Pattern):

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 from torch import Tensor, nn
 
-from headwise.attention.base import Attention, Recorder
+from headwise.attention.protocol import Attention, Recorder
 
 
 @contextmanager

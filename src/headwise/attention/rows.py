@@ -13,8 +13,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from headwise.attention.base import Normaliser, Place, ScoreContext, full_precision
+from headwise.attention.parts import Normaliser, ScoreContext
+from headwise.attention.place import Place
 from headwise.errors import refuse
+from headwise.precision import full_precision
 
 ROWS = ("sqrt", "l2", "none")
 SMALLEST_NORM = 1e-9
@@ -25,13 +27,11 @@ def n_allowed(scores_BHQK: Tensor, mask: Tensor | None) -> Tensor:
 
     Args:
         scores_BHQK: gives the number of keys, the type and the device.
-        mask: bool, broadcastable to the scores, True = may attend; None: all may.
+        mask: bool (B or 1, H or 1, Q or 1, K), True = may attend; None: all may.
     """
-    n_keys = scores_BHQK.shape[-1]
     if mask is None:
-        return scores_BHQK.new_full((1, 1, 1, 1), n_keys)
-    counts = mask.expand(*mask.shape[:-1], n_keys).sum(-1, keepdim=True)
-    return counts.clamp(min=1).to(scores_BHQK.dtype)
+        return scores_BHQK.new_full((1, 1, 1, 1), scores_BHQK.shape[-1])
+    return mask.sum(-1, keepdim=True).clamp(min=1).to(scores_BHQK.dtype)
 
 
 def unit_rows(values_BHQK: Tensor) -> Tensor:

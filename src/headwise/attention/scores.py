@@ -7,16 +7,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from headwise.attention.base import (
-    Mask,
-    Normaliser,
-    Pattern,
-    Place,
-    Scaling,
-    ScoreContext,
-)
 from headwise.attention.cache import AttentionCache, KeyValueCache
 from headwise.attention.heads import MultiHeadAttention
+from headwise.attention.mask import Mask
+from headwise.attention.parts import Normaliser, Scaling, ScoreContext
+from headwise.attention.pattern import Pattern
+from headwise.attention.place import Place
 from headwise.kernels.dropout import dropout as drop
 
 
@@ -57,7 +53,7 @@ class ScoreAttention(MultiHeadAttention):
         if self.pattern is not None:
             mask = mask.restricted(self.pattern)
             layout = None if self.recorders else mask.layout(n_queries, n_keys, device)
-        context = ScoreContext(mask if layout is None else mask.laid_out(layout), query_BHQE)
+        context = ScoreContext(mask, query_BHQE, None if layout is None else layout.allowed_BHNK)
         if self.scaling is not None:
             # scaling the queries scales the scores, on fused paths as well
             factor = self.scaling(query_BQD, mask.n_visible(n_queries, n_keys, device))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from headwise import entmax
-from headwise.attention.base import ScoreContext
 from headwise.attention.fused import FusedNormaliser
+from headwise.attention.parts import ScoreContext
 from headwise.kernels.problem import Power
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from headwise.attention.base import Place
 from headwise.attention.block_sparse import BlockLayout, Columns, Neighbours, Part
+from headwise.attention.place import Place
 from headwise.attention.sparse_pattern import SparsePattern, is_real, of_heads
 
 

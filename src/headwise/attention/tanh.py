@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from headwise.attention.base import Place
+from headwise.attention.place import Place
 from headwise.attention.rows import Elementwise
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from headwise.attention.base import Place
+from headwise.attention.place import Place
 from headwise.attention.rows import Elementwise
 from headwise.errors import require
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 
-from headwise.attention.base import Attention, Place
 from headwise.attention.build import AttentionFactory
+from headwise.attention.place import Place
+from headwise.attention.protocol import Attention
 from headwise.errors import ConfigError
 from headwise.instantiate import instantiate
 from headwise.model.encoder import MakeAttention

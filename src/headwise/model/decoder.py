@@ -6,9 +6,10 @@ from typing import cast
 
 from torch import Tensor, nn
 
-from headwise.attention.base import Attention, Mask
 from headwise.attention.cache import AttentionCache
-from headwise.model.blocks import NORM_EPSILON, FeedForward, Residual, call_layer
+from headwise.attention.mask import Mask
+from headwise.attention.protocol import Attention
+from headwise.model.blocks import FeedForward, Residual, Stack, call_layer
 from headwise.model.encoder import MakeAttention
 from headwise.model.places import place_of
 from headwise.schema import ModelConfig
@@ -71,23 +72,14 @@ class DecoderLayer(nn.Module):
         return self.feed_forward_residual.after(states_BTD, self.feed_forward(read))
 
 
-class Decoder(nn.Module):
-    """A stack of layers; pre-norm ends in a normalisation of its own."""
+class Decoder(Stack):
+    """A stack of decoder layers."""
+
+    branches_per_layer = 3
 
     def __init__(self, config: ModelConfig, make_attention: MakeAttention) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(
-            DecoderLayer(config, layer, make_attention)
-            for layer in range(1, config.decoder_layers + 1)
-        )
-        pre_norm = config.norm == "pre"
-        self.norm = nn.LayerNorm(config.d_model, NORM_EPSILON) if pre_norm else nn.Identity()
-        self.recompute = config.recompute
-
-    @property
-    def n_branches(self) -> int:
-        """Residual branches of all layers."""
-        return 3 * len(self.layers)
+        numbers = range(1, config.decoder_layers + 1)
+        super().__init__(config, (DecoderLayer(config, n, make_attention) for n in numbers))
 
     def make_cache(self) -> DecoderCache:
         """An empty cache."""

@@ -6,8 +6,10 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from headwise.attention.base import Attention, Mask, Place
-from headwise.model.blocks import NORM_EPSILON, FeedForward, Residual, call_layer
+from headwise.attention.mask import Mask
+from headwise.attention.place import Place
+from headwise.attention.protocol import Attention
+from headwise.model.blocks import FeedForward, Residual, Stack, call_layer
 from headwise.model.places import place_of
 from headwise.schema import ModelConfig
 
@@ -36,23 +38,14 @@ class EncoderLayer(nn.Module):
         return self.feed_forward_residual.after(states_BSD, self.feed_forward(read))
 
 
-class Encoder(nn.Module):
-    """A stack of layers; pre-norm ends in a normalisation of its own."""
+class Encoder(Stack):
+    """A stack of encoder layers."""
+
+    branches_per_layer = 2
 
     def __init__(self, config: ModelConfig, make_attention: MakeAttention) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(
-            EncoderLayer(config, layer, make_attention)
-            for layer in range(1, config.encoder_layers + 1)
-        )
-        pre_norm = config.norm == "pre"
-        self.norm = nn.LayerNorm(config.d_model, NORM_EPSILON) if pre_norm else nn.Identity()
-        self.recompute = config.recompute
-
-    @property
-    def n_branches(self) -> int:
-        """Residual branches of all layers."""
-        return 2 * len(self.layers)
+        numbers = range(1, config.encoder_layers + 1)
+        super().__init__(config, (EncoderLayer(config, n, make_attention) for n in numbers))
 
     def forward(self, states_BSD: Tensor, lengths_B: Tensor) -> Tensor:
         """States (B, S, D)."""

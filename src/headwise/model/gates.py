@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from headwise.attention.base import Place
 from headwise.attention.heads import HeadGate
+from headwise.attention.place import Place
 from headwise.errors import refuse, require
 from headwise.schema import SITES
 

@@ -7,23 +7,20 @@ start from the same projections. What a variant draws itself comes from another 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import nn
 
 from headwise.attention.heads import MultiHeadAttention
-from headwise.model.blocks import FeedForward
+from headwise.model.blocks import FeedForward, Stack
 from headwise.model.embedding import SCALED_GAIN, GridPositions
-
-if TYPE_CHECKING:
-    from headwise.model.transformer import Transformer
 
 INITS = ("glorot", "scaled")
 
 
-def initialise(model: Transformer, seed: int, kind: str) -> None:
+def initialise(model: nn.Module, output: nn.Linear, seed: int, kind: str) -> None:
     """Draw the common weights; parameters of a variant's own stay as they were made.
+
+    `output` is the map of `model` from states to logits.
 
     "glorot": Glorot-uniform linear maps, zero biases, embeddings N(0, 1/D).
 
@@ -39,6 +36,7 @@ def initialise(model: Transformer, seed: int, kind: str) -> None:
     generator = torch.Generator().manual_seed(seed)
     if kind == "scaled":
         _scaled(model, generator)
+        nn.init.zeros_(output.weight)
     else:
         _glorot(model, generator)
 
@@ -54,7 +52,7 @@ def _glorot(model: nn.Module, generator: torch.Generator) -> None:
             nn.init.normal_(module.weight, std=deviation, generator=generator)
 
 
-def _scaled(model: Transformer, generator: torch.Generator) -> None:
+def _scaled(model: nn.Module, generator: torch.Generator) -> None:
     narrowed = _narrowed(model)
     for module in model.modules():
         if isinstance(module, nn.Linear):
@@ -66,13 +64,12 @@ def _scaled(model: Transformer, generator: torch.Generator) -> None:
         elif isinstance(module, nn.Embedding):
             deviation = SCALED_GAIN * module.embedding_dim**-0.5 * narrowed.get(module, 1.0)
             nn.init.normal_(module.weight, std=deviation, generator=generator)
-    nn.init.zeros_(model.output.weight)
 
 
-def _narrowed(model: Transformer) -> dict[nn.Module, float]:
+def _narrowed(model: nn.Module) -> dict[nn.Module, float]:
     """Modules whose weights have a further factor: the ends of branches, and tables of a sum."""
     factors: dict[nn.Module, float] = {}
-    for stack in (model.encoder, model.decoder):
+    for stack in (module for module in model.modules() if isinstance(module, Stack)):
         for module in stack.modules():
             if isinstance(module, MultiHeadAttention):
                 factors[module.output] = stack.n_branches**-0.5

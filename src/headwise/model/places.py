@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from headwise.attention.base import Place
+from headwise.attention.place import Place
 from headwise.errors import refuse, require
 from headwise.schema import SITES, ModelConfig
 

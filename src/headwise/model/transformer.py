@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from headwise.attention.base import Attention
+from headwise.attention.protocol import Attention
 from headwise.errors import ConfigError, refuse, require
 from headwise.kernels.linear import Linear
 from headwise.model.blocks import ACTIVATIONS
@@ -122,7 +122,7 @@ class Transformer(nn.Module):
             # the last to be drawn, so that all else starts as without registers
             scale = self.source_embedding.scale
             self.registers = RegisterTokens(self.n_registers, config.d_model, scale, config.dropout)
-        initialise(self, seed, config.init)
+        initialise(self, self.output, seed, config.init)
         if config.share_embeddings != "none":
             self.output.weight = target_table.weight
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from headwise.attention.base import Attention
+from headwise.attention.protocol import Attention
 from headwise.data.tokenizer import TokenizerPair
 from headwise.errors import CheckpointError, RunError
 from headwise.model.places import typed_heads

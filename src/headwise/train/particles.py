@@ -21,8 +21,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from headwise.attention.base import Attention
 from headwise.attention.heads import MultiHeadAttention
+from headwise.attention.protocol import Attention
 
 PROJECTIONS = ("query", "key", "value")
 

@@ -1,0 +1,101 @@
+"""Which keys may be attended to.
+
+Letters: B batch, H heads, Q and K numbers of queries and keys.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from headwise.attention.block_sparse import BlockLayout
+from headwise.attention.pattern import Pattern
+
+
+@dataclass(frozen=True)
+class Mask:
+    """Which keys may be attended to, as a small structured value.
+
+    Fused and block-sparse paths read the fields; the dense form is made where it is needed.
+
+    Attributes:
+        key_lengths_B: number of real keys of each row (padding stands on the right), or None.
+        causal: a query sees keys up to its own position only.
+        pattern: a further restriction, or None.
+        query_offset: position of the first query (the length of the cached prefix).
+    """
+
+    key_lengths_B: Tensor | None = None
+    causal: bool = False
+    pattern: Pattern | None = None
+    query_offset: int = 0
+    _dense: dict[tuple[int, int], Tensor | None] = field(
+        default_factory=dict, repr=False, compare=False
+    )
+    _layouts: dict[int, BlockLayout | None] = field(default_factory=dict, repr=False, compare=False)
+    _restricted: dict[Hashable, Mask] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def is_plain_causal(self) -> bool:
+        """Causal from the first position on, and restricted by nothing else."""
+        alone = self.key_lengths_B is None and self.pattern is None
+        return self.causal and alone and self.query_offset == 0
+
+    def restricted(self, pattern: Pattern) -> Mask:
+        """This mask with `pattern`; one for all patterns of a stack that have the same key."""
+        if pattern.key not in self._restricted:
+            self._restricted[pattern.key] = Mask(
+                self.key_lengths_B, self.causal, pattern, self.query_offset
+            )
+        return self._restricted[pattern.key]
+
+    def layout(self, n_queries: int, n_keys: int, device: torch.device) -> BlockLayout | None:
+        """The block-sparse computation of the pattern, or None where there is none.
+
+        Only where every position is a query and a key: not in a step of cached decoding. Kept
+        after the first call, as `dense` is.
+        """
+        if self.pattern is None or n_queries != n_keys:
+            return None
+        if n_keys not in self._layouts:
+            self._layouts[n_keys] = self.pattern.layout(
+                n_keys, self.causal, self.key_lengths_B, device
+            )
+        return self._layouts[n_keys]
+
+    def dense(self, n_queries: int, n_keys: int, device: torch.device) -> Tensor | None:
+        """Bool (B or 1, H or 1, Q or 1, K), True = may attend; None when all is allowed.
+
+        Kept after the first call: all layers of a stack ask for the same one.
+        """
+        size = (n_queries, n_keys)
+        if size not in self._dense:
+            self._dense[size] = self._make_dense(n_queries, n_keys, device)
+        return self._dense[size]
+
+    def n_visible(self, n_queries: int, n_keys: int, device: torch.device) -> Tensor:
+        """Number of keys (B or 1, Q) that padding and causality leave to each query."""
+        visible_BQ = torch.full((1, n_queries), n_keys, device=device)
+        if self.causal:
+            visible_BQ = torch.arange(n_queries, device=device)[None] + self.query_offset + 1
+        if self.key_lengths_B is not None:
+            visible_BQ = torch.minimum(visible_BQ, self.key_lengths_B[:, None])
+        return visible_BQ
+
+    def _make_dense(self, n_queries: int, n_keys: int, device: torch.device) -> Tensor | None:
+        keys_K = torch.arange(n_keys, device=device)
+        queries_Q = torch.arange(n_queries, device=device) + self.query_offset
+        parts: list[Tensor] = []  # of four axes each, the last of K
+        if self.key_lengths_B is not None:
+            parts.append((keys_K < self.key_lengths_B[:, None])[:, None, None, :])
+        if self.causal and n_keys > self.query_offset + 1:
+            parts.append((keys_K <= queries_Q[:, None])[None, None])
+        if self.pattern is not None:
+            allowed = self.pattern.allowed(queries_Q, n_keys, self.causal, self.key_lengths_B)
+            if allowed is not None:
+                parts.append(allowed[(None,) * (4 - allowed.dim())].expand(-1, -1, -1, n_keys))
+        return functools.reduce(torch.logical_and, parts) if parts else None

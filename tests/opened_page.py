@@ -86,7 +86,7 @@ class Opened:
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
         self.page.on("request", lambda request: self.requests.append(request.url))
         self.page.goto(path.as_uri() + fragment)
-        self.page.wait_for_selector("table.weights")
+        self.page.wait_for_selector("canvas.weights")
 
     def head(self, site: str, layer: int, head: int, run: int = 0) -> Any:
         """A cell of the grid of heads."""
@@ -98,18 +98,28 @@ class Opened:
         self.head(site, layer, head).click()
         title = {"encoder_self": "encoder self", "decoder_self": "decoder self", "cross": "cross"}
         place = f"{title[site]}-attention, layer {layer}, head {head}"
-        self.page.wait_for_selector(f'table.weights[aria-label^="Weights of {place}"]')
+        self.page.wait_for_selector(f'canvas.weights[aria-label^="Weights of {place}"]')
 
-    def cells(self) -> tuple[np.ndarray, np.ndarray]:
-        """Codes of the matrix shown, and where there is ink: a colour of its own in the cell."""
-        found = self.page.evaluate(
-            """() => [...document.querySelector("table.weights").tBodies[0].rows].map((row) =>
-                 [...row.querySelectorAll("td")].map((cell) => [
-                   Number(cell.dataset.code),
-                   getComputedStyle(cell).backgroundColor !== "rgba(0, 0, 0, 0)",
-                 ]))"""
+    def cells(self, run: int = 0) -> tuple[np.ndarray, np.ndarray]:
+        """Codes of the heat map shown, and where there is ink: another colour than the page's."""
+        canvas = self.page.locator("#maps figure").nth(run).locator("canvas.weights")
+        found = canvas.evaluate(
+            """(canvas) => {
+                 const { columns, codes } = canvas.weights;
+                 const { data, width } = canvas
+                   .getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+                 const paper = asBytes([styleOf("--paper")])[0];
+                 const at = (place) =>
+                   Math.round((96 + (place + 0.25) * canvas.cell) * devicePixelRatio);
+                 const pixel = (row, column) => data.slice(4 * (at(row) * width + at(column)));
+                 return [...codes].map((code, place) => {
+                   const seen = pixel(Math.floor(place / columns), place % columns);
+                   return [code, paper.some((part, n) => part !== seen[n])];
+                 });
+               }"""
         )
-        table = np.array(found)
+        shape = canvas.evaluate("({ weights }) => [weights.rows, weights.columns]")
+        table = np.array(found).reshape(*shape, 2)
         return table[..., 0], table[..., 1].astype(bool)
 
 

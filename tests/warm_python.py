@@ -132,10 +132,10 @@ def serve(address: str) -> None:
     """Fork for every order, without end."""
     import hydra  # noqa: F401
     import matplotlib.pyplot  # noqa: F401
-    import plotly.graph_objects  # noqa: F401
     import pytest  # noqa: F401
     import sacrebleu  # noqa: F401
     import sacremoses  # noqa: F401
+    import seaborn  # noqa: F401
     import sentencepiece  # noqa: F401
     import torch._dynamo
     import torch.utils.data

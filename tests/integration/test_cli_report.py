@@ -358,11 +358,12 @@ def test_a_folder_that_is_not_there_is_refused_with_the_nearest(
 def test_page_and_figures_are_asked_for_with_what_was_given(
     headwise: CommandLine, runs: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from headwise.report import figures, page
+    from headwise.page import write
+    from headwise.report import figures
 
     asked: list[Any] = []
     monkeypatch.setattr(
-        page, "write_page", lambda config, _: asked.append((config.run, config.compare))
+        write, "write_page", lambda config, _: asked.append((config.run, config.compare))
     )
     monkeypatch.setattr(
         figures, "draw_figures", lambda found, output: asked.append((found, output)) or []

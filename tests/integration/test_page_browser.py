@@ -1,6 +1,6 @@
-"""The page of a run in a real browser: what it shows, how it answers, and that it asks for nothing.
+"""The page of runs in a real browser: what it shows, how it answers, and that it asks for nothing.
 
-One browser for the module; a page is opened anew where a test changes what it shows.
+One browser and two pages for the module, brought back to their beginning before each test.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from headwise.analysis.tables import FOLDER, HEADS
 from headwise.errors import HeadwiseError
-from headwise.report.page import write_page
+from headwise.page.write import write_page
 from headwise.schema import ReportConfig
 from opened_page import (
     UPDATES,
@@ -51,16 +52,21 @@ def page_file(runs: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory)
 
 
 @pytest.fixture(scope="module")
+def compared_file(runs: tuple[Path, Path]) -> Path:
+    config = ReportConfig(run=str(runs[0]), page=True, compare=str(runs[1]), n_sentences=2)
+    return write_page(config, analyze)
+
+
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     yield from started_browser()
 
 
 @pytest.fixture(scope="module")
 def desktop(browser: Any, page_file: Path) -> Iterator[Opened]:
-    found = Opened(browser, page_file, viewport={"width": 1280, "height": 900})
-    found.page.wait_for_selector(".chart.curve .main-svg")
-    yield found
-    found.context.close()
+    opened = Opened(browser, page_file, viewport={"width": 1280, "height": 900})
+    yield opened
+    opened.context.close()
 
 
 @pytest.fixture
@@ -73,15 +79,25 @@ def opened(desktop: Opened) -> Opened:
     return desktop
 
 
+@pytest.fixture
+def compared(browser: Any, compared_file: Path) -> Iterator[Opened]:
+    opened = Opened(browser, compared_file, viewport={"width": 1440, "height": 900})
+    yield opened
+    opened.context.close()
+
+
 @needs_browser
 def test_it_opens_without_complaint_and_asks_for_nothing(opened: Opened, page_file: Path) -> None:
     assert opened.complaints == []
-    assert opened.requests == [page_file.as_uri(), "data:,"] or opened.requests == [
-        page_file.as_uri()
-    ]
-    assert opened.page.locator(".chart.alpha .main-svg").count() >= 3
+    assert {url for url in opened.requests if not url.startswith("data:")} == {page_file.as_uri()}
     assert "alpha_entmax, scaling length on files De→En" in opened.page.inner_text("h1")
     assert "nrefs:1|case:mixed" in opened.page.inner_text(".signature")
+    pictures = opened.page.locator("#pictures img")
+    titles = [str(image.get_attribute("alt")) for image in pictures.all()]
+    for kind in ("α of the heads over training", "Loss and BLEU", "Density", "Diversity"):
+        assert any(title.startswith(kind) for title in titles), kind
+    sizes = pictures.evaluate_all("(all) => all.map((image) => image.naturalWidth)")
+    assert min(sizes) > 100  # each of them was decoded
 
 
 @needs_browser
@@ -103,15 +119,15 @@ def test_ink_is_where_the_models_weights_are_not_zero(
     opened: Opened, runs: tuple[Path, Path]
 ) -> None:
     n_zeros = 0
-    found = observed(runs[0], FIRST)
+    observations = observed(runs[0], FIRST)
     for site, layer, head in (("encoder_self", 2, 1), ("decoder_self", 1, 2), ("cross", 1, 1)):
-        weights_HQK, allowed_HQK = found[site, layer]
+        weights_HQK, allowed_HQK = observations[site, layer]
         weights, allowed = weights_HQK[head - 1], allowed_HQK[head - 1]
         opened.choose(site, layer, head)
         codes, has_ink = opened.cells()
-        assert (has_ink == (weights != 0)).all()
+        assert (has_ink == ((weights != 0) | ~allowed)).all()
         assert ((codes == 255) == ~allowed).all()
-        shown = np.where(has_ink, (codes / 254) ** 2, 0)
+        shown = np.where(allowed, (codes / 254) ** 2, 0)
         assert np.abs(shown - weights).max() < 0.005
         n_zeros += int(((weights == 0) & allowed).sum())
     assert n_zeros > 0  # else the test has seen no exact zero
@@ -120,55 +136,39 @@ def test_ink_is_where_the_models_weights_are_not_zero(
 @needs_browser
 def test_a_search_finds_in_source_reference_and_translation(opened: Opened) -> None:
     shown = opened.page.locator("#sentences li:visible")
-    opened.page.fill("#search", "KATZE find")
-    assert shown.count() == 1
-    assert "Katze findet" in shown.first.inner_text()
-    assert opened.page.inner_text("#found") == "1 of 5 sentences"
-    opened.page.fill("#search", "katzé")  # whatever the accents
-    assert shown.count() >= 1
-    opened.page.fill("#search", "dog sees")  # of the references
-    assert shown.count() == len(SENTENCES)
-    opened.page.fill("#search", "البيت")
-    assert shown.count() == 1
-    opened.page.fill("#search", "4")  # the number of a line
-    assert shown.locator(".number").all_inner_texts() == ["4"]
-    opened.page.fill("#search", "no such words")
-    assert shown.count() == 0
+    for words, n_found in (("KATZE find", 1), ("dog sees", 5), ("البيت", 1), ("nowhere", 0)):
+        opened.page.fill("#search", words)
+        assert shown.count() == n_found
     assert opened.page.inner_text("#found") == (
         "none of the 5 sentences on this page; n_sentences= and sentences=FILE show others"
     )
+    opened.page.fill("#search", "katzé")  # whatever the accents
+    assert shown.count() >= 1
+    opened.page.fill("#search", "4")  # the number of a line
+    assert shown.locator(".number").all_inner_texts() == ["4"]
+    assert opened.page.inner_text("#found") == "1 of 5 sentences"
 
 
 @needs_browser
 def test_the_slider_takes_the_heads_through_training(opened: Opened) -> None:
-    cell = opened.head("cross", 1, 2)
+    cells = {name: opened.head("cross", 1, head) for name, head in (("first", 1), ("second", 2))}
     slider = opened.page.locator("#update")
-    colours = {}
-    for update, alpha in UPDATES.items():
-        slider.fill(str(list(UPDATES).index(update)))
+    for place, (update, alpha) in enumerate(UPDATES.items()):
+        slider.fill(str(place))
         assert opened.page.inner_text("#update-shown") == f"update {update}"
-        assert cell.inner_text() == f"{alpha:.2f}"
-        colours[update] = cell.evaluate("(cell) => cell.style.background")
-    assert colours[100] != colours[200]
-    assert "does not move the attention below" in opened.page.inner_text(".slider")
+        assert cells["second"].inner_text() == f"{alpha:.2f}"
     slider.fill(str(len(UPDATES)))  # the weights shown have the α of the checkpoint
-    assert cell.inner_text() not in [f"{alpha:.2f}" for alpha in UPDATES.values()]
+    assert cells["second"].inner_text() not in [f"{alpha:.2f}" for alpha in UPDATES.values()]
+    # what an attention reports of itself is a measure too, on a scale of its own values
+    opened.page.select_option("#measure", "scale_gamma")
+    assert "scale gamma" in opened.page.inner_text("#legend")
+    assert "-1.95" in opened.page.inner_text("#legend")
+    slider.fill("0")
+    assert [cell.inner_text() for cell in cells.values()] == ["-1.05", "1.05"]
+    colours = [cell.evaluate("(cell) => cell.style.background") for cell in cells.values()]
+    assert colours[0] != colours[1]
     opened.page.select_option("#measure", "confidence")  # of no record: nothing to slide over
     assert slider.is_disabled()
-
-
-@needs_browser
-def test_what_an_attention_reports_itself_is_a_measure_too(opened: Opened) -> None:
-    opened.page.select_option("#measure", "scale_gamma")
-    shown = opened.page.inner_text("#legend")
-    assert "scale gamma" in shown
-    assert "-1.95" in shown, "the scale begins at the lowest value there is"
-    slider = opened.page.locator("#update")
-    slider.fill("0")
-    cells = [opened.head("cross", 1, head) for head in (1, 2)]
-    assert [cell.inner_text() for cell in cells] == ["-1.05", "1.05"]
-    colours = [cell.evaluate("(cell) => cell.style.background") for cell in cells]
-    assert colours[0] != colours[1]
 
 
 @needs_browser
@@ -181,70 +181,45 @@ def test_the_keyboard_reaches_a_head_and_its_numbers(
     grid.locator("td[tabindex]").focus()
     for key in ("Home", "ArrowUp", "ArrowRight", "ArrowDown", "Enter"):
         page.keyboard.press(key)
-    page.wait_for_selector('table.weights[aria-label*="layer 2, head 2"]')
+    page.wait_for_selector('canvas.weights[aria-label*="layer 2, head 2"]')
     chosen = opened.head("encoder_self", 2, 2)
     assert chosen.get_attribute("aria-selected") == "true"
     assert "layer 2, head 2: α" in str(chosen.get_attribute("aria-label"))
-    page.locator("table.weights td[tabindex]").focus()
-    page.keyboard.press("ArrowDown")
-    page.keyboard.press("End")
+    page.locator("canvas.weights").focus()
+    for key in ("ArrowDown", "ArrowRight", "ArrowRight"):
+        page.keyboard.press(key)
     weights_HQK, _ = observed(runs[0], FIRST)["encoder_self", 2]
-    weight = float(weights_HQK[1][1, -1])
-    label = page.evaluate("document.activeElement.getAttribute('aria-label')")
-    value = label.rsplit(": ", 1)[1]
-    if weight == 0:
-        assert value == "exactly 0"
-    else:
-        assert float(value.removeprefix("below ")) == pytest.approx(weight, abs=0.01)
-    page.locator("#tip").wait_for(state="visible")
-    assert value in page.inner_text("#tip")
-
-
-@needs_browser
-def test_scrolling_beneath_a_pointer_at_rest_leaves_the_keyboard_s_tip(opened: Opened) -> None:
-    page, cells = opened.page, opened.page.locator("table.weights td[data-code]")
-    cells.nth(0).scroll_into_view_if_needed()
-    cells.nth(2).hover()
-    tip = page.inner_text("#tip")
-    assert tip == told(cells.nth(2))
-    cells.nth(0).focus()
-    assert page.inner_text("#tip") == told(cells.nth(0)) != tip
-    height = cells.nth(0).bounding_box()["height"]
-    for times in (1, -1, 20):  # onto the next row, back, and away from the matrix
-        page.evaluate("(by) => scrollBy({ top: by, behavior: 'instant' })", times * height)
-        page.wait_for_timeout(200)  # the browser's own moves of the mouse come in between
-        assert page.inner_text("#tip") == told(cells.nth(0))
-
-
-@needs_browser
-def test_the_mouse_s_tip_tells_of_what_is_beneath_it(opened: Opened) -> None:
-    page, cells = opened.page, opened.page.locator("table.weights td[data-code]")
-    cells.nth(0).scroll_into_view_if_needed()
-    n_columns = page.locator("table.weights tbody tr").first.locator("td").count()
-    cells.nth(2).hover()
-    box = cells.nth(2).bounding_box()
-    page.evaluate("(by) => scrollBy({ top: by, behavior: 'instant' })", box["height"])
-    page.wait_for_timeout(200)
-    below = cells.nth(2 + n_columns)
-    assert page.inner_text("#tip") == told(below)
-    cells.nth(0).focus()
-    assert page.inner_text("#tip") == told(cells.nth(0))
-    page.mouse.move(box["x"] + 5, box["y"] + 5)  # within the cell that it is in
-    assert page.inner_text("#tip") == told(below)
-    page.mouse.move(2, 2)
+    assert_told(page.inner_text("#tip b"), float(weights_HQK[1][1, 2]))
+    page.keyboard.press("Escape")
     assert page.locator("#tip").is_hidden()
 
 
-def told(cell: Any) -> str:
-    """What a tip says of a weight, by its label: the weight first."""
-    pieces, weight = str(cell.get_attribute("aria-label")).rsplit(": ", 1)
-    return f"{weight} {pieces.replace(' to ', ' → ')}"
+@needs_browser
+def test_the_tip_tells_the_weight_beneath_the_pointer(
+    opened: Opened, runs: tuple[Path, Path]
+) -> None:
+    opened.choose("cross", 1, 1)
+    weights_HQK, _ = observed(runs[0], FIRST)["cross", 1]
+    canvas = opened.page.locator("canvas.weights")
+    canvas.scroll_into_view_if_needed()
+    cell = canvas.evaluate("(canvas) => canvas.cell")
+    for row, column in ((0, 0), (0, 2), (1, 1)):
+        canvas.hover(position={"x": 96 + (column + 0.5) * cell, "y": 96 + (row + 0.5) * cell})
+        assert_told(opened.page.inner_text("#tip b"), float(weights_HQK[0][row, column]))
+    opened.page.mouse.move(2, 2)
+    assert opened.page.locator("#tip").is_hidden()
+
+
+def assert_told(text: str, weight: float) -> None:
+    """A tip has the weight with a small error, and calls zero by its name."""
+    assert (text == "exactly 0") == (weight == 0)
+    if weight:
+        assert float(text.removeprefix("below ")) == pytest.approx(weight, abs=0.01)
 
 
 @needs_browser
 def test_a_phone_needs_no_sideways_scrolling(browser: Any, page_file: Path) -> None:
     opened = Opened(browser, page_file, viewport={"width": 360, "height": 740})
-    opened.page.wait_for_selector(".chart.curve .main-svg")
     assert opened.page.evaluate("document.documentElement.scrollWidth") <= 360
     opened.page.locator("#sentences button").nth(3).click()  # the longest word
     assert opened.page.evaluate("document.documentElement.scrollWidth") <= 360
@@ -252,18 +227,13 @@ def test_a_phone_needs_no_sideways_scrolling(browser: Any, page_file: Path) -> N
 
 
 @needs_browser
-def test_in_the_dark_all_colours_change_and_scales_stay_monotone(
-    browser: Any, page_file: Path
-) -> None:
+def test_in_the_dark_colours_change_and_scales_stay_monotone(browser: Any, page_file: Path) -> None:
     opened = Opened(browser, page_file, viewport={"width": 1280, "height": 900})
-    opened.page.wait_for_selector(".chart.curve .main-svg")
-    seen = """() => ({
-      paper: getComputedStyle(document.body).backgroundColor,
-      head: document.querySelector("table.heads td")?.style.background,
-      ink: document.querySelector("table.weights td.ink")?.style.background,
-      line: document.querySelector(".chart.alpha .lines path")?.style.stroke,
-      tick: document.querySelector(".chart .xtick text")?.style.fill,
-    })"""
+    seen = """() => [
+      getComputedStyle(document.body).backgroundColor,
+      document.querySelector("table.heads td").style.background,
+      document.querySelector("canvas.weights").toDataURL(),
+    ]"""
     light = opened.page.evaluate(seen)
     for scheme in ("light", "dark"):
         opened.page.emulate_media(color_scheme=scheme)
@@ -274,16 +244,111 @@ def test_in_the_dark_all_colours_change_and_scales_stay_monotone(
             lightness = [0.2126 * r + 0.7152 * g + 0.0722 * b for r, g, b in bytes_of]
             assert lightness == sorted(lightness, reverse=scheme == "light")
             assert abs(lightness[0] - lightness[-1]) > 100
-    # the weights are drawn anew and the charts in a later frame (the page's policy bars the eval
-    # that Playwright's own waiting is made of)
-    assert all(light.values())
-    for _ in range(300):
-        dark = opened.page.evaluate(seen)
-        if all(dark.get(name) not in (None, light[name]) for name in light):
-            break
-        opened.page.wait_for_timeout(50)
-    assert {name for name in light if dark.get(name) in (None, light[name])} == set()
+    opened.page.wait_for_timeout(300)  # the weights are drawn in a later frame
+    dark = opened.page.evaluate(seen)
+    assert all(before != after for before, after in zip(light, dark, strict=True))
     opened.context.close()
+
+
+# -- two runs -------------------------------------------------------------------------------------
+
+
+@needs_browser
+def test_two_runs_stand_side_by_side_on_one_sentence(
+    compared: Opened, runs: tuple[Path, Path], compared_file: Path
+) -> None:
+    page = compared.page
+    assert (compared_file.parent, compared_file.name) == (runs[0], f"page-{runs[1].name}.html")
+    assert page.locator("h1").all_inner_texts() == [
+        "alpha_entmax, scaling length on files De→En",
+        "softmax on files De→En",
+    ]
+    titles = [str(i.get_attribute("alt")) for i in page.locator("#pictures img").all()]
+    assert sum(title.startswith("Loss and BLEU") for title in titles) == 2
+    assert "BLEU on the validation set over training" in titles
+    assert page.inner_text("#found") == "2 of 5 sentences of test_a"
+    compared.choose("cross", 1, 2)
+    for run in (0, 1):
+        assert compared.head("cross", 1, 2, run).get_attribute("aria-selected") == "true"
+    labels = [c.get_attribute("aria-label") for c in page.locator("canvas.weights").all()]
+    assert labels == [
+        f"Weights of cross-attention, layer 1, head 2, {name}"
+        for name in ("alpha_entmax, scaling length", "softmax")
+    ]
+    # a weight has ink, be it ever so little
+    weights_HQK, _ = observed(runs[1], page.locator("#texts dd").first.inner_text())["cross", 1]
+    weights = weights_HQK[1]
+    assert ((weights > 0) & (weights < 1e-4)).any()
+    _, has_ink = compared.cells(run=1)
+    assert (has_ink == (weights != 0)).all()
+    compared.choose("encoder_self", 2, 1)
+    assert "This run has no such head." in page.locator("figure.map").nth(1).inner_text()
+    assert page.locator("canvas.weights").count() == 1
+    assert compared.complaints == []
+
+
+@needs_browser
+def test_a_view_can_be_linked_to(browser: Any, compared_file: Path) -> None:
+    fragment = "#sentence=2&head=cross.1.2&by=density"
+    opened = Opened(browser, compared_file, fragment, viewport={"width": 1280, "height": 900})
+    page = opened.page
+    assert opened.head("cross", 1, 2).get_attribute("aria-selected") == "true"
+    assert page.locator("#sentences button").nth(1).get_attribute("aria-current") == "true"
+    assert page.input_value("#measure") == "density"
+    page.select_option("#layer", "1")
+    page.select_option("#site", "encoder_self")
+    page.wait_for_selector('canvas.weights[aria-label*="encoder self-attention, layer 1, head 2"]')
+    assert page.evaluate("location.hash") == "#sentence=2&head=encoder_self.1.2&by=density"
+    # an address that is changed in the open page is followed
+    page.evaluate("location.hash = '#sentence=1&head=cross.1.1&by=entropy'")
+    page.wait_for_selector('canvas.weights[aria-label*="cross-attention, layer 1, head 1"]')
+    assert opened.head("cross", 1, 1).get_attribute("aria-selected") == "true"
+    assert page.locator("#sentences button").first.get_attribute("aria-current") == "true"
+    assert page.input_value("#measure") == "entropy"
+    assert "entropy" in page.inner_text("#legend")
+    # the link past the heads leaves the choice as it is
+    page.evaluate("location.hash = '#attention'")
+    page.wait_for_timeout(50)
+    assert opened.head("cross", 1, 1).get_attribute("aria-selected") == "true"
+    # what the page does not have is not asked for
+    page.goto("about:blank")
+    page.goto(compared_file.as_uri() + "#sentence=77&head=nowhere.9.9&by=magic")
+    page.wait_for_selector("canvas.weights")
+    assert page.locator('#grids .run:first-child td[aria-selected="true"]').count() == 1
+    assert opened.complaints == []
+    opened.context.close()
+
+
+@needs_browser
+def test_heads_can_be_coloured_by_what_was_measured_of_one_at_least(
+    compared: Opened, runs: tuple[Path, Path]
+) -> None:
+    rows = HEADS.read(runs[0] / FOLDER)
+    names = ("question_weight", "previous_weight", "next_weight", "merge_score")
+    known = {name for name in names if any(row[name] is not None for row in rows)}
+    assert "previous_weight" in known
+    choices = {o.get_attribute("value") for o in compared.page.locator("#measure option").all()}
+    assert choices & set(names) == known
+    compared.page.select_option("#measure", "previous_weight")
+    row = next(row for row in rows if row["previous_weight"] is not None)
+    shown = compared.head(row["site"], row["layer"], row["head"]).inner_text()
+    assert float(shown) == pytest.approx(row["previous_weight"], abs=0.0051)
+    assert compared.page.locator("#legend > span").nth(2).inner_text() == "1.00"
+
+
+@needs_browser
+def test_a_head_in_the_findings_chooses_it(compared: Opened) -> None:
+    compared.page.locator("summary", has_text="All findings").first.click()
+    rows = compared.page.locator(".findings tr", has_text="encoder self-attention")
+    link = rows.locator("button.link", has_text="layer 2 head").first
+    head = int(link.inner_text().split()[-1])
+    compared.choose("cross", 1, 1)
+    link.click()
+    chosen = compared.head("encoder_self", 2, head)
+    assert chosen.get_attribute("aria-selected") == "true"
+    compared.page.wait_for_selector(f'canvas.weights[aria-label*="layer 2, head {head}"]')
+    compared.page.locator("summary", has_text="All findings").first.click()
+    assert compared.complaints == []
 
 
 @pytest.mark.parametrize(

@@ -13,16 +13,16 @@ import torch
 
 from headwise.analysis.observe import Observation
 from headwise.analysis.roles import NAMED
-from headwise.report import page_html
-from headwise.report.page_html import as_script_data, filled, page_text
-from headwise.report.page_run import trajectories
-from headwise.report.page_sentences import Sentence, Sentences, weight_contents
+from headwise.page import document
+from headwise.page.document import as_script_data, filled, page_text
+from headwise.page.run import trajectories
+from headwise.page.sentences import Sentence, Sentences, weight_contents
 from headwise.schema import SITES
 
 NASTY = [
     "</script><script>alert(1)</script>",
     "<!-- <script>",
-    "{{plotly}} {{data}} \\1 \\g<0>",
+    "{{script}} {{data}} \\1 \\g<0>",
     "\"quotes\" 'and' & ampersands",
     "\u2028 line separator, \u202e right to left \u0000",
     "شكرا 🙂",
@@ -113,7 +113,7 @@ def nasty() -> tuple[dict[str, Any], Outline]:
         settings=NASTY[0],
     )
     outline = Outline()
-    outline.feed(page_text([run], [[]], sentences(*NASTY)))
+    outline.feed(page_text([run], [(text, b"<svg/>") for text in NASTY], sentences(*NASTY)))
     return run, outline
 
 
@@ -125,7 +125,10 @@ def test_text_of_a_run_is_data_and_never_markup(nasty: tuple[dict[str, Any], Out
     assert [one["translation"] for one in data["runs"][0]["sentences"]] == NASTY
     assert data["runs"][0]["findings"] == run["findings"]
     assert outline.text["title"].strip() == NASTY[0]
-    assert [tag for tag, _ in outline.tags].count("script") == 3  # data, the page's own, plotly
+    assert [tag for tag, _ in outline.tags].count("script") == 2  # data and the page's own
+    pictures = [attributes for tag, attributes in outline.tags if tag == "img"]
+    assert [picture["alt"] for picture in pictures] == NASTY
+    assert {picture["src"] for picture in pictures} == {"data:image/svg+xml;base64,PHN2Zy8+"}
 
 
 def test_the_page_names_nothing_outside_of_itself(nasty: tuple[dict[str, Any], Outline]) -> None:
@@ -136,7 +139,8 @@ def test_the_page_names_nothing_outside_of_itself(nasty: tuple[dict[str, Any], O
         for name, value in attributes.items()
         if name in ("src", "href", "srcset", "action")
     }
-    assert addresses == {"data:,", "#attention"}
+    outside = {address for address in addresses if not str(address).startswith("data:")}
+    assert outside == {"#attention"}
     policy = next(a["content"] for t, a in outline.tags if t == "meta" and "http-equiv" in a)
     assert policy is not None
     assert "default-src 'none'" in policy
@@ -160,11 +164,11 @@ def test_runs_of_one_attention_are_called_by_their_folders() -> None:
     runs = [content(1, 1, [random_weights(1, 1, 2)]) for _ in range(2)]
     runs[1]["name"] = "other"
     outline = Outline()
-    outline.feed(page_text(runs, [[], []], sentences("text")))
+    outline.feed(page_text(runs, [], sentences("text")))
     assert [run["label"] for run in json.loads(outline.text["data"])["runs"]] == ["run", "other"]
     runs[1]["attention"] = "softmax"
     outline = Outline()
-    outline.feed(page_text(runs, [[], []], sentences("text")))
+    outline.feed(page_text(runs, [], sentences("text")))
     labels = [run["label"] for run in json.loads(outline.text["data"])["runs"]]
     assert labels == ["alpha_entmax", "softmax"]
 
@@ -173,14 +177,14 @@ def test_a_base_model_with_twenty_sentences_stays_below_15_megabytes() -> None:
     torch.manual_seed(0)
     one = random_weights(6, 8, 31)  # 30 pieces and their end
     run = content(6, 8, [one] * 20)
-    text = page_text([run], [[]], sentences(*["thirty pieces of text " * 5] * 20))
+    text = page_text([run], [], sentences(*["thirty pieces of text " * 5] * 20))
     assert len(text.encode()) < 15e6
     # and beside another run
-    assert len(page_text([run, run], [[], []], sentences(*["text"] * 20)).encode()) < 15e6
+    assert len(page_text([run, run], [], sentences(*["text"] * 20)).encode()) < 15e6
 
 
 def test_the_page_has_a_word_for_every_role() -> None:
-    script = (Path(page_html.__file__).parent / "page" / "heads.js").read_text(encoding="utf-8")
+    script = (Path(document.__file__).parent / "assets" / "heads.js").read_text(encoding="utf-8")
     (table,) = re.findall(r"const ROLES = \{\n(.*?)\n\};", script, re.DOTALL)
     told = re.findall(r"^  (\w+):", table, re.MULTILINE)
     assert {*NAMED.values(), "merging", "interrogation", "rare"} == set(told)

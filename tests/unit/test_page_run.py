@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from headwise.report.page_charts import alpha_chart, curve_charts
-from headwise.report.page_run import N_UPDATES, _head_rows, thinned, trajectories
+from headwise.page.run import N_UPDATES, _head_rows, thinned, trajectories
 
 HEADS = {"encoder_self": [[1, 2]], "cross": [[2]]}
 
@@ -68,30 +67,3 @@ def test_every_head_of_the_model_has_a_row_and_what_is_not_known_is_absent() -> 
     assert rows[2]["offset"] == -1
     assert rows[2]["mine"] == 0.6667
     assert "density" not in rows[2]
-
-
-def test_a_chart_has_a_line_a_head_of_its_site() -> None:
-    trajectory = trajectories([record(5, 1.2, 1.3), record(10, 1.4, 2.5)], HEADS)["alpha"]
-    chart = alpha_chart(trajectory, "encoder_self")
-    assert chart is not None
-    assert [line["meta"] for line in chart["data"]] == [
-        {"layer": 1, "head": 1},
-        {"layer": 1, "head": 2},
-    ]
-    assert [line["y"] for line in chart["data"]] == [[1.2, 1.4], [1.3, 2.5]]
-    assert chart["layout"]["yaxis"]["range"][1] > 2.5  # an α beyond 2 is in the picture
-    assert alpha_chart(trajectory, "decoder_self") is None
-
-
-def test_curves_hold_every_run_and_what_was_measured_alone() -> None:
-    first = [{"update": 1, "train/loss": 5.0}, {"update": 2, "valid/loss": 4.0, "valid/bleu": 3.0}]
-    second = [{"update": 1, "train/loss": 6.0}]
-    loss, bleu = curve_charts([("one", first), ("other", second)])
-    named = [(line["name"], line["x"], line["y"]) for line in loss["figure"]["data"]]
-    assert named == [
-        ("training, one", [1], [5.0]),
-        ("validation, one", [2], [4.0]),
-        ("training, other", [1], [6.0]),
-    ]
-    assert [line["name"] for line in bleu["figure"]["data"]] == ["validation, one"]
-    assert curve_charts([("one", [])]) == []

@@ -13,7 +13,7 @@ import torch
 
 from headwise.analysis.observe import Observation
 from headwise.errors import DataError
-from headwise.report.page_sentences import chosen_sentences, weight_contents
+from headwise.page.sentences import chosen_sentences, weight_contents
 from headwise.runs.folder import RunFolder
 from headwise.tasks.loading import TrainedRun
 

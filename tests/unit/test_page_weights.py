@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwise.report.page_weights import BARRED, ZERO, CodedWeights, coded, packed
+from headwise.page.weights import BARRED, ZERO, CodedWeights, coded, packed
 
 FLOATS = st.floats(-8, 8, width=32, allow_subnormal=True)
 

@@ -39,7 +39,7 @@ def report_runs(config: ReportConfig) -> None:
     """
     _check(config)
     if config.page:
-        from headwise.report.page import write_page
+        from headwise.page.write import write_page
 
         write_page(config, lambda folder: _analyze(config, [folder]))
     if config.paper is not None:

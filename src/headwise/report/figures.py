@@ -18,7 +18,7 @@ from headwise.plots import runs as plots
 from headwise.plots.style import save, shown
 from headwise.plots.training import head_values
 from headwise.report.figures_rows import CorpusRows, corpus_rows, file_stem
-from headwise.report.outcome import figures as training_figures
+from headwise.report.outcome import figures as drawn_from_records
 from headwise.report.paper_runs import FoundRun
 from headwise.runs.folder import RunFolder
 from headwise.track.jsonl import read_if_there
@@ -60,11 +60,19 @@ def figures_of(runs: Sequence[Path]) -> dict[str, Figure]:
         for name, figure in _of_corpus(corpus)
     }
     if len(runs) == 1:
-        ((name, (run,)),) = corpora[0].rows.items()
-        title = f"{shown(name)}, {corpora[0].corpus}"
-        return figures | training_figures(RunFolder.existing(run.folder), title)
+        return training_figures(runs[0]) | figures
     scores = pd.concat(_table(corpus, _bleu).assign(corpus=corpus.corpus) for corpus in corpora)
     return figures | ({"bleu_curves": plots.bleu_curves(scores)} if len(scores) else {})
+
+
+def training_figures(run: Path) -> dict[str, Figure]:
+    """File name -> figure of one run over its training, with its name in the titles.
+
+    Args, raises: as of `draw_figures`.
+    """
+    (corpus,) = corpus_rows([run])
+    (name,) = corpus.rows
+    return drawn_from_records(RunFolder.existing(run), f"{shown(name)}, {corpus.corpus}")
 
 
 def unanalysed(runs: Sequence[Path]) -> list[Path]:

@@ -8,13 +8,14 @@ from pathlib import Path
 from headwise.analysis.tables import FOLDER, SETTINGS
 from headwise.errors import ConfigError, DataError, require
 from headwise.files import write_text
-from headwise.report.page_html import page_text
-from headwise.report.page_run import run_content
-from headwise.report.page_sentences import chosen_sentences, sentence_contents
+from headwise.page.document import page_text
+from headwise.page.run import run_content
+from headwise.page.sentences import chosen_sentences, sentence_contents
+from headwise.plots.style import drawn_bytes
+from headwise.report.figures import figures_of, training_figures
 from headwise.runs.folder import RunFolder
 from headwise.schema import ReportConfig
 from headwise.tasks.loading import TrainedRun, load
-from headwise.track.jsonl import read_if_there
 from headwise.train.checkpoint import checkpoint_path
 
 
@@ -53,9 +54,7 @@ def write_page(config: ReportConfig, analyze: Callable[[Path], object]) -> Path:
         {**run_content(run, name), "sentences": sentence_contents(run, sentences.chosen)}
         for run, name in zip(runs, names, strict=True)
     ]
-    write_text(
-        out, page_text(contents, [read_if_there(run.folder.metrics) for run in runs], sentences)
-    )
+    write_text(out, page_text(contents, _pictures(folders), sentences))
     size = out.stat().st_size / 1e6
     print(f"{len(sentences.chosen)} sentences of {sentences.origin}, {size:.1f} MB")
     print(f"written to {out}", flush=True)
@@ -93,3 +92,13 @@ def _output(config: ReportConfig, folders: Sequence[RunFolder]) -> Path:
     if not path.absolute().parent.is_dir():
         raise ConfigError(f"output={path} cannot be written: there is no folder {path.parent}")
     return path
+
+
+def _pictures(folders: Sequence[RunFolder]) -> list[tuple[str, bytes]]:
+    """Title and svg of every figure that `report figures=true` draws of these runs."""
+    figures = list(figures_of([folder.path for folder in folders]).values())
+    if len(folders) > 1:  # side by side; each one's own course before
+        figures = [
+            f for folder in folders for f in training_figures(folder.path).values()
+        ] + figures
+    return [(figure.get_suptitle(), drawn_bytes(figure, "svg")) for figure in figures]

@@ -32,13 +32,6 @@ function inkColour(share, isNegative = false) {
   return `oklch(${mix(0.86, 0.32, share)} ${mix(0.06, 0.14, share)} ${hue})`;
 }
 
-/** A colour a layer, first to last, for lines on the page's background. */
-function layerColour(layer, nLayers) {
-  const share = nLayers > 1 ? (layer - 1) / (nLayers - 1) : 0;
-  const lightness = darkMode.matches ? mix(0.92, 0.55, share) : mix(0.75, 0.32, share);
-  return `oklch(${lightness} 0.13 ${mix(70, 290, share)})`;
-}
-
 /** `colours` (of CSS) as [red, green, blue], which image data is made of. */
 function asBytes(colours) {
   const canvas = document.createElement("canvas");
@@ -52,13 +45,19 @@ function asBytes(colours) {
   return colours.map((_, place) => [...bytes.slice(4 * place, 4 * place + 3)]);
 }
 
-const knownRgb = new Map();
-
-/** A colour as plotly takes it. */
-function asRgb(colour) {
-  if (!knownRgb.has(colour)) knownRgb.set(colour, `rgb(${asBytes([colour])[0]})`);
-  return knownRgb.get(colour);
-}
-
 /** A property of the style sheet. */
 const styleOf = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+/** A bar of colours, low to high. */
+function ramp(stops, label) {
+  const bar = make("span", { class: "ramp", role: "img", "aria-label": label });
+  bar.style.background = `linear-gradient(to right, ${stops.join(", ")})`;
+  return bar;
+}
+
+/** A colour and what it stands for. */
+function swatch(colour, text) {
+  const patch = make("i", { class: "swatch" });
+  patch.style.background = colour;
+  return make("span", { class: "entry" }, patch, ` ${text}`);
+}

@@ -1,78 +1,65 @@
 """The text of a page: one html file that holds all it needs, and asks for nothing.
 
 Everything that comes from a run (names, sentences, settings) is data of the page, a block of JSON;
-its own script puts it in as text, never as markup. The parts lie in `page/` as they are: a frame,
+its own script puts it in as text, never as markup. The parts lie in `assets/` as they are: a frame,
 a style sheet and scripts without a build step.
 """
 
 from __future__ import annotations
 
+import base64
 import html
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib import resources
 from typing import Any
 
-from headwise.report.page_charts import alpha_chart, curve_charts
-from headwise.report.page_sentences import Sentences
-from headwise.schema import SITE_NAMES, SITES
+from headwise.page.sentences import Sentences
+from headwise.schema import SITE_NAMES
 
-ASSETS = "page"  # beside this file
-SCRIPTS = (
-    "state",
-    "colours",
-    "weights",
-    "heads",
-    "attention",
-    "sentences",
-    "findings",
-    "charts",
-    "page",
-)
+SCRIPTS = ("state", "colours", "weights", "heads", "attention", "sentences", "findings", "page")
 
 
 def page_text(
     contents: Sequence[Mapping[str, Any]],
-    records_of: Sequence[Iterable[Mapping[str, Any]]],
+    pictures: Sequence[tuple[str, bytes]],
     sentences: Sentences,
 ) -> str:
     """The whole page.
 
     Args:
-        contents: of one run, or of two to be shown side by side: what `page_run.run_content`
-            gives, and under `sentences` what `page_sentences.sentence_contents` does.
-        records_of: the records of each run's metrics.jsonl.
+        contents: of one run, or of two to be shown side by side: what `page.run.run_content`
+            gives, and under `sentences` what `page.sentences.sentence_contents` does.
+        pictures: title and svg of each.
         sentences: that the contents are of.
     """
-    from plotly.offline import get_plotlyjs
-
     labels = _labels(contents)
-    runs = []
-    for content, label in zip(contents, labels, strict=True):
-        trajectory = content["trajectories"].get("alpha", {"lines": []})
-        charts = {site: alpha_chart(trajectory, site) for site in SITES}
-        runs.append({**content, "label": label, "alpha_charts": charts})
     data = {
-        "runs": runs,
+        "runs": [{**run, "label": label} for run, label in zip(contents, labels, strict=True)],
         "origin": sentences.origin,
         "n_lines": sentences.n_lines,
         "n_questions": sentences.n_questions,
         "sentences": [asdict(sentence) for sentence in sentences.chosen],
         "sites": SITE_NAMES,
-        "curves": curve_charts(list(zip(labels, records_of, strict=True))),
     }
     return filled(
         _asset("page.html"),
         {
             "title": html.escape(" and ".join(content["name"] for content in contents)),
             "style": _asset("page.css"),
+            "pictures": "\n".join(_picture(title, svg) for title, svg in pictures),
             "data": as_script_data(data),
-            "plotly": get_plotlyjs(),
             "script": "\n".join(_asset(f"{name}.js") for name in SCRIPTS),
         },
     )
+
+
+def _picture(title: str, svg: bytes) -> str:
+    """An image element that holds its picture; what is in it cannot load anything."""
+    source = base64.b64encode(svg).decode("ascii")
+    return f'<img alt="{html.escape(title)}" src="data:image/svg+xml;base64,{source}">'
 
 
 def as_script_data(data: Any) -> str:
@@ -92,8 +79,7 @@ def filled(frame: str, parts: Mapping[str, str]) -> str:
 
 
 def _asset(name: str) -> str:
-    folder = resources.files("headwise.report") / ASSETS
-    return (folder / name).read_text(encoding="utf-8")
+    return (resources.files("headwise.page") / "assets" / name).read_text(encoding="utf-8")
 
 
 def _labels(contents: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -15,7 +15,7 @@ from headwise.analysis.text.questions import asking, has_words
 from headwise.analysis.text.readings import readings
 from headwise.analysis.text.words import surface
 from headwise.errors import DataError
-from headwise.report.page_weights import coded, packed
+from headwise.page.weights import coded, packed
 from headwise.tasks.loading import TrainedRun
 from headwise.tasks.texts import named_sets, read_lines, set_to_show
 

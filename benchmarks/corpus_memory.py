@@ -131,7 +131,7 @@ def prepare(folder: Path, n_workers: int | None) -> PreparedCorpus:
     if not (folder / "train.de").stat().st_size > 50_000 * 100:
         options.vocab_size = 2000
     corpus = open_corpus(config, folder / "cache")
-    return prepare_corpus(corpus, options, folder / "cache", n_workers, progress=False)
+    return prepare_corpus(corpus, options, n_workers, progress=False)
 
 
 def first_start(folder: Path, n_workers: int | None) -> Phases:

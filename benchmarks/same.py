@@ -82,7 +82,7 @@ def of_recipe(overrides: tuple[str, ...], scratch: Path) -> dict[str, Any]:
 
     config = run_config(*overrides)
     corpus = open_corpus(config.data, scratch)
-    prepared = prepare_corpus(corpus, config.tokenizer, scratch, n_workers=1, progress=False)
+    prepared = prepare_corpus(corpus, config.tokenizer, n_workers=1, progress=False)
     tokenizers, ranks = prepared.tokenizers, Ranks(0, 1, torch.device("cpu"))
     sizes = tokenizers.source.vocab_size, tokenizers.target.vocab_size
     seed_everything(config.seed, "model")

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
+import http.server
 import io
 import tarfile
+import threading
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -127,3 +131,22 @@ def write_parquet(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 def translations(languages: Sequence[str], pairs: Pairs) -> list[dict[str, dict[str, str]]]:
     return [{"translation": dict(zip(languages, pair, strict=True))} for pair in pairs]
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """The address at which a server of this machine offers the files of `folder`."""
+    handler = functools.partial(_Quiet, directory=str(folder))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+class _Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        pass

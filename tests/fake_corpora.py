@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from headwise.data.corpus import Corpus
 from headwise.data.encoded import PreparedCorpus, prepare_corpus
 from headwise.schema import DataConfig, TokenizerConfig
 
@@ -39,29 +41,8 @@ class FakeSource:
         self.n_read += 1
         yield from self.texts[split]
 
-
-class FakeReport:
-    def as_dict(self) -> dict[str, Any]:
-        return {"read": 7, "kept": 5}
-
-
-@dataclass
-class FakeCorpus:
-    config: DataConfig
-    source: FakeSource
-    report: FakeReport = field(default_factory=FakeReport)
-
-    def pairs(self, split: str, clean: bool = False) -> Iterator[tuple[str, str]]:
-        return self.source.pairs(split)
-
-    def train_pairs(self) -> Iterator[tuple[str, str]]:
-        return self.source.pairs("train")
-
-    def fingerprint(self) -> str:
-        return self.identity("train")
-
     def identity(self, split: str) -> str:
-        return hashlib.sha256(repr(self.source.texts[split]).encode()).hexdigest()
+        return hashlib.sha256(repr(self.texts[split]).encode()).hexdigest()
 
 
 def corpus(train: Pairs | None = None, valid: Pairs | None = None) -> Any:
@@ -70,12 +51,16 @@ def corpus(train: Pairs | None = None, valid: Pairs | None = None) -> Any:
         "valid": pairs_of(40, 2) if valid is None else valid,
     }
     config = DataConfig(name="fake", source="de", target="en", licence="none")
-    return FakeCorpus(config, FakeSource(texts))
+    return Corpus(config, FakeSource(texts), Path())
 
 
 def options(**changes: Any) -> TokenizerConfig:
     return TokenizerConfig(**{"vocab_size": 150, **changes})
 
 
-def prepare(text: Any, cache: Path, config: TokenizerConfig | None = None) -> PreparedCorpus:
-    return prepare_corpus(text, config or options(), cache, n_workers=1, progress=False)
+def prepare(
+    text: Any, cache: Path, config: TokenizerConfig | None = None, n_workers: int = 1
+) -> PreparedCorpus:
+    return prepare_corpus(
+        dataclasses.replace(text, cache_dir=cache), config or options(), n_workers, progress=False
+    )

@@ -21,6 +21,7 @@ from command_line import (
     write_corpus,
     write_sentence,
 )
+from corpus_writers import served
 from headwise.analysis.text.readings import readings
 from headwise.train.checkpoint import checkpoint_path
 
@@ -192,19 +193,16 @@ def test_a_command_given_alone_by_its_name(headwise: CommandLine, run: Path) -> 
 def test_a_run_writes_nothing_outside_of_its_folder(
     headwise: CommandLine, run: Path, tmp_path: Path
 ) -> None:
-    served = tmp_path / "served"
-    served.mkdir()
-    (served / "text").write_text("Hund\n", encoding="utf-8")
     origin = {
-        "_target_": "headwise.data.archive.ArchiveSource",
+        "_target_": "headwise.data.corpora.archive.ArchiveSource",
         "name": "theirs",
         "archives": {
             "one": {
                 "files": ["x.txt"],
-                "downloads": [{"url": (served / "text").as_uri(), "file": "../../../../out.txt"}],
+                "downloads": [{"url": "http://127.0.0.1:9/text", "file": "../../../../out.txt"}],
             }
         },
-        "splits": {"test_x": [{"archive": "one", "format": "lines"}]},
+        "splits": {"test_x": [{"archive": "one"}]},
     }
     change_config(
         run,
@@ -226,25 +224,25 @@ def test_a_run_writes_nothing_outside_of_its_folder(
 def test_downloads_go_into_the_cache_of_this_machine(
     headwise: CommandLine, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    served = tmp_path / "served"
-    served.mkdir()
+    (tmp_path / "served").mkdir()
     for code in ("de", "en"):
-        (served / code).write_text("Hund\n", encoding="utf-8")
-    archives = {
-        code: {"files": [code], "downloads": [{"url": (served / code).as_uri(), "file": code}]}
-        for code in ("de", "en")
-    }
-    parts = [{"archive": {"de": "de", "en": "en"}, "format": "lines"}]
-    origin = {
-        "_target_": "headwise.data.archive.ArchiveSource",
-        "name": "small",
-        "archives": archives,
-        "splits": {"test_x": parts},
-    }
+        (tmp_path / "served" / code).write_text("Hund\n", encoding="utf-8")
+    parts = [{"archive": {"de": "de", "en": "en"}}]
     theirs = str(tmp_path / "their" / "cache")
-    change_config(run, data__dir=None, data__origins=[origin], paths__cache=theirs)
     monkeypatch.setenv("HEADWISE_CACHE", str(tmp_path / "ours"))
-    ended = headwise("evaluate", f"run={run}", "data.test=[test_x]")
+    with served(tmp_path / "served") as address:
+        archives = {
+            code: {"files": [code], "downloads": [{"url": f"{address}/{code}", "file": code}]}
+            for code in ("de", "en")
+        }
+        origin = {
+            "_target_": "headwise.data.corpora.archive.ArchiveSource",
+            "name": "small",
+            "archives": archives,
+            "splits": {"test_x": parts},
+        }
+        change_config(run, data__dir=None, data__origins=[origin], paths__cache=theirs)
+        ended = headwise("evaluate", f"run={run}", "data.test=[test_x]")
     assert ended.code == 0, ended
     assert (tmp_path / "ours" / "downloads" / "small" / "de").is_file()
     assert not (tmp_path / "their").exists()

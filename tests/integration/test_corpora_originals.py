@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-import sys
-import types
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +17,13 @@ from corpus_writers import (
     iwslt_xml,
     plain,
     sentences,
+    served,
     translations,
     write_parquet,
     write_tar,
     write_zip,
 )
+from headwise.data.corpora.hub import HubSource
 from headwise.data.corpus import Corpus, open_corpus
 from headwise.errors import ConfigError, DataError
 from headwise.schema import DataConfig
@@ -52,9 +53,9 @@ def _open(tmp_path: Path, name: str, **changes: Any) -> Corpus:
 
 
 def _check(corpus: Corpus) -> None:
-    assert list(corpus.pairs(corpus.config.train)) == TRAIN
-    assert list(corpus.pairs("valid")) == VALID
-    assert list(corpus.pairs(corpus.config.test[0])) == TEST
+    assert list(corpus.text(corpus.config.train)) == TRAIN
+    assert list(corpus.text("valid")) == VALID
+    assert list(corpus.text(corpus.config.test[0])) == TEST
 
 
 @pytest.mark.parametrize("case", ORIGINALS)
@@ -93,8 +94,7 @@ def test_two_updates_and_scores_from_the_original_files(tmp_path: Path, case: st
 def test_archives_among_the_downloads_need_no_network(
     tmp_path: Path, case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hub = types.SimpleNamespace(load_dataset=lambda *a, **k: pytest.fail("asked the hub"))
-    monkeypatch.setitem(sys.modules, "datasets", hub)  # type: ignore[arg-type]
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *a, **k: pytest.fail("asked"))
     name, write = ORIGINALS[case]
     folder = tmp_path / "cache" / "downloads" / data_config(name).name
     folder.mkdir(parents=True)
@@ -106,7 +106,7 @@ def test_kftt_as_its_authors_tokenised_it(tmp_path: Path) -> None:
     write_kftt(tmp_path)
     settings = {"train": "train_tok", "valid": "valid_tok", "test": ["test_tok"]}
     corpus = _open(tmp_path, "kftt", dir=str(tmp_path), **settings)
-    assert list(corpus.pairs("train_tok")) == [(f"{s} .", f"{t} .") for s, t in TRAIN]
+    assert list(corpus.text("train_tok")) == [(f"{s} .", f"{t} .") for s, t in TRAIN]
     assert len(corpus.read("test_tok")[0]) == len(TEST)
 
 
@@ -123,7 +123,7 @@ def test_official_iwslt_test_set_from_two_archives(tmp_path: Path) -> None:
     joined = "valid+test_tst2017"
     whole = _open(tmp_path, "iwslt17", dir=str(tmp_path), test=[joined]).read(joined)[1]
     assert whole == corpus.read("valid")[1] + corpus.read("test_tst2017")[1]
-    assert list(corpus.pairs("test_tst2017")) == TEST
+    assert list(corpus.text("test_tst2017")) == TEST
 
 
 def test_test_set_published_in_one_direction_serves_the_other(tmp_path: Path) -> None:
@@ -131,14 +131,14 @@ def test_test_set_published_in_one_direction_serves_the_other(tmp_path: Path) ->
     settings = {"source": "en", "target": "ro"}
     corpus = _open(tmp_path, "wmt16", dir=str(tmp_path), **settings)
     # The order is that of the source side, whose documents come last first here.
-    assert sorted(corpus.pairs("test_newstest2016")) == [(t, s) for s, t in TEST]
+    assert sorted(corpus.text("test_newstest2016")) == [(t, s) for s, t in TEST]
 
 
 def test_newstest2013_as_plain_text(tmp_path: Path) -> None:
     write_wmt14(tmp_path)
     sides = sides_of(VALID, "en", "de")
     write_tar(tmp_path / "dev.tgz", {f"dev/newstest2013.{c}": plain(sides[c]) for c in sides})
-    assert list(_open(tmp_path, "wmt14", dir=str(tmp_path)).pairs("valid")) == VALID
+    assert list(_open(tmp_path, "wmt14", dir=str(tmp_path)).text("valid")) == VALID
 
 
 @pytest.mark.parametrize("name", HUB)
@@ -146,9 +146,9 @@ def test_newstest2013_as_plain_text(tmp_path: Path) -> None:
 def test_copy_of_the_hub(tmp_path: Path, name: str, top: bool) -> None:
     write_hub_copy(tmp_path / "copy", name, top)
     corpus = _open(tmp_path, name, dir=str(tmp_path / "copy"))
-    assert list(corpus.pairs("train")) == TRAIN
-    assert list(corpus.pairs("valid")) == VALID
-    found = list(corpus.pairs(corpus.config.test[0]))
+    assert list(corpus.text("train")) == TRAIN
+    assert list(corpus.text("valid")) == VALID
+    found = list(corpus.text(corpus.config.test[0]))
     assert found[: len(TEST)] == TEST
     assert len(found) == (993 if name == "iwslt17" else len(TEST))
 
@@ -161,50 +161,45 @@ def test_three_shards_of_the_hub_and_one_lost(tmp_path: Path) -> None:
     for split in ("validation", "test"):
         rows = translations(("de", "en"), [(t, s) for s, t in VALID])
         write_parquet(tmp_path / f"de-en/{split}-00000-of-00001.parquet", rows)
-    assert list(_open(tmp_path, "wmt14", dir=str(tmp_path)).pairs("train")) == pairs
+    assert list(_open(tmp_path, "wmt14", dir=str(tmp_path)).text("train")) == pairs
     (tmp_path / "de-en/train-00001-of-00003.parquet").unlink()
     with pytest.raises(DataError, match="missing numbers: 1"):
         _open(tmp_path, "wmt14", dir=str(tmp_path))
 
 
-def test_hub_by_the_datasets_library(tmp_path: Path) -> None:
-    """A folder stands in for the repository; the library, the columns and the swap are real."""
-    from headwise.data.hub import HubSource
-
+def test_the_hub_is_asked_for_the_split_at_the_revision(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder stands in for the repository; the layout, the columns and the swap are real."""
     for split, pairs in {"train": TRAIN, "validation": VALID, "test": TEST}.items():
         rows = translations(("de", "en"), [(t, s) for s, t in pairs])
         write_parquet(tmp_path / f"repo/de-en/{split}-00000-of-00001.parquet", rows)
-    source = HubSource(
-        str(tmp_path / "repo"),
-        {"train": "train", "valid": "validation", "test_part": "test[1:3]"},
-        source="en",
-        target="de",
-        cache_dir=tmp_path / "cache",
-        data_dir="de-en",
-    )
+    asked = []
+
+    def snapshot_download(*args: Any, **kwargs: Any) -> str:
+        asked.append((*args, kwargs.pop("revision"), kwargs.pop("allow_patterns")))
+        assert kwargs == {"repo_type": "dataset"}
+        return str(tmp_path / "repo")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    splits = {"train": "train", "valid": "validation", "test_part": "test[1:3]"}
+    source = HubSource("a/b", splits, "en", "de", tmp_path / "cache", "de-en", "0123abc")
     assert list(source.pairs("train")) == TRAIN
+    assert asked == [("a/b", "0123abc", ["de-en/train-*.parquet", "de-en/train/*.parquet"])]
     assert list(source.pairs("test_part")) == TEST[1:3]
     assert source.identity("train") == source.identity("train") != source.identity("valid")
 
 
-def test_hub_is_asked_for_the_pinned_branch(
+def test_a_corpus_that_cannot_be_had_says_what_to_put_where(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls = []
-
-    def load_dataset(*args: Any, **kwargs: Any) -> None:
-        calls.append((args, kwargs))
+    def snapshot_download(*_: Any, **__: Any) -> None:
         raise ConnectionError("Couldn't reach the hub\nlong trace")
 
-    fake = types.SimpleNamespace(load_dataset=load_dataset)
-    monkeypatch.setitem(sys.modules, "datasets", fake)  # type: ignore[arg-type]
-    monkeypatch.setattr("headwise.data.archive.download", _no_network)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    monkeypatch.setattr("headwise.data.corpora.archive.download", _no_network)
     with pytest.raises(DataError) as caught:
         _open(tmp_path, "iwslt17")
-    (args, kwargs) = calls[0]
-    assert args == ("IWSLT/iwslt2017", None)
-    assert kwargs["data_dir"] == "iwslt2017-de-en"
-    assert kwargs["revision"] == "refs/convert/parquet"
     message = str(caught.value)
     for part in (
         "data.dir=FOLDER that holds train.de, train.en, valid_dev2010.de, valid_dev2010.en",
@@ -222,19 +217,18 @@ def _no_network(entries: Any, folder: Path) -> Path:
 
 
 def test_download_then_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    served = tmp_path / "served"
-    served.mkdir()
-    write_kftt(served)
-    archive = served / "kftt-data-1.0.tar.gz"
+    write_kftt(tmp_path)
+    archive = tmp_path / "kftt-data-1.0.tar.gz"
     config = data_config("kftt")
     entry = config.origins[1].archives.kftt.downloads[0]
-    entry.url = archive.as_uri()
     del config.origins[0]
-    with pytest.raises(DataError, match="not the published file: sha1"):
-        open_corpus(config, tmp_path / "cache")
-    entry.sha1 = hashlib.sha1(archive.read_bytes()).hexdigest()
-    _check(open_corpus(config, tmp_path / "cache"))
-    monkeypatch.setattr("headwise.data.archive.download", _no_network)
+    with served(tmp_path) as address:
+        entry.url = f"{address}/{archive.name}"
+        with pytest.raises(DataError, match=r"not the published file: SHA1"):
+            open_corpus(config, tmp_path / "cache")
+        entry.sha1 = hashlib.sha1(archive.read_bytes()).hexdigest()
+        _check(open_corpus(config, tmp_path / "cache"))
+    monkeypatch.setattr("headwise.data.corpora.archive.download", _no_network)
     _check(open_corpus(config, tmp_path / "cache"))
 
 
@@ -248,37 +242,42 @@ def test_foreign_file_among_the_downloads_is_refused(tmp_path: Path) -> None:
         open_corpus(config, tmp_path / "cache")
 
 
-def _noted(folder: Path) -> tuple[DataConfig, Path]:
+@pytest.fixture
+def noted(tmp_path: Path) -> Iterator[tuple[DataConfig, Path]]:
     """A corpus without a published checksum, and where its archive is downloaded to."""
-    write_kftt(folder)
+    write_kftt(tmp_path)
     config = data_config("kftt")
     entry = config.origins[1].archives.kftt.downloads[0]
-    entry.url = (folder / "kftt-data-1.0.tar.gz").as_uri()
     entry.sha1 = None
     del config.origins[0]
-    return config, folder / "cache" / "downloads" / "kftt" / "kftt-data-1.0.tar.gz"
+    with served(tmp_path) as address:
+        entry.url = f"{address}/kftt-data-1.0.tar.gz"
+        yield config, tmp_path / "cache" / "downloads" / "kftt" / "kftt-data-1.0.tar.gz"
 
 
-def test_a_download_without_a_checksum_must_stay_what_it_was(tmp_path: Path) -> None:
-    config, archive = _noted(tmp_path)
+def test_a_download_without_a_checksum_must_stay_what_it_was(
+    tmp_path: Path, noted: tuple[DataConfig, Path]
+) -> None:
+    config, archive = noted
     for _ in range(2):
         _check(open_corpus(config, tmp_path / "cache"))
     write_tar(archive, {"data/orig/kyoto-train.ja": b"another\n"})
-    with pytest.raises(
-        DataError, match=r"is not what .*manifest\.json recorded: sha256 .* Delete it"
-    ):
+    with pytest.raises(DataError, match=r"is not what .*\.sha256 recorded: sha256 .* Delete it"):
         open_corpus(config, tmp_path / "cache")
     archive.unlink()
     _check(open_corpus(config, tmp_path / "cache"))
 
 
-@pytest.mark.parametrize("manifest", [None, "{ not json", "[]", '{"kftt-data-1.0.tar.gz": 3}'])
-def test_an_archive_put_there_by_hand_needs_no_record(tmp_path: Path, manifest: str | None) -> None:
-    config, archive = _noted(tmp_path)
+@pytest.mark.parametrize("note", [None, "not a hash", "", b"\xff"])
+def test_an_archive_put_there_by_hand_needs_no_record(
+    tmp_path: Path, noted: tuple[DataConfig, Path], note: str | bytes | None
+) -> None:
+    config, archive = noted
     archive.parent.mkdir(parents=True)
     (tmp_path / archive.name).rename(archive)
-    if manifest is not None:
-        (archive.parent / "manifest.json").write_text(manifest)
+    if note is not None:
+        data = note.encode() if isinstance(note, str) else note
+        archive.with_name(f"{archive.name}.sha256").write_bytes(data)
     _check(open_corpus(config, tmp_path / "cache"))
 
 
@@ -298,8 +297,10 @@ def test_an_archive_put_there_by_hand_needs_no_record(tmp_path: Path, manifest: 
         ("splits", ".."),
     ],
 )
-def test_names_that_lead_out_of_the_cache_are_refused(tmp_path: Path, key: str, value: str) -> None:
-    config, _ = _noted(tmp_path)
+def test_names_that_lead_out_of_the_cache_are_refused(
+    tmp_path: Path, noted: tuple[DataConfig, Path], key: str, value: str
+) -> None:
+    config, _ = noted
     origin = config.origins[0]
     if key == "name":
         origin.name = value
@@ -334,10 +335,10 @@ def test_incomplete_and_damaged_archives_are_named(tmp_path: Path) -> None:
     (tmp_path / "test-full.tgz").write_bytes(whole[: len(whole) // 2])
     corpus = _open(tmp_path, "wmt14", dir=str(tmp_path))
     with pytest.raises(DataError, match=r"test-full\.tgz is truncated or no zip or tar archive"):
-        list(corpus.pairs("test_newstest2014"))
+        list(corpus.text("test_newstest2014"))
     write_tar(tmp_path / "test-full.tgz", {"test-full/newstest2014-deen-src.en.sgm": b"<seg>"})
     with pytest.raises(DataError, match=r"has no newstest2014-deen-ref\.de\.sgm"):
-        list(corpus.pairs("test_newstest2014"))
+        list(corpus.text("test_newstest2014"))
 
 
 def test_misaligned_training_archive_names_both_counts(tmp_path: Path) -> None:
@@ -349,4 +350,4 @@ def test_misaligned_training_archive_names_both_counts(tmp_path: Path) -> None:
     write_zip(tmp_path / "de-en.zip", members)
     corpus = _open(tmp_path, "iwslt17", dir=str(tmp_path))
     with pytest.raises(DataError, match=r"train\.tags\.de-en\.de has 3 lines.* has 2"):
-        list(corpus.train_pairs())
+        list(corpus.train_text())

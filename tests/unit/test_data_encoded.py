@@ -6,6 +6,7 @@ import dataclasses
 import errno
 import multiprocessing
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 
 from fake_corpora import corpus, options, pairs_of, prepare
-from headwise.data import encoded, encoding, store
+from headwise.data import conversion, encoded, encoding, store
 from headwise.data.cache import read_manifest
 from headwise.data.encoded import PreparedCorpus, prepare_corpus
 from headwise.data.epochs import EpochSplits
@@ -34,7 +35,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 @pytest.fixture
 def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encoding, "SHARD_PAIRS", 50)  # more than two workers are given at once
-    monkeypatch.setattr(encoded, "CHUNK_PAIRS", 130)
+    monkeypatch.setattr(conversion, "CHUNK_PAIRS", 130)
 
 
 @pytest.mark.usefixtures("small_shards")
@@ -55,8 +56,7 @@ def test_ids_are_the_text_in_order(tmp_path: Path, joint: bool) -> None:
     report = prepared.report
     assert report["train"]["pairs"] == 600
     assert report["train"]["source_pieces"] == prepared.train.source.lengths.sum()
-    assert report["cleaning"] == {"read": 7, "kept": 5}
-    assert not list(tmp_path.rglob("*.text.*"))  # only BPE-dropout reads it again
+    assert report["cleaning"] == {"read": 600, "kept": 600, "dropped": {}, "truncated": False}
 
 
 def test_tokenizer_is_learnt_from_train_alone(tmp_path: Path) -> None:
@@ -142,13 +142,13 @@ def test_number_of_workers_changes_no_byte(tmp_path: Path, monkeypatch: pytest.M
         if n_workers == 2:
             monkeypatch.setattr(encoding, "POOL_PAIRS", 500)
             monkeypatch.setattr(encoded, "POOL_PAIRS", 500)
-        prepared = prepare_corpus(corpus(), config, cache, n_workers, progress=False)
+        prepared = prepare(corpus(), cache, config, n_workers)
         results.append(contents(prepared.folder))
         EpochSplits(prepared, 0.1, 5, cache / "scratch", n_workers, progress=False)(1)
         epochs.append(contents(next((cache / "scratch").iterdir())))
     assert results[0] == results[1]
     assert epochs[0] == epochs[1]
-    assert {"train.source.flat", "train.text.source.flat"} <= results[0].keys()
+    assert {"train.source", "train.target.offsets", "train.rows.npy"} <= results[0].keys()
 
 
 @pytest.mark.usefixtures("small_shards")
@@ -164,7 +164,7 @@ def test_large_corpora_report_errors_of_their_helpers(
     assert run_apart("adding", sum, [1, 2]) == 3
 
 
-@pytest.mark.parametrize("victim", ["train.source.flat", "tokenizer.model", "manifest.json"])
+@pytest.mark.parametrize("victim", ["train.source", "tokenizer.model", "manifest.json"])
 def test_damaged_cache_is_made_again(tmp_path: Path, victim: str) -> None:
     first = prepare(corpus(), tmp_path)
     before = contents(first.folder)
@@ -208,7 +208,7 @@ def test_full_disk_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(store.FlatWriter, "append", full)
-    with pytest.raises(HeadwiseError, match=r"disk is full.*fake-.*paths\.cache"):
+    with pytest.raises(HeadwiseError, match=r"disk is full.*train-.*HEADWISE_CACHE"):
         prepare(corpus(), tmp_path)
     assert list((tmp_path / "encoded").iterdir()) == []
     monkeypatch.undo()
@@ -225,19 +225,19 @@ def test_a_cache_that_is_a_file_is_explained(tmp_path: Path) -> None:
 
 
 def test_errors_of_the_text_pass_unchanged(tmp_path: Path) -> None:
-    def broken() -> Iterator[tuple[str, str]]:
+    def broken(split: str) -> Iterator[tuple[str, str]]:
         raise OSError(errno.EIO, "cannot read", "/elsewhere/text.gz")
         yield "", ""
 
     text = corpus()
-    text.train_pairs = broken
+    text.source.pairs = broken
     with pytest.raises(OSError, match=r"text\.gz") as caught:
         prepare(text, tmp_path)
     assert not isinstance(caught.value, HeadwiseError)
 
 
 def test_empty_splits_and_impossible_limits(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="'train'"):
+    with pytest.raises(DataError, match="no training pair is left"):
         prepare(corpus(train=[]), tmp_path)
     with pytest.raises(DataError, match="'valid'"):
         prepare(corpus(valid=[]), tmp_path)
@@ -256,8 +256,8 @@ def test_empty_splits_and_impossible_limits(tmp_path: Path) -> None:
 def test_sample_of_a_large_corpus_is_seeded(tmp_path: Path) -> None:
     def learn(seed: int, cache: str) -> str:
         config = options(max_training_sentences=200, vocab_size=80)
-        pair = prepare_corpus(corpus(), config, tmp_path / cache, 1, False, seed).tokenizers
-        return pair.fingerprint()
+        text = dataclasses.replace(corpus(), cache_dir=tmp_path / cache)
+        return prepare_corpus(text, config, 1, False, seed).tokenizers.fingerprint()
 
     first = learn(1, "one")
     assert learn(2, "one") != first
@@ -342,10 +342,11 @@ class TestEpochSplits:
             assert decode(list(sampled)) == decode(list(plain))
             assert sampled.lengths.sum() > plain.lengths.sum()
 
-    def test_a_cache_made_without_dropout_is_not_taken(self, tmp_path: Path) -> None:
+    def test_text_that_the_cache_has_lost_is_converted_anew(self, tmp_path: Path) -> None:
         plain = prepare(corpus(), tmp_path)
+        shutil.rmtree(tmp_path / "corpora")
         prepared = prepare(corpus(), tmp_path, options(dropout=0.2))
-        assert prepared.fingerprint != plain.fingerprint
+        assert prepared.folder == plain.folder
         assert len(EpochSplits(prepared, 0.2, 1, tmp_path / "s", 1, False)(1)) == 600
 
     def test_samples_stay_within_the_limit(self, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headwise.data import encoded
+from headwise.data.conversion import write_text
 from headwise.data.encoding import EncodingJob, ShardEncoder, write_encoded
 from headwise.data.tokenizer import UNK, Tokenizer
 from headwise.data.tokenizer_training import train_tokenizer
@@ -25,8 +25,9 @@ def job_of(
     folder: Path, tokenizer: Tokenizer, pairs: list[tuple[str, str]], **options: float
 ) -> EncodingJob:
     """Shards of three pairs each."""
-    encoded._spool(iter(pairs), folder / "text", "text", progress=False)
-    return EncodingJob(folder / "text", tokenizer.model_bytes, None, shard_pairs=3, **options)
+    text = folder / "text.de", folder / "text.en"
+    write_text(iter(pairs), text)
+    return EncodingJob(text, tokenizer.model_bytes, None, shard_pairs=3, **options)
 
 
 def test_no_two_sides_or_shards_are_drawn_alike(tmp_path: Path, tokenizer: Tokenizer) -> None:

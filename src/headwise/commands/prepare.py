@@ -18,12 +18,10 @@ def prepare(config: Config) -> dict[str, Any]:
     """Find, clean, segment and encode `config.data`; print and return what came of it."""
     check_tokenizer_config(config.tokenizer)
     started = time.perf_counter()
-    cache = Path(config.paths.cache).expanduser()
-    corpus = open_corpus(config.data, cache)
+    corpus = open_corpus(config.data, Path(config.paths.cache).expanduser())
     prepared = prepare_corpus(
         corpus,
         config.tokenizer,
-        cache,
         n_workers=config.trainer.n_workers,
         progress=config.trainer.progress,
     )

@@ -267,7 +267,6 @@ class _Run:
             prepared = prepare_corpus(
                 corpus,
                 config.tokenizer,
-                Path(config.paths.cache).expanduser(),
                 n_workers=config.trainer.n_workers,
                 progress=config.trainer.progress and self.ranks.is_main,
             )

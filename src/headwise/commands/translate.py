@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import IO
 
-from headwise.data.lines import decoded_lines
+from headwise.data.corpora.text import decoded_lines
 from headwise.errors import DataError, HeadwiseError, require
 from headwise.files import write_text
 from headwise.schema import TranslateConfig

@@ -49,11 +49,6 @@ class CleaningReport:
     dropped: dict[str, int] = field(default_factory=dict)  # rule -> pairs
     truncated: bool = False  # reading stopped at max_train_pairs
 
-    def clear(self) -> None:
-        """Start counting anew."""
-        self.n_read, self.n_kept, self.truncated = 0, 0, False
-        self.dropped.clear()
-
     def as_dict(self) -> dict[str, Any]:
         """Plain numbers for the run folder."""
         return {
@@ -163,18 +158,24 @@ class Cleaner:
         return None
 
     def __call__(
-        self, pairs: Iterator[tuple[str, str]], report: CleaningReport
+        self,
+        pairs: Iterator[tuple[str, str]],
+        report: CleaningReport,
+        limit: int | None = None,
     ) -> Iterator[tuple[str, str]]:
-        """The pairs that are kept, without white space around them; `report` counts."""
+        """The first `limit` pairs that are kept, without white space around; `report` counts."""
         for source, target in pairs:
             source, target = source.strip(), target.strip()
             report.n_read += 1
             rule = self.verdict(source, target)
-            if rule is None:
-                report.n_kept += 1
-                yield source, target
-            else:
+            if rule is not None:
                 report.dropped[rule] = report.dropped.get(rule, 0) + 1
+                continue
+            report.n_kept += 1
+            yield source, target
+            if report.n_kept == limit:
+                report.truncated = True
+                return
 
 
 class _MosesLimit:

@@ -17,39 +17,44 @@ import inspect
 import json
 import os
 from collections.abc import Collection, Iterator
-from dataclasses import asdict, dataclass, field, replace
-from itertools import chain, islice
+from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol, cast
 
 from omegaconf import MISSING, DictConfig, OmegaConf
 
+from headwise.data.cache import make_once
 from headwise.data.cleaning import Cleaner, CleaningReport, Normaliser
-from headwise.data.digest import FileMemo, combined_digest
-from headwise.data.local import FolderSource
+from headwise.data.conversion import Pair, ParallelText, write_text
+from headwise.data.corpora.folder import FolderSource
+from headwise.data.digest import combined_digest
 from headwise.data.names import check_file_name
 from headwise.errors import ConfigError, DataError, refuse
 from headwise.schema import DataConfig
 
-# Part of every fingerprint; raised when reading or cleaning changes what comes out.
-READER_VERSION = 1
+# Part of every hash of text; raised when reading, cleaning or the layout changes what comes out.
+READER_VERSION = 2
 
 
 class Source(Protocol):
     """One origin of parallel text.
 
-    An origin that may have to fetch something also offers `is_local(splits) -> bool` and
-    `prepare(splits) -> None`, which raises a `DataError` when the material cannot be had.
+    An origin that may have to fetch something also offers `is_local(splits) -> bool`.
     """
 
     def splits(self) -> list[str]:
         """Names of the splits that can be read."""
 
-    def pairs(self, split: str) -> Iterator[tuple[str, str]]:
-        """(source sentence, target sentence), streamed in bounded memory."""
+    def pairs(self, split: str) -> Iterator[Pair]:
+        """(source sentence, target sentence), streamed in bounded memory; no line feed inside."""
 
     def identity(self, split: str) -> str:
-        """Hash of the content (or version of the generator), for fingerprints."""
+        """Hash of the content (or version of the generator), which is fetched if need be.
+
+        Raises:
+            DataError: the material cannot be had.
+        """
 
 
 @dataclass(frozen=True)
@@ -58,72 +63,58 @@ class Corpus:
 
     config: DataConfig
     source: Source
-    report: CleaningReport = field(default_factory=CleaningReport, compare=False)
+    cache_dir: Path
 
     def splits(self) -> list[str]:
         """Names of the splits that can be read."""
         return self.source.splits()
 
-    def pairs(self, split: str, clean: bool = False) -> Iterator[tuple[str, str]]:
-        """Normalised pairs of a split, streamed.
+    def text(self, split: str, progress: bool = False) -> ParallelText:
+        """A whole split, normalised; converted at the first call, opened at every other.
 
         Args:
             split: one of `splits()`, or several with + between them.
-            clean: apply the dropping rules too; for training text only. `report` counts.
+            progress: show a bar while it is converted.
 
         Raises:
             DataError: an unknown split, or text that is missing, misaligned, empty or broken.
         """
-        parts = self._parts(split)
-        languages = (self.config.source, self.config.target)
-        normalise = Normaliser(self.config.cleaning.normalise, *languages)
-        pairs = normalise(chain.from_iterable(map(self.source.pairs, parts)))
-        if not clean:
-            return pairs
-        self.report.clear()
-        return Cleaner(self.config.cleaning, self.config.target)(pairs, self.report)
+        return self._converted(split, False, progress)
 
-    def train_pairs(self) -> Iterator[tuple[str, str]]:
-        """The cleaned training pairs, the first `max_train_pairs` of them.
+    def train_text(self, progress: bool = False) -> ParallelText:
+        """The cleaned training pairs, the first `max_train_pairs` of them; see `text`.
 
         Raises:
             DataError: also when the rules leave nothing.
         """
-        limit = self.config.max_train_pairs
-        n_pairs = 0
-        for pair in islice(self.pairs(self.config.train, clean=True), limit):
-            n_pairs += 1
-            yield pair
-        self.report.truncated = n_pairs == limit
-        if n_pairs == 0:
-            raise DataError(
-                f"no training pair is left: {self.report}. Loosen data.cleaning, or check that "
-                f"data.source={self.config.source} and data.target={self.config.target} are right."
-            )
+        return self._converted(self.config.train, True, progress)
 
     def read(self, split: str) -> tuple[list[str], list[str]]:
         """A whole split in memory: (source sentences, target sentences); for valid and test."""
-        sources, targets = [], []
-        for source, target in self.pairs(split):
-            sources.append(source)
-            targets.append(target)
-        return sources, targets
+        source, target = map(list, self.text(split).sides)
+        return source, target
 
     def fingerprint(self) -> str:
         """Hash of the training text, the rules applied to it, and the languages."""
-        rules = {
-            "version": READER_VERSION,
-            "train": self.identity(self.config.train),
-            "cleaning": asdict(self.config.cleaning),
-            "languages": [self.config.source, self.config.target],
-            "max_train_pairs": self.config.max_train_pairs,
-        }
-        return combined_digest([json.dumps(rules, sort_keys=True)])
+        return self._hash(self.config.train, True)
 
     def identity(self, split: str) -> str:
-        """Hash of the content of a split, or of several joined, as it lies on disk."""
-        identities = [self.source.identity(part) for part in self._parts(split)]
-        return identities[0] if len(identities) == 1 else combined_digest(identities)
+        """Hash of the text of a split, or of several joined, and of its normalisations."""
+        return self._hash(split, False)
+
+    def _hash(self, split: str, clean: bool) -> str:
+        rules = asdict(self.config.cleaning) | {"max_train_pairs": self.config.max_train_pairs}
+        content = {
+            "version": READER_VERSION,
+            "text": [self.source.identity(part) for part in self._parts(split)],
+            "rules": rules if clean else {"normalise": rules["normalise"]},
+            "languages": self._languages,
+        }
+        return combined_digest([json.dumps(content, sort_keys=True)])
+
+    @property
+    def _languages(self) -> tuple[str, str]:
+        return self.config.source, self.config.target
 
     def _parts(self, split: str) -> list[str]:
         options = self.source.splits()
@@ -132,6 +123,42 @@ class Corpus:
             if part not in options:
                 raise DataError(str(refuse(f"a split of data={self.config.name}", part, options)))
         return parts
+
+    def _converted(self, split: str, clean: bool, progress: bool) -> ParallelText:
+        names = [f"{split}.{code}" for code in self._languages]
+        kind = "cleaned" if clean else "whole"
+        key = self._hash(split, clean)[:16]
+        folder = self.cache_dir / "corpora" / self.config.name / f"{split}-{kind}-{key}"
+
+        def convert(partial: Path) -> dict[str, Any]:
+            report = CleaningReport()
+            pairs = self._pairs(split, report if clean else None)
+            n_pairs = write_text(pairs, [partial / name for name in names], progress)
+            if not n_pairs:
+                raise DataError(self._nothing_left(split, report if clean else None))
+            sources = {part: self.source.identity(part) for part in self._parts(split)}
+            counts = {"cleaning": report.as_dict()} if clean else {}
+            return {"pairs": n_pairs, **counts, "sources": sources}
+
+        report = make_once(folder, convert, "HEADWISE_CACHE")
+        return ParallelText((folder / names[0], folder / names[1]), report)
+
+    def _pairs(self, split: str, report: CleaningReport | None) -> Iterator[Pair]:
+        """Normalised pairs of the source; cleaned where there is a `report`, which counts."""
+        normalise = Normaliser(self.config.cleaning.normalise, *self._languages)
+        pairs = normalise(chain.from_iterable(map(self.source.pairs, self._parts(split))))
+        if report is None:
+            return pairs
+        cleaner = Cleaner(self.config.cleaning, self.config.target)
+        return cleaner(pairs, report, self.config.max_train_pairs)
+
+    def _nothing_left(self, split: str, report: CleaningReport | None) -> str:
+        if report is None:
+            return f"data.name={self.config.name}: no pairs in the split {split!r}"
+        return (
+            f"no training pair is left: {report}. Loosen data.cleaning, or check that "
+            f"data.source={self.config.source} and data.target={self.config.target} are right."
+        )
 
 
 def joined_splits(split: str, known: Collection[str]) -> list[str]:
@@ -165,7 +192,7 @@ def open_corpus(config: DataConfig, cache_dir: Path) -> Corpus:
     tests = list(settings.test)
     if not tests and not settings.origins:
         tests = [split for split in source.splits() if split.startswith("test")]
-    return Corpus(replace(settings, test=tests), source)
+    return Corpus(replace(settings, test=tests), source, cache_dir)
 
 
 def check_data_config(config: DataConfig) -> DataConfig:
@@ -184,9 +211,10 @@ def check_data_config(config: DataConfig) -> DataConfig:
         raise ConfigError(
             f"data.max_train_pairs must be null or at least 1, got {config.max_train_pairs}"
         )
+    for key in ("name", "source", "target", "train", "valid"):
+        check_file_name(f"data.{key}", getattr(config, key))
     for split in config.test:
         check_file_name("data.test", split)
-    check_file_name("data.valid", config.valid)
     Normaliser(config.cleaning.normalise, config.source, config.target)
     Cleaner(config.cleaning, config.target)
     return config
@@ -215,8 +243,7 @@ def _given_folder(config: DataConfig) -> Path | None:
 
 def _from_folder(config: DataConfig, folder: Path, cache_dir: Path) -> Source:
     """Text in `folder`, else the original archives or parquet files in it."""
-    memo = FileMemo(cache_dir)
-    text = FolderSource(folder, config.source, config.target, config.files, memo)
+    text = FolderSource(folder, config.source, config.target, config.files, cache_dir)
     wanted = _wanted(config, text.splits())
     needed = {split for split, key in wanted.items() if key != "test"}
     if needed <= set(text.splits()):
@@ -229,7 +256,8 @@ def _from_folder(config: DataConfig, folder: Path, cache_dir: Path) -> Source:
             continue
         if set(origin.splits()) & needed:
             # The right folder; if a test set or half of the corpus is missing, this says which.
-            _prepare(origin, list(_wanted(config, origin.splits())))
+            for split in _wanted(config, origin.splits()):
+                origin.identity(split)
             return origin
     for split in wanted:
         text.require(split)
@@ -254,15 +282,12 @@ def _from_origins(config: DataConfig, cache_dir: Path) -> Source:
     origins.sort(key=lambda one: not getattr(one[0], "is_local", lambda splits: True)(one[1]))
     for origin, splits in origins:
         try:
-            _prepare(origin, splits)
+            for split in splits:
+                origin.identity(split)
             return origin
         except DataError as error:
             reasons.append(str(error))
     raise DataError(_advice(config, reasons))
-
-
-def _prepare(origin: Source, splits: list[str]) -> None:
-    getattr(origin, "prepare", lambda splits: None)(splits)
 
 
 def _make(

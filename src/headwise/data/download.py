@@ -1,45 +1,43 @@
-"""Fetching an archive: progress, checksum, atomic rename, and a record of what was got."""
+"""Downloads, compared with the published checksum or, without one, with what was got first."""
 
 from __future__ import annotations
 
-import hashlib
-import http.client
-import json
-import os
-import urllib.error
-import urllib.request
+import logging
+import re
+import sys
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
+import pooch
+
+from headwise.data.digest import FileHashes, file_digest
 from headwise.errors import DataError
 from headwise.files import write_text
 
+Entry = Mapping[str, str]
+
 CHECKSUMS = ("sha256", "sha1", "md5")
 TIMEOUT_SECONDS = 20
-MANIFEST = "manifest.json"
-_CHUNK_BYTES = 1 << 18
+# A server that packs once more what is packed already would change the checksum.
+HEADERS = {"User-Agent": "headwise", "Accept-Encoding": "identity"}
+
+log = logging.getLogger(__name__)
 
 
-def published_checksum(entry: Mapping[str, str]) -> tuple[str, str] | None:
+def published_checksum(entry: Entry) -> tuple[str, str] | None:
     """(algorithm, hexadecimal value) of a download entry, or None when none was published."""
-    for algorithm in CHECKSUMS:
-        if entry.get(algorithm):
-            return algorithm, str(entry[algorithm]).lower()
-    return None
+    found = ((name, str(entry[name]).lower()) for name in CHECKSUMS if entry.get(name))
+    return next(found, None)
 
 
-def download(entries: Sequence[Mapping[str, str]], folder: Path, progress: bool = True) -> Path:
-    """The first of `entries` that can be had, as `folder/<file>`.
+def download(entries: Sequence[Entry], folder: Path) -> Path:
+    """The first of `entries` that can be had, as `folder/<file>`, whole or not at all.
 
-    The file appears under its name only when it is whole; `manifest.json` beside it records
-    address, size, hash, and whether a published checksum was there to compare with.
+    The hash of a file without a published checksum is noted beside it, in `<file>.sha256`.
 
     Args:
         entries: alternatives, each with `url`, `file`, and at most one of md5, sha1, sha256.
         folder: where to put it.
-        progress: show a bar.
 
     Raises:
         DataError: no entry could be had, or a checksum differs.
@@ -47,97 +45,60 @@ def download(entries: Sequence[Mapping[str, str]], folder: Path, progress: bool 
     problems = []
     for entry in entries:
         try:
-            return _fetch(entry, folder, progress)
-        except (urllib.error.URLError, http.client.HTTPException, TimeoutError, OSError) as error:
-            reason = getattr(error, "reason", None) or error
-            problems.append(f"{entry['url']}: {reason}")
+            return _fetch(entry, folder)
+        except OSError as error:  # those of `requests` are of this class
+            problems.append(f"{entry['url']}: {error}")
     raise DataError("; ".join(problems))
 
 
-def _fetch(entry: Mapping[str, str], folder: Path, progress: bool) -> Path:
-    from tqdm import tqdm
-
+def _fetch(entry: Entry, folder: Path) -> Path:
     url, path = entry["url"], folder / entry["file"]
-    request = urllib.request.Request(url, headers={"User-Agent": "headwise"})
     published = published_checksum(entry)
-    hashes = {"sha256": hashlib.sha256()}
-    if published:
-        hashes.setdefault(published[0], hashlib.new(published[0]))
-    with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as response:
-        # Only now: a try without network leaves no empty folders behind.
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f"{path.name}.{os.getpid()}.part")
-        n_expected = int(response.headers.get("Content-Length") or 0)
-        try:
-            with (
-                temporary.open("wb") as stream,
-                tqdm(
-                    total=n_expected or None,
-                    unit="B",
-                    unit_scale=True,
-                    desc=path.name,
-                    disable=None if progress else True,
-                ) as bar,
-            ):
-                while chunk := response.read(_CHUNK_BYTES):
-                    stream.write(chunk)
-                    for digest in hashes.values():
-                        digest.update(chunk)
-                    bar.update(len(chunk))
-            n_bytes = temporary.stat().st_size
-            if n_expected and n_bytes != n_expected:
-                raise http.client.IncompleteRead(b"", n_expected - n_bytes)
-            _verify(url, published, hashes)
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-    _record(path, folder, url, n_bytes, hashes["sha256"].hexdigest(), published)
+    bar = sys.stderr.isatty()
+    getter = pooch.HTTPDownloader(progressbar=bar, timeout=TIMEOUT_SECONDS, headers=HEADERS)
+    try:
+        pooch.retrieve(
+            url, ":".join(published) if published else None, path.name, path.parent, None, getter
+        )
+    except ValueError as error:
+        raise DataError(
+            f"{url} is not the published file: {error} Try again, or get it elsewhere."
+        ) from error
+    if published is None:
+        note, sha256 = _note(path), file_digest(path)
+        write_text(note, f"{sha256}  {path.name}\n")
+        log.warning("%s: no checksum was published; its sha256 is noted in %s", path.name, note)
     return path
 
 
-def _verify(url: str, published: tuple[str, str] | None, hashes: Mapping[str, Any]) -> None:
-    if published is None:
+def verify(path: Path, entry: Entry | None, hashes: FileHashes) -> None:
+    """Compare a download with its published checksum or, without one, with the noted hash.
+
+    Raises:
+        DataError: it differs. A file without either, put there by hand, is taken.
+    """
+    expected = published_checksum(entry or {})
+    what = "the published file"
+    if expected is None and (noted := _noted(path)):
+        expected, what = ("sha256", noted), f"what {_note(path)} recorded"
+    if expected is None:
         return
-    algorithm, expected = published
-    actual = hashes[algorithm].hexdigest()
-    if actual != expected:
+    actual = hashes(path, expected[0])
+    if actual != expected[1]:
         raise DataError(
-            f"{url} is not the published file: {algorithm} {actual}, expected {expected}. "
-            "Nothing was kept; try again, or get it elsewhere."
+            f"{path} is not {what}: {expected[0]} {actual}, expected {expected[1]}. Delete it to "
+            "have it fetched again, or, if it is your own version, name a folder that holds it "
+            "with data.dir="
         )
 
 
-def recorded_sha256(path: Path, folder: Path) -> str | None:
-    """Hash that `path` below `folder` had when it was downloaded; None if it was not from here."""
-    record = _records(folder).get(str(path.relative_to(folder)))
-    return str(record["sha256"]) if isinstance(record, dict) and "sha256" in record else None
+def _note(path: Path) -> Path:
+    return path.with_name(f"{path.name}.sha256")
 
 
-def _records(folder: Path) -> dict[str, Any]:
+def _noted(path: Path) -> str | None:
     try:
-        records = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        found = re.match(r"[0-9a-f]{64}\b", _note(path).read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return {}
-    return records if isinstance(records, dict) else {}
-
-
-def _record(
-    path: Path,
-    folder: Path,
-    url: str,
-    n_bytes: int,
-    sha256: str,
-    published: tuple[str, str] | None,
-) -> None:
-    manifest = folder / MANIFEST
-    entries = _records(folder)
-    entries[str(path.relative_to(folder))] = {
-        "url": url,
-        "bytes": n_bytes,
-        "sha256": sha256,
-        "verified_against": ":".join(published) if published else None,
-        "fetched": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
-    write_text(manifest, json.dumps(entries, indent=1, sort_keys=True) + "\n")
-    if published is None:
-        print(f"{path.name}: no checksum was published; sha256 {sha256} noted in {manifest}")
+        return None
+    return found[0] if found else None

@@ -43,7 +43,7 @@ class EncodingJob:
     With `dropout` above 0, shard i is sampled from a generator seeded by (seed, epoch, i).
     """
 
-    text: Path  # PATH.source and PATH.target are its two sides
+    text: tuple[Path, Path]  # of the two sides, as `conversion` writes them
     source_model: bytes
     target_model: bytes | None  # None: the source's
     max_pieces: int | None = None  # longer pairs are left out; under dropout, not sampled
@@ -54,7 +54,9 @@ class EncodingJob:
     epoch: int = 0
 
     @classmethod
-    def of(cls, text: Path, tokenizers: TokenizerPair, max_pieces: int | None) -> EncodingJob:
+    def of(
+        cls, text: tuple[Path, Path], tokenizers: TokenizerPair, max_pieces: int | None
+    ) -> EncodingJob:
         """Encode all of `text` without dropout."""
         target = None if tokenizers.joint else tokenizers.target.model_bytes
         model = tokenizers.source.model_bytes
@@ -152,7 +154,7 @@ class ShardEncoder:
 
     def __init__(self, job: EncodingJob) -> None:
         self._job = job
-        self._texts = [TextStore(beside(job.text, end)) for end in (".source", ".target")]
+        self._texts = [TextStore(path) for path in job.text]
         source = Tokenizer(job.source_model)
         target = source if job.target_model is None else Tokenizer(job.target_model)
         self._tokenizers = [source, target]

@@ -26,7 +26,7 @@ class EpochSplits:
     its ranks share, until the epoch after the next begins.
 
     Args:
-        prepared: prepared with `tokenizer.dropout` above 0, so that its text was kept.
+        prepared: the corpus, whose text is converted anew if the cache has lost it.
         dropout: probability in (0, 1) that a merge is dropped, each time it could be applied.
         seed: the run's.
         scratch: where to keep the ids; made if need be.
@@ -43,7 +43,7 @@ class EpochSplits:
         n_workers: int | None = None,
         progress: bool = True,
     ) -> None:
-        text = prepared.folder / "train.text"
+        text = prepared.corpus.train_text().paths
         plain = EncodingJob.of(text, prepared.tokenizers, prepared.max_sentence_pieces)
         rows = prepared.folder / "train.rows.npy"
         self._job = dataclasses.replace(plain, rows=rows, dropout=dropout, seed=seed)

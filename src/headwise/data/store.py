@@ -7,7 +7,7 @@ torch, because the processes that encode import it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -17,6 +17,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+BLOCK_ROWS = 2000  # of text in memory
 
 Rows = npt.NDArray[np.integer[Any]]
 
@@ -32,11 +34,11 @@ def beside(path: Path, end: str) -> Path:
 
 
 class FlatWriter:
-    """Writes `PATH.flat` and `PATH.offsets` (int64, one more than rows) in a stream."""
+    """Writes `PATH` and `PATH.offsets` (int64, one more than rows) in a stream."""
 
     def __init__(self, path: Path) -> None:
-        self.files = [beside(path, end) for end in (".flat", ".offsets")]
-        self._flat, self._offsets = (open(file, "wb") for file in self.files)  # noqa: SIM115
+        self._flat = open(path, "wb")  # noqa: SIM115
+        self._offsets = open(beside(path, ".offsets"), "wb")  # noqa: SIM115
         self._end = 0
         self.n_rows = 0
         self._offsets.write(np.int64(0).tobytes())
@@ -71,14 +73,18 @@ def _map(path: Path, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
 
 
 class TextStore:
-    """Sentences as UTF-8 in flat files, read in blocks of rows."""
+    """The lines of a text file by their numbers; `PATH.offsets` says where each begins."""
 
     def __init__(self, path: Path) -> None:
-        self._path = beside(path, ".flat")
+        self._path = path
         self._offsets = _map(beside(path, ".offsets"), np.int64)
 
     def __len__(self) -> int:
         return len(self._offsets) - 1
+
+    def __iter__(self) -> Iterator[str]:
+        for start in range(0, len(self), BLOCK_ROWS):
+            yield from self.read(np.arange(start, min(start + BLOCK_ROWS, len(self))))
 
     def read(self, rows: Rows) -> list[str]:
         """The sentences of `rows`, which rise; one read from the first to the last of them.
@@ -92,7 +98,7 @@ class TextStore:
         with open(self._path, "rb") as file:
             file.seek(first)
             block = file.read(int(ends[-1]) - first)
-        spans = zip((starts - first).tolist(), (ends - first).tolist(), strict=True)
+        spans = zip((starts - first).tolist(), (ends - first - 1).tolist(), strict=True)
         return [block[start:end].decode() for start, end in spans]
 
 
@@ -106,8 +112,7 @@ class IdStore:
     @classmethod
     def open(cls, path: Path, dtype: npt.DTypeLike) -> IdStore:
         """Map what a `FlatWriter` wrote at `path`."""
-        flat = _map(beside(path, ".flat"), dtype)
-        return cls(flat, _map(beside(path, ".offsets"), np.int64))
+        return cls(_map(path, dtype), _map(beside(path, ".offsets"), np.int64))
 
     @classmethod
     def from_lists(cls, rows: Sequence[Sequence[int]]) -> IdStore:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import sentencepiece
 
-from headwise.data.store import TextStore, beside
+from headwise.data.store import BLOCK_ROWS, TextStore
 from headwise.data.tokenizer import (
     BOS,
     BYTE_MODEL,
@@ -127,14 +127,16 @@ def train_tokenizer(sentences: Iterator[str], config: TokenizerConfig) -> Tokeni
     return tokenizer
 
 
-def train_tokenizer_pair(text: Path, config: TokenizerConfig, seed: int) -> TokenizerPair:
+def train_tokenizer_pair(
+    text: tuple[Path, Path], config: TokenizerConfig, seed: int
+) -> TokenizerPair:
     """One tokenizer from both sides of a text, or one from each, as `config.joint` says.
 
-    `TEXT.source` and `TEXT.target` are what a `FlatWriter` wrote. Of more than
-    `config.max_training_sentences` sentences a uniform sample is taken; `seed` decides which.
+    `text` names both sides, as `conversion` writes them. Of more sentences than
+    `config.max_training_sentences` a uniform sample is taken; `seed` decides which.
     """
     limit = config.max_training_sentences
-    stores = [TextStore(beside(text, end)) for end in (".source", ".target")]
+    stores = [TextStore(path) for path in text]
     if config.joint:
         both = train_tokenizer(sample_sentences(stores, limit, seed), config)
         return TokenizerPair(both, both, joint=True)
@@ -157,8 +159,8 @@ def sample_sentences(stores: list[TextStore], limit: int, seed: int) -> Iterator
     first = 0
     for store in stores:
         rows = chosen[(chosen >= first) & (chosen < first + len(store))] - first
-        for start in range(0, len(rows), 2000):
-            yield from store.read(rows[start : start + 2000])
+        for start in range(0, len(rows), BLOCK_ROWS):
+            yield from store.read(rows[start : start + BLOCK_ROWS])
         first += len(store)
 
 

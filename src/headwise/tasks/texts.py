@@ -8,8 +8,8 @@ from pathlib import Path
 
 from headwise.config_dir import machine_cache_dir
 from headwise.data.batching import Batch, evaluation_batches
+from headwise.data.corpora.text import decoded_lines, open_bytes
 from headwise.data.corpus import joined_splits, open_corpus
-from headwise.data.lines import decoded_lines, open_bytes
 from headwise.data.names import check_file_name
 from headwise.data.store import EncodedSplit
 from headwise.errors import DataError

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from typing import IO, NamedTuple
 
-from headwise.data.lines import DAMAGED, decode_line
+from headwise.data.corpora.text import decoded_lines
 from headwise.errors import DataError
 
 _TAG = re.compile(
@@ -43,25 +43,23 @@ def read_segments(stream: IO[bytes], name: str) -> list[Segment]:
     Raises:
         DataError: no segment, a segment id twice in a document, not UTF-8, or damaged.
     """
-    number = 0
-    lines = []
-    try:
-        for number, raw in enumerate(stream, 1):
-            lines.append(decode_line(raw, name, number))
-    except DAMAGED as error:
-        raise DataError(f"{name} is damaged after line {number} ({error})") from error
-    segments, document, position = [], "", -1
+    lines = decoded_lines(stream, name, may_be_empty=True)
+    segments: dict[tuple[int, str], Segment] = {}
+    document, position = "", -1
     for match in _TAG.finditer("\n".join(lines)):
         if match["doc"] is not None:
-            document, position = _attributes(match["doc"]).get("docid", ""), position + 1
+            document, position = _attribute(match["doc"], "docid"), position + 1
             continue
-        segment_id = _attributes(match["seg"]).get("id", "")
-        text = unescape(" ".join(match["text"].split("\n"))).strip()
-        segments.append(Segment(document, max(position, 0), segment_id, text))
+        text = unescape(match["text"].replace("\n", " ")).strip()
+        found = Segment(document, max(position, 0), _attribute(match["seg"], "id"), text)
+        if (found.position, found.number) in segments:
+            raise DataError(
+                f"{name}: segment {found.number!r} occurs twice in document {document!r}"
+            )
+        segments[found.position, found.number] = found
     if not segments:
         raise DataError(f"{name} holds no <seg> element; is it the right file?")
-    _check_unique(segments, name)
-    return segments
+    return list(segments.values())
 
 
 def aligned_segments(
@@ -83,10 +81,9 @@ def aligned_segments(
     def key(segment: Segment) -> tuple[str | int, str]:
         return (segment.document if by_name else segment.position, segment.number)
 
-    partners = {key(segment): segment for segment in target}
-    keys = [key(segment) for segment in source]
-    lonely = [k for k in keys if k not in partners]
-    extra = set(partners) - set(keys)
+    sides = [{key(segment): segment.text for segment in side} for side in (source, target)]
+    lonely = [k for k in sides[0] if k not in sides[1]]
+    extra = sides[1].keys() - sides[0].keys()
     if lonely or extra:
         orphan = lonely[0] if lonely else min(extra, key=str)
         raise DataError(
@@ -94,23 +91,10 @@ def aligned_segments(
             f"{target_name} has {len(target)}; no partner for document {orphan[0]!r}, "
             f"segment {orphan[1]!r}"
         )
-    for segment, k in zip(source, keys, strict=True):
-        yield segment.text, partners[k].text
+    yield from ((text, sides[1][k]) for k, text in sides[0].items())
 
 
-def _attributes(text: str) -> dict[str, str]:
-    return {
-        m[1].lower(): m[2] if m[2] is not None else m[3] if m[3] is not None else m[4]
-        for m in _ATTRIBUTE.finditer(text)
-    }
-
-
-def _check_unique(segments: list[Segment], name: str) -> None:
-    seen = set()
-    for segment in segments:
-        key = (segment.position, segment.number)
-        if key in seen:
-            raise DataError(
-                f"{name}: segment {segment.number!r} occurs twice in document {segment.document!r}"
-            )
-        seen.add(key)
+def _attribute(tag: str, name: str) -> str:
+    """The value of an attribute, quoted or not; empty where there is none."""
+    found = (m for m in _ATTRIBUTE.finditer(tag) if m[1].lower() == name)
+    return next((m[2] or m[3] or m[4] or "" for m in found), "")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from corpus_writers import plain, translations, write_parquet
-from headwise.data.tables import find_table, table_pairs
+from headwise.data.corpora.tables import find_table, table_pairs
 from headwise.errors import DataError
 
 PAIRS = [('er sagt "ja"', "he says yes"), ("gut", "good"), ("schön", "nice")]

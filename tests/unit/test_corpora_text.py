@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from headwise.data.lines import file_pairs
+from headwise.data.corpora.text import file_pairs
 from headwise.errors import DataError
 
 

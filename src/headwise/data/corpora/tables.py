@@ -13,10 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from headwise.data.lines import decoded_lines, open_bytes
+from headwise.data.corpora.text import decoded_lines, open_bytes
 from headwise.errors import DataError
 
-SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz", ".tsv", ".tsv.gz")
 _BATCH_ROWS = 2048
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d+)-of-(?P<total>\d+)\.parquet")
 
@@ -56,11 +55,9 @@ def table_stem(path: Path) -> str | None:
 
 def _check_complete(shards: Sequence[Path]) -> None:
     matches = [match for path in shards if (match := _SHARD.fullmatch(path.name))]
-    numbers = [(int(match["number"]), int(match["total"])) for match in matches]
-    expected = numbers[0][1]
-    present = {number for number, _ in numbers}
-    missing = [n for n in range(expected) if n not in present]
-    if missing or any(total != expected for _, total in numbers):
+    expected, totals = int(matches[0]["total"]), {match["total"] for match in matches}
+    missing = sorted(set(range(expected)) - {int(match["number"]) for match in matches})
+    if missing or len(totals) > 1:
         raise DataError(
             f"{shards[0].parent} holds {len(shards)} parquet shards like {shards[0].name}; "
             f"expected {expected}, missing numbers: {', '.join(map(str, missing)) or 'none'}"
@@ -75,22 +72,15 @@ def table_pairs(paths: Sequence[Path], source: str, target: str) -> Iterator[tup
     """
     n_rows = 0
     for path in paths:
-        for pair in _one_table(path, source, target):
+        read = next(read for suffix, read in _READERS.items() if path.name.endswith(suffix))
+        for pair in read(path, source, target):
             n_rows += 1
             yield pair
     if n_rows == 0:
         raise DataError(f"{paths[0]} is empty; it must hold at least one pair")
 
 
-def _one_table(path: Path, source: str, target: str) -> Iterator[tuple[str, str]]:
-    if path.suffix == ".parquet":
-        return _parquet_pairs(path, source, target)
-    if path.name.endswith((".jsonl", ".jsonl.gz")):
-        return _json_pairs(path, source, target)
-    return _tab_pairs(path, source, target)
-
-
-def row_pair(row: Mapping[str, Any], source: str, target: str, where: str) -> tuple[str, str]:
+def _row_pair(row: Mapping[str, Any], source: str, target: str, where: str) -> tuple[str, str]:
     """The pair of one record, flat or below `translation`.
 
     Raises:
@@ -104,15 +94,10 @@ def row_pair(row: Mapping[str, Any], source: str, target: str, where: str) -> tu
         if not isinstance(text, str):
             has = ", ".join(map(str, found)) or "nothing"
             raise DataError(f"{where}: no text for language {code!r}; found {has}")
-        texts.append(one_line(text))
+        if "\n" in text or "\r" in text:  # everything downstream is one sentence a line
+            text = re.sub(r"[\r\n]+", " ", text).strip()
+        texts.append(text)
     return texts[0], texts[1]
-
-
-def one_line(text: str) -> str:
-    """`text` with line ends inside it replaced: everything downstream is one sentence a line."""
-    if "\n" in text or "\r" in text:
-        return re.sub(r"[\r\n]+", " ", text).strip()
-    return text
 
 
 def _parquet_pairs(path: Path, source: str, target: str) -> Iterator[tuple[str, str]]:
@@ -133,7 +118,7 @@ def _parquet_pairs(path: Path, source: str, target: str) -> Iterator[tuple[str, 
             for batch in table.iter_batches(batch_size=_BATCH_ROWS, columns=columns):
                 for row in batch.to_pylist():
                     number += 1
-                    yield row_pair(row, source, target, f"{path}, row {number}")
+                    yield _row_pair(row, source, target, f"{path}, row {number}")
     except (pyarrow.ArrowException, OSError) as error:
         raise DataError(
             f"{path} is truncated or no parquet file (after row {number}: {error})"
@@ -152,7 +137,7 @@ def _json_pairs(path: Path, source: str, target: str) -> Iterator[tuple[str, str
                 raise DataError(f"{where}: not JSON ({error})") from error
             if not isinstance(row, dict):
                 raise DataError(f"{where}: not a JSON object")
-            yield row_pair(row, source, target, where)
+            yield _row_pair(row, source, target, where)
 
 
 def _tab_pairs(path: Path, source: str, target: str) -> Iterator[tuple[str, str]]:
@@ -174,3 +159,13 @@ def _tab_pairs(path: Path, source: str, target: str) -> Iterator[tuple[str, str]
                     f"{path}, line {number}: {len(cells)} cells, the header has {len(header)}"
                 )
             yield cells[first], cells[second]
+
+
+_READERS = {
+    ".parquet": _parquet_pairs,
+    ".jsonl": _json_pairs,
+    ".jsonl.gz": _json_pairs,
+    ".tsv": _tab_pairs,
+    ".tsv.gz": _tab_pairs,
+}
+SUFFIXES = tuple(_READERS)

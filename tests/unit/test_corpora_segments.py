@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from corpus_writers import iwslt_xml, wmt_sgm
-from headwise.data.segments import aligned_segments, read_segments, unescape
+from headwise.data.corpora.segments import aligned_segments, read_segments, unescape
 from headwise.errors import DataError
 
 

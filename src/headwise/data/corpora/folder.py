@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from headwise.data.digest import FileMemo, combined_digest
-from headwise.data.lines import file_pairs
-from headwise.data.tables import SUFFIXES, find_table, table_pairs, table_stem
+from headwise.data.corpora.tables import SUFFIXES, find_table, table_pairs, table_stem
+from headwise.data.corpora.text import file_pairs
+from headwise.data.digest import FileHashes, combined_digest
 from headwise.errors import DataError, nearest
 
 
@@ -33,7 +33,7 @@ class FolderSource:
         target: language code of the target side.
         files: split name -> stems tried in order; other stems with both languages found in the
             folder are splits under their own names.
-        memo: remembers hashes of files.
+        cache_dir: remembers hashes of files.
 
     Raises:
         DataError: the folder does not exist, or shards of a table are missing.
@@ -45,11 +45,11 @@ class FolderSource:
         source: str,
         target: str,
         files: Mapping[str, Sequence[str]],
-        memo: FileMemo,
+        cache_dir: Path,
     ) -> None:
         self.folder, self.source, self.target = Path(folder), source, target
         self.files = {split: list(stems) for split, stems in files.items()}
-        self._memo = memo
+        self._hashes = FileHashes(cache_dir)
         if not self.folder.is_dir():
             raise DataError(_missing_folder(self.folder))
         self._located = self._locate_all()
@@ -73,7 +73,7 @@ class FolderSource:
     def identity(self, split: str) -> str:
         """Hash of the split's files."""
         self.require(split)
-        return combined_digest([self._memo.sha256(p) for p in self._located[split].paths])
+        return combined_digest([self._hashes(p) for p in self._located[split].paths])
 
     def require(self, split: str) -> None:
         """Raise a `DataError` that says what was looked for unless `split` is here."""

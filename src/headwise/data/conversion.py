@@ -1,0 +1,61 @@
+"""The one layout of text that everything reads: what a split is converted to, once.
+
+A folder of the cache holds `SPLIT.xx` and `SPLIT.yy`, one normalised sentence a line, aligned,
+in UTF-8; beside each where its lines begin (`.offsets`, int64, one more than lines), so that any
+line is read without the others; and `manifest.json` with counts and the hashes of the source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from headwise.data.store import FlatWriter, TextStore
+
+Pair = tuple[str, str]
+
+CHUNK_PAIRS = 10_000  # text in memory while it is written
+
+
+@dataclass(frozen=True)
+class ParallelText:
+    """The aligned lines of both sides, and what the manifest says about them."""
+
+    paths: tuple[Path, Path]
+    report: dict[str, Any]
+
+    @cached_property
+    def sides(self) -> tuple[TextStore, TextStore]:
+        """Source and target."""
+        return TextStore(self.paths[0]), TextStore(self.paths[1])
+
+    def __len__(self) -> int:
+        return len(self.sides[0])
+
+    def __iter__(self) -> Iterator[Pair]:
+        return zip(*self.sides, strict=True)
+
+
+def write_text(pairs: Iterator[Pair], paths: Sequence[Path], progress: bool = False) -> int:
+    """Write a stream of pairs in the layout; returns their number."""
+    bar = tqdm(
+        desc=f"reading {paths[0].stem}",
+        unit=" pairs",
+        unit_scale=True,
+        disable=None if progress else True,  # None: at a terminal only
+        leave=False,
+    )
+    with bar, FlatWriter(paths[0]) as source, FlatWriter(paths[1]) as target:
+        while chunk := list(islice(pairs, CHUNK_PAIRS)):
+            for writer, side in zip((source, target), zip(*chunk, strict=True), strict=True):
+                lines = [text.replace("\n", " ").encode() + b"\n" for text in side]
+                writer.append(b"".join(lines), np.fromiter(map(len, lines), np.int64))
+            bar.update(len(chunk))
+    return source.n_rows

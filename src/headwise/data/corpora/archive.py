@@ -1,0 +1,227 @@
+"""Corpora as they were first published: zip and tar archives, or single files.
+
+Which archive holds which split under which name stands in the corpus' yaml. How a member is read
+follows from its name:
+
+- `*.xml`, `*.sgm`: IWSLT's and WMT's test sets, aligned by document and segment id;
+- `train.tags.*`: IWSLT's training text, where lines that begin with `<` are about the talk;
+- any other: one sentence a line (KFTT, Europarl, Common Crawl, SETIMES in Moses format).
+"""
+
+from __future__ import annotations
+
+import json
+import tarfile
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from headwise.data.corpora.segments import aligned_segments, read_segments, unescape
+from headwise.data.corpora.text import DAMAGED, aligned, decoded_lines, open_bytes
+from headwise.data.digest import FileHashes, combined_digest
+from headwise.data.download import download, verify
+from headwise.data.names import check_file_name, check_relative_path
+from headwise.errors import ConfigError, DataError, nearest, refuse
+
+
+class ArchiveSource:
+    """Splits of the original archives.
+
+    Archives are looked for in `folder`, when that is given; else in
+    `cache_dir/downloads/<name>/`, where they are downloaded to when they are missing. Files in
+    the download folder must have the published checksum; those in `folder` are taken as they
+    are, since they may be another release or a part.
+
+    Args:
+        name: the corpus, naming its download folder.
+        archives: name -> {files: [names or relative paths it may have], downloads: [{url, file,
+            md5 or sha1 or sha256}]}.
+        splits: split -> parts, read one after the other; each {archive, members}. Both may be
+            mappings from language to value, and `members` a list of alternatives; `{lang}`
+            stands for the language and `{role}` for src or ref. Without `members` the "archive"
+            is itself the text, plain or .gz.
+        source: language code of the source side.
+        target: language code of the target side.
+        cache_dir: where downloads are kept.
+        folder: the user's own folder of archives.
+
+    Raises:
+        ConfigError: a name that leads out of the folder, or an unknown language.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        archives: dict[str, Any],
+        splits: dict[str, Any],
+        source: str,
+        target: str,
+        cache_dir: Path,
+        folder: Path | None = None,
+    ) -> None:
+        _check_names(name, archives, splits)
+        self.languages = (source, target)
+        self.downloads = Path(cache_dir) / "downloads" / name
+        self.folder = folder
+        self._archives, self._splits = archives, splits
+        self._hashes = FileHashes(cache_dir)
+        for split, parts in splits.items():
+            for value in (value for part in parts for value in part.values()):
+                for code in self.languages:
+                    if isinstance(value, Mapping) and code not in value:
+                        raise ConfigError(
+                            f"splits.{split}: {name} has no language {code!r}; "
+                            f"it has {', '.join(sorted(value))}"
+                        )
+
+    def splits(self) -> list[str]:
+        """Splits that are here or, without a folder of the user's, can be downloaded."""
+        return [n for n in sorted(self._splits) if self.folder is None or self.is_local([n])]
+
+    def is_local(self, splits: Sequence[str]) -> bool:
+        """Whether every archive that `splits` need is on disk."""
+        known = [split for split in splits if split in self._splits]
+        return all(self._found(key) for split in known for key in self._needed(split))
+
+    def identity(self, split: str) -> str:
+        """Hash of the archives' bytes and of what is read from them; fetches what is missing.
+
+        Raises:
+            DataError: an archive is missing and cannot be had, or has a wrong checksum.
+        """
+        hashes = [self._hashes(self._path(key)) for key in self._needed(split)]
+        return combined_digest([*hashes, json.dumps(self._splits[split], sort_keys=True)])
+
+    def pairs(self, split: str) -> Iterator[tuple[str, str]]:
+        """The split's sentences, streamed from the archives.
+
+        Raises:
+            DataError: missing, damaged, misaligned, empty or not UTF-8.
+        """
+        for part in self._splits[split]:
+            with ExitStack() as opened:
+                sides = [opened.enter_context(self._open(part, code)) for code in self.languages]
+                yield from _pairs(*sides)
+
+    def _needed(self, split: str) -> list[str]:
+        """Names of the archives that `split` is read from."""
+        if split not in self._splits:
+            raise DataError(str(refuse(f"a split of {self.downloads.name}", split, self._splits)))
+        parts = self._splits[split]
+        keys = [_of_language(part["archive"], code) for part in parts for code in self.languages]
+        return list(dict.fromkeys(keys))
+
+    def _found(self, key: str) -> Path | None:
+        """The archive in the user's folder or, without one, among the downloads."""
+        folder = self.downloads if self.folder is None else self.folder
+        paths = (folder / name for name in self._archives[key]["files"])
+        return next((path for path in paths if path.is_file()), None)
+
+    def _path(self, key: str) -> Path:
+        """The archive, downloaded if need be."""
+        path = self._found(key)
+        entries = self._archives[key].get("downloads") or []
+        if path is None:
+            return self._fetched(key, entries)
+        if self.folder is None:
+            own = (entry for entry in entries if self.downloads / entry["file"] == path)
+            verify(path, next(own, None), self._hashes)
+        return path
+
+    def _fetched(self, key: str, entries: Sequence[Mapping[str, str]]) -> Path:
+        files = " or ".join(self._archives[key]["files"])
+        advice = f"put {files} into {self.folder or self.downloads}"
+        if entries:
+            advice += f" (from {entries[0]['url']})"
+        if self.folder is not None or not entries:
+            raise DataError(f"archive {key!r} is missing: {advice}")
+        try:
+            return download(entries, self.downloads)
+        except DataError as error:
+            raise DataError(f"{advice}; downloading failed ({error})") from error
+
+    @contextmanager
+    def _open(self, part: Mapping[str, Any], code: str) -> Iterator[tuple[IO[bytes], str]]:
+        """One side of a part: its bytes, and how messages call it."""
+        path = self._path(_of_language(part["archive"], code))
+        if "members" not in part:
+            with open_bytes(path) as stream:
+                yield stream, str(path)
+            return
+        patterns = _of_language(part["members"], code)
+        patterns = [patterns] if isinstance(patterns, str) else patterns
+        # Sets that were published in one direction only serve the other one too.
+        roles = ("src", "ref") if code == self.languages[0] else ("ref", "src")
+        wanted = [p.format(lang=code, role=role) for role in roles for p in patterns]
+        with _open_member(path, list(dict.fromkeys(wanted))) as opened:
+            yield opened
+
+
+def _check_names(name: str, archives: Mapping[str, Any], splits: Mapping[str, Any]) -> None:
+    """Refuse names by which something outside of the folder would be read or written."""
+    check_file_name("name", name)
+    for split in splits:
+        check_file_name("splits", split)
+    for key, archive in archives.items():
+        for file in archive["files"]:
+            check_relative_path(f"archives.{key}.files", file)
+        for entry in archive.get("downloads") or []:
+            check_relative_path(f"archives.{key}.downloads.file", entry["file"])
+
+
+def _of_language(value: Any, code: str) -> Any:
+    return value[code] if isinstance(value, Mapping) else value
+
+
+@contextmanager
+def _open_member(archive: Path, wanted: Sequence[str]) -> Iterator[tuple[IO[bytes], str]]:
+    """The first of `wanted` that is in the archive, whatever folders are above it there.
+
+    Raises:
+        DataError: none is there, or the file is no archive.
+    """
+    with ExitStack() as opened:
+        open_file: Any
+        try:
+            if zipfile.is_zipfile(archive):
+                unzipped = opened.enter_context(zipfile.ZipFile(archive))
+                names, open_file = unzipped.namelist(), unzipped.open
+            else:
+                untarred = opened.enter_context(tarfile.open(archive))
+                names, open_file = untarred.getnames(), untarred.extractfile
+        except DAMAGED as error:
+            raise DataError(
+                f"{archive} is truncated or no zip or tar archive ({error}); get it again"
+            ) from error
+        name = _member(archive, names, wanted)
+        yield opened.enter_context(open_file(name)), f"{archive}:{name}"
+
+
+def _member(archive: Path, names: Sequence[str], wanted: Sequence[str]) -> str:
+    for pattern in wanted:
+        for name in names:
+            if name == pattern or name.endswith(f"/{pattern}"):
+                return name
+    closest = nearest(wanted[0], names)
+    hint = f"; nearest there: {closest}" if closest else f"; it holds {len(names)} other files"
+    raise DataError(f"{archive} has no {' or '.join(wanted)}{hint}")
+
+
+def _pairs(
+    source: tuple[IO[bytes], str], target: tuple[IO[bytes], str]
+) -> Iterator[tuple[str, str]]:
+    """Aligned sentences of two opened files."""
+    names = source[1], target[1]
+    if all(name.endswith((".xml", ".sgm")) for name in names):
+        return aligned_segments(read_segments(*source), read_segments(*target), *names)
+    return aligned(_sentences(*source), _sentences(*target), *names)
+
+
+def _sentences(stream: IO[bytes], name: str) -> Iterator[str]:
+    lines = decoded_lines(stream, name)
+    if "train.tags." not in name:
+        return lines
+    # entities undone as in IWSLT's xml files
+    return (unescape(line).strip() for line in lines if not line.startswith("<"))

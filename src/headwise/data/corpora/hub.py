@@ -1,0 +1,127 @@
+"""Corpora of the Hugging Face hub: their parquet files, fetched at a revision or copied by hand.
+
+Two of the four corpora are published with a loading script; for those the hub's own converted
+branch is read (`revision: refs/convert/parquet`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+
+from headwise.data.corpora.tables import find_table, table_pairs
+from headwise.data.digest import FileHashes, combined_digest
+from headwise.errors import ConfigError, DataError, refuse
+
+_SLICE = re.compile(r"(?P<split>\w+)(?:\[(?P<first>\d*):(?P<last>\d*)\])?")
+
+
+class HubSource:
+    """Splits of a data set with one `translation` column.
+
+    Args:
+        repo: data set on the hub.
+        splits: our split name -> the hub's, or a slice of rows of one: `test[0:1568]`.
+        source: language code of the source side; which side comes first on the hub is of no
+            importance, the columns are read by name.
+        target: language code of the target side.
+        cache_dir: remembers hashes of files.
+        config_name: the configuration, a folder of parquet files in the repository.
+        revision: commit, tag or branch.
+        folder: a local copy, with the files below `<config_name>/` or in itself.
+    """
+
+    def __init__(
+        self,
+        repo: str,
+        splits: dict[str, str],
+        source: str,
+        target: str,
+        cache_dir: Path,
+        config_name: str,
+        revision: str = "main",
+        folder: Path | None = None,
+    ) -> None:
+        self.repo, self.source, self.target = repo, source, target
+        self.config_name, self.revision, self.folder = config_name, revision, folder
+        self._splits = {name: _parse(name, where) for name, where in splits.items()}
+        self._hashes = FileHashes(cache_dir)
+
+    def splits(self) -> list[str]:
+        """Splits on the hub, or those of them whose files are in the local copy."""
+        return [n for n in sorted(self._splits) if self.folder is None or self.is_local([n])]
+
+    def is_local(self, splits: Sequence[str]) -> bool:
+        """Whether a local copy holds `splits`; the hub's own cache is not looked into."""
+        return self.folder is not None and all(self._found(self.folder, s) for s in splits)
+
+    def identity(self, split: str) -> str:
+        """Hash of the files and of the rows; downloads what is missing.
+
+        Raises:
+            DataError: not in the local copy, or the hub cannot be reached.
+        """
+        hashes = [self._hashes(path) for path in self._files(split)]
+        return combined_digest([str(self._splits[split]), *hashes])
+
+    def pairs(self, split: str) -> Iterator[tuple[str, str]]:
+        """The split's sentences, streamed from parquet.
+
+        Raises:
+            DataError: missing, damaged, or without one of the languages.
+        """
+        _, first, last = self._splits[split]
+        return islice(table_pairs(self._files(split), self.source, self.target), first, last)
+
+    def _files(self, split: str) -> list[Path]:
+        if split not in self._splits:
+            raise DataError(str(refuse(f"a split of {self.repo}", split, self._splits)))
+        folder = self.folder or self._fetched(split)
+        files = self._found(folder, split)
+        if not files:
+            base = self._splits[split][0]
+            raise DataError(
+                f"{folder} has no parquet files of {base!r}, such as "
+                f"{self.config_name}/{base}-00000-of-00001.parquet"
+            )
+        return files
+
+    def _found(self, folder: Path, split: str) -> list[Path]:
+        """Parquet files of a split in a copy of the repository."""
+        for below in (folder / self.config_name, folder / "data", folder):
+            found = find_table(below, self._splits[split][0]) if below.is_dir() else []
+            if found:
+                return found
+        return []
+
+    def _fetched(self, split: str) -> Path:
+        """The repository in the hub's own cache, with the split's files."""
+        files = f"{self.config_name}/{self._splits[split][0]}"
+        try:
+            from huggingface_hub import snapshot_download
+
+            copy = snapshot_download(
+                self.repo,
+                repo_type="dataset",
+                revision=self.revision,
+                allow_patterns=[f"{files}-*.parquet", f"{files}/*.parquet"],
+            )
+        except Exception as error:
+            # Several libraries below it raise classes of their own; each one means that this
+            # origin cannot be had, and the cause is kept.
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise DataError(
+                f"needs a network for {self.repo} on the Hugging Face hub ({reason}); without "
+                f"one, copy its parquet files and name their folder with data.dir="
+            ) from error
+        return Path(copy)
+
+
+def _parse(name: str, where: str) -> tuple[str, int, int | None]:
+    match = _SLICE.fullmatch(where)
+    if not match:
+        raise ConfigError(f"splits.{name} must be a split or rows of one, got {where!r}")
+    first, last = match["first"], match["last"]
+    return match["split"], int(first or 0), int(last) if last else None

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from corpus_writers import served
+from headwise.data import digest
+from headwise.data.digest import FileHashes
+from headwise.data.download import download, verify
+from headwise.errors import DataError
+
+BODY = b"an archive, let us say" * 1000
+SHA256 = hashlib.sha256(BODY).hexdigest()
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[str]:
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "served.tgz").write_bytes(BODY)
+    with served(tmp_path / "site") as address:
+        yield address
+
+
+@pytest.mark.parametrize("algorithm", ["md5", "sha1", "sha256"])
+def test_a_published_checksum_is_compared(tmp_path: Path, site: str, algorithm: str) -> None:
+    checksum = hashlib.new(algorithm, BODY).hexdigest()
+    entry = {"url": f"{site}/served.tgz", "file": "sub/a.tgz", algorithm: checksum.upper()}
+    path = download([entry], tmp_path / "got")
+    assert path == tmp_path / "got" / "sub" / "a.tgz"
+    assert path.read_bytes() == BODY
+    verify(path, entry, FileHashes(tmp_path))
+    path.write_bytes(BODY + b"more")
+    with pytest.raises(DataError, match=rf"is not the published file: {algorithm} .* Delete it"):
+        verify(path, entry, FileHashes(tmp_path))
+
+
+def test_wrong_checksum_keeps_nothing(tmp_path: Path, site: str) -> None:
+    entry = {"url": f"{site}/served.tgz", "file": "a.tgz", "md5": "0" * 32}
+    with pytest.raises(DataError, match=r"not the published file: MD5 .*expected md5:0000"):
+        download([entry], tmp_path / "got")
+    assert list((tmp_path / "got").iterdir()) == []
+
+
+def test_without_a_published_checksum_the_first_download_is_noted(
+    tmp_path: Path, site: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = download([{"url": f"{site}/served.tgz", "file": "a.tgz"}], tmp_path / "got")
+    assert "no checksum was published" in caplog.text
+    assert (tmp_path / "got" / "a.tgz.sha256").read_text() == f"{SHA256}  a.tgz\n"
+    verify(path, None, FileHashes(tmp_path))
+    path.write_bytes(b"another")
+    with pytest.raises(DataError, match=r"is not what .*a\.tgz\.sha256 recorded: sha256"):
+        verify(path, None, FileHashes(tmp_path))
+
+
+def test_second_address_serves_when_the_first_fails(tmp_path: Path, site: str) -> None:
+    entries = [
+        {"url": f"{site}/nowhere.tgz", "file": "a.tgz"},
+        {"url": f"{site}/served.tgz", "file": "b.tgz"},
+    ]
+    assert download(entries, tmp_path / "got").name == "b.tgz"
+    with pytest.raises(DataError, match=r"nowhere\.tgz: 404"):
+        download(entries[:1], tmp_path / "other")
+    closed = [{"url": "http://127.0.0.1:9/x.tgz", "file": "x.tgz"}]
+    with pytest.raises(DataError, match=r"x\.tgz: .*refused"):
+        download(closed, tmp_path / "other")
+    assert list((tmp_path / "other").iterdir()) == []
+
+
+def test_a_file_is_hashed_once_until_it_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, hashed = tmp_path / "text", []
+    path.write_bytes(BODY)
+
+    def count(p: Path, algorithm: str) -> str:
+        hashed.append(algorithm)
+        return f"{algorithm} {p.stat().st_size}"
+
+    monkeypatch.setattr(digest, "file_digest", count)
+    first = FileHashes(tmp_path / "cache")(path)
+    assert FileHashes(tmp_path / "cache")(path) == first
+    assert hashed == ["sha256"]
+    path.write_bytes(BODY * 2)
+    assert FileHashes(tmp_path / "cache")(path) != first
+    assert FileHashes(tmp_path / "cache")(path, "md5").startswith("md5")
+
+
+def test_a_cache_that_cannot_be_written_costs_only_the_work(tmp_path: Path) -> None:
+    (tmp_path / "text").write_bytes(BODY)
+    (tmp_path / "file").touch()  # no folder can be made in it, whoever asks
+    assert FileHashes(tmp_path / "file" / "cache")(tmp_path / "text") == SHA256
+
+
+def test_a_full_disk_leaves_the_old_hashes_and_no_litter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashes = FileHashes(tmp_path / "cache")
+    (tmp_path / "text").write_bytes(BODY)
+    hashes(tmp_path / "text")
+    before = hashes.path.read_bytes()
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.replace", full)
+    assert hashes(tmp_path / "text", "md5") == hashlib.md5(BODY).hexdigest()
+    assert [path.name for path in hashes.path.parent.iterdir()] == ["hashes.json"]
+    assert hashes.path.read_bytes() == before
+
+
+@pytest.mark.parametrize("content", ["{ not json", "[]"])
+def test_damaged_hashes_cost_only_the_work(tmp_path: Path, content: str) -> None:
+    hashes = FileHashes(tmp_path)
+    hashes.path.write_text(content)
+    (tmp_path / "text").write_bytes(BODY)
+    assert hashes(tmp_path / "text") == SHA256

@@ -7,7 +7,9 @@ was trained on.
 
 from __future__ import annotations
 
+import functools
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -46,7 +48,7 @@ class CleaningReport:
 
     n_read: int = 0
     n_kept: int = 0
-    dropped: dict[str, int] = field(default_factory=dict)  # rule -> pairs
+    dropped: Counter[str] = field(default_factory=Counter)  # by rule
     truncated: bool = False  # reading stopped at max_train_pairs
 
     def as_dict(self) -> dict[str, Any]:
@@ -65,44 +67,29 @@ class CleaningReport:
 
 
 class Normaliser:
-    """The normalisations of a config, bound to the languages of the two sides."""
+    """The normalisations of a config: `source(text)` and `target(text)`, bound to the languages."""
 
     def __init__(self, names: Iterable[str], source: str, target: str) -> None:
-        self._source: list[Callable[[str], str]] = []
-        self._target: list[Callable[[str], str]] = []
+        chosen = []
         for name in names:
             if name not in NORMALISATIONS:
                 raise refuse("data.cleaning.normalise", name, NORMALISATIONS)
-            language, function = NORMALISATIONS[name]
-            if language not in (source, target):
+            chosen.append(NORMALISATIONS[name])
+            if chosen[-1][0] not in (source, target):
                 raise ConfigError(
-                    f"data.cleaning.normalise: {name} changes {language!r} text, but the "
+                    f"data.cleaning.normalise: {name} changes {chosen[-1][0]!r} text, but the "
                     f"languages are {source!r} and {target!r}; leave it out"
                 )
-            if language == source:
-                self._source.append(function)
-            if language == target:
-                self._target.append(function)
-
-    def source(self, text: str) -> str:
-        """A sentence of the source side, normalised."""
-        return _applied(self._source, text)
-
-    def target(self, text: str) -> str:
-        """A sentence of the target side, normalised."""
-        return _applied(self._target, text)
+        self.source = _composed([change for language, change in chosen if language == source])
+        self.target = _composed([change for language, change in chosen if language == target])
 
     def __call__(self, pairs: Iterator[tuple[str, str]]) -> Iterator[tuple[str, str]]:
-        """The pairs, normalised; the same iterator when there is nothing to do."""
-        if not self._source and not self._target:
-            return pairs
+        """The pairs, normalised."""
         return ((self.source(source), self.target(target)) for source, target in pairs)
 
 
-def _applied(functions: Iterable[Callable[[str], str]], text: str) -> str:
-    for function in functions:
-        text = function(text)
-    return text
+def _composed(functions: list[Callable[[str], str]]) -> Callable[[str], str]:
+    return lambda text: functools.reduce(lambda done, change: change(done), functions, text)
 
 
 class Cleaner:
@@ -169,7 +156,7 @@ class Cleaner:
             report.n_read += 1
             rule = self.verdict(source, target)
             if rule is not None:
-                report.dropped[rule] = report.dropped.get(rule, 0) + 1
+                report.dropped[rule] += 1
                 continue
             report.n_kept += 1
             yield source, target

@@ -16,7 +16,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -234,66 +234,53 @@ def _given_folder(config: DataConfig) -> Path | None:
     if config.dir is not None:
         return Path(config.dir).expanduser()
     shelf = os.environ.get("HEADWISE_DATA")
-    if shelf and config.folder:
-        folder = Path(shelf).expanduser() / config.folder
-        if folder.is_dir():
-            return folder
-    return None
+    folder = Path(shelf or "").expanduser() / (config.folder or "")
+    return folder if shelf and config.folder and folder.is_dir() else None
 
 
 def _from_folder(config: DataConfig, folder: Path, cache_dir: Path) -> Source:
     """Text in `folder`, else the original archives or parquet files in it."""
     text = FolderSource(folder, config.source, config.target, config.files, cache_dir)
-    wanted = _wanted(config, text.splits())
-    needed = {split for split, key in wanted.items() if key != "test"}
-    if needed <= set(text.splits()):
-        for split in wanted:
-            text.require(split)
-        return text
-    for number, node in enumerate(config.origins):
-        origin = _make(node, f"data.origins[{number}]", config, cache_dir, folder)
-        if origin is None:
-            continue
-        if set(origin.splits()) & needed:
-            # The right folder; if a test set or half of the corpus is missing, this says which.
-            for split in _wanted(config, origin.splits()):
-                origin.identity(split)
-            return origin
-    for split in wanted:
-        text.require(split)
-    raise AssertionError("a split was missing and then was not")
+    for source in (text, *_origins(config, cache_dir, folder)):
+        known = set(source.splits())
+        wanted = _wanted(config, known)
+        needed = {split for split, key in wanted.items() if key != "test"}
+        # Archives of half the corpus are the right folder too; `identity` says what is missing.
+        if needed <= known or (source is not text and needed & known):
+            return _checked(source, wanted)
+    return _checked(text, _wanted(config, text.splits()))
 
 
 def _from_origins(config: DataConfig, cache_dir: Path) -> Source:
     reasons: list[str] = []
-    origins: list[tuple[Source, list[str]]] = []  # with the splits wanted of each
-    for number, node in enumerate(config.origins):
-        origin = _make(node, f"data.origins[{number}]", config, cache_dir, None)
-        if origin is None:
-            continue
+    complete: list[tuple[Source, list[str]]] = []  # with the splits wanted of each
+    for origin in _origins(config, cache_dir, None):
         known = origin.splits()
         wanted = _wanted(config, known)
         absent = [split for split in wanted if split not in known]
         if absent:
             reasons.append(str(refuse(f"data.{wanted[absent[0]]}", absent[0], known)))
         else:
-            origins.append((origin, list(wanted)))
+            complete.append((origin, list(wanted)))
     # What is on disk comes first, whatever its place in the list.
-    origins.sort(key=lambda one: not getattr(one[0], "is_local", lambda splits: True)(one[1]))
-    for origin, splits in origins:
+    complete.sort(key=lambda one: not getattr(one[0], "is_local", lambda splits: True)(one[1]))
+    for origin, splits in complete:
         try:
-            for split in splits:
-                origin.identity(split)
-            return origin
+            return _checked(origin, splits)
         except DataError as error:
             reasons.append(str(error))
     raise DataError(_advice(config, reasons))
 
 
-def _make(
-    node: Any, key: str, config: DataConfig, cache_dir: Path, folder: Path | None
-) -> Source | None:
-    """The origin of a yaml node; None when it cannot read from the user's `folder`."""
+def _checked(source: Source, splits: Iterable[str]) -> Source:
+    """`source`, with the material of `splits` on disk; a `DataError` says what is missing."""
+    for split in splits:
+        source.identity(split)
+    return source
+
+
+def _origins(config: DataConfig, cache_dir: Path, folder: Path | None) -> Iterator[Source]:
+    """The origins of the yaml; of the user's `folder`, those that can read from one."""
     from headwise.instantiate import instantiate, target_class
 
     offered = {
@@ -302,12 +289,12 @@ def _make(
         "cache_dir": cache_dir,
         "folder": folder,
     }
-    accepted = inspect.signature(target_class(node, key)).parameters
-    if folder is not None and "folder" not in accepted:
-        return None
-    runtime = {name: value for name, value in offered.items() if name in accepted}
-    source: Source = instantiate(node, key, **runtime)
-    return source
+    for number, node in enumerate(config.origins):
+        key = f"data.origins[{number}]"
+        accepted = inspect.signature(target_class(node, key)).parameters
+        if folder is None or "folder" in accepted:
+            runtime = {name: value for name, value in offered.items() if name in accepted}
+            yield instantiate(node, key, **runtime)
 
 
 def _advice(config: DataConfig, reasons: list[str]) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from headwise.data.corpora.tables import SUFFIXES, find_table, table_pairs, table_stem
@@ -11,13 +11,8 @@ from headwise.data.corpora.text import file_pairs
 from headwise.data.digest import FileHashes, combined_digest
 from headwise.errors import DataError, nearest
 
-
-@dataclass(frozen=True)
-class _Located:
-    """Where a split was found: two aligned files, or the shards of a table."""
-
-    paths: tuple[Path, ...]
-    is_table: bool
+# The files of a split, and what reads their pairs.
+_Found = tuple[tuple[Path, ...], Callable[[], Iterator[tuple[str, str]]]]
 
 
 class FolderSource:
@@ -52,11 +47,11 @@ class FolderSource:
         self._hashes = FileHashes(cache_dir)
         if not self.folder.is_dir():
             raise DataError(_missing_folder(self.folder))
-        self._located = self._locate_all()
+        self._found = self._find_all()
 
     def splits(self) -> list[str]:
         """Names of the splits that are here."""
-        return sorted(self._located)
+        return sorted(self._found)
 
     def pairs(self, split: str) -> Iterator[tuple[str, str]]:
         """The split's sentences, streamed.
@@ -65,19 +60,16 @@ class FolderSource:
             DataError: not here, misaligned, empty, not UTF-8 or damaged.
         """
         self.require(split)
-        located = self._located[split]
-        if located.is_table:
-            return table_pairs(located.paths, self.source, self.target)
-        return file_pairs(located.paths[0], located.paths[1])
+        return self._found[split][1]()
 
     def identity(self, split: str) -> str:
         """Hash of the split's files."""
         self.require(split)
-        return combined_digest([self._hashes(p) for p in self._located[split].paths])
+        return combined_digest([self._hashes(path) for path in self._found[split][0]])
 
     def require(self, split: str) -> None:
         """Raise a `DataError` that says what was looked for unless `split` is here."""
-        if split in self._located:
+        if split in self._found:
             return
         stems = self.files.get(split, [split])
         half = self._half_found(stems)
@@ -93,34 +85,26 @@ class FolderSource:
             f"Splits there: {', '.join(self.splits()) or 'none'}."
         )
 
-    def _locate_all(self) -> dict[str, _Located]:
-        located: dict[str, _Located] = {}
-        for split, stems in self.files.items():
-            for stem in stems:
-                found = self._locate(stem)
-                if found:
-                    located[split] = found
-                    break
-        taken = {stem for stems in self.files.values() for stem in stems}
-        for stem in self._stems() - taken - set(located):
-            found = self._locate(stem)
-            if found:
-                located[stem] = found
-        return located
+    def _find_all(self) -> dict[str, _Found]:
+        named = {stem for stems in self.files.values() for stem in stems}
+        others = {stem: [stem] for stem in self._stems() - named - set(self.files)}
+        found: dict[str, _Found] = {}
+        for split, stems in (others | self.files).items():
+            one = next(filter(None, map(self._find, stems)), None)
+            if one is not None:
+                found[split] = one
+        return found
 
-    def _locate(self, stem: str) -> _Located | None:
+    def _find(self, stem: str) -> _Found | None:
         first, second = (self._side(stem, code) for code in (self.source, self.target))
         if first and second:
-            return _Located((first, second), is_table=False)
-        table = find_table(self.folder, stem)
-        return _Located(tuple(table), is_table=True) if table else None
+            return (first, second), partial(file_pairs, first, second)
+        table = tuple(find_table(self.folder, stem))
+        return (table, partial(table_pairs, table, self.source, self.target)) if table else None
 
     def _side(self, stem: str, language: str) -> Path | None:
-        for suffix in ("", ".gz"):
-            path = self.folder / f"{stem}.{language}{suffix}"
-            if path.is_file():
-                return path
-        return None
+        paths = (self.folder / f"{stem}.{language}{suffix}" for suffix in ("", ".gz"))
+        return next((path for path in paths if path.is_file()), None)
 
     def _stems(self) -> set[str]:
         """Stems of all that lies here and could be a split."""

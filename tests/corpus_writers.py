@@ -17,7 +17,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from headwise.config_dir import config_dir
-from headwise.schema import DataConfig
+from headwise.schema import CleaningConfig, DataConfig
 
 Pairs = Sequence[tuple[str, str]]
 
@@ -33,8 +33,9 @@ def data_config(name: str, **changes: Any) -> DataConfig:
         if not defaults:
             break
         (name,) = [entry for entry in defaults if entry != "_self_"]
-    typed = OmegaConf.merge(OmegaConf.structured(DataConfig), *nodes)
-    return OmegaConf.merge(typed, changes)  # type: ignore[return-value]
+    typed = OmegaConf.merge(OmegaConf.structured(DataConfig), *nodes, changes)
+    content: Any = OmegaConf.to_container(typed)
+    return DataConfig(**{**content, "cleaning": CleaningConfig(**content["cleaning"])})
 
 
 def sentences(source: str, target: str, n: int, tag: str = "") -> Pairs:

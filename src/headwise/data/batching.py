@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -50,14 +51,10 @@ class Batch:
         return self._each(Tensor.pin_memory)
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> Batch:
-        return replace(
-            self,
-            source_BS=change(self.source_BS),
-            source_lengths_B=change(self.source_lengths_B),
-            target_in_BT=change(self.target_in_BT),
-            target_out_BT=change(self.target_out_BT),
-            target_lengths_B=change(self.target_lengths_B),
-        )
+        changed: dict[str, Any] = {
+            key: change(value) for key, value in vars(self).items() if isinstance(value, Tensor)
+        }
+        return replace(self, **changed)
 
 
 @dataclass(frozen=True)

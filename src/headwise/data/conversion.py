@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from tqdm import tqdm
@@ -45,17 +45,22 @@ class ParallelText:
 
 def write_text(pairs: Iterator[Pair], paths: Sequence[Path], progress: bool = False) -> int:
     """Write a stream of pairs in the layout; returns their number."""
-    bar = tqdm(
-        desc=f"reading {paths[0].stem}",
-        unit=" pairs",
-        unit_scale=True,
-        disable=None if progress else True,  # None: at a terminal only
-        leave=False,
-    )
-    with bar, FlatWriter(paths[0]) as source, FlatWriter(paths[1]) as target:
+    with (
+        progress_bar(f"reading {paths[0].stem}", progress) as bar,
+        FlatWriter(paths[0]) as source,
+        FlatWriter(paths[1]) as target,
+    ):
         while chunk := list(islice(pairs, CHUNK_PAIRS)):
             for writer, side in zip((source, target), zip(*chunk, strict=True), strict=True):
                 lines = [text.replace("\n", " ").encode() + b"\n" for text in side]
                 writer.append(b"".join(lines), np.fromiter(map(len, lines), np.int64))
             bar.update(len(chunk))
     return source.n_rows
+
+
+def progress_bar(what: str, shown: bool, n_pairs: int | None = None) -> tqdm[NoReturn]:
+    """A bar over pairs; where it is shown, then at a terminal only."""
+    hidden = None if shown else True
+    return tqdm(
+        desc=what, total=n_pairs, unit=" pairs", unit_scale=True, disable=hidden, leave=False
+    )

@@ -20,9 +20,9 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
-from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf import MISSING
 
 from headwise.data.cache import make_once
 from headwise.data.cleaning import Cleaner, CleaningReport, Normaliser
@@ -170,7 +170,7 @@ def open_corpus(config: DataConfig, cache_dir: Path) -> Corpus:
     """Find the corpus that `config` describes; see the head of this file for where.
 
     Args:
-        config: a `DataConfig`, also as a typed OmegaConf node.
+        config: of `conf/data/`.
         cache_dir: downloads and hashes of files are kept here.
 
     Returns:
@@ -182,28 +182,25 @@ def open_corpus(config: DataConfig, cache_dir: Path) -> Corpus:
         DataError: the corpus, or one of its splits, is nowhere; the message says what to put
             where.
     """
-    settings = check_data_config(config)
-    cache_dir = Path(cache_dir)
-    given = _given_folder(settings)
-    if given is not None:
-        source = _from_folder(settings, given, cache_dir)
+    check_data_config(config)
+    folder = _given_folder(config)
+    if folder is not None:
+        source = _from_folder(config, folder, cache_dir)
     else:
-        source = _from_origins(settings, cache_dir)
-    tests = list(settings.test)
-    if not tests and not settings.origins:
+        source = _from_origins(config, cache_dir)
+    tests = list(config.test)
+    if not tests and not config.origins:
         tests = [split for split in source.splits() if split.startswith("test")]
-    return Corpus(replace(settings, test=tests), source, cache_dir)
+    return Corpus(replace(config, test=tests), source, cache_dir)
 
 
-def check_data_config(config: DataConfig) -> DataConfig:
-    """The config as a plain dataclass, its languages and rules known to be usable."""
-    if isinstance(config, DictConfig):
-        typed = OmegaConf.merge(OmegaConf.structured(DataConfig), config)
-        missing = sorted(OmegaConf.missing_keys(typed))
-        if not missing:
-            config = cast(DataConfig, OmegaConf.to_object(typed))
-    else:
-        missing = [key for key in ("name", "source", "target") if getattr(config, key) == MISSING]
+def check_data_config(config: DataConfig) -> None:
+    """Refuse languages, names and rules that are wrong for any text.
+
+    Raises:
+        ConfigError: naming the key, the value and what is allowed.
+    """
+    missing = [key for key in ("name", "source", "target") if getattr(config, key) == MISSING]
     if missing:
         keys = ", ".join(f"data.{key}" for key in missing)
         raise ConfigError(f"{keys} must be given, for example data.source=de data.target=en")
@@ -217,7 +214,6 @@ def check_data_config(config: DataConfig) -> DataConfig:
         check_file_name("data.test", split)
     Normaliser(config.cleaning.normalise, config.source, config.target)
     Cleaner(config.cleaning, config.target)
-    return config
 
 
 def _wanted(config: DataConfig, known: Collection[str]) -> dict[str, str]:

@@ -80,9 +80,6 @@ def prepare_corpus(
         DataError: a split has no pairs.
         HeadwiseError: the cache cannot be written.
     """
-    config = TokenizerConfig(  # plain, also where an OmegaConf node was given
-        **{field.name: getattr(config, field.name) for field in dataclasses.fields(TokenizerConfig)}
-    )
     check_tokenizer_config(config)
     given = given_tokenizers(config)
     fingerprint = _fingerprint(corpus, config, given, seed)

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import sentencepiece
-from tqdm import tqdm
 
+from headwise.data.conversion import progress_bar
 from headwise.data.store import FlatWriter, TextStore, beside, id_dtype
 from headwise.data.tokenizer import UNK, Tokenizer, TokenizerPair
 from headwise.data.workers import SPAWN, follow_parent, n_cores
@@ -70,8 +70,6 @@ class EncodedShard:
     ids: tuple[Ints, Ints]
     lengths: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
     kept: npt.NDArray[np.int64]
-    n_unknown: tuple[int, int]
-    n_read: int
 
 
 def encode_corpus(job: EncodingJob, n_pairs: int, n_workers: int | None) -> Iterator[EncodedShard]:
@@ -119,17 +117,9 @@ def write_encoded(
 
     Returns counts: pairs kept and dropped, pieces, their mean a sentence, the share of unk.
     """
-    bar = tqdm(
-        desc=f"encoding {path.name}",
-        total=n_pairs,
-        unit=" pairs",
-        unit_scale=True,
-        disable=None if progress else True,  # None: at a terminal only
-        leave=False,
-    )
     n_ids, n_unknown, kept = [0, 0], [0, 0], []
     with (
-        bar,
+        progress_bar(f"encoding {path.name}", progress, n_pairs) as bar,
         FlatWriter(beside(path, ".source")) as source,
         FlatWriter(beside(path, ".target")) as target,
     ):
@@ -137,9 +127,9 @@ def write_encoded(
             for side, writer in enumerate((source, target)):
                 writer.append(shard.ids[side].astype(dtype), shard.lengths[side])
                 n_ids[side] += len(shard.ids[side])
-                n_unknown[side] += shard.n_unknown[side]
+                n_unknown[side] += int((shard.ids[side] == UNK).sum())
             kept.append(shard.kept)
-            bar.update(shard.n_read)
+            bar.update(job.shard_pairs)
     np.save(beside(path, ".rows.npy"), np.concatenate(kept))
     counts: dict[str, Any] = {"pairs": source.n_rows, "dropped_too_long": n_pairs - source.n_rows}
     for side, name in enumerate(("source", "target")):
@@ -184,8 +174,6 @@ class ShardEncoder:
             ids=(source, target),
             lengths=(source_lengths[is_kept], target_lengths[is_kept]),
             kept=rows[is_kept],
-            n_unknown=(int((source == UNK).sum()), int((target == UNK).sum())),
-            n_read=len(rows),
         )
 
     def _encode_side(self, side: int, rows: npt.NDArray[np.int64], shard: int) -> FlatRows:

@@ -6,7 +6,7 @@ import json
 import logging
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,25 +36,30 @@ def make_once(
     manifest = read_manifest(folder)
     if manifest is not None:
         return manifest
-    with _lock(folder, key):
-        manifest = read_manifest(folder)
-        if manifest is not None:
-            return manifest
+    with _explain_write_errors(folder, key):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with locked(folder.with_name(folder.name + ".lock")):
+            # a process that we waited for may have made it
+            return read_manifest(folder) or _make(folder, make)
+
+
+def _make(folder: Path, make: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+    if folder.exists():
+        log.warning("%s is incomplete and is made again", folder)
+    partial = folder.with_name(folder.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        partial.mkdir()
+        manifest = make(partial)
+        sizes = {path.name: path.stat().st_size for path in sorted(partial.iterdir())}
+        record = json.dumps({"sizes": sizes, "manifest": manifest}, indent=1)
+        (partial / MANIFEST).write_text(record, encoding="utf-8")
         if folder.exists():
-            log.warning("%s is incomplete and is made again", folder)
-        partial = folder.with_name(folder.name + ".partial")
+            shutil.rmtree(folder)
+        partial.rename(folder)
+    except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
-        try:
-            with _explain_write_errors(folder, key):
-                partial.mkdir()
-                manifest = make(partial)
-                _write_manifest(partial, manifest)
-                if folder.exists():
-                    shutil.rmtree(folder)
-                partial.rename(folder)
-        except BaseException:
-            shutil.rmtree(partial, ignore_errors=True)
-            raise
+        raise
     return manifest
 
 
@@ -68,22 +73,6 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
     return manifest if whole else None
-
-
-def _write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
-    sizes = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
-    record = {"sizes": sizes, "manifest": manifest}
-    (folder / MANIFEST).write_text(json.dumps(record, indent=1), encoding="utf-8")
-
-
-@contextmanager
-def _lock(folder: Path, key: str) -> Iterator[None]:
-    path = folder.with_name(folder.name + ".lock")
-    with ExitStack() as held:
-        with _explain_write_errors(folder, key):
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            held.enter_context(locked(path))
-        yield
 
 
 @contextmanager

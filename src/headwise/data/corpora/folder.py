@@ -87,9 +87,9 @@ class FolderSource:
 
     def _find_all(self) -> dict[str, _Found]:
         named = {stem for stems in self.files.values() for stem in stems}
-        others = {stem: [stem] for stem in self._stems() - named - set(self.files)}
+        others = {stem: [stem] for stem in self._stems() - named}
         found: dict[str, _Found] = {}
-        for split, stems in (others | self.files).items():
+        for split, stems in (*others.items(), *self.files.items()):
             one = next(filter(None, map(self._find, stems)), None)
             if one is not None:
                 found[split] = one

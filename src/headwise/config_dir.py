@@ -17,12 +17,6 @@ def config_dir() -> Path:
     return packaged if packaged.is_dir() else Path(__file__).parents[2] / "conf"
 
 
-def machine_cache_dir() -> Path:
-    """The cache of this machine: `HEADWISE_CACHE`, else what `conf/paths/default.yaml` names."""
-    paths = OmegaConf.load(config_dir() / "paths" / "default.yaml")
-    return Path(str(paths.cache)).expanduser()
-
-
 def composed(*overrides: str) -> DictConfig:
     """What `python train.py` composes with some overrides."""
     from hydra import compose, initialize_config_dir

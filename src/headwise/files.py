@@ -77,6 +77,11 @@ def remove_partial(folder: Path) -> None:
         left.unlink(missing_ok=True)
 
 
+def machine_cache_dir() -> Path:
+    """The cache of this machine: `HEADWISE_CACHE`, else as `conf/paths/default.yaml` has it."""
+    return Path(os.environ.get("HEADWISE_CACHE", "~/.cache/headwise")).expanduser()
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a small file all or not at all."""
     with replacing(path) as temporary:

@@ -13,6 +13,7 @@ from command_line import CommandLine, run_folders, small_overrides, write_corpus
 from headwise.analysis.tables import FOLDER, OTHERS
 from headwise.attention.build import unsupported_sites
 from headwise.config_dir import config_dir, group_choices, group_node
+from headwise.files import read_json
 from headwise.schema import SITES
 from headwise.tasks.settings import _warn_of_warmup
 from headwise.track.jsonl import read_jsonl
@@ -72,6 +73,8 @@ def test_a_variant_of_ones_own_trains_and_translates(
     longer = (*found, *small_overrides(tmp_path, "attention=uniform", "trainer.max_updates=3"))
     (run / "environment.json").write_text("", encoding="utf-8")  # a record that nothing needs
     assert headwise("train", *longer).code == 0
+    kernels = read_json(run / "environment.json")["kernels"]
+    assert {"losses", "dropout", "linear maps"} <= kernels.keys()
     known = {site: [[0.5, 1.5]] for site in SITES}
     records = [row for row in read_jsonl(run / "heads.jsonl") if "evenness" in row]
     assert [row["update"] for row in records] == [0, 1, 2, 3]  # as often as α would be

@@ -15,7 +15,7 @@ from headwise.attention.mask import Mask
 from headwise.attention.place import Place
 from headwise.attention.protocol import Attention
 from headwise.config_dir import group_node
-from headwise.kernels import native
+from headwise.kernels import choice, native
 from triton_marks import needs_triton
 from weights_recorded import with_weights
 
@@ -113,7 +113,7 @@ def test_without_kernels_a_layer_computes_the_same(
 ) -> None:
     monkeypatch.setattr(native, "takes", lambda scores: False)
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    assert_fused_equals_formed(layer(variant), 150, caplog, "torch alone")
+    assert_fused_equals_formed(layer(variant), 150, caplog, "no C++ kernels")
 
 
 class TestTriton:
@@ -149,7 +149,7 @@ def test_decoder_with_all_choices(
     }
     torch.manual_seed(1)
     attention = AttentionFactory(choices)(Place("decoder_self", 1, 2, 16))
-    n = fused.KEYS_WORTH_IT + 12
+    n = choice.KEYS_WORTH_IT + 12
     states = torch.randn(1, n, 32, generator=torch.Generator().manual_seed(2))
     calls = []
     real = fused.attention

@@ -109,6 +109,11 @@ class AlphaEntmax(FusedNormaliser):
         mask = context.dense_mask(scores_BHQK)
         return entmax.alpha_entmax(scores_BHQK, self.row_alpha(context), dim=-1, mask=mask)
 
+    @property
+    def alpha_per_query(self) -> bool:  # type: ignore[override]
+        """Whether α depends on the query."""
+        return self.alpha_weight is not None
+
     def row_alpha(self, context: ScoreContext) -> Tensor:
         """α of every row of scores, broadcastable to (B, H, Q, 1)."""
         if self.alpha_weight is None:

@@ -26,9 +26,11 @@ from headwise.decode.translator import Translator
 from headwise.errors import Interrupted, RunError
 from headwise.files import read_json, remove_partial
 from headwise.instantiate import instantiate
+from headwise.losses.loss import Loss
 from headwise.model.build import build_model
+from headwise.model.kernels import kernels_of
 from headwise.model.transformer import Transformer
-from headwise.precision import ask_for_same_bits
+from headwise.precision import ask_for_same_bits, resolve_precision
 from headwise.report.outcome import draw, run_results, summary
 from headwise.runs.environment import versions
 from headwise.runs.failure import Failure, UntouchedRun
@@ -252,6 +254,7 @@ class _Run:
             seed_everything(self.config.seed, "model")
             model = self._model(prepared)
             loss = instantiate(self.config.loss, "loss")
+            self._verify_kernels(model, loss)
             validator = Validator(model, loss, prepared, self.config, self.ranks)
             with stop_request(self.ranks.is_main) as stop, self._batches(prepared) as batches:
                 trainer = self._trainer(validator, batches, stop)
@@ -300,6 +303,15 @@ class _Run:
             origin = RunFolder.existing(self.config.init_from, "init_from")
             start_from(model, self.config, origin, tokenizers)
         return model.to(self.ranks.device)
+
+    def _verify_kernels(self, model: Transformer, loss: Loss) -> None:
+        """Verify the kernels of the run, and remember which it uses."""
+        is_half = resolve_precision(self.config.trainer.precision, self.ranks.device) == "bf16"
+        low, alpha = torch.bfloat16 if is_half else torch.float32, getattr(loss, "alpha", 1.0)
+        used = kernels_of(model, alpha, low, self.ranks.gather)
+        if self.ranks.is_main:
+            known = read_json(self.folder.path / "environment.json")
+            self.folder.write_json("environment.json", known | {"kernels": used})
 
     def _batches(self, prepared: PreparedCorpus) -> Prefetched:
         return training_batches(self.config, prepared, self.ranks, self._scratch)

@@ -27,9 +27,10 @@ import torch
 from torch import Tensor
 
 from headwise.entmax.solver import CHUNK_SCORES, solve
-from headwise.kernels import native, triton_device, triton_maps
+from headwise.kernels import choice, native, triton_maps
 from headwise.kernels.operators import register
 from headwise.kernels.problem import ALPHAS, Power, Visible, beta_of, check_alpha
+from headwise.kernels.verification import Reference
 
 # Above, exp(y) - 1 - y as it stands; below, its series, which is accurate where p > 1e-9.
 BETA_SERIES = 0.1
@@ -66,6 +67,8 @@ def weights(scores_BHQK: Tensor, alpha: Tensor | None, mask: Tensor | None, powe
     Raises:
         ValueError: α outside of [1, 2], on a CPU.
     """
+    if not torch.compiler.is_compiling():
+        choice.maps(scores_BHQK, power, REFERENCE)  # verified here, not inside of the operator
     found: Tensor = _OPERATOR(scores_BHQK, alpha, mask, int(power))
     return found
 
@@ -74,12 +77,13 @@ def _weights(scores: Tensor, alpha: Tensor | None, mask: Tensor | None, power: i
     check_alpha(alpha)
     beta = beta_of(alpha)
     scores = scores.contiguous()
-    if native.takes(scores):
+    kernel = choice.maps(scores, Power(power)).kernel
+    if kernel == choice.CPP:
         visible = Visible(None if mask is None else native.readable(mask))
         return native.forward(scores, beta, Power(power), visible)
     if power == Power.EXP:
         return _softmax(scores, mask)
-    if triton_device.takes(scores):
+    if kernel == choice.TRITON:
         return triton_maps.forward(scores, beta, Power(power), mask)
     n_keys = scores.shape[-1]
     if mask is None:
@@ -99,18 +103,22 @@ def _weights_backward(
     """Gradients of the scores and, of every row (B, H, Q, 1), of α; empty if not asked for."""
     beta = beta_of(alpha)
     grad = grad.contiguous()
-    if native.takes(weights):
+    kernel = choice.maps(weights, Power(power)).kernel
+    if kernel == choice.CPP:
         return native.backward(weights, grad, beta, Power(power), with_alpha)
     if power == Power.EXP:
         of_scores = torch.ops.aten._softmax_backward_data(grad, weights, -1, weights.dtype)
         return of_scores, weights.new_empty(0)
-    if triton_device.takes(weights):
+    if kernel == choice.TRITON:
         return triton_maps.backward(weights, grad, beta, Power(power), with_alpha)
     grad_scores = torch.empty_like(weights)
     grad_rows = weights.new_zeros((*weights.shape[:-1], 1)) if with_alpha else None
     rows = _rows(beta, weights, Power(power))
     _backward(weights, grad, rows, Power(power), grad_scores, grad_rows)
     return grad_scores, weights.new_empty(0) if grad_rows is None else grad_rows
+
+
+REFERENCE = Reference(_weights, _weights_backward)  # given float64, which no kernel takes
 
 
 def _softmax(scores: Tensor, mask: Tensor | None) -> Tensor:

@@ -34,7 +34,7 @@ from torch import Tensor
 from headwise.compilation import outside_graphs
 from headwise.entmax import function
 from headwise.entmax.solver import solve
-from headwise.kernels import loss_operators, native, native_loss
+from headwise.kernels import choice, loss_operators, native_loss
 from headwise.kernels.native_loss import NO_CLASS
 from headwise.kernels.problem import POWERS, Power
 from headwise.precision import each_place_written_once
@@ -100,7 +100,8 @@ def entmax_loss_and_support(
     if not 0 <= label_smoothing < 1:
         raise ValueError(f"label_smoothing must be in [0, 1), got {label_smoothing}")
     scores_NV, target_N = scores.reshape(-1, scores.shape[-1]), target.reshape(-1)
-    compute = loss_operators.loss_and_support if loss_operators.takes(scores) else _apply
+    found = choice.losses(scores, float(alpha), function.REFERENCE)
+    compute = _apply if found.kernel == choice.TORCH else loss_operators.loss_and_support
     loss_N, support_N = compute(
         scores_NV, target_N, float(alpha), float(label_smoothing), ignore_index
     )
@@ -110,7 +111,10 @@ def entmax_loss_and_support(
 def log_softmax(scores: Tensor) -> Tensor:
     """Logarithm of softmax along the last axis, float32 (float64 for such scores); (..., V)."""
     is_differentiated = torch.is_grad_enabled() and scores.requires_grad
-    if native.takes(scores) and not is_differentiated:
+    if (
+        not is_differentiated
+        and choice.losses(scores, 1.0, function.REFERENCE).kernel == choice.CPP
+    ):
         scores_NV = scores.reshape(-1, scores.shape[-1])
         return native_loss.log_softmax(scores_NV).view(scores.shape)
     return scores.to(torch.promote_types(scores.dtype, torch.float32)).log_softmax(-1)
@@ -133,7 +137,7 @@ def log_entmax(scores: Tensor, alpha: float) -> Tensor:
         return log_softmax(scores)
     wide = torch.promote_types(scores.dtype, torch.float32)
     scores_NV = scores.reshape(-1, scores.shape[-1])
-    if loss_operators.takes(scores_NV):
+    if choice.losses(scores_NV, float(alpha), function.REFERENCE).kernel != choice.TORCH:
         log_p_NV = _probabilities(scores_NV.to(wide), float(alpha))
         # on a CPU the logarithm of 0 is slow; a negative number / 0 is -inf as well
         sign_NV = log_p_NV.sign()

@@ -147,7 +147,7 @@ def _shape(query: Tensor, key: Tensor) -> tuple[int, int, int, int]:
     return n_batch, n_heads, n_queries, key.shape[2]
 
 
-def _attention(
+def forward(
     query: Tensor, key: Tensor, value: Tensor, alpha: Tensor | None, mask: Tensor | None,
     lengths: Tensor | None, seed: Tensor | None,
     power: int, is_causal: bool, offset: int, dropout: float, scale: float,
@@ -203,7 +203,7 @@ def _add(total: Tensor, left: Tensor, right: Tensor, scale: float) -> None:
         total.add_(left @ right, alpha=scale)
 
 
-def _attention_backward(
+def backward(
     grad: Tensor, query: Tensor, key: Tensor, value: Tensor, threshold: Tensor,
     alpha: Tensor | None, mask: Tensor | None, lengths: Tensor | None, seed: Tensor | None,
     power: int, is_causal: bool, offset: int, dropout: float, scale: float, with_alpha: bool,
@@ -294,7 +294,7 @@ _SHARED = (
 )
 _OPERATOR = register(
     f"attention(Tensor query, Tensor key, Tensor value, {_SHARED}) -> (Tensor, Tensor)",
-    _attention,
+    forward,
     _fake,
     _keep,
     _differentiate,
@@ -302,7 +302,7 @@ _OPERATOR = register(
 _BACKWARD = register(
     f"attention_backward(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor threshold, "
     f"{_SHARED}, bool with_alpha) -> (Tensor, Tensor, Tensor, Tensor)",
-    _attention_backward,
+    backward,
     _fake_backward,
 )
 register_flop_formula(torch.ops.headwise.attention)(attention_flops)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from headwise.kernels import native
+from headwise.kernels import choice, native
 from headwise.kernels.native_dropout import drop, drop_and_add, drop_relu, drop_relu_backward
 from headwise.kernels.problem import Draws
 
@@ -73,7 +73,7 @@ def add_dropout(values: Tensor, added: Tensor, rate: float) -> Tensor:
 
 
 def _suits(values: Tensor) -> bool:
-    return not torch.compiler.is_compiling() and native.takes(values)
+    return choice.dropout(values).kernel == choice.CPP
 
 
 def _draws(rate: float) -> Draws:

@@ -8,20 +8,16 @@ Letters: N rows, V classes.
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from headwise.kernels import native, native_loss, triton_device, triton_loss
+from headwise.kernels import native, native_loss, triton_loss
 from headwise.kernels.native_loss import NO_CLASS
 from headwise.kernels.operators import register
 from headwise.kernels.problem import ALPHAS, Power
-
-
-def takes(scores: Tensor) -> bool:
-    """Whether there are kernels for such scores."""
-    return native.takes(scores) or triton_device.takes(scores)
 
 
 def loss_and_support(
@@ -30,7 +26,7 @@ def loss_and_support(
     """As `headwise.entmax.losses.entmax_loss_and_support`.
 
     Args:
-        scores_NV: such that `takes` says yes.
+        scores_NV: that a kernel takes, by `choice.losses`.
         target_N: int64.
         alpha: in [1, 2].
         smoothing: ε of uniform smoothing.
@@ -66,8 +62,8 @@ def cross_entropy_(
     """Sums of smoothed cross-entropy and of the negative log-likelihood of rows.
 
     Args:
-        scores_NV: such that `takes` says yes, contiguous. With `with_gradient` the gradient of
-            the first sum takes their place.
+        scores_NV: that a kernel takes, by `choice.losses`, contiguous. With `with_gradient` the
+            gradient of the first sum takes their place.
         target_N: int64.
         smoothing: ε; the target distribution is (1-ε)·one-hot + ε/V.
         ignore_index: targets that do not count.
@@ -117,8 +113,7 @@ def _losses(
     scores: Tensor, target: Tensor, alpha: float, smoothing: float, left_out: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Of every row: the loss without and with smoothing, the support, maximum and threshold."""
-    read = native_loss.read if native.takes(scores) else triton_loss.read
-    value, support, total, threshold = read(scores, alpha, smoothing > 0)
+    value, support, total, threshold = _rows_of(scores).read(scores, alpha, smoothing > 0)
     gold = scores.gather(1, target[:, None])[:, 0].float()
     # rounding may leave a loss of 0 just below it
     plain = loss = (value + (threshold[:, 0] - gold)).clamp_min_(0.0)
@@ -127,6 +122,11 @@ def _losses(
             total = total - scores[:, left_out]
         loss = plain + smoothing * (gold - total / _n_smoothed(scores, left_out))
     return plain, loss, support, threshold
+
+
+def _rows_of(scores: Tensor) -> ModuleType:
+    """The kernels of the device."""
+    return native_loss if native.takes(scores) else triton_loss
 
 
 def _n_smoothed(scores: Tensor, left_out: int) -> int:
@@ -138,9 +138,9 @@ def _write_gradient(
     scores: Tensor, threshold: Tensor, out: Tensor, scale: Tensor, target: Tensor,
     alpha: float, smoothing: float, left_out: int,
 ) -> None:  # fmt: skip
-    of_rows = native_loss if native.takes(scores) else triton_loss
     share = smoothing / _n_smoothed(scores, left_out)
-    of_rows.write_gradient(scores, threshold, out, scale, target, alpha, smoothing, share, left_out)
+    given = (scores, threshold, out, scale, target)
+    _rows_of(scores).write_gradient(*given, alpha, smoothing, share, left_out)
 
 
 def _forward(

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from headwise.compilation import constant_in_graphs
-from headwise.config_dir import machine_cache_dir
+from headwise.files import machine_cache_dir
 from headwise.kernels.problem import EVERYTHING, Draws, Power, Visible
 
 SOURCES = Path(__file__).parent / "csrc"
@@ -41,6 +41,7 @@ OPTIONS = (
     "-fPIC",
 )
 SECONDS_TO_COMPILE = 300
+TYPES = (torch.float32, torch.bfloat16)
 
 log = logging.getLogger(__name__)
 
@@ -74,13 +75,17 @@ class Problem(ctypes.Structure):
 
 def takes(scores: Tensor) -> bool:
     """Whether the kernels compute this: float32 or bfloat16 on a CPU, and they could be built."""
-    is_known = scores.device.type == "cpu" and scores.dtype in (torch.float32, torch.bfloat16)
-    return is_known and _are_there()
+    return scores.device.type == "cpu" and scores.dtype in TYPES and _are_there()
 
 
 def reason_without() -> str | None:
     """Why there are no kernels, or None if there are."""
     return _library()[1]
+
+
+def build_digest() -> str:
+    """A name of what was built: sources, options, compiler and processor."""
+    return Path(functions()._name).stem
 
 
 @constant_in_graphs

@@ -91,10 +91,11 @@ def attention_of_few(
     return context_BQHE.transpose(1, 2)
 
 
-def _attend(
+def attend(
     query: Tensor, key: Tensor, value: Tensor, alpha: Tensor | None, mask: Tensor | None,
     lengths: Tensor | None, power: int, is_causal: bool, offset: int, scale: float,
 ) -> Tensor:  # fmt: skip
+    """The operator: the context (B, Q, H, E)."""
     if not _fit(query, key, value):
         raise ValueError(
             "attention of few queries needs queries (B, H, Q, E) and keys and values (B, H, K, E) "
@@ -132,7 +133,7 @@ def _fake(query: Tensor, *rest: Any) -> Tensor:
 _OPERATOR = register(
     "attention_of_few(Tensor query, Tensor key, Tensor value, Tensor? alpha, Tensor? mask, "
     "Tensor? lengths, int power, bool is_causal, int offset, float scale) -> Tensor",
-    _attend,
+    attend,
     _fake,
 )
 register_flop_formula(torch.ops.headwise.attention_of_few)(attention_flops)

@@ -50,6 +50,11 @@ def refusal(
     return _shape_refusal(query, key, value)
 
 
+def holds_rows(key: Tensor) -> bool:
+    """Whether the scores of a query stay on the chip, or are formed anew in each pass."""
+    return triton_operators.blocks(key.shape[2], key.shape[3], key.element_size())[0]
+
+
 def _shape_refusal(query: Tensor, key: Tensor, value: Tensor) -> str | None:
     if query.dtype not in TYPES or not query.dtype == key.dtype == value.dtype:
         return (

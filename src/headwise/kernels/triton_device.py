@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import hashlib
+import importlib.metadata
 import importlib.util
 import os
 import shutil
@@ -61,6 +64,22 @@ def takes(values: Tensor) -> bool:
 @constant_in_graphs  # of a device: asked of a tensor, a graph would be run to have its values
 def _can_run(device: torch.device) -> bool:
     return device_refusal(device) is None
+
+
+@functools.cache
+def build_digest() -> str:
+    """A name of what is compiled and where it runs: sources, versions, device and driver."""
+    digest = hashlib.sha256()
+    for source in sorted(Path(__file__).parent.glob("triton_*.py")):
+        digest.update(source.read_bytes())
+    driver = Path("/proc/driver/nvidia/version")
+    device = "interpreter"
+    if torch.cuda.is_available():
+        device = str(torch.cuda.get_device_properties(torch.cuda.current_device()))
+        device += driver.read_text() if driver.is_file() else ""
+    facts = (importlib.metadata.version("triton"), torch.__version__, device, is_interpreted())
+    digest.update(repr(facts).encode())
+    return digest.hexdigest()[:20]
 
 
 def check(*tensors: Tensor) -> None:

@@ -49,7 +49,7 @@ class Tiles:
     stages: int
 
 
-def _blocks(n_keys: int, head_dim: int, itemsize: int) -> tuple[bool, int]:
+def blocks(n_keys: int, head_dim: int, itemsize: int) -> tuple[bool, int]:
     """`resident` and `block` of `Tiles`.
 
     The number of keys is compared and nothing else, so that a graph which is compiled for any
@@ -66,7 +66,7 @@ def _blocks(n_keys: int, head_dim: int, itemsize: int) -> tuple[bool, int]:
 
 def tiles(n_queries: int, n_keys: int, head_dim: int, itemsize: int) -> Tiles:
     """The cut of a call, from its sizes alone, so that nothing is timed at run time."""
-    resident, block = _blocks(n_keys, head_dim, itemsize)
+    resident, block = blocks(n_keys, head_dim, itemsize)
     padded = power_of_two(head_dim)
     n_bytes = padded * itemsize
     n_row = power_of_two(n_keys)
@@ -138,7 +138,7 @@ def _options(
     }
 
 
-def _launch_forward(
+def launch_forward(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -151,6 +151,7 @@ def _launch_forward(
     scale: float,
     power: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Context, centre, top, shift and marks of blocks."""
     from headwise.kernels import triton_forward, triton_streaming
 
     n_batch, n_heads, n_queries, head_dim = query.shape
@@ -198,7 +199,7 @@ def _fake_forward(
     n_batch, n_heads, n_queries, head_dim = query.shape
     n_keys = key.shape[2]
     rows = query.new_empty(n_batch, n_heads, n_queries, dtype=torch.float32)
-    resident, block = _blocks(n_keys, head_dim, query.element_size())
+    resident, block = blocks(n_keys, head_dim, query.element_size())
     n_lines, n_items = (0, 0) if resident else (-(-n_queries // block), -(-n_keys // block))
     live = query.new_empty(n_batch, n_heads, n_lines, n_items, dtype=torch.uint8)
     return _room(query), _room(query), rows, torch.empty_like(rows), live
@@ -220,7 +221,7 @@ def _live_lists(live: Tensor, by_keys: bool) -> tuple[Tensor, Tensor]:
     return lists, counts
 
 
-def _launch_backward(
+def launch_backward(
     grad: Tensor,
     query: Tensor,
     key: Tensor,
@@ -239,6 +240,7 @@ def _launch_backward(
     power: int,
     has_alpha: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of query, key, value, and of α for every query (or empty)."""
     from headwise.kernels import triton_backward
 
     n_batch, n_heads, n_queries, head_dim = query.shape
@@ -305,7 +307,7 @@ _INPUTS = "Tensor query, Tensor key, Tensor value, Tensor alpha, Tensor? lengths
 
 forward = register(
     f"triton_entmax_forward({_INPUTS}, {_CALL}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
-    _launch_forward,
+    launch_forward,
     _fake_forward,
     _keep,
     _differentiate,
@@ -314,7 +316,7 @@ forward = register(
 _BACKWARD = register(
     f"triton_entmax_backward(Tensor grad, {_INPUTS}, Tensor centre, Tensor top, Tensor shift, "
     f"Tensor live, {_CALL}, bool has_alpha) -> (Tensor, Tensor, Tensor, Tensor)",
-    _launch_backward,
+    launch_backward,
     _fake_backward,
     dispatch="CompositeExplicitAutograd",
 )

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from headwise.data.tokenizer import PAD
+from headwise.entmax.function import REFERENCE
 from headwise.entmax.losses import entmax_loss_and_support, log_entmax, log_softmax
 from headwise.errors import require
-from headwise.kernels import loss_operators
+from headwise.kernels import choice, loss_operators
 from headwise.losses.output_map import OutputMap
 from headwise.losses.vocabulary_loss import RowSums, projected_loss
 from headwise.precision import each_place_written_once
@@ -101,7 +102,7 @@ class CrossEntropy(Loss):
 
     def of_rows(self, logits_RV: Tensor, target_R: Tensor, with_gradient: bool) -> RowSums:
         """See `Loss.of_rows`."""
-        if not loss_operators.takes(logits_RV):
+        if choice.losses(logits_RV, 1.0, REFERENCE).kernel == choice.TORCH:
             return smoothed_cross_entropy(logits_RV, target_R, self.label_smoothing, with_gradient)
         loss, nll = loss_operators.cross_entropy_(
             logits_RV, target_R, self.label_smoothing, PAD, with_gradient
@@ -144,7 +145,7 @@ class EntmaxLoss(Loss):
 
     def of_rows(self, logits_RV: Tensor, target_R: Tensor, with_gradient: bool) -> RowSums:
         """See `Loss.of_rows`."""
-        if not loss_operators.takes(logits_RV):
+        if choice.losses(logits_RV, self.alpha, REFERENCE).kernel == choice.TORCH:
             return super().of_rows(logits_RV, target_R, with_gradient)
         loss, support = loss_operators.entmax_loss_(
             logits_RV, target_R, self.alpha, self.label_smoothing, PAD, with_gradient

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from headwise.config_dir import machine_cache_dir
 from headwise.data.batching import Batch, evaluation_batches
 from headwise.data.corpora.text import decoded_lines, open_bytes
 from headwise.data.corpus import joined_splits, open_corpus
 from headwise.data.names import check_file_name
 from headwise.data.store import EncodedSplit
 from headwise.errors import DataError
+from headwise.files import machine_cache_dir
 from headwise.losses.loss import Loss
 from headwise.metrics.bleu import score_translations
 from headwise.runs.folder import RunFolder

@@ -1,0 +1,389 @@
+"""Kernels are compared with float64 before they are used, and torch takes the place of wrong ones.
+
+A case is a kernel with what it is compiled or branches for. It computes a small problem, forward
+and backward, on the device that it is for; what it should have computed comes from the float64
+reference, which the caller hands in. A case that raises or differs is not used: one warning names
+it. Verdicts hold for the process; those of computed results stand in the user's cache folder for
+later processes with the same build and device.
+
+A case runs in a thread of its own, so that neither autograd, autocast, a transform nor a mode of
+the caller is in the way, and draws from generators of its own.
+
+Letters: B batch, H heads, Q and K numbers of queries and keys, E head width, N rows, V classes.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from headwise.compilation import constant_in_graphs
+from headwise.files import machine_cache_dir, write_text
+from headwise.kernels import (
+    cpu_attention,
+    native,
+    native_attention,
+    native_dropout,
+    native_loss,
+    triton_device,
+    triton_loss,
+    triton_maps,
+    triton_operators,
+)
+from headwise.kernels.problem import ALPHAS, Draws, Power, Visible, beta_of
+
+# Largest error of each type, relative to the largest value or 1. Right kernels stay far below.
+TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 1e-2}
+RATE = 0.25  # of dropout
+SMOOTHING = 0.1
+LONG = 300  # keys of a row that Triton's attention does not hold on the chip
+
+log = logging.getLogger(__name__)
+
+
+class Case(NamedTuple):
+    """A kernel, as far as it is verified at once.
+
+    Attributes:
+        kernel: its name, a key of `CHECKS`.
+        device: type of the device.
+        dtype: of what it reads.
+        power: the map.
+        width: of a head, for attention.
+        dropout: whether weights are dropped, for attention.
+    """
+
+    kernel: str
+    device: str
+    dtype: torch.dtype
+    power: Power = Power.EXP
+    width: int = 0
+    dropout: bool = False
+
+    def __str__(self) -> str:
+        more = f", heads {self.width} wide" if self.width else ""
+        more += ", dropout" if self.dropout else ""
+        return f"{self.kernel} ({str(self.dtype).removeprefix('torch.')}, {self.power.name}{more})"
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The mathematics in float64.
+
+    Attributes:
+        weights: (scores (B, H, Q, K), α or None, mask or None, power) -> weights.
+        backward: (weights, gradient, α or None, power, whether α's is wanted) -> gradients of the
+            scores and, (B, H, Q, 1) or empty, of α.
+    """
+
+    weights: Callable[[Tensor, Tensor | None, Tensor | None, int], Tensor]
+    backward: Callable[[Tensor, Tensor, Tensor | None, int, bool], tuple[Tensor, Tensor]]
+
+
+# What a kernel computed, beside what it should have: (name, computed, expected)
+Pairs = Iterator[tuple[str, Tensor, Tensor]]
+
+_VERDICTS: dict[Case, str | None] = {}  # why a case is not used; None: it is right
+
+
+def verdict(case: Case) -> str | None:
+    """Why a case is not to be used, or None if it was found right."""
+    return _VERDICTS.get(case, "it is not verified")
+
+
+@constant_in_graphs
+def verdict_in_graph(*fields: Any) -> str | None:
+    """The same for a graph that is being compiled."""
+    return verdict(Case(*fields))
+
+
+def verify(case: Case, reference: Reference | None) -> None:
+    """Find a verdict on a case that has none yet; a wrong one is warned of.
+
+    Args:
+        case: what is verified.
+        reference: what it is compared with; dropout needs none.
+    """
+    if case in _VERDICTS:
+        return
+    path = _remembered(case)
+    known = _read(path)
+    if str(case) in known:
+        found = known[str(case)]
+    else:
+        found, is_computed = _judge(case, reference)
+        if is_computed:
+            _write(path, known | {str(case): found})
+    _VERDICTS[case] = found
+    if found is not None:
+        _warn(case, found)
+
+
+def refused() -> dict[Case, str]:
+    """The cases that were found wrong."""
+    return {case: reason for case, reason in _VERDICTS.items() if reason is not None}
+
+
+def refuse(wrong: dict[Case, str]) -> None:
+    """Take over what another process found wrong."""
+    for case, reason in wrong.items():
+        if _VERDICTS.get(case) is None:
+            _VERDICTS[case] = reason
+            _warn(case, reason)
+
+
+def _warn(case: Case, reason: str) -> None:
+    log.warning("%s: not used, torch computes instead, as %s", case, reason)
+
+
+def _judge(case: Case, reference: Reference | None) -> tuple[str | None, bool]:
+    """The verdict, and whether it is remembered: what raises is tried by the next process."""
+    with ThreadPoolExecutor(1) as thread:
+        try:
+            return thread.submit(_difference, case, reference).result(), True
+        except Exception as error:  # noqa: BLE001 - whatever it is, torch takes its place
+            first = next(iter(str(error).splitlines()), "")
+            return f"it raised {type(error).__name__}: {first}", False
+
+
+@torch.no_grad()
+def _difference(case: Case, reference: Reference | None) -> str | None:
+    for name, found, expected in CHECKS[case.kernel](case, reference):
+        found, expected = found.detach().to("cpu", torch.float64), expected.to(torch.float64)
+        error = float((found - expected).abs().max() / expected.abs().max().clamp_min(1))
+        if not error <= TOLERANCES[case.dtype]:  # NaN too
+            return f"its {name} differ from float64 by {error:.2g}"
+    return None
+
+
+def _remembered(case: Case) -> Path:
+    """Where verdicts on this build of a kernel, on this device, are remembered."""
+    build = native.build_digest() if case.kernel.startswith("C++") else triton_device.build_digest()
+    return machine_cache_dir() / "verified" / f"{build}-{_own_digest()}.json"
+
+
+@functools.cache
+def _own_digest() -> str:
+    """A hash of how cases are judged."""
+    return hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:8]
+
+
+def _read(path: Path) -> dict[str, str | None]:
+    try:
+        known = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return known if isinstance(known, dict) else {}
+
+
+def _write(path: Path, known: dict[str, str | None]) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, json.dumps(known, indent=1, ensure_ascii=False))
+    except OSError as error:
+        log.info("verdicts on kernels are not remembered: %s", error)
+
+
+def _drawer(case: Case) -> Callable[..., Tensor]:
+    """Draws numbers of the case's type, on its device."""
+    generator = torch.Generator().manual_seed(1)
+
+    def draw(*shape: int, scale: float = 1.0) -> Tensor:
+        drawn = torch.randn(shape, generator=generator, dtype=torch.float32) * scale
+        return drawn.to(case.device, case.dtype)
+
+    return draw
+
+
+def _alphas(case: Case) -> Tensor | None:
+    """α of two heads (1, 2, 1, 1), on the case's device."""
+    if case.power is not Power.ANY:
+        return None
+    return torch.tensor([1.1, 1.6], dtype=torch.float32, device=case.device).view(1, 2, 1, 1)
+
+
+def _exact(values: Tensor) -> Tensor:
+    return values.to("cpu", torch.float64)
+
+
+def _maps(case: Case, reference: Reference) -> Pairs:
+    draw, alpha = _drawer(case), _alphas(case)
+    scores, grad = draw(1, 2, 4, 37, scale=2.0), draw(1, 2, 4, 37)
+    mask = torch.arange(37, device=case.device) < torch.tensor([37, 0, 9, 1])[:, None].to(
+        case.device
+    )
+    beta, with_alpha = beta_of(alpha), alpha is not None
+    mask = mask[None, None]
+    if case.kernel.startswith("C++"):
+        weights = native.forward(scores, beta, case.power, Visible(mask))
+        found = native.backward(weights, grad, beta, case.power, with_alpha)
+    else:
+        weights = triton_maps.forward(scores, beta, case.power, mask)
+        found = triton_maps.backward(weights, grad, beta, case.power, with_alpha)
+    exact_alpha = None if alpha is None else _exact(alpha)
+    yield "weights", weights, reference.weights(_exact(scores), exact_alpha, mask.cpu(), case.power)
+    # of the weights as they were rounded: at the border of the support gradients jump
+    given = (_exact(weights), _exact(grad), exact_alpha)
+    expected = reference.backward(*given, case.power, with_alpha)
+    yield "gradients", found[0], expected[0]
+    if with_alpha:
+        yield "gradients of α", found[1], expected[1]
+
+
+class _Attention:
+    """A small problem of attention, computed by the kernel of a case and in float64."""
+
+    def __init__(self, case: Case, reference: Reference) -> None:
+        self.case, self.reference, self.alpha = case, reference, _alphas(case)
+        draw, width = _drawer(case), case.width
+        n_queries, n_keys = (3, 20) if "few" in case.kernel else (7, 20)
+        if "streaming" in case.kernel:
+            n_keys = LONG
+        self.query = draw(2, 2, n_queries, width, scale=2.0)
+        self.grad = draw(2, 2, n_queries, width)
+        self.key, self.value = draw(2, 2, n_keys, width), draw(2, 2, n_keys, width)
+        self.n_seen = n_keys // 2 if "streaming" in case.kernel else n_keys
+        self.lengths = torch.tensor([self.n_seen, self.n_seen - 5], device=case.device)
+        self.offset, self.scale = self.n_seen - n_queries, width**-0.5
+        self.rate = RATE if case.dropout else 0.0
+
+    def forward(self, value: Tensor) -> tuple[Tensor, ...]:
+        """Context, and what the kernel keeps."""
+        heads = (self.query, self.key, value)
+        power = int(self.case.power)
+        if "few" in self.case.kernel:
+            places: tuple[Any, ...] = (None, self.lengths, power, True, self.offset, self.scale)
+            return (native_attention.attend(*heads, self.alpha, *places).transpose(1, 2),)
+        if self.case.kernel.startswith("C++"):
+            return cpu_attention.forward(*heads, *self._shared())
+        return triton_operators.launch_forward(*heads, *self._shared())
+
+    def _shared(self) -> tuple[Any, ...]:
+        power = int(self.case.power)
+        if self.case.kernel.startswith("C++"):
+            seed = torch.tensor(5, dtype=torch.int64) if self.rate else None
+            settings: tuple[Any, ...] = (power, True, self.offset, self.rate, self.scale)
+            return (self.alpha, None, self.lengths, seed, *settings)
+        alphas = [ALPHAS.get(self.case.power, 0.0)] * 2
+        alpha_H = torch.tensor(alphas) if self.alpha is None else self.alpha.flatten()
+        words = None
+        if self.rate:
+            generator = torch.Generator().manual_seed(2)
+            shape = (2, *self.query.shape[:3])
+            words = torch.randint(-(2**31), 2**31, shape, generator=generator, dtype=torch.int64)
+            words = words.to(self.case.device, torch.int32)
+        settings = (True, self.offset, self.rate, self.scale, power)
+        return (alpha_H.to(self.case.device), self.lengths, words, *settings)
+
+    def backward(self, kept: tuple[Any, ...]) -> tuple[Tensor, ...]:
+        """Gradients of query, key, value, and of α for each query."""
+        heads, shared = (self.query, self.key, self.value), self._shared()
+        has_alpha = self.alpha is not None
+        if self.case.kernel.startswith("C++"):
+            of_cpu: tuple[Any, ...] = (self.grad, *heads, *kept, *shared, has_alpha)
+            return cpu_attention.backward(*of_cpu)
+        given = (self.grad, *heads, *shared[:3], *kept, *shared[3:], has_alpha)
+        return triton_operators.launch_backward(*given)
+
+    def dropped(self) -> Tensor:
+        """Weights (B, H, Q, K) after dropout: contexts of the rows of a unit matrix, in parts."""
+        n_keys, width = self.key.shape[2:]
+        parts = []
+        for first in range(0, self.n_seen, width):
+            some = torch.zeros_like(self.value)
+            some[:, :, first : first + width].diagonal(dim1=2, dim2=3).fill_(1)
+            parts.append(_exact(self.forward(some)[0]))
+        seen = torch.cat(parts, -1)[..., : self.n_seen]
+        return nn.functional.pad(seen, (0, n_keys - self.n_seen))
+
+    def pairs(self) -> Pairs:
+        power, alpha = self.case.power, None if self.alpha is None else _exact(self.alpha)
+        query, key, value, grad = map(_exact, (self.query, self.key, self.value, self.grad))
+        keys = torch.arange(key.shape[2])
+        last = torch.arange(query.shape[2])[:, None] + self.offset
+        mask = (keys < self.lengths.cpu()[:, None, None, None]) & (keys <= last)
+        p = self.reference.weights(query @ key.mT * self.scale, alpha, mask, power)
+        factor = torch.ones_like(p)
+        if self.rate:
+            dropped = self.dropped()
+            factor = (dropped > p).to(p.dtype) / (1 - self.rate)
+            yield "dropped weights", dropped, p * factor
+            share = factor[p > 0.01].mean()  # of what stays, over that expected
+            yield "shares of dropped weights", share.round(), torch.ones_like(share)
+        context, *kept = self.forward(self.value)
+        yield "contexts", context, (p * factor) @ value
+        if "few" in self.case.kernel:
+            return
+        found = self.backward(tuple(kept))
+        of_weights = (grad @ value.mT) * factor
+        with_alpha = alpha is not None
+        of_scores, of_alpha = self.reference.backward(p, of_weights, alpha, power, with_alpha)
+        yield "gradients of queries", found[0], self.scale * of_scores @ key
+        yield "gradients of keys", found[1], self.scale * of_scores.mT @ query
+        yield "gradients of values", found[2], (p * factor).mT @ grad
+        if with_alpha:
+            yield "gradients of α", found[3].reshape(of_alpha.shape), of_alpha
+
+
+def _attention(case: Case, reference: Reference) -> Pairs:
+    return _Attention(case, reference).pairs()
+
+
+def _losses(case: Case, reference: Reference) -> Pairs:
+    alpha = ALPHAS.get(case.power, 1.3)
+    rows = native_loss if case.kernel.startswith("C++") else triton_loss
+    scores = _drawer(case)(4, 53, scale=3.0)
+    exact = _exact(scores)
+    target = torch.tensor([0, 5, 52, 17])
+    same = torch.full((1, 1, 1, 1), alpha, dtype=torch.float64)
+    p = reference.weights(exact[None, None], same, None, Power.ANY)[0, 0]
+    entropy = -torch.special.xlogy(p, p) if alpha == 1 else (p - p**alpha) / (alpha * (alpha - 1))
+    shifted = exact - exact.amax(1, keepdim=True)
+    value, support, total, threshold = rows.read(scores, alpha, True)
+    yield "losses", value, (p * shifted + entropy).sum(1)
+    yield "sizes of supports", support, (p > 1e-30).sum(1)
+    assert total is not None
+    yield "sums of scores", total, exact.sum(1)
+    out, share = torch.empty_like(scores), SMOOTHING / 53
+    scale = torch.ones(4, dtype=torch.float32, device=case.device)
+    given = (scores, threshold, out, scale, target.to(case.device))
+    rows.write_gradient(*given, alpha, SMOOTHING, share, native_loss.NO_CLASS)
+    gold = nn.functional.one_hot(target, 53)
+    yield "gradients", out, p - (1 - SMOOTHING) * gold - share
+
+
+def _dropout(case: Case, _: Reference | None) -> Pairs:
+    draw, draws = _drawer(case), Draws(5, RATE)
+    values, added = draw(1003), draw(1003)
+    dropped = native_dropout.drop(values, draws)
+    factor = (dropped != 0).to(torch.float64) / (1 - RATE)
+    yield "entries", dropped, values.double() * factor
+    yield "share", factor.mean().round(decimals=1), torch.ones(())
+    yield "sums", native_dropout.drop_and_add(values, added, draws), added + values * factor
+    relu = native_dropout.drop_relu(values, draws)
+    yield "positive entries", relu, values.clamp_min(0) * factor
+    slope = native_dropout.drop_relu_backward(added, relu, draws)
+    yield "gradients", slope, added * factor * (values > 0)
+
+
+CHECKS: dict[str, Callable[[Case, Any], Pairs]] = {
+    "C++ maps": _maps,
+    "C++ attention": _attention,
+    "C++ attention of few queries": _attention,
+    "C++ losses": _losses,
+    "C++ dropout": _dropout,
+    "Triton maps": _maps,
+    "Triton attention": _attention,
+    "Triton attention, streaming": _attention,
+    "Triton losses": _losses,
+}

@@ -1,0 +1,75 @@
+"""Verifies the kernels that a model may take when it is built, and names those it takes."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headwise.attention.fused import FusedNormaliser
+from headwise.attention.scores import ScoreAttention
+from headwise.entmax.function import REFERENCE
+from headwise.kernels import choice, linear, verification
+
+Gather = Callable[[list[Any]], list[Any]]
+
+
+def kernels_of(
+    model: nn.Module, alpha: float | None, low: torch.dtype, gather: Gather = list
+) -> dict[str, str]:
+    """What computes the parts of a model, and why: part -> kernel (reason).
+
+    Every kernel that may be taken, in training or a search, is verified unless that is remembered.
+    What one rank finds wrong, none takes.
+
+    Args:
+        model: on its device.
+        alpha: of the loss over the vocabulary; None where nothing is trained.
+        low: type of matrix products, autocast's where it is on.
+        gather: lists of all ranks, joined.
+    """
+    device = next(model.parameters()).device
+    _chosen(model, alpha, device, low)
+    wrong = verification.refused()
+    for one in gather([wrong]):
+        verification.refuse(one)
+    return _chosen(model, alpha, device, low)
+
+
+def _chosen(
+    model: nn.Module, alpha: float | None, device: torch.device, low: torch.dtype
+) -> dict[str, str]:
+    """The choices of `headwise.kernels.choice` for the tensors that pass through the model."""
+
+    def empty(*shape: int, dtype: torch.dtype = low) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=device)
+
+    found: dict[str, set[str]] = defaultdict(set)
+    scores = empty(1, 1, 1, 1, dtype=torch.float32)
+    for normaliser in model.modules():
+        if isinstance(normaliser, FusedNormaliser):
+            found["maps"].add(str(choice.maps(scores, normaliser.power, REFERENCE)))
+    for attention in model.modules():
+        if not (isinstance(attention, ScoreAttention) and attention.normaliser.is_fused):
+            continue
+        normaliser = attention.normaliser
+        assert isinstance(normaliser, FusedNormaliser)
+        keys = empty(1, 1, choice.KEYS_WORTH_IT, attention.place.head_dim)
+        for part, queries, rate in (
+            ("attention in training", keys, attention.dropout),
+            ("attention", keys, 0.0),
+            ("attention of few queries", keys[:, :, :1], 0.0),
+        ):
+            with torch.set_grad_enabled(part != "attention of few queries"):
+                kernel = normaliser.kernel(queries, keys, keys, False, rate)
+            found[part].add(str(kernel))
+    if alpha is not None:
+        found["losses"] = {str(choice.losses(empty(1, 1), alpha, REFERENCE))}
+    for dtype in {low, torch.float32}:
+        found["dropout"].add(str(choice.dropout(empty(1, dtype=dtype))))
+    is_onednn = device.type == "cpu" and low in linear.TYPES
+    found["linear maps"] = {"oneDNN" if is_onednn else "torch"}
+    return {part: ", ".join(sorted(names)) for part, names in found.items()}

@@ -1,0 +1,240 @@
+"""Broken kernels are noticed before they are used, named, and replaced by torch."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from headwise.entmax import alpha_entmax, entmax15, entmax_loss
+from headwise.entmax.function import REFERENCE
+from headwise.kernels import choice, native, native_dropout, triton_device, verification
+from headwise.kernels.dropout import dropout
+from headwise.kernels.problem import Power
+from headwise.kernels.verification import Case
+from triton_marks import DEVICE, needs_triton
+
+needs_kernels = pytest.mark.skipif(
+    native.reason_without() is not None, reason=str(native.reason_without())
+)
+MAPS = Case("C++ maps", "cpu", torch.float32, Power.SQUARE)
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """No verdicts yet, and a place of their own for new ones; built kernels stay where they are."""
+    monkeypatch.setattr(verification, "_VERDICTS", {})
+    monkeypatch.setattr(verification, "machine_cache_dir", lambda: tmp_path)
+    return tmp_path / "verified"
+
+
+@pytest.fixture
+def scores() -> Tensor:
+    return torch.randn(2, 3, 20, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture
+def broken_cpp(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """C++ kernels of which the maps weigh every key too much."""
+    sources = tmp_path / "csrc"
+    shutil.copytree(native.SOURCES, sources)
+    path = sources / "forward.h"
+    text = path.read_text()
+    assert BREAK[0] in text
+    path.write_text(text.replace(*BREAK))
+    monkeypatch.setattr(native, "SOURCES", sources)
+    monkeypatch.setattr(native, "OPTIONS", tuple(o.replace("-O3", "-O1") for o in native.OPTIONS))
+    monkeypatch.setenv("HEADWISE_CACHE", str(tmp_path))
+    native._library.cache_clear()
+    yield
+    native._library.cache_clear()
+
+
+BREAK = ("rows.shift, rows.correction);", "rows.shift, rows.correction + 0.01f);")
+
+
+def assert_half_right(scores: Tensor) -> None:
+    """1.5-entmax and its gradient are those of float64."""
+    ours = scores.clone().requires_grad_()
+    exact = scores.double().requires_grad_()
+    for given in (ours, exact):
+        entmax15(given)[..., 0].square().sum().backward()
+    torch.testing.assert_close(entmax15(ours).double(), entmax15(exact), rtol=0, atol=1e-6)
+    torch.testing.assert_close(ours.grad.double(), exact.grad, rtol=0, atol=1e-5)
+
+
+@needs_kernels
+@pytest.mark.usefixtures("broken_cpp")
+def test_a_broken_cpp_kernel_is_caught_and_named(
+    scores: Tensor, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert (native.forward(scores[None], None, Power.SQUARE).sum(-1) - 1).abs().max() > 1e-3
+    assert_half_right(scores)
+    assert_half_right(scores)
+    assert [record.message for record in caplog.records if record.levelno == logging.WARNING] == [
+        caplog.messages[-1]  # one, however often it is called
+    ]
+    assert "C++ maps (float32, SQUARE): not used, torch computes instead" in caplog.text
+    assert "weights differ from float64" in caplog.text
+    assert choice.maps(scores, Power.SQUARE).kernel == choice.TORCH
+
+
+class TestTriton:
+    pytestmark = needs_triton
+
+    def test_a_broken_kernel_is_caught_and_named(
+        self, scores: Tensor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        import triton
+
+        from headwise.kernels import triton_rows
+
+        @triton.jit
+        def newton(shift_M, mass_M, slope_M, beta, shift_max):  # type: ignore[no-untyped-def]
+            return shift_M + 0.05
+
+        monkeypatch.setattr(triton_rows, "newton", newton)
+        monkeypatch.setattr(triton_rows, "N_MOMENT_PASSES", 0)
+        monkeypatch.setattr(native, "takes", lambda values: False)
+        monkeypatch.setattr(triton_device, "takes", lambda v: v.dtype in triton_device.TYPES)
+        alpha = torch.tensor([1.2], device=DEVICE)
+        found = alpha_entmax(scores.to(DEVICE), alpha)
+        torch.testing.assert_close(
+            found.cpu().double(), alpha_entmax(scores.double(), 1.2), rtol=0, atol=1e-5
+        )
+        assert "Triton maps (float32, ANY): not used, torch computes instead" in caplog.text
+
+    def test_attention_is_verified_with_and_without_dropout(self) -> None:
+        for has_dropout in (False, True):
+            case = Case("Triton attention", DEVICE, torch.float32, Power.SQUARE, 16, has_dropout)
+            verification.verify(case, REFERENCE)
+            assert verification.verdict(case) is None
+
+
+@needs_kernels
+def test_a_kernel_that_raises_is_tried_again_by_the_next_process(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    values = torch.ones(100)
+
+    def fail(*given: Any) -> Tensor:
+        raise MemoryError("no memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(native_dropout, "drop", fail)
+        dropped = dropout(values, 0.5)
+    assert set(dropped.tolist()) == {0.0, 2.0}
+    assert "C++ dropout (float32, EXP): not used" in caplog.text
+    assert "it raised MemoryError: no memory" in caplog.text
+    assert not cache.exists()
+
+
+@needs_kernels
+def test_a_verdict_is_remembered_for_the_build(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verification.verify(MAPS, REFERENCE)
+    (file,) = cache.iterdir()
+    assert json.loads(file.read_text()) == {str(MAPS): None}
+    verification._VERDICTS.clear()
+    with monkeypatch.context() as patch:
+        patch.setitem(verification.CHECKS, MAPS.kernel, None)  # type: ignore[arg-type]
+        start = time.perf_counter()
+        verification.verify(MAPS, REFERENCE)
+        assert time.perf_counter() - start < 0.01
+    assert verification.verdict(MAPS) is None
+    verification._VERDICTS.clear()
+    file.write_text(json.dumps({str(MAPS): "it was wrong"}))
+    verification.verify(MAPS, REFERENCE)
+    assert verification.verdict(MAPS) == "it was wrong"
+    verification._VERDICTS.clear()
+    monkeypatch.setattr(native, "build_digest", lambda: "another build")
+    verification.verify(MAPS, REFERENCE)
+    assert verification.verdict(MAPS) is None
+
+
+@needs_kernels
+def test_every_cpp_kernel_is_right_and_generators_stay(scores: Tensor) -> None:
+    state = torch.get_rng_state()
+    with torch.autocast("cpu", torch.bfloat16), torch.inference_mode():
+        for kernel in verification.CHECKS:
+            for power in Power if kernel.startswith("C++") else ():
+                for dtype in native.TYPES:
+                    for width in (5, 64) if "attention" in kernel else (0,):
+                        case = Case(kernel, "cpu", dtype, power, width, kernel == "C++ attention")
+                        verification.verify(case, REFERENCE)
+                        assert verification.verdict(case) is None, case
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@needs_kernels
+def test_what_another_rank_found_wrong_is_not_used(caplog: pytest.LogCaptureFixture) -> None:
+    verification.verify(MAPS, REFERENCE)
+    assert not verification.refused()
+    verification.refuse({MAPS: "rank 1 differs"})
+    verification.refuse({MAPS: "rank 2 differs"})
+    assert verification.refused() == {MAPS: "rank 1 differs"}
+    assert len(caplog.records) == 1
+
+
+@needs_kernels
+def test_a_graph_takes_no_kernel_that_is_not_verified(scores: Tensor) -> None:
+    target = torch.zeros(6, dtype=torch.int64)
+
+    @torch.compile(backend="eager")
+    def compiled(scores: Tensor) -> Tensor:
+        return entmax_loss(scores.flatten(0, 1), target, 1.5)
+
+    found = compiled(scores)
+    assert not verification._VERDICTS
+    torch.testing.assert_close(found, entmax_loss(scores.flatten(0, 1), target, 1.5))
+    assert verification._VERDICTS
+
+
+DOUBLE = "no kernels for float64 on cpu"
+FEW, MANY = torch.zeros(1, 2, 3, 8), torch.zeros(1, 2, 200, 8)
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    ("query", "key", "power", "dropout", "expected"),
+    [
+        (FEW, MANY, Power.ANY, 0.0, (choice.FEW, "verified")),
+        (FEW, MANY, Power.ANY, 0.1, (choice.CPP, "verified")),
+        (MANY, MANY, Power.ANY, 0.0, (choice.CPP, "verified")),
+        (MANY, MANY, Power.EXP, 0.0, (choice.TORCH, choice.SHORT_ROWS)),
+        (MANY, MANY[:, :, :20], Power.ANY, 0.0, (choice.WEIGHTS, choice.SHORT_ROWS)),
+        (
+            MANY.double(),
+            MANY.double(),
+            Power.ANY,
+            0.0,
+            (choice.WEIGHTS, "no kernels for float64 on cpu"),
+        ),
+    ],
+)
+def test_the_choice_for_attention_has_a_reason(
+    query: Tensor, key: Tensor, power: Power, dropout: float, expected: tuple[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with torch.no_grad():
+        found = choice.attention(query, key, key, power, dropout, False, False, REFERENCE)
+    assert found == expected
+
+
+def test_the_door_of_the_maps_is_light() -> None:
+    heavy = {"hydra", "omegaconf", "sentencepiece", "datasets", "wandb"}
+    code = f"import sys, headwise.entmax; print(*{heavy} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""

@@ -177,7 +177,7 @@ def test_a_run_fills_the_cells_of_every_test_set_it_was_scored_on(
         "headwise.commands.report.analyze_folders",
         lambda config: asked.append(config.runs) or [Path(config.runs[0]) / "analysis"],
     )
-    for made in ("head_tables", "head_facts"):
+    for made in ("head_tables", "paper_head_facts"):
         monkeypatch.setattr(f"headwise.commands.report.{made}", lambda *_: [])
     ended = headwise(
         "report", "--config-dir", configs, "paper=tiny", f"runs=[{folder.parent}]",

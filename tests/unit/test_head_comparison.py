@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headwise.analysis.tables import HEADS, LAYERS
-from headwise.report.head_comparison import values_of
+from headwise.report.heads import analysis_facts
 
 
 def values(
@@ -21,9 +21,10 @@ def values(
     ]
     HEADS.path(folder).write_text(HEADS.text(rows), encoding="utf-8")
     LAYERS.path(folder).write_text(LAYERS.text([]), encoding="utf-8")
-    found = values_of(folder, "heads")
-    assert {(place, layer) for _, place, layer in found} <= {(None, None), (site, None)}
-    return {quantity: value for (quantity, _, _), value in found.items()}
+    found = analysis_facts(folder, "heads")
+    places = {(fact["site"], fact["layer"]) for fact in found}
+    assert places <= {(None, None), (site, None)}
+    return {fact["quantity"]: fact["value"] for fact in found}
 
 
 @pytest.mark.parametrize("site", ["encoder_self", "decoder_self", "cross"])

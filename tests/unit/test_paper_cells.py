@@ -14,12 +14,18 @@ import pytest
 from fabricated_runs import MACHINE, REFERENCES, translations
 from headwise.metrics.bleu import score_translations
 from headwise.metrics.significance import Comparison
-from headwise.report.paper import Cell, Column, Number, Paper
-from headwise.report.paper_cells import CellFigures, ColumnFigures, judge, missing_cells
-from headwise.report.paper_facts import facts
-from headwise.report.paper_pruning import PruningReport
+from headwise.report.cells import (
+    ColumnRuns,
+    Missing,
+    cell_facts,
+    column_runs,
+    judge,
+    missing_cells,
+)
+from headwise.report.paper import Cell, Column, Number, Paper, Recipe
 from headwise.report.paper_runs import Matching, differing
-from headwise.report.paper_tables import _machines, paper_tables
+from headwise.report.paper_tables import paper_tables
+from headwise.report.tables import Table, fact_table
 from headwise.runs.results import Results
 
 PAPER = Paper(
@@ -62,30 +68,39 @@ def finished(
     )
 
 
-def judged(softmax: list[Any], sparse: list[Any]) -> ColumnFigures:
+def recipes(*overrides: str) -> list[Recipe]:
+    return [Recipe(Cell(row, "mine"), overrides, {}, 0) for row in PAPER.rows]
+
+
+def judged(softmax: list[Any], sparse: list[Any]) -> ColumnRuns:
     """The column of these runs, compared as far as it may be."""
-    cells = {
-        row: CellFigures(None, runs=runs)
-        for row, runs in (("softmax", softmax), ("sparse", sparse))
-    }
-    figures = ColumnFigures("mine", PAPER.columns["mine"], PAPER.metric, cells)
-    judge(PAPER, [figures], RESAMPLES)
-    return figures
+    used = {("softmax", "mine"): softmax, ("sparse", "mine"): sparse}
+    (found,) = column_runs(PAPER, recipes(), Matching(used=used))
+    judge(PAPER, [found], RESAMPLES)
+    return found
+
+
+def scores(found: ColumnRuns, row: str, metric: str = "bleu_tokenised") -> dict[int, float]:
+    """Score by seed."""
+    return dict(zip(found.of(row).seed, found.of(row)[metric], strict=True))
+
+
+def tables(found: ColumnRuns, paper: Paper = PAPER, missing: Sequence[Missing] = ()) -> list[Table]:
+    return paper_tables(paper, fact_table(cell_facts(paper, [found], missing)), RESAMPLES)
 
 
 def test_only_runs_of_one_seed_are_tested_against_each_other(tmp_path: Path) -> None:
     base = [finished(tmp_path / f"a{seed}", seed, translations(seed)) for seed in (1, 2, 3)]
     own = [finished(tmp_path / f"b{seed}", seed, translations(6 - seed)) for seed in (1, 3, 4)]
     found = judged(base, own)
-    test = found.cells["sparse"].comparison
-    assert test is not None
+    test = found.comparisons["sparse"]
     assert test.n_seeds == 2
-    new, old = found.scores("sparse"), found.scores("softmax")
+    new, old = scores(found, "sparse"), scores(found, "softmax")
     wanted = sum(new[seed] - old[seed] for seed in (1, 3)) / 2
     assert test.difference == pytest.approx(wanted, abs=1e-9)
-    assert found.cells["softmax"].comparison is None
-    alone = judged(base[1:2], own).cells["sparse"]
-    assert (alone.comparison, alone.speed) == (None, None)
+    assert list(found.comparisons) == ["sparse"]
+    alone = judged(base[1:2], own)
+    assert (alone.comparisons, alone.speeds) == ({}, {})
 
 
 def test_speeds_are_compared_over_the_seeds_that_both_rows_have(tmp_path: Path) -> None:
@@ -95,7 +110,7 @@ def test_speeds_are_compared_over_the_seeds_that_both_rows_have(tmp_path: Path) 
         for name, of in (("a", fast), ("b", slow))
     )
     # medians 175 and 250 of the seeds 1 and 3; 50 of 100, and 300 of 400
-    assert judged(base, own).cells["sparse"].speed == pytest.approx((70, 50, 75))
+    assert judged(base, own).speeds["sparse"] == pytest.approx((70, 50, 75))
 
 
 @pytest.mark.parametrize("separator", ["\u2028", "\x85", "\x0c", "\r"])
@@ -113,11 +128,10 @@ def test_what_only_looks_like_the_end_of_a_line_ends_none(
     ]
     found = judged(runs[:1], runs[1:])
     assert found.notes == []
-    test = found.cells["sparse"].comparison
-    assert test is not None
+    test = found.comparisons["sparse"]
     assert test.n_sentences == len(REFERENCES)
     assert test.difference == pytest.approx(
-        found.scores("sparse")[1] - found.scores("softmax")[1], abs=1e-9
+        scores(found, "sparse")[1] - scores(found, "softmax")[1], abs=1e-9
     )
 
 
@@ -130,7 +144,7 @@ def test_one_signature_is_wanted_of_plain_bleu_too(tmp_path: Path, metric: str) 
     (problem,) = found.problems
     assert problem.startswith(f"{metric} was computed in several ways: ")
     assert problem.endswith(f"of another version in {own.folder}")
-    assert found.cells["sparse"].comparison is None
+    assert found.comparisons == {}
 
 
 @pytest.mark.parametrize("away", [0.004, -0.004, 0.02, -0.02])
@@ -139,7 +153,7 @@ def test_translations_give_the_score_but_for_its_rounding(tmp_path: Path, away: 
     own.results.scores["test"]["bleu_tokenised"]["score"] += away
     found = judged([base], [own])
     is_rounding = abs(away) < 0.005
-    assert (found.cells["sparse"].comparison is not None) == is_rounding
+    assert ("sparse" in found.comparisons) == is_rounding
     told = (
         []
         if is_rounding
@@ -151,7 +165,7 @@ def test_translations_give_the_score_but_for_its_rounding(tmp_path: Path, away: 
 def test_the_least_text_of_a_column_is_held_against_the_papers(tmp_path: Path) -> None:
     base = finished(tmp_path / "a", 1, train_pairs=1000)
     own = finished(tmp_path / "b", 1, train_pairs=790)
-    notes = paper_tables(PAPER, [judged([base], [own])])[0].notes
+    notes = tables(judged([base], [own]))[0].notes
     (told,) = (note for note in notes if "OTHER TEXT" in note)
     assert "ours was trained on 790 pairs where the paper has about 1,000" in told
 
@@ -159,7 +173,7 @@ def test_the_least_text_of_a_column_is_held_against_the_papers(tmp_path: Path) -
 def test_a_run_without_a_log_of_its_speed_takes_no_part(tmp_path: Path) -> None:
     base = [finished(tmp_path / f"a{n}", n, speed=speed) for n, speed in ((1, None), (2, 100.0))]
     own = [finished(tmp_path / f"b{n}", n, speed=50.0) for n in (1, 2)]
-    assert judged(base, own).cells["sparse"].speed == pytest.approx((50, 50, 50))
+    assert judged(base, own).speeds["sparse"] == pytest.approx((50, 50, 50))
 
 
 def test_runs_of_different_precision_are_told(tmp_path: Path) -> None:
@@ -193,22 +207,16 @@ def test_a_missing_run_is_looked_for_where_all_others_had_their_text(
     runs = [finished(tmp_path / "runs" / "1" / name, 1) for name in "ab"]
     for run, folder in zip(runs, folders, strict=True):
         run.config.data.dir = folder
-    figures = judged(runs[:1], runs[1:])
-    figures.cells["sparse"].recipe = SimpleNamespace(overrides=given)  # type: ignore[assignment]
-    figures.cells["sparse"].missing = [2, 3]
-    (lacking,) = missing_cells([figures], Matching())
+    base = [finished(tmp_path / "runs" / "1" / f"c{n}", n) for n in (2, 3)]
+    for run in base:
+        run.config.data.dir = folders[0]
+    found = judged([*runs[:1], *base], runs[1:])
+    (lacking,) = missing_cells([found], recipes(*given), [1, 2, 3])
     assert list(lacking.overrides) == [*given, *wanted, f"paths.outputs={tmp_path / 'runs'}"]
     assert (lacking.row, lacking.column, lacking.seeds) == ("sparse", "mine", (2, 3))
 
 
 # -- what is shown --------------------------------------------------------------------------------
-
-
-def shown(paper: Paper, figures: ColumnFigures) -> dict[str, dict[str, list[str]]]:
-    """Title of each table -> its rows."""
-    for cell in figures.cells.values():
-        cell.recipe = SimpleNamespace(overrides=())  # type: ignore[assignment]
-    return {table.title: dict(table.rows) for table in paper_tables(paper, [figures])}
 
 
 def test_each_bleu_has_its_own_table_and_a_difference_its_interval(tmp_path: Path) -> None:
@@ -217,23 +225,23 @@ def test_each_bleu_has_its_own_table_and_a_difference_its_interval(tmp_path: Pat
     for run in (*base, own):
         run.results.scores["test"]["bleu"]["score"] = 7.0 + run.seed
     found = judged(base, [own])
-    found.cells["sparse"].comparison = Comparison(1.234, -0.5, 2.0, 1 / 21, 1, 6, 20)
-    tables = shown(PAPER, found)
-    scores = list(found.scores("softmax").values())
-    mean, deviation = statistics.fmean(scores), statistics.stdev(scores)
-    assert tables["Tokenised BLEU"] == {
+    found.comparisons["sparse"] = Comparison(1.234, -0.5, 2.0, 1 / 21, 1, 6, 20)
+    by_title = {table.title: dict(table.rows) for table in tables(found)}
+    of_base = list(scores(found, "softmax").values())
+    mean, deviation = statistics.fmean(of_base), statistics.stdev(of_base)
+    assert by_title["Tokenised BLEU"] == {
         "softmax": [f"{mean:.2f} ± {deviation:.2f} (3)"],
-        "sparse": [f"{found.scores('sparse')[1]:.2f} (1)"],
+        "sparse": [f"{scores(found, 'sparse')[1]:.2f} (1)"],
     }
-    assert tables["The same runs in BLEU (13a)"] == {
+    assert by_title["The same runs in BLEU (13a)"] == {
         "softmax": ["9.00 ± 1.00 (3)"],
         "sparse": ["8.00 (1)"],
     }
     difference = "Difference to softmax, in tokenised BLEU"
     interval = "+1.23 [−0.50 to +2.00] (1 of 3)"
-    assert tables[difference] == {"Mine, sparse": [interval, "≤ 0.05"]}
-    found.cells["sparse"].comparison = Comparison(1.234, -0.5, 2.0, 2 / 21, 1, 6, 20)
-    assert shown(PAPER, found)[difference] == {"Mine, sparse": [interval, "0.095"]}
+    assert by_title[difference] == {"Mine, sparse": [interval, "≤ 0.05"]}
+    found.comparisons["sparse"] = replace(found.comparisons["sparse"], p_value=2 / 21)
+    assert dict(tables(found)[2].rows) == {"Mine, sparse": [interval, "0.095"]}
 
 
 @pytest.mark.parametrize(("unit", "is_told"), [(None, True), ("min", False)])
@@ -244,11 +252,10 @@ def test_only_bleu_of_the_paper_are_told_as_differences(unit: str | None, is_tol
         for row, value, mark in (("softmax", 30.0, "r+"), ("sparse", 31.5, "OK"))
     ]
     paper = replace(PAPER, columns={"mine": column}, cells=of_paper)
-    cells = {cell.row: CellFigures(cell) for cell in of_paper}
-    tables = paper_tables(paper, [ColumnFigures("mine", column, PAPER.metric, cells)])
-    differences = [table.rows for table in tables if table.title.startswith("Difference")]
+    found = tables(column_runs(paper, [], Matching())[0], paper)
+    differences = [table.rows for table in found if table.title.startswith("Difference")]
     assert differences == ([[("Mine, sparse", ["+1.5 (r+)"])]] if is_told else [])
-    assert tables[0].rows == [("softmax", ["30.0 (r+)"]), ("sparse", ["31.5"])]
+    assert found[0].rows == [("softmax", ["30.0 (r+)"]), ("sparse", ["31.5"])]
 
 
 @pytest.mark.parametrize(("second", "is_said"), [(6.0, True), (8.0, False)])
@@ -258,7 +265,7 @@ def test_it_is_the_mean_of_the_baseline_that_is_too_low(
     base = [finished(tmp_path / f"a{seed}", seed) for seed in (1, 2)]
     for run, score in zip(base, (3.0, second), strict=True):
         run.results.scores["test"]["bleu_tokenised"]["score"] = score
-    notes = paper_tables(PAPER, [judged(base, [])])[0].notes
+    notes = tables(judged(base, []))[0].notes
     assert any("next to nothing is translated" in note for note in notes) == is_said
 
 
@@ -268,9 +275,15 @@ def test_seeds_unlike_in_speed_are_held_against_each_other(
 ) -> None:
     base = [finished(tmp_path / f"a{seed}", seed, speed=100.0) for seed in (1, 2)]
     own = [finished(tmp_path / f"b{n}", n, speed=v) for n, v in ((1, 90.0), (2, second))]
+    own[1].machine = {"gpu": "H200"}
+    apart = judged(base, own)
+    assert apart.speeds == {}
+    assert any("sparse and softmax are not compared" in note for note in apart.notes)
+    own[1].machine = MACHINE
     paper = replace(PAPER, speed={"sparse": Number(90.0, "OK")})
-    table = paper_tables(paper, [judged(base, own)])[-1]
+    table = tables(judged(base, own), paper)[-1]
     assert any("did other work too" in note for note in table.notes) == is_said
+    assert table.notes[-1] == "Ours were trained on: a CPU, threads 1."
     mean = f"{(90 + second) / 2:.0f}"
     assert table.rows == [("sparse", ["90", f"{mean} (90 to {second:.0f})"])]
 
@@ -282,27 +295,19 @@ def test_the_facts_of_a_cell(tmp_path: Path) -> None:
         for n, speed in ((1, 50.0), (2, 80.0))
     ]
     found = judged(base, own)
-    test = found.cells["sparse"].comparison
-    assert test is not None
-    rows = facts(PAPER, [found], Matching(), [], PruningReport([], [], []))
-    told = {
-        (row["row"], row["quantity"]): row["value"]
-        for row in rows
-        if "row" in row and "seed" not in row
-    }
+    facts = fact_table(cell_facts(PAPER, [found], []))
+    over_seeds = facts[facts.seed.isna() & facts.row.notna()]
+    told = over_seeds.set_index(["row", "quantity"]).value.to_dict()
     for place in PAPER.rows:
         for metric in ("bleu_tokenised", "bleu"):
-            scores = list(found.scores(place, metric).values())
+            of_seeds = list(scores(found, place, metric).values())
             mean, deviation = told[place, f"{metric}_mean"], told[place, f"{metric}_sd"]
-            assert mean == pytest.approx(statistics.fmean(scores), abs=1e-4)
-            assert deviation == pytest.approx(statistics.stdev(scores), abs=1e-4)
-        of_runs = {
-            row["seed"]: row["value"]
-            for row in rows
-            if row.get("row") == place and row["quantity"] == "bleu_tokenised"
-        }
-        assert of_runs == pytest.approx(found.scores(place), abs=1e-4)
-    assert {row["value"] for row in rows if row["quantity"] == "updates"} == {0}
+            assert mean == pytest.approx(statistics.fmean(of_seeds), abs=1e-4)
+            assert deviation == pytest.approx(statistics.stdev(of_seeds), abs=1e-4)
+        own_facts = facts[(facts.row == place) & (facts.quantity == "bleu_tokenised")]
+        by_seed = dict(zip(own_facts.seed, own_facts.value, strict=True))
+        assert by_seed == pytest.approx(scores(found, place), abs=1e-4)
+    test = found.comparisons["sparse"]
     for name in ("difference", "low", "high"):
         wanted = pytest.approx(getattr(test, name), abs=1e-4)
         assert told["sparse", f"bleu_tokenised_{name}"] == wanted
@@ -310,12 +315,6 @@ def test_the_facts_of_a_cell(tmp_path: Path) -> None:
     speeds = [told["sparse", f"speed_percent{end}"] for end in ("", "_low", "_high")]
     assert speeds == [65, 50, 80]
     found.problems.append("two kinds")
-    rows = facts(PAPER, [found], Matching(), [], PruningReport([], [], []))
-    assert not any(row["quantity"].endswith(("_mean", "_sd")) for row in rows)
-
-
-def test_machines_are_told_of_runs_that_say_it_and_of_others() -> None:
-    said = [{"gpu": None, "threads": 2}, {"gpu": "H200", "threads": 8}, {}]
-    figures: Any = SimpleNamespace(runs=[SimpleNamespace(machine=machine) for machine in said])
-    (text,) = _machines([figures])
-    assert text == "Ours were trained on: a CPU, threads 2; a CPU, threads unknown; H200."
+    facts = fact_table(cell_facts(PAPER, [found], []))
+    assert not facts.quantity.str.endswith(("_mean", "_sd")).any()
+    assert {cell for _, cells in tables(found)[0].rows for cell in cells} == {"not averaged"}

@@ -11,7 +11,7 @@ import pytest
 
 from headwise.analysis import tables
 from headwise.report.paper import Paper, PruningFact
-from headwise.report.paper_pruning import Answer, measure, pruning_report
+from headwise.report.paper_pruning import measure, pruning_report
 from headwise.schema import SITES
 
 # BLEU by share of heads removed: a little is won, then 0.5 lost at 40 %, then all
@@ -128,12 +128,6 @@ def test_a_run_without_tables_answers_nothing(tmp_path: Path) -> None:
         ("one_left", {"sites": ["cross"], "layer": 1}),
     ):
         assert measure(tmp_path, fact(name, **settings)) is None  # type: ignore[arg-type]
-    assert Answer({}).shown("%") == "–"
-
-
-def test_answers_show_mean_deviation_and_number() -> None:
-    assert Answer({"a": -1.0, "b": -2.0}).shown("BLEU") == "-1.50 ± 0.71 (2)"
-    assert Answer({"a": 20.0}).shown("%") == "20 % (1)"
 
 
 # -- several runs ---------------------------------------------------------------------------------
@@ -192,9 +186,33 @@ def test_answers_are_averaged_over_runs_that_differ_in_the_seed_alone(tmp_path: 
     ]
     for run, removable in zip(runs, (0.2, 0.4, 0.6), strict=True):
         write_curve(run.folder, "curve", list(SITES), {0.0: 30.0, removable: 29.9, 0.8: 1.0})
-    asked = fact("removable", tolerance=0.5, unit="%", paper=20.0, mark="r+")
+    asked = [
+        fact("removable", tolerance=0.5, unit="%", paper=20.0, mark="r+"),
+        PruningFact("t", "none of ours", text="about 8", mark="OK"),
+        PruningFact("t", "nothing"),
+    ]
+    report = pruning_report(Paper("p", "", pruning=asked), runs)
+    (table,) = report.tables
+    assert table.rows == [
+        ("l", ["20 % (r+)", "30 ± 14 % (2)", "60 % (1)"]),
+        ("none of ours", ["about 8", "–", "–"]),
+        ("nothing", ["–", "–", "–"]),
+    ]
+    ours = [fact for fact in report.facts if fact["source"] == "ours"]
+    assert [fact["value"] for fact in ours] == pytest.approx([20, 40, 60])
+
+
+def test_a_difference_in_bleu_shows_its_sign(tmp_path: Path) -> None:
+    runs = [found(tmp_path / name) for name in "ab"]
+    about = {"weights": "w", "split": "valid", "sentences": 9}
+    for run, bleu in zip(runs, (29.0, 28.0), strict=True):
+        write_curve(run.folder, "curve", list(SITES), {0.0: 30.0})
+        rows = [{"site": "cross", "layer": 1, "head": 2, "bleu": bleu}]
+        path = run.folder / "pruning" / "one_left.json"
+        path.write_text(json.dumps({**about, "rows": rows}), encoding="utf-8")
+    asked = fact("one_left", sites=["cross"], layer=1)
     (table,) = pruning_report(Paper("p", "", pruning=[asked]), runs).tables
-    assert table.rows == [("l", ["20 % (r+)", "30 ± 14 % (2)", "60 % (1)"])]
+    assert table.rows == [("l", ["–", "-1.50 ± 0.71 (2)"])]
 
 
 def test_commands_would_make_what_whole_runs_lack(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headwise.report.comparison import Row, markdown, mean_and_deviation, rows_of
+from headwise.report.comparison import job_names, sweep_table
 from headwise.runs.results import Results
 
 
@@ -16,6 +16,10 @@ def point(folder: Path, overrides: list[str], **results: Any) -> dict[str, Any]:
     run.mkdir()
     Results(**results).write(run / "results.json")
     return {"overrides": overrides, "run": str(run)}
+
+
+def markdown(points: list[dict[str, Any]]) -> str:
+    return sweep_table(points).markdown()
 
 
 def results(bleu: float, speed: float, memory: int | None, density: float) -> dict[str, Any]:
@@ -52,55 +56,47 @@ def test_what_was_not_measured_is_a_dash(tmp_path: Path) -> None:
     assert found.splitlines()[-1].split(" | ")[4] == "-"
 
 
-def test_rows_are_named_by_what_tells_them_apart(points: list[dict[str, Any]]) -> None:
-    assert [row.name for row in rows_of(points)] == ["sparse", "softmax"]
-    both = [
-        {"overrides": ["attention=softmax", "pattern=fixed", "seed=1"], "error": "x"},
-        {"overrides": ["attention=softmax", "seed=1"], "error": "x"},
+@pytest.mark.parametrize(
+    ("overrides", "names"),
+    [
+        (("attention=softmax pattern=fixed seed=1", "attention=softmax seed=1"), ["fixed", "all"]),
+        # only the seed itself is left out of a name
+        (("seed_x=3 seeds=4 seed seed=1", "seed=2"), ["seed_x=3 seeds=4 seed", "all"]),
+        (
+            ("model.dropout=0.2 seed=1", "loss.label_smoothing=0.2 seed=1"),
+            ["model.dropout=0.2", "loss.label_smoothing=0.2"],
+        ),
+    ],
+)
+def test_rows_are_named_by_what_tells_them_apart(
+    overrides: tuple[str, ...], names: list[str]
+) -> None:
+    jobs = [{"overrides": given.split(), "error": "x"} for given in overrides]
+    assert job_names(jobs) == names
+    assert [line.split(" | ")[0] for line in markdown(jobs).splitlines()[2:]] == [
+        f"| {name}" for name in names
     ]
-    assert [row.name for row in rows_of(both)] == ["fixed", "all"]
 
 
-def test_only_the_seed_itself_is_left_out_of_a_name() -> None:
-    kept = ["seed_x=3", "seeds=4", "seed"]
-    found = rows_of(
-        [
-            {"overrides": [*kept, "seed=1"], "error": "x"},
-            {"overrides": ["seed=2"], "error": "x"},
-        ]
-    )
-    assert [row.name for row in found] == [" ".join(kept), "all"]
+def test_a_ratio_is_of_medians_so_that_one_odd_run_moves_it_little(tmp_path: Path) -> None:
+    speeds = {"softmax": (30.0, 500.0, 40.0, None), "x": (20.0, None), "y": (None,), "z": (0.0,)}
+    found = [
+        point(tmp_path, [f"a={name}", f"seed={seed}"], tokens_per_second=speed)
+        for name, of in speeds.items()
+        for seed, speed in enumerate(of)
+    ]
+    lines = [line.split(" | ") for line in markdown(found).splitlines()[2:]]
+    assert [line[2] for line in lines] == ["1.00", "0.50", "-", "0.00"]
 
 
-def test_equal_values_of_different_keys_are_different_rows() -> None:
-    found = rows_of(
-        [
-            {"overrides": ["model.dropout=0.2", "seed=1"], "error": "x"},
-            {"overrides": ["loss.label_smoothing=0.2", "seed=1"], "error": "x"},
-        ]
-    )
-    assert [row.name for row in found] == ["model.dropout=0.2", "loss.label_smoothing=0.2"]
-
-
-def test_a_ratio_is_of_medians_so_that_one_odd_run_moves_it_little() -> None:
-    def median(*speeds: float | None) -> float | None:
-        return Row("a", [Results(tokens_per_second=v) for v in speeds]).median("tokens_per_second")
-
-    assert median(30.0, 500.0, 40.0, None) == 40
-    assert median(None) is None
-    assert median(0.0, 1.0, 0.0) == 0
-
-
-def test_heads_that_measure_0_count_in_the_mean_and_unmeasured_ones_do_not() -> None:
-    layers = [[0.0, 0.6, None], [0.0]]
-    found = [Results(heads={"density": {"cross": layers}}), Results()]
-    row = Row("a", found)
-    assert row.head_mean("density", "cross") == pytest.approx(0.2)
-    assert row.head_mean("density", "encoder_self") is None
-    assert (
-        Row("a", [Results(heads={"density": {"cross": [[0.0]]}})]).head_mean("density", "cross")
-        == 0
-    )
+def test_heads_that_measure_0_count_in_the_mean_and_unmeasured_ones_do_not(tmp_path: Path) -> None:
+    found = [
+        point(tmp_path, ["a=1", "seed=1"], heads={"density": {"cross": [[0.0, 0.6, None], [0.0]]}}),
+        point(tmp_path, ["a=1", "seed=2"]),
+        point(tmp_path, ["a=2", "seed=1"], heads={"density": {"cross": [[0.0]]}}),
+    ]
+    lines = [line.split(" | ") for line in markdown(found).splitlines()[2:]]
+    assert [line[4] for line in lines] == ["- / - / 0.20", "- / - / 0.00"]
 
 
 def test_without_softmax_the_first_row_is_the_measure(tmp_path: Path) -> None:
@@ -121,8 +117,3 @@ def test_every_split_has_a_column_and_every_failure_counts(tmp_path: Path) -> No
     ).splitlines()
     assert head.split(" | ")[1:4] == ["BLEU test", "BLEU other", "runs"]
     assert row.startswith("| all | 10.00 | 20.00 | 1 (2 failed) |")
-
-
-def test_one_value_has_no_deviation() -> None:
-    assert mean_and_deviation([1.234]) == "1.23"
-    assert mean_and_deviation([]) == "-"

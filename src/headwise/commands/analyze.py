@@ -36,7 +36,7 @@ from headwise.errors import ConfigError, DataError, RunError, refuse, require
 from headwise.files import content_digest, locked, write_text
 from headwise.instantiate import instantiate
 from headwise.losses.loss import Loss
-from headwise.report.head_comparison import write_comparison
+from headwise.report.heads import write_comparison
 from headwise.report.run_names import attention_name
 from headwise.runs.folder import RunFolder, find_folders
 from headwise.schema import AnalyzeConfig

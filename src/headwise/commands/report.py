@@ -7,21 +7,22 @@ import re
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+
+import pandas as pd
 
 from headwise.commands.analyze import analyze_folders
 from headwise.config_dir import group_choices
 from headwise.errors import ConfigError, RunError, require
 from headwise.files import write_text
-from headwise.report.paper import Paper, Recipe, check_seeds, default_output, read_paper, recipe
-from headwise.report.paper_cells import ColumnFigures, Missing, column_figures, judge, missing_cells
-from headwise.report.paper_facts import COLUMNS, Fact, facts
-from headwise.report.paper_heads import head_facts, head_tables, paper_head_facts
+from headwise.report.cells import ColumnRuns, Missing, cell_facts, column_runs, judge, missing_cells
+from headwise.report.heads import head_tables, paper_head_facts
+from headwise.report.paper import Paper, check_seeds, default_output, read_paper, recipe
 from headwise.report.paper_pruning import PruningReport, pruning_report
 from headwise.report.paper_runs import Matching, match
 from headwise.report.paper_tables import paper_tables
-from headwise.report.tables import TextTable, csv_text, latex, latex_comment
+from headwise.report.tables import Fact, Table, fact_table, latex, latex_comment
 from headwise.runs.folder import find_folders
 from headwise.schema import AnalyzeConfig, ReportConfig
 
@@ -106,34 +107,18 @@ def _draw(config: ReportConfig, folders: Sequence[Path], output: Path) -> None:
 
 def _report_paper(config: ReportConfig) -> None:
     paper = read_paper(config.paper)
-    seeds = config.seeds if config.seeds is not None else paper.seeds
-    recipes = [recipe(cell, config.overrides) for cell in paper.cells if cell.overrides]
-    failed: list[Missing] = []
-    if config.launch:
-        matching, columns = _filled(paper, recipes, _run_folders(config, paper), seeds)
-        failed = _launch(missing_cells(columns, matching))
-    gathered = _gather(config, paper, recipes, seeds)
-    runs = (run for figures in gathered.columns for run in figures.runs)
-    folders = list(dict.fromkeys(run.folder for run in runs))
-    output = Path(config.output) if config.output is not None else default_output(paper)
-    of_heads: Sequence[Fact] = ()
-    if config.heads:
-        analyses = _analyses(config, folders)
-        tables = head_tables(paper, gathered.columns, analyses)
-        gathered = replace(gathered, heads=tables)
-        of_heads = [*paper_head_facts(paper), *head_facts(gathered.columns, analyses)]
-    text = gathered.markdown(config)
+    failed = _launch(_gather(config, paper).missing) if config.launch else []
+    report = _gather(config, paper)
+    judge(paper, report.columns, config.n_resamples)
+    folders = list(dict.fromkeys(run.folder for c in report.columns for run in c.runs.run))
+    facts, tables = _facts_and_tables(config, report, folders)
+    text = _markdown(config, report, tables)
     print(text, flush=True)
-    rows = facts(
-        paper, gathered.columns, gathered.matching, gathered.missing, gathered.pruning, of_heads
-    )
+    output = Path(config.output) if config.output is not None else default_output(paper)
     output.mkdir(parents=True, exist_ok=True)
-    for ending, content in (
-        ("md", text),
-        ("tex", gathered.latex()),
-        ("csv", csv_text(COLUMNS, rows)),
-    ):
-        write_text(output / f"{paper.name}.{ending}", content)
+    write_text(output / f"{paper.name}.md", text)
+    write_text(output / f"{paper.name}.tex", _latex(report, tables))
+    write_text(output / f"{paper.name}.csv", facts.to_csv(index=False))
     print(f"written to {output}: {paper.name}.md, .tex and .csv", flush=True)
     if config.figures:
         _draw(config, folders, output / "figures")
@@ -143,81 +128,30 @@ def _report_paper(config: ReportConfig) -> None:
 
 
 @dataclass(frozen=True)
-class _Gathered:
-    """A paper and what there is for it."""
+class _Report:
+    """A paper and the runs that there are for it."""
 
     paper: Paper
-    columns: list[ColumnFigures]
     matching: Matching
+    columns: list[ColumnRuns]
     missing: list[Missing]
     pruning: PruningReport
-    heads: Sequence[TextTable] = ()
-
-    @property
-    def tables(self) -> list[TextTable]:
-        return [*paper_tables(self.paper, self.columns), *self.heads, *self.pruning.tables]
-
-    def markdown(self, config: ReportConfig) -> str:
-        parts = [f"# {self.paper.title}"]
-        notes = list(self.paper.notes)
-        if config.overrides:
-            notes.append(f"Every recipe is changed by: {' '.join(config.overrides)}")
-        if notes:
-            parts.append("\n".join(f"- {note}" for note in notes))
-        parts += [table.markdown().strip() for table in self.tables]
-        if self.missing:
-            named = [_missing_line(self.paper, self.columns, lack) for lack in self.missing]
-            parts.append(
-                "## Missing\n\nEach command trains what a cell lacks, and goes on with what was "
-                "begun; where the text lies, HEADWISE_DATA or data.dir=FOLDER says.\n\n"
-                + "\n".join(named)
-            )
-        if self.pruning.commands:
-            commands = "\n".join(f"    {command}" for command in self.pruning.commands)
-            parts.append(f"## Pruning tables that are missing\n\nThese make them:\n\n{commands}")
-        unused = self._unused()
-        if unused:
-            parts.append("## Runs not used\n\n" + "\n".join(f"- {line}" for line in unused))
-        return "\n\n".join(parts) + "\n"
-
-    def _unused(self) -> list[str]:
-        """Runs that fill no cell, those for one reason together, the nearest first."""
-        together: dict[str, list[str]] = {}
-        for unused in sorted(self.matching.unused, key=lambda unused: unused.n_differing):
-            together.setdefault(unused.reason, []).append(f"`{unused.run.folder}`")
-        lines = [f"{reason}: {', '.join(runs)}" for reason, runs in together.items()]
-        if len(lines) > N_UNUSED:
-            lines[N_UNUSED:] = [f"and {len(lines) - N_UNUSED} reasons more, which the csv names"]
-        return [*lines, *self.matching.unreadable]
-
-    def latex(self) -> str:
-        head = latex_comment(f"{self.paper.title}\nNeeds \\usepackage{{booktabs}}.")
-        tables = [table.latex(f"tab:{self.paper.name}-{_slug(table)}") for table in self.tables]
-        notes = "".join(f"\\par {latex(note)}\n" for note in self.paper.notes)
-        lacking = latex_comment("\n".join(f"missing: {lack.command}" for lack in self.missing))
-        return "\n".join([head, *tables, notes, lacking]).rstrip() + "\n"
 
 
-def _slug(table: TextTable) -> str:
-    """A table's title as part of a label."""
-    return re.sub(r"[^a-z0-9]+", "-", table.title.lower()).strip("-")
-
-
-def _missing_line(paper: Paper, columns: Sequence[ColumnFigures], lack: Missing) -> str:
-    label = next(c.column.label for c in columns if c.name == lack.column)
-    seeds = ", ".join(map(str, lack.seeds))
-    return f"- {paper.rows[lack.row]} × {label}, seed {seeds}: `{lack.command}`"
-
-
-def _gather(
-    config: ReportConfig, paper: Paper, recipes: Sequence[Recipe], seeds: Sequence[int]
-) -> _Gathered:
-    matching, columns = _filled(paper, recipes, _run_folders(config, paper), seeds)
-    judge(paper, columns, config.n_resamples)
-    pruning = PruningReport([], [], [])
-    if paper.pruning or paper.pruned_runs:
-        pruning = pruning_report(paper, matching.runs)
-    return _Gathered(paper, columns, matching, missing_cells(columns, matching), pruning)
+def _gather(config: ReportConfig, paper: Paper) -> _Report:
+    """The runs by cell, before anything is averaged or compared."""
+    seeds = config.seeds if config.seeds is not None else paper.seeds
+    recipes = [recipe(cell, config.overrides) for cell in paper.cells if cell.overrides]
+    matching = match(recipes, _run_folders(config, paper), seeds)
+    columns = column_runs(paper, recipes, matching)
+    has_pruning = paper.pruning or paper.pruned_runs
+    return _Report(
+        paper=paper,
+        matching=matching,
+        columns=columns,
+        missing=missing_cells(columns, recipes, seeds),
+        pruning=pruning_report(paper, matching.runs if has_pruning else []),
+    )
 
 
 def _run_folders(config: ReportConfig, paper: Paper) -> list[Path]:
@@ -230,22 +164,80 @@ def _run_folders(config: ReportConfig, paper: Paper) -> list[Path]:
     return folders
 
 
-def _filled(
-    paper: Paper, recipes: Sequence[Recipe], folders: Sequence[Path], seeds: Sequence[int]
-) -> tuple[Matching, list[ColumnFigures]]:
-    """The runs by cell, before anything is averaged or compared."""
-    matching = match(recipes, folders, seeds)
-    return matching, column_figures(paper, recipes, matching, seeds)
+def _facts_and_tables(
+    config: ReportConfig, report: _Report, folders: Sequence[Path]
+) -> tuple[pd.DataFrame, list[Table]]:
+    """Everything that the report says, one fact a row, and the tables of it."""
+    paper = report.paper
+    of_cells = list(cell_facts(paper, report.columns, report.missing))
+    tables = paper_tables(paper, fact_table(of_cells), config.n_resamples)
+    of_heads: list[Fact] = []
+    if config.heads:
+        made = _analyze(config, folders) if folders else []
+        analyses = dict(zip(folders, made, strict=True))
+        of_heads = list(paper_head_facts(paper, report.columns, analyses))
+        tables += head_tables(paper, fact_table(of_heads))
+    unused = [
+        {"source": "ours", "quantity": "unused", "run": str(u.run.folder), "note": u.reason}
+        for u in report.matching.unused
+    ]
+    facts = fact_table([*of_cells, *of_heads, *report.pruning.facts, *unused])
+    return facts.assign(paper=paper.name), [*tables, *report.pruning.tables]
 
 
-def _analyses(config: ReportConfig, folders: Sequence[Path]) -> dict[Path, Path]:
-    """Analyses of the runs that fill cells; those that are missing are made."""
-    if not folders:
-        return {}
-    return dict(zip(folders, _analyze(config, folders), strict=True))
+def _markdown(config: ReportConfig, report: _Report, tables: Sequence[Table]) -> str:
+    paper = report.paper
+    notes = list(paper.notes)
+    if config.overrides:
+        notes.append(f"Every recipe is changed by: {' '.join(config.overrides)}")
+    parts = [f"# {paper.title}", _listed(notes), *(table.markdown().strip() for table in tables)]
+    if report.missing:
+        named = [
+            f"{paper.rows[lack.row]} × {paper.columns[lack.column].label}, seed "
+            f"{', '.join(map(str, lack.seeds))}: `{lack.command}`"
+            for lack in report.missing
+        ]
+        how = (
+            "Each command trains what a cell lacks, and goes on with what was begun; where the "
+            "text lies, HEADWISE_DATA or data.dir=FOLDER says."
+        )
+        parts.append(f"## Missing\n\n{how}\n\n{_listed(named)}")
+    if report.pruning.commands:
+        commands = "\n".join(f"    {command}" for command in report.pruning.commands)
+        parts.append(f"## Pruning tables that are missing\n\nThese make them:\n\n{commands}")
+    if unused := _unused(report.matching):
+        parts.append(f"## Runs not used\n\n{_listed(unused)}")
+    return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def _listed(lines: Sequence[str]) -> str:
+    return "\n".join(f"- {line}" for line in lines)
+
+
+def _unused(matching: Matching) -> list[str]:
+    """Runs that fill no cell, those for one reason together, the nearest first."""
+    together: dict[str, list[str]] = {}
+    for unused in sorted(matching.unused, key=lambda unused: unused.n_differing):
+        together.setdefault(unused.reason, []).append(f"`{unused.run.folder}`")
+    lines = [f"{reason}: {', '.join(runs)}" for reason, runs in together.items()]
+    if len(lines) > N_UNUSED:
+        lines[N_UNUSED:] = [f"and {len(lines) - N_UNUSED} reasons more, which the csv names"]
+    return [*lines, *matching.unreadable]
+
+
+def _latex(report: _Report, tables: Sequence[Table]) -> str:
+    paper = report.paper
+    parts = [latex_comment(f"{paper.title}\nNeeds \\usepackage{{booktabs}}.")]
+    for table in tables:
+        slug = re.sub(r"[^a-z0-9]+", "-", table.title.lower()).strip("-")
+        parts.append(table.latex(f"tab:{paper.name}-{slug}"))
+    parts.append("".join(f"\\par {latex(note)}\n" for note in paper.notes))
+    parts.append(latex_comment("\n".join(f"missing: {m.command}" for m in report.missing)))
+    return "\n".join(parts).rstrip() + "\n"
 
 
 def _analyze(config: ReportConfig, folders: Sequence[Path]) -> list[Path]:
+    """Folders of the analyses of runs; those that are missing are made."""
     runs = list(map(str, folders))
     return analyze_folders(
         AnalyzeConfig(runs=runs, checkpoint=config.checkpoint, device=config.device)

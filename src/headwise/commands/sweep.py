@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headwise.errors import Interrupted
-from headwise.report.comparison import markdown
 from headwise.track.jsonl import read_if_there
 
 if TYPE_CHECKING:
@@ -98,8 +97,10 @@ class Sweep:
         if any("interrupted" in point for point in points):
             print("interrupted: later points were not begun; the same command goes on\n")
         path = self.path.with_suffix(".md")
-        table = markdown(points)
-        path.write_text(f"{table}\n", encoding="utf-8")
+        from headwise.report.comparison import sweep_table  # pandas is slow to import
+
+        table = sweep_table(points).markdown()
+        path.write_text(table, encoding="utf-8")
         print(f"means over seeds, kept in {path}\n{table}\n", file=sys.stdout)
 
 

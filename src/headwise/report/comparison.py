@@ -1,6 +1,6 @@
-"""Runs side by side: means over seeds, and what each choice costs beside a baseline.
+"""Runs of a sweep side by side: means over seeds, and what each choice costs beside a baseline.
 
-Points that differ in nothing but `seed=` are one row. Speed and memory are those that the runs
+Jobs that differ in nothing but `seed=` are one row. Speed and memory are those that the runs
 measured themselves, as ratios of medians to the baseline's row; compare runs made one after
 another on a machine that did nothing else.
 """
@@ -8,136 +8,103 @@ another on a machine that did nothing else.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from headwise.markdown import markdown_table
-from headwise.runs.results import Results
+import pandas as pd
+
+from headwise.report.tables import Fact, Table, mean_and_deviation, pivot
+from headwise.runs.results import HeadValues, Results
 from headwise.schema import SITES
 
 BASELINE = "softmax"
 SITE_HEADS = {"encoder_self": "encoder", "decoder_self": "decoder", "cross": "cross"}
+COSTS = {"tokens_per_second": "tokens/s", "peak_memory_bytes": "memory"}
+HEADS = ("density", "diversity")
 
 
-@dataclass(frozen=True)
-class Row:
-    """The runs of one choice.
-
-    Attributes:
-        name: the overrides that tell it from the other rows, seeds left out.
-        results: of every finished run.
-        n_failed: points that ended in an error.
-        n_interrupted: points that were told to stop, and go on another time.
-    """
-
-    name: str
-    results: list[Results] = field(default_factory=list)
-    n_failed: int = 0
-    n_interrupted: int = 0
-
-    def counts(self) -> str:
-        """Finished runs, and how many came to nothing: `3 (1 failed)`."""
-        lost = {"failed": self.n_failed, "interrupted": self.n_interrupted}
-        told = ", ".join(f"{count} {how}" for how, count in lost.items() if count)
-        return f"{len(self.results)} ({told})" if told else str(len(self.results))
-
-    def bleu(self, split: str) -> list[float]:
-        """BLEU of every run that was scored on `split`."""
-        found = [results.score(split) for results in self.results]
-        return [score for score in found if score is not None]
-
-    def median(self, key: str) -> float | None:
-        """Median over the runs of a number of results.json; None where no run has it."""
-        found = [v for r in self.results if (v := getattr(r, key)) is not None]
-        return float(statistics.median(found)) if found else None
-
-    def head_mean(self, statistic: str, site: str) -> float | None:
-        """Mean over runs, layers and heads of a statistic; None where it was not measured."""
-        found = [
-            value
-            for r in self.results
-            for layer in r.heads.get(statistic, {}).get(site, [])
-            for value in layer
-            if value is not None
-        ]
-        return statistics.fmean(found) if found else None
-
-
-def rows_of(points: Sequence[Mapping[str, Any]]) -> list[Row]:
-    """Rows in the order of their first point.
-
-    Args:
-        points: what a sweep recorded: overrides, and the run's folder, the error, or that it was
-            interrupted.
-    """
-    without_seed = [[o for o in p["overrides"] if not o.startswith("seed=")] for p in points]
-    common = set(without_seed[0]).intersection(*without_seed) if without_seed else set()
-    keys = {o.partition("=")[0] for overrides in without_seed for o in {*overrides} - common}
-    rows: dict[str, Row] = {}
-    for point, overrides in zip(points, without_seed, strict=True):
-        own = [o for o in overrides if o not in common]
-        # a key that all rows differ in need not be repeated in each
-        name = own[0].partition("=")[2] if len(keys) == len(own) == 1 else " ".join(own)
-        row = rows.setdefault(name, Row(name or "all"))
-        results = Results.read(Path(point["run"]) / "results.json") if "run" in point else None
-        if results is not None:
-            row.results.append(results)
-        elif "interrupted" in point:
-            rows[name] = replace(row, n_interrupted=row.n_interrupted + 1)
-        else:
-            rows[name] = replace(row, n_failed=row.n_failed + 1)
-    return list(rows.values())
-
-
-def markdown(points: Sequence[Mapping[str, Any]]) -> str:
+def sweep_table(jobs: Sequence[Mapping[str, Any]]) -> Table:
     """The comparison as a table.
 
     BLEU is mean ± sample standard deviation; ratios are to the row named softmax, else to the
     first; density and diversity are means over heads and layers, as
     `headwise.analysis.collect.head_statistics` defines them, of encoder, decoder and cross.
+
+    Args:
+        jobs: what a sweep recorded: overrides, and the run's folder, the error, or that it was
+            interrupted.
     """
-    rows = rows_of(points)
-    splits = list(dict.fromkeys(s for row in rows for r in row.results for s in r.scores))
-    baseline = next((row for row in rows if row.name == BASELINE), rows[0])
+    facts = pd.DataFrame(_facts(jobs, job_names(jobs)))
+    baseline = BASELINE if BASELINE in set(facts.row) else facts.row[0]
+    medians = (
+        _numbers(facts[facts.quantity.isin(COSTS)]).groupby(["quantity", "row"]).value.median()
+    )
     sites = "/".join(SITE_HEADS[site] for site in SITES)
-    head = [
-        "",
-        *(f"BLEU {split}" for split in splits),
-        "runs",
-        f"tokens/s, {baseline.name} = 1",
-        f"memory, {baseline.name} = 1",
-        f"density {sites}",
-        f"diversity {sites}",
+    heads = {
+        **{quantity: f"{name}, {baseline} = 1" for quantity, name in COSTS.items()},
+        **{quantity: f"{quantity} {sites}" for quantity in HEADS},
+    }
+
+    def shown(cell: pd.DataFrame) -> str:
+        first = cell.iloc[0]
+        if first.quantity == "runs":
+            return _counts(cell.value)
+        if first.quantity in COSTS:
+            value, base = (medians.get((first.quantity, row)) for row in (first.row, baseline))
+            return f"{value / base:.2f}" if pd.notna(value) and base else "-"
+        if first.quantity in HEADS:
+            means = cell.dropna(subset="value").groupby("site").value.agg(statistics.fmean)
+            found = [means.get(site) for site in SITES]
+            return " / ".join("-" if pd.isna(mean) else f"{mean:.2f}" for mean in found)
+        return mean_and_deviation(cell.value.dropna())
+
+    scores = [quantity for quantity in facts.quantity.unique() if quantity.startswith("BLEU ")]
+    frame = pivot(facts, "row", ["quantity"], shown)
+    order = [*scores, "runs", *COSTS, *HEADS]
+    frame = frame.reindex(columns=[(name,) for name in order], fill_value="-")
+    frame.columns = [heads.get(name, name) for name in order]
+    return Table("", frame.replace("–", "-"))
+
+
+def job_names(jobs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What tells the row of each job from the others, seeds left out."""
+    without_seed = [[o for o in job["overrides"] if not o.startswith("seed=")] for job in jobs]
+    common = set(without_seed[0]).intersection(*without_seed) if without_seed else set()
+    names = [[o for o in overrides if o not in common] for overrides in without_seed]
+    keys = {override.partition("=")[0] for own in names for override in own}
+    # a key that all rows differ in need not be repeated in each
+    return [
+        (own[0].partition("=")[2] if len(keys) == len(own) == 1 else " ".join(own)) or "all"
+        for own in names
     ]
-    lines = [
-        [
-            row.name,
-            *(mean_and_deviation(row.bleu(split)) for split in splits),
-            row.counts(),
-            _ratio(row.median("tokens_per_second"), baseline.median("tokens_per_second")),
-            _ratio(row.median("peak_memory_bytes"), baseline.median("peak_memory_bytes")),
-            _by_site(row, "density"),
-            _by_site(row, "diversity"),
-        ]
-        for row in rows
-    ]
-    return markdown_table(head, lines)
 
 
-def mean_and_deviation(values: Sequence[float]) -> str:
-    """`12.34 ± 0.56`; of a single value no deviation, of none a dash."""
-    if not values:
-        return "-"
-    mean = f"{statistics.fmean(values):.2f}"
-    return f"{mean} ± {statistics.stdev(values):.2f}" if len(values) > 1 else mean
+def _facts(jobs: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Iterator[Fact]:
+    for job, row in zip(jobs, names, strict=True):
+        results = Results.read(Path(job["run"]) / "results.json") if "run" in job else None
+        failure = "interrupted" if "interrupted" in job else "failed"
+        yield {"row": row, "quantity": "runs", "value": "" if results else failure}
+        if results is None:
+            continue
+        for split in results.scores:
+            yield {"row": row, "quantity": f"BLEU {split}", "value": results.score(split)}
+        for quantity in COSTS:
+            yield {"row": row, "quantity": quantity, "value": getattr(results, quantity)}
+        for quantity in HEADS:
+            values: HeadValues = results.heads.get(quantity, {})
+            for site in SITES:
+                found = [value for layer in values.get(site, []) for value in layer]
+                for value in found or [None]:
+                    yield {"row": row, "quantity": quantity, "site": site, "value": value}
 
 
-def _ratio(value: float | None, base: float | None) -> str:
-    return "-" if value is None or not base else f"{value / base:.2f}"
+def _numbers(facts: pd.DataFrame) -> pd.DataFrame:
+    return facts.astype({"value": float})
 
 
-def _by_site(row: Row, statistic: str) -> str:
-    found = [row.head_mean(statistic, site) for site in SITES]
-    return " / ".join("-" if value is None else f"{value:.2f}" for value in found)
+def _counts(ends: pd.Series) -> str:
+    """Finished runs, and how many did not finish: `3 (1 failed)`."""
+    counts = ends.value_counts()
+    lost = ", ".join(f"{counts[end]} {end}" for end in ("failed", "interrupted") if end in counts)
+    return f"{counts.get('', 0)}" + (f" ({lost})" if lost else "")

@@ -16,7 +16,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from headwise.errors import ConfigError, refuse, require
-from headwise.report.head_comparison import QUANTITIES
+from headwise.report.quantities import QUANTITIES
 from headwise.runs.fingerprint import comparable
 from headwise.schema import SITES, typed
 from headwise.tasks.settings import settle
@@ -65,7 +65,7 @@ class Number:
 class HeadNumber:
     """What the paper tells of the heads of its models, by row of the table."""
 
-    quantity: str = MISSING  # one of `head_comparison.QUANTITIES`
+    quantity: str = MISSING  # one of `quantities.QUANTITIES`
     site: str | None = None  # of a quantity that sites are told apart by
     values: dict[str, float] = field(default_factory=dict)  # row -> number; shares are of 1
     text: dict[str, str] = field(default_factory=dict)  # row -> what it has instead of a number

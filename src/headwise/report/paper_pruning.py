@@ -8,17 +8,18 @@ importance (Michel et al. 2019). Runs that really have fewer heads are listed on
 from __future__ import annotations
 
 import shlex
-import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import pandas as pd
 
 from headwise.analysis import tables as analysis_tables
 from headwise.files import read_json
 from headwise.report.paper import Paper, PruningFact
 from headwise.report.paper_runs import FoundRun
-from headwise.report.tables import NOTHING, TextTable
+from headwise.report.tables import NOTHING, Fact, Table, fact_table, pivot
 from headwise.schema import SITES
 
 N_NAMED = 3  # runs named in a list of commands
@@ -27,55 +28,56 @@ CURVE_MEASURES = ("removable", "kept", "bleu_left")
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What runs of one kind say to a statement, one value a seed."""
-
-    values: Mapping[str, float]  # run folder -> value
-
-    def shown(self, unit: str) -> str:
-        """Mean, deviation and number of runs."""
-        found = list(self.values.values())
-        if not found:
-            return NOTHING
-        decimals, sign = (2, "+") if unit == "BLEU" else (0, "")
-        mean = f"{statistics.fmean(found):{sign}.{decimals}f}"
-        spread = f" ± {statistics.stdev(found):.{decimals}f}" if len(found) > 1 else ""
-        return f"{mean}{spread}{_suffix(unit)} ({len(found)})"
-
-
-@dataclass(frozen=True)
 class PruningReport:
-    """Tables, the facts in them (fact, kind of run, answer), and commands that would fill more."""
+    """Tables, the facts in them, and commands that would fill more."""
 
-    tables: list[TextTable]
-    answers: list[tuple[PruningFact, str, Answer]]
+    tables: list[Table]
+    facts: list[Fact]
     commands: list[str]
 
 
 def pruning_report(paper: Paper, runs: Sequence[FoundRun]) -> PruningReport:
     """Answer a paper's statements from the runs that have pruning tables."""
-    measured = [run for run in runs if _has_tables(run)]
-    kinds = _by_kind(measured)
-    tables, answers = [], []
-    for title in dict.fromkeys(fact.table for fact in paper.pruning):
-        table = TextTable(title, "", [("paper", [""]), *((kind, [""]) for kind in kinds)])
-        for fact in (f for f in paper.pruning if f.table == title):
-            cells = [_paper_text(fact)]
-            for kind, members in kinds.items():
-                answer = Answer(
-                    {
-                        str(run.folder): value
-                        for run in members
-                        if (value := measure(run.folder, fact)) is not None
-                    }
-                )
-                answers.append((fact, kind, answer))
-                cells.append(answer.shown(fact.unit))
-            table.rows.append((fact.label, cells))
-        tables.append(table)
+    kinds = _by_kind([run for run in runs if _has_tables(run)])
+    facts = [fact for statement in paper.pruning for fact in _facts(statement, kinds)]
+    tables = []
+    for title in dict.fromkeys(statement.table for statement in paper.pruning):
+        labels = [statement.label for statement in paper.pruning if statement.table == title]
+        own = fact_table(fact for fact in facts if fact["column"] == title)
+        own["kind"] = own.note.where(own.source == "ours", "paper")
+        frame = pivot(own, "row", ["kind"], _shown, labels)
+        frame = frame.reindex(columns=[(name,) for name in ("paper", *kinds)], fill_value=NOTHING)
+        tables.append(Table(title, frame))
     if paper.pruned_runs:
         tables += _pruned_runs(runs)
-    return PruningReport(tables, answers, _commands(paper, runs))
+    return PruningReport(tables, facts, _commands(paper, runs))
+
+
+def _facts(statement: PruningFact, kinds: Mapping[str, Sequence[FoundRun]]) -> Iterator[Fact]:
+    """The paper's number or words, and what each run says."""
+    place = {"row": statement.label, "column": statement.table, "quantity": statement.unit}
+    if statement.text is not None or statement.paper is not None:
+        number = {"value": statement.paper, "mark": statement.mark, "note": statement.text}
+        yield {**place, "source": "paper", **number}
+    for kind, members in kinds.items():
+        for run in members:
+            value = measure(run.folder, statement)
+            if value is not None:
+                about = {"run": str(run.folder), "note": kind}
+                yield {**place, "source": "ours", "value": round(value, 4), **about}
+
+
+def _shown(cell: pd.DataFrame) -> str:
+    """The paper's number or words; of runs the mean, deviation and their number."""
+    first = cell.iloc[0]
+    unit = "" if first.quantity == "BLEU" else f" {first.quantity}"
+    if first.source == "paper":
+        text = first.note if first.note is not None else f"{first.value:g}{unit}"
+        return text if first.mark == "OK" else f"{text} ({first.mark})"
+    values = cell.value.astype(float)
+    decimals, sign = (0, "") if unit else (2, "+")
+    spread = f" ± {values.std():.{decimals}f}" if len(values) > 1 else ""
+    return f"{values.mean():{sign}.{decimals}f}{spread}{unit} ({len(values)})"
 
 
 def measure(folder: Path, fact: PruningFact) -> float | None:
@@ -173,47 +175,31 @@ def _by_kind(runs: Sequence[FoundRun]) -> dict[str, list[FoundRun]]:
     return kinds
 
 
-def _paper_text(fact: PruningFact) -> str:
-    if fact.text is None and fact.paper is None:
-        return NOTHING
-    text = fact.text if fact.text is not None else f"{fact.paper:g}{_suffix(fact.unit)}"
-    return text if fact.mark == "OK" else f"{text} ({fact.mark})"
-
-
-def _suffix(unit: str) -> str:
-    return "" if unit == "BLEU" else f" {unit}"
-
-
 # -- runs with fewer heads ------------------------------------------------------------------------
 
 
-def _pruned_runs(runs: Sequence[FoundRun]) -> list[TextTable]:
+def _pruned_runs(runs: Sequence[FoundRun]) -> list[Table]:
     """The runs whose model has fewer heads, beside those they came from."""
-    rows = []
-    for run in runs:
-        scores, origin = _bleu(run.folder, run), _origin(run.folder, run)
-        if run.config.model.heads is None:
-            continue
+    rows = {}
+    for run in (run for run in runs if run.config.model.heads is not None):
+        score, origin = _bleu(run.folder, run), _origin(run.folder, run)
         whole = None if origin is None else _bleu(origin, run)
-        rows.append(
-            (
-                str(run.folder),
-                [
-                    "/".join(str(_kept(run, site)) for site in SITES),
-                    "/".join(str(_total(run, site)) for site in SITES),
-                    NOTHING if scores is None else f"{scores:.2f}",
-                    NOTHING if scores is None or whole is None else f"{scores - whole:+.2f}",
-                ],
-            )
-        )
+        rows[str(run.folder)] = {
+            "heads kept": "/".join(str(_kept(run, site)) for site in SITES),
+            "of": "/".join(str(_total(run, site)) for site in SITES),
+            "BLEU (13a)": NOTHING if score is None else f"{score:.2f}",
+            "to the whole run": (
+                NOTHING if score is None or whole is None else f"{score - whole:+.2f}"
+            ),
+        }
     if not rows:
         return []
-    groups = [("heads kept", [""]), ("of", [""]), ("BLEU (13a)", [""]), ("to the whole run", [""])]
     note = (
         "Heads are encoder self / decoder self / cross. BLEU of the first test set, from "
         "results.json or else from what headwise evaluate run=FOLDER wrote."
     )
-    return [TextTable("Our runs with fewer heads", "run", groups, rows, [note])]
+    frame = pd.DataFrame.from_dict(rows, orient="index")
+    return [Table("Our runs with fewer heads", frame, [note], "run")]
 
 
 def _kept(run: FoundRun, site: str) -> int:

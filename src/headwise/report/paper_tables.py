@@ -1,265 +1,220 @@
-"""The tables of a paper: its numbers beside ours, what differs from the baseline, and the speed."""
+"""The tables of a paper, pivoted from facts: its numbers beside ours, differences, speeds."""
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable
 
-from headwise.metrics.significance import Comparison
-from headwise.report.comparison import mean_and_deviation
-from headwise.report.paper import MARKS, Cell, Paper
-from headwise.report.paper_cells import PLAIN_BLEU, CellFigures, ColumnFigures
-from headwise.report.tables import NOTHING, TextTable
+import pandas as pd
+
+from headwise.report.cells import PLAIN_BLEU
+from headwise.report.paper import MARKS, Paper
+from headwise.report.tables import NOTHING, Table, mean_and_deviation, pivot, select
 
 NAMES = {"bleu": "BLEU (13a)", "bleu_tokenised": "tokenised BLEU"}
 NOT_AVERAGED = "not averaged"
 MISSING = "missing"
 OURS = "ours [95 %]"
-LEAST_TEXT = 0.8  # of the paper's training pairs, below which another text is behind a BLEU
 UNSTEADY = 1.25  # highest by lowest ratio of speeds, above which seeds cannot be the reason
 TOO_LOW = 5.0  # BLEU of the baseline, below which differences say nothing
 
 
-def paper_tables(paper: Paper, columns: Sequence[ColumnFigures]) -> list[TextTable]:
-    """Every table that has something to show."""
-    tables = [_main(paper, columns)] if columns else []
-    if paper.metric != PLAIN_BLEU and any(c.runs for c in columns):
-        tables.append(_beside(paper, columns))
+def paper_tables(paper: Paper, facts: pd.DataFrame, n_resamples: int) -> list[Table]:
+    """Every table that has something to show.
+
+    Args:
+        facts: of the cells, as `headwise.report.cells.cell_facts` gives them.
+        n_resamples: of the comparisons among them.
+    """
+    tables = [_main(paper, facts)] if paper.columns else []
+    ours = facts[facts.source == "ours"]
+    if paper.metric != PLAIN_BLEU and "updates" in set(facts.quantity):
+        frame = _scores(paper, ours, PLAIN_BLEU).droplevel(1, axis="columns")
+        note = "What sacreBLEU computes on detokenised text: the number to compare elsewhere."
+        notes = [note, *_signatures(facts, PLAIN_BLEU)]
+        tables.append(Table(f"The same runs in {NAMES[PLAIN_BLEU]}", frame, notes))
     if paper.baseline is not None:
-        tables += [_differences(paper, columns, paper.baseline), _speeds(paper, columns)]
-    return [table for table in tables if table.groups and table.rows]
+        tables += [_differences(paper, facts, paper.baseline, n_resamples)]
+        tables += [_speeds(paper, facts, paper.baseline)] if paper.speed else []
+    return [table for table in tables if table.frame.size]
 
 
-def _main(paper: Paper, columns: Sequence[ColumnFigures]) -> TextTable:
+def _scores(paper: Paper, facts: pd.DataFrame, metric: str) -> pd.DataFrame:
+    """Rows by columns, each as the paper has it and as ours have it."""
+    units = [column.unit for column in paper.columns.values() if column.unit]
+    cells = select(facts, quantity=[metric, "missing", "updates", *units])
+    barred = set(facts[facts.quantity == "not_averaged"].column)
+
+    def shown(cell: pd.DataFrame) -> str:
+        first = cell.iloc[0]
+        if first.source == "paper":
+            return f"{first.value:.{paper.columns[first.column].decimals}f}{_marked(first.mark)}"
+        has_runs = (cell.quantity == "updates").any()
+        if first.column in barred or not has_runs:
+            return NOT_AVERAGED if has_runs else MISSING
+        scores = cell[cell.quantity == metric].value
+        return f"{mean_and_deviation(scores)} ({len(scores)})" if len(scores) else NOTHING
+
+    frame = pivot(cells, "row", ["column", "source"], shown, paper.rows)
+    labels = {
+        name: column.label + (f" ({column.unit})" if column.unit else "")
+        for name, column in paper.columns.items()
+    }
+    return frame.rename(index=paper.rows).rename(columns=labels, level=0)
+
+
+def _main(paper: Paper, facts: pd.DataFrame) -> Table:
     """The paper's table, with ours beside its numbers."""
+    frame = _scores(paper, facts, paper.metric)
     metric = NAMES[paper.metric]
-    title = f"{metric[0].upper()}{metric[1:]}, the paper's and ours"
-    is_ours_alone = not any(cell.paper is not None for cell in paper.cells)
-    if is_ours_alone:
-        title = title.partition(",")[0]
-    table = TextTable(title, "", [])
-    shown: dict[str, list[str]] = {row: [] for row in paper.rows}
-    for figures in columns:
-        cells = figures.cells.values()
-        has_paper = any(c.cell is not None and c.cell.paper is not None for c in cells)
-        has_ours = any(c.recipe is not None for c in cells)
-        label = figures.column.label + (f" ({figures.column.unit})" if figures.column.unit else "")
-        kinds = [""] if is_ours_alone else ["paper"] * has_paper + ["ours"] * has_ours
-        table.groups.append((label, kinds))
-        for row in paper.rows:
-            if has_paper:
-                shown[row].append(_paper_text(figures, row))
-            if has_ours:
-                shown[row].append(_our_text(figures, row, figures.metric))
-    table.rows = [(label, shown[row]) for row, label in paper.rows.items()]
-    table.notes = _main_notes(paper, columns)
-    return table
-
-
-def _main_notes(paper: Paper, columns: Sequence[ColumnFigures]) -> list[str]:
+    title = f"{metric[0].upper()}{metric[1:]}"
+    if any(cell.paper is not None for cell in paper.cells):
+        title = f"{title}, the paper's and ours"
+    else:
+        frame = frame.droplevel(1, axis="columns")
     notes = []
-    if any(figures.runs for figures in columns):
+    if (facts.quantity == "updates").any():
         if paper.metric != PLAIN_BLEU:
             notes.append("BLEU of Moses tokens, which papers of that time report; up is better.")
         notes.append(
             "Ours: mean ± standard deviation over seeds (number of seeds); of one seed the mean "
             "alone."
         )
-    marks = {cell.mark for cell in paper.cells if cell.paper is not None and cell.mark != "OK"}
-    notes += [f"({mark}): {MARKS[mark]}." for mark in sorted(m for m in marks if m)]
-    for figures in columns:
-        label, column = figures.column.label, figures.column
-        if column.test is not None and any(c.recipe for c in figures.cells.values()):
-            test = f"scored on {column.test}"
-            notes.append(f"{label}: {test}{f'; {column.note}' if column.note else ''}.")
-        notes += [
-            f"{label}: NOT AVERAGED, NOT COMPARED: {problem}." for problem in figures.problems
-        ]
-        notes += [f"{label}: {note}." for note in (*figures.notes, *_smaller_text(figures))]
-    return notes + _too_low(paper, columns) + _signatures(columns, paper.metric)
+    notes += mark_notes(cell.mark for cell in paper.cells if cell.paper is not None)
+    for name, column in paper.columns.items():
+        if column.test is not None and any(c.overrides for c in paper.cells if c.column == name):
+            note = f"; {column.note}" if column.note else ""
+            notes.append(f"{column.label}: scored on {column.test}{note}.")
+        for fact in select(facts, column=name, quantity=["not_averaged", "note"]).itertuples():
+            is_barred = fact.quantity == "not_averaged"
+            kind = "NOT AVERAGED, NOT COMPARED: " if is_barred else ""
+            notes.append(f"{column.label}: {kind}{fact.note}.")
+    notes += [*_too_low(paper, facts), *_signatures(facts, paper.metric)]
+    return Table(title, frame, notes)
 
 
-def _smaller_text(figures: ColumnFigures) -> list[str]:
-    """Where ours was trained on a part of the paper's text, or on a substitute for it."""
-    wanted = figures.column.train_pairs
-    pairs = {run.train_pairs for run in figures.runs if run.train_pairs is not None}
-    if wanted is None or not pairs or min(pairs) >= LEAST_TEXT * wanted:
-        return []
-    return [
-        f"OTHER TEXT: ours was trained on {min(pairs):,} pairs where the paper has about "
-        f"{wanted:,}, so that the two BLEU do not compare"
-    ]
+def mark_notes(marks: Iterable[str | None]) -> list[str]:
+    """What the marks of a paper's numbers mean, those that were read aside."""
+    return [f"({mark}): {MARKS[mark]}." for mark in sorted({m for m in marks if m} - {"OK"})]
 
 
-def _too_low(paper: Paper, columns: Sequence[ColumnFigures]) -> list[str]:
+def _marked(*marks: str | None) -> str:
+    """Marks of the numbers that a text is made of, those that were read aside."""
+    named = dict.fromkeys(str(mark) for mark in marks if mark != "OK")
+    return f" ({', '.join(named)})" if named else ""
+
+
+def _too_low(paper: Paper, facts: pd.DataFrame) -> list[str]:
     """Columns whose baseline translates next to nothing."""
-    low = []
-    for figures in columns:
-        scores = list(figures.scores(paper.baseline).values()) if paper.baseline else []
-        if scores and statistics.fmean(scores) < TOO_LOW:
-            low.append(figures.column.label)
+    means = select(facts, row=paper.baseline, source="ours", quantity=paper.metric)
+    means = means.astype({"value": float}).groupby("column", sort=False).value.mean()
     return [
-        f"{label}: at less than {TOO_LOW:.0f} BLEU next to nothing is translated, and "
-        "differences say nothing about systems that translate."
-        for label in low
+        f"{paper.columns[name].label}: at less than {TOO_LOW:.0f} BLEU next to nothing is "
+        "translated, and differences say nothing about systems that translate."
+        for name in means[means < TOO_LOW].index
     ]
 
 
-def _signatures(columns: Sequence[ColumnFigures], metric: str) -> list[str]:
-    found = dict.fromkeys(s for figures in columns for s in figures.signatures(metric))
+def _signatures(facts: pd.DataFrame, metric: str) -> list[str]:
+    found = select(facts, quantity=metric).signature.dropna().unique()
     return [f"Signature: {signature}." for signature in found]
 
 
-def _paper_text(figures: ColumnFigures, row: str) -> str:
-    cell = figures.cells[row].cell
-    if cell is None or cell.paper is None:
-        return NOTHING
-    return f"{cell.paper:.{figures.column.decimals}f}{_marked(cell)}"
-
-
-def _marked(*cells: Cell) -> str:
-    """The marks of the numbers that a text is made of, those that were read aside."""
-    marks = dict.fromkeys(cell.mark for cell in cells if cell.mark != "OK")
-    return f" ({', '.join(str(mark) for mark in marks)})" if marks else ""
-
-
-def _our_text(figures: ColumnFigures, row: str, metric: str) -> str:
-    found = figures.cells[row]
-    if found.recipe is None:
-        return NOTHING
-    if not found.runs:
-        return MISSING
-    if figures.problems:
-        return NOT_AVERAGED
-    values = list(figures.scores(row, metric).values())
-    return f"{mean_and_deviation(values)} ({len(values)})" if values else NOTHING
-
-
-def _beside(paper: Paper, columns: Sequence[ColumnFigures]) -> TextTable:
-    """The same runs in sacreBLEU's own BLEU."""
-    ours = [c for c in columns if any(found.recipe for found in c.cells.values())]
-    table = TextTable(
-        f"The same runs in {NAMES[PLAIN_BLEU]}", "", [(c.column.label, [""]) for c in ours]
-    )
-    for row, label in paper.rows.items():
-        table.rows.append((label, [_our_text(c, row, PLAIN_BLEU) for c in ours]))
-    table.notes = ["What sacreBLEU computes on detokenised text: the number to compare elsewhere."]
-    table.notes += _signatures(ours, PLAIN_BLEU)
-    return table
-
-
-def _differences(paper: Paper, columns: Sequence[ColumnFigures], baseline: str) -> TextTable:
+def _differences(paper: Paper, facts: pd.DataFrame, baseline: str, n_resamples: int) -> Table:
     """Each row less the baseline, with the paired bootstrap."""
     base = paper.rows[baseline]
-    shown: list[tuple[str, str, Comparison | None, int]] = []
-    for figures in (c for c in columns if c.column.unit is None):
+    cells = {}
+    for name in (name for name, column in paper.columns.items() if column.unit is None):
         for row in (row for row in paper.rows if row != baseline):
-            of_paper = _paper_difference(figures, row, baseline)
-            test = figures.cells[row].comparison
-            n_runs = max(len(figures.cells[r].runs) for r in (row, baseline))
-            if test is not None or of_paper != NOTHING:
-                label = f"{figures.column.label}, {paper.rows[row]}"
-                shown.append((label, of_paper, test, n_runs))
-    has_paper = any(of_paper != NOTHING for _, of_paper, _, _ in shown)
-    compared = [test for _, _, test, _ in shown if test is not None]
-    kinds = ["paper"] * has_paper + [OURS, "p"] * bool(compared)
-    table = TextTable(
-        f"Difference to {base}, in {NAMES[paper.metric]}", "", [(kind, [""]) for kind in kinds]
-    )
-    for label, of_paper, test, n_runs in shown:
-        cells = [of_paper] * has_paper
-        cells += _tested(test, n_runs) if compared else []
-        table.rows.append((label, cells))
-    if compared:
-        table.notes = [
+            of_paper = _paper_difference(paper, row, baseline, name)
+            tested = _tested(select(facts, column=name), paper.metric, row, baseline, n_resamples)
+            shown = {**of_paper, **tested}
+            if shown:
+                cells[f"{paper.columns[name].label}, {paper.rows[row]}"] = shown
+    frame = pd.DataFrame.from_dict(cells, orient="index").fillna(NOTHING)
+    frame = frame[[kind for kind in ("paper", OURS, "p") if kind in frame]]
+    notes = []
+    if OURS in frame:
+        notes = [
             "Ours: the mean over the seeds that both rows have (their number; of how many, where a "
             "row has more, so that its mean above is another); above 0 is better than "
             f"{base}. Interval and p are by paired bootstrap over test sentences (Koehn 2004), "
-            f"{compared[0].n_resamples:,} draws, the same sentences for both rows and all seeds.",
+            f"{n_resamples:,} draws, the same sentences for both rows and all seeds.",
             "p is two-sided. It speaks of other test sentences, not of other seeds, and is not "
             "corrected for the number of cells. ≤ marks the least that this many draws can show.",
-            *_too_low(paper, columns),
+            *_too_low(paper, facts),
         ]
-    return table
+    return Table(f"Difference to {base}, in {NAMES[paper.metric]}", frame, notes)
 
 
-def _tested(test: Comparison | None, n_runs: int) -> list[str]:
-    """Difference with interval and number of seeds, and p."""
-    if test is None:
-        return [NOTHING] * 2
-    interval = f"[{_signed(test.low)} to {_signed(test.high)}]"
-    least = 1 / (test.n_resamples + 1)
-    p_value = f"{test.p_value:.3f}" if test.p_value > least else f"≤ {least:.1g}"
-    of_all = f" of {n_runs}" if n_runs > test.n_seeds else ""
-    return [f"{_signed(test.difference)} {interval} ({test.n_seeds}{of_all})", p_value]
+def _tested(
+    facts: pd.DataFrame, metric: str, row: str, baseline: str, n_resamples: int
+) -> dict[str, str]:
+    """Difference with interval and number of seeds, and p; nothing where nothing was tested."""
+    own = facts[(facts.row == row) & (facts.source == "ours")].set_index("quantity")
+    if "p_value" not in own.index:
+        return {}
+    difference, low, high = (
+        _signed(own.value[f"{metric}_{name}"]) for name in ("difference", "low", "high")
+    )
+    p_value, n_seeds = own.value["p_value"], own.n_seeds["p_value"]
+    n_runs = select(facts, row=[row, baseline], quantity="updates").row.value_counts().max()
+    of_all = f" of {n_runs}" if n_runs > n_seeds else ""
+    least = 1 / (n_resamples + 1)
+    return {
+        OURS: f"{difference} [{low} to {high}] ({n_seeds}{of_all})",
+        "p": f"{p_value:.3f}" if p_value > least else f"≤ {least:.1g}",
+    }
 
 
-def _paper_difference(figures: ColumnFigures, row: str, baseline: str) -> str:
-    own, base = figures.cells[row].cell, figures.cells[baseline].cell
+def _paper_difference(paper: Paper, row: str, baseline: str, column: str) -> dict[str, str]:
+    own, base = paper.cell(row, column), paper.cell(baseline, column)
     if own is None or base is None or own.paper is None or base.paper is None:
-        return NOTHING
-    return _signed(own.paper - base.paper, figures.column.decimals) + _marked(own, base)
+        return {}
+    difference = _signed(own.paper - base.paper, paper.columns[column].decimals)
+    return {"paper": difference + _marked(own.mark, base.mark)}
 
 
-def _speeds(paper: Paper, columns: Sequence[ColumnFigures]) -> TextTable:
+def _speeds(paper: Paper, facts: pd.DataFrame, baseline: str) -> Table:
     """Tokens/s of training in percent of the baseline's, where the paper has such numbers."""
-    base = paper.rows[paper.baseline or ""]
-    table = TextTable(f"Training speed, tokens/s in % of {base}", "", [])
-    if not paper.speed:
-        return table
-    ours = [c for c in columns if any(found.speed is not None for found in c.cells.values())]
-    table.groups = [("paper", [""]), *((c.column.label, [""]) for c in ours)]
-    for row, label in paper.rows.items():
-        if row == paper.baseline:
-            continue
-        number = paper.speed.get(row)
-        mark = "" if number is None or number.mark == "OK" else f" ({number.mark})"
-        cells = [NOTHING if number is None else f"{number.value:.0f}{mark}"]
-        cells += [_speed_text(figures.cells[row]) for figures in ours]
-        table.rows.append((label, cells))
-    if ours:
-        table.notes = [
+    percents = facts[facts.quantity.str.startswith("speed_percent")].fillna({"column": "paper"})
+
+    def shown(cell: pd.DataFrame) -> str:
+        values = [f"{value:.0f}" for value in cell.value]
+        if len(values) == 1:
+            return values[0] + _marked(cell.mark.iloc[0])
+        ratio, low, high = values
+        return ratio if low == high else f"{ratio} ({low} to {high})"
+
+    rows = [row for row in paper.rows if row != baseline]
+    frame = pivot(percents, "row", ["column"], shown, rows)
+    frame = frame[sorted(frame, key=lambda name: name != ("paper",))]
+    labels = {name: column.label for name, column in paper.columns.items()}
+    frame = frame.rename(index=paper.rows).rename(columns=labels)
+    notes = []
+    if "ours" in set(percents.source):
+        machines = facts[facts.quantity == "updates"].note.unique()
+        notes = [
             "Ours: a run's speed is the median over the windows of its log; ratio of medians over "
             "the seeds that both rows have (lowest to highest ratio of one seed), as they were "
             "trained: other load on the machine counts.",
-            *_unsteady(paper, ours),
-            *_machines(ours),
+            *_unsteady(paper, percents),
+            f"Ours were trained on: {'; '.join(sorted(machines))}.",
         ]
-    return table
+    return Table(f"Training speed, tokens/s in % of {paper.rows[baseline]}", frame, notes)
 
 
-def _unsteady(paper: Paper, columns: Sequence[ColumnFigures]) -> list[str]:
+def _unsteady(paper: Paper, percents: pd.DataFrame) -> list[str]:
     """Cells whose seeds differ so much in speed that something else was measured."""
-    found = [
-        f"{figures.column.label}, {paper.rows[row]}"
-        for figures in columns
-        for row, cell in figures.cells.items()
-        if cell.speed is not None and cell.speed[2] > UNSTEADY * cell.speed[1]
-    ]
-    if not found:
+    ours = percents[percents.source == "ours"].set_index(["column", "row", "quantity"]).value
+    ends = ours.unstack("quantity", sort=False)
+    unsteady = ends[ends.speed_percent_high > UNSTEADY * ends.speed_percent_low].index
+    if unsteady.empty:
         return []
+    named = "; ".join(f"{paper.columns[name].label}, {paper.rows[row]}" for name, row in unsteady)
     return [
         f"The machine did other work too: the ratios of single seeds differ by more than "
-        f"{100 * UNSTEADY - 100:.0f} %, and say nothing of the attention ({'; '.join(found)})."
+        f"{100 * UNSTEADY - 100:.0f} %, and say nothing of the attention ({named})."
     ]
-
-
-def _machines(columns: Sequence[ColumnFigures]) -> list[str]:
-    """What the runs were trained on."""
-    found = {
-        (str(run.machine.get("gpu") or "CPU"), str(run.machine.get("threads") or "unknown"))
-        for figures in columns
-        for run in figures.runs
-    }
-    named = [kind if kind != "CPU" else f"a CPU, threads {n}" for kind, n in sorted(found)]
-    return [f"Ours were trained on: {'; '.join(dict.fromkeys(named))}."]
-
-
-def _speed_text(found: CellFigures) -> str:
-    if found.speed is None:
-        return NOTHING
-    ratio, low, high = (f"{percent:.0f}" for percent in found.speed)
-    return ratio if low == high else f"{ratio} ({low} to {high})"
 
 
 def _signed(value: float, decimals: int = 2) -> str:

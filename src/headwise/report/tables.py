@@ -1,33 +1,43 @@
-"""Tables as text: Markdown for reading, LaTeX (booktabs) for papers; and facts as csv."""
+"""Facts, one a row, and the tables that are pivoted from them: as Markdown and LaTeX (booktabs)."""
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Iterable, Sequence
+import re
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import pandas as pd
 
 from headwise.markdown import markdown_table
 
 NOTHING = "–"  # an empty cell
-COLUMN_WIDTH = 60  # letters of LaTeX's \small in a column of text, about
-# Letters of a row -> size of the type.
-SIZES = (
-    (COLUMN_WIDTH, r"\small"),
-    (75, r"\footnotesize\setlength{\tabcolsep}{3pt}"),
+Fact = Mapping[str, Any]
+COLUMNS = (
+    "paper",
+    "row",
+    "column",
+    "test",
+    "source",  # paper or ours
+    "quantity",
+    "site",  # of heads
+    "layer",
+    "value",
+    "mark",  # of the paper's: OK, r+ or r-
+    "n_seeds",
+    "seed",
+    "signature",
+    "run",
+    "note",
 )
+# Letters of a row, about -> size of the type in a column of text.
+SIZES = ((60, r"\small"), (75, r"\footnotesize\setlength{\tabcolsep}{3pt}"))
 SMALLEST = r"\scriptsize\setlength{\tabcolsep}{3pt}"
 LONG_NAME = 36  # letters of a row's name, behind which LaTeX breaks it
 _LATEX = {
     "\\": r"\textbackslash{}",
-    "{": r"\{",
-    "}": r"\}",
-    "&": r"\&",
-    "%": r"\%",
-    "$": r"\$",
-    "#": r"\#",
-    "_": r"\_",
+    **{letter: rf"\{letter}" for letter in "{}&%$#_"},
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
     "<": r"\textless{}",
@@ -48,38 +58,88 @@ _LATEX = {
 }
 
 
+def fact_table(facts: Iterable[Fact]) -> pd.DataFrame:
+    """Facts as one tidy table; what a fact leaves out is None."""
+    found = pd.DataFrame(list(facts), columns=COLUMNS, dtype=object)
+    return found.where(found.notna(), None)
+
+
+def select(facts: pd.DataFrame, **wanted: Any) -> pd.DataFrame:
+    """The facts with these values; of several allowed values, a list."""
+    for key, value in wanted.items():
+        facts = facts[facts[key].isin(value if isinstance(value, list) else [value])]
+    return facts
+
+
+def pivot(
+    facts: pd.DataFrame,
+    row: str,
+    columns: Sequence[str],
+    shown: Callable[[pd.DataFrame], str],
+    rows: Iterable[Any] | None = None,
+) -> pd.DataFrame:
+    """A table of text: a cell for each row and column, in the order of their first facts.
+
+    Args:
+        facts: tidy; the columns named here hold a value in every one.
+        row: the column whose values name the rows.
+        columns: those whose values name the columns, from the group to the single column.
+        shown: the facts of a cell -> its text.
+        rows: names of the rows, where they are known.
+    """
+    texts = {key: shown(cell) for key, cell in facts.groupby([row, *columns], sort=False)}
+    names = list(dict.fromkeys(facts[row]) if rows is None else rows)
+    heads = list(dict.fromkeys(facts[list(columns)].itertuples(index=False, name=None)))
+    cells = [[texts.get((name, *head), NOTHING) for head in heads] for name in names]
+    labels = pd.MultiIndex.from_tuples(heads) if heads else None
+    return pd.DataFrame(cells, index=names, columns=labels)
+
+
+def mean_and_deviation(values: Sequence[float]) -> str:
+    """`12.34 ± 0.56`; of a single value no deviation, of none a dash."""
+    if not len(values):
+        return "-"
+    mean = f"{statistics.fmean(values):.2f}"
+    return f"{mean} ± {statistics.stdev(values):.2f}" if len(values) > 1 else mean
+
+
 @dataclass
-class TextTable:
-    """A table whose cells are text already.
+class Table:
+    """A table of text.
 
     Attributes:
-        title: what stands above it.
-        corner: the head of the first column.
-        groups: heads of the others: a label, and the names of the columns it spans; a group of one
-            column without a name has its label alone.
-        rows: a label and one text a column each.
+        title: above it; may be empty.
+        frame: one text a cell; the index names the rows, the columns have one name or (group,
+            name), where the name may be empty.
         notes: below it.
+        corner: the head of the names of the rows.
     """
 
     title: str
-    corner: str
-    groups: list[tuple[str, list[str]]]
-    rows: list[tuple[str, list[str]]] = field(default_factory=list)
+    frame: pd.DataFrame
     notes: list[str] = field(default_factory=list)
+    corner: str = ""
 
     @property
     def heads(self) -> list[str]:
         """One text a column."""
-        return [
-            f"{label}: {name}" if name else label for label, names in self.groups for name in names
-        ]
+        return [": ".join(filter(None, names)) for names in self._names()]
+
+    @property
+    def rows(self) -> list[tuple[str, list[str]]]:
+        """The name of each row and its texts."""
+        return [(str(name), list(cells)) for name, *cells in self.frame.itertuples(name=None)]
+
+    def _names(self) -> list[tuple[str, ...]]:
+        return [name if isinstance(name, tuple) else (name,) for name in self.frame.columns]
 
     def markdown(self) -> str:
         """Heading, table and notes."""
-        rows = [[label, *cells] for label, cells in self.rows]
+        rows = [[name, *cells] for name, cells in self.rows]
         table = markdown_table([self.corner, *self.heads], rows)
         notes = "".join(f"\n- {note}" for note in self.notes)
-        return f"## {self.title}\n\n{table}\n" + (f"{notes}\n" if notes else "")
+        heading = f"## {self.title}\n\n" if self.title else ""
+        return f"{heading}{table}\n" + (f"{notes}\n" if notes else "")
 
     def latex(self, label: str) -> str:
         r"""A `table` environment; the document needs \usepackage{booktabs}.
@@ -89,55 +149,34 @@ class TextTable:
         Args:
             label: for \ref.
         """
-        spans = [
-            rf"\multicolumn{{{len(names)}}}{{c}}{{{latex(name)}}}" for name, names in self.groups
-        ]
-        is_grouped = any(name for _, names in self.groups for name in names)
-        single = [latex(name) for name, _ in self.groups]
-        head = [f" & {' & '.join(spans if is_grouped else single)} \\\\"]
-        if is_grouped:
-            head += [" ".join(self._rules()), f"{_joined([self.corner, *self._names()])} \\\\"]
-        body = [f"{_first_cell(name)} & {_joined(cells)} \\\\" for name, cells in self.rows]
+        frame = self.frame.map(latex)
+        names = [tuple(map(latex, name)) for name in self._names()]
+        is_grouped = any(len(name) > 1 and name[1] for name in names)
+        frame.columns = (
+            pd.MultiIndex.from_tuples(names) if is_grouped else [name[0] for name in names]
+        )
+        frame.index = [latex(name) for name, _ in self.rows]
+        is_long = any(len(name) > LONG_NAME for name, _ in self.rows)
+        first = r"p{0.36\linewidth}" if is_long else "l"
+        body = frame.to_latex(
+            escape=False, multicolumn_format="c", column_format=f"{first}{'r' * len(names)}"
+        )
         width = self._width()
-        kind = "table*" if width > COLUMN_WIDTH else "table"
+        kind = "table*" if width > SIZES[0][0] else "table"
         size = next((name for most, name in SIZES if width <= most), SMALLEST)
-        notes = [rf"{latex(note)}\par" for note in self.notes]
-        below = [r"\par\smallskip\parbox{\linewidth}{\footnotesize\raggedright", *notes, "}"]
-        return "\n".join(
-            [
-                rf"\begin{{{kind}}}",
-                rf"\centering{size}",
-                rf"\caption{{{latex(self.title)}}}",
-                rf"\label{{{label}}}",
-                rf"\begin{{tabular}}{{l{'r' * len(self.heads)}}}",
-                r"\toprule",
-                *head,
-                r"\midrule",
-                *body,
-                r"\bottomrule",
-                r"\end{tabular}",
-                *(below if notes else []),
-                rf"\end{{{kind}}}",
-                "",
-            ]
+        notes = "".join(f"{latex(note)}\\par\n" for note in self.notes)
+        below = f"\\par\\smallskip\\parbox{{\\linewidth}}{{\\footnotesize\\raggedright\n{notes}}}\n"
+        return (
+            f"\\begin{{{kind}}}\n\\centering{size}\n\\caption{{{latex(self.title)}}}\n"
+            f"\\label{{{label}}}\n{body}{below if notes else ''}\\end{{{kind}}}\n"
         )
 
     def _width(self) -> int:
         """In letters, about."""
         first = max((min(len(name), LONG_NAME) for name, _ in self.rows), default=0)
-        heads = [name or label for label, names in self.groups for name in names]
-        cells = [[heads[i], *(row[i] for _, row in self.rows)] for i in range(len(heads))]
+        heads = [name[-1] or name[0] for name in self._names()]
+        cells = zip(heads, *(cells for _, cells in self.rows), strict=True)
         return first + sum(max(map(len, column)) + 2 for column in cells)
-
-    def _names(self) -> list[str]:
-        return [name for _, names in self.groups for name in names]
-
-    def _rules(self) -> list[str]:
-        rules, first = [], 2
-        for _, names in self.groups:
-            rules.append(rf"\cmidrule(lr){{{first}-{first + len(names) - 1}}}")
-            first += len(names)
-        return rules
 
 
 def latex(text: str) -> str:
@@ -147,29 +186,4 @@ def latex(text: str) -> str:
 
 def latex_comment(text: str) -> str:
     """The same as comment lines, in which nothing is escaped."""
-    return "".join(f"% {line}".rstrip() + "\n" for line in text.splitlines())
-
-
-def _first_cell(name: str) -> str:
-    """A row's name; a long one as lines of a box, for which LaTeX needs no package."""
-    if len(name) <= LONG_NAME:
-        return latex(name)
-    return rf"\parbox[t]{{0.36\linewidth}}{{\raggedright {latex(name)}\strut}}"
-
-
-def _joined(cells: Sequence[str]) -> str:
-    return " & ".join(map(latex, cells))
-
-
-def csv_text(columns: Sequence[str], rows: Iterable[dict[str, Any]]) -> str:
-    """Rows as csv; what a row does not say stays empty.
-
-    Raises:
-        ValueError: a row has a column that is not listed.
-    """
-    out = io.StringIO()
-    writer = csv.DictWriter(out, list(columns), restval="", lineterminator="\n")
-    writer.writeheader()
-    for row in rows:
-        writer.writerow({name: "" if value is None else value for name, value in row.items()})
-    return out.getvalue()
+    return re.sub(r"(?m)^", "% ", text.rstrip()).replace("% \n", "%\n") + "\n" if text else ""

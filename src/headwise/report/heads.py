@@ -1,4 +1,7 @@
-"""Analysed runs side by side: what Correia et al. 2019 tell of their models in section 5."""
+"""What the heads of runs became, as facts, and the tables of them: of a paper, or of runs alone.
+
+The quantities are those that Correia et al. 2019 tell of their models in section 5.
+"""
 
 from __future__ import annotations
 
@@ -7,39 +10,23 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from headwise.analysis.roles import LEAST_CONTRAST, LEAST_SPLIT_SCORE, Thresholds
 from headwise.analysis.tables import COMPARISON, HEADS, LAYERS, known, percent, read_settings
 from headwise.files import write_text
-from headwise.markdown import markdown_table
+from headwise.report.cells import ColumnRuns
+from headwise.report.paper import Paper
+from headwise.report.paper_tables import mark_notes
+from headwise.report.quantities import QUANTITIES
 from headwise.report.run_names import class_word
+from headwise.report.tables import Fact, Table, fact_table, pivot
 from headwise.runs.folder import RunFolder
 from headwise.schema import SITE_NAMES, SITES
 
 Rows = list[dict[str, Any]]
 Key = tuple[str, str | None, int | None]  # quantity, site, layer
 Value = tuple[str, str | None, int | None, float]
-
-# Quantity -> how it is called and shown; in this order.
-QUANTITIES = {
-    "previous_heads": ("heads at -1", "count"),
-    "previous_weight": ("their weight at -1, median", "share"),
-    "previous_share": ("most queries of a head with their peak at -1", "share"),
-    "next_heads": ("heads at +1", "count"),
-    "next_weight": ("their weight at +1, median", "share"),
-    "next_share": ("most queries of a head with their peak at +1", "share"),
-    "merging_heads": ("merging heads of the encoder", "count"),
-    "merge_score_1": ("highest merge score", "share"),
-    "merge_score_2": ("second highest merge score", "share"),
-    "cluster_mass": ("highest mass inside of the word", "share"),
-    "interrogation_heads": ("interrogation heads", "count"),
-    "question_weight": ("weight on ? at question words, head of the largest difference", "share"),
-    "statement_weight": ("that head's on the last token, same words in statements", "share"),
-    "rare_share": ("most sentences in which a head points at the rarest token", "share"),
-    "alpha": ("α, mean", "number"),
-    "density": ("density, mean", "number"),
-    "confidence": ("confidence, median", "share"),
-    "diversity": ("diversity", "number"),
-}
 
 
 def write_comparison(
@@ -53,19 +40,28 @@ def write_comparison(
         diversity_base: heads or keys.
         output: the folder to write to.
     """
-    columns = {}
-    labels = run_labels(list(runs))
-    for label, (run, folder) in zip(labels, runs.items(), strict=True):
-        about = read_settings(folder)
-        columns[label] = (str(run), about, values_of(folder, diversity_base))
+    labels = dict(zip(runs, run_labels(list(runs)), strict=True))
     rows = [
-        {"run": run, "quantity": quantity, "site": site, "layer": layer, "value": value}
-        for run, _, values in columns.values()
-        for (quantity, site, layer), value in values.items()
+        {"row": labels[run], "run": str(run), **value}
+        for run, analysis in runs.items()
+        for value in analysis_facts(analysis, diversity_base)
     ]
+    facts = fact_table(rows)
+    frame = head_frame(facts, ["row"])
+    notes = ["– was not measured, or there is no such head."]
+    for run, analysis in runs.items():
+        about = read_settings(analysis)
+        notes.append(
+            f"{labels[run]}: `{run}`, {about['sentences']} sentences of {about['split']}, weights "
+            f"`{about['checkpoint']}`"
+        )
+    notes += definitions(facts.quantity, thresholds, diversity_base)
+    text = Table("", frame, notes).markdown()
     output.mkdir(parents=True, exist_ok=True)
-    text = _markdown(columns, thresholds, diversity_base)
-    write_text(COMPARISON.path(output), COMPARISON.text(rows))
+    columns = ("run", "quantity", "site", "layer", "value")
+    write_text(
+        COMPARISON.path(output), COMPARISON.text([{k: row[k] for k in columns} for row in rows])
+    )
     write_text(output / "comparison.md", text)
     return f"{text}\nwritten to {output}"
 
@@ -88,10 +84,13 @@ def run_labels(folders: Sequence[Path]) -> list[str]:
     return labels
 
 
-def values_of(analysis: Path, diversity_base: str) -> dict[Key, float]:
-    """Everything the comparison tells of a run, from the folder of its analysis."""
-    found = _values(HEADS.read(analysis), LAYERS.read(analysis), diversity_base)
-    return {(quantity, site, layer): float(value) for quantity, site, layer, value in found}
+def analysis_facts(analysis: Path, diversity_base: str) -> list[dict[str, Any]]:
+    """Every quantity of a run, from the folder of its analysis."""
+    values = _values(HEADS.read(analysis), LAYERS.read(analysis), diversity_base)
+    return [
+        {"quantity": quantity, "site": site, "layer": layer, "value": float(value)}
+        for quantity, site, layer, value in values
+    ]
 
 
 def _values(heads: Rows, layers: Rows, diversity_base: str) -> Iterator[Value]:
@@ -150,6 +149,13 @@ def _has(row: Mapping[str, Any], role: str) -> bool:
     return role in (row["roles"] or "").split(";")
 
 
+def head_frame(facts: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
+    """Quantities by columns of the facts: means over runs, and what a paper has."""
+    keys = [*facts[["quantity", "site", "layer"]].itertuples(index=False, name=None)]
+    names = facts.assign(name=[name_of(key) for key in keys])
+    return pivot(names, "name", columns, _shown, map(name_of, in_order(set(keys))))
+
+
 def in_order(keys: Iterable[Key]) -> list[Key]:
     """As the comparison tells them."""
     order = list(QUANTITIES)
@@ -166,46 +172,38 @@ def name_of(key: Key) -> str:
     return f"{name}, {SITE_NAMES[site]}" + (f" layer {layer}" if layer is not None else "")
 
 
-def shown_value(key: Key, value: float) -> str:
-    """A value as its quantity is shown."""
-    kind = QUANTITIES[key[0]][1]
+def shown_value(kind: str, value: float) -> str:
+    """A value as its kind of quantity is shown: count, share or number."""
     return {"count": f"{value:.0f}", "share": percent(value), "number": f"{value:.2f}"}[kind]
 
 
-def _markdown(
-    columns: Mapping[str, tuple[str, Mapping[str, Any], Mapping[Key, float]]],
-    thresholds: Thresholds,
-    diversity_base: str,
-) -> str:
-    found = {label: values for label, (_, _, values) in columns.items()}
-    keys = in_order({key for values in found.values() for key in values})
-    lines = [
-        [
-            name_of(key),
-            *(shown_value(key, of[key]) if key in of else "" for of in found.values()),
-        ]
-        for key in keys
-    ]
-    legend = [
-        f"- {label}: `{run}`, {about['sentences']} sentences of {about['split']}, weights "
-        f"`{about['checkpoint']}`"
-        for label, (run, about, _) in columns.items()
-    ]
-    notes = [
-        "An empty cell was not measured, or there is no such head.",
-        *definitions(keys, thresholds, diversity_base),
-    ]
-    parts = [
-        markdown_table(["", *found], lines),
-        "\n".join(legend),
-        "\n".join(f"- {n}" for n in notes),
-    ]
-    return "\n\n".join(parts) + "\n"
+def _shown(cell: pd.DataFrame) -> str:
+    """`0.52 (0.50 to 0.55)` over runs; of a paper its number or words, with the mark."""
+    first = cell.iloc[0]
+    kind = QUANTITIES[first.quantity][1]
+    if first.source == "paper":
+        value = first.value
+        if first.note is not None:
+            text = first.note
+        elif kind == "share":  # with the digits that the paper gives
+            text = f"{100 * value:.4g} %"
+        else:
+            text = shown_value(kind, value)
+        return text if first.mark == "OK" else f"{text} ({first.mark})"
+    values = cell.value.astype(float)
+    low, high = shown_value(kind, values.min()), shown_value(kind, values.max())
+    if low == high:
+        return low
+    mean = f"{values.mean():.1f}" if kind == "count" else shown_value(kind, values.mean())
+    if low.endswith(" %") and not low.startswith("under"):
+        low = low.removesuffix(" %")
+    return f"{mean} ({low} to {high})"
 
 
-def definitions(keys: Iterable[Key], thresholds: Thresholds, diversity_base: str) -> list[str]:
+def definitions(
+    quantities: Iterable[str], thresholds: Thresholds, diversity_base: str
+) -> list[str]:
     """What the quantities of a table are, those of them that it has."""
-    has = {quantity for quantity, _, _ in keys}
     base = "heads" if diversity_base == "heads" else "keys"
     positional = percent(thresholds.positional_share)
     told = {
@@ -227,4 +225,72 @@ def definitions(keys: Iterable[Key], thresholds: Thresholds, diversity_base: str
         "diversity": "Diversity is the Jensen-Shannon divergence of the heads of a layer, "
         f"logarithm to the base of the number of {base}.",
     }
-    return [text for quantity, text in told.items() if quantity in has]
+    return [text for quantity, text in told.items() if quantity in set(quantities)]
+
+
+# -- of a paper -----------------------------------------------------------------------------------
+
+
+def head_tables(paper: Paper, facts: pd.DataFrame, diversity_base: str = "heads") -> list[Table]:
+    """A table for each corpus, the rows of the paper beside one another; the first defines all.
+
+    Where no run fills a cell, what the paper has stands alone.
+
+    Args:
+        facts: of `paper_head_facts`.
+    """
+    of_paper = facts[facts.source == "paper"]
+    tables = []
+    for name, column in paper.columns.items():
+        ours = facts[facts.column == name]
+        if ours.empty:
+            continue
+        parts = [
+            part
+            for row in paper.rows
+            if row in set(ours.row)
+            for part in (of_paper[of_paper.row == row], ours[ours.row == row])
+        ]
+        both = pd.concat(parts)
+        both.loc[~both.row.isin(of_paper.row), "source"] = ""
+        frame = head_frame(both, ["row", "source"]).rename(columns=paper.rows, level=0)
+        seeds = both[both.source != "paper"].groupby("row", sort=False).run.nunique()
+        n_seeds = ", ".join(f"{paper.rows[row]} {n}" for row, n in seeds.items())
+        note = (
+            "Of the validation set; mean over seeds, with the least and the greatest where they "
+            f"differ. Seeds: {n_seeds}."
+        )
+        tables.append(Table(f"Heads, {column.label}", frame, [note]))
+    if not tables and len(of_paper):
+        order = [row for row in paper.rows if row in set(of_paper.row)]
+        frame = head_frame(of_paper, ["row"])[[(row,) for row in order]]
+        tables.append(Table("Heads, the paper alone", frame.rename(columns=paper.rows)))
+    if tables:  # once is enough
+        own = mark_notes(number.mark for number in paper.heads)
+        tables[0].notes += ([paper.heads_note] if paper.heads_note else []) + own
+        tables[0].notes += definitions(facts.quantity, Thresholds(), diversity_base)
+    return tables
+
+
+def paper_head_facts(
+    paper: Paper,
+    columns: Sequence[ColumnRuns],
+    analyses: Mapping[Path, Path],
+    diversity_base: str = "heads",
+) -> Iterator[Fact]:
+    """What the paper has of its heads, and every run of a cell of its own.
+
+    Args:
+        analyses: folder of a run -> folder of its analysis; of all runs that fill a cell.
+    """
+    for number in paper.heads:
+        place = {"source": "paper", "quantity": number.quantity, "site": number.site}
+        for row in (row for row in paper.rows if row in {**number.values, **number.text}):
+            about = {"value": number.values.get(row), "mark": number.mark}
+            yield {**place, "row": row, **about, "note": number.text.get(row)}
+    for found in columns:
+        for run in found.runs.itertuples():
+            place = {"row": run.row, "column": found.name, "source": "ours"}
+            about = {**place, "seed": run.seed, "run": run.folder}
+            for fact in analysis_facts(analyses[run.run.folder], diversity_base):
+                yield {**about, **fact, "value": round(fact["value"], 4)}

@@ -1,0 +1,25 @@
+"""The quantities of heads that tables show: how each is called, and how its values are shown."""
+
+# Quantity -> how it is called and shown; in this order.
+from __future__ import annotations
+
+QUANTITIES = {
+    "previous_heads": ("heads at -1", "count"),
+    "previous_weight": ("their weight at -1, median", "share"),
+    "previous_share": ("most queries of a head with their peak at -1", "share"),
+    "next_heads": ("heads at +1", "count"),
+    "next_weight": ("their weight at +1, median", "share"),
+    "next_share": ("most queries of a head with their peak at +1", "share"),
+    "merging_heads": ("merging heads of the encoder", "count"),
+    "merge_score_1": ("highest merge score", "share"),
+    "merge_score_2": ("second highest merge score", "share"),
+    "cluster_mass": ("highest mass inside of the word", "share"),
+    "interrogation_heads": ("interrogation heads", "count"),
+    "question_weight": ("weight on ? at question words, head of the largest difference", "share"),
+    "statement_weight": ("that head's on the last token, same words in statements", "share"),
+    "rare_share": ("most sentences in which a head points at the rarest token", "share"),
+    "alpha": ("α, mean", "number"),
+    "density": ("density, mean", "number"),
+    "confidence": ("confidence, median", "share"),
+    "diversity": ("diversity", "number"),
+}

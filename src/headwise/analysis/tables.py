@@ -6,13 +6,13 @@ cell is a value that could not be measured.
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import pandas as pd
 
 from headwise.errors import DataError
 
@@ -47,16 +47,14 @@ class Table:
         Raises:
             KeyError: a row has a column that the table has not, or lacks one of its key.
         """
-        out = io.StringIO()
-        writer = csv.DictWriter(out, list(self.columns), lineterminator="\n")
-        writer.writeheader()
+        rows = list(rows)
         for row in rows:
             unknown = [name for name in row if name not in self.columns]
             lacking = [name for name in self.key if row.get(name) is None]
             if unknown or lacking:
                 raise KeyError(f"table {self.name}: unknown {unknown}, lacking {lacking}")
-            writer.writerow({name: _cell(row.get(name)) for name in self.columns})
-        return out.getvalue()
+        frame = pd.DataFrame(rows, columns=list(self.columns), dtype=object)  # no digit is lost
+        return str(frame.to_csv(index=False, lineterminator="\n"))
 
     def read(self, folder: Path) -> list[dict[str, Any]]:
         """The rows of an analysis folder; values that were not measured are None.
@@ -67,18 +65,16 @@ class Table:
         path = self.path(folder)
         if not path.is_file():
             raise DataError(f"there is no {path}: run scripts/analyze.py first")
-        known = self.columns.items()
-        with open(path, encoding="utf-8", newline="") as stream:
-            reader = csv.DictReader(stream)
-            if reader.fieldnames != list(self.columns):
-                raise DataError(
-                    f"{path} has the columns {reader.fieldnames}, expected {list(self.columns)}: "
-                    "it was written by another version; run scripts/analyze.py again"
-                )
-            return [
-                {name: kind(row[name]) if row[name] else None for name, kind in known}
-                for row in reader
-            ]
+        frame = pd.read_csv(path, dtype=str, keep_default_na=False)
+        if list(frame) != list(self.columns):
+            raise DataError(
+                f"{path} has the columns {list(frame)}, expected {list(self.columns)}: "
+                "it was written by another version; run scripts/analyze.py again"
+            )
+        return [
+            {name: kind(row[name]) if row[name] else None for name, kind in self.columns.items()}
+            for row in frame.to_dict("records")
+        ]
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
@@ -102,12 +98,6 @@ def percent(share: float) -> str:
     if 0.995 <= share < 1:
         return "over 99 %"
     return f"{100 * share:.0f} %"
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return ""
-    return repr(value) if isinstance(value, float) else str(value)
 
 
 HEAD_KEY = ("site", "layer", "head")

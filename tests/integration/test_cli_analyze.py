@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from command_line import CommandLine, json_of, train_small
-from headwise.analysis.tables import COMPARISON, FOLDER, HEADS, TABLES, Table
+from headwise.analysis.tables import COMPARISON, FOLDER, HEADS, PRUNING, TABLES, Table
 from headwise.train.checkpoint import load_checkpoint, save_checkpoint
 
 SITES = ("encoder_self", "decoder_self", "cross")
@@ -62,37 +62,54 @@ def test_a_run_gets_its_tables_and_findings(headwise: CommandLine, run: Path) ->
     assert n_queries["cross"] == about["counts"]["target_tokens"] + 6
 
 
-def test_what_is_there_is_not_done_again_unless_asked(headwise: CommandLine, run: Path) -> None:
-    assert headwise("analyze", f"run={run}").code == 0
-    before = written_at(run / FOLDER)
-    ended = headwise("analyze", f"run={run}")
-    assert (ended.code, "is there already" in ended.out) == (0, True)
-    assert headwise("analyze", f"run={run}", "importance=false").code == 0, "less is there as well"
-    assert written_at(run / FOLDER) == before
-    assert headwise("analyze", f"run={run}", "again=true").code == 0
-    again = written_at(run / FOLDER)
+def test_what_is_there_is_done_again_where_anything_decisive_changed(
+    headwise: CommandLine, run: Path
+) -> None:
+    out = run / FOLDER
+
+    def is_done_again(*options: str, sentences: int = 4) -> bool:
+        ended = headwise("analyze", f"run={run}", f"data.sentences={sentences}", *options)
+        assert ended.code == 0
+        return "is there already" not in ended.out
+
+    assert is_done_again()
+    before = written_at(out)
+    assert not is_done_again()
+    assert not is_done_again("importance=false"), "less is there as well"
+    assert written_at(out) == before
+    assert is_done_again("again=true")
+    again = written_at(out)
     assert all(again[name] > before[name] for name in before)
-    assert headwise("analyze", f"run={run}", "diversity_base=keys").code == 0
-    assert "to the base of keys" in (run / FOLDER / "findings.md").read_text(encoding="utf-8")
-    assert headwise("analyze", f"run={run}", "data.sentences=3").code == 0
-    assert json_of(run / FOLDER / "settings.json")["sentences"] == 3
-    # other weights, and an analysis that was cut off
+    assert is_done_again("diversity_base=keys")
+    assert "to the base of keys" in (out / "findings.md").read_text(encoding="utf-8")
+    assert is_done_again(sentences=3)
+    assert json_of(out / "settings.json")["sentences"] == 3
+    assert is_done_again()
+    (out / "offsets.csv").unlink()
+    assert is_done_again()
+    (out / "settings.json").write_text("{", encoding="utf-8")
+    assert is_done_again()
+    with open(run / "heads.jsonl", "a", encoding="utf-8") as record:  # a lengthened training's
+        record.write('{"update": 5000}\n')
+    assert is_done_again()
     best = run / "checkpoints" / "best.pt"
     weights = load_checkpoint(best)["model"]
     weights["encoder.layers.0.attention.query.bias"] += 1
     save_checkpoint(best, {"model": weights})
-    ended = headwise("analyze", f"run={run}", "data.sentences=3")
-    assert (ended.code, "is there already" in ended.out) == (0, False)
-    (run / FOLDER / "settings.json").unlink()
-    ended = headwise("analyze", f"run={run}", "data.sentences=3")
-    assert "is there already" not in ended.out
+    assert is_done_again()
+    assert not is_done_again()
 
 
 def test_pruning_curves_go_from_all_heads_to_none(headwise: CommandLine, run: Path) -> None:
-    assert headwise("analyze", f"run={run}", "data.sentences=4").code == 0
-    ended = headwise("analyze", f"run={run}", "data.sentences=4", "pruning=true")
-    assert (ended.code, "is there already" in ended.out) == (0, False)
-    rows = cells(next(t for t in TABLES if t.name == "pruning"), run / FOLDER)
+    def analyze(*options: str, sentences: int = 4) -> str:
+        ended = headwise("analyze", f"run={run}", f"data.sentences={sentences}", *options)
+        assert ended.code == 0
+        return ended.out
+
+    done = "is there already"
+    analyze()
+    assert done not in analyze("pruning=true")
+    rows = cells(PRUNING, run / FOLDER)
     by_sites = {
         sites: [int(row["n_removed"]) for row in rows if row["sites"] == sites]
         for sites in dict.fromkeys(row["sites"] for row in rows)
@@ -102,46 +119,14 @@ def test_pruning_curves_go_from_all_heads_to_none(headwise: CommandLine, run: Pa
     assert by_sites["cross"] == [0, 0, 0, 1, 1, 1, 1, 1, 2, 2, 2]
     assert len({row["loss"] for row in rows if row["fraction"] == "0.0"}) == 1
     assert len({row["loss"] for row in rows}) > 4
-    assert "heads can be pruned" in (run / FOLDER / "findings.md").read_text(encoding="utf-8")
     # one without is there already, and one of the same text leaves the curves; another does not
-    ended = headwise("analyze", f"run={run}", "data.sentences=4")
-    assert "is there already" in ended.out
-    ended = headwise("analyze", f"run={run}", "data.sentences=4", "offsets=2")
-    assert (ended.code, "is there already" in ended.out) == (0, False)
-    assert cells(next(t for t in TABLES if t.name == "pruning"), run / FOLDER) == rows
-    assert "heads can be pruned" in (run / FOLDER / "findings.md").read_text(encoding="utf-8")
-    ended = headwise("analyze", f"run={run}", "data.sentences=4", "importance=false", "offsets=3")
-    assert "heads can be pruned" in (run / FOLDER / "findings.md").read_text(encoding="utf-8")
-    assert headwise("analyze", f"run={run}", "data.sentences=4", "offsets=2").code == 0
-    assert (
-        "is there already"
-        in headwise("analyze", f"run={run}", "data.sentences=4", "offsets=2", "pruning=true").out
-    )
-    assert "is gone" in headwise("analyze", f"run={run}", "data.sentences=3").out
-    assert not (run / FOLDER / "pruning.csv").exists()
-
-
-def test_what_training_and_hands_change_is_looked_at_again(
-    headwise: CommandLine, run: Path
-) -> None:
-    few = ("analyze", f"run={run}", "data.sentences=4")
-    assert headwise(*few).code == 0
-    out = run / FOLDER
-
-    def is_done_again() -> bool:
-        ended = headwise(*few)
-        assert ended.code == 0
-        return "is there already" not in ended.out
-
-    assert not is_done_again()
-    (out / "offsets.csv").unlink()
-    assert is_done_again()
-    (out / "settings.json").write_text("{", encoding="utf-8")
-    assert is_done_again()
-    with open(run / "heads.jsonl", "a", encoding="utf-8") as record:  # a lengthened training's
-        record.write('{"update": 5000}\n')
-    assert is_done_again()
-    assert not is_done_again()
+    assert done in analyze()
+    for options in ((), ("offsets=2",), ("importance=false", "offsets=3"), ("offsets=2",)):
+        assert "heads can be pruned" in analyze(*options, "again=true")
+        assert cells(PRUNING, run / FOLDER) == rows
+    assert done in analyze("offsets=2", "pruning=true")
+    assert "is gone" in analyze(sentences=3)
+    assert not PRUNING.path(run / FOLDER).exists()
 
 
 def test_a_folder_that_cannot_be_written_is_refused_before_the_work(

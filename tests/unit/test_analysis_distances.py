@@ -75,16 +75,6 @@ def test_an_attention_without_projections_into_heads_is_absent() -> None:
     assert all(table.keys() == set(SITES) - {"cross"} for table in found.values())
 
 
-def test_copies_are_at_no_distance() -> None:
-    model = make_model()
-    for _, _, attention in model.attentions():
-        weight = attention.query.weight  # type: ignore[union-attr]
-        with torch.no_grad():
-            weight.copy_(weight[:2].repeat(4, 1))
-    found = projection_distances(model)["query_distance"]
-    assert {value for layers in found.values() for heads in layers for value in heads} == {0.0}
-
-
 def test_near_points_far_from_the_origin() -> None:
     points = 1000 + 0.01 * torch.randn(2, 30, 16, generator=torch.Generator().manual_seed(0))
     exact = [

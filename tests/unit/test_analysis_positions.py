@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from headwise.analysis.density import DensityHistograms, SentenceDensities, like_length
+from headwise.analysis.density import Densities, like_length
 from headwise.analysis.observe import Observation
 from headwise.analysis.positions import positions
 from headwise.analysis.text.rarity import rarest, rarity
@@ -102,12 +102,12 @@ def test_a_head_that_is_not_what_it_says_is_not_measured() -> None:
     endless = seen("encoder_self", [[[math.inf, 0.0], [0.0, 1.0]]], [2])
     signed = seen("encoder_self", [[[math.nan, 0.0], [0.0, 1.0]]], [2], is_distribution=False)
     for found in (negative, broken, endless, signed):
-        part, histogram = Means(positions, range(-1, 2)), DensityHistograms()
+        part, histogram = Means(positions, range(-1, 2)), Densities(9)
         part.take(batch_of([1]), found)
         histogram.take(batch_of([1]), found)
         for name in ("confidence", "share0", "weight0", "share-1"):
             assert part.of(name) is None
-        assert histogram.rows() == []
+        assert histogram.histograms() == []
         assert (found.peaks_BHQ == -1).all()
 
 
@@ -142,15 +142,17 @@ def test_neither_half_of_the_tokens_nor_an_even_spread_point_at_it() -> None:
 
 def test_the_histogram_counts_every_query_once_and_dense_ones_apart() -> None:
     rows = [[1.0, 0, 0, 0, 0], [0.5, 0.5, 0, 0, 0], [0.2] * 5, [0.25, 0.25, 0.25, 0.25, 0], [0] * 5]
-    part = DensityHistograms()
+    part = Densities(9)
     part.take(batch_of([4]), seen("encoder_self", [rows], [5]))
     part.take(batch_of([1]), seen("encoder_self", [[[0.5, 0.5], [1.0, 0.0]]], [2]))
-    found = {(row["low"], row["high"]): row["n_queries"] for row in part.rows() if row["n_queries"]}
+    found = {
+        (row["low"], row["high"]): row["n_queries"] for row in part.histograms() if row["n_queries"]
+    }
     assert found == {
         (0.0, 0.05): 1, (0.2, 0.25): 1, (0.4, 0.45): 1, (0.5, 0.55): 1, (0.8, 0.85): 1,
         (1.0, 1.0): 2,
     }  # fmt: skip
-    assert len(part.rows()) == 21
+    assert len(part.histograms()) == 21
 
 
 @pytest.mark.parametrize(
@@ -163,16 +165,16 @@ def test_the_histogram_counts_every_query_once_and_dense_ones_apart() -> None:
 def test_one_query_of_two_is_dense(
     site: str, rows: list[list[float]], is_distribution: bool
 ) -> None:
-    part = DensityHistograms()
+    part = Densities(9)
     causal = site == "decoder_self"
     part.take(batch_of([1]), seen(site, [rows], [2], causal, is_distribution))
-    found = {row["low"]: row["n_queries"] for row in part.rows() if row["n_queries"]}
+    found = {row["low"]: row["n_queries"] for row in part.histograms() if row["n_queries"]}
     assert found == {0.5: 1, 1.0: 1}
 
 
-def densities(site: str, lengths: Sequence[int], n_used: Sequence[int]) -> SentenceDensities:
+def densities(site: str, lengths: Sequence[int], n_used: Sequence[int]) -> Densities:
     """Of sentences whose queries all use so many of the keys; the other side is a piece longer."""
-    part = SentenceDensities(len(lengths))
+    part = Densities(len(lengths))
     for index, (length, used) in enumerate(zip(lengths, n_used, strict=True)):
         sides = [length - 1, length]
         batch = batch_of(*([n] for n in (sides[::-1] if site == "decoder_self" else sides)))
@@ -184,20 +186,20 @@ def densities(site: str, lengths: Sequence[int], n_used: Sequence[int]) -> Sente
 
 def test_padding_beside_a_sentence_does_not_change_its_density() -> None:
     lengths, n_used = [4] * 10 + [20] * 40, [1] * 10 + [2] * 20 + [12] + [3] * 19
-    alone = densities("encoder_self", lengths, n_used).rows()
-    together = SentenceDensities(len(lengths))
+    alone = densities("encoder_self", lengths, n_used).unusual_sentences()
+    together = Densities(len(lengths))
     rows = [[[1.0 / used] * used + [0.0] * (20 - used)] * 20 for used in n_used]
     batch = batch_of([length - 1 for length in lengths], lengths)
     together.take(batch, seen("encoder_self", rows, lengths))
     assert len(alone) == 1
-    assert together.rows() == alone
+    assert together.unusual_sentences() == alone
 
 
 def test_a_sentence_is_compared_with_those_of_like_length() -> None:
     """Short sentences are denser; only the odd one among the long is told."""
     n_used = [2 + index % 2 for index in range(101)]
     n_used[70] = 12
-    (found,) = densities("encoder_self", [4] * 50 + [20] * 51, n_used).rows()
+    (found,) = densities("encoder_self", [4] * 50 + [20] * 51, n_used).unusual_sentences()
     assert (found["sentence"], found["n_keys"], found["density"]) == (71, 20, 0.6)
     like = np.array(n_used[50:]) / 20
     assert found["expected"] == pytest.approx(like.mean())
@@ -208,7 +210,7 @@ def test_a_sentence_is_compared_with_those_of_like_length() -> None:
 
 @pytest.mark.parametrize("site", ["encoder_self", "decoder_self", "cross"])
 def test_the_keys_of_a_sentence_are_those_of_its_site(site: str) -> None:
-    (found,) = densities(site, [20] * 40, [3] * 25 + [12] + [2] * 14).rows()
+    (found,) = densities(site, [20] * 40, [3] * 25 + [12] + [2] * 14).unusual_sentences()
     assert (found["sentence"], found["n_keys"], found["density"]) == (26, 20, 0.6)
 
 
@@ -228,17 +230,17 @@ FARTHEST = {10: 9, 20: 12, 30: 10, 40: 13, 50: 11}
 def test_the_farthest_sentences_above_three_deviations_are_named(
     n_used: list[int], named: list[int]
 ) -> None:
-    found = densities("encoder_self", [20] * len(n_used), n_used).rows()
+    found = densities("encoder_self", [20] * len(n_used), n_used).unusual_sentences()
     assert [row["sentence"] for row in found] == named
 
 
 @pytest.mark.parametrize("broken_first", [True, False])
 def test_one_broken_batch_is_enough_to_leave_a_head_out(broken_first: bool) -> None:
     batches = [[[0.5, 0.5], [1.0, 0.0]], [[math.nan, 0.0], [0.0, 1.0]]]
-    part = DensityHistograms()
+    part = Densities(9)
     for rows in batches[::-1] if broken_first else batches:
         part.take(batch_of([1]), seen("encoder_self", [rows], [2]))
-    assert part.rows() == []
+    assert part.histograms() == []
 
 
 def test_like_length_is_a_quarter_more_or_less_and_of_enough_sentences() -> None:
@@ -254,8 +256,8 @@ def test_like_length_is_a_quarter_more_or_less_and_of_enough_sentences() -> None
 
 def test_a_head_broken_in_one_sentence_names_no_other() -> None:
     part = densities("encoder_self", [4] * 50 + [20] * 51, [2] * 20 + [3] * 50 + [12] + [2] * 30)
-    assert [row["sentence"] for row in part.rows()] == [71]
+    assert [row["sentence"] for row in part.unusual_sentences()] == [71]
     batch = batch_of([3])
     batch.indices[:] = [0]
     part.take(batch, seen("encoder_self", [[[math.nan, 0.0, 0.0, 0.0]] * 4], [4]))
-    assert part.rows() == []
+    assert part.unusual_sentences() == []

@@ -37,51 +37,8 @@ def counts(seen: Observation) -> tuple[Tensor, Tensor]:
     return (seen.weights_BHQK != 0).sum(-1), seen.allowed_BHQK.sum(-1)
 
 
-class DensityHistograms:
-    """Histogram of the densities of each head's queries."""
-
-    def __init__(self) -> None:
-        self._counts: dict[Place, Tensor] = {}
-        self._numbers: dict[Place, tuple[int, ...]] = {}
-        self._sound: dict[Place, Tensor] = {}
-
-    def take(self, batch: Batch, seen: Observation) -> None:
-        """Look at one attention over one batch."""
-        used_BHQ, visible_BHQ = counts(seen)
-        # in whole numbers, so that no query falls beside its bin by rounding
-        bins_BHQ = (used_BHQ * N_BINS).div(visible_BHQ.clamp(min=1), rounding_mode="floor")
-        n_heads = used_BHQ.shape[1]
-        place = seen.site, seen.layer
-        heads_H11 = torch.arange(n_heads, device=bins_BHQ.device)[:, None]
-        flat = (heads_H11 * (N_BINS + 1) + bins_BHQ)[visible_BHQ > 0]
-        found = flat.bincount(minlength=n_heads * (N_BINS + 1)).view(n_heads, N_BINS + 1)
-        sound_H = seen.is_sound_H1.flatten()
-        if place in self._counts:
-            found, sound_H = found + self._counts[place], sound_H & self._sound[place]
-        self._counts[place], self._sound[place] = found, sound_H
-        self._numbers[place] = seen.head_numbers
-
-    def rows(self) -> list[dict[str, Any]]:
-        """One row a head and bin, low <= density < high, and the last bin [1, 1]."""
-        edges = [index / N_BINS for index in range(N_BINS + 1)]
-        return [
-            {
-                "site": site,
-                "layer": layer,
-                "head": number,
-                "low": edges[index],
-                "high": edges[min(index + 1, N_BINS)],
-                "n_queries": int(n_queries),
-            }
-            for (site, layer), counts_HN in self._counts.items()
-            for head, number in enumerate(self._numbers[site, layer])
-            if self._sound[site, layer][head]
-            for index, n_queries in enumerate(counts_HN[head].tolist())
-        ]
-
-
-class SentenceDensities:
-    """The density of each head in each sentence, to find those where it is unlike itself.
+class Densities:
+    """How dense each head is: by query, and by sentence.
 
     Args:
         n_sentences: of the text.
@@ -89,39 +46,63 @@ class SentenceDensities:
 
     def __init__(self, n_sentences: int) -> None:
         self._n_sentences = n_sentences
+        self._heads: dict[Place, tuple[int, ...]] = {}
+        self._is_sound: dict[Place, Tensor] = {}  # (H,)
+        self._histograms: dict[Place, Tensor] = {}  # (H, bins)
         self._densities: dict[Place, npt.NDArray[np.float64]] = {}  # (H, N)
         self._n_keys: dict[str, npt.NDArray[np.int64]] = {}  # by site, (N,)
-        self._numbers: dict[Place, tuple[int, ...]] = {}
 
     def take(self, batch: Batch, seen: Observation) -> None:
-        """Look at one attention over one batch."""
+        """Add one attention over one batch."""
+        place, n_heads = (seen.site, seen.layer), len(seen.head_numbers)
         used_BHQ, visible_BHQ = counts(seen)
+        if place not in self._heads:
+            self._heads[place] = seen.head_numbers
+            self._is_sound[place] = torch.ones_like(seen.is_sound_H1.flatten())
+            self._histograms[place] = used_BHQ.new_zeros(n_heads, N_BINS + 1)
+            self._densities[place] = np.full((n_heads, self._n_sentences), np.nan)
+        self._is_sound[place] &= seen.is_sound_H1.flatten()
+        # in whole numbers, so that no query falls beside its bin by rounding
+        bins_BHQ = (used_BHQ * N_BINS).div(visible_BHQ.clamp(min=1), rounding_mode="floor")
+        heads_H1 = torch.arange(n_heads, device=bins_BHQ.device)[:, None]
+        flat = (heads_H1 * (N_BINS + 1) + bins_BHQ)[visible_BHQ > 0]
+        found = flat.bincount(minlength=n_heads * (N_BINS + 1))
+        self._histograms[place] += found.view(n_heads, N_BINS + 1)
         is_query_BHQ = visible_BHQ > 0
-        density_BHQ = used_BHQ.double() / visible_BHQ.clamp(min=1)
-        n_queries_BH = is_query_BHQ.sum(-1)
-        means_BH = seen.measured(density_BHQ).where(is_query_BHQ, 0).sum(-1) / n_queries_BH
-        place = seen.site, seen.layer
-        if place not in self._densities:
-            self._densities[place] = np.full((means_BH.shape[1], self._n_sentences), np.nan)
-            self._numbers[place] = seen.head_numbers
+        density_BHQ = seen.measured(used_BHQ.double() / visible_BHQ.clamp(min=1))
+        means_BH = density_BHQ.where(is_query_BHQ, 0).sum(-1) / is_query_BHQ.sum(-1)
         self._densities[place][:, batch.indices] = means_BH.T.cpu().numpy()
-        lengths_B = batch.source_lengths_B
-        if seen.site == "decoder_self":
-            lengths_B = batch.target_lengths_B
+        of_target = seen.site == "decoder_self"
+        lengths_B = batch.target_lengths_B if of_target else batch.source_lengths_B
         n_keys = self._n_keys.setdefault(seen.site, np.zeros(self._n_sentences, np.int64))
         n_keys[batch.indices] = lengths_B.cpu().numpy()
 
-    def rows(self) -> list[dict[str, Any]]:
+    def histograms(self) -> list[dict[str, Any]]:
+        """One row a head and bin, low <= density < high, and the last bin [1, 1]."""
+        edges = [index / N_BINS for index in range(N_BINS + 1)]
+        return [
+            {
+                **_placed(place, number),
+                "low": edges[index],
+                "high": edges[min(index + 1, N_BINS)],
+                "n_queries": int(n_queries),
+            }
+            for place, numbers in self._heads.items()
+            for head, number in enumerate(numbers)
+            if self._is_sound[place][head]
+            for index, n_queries in enumerate(self._histograms[place][head].tolist())
+        ]
+
+    def unusual_sentences(self) -> list[dict[str, Any]]:
         """The sentences in which a normally sparse head is far denser than in others like them.
 
         What counts as many keys depends on how many there are, so a sentence is compared with
         those of like length. At most a few a head, the farthest first.
         """
         found = []
-        for (site, layer), densities_HN in self._densities.items():
-            n_keys_N = self._n_keys[site]
-            for head, number in enumerate(self._numbers[site, layer]):
-                density_N = densities_HN[head]
+        for place, numbers in self._heads.items():
+            n_keys_N = self._n_keys[place[0]]
+            for number, density_N in zip(numbers, self._densities[place], strict=True):
                 mean = float(density_N.mean())
                 if not mean < SPARSE_MEAN:  # nor where it was not measured
                     continue
@@ -131,9 +112,7 @@ class SentenceDensities:
                 far = [i for i in np.argsort(-deviations_N, kind="stable") if deviations_N[i] > FAR]
                 found += [
                     {
-                        "site": site,
-                        "layer": layer,
-                        "head": number,
+                        **_placed(place, number),
                         "sentence": int(index) + 1,
                         "n_keys": int(n_keys_N[index]),
                         "density": float(density_N[index]),
@@ -144,6 +123,10 @@ class SentenceDensities:
                     for index in far[:MOST_A_HEAD]
                 ]
         return found
+
+
+def _placed(place: Place, head: int) -> dict[str, Any]:
+    return {"site": place[0], "layer": place[1], "head": head}
 
 
 def like_length(

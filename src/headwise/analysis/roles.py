@@ -28,7 +28,7 @@ class Thresholds:
     Attributes:
         positional_share: of the tokens with something at an offset, those whose largest weight
             is there (Voita et al. 2019).
-        merge_score: see `words.Merging` (Correia et al. 2019).
+        merge_score: see `text.words.merging` (Correia et al. 2019).
         question_weight: at interrogative words, on the final question mark.
         rare_share: of the sentences, those in which most tokens look at the rarest.
     """

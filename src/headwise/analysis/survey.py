@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from headwise.analysis.collect import HeadMeans, add_statistics, alphas, filled, own_statistics
-from headwise.analysis.density import DensityHistograms, SentenceDensities
+from headwise.analysis.density import Densities
 from headwise.analysis.observe import Seen, observed, passes
 from headwise.analysis.positions import positions
 from headwise.analysis.pruning import present_heads
@@ -98,7 +98,7 @@ def survey(
         measured: other columns of the table of heads.
     """
     means, of_text = HeadMeans(), HeadMeans()
-    histograms, densities = DensityHistograms(), SentenceDensities(len(source.ids))
+    densities = Densities(len(source.ids))
     offsets = range(-furthest, furthest + 1)
     words = {"encoder_self": source.clusters(), "decoder_self": target.clusters()}
     rare, asked = rarest(source.ids), _asking(source)
@@ -109,7 +109,6 @@ def survey(
             if call.weights_BHQK is None:
                 continue
             seen = observed(call, tokens)
-            histograms.take(batch, seen)
             densities.take(batch, seen)
             for values, counted in chain(
                 positions(batch, seen, offsets),
@@ -135,7 +134,7 @@ def survey(
     rows = [_head_row(place, of, offsets) for place, of in heads]
     for row in rows:
         row["roles"] = ";".join(roles(row, counts, thresholds or Thresholds()))
-    unusual = densities.rows()
+    unusual = densities.unusual_sentences()
     for row in unusual:
         side = target if row["site"] == "decoder_self" else source
         row["text"] = side.surfaces[row["sentence"] - 1].text.strip()
@@ -149,7 +148,7 @@ def survey(
             if name in of
         ],
         "layers": layers,
-        "density": histograms.rows(),
+        "density": densities.histograms(),
         "offsets": [
             {**place, "offset": o, "max_share": of[f"share{o}"], "mean_weight": of[f"weight{o}"]}
             for place, of in heads

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -105,14 +105,6 @@ def write_run(
     )
     run.write_json("results.json", {**results, **changes})
     return folder
-
-
-def change_results(folder: Path, change: Any) -> None:
-    """Change what results.json holds, in place."""
-    path = folder / "results.json"
-    content: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    change(content)
-    path.write_text(json.dumps(content), encoding="utf-8")
 
 
 def facts(tmp_path: Path, **wanted: str) -> list[dict[str, str]]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,9 +11,7 @@ import pytest
 from command_line import CommandLine, composer, json_of
 from fabricated_runs import (
     RECIPE,
-    REFERENCES,
     ROWS,
-    change_results,
     facts,
     translations,
     write_paper,
@@ -186,18 +182,6 @@ def test_a_run_fills_the_cells_of_every_test_set_it_was_scored_on(
     assert (ended.code, asked) == (0, [[str(folder)]])
 
 
-def test_less_text_than_the_papers_is_said(
-    runs: Write, report: Callable[..., Any], tmp_path: Path
-) -> None:
-    column = {"label": "Mine", "test": "test", "train_pairs": 1000}
-    write_paper(tmp_path, columns={"mine": column})
-    folder = runs("a", "softmax", 1, 1)
-    data = folder / "data.json"
-    for n_pairs, is_said in ((790, True), (800, False)):
-        data.write_text(json.dumps({"fingerprint": "0" * 64, "train": {"pairs": n_pairs}}))
-        assert (f"OTHER TEXT: ours was trained on {n_pairs} pairs" in report().out) == is_said
-
-
 def test_an_unfinished_run_is_named_and_not_used(
     runs: Write, report: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -213,68 +197,6 @@ def test_an_unfinished_run_is_named_and_not_used(
     assert {row["seed"] for row in facts(tmp_path, quantity="missing", row="softmax")} == {"1", "2"}
 
 
-def other_signature(content: dict[str, Any]) -> None:
-    score = content["scores"]["test"]["bleu_tokenised"]
-    score["signature"] = score["signature"].replace("version:", "version:9.")
-
-
-@pytest.mark.parametrize("row", ["softmax", "entmax15"])
-def test_scores_of_other_signatures_are_not_averaged(
-    runs: Write, report: Callable[..., Any], tmp_path: Path, row: str
-) -> None:
-    runs("a", "softmax", 1, 1)
-    change_results(runs("b", row, 2, 1), other_signature)
-    ended = report()
-    assert ended.code == 0
-    assert "bleu_tokenised was computed in several ways" in ended.out
-    assert re.search(r"version:9\S+ in \S+/runs/b", ended.out)
-    assert "not averaged" in ended.out
-    for quantity in ("bleu_tokenised_mean", "bleu_mean", "p_value"):
-        assert not facts(tmp_path, quantity=quantity)
-    assert len(facts(tmp_path, quantity="bleu_tokenised", source="ours")) == 2
-
-
-def test_runs_on_other_text_are_not_averaged(
-    runs: Write, report: Callable[..., Any], tmp_path: Path
-) -> None:
-    runs("a", "softmax", 1, 1)
-    runs("b", "softmax", 2, 1, text="1" * 64)
-    assert "the training text is not the same" in report().out
-    assert not facts(tmp_path, quantity="bleu_tokenised_mean")
-
-
-@pytest.mark.parametrize("machine", [{"gpu": "H200"}, {"world_size": 2}])
-def test_other_lengths_and_machines_are_told(
-    runs: Write, report: Callable[..., Any], tmp_path: Path, machine: dict[str, Any]
-) -> None:
-    runs("a", "softmax", 1, 1)
-    runs("b", "entmax15", 1, 1, updates=600, stopped_early=True, machine=machine)
-    text = report().out
-    assert "different numbers of updates" in text
-    assert "where the recipe has" not in text  # it stopped by itself
-    assert "tokens/s of entmax15 and softmax are not compared" in text
-    assert not facts(tmp_path, quantity="speed_percent", source="ours")
-
-
-@pytest.mark.parametrize(("second", "is_said"), [(800.0, False), (100.0, True)])
-def test_speeds_of_a_busy_machine_are_not_taken_for_those_of_attentions(
-    second: float, is_said: bool, runs: Write, report: Callable[..., Any]
-) -> None:
-    for seed in (1, 2):
-        runs(f"a{seed}", "softmax", seed, 1)
-    runs("b1", "entmax15", 1, 1)
-    runs("b2", "entmax15", 2, 1, speed=second)  # one of four windows
-    assert ("say nothing of the attention (Mine, 1.5-entmax)" in report().out) == is_said
-
-
-def test_a_system_that_learnt_nothing_is_no_measure(
-    report: Callable[..., Any], tmp_path: Path, make: Any
-) -> None:
-    nothing = ["the"] * len(REFERENCES)
-    write_run(tmp_path / "runs" / "a", make, [*RECIPE, "attention=softmax"], nothing)
-    assert "Mine: at less than 5 BLEU next to nothing is translated" in report().out
-
-
 @pytest.mark.parametrize(("updates", "kept", "other"), [(20_000, "b", "a"), (10_000, "a", "b")])
 def test_of_two_runs_of_one_seed_the_longer_is_used_or_else_the_first(
     runs: Write, report: Callable[..., Any], tmp_path: Path, updates: int, kept: str, other: str
@@ -286,29 +208,6 @@ def test_of_two_runs_of_one_seed_the_longer_is_used_or_else_the_first(
     assert used["run"].endswith(f"/{kept}")
     (left,) = facts(tmp_path, quantity="unused")
     assert left["run"].endswith(f"/{other}")
-
-
-def test_translations_that_do_not_give_the_score_are_not_tested(
-    runs: Write, report: Callable[..., Any], tmp_path: Path
-) -> None:
-    runs("a", "softmax", 1, 1)
-    folder = runs("b", "entmax15", 1, 2)
-    lines = "".join(f"{line}\n" for line in translations(6))
-    (folder / "hypotheses" / "test.txt").write_text(lines, encoding="utf-8")
-    assert re.search(r"translations in \S+/b score", report().out)
-    assert not facts(tmp_path, quantity="p_value")
-    assert len(facts(tmp_path, quantity="bleu_tokenised_mean")) == 2
-
-
-def test_other_references_are_not_compared(
-    runs: Write, report: Callable[..., Any], tmp_path: Path
-) -> None:
-    runs("a", "softmax", 1, 1)
-    folder = runs("b", "entmax15", 1, 1)
-    lines = "".join(f"{line}\n" for line in reversed(REFERENCES))
-    (folder / "hypotheses" / "test.ref.txt").write_text(lines, encoding="utf-8")
-    assert "the references of test are not the same" in report().out
-    assert not facts(tmp_path, quantity="p_value")
 
 
 def test_seeds_and_recipes_can_be_changed_for_a_report(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -57,7 +58,7 @@ def finished(
         folder=folder,
         seed=seed,
         updates=0,
-        text=None,
+        text="0" * 64,
         train_pairs=train_pairs,
         tokens_per_second=speed,
         machine=MACHINE,
@@ -104,7 +105,7 @@ def test_only_runs_of_one_seed_are_tested_against_each_other(tmp_path: Path) -> 
 
 
 def test_speeds_are_compared_over_the_seeds_that_both_rows_have(tmp_path: Path) -> None:
-    fast, slow = {1: 100.0, 2: 5000.0, 3: 400.0, 4: 6000.0}, {1: 50.0, 3: 300.0, 5: 7000.0}
+    fast, slow = {1: 100.0, 2: 5000.0, 3: 400.0, 4: 6000.0}, {1: 50.0, 3: 300.0, 4: None, 5: 7000.0}
     base, own = (
         [finished(tmp_path / f"{name}{seed}", seed, speed=speed) for seed, speed in of.items()]
         for name, of in (("a", fast), ("b", slow))
@@ -135,16 +136,76 @@ def test_what_only_looks_like_the_end_of_a_line_ends_none(
     )
 
 
-@pytest.mark.parametrize("metric", ["bleu", "bleu_tokenised"])
-def test_one_signature_is_wanted_of_plain_bleu_too(tmp_path: Path, metric: str) -> None:
-    base, own = finished(tmp_path / "a", 1), finished(tmp_path / "b", 1)
-    score = own.results.scores["test"][metric]
-    own.results.scores["test"][metric] = {**score, "signature": "of another version"}
-    found = judged([base], [own])
+Change = Callable[[Any], Any]
+
+
+def signed(metric: str) -> Change:
+    """A change of the signature of a run's score."""
+
+    def change(run: Any) -> None:
+        run.results.scores["test"][metric]["signature"] = "of another version"
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (signed("bleu"), "bleu was computed in several ways: .*of another version in "),
+        (signed("bleu_tokenised"), "bleu_tokenised was computed in several ways: "),
+        (lambda run: vars(run).update(text="1" * 64), "the training text is not the same "),
+    ],
+)
+@pytest.mark.parametrize("in_base", [True, False])
+def test_runs_of_two_kinds_are_neither_averaged_nor_compared(
+    tmp_path: Path, change: Change, told: str, in_base: bool
+) -> None:
+    base = [finished(tmp_path / f"a{n}", n) for n in (1, 2)]
+    own = [finished(tmp_path / "b", 1)]
+    odd = base[1] if in_base else own[0]
+    change(odd)
+    found = judged(base, own)
     (problem,) = found.problems
-    assert problem.startswith(f"{metric} was computed in several ways: ")
-    assert problem.endswith(f"of another version in {own.folder}")
+    assert re.match(told, problem)
+    assert problem.endswith(f" in {odd.folder}")
     assert found.comparisons == {}
+    rows = dict(tables(found)[0].rows)
+    assert rows == {"softmax": ["not averaged"], "sparse": ["not averaged"]}
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda run: vars(run.config.trainer).update(precision="bf16"), ["differ in precision"]),
+        (
+            lambda run: vars(run).update(updates=600),
+            ["600 updates where the recipe has 0", "different numbers of updates"],
+        ),
+        (
+            lambda run: vars(run).update(
+                updates=600, results=replace(run.results, stopped_early=True)
+            ),
+            ["different numbers of updates"],
+        ),
+        (
+            lambda run: (run.folder / "hypotheses" / "test.ref.txt").write_text("other\n" * 6),
+            ["sparse is not tested against softmax: the references of test are not the same in "],
+        ),
+        (
+            lambda run: (run.folder / "hypotheses" / "test.txt").write_text("other\n" * 6),
+            [r"sparse is not tested against softmax: the translations in .*/b score 0.00"],
+        ),
+        (lambda run: vars(run).update(machine={"gpu": "H200"}), ["tokens/s of .* not compared"]),
+    ],
+)
+def test_what_a_reader_must_know_is_noted(tmp_path: Path, change: Change, told: list[str]) -> None:
+    base, own = finished(tmp_path / "a", 1), finished(tmp_path / "b", 1)
+    change(own)
+    found = judged([base], [own])
+    assert found.problems == []
+    assert len(found.notes) == len(told)
+    assert all(re.search(text, note) for text, note in zip(told, found.notes, strict=True))
+    assert found.notes[0] in " ".join(tables(found)[0].notes)
 
 
 @pytest.mark.parametrize("away", [0.004, -0.004, 0.02, -0.02])
@@ -165,23 +226,10 @@ def test_translations_give_the_score_but_for_its_rounding(tmp_path: Path, away: 
 def test_the_least_text_of_a_column_is_held_against_the_papers(tmp_path: Path) -> None:
     base = finished(tmp_path / "a", 1, train_pairs=1000)
     own = finished(tmp_path / "b", 1, train_pairs=790)
-    notes = tables(judged([base], [own]))[0].notes
-    (told,) = (note for note in notes if "OTHER TEXT" in note)
-    assert "ours was trained on 790 pairs where the paper has about 1,000" in told
-
-
-def test_a_run_without_a_log_of_its_speed_takes_no_part(tmp_path: Path) -> None:
-    base = [finished(tmp_path / f"a{n}", n, speed=speed) for n, speed in ((1, None), (2, 100.0))]
-    own = [finished(tmp_path / f"b{n}", n, speed=50.0) for n in (1, 2)]
-    assert judged(base, own).speeds["sparse"] == pytest.approx((50, 50, 50))
-
-
-def test_runs_of_different_precision_are_told(tmp_path: Path) -> None:
-    base, own = finished(tmp_path / "a", 1), finished(tmp_path / "b", 1)
-    own.config.trainer.precision = "bf16"
-    (note,) = judged([base], [own]).notes
-    assert note.startswith("runs differ in precision")
-    assert note.endswith(f"float32 in {base.folder}; bf16 in {own.folder}")
+    (told,) = judged([base], [own]).notes
+    assert "OTHER TEXT: ours was trained on 790 pairs where the paper has about 1,000" in told
+    own.train_pairs = 800
+    assert judged([base], [own]).notes == []
 
 
 def test_precision_decides_only_where_the_recipe_says_so() -> None:
@@ -275,11 +323,6 @@ def test_seeds_unlike_in_speed_are_held_against_each_other(
 ) -> None:
     base = [finished(tmp_path / f"a{seed}", seed, speed=100.0) for seed in (1, 2)]
     own = [finished(tmp_path / f"b{n}", n, speed=v) for n, v in ((1, 90.0), (2, second))]
-    own[1].machine = {"gpu": "H200"}
-    apart = judged(base, own)
-    assert apart.speeds == {}
-    assert any("sparse and softmax are not compared" in note for note in apart.notes)
-    own[1].machine = MACHINE
     paper = replace(PAPER, speed={"sparse": Number(90.0, "OK")})
     table = tables(judged(base, own), paper)[-1]
     assert any("did other work too" in note for note in table.notes) == is_said

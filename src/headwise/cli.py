@@ -44,20 +44,10 @@ INTERRUPTED = {
     "translate": "a file named by output= is as it was before",
 }
 HYDRA_OPTIONS = {
-    "--help",
-    "--hydra-help",
-    "--version",
-    "--cfg",
-    "--resolve",
-    "--package",
-    "--multirun",
-    "--shell-completion",
-    "--config-path",
-    "--config-name",
-    "--config-dir",
+    "--help", "--hydra-help", "--version", "--cfg", "--resolve", "--package", "--multirun",
+    "--info", "--shell-completion", "--config-path", "--config-name", "--config-dir",
     "--experimental-rerun",
-    "--info",
-}
+}  # fmt: skip
 
 
 class Carried(BaseException):

@@ -19,7 +19,6 @@ import torch
 
 import headwise as package
 from command_line import CommandLine, json_of
-from headwise.errors import DataError
 from headwise.tasks.loading import TrainedRun
 
 ROOT = Path(__file__).parents[2]
@@ -51,6 +50,11 @@ def test_a_file_to_stdout_holds_nothing_but_translations(
     assert (ended.code, ended.err) == (0, "")
     assert ended.out.splitlines() == expected
     assert expected[1] == ""
+    output = source.with_name("text.en")
+    ended = headwise("translate", f"run={run}", f"input={source}", f"output={output}")
+    assert (ended.code, ended.out) == (0, "")
+    assert output.read_text(encoding="utf-8").splitlines() == expected
+    assert sorted(path.name for path in source.parent.iterdir()) == ["text.de", "text.en"]
 
 
 def test_notices_do_not_mix_with_translations(
@@ -69,16 +73,6 @@ def test_notices_do_not_mix_with_translations(
     monkeypatch.setattr("headwise.commands.translate.load_selected", load)
     ended = headwise("translate", f"run={run}", f"input={source}")
     assert (ended.out.splitlines(), ended.err) == (expected, "a notice\n")
-
-
-def test_a_file_to_a_file(
-    headwise: CommandLine, run: Path, source: Path, expected: list[str], tmp_path: Path
-) -> None:
-    output = tmp_path / "text.en"
-    ended = headwise("translate", f"run={run}", f"input={source}", f"output={output}")
-    assert (ended.code, ended.out) == (0, "")
-    assert output.read_text(encoding="utf-8").splitlines() == expected
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["text.de", "text.en"]
 
 
 @pytest.mark.parametrize("before", ["precious\n", None])
@@ -171,24 +165,6 @@ def test_portions_change_nothing(
     assert "buffer_size must be at least 1, got 0" in ended.err
 
 
-def test_no_more_is_read_than_one_portion(run: Path, expected: list[str]) -> None:
-    from headwise.commands.translate import _translated
-
-    lines = iter(SOURCES)
-    portions = _translated(package.load(run), lines, 2, False)
-    assert next(portions) == expected[:2]
-    assert next(lines) == SOURCES[2]
-
-
-def test_a_line_too_long_is_counted_from_the_beginning(
-    run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    loaded = package.load(run)
-    monkeypatch.setattr(type(loaded.model), "max_source", 5)
-    with pytest.raises(DataError, match="source line 7 has"):
-        loaded.translate(["Hund", "Hund sieht Haus " * 9], first_line=6)
-
-
 def test_lines_of_a_pipe_are_counted_over_its_portions(
     headwise: CommandLine, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -217,29 +193,22 @@ def test_nothing_is_translated_to_nothing(headwise: CommandLine, run: Path, tmp_
     source.touch()
     ended = headwise("translate", f"run={run}", f"input={source}", f"output={output}")
     assert (ended.code, ended.err, output.read_text(encoding="utf-8")) == (0, "", "")
+    ended = headwise("translate", f"run={run}", f"input={source}", f"reference={source}")
+    assert (ended.code, ended.out, ended.err) == (0, "", "")
 
 
-def test_the_text_itself_is_not_replaced(
-    headwise: CommandLine, run: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("key", ["input", "reference"])
+def test_a_text_that_is_read_is_not_replaced(
+    key: str, headwise: CommandLine, run: Path, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = source.read_bytes()
+    own = source.with_name("own.txt")
+    own.write_bytes(source.read_bytes())
     monkeypatch.chdir(source.parent)
-    ended = headwise("translate", f"run={run}", f"input={source}", f"output={source.name}")
+    given = {"run": run, "input": source, key: own, "output": own.name}
+    ended = headwise("translate", *(f"{name}={value}" for name, value in given.items()))
     assert ended.code == 1
-    assert f"would replace input={source}" in ended.err
-    assert source.read_bytes() == before
-
-
-def test_nor_is_the_text_that_is_scored(
-    headwise: CommandLine, run: Path, source: Path, tmp_path: Path
-) -> None:
-    reference = tmp_path / "text.en"
-    reference.write_bytes(source.read_bytes())
-    given = [f"run={run}", f"input={source}", f"reference={reference}"]
-    ended = headwise("translate", *given, f"output={reference}")
-    assert ended.code == 1
-    assert f"would replace reference={reference}" in ended.err
-    assert reference.read_bytes() == source.read_bytes()
+    assert f"would replace {key}={own}" in ended.err
+    assert own.read_bytes() == source.read_bytes()
 
 
 def test_a_link_is_written_through(
@@ -280,13 +249,6 @@ def test_given_translations_are_scored(headwise: CommandLine, run: Path, tmp_pat
     assert ended.code == 0
     wanted = package.load(run).score(sources, targets)
     assert ended.out.splitlines() == [f"{s.log_prob:.4f}\t{s.n_tokens}" for s in wanted]
-
-
-def test_nothing_is_scored_to_nothing(headwise: CommandLine, run: Path, tmp_path: Path) -> None:
-    empty = tmp_path / "empty"
-    empty.touch()
-    ended = headwise("translate", f"run={run}", f"input={empty}", f"reference={empty}")
-    assert (ended.code, ended.out, ended.err) == (0, "", "")
 
 
 class Terminal(io.TextIOWrapper):

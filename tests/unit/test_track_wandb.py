@@ -193,12 +193,6 @@ def test_offline_run_holds_everything_without_a_network(
         assert piece in shown, piece
 
 
-def test_a_second_run_in_the_same_folder_starts_anew(tmp_path: Path) -> None:
-    for _ in range(2):
-        use(make(tmp_path, TrackerConfig(mode="offline")))
-    assert len(list((tmp_path / "run" / "wandb").glob("offline-run-*"))) == 2
-
-
 def test_without_a_network_an_online_run_falls_back_with_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -267,16 +261,6 @@ def test_when_even_offline_fails_training_goes_on(
     assert isinstance(tracker, WandbTracker)
     assert not tracker.is_on
     use(tracker)
-
-
-def test_online_without_key_and_keyboard_is_kept_offline(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "stdin", None)
-    tracker = make(tmp_path, TrackerConfig(mode="online"))
-    use(tracker)
-    assert sys.stdin is None
-    assert len(list((tmp_path / "run" / "wandb").glob("offline-run-*"))) == 1
 
 
 def test_no_question_on_a_terminal(tmp_path: Path) -> None:

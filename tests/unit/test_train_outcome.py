@@ -6,19 +6,17 @@ import json
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from headwise.analysis.alpha_table import alpha_table
-from headwise.report.outcome import draw, figures, run_results, shown_score
+from headwise.analysis.collect import filled
+from headwise.report.outcome import draw, figures, shown_score
 from headwise.runs.folder import RunFolder
 from headwise.runs.records import Records
-from headwise.runs.results import Results
 from headwise.track.base import NullTracker
-from headwise.train.state import TrainState
 
 STATISTICS = {
     "density": {"cross": [[0.5, None], [0.25, 0.75]]},
@@ -43,19 +41,6 @@ class Listener(NullTracker):
         self.images.append(name)
 
 
-def results(**given: Any) -> Results:
-    return run_results(
-        TrainState(update=7), 1.0, {}, given.pop("alpha", {}), "f", 1, "best", **given
-    )
-
-
-def test_the_speed_is_in_tokens_of_the_whole_training() -> None:
-    found = run_results(TrainState(update=5, tokens=1000), 2.0, {}, {}, "f", 1, "best")
-    assert (found.tokens, found.updates, found.wall_seconds) == (1000, 5, 2.0)
-    assert found.tokens_per_second == 500
-    assert run_results(TrainState(), 0.0, {}, {}, "f", 1, "last").tokens_per_second == 0
-
-
 def test_exact_searches_are_shown_in_percent() -> None:
     assert shown_score({"exact": 0.5, "support": 4.0}).split()[:2] == ["50.00", "%"]
 
@@ -77,26 +62,12 @@ def test_a_number_of_a_layer_is_none_of_a_head(tmp_path: Path) -> None:
     assert tracker.metrics == [(2, {"train/loss": 2.0}), (3, expected)]
 
 
-def test_results_hold_the_statistics_of_the_heads() -> None:
-    found = results(alpha={"cross": [[1.5, None], []]}, heads=STATISTICS)
-    assert found.heads == STATISTICS
-    assert found.alpha == {"cross": [[1.5, None], []]}
-    json.dumps(asdict(found), allow_nan=False)
-    without = results(alpha={"cross": [[1.5]]})
-    assert without.alpha == {"cross": [[1.5]]}
-    assert without.heads == {}
-
-
-@pytest.mark.parametrize("own", [{}, {"cross": [[1.5, None], []]}])
-def test_a_mean_alpha_stands_where_a_head_has_none_of_its_own(own: dict[str, Any]) -> None:
+@pytest.mark.parametrize("first", [1.5, None])
+def test_a_mean_alpha_stands_where_a_head_has_none_of_its_own(first: float | None) -> None:
     mean = {"cross": [[None, 1.25], [1.75, 1.125]], "encoder_self": [[1.0625]]}
-    found = results(alpha=own, heads={"alpha": mean, **STATISTICS})
-    first = 1.5 if own else None
-    assert found.alpha == {
-        "cross": [[first, 1.25], [1.75, 1.125]],
-        "encoder_self": [[1.0625]],
-    }
-    assert found.heads == STATISTICS
+    own = {} if first is None else {"cross": [[first, None], []]}
+    expected = {"cross": [[first, 1.25], [1.75, 1.125]], "encoder_self": [[1.0625]]}
+    assert filled(own, mean) == expected
 
 
 def test_figures_of_what_was_measured(tmp_path: Path) -> None:

@@ -76,17 +76,6 @@ def test_stein_gradients_are_the_formulas(n_particles: int, bandwidth: float | N
         torch.testing.assert_close(found[number], wanted, rtol=1e-12, atol=1e-12)
 
 
-def test_particles_at_equal_distances() -> None:
-    """Corners of a simplex: each follows the others' gradients at 1 / (M + 1)."""
-    n = 5
-    particles = 3 * torch.eye(n, dtype=torch.float64)[None]
-    gradients = random_particles(1, n, n)
-    found = stein_gradient(particles, gradients, 0.0)
-    everyone = gradients.sum(1, keepdim=True)
-    wanted = (gradients + (everyone - gradients) / (n + 1)) / n
-    torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
-
-
 def test_two_particles_have_a_bandwidth() -> None:
     """Half of their four distances are zeros of the diagonal."""
     particles = random_particles(1, 2, 6)
@@ -114,15 +103,6 @@ def test_copies_share_their_gradients_and_feel_no_force(
     gradients = random_particles(1, 4, 6, seed=1).to(dtype)
     found = stein_gradient(one.expand(-1, 4, -1).clone(), gradients, 10.0, bandwidth)
     torch.testing.assert_close(found, gradients.mean(1, keepdim=True).expand_as(found))
-
-
-def test_three_copies_and_another() -> None:
-    """The median is 0: the copies act as one, the other is out of reach."""
-    one, other = random_particles(1, 1, 6).float(), random_particles(1, 1, 6, seed=1).float()
-    gradients = random_particles(1, 4, 6, seed=2).float()
-    found = stein_gradient(torch.cat((other, one, one, one), 1), gradients, 10.0)[0]
-    torch.testing.assert_close(found[0], gradients[0, 0] / 4)
-    torch.testing.assert_close(found[1:], gradients[0, 1:].sum(0).expand(3, -1) / 4)
 
 
 def test_near_particles_far_from_the_origin_keep_their_digits() -> None:
@@ -320,11 +300,6 @@ def test_spos_adds_its_own_gradient_and_noise(scale: str) -> None:
         len(drawn), HEADS, WIDTH * WIDTH // HEADS, generator=generator, dtype=torch.float64
     )
     torch.testing.assert_close(torch.stack(drawn), wanted.flatten(1), rtol=0, atol=1e-10)
-
-
-def test_spos_without_noise_is_svgd_with_more_of_the_own_gradient() -> None:
-    for rest, _ in spos_parts(SPOS(beta=0.0)):
-        assert rest.abs().max() < 1e-12
 
 
 def test_noise_depends_on_seed_and_update_alone() -> None:

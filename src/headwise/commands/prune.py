@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import io
 import json
 import os
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
+from pandas import DataFrame
 from tqdm import tqdm
 
 from headwise.analysis.importance import Importance, head_importance
@@ -49,6 +48,7 @@ from headwise.tasks.texts import read_text, scores_as_it_is
 from headwise.train.checkpoint import save_checkpoint
 
 WAYS = ("importance", "gates")
+FORMAT = "{:.4f}".format  # of a number at the terminal
 
 
 def prune(config: PruneConfig) -> Path | None:
@@ -135,7 +135,7 @@ def _measure(config: PruneConfig, run: TrainedRun, heads: Heads) -> Importance:
     device = run.translator.device
     found = head_importance(run.model, text.batches, loss, device)
     print(f"importance of heads on {found.n_sentences} sentences of {text.name}")
-    print(_shown(_importance_rows(found, heads)))
+    print(_importance_table(found, heads).to_string(index=False, float_format=FORMAT))
     folder = run.folder.path / "pruning"
     folder.mkdir(exist_ok=True)
     about = {
@@ -164,9 +164,10 @@ def _measure(config: PruneConfig, run: TrainedRun, heads: Heads) -> Importance:
             tables["one_left"] = one_left(run.model, config.sites, measure, _quality)
     some = "" if set(config.sites) == set(SITES) else "-" + "-".join(config.sites)
     for name, rows in tables.items():
-        print(f"\n{name}\n{_shown(rows)}")
+        frame = DataFrame(rows)
+        print(f"\n{name}\n{frame.to_string(index=False, float_format=FORMAT)}")
         _write_json(folder / f"{name}{some}.json", {**about, "sites": config.sites, "rows": rows})
-        write_text(folder / f"{name}{some}.csv", _as_csv(rows))
+        write_text(folder / f"{name}{some}.csv", frame.to_csv(index=False, lineterminator="\n"))
     print(f"\nwritten to {folder}", flush=True)
     return found
 
@@ -176,42 +177,13 @@ def _quality(found: Mapping[str, float]) -> tuple[float, ...]:
     return found["bleu"], -found["loss"]
 
 
-def _importance_rows(found: Importance, heads: Heads) -> list[dict[str, Any]]:
-    return [
-        {
-            "site": head.site,
-            "layer": head.layer,
-            "head": head.number,
-            "raw": found.raw[head.site][head.layer - 1][place],
-            "normalised": found.normalised[head.site][head.layer - 1][place],
-        }
-        for head in listed(heads)
-        for place in [heads[head.site][head.layer - 1].index(head.number)]
-    ]
-
-
-def _shown(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows as columns of text."""
-    if not rows:
-        return "nothing"
-    cells = [
-        [f"{value:.4f}" if isinstance(value, float) else str(value) for value in row.values()]
-        for row in rows
-    ]
-    lines = [list(rows[0]), *cells]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join(
-        "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
-        for line in lines
-    )
-
-
-def _as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    stream = io.StringIO()
-    writer = csv.DictWriter(stream, list(rows[0]) if rows else [], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return stream.getvalue()
+def _importance_table(found: Importance, heads: Heads) -> DataFrame:
+    rows = []
+    for head in listed(heads):
+        place = heads[head.site][head.layer - 1].index(head.number)
+        of_head = (of[head.site][head.layer - 1][place] for of in (found.raw, found.normalised))
+        rows.append((head.site, head.layer, head.number, *of_head))
+    return DataFrame(rows, columns=["site", "layer", "head", "raw", "normalised"])
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:

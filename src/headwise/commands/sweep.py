@@ -106,24 +106,17 @@ class Sweep:
 
 def score_table(points: Sequence[dict[str, Any]]) -> str:
     """Points as rows: the overrides that differ between them, BLEU by split, or the error."""
+    from pandas import DataFrame
+
     common = set(points[0]["overrides"]).intersection(*(p["overrides"] for p in points))
-    splits = list(dict.fromkeys(s for p in points for s in p.get("scores", {})))
-    rows = [["point", *splits, ""]]
-    for point in points:
-        own = [o for o in point["overrides"] if o not in common] or point["overrides"]
-        scores = point.get("scores", {})
-        rows.append(
-            [
-                " ".join(own),
-                *(f"{scores[s]:.2f}" if s in scores else "-" for s in splits),
-                "interrupted" if "interrupted" in point else point.get("error", ""),
-            ]
-        )
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if i in (0, len(row) - 1) else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    )
+    rows = [
+        {
+            "point": " ".join([o for o in p["overrides"] if o not in common] or p["overrides"]),
+            **p.get("scores", {}),
+            "": "interrupted" if "interrupted" in p else p.get("error", ""),
+        }
+        for p in points
+    ]
+    table = DataFrame(rows).set_index("point")
+    table[""] = table.pop("")  # behind the scores of all points
+    return str(table.reset_index().to_string(index=False, na_rep="-", float_format="{:.2f}".format))

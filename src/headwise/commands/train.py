@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from typing import Any
 
 import torch
 
-from headwise.analysis.collect import alphas, reported
+from headwise.analysis.collect import alphas, filled, reported
 from headwise.data.corpus import Corpus, open_corpus
 from headwise.data.encoded import PreparedCorpus, prepare_corpus
 from headwise.data.prefetch import Prefetched
@@ -31,8 +32,8 @@ from headwise.model.build import build_model
 from headwise.model.kernels import kernels_of
 from headwise.model.transformer import Transformer
 from headwise.precision import ask_for_same_bits, resolve_precision
-from headwise.report.outcome import draw, run_results, summary
-from headwise.runs.environment import versions
+from headwise.report.outcome import draw, summary
+from headwise.runs.environment import git_commit, versions
 from headwise.runs.failure import Failure, UntouchedRun
 from headwise.runs.fingerprint import fingerprint
 from headwise.runs.folder import RunFolder
@@ -153,12 +154,8 @@ def _place(
     config: Config, container: dict[str, Any], overrides: list[str], text: list[str]
 ) -> RunFolder:
     """The folder of these settings on this text (`_content_hashes`; empty: it cannot be had)."""
-    return RunFolder.place(
-        Path(config.paths.outputs),
-        config.experiment_name,
-        overrides,
-        fingerprint(container, text),
-    )
+    mark = fingerprint(container, text)
+    return RunFolder.place(Path(config.paths.outputs), config.experiment_name, overrides, mark)
 
 
 def _refuse_lost_checkpoint(folder: RunFolder) -> None:
@@ -194,8 +191,7 @@ def _final_results(folder: RunFolder, config: Config, corpus: Corpus) -> Results
 
 def _cutters(found: Mapping[str, str]) -> str:
     """What cuts text into pieces, of `versions`."""
-    names = ("headwise", "sentencepiece")
-    return " and ".join(f"{name} {found.get(name, 'of another version')}" for name in names)
+    return " and ".join(f"{name} {found.get(name)}" for name in ("headwise", "sentencepiece"))
 
 
 @contextmanager
@@ -256,7 +252,8 @@ class _Run:
             loss = instantiate(self.config.loss, "loss")
             self._verify_kernels(model, loss)
             validator = Validator(model, loss, prepared, self.config, self.ranks)
-            with stop_request(self.ranks.is_main) as stop, self._batches(prepared) as batches:
+            batches = training_batches(self.config, prepared, self.ranks, self._scratch)
+            with stop_request(self.ranks.is_main) as stop, batches:
                 trainer = self._trainer(validator, batches, stop)
                 trainer.run()
         finally:
@@ -266,12 +263,10 @@ class _Run:
 
     def _prepare(self, corpus: Corpus) -> PreparedCorpus:
         config = self.config
+        progress = config.trainer.progress and self.ranks.is_main
         with self.ranks.first_alone():
             prepared = prepare_corpus(
-                corpus,
-                config.tokenizer,
-                n_workers=config.trainer.n_workers,
-                progress=config.trainer.progress and self.ranks.is_main,
+                corpus, config.tokenizer, n_workers=config.trainer.n_workers, progress=progress
             )
         if self.ranks.is_main:
             self._remember_data(prepared)
@@ -313,9 +308,6 @@ class _Run:
             known = read_json(self.folder.path / "environment.json")
             self.folder.write_json("environment.json", known | {"kernels": used})
 
-    def _batches(self, prepared: PreparedCorpus) -> Prefetched:
-        return training_batches(self.config, prepared, self.ranks, self._scratch)
-
     def _trainer(self, validator: Validator, batches: Prefetched, stop: StopRequest) -> Trainer:
         model = validator.model
         trainer = Trainer(
@@ -330,28 +322,21 @@ class _Run:
         if self._last.is_file():
             # onto the CPU: the optimizer itself knows which of its state belongs on the device
             trainer.restore(load_checkpoint(self._last))
-            self._remember_costs(trainer)
+            if costs := self.folder.read_last():  # of the processes before this one
+                trainer.seconds = float(costs["train_seconds"])
+                trainer.step.memory.bytes = costs["peak_memory_bytes"]
         else:
             # what a process left that died before its first checkpoint
             self.records.rewind(0, 0)
         return trainer
-
-    def _remember_costs(self, trainer: Trainer) -> None:
-        """Seconds and memory of the processes before this one."""
-        before = self.folder.read_last()
-        if before:
-            trainer.seconds = float(before["train_seconds"])
-            trainer.step.memory.bytes = before["peak_memory_bytes"]
 
     def _finish(self, trainer: Trainer, validator: Validator, prepared: PreparedCorpus) -> Results:
         """Choose the weights, translate the test sets, write the results and the figures."""
         config, folder, model = self.config, self.folder, validator.model
         n_averaged = config.trainer.average
         weights = choose_weights(trainer, model, folder, self.ranks, n_averaged)
-        output = validator.loss.output_map
-        translator = Translator(
-            model, prepared.tokenizers, config.decode, self.ranks.device, output
-        )
+        tokenizers, output = prepared.tokenizers, validator.loss.output_map
+        translator = Translator(model, tokenizers, config.decode, self.ranks.device, output)
         # what these weights scored already; more test sets may be asked for
         known = folder.results_at(trainer.state.update)
         scores: dict[str, Any] = dict(known.scores) if known is not None else {}
@@ -371,19 +356,27 @@ class _Run:
                 config.trainer.progress,
             )
             rows = list(zip(sources, references, hypotheses, strict=True))[:100]
-            self.tracker.log_table(
-                f"hypotheses/{name}", ["source", "reference", "hypothesis"], rows
-            )
-        results = run_results(
-            trainer.state,
-            trainer.seconds,
-            scores,
-            alphas(model),
-            folder.path.name.rpartition("-")[2],
-            config.seed,
-            weights,
-            validator.heads(),
-            trainer.step.memory.bytes,
+            columns = ["source", "reference", "hypothesis"]
+            self.tracker.log_table(f"hypotheses/{name}", columns, rows)
+        state, heads = trainer.state, dict(validator.heads())
+        results = Results(
+            scores=scores,
+            # a mean over the queries stands for the α of heads without one of their own
+            alpha=filled(alphas(model), heads.pop("alpha", {})),
+            heads=heads,
+            fingerprint=folder.path.name.rpartition("-")[2],
+            seed=config.seed,
+            updates=state.update,
+            best_update=state.best_update,
+            weights=weights,
+            stopped_early=state.stopped_early,
+            tokens=state.tokens,
+            wall_seconds=round(trainer.seconds, 3),
+            tokens_per_second=round(state.tokens / max(trainer.seconds, 1e-9), 1),
+            peak_memory_bytes=trainer.step.memory.bytes,
+            git=git_commit(),
+            versions=versions(),
+            finished_at=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         )
         if self.ranks.is_main:
             results.write(folder.results)

@@ -2,70 +2,19 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from headwise.analysis.alpha_table import alpha_table
-from headwise.analysis.collect import filled
-from headwise.runs.environment import git_commit, versions
 from headwise.runs.folder import RunFolder
 from headwise.runs.results import Results
-from headwise.track.base import HeadNumbers, HeadValues, Tracker
+from headwise.track.base import HeadNumbers, Tracker
 from headwise.track.jsonl import read_if_there
-from headwise.train.state import TrainState
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FORMATS = ("png", "svg")  # of the figures that a training leaves
-
-
-def run_results(
-    state: TrainState,
-    seconds: float,
-    scores: dict[str, Any],
-    alpha: HeadValues,
-    fingerprint: str,
-    seed: int,
-    weights: str,
-    heads: Mapping[str, HeadValues] | None = None,
-    peak_memory_bytes: int | None = None,
-) -> Results:
-    """Content of results.json.
-
-    Args:
-        state: where training stands.
-        seconds: of training.
-        scores: split -> metric -> score.
-        alpha: α of every head that has one of its own.
-        fingerprint: of the run's settings.
-        seed: of the run.
-        weights: those that were scored: average, best or last.
-        heads: statistics of the heads with these weights, as
-            `headwise.analysis.collect.head_statistics` gives them. A mean α among them stands for
-            the α of heads without one of their own.
-        peak_memory_bytes: see `headwise.train.memory.PeakMemory`; None where not measured.
-    """
-    measured = dict(heads or {})
-    return Results(
-        scores=scores,
-        alpha=filled(alpha, measured.pop("alpha", {})),
-        heads=measured,
-        fingerprint=fingerprint,
-        seed=seed,
-        updates=state.update,
-        best_update=state.best_update,
-        weights=weights,
-        stopped_early=state.stopped_early,
-        tokens=state.tokens,
-        wall_seconds=round(seconds, 3),
-        tokens_per_second=round(state.tokens / max(seconds, 1e-9), 1),
-        peak_memory_bytes=peak_memory_bytes,
-        git=git_commit(),
-        versions=versions(),
-        finished_at=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-    )
 
 
 def figures(folder: RunFolder, name: str = "") -> dict[str, Figure]:

@@ -27,8 +27,9 @@ from benchmarks.clock import machine, seconds
 from benchmarks.updates import model_config
 from headwise.attention.build import AttentionFactory
 from headwise.config_dir import group_node
-from headwise.decode import beam_search, greedy_search
 from headwise.decode.batches import length_batches
+from headwise.decode.beam import beam_search
+from headwise.decode.greedy import greedy_search
 from headwise.kernels.linear import packed
 from headwise.model.transformer import Transformer
 from headwise.precision import autocast, multiplies_bf16

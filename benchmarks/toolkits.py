@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from headwise.attention.build import AttentionFactory
 from headwise.config_dir import group_node
-from headwise.decode import beam_search
+from headwise.decode.beam import beam_search
 from headwise.decode.translator import ROWS_WORTH_PACKING
 from headwise.kernels.linear import packed
 from headwise.losses.loss import CrossEntropy

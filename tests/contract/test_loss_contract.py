@@ -19,7 +19,8 @@ from headwise.config_dir import group_choices, group_node
 from headwise.data.batching import BatchLoader
 from headwise.data.store import EncodedSplit
 from headwise.data.tokenizer import EOS, PAD
-from headwise.decode import Translator, beam_search
+from headwise.decode.beam import beam_search
+from headwise.decode.translator import Translator
 from headwise.instantiate import instantiate
 from headwise.losses.loss import Loss
 from headwise.model.transformer import Transformer

@@ -13,70 +13,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from headwise.decode import Hypothesis, beam_search, greedy_search, score_ids
-from headwise.decode.beam import Continuations, in_place, top_k
+from drawn_model import BOS, EOS, PAD, UNK, DrawnModel
+from headwise.decode.beam import Continuations, beam_search, in_place, top_k
+from headwise.decode.greedy import greedy_search
+from headwise.decode.hypothesis import Hypothesis
 from headwise.decode.incremental import holes_filled
-from headwise.errors import RunError
-from headwise.model.transformer import Memory
-from prefix_cache import PrefixCache
+from headwise.decode.scoring import score_ids
 
 CPU = torch.device("cpu")
-PAD, UNK, BOS, EOS = 0, 1, 2, 3
-N_PIECES = 6
-
-
-class KnownModel:
-    """Draws the distribution after each (source, prefix) from a seed made of both.
-
-    `logits` may be replaced by a function of (source, prefix).
-    """
-
-    def __init__(self, sharpness: float = 2.0, n_pieces: int = N_PIECES) -> None:
-        self.sharpness, self.n_pieces = sharpness, n_pieces
-        self.rows_seen: list[int] = []
-
-    def logits(self, source: tuple[int, ...], prefix: tuple[int, ...]) -> list[float]:
-        numbers = random.Random(str((source, prefix)))
-        return [self.sharpness * numbers.gauss(0, 1) for _ in range(self.n_pieces)]
-
-    def encode(self, source_BS: Tensor, source_lengths_B: Tensor) -> Memory:
-        return Memory(source_BS[:, :, None].float(), source_lengths_B)
-
-    def make_cache(self) -> PrefixCache:
-        return PrefixCache()
-
-    def decode(
-        self, target_in_BT: Tensor, memory: Memory, cache: PrefixCache | None = None
-    ) -> Tensor:
-        self.rows_seen.append(len(target_in_BT))
-        n_new = target_in_BT.shape[1]
-        whole = target_in_BT
-        if cache is not None:
-            if cache.prefixes is not None:
-                whole = torch.cat([cache.prefixes, target_in_BT], dim=1)
-            cache.prefixes = whole
-        assert len(whole) == len(memory.lengths_B)
-        rows = []
-        for ids, states, length in zip(
-            whole.tolist(),
-            memory.states_BSD[:, :, 0].long().tolist(),
-            memory.lengths_B,
-            strict=True,
-        ):
-            source = tuple(states[: int(length)])
-            ends = range(len(ids) - n_new + 1, len(ids) + 1)
-            rows.append([self.logits(source, tuple(ids[1:end])) for end in ends])
-        return torch.tensor(rows)
-
-    def log_probs(self, source: tuple[int, ...], prefix: tuple[int, ...]) -> list[float]:
-        return torch.tensor(self.logits(source, prefix)).log_softmax(-1).tolist()
 
 
 SOURCES = [(4, 5, 3), (5, 3), (4, 4, 5, 5, 3), (5, 4, 3), (1, 3)]
 
 
 def exhaustive(
-    model: KnownModel, source: tuple[int, ...], limit: int, penalty: float
+    model: DrawnModel, source: tuple[int, ...], limit: int, penalty: float
 ) -> list[tuple[float, tuple[int, ...], bool]]:
     """Every sentence within the limit with its score, best first."""
     words = [UNK, *range(4, model.n_pieces)]
@@ -94,7 +45,7 @@ def exhaustive(
 
 @pytest.mark.parametrize("penalty", [-0.5, 0.0, 0.6, 1.0, 2.0])
 def test_a_beam_that_holds_everything_finds_the_best_of_all_sentences(penalty: float) -> None:
-    model, limit, n_best = KnownModel(), 4, 6
+    model, limit, n_best = DrawnModel(), 4, 6
     found = beam_search(
         model, SOURCES[:3], [limit] * 3, CPU, beam=200, length_penalty=penalty, n_best=n_best
     )
@@ -106,7 +57,7 @@ def test_a_beam_that_holds_everything_finds_the_best_of_all_sentences(penalty: f
 
 
 def plain_beam_search(
-    model: KnownModel, source: tuple[int, ...], limit: int, beam: int, penalty: float
+    model: DrawnModel, source: tuple[int, ...], limit: int, beam: int, penalty: float
 ) -> list[tuple[float, tuple[int, ...]]]:
     """The rule written out for one sentence, without batch, cache or bound on the score."""
     live: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
@@ -132,7 +83,7 @@ def plain_beam_search(
 @pytest.mark.parametrize("beam", [2, 4])
 @pytest.mark.parametrize("penalty", [-2.0, 0.0, 0.5, 1.0])
 def test_neither_batch_nor_bound_changes_the_answer(penalty: float, beam: int, n_best: int) -> None:
-    model = KnownModel(sharpness=1.5)
+    model = DrawnModel(sharpness=1.5)
     sources = [(4, *pair, 3) for pair in itertools.product((4, 5), (4, 5, 1, 6, 7))]
     limits = [3 + i for i in range(len(sources))]
     found = beam_search(model, sources, limits, CPU, beam, penalty, n_best)
@@ -145,7 +96,7 @@ def test_neither_batch_nor_bound_changes_the_answer(penalty: float, beam: int, n
 
 def test_stopping_early_saves_steps_and_not_answers() -> None:
     """With all hypotheses in the beam only the bound can stop a search before its limit."""
-    model = KnownModel(sharpness=4.0)
+    model = DrawnModel(sharpness=4.0)
     found = beam_search(model, [SOURCES[0]], [7], CPU, beam=4000, length_penalty=0.0)
     n_steps = len(model.rows_seen)
     best = exhaustive(model, SOURCES[0], 7, 0.0)[0]
@@ -153,7 +104,7 @@ def test_stopping_early_saves_steps_and_not_answers() -> None:
     assert n_steps < 7
 
 
-class TwoStepModel(KnownModel):
+class TwoStepModel(DrawnModel):
     """Ends at once with probability 0.1, else almost surely after one piece."""
 
     def logits(self, source: tuple[int, ...], prefix: tuple[int, ...]) -> list[float]:
@@ -170,7 +121,7 @@ def test_a_search_waits_for_what_can_still_be_better(penalty: float) -> None:
 @pytest.mark.parametrize("beam", [2, 3, 5])
 @pytest.mark.parametrize("sharpness", [0.5, 2.0])
 def test_scores_lengths_and_order_of_the_n_best(beam: int, sharpness: float) -> None:
-    model = KnownModel(sharpness)
+    model = DrawnModel(sharpness)
     limits = [3, 8, 5, 2, 10]
     found = beam_search(model, SOURCES, limits, CPU, beam, length_penalty=0.7, n_best=beam)
     for source, limit, hypotheses in zip(SOURCES, limits, found, strict=True):
@@ -183,7 +134,7 @@ def test_scores_lengths_and_order_of_the_n_best(beam: int, sharpness: float) -> 
 
 
 def assert_true_to_the_model(
-    model: KnownModel, source: tuple[int, ...], hypothesis: Hypothesis, limit: int, penalty: float
+    model: DrawnModel, source: tuple[int, ...], hypothesis: Hypothesis, limit: int, penalty: float
 ) -> None:
     ids = hypothesis.ids
     assert not {PAD, BOS, EOS} & set(ids)
@@ -202,7 +153,7 @@ def assert_true_to_the_model(
 
 @pytest.mark.parametrize("seed", range(8))
 def test_beam_of_one_is_greedy_search(seed: int) -> None:
-    model = KnownModel(sharpness=0.4 * (seed + 1))
+    model = DrawnModel(sharpness=0.4 * (seed + 1))
     sources = [(4 + seed, *source) for source in SOURCES]
     limits = [2, 9, 5, 1, 12]
     greedy = greedy_search(model, sources, limits, CPU, length_penalty=0.8)
@@ -219,7 +170,7 @@ def test_beam_of_one_is_greedy_search(seed: int) -> None:
 
 
 def test_longer_hypotheses_win_as_the_penalty_grows() -> None:
-    model = KnownModel()
+    model = DrawnModel()
     lengths = []
     for penalty in (0.0, 1.0, 3.0):
         found = beam_search(model, SOURCES, [8] * 5, CPU, beam=50, length_penalty=penalty)
@@ -229,7 +180,7 @@ def test_longer_hypotheses_win_as_the_penalty_grows() -> None:
 
 @pytest.mark.parametrize("cached", [True, False])
 def test_sentences_that_are_done_leave_the_batch_and_change_nothing(cached: bool) -> None:
-    model = KnownModel(sharpness=2.0)
+    model = DrawnModel(sharpness=2.0)
     limits = [3, 20, 6, 1, 12]
     together = beam_search(model, SOURCES, limits, CPU, beam=3, n_best=3, cached=cached)
     seen = list(model.rows_seen)
@@ -252,7 +203,7 @@ def test_sentences_that_are_done_leave_the_batch_and_change_nothing(cached: bool
         assert [one] == greedy_search(model, [source], [limit], CPU)
 
 
-class SparseModel(KnownModel):
+class SparseModel(DrawnModel):
     """Most pieces are impossible, as with a sparse output."""
 
     def logits(self, source: tuple[int, ...], prefix: tuple[int, ...]) -> list[float]:
@@ -276,7 +227,7 @@ def test_impossible_pieces_are_never_taken(beam: int) -> None:
         assert_true_to_the_model(model, source, hypothesis, 6, 1.0)
 
 
-class DeadEndModel(KnownModel):
+class DeadEndModel(DrawnModel):
     """After one piece only padding is possible, which no translation may hold."""
 
     def logits(self, source: tuple[int, ...], prefix: tuple[int, ...]) -> list[float]:
@@ -293,7 +244,7 @@ def test_a_dead_end_closes_the_hypothesis_as_it_is() -> None:
     assert [(h.ids, h.finished) for h in greedy] == [((4,), False)] * 2
 
 
-class ConstantModel(KnownModel):
+class ConstantModel(DrawnModel):
     """Every piece is equally likely."""
 
     def logits(self, source: tuple[int, ...], prefix: tuple[int, ...]) -> list[float]:
@@ -376,23 +327,9 @@ def test_the_best_continuation_keeps_its_row() -> None:
     ("search", "given"), [(partial(beam_search, beam=2), 3), (greedy_search, 3), (score_ids, [4])]
 )
 def test_nothing_is_kept_for_gradients(search: Callable[..., object], given: object) -> None:
-    class Watched(KnownModel):
+    class Watched(DrawnModel):
         def decode(self, *arguments: Any, **options: Any) -> Tensor:
             assert not torch.is_grad_enabled()
             return super().decode(*arguments, **options)
 
     search(Watched(), SOURCES, [given] * 5, CPU)
-
-
-class BrokenModel(KnownModel):
-    def logits(self, source: tuple[int, ...], prefix: tuple[int, ...]) -> list[float]:
-        values = super().logits(source, prefix)
-        values[5] = math.nan
-        return values
-
-
-def test_weights_that_are_not_numbers_are_reported() -> None:
-    with pytest.raises(RunError, match="not a number"):
-        beam_search(BrokenModel(), SOURCES, [5] * 5, CPU, beam=2)
-    with pytest.raises(RunError, match="not a number"):
-        greedy_search(BrokenModel(), SOURCES, [5] * 5, CPU)

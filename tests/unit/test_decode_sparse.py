@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,62 +11,29 @@ import pytest
 import torch
 from torch import Tensor
 
-from headwise.decode import (
-    SOFTMAX,
-    Hypothesis,
-    OutputMap,
-    SearchRecord,
-    beam_search,
-    greedy_search,
-    score_ids,
-)
+from drawn_model import EOS, PAD, UNK, DrawnModel, Prefix
+from headwise.decode.beam import beam_search
+from headwise.decode.greedy import greedy_search
+from headwise.decode.hypothesis import Hypothesis, SearchRecord
+from headwise.decode.scoring import score_ids
 from headwise.entmax import alpha_entmax
 from headwise.errors import RunError
 from headwise.losses.loss import EntmaxLoss, SparsemaxLoss
+from headwise.losses.output_map import SOFTMAX, OutputMap
 from headwise.model.transformer import Memory
 from headwise.tasks.evaluation import search_summary
-from prefix_cache import PrefixCache
 
 CPU = torch.device("cpu")
-PAD, UNK, BOS, EOS = 0, 1, 2, 3
 N_PIECES = 7
 WORDS = (UNK, *range(4, N_PIECES))
 SPARSEMAX = SparsemaxLoss().output_map
 
-Prefix = tuple[int, ...]
 
-
-class DrawnModel:
-    """Draws the logits after each (source, prefix) from a seed made of both."""
+class SparseModel(DrawnModel):
+    """Its probabilities are those of α-entmax."""
 
     def __init__(self, sharpness: float = 1.5) -> None:
-        self.sharpness = sharpness
-
-    def logits(self, source: Prefix, prefix: Prefix) -> list[float]:
-        numbers = random.Random(str((source, prefix)))
-        return [self.sharpness * numbers.gauss(0, 1) for _ in range(N_PIECES)]
-
-    def encode(self, source_BS: Tensor, source_lengths_B: Tensor) -> Memory:
-        return Memory(source_BS[:, :, None].float(), source_lengths_B)
-
-    def make_cache(self) -> Any:
-        return PrefixCache()
-
-    def decode(self, target_in_BT: Tensor, memory: Memory, cache: Any = None) -> Tensor:
-        whole = target_in_BT
-        if cache is not None:
-            if cache.prefixes is not None:
-                whole = torch.cat([cache.prefixes, target_in_BT], dim=1)
-            cache.prefixes = whole
-        n_new = target_in_BT.shape[1]
-        rows = []
-        for ids, states, length in zip(
-            whole.tolist(), memory.states_BSD[:, :, 0].tolist(), memory.lengths_B, strict=True
-        ):
-            source = tuple(int(state) for state in states[: int(length)])
-            ends = range(len(ids) - n_new + 1, len(ids) + 1)
-            rows.append([self.logits(source, tuple(ids[1:end])) for end in ends])
-        return torch.tensor(rows)
+        super().__init__(sharpness, N_PIECES)
 
     @functools.cache  # noqa: B019
     def log_probs(self, source: Prefix, prefix: Prefix, alpha: float = 2.0) -> list[float]:
@@ -78,12 +44,12 @@ class DrawnModel:
 SOURCES = [(4 + first, 4 + second, EOS) for first in range(8) for second in range(5)]
 
 
-def possible(model: DrawnModel, source: Prefix, prefix: Prefix) -> dict[int, float]:
+def possible(model: SparseModel, source: Prefix, prefix: Prefix) -> dict[int, float]:
     log_probs = model.log_probs(source, prefix)
     return {p: log_probs[p] for p in (*WORDS, EOS) if log_probs[p] > -math.inf}
 
 
-def exhaustive(model: DrawnModel, source: Prefix, limit: int, penalty: float) -> list[Any]:
+def exhaustive(model: SparseModel, source: Prefix, limit: int, penalty: float) -> list[Any]:
     """Every sentence with a probability within the limit, best first."""
     found = []
 
@@ -102,7 +68,7 @@ def exhaustive(model: DrawnModel, source: Prefix, limit: int, penalty: float) ->
 
 
 def plain_record(
-    model: DrawnModel, source: Prefix, limit: int, beam: int, penalty: float
+    model: SparseModel, source: Prefix, limit: int, beam: int, penalty: float
 ) -> SearchRecord:
     """The rule written out for one sentence and its one best answer."""
     live: list[tuple[float, Prefix]] = [(0.0, ())]
@@ -135,7 +101,7 @@ def plain_record(
 @pytest.mark.parametrize("beam", [1, 2, 4, 8])
 @pytest.mark.parametrize("penalty", [0.0, 1.0])
 def test_the_record_is_that_of_the_rule_and_of_a_batch_of_one(beam: int, penalty: float) -> None:
-    model = DrawnModel(1.0)
+    model = SparseModel(1.0)
     limits = [2 + place % 5 for place in range(len(SOURCES))]
     found = beam_search(model, SOURCES, limits, CPU, beam, penalty, output=SPARSEMAX)
     seen = set()
@@ -152,7 +118,7 @@ def test_the_record_is_that_of_the_rule_and_of_a_batch_of_one(beam: int, penalty
 def test_an_exact_search_finds_the_best_of_all_sentences(
     beam: int, penalty: float, n_best: int
 ) -> None:
-    model, limit = DrawnModel(), 4
+    model, limit = SparseModel(), 4
     found = beam_search(
         model, SOURCES, [limit] * len(SOURCES), CPU, beam, penalty, n_best, output=SPARSEMAX
     )
@@ -172,7 +138,7 @@ def test_an_exact_search_finds_the_best_of_all_sentences(
 
 
 def test_a_wider_beam_is_more_often_exact() -> None:
-    model = DrawnModel()
+    model = SparseModel()
     shares = []
     for beam in (1, 2, 5, 50):
         found = beam_search(model, SOURCES, [4] * len(SOURCES), CPU, beam, output=SPARSEMAX)
@@ -182,7 +148,7 @@ def test_a_wider_beam_is_more_often_exact() -> None:
 
 @pytest.mark.parametrize("cached", [True, False])
 def test_no_word_off_the_support_is_taken(cached: bool) -> None:
-    model = DrawnModel()
+    model = SparseModel()
     found = beam_search(
         model, SOURCES, [6] * len(SOURCES), CPU, 4, n_best=4, cached=cached, output=SPARSEMAX
     )
@@ -194,7 +160,7 @@ def test_no_word_off_the_support_is_taken(cached: bool) -> None:
             assert hypothesis.log_prob == pytest.approx(total, abs=1e-5)
 
 
-def gains(model: DrawnModel, source: Prefix, hypothesis: Hypothesis) -> list[float]:
+def gains(model: SparseModel, source: Prefix, hypothesis: Hypothesis) -> list[float]:
     ids = (*hypothesis.ids, EOS)[: hypothesis.n_tokens]
     return [model.log_probs(source, ids[:i])[piece] for i, piece in enumerate(ids)]
 
@@ -202,7 +168,7 @@ def gains(model: DrawnModel, source: Prefix, hypothesis: Hypothesis) -> list[flo
 def test_pad_and_bos_keep_the_probability_that_they_were_given() -> None:
     """They are left out after normalising: what remains does not sum to one."""
 
-    class PadModel(DrawnModel):
+    class PadModel(SparseModel):
         def logits(self, source: Prefix, prefix: Prefix) -> list[float]:
             return [1.0, -9.0, -9.0, 0.8, -9.0, -9.0, -9.0]
 
@@ -213,7 +179,7 @@ def test_pad_and_bos_keep_the_probability_that_they_were_given() -> None:
 
 @pytest.mark.parametrize("sharpness", [1.0, 3.0])
 def test_greedy_search_is_exact_where_nothing_could_be_chosen(sharpness: float) -> None:
-    model = DrawnModel(sharpness)
+    model = SparseModel(sharpness)
     limit = 6
     found = greedy_search(model, SOURCES, [limit] * len(SOURCES), CPU, output=SPARSEMAX)
     seen = set()
@@ -226,7 +192,7 @@ def test_greedy_search_is_exact_where_nothing_could_be_chosen(sharpness: float) 
     assert seen == {True, False}
 
 
-class ScriptedModel(DrawnModel):
+class ScriptedModel(SparseModel):
     """Probabilities by prefix; sparsemax gives back what sums to one."""
 
     def __init__(self, table: dict[Prefix, dict[int, float]]) -> None:
@@ -279,7 +245,7 @@ def test_what_is_closed_at_the_limit_is_not_left_behind() -> None:
 
 
 def test_a_dense_output_leaves_no_record() -> None:
-    model = DrawnModel()
+    model = SparseModel()
     for output in (SOFTMAX, OutputMap(SOFTMAX.log_probs, is_sparse=False)):
         found = beam_search(model, SOURCES[:3], [4] * 3, CPU, 2, output=output)
         assert all(hypotheses[0].search is None for hypotheses in found)
@@ -296,7 +262,7 @@ def test_summary_counts_sentences_for_one_and_steps_for_the_other() -> None:
 
 @pytest.mark.parametrize("alpha", [1.5, 2.0])
 def test_given_translations_may_be_impossible(alpha: float) -> None:
-    model = DrawnModel()
+    model = SparseModel()
     output = EntmaxLoss(alpha).output_map
     targets: list[Sequence[int]] = [(4,), (), (5, 6, 4), (4, 4)]
     sources = SOURCES[: len(targets)]
@@ -311,7 +277,7 @@ def test_given_translations_may_be_impossible(alpha: float) -> None:
 
 
 def test_the_scorer_agrees_with_the_search() -> None:
-    model = DrawnModel()
+    model = SparseModel()
     found = [
         hypotheses[0]
         for hypotheses in beam_search(model, SOURCES, [9] * len(SOURCES), CPU, 4, output=SPARSEMAX)
@@ -322,7 +288,7 @@ def test_the_scorer_agrees_with_the_search() -> None:
         assert own == pytest.approx(hypothesis.log_prob, abs=1e-4)
 
 
-class BrokenModel(DrawnModel):
+class BrokenModel(SparseModel):
     def __init__(self, value: float) -> None:
         super().__init__()
         self.value = value
@@ -345,7 +311,7 @@ def test_weights_that_are_not_numbers_are_reported(value: float, output: OutputM
 
 
 def test_one_sentence_that_is_no_number_is_reported() -> None:
-    class PartlyBroken(DrawnModel):
+    class PartlyBroken(SparseModel):
         def logits(self, source: Prefix, prefix: Prefix) -> list[float]:
             values = super().logits(source, prefix)
             return [math.nan] * N_PIECES if source == SOURCES[1] else values
@@ -359,7 +325,7 @@ def test_one_sentence_that_is_no_number_is_reported() -> None:
 def test_without_a_cache_every_step_reads_the_whole_prefix(cached: bool) -> None:
     read: list[int] = []
 
-    class Watched(DrawnModel):
+    class Watched(SparseModel):
         def decode(self, target_in_BT: Tensor, memory: Memory, cache: Any = None) -> Tensor:
             assert (cache is not None) == cached
             read.append(target_in_BT.shape[1])

@@ -15,12 +15,14 @@ import torch
 from headwise.attention.build import AttentionFactory
 from headwise.config_dir import group_choices, group_node
 from headwise.data.tokenizer import BYTE_MODEL, Tokenizer, TokenizerPair
-from headwise.decode import SOFTMAX, OutputMap, Translator, beam_search, greedy_search, score_ids
 from headwise.decode import translator as translator_module
-from headwise.decode.scoring import TargetScore
-from headwise.decode.translator import ROWS_WORTH_PACKING
+from headwise.decode.beam import beam_search
+from headwise.decode.greedy import greedy_search
+from headwise.decode.scoring import TargetScore, score_ids
+from headwise.decode.translator import ROWS_WORTH_PACKING, Translator
 from headwise.errors import ConfigError, DataError, RunError
 from headwise.kernels.linear import TYPES
+from headwise.losses.output_map import SOFTMAX, OutputMap
 from headwise.model.transformer import Transformer
 from headwise.precision import resolve_precision
 from headwise.schema import DecodeConfig, ModelConfig

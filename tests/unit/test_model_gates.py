@@ -39,8 +39,8 @@ def make_gate(
     temperature: float = 0.33,
     penalty: float = 0.1,
 ) -> HardConcreteGate:
-    place = Place("cross", 1, len(log_a), E)
-    gate = HardConcreteGate(place, penalty, temperature, stretch, 0.0, 1.0).double()
+    gates = HardConcrete(penalty, temperature=temperature, stretch=list(stretch), log_a=0.0)
+    gate = HardConcreteGate(len(log_a), gates).double()
     with torch.no_grad():
         gate.log_a.copy_(torch.tensor(log_a, dtype=torch.float64))
     return gate

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from headwise.attention.build import AttentionFactory
+from headwise.attention.heads import HeadGate
 from headwise.attention.recorder import recorded_weights
 from headwise.config_dir import group_choices, group_node
 from headwise.errors import ConfigError, DataError
 from headwise.losses.loss import CrossEntropy
 from headwise.model.blocks import FeedForward, Residual
 from headwise.model.embedding import sinusoids
-from headwise.model.gates import HeadGate
 from headwise.model.transformer import Transformer, n_parameters
 from headwise.schema import ModelConfig
 

@@ -45,7 +45,6 @@ class AlphaEntmax(FusedNormaliser):
     """
 
     power = Power.ANY
-    head_axes: Mapping[str, int] = {"alpha_logit": 0, "alpha_weight": 0}
     alpha_weight: nn.Parameter | None
 
     def __init__(

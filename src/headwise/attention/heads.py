@@ -5,12 +5,10 @@ Letters: B batch, H heads, N a length, D model width, E head width.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor, nn
 
-from headwise.attention.cache import AttentionCache
+from headwise.attention.cache import AttentionCache, KeyValueCache
 from headwise.attention.mask import Mask
 from headwise.attention.place import Place
 from headwise.attention.protocol import Attention
@@ -92,15 +90,6 @@ class NoHeads(Attention):
         """See `Attention.forward`."""
         return self.bias.expand_as(query_BQD)
 
-    def make_cache(self, static: bool) -> NothingCached:
-        """See `Attention.make_cache`."""
-        return NothingCached()
-
-
-class NothingCached:
-    """The cache of a place without heads."""
-
-    is_complete: ClassVar[bool] = True
-
-    def reorder(self, rows_B: Tensor) -> None:
-        """Nothing to reorder."""
+    def make_cache(self, static: bool) -> KeyValueCache:
+        """See `Attention.make_cache`; it stays empty."""
+        return KeyValueCache(static)

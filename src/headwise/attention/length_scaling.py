@@ -5,8 +5,6 @@ Letters: B batch, H heads, Q number of queries, D model width.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -34,12 +32,6 @@ class LengthScaling(Scaling):
         delta: δ, at least 0; with 0 the factor is the learned part alone.
     """
 
-    head_axes: Mapping[str, int] = {
-        "beta": 0,
-        "gamma": 0,
-        "beta_weight": 0,
-        "gamma_weight": 0,
-    }
     beta_weight: nn.Parameter | None
     gamma_weight: nn.Parameter | None
 

@@ -51,10 +51,10 @@ class SparsePattern(Pattern):
     def __init__(
         self,
         place: Place,
-        stride: int,
-        combine: str,
-        heads: list[str] | None,
-        block_sparse_from: int,
+        stride: int = 8,
+        combine: str = "merged",
+        heads: list[str] | None = None,
+        block_sparse_from: int = 256,
     ) -> None:
         super().__init__(place)
         require(stride >= 1, "stride", "at least 1", stride)

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from headwise.attention.block_sparse import BlockLayout, Columns, Neighbours, Part
-from headwise.attention.place import Place
 from headwise.attention.sparse_pattern import SparsePattern, is_real, of_heads
 
 
@@ -26,16 +25,6 @@ class Strided(SparsePattern):
     """
 
     far_name = "strided"
-
-    def __init__(
-        self,
-        place: Place,
-        stride: int = 8,
-        combine: str = "merged",
-        heads: list[str] | None = None,
-        block_sparse_from: int = 256,
-    ) -> None:
-        super().__init__(place, stride, combine, heads, block_sparse_from)
 
     def near(self, queries: Tensor, keys: Tensor) -> Tensor:
         """See `SparsePattern.near`."""

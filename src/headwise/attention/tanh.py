@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from headwise.attention.place import Place
 from headwise.attention.rows import Elementwise
 
 
@@ -24,9 +23,6 @@ class Tanh(Elementwise):
     """
 
     l2_acts_on = "weights"  # tanh of rows of norm 1 would hardly differ from the scores
-
-    def __init__(self, place: Place, rows: str = "sqrt") -> None:
-        super().__init__(place, rows)
 
     def activate(self, scores_BHQK: Tensor, typical: Tensor) -> Tensor:
         """Weights in (-1, 1)."""

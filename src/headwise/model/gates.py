@@ -13,15 +13,6 @@ from headwise.attention.place import Place
 from headwise.errors import refuse, require
 from headwise.schema import SITES
 
-__all__ = [
-    "Gates",
-    "HardConcrete",
-    "HardConcreteGate",
-    "HeadGate",
-    "NoGates",
-    "gate_penalty",
-]
-
 # What `freeze` names -> the modules of the model that it means.
 PARTS = {
     "encoder": ("source_embedding", "encoder", "registers"),
@@ -56,30 +47,17 @@ class HardConcreteGate(HeadGate):
     Otherwise a head is open (1) or closed (0) by which of P(g=1) and P(g=0) is larger.
 
     Args:
-        place: site, layer and heads.
-        penalty: λ, the price of an open head.
-        temperature: β.
-        stretch: γ and ζ.
-        log_a: where log a of every head starts.
-        rate: factor on the learning rate of log a.
+        n_heads: heads of the place.
+        gates: λ, β, γ and ζ, and where log a of every head starts.
     """
 
-    def __init__(
-        self,
-        place: Place,
-        penalty: float,
-        temperature: float,
-        stretch: tuple[float, float],
-        log_a: float,
-        rate: float,
-    ) -> None:
+    def __init__(self, n_heads: int, gates: HardConcrete) -> None:
         super().__init__()
-        self.price = penalty
-        self.temperature = temperature
-        self.low, self.high = stretch
-        self.rate = rate
+        self.price, self.temperature = gates.penalty, gates.temperature
+        self.low, self.high = gates.stretch
+        self.rate = gates.rate
         # one-dimensional, hence outside of weight decay
-        self.log_a = nn.Parameter(torch.full((place.n_heads,), float(log_a)))
+        self.log_a = nn.Parameter(torch.full((n_heads,), float(gates.log_a)))
 
     def p_open(self) -> Tensor:
         """P(g != 0) = σ(log a - β·log(-γ/ζ)) of every head, (H,)."""
@@ -161,9 +139,7 @@ class HardConcrete(Gates):
         """The gate of one place; None where none was asked for, or there are no heads."""
         if place.site not in self.sites or not place.n_heads:
             return None
-        return HardConcreteGate(
-            place, self.penalty, self.temperature, self.stretch, self.log_a, self.rate
-        )
+        return HardConcreteGate(place.n_heads, self)
 
     def prepare(self, model: nn.Module) -> None:
         """Freeze what is to stay as it is."""

@@ -36,20 +36,15 @@ def lines_of(found: Any) -> list[tuple[int, str, str | None]]:
     return [(one.line, one.source, one.reference) for one in found.chosen]
 
 
-def test_lines_of_the_test_set_are_evenly_spaced_and_none_is_empty(tmp_path: Path) -> None:
-    found = chosen_sentences(run(tmp_path, 11), 3, None)
+@pytest.mark.parametrize(
+    ("n_lines", "n_sentences", "expected"), [(11, 3, [1, 5, 8]), (4, 20, [1, 2, 4])]
+)
+def test_lines_of_the_test_set_are_evenly_spaced_and_none_is_empty(
+    tmp_path: Path, n_lines: int, n_sentences: int, expected: list[int]
+) -> None:
+    found = chosen_sentences(run(tmp_path, n_lines), n_sentences, None)
     assert found.origin == "news"
-    # ten lines are not empty, and every third of them is taken
-    assert lines_of(found) == [
-        (1, "src 1", "ref 1"),
-        (5, "src 5", "ref 5"),
-        (8, "src 8", "ref 8"),
-    ]
-
-
-def test_a_small_test_set_is_shown_whole(tmp_path: Path) -> None:
-    found = chosen_sentences(run(tmp_path, 4), 20, None)
-    assert [line for line, _, _ in lines_of(found)] == [1, 2, 4]
+    assert lines_of(found) == [(line, f"src {line}", f"ref {line}") for line in expected]
 
 
 def test_the_test_set_is_found_where_the_settings_name_none(tmp_path: Path) -> None:
@@ -82,17 +77,15 @@ def test_up_to_a_quarter_of_the_lines_are_questions(tmp_path: Path) -> None:
     assert max(lines) > 33
 
 
-def test_where_few_lines_ask_the_others_fill_the_page(tmp_path: Path) -> None:
-    found = chosen_sentences(run(tmp_path, 41, others={20: "Wer ist da?"}), 8, None)
+@pytest.mark.parametrize(
+    ("language", "text", "n_questions"), [("de", "Wer ist da?", 1), ("fi", "Wo ist er?", 0)]
+)
+def test_where_few_lines_ask_the_others_fill_the_page(
+    tmp_path: Path, language: str, text: str, n_questions: int
+) -> None:
+    found = chosen_sentences(run(tmp_path, 41, language, {20: text}), 8, None)
     assert len(found.chosen) == 8
-    assert 20 in [one.line for one in found.chosen]
-    assert found.n_questions == 1
-
-
-def test_without_words_of_a_language_no_line_is_preferred(tmp_path: Path) -> None:
-    found = chosen_sentences(run(tmp_path, 41, "fi", {20: "Wo ist er?"}), 4, None)
-    assert [one.line for one in found.chosen] == [1, 12, 22, 32]
-    assert found.n_questions == 0
+    assert found.n_questions == n_questions == sum(one.source == text for one in found.chosen)
 
 
 def test_own_sentences_keep_their_order_and_may_have_references(tmp_path: Path) -> None:

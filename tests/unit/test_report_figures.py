@@ -81,20 +81,24 @@ def test_runs_that_differ_in_their_seed_are_one_row(trained: Path, tmp_path: Pat
     assert list(corpus_rows(runs[:3])[0].rows) == ["softmax", "alpha_entmax"]
 
 
-def test_settings_of_one_attention_are_named(trained: Path, tmp_path: Path) -> None:
+def test_rows_and_corpora_are_named_by_what_differs(trained: Path, tmp_path: Path) -> None:
+    pattern = {"_target_": "headwise.attention.fixed.Fixed"}
     runs = [
         copy_of(trained, tmp_path / "one"),
         copy_of(trained, tmp_path / "two", attention__alpha_init=1.3),
-        copy_of(
-            trained, tmp_path / "three", pattern={"_target_": "headwise.attention.fixed.Fixed"}
-        ),
+        copy_of(trained, tmp_path / "three", pattern=pattern),
+        copy_of(trained, tmp_path / "builtin", data__name="builtin"),
+        copy_of(trained, tmp_path / "wmt", data__name="wmt16_ro_en", data__source="ro"),
     ]
-    assert list(corpus_rows(runs)[0].rows) == [
+    first, *others = corpus_rows(runs)
+    assert list(first.rows) == [
         "alpha_entmax, alpha_init normal",
         "alpha_entmax, alpha_init 1.3",
         "alpha_entmax, pattern fixed, alpha_init normal",
     ]
-    assert list(corpus_rows(runs[::2])[0].rows) == ["alpha_entmax", "alpha_entmax, pattern fixed"]
+    assert list(corpus_rows(runs[:3:2])[0].rows) == ["alpha_entmax", "alpha_entmax, pattern fixed"]
+    assert [one.corpus for one in others] == ["built-in corpus De→En", "Ro→En"]
+    assert [one.stem for one in others] == ["builtin_de_en", "wmt16_ro_en_ro_en"]
 
 
 @pytest.fixture
@@ -149,16 +153,6 @@ def test_runs_side_by_side(trained: Path, tmp_path: Path) -> None:
     figures = figures_of(runs[:1])
     for name in ("alpha", "diversity", "curves"):
         assert "(α-entmax, files De→En)" in figures[name].get_suptitle()
-
-
-def test_corpora_have_their_names(trained: Path, tmp_path: Path) -> None:
-    runs = [
-        copy_of(trained, tmp_path / name, data__name=name, data__source=source)
-        for name, source in (("builtin", "de"), ("wmt16_ro_en", "ro"), ("mine", "ja"))
-    ]
-    found = corpus_rows(runs)
-    assert [one.corpus for one in found] == ["built-in corpus De→En", "Ro→En", "mine Ja→En"]
-    assert [one.stem for one in found] == ["builtin_de_en", "wmt16_ro_en_ro_en", "mine_ja_en"]
 
 
 def test_a_table_of_another_version_and_a_folder_without_a_run(

@@ -1,0 +1,82 @@
+"""Text is converted once, into files that hold every sentence as it was, and read from there."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fake_corpora import corpus, pairs_of
+from headwise.data import conversion
+from headwise.data.conversion import ParallelText, write_text
+from headwise.data.corpus import Corpus
+from headwise.errors import DataError
+from headwise.schema import CleaningConfig
+
+ODD = ["", "a\u2028b\u0085c\rd", "ends so\r", "\ufeffmark", " kept ", "寺院 🙂", "last"]
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> Corpus:
+    found: Corpus = dataclasses.replace(corpus(), cache_dir=tmp_path)
+    return found
+
+
+@pytest.mark.parametrize("chunk", [2, 10_000])
+def test_lines_are_the_sentences(
+    tmp_path: Path, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conversion, "CHUNK_PAIRS", chunk)
+    pairs = list(zip(ODD, reversed(ODD), strict=True))
+    paths = tmp_path / "a.de", tmp_path / "a.en"
+    assert write_text(iter(pairs), paths) == len(pairs)
+    text = ParallelText(paths, {})
+    assert list(text) == pairs
+    assert len(text) == len(pairs)
+    assert text.sides[0].read(np.array([1, 4, 6])) == [ODD[1], ODD[4], ODD[6]]
+    assert text.sides[1].read(np.array([], np.int64)) == []
+    assert paths[0].read_bytes() == "".join(f"{line}\n" for line in ODD).encode()
+
+
+def test_a_second_corpus_reads_the_files_alone(fake: Corpus, tmp_path: Path) -> None:
+    first = list(fake.text("train+valid"))
+    assert fake.source.n_read == 2  # type: ignore[attr-defined]
+    again = dataclasses.replace(corpus(), cache_dir=tmp_path)
+    assert list(again.text("train+valid")) == first == [*pairs_of(600, 1), *pairs_of(40, 2)]
+    assert again.source.n_read == 0
+    report = again.text("train+valid").report
+    assert (report["pairs"], set(report["sources"])) == (640, {"train", "valid"})
+
+
+def test_other_text_rules_or_languages_are_another_conversion(fake: Corpus, tmp_path: Path) -> None:
+    turned = dataclasses.replace(fake.config, source="en", target="de")
+    strict = dataclasses.replace(fake.config, cleaning=CleaningConfig(max_words=3))
+    few = dataclasses.replace(fake.config, max_train_pairs=7)
+    others = [dataclasses.replace(fake, config=config) for config in (turned, strict, few)]
+    others.append(dataclasses.replace(corpus(pairs_of(9, 4)), cache_dir=tmp_path))
+    texts = [one.train_text() for one in (fake, *others)]
+    assert len({text.paths for text in texts} | {fake.text("train").paths}) == 6
+    assert [len(text) for text in texts] == [600, 600, len(texts[2]), 7, 9]
+    # rules of cleaning change no test set
+    assert others[1].text("valid").paths == fake.text("valid").paths
+
+
+def test_a_text_that_breaks_off_leaves_nothing(fake: Corpus, tmp_path: Path) -> None:
+    def broken(split: str) -> object:
+        yield "a", "b"
+        raise DataError(f"{split}, line 2: not UTF-8")
+
+    fake.source.pairs = broken  # type: ignore[method-assign, assignment]
+    with pytest.raises(DataError, match="line 2"):
+        fake.train_text()
+    assert list((tmp_path / "corpora" / "fake").iterdir()) == []
+
+
+def test_a_damaged_conversion_is_made_again(fake: Corpus) -> None:
+    text = fake.train_text()
+    pairs, path = list(text), text.paths[1]
+    path.write_bytes(path.read_bytes()[:-1])
+    assert list(fake.train_text()) == pairs
+    assert fake.source.n_read == 2  # type: ignore[attr-defined]

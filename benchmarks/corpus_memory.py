@@ -122,9 +122,9 @@ def _memory(pid: int) -> tuple[int, int]:
 def prepare(folder: Path, n_workers: int | None) -> PreparedCorpus:
     """As a run does, from the files of `folder`."""
     # Not at the top: workers import this file anew, and train.py's does not bring torch either.
+    from headwise.config.schema import DataConfig, TokenizerConfig
     from headwise.data.corpus import open_corpus
     from headwise.data.encoded import prepare_corpus
-    from headwise.schema import DataConfig, TokenizerConfig
 
     config = DataConfig(name="zipf", source="de", target="en", licence="none", dir=str(folder))
     options = TokenizerConfig(max_training_sentences=MAX_TRAINING_SENTENCES)

@@ -26,14 +26,14 @@ import torch
 from benchmarks.clock import machine, seconds
 from benchmarks.updates import model_config
 from headwise.attention.build import AttentionFactory
-from headwise.config_dir import group_node
+from headwise.config.folders import group_node
+from headwise.config.schema import DecodeConfig, ModelConfig
 from headwise.decode.batches import length_batches
 from headwise.decode.beam import beam_search
 from headwise.decode.greedy import greedy_search
 from headwise.kernels.linear import packed
 from headwise.model.transformer import Transformer
 from headwise.precision import autocast, multiplies_bf16
-from headwise.schema import DecodeConfig, ModelConfig
 from headwise.train.memory import keep_freed_memory
 
 SMALL, BASE = model_config("small"), model_config("base")

@@ -22,9 +22,9 @@ from torch import Tensor
 
 from benchmarks.clock import keep, machine, medians
 from benchmarks.updates import CPU, Updates, full_rows, model_config, run_config
+from headwise.config.schema import ModelConfig
 from headwise.kernels.linear import product
 from headwise.precision import multiplies_bf16
-from headwise.schema import ModelConfig
 from headwise.train.memory import keep_freed_memory
 
 VOCABULARY = {"tiny": 2000, "small": 8000, "base": 32000}

@@ -71,9 +71,9 @@ def of_recipe(overrides: tuple[str, ...], scratch: Path) -> dict[str, Any]:
     import torch
 
     from benchmarks.updates import run_config
+    from headwise.config.instantiate import instantiate
     from headwise.data.corpus import open_corpus
     from headwise.data.encoded import prepare_corpus
-    from headwise.instantiate import instantiate
     from headwise.model.build import build_model
     from headwise.seed import seed_everything
     from headwise.train.batches import training_batches

@@ -26,14 +26,14 @@ import torch
 from torch import Tensor, nn
 
 from headwise.attention.build import AttentionFactory
-from headwise.config_dir import group_node
+from headwise.config.folders import group_node
+from headwise.config.schema import ModelConfig
 from headwise.decode.beam import beam_search
 from headwise.decode.translator import ROWS_WORTH_PACKING
 from headwise.kernels.linear import packed
 from headwise.losses.loss import CrossEntropy
 from headwise.model.transformer import Transformer
 from headwise.precision import autocast
-from headwise.schema import ModelConfig
 from headwise.train.optim import build_optimizer
 
 CPU = torch.device("cpu")

@@ -20,7 +20,7 @@ import torch
 
 from benchmarks.clock import machine, medians
 from benchmarks.updates import Updates, full_rows, run_config
-from headwise.config_dir import group_choices
+from headwise.config.folders import group_choices
 from headwise.train.memory import keep_freed_memory
 
 VOCABULARY, SENTENCES, LENGTH, SHORTEST = 6000, 128, 16, 12

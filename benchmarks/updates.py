@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 import torch
 
-from headwise.config_dir import composed, group_node
+from headwise.config.folders import composed, group_node
+from headwise.config.instantiate import instantiate
+from headwise.config.schema import Config, ModelConfig, typed
 from headwise.data.batching import Batch
-from headwise.instantiate import instantiate
 from headwise.model.build import build_model
 from headwise.precision import resolve_precision
-from headwise.schema import Config, ModelConfig, typed
 from headwise.seed import seed_everything
 from headwise.train.distributed import Ranks
 from headwise.train.memory import LOOK_AT, PeakMemory

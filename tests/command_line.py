@@ -20,8 +20,8 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
 from headwise import cli
-from headwise.config_dir import config_dir
-from headwise.schema import register, typed
+from headwise.config.folders import config_dir
+from headwise.config.schema import register, typed
 
 WORDS = {
     "Hund": "dog", "Katze": "cat", "Haus": "house", "Baum": "tree", "Auto": "car", "Kind": "child",

@@ -16,8 +16,8 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from headwise.config_dir import config_dir
-from headwise.schema import CleaningConfig, DataConfig
+from headwise.config.folders import config_dir
+from headwise.config.schema import CleaningConfig, DataConfig
 
 Pairs = Sequence[tuple[str, str]]
 

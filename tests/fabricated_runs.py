@@ -10,9 +10,9 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
+from headwise.config.schema import typed
 from headwise.metrics.bleu import score_translations
 from headwise.runs.folder import RunFolder
-from headwise.schema import typed
 from headwise.tasks.settings import settle
 
 REFERENCES = [

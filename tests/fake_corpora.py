@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from headwise.config.schema import DataConfig, TokenizerConfig
 from headwise.data.corpus import Corpus
 from headwise.data.encoded import PreparedCorpus, prepare_corpus
-from headwise.schema import DataConfig, TokenizerConfig
 
 Pairs = list[tuple[str, str]]
 

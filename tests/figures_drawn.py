@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from headwise.config.schema import SITES
 from headwise.plots import runs as plots
 from headwise.plots.attention import LayerMaps, attention_maps
 from headwise.plots.training import training_figures
-from headwise.schema import SITES
 
 RULES = ("softmax", "entmax15", "alpha_entmax")
 N_LAYERS, N_HEADS = 3, 4

@@ -20,8 +20,8 @@ from headwise.attention.place import Place
 from headwise.attention.protocol import Attention
 from headwise.attention.recorder import recorded_weights
 from headwise.attention.scores import ScoreAttention
+from headwise.config.schema import ModelConfig
 from headwise.model.transformer import Transformer
-from headwise.schema import ModelConfig
 from headwise.track.base import HeadValues
 
 CPU = torch.device("cpu")

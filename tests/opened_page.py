@@ -17,9 +17,9 @@ import headwise as package
 from command_line import train_small
 from headwise.analysis.observe import observations
 from headwise.commands.analyze import analyze_folders
+from headwise.config.schema import SITES, AnalyzeConfig
 from headwise.data.batching import evaluation_batches
 from headwise.data.store import EncodedSplit
-from headwise.schema import SITES, AnalyzeConfig
 from headwise.train.checkpoint import load_checkpoint, save_checkpoint
 
 sync_api = pytest.importorskip("playwright.sync_api")

@@ -156,8 +156,8 @@ def _plant_head(attention: MultiHeadAttention, head: int, role: str) -> None:
 
 def planted(make: Any, *overrides: str, heads: Any = None) -> Transformer:
     """The model, from the real configuration."""
+    from headwise.config.schema import typed
     from headwise.model.build import build_model
-    from headwise.schema import typed
 
     config = typed(make([*SETTINGS, *overrides]))
     config.model.heads = heads

@@ -16,11 +16,11 @@ from headwise.analysis.pruning import (
     without,
 )
 from headwise.attention.heads import MultiHeadAttention
+from headwise.config.schema import Config, typed
 from headwise.data.batching import Batch, evaluation_batches
 from headwise.data.store import EncodedSplit
 from headwise.model.build import build_model
 from headwise.model.transformer import Transformer
-from headwise.schema import Config, typed
 
 V, D, H = 13, 16, 4
 CPU = torch.device("cpu")

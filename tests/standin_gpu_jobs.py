@@ -21,7 +21,7 @@ import standin_gpu
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from headwise.schema import Config
+    from headwise.config.schema import Config
 
 SIZES = ("encoder_layers=1", "decoder_layers=1", "d_model=32", "d_ff=48")
 SMALLEST = tuple(f"model.{size}" for size in SIZES)
@@ -94,7 +94,7 @@ def updates(device: standin_gpu.Device, order: Order) -> list[dict[str, Any]]:
     from torch.utils._python_dispatch import _disable_current_modes
 
     from command_line import composer
-    from headwise.schema import typed
+    from headwise.config.schema import typed
 
     with composer() as compose:
         configs = [typed(compose([*TINY, *SAME_NUMBERS, *case])) for case in order["cases"]]

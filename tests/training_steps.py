@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from headwise.config_dir import group_choices
+from headwise.config.folders import group_choices
+from headwise.config.instantiate import instantiate
 from headwise.data.batching import Batch, collate
 from headwise.data.store import EncodedSplit
-from headwise.instantiate import instantiate
 from headwise.model.build import build_model
 from headwise.train.distributed import Ranks
 from headwise.train.step import TrainingStep, build_step

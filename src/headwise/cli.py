@@ -16,14 +16,15 @@ from importlib import import_module
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from headwise.config_dir import config_dir, group_choices
-from headwise.config_keys import KINDS, explain_composition, refuse_misshapen, refuse_unknown
+from headwise.config.explain import explain_composition
+from headwise.config.folders import config_dir, group_choices
+from headwise.config.keys import KINDS, refuse_misshapen, refuse_unknown
 from headwise.errors import ConfigError, HeadwiseError, Interrupted, nearest
 from headwise.files import FORBIDDEN, FULL, discard
 
 if TYPE_CHECKING:
     from headwise.commands.sweep import Sweep
-    from headwise.schema import Config
+    from headwise.config.schema import Config
 
 Job = Callable[[Any], None]
 # command -> module below headwise, and the function in it that takes the command's configuration
@@ -157,7 +158,7 @@ def launch(config_name: str, job: Job, sweep: Sweep | None = None) -> None:
         sweep.begin()
     import hydra
 
-    from headwise.schema import register, typed
+    from headwise.config.schema import register, typed
 
     register()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # let errors come to us instead of Hydra's report

@@ -12,16 +12,16 @@ import pytest
 import torch
 
 from headwise.attention.build import AttentionFactory
-from headwise.config_dir import group_choices, group_node
+from headwise.config.folders import group_choices, group_node
+from headwise.config.instantiate import target_class
+from headwise.config.schema import SITES, ModelConfig
 from headwise.data.batching import BatchLoader
 from headwise.data.store import EncodedSplit
 from headwise.data.tokenizer import EOS
 from headwise.decode.beam import beam_search
 from headwise.decode.greedy import greedy_search
-from headwise.instantiate import target_class
 from headwise.losses.loss import CrossEntropy
 from headwise.model.transformer import Transformer
-from headwise.schema import SITES, ModelConfig
 from headwise.train.optim import build_optimizer, set_rate
 from headwise.train.schedule import Cosine
 

@@ -14,11 +14,11 @@ from headwise.attention.build import AttentionFactory, unsupported_sites
 from headwise.attention.mask import Mask
 from headwise.attention.place import Place
 from headwise.attention.protocol import Attention
-from headwise.config_dir import group_choices, group_node
+from headwise.config.folders import group_choices, group_node
+from headwise.config.instantiate import target_class
+from headwise.config.schema import SITES, ModelConfig
 from headwise.errors import ConfigError
-from headwise.instantiate import target_class
 from headwise.model.transformer import Transformer
-from headwise.schema import SITES, ModelConfig
 from weights_recorded import with_weights
 
 VARIANTS = group_choices("attention")

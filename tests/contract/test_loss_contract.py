@@ -15,16 +15,16 @@ import torch
 from torch import Tensor
 
 from headwise.attention.build import AttentionFactory
-from headwise.config_dir import group_choices, group_node
+from headwise.config.folders import group_choices, group_node
+from headwise.config.instantiate import instantiate
+from headwise.config.schema import DecodeConfig, ModelConfig
 from headwise.data.batching import BatchLoader
 from headwise.data.store import EncodedSplit
 from headwise.data.tokenizer import EOS, PAD
 from headwise.decode.beam import beam_search
 from headwise.decode.translator import Translator
-from headwise.instantiate import instantiate
 from headwise.losses.loss import Loss
 from headwise.model.transformer import Transformer
-from headwise.schema import DecodeConfig, ModelConfig
 from headwise.train.optim import build_optimizer
 
 LOSSES = group_choices("loss")

@@ -19,10 +19,10 @@ from headwise.attention.place import Place
 from headwise.attention.protocol import Attention
 from headwise.attention.scores import ScoreAttention
 from headwise.attention.sparse_pattern import COMBINATIONS
-from headwise.config_dir import group_choices, group_node
-from headwise.instantiate import target_class
+from headwise.config.folders import group_choices, group_node
+from headwise.config.instantiate import target_class
+from headwise.config.schema import SITES, ModelConfig
 from headwise.model.transformer import Transformer
-from headwise.schema import SITES, ModelConfig
 from weights_recorded import with_weights
 
 PATTERNS = group_choices("pattern")

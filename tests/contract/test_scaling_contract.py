@@ -17,10 +17,10 @@ from headwise.attention.mask import Mask
 from headwise.attention.parts import Scaling
 from headwise.attention.place import Place
 from headwise.attention.protocol import Attention
-from headwise.config_dir import group_choices, group_node
-from headwise.instantiate import instantiate, target_class
+from headwise.config.folders import group_choices, group_node
+from headwise.config.instantiate import instantiate, target_class
+from headwise.config.schema import SITES, ModelConfig
 from headwise.model.transformer import Transformer
-from headwise.schema import SITES, ModelConfig
 from weights_recorded import with_weights
 
 OPTIONS = {"length": [{"learned": "query"}]}  # values of keys that make another module of a choice

@@ -17,8 +17,8 @@ import headwise as package
 from command_line import CommandLine, composer, json_of, small_overrides, train_small
 from headwise.analysis.pruning import masked, present_heads
 from headwise.commands import prune as pruning
+from headwise.config.schema import typed
 from headwise.errors import HeadwiseError, RunError
-from headwise.schema import typed
 from headwise.train.checkpoint import load_checkpoint
 
 SITES = ("encoder_self", "decoder_self", "cross")

@@ -12,9 +12,9 @@ import pytest
 from command_line import CommandLine, run_folders, small_overrides, write_corpus
 from headwise.analysis.tables import FOLDER, OTHERS
 from headwise.attention.build import unsupported_sites
-from headwise.config_dir import config_dir, group_choices, group_node
+from headwise.config.folders import config_dir, group_choices, group_node
+from headwise.config.schema import SITES
 from headwise.files import read_json
-from headwise.schema import SITES
 from headwise.tasks.settings import _warn_of_warmup
 from headwise.track.jsonl import read_jsonl
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from corpus_writers import data_config, plain, sentences, translations, write_parquet, write_text
-from headwise.config_dir import group_choices
+from headwise.config.folders import group_choices
 from headwise.data.corpus import Corpus, open_corpus
 from headwise.errors import ConfigError, DataError
 

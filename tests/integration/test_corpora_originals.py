@@ -23,10 +23,10 @@ from corpus_writers import (
     write_tar,
     write_zip,
 )
+from headwise.config.schema import DataConfig
 from headwise.data.corpora.hub import HubSource
 from headwise.data.corpus import Corpus, open_corpus
 from headwise.errors import ConfigError, DataError
-from headwise.schema import DataConfig
 from original_layouts import (
     HUB,
     ORIGINALS,

@@ -17,8 +17,8 @@ import pytest
 
 from command_line import composer
 from guide import DOCS, ROOT, Block, WorkingCopy, blocks_of, inline_overrides, misses
-from headwise.config_dir import group_choices
-from headwise.config_keys import KINDS
+from headwise.config.folders import group_choices
+from headwise.config.keys import KINDS
 from warm_python import WarmPython
 
 PAGES = sorted(page.name for page in DOCS.glob("*.md"))

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from headwise.analysis.tables import FOLDER, HEADS
+from headwise.config.schema import ReportConfig
 from headwise.errors import HeadwiseError
 from headwise.page.write import write_page
-from headwise.schema import ReportConfig
 from opened_page import (
     UPDATES,
     Opened,

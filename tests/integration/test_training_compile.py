@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from command_line import composer
-from headwise.config_dir import group_choices
+from headwise.config.folders import group_choices
+from headwise.config.schema import Config, typed
 from headwise.data.batching import Batch, Buckets, collate
 from headwise.data.store import EncodedSplit
 from headwise.losses.loss import CrossEntropy
 from headwise.model.build import build_model
-from headwise.schema import Config, typed
 from headwise.train.distributed import Ranks
 from headwise.train.schedule import Constant
 from headwise.train.step import TrainingStep

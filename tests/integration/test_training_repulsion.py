@@ -14,13 +14,13 @@ from torch import Tensor
 
 from headwise.analysis.distances import projection_distances
 from headwise.attention.build import AttentionFactory
-from headwise.config_dir import group_node
+from headwise.config.folders import group_node
+from headwise.config.schema import ModelConfig, TrainerConfig
 from headwise.data.store import EncodedSplit
 from headwise.losses.loss import CrossEntropy
 from headwise.model.transformer import Transformer
 from headwise.runs.folder import RunFolder
 from headwise.runs.records import Records
-from headwise.schema import ModelConfig, TrainerConfig
 from headwise.train.checkpoint import load_checkpoint
 from headwise.train.distributed import Ranks
 from headwise.train.interrupt import StopRequest

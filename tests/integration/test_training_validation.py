@@ -12,11 +12,11 @@ from torch import Tensor
 
 import headwise
 from command_line import train_small, write_corpus
+from headwise.config.schema import DecodeConfig
 from headwise.data.batching import Batch
 from headwise.data.tokenizer import BOS, EOS, PAD
 from headwise.decode.translator import Translator
 from headwise.losses.loss import Loss, LossSum
-from headwise.schema import DecodeConfig
 from headwise.tasks import evaluation
 from headwise.track.jsonl import read_jsonl
 

@@ -40,8 +40,8 @@ from headwise.attention.parts import Normaliser, ScoreContext
 from headwise.attention.place import Place
 from headwise.attention.protocol import Attention
 from headwise.attention.scores import ScoreAttention
+from headwise.config.schema import SITES
 from headwise.errors import ConfigError
-from headwise.schema import SITES
 
 
 @pytest.mark.parametrize("kind", [Thresholded, Dense, Signed])

@@ -12,9 +12,9 @@ import torch
 from headwise.analysis.distances import projection_distances
 from headwise.attention.build import AttentionFactory
 from headwise.attention.protocol import Attention
-from headwise.config_dir import group_node
+from headwise.config.folders import group_node
+from headwise.config.schema import SITES, ModelConfig
 from headwise.model.transformer import Transformer
-from headwise.schema import SITES, ModelConfig
 from headwise.train.particles import squared_distances
 
 FACTORY = AttentionFactory({"attention": group_node("attention", "softmax")}, dropout=0.0)

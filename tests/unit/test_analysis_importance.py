@@ -12,10 +12,10 @@ import torch
 
 from command_line import composer
 from headwise.analysis.importance import head_factors, head_importance
+from headwise.config.schema import SITES
 from headwise.errors import DataError
 from headwise.losses.loss import CrossEntropy
 from headwise.model.transformer import Transformer
-from headwise.schema import SITES
 from pruned_models import (
     CPU,
     SOURCES,

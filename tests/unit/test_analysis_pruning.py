@@ -33,12 +33,12 @@ from headwise.attention.parts import Normaliser, ScoreContext
 from headwise.attention.place import Place
 from headwise.attention.recorder import recorded_weights
 from headwise.attention.scores import ScoreAttention
-from headwise.config_dir import group_choices
+from headwise.config.folders import group_choices
+from headwise.config.schema import SITES, ModelConfig
 from headwise.errors import RunError
 from headwise.model.build import build_model
 from headwise.model.places import place_of
 from headwise.model.transformer import Transformer, n_parameters
-from headwise.schema import SITES, ModelConfig
 from pruned_models import (
     KEPT,
     D,

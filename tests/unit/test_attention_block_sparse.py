@@ -21,8 +21,8 @@ from headwise.attention.place import Place
 from headwise.attention.scores import ScoreAttention
 from headwise.attention.softmax import Softmax
 from headwise.attention.sparse_pattern import SparsePattern
-from headwise.config_dir import group_choices, group_node
-from headwise.instantiate import target_class
+from headwise.config.folders import group_choices, group_node
+from headwise.config.instantiate import target_class
 from weights_recorded import with_weights
 
 B, H, E = 3, 3, 4

@@ -14,7 +14,7 @@ from headwise.attention.build import AttentionFactory
 from headwise.attention.mask import Mask
 from headwise.attention.place import Place
 from headwise.attention.protocol import Attention
-from headwise.config_dir import group_node
+from headwise.config.folders import group_node
 from headwise.kernels import choice, native
 from triton_marks import needs_triton
 from weights_recorded import with_weights

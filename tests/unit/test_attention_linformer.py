@@ -21,11 +21,11 @@ from headwise.attention.mask import Mask
 from headwise.attention.place import Place
 from headwise.attention.scores import ScoreAttention
 from headwise.attention.softmax import Softmax
-from headwise.config_dir import group_node
+from headwise.config.folders import group_node
+from headwise.config.schema import ModelConfig, typed
 from headwise.errors import ConfigError, DataError
 from headwise.model.build import check_model
 from headwise.model.transformer import Transformer
-from headwise.schema import ModelConfig, typed
 from weights_recorded import with_weights
 
 B, H, E, Q, K = 3, 2, 3, 4, 7

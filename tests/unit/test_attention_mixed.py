@@ -25,11 +25,11 @@ from headwise.attention.parts import Normaliser, ScoreContext
 from headwise.attention.pattern import Pattern
 from headwise.attention.place import Place
 from headwise.attention.ymish import Ymish
-from headwise.config_dir import group_node
+from headwise.config.folders import group_node
+from headwise.config.instantiate import instantiate
+from headwise.config.schema import ModelConfig
 from headwise.errors import ConfigError
-from headwise.instantiate import instantiate
 from headwise.model.transformer import Transformer
-from headwise.schema import ModelConfig
 from weights_recorded import with_weights
 
 B, H, E, Q, K = 2, 8, 4, 5, 7

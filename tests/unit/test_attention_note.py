@@ -21,9 +21,9 @@ from headwise.attention.place import Place
 from headwise.attention.rows import ROWS, Elementwise
 from headwise.attention.tanh import Tanh
 from headwise.attention.ymish import Ymish, ymish
-from headwise.config_dir import group_node
+from headwise.config.folders import group_node
+from headwise.config.instantiate import instantiate
 from headwise.errors import ConfigError
-from headwise.instantiate import instantiate
 
 B, H, E, Q, K = 2, 3, 4, 5, 7
 PLACE = Place("encoder_self", 1, H, E)

@@ -17,7 +17,7 @@ from headwise.attention.place import Place
 from headwise.attention.recorder import recorded_weights
 from headwise.attention.scores import ScoreAttention
 from headwise.attention.softmax import Softmax
-from headwise.config_dir import group_node
+from headwise.config.folders import group_node
 from headwise.errors import ConfigError
 from weights_recorded import with_weights
 

@@ -20,9 +20,9 @@ from headwise.attention.scores import ScoreAttention
 from headwise.attention.softmax import Softmax
 from headwise.attention.sparse_pattern import SparsePattern
 from headwise.attention.strided import Strided
-from headwise.config_dir import group_node
+from headwise.config.folders import group_node
+from headwise.config.schema import SITES
 from headwise.errors import ConfigError
-from headwise.schema import SITES
 from weights_recorded import with_weights
 
 CPU = torch.device("cpu")

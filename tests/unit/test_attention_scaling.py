@@ -16,7 +16,7 @@ from headwise.attention.parts import Normaliser, ScoreContext
 from headwise.attention.place import Place
 from headwise.attention.scores import ScoreAttention
 from headwise.attention.softmax import Softmax
-from headwise.config_dir import group_node
+from headwise.config.folders import group_node
 from headwise.entmax import alpha_entmax
 from headwise.errors import ConfigError
 from headwise.train.optim import build_optimizer

@@ -11,12 +11,12 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from command_line import composer
+from headwise.config.instantiate import instantiate
+from headwise.config.schema import SITES, TokenizerConfig, typed
 from headwise.data.tokenizer import TokenizerPair
 from headwise.data.tokenizer_training import train_tokenizer
-from headwise.instantiate import instantiate
 from headwise.model.build import build_model
 from headwise.model.transformer import n_parameters
-from headwise.schema import SITES, TokenizerConfig, typed
 from headwise.train.budget import budget, describe_budget
 from headwise.train.optim import build_optimizer
 

@@ -14,15 +14,15 @@ from headwise.attention.build import unsupported_sites
 from headwise.attention.protocol import Attention
 from headwise.attention.scores import ScoreAttention
 from headwise.commands.train import train
-from headwise.config_dir import config_dir, group_choices
-from headwise.config_keys import known_keys
+from headwise.config.folders import config_dir, group_choices
+from headwise.config.instantiate import instantiate
+from headwise.config.keys import known_keys
+from headwise.config.schema import SITES, DecodeConfig, typed
 from headwise.data.tokenizer_training import check_tokenizer_config
 from headwise.decode.hypothesis import check_decode_config
 from headwise.errors import ConfigError
-from headwise.instantiate import instantiate
 from headwise.model.build import build_model, check_model
 from headwise.precision import resolve_precision
-from headwise.schema import SITES, DecodeConfig, typed
 from headwise.tasks.settings import settle
 from headwise.track.base import NullTracker
 from headwise.track.wandb_tracker import check_tracker, make_tracker
@@ -244,7 +244,7 @@ def test_the_packaged_configs_come_first(tmp_path: Path, monkeypatch: pytest.Mon
     package = tmp_path / "src" / "headwise"
     package.mkdir(parents=True)
     (tmp_path / "conf").mkdir()
-    monkeypatch.setattr("headwise.config_dir.__file__", str(package / "config_dir.py"))
+    monkeypatch.setattr("headwise.config.folders.__file__", str(package / "config" / "folders.py"))
     assert config_dir() == tmp_path / "conf"
     (package / "conf").mkdir()
     assert config_dir() == package / "conf"

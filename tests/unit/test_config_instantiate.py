@@ -11,8 +11,8 @@ import torch
 from omegaconf import OmegaConf
 
 from headwise.attention.place import Place
+from headwise.config.instantiate import instantiate, target_class
 from headwise.errors import ConfigError
-from headwise.instantiate import instantiate, target_class
 
 ADAM = {"_target_": "torch.optim.Adam", "lr": 0.1, "betas": [0.9, 0.98]}
 ALPHA = {"_target_": "headwise.attention.alpha_entmax.AlphaEntmax"}
@@ -30,7 +30,7 @@ def test_a_node_becomes_an_object_with_plain_arguments() -> None:
     optimizer = instantiate(OmegaConf.create(ADAM), "optimizer", params=[weight])
     assert isinstance(optimizer, torch.optim.Adam)
     assert optimizer.defaults["betas"] == (0.9, 0.98)
-    node = {"_target_": "headwise.schema.SitesConfig", "cross": [{"a": [1]}]}
+    node = {"_target_": "headwise.config.schema.SitesConfig", "cross": [{"a": [1]}]}
     found = instantiate(OmegaConf.create(node), "sites").cross
     assert (type(found), type(found[0]), type(found[0]["a"])) == (list, dict, list)
 
@@ -42,7 +42,7 @@ def test_a_node_becomes_an_object_with_plain_arguments() -> None:
         "subprocess.run",
         "headwiser.Thing",
         "headwise.cli.os.system",  # through an import of a trusted module
-        "headwise.config_dir.Path",
+        "headwise.config.folders.Path",
         "headwise.cli.launch",  # trusted, but no class
         "torch.optim.optimizer.torch.load",
     ],
@@ -59,7 +59,9 @@ def test_a_target_inside_of_an_argument_is_not_called(tmp_path: Path) -> None:
     node = {**ALPHA, "alpha_init": nested}
     refusal(node, "attention", place=PLACE)
     # also where the constructor takes anything
-    source = instantiate({"_target_": "headwise.schema.SitesConfig", "cross": nested}, "sites")
+    source = instantiate(
+        {"_target_": "headwise.config.schema.SitesConfig", "cross": nested}, "sites"
+    )
     assert source.cross == nested
     assert not victim.exists()
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from command_line import composer
+from headwise.config.instantiate import as_container
 from headwise.errors import ConfigError, RunError
-from headwise.instantiate import as_container
 from headwise.runs import environment
 from headwise.runs.environment import git_commit
 from headwise.runs.fingerprint import fingerprint, slug

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from headwise.config.schema import CleaningConfig
 from headwise.data.cleaning import Cleaner, CleaningReport, Normaliser, _MosesLimit
 from headwise.errors import ConfigError
-from headwise.schema import CleaningConfig
 
 
 def _clean(

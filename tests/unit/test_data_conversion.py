@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from fake_corpora import corpus, pairs_of
+from headwise.config.schema import CleaningConfig
 from headwise.data import conversion
 from headwise.data.conversion import ParallelText, write_text
 from headwise.data.corpus import Corpus
 from headwise.errors import DataError
-from headwise.schema import CleaningConfig
 
 ODD = ["", "a\u2028b\u0085c\rd", "ends so\r", "\ufeffmark", " kept ", "寺院 🙂", "last"]
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from headwise.config.schema import TokenizerConfig
 from headwise.data.conversion import write_text
 from headwise.data.encoding import EncodingJob, ShardEncoder, write_encoded
 from headwise.data.tokenizer import UNK, Tokenizer
 from headwise.data.tokenizer_training import train_tokenizer
-from headwise.schema import TokenizerConfig
 
 SENTENCES = ["banane rubin", "salbei banner", "linsen und salbei"]
 

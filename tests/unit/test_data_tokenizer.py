@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import sentencepiece
 
+from headwise.config.schema import TokenizerConfig
 from headwise.data.tokenizer import BOS, EOS, PAD, UNK, Tokenizer, TokenizerPair
 from headwise.data.tokenizer_training import check_tokenizer_config, train_tokenizer
 from headwise.errors import ConfigError, DataError
-from headwise.schema import TokenizerConfig
 
 SYLLABLES = ["ba", "ne", "li", "so", "ru", "schä", "ing", "keit", "über", "t", "en"]
 JAPANESE = [

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import sentencepiece
 
+from headwise.config.schema import TokenizerConfig
 from headwise.data import encoding
 from headwise.data.tokenizer import Tokenizer
 from headwise.data.tokenizer_training import train_tokenizer
-from headwise.schema import TokenizerConfig
 
 
 def drawn_text(n_sentences: int) -> list[str]:

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
+from headwise.config.schema import DecodeConfig
 from headwise.decode.batches import length_batches
 from headwise.decode.beam import beam_search
 from headwise.decode.greedy import greedy_search
 from headwise.decode.hypothesis import check_decode_config, length_limit
 from headwise.errors import ConfigError
-from headwise.schema import DecodeConfig
 
 
 @pytest.mark.parametrize(

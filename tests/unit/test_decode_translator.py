@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from headwise.attention.build import AttentionFactory
-from headwise.config_dir import group_choices, group_node
+from headwise.config.folders import group_choices, group_node
+from headwise.config.schema import DecodeConfig, ModelConfig
 from headwise.data.tokenizer import BYTE_MODEL, Tokenizer, TokenizerPair
 from headwise.decode import translator as translator_module
 from headwise.decode.beam import beam_search
@@ -25,7 +26,6 @@ from headwise.kernels.linear import TYPES
 from headwise.losses.output_map import SOFTMAX, OutputMap
 from headwise.model.transformer import Transformer
 from headwise.precision import resolve_precision
-from headwise.schema import DecodeConfig, ModelConfig
 
 CPU = torch.device("cpu")
 N_PIECES, EOS = 24, 3

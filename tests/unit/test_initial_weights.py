@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from headwise.config_dir import composed
+from headwise.config.folders import composed
+from headwise.config.schema import typed
 from headwise.model.build import build_model
-from headwise.schema import typed
 
 VARIANTS = {
     "α": ("attention=alpha_entmax", "alpha_logit"),

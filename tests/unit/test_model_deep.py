@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from headwise.attention.build import AttentionFactory
-from headwise.config_dir import group_node
+from headwise.config.folders import group_node
+from headwise.config.schema import ModelConfig
 from headwise.errors import ConfigError, DataError
 from headwise.losses.loss import CrossEntropy
 from headwise.model.blocks import ACTIVATIONS
 from headwise.model.embedding import Embedding, GridPositions
 from headwise.model.transformer import Transformer, n_parameters
-from headwise.schema import ModelConfig
 
 V = 13
 DEEP = ModelConfig(

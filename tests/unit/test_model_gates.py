@@ -14,8 +14,9 @@ from torch import nn
 from command_line import composer
 from headwise.attention.heads import MultiHeadAttention
 from headwise.attention.place import Place
+from headwise.config.instantiate import instantiate
+from headwise.config.schema import typed
 from headwise.errors import ConfigError
-from headwise.instantiate import instantiate
 from headwise.model.build import build_model, check_model
 from headwise.model.gates import (
     HardConcrete,
@@ -24,7 +25,6 @@ from headwise.model.gates import (
     head_gates,
 )
 from headwise.model.transformer import Transformer
-from headwise.schema import typed
 from headwise.train.optim import build_optimizer, set_rate
 
 B, H, E, Q = 2, 4, 3, 5

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from headwise.attention.build import AttentionFactory
 from headwise.attention.recorder import recorded_weights
-from headwise.config_dir import group_choices, group_node
+from headwise.config.folders import group_choices, group_node
+from headwise.config.schema import ModelConfig
 from headwise.decode.beam import beam_search
 from headwise.decode.greedy import greedy_search
 from headwise.decode.hypothesis import Hypothesis
 from headwise.errors import DataError
 from headwise.model.transformer import Transformer, n_parameters
-from headwise.schema import ModelConfig
 
 M, V, D = 3, 13, 16
 PLAIN = ModelConfig("registers", 2, 2, D, 2, 32, dropout=0.0, activation_dropout=0.0)

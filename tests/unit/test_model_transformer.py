@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from headwise.attention.build import AttentionFactory
 from headwise.attention.heads import HeadGate
 from headwise.attention.recorder import recorded_weights
-from headwise.config_dir import group_choices, group_node
+from headwise.config.folders import group_choices, group_node
+from headwise.config.schema import ModelConfig
 from headwise.errors import ConfigError, DataError
 from headwise.losses.loss import CrossEntropy
 from headwise.model.blocks import FeedForward, Residual
 from headwise.model.embedding import sinusoids
 from headwise.model.transformer import Transformer, n_parameters
-from headwise.schema import ModelConfig
 
 SMALL = ModelConfig("test", 2, 3, 16, 2, 32, dropout=0.0, activation_dropout=0.0)
 V = 13

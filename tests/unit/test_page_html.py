@@ -13,11 +13,11 @@ import torch
 
 from headwise.analysis.observe import Observation
 from headwise.analysis.roles import NAMED
+from headwise.config.schema import SITES
 from headwise.page import document
 from headwise.page.document import as_script_data, filled, page_text
 from headwise.page.run import trajectories
 from headwise.page.sentences import Sentence, Sentences, weight_contents
-from headwise.schema import SITES
 
 NASTY = [
     "</script><script>alert(1)</script>",

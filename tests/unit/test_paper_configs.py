@@ -12,10 +12,10 @@ import pytest
 from omegaconf import OmegaConf
 
 from command_line import composer
-from headwise.config_dir import group_choices
+from headwise.config.folders import group_choices
+from headwise.config.schema import typed
 from headwise.errors import ConfigError
 from headwise.report.paper import MARKS, Paper, Recipe, read_paper, recipe
-from headwise.schema import typed
 from headwise.tasks.settings import check
 
 PAPERS = group_choices("paper")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from headwise.config_dir import composed
+from headwise.config.folders import composed
+from headwise.config.schema import typed
 from headwise.report.run_names import choice_name, class_word
-from headwise.schema import typed
 
 
 @pytest.mark.parametrize(

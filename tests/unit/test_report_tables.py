@@ -11,7 +11,7 @@ import pytest
 from command_line import composer
 from headwise.attention import capabilities
 from headwise.attention.capabilities import HEAD, built, capability_row
-from headwise.config_dir import group_choices
+from headwise.config.folders import group_choices
 from headwise.markdown import renewed
 from headwise.report import settings
 

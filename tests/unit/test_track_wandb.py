@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from headwise.config.schema import TrackerConfig
 from headwise.errors import ConfigError
-from headwise.schema import TrackerConfig
 from headwise.track import NullTracker, check_tracker, make_tracker
 from headwise.track.base import head_metrics, head_name
 from headwise.track.wandb_tracker import WandbTracker, choose_mode, has_key
@@ -267,7 +267,7 @@ def test_no_question_on_a_terminal(tmp_path: Path) -> None:
     pty = pytest.importorskip("pty")
     program = f"""
         from pathlib import Path
-        from headwise.schema import TrackerConfig
+        from headwise.config.schema import TrackerConfig
         from headwise.track import make_tracker
         folder = Path({str(tmp_path)!r})
         tracker = make_tracker(TrackerConfig(mode="online"), folder, "n", None, {{}})

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from headwise.attention.build import AttentionFactory
-from headwise.config_dir import group_choices, group_node
+from headwise.config.folders import group_choices, group_node
+from headwise.config.schema import ModelConfig
 from headwise.errors import ConfigError
 from headwise.model.transformer import Transformer
-from headwise.schema import ModelConfig
 from headwise.train.optim import build_optimizer, set_rate
 
 ADAMW = {"_target_": "torch.optim.AdamW", "lr": 0.01}

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from headwise.attention.build import AttentionFactory
 from headwise.attention.place import Place
-from headwise.config_dir import group_node
+from headwise.config.folders import group_node
+from headwise.config.instantiate import instantiate
+from headwise.config.schema import SITES, ModelConfig
 from headwise.errors import ConfigError
-from headwise.instantiate import instantiate
 from headwise.model.transformer import Transformer
-from headwise.schema import SITES, ModelConfig
 from headwise.seed import derived_seed
 from headwise.train.particles import median_bandwidth, stein_gradient
 from headwise.train.repulsion import SPOS, SVGD, NoRepulsion, Repulsion

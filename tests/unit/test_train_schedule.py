@@ -6,9 +6,9 @@ import math
 
 import pytest
 
-from headwise.config_dir import group_choices, group_node
+from headwise.config.folders import group_choices, group_node
+from headwise.config.instantiate import target_class
 from headwise.errors import ConfigError
-from headwise.instantiate import target_class
 from headwise.train.schedule import Constant, Cosine, InverseSqrt, Noam, Schedule
 
 BASE = 7e-4

@@ -16,9 +16,9 @@ import torch._dynamo  # else first needed where torch.Generator, which its types
 from torch import Tensor
 
 from command_line import composer
-from headwise.config_dir import group_choices
+from headwise.config.folders import group_choices
+from headwise.config.schema import typed
 from headwise.kernels import triton_device, triton_loss, verification
-from headwise.schema import typed
 from headwise.train.distributed import Ranks
 from training_steps import LOSSES_THAT_LOOK, VARIANTS, batch, step_of
 

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from headwise.attention.build import AttentionFactory
-from headwise.config_dir import group_node
+from headwise.config.folders import group_node
+from headwise.config.schema import ModelConfig, TrainerConfig
 from headwise.data.batching import Batch, collate
 from headwise.data.store import EncodedSplit
 from headwise.errors import ConfigError, HeadwiseError, Interrupted
@@ -21,7 +22,6 @@ from headwise.losses.loss import CrossEntropy
 from headwise.model.transformer import Transformer
 from headwise.runs.folder import RunFolder
 from headwise.runs.records import Records
-from headwise.schema import ModelConfig, TrainerConfig
 from headwise.track.jsonl import read_jsonl
 from headwise.train.checkpoint import load_checkpoint
 from headwise.train.distributed import Ranks

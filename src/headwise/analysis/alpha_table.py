@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from headwise.schema import SITES
+from headwise.config.schema import SITES
 from headwise.track.base import HeadNumbers, HeadValues, head_numbers
 
 

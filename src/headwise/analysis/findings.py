@@ -23,8 +23,8 @@ from headwise.analysis.roles import (
 )
 from headwise.analysis.tables import HEAD_KEY, Row, known
 from headwise.analysis.trajectories import MOVED, ROSE, came_back, sarle
+from headwise.config.schema import SITE_NAMES, SITES
 from headwise.markdown import markdown_table
-from headwise.schema import SITE_NAMES, SITES
 
 SEEN, PARTLY, UNSEEN, UNMEASURED = "seen", "in part", "not seen", "not measured"
 DENSE = 0.9995  # a mean density above this is 1 to every digit that is shown

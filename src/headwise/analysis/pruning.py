@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from headwise.analysis.importance import HeadValues, head_factors
 from headwise.attention.heads import MultiHeadAttention, NoHeads
 from headwise.attention.protocol import Attention
+from headwise.config.schema import SITES
 from headwise.errors import RunError
 from headwise.model.gates import HardConcreteGate
 from headwise.model.transformer import Transformer
-from headwise.schema import SITES
 
 Heads = dict[str, list[list[int]]]
 

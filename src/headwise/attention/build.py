@@ -11,10 +11,10 @@ from headwise.attention.pattern import Pattern
 from headwise.attention.place import Place, Variant
 from headwise.attention.protocol import Attention
 from headwise.attention.scores import ScoreAttention
-from headwise.config_dir import group_choices, group_node
+from headwise.config.folders import group_choices, group_node
+from headwise.config.instantiate import as_container, instantiate, target_class
+from headwise.config.schema import SITE_GROUPS, SITES
 from headwise.errors import ConfigError, refuse, require
-from headwise.instantiate import as_container, instantiate, target_class
-from headwise.schema import SITE_GROUPS, SITES
 from headwise.seed import seeded
 
 

@@ -12,9 +12,9 @@ from headwise.attention.cache import KeyValueCache
 from headwise.attention.place import Place
 from headwise.attention.protocol import Attention
 from headwise.attention.scores import ScoreAttention
-from headwise.config_dir import group_choices, group_node
+from headwise.config.folders import group_choices, group_node
+from headwise.config.schema import SITES
 from headwise.markdown import markdown_table, print_or_renew
-from headwise.schema import SITES
 
 NAME = "capabilities"  # of the two markers in the page
 N_HEADS, HEAD_DIM = 8, 4  # any sizes: what is read does not depend on them

@@ -20,9 +20,9 @@ from headwise.attention.activations import ACTIVATIONS, Activation
 from headwise.attention.parts import Normaliser, ScoreContext
 from headwise.attention.place import Place
 from headwise.attention.rows import ROWS
-from headwise.config_dir import group_choices, group_node
+from headwise.config.folders import group_choices, group_node
+from headwise.config.instantiate import instantiate, target_class
 from headwise.errors import ConfigError, refuse, require
-from headwise.instantiate import instantiate, target_class
 
 NOTE = ("softmax", "selu", "elu", "leaky_relu", "swish", "ymish")
 

@@ -30,16 +30,16 @@ from headwise.analysis.tables import (
     read_settings,
 )
 from headwise.analysis.trajectories import trajectory_rows
+from headwise.config.instantiate import instantiate
+from headwise.config.schema import AnalyzeConfig
 from headwise.data.batching import evaluation_batches
 from headwise.data.store import EncodedSplit
 from headwise.errors import ConfigError, DataError, RunError, refuse, require
 from headwise.files import content_digest, locked, write_text
-from headwise.instantiate import instantiate
 from headwise.losses.loss import Loss
 from headwise.report.heads import write_comparison
 from headwise.report.run_names import attention_name
 from headwise.runs.folder import RunFolder, find_folders
-from headwise.schema import AnalyzeConfig
 from headwise.tasks.evaluation import MAX_HEAD_PIECES
 from headwise.tasks.loading import TrainedRun, load_selected
 from headwise.tasks.texts import MeasuredText, read_text, scores_as_it_is

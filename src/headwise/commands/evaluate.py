@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+from headwise.config.schema import EvaluateConfig
 from headwise.data.names import check_file_name
 from headwise.errors import ConfigError, require
 from headwise.files import read_json, write_text
 from headwise.report.outcome import shown_score
 from headwise.runs.folder import OWN_FILES
-from headwise.schema import EvaluateConfig
 from headwise.tasks.evaluation import evaluate_texts
 from headwise.tasks.loading import TrainedRun, load_selected
 from headwise.tasks.texts import Sides, check_aligned, named_sets, read_lines

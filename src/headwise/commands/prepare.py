@@ -8,10 +8,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from headwise.config.schema import Config
 from headwise.data.corpus import open_corpus
 from headwise.data.encoded import prepare_corpus
 from headwise.data.tokenizer_training import check_tokenizer_config
-from headwise.schema import Config
 
 
 def prepare(config: Config) -> dict[str, Any]:

@@ -33,16 +33,16 @@ from headwise.analysis.pruning import (
     pruning_order,
     without,
 )
-from headwise.config_dir import group_node
+from headwise.config.folders import group_node
+from headwise.config.instantiate import instantiate
+from headwise.config.schema import SITES, PruneConfig
 from headwise.errors import ConfigError, RunError, refuse, require
 from headwise.files import write_text
-from headwise.instantiate import instantiate
 from headwise.losses.loss import Loss
 from headwise.model.build import build_model
 from headwise.model.places import check_heads, typed_heads
 from headwise.model.transformer import Transformer, n_parameters
 from headwise.runs.folder import RunFolder
-from headwise.schema import SITES, PruneConfig
 from headwise.tasks.loading import TrainedRun, load_selected
 from headwise.tasks.texts import read_text, scores_as_it_is
 from headwise.train.checkpoint import save_checkpoint

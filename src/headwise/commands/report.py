@@ -13,7 +13,8 @@ from pathlib import Path
 import pandas as pd
 
 from headwise.commands.analyze import analyze_folders
-from headwise.config_dir import group_choices
+from headwise.config.folders import group_choices
+from headwise.config.schema import AnalyzeConfig, ReportConfig
 from headwise.errors import ConfigError, RunError, require
 from headwise.files import write_text
 from headwise.report.cells import ColumnRuns, Missing, cell_facts, column_runs, judge, missing_cells
@@ -24,7 +25,6 @@ from headwise.report.paper_runs import Matching, match
 from headwise.report.paper_tables import paper_tables
 from headwise.report.tables import Fact, Table, fact_table, latex, latex_comment
 from headwise.runs.folder import find_folders
-from headwise.schema import AnalyzeConfig, ReportConfig
 
 ON_REQUEST = {128 + 2, 128 + 15, -2, -15}  # exit codes after SIGINT and SIGTERM
 N_UNUSED = 30  # reasons why runs fill no cell; the csv has them all

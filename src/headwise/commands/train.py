@@ -19,6 +19,8 @@ from typing import Any
 import torch
 
 from headwise.analysis.collect import alphas, filled, reported
+from headwise.config.instantiate import instantiate
+from headwise.config.schema import Config
 from headwise.data.corpus import Corpus, open_corpus
 from headwise.data.encoded import PreparedCorpus, prepare_corpus
 from headwise.data.prefetch import Prefetched
@@ -26,7 +28,6 @@ from headwise.data.tokenizer_training import given_tokenizers
 from headwise.decode.translator import Translator
 from headwise.errors import Interrupted, RunError
 from headwise.files import read_json, remove_partial
-from headwise.instantiate import instantiate
 from headwise.losses.loss import Loss
 from headwise.model.build import build_model
 from headwise.model.kernels import kernels_of
@@ -39,7 +40,6 @@ from headwise.runs.fingerprint import fingerprint
 from headwise.runs.folder import RunFolder
 from headwise.runs.records import Records
 from headwise.runs.results import Results
-from headwise.schema import Config
 from headwise.seed import seed_everything
 from headwise.tasks.evaluation import Validator, evaluate_texts
 from headwise.tasks.settings import check, settle

@@ -8,10 +8,10 @@ from itertools import islice
 from pathlib import Path
 from typing import IO
 
+from headwise.config.schema import TranslateConfig
 from headwise.data.corpora.text import decoded_lines
 from headwise.errors import DataError, HeadwiseError, require
 from headwise.files import write_text
-from headwise.schema import TranslateConfig
 from headwise.tasks.loading import TrainedRun, load_selected
 from headwise.tasks.texts import read_lines
 

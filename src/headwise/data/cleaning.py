@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from headwise.config.schema import CleaningConfig
 from headwise.errors import ConfigError, refuse
 from headwise.languages import has_spaces, language_of
-from headwise.schema import CleaningConfig
 
 # Moses keeps a run of ASCII letters and digits whole and never splits a single character, so
 # this counts at least as many pieces as it makes; white-space words count at most as many.

@@ -24,6 +24,7 @@ from typing import Any, Protocol
 
 from omegaconf import MISSING
 
+from headwise.config.schema import DataConfig
 from headwise.data.cache import make_once
 from headwise.data.cleaning import Cleaner, CleaningReport, Normaliser
 from headwise.data.conversion import Pair, ParallelText, write_text
@@ -31,7 +32,6 @@ from headwise.data.corpora.folder import FolderSource
 from headwise.data.digest import combined_digest
 from headwise.data.names import check_file_name
 from headwise.errors import ConfigError, DataError, refuse
-from headwise.schema import DataConfig
 
 # Part of every hash of text; raised when reading, cleaning or the layout changes what comes out.
 READER_VERSION = 2
@@ -277,7 +277,7 @@ def _checked(source: Source, splits: Iterable[str]) -> Source:
 
 def _origins(config: DataConfig, cache_dir: Path, folder: Path | None) -> Iterator[Source]:
     """The origins of the yaml; of the user's `folder`, those that can read from one."""
-    from headwise.instantiate import instantiate, target_class
+    from headwise.config.instantiate import instantiate, target_class
 
     offered = {
         "source": config.source,

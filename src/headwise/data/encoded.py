@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from headwise.config.schema import TokenizerConfig
 from headwise.data.cache import make_once
 from headwise.data.conversion import ParallelText
 from headwise.data.encoding import POOL_PAIRS, EncodingJob, write_encoded
@@ -31,7 +32,6 @@ from headwise.data.tokenizer_training import (
 )
 from headwise.data.workers import run_apart
 from headwise.errors import DataError
-from headwise.schema import TokenizerConfig
 
 if TYPE_CHECKING:
     from headwise.data.corpus import Corpus

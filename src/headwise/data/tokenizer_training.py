@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import sentencepiece
 
+from headwise.config.schema import TokenizerConfig
 from headwise.data.store import BLOCK_ROWS, TextStore
 from headwise.data.tokenizer import (
     BOS,
@@ -23,7 +24,6 @@ from headwise.data.tokenizer import (
     one_space,
 )
 from headwise.errors import ConfigError, DataError, refuse, require
-from headwise.schema import TokenizerConfig
 
 KINDS = ("bpe", "unigram", "char", "byte", "given")
 LEAST_COVERAGE = 0.98  # that SentencePiece takes

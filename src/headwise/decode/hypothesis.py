@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from headwise.config.schema import DecodeConfig
 from headwise.errors import refuse, require
 from headwise.precision import check_precision
-from headwise.schema import DecodeConfig
 
 METHODS = ("beam", "greedy")
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from tqdm import tqdm
 
+from headwise.config.schema import DecodeConfig
 from headwise.data.tokenizer import EOS, TokenizerPair
 from headwise.decode.batches import length_batches
 from headwise.decode.beam import beam_search
@@ -25,7 +26,6 @@ from headwise.kernels.linear import packed
 from headwise.losses.output_map import SOFTMAX, OutputMap
 from headwise.model.transformer import Transformer, evaluating
 from headwise.precision import autocast, resolve_precision
-from headwise.schema import DecodeConfig
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,8 @@ class Translator:
     Args:
         model: moved to `device`.
         tokenizers: of the model's source and target ids.
-        config: see `headwise.schema.DecodeConfig`; kept with the precision that `auto` is here.
+        config: see `headwise.config.schema.DecodeConfig`; kept with the precision that `auto` is
+            here.
         device: where to compute.
         output: from the model's logits to log probabilities: that of the loss it was trained
             with (`headwise.losses.loss.Loss.output_map`).

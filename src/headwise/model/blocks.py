@@ -11,9 +11,9 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from headwise.attention.protocol import Attention
+from headwise.config.schema import ModelConfig
 from headwise.kernels.dropout import add_dropout, dropout, relu_dropout
 from headwise.kernels.linear import Linear
-from headwise.schema import ModelConfig
 
 
 def quick_gelu(inner_BNF: Tensor) -> Tensor:

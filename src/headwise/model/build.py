@@ -7,13 +7,13 @@ from dataclasses import asdict, replace
 from headwise.attention.build import AttentionFactory
 from headwise.attention.place import Place
 from headwise.attention.protocol import Attention
+from headwise.config.instantiate import instantiate
+from headwise.config.schema import SITE_GROUPS, SITES, Config
 from headwise.errors import ConfigError
-from headwise.instantiate import instantiate
 from headwise.model.encoder import MakeAttention
 from headwise.model.gates import Gates
 from headwise.model.places import check_heads, place_of, places
 from headwise.model.transformer import Transformer, check_model_config
-from headwise.schema import SITE_GROUPS, SITES, Config
 from headwise.seed import seeded
 
 

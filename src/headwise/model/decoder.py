@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from headwise.attention.cache import AttentionCache
 from headwise.attention.mask import Mask
 from headwise.attention.protocol import Attention
+from headwise.config.schema import ModelConfig
 from headwise.model.blocks import FeedForward, Residual, Stack, call_layer
 from headwise.model.encoder import MakeAttention
 from headwise.model.places import place_of
-from headwise.schema import ModelConfig
 
 
 class DecoderCache:

@@ -10,9 +10,9 @@ import math
 import torch
 from torch import Tensor, nn
 
+from headwise.config.schema import ModelConfig
 from headwise.errors import DataError
 from headwise.kernels.dropout import Dropout
-from headwise.schema import ModelConfig
 
 POSITIONS = ("sinusoidal", "learned", "grid")
 SCALED_GAIN = 0.125  # of every deviation with model.init=scaled; see headwise.model.init

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from headwise.attention.mask import Mask
 from headwise.attention.place import Place
 from headwise.attention.protocol import Attention
+from headwise.config.schema import ModelConfig
 from headwise.model.blocks import FeedForward, Residual, Stack, call_layer
 from headwise.model.places import place_of
-from headwise.schema import ModelConfig
 
 MakeAttention = Callable[[Place], Attention]
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from headwise.attention.heads import HeadGate
 from headwise.attention.place import Place
+from headwise.config.schema import SITES
 from headwise.errors import refuse, require
-from headwise.schema import SITES
 
 # What `freeze` names -> the modules of the model that it means.
 PARTS = {

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from headwise.attention.place import Place
+from headwise.config.schema import SITES, ModelConfig
 from headwise.errors import refuse, require
-from headwise.schema import SITES, ModelConfig
 
 
 def n_layers(config: ModelConfig, site: str) -> int:

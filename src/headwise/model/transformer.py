@@ -13,6 +13,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from headwise.attention.protocol import Attention
+from headwise.config.schema import ModelConfig
 from headwise.errors import ConfigError, refuse, require
 from headwise.kernels.linear import Linear
 from headwise.model.blocks import ACTIVATIONS
@@ -20,7 +21,6 @@ from headwise.model.decoder import Decoder, DecoderCache
 from headwise.model.embedding import POSITIONS, Embedding, RegisterTokens
 from headwise.model.encoder import Encoder, MakeAttention
 from headwise.model.init import INITS, initialise
-from headwise.schema import ModelConfig
 
 COUNTS = (
     "encoder_layers",

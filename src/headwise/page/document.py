@@ -16,8 +16,8 @@ from dataclasses import asdict
 from importlib import resources
 from typing import Any
 
+from headwise.config.schema import SITE_NAMES
 from headwise.page.sentences import Sentences
-from headwise.schema import SITE_NAMES
 
 SCRIPTS = ("state", "colours", "weights", "heads", "attention", "sentences", "findings", "page")
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from headwise.analysis.tables import FOLDER, SETTINGS
+from headwise.config.schema import ReportConfig
 from headwise.errors import ConfigError, DataError, require
 from headwise.files import write_text
 from headwise.page.document import page_text
@@ -14,7 +15,6 @@ from headwise.page.sentences import chosen_sentences, sentence_contents
 from headwise.plots.style import drawn_bytes
 from headwise.report.figures import figures_of, training_figures
 from headwise.runs.folder import RunFolder
-from headwise.schema import ReportConfig
 from headwise.tasks.loading import TrainedRun, load
 from headwise.train.checkpoint import checkpoint_path
 

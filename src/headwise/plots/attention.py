@@ -15,8 +15,8 @@ import seaborn as sns
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 
+from headwise.config.schema import SITE_NAMES
 from headwise.plots.style import GREY, styled
-from headwise.schema import SITE_NAMES
 
 PITCH = 0.11  # inches from one key to the next
 MOST_LETTERS = 12  # of a token's name

@@ -11,6 +11,7 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.figure import Figure
 
+from headwise.config.schema import SITES
 from headwise.plots.style import (
     GREY,
     REFERENCES,
@@ -24,7 +25,6 @@ from headwise.plots.style import (
     styled,
     update_axis,
 )
-from headwise.schema import SITES
 
 N_DRAWN = 2000  # queries that a violin is made of, in the proportions of its histogram
 ALL_SITES = ";".join(SITES)

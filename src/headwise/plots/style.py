@@ -25,8 +25,8 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
+from headwise.config.schema import SITE_NAMES, SITES
 from headwise.files import replacing
-from headwise.schema import SITE_NAMES, SITES
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -14,9 +14,9 @@ from typing import Any
 
 import pandas as pd
 
+from headwise.config.schema import SITES
 from headwise.report.tables import Fact, Table, mean_and_deviation, pivot
 from headwise.runs.results import HeadValues, Results
-from headwise.schema import SITES
 
 BASELINE = "softmax"
 SITE_HEADS = {"encoder_self": "encoder", "decoder_self": "decoder", "cross": "cross"}

@@ -14,6 +14,7 @@ import pandas as pd
 
 from headwise.analysis.roles import LEAST_CONTRAST, LEAST_SPLIT_SCORE, Thresholds
 from headwise.analysis.tables import COMPARISON, HEADS, LAYERS, known, percent, read_settings
+from headwise.config.schema import SITE_NAMES, SITES
 from headwise.files import write_text
 from headwise.report.cells import ColumnRuns
 from headwise.report.paper import Paper
@@ -22,7 +23,6 @@ from headwise.report.quantities import QUANTITIES
 from headwise.report.run_names import class_word
 from headwise.report.tables import Fact, Table, fact_table, pivot
 from headwise.runs.folder import RunFolder
-from headwise.schema import SITE_NAMES, SITES
 
 Rows = list[dict[str, Any]]
 Key = tuple[str, str | None, int | None]  # quantity, site, layer

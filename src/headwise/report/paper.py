@@ -15,10 +15,10 @@ from typing import Any
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from headwise.config.schema import SITES, typed
 from headwise.errors import ConfigError, refuse, require
 from headwise.report.quantities import QUANTITIES
 from headwise.runs.fingerprint import comparable
-from headwise.schema import SITES, typed
 from headwise.tasks.settings import settle
 
 MARKS = {

@@ -16,11 +16,11 @@ from typing import Any
 import pandas as pd
 
 from headwise.analysis import tables as analysis_tables
+from headwise.config.schema import SITES
 from headwise.files import read_json
 from headwise.report.paper import Paper, PruningFact
 from headwise.report.paper_runs import FoundRun
 from headwise.report.tables import NOTHING, Fact, Table, fact_table, pivot
-from headwise.schema import SITES
 
 N_NAMED = 3  # runs named in a list of commands
 NEAR_SHARE = 0.025  # two shares of the heads that are called the same: 0.79 is "80 %"

@@ -15,12 +15,12 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from headwise.config.schema import Config
 from headwise.errors import HeadwiseError
 from headwise.files import read_json
 from headwise.report.paper import Recipe, decisive
 from headwise.runs.folder import RunFolder, read_config
 from headwise.runs.results import Results
-from headwise.schema import Config
 from headwise.track.jsonl import read_if_there
 
 Place = tuple[str, str]  # row and column of a cell

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from headwise.config_dir import config_dir
-from headwise.schema import SITES, Config
+from headwise.config.folders import config_dir
+from headwise.config.schema import SITES, Config
 
 BESIDE = ("pattern", "scaling", "repulsion", "gates")  # groups that change an attention
 # As in the tables of papers; Ro-En alone, since not every folder of it holds WMT's training text.

@@ -2,9 +2,9 @@
 
     python -m headwise.report.settings [--write docs/settings.md]
 
-Values are those that `python train.py` composes, words are the comments of `headwise.schema`. With
-`--write`, the lines between the two markers of the file are replaced. Open groups (attention, loss
-and the like) have their keys in the yamls of their choices.
+Values are those that `python train.py` composes, words are the comments of
+`headwise.config.schema`. With `--write`, the lines between the two markers of the file are
+replaced. Open groups (attention, loss and the like) have their keys in the yamls of their choices.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from headwise import schema
-from headwise.config_dir import composed
+from headwise.config import schema
+from headwise.config.folders import composed
 from headwise.markdown import markdown_table, print_or_renew
 
 NAME = "settings"  # of the two markers in the page

@@ -13,13 +13,13 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]
 
+from headwise.config.schema import Config
 from headwise.data.names import check_file_name
 from headwise.errors import RunError, nearest
 from headwise.files import read_json, write_text
 from headwise.runs.environment import environment
 from headwise.runs.fingerprint import slug
 from headwise.runs.results import Results
-from headwise.schema import Config
 
 # What stands in a run's folder as <name>.json beside the scores of evaluations.
 OWN_FILES = ("data", "environment", "error", "pruned", "results")

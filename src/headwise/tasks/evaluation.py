@@ -14,6 +14,7 @@ from torch import Tensor
 
 from headwise.analysis.collect import head_statistics
 from headwise.analysis.distances import projection_distances
+from headwise.config.schema import Config
 from headwise.data.batching import Batch, evaluation_batches
 from headwise.data.encoded import PreparedCorpus
 from headwise.data.names import check_file_name
@@ -25,7 +26,6 @@ from headwise.losses.loss import Loss
 from headwise.metrics.bleu import score_translations
 from headwise.metrics.external import run_external
 from headwise.model.transformer import Transformer
-from headwise.schema import Config
 from headwise.track.base import HeadValues
 from headwise.train.distributed import Ranks
 from headwise.train.trainer import Validation

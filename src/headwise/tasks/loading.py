@@ -11,6 +11,8 @@ from typing import Any
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from headwise.config.instantiate import instantiate
+from headwise.config.schema import Config, DecodeConfig, RunSelection
 from headwise.data.cleaning import Normaliser
 from headwise.data.tokenizer import TokenizerPair
 from headwise.decode.hypothesis import check_decode_config
@@ -18,12 +20,10 @@ from headwise.decode.scoring import TargetScore
 from headwise.decode.translator import Translation, Translator, require_lines
 from headwise.errors import ConfigError, RunError, refuse, unknown
 from headwise.files import content_digest
-from headwise.instantiate import instantiate
 from headwise.metrics.external import check_commands
 from headwise.model.build import build_model
 from headwise.model.transformer import Transformer
 from headwise.runs.folder import RunFolder, read_config
-from headwise.schema import Config, DecodeConfig, RunSelection
 from headwise.train.checkpoint import checkpoint_path, load_checkpoint, load_weights
 from headwise.train.distributed import choose_device
 from headwise.train.memory import keep_freed_memory
@@ -149,7 +149,7 @@ def load(
     """
     if decode is not None and not isinstance(decode, DecodeConfig):
         raise ConfigError(
-            f"decode must be a headwise.schema.DecodeConfig, got {decode!r}; "
+            f"decode must be a headwise.config.schema.DecodeConfig, got {decode!r}; "
             "single settings are given by their names: load(run, beam=10)"
         )
     return _load(run, checkpoint, device, decode, search, prefix="")

@@ -9,16 +9,16 @@ from typing import Any
 import torch
 
 from headwise.attention.build import completed
+from headwise.config.instantiate import instantiate
+from headwise.config.schema import SITE_GROUPS, Config
 from headwise.data.corpus import check_data_config
 from headwise.data.tokenizer_training import check_tokenizer_config
 from headwise.decode.hypothesis import check_decode_config
 from headwise.errors import ConfigError, require
-from headwise.instantiate import instantiate
 from headwise.metrics.external import check_commands
 from headwise.model.build import check_model
 from headwise.model.gates import NoGates
 from headwise.precision import check_precision, resolve_precision
-from headwise.schema import SITE_GROUPS, Config
 from headwise.track.wandb_tracker import check_tracker
 from headwise.train.distributed import choose_device
 from headwise.train.optim import build_optimizer

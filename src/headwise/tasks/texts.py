@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from headwise.config.schema import PruneDataConfig
 from headwise.data.batching import Batch, evaluation_batches
 from headwise.data.corpora.text import decoded_lines, open_bytes
 from headwise.data.corpus import joined_splits, open_corpus
@@ -16,7 +17,6 @@ from headwise.files import machine_cache_dir
 from headwise.losses.loss import Loss
 from headwise.metrics.bleu import score_translations
 from headwise.runs.folder import RunFolder
-from headwise.schema import PruneDataConfig
 from headwise.tasks.evaluation import loss_sums
 from headwise.tasks.loading import TrainedRun
 

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from headwise.config.schema import TrackerConfig
 from headwise.errors import refuse, require
-from headwise.schema import TrackerConfig
 from headwise.track.base import HeadNumbers, HeadValues, NullTracker, Tracker, head_metrics
 
 KINDS = ("wandb", "none")

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from headwise.config.schema import Config
 from headwise.data.batching import BatchLoader
 from headwise.data.encoded import PreparedCorpus
 from headwise.data.epochs import EpochSplits
 from headwise.data.prefetch import Prefetched
 from headwise.data.store import EncodedSplit
-from headwise.schema import Config
 from headwise.train.distributed import Ranks
 
 COMPILED_LENGTH_MULTIPLE = 8  # so that a compiled model sees few different lengths

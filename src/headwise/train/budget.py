@@ -15,12 +15,12 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
 from headwise.attention.scores import ScoreAttention
+from headwise.config.schema import Config, TokenizerConfig
 from headwise.data.tokenizer import N_SPECIALS
 from headwise.data.tokenizer_training import given_tokenizers
 from headwise.model.build import build_model
 from headwise.model.transformer import Transformer, n_parameters
 from headwise.precision import resolve_precision
-from headwise.schema import Config, TokenizerConfig
 from headwise.train.distributed import choose_device
 
 SENTENCE_TOKENS = 60  # assumed length of both sides; no width of a head, see `_is_weights`

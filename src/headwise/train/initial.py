@@ -10,13 +10,13 @@ from typing import Any
 from torch import Tensor
 
 from headwise.attention.protocol import Attention
+from headwise.config.schema import SITE_GROUPS, Config
 from headwise.data.tokenizer import TokenizerPair
 from headwise.errors import CheckpointError, RunError
 from headwise.model.places import typed_heads
 from headwise.model.transformer import Transformer
 from headwise.runs.fingerprint import comparable
 from headwise.runs.folder import RunFolder, read_config
-from headwise.schema import SITE_GROUPS, Config
 from headwise.train.checkpoint import checkpoint_path, load_checkpoint, load_weights
 
 log = logging.getLogger(__name__)

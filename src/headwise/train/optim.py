@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from headwise.config.instantiate import instantiate, target_class
 from headwise.errors import ConfigError
-from headwise.instantiate import instantiate, target_class
 from headwise.model.gates import HardConcreteGate
 
 

@@ -19,9 +19,9 @@ import math
 import torch
 from torch import Tensor, nn
 
+from headwise.config.schema import SITES, ModelConfig
 from headwise.errors import ConfigError, refuse, require
 from headwise.model.transformer import Transformer
-from headwise.schema import SITES, ModelConfig
 from headwise.seed import derived_seed
 from headwise.train.particles import (
     PROJECTIONS,

@@ -12,13 +12,13 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
+from headwise.config.instantiate import instantiate
+from headwise.config.schema import Config, TrainerConfig
 from headwise.data.batching import Batch
-from headwise.instantiate import instantiate
 from headwise.losses.loss import Loss
 from headwise.model.gates import gate_penalty
 from headwise.model.transformer import Transformer
 from headwise.precision import autocast
-from headwise.schema import Config, TrainerConfig
 from headwise.seed import seed_everything
 from headwise.train.distributed import Ranks
 from headwise.train.memory import PeakMemory

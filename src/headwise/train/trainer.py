@@ -22,11 +22,11 @@ from typing import Any, Protocol
 
 import torch
 
+from headwise.config.schema import TrainerConfig
 from headwise.data.batching import Batch
 from headwise.errors import HeadwiseError, Interrupted, refuse, require
 from headwise.runs.folder import RunFolder
 from headwise.runs.records import Records
-from headwise.schema import TrainerConfig
 from headwise.track.base import HeadValues
 from headwise.train.checkpoint import load_weights, numbered_checkpoints, save_checkpoint
 from headwise.train.interrupt import StopRequest

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import re
-import sys
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
-from hydra.errors import HydraException
 from omegaconf import DictConfig, ListConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
-from headwise.config_dir import config_dir, group_choices, group_node
-from headwise.errors import nearest, refuse, require, unknown
-from headwise.instantiate import fits
-from headwise.schema import (
+from headwise.config.folders import group_choices, group_node
+from headwise.config.instantiate import fits
+from headwise.config.schema import (
     SITE_GROUPS,
     SITES,
     AnalyzeConfig,
@@ -27,6 +22,7 @@ from headwise.schema import (
     ReportConfig,
     TranslateConfig,
 )
+from headwise.errors import require, unknown
 
 KINDS: dict[str, type] = {
     "train": Config,
@@ -124,59 +120,3 @@ def known_keys(config_name: str) -> list[str]:
     for group, sites in SITE_GROUPS.items():
         keys += [f"{group}@{sites}.{site}" for site in SITES]
     return [*keys, "experiment"]
-
-
-def explain_composition(error: Exception, config_name: str) -> str:
-    """What Hydra or OmegaConf refused, in one message with the nearest key or choice."""
-    text = str(error).strip()
-    detail = str(error.__cause__ or "").strip()
-    if detail and detail not in text:
-        text = f"{text}\n{detail}"
-    text = re.sub(r"\n\s*(full_key|object_type|reference_type).*", "", text)
-    text = re.sub(r"\nTo append to your .* use .*", "", text)
-    text = re.sub(r"\nConfig search path:[\s\S]*", "", text)
-    text = re.sub(r"\nSee https://hydra.cc\S*.*", "", text)
-    text = re.sub(r"Key '(\w+)' (is not in struct|not in '\w+')", r"There is no key '\1'.", text)
-    text = text.replace("\\'", "'")
-    if not isinstance(error, (HydraException, OmegaConfBaseException)):
-        text = f"{text}\nThe command line was: {' '.join(sys.argv[1:])}"
-    if "Config group override must be a string or a list" in text:
-        for argument in sys.argv[1:]:
-            group, _, value = argument.partition("=")
-            if group in _groups() and value not in group_choices(group):
-                return str(refuse(group, value, group_choices(group)))
-    missing = re.search(r"missing mandatory value: (\S+)", text, re.IGNORECASE)
-    if missing:
-        # the message has the last part of the key only
-        key = getattr(error, "full_key", None) or missing.group(1)
-        return f"{key} is missing: give {key}=…"
-    scalar = re.search(r"Error merging override (\S+?)=(.*)\nInvalid value.*ListConfig", text)
-    if scalar:
-        return f"{scalar[1]} is a list: give {scalar[1]}=[{scalar[2]}]"
-    hint = None if "Did you mean" in text else _hint(error, config_name)
-    return f"{text}\nDid you mean {hint}?" if hint else text
-
-
-def _hint(error: Exception, config_name: str) -> str | None:
-    absent = re.search(r"Could not find '([\w/]+)/([\w.-]+)'", str(error))
-    if absent:
-        group, choice = absent.groups()
-        elsewhere = [g for g in _groups() if g != group and choice in group_choices(g)]
-        if elsewhere:
-            return f"{elsewhere[0]}={choice}"
-        close = nearest(choice, group_choices(group))
-        return f"{group}={close}" if close else None
-    key = re.search(r"Could not (?:override|append) '?([\w@./]+)'?|Key '([\w.]+)'", str(error))
-    if key is None:
-        return None
-    typed = key.group(1) or key.group(2)
-    known = known_keys(config_name)
-    if typed not in known:
-        return nearest(typed, known)
-    group, _, name = typed.partition(".")
-    able = [c for c in group_choices(group) if name in group_node(group, c)]
-    return f"to choose {group}={'|'.join(able)}, to which {typed} belongs" if able else None
-
-
-def _groups() -> list[str]:
-    return sorted(path.name for path in config_dir().iterdir() if path.is_dir())

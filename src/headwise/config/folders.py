@@ -7,14 +7,14 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from headwise.config.schema import register
 from headwise.errors import refuse
-from headwise.schema import register
 
 
 def config_dir() -> Path:
     """`conf/` inside the installed package, or of the checkout it was installed from."""
-    packaged = Path(__file__).parent / "conf"
-    return packaged if packaged.is_dir() else Path(__file__).parents[2] / "conf"
+    packaged = Path(__file__).parents[1] / "conf"
+    return packaged if packaged.is_dir() else Path(__file__).parents[3] / "conf"
 
 
 def composed(*overrides: str) -> DictConfig:

@@ -19,8 +19,8 @@ from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
+from headwise.config.schema import SITE_GROUPS
 from headwise.errors import ConfigError, nearest, unknown
-from headwise.schema import SITE_GROUPS
 
 ALLOWED_PREFIXES = ("headwise.", "torch.optim.")
 _SIMPLE = (bool, int, float, str)

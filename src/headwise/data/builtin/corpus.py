@@ -13,23 +13,15 @@ holds at least one of them. The choice depends on the words alone, not on the se
 from __future__ import annotations
 
 import hashlib
-import inspect
-import random
 from collections.abc import Iterator
 from functools import cache
 
-from headwise.data import (
-    builtin_clauses,
-    builtin_grammar,
-    builtin_lexicon,
-    builtin_sentences,
-    builtin_words,
-)
-from headwise.data.builtin_lexicon import COMPOUND_NOUNS
-from headwise.data.builtin_sentences import Composer
+from headwise.data.builtin.lexicon import COMPOUNDS
+from headwise.data.builtin.rules import FOLDER
+from headwise.data.builtin.sampler import Sampler
 from headwise.errors import refuse, require
 
-GENERATOR_VERSION = 1  # raised when this file draws other pairs; the grammar is hashed
+GENERATOR_VERSION = 2  # raised when the code draws other pairs; rules and words are hashed
 HELD_OUT_PERCENT = 12
 SPLITS = ("train", "valid", "test")
 _LANGUAGES = ("de", "en")
@@ -47,22 +39,16 @@ def held_out(combination: str) -> bool:
 
 @cache
 def _grammar_hash() -> str:
-    """Changes with the grammar and the lexicon, as written."""
+    """Changes with the rules and the words."""
     digest = hashlib.sha256()
-    for module in (
-        builtin_words,
-        builtin_lexicon,
-        builtin_grammar,
-        builtin_clauses,
-        builtin_sentences,
-    ):
-        digest.update(inspect.getsource(module).encode())
+    for path in sorted([*FOLDER.glob("*.yaml"), *FOLDER.glob("*.tsv")]):
+        digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 
 
-def words_of(sentence: str) -> list[str]:
-    """The words without punctuation, the first one as written."""
-    return sentence.replace(",", "").rstrip(".?").split()
+def words_of(text: str) -> list[str]:
+    """The words without punctuation, the first ones of sentences as written."""
+    return text.replace(",", "").replace(".", "").replace("?", "").split()
 
 
 class BuiltinCorpus:
@@ -121,38 +107,38 @@ class BuiltinCorpus:
         train = self._draw("train", seen)
         return {"train": train, "valid": valid, "test": self._draw_test(seen, train)}
 
-    def _composer(self, split: str) -> Composer:
-        # A string seeds the generator by its SHA-512, the same in every process.
-        return Composer(random.Random(f"headwise {self.seed} {split}"))
+    def _sampler(self, split: str) -> Sampler:
+        def accept(combinations: list[str]) -> bool:
+            return any(map(held_out, combinations)) == (split == "test")
+
+        return Sampler(f"headwise {self.seed} {split}", accept)
 
     def _draw(self, split: str, seen: set[str]) -> list[Pair]:
         """Distinct pairs without a held-out combination."""
-        composer = self._composer(split)
+        sampler = self._sampler(split)
         pairs: list[Pair] = []
         while len(pairs) < self.sizes[split]:
-            de, en = composer.draw()
-            if de in seen or en in seen or any(map(held_out, composer.combinations)):
-                continue
-            seen.update((de, en))
-            pairs.append((de, en))
+            de, en = sampler.draw()
+            if de not in seen and en not in seen:
+                seen.update((de, en))
+                pairs.append((de, en))
         return pairs
 
     def _draw_test(self, seen: set[str], train: list[Pair]) -> list[Pair]:
         """Distinct pairs with a held-out combination, of words that `train` has."""
-        known = {word for pair in train for sentence in pair for word in words_of(sentence)}
+        known = set(words_of(" ".join(sentence for pair in train for sentence in pair)))
         known |= _unseen_compounds(known)
-        composer, size = self._composer("test"), self.sizes["test"]
+        sampler, size = self._sampler("test"), self.sizes["test"]
         pairs: list[Pair] = []
         rest: list[Pair] = []  # with an unknown word: used only when `train` is very small
-        for _ in range(30 * size + 1000):
+        for _ in range(10 * size + 1000):
             if len(pairs) == size:
                 break
-            de, en = composer.draw()
-            if de in seen or en in seen or not any(map(held_out, composer.combinations)):
+            de, en = sampler.draw()
+            if de in seen or en in seen:
                 continue
             seen.update((de, en))
-            words = words_of(de) + words_of(en)
-            fits = known.issuperset(words)
+            fits = known.issuperset(words_of(f"{de} {en}"))
             (pairs if fits else rest).append((de, en))
         return pairs + rest[: size - len(pairs)]
 
@@ -160,10 +146,9 @@ class BuiltinCorpus:
 def compound_forms() -> dict[str, tuple[str, str]]:
     """Every spelling of every compound, with its modifier and its head in the same form."""
     parts = {}
-    for noun in (noun for nouns in COMPOUND_NOUNS.values() for noun in nouns):
-        modifier = (noun.parts or ("",))[0]
-        for form in (noun.de, noun.oblique, noun.de_plural, noun.de_plural + "n"):
-            parts[form] = (modifier, form[len(modifier) :])
+    for noun in COMPOUNDS:
+        for form in (noun.de, noun.de_oblique, noun.de_plural, noun.de_plural + "n"):
+            parts[form] = (noun.modifier, form[len(noun.modifier) :])
     return parts
 
 

@@ -11,7 +11,7 @@ from typing import IO, Any
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError  # type: ignore[import-untyped]
+from yaml import YAMLError
 
 from headwise.config.schema import Config
 from headwise.data.names import check_file_name

@@ -54,12 +54,12 @@ def test_start_against_end_pairs_the_same_head() -> None:
 
 def test_violins_pool_heads_and_runs_by_their_queries() -> None:
     place = {"site": "cross", "layer": 1, "head": 1}
-    bins = [(0.0, 0.1, 85, "a"), (1.0, 1.0, 10, "a"), (0.0, 0.1, 4, "b"), (1.0, 1.0, 1, "b")]
+    bins = [(0.0, 0.1, 45, "a"), (1.0, 1.0, 5, "a"), (1.0, 1.0, 50, "b")]
     rows = [
         {**place, "low": low, "high": high, "n_queries": n, "run": r} for low, high, n, r in bins
     ]
     (axes,) = titled(plots.density_violins(pd.DataFrame(rows).assign(name="softmax"))).values()
-    assert [text.get_text() for text in axes.texts] == ["11 %"]
+    assert [text.get_text() for text in axes.texts] == ["55 %"]
     low, high = axes.collections[0].get_datalim(axes.transData).intervaly
     assert (low, high) == pytest.approx((0.05, 1.0))
     figure = plots.density_violins(table(density_rows))

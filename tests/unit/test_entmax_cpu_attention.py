@@ -268,26 +268,6 @@ def test_the_context_may_be_changed_in_place() -> None:
         torch.testing.assert_close(mine.grad, exact * 2)
 
 
-@pytest.mark.parametrize("n_batch", [1, 2])
-def test_the_operators_keep_what_they_promise_torch(n_batch: int) -> None:
-    """Queries, keys and values as they come from splitting heads: views, not contiguous."""
-    states = [torch.randn(n_batch, n, 2, 8).transpose(1, 2) for n in (5, 7, 7)]
-    query, key, value = (one.requires_grad_() for one in states)
-    alpha = torch.tensor([1.2, 1.7]).view(1, 2, 1, 1).requires_grad_()
-    lengths, seed = torch.full((n_batch,), 6), torch.tensor(5)
-    settings = (int(Power.ANY), False, 0, 0.1, 0.3)
-    given = (query, key, value, alpha, None, lengths, seed, *settings)
-    torch.library.opcheck(torch.ops.headwise.attention, given)
-    context, threshold = torch.ops.headwise.attention(*given)
-    grad = torch.randn_like(context)
-    shown = (grad, query, key, value, threshold.detach(), *given[3:], True)
-    torch.library.opcheck(
-        torch.ops.headwise.attention_backward,
-        shown,
-        test_utils=("test_schema", "test_faketensor"),
-    )
-
-
 def test_lengths_and_masks_of_any_layout() -> None:
     given = inputs((4, 2, 9, 30))
     plain = torch.tensor([30, 4, 17, 9])

@@ -281,25 +281,6 @@ def test_scratch_does_not_follow_the_default_type() -> None:
         assert torch.equal(one, other)
 
 
-@pytest.mark.usefixtures("computed_every_way")
-@pytest.mark.parametrize("power", list(Power))
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_operators_keep_what_they_promise_torch(power: Power, dtype: torch.dtype) -> None:
-    scores = torch.randn(1, 2, 3, 9, dtype=dtype)
-    alpha = torch.tensor([1.2, 1.7], dtype=dtype).view(1, 2, 1, 1)
-    mask = torch.rand(1, 1, 1, 9) > 0.2
-    learned = alpha.requires_grad_() if power is Power.ANY else None
-    given = (scores.requires_grad_(), learned, mask, int(power))
-    torch.library.opcheck(torch.ops.headwise.weights, given)
-    weights, grad = function.weights(*given[:3], power).detach(), torch.randn_like(scores)
-    of_weights = (weights, grad, learned, int(power), learned is not None)
-    torch.library.opcheck(
-        torch.ops.headwise.weights_backward,
-        of_weights,
-        test_utils=("test_schema", "test_faketensor"),
-    )
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("scale", [1.0, 1e5])
 def test_log_softmax_is_that_of_torch(dtype: torch.dtype, scale: float) -> None:

@@ -159,9 +159,3 @@ def test_a_gradient_is_refused() -> None:
     )
     with pytest.raises(RuntimeError, match="differentiated"):
         context.sum().backward()
-
-
-def test_the_operator_keeps_what_it_promises_torch() -> None:
-    given = inputs((2, 2, 3, 30, 16), torch.float32)
-    rest = (None, None, torch.tensor([30, 7]), int(Power.EXP), False, 0, SCALE)
-    torch.library.opcheck(torch.ops.headwise.attention_of_few, (*given, *rest))

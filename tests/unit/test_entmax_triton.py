@@ -251,18 +251,6 @@ class TestDropout:
 class TestOperators:
     pytestmark = needs_triton
 
-    @pytest.mark.filterwarnings("ignore")  # of torch, about its own checks
-    def test_registrations(self) -> None:
-        case = make_case((1, 2, 16, 17, 16))
-        tensors = [tensor.detach().requires_grad_() for tensor in case.tensors]
-        alpha, power = case.alpha.requires_grad_(), int(Power.ANY)
-        arguments = (*tensors, alpha, None, None, True, 1, 0.0, 0.25, power)
-        torch.library.opcheck(
-            torch.ops.headwise.triton_entmax_forward,
-            arguments,
-            test_utils=("test_schema", "test_faketensor", "test_autograd_registration"),
-        )
-
     def test_one_graph_under_compile(self) -> None:
         case = make_case((1, 2, 16, 17, 16))
         expected = fused(case)

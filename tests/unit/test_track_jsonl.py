@@ -66,10 +66,7 @@ def test_a_torn_last_line_is_not_read_and_is_cut_on_opening(tmp_path: Path) -> N
     assert read_jsonl(path) == [{"update": 1}, {"update": 2}]
 
 
-def test_lines_longer_than_a_block_and_many_of_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("headwise.track.jsonl.BLOCK_BYTES", 7)
+def test_lines_of_any_length_and_many_of_them(tmp_path: Path) -> None:
     path = tmp_path / "heads.jsonl"
     writer = JsonlWriter(path)
     for update in range(20):

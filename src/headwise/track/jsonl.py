@@ -9,13 +9,12 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from headwise.errors import RunError
-
-BLOCK_BYTES = 1 << 20
 
 
 class JsonlWriter:
@@ -102,22 +101,9 @@ class JsonlWriter:
 
     def _measure(self, limit: int | None) -> tuple[int, int]:
         """Number and total bytes of the complete lines, up to `limit` of them."""
-        n_lines = n_bytes = position = 0
         self._file.seek(0)
-        while limit is None or n_lines < limit:
-            block = self._file.read(BLOCK_BYTES)
-            if not block:
-                break
-            end = -1
-            while limit is None or n_lines < limit:
-                found = block.find(b"\n", end + 1)
-                if found < 0:
-                    break
-                end, n_lines = found, n_lines + 1
-            if end >= 0:
-                n_bytes = position + end + 1
-            position += len(block)
-        return n_lines, n_bytes
+        ends = [found.end() for found in re.finditer(b"\n", self._file.readall())][:limit]
+        return len(ends), ends[-1] if ends else 0
 
     def _cut(self) -> None:
         """Make the file end with its last complete line."""

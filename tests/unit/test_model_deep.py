@@ -17,7 +17,7 @@ from torch import Tensor
 from headwise.attention.build import AttentionFactory
 from headwise.config.folders import group_node
 from headwise.config.schema import ModelConfig
-from headwise.errors import ConfigError, DataError
+from headwise.errors import DataError
 from headwise.losses.loss import CrossEntropy
 from headwise.model.blocks import ACTIVATIONS
 from headwise.model.embedding import Embedding, GridPositions
@@ -269,16 +269,6 @@ def test_a_grid_of_width_one_or_of_one_row() -> None:
         assert grid(torch.arange(6)).shape == (6, 16)
 
 
-def test_cached_decoding_goes_on_in_the_grid() -> None:
-    model = build(init="glorot", share_embeddings="all").eval()
-    source, lengths, target = batch()
-    memory = model.encode(source, lengths)
-    whole = model.decode(target, memory)
-    cache = model.make_cache()
-    steps = [model.decode(target[:, i : i + 1], memory, cache) for i in range(7)]
-    torch.testing.assert_close(torch.cat(steps, dim=1), whole, rtol=1e-4, atol=1e-5)
-
-
 # -- the whole --------------------------------------------------------------------------------
 
 
@@ -307,20 +297,3 @@ def test_the_deep_yaml_is_narrow_at_any_depth() -> None:
         model = Transformer(config, 100, 100, True, factory, seed=1)
     assert len(model.decoder.layers) == 60
     assert n_parameters(model) == pytest.approx(2 * 0.198e6 + 60 * 0.265e6, rel=0.01)
-
-
-@pytest.mark.parametrize(
-    ("changes", "key"),
-    [
-        ({"init": "scaled", "share_embeddings": "all"}, "model.share_embeddings must be none"),
-        ({"init": "scaled", "share_embeddings": "decoder"}, "model.share_embeddings must be none"),
-        ({"init": "scale"}, "Did you mean scaled"),
-        ({"grid_width": 0}, "model.grid_width"),
-        ({"positions": "gird"}, "Did you mean grid"),
-        ({"activation": "quick_glu"}, "Did you mean quick_gelu"),
-        ({"register_tokens": -1}, "model.register_tokens"),
-    ],
-)
-def test_what_cannot_be_built_is_refused_by_key(changes: dict[str, object], key: str) -> None:
-    with pytest.raises(ConfigError, match=key):
-        build(**changes)  # type: ignore[arg-type]

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import math
 from contextlib import nullcontext
+from typing import Any
 
 import pytest
 import torch
@@ -88,6 +89,23 @@ def test_shapes_weights_and_padding(norm: str, positions: str) -> None:
     longer = torch.nn.functional.pad(source, (0, 4))
     padded = model(longer, lengths, target)
     torch.testing.assert_close(padded, logits, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("attention", "changes"),
+    [
+        ("alpha_entmax", {"register_tokens": 3}),
+        ("softmax", {"positions": "grid", "max_positions": 64, "grid_width": 4}),
+    ],
+)
+def test_cached_decoding_equals_uncached(attention: str, changes: dict[str, Any]) -> None:
+    model = build(dataclasses.replace(SMALL, **changes), attention)
+    source, lengths, target = batch()
+    memory = model.encode(source, lengths)
+    whole = model.decode(target, memory)
+    cache = model.make_cache()
+    steps = [model.decode(target[:, i : i + 1], memory, cache) for i in range(5)]
+    torch.testing.assert_close(torch.cat(steps, dim=1), whole, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -174,6 +192,13 @@ def test_positions_go_on_beyond_the_table_or_are_refused() -> None:
         ({"positions": "rotary"}, "model.positions"),
         ({"activation": "rel"}, "relu"),
         ({"share_embeddings": "al"}, "all"),
+        ({"init": "scaled", "share_embeddings": "all"}, "model.share_embeddings must be none"),
+        ({"init": "scaled", "share_embeddings": "decoder"}, "model.share_embeddings must be none"),
+        ({"init": "scale"}, "Did you mean scaled"),
+        ({"grid_width": 0}, "model.grid_width"),
+        ({"positions": "gird"}, "Did you mean grid"),
+        ({"activation": "quick_glu"}, "Did you mean quick_gelu"),
+        ({"register_tokens": -1}, "model.register_tokens"),
     ],
 )
 def test_what_cannot_be_built_is_refused_by_key(change: dict[str, object], key: str) -> None:

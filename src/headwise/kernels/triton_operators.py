@@ -9,7 +9,7 @@ Letters: B batch, H heads, Q and K numbers of queries and keys, E head width.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -105,68 +105,57 @@ def _precision(tensor: Tensor) -> str:
     return "tf32" if torch.get_float32_matmul_precision() != "highest" else "ieee"
 
 
-def _numbers(
-    query: Tensor, key: Tensor, query_offset: int, dropout: float, scale: float
-) -> tuple[int, int, int, int, float, int, float]:
-    """What every kernel takes after the strides."""
-    threshold = round(dropout * WORD) - WORD // 2
-    sizes = (query.shape[1], query.shape[2], key.shape[2])
-    return *sizes, query_offset, scale, threshold, 1 / (1 - dropout)
+class Call(NamedTuple):
+    """What is told of a call beside its tensors."""
 
+    causal: bool
+    query_offset: int
+    dropout: float
+    scale: float
+    power: int
 
-def _options(
-    query: Tensor,
-    cut: Tiles,
-    causal: bool,
-    key_lengths: Tensor | None,
-    dropout: float,
-    power: int,
-) -> dict[str, Any]:
-    """What every kernel is compiled for."""
-    return {
-        "WIDTH": query.shape[3],
-        "PADDED": cut.padded,
-        "CAUSAL": causal,
-        "HAS_LENGTHS": key_lengths is not None,
-        "DROPOUT": dropout > 0,
-        "POWER": power,
-        "PRECISE": query.dtype is torch.float32,
-        "PRECISION": _precision(query),
-        "INTERPRET": is_interpreted(),
-        "num_stages": cut.stages,
-        "maxnreg": MAX_REGISTERS,
-    }
+    def numbers(self, query: Tensor, key: Tensor) -> tuple[int | float, ...]:
+        """What every kernel takes after the strides."""
+        threshold = round(self.dropout * WORD) - WORD // 2
+        sizes = (query.shape[1], query.shape[2], key.shape[2])
+        return *sizes, self.query_offset, self.scale, threshold, 1 / (1 - self.dropout)
+
+    def options(self, query: Tensor, cut: Tiles, key_lengths: Tensor | None) -> dict[str, Any]:
+        """What every kernel is compiled for."""
+        return {
+            "WIDTH": query.shape[3],
+            "PADDED": cut.padded,
+            "CAUSAL": self.causal,
+            "HAS_LENGTHS": key_lengths is not None,
+            "DROPOUT": self.dropout > 0,
+            "POWER": self.power,
+            "PRECISE": query.dtype is torch.float32,
+            "PRECISION": _precision(query),
+            "INTERPRET": is_interpreted(),
+            "num_stages": cut.stages,
+            "maxnreg": MAX_REGISTERS,
+        }
 
 
 def launch_forward(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    alpha: Tensor,
-    key_lengths: Tensor | None,
-    row_keys: Tensor | None,
-    causal: bool,
-    query_offset: int,
-    dropout: float,
-    scale: float,
-    power: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Context, centre, top, shift and marks of blocks."""
+    query: Tensor, key: Tensor, value: Tensor, alpha: Tensor, key_lengths: Tensor | None,
+    row_keys: Tensor | None, *settings: Any,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """Context, centre, top, shift and marks of blocks; settings are those of `Call`."""
     from headwise.kernels import triton_forward, triton_streaming
 
     n_batch, n_heads, n_queries, head_dim = query.shape
     n_keys = key.shape[2]
     cut = tiles(n_queries, n_keys, head_dim, query.element_size())
-    context, centre, top, shift, live = _fake_forward(
-        query, key, value, alpha, key_lengths, row_keys, causal, query_offset, dropout, scale, power
-    )
+    call = Call(*settings)
+    context, centre, top, shift, live = _fake_forward(query, key)
     block_queries, block_keys, n_warps = cut.forward
     n_blocks = -(-n_queries // block_queries)
     tensors: list[Any] = [query, key, value, alpha, key_lengths, row_keys]
     tensors += [context, centre, top, shift]
-    numbers = _numbers(query, key, query_offset, dropout, scale)
+    numbers = call.numbers(query, key)
     strides = [stride for tensor in (query, key, value) for stride in tensor.stride()[:3]]
-    options = _options(query, cut, causal, key_lengths, dropout, power)
+    options = call.options(query, cut, key_lengths)
     options |= {"BLOCK_M": block_queries, "BLOCK_N": block_keys, "num_warps": n_warps}
     grid = (n_batch * n_heads * n_blocks,)
     with on_device(query):
@@ -182,19 +171,7 @@ def launch_forward(
     return context, centre, top, shift, live
 
 
-def _fake_forward(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    alpha: Tensor,
-    key_lengths: Tensor | None,
-    row_keys: Tensor | None,
-    causal: bool,
-    query_offset: int,
-    dropout: float,
-    scale: float,
-    power: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _fake_forward(query: Tensor, key: Tensor, *_: Any) -> tuple[Tensor, ...]:
     """The results without values: context, centre, top, shift and marks of blocks."""
     n_batch, n_heads, n_queries, head_dim = query.shape
     n_keys = key.shape[2]
@@ -222,39 +199,30 @@ def _live_lists(live: Tensor, by_keys: bool) -> tuple[Tensor, Tensor]:
 
 
 def launch_backward(
-    grad: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    alpha: Tensor,
-    key_lengths: Tensor | None,
-    row_keys: Tensor | None,
-    centre: Tensor,
-    top: Tensor,
-    shift: Tensor,
-    live: Tensor,
-    causal: bool,
-    query_offset: int,
-    dropout: float,
-    scale: float,
-    power: int,
-    has_alpha: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of query, key, value, and of α for every query (or empty)."""
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, alpha: Tensor,
+    key_lengths: Tensor | None, row_keys: Tensor | None, centre: Tensor, top: Tensor,
+    shift: Tensor, live: Tensor, *settings: Any,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """Gradients of query, key, value, and of α for every query (or empty).
+
+    Settings are those of `Call`, and whether α's gradient is wanted.
+    """
     from headwise.kernels import triton_backward
 
     n_batch, n_heads, n_queries, head_dim = query.shape
     n_keys = key.shape[2]
     cut = tiles(n_queries, n_keys, head_dim, query.element_size())
+    *told, has_alpha = settings
+    call = Call(*told)
     if grad.stride(-1) != 1:
         grad = grad.contiguous()
     grad_query, grad_key, grad_value = _room(query), _room(key), _room(value)
     grad_rows = torch.empty_like(top) if has_alpha else top.new_empty(0)
     product = torch.empty_like(top)
-    numbers = _numbers(query, key, query_offset, dropout, scale)
+    numbers = call.numbers(query, key)
     sources = (query, key, value, grad)
     strides = [stride for tensor in sources for stride in tensor.stride()[:3]]
-    options = _options(query, cut, causal, key_lengths, dropout, power)
+    options = call.options(query, cut, key_lengths)
     options["HAS_LISTS"] = not cut.resident
     shared: list[Any] = [query, key, value, alpha, key_lengths, row_keys, grad]
     n_rows = n_batch * n_heads
@@ -278,7 +246,7 @@ def launch_backward(
 
 def _fake_backward(
     grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *rest: Any
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     top, has_alpha = rest[4], rest[-1]
     grad_rows = torch.empty_like(top) if has_alpha else top.new_empty(0)
     return _room(query), _room(key), _room(value), grad_rows

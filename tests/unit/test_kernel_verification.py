@@ -74,6 +74,7 @@ def assert_half_right(scores: Tensor) -> None:
 
 
 @needs_kernels
+@pytest.mark.slow  # compiles
 @pytest.mark.usefixtures("broken_cpp")
 def test_a_broken_cpp_kernel_is_caught_and_named(
     scores: Tensor, caplog: pytest.LogCaptureFixture

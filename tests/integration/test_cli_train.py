@@ -171,7 +171,7 @@ def test_help_is_ours_quick_and_leaves_nothing(tmp_path: Path) -> None:
     assert ended.stdout.count("  headwise train ") >= 3
     imported = {line.split("|")[-1].strip() for line in ended.stderr.splitlines()}
     assert "hydra" in imported
-    assert not imported & {"torch", "huggingface_hub", "wandb", "matplotlib"}
+    assert not imported & {"torch", "datasets", "wandb", "matplotlib"}
     assert list(tmp_path.iterdir()) == []
 
 

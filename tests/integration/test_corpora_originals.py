@@ -86,7 +86,7 @@ def test_two_updates_and_scores_from_the_original_files(tmp_path: Path) -> None:
 def test_archives_among_the_downloads_need_no_network(
     tmp_path: Path, case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *a, **k: pytest.fail("asked"))
+    monkeypatch.setattr("datasets.load_dataset", lambda *a, **k: pytest.fail("asked"))
     name, write = ORIGINALS[case]
     folder = tmp_path / "cache" / "downloads" / data_config(name).name
     folder.mkdir(parents=True)
@@ -159,25 +159,15 @@ def test_three_shards_of_the_hub_and_one_lost(tmp_path: Path) -> None:
         _open(tmp_path, "wmt14", dir=str(tmp_path))
 
 
-def test_the_hub_is_asked_for_the_split_at_the_revision(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A folder stands in for the repository; the layout, the columns and the swap are real."""
+def test_hub_by_the_datasets_library(tmp_path: Path) -> None:
+    """A folder stands in for the repository; the library, the columns and the swap are real."""
     for split, pairs in {"train": TRAIN, "validation": VALID, "test": TEST}.items():
         rows = translations(("de", "en"), [(t, s) for s, t in pairs])
         write_parquet(tmp_path / f"repo/de-en/{split}-00000-of-00001.parquet", rows)
-    asked = []
-
-    def snapshot_download(*args: Any, **kwargs: Any) -> str:
-        asked.append((*args, kwargs.pop("revision"), kwargs.pop("allow_patterns")))
-        assert kwargs == {"repo_type": "dataset"}
-        return str(tmp_path / "repo")
-
-    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
     splits = {"train": "train", "valid": "validation", "test_part": "test[1:3]"}
-    source = HubSource("a/b", splits, "en", "de", tmp_path / "cache", "de-en", "0123abc")
+    repo = str(tmp_path / "repo")
+    source = HubSource(repo, splits, "en", "de", tmp_path / "cache", "de-en")
     assert list(source.pairs("train")) == TRAIN
-    assert asked == [("a/b", "0123abc", ["de-en/train-*.parquet", "de-en/train/*.parquet"])]
     assert list(source.pairs("test_part")) == TEST[1:3]
     assert source.identity("train") == source.identity("train") != source.identity("valid")
 
@@ -185,13 +175,20 @@ def test_the_hub_is_asked_for_the_split_at_the_revision(
 def test_a_corpus_that_cannot_be_had_says_what_to_put_where(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def snapshot_download(*_: Any, **__: Any) -> None:
+    calls = []
+
+    def load_dataset(*args: Any, **kwargs: Any) -> None:
+        calls.append((args, kwargs))
         raise ConnectionError("Couldn't reach the hub\nlong trace")
 
-    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    monkeypatch.setattr("datasets.load_dataset", load_dataset)
     monkeypatch.setattr("headwise.data.corpora.archive.download", _no_network)
     with pytest.raises(DataError) as caught:
         _open(tmp_path, "iwslt17")
+    args, kwargs = calls[0]
+    assert args == ("IWSLT/iwslt2017",)
+    assert kwargs["data_dir"] == "iwslt2017-de-en"
+    assert kwargs["revision"] == "refs/convert/parquet"
     message = str(caught.value)
     for part in (
         "data.dir=FOLDER that holds train.de, train.en, valid_dev2010.de, valid_dev2010.en",

@@ -1,4 +1,4 @@
-"""Corpora of the Hugging Face hub: their parquet files, fetched at a revision or copied by hand.
+"""Corpora of the Hugging Face hub: by `datasets` at a revision, or parquet files copied by hand.
 
 Two of the four corpora are published with a loading script; for those the hub's own converted
 branch is read (`revision: refs/convert/parquet`).
@@ -10,8 +10,9 @@ import re
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
-from headwise.data.corpora.tables import find_table, table_pairs
+from headwise.data.corpora.tables import find_table, row_pair, table_pairs
 from headwise.data.digest import FileHashes, combined_digest
 from headwise.errors import ConfigError, DataError, refuse
 
@@ -58,30 +59,43 @@ class HubSource:
         return self.folder is not None and all(self._found(self.folder, s) for s in splits)
 
     def identity(self, split: str) -> str:
-        """Hash of the files and of the rows; downloads what is missing.
+        """Hash of the rows and of the local files, or of the hub's data; downloads what is missing.
 
         Raises:
             DataError: not in the local copy, or the hub cannot be reached.
         """
-        hashes = [self._hashes(path) for path in self._files(split)]
-        return combined_digest([str(self._splits[split]), *hashes])
+        if self.folder is not None:
+            parts = [self._hashes(path) for path in self._files(self.folder, split)]
+        else:
+            parts = [self.repo, self.config_name, str(self._table(split)._fingerprint)]
+        return combined_digest([str(self._rows(split)), *parts])
 
     def pairs(self, split: str) -> Iterator[tuple[str, str]]:
-        """The split's sentences, streamed from parquet.
+        """The split's sentences, streamed from parquet or from memory-mapped arrow files.
 
         Raises:
             DataError: missing, damaged, or without one of the languages.
         """
-        _, first, last = self._splits[split]
-        return islice(table_pairs(self._files(split), self.source, self.target), first, last)
+        _, first, last = self._rows(split)
+        if self.folder is not None:
+            files = self._files(self.folder, split)
+            return islice(table_pairs(files, self.source, self.target), first, last)
+        rows = enumerate(islice(self._table(split), first, last), first)
+        return (
+            row_pair(row, self.source, self.target, f"{self.repo} {split}, row {number}")
+            for number, row in rows
+        )
 
-    def _files(self, split: str) -> list[Path]:
+    def _rows(self, split: str) -> tuple[str, int, int | None]:
+        """The hub's split, its first row and the one after its last."""
         if split not in self._splits:
             raise DataError(str(refuse(f"a split of {self.repo}", split, self._splits)))
-        folder = self.folder or self._fetched(split)
+        return self._splits[split]
+
+    def _files(self, folder: Path, split: str) -> list[Path]:
         files = self._found(folder, split)
         if not files:
-            base = self._splits[split][0]
+            base = self._rows(split)[0]
             raise DataError(
                 f"{folder} has no parquet files of {base!r}, such as "
                 f"{self.config_name}/{base}-00000-of-00001.parquet"
@@ -91,32 +105,28 @@ class HubSource:
     def _found(self, folder: Path, split: str) -> list[Path]:
         """Parquet files of a split in a copy of the repository."""
         for below in (folder / self.config_name, folder / "data", folder):
-            found = find_table(below, self._splits[split][0]) if below.is_dir() else []
+            found = find_table(below, self._rows(split)[0]) if below.is_dir() else []
             if found:
                 return found
         return []
 
-    def _fetched(self, split: str) -> Path:
-        """The repository in the hub's own cache, with the split's files."""
-        files = f"{self.config_name}/{self._splits[split][0]}"
+    def _table(self, split: str) -> Any:
+        """The hub's split as a memory-mapped table, downloaded once."""
+        base = self._rows(split)[0]
         try:
-            from huggingface_hub import snapshot_download
+            import datasets
 
-            copy = snapshot_download(
-                self.repo,
-                repo_type="dataset",
-                revision=self.revision,
-                allow_patterns=[f"{files}-*.parquet", f"{files}/*.parquet"],
+            return datasets.load_dataset(
+                self.repo, data_dir=self.config_name, revision=self.revision, split=base
             )
         except Exception as error:
-            # Several libraries below it raise classes of their own; each one means that this
-            # origin cannot be had, and the cause is kept.
+            # Half a dozen libraries below `datasets` raise classes of their own; each one means
+            # that this origin cannot be had, and the cause is kept.
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise DataError(
                 f"needs a network for {self.repo} on the Hugging Face hub ({reason}); without "
                 f"one, copy its parquet files and name their folder with data.dir="
             ) from error
-        return Path(copy)
 
 
 def _parse(name: str, where: str) -> tuple[str, int, int | None]:

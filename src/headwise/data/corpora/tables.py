@@ -80,7 +80,7 @@ def table_pairs(paths: Sequence[Path], source: str, target: str) -> Iterator[tup
         raise DataError(f"{paths[0]} is empty; it must hold at least one pair")
 
 
-def _row_pair(row: Mapping[str, Any], source: str, target: str, where: str) -> tuple[str, str]:
+def row_pair(row: Mapping[str, Any], source: str, target: str, where: str) -> tuple[str, str]:
     """The pair of one record, flat or below `translation`.
 
     Raises:
@@ -118,7 +118,7 @@ def _parquet_pairs(path: Path, source: str, target: str) -> Iterator[tuple[str, 
             for batch in table.iter_batches(batch_size=_BATCH_ROWS, columns=columns):
                 for row in batch.to_pylist():
                     number += 1
-                    yield _row_pair(row, source, target, f"{path}, row {number}")
+                    yield row_pair(row, source, target, f"{path}, row {number}")
     except (pyarrow.ArrowException, OSError) as error:
         raise DataError(
             f"{path} is truncated or no parquet file (after row {number}: {error})"
@@ -137,7 +137,7 @@ def _json_pairs(path: Path, source: str, target: str) -> Iterator[tuple[str, str
                 raise DataError(f"{where}: not JSON ({error})") from error
             if not isinstance(row, dict):
                 raise DataError(f"{where}: not a JSON object")
-            yield _row_pair(row, source, target, where)
+            yield row_pair(row, source, target, where)
 
 
 def _tab_pairs(path: Path, source: str, target: str) -> Iterator[tuple[str, str]]:

@@ -54,12 +54,7 @@ def build(
     attention: str = "softmax", positions: str = "sinusoidal", norm: str = "pre"
 ) -> Transformer:
     config = ModelConfig(
-        name="test",
-        encoder_layers=2,
-        decoder_layers=2,
-        d_model=16,
-        n_heads=2,
-        d_ff=32,
+        *("test", 2, 2, 16, 2, 32),  # name, layers, width, heads, feed-forward
         norm=norm,
         positions=positions,
         max_positions=32,

@@ -102,12 +102,9 @@ def be_parts(tense: str, person: int, negated: bool) -> tuple[Parts, Parts]:
 
 
 def spelled(pieces: Sequence[str], language: str, clauses: Mapping[str, Clause]) -> str:
-    """The sentence, with a capital letter; of two commas, or a comma and a mark, one is left."""
+    """The sentence, with a capital letter; a relative clause at its end has no second comma."""
     text = pieces[0]
     for name, order, between in zip(pieces[1::3], pieces[2::3], pieces[3::3], strict=True):
         text += clauses[name].spelled(language, order) + between
-    if language == "de":
-        text = text.replace(",,", ",").replace(",.", ".").replace(",?", "?")
-    else:
-        text = text.replace(" can not ", " cannot ")
+    text = text.replace(",.", ".").replace(" can not ", " cannot ")
     return text[0].upper() + text[1:]

@@ -1,10 +1,12 @@
-"""The package is built as `docs/inside.md` says: parts import downwards, files are there."""
+"""Imports run downwards through the rooms of `docs/inside.md`, those for types included."""
 
 from __future__ import annotations
 
 import ast
+import graphlib
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -12,59 +14,83 @@ import pytest
 from guide import DOCS, ROOT
 
 PACKAGE = ROOT / "src" / "headwise"
-PARTS = sorted(path.parent.name for path in PACKAGE.glob("*/__init__.py"))
 CHAPTER = (DOCS / "inside.md").read_text(encoding="utf-8")
-ABOVE_ALL = {"cli"}  # files that no part imports
+ROOMS = tuple(re.findall(r"^\| `(\w+)/` \|", CHAPTER, re.M))  # from the lowest floor to the highest
+DOORS = ("", "cli")  # what starts the rest
+LEAVES = tuple(sorted({path.stem for path in PACKAGE.glob("*.py")} - {"__init__", *DOORS}))
+# Rooms of files, records and numbers know of each other what stands here, no more.
+BESIDE_EACH_OTHER = {"data", "metrics", "track", "runs", "plots"}
+PLAINLY_NEEDED = {("runs", "track"), ("plots", "track")}
 
 
-def told() -> dict[str, set[str]]:
-    """Part -> parts that it may import, by the table of the chapter."""
-    rows = re.findall(r"^\| `(\w+)` \| [^|]*\|([^|]*)\|$", CHAPTER, re.M)
-    return {part: set(re.findall(r"`(\w+)`", may)) for part, may in rows}
+@cache
+def modules() -> dict[str, Path]:
+    """Dotted name below `headwise` -> file."""
+    named = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(PACKAGE).with_suffix("").parts
+        named[".".join(part for part in parts if part != "__init__")] = path
+    return named
 
 
-def imported(path: Path) -> Iterator[str]:
-    """The first name below `headwise` of every import, those for types alone left out."""
-    waiting: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-            continue
-        names = []
+@cache
+def imports(module: str) -> frozenset[str]:
+    """Modules of the package that a module imports anywhere in its file."""
+    targets = set()
+    for name in imported_names(modules()[module]):
+        while name and name not in modules():
+            name = name.rpartition(".")[0]
+        targets.add(name)
+    return frozenset(targets - {module, ""})
+
+
+def imported_names(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module:
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path}: a relative import"
             names = [f"{node.module}.{alias.name}" for alias in node.names]
-        yield from (name.split(".")[1] for name in names if name.startswith("headwise."))
-        waiting += ast.iter_child_nodes(node)
+        else:
+            continue
+        yield from (name.removeprefix("headwise.") for name in names if name.startswith("headwise"))
 
 
-def test_the_chapter_knows_every_part() -> None:
-    assert sorted(told()) == PARTS
+def room(module: str) -> str:
+    return module.partition(".")[0]
 
 
-@pytest.mark.parametrize("part", PARTS)
-def test_a_part_imports_what_stands_below_it(part: str) -> None:
-    forbidden = (set(PARTS) | ABOVE_ALL) - told()[part] - {part}
-    for path in sorted((PACKAGE / part).rglob("*.py")):
-        assert not set(imported(path)) & forbidden, path
+def floor(module: str) -> int:
+    """Leaves, then the rooms in their order, then the doors."""
+    if room(module) in LEAVES:
+        return 0
+    return len(ROOMS) + 1 if room(module) in DOORS else 1 + ROOMS.index(room(module))
 
 
-def test_files_beside_the_parts_know_no_part_but_their_kernels() -> None:
-    beside = re.search(r"any part may import: (.*?)\.\n", CHAPTER, re.S)
-    assert beside
-    for name in re.findall(r"`(\w+)\.py`", beside[1]):
-        known = set(imported(PACKAGE / f"{name}.py")) & set(PARTS)
-        assert known <= {"entmax"}, name
+def test_chapter_lists_every_room() -> None:
+    assert sorted(ROOMS) == sorted(path.parent.name for path in PACKAGE.glob("*/__init__.py"))
 
 
-def test_no_two_parts_import_each_other() -> None:
-    below = told()
-    for _ in PARTS:  # close the relation
-        below = {part: may.union(*(below[other] for other in may)) for part, may in below.items()}
-    assert all(part not in may for part, may in below.items())
+@pytest.mark.parametrize("name", [*LEAVES, *ROOMS, *DOORS])
+def test_imports_run_downwards(name: str) -> None:
+    for module in modules():
+        if room(module) == name:
+            above = {other for other in imports(module) if floor(other) > floor(module)}
+            assert not above, module
 
 
-def test_every_file_the_chapter_names_is_there() -> None:
+def test_no_circle_of_modules() -> None:
+    graphlib.TopologicalSorter({module: imports(module) for module in modules()}).prepare()
+
+
+def test_rooms_of_files_and_numbers_do_not_know_each_other() -> None:
+    for module in modules():
+        if room(module) in BESIDE_EACH_OTHER:
+            others = {(room(module), room(other)) for other in imports(module)}
+            known = {pair for pair in others if pair[1] in BESIDE_EACH_OTHER - {pair[0]}}
+            assert known <= PLAINLY_NEEDED, module
+
+
+def test_files_that_the_chapter_names_exist() -> None:
     for name in set(re.findall(r"`([\w/]+(?:\.py|/csrc))`", CHAPTER)):
         assert (PACKAGE / name).exists() or (ROOT / name).exists(), name

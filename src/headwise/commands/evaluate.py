@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from headwise.config.schema import EvaluateConfig
-from headwise.data.names import check_file_name
 from headwise.errors import ConfigError, require
+from headwise.file_names import check_file_name
 from headwise.files import read_json, write_text
 from headwise.report.outcome import shown_score
 from headwise.runs.folder import OWN_FILES

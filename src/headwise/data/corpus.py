@@ -30,8 +30,8 @@ from headwise.data.cleaning import Cleaner, CleaningReport, Normaliser
 from headwise.data.conversion import Pair, ParallelText, write_text
 from headwise.data.corpora.folder import FolderSource
 from headwise.data.digest import combined_digest
-from headwise.data.names import check_file_name
 from headwise.errors import ConfigError, DataError, refuse
+from headwise.file_names import check_file_name
 
 # Part of every hash of text; raised when reading, cleaning or the layout changes what comes out.
 READER_VERSION = 2

@@ -14,8 +14,8 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from headwise.config.schema import Config
-from headwise.data.names import check_file_name
 from headwise.errors import RunError, nearest
+from headwise.file_names import check_file_name
 from headwise.files import read_json, write_text
 from headwise.runs.environment import environment
 from headwise.runs.fingerprint import slug

@@ -17,10 +17,10 @@ from headwise.analysis.distances import projection_distances
 from headwise.config.schema import Config
 from headwise.data.batching import Batch, evaluation_batches
 from headwise.data.encoded import PreparedCorpus
-from headwise.data.names import check_file_name
 from headwise.data.store import EncodedSplit
 from headwise.decode.hypothesis import SearchRecord
 from headwise.decode.translator import Translation, Translator
+from headwise.file_names import check_file_name
 from headwise.files import write_text
 from headwise.losses.loss import Loss
 from headwise.metrics.bleu import score_translations

@@ -10,9 +10,9 @@ from headwise.config.schema import PruneDataConfig
 from headwise.data.batching import Batch, evaluation_batches
 from headwise.data.corpora.text import decoded_lines, open_bytes
 from headwise.data.corpus import joined_splits, open_corpus
-from headwise.data.names import check_file_name
 from headwise.data.store import EncodedSplit
 from headwise.errors import DataError
+from headwise.file_names import check_file_name
 from headwise.files import machine_cache_dir
 from headwise.losses.loss import Loss
 from headwise.metrics.bleu import score_translations

@@ -22,8 +22,8 @@ from headwise.data.corpora.segments import aligned_segments, read_segments, unes
 from headwise.data.corpora.text import DAMAGED, aligned, decoded_lines, open_bytes
 from headwise.data.digest import FileHashes, combined_digest
 from headwise.data.download import download, verify
-from headwise.data.names import check_file_name, check_relative_path
 from headwise.errors import ConfigError, DataError, nearest, refuse
+from headwise.file_names import check_file_name, check_relative_path
 
 
 class ArchiveSource:

@@ -187,14 +187,6 @@ def test_the_factor_on_the_scores_and_its_parts() -> None:
         assert found["scale_gamma"]["encoder_self"][layer - 1] == pytest.approx(gamma)
 
 
-def test_the_split_into_batches_and_their_order_do_not_matter() -> None:
-    model = build(with_normaliser(Thresholded))
-    one = head_statistics(model, [collate(SENTENCES)], CPU)
-    many = head_statistics(model, [collate([s]) for s in reversed(SENTENCES)], CPU)
-    assert one.keys() == many.keys()
-    assert_same(one, many)
-
-
 def test_the_model_is_left_as_it_was() -> None:
     model = build(with_normaliser(Dense))
     model.train()
@@ -253,43 +245,6 @@ def test_weights_that_are_not_finite_are_not_measured(value: float, is_declared:
         assert found[name]["cross"][1][0] is None
         assert found[name]["cross"][1][1] is not None
     assert found["diversity"]["cross"][1] == []
-
-
-def test_weights_of_padded_queries_make_no_head_untrue() -> None:
-    class BelowAtPadding(Dense):
-        def forward(self, scores_BHQK: Tensor, context: ScoreContext) -> Tensor:
-            weights = super().forward(scores_BHQK, context).clone()
-            if self.place.site == "encoder_self":
-                weights[1, :, -1] -= 0.5  # the second source is shorter
-            return weights
-
-    model = build(with_normaliser(BelowAtPadding))
-    found = head_statistics(model, [collate(SENTENCES[:2])], CPU)
-    assert found["density"] == {site: [[1.0] * HEADS] * LAYERS for site in SITES}
-
-
-def test_a_layer_of_one_head_has_no_diversity() -> None:
-    assert "diversity" not in head_statistics(
-        build(with_normaliser(Dense), n_heads=1), padded(), CPU
-    )
-
-
-def test_alphas_by_site_layer_and_head() -> None:
-    def make(place: Place) -> Attention:
-        if place.site == "decoder_self":
-            return ScoreAttention(place, Dense(place), None, 0.0)
-        start = 1.2 + 0.2 * place.layer
-        return ScoreAttention(place, AlphaEntmax(place, alpha_init=start), None, 0.0)
-
-    model = build(make)
-    assert "alpha" not in head_statistics(model, padded(), CPU)  # logged without a validation
-    found = alphas(model)
-    assert list(found) == ["encoder_self", "cross"]
-    for layers in found.values():
-        assert [len(heads) for heads in layers] == [HEADS] * LAYERS
-        assert layers[0] == pytest.approx([1.4, 1.4])
-        assert layers[1] == pytest.approx([1.6, 1.6])
-    assert alphas(build(with_normaliser(Dense))) == {}
 
 
 def test_heads_without_an_alpha_among_heads_with_one() -> None:

@@ -13,7 +13,7 @@ import pytest
 from headwise.analysis.correlations import by_chance, correlation_rows, spearman
 from headwise.analysis.findings import findings, findings_text
 from headwise.analysis.roles import Thresholds, roles
-from headwise.analysis.tables import FINDINGS, percent
+from headwise.analysis.tables import FINDINGS
 from headwise.analysis.trajectories import came_back, sarle, trajectory_rows
 
 S = "encoder_self"
@@ -233,13 +233,6 @@ def test_what_was_not_measured_has_a_reason(
     assert reason in row["sentence"]
 
 
-def test_words_are_counted_on_the_side_that_a_head_reads() -> None:
-    heads = [head(1), head(1, "decoder_self")]
-    found = look(heads, {"counts": {**COUNTS, "target_split_words": 0}})
-    outcomes = [found["merging head", site]["outcome"] for site in (S, "decoder_self")]
-    assert outcomes == ["not seen", "not measured"]
-
-
 @pytest.mark.parametrize(
     ("densities", "outcome", "n_sparse"),
     [([1.0, 1.0], "not seen", 0), ([1.0, 0.2], "in part", 1), ([0.9, 0.2], "seen", 2)],
@@ -338,12 +331,6 @@ def test_starts_are_compared_with_ends(lasts: list[float], outcome: str, kept: f
     assert shown(back) == ("seen", pytest.approx(lasts[1] - 0.5), 4, 4, 2)
 
 
-def test_trajectories_that_were_not_recorded() -> None:
-    rows = [{**trajectory(n, 1.5, 1.2, 1.2), "last_update": 0} for n in (1, 2, 3)]
-    found = look([head(n, alpha=1.5) for n in (1, 2, 3)], trajectories=rows)
-    assert shown(found["α falls first", None])[0] == "not measured"
-
-
 def test_correlations_beyond_chance_are_seen() -> None:
     heads = [
         head(n, alpha=1 + n / 10, density=1 - n / 10, entropy=float(n % 2)) for n in range(1, 10)
@@ -353,22 +340,3 @@ def test_correlations_beyond_chance_are_seen() -> None:
     assert shown(found["α goes with entropy", S])[:2] == ("not seen", pytest.approx(0))
     few = [any(finding == "α goes with density" for finding, _ in look(heads[:n])) for n in (4, 5)]
     assert few == [False, True]
-
-
-def test_shares_never_look_like_more_than_they_are() -> None:
-    assert [percent(share) for share in (0, 0.001, 0.006, 0.5, 0.994, 0.999, 1)] == [
-        "0 %", "under 1 %", "1 %", "50 %", "99 %", "over 99 %", "100 %",
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "line"),
-    [
-        ("not_distributions", 3, "- heads without distributions, measured by |w| / Σ |w|: 3"),
-        ("effective_weights", True, "- weights of the same effect, where none are formed: True"),
-        ("too_long", 2, "left out as too long: 2"),
-    ],
-)
-def test_what_weights_are_and_what_was_left_out_is_said(name: str, value: int, line: str) -> None:
-    assert line in findings_text([], {**ABOUT, name: value})
-    assert line not in findings_text([], ABOUT)

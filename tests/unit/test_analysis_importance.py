@@ -13,7 +13,6 @@ import torch
 from command_line import composer
 from headwise.analysis.importance import head_factors, head_importance
 from headwise.config.schema import SITES
-from headwise.errors import DataError
 from headwise.losses.loss import CrossEntropy
 from headwise.model.transformer import Transformer
 from pruned_models import (
@@ -105,21 +104,6 @@ def test_a_closed_head_and_a_lost_one_have_no_importance(make: Any) -> None:
     assert found.raw["cross"][1] == found.normalised["cross"][1] == []
     gates = [getattr(a, "gate", None) for _, _, a in model.attentions()]
     assert sum(gate is not None for gate in gates) == 5, "the gates stand again where they stood"
-
-
-@pytest.mark.parametrize("lost", [["cross"], ["encoder_self", "decoder_self", "cross"]])
-def test_places_that_lost_all_heads_have_no_importance(make: Any, lost: list[str]) -> None:
-    model = model_of(make, "attention=softmax", heads={site: [[], []] for site in lost})
-    found = head_importance(model, batches(), CrossEntropy(), CPU)
-    for site, layers in found.raw.items():
-        assert [len(layer) for layer in layers] == ([0, 0] if site in lost else [H, H])
-        if site == "encoder_self":  # which nobody hears
-            assert not any(value for layer in layers for value in layer)
-
-
-def test_importance_of_no_sentence_is_refused(make: Any) -> None:
-    with pytest.raises(DataError, match="at least one sentence"):
-        head_importance(model_of(make, "attention=softmax"), [], CrossEntropy(), CPU)
 
 
 def test_factors_stand_behind_the_gate_and_go_with_the_block(make: Any) -> None:

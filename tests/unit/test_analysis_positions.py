@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from headwise.analysis.density import Densities, like_length
-from headwise.analysis.observe import Observation
 from headwise.analysis.positions import positions
 from headwise.analysis.text.rarity import rarest, rarity
 from weights_by_hand import Means, batch_of, seen
@@ -60,18 +59,6 @@ def test_a_query_with_one_key_has_no_choice() -> None:
     assert part.of("share1", "decoder_self") is None, "the future is nowhere to be seen"
 
 
-def test_padding_takes_no_part() -> None:
-    whole, alone = Means(positions, range(-1, 2)), Means(positions, range(-1, 2))
-    rows = [[0.7, 0.2, 0.1, 0.0, 0.0], [0.6, 0.3, 0.1, 0.0, 0.0], [0.0, 0.0, 1.0, 0.0, 0.0]]
-    padded = [*rows, [0.2] * 5, [0.2] * 5]
-    longer = one_hot([1, 2, 3, 3, 4], 5)
-    whole.take(batch_of([4, 2]), seen("encoder_self", [longer, padded], [5, 3]))
-    alone.take(batch_of([4]), seen("encoder_self", [longer], [5]))
-    alone.take(batch_of([2]), seen("encoder_self", [[row[:3] for row in rows]], [3]))
-    for name in ("confidence", "share-1", "share1", "weight0", "exists1"):
-        assert whole.of(name) == pytest.approx(alone.of(name))
-
-
 def test_cross_attention_has_confidence_and_no_offsets() -> None:
     part = Means(positions, range(-1, 2))
     part.take(batch_of([2]), seen("cross", [[[0.3, 0.1, 0.6]] * 3], [3]))
@@ -97,11 +84,14 @@ def test_signed_weights_are_shared_out_by_size() -> None:
 
 
 def test_a_head_that_is_not_what_it_says_is_not_measured() -> None:
-    negative: Observation = seen("encoder_self", [[[-0.5, 1.5], [0.0, 1.0]]], [2])
-    broken = seen("encoder_self", [[[math.nan, 0.0], [0.0, 1.0]]], [2])
-    endless = seen("encoder_self", [[[math.inf, 0.0], [0.0, 1.0]]], [2])
-    signed = seen("encoder_self", [[[math.nan, 0.0], [0.0, 1.0]]], [2], is_distribution=False)
-    for found in (negative, broken, endless, signed):
+    for first, is_distribution in (
+        (-0.5, True),
+        (math.nan, True),
+        (math.inf, True),
+        (math.nan, False),
+    ):
+        rows = [[first, 1.5], [0.0, 1.0]]
+        found = seen("encoder_self", [rows], [2], is_distribution=is_distribution)
         part, histogram = Means(positions, range(-1, 2)), Densities(9)
         part.take(batch_of([1]), found)
         histogram.take(batch_of([1]), found)
@@ -234,15 +224,6 @@ def test_the_farthest_sentences_above_three_deviations_are_named(
     assert [row["sentence"] for row in found] == named
 
 
-@pytest.mark.parametrize("broken_first", [True, False])
-def test_one_broken_batch_is_enough_to_leave_a_head_out(broken_first: bool) -> None:
-    batches = [[[0.5, 0.5], [1.0, 0.0]], [[math.nan, 0.0], [0.0, 1.0]]]
-    part = Densities(9)
-    for rows in batches[::-1] if broken_first else batches:
-        part.take(batch_of([1]), seen("encoder_self", [rows], [2]))
-    assert part.histograms() == []
-
-
 def test_like_length_is_a_quarter_more_or_less_and_of_enough_sentences() -> None:
     means, spreads = like_length(np.arange(25.0), np.array([10] * 20 + [99] * 5))
     assert means[0] == pytest.approx(9.5)
@@ -260,4 +241,4 @@ def test_a_head_broken_in_one_sentence_names_no_other() -> None:
     batch = batch_of([3])
     batch.indices[:] = [0]
     part.take(batch, seen("encoder_self", [[[math.nan, 0.0, 0.0, 0.0]] * 4], [4]))
-    assert part.unusual_sentences() == []
+    assert part.unusual_sentences() == part.histograms() == []

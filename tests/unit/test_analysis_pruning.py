@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from command_line import composer
 from headwise.analysis.pruning import (
-    Head,
     Heads,
     check_pruned,
     common_heads,
@@ -37,7 +36,6 @@ from headwise.config.folders import group_choices
 from headwise.config.schema import SITES, ModelConfig
 from headwise.errors import RunError
 from headwise.model.build import build_model
-from headwise.model.places import place_of
 from headwise.model.transformer import Transformer, n_parameters
 from pruned_models import (
     KEPT,
@@ -282,12 +280,3 @@ def test_a_smaller_model_that_is_not_the_masked_one_is_refused() -> None:
     smaller.load_state_dict(pruned_state(model, smaller))
     with pytest.raises(RunError, match="cannot be pruned"):
         check_pruned(model, KEPT, smaller, V)
-
-
-def test_places_say_which_heads_they_have() -> None:
-    config = ModelConfig("test", 2, 2, D, H, 16, heads={"cross": [[2, 4], []]})
-    place = place_of(config, "cross", 1)
-    assert (place.n_heads, place.head_dim, place.d_model) == (2, 4, D)
-    assert place.head_numbers == (2, 4)
-    assert place_of(config, "decoder_self", 2).head_numbers == (1, 2, 3, 4)
-    assert Head(2, 1, 4).site == "cross"

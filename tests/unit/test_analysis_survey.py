@@ -60,19 +60,6 @@ def test_every_planted_head_is_found_and_no_other(make: Any, options: str) -> No
     assert all(row["high"] <= 1 for row in found.tables["density"])
 
 
-def test_an_alpha_a_query_at_one_site_leaves_those_of_the_others(make: Any) -> None:
-    model = planted(
-        make,
-        "attention=alpha_entmax",
-        "attention@sites.cross=alpha_entmax",
-        "sites.cross.depends_on=query",
-    )
-    found = look(model)
-    for site in ("encoder_self", "decoder_self", "cross"):
-        alphas = [row["alpha"] for row in found.tables["heads"] if row["site"] == site]
-        assert all(alpha is not None and 1 < alpha < 2 for alpha in alphas), site
-
-
 def test_pruned_models_keep_the_numbers_of_their_heads(make: Any) -> None:
     whole = planted(make, "attention=entmax15")
     heads = {"encoder_self": [[1, 4, 5]], "decoder_self": [[3]], "cross": [[]]}
@@ -191,16 +178,3 @@ def test_each_layer_has_its_own_diversity(make: Any) -> None:
             for layer, (value,) in enumerate(layers, start=1)
         }
         assert told["encoder_self", 1] != pytest.approx(told["encoder_self", 2])
-
-
-@pytest.mark.parametrize("language", ["ja", "zh", "th", "zh-CN", "ja_JP"])
-def test_pieces_of_languages_without_spaces_show_no_words(language: str) -> None:
-    assert side(sentences(2), language).clusters() is None
-
-
-def test_the_model_is_left_as_it_was(make: Any) -> None:
-    model = planted(make, "attention=alpha_entmax").train()
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    look(model)
-    assert model.training
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())

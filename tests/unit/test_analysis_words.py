@@ -112,12 +112,6 @@ def test_question_words_and_the_mark_at_the_end(language: str) -> None:
     assert has_words(f"{language}_XX")
 
 
-def test_a_mark_that_is_part_of_the_words_piece_is_not_looked_at() -> None:
-    assert asking(surface(["▁Was?"]), "de") is None
-    assert asking(surface([]), "de") is None
-    assert not has_words("sw")
-
-
 def test_a_mark_spelt_in_bytes_ends_with_the_last_of_them() -> None:
     spelt = [f"<0x{byte:02X}>" for byte in "？".encode()]
     found = asking(surface(["▁Was", "▁ist", *spelt]), "de")

@@ -15,7 +15,7 @@ from headwise.errors import ConfigError, DataError
 from headwise.metrics import run_external, score_translations
 from headwise.metrics.bleu import moses_tokenised
 
-HYPOTHESES = ["The cat's on the mat, isn't it?", 'He said: "Hello" to us.', "A small dog runs."]
+HYPOTHESES = ["The cat's on the mat, isn't it?", 'He said: "Hello" to us.', "A dog runs."]
 REFERENCES = ["The cat is on the mat, isn't it?", 'He said "Hello" to us.', "A little dog runs."]
 
 
@@ -36,9 +36,9 @@ def test_scores_and_signatures() -> None:
     assert scores["bleu"]["score"] == pytest.approx(
         sacrebleu.corpus_bleu(HYPOTHESES, [REFERENCES]).score
     )
-    assert scores["chrf"]["score"] == pytest.approx(
-        sacrebleu.corpus_chrf(HYPOTHESES, [REFERENCES]).score
-    )
+    for name, order in (("chrf", 0), ("chrf++", 2)):
+        wanted = sacrebleu.corpus_chrf(HYPOTHESES, [REFERENCES], word_order=order).score
+        assert scores[name]["score"] == pytest.approx(wanted)
     assert len({round(score["score"], 3) for score in scores.values()}) == 4
     assert json.loads(json.dumps(scores)) == scores
 
@@ -48,7 +48,7 @@ def test_moses_tokens_are_what_is_compared() -> None:
     by_hand = [
         "The cat 's on the mat , isn 't it ?",
         'He said : " Hello " to us .',
-        "A small dog runs .",
+        "A dog runs .",
     ]
     wanted = [
         "The cat is on the mat , isn 't it ?",
@@ -62,26 +62,6 @@ def test_moses_tokens_are_what_is_compared() -> None:
 def test_moses_cuts_words_by_the_rules_of_the_language() -> None:
     assert moses_tokenised(["l'homme dort"], "fr") == ["l' homme dort"]
     assert moses_tokenised(["l'homme dort"], "en") == ["l 'homme dort"]
-
-
-@pytest.mark.parametrize(("name", "word_order"), [("chrf", 0), ("chrf++", 2)])
-def test_chrf_tells_what_is_missing_from_what_is_too_much(name: str, word_order: int) -> None:
-    short, long = ["A dog runs."], ["A small dog runs home."]
-    found = [
-        score_translations(*pair, "en")[name]["score"] for pair in ((short, long), (long, short))
-    ]
-    assert found == pytest.approx(
-        [
-            sacrebleu.corpus_chrf(one, [other], word_order=word_order).score
-            for one, other in ((short, long), (long, short))
-        ]
-    )
-    assert found[0] < found[1] - 5, "what is missing counts for more"
-
-
-def test_a_perfect_translation() -> None:
-    for score in score_translations(REFERENCES, REFERENCES, "de").values():
-        assert score["score"] == pytest.approx(100.0)
 
 
 def test_languages_without_spaces(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,11 +82,6 @@ def test_languages_without_spaces(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_other_numbers_of_lines_are_refused(n: int) -> None:
     with pytest.raises(DataError, match=f"{n} hypotheses against 3 references"):
         score_translations(["a"] * n, REFERENCES, "en")
-
-
-def test_nothing_is_no_corpus() -> None:
-    with pytest.raises(DataError, match="0 hypotheses against 0 references"):
-        score_translations([], [], "en")
 
 
 @pytest.fixture

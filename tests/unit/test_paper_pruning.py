@@ -108,28 +108,6 @@ def test_what_was_measured_otherwise_is_no_whole_to_compare_with(
     assert measure(run, fact("one_left", sites=["cross"], layer=1)) is None
 
 
-def test_the_analysis_table_stands_in_for_a_curve(tmp_path: Path) -> None:
-    folder = tmp_path / tables.FOLDER
-    folder.mkdir()
-    rows = [
-        {"sites": "cross", "n_removed": n, "fraction": n / 10, "bleu": bleu, "loss": 1.0}
-        for n, bleu in ((0, 20.0), (2, 19.9), (5, 10.0))
-    ]
-    tables.PRUNING.path(folder).write_text(tables.PRUNING.text(rows), encoding="utf-8")
-    assert measure(tmp_path, fact("removable", sites=["cross"], tolerance=0.5)) == 20
-    assert measure(tmp_path, fact("bleu_left", sites=["cross"], removed=0.5)) == 50
-    assert measure(tmp_path, fact("removable", tolerance=0.5)) is None
-
-
-def test_a_run_without_tables_answers_nothing(tmp_path: Path) -> None:
-    for name, settings in (
-        ("removable", {"tolerance": 1.0}),
-        ("bleu_left", {"removed": 0.1}),
-        ("one_left", {"sites": ["cross"], "layer": 1}),
-    ):
-        assert measure(tmp_path, fact(name, **settings)) is None  # type: ignore[arg-type]
-
-
 # -- several runs ---------------------------------------------------------------------------------
 
 
@@ -200,19 +178,6 @@ def test_answers_are_averaged_over_runs_that_differ_in_the_seed_alone(tmp_path: 
     ]
     ours = [fact for fact in report.facts if fact["source"] == "ours"]
     assert [fact["value"] for fact in ours] == pytest.approx([20, 40, 60])
-
-
-def test_a_difference_in_bleu_shows_its_sign(tmp_path: Path) -> None:
-    runs = [found(tmp_path / name) for name in "ab"]
-    about = {"weights": "w", "split": "valid", "sentences": 9}
-    for run, bleu in zip(runs, (29.0, 28.0), strict=True):
-        write_curve(run.folder, "curve", list(SITES), {0.0: 30.0})
-        rows = [{"site": "cross", "layer": 1, "head": 2, "bleu": bleu}]
-        path = run.folder / "pruning" / "one_left.json"
-        path.write_text(json.dumps({**about, "rows": rows}), encoding="utf-8")
-    asked = fact("one_left", sites=["cross"], layer=1)
-    (table,) = pruning_report(Paper("p", "", pruning=[asked]), runs).tables
-    assert table.rows == [("l", ["–", "-1.50 ± 0.71 (2)"])]
 
 
 def test_commands_would_make_what_whole_runs_lack(tmp_path: Path) -> None:

@@ -70,26 +70,6 @@ def test_latex_rows_have_one_cell_a_column(table: Table) -> None:
         assert text.count(rf"\begin{{{name}}}") == text.count(rf"\end{{{name}}}") == 1
 
 
-def test_a_table_without_groups_has_one_head_line() -> None:
-    table = Table("t", pd.DataFrame([["1", "2"]], index=["x"], columns=["a", "b"]))
-    assert "multicolumn" not in table.latex("l")
-    assert " & a & b \\\\\n\\midrule" in table.latex("l")
-
-
-def test_a_wide_table_takes_the_width_of_a_page_and_long_names_are_broken() -> None:
-    name, cell = (
-        "a name that is longer than a column of names ought to be",
-        "−1.64 [−2.30 to −0.90]",
-    )
-    narrow = Table("t", pd.DataFrame({"a": [cell[:20]]}, index=[name]), ["a note"])
-    wide = Table("t", pd.DataFrame([[cell] * 4], index=[name], columns=list("abcd")))
-    assert narrow.latex("l").startswith("\\begin{table}\n\\centering\\small")
-    assert wide.latex("l").startswith("\\begin{table*}\n\\centering\\scriptsize")
-    assert wide.latex("l").rstrip().endswith("\\end{table*}")
-    assert r"\begin{tabular}{p{0.36\linewidth}r}" in narrow.latex("l")
-    assert "a note\\par" in narrow.latex("l")
-
-
 def test_comments_stay_comments() -> None:
     assert latex_comment("a\nb % c") == "% a\n% b % c\n"
 

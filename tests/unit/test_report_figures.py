@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from command_line import train_small
 from figures_drawn import density_rows, head_rows, layer_rows, pruning_rows
 from headwise.analysis.tables import DENSITY, FOLDER, HEADS, LAYERS, PRUNING, SETTINGS
-from headwise.errors import DataError, RunError
+from headwise.errors import DataError
 from headwise.plots.style import save
 from headwise.report.figures import draw_figures, figures_of, unanalysed
 from headwise.report.figures_attention import draw_attention
@@ -81,26 +81,6 @@ def test_runs_that_differ_in_their_seed_are_one_row(trained: Path, tmp_path: Pat
     assert list(corpus_rows(runs[:3])[0].rows) == ["softmax", "alpha_entmax"]
 
 
-def test_rows_and_corpora_are_named_by_what_differs(trained: Path, tmp_path: Path) -> None:
-    pattern = {"_target_": "headwise.attention.fixed.Fixed"}
-    runs = [
-        copy_of(trained, tmp_path / "one"),
-        copy_of(trained, tmp_path / "two", attention__alpha_init=1.3),
-        copy_of(trained, tmp_path / "three", pattern=pattern),
-        copy_of(trained, tmp_path / "builtin", data__name="builtin"),
-        copy_of(trained, tmp_path / "wmt", data__name="wmt16_ro_en", data__source="ro"),
-    ]
-    first, *others = corpus_rows(runs)
-    assert list(first.rows) == [
-        "alpha_entmax, alpha_init normal",
-        "alpha_entmax, alpha_init 1.3",
-        "alpha_entmax, pattern fixed, alpha_init normal",
-    ]
-    assert list(corpus_rows(runs[:3:2])[0].rows) == ["alpha_entmax", "alpha_entmax, pattern fixed"]
-    assert [one.corpus for one in others] == ["built-in corpus De→En", "Ro→En"]
-    assert [one.stem for one in others] == ["builtin_de_en", "wmt16_ro_en_ro_en"]
-
-
 @pytest.fixture
 def vector_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Figures in one format, which takes a third of the time."""
@@ -153,17 +133,6 @@ def test_runs_side_by_side(trained: Path, tmp_path: Path) -> None:
     figures = figures_of(runs[:1])
     for name in ("alpha", "diversity", "curves"):
         assert "(α-entmax, files De→En)" in figures[name].get_suptitle()
-
-
-def test_a_table_of_another_version_and_a_folder_without_a_run(
-    trained: Path, tmp_path: Path
-) -> None:
-    run = analysed(copy_of(trained, tmp_path / "run"), "entmax15")
-    (run / FOLDER / "layers.csv").write_text("site,layer\ncross,1\n")
-    with pytest.raises(DataError, match=r"layers\.csv"):
-        draw_figures([run], run / "figures")
-    with pytest.raises(RunError, match="holds no run"):
-        draw_figures([tmp_path], tmp_path / "out")
 
 
 # -- attention ------------------------------------------------------------------------------------

@@ -4,26 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from command_line import json_of, train_small
 from corpus_writers import (
     data_config,
-    iwslt_tags,
     iwslt_xml,
     plain,
-    sentences,
     served,
     translations,
     write_parquet,
     write_tar,
-    write_zip,
 )
-from headwise.config.schema import DataConfig
 from headwise.data.corpora.hub import HubSource
 from headwise.data.corpus import Corpus, open_corpus
 from headwise.errors import ConfigError, DataError
@@ -36,7 +30,6 @@ from original_layouts import (
     sides_of,
     write_hub_copy,
     write_iwslt_tgz,
-    write_iwslt_zip,
     write_kftt,
     write_wmt14,
     write_wmt16,
@@ -68,30 +61,6 @@ def test_archives_in_a_folder_of_ones_own(tmp_path: Path, case: str) -> None:
     _check(corpus)
     assert corpus.fingerprint() == _open(tmp_path, name, dir=str(folder)).fingerprint()
     assert not (tmp_path / "cache" / "downloads").exists()
-
-
-def test_two_updates_and_scores_from_the_original_files(tmp_path: Path) -> None:
-    (tmp_path / "text").mkdir()
-    write_wmt16(tmp_path / "text")
-    # a later override wins over an earlier one, so these replace the small run's own corpus
-    own = ["data=wmt16", "data.source=ro", "data.target=en"]
-    run = train_small(tmp_path, *own, "tokenizer=byte", "tokenizer.vocab_size=300")
-    scores = json_of(run / "results.json")["scores"]
-    assert list(scores) == ["valid", "test_newstest2016"]
-    n_lines = {path.name: path.read_text().count("\n") for path in run.glob("hypotheses/*.txt")}
-    assert n_lines["valid.txt"] == n_lines["valid.ref.txt"] == len(VALID)
-
-
-@pytest.mark.parametrize("case", ["multi30k", "iwslt17-zip", "wmt16", "wmt14"])
-def test_archives_among_the_downloads_need_no_network(
-    tmp_path: Path, case: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("datasets.load_dataset", lambda *a, **k: pytest.fail("asked"))
-    name, write = ORIGINALS[case]
-    folder = tmp_path / "cache" / "downloads" / data_config(name).name
-    folder.mkdir(parents=True)
-    write(folder)
-    _check(_open(tmp_path, name))
 
 
 def test_kftt_as_its_authors_tokenised_it(tmp_path: Path) -> None:
@@ -126,13 +95,6 @@ def test_test_set_published_in_one_direction_serves_the_other(tmp_path: Path) ->
     assert sorted(corpus.text("test_newstest2016")) == [(t, s) for s, t in TEST]
 
 
-def test_newstest2013_as_plain_text(tmp_path: Path) -> None:
-    write_wmt14(tmp_path)
-    sides = sides_of(VALID, "en", "de")
-    write_tar(tmp_path / "dev.tgz", {f"dev/newstest2013.{c}": plain(sides[c]) for c in sides})
-    assert list(_open(tmp_path, "wmt14", dir=str(tmp_path)).text("valid")) == VALID
-
-
 @pytest.mark.parametrize("name", HUB)
 @pytest.mark.parametrize("top", [True, False])
 def test_copy_of_the_hub(tmp_path: Path, name: str, top: bool) -> None:
@@ -143,20 +105,6 @@ def test_copy_of_the_hub(tmp_path: Path, name: str, top: bool) -> None:
     found = list(corpus.text(corpus.config.test[0]))
     assert found[: len(TEST)] == TEST
     assert len(found) == (993 if name == "iwslt17" else len(TEST))
-
-
-def test_three_shards_of_the_hub_and_one_lost(tmp_path: Path) -> None:
-    pairs = sentences("s", "t", 9)
-    for number in range(3):
-        rows = translations(("de", "en"), [(t, s) for s, t in pairs[3 * number : 3 * number + 3]])
-        write_parquet(tmp_path / f"de-en/train-{number:05d}-of-00003.parquet", rows)
-    for split in ("validation", "test"):
-        rows = translations(("de", "en"), [(t, s) for s, t in VALID])
-        write_parquet(tmp_path / f"de-en/{split}-00000-of-00001.parquet", rows)
-    assert list(_open(tmp_path, "wmt14", dir=str(tmp_path)).text("train")) == pairs
-    (tmp_path / "de-en/train-00001-of-00003.parquet").unlink()
-    with pytest.raises(DataError, match="missing numbers: 1"):
-        _open(tmp_path, "wmt14", dir=str(tmp_path))
 
 
 def test_hub_by_the_datasets_library(tmp_path: Path) -> None:
@@ -205,115 +153,6 @@ def _no_network(entries: Any, folder: Path) -> Path:
     raise DataError(f"{entries[0]['url']}: Network is unreachable")
 
 
-def test_download_then_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_kftt(tmp_path)
-    archive = tmp_path / "kftt-data-1.0.tar.gz"
-    config = data_config("kftt")
-    entry = config.origins[1]["archives"]["kftt"]["downloads"][0]
-    del config.origins[0]
-    with served(tmp_path) as address:
-        entry["url"] = f"{address}/{archive.name}"
-        with pytest.raises(DataError, match=r"not the published file: SHA1"):
-            open_corpus(config, tmp_path / "cache")
-        entry["sha1"] = hashlib.sha1(archive.read_bytes()).hexdigest()
-        _check(open_corpus(config, tmp_path / "cache"))
-    monkeypatch.setattr("headwise.data.corpora.archive.download", _no_network)
-    _check(open_corpus(config, tmp_path / "cache"))
-
-
-def test_foreign_file_among_the_downloads_is_refused(tmp_path: Path) -> None:
-    config = data_config("kftt")
-    del config.origins[0]
-    folder = tmp_path / "cache" / "downloads" / "kftt"
-    folder.mkdir(parents=True)
-    write_kftt(folder)
-    with pytest.raises(DataError, match=r"is not the published file: sha1 .* Delete it"):
-        open_corpus(config, tmp_path / "cache")
-
-
-@pytest.fixture
-def noted(tmp_path: Path) -> Iterator[tuple[DataConfig, Path]]:
-    """A corpus without a published checksum, and where its archive is downloaded to."""
-    write_kftt(tmp_path)
-    config = data_config("kftt")
-    entry = config.origins[1]["archives"]["kftt"]["downloads"][0]
-    entry["sha1"] = None
-    del config.origins[0]
-    with served(tmp_path) as address:
-        entry["url"] = f"{address}/kftt-data-1.0.tar.gz"
-        yield config, tmp_path / "cache" / "downloads" / "kftt" / "kftt-data-1.0.tar.gz"
-
-
-def test_a_download_without_a_checksum_must_stay_what_it_was(
-    tmp_path: Path, noted: tuple[DataConfig, Path]
-) -> None:
-    config, archive = noted
-    for _ in range(2):
-        _check(open_corpus(config, tmp_path / "cache"))
-    write_tar(archive, {"data/orig/kyoto-train.ja": b"another\n"})
-    with pytest.raises(DataError, match=r"is not what .*\.sha256 recorded: sha256 .* Delete it"):
-        open_corpus(config, tmp_path / "cache")
-    archive.unlink()
-    _check(open_corpus(config, tmp_path / "cache"))
-
-
-@pytest.mark.parametrize("note", [None, "not a hash", "", b"\xff"])
-def test_an_archive_put_there_by_hand_needs_no_record(
-    tmp_path: Path, noted: tuple[DataConfig, Path], note: str | bytes | None
-) -> None:
-    config, archive = noted
-    archive.parent.mkdir(parents=True)
-    (tmp_path / archive.name).rename(archive)
-    if note is not None:
-        data = note.encode() if isinstance(note, str) else note
-        archive.with_name(f"{archive.name}.sha256").write_bytes(data)
-    _check(open_corpus(config, tmp_path / "cache"))
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("name", "../kftt"),
-        ("name", "/nonexistent/kftt"),
-        ("name", ".."),
-        ("name", ""),
-        ("files", "/etc/hosts"),
-        ("files", "sub/../../x.tgz"),
-        ("downloads", "../x.tgz"),
-        ("downloads", "/nonexistent/x.tgz"),
-        ("downloads", "..\\x.tgz"),
-        ("splits", "a/b"),
-        ("splits", ".."),
-    ],
-)
-def test_names_that_lead_out_of_the_cache_are_refused(
-    tmp_path: Path, noted: tuple[DataConfig, Path], key: str, value: str
-) -> None:
-    config, _ = noted
-    origin = config.origins[0]
-    if key == "name":
-        origin["name"] = value
-    elif key == "files":
-        origin["archives"]["kftt"]["files"].append(value)
-    elif key == "downloads":
-        origin["archives"]["kftt"]["downloads"][0]["file"] = value
-    else:
-        origin["splits"][value] = origin["splits"]["test"]
-    with pytest.raises(
-        ConfigError, match=rf"data\.origins\[0\]\..*{key}.*{re.escape(repr(value))}"
-    ):
-        open_corpus(config, tmp_path / "cache")
-    assert not (tmp_path / "cache").exists()
-
-
-@pytest.mark.parametrize("name", ["../test", "a/b", "/nonexistent/test", ".."])
-def test_a_split_that_cannot_name_a_file_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ConfigError, match=r"data\.test .*without / in it"):
-        _open(tmp_path, "kftt", dir=str(tmp_path), test=[name])
-    with pytest.raises(ConfigError, match=r"data\.valid .*without / in it"):
-        _open(tmp_path, "kftt", dir=str(tmp_path), valid=name)
-
-
 def test_incomplete_and_damaged_archives_are_named(tmp_path: Path) -> None:
     write_wmt14(tmp_path)
     whole = (tmp_path / "test-full.tgz").read_bytes()
@@ -330,13 +169,55 @@ def test_incomplete_and_damaged_archives_are_named(tmp_path: Path) -> None:
         list(corpus.text("test_newstest2014"))
 
 
-def test_misaligned_training_archive_names_both_counts(tmp_path: Path) -> None:
-    write_iwslt_zip(tmp_path)
-    members = {
-        "de-en/train.tags.de-en.de": iwslt_tags(["a", "b", "c"]),
-        "de-en/train.tags.de-en.en": iwslt_tags(["a", "b"]),
-    }
-    write_zip(tmp_path / "de-en.zip", members)
-    corpus = _open(tmp_path, "iwslt17", dir=str(tmp_path))
-    with pytest.raises(DataError, match=r"train\.tags\.de-en\.de has 3 lines.* has 2"):
-        list(corpus.train_text())
+def test_newstest2013_as_plain_text(tmp_path: Path) -> None:
+    write_wmt14(tmp_path)
+    sides = sides_of(VALID, "en", "de")
+    write_tar(tmp_path / "dev.tgz", {f"dev/newstest2013.{c}": plain(sides[c]) for c in sides})
+    assert list(_open(tmp_path, "wmt14", dir=str(tmp_path)).text("valid")) == VALID
+
+
+def test_download_then_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_kftt(tmp_path)
+    archive = tmp_path / "kftt-data-1.0.tar.gz"
+    config = data_config("kftt")
+    entry = config.origins[1]["archives"]["kftt"]["downloads"][0]
+    del config.origins[0]
+    with served(tmp_path) as address:
+        entry["url"] = f"{address}/{archive.name}"
+        with pytest.raises(DataError, match=r"not the published file: SHA1"):
+            open_corpus(config, tmp_path / "cache")
+        entry["sha1"] = hashlib.sha1(archive.read_bytes()).hexdigest()
+        _check(open_corpus(config, tmp_path / "cache"))
+    monkeypatch.setattr("headwise.data.corpora.archive.download", _no_network)
+    _check(open_corpus(config, tmp_path / "cache"))
+    downloaded = tmp_path / "cache" / "downloads" / "kftt" / archive.name
+    downloaded.write_bytes(archive.read_bytes() + b"more")
+    with pytest.raises(DataError, match=r"is not the published file: sha1 .* Delete it"):
+        open_corpus(config, tmp_path / "cache")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("name", "../kftt"),
+        ("files", "sub/../../x.tgz"),
+        ("downloads", "/nonexistent/x.tgz"),
+        ("splits", ".."),
+    ],
+)
+def test_names_that_lead_out_of_the_cache_are_refused(tmp_path: Path, key: str, value: str) -> None:
+    config = data_config("kftt")
+    origin = config.origins[1]
+    archive = origin["archives"]["kftt"]
+    if key == "name":
+        origin["name"] = value
+    elif key == "files":
+        archive["files"].append(value)
+    elif key == "downloads":
+        archive["downloads"][0]["file"] = value
+    else:
+        origin["splits"][value] = origin["splits"]["test"]
+    named = rf"data\.origins\[1\]\..*{key}.*{re.escape(repr(value))}"
+    with pytest.raises(ConfigError, match=named):
+        open_corpus(config, tmp_path / "cache")
+    assert not (tmp_path / "cache").exists()

@@ -8,16 +8,13 @@ import subprocess
 import sys
 from collections import Counter
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 
-import headwise
 from headwise.data.builtin import BuiltinCorpus, corpus
-from headwise.data.builtin.clauses import Clause, Gap, verb_parts
 from headwise.data.builtin.corpus import compound_forms, held_out, words_of
 from headwise.data.builtin.lexicon import ADJECTIVES, COMPOUNDS, NOUNS, VERBS
-from headwise.data.builtin.phrases import DETERMINERS, Phrase, noun_phrase, pronoun
+from headwise.data.builtin.phrases import DETERMINERS, noun_phrase
 from headwise.data.builtin.rules import RULES
 from headwise.data.builtin.sampler import Sampler
 from headwise.errors import ConfigError
@@ -50,23 +47,18 @@ def test_no_sentence_comes_twice(splits: dict[str, Pairs]) -> None:
         assert len(set(sentences)) == len(sentences), "splits or pairs share a sentence"
 
 
-def test_same_text_in_every_process_and_without_torch() -> None:
+def test_same_text_in_every_process() -> None:
     program = (
-        "import hashlib, sys\n"
+        "import hashlib\n"
         "from headwise.data.builtin import BuiltinCorpus\n"
         "c = BuiltinCorpus('de', 'en', 7, 600, 50, 50)\n"
         "text = repr([list(c.pairs(split)) for split in c.splits()])\n"
-        "print(hashlib.sha256(text.encode()).hexdigest(), c.identity('train'))\n"
-        "assert 'torch' not in sys.modules"
+        "print(hashlib.sha256(text.encode()).hexdigest(), c.identity('train'))"
     )
     outputs = set()
     for hash_seed in ("0", "123"):
-        folder = str(Path(headwise.__file__).parents[1])
-        environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": folder}
-        command = [sys.executable, "-c", program]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        outputs.add(done.stdout)
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        outputs.add(subprocess.check_output([sys.executable, "-c", program], env=environment))
     assert len(outputs) == 1
 
 
@@ -87,22 +79,13 @@ def test_prefix_direction_and_small_sizes(splits: dict[str, Pairs]) -> None:
     assert [len(list(small.pairs(split))) for split in small.splits()] == [20, 5, 5]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ({"source": "fr", "target": "en"}, ["data.source", "'fr'", "de, en"]),
-        ({"source": "de", "target": "eng"}, ["data.target", "'eng'", "Did you mean en?"]),
-        ({"source": "de", "target": "de"}, ["data.target", "'de'"]),
-        ({"source": "de", "target": "en", "n_test": 0}, ["n_test", "0"]),
-    ],
-)
-def test_refusals(arguments: dict[str, object], words: list[str]) -> None:
-    with pytest.raises(ConfigError) as caught:
-        BuiltinCorpus(**arguments)  # type: ignore[arg-type]
-    assert all(word in str(caught.value) for word in words)
-
-
-def test_unknown_split() -> None:
+def test_refusals() -> None:
+    with pytest.raises(ConfigError, match=r"data\.target.*'eng'.*Did you mean en\?"):
+        BuiltinCorpus("de", "eng")
+    with pytest.raises(ConfigError, match=r"data\.target.*'de'"):
+        BuiltinCorpus("de", "de")
+    with pytest.raises(ConfigError, match=r"n_test.* 0"):
+        BuiltinCorpus("de", "en", n_test=0)
     with pytest.raises(ConfigError, match="Did you mean train"):
         next(BuiltinCorpus("de", "en").pairs("tain"))
 
@@ -179,7 +162,6 @@ _PHENOMENA = {
         r"^\w+ ",
         7,
     ),
-    "fronted place": (r"^(Im|In|Am|Auf) ", r"^(In|At|On) ", 25),
     "perfect": (r"\b(hat|haben|habe|hast|ist|sind|bin|bist)\b.* \w*ge\w+\b", "", 100),
     "modal": (
         r"\b(kann|muss|soll|darf|können|müssen|sollen|dürfen)\b",
@@ -189,16 +171,9 @@ _PHENOMENA = {
     "future": (r"\b(werde|wirst|wird|werden)\b .*en\b", r"\bwill\b", 8),
     "dass": (r", dass .* \w+", r" that ", 40),
     "weil": (r", weil |^Weil ", r"[Bb]ecause ", 30),
-    "ob": (r", ob ", r" whether ", 15),
-    "wenn": (r", wenn |^Wenn ", r"[Ww]hen ", 10),
-    "als": (r", als |^Als ", r"[Ww]hen ", 10),
     "relative": (r", (der|die|das|den|dem|denen) .*", r" (who|which) ", 100),
-    "embedded wo": (r", wo ", r" where ", 5),
     "embedded wer": (r", wer ", r" who ", 8),
-    "embedded was": (r", was ", r" what ", 5),
     "wer question": (r"^Wer .*\?$", r"^Who .*\?$", 8),
-    "was question": (r"^Was .*\?$", r"^What (do|did|does|can|will|may|should) .*\?$", 5),
-    "wo question": (r"^Wo .*\?$", r"^Where .*\?$", 5),
     "warum question": (r"^Warum .*\?$", r"^Why .*\?$", 5),
     "welcher": (r"[Ww]elche\w? ", r"[Ww]hich ", 8),
     "yes or no": (r"^(\w+t|\w+en|\w+st|Ist|Kann|Muss) .*\?$", r"^(D|I|C|H|W|M|S|A)", 25),
@@ -209,12 +184,8 @@ _PHENOMENA = {
     "kein": (r"\bkein(e|en|em|er)?\b", r"\bnot\b.* (an?|any) ", 4),
     "pronoun it": (r"\b(er|sie|ihn|es)\b", r"\bit\b", 15),
     "er is it": (r", weil er .* (ist|war)\b", r"\bit (is|was)\b", 1),
-    "number": (r"\b(zwei|drei|vier|fünf|zwölf)\b", r"\b(two|three|four|five|twelve)\b", 4),
     "name": (r"\b(Anna|Peter|Emma|Paul)\b", r"\b(Anna|Peter|Emma|Paul)\b", 20),
-    "hyphen": (r"(U-Bahn-|CD-|E-Mail|T-Shirt|E-Bike)", r"(subway|CD|email|T-shirt|e-bike)", 5),
     "possessive": (r"\b([Ss]ein|[Ii]hr)(e|en|em|er)?\b", r"\b(his|her|its|their)\b", 50),
-    "direction": (r"\bnach Berlin\b|\bins |\bin (die|den) ", r"\bto Berlin\b|\binto ", 15),
-    "weak noun": (r"\b(Studenten|Bauern|Löwen|Polizisten)\b", "", 10),
 }
 
 
@@ -318,51 +289,3 @@ def test_declension(
     chosen = DETERMINERS["plural" if plural else "singular"][determiner]
     made = noun_phrase(_NOUN[noun], case, chosen, plural, ADJECTIVES[0])
     assert (made.de, made.en) == (german, english)
-
-
-def _phrase(noun: str, case: str = "nom") -> Phrase:
-    return noun_phrase(_NOUN[noun], case, DETERMINERS["singular"]["the"], False, None)
-
-
-@pytest.mark.parametrize(
-    ("tense", "main", "last", "english", "question"),
-    [
-        ("present", "ruft den Koch an", "anruft", "calls", "does the teacher call"),
-        ("past", "hat den Koch angerufen", "angerufen hat", "called", "did the teacher call"),
-        ("können", "kann den Koch anrufen", "anrufen kann", "can call", "can the teacher call"),
-        (
-            "müssen",
-            "muss den Koch anrufen",
-            "anrufen muss",
-            "has to call",
-            "does the teacher have to call",
-        ),
-    ],
-)
-def test_separable_verb_in_every_order(
-    tense: str, main: str, last: str, english: str, question: str
-) -> None:
-    teacher, cook = _phrase("Lehrerin"), _phrase("Koch", "acc")
-    clause = Clause(teacher, _VERB["anrufen"], tense, False, Gap(""))
-    clause.de, clause.en = map(dict, verb_parts(_VERB["anrufen"], tense, 2, False))
-    clause.add("subject", teacher.de, teacher.en)
-    clause.add("definite", cook.de, cook.en, "object")
-    assert clause.spelled("de", "main") == f"die Lehrerin {main}"
-    assert clause.spelled("de", "verb_final") == f"die Lehrerin den Koch {last}"
-    assert clause.spelled("de", "infinitive") == "den Koch anzurufen"
-    assert clause.spelled("en", "main") == f"the teacher {english} the cook"
-    assert clause.spelled("en", "question") == f"{question} the cook"
-
-
-def test_every_english_word_stands_for_one_german_word() -> None:
-    for words in (
-        {(n.de, n.en) for n in (*NOUNS, *COMPOUNDS)},
-        {(n.de_plural, n.en_plural) for n in (*NOUNS, *COMPOUNDS) if n.de_plural},
-        {(a.de, a.en) for a in ADJECTIVES},
-        {
-            (de, f"{v.en} {v.en_particle}") for de, v in _VERB.items() if de != "wissen"
-        },  # kennen: know
-    ):
-        assert len({de for de, _ in words}) == len({en for _, en in words}) == len(words)
-    girl = pronoun(_phrase("Mädchen"), "nom")
-    assert (girl.de, girl.en, girl.own) == ("es", "she", ("sein", "her"))

@@ -13,7 +13,6 @@ from headwise.config.schema import CleaningConfig
 from headwise.data import conversion
 from headwise.data.conversion import ParallelText, write_text
 from headwise.data.corpus import Corpus
-from headwise.errors import DataError
 
 ODD = ["", "a\u2028b\u0085c\rd", "ends so\r", "\ufeffmark", " kept ", "寺院 🙂", "last"]
 
@@ -61,22 +60,3 @@ def test_other_text_rules_or_languages_are_another_conversion(fake: Corpus, tmp_
     assert [len(text) for text in texts] == [600, 600, len(texts[2]), 7, 9]
     # rules of cleaning change no test set
     assert others[1].text("valid").paths == fake.text("valid").paths
-
-
-def test_a_text_that_breaks_off_leaves_nothing(fake: Corpus, tmp_path: Path) -> None:
-    def broken(split: str) -> object:
-        yield "a", "b"
-        raise DataError(f"{split}, line 2: not UTF-8")
-
-    fake.source.pairs = broken  # type: ignore[method-assign, assignment]
-    with pytest.raises(DataError, match="line 2"):
-        fake.train_text()
-    assert list((tmp_path / "corpora" / "fake").iterdir()) == []
-
-
-def test_a_damaged_conversion_is_made_again(fake: Corpus) -> None:
-    text = fake.train_text()
-    pairs, path = list(text), text.paths[1]
-    path.write_bytes(path.read_bytes()[:-1])
-    assert list(fake.train_text()) == pairs
-    assert fake.source.n_read == 2  # type: ignore[attr-defined]

@@ -7,7 +7,7 @@ import sys
 
 
 def test_text_is_encoded_without_torch() -> None:
-    modules = ("corpus", "corpora.archive", "corpora.hub", "encoded", "encoding")
+    modules = ("builtin", "corpus", "corpora.archive", "corpora.hub", "encoded", "encoding")
     modules = (*("data." + name for name in modules), "commands.prepare")
     program = "".join(f"import headwise.{name}\n" for name in modules)
     program += "import sys; print(sorted({'torch', 'hydra', 'wandb'} & sys.modules.keys()))"

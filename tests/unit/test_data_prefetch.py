@@ -84,23 +84,6 @@ def test_no_thread_is_left_and_none_begun_in_vain() -> None:
     batches.close()
 
 
-def test_no_more_is_made_than_was_asked_for() -> None:
-    made = []
-
-    class Counted(BatchLoader):
-        def __next__(self) -> Batch:
-            made.append(None)
-            return super().__next__()
-
-    with Prefetched(Counted(SPLIT, 60, seed=3), depth=2) as batches:
-        next(batches)
-        deadline = time.monotonic() + 10
-        while len(made) < 4 and time.monotonic() < deadline:
-            time.sleep(0.01)
-        time.sleep(0.05)
-        assert len(made) == 4  # one taken, two waiting, one in the thread's hands
-
-
 def test_an_error_outside_does_not_wait_for_an_encoding() -> None:
     begun, may_end = threading.Event(), threading.Event()
 

@@ -5,27 +5,37 @@ Letters: B batch, H heads, Q queries, K keys, D width.
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 import torch
 
+from contract_checks import (
+    SHORT,
+    B,
+    D,
+    E,
+    H,
+    K,
+    Q,
+    assert_cached_decoding_equals_uncached,
+    assert_every_parameter_gets_a_finite_gradient,
+    assert_state_saves_and_loads,
+    ids,
+    inputs_of,
+    model_of,
+    states,
+)
 from headwise.attention.build import AttentionFactory, unsupported_sites
 from headwise.attention.mask import Mask
 from headwise.attention.place import Place
 from headwise.attention.protocol import Attention
 from headwise.config.folders import group_choices, group_node
 from headwise.config.instantiate import target_class
-from headwise.config.schema import SITES, ModelConfig
+from headwise.config.schema import SITES
 from headwise.errors import ConfigError
 from headwise.model.transformer import Transformer
 from weights_recorded import with_weights
 
 VARIANTS = group_choices("attention")
-B, H, E, Q, K = 3, 4, 8, 5, 7
-D = H * E
-MODEL = ModelConfig("contract", 2, 2, D, H, 2 * D)
-VOCABULARY = 11
 
 
 def supports(variant: str, site: str) -> bool:
@@ -45,11 +55,6 @@ def site_factory(variant: str, site: str, dropout: float = 0.0) -> AttentionFact
     return AttentionFactory({"attention": common}, {"attention": own}, dropout)
 
 
-def states(length: int, seed: int, scale: float = 1.0) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return scale * torch.randn(B, length, D, generator=generator)
-
-
 def cases() -> list[tuple[str, str]]:
     return [(v, s) for v in VARIANTS for s in SITES if supports(v, s)]
 
@@ -58,18 +63,7 @@ def make_model(variant: str) -> Transformer:
     torch.manual_seed(0)
     sites = {s: group_node("attention", variant) for s in SITES if supports(variant, s)}
     common = {"attention": group_node("attention", "softmax")}
-    factory = AttentionFactory(common, {"attention": sites})
-    config = dataclasses.replace(MODEL, dropout=0.0, activation_dropout=0.0)
-    return Transformer(config, VOCABULARY, VOCABULARY, True, factory, seed=3)
-
-
-def inputs_of(site: str) -> tuple[torch.Tensor, torch.Tensor, Mask]:
-    query = states(Q, 1)
-    if site == "cross":
-        return query, states(K, 2), Mask(key_lengths_B=torch.tensor([K, 4, 1]))
-    if site == "decoder_self":
-        return query, query, Mask(causal=True)
-    return query, query, Mask(key_lengths_B=torch.tensor([Q, 3, 1]))
+    return model_of(AttentionFactory(common, {"attention": sites}))
 
 
 @pytest.mark.parametrize(("variant", "site"), cases())
@@ -145,20 +139,13 @@ def test_the_future_changes_nothing(variant: str) -> None:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_cached_decoding_equals_uncached(variant: str) -> None:
-    model = make_model(variant).eval()
-    source, target = ids(Q, 1), ids(6, 2)
-    memory = model.encode(source, torch.tensor([Q, 4, 2]))
-    whole = model.decode(target, memory)
-    cache = model.make_cache()
-    steps = [model.decode(target[:, i : i + 1], memory, cache) for i in range(3)]
-    steps.append(model.decode(target[:, 3:], memory, cache))  # several positions at once
-    torch.testing.assert_close(torch.cat(steps, dim=1), whole, rtol=1e-4, atol=1e-4)
+    assert_cached_decoding_equals_uncached(make_model(variant))
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_reordered_cache_goes_on_as_its_rows(variant: str) -> None:
     model = make_model(variant).eval()
-    source, lengths, target = ids(Q, 1), torch.tensor([Q, 4, 2]), ids(4, 2)
+    source, lengths, target = ids(Q, 1), SHORT, ids(4, 2)
     rows = torch.tensor([2, 0, 0, 1])
     memory = model.encode(source, lengths)
     cache = model.make_cache()
@@ -173,31 +160,12 @@ def test_a_reordered_cache_goes_on_as_its_rows(variant: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_parameter_gets_a_finite_gradient(variant: str, dtype: torch.dtype) -> None:
-    model = make_model(variant).train()
-    reduced = dtype is torch.bfloat16
-    with torch.autocast("cpu", dtype, enabled=reduced):
-        output = model(ids(Q, 1), torch.tensor([Q, 4, 2]), ids(6, 2))
-        loss = torch.nn.functional.cross_entropy(output.flatten(0, 1).float(), ids(6, 3).flatten())
-    assert torch.isfinite(loss)
-    loss.backward()
-    for name, parameter in model.named_parameters():
-        assert parameter.grad is not None, f"{name} got no gradient"
-        assert torch.isfinite(parameter.grad).all(), f"{name} got a gradient that is not finite"
-        if not name.endswith("key.bias"):  # a constant added to all scores of a row does nothing
-            assert parameter.grad.abs().max() > 0, f"{name} got a gradient of zero"
+    assert_every_parameter_gets_a_finite_gradient(make_model(variant), dtype)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_state_saves_and_loads(variant: str) -> None:
-    model = make_model(variant).eval()
-    torch.manual_seed(99)
-    other = make_model(variant).eval()
-    with torch.no_grad():
-        for parameter in other.parameters():
-            parameter.add_(1.0)
-    other.load_state_dict(model.state_dict())
-    arguments = (ids(Q, 1), torch.tensor([Q, 4, 2]), ids(6, 2))
-    torch.testing.assert_close(other(*arguments), model(*arguments), rtol=0, atol=0)
+    assert_state_saves_and_loads(make_model(variant), make_model(variant))
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -244,8 +212,3 @@ def test_declared_limits_are_refused_with_alternatives(
     with pytest.raises(ConfigError, match=f"attention@sites.{site}=.*softmax") as refused:
         AttentionFactory({"attention": common}, {"attention": {site: own}})
     assert reason in str(refused.value)
-
-
-def ids(length: int, seed: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(4, VOCABULARY, (B, length), generator=generator)

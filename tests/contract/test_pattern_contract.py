@@ -5,13 +5,21 @@ Letters: B batch, H heads, N positions, D width.
 
 from __future__ import annotations
 
-import dataclasses
 from itertools import product
 from typing import Any
 
 import pytest
 import torch
 
+from contract_checks import (
+    E,
+    H,
+    assert_cached_decoding_equals_uncached,
+    assert_every_parameter_gets_a_finite_gradient,
+    ids,
+    model_of,
+    states,
+)
 from headwise.attention.build import AttentionFactory
 from headwise.attention.mask import Mask
 from headwise.attention.pattern import Pattern
@@ -21,16 +29,12 @@ from headwise.attention.scores import ScoreAttention
 from headwise.attention.sparse_pattern import COMBINATIONS
 from headwise.config.folders import group_choices, group_node
 from headwise.config.instantiate import target_class
-from headwise.config.schema import SITES, ModelConfig
+from headwise.config.schema import SITES
 from headwise.model.transformer import Transformer
 from weights_recorded import with_weights
 
 PATTERNS = group_choices("pattern")
 NORMALISERS = ("softmax", "alpha_entmax")
-B, H, E = 3, 4, 8
-D = H * E
-MODEL = ModelConfig("contract", 2, 2, D, H, 2 * D)
-VOCABULARY = 11
 N = 70  # long enough for the block-sparse path to save something
 LENGTHS = torch.tensor([N, 9, 2])
 BLOCKS = "block_sparse_from"
@@ -80,18 +84,7 @@ def make_model(pattern: str, normaliser: str, from_length: int | None = None) ->
         {"attention": group_node("attention", normaliser)},
         {"pattern": {s: node_of(pattern, from_length) for s in SITES if supports(pattern, s)}},
     )
-    config = dataclasses.replace(MODEL, dropout=0.0, activation_dropout=0.0)
-    return Transformer(config, VOCABULARY, VOCABULARY, True, factory, seed=3)
-
-
-def states(n: int, seed: int, scale: float = 1.0) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return scale * torch.randn(B, n, D, generator=generator)
-
-
-def ids(n: int, seed: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(4, VOCABULARY, (B, n), generator=generator)
+    return model_of(factory)
 
 
 def cases() -> list[tuple[str, str]]:
@@ -172,16 +165,11 @@ def test_the_future_changes_nothing(pattern: str, normaliser: str) -> None:
 
 @pytest.mark.parametrize(("pattern", "normaliser"), cases())
 def test_cached_decoding_equals_uncached(pattern: str, normaliser: str) -> None:
+    # a prompt, one position at a time, and several at once
+    steps = [(0, 54), *((i, i + 1) for i in range(54, 63)), (63, 66)]
     for way in ways(pattern):
-        model = make_model(pattern, normaliser, way).eval()
-        source, target = ids(N, 1), ids(66, 2)
-        memory = model.encode(source, LENGTHS)
-        whole = model.decode(target, memory)
-        cache = model.make_cache()
-        # a prompt, one position at a time, and several at once
-        pieces = [(0, 54), *((i, i + 1) for i in range(54, 63)), (63, 66)]
-        steps = [model.decode(target[:, i:j], memory, cache) for i, j in pieces]
-        torch.testing.assert_close(torch.cat(steps, dim=1), whole, rtol=1e-4, atol=1e-4)
+        model = make_model(pattern, normaliser, way)
+        assert_cached_decoding_equals_uncached(model, LENGTHS, steps)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -190,19 +178,8 @@ def test_every_parameter_gets_a_finite_gradient(
     pattern: str, normaliser: str, dtype: torch.dtype
 ) -> None:
     for way in ways(pattern):
-        model = make_model(pattern, normaliser, way).train()
-        reduced = dtype is torch.bfloat16
-        with torch.autocast("cpu", dtype, enabled=reduced):
-            output = model(ids(N, 1), LENGTHS, ids(66, 2))
-            loss = torch.nn.functional.cross_entropy(
-                output.flatten(0, 1).float(), ids(66, 3).flatten()
-            )
-        loss.backward()
-        for name, parameter in model.named_parameters():
-            assert parameter.grad is not None, f"{name} got no gradient"
-            assert torch.isfinite(parameter.grad).all(), f"{name} got a gradient that is not finite"
-            if not name.endswith("key.bias"):  # a constant on all scores of a row does nothing
-                assert parameter.grad.abs().max() > 0, f"{name} got a gradient of zero"
+        model = make_model(pattern, normaliser, way)
+        assert_every_parameter_gets_a_finite_gradient(model, dtype, LENGTHS, n_target=66)
 
 
 @pytest.mark.parametrize(("pattern", "normaliser"), [c for c in cases() if len(ways(c[0])) > 1])

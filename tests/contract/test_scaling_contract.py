@@ -5,13 +5,25 @@ Letters: B batch, H heads, Q queries, K keys, E head width, D width.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
+from contract_checks import (
+    B,
+    D,
+    E,
+    H,
+    K,
+    Q,
+    assert_cached_decoding_equals_uncached,
+    assert_every_parameter_gets_a_finite_gradient,
+    assert_state_saves_and_loads,
+    inputs_of,
+    model_of,
+    states,
+)
 from headwise.attention.build import AttentionFactory
 from headwise.attention.mask import Mask
 from headwise.attention.parts import Scaling
@@ -19,7 +31,7 @@ from headwise.attention.place import Place
 from headwise.attention.protocol import Attention
 from headwise.config.folders import group_choices, group_node
 from headwise.config.instantiate import instantiate, target_class
-from headwise.config.schema import SITES, ModelConfig
+from headwise.config.schema import SITES
 from headwise.model.transformer import Transformer
 from weights_recorded import with_weights
 
@@ -33,10 +45,6 @@ NODES: dict[str, Any] = {
     for own in [{}, *OPTIONS.get(name, [])]
 }
 MAPS = ["softmax", "alpha_entmax"]
-B, H, E, Q, K = 3, 4, 8, 5, 7
-D = H * E
-MODEL = ModelConfig("contract", 2, 2, D, H, 2 * D, dropout=0.0, activation_dropout=0.0)
-VOCABULARY = 11
 
 every_choice = pytest.mark.parametrize("choice", NODES)
 every_map = pytest.mark.parametrize("normaliser", MAPS)
@@ -55,31 +63,12 @@ def factory(choice: str, normaliser: str) -> AttentionFactory:
     return AttentionFactory(choices, {"scaling": sites})
 
 
+def make_model(choice: str, normaliser: str) -> Transformer:
+    return model_of(factory(choice, normaliser))
+
+
 def build(choice: str, normaliser: str, site: str) -> Attention:
     return factory(choice, normaliser)(Place(site, 1, H, E)).eval()
-
-
-def make_model(choice: str, normaliser: str) -> Transformer:
-    config = dataclasses.replace(MODEL)
-    return Transformer(config, VOCABULARY, VOCABULARY, True, factory(choice, normaliser), seed=3)
-
-
-def states(length: int, seed: int) -> Tensor:
-    return torch.randn(B, length, D, generator=torch.Generator().manual_seed(seed))
-
-
-def ids(length: int, seed: int) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(4, VOCABULARY, (B, length), generator=generator)
-
-
-def inputs_of(site: str) -> tuple[Tensor, Tensor, Mask]:
-    query = states(Q, 1)
-    if site == "cross":
-        return query, states(K, 2), Mask(key_lengths_B=torch.tensor([K, 4, 1]))
-    if site == "decoder_self":
-        return query, query, Mask(causal=True)
-    return query, query, Mask(key_lengths_B=torch.tensor([Q, 3, 1]))
 
 
 @every_choice
@@ -139,14 +128,7 @@ def test_padding_changes_nothing(choice: str, normaliser: str, site: str) -> Non
 @every_choice
 @every_map
 def test_cached_decoding_equals_uncached(choice: str, normaliser: str) -> None:
-    model = make_model(choice, normaliser).eval()
-    target = ids(6, 2)
-    memory = model.encode(ids(Q, 1), torch.tensor([Q, 4, 2]))
-    whole = model.decode(target, memory)
-    cache = model.make_cache()
-    steps = [model.decode(target[:, i : i + 1], memory, cache) for i in range(3)]
-    steps.append(model.decode(target[:, 3:], memory, cache))  # several positions at once
-    torch.testing.assert_close(torch.cat(steps, dim=1), whole, rtol=1e-4, atol=1e-4)
+    assert_cached_decoding_equals_uncached(make_model(choice, normaliser))
 
 
 @every_choice
@@ -155,16 +137,7 @@ def test_cached_decoding_equals_uncached(choice: str, normaliser: str) -> None:
 def test_every_parameter_gets_a_finite_gradient(
     choice: str, normaliser: str, dtype: torch.dtype
 ) -> None:
-    model = make_model(choice, normaliser).train()
-    with torch.autocast("cpu", dtype, enabled=dtype is torch.bfloat16):
-        output = model(ids(Q, 1), torch.tensor([Q, 4, 2]), ids(6, 2))
-        loss = torch.nn.functional.cross_entropy(output.flatten(0, 1).float(), ids(6, 3).flatten())
-    loss.backward()
-    for name, parameter in model.named_parameters():
-        assert parameter.grad is not None, f"{name} got no gradient"
-        assert torch.isfinite(parameter.grad).all(), f"{name} got a gradient that is not finite"
-        if not name.endswith("key.bias"):  # a constant added to all scores of a row does nothing
-            assert parameter.grad.abs().max() > 0, f"{name} got a gradient of zero"
+    assert_every_parameter_gets_a_finite_gradient(make_model(choice, normaliser), dtype)
 
 
 @every_choice
@@ -178,14 +151,8 @@ def test_the_projections_start_as_without_it(choice: str) -> None:
 
 @every_choice
 def test_state_statistics_and_head_axes(choice: str) -> None:
-    model = make_model(choice, "softmax").eval()
-    other = make_model(choice, "softmax").eval()
-    with torch.no_grad():
-        for parameter in other.parameters():
-            parameter.add_(1.0)
-    other.load_state_dict(model.state_dict())
-    arguments = (ids(Q, 1), torch.tensor([Q, 4, 2]), ids(6, 2))
-    assert torch.equal(other(*arguments), model(*arguments))
+    model = make_model(choice, "softmax")
+    assert_state_saves_and_loads(model, make_model(choice, "softmax"))
     for _, _, attention in model.attentions():
         for name, values in attention.stats().items():
             assert values.shape == (H,), name

@@ -21,7 +21,7 @@ def test_any_course_of_steps_equals_joining_and_selecting(
     cache = KeyValueCache(static=False)
     n_rows, expected = 4, [torch.zeros(4, 2, 0, 3), torch.zeros(4, 2, 0, 3)]
     for _ in range(3 * FIRST_LENGTH):
-        n_new = numbers.choice([1, 1, 1, 3])
+        n_new = numbers.choice([1, 1, 1, 1, 1, 3, 3 * FIRST_LENGTH])
         new = [torch.randn(n_rows, 2, n_new, 3) for _ in range(2)]
         expected = [torch.cat(pair, dim=2) for pair in zip(expected, new, strict=True)]
         found = cache.update(new[0], new[1])
@@ -32,28 +32,6 @@ def test_any_course_of_steps_equals_joining_and_selecting(
         expected = [states[rows] for states in expected]
         assert all(map(torch.equal, cache.content(), expected))
     assert cache.length == expected[0].shape[2]
-
-
-def test_a_static_cache_keeps_what_it_was_given() -> None:
-    cache = KeyValueCache(static=True)
-    cache.reorder(torch.tensor([1, 0]))  # nothing is there yet
-    assert not cache.is_complete
-    key = torch.randn(3, 5, 2, 4).transpose(1, 2)
-    value = torch.randn(3, 5, 2, 4).transpose(1, 2)
-    cache.update(key, value)
-    assert cache.is_complete
-    rows = torch.tensor([2, 2, 0, 1])
-    cache.reorder(rows)
-    cache.reorder(torch.tensor([3, 1]))
-    assert torch.equal(cache.content()[0], key[rows][[3, 1]])
-    assert torch.equal(cache.content()[1], value[rows][[3, 1]])
-
-
-def test_a_step_may_be_longer_than_twice_what_is_there() -> None:
-    cache = KeyValueCache(static=False)
-    first, second = torch.randn(2, 2, 2, FIRST_LENGTH + 1, 3), torch.randn(2, 2, 2, 40, 3)
-    assert all(map(torch.equal, cache.update(*first), first))
-    assert all(map(torch.equal, cache.update(*second), torch.cat((first, second), dim=3)))
 
 
 @pytest.mark.parametrize("rows", [[0, 3, 2], [0, 3, 2, 3]])
@@ -73,8 +51,3 @@ def test_nothing_is_read_back_from_an_accelerator() -> None:
         for n_rows in (4, 3, 6):
             cache.reorder(torch.empty(n_rows, dtype=torch.long))
             assert cache.content()[0].shape == (n_rows, 2, 1, 3)
-
-
-def test_an_empty_cache_has_no_content() -> None:
-    with pytest.raises(RuntimeError, match="update it first"):
-        KeyValueCache(static=False).content()

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from headwise.attention.linear import (
     LinearAttention,
-    LinearCache,
     causal_product,
     positive_elu,
 )
@@ -115,33 +114,6 @@ def test_the_feature_map_is_elu_plus_one_and_never_zero() -> None:
     assert torch.isfinite(far).all()
 
 
-@pytest.mark.parametrize("causal", [False, True])
-def test_gradients_of_the_module(causal: bool) -> None:
-    attention = make("decoder_self", chunk_size=2)
-    mask = Mask(key_lengths_B=torch.tensor([5, 3]), causal=causal)
-
-    def context(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        found: Tensor = attention(query, key, value, mask)
-        return found
-
-    inputs = [states(5, seed, batch=2).requires_grad_() for seed in (1, 2, 3)]
-    assert torch.autograd.gradcheck(context, inputs)
-
-
-def test_chunks_of_any_size_agree() -> None:
-    read = states(23, 1)
-    found = []
-    for chunk_size in (1, 4, 23, 64):
-        attention = make("decoder_self", chunk_size)
-        own = read.clone().requires_grad_()
-        context = attention(own, own, own, Mask(causal=True))
-        (context * states(23, 5)).sum().backward()
-        found.append((context.detach(), own.grad))
-    for context, grad in found[1:]:
-        torch.testing.assert_close(context, found[0][0], rtol=0, atol=1e-11)
-        torch.testing.assert_close(grad, found[0][1], rtol=0, atol=1e-11)
-
-
 def test_decoding_keeps_sums_of_constant_size_and_equals_no_cache() -> None:
     attention, target = make("decoder_self"), states(17, 1)
     whole = attention(target, target, target, Mask(causal=True))
@@ -156,20 +128,6 @@ def test_decoding_keeps_sums_of_constant_size_and_equals_no_cache() -> None:
     torch.testing.assert_close(torch.cat(parts, dim=1), whole, rtol=0, atol=1e-11)
     assert sizes == {B * H * E * (E + 1)}
     assert not cache.is_complete
-
-
-@pytest.mark.parametrize("n_new", [1, 3])
-def test_a_reordered_cache_goes_on_as_its_rows(n_new: int) -> None:
-    attention, target = make("decoder_self"), states(5 + n_new, 1)
-    rows = torch.tensor([2, 0, 0, 1])
-    cache = attention.make_cache(static=False)
-    prefix = target[:, :5]
-    attention(prefix, prefix, prefix, Mask(causal=True), cache)
-    cache.reorder(rows)
-    new = target[rows, 5:]
-    step = attention(new, new, new, Mask(causal=True, query_offset=5), cache)
-    whole = attention(target, target, target, Mask(causal=True))[rows, 5:]
-    torch.testing.assert_close(step, whole, rtol=0, atol=1e-11)
 
 
 def test_the_sums_over_a_source_are_taken_once_and_are_small() -> None:
@@ -187,64 +145,6 @@ def test_the_sums_over_a_source_are_taken_once_and_are_small() -> None:
     rest = attention(target[rows, 2:], unread, unread, mask, cache)
     torch.testing.assert_close(first, whole[:, :2], rtol=0, atol=1e-12)
     torch.testing.assert_close(rest, whole[rows, 2:], rtol=0, atol=1e-12)
-
-
-def test_an_empty_cache_has_no_sums() -> None:
-    with pytest.raises(RuntimeError, match="empty"):
-        LinearCache(static=True).sums()
-
-
-def test_keys_before_the_first_query_may_be_given_without_a_cache() -> None:
-    attention, target = make("decoder_self", chunk_size=2), states(9, 1)
-    whole, weights = with_weights(attention, target, target, target, Mask(causal=True))
-    for start in (5, 8):
-        mask = Mask(causal=True, query_offset=start)
-        tail, of_tail = with_weights(attention, target[:, start:], target, target, mask)
-        torch.testing.assert_close(tail, whole[:, start:])
-        torch.testing.assert_close(of_tail, weights[:, :, start:])
-
-
-@pytest.mark.parametrize("causal", [False, True])
-def test_padding_counts_for_nothing_whatever_it_holds(causal: bool) -> None:
-    attention, key = make("decoder_self"), states(K, 1)
-    lengths = torch.tensor([6, 4, 1])
-    mask = Mask(key_lengths_B=lengths, causal=causal)
-    clean, clean_weights = with_weights(attention, key, key, key, mask)
-    longer = torch.cat((key, states(3, 2)), dim=1)
-    for garbage in (1e30, -1e30, math.inf, math.nan):
-        poisoned = longer.clone()
-        for row, length in enumerate(lengths.tolist()):
-            poisoned[row, length:] = garbage
-        found, weights = with_weights(attention, longer, poisoned, poisoned, mask)
-        torch.testing.assert_close(found[:, :K], clean)
-        torch.testing.assert_close(weights[:, :, :K, :K], clean_weights)
-        assert (weights[..., K:] == 0).all()
-
-
-def test_padding_is_known_by_its_place_behind_the_keys_of_a_cache() -> None:
-    attention, key, query = make("encoder_self"), states(K, 1), states(Q, 2)
-    mask = Mask(key_lengths_B=LENGTHS)
-    whole = attention(query, key, key, mask)
-    cache = attention.make_cache(static=False)
-    attention(query, key[:, :3], key[:, :3], mask, cache)
-    found = attention(query, key[:, 3:], key[:, 3:], mask, cache)
-    torch.testing.assert_close(found, whole, rtol=0, atol=1e-12)
-
-
-def test_a_row_without_a_key_gives_zeros_and_no_gradient() -> None:
-    attention = make("cross")
-    query, key = states(Q, 1).requires_grad_(), states(K, 2).requires_grad_()
-    mask = Mask(key_lengths_B=torch.tensor([0, 3, K]))
-    found, weights = with_weights(attention, query, key, key, mask)
-    torch.testing.assert_close(found[0], attention.output.bias.expand(Q, D), rtol=0, atol=0)
-    assert (weights[0] == 0).all()
-    found.square().sum().backward()
-    assert query.grad is not None
-    assert key.grad is not None
-    assert (query.grad[0] == 0).all()
-    assert (key.grad[0] == 0).all()
-    assert torch.isfinite(query.grad).all()
-    assert torch.isfinite(key.grad).all()
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -306,14 +206,6 @@ def test_memory_grows_with_the_length_and_holds_no_state_a_position() -> None:
     assert long < 7 * a_copy, "scores or running sums are kept"
 
 
-def test_what_cannot_be_done_is_refused() -> None:
+def test_a_chunk_without_positions_is_refused() -> None:
     with pytest.raises(ConfigError, match="chunk_size must be at least 1, got 0"):
         LinearAttention(Place("decoder_self", 1, H, E), chunk_size=0)
-    attention, read = make("decoder_self"), states(Q, 1)
-    for static in (False, True):
-        with pytest.raises(ValueError, match="cannot form weights with a cache"):
-            with_weights(attention, read, read, read, Mask(), attention.make_cache(static))
-    with pytest.raises(ValueError, match=r"6 queries from position 2 .* 0 cached and 6 new keys"):
-        attention(read, read, read, Mask(causal=True, query_offset=2))
-    with pytest.raises(ValueError, match=r"6 queries from position 0 .* 0 cached and 9 new keys"):
-        attention(read, states(K, 2), states(K, 2), Mask(causal=True))

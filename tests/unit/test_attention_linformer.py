@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from command_line import composer
 from headwise.attention.build import AttentionFactory
@@ -20,7 +20,6 @@ from headwise.attention.linformer import PROJECTIONS, SHARING, Linformer
 from headwise.attention.mask import Mask
 from headwise.attention.place import Place
 from headwise.attention.scores import ScoreAttention
-from headwise.attention.softmax import Softmax
 from headwise.config.folders import group_node
 from headwise.config.schema import ModelConfig, typed
 from headwise.errors import ConfigError, DataError
@@ -130,22 +129,6 @@ def test_context_follows_the_formula(
 
 
 @every
-def test_gradients(sharing: str, projection: str, before_split: bool) -> None:
-    attention = make(sharing=sharing, projection=projection, before_split=before_split)
-    of_lengths = {n: p for n, p in attention.named_parameters() if "length_projection" in n}
-    mask = Mask(key_lengths_B=torch.tensor([5, 2]))
-
-    def context(query: Tensor, key: Tensor, value: Tensor, *matrices: Tensor) -> Tensor:
-        replaced = dict(zip(of_lengths, matrices, strict=True))
-        found: Tensor = torch.func.functional_call(attention, replaced, (query, key, value, mask))
-        return found
-
-    inputs = [states(n, seed, batch=2).requires_grad_() for n, seed in ((2, 1), (5, 2), (5, 3))]
-    matrices = [p.detach().clone().requires_grad_() for p in of_lengths.values()]
-    assert torch.autograd.gradcheck(context, [*inputs, *matrices])
-
-
-@every
 def test_weights_are_those_on_the_values_of_the_positions(
     sharing: str, projection: str, before_split: bool
 ) -> None:
@@ -169,77 +152,6 @@ def test_weights_are_those_on_the_values_of_the_positions(
     if projection == "mean":
         assert (weights >= 0).all()
         torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights[..., 0]))
-
-
-@every
-def test_padding_counts_for_nothing_however_much_and_whatever_it_holds(
-    sharing: str, projection: str, before_split: bool
-) -> None:
-    attention = make(sharing=sharing, projection=projection, before_split=before_split)
-    query, key, mask = states(Q, 1), states(K, 2), Mask(key_lengths_B=LENGTHS)
-    clean, clean_weights = with_weights(attention, query, key, key, mask)
-    longer = torch.cat((key, states(MAX_LENGTH, 3)), dim=1)  # more than max_length
-    for garbage in (1e30, -1e30, math.inf, math.nan):
-        for row, length in enumerate(LENGTHS.tolist()):
-            longer[row, length:] = garbage
-        found, weights = with_weights(attention, query, longer, longer, mask)
-        torch.testing.assert_close(found, clean)
-        if weights is not None:
-            assert weights.shape == (B, H, Q, K + MAX_LENGTH)
-            torch.testing.assert_close(weights[..., :K], clean_weights)
-            assert (weights[..., K:] == 0).all()
-    for row, length in enumerate(LENGTHS.tolist()):  # alone, without any padding
-        own = key[row : row + 1, :length]
-        alone = attention(query[row : row + 1], own, own, Mask())
-        torch.testing.assert_close(alone, clean[row : row + 1])
-
-
-@every
-def test_a_row_without_a_key_gives_zeros_and_no_gradient(
-    sharing: str, projection: str, before_split: bool
-) -> None:
-    attention = make(sharing=sharing, projection=projection, before_split=before_split)
-    for recorded in (False, True):
-        query, key = states(Q, 1).requires_grad_(), states(K, 2).requires_grad_()
-        given = (query, key, key, Mask(key_lengths_B=torch.tensor([0, 4, K])))
-        found = with_weights(attention, *given)[0] if recorded else attention(*given)
-        torch.testing.assert_close(found[0], attention.output.bias.expand(Q, D), rtol=0, atol=0)
-        found.square().sum().backward()
-        assert query.grad is not None
-        assert key.grad is not None
-        for grad in (query.grad, key.grad):
-            assert torch.isfinite(grad).all()
-            assert (grad[0] == 0).all()
-            assert (grad[1] != 0).any()
-        assert (key.grad[1, 4:] == 0).all()
-
-
-def test_mixing_before_the_split_is_key_value_sharing_without_biases() -> None:
-    after = make(sharing="key_value")
-    before = make(sharing="key_value", before_split=True)
-    before.load_state_dict(after.state_dict())
-    query, key, mask = states(Q, 1), states(K, 2), Mask(key_lengths_B=LENGTHS)
-    contexts = [attention(query, key, key, mask) for attention in (after, before)]
-    assert not torch.allclose(*contexts)  # E (1 bᵀ) is not 1 bᵀ
-    for linear in (after.key, after.value, before.key, before.value):
-        nn.init.zeros_(linear.bias)
-    one, other = (with_weights(a, query, key, key, mask) for a in (after, before))
-    torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
-    # keys and values of their own are mixed each for itself
-    value = states(K, 3)
-    one, other = (a(query, key, value, mask) for a in (after, before))
-    torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
-
-
-def test_windows_of_one_position_are_softmax_attention() -> None:
-    place = Place("cross", 1, H, E)
-    plain = ScoreAttention(place, Softmax(place), None, 0.0).double()
-    plain.load_state_dict(make(projection="mean").state_dict())
-    query, key, mask = states(Q, 1), states(K, 2), Mask(key_lengths_B=LENGTHS)
-    for projection in ("mean", "max"):
-        same = make(k=MAX_LENGTH, projection=projection)
-        found = same(query, key, key, mask)
-        torch.testing.assert_close(found, plain(query, key, key, mask))
 
 
 def linformer(**settings: Any) -> dict[str, Any]:
@@ -279,22 +191,6 @@ def test_what_is_shared_in_the_whole_model_has_one_size() -> None:
     assert Linformer.share_key(made[0].place, {}) == "learned 64 × 256"
 
 
-def test_the_decoder_is_refused_by_name_and_replaced_where_all_sites_are_asked_for() -> None:
-    softmax = {"attention": group_node("attention", "softmax")}
-    with pytest.raises(ConfigError, match=r"attention@sites\.decoder_self=.*softmax") as refused:
-        AttentionFactory(softmax, {"attention": {"decoder_self": linformer()}})
-    assert "mixtures of all positions" in str(refused.value)
-    everywhere = AttentionFactory({"attention": linformer()})
-    decoder = everywhere(Place("decoder_self", 1, H, E))
-    assert isinstance(decoder, ScoreAttention)
-    assert isinstance(decoder.normaliser, Softmax)
-    attention, read = make(), states(Q, 1)
-    with pytest.raises(ValueError, match="cannot be causal"):
-        attention(read, read, read, Mask(causal=True))
-    with pytest.raises(ValueError, match="no growing cache"):
-        attention.make_cache(static=False)
-
-
 def test_a_longer_sentence_is_refused_by_key() -> None:
     attention = make("encoder_self")
     assert attention.max_keys == MAX_LENGTH
@@ -320,27 +216,6 @@ def test_mixtures_of_a_source_are_made_once() -> None:
     torch.testing.assert_close(first, whole[:, :1])
     torch.testing.assert_close(rest, whole[rows, 1:])
     torch.testing.assert_close(of_rest, weights[rows, :, 1:])
-
-
-@pytest.mark.parametrize("projection", ["learned", "convolution"])
-def test_heads_that_pruning_leaves_keep_their_matrices(projection: str) -> None:
-    full = make(sharing="none", projection=projection)
-    place = Place("cross", 1, 1, E, width=D, numbers=(2,))
-    pruned = make(place=place, sharing="none", projection=projection)
-    assert make(sharing="headwise").head_axes == {}
-    kept = full.state_dict()
-    for name in ("query", "key", "value"):
-        for part in ("weight", "bias"):
-            kept[f"{name}.{part}"] = kept[f"{name}.{part}"][E:]
-    kept["output.weight"] = kept["output.weight"][:, E:]
-    assert full.head_axes
-    for name, axis in full.head_axes.items():
-        kept[name] = kept[name].index_select(axis, torch.tensor([1]))
-    pruned.load_state_dict(kept)
-    with torch.no_grad():
-        full.output.weight[:, :E] = 0.0
-    query, key, mask = states(Q, 1), states(K, 2), Mask(key_lengths_B=LENGTHS)
-    torch.testing.assert_close(pruned(query, key, key, mask), full(query, key, key, mask))
 
 
 def test_dropout_acts_on_the_weights_in_training_only() -> None:

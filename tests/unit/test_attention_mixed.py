@@ -18,7 +18,6 @@ from headwise.attention import mixed
 from headwise.attention.activations import ACTIVATIONS, Activation
 from headwise.attention.alpha_entmax import AlphaEntmax
 from headwise.attention.build import AttentionFactory, completed
-from headwise.attention.entmax15 import Entmax15
 from headwise.attention.mask import Mask
 from headwise.attention.mixed import NOTE, Mixed
 from headwise.attention.parts import Normaliser, ScoreContext
@@ -30,10 +29,10 @@ from headwise.config.instantiate import instantiate
 from headwise.config.schema import ModelConfig
 from headwise.errors import ConfigError
 from headwise.model.transformer import Transformer
-from weights_recorded import with_weights
 
 B, H, E, Q, K = 2, 8, 4, 5, 7
 PLACE = Place("cross", 2, H, E)
+CHOICES = {"alpha_entmax": {"depends_on": "query"}}
 ALL = ("sparsemax", "tanh", "elu", "alpha_entmax", "softmax", "ymish", "entmax15")
 
 
@@ -57,24 +56,14 @@ class Flat(Pattern):
         return (query_positions_Q[:, None] - torch.arange(n_keys)).abs() <= 3
 
 
-class Looking(Normaliser):
-    """A member for the tests: weighs by its queries and reports on them."""
-
-    is_distribution = False
-
-    def forward(self, scores_BHQK: Tensor, context: ScoreContext) -> Tensor:
-        return scores_BHQK + context.queries_BHQE.sum(-1, keepdim=True)
-
-    def stats(self) -> dict[str, Tensor]:
-        return {"number": torch.tensor(self.place.head_numbers).float()}
-
-    def query_stats(self, context: ScoreContext) -> dict[str, Tensor]:
-        return {"size": context.queries_BHQE.sum(-1) + context.mask.query_offset}
-
-
 def make(normalisers: tuple[str, ...] = NOTE, rows: str = "sqrt", place: Place = PLACE) -> Mixed:
+    """Mixed; where it has α, each query has its own."""
     torch.manual_seed(0)
-    return Mixed(place, normalisers, rows)
+    choices = CHOICES if "alpha_entmax" in normalisers else None
+    module = Mixed(place, normalisers, rows, choices)
+    for parameter in module.parameters():
+        torch.nn.init.normal_(parameter)
+    return module
 
 
 def masks(place: Place) -> dict[str, Mask]:
@@ -97,7 +86,8 @@ def tensors(n_heads: int = H) -> tuple[Tensor, Tensor]:
 def alone(name: str, place: Place, rows: str) -> Normaliser:
     if name in ACTIVATIONS:
         return Activation(place, name, rows)
-    found: Normaliser = instantiate(group_node("attention", name), "attention", place=place)
+    node = {**group_node("attention", name), **CHOICES.get(name, {})}
+    found: Normaliser = instantiate(node, "attention", place=place)
     return found
 
 
@@ -112,6 +102,7 @@ def test_each_head_does_what_its_normaliser_does_alone(
     scores, queries = tensors(place.n_heads)
     given = masks(place)[mask]
     found = module(scores, ScoreContext(given, queries))
+    alphas_BHQ = module.query_stats(ScoreContext(given, queries)).get("alpha")
     assert found.shape == scores.shape
     for head, number in enumerate(place.head_numbers):
         name = normalisers[(number - 1) % len(normalisers)]
@@ -121,11 +112,17 @@ def test_each_head_does_what_its_normaliser_does_alone(
             whole = module.members[name]
             own = whole.place.head_numbers.index(number)
             with torch.no_grad():
-                member.alpha_logit.copy_(whole.alpha_logit[own : own + 1])
+                for part, of_all in zip(member.parameters(), whole.parameters(), strict=True):
+                    part.copy_(of_all[own : own + 1])
         pattern = None if given.pattern is None else type(given.pattern)(one)
-        context = ScoreContext(replace(given, pattern=pattern, _dense={}), queries)
+        own_queries = queries[:, head : head + 1]
+        context = ScoreContext(replace(given, pattern=pattern, _dense={}), own_queries)
         expected = member(scores[:, head : head + 1], context)
         torch.testing.assert_close(found[:, head : head + 1], expected, rtol=0, atol=1e-12)
+        if alphas_BHQ is not None:
+            none = {"alpha": torch.full((B, 1, Q), torch.nan).double()}
+            wanted = {**none, **member.query_stats(context)}["alpha"]
+            assert alphas_BHQ[:, head : head + 1].allclose(wanted, equal_nan=True)
 
 
 def test_head_1_takes_the_first_and_the_list_begins_again() -> None:
@@ -144,16 +141,8 @@ def test_head_1_takes_the_first_and_the_list_begins_again() -> None:
     assert not Mixed.is_distribution
 
 
-def test_a_pruned_place_keeps_what_its_heads_were() -> None:
-    pruned = Place("cross", 2, 3, E, H * E, (2, 6, 8))
-    module = make(place=pruned)
-    found = {name: m.place.head_numbers for name, m in module.members.items()}
-    assert found == {"selu": (2, 8), "ymish": (6,)}  # no softmax is left, and that is allowed
-    assert {m.place.d_model for m in module.members.values()} == {H * E}
-
-
 def test_alpha_is_there_for_its_heads_alone() -> None:
-    module = make(("softmax", "alpha_entmax", "swish"))
+    module = build(normalisers=["softmax", "alpha_entmax", "swish"])
     own = module.members["alpha_entmax"]
     assert isinstance(own, AlphaEntmax)
     assert [(n, p.shape) for n, p in module.named_parameters()] == [
@@ -171,73 +160,9 @@ def test_alpha_is_there_for_its_heads_alone() -> None:
     assert torch.equal(own.alpha_logit.grad != 0, torch.tensor([False, True, False]))
 
 
-def test_members_see_the_queries_of_their_heads() -> None:
-    module = make()
-    softmax, ymish = (Looking(module.members[name].place) for name in ("softmax", "ymish"))
-    module.members["softmax"], module.members["ymish"] = softmax, ymish
-    scores, queries = tensors()
-    context = ScoreContext(Mask(query_offset=2), queries)
-    weights, size = module(scores, context), module.query_stats(context)["size"]
-    number = module.stats()["number"]
-    assert size.shape == (B, H, Q)
-    for head in range(H):
-        is_looking = head + 1 in (1, 6, 7)
-        assert torch.equal(size[:, head].isnan().any(), torch.tensor(not is_looking))
-        assert number[head].isnan() != is_looking
-        if is_looking:
-            sums = queries[:, head].sum(-1)
-            torch.testing.assert_close(weights[:, head], scores[:, head] + sums[..., None])
-            torch.testing.assert_close(size[:, head], sums + 2)
-            assert number[head] == head + 1
-
-
-def test_gradients_with_per_head_masks_and_empty_rows() -> None:
-    module, (scores, queries) = make(ALL).double(), tensors()
-    mask = masks(PLACE)["pattern"]
-    context = ScoreContext(mask, queries)
-    scores.requires_grad_()
-    inputs = (scores, module.members["alpha_entmax"].alpha_logit)
-    assert torch.autograd.gradcheck(lambda s, _: module(s, context), inputs, fast_mode=True)
-    (gradient,) = torch.autograd.grad(module(scores, context).square().sum(), scores)
-    allowed = context.dense_mask(scores)
-    assert allowed is not None
-    assert allowed.shape == scores.shape
-    assert not allowed[0].any(-1).all()
-    assert (gradient[~allowed] == 0).all()
-    assert torch.isfinite(gradient).all()
-
-
-def test_half_precision_is_computed_in_float32() -> None:
-    module, (scores, queries) = make(ALL), tensors()
-    context = ScoreContext(masks(PLACE)["padding"], queries)
-    halves = scores.bfloat16()
-    with torch.autocast("cpu", torch.bfloat16):
-        found = module(halves, context)
-    assert found.dtype == torch.bfloat16
-    assert torch.equal(found, module(halves.float(), context).bfloat16())
-
-
-def test_a_copy_on_the_meta_device_has_the_same_parameters() -> None:
-    with torch.device("meta"):
-        module = Mixed(PLACE, ALL)
-    assert {n: p.shape for n, p in module.named_parameters()} == {
-        n: p.shape for n, p in make(ALL).named_parameters()
-    }
-    assert module.distribution_heads() == make(ALL).distribution_heads()
-
-
 def build(**settings: Any) -> Any:
     node = {**group_node("attention", "mixed"), **settings}
     return instantiate(node, "attention", place=PLACE)
-
-
-def test_yaml_and_class_have_the_same_defaults() -> None:
-    node = group_node("attention", "mixed")
-    assert (*node["normalisers"],) == NOTE
-    scores, queries = tensors()
-    context = ScoreContext(Mask(), queries)
-    assert torch.equal(build()(scores, context), Mixed(PLACE)(scores, context))
-    assert not torch.equal(build(rows="l2")(scores, context), Mixed(PLACE)(scores, context))
 
 
 @pytest.mark.parametrize(
@@ -289,30 +214,6 @@ def test_a_yaml_that_cannot_be_a_member_is_refused(
     monkeypatch.setattr(mixed, "group_node", lambda group, name: nodes[name])
     with pytest.raises(ConfigError, match=message):
         build(normalisers=["softmax", "other"])
-
-
-def test_a_members_limits_and_what_stands_instead(monkeypatch: pytest.MonkeyPatch) -> None:
-    node = {**group_node("attention", "entmax15"), "instead": {"cross": "softmax"}}
-    monkeypatch.setattr(mixed, "group_node", lambda group, name: node)
-    assert build(normalisers=["entmax15"]).distribution_heads() == (True,) * H
-    monkeypatch.setattr(Entmax15, "unsupported_sites", {"cross": "for a test"})
-    with pytest.raises(ConfigError, match="cannot hold entmax15 at cross: for a test"):
-        build(normalisers=["entmax15"])
-
-
-def test_mixed_at_one_site_says_which_heads_are_distributions() -> None:
-    node = {**group_node("attention", "mixed"), "normalisers": ["alpha_entmax", "tanh"]}
-    softmax = group_node("attention", "softmax")
-    make_attention = AttentionFactory({"attention": softmax}, {"attention": {"cross": node}})
-    attention = make_attention(PLACE)
-    states = torch.randn(B, Q, H * E)
-    plain = attention(states, states, states, Mask())
-    shown, weights = with_weights(attention, states, states, states, Mask())
-    assert torch.equal(plain, shown)
-    is_distribution = torch.tensor(attention.distribution_heads())
-    assert is_distribution.tolist() == [True, False] * 4
-    assert (weights[:, is_distribution] >= 0).all()
-    assert (weights[:, ~is_distribution] < 0).any()
 
 
 def test_a_pruned_model_keeps_the_alphas_of_its_heads() -> None:

@@ -36,12 +36,6 @@ class Window(Pattern):
         return (distance.abs() <= 1)[None, None]
 
 
-class OnlyCross(Softmax):
-    """A variant for the tests that cannot stand in the decoder's self-attention."""
-
-    unsupported_sites = {"decoder_self": "it mixes all positions"}  # noqa: RUF012
-
-
 def test_dense_mask_of_lengths_and_causality() -> None:
     lengths = torch.tensor([3, 1])
     mask = Mask(key_lengths_B=lengths, causal=True).dense(3, 3, CPU)
@@ -67,14 +61,6 @@ def test_plainly_causal_is_what_a_causal_kernel_masks_by_itself() -> None:
     for more in ({"query_offset": 2}, {"key_lengths_B": lengths}, {"pattern": pattern}):
         assert not Mask(causal=True, **more).is_plain_causal
     assert not Mask().is_plain_causal
-
-
-def test_recorded_weights_are_those_before_dropout() -> None:
-    attention = ScoreAttention(PLACE, Softmax(PLACE), None, dropout=0.5).train()
-    states = torch.randn(B, Q, H * E)
-    _, weights = with_weights(attention, states, states, states, Mask())
-    assert weights is not None
-    torch.testing.assert_close(weights.sum(-1), torch.ones(B, H, Q))
 
 
 def test_recorders_get_what_their_attentions_form_until_they_are_detached() -> None:
@@ -104,11 +90,6 @@ def test_recorders_get_what_their_attentions_form_until_they_are_detached() -> N
     run()
     assert outer["cross"][2] is before
     assert not any(attention.recorders for attention in model)
-
-
-def test_dense_mask_is_made_once_for_all_layers() -> None:
-    mask = Mask(key_lengths_B=torch.tensor([3, 1]))
-    assert mask.dense(3, 3, CPU) is mask.dense(3, 3, CPU)
 
 
 def test_the_dense_mask_has_every_key() -> None:
@@ -195,32 +176,6 @@ def test_alpha_refuses_what_it_cannot_be(settings: dict[str, object], named: str
         AlphaEntmax(PLACE, **settings)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("share", "n_free"), [("none", 2 * H), ("layer", 2), ("site", 1)])
-def test_sharing_ties_what_it_says(share: str, n_free: int) -> None:
-    node = {**group_node("attention", "alpha_entmax"), "share": share}
-    make = AttentionFactory({"attention": node})
-    layers = nn.ModuleList(make(Place("cross", layer, H, E)) for layer in (1, 2))
-    found = [p for n, p in layers.named_parameters() if n.endswith("alpha_logit")]
-    assert sum(p.numel() for p in found) == n_free
-    other = make(Place("encoder_self", 1, H, E))
-    assert not {id(p) for p in found} & {id(p) for p in other.parameters()}
-
-
-def test_a_declared_limit_is_refused_and_the_able_are_named() -> None:
-    node = {"_target_": f"{__name__}.OnlyCross"}
-    softmax = group_node("attention", "softmax")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HEADWISE_PLUGINS", __name__.split(".")[0])
-        import sys
-
-        sys.modules.setdefault(__name__, sys.modules[OnlyCross.__module__])
-        AttentionFactory({"attention": softmax}, {"attention": {"cross": node}})
-        with pytest.raises(ConfigError, match="it mixes all positions") as refused:
-            AttentionFactory({"attention": node})
-    assert "attention@sites.decoder_self=" in str(refused.value)
-    assert "softmax" in str(refused.value)
-
-
 def test_a_pattern_restricts_no_cross_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     # a search folds the hypotheses of a source into one row of queries, where positions are lost
     name = Window.__module__
@@ -232,15 +187,18 @@ def test_a_pattern_restricts_no_cross_attention(monkeypatch: pytest.MonkeyPatch)
         make(Place("cross", 1, H, E))
 
 
-def test_dropout_acts_in_training_only() -> None:
-    torch.manual_seed(0)
-    attention = ScoreAttention(PLACE, AlphaEntmax(PLACE), None, dropout=0.5)
+@pytest.mark.parametrize("variant", ["softmax", "alpha_entmax", "linformer"])
+def test_dropout_acts_in_training_only_and_behind_the_weights(variant: str) -> None:
+    choices = {"attention": group_node("attention", variant)}
+    attention = AttentionFactory(choices, dropout=0.5)(PLACE).eval()
     states, mask = torch.randn(B, Q, H * E), Mask()
-    attention.eval()
-    first = attention(states, states, states, mask)
-    assert torch.equal(first, attention(states, states, states, mask))
+    whole, weights = with_weights(attention, states, states, states, mask)
+    torch.testing.assert_close(attention(states, states, states, mask), whole)
     attention.train()
-    assert not torch.equal(first, attention(states, states, states, mask))
+    dropped, of_dropped = with_weights(attention, states, states, states, mask)
+    assert torch.equal(of_dropped, weights)
+    for found in (dropped, attention(states, states, states, mask)):
+        assert not torch.allclose(found, whole)
 
 
 def test_a_run_keeps_what_stands_instead() -> None:

@@ -12,18 +12,12 @@ import pytest
 import torch
 
 from headwise.attention import sparse_pattern
-from headwise.attention.build import AttentionFactory
 from headwise.attention.fixed import Fixed
 from headwise.attention.mask import Mask
 from headwise.attention.place import Place
-from headwise.attention.scores import ScoreAttention
-from headwise.attention.softmax import Softmax
 from headwise.attention.sparse_pattern import SparsePattern
 from headwise.attention.strided import Strided
-from headwise.config.folders import group_node
-from headwise.config.schema import SITES
 from headwise.errors import ConfigError
-from weights_recorded import with_weights
 
 CPU = torch.device("cpu")
 SELF_SITES = {True: "decoder_self", False: "encoder_self"}
@@ -103,25 +97,6 @@ def test_sets_are_those_of_the_paper(
     assert as_sets(seen(whole, n, causal)[0]) == merged
 
 
-@pytest.mark.parametrize(
-    ("kind", "causal", "i", "near", "far"),
-    [
-        ("strided", True, 5, {1, 2, 3, 4, 5}, {1, 5}),
-        ("fixed", True, 5, {4, 5}, {3}),
-        ("strided", False, 5, {1, 2, 3, 4, 5, 6, 7}, {1, 5}),
-        ("fixed", False, 5, {4, 5, 6, 7}, {3, 7}),
-        ("strided", True, 2, {0, 1, 2}, {2}),
-        ("fixed", True, 2, {0, 1, 2}, set()),
-        ("fixed", False, 2, {0, 1, 2, 3}, {3, 7}),
-    ],
-)
-def test_worked_examples(kind: str, causal: bool, i: int, near: set[int], far: set[int]) -> None:
-    place = Place(SELF_SITES[causal], 1, 2, 4)
-    found = seen(make(kind, 4, 1, "", place=place, combine="heads"), 8, causal)
-    assert as_sets(found[0])[i] == near
-    assert as_sets(found[1])[i] == far | {i}
-
-
 @pytest.mark.parametrize("lengths", [[12, 7, 1], [12, 9, 4]])
 @pytest.mark.parametrize("kind", ["strided", "fixed"])
 def test_padding_leaves_the_sets_of_each_sentence_alone(kind: str, lengths: list[int]) -> None:
@@ -181,60 +156,6 @@ def test_every_pair_is_two_hops_apart(
     assert torch.equal(two_hops(by_head, by_head), wanted)
 
 
-@pytest.mark.parametrize("n", [13, 16, 32])
-def test_heads_with_cells_of_their_own_reach_every_pair_together(n: int) -> None:
-    place = Place("", 1, 3, 4)
-    pattern = make("fixed", 6, 2, "", place=place, own_cells=True)
-    for causal in (True, False):
-        wanted = torch.ones(n, n).bool().tril() if causal else torch.ones(n, n).bool()
-        together = seen(pattern, n, causal).any(0)
-        assert torch.equal(two_hops(together, together), wanted)
-
-
-def test_without_the_last_real_tokens_the_final_block_would_not_be_heard_of() -> None:
-    n, stride, cells = 32, 6, 2
-    keys = torch.arange(n)
-    near = keys[:, None] // stride == keys // stride
-    plain = ((keys % stride >= stride - cells)[None] | torch.eye(n).bool()).expand(n, n)
-    either = near | plain
-    assert int((~two_hops(either, either)).sum()) == 60
-    found = seen(make("fixed", stride, cells, "encoder_self"), n, causal=False)[0]
-    assert bool(two_hops(found, found).all())
-
-
-@pytest.mark.parametrize(
-    ("kind", "causal", "density"),
-    [
-        ("fixed", True, 0.354),
-        ("strided", True, 0.340),
-        ("fixed", False, 0.344),
-        ("strided", False, 0.330),
-    ],
-)
-def test_share_of_the_pairs_at_the_length_of_a_sentence(
-    kind: str, causal: bool, density: float
-) -> None:
-    n = 64
-    found = seen(make(kind, 8, 2, SELF_SITES[causal]), n, causal)[0]
-    n_pairs = n * (n + 1) // 2 if causal else n * n
-    assert float(found.sum()) / n_pairs == pytest.approx(density, abs=5e-4)
-
-
-@pytest.mark.parametrize("kind", ["strided", "fixed"])
-@pytest.mark.parametrize("combine", ["interleaved", "merged", "heads"])
-@pytest.mark.parametrize("causal", [True, False])
-def test_no_real_query_is_without_a_key(kind: str, combine: str, causal: bool) -> None:
-    lengths = torch.tensor([9, 5, 1])
-    for layer in (1, 2):
-        place = Place(SELF_SITES[causal], layer, 2, 4)
-        pattern = make(kind, 4, 1, "", place=place, combine=combine)
-        mask = Mask(lengths, causal, pattern).dense(9, 9, CPU)
-        assert mask is not None
-        per_query = mask.expand(3, 2, 9, 9).any(-1)
-        for row, length in enumerate(lengths.tolist()):
-            assert bool(per_query[row, :, :length].all())
-
-
 def test_layers_take_turns_and_so_do_heads() -> None:
     def shares(layer: int = 1, n_heads: int = 4, **settings: object) -> list[tuple[bool, bool]]:
         place = Place("encoder_self", layer, n_heads, 4)
@@ -276,39 +197,6 @@ def test_two_heads_of_which_one_looks_far_with_cells_of_their_own(heads: list[st
         assert far == ([3, 7, 8] if heads[0] == "summary" else [2, 6, 8])
 
 
-def test_a_step_of_decoding_sees_its_row_of_the_whole() -> None:
-    for kind, combine in product(("strided", "fixed"), ("merged", "heads")):
-        place = Place("decoder_self", 1, 2, 4)
-        pattern = make(kind, 3, 1, "", place=place, combine=combine)
-        whole = seen(pattern, 11, causal=True)
-        for offset, n_new in ((0, 1), (4, 1), (7, 3), (10, 1)):
-            n_keys = offset + n_new
-            step = Mask(None, True, pattern, offset).dense(n_new, n_keys, CPU)
-            assert step is not None
-            rows = step.expand(1, 2, n_new, n_keys)[0]
-            assert torch.equal(rows, whole[:, offset:n_keys, :n_keys])
-
-
-@pytest.mark.parametrize("kind", ["strided", "fixed"])
-def test_cross_attention_is_not_restricted(kind: str) -> None:
-    choices = {
-        "attention": group_node("attention", "softmax"),
-        "pattern": group_node("pattern", kind),
-    }
-    factory = AttentionFactory(choices)
-    query, key = torch.randn(1, 30, 8), torch.randn(1, 40, 8)
-    seen_at = {}
-    for site in SITES:
-        attention = factory(Place(site, 1, 2, 4))
-        states = key if site == "cross" else query
-        _, weights = with_weights(attention, query, states, states, Mask())
-        assert weights is not None
-        seen_at[site] = float((weights > 0).float().mean())
-    assert seen_at["cross"] == 1
-    assert seen_at["encoder_self"] < 0.7
-    assert seen_at["decoder_self"] < 0.7
-
-
 def test_layers_that_agree_share_one_mask() -> None:
     mask = Mask(torch.tensor([9, 4]))
     patterns = [
@@ -330,19 +218,6 @@ def test_layers_that_agree_share_one_mask() -> None:
         Fixed(place, own_cells=True),
     ]
     assert len({id(mask.restricted(pattern)) for pattern in [patterns[0], *others]}) == 5
-
-
-def test_padding_and_causality_of_the_stack_reach_the_restricted_mask() -> None:
-    place = Place("decoder_self", 1, 2, 4)
-    attention = ScoreAttention(place, Softmax(place), Strided(place, stride=2), dropout=0.0)
-    states = torch.randn(2, 6, 8)
-    mask = Mask(torch.tensor([6, 3]), causal=True)
-    _, weights = with_weights(attention, states, states, states, mask)
-    assert weights is not None
-    for row, length in enumerate((6, 3)):
-        sets = Sets("strided", length, 2)
-        found = as_sets(weights[row, 0] > 0)
-        assert found[:length] == [sets.near(i) | sets.far(i) for i in range(length)]
 
 
 @pytest.mark.parametrize(

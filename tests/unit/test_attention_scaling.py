@@ -19,7 +19,6 @@ from headwise.attention.softmax import Softmax
 from headwise.config.folders import group_node
 from headwise.entmax import alpha_entmax
 from headwise.errors import ConfigError
-from headwise.train.optim import build_optimizer
 from weights_recorded import with_weights
 
 B, H, E, Q = 2, 3, 4, 5
@@ -73,16 +72,6 @@ def test_the_factor_is_that_of_the_formula(learned: str, delta: float, causal: b
     assert found.dtype is torch.float64
     expected = by_hand(module, query, n_visible)
     torch.testing.assert_close(found.expand_as(expected), expected, rtol=0, atol=1e-10)
-
-
-def test_the_first_token_counts_from_two() -> None:
-    module = LengthScaling(PLACE, learned="head", delta=0.0)
-    with torch.no_grad():
-        module.beta.fill_(1.0)
-        module.gamma.fill_(1.0)
-    visible = Mask(causal=True).n_visible(3, 3, torch.device("cpu"))
-    expected = torch.tensor([math.log(2), math.log(3), math.log(4)]).expand(H, 3)
-    torch.testing.assert_close(module(states().float(), visible)[0, ..., 0], expected)
 
 
 @pytest.mark.parametrize("learned", ["query", "head"])
@@ -144,16 +133,6 @@ def test_statistics_only_where_they_belong_to_the_head() -> None:
     assert LengthScaling(PLACE, learned="query").stats() == {}
     assert free.head_axes == {"beta": 0, "gamma": 0}
     assert LengthScaling(PLACE).head_axes.keys() == {"beta", "gamma", "beta_weight", "gamma_weight"}
-
-
-def test_free_numbers_are_not_decayed() -> None:
-    module = LengthScaling(PLACE, learned="head")
-    decayed, free = build_optimizer(
-        group_node("optimizer", "adamw") | {"lr": 1.0}, module
-    ).param_groups
-    assert decayed["params"] == []
-    assert free["weight_decay"] == 0
-    assert len(free["params"]) == 2
 
 
 @pytest.mark.parametrize(
@@ -226,22 +205,6 @@ def test_alpha_of_a_query_starts_as_that_of_the_head() -> None:
     torch.testing.assert_close(dependent.query_stats(context)["alpha"], expected, rtol=0, atol=0)
     scores = torch.randn(B, H, Q, Q)
     torch.testing.assert_close(dependent(scores, context), fixed(scores, context))
-
-
-def test_gradients_of_alpha_of_a_query() -> None:
-    """Scores close together: every key is in the support, where the map is smooth."""
-    module = dependent()
-    generator = torch.Generator().manual_seed(2)
-    scores = 0.1 * torch.randn(1, H, 2, 4, generator=generator, dtype=torch.float64)
-    q = queries()[:1, :, :2].clone().requires_grad_()
-    names = [name for name, _ in module.named_parameters()]
-
-    def weights(scores: Tensor, q: Tensor, *parameters: Tensor) -> Tensor:
-        own = dict(zip(names, parameters, strict=True))
-        return torch.func.functional_call(module, own, (scores, ScoreContext(Mask(), q)))
-
-    inputs = (scores.requires_grad_(), q, *module.parameters())
-    assert torch.autograd.gradcheck(weights, inputs)
 
 
 def test_alpha_of_a_query_sees_queries_before_scaling_and_in_full_precision() -> None:

@@ -46,21 +46,6 @@ def test_nothing_to_search_gives_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [
-        {"length_penalty": 10.0},
-        {"length_penalty": -10.0},
-        {"max_length_ratio": 0.0, "max_length_extra": 1},
-        {"max_length_ratio": 0.5, "max_length_extra": 0},
-        {"beam": 3, "n_best": 3},
-        {"beam": 1, "n_best": 1, "max_tokens": 1},
-    ],
-)
-def test_settings_at_the_edge_are_taken(changes: dict[str, Any]) -> None:
-    check_decode_config(replace(DecodeConfig(), **changes))
-
-
-@pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"method": "beem"}, r"decode\.method must be one of beam, greedy; got 'beem'.*mean beam"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import random
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -14,10 +13,9 @@ import torch
 from torch import Tensor
 
 from drawn_model import BOS, EOS, PAD, UNK, DrawnModel
-from headwise.decode.beam import Continuations, beam_search, in_place, top_k
+from headwise.decode.beam import beam_search, top_k
 from headwise.decode.greedy import greedy_search
 from headwise.decode.hypothesis import Hypothesis
-from headwise.decode.incremental import holes_filled
 from headwise.decode.scoring import score_ids
 
 CPU = torch.device("cpu")
@@ -104,35 +102,6 @@ def test_stopping_early_saves_steps_and_not_answers() -> None:
     assert n_steps < 7
 
 
-class TwoStepModel(DrawnModel):
-    """Ends at once with probability 0.1, else almost surely after one piece."""
-
-    def logits(self, source: tuple[int, ...], prefix: tuple[int, ...]) -> list[float]:
-        probabilities = {4: 0.001, EOS: 0.999} if prefix else {4: 0.9, EOS: 0.1}
-        return [math.log(probabilities.get(piece, 1e-30)) for piece in range(self.n_pieces)]
-
-
-@pytest.mark.parametrize("penalty", [-1.0, 0.0, 1.0])
-def test_a_search_waits_for_what_can_still_be_better(penalty: float) -> None:
-    found = beam_search(TwoStepModel(), [(4, 3)], [50], CPU, beam=2, length_penalty=penalty)
-    assert found[0][0].ids == (4,)
-
-
-@pytest.mark.parametrize("beam", [2, 3, 5])
-@pytest.mark.parametrize("sharpness", [0.5, 2.0])
-def test_scores_lengths_and_order_of_the_n_best(beam: int, sharpness: float) -> None:
-    model = DrawnModel(sharpness)
-    limits = [3, 8, 5, 2, 10]
-    found = beam_search(model, SOURCES, limits, CPU, beam, length_penalty=0.7, n_best=beam)
-    for source, limit, hypotheses in zip(SOURCES, limits, found, strict=True):
-        assert len(hypotheses) == beam
-        scores = [hypothesis.score for hypothesis in hypotheses]
-        assert scores == sorted(scores, reverse=True)
-        assert len({hypothesis.ids for hypothesis in hypotheses}) == beam
-        for hypothesis in hypotheses:
-            assert_true_to_the_model(model, source, hypothesis, limit, 0.7)
-
-
 def assert_true_to_the_model(
     model: DrawnModel, source: tuple[int, ...], hypothesis: Hypothesis, limit: int, penalty: float
 ) -> None:
@@ -169,15 +138,6 @@ def test_beam_of_one_is_greedy_search(seed: int) -> None:
             assert token == max(allowed, key=lambda piece: log_probs[piece])
 
 
-def test_longer_hypotheses_win_as_the_penalty_grows() -> None:
-    model = DrawnModel()
-    lengths = []
-    for penalty in (0.0, 1.0, 3.0):
-        found = beam_search(model, SOURCES, [8] * 5, CPU, beam=50, length_penalty=penalty)
-        lengths.append(sum(hypotheses[0].n_tokens for hypotheses in found))
-    assert lengths[0] < lengths[1] < lengths[2]
-
-
 @pytest.mark.parametrize("cached", [True, False])
 def test_sentences_that_are_done_leave_the_batch_and_change_nothing(cached: bool) -> None:
     model = DrawnModel(sharpness=2.0)
@@ -201,30 +161,6 @@ def test_sentences_that_are_done_leave_the_batch_and_change_nothing(cached: bool
     assert model.rows_seen[-1] == 1
     for source, limit, one in zip(SOURCES, limits, greedy, strict=True):
         assert [one] == greedy_search(model, [source], [limit], CPU)
-
-
-class SparseModel(DrawnModel):
-    """Most pieces are impossible, as with a sparse output."""
-
-    def logits(self, source: tuple[int, ...], prefix: tuple[int, ...]) -> list[float]:
-        values = super().logits(source, prefix)
-        possible = random.Random(str(prefix)).choice([[4], [5, EOS], [EOS], [4, 5]])
-        return [value if piece in possible else -math.inf for piece, value in enumerate(values)]
-
-
-@pytest.mark.parametrize("beam", [1, 3, 6])
-def test_impossible_pieces_are_never_taken(beam: int) -> None:
-    model = SparseModel()
-    found = beam_search(model, SOURCES, [6] * 5, CPU, beam, n_best=beam)
-    for source, hypotheses in zip(SOURCES, found, strict=True):
-        assert hypotheses
-        for hypothesis in hypotheses:
-            assert math.isfinite(hypothesis.score)
-            assert_true_to_the_model(model, source, hypothesis, 6, 1.0)
-    for source, hypothesis in zip(
-        SOURCES, greedy_search(model, SOURCES, [6] * 5, CPU), strict=True
-    ):
-        assert_true_to_the_model(model, source, hypothesis, 6, 1.0)
 
 
 class DeadEndModel(DrawnModel):
@@ -272,13 +208,6 @@ def test_top_k_equals_a_stable_sort() -> None:
         assert torch.equal(indices[real], expected.indices[:, :k][real])
 
 
-def test_top_k_with_what_is_no_number_beside_a_tie() -> None:
-    scores = torch.tensor([[torch.nan, torch.nan, 1, 1, 0], [0, 2, 1, 1, 1]])
-    values, indices = top_k(scores, 3)
-    assert indices.tolist() == [[0, 1, 2], [1, 2, 3]]
-    torch.testing.assert_close(values, scores.gather(1, indices), equal_nan=True)
-
-
 @pytest.mark.parametrize("n_columns", [64 * 40, 64 * 40 + 17, 64 * 40 + 1])
 @pytest.mark.parametrize("n_values", [3, 500, 10**9])
 def test_top_k_of_long_rows_equals_a_stable_sort(n_columns: int, n_values: int) -> None:
@@ -294,33 +223,6 @@ def test_top_k_of_long_rows_equals_a_stable_sort(n_columns: int, n_values: int) 
         real = values > -torch.inf
         assert torch.equal(indices[real], expected.indices[:, :k][real])
         assert int(indices.max()) < n_columns
-
-
-def test_few_places_move_when_sentences_leave() -> None:
-    assert holes_filled([0, 1, 2]) == [0, 1, 2]
-    assert holes_filled([1, 2, 4]) == [4, 1, 2]
-    assert holes_filled([5]) == [5]
-    assert holes_filled([0, 2, 3, 5, 6]) == [0, 5, 2, 3, 6]
-
-
-def test_the_best_continuation_keeps_its_row() -> None:
-    numbers = random.Random(2)
-    parents = [[numbers.randrange(5) for _ in range(5)] for _ in range(50)]
-    row_NC = torch.tensor(parents) + 5 * torch.arange(50)[:, None]
-    total_NC = torch.arange(5.0).neg().expand(50, 5)
-    token_NC = torch.arange(250).view(50, 5)
-    found = in_place(Continuations(total_NC, token_NC, row_NC), width=5)
-    for sentence, (before, after) in enumerate(zip(parents, found.row_NC.tolist(), strict=True)):
-        slots = [row - 5 * sentence for row in after]
-        assert sorted(slots) == sorted(before)
-        assert {slot for slot, parent in enumerate(slots) if slot == parent} == set(before)
-        assert sorted(found.token_NC[sentence].tolist()) == token_NC[sentence].tolist()
-        for slot, token in enumerate(found.token_NC[sentence].tolist()):
-            rank = token - 5 * sentence
-            assert before[rank] == slots[slot]
-            assert float(found.total_NC[sentence, slot]) == -rank
-            if slot == slots[slot]:
-                assert rank == before.index(slot)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,6 @@ from headwise.data.tokenizer import BYTE_MODEL, Tokenizer, TokenizerPair
 from headwise.decode import translator as translator_module
 from headwise.decode.beam import beam_search
 from headwise.decode.greedy import greedy_search
-from headwise.decode.scoring import TargetScore, score_ids
 from headwise.decode.translator import ROWS_WORTH_PACKING, Translator
 from headwise.errors import ConfigError, DataError, RunError
 from headwise.kernels.linear import TYPES
@@ -139,31 +138,6 @@ def test_batch_size_and_order_change_nothing(model: Transformer, method: str) ->
     assert_same(shuffled, [alone[i] for i in order])
 
 
-def test_beam_of_one_is_greedy(model: Transformer) -> None:
-    lines = sentences(25, seed=3)
-    config = replace(CONFIG, beam=1, n_best=1, length_penalty=0.3)
-    greedy = Translator(model, PAIR, replace(config, method="greedy")).translate(lines)
-    assert_same(greedy, Translator(model, PAIR, config).translate(lines))
-    best = greedy[0].hypotheses[0]
-    assert greedy[0].score == pytest.approx(best.log_prob / best.n_tokens**0.3)
-
-
-def test_the_scorer_agrees_with_the_search(model: Transformer) -> None:
-    lines = sentences(20, seed=4)
-    sources = sources_of(lines)
-    translations = Translator(model, PAIR, CONFIG).translate(lines)
-    pairs = [
-        (source, hypothesis)
-        for source, translation in zip(sources, translations, strict=True)
-        for hypothesis in translation.hypotheses
-    ]
-    scores = score_ids(model, [s for s, _ in pairs], [list(h.ids) for _, h in pairs], CPU)
-    for (_, hypothesis), score in zip(pairs, scores, strict=True):
-        tokens = score.token_log_probs[: hypothesis.n_tokens]  # the search gave some no eos
-        assert sum(tokens) == pytest.approx(hypothesis.log_prob, abs=1e-4)
-        assert hypothesis.score == pytest.approx(sum(tokens) / hypothesis.n_tokens, abs=1e-4)
-
-
 def test_scores_of_given_text(model: Transformer) -> None:
     sources, targets = sentences(17, seed=5), [*sentences(16, seed=6), ""]
     scores = Translator(model, PAIR, replace(CONFIG, max_tokens=64)).score(sources, targets)
@@ -180,25 +154,6 @@ def test_scores_of_given_text(model: Transformer) -> None:
     )
     expected = output.log_softmax(-1)[0, range(len(target) + 1), [*target, EOS]]
     assert scores[0].token_log_probs == pytest.approx(expected.tolist(), abs=1e-4)
-
-
-def test_forced_decoding_takes_a_quarter_of_the_tokens_at_once(
-    model: Transformer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sizes = []
-
-    def spy(model: Transformer, sources: list[list[int]], *rest: object) -> list[TargetScore]:
-        sizes.append(len(sources) * max(len(source) for source in sources))
-        return score_ids(model, sources, *rest)
-
-    monkeypatch.setattr(translator_module, "score_ids", spy)
-    lines = sentences(40, seed=7)
-    translator = Translator(model, PAIR, replace(CONFIG, max_tokens=400))
-    translator.score(lines, lines)
-    assert 50 < max(sizes) <= 100
-    sizes.clear()
-    translator.score(["7"] * 20, [" ".join(["8"] * 9)] * 20)  # 10 with eos, to sources of 2
-    assert sizes == [10 * 2] * 2
 
 
 def test_empty_lines_stay_empty(model: Transformer) -> None:
@@ -299,21 +254,6 @@ def test_a_want_of_memory_says_what_to_lower(was_training: bool) -> None:
     with pytest.raises(RunError, match=told):
         translator.score(["5 6"], ["7"])
     assert all(module.training == was_training for module in model.modules())
-
-
-@pytest.mark.parametrize("progress", [True, False])
-def test_a_bar_counts_the_sentences(
-    model: Transformer, capsys: pytest.CaptureFixture[str], progress: bool
-) -> None:
-    translator = Translator(model, PAIR, CONFIG)
-    lines = sentences(20, seed=9)
-    translator.translate([*lines, "", ""], progress)
-    shown = capsys.readouterr()
-    assert shown.out == ""
-    assert ("translate: 100%" in shown.err and " 20/20 " in shown.err) == progress
-    translator.score(lines, lines, progress)
-    shown = capsys.readouterr()
-    assert ("score: 100%" in shown.err and " 20/20 " in shown.err) == progress
 
 
 @pytest.mark.skipif(not TYPES, reason="no oneDNN here")

@@ -17,10 +17,8 @@ from torch import Tensor
 from headwise.attention.build import AttentionFactory
 from headwise.config.folders import group_node
 from headwise.config.schema import ModelConfig
-from headwise.errors import DataError
 from headwise.losses.loss import CrossEntropy
 from headwise.model.blocks import ACTIVATIONS
-from headwise.model.embedding import Embedding, GridPositions
 from headwise.model.transformer import Transformer, n_parameters
 
 V = 13
@@ -220,14 +218,6 @@ def test_learned_positions_are_one_table_and_sinusoids_shrink_with_the_tokens() 
         assert ratio == pytest.approx(math.sqrt(0.5), rel=0.15)
 
 
-def test_scaled_variants_start_from_the_same_projections() -> None:
-    dense = dict(build("softmax").named_parameters())
-    for other in (build("alpha_entmax"), build(register_tokens=2), build(recompute=True)):
-        weights = dict(other.named_parameters())
-        for name, weight in dense.items():
-            assert torch.equal(weight, weights[name]), name
-
-
 def test_a_pruned_place_is_scaled_by_its_own_width() -> None:
     layers = [[1], [1, 2], [2]]
     kept = {"encoder_self": layers, "decoder_self": layers[:2], "cross": layers[:2]}
@@ -238,35 +228,6 @@ def test_a_pruned_place_is_scaled_by_its_own_width() -> None:
 
 
 # -- positions in a grid ----------------------------------------------------------------------
-
-
-def test_the_grid_adds_row_and_column() -> None:
-    torch.manual_seed(4)
-    config = dataclasses.replace(DEEP, d_model=6, max_positions=11, grid_width=4)
-    embedding = Embedding(torch.nn.Embedding(V, 6), config).double()
-    grid = embedding.learned
-    assert isinstance(grid, GridPositions)
-    assert grid.row.weight.shape == (3, 6)
-    ids = torch.randint(0, V, (2, 11))
-    found = embedding(ids)
-    for b in range(2):
-        for i in range(11):
-            wanted = embedding.token.weight[ids[b, i]] + grid.row.weight[i // 4]
-            wanted = wanted + grid.column.weight[i - 4 * (i // 4)]
-            torch.testing.assert_close(found[b, i], wanted, rtol=1e-10, atol=1e-10)
-    later = embedding(ids[:, 5:], offset=5)
-    torch.testing.assert_close(later, found[:, 5:], rtol=0, atol=0)
-    with pytest.raises(DataError, match="max_positions=11"):
-        embedding(ids[:, :1], offset=11)
-
-
-def test_a_grid_of_width_one_or_of_one_row() -> None:
-    for width, rows in ((1, 6), (6, 1), (9, 1)):
-        config = dataclasses.replace(DEEP, max_positions=6, grid_width=width)
-        grid = Embedding(torch.nn.Embedding(V, 16), config).learned
-        assert isinstance(grid, GridPositions)
-        assert len(grid.row.weight) == rows
-        assert grid(torch.arange(6)).shape == (6, 16)
 
 
 # -- the whole --------------------------------------------------------------------------------

@@ -98,20 +98,6 @@ def test_the_probability_of_an_open_head_is_that_of_the_paper() -> None:
         assert gate.p_whole()[head].item() == pytest.approx(is_whole, abs=1e-4)
 
 
-@pytest.mark.parametrize("log_a", [-1.0, 0.0, 2.0])
-def test_the_mean_of_many_draws(log_a: float) -> None:
-    n_draws = 20000
-    torch.manual_seed(0)
-    drawn = make_gate((log_a,) * n_draws).train().factors()
-    wanted = [reference_g((i + 0.5) / n_draws, log_a) for i in range(n_draws)]
-    assert drawn.mean().item() == pytest.approx(sum(wanted) / n_draws, abs=0.01)
-    assert (drawn == 0).double().mean().item() == pytest.approx(
-        sum(g == 0 for g in wanted) / n_draws, abs=0.01
-    )
-    assert drawn.min() >= 0
-    assert drawn.max() <= 1
-
-
 def test_one_draw_a_head_and_batch() -> None:
     gate = make_gate((0.3,) * H, temperature=2.0).train()  # so that few are clipped
     context = torch.ones(B, H, Q, E, dtype=torch.float64)
@@ -130,21 +116,6 @@ def test_a_draw_of_exactly_zero_is_no_nan(monkeypatch: pytest.MonkeyPatch) -> No
     assert gate.log_a.grad is not None
     assert torch.equal(factors, torch.zeros(H))
     assert torch.isfinite(gate.log_a.grad).all()
-
-
-def test_gradients() -> None:
-    gate = make_gate(temperature=2.0).train()  # so that few are clipped
-
-    def of_logits(log_a: torch.Tensor) -> torch.Tensor:
-        torch.manual_seed(3)
-        return torch.func.functional_call(  # type: ignore[no-any-return]
-            gate, {"log_a": log_a}, (torch.ones(1, H, 1, 1, dtype=torch.float64),)
-        )
-
-    logits = torch.tensor(LOG_A, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(of_logits, (logits,))
-    (slope,) = torch.autograd.grad(of_logits(logits).sum(), logits)
-    assert (slope > 0).sum() >= 2
 
 
 def test_the_penalty_and_its_gradient() -> None:

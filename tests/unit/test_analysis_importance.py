@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
-from command_line import composer
-from headwise.analysis.importance import head_factors, head_importance
+from headwise.analysis.importance import head_importance
 from headwise.config.schema import SITES
 from headwise.losses.loss import CrossEntropy
 from headwise.model.transformer import Transformer
@@ -22,16 +20,9 @@ from pruned_models import (
     H,
     batches,
     close,
-    logits,
     model_of,
     scale_head,
 )
-
-
-@pytest.fixture(scope="module")
-def make() -> Iterator[Any]:
-    with composer() as compose:
-        yield compose
 
 
 def sentence_loss(model: Transformer, sentence: int, smoothing: float = 0.1) -> float:
@@ -104,16 +95,3 @@ def test_a_closed_head_and_a_lost_one_have_no_importance(make: Any) -> None:
     assert found.raw["cross"][1] == found.normalised["cross"][1] == []
     gates = [getattr(a, "gate", None) for _, _, a in model.attentions()]
     assert sum(gate is not None for gate in gates) == 5, "the gates stand again where they stood"
-
-
-def test_factors_stand_behind_the_gate_and_go_with_the_block(make: Any) -> None:
-    model = model_of(make, "attention=softmax", "gates=hard_concrete")
-    close(model, "cross", 1, [False] * H)
-    before = logits(model)
-    with head_factors(model) as placed:
-        assert len(placed) == 6
-        assert torch.equal(logits(model), before)
-        for gate in placed:
-            gate.factors = gate.factors * 0
-        assert not torch.allclose(logits(model), before)
-    assert torch.equal(logits(model), before)

@@ -84,12 +84,8 @@ def test_signed_weights_are_shared_out_by_size() -> None:
 
 
 def test_a_head_that_is_not_what_it_says_is_not_measured() -> None:
-    for first, is_distribution in (
-        (-0.5, True),
-        (math.nan, True),
-        (math.inf, True),
-        (math.nan, False),
-    ):
+    unsound = [(-0.5, True), (math.nan, True), (math.inf, True), (math.nan, False)]
+    for first, is_distribution in unsound:
         rows = [[first, 1.5], [0.0, 1.0]]
         found = seen("encoder_self", [rows], [2], is_distribution=is_distribution)
         part, histogram = Means(positions, range(-1, 2)), Densities(9)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from command_line import composer
 from headwise.analysis.pruning import (
     Heads,
     check_pruned,
@@ -64,12 +62,6 @@ VARIANTS = [
     ("attention=softmax", "model.register_tokens=2"),
     ("attention=softmax", "model.norm=post", "model.share_embeddings=none"),
 ]
-
-
-@pytest.fixture(scope="module")
-def make() -> Iterator[Any]:
-    with composer() as compose:
-        yield compose
 
 
 # -- masks and tables -----------------------------------------------------------------------------

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from itertools import permutations
 from typing import Any
 
 import pytest
 import torch
 
-from command_line import composer
 from headwise.analysis.collect import head_statistics
 from headwise.analysis.pruning import pruned_state
 from headwise.analysis.survey import Survey, survey
@@ -24,12 +23,6 @@ WANTED = {
     **{("cross", 1, n): [] for n in ROLES},
 }
 WANTED = {key: [r for r in found if r not in NAMELESS] for key, found in WANTED.items()}
-
-
-@pytest.fixture(scope="module")
-def make() -> Iterator[Any]:
-    with composer() as compose:
-        yield compose
 
 
 def look(model: Transformer, max_tokens: int = 300, language: str = "de") -> Survey:
@@ -117,19 +110,6 @@ def test_what_the_planted_heads_measure(make: Any) -> None:
         if row["site"] == "decoder_self":
             assert row["next_share"] is None
             assert "question_weight" not in row
-
-
-def test_a_head_at_the_current_token_merges_nothing_where_most_words_are_whole(make: Any) -> None:
-    """Its merge score is the share of words of one piece, which may be as high as one likes."""
-    model = planted(make, "attention=softmax")
-    text = sentences(12) + sentences(40, split=False)
-    both = side(text)
-    found = survey(model, batches(text), CPU, both, both)
-    current = row_of(found, "encoder_self", 7)
-    assert current["merge_score"] > 0.9
-    assert found.counts["source_split_words"] >= 10
-    assert current["roles"] == "current"
-    assert "merging" in row_of(found, "encoder_self", 3)["roles"]
 
 
 def test_an_offset_that_few_tokens_have_names_no_head(make: Any) -> None:

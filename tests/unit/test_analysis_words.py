@@ -112,13 +112,6 @@ def test_question_words_and_the_mark_at_the_end(language: str) -> None:
     assert has_words(f"{language}_XX")
 
 
-def test_a_mark_spelt_in_bytes_ends_with_the_last_of_them() -> None:
-    spelt = [f"<0x{byte:02X}>" for byte in "？".encode()]
-    found = asking(surface(["▁Was", "▁ist", *spelt]), "de")
-    assert found is not None
-    assert (found.pieces, found.mark, found.is_question) == ((0,), 4, True)
-
-
 def test_question_weights_are_means_over_pieces() -> None:
     sentences = ["▁Was ▁ist ?", "▁da , ▁was .", "▁ja !"]
     found: list[Any] = [asking(surface(text.split()), "de") for text in sentences]

@@ -77,17 +77,6 @@ def test_up_to_a_quarter_of_the_lines_are_questions(tmp_path: Path) -> None:
     assert max(lines) > 33
 
 
-@pytest.mark.parametrize(
-    ("language", "text", "n_questions"), [("de", "Wer ist da?", 1), ("fi", "Wo ist er?", 0)]
-)
-def test_where_few_lines_ask_the_others_fill_the_page(
-    tmp_path: Path, language: str, text: str, n_questions: int
-) -> None:
-    found = chosen_sentences(run(tmp_path, 41, language, {20: text}), 8, None)
-    assert len(found.chosen) == 8
-    assert found.n_questions == n_questions == sum(one.source == text for one in found.chosen)
-
-
 def test_own_sentences_keep_their_order_and_may_have_references(tmp_path: Path) -> None:
     path = tmp_path / "mine.de"
     path.write_text("Ein Hund.\n\n  Zwei. \tTwo.\nDrei.\n", encoding="utf-8")

@@ -53,17 +53,6 @@ def test_a_weight_comes_back_with_its_sign_and_a_small_error(values: list[float]
     assert (np.sign(back) == np.sign(weights)).all()
 
 
-def test_the_least_weight_there_is_has_ink() -> None:
-    tiny = torch.finfo(torch.float32).smallest_normal
-    assert code([tiny, 0.0, 1.0]).codes_HQK.tolist() == [[[1, ZERO, 254]]]
-
-
-def test_the_step_is_finer_where_weights_are_small() -> None:
-    back = decoded(code([0.0101, 0.37])).ravel()
-    assert abs(back[0] - 0.0101) < 0.0005
-    assert abs(back[1] - 0.37) < 0.0025
-
-
 def test_out_of_sight_is_no_zero() -> None:
     weights_HQK = torch.tensor([[[1.0, 0.0], [0.0, 1.0]], [[1.0, 0.0], [0.5, 0.5]]])
     allowed_HQK = torch.tensor([[[True, False], [True, True]], [[True, True], [True, True]]])

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from command_line import composer
 from headwise.config.folders import group_choices
 from headwise.config.schema import typed
 from headwise.errors import ConfigError
@@ -19,12 +18,6 @@ from headwise.report.paper import Paper, Recipe, read_paper, recipe
 from headwise.tasks.settings import check
 
 PAPERS = group_choices("paper")
-
-
-@pytest.fixture(scope="module")
-def make() -> Any:
-    with composer() as compose:
-        yield compose
 
 
 def paper_of(make: Any, name: str) -> Paper:

@@ -26,21 +26,15 @@ PAPER = Paper(
 def analysed(folder: Path, density: float, alpha: float | None, n_previous: int = 0) -> Any:
     """A run and its analysis, of two encoder heads."""
     folder.mkdir()
+    place = {"site": "encoder_self", "layer": 1}
+    shared = {**place, "density": density, "alpha": alpha}
+    roles = ["previous" if head <= n_previous else "" for head in (1, 2)]
     heads = [
-        {
-            "site": "encoder_self",
-            "layer": 1,
-            "head": head,
-            "density": density,
-            "alpha": alpha,
-            "previous_share": 0.1,
-            "previous_weight": 0.5,
-            "roles": "previous" if head <= n_previous else "",
-        }
-        for head in (1, 2)
+        {**shared, "head": head, "previous_share": 0.1, "previous_weight": 0.5, "roles": role}
+        for head, role in enumerate(roles, start=1)
     ]
     HEADS.path(folder).write_text(HEADS.text(heads), encoding="utf-8")
-    layer = {"site": "encoder_self", "layer": 1, "diversity_heads": 0.25, "diversity_keys": 0.75}
+    layer = {**place, "diversity_heads": 0.25, "diversity_keys": 0.75}
     LAYERS.path(folder).write_text(LAYERS.text([layer]), encoding="utf-8")
     return SimpleNamespace(folder=folder, seed=1)
 

@@ -92,6 +92,7 @@ def test_shares_are_those_of_the_heads_that_are_really_gone(tmp_path: Path) -> N
     ]  # fmt: skip
     tables.PRUNING.path(folder).write_text(tables.PRUNING.text(steps), encoding="utf-8")
     assert measure(folder.parent, fact("kept", tolerance=1.0, **cross)) == 25
+    assert measure(folder.parent, fact("kept", tolerance=1.0)) is None  # of all sites
 
 
 def test_the_best_head_alone_is_compared_with_all_heads(run: Path) -> None:

@@ -12,7 +12,6 @@ from headwise.report.tables import (
     fact_table,
     latex,
     latex_comment,
-    mean_and_deviation,
     pivot,
     select,
 )
@@ -72,12 +71,6 @@ def test_latex_rows_have_one_cell_a_column(table: Table) -> None:
 
 def test_comments_stay_comments() -> None:
     assert latex_comment("a\nb % c") == "% a\n% b % c\n"
-
-
-def test_one_value_has_no_deviation() -> None:
-    assert mean_and_deviation([1.234]) == "1.23"
-    assert mean_and_deviation([1.0, 3.0]) == "2.00 ± 1.41"
-    assert mean_and_deviation([]) == "-"
 
 
 def test_facts_are_pivoted_in_the_order_of_their_first() -> None:

@@ -51,11 +51,6 @@ def test_seeds_are_averaged_and_ratios_are_to_softmax(points: list[dict[str, Any
     assert softmax.startswith("| softmax | 20.00 | 1 (1 failed) | 1.00 | 1.00 | 0.75 / - / - |")
 
 
-def test_what_was_not_measured_is_a_dash(tmp_path: Path) -> None:
-    found = markdown([point(tmp_path, ["a=1", "seed=1"], **results(1, 5, None, 1.0))])
-    assert found.splitlines()[-1].split(" | ")[4] == "-"
-
-
 @pytest.mark.parametrize(
     ("overrides", "names"),
     [

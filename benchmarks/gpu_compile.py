@@ -35,15 +35,6 @@ from headwise.kernels.triton_device import HAS_TRITON, is_interpreted
 # Bytes of shared memory that a program may have, by compute capability without its point.
 SHARED_KIB = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
 TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-POINTERS = {
-    torch.bfloat16: "*bf16",
-    torch.float16: "*fp16",
-    torch.float32: "*fp32",
-    torch.int64: "*i64",
-    torch.int32: "*i32",
-    torch.int16: "*i16",
-    torch.uint8: "*u8",
-}
 OPTIONS = ("num_warps", "num_stages", "maxnreg")  # of a launch; its other keywords are arguments
 
 
@@ -202,31 +193,15 @@ def call_rows(case: Rows) -> None:
 
 
 def source(launch: Launch) -> Any:
-    """The kernel specialised as at a launch: numbers 1 are constants, multiples of 16 are known.
+    """The kernel specialised by Triton as at a launch: some numbers 1 are constants, and so on."""
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource, make_backend
+    from triton.runtime.jit import create_function_from_signature
 
-    Not so the numbers that the kernel says it is not to be compiled anew for.
-    """
-    from triton.compiler import ASTSource
-
-    given = dict(zip(launch.kernel.arg_names, launch.arguments, strict=False)) | launch.keywords
-    signature: dict[str, str] = {}
-    constants: dict[tuple[int, ...], Any] = {}
-    attributes: dict[tuple[int, ...], Any] = {}
-    for place, parameter in enumerate(launch.kernel.params):
-        value = given[parameter.name]
-        is_special = isinstance(value, int) and not parameter.do_not_specialize
-        if parameter.is_constexpr or value is None or (is_special and value == 1):
-            signature[parameter.name] = "constexpr"
-            constants[(place,)] = value
-            continue
-        if isinstance(value, Tensor):
-            signature[parameter.name] = POINTERS[value.dtype]
-        else:
-            signature[parameter.name] = "i32" if isinstance(value, int) else "fp32"
-        is_aligned = isinstance(value, Tensor) and not parameter.do_not_specialize_on_alignment
-        if is_aligned or (is_special and value % 16 == 0):
-            attributes[(place,)] = [["tt.divisibility", 16]]
-    return ASTSource(launch.kernel, signature, constants, attributes)
+    kernel, backend = launch.kernel, make_backend(GPUTarget("cuda", max(SHARED_KIB), 32))
+    bind = create_function_from_signature(kernel.signature, kernel.params, backend)
+    bound, kinds, options = bind(*launch.arguments, **launch.keywords, debug=False)
+    return ASTSource(kernel, *kernel._pack_args(backend, options, bound, kinds, options)[1:])
 
 
 def compiled(launch: Launch, case: Case | Rows, architecture: int) -> Compiled:

@@ -17,34 +17,37 @@ from headwise.kernels.triton_kernels import (
     NO_KEYS,
     SIZES,
     TINY,
+    dropped,
     finite_top,
+    joined,
     keeps,
     kept,
     largest_shift,
     load_beta,
     load_rows,
     masked_dot,
+    matrix,
     moment_shift,
     moments,
     n_allowed_keys,
     n_moment_passes,
     newton,
+    place,
     powers,
     store_rows,
     tolerance,
+    visible,
 )
 
 
 @triton.jit
-def write_rows(
-    context, centre, top, shift, context_ME, centre_ME, top_M, shift_M, limit_M,
-    row, batch, head, rows_M, n_heads, n_queries, WIDTH: tl.constexpr, PADDED: tl.constexpr,
-):  # fmt: skip
-    """What is kept of some queries; matrices are laid out as (B, Q, H, E)."""
-    offset = (batch * n_queries * n_heads + head) * WIDTH
-    stride = n_heads * WIDTH
-    store_rows(context + offset, stride, rows_M, n_queries, context_ME, WIDTH, PADDED)
-    store_rows(centre + offset, stride, rows_M, n_queries, centre_ME, WIDTH, PADDED)
+def write_rows(out, found, limit_M, rows_M, at, n_heads, n_queries, cut):
+    """What is kept of some queries, (context, centre, top, shift) as found."""
+    context, centre, top, shift = out
+    context_ME, centre_ME, top_M, shift_M = found
+    _block, row, batch, head = at
+    store_rows(joined(context, batch, head, n_heads, n_queries, cut), rows_M, context_ME, cut)
+    store_rows(joined(centre, batch, head, n_heads, n_queries, cut), rows_M, centre_ME, cut)
     inside_M = rows_M < n_queries
     tl.store(top + row * n_queries + rows_M, top_M, mask=inside_M)
     shift_M = tl.where(limit_M > 0, shift_M, NO_KEYS)
@@ -52,23 +55,19 @@ def write_rows(
 
 
 @triton.jit
-def solve_resident(
-    gap_MN, limit_M, slope, beta, shift_max,
-    POWER: tl.constexpr, PRECISE: tl.constexpr, INTERPRET: tl.constexpr,
-):  # fmt: skip
+def solve_resident(gap_MN, limit_M, rule, cut):
     """S and corrected p of whole rows, Σ s, and the shift one step further."""
+    slope, beta, shift_max = rule
     shift_M = (limit_M * 0).to(tl.float32)
-    for _ in range(n_moment_passes(beta, PRECISE)):
+    for _ in range(n_moment_passes(beta, cut.PRECISE)):
         count_M, sum_M, square_M = moments(gap_MN, 1.0 - shift_M, slope)
         shift_M = moment_shift(count_M, sum_M, square_M, shift_M, beta, shift_max)
     # s of the last evaluation stays in registers; x is had again from the gaps for less
-    enough = tolerance(beta, PRECISE)
+    enough = tolerance(beta, cut.PRECISE)
     s_MN, last_M, mass_M, total_M = gap_MN, shift_M, shift_M, shift_M
     n_left = N_EVALUATIONS + 0
     while n_left > 0:
-        x_MN, s_MN, _log2_x_MN = powers(
-            gap_MN, shift_M[:, None], slope, beta, POWER, PRECISE, INTERPRET
-        )
+        x_MN, s_MN, _log2_x_MN = powers(gap_MN, shift_M[:, None], slope, beta, cut)
         mass_M, total_M = tl.sum(s_MN * x_MN, 1), tl.sum(s_MN, 1)
         last_M = shift_M
         shift_M = newton(shift_M, mass_M, total_M, beta, shift_max)
@@ -83,52 +82,34 @@ def solve_resident(
 
 @triton.jit(do_not_specialize=SIZES)
 def forward_resident(
-    query, key, value, alpha, lengths, row_keys,
-    context, centre, top, shift,
-    query_b, query_h, query_n, key_b, key_h, key_n, value_b, value_h, value_n,
-    n_heads, n_queries, n_keys, query_offset, scale, threshold, keep_scale,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
-    CAUSAL: tl.constexpr, HAS_LENGTHS: tl.constexpr, DROPOUT: tl.constexpr, POWER: tl.constexpr,
-    PRECISE: tl.constexpr, PRECISION: tl.constexpr, INTERPRET: tl.constexpr,
+    heads, strides, alpha, lengths, draws, out,
+    n_heads, n_queries, n_keys, query_offset, scale, cut,
 ):  # fmt: skip
     """BLOCK_N ≥ n_keys: the scores of BLOCK_M queries are formed once and stay in registers."""
-    n_blocks = tl.cdiv(n_queries, BLOCK_M)
-    program = tl.program_id(0)
-    block, row = program % n_blocks, (program // n_blocks).to(tl.int64)  # row: of batch and head
-    batch, head = row // n_heads, row % n_heads
+    query, key, value = heads
+    n_blocks = tl.cdiv(n_queries, cut.BLOCK_M)
+    block, row, batch, head = place(n_heads, n_blocks, False)
     beta = load_beta(alpha, head)
     slope = beta * scale
-    allowed = n_allowed_keys(lengths, batch, n_keys, HAS_LENGTHS)
-    rows_M, keys_N = block * BLOCK_M + tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N)
-    limit_M = rows_M * 0 + allowed
-    if CAUSAL:
-        limit_M = tl.minimum(limit_M, rows_M + query_offset + 1)
+    allowed = n_allowed_keys(lengths, batch, n_keys)
+    first = block * cut.BLOCK_M
+    rows_M, keys_N = first + tl.arange(0, cut.BLOCK_M), tl.arange(0, cut.BLOCK_N)
+    limit_M, _full, _reach = visible(rows_M, first, allowed, query_offset, cut)
 
-    base = query + batch * query_b + head * query_h
-    query_ME = load_rows(base, query_n, rows_M, n_queries, WIDTH, PADDED, INTERPRET)
-    base = key + batch * key_b + head * key_h
-    key_NE = load_rows(base, key_n, keys_N, allowed, WIDTH, PADDED, INTERPRET)
-    gap_MN = masked_dot(query_ME, key_NE, keys_N, limit_M, True, PRECISION)
+    query_ME = load_rows(matrix(query, strides[0], batch, head, n_queries), rows_M, cut)
+    key_NE = load_rows(matrix(key, strides[1], batch, head, allowed), keys_N, cut)
+    gap_MN = masked_dot(query_ME, key_NE, keys_N, limit_M, True, cut)
     top_M = finite_top(tl.max(gap_MN, 1))
     gap_MN = gap_MN - top_M[:, None]
 
-    shift_max = largest_shift(beta, n_keys)
-    s_MN, p_MN, total_M, shift_M = solve_resident(
-        gap_MN, limit_M, slope, beta, shift_max, POWER, PRECISE, INTERPRET
-    )
-    if DROPOUT:
-        n_all_rows = (tl.num_programs(0) // n_blocks).to(tl.int64) * n_queries
-        first_M, second_M = kept(row_keys, row * n_queries, rows_M, n_queries, n_all_rows)
-        keep_MN = keeps(first_M[:, None], second_M[:, None], keys_N[None, :], threshold)
-        p_MN = tl.where(keep_MN, p_MN * keep_scale, 0.0)
-        s_MN = tl.where(keep_MN, s_MN * keep_scale, 0.0)
-    base = value + batch * value_b + head * value_h
-    value_NE = load_rows(base, value_n, keys_N, allowed, WIDTH, PADDED, INTERPRET)
-    context_ME = tl.dot(p_MN.to(value_NE.dtype), value_NE, input_precision=PRECISION)
-    centre_ME = tl.dot(s_MN.to(value_NE.dtype), value_NE, input_precision=PRECISION)
-    centre_ME = centre_ME / total_M[:, None]
-
-    write_rows(
-        context, centre, top, shift, context_ME, centre_ME, top_M, shift_M, limit_M,
-        row, batch, head, rows_M, n_heads, n_queries, WIDTH, PADDED,
-    )  # fmt: skip
+    rule = slope, beta, largest_shift(beta, n_keys)
+    s_MN, p_MN, total_M, shift_M = solve_resident(gap_MN, limit_M, rule, cut)
+    if draws is not None:
+        first_M, second_M = kept(draws, row, rows_M, n_queries, n_blocks)
+        keep_MN = keeps(first_M[:, None], second_M[:, None], keys_N[None, :], draws)
+        p_MN, s_MN = dropped(p_MN, keep_MN, draws), dropped(s_MN, keep_MN, draws)
+    value_NE = load_rows(matrix(value, strides[2], batch, head, allowed), keys_N, cut)
+    context_ME = tl.dot(p_MN.to(value_NE.dtype), value_NE, input_precision=cut.PRECISION)
+    centre_ME = tl.dot(s_MN.to(value_NE.dtype), value_NE, input_precision=cut.PRECISION)
+    found = context_ME, centre_ME / total_M[:, None], top_M, shift_M
+    write_rows(out, found, limit_M, rows_M, (block, row, batch, head), n_heads, n_queries, cut)

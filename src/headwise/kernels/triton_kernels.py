@@ -28,9 +28,13 @@ NO_KEYS = tl.constexpr(2.0)  # beyond every shift, which are in [0, 1)
 TINY = tl.constexpr(1.1754944e-38)
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
+# Arguments go in groups: tuples of tensors, of strides, and of what a kernel is compiled for, `cut`
+# (`headwise.kernels.triton_operators.Cut`). `draws` of dropout are (row_keys, threshold,
+# keep_scale). None in place of a group or a tensor: there is none, and no code for it.
+#
 # Numbers that a kernel is not compiled anew for: lengths change with every batch, and the prefix of
-# a search is of length 1 to begin with.
-SIZES = ("n_heads", "n_queries", "n_keys", "query_offset", "threshold")
+# a search is of length 1 to begin with. (In a tuple they would be specialised.)
+SIZES = ("n_heads", "n_queries", "n_keys", "query_offset")
 N_EVALUATIONS = tl.constexpr(16)  # cap; adversarial rows need 6
 # How x is raised to 1/β, numbered as `headwise.kernels.problem.Power`.
 EXP = tl.constexpr(0)  # not at all: softmax, α = 1
@@ -40,59 +44,82 @@ LINEAR = tl.constexpr(3)  # α = 2
 
 
 @triton.jit
-def load_rows(
-    base,
-    stride,
-    rows,
-    n_rows,
-    WIDTH: tl.constexpr,
-    PADDED: tl.constexpr,
-    INTERPRET: tl.constexpr,
-):
-    """A tile (len(rows), PADDED) of a matrix of rows, zeros beyond `n_rows` and WIDTH."""
-    columns = tl.arange(0, PADDED)
+def place(n_heads, n_blocks, IS_REVERSED: tl.constexpr):
+    """Block, row of (B, H), sentence and head of a program; reversed: the last block first."""
+    program = tl.program_id(0)
+    block, row = program % n_blocks, (program // n_blocks).to(tl.int64)
+    if IS_REVERSED:
+        block = n_blocks - 1 - block
+    return block, row, row // n_heads, row % n_heads
+
+
+@triton.jit
+def matrix(tensor, strides, batch, head, n_rows):
+    """What `load_rows` reads of a tensor (B, H, N, E) for a sentence and a head."""
+    return tensor + batch * strides[0] + head * strides[1], strides[2], n_rows
+
+
+@triton.jit
+def joined(tensor, batch, head, n_heads, n_rows, cut):
+    """The same of a tensor laid out as (B, N, H, E) without gaps."""
+    return tensor + (batch * n_rows * n_heads + head) * cut.WIDTH, n_heads * cut.WIDTH, n_rows
+
+
+@triton.jit
+def tile_of(matrix, rows, cut):
+    """Where the elements of a tile (len(rows), PADDED) lie, and which of them there are."""
+    base, stride, n_rows = matrix
+    columns = tl.arange(0, cut.PADDED)
     inside = (rows < n_rows)[:, None]
-    if PADDED != WIDTH:
-        inside = inside & (columns < WIDTH)[None, :]
-    tile = tl.load(base + rows[:, None] * stride + columns[None, :], mask=inside, other=0.0)
-    if INTERPRET:  # which computes nonsense from bfloat16
+    if cut.PADDED != cut.WIDTH:
+        inside = inside & (columns < cut.WIDTH)[None, :]
+    return base + rows[:, None] * stride + columns[None, :], inside
+
+
+@triton.jit
+def load_rows(matrix, rows, cut):
+    """A tile (len(rows), PADDED) of a matrix of rows, zeros beyond the last and WIDTH."""
+    pointers, inside = tile_of(matrix, rows, cut)
+    tile = tl.load(pointers, mask=inside, other=0.0)
+    if cut.INTERPRET:  # which computes nonsense from bfloat16
         tile = tile.to(tl.float32)
     return tile
 
 
 @triton.jit
-def store_rows(base, stride, rows, n_rows, tile, WIDTH: tl.constexpr, PADDED: tl.constexpr):
+def store_rows(matrix, rows, tile, cut):
     """Write what `load_rows` would read, in the type of the matrix."""
-    columns = tl.arange(0, PADDED)
-    inside = (rows < n_rows)[:, None]
-    if PADDED != WIDTH:
-        inside = inside & (columns < WIDTH)[None, :]
-    pointers = base + rows[:, None] * stride + columns[None, :]
-    tl.store(pointers, tile.to(base.dtype.element_ty), mask=inside)
+    pointers, inside = tile_of(matrix, rows, cut)
+    tl.store(pointers, tile.to(pointers.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def n_allowed_keys(lengths, batch, n_keys, HAS_LENGTHS: tl.constexpr):
+def n_allowed_keys(lengths, batch, n_keys):
     """Keys that padding leaves."""
-    if HAS_LENGTHS:
+    if lengths is not None:
         return tl.minimum(tl.load(lengths + batch).to(tl.int32), n_keys)
     return n_keys
 
 
 @triton.jit
-def masked_dot(
-    query_ME,
-    key_NE,
-    keys_N,
-    limit_M,
-    is_edge,
-    PRECISION: tl.constexpr,
-):
+def visible(rows_M, first, allowed, query_offset, cut):
+    """Keys that each query (M,), that all queries from `first` on, and that any of them may see."""
+    limit_M = rows_M * 0 + allowed
+    full, reach = allowed, allowed
+    if cut.CAUSAL:
+        limit_M = tl.minimum(limit_M, rows_M + query_offset + 1)
+        full = tl.minimum(full, first + query_offset + 1)
+        reach = tl.minimum(reach, first + cut.BLOCK_M + query_offset)
+    return limit_M, full, reach
+
+
+@triton.jit
+def masked_dot(query_ME, key_NE, keys_N, limit_M, is_edge, cut):
     """Unscaled scores (M, N); -inf where a key is at or beyond the limit of its query.
 
     `is_edge` is whether any key of the tile is: only there the comparison is worth its time.
     """
-    scores_MN = tl.dot(query_ME, tl.trans(key_NE), input_precision=PRECISION)
+    scores_MN = tl.dot(query_ME, tl.trans(key_NE), input_precision=cut.PRECISION)
     if is_edge:
         scores_MN = tl.where(keys_N[None, :] < limit_M[:, None], scores_MN, float("-inf"))
     return scores_MN
@@ -127,15 +154,7 @@ def fast_log2(x, INTERPRET: tl.constexpr):
 
 
 @triton.jit
-def powers(
-    gap,
-    shift,
-    slope,
-    beta,
-    POWER: tl.constexpr,
-    PRECISE: tl.constexpr,
-    INTERPRET: tl.constexpr,
-):
+def powers(gap, shift, slope, beta, cut):
     """x, s and log2 x of a tile; the logarithm stands for nothing where POWER is not ANY.
 
     Args:
@@ -143,22 +162,21 @@ def powers(
         shift: t of each row, broadcastable to `gap`.
         slope: β scale.
         beta: α - 1.
-        POWER: ANY, SQUARE or LINEAR.
-        PRECISE: to float32; else to what half precision can hold.
-        INTERPRET: whether the interpreter of Triton runs this.
+        cut: POWER is ANY, SQUARE or LINEAR; PRECISE, whether to float32, or else to what half
+            precision can hold; INTERPRET, whether the interpreter of Triton runs this.
     """
     level = 1.0 - shift
-    if POWER == LINEAR:
+    if cut.POWER == LINEAR:
         x = tl.maximum(gap * slope + level, 0.0, propagate_nan=tl.PropagateNan.ALL)
         s = tl.where(x > 0.0, 1.0, 0.0)
         log2_x = x
-    elif POWER == SQUARE:
+    elif cut.POWER == SQUARE:
         x = tl.maximum(gap * slope + level, 0.0, propagate_nan=tl.PropagateNan.ALL)
         s = x
         log2_x = x
     else:
         exponent = root_exponent(beta)
-        if PRECISE:
+        if cut.PRECISE:
             shifts = shift - gap * slope
             x = tl.maximum(1.0 - shifts, 0.0, propagate_nan=tl.PropagateNan.ALL)
             log2_x = (tl.log(x) - ((x - 1.0) + shifts)) * LOG2_E
@@ -171,14 +189,21 @@ def powers(
             log2_x = shifts * series * -LOG2_E
         else:
             x = tl.maximum(gap * slope + level, 0.0, propagate_nan=tl.PropagateNan.ALL)
-            log2_x = fast_log2(x, INTERPRET)
+            log2_x = fast_log2(x, cut.INTERPRET)
         s = tl.exp2(log2_x * exponent)
     return x, s, log2_x
 
 
 @triton.jit
-def alpha_terms(gap, shift, slope, beta, x, s, log2_x, PRECISE: tl.constexpr):
-    """β² p ψ of a tile: by how much p bends to α (see `headwise.entmax.function`)."""
+def alpha_terms(gap, shift, slope, beta, found, PRECISE: tl.constexpr):
+    """β² p ψ of a tile: by how much p bends to α (see `headwise.entmax.function`).
+
+    Args:
+        gap, shift, slope, beta: as for `powers`, which found
+        found: x, s and log2 x.
+        PRECISE: as there.
+    """
+    x, s, log2_x = found
     p = s * x
     if PRECISE:
         y = log2_x * -LN_2
@@ -266,16 +291,19 @@ def newton(shift_M, mass_M, slope_M, beta, shift_max):
 
 
 @triton.jit
-def kept(row_keys, row_base, rows, n_rows, n_all_rows):
-    """Two random words of each query, for `keeps`."""
-    pointers = row_keys + row_base + rows
-    first = tl.load(pointers, mask=rows < n_rows, other=0)
-    second = tl.load(pointers + n_all_rows, mask=rows < n_rows, other=0)
+def kept(draws, row, rows, n_rows, n_blocks):
+    """Two random words of each query of a row of (B, H), for `keeps`; nothing without dropout."""
+    first, second = rows, rows
+    if draws is not None:
+        n_all_rows = (tl.num_programs(0) // n_blocks).to(tl.int64) * n_rows
+        pointers = draws[0] + row * n_rows + rows
+        first = tl.load(pointers, mask=rows < n_rows, other=0)
+        second = tl.load(pointers + n_all_rows, mask=rows < n_rows, other=0)
     return first.to(tl.uint32, bitcast=True), second.to(tl.uint32, bitcast=True)
 
 
 @triton.jit
-def keeps(first, second, keys, threshold):
+def keeps(first, second, keys, draws):
     """Whether dropout keeps each weight: a hash of the words of its query and of its key.
 
     Two rounds of multiply and shift, as a random number of the counter-based generator would take
@@ -285,4 +313,10 @@ def keeps(first, second, keys, threshold):
     word = (word ^ (word >> 16)) * 0x21F0AAAD
     word = (word ^ (word >> 15) ^ second) * 0x735A2D97
     word = word ^ (word >> 15)
-    return word.to(tl.int32, bitcast=True) >= threshold
+    return word.to(tl.int32, bitcast=True) >= draws[1]
+
+
+@triton.jit
+def dropped(values, keep, draws):
+    """Values where they are kept, scaled, and 0 elsewhere."""
+    return tl.where(keep, values * draws[2], 0.0)

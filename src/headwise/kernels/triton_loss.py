@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from headwise.kernels.problem import BETA_MIN, POWERS, Power
-from headwise.kernels.triton_device import check, is_interpreted, on_device, power_of_two
+from headwise.kernels.triton_device import check, on_device, power_of_two
+from headwise.kernels.triton_maps import cut_of
 
 # Classes at a time: the search holds much beside them, and runs with half as many.
 READ_BLOCK, WRITE_BLOCK = 1 << 11, 1 << 12
@@ -40,8 +41,7 @@ def read(
             triton_vocabulary.loss_forward[(n_rows,)](
                 scores_NV, threshold_N2, value_N, support_N, total_N if with_total else None,
                 lists, alpha, max(alpha - 1, BETA_MIN), n_classes,
-                BLOCK_N=block, POWER=int(power), HAS_TOTAL=with_total,
-                HAS_LISTS=lists is not None, INTERPRET=is_interpreted(), num_warps=N_WARPS,
+                cut_of(1, block, power), num_warps=N_WARPS,
             )  # fmt: skip
     return value_N, support_N, total_N if with_total else None, threshold_N2
 
@@ -68,6 +68,5 @@ def write_gradient(
             triton_vocabulary.loss_backward[(n_rows, -(-n_classes // block))](
                 scores_NV, threshold_N2, out_NV, scale_N, target_N,
                 max(alpha - 1, BETA_MIN), smoothing, share, left_out, n_classes,
-                BLOCK_N=block, POWER=int(POWERS.get(alpha, Power.ANY)),
-                INTERPRET=is_interpreted(), num_warps=N_WARPS,
+                cut_of(1, block, POWERS.get(alpha, Power.ANY)), num_warps=N_WARPS,
             )  # fmt: skip

@@ -8,6 +8,8 @@ Letters: B batch, H heads, Q and K numbers of queries and keys.
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -36,20 +38,19 @@ def forward(scores_BHQK: Tensor, beta: Tensor | None, power: Power, mask: Tensor
     n_rows, block_rows, block_keys, n_warps = _cut(scores_BHQK)
     if n_rows == 0:
         return weights_BHQK
-    mask_strides = [0] * 4
+    mask_strides: tuple[int, ...] = (0,) * 4
     if mask is not None:
         mask = mask.expand(scores_BHQK.shape).view(torch.uint8)
-        mask_strides = list(mask.stride())
-    n_programs, n_blocks = -(-n_rows // block_rows), -(-scores_BHQK.shape[3] // block_keys)
+        mask_strides = mask.stride()
     lists = None
-    if n_blocks > 1:
-        lists = torch.empty(n_programs, n_blocks, dtype=torch.int32, device=scores_BHQK.device)
+    if scores_BHQK.shape[3] > block_keys:
+        room = (-(-n_rows // block_rows), -(-scores_BHQK.shape[3] // block_keys))
+        lists = torch.empty(room, dtype=torch.int32, device=scores_BHQK.device)
     with on_device(scores_BHQK):
-        triton_rows.weights_forward[(n_programs,)](
+        triton_rows.weights_forward[(-(-n_rows // block_rows),)](
             scores_BHQK, beta, mask, weights_BHQK, lists,
             *_strides(beta, scores_BHQK), *mask_strides, n_rows, *scores_BHQK.shape[1:],
-            BLOCK_M=block_rows, BLOCK_N=block_keys, POWER=int(power), HAS_MASK=mask is not None,
-            HAS_LISTS=lists is not None, INTERPRET=is_interpreted(), num_warps=n_warps,
+            cut_of(block_rows, block_keys, power, mask is not None), num_warps=n_warps,
         )  # fmt: skip
     return weights_BHQK
 
@@ -75,12 +76,31 @@ def backward(
     if n_rows:
         with on_device(weights_BHQK):
             triton_rows.weights_backward[(-(-n_rows // block_rows),)](
-                weights_BHQK, grad_BHQK, beta, grad_scores_BHQK, grad_alpha,
+                weights_BHQK, grad_BHQK, beta, grad_scores_BHQK,
+                grad_alpha if with_alpha else None,
                 *_strides(beta, weights_BHQK), n_rows, *weights_BHQK.shape[1:],
-                BLOCK_M=block_rows, BLOCK_N=block_keys, POWER=int(power), HAS_ALPHA=with_alpha,
-                num_warps=n_warps,
+                cut_of(block_rows, block_keys, power), num_warps=n_warps,
             )  # fmt: skip
     return grad_scores_BHQK, grad_alpha
+
+
+class Cut(NamedTuple):
+    """What a kernel of rows is compiled for, each a constant of Triton."""
+
+    BLOCK_M: Any  # rows of a program
+    BLOCK_N: Any  # keys at a time
+    POWER: Any
+    PRECISE: Any  # always
+    INTERPRET: Any  # whether the interpreter of Triton runs it
+    HAS_MASK: Any
+
+
+def cut_of(block_rows: int, block_keys: int, power: Power, has_mask: bool = False) -> Cut:
+    """That of a launch."""
+    from triton.language import constexpr
+
+    constants = (block_rows, block_keys, int(power), True, is_interpreted(), has_mask)
+    return Cut(*map(constexpr, constants))
 
 
 def _cut(scores_BHQK: Tensor, *others: Tensor) -> tuple[int, int, int, int]:

@@ -105,6 +105,20 @@ def _precision(tensor: Tensor) -> str:
     return "tf32" if torch.get_float32_matmul_precision() != "highest" else "ieee"
 
 
+class Cut(NamedTuple):
+    """What a kernel of attention is compiled for, each a constant of Triton."""
+
+    BLOCK_M: Any  # queries of a program or, going by keys, of a step
+    BLOCK_N: Any  # keys
+    WIDTH: Any  # of a head
+    PADDED: Any  # the same, a power of two
+    CAUSAL: Any
+    POWER: Any
+    PRECISE: Any  # whether to float32
+    PRECISION: Any  # of products
+    INTERPRET: Any  # whether the interpreter of Triton runs it
+
+
 class Call(NamedTuple):
     """What is told of a call beside its tensors."""
 
@@ -114,27 +128,32 @@ class Call(NamedTuple):
     scale: float
     power: int
 
-    def numbers(self, query: Tensor, key: Tensor) -> tuple[int | float, ...]:
-        """What every kernel takes after the strides."""
-        threshold = round(self.dropout * WORD) - WORD // 2
-        sizes = (query.shape[1], query.shape[2], key.shape[2])
-        return *sizes, self.query_offset, self.scale, threshold, 1 / (1 - self.dropout)
+    def launch(
+        self, kernel: Any, tiles: Tiles, program: tuple[int, int, int], by_keys: bool,
+        heads: tuple[Tensor, ...], alpha: Tensor, key_lengths: Tensor | None,
+        row_keys: Tensor | None, *more: Any,
+    ) -> None:  # fmt: skip
+        """Start a kernel with programs that go by keys, or by queries."""
+        from triton.language import constexpr
 
-    def options(self, query: Tensor, cut: Tiles, key_lengths: Tensor | None) -> dict[str, Any]:
-        """What every kernel is compiled for."""
-        return {
-            "WIDTH": query.shape[3],
-            "PADDED": cut.padded,
-            "CAUSAL": self.causal,
-            "HAS_LENGTHS": key_lengths is not None,
-            "DROPOUT": self.dropout > 0,
-            "POWER": self.power,
-            "PRECISE": query.dtype is torch.float32,
-            "PRECISION": _precision(query),
-            "INTERPRET": is_interpreted(),
-            "num_stages": cut.stages,
-            "maxnreg": MAX_REGISTERS,
-        }
+        query, key = heads[:2]
+        n_batch, n_heads, n_queries, head_dim = query.shape
+        n_keys = key.shape[2]
+        block_queries, block_keys, n_warps = program
+        n_blocks = -(-n_keys // block_keys) if by_keys else -(-n_queries // block_queries)
+        draws = None
+        if self.dropout > 0:
+            draws = (row_keys, round(self.dropout * WORD) - WORD // 2, 1 / (1 - self.dropout))
+        constants = Cut(
+            block_queries, block_keys, head_dim, tiles.padded, self.causal, self.power,
+            query.dtype is torch.float32, _precision(query), is_interpreted(),
+        )  # fmt: skip
+        kernel[(n_batch * n_heads * n_blocks,)](
+            heads, tuple(one.stride()[:3] for one in heads), alpha, key_lengths, draws, *more,
+            n_heads, n_queries, n_keys, self.query_offset, self.scale,
+            Cut(*map(constexpr, constants)),
+            num_warps=n_warps, num_stages=tiles.stages, maxnreg=MAX_REGISTERS,
+        )  # fmt: skip
 
 
 def launch_forward(
@@ -145,30 +164,17 @@ def launch_forward(
     from headwise.kernels import triton_forward, triton_streaming
 
     n_batch, n_heads, n_queries, head_dim = query.shape
-    n_keys = key.shape[2]
-    cut = tiles(n_queries, n_keys, head_dim, query.element_size())
-    call = Call(*settings)
-    context, centre, top, shift, live = _fake_forward(query, key)
-    block_queries, block_keys, n_warps = cut.forward
-    n_blocks = -(-n_queries // block_queries)
-    tensors: list[Any] = [query, key, value, alpha, key_lengths, row_keys]
-    tensors += [context, centre, top, shift]
-    numbers = call.numbers(query, key)
-    strides = [stride for tensor in (query, key, value) for stride in tensor.stride()[:3]]
-    options = call.options(query, cut, key_lengths)
-    options |= {"BLOCK_M": block_queries, "BLOCK_N": block_keys, "num_warps": n_warps}
-    grid = (n_batch * n_heads * n_blocks,)
+    cut = tiles(n_queries, key.shape[2], head_dim, query.element_size())
+    *out, live = _fake_forward(query, key)
+    kernel, more = triton_forward.forward_resident, [tuple(out)]
+    if not cut.resident:
+        n_blocks, n_lists = -(-n_queries // cut.forward[0]), -(-key.shape[2] // cut.block)
+        lists = query.new_empty(n_batch, n_heads, n_blocks, n_lists, dtype=torch.int16)
+        kernel, more = triton_streaming.forward_streaming, [tuple(out), live.zero_(), lists]
+    given = ((query, key, value), alpha, key_lengths, row_keys)
     with on_device(query):
-        if cut.resident:
-            triton_forward.forward_resident[grid](*tensors, *strides, *numbers, **options)
-        else:
-            n_lists = -(-n_keys // cut.block)
-            lists = query.new_empty(n_batch, n_heads, n_blocks, n_lists, dtype=torch.int16)
-            tensors += [live.zero_(), lists]
-            triton_streaming.forward_streaming[grid](
-                *tensors, *strides, *numbers, LIST=cut.block, **options
-            )
-    return context, centre, top, shift, live
+        Call(*settings).launch(kernel, cut, cut.forward, False, *given, *more)
+    return *out, live
 
 
 def _fake_forward(query: Tensor, key: Tensor, *_: Any) -> tuple[Tensor, ...]:
@@ -209,39 +215,27 @@ def launch_backward(
     """
     from headwise.kernels import triton_backward
 
-    n_batch, n_heads, n_queries, head_dim = query.shape
-    n_keys = key.shape[2]
-    cut = tiles(n_queries, n_keys, head_dim, query.element_size())
     *told, has_alpha = settings
     call = Call(*told)
+    cut = tiles(query.shape[2], key.shape[2], query.shape[3], query.element_size())
     if grad.stride(-1) != 1:
         grad = grad.contiguous()
     grad_query, grad_key, grad_value = _room(query), _room(key), _room(value)
-    grad_rows = torch.empty_like(top) if has_alpha else top.new_empty(0)
+    grad_rows = torch.empty_like(top) if has_alpha else None
     product = torch.empty_like(top)
-    numbers = call.numbers(query, key)
-    sources = (query, key, value, grad)
-    strides = [stride for tensor in sources for stride in tensor.stride()[:3]]
-    options = call.options(query, cut, key_lengths)
-    options["HAS_LISTS"] = not cut.resident
-    shared: list[Any] = [query, key, value, alpha, key_lengths, row_keys, grad]
-    n_rows = n_batch * n_heads
+    given = ((query, key, value, grad), alpha, key_lengths, row_keys)
     with on_device(query):
-        block_queries, block_keys, n_warps = cut.queries
-        lists = (None, None) if cut.resident else _live_lists(live, by_keys=False)
-        triton_backward.backward_queries[(n_rows * -(-n_queries // block_queries),)](
-            *shared, centre, top, shift, *lists, grad_query, grad_rows, product,
-            *strides, *numbers, **options, HAS_ALPHA=has_alpha,
-            BLOCK_M=block_queries, BLOCK_N=block_keys, num_warps=n_warps,
+        lists = None if cut.resident else _live_lists(live, by_keys=False)
+        call.launch(
+            triton_backward.backward_queries, cut, cut.queries, False, *given,
+            (centre, top, shift), lists, grad_query, grad_rows, product,
         )  # fmt: skip
-        block_queries, block_keys, n_warps = cut.keys
-        lists = (None, None) if cut.resident else _live_lists(live, by_keys=True)
-        triton_backward.backward_keys[(n_rows * -(-n_keys // block_keys),)](
-            *shared, product, top, shift, *lists, grad_key, grad_value,
-            *strides, *numbers, **options,
-            BLOCK_M=block_queries, BLOCK_N=block_keys, num_warps=n_warps,
+        lists = None if cut.resident else _live_lists(live, by_keys=True)
+        call.launch(
+            triton_backward.backward_keys, cut, cut.keys, True, *given,
+            (product, top, shift), lists, grad_key, grad_value,
         )  # fmt: skip
-    return grad_query, grad_key, grad_value, grad_rows
+    return grad_query, grad_key, grad_value, top.new_empty(0) if grad_rows is None else grad_rows
 
 
 def _fake_backward(

@@ -35,9 +35,15 @@ SIZES = ("n_rows", "n_heads", "n_queries", "n_keys", "beta_b", "beta_h", "beta_q
 MASKED_SIZES = (*SIZES, "mask_b", "mask_h", "mask_q")
 
 
+# In groups: `view` is (where the scores of each row begin, which rows there are, number of keys,
+# where the mask of each row begins if there is one, how far its keys lie apart); `cut` is of
+# `headwise.kernels.triton_maps.Cut`.
+
+
 @triton.jit
-def gaps(base_M, mask_M, inside_M, keys_N, n_keys, mask_k, top_M, HAS_MASK: tl.constexpr):
+def gaps(view, keys_N, top_M, HAS_MASK: tl.constexpr):
     """Scores less `top_M` (M, N); -inf where there is no key, or none that may be seen."""
+    base_M, inside_M, n_keys, mask_M, mask_k = view
     inside_MN = inside_M[:, None] & (keys_N < n_keys)[None, :]
     if HAS_MASK:
         places_N = keys_N.to(tl.int64) * mask_k
@@ -55,34 +61,33 @@ def largest_of_rows(values_MN):
 
 
 @triton.jit
-def find_top(
-    base_M, mask_M, inside_M, n_keys, mask_k,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HAS_MASK: tl.constexpr,
-):  # fmt: skip
+def find_top(view, cut):
     """Largest score of each row (M,); -inf where there is no key, NaN where there is one."""
-    top_MN = tl.full([BLOCK_M, BLOCK_N], float("-inf"), tl.float32)
-    zero_M = tl.zeros([BLOCK_M], tl.float32)
-    for index in range(tl.cdiv(n_keys, BLOCK_N)):
-        keys_N = index * BLOCK_N + tl.arange(0, BLOCK_N)
-        scores_MN = gaps(base_M, mask_M, inside_M, keys_N, n_keys, mask_k, zero_M, HAS_MASK)
+    top_MN = tl.full([cut.BLOCK_M, cut.BLOCK_N], float("-inf"), tl.float32)
+    zero_M = tl.zeros([cut.BLOCK_M], tl.float32)
+    for index in range(tl.cdiv(view[2], cut.BLOCK_N)):
+        keys_N = index * cut.BLOCK_N + tl.arange(0, cut.BLOCK_N)
+        scores_MN = gaps(view, keys_N, zero_M, cut.HAS_MASK)
         top_MN = tl.maximum(top_MN, scores_MN, propagate_nan=tl.PropagateNan.ALL)
     return largest_of_rows(top_MN)
 
 
 @triton.jit
-def beta_of_rows(beta, offset_M, inside_M, POWER: tl.constexpr):
+def beta_of_rows(beta, strides, rows, inside_M, POWER: tl.constexpr):
     """β of each row (M,), already held to where every formula stays finite."""
+    batch_M, head_M, query_M = rows
     if POWER == ANY:
-        return tl.load(beta + offset_M, mask=inside_M, other=1.0)
+        places_M = batch_M * strides[0] + head_M * strides[1] + query_M * strides[2]
+        return tl.load(beta + places_M, mask=inside_M, other=1.0).to(tl.float32)
     if POWER == SQUARE:
-        return offset_M * 0.0 + 0.5
-    return offset_M * 0.0 + 1.0
+        return (batch_M * 0.0 + 0.5).to(tl.float32)
+    return (batch_M * 0.0 + 1.0).to(tl.float32)
 
 
 @triton.jit
-def listed_block(listed, item, HAS_LISTS: tl.constexpr):
+def listed_block(listed, item):
     """Number of the block at a place of the list; without one, of the only block there is."""
-    if HAS_LISTS:
+    if listed is not None:
         return tl.load(listed + item).to(tl.int32)
     return item
 
@@ -97,27 +102,24 @@ def add_moments(gap_MN, level_M, beta_M, count_MN, sum_MN, square_MN):
 
 
 @triton.jit
-def start(
-    base_M, mask_M, inside_M, listed, n_keys, mask_k, top_M, beta_M, shift_max_M,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HAS_MASK: tl.constexpr, HAS_LISTS: tl.constexpr,
-):  # fmt: skip
+def start(view, listed, top_M, beta_M, shift_max_M, cut):
     """Shift from the moments above the lowest threshold; writes the list, returns its length."""
     n_listed = 0
-    zero_M = tl.zeros([BLOCK_M], tl.float32)
-    zero_MN = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    zero_M = tl.zeros([cut.BLOCK_M], tl.float32)
+    zero_MN = tl.zeros([cut.BLOCK_M, cut.BLOCK_N], tl.float32)
     count_MN, sum_MN, square_MN = zero_MN, zero_MN, zero_MN
-    for index in range(tl.cdiv(n_keys, BLOCK_N)):
-        keys_N = index * BLOCK_N + tl.arange(0, BLOCK_N)
-        gap_MN = gaps(base_M, mask_M, inside_M, keys_N, n_keys, mask_k, top_M, HAS_MASK)
+    for index in range(tl.cdiv(view[2], cut.BLOCK_N)):
+        keys_N = index * cut.BLOCK_N + tl.arange(0, cut.BLOCK_N)
+        gap_MN = gaps(view, keys_N, top_M, cut.HAS_MASK)
         x_MN, count_MN, sum_MN, square_MN = add_moments(
             gap_MN, zero_M + 1.0, beta_M, count_MN, sum_MN, square_MN
         )
-        if HAS_LISTS:
+        if listed is not None:
             is_listed_MN = ((x_MN <= 0.0) == 0).to(tl.int32)  # NaN counts
             if tl.max(tl.max(is_listed_MN, 1), 0) > 0:
                 tl.store(listed + n_listed, index)
                 n_listed += 1
-    if HAS_LISTS:
+    if listed is not None:
         tl.debug_barrier()  # the list is read by other threads than wrote it
     else:
         n_listed = 1
@@ -128,43 +130,32 @@ def start(
 
 
 @triton.jit
-def find_shift(
-    base_M, mask_M, inside_M, listed, n_keys, mask_k, top_M, is_empty_M, beta_M,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, POWER: tl.constexpr, HAS_MASK: tl.constexpr,
-    HAS_LISTS: tl.constexpr, INTERPRET: tl.constexpr,
-):  # fmt: skip
+def find_shift(view, listed, top_M, is_empty_M, beta_M, cut):
     """The shift t of each row, c = (F - 1) / Σ s by which p - c s sums to 1, and listed blocks."""
     slope_M1 = beta_M[:, None]
-    shift_max_M = largest_shift(beta_M, n_keys)
-    zero_M = tl.zeros([BLOCK_M], tl.float32)
-    zero_MN = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    shift_M, n_listed = start(
-        base_M, mask_M, inside_M, listed, n_keys, mask_k, top_M, beta_M, shift_max_M,
-        BLOCK_M, BLOCK_N, HAS_MASK, HAS_LISTS,
-    )  # fmt: skip
+    shift_max_M = largest_shift(beta_M, view[2])
+    zero_M = tl.zeros([cut.BLOCK_M], tl.float32)
+    zero_MN = tl.zeros([cut.BLOCK_M, cut.BLOCK_N], tl.float32)
+    shift_M, n_listed = start(view, listed, top_M, beta_M, shift_max_M, cut)
     for _ in range(N_MOMENT_PASSES):
         count_MN, sum_MN, square_MN = zero_MN, zero_MN, zero_MN
         for item in range(n_listed):
-            keys_N = listed_block(listed, item, HAS_LISTS) * BLOCK_N + tl.arange(0, BLOCK_N)
-            gap_MN = gaps(base_M, mask_M, inside_M, keys_N, n_keys, mask_k, top_M, HAS_MASK)
+            keys_N = listed_block(listed, item) * cut.BLOCK_N + tl.arange(0, cut.BLOCK_N)
+            gap_MN = gaps(view, keys_N, top_M, cut.HAS_MASK)
             _x_MN, count_MN, sum_MN, square_MN = add_moments(
                 gap_MN, 1.0 - shift_M, beta_M, count_MN, sum_MN, square_MN
             )
-        shift_M = moment_shift(
-            tl.sum(count_MN, 1), tl.sum(sum_MN, 1), tl.sum(square_MN, 1), shift_M, beta_M,
-            shift_max_M,
-        )  # fmt: skip
+        sums_M = tl.sum(count_MN, 1), tl.sum(sum_MN, 1), tl.sum(square_MN, 1)
+        shift_M = moment_shift(sums_M[0], sums_M[1], sums_M[2], shift_M, beta_M, shift_max_M)
     # what the correction along s squares away, but for keys at the border of the support
     enough_M = tl.minimum(tl.maximum(tl.exp2(beta_M * -22.25), 5e-7), 4e-4)
     found_M, excess_M, n_left = shift_M, zero_M, N_EVALUATIONS + 0
     while n_left > 0:
         mass_MN, total_MN = zero_MN, zero_MN
         for item in range(n_listed):
-            keys_N = listed_block(listed, item, HAS_LISTS) * BLOCK_N + tl.arange(0, BLOCK_N)
-            gap_MN = gaps(base_M, mask_M, inside_M, keys_N, n_keys, mask_k, top_M, HAS_MASK)
-            x_MN, s_MN, _log2_x_MN = powers(
-                gap_MN, shift_M[:, None], slope_M1, slope_M1, POWER, True, INTERPRET
-            )
+            keys_N = listed_block(listed, item) * cut.BLOCK_N + tl.arange(0, cut.BLOCK_N)
+            gap_MN = gaps(view, keys_N, top_M, cut.HAS_MASK)
+            x_MN, s_MN, _log2_x_MN = powers(gap_MN, shift_M[:, None], slope_M1, slope_M1, cut)
             mass_MN += s_MN * x_MN
             total_MN += s_MN
         mass_M, total_M = tl.sum(mass_MN, 1), tl.sum(total_MN, 1)
@@ -179,50 +170,39 @@ def find_shift(
 
 
 @triton.jit
-def row_places(first, n_rows, n_heads, n_queries, BLOCK_M: tl.constexpr):
-    """Numbers of some rows of (B, H, Q), which of them there are, and their three indices."""
-    rows_M = first + tl.arange(0, BLOCK_M).to(tl.int64)
-    query_M = rows_M % n_queries
-    head_M = rows_M // n_queries % n_heads
-    return rows_M, rows_M < n_rows, rows_M // n_queries // n_heads, head_M, query_M
+def row_places(n_rows, n_heads, n_queries, BLOCK_M: tl.constexpr):
+    """Numbers of the rows of (B, H, Q) of a program, which there are, and their three indices."""
+    rows_M = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M).to(tl.int64)
+    batch_M, head_M = rows_M // n_queries // n_heads, rows_M // n_queries % n_heads
+    return rows_M, rows_M < n_rows, (batch_M, head_M, rows_M % n_queries)
 
 
 @triton.jit(do_not_specialize=MASKED_SIZES)
 def weights_forward(
-    scores, beta, mask, weights, lists,
-    beta_b, beta_h, beta_q, mask_b, mask_h, mask_q, mask_k,
-    n_rows, n_heads, n_queries, n_keys,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, POWER: tl.constexpr, HAS_MASK: tl.constexpr,
-    HAS_LISTS: tl.constexpr, INTERPRET: tl.constexpr,
+    scores, beta, mask, weights, lists, beta_b, beta_h, beta_q, mask_b, mask_h, mask_q, mask_k,
+    n_rows, n_heads, n_queries, n_keys, cut,
 ):  # fmt: skip
     """Weights of rows of scores; `lists` is room for the numbers of their blocks."""
-    program = tl.program_id(0).to(tl.int64)
-    rows_M, inside_M, batch_M, head_M, query_M = row_places(
-        program * BLOCK_M, n_rows, n_heads, n_queries, BLOCK_M
-    )
-    beta_M = beta_of_rows(
-        beta, batch_M * beta_b + head_M * beta_h + query_M * beta_q, inside_M, POWER
-    ).to(tl.float32)
+    rows_M, inside_M, places = row_places(n_rows, n_heads, n_queries, cut.BLOCK_M)
+    beta_M = beta_of_rows(beta, (beta_b, beta_h, beta_q), places, inside_M, cut.POWER)
     base_M = scores + rows_M * n_keys
     mask_M = base_M  # stands for nothing without a mask
-    if HAS_MASK:
-        mask_M = mask + batch_M * mask_b + head_M * mask_h + query_M * mask_q
+    if cut.HAS_MASK:
+        mask_M = mask + places[0] * mask_b + places[1] * mask_h + places[2] * mask_q
+    view = base_M, inside_M, n_keys, mask_M, mask_k
     listed = lists
-    if HAS_LISTS:
-        listed = lists + program * tl.cdiv(n_keys, BLOCK_N)
-    top_M = find_top(base_M, mask_M, inside_M, n_keys, mask_k, BLOCK_M, BLOCK_N, HAS_MASK)
+    if lists is not None:
+        listed = lists + tl.program_id(0).to(tl.int64) * tl.cdiv(n_keys, cut.BLOCK_N)
+    top_M = find_top(view, cut)
     is_empty_M = top_M == float("-inf")
     top_M = finite_top(top_M)
-    shift_M, excess_M, _n_listed = find_shift(
-        base_M, mask_M, inside_M, listed, n_keys, mask_k, top_M, is_empty_M, beta_M,
-        BLOCK_M, BLOCK_N, POWER, HAS_MASK, HAS_LISTS, INTERPRET,
-    )  # fmt: skip
+    shift_M, excess_M, _n_listed = find_shift(view, listed, top_M, is_empty_M, beta_M, cut)
     out_M = weights + rows_M * n_keys
-    for index in range(tl.cdiv(n_keys, BLOCK_N)):
-        keys_N = index * BLOCK_N + tl.arange(0, BLOCK_N)
-        gap_MN = gaps(base_M, mask_M, inside_M, keys_N, n_keys, mask_k, top_M, HAS_MASK)
+    for index in range(tl.cdiv(n_keys, cut.BLOCK_N)):
+        keys_N = index * cut.BLOCK_N + tl.arange(0, cut.BLOCK_N)
+        gap_MN = gaps(view, keys_N, top_M, cut.HAS_MASK)
         x_MN, s_MN, _log2_x_MN = powers(
-            gap_MN, shift_M[:, None], beta_M[:, None], beta_M[:, None], POWER, True, INTERPRET
+            gap_MN, shift_M[:, None], beta_M[:, None], beta_M[:, None], cut
         )
         x_MN = tl.maximum(x_MN - excess_M[:, None], 0.0, propagate_nan=tl.PropagateNan.ALL)
         inside_MN = inside_M[:, None] & (keys_N < n_keys)[None, :]
@@ -257,45 +237,36 @@ def load_weights(weights, grad, first_M, inside_M, keys_N, n_keys):
 @triton.jit(do_not_specialize=SIZES)
 def weights_backward(
     weights, grad, beta, grad_scores, grad_alpha,
-    beta_b, beta_h, beta_q, n_rows, n_heads, n_queries, n_keys,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, POWER: tl.constexpr, HAS_ALPHA: tl.constexpr,
+    beta_b, beta_h, beta_q, n_rows, n_heads, n_queries, n_keys, cut,
 ):  # fmt: skip
     """Gradients in the scores and, of every row, in α (see `headwise.entmax.function`)."""
-    program = tl.program_id(0).to(tl.int64)
-    rows_M, inside_M, batch_M, head_M, query_M = row_places(
-        program * BLOCK_M, n_rows, n_heads, n_queries, BLOCK_M
-    )
-    beta_M = beta_of_rows(
-        beta, batch_M * beta_b + head_M * beta_h + query_M * beta_q, inside_M, POWER
-    ).to(tl.float32)
+    rows_M, inside_M, places = row_places(n_rows, n_heads, n_queries, cut.BLOCK_M)
+    beta_M = beta_of_rows(beta, (beta_b, beta_h, beta_q), places, inside_M, cut.POWER)
+    beta_M1 = beta_M[:, None]
     first_M = rows_M * n_keys
-    total_MN = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    total_MN = tl.zeros([cut.BLOCK_M, cut.BLOCK_N], tl.float32)
     product_MN, alpha_MN = total_MN, total_MN
-    for index in range(tl.cdiv(n_keys, BLOCK_N)):
-        keys_N = index * BLOCK_N + tl.arange(0, BLOCK_N)
-        p_MN, grad_MN, _places_MN, _inside_MN = load_weights(
-            weights, grad, first_M, inside_M, keys_N, n_keys
-        )
-        s_MN, _y_MN = slopes(p_MN, beta_M[:, None], POWER)
+    for index in range(tl.cdiv(n_keys, cut.BLOCK_N)):
+        keys_N = index * cut.BLOCK_N + tl.arange(0, cut.BLOCK_N)
+        p_MN, grad_MN, _, _ = load_weights(weights, grad, first_M, inside_M, keys_N, n_keys)
+        s_MN, _y_MN = slopes(p_MN, beta_M1, cut.POWER)
         total_MN += s_MN
         product_MN += s_MN * grad_MN
     total_M = tl.sum(total_MN, 1)
     centre_M = tl.sum(product_MN, 1) / tl.maximum(total_M, TINY, propagate_nan=tl.PropagateNan.ALL)
-    for index in range(tl.cdiv(n_keys, BLOCK_N)):
-        keys_N = index * BLOCK_N + tl.arange(0, BLOCK_N)
+    for index in range(tl.cdiv(n_keys, cut.BLOCK_N)):
+        keys_N = index * cut.BLOCK_N + tl.arange(0, cut.BLOCK_N)
         p_MN, grad_MN, places_MN, inside_MN = load_weights(
             weights, grad, first_M, inside_M, keys_N, n_keys
         )
-        s_MN, y_MN = slopes(p_MN, beta_M[:, None], POWER)
+        s_MN, y_MN = slopes(p_MN, beta_M1, cut.POWER)
         centred_MN = grad_MN - centre_M[:, None]
-        if HAS_ALPHA:
+        if grad_alpha is not None:
             log2_x_MN = y_MN * -LOG2_E
-            x_MN = tl.exp2(log2_x_MN)
-            beta_M1 = beta_M[:, None]
-            bend_MN = alpha_terms(p_MN, p_MN, beta_M1, beta_M1, x_MN, s_MN, log2_x_MN, True)
-            alpha_MN -= bend_MN * centred_MN
+            found = tl.exp2(log2_x_MN), s_MN, log2_x_MN
+            alpha_MN -= alpha_terms(p_MN, p_MN, beta_M1, beta_M1, found, True) * centred_MN
         values_MN = (s_MN * centred_MN).to(grad_scores.dtype.element_ty)
         tl.store(grad_scores + places_MN, values_MN, mask=inside_MN)
-    if HAS_ALPHA:
+    if grad_alpha is not None:
         alpha_M = tl.sum(alpha_MN, 1) / (beta_M * beta_M)
         tl.store(grad_alpha + rows_M, alpha_M, mask=inside_M)

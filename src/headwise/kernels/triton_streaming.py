@@ -3,8 +3,8 @@
 The scores are formed again in each pass: for the maximum, for moments, for Newton's method, and for
 the context. The first pass of moments lists the blocks with any key above the lowest threshold
 there can be, and the passes after it see no others. How many there are is decided by the program
-itself from the queries it holds, at most 64 or 128 of them. `live` marks the blocks of LIST x LIST
-scores with any weight.
+itself from the queries it holds, at most 64 or 128 of them. `live` marks the blocks of
+BLOCK_N x BLOCK_N scores with any weight.
 
 Letters: M queries and N keys of a tile, E head width.
 """
@@ -21,6 +21,7 @@ from headwise.kernels.triton_kernels import (
     SIZES,
     SQUARE,
     TINY,
+    dropped,
     finite_top,
     keeps,
     kept,
@@ -28,63 +29,49 @@ from headwise.kernels.triton_kernels import (
     load_beta,
     load_rows,
     masked_dot,
+    matrix,
     moment_shift,
     moments,
     n_allowed_keys,
     n_moment_passes,
     newton,
+    place,
     powers,
     tolerance,
+    visible,
 )
 
-
-@triton.jit
-def scores_of_block(
-    index, query_ME, key_base, key_n, allowed, limit_M, full,
-    BLOCK_N: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
-    PRECISION: tl.constexpr, INTERPRET: tl.constexpr,
-):  # fmt: skip
-    """Unscaled scores (M, N) of one block of keys; `full` keys are seen by all the queries."""
-    keys_N = index * BLOCK_N + tl.arange(0, BLOCK_N)
-    key_NE = load_rows(key_base, key_n, keys_N, allowed, WIDTH, PADDED, INTERPRET)
-    is_edge = (index + 1) * BLOCK_N > full
-    return masked_dot(query_ME, key_NE, keys_N, limit_M, is_edge, PRECISION)
+# In groups: `view` is (queries, matrix of keys, limit of each query, keys that all of them see),
+# `rule` is (slope, β, largest shift), `blocks` is (list of blocks, its length).
 
 
 @triton.jit
-def find_top(
-    query_ME, key_base, key_n, allowed, limit_M, full, reach,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
-    PRECISION: tl.constexpr, INTERPRET: tl.constexpr,
-):  # fmt: skip
+def scores_of_block(index, view, cut):
+    """Unscaled scores (M, N) of one block of keys."""
+    query_ME, keys, limit_M, full = view
+    keys_N = index * cut.BLOCK_N + tl.arange(0, cut.BLOCK_N)
+    key_NE = load_rows(keys, keys_N, cut)
+    return masked_dot(query_ME, key_NE, keys_N, limit_M, (index + 1) * cut.BLOCK_N > full, cut)
+
+
+@triton.jit
+def find_top(view, reach, cut):
     """Largest score of each row, reduced along the row only once."""
-    top_MN = tl.full([BLOCK_M, BLOCK_N], float("-inf"), tl.float32)
-    for index in range(tl.cdiv(reach, BLOCK_N)):
-        scores_MN = scores_of_block(
-            index, query_ME, key_base, key_n, allowed, limit_M, full,
-            BLOCK_N, WIDTH, PADDED, PRECISION, INTERPRET,
-        )  # fmt: skip
-        top_MN = tl.maximum(top_MN, scores_MN)
+    top_MN = tl.full([cut.BLOCK_M, cut.BLOCK_N], float("-inf"), tl.float32)
+    for index in range(tl.cdiv(reach, cut.BLOCK_N)):
+        top_MN = tl.maximum(top_MN, scores_of_block(index, view, cut))
     return finite_top(tl.max(top_MN, 1))
 
 
 @triton.jit
-def start(
-    listed, query_ME, key_base, key_n, allowed, limit_M, full, reach, top_M, slope, beta, shift_max,
-    BLOCK_N: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
-    PRECISION: tl.constexpr, INTERPRET: tl.constexpr,
-):  # fmt: skip
+def start(listed, view, reach, top_M, rule, cut):
     """Shift from the moments above the lowest threshold; writes the list, returns its length."""
+    slope, beta, shift_max = rule
     n_listed = 0
     count_M, sum_M, square_M = top_M * 0.0, top_M * 0.0, top_M * 0.0
-    for index in range(tl.cdiv(reach, BLOCK_N)):
-        scores_MN = scores_of_block(
-            index, query_ME, key_base, key_n, allowed, limit_M, full,
-            BLOCK_N, WIDTH, PADDED, PRECISION, INTERPRET,
-        )  # fmt: skip
-        more_M, more_sum_M, more_square_M = moments(
-            scores_MN - top_M[:, None], top_M * 0.0 + 1.0, slope
-        )
+    for index in range(tl.cdiv(reach, cut.BLOCK_N)):
+        gap_MN = scores_of_block(index, view, cut) - top_M[:, None]
+        more_M, more_sum_M, more_square_M = moments(gap_MN, top_M * 0.0 + 1.0, slope)
         count_M += more_M
         sum_M += more_sum_M
         square_M += more_square_M
@@ -97,196 +84,145 @@ def start(
 
 
 @triton.jit
-def improve_by_moments(
-    shift_M, listed, n_listed, query_ME, key_base, key_n, allowed, limit_M, full, top_M, slope,
-    beta, shift_max,
-    BLOCK_N: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr, POWER: tl.constexpr,
-    PRECISE: tl.constexpr, PRECISION: tl.constexpr, INTERPRET: tl.constexpr,
-):  # fmt: skip
+def improve_by_moments(shift_M, blocks, view, top_M, rule, cut):
     """More moments. Where x is not raised by a logarithm, they tell F as well, and solve for the
     support they saw: the loop ends when that was the right one.
     """
-    near_enough = 0.5 * tl.sqrt(tolerance(beta, PRECISE))
+    listed, n_listed = blocks
+    slope, beta, shift_max = rule
+    near_enough = 0.5 * tl.sqrt(tolerance(beta, cut.PRECISE))
     base_M = 1.0 - slope * top_M  # of x from whole scores
     n_left = N_EVALUATIONS + 0
-    if POWER == ANY:
-        n_left = n_moment_passes(beta, PRECISE) - 1
+    if cut.POWER == ANY:
+        n_left = n_moment_passes(beta, cut.PRECISE) - 1
     while n_left > 0:
         count_M, sum_M, square_M = top_M * 0.0, top_M * 0.0, top_M * 0.0
         for item in range(n_listed):
-            scores_MN = scores_of_block(
-                tl.load(listed + item).to(tl.int32), query_ME, key_base, key_n, allowed, limit_M,
-                full, BLOCK_N, WIDTH, PADDED, PRECISION, INTERPRET,
-            )  # fmt: skip
+            scores_MN = scores_of_block(tl.load(listed + item).to(tl.int32), view, cut)
             more_M, more_sum_M, more_square_M = moments(scores_MN, base_M - shift_M, slope)
             count_M += more_M
             sum_M += more_sum_M
             square_M += more_square_M
         n_left -= 1
-        if POWER != ANY:
+        if cut.POWER != ANY:
             mass_M = sum_M
-            if POWER == SQUARE:
+            if cut.POWER == SQUARE:
                 mass_M = square_M
-            is_open = (tl.abs(mass_M - 1.0) > near_enough) & (limit_M > 0)
+            is_open = (tl.abs(mass_M - 1.0) > near_enough) & (view[2] > 0)
             n_left = tl.where(tl.max(is_open.to(tl.int32), 0) > 0, n_left, 0)
         shift_M = moment_shift(count_M, sum_M, square_M, shift_M, beta, shift_max)
     return shift_M
 
 
 @triton.jit
-def improve_by_newton(
-    shift_M, listed, n_listed, query_ME, key_base, key_n, allowed, limit_M, full, top_M, slope,
-    beta, shift_max,
-    BLOCK_N: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr, POWER: tl.constexpr,
-    PRECISE: tl.constexpr, PRECISION: tl.constexpr, INTERPRET: tl.constexpr,
-):  # fmt: skip
+def improve_by_newton(shift_M, blocks, view, top_M, rule, cut):
     """Newton without values, until the step just made should end below the tolerance."""
-    near_enough = 0.5 * tl.sqrt(tolerance(beta, PRECISE))
+    listed, n_listed = blocks
+    slope, beta, shift_max = rule
+    near_enough = 0.5 * tl.sqrt(tolerance(beta, cut.PRECISE))
     n_left = N_EVALUATIONS + 0
     while n_left > 0:
         mass_M, total_M = top_M * 0.0, top_M * 0.0
         for item in range(n_listed):
-            scores_MN = scores_of_block(
-                tl.load(listed + item).to(tl.int32), query_ME, key_base, key_n, allowed, limit_M,
-                full, BLOCK_N, WIDTH, PADDED, PRECISION, INTERPRET,
-            )  # fmt: skip
+            scores_MN = scores_of_block(tl.load(listed + item).to(tl.int32), view, cut)
             gap_MN = scores_MN - top_M[:, None]
-            x_MN, s_MN, _log2_x_MN = powers(
-                gap_MN, shift_M[:, None], slope, beta, POWER, PRECISE, INTERPRET
-            )
+            x_MN, s_MN, _log2_x_MN = powers(gap_MN, shift_M[:, None], slope, beta, cut)
             mass_M += tl.sum(s_MN * x_MN, 1)
             total_M += tl.sum(s_MN, 1)
         next_M = newton(shift_M, mass_M, total_M, beta, shift_max)
-        is_open = (tl.abs(mass_M - 1.0) > near_enough) & (next_M != shift_M) & (limit_M > 0)
+        is_open = (tl.abs(mass_M - 1.0) > near_enough) & (next_M != shift_M) & (view[2] > 0)
         n_left = tl.where(tl.max(is_open.to(tl.int32), 0) > 0, n_left - 1, 0)
         shift_M = next_M
     return shift_M
 
 
 @triton.jit
-def gather(
-    shift_M, marks_M, is_row_M, listed, n_listed, query_ME, key_base, key_n, value_base, value_n,
-    allowed, limit_M, full, top_M, slope, beta, first_M, second_M, threshold, keep_scale,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
-    LIST: tl.constexpr, DROPOUT: tl.constexpr, POWER: tl.constexpr, PRECISE: tl.constexpr,
-    PRECISION: tl.constexpr, INTERPRET: tl.constexpr,
-):  # fmt: skip
+def gather(shift_M, marks, blocks, view, values, top_M, rule, words, draws, cut):
     """F, Σ s, Σ p v and Σ s v at a shift; marks the blocks with a weight, and skips the others."""
+    marks_M, is_row_M = marks
+    listed, n_listed = blocks
+    query_ME, keys, limit_M, full = view
+    slope, beta, _shift_max = rule
+    first_M, second_M = words
     mass_M, total_M = top_M * 0.0, top_M * 0.0
-    context_ME = tl.zeros([BLOCK_M, PADDED], tl.float32)
-    centre_ME = tl.zeros([BLOCK_M, PADDED], tl.float32)
+    context_ME = tl.zeros([cut.BLOCK_M, cut.PADDED], tl.float32)
+    centre_ME = tl.zeros([cut.BLOCK_M, cut.PADDED], tl.float32)
     for item in range(n_listed):
         index = tl.load(listed + item).to(tl.int32)
-        keys_N = index * BLOCK_N + tl.arange(0, BLOCK_N)
-        key_NE = load_rows(key_base, key_n, keys_N, allowed, WIDTH, PADDED, INTERPRET)
-        value_NE = load_rows(value_base, value_n, keys_N, allowed, WIDTH, PADDED, INTERPRET)
-        is_edge = (index + 1) * BLOCK_N > full
-        gap_MN = masked_dot(query_ME, key_NE, keys_N, limit_M, is_edge, PRECISION) - top_M[:, None]
-        x_MN, s_MN, _log2_x_MN = powers(
-            gap_MN, shift_M[:, None], slope, beta, POWER, PRECISE, INTERPRET
-        )
+        keys_N = index * cut.BLOCK_N + tl.arange(0, cut.BLOCK_N)
+        key_NE = load_rows(keys, keys_N, cut)
+        value_NE = load_rows(values, keys_N, cut)
+        is_edge = (index + 1) * cut.BLOCK_N > full
+        gap_MN = masked_dot(query_ME, key_NE, keys_N, limit_M, is_edge, cut) - top_M[:, None]
+        x_MN, s_MN, _log2_x_MN = powers(gap_MN, shift_M[:, None], slope, beta, cut)
         p_MN = s_MN * x_MN
         mass_M += tl.sum(p_MN, 1)
         more_M = tl.sum(s_MN, 1)
         total_M += more_M
-        live_M = tl.sum(tl.reshape(more_M, [BLOCK_M // LIST, LIST]), 1)
+        live_M = tl.sum(tl.reshape(more_M, [cut.BLOCK_M // cut.BLOCK_N, cut.BLOCK_N]), 1)
         is_live = (live_M <= 0.0) == 0  # NaN counts
         tl.store(marks_M + index, is_live.to(tl.uint8), mask=is_live & is_row_M)
         if tl.max(is_live.to(tl.int32), 0) > 0:
-            if DROPOUT:
-                keep_MN = keeps(first_M[:, None], second_M[:, None], keys_N[None, :], threshold)
-                p_MN = tl.where(keep_MN, p_MN * keep_scale, 0.0)
-                s_MN = tl.where(keep_MN, s_MN * keep_scale, 0.0)
-            context_ME += tl.dot(p_MN.to(value_NE.dtype), value_NE, input_precision=PRECISION)
-            centre_ME += tl.dot(s_MN.to(value_NE.dtype), value_NE, input_precision=PRECISION)
+            if draws is not None:
+                keep_MN = keeps(first_M[:, None], second_M[:, None], keys_N[None, :], draws)
+                p_MN, s_MN = dropped(p_MN, keep_MN, draws), dropped(s_MN, keep_MN, draws)
+            context_ME += tl.dot(p_MN.to(value_NE.dtype), value_NE, input_precision=cut.PRECISION)
+            centre_ME += tl.dot(s_MN.to(value_NE.dtype), value_NE, input_precision=cut.PRECISION)
     return mass_M, total_M, context_ME, centre_ME
 
 
 @triton.jit(do_not_specialize=SIZES)
 def forward_streaming(
-    query, key, value, alpha, lengths, row_keys,
-    context, centre, top, shift, live, lists,
-    query_b, query_h, query_n, key_b, key_h, key_n, value_b, value_h, value_n,
-    n_heads, n_queries, n_keys, query_offset, scale, threshold, keep_scale,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
-    LIST: tl.constexpr, CAUSAL: tl.constexpr, HAS_LENGTHS: tl.constexpr,
-    DROPOUT: tl.constexpr, POWER: tl.constexpr, PRECISE: tl.constexpr, PRECISION: tl.constexpr,
-    INTERPRET: tl.constexpr,
+    heads, strides, alpha, lengths, draws, out, live, lists,
+    n_heads, n_queries, n_keys, query_offset, scale, cut,
 ):  # fmt: skip
-    """Needs BLOCK_N = LIST and BLOCK_M a multiple of it; `lists` is room for the blocks listed."""
-    n_blocks = tl.cdiv(n_queries, BLOCK_M)
-    program = tl.program_id(0)
+    """Needs BLOCK_M to be a multiple of BLOCK_N; `lists` is room for the blocks listed."""
+    query, key, value = heads
+    n_blocks = tl.cdiv(n_queries, cut.BLOCK_M)
     # causal: the long rows first, so that none is left over at the end
-    block, row = n_blocks - 1 - program % n_blocks, (program // n_blocks).to(tl.int64)
-    batch, head = row // n_heads, row % n_heads
+    block, row, batch, head = place(n_heads, n_blocks, True)
     beta = load_beta(alpha, head)
-    slope = beta * scale
-    allowed = n_allowed_keys(lengths, batch, n_keys, HAS_LENGTHS)
-    first = block * BLOCK_M
-    rows_M = first + tl.arange(0, BLOCK_M)
-    limit_M = rows_M * 0 + allowed
-    full, reach = allowed, allowed  # keys that all, and that any of these queries may see
-    if CAUSAL:
-        limit_M = tl.minimum(limit_M, rows_M + query_offset + 1)
-        full = tl.minimum(full, first + query_offset + 1)
-        reach = tl.minimum(reach, first + BLOCK_M + query_offset)
+    rule = beta * scale, beta, largest_shift(beta, n_keys)
+    allowed = n_allowed_keys(lengths, batch, n_keys)
+    first = block * cut.BLOCK_M
+    rows_M = first + tl.arange(0, cut.BLOCK_M)
+    limit_M, full, reach = visible(rows_M, first, allowed, query_offset, cut)
     # rows behind the last query see nothing: of equal scores, they would keep every block
     limit_M = tl.where(rows_M < n_queries, limit_M, 0)
-    full = tl.where(first + BLOCK_M <= n_queries, full, 0)
-    key_base = key + batch * key_b + head * key_h
-    value_base = value + batch * value_b + head * value_h
-    base = query + batch * query_b + head * query_h
-    query_ME = load_rows(base, query_n, rows_M, n_queries, WIDTH, PADDED, INTERPRET)
+    full = tl.where(first + cut.BLOCK_M <= n_queries, full, 0)
+    query_ME = load_rows(matrix(query, strides[0], batch, head, n_queries), rows_M, cut)
+    view = query_ME, matrix(key, strides[1], batch, head, allowed), limit_M, full
+    values = matrix(value, strides[2], batch, head, allowed)
 
-    n_lists = tl.cdiv(n_keys, LIST)
+    n_lists = tl.cdiv(n_keys, cut.BLOCK_N)
     listed = lists + (row * n_blocks + block) * n_lists
-    shift_max = largest_shift(beta, n_keys)
-    top_M = find_top(
-        query_ME, key_base, key_n, allowed, limit_M, full, reach,
-        BLOCK_M, BLOCK_N, WIDTH, PADDED, PRECISION, INTERPRET,
-    )  # fmt: skip
-    shift_M, n_listed = start(
-        listed, query_ME, key_base, key_n, allowed, limit_M, full, reach, top_M, slope, beta,
-        shift_max, BLOCK_N, WIDTH, PADDED, PRECISION, INTERPRET,
-    )  # fmt: skip
-    shift_M = improve_by_moments(
-        shift_M, listed, n_listed, query_ME, key_base, key_n, allowed, limit_M, full, top_M, slope,
-        beta, shift_max, BLOCK_N, WIDTH, PADDED, POWER, PRECISE, PRECISION, INTERPRET,
-    )  # fmt: skip
-    if POWER == ANY:
-        shift_M = improve_by_newton(
-            shift_M, listed, n_listed, query_ME, key_base, key_n, allowed, limit_M, full, top_M,
-            slope, beta, shift_max, BLOCK_N, WIDTH, PADDED, POWER, PRECISE, PRECISION, INTERPRET,
-        )  # fmt: skip
+    top_M = find_top(view, reach, cut)
+    shift_M, n_listed = start(listed, view, reach, top_M, rule, cut)
+    blocks = listed, n_listed
+    shift_M = improve_by_moments(shift_M, blocks, view, top_M, rule, cut)
+    if cut.POWER == ANY:
+        shift_M = improve_by_newton(shift_M, blocks, view, top_M, rule, cut)
 
-    first_M, second_M = rows_M, rows_M  # stand for nothing without dropout
-    if DROPOUT:
-        n_all_rows = (tl.num_programs(0) // n_blocks).to(tl.int64) * n_queries
-        first_M, second_M = kept(row_keys, row * n_queries, rows_M, n_queries, n_all_rows)
-    lines_M = first // LIST + tl.arange(0, BLOCK_M // LIST)
-    marks_M = live + (row * tl.cdiv(n_queries, LIST) + lines_M) * n_lists
+    words = kept(draws, row, rows_M, n_queries, n_blocks)
+    lines_M = first // cut.BLOCK_N + tl.arange(0, cut.BLOCK_M // cut.BLOCK_N)
+    marks_M = live + (row * tl.cdiv(n_queries, cut.BLOCK_N) + lines_M) * n_lists
+    marks = marks_M, lines_M * cut.BLOCK_N < n_queries
     # F is the certificate: where it is too far from 1, once more from the next step
-    enough = tolerance(beta, PRECISE)
+    enough = tolerance(beta, cut.PRECISE)
     mass_M, total_M = top_M * 0.0, top_M * 0.0
-    context_ME = tl.zeros([BLOCK_M, PADDED], tl.float32)
-    centre_ME = tl.zeros([BLOCK_M, PADDED], tl.float32)
+    context_ME = tl.zeros([cut.BLOCK_M, cut.PADDED], tl.float32)
+    centre_ME = tl.zeros([cut.BLOCK_M, cut.PADDED], tl.float32)
     last_M, n_left = shift_M, N_EVALUATIONS + 0
     while n_left > 0:
         mass_M, total_M, context_ME, centre_ME = gather(
-            shift_M, marks_M, lines_M * LIST < n_queries, listed, n_listed, query_ME, key_base,
-            key_n, value_base, value_n, allowed, limit_M, full, top_M, slope, beta, first_M,
-            second_M, threshold, keep_scale,
-            BLOCK_M, BLOCK_N, WIDTH, PADDED, LIST, DROPOUT, POWER, PRECISE, PRECISION, INTERPRET,
-        )  # fmt: skip
+            shift_M, marks, blocks, view, values, top_M, rule, words, draws, cut
+        )
         last_M = shift_M
-        shift_M = newton(shift_M, mass_M, total_M, beta, shift_max)
+        shift_M = newton(shift_M, mass_M, total_M, beta, rule[2])
         is_open = (tl.abs(mass_M - 1.0) > enough) & (shift_M != last_M) & (limit_M > 0)
         n_left = tl.where(tl.max(is_open.to(tl.int32), 0) > 0, n_left - 1, 0)
     total_M = tl.maximum(total_M, TINY)
     excess_M = tl.where(limit_M > 0, (mass_M - 1.0) / total_M, 0.0)
     context_ME = context_ME - excess_M[:, None] * centre_ME
-    centre_ME = centre_ME / total_M[:, None]
-    write_rows(
-        context, centre, top, shift, context_ME, centre_ME, top_M, last_M, limit_M,
-        row, batch, head, rows_M, n_heads, n_queries, WIDTH, PADDED,
-    )  # fmt: skip
+    found = context_ME, centre_ME / total_M[:, None], top_M, last_M
+    write_rows(out, found, limit_M, rows_M, (block, row, batch, head), n_heads, n_queries, cut)

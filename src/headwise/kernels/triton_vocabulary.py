@@ -21,37 +21,33 @@ UNALIGNED_BACK = ("threshold", "scale", "target")
 
 
 @triton.jit(do_not_specialize_on_alignment=UNALIGNED)
-def loss_forward(
-    scores, threshold, value, support, total, lists, alpha, beta, n_classes,
-    BLOCK_N: tl.constexpr, POWER: tl.constexpr, HAS_TOTAL: tl.constexpr,
-    HAS_LISTS: tl.constexpr, INTERPRET: tl.constexpr,
-):  # fmt: skip
+def loss_forward(scores, threshold, value, support, total, lists, alpha, beta, n_classes, cut):
     """Of each row: maximum and shift, <p, z> + H(p), classes with a weight, sum of the scores."""
     row = tl.program_id(0).to(tl.int64)
     place_M = row + tl.arange(0, 1)
     base_M = scores + place_M * n_classes
-    inside_M = place_M == row
+    view = base_M, place_M == row, n_classes, base_M, 0
     zero_M = tl.zeros([1], tl.float32)
-    n_blocks = tl.cdiv(n_classes, BLOCK_N)
-    zero_MN = tl.zeros([1, BLOCK_N], tl.float32)
+    n_blocks = tl.cdiv(n_classes, cut.BLOCK_N)
+    zero_MN = tl.zeros([1, cut.BLOCK_N], tl.float32)
     top_MN, sum_MN = zero_MN + float("-inf"), zero_MN
     for index in range(n_blocks):
-        classes_N = index * BLOCK_N + tl.arange(0, BLOCK_N)
-        scores_MN = gaps(base_M, base_M, inside_M, classes_N, n_classes, 0, zero_M, False)
+        classes_N = index * cut.BLOCK_N + tl.arange(0, cut.BLOCK_N)
+        scores_MN = gaps(view, classes_N, zero_M, False)
         top_MN = tl.maximum(top_MN, scores_MN, propagate_nan=tl.PropagateNan.ALL)
-        if HAS_TOTAL:
+        if total is not None:
             sum_MN += tl.where((classes_N < n_classes)[None, :], scores_MN, 0.0)
-    if HAS_TOTAL:
+    if total is not None:
         tl.store(total + place_M, tl.sum(sum_MN, 1))
     top_M = largest_of_rows(top_MN)
     tl.store(threshold + 2 * place_M, top_M)
     is_empty_M = top_M == float("-inf")
     top_M = finite_top(top_M)
     value_MN, support_MN = zero_MN, zero_MN
-    if POWER == EXP:
+    if cut.POWER == EXP:
         for index in range(n_blocks):
-            classes_N = index * BLOCK_N + tl.arange(0, BLOCK_N)
-            gap_MN = gaps(base_M, base_M, inside_M, classes_N, n_classes, 0, top_M, False)
+            classes_N = index * cut.BLOCK_N + tl.arange(0, cut.BLOCK_N)
+            gap_MN = gaps(view, classes_N, top_M, False)
             share_MN = tl.exp2(gap_MN * LOG2_E)
             value_MN += share_MN
             support_MN += tl.where(share_MN > 0.0, 1.0, 0.0)
@@ -59,20 +55,15 @@ def loss_forward(
         shift_M = value_M
     else:
         listed = lists
-        if HAS_LISTS:
+        if lists is not None:
             listed = lists + row * n_blocks
         beta_M = zero_M + beta
-        shift_M, excess_M, n_listed = find_shift(
-            base_M, base_M, inside_M, listed, n_classes, 0, top_M, is_empty_M, beta_M,
-            1, BLOCK_N, POWER, False, HAS_LISTS, INTERPRET,
-        )  # fmt: skip
+        shift_M, excess_M, n_listed = find_shift(view, listed, top_M, is_empty_M, beta_M, cut)
         shift_M = shift_M + excess_M * beta_M  # the same step, so that p needs no other number
         for item in range(n_listed):
-            classes_N = listed_block(listed, item, HAS_LISTS) * BLOCK_N + tl.arange(0, BLOCK_N)
-            gap_MN = gaps(base_M, base_M, inside_M, classes_N, n_classes, 0, top_M, False)
-            x_MN, s_MN, _log2_x_MN = powers(
-                gap_MN, shift_M[:, None], beta, beta, POWER, True, INTERPRET
-            )
+            classes_N = listed_block(listed, item) * cut.BLOCK_N + tl.arange(0, cut.BLOCK_N)
+            gap_MN = gaps(view, classes_N, top_M, False)
+            x_MN, s_MN, _log2_x_MN = powers(gap_MN, shift_M[:, None], beta, beta, cut)
             p_MN = x_MN * s_MN
             # z + (1 - p^β) / (αβ), which p weighs
             gain_MN = gap_MN + (shift_M[:, None] - gap_MN * beta) / (alpha * beta)
@@ -86,24 +77,23 @@ def loss_forward(
 
 @triton.jit(do_not_specialize_on_alignment=UNALIGNED_BACK)
 def loss_backward(
-    scores, threshold, out, scale, target, beta, smoothing, share, left_out, n_classes,
-    BLOCK_N: tl.constexpr, POWER: tl.constexpr, INTERPRET: tl.constexpr,
-):  # fmt: skip
+    scores, threshold, out, scale, target, beta, smoothing, share, left_out, n_classes, cut
+):
     """Gradient of each row's loss times its scale; `out` may be `scores`."""
     row = tl.program_id(0).to(tl.int64)
-    classes_N = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    classes_N = tl.program_id(1) * cut.BLOCK_N + tl.arange(0, cut.BLOCK_N)
     inside_N = classes_N < n_classes
     first = row * n_classes
     factor, gold = tl.load(scale + row), tl.load(target + row)
-    grad_N = tl.zeros([BLOCK_N], tl.float32)
+    grad_N = tl.zeros([cut.BLOCK_N], tl.float32)
     if factor != 0.0:  # not even what is no number may come out of rows that do not count
         top, shift = finite_top(tl.load(threshold + 2 * row)), tl.load(threshold + 2 * row + 1)
         scores_N = tl.load(scores + first + classes_N, mask=inside_N, other=float("-inf"))
         gap_N = scores_N.to(tl.float32) - top
-        if POWER == EXP:
+        if cut.POWER == EXP:
             p_N = tl.exp2((gap_N - shift) * LOG2_E)
         else:
-            x_N, s_N, _log2_x_N = powers(gap_N, shift, beta, beta, POWER, True, INTERPRET)
+            x_N, s_N, _log2_x_N = powers(gap_N, shift, beta, beta, cut)
             p_N = x_N * s_N
         grad_N = (p_N - share) * factor
         grad_N = tl.where(classes_N == gold, (p_N - 1.0 + smoothing - share) * factor, grad_N)

@@ -166,11 +166,13 @@ def launch_forward(
     n_batch, n_heads, n_queries, head_dim = query.shape
     cut = tiles(n_queries, key.shape[2], head_dim, query.element_size())
     *out, live = _fake_forward(query, key)
-    kernel, more = triton_forward.forward_resident, [tuple(out)]
+    kernel: Any = triton_forward.forward_resident
+    more: tuple[Any, ...] = (tuple(out),)
     if not cut.resident:
         n_blocks, n_lists = -(-n_queries // cut.forward[0]), -(-key.shape[2] // cut.block)
         lists = query.new_empty(n_batch, n_heads, n_blocks, n_lists, dtype=torch.int16)
-        kernel, more = triton_streaming.forward_streaming, [tuple(out), live.zero_(), lists]
+        kernel = triton_streaming.forward_streaming
+        more = (tuple(out), live.zero_(), lists)
     given = ((query, key, value), alpha, key_lengths, row_keys)
     with on_device(query):
         Call(*settings).launch(kernel, cut, cut.forward, False, *given, *more)

@@ -16,92 +16,68 @@ from command_line import (
     write_corpus,
 )
 
-# override -> what the message holds: the key, the value or what is allowed, the nearest match
+# override -> the part of the message that says what to type
 CONFIG_ERRORS = {
     # unknown keys, at every level
-    "trainr.max_updates=3": ("trainr", "Did you mean trainer.max_updates?"),
-    "trainer.max_updats=3": ("max_updats", "Did you mean trainer.max_updates?"),
-    "data.cleaning.max_word=3": ("max_word", "Did you mean data.cleaning.max_words?"),
-    "attention.alpa_init=1.3": ("alpa_init", "Did you mean attention.alpha_init?"),
-    "attention@sites.cros=softmax": ("attention@sites.cros", "attention@sites.cross"),
-    "atention=softmax": ("atention", "Did you mean attention?"),
-    "+sed=3": ("sed is not known", "Did you mean seed?"),
-    "+trainer.max_updats=3": ("trainer.max_updats", "Did you mean trainer.max_updates?"),
-    "+data.cleaning.max_word=3": ("data.cleaning.max_word", "data.cleaning.max_words?"),
-    "+attention.alpa_init=1.3": (
-        "attention.alpa_init",
-        "alpha_min",
-        "Did you mean attention.alpha_init?",
-    ),
-    "+loss.smoothing=0.1": ("loss.smoothing", "label_smoothing"),
+    "trainr.max_updates=3": "Did you mean trainer.max_updates?",
+    "trainer.max_updats=3": "Did you mean trainer.max_updates?",
+    "data.cleaning.max_word=3": "Did you mean data.cleaning.max_words?",
+    "attention@sites.cros=softmax": "attention@sites.cross",
+    "atention=softmax": "Did you mean attention?",
+    "+sed=3": "Did you mean seed?",
+    "+attention.alpa_init=1.3": "Did you mean attention.alpha_init?",
+    "+loss.smoothing=0.1": "label_smoothing",
     # no key=value
-    "seed": ("'seed' is not key=value",),
-    "~attention": ("attention is missing",),
-    "attention=null": ("attention must be one of", "softmax", "'null'"),
-    "trainer.max_updates=1,2": ("trainer.max_updates=1,2", "--multirun"),
+    "seed": "'seed' is not key=value",
+    "~attention": "attention is missing",
+    "attention=null": "attention must be one of",
+    "trainer.max_updates=1,2": "--multirun",
     # types
-    "trainer.max_updates=abc": ("trainer.max_updates=abc", "Integer"),
-    "trainer.compile=perhaps": ("trainer.compile=perhaps", "bool"),
-    "optimizer.betas=0.9": ("optimizer.betas", "list of float, float", "0.9"),
-    "scheduler.warmup_updates=soon": ("scheduler.warmup_updates", "int", "'soon'"),
-    "data.test=[[a]]": ("data.test", "a list, each of it text", "[['a']]"),
-    "data.test=${seed}": ("data.test", "a list, each of it text", "got 1"),
+    "trainer.max_updates=abc": "trainer.max_updates=abc",
+    "scheduler.warmup_updates=soon": "scheduler.warmup_updates must be of type int",
+    "data.test=[[a]]": "a list, each of it text",
+    "data.test=${seed}": "a list, each of it text",
     # ranges
-    "seed=99999999999999999999": ("seed", "below 2^63"),
-    "trainer.max_updates=0": ("trainer.max_updates", "at least 1", "got 0"),
-    "model.n_heads=3": ("model.n_heads", "divisor of model.d_model=16", "got 3"),
-    "model.dropout=1": ("model.dropout", "[0, 1)", "got 1"),
-    "attention.alpha_init=3": ("attention.alpha_init", "in (1.01, 2.0)", "got 3"),
-    "optimizer.lr=-1": ("optimizer.lr=-1", "Invalid learning rate"),
-    "scheduler=noam scheduler.factor=inf": ("scheduler.factor", "got inf"),
-    "decode.length_penalty=300": ("decode.length_penalty", "in [-10, 10]", "got 300"),
-    "scheduler.warmup_updates=0": ("scheduler.warmup_updates", "at least 1", "got 0"),
-    "decode.beam=0": ("decode.beam", "at least 1", "got 0"),
+    "seed=99999999999999999999": "below 2^63",
+    "trainer.max_updates=0": "trainer.max_updates must be at least 1, got 0",
+    "model.n_heads=3": "divisor of model.d_model=16",
+    "model.dropout=1": "[0, 1)",
+    "attention.alpha_init=3": "in (1.01, 2.0)",
+    "decode.length_penalty=300": "in [-10, 10]",
+    "decode.beam=0": "decode.beam must be at least 1, got 0",
     # choices
-    "attention=sofmax": ("sofmax", "sparsemax", "Did you mean attention=softmax?"),
-    "model=multi30k": ("multi30k", "Did you mean data=multi30k?"),
-    "model.norm=prre": ("model.norm", "post, pre", "Did you mean pre?"),
-    "trainer.device=tpu": ("trainer.device", "auto, cpu, cuda", "'tpu'"),
-    "trainer.device=gpu": ("trainer.device=cuda",),
-    "trainer.precision=fp16": ("trainer.precision", "bf16, fp32", "'fp16'"),
-    "attention.share=head": ("attention.share", "layer, none, site", "'head'"),
-    "experiment_name=../up": ("experiment_name", "'../up'"),
-    "tokenizer.kind=bppe": ("tokenizer.kind", "Did you mean bpe?"),
-    "tokenizer.joint=false": ("model.share_embeddings", "'all'"),
-    "data.cleaning.normalise=[comma]": ("data.cleaning.normalise", "romanian_comma_below"),
-    "data.max_train_pairs=0": ("data.max_train_pairs", "at least 1", "got 0"),
-    "sites.cross=softmax": ("sites.cross", "attention@sites.cross=softmax"),
-    "attention@sites.cross=linformer tokenizer.max_sentence_pieces=300": (
-        "sites.cross.max_length=301",
-    ),
-    "attention=mixed attention.choices=3": ("attention.choices", "null or a mapping", "got 3"),
-    # of a name that none of two heads gets
-    "attention=mixed attention.choices={ymish:{foo:1}}": ("attention.choices.ymish.foo",),
-    "attention.instead.decoder_self=sofmax attention=linformer": (
-        "attention.instead.decoder_self",
-        "Did you mean softmax?",
-    ),
-    "+attention.instead={self:softmax}": ("attention.instead", "encoder_self", "'self'"),
-    "+attention.instead=softmax": ("attention.instead", "site: choice", "softmax"),
-    "loss.alpha=1.3": ("loss=entmax", "loss.alpha belongs"),
-    "repulsion.layers=[1]": ("repulsion=spos|svgd", "repulsion.layers belongs"),
-    "repulsion=svgd repulsion.layers=[9]": ("repulsion.layers", "encoder_self", "got 9"),
-    "pattern=fixed pattern.combine=heads pattern.heads=[locl]": ("pattern.heads", "local?"),
-    "pattern=fixed model.register_tokens=2": (
-        "model.register_tokens=2",
-        "pattern@pattern_sites.encoder_self=none",
-    ),
-    "attention=linear scaling=length": ("LinearAttention forms no scores", "scaling_sites"),
-    "attention=linear pattern=fixed": ("LinearAttention forms no scores", "pattern_sites"),
-    "attention=linformer model.register_tokens=60": ("attention.max_length=", "Try"),
-    "attention@sites.decoder_self=linformer": ("decoder_self", "softmax", "Choose another"),
-    "model=deep model.share_embeddings=all": ("model.share_embeddings",),
-    "model.heads={cross:[[9]]}": ("model.heads.cross", "from 1 to 2"),
-    "+decode.external.search='x {hypotheses}'": ("decode.external.search",),
+    "attention=sofmax": "Did you mean attention=softmax?",
+    "model=multi30k": "Did you mean data=multi30k?",
+    "model.norm=prre": "Did you mean pre?",
+    "trainer.device=gpu": "trainer.device=cuda",
+    "trainer.precision=fp16": "bf16, fp32",
+    "experiment_name=../up": "'../up'",
+    "tokenizer.kind=bppe": "Did you mean bpe?",
+    "tokenizer.joint=false": "model.share_embeddings",
+    "data.cleaning.normalise=[comma]": "romanian_comma_below",
+    "data.max_train_pairs=0": "null or at least 1, got 0",
+    "sites.cross=softmax": "attention@sites.cross=softmax",
+    "attention@sites.cross=linformer tokenizer.max_sentence_pieces=300": "cross.max_length=301",
+    "attention=mixed attention.choices=3": "null or a mapping",
+    "attention=mixed attention.choices={ymish:{foo:1}}": "attention.choices.ymish.foo",
+    "attention.instead.decoder_self=sofmax attention=linformer": "Did you mean softmax?",
+    "+attention.instead={self:softmax}": "encoder_self",
+    "+attention.instead=softmax": "site: choice",
+    "loss.alpha=1.3": "loss=entmax",
+    "repulsion.layers=[1]": "repulsion=spos|svgd",
+    "repulsion=svgd repulsion.layers=[9]": "repulsion.layers",
+    "pattern=fixed pattern.combine=heads pattern.heads=[locl]": "local?",
+    "pattern=fixed model.register_tokens=2": "pattern@pattern_sites.encoder_self=none",
+    "attention=linear scaling=length": "scaling_sites",
+    "attention=linear pattern=fixed": "pattern_sites",
+    "attention=linformer model.register_tokens=60": "attention.max_length=",
+    "attention@sites.decoder_self=linformer": "Choose another",
+    "model=deep model.share_embeddings=all": "model.share_embeddings",
+    "model.heads={cross:[[9]]}": "from 1 to 2",
+    "+decode.external.search='x {hypotheses}'": "decode.external.search",
     # targets and commands
-    "attention._target_=os.system": ("attention._target_", "headwise", "HEADWISE_PLUGINS"),
-    "loss._target_=headwise.losses.los.CrossEntropy": ("loss._target_", "headwise.losses.loss?"),
-    "+decode.external.comet='comet {hypothesis}'": ("decode.external.comet", "{hypotheses}?"),
+    "attention._target_=os.system": "HEADWISE_PLUGINS",
+    "+decode.external.comet='comet {hypothesis}'": "{hypotheses}?",
 }
 
 
@@ -111,21 +87,8 @@ def test_a_wrong_setting_is_refused_before_data_is_read(
 ) -> None:
     arguments = small_overrides(tmp_path)  # whose data.dir does not exist
     overrides = [override] if override.startswith("+") else override.split()
-    refused(headwise("train", *arguments, *overrides), 2, *CONFIG_ERRORS[override])
+    refused(headwise("train", *arguments, *overrides), 2, CONFIG_ERRORS[override])
     assert not (tmp_path / "outputs").exists()
-
-
-def test_a_language_that_is_missing_is_asked_for(headwise: CommandLine, tmp_path: Path) -> None:
-    ended = headwise("train", "data=files", "tracker=none", f"paths.outputs={tmp_path}")
-    refused(ended, 2, "data.source is missing: give data.source=…")
-
-
-def test_a_vocabulary_out_of_reach_says_what_is_in_reach(
-    headwise: CommandLine, tmp_path: Path
-) -> None:
-    write_corpus(tmp_path / "text")
-    ended = headwise("train", *small_overrides(tmp_path, "tokenizer.vocab_size=5000"))
-    refused(ended, 2, "tokenizer.vocab_size=5000", "cannot be reached", "or less")
 
 
 def spoil_encoding(text: Path) -> str:
@@ -228,57 +191,43 @@ def run(trained: Path) -> Path:
     return trained
 
 
-@pytest.mark.parametrize(
-    ("override", "code", "wanted"),
-    [
-        ("decode.beem=3", 2, ("beem", "Did you mean decode.beam?")),
-        ("++decode.beem=3", 2, ("decode.beem", "Did you mean decode.beam?")),
-        ("decode.beam=abc", 2, ("decode.beam", "'abc'")),
-        ("decode.beam=0", 2, ("decode.beam", "at least 1", "got 0")),
-        ("decode.method=beams", 2, ("decode.method", "Did you mean beam?")),
-        ("checkpint=last", 2, ("checkpint", "Did you mean checkpoint?")),
-        ("checkpoint=bset", 1, ("checkpoint=bset", "auto, best, last", "checkpoint=best?")),
-        ("checkpoint=update_99", 1, ("update_99", "checkpoint=update_00000002?")),
-        ("checkpoint=../../x", 1, ("../../x", "there are")),
-        ("device=gpu", 2, ("device must be one of auto, cpu, cuda", "'gpu'")),
-    ],
-)
+OF_BOTH = {
+    "decode.beem=3": (2, "Did you mean decode.beam?"),
+    "++decode.beem=3": (2, "Did you mean decode.beam?"),
+    "decode.beam=abc": (2, "decode.beam"),
+    "decode.method=beams": (2, "Did you mean beam?"),
+    "checkpint=last": (2, "Did you mean checkpoint?"),
+    "checkpoint=bset": (1, "checkpoint=best?"),
+    "checkpoint=update_99": (1, "checkpoint=update_00000002?"),
+    "checkpoint=../../x": (1, "there are"),
+    "device=gpu": (2, "device must be one of auto, cpu, cuda"),
+}
+OF_EVALUATE = {
+    "data.test=[test_c]": (1, "test_a, test_b"),
+    "data.source_file=/nowhere": (2, "data.reference_file"),
+    "data={test: [test_a], source_file: a, reference_file: b}": (2, "two commands"),
+    "data.tets=[test_a]": (2, "Did you mean data.test?"),
+    "data.dir=/nonexistent": (1, "/nonexistent"),
+    "decode.external={comet: 'comet {hypothesis}'}": (2, "{hypotheses}?"),
+    "name=results": (2, "results.json: give another"),
+    "name=a/b": (2, "a/b"),
+    "name=.hidden": (2, ".hidden"),
+}
+
+
+@pytest.mark.parametrize("override", [*OF_BOTH, *OF_EVALUATE])
 def test_evaluate_and_translate_refuse_as_clearly(
-    override: str, code: int, wanted: tuple[str, ...], headwise: CommandLine, run: Path
+    override: str, headwise: CommandLine, run: Path
 ) -> None:
-    refused(headwise("evaluate", f"run={run}", override), code, *wanted)
+    refused(headwise("evaluate", f"run={run}", override), *{**OF_BOTH, **OF_EVALUATE}[override])
     if override in ("decode.beem=3", "checkpoint=bset"):
-        refused(headwise("translate", f"run={run}", override), code, *wanted)
+        refused(headwise("translate", f"run={run}", override), *OF_BOTH[override])
 
 
-@pytest.mark.parametrize("command", ["evaluate", "translate"])
+@pytest.mark.parametrize("command", ["evaluate", "prune", "translate"])
 def test_a_folder_that_is_no_run(command: str, headwise: CommandLine, run: Path) -> None:
     refused(headwise(command), 2, "run is missing: give run=…")
     refused(headwise(command, f"run={run.parent}"), 1, f"Did you mean run={run}?")
-
-
-@pytest.mark.parametrize(
-    ("override", "code", "wanted"),
-    [
-        ("data.test=[test_c]", 1, ("test_c", "test_a, test_b")),
-        ("data.source_file=/nowhere", 2, ("data.source_file", "data.reference_file")),
-        (
-            "data={test: [test_a], source_file: a, reference_file: b}",
-            2,
-            ("data.test", "two commands"),
-        ),
-        ("data.tets=[test_a]", 2, ("tets", "Did you mean data.test?")),
-        ("data.dir=/nonexistent", 1, ("/nonexistent",)),
-        ("decode.external={comet: 'comet {hypothesis}'}", 2, ("external.comet", "{hypotheses}?")),
-        ("name=results", 2, ("name=results",)),
-        ("name=a/b", 2, ("name", "a/b")),
-        ("name=.hidden", 2, ("name", ".hidden")),
-    ],
-)
-def test_evaluate_refuses(
-    override: str, code: int, wanted: tuple[str, ...], headwise: CommandLine, run: Path
-) -> None:
-    refused(headwise("evaluate", f"run={run}", override), code, *wanted)
 
 
 @pytest.mark.parametrize(
@@ -306,33 +255,20 @@ def test_a_config_of_another_version_is_refused(headwise: CommandLine, tmp_path:
     refused(headwise("evaluate", f"run={tmp_path}"), 1, "config.yaml", "broken")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "wanted"),
-    [
-        (["translate", "run=x", "--input=a.de"], "input=a.de"),
-        (["evaluate", "--run", "x"], "run=…"),
-        (["train", "--max-updates=9"], "max_updates=9"),
-    ],
-)
-def test_options_of_other_programs_are_answered(
-    arguments: list[str], wanted: str, headwise: CommandLine
-) -> None:
-    refused(headwise(*arguments), 2, "settings are written key=value", wanted)
+NO_SETTINGS = {
+    "translate run=x --input=a.de": ("settings are written key=value", "input=a.de"),
+    "evaluate --run x": ("settings are written key=value", "run=…"),
+    "translate run=outputs/a outputs/b": ("is not key=value", "belongs to 'run=outputs/a'"),
+    "train attention": ("is not key=value", "choose attention=alpha_entmax|"),
+    "train -m seed=1, 2": ("'2' is not key=value", "belongs to 'seed=1,'"),
+    "train data=files": ("data.source is missing: give data.source=…",),
+    "trian": ("Did you mean train?",),
+}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "wanted"),
-    [
-        (["translate", "run=outputs/a", "outputs/b"], "belongs to 'run=outputs/a'"),
-        (["train", "attention"], "choose attention=alpha_entmax|"),
-        (["train", "-m", "seed=1,", "2"], "belongs to 'seed=1,'"),
-        (["train", "-m", "nonsense"], "not key=value"),
-    ],
-)
-def test_what_is_no_setting_is_refused_in_our_words(
-    arguments: list[str], wanted: str, headwise: CommandLine
-) -> None:
-    refused(headwise(*arguments), 2, f"{arguments[-1]!r} is not key=value", wanted)
+@pytest.mark.parametrize("line", NO_SETTINGS)
+def test_what_is_no_setting_is_refused_in_our_words(line: str, headwise: CommandLine) -> None:
+    refused(headwise(*line.split()), 2, *NO_SETTINGS[line])
 
 
 def test_a_place_that_cannot_be_written_is_named(headwise: CommandLine, tmp_path: Path) -> None:
@@ -341,7 +277,3 @@ def test_a_place_that_cannot_be_written_is_named(headwise: CommandLine, tmp_path
     given = [o for o in small_overrides(tmp_path) if not o.startswith("paths.outputs")]
     ended = headwise("train", *given, f"paths.outputs={tmp_path}/file")
     refused(ended, 1, f"{tmp_path}/file", "paths.outputs")
-
-
-def test_an_unknown_command_is_answered_with_the_nearest(headwise: CommandLine) -> None:
-    refused(headwise("trian"), 2, "'trian'", "Did you mean train?")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import shutil
 import sys
 from collections.abc import Callable
@@ -56,15 +55,6 @@ def test_translations_stand_beside_references_line_by_line(
         assert references == (text / f"{split}.en").read_text(encoding="utf-8").splitlines()
         assert sources == (text / f"{split}.de").read_text(encoding="utf-8").splitlines()
         assert ours == [t.text for t in package.load(run).translate(sources)]
-
-
-def test_a_second_call_writes_the_same_bytes(headwise: CommandLine, run: Path) -> None:
-    written = []
-    for _ in range(2):
-        assert headwise("evaluate", f"run={run}", "data.test=[test_b]").code == 0
-        hypotheses = run / "hypotheses" / "results-auto" / "test_b.txt"
-        written.append(((run / "results-auto.json").read_bytes(), hypotheses.read_bytes()))
-    assert written[0] == written[1]
 
 
 def test_sets_add_up_but_never_across_searches_or_weights(headwise: CommandLine, run: Path) -> None:
@@ -121,37 +111,6 @@ def test_own_text_and_a_name_of_its_own(headwise: CommandLine, run: Path, tmp_pa
     assert "2 lines" in ended.err
 
 
-def test_own_text_may_be_compressed(headwise: CommandLine, run: Path, tmp_path: Path) -> None:
-    for code, line in (("de", b"Hund sieht Haus\n"), ("en", b"dog sees house\n")):
-        (tmp_path / f"mine.{code}.gz").write_bytes(gzip.compress(line))
-    own = [f"data.source_file={tmp_path}/mine.de.gz", f"data.reference_file={tmp_path}/mine.en.gz"]
-    assert headwise("evaluate", f"run={run}", *own).code == 0
-    assert set(results(run)["scores"]) == {"mine.de"}
-
-
-def test_no_name_is_that_of_a_file_of_the_run(headwise: CommandLine, run: Path) -> None:
-    names = {path.stem for path in run.glob("*.json") if not path.stem.startswith("results-")}
-    assert names >= {"data", "environment", "results"}
-    for name in {*names, "error", "pruned"} - {"mine"}:
-        before = {path: path.read_bytes() for path in run.glob("*.json")}
-        ended = headwise("evaluate", f"run={run}", f"name={name}")
-        assert (ended.code, f"{name}.json: give another" in ended.err) == (2, True)
-        assert before == {path: path.read_bytes() for path in run.glob("*.json")}
-
-
-def test_a_folder_with_nothing_but_test_sets_will_do(
-    headwise: CommandLine, run: Path, tmp_path: Path
-) -> None:
-    text = write_corpus(tmp_path / "all")
-    other = tmp_path / "elsewhere"
-    other.mkdir()
-    for code in ("de", "en"):
-        shutil.move(text / f"test_a.{code}", other / f"test_new.{code}")
-    ended = headwise("evaluate", f"run={run}", f"data.dir={other}", "data.test=[test_new]")
-    assert ended.code == 0, ended
-    assert set(results(run)["scores"]) == {"test_new"}
-
-
 def test_a_command_of_the_users_scores_and_may_fail(headwise: CommandLine, run: Path) -> None:
     count = f"{sys.executable} -c 'print(7.5)' {{hypotheses}}"
     broken = f"{sys.executable} -c 'import sys; sys.exit(3)' {{hypotheses}}"
@@ -176,13 +135,6 @@ def test_a_command_in_the_runs_own_config_is_never_started(
         assert ended.code == 0, ended
         assert not (tmp_path / "started").exists()
         assert "theirs" not in results(run)["scores"]["test_b"]
-    assert results(run)["scores"]["test_b"]["mine"]["score"] == 7.5
-
-
-def test_a_command_given_alone_by_its_name(headwise: CommandLine, run: Path) -> None:
-    count = f"{sys.executable} -c 'print(7.5)' {{hypotheses}}"
-    one = f'+decode.external.mine="{count}"'
-    assert headwise("evaluate", f"run={run}", "data.test=[test_b]", one).code == 0
     assert results(run)["scores"]["test_b"]["mine"]["score"] == 7.5
 
 
@@ -307,13 +259,6 @@ def test_own_text_is_normalised_as_the_corpus_was(
     loaded.score(["ş"], ["ţ"])
     wanted = ["ș", "ș", "ţ"] if romanian == "source" else ["ş", "ş", "ț"]
     assert asked == [[text] for text in wanted]
-
-
-def test_no_tracker_is_made(
-    headwise: CommandLine, run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "wandb", None)  # importing it would raise
-    assert headwise("evaluate", f"run={run}", "data.test=[test_b]").code == 0
 
 
 def test_a_run_loads_in_python(run: Path) -> None:

@@ -100,11 +100,3 @@ def test_a_set_of_the_run_needs_both_of_its_sides(headwise: CommandLine, run: Pa
     assert headwise(*given).code == 0
     scored = run / "hypotheses" / "results-auto" / "test_a.ref.txt"
     assert scored.read_text(encoding="utf-8") == "".join(lines)
-
-
-def test_a_folder_that_was_given_is_alone_to_blame(
-    headwise: CommandLine, run: Path, tmp_path: Path
-) -> None:
-    ended = headwise("evaluate", f"run={run}", f"data.dir={tmp_path}/nowhere")
-    assert (ended.code, f"{tmp_path}/nowhere" in ended.err) == (1, True)
-    assert "own data.dir" not in ended.err

@@ -120,37 +120,6 @@ def test_what_a_page_shows_is_compared_loosely_and_in_order() -> None:
     assert misses("test bleu 0.04 …\n", told, exact=True) == ["test bleu 0.04 …"]
 
 
-def test_a_page_that_is_not_understood_is_refused(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    for text in (
-        "```console\n$ ls\n```\n",
-        "```sh\nls\n",
-        "```\nls\n```\n",
-        "<!-- not run: takes days of a GPU -->\n\n```sh\nls\n```\n",
-        "<!-- exact -->\n\n```text\nls\n```\n",
-    ):
-        page.write_text(text, encoding="utf-8")
-        with pytest.raises(ValueError, match=r"page\.md:"):
-            blocks_of(page)
-
-
-@pytest.mark.slow
-def test_a_block_that_fails_ends_the_page(python: WarmPython, tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text(
-        '```text title="made.txt"\nHund\n```\n'
-        '```sh\ncat made.txt | python -c "print(input()[::-1])"\n```\n'
-        "```sh\npython train.py atention=softmax\necho not here\n```\n"
-        "```sh\necho nor here\n```\n",
-        encoding="utf-8",
-    )
-    good, bad = WorkingCopy(tmp_path / "copy", python).run(blocks_of(page))
-    assert (good.ended, good.text) == (True, "dnuH\n")
-    assert not bad.ended
-    assert "attention" in bad.text
-    assert "not here" not in bad.text
-
-
 class Fetches(HTMLParser):
     """Addresses that a page makes a browser fetch."""
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
-
-import pytest
 
 from command_line import (
     CommandLine,
@@ -39,21 +36,6 @@ def test_a_setting_found_wrong_in_a_begun_run_is_left_there(
     (left,) = (tmp_path / "outputs").glob("*/*/error.json")
     assert json_of(left)["error"] == "ConfigError"
     assert (left.parent / "config.yaml").is_file()
-
-
-def test_an_error_reads_no_text_again(
-    headwise: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    opened: list[str] = []
-    from headwise.commands.train import open_corpus as real
-
-    def seen(config: Any, cache: Path) -> Any:
-        opened.append(config.dir)
-        return real(config, cache)
-
-    monkeypatch.setattr("headwise.commands.train.open_corpus", seen)
-    refused(headwise("train", *small_overrides(tmp_path)), 1, "text")
-    assert len(opened) == 1
 
 
 def test_what_failed_for_want_of_its_text_is_forgotten_once_it_goes_well(

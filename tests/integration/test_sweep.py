@@ -74,28 +74,6 @@ def test_points_that_only_say_what_they_would_do_have_not_failed(
     assert left == ["multirun.yaml"]  # Hydra's
 
 
-def test_a_given_tokenizer_that_is_not_there_stops_no_other_point(
-    headwise: CommandLine, sweep: list[str], tmp_path: Path
-) -> None:
-    folders = [tmp_path / name for name in ("one", "other")]
-    given = ["tokenizer=given", f"tokenizer.folder={','.join(map(str, folders))}"]
-    ended = headwise("train", *sweep, *given)
-    assert ended.code == 1, ended
-    for folder in folders:
-        assert ended.err.count(f"headwise: tokenizer.folder={folder}: no tokenizer in") == 1
-    (left,) = (tmp_path / "outputs").glob("*/*/error.json")  # their settings differ by the place
-    assert "no tokenizer in" in json_of(left)["message"]
-
-
-def test_a_refused_option_forgets_no_sweep(
-    headwise: CommandLine, sweep: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begun: list[Sweep] = []
-    monkeypatch.setattr(Sweep, "begin", begun.append)
-    ended = headwise("train", *sweep, "seed=1,2", "--lr=3")
-    assert (ended.code, begun) == (2, [])
-
-
 def test_a_failing_point_stops_no_other_and_is_tried_again(
     headwise: CommandLine, sweep: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +16,6 @@ from training_runs import Runs, python, record, remains
 pytestmark = pytest.mark.slow
 KILL, TERM = signal.SIGKILL, signal.SIGTERM
 BPE_DROPOUT = {"tokenizer": "bpe", "tokenizer.vocab_size": 60, "tokenizer.dropout": 0.3}
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
-    with Runs(tmp_path_factory.mktemp("exactness")) as started:
-        yield started
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +18,6 @@ CALM = {
     "model.lr": 0.01,
 }
 PAIR = {**CALM, "trainer.max_tokens": 80}
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
-    with Runs(tmp_path_factory.mktemp("ranks")) as started:
-        yield started
 
 
 @pytest.fixture(scope="module")
@@ -79,13 +72,3 @@ def test_a_signal_to_one_rank_stops_all(runs: Runs, pair: Path) -> None:
     assert "same command again" in stopped[0].told
     assert [rank.code for rank in runs.train_ranks("stopped", PAIR)] == [0, 0]
     assert remains(runs.run_folder("stopped")) == remains(pair)
-
-
-def test_another_number_of_ranks_is_refused(runs: Runs) -> None:
-    changes = {**PAIR, "trainer.max_updates": 1}
-    assert [rank.code for rank in runs.train_ranks("other", changes)] == [0, 0]
-    longer = runs.train("other", {**changes, "trainer.max_updates": 2})
-    assert longer.code == 1
-    assert "begun with 2 ranks and cannot go on with 1" in longer.told
-    assert "torchrun --nproc-per-node=2" in longer.told
-    assert "Traceback" not in longer.told

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -108,23 +109,6 @@ def test_every_model_builds(make: Any, choice: str) -> None:
     assert len(model.encoder.layers) == config.model.encoder_layers
 
 
-@pytest.mark.parametrize(
-    ("name", "layers", "width", "heads", "inner"),
-    [
-        ("tiny", 2, 128, 4, 512),
-        ("small", 3, 256, 4, 1024),
-        ("base", 6, 512, 8, 2048),
-        ("big", 6, 1024, 16, 4096),
-    ],
-)
-def test_sizes_are_those_of_the_guide(
-    make: Any, name: str, layers: int, width: int, heads: int, inner: int
-) -> None:
-    model = make([f"model={name}"]).model
-    sizes = (model.encoder_layers, model.decoder_layers, model.d_model, model.n_heads, model.d_ff)
-    assert sizes == (layers, layers, width, heads, inner)
-
-
 @every("optimizer")
 def test_every_optimizer_builds_and_spares_vectors_the_decay(make: Any, choice: str) -> None:
     config = make([f"optimizer={choice}", "optimizer.weight_decay=0.5"])
@@ -150,17 +134,18 @@ def test_every_loss_is_a_differentiable_sum(make: Any, choice: str) -> None:
     assert logits.grad[0, 2].abs().sum() == 0  # padding
 
 
-@every("tokenizer")
-def test_every_tokenizer_is_usable(make: Any, choice: str) -> None:
-    folder = ["tokenizer.folder=RUN"] if choice == "given" else []
-    config = typed(make([f"tokenizer={choice}", *folder])).tokenizer
-    check_tokenizer_config(config)
-    assert config.kind == choice
-
-
-@every("decode")
-def test_every_search_is_usable(make: Any, choice: str) -> None:
-    check_decode_config(typed(make([f"decode={choice}"])).decode)
+@pytest.mark.parametrize(
+    ("group", "check"),
+    [
+        ("tokenizer", check_tokenizer_config),
+        ("decode", check_decode_config),
+        ("trainer", check_trainer_config),
+    ],
+)
+def test_every_choice_is_usable(make: Any, group: str, check: Callable[[Any], None]) -> None:
+    for choice in group_choices(group):
+        folder = ["tokenizer.folder=RUN"] if choice == "given" else []
+        check(getattr(typed(make([f"{group}={choice}", *folder])), group))
 
 
 @every("tracker")
@@ -171,11 +156,6 @@ def test_every_tracker_can_be_made(
     config = typed(make([f"tracker={choice}"])).tracker
     check_tracker(config)
     assert isinstance(make_tracker(config, tmp_path, "run", None, {}), NullTracker)
-
-
-@every("trainer")
-def test_every_trainer_is_usable(make: Any, choice: str) -> None:
-    check_trainer_config(typed(make([f"trainer={choice}"])).trainer)
 
 
 @pytest.mark.parametrize(("alias", "name"), [("wmt14", "wmt14_en_de"), ("wmt16", "wmt16_ro_en")])

@@ -93,12 +93,8 @@ def test_a_node_without_a_target_is_refused(node: Any) -> None:
     ("changes", "wanted"),
     [
         ({"lr": "abc"}, "optimizer.lr must be of type float, got 'abc'"),
-        ({"lr": True}, "optimizer.lr must be of type float, got True"),
-        ({"betas": 0.9}, "optimizer.betas must be of type list of float, float, got 0.9"),
         ({"betas": [0.9]}, "optimizer.betas must be of type list of float, float, got [0.9]"),
-        ({"betas": ["a", "b"]}, "got ['a', 'b']"),
         ({"amsgrad": 1}, "optimizer.amsgrad must be of type bool, got 1"),
-        ({"bets": [0.9, 0.98]}, "optimizer.bets is not known; allowed: lr, betas"),
         ({"bets": [0.9, 0.98]}, "Did you mean optimizer.betas?"),
         ({"params": []}, "optimizer.params is supplied by code"),
         ({"lr": -1.0}, "refuses optimizer.lr=-1.0"),

@@ -95,9 +95,7 @@ class FakeRun:
         (None, {"WANDB_MODE": "disabled", "WANDB_API_KEY": "k"}, "disabled"),
         (None, {"WANDB_MODE": "dryrun", "WANDB_API_KEY": "k"}, "offline"),
         (None, {"WANDB_MODE": "", "WANDB_API_KEY": ""}, "offline"),
-        (None, {"WANDB_MODE": "online"}, "online"),
         ("offline", {"WANDB_MODE": "online", "WANDB_API_KEY": "k"}, "offline"),
-        ("online", {"WANDB_MODE": "disabled"}, "online"),
         ("disabled", {"WANDB_API_KEY": "k"}, "disabled"),
     ],
 )
@@ -117,10 +115,7 @@ OWN = {"WANDB_BASE_URL": "https://own.org"}
         (".netrc", "machine elsewhere.org login user password k\n", {}, False),
         (".netrc", "machine own.org login u password k\n", OWN, True),
         (".netrc", "machine api.wandb.ai login u password k\n", OWN, False),
-        (".netrc", "machine api.wandb.ai login u password \"\"\n", {}, False),
-        (".netrc", "no such word\n", {}, False),
         (".config/wandb/settings", "[default]\napi_key = k\n", {}, True),
-        (".config/wandb/settings", "[default]\nentity = me\n", {}, False),
         (".config/wandb/settings", "torn", {}, False),
     ],
 )  # fmt: skip

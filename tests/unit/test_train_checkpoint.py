@@ -80,18 +80,6 @@ def test_a_full_disk_leaves_what_stood_there(
     assert [p.name for p in tmp_path.iterdir()] == ["last.pt"]
 
 
-def test_what_torch_raises_for_other_reasons_is_not_called_a_full_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(*_: object, **__: object) -> None:
-        raise RuntimeError("a defect")
-
-    monkeypatch.setattr(torch, "save", broken)
-    with pytest.raises(RuntimeError, match="a defect"):
-        saved(tmp_path / "last.pt")
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_missing_one_is_named(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"best\.pt"):
         load_checkpoint(tmp_path / "best.pt")
@@ -254,17 +242,3 @@ def test_an_average_is_the_mean_and_keeps_ties_and_types(tmp_path: Path) -> None
     load_weights(tied, mean, "the average")
     assert tied.output.weight is tied.table.weight
     assert torch.equal(tied.table.weight, expected.float())
-
-
-def test_an_average_of_one_is_that_one(tmp_path: Path) -> None:
-    path = saved(tmp_path / "one.pt")
-    assert torch.equal(average_weights([path])["weight"], torch.arange(600.0))
-    with pytest.raises(CheckpointError, match="no numbered"):
-        average_weights([])
-
-
-def test_numbered_ones_come_in_order_of_their_numbers(tmp_path: Path) -> None:
-    for name in ("update_9.pt", "update_00000010.pt", "best.pt", "update_x.pt", "update_100.pt"):
-        (tmp_path / name).touch()
-    names = [path.name for path in numbered_checkpoints(tmp_path)]
-    assert names == ["update_9.pt", "update_00000010.pt", "update_100.pt"]

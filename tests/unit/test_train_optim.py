@@ -8,7 +8,7 @@ from headwise.config.folders import group_choices, group_node
 from headwise.config.schema import ModelConfig
 from headwise.errors import ConfigError
 from headwise.model.transformer import Transformer
-from headwise.train.optim import build_optimizer, set_rate
+from headwise.train.optim import build_optimizer
 
 ADAMW = {"_target_": "torch.optim.AdamW", "lr": 0.01}
 
@@ -67,12 +67,6 @@ def test_a_model_with_nothing_left_to_train_is_refused() -> None:
     model.register_parameter("no_gate", torch.nn.Parameter(torch.empty(0)))
     with pytest.raises(ConfigError, match="no parameter is left to train"):
         build_optimizer(ADAMW, model)
-
-
-def test_one_rate_for_all_groups() -> None:
-    optimizer = build_optimizer(ADAMW, make_model())
-    set_rate(optimizer, 0.125)
-    assert [group["lr"] for group in optimizer.param_groups] == [0.125, 0.125]
 
 
 def test_the_fused_step_is_taken_where_there_is_one_and_nothing_forbids_it() -> None:

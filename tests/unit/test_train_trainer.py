@@ -17,7 +17,7 @@ from headwise.config.folders import group_node
 from headwise.config.schema import ModelConfig, TrainerConfig
 from headwise.data.batching import Batch, collate
 from headwise.data.store import EncodedSplit
-from headwise.errors import ConfigError, HeadwiseError, Interrupted
+from headwise.errors import ConfigError, HeadwiseError
 from headwise.losses.loss import CrossEntropy
 from headwise.model.transformer import Transformer
 from headwise.runs.folder import RunFolder
@@ -313,20 +313,6 @@ def test_a_validation_that_is_no_number_is_never_the_best(tmp_path: Path) -> Non
     with pytest.raises(HeadwiseError, match="valid/loss is nan"):
         trainer.run()
     assert not list((tmp_path / "checkpoints").glob("*.pt"))
-
-
-def test_a_signal_saves_where_the_run_stands(tmp_path: Path) -> None:
-    stop = StopRequest()
-    trainer = make_trainer(tmp_path, stop=stop, config=replace(CONFIG, save_every=100))
-    stop.handle(10, None)
-    with pytest.raises(Interrupted, match=r"update 1;.*same command again") as left:
-        trainer.run()
-    assert left.value.exit_code == 138
-    payload = load_checkpoint(tmp_path / "checkpoints" / "last.pt")
-    assert payload["state"]["update"] == 1
-    assert sorted(checkpoints_of(tmp_path)) == ["last.json", "last.pt"]  # none to be averaged
-    with pytest.raises(KeyboardInterrupt):
-        stop.handle(2, None)
 
 
 def test_another_number_of_ranks_is_refused(tmp_path: Path) -> None:

@@ -86,17 +86,3 @@ def test_sets_come_in_the_order_of_their_names_wherever_they_are(
     assert list(results(run)["scores"]) == ["test_new", "test_a"]
     scored = run / "hypotheses" / "results-auto" / "test_a.src.txt"
     assert scored.read_bytes() == (run / "hypotheses" / "test_a.src.txt").read_bytes()
-
-
-def test_a_set_of_the_run_needs_both_of_its_sides(headwise: CommandLine, run: Path) -> None:
-    given = ("evaluate", f"run={run}", "data.test=[test_a]")
-    reference = run / "hypotheses" / "test_a.ref.txt"
-    lines = reference.read_text(encoding="utf-8").splitlines(keepends=True)
-    reference.write_text("".join(lines[1:]), encoding="utf-8")
-    ended = headwise(*given)
-    assert ended.code == 1
-    assert f"test_a.src.txt has {len(lines)} lines and test_a.ref.txt {len(lines) - 1}" in ended.err
-    reference.unlink()  # and then the corpus is asked
-    assert headwise(*given).code == 0
-    scored = run / "hypotheses" / "results-auto" / "test_a.ref.txt"
-    assert scored.read_text(encoding="utf-8") == "".join(lines)

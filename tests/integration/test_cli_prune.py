@@ -237,19 +237,6 @@ def test_gates_are_learned_from_a_run_and_closed_heads_pruned(
     shutil.rmtree(pruned)
 
 
-def test_gates_that_are_all_open_go_alone(headwise: CommandLine, trained: Path, run: Path) -> None:
-    gates = ("gates=hard_concrete", "gates.log_a=5", "experiment_name=open")
-    gated = train_on(trained, None, f"init_from={run}", *gates)
-    rows = [json.loads(line) for line in (gated / "metrics.jsonl").read_text().splitlines()]
-    assert all(row["train/penalty"] > 0 for row in rows if "train/loss" in row)
-    output = run.parent / "without-gates"
-    assert headwise("prune", f"run={gated}", "by=gates", f"output={output}").code == 0
-    about = json_of(output / "pruned.json")
-    assert about["heads"] == about["heads_before"]
-    assert about["parameters"] == about["parameters_before"] - 12
-    torch.testing.assert_close(logits(output), logits(gated), rtol=0, atol=1e-5)
-
-
 def test_a_gated_run_stopped_and_resumed_ends_as_one_never_stopped(trained: Path) -> None:
     """The gates' optimizer state and draws are part of what is saved."""
     gates = ("gates=hard_concrete", "gates.rate=10", "trainer.save_every=2", "trainer.keep=5")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from command_line import CommandLine, json_of, run_folders, small_overrides, write_corpus
-from headwise.commands.sweep import Sweep, score_table
+from headwise.commands.sweep import Sweep
 from headwise.commands.train import Outcome
 from headwise.errors import DataError
 from headwise.runs.results import Results
@@ -206,15 +206,3 @@ def test_a_sweep_keeps_what_its_points_came_to(tmp_path: Path) -> None:
     assert sweep.points()[1]["overrides"][1] == "paths.outputs=a\u2028b"
     sweep.begin()
     assert sweep.points() == []
-
-
-def test_the_table_shows_what_differs() -> None:
-    points = [
-        {"overrides": ["a=1", "b=1"], "scores": {"test": 1.5}},
-        {"overrides": ["a=1", "b=2"], "error": "DataError: broken"},
-    ]
-    assert [line.split() for line in score_table(points).splitlines()] == [
-        ["point", "test"],
-        ["b=1", "1.50"],
-        ["b=2", "-", "DataError:", "broken"],
-    ]

@@ -17,7 +17,6 @@ from headwise.attention.scores import ScoreAttention
 from headwise.commands.train import train
 from headwise.config.folders import config_dir, group_choices
 from headwise.config.instantiate import instantiate
-from headwise.config.keys import known_keys
 from headwise.config.schema import SITES, DecodeConfig, typed
 from headwise.data.tokenizer_training import check_tokenizer_config
 from headwise.decode.hypothesis import check_decode_config
@@ -205,19 +204,6 @@ def test_the_search_of_a_command_lists_every_key(make: Any, name: str) -> None:
     listed = set(make([], name).decode)
     every_key = set(DecodeConfig.__dataclass_fields__)
     assert listed == (every_key if name == "evaluate" else every_key - {"external"})
-
-
-def test_hints_know_keys_of_typed_and_open_groups() -> None:
-    keys = known_keys("train")
-    wanted = {
-        "trainer.max_updates",
-        "data.cleaning.max_ratio",
-        "optimizer.betas",
-        "attention.share",
-    }
-    assert wanted <= set(keys)
-    assert "attention@sites.cross" in keys
-    assert "data.source_file" in known_keys("evaluate")
 
 
 def test_the_packaged_configs_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

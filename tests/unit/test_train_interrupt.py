@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 
 import pytest
 
@@ -66,16 +65,3 @@ def test_only_ctrl_c_leaves_before_all_is_saved() -> None:
     assert request.signal_number == signal.SIGINT  # the first says how the process ends
     with pytest.raises(KeyboardInterrupt):
         request.handle(signal.SIGINT, None)
-
-
-def test_outside_of_the_main_thread_nothing_is_caught() -> None:
-    found: list[bool] = []
-
-    def train() -> None:
-        with stop_request() as request:
-            found.append(bool(request))
-
-    thread = threading.Thread(target=train)
-    thread.start()
-    thread.join()
-    assert found == [False]

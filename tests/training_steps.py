@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from headwise.config.folders import group_choices
+from headwise.attention.build import AttentionFactory
+from headwise.config.folders import group_choices, group_node
 from headwise.config.instantiate import instantiate
+from headwise.config.schema import ModelConfig, TrainerConfig
 from headwise.data.batching import Batch, collate
 from headwise.data.store import EncodedSplit
+from headwise.losses.loss import CrossEntropy
 from headwise.model.build import build_model
+from headwise.model.transformer import Transformer
+from headwise.runs.folder import RunFolder
+from headwise.runs.records import Records
 from headwise.train.distributed import Ranks
+from headwise.train.interrupt import StopRequest
+from headwise.train.schedule import Constant
 from headwise.train.step import TrainingStep, build_step
+from headwise.train.trainer import Trainer, Validation
 
 N_WORDS = 40
 VARIANTS = [
@@ -28,6 +38,19 @@ VARIANTS = [
     ["model.register_tokens=2"],
     ["model.recompute=true"],
 ]
+PAIRS = EncodedSplit.from_lists(
+    [[4, 5], [6, 7, 8], [5, 5, 5, 5], [8], [4, 6]], [[5, 4, 4], [8], [6, 7], [4, 4, 4, 4], [5]]
+)
+CONFIG = TrainerConfig(
+    max_updates=4,
+    log_every=1,
+    validate_every=2,
+    save_every=2,
+    keep=2,
+    monitor="loss",
+    precision="fp32",
+    progress=False,
+)
 # Without a kernel these solve most rows over a few classes and look at how many are left:
 # one look costs less than the passes over the whole vocabulary that it saves.
 LOSSES_THAT_LOOK = ["entmax", "entmax15", "sparsemax"]
@@ -61,3 +84,41 @@ class Loader:
 
     def restore(self, state: dict[str, int]) -> None:
         self.position = state["batch"]
+
+
+def small_model(layers: int = 1, heads: int = 2, dropout: float = 0.0) -> Transformer:
+    """Alpha-entmax over nine pieces; the same weights each time."""
+    factory = AttentionFactory(
+        {"attention": group_node("attention", "alpha_entmax")}, dropout=dropout
+    )
+    config = ModelConfig(
+        "test", layers, layers, 8, heads, 16, dropout=dropout, activation_dropout=0.0
+    )
+    torch.manual_seed(1)
+    return Transformer(config, 9, 9, True, factory, seed=1)
+
+
+def make_trainer(folder: Path, model: Transformer | None = None, **changes: Any) -> Trainer:
+    """A trainer by plain descent, so that a step is the gradient itself; of made-up scores."""
+    model = model or small_model()
+    scores = iter(changes.pop("scores", [3.0, 2.0, 1.0, 0.5]))
+    run = RunFolder(folder)
+    run.make()
+    of_step: dict[str, Any] = {
+        "optimizer": torch.optim.SGD(model.parameters(), lr=changes.pop("lr", 1.0)),
+        "schedule": Constant(),
+        "config": CONFIG,
+        "transform": None,
+    }
+    of_step |= {name: changes.pop(name) for name in set(of_step) & set(changes)}
+    parts: dict[str, Any] = {
+        "loader": Loader(PAIRS, [0, 1], [2, 3], [4]),
+        "validate": lambda: Validation({"valid/loss": next(scores)}, {}),
+        "reported": dict,
+        "stop": StopRequest(),
+        **changes,
+    }
+    step = TrainingStep(
+        model, CrossEntropy(0.1), seed=1, ranks=Ranks(0, 1, torch.device("cpu")), **of_step
+    )
+    return Trainer(step, folder=run, records=Records(run), **parts)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,71 +14,34 @@ import torch
 from torch import Tensor
 
 from headwise.analysis.distances import projection_distances
-from headwise.attention.build import AttentionFactory
-from headwise.config.folders import group_node
-from headwise.config.schema import ModelConfig, TrainerConfig
-from headwise.data.store import EncodedSplit
-from headwise.losses.loss import CrossEntropy
 from headwise.model.transformer import Transformer
-from headwise.runs.folder import RunFolder
-from headwise.runs.records import Records
 from headwise.train.checkpoint import load_checkpoint
-from headwise.train.distributed import Ranks
-from headwise.train.interrupt import StopRequest
 from headwise.train.repulsion import SPOS, SVGD, NoRepulsion, Repulsion
-from headwise.train.schedule import Constant
-from headwise.train.step import TrainingStep
-from headwise.train.trainer import Trainer, Validation
 from training_runs import Runs, record, remains
-from training_steps import Loader
+from training_steps import CONFIG, PAIRS, Loader, make_trainer, small_model
 
-PAIRS = EncodedSplit.from_lists(
-    [[4, 5], [6, 7, 8], [5, 5, 5, 5], [8], [4, 6]], [[5, 4, 4], [8], [6, 7], [4, 4, 4, 4], [5]]
-)
 CALM = {"model.dropout": 0.0, "model.attention_dropout": 0.0, "model.activation_dropout": 0.0}
-
-
-def make_model() -> Transformer:
-    factory = AttentionFactory({"attention": group_node("attention", "alpha_entmax")}, dropout=0.0)
-    config = ModelConfig("test", 2, 2, 8, 4, 16, dropout=0.0, activation_dropout=0.0)
-    torch.manual_seed(1)  # of the alphas
-    return Transformer(config, 9, 9, True, factory, seed=1)
 
 
 def trained(
     folder: Path, repulsion: Repulsion, rows: list[list[int]], n_updates: int = 1, **changes: Any
 ) -> Transformer:
     """A model after some updates; plain descent, so that a step is the gradient itself."""
-    model = make_model()
-    config = TrainerConfig(
-        max_updates=n_updates, monitor="loss", precision="fp32", progress=False, **changes
-    )
-    run = RunFolder(folder)
-    run.make()
-    step = TrainingStep(
+    model = small_model(2, 4)
+    config = replace(CONFIG, max_updates=n_updates, **changes)
+    make_trainer(
+        folder,
         model,
-        CrossEntropy(0.1),
-        torch.optim.SGD(model.parameters(), lr=1.0),
-        Constant(),
-        config,
-        seed=1,
-        ranks=Ranks(0, 1, torch.device("cpu")),
-        transform=lambda update: repulsion(model, update, 1),
-    )
-    Trainer(
-        step,
+        config=config,
         loader=Loader(PAIRS, *rows),
-        folder=run,
-        records=Records(run),
-        validate=lambda: Validation({"valid/loss": 1.0}, {}),
-        reported=dict,
-        stop=StopRequest(),
+        scores=itertools.repeat(1.0),
+        transform=lambda update: repulsion(model, update, 1),
     ).run()
     return model
 
 
 def moves(model: Transformer) -> dict[str, Tensor]:
-    before = dict(make_model().named_parameters())
+    before = dict(small_model(2, 4).named_parameters())
     return {name: (new - before[name]).detach() for name, new in model.named_parameters()}
 
 

@@ -12,74 +12,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from headwise.attention.build import AttentionFactory
-from headwise.config.folders import group_node
-from headwise.config.schema import ModelConfig, TrainerConfig
 from headwise.data.batching import Batch, collate
-from headwise.data.store import EncodedSplit
 from headwise.errors import ConfigError, HeadwiseError
 from headwise.losses.loss import CrossEntropy
-from headwise.model.transformer import Transformer
-from headwise.runs.folder import RunFolder
-from headwise.runs.records import Records
 from headwise.track.jsonl import read_jsonl
 from headwise.train.checkpoint import load_checkpoint
-from headwise.train.distributed import Ranks
-from headwise.train.interrupt import StopRequest
 from headwise.train.memory import glibc
-from headwise.train.schedule import Constant
-from headwise.train.step import TrainingStep
-from headwise.train.trainer import Trainer, Validation, check_trainer_config
-from training_steps import Loader
-
-CPU = torch.device("cpu")
-PAIRS = EncodedSplit.from_lists(
-    [[4, 5], [6, 7, 8], [5, 5, 5, 5], [8], [4, 6]], [[5, 4, 4], [8], [6, 7], [4, 4, 4, 4], [5]]
-)
-CONFIG = TrainerConfig(
-    max_updates=4,
-    log_every=1,
-    validate_every=2,
-    save_every=2,
-    keep=2,
-    monitor="loss",
-    precision="fp32",
-    progress=False,
-)
-
-
-def make_model(dropout: float = 0.0) -> Transformer:
-    factory = AttentionFactory(
-        {"attention": group_node("attention", "alpha_entmax")}, dropout=dropout
-    )
-    config = ModelConfig(
-        "test", 1, 1, 8, 2, 16, dropout=dropout, attention_dropout=0.0, activation_dropout=0.0
-    )
-    torch.manual_seed(1)
-    return Transformer(config, 9, 9, True, factory, seed=1)
-
-
-def make_trainer(folder: Path, **changes: Any) -> Trainer:
-    model = changes.pop("model", None) or make_model()
-    scores = iter(changes.pop("scores", [3.0, 2.0, 1.0, 0.5]))
-    run = RunFolder(folder)
-    run.make()
-    of_step: dict[str, Any] = {
-        "optimizer": torch.optim.SGD(model.parameters(), lr=changes.pop("lr", 1.0)),
-        "schedule": Constant(),
-        "config": CONFIG,
-        "transform": None,
-    }
-    of_step |= {name: changes.pop(name) for name in set(of_step) & set(changes)}
-    parts: dict[str, Any] = {
-        "loader": Loader(PAIRS, [0, 1], [2, 3], [4]),
-        "validate": lambda: Validation({"valid/loss": next(scores)}, {}),
-        "reported": dict,
-        "stop": StopRequest(),
-        **changes,
-    }
-    step = TrainingStep(model, CrossEntropy(0.1), seed=1, ranks=Ranks(0, 1, CPU), **of_step)
-    return Trainer(step, folder=run, records=Records(run), **parts)
+from headwise.train.trainer import Validation, check_trainer_config
+from training_steps import CONFIG, PAIRS, Loader, make_trainer, small_model
 
 
 def gradients(model: nn.Module, batch: Batch, n_tokens: int) -> list[Tensor]:
@@ -100,7 +40,7 @@ def gradients(model: nn.Module, batch: Batch, n_tokens: int) -> list[Tensor]:
 def test_an_update_is_the_gradient_of_all_its_tokens(
     tmp_path: Path, loader: Loader, accumulate: int
 ) -> None:
-    before = make_model()
+    before = small_model()
     whole = collate(PAIRS, np.arange(5, dtype=np.int32))
     expected = gradients(before, whole, whole.n_tokens)
     config = replace(CONFIG, max_updates=1, accumulate=accumulate)
@@ -155,7 +95,7 @@ def test_what_is_recorded_of_alphas_time_and_memory(tmp_path: Path) -> None:
 
 def test_a_model_is_validated_as_it_is_used_and_trained_on_as_it_was(tmp_path: Path) -> None:
     modes: list[bool] = []
-    model = make_model(dropout=0.3)
+    model = small_model(dropout=0.3)
 
     def validate() -> Validation:
         modes.append(model.training)
@@ -178,7 +118,7 @@ class Falling:
 
 def test_every_update_goes_at_its_own_rate(tmp_path: Path) -> None:
     """Along a gradient that is clipped a step is as long as its rate says."""
-    model = make_model()
+    model = small_model()
     seen: list[Tensor] = []
 
     def look(update: int = 0) -> None:
@@ -207,17 +147,17 @@ def test_products_are_of_the_precision_asked_for_and_weights_of_float32(tmp_path
 
 
 def test_a_restored_trainer_goes_on_in_the_same_bits(tmp_path: Path) -> None:
-    whole = make_trainer(tmp_path / "whole", model=make_model(dropout=0.3), lr=0.1)
+    whole = make_trainer(tmp_path / "whole", model=small_model(dropout=0.3), lr=0.1)
     whole.run()
     halved = make_trainer(
         tmp_path / "halved",
-        model=make_model(dropout=0.3),
+        model=small_model(dropout=0.3),
         lr=0.1,
         config=replace(CONFIG, max_updates=2),
     )
     halved.run()
     resumed = make_trainer(
-        tmp_path / "halved", model=make_model(dropout=0.3), lr=0.1, scores=[1.0, 0.5]
+        tmp_path / "halved", model=small_model(dropout=0.3), lr=0.1, scores=[1.0, 0.5]
     )
     torch.rand(5)  # whatever the generators stand at
     payload = load_checkpoint(tmp_path / "halved" / "checkpoints" / "last.pt")

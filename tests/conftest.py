@@ -127,18 +127,5 @@ if triton_marks.HAS_TRITON and triton_marks.IS_INTERPRETED:  # the tests' tensor
 @pytest.fixture(params=WAYS)
 def computed_every_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """A test with the C++ kernels of the maps and losses, with torch alone, and with Triton's."""
-    from headwise.kernels import native, triton_device, triton_maps, verification
-
-    if request.param == "triton":
-        # the interpreter takes its time for each program
-        monkeypatch.setattr(triton_maps, "SHAPES", {triton_maps.LONGEST_BLOCK: (64, 1)})
-        monkeypatch.setattr(
-            triton_device, "takes", lambda values: values.dtype in triton_device.TYPES
-        )
-        monkeypatch.setattr(verification, "verify", lambda *case: None)
-        monkeypatch.setattr(verification, "verdict", lambda case: None)
-    if request.param != "kernels":
-        monkeypatch.setattr(native, "takes", lambda scores: False)
-    elif native.reason_without() is not None:
-        pytest.skip(str(native.reason_without()))
+    triton_marks.choose_way(request.param, monkeypatch)
     return str(request.param)

@@ -1,4 +1,4 @@
-"""Calls of the fused kernels, and what float64 makes of them."""
+"""Calls of the kernels, and what float64 makes of them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from headwise.entmax import function
+from headwise.kernels.problem import ALPHAS, Power
 from headwise.kernels.triton_attention import triton_entmax_attention
 from triton_marks import DEVICE
 
@@ -115,3 +117,37 @@ def assert_precise(found: list[Tensor], expected: list[Tensor]) -> None:
     context, grad_query, grad_key, grad_value, *grad_alpha = errors(found, expected)
     assert max(context, grad_value) < 2e-6
     assert max(grad_query, grad_key, *grad_alpha) < 3e-5
+
+
+def map_results(
+    scores: Tensor, alpha: Tensor | None, mask: Tensor | None, power: Power, dtype: torch.dtype
+) -> list[Tensor]:
+    """Weights, gradient of the scores and, where learned, of α."""
+    grad = torch.randn(scores.shape, generator=torch.Generator().manual_seed(5))
+    ours = scores.to(dtype, copy=True).requires_grad_()
+    learned = None if alpha is None else alpha.to(dtype, copy=True).requires_grad_()
+    weights = function.weights(ours, learned, mask, power)
+    weights.backward(grad.to(ours))
+    found = [weights.detach(), ours.grad, None if learned is None else learned.grad]
+    return [one.double() for one in found if one is not None]
+
+
+def assert_near_float64(
+    scores: Tensor, alpha: Tensor | None, mask: Tensor | None, power: Power
+) -> list[Tensor]:
+    """That a map is near torch's arithmetic in float64, which is none of the kernels' types."""
+    found = map_results(scores, alpha, mask, power, torch.float32)
+    exact = map_results(scores, alpha, mask, power, torch.float64)
+    assert (found[0] - exact[0]).abs().max() <= 1e-6
+    # float32 cannot tell on which side of the border of the support a key lies that is close to it
+    beta = scores.new_tensor(ALPHAS.get(power, 0.0)) - 1 if alpha is None else alpha - 1
+    is_near = (exact[0] > 0) & (exact[0] ** beta.double() < 3e-2)
+    is_clear = ~(is_near & (beta >= 0.5)).any(-1)
+    assert is_clear.double().mean() > 0.5
+    bound = 5e-6 * exact[1].abs().max().clamp_min(1)
+    assert (found[1] - exact[1])[is_clear].abs().max() <= bound
+    if alpha is not None:
+        assert found[2].shape == alpha.shape
+        bound = 1e-5 * exact[2].abs().max().clamp_min(1)
+        assert (found[2] - exact[2]).abs().max() <= bound
+    return found

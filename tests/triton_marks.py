@@ -21,3 +21,21 @@ needs_triton = [
     # of numpy, about infinities that the kernels mean
     pytest.mark.filterwarnings("ignore::RuntimeWarning:triton"),
 ]
+
+
+def choose_way(way: str, patch: pytest.MonkeyPatch) -> None:
+    """Compute maps and losses by the C++ `kernels`, by `torch` alone or by `triton`."""
+    from headwise.kernels import native, triton_device, triton_loss, triton_maps, verification
+
+    if way == "triton":
+        patch.setattr(triton_device, "takes", lambda values: values.dtype in triton_device.TYPES)
+        patch.setattr(verification, "verify", lambda *case: None)
+        patch.setattr(verification, "verdict", lambda case: None)
+        if IS_INTERPRETED:  # which takes its time for each program
+            patch.setattr(triton_maps, "SHAPES", {triton_maps.LONGEST_BLOCK: (64, 1)})
+        for block in ("READ_BLOCK", "WRITE_BLOCK"):  # large vocabularies take several
+            patch.setattr(triton_loss, block, 1024)
+    if way != "kernels":
+        patch.setattr(native, "takes", lambda scores: False)
+    elif native.reason_without() is not None:
+        pytest.skip(str(native.reason_without()))

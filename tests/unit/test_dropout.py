@@ -79,12 +79,6 @@ def test_what_is_no_number_stays_so_in_bfloat16_whatever_its_bits() -> None:
     assert torch.equal(drop(values, draws, torch.bfloat16).isnan(), kept)
 
 
-def test_the_mean_stays() -> None:
-    torch.manual_seed(3)
-    mean = dropout(torch.ones(1 << 20, dtype=torch.float64), 0.3).mean().item()
-    assert mean == pytest.approx(1, abs=0.004)
-
-
 def test_a_seed_decides_it_and_checkpointing_repeats_it() -> None:
     layer = Dropout(0.4)
     values = torch.ones(33, 5, requires_grad=True)
@@ -105,11 +99,6 @@ def test_nothing_happens_in_evaluation_and_at_rate_0() -> None:
     assert Dropout(0.4).eval()(values) is values
     assert Dropout(0.0)(values) is values
     assert torch.get_rng_state().equal(state)
-
-
-@pytest.mark.parametrize("shape", [(0,), (1,), (3,), (5, 1), (2, 3, 7), (4099,)])
-def test_shapes_that_fill_no_vector(shape: tuple[int, ...]) -> None:
-    assert dropout(torch.ones(shape), 0.5).shape == shape
 
 
 @pytest.mark.parametrize("shape", [(0,), (3,), (2, 3, 7), (5, 4099)])

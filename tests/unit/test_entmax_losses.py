@@ -16,6 +16,8 @@ from headwise.entmax.losses import entmax_loss_and_support, log_entmax
 pytestmark = pytest.mark.usefixtures("computed_every_way")
 ALPHAS = [1.0, 1.001, 1.2, 1.5, 1.75, 2.0]
 N_ROWS, N_CLASSES = 6, 9
+SIZES = {"small": (N_ROWS, N_CLASSES, 1.5), "flat": (N_ROWS, N_CLASSES, 0.1)}
+SIZES |= {"peaked": (N_ROWS, N_CLASSES, 8.0), "large": (2, 1500, 2.0)}
 
 
 def reference_weights(scores: Sequence[float], alpha: float) -> list[float]:
@@ -61,31 +63,20 @@ def gradient_of(loss: Tensor, scores: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("alpha", ALPHAS)
-@pytest.mark.parametrize("scale", [0.1, 1.5, 8.0])
-def test_value_and_gradient_are_those_of_the_definition(alpha: float, scale: float) -> None:
-    scores, target = example(scale=scale)
+@pytest.mark.parametrize("size", SIZES)
+def test_value_and_gradient_are_those_of_the_definition(alpha: float, size: str) -> None:
+    scores, target = example(*SIZES[size])
     found = entmax_loss(scores, target, alpha)
     rows = list(zip(scores.tolist(), target.tolist(), strict=True))
     assert found.tolist() == pytest.approx(
         [reference_loss(row, gold, alpha) for row, gold in rows], abs=1e-10
     )
-    weights = torch.arange(1.0, N_ROWS + 1, dtype=torch.float64)
+    weights = torch.arange(1.0, len(rows) + 1, dtype=torch.float64)
     gradient = gradient_of((weights * found).sum(), scores)
     for factor, got, (row, gold) in zip(weights.tolist(), gradient.tolist(), rows, strict=True):
         p = reference_weights(row, alpha)
-        expected = [factor * (p[k] - (k == gold)) for k in range(N_CLASSES)]
+        expected = [factor * (p_k - (k == gold)) for k, p_k in enumerate(p)]
         assert got == pytest.approx(expected, abs=1e-10)
-
-
-@pytest.mark.parametrize("alpha", [1.3, 1.5, 2.0])
-def test_a_large_vocabulary_agrees_with_the_definition(alpha: float) -> None:
-    scores, target = example(2, 1500, scale=2.0)
-    found = entmax_loss(scores, target, alpha)
-    expected = [
-        reference_loss(row, gold, alpha)
-        for row, gold in zip(scores.tolist(), target.tolist(), strict=True)
-    ]
-    assert found.tolist() == pytest.approx(expected, abs=1e-10)
 
 
 def test_named_losses() -> None:
@@ -102,8 +93,9 @@ def test_alpha_1_is_cross_entropy_and_the_limit(smoothing: float) -> None:
     expected = cross_entropy(scores, target, reduction="none", label_smoothing=smoothing)
     exact = entmax_loss(scores, target, 1.0, smoothing)
     torch.testing.assert_close(exact, expected, rtol=0, atol=1e-12)
-    near = entmax_loss(scores, target, 1 + 1e-7, smoothing)
-    torch.testing.assert_close(near, expected, rtol=0, atol=1e-5)
+    for near_1 in (1 + 1e-7, 1 + 1e-8):
+        near = entmax_loss(scores, target, near_1, smoothing)
+        torch.testing.assert_close(near, expected, rtol=0, atol=1e-5)
     single = entmax_loss(scores.float(), target, 1 + 1e-5, smoothing)
     torch.testing.assert_close(single.double(), expected, rtol=0, atol=1e-3)
     assert not torch.equal(single.double(), expected)
@@ -147,37 +139,6 @@ def test_equal_scores_across_the_edge_of_the_groups_taken() -> None:
     assert loss.tolist() == pytest.approx(expected, abs=1e-9)
 
 
-def test_the_gradient_is_kept_small() -> None:
-    scores, target = example(16, 8000, scale=3.0)
-    kept = []
-
-    def pack(tensor: Tensor) -> Tensor:
-        kept.append(tensor.numel())
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        entmax15_loss(scores, target)
-    assert 0 < sum(kept) < 16 * 8000 / 4
-
-
-@pytest.mark.parametrize("alpha", [1.25, 1.5, 2.0])
-def test_no_loss_beyond_the_margin_and_only_there(alpha: float) -> None:
-    margin = 1 / (alpha - 1)
-    for lead, is_zero in ((margin - 0.05, False), (margin, True), (margin + 2, True)):
-        scores = torch.tensor([[0.3, 0.3 - lead, 0.3 - lead, -9.0]], dtype=torch.float64)
-        loss = entmax_loss(scores, torch.tensor([0]), alpha)
-        assert (float(loss) < 1e-15) == is_zero
-        assert float(entmax_loss(scores, torch.tensor([1]), alpha)) > 1e-3
-    scores, target = example(2000, 5, scale=margin)
-    others = scores.detach().scatter(1, target[:, None], -torch.inf).amax(1)
-    leads = scores.detach().gather(1, target[:, None])[:, 0] - others
-    loss = entmax_loss(scores, target, alpha)
-    assert (loss >= 0).all()
-    is_clear = (leads - margin).abs() > 0.05  # close to it the loss is there, but tiny
-    assert torch.equal((loss < 1e-15)[is_clear], (leads >= margin)[is_clear])
-    assert (leads[is_clear] >= margin).any()
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("ignored", [0, 4, -100])
 def test_ignored_targets_cost_nothing(ignored: int, dtype: torch.dtype) -> None:
@@ -196,35 +157,6 @@ def test_ignored_targets_cost_nothing(ignored: int, dtype: torch.dtype) -> None:
     assert not gradient[is_ignored].any()
     assert torch.equal(loss[~is_ignored], expected[~is_ignored])
     assert (gradient[~is_ignored].abs().sum(1) > 0).all()
-
-
-@pytest.mark.parametrize("n_classes", [9, 2000])
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_half_precision_is_computed_in_float32_and_rounded_once(
-    n_classes: int, smoothing: float, computed_every_way: str
-) -> None:
-    scores, target = example(8, n_classes, scale=2.0)
-    target[3] = 0
-    half = scores.detach().bfloat16().requires_grad_()
-    wide = half.detach().float().requires_grad_()
-    losses_of = [entmax_loss(s, target, 1.5, smoothing, 0) for s in (half, wide)]
-    assert losses_of[0].dtype == torch.float32
-    assert torch.equal(*losses_of)
-    gradient, expected = (
-        gradient_of(loss.sum(), s) for loss, s in zip(losses_of, (half, wide), strict=True)
-    )
-    assert gradient.dtype == torch.bfloat16
-    # Triton's interpreter cuts off what a GPU rounds
-    last_bit = 2**-7 if computed_every_way == "triton" else 0.0
-    torch.testing.assert_close(gradient, expected.bfloat16(), rtol=last_bit, atol=0.0)
-
-
-def test_float32_is_accurate() -> None:
-    scores, target = example(40, 3000, scale=2.0)
-    for alpha in (1.05, 1.3, 1.5, 2.0):
-        wide = entmax_loss(scores, target, alpha)
-        single = entmax_loss(scores.detach().float(), target, alpha)
-        torch.testing.assert_close(single.double(), wide, rtol=1e-6, atol=3e-6)
 
 
 def test_scores_that_are_large_masked_or_not_numbers() -> None:
@@ -256,6 +188,9 @@ def test_log_probabilities_are_those_of_the_map(alpha: float, n_classes: int) ->
     assert log_p.shape == (3, 4, n_classes)
     assert not log_p.requires_grad
     torch.testing.assert_close(log_p.exp(), p, rtol=0, atol=1e-12)
+    single = scores.float()
+    of_single = log_entmax(single, alpha).exp().double()
+    torch.testing.assert_close(of_single, alpha_entmax(single.double(), alpha), rtol=0, atol=1e-6)
     certain = p > 1e-9
     torch.testing.assert_close(log_p[certain], p[certain].log(), rtol=0, atol=1e-6)
     assert bool((log_p == -torch.inf).any()) == (alpha > 1.001)
@@ -288,32 +223,6 @@ def test_what_is_refused() -> None:
         torch.autograd.grad(loss.sum(), scores, create_graph=True)
 
 
-@pytest.mark.parametrize("kind", ["strided", "expanded", "int32"])
-def test_targets_of_any_layout_and_type(kind: str) -> None:
-    scores = torch.randn(6, 40, generator=torch.Generator().manual_seed(1))
-    target = torch.arange(12, dtype=torch.int64).view(6, 2)[:, 1]
-    if kind == "expanded":
-        target = torch.tensor(3).expand(6)
-    plain = target.clone()
-    given = target.to(torch.int32) if kind == "int32" else target
-    grads = []
-    for each in (plain, given):
-        ours = scores.clone().requires_grad_()
-        entmax15_loss(ours, each).sum().backward()
-        grads.append(ours.grad)
-    assert torch.equal(*grads)
-
-
-def test_scores_of_any_layout() -> None:
-    scores = torch.randn(40, 6, generator=torch.Generator().manual_seed(1)).t()
-    found = []
-    for given in (scores, scores.contiguous()):
-        ours = given.detach().requires_grad_()
-        loss = entmax15_loss(ours, torch.arange(6), 0.1)
-        found.append((loss.detach(), gradient_of(loss.sum(), ours)))
-    torch.testing.assert_close(*found, rtol=0, atol=0)
-
-
 @pytest.mark.parametrize("alpha", [1.0, 1.001, 1.3, 1.5, 2.0])
 def test_rounding_takes_no_loss_below_0(alpha: float, computed_every_way: str) -> None:
     n_rows = 100 if computed_every_way == "triton" else 4000
@@ -321,29 +230,16 @@ def test_rounding_takes_no_loss_below_0(alpha: float, computed_every_way: str) -
     assert (entmax_loss(scores, scores.argmax(1), alpha) >= 0).all()
 
 
-def test_alpha_next_to_one_is_cross_entropy() -> None:
-    scores = torch.randn(5, 30, generator=torch.Generator().manual_seed(1))
-    target = torch.arange(5)
-    near = entmax_loss(scores, target, 1 + 1e-8)
-    torch.testing.assert_close(near, cross_entropy(scores, target, reduction="none"))
-
-
-def test_a_vocabulary_of_what_is_ignored_alone() -> None:
-    scores = torch.randn(3, 1, requires_grad=True)
-    found = entmax15_loss(scores, torch.zeros(3, dtype=torch.int64), 0.1, 0)
-    assert found.tolist() == [0.0] * 3
-    assert gradient_of(found.sum(), scores).tolist() == [[0.0]] * 3
-
-
 @pytest.mark.parametrize("ignore_index", [None, 0, -100])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-@pytest.mark.parametrize("alpha", [1.001, 1.3, 1.5, 2.0])
+@pytest.mark.parametrize("alpha", [1.0, 1.001, 1.3, 1.5, 2.0])
 @pytest.mark.parametrize("n_classes", [5, 16, 203, 3000])
 def test_float32_and_bfloat16_are_near_float64(
     n_classes: int, alpha: float, smoothing: float, ignore_index: int | None
 ) -> None:
     generator = torch.Generator().manual_seed(n_classes)
     scores = torch.randn(12, n_classes, generator=generator) * 2
+    scores[1] *= 0.01
     target = torch.randint(0, n_classes, (12,), generator=generator)
     if ignore_index is not None:
         target[::3] = ignore_index
@@ -352,11 +248,29 @@ def test_float32_and_bfloat16_are_near_float64(
     for dtype in (torch.float64, torch.float32, torch.bfloat16):
         # the same scores, as bfloat16 holds them
         ours = scores.bfloat16().to(dtype).requires_grad_()
-        loss = entmax_loss(ours, target, alpha, smoothing, ignore_index)
+        loss, support = entmax_loss_and_support(ours, target, alpha, smoothing, ignore_index)
         (loss * weight).sum().backward()
-        results.append((loss.detach().double(), ours.grad.double()))
-    (exact, exact_grad), (single, single_grad), (half, half_grad) = results
+        results.append((loss.detach().double(), ours.grad.double(), support.double()))
+    (exact, exact_grad, exact_support), (single, single_grad, support), (half, half_grad, _) = (
+        results
+    )
+    assert (support - exact_support).abs().max() <= 1  # a class at the edge may round to 0
     torch.testing.assert_close(single, exact, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(half, exact, rtol=1e-5, atol=1e-5)  # float32 inside
     torch.testing.assert_close(single_grad, exact_grad, rtol=1e-4, atol=2e-5)
-    torch.testing.assert_close(half_grad, exact_grad, rtol=1e-2, atol=1e-4)
+    torch.testing.assert_close(half_grad, exact_grad, rtol=2**-7, atol=1e-4)
+
+
+def test_scores_and_targets_of_any_layout_and_type() -> None:
+    scores = torch.randn(40, 6, generator=torch.Generator().manual_seed(1)).t()
+    strided = torch.arange(12).view(6, 2)[:, 1]
+    expanded = torch.tensor(3).expand(6)
+
+    def result(scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        ours = scores.detach().requires_grad_()
+        loss = entmax15_loss(ours, target, 0.1)
+        return loss.detach(), gradient_of(loss.sum(), ours)
+
+    for target in (strided, expanded, strided.to(torch.int32)):
+        plain = result(scores.contiguous(), target.long().clone())
+        torch.testing.assert_close(result(scores, target), plain, rtol=0, atol=0)

@@ -29,16 +29,6 @@ def mixed_rows(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
     return scores.to(dtype).requires_grad_(), target
 
 
-def test_the_rows_of_the_test_below_need_few_groups_more_or_all_classes() -> None:
-    parts = losses._solve_rows(mixed_rows()[0].detach(), 1.5, None).parts
-    solved = [len(part.p_RC) - int((part.p_RC.sum(1) == 0).sum()) for part in parts]
-    assert len(parts) == 3
-    assert all(solved)
-    assert sum(solved) == 30
-    columns = [part.p_RC.shape[1] for part in parts]
-    assert columns[0] < columns[1] < columns[2] == 4103
-
-
 @pytest.mark.parametrize("alpha", [1.05, 1.5, 1.8, 2.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd import forward_ad
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from headwise.entmax import function
 from headwise.entmax.losses import entmax_loss
@@ -17,20 +14,6 @@ from headwise.kernels import native
 from headwise.kernels.cpu_attention import attention
 from headwise.kernels.native_attention import attention_of_few
 from headwise.kernels.problem import Power, Visible
-
-
-class Watch(TorchDispatchMode):
-    """Remembers the names of the operators that pass."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        self.names.append(func.name())
-        return func(*args, **(kwargs or {}))
 
 
 def inputs() -> tuple[Tensor, Tensor]:
@@ -46,13 +29,6 @@ def weights_of(scores: Tensor, alpha: Tensor) -> Tensor:
 needs_kernels = pytest.mark.skipif(
     native.reason_without() is not None, reason=str(native.reason_without())
 )
-
-
-def test_a_mode_sees_operators() -> None:
-    with Watch() as watch:
-        weights = weights_of(*inputs())
-        weights.sum().backward()
-    assert {"headwise::weights", "headwise::weights_backward"} <= set(watch.names)
 
 
 def test_tensors_without_values_go_through_torch() -> None:
@@ -83,15 +59,6 @@ def test_the_result_may_be_changed_in_place() -> None:
         weights.sum().backward()
 
 
-def test_a_second_derivative_is_refused() -> None:
-    scores, alpha = inputs()
-    (grad,) = torch.autograd.grad(
-        weights_of(scores, alpha)[..., 0].sum(), scores, create_graph=True
-    )
-    with pytest.raises(RuntimeError, match="once, not twice"):
-        grad.sum().backward()
-
-
 def first_weights(scores: Tensor, alpha: Tensor) -> Tensor:
     return weights_of(scores, alpha)[..., 0].square().sum()
 
@@ -120,15 +87,6 @@ def test_gradients_of_every_sentence() -> None:
         first_weights(one, own).backward()
         assert torch.equal(of_scores[place], one.grad)
         assert torch.equal(of_alpha[place], own.grad)
-
-
-def test_a_jacobian_by_transforms() -> None:
-    scores, alpha = (one.detach()[:1, :1, :2] for one in inputs())
-    found = torch.func.jacrev(lambda values: weights_of(values, alpha))(scores)
-    expected = torch.autograd.functional.jacobian(  # type: ignore[no-untyped-call]
-        lambda values: weights_of(values, alpha), scores
-    )
-    assert torch.equal(found, expected)
 
 
 @needs_kernels
@@ -167,33 +125,3 @@ def test_forward_mode_is_refused() -> None:
         dual = forward_ad.make_dual(scores, ones(scores))  # type: ignore[no-untyped-call]
         with pytest.raises(RuntimeError, match="no forward-mode derivative"):
             weights_of(dual, alpha)
-
-
-@pytest.mark.filterwarnings("ignore:.*torch.jit.trace")
-def test_a_trace_holds_the_operator_not_its_numbers() -> None:
-    scores, alpha = (one.detach() for one in inputs())
-    traced = torch.jit.trace(lambda values: weights_of(values, alpha), (scores,), check_trace=False)
-    assert torch.equal(traced(scores + 1), weights_of(scores + 1, alpha))
-    assert torch.equal(traced(-scores), weights_of(-scores, alpha))
-
-
-def test_gradients_in_a_batch() -> None:
-    scores, alpha = inputs()
-    grads = torch.randn(4, *scores.shape, generator=torch.Generator().manual_seed(2))
-    weights = weights_of(scores, alpha)
-    (found,) = torch.autograd.grad(weights, scores, grads, retain_graph=True, is_grads_batched=True)
-    for grad, one in zip(grads, found, strict=True):
-        (alone,) = torch.autograd.grad(weights, scores, grad, retain_graph=True)
-        assert torch.equal(one, alone)
-
-
-def test_a_profile_names_the_operator() -> None:
-    with torch.profiler.profile() as profile:
-        weights_of(*inputs())
-    assert "headwise::weights" in {event.name for event in profile.events()}
-
-
-def test_a_map_over_a_batch_of_calls() -> None:
-    scores, alpha = (one.detach() for one in inputs())
-    batched = torch.func.vmap(lambda values: weights_of(values[None], alpha)[0])
-    assert torch.equal(batched(scores), weights_of(scores, alpha))

@@ -7,7 +7,6 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from headwise.entmax import alpha_entmax, entmax15, softmax, sparsemax
 from headwise.entmax.solver import solve
@@ -30,7 +29,6 @@ pytestmark = pytest.mark.usefixtures("computed_every_way")
 MAPS = {"softmax": softmax, "entmax15": entmax15, "sparsemax": sparsemax}
 MAPS |= {f"alpha={alpha}": learned(alpha) for alpha in (1.0, 1.05, 1.5, 1.8, 2.0)}
 every_map = pytest.mark.parametrize("one", MAPS.values(), ids=MAPS)
-SPARSE = [one for name, one in MAPS.items() if name not in ("softmax", "alpha=1.0")]
 
 
 @every_map
@@ -39,31 +37,17 @@ def test_masked_keys_are_as_if_removed(one: Map) -> None:
     scores = torch.randn(6, 11)
     mask = torch.rand(6, 11) > 0.4
     mask[:, 0] = True
-    for junk in (0.0, 1e9, INF, -INF, NAN):
+    alone = [one(scores[row, mask[row]]) for row in range(6)]
+    with_mask = [(junk, mask) for junk in (0.0, 1e9, INF, -INF, NAN)]
+    for junk, given in (*with_mask, (-INF, None), (-1e9, None), (-3e38, None)):
         filled = torch.where(mask, scores, junk).requires_grad_()
-        weights = one(filled, mask=mask)
+        weights = one(filled, mask=given)
         assert (weights[~mask] == 0).all()
         weights.backward(torch.randn(6, 11))
         assert (filled.grad[~mask] == 0).all()
         assert filled.grad.isfinite().all()
         for row in range(6):
-            alone = one(scores[row, mask[row]])
-            torch.testing.assert_close(weights[row, mask[row]], alone, rtol=0, atol=3e-7)
-
-
-@every_map
-@pytest.mark.parametrize("fill", [-INF, -1e9, -3e38])
-def test_fills_mask_as_well(one: Map, fill: float) -> None:
-    torch.manual_seed(1)
-    scores = torch.randn(4, 9)
-    mask = torch.rand(4, 9) > 0.3
-    mask[:, 0] = True
-    filled = torch.where(mask, scores, fill).requires_grad_()
-    weights = one(filled)
-    weights.backward(torch.randn(4, 9))
-    assert (weights[~mask] == 0).all()
-    assert (filled.grad[~mask] == 0).all()
-    torch.testing.assert_close(weights, one(scores, mask=mask), rtol=0, atol=3e-7)
+            torch.testing.assert_close(weights[row, mask[row]], alone[row], rtol=0, atol=3e-7)
 
 
 @every_map
@@ -92,18 +76,6 @@ def test_row_without_a_key_leaves_alpha_alone() -> None:
 
 
 @every_map
-@pytest.mark.parametrize("bad", [NAN, INF])
-@pytest.mark.parametrize("n_keys", [5, 300])
-def test_bad_scores_stay_in_their_row(one: Map, bad: float, n_keys: int) -> None:
-    scores = torch.randn(3, n_keys)
-    clean = one(scores)
-    scores[1, 2] = bad
-    weights = one(scores)
-    assert weights[1].isnan().all()
-    torch.testing.assert_close(weights[[0, 2]], clean[[0, 2]], rtol=0, atol=3e-7)
-
-
-@every_map
 def test_simple_rows_are_exact(one: Map) -> None:
     assert (one(torch.randn(5, 1)) == 1).all()
     assert torch.equal(one(torch.tensor([-INF, 3.0, -INF])), torch.tensor([0.0, 1.0, 0.0]))
@@ -114,14 +86,6 @@ def test_simple_rows_are_exact(one: Map) -> None:
     tied = one(torch.tensor([1.0, -4.0, 1.0, -4.0, 1.0]))
     assert tied[0] == tied[2] == tied[4]
     assert tied[1] == tied[3]
-
-
-@pytest.mark.parametrize("one", SPARSE)
-def test_a_large_lead_takes_all(one: Map) -> None:
-    scores = torch.tensor([[30.0, 0.0, 5.0], [1e4, -1e4, 0.0], [-1e4, 1e4, -1e4]])
-    expected = torch.tensor([[1.0, 0.0, 0.0], [1.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
-    torch.testing.assert_close(one(scores), expected, rtol=0, atol=1e-6)
-    assert (one(scores)[1:] == expected[1:]).all()
 
 
 def adversarial(n_keys: int) -> Tensor:
@@ -185,25 +149,6 @@ def test_fixed_counts_of_an_accelerator_solve_adversarial_rows(
             assert (fixed - adaptive).abs().max() <= limit
             assert (fixed[:-1].sum(-1, dtype=torch.float64) - 1).abs().max() <= limit
             assert (fixed[-1] == 0).all()
-
-
-@pytest.mark.gpu
-def test_accelerator_agrees_with_cpu() -> None:
-    torch.manual_seed(8)
-    scores, grad = torch.randn(4, 3, 50, 70) * 2, torch.randn(4, 3, 50, 70)
-    mask = torch.rand(4, 1, 1, 70) > 0.3
-    mask[0] = False
-    results = []
-    for device in ("cpu", "cuda"):
-        alpha = torch.tensor([1.0, 1.05, 1.6], device=device).view(3, 1, 1).requires_grad_()
-        inputs = scores.to(device).requires_grad_()
-        for one in (softmax, entmax15, sparsemax):
-            one(inputs, mask=mask.to(device)).backward(grad.to(device))
-        weights = alpha_entmax(inputs, alpha, mask=mask.to(device))
-        weights.backward(grad.to(device))
-        results.append([weights.cpu(), inputs.grad.cpu(), alpha.grad.cpu()])
-    for on_cpu, on_gpu in zip(*results, strict=True):
-        torch.testing.assert_close(on_gpu, on_cpu, rtol=1e-4, atol=1e-4)
 
 
 @every_map
@@ -287,50 +232,6 @@ def test_half_precision_alpha_is_computed_in_float32() -> None:
     assert torch.equal(alpha.grad, wide.grad)
 
 
-def test_works_under_autocast() -> None:
-    torch.manual_seed(6)
-    query = torch.randn(2, 3, 4, 8, requires_grad=True)
-    alpha = torch.tensor([1.2, 1.5, 1.8]).view(3, 1, 1).requires_grad_()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        scores = query @ query.transpose(-1, -2)
-        weights = alpha_entmax(scores, alpha)
-        context = weights @ query
-    assert weights.dtype is torch.bfloat16
-    context.float().sum().backward()
-    assert query.grad.isfinite().all()
-    assert alpha.grad.isfinite().all()
-    assert (weights.float().sum(-1) - 1).abs().max() < 2e-2
-
-
-@pytest.mark.parametrize("use_reentrant", [True, False])
-def test_works_under_checkpointing(use_reentrant: bool) -> None:
-    grads = []
-    for keep in (True, False):
-        scores = torch.randn(4, 6, generator=torch.Generator().manual_seed(1)).requires_grad_()
-        alpha = torch.tensor([1.4], requires_grad=True)
-        if keep:
-            weights = alpha_entmax(scores, alpha)
-        else:
-            weights = checkpoint(alpha_entmax, scores, alpha, use_reentrant=use_reentrant)
-        weights[:, 0].sum().backward()
-        grads.append((scores.grad, alpha.grad))
-    assert torch.equal(grads[0][0], grads[1][0])
-    assert torch.equal(grads[0][1], grads[1][1])
-
-
-def test_survives_torch_compile() -> None:
-    def attend(scores: Tensor, alpha: Tensor) -> Tensor:
-        return alpha_entmax(scores * 2, alpha) * 3
-
-    scores = torch.randn(2, 3, 4, 5)
-    alpha = torch.tensor([1.2, 1.5, 1.8]).view(3, 1, 1).requires_grad_()
-    compiled = torch.compile(attend, backend="eager", fullgraph=True)
-    result = compiled(scores, alpha)
-    torch.testing.assert_close(result, attend(scores, alpha), rtol=0, atol=0)
-    result.square().sum().backward()
-    assert alpha.grad.isfinite().all()
-
-
 def test_differentiable_once_only() -> None:
     scores = torch.randn(3, 4, requires_grad=True)
     for one in (softmax, entmax15, learned(1.3)):
@@ -350,25 +251,14 @@ def test_keeps_only_the_weights_for_backward(with_alpha: bool) -> None:
     assert sum(kept) == scores.numel() + (3 if with_alpha else 0)
 
 
-def test_inputs_are_left_alone() -> None:
-    scores, alpha = torch.randn(5, 6), torch.full((5, 1), 1.3)
-    mask = torch.rand(5, 6) > 0.3
-    before = scores.clone(), alpha.clone(), mask.clone()
-    for one in MAPS.values():
-        one(scores)
-        one(scores, mask=mask)
-    alpha_entmax(scores, alpha, mask=mask)
-    assert all(torch.equal(a, b) for a, b in zip(before, (scores, alpha, mask), strict=True))
-
-
-@pytest.mark.parametrize("alpha", [0.99, 2.01, NAN, INF, -1])
-def test_refuses_a_number_outside_of_the_range(alpha: float) -> None:
-    with pytest.raises(ValueError, match=r"alpha must be in \[1, 2\]"):
-        alpha_entmax(torch.zeros(3), alpha)
-
-
-def test_refuses_wrong_tensors() -> None:
+def test_refusals() -> None:
     scores = torch.zeros(2, 3, 4)
+    for alpha in (0.99, 2.01, NAN, INF, -1):
+        with pytest.raises(ValueError, match=r"alpha must be in \[1, 2\]"):
+            alpha_entmax(scores, alpha)
+    for dim in (3, 5, -4):
+        with pytest.raises(IndexError, match="out of range"):
+            entmax15(scores, dim)
     with pytest.raises(ValueError, match=r"alpha must be in \[1, 2\].*2\.5"):
         alpha_entmax(scores, torch.tensor([[1.5], [2.5], [1.0]]))
     with pytest.raises(ValueError, match=r"size 1 along dim -1.*\(H, 1, 1\)"):
@@ -377,9 +267,3 @@ def test_refuses_wrong_tensors() -> None:
         entmax15(scores, mask=torch.ones(2, 3, 4))
     with pytest.raises(TypeError, match="floating-point"):
         softmax(torch.zeros(3, dtype=torch.int64))
-
-
-@pytest.mark.parametrize("dim", [3, 5, -4])
-def test_an_axis_that_is_not_there_is_an_error(dim: int) -> None:
-    with pytest.raises(IndexError, match="out of range"):
-        entmax15(torch.randn(2, 3, 4), dim)

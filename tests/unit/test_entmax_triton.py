@@ -152,12 +152,6 @@ class TestEdges:
         for found, again in zip(fused(case), fused(case), strict=True):
             assert torch.equal(found, again)
 
-    def test_forms_agree(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        case = make_case((1, 2, 70, 90, 16), [1.2, 1.7], causal=True, offset=20)
-        resident = fused(case)
-        monkeypatch.setattr(triton_operators, "RESIDENT_BYTES", 0)
-        assert_precise(fused(case), [tensor.double() for tensor in resident])
-
     @kernels
     def test_blocks_without_weights_are_skipped(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(triton_operators, "RESIDENT_BYTES", 0)
@@ -246,23 +240,6 @@ class TestDropout:
         context = checkpoint(attend, query, use_reentrant=False)
         assert torch.equal(context, expected[0])
         assert torch.equal(torch.autograd.grad(context, query, case.grad)[0], expected[1])
-
-
-class TestOperators:
-    pytestmark = needs_triton
-
-    def test_one_graph_under_compile(self) -> None:
-        case = make_case((1, 2, 16, 17, 16))
-        expected = fused(case)
-        tensors = [tensor.detach().requires_grad_() for tensor in case.tensors]
-
-        @torch.compile(backend="aot_eager", fullgraph=True)
-        def attend(query: Tensor, key: Tensor, value: Tensor, alpha: Tensor) -> Tensor:
-            return triton_entmax_attention(query, key, value, alpha, scale=case.scale) * 2
-
-        context = attend(*tensors, case.alpha)
-        assert torch.equal(context, expected[0] * 2)
-        assert torch.equal(torch.autograd.grad(context, tensors[0], case.grad / 2)[0], expected[1])
 
 
 @pytest.mark.parametrize("n_keys", [2048, 16384])

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import os
-import pickle
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
 
 import pytest
 import torch
@@ -80,8 +77,10 @@ layouts = pytest.mark.parametrize(
         torch.randn(1, 40).expand(6, 40),
         torch.randn(6, 80)[:, 40:],
         torch.randn(7, 3, 40).transpose(0, 1),
+        torch.randn(0, 40),
+        torch.randn(160, 40),
     ],
-    ids=["rows", "vector", "transposed", "joined", "expanded", "part", "swapped"],
+    ids=["rows", "vector", "transposed", "joined", "expanded", "part", "swapped", "none", "many"],
 )
 
 
@@ -102,27 +101,6 @@ class TestAgainstTorch:
         for mine, exact in zip(found, wanted, strict=True):
             torch.testing.assert_close(mine, exact, rtol=2**-7, atol=2**-7)
 
-    def test_float64_is_torchs_own(self) -> None:
-        ours, theirs = make_pair()
-        values = torch.randn(6, 40)
-        for found, wanted in zip(
-            results(ours, values, torch.float64),
-            results(theirs, values, torch.float64),
-            strict=True,
-        ):
-            assert torch.equal(found, wanted)
-
-    @pytest.mark.parametrize("kind", ["strided", "expanded"])
-    @pytest.mark.parametrize("lays_out", [False, True])
-    def test_a_bias_of_any_layout(self, kind: str, lays_out: bool) -> None:
-        ours, theirs = make_pair()
-        bias = torch.randn(48)[::2] if kind == "strided" else torch.randn(1).expand(24)
-        for one in (ours, theirs):
-            one.bias = nn.Parameter(bias, requires_grad=False)
-        values = torch.randn(6, 40)
-        with packed(ours) if lays_out else nullcontext(), torch.no_grad():
-            torch.testing.assert_close(ours(values), theirs(values))
-
     def test_a_gradient_that_is_one_number_expanded(self) -> None:
         ours, theirs = make_pair()
         values = torch.randn(6, 40)
@@ -138,24 +116,9 @@ class TestAgainstTorch:
         ours(torch.randn(6, 40)).square().sum().backward()
         assert {name for name, one in ours.named_parameters() if one.grad is None} == {frozen}
 
-    def test_what_no_gradient_needs_is_not_kept(self) -> None:
-        ours, _ = make_pair()
-        ours.requires_grad_(False)
-        kept: list[Tensor] = []
-
-        def keep(one: Tensor) -> Tensor:
-            kept.append(one)
-            return one
-
-        values = torch.randn(6, 40, requires_grad=True)
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda one: one):
-            ours(values)
-        assert [one.shape for one in kept] == [ours.weight.shape]
-
-    @pytest.mark.parametrize("shape", [(6, 40), (2, 3, 40)])
-    def test_the_output_may_be_changed_in_place(self, shape: tuple[int, ...]) -> None:
+    def test_the_output_may_be_changed_in_place(self) -> None:
         ours, theirs = make_pair()
-        values = torch.randn(shape)
+        values = torch.randn(2, 3, 40)
         for one in (ours, theirs):
             found = one(values)
             found.mul_(0.5)[..., 0] = 0
@@ -164,19 +127,6 @@ class TestAgainstTorch:
 
 
 class TestProduct:
-    @pytest.mark.parametrize(
-        ("left", "right"),
-        [
-            (torch.randn(9, 40), torch.randn(24, 40)),
-            (torch.randn(40, 9).t(), torch.randn(24, 40)),
-            (torch.randn(9, 40), torch.randn(40, 24).t()),
-            (torch.randn(40, 9).t(), torch.randn(40, 24).t()),
-        ],
-    )
-    def test_layouts(self, left: Tensor, right: Tensor) -> None:
-        exact = left.double() @ right.double().t()
-        torch.testing.assert_close(product(left, right).double(), exact, rtol=1e-5, atol=1e-5)
-
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
     def test_written_in_place(self, dtype: torch.dtype) -> None:
         left, right = torch.randn(9, 40).to(dtype), torch.randn(24, 40).to(dtype)
@@ -202,29 +152,9 @@ class TestWeightGradient:
         bound = 2**-7 if dtype is torch.bfloat16 else 1e-5
         torch.testing.assert_close(found.double(), exact, rtol=bound, atol=bound)
 
-    @needs_onednn
-    @pytest.mark.parametrize(("n_rows", "d_in", "d_out"), SIZES[:3])
-    def test_the_wider_factor_is_not_copied(
-        self, n_rows: int, d_in: int, d_out: int, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        copied: list[int] = []
-        onednn = module._onednn
-
-        def told(left: Tensor, right: Tensor, bias: Tensor | None) -> Tensor:
-            copied.append(0 if left.is_contiguous() else left.numel())
-            return onednn(left, right, bias)
-
-        monkeypatch.setattr(module, "_onednn", told)
-        weight_gradient(torch.randn(n_rows, d_out), torch.randn(n_rows, d_in))
-        assert copied == [n_rows * min(d_in, d_out)]
-
-    @pytest.mark.parametrize(("n_rows", "d_in", "d_out"), SIZES)
-    def test_a_map_gives_it_by_rows(self, n_rows: int, d_in: int, d_out: int) -> None:
-        ours, theirs = make_pair(d_in, d_out)
-        values = torch.randn(n_rows, d_in)
-        found, wanted = (results(one, values)[2] for one in (ours, theirs))
-        torch.testing.assert_close(found, wanted)
-        assert found.is_contiguous()
+    def test_a_map_gives_it_by_rows(self) -> None:
+        ours, _ = make_pair(8, 30)
+        assert results(ours, torch.randn(50, 8))[2].is_contiguous()
 
 
 @needs_onednn
@@ -233,31 +163,20 @@ class TestPacked:
 
     @layouts
     @pytest.mark.parametrize("bias", [True, False])
-    def test_float32(self, values: Tensor, bias: bool) -> None:
+    @pytest.mark.parametrize("is_low", [False, True])
+    def test_results_are_those_of_torch(self, values: Tensor, bias: bool, is_low: bool) -> None:
         ours, theirs = make_pair(bias=bias)
-        with packed(ours), torch.no_grad():
-            assert ours._packed is not None
-            torch.testing.assert_close(ours(values), theirs(values))
-
-    @layouts
-    def test_bfloat16_of_autocast(self, values: Tensor) -> None:
-        ours, theirs = make_pair()
-        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16), packed(ours):
+        low = torch.autocast("cpu", torch.bfloat16, enabled=is_low)
+        with torch.no_grad(), low, packed(ours):
+            assert is_low or ours._packed is not None
             found, wanted = ours(values), theirs(values)
-        assert found.dtype is torch.bfloat16
-        torch.testing.assert_close(found, wanted, rtol=2**-7, atol=2**-7)
+        assert found.dtype is (torch.bfloat16 if is_low else torch.float32)
+        bound = 2**-7 if is_low else 1e-5
+        torch.testing.assert_close(found, wanted, rtol=bound, atol=bound)
 
-    @pytest.mark.parametrize("n_rows", [0, 1, 5, 160, 1000])
-    def test_any_number_of_rows(self, n_rows: int) -> None:
-        ours, theirs = make_pair()
-        values = torch.randn(n_rows, 40)
-        with packed(ours), torch.no_grad():
-            torch.testing.assert_close(ours(values), theirs(values))
-
-    @pytest.mark.parametrize("n_times", [1, 2])
-    def test_what_was_laid_out_goes_at_the_end(self, n_times: int) -> None:
+    def test_what_was_laid_out_goes_at_the_end(self) -> None:
         ours, _ = make_pair()
-        for _ in range(n_times):
+        for _ in range(2):
             with pytest.raises(KeyError), packed(ours), packed(ours):
                 raise KeyError
         assert ours._packed is None
@@ -272,17 +191,6 @@ class TestPacked:
         with torch.no_grad(), low, packed(ours):
             for one in (ours, theirs):
                 getattr(one, which).mul_(2)
-            torch.testing.assert_close(ours(values), theirs(values))
-
-    def test_another_weight_is_noticed(self) -> None:
-        ours, theirs = make_pair()
-        values = torch.randn(6, 40)
-        with packed(ours), torch.no_grad():
-            for one in (ours, theirs):
-                other = nn.Parameter(torch.ones(24, 40))
-                while other._version < one.weight._version:  # not told apart by that
-                    other.mul_(1)
-                one.weight = other
             torch.testing.assert_close(ours(values), theirs(values))
 
     def test_gradients_and_other_types_are_as_without(self) -> None:
@@ -305,34 +213,6 @@ class TestPacked:
             empty = Linear(d_in, d_out)
             with packed(empty), torch.no_grad():
                 assert empty(torch.ones(3, d_in)).shape == (3, d_out)
-
-    def test_bad_input_gives_the_same_errors(self) -> None:
-        ours, _ = make_pair()
-        with packed(ours), torch.no_grad():
-            with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
-                ours(torch.randn(6, 41))
-            with pytest.raises(RuntimeError, match="same dtype"):
-                ours(torch.randn(6, 40, dtype=torch.float64))
-            with torch.autocast("cpu", torch.bfloat16), pytest.raises(RuntimeError):
-                ours(torch.ones(6, 40, dtype=torch.int64))
-
-    def test_a_copy_made_meanwhile_is_without(self) -> None:
-        ours, theirs = make_pair()
-        values = torch.randn(6, 40)
-        with packed(ours), torch.no_grad():
-            copies = copy.deepcopy(ours), pickle.loads(pickle.dumps(ours))
-        for one in copies:
-            assert one._packed is None
-            assert torch.equal(one(values), ours(values))
-        torch.testing.assert_close(ours(values), theirs(values))
-
-    def test_parameters_made_in_inference_mode(self) -> None:
-        ours, theirs = make_pair()
-        with torch.inference_mode():
-            ours.bias = nn.Parameter(theirs.bias.clone(), requires_grad=False)
-        with packed(ours), torch.no_grad():
-            values = torch.randn(6, 40)
-            torch.testing.assert_close(ours(values), theirs(values))
 
 
 @needs_onednn

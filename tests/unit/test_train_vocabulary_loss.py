@@ -71,34 +71,23 @@ def test_sums_and_gradients_are_those_of_the_logits(
         torch.testing.assert_close(found[1][:2], found[0][:2], rtol=1e-5, atol=0)
 
 
-def test_there_are_never_more_logits_than_a_chunk_has() -> None:
-    sizes: list[tuple[int, ...]] = []
-
-    class Watched(CrossEntropy):
-        def of_rows(self, logits_RV: Tensor, target_R: Tensor, with_gradient: bool):  # type: ignore[no-untyped-def]
-            sizes.append(tuple(logits_RV.shape))
-            return super().of_rows(logits_RV, target_R, with_gradient)
-
-    states_BTD, weight_VD, target_BT = example()
-    Watched(0.1).of_states(states_BTD, weight_VD, target_BT)
-    n_real = int((target_BT != PAD).sum())
-    assert chunk_rows(V, torch.device("cpu")) == 5
-    assert [rows for rows, _ in sizes] == [5] * (n_real // 5) + [n_real % 5] * (n_real % 5 > 0)
-
-
-def test_the_gradient_may_be_taken_of_one_alone_or_of_nothing(
+def test_by_chunks_and_gradients_of_what_is_asked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     wanted: list[bool] = []
+    n_rows: list[int] = []
 
     class Watched(CrossEntropy):
         def of_rows(self, logits_RV: Tensor, target_R: Tensor, with_gradient: bool):  # type: ignore[no-untyped-def]
             wanted.append(with_gradient)
+            n_rows.append(len(logits_RV))
             return super().of_rows(logits_RV, target_R, with_gradient)
 
     states_BTD, weight_VD, target_BT = example()
     loss = Watched(0.1)
     both = loss.of_states(states_BTD, weight_VD, target_BT).loss
+    assert sum(n_rows) == (target_BT != PAD).sum()
+    assert max(n_rows) == chunk_rows(V, torch.device("cpu")) == 5
     of_states, of_weight = torch.autograd.grad(both, (states_BTD, weight_VD))
     for product, given, of in (
         ("product", (states_BTD.detach(), weight_VD), (weight_VD, of_weight)),
@@ -115,22 +104,6 @@ def test_the_gradient_may_be_taken_of_one_alone_or_of_nothing(
     assert not any(wanted)
     assert not nothing.loss.requires_grad
     torch.testing.assert_close(nothing.loss, both.detach())
-
-
-def test_a_tied_weight_gets_both_gradients() -> None:
-    _, weight_VD, target_BT = example()
-    table = nn.Parameter(weight_VD.detach())
-
-    def gradient(by_chunks: bool) -> Tensor:
-        states_BTD = nn.functional.embedding(target_BT, table).tanh()
-        loss = CrossEntropy(0.1)
-        if by_chunks:
-            total = loss.of_states(states_BTD, table, target_BT).loss
-        else:
-            total = loss(states_BTD @ table.t(), target_BT).loss
-        return torch.autograd.grad(total, table)[0]
-
-    torch.testing.assert_close(gradient(True), gradient(False))
 
 
 def test_scores_far_from_0_keep_the_digits_of_the_likelihood() -> None:
@@ -163,11 +136,3 @@ def test_nothing_but_padding_costs_nothing() -> None:
     gradients = torch.autograd.grad(sums.loss, (states_BTD, weight_VD))
     assert sums.loss.item() == sums.measure.item() == 0
     assert all(gradient.eq(0).all() for gradient in gradients)
-
-
-def test_backward_twice_gives_the_same() -> None:
-    states_BTD, weight_VD, target_BT = example()
-    loss = CrossEntropy(0.1).of_states(states_BTD, weight_VD, target_BT).loss
-    first = torch.autograd.grad(loss, (states_BTD, weight_VD), retain_graph=True)
-    second = torch.autograd.grad(loss, (states_BTD, weight_VD))
-    assert all(one.equal(other) for one, other in zip(first, second, strict=True))

@@ -10,7 +10,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -45,45 +45,6 @@ def ask(library: Path, kind: str, order: object = None) -> Any:
     told = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert told.returncode == 0, told.stdout + told.stderr
     return json.loads(told.stdout.splitlines()[-1])
-
-
-def manners(device: standin_gpu.Device, _: None) -> dict[str, Any]:
-    """What is answered to calls that a GPU refuses, and how often others have the host wait."""
-    import torch
-
-    there, here = torch.ones(3, device="cuda"), torch.ones(3)
-
-    def refusal(call: Callable[[], object]) -> str | None:
-        try:
-            call()
-        except (RuntimeError, TypeError) as error:
-            return str(error)
-        return None
-
-    def waits(call: Callable[[], object]) -> int:
-        before = device.waits.total()
-        call()
-        return device.waits.total() - before
-
-    refused = {"mixed": lambda: there + here, "numpy": there.numpy, "number": lambda: there + 1}
-    fetched = {
-        "sum": there.sum,
-        "item": there.sum().item,
-        "cpu": there.cpu,
-        "nonzero": there.nonzero,
-        "by mask": lambda: there[there > 0],
-        "filled by mask": lambda: there.masked_fill_(there > 2, 1.0),
-        "tolist": there.tolist,
-        "upload": lambda: here.to("cuda"),
-        "upload beside": lambda: here.to("cuda", non_blocking=True),
-        "made there": lambda: torch.zeros(3, device="cuda"),
-        "made of a list": lambda: torch.tensor([1, 2], device="cuda"),
-        "filled": lambda: there.copy_(here),
-    }
-    return {
-        "refusals": {name: refusal(call) for name, call in refused.items()},
-        "waits": {name: waits(call) for name, call in fetched.items()},
-    }
 
 
 def updates(device: standin_gpu.Device, order: Order) -> list[dict[str, Any]]:
@@ -187,7 +148,7 @@ if __name__ == "__main__":
         # after `make test-triton` it is installed, and looks for the driver of a GPU
         sys.modules["triton"] = None  # type: ignore[assignment]
     standin_gpu.load(Path(sys.argv[1]))
-    jobs = {one.__name__: one for one in (manners, updates, commands, benchmarks)}
+    jobs = {one.__name__: one for one in (updates, commands, benchmarks)}
     with standin_gpu.Device() as entered:
         answer = jobs[sys.argv[2]](entered, json.loads(sys.argv[3]))  # type: ignore[operator]
     print()

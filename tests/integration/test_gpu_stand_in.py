@@ -44,16 +44,6 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return standin_gpu.build(tmp_path_factory.mktemp("standin"), COMPILER)
 
 
-def test_it_refuses_and_waits_as_a_gpu_does(library: Path) -> None:
-    found = ask(library, "manners")
-    assert "same device" in found["refusals"]["mixed"]
-    assert "numpy" in found["refusals"]["numpy"]
-    assert found["refusals"]["number"] is None
-    free = {"sum", "upload beside", "made there", "filled by mask"}
-    assert found["waits"] == {name: int(name not in free) for name in found["waits"]}
-    assert len(found["waits"]) > len(free)
-
-
 def check(library: Path, cases: Sequence[Sequence[str]], lengths: Sequence[Sequence[int]]) -> None:
     """That updates give what they give on the CPU, and that only what says so waits."""
     order = {"cases": cases, "lengths": lengths}

@@ -152,36 +152,25 @@ class TestEdges:
         for found, again in zip(fused(case), fused(case), strict=True):
             assert torch.equal(found, again)
 
-    @kernels
-    def test_blocks_without_weights_are_skipped(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.mark.parametrize("n_queries", [128, 70])
+    @pytest.mark.parametrize("causal", [False, True])
+    def test_blocks_without_weights_are_skipped(
+        self, n_queries: int, causal: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Nor do rows behind the last query keep a block."""
         monkeypatch.setattr(triton_operators, "RESIDENT_BYTES", 0)
-        case = make_case((1, 1, 128, 256, 16), [1.5])
+        offset = 256 - n_queries if causal else 0
+        case = make_case((1, 1, n_queries, 256, 16), [1.5], causal=causal, offset=offset)
         query, key, _ = case.tensors
-        # the first queries attend to the second and fourth block, the others to the third
+        # the first queries attend to the first and second block, the others to the third
         query.mul_(0.2), key.mul_(0.2)
         query[:, :, :64, 0], query[:, :, 64:, 1] = 4, 4
-        key[:, :, 64:128, 0] = key[:, :, 192:, 0] = key[:, :, 128:192, 1] = 4
+        key[:, :, :128, 0], key[:, :, 128:192, 1] = 4, 4
         live = triton_operators.forward(
-            *case.tensors, case.alpha, None, None, False, 0, 0.0, case.scale, int(Power.ANY)
+            *case.tensors, case.alpha, None, None, causal, offset, 0.0, case.scale, int(Power.ANY)
         )[4]
-        assert live[0, 0].tolist() == [[0, 1, 0, 1], [0, 0, 1, 0]]
+        assert live[0, 0].tolist() == [[1, 1, 0, 0], [0, 0, 1, 0]]
         # scores formed in tiles of other shapes differ in their last bits
-        assert max(errors(fused(case), reference(case))) < 1e-4
-
-    @pytest.mark.parametrize("causal", [False, True])
-    def test_rows_behind_the_last_query_keep_no_block(
-        self, causal: bool, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(triton_operators, "RESIDENT_BYTES", 0)
-        case = make_case((1, 1, 70, 256, 16), [1.5], causal=causal, offset=186 if causal else 0)
-        query, key, _ = case.tensors
-        query.mul_(0.2), key.mul_(0.2)
-        query[..., 0], key[:, :, 64:128, 0] = 4, 4  # all attend to the second block
-        live = triton_operators.forward(
-            *case.tensors, case.alpha, None, None, causal, case.offset, 0.0, case.scale,
-            int(Power.ANY),
-        )[4]  # fmt: skip
-        assert live[0, 0].tolist() == [[0, 1, 0, 0], [0, 1, 0, 0]]
         assert max(errors(fused(case), reference(case))) < 1e-4
 
 

@@ -289,3 +289,14 @@ def test_declension(
     chosen = DETERMINERS["plural" if plural else "singular"][determiner]
     made = noun_phrase(_NOUN[noun], case, chosen, plural, ADJECTIVES[0])
     assert (made.de, made.en) == (german, english)
+
+
+def test_every_english_word_stands_for_one_german_word() -> None:
+    verbs = {(de, f"{v.en} {v.en_particle}") for de, v in _VERB.items() if de != "wissen"}
+    for words in (
+        {(n.de, n.en) for n in (*NOUNS, *COMPOUNDS)},
+        {(n.de_plural, n.en_plural) for n in (*NOUNS, *COMPOUNDS) if n.de_plural},
+        {(a.de, a.en) for a in ADJECTIVES},
+        verbs,  # "wissen" left out: to know is also kennen
+    ):
+        assert len({de for de, _ in words}) == len({en for _, en in words}) == len(words)

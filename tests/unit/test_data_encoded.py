@@ -7,9 +7,9 @@ import errno
 import multiprocessing
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -161,8 +161,7 @@ def test_damaged_cache_is_made_again(tmp_path: Path, victim: str) -> None:
     before = contents(first.folder)
     path = first.folder / victim
     path.write_bytes(path.read_bytes()[:-3])
-    again = prepare(corpus(), tmp_path)
-    assert contents(again.folder) == before
+    assert contents(prepare(corpus(), tmp_path).folder) == before
     path.unlink()
     assert contents(prepare(corpus(), tmp_path).folder) == before
 
@@ -172,11 +171,7 @@ def test_interruption_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
     with monkeypatch.context() as patch:
-
-        def interrupt(*_: object) -> None:
-            raise error
-
-        patch.setattr(encoded, "train_tokenizer_pair", interrupt)
+        patch.setattr(encoded, "train_tokenizer_pair", Mock(side_effect=error))
         with pytest.raises(type(error)):
             prepare(corpus(), tmp_path)
     assert list((tmp_path / "encoded").iterdir()) == []
@@ -195,9 +190,7 @@ def test_remains_of_a_kill_are_ignored(tmp_path: Path) -> None:
 
 
 def test_full_disk_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
+    full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
     monkeypatch.setattr(store.FlatWriter, "append", full)
     with pytest.raises(HeadwiseError, match=r"disk is full.*train-.*HEADWISE_CACHE"):
         prepare(corpus(), tmp_path)
@@ -210,12 +203,9 @@ def test_full_disk_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_errors_of_the_text_pass_unchanged(tmp_path: Path) -> None:
-    def broken(split: str) -> Iterator[tuple[str, str]]:
-        raise OSError(errno.EIO, "cannot read", "/elsewhere/text.gz")
-        yield "", ""
-
     text = corpus()
-    text.source.pairs = broken
+    error = OSError(errno.EIO, "cannot read", "/elsewhere/text.gz")
+    text.source.pairs = Mock(side_effect=error)
     with pytest.raises(OSError, match=r"text\.gz") as caught:
         prepare(text, tmp_path)
     assert not isinstance(caught.value, HeadwiseError)

@@ -55,18 +55,13 @@ def test_words_one_by_one_are_the_sentence(
 def test_some_models_need_the_whole_sentence(choice: dict[str, bool]) -> None:
     text = [f"{a} of the {b}" for a in "abcdefg" for b in "hijklmn"] * 3
     written = io.BytesIO()
+    specials = {"pad_id": 0, "unk_id": 1, "bos_id": 2, "eos_id": 3}
+    options = {"model_type": "bpe", "vocab_size": 30, "minloglevel": 2, **specials, **choice}
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(text),
         model_writer=written,
-        model_type="bpe",
-        vocab_size=30,
-        pad_id=0,
-        unk_id=1,
-        bos_id=2,
-        eos_id=3,
         normalization_rule_name="identity",
-        minloglevel=2,
-        **choice,
+        **options,
     )
     tokenizer = Tokenizer(written.getvalue())
     assert not encoding.merges_within_words(tokenizer)

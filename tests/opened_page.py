@@ -101,25 +101,28 @@ class Opened:
         self.page.wait_for_selector(f'canvas.weights[aria-label^="Weights of {place}"]')
 
     def cells(self, run: int = 0) -> tuple[np.ndarray, np.ndarray]:
-        """Codes of the heat map shown, and where there is ink: another colour than the page's."""
+        """Weights of the heat map shown, and where there is ink: another colour than the page's."""
         canvas = self.page.locator("#maps figure").nth(run).locator("canvas.weights")
         found = canvas.evaluate(
             """(canvas) => {
-                 const { columns, codes } = canvas.weights;
+                 const { columns, values } = canvas.weights;
                  const { data, width } = canvas
                    .getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
-                 const paper = asBytes([styleOf("--paper")])[0];
+                 const probe = new OffscreenCanvas(1, 1).getContext("2d");
+                 probe.fillStyle = styleOf("--paper");
+                 probe.fillRect(0, 0, 1, 1);
+                 const paper = probe.getImageData(0, 0, 1, 1).data;
                  const at = (place) =>
                    Math.round((96 + (place + 0.25) * canvas.cell) * devicePixelRatio);
                  const pixel = (row, column) => data.slice(4 * (at(row) * width + at(column)));
-                 return [...codes].map((code, place) => {
+                 return [...values].map((weight, place) => {
                    const seen = pixel(Math.floor(place / columns), place % columns);
-                   return [code, paper.some((part, n) => part !== seen[n])];
+                   return [weight, paper.some((part, n) => part !== seen[n])];
                  });
                }"""
         )
         shape = canvas.evaluate("({ weights }) => [weights.rows, weights.columns]")
-        table = np.array(found).reshape(*shape, 2)
+        table = np.array(found, dtype=float).reshape(*shape, 2)
         return table[..., 0], table[..., 1].astype(bool)
 
 

@@ -100,4 +100,3 @@ def test_a_head_that_is_not_a_number_is_left_out() -> None:
     (block,) = weight_contents([seen])["blocks"]
     assert block["heads"] == [1, 5]
     assert block["shape"] == [1, 2]
-    assert len(block["scales"]) == len(block["signed"]) == 2

@@ -18,12 +18,12 @@ from headwise.tasks.loading import TrainedRun
 from headwise.track.base import numbered
 from headwise.track.jsonl import read_if_there
 
-N_UPDATES = 200  # at most, that a head's trajectory and the slider have
 OVER_TIME = ("alpha", "density", "entropy")  # of heads.jsonl, beside what heads report themselves
 LEFT_OUT = ("paths", "tracker", "decode.external")  # of the machine, not of the run
 SHOWN_DIGITS = 4
 
 Records = Sequence[Mapping[str, Any]]
+Place = tuple[str, int, int]  # site, layer, number
 
 
 def run_content(run: TrainedRun, checkpoint: str) -> dict[str, Any]:
@@ -112,13 +112,19 @@ def _head_rows(heads: Heads, table: Records, others: Records) -> list[dict[str, 
     for row in others:
         known = found.setdefault(tuple(row[name] for name in HEAD_KEY), {})
         known |= _rounded({row["statistic"]: row["value"]})
-    places = [
+    return [
+        {**dict(zip(HEAD_KEY, place, strict=True)), **found.get(place, {})}
+        for place in _places(heads)
+    ]
+
+
+def _places(heads: Heads) -> list[Place]:
+    return [
         (site, layer, number)
         for site, layers in heads.items()
         for layer, numbers in enumerate(layers, start=1)
         for number in numbers
     ]
-    return [{**dict(zip(HEAD_KEY, place, strict=True)), **found.get(place, {})} for place in places]
 
 
 def _rounded(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -144,37 +150,21 @@ def trajectories(
         names: of the statistics.
 
     Returns:
-        statistic -> `updates` and `lines`; a line is the site, layer, number and values of a
-        head, one a listed update, None where it was not measured. Statistics without any line
-        are left out.
+        statistic -> `updates`, and `values` of each head under "site layer number", one a listed
+        update, None where it was not measured. Statistics and heads without any are left out.
     """
     found = {}
     for name in names:
-        measured = thinned([record for record in records if record.get(name)], N_UPDATES)
+        measured = [record for record in records if record.get(name)]
         tables = [dict(numbered(record[name], heads)) for record in measured]
-        lines = [
-            {
-                "site": site,
-                "layer": layer,
-                "head": number,
-                "values": [_shown(table.get((site, layer, number))) for table in tables],
-            }
-            for site, layers in heads.items()
-            for layer, numbers in enumerate(layers, start=1)
-            for number in numbers
-            if any((site, layer, number) in table for table in tables)
-        ]
-        if lines:
-            found[name] = {"updates": [r["update"] for r in measured], "lines": lines}
+        values = {
+            " ".join(map(str, place)): [_shown(table.get(place)) for table in tables]
+            for place in _places(heads)
+            if any(place in table for table in tables)
+        }
+        if values:
+            found[name] = {"updates": [record["update"] for record in measured], "values": values}
     return found
-
-
-def thinned(points: Records, most: int) -> Records:
-    """At most so many of them, evenly spaced, the first and the last among them."""
-    if len(points) <= most:
-        return points
-    step = (len(points) - 1) / (most - 1)
-    return [points[round(place * step)] for place in range(most)]
 
 
 def _shown(value: float | None) -> float | None:

@@ -15,7 +15,7 @@ from headwise.analysis.text.questions import asking, has_words
 from headwise.analysis.text.readings import readings
 from headwise.analysis.text.words import surface
 from headwise.errors import DataError
-from headwise.page.weights import coded, packed
+from headwise.page.weights import packed, rounded
 from headwise.tasks.loading import TrainedRun
 from headwise.tasks.texts import named_sets, read_lines, set_to_show
 
@@ -130,11 +130,11 @@ def weight_contents(found: Sequence[Observation]) -> dict[str, Any]:
 
     A head whose weights are not what it declares (finite, or no distribution) is left out.
     """
-    blocks, codes = [], []
+    blocks, kept = [], []
     for seen in found:
         weights_HQK, allowed_HQK = seen.weights_BHQK[0], seen.allowed_BHQK[0]
         is_sound_H = seen.is_sound_H1[:, 0]
-        block = coded(weights_HQK[is_sound_H], allowed_HQK[is_sound_H])
+        kept.append(rounded(weights_HQK[is_sound_H], allowed_HQK[is_sound_H]))
         numbers = zip(seen.head_numbers, is_sound_H.tolist(), strict=True)
         blocks.append(
             {
@@ -142,9 +142,7 @@ def weight_contents(found: Sequence[Observation]) -> dict[str, Any]:
                 "layer": seen.layer,
                 "heads": [number for number, is_sound in numbers if is_sound],
                 "shape": list(weights_HQK.shape[1:]),
-                "scales": block.scales,
-                "signed": block.signed,
+                "signed": bool((kept[-1] < 0).any()),
             }
         )
-        codes.append(block.codes_HQK)
-    return {"blocks": blocks, "weights": packed(codes)}
+    return {"blocks": blocks, "weights": packed(kept)}

@@ -108,16 +108,11 @@ async function overview(run, content, site, layer, chosen) {
   return make("div", about, ...(await Promise.all(pictures)));
 }
 
-/** A point a weight; nothing is painted where it is 0. */
-function thumbnail({ rows, columns, codes, isSigned }) {
-  const canvas = make("canvas", { width: columns, height: rows, "aria-hidden": "true" });
-  const brush = canvas.getContext("2d");
-  const image = brush.createImageData(columns, rows);
-  const table = inkTable(isSigned);
-  codes.forEach((code, place) => {
-    if (table[code]) image.data.set([...table[code], 255], 4 * place);
-  });
-  brush.putImageData(image, 0, 0);
+/** A point a weight. */
+function thumbnail(weights) {
+  const about = { width: weights.columns, height: weights.rows, "aria-hidden": "true" };
+  const canvas = make("canvas", about);
+  paintWeights(canvas.getContext("2d"), weights, 1);
   return canvas;
 }
 
@@ -159,7 +154,7 @@ function heatMap(labels, weights, label) {
 
 /** Draws a heat map in cells as large as there is room for. */
 function paintMap(canvas) {
-  const [[queries, keys], { rows, columns, codes, isSigned }] = [canvas.labels, canvas.weights];
+  const [[queries, keys], { rows, columns }] = [canvas.labels, canvas.weights];
   const room = Math.floor((canvas.closest("figure").clientWidth - LABELS - 8) / columns);
   const cell = Math.max(LEAST_CELL, Math.min(MOST_CELL, room));
   canvas.cell = cell;
@@ -169,17 +164,7 @@ function paintMap(canvas) {
   const brush = canvas.getContext("2d");
   brush.scale(devicePixelRatio, devicePixelRatio);
   brush.translate(LABELS, LABELS);
-  const inks = inkTable(isSigned).map((ink) => ink && `rgb(${ink})`);
-  const paper = styleOf("--paper"); // exactly 0 is empty
-  inks[BARRED] = styleOf("--unseen");
-  codes.forEach((code, place) => {
-    const [x, y] = [(place % columns) * cell, Math.floor(place / columns) * cell];
-    brush.fillStyle = inks[code] ?? paper;
-    brush.fillRect(x, y, cell, cell);
-    if (!isBelowZero(code, isSigned)) return;
-    brush.fillStyle = paper;
-    brush.fillRect(x + cell / 4, y + cell / 2 - 1, cell / 2, 2);
-  });
+  paintWeights(brush, canvas.weights, cell);
   brush.fillStyle = styleOf("--grid");
   for (let row = 0; row <= rows; row += 1) brush.fillRect(0, row * cell, columns * cell, 1);
   for (let column = 0; column <= columns; column += 1)
@@ -202,7 +187,7 @@ function sizeMaps() {
 function showTip(canvas, row, column) {
   const { labels, weights, cell } = canvas;
   const [query, key] = [labels[0][row], labels[1][column]];
-  const text = shownWeight(weights.codes[row * weights.columns + column], weights);
+  const text = shownWeight(weights.values[row * weights.columns + column]);
   const tip = byId("tip");
   tip.replaceChildren(make("b", { text }), " ", isolated(query), " → ", isolated(key));
   tip.hidden = false;
@@ -233,6 +218,6 @@ function drawInkLegend() {
     swatch(styleOf("--unseen"), "out of the query's sight"),
   );
   const blocks = data.runs.flatMap((run) => run.sentences.flatMap((sentence) => sentence.blocks));
-  if (blocks.some(({ signed }) => signed.some(Boolean)))
+  if (blocks.some(({ signed }) => signed))
     byId("ink-legend").append(swatch(inkColour(0.7, true), "− below 0"));
 }

@@ -32,19 +32,6 @@ function inkColour(share, isNegative = false) {
   return `oklch(${mix(0.86, 0.32, share)} ${mix(0.06, 0.14, share)} ${hue})`;
 }
 
-/** `colours` (of CSS) as [red, green, blue], which image data is made of. */
-function asBytes(colours) {
-  const canvas = document.createElement("canvas");
-  [canvas.width, canvas.height] = [colours.length, 1];
-  const brush = canvas.getContext("2d", { willReadFrequently: true });
-  colours.forEach((colour, place) => {
-    brush.fillStyle = colour;
-    brush.fillRect(place, 0, 1, 1);
-  });
-  const bytes = brush.getImageData(0, 0, colours.length, 1).data;
-  return colours.map((_, place) => [...bytes.slice(4 * place, 4 * place + 3)]);
-}
-
 /** A property of the style sheet. */
 const styleOf = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 

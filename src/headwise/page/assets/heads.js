@@ -66,7 +66,7 @@ function scaleOf(measure) {
   const found = data.runs
     .flatMap((run) => [
       ...run.heads.map((row) => row[measure.id]),
-      ...(run.trajectories[measure.id]?.lines ?? []).flatMap((line) => line.values),
+      ...Object.values(run.trajectories[measure.id]?.values ?? {}).flat(),
     ])
     .filter((value) => value !== undefined && value !== null);
   const low = measure.low ?? Math.min(...found);
@@ -76,10 +76,9 @@ function scaleOf(measure) {
 /** A head's measure at the chosen update: the last that was measured until then. */
 function valueOf(run, row, id) {
   if (state.update === Infinity) return row[id];
-  const line = run.trajectories[id]?.lines.find((one) => keyOf(one) === keyOf(row));
-  if (!line) return undefined;
-  const place = run.trajectories[id].updates.findLastIndex((update) => update <= state.update);
-  return line.values[place] ?? undefined;
+  const { updates, values } = run.trajectories[id] ?? {};
+  const place = updates?.findLastIndex((update) => update <= state.update);
+  return values?.[keyOf(row)]?.[place] ?? undefined;
 }
 
 /** One run's heads, one table a site. */
@@ -108,7 +107,12 @@ function headTable(run, site) {
     const key = headKey(site, layer, head);
     if (!rows.some((row) => keyOf(row) === key))
       return make("td", { class: "gone", "aria-label": "removed" });
-    const cell = make("td", { role: "gridcell", "data-key": key });
+    const cell = make("td", {
+      role: "gridcell",
+      tabindex: -1,
+      "data-key": key,
+      onclick: () => chooseHead(site, layer, head),
+    });
     run.cells.set(key, cell);
     return cell;
   };
@@ -127,21 +131,16 @@ function headTable(run, site) {
   );
   table.style.setProperty("--heads", nHeads);
   table.querySelector("td:not(.gone)").tabIndex = 0;
-  const choose = (cell) => {
-    const [, layer, head] = cell.dataset.key.split(" ").map(Number);
-    chooseHead(site, layer, head);
-  };
-  table.addEventListener("click", (event) => {
-    const cell = event.target.closest("td:not(.gone)");
-    if (!cell) return;
-    focusCell(table, cell);
-    choose(cell);
+  table.addEventListener("focusin", ({ target }) => {
+    // one tab stop a grid
+    table.querySelector('[tabindex="0"]').tabIndex = -1;
+    target.tabIndex = 0;
   });
   table.addEventListener("keydown", (event) => {
-    const cell = event.target.closest("td:not(.gone)");
-    if (!cell || (event.key !== "Enter" && event.key !== " ")) return moveInGrid(event, table);
+    if (event.key !== "Enter" && event.key !== " ")
+      return moveFocus(event, [...table.querySelectorAll("td")], nHeads);
     event.preventDefault();
-    return choose(cell);
+    return event.target.click();
   });
   return table;
 }

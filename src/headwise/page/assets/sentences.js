@@ -21,12 +21,7 @@ function drawSentences() {
   });
   byId("sentences").replaceChildren(...buttons.map((button) => make("li", {}, button)));
   byId("sentences").addEventListener("keydown", (event) => {
-    const [down] = step(event.key) ?? [0];
-    const shownButtons = buttons.filter((button) => !button.parentElement.hidden);
-    const next = shownButtons[shownButtons.indexOf(event.target) + down];
-    if (!down || !next) return;
-    event.preventDefault();
-    next.focus();
+    moveFocus(event, buttons.filter((button) => !button.parentElement.hidden));
   });
   byId("search").addEventListener("input", () => search(buttons));
   search(buttons);

@@ -37,42 +37,19 @@ function step(key) {
   return steps[key] ?? null;
 }
 
-/** Row and column of a cell of a grid, whose first row and column are headings. */
-const placeOf = (cell) => [cell.parentElement.rowIndex - 1, cell.cellIndex - 1];
-
-/** The cell of a grid at a row and column; undefined where there is none, or a head is gone. */
-function cellAt(table, row, column) {
-  const cell = row < 0 || column < 0 ? undefined : table.tBodies[0].rows[row]?.cells[column + 1];
-  return cell?.className === "gone" ? undefined : cell;
-}
-
-/** Arrow keys, Home and End within a grid. */
-function moveInGrid(event, table) {
-  const cell = event.target.closest("td");
-  if (!cell) return;
-  let next = null;
+/**
+ * Moves the focus by the arrow keys among elements in rows of so many, over heads that were
+ * removed.
+ */
+function moveFocus(event, elements, nColumns = 1) {
   const [down, right] = step(event.key) ?? [0, 0];
-  if (down || right) {
-    let [row, column] = placeOf(cell);
-    const [nRows, nColumns] = [table.tBodies[0].rows.length, cell.parentElement.cells.length];
-    do {
-      // over gaps: heads that were removed
-      [row, column] = [row + down, column + right];
-      next = cellAt(table, row, column);
-    } while (!next && row >= 0 && column >= 0 && row < nRows && column < nColumns);
-  } else if (event.key === "Home" || event.key === "End") {
-    const cells = [...cell.parentElement.querySelectorAll("td:not(.gone)")];
-    next = event.key === "Home" ? cells[0] : cells.at(-1);
-  } else return;
+  const by = down * nColumns + right;
+  if (!by) return;
+  let at = elements.indexOf(event.target) + by;
+  while (elements[at]?.matches(".gone")) at += by;
+  if (!elements[at]) return;
   event.preventDefault();
-  if (next) focusCell(table, next);
-}
-
-/** Gives a cell the focus; it alone of its grid is a tab stop. */
-function focusCell(table, cell) {
-  table.querySelector("td[tabindex]")?.removeAttribute("tabindex");
-  cell.tabIndex = 0;
   // at once: of smooth scrolls in quick succession a browser may give up the last
-  cell.focus({ preventScroll: true });
-  cell.scrollIntoView({ block: "nearest", inline: "nearest", behavior: "instant" });
+  elements[at].focus({ preventScroll: true });
+  elements[at].scrollIntoView({ block: "nearest", inline: "nearest", behavior: "instant" });
 }

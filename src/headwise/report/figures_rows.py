@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headwise.report.paper_runs import FoundRun, read_run
+from headwise.report.paper_runs import FoundRun, differing_keys, read_run
 from headwise.report.run_names import BESIDE, choice_name, class_word, corpus_name
 
 FIRST = ("softmax", "entmax15", "alpha_entmax")  # in the order of the papers
@@ -63,7 +63,7 @@ def named_rows(runs: Sequence[FoundRun]) -> dict[str, list[FoundRun]]:
         else:
             row.append(run)
     chosen = [f"{group}._target_" for group in ("attention", *BESIDE)]  # named in any case
-    differing = _differing([decisive for decisive, _ in choices])
+    differing = differing_keys([decisive for decisive, _ in choices])
     keys = [key for key in differing if key not in chosen]
     elsewhere = [key for key in keys if key.partition(".")[0] not in NAMED]
     names = [_name(own[0], decisive, elsewhere) for decisive, own in choices]
@@ -79,20 +79,6 @@ def named_rows(runs: Sequence[FoundRun]) -> dict[str, list[FoundRun]]:
 def file_stem(name: str) -> str:
     """A name as part of a file name."""
     return re.sub(r"[^\w.-]+", "_", name).strip("_.-")
-
-
-def _differing(choices: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Keys that differ; of a group of which another one was chosen, what names it alone."""
-    keys = sorted({key for decisive in choices for key in decisive})
-    keys = [k for k in keys if len({str(decisive.get(k)) for decisive in choices}) > 1]
-    for end in ("name", "_target_"):
-        groups = {key.removesuffix(end) for key in keys if key.endswith(f".{end}")}
-        keys = [
-            key
-            for key in keys
-            if key.endswith(f".{end}") or not any(key.startswith(group) for group in groups)
-        ]
-    return keys
 
 
 def _name(run: FoundRun, decisive: Mapping[str, Any], keys: Sequence[str]) -> str:

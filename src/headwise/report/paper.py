@@ -7,7 +7,7 @@ training command that makes ours, or both. The numbers carry how certain they ar
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,12 @@ MARKS = {
     "r-": "recalled vaguely or inferred: no target",
 }
 METRICS = ("bleu", "bleu_tokenised")
-MEASURES = ("removable", "kept", "bleu_left", "one_left")
+MEASURES = {  # of what pruning tables say -> the key that it needs
+    "removable": "tolerance",
+    "kept": "tolerance",
+    "bleu_left": "removed",
+    "one_left": "layer",
+}
 
 
 @dataclass
@@ -136,85 +141,69 @@ def read_paper(node: Any) -> Paper:
 
 
 def _check(paper: Paper) -> None:
-    require(
-        re.fullmatch(r"[\w.-]+", paper.name) is not None,
-        "paper.name",
-        "letters, digits, _, - and .",
-        paper.name,
-    )
-    if paper.metric not in METRICS:
-        raise refuse("paper.metric", paper.metric, METRICS)
+    for key, value, allowed in _choices(paper):
+        if value not in allowed:
+            raise refuse(key, value, allowed)
+    is_name = re.fullmatch(r"[\w.-]+", paper.name) is not None
+    require(is_name, "paper.name", "letters, digits, _, - and .", paper.name)
     check_seeds("paper.seeds", paper.seeds)
-    if paper.baseline is not None and paper.baseline not in paper.rows:
-        raise refuse("paper.baseline", paper.baseline, paper.rows)
     places = [(cell.row, cell.column) for cell in paper.cells]
     for number, cell in enumerate(paper.cells):
         key = f"paper.cells[{number}]"
-        if cell.row not in paper.rows:
-            raise refuse(f"{key}.row", cell.row, paper.rows)
-        if cell.column not in paper.columns:
-            raise refuse(f"{key}.column", cell.column, paper.columns)
         if places.count((cell.row, cell.column)) > 1:
             raise ConfigError(f"{key}: {cell.row} × {cell.column} is there twice")
-        _check_number(key, cell.paper, cell.mark)
         if not cell.overrides and cell.paper is None:
             raise ConfigError(f"{key} needs paper, overrides or both")
         if cell.overrides and paper.columns[cell.column].test is None:
             raise ConfigError(f"{key} has overrides, so paper.columns.{cell.column} needs a test")
         if any(o.partition("=")[0] == "seed" for o in cell.overrides):
             raise ConfigError(f"{key}.overrides: seeds stand in paper.seeds")
-    for column in paper.columns:
-        if all(of != column for _, of in places):
-            raise ConfigError(f"paper.columns.{column}: no cell of paper.cells is in this column")
-    for row, number_of_row in paper.speed.items():
-        if row not in paper.rows:
-            raise refuse("paper.speed", row, paper.rows)
-        _check_number(f"paper.speed.{row}", number_of_row.value, number_of_row.mark)
-    for number, told in enumerate(paper.heads):
-        _check_heads(f"paper.heads[{number}]", told, paper)
+    for column in paper.columns.keys() - {column for _, column in places}:
+        raise ConfigError(f"paper.columns.{column}: no cell of paper.cells is in this column")
     for number, fact in enumerate(paper.pruning):
-        _check_fact(f"paper.pruning[{number}]", fact)
+        key, needed = f"paper.pruning[{number}]", MEASURES.get(fact.measure or "")
+        if needed is not None and getattr(fact, needed) is None:
+            raise ConfigError(f"{key}.{needed} is missing: {fact.measure} needs it")
+        if fact.measure == "one_left":
+            is_one = len(fact.sites) == 1
+            require(is_one, f"{key}.sites", "one site, for one_left", list(fact.sites))
+
+
+def _choices(paper: Paper) -> Iterator[tuple[str, str | None, Collection[str]]]:
+    """Every key that names one of several things: the key, its value, what is allowed."""
+    yield "paper.metric", paper.metric, METRICS
+    if paper.baseline is not None:
+        yield "paper.baseline", paper.baseline, paper.rows
+    for number, cell in enumerate(paper.cells):
+        key = f"paper.cells[{number}]"
+        yield f"{key}.row", cell.row, paper.rows
+        yield f"{key}.column", cell.column, paper.columns
+        if cell.paper is not None:
+            yield f"{key}.mark", cell.mark, MARKS
+    for row, speed in paper.speed.items():
+        yield "paper.speed", row, paper.rows
+        yield f"paper.speed.{row}.mark", speed.mark, MARKS
+    for number, of_heads in enumerate(paper.heads):
+        key = f"paper.heads[{number}]"
+        yield f"{key}.quantity", of_heads.quantity, QUANTITIES
+        if of_heads.site is not None:
+            yield f"{key}.site", of_heads.site, SITES
+        yield from ((f"{key}.values", row, paper.rows) for row in of_heads.values)
+        yield from ((f"{key}.text", row, paper.rows) for row in of_heads.text)
+        yield f"{key}.mark", of_heads.mark, MARKS
+    for number, fact in enumerate(paper.pruning):
+        key = f"paper.pruning[{number}]"
+        yield from ((f"{key}.sites", site, SITES) for site in fact.sites)
+        if fact.measure is not None:
+            yield f"{key}.measure", fact.measure, MEASURES
+        if fact.paper is not None or fact.text is not None:
+            yield f"{key}.mark", fact.mark, MARKS
 
 
 def check_seeds(key: str, seeds: Sequence[int]) -> None:
     """Refuse seeds that are no list of different numbers."""
     fits = bool(seeds) and len(set(seeds)) == len(seeds) and min(seeds) >= 0
     require(fits, key, "different numbers of at least 0, at least one of them", list(seeds))
-
-
-def _check_number(key: str, value: float | None, mark: str | None) -> None:
-    if value is not None and mark not in MARKS:
-        raise refuse(f"{key}.mark", mark, MARKS)
-
-
-def _check_heads(key: str, told: HeadNumber, paper: Paper) -> None:
-    if told.quantity not in QUANTITIES:
-        raise refuse(f"{key}.quantity", told.quantity, QUANTITIES)
-    if told.site is not None and told.site not in SITES:
-        raise refuse(f"{key}.site", told.site, SITES)
-    for name, rows in (("values", told.values), ("text", told.text)):
-        for row in rows:
-            if row not in paper.rows:
-                raise refuse(f"{key}.{name}", row, paper.rows)
-    _check_number(key, 0.0, told.mark)
-
-
-def _check_fact(key: str, fact: PruningFact) -> None:
-    if fact.paper is not None or fact.text is not None:
-        _check_number(key, 0.0, fact.mark)
-    for site in fact.sites:
-        if site not in SITES:
-            raise refuse(f"{key}.sites", site, SITES)
-    if fact.measure is None:
-        return
-    if fact.measure not in MEASURES:
-        raise refuse(f"{key}.measure", fact.measure, MEASURES)
-    needed = {"one_left": "layer", "bleu_left": "removed", "removable": "tolerance"}
-    name = needed.get(fact.measure, "tolerance")
-    if getattr(fact, name) is None:
-        raise ConfigError(f"{key}.{name} is missing: {fact.measure} needs it")
-    if fact.measure == "one_left":
-        require(len(fact.sites) == 1, f"{key}.sites", "one site, for one_left", list(fact.sites))
 
 
 # -- recipes --------------------------------------------------------------------------------------
@@ -255,12 +244,9 @@ def recipe(cell: Cell, changes: Sequence[str] = ()) -> Recipe:
     overrides = (*cell.overrides, *changes)
     try:
         node = compose("train", overrides=list(overrides))
+        precision = node.trainer.precision
         # this machine need not be the one that trains
-        precision, node.trainer.precision, node.trainer.device = (
-            node.trainer.precision,
-            "fp32",
-            "cpu",
-        )
+        node.trainer.precision, node.trainer.device = "fp32", "cpu"
         container = settle(typed(node))
     except (HydraException, OmegaConfBaseException) as error:
         reason = " ".join(str(error).split())

@@ -113,8 +113,7 @@ def measure(folder: Path, fact: PruningFact) -> float | None:
 
 def _curve(folder: Path, sites: Sequence[str]) -> list[tuple[float, float]]:
     """(share of the heads of `sites` that is really gone, BLEU), from none removed on."""
-    for path in sorted((folder / "pruning").glob("curve*.json")):
-        content = read_json(path)
+    for content in _contents(folder, "curve"):
         if set(content["sites"]) == set(sites):
             left = [sum(row[site] for site in sites) for row in content["rows"]]
             shares = [1 - n / max(left) for n in left]
@@ -132,10 +131,14 @@ def _curve(folder: Path, sites: Sequence[str]) -> list[tuple[float, float]]:
     return sorted((row["n_removed"] * a_head, row["bleu"]) for row in mine)
 
 
+def _contents(folder: Path, kind: str) -> Iterator[dict[str, Any]]:
+    """The tables of a kind that a run has."""
+    yield from map(read_json, sorted((folder / "pruning").glob(f"{kind}*.json")))
+
+
 def _one_left(folder: Path, fact: PruningFact) -> float | None:
     (site,) = fact.sites
-    for path in sorted((folder / "pruning").glob("one_left*.json")):
-        content = read_json(path)
+    for content in _contents(folder, "one_left"):
         whole = _whole_bleu(folder, content)
         for row in content["rows"]:
             if (row["site"], row["layer"]) == (site, fact.layer) and whole is not None:
@@ -146,8 +149,7 @@ def _one_left(folder: Path, fact: PruningFact) -> float | None:
 def _whole_bleu(folder: Path, about: Mapping[str, Any]) -> float | None:
     """BLEU with all heads, of the same weights on the same sentences."""
     same = ("weights", "split", "sentences")
-    for path in sorted((folder / "pruning").glob("curve*.json")):
-        content = read_json(path)
+    for content in _contents(folder, "curve"):
         if all(content.get(key) == about.get(key) for key in same):
             return next((float(r["bleu"]) for r in content["rows"] if r["removed"] == 0), None)
     return None

@@ -145,54 +145,56 @@ def match(recipes: Sequence[Recipe], folders: Sequence[Path], seeds: Sequence[in
 
 def _place(matching: Matching, run: FoundRun, found: Recipe, seeds: Sequence[int]) -> None:
     place = (found.cell.row, found.cell.column)
-    name = " × ".join(place)
-    if run.results is None:
-        failed = read_json(run.folder / "error.json", may_lack=True).get("message")
-        state = f"not finished ({run.updates:,} updates done)"
-        if failed is not None:
-            state = f"failed: {' '.join(str(failed).split())}"
-        matching.unused.append(Unused(run, f"{name}, seed {run.seed}: {state}"))
+    used, name = matching.used[place], " × ".join(place)
+    reason = _unfit(run, found, seeds)
+    if reason is not None:
+        matching.unused.append(Unused(run, f"{name}, seed {run.seed}{reason}"))
         return
-    if run.updates < found.max_updates and not run.results.stopped_early:
-        reason = (
-            f"{name}, seed {run.seed}: ended at {run.updates:,} of the recipe's "
-            f"{found.max_updates:,} updates"
-        )
-        matching.unused.append(Unused(run, reason))
-        return
-    if run.seed not in seeds:
-        listed = ", ".join(map(str, seeds))
-        reason = f"{name}: seed {run.seed} is not among those asked for ({listed})"
-        matching.unused.append(Unused(run, reason))
-        return
-    same = next((other for other in matching.used[place] if other.seed == run.seed), None)
+    same = next((other for other in used if other.seed == run.seed), None)
     if same is not None:
         kept, left = (run, same) if run.updates > same.updates else (same, run)
         reason = f"{name}: seed {run.seed} is there twice, {kept.folder} is used"
         matching.unused.append(Unused(left, reason))
-        matching.used[place].remove(same)
+        used.remove(same)
         run = kept
-    matching.used[place].append(run)
+    used.append(run)
+
+
+def _unfit(run: FoundRun, found: Recipe, seeds: Sequence[int]) -> str | None:
+    """Why a run of a recipe does not count, behind its name; None where it does."""
+    if run.results is None:
+        failed = read_json(run.folder / "error.json", may_lack=True).get("message")
+        if failed is not None:
+            return f": failed: {' '.join(str(failed).split())}"
+        return f": not finished ({run.updates:,} updates done)"
+    if run.updates < found.max_updates and not run.results.stopped_early:
+        return f": ended at {run.updates:,} of the recipe's {found.max_updates:,} updates"
+    if run.seed not in seeds:
+        return f" is not among those asked for ({', '.join(map(str, seeds))})"
+    return None
 
 
 def differing(run: FoundRun, wanted: Recipe) -> list[str]:
-    """Decisive keys in which a run is not of a recipe, each with both values.
-
-    Where another class was chosen, its own settings are not listed one by one.
-    """
+    """Decisive keys in which a run is not of a recipe, each with both values."""
     open_keys = {"trainer.precision"} - wanted.decisive.keys()
-    keys = sorted({*run.decisive, *wanted.decisive} - open_keys)
-    other = [k for k in keys if run.decisive.get(k) != wanted.decisive.get(k)]
-    targets = [key.removesuffix("._target_") for key in other if key.endswith("._target_")]
     lines = []
-    for key in other:
-        group = next((t for t in targets if key == t or key.startswith(f"{t}.")), None)
-        mine, theirs = run.decisive.get(key), wanted.decisive.get(key)
-        if group is None:
-            lines.append(f"{key}={_shown(mine)} (recipe: {_shown(theirs)})")
-        elif key == f"{group}._target_":
-            lines.append(f"{group}={_class(mine)} (recipe: {_class(theirs)})")
+    for key in differing_keys([run.decisive, wanted.decisive]):
+        both = [settings.get(key) for settings in (run.decisive, wanted.decisive)]
+        group, is_class, _ = key.rpartition("._target_")
+        mine, theirs = map(_class if is_class else _shown, both)
+        if key not in open_keys:
+            lines.append(f"{group or key}={mine} (recipe: {theirs})")
     return lines
+
+
+def differing_keys(choices: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Keys that differ; of a group of which another one was chosen, what names it alone."""
+    keys = sorted({key for decisive in choices for key in decisive})
+    keys = [k for k in keys if any(one.get(k) != choices[0].get(k) for one in choices)]
+    for end in ("name", "_target_"):
+        groups = tuple(key.removesuffix(end) for key in keys if key.endswith(f".{end}"))
+        keys = [key for key in keys if key.endswith(f".{end}") or not key.startswith(groups)]
+    return keys
 
 
 def _stranger(run: FoundRun, recipes: Sequence[Recipe]) -> Unused:

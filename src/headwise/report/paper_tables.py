@@ -14,7 +14,6 @@ NAMES = {"bleu": "BLEU (13a)", "bleu_tokenised": "tokenised BLEU"}
 NOT_AVERAGED = "not averaged"
 MISSING = "missing"
 OURS = "ours [95 %]"
-UNSTEADY = 1.25  # highest by lowest ratio of speeds, above which seeds cannot be the reason
 TOO_LOW = 5.0  # BLEU of the baseline, below which differences say nothing
 
 
@@ -197,24 +196,9 @@ def _speeds(paper: Paper, facts: pd.DataFrame, baseline: str) -> Table:
             "Ours: a run's speed is the median over the windows of its log; ratio of medians over "
             "the seeds that both rows have (lowest to highest ratio of one seed), as they were "
             "trained: other load on the machine counts.",
-            *_unsteady(paper, percents),
             f"Ours were trained on: {'; '.join(sorted(machines))}.",
         ]
     return Table(f"Training speed, tokens/s in % of {paper.rows[baseline]}", frame, notes)
-
-
-def _unsteady(paper: Paper, percents: pd.DataFrame) -> list[str]:
-    """Cells whose seeds differ so much in speed that something else was measured."""
-    ours = percents[percents.source == "ours"].set_index(["column", "row", "quantity"]).value
-    ends = ours.unstack("quantity", sort=False)
-    unsteady = ends[ends.speed_percent_high > UNSTEADY * ends.speed_percent_low].index
-    if unsteady.empty:
-        return []
-    named = "; ".join(f"{paper.columns[name].label}, {paper.rows[row]}" for name, row in unsteady)
-    return [
-        f"The machine did other work too: the ratios of single seeds differ by more than "
-        f"{100 * UNSTEADY - 100:.0f} %, and say nothing of the attention ({named})."
-    ]
 
 
 def _signed(value: float, decimals: int = 2) -> str:

@@ -1,25 +1,35 @@
-"""How all benchmarks time things, what they say of the machine, and how figures are kept."""
+"""How all benchmarks time things, and what they say of the machine."""
 
 from __future__ import annotations
 
-import datetime
-import json
 import platform
 import statistics
-import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from unittest import mock
 
 import torch
+from torch import Tensor
 
 
-def seconds(call: Callable[[], object]) -> float:
-    """Of the processor on one thread, which other load lengthens less; else of the clock."""
-    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+def seconds(call: Callable[[], object], until_done: bool = True) -> float:
+    """Of the processor on one thread, which other load lengthens less; else of the clock.
+
+    Where a GPU is in use, until it has done all of it, or with `until_done=False` until the host
+    has asked the idle device for all of it.
+    """
+    has_gpu = torch.cuda.is_initialized()
+    is_alone = torch.get_num_threads() == 1 and not has_gpu
+    clock = time.process_time if is_alone else time.perf_counter
+    if has_gpu:
+        torch.cuda.synchronize()
     start = clock()
     call()
+    if has_gpu and until_done:
+        torch.cuda.synchronize()
     return clock() - start
 
 
@@ -38,37 +48,23 @@ def medians(
     return {name: statistics.median(spent) for name, spent in taken.items()}
 
 
-def keep(path: Path, content: Mapping[str, Any]) -> None:
-    """Write figures as json with `when` they were made, in a folder that is made if need be."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps({**when(), **content}, ensure_ascii=False, indent=1)
-    path.write_text(text + "\n", encoding="utf-8")
+@contextmanager
+def without(kernels: ModuleType) -> Iterator[None]:
+    """Torch alone computes what these kernels take."""
 
+    def takes_nothing(values: Tensor) -> bool:  # a mock would keep what it was asked of
+        return False
 
-def when() -> dict[str, str]:
-    """Today's date, and the commit that stands here."""
-    asked = subprocess.run(
-        ["git", "describe", "--always", "--dirty"],
-        cwd=Path(__file__).parent,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    commit = asked.stdout.strip() or "unknown"
-    return {"date": datetime.date.today().isoformat(), "commit": commit}
+    with mock.patch.object(kernels, "takes", takes_nothing):
+        yield
 
 
 def machine() -> str:
-    """Processor, its vectors, torch and system, in words."""
-    return (
-        f"{_processor()}, {torch.backends.cpu.get_cpu_capability()}, torch {torch.__version__}, "
-        f"{platform.system()}"
-    )
-
-
-def gpu() -> str:
-    """The first GPU and torch, in words."""
-    return f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
+    """The GPU where one is in use, else the processor and its vectors; torch and system."""
+    device = f"{_processor()}, {torch.backends.cpu.get_cpu_capability()}"
+    if torch.cuda.is_initialized():
+        device = torch.cuda.get_device_name()
+    return f"{device}, torch {torch.__version__}, {platform.system()}"
 
 
 def _processor() -> str:

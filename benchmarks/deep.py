@@ -14,18 +14,16 @@ what is held when all layers have gone forward.
 
 from __future__ import annotations
 
-import argparse
-import json
+import itertools
+import math
 import os
 import statistics
-import subprocess
-import sys
 from collections import Counter
 from itertools import islice
+from typing import Any
 
-import torch
-
-from benchmarks.clock import machine, medians, seconds
+from benchmarks.clock import medians
+from benchmarks.command import arguments, in_own_process, keep
 from benchmarks.resident import added_bytes
 from benchmarks.updates import Updates, full_rows, run_config
 from headwise.data.batching import BatchLoader
@@ -37,6 +35,8 @@ from headwise.train.memory import keep_freed_memory, return_free_pages
 MIB = 2**20
 MAX_TOKENS, N_PAIRS, N_WORDS = 256, 2000, 300
 SENTENCES, LENGTH, VOCABULARY = 16, 32, 1000
+# layers a side and updates that learn, layers a side and repeats that are timed
+WHOLE, QUICK = (52, 100, [6, 24, 48], 3), (10, 20, [4, 12], 1)
 COMMON = ("model=deep", "trainer.precision=fp32")
 STARTS = {
     "scaled, pre-norm": (),
@@ -82,28 +82,21 @@ def losses(overrides: list[str], split: EncodedSplit, n_updates: int) -> list[fl
     return found
 
 
-def timed_losses(
-    overrides: list[str], split: EncodedSplit, n_updates: int
-) -> tuple[list[float], float]:
-    """`losses`, and the seconds that they took."""
-    found: list[float] = []
-    spent = seconds(lambda: found.extend(losses(overrides, split, n_updates)))
-    return found, spent
-
-
-def report_learning(n_layers: int, n_updates: int) -> None:
-    """Print the curves of all starts."""
+def report_learning(n_layers: int, n_updates: int) -> dict[str, list[float]]:
+    """The curves of all starts, which are printed."""
     split = builtin_pairs()
     tenth = max(n_updates // 10, 1)
     print(f"loss a target word, {n_layers} + {n_layers} layers, width 32, softmax; at update 1,")
     print(f"then the mean of each {tenth} updates of {n_updates}")
     rates = {"total": 2 * n_updates, "warmup": n_updates // 5}
     common = [*layers(n_layers), *(f"scheduler.{p}_updates={n}" for p, n in rates.items())]
+    curves = {}
     for name, start in STARTS.items():
-        found, spent = timed_losses([*common, *start], split, n_updates)
+        found = losses([*common, *start], split, n_updates)
         means = [statistics.mean(found[i : i + tenth]) for i in range(0, n_updates, tenth)]
-        curve = " ".join(f"{value:.2f}" for value in [found[0], *means])
-        print(f"  {name:<18} {curve}   ({spent / n_updates:.2f} s an update)", flush=True)
+        curves[name] = [found[0], *means]
+        print(f"  {name:<18} " + " ".join(f"{value:.2f}" for value in curves[name]), flush=True)
+    return curves
 
 
 # -- what recomputation costs and saves ---------------------------------------------------------
@@ -116,68 +109,44 @@ def updates_of(n_layers: int, recompute: bool, attention: str) -> Updates:
     return Updates(run_config(*COMMON, *choices), VOCABULARY, [batch])
 
 
-def memory_alone(n_layers: int, recompute: bool, attention: str) -> dict[str, float | None]:
+def memory_alone(n_layers: int, recompute: bool, attention: str) -> dict[str, float]:
     """MiB of the second update in this process, which finds libraries and moments in place."""
     updates = updates_of(n_layers, recompute, attention)
     updates()
     return_free_pages()
-    found = {"rise": added_bytes(updates), "held": updates.held_bytes()}
-    return {name: n_bytes and n_bytes / MIB for name, n_bytes in found.items()}
+    found = {"peak": added_bytes(updates), "held": updates.held_bytes()}
+    return {name: (n_bytes or math.nan) / MIB for name, n_bytes in found.items()}
 
 
-def _memory(n_layers: int, recompute: bool, attention: str) -> dict[str, float | None]:
-    settings = json.dumps([n_layers, recompute, attention])
-    command = [sys.executable, "-m", "benchmarks.deep", "--one", settings]
+def report_recomputation(depths: list[int], repeats: int) -> list[dict[str, Any]]:
+    """What an update takes at these depths in two ways, which is printed."""
     # glibc then maps each tensor by itself, so that what is freed leaves the resident set
-    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
-    printed = subprocess.run(
-        command, stdout=subprocess.PIPE, text=True, check=True, env=environment
-    ).stdout
-    found: dict[str, float | None] = json.loads(printed.splitlines()[-1])
-    return found
-
-
-def report_recomputation(depths: list[int], repeats: int) -> None:
-    """Print what an update takes at these depths, in two ways."""
+    os.environ["MALLOC_MMAP_THRESHOLD_"] = "65536"  # of the processes that are started
     print(f"an update of {SENTENCES * LENGTH} tokens a side, width 128, medians of {repeats}")
-    print("  attention     layers   plain s   recomputing   peak MiB plain / rec.   held MiB")
-    for attention in ("softmax", "alpha_entmax"):
-        for n_layers in depths:
-            ways = {"plain": False, "saving": True}
-            spent = medians(
-                {n: updates_of(n_layers, s, attention) for n, s in ways.items()}, repeats
-            )
-            plain, saving = (_memory(n_layers, way, attention) for way in ways.values())
-            print(
-                f"  {attention:<13} {n_layers:>2} + {n_layers:<2} {spent['plain']:8.2f}"
-                f" {spent['saving'] / spent['plain']:11.2f} x"
-                f" {_shown(plain['rise']):>12} / {_shown(saving['rise']):<6}"
-                f" {_shown(plain['held']):>11} / {_shown(saving['held'])}",
-                flush=True,
-            )
-
-
-def _shown(mib: float | None) -> str:
-    return "-" if mib is None else f"{mib:.0f}"
+    rows = []
+    for attention, n_layers in itertools.product(("softmax", "alpha_entmax"), depths):
+        ways = {"plain": False, "recomputing": True}
+        updates = {name: updates_of(n_layers, way, attention) for name, way in ways.items()}
+        row: dict[str, Any] = {"attention": attention, "layers": n_layers}
+        row["seconds"] = medians(updates, repeats)
+        for name, way in ways.items():
+            row[name] = in_own_process(memory_alone, n_layers, way, attention)
+        rows.append(row)
+        print(f"  {attention:<13} {n_layers:>2} + {n_layers:<2}")
+        for name, seconds in row["seconds"].items():
+            memory = "   ".join(f"{what} {mib:.0f} MiB" for what, mib in row[name].items())
+            ratio = seconds / row["seconds"]["plain"]
+            print(f"    {name:<11} {seconds:8.2f} s {ratio:5.2f} x   {memory}", flush=True)
+    return rows
 
 
 def main() -> None:
-    """See the head of this file."""
-    parser = argparse.ArgumentParser(description="very deep models on this machine's CPU")
-    parser.add_argument("--quick", action="store_true", help="fewer layers, updates and repeats")
-    parser.add_argument("--one", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.one:
-        print(json.dumps(memory_alone(*json.loads(arguments.one))))
-        return
-    print(f"machine: {machine()}, {torch.get_num_threads()} thread(s)")
+    given = arguments(__doc__)
     keep_freed_memory()
-    if arguments.quick:
-        report_learning(n_layers=10, n_updates=20)
-        report_recomputation([4, 12], repeats=1)
-    else:
-        report_learning(n_layers=52, n_updates=100)
-        report_recomputation([6, 24, 48], repeats=3)
+    n_layers, n_updates, depths, repeats = QUICK if given.quick else WHOLE
+    curves = report_learning(n_layers, n_updates)
+    found = {"learning": curves, "updates": report_recomputation(depths, repeats)}
+    keep(given.json, found)
 
 
 if __name__ == "__main__":

@@ -4,23 +4,23 @@
 
 All contenders run interleaved in one process, and what is printed are ratios of medians to
 `torch.softmax`, forward / forward and backward. The scores look like those of a Transformer in
-training: normal with a deviation of 2, rows padded on the right, one α a head between 1.1 and 1.9,
-with a gradient to α unless α is fixed. `alpha_entmax` is not masked, as torch.softmax is not.
+training: normal with a deviation of 2, one α a head between 1.1 and 1.9, with a gradient to α
+unless α is fixed.
 """
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmarks.clock import machine, medians
+from benchmarks.clock import medians, without
+from benchmarks.command import arguments, keep
 from headwise import entmax
 from headwise.kernels import native
 from headwise.train.memory import keep_freed_memory
@@ -31,80 +31,63 @@ PACKAGE_SCORES = 1 << 21
 N_BISECTIONS = 50  # the default of the public package
 ALPHAS = (1.0, 1.001, 1.1, 1.25, 1.5, 1.75, 1.95, 2.0)
 
-Map = Callable[[Tensor, Tensor, Tensor], Tensor]  # scores, alpha, mask -> weights
-
-
-@contextmanager
-def without_kernels() -> Iterator[None]:
-    """Torch alone computes the maps."""
-    kernels = native.takes
-    native.takes = lambda scores: False
-    try:
-        yield
-    finally:
-        native.takes = kernels
+Map = Callable[[Tensor, Tensor], Tensor]  # scores, alpha -> weights
 
 
 def contenders(shape: tuple[int, ...]) -> dict[str, Map]:
     """The maps; those of the public package where they take seconds, not minutes."""
     found: dict[str, Map] = {
-        "torch.softmax": lambda scores, alpha, mask: torch.softmax(scores, -1),
-        "softmax": lambda scores, alpha, mask: entmax.softmax(scores, -1),
-        "entmax15": lambda scores, alpha, mask: entmax.entmax15(scores, -1),
-        "sparsemax": lambda scores, alpha, mask: entmax.sparsemax(scores, -1),
-        "alpha_entmax": lambda scores, alpha, mask: entmax.alpha_entmax(scores, alpha, -1),
-        "alpha_entmax, masked": lambda scores, alpha, mask: entmax.alpha_entmax(
-            scores, alpha, -1, mask
-        ),
+        "torch.softmax": lambda scores, alpha: torch.softmax(scores, -1),
+        "softmax": lambda scores, alpha: entmax.softmax(scores, -1),
+        "entmax15": lambda scores, alpha: entmax.entmax15(scores, -1),
+        "sparsemax": lambda scores, alpha: entmax.sparsemax(scores, -1),
+        "alpha_entmax": entmax.alpha_entmax,
         "alpha_entmax, torch alone": torch_alone,
         "alpha_entmax, torch alone, compiled": compiled_alone,
     }
     if importlib.util.find_spec("entmax") is not None and math.prod(shape) <= PACKAGE_SCORES:
         import entmax as package
 
-        found["entmax_bisect"] = lambda scores, alpha, mask: package.entmax_bisect(
+        found["entmax_bisect"] = lambda scores, alpha: package.entmax_bisect(
             scores, alpha, -1, N_BISECTIONS
         )
-        found["package's entmax15"] = lambda scores, alpha, mask: package.entmax15(scores, -1)
-        found["package's sparsemax"] = lambda scores, alpha, mask: package.sparsemax(scores, -1)
+        found["package's entmax15"] = lambda scores, alpha: package.entmax15(scores, -1)
+        found["package's sparsemax"] = lambda scores, alpha: package.sparsemax(scores, -1)
     return found
 
 
-def torch_alone(scores: Tensor, alpha: Tensor, mask: Tensor) -> Tensor:
+def torch_alone(scores: Tensor, alpha: Tensor) -> Tensor:
     """α-entmax as on a machine without a compiler."""
-    return entmax.alpha_entmax(scores, alpha, -1)
+    return entmax.alpha_entmax(scores, alpha)
 
 
 compiled_alone = torch.compile(torch_alone, dynamic=False)
 
 
-def inputs(shape: tuple[int, int, int, int]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Scores, α, mask and an incoming gradient."""
-    n_batch, n_heads, _, n_keys = shape
+def inputs(shape: tuple[int, int, int, int]) -> tuple[Tensor, Tensor, Tensor]:
+    """Scores, α and an incoming gradient."""
     generator = torch.Generator().manual_seed(1)
     scores = (torch.randn(shape, generator=generator) * 2).requires_grad_()
-    alpha = torch.linspace(1.1, 1.9, n_heads).view(n_heads, 1, 1).requires_grad_()
-    lengths = torch.randint(n_keys // 2, n_keys + 1, (n_batch, 1, 1, 1), generator=generator)
-    mask = torch.arange(n_keys) < lengths
-    return scores, alpha, mask, torch.randn(shape, generator=generator)
+    alpha = torch.linspace(1.1, 1.9, shape[1]).view(-1, 1, 1).requires_grad_()
+    return scores, alpha, torch.randn(shape, generator=generator)
 
 
 def times(shape: tuple[int, int, int, int], repeats: int) -> dict[str, dict[str, float]]:
     """Per contender: seconds of "forward", and of "both", forward and backward."""
     torch.compiler.reset()  # a function is compiled for eight kinds of input; these are two a shape
-    scores, alpha, mask, grad = inputs(shape)
+    scores, alpha, grad = inputs(shape)
 
     def forward(one: Map) -> None:
         with torch.no_grad():
-            one(scores, alpha, mask)
+            one(scores, alpha)
 
     def both(one: Map) -> None:
         scores.grad = alpha.grad = None
-        one(scores, alpha, mask).backward(grad)
+        one(scores, alpha).backward(grad)
 
     def timed(call: Callable[[Map], None], one: Map) -> Callable[[], None]:
         def run() -> None:
-            with without_kernels() if one in (torch_alone, compiled_alone) else nullcontext():
+            with without(native) if one in (torch_alone, compiled_alone) else nullcontext():
                 call(one)
 
         return run
@@ -161,19 +144,16 @@ def measure(quick: bool) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="time the entmax family on this machine's CPU")
-    parser.add_argument("--quick", action="store_true", help="the two small shapes, 3 repeats")
-    found = measure(parser.parse_args().quick)
-    print(f"machine: {machine()}; kernels: {native.reason_without() or 'C++'}")
+    given = arguments(__doc__)
+    found = measure(given.quick)
+    print(f"kernels: {native.reason_without() or 'C++'}")
     print("times torch.softmax, forward / forward and backward")
-    shape = None
     for row in found["rows"]:
-        if row["shape"] != shape:
-            shape = row["shape"]
-            print(f"\n{tuple(shape)}")
-        print(f"  {row['map']:35}  {row['forward']:7.2f} / {row['both']:7.2f}")
+        case = f"{tuple(row['shape'])!s:17}  {row['map']:35}"
+        print(f"  {case}  {row['forward']:7.2f} / {row['both']:7.2f}")
     for n_keys, worst in found["errors"].items():
-        print(f"\nerror, {n_keys} keys: " + ", ".join(f"{k} {v:.1e}" for k, v in worst.items()))
+        print(f"error, {n_keys} keys: " + ", ".join(f"{k} {v:.1e}" for k, v in worst.items()))
+    keep(given.json, found)
 
 
 if __name__ == "__main__":

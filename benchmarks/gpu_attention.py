@@ -4,49 +4,44 @@
 
 Without a CUDA device it says so and ends. Errors are those against float64 on the same device; if
 one is out of bounds, nothing is timed and the status is 1. Times are of forward and backward, by
-events of the device, contenders taking turns in one process, medians of at least 7; each figure is
+events of the device, contenders taking turns in one process, medians of 11; each figure is
 printed as a ratio to `scaled_dot_product_attention` held to FlashAttention. bfloat16, heads 64
 wide, 32k tokens a call (half of them with --quick), scores of deviation 1 where all blocks have
 weights; "segments" are clustered inputs, of which a query meets a key of its own segment only. How
-many blocks have weights is measured and printed. adasplash joins in at its own job where it is
-installed: α = 1.5.
+many blocks have weights is measured and printed.
 
 The tests marked `triton` run on a GPU as well: pytest -m triton, without TRITON_INTERPRET.
 """
 
 from __future__ import annotations
 
-import argparse
 import functools
-import importlib.util
-import statistics
+import itertools
 import sys
+from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from benchmarks.clock import gpu, keep
+from benchmarks import gpu
+from benchmarks.clock import medians
 from headwise import entmax
 from headwise.kernels import triton_operators
 from headwise.kernels.problem import Power
-from headwise.kernels.triton_attention import refusal, triton_entmax_attention
+from headwise.kernels.triton_attention import triton_entmax_attention
 
 HEADS, HEAD_DIM, SEGMENT = 8, 64, 256
 LENGTHS, QUICK_LENGTHS = (512, 1024, 2048, 4096, 8192), (512, 2048)
-GROWING = (2048, 4096, 8192)  # lengths whose memory is compared
-TOKENS, WARM_UPS, REPEATS = 1 << 15, 3, 11  # Triton compiles in the first warm-up
-SLEEP_CYCLES = 4_000_000  # milliseconds of the device: by then the host has launched all
-DEFAULT_JSON = Path("outputs/benchmarks/gpu_attention.json")
+TOKENS = 1 << 15
 BOUNDS = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 
-LIMITS = triton_operators.RESIDENT_KEYS, triton_operators.RESIDENT_BYTES
-
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+Call = Callable[[], None]
 
 
 @dataclass(frozen=True)
@@ -59,7 +54,6 @@ class Check:
     head_dim: int = HEAD_DIM
     causal: bool = False
     padded: bool = False
-    dropout: float = 0.0
 
 
 def checks() -> list[Check]:
@@ -68,16 +62,12 @@ def checks() -> list[Check]:
     found += [Check(half, 64, 64, width, causal=True) for width in (16, 24, 64, 80, 128)]
     found += [Check(half, 300, 700, width, padded=True) for width in (16, 64, 128)]
     found += [Check(half, 1500, 1500, causal=True), Check(half, 1100, 2100, padded=True)]
-    found += [
-        Check(torch.float32, 300, 1300),
-        Check(half, 1, 900),
-        Check(half, 30, 40, padded=True),
-    ]
-    return found
+    found += [Check(torch.float32, 300, 1300), Check(half, 1, 900)]
+    return [*found, Check(half, 30, 40, padded=True)]
 
 
-def errors(check: Check, device: str) -> list[float]:
-    """Of the context and the gradients of query, key, value, α: |a - b| / |b|, Frobenius."""
+def results_of(check: Check, device: str) -> list[list[Tensor]]:
+    """Context and gradients of query, key, value and α, ours and float64's."""
     generator = torch.Generator().manual_seed(check.queries + check.keys)
     alpha = torch.tensor([1.0, 1.01, 1.25, 1.5, 1.75, 1.95], device=device)
     tensors = [
@@ -106,22 +96,13 @@ def errors(check: Check, device: str) -> list[float]:
             context = triton_entmax_attention(query, key, value, one, lengths, check.causal, offset)
         grads = torch.autograd.grad(context, [query, key, value, one], grad)
         results.append([context.detach(), *grads])
-    return [
-        float((mine.double() - exact).norm() / exact.norm())
-        for mine, exact in zip(*results, strict=True)
-    ]
+    return results
 
 
-def all_correct(device: str) -> bool:
+def is_correct(device: str) -> bool:
     print("errors against float64: context, and gradients of query, key, value and α")
-    is_correct = True
-    for check in checks():
-        found = errors(check, device)
-        within = all(error <= BOUNDS[check.dtype] for error in found)
-        is_correct &= within
-        told = "  ".join(f"{error:.1e}" for error in found)
-        print(f"  {told}  {'' if within else 'OUT OF BOUNDS '}{check}", flush=True)
-    return is_correct
+    near = [gpu.are_near(str(c), results_of(c, device), [BOUNDS[c.dtype]]) for c in checks()]
+    return all(near)
 
 
 def inputs(n_keys: int, n_tokens: int, segments: bool) -> list[Tensor]:
@@ -138,18 +119,14 @@ def inputs(n_keys: int, n_tokens: int, segments: bool) -> list[Tensor]:
     return [*(tensor.requires_grad_() for tensor in tensors[:3]), tensors[3]]
 
 
-def hold_rows(longest: int | None = None) -> None:
-    """From now on, also in backward, rows of so many keys are held on the chip; None: as ever."""
-    limits = LIMITS if longest is None else (longest, 1 << 20)
-    triton_operators.RESIDENT_KEYS, triton_operators.RESIDENT_BYTES = limits
-
-
 def live_share(tensors: list[Tensor], alpha: Tensor, causal: bool) -> float:
     """Of the blocks that may have weights, how many have."""
-    hold_rows(0)  # only rows that are streamed mark their blocks
-    live = triton_operators.forward(
-        *tensors[:3], alpha, None, None, causal, 0, 0.0, HEAD_DIM**-0.5, int(Power.ANY)
-    )[4].float()
+    scale, power = HEAD_DIM**-0.5, int(Power.ANY)
+    # only rows that are streamed mark their blocks
+    with mock.patch.object(triton_operators, "RESIDENT_KEYS", 0):
+        live = triton_operators.forward(
+            *tensors[:3], alpha, None, None, causal, 0, 0.0, scale, power
+        )[4].float()
     n_blocks = live.shape[-1]
     possible = n_blocks * (n_blocks + 1) / 2 if causal else n_blocks**2
     share: float = live.sum().item() / (live.shape[0] * HEADS * possible)
@@ -161,38 +138,17 @@ def contenders(alpha: Tensor, causal: bool) -> dict[str, Attend]:
         with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
             return nn.functional.scaled_dot_product_attention(query, key, value, is_causal=causal)
 
-    def ours(one: Tensor | float, dropout: float = 0.0, held: int | None = None) -> Attend:
-        def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            hold_rows(held)
-            return triton_entmax_attention(query, key, value, one, causal=causal, dropout=dropout)
-
-        return attend
+    def ours(alpha: Tensor | float, dropout: float = 0.0) -> Attend:
+        return lambda query, key, value: triton_entmax_attention(
+            query, key, value, alpha, causal=causal, dropout=dropout
+        )
 
     found = {"flash": flash, "learned α": ours(alpha), "α = 1.5": ours(1.5), "α = 2": ours(2.0)}
-    found["learned α, dropout"] = ours(alpha, dropout=0.1)
-    found["learned α, held rows"] = ours(alpha, held=1024)
-    found["learned α, streamed rows"] = ours(alpha, held=0)
-    if importlib.util.find_spec("adasplash") is not None:
-        from adasplash import adasplash
-
-        found["adasplash, α = 1.5"] = lambda query, key, value: adasplash(
-            query, key, value, is_causal=causal
-        )
-    return found
+    return {**found, "learned α, dropout": ours(alpha, dropout=0.1)}
 
 
-def milliseconds(call: Callable[[], object]) -> float:
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda._sleep(SLEEP_CYCLES)
-    start.record()
-    call()
-    end.record()
-    torch.cuda.synchronize()
-    return float(start.elapsed_time(end))
-
-
-def medians(tensors: list[Tensor], attends: dict[str, Attend]) -> dict[str, tuple[float, float]]:
-    """Per contender, milliseconds of forward, and of forward and backward; NaN where it fails."""
+def calls(tensors: list[Tensor], attends: dict[str, Attend]) -> dict[str, Call]:
+    """Forward alone, and both ways, of all for which the device has room; compiles them."""
     from triton.errors import TritonError  # not there where nothing can be measured
 
     *wanted, grad = tensors
@@ -204,89 +160,38 @@ def medians(tensors: list[Tensor], attends: dict[str, Attend]) -> dict[str, tupl
     def both(attend: Attend) -> None:
         torch.autograd.grad(attend(*wanted), wanted, grad)
 
-    samples: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in attends}
-    for repeat in range(WARM_UPS + REPEATS):
-        for name, attend in attends.items():
-            for kept, call in zip(samples[name], (forward, both), strict=True):
-                try:
-                    taken = milliseconds(functools.partial(call, attend))
-                except (RuntimeError, TritonError) as error:  # the device has no room for the form
-                    if repeat == 0:
-                        print(f"  {name}: {str(error).splitlines()[0]}")
-                    taken = float("nan")
-                if repeat >= WARM_UPS:
-                    kept.append(taken)
-    return {
-        name: (statistics.median(once), statistics.median(twice))
-        for name, (once, twice) in samples.items()
-    }
+    found: dict[str, Call] = {}
+    for name, attend in attends.items():
+        ways = {name: forward, f"{name}, with backward": both}
+        try:
+            for way in ways.values():
+                way(attend)
+        except (RuntimeError, TritonError) as error:
+            print(f"  {name}: {str(error).splitlines()[0]}")
+            continue
+        found |= {title: functools.partial(way, attend) for title, way in ways.items()}
+    return found
 
 
-def peak_bytes(n_keys: int, alpha: Tensor) -> int:
-    """Most memory of forward and backward of one sequence, beside the inputs."""
-    hold_rows()
-    query, key, value, grad = inputs(n_keys, n_keys, segments=False)
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    context = triton_entmax_attention(query, key, value, alpha)
-    torch.autograd.grad(context, [query, key, value, alpha], grad)
-    return torch.cuda.max_memory_allocated() - before
-
-
-def measure(is_quick: bool) -> list[dict[str, Any]]:
+def measure(given: Namespace) -> gpu.Rows:
     alpha = torch.linspace(1.05, 1.95, HEADS, device="cuda").requires_grad_()
-    rows: list[dict[str, Any]] = []
-    for n_keys in QUICK_LENGTHS if is_quick else LENGTHS:
-        for causal in (False, True):
-            for segments in (False, True):
-                tensors = inputs(n_keys, TOKENS // 2 if is_quick else TOKENS, segments)
-                share = live_share(tensors, alpha.detach(), causal)
-                times = medians(tensors, contenders(alpha, causal))
-                flash = times["flash"]
-                row: dict[str, Any] = {"keys": n_keys, "causal": causal, "segments": segments}
-                row |= {"live": share, "flash_ms": flash}
-                row["ratios"] = {
-                    name: (once / flash[0], twice / flash[1])
-                    for name, (once, twice) in times.items()
-                    if name != "flash"
-                }
-                rows.append(row)
-                print(
-                    f"\n{n_keys} keys{', causal' if causal else ''}"
-                    f"{', segments' if segments else ''}; blocks with weights: {share:.0%}; "
-                    f"flash {flash[0]:.3f} ms, with backward {flash[1]:.3f} ms"
-                )
-                for name, (once, twice) in row["ratios"].items():
-                    print(f"  {name:26} {once:6.2f}   with backward {twice:6.2f}", flush=True)
-    growth = {n_keys: peak_bytes(n_keys, alpha) for n_keys in GROWING}
-    least = growth[GROWING[0]]
-    told = "  ".join(f"{n_keys} keys {held / least:.2f}" for n_keys, held in growth.items())
-    print(f"\npeak memory / at {GROWING[0]} keys: {told}")
-    rows.append({"peak_bytes": growth})
-    return rows
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description="time fused attention on this machine's GPU")
-    parser.add_argument("--quick", action="store_true", help="two lengths only")
-    parser.add_argument("--json", type=Path, default=DEFAULT_JSON, help="where the figures go")
-    arguments = parser.parse_args()
-    if not torch.cuda.is_available():
-        print("no CUDA device: nothing to measure")
-        return 0
-    sample = torch.empty(1, 1, 1, HEAD_DIM, device="cuda", dtype=torch.bfloat16)
-    if reason := refusal(sample, sample, sample):
-        print(f"the kernels cannot run here: {reason}")
-        return 1
-    machine = gpu()
-    print(machine)
-    if not all_correct("cuda"):
-        return 1
-    rows = measure(arguments.quick)
-    keep(arguments.json, {"machine": machine, "repeats": REPEATS, "rows": rows})
-    print(f"written: {arguments.json}")
-    return 0
+    lengths, n_tokens = (QUICK_LENGTHS, TOKENS // 2) if given.quick else (LENGTHS, TOKENS)
+    for n_keys, causal, segments in itertools.product(lengths, (False, True), (False, True)):
+        tensors = inputs(n_keys, n_tokens, segments)
+        share = live_share(tensors, alpha.detach(), causal)
+        print(
+            f"\n{n_keys} keys{', causal' if causal else ''}{', segments' if segments else ''}; "
+            f"blocks with weights: {share:.0%}"
+        )
+        taken = medians(calls(tensors, contenders(alpha, causal)), gpu.REPEATS, gpu.milliseconds)
+        ratios = {}
+        for name, spent in taken.items():
+            to = "flash, with backward" if name.endswith(", with backward") else "flash"
+            ratios[name] = spent / taken[to]
+            print(f"  {name:40} {spent:9.3f} ms {ratios[name]:6.2f} x flash", flush=True)
+        row: dict[str, Any] = {"keys": n_keys, "causal": causal, "segments": segments}
+        yield row | {"live": share, "ms": taken, "ratios": ratios}
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(gpu.main(__doc__, "gpu_attention", measure, is_correct))

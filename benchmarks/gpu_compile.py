@@ -13,7 +13,6 @@ Needs Triton (`make test-triton` brings it) and no GPU.
 
 from __future__ import annotations
 
-import argparse
 import re
 import subprocess
 import sys
@@ -27,7 +26,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from benchmarks.clock import keep
+from benchmarks.command import arguments, keep
 from headwise.kernels import triton_loss, triton_maps, triton_operators
 from headwise.kernels.problem import ALPHAS, Power
 from headwise.kernels.triton_device import HAS_TRITON, is_interpreted
@@ -254,22 +253,16 @@ def described(case: Case | Rows) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="compile the GPU kernels, without a GPU")
-    parser.add_argument("--quick", action="store_true", help="a few calls in place of all kinds")
-    parser.add_argument(
-        "--architecture", type=int, nargs="+", choices=list(SHARED_KIB), default=list(SHARED_KIB),
-        metavar="N", help=f"compute capabilities without their point: {[*SHARED_KIB]}",
-    )  # fmt: skip
-    parser.add_argument("--json", type=Path, help="where the figures go")
-    arguments = parser.parse_args()
-    if not HAS_TRITON:
-        print("triton is not installed: pip install 'headwise[triton]'")
-        return 1
-    if is_interpreted():
-        print("TRITON_INTERPRET=1: nothing would be compiled")
+    architectures = {"type": int, "nargs": "+", "choices": SHARED_KIB, "metavar": "N"}
+    help_ = f"compute capabilities without their point: {[*SHARED_KIB]}"
+    given = arguments(
+        __doc__, architecture={**architectures, "default": [*SHARED_KIB], "help": help_}
+    )
+    if not HAS_TRITON or is_interpreted():
+        print("needs Triton (pip install 'headwise[triton]') and no TRITON_INTERPRET=1")
         return 1
     found = []
-    for one in measure(arguments.quick, arguments.architecture):
+    for one in measure(given.quick, given.architecture):
         print(
             f"sm_{one.architecture:<4}{described(one.case):34} {one.kernel:18} "
             f"{one.registers:4} registers {one.stack_bytes:6} B stack "
@@ -280,8 +273,7 @@ def main() -> int:
         found.append(one)
     n_unfit = sum(not one.fits for one in found)
     print(f"{len(found)} kernels, {n_unfit} of them too large for their architecture")
-    if arguments.json is not None:
-        keep(arguments.json, {"kernels": [asdict(one) for one in found]})
+    keep(given.json, {"kernels": [asdict(one) for one in found]})
     return int(n_unfit > 0)
 
 

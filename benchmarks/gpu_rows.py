@@ -1,30 +1,27 @@
 """Check and time the maps and the losses over a vocabulary on this machine's GPU.
 
-    python -m benchmarks.gpu_rows [--json FILE]
+    python -m benchmarks.gpu_rows [--quick] [--json FILE]
 
 Without a CUDA device it says so and ends. Errors are those against float64 on the same device; if
 one is out of bounds, nothing is timed and the status is 1. Times are of forward and backward, by
-events of the device, contenders taking turns in one process, medians of 11; each is printed as a
-ratio to what torch has for the dense case: softmax, and cross-entropy. Each is timed with Triton's
-kernels and with torch alone.
+events of the device, contenders taking turns in one process, medians of 11 (3 with --quick); each
+is printed as a ratio to what torch has for the dense case: softmax, and cross-entropy. Each is
+timed with Triton's kernels and with torch alone.
 """
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import functools
 import sys
+from argparse import Namespace
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from unittest import mock
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from benchmarks.clock import gpu, keep, medians
-from benchmarks.gpu_attention import REPEATS, milliseconds
+from benchmarks import gpu
+from benchmarks.clock import medians, without
 from headwise import entmax
 from headwise.kernels import triton_device
 from headwise.losses.loss import CrossEntropy, Entmax15Loss, Loss
@@ -33,19 +30,8 @@ MAP_SHAPES = ((64, 8, 32, 32), (32, 8, 64, 64), (8, 8, 512, 512), (2, 8, 2048, 2
 LOSS_SHAPE = (1024, 32_000)
 SMOOTHING = 0.1
 BOUNDS = {"map": (1e-6, 1e-5), "cross-entropy": (1e-5, 1e-5), "entmax loss": (1e-5, 1e-5)}
-DEFAULT_JSON = Path("outputs/benchmarks/gpu_rows.json")
 
 Call = Callable[[], object]
-
-
-def nothing(values: Tensor) -> bool:
-    return False
-
-
-@contextlib.contextmanager
-def torch_alone() -> Iterator[None]:
-    with mock.patch.object(triton_device, "takes", nothing):
-        yield
 
 
 def of_map(scores: Tensor, alpha: Tensor | float | None) -> list[Tensor]:
@@ -76,26 +62,16 @@ def is_correct(device: str) -> bool:
     alpha = torch.tensor([1.0, 1.01, 1.25, 1.5, 1.75, 1.95], device=device).view(-1, 1, 1)
     target = torch.randint(1, 1000, (132,), generator=generator).to(device)
     logits = scores[:, 0].reshape(-1, 1000)
+    print("errors against float64: value or weights, and gradients")
     results: dict[str, list[list[Tensor]]] = {name: [] for name in BOUNDS}
     for dtype in (torch.float32, torch.float64):
         one = alpha.to(dtype).requires_grad_()
         results["map"].append(of_map(scores.to(dtype), one))
-        for name, loss in (
-            ("cross-entropy", CrossEntropy(SMOOTHING)),
-            ("entmax loss", Entmax15Loss(SMOOTHING)),
-        ):
+        losses = {"cross-entropy": CrossEntropy(SMOOTHING), "entmax loss": Entmax15Loss(SMOOTHING)}
+        for name, loss in losses.items():
             results[name].append(of_loss(loss, logits.to(dtype), target))
-    are_near = True
-    for name, (ours, exact) in results.items():
-        found = [
-            float((mine.double() - reference).norm() / reference.norm())
-            for mine, reference in zip(ours, exact, strict=True)
-        ]
-        within = found[0] <= BOUNDS[name][0] and max(found[1:]) <= BOUNDS[name][1]
-        are_near &= within
-        told = "  ".join(f"{error:.1e}" for error in found)
-        print(f"  {name:14} {told}{'' if within else '  OUT OF BOUNDS'}", flush=True)
-    return are_near
+    near = [gpu.are_near(name, found, BOUNDS[name]) for name, found in results.items()]
+    return all(near)
 
 
 def contenders(device: str) -> Iterator[tuple[str, dict[str, Call]]]:
@@ -118,48 +94,23 @@ def contenders(device: str) -> Iterator[tuple[str, dict[str, Call]]]:
     yield f"losses of {LOSS_SHAPE} in bf16", calls
 
 
-def without_triton(call: Call) -> Call:
-    def called() -> object:
-        with torch_alone():
-            return call()
-
-    return called
+def torch_alone(call: Call) -> object:
+    with without(triton_device):
+        return call()
 
 
-def measure(device: str) -> list[dict[str, object]]:
-    rows: list[dict[str, object]] = []
-    for title, calls in contenders(device):
-        first = next(iter(calls))
-        alone = {f"{name}, torch alone": without_triton(call) for name, call in calls.items()}
-        del alone[f"{first}, torch alone"]
-        taken = medians(calls | alone, REPEATS, milliseconds)
+def measure(given: Namespace) -> gpu.Rows:
+    for title, calls in contenders("cuda"):
+        first, *others = calls
+        for name in others:
+            calls[f"{name}, torch alone"] = functools.partial(torch_alone, calls[name])
+        taken = medians(calls, 3 if given.quick else gpu.REPEATS, gpu.milliseconds)
         print(f"\n{title}: {first} {taken[first]:.3f} ms")
         ratios = {name: spent / taken[first] for name, spent in taken.items() if name != first}
         for name, ratio in ratios.items():
             print(f"  {name:30} {ratio:6.2f}", flush=True)
-        rows.append({"of": title, f"{first}_ms": taken[first], "ratios": ratios})
-    return rows
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description="time maps and losses on this machine's GPU")
-    parser.add_argument("--json", type=Path, default=DEFAULT_JSON, help="where the figures go")
-    arguments = parser.parse_args()
-    if not torch.cuda.is_available():
-        print("no CUDA device: nothing to measure")
-        return 0
-    if reason := triton_device.device_refusal(torch.device("cuda")):
-        print(f"the kernels cannot run here: {reason}")
-        return 1
-    machine = gpu()
-    print(f"{machine}\nerrors against float64: value or weights, and gradients")
-    if not is_correct("cuda"):
-        return 1
-    rows = measure("cuda")
-    keep(arguments.json, {"machine": machine, "repeats": REPEATS, "rows": rows})
-    print(f"written: {arguments.json}")
-    return 0
+        yield {"of": title, f"{first}_ms": taken[first], "ratios": ratios}
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(gpu.main(__doc__, "gpu_rows", measure, is_correct))

@@ -12,23 +12,19 @@ Times are medians, variants interleaved in one process; with one thread (OMP_NUM
 of the processor, else of the clock. Memory is the most that one forward and backward adds to the
 resident set of a process of its own, which Linux tells; elsewhere it is left out. Growth is the
 exponent between two lengths: 2 is quadratic, 1 linear. What would need more memory than
---max-gib, taken to be four times that of half the length, is not run.
+`MAX_GIB`, taken to be four times that of half the length, is not run.
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
 import math
-import subprocess
-import sys
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from benchmarks.clock import machine, medians
+from benchmarks.clock import medians
+from benchmarks.command import arguments, in_own_process, keep
 from benchmarks.resident import added_bytes
 from headwise.attention.build import AttentionFactory
 from headwise.attention.mask import Mask
@@ -42,16 +38,11 @@ SCORED = ("softmax", "alpha_entmax")
 PATTERNS = ("strided", "fixed")
 HEADS, HEAD_DIM = 2, 32
 BASELINE = "softmax"
-MIB, GIB = 2**20, 2**30
+MIB, MAX_GIB = 2**20, 6
 Figures = dict[int, float | None]  # by length; None: this system does not tell
 
 
-@dataclass
-class Row:
-    """What one variant takes: seconds and bytes."""
-
-    seconds: Figures = field(default_factory=dict)
-    memory: Figures = field(default_factory=dict)
+Row = dict[str, Figures]  # "seconds" and "memory", in bytes, of a variant
 
 
 def variants() -> list[str]:
@@ -94,10 +85,7 @@ def added_memory(variant: str, length: int) -> int | None:
 
 def memory_of(variant: str, length: int) -> int | None:
     """`added_memory` of a fresh process."""
-    command = [sys.executable, "-m", "benchmarks.length", "--memory", variant, str(length)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    found: int | None = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return in_own_process(added_memory, variant, length)
 
 
 def seconds_of(names: list[str], length: int, repeats: int) -> dict[str, float]:
@@ -110,61 +98,44 @@ def growth(figures: Figures) -> str:
     found = []
     for short, long in itertools.pairwise(LENGTHS):
         low, high = figures.get(short), figures.get(long)
-        if low and high:
-            found.append(f"{math.log(high / low) / math.log(long / short):5.2f}")
-        else:
-            found.append("    -")
+        exponent = math.log(high / low) / math.log(long / short) if low and high else math.nan
+        found.append(f"{exponent:5.2f}")
     return " ".join(found)
-
-
-def is_affordable(memory: Figures, length: int, max_gib: float) -> bool:
-    """Whether four times the memory at the last length keeps within the limit."""
-    last = memory.get(length // 2)
-    return last is None or 4 * last <= max_gib * GIB
 
 
 def measure(names: list[str], length: int, repeats: int, found: dict[str, Row]) -> None:
     """Fill in what these variants take at this length, and print it."""
     for name in names:
-        found[name].memory[length] = memory_of(name, length)
+        found[name]["memory"][length] = memory_of(name, length)
     for name, median in seconds_of(names, length, repeats).items():
-        found[name].seconds[length] = median
-    base = found[BASELINE]
+        found[name]["seconds"][length] = median
+    units = {"seconds": (1e-3, "ms"), "memory": (MIB, "MiB")}
     for name in names:
-        seconds, memory = (f[length] for f in (found[name].seconds, found[name].memory))
-        base_seconds, base_memory = (f[length] for f in (base.seconds, base.memory))
         line = f"  {name:<22}"
-        if seconds and base_seconds:
-            line += f" {1000 * seconds:9.1f} ms {seconds / base_seconds:6.2f} x {BASELINE}"
-        if memory and base_memory:
-            line += f" {memory / MIB:9.1f} MiB {memory / base_memory:6.2f} x"
+        for what, (size, unit) in units.items():
+            own, base = (found[n][what][length] for n in (name, BASELINE))
+            if own and base:
+                line += f" {own / size:9.1f} {unit} {own / base:6.2f} x {BASELINE}"
         print(line, flush=True)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="time one attention layer by its length")
-    parser.add_argument("--quick", action="store_true", help="3 repeats instead of 7")
-    parser.add_argument("--max-gib", type=float, default=6.0, help="most memory of one run")
-    parser.add_argument("--memory", nargs=2, metavar=("VARIANT", "N"), help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.memory:
-        print(json.dumps(added_memory(arguments.memory[0], int(arguments.memory[1]))))
-        return
-    print(f"machine: {machine()}, {torch.get_num_threads()} thread(s)")
-    repeats = 3 if arguments.quick else 7
+    given = arguments(__doc__)
+    repeats = 3 if given.quick else 7
     print(f"one layer, forward and backward, {HEADS} heads of {HEAD_DIM}; medians of {repeats}")
     names = variants()
-    found = {name: Row() for name in names}
+    found: dict[str, Row] = {name: {"seconds": {}, "memory": {}} for name in names}
     for length in LENGTHS:
         print(f"{length} positions, stride {math.isqrt(length)}", flush=True)
         for name in list(names):
-            if not is_affordable(found[name].memory, length, arguments.max_gib):
-                print(f"  {name}: not run from here on, for more than {arguments.max_gib:g} GiB")
+            if 4 * (found[name]["memory"].get(length // 2) or 0) > MAX_GIB * 2**30:
+                print(f"  {name}: not run from here on, for more than {MAX_GIB} GiB")
                 names.remove(name)
         measure(names, length, repeats, found)
     print("growth exponents from each length to the next: time; memory")
     for name, row in found.items():
-        print(f"  {name:<22} {growth(row.seconds)};  {growth(row.memory)}")
+        print(f"  {name:<22} {growth(row['seconds'])};  {growth(row['memory'])}")
+    keep(given.json, {"variants": found})
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """A training step against its matrix products alone.
 
-    OMP_NUM_THREADS=1 python -m benchmarks.matmul_share [--quick] [--json FILE]
+    OMP_NUM_THREADS=1 python -m benchmarks.matmul_share [--quick] [--threads N] [--json FILE]
 
 A step is what a run does once an update: forward, loss, backward, optimizer. Its products are those
 of every linear map, of the scores and the contexts of every attention, and of the output
@@ -11,16 +11,16 @@ with α-entmax, which runs in turn with both, to that with softmax.
 
 from __future__ import annotations
 
-import argparse
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmarks.clock import keep, machine, medians
+from benchmarks.clock import medians
+from benchmarks.command import arguments, keep
 from benchmarks.updates import CPU, Updates, full_rows, model_config, run_config
 from headwise.config.schema import ModelConfig
 from headwise.kernels.linear import product
@@ -29,12 +29,9 @@ from headwise.train.memory import keep_freed_memory
 
 VOCABULARY = {"tiny": 2000, "small": 8000, "base": 32000}
 TOKENS = 4096
-CASES = [  # model, length, precision
-    *(("small", length, precision) for length in (32, 64) for precision in ("bf16", "fp32")),
-    ("base", 32, "bf16"),
-    ("base", 64, "bf16"),
-]
-QUICK = [("tiny", 32, "bf16"), ("tiny", 32, "fp32")]
+SIZES = (("small", "bf16"), ("small", "fp32"), ("base", "bf16"))
+CASES = [(*size, length) for size in SIZES for length in (32, 64)]
+QUICK = [("tiny", "bf16", 32), ("tiny", "fp32", 32)]
 ATTENTIONS = ("softmax", "alpha_entmax")
 
 # (m, k, n) of a product (m, k) @ (k, n), or (b, m, k, n) of b of them
@@ -69,78 +66,60 @@ def products(config: ModelConfig, vocabulary: int, batch: int, length: int) -> C
     return found
 
 
-class BareProducts:
+def bare_products(shapes: Counter[Product], dtype: torch.dtype) -> Callable[[], None]:
     """The products of a step, one after the other, each shape with operands of its own.
 
     They are formed as the step forms them: float32 by `headwise.kernels.linear.product`.
     """
+    calls: list[Callable[[], Tensor]] = []
+    for shape, count in shapes.items():
+        *batch, m, k, n = shape
+        left, right = torch.randn(*batch, m, k).to(dtype), torch.randn(*batch, k, n).to(dtype)
+        form = partial(torch.bmm, left, right) if batch else partial(product, left, right.t())
+        calls += [form] * count
 
-    def __init__(self, shapes: Counter[Product], dtype: torch.dtype) -> None:
-        self.work: list[tuple[Callable[..., Tensor], Tensor, Tensor, int]] = []
-        for shape, count in shapes.items():
-            *batch, m, k, n = shape
-            left, right = torch.randn(*batch, m, k).to(dtype), torch.randn(*batch, k, n).to(dtype)
-            if batch:
-                self.work.append((torch.bmm, left, right, count))
-            else:
-                self.work.append((product, left, right.t(), count))
+    def form_all() -> None:
+        for call in calls:
+            call()
 
-    def __call__(self) -> None:
-        """Multiply all of them."""
-        for multiply, left, right, count in self.work:
-            for _ in range(count):
-                multiply(left, right)
+    return form_all
 
 
-def compare(name: str, length: int, precision: str, repeats: int) -> dict[str, Any]:
+def compare(name: str, precision: str, length: int, repeats: int) -> dict[str, Any]:
     """One row of the table: medians of a step by each attention, and of the products."""
     calls: dict[str, Callable[[], object]] = {
         attention: make_updates(name, attention, length, precision) for attention in ATTENTIONS
     }
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     shapes = products(model_config(name), VOCABULARY[name], TOKENS // length, length)
-    calls["products"] = BareProducts(shapes, dtype)
+    calls["products"] = bare_products(shapes, dtype)
     for call in calls.values():
         call()  # page faults of the first updates; `medians` warms up once more
     taken = medians(calls, repeats)
-    return {
-        "model": name,
-        "length": length,
-        "precision": precision,
-        "threads": torch.get_num_threads(),
-        "seconds": taken,
-        "ratio": taken["softmax"] / taken["products"],
-        "to_softmax": taken["alpha_entmax"] / taken["softmax"],
-        "repeats": repeats,
-    }
+    row = {"model": name, "length": length, "precision": precision, "repeats": repeats}
+    row |= {"seconds": taken, "ratio": taken["softmax"] / taken["products"]}
+    return {**row, "to_softmax": taken["alpha_entmax"] / taken["softmax"]}
 
 
-def measure(quick: bool) -> dict[str, Any]:
-    """The table as `{"rows": [...]}`; with `quick` small rows of three repeats."""
+def measure(quick: bool) -> list[dict[str, Any]]:
+    """The rows of the table; with `quick` small ones of three repeats."""
     keep_freed_memory()
-    cases = QUICK if quick else CASES
-    if not multiplies_bf16(CPU):
-        cases = [case for case in cases if case[2] == "fp32"]
-    return {"rows": [compare(*case, 3 if quick else 7) for case in cases]}
+    return [
+        compare(name, precision, length, 3 if quick else 7)
+        for name, precision, length in (QUICK if quick else CASES)
+        if precision == "fp32" or multiplies_bf16(CPU)
+    ]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="a training step against its matrix products")
-    parser.add_argument("--quick", action="store_true", help="small rows, 3 repeats")
-    parser.add_argument("--threads", type=int, help="of torch; its default otherwise")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="keep the figures here")
-    arguments = parser.parse_args()
-    if arguments.threads:
-        torch.set_num_threads(arguments.threads)
-    print(f"machine: {machine()}")
-    found = measure(arguments.quick)
-    for row in found["rows"]:
+    given = arguments(__doc__)
+    rows = measure(given.quick)
+    for row in rows:
         print(
             f"  {row['model']:<6} length {row['length']:<4} {row['precision']}   step / products "
             f"{row['ratio']:5.2f}   α-entmax / softmax {row['to_softmax']:5.3f}"
         )
-    if arguments.json:
-        keep(arguments.json, {"machine": machine(), **found})
+    keep(given.json, {"rows": rows})
 
 
 if __name__ == "__main__":

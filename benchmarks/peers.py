@@ -14,161 +14,101 @@ GPUs. Freed memory is kept (`headwise.train.memory`), for all of them.
 
 from __future__ import annotations
 
-import argparse
 import logging
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from benchmarks.clock import keep, machine, medians
-from benchmarks.toolkits import CPU, PEERS, Headwise, Sizes, Toolkit
+from benchmarks.clock import medians
+from benchmarks.command import arguments, keep
+from benchmarks.toolkits import CPU, PEERS, Headwise, Toolkit
 from benchmarks.updates import model_config
+from headwise.config.schema import ModelConfig
 from headwise.precision import multiplies_bf16
 from headwise.train.memory import keep_freed_memory
 
 REPEATS, REPEATS_OF_SHORT, QUICK_REPEATS = 7, 25, 3
 BEAM, DROPOUT = 5, 0.1
 VOCABULARY = {"tiny": 500, "small": 8000, "base": 32000}
-STEPS = [("small", 128, 32), ("base", 64, 32)]  # model, sentences, their length
-SEARCHES = [("small", 1, 26), ("small", 32, 26), ("base", 8, 26)]
+CASES = {  # model, sentences, their length
+    "step": [("small", 128, 32), ("base", 64, 32)],
+    "search": [("small", 1, 26), ("small", 32, 26), ("base", 8, 26)],
+}
 QUICK = [("tiny", 4, 8)]
 
 
-def sizes_of(name: str, dropout: float) -> Sizes:
-    """Those of `conf/model`."""
-    config = model_config(name)
-    return Sizes(
-        layers=config.encoder_layers,
-        width=config.d_model,
-        heads=config.n_heads,
-        inner=config.d_ff,
-        vocabulary=VOCABULARY[name],
-        dropout=dropout,
-    )
-
-
-def ours(sizes: Sizes) -> list[Toolkit]:
-    """The first is what all are compared with."""
-    found: list[Toolkit] = [Headwise(sizes), Headwise(sizes, "alpha_entmax")]
-    if multiplies_bf16(CPU):
-        found += [Headwise(sizes, name, "bf16") for name in ("softmax", "alpha_entmax")]
-    return found
-
-
-def theirs(sizes: Sizes) -> list[Toolkit]:
-    """Those that are installed; the others are named."""
-    found = []
+def toolkits(config: ModelConfig, n_words: int) -> Iterator[Toolkit]:
+    """Ours, the first of which is what all are compared with; others, or why they are not here."""
+    for precision in ("fp32", "bf16") if multiplies_bf16(CPU) else ("fp32",):
+        for attention in ("softmax", "alpha_entmax"):
+            yield Headwise(config, n_words, attention, precision)
     for peer in PEERS:
         try:
-            found.append(peer(sizes))
+            yield peer(config, n_words)
         except ImportError as error:
             print(f"  {peer.name} is left out: {error}")
-    return found
 
 
-def ids(sizes: Sizes, sentences: int, length: int) -> Tensor:
-    """Words, none of them special."""
-    return torch.randint(4, sizes.vocabulary, (sentences, length))
-
-
-def time_steps(
-    name: str, sentences: int, length: int, repeats: int, dropout: float = DROPOUT
+def compare(
+    what: str, model: str, sentences: int, length: int, repeats: int, dropout: float = DROPOUT
 ) -> dict[str, Any]:
-    """A row of the first table: seconds a step."""
-    sizes = sizes_of(name, dropout)
-    source, target = ids(sizes, sentences, length), ids(sizes, sentences, length)
-    calls: dict[str, Callable[[], object]] = {}
-    parameters = {}
-    for toolkit in (*ours(sizes), *theirs(sizes)):
-        calls[toolkit.name] = partial(toolkit.step, source, target)
-        parameters[toolkit.name] = sum(
-            p.numel() for p in toolkit.model.parameters() if p.requires_grad
-        )
-    taken = medians(calls, repeats)
-    return {
-        "what": "step",
-        "model": name,
-        "sentences": sentences,
-        "length": length,
-        "repeats": repeats,
-        "seconds": taken,
-        "parameters": parameters,
-    }
-
-
-def time_searches(
-    name: str, sentences: int, length: int, repeats: int, dropout: float = DROPOUT
-) -> dict[str, Any]:
-    """A row of the second table: seconds a batch of sentences.
+    """A row of a table, which is printed: seconds of a "step", or of a "search".
 
     Raises:
         ValueError: a search ended before its limit, so that its time would say nothing.
     """
-    sizes = sizes_of(name, dropout)
-    source = ids(sizes, sentences, length)
+    config, n_words = model_config(model), VOCABULARY[model]
+    config = replace(config, dropout=dropout, activation_dropout=dropout)
+    # words, none of them special
+    source, target = (torch.randint(4, n_words, (sentences, length)) for _ in range(2))
     calls: dict[str, Callable[[], object]] = {}
-    for toolkit in (*ours(sizes), *theirs(sizes)):
-        n_words = toolkit.search(source, BEAM, length)
-        if n_words != length:
-            raise ValueError(f"{toolkit.name} found {n_words} words where {length} were asked for")
-        calls[toolkit.name] = partial(toolkit.search, source, BEAM, length)
-    return {
-        "what": "search",
-        "model": name,
-        "sentences": sentences,
-        "length": length,
-        "repeats": repeats,
-        "seconds": medians(calls, repeats),
-    }
-
-
-def show(row: dict[str, Any]) -> None:
-    """Print a row, one line a toolkit."""
-    what = "a training step" if row["what"] == "step" else f"a search, beam {BEAM}"
-    print(f"{what}, {row['model']}, {row['sentences']} x {row['length']} words")
-    first = next(iter(row["seconds"].values()))
-    for name, seconds in row["seconds"].items():
+    parameters = {}
+    for toolkit in toolkits(config, n_words):
+        name = toolkit.name
+        parameters[name] = sum(p.numel() for p in toolkit.model.parameters() if p.requires_grad)
+        if what == "step":
+            calls[name] = partial(toolkit.step, source, target)
+            continue
+        calls[name] = partial(toolkit.search, source, BEAM, length)
+        shortest = toolkit.search(source, BEAM, length)
+        if shortest != length:
+            raise ValueError(f"{name} found {shortest} words where {length} were asked for")
+    taken = medians(calls, repeats)
+    kind = "a training step" if what == "step" else f"a search, beam {BEAM}"
+    print(f"{kind}, {model}, {sentences} x {length} words")
+    first = next(iter(taken.values()))
+    for name, seconds in taken.items():
         print(f"  {name:30} {seconds:8.3f} s   {seconds / first:5.2f}", flush=True)
+    row = {"what": what, "model": model, "sentences": sentences, "length": length}
+    return {**row, "repeats": repeats, "seconds": taken, "parameters": parameters}
 
 
-def measure(quick: bool, only: str | None = None, dropout: float = DROPOUT) -> dict[str, Any]:
-    """The rows as `{"rows": [...]}`, of both tables or one."""
+def measure(quick: bool, tables: Iterable[str] = CASES, dropout: float = DROPOUT) -> list[Any]:
+    """The rows of some tables."""
     keep_freed_memory()
     torch.manual_seed(1)
     rows = []
-    tables = {"step": (time_steps, STEPS), "search": (time_searches, SEARCHES)}
-    for what in tables if only is None else [only]:
-        take, cases = tables[what]
-        for case in QUICK if quick else cases:
+    for what in tables:
+        for case in QUICK if quick else CASES[what]:
             repeats = REPEATS if case[1] > 1 else REPEATS_OF_SHORT
-            rows.append(take(*case, QUICK_REPEATS if quick else repeats, dropout))
-            show(rows[-1])
-    threads = torch.get_num_threads()
-    return {"benchmark": "peers", "threads": threads, "dropout": dropout, "rows": rows}
+            rows.append(compare(what, *case, QUICK_REPEATS if quick else repeats, dropout))
+    return rows
 
 
 def main() -> None:
-    """Read the command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="a tiny model, 3 repeats")
-    parser.add_argument("--only", choices=("step", "search"), help="one of the two tables")
-    parser.add_argument("--dropout", type=float, default=DROPOUT, help="its rate, in training")
-    parser.add_argument("--threads", type=int, help="of torch; its default otherwise")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="keep the figures here")
-    options = parser.parse_args()
+    given = arguments(
+        __doc__,
+        only={"choices": CASES, "help": "one of the two tables"},
+        dropout={"type": float, "default": DROPOUT, "help": "its rate, in training"},
+    )
     warnings.simplefilter("ignore")  # of the others, about torch
     logging.disable(logging.INFO)
-    if options.threads:
-        torch.set_num_threads(options.threads)
-    print(f"machine: {machine()}, {torch.get_num_threads()} thread(s)")
-    found = measure(options.quick, options.only, options.dropout)
-    if options.json:
-        keep(options.json, {"machine": machine(), **found})
+    rows = measure(given.quick, [given.only] if given.only else CASES, given.dropout)
+    keep(given.json, {"dropout": given.dropout, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -42,21 +41,9 @@ SMOOTHING = 0.1
 BEGIN, END = 2, 3  # any ids would do: what the ids mean costs no time
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """Of a Transformer; as many layers in the encoder as in the decoder."""
-
-    layers: int
-    width: int
-    heads: int
-    inner: int
-    vocabulary: int
-    dropout: float = 0.1
-
-    @property
-    def words(self) -> list[str]:
-        """What a toolkit's dictionary holds beside its four special words."""
-        return [f"w{i}" for i in range(self.vocabulary - 4)]
+def words(n_words: int) -> list[str]:
+    """What a toolkit's dictionary holds beside its four special words."""
+    return [f"w{i}" for i in range(n_words - 4)]
 
 
 class Toolkit(ABC):
@@ -67,7 +54,7 @@ class Toolkit(ABC):
     optimizer: torch.optim.Optimizer
 
     @abstractmethod
-    def __init__(self, sizes: Sizes) -> None: ...
+    def __init__(self, config: ModelConfig, n_words: int) -> None: ...
 
     def optimize(self) -> None:
         """The optimizer as the toolkits build it; to be called at the end of `__init__`."""
@@ -81,7 +68,7 @@ class Toolkit(ABC):
         self.optimizer.step()
 
     @abstractmethod
-    def _loss(self, source: Tensor, target: Tensor) -> Tensor:
+    def _loss(self, source: Tensor, target: Tensor) -> Any:
         """Cross-entropy a word."""
 
     def search(self, source: Tensor, beam: int, steps: int) -> int:
@@ -105,31 +92,27 @@ def lengths(ids: Tensor) -> Tensor:
     return torch.full((ids.shape[0],), ids.shape[1])
 
 
+def of_both_sides(**options: Any) -> dict[str, Any]:
+    """The same for the encoder and the decoder."""
+    sides = ("encoder", "decoder")
+    return {f"{side}_{name}": value for side in sides for name, value in options.items()}
+
+
 class Headwise(Toolkit):
     """Ours."""
 
-    def __init__(self, sizes: Sizes, attention: str = "softmax", precision: str = "fp32") -> None:
+    def __init__(
+        self, config: ModelConfig, n_words: int, attention: str = "softmax", precision: str = "fp32"
+    ) -> None:
         self.name = f"headwise, {attention}, {precision}"
         self.precision = precision
-        factory = AttentionFactory(
-            {"attention": group_node("attention", attention)}, dropout=sizes.dropout
-        )
-        config = ModelConfig(
-            name="peer",
-            encoder_layers=sizes.layers,
-            decoder_layers=sizes.layers,
-            d_model=sizes.width,
-            n_heads=sizes.heads,
-            d_ff=sizes.inner,
-            dropout=sizes.dropout,
-            activation_dropout=sizes.dropout,
-        )
-        n_words = sizes.vocabulary
+        choices = {"attention": group_node("attention", attention)}
+        factory = AttentionFactory(choices, dropout=config.dropout)
         self.model: Transformer = Transformer(config, n_words, n_words, True, factory, seed=1)
         self.cross_entropy = CrossEntropy(SMOOTHING)
         self.optimizer = build_optimizer({"_target_": "torch.optim.Adam", **ADAM}, self.model)
 
-    def _loss(self, source: Tensor, target: Tensor) -> Tensor:
+    def _loss(self, source: Tensor, target: Tensor) -> Any:
         with autocast(CPU, self.precision):
             states_BTD = self.model.states(source, lengths(source), shifted(target))
             sums = self.cross_entropy.of_states(states_BTD, self.model.output.weight, target)
@@ -147,20 +130,21 @@ class JoeyNMT(Toolkit):
 
     name = "JoeyNMT"
 
-    def __init__(self, sizes: Sizes) -> None:
+    def __init__(self, config: ModelConfig, n_words: int) -> None:
         from joeynmt.model import build_model
         from joeynmt.vocabulary import Vocabulary
 
         special: dict[str, Any] = {"unk_token": "<unk>", "pad_token": "<pad>", "bos_token": "<s>"}
         special |= {"eos_token": "</s>", "sep_token": None, "sep_id": None, "lang_tags": []}
         special |= {"unk_id": 0, "pad_id": 1, "bos_id": BEGIN, "eos_id": END}
-        vocabulary = Vocabulary(sizes.words, SimpleNamespace(**special))
-        side = {"type": "transformer", "num_layers": sizes.layers, "num_heads": sizes.heads}
-        side |= {"hidden_size": sizes.width, "ff_size": sizes.inner, "dropout": sizes.dropout}
-        side |= {"layer_norm": "pre", "embeddings": {"embedding_dim": sizes.width, "scale": True}}
+        vocabulary = Vocabulary(words(n_words), SimpleNamespace(**special))
+        width, n_layers, dropout = config.d_model, config.encoder_layers, config.dropout
+        side = {"type": "transformer", "num_layers": n_layers, "num_heads": config.n_heads}
+        side |= {"hidden_size": width, "ff_size": config.d_ff, "dropout": dropout}
+        side |= {"layer_norm": "pre", "embeddings": {"embedding_dim": width, "scale": True}}
         tied = {"tied_embeddings": True, "tied_softmax": True}
-        config = {"encoder": side, "decoder": dict(side), "initializer": "xavier_uniform", **tied}
-        self.model: Any = build_model(config, vocabulary, vocabulary)
+        both = {"encoder": side, "decoder": dict(side), "initializer": "xavier_uniform", **tied}
+        self.model: Any = build_model(both, vocabulary, vocabulary)
         self.model.loss_function = ("crossentropy", SMOOTHING)
         self.optimize()
 
@@ -172,12 +156,11 @@ class JoeyNMT(Toolkit):
         order = torch.arange(len(source))
         return Batch(source, lengths(source), None, target, None, order, CPU, 1, END)
 
-    def _loss(self, source: Tensor, target: Tensor) -> Tensor:
+    def _loss(self, source: Tensor, target: Tensor) -> Any:
         batch = self._batch(source, target)
         batch.sort_by_src_length()
         total, *_ = self.model(return_type="loss", **vars(batch))
-        mean: Tensor = batch.normalize(total, "tokens")
-        return mean
+        return batch.normalize(total, "tokens")
 
     def _best_length(self, source: Tensor, beam: int, steps: int) -> int:
         from joeynmt.search import search
@@ -193,7 +176,7 @@ class OpenNMT(Toolkit):
 
     name = "OpenNMT-py"
 
-    def __init__(self, sizes: Sizes) -> None:
+    def __init__(self, config: ModelConfig, n_words: int) -> None:
         # Names the language of a line for a filter of texts; it has no wheel for Python 3.11.
         sys.modules.setdefault("fasttext", ModuleType("fasttext"))
         from onmt import opts
@@ -205,20 +188,17 @@ class OpenNMT(Toolkit):
         parser = ArgumentParser()
         for group in (opts.model_opts, opts._add_train_general_opts, opts.distributed_opts):
             group(parser)
-        options = parser.parse_args(
-            ["-encoder_type", "transformer", "-decoder_type", "transformer"]
-        )
-        options.layers, options.heads = sizes.layers, sizes.heads
-        options.hidden_size = options.word_vec_size = sizes.width
-        options.transformer_ff, options.position_encoding = sizes.inner, True
-        options.dropout = options.attention_dropout = [sizes.dropout]
+        kind = ["-encoder_type", "transformer", "-decoder_type", "transformer"]
+        options = parser.parse_args(kind)
+        options.layers, options.heads = config.encoder_layers, config.n_heads
+        options.hidden_size = options.word_vec_size = config.d_model
+        options.transformer_ff, options.position_encoding = config.d_ff, True
+        options.dropout = options.attention_dropout = [config.dropout]
         options.share_embeddings = options.share_decoder_embeddings = True
         ArgumentParser.update_model_opts(options)
-        words = ["<unk>", "<blank>", "<s>", "</s>", *sizes.words]
-        both = {"src": words, "tgt": words}
-        self.vocabularies = dict_to_vocabs(
-            {"data_task": "seq2seq", "decoder_start_token": "<s>", **both}
-        )
+        known = ["<unk>", "<blank>", "<s>", "</s>", *words(n_words)]
+        special = {"data_task": "seq2seq", "decoder_start_token": "<s>"}
+        self.vocabularies = dict_to_vocabs({**special, "src": known, "tgt": known})
         self.model: Any = build_base_model(options, self.vocabularies)
         for name, parameter in self.model.named_parameters():  # memory as it was found, so far
             if parameter.dim() > 1:
@@ -229,13 +209,12 @@ class OpenNMT(Toolkit):
         self.compute = LossCompute(criterion, self.model.generator, vocab=self.vocabularies["tgt"])
         self.optimize()
 
-    def _loss(self, source: Tensor, target: Tensor) -> Tensor:
+    def _loss(self, source: Tensor, target: Tensor) -> Any:
         whole_BT1 = torch.cat([torch.full((len(target), 1), BEGIN), target], dim=1).unsqueeze(2)
         batch = {"src": source.unsqueeze(2), "srclen": lengths(source), "tgt": whole_BT1}
         output, attention = self.model(batch["src"], whole_BT1, batch["srclen"])
         total, report = self.compute(batch, output, attention)
-        mean: Tensor = total / report.n_words
-        return mean
+        return total / report.n_words
 
     def _best_length(self, source: Tensor, beam: int, steps: int) -> int:
         from onmt.translate.beam_search import GNMTGlobalScorer
@@ -260,7 +239,7 @@ class Fairseq(Toolkit):
 
     name = "fairseq"
 
-    def __init__(self, sizes: Sizes) -> None:
+    def __init__(self, config: ModelConfig, n_words: int) -> None:
         with mutable_defaults():
             from fairseq.criterions.label_smoothed_cross_entropy import (
                 LabelSmoothedCrossEntropyCriterion,
@@ -269,20 +248,15 @@ class Fairseq(Toolkit):
             from fairseq.models.transformer import TransformerModel, base_architecture
 
         self.dictionary = Dictionary()
-        for word in sizes.words:
+        for word in words(n_words):
             self.dictionary.add_symbol(word)
-        options = {"max_source_positions": 1024, "max_target_positions": 1024}
-        for side in ("encoder", "decoder"):
-            options |= {f"{side}_layers": sizes.layers, f"{side}_normalize_before": True}
-            options |= {f"{side}_attention_heads": sizes.heads, f"{side}_embed_dim": sizes.width}
-            options |= {f"{side}_ffn_embed_dim": sizes.inner}
-        chosen = argparse.Namespace(
-            **options,
-            dropout=sizes.dropout,
-            attention_dropout=sizes.dropout,
-            activation_dropout=sizes.dropout,
-            share_all_embeddings=True,
-        )
+        width, n_layers = config.d_model, config.encoder_layers
+        options = of_both_sides(layers=n_layers, normalize_before=True, embed_dim=width)
+        options |= of_both_sides(attention_heads=config.n_heads, ffn_embed_dim=config.d_ff)
+        options |= {"max_source_positions": 1024, "max_target_positions": 1024}
+        for place in ("dropout", "attention_dropout", "activation_dropout"):
+            options[place] = config.dropout
+        chosen = argparse.Namespace(**options, share_all_embeddings=True)
         base_architecture(chosen)
         task = SimpleNamespace(source_dictionary=self.dictionary, target_dictionary=self.dictionary)
         self.model: Any = TransformerModel.build_model(chosen, task)
@@ -293,12 +267,11 @@ class Fairseq(Toolkit):
     def _inputs(self, source: Tensor) -> dict[str, Tensor]:
         return {"src_tokens": source, "src_lengths": lengths(source)}
 
-    def _loss(self, source: Tensor, target: Tensor) -> Tensor:
+    def _loss(self, source: Tensor, target: Tensor) -> Any:
         inputs = {**self._inputs(source), "prev_output_tokens": shifted(target)}
         sample = {"net_input": inputs, "target": target, "ntokens": target.numel()}
         total, n_words, _ = self.criterion(self.model, sample)
-        mean: Tensor = total / n_words
-        return mean
+        return total / n_words
 
     def _best_length(self, source: Tensor, beam: int, steps: int) -> int:
         from fairseq.sequence_generator import SequenceGenerator
@@ -339,28 +312,28 @@ class Marian(Toolkit):
 
     name = "transformers (Marian)"
 
-    def __init__(self, sizes: Sizes) -> None:
+    def __init__(self, config: ModelConfig, n_words: int) -> None:
         from transformers import MarianConfig, MarianMTModel
 
-        options: dict[str, Any] = {"vocab_size": sizes.vocabulary, "d_model": sizes.width}
-        for side in ("encoder", "decoder"):
-            options |= {f"{side}_layers": sizes.layers, f"{side}_ffn_dim": sizes.inner}
-            options |= {f"{side}_attention_heads": sizes.heads}
+        n_layers, n_heads = config.encoder_layers, config.n_heads
+        options = of_both_sides(layers=n_layers, ffn_dim=config.d_ff, attention_heads=n_heads)
         special = {"pad_token_id": 1, "eos_token_id": END, "decoder_start_token_id": BEGIN}
-        config = MarianConfig(
+        marian = MarianConfig(
             **options,
             **special,
-            dropout=sizes.dropout,
-            attention_dropout=sizes.dropout,
-            activation_dropout=sizes.dropout,
+            vocab_size=n_words,
+            d_model=config.d_model,
+            dropout=config.dropout,
+            attention_dropout=config.dropout,
+            activation_dropout=config.dropout,
             activation_function="relu",
             scale_embedding=True,
             forced_eos_token_id=None,
         )
-        self.model: Any = MarianMTModel(config)
+        self.model: Any = MarianMTModel(marian)
         self.optimize()
 
-    def _loss(self, source: Tensor, target: Tensor) -> Tensor:
+    def _loss(self, source: Tensor, target: Tensor) -> Any:
         logits_BTV = self.model(
             input_ids=source,
             attention_mask=torch.ones_like(source),

@@ -11,64 +11,41 @@ processor, which other load on the machine lengthens less; else it is that of th
 
 from __future__ import annotations
 
-import argparse
-import json
-import subprocess
-import sys
-
-import torch
-
-from benchmarks.clock import machine, medians
-from benchmarks.updates import Updates, full_rows, run_config
+from benchmarks.clock import medians
+from benchmarks.command import arguments, in_own_process, keep
+from benchmarks.updates import LENGTH, SENTENCES, Updates
 from headwise.config.folders import group_choices
 from headwise.train.memory import keep_freed_memory
 
-VOCABULARY, SENTENCES, LENGTH, SHORTEST = 6000, 128, 16, 12
+VOCABULARY = 6000
 
 
-def measure(keep: bool, repeats: int) -> dict[str, float]:
+def measure(keeps_memory: bool, repeats: int) -> dict[str, float]:
     """Median seconds by "precision variant", interleaved."""
-    if keep:
+    if keeps_memory:
         keep_freed_memory()
-    batch = full_rows(SENTENCES, LENGTH, VOCABULARY, SHORTEST)
-    return medians(
-        {
-            f"{precision} {variant}": Updates(
-                run_config(f"attention={variant}", "model=small", f"trainer.precision={precision}"),
-                VOCABULARY,
-                [batch],
-            )
-            for precision in ("fp32", "bf16")
-            for variant in group_choices("attention")
-        },
-        repeats,
-    )
+    updates = {
+        f"{precision} {name}": Updates.of_short_sentences(
+            VOCABULARY, f"attention={name}", "model=small", f"trainer.precision={precision}"
+        )
+        for precision in ("fp32", "bf16")
+        for name in group_choices("attention")
+    }
+    return medians(updates, repeats)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="time a training step on this machine's CPU")
-    parser.add_argument("--quick", action="store_true", help="3 repeats instead of 7")
-    parser.add_argument("--one", choices=("kept", "returned"), help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    repeats = 3 if arguments.quick else 7
-    if arguments.one:
-        print(json.dumps(measure(arguments.one == "kept", repeats)))
-        return
-    print(f"machine: {machine()}, {torch.get_num_threads()} thread(s)")
-    found = {}
-    for choice in ("returned", "kept"):
-        command = [sys.executable, "-m", "benchmarks.training_step", "--one", choice]
-        command += ["--quick"] if arguments.quick else []
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        found[choice] = json.loads(done.stdout.splitlines()[-1])
-    tokens = SENTENCES * LENGTH
+    given = arguments(__doc__)
+    repeats = 3 if given.quick else 7
+    returned, kept = (in_own_process(measure, keeps, repeats) for keeps in (False, True))
     print(f"medians of {repeats}; freed memory kept; last: the same with memory returned / kept")
-    for name, seconds in found["kept"].items():
-        softmax = found["kept"][f"{name.split()[0]} softmax"]
+    for name, seconds in kept.items():
+        softmax = kept[f"{name.split()[0]} softmax"]
         print(
-            f"  {name:<20} {tokens / seconds:7.0f} tokens/s   {seconds / softmax:5.2f} x softmax"
-            f"   {found['returned'][name] / seconds:5.2f}"
+            f"  {name:<20} {SENTENCES * LENGTH / seconds:7.0f} tokens/s   "
+            f"{seconds / softmax:5.2f} x softmax   {returned[name] / seconds:5.2f}"
         )
+    keep(given.json, {"kept": kept, "returned": returned})
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from headwise.train.memory import LOOK_AT, PeakMemory
 from headwise.train.step import build_step
 
 CPU = torch.device("cpu")
+SENTENCES, LENGTH, SHORTEST = 128, 16, 12  # of a batch like those of Multi30k
 
 
 def run_config(*overrides: str) -> Config:
@@ -63,6 +64,12 @@ class Updates:
         self.step = build_step(config, model, instantiate(config.loss, "loss"), Ranks(0, 1, device))
         self.batches, self.n_batches = itertools.cycle(batches), len(batches)
         self.n_updates = 0
+
+    @classmethod
+    def of_short_sentences(cls, vocabulary: int, *overrides: str) -> Updates:
+        """Of a run with some overrides, on one batch like those of Multi30k."""
+        batch = full_rows(SENTENCES, LENGTH, vocabulary, SHORTEST)
+        return cls(run_config(*overrides), vocabulary, [batch])
 
     def __call__(self) -> None:
         """One update."""

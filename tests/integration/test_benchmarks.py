@@ -9,18 +9,19 @@ from pathlib import Path
 
 import pytest
 from benchmarks import __main__ as everything
-from benchmarks import deep, entmax, peers, training_step, variants
-from benchmarks.toolkits import Headwise, Sizes
+from benchmarks import deep, entmax, peers, training_step, updates, variants
+from benchmarks.toolkits import Headwise
 from torch import Tensor
 
 from command_line import json_of
+from headwise.config.schema import ModelConfig
 from headwise.train.memory import glibc
 
 
 class Absent(Headwise):
     name = "absent"
 
-    def __init__(self, sizes: Sizes) -> None:
+    def __init__(self, config: ModelConfig, n_words: int) -> None:
         import a_toolkit_that_nobody_has  # noqa: F401
 
 
@@ -66,21 +67,20 @@ def test_a_whole_run_is_kept_by_threads_and_as_history(
 
 
 def test_very_deep_models_are_trained_and_recomputed(capsys: pytest.CaptureFixture[str]) -> None:
-    deep.report_learning(n_layers=2, n_updates=10)
-    curves = re.findall(r"-norm +([\d. ]+)\(", capsys.readouterr().out)
-    assert len(curves) == len(deep.STARTS)
-    for curve in curves:
-        first, *means = map(float, curve.split())
+    curves = deep.report_learning(n_layers=2, n_updates=10)
+    assert list(curves) == list(deep.STARTS)
+    assert len(re.findall(r"-norm( +[\d.]+){11}\n", capsys.readouterr().out)) == len(curves)
+    for first, *means in curves.values():
         assert len(means) == 10
         assert first == means[0]
-    assert set(deep.memory_alone(2, True, "softmax")) == {"rise", "held"}
+    assert set(deep.memory_alone(2, True, "softmax")) == {"peak", "held"}
 
 
 def test_other_toolkits_are_timed_beside_ours_and_named_where_they_are_not_here(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(peers, "PEERS", (Absent,))
-    rows = peers.measure(quick=True)["rows"]
+    rows = peers.measure(quick=True)
     assert [row["what"] for row in rows] == ["step", "search"]
     for row in rows:
         assert list(row["seconds"])[:2] == [
@@ -92,7 +92,7 @@ def test_other_toolkits_are_timed_beside_ours_and_named_where_they_are_not_here(
 def test_a_search_that_ends_early_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers, "PEERS", (EndsEarly,))
     with pytest.raises(ValueError, match="found 7 words where 8 were asked for"):
-        peers.time_searches("tiny", 2, 8, 1)
+        peers.compare("search", "tiny", 2, 8, 1)
 
 
 def test_a_step_is_timed_beside_that_of_softmax(
@@ -100,7 +100,7 @@ def test_a_step_is_timed_beside_that_of_softmax(
 ) -> None:
     for module, few in ((variants, ["linear", "softmax"]), (training_step, ["softmax"])):
         monkeypatch.setattr(module, "group_choices", lambda group, few=few: few)
-        monkeypatch.setattr(module, "SENTENCES", 8)
+    monkeypatch.setattr(updates, "SENTENCES", 8)
     kept = tmp_path / "step.json"
     monkeypatch.setattr("sys.argv", ["variants", "--quick", "--json", str(kept)])
     variants.main()
@@ -109,4 +109,7 @@ def test_a_step_is_timed_beside_that_of_softmax(
     assert len(re.findall(r"tokens/s +[0-9.]+ +memory [0-9.-]+", capsys.readouterr().out)) == 2
     if hasattr(glibc(), "mallinfo2"):
         assert found["linear"]["bytes"] > found["softmax"]["bytes"] > 0
-    assert list(training_step.measure(keep=True, repeats=1)) == ["fp32 softmax", "bf16 softmax"]
+    assert list(training_step.measure(keeps_memory=True, repeats=1)) == [
+        "fp32 softmax",
+        "bf16 softmax",
+    ]

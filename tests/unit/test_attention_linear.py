@@ -209,3 +209,19 @@ def test_memory_grows_with_the_length_and_holds_no_state_a_position() -> None:
 def test_a_chunk_without_positions_is_refused() -> None:
     with pytest.raises(ConfigError, match="chunk_size must be at least 1, got 0"):
         LinearAttention(Place("decoder_self", 1, H, E), chunk_size=0)
+
+
+def test_a_row_without_a_key_gives_zeros_and_no_gradient() -> None:
+    attention = make("cross")
+    query, key = states(Q, 1).requires_grad_(), states(K, 2).requires_grad_()
+    mask = Mask(key_lengths_B=torch.tensor([0, 3, K]))
+    found, weights = with_weights(attention, query, key, key, mask)
+    torch.testing.assert_close(found[0], attention.output.bias.expand(Q, D), rtol=0, atol=0)
+    assert (weights[0] == 0).all()
+    found.square().sum().backward()
+    assert query.grad is not None
+    assert key.grad is not None
+    assert (query.grad[0] == 0).all()
+    assert (key.grad[0] == 0).all()
+    assert torch.isfinite(query.grad).all()
+    assert torch.isfinite(key.grad).all()

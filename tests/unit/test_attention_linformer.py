@@ -270,3 +270,23 @@ def test_a_source_that_may_be_too_long_is_refused_before_data() -> None:
     config.tokenizer = dataclasses.replace(config.tokenizer, max_sentence_pieces=256)
     with pytest.raises(ConfigError, match="Linformer at encoder_self takes at most 256 positions"):
         check_model(config)
+
+
+@every
+def test_a_row_without_a_key_gives_zeros_and_no_gradient(
+    sharing: str, projection: str, before_split: bool
+) -> None:
+    attention = make(sharing=sharing, projection=projection, before_split=before_split)
+    for recorded in (False, True):
+        query, key = states(Q, 1).requires_grad_(), states(K, 2).requires_grad_()
+        given = (query, key, key, Mask(key_lengths_B=torch.tensor([0, 4, K])))
+        found = with_weights(attention, *given)[0] if recorded else attention(*given)
+        torch.testing.assert_close(found[0], attention.output.bias.expand(Q, D), rtol=0, atol=0)
+        found.square().sum().backward()
+        assert query.grad is not None
+        assert key.grad is not None
+        for grad in (query.grad, key.grad):
+            assert torch.isfinite(grad).all()
+            assert (grad[0] == 0).all()
+            assert (grad[1] != 0).any()
+        assert (key.grad[1, 4:] == 0).all()

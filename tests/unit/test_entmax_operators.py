@@ -125,3 +125,12 @@ def test_forward_mode_is_refused() -> None:
         dual = forward_ad.make_dual(scores, ones(scores))  # type: ignore[no-untyped-call]
         with pytest.raises(RuntimeError, match="no forward-mode derivative"):
             weights_of(dual, alpha)
+
+
+def test_a_jacobian_by_transforms() -> None:
+    scores, alpha = (one.detach()[:1, :1, :2] for one in inputs())
+    found = torch.func.jacrev(lambda values: weights_of(values, alpha))(scores)
+    expected = torch.autograd.functional.jacobian(  # type: ignore[no-untyped-call]
+        lambda values: weights_of(values, alpha), scores
+    )
+    assert torch.equal(found, expected)

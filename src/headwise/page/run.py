@@ -18,6 +18,7 @@ from headwise.tasks.loading import TrainedRun
 from headwise.track.base import numbered
 from headwise.track.jsonl import read_if_there
 
+N_UPDATES = 200  # at most, that a head's trajectory and the slider have
 OVER_TIME = ("alpha", "density", "entropy")  # of heads.jsonl, beside what heads report themselves
 LEFT_OUT = ("paths", "tracker", "decode.external")  # of the machine, not of the run
 SHOWN_DIGITS = 4
@@ -155,7 +156,7 @@ def trajectories(
     """
     found = {}
     for name in names:
-        measured = [record for record in records if record.get(name)]
+        measured = thinned([record for record in records if record.get(name)], N_UPDATES)
         tables = [dict(numbered(record[name], heads)) for record in measured]
         values = {
             " ".join(map(str, place)): [_shown(table.get(place)) for table in tables]
@@ -165,6 +166,14 @@ def trajectories(
         if values:
             found[name] = {"updates": [record["update"] for record in measured], "values": values}
     return found
+
+
+def thinned(points: Records, most: int) -> Records:
+    """At most so many of them, evenly spaced, the first and the last among them."""
+    if len(points) <= most:
+        return points
+    step = (len(points) - 1) / (most - 1)
+    return [points[round(place * step)] for place in range(most)]
 
 
 def _shown(value: float | None) -> float | None:

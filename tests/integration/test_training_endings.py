@@ -176,6 +176,19 @@ def test_pieces_of_another_version_are_refused(runs: Runs, short: str) -> None:
     assert here in refused.told
 
 
+def test_a_checkpoint_that_is_gone_is_missed(runs: Runs, short: str) -> None:
+    shutil.copytree(runs.folder / short, runs.folder / "gone")
+    folder = runs.run_folder("gone")
+    (folder / "checkpoints" / "last.pt").unlink()
+    shutil.copy(folder / "checkpoints" / "best.pt", folder / "checkpoints" / "average.pt")
+    kept = ("metrics.jsonl", "config.yaml", "overrides.yaml", "checkpoints/average.pt")
+    before = [(folder / name).read_bytes() for name in kept]
+    refused = runs.train("gone", {**SHORT, "trainer.max_updates": 9})
+    assert refused.code == 1
+    assert "last.pt is missing, though it was saved at update 4" in refused.told
+    assert [(folder / name).read_bytes() for name in kept] == before
+
+
 def test_starting_from_another_run(runs: Runs, origin: Path) -> None:
     changes = {**SHORT, "init_from": origin, "trainer.max_updates": 1, "optimizer.lr": 1e-30}
     ended = runs.train("from", {**changes, "model.activation": "gelu"})

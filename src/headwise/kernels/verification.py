@@ -206,10 +206,14 @@ def _drawer(case: Case) -> Callable[..., Tensor]:
 
 
 def _alphas(case: Case) -> Tensor | None:
-    """α of two heads (1, 2, 1, 1), on the case's device."""
+    """α of two heads (1, 2, 1, 1), on the case's device.
+
+    Gradients hold a factor p^(2 - α): near 2 the rounding of bfloat16 at the edge of the support
+    would be as large as a fault.
+    """
     if case.power is not Power.ANY:
         return None
-    return torch.tensor([1.1, 1.6], dtype=torch.float32, device=case.device).view(1, 2, 1, 1)
+    return torch.tensor([1.05, 1.25], dtype=torch.float32, device=case.device).view(1, 2, 1, 1)
 
 
 def _exact(values: Tensor) -> Tensor:

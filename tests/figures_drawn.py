@@ -11,7 +11,7 @@ import pandas as pd
 
 from headwise.config.schema import SITES
 from headwise.plots import runs as plots
-from headwise.plots.attention import LayerMaps, attention_maps
+from headwise.plots.attention_maps import LayerMaps, attention_maps
 from headwise.plots.training import training_figures
 
 RULES = ("softmax", "entmax15", "alpha_entmax")

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from headwise.data import batching
+from headwise.data.batch_order import plan_epoch
 from headwise.data.batching import Batch, BatchLoader, evaluation_batches
-from headwise.data.plan import plan_epoch
 from headwise.data.store import EncodedSplit
 from headwise.data.tokenizer import BOS, EOS
 from headwise.errors import ConfigError, RunError

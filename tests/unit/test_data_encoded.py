@@ -16,8 +16,8 @@ import pytest
 
 from fake_corpora import corpus, options, pairs_of, prepare
 from headwise.data import conversion, encoded, encoding, store
+from headwise.data.bpe_dropout_epochs import EpochSplits
 from headwise.data.encoded import PreparedCorpus, prepare_corpus
-from headwise.data.epochs import EpochSplits
 from headwise.data.prefetch import DEPTH
 from headwise.data.workers import run_apart
 from headwise.errors import ConfigError, DataError, HeadwiseError

@@ -11,7 +11,7 @@ import pytest
 from figures_drawn import density_rows, layer_rows, table, tokens
 from figures_drawn import maps as random_maps
 from headwise.plots import runs as plots
-from headwise.plots.attention import COLOURS, LayerMaps, attention_maps
+from headwise.plots.attention_maps import COLOURS, LayerMaps, attention_maps
 
 
 def titled(figure: Any) -> dict[str, Any]:

@@ -48,11 +48,11 @@ from headwise.track.wandb_tracker import make_tracker
 from headwise.train.average import choose_weights
 from headwise.train.batches import training_batches
 from headwise.train.budget import describe_budget
-from headwise.train.checkpoint import load_checkpoint
 from headwise.train.distributed import Ranks, process_group
 from headwise.train.initial import start_from
 from headwise.train.interrupt import StopRequest, stop_request
 from headwise.train.memory import keep_freed_memory
+from headwise.train.resume import can_resume, resume_or_start
 from headwise.train.step import build_step
 from headwise.train.trainer import Trainer
 
@@ -119,11 +119,11 @@ def _train(
             if ranks.is_main:
                 log.info("this run is finished: %s\n%s", folder.path, summary(folder, results))
             return Outcome(folder.path, results)
-        if config.init_from is not None and not (folder.checkpoints / "last.pt").is_file():
+        if config.init_from is not None and not can_resume(folder):
             RunFolder.existing(config.init_from, "init_from")
         with _claimed(folder, ranks):
-            begun = (folder.checkpoints / "last.pt").is_file()
-            if not begun:
+            resumes = can_resume(folder)
+            if not resumes:
                 _refuse_lost_checkpoint(folder)
             ranks.barrier()
             if ranks.is_main:
@@ -133,7 +133,7 @@ def _train(
                 # of a run that is lengthened: made anew at its end
                 (folder.checkpoints / "average.pt").unlink(missing_ok=True)
                 folder.describe(container, overrides)
-                log.info("%s %s", "going on in" if begun else "training in", folder.path)
+                log.info("%s %s", "going on in" if resumes else "training in", folder.path)
                 if ranks.device.type == "cuda" and config.trainer.device == "auto":
                     log.info(
                         "on a GPU, in batches of %d tokens (trainer=gpu has larger ones, in bf16)",
@@ -163,7 +163,7 @@ def _refuse_lost_checkpoint(folder: RunFolder) -> None:
     saved = folder.read_last()
     if saved:
         raise RunError(
-            f"{folder.checkpoints / 'last.pt'} is missing, though it was saved at update "
+            f"{folder.last} is missing, though it was saved at update "
             f"{saved.get('update')}: copy it back, or remove {folder.path} to begin anew"
         )
 
@@ -241,7 +241,6 @@ class _Run:
         self.config, self.folder, self.ranks, self.tracker = config, folder, ranks, tracker
         self.records = Records(folder if ranks.is_main else None, tracker)
         self._scratch = folder.path / "scratch"  # this epoch's ids under BPE-dropout
-        self._last = folder.checkpoints / "last.pt"
 
     def to_the_end(self, corpus: Corpus) -> Outcome:
         """Prepare, train, score."""
@@ -294,7 +293,7 @@ class _Run:
         tokenizers = prepared.tokenizers
         sizes = tokenizers.source.vocab_size, tokenizers.target.vocab_size
         model = build_model(self.config, *sizes, tokenizers.joint)
-        if self.config.init_from is not None and not self._last.is_file():
+        if self.config.init_from is not None and not can_resume(self.folder):
             origin = RunFolder.existing(self.config.init_from, "init_from")
             start_from(model, self.config, origin, tokenizers)
         return model.to(self.ranks.device)
@@ -319,15 +318,7 @@ class _Run:
             reported=lambda: reported(model),
             stop=stop,
         )
-        if self._last.is_file():
-            # onto the CPU: the optimizer itself knows which of its state belongs on the device
-            trainer.restore(load_checkpoint(self._last))
-            if costs := self.folder.read_last():  # of the processes before this one
-                trainer.seconds = float(costs["train_seconds"])
-                trainer.step.memory.bytes = costs["peak_memory_bytes"]
-        else:
-            # what a process left that died before its first checkpoint
-            self.records.rewind(0, 0)
+        resume_or_start(trainer, self.folder, self.records)
         return trainer
 
     def _finish(self, trainer: Trainer, validator: Validator, prepared: PreparedCorpus) -> Results:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from headwise.data.plan import BatchPlan, plan_epoch
+from headwise.data.batch_order import BatchPlan, plan_epoch
 from headwise.data.store import EncodedSplit, IdStore
 from headwise.data.tokenizer import BOS, EOS
 from headwise.errors import ConfigError, RunError
@@ -113,7 +113,7 @@ class BatchLoader:
     ranks train on what one rank with twice `max_tokens` trains on.
 
     Args:
-        split: the pairs, or what gives the pairs of an epoch (`headwise.data.epochs`).
+        split: the pairs, or what gives the pairs of an epoch (`headwise.data.bpe_dropout_epochs`).
         max_tokens: budget a rank, bos or eos counted on both sides.
         seed: with the epoch, decides the batches and their order.
         rank: this process.

@@ -44,8 +44,9 @@ import torch
 from torch import Tensor
 
 from headwise.data.tokenizer import EOS
-from headwise.decode.hypothesis import Hypothesis, SearchRecord, make_hypothesis, penalised
+from headwise.decode.hypothesis import Hypothesis, SearchRecord, make_hypothesis
 from headwise.decode.incremental import IncrementalDecoder, TranslationModel, holes_filled
+from headwise.decode.length_penalty import penalised
 from headwise.losses.output_map import SOFTMAX, OutputMap
 
 BLOCK = 64  # columns whose maximum is looked at first

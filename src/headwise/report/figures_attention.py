@@ -9,7 +9,7 @@ from headwise.analysis.collect import alphas
 from headwise.analysis.observe import Observation
 from headwise.analysis.text.readings import Reading, readings
 from headwise.errors import DataError
-from headwise.plots.attention import LayerMaps, attention_maps
+from headwise.plots.attention_maps import LayerMaps, attention_maps
 from headwise.plots.style import save, shown, site_order
 from headwise.report.run_names import choice_name, corpus_name
 from headwise.tasks.loading import load

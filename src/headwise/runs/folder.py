@@ -90,6 +90,11 @@ class RunFolder:
         return self.path / "checkpoints"
 
     @property
+    def last(self) -> Path:
+        """The last checkpoint, from which training resumes."""
+        return self.checkpoints / "last.pt"
+
+    @property
     def figures(self) -> Path:
         """Folder of the figures."""
         return self.path / "figures"

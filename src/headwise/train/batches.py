@@ -7,8 +7,8 @@ from pathlib import Path
 
 from headwise.config.schema import Config
 from headwise.data.batching import BatchLoader
+from headwise.data.bpe_dropout_epochs import EpochSplits
 from headwise.data.encoded import PreparedCorpus
-from headwise.data.epochs import EpochSplits
 from headwise.data.prefetch import Prefetched
 from headwise.data.store import EncodedSplit
 from headwise.train.distributed import Ranks

@@ -148,7 +148,7 @@ class Trainer:
                 f"{self.ranks.world_size}: its batches would differ. Use "
                 f"torchrun --nproc-per-node={payload['world_size']}."
             )
-        load_weights(self.model, payload["model"], f"{self.folder.checkpoints}/last.pt")  # 1
+        load_weights(self.model, payload["model"], str(self.folder.last))  # 1
         self.step.optimizer.load_state_dict(payload["optimizer"])  # 2
         self.state = TrainState.from_dict(payload["state"])  # 3
         self.loader.restore(self.state.data)
@@ -305,7 +305,7 @@ class Trainer:
             folder = self.folder.checkpoints
             if numbered and self.config.keep:
                 save_checkpoint(self._numbered(), {"model": content["model"]})
-            save_checkpoint(folder / "last.pt", content)
+            save_checkpoint(self.folder.last, content)
             for old in numbered_checkpoints(folder)[: -self.config.keep or None]:
                 old.unlink()
             self.folder.write_json(

@@ -1,0 +1,29 @@
+"""Resuming a run from its last checkpoint."""
+
+from __future__ import annotations
+
+from headwise.runs.folder import RunFolder
+from headwise.runs.records import Records
+from headwise.train.checkpoint import load_checkpoint
+from headwise.train.trainer import Trainer
+
+
+def can_resume(folder: RunFolder) -> bool:
+    """Whether an earlier process saved a checkpoint, so that the same command resumes."""
+    return folder.last.is_file()
+
+
+def resume_or_start(trainer: Trainer, folder: RunFolder, records: Records) -> None:
+    """Restore the state of the last checkpoint (`Trainer.restore`), or clear the records.
+
+    Raises:
+        CheckpointError: the checkpoint is damaged or of another model.
+    """
+    if not can_resume(folder):
+        records.rewind(0, 0)  # of a process that died before its first checkpoint
+        return
+    # onto the CPU: the optimizer itself knows which of its state belongs on the device
+    trainer.restore(load_checkpoint(folder.last))
+    if costs := folder.read_last():  # of the processes before this one
+        trainer.seconds = float(costs["train_seconds"])
+        trainer.step.memory.bytes = costs["peak_memory_bytes"]

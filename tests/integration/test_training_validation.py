@@ -16,6 +16,7 @@ from headwise.config.schema import DecodeConfig
 from headwise.data.batching import Batch
 from headwise.data.tokenizer import BOS, EOS, PAD
 from headwise.decode.translator import Translator
+from headwise.kernels import native, verification
 from headwise.tasks import evaluation
 from headwise.track.jsonl import read_jsonl
 
@@ -29,6 +30,17 @@ def lines(folder: Path, code: str) -> list[str]:
 def last_validation(run: Path) -> dict[str, Any]:
     rows = [row for row in read_jsonl(run / "metrics.jsonl") if "valid/loss" in row]
     return rows[-1]
+
+
+def test_kernels_are_verified_when_a_run_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = train_small(tmp_path)
+    verdicts: dict[verification.Case, str | None] = {}
+    monkeypatch.setattr(verification, "_VERDICTS", verdicts)
+    headwise.load(str(run), device="cpu")
+    assert bool(verdicts) == (native.reason_without() is None)
+    assert not any(verdicts.values())
 
 
 def test_losses_are_means_over_the_tokens_of_the_whole_set(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import torch
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -22,7 +23,9 @@ from headwise.errors import ConfigError, RunError, refuse, unknown
 from headwise.files import content_digest
 from headwise.metrics.external import check_commands
 from headwise.model.build import build_model
+from headwise.model.kernels import kernels_of
 from headwise.model.transformer import Transformer
+from headwise.precision import resolve_precision
 from headwise.runs.folder import RunFolder, read_config
 from headwise.train.checkpoint import checkpoint_path, load_checkpoint, load_weights
 from headwise.train.distributed import choose_device
@@ -184,4 +187,6 @@ def _load(
     _warn_if_unfinished(folder, config.trainer.max_updates, path.stem)
     output = instantiate(config.loss, "loss").output_map
     translator = Translator(model.eval(), tokenizers, settings, place, output)
+    is_half = resolve_precision(settings.precision, place) == "bf16"
+    kernels_of(model, None, torch.bfloat16 if is_half else torch.float32)  # verifies them
     return TrainedRun(folder, config, model, tokenizers, translator, path)

@@ -50,6 +50,7 @@ def main(
     name: str,
     measure: Callable[[Namespace], Rows],
     is_correct: Callable[[str], bool] = lambda device: True,
+    needs_kernels: bool = True,
     **options: dict[str, Any],
 ) -> int:
     """The command line of such a benchmark; the status is 1 where kernels do not run or are wrong.
@@ -59,17 +60,19 @@ def main(
         name: of the file of figures, unless another is named.
         measure: what was typed -> rows, each kept at once: what fails takes none with it.
         is_correct: asked of the device first.
+        needs_kernels: Triton's kernels; else torch alone is measured where they do not run.
     """
     if torch.cuda.is_available():
         torch.cuda.init()  # it is then the machine that is named
     given = arguments(about, **options)
     path = given.json or Path(f"outputs/benchmarks/{name}.json")
-    if not torch.cuda.is_initialized():
+    if not torch.cuda.is_available():
         print("no CUDA device: nothing to measure")
         return 0
     if reason := triton_device.device_refusal(torch.device("cuda")):
-        print(f"the kernels cannot run here: {reason}")
-        return 1
+        print(f"{'the kernels cannot run here' if needs_kernels else 'torch alone'}: {reason}")
+        if needs_kernels:
+            return 1
     if not is_correct("cuda"):
         return 1
     rows: list[dict[str, Any]] = []

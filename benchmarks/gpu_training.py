@@ -116,6 +116,7 @@ def main() -> int:
         __doc__,
         "gpu_training",
         measure,
+        needs_kernels=False,
         model={"default": "base", "help": "base or another of conf/model"},
         compile={"action": "store_true", "help": "with trainer.compile=true as well"},
     )

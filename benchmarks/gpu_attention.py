@@ -16,6 +16,7 @@ The tests marked `triton` run on a GPU as well: pytest -m triton, without TRITON
 from __future__ import annotations
 
 import functools
+import importlib.util
 import itertools
 import sys
 from argparse import Namespace
@@ -144,7 +145,12 @@ def contenders(alpha: Tensor, causal: bool) -> dict[str, Attend]:
         )
 
     found = {"flash": flash, "learned α": ours(alpha), "α = 1.5": ours(1.5), "α = 2": ours(2.0)}
-    return {**found, "learned α, dropout": ours(alpha, dropout=0.1)}
+    found["learned α, dropout"] = ours(alpha, dropout=0.1)
+    if importlib.util.find_spec("adasplash") is not None:  # at its own job
+        from adasplash import adasplash
+
+        found["adasplash, α = 1.5"] = functools.partial(adasplash, is_causal=causal)
+    return found
 
 
 def calls(tensors: list[Tensor], attends: dict[str, Attend]) -> dict[str, Call]:
@@ -193,5 +199,9 @@ def measure(given: Namespace) -> gpu.Rows:
         yield row | {"live": share, "ms": taken, "ratios": ratios}
 
 
+def main() -> int:
+    return gpu.main(__doc__, "gpu_attention", measure, is_correct)
+
+
 if __name__ == "__main__":
-    sys.exit(gpu.main(__doc__, "gpu_attention", measure, is_correct))
+    sys.exit(main())

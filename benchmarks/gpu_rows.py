@@ -112,5 +112,9 @@ def measure(given: Namespace) -> gpu.Rows:
         yield {"of": title, f"{first}_ms": taken[first], "ratios": ratios}
 
 
+def main() -> int:
+    return gpu.main(__doc__, "gpu_rows", measure, is_correct)
+
+
 if __name__ == "__main__":
-    sys.exit(gpu.main(__doc__, "gpu_rows", measure, is_correct))
+    sys.exit(main())

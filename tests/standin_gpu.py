@@ -223,6 +223,7 @@ def _stand_in(torch: Any) -> None:
         "device_count": 1,
         "current_device": 0,
         "get_device_name": "stand-in",
+        "get_device_properties": "stand-in",
         "get_device_capability": (9, 0),
         "is_bf16_supported": True,
         "max_memory_allocated": 2,

@@ -74,13 +74,12 @@ def test_kernels_give_the_same_and_do_not_wait(library: Path) -> None:
 def test_what_measures_kernels_goes_through(library: Path, tmp_path: Path) -> None:
     lines = {"gpu_attention": ["--quick"], "gpu_rows": []}
     found = ask(library, "benchmarks", {"folder": str(tmp_path), "lines": lines})["left"]
-    *attention, memory = found["gpu_attention"]["rows"]
+    attention = found["gpu_attention"]["rows"]
     assert len(attention) == 4
     for row in attention:
         assert 0 < row["live"] <= 1
-        assert len(row["ratios"]) >= 6
-        assert all(ratios == [1, 1] for ratios in row["ratios"].values()), row  # NaN: it failed
-    assert memory == {"peak_bytes": {"16": 1, "32": 1}}
+        assert len(row["ratios"]) >= 8  # of what failed there is none
+        assert set(row["ratios"].values()) == {1}, row
     rows = found["gpu_rows"]["rows"]
     assert [len(row["ratios"]) for row in rows] == [6, 4]
     assert all(set(row["ratios"].values()) == {1} for row in rows)

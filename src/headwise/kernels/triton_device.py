@@ -74,10 +74,10 @@ def build_digest() -> str:
         digest.update(source.read_bytes())
     driver = Path("/proc/driver/nvidia/version")
     device = "interpreter"
-    if torch.cuda.is_available():
+    if not is_interpreted():
         device = str(torch.cuda.get_device_properties(torch.cuda.current_device()))
         device += driver.read_text() if driver.is_file() else ""
-    facts = (importlib.metadata.version("triton"), torch.__version__, device, is_interpreted())
+    facts = (importlib.metadata.version("triton"), torch.__version__, device)
     digest.update(repr(facts).encode())
     return digest.hexdigest()[:20]
 

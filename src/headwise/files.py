@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import hashlib
 import json
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -65,12 +64,6 @@ def discard(descriptor: int) -> None:
     os.close(nowhere)
 
 
-def content_digest(path: Path) -> str:
-    """By which a file's content is known, wherever it lies: weights, records."""
-    with open(path, "rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()[:16]
-
-
 def remove_partial(folder: Path) -> None:
     """Remove what processes left that were killed while they wrote; none may be writing now."""
     for left in folder.glob(f".*{PARTIAL}"):
@@ -86,6 +79,11 @@ def write_text(path: Path, text: str) -> None:
     """Write a small file all or not at all."""
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a small json file all or not at all."""
+    write_text(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
 def read_json(path: Path, may_lack: bool = False) -> dict[str, Any]:

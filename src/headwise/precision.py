@@ -30,6 +30,11 @@ def resolve_precision(name: str, device: torch.device) -> str:
     return "bf16" if multiplies_bf16(device) else "fp32"
 
 
+def product_type(precision: str, device: torch.device) -> torch.dtype:
+    """The type of matrix products under `autocast` of a precision."""
+    return torch.bfloat16 if resolve_precision(precision, device) == "bf16" else torch.float32
+
+
 def multiplies_bf16(device: torch.device) -> bool:
     """Whether matrix products in bf16 run on units of their own."""
     if device.type == "cuda":

@@ -6,7 +6,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,16 +33,17 @@ from headwise.analysis.trajectories import trajectory_rows
 from headwise.config.instantiate import instantiate
 from headwise.config.schema import AnalyzeConfig
 from headwise.data.batching import evaluation_batches
+from headwise.data.digest import content_digest
 from headwise.data.store import EncodedSplit
 from headwise.errors import ConfigError, DataError, RunError, refuse, require
-from headwise.files import content_digest, locked, write_text
+from headwise.files import locked, write_json, write_text
 from headwise.losses.loss import Loss
 from headwise.report.heads import write_comparison
 from headwise.report.run_names import attention_name
 from headwise.runs.folder import RunFolder, find_folders
 from headwise.tasks.evaluation import MAX_HEAD_PIECES
 from headwise.tasks.loading import TrainedRun, load_selected
-from headwise.tasks.texts import MeasuredText, read_text, scores_as_it_is
+from headwise.tasks.texts import MeasuredText, read_sides, scores_as_it_is
 from headwise.track.jsonl import read_if_there
 
 VERSION = 2  # of what is computed; analyses of another version are made anew
@@ -160,33 +161,34 @@ def _write(out: Path, tables: dict[str, Rows], about: dict[str, Any]) -> str:
             print(f"{table.path(out)} was of other weights or another text, and is gone")
     words = findings_text(tables["findings"], about)
     write_text(out / FINDINGS_TEXT, words)
-    write_text(out / SETTINGS, json.dumps(about, indent=2, ensure_ascii=False) + "\n")
+    write_json(out / SETTINGS, about)
     return words
 
 
 def _read(run: TrainedRun, config: AnalyzeConfig) -> _Text:
     """The text, without sentences that are too long, in batches of moderate size."""
-    whole, pair, data = read_text(run, config.data), run.tokenizers, run.config.data
-    sides = pair.source.encode(whole.sources), pair.target.encode(whole.references)
+    name, (sources, references) = read_sides(run, config.data)
+    pair, data = run.tokenizers, run.config.data
+    sides = pair.source.encode(sources), pair.target.encode(references)
     lengths = [max(map(len, ids)) for ids in zip(*sides, strict=True)]
     kept = [index for index, length in enumerate(lengths) if length <= MAX_HEAD_PIECES]
     if not kept:
-        raise DataError(f"{whole.name} has no sentence of up to {MAX_HEAD_PIECES} pieces")
+        raise DataError(f"{name} has no sentence of up to {MAX_HEAD_PIECES} pieces")
     source_ids, target_ids = ([ids[index] for index in kept] for ids in sides)
     split = EncodedSplit.from_lists(source_ids, target_ids)
     max_tokens = min(run.config.trainer.max_tokens, MOST_TOKENS)
-    measured = replace(
-        whole,
-        sources=[whole.sources[index] for index in kept],
-        references=[whole.references[index] for index in kept],
-        batches=list(evaluation_batches(split, max_tokens)),
+    measured = MeasuredText(
+        name,
+        [sources[index] for index in kept],
+        [references[index] for index in kept],
+        list(evaluation_batches(split, max_tokens)),
     )
     return _Text(
         measured,
         TextSide.of(data.source, source_ids, pair.source.id_to_piece),
         TextSide.of(data.target, target_ids, pair.target.id_to_piece),
         [index + 1 for index in kept],
-        len(whole.sources) - len(kept),
+        len(sources) - len(kept),
     )
 
 

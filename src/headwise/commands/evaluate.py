@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from headwise.config.schema import EvaluateConfig
 from headwise.errors import ConfigError, require
 from headwise.file_names import check_file_name
-from headwise.files import read_json, write_text
-from headwise.report.outcome import shown_score
+from headwise.files import read_json, write_json
+from headwise.report.outcome import score_lines
 from headwise.runs.folder import OWN_FILES
 from headwise.tasks.evaluation import evaluate_texts
 from headwise.tasks.loading import TrainedRun, load_selected
@@ -52,11 +51,10 @@ def evaluate(config: EvaluateConfig) -> dict[str, Any]:
             Ranks(0, 1, run.translator.device),
             config.progress,
         )
-        for metric, found in scores[split].items():
-            print(f"{split:>24}  {metric:<14} {shown_score(found)}", flush=True)
+        print("\n".join(score_lines(split, scores[split])), flush=True)
         known[split] = scores[split]
         written = {**content, **({"files": files} if files else {}), "scores": known}
-        write_text(path, json.dumps(written, indent=2, ensure_ascii=False) + "\n")
+        write_json(path, written)
     print(f"written to {path} and {run.folder.hypotheses / name}")
     return scores
 

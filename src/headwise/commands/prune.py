@@ -37,7 +37,7 @@ from headwise.config.folders import group_node
 from headwise.config.instantiate import instantiate
 from headwise.config.schema import SITES, PruneConfig
 from headwise.errors import ConfigError, RunError, refuse, require
-from headwise.files import write_text
+from headwise.files import write_json, write_text
 from headwise.losses.loss import Loss
 from headwise.model.build import build_model
 from headwise.model.places import check_heads, typed_heads
@@ -146,7 +146,7 @@ def _measure(config: PruneConfig, run: TrainedRun, heads: Heads) -> Importance:
         "decode": run.search,
     }
     content = {**about, "heads": heads, "raw": found.raw, "normalised": found.normalised}
-    _write_json(folder / "importance.json", content)
+    write_json(folder / "importance.json", content)
     tables = {}
     order = pruning_order(found.normalised, heads, config.sites)
     n_measured = 11 * config.table + 2 * len(order) * config.ablation
@@ -166,7 +166,7 @@ def _measure(config: PruneConfig, run: TrainedRun, heads: Heads) -> Importance:
     for name, rows in tables.items():
         frame = DataFrame(rows)
         print(f"\n{name}\n{frame.to_string(index=False, float_format=FORMAT)}")
-        _write_json(folder / f"{name}{some}.json", {**about, "sites": config.sites, "rows": rows})
+        write_json(folder / f"{name}{some}.json", {**about, "sites": config.sites, "rows": rows})
         write_text(folder / f"{name}{some}.csv", frame.to_csv(index=False, lineterminator="\n"))
     print(f"\nwritten to {folder}", flush=True)
     return found
@@ -184,10 +184,6 @@ def _importance_table(found: Importance, heads: Heads) -> DataFrame:
         of_head = (of[head.site][head.layer - 1][place] for of in (found.raw, found.normalised))
         rows.append((head.site, head.layer, head.number, *of_head))
     return DataFrame(rows, columns=["site", "layer", "head", "raw", "normalised"])
-
-
-def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    write_text(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
 # -- the smaller run ------------------------------------------------------------------------------

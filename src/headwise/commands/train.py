@@ -32,7 +32,7 @@ from headwise.losses.loss import Loss
 from headwise.model.build import build_model
 from headwise.model.kernels import kernels_of
 from headwise.model.transformer import Transformer
-from headwise.precision import ask_for_same_bits, resolve_precision
+from headwise.precision import ask_for_same_bits, product_type
 from headwise.report.outcome import draw, summary
 from headwise.runs.environment import git_commit, versions
 from headwise.runs.failure import Failure, UntouchedRun
@@ -300,9 +300,8 @@ class _Run:
 
     def _verify_kernels(self, model: Transformer, loss: Loss) -> None:
         """Verify the kernels of the run, and remember which it uses."""
-        is_half = resolve_precision(self.config.trainer.precision, self.ranks.device) == "bf16"
-        low, alpha = torch.bfloat16 if is_half else torch.float32, getattr(loss, "alpha", 1.0)
-        used = kernels_of(model, alpha, low, self.ranks.gather)
+        low = product_type(self.config.trainer.precision, self.ranks.device)
+        used = kernels_of(model, getattr(loss, "alpha", 1.0), low, self.ranks.gather)
         if self.ranks.is_main:
             known = read_json(self.folder.path / "environment.json")
             self.folder.write_json("environment.json", known | {"kernels": used})

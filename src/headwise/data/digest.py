@@ -24,6 +24,11 @@ def file_digest(path: Path, algorithm: str = "sha256") -> str:
         raise DataError(f"{path} cannot be read: {error.strerror}") from error
 
 
+def content_digest(path: Path) -> str:
+    """By which a file's content is known, wherever it lies: weights, records."""
+    return file_digest(path)[:16]
+
+
 class FileHashes:
     """Hashes of files, kept in `cache_dir/hashes.json` until a file changes.
 

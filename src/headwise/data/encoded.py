@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 import importlib.metadata
 import json
 import logging
@@ -22,6 +21,7 @@ import numpy as np
 from headwise.config.schema import TokenizerConfig
 from headwise.data.cache import make_once
 from headwise.data.conversion import ParallelText
+from headwise.data.digest import combined_digest
 from headwise.data.encoding import POOL_PAIRS, EncodingJob, write_encoded
 from headwise.data.store import EncodedSplit, IdStore, id_dtype
 from headwise.data.tokenizer import TokenizerPair
@@ -119,7 +119,7 @@ def _fingerprint(
         "tokenizer": options,
         "seed": seed,
     }
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+    return combined_digest([json.dumps(parts, sort_keys=True)])
 
 
 def _dtype(tokenizers: TokenizerPair) -> type[np.uint16] | type[np.int32]:

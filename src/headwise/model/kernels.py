@@ -22,7 +22,8 @@ def kernels_of(
 ) -> dict[str, str]:
     """What computes the parts of a model, and why: part -> kernel (reason).
 
-    Every kernel that may be taken, in training or a search, is verified unless that is remembered.
+    Every kernel that may be taken, in a search and in training, is verified unless that is
+    remembered.
     What one rank finds wrong, none takes.
 
     Args:
@@ -58,18 +59,17 @@ def _chosen(
         normaliser = attention.normaliser
         assert isinstance(normaliser, FusedNormaliser)
         keys = empty(1, 1, choice.KEYS_WORTH_IT, attention.place.head_dim)
-        for part, queries, rate in (
-            ("attention in training", keys, attention.dropout),
-            ("attention", keys, 0.0),
-            ("attention of few queries", keys[:, :, :1], 0.0),
-        ):
+        cases = [("attention", keys, 0.0), ("attention of few queries", keys[:, :, :1], 0.0)]
+        if alpha is not None:
+            cases.append(("attention in training", keys, attention.dropout))
+        for part, queries, rate in cases:
             with torch.set_grad_enabled(part != "attention of few queries"):
                 kernel = normaliser.kernel(queries, keys, keys, False, rate)
             found[part].add(str(kernel))
     if alpha is not None:
         found["losses"] = {str(choice.losses(empty(1, 1), alpha, REFERENCE))}
-    for dtype in {low, torch.float32}:
-        found["dropout"].add(str(choice.dropout(empty(1, dtype=dtype))))
+        for dtype in {low, torch.float32}:
+            found["dropout"].add(str(choice.dropout(empty(1, dtype=dtype))))
     is_onednn = device.type == "cpu" and low in linear.TYPES
     found["linear maps"] = {"oneDNN" if is_onednn else "torch"}
     return {part: ", ".join(sorted(names)) for part, names in found.items()}

@@ -9,7 +9,6 @@ from omegaconf import OmegaConf
 
 from headwise.analysis.pruning import Heads, present_heads
 from headwise.analysis.tables import FINDINGS, FOLDER, HEAD_KEY, HEADS, OTHERS, read_settings
-from headwise.files import content_digest
 from headwise.model.transformer import n_parameters
 from headwise.report.run_names import choice_name, corpus_name
 from headwise.runs.folder import RunFolder
@@ -27,13 +26,8 @@ Records = Sequence[Mapping[str, Any]]
 Place = tuple[str, int, int]  # site, layer, number
 
 
-def run_content(run: TrainedRun, checkpoint: str) -> dict[str, Any]:
-    """The run's name, facts, scores, findings, settings, heads and their trajectories.
-
-    Args:
-        run: loaded.
-        checkpoint: name of its weights.
-    """
+def run_content(run: TrainedRun) -> dict[str, Any]:
+    """The name of a run, facts, scores, findings, settings, heads and their trajectories."""
     folder, config = run.folder, run.config
     results = folder.read_results()
     analysis = folder.path / FOLDER
@@ -45,7 +39,7 @@ def run_content(run: TrainedRun, checkpoint: str) -> dict[str, Any]:
         "attention": choice_name(config),
         "corpus": corpus_name(config),
         "languages": [config.data.source, config.data.target],
-        "facts": _facts(run, results, checkpoint),
+        "facts": _facts(run, results),
         "scores": _scores(results, config.data.valid),
         "findings": list(map(_rounded, FINDINGS.read(analysis))),
         "settings": _settings(folder),
@@ -55,7 +49,7 @@ def run_content(run: TrainedRun, checkpoint: str) -> dict[str, Any]:
     }
 
 
-def _facts(run: TrainedRun, results: Results | None, checkpoint: str) -> list[list[str]]:
+def _facts(run: TrainedRun, results: Results | None) -> list[list[str]]:
     config = run.config
     model = config.model
     records = read_if_there(run.folder.metrics)
@@ -69,9 +63,9 @@ def _facts(run: TrainedRun, results: Results | None, checkpoint: str) -> list[li
         "parameters": f"{n_parameters(run.model):,}",
         "updates": f"{n_updates:,}" if n_updates else "",
         "seed": str(config.seed),
-        "weights shown": f"checkpoint {checkpoint}",
+        "weights shown": f"checkpoint {run.checkpoint.stem}",
         "search": _search(run),
-        "heads measured": _other_weights(run.folder, checkpoint),
+        "heads measured": _other_weights(run),
     }
     return [[name, fact] for name, fact in facts.items() if fact]
 
@@ -88,10 +82,10 @@ def _search(run: TrainedRun) -> str:
     return "greedy" if settings.method == "greedy" else f"beam {settings.beam}"
 
 
-def _other_weights(folder: RunFolder, checkpoint: str) -> str:
+def _other_weights(run: TrainedRun) -> str:
     """With which weights the analysis was made, where they are not those shown."""
-    about = read_settings(folder.path / FOLDER)
-    if about.get("weights") == content_digest(folder.checkpoints / f"{checkpoint}.pt"):
+    about = read_settings(run.folder.path / FOLDER)
+    if about.get("weights") == run.weights["weights"]:
         return ""
     return f"with other weights (checkpoint {about.get('checkpoint')}) than those shown"
 

@@ -16,7 +16,6 @@ from headwise.plots.style import drawn_bytes
 from headwise.report.figures import figures_of, training_figures
 from headwise.runs.folder import RunFolder
 from headwise.tasks.loading import TrainedRun, load
-from headwise.train.checkpoint import checkpoint_path
 
 
 def write_page(config: ReportConfig, analyze: Callable[[Path], object]) -> Path:
@@ -48,11 +47,9 @@ def write_page(config: ReportConfig, analyze: Callable[[Path], object]) -> Path:
             analyze(folder.path)
     runs = [load(folder.path, config.checkpoint, config.device) for folder in folders]
     _check_languages(runs)
-    names = [checkpoint_path(run.folder, config.checkpoint).stem for run in runs]
     sentences = chosen_sentences(runs[0], config.n_sentences, path)
     contents = [
-        {**run_content(run, name), "sentences": sentence_contents(run, sentences.chosen)}
-        for run, name in zip(runs, names, strict=True)
+        {**run_content(run), "sentences": sentence_contents(run, sentences.chosen)} for run in runs
     ]
     write_text(out, page_text(contents, _pictures(folders), sentences))
     size = out.stat().st_size / 1e6

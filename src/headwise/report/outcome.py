@@ -48,10 +48,7 @@ def draw(folder: RunFolder, tracker: Tracker) -> None:
 
 def summary(folder: RunFolder, results: Results) -> str:
     """Scores, α and where things are, for the terminal."""
-    lines = []
-    for split, scores in results.scores.items():
-        for metric, found in scores.items():
-            lines.append(f"{split:>24}  {metric:<14} {shown_score(found)}")
+    lines = [line for split in results.scores for line in score_lines(split, results.scores[split])]
     if results.alpha:
         lines += ["", alpha_table(results.alpha, _kept_heads(folder))]
     lines += [
@@ -64,6 +61,11 @@ def summary(folder: RunFolder, results: Results) -> str:
         f"translate   headwise translate run={folder.path}",
     ]
     return "\n".join(lines)
+
+
+def score_lines(split: str, scores: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """A line a metric."""
+    return [f"{split:>24}  {metric:<14} {shown_score(found)}" for metric, found in scores.items()]
 
 
 def shown_score(found: Mapping[str, Any]) -> str:

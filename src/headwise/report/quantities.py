@@ -1,8 +1,8 @@
 """The quantities of heads that tables show: how each is called, and how its values are shown."""
 
-# Quantity -> how it is called and shown; in this order.
 from __future__ import annotations
 
+# Quantity -> how it is called and shown; in this order.
 QUANTITIES = {
     "previous_heads": ("heads at -1", "count"),
     "previous_weight": ("their weight at -1, median", "share"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import glob
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -16,7 +15,7 @@ from yaml import YAMLError
 from headwise.config.schema import Config
 from headwise.errors import RunError, nearest
 from headwise.file_names import check_file_name
-from headwise.files import read_json, write_text
+from headwise.files import read_json, write_json, write_text
 from headwise.runs.environment import environment
 from headwise.runs.fingerprint import slug
 from headwise.runs.results import Results
@@ -177,7 +176,7 @@ class RunFolder:
 
     def write_json(self, name: str, content: Mapping[str, Any]) -> None:
         """Write a small json file all or not at all."""
-        write_text(self.path / name, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+        write_json(self.path / name, content)
 
     def describe(self, container: Mapping[str, Any], overrides: list[str]) -> None:
         """Write what the run is: config.yaml, overrides.yaml, environment.json."""

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from headwise.errors import RunError
-from headwise.files import read_json, write_text
+from headwise.files import read_json, write_json
 
 HeadValues = Mapping[str, Sequence[Sequence[float | None]]]  # site -> layers -> heads
 FINISHED = "finished"
@@ -74,8 +73,7 @@ class Results:
 
     def write(self, path: Path) -> None:
         """Write the file all or not at all."""
-        text = json.dumps(dataclasses.asdict(self), indent=2, ensure_ascii=False)
-        write_text(path, f"{text}\n")
+        write_json(path, dataclasses.asdict(self))
 
     def score(self, split: str | None, metric: str = "bleu") -> float | None:
         """A score of a split; None where it was not computed."""

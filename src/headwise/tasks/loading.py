@@ -8,24 +8,23 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import torch
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from headwise.config.instantiate import instantiate
 from headwise.config.schema import Config, DecodeConfig, RunSelection
 from headwise.data.cleaning import Normaliser
+from headwise.data.digest import content_digest
 from headwise.data.tokenizer import TokenizerPair
 from headwise.decode.hypothesis import check_decode_config
 from headwise.decode.scoring import TargetScore
 from headwise.decode.translator import Translation, Translator, require_lines
 from headwise.errors import ConfigError, RunError, refuse, unknown
-from headwise.files import content_digest
 from headwise.metrics.external import check_commands
 from headwise.model.build import build_model
 from headwise.model.kernels import kernels_of
 from headwise.model.transformer import Transformer
-from headwise.precision import resolve_precision
+from headwise.precision import product_type
 from headwise.runs.folder import RunFolder, read_config
 from headwise.train.checkpoint import checkpoint_path, load_checkpoint, load_weights
 from headwise.train.distributed import choose_device
@@ -187,6 +186,5 @@ def _load(
     _warn_if_unfinished(folder, config.trainer.max_updates, path.stem)
     output = instantiate(config.loss, "loss").output_map
     translator = Translator(model.eval(), tokenizers, settings, place, output)
-    is_half = resolve_precision(settings.precision, place) == "bf16"
-    kernels_of(model, None, torch.bfloat16 if is_half else torch.float32)  # verifies them
+    kernels_of(model, None, product_type(settings.precision, place))  # verifies them
     return TrainedRun(folder, config, model, tokenizers, translator, path)

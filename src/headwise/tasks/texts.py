@@ -125,12 +125,17 @@ class MeasuredText:
     batches: Sequence[Batch]
 
 
-def read_text(run: TrainedRun, data: PruneDataConfig) -> MeasuredText:
-    """The split asked for: from the run's folder if it is there, else from its corpus."""
+def read_sides(run: TrainedRun, data: PruneDataConfig) -> tuple[str, Sides]:
+    """Name and sentences of the requested split: from the run's folder, else from its corpus."""
     name = data.split or run.config.data.valid
     check_file_name("data.split", name)
     sources, references = named_sets(run, [name], data.dir)[name]
-    sources, references = sources[: data.sentences], references[: data.sentences]
+    return name, (sources[: data.sentences], references[: data.sentences])
+
+
+def read_text(run: TrainedRun, data: PruneDataConfig) -> MeasuredText:
+    """The requested split, in batches; see `read_sides`."""
+    name, (sources, references) = read_sides(run, data)
     split = EncodedSplit.from_lists(
         run.tokenizers.source.encode(sources), run.tokenizers.target.encode(references)
     )

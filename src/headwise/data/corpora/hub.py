@@ -49,6 +49,7 @@ class HubSource:
         self.config_name, self.revision, self.folder = config_name, revision, folder
         self._splits = {name: _parse(name, where) for name, where in splits.items()}
         self._hashes = FileHashes(cache_dir)
+        self._tables: dict[str, Any] = {}
 
     def splits(self) -> list[str]:
         """Splits on the hub, or those of them whose files are in the local copy."""
@@ -111,12 +112,14 @@ class HubSource:
         return []
 
     def _table(self, split: str) -> Any:
-        """The hub's split as a memory-mapped table, downloaded once."""
+        """The hub's split as a memory-mapped table; the hub is asked once for all slices of it."""
         base = self._rows(split)[0]
+        if base in self._tables:
+            return self._tables[base]
         try:
             import datasets
 
-            return datasets.load_dataset(
+            table = datasets.load_dataset(
                 self.repo, data_dir=self.config_name, revision=self.revision, split=base
             )
         except Exception as error:
@@ -127,6 +130,7 @@ class HubSource:
                 f"needs a network for {self.repo} on the Hugging Face hub ({reason}); without "
                 f"one, copy its parquet files and name their folder with data.dir="
             ) from error
+        return self._tables.setdefault(base, table)
 
 
 def _parse(name: str, where: str) -> tuple[str, int, int | None]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ import headwise as package
 from command_line import train_small
 from headwise.analysis.observe import observations
 from headwise.commands.analyze import analyze_folders
-from headwise.config.schema import SITES, AnalyzeConfig
+from headwise.config.schema import AnalyzeConfig
 from headwise.data.batching import evaluation_batches
 from headwise.data.store import EncodedSplit
 from headwise.train.checkpoint import load_checkpoint, save_checkpoint
@@ -28,7 +27,6 @@ CHROMIUM = next(
     (p for n in ("chromium", "chromium-browser", "google-chrome") if (p := shutil.which(n))), None
 )
 needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: make browser")
-UPDATES = {100: 1.05, 200: 1.95}  # update -> the α that its record gives every head
 
 
 def sharp_runs(folder: Path) -> tuple[Path, Path]:
@@ -38,16 +36,6 @@ def sharp_runs(folder: Path) -> tuple[Path, Path]:
     softmax = train_small(folder, "attention=softmax", "tokenizer.vocab_size=50")
     for run, factor in ((entmax, 60), (softmax, 30)):
         sharpen(run / "checkpoints" / "best.pt", factor)
-    records = [
-        {
-            "update": update,
-            "alpha": {site: [[alpha] * 2] * (1 + (site == SITES[0])) for site in SITES},
-            "scale_gamma": {"cross": [[-alpha, alpha]]},
-        }
-        for update, alpha in UPDATES.items()
-    ]
-    lines = "".join(f"{json.dumps(record)}\n" for record in records)
-    (entmax / "heads.jsonl").write_text(lines, encoding="utf-8")
     return entmax, softmax
 
 
@@ -77,7 +65,7 @@ def started_browser() -> Iterator[Any]:
 class Opened:
     """A page in a browser, with all that it complained of and asked for."""
 
-    def __init__(self, browser: Any, path: Path, fragment: str = "", **options: Any) -> None:
+    def __init__(self, browser: Any, path: Path, **options: Any) -> None:
         self.context = browser.new_context(**options)
         self.page = self.context.new_page()
         self.complaints: list[str] = []
@@ -85,45 +73,38 @@ class Opened:
         self.page.on("console", lambda message: self.complaints.append(message.text))
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
         self.page.on("request", lambda request: self.requests.append(request.url))
-        self.page.goto(path.as_uri() + fragment)
-        self.page.wait_for_selector("canvas.weights")
+        self.page.goto(path.as_uri())
+        self.page.wait_for_selector("table.weights")
 
     def head(self, site: str, layer: int, head: int, run: int = 0) -> Any:
         """A cell of the grid of heads."""
         grid = self.page.locator("#grids .run").nth(run)
-        return grid.locator(f'td[data-key="{site} {layer} {head}"]')
+        return grid.locator(f'[data-key="{site} {layer} {head}"]')
 
     def choose(self, site: str, layer: int, head: int) -> None:
         """Click a head, and wait until its weights are there."""
         self.head(site, layer, head).click()
         title = {"encoder_self": "encoder self", "decoder_self": "decoder self", "cross": "cross"}
         place = f"{title[site]}-attention, layer {layer}, head {head}"
-        self.page.wait_for_selector(f'canvas.weights[aria-label^="Weights of {place}"]')
+        self.page.wait_for_selector(f'table.weights[aria-label^="Weights of {place}"]')
 
     def cells(self, run: int = 0) -> tuple[np.ndarray, np.ndarray]:
-        """Weights of the heat map shown, and where there is ink: another colour than the page's."""
-        canvas = self.page.locator("#maps figure").nth(run).locator("canvas.weights")
-        found = canvas.evaluate(
-            """(canvas) => {
-                 const { columns, values } = canvas.weights;
-                 const { data, width } = canvas
-                   .getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
-                 const probe = new OffscreenCanvas(1, 1).getContext("2d");
-                 probe.fillStyle = styleOf("--paper");
-                 probe.fillRect(0, 0, 1, 1);
-                 const paper = probe.getImageData(0, 0, 1, 1).data;
-                 const at = (place) =>
-                   Math.round((96 + (place + 0.25) * canvas.cell) * devicePixelRatio);
-                 const pixel = (row, column) => data.slice(4 * (at(row) * width + at(column)));
-                 return [...values].map((weight, place) => {
-                   const seen = pixel(Math.floor(place / columns), place % columns);
-                   return [weight, paper.some((part, n) => part !== seen[n])];
-                 });
-               }"""
+        """Weights of the head that is shown, and which cells of its heat map have a colour."""
+        weights = self.page.evaluate(
+            """async (run) => {
+                 const content = data.runs[run].sentences[state.sentence];
+                 const { rows, columns, values } = await headWeights(content, state);
+                 return [[rows, columns], [...values]];
+               }""",
+            run,
         )
-        shape = canvas.evaluate("({ weights }) => [weights.rows, weights.columns]")
-        table = np.array(found, dtype=float).reshape(*shape, 2)
-        return table[..., 0], table[..., 1].astype(bool)
+        cells = self.page.locator("#maps figure").nth(run).locator("table.weights tr + tr td")
+        colours = cells.evaluate_all(
+            "(all) => all.map((cell) => getComputedStyle(cell).backgroundColor)"
+        )
+        shape, values = weights
+        has_ink = [colour != "rgba(0, 0, 0, 0)" for colour in colours]
+        return np.array(values).reshape(shape), np.array(has_ink).reshape(shape)
 
 
 def observed(run: Path, sentence: str) -> dict[tuple[str, int], tuple[Any, Any]]:

@@ -15,15 +15,7 @@ import pytest
 from headwise.config.schema import ReportConfig
 from headwise.errors import HeadwiseError
 from headwise.page.write import write_page
-from opened_page import (
-    UPDATES,
-    Opened,
-    analyze,
-    needs_browser,
-    observed,
-    sharp_runs,
-    started_browser,
-)
+from opened_page import Opened, analyze, needs_browser, observed, sharp_runs, started_browser
 
 pytestmark = pytest.mark.slow
 
@@ -73,9 +65,7 @@ def desktop(browser: Any, page_file: Path) -> Iterator[Opened]:
 def opened(desktop: Opened) -> Opened:
     """The page as it is when it is opened, whatever was done with it before."""
     desktop.page.select_option("#measure", "alpha")
-    desktop.page.locator("#update").fill(str(len(UPDATES)))
-    desktop.page.fill("#search", "")
-    desktop.page.locator("#sentences button").first.click()
+    desktop.page.select_option("#sentence", "0")
     return desktop
 
 
@@ -102,12 +92,12 @@ def test_it_opens_without_complaint_and_asks_for_nothing(opened: Opened, page_fi
 
 @needs_browser
 def test_text_that_looks_like_markup_is_shown_as_it_is(opened: Opened) -> None:
-    shown = opened.page.locator("#sentences bdi").all_text_contents()
-    assert shown == SENTENCES
-    for place in range(len(SENTENCES)):
-        opened.page.locator("#sentences button").nth(place).click()
-        assert opened.page.locator("#texts dd").first.text_content() == SENTENCES[place]
-        assert opened.page.locator("#sentences img, #texts img, #maps img").count() == 0
+    shown = opened.page.locator("#sentence option").all_text_contents()
+    assert shown == [f"{line} {text}" for line, text in enumerate(SENTENCES, start=1)]
+    for place, text in enumerate(SENTENCES):
+        opened.page.select_option("#sentence", str(place))
+        assert opened.page.locator("#texts dd").first.text_content() == text
+        assert opened.page.locator("#texts img, #maps img").count() == 0
     assert opened.page.evaluate("window.hacked") is None
     assert opened.complaints == []
     # the longest word stays inside of its column
@@ -130,70 +120,36 @@ def test_ink_is_where_weights_are_not_zero(opened: Opened, runs: Runs) -> None:
 
 
 @needs_browser
-def test_a_search_finds_in_source_reference_and_translation(opened: Opened) -> None:
-    shown = opened.page.locator("#sentences li:visible")
-    for words, n_found in (("KATZE find", 1), ("dog sees", 5), ("البيت", 1), ("nowhere", 0)):
-        opened.page.fill("#search", words)
-        assert shown.count() == n_found
-    assert opened.page.inner_text("#found") == (
-        "none of the 5 sentences on this page; n_sentences= and sentences=FILE show others"
-    )
-    opened.page.fill("#search", "katzé")  # whatever the accents
-    assert shown.count() >= 1
-
-
-@needs_browser
-def test_the_slider_takes_the_heads_through_training(opened: Opened) -> None:
-    cells = {name: opened.head("cross", 1, head) for name, head in (("first", 1), ("second", 2))}
-    slider = opened.page.locator("#update")
-    for place, (update, alpha) in enumerate(UPDATES.items()):
-        slider.fill(str(place))
-        assert opened.page.inner_text("#update-shown") == f"update {update}"
-        assert cells["second"].inner_text() == f"{alpha:.2f}"
-    slider.fill(str(len(UPDATES)))  # the weights shown have the α of the checkpoint
-    assert cells["second"].inner_text() not in [f"{alpha:.2f}" for alpha in UPDATES.values()]
-    # what an attention reports of itself is a measure too, on a scale of its own values
-    opened.page.select_option("#measure", "scale_gamma")
-    assert "-1.95" in opened.page.inner_text("#legend")
-    slider.fill("0")
-    assert [cell.inner_text() for cell in cells.values()] == ["-1.05", "1.05"]
-    opened.page.select_option("#measure", "confidence")  # of no record: nothing to slide over
-    assert slider.is_disabled()
-
-
-@needs_browser
-def test_the_keyboard_reaches_heads_and_numbers(opened: Opened, runs: Runs) -> None:
+def test_measures_are_chosen_and_heads_too_without_a_mouse(opened: Opened) -> None:
     page = opened.page
-    grid = page.locator("table.heads").first
-    grid.locator("td").first.focus()
-    for key in ("ArrowUp", "ArrowRight", "ArrowDown", "Enter"):
-        page.keyboard.press(key)
-    page.wait_for_selector('canvas.weights[aria-label*="layer 2, head 2"]')
-    assert grid.locator('td[tabindex="0"]').count() == 1  # one tab stop a grid
+    # what an attention reports of itself is a measure too
+    page.select_option("#measure", "scale_gamma")
+    assert "scale gamma" in str(opened.head("cross", 1, 2).get_attribute("aria-label"))
+    page.select_option("#measure", "confidence")
     chosen = opened.head("encoder_self", 2, 2)
-    assert chosen.get_attribute("aria-selected") == "true"
-    assert "layer 2, head 2: α" in str(chosen.get_attribute("aria-label"))
-    page.locator("canvas.weights").focus()
-    for key in ("ArrowDown", "ArrowRight", "ArrowRight"):
-        page.keyboard.press(key)
-    weights_HQK, _ = observed(runs[0], FIRST)["encoder_self", 2]
-    assert_told(page.inner_text("#tip b"), float(weights_HQK[1][1, 2]))
-    page.keyboard.press("Escape")
-    assert page.locator("#tip").is_hidden()
+    assert "layer 2, head 2: confidence" in str(chosen.get_attribute("aria-label"))
+    chosen.focus()
+    page.keyboard.press("Enter")
+    page.wait_for_selector('table.weights[aria-label*="layer 2, head 2"]')
+    assert chosen.get_attribute("aria-pressed") == "true"
+    page.locator(".overview button").first.focus()
+    page.keyboard.press("Enter")
+    page.wait_for_selector('table.weights[aria-label*="layer 2, head 1"]')
+    assert page.evaluate("document.activeElement.textContent") == "head 1"
 
 
 @needs_browser
-def test_the_tip_tells_the_weight_at_the_pointer(opened: Opened, runs: Runs) -> None:
+def test_the_weight_at_the_pointer_is_told(opened: Opened, runs: Runs) -> None:
     opened.choose("cross", 1, 1)
     weights_HQK, _ = observed(runs[0], FIRST)["cross", 1]
-    canvas = opened.page.locator("canvas.weights")
-    canvas.scroll_into_view_if_needed()
-    cell = canvas.evaluate("(canvas) => canvas.cell")
+    line = opened.page.locator("#maps output")
+    reading = line.inner_text()
     for row, column in ((0, 0), (0, 2), (1, 1)):
-        canvas.hover(position={"x": 96 + (column + 0.5) * cell, "y": 96 + (row + 0.5) * cell})
-        assert_told(opened.page.inner_text("#tip b"), float(weights_HQK[0][row, column]))
+        rows = opened.page.locator("table.weights tr + tr")
+        rows.nth(row).locator("td").nth(column).hover()
+        assert_told(line.inner_text().partition(":")[0], float(weights_HQK[0][row, column]))
     opened.page.mouse.move(2, 2)
-    assert opened.page.locator("#tip").is_hidden()
+    assert line.inner_text() == reading
 
 
 def assert_told(text: str, weight: float) -> None:
@@ -207,32 +163,32 @@ def assert_told(text: str, weight: float) -> None:
 def test_a_phone_needs_no_sideways_scrolling(browser: Any, page_file: Path) -> None:
     opened = Opened(browser, page_file, viewport={"width": 360, "height": 740})
     assert opened.page.evaluate("document.documentElement.scrollWidth") <= 360
-    opened.page.locator("#sentences button").nth(3).click()  # the longest word
+    opened.page.select_option("#sentence", "3")  # the longest word
     assert opened.page.evaluate("document.documentElement.scrollWidth") <= 360
     opened.context.close()
 
 
 @needs_browser
-def test_in_the_dark_colours_change_and_scales_stay_monotone(browser: Any, page_file: Path) -> None:
+def test_in_the_dark_colours_change_and_the_scale_stays_monotone(
+    browser: Any, page_file: Path
+) -> None:
     opened = Opened(browser, page_file, viewport={"width": 1280, "height": 900})
-    seen = """() => [
-      getComputedStyle(document.body).backgroundColor,
-      document.querySelector("table.heads td").style.background,
-      document.querySelector("canvas.weights").toDataURL(),
-    ]"""
-    light = opened.page.evaluate(seen)
+    seen: list[list[str]] = []
     for scheme in ("light", "dark"):
         opened.page.emulate_media(color_scheme=scheme)
-        for scale in ("scaleColour", "inkColour"):
-            colours = opened.page.evaluate(
-                f"[...Array(21).keys()].map((place) => {scale}(place / 20))"
-            )
-            lightness = [float(one.removeprefix("oklch(").split()[0]) for one in colours]
-            assert lightness == sorted(lightness, reverse=scheme == "light")
-            assert abs(lightness[0] - lightness[-1]) > 0.4
-    opened.page.wait_for_timeout(300)  # the weights are drawn in a later frame
-    dark = opened.page.evaluate(seen)
-    assert all(before != after for before, after in zip(light, dark, strict=True))
+        colours = opened.page.evaluate(
+            """() => [...Array(21).keys()].map((place) => {
+                 const cell = make("i", { class: "shade", style: `--share: ${place / 20}` });
+                 document.body.append(cell);
+                 return getComputedStyle(cell).backgroundColor;
+               })"""
+        )
+        lightness = [float(one.removeprefix("oklch(").split()[0]) for one in colours]
+        assert lightness == sorted(lightness, reverse=scheme == "light")
+        assert abs(lightness[0] - lightness[-1]) > 0.4
+        paper = opened.page.evaluate("getComputedStyle(document.body).backgroundColor")
+        seen.append([paper, colours[0], colours[-1]])
+    assert all(light != dark for light, dark in zip(*seen, strict=True))
     opened.context.close()
 
 
@@ -249,11 +205,11 @@ def test_two_runs_stand_side_by_side_on_one_sentence(
         "alpha_entmax, scaling length on files De→En",
         "softmax on files De→En",
     ]
-    assert page.inner_text("#found") == "2 of 5 sentences of test_a"
+    assert page.inner_text("#origin") == "2 of 5 sentences of test_a"
     compared.choose("cross", 1, 2)
     for run in (0, 1):
-        assert compared.head("cross", 1, 2, run).get_attribute("aria-selected") == "true"
-    labels = [c.get_attribute("aria-label") for c in page.locator("canvas.weights").all()]
+        assert compared.head("cross", 1, 2, run).get_attribute("aria-pressed") == "true"
+    labels = [c.get_attribute("aria-label") for c in page.locator("table.weights").all()]
     assert labels == [
         f"Weights of cross-attention, layer 1, head 2, {name}"
         for name in ("alpha_entmax, scaling length", "softmax")
@@ -266,35 +222,8 @@ def test_two_runs_stand_side_by_side_on_one_sentence(
     assert (has_ink == (weights != 0)).all()
     compared.choose("encoder_self", 2, 1)
     assert "This run has no such head." in page.locator("figure.map").nth(1).inner_text()
-    assert page.locator("canvas.weights").count() == 1
+    assert page.locator("table.weights").count() == 1
     assert compared.complaints == []
-
-
-@needs_browser
-def test_a_view_can_be_linked_to(browser: Any, compared_file: Path) -> None:
-    fragment = "#sentence=2&head=cross.1.2&by=density"
-    opened = Opened(browser, compared_file, fragment, viewport={"width": 1280, "height": 900})
-    page = opened.page
-    assert opened.head("cross", 1, 2).get_attribute("aria-selected") == "true"
-    assert page.locator("#sentences button").nth(1).get_attribute("aria-current") == "true"
-    assert page.input_value("#measure") == "density"
-    page.select_option("#layer", "1")
-    page.select_option("#site", "encoder_self")
-    page.wait_for_selector('canvas.weights[aria-label*="encoder self-attention, layer 1, head 2"]')
-    assert page.evaluate("location.hash") == "#sentence=2&head=encoder_self.1.2&by=density"
-    # an address that is changed in the open page is followed
-    page.evaluate("location.hash = '#sentence=1&head=cross.1.1&by=entropy'")
-    page.wait_for_selector('canvas.weights[aria-label*="cross-attention, layer 1, head 1"]')
-    assert opened.head("cross", 1, 1).get_attribute("aria-selected") == "true"
-    assert page.locator("#sentences button").first.get_attribute("aria-current") == "true"
-    assert page.input_value("#measure") == "entropy"
-    # what the page does not have is not asked for
-    page.goto("about:blank")
-    page.goto(compared_file.as_uri() + "#sentence=77&head=nowhere.9.9&by=magic")
-    page.wait_for_selector("canvas.weights")
-    assert page.locator('#grids .run:first-child td[aria-selected="true"]').count() == 1
-    assert opened.complaints == []
-    opened.context.close()
 
 
 @needs_browser
@@ -306,8 +235,8 @@ def test_a_head_in_the_findings_chooses_it(compared: Opened) -> None:
     compared.choose("cross", 1, 1)
     link.click()
     chosen = compared.head("encoder_self", 2, head)
-    assert chosen.get_attribute("aria-selected") == "true"
-    compared.page.wait_for_selector(f'canvas.weights[aria-label*="layer 2, head {head}"]')
+    assert chosen.get_attribute("aria-pressed") == "true"
+    compared.page.wait_for_selector(f'table.weights[aria-label*="layer 2, head {head}"]')
     compared.page.locator("summary", has_text="All findings").first.click()
     assert compared.complaints == []
 

@@ -16,7 +16,6 @@ from headwise.analysis.roles import NAMED
 from headwise.config.schema import SITES
 from headwise.page import document
 from headwise.page.document import as_script_data, filled, page_text
-from headwise.page.run import trajectories
 from headwise.page.sentences import Sentence, Sentences, weight_contents
 
 NASTY = [
@@ -31,18 +30,11 @@ NASTY = [
 
 def content(n_layers: int, n_heads: int, weights: list[dict[str, Any]]) -> dict[str, Any]:
     """A run of random heads, each sentence with the same pieces."""
-    heads = {site: [list(range(1, n_heads + 1))] * n_layers for site in SITES}
-    alphas = {site: [[1.23456] * n_heads] * n_layers for site in SITES}
-    records = [
-        {"update": update, **dict.fromkeys(("alpha", "density", "entropy"), alphas)}
-        for update in range(1_000)
-    ]
     return {
         "name": "run",
         "attention": "alpha_entmax",
         "corpus": "corpus, de → en",
         "languages": ["de", "en"],
-        "settings": "",
         **{name: [] for name in ("facts", "scores", "findings", "others")},
         "heads": [
             {"site": site, "layer": layer, "head": head, "alpha": 1.234, "density": 0.1234}
@@ -50,7 +42,6 @@ def content(n_layers: int, n_heads: int, weights: list[dict[str, Any]]) -> dict[
             for layer in range(1, n_layers + 1)
             for head in range(1, n_heads + 1)
         ],
-        "trajectories": trajectories(records, heads),
         "sentences": weights,
     }
 
@@ -102,7 +93,6 @@ def nasty() -> tuple[dict[str, Any], Outline]:
     run.update(
         name=NASTY[0],
         findings=[{"finding": text, "outcome": text, "sentence": text} for text in NASTY],
-        settings=NASTY[0],
     )
     outline = Outline()
     outline.feed(page_text([run], [(text, b"<svg/>") for text in NASTY], sentences(*NASTY)))

@@ -19,7 +19,7 @@ from typing import Any
 from headwise.config.schema import SITE_NAMES
 from headwise.page.sentences import Sentences
 
-SCRIPTS = ("state", "colours", "weights", "heads", "attention", "sentences", "findings", "page")
+SCRIPTS = ("state", "weights", "heads", "attention", "sentences", "findings", "page")
 
 
 def page_text(

@@ -5,21 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from omegaconf import OmegaConf
-
 from headwise.analysis.pruning import Heads, present_heads
 from headwise.analysis.tables import FINDINGS, FOLDER, HEAD_KEY, HEADS, OTHERS, read_settings
 from headwise.model.transformer import n_parameters
 from headwise.report.run_names import choice_name, corpus_name
-from headwise.runs.folder import RunFolder
 from headwise.runs.results import Results
 from headwise.tasks.loading import TrainedRun
-from headwise.track.base import numbered
 from headwise.track.jsonl import read_if_there
 
-N_UPDATES = 200  # at most, that a head's trajectory and the slider have
-OVER_TIME = ("alpha", "density", "entropy")  # of heads.jsonl, beside what heads report themselves
-LEFT_OUT = ("paths", "tracker", "decode.external")  # of the machine, not of the run
 SHOWN_DIGITS = 4
 
 Records = Sequence[Mapping[str, Any]]
@@ -27,13 +20,11 @@ Place = tuple[str, int, int]  # site, layer, number
 
 
 def run_content(run: TrainedRun) -> dict[str, Any]:
-    """The name of a run, facts, scores, findings, settings, heads and their trajectories."""
+    """The name of a run, facts, scores, findings and heads."""
     folder, config = run.folder, run.config
     results = folder.read_results()
     analysis = folder.path / FOLDER
-    heads = present_heads(run.model)
     others = OTHERS.read(analysis) if OTHERS.path(analysis).is_file() else []
-    names = list(dict.fromkeys(row["statistic"] for row in others))
     return {
         "name": folder.path.resolve().name,
         "attention": choice_name(config),
@@ -42,10 +33,8 @@ def run_content(run: TrainedRun) -> dict[str, Any]:
         "facts": _facts(run, results),
         "scores": _scores(results, config.data.valid),
         "findings": list(map(_rounded, FINDINGS.read(analysis))),
-        "settings": _settings(folder),
-        "others": names,
-        "heads": _head_rows(heads, HEADS.read(analysis), others),
-        "trajectories": trajectories(read_if_there(folder.heads), heads, (*OVER_TIME, *names)),
+        "others": list(dict.fromkeys(row["statistic"] for row in others)),
+        "heads": _head_rows(present_heads(run.model), HEADS.read(analysis), others),
     }
 
 
@@ -90,17 +79,6 @@ def _other_weights(run: TrainedRun) -> str:
     return f"with other weights (checkpoint {about.get('checkpoint')}) than those shown"
 
 
-def _settings(folder: RunFolder) -> str:
-    """The run's configuration as yaml, without what belongs to its machine."""
-    known = OmegaConf.create(folder.read_config())
-    for key in LEFT_OUT:
-        above, _, name = key.rpartition(".")
-        node = OmegaConf.select(known, above) if above else known
-        if node is not None:
-            node.pop(name, None)
-    return OmegaConf.to_yaml(known)
-
-
 def _head_rows(heads: Heads, table: Records, others: Records) -> list[dict[str, Any]]:
     """A row a head of the model, with what the analysis found of it."""
     found = {tuple(row[name] for name in HEAD_KEY): _rounded(row) for row in table}
@@ -129,46 +107,3 @@ def _rounded(row: Mapping[str, Any]) -> dict[str, Any]:
         for name, value in row.items()
         if value is not None
     }
-
-
-# -- over the updates -----------------------------------------------------------------------------
-
-
-def trajectories(
-    records: Records, heads: Heads, names: Sequence[str] = OVER_TIME
-) -> dict[str, Any]:
-    """How the statistics of every head went.
-
-    Args:
-        records: of heads.jsonl.
-        heads: numbers of the heads of the model, by site and layer.
-        names: of the statistics.
-
-    Returns:
-        statistic -> `updates`, and `values` of each head under "site layer number", one a listed
-        update, None where it was not measured. Statistics and heads without any are left out.
-    """
-    found = {}
-    for name in names:
-        measured = thinned([record for record in records if record.get(name)], N_UPDATES)
-        tables = [dict(numbered(record[name], heads)) for record in measured]
-        values = {
-            " ".join(map(str, place)): [_shown(table.get(place)) for table in tables]
-            for place in _places(heads)
-            if any(place in table for table in tables)
-        }
-        if values:
-            found[name] = {"updates": [record["update"] for record in measured], "values": values}
-    return found
-
-
-def thinned(points: Records, most: int) -> Records:
-    """At most so many of them, evenly spaced, the first and the last among them."""
-    if len(points) <= most:
-        return points
-    step = (len(points) - 1) / (most - 1)
-    return [points[round(place * step)] for place in range(most)]
-
-
-def _shown(value: float | None) -> float | None:
-    return None if value is None else float(f"{value:.{SHOWN_DIGITS}g}")

@@ -3,30 +3,24 @@
 const FINDING_COLUMNS = ["finding", "site", "outcome", "figure", "threshold", "heads", "head", ""];
 
 /** The head that a finding names, if the run still has it. */
-function namedHead({ site, layer, head }, run) {
-  const key = headKey(site, layer, head);
-  if (!run.heads.some((row) => headKey(row.site, row.layer, row.head) === key)) return "";
-  const choose = () => chooseHead(site, layer, head);
-  const text = `layer ${layer} head ${head}`;
-  return make("button", { type: "button", class: "link", text, onclick: choose });
+function namedHead(row, run) {
+  if (!run.heads.some((one) => keyOf(one) === keyOf(row))) return "";
+  const text = `layer ${row.layer} head ${row.head}`;
+  return make("button", { type: "button", class: "link", text, onclick: () => showHead(row) });
 }
 
 function findingRow(row, run) {
-  const texts = [
+  const cells = [
     row.finding,
-    row.site && data.sites[row.site],
-    row.outcome,
+    data.sites[row.site] ?? "",
+    row.outcome ?? "",
     shown(row.value),
     shown(row.threshold),
     row.n_measured === undefined ? "" : `${row.n_heads} of ${row.n_measured}`,
+    namedHead(row, run),
+    row.sentence,
   ];
-  return make(
-    "tr",
-    {},
-    ...texts.map((text) => make("td", { text: text ?? "" })),
-    make("td", {}, namedHead(row, run)),
-    make("td", { text: row.sentence }),
-  );
+  return make("tr", {}, ...cells.map((cell) => make("td", {}, cell)));
 }
 
 /** All findings of a run, behind a lid. */

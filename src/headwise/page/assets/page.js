@@ -12,15 +12,10 @@ function drawRuns() {
       make("p", { class: "hint" }, "run ", isolated(run.name)),
       scoreTable(run),
       make("dl", { class: "facts" }, ...facts),
-      ...(run.findings.length ? [findings(run)] : []),
+      findings(run),
     );
   });
   byId("runs").replaceChildren(...articles);
-  const settings = data.runs.map((run) => {
-    const summary = make("summary", { text: `All settings of ${run.name}` });
-    return make("details", {}, summary, make("pre", { tabindex: "0", text: run.settings }));
-  });
-  byId("settings").replaceChildren(...settings);
 }
 
 /** BLEU of every set; the signature says how it was counted. */
@@ -35,81 +30,16 @@ function scoreTable(run) {
   return make("div", { class: "scores" }, ...scores, signature);
 }
 
-/** What the measures mean, below what the page itself explains. */
-function drawWords() {
-  for (const { id, name, says } of knownMeasures()) {
-    if (id === "role") continue;
-    const text = `${says[0].toUpperCase()}${says.slice(1)}.`;
-    byId("words").append(make("dt", { text: name }), make("dd", { text }));
-  }
-}
-
-function prepareMeasures() {
-  const choice = byId("measure");
-  choice.replaceChildren(...options(knownMeasures().map(({ id, name }) => [id, name])));
-  choice.addEventListener("change", () => {
-    state.measure = choice.value;
-    rememberChoice();
-    showMeasure();
-  });
-}
-
-/** Colours the heads by the chosen measure. */
-function showMeasure() {
-  byId("measure").value = state.measure;
-  showUpdate();
-  paintHeads();
-}
-
-/** Shows a head; where the view is out of sight, it comes into it. */
-function chooseHead(site, layer, head, scrolls = true) {
+function chooseHead({ site, layer, head }) {
   Object.assign(state, { site, layer, head });
   markHead();
-  drawPlace();
-  const isPressed = Boolean(document.activeElement?.closest(".overview"));
-  drawMaps().then(() => {
-    if (isPressed) document.querySelector('.overview [aria-pressed="true"]')?.focus();
-  });
-  rememberChoice();
-  if (scrolls && byId("maps").getBoundingClientRect().top > 0.7 * innerHeight)
-    byId("texts").scrollIntoView({ block: "start" });
-}
-
-function chooseSentence(place) {
-  state.sentence = place;
-  drawTexts();
   drawMaps();
-  rememberChoice();
 }
 
-// -- the choice in the address, so that a view can be linked to ----------------------------------
-
-function rememberChoice() {
-  const { sentence, site, layer, head, measure } = state;
-  const choice = { sentence: sentence + 1, head: `${site}.${layer}.${head}`, by: measure };
-  history.replaceState(null, "", `#${new URLSearchParams(choice)}`);
-}
-
-/** Takes what the address asks for, as far as the page has it. */
-function recallChoice() {
-  const asked = new URLSearchParams(location.hash.slice(1));
-  const key = (asked.get("head") ?? "").replaceAll(".", " ");
-  const found = allHeads().find((row) => keyOf(row) === key);
-  if (found) ({ site: state.site, layer: state.layer, head: state.head } = found);
-  const sentence = Number(asked.get("sentence")) - 1;
-  if (data.sentences[sentence]) state.sentence = sentence;
-  if (knownMeasures().some(({ id }) => id === asked.get("by"))) state.measure = asked.get("by");
-}
-
-/** Follows an address that was changed while the page is open. */
-function followAddress() {
-  const asked = new URLSearchParams(location.hash.slice(1));
-  // other fragments, as of the link past the heads, ask for a place of the page
-  if (!["sentence", "head", "by"].some((name) => asked.has(name))) return;
-  recallChoice();
-  showMeasure();
-  drawTexts();
-  chooseHead(state.site, state.layer, state.head, false);
+/** Chooses a head from above the view, and brings that into sight. */
+function showHead(row) {
+  chooseHead(row);
+  byId("texts").scrollIntoView({ block: "nearest" });
 }
 
 /** The head to begin with: the first that has a role, else the most confident. */
@@ -119,29 +49,22 @@ function firstHead(rows) {
 }
 
 function begin() {
-  state.measure = firstMeasure();
-  const { site, layer, head } = firstHead(allHeads());
-  Object.assign(state, { site, layer, head });
-  recallChoice();
   drawRuns();
-  drawGrids();
-  prepareMeasures();
-  prepareSlider();
-  preparePlace();
-  showMeasure();
-  drawSentences();
-  drawTexts();
-  drawInkLegend();
-  drawWords();
-  chooseHead(state.site, state.layer, state.head, false);
-  darkModeChange.addEventListener("change", () => {
-    paintHeads();
-    drawInkLegend();
+  state.measure = MEASURES[0].id;
+  offer("measure", MEASURES.map(({ id, name }) => [id, name]), (measure) => {
+    state.measure = measure;
+    drawGrids();
+  });
+  const sources = data.sentences.map(({ line, source }, place) => [place, `${line} ${source}`]);
+  offer("sentence", sources, (place) => {
+    state.sentence = Number(place);
+    drawTexts();
     drawMaps();
   });
-  addEventListener("scroll", hideTip, { capture: true, passive: true });
-  addEventListener("resize", sizeMaps);
-  addEventListener("hashchange", followAddress);
+  byId("origin").textContent = originOf();
+  drawGrids();
+  drawTexts();
+  chooseHead(firstHead(allHeads));
 }
 
 begin();

@@ -2,16 +2,9 @@
 
 const data = JSON.parse(document.getElementById("data").textContent);
 
-const state = {
-  sentence: 0,
-  site: "",
-  layer: 1,
-  head: 1,
-  measure: "alpha",
-  update: Infinity, // Infinity stands for the checkpoint whose weights are shown
-};
+const state = { sentence: 0, site: "", layer: 1, head: 1, measure: "alpha" };
 
-/** An element with properties (`class`, `text`, `on…`, attributes) and children. */
+/** An element with properties (`text`, `on…`, attributes) and children. */
 function make(tag, properties = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(properties)) {
@@ -28,28 +21,13 @@ const isolated = (text, language) => make("bdi", { text, lang: language, dir: "a
 
 const byId = (name) => document.getElementById(name);
 
-const shown = (value, digits = 2) =>
-  value === undefined || value === null ? "–" : value.toFixed(digits);
+const shown = (value) => value?.toFixed(2) ?? "–";
 
-/** Where the arrow keys lead in a grid; null for other keys. */
-function step(key) {
-  const steps = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
-  return steps[key] ?? null;
-}
+const keyOf = ({ site, layer, head }) => `${site} ${layer} ${head}`;
 
-/**
- * Moves the focus by the arrow keys among elements in rows of so many, over heads that were
- * removed.
- */
-function moveFocus(event, elements, nColumns = 1) {
-  const [down, right] = step(event.key) ?? [0, 0];
-  const by = down * nColumns + right;
-  if (!by) return;
-  let at = elements.indexOf(event.target) + by;
-  while (elements[at]?.matches(".gone")) at += by;
-  if (!elements[at]) return;
-  event.preventDefault();
-  // at once: of smooth scrolls in quick succession a browser may give up the last
-  elements[at].focus({ preventScroll: true });
-  elements[at].scrollIntoView({ block: "nearest", inline: "nearest", behavior: "instant" });
+/** The choices of a `select`, and what a choice does. */
+function offer(name, choices, choose) {
+  const options = choices.map(([value, text]) => make("option", { value, text, dir: "auto" }));
+  byId(name).replaceChildren(...options);
+  byId(name).addEventListener("change", () => choose(byId(name).value));
 }

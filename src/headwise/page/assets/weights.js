@@ -17,7 +17,7 @@ async function allWeights(content) {
  * The weights of one head: {rows, columns, values, scale}, or null where the run has no such head
  * or it has none that can be shown. The scale is what the fullest ink stands for.
  */
-async function headWeights(content, site, layer, head) {
+async function headWeights(content, { site, layer, head }) {
   const all = await allWeights(content);
   let start = 0;
   for (const block of content.blocks) {
@@ -34,21 +34,10 @@ async function headWeights(content, site, layer, head) {
   return null;
 }
 
+/** How much ink a weight has, of 1: small weights have more than their share. */
+const inkOf = (weight, scale) => Math.sqrt(Math.abs(weight) / scale);
+
 function shownWeight(weight) {
   if (Number.isNaN(weight)) return "out of sight";
   return weight === 0 ? "exactly 0" : weight.toPrecision(2);
-}
-
-/** Paints a head's weights in cells of so many points; nothing but paper where they are 0. */
-function paintWeights(brush, { columns, values, scale }, cell) {
-  const [paper, unseen] = [styleOf("--paper"), styleOf("--unseen")];
-  values.forEach((weight, place) => {
-    const [x, y] = [(place % columns) * cell, Math.floor(place / columns) * cell];
-    const ink = () => inkColour(Math.sqrt(Math.abs(weight) / scale), weight < 0);
-    brush.fillStyle = Number.isNaN(weight) ? unseen : weight === 0 ? paper : ink();
-    brush.fillRect(x, y, cell, cell);
-    if (!(weight < 0) || cell === 1) return;
-    brush.fillStyle = paper;
-    brush.fillRect(x + cell / 4, y + cell / 2 - 1, cell / 2, 2);
-  });
 }

@@ -65,7 +65,7 @@ def layer_rows(base: float = 0.2) -> list[dict[str, Any]]:
 def pruning_rows(best: float = 30) -> list[dict[str, Any]]:
     """BLEU with ever fewer heads, of all sites and of each."""
     return [
-        {"sites": sites, "n_removed": n, "fraction": n / 10, "bleu": best - n * n / 4, "loss": 2.0}
+        {"sites": sites, "fraction": n / 10, "bleu": best - n * n / 4}
         for sites, n in product((";".join(SITES), *SITES), range(11))
     ]
 

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import csv
 import shutil
 from pathlib import Path
 
 import pytest
 
 from command_line import CommandLine, json_of, train_small
-from headwise.analysis.tables import COMPARISON, FOLDER, HEADS, PRUNING, TABLES, Table
+from headwise.analysis.tables import COMPARISON, FOLDER, HEADS, TABLES
 from headwise.train.checkpoint import load_checkpoint, save_checkpoint
 
 SITES = ("encoder_self", "decoder_self", "cross")
-TABLE_FILES = {f"{table.name}.csv" for table in TABLES} - {"pruning.csv", "other_statistics.csv"}
+TABLE_FILES = {f"{table.name}.csv" for table in TABLES} - {"other_statistics.csv"}
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train_small(tmp_path_factory.mktemp("run"), "attention=alpha_entmax")
-
-
-def cells(table: Table, folder: Path) -> list[dict[str, str]]:
-    with open(table.path(folder), encoding="utf-8", newline="") as stream:
-        return list(csv.DictReader(stream))
 
 
 def written_at(folder: Path) -> dict[str, int]:
@@ -49,7 +43,7 @@ def test_a_run_gets_its_tables_and_findings(headwise: CommandLine, run: Path) ->
     assert len(rows["density"]) == 6 * 21
     assert len(rows["trajectories"]) == 6
     about = json_of(out / "settings.json")
-    assert (about["sentences"], about["split"], about["diversity_base"]) == (6, "valid", "heads")
+    assert (about["sentences"], about["split"]) == (6, "valid")
     # every query of every sentence stands in the histograms once
     n_queries = {
         site: sum(r["n_queries"] for r in rows["density"] if (r["site"], r["head"]) == (site, 1))
@@ -75,8 +69,6 @@ def test_what_is_there_is_done_again_where_anything_decisive_changed(
     assert not is_done_again("importance=false"), "less is there as well"
     assert written_at(out) == before
     assert is_done_again("again=true")
-    assert is_done_again("diversity_base=keys")
-    assert "to the base of keys" in (out / "findings.md").read_text(encoding="utf-8")
     assert is_done_again(sentences=3)
     assert is_done_again()
     (out / "offsets.csv").unlink()
@@ -90,35 +82,6 @@ def test_what_is_there_is_done_again_where_anything_decisive_changed(
     save_checkpoint(best, {"model": weights})
     assert is_done_again()
     assert not is_done_again()
-
-
-def test_pruning_curves_go_from_all_heads_to_none(headwise: CommandLine, run: Path) -> None:
-    def analyze(*options: str, sentences: int = 4) -> str:
-        ended = headwise("analyze", f"run={run}", f"data.sentences={sentences}", *options)
-        assert ended.code == 0
-        return ended.out
-
-    done = "is there already"
-    analyze()
-    assert done not in analyze("pruning=true")
-    rows = cells(PRUNING, run / FOLDER)
-    by_sites = {
-        sites: [int(row["n_removed"]) for row in rows if row["sites"] == sites]
-        for sites in dict.fromkeys(row["sites"] for row in rows)
-    }
-    assert list(by_sites) == [";".join(SITES), *SITES]
-    assert (by_sites[";".join(SITES)][0], by_sites[";".join(SITES)][-1]) == (0, 6)
-    assert by_sites["cross"] == [0, 0, 0, 1, 1, 1, 1, 1, 2, 2, 2]
-    assert len({row["loss"] for row in rows if row["fraction"] == "0.0"}) == 1
-    assert len({row["loss"] for row in rows}) > 4
-    # one without is there already, and one of the same text leaves the curves; another does not
-    assert done in analyze()
-    for options in ((), ("offsets=2",), ("importance=false", "offsets=3"), ("offsets=2",)):
-        assert "heads can be pruned" in analyze(*options, "again=true")
-        assert cells(PRUNING, run / FOLDER) == rows
-    assert done in analyze("offsets=2", "pruning=true")
-    assert "is gone" in analyze(sentences=3)
-    assert not PRUNING.path(run / FOLDER).exists()
 
 
 # -- several runs ---------------------------------------------------------------------------------
@@ -171,14 +134,11 @@ def test_runs_side_by_side(headwise: CommandLine, trained: Path, tmp_path: Path)
 # -- bad input ------------------------------------------------------------------------------------
 
 REFUSED = {
-    "diversity_base=head": (2, "diversity_base must be one of heads, keys", "Did you mean heads?"),
     "positional_share=1.5": (2, "positional_share must be in (0, 1]", "got 1.5"),
     "data.split=vaild": (1, "vaild"),
     "data.split=../valid": (2, "../valid"),
     "checkpoint=bset": (1, "Did you mean checkpoint=best?"),
-    "importance=false pruning=true": (2, "pruning=true needs importance=true"),
-    "prunning=true": (2, "prunning", "Did you mean pruning?"),
-    "decode.beem=3": (2, "decode.beem", "Did you mean decode.beam?"),
+    "importence=true": (2, "importence", "Did you mean importance?"),
     "runs=[elsewhere]": (2, "run and runs both say what to analyse"),
 }
 

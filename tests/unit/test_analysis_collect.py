@@ -33,7 +33,14 @@ from head_counting import (
     padded,
     with_normaliser,
 )
-from headwise.analysis.collect import alphas, head_statistics, reported
+from headwise.analysis.collect import (
+    HeadMeans,
+    add_statistics,
+    alphas,
+    head_statistics,
+    reported,
+)
+from headwise.analysis.observe import Seen, passes
 from headwise.attention.alpha_entmax import AlphaEntmax
 from headwise.attention.length_scaling import LengthScaling
 from headwise.attention.parts import Normaliser, ScoreContext
@@ -66,10 +73,10 @@ def test_padded_batches_give_what_counting_each_sentence_gives(
 def test_to_the_base_of_keys_those_count_that_any_head_sees() -> None:
     """Of three tokens the second head sees all from everywhere, the first does not."""
     model, batch = build(with_normaliser(Dense, Window)), collate([([5, 6, 7], [2, 4])])
-    heads, keys = (
-        head_statistics(model, [batch], CPU, base)["diversity"]["encoder_self"]
-        for base in ("heads", "keys")
-    )
+    means, bases = HeadMeans(), ("heads", "keys")
+    ((_, (call, *_)),) = [(batch, list(calls)) for batch, calls in passes(model, [batch], CPU)]
+    add_statistics(means, call, Seen.of(call, batch, 0), dict(zip(bases, bases, strict=True)))
+    heads, keys = (means.tables(model)[base]["encoder_self"][:1] for base in bases)
     for (of_heads,), of_keys in zip(heads, keys, strict=True):
         assert of_heads is not None
         assert of_keys == pytest.approx([of_heads * math.log(2) / math.log(3)])
@@ -219,8 +226,6 @@ def test_what_cannot_be_measured_is_absent() -> None:
     assert [len(layer) for layer in found["diversity"]["encoder_self"]] == [0, 1]
     assert list(found["output_norm"]) == list(SITES)
     assert head_statistics(build(mixed), [], CPU) == {}
-    with pytest.raises(ConfigError, match="diversity_base"):
-        head_statistics(build(mixed), [], CPU, diversity_base="e")
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])

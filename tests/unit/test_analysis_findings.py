@@ -24,7 +24,7 @@ COUNTS = {
 ABOUT = {
     "run": "demo", "attention": "alpha_entmax", "not_distributions": 0, "effective_weights": False,
     "sentences": 50, "split": "valid", "source": "de", "target": "en", "checkpoint": "best",
-    "too_long": 0, "diversity_base": "heads", "counts": COUNTS,
+    "too_long": 0, "counts": COUNTS,
     "thresholds": {
         "positional_share": 0.9, "merge_score": 0.8, "question_weight": 0.8, "rare_share": 0.5,
     },
@@ -47,7 +47,7 @@ def look(
     heads: list[dict[str, Any]], about: dict[str, Any] | None = None, **tables: Any
 ) -> dict[tuple[str, str | None], dict[str, Any]]:
     """Finding and site -> its row."""
-    names = ("layers", "density", "sentences", "trajectories", "pruning")
+    names = ("layers", "density", "sentences", "trajectories")
     given = {**{name: [] for name in names}, "correlations": correlation_rows(heads), **tables}
     settings = {**ABOUT, **(about or {})}
     rows = findings({"heads": heads, **given}, settings)
@@ -252,8 +252,6 @@ def test_diversity_confidence_and_importance() -> None:
     found = look(heads, layers=layers)
     row = found["heads disagree", S]
     assert (row["value"], row["layer"]) == (pytest.approx(0.4), 3)
-    other = look(heads, {"diversity_base": "keys"}, layers=layers)
-    assert other["heads disagree", S]["value"] == pytest.approx(0.2)
     assert shown(found["confidence", S]) == (None, 0.3, None, None, 2)
     assert found["most important head", S]["head"] == 3
     assert found["least important head", S]["head"] == 1
@@ -270,21 +268,6 @@ def test_a_head_that_is_unlike_itself_is_named_by_its_farthest_sentence() -> Non
     name = "sparse head dense in a sentence"
     assert shown(look([head(1), head(2)], sentences=odd)[name, S]) == ("seen", 9.0, 2, 2, 2)
     assert shown(look([head(1)])[name, None]) == ("not seen", None, 0, 1, None)
-
-
-# of 4 heads, a step of 0.1 is no head and one of 0.3 is one
-@pytest.mark.parametrize(
-    ("bleu", "wanted"), [(29.0, ("seen", 0.25, 1)), (28.9, ("not seen", 0, 0))]
-)
-def test_heads_that_can_go_are_counted_and_not_asked_for(bleu: float, wanted: Any) -> None:
-    steps = ((0, 0.0, 30.0), (0, 0.1, 30.0), (1, 0.3, bleu), (2, 0.5, 20.0), (4, 1.0, 29.9))
-    curve = [
-        {"sites": "encoder_self;cross", "n_removed": n, "fraction": step, "bleu": b, "loss": 1.0}
-        for n, step, b in steps
-    ]
-    cross = [{**row, "sites": "cross", "bleu": 30.0, "n_removed": 2} for row in curve]
-    found = look([head(1)], pruning=[*curve, *cross])["heads can be pruned", None]
-    assert shown(found)[:3] == wanted
 
 
 @pytest.mark.parametrize(

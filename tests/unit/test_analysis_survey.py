@@ -147,14 +147,12 @@ def test_each_layer_has_its_own_diversity(make: Any) -> None:
     model = planted(make, "attention=softmax", "model.encoder_layers=2")
     text = sentences(6)
     found = survey(model, batches(text), CPU, side(text), side(text))
-    for base in ("heads", "keys"):
-        wanted = head_statistics(model, batches(text), CPU, base)["diversity"]
-        told = {
-            (row["site"], row["layer"]): row[f"diversity_{base}"] for row in found.tables["layers"]
-        }
-        assert told == {
-            (site, layer): pytest.approx(value)
-            for site, layers in wanted.items()
-            for layer, (value,) in enumerate(layers, start=1)
-        }
-        assert told["encoder_self", 1] != pytest.approx(told["encoder_self", 2])
+    wanted = head_statistics(model, batches(text), CPU)["diversity"]
+    told = {(row["site"], row["layer"]): row["diversity_heads"] for row in found.tables["layers"]}
+    assert told == {
+        (site, layer): pytest.approx(value)
+        for site, layers in wanted.items()
+        for layer, (value,) in enumerate(layers, start=1)
+    }
+    assert told["encoder_self", 1] != pytest.approx(told["encoder_self", 2])
+    assert all(0 < row["diversity_keys"] < row["diversity_heads"] for row in found.tables["layers"])

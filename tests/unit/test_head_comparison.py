@@ -21,7 +21,7 @@ def values(
     ]
     HEADS.path(folder).write_text(HEADS.text(rows), encoding="utf-8")
     LAYERS.path(folder).write_text(LAYERS.text([]), encoding="utf-8")
-    found = analysis_facts(folder, "heads")
+    found = analysis_facts(folder)
     places = {(fact["site"], fact["layer"]) for fact in found}
     assert places <= {(None, None), (site, None)}
     return {fact["quantity"]: fact["value"] for fact in found}

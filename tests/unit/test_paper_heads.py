@@ -43,7 +43,7 @@ def rows_of(table: Table) -> dict[str, list[str]]:
     return dict(table.rows)
 
 
-def facts_of(runs: dict[str, list[Any]], paper: Paper = PAPER, base: str = "heads") -> pd.DataFrame:
+def facts_of(runs: dict[str, list[Any]], paper: Paper = PAPER) -> pd.DataFrame:
     """Facts of the runs of column x, which are their own analyses, by row."""
     rows = [
         {"row": row, "seed": run.seed, "folder": str(run.folder), "run": run}
@@ -53,7 +53,7 @@ def facts_of(runs: dict[str, list[Any]], paper: Paper = PAPER, base: str = "head
     frame = pd.DataFrame(rows, columns=["row", "seed", "folder", "run"])
     columns = [ColumnRuns("x", PAPER.columns["x"], ["bleu"], frame)]
     analyses = {run.folder: run.folder for found in runs.values() for run in found}
-    return fact_table(paper_head_facts(paper, columns, analyses, base))
+    return fact_table(paper_head_facts(paper, columns, analyses))
 
 
 def test_values_are_means_over_the_seeds_that_have_them(tmp_path: Path) -> None:
@@ -83,8 +83,6 @@ def test_values_are_means_over_the_seeds_that_have_them(tmp_path: Path) -> None:
     told = " ".join(table.notes)
     assert "at least 90 % of the queries" in told
     assert "question" not in told  # nothing of it is in the table
-    (by_keys,) = head_tables(PAPER, facts_of(runs, base="keys"), "keys")
-    assert rows_of(by_keys)["diversity, encoder self-attention layer 1"] == ["0.75", "0.75"]
     alphas = facts[facts.quantity == "alpha"].set_index("run").value.to_dict()
     assert alphas == {str(tmp_path / name): a for name, a in (("c", 1.4), ("d", 1.6), ("e", 1.5))}
     of_layers = facts[facts.layer.notna()][["quantity", "site", "layer"]].drop_duplicates()

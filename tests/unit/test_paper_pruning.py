@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from headwise.analysis import tables
 from headwise.config.schema import SITES
 from headwise.report.paper import Paper, PruningFact
 from headwise.report.paper_pruning import measure, pruning_report
@@ -83,16 +82,6 @@ def test_shares_are_those_of_the_heads_that_are_really_gone(tmp_path: Path) -> N
     assert measure(tmp_path, fact("bleu_left", removed=0.8, **cross)) is None
     assert measure(tmp_path, fact("bleu_left", removed=0.75, **cross)) == 100
     assert measure(tmp_path, fact("bleu_left", removed=0.86, **cross)) == 25
-    folder = tmp_path / "other" / tables.FOLDER
-    folder.mkdir(parents=True)
-    steps = [
-        {"sites": "cross", "n_removed": 8 - row["cross"], "fraction": row["removed"],
-         "bleu": row["bleu"], "loss": 1.0}
-        for row in rows
-    ]  # fmt: skip
-    tables.PRUNING.path(folder).write_text(tables.PRUNING.text(steps), encoding="utf-8")
-    assert measure(folder.parent, fact("kept", tolerance=1.0, **cross)) == 25
-    assert measure(folder.parent, fact("kept", tolerance=1.0)) is None  # of all sites
 
 
 def test_the_best_head_alone_is_compared_with_all_heads(run: Path) -> None:

@@ -11,8 +11,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from command_line import train_small
-from figures_drawn import density_rows, head_rows, layer_rows, pruning_rows
-from headwise.analysis.tables import DENSITY, FOLDER, HEADS, LAYERS, PRUNING, SETTINGS
+from figures_drawn import density_rows, head_rows, layer_rows
+from headwise.analysis.tables import DENSITY, FOLDER, HEADS, LAYERS, SETTINGS
 from headwise.errors import DataError
 from headwise.plots.style import save
 from headwise.report.figures import draw_figures, figures_of, unanalysed
@@ -54,10 +54,15 @@ def analysed(run: Path, rule: str) -> Path:
         (HEADS, head_rows(rule)),
         (DENSITY, density_rows(rule)),
         (LAYERS, layer_rows(0.2)),
-        (PRUNING, pruning_rows(30)),
     ):
         table.path(folder).write_text(table.text(rows))
     (folder / SETTINGS).write_text(json.dumps({"sentences": 6, "split": "valid"}))
+    (run / "pruning").mkdir()
+    curve = {
+        "sites": ["cross"],
+        "rows": [{"removed": 0.0, "bleu": 30.0}, {"removed": 1.0, "bleu": 2.0}],
+    }
+    (run / "pruning" / "curve-cross.json").write_text(json.dumps(curve))
     return run
 
 

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from headwise.analysis.diversity import BASES, as_distributions, entropies, jensen_shannon
+from headwise.analysis.diversity import as_distributions, entropies, jensen_shannon
 from headwise.analysis.observe import Call, Observation, Seen, passes, sound_heads
-from headwise.errors import ConfigError, refuse
+from headwise.errors import ConfigError
 from headwise.track.base import HeadValues
 
 if TYPE_CHECKING:
@@ -57,7 +57,6 @@ def head_statistics(
     model: Transformer,
     batches: Iterable[Batch],
     device: torch.device,
-    diversity_base: str = "heads",
 ) -> dict[str, HeadValues]:
     """Statistics of every head, averaged over the queries of all batches.
 
@@ -88,19 +87,15 @@ def head_statistics(
         model: left as it was found, training flags included.
         batches: sources with their references, which the decoder reads.
         device: where `model` is.
-        diversity_base: "heads" or "keys"; see `diversity.jensen_shannon`.
 
     Returns:
         statistic -> site -> layers -> heads, without statistics that no head has.
     """
-    if diversity_base not in BASES:
-        raise refuse("diversity_base", diversity_base, BASES)
     means = HeadMeans()
     for batch, calls in passes(model, batches, device):
         for call in calls:
-            add_statistics(
-                means, call, Seen.of(call, batch, model.n_registers), {"diversity": diversity_base}
-            )
+            seen = Seen.of(call, batch, model.n_registers)
+            add_statistics(means, call, seen, {"diversity": "heads"})
     return {**own_statistics(model), **means.tables(model)}
 
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-BASES = ("heads", "keys")
-
 
 def as_distributions(weights_BHQK: Tensor) -> tuple[Tensor, Tensor]:
     """|w| / Σ |w| of every row, which leaves distributions as they are.

@@ -2,14 +2,13 @@
 
 The order is that of Correia et al. 2019, section 5: α over the training and at its end, density,
 diversity, positional, merging and interrogation heads, heads that are denser than usual; then rare
-words (Voita et al. 2019), importance and pruning (Michel et al. 2019), and what α goes with.
+words (Voita et al. 2019), importance (Michel et al. 2019), and what α goes with.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import takewhile
 from typing import Any
 
 from headwise.analysis.correlations import by_chance, spearman
@@ -31,8 +30,6 @@ DENSE = 0.9995  # a mean density above this is 1 to every digit that is shown
 LOW_ALPHA, HIGH_ALPHA = 1.25, 1.75  # the outer quarters of softmax to sparsemax
 BIMODAL = 5 / 9  # Sarle's coefficient of an even spread
 KEPT_ORDER = 0.8
-SPARED = 0.2  # of the heads (Michel et al. 2019 remove 20 to 40 %)
-LOST_BLEU = 1.0
 
 # Finding -> what its figure is. "Heads" are those that show the finding, of all that were measured.
 SENTENCES = {
@@ -54,7 +51,6 @@ SENTENCES = {
     "confidence": "Median of the mean largest weights; most: the most confident head.",
     "most important head": "Slope of the loss in the head's output, over the norm of its layer.",
     "least important head": "Slope of the loss in the head's output, over the norm of its layer.",
-    "heads can be pruned": f"Share of all heads that can go for {LOST_BLEU:g} BLEU (pruning.csv).",
 }
 CORRELATION = "Rank correlation over the heads of a site; chance alone passes ± once in twenty."
 
@@ -78,12 +74,11 @@ def findings(tables: Tables, about: Mapping[str, Any]) -> list[Found]:
         *_alpha_over_training(heads, tables["trajectories"]),
         *_alpha_at_the_end(heads),
         *_density(heads, tables["density"]),
-        *_diversity(tables["layers"], about["diversity_base"]),
+        *_diversity(tables["layers"]),
         *_roles(heads, about["counts"], Thresholds(**about["thresholds"])),
         _unusually_dense(heads, tables["sentences"]),
         *_confidence(heads),
         *_importance(heads),
-        *_pruning(tables["pruning"]),
         *_with_alpha(tables["correlations"]),
     ]
 
@@ -101,7 +96,6 @@ def findings_text(rows: Sequence[Row], about: Mapping[str, Any]) -> str:
         "text": f"{about['sentences']} sentences of {about['split']} ({about['source']}→"
         f"{about['target']}); left out as too long: {about['too_long']}",
         "counts": ", ".join(f"{name} {n:,}" for name, n in about["counts"].items()),
-        "diversity": f"logarithm to the base of {about['diversity_base']}",
         "heads without distributions, measured by |w| / Σ |w|": about["not_distributions"],
         "weights of the same effect, where none are formed": about["effective_weights"],
     }
@@ -222,8 +216,8 @@ def _density(heads: Sequence[Row], histogram: Sequence[Row]) -> Iterator[Found]:
             yield _row("sparse queries", _graded(sparse, 0.5), site=site, value=sparse)
 
 
-def _diversity(layers: Sequence[Row], base: str) -> Iterator[Found]:
-    name = f"diversity_{base}"
+def _diversity(layers: Sequence[Row]) -> Iterator[Found]:
+    name = "diversity_heads"
     for site, rows in _by_site(layers, name):
         mean = statistics.fmean(row[name] for row in rows)
         yield _row("heads disagree", None, site=site, value=mean, layer=rows[0]["layer"])
@@ -311,15 +305,3 @@ def _importance(heads: Sequence[Row]) -> Iterator[Found]:
     if rows:
         yield _row("most important head", None, rows[-1], value=rows[-1][name])
         yield _row("least important head", None, rows[0], value=rows[0][name])
-
-
-def _pruning(rows: Sequence[Row]) -> Iterator[Found]:
-    """How many heads can go, the least important first, nothing trained again."""
-    if rows:  # the first curve is that of all heads
-        curve = [row for row in rows if row["sites"] == rows[0]["sites"]]
-        spared = takewhile(lambda row: row["bleu"] >= curve[0]["bleu"] - LOST_BLEU, curve)
-        # what was removed counts, not what was asked for: whole heads go
-        n_gone, n_all = list(spared)[-1]["n_removed"], max(curve[-1]["n_removed"], 1)
-        share = n_gone / n_all
-        figures = {"value": share, "threshold": SPARED, "n_heads": n_gone, "n_measured": n_all}
-        yield _row("heads can be pruned", _graded(share, SPARED), **figures)

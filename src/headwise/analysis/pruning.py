@@ -152,7 +152,7 @@ def pruning_curve(
     """
     heads = present_heads(model)
     measured: dict[int, dict[str, float]] = {}
-    removals = step_removals(len(order), n_steps)
+    removals = [round(len(order) * step / n_steps) for step in range(n_steps + 1)]
     for n_removed in dict.fromkeys(removals):
         kept = without(heads, order[:n_removed])
         with masked(model, kept):
@@ -161,44 +161,6 @@ def pruning_curve(
         {"removed": step / n_steps, **measured[n_removed]}
         for step, n_removed in enumerate(removals)
     ]
-
-
-def site_orders(importance: HeadValues, heads: Heads) -> dict[str, list[Head]]:
-    """The orders of removal from all sites together, and from each; by the sites joined by ";"."""
-    return {
-        ";".join(sites): pruning_order(importance, heads, sites)
-        for sites in (SITES, *([site] for site in SITES))
-    }
-
-
-def site_curves(
-    model: Transformer, orders: Mapping[str, Sequence[Head]], measure: Measure, n_steps: int = 10
-) -> list[dict[str, Any]]:
-    """Rows of the table of pruning: a curve for each of `site_orders`.
-
-    Args:
-        measure: gives `bleu` and `loss`.
-    """
-    return [
-        {
-            "sites": sites,
-            "n_removed": n_removed,
-            "fraction": row["removed"],
-            "bleu": row["bleu"],
-            "loss": row["loss"],
-        }
-        for sites, order in orders.items()
-        for n_removed, row in zip(
-            step_removals(len(order), n_steps),
-            pruning_curve(model, order, measure, n_steps),
-            strict=True,
-        )
-    ]
-
-
-def step_removals(n_removable: int, n_steps: int = 10) -> list[int]:
-    """How many of the heads that may go each step of a pruning curve removes."""
-    return [round(n_removable * step / n_steps) for step in range(n_steps + 1)]
 
 
 def one_removed(model: Transformer, sites: Sequence[str], measure: Measure) -> list[dict[str, Any]]:

@@ -153,17 +153,6 @@ OFFSETS = Table(
     {**_PLACE, "offset": int, "max_share": float, "mean_weight": float},
     (*HEAD_KEY, "offset"),
 )
-PRUNING = Table(
-    "pruning",
-    {
-        "sites": str,  # from which heads were taken, joined by ";"
-        "n_removed": int,
-        "fraction": float,
-        "bleu": float,
-        "loss": float,
-    },
-    ("sites", "fraction"),
-)
 SENTENCES = Table(  # where a head that is normally sparse is not
     "sentences",
     {
@@ -220,7 +209,7 @@ COMPARISON = Table(
     ("run", "quantity"),
 )
 TABLES = (
-    HEADS, OTHERS, LAYERS, DENSITY, OFFSETS, PRUNING, SENTENCES, TRAJECTORIES, CORRELATIONS,
+    HEADS, OTHERS, LAYERS, DENSITY, OFFSETS, SENTENCES, TRAJECTORIES, CORRELATIONS,
     FINDINGS,
 )  # fmt: skip
-OPTIONAL = (OTHERS, PRUNING)  # without a row there is no file
+OPTIONAL = (OTHERS,)  # without a row there is no file

@@ -14,17 +14,15 @@ from typing import Any
 from tqdm import tqdm
 
 from headwise.analysis.correlations import correlation_rows
-from headwise.analysis.diversity import BASES
 from headwise.analysis.findings import findings, findings_text
 from headwise.analysis.importance import head_importance
-from headwise.analysis.pruning import present_heads, site_curves, site_orders, step_removals
+from headwise.analysis.pruning import present_heads
 from headwise.analysis.roles import Thresholds
 from headwise.analysis.survey import Rows, TextSide, survey
 from headwise.analysis.tables import (
     FINDINGS_TEXT,
     FOLDER,
     OPTIONAL,
-    PRUNING,
     SETTINGS,
     TABLES,
     read_settings,
@@ -35,7 +33,7 @@ from headwise.config.schema import AnalyzeConfig
 from headwise.data.batching import evaluation_batches
 from headwise.data.digest import content_digest
 from headwise.data.store import EncodedSplit
-from headwise.errors import ConfigError, DataError, RunError, refuse, require
+from headwise.errors import ConfigError, DataError, RunError, require
 from headwise.files import locked, write_json, write_text
 from headwise.losses.loss import Loss
 from headwise.report.heads import write_comparison
@@ -43,13 +41,13 @@ from headwise.report.run_names import attention_name
 from headwise.runs.folder import RunFolder, find_folders
 from headwise.tasks.evaluation import MAX_HEAD_PIECES
 from headwise.tasks.loading import TrainedRun, load_selected
-from headwise.tasks.texts import MeasuredText, read_sides, scores_as_it_is
+from headwise.tasks.texts import MeasuredText, read_sides
 from headwise.track.jsonl import read_if_there
 
 VERSION = 2  # of what is computed; analyses of another version are made anew
 MOST_TOKENS = 4096  # padded, of a batch: all weights of all layers are held at once
 # What an analysis may have beyond what is asked for, and what it does not depend on.
-NOT_DECISIVE = ("run", "importance", "pruning", "decode", "counts")
+NOT_DECISIVE = ("run", "importance", "counts")
 THRESHOLDS = ("positional_share", "merge_score", "question_weight", "rare_share")
 
 
@@ -84,7 +82,7 @@ def analyze_runs(config: AnalyzeConfig) -> list[Path]:
     if config.runs:
         runs = {folder.parent: folder for folder in analyses}
         output = Path(config.output)
-        print(write_comparison(runs, _thresholds(config), config.diversity_base, output))
+        print(write_comparison(runs, _thresholds(config), output))
     return analyses
 
 
@@ -100,16 +98,12 @@ def _check(config: AnalyzeConfig) -> None:
         raise ConfigError("run is missing: give run=FOLDER, or several with runs=[FOLDER,FOLDER]")
     if config.run is not None and config.runs:
         raise ConfigError("run and runs both say what to analyse; give one of them")
-    if config.diversity_base not in BASES:
-        raise refuse("diversity_base", config.diversity_base, BASES)
     for key in THRESHOLDS:
         value = getattr(config, key)
         require(0 < value <= 1, key, "in (0, 1]", value)
     require(config.offsets >= 1, "offsets", "at least 1", config.offsets)
     sentences = config.data.sentences
     require(sentences is None or sentences >= 1, "data.sentences", "at least 1", sentences)
-    if config.pruning and not config.importance:
-        raise ConfigError("pruning=true needs importance=true: it says which heads go first")
 
 
 def _folders(config: AnalyzeConfig) -> list[RunFolder]:
@@ -146,19 +140,14 @@ def _analyze(config: AnalyzeConfig, folder: RunFolder) -> Path:
 
 def _write(out: Path, tables: dict[str, Rows], about: dict[str, Any]) -> str:
     """Write everything; returns the text of the findings."""
-    kept = _kept_curves(out, about)
-    if kept:
-        tables["pruning"] = PRUNING.read(out)
-        about |= kept
     tables["findings"] = findings(tables, about)
     (out / SETTINGS).unlink(missing_ok=True)  # written last: then everything is there
     for table in TABLES:
         rows = tables.get(table.name, [])
         if rows or table not in OPTIONAL:
             write_text(table.path(out), table.text(rows))
-        elif table.path(out).is_file():
-            table.path(out).unlink()
-            print(f"{table.path(out)} was of other weights or another text, and is gone")
+        else:
+            table.path(out).unlink(missing_ok=True)
     words = findings_text(tables["findings"], about)
     write_text(out / FINDINGS_TEXT, words)
     write_json(out / SETTINGS, about)
@@ -196,7 +185,7 @@ def _about(config: AnalyzeConfig, run: TrainedRun, text: _Text) -> dict[str, Any
     """Content of settings.json: what is measured, and how."""
     sentences = [text.measured.sources, text.measured.references]
     attentions = [attention for _, _, attention in run.model.attentions()]
-    about = {
+    return {
         "version": VERSION,
         "run": run.folder.path.resolve().name,
         "attention": attention_name(run.config),
@@ -210,15 +199,10 @@ def _about(config: AnalyzeConfig, run: TrainedRun, text: _Text) -> dict[str, Any
         "sentences": len(text.lines),
         "too_long": text.n_too_long,
         "text": hashlib.sha256(json.dumps(sentences).encode()).hexdigest()[:16],
-        "diversity_base": config.diversity_base,
         "offsets": config.offsets,
         "thresholds": asdict(_thresholds(config)),
         "importance": config.importance,
-        "pruning": config.pruning,
     }
-    if config.pruning:
-        about["decode"] = run.search
-    return about
 
 
 def _thresholds(config: AnalyzeConfig) -> Thresholds:
@@ -232,17 +216,7 @@ def _is_there(out: Path, about: Mapping[str, Any]) -> bool:
     if not before or not all(table.path(out).is_file() for table in tables):
         return False
     same = all(before.get(key) == about[key] for key in about if key not in NOT_DECISIVE)
-    has_all = all(before.get(key) or not about[key] for key in ("importance", "pruning"))
-    return same and has_all and (not about["pruning"] or before["decode"] == about["decode"])
-
-
-def _kept_curves(out: Path, about: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of pruning curves that stay: those of the same weights over the same text."""
-    before = read_settings(out)
-    same = all(before.get(key) == about[key] for key in ("version", "weights", "text"))
-    if about["pruning"] or not before.get("pruning") or not same:
-        return {}
-    return {"pruning": True, "decode": before["decode"]} if PRUNING.path(out).is_file() else {}
+    return same and bool(before.get("importance") or not about["importance"])
 
 
 def _measure(
@@ -252,20 +226,10 @@ def _measure(
     model, device, batches = run.model, run.translator.device, text.measured.batches
     bar = partial(tqdm, disable=not (config.progress and sys.stderr.isatty()))
     loss: Loss = instantiate(run.config.loss, "loss")
-    columns, curves = {}, []
+    columns = {}
     if config.importance:
         found = head_importance(model, bar(batches, "importance"), loss, device)
         columns = {"importance": found.raw, "importance_normalised": found.normalised}
-        if config.pruning:
-            orders = site_orders(found.normalised, present_heads(model))
-            n_measured = sum(len(set(step_removals(len(order)))) for order in orders.values())
-            with bar(total=n_measured, desc="pruning") as shown:
-
-                def measure() -> dict[str, float]:
-                    shown.update()
-                    return scores_as_it_is(run, text.measured, loss)
-
-                curves = site_curves(model, orders, measure)
     sides = text.source, text.target
     thresholds = _thresholds(config)
     seen = survey(model, bar(batches, "heads"), device, *sides, config.offsets, thresholds, columns)
@@ -277,5 +241,4 @@ def _measure(
         **seen.tables,
         "trajectories": trajectory_rows(records, present_heads(model)),
         "correlations": correlation_rows(seen.tables["heads"]),
-        "pruning": curves,
     }

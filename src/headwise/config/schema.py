@@ -281,14 +281,12 @@ class AnalyzeConfig(RunSelection):
     run: str | None = None  # its folder
     runs: list[str] = field(default_factory=list)  # several: folders or globs, as in report
     data: AnalyzeDataConfig = field(default_factory=AnalyzeDataConfig)
-    diversity_base: str = "heads"  # of the logarithm: heads (log H) or keys (log of the row)
     offsets: int = 5  # distances -N to N that are looked at
     positional_share: float = 0.9  # of queries, for a head to be called positional (Voita 2019)
     merge_score: float = 0.8  # for a head to be called merging, a role of Correia et al. 2019
     question_weight: float = 0.8  # at question words, for a head to be called interrogation
     rare_share: float = 0.5  # of sentences, for a head of rare words, a role of Voita et al. 2019
     importance: bool = True  # of heads (Michel et al. 2019); takes a backward pass over the text
-    pruning: bool = False  # BLEU without the least important heads; translates some 40 times
     again: bool = False  # also where the same analysis is there already
     output: str = "outputs/analysis"  # where runs= puts the comparison
 

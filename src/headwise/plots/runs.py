@@ -231,7 +231,7 @@ def pruning_curves(table: pd.DataFrame, what: str = "", text: str = "") -> Figur
     """BLEU against the share of heads removed, a panel a name, a line a choice of sites.
 
     Args:
-        table: rows of the analysis' table PRUNING that have a BLEU.
+        table: columns sites (joined by ";"), fraction, bleu, name and run.
         what: was trained, for the title.
         text: on which it was measured, for the note.
     """

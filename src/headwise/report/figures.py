@@ -1,7 +1,7 @@
 """The figures of one run and of several, drawn from what lies in their folders.
 
-Tables that `scripts/analyze.py` has not written, and what a run did not measure, leave their
-figures out.
+Tables that `scripts/analyze.py` and `scripts/prune.py` have not written, and what a run did not
+measure, leave their figures out.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from headwise.analysis.tables import DENSITY, FOLDER, HEADS, LAYERS, PRUNING, Table, read_settings
+from headwise.analysis.tables import DENSITY, FOLDER, HEADS, LAYERS, Table, read_settings
 from headwise.plots import runs as plots
 from headwise.plots.style import save, shown
 from headwise.plots.training import head_values
 from headwise.report.figures_rows import CorpusRows, corpus_rows, file_stem
 from headwise.report.outcome import figures as drawn_from_records
+from headwise.report.paper_pruning import pruning_tables
 from headwise.report.paper_runs import FoundRun
 from headwise.runs.folder import RunFolder
 from headwise.track.jsonl import read_if_there
@@ -104,7 +105,7 @@ def _of_corpus(corpus: CorpusRows) -> Iterator[tuple[str, Figure]]:
         diverse = layers.dropna(subset=column)
         if len(diverse):
             yield column, plots.diversity_layers(diverse, column, title, text)
-    pruning = _table(corpus, _analysed(PRUNING)).dropna(subset="bleu")
+    pruning = _table(corpus, _pruning)
     if len(pruning):
         yield "pruning", plots.pruning_curves(pruning, corpus.corpus, text)
 
@@ -156,6 +157,16 @@ def _alpha_ends(run: FoundRun) -> pd.DataFrame:
     start = head_values(records[:1]).rename(columns={"value": "start"})
     end = head_values([{"update": 0, "alpha": scored}]).rename(columns={"value": "end"})
     return end[[*HEAD, "end"]].merge(start[[*HEAD, "start"]], on=HEAD, how="left")
+
+
+def _pruning(run: FoundRun) -> pd.DataFrame:
+    """BLEU by the share of heads removed, of the sites of each curve."""
+    rows = [
+        (";".join(curve["sites"]), row["removed"], row["bleu"])
+        for curve in pruning_tables(run.folder, "curve")
+        for row in curve["rows"]
+    ]
+    return pd.DataFrame(rows, columns=["sites", "fraction", "bleu"])
 
 
 def _bleu(run: FoundRun) -> pd.DataFrame:

@@ -29,22 +29,19 @@ Key = tuple[str, str | None, int | None]  # quantity, site, layer
 Value = tuple[str, str | None, int | None, float]
 
 
-def write_comparison(
-    runs: Mapping[Path, Path], thresholds: Thresholds, diversity_base: str, output: Path
-) -> str:
+def write_comparison(runs: Mapping[Path, Path], thresholds: Thresholds, output: Path) -> str:
     """Write comparison.csv and comparison.md, and return the latter.
 
     Args:
         runs: folder of each run -> folder of its analysis.
         thresholds: with which they were made.
-        diversity_base: heads or keys.
         output: the folder to write to.
     """
     labels = dict(zip(runs, run_labels(list(runs)), strict=True))
     rows = [
         {"row": labels[run], "run": str(run), **value}
         for run, analysis in runs.items()
-        for value in analysis_facts(analysis, diversity_base)
+        for value in analysis_facts(analysis)
     ]
     facts = fact_table(rows)
     frame = head_frame(facts, ["row"])
@@ -55,7 +52,7 @@ def write_comparison(
             f"{labels[run]}: `{run}`, {about['sentences']} sentences of {about['split']}, weights "
             f"`{about['checkpoint']}`"
         )
-    notes += definitions(facts.quantity, thresholds, diversity_base)
+    notes += definitions(facts.quantity, thresholds)
     text = Table("", frame, notes).markdown()
     output.mkdir(parents=True, exist_ok=True)
     columns = ("run", "quantity", "site", "layer", "value")
@@ -84,16 +81,16 @@ def run_labels(folders: Sequence[Path]) -> list[str]:
     return labels
 
 
-def analysis_facts(analysis: Path, diversity_base: str) -> list[dict[str, Any]]:
+def analysis_facts(analysis: Path) -> list[dict[str, Any]]:
     """Every quantity of a run, from the folder of its analysis."""
-    values = _values(HEADS.read(analysis), LAYERS.read(analysis), diversity_base)
+    values = _values(HEADS.read(analysis), LAYERS.read(analysis))
     return [
         {"quantity": quantity, "site": site, "layer": layer, "value": float(value)}
         for quantity, site, layer, value in values
     ]
 
 
-def _values(heads: Rows, layers: Rows, diversity_base: str) -> Iterator[Value]:
+def _values(heads: Rows, layers: Rows) -> Iterator[Value]:
     for role in ("previous", "next"):
         own = [row for row in heads if _has(row, role)]
         near = known(heads, f"{role}_share")
@@ -115,8 +112,8 @@ def _values(heads: Rows, layers: Rows, diversity_base: str) -> Iterator[Value]:
             found = [row[name] for row in known(own, name)]
             if found:
                 yield name, site, None, middle(found)
-    for row in known(layers, f"diversity_{diversity_base}"):
-        yield "diversity", row["site"], row["layer"], row[f"diversity_{diversity_base}"]
+    for row in known(layers, "diversity_heads"):
+        yield "diversity", row["site"], row["layer"], row["diversity_heads"]
 
 
 def _of_words(encoder: Rows) -> Iterator[Value]:
@@ -200,11 +197,8 @@ def _shown(cell: pd.DataFrame) -> str:
     return f"{mean} ({low} to {high})"
 
 
-def definitions(
-    quantities: Iterable[str], thresholds: Thresholds, diversity_base: str
-) -> list[str]:
+def definitions(quantities: Iterable[str], thresholds: Thresholds) -> list[str]:
     """What the quantities of a table are, those of them that it has."""
-    base = "heads" if diversity_base == "heads" else "keys"
     positional = percent(thresholds.positional_share)
     told = {
         "previous_share": "A head at -1 (+1) has its largest weight at the token before (behind) "
@@ -223,7 +217,7 @@ def definitions(
         "density": "Density is the share of visible keys whose weight is not 0.",
         "confidence": "Confidence is the mean of the largest weights of a head's queries.",
         "diversity": "Diversity is the Jensen-Shannon divergence of the heads of a layer, "
-        f"logarithm to the base of the number of {base}.",
+        "logarithm to the base of the number of heads.",
     }
     return [text for quantity, text in told.items() if quantity in set(quantities)]
 
@@ -231,7 +225,7 @@ def definitions(
 # -- of a paper -----------------------------------------------------------------------------------
 
 
-def head_tables(paper: Paper, facts: pd.DataFrame, diversity_base: str = "heads") -> list[Table]:
+def head_tables(paper: Paper, facts: pd.DataFrame) -> list[Table]:
     """A table for each corpus, the rows of the paper beside one another; the first defines all.
 
     Where no run fills a cell, what the paper has stands alone.
@@ -268,7 +262,7 @@ def head_tables(paper: Paper, facts: pd.DataFrame, diversity_base: str = "heads"
     if tables:  # once is enough
         own = mark_notes(number.mark for number in paper.heads)
         tables[0].notes += ([paper.heads_note] if paper.heads_note else []) + own
-        tables[0].notes += definitions(facts.quantity, Thresholds(), diversity_base)
+        tables[0].notes += definitions(facts.quantity, Thresholds())
     return tables
 
 
@@ -276,7 +270,6 @@ def paper_head_facts(
     paper: Paper,
     columns: Sequence[ColumnRuns],
     analyses: Mapping[Path, Path],
-    diversity_base: str = "heads",
 ) -> Iterator[Fact]:
     """What the paper has of its heads, and every run of a cell of its own.
 
@@ -292,5 +285,5 @@ def paper_head_facts(
         for run in found.runs.itertuples():
             place = {"row": run.row, "column": found.name, "source": "ours"}
             about = {**place, "seed": run.seed, "run": run.folder}
-            for fact in analysis_facts(analyses[run.run.folder], diversity_base):
+            for fact in analysis_facts(analyses[run.run.folder]):
                 yield {**about, **fact, "value": round(fact["value"], 4)}

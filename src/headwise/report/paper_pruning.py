@@ -1,7 +1,7 @@
 """A paper's statements on removed heads, beside what the pruning tables of runs say.
 
-A run's curves are read from `<run>/pruning/` (`headwise prune run=… table=true ablation=true`), or
-from the pruning table of its analysis. Nothing is trained again there: heads are masked in order of
+A run's curves are read from `<run>/pruning/` (`headwise prune run=… table=true ablation=true`).
+Nothing is trained again there: heads are masked in order of
 importance (Michel et al. 2019). Runs that really have fewer heads are listed on their own.
 """
 
@@ -15,7 +15,6 @@ from typing import Any
 
 import pandas as pd
 
-from headwise.analysis import tables as analysis_tables
 from headwise.config.schema import SITES
 from headwise.files import read_json
 from headwise.report.paper import Paper, PruningFact
@@ -113,32 +112,22 @@ def measure(folder: Path, fact: PruningFact) -> float | None:
 
 def _curve(folder: Path, sites: Sequence[str]) -> list[tuple[float, float]]:
     """(share of the heads of `sites` that is really gone, BLEU), from none removed on."""
-    for content in _contents(folder, "curve"):
+    for content in pruning_tables(folder, "curve"):
         if set(content["sites"]) == set(sites):
             left = [sum(row[site] for site in sites) for row in content["rows"]]
             shares = [1 - n / max(left) for n in left]
             return sorted(zip(shares, (row["bleu"] for row in content["rows"]), strict=True))
-    analysis = folder / analysis_tables.FOLDER
-    if not analysis_tables.PRUNING.path(analysis).is_file():
-        return []
-    rows = analysis_tables.PRUNING.read(analysis)
-    mine = [r for r in rows if set(r["sites"].split(";")) == set(sites) and r["bleu"] is not None]
-    last = max(mine, key=lambda row: row["fraction"], default=None)
-    if last is None:
-        return []
-    # steps are of whole heads; the last has removed what it says, the others nearly
-    a_head = last["fraction"] / max(last["n_removed"], 1)
-    return sorted((row["n_removed"] * a_head, row["bleu"]) for row in mine)
+    return []
 
 
-def _contents(folder: Path, kind: str) -> Iterator[dict[str, Any]]:
-    """The tables of a kind that a run has."""
+def pruning_tables(folder: Path, kind: str) -> Iterator[dict[str, Any]]:
+    """The tables of a kind (curve, one_removed, one_left) that `headwise prune` left in a run."""
     yield from map(read_json, sorted((folder / "pruning").glob(f"{kind}*.json")))
 
 
 def _one_left(folder: Path, fact: PruningFact) -> float | None:
     (site,) = fact.sites
-    for content in _contents(folder, "one_left"):
+    for content in pruning_tables(folder, "one_left"):
         whole = _whole_bleu(folder, content)
         for row in content["rows"]:
             if (row["site"], row["layer"]) == (site, fact.layer) and whole is not None:
@@ -149,16 +138,14 @@ def _one_left(folder: Path, fact: PruningFact) -> float | None:
 def _whole_bleu(folder: Path, about: Mapping[str, Any]) -> float | None:
     """BLEU with all heads, of the same weights on the same sentences."""
     same = ("weights", "split", "sentences")
-    for content in _contents(folder, "curve"):
+    for content in pruning_tables(folder, "curve"):
         if all(content.get(key) == about.get(key) for key in same):
             return next((float(r["bleu"]) for r in content["rows"] if r["removed"] == 0), None)
     return None
 
 
 def _has_tables(run: FoundRun) -> bool:
-    return any((run.folder / "pruning").glob("*.json")) or bool(
-        analysis_tables.PRUNING.path(run.folder / analysis_tables.FOLDER).is_file()
-    )
+    return any((run.folder / "pruning").glob("*.json"))
 
 
 def _by_kind(runs: Sequence[FoundRun]) -> dict[str, list[FoundRun]]:

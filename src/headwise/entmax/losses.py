@@ -16,8 +16,7 @@ Only classes near the top of a row have a probability, so a threshold is first s
 The classes are dealt into groups of GROUP, and the k groups with the greatest maxima are solved
 alone. Where the maximum of the last of them comes out at exactly 0, no class of any other group
 can have a probability, since none has a greater score: the row is solved. The others are solved
-again with more groups, in the end with all classes. What is kept for the way back are the groups
-and their p, not the vocabulary.
+again with more groups, in the end with all classes. What is kept for the way back is the gradient.
 
 Letters: N rows, V classes, R some of the rows, G groups taken, C candidates (classes of them).
 """
@@ -25,7 +24,6 @@ Letters: N rows, V classes, R some of the rows, G groups taken, C candidates (cl
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -138,17 +136,12 @@ def log_entmax(scores: Tensor, alpha: float) -> Tensor:
     wide = torch.promote_types(scores.dtype, torch.float32)
     scores_NV = scores.reshape(-1, scores.shape[-1])
     if choice.losses(scores_NV, float(alpha), function.REFERENCE).kernel != choice.TORCH:
-        log_p_NV = _probabilities(scores_NV.to(wide), float(alpha))
-        # on a CPU the logarithm of 0 is slow; a negative number / 0 is -inf as well
-        sign_NV = log_p_NV.sign()
-        return log_p_NV.clamp_min_(torch.finfo(wide).tiny).log_().div_(sign_NV).view(scores.shape)
-    log_p_NV = scores_NV.new_full(scores_NV.shape, -torch.inf, dtype=wide)
-    for part in _solve_rows(scores_NV, float(alpha), None).parts:
-        for piece in part.pieces():
-            # on a CPU the logarithm of 0 is slow; a negative number / 0 is -inf as well
-            log_p_RC = piece.p_RC.clamp_min(torch.finfo(wide).tiny).log_()
-            piece.write(log_p_NV, log_p_RC.div_(piece.p_RC.sign()))
-    return log_p_NV.view(scores.shape)
+        p_NV = _probabilities(scores_NV.to(wide), float(alpha))
+    else:
+        p_NV, *_ = _solve_rows(scores_NV, scores_NV.amax(1).to(wide), float(alpha))
+    # on a CPU the logarithm of 0 is slow; a negative number / 0 is -inf as well
+    sign_NV = p_NV.sign()
+    return p_NV.clamp_min_(torch.finfo(wide).tiny).log_().div_(sign_NV).view(scores.shape)
 
 
 def _probabilities(scores_NV: Tensor, alpha: float) -> Tensor:
@@ -164,95 +157,36 @@ def _check(scores: Tensor, alpha: float) -> None:
         raise ValueError(f"alpha must be in [1, 2], got {alpha}")
 
 
-@dataclass(frozen=True)
-class _Part:
-    """Probabilities of some rows, 0 in all columns that are not named."""
+def _solve_rows(
+    scores_NV: Tensor, highest_N: Tensor, alpha: float, n_groups: tuple[int, ...] | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Probabilities p (N, V), <p, z> + H_α(p) and the size of the support (N,).
 
-    p_RC: Tensor
-    row_R: Tensor | None  # None: every row
-    column_RC: Tensor | None  # None: every class
-
-    def write(self, out_NV: Tensor, values_RC: Tensor) -> None:
-        """Put values in the places of the probabilities."""
-        values_RC = values_RC.to(out_NV.dtype)
-        if self.column_RC is None:
-            assert self.row_R is not None  # see `pieces`
-            out_NV.index_copy_(0, self.row_R, values_RC)
-        elif self.row_R is None:
-            out_NV.scatter_(1, self.column_RC, values_RC)
-        else:
-            out_NV[self.row_R[:, None], self.column_RC] = values_RC
-
-    def rows_of(self, values_N: Tensor) -> Tensor:
-        """The entries of these rows."""
-        return values_N if self.row_R is None else values_N[self.row_R]
-
-    def pieces(self) -> Iterator[_Part]:
-        """The same in parts that may be copied without a thought for memory."""
-        if self.column_RC is not None:
-            yield self
-            return
-        for chunk in _chunks(self.p_RC):
-            row_R = self.row_R
-            if row_R is None:
-                row_R = torch.arange(len(self.p_RC), device=self.p_RC.device)
-            yield _Part(self.p_RC[chunk], row_R[chunk], None)
-
-    def at(self, class_N: Tensor) -> Tensor:
-        """Probability (R,) of one class of each row."""
-        class_R1 = self.rows_of(class_N)[:, None]
-        if self.column_RC is None:
-            return self.p_RC.gather(1, class_R1)[:, 0]
-        return (self.p_RC * (self.column_RC == class_R1)).sum(1)
-
-
-@dataclass(frozen=True)
-class _Solution:
-    """What is known of every row."""
-
-    parts: list[_Part]  # later ones count where two hold the same row
-    value_N: Tensor  # <p, z> + H_α(p), with z counted from its maximum
-    highest_N: Tensor  # that maximum
-    support_N: Tensor  # classes with a probability
-
-
-def _solve_rows(scores_NV: Tensor, alpha: float, is_wanted_N: Tensor | None) -> _Solution:
-    """Probabilities of all rows; those not wanted may come out wrong."""
-    n_rows, n_classes = scores_NV.shape
-    wide = torch.promote_types(scores_NV.dtype, torch.float32)
-    highest_N = scores_NV.amax(1).to(wide)
-    value_N, support_N = torch.zeros_like(highest_N), torch.zeros_like(highest_N)
-    parts: list[_Part] = []
-    row_R: Tensor | None = None  # still to be solved; None: all
-    for n_groups in N_GROUPS if alpha > 1 else ():
-        if 2 * n_groups * GROUP > n_classes:
-            break
-        scores_RV = scores_NV if row_R is None else scores_NV[row_R]
-        column_RC, values_RC = _candidates(scores_RV, n_groups)
-        shift_R = highest_N if row_R is None else highest_N[row_R]
-        p_RC, value_R, support_R = _solve(values_RC.to(wide).sub_(shift_R[:, None]), alpha)
-        # the last group is the one with the least maximum
-        is_open_R = p_RC[:, : n_groups * GROUP].view(-1, GROUP, n_groups)[:, :, -1].amax(1) != 0
-        if is_wanted_N is not None:
-            is_open_R &= is_wanted_N if row_R is None else is_wanted_N[row_R]
-        open_R = is_open_R.nonzero()[:, 0]
-        if row_R is None and len(open_R) == n_rows:
-            continue
-        p_RC[open_R] = 0.0  # so that only the part that solves a row says something of it
-        parts.append(_Part(p_RC, row_R, column_RC))
-        _set(value_N, row_R, value_R)
-        _set(support_N, row_R, support_R)
-        row_R = open_R if row_R is None else row_R[open_R]
-        if not len(row_R):
-            return _Solution(parts, value_N, highest_N, support_N)
-    n_open = n_rows if row_R is None else len(row_R)
-    p_RV = torch.empty(n_open, n_classes, dtype=wide, device=scores_NV.device)
-    for chunk in _chunks(p_RV):
-        rows: slice | Tensor = chunk if row_R is None else row_R[chunk]
-        shifted_RV = scores_NV[rows].to(wide) - highest_N[rows, None]
-        p_RV[chunk], value_N[rows], support_N[rows] = _solve(shifted_RV, alpha)
-    parts.append(_Part(p_RV, row_R, None))
-    return _Solution(parts, value_N, highest_N, support_N)
+    Args:
+        scores_NV: z, of any type.
+        highest_N: their maxima, which z is counted from, in the type that is computed in.
+        alpha: in [1, 2].
+        n_groups: taken first, second, ... and after the last all classes; None: `N_GROUPS`.
+    """
+    first, *more = (N_GROUPS if n_groups is None else n_groups) or (0,)
+    p_NV = torch.zeros_like(scores_NV, dtype=highest_N.dtype)
+    if alpha == 1 or not 0 < 2 * first * GROUP <= scores_NV.shape[1]:
+        value_N, support_N = torch.empty_like(highest_N), torch.empty_like(highest_N)
+        for rows in _chunks(p_NV):
+            shifted_RV = scores_NV[rows].to(p_NV.dtype) - highest_N[rows, None]
+            p_NV[rows], value_N[rows], support_N[rows] = _solve(shifted_RV, alpha)
+        return p_NV, value_N, support_N
+    column_NC, values_NC = _candidates(scores_NV, first)
+    shifted_NC = values_NC.to(p_NV.dtype) - highest_N[:, None]
+    p_NC, value_N, support_N = _solve(shifted_NC, alpha)
+    p_NV.scatter_(1, column_NC, p_NC)
+    # the last group is the one with the least maximum
+    is_open_N = p_NC[:, : first * GROUP].view(-1, GROUP, first)[:, :, -1].amax(1) != 0
+    open_R = is_open_N.nonzero()[:, 0]
+    if len(open_R):
+        solved = _solve_rows(scores_NV[open_R], highest_N[open_R], alpha, tuple(more))
+        p_NV[open_R], value_N[open_R], support_N[open_R] = solved
+    return p_NV, value_N, support_N
 
 
 def _chunks(values_RV: Tensor) -> Iterator[slice]:
@@ -261,13 +195,6 @@ def _chunks(values_RV: Tensor) -> Iterator[slice]:
     n_chunk = max(1, limit // values_RV.shape[1])
     for first in range(0, len(values_RV), n_chunk):
         yield slice(first, first + n_chunk)
-
-
-def _set(out_N: Tensor, row_R: Tensor | None, values_R: Tensor) -> None:
-    if row_R is None:
-        out_N.copy_(values_R)
-    else:
-        out_N[row_R] = values_R
 
 
 def _candidates(scores_RV: Tensor, n_groups: int) -> tuple[Tensor, Tensor]:
@@ -337,36 +264,31 @@ class EntmaxLossFunction(torch.autograd.Function):
         ignore_index: int | None,
     ) -> tuple[Tensor, Tensor]:
         """See the head of this file."""
-        n_classes = scores_NV.shape[1]
         target_N, is_real_N, left_out = loss_operators.real_targets(
-            target_N, n_classes, ignore_index
+            target_N, scores_NV.shape[1], ignore_index
         )
-        solution = _solve_rows(scores_NV, alpha, is_real_N)
-        gold_N = scores_NV.gather(1, target_N[:, None])[:, 0].to(solution.value_N.dtype)
-        # rounding may leave a loss of 0 just below it
-        loss_N = (solution.value_N + (solution.highest_N - gold_N)).clamp_min_(0.0)
-        n_counted = max(1, n_classes - (left_out != NO_CLASS))
+        highest_N = scores_NV.amax(1).to(torch.promote_types(scores_NV.dtype, torch.float32))
+        p_NV, value_N, support_N = _solve_rows(scores_NV, highest_N, alpha)
+        total_N = scores_NV.sum(1, dtype=highest_N.dtype) if smoothing else None
+        given = (scores_NV, target_N, value_N, highest_N, total_N)
+        _, loss_N = loss_operators.losses_of(*given, smoothing, left_out)
+        grad_NV = p_NV  # from here on p - e_y + ε (e_y - 1/V)
         if smoothing:
-            total_N = scores_NV.sum(1, dtype=loss_N.dtype)
+            left_out_N = p_NV[:, left_out].clone()
+            grad_NV -= smoothing / loss_operators.n_smoothed(scores_NV, left_out)
             if left_out != NO_CLASS:
-                total_N -= scores_NV[:, left_out]
-            loss_N += smoothing * (gold_N - total_N / n_counted)
-        gold_p_N, left_out_p_N = torch.zeros_like(loss_N), torch.zeros_like(loss_N)
-        kept: list[Tensor | None] = []
-        for part in solution.parts:
-            # not even what is no number may come out of rows that do not count
-            part.p_RC[(~part.rows_of(is_real_N)).nonzero()[:, 0]] = 0.0
-            kept += [part.p_RC, part.row_R, part.column_RC]
-            _set(gold_p_N, part.row_R, part.at(target_N))
-            if smoothing and left_out != NO_CLASS:
-                p_R = part.at(torch.full_like(target_N, left_out))
-                _set(left_out_p_N, part.row_R, p_R)
-        ctx.save_for_backward(target_N, is_real_N, gold_p_N, left_out_p_N, *kept)
-        ctx.share, ctx.smoothing, ctx.left_out = smoothing / n_counted, smoothing, left_out
-        ctx.shape, ctx.dtype = scores_NV.shape, scores_NV.dtype
-        support_N = solution.support_N.masked_fill(~is_real_N, 0.0)
+                grad_NV[:, left_out] = left_out_N
+        with each_place_written_once():
+            less_N1 = grad_NV.new_full((len(grad_NV), 1), smoothing - 1)
+            grad_NV.scatter_add_(1, target_N[:, None], less_N1)
+        is_out_N = ~is_real_N
+        # not even what is no number may come out of rows that do not count
+        grad_NV[is_out_N.nonzero()[:, 0]] = 0.0
+        ctx.save_for_backward(grad_NV)
+        ctx.dtype = scores_NV.dtype
+        support_N.masked_fill_(is_out_N, 0.0)
         ctx.mark_non_differentiable(support_N)
-        return loss_N.masked_fill_(~is_real_N, 0.0), support_N
+        return loss_N.masked_fill_(is_out_N, 0.0), support_N
 
     @staticmethod
     def backward(ctx: Any, grad_N: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
@@ -376,22 +298,5 @@ class EntmaxLossFunction(torch.autograd.Function):
                 "the losses of headwise.entmax can be differentiated once; call without "
                 "create_graph=True"
             )
-        target_N, is_real_N, gold_p_N, left_out_p_N, *kept = ctx.saved_tensors
-        scale_N = grad_N.masked_fill(~is_real_N, 0.0)
-        share_N = ctx.share * scale_N
-        out_NV = torch.zeros(ctx.shape, dtype=ctx.dtype, device=grad_N.device)
-        if ctx.smoothing:
-            out_NV -= share_N[:, None].to(ctx.dtype)
-        for place in range(0, len(kept), 3):
-            for part in _Part(*kept[place : place + 3]).pieces():
-                grad_RC = part.p_RC * part.rows_of(scale_N)[:, None]
-                if ctx.smoothing:
-                    grad_RC -= part.rows_of(share_N)[:, None]
-                with each_place_written_once():
-                    part.write(out_NV, grad_RC)
-        if ctx.smoothing and ctx.left_out != NO_CLASS:
-            out_NV[:, ctx.left_out] = (scale_N * left_out_p_N).to(ctx.dtype)
-        gold_N = scale_N * (gold_p_N - 1 + ctx.smoothing) - share_N
-        with each_place_written_once():
-            out_NV.scatter_(1, target_N[:, None], gold_N[:, None].to(ctx.dtype))
-        return out_NV, None, None, None, None
+        (grad_NV,) = ctx.saved_tensors
+        return (grad_NV * grad_N[:, None]).to(ctx.dtype), None, None, None, None

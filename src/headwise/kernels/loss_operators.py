@@ -114,14 +114,30 @@ def _losses(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Of every row: the loss without and with smoothing, the support, maximum and threshold."""
     value, support, total, threshold = _rows_of(scores).read(scores, alpha, smoothing > 0)
-    gold = scores.gather(1, target[:, None])[:, 0].float()
-    # rounding may leave a loss of 0 just below it
-    plain = loss = (value + (threshold[:, 0] - gold)).clamp_min_(0.0)
-    if total is not None:
-        if left_out != NO_CLASS:
-            total = total - scores[:, left_out]
-        loss = plain + smoothing * (gold - total / _n_smoothed(scores, left_out))
+    plain, loss = losses_of(scores, target, value, threshold[:, 0], total, smoothing, left_out)
     return plain, loss, support, threshold
+
+
+def losses_of(
+    scores_NV: Tensor, target_N: Tensor, value_N: Tensor, highest_N: Tensor,
+    total_N: Tensor | None, smoothing: float, left_out: int,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The losses of rows without and with smoothing.
+
+    Args:
+        scores_NV, target_N, smoothing: see above.
+        value_N: <p, z> + H(p) with z counted from `highest_N`.
+        total_N: sums of the scores; None without smoothing.
+        left_out: the class that is not smoothed over, or `NO_CLASS`.
+    """
+    gold_N = scores_NV.gather(1, target_N[:, None])[:, 0].to(value_N.dtype)
+    # rounding may leave a loss of 0 just below it
+    plain_N = (value_N + (highest_N - gold_N)).clamp_min_(0.0)
+    if total_N is None:
+        return plain_N, plain_N
+    if left_out != NO_CLASS:
+        total_N = total_N - scores_NV[:, left_out]
+    return plain_N, plain_N + smoothing * (gold_N - total_N / n_smoothed(scores_NV, left_out))
 
 
 def _rows_of(scores: Tensor) -> ModuleType:
@@ -129,7 +145,7 @@ def _rows_of(scores: Tensor) -> ModuleType:
     return native_loss if native.takes(scores) else triton_loss
 
 
-def _n_smoothed(scores: Tensor, left_out: int) -> int:
+def n_smoothed(scores: Tensor, left_out: int) -> int:
     """Over how many classes smoothing is spread."""
     return max(1, scores.shape[1] - (left_out != NO_CLASS))
 
@@ -138,7 +154,7 @@ def _write_gradient(
     scores: Tensor, threshold: Tensor, out: Tensor, scale: Tensor, target: Tensor,
     alpha: float, smoothing: float, left_out: int,
 ) -> None:  # fmt: skip
-    share = smoothing / _n_smoothed(scores, left_out)
+    share = smoothing / n_smoothed(scores, left_out)
     given = (scores, threshold, out, scale, target)
     _rows_of(scores).write_gradient(*given, alpha, smoothing, share, left_out)
 

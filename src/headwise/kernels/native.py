@@ -16,11 +16,13 @@ import hashlib
 import logging
 import os
 import platform
+import re
 import shlex
 import shutil
 import subprocess
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,31 +48,25 @@ TYPES = (torch.float32, torch.bfloat16)
 log = logging.getLogger(__name__)
 
 
-class Problem(ctypes.Structure):
-    """As in csrc/rows.h."""
+def structure(name: str) -> type[ctypes.Structure]:
+    """A struct of the kernels, as its header in `csrc` declares it; unset fields are 0 or null."""
+    headers = "".join(header.read_text(encoding="utf-8") for header in sorted(SOURCES.glob("*.h")))
+    declared = re.sub(r"//.*|\bconst ", "", headers)
+    body = declared.partition(f"struct {name} {{")[2].partition("};")[0]
+    fields: list[tuple[str, Any]] = []
+    for kind, star, names in re.findall(r"(\w+)(\*?) ([^;]+);", body):
+        if star:
+            of: Any = ctypes.c_void_p
+        elif kind == "Problem":
+            of = Problem
+        else:
+            of = getattr(ctypes, f"c_{kind.removesuffix('_t')}")
+        for field, size in re.findall(r"(\w+)(?:\[(\d+)\])?", names):
+            fields.append((field, of * int(size) if size else of))
+    return type(name, (ctypes.Structure,), {"_fields_": fields})
 
-    _fields_ = (
-        ("size", ctypes.c_int64 * 4),
-        ("source", ctypes.c_void_p),
-        ("grad", ctypes.c_void_p),
-        ("out", ctypes.c_void_p),
-        ("weights", ctypes.c_void_p),
-        ("threshold", ctypes.c_void_p),
-        ("beta", ctypes.c_void_p),
-        ("grad_alpha", ctypes.c_void_p),
-        ("mask", ctypes.c_void_p),
-        ("lengths", ctypes.c_void_p),
-        ("beta_stride", ctypes.c_int64 * 3),
-        ("mask_stride", ctypes.c_int64 * 4),
-        ("query_offset", ctypes.c_int64),
-        ("is_causal", ctypes.c_int32),
-        ("is_half", ctypes.c_int32),
-        ("map", ctypes.c_int32),
-        ("n_threads", ctypes.c_int32),
-        ("n_kept", ctypes.c_uint32),
-        ("seed", ctypes.c_uint64),
-        ("first_row", ctypes.c_int64),
-    )
+
+Problem: Any = structure("Problem")
 
 
 def takes(scores: Tensor) -> bool:
@@ -192,7 +188,7 @@ def readable(mask: Tensor) -> Tensor:
     return mask if is_readable else mask.contiguous()
 
 
-def _row_gradients(problem: Problem, scores_BHQK: Tensor, with_alpha: bool) -> Tensor:
+def _row_gradients(problem: ctypes.Structure, scores_BHQK: Tensor, with_alpha: bool) -> Tensor:
     """Room for the gradient of α of every row, told to the kernel; empty if not asked for."""
     shape = (*scores_BHQK.shape[:3], 1) if with_alpha else (0,)
     grad_alpha = scores_BHQK.new_zeros(shape, dtype=torch.float32)
@@ -208,9 +204,9 @@ def problem_of(
     power: Power,
     draws: Draws | None = None,
     visible: Visible = EVERYTHING,
-) -> Problem:
+) -> ctypes.Structure:
     """What all kernels of rows are told, alone or as part of a larger problem."""
-    problem = Problem(
+    problem: ctypes.Structure = Problem(
         source=address(source, source.dtype),
         out=address(out, source.dtype),
         is_half=source.dtype is torch.bfloat16,

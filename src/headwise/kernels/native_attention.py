@@ -18,29 +18,14 @@ from torch.utils.flop_counter import register_flop_formula
 
 from headwise.kernels import native
 from headwise.kernels.cpu_attention import as_visible, attention_flops
-from headwise.kernels.native import Problem, address
+from headwise.kernels.native import address
 from headwise.kernels.operators import register
 from headwise.kernels.problem import Power, Visible, beta_of, check_alpha
 
 FEW_QUERIES = 10  # of a head; more are done sooner by matrix products
 
 
-class AttendProblem(ctypes.Structure):
-    """As in csrc/attend.h."""
-
-    _fields_ = (
-        ("rows", Problem),
-        ("query", ctypes.c_void_p),
-        ("key", ctypes.c_void_p),
-        ("value", ctypes.c_void_p),
-        ("context", ctypes.c_void_p),
-        ("query_stride", ctypes.c_int64 * 3),
-        ("key_stride", ctypes.c_int64 * 3),
-        ("value_stride", ctypes.c_int64 * 3),
-        ("width", ctypes.c_int64),
-        ("scale", ctypes.c_float),
-        ("is_half", ctypes.c_int32),
-    )
+AttendProblem: Any = native.structure("AttendProblem")
 
 
 def takes(query_BHQE: Tensor, key_BHKE: Tensor, value_BHKE: Tensor) -> bool:

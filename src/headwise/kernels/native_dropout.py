@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from enum import IntEnum
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,22 +22,7 @@ class Before(IntEnum):
     RELU_BACKWARD = 2
 
 
-class DropoutProblem(ctypes.Structure):
-    """As in csrc/dropout.h."""
-
-    _fields_ = (
-        ("source", ctypes.c_void_p),
-        ("out", ctypes.c_void_p),
-        ("added", ctypes.c_void_p),
-        ("result", ctypes.c_void_p),
-        ("n", ctypes.c_int64),
-        ("seed", ctypes.c_uint64),
-        ("n_kept", ctypes.c_uint32),
-        ("before", ctypes.c_int32),
-        ("is_source_half", ctypes.c_int32),
-        ("is_out_half", ctypes.c_int32),
-        ("n_threads", ctypes.c_int32),
-    )
+DropoutProblem: Any = native.structure("DropoutProblem")
 
 
 def drop(values: Tensor, draws: Draws, dtype: torch.dtype | None = None) -> Tensor:

@@ -9,6 +9,7 @@ Letters: N rows, V classes.
 from __future__ import annotations
 
 import ctypes
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,28 +22,7 @@ NO_CLASS = -1
 ALPHA_MIN = 1 + 2**-23  # the next number above 1 in float32: below, 1/β has no value there
 
 
-class LossProblem(ctypes.Structure):
-    """As in csrc/loss.h."""
-
-    _fields_ = (
-        ("n_rows", ctypes.c_int64),
-        ("n_classes", ctypes.c_int64),
-        ("scores", ctypes.c_void_p),
-        ("out", ctypes.c_void_p),
-        ("threshold", ctypes.c_void_p),
-        ("value", ctypes.c_void_p),
-        ("support", ctypes.c_void_p),
-        ("total", ctypes.c_void_p),
-        ("target", ctypes.c_void_p),
-        ("grad", ctypes.c_void_p),
-        ("left_out", ctypes.c_int64),
-        ("alpha", ctypes.c_float),
-        ("smoothing", ctypes.c_float),
-        ("share", ctypes.c_float),
-        ("is_half", ctypes.c_int32),
-        ("map", ctypes.c_int32),
-        ("n_threads", ctypes.c_int32),
-    )
+LossProblem: Any = native.structure("LossProblem")
 
 
 def read(
@@ -110,7 +90,7 @@ def log_softmax(scores_NV: Tensor) -> Tensor:
     return scores_NV.sub(threshold_N2[:, :1]).sub_(threshold_N2[:, 1:])
 
 
-def _problem(scores_NV: Tensor, threshold_N2: Tensor, alpha: float) -> LossProblem:
+def _problem(scores_NV: Tensor, threshold_N2: Tensor, alpha: float) -> Any:
     n_rows, n_classes = scores_NV.shape
     return LossProblem(
         n_rows=n_rows,

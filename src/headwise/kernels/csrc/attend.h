@@ -6,7 +6,7 @@
 
 namespace headwise {
 
-// Mirrored in native_attention.py.
+// Read by native.py: one field a declaration, of these types, or some of one type.
 struct AttendProblem {
     Problem rows;  // `source` and `out`: room for the scores, float32
     const void* query;

@@ -8,7 +8,7 @@ namespace headwise {
 
 enum Before { NOTHING, RELU, RELU_BACKWARD };
 
-// Mirrored in native_dropout.py.
+// Read by native.py: one field a declaration, of these types, or some of one type.
 struct DropoutProblem {
     const void* source;
     void* out;           // may be `source`

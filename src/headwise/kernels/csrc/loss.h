@@ -6,7 +6,7 @@
 
 namespace headwise {
 
-// Mirrored in native_loss.py. Rows are (N, V).
+// Read by native.py: one field a declaration, of these types, or some of one type. Rows are (N, V).
 struct LossProblem {
     int64_t n_rows, n_classes;
     const void* scores;

@@ -11,7 +11,7 @@ namespace headwise {
 
 enum Map { SOFTMAX, ANY, SQUARE, LINEAR };  // as in native.py: α is 1, any, 1.5, 2
 
-// Mirrored in native.py.
+// Read by native.py: one field a declaration, of these types, or some of one type.
 struct Problem {
     int64_t size[4];         // B, H, Q, K
     const void* source;      // forward: scores. backward: weights, or scores with `threshold`

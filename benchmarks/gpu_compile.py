@@ -170,7 +170,7 @@ def call_attention(case: Case) -> None:
     try:
         context = triton_operators.forward(
             query, key, value, alpha, lengths, row_keys,
-            case.causal, 0, case.dropout, case.head_dim**-0.5, int(case.power),
+            int(case.power), case.causal, 0, case.dropout, case.head_dim**-0.5,
         )[0]  # fmt: skip
         context.backward(torch.zeros_like(context))
     finally:

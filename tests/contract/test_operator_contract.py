@@ -37,9 +37,10 @@ def test_every_operator_is_checked() -> None:
     """Found by their schemas."""
     text = Path(__file__).read_text(encoding="utf-8")
     sources = (Path(function.__file__).parents[1]).rglob("*.py")
-    named = re.findall(
-        r'"(\w+)\((?:Tensor |{_INPUTS)', "".join(one.read_text("utf-8") for one in sources)
-    )
+    text_of_sources = "".join(one.read_text("utf-8") for one in sources)
+    pairs = re.findall(r'register_pair\(\s+"(\w+)"', text_of_sources)
+    named = re.findall(r'"(\w+)\(Tensor ', text_of_sources)
+    named += [*pairs, *(f"{name}_backward" for name in pairs)]
     assert len(named) == 9
     assert [name for name in named if f'check("{name}"' not in text] == []
 
@@ -68,7 +69,7 @@ def test_attention(n_batch: int) -> None:
     lengths, seed = torch.full((n_batch,), 6), torch.tensor(5)
     rest = (alpha, None, lengths, seed, int(Power.ANY), False, 0, 0.1, 0.3)
     context, threshold = check("attention", (*heads, *rest))
-    given = (torch.randn_like(context), *heads, threshold.detach(), *rest, True)
+    given = (torch.randn_like(context), *heads, *rest[:4], threshold.detach(), *rest[4:], True)
     check("attention_backward", given, BACK)
 
 
@@ -88,8 +89,8 @@ def test_losses(alpha: float, dtype: torch.dtype) -> None:
     scores = torch.randn(6, 20).to(dtype).requires_grad_()
     target, is_real = torch.arange(6), torch.arange(6) != 3
     settings = (alpha, 0.1, 3)
-    loss, _, threshold = check("entmax_loss", (scores, target, is_real, *settings))
-    given = (torch.randn_like(loss), scores, target, is_real, threshold.detach(), *settings)
+    loss, *kept = check("entmax_loss", (scores, target, is_real, *settings))
+    given = (torch.randn_like(loss), scores, target, is_real, *kept, *settings, True)
     check("entmax_loss_backward", given, BACK)
 
 
@@ -101,10 +102,10 @@ class TestTriton:
         case = make_case((1, 2, 16, 17, 16))
         tensors = [tensor.detach().requires_grad_() for tensor in case.tensors]
         alpha, power = case.alpha.requires_grad_(), int(Power.ANY)
-        settings = (True, 1, 0.0, 0.25, power)
+        settings = (power, True, 1, 0.0, 0.25)
         utilities = (*BACK, "test_autograd_registration")
         shown = (*tensors, alpha, None, None, *settings)
-        found: tuple[Tensor, ...] = check("triton_entmax_forward", shown, utilities)
+        found: tuple[Tensor, ...] = check("triton_attention", shown, utilities)
         kept = [one.detach() for one in found[1:]]
         given = (case.grad, *tensors, alpha, None, None, *kept, *settings, True)
-        check("triton_entmax_backward", given, BACK)
+        check("triton_attention_backward", given, BACK)

@@ -167,7 +167,7 @@ class TestEdges:
         query[:, :, :64, 0], query[:, :, 64:, 1] = 4, 4
         key[:, :, :128, 0], key[:, :, 128:192, 1] = 4, 4
         live = triton_operators.forward(
-            *case.tensors, case.alpha, None, None, causal, offset, 0.0, case.scale, int(Power.ANY)
+            *case.tensors, case.alpha, None, None, int(Power.ANY), causal, offset, 0.0, case.scale
         )[4]
         assert live[0, 0].tolist() == [[1, 1, 0, 0], [0, 0, 1, 0]]
         # scores formed in tiles of other shapes differ in their last bits
@@ -236,7 +236,7 @@ def test_memory_grows_linearly(n_keys: int) -> None:
     """What is kept beside the inputs, in numbers a query, does not grow with the keys."""
     query = torch.empty(1, 1, n_keys, 64, device="meta", dtype=torch.bfloat16)
     kept = triton_operators._fake_forward(
-        query, query, query, query, None, None, False, 0, 0.0, 1.0, 0
+        query, query, query, query, None, None, 0, False, 0, 0.0, 1.0
     )
     assert sum(tensor.numel() for tensor in kept[:4]) / n_keys == 2 * 64 + 2
     assert kept[4].numel() / n_keys <= n_keys / 64**2  # one mark a block

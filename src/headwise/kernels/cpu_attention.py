@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from headwise.kernels import native
-from headwise.kernels.operators import register
+from headwise.kernels.operators import register_pair
 from headwise.kernels.problem import Draws, Power, Visible, beta_of, check_alpha
 
 CHUNK_SCORES = 1 << 19  # scores at a time: enough to hide the calls, few enough for the caches
@@ -204,11 +204,12 @@ def _add(total: Tensor, left: Tensor, right: Tensor, scale: float) -> None:
 
 
 def backward(
-    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, threshold: Tensor,
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor,
     alpha: Tensor | None, mask: Tensor | None, lengths: Tensor | None, seed: Tensor | None,
+    threshold: Tensor,
     power: int, is_causal: bool, offset: int, dropout: float, scale: float, with_alpha: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of query, key, value, and of α for every row (B, H, Q, 1) or empty."""
+    """Gradients of query, key, value, and of α or empty."""
     shape = _shape(query, key)
     beta = beta_of(alpha)
     query_NQE, key_NKE, value_NKE, grad_NQE = map(_by_head, (query, key, value, grad))
@@ -243,25 +244,8 @@ def backward(
         grad_q_NQE.view(query.shape),
         grad_k_NKE.to(key.dtype).view(key.shape),
         grad_v_NKE.to(value.dtype).view(value.shape),
-        grad_alpha,
+        grad_alpha if alpha is None or not with_alpha else grad_alpha.sum_to_size(alpha.shape),
     )
-
-
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    *tensors, ctx.power, ctx.is_causal, ctx.offset, ctx.dropout, ctx.scale = inputs
-    ctx.save_for_backward(*tensors, output[1])
-    ctx.mark_non_differentiable(output[1])
-
-
-def _differentiate(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-    query, key, value, alpha, mask, lengths, seed, threshold = ctx.saved_tensors
-    with_alpha = alpha is not None and ctx.needs_input_grad[3]
-    *grads, grad_rows = _BACKWARD(
-        grad, query, key, value, threshold, alpha, mask, lengths, seed,
-        ctx.power, ctx.is_causal, ctx.offset, ctx.dropout, ctx.scale, with_alpha,
-    )  # fmt: skip
-    grad_alpha = grad_rows.sum_to_size(alpha.shape) if with_alpha else None
-    return (*grads, grad_alpha, *(None,) * 8)
 
 
 def _fake(query: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
@@ -269,12 +253,13 @@ def _fake(query: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     return context, query.new_empty((*query.shape[:3], 2), dtype=torch.float32)
 
 
-def _fake_backward(grad: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    query, key, value = rest[:3]
-    rows = (*query.shape[:3], 1) if rest[-1] else (0,)
+def _fake_backward(
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, alpha: Tensor | None, *rest: Any
+) -> tuple[Tensor, ...]:
     contiguous = torch.contiguous_format
-    like = [torch.empty_like(one, memory_format=contiguous) for one in (query, key, value)]
-    return like[0], like[1], like[2], query.new_empty(rows, dtype=torch.float32)
+    heads = (torch.empty_like(one, memory_format=contiguous) for one in (query, key, value))
+    shape = alpha.shape if alpha is not None and rest[-1] else 0
+    return *heads, query.new_empty(shape, dtype=torch.float32)
 
 
 def attention_flops(query: Any, key: Any, *rest: Any, out_shape: Any = None, **_: Any) -> int:
@@ -288,20 +273,15 @@ def _flops_backward(grad: Any, query: Any, key: Any, *rest: Any, **_: Any) -> in
     return attention_flops(query, key) * 5 // 2
 
 
-_SHARED = (
-    "Tensor? alpha, Tensor? mask, Tensor? lengths, Tensor? seed, "
-    "int power, bool is_causal, int offset, float dropout, float scale"
-)
-_OPERATOR = register(
-    f"attention(Tensor query, Tensor key, Tensor value, {_SHARED}) -> (Tensor, Tensor)",
+_OPERATOR = register_pair(
+    "attention",
+    "Tensor query, Tensor key, Tensor value, Tensor? alpha, Tensor? mask, Tensor? lengths, "
+    "Tensor? seed",
+    "int power, bool is_causal, int offset, float dropout, float scale",
+    1,
+    4,
     forward,
     _fake,
-    _keep,
-    _differentiate,
-)
-_BACKWARD = register(
-    f"attention_backward(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor threshold, "
-    f"{_SHARED}, bool with_alpha) -> (Tensor, Tensor, Tensor, Tensor)",
     backward,
     _fake_backward,
 )

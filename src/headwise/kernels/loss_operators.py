@@ -16,7 +16,7 @@ from torch import Tensor
 
 from headwise.kernels import native, native_loss, triton_loss
 from headwise.kernels.native_loss import NO_CLASS
-from headwise.kernels.operators import register
+from headwise.kernels.operators import register_pair
 from headwise.kernels.problem import ALPHAS, Power
 
 
@@ -168,25 +168,14 @@ def _forward(
 
 
 def _backward(
-    grad: Tensor, scores: Tensor, target: Tensor, is_real: Tensor, threshold: Tensor,
-    alpha: float, smoothing: float, left_out: int,
+    grad: Tensor, scores: Tensor, target: Tensor, is_real: Tensor, _support: Tensor,
+    threshold: Tensor, alpha: float, smoothing: float, left_out: int, _with_last: bool,
 ) -> Tensor:  # fmt: skip
     scores = scores.contiguous()
     out = torch.empty_like(scores)
     scale = grad.masked_fill(~is_real, 0.0).float().contiguous()
     _write_gradient(scores, threshold, out, scale, target, alpha, smoothing, left_out)
     return out
-
-
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    scores, target, is_real, *ctx.settings = inputs
-    ctx.save_for_backward(scores, target, is_real, output[2])
-    ctx.mark_non_differentiable(output[1], output[2])
-
-
-def _differentiate(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-    found = _BACKWARD(grad, *ctx.saved_tensors, *ctx.settings)
-    return found, None, None, None, None, None
 
 
 def _fake(scores: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -199,19 +188,14 @@ def _fake_backward(grad: Tensor, scores: Tensor, *rest: Any) -> Tensor:
     return torch.empty_like(scores, memory_format=torch.contiguous_format)
 
 
-_ROWS = "Tensor target, Tensor is_real"
-_SETTINGS = "float alpha, float smoothing, int left_out"
-_OPERATOR = register(
-    f"entmax_loss(Tensor scores, {_ROWS}, {_SETTINGS}) -> (Tensor, Tensor, Tensor)",
+_OPERATOR = register_pair(
+    "entmax_loss",
+    "Tensor scores, Tensor target, Tensor is_real",
+    "float alpha, float smoothing, int left_out",
+    2,
+    1,
     _forward,
     _fake,
-    _keep,
-    _differentiate,
-    dispatch="CompositeExplicitAutograd",
-)
-_BACKWARD = register(
-    f"entmax_loss_backward(Tensor grad, Tensor scores, {_ROWS}, Tensor threshold, {_SETTINGS})"
-    " -> Tensor",
     _backward,
     _fake_backward,
     dispatch="CompositeExplicitAutograd",

@@ -69,6 +69,61 @@ def register(
     return call
 
 
+def register_pair(
+    name: str,
+    tensors: str,
+    settings: str,
+    n_kept: int,
+    n_gradients: int,
+    forward: Callable[..., Any],
+    shapes: Callable[..., Any],
+    backward: Callable[..., Any],
+    backward_shapes: Callable[..., Any],
+    dispatch: str = "CPU",
+) -> Callable[..., Any]:
+    """Register an operator and its backward pass `…_backward`, and return what calls the first.
+
+    Args:
+        name: of the operator.
+        tensors, settings: its arguments, in torch's notation.
+        n_kept: results beyond the first, which alone is differentiable: they and all tensors are
+            kept for the way back.
+        n_gradients: first tensors that are differentiable.
+        forward, shapes: (*tensors, *settings) -> results, and the same without values.
+        backward, backward_shapes: (gradient of the first result, *tensors, *kept, *settings,
+            whether the gradient of the last such tensor is wanted) -> gradients; likewise.
+        dispatch: as for `register`.
+    """
+    n_tensors = tensors.count("Tensor")
+    kept = "".join(f", Tensor kept_{place}" for place in range(n_kept))
+    gradients = ", ".join(["Tensor"] * n_gradients)
+    call_backward = register(
+        f"{name}_backward(Tensor grad, {tensors}{kept}, {settings}, bool with_last)"
+        f" -> ({gradients})",
+        backward,
+        backward_shapes,
+        dispatch=dispatch,
+    )
+
+    def keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.save_for_backward(*inputs[:n_tensors], *output[1:])
+        ctx.settings = inputs[n_tensors:]
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.set_materialize_grads(False)
+
+    def differentiate(ctx: Any, grad: Tensor, *_: None) -> tuple[Tensor | None, ...]:
+        wanted = ctx.needs_input_grad[:n_gradients]
+        found = call_backward(grad, *ctx.saved_tensors, *ctx.settings, wanted[-1])
+        found = (found,) if n_gradients == 1 else found
+        pairs = zip(found, wanted, strict=True)
+        constant = (None,) * (n_tensors - n_gradients + len(ctx.settings))
+        return *(one if is_wanted else None for one, is_wanted in pairs), *constant
+
+    results = ", ".join(["Tensor"] * (1 + n_kept))
+    schema = f"{name}({tensors}, {settings}) -> ({results})"
+    return register(schema, forward, shapes, keep, differentiate, dispatch)
+
+
 def _each(compute: Callable[..., Any]) -> Callable[..., Any]:
     """The rule of torch.func.vmap: the calls of the batch, one after the other."""
 

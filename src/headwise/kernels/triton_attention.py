@@ -146,6 +146,6 @@ def triton_entmax_attention(
     )
     context: Tensor = triton_operators.forward(
         query, key, value, alpha_H, key_lengths_B, row_keys,
-        causal, query_offset, dropout, scale, int(power),
+        int(power), causal, query_offset, dropout, scale,
     )[0]  # fmt: skip
     return context

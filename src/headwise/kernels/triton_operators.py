@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from headwise.kernels.operators import register
+from headwise.kernels.operators import register_pair
 from headwise.kernels.triton_device import is_interpreted, on_device, power_of_two
 
 LIST = 64  # rows and columns of the blocks that are passed over where they are empty
@@ -122,11 +122,11 @@ class Cut(NamedTuple):
 class Call(NamedTuple):
     """What is told of a call beside its tensors."""
 
+    power: int
     causal: bool
     query_offset: int
     dropout: float
     scale: float
-    power: int
 
     def launch(
         self, kernel: Any, tiles: Tiles, program: tuple[int, int, int], by_keys: bool,
@@ -211,7 +211,7 @@ def launch_backward(
     key_lengths: Tensor | None, row_keys: Tensor | None, centre: Tensor, top: Tensor,
     shift: Tensor, live: Tensor, *settings: Any,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """Gradients of query, key, value, and of α for every query (or empty).
+    """Gradients of query, key, value, and of α (or empty).
 
     Settings are those of `Call`, and whether α's gradient is wanted.
     """
@@ -237,49 +237,25 @@ def launch_backward(
             triton_backward.backward_keys, cut, cut.keys, True, *given,
             (product, top, shift), lists, grad_key, grad_value,
         )  # fmt: skip
-    return grad_query, grad_key, grad_value, top.new_empty(0) if grad_rows is None else grad_rows
+    grad_alpha = top.new_empty(0) if grad_rows is None else grad_rows.sum((0, 2))
+    return grad_query, grad_key, grad_value, grad_alpha
 
 
 def _fake_backward(
-    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *rest: Any
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, alpha: Tensor, *rest: Any
 ) -> tuple[Tensor, ...]:
-    top, has_alpha = rest[4], rest[-1]
-    grad_rows = torch.empty_like(top) if has_alpha else top.new_empty(0)
-    return _room(query), _room(key), _room(value), grad_rows
+    grad_alpha = alpha.new_empty(alpha.shape if rest[-1] else 0)
+    return _room(query), _room(key), _room(value), grad_alpha
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    _, centre, top, shift, live = output
-    ctx.save_for_backward(*inputs[:6], centre, top, shift, live)
-    ctx.call = inputs[6:]
-    ctx.mark_non_differentiable(centre, top, shift, live)
-    ctx.set_materialize_grads(False)
-
-
-def _differentiate(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
-    nothing = (None,) * 7
-    if grad is None:
-        return (None,) * 4 + nothing
-    has_alpha = ctx.needs_input_grad[3]
-    found = _BACKWARD(grad, *ctx.saved_tensors, *ctx.call, has_alpha)
-    grad_alpha = found[3].sum((0, 2)) if has_alpha else None
-    return *found[:3], grad_alpha, *nothing
-
-
-_CALL = "bool causal, int query_offset, float dropout, float scale, int power"
-_INPUTS = "Tensor query, Tensor key, Tensor value, Tensor alpha, Tensor? lengths, Tensor? row_keys"
-
-forward = register(
-    f"triton_entmax_forward({_INPUTS}, {_CALL}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+forward = register_pair(
+    "triton_attention",
+    "Tensor query, Tensor key, Tensor value, Tensor alpha, Tensor? lengths, Tensor? row_keys",
+    "int power, bool causal, int query_offset, float dropout, float scale",
+    4,
+    4,
     launch_forward,
     _fake_forward,
-    _keep,
-    _differentiate,
-    dispatch="CompositeExplicitAutograd",
-)
-_BACKWARD = register(
-    f"triton_entmax_backward(Tensor grad, {_INPUTS}, Tensor centre, Tensor top, Tensor shift, "
-    f"Tensor live, {_CALL}, bool has_alpha) -> (Tensor, Tensor, Tensor, Tensor)",
     launch_backward,
     _fake_backward,
     dispatch="CompositeExplicitAutograd",

@@ -260,24 +260,33 @@ class _Attention:
         self.lengths = torch.tensor([self.n_seen, self.n_seen - 5], device=case.device)
         self.offset, self.scale = self.n_seen - n_queries, width**-0.5
         self.rate = RATE if case.dropout else 0.0
+        self.is_cpp = case.kernel.startswith("C++")
 
     def forward(self, value: Tensor) -> tuple[Tensor, ...]:
         """Context, and what the kernel keeps."""
         heads = (self.query, self.key, value)
-        power = int(self.case.power)
         if "few" in self.case.kernel:
-            places: tuple[Any, ...] = (None, self.lengths, power, True, self.offset, self.scale)
-            return (native_attention.attend(*heads, self.alpha, *places).transpose(1, 2),)
-        if self.case.kernel.startswith("C++"):
-            return cpu_attention.forward(*heads, *self._shared())
-        return triton_operators.launch_forward(*heads, *self._shared())
+            settings: tuple[Any, ...] = (int(self.case.power), True, self.offset, self.scale)
+            found = native_attention.attend(*heads, self.alpha, None, self.lengths, *settings)
+            return (found.transpose(1, 2),)
+        run = cpu_attention.forward if self.is_cpp else triton_operators.launch_forward
+        return run(*heads, *self._tensors(), *self._settings())
 
-    def _shared(self) -> tuple[Any, ...]:
-        power = int(self.case.power)
-        if self.case.kernel.startswith("C++"):
+    def backward(self, kept: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Gradients of query, key, value and α."""
+        run: Any = cpu_attention.backward if self.is_cpp else triton_operators.launch_backward
+        given = (self.grad, self.query, self.key, self.value, *self._tensors(), *kept)
+        found: tuple[Tensor, ...] = run(*given, *self._settings(), self.alpha is not None)
+        return found
+
+    def _settings(self) -> tuple[Any, ...]:
+        return int(self.case.power), True, self.offset, self.rate, self.scale
+
+    def _tensors(self) -> tuple[Any, ...]:
+        """α, which keys, and what decides on dropout."""
+        if self.is_cpp:
             seed = torch.tensor(5, dtype=torch.int64) if self.rate else None
-            settings: tuple[Any, ...] = (power, True, self.offset, self.rate, self.scale)
-            return (self.alpha, None, self.lengths, seed, *settings)
+            return self.alpha, None, self.lengths, seed
         alphas = [ALPHAS.get(self.case.power, 0.0)] * 2
         alpha_H = torch.tensor(alphas) if self.alpha is None else self.alpha.flatten()
         words = None
@@ -286,18 +295,7 @@ class _Attention:
             shape = (2, *self.query.shape[:3])
             words = torch.randint(-(2**31), 2**31, shape, generator=generator, dtype=torch.int64)
             words = words.to(self.case.device, torch.int32)
-        settings = (True, self.offset, self.rate, self.scale, power)
-        return (alpha_H.to(self.case.device), self.lengths, words, *settings)
-
-    def backward(self, kept: tuple[Any, ...]) -> tuple[Tensor, ...]:
-        """Gradients of query, key, value, and of α for each query."""
-        heads, shared = (self.query, self.key, self.value), self._shared()
-        has_alpha = self.alpha is not None
-        if self.case.kernel.startswith("C++"):
-            of_cpu: tuple[Any, ...] = (self.grad, *heads, *kept, *shared, has_alpha)
-            return cpu_attention.backward(*of_cpu)
-        given = (self.grad, *heads, *shared[:3], *kept, *shared[3:], has_alpha)
-        return triton_operators.launch_backward(*given)
+        return alpha_H.to(self.case.device), self.lengths, words
 
     def dropped(self) -> Tensor:
         """Weights (B, H, Q, K) after dropout: contexts of the rows of a unit matrix, in parts."""
@@ -336,7 +334,7 @@ class _Attention:
         yield "gradients of keys", found[1], self.scale * of_scores.mT @ query
         yield "gradients of values", found[2], (p * factor).mT @ grad
         if with_alpha:
-            yield "gradients of α", found[3].reshape(of_alpha.shape), of_alpha
+            yield "gradients of α", found[3].flatten(), of_alpha.sum((0, 2, 3))
 
 
 def _attention(case: Case, reference: Reference) -> Pairs:

@@ -123,7 +123,7 @@ def test_decoding_keeps_sums_of_constant_size_and_equals_no_cache() -> None:
         new = target[:, start : start + n_new]
         mask = Mask(causal=True, query_offset=start)
         parts.append(attention(new, new, new, mask, cache))
-        sizes.add(cache.sums().numel())
+        sizes.add(cache.sums_BHEF.numel())
         start += n_new
     torch.testing.assert_close(torch.cat(parts, dim=1), whole, rtol=0, atol=1e-11)
     assert sizes == {B * H * E * (E + 1)}
@@ -138,7 +138,7 @@ def test_the_sums_over_a_source_are_taken_once_and_are_small() -> None:
     cache.reorder(torch.arange(B))  # nothing there yet
     first = attention(target[:, :2], source, source, mask, cache)
     assert cache.is_complete
-    assert cache.sums().shape == (B, H, E, E + 1)
+    assert cache.sums_BHEF.shape == (B, H, E, E + 1)
     unread = torch.full_like(source, torch.nan)
     rows = torch.tensor([1, 1, 0])
     cache.reorder(rows)

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headwise import entmax
 from headwise.attention.fused import FusedNormaliser
 from headwise.attention.parts import ScoreContext
 from headwise.attention.place import Place
@@ -102,11 +101,6 @@ class AlphaEntmax(FusedNormaliser):
 
     def _alpha(self, logit: Tensor) -> Tensor:
         return self.alpha_min + (self.alpha_max - self.alpha_min) * torch.sigmoid(logit)
-
-    def forward(self, scores_BHQK: Tensor, context: ScoreContext) -> Tensor:
-        """Weights (B, H, Q, K) with exact zeros; differentiable in the scores and in α."""
-        mask = context.dense_mask(scores_BHQK)
-        return entmax.alpha_entmax(scores_BHQK, self.row_alpha(context), dim=-1, mask=mask)
 
     @property
     def alpha_per_query(self) -> bool:  # type: ignore[override]

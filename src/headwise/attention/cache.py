@@ -35,39 +35,35 @@ class KeyValueCache:
         self.static = static
         self.length = 0
         self._n_rows = 0
-        self._key: Tensor | None = None
-        self._value: Tensor | None = None
+        self._buffers: list[Tensor] = []  # of keys and of values, once there are any
 
     @property
     def is_complete(self) -> bool:
         """True for a static cache once it was filled."""
-        return self.static and self._key is not None
+        return self.static and bool(self._buffers)
 
     def update(self, key_BHKE: Tensor, value_BHKE: Tensor) -> tuple[Tensor, Tensor]:
         """Append along K and return views of everything so far."""
         before, self.length = self.length, self.length + key_BHKE.shape[2]
         self._n_rows = key_BHKE.shape[0]
-        self._key = self._with_room(self._key, key_BHKE, before)
-        self._value = self._with_room(self._value, value_BHKE, before)
-        key, value = self.content()
-        key[:, :, before:] = key_BHKE
-        value[:, :, before:] = value_BHKE
-        return key, value
+        new = (key_BHKE, value_BHKE)
+        self._buffers = [self._with_room(which, one, before) for which, one in enumerate(new)]
+        for filled, one in zip(self.content(), new, strict=True):
+            filled[:, :, before:] = one
+        return self.content()
 
     def content(self) -> tuple[Tensor, Tensor]:
         """Views of the filled part."""
-        if self._key is None or self._value is None:
-            raise RuntimeError("the cache is empty: update it first")
-        key, value = self._key[: self._n_rows], self._value[: self._n_rows]
-        return key[:, :, : self.length], value[:, :, : self.length]
+        key, value = (buffer[: self._n_rows, :, : self.length] for buffer in self._buffers)
+        return key, value
 
     def reorder(self, rows_B: Tensor) -> None:
         """Select batch rows; only the filled part is copied, on a CPU only of those that move."""
-        if self._key is None or self._value is None:
+        if not self._buffers:
             return
         n_rows = len(rows_B)
         if n_rows > self._n_rows:
-            self._key, self._value = (self._spread(old, rows_B) for old in (self._key, self._value))
+            self._buffers = [buffer.index_select(0, rows_B) for buffer in self._buffers]
         elif not _can_be_looked_at(rows_B):
             for filled in self.content():
                 filled[:n_rows] = filled.index_select(0, rows_B)
@@ -79,22 +75,16 @@ class KeyValueCache:
                     filled.index_copy_(0, moved_M, filled.index_select(0, from_M))
         self._n_rows = n_rows
 
-    def _with_room(self, buffer: Tensor | None, new_BHKE: Tensor, before: int) -> Tensor:
-        """`buffer`, or a longer one with its first `before` positions."""
-        if buffer is not None and self.length <= buffer.shape[2]:
-            return buffer
+    def _with_room(self, which: int, new_BHKE: Tensor, before: int) -> Tensor:
+        """The buffer, or a longer one with its first `before` positions."""
+        if self._buffers and self.length <= self._buffers[which].shape[2]:
+            return self._buffers[which]
         n_rows, heads, _, width = new_BHKE.shape
         n_positions = self.length if self.static else max(2 * before, self.length, FIRST_LENGTH)
         longer = new_BHKE.new_empty(n_rows, heads, n_positions, width)
-        if buffer is not None:
-            longer[:, :, :before] = buffer[:n_rows, :, :before]
+        if self._buffers:
+            longer[:, :, :before] = self._buffers[which][:n_rows, :, :before]
         return longer
-
-    def _spread(self, buffer: Tensor, rows_B: Tensor) -> Tensor:
-        _, heads, n_positions, width = buffer.shape
-        spread = buffer.new_empty(len(rows_B), heads, n_positions, width)
-        spread[:, :, : self.length] = buffer[:, :, : self.length].index_select(0, rows_B)
-        return spread
 
 
 def _can_be_looked_at(values: Tensor) -> bool:

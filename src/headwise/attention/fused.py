@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from headwise.attention.parts import Normaliser, ScoreContext
+from headwise.entmax import alpha_entmax
 from headwise.entmax.function import REFERENCE
 from headwise.kernels import choice
 from headwise.kernels.choice import Choice
@@ -40,6 +41,12 @@ class FusedNormaliser(Normaliser):
     def row_alpha(self, context: ScoreContext) -> Tensor | None:
         """α, float32, four axes that broadcast to (B, H, Q, 1); None where `power` says it."""
         return None
+
+    def forward(self, scores_BHQK: Tensor, context: ScoreContext) -> Tensor:
+        """Weights (B, H, Q, K); differentiable in the scores and in α."""
+        alpha, mask = self.row_alpha(context), context.dense_mask(scores_BHQK)
+        given = ALPHAS[self.power] if alpha is None else alpha
+        return alpha_entmax(scores_BHQK, given, dim=-1, mask=mask)
 
     def kernel(
         self, query_BHQE: Tensor, key_BHKE: Tensor, value_BHKE: Tensor, has_pattern: bool,

@@ -70,9 +70,9 @@ class LinearAttention(MultiHeadAttention):
                 "keys and not the keys; leave the cache out"
             )
         query_BQI = self.query(query_BQD)
-        if cache is not None and cache.is_complete:
+        if cache is not None and cache.static and cache.sums_BHEF is not None:
             with _without_autocast(query_BQD.device):
-                found_BHQF = self._features(query_BQI) @ cache.sums()
+                found_BHQF = self._features(query_BQI) @ cache.sums_BHEF
             return self._context(found_BHQF, query_BQI.dtype)
         key_BKI, value_BKI = self.key(key_BKD), self.value(value_BKD)
         n_cached = cache.length if cache is not None else 0
@@ -133,8 +133,8 @@ class LinearAttention(MultiHeadAttention):
             before_BHEF = key_BHKE[:, :, :n_before].mT @ value_BHKF[:, :, :n_before]
             found_BHQF = found_BHQF + query_BHQE @ before_BHEF
         if cache is not None:
-            if cache.length > 0:
-                found_BHQF = found_BHQF + query_BHQE @ cache.sums()
+            if cache.sums_BHEF is not None:
+                found_BHQF = found_BHQF + query_BHQE @ cache.sums_BHEF
             cache.update(key_BHKE.mT @ value_BHKF, n_keys)
         return found_BHQF
 
@@ -151,31 +151,25 @@ class LinearCache:
     def __init__(self, static: bool) -> None:
         self.static = static
         self.length = 0  # positions summed
-        self._sums_BHEF: Tensor | None = None
+        self.sums_BHEF: Tensor | None = None  # S, and z as the last column
 
     @property
     def is_complete(self) -> bool:
         """True for a static cache once it was filled."""
-        return self.static and self._sums_BHEF is not None
+        return self.static and self.sums_BHEF is not None
 
     def update(self, sums_BHEF: Tensor, n_positions: int) -> Tensor:
         """Add the sums over new positions; returns those over all."""
-        if self._sums_BHEF is not None:
-            sums_BHEF = self._sums_BHEF + sums_BHEF
-        self._sums_BHEF = sums_BHEF
+        if self.sums_BHEF is not None:
+            sums_BHEF = self.sums_BHEF + sums_BHEF
+        self.sums_BHEF = sums_BHEF
         self.length += n_positions
         return sums_BHEF
 
-    def sums(self) -> Tensor:
-        """S, and z as the last column."""
-        if self._sums_BHEF is None:
-            raise RuntimeError("the cache is empty: update it first")
-        return self._sums_BHEF
-
     def reorder(self, rows_B: Tensor) -> None:
         """Select batch rows."""
-        if self._sums_BHEF is not None:
-            self._sums_BHEF = self._sums_BHEF.index_select(0, rows_B)
+        if self.sums_BHEF is not None:
+            self.sums_BHEF = self.sums_BHEF.index_select(0, rows_B)
 
 
 def positive_elu(states: Tensor) -> Tensor:

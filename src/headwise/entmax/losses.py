@@ -157,6 +157,7 @@ def _check(scores: Tensor, alpha: float) -> None:
         raise ValueError(f"alpha must be in [1, 2], got {alpha}")
 
 
+@each_place_written_once()
 def _solve_rows(
     scores_NV: Tensor, highest_N: Tensor, alpha: float, n_groups: tuple[int, ...] | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -281,14 +282,13 @@ class EntmaxLossFunction(torch.autograd.Function):
         with each_place_written_once():
             less_N1 = grad_NV.new_full((len(grad_NV), 1), smoothing - 1)
             grad_NV.scatter_add_(1, target_N[:, None], less_N1)
-        is_out_N = ~is_real_N
-        # not even what is no number may come out of rows that do not count
-        grad_NV[is_out_N.nonzero()[:, 0]] = 0.0
+            # not even what is no number may come out of rows that do not count
+            grad_NV[(~is_real_N).nonzero()[:, 0]] = 0.0
         ctx.save_for_backward(grad_NV)
         ctx.dtype = scores_NV.dtype
-        support_N.masked_fill_(is_out_N, 0.0)
+        support_N.masked_fill_(~is_real_N, 0.0)
         ctx.mark_non_differentiable(support_N)
-        return loss_N.masked_fill_(is_out_N, 0.0), support_N
+        return loss_N.masked_fill_(~is_real_N, 0.0), support_N
 
     @staticmethod
     def backward(ctx: Any, grad_N: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:

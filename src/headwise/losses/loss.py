@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
+from torch.nn.functional import cross_entropy
 
 from headwise.data.tokenizer import PAD
 from headwise.entmax.function import REFERENCE
@@ -95,10 +96,11 @@ class CrossEntropy(Loss):
 
     def forward(self, logits_BTV: Tensor, target_BT: Tensor) -> LossSum:
         """Sum of the losses of all target tokens that are not padding."""
-        loss, nll = _SmoothedCrossEntropy.apply(  # type: ignore[no-untyped-call]
-            logits_BTV.flatten(0, -2), target_BT.flatten(), self.label_smoothing
-        )
-        return LossSum(loss, nll)
+        logits_NV, target_N = logits_BTV.flatten(0, -2), target_BT.flatten()
+        logits_NV = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32))
+        total = functools.partial(cross_entropy, target=target_N, ignore_index=PAD, reduction="sum")
+        loss = total(logits_NV, label_smoothing=self.label_smoothing)
+        return LossSum(loss, total(logits_NV.detach()))
 
     def of_rows(self, logits_RV: Tensor, target_R: Tensor, with_gradient: bool) -> RowSums:
         """See `Loss.of_rows`."""
@@ -198,21 +200,3 @@ def smoothed_cross_entropy(
     with each_place_written_once():
         grad_NV.scatter_add_(-1, target_N[:, None], (real_N * (smoothing - 1))[:, None])
     return RowSums(loss, nll, grad_NV)
-
-
-class _SmoothedCrossEntropy(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, logits_NV: Tensor, target_N: Tensor, smoothing: float
-    ) -> tuple[Tensor, Tensor]:
-        found = smoothed_cross_entropy(logits_NV, target_N, smoothing, ctx.needs_input_grad[0])
-        grad_NV = found.grad_RV
-        ctx.save_for_backward(None if grad_NV is None else grad_NV.to(logits_NV.dtype))
-        ctx.mark_non_differentiable(found.measure)
-        return found.loss, found.measure
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_loss: Tensor, _: Tensor) -> tuple[Tensor, None, None]:
-        (grad_NV,) = ctx.saved_tensors
-        return grad_NV * grad_loss, None, None

@@ -34,36 +34,20 @@ def initialise(model: nn.Module, output: nn.Linear, seed: int, kind: str) -> Non
     paper does not say; as a variance the streams would start about as large as they end.
     """
     generator = torch.Generator().manual_seed(seed)
-    if kind == "scaled":
-        _scaled(model, generator)
-        nn.init.zeros_(output.weight)
-    else:
-        _glorot(model, generator)
-
-
-def _glorot(model: nn.Module, generator: torch.Generator) -> None:
+    is_scaled = kind == "scaled"
+    gain, narrowed = (SCALED_GAIN, _narrowed(model)) if is_scaled else (1.0, {})
     for module in model.modules():
-        if isinstance(module, nn.Linear):
+        if isinstance(module, nn.Linear) and module.bias is not None:
+            nn.init.zeros_(module.bias)
+        if isinstance(module, nn.Linear) and not is_scaled:
             nn.init.xavier_uniform_(module.weight, generator=generator)
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
-        elif isinstance(module, nn.Embedding):
-            deviation = module.embedding_dim**-0.5
+        elif isinstance(module, nn.Linear | nn.Embedding):
+            width = module.in_features if isinstance(module, nn.Linear) else module.embedding_dim
+            width = max(width, 1)  # pruning may leave a place without heads
+            deviation = gain * width**-0.5 * narrowed.get(module, 1.0)
             nn.init.normal_(module.weight, std=deviation, generator=generator)
-
-
-def _scaled(model: nn.Module, generator: torch.Generator) -> None:
-    narrowed = _narrowed(model)
-    for module in model.modules():
-        if isinstance(module, nn.Linear):
-            fan_in = max(module.in_features, 1)  # pruning may leave a place without heads
-            deviation = SCALED_GAIN * fan_in**-0.5 * narrowed.get(module, 1.0)
-            nn.init.normal_(module.weight, std=deviation, generator=generator)
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
-        elif isinstance(module, nn.Embedding):
-            deviation = SCALED_GAIN * module.embedding_dim**-0.5 * narrowed.get(module, 1.0)
-            nn.init.normal_(module.weight, std=deviation, generator=generator)
+    if is_scaled:
+        nn.init.zeros_(output.weight)
 
 
 def _narrowed(model: nn.Module) -> dict[nn.Module, float]:

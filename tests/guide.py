@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from warm_python import WarmPython
+from warm_python import client
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -160,12 +160,11 @@ class WorkingCopy:
 
     Args:
         folder: to be made.
-        python: the warm Python whose commands run here.
+        address: of the `warm_python` whose commands run here.
     """
 
-    def __init__(self, folder: Path, python: WarmPython) -> None:
+    def __init__(self, folder: Path, address: str) -> None:
         self.folder = folder
-        self._python = python
         folder.mkdir(parents=True)
         for name in COPIED:
             source = ROOT / name
@@ -179,7 +178,7 @@ class WorkingCopy:
         commands = folder / ".venv" / "bin"
         commands.mkdir(parents=True)
         for name in ("python", "headwise"):
-            (commands / name).write_text(python.client(folder / "src"), encoding="utf-8")
+            (commands / name).write_text(client(address, folder / "src"), encoding="utf-8")
             (commands / name).chmod(0o755)
         for name in STAMPS:  # newer than all that make compares them with
             (folder / ".venv" / name).touch()

@@ -1,14 +1,14 @@
 """Whole training runs in processes of their own, that die or are stopped where a test says.
 
-A run costs seconds of imports and tenths of a second of training. So one process imports
-everything once and forks the runs: each of them is `train.py` with its arguments, in a process
-that can be killed.
+Each of them is `train.py` with its arguments, in a process that can be killed.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
+import multiprocessing.process
 import os
 import random
 import socket
@@ -17,8 +17,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
+
+from warm_python import PROCESSES
 
 ROOT = Path(__file__).parent.parent
 SOURCE_WORDS = ["rot", "blau", "gelb", "klein", "alt", "neu", "hund", "katze", "haus", "baum"]
@@ -55,61 +56,13 @@ SMALL = {
     "decode.max_length_extra": 5,
 }
 
-SERVER = """
-import json, os, signal, sys
-import torch
-torch.set_num_threads(1)
-import hydra, matplotlib.pyplot, sacrebleu, sacremoses
-import headwise.attention.alpha_entmax, headwise.cli
-import headwise.commands.train
-headwise.commands.train.draw = lambda folder, tracker: None  # a second a run, after all tested
-from headwise.track.jsonl import JsonlWriter
-from headwise.train.interrupt import StopRequest
 
+@dataclass(frozen=True)
+class Started:
+    """A process, and the file that it prints to."""
 
-def strike(owner, name, n_calls, number):
-    real, calls = getattr(owner, name), [0]
-    def counted(*arguments, **options):
-        calls[0] += 1
-        if calls[0] == n_calls:
-            os.kill(os.getpid(), number)
-        return real(*arguments, **options)
-    setattr(owner, name, counted)
-
-
-def run(order):
-    os.environ.update(order["environment"])
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    told = os.open(order["told"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    os.dup2(nothing, 0), os.dup2(told, 1), os.dup2(told, 2)
-    sys.argv = ["train.py", *order["arguments"]]
-    if order["strike"]:
-        place, n_calls, number = order["strike"]
-        owner, name = {"record": (JsonlWriter, "write"), "replace": (os, "replace")}[place]
-        strike(owner, name, n_calls, number)
-    code = 0
-    try:
-        headwise.cli.main("train")
-    except SystemExit as error:
-        code = error.code or 0
-    except BaseException:
-        import traceback
-        traceback.print_exc()
-        code = 1
-    sys.stdout.flush(), sys.stderr.flush()
-    os._exit(code)
-
-
-for line in sys.stdin:
-    order = json.loads(line)
-    if "wait" in order:
-        answer = os.waitstatus_to_exitcode(os.waitpid(order["wait"], 0)[1])
-    else:
-        answer = os.fork()
-        if not answer:
-            run(order)
-    print(answer, flush=True)
-"""
+    process: multiprocessing.process.BaseProcess
+    log: Path
 
 
 @dataclass(frozen=True)
@@ -132,22 +85,6 @@ class Runs:
         self.text = folder / "text"
         write_text(self.text)
         self._n_started = 0
-        self._server = subprocess.Popen(
-            [sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-
-    def __enter__(self) -> Runs:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        assert self._server.stdin is not None
-        self._server.stdin.close()
-        self._server.wait()
 
     def arguments(self, outputs: str, changes: Mapping[str, Any]) -> list[str]:
         """The command line of the small run with some keys changed."""
@@ -198,34 +135,56 @@ class Runs:
         arguments: Sequence[str],
         strike: tuple[str, int, int] | None = None,
         environment: Mapping[str, str] | None = None,
-    ) -> tuple[int, Path]:
-        """A run that goes on by itself: its process and where it tells."""
+    ) -> Started:
+        """A run that goes on by itself."""
         self._n_started += 1
-        told = self.folder / f"told-{self._n_started}.txt"
-        order = {
-            "arguments": list(arguments),
-            "environment": dict(environment or {}),
-            "told": str(told),
-            "strike": strike,
-        }
-        return self._ask(order), told
+        log = self.folder / f"log-{self._n_started}.txt"
+        process = PROCESSES.Process(target=_run, args=(arguments, strike, environment or {}, log))
+        process.start()
+        return Started(process, log)
 
-    def wait(self, process: tuple[int, Path]) -> Ended:
+    def wait(self, started: Started) -> Ended:
         """Until it ends."""
-        code = self._ask({"wait": process[0]})
-        return Ended(code, process[1].read_text(encoding="utf-8"))
-
-    def _ask(self, order: Mapping[str, Any]) -> int:
-        assert self._server.stdin is not None
-        assert self._server.stdout is not None
-        self._server.stdin.write(json.dumps(order) + "\n")
-        self._server.stdin.flush()
-        return int(self._server.stdout.readline())
+        started.process.join()
+        code = started.process.exitcode
+        assert code is not None
+        return Ended(code, started.log.read_text(encoding="utf-8"))
 
     def run_folder(self, outputs: str) -> Path:
         """The only run below `outputs`."""
         (found,) = (self.folder / outputs / "default").iterdir()
         return found
+
+
+def _run(
+    arguments: Sequence[str],
+    strike: tuple[str, int, int] | None,
+    environment: Mapping[str, str],
+    log: Path,
+) -> None:
+    """Train in this process, which is one of its own."""
+    os.environ.update(environment)
+    with open(log, "wb") as stream:
+        for number in (1, 2):
+            os.dup2(stream.fileno(), number)
+    import headwise.commands.train
+    from headwise import cli
+    from headwise.track.jsonl import JsonlWriter
+
+    headwise.commands.train.draw = lambda folder, tracker: None  # a second a run, after all tested
+    if strike:
+        place, n_calls, number = strike
+        owner, name = {"record": (JsonlWriter, "write"), "replace": (os, "replace")}[place]
+        real, calls = getattr(owner, name), itertools.count(1)
+
+        def struck(*given: Any, **options: Any) -> Any:
+            if next(calls) == n_calls:
+                os.kill(os.getpid(), number)
+            return real(*given, **options)
+
+        setattr(owner, name, struck)
+    sys.argv = ["train.py", *arguments]
+    cli.main("train")
 
 
 def write_text(folder: Path, n_train: int = 220, seed: int = 0) -> None:

@@ -1,25 +1,30 @@
-"""A Python with the libraries imported, which forks for every command and makes training short.
+"""Processes that start with the libraries imported, forked by the server of `multiprocessing`.
 
-Starting Python and importing torch costs more than all that the commands of the guide do. The
-commands themselves are programs on the PATH of a shell (`client`) that hand their arguments,
-folder, environment and streams to this process and wait; headwise is imported only then, from the
-source that the client names.
+Starting Python and importing torch costs more than all that a short training does. `PROCESSES`
+starts functions in such processes; headwise is imported only there. `warm_python` makes of them the
+`python` and `headwise` of a shell: programs on its PATH (`client`) that hand their arguments,
+folder, environment and streams over and wait. Their training is short.
 """
 
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import runpy
-import signal
 import socket
-import subprocess
+import socketserver
 import sys
-import traceback
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(
+    ["hydra", "matplotlib.pyplot", "pytest", "sacrebleu", "sacremoses", "seaborn", "sentencepiece",
+     "torch._dynamo", "torch.utils.data"]
+)  # fmt: skip
 
 # Added to every training but those that only tell what they would do: layers and heads stay as the
 # command chose them, widths, updates and text shrink.
@@ -65,43 +70,35 @@ sys.exit(int(code or 1))
 """
 
 
-class WarmPython:
-    """The process, as long as the `with` lasts.
+def client(address: str, source: Path) -> str:
+    """The program that is `python` or `headwise` by its file's name.
 
     Args:
-        folder: for its socket, whose path is limited to about 100 bytes.
+        address: of a `warm_python`.
+        source: the folder from which headwise is imported.
     """
+    return CLIENT.format(python=sys.executable, address=address, source=str(source))
 
-    def __init__(self, folder: Path) -> None:
-        self._address = folder / "s"
 
-    def client(self, source: Path) -> str:
-        """The program that is `python` or `headwise` by its file's name.
+@contextmanager
+def warm_python(address: str) -> Iterator[None]:
+    """Run what clients send.
 
-        Args:
-            source: the folder from which headwise is imported.
-        """
-        return CLIENT.format(python=sys.executable, address=str(self._address), source=str(source))
+    Args:
+        address: path of a socket, which is limited to about 100 bytes.
+    """
+    with socketserver.ThreadingUnixStreamServer(address, _Command) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield
+        server.shutdown()
 
-    def __enter__(self) -> WarmPython:
-        self._server = subprocess.Popen(
-            [sys.executable, __file__, str(self._address)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert self._server.stdout is not None
-        assert self._server.stdout.readline() == "ready\n"
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._server.terminate()
-        self._server.wait()
+class _Command(socketserver.BaseRequestHandler):
+    def handle(self) -> None:
+        process = PROCESSES.Process(target=_run, args=(self.request,))
+        process.start()
+        process.join()
+        self.request.sendall(str(process.exitcode).encode())
 
 
 def shortened(name: str, arguments: Sequence[str]) -> list[str]:
@@ -128,57 +125,12 @@ def _has_runs() -> bool:
     return any(Path("outputs").glob("*/*/config.yaml"))
 
 
-def serve(address: str) -> None:
-    """Fork for every order, without end."""
-    import hydra  # noqa: F401
-    import matplotlib.pyplot  # noqa: F401
-    import pytest  # noqa: F401
-    import sacrebleu  # noqa: F401
-    import sacremoses  # noqa: F401
-    import seaborn  # noqa: F401
-    import sentencepiece  # noqa: F401
-    import torch._dynamo
-    import torch.utils.data
-
-    torch.set_num_threads(1)
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(address)
-    listener.listen()
-    print("ready", flush=True)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the children
-    while True:
-        line, _ = listener.accept()
-        if os.fork() == 0:
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            listener.close()
-            _answer(line)
-        line.close()
-
-
-def _answer(line: socket.socket) -> None:
-    """Do one order with the streams that came with it, tell its exit code, and end."""
+def _run(line: socket.socket) -> None:
+    """Run one command with the streams that come with it."""
     _, streams, _, _ = socket.recv_fds(line, 1, 3)
     order = json.loads(line.makefile().readline())
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
-    code: Any = 0
-    try:
-        _run(order)
-    except SystemExit as left:
-        code = left.code or 0
-        if isinstance(code, str):
-            print(code, file=sys.stderr)
-            code = 1
-    except BaseException:  # noqa: BLE001 - told, as Python itself ends
-        traceback.print_exc()
-        code = 1
-    sys.stdout.flush()
-    sys.stderr.flush()
-    line.sendall(str(int(code)).encode())
-    os._exit(0)
-
-
-def _run(order: dict[str, Any]) -> None:
     os.environ.clear()
     os.environ.update(order["environment"])
     os.chdir(order["folder"])
@@ -203,7 +155,3 @@ def _run(order: dict[str, Any]) -> None:
     else:
         sys.argv = given
         runpy.run_path(given[0], run_name="__main__")
-
-
-if __name__ == "__main__":
-    serve(sys.argv[1])

@@ -12,6 +12,14 @@ from command_line import train_small
 from training_runs import Runs
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _without_figures() -> Iterator[None]:
+    """A second a training, after all that is tested here; the guide's commands draw them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("headwise.commands.train.draw", lambda folder, tracker: None)
+        yield
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a small run, one for all tests of a file."""
@@ -26,7 +34,6 @@ def run(trained: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     """Starts runs that all tests of a file may look at."""
-    with Runs(tmp_path_factory.mktemp("runs")) as started:
-        yield started
+    return Runs(tmp_path_factory.mktemp("runs"))

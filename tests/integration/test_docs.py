@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -19,7 +18,7 @@ from command_line import composer
 from guide import DOCS, ROOT, Block, WorkingCopy, blocks_of, inline_overrides, misses
 from headwise.config.folders import group_choices
 from headwise.config.keys import KINDS
-from warm_python import WarmPython
+from warm_python import warm_python
 
 PAGES = sorted(page.name for page in DOCS.glob("*.md"))
 CHAPTERS = ["first-run", "variants", "your-own-variant", "your-own-data", "reproducing-a-paper"]
@@ -33,11 +32,10 @@ NO_FETCH = {"canonical", "next", "prev", "alternate"}  # <link rel=…>
 
 
 @pytest.fixture(scope="module")
-def python() -> Iterator[WarmPython]:
-    folder = Path(tempfile.mkdtemp(prefix="hw"))
-    with WarmPython(folder) as warm:
-        yield warm
-    shutil.rmtree(folder)
+def address() -> Iterator[str]:
+    """Of a `warm_python`."""
+    with tempfile.TemporaryDirectory(prefix="hw") as folder, warm_python(f"{folder}/s"):
+        yield f"{folder}/s"
 
 
 def runs(blocks: list[Block]) -> bool:
@@ -85,10 +83,10 @@ def test_what_is_not_run_is_little_and_has_a_reason(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in PAGES if runs(blocks_of(DOCS / name))])
 def test_every_command_runs_and_prints_what_the_page_shows(
-    name: str, python: WarmPython, tmp_path: Path
+    name: str, address: str, tmp_path: Path
 ) -> None:
     blocks = blocks_of(DOCS / name)
-    printed = WorkingCopy(tmp_path / "headwise", python).run(blocks)
+    printed = WorkingCopy(tmp_path / "headwise", address).run(blocks)
     for done in printed:
         assert done.ended, f"{name}:{done.block.line} failed:\n{done.block.text}\n{done.text}"
     commands = [block for block in blocks if block.is_command and block.not_run is None]

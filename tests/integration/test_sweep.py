@@ -167,21 +167,21 @@ def test_points_share_a_group_end_their_tracker_and_free_their_model(
 
 
 def test_interrupting_saves_the_point_and_ends_the_sweep(tmp_path: Path) -> None:
-    with Runs(tmp_path) as runs:
-        arguments = ["-m", *runs.arguments("outputs", {"seed": "1,2"})]
-        ended = runs.wait(runs.start(arguments, strike=("record", 4, signal.SIGINT)))
-        assert ended.code == 130, ended.told
-        assert "Give the same command again to go on." in ended.told
-        assert "SIGINT: stopping after this update" in ended.told
-        assert "0 (1 interrupted)" in ended.told
-        assert "failed" not in ended.told
-        (stopped,) = run_folders(tmp_path / "outputs")  # the second point was never begun
-        assert (stopped / "checkpoints" / "last.pt").is_file()
-        assert not (stopped / "error.json").exists()
-        ended = runs.wait(runs.start(arguments))
-        assert ended.code == 0, ended.told
-        assert f"going on in {stopped}" in ended.told
-        assert len(run_folders(tmp_path / "outputs")) == 2
+    runs = Runs(tmp_path)
+    arguments = ["-m", *runs.arguments("outputs", {"seed": "1,2"})]
+    ended = runs.wait(runs.start(arguments, strike=("record", 4, signal.SIGINT)))
+    assert ended.code == 130, ended.told
+    assert "Give the same command again to go on." in ended.told
+    assert "SIGINT: stopping after this update" in ended.told
+    assert "0 (1 interrupted)" in ended.told
+    assert "failed" not in ended.told
+    (stopped,) = run_folders(tmp_path / "outputs")  # the second point was never begun
+    assert (stopped / "checkpoints" / "last.pt").is_file()
+    assert not (stopped / "error.json").exists()
+    ended = runs.wait(runs.start(arguments))
+    assert ended.code == 0, ended.told
+    assert f"going on in {stopped}" in ended.told
+    assert len(run_folders(tmp_path / "outputs")) == 2
 
 
 def test_a_sweep_is_named_by_its_points() -> None:

@@ -76,12 +76,12 @@ def test_killed_twice(
 def test_killed_from_outside(runs: Runs, whole: dict[str, Any]) -> None:
     """At whatever moment the machine makes of it."""
     for n_lines in (2, 8):
-        process = runs.start(runs.arguments("outside", {}))
+        started = runs.start(runs.arguments("outside", {}))
         deadline = time.monotonic() + 120
         while n_lines_in(runs.folder / "outside") < n_lines and time.monotonic() < deadline:
             time.sleep(0.002)
-        os.kill(process[0], KILL)
-        assert runs.wait(process).code == -KILL
+        os.kill(started.process.pid, KILL)
+        assert runs.wait(started).code == -KILL
     assert runs.train("outside").code == 0
     assert remains(runs.run_folder("outside")) == whole
 

@@ -20,9 +20,9 @@ def _without_figures() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a small run, one for all tests of a file."""
+    """The folder of a small run, in which no test writes."""
     return train_small(tmp_path_factory.mktemp("run"))
 
 

@@ -7,17 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from command_line import CommandLine, json_of, train_small
+from command_line import CommandLine, json_of
 from headwise.analysis.tables import COMPARISON, FOLDER, HEADS, TABLES
 from headwise.train.checkpoint import load_checkpoint, save_checkpoint
 
 SITES = ("encoder_self", "decoder_self", "cross")
 TABLE_FILES = {f"{table.name}.csv" for table in TABLES} - {"other_statistics.csv"}
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return train_small(tmp_path_factory.mktemp("run"), "attention=alpha_entmax")
 
 
 def written_at(folder: Path) -> dict[str, int]:
@@ -129,38 +124,3 @@ def test_runs_side_by_side(headwise: CommandLine, trained: Path, tmp_path: Path)
     again = headwise("analyze", given, f"output={out}", "importance=false", "positional_share=0.3")
     assert again.code == 0
     assert written_at(tmp_path / "runs" / "one" / FOLDER) == before
-
-
-# -- bad input ------------------------------------------------------------------------------------
-
-REFUSED = {
-    "positional_share=1.5": (2, "positional_share must be in (0, 1]", "got 1.5"),
-    "data.split=vaild": (1, "vaild"),
-    "data.split=../valid": (2, "../valid"),
-    "checkpoint=bset": (1, "Did you mean checkpoint=best?"),
-    "importence=true": (2, "importence", "Did you mean importance?"),
-    "runs=[elsewhere]": (2, "run and runs both say what to analyse"),
-}
-
-
-@pytest.mark.parametrize("options", REFUSED)
-def test_what_cannot_be_done_is_refused(options: str, headwise: CommandLine, run: Path) -> None:
-    code, *wanted = REFUSED[options]
-    ended = headwise("analyze", f"run={run}", *options.split())
-    assert (ended.code, "Traceback" in ended.err) == (code, False), ended
-    for text in wanted:
-        assert str(text) in ended.err
-    assert not (run / FOLDER).exists()
-
-
-def test_runs_that_are_not_there(headwise: CommandLine, run: Path) -> None:
-    ended = headwise("analyze")
-    assert (ended.code, "run is missing: give run=FOLDER" in ended.err) == (2, True), ended
-    ended = headwise("analyze", f"run={run}x")
-    assert (ended.code, f"Did you mean run={run}?" in ended.err) == (1, True), ended
-    ended = headwise("analyze", f"runs=[{run},{run}x]")
-    assert (ended.code, f"Did you mean runs={run}?" in ended.err) == (1, True), ended
-    ended = headwise("analyze", f"runs=[{run / 'checkpoints'}]")
-    assert (ended.code, "checkpoints holds no run" in ended.err) == (1, True), ended
-    assert not (run / FOLDER).exists()
-    assert headwise("analyze", "--help").code == 0

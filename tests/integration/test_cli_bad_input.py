@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -185,67 +186,113 @@ def test_a_defect_of_ours_keeps_its_traceback(
     assert "LookupError: a defect" in ended.err
 
 
-@pytest.fixture(scope="module")
-def run(trained: Path) -> Path:
-    """The run itself, in which nothing here writes."""
-    return trained
+# command line -> exit code, parts of the message; RUN is a trained run, TEXT its corpus
+REFUSED = {
+    # no settings
+    "translate run=x --input=a.de": (2, "settings are written key=value", "input=a.de"),
+    "evaluate --run x": (2, "settings are written key=value", "run=…"),
+    "translate run=outputs/a outputs/b": (2, "is not key=value", "belongs to 'run=outputs/a'"),
+    "train attention": (2, "is not key=value", "choose attention=alpha_entmax|"),
+    "train -m seed=1, 2": (2, "'2' is not key=value", "belongs to 'seed=1,'"),
+    "train data=files": (2, "data.source is missing: give data.source=…"),
+    "trian": (2, "Did you mean train?"),
+    # no run
+    "evaluate": (2, "run is missing: give run=…"),
+    "prune": (2, "run is missing: give run=…"),
+    "translate": (2, "run is missing: give run=…"),
+    "analyze": (2, "run is missing: give run=FOLDER"),
+    "evaluate run=PARENT": (1, "Did you mean run=RUN?"),
+    "prune run=PARENT": (1, "Did you mean run=RUN?"),
+    "translate run=PARENT": (1, "Did you mean run=RUN?"),
+    "analyze run=RUNx": (1, "Did you mean run=RUN?"),
+    "analyze runs=[RUN,RUNx]": (1, "Did you mean runs=RUN?"),
+    "analyze runs=[RUN/checkpoints]": (1, "checkpoints holds no run"),
+    # searches and checkpoints
+    "evaluate run=RUN decode.beem=3": (2, "Did you mean decode.beam?"),
+    "evaluate run=RUN ++decode.beem=3": (2, "Did you mean decode.beam?"),
+    "translate run=RUN decode.beem=3": (2, "Did you mean decode.beam?"),
+    "analyze run=RUN decode.beem=3": (2, "decode.beem", "Did you mean decode.beam?"),
+    "evaluate run=RUN decode.beam=abc": (2, "decode.beam"),
+    "evaluate run=RUN decode.method=beams": (2, "Did you mean beam?"),
+    "evaluate run=RUN checkpint=last": (2, "Did you mean checkpoint?"),
+    "evaluate run=RUN checkpoint=bset": (1, "checkpoint=best?"),
+    "translate run=RUN checkpoint=bset": (1, "checkpoint=best?"),
+    "analyze run=RUN checkpoint=bset": (1, "Did you mean checkpoint=best?"),
+    "evaluate run=RUN checkpoint=update_99": (1, "checkpoint=update_00000002?"),
+    "evaluate run=RUN checkpoint=../../x": (1, "there are"),
+    "evaluate run=RUN device=gpu": (2, "device must be one of auto, cpu, cuda"),
+    # evaluate
+    "evaluate run=RUN data.test=[test_c]": (1, "test_a, test_b"),
+    "evaluate run=RUN data.source_file=/nowhere": (2, "data.reference_file"),
+    "evaluate run=RUN data={test:[test_a],source_file:a,reference_file:b}": (2, "two commands"),
+    "evaluate run=RUN data.tets=[test_a]": (2, "Did you mean data.test?"),
+    "evaluate run=RUN data.dir=/nonexistent": (1, "/nonexistent"),
+    "evaluate run=RUN \"decode.external={comet: 'comet {hypothesis}'}\"": (2, "{hypotheses}?"),
+    "evaluate run=RUN name=results": (2, "results.json: give another"),
+    "evaluate run=RUN name=a/b": (2, "a/b"),
+    "evaluate run=RUN name=.hidden": (2, ".hidden"),
+    # translate
+    "translate run=RUN input=/nowhere.de": (1, "input=/nowhere.de"),
+    "translate run=RUN input=TEXT/valid.de reference=/nowhere.en": (1, "reference=/nowhere.en"),
+    "translate run=RUN input=TEXT/valid.de reference=TEXT/train.en": (1, "6 lines"),
+    "translate run=RUN input=TEXT/valid.de output=/nowhere/out.en": (1, "no folder /nowhere"),
+    "translate run=RUN input=TEXT/valid.de output=TEXT": (1, "is a folder"),
+    "translate run=RUN input=TEXT/valid.de buffer_size=0": (
+        2, "buffer_size must be at least 1, got 0"
+    ),
+    # prune
+    "prune run=RUN by=gate": (2, "by must be one of gates, importance", "Did you mean gates?"),
+    "prune run=RUN by=gates": (1, "has no gates", "gates=hard_concrete"),
+    "prune run=RUN fraction=0": (2, "fraction must be in (0, 1]", "got 0"),
+    "prune run=RUN fraction=much": (2, "fraction", "much"),
+    "prune run=RUN sites=[crss]": (2, "sites must be one of", "Did you mean cross?"),
+    "prune run=RUN sites=[]": (2, "sites must be some of"),
+    "prune run=RUN data.sentences=0": (2, "data.sentences must be at least 1"),
+    "prune run=RUN data.split=vaild": (1, "vaild"),
+    "prune run=RUN data.split=../valid": (2, "../valid"),
+    "prune run=RUN keep={cross:[[9]]}": (2, "keep.cross", "1 to 2"),
+    "prune run=RUN keep=[[1]]": (2, "keep must be site: lists"),
+    "prune run=RUN keep={cros:[[1]]}": (2, "keep must be one of", "Did you mean cross?"),
+    "prune run=RUN frction=0.3": (2, "frction", "Did you mean fraction?"),
+    "prune run=RUN output=there": (2, "output needs fraction, keep or by=gates"),
+    "prune run=RUN fraction=0.5 keep={cross:[[1]]}": (2, "fraction and keep both say"),
+    "prune run=RUN fraction=0.5 by=gates": (2, "fraction and by=gates both say"),
+    # analyze
+    "analyze run=RUN positional_share=1.5": (2, "positional_share must be in (0, 1]", "got 1.5"),
+    "analyze run=RUN data.split=vaild": (1, "vaild"),
+    "analyze run=RUN data.split=../valid": (2, "../valid"),
+    "analyze run=RUN importence=true": (2, "importence", "Did you mean importance?"),
+    "analyze run=RUN runs=[elsewhere]": (2, "run and runs both say what to analyse"),
+    # report
+    "report": (2, "paper=NAME runs=[FOLDER,…] makes a paper's tables (an2020, "),
+    "report run=x": (2, "run=FOLDER needs page=true, figures=true or both"),
+    "report paper=correia2019 page=true": (2, "page=true needs run=FOLDER"),
+    "report paper=correia2019 run=x page=true": (2, "give one"),
+    "report heads=true run=x figures=true": (2, "heads=true needs paper=NAME"),
+    "report run=x page=true figures=true output=y": (2, "output= names a file for page=true"),
+    "report paper=correia2018": (2, "Did you mean paper=correia2019?"),
+    "report paper=correia2019 seeds=[1,1]": (2, "seeds must be different numbers"),
+    "report paper=correia2019 seedz=[1]": (2, "Did you mean seeds?"),
+    "report paper=correia2019 runs=outputs/x": (2, "runs is a list: give runs=[outputs/x]"),
+    "report paper=correia2019 'overrides=[\"a=b\"]'": (2, "does not compose"),
+    "report run=RUN page=true compare=RUN": (2, "is the run itself"),
+    "report run=RUN page=true n_sentences=0": (2, "n_sentences must be at least 1"),
+    "report run=RUN page=true output=page.txt": (2, "output=page.txt must be an html file"),
+    "report run=RUN page=true output=nowhere/page.html": (2, "there is no folder nowhere"),
+    "report run=RUN page=true sentences=nowhere.de": (1, "there is no file sentences=nowhere.de"),
+}  # fmt: skip
 
 
-OF_BOTH = {
-    "decode.beem=3": (2, "Did you mean decode.beam?"),
-    "++decode.beem=3": (2, "Did you mean decode.beam?"),
-    "decode.beam=abc": (2, "decode.beam"),
-    "decode.method=beams": (2, "Did you mean beam?"),
-    "checkpint=last": (2, "Did you mean checkpoint?"),
-    "checkpoint=bset": (1, "checkpoint=best?"),
-    "checkpoint=update_99": (1, "checkpoint=update_00000002?"),
-    "checkpoint=../../x": (1, "there are"),
-    "device=gpu": (2, "device must be one of auto, cpu, cuda"),
-}
-OF_EVALUATE = {
-    "data.test=[test_c]": (1, "test_a, test_b"),
-    "data.source_file=/nowhere": (2, "data.reference_file"),
-    "data={test: [test_a], source_file: a, reference_file: b}": (2, "two commands"),
-    "data.tets=[test_a]": (2, "Did you mean data.test?"),
-    "data.dir=/nonexistent": (1, "/nonexistent"),
-    "decode.external={comet: 'comet {hypothesis}'}": (2, "{hypotheses}?"),
-    "name=results": (2, "results.json: give another"),
-    "name=a/b": (2, "a/b"),
-    "name=.hidden": (2, ".hidden"),
-}
+@pytest.mark.parametrize("line", REFUSED)
+def test_what_cannot_be_done_is_refused(line: str, headwise: CommandLine, trained: Path) -> None:
+    def filled(text: str) -> str:
+        text = text.replace("RUN", str(trained)).replace("PARENT", str(trained.parent))
+        return text.replace("TEXT", str(trained.parents[2] / "text"))
 
-
-@pytest.mark.parametrize("override", [*OF_BOTH, *OF_EVALUATE])
-def test_evaluate_and_translate_refuse_as_clearly(
-    override: str, headwise: CommandLine, run: Path
-) -> None:
-    refused(headwise("evaluate", f"run={run}", override), *{**OF_BOTH, **OF_EVALUATE}[override])
-    if override in ("decode.beem=3", "checkpoint=bset"):
-        refused(headwise("translate", f"run={run}", override), *OF_BOTH[override])
-
-
-@pytest.mark.parametrize("command", ["evaluate", "prune", "translate"])
-def test_a_folder_that_is_no_run(command: str, headwise: CommandLine, run: Path) -> None:
-    refused(headwise(command), 2, "run is missing: give run=…")
-    refused(headwise(command, f"run={run.parent}"), 1, f"Did you mean run={run}?")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "wanted"),
-    [
-        (["input=/nowhere.de"], "input=/nowhere.de"),
-        (["input={text}/valid.de", "reference=/nowhere.en"], "reference=/nowhere.en"),
-        (["input={text}/valid.de", "reference={text}/train.en"], "6 lines"),
-        (["input={text}/valid.de", "output=/nowhere/out.en"], "no folder /nowhere"),
-        (["input={text}/valid.de", "output={text}"], "is a folder"),
-    ],
-)
-def test_translate_refuses(
-    arguments: list[str], wanted: str, headwise: CommandLine, run: Path
-) -> None:
-    text = run.parents[2] / "text"
-    filled = [argument.format(text=text) for argument in arguments]
-    refused(headwise("translate", f"run={run}", *filled), 1, wanted)
+    before = sorted(trained.parent.rglob("*"))
+    code, *wanted = REFUSED[line]
+    refused(headwise(*shlex.split(filled(line))), code, *map(filled, map(str, wanted)))
+    assert sorted(trained.parent.rglob("*")) == before
 
 
 def test_a_config_of_another_version_is_refused(headwise: CommandLine, tmp_path: Path) -> None:
@@ -253,22 +300,6 @@ def test_a_config_of_another_version_is_refused(headwise: CommandLine, tmp_path:
     refused(headwise("evaluate", f"run={tmp_path}"), 1, "config.yaml", "version")
     (tmp_path / "config.yaml").write_text("a: [1\n", encoding="utf-8")
     refused(headwise("evaluate", f"run={tmp_path}"), 1, "config.yaml", "broken")
-
-
-NO_SETTINGS = {
-    "translate run=x --input=a.de": ("settings are written key=value", "input=a.de"),
-    "evaluate --run x": ("settings are written key=value", "run=…"),
-    "translate run=outputs/a outputs/b": ("is not key=value", "belongs to 'run=outputs/a'"),
-    "train attention": ("is not key=value", "choose attention=alpha_entmax|"),
-    "train -m seed=1, 2": ("'2' is not key=value", "belongs to 'seed=1,'"),
-    "train data=files": ("data.source is missing: give data.source=…",),
-    "trian": ("Did you mean train?",),
-}
-
-
-@pytest.mark.parametrize("line", NO_SETTINGS)
-def test_what_is_no_setting_is_refused_in_our_words(line: str, headwise: CommandLine) -> None:
-    refused(headwise(*line.split()), 2, *NO_SETTINGS[line])
 
 
 def test_a_place_that_cannot_be_written_is_named(headwise: CommandLine, tmp_path: Path) -> None:

@@ -251,42 +251,6 @@ def test_a_gated_run_stopped_and_resumed_ends_as_one_never_stopped(trained: Path
     assert all(torch.equal(value, other[name]) for name, value in one.items())
 
 
-REFUSED = {
-    "by=gate": (2, "by must be one of gates, importance", "Did you mean gates?"),
-    "by=gates": (1, "has no gates", "gates=hard_concrete"),
-    "fraction=0": (2, "fraction must be in (0, 1]", "got 0"),
-    "fraction=much": (2, "fraction", "much"),
-    "sites=[crss]": (2, "sites must be one of", "Did you mean cross?"),
-    "sites=[]": (2, "sites must be some of",),
-    "data.sentences=0": (2, "data.sentences must be at least 1",),
-    "data.split=vaild": (1, "vaild"),
-    "data.split=../valid": (2, "../valid"),
-    "keep={cross:[[9]]}": (2, "keep.cross", "1 to 4"),
-    "keep=[[1]]": (2, "keep must be site: lists"),
-    "keep={cros:[[1]]}": (2, "keep must be one of", "Did you mean cross?"),
-    "frction=0.3": (2, "frction", "Did you mean fraction?"),
-    "output=there": (2, "output needs fraction, keep or by=gates"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("option", REFUSED)
-def test_what_cannot_be_done_is_refused(option: str, headwise: CommandLine, run: Path) -> None:
-    code, *wanted = REFUSED[option]
-    ended = headwise("prune", f"run={run}", option)
-    assert (ended.code, "Traceback" in ended.err) == (code, False), ended
-    for text in wanted:
-        assert str(text) in ended.err
-    assert not (run / "pruning").exists()
-    assert not list(run.parent.glob("moved-*"))
-
-
-def test_options_that_contradict_each_other(headwise: CommandLine, run: Path) -> None:
-    ended = headwise("prune", f"run={run}", "fraction=0.5", "keep={cross:[[1]]}")
-    assert (ended.code, "fraction and keep both say" in ended.err) == (2, True)
-    ended = headwise("prune", f"run={run}", "fraction=0.5", "by=gates")
-    assert (ended.code, "fraction and by=gates both say" in ended.err) == (2, True)
-
-
 def test_nothing_is_written_over(headwise: CommandLine, run: Path, tmp_path: Path) -> None:
     keep = "keep={cross:[[1]]}"
     assert headwise("prune", f"run={run}", keep).code == 0

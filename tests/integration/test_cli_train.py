@@ -176,12 +176,18 @@ def test_help_is_ours_quick_and_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("command", ["evaluate", "translate", "prepare", "prune"])
+OF_REPORT = ("paper=NAME", "page=true", "figures=true", "launch=true", "correia2019_small")
+
+
+@pytest.mark.parametrize(
+    "command", ["evaluate", "translate", "prepare", "prune", "analyze", "report"]
+)
 def test_every_command_has_help(command: str, headwise: CommandLine) -> None:
     ended = headwise(command, "--help")
     assert ended.code == 0
     assert ended.out.count("headwise ") >= 4
     assert "Hydra" not in ended.out
+    assert command != "report" or all(text in ended.out for text in OF_REPORT)
 
 
 def test_the_config_can_be_shown(headwise: CommandLine) -> None:

@@ -23,15 +23,15 @@ ROOT = Path(__file__).parents[2]
 SOURCES = ["Hund sieht Haus", "", "Katze findet Baum"]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def run(trained: Path) -> Path:
     """The run itself, in which nothing here writes."""
     return trained
 
 
 @pytest.fixture(scope="module")
-def expected(run: Path) -> list[str]:
-    return [translation.text for translation in package.load(run).translate(SOURCES)]
+def expected(trained: Path) -> list[str]:
+    return [translation.text for translation in package.load(trained).translate(SOURCES)]
 
 
 @pytest.fixture
@@ -124,9 +124,6 @@ def test_portions_change_nothing(
     assert scores[0] == pytest.approx(scores[1], abs=1.5e-4)
     ended = headwise("translate", *given[:2], "buffer_size=1")
     assert ended.out.splitlines() == expected
-    ended = headwise("translate", *given, "buffer_size=0")
-    assert (ended.code, ended.out) == (2, "")
-    assert "buffer_size must be at least 1, got 0" in ended.err
 
 
 def test_lines_of_a_pipe_are_counted_over_its_portions(

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from headwise.config.schema import ReportConfig
-from headwise.errors import HeadwiseError
 from headwise.page.write import write_page
 from opened_page import Opened, analyze, needs_browser, observed, sharp_runs, started_browser
 
@@ -239,19 +238,3 @@ def test_a_head_in_the_findings_chooses_it(compared: Opened) -> None:
     compared.page.wait_for_selector(f'table.weights[aria-label*="layer 2, head {head}"]')
     compared.page.locator("summary", has_text="All findings").first.click()
     assert compared.complaints == []
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"compare": "SAME"}, "compare=.* is the run itself"),
-        ({"n_sentences": 0}, "n_sentences must be at least 1"),
-        ({"output": "page.txt"}, "output=page.txt must be an html file"),
-        ({"output": "nowhere/page.html"}, "there is no folder nowhere"),
-        ({"sentences": "nowhere.de"}, "there is no file sentences=nowhere.de"),
-    ],
-)
-def test_what_cannot_be_is_refused(runs: Runs, changes: dict[str, Any], message: str) -> None:
-    given = {key: str(runs[0]) if value == "SAME" else value for key, value in changes.items()}
-    with pytest.raises(HeadwiseError, match=message):
-        write_page(ReportConfig(**{"run": str(runs[0]), "page": True, **given}), analyze)

@@ -89,8 +89,8 @@ def scale_head(model: Transformer, site: str, layer: int, place: int, factor: fl
 def zeroed(model: Transformer, kept: Heads) -> Transformer:
     """A copy whose heads that are not kept are multiplied by zero by hand."""
     model = copy.deepcopy(model)
-    for head in listed(without(present_heads(model), listed(kept))):
-        scale_head(model, head.site, head.layer, head.number - 1, 0.0)
+    for site, layer, number in listed(without(present_heads(model), listed(kept))):
+        scale_head(model, site, layer, number - 1, 0.0)
     return model
 
 

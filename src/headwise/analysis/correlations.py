@@ -45,10 +45,9 @@ def correlation_rows(heads: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]
 
 def spearman(one: Iterable[float], other: Iterable[float]) -> float | None:
     """Rank correlation, ties sharing the mean of their ranks; None where a side is constant."""
-    ranks = pd.DataFrame({"one": list(one), "other": list(other)}, dtype=float).rank()
-    ranks -= ranks.mean()
-    scale = math.sqrt((ranks**2).sum().prod())
-    return float(ranks.prod(axis=1).sum()) / scale if scale else None
+    ranks = pd.DataFrame({"one": list(one), "other": list(other)}, dtype=float)
+    found = float(ranks.corr("spearman").loc["one", "other"])
+    return None if math.isnan(found) else found
 
 
 def by_chance(n_heads: int) -> float:

@@ -8,35 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from headwise.analysis.importance import HeadValues, head_factors
+from headwise.analysis.tables import HEAD_KEY
 from headwise.attention.heads import MultiHeadAttention, NoHeads
 from headwise.attention.protocol import Attention
 from headwise.config.schema import SITES
 from headwise.errors import RunError
 from headwise.model.gates import HardConcreteGate
 from headwise.model.transformer import Transformer
+from headwise.track.base import numbered
 
 Heads = dict[str, list[list[int]]]
-
-
-@dataclass(frozen=True, order=True)
-class Head:
-    """One head: the place of its site in `SITES`, its layer and number from 1."""
-
-    site_index: int
-    layer: int
-    number: int
-
-    @property
-    def site(self) -> str:
-        """encoder_self, decoder_self or cross."""
-        return SITES[self.site_index]
+Head = tuple[str, int, int]  # site, layer, number
 
 
 def present_heads(model: Transformer) -> Heads:
@@ -78,10 +66,9 @@ def common_heads(one: Heads, other: Heads) -> Heads:
 
 def without(heads: Heads, removed: Sequence[Head]) -> Heads:
     """The heads but for some."""
-    gone = {(head.site, head.layer, head.number) for head in removed}
     return {
         site: [
-            [n for n in numbers if (site, layer, n) not in gone]
+            [n for n in numbers if (site, layer, n) not in removed]
             for layer, numbers in enumerate(layers, start=1)
         ]
         for site, layers in heads.items()
@@ -91,7 +78,7 @@ def without(heads: Heads, removed: Sequence[Head]) -> Heads:
 def listed(heads: Heads, sites: Sequence[str] = SITES) -> list[Head]:
     """The heads of some sites one after the other."""
     return [
-        Head(SITES.index(site), layer, number)
+        (site, layer, number)
         for site, layers in heads.items()
         if site in sites
         for layer, numbers in enumerate(layers, start=1)
@@ -110,13 +97,7 @@ def pruning_order(importance: HeadValues, heads: Heads, sites: Sequence[str]) ->
     Args:
         importance: one value a head of `heads`, comparable between layers.
     """
-    values = {}
-    for site in heads:
-        for layer, numbers in enumerate(heads[site], start=1):
-            found = importance[site][layer - 1]
-            for number, value in zip(numbers, found, strict=True):
-                values[Head(SITES.index(site), layer, number)] = value
-    return sorted(listed(heads, sites), key=lambda head: (values[head], head))
+    return sorted(listed(heads, sites), key=dict(numbered(importance, heads)).__getitem__)
 
 
 @contextmanager
@@ -170,7 +151,7 @@ def one_removed(model: Transformer, sites: Sequence[str], measure: Measure) -> l
     for head in listed(heads, sites):
         with masked(model, without(heads, [head])):
             found = measure()
-        rows.append({"site": head.site, "layer": head.layer, "head": head.number, **found})
+        rows.append({**dict(zip(HEAD_KEY, head, strict=True)), **found})
     return rows
 
 
@@ -191,7 +172,7 @@ def one_left(
         for layer, numbers in enumerate(heads[site], start=1):
             tried = []
             for number in numbers:
-                others = [Head(SITES.index(site), layer, n) for n in numbers if n != number]
+                others = [(site, layer, n) for n in numbers if n != number]
                 with masked(model, without(heads, others)):
                     tried.append((number, measure()))
             if tried:

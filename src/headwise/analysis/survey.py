@@ -16,7 +16,7 @@ from headwise.analysis.collect import HeadMeans, add_statistics, alphas, filled,
 from headwise.analysis.density import Densities
 from headwise.analysis.observe import Seen, observed, passes
 from headwise.analysis.positions import positions
-from headwise.analysis.pruning import present_heads
+from headwise.analysis.pruning import Head, listed, present_heads
 from headwise.analysis.roles import NAMED, Thresholds, roles
 from headwise.analysis.tables import HEAD_KEY, HEADS
 from headwise.analysis.text.questions import Asking, asking, has_words, interrogation, n_tokens
@@ -180,12 +180,7 @@ def _by_head(
 ) -> list[tuple[dict[str, Any], dict[str, float]]]:
     """Place and statistics of every head; heads have the numbers of the unpruned model."""
     present = present_heads(model)
-    heads: dict[tuple[str, int, int], dict[str, float]] = {
-        (site, layer, number): {}
-        for site, layers in present.items()
-        for layer, numbers in enumerate(layers, start=1)
-        for number in numbers
-    }
+    heads: dict[Head, dict[str, float]] = {head: {} for head in listed(present)}
     for name, table in tables.items():
         for place, value in numbered(table, present):
             heads[place][name] = value

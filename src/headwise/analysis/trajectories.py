@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+import pandas as pd
 
 from headwise.analysis.pruning import Heads
 from headwise.track.base import numbered
@@ -67,14 +68,8 @@ def sarle(values: Sequence[float]) -> float | None:
     (g² + 1) / (k + 3 (n - 1)² / ((n - 2) (n - 3))) with skewness g and excess kurtosis k, both
     corrected for n. None for fewer than four values, or equal ones.
     """
-    n = len(values)
-    if n < 4:
+    n, sample = len(values), pd.Series(values, dtype=float)
+    if n < 4 or sample.nunique() == 1:
         return None
-    mean = math.fsum(values) / n
-    deviations = [value - mean for value in values]
-    second, third, fourth = (math.fsum(d**power for d in deviations) / n for power in (2, 3, 4))
-    if not second:
-        return None
-    skewness = third / math.sqrt(second) ** 3 * math.sqrt(n * (n - 1)) / (n - 2)
-    kurtosis = ((n + 1) * (fourth / second**2 - 3) + 6) * (n - 1) / ((n - 2) * (n - 3))
+    skewness, kurtosis = float(sample.skew()), float(sample.kurt())
     return (skewness**2 + 1) / (kurtosis + 3 * (n - 1) ** 2 / ((n - 2) * (n - 3)))

@@ -33,6 +33,7 @@ from headwise.analysis.pruning import (
     pruning_order,
     without,
 )
+from headwise.analysis.tables import HEAD_KEY
 from headwise.config.folders import group_node
 from headwise.config.instantiate import instantiate
 from headwise.config.schema import SITES, PruneConfig
@@ -45,6 +46,7 @@ from headwise.model.transformer import Transformer, n_parameters
 from headwise.runs.folder import RunFolder
 from headwise.tasks.loading import TrainedRun, load_selected
 from headwise.tasks.texts import read_text, scores_as_it_is
+from headwise.track.base import numbered
 from headwise.train.checkpoint import save_checkpoint
 
 WAYS = ("importance", "gates")
@@ -116,12 +118,11 @@ def _kept_without_measuring(config: PruneConfig, run: TrainedRun, heads: Heads) 
     if config.keep is None:
         return None
     check_heads(replace(run.config.model, heads=config.keep), "keep")
-    gone = set(listed(config.keep)) - set(listed(heads))
-    if gone:
-        head = min(gone)
-        raise ConfigError(
-            f"keep.{head.site}: head {head.number} of layer {head.layer} is not in the run any more"
-        )
+    for site, layer, number in listed(config.keep):
+        if number not in heads[site][layer - 1]:
+            raise ConfigError(
+                f"keep.{site}: head {number} of layer {layer} is not in the run any more"
+            )
     return common_heads(heads, config.keep)
 
 
@@ -178,12 +179,9 @@ def _quality(found: Mapping[str, float]) -> tuple[float, ...]:
 
 
 def _importance_table(found: Importance, heads: Heads) -> DataFrame:
-    rows = []
-    for head in listed(heads):
-        place = heads[head.site][head.layer - 1].index(head.number)
-        of_head = (of[head.site][head.layer - 1][place] for of in (found.raw, found.normalised))
-        rows.append((head.site, head.layer, head.number, *of_head))
-    return DataFrame(rows, columns=["site", "layer", "head", "raw", "normalised"])
+    raw, normalised = (dict(numbered(of, heads)) for of in (found.raw, found.normalised))
+    rows = [(*head, raw[head], normalised[head]) for head in listed(heads)]
+    return DataFrame(rows, columns=[*HEAD_KEY, "raw", "normalised"])
 
 
 # -- the smaller run ------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from headwise.analysis.pruning import Heads, present_heads
+from headwise.analysis.pruning import Heads, listed, present_heads
 from headwise.analysis.tables import FINDINGS, FOLDER, HEAD_KEY, HEADS, OTHERS, read_settings
 from headwise.model.transformer import n_parameters
 from headwise.report.run_names import choice_name, corpus_name
@@ -16,7 +16,6 @@ from headwise.track.jsonl import read_if_there
 SHOWN_DIGITS = 4
 
 Records = Sequence[Mapping[str, Any]]
-Place = tuple[str, int, int]  # site, layer, number
 
 
 def run_content(run: TrainedRun) -> dict[str, Any]:
@@ -87,16 +86,7 @@ def _head_rows(heads: Heads, table: Records, others: Records) -> list[dict[str, 
         known |= _rounded({row["statistic"]: row["value"]})
     return [
         {**dict(zip(HEAD_KEY, place, strict=True)), **found.get(place, {})}
-        for place in _places(heads)
-    ]
-
-
-def _places(heads: Heads) -> list[Place]:
-    return [
-        (site, layer, number)
-        for site, layers in heads.items()
-        for layer, numbers in enumerate(layers, start=1)
-        for number in numbers
+        for place in listed(heads)
     ]
 
 

@@ -33,8 +33,9 @@ def checkpoints(outputs: Path) -> dict[Path, int]:
 
 def table(out: str) -> list[str]:
     lines = out.splitlines()
-    start = next(i for i, line in enumerate(lines) if "BLEU by point" in line) + 1
-    return lines[start : lines.index("", start)]
+    start = next(i for i, line in enumerate(lines) if line.startswith("means over seeds")) + 1
+    head, _, *rows = lines[start : lines.index("", start)]
+    return [head, *rows]
 
 
 def test_points_have_folders_of_their_own_and_a_table(
@@ -48,11 +49,10 @@ def test_points_have_folders_of_their_own_and_a_table(
     seeds = [json_of(f / "results.json")["seed"] for f in folders]
     assert sorted(seeds) == [1, 1, 2, 2]
     head, *rows = table(ended.out)
-    assert head.split() == ["point", "valid", "test_a", "test_b"]
-    assert [row.split()[:2] for row in rows] == [
-        [f"attention={attention}", f"seed={seed}"]
-        for attention in ("softmax", "alpha_entmax")
-        for seed in (1, 2)
+    assert head.split(" | ")[1:5] == ["BLEU valid", "BLEU test_a", "BLEU test_b", "runs"]
+    assert [row.split(" | ")[::4][:2] for row in rows] == [
+        ["| softmax", "2"],
+        ["| alpha_entmax", "2"],
     ]
     before = checkpoints(tmp_path / "outputs")
     again = headwise("train", *sweep, *points)
@@ -82,10 +82,9 @@ def test_a_failing_point_stops_no_other_and_is_tried_again(
     assert ended.code == 1
     assert "Traceback" not in ended.err
     assert ended.err.count("headwise: tokenizer.vocab_size=5000 cannot be reached") == 1
-    _, failed, done = table(ended.out)
-    assert failed.startswith("tokenizer.vocab_size=5000")
-    assert "ConfigError: tokenizer.vocab_size=5000 cannot be reached" in failed
-    assert "Error" not in done
+    (failed,) = [line for line in ended.out.splitlines() if "ConfigError: " in line]
+    assert "tokenizer.vocab_size=5000: ConfigError: tokenizer.vocab_size=5000 cannot" in failed
+    assert [row.split(" | ")[4] for row in table(ended.out)[1:]] == ["0 (1 failed)", "1"]
     (left,) = (tmp_path / "outputs").glob("*/*/error.json")
     content = json_of(left)
     assert "cannot be reached" in content["message"]
@@ -163,7 +162,7 @@ def test_points_share_a_group_end_their_tracker_and_free_their_model(
     assert alive == [0, 0, 0]
     (name,) = set(groups)
     assert name is not None
-    assert f"{name}: BLEU by point" in ended.out
+    assert f"sweeps/{name}.md" in ended.out
 
 
 def test_interrupting_saves_the_point_and_ends_the_sweep(tmp_path: Path) -> None:

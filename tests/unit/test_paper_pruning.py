@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from headwise.config.schema import SITES
+from headwise.config.folders import composed
+from headwise.config.schema import SITES, typed
 from headwise.report.paper import Paper, PruningFact
 from headwise.report.paper_pruning import measure, pruning_report
 
@@ -110,19 +111,11 @@ def found(
         content = {"scores": {name: {"bleu": {"score": bleu}} for name, bleu in scores.items()}}
         path = folder / more.pop("file", "results.json")
         path.write_text(json.dumps(content), encoding="utf-8")
-    return SimpleNamespace(
-        folder=folder,
-        results={},
-        decisive=more.pop("decisive", {}),
-        config=SimpleNamespace(
-            init_from=more.pop("init_from", None),
-            attention={"_target_": "headwise.attention.softmax.Softmax"},
-            data=SimpleNamespace(name="files", test=["test"], valid="valid"),
-            model=SimpleNamespace(
-                name="tiny", heads=heads, encoder_layers=2, decoder_layers=3, n_heads=4
-            ),
-        ),
-    )
+    config = typed(composed("attention=softmax", "model=tiny", "model.decoder_layers=3"))
+    config.model.heads, config.data.test = heads, ["test"]
+    config.init_from = more.pop("init_from", None)
+    decisive = more.pop("decisive", {})
+    return SimpleNamespace(folder=folder, results={}, decisive=decisive, config=config, seed=1)
 
 
 def test_runs_with_fewer_heads_stand_beside_those_they_came_from(tmp_path: Path) -> None:

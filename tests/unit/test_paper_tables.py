@@ -65,7 +65,7 @@ def test_latex_rows_have_one_cell_a_column(table: Table) -> None:
     assert all(line.endswith(r"\\") for line in body)
     assert r"\begin{tabular}{lrrr}" in text
     assert r"\multicolumn{2}{c}{one\textbar{}two}" in text
-    for name in ("table*", "tabular"):
+    for name in ("table", "adjustbox", "tabular"):
         assert text.count(rf"\begin{{{name}}}") == text.count(rf"\end{{{name}}}") == 1
 
 

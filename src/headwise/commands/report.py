@@ -227,7 +227,7 @@ def _unused(matching: Matching) -> list[str]:
 
 def _latex(report: _Report, tables: Sequence[Table]) -> str:
     paper = report.paper
-    parts = [latex_comment(f"{paper.title}\nNeeds \\usepackage{{booktabs}}.")]
+    parts = [latex_comment(f"{paper.title}\nNeeds \\usepackage{{booktabs,adjustbox}}.")]
     for table in tables:
         slug = re.sub(r"[^a-z0-9]+", "-", table.title.lower()).strip("-")
         parts.append(table.latex(f"tab:{paper.name}-{slug}"))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,7 +69,6 @@ class Sweep:
         entry: dict[str, Any] = {"overrides": list(overrides)}
         if outcome is not None and results is not None:
             entry["run"] = str(outcome.folder)
-            entry["scores"] = {split: results.score(split) for split in results.scores}
         if isinstance(error, Interrupted):
             entry["interrupted"] = True
         elif error is not None:
@@ -89,11 +87,12 @@ class Sweep:
         return any("error" in point for point in self.points())
 
     def summary(self) -> None:
-        """Print BLEU by point and the comparison, which is kept as well."""
+        """Print what failed, and the comparison, which is kept as well."""
         points = self.points()
         if not points:
             return
-        print(f"\n{self.name}: BLEU by point\n{score_table(points)}\n", file=sys.stdout)
+        for point in (point for point in points if "error" in point):
+            print(f"{' '.join(point['overrides'])}: {point['error']}")
         if any("interrupted" in point for point in points):
             print("interrupted: later points were not begun; the same command goes on\n")
         path = self.path.with_suffix(".md")
@@ -101,22 +100,4 @@ class Sweep:
 
         table = sweep_table(points).markdown()
         path.write_text(table, encoding="utf-8")
-        print(f"means over seeds, kept in {path}\n{table}\n", file=sys.stdout)
-
-
-def score_table(points: Sequence[dict[str, Any]]) -> str:
-    """Points as rows: the overrides that differ between them, BLEU by split, or the error."""
-    from pandas import DataFrame
-
-    common = set(points[0]["overrides"]).intersection(*(p["overrides"] for p in points))
-    rows = [
-        {
-            "point": " ".join([o for o in p["overrides"] if o not in common] or p["overrides"]),
-            **p.get("scores", {}),
-            "": "interrupted" if "interrupted" in p else p.get("error", ""),
-        }
-        for p in points
-    ]
-    table = DataFrame(rows).set_index("point")
-    table[""] = table.pop("")  # behind the scores of all points
-    return str(table.reset_index().to_string(index=False, na_rep="-", float_format="{:.2f}".format))
+        print(f"\nmeans over seeds, kept in {path}\n{table}\n")

@@ -17,12 +17,12 @@ from headwise.analysis.tables import COMPARISON, HEADS, LAYERS, known, percent, 
 from headwise.config.schema import SITE_NAMES, SITES
 from headwise.files import write_text
 from headwise.report.cells import ColumnRuns
+from headwise.report.figures_rows import named_rows
 from headwise.report.paper import Paper
+from headwise.report.paper_runs import read_run
 from headwise.report.paper_tables import mark_notes
 from headwise.report.quantities import QUANTITIES
-from headwise.report.run_names import class_word
 from headwise.report.tables import Fact, Table, fact_table, pivot
-from headwise.runs.folder import RunFolder
 
 Rows = list[dict[str, Any]]
 Key = tuple[str, str | None, int | None]  # quantity, site, layer
@@ -65,14 +65,13 @@ def write_comparison(runs: Mapping[Path, Path], thresholds: Thresholds, output: 
 
 def run_labels(folders: Sequence[Path]) -> list[str]:
     """A short name for each run: what tells it from the others, its folder's name at last."""
-    described = []
-    for folder in folders:
-        config = RunFolder(folder).read_config()
-        attention = class_word(config["attention"]["_target_"])
-        data, model = config["data"]["name"], config["model"]["name"]
-        described.append([attention, str(data), str(model), f"seed {config.get('seed')}"])
-    telling = [i for i in range(4) if len({words[i] for words in described}) > 1]
-    labels = [" ".join(words[i] for i in {0, *telling}) for words in described]
+    runs = [read_run(folder) for folder in folders]
+    names = {
+        run.folder: name if len(same) == 1 else f"{name}, seed {run.seed}"
+        for name, same in named_rows(runs).items()
+        for run in same
+    }
+    labels = [names[folder] for folder in folders]
     for name in ("{0.name}", "{0.parent.name}/{0.name}", "{0}"):  # as much as tells them apart
         labels = [
             name.format(folder.resolve()) if labels.count(label) > 1 else label

@@ -17,6 +17,7 @@ import pandas as pd
 
 from headwise.config.schema import SITES
 from headwise.files import read_json
+from headwise.report.figures_rows import named_rows
 from headwise.report.paper import Paper, PruningFact
 from headwise.report.paper_runs import FoundRun
 from headwise.report.tables import NOTHING, Fact, Table, fact_table, pivot
@@ -37,7 +38,7 @@ class PruningReport:
 
 def pruning_report(paper: Paper, runs: Sequence[FoundRun]) -> PruningReport:
     """Answer a paper's statements from the runs that have pruning tables."""
-    kinds = _by_kind([run for run in runs if _has_tables(run)])
+    kinds = named_rows([run for run in runs if _has_tables(run)])
     facts = [fact for statement in paper.pruning for fact in _facts(statement, kinds)]
     tables = []
     for title in dict.fromkeys(statement.table for statement in paper.pruning):
@@ -146,22 +147,6 @@ def _whole_bleu(folder: Path, about: Mapping[str, Any]) -> float | None:
 
 def _has_tables(run: FoundRun) -> bool:
     return any((run.folder / "pruning").glob("*.json"))
-
-
-def _by_kind(runs: Sequence[FoundRun]) -> dict[str, list[FoundRun]]:
-    """Runs that differ in nothing but the seed, by what they are."""
-    kinds: dict[str, list[FoundRun]] = {}
-    for run in runs:
-        same = (k for k, members in kinds.items() if members[0].decisive == run.decisive)
-        name = next(same, None)
-        if name is None:
-            config = run.config
-            attention = str(config.attention["_target_"]).rpartition(".")[2]
-            name = f"{config.data.name}, {config.model.name}, {attention}"
-            if name in kinds:  # another recipe of the same parts
-                name = f"{name}, {run.folder.name}"
-        kinds.setdefault(name, []).append(run)
-    return kinds
 
 
 # -- runs with fewer heads ------------------------------------------------------------------------

@@ -31,10 +31,6 @@ COLUMNS = (
     "run",
     "note",
 )
-# Letters of a row, about -> size of the type in a column of text.
-SIZES = ((60, r"\small"), (75, r"\footnotesize\setlength{\tabcolsep}{3pt}"))
-SMALLEST = r"\scriptsize\setlength{\tabcolsep}{3pt}"
-LONG_NAME = 36  # letters of a row's name, behind which LaTeX breaks it
 _LATEX = {
     "\\": r"\textbackslash{}",
     **{letter: rf"\{letter}" for letter in "{}&%$#_"},
@@ -142,9 +138,9 @@ class Table:
         return f"{heading}{table}\n" + (f"{notes}\n" if notes else "")
 
     def latex(self, label: str) -> str:
-        r"""A `table` environment; the document needs \usepackage{booktabs}.
+        r"""A `table` environment; the document needs \usepackage{booktabs,adjustbox}.
 
-        A wide table is set smaller, and over both columns of a page that has two.
+        A table wider than the text is set smaller.
 
         Args:
             label: for \ref.
@@ -156,27 +152,16 @@ class Table:
             pd.MultiIndex.from_tuples(names) if is_grouped else [name[0] for name in names]
         )
         frame.index = [latex(name) for name, _ in self.rows]
-        is_long = any(len(name) > LONG_NAME for name, _ in self.rows)
-        first = r"p{0.36\linewidth}" if is_long else "l"
         body = frame.to_latex(
-            escape=False, multicolumn_format="c", column_format=f"{first}{'r' * len(names)}"
+            escape=False, multicolumn_format="c", column_format=f"l{'r' * len(names)}"
         )
-        width = self._width()
-        kind = "table*" if width > SIZES[0][0] else "table"
-        size = next((name for most, name in SIZES if width <= most), SMALLEST)
         notes = "".join(f"{latex(note)}\\par\n" for note in self.notes)
         below = f"\\par\\smallskip\\parbox{{\\linewidth}}{{\\footnotesize\\raggedright\n{notes}}}\n"
         return (
-            f"\\begin{{{kind}}}\n\\centering{size}\n\\caption{{{latex(self.title)}}}\n"
-            f"\\label{{{label}}}\n{body}{below if notes else ''}\\end{{{kind}}}\n"
+            f"\\begin{{table}}\n\\centering\n\\caption{{{latex(self.title)}}}\n"
+            f"\\label{{{label}}}\n\\begin{{adjustbox}}{{max width=\\linewidth}}\n{body}"
+            f"\\end{{adjustbox}}\n{below if notes else ''}\\end{{table}}\n"
         )
-
-    def _width(self) -> int:
-        """In letters, about."""
-        first = max((min(len(name), LONG_NAME) for name, _ in self.rows), default=0)
-        heads = [name[-1] or name[0] for name in self._names()]
-        cells = zip(heads, *(cells for _, cells in self.rows), strict=True)
-        return first + sum(max(map(len, column)) + 2 for column in cells)
 
 
 def latex(text: str) -> str:

@@ -119,10 +119,10 @@ def composer() -> Iterator[Any]:
         yield make
 
 
-def write_corpus(folder: Path, n_train: int = 200) -> Path:
+def write_corpus(folder: Path, n_train: int = 200, seed: int = 1) -> Path:
     """German-English sentences of three words: train, valid, test_a and test_b."""
     folder.mkdir(parents=True, exist_ok=True)
-    chosen = random.Random(1)
+    chosen = random.Random(seed)
     nouns, verbs = list(WORDS)[:6], list(WORDS)[6:]
     for split, n_pairs in (("train", n_train), ("valid", 6), ("test_a", 5), ("test_b", 4)):
         sentences = [

@@ -10,7 +10,6 @@ import itertools
 import json
 import multiprocessing.process
 import os
-import random
 import socket
 import subprocess
 import sys
@@ -19,31 +18,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import command_line
 from warm_python import PROCESSES
 
 ROOT = Path(__file__).parent.parent
-SOURCE_WORDS = ["rot", "blau", "gelb", "klein", "alt", "neu", "hund", "katze", "haus", "baum"]
-TARGET_WORDS = ["red", "blue", "yellow", "small", "old", "new", "dog", "cat", "house", "tree"]
-
-# The smallest run that does all there is to do: logs at 3, 6, …, saves at 5, 10, … and validates
-# at 8, 16 and 24, so that no two cadences fall together.
+# It logs at 3, 6, …, saves at 5, 10, … and validates at 8, 16 and 24, so that no two cadences fall
+# together.
 SMALL = {
-    "data": "files",
-    "data.source": "xx",
-    "data.target": "yy",
+    **dict(override.split("=") for override in command_line.SMALL),
     "tokenizer": "char",
-    "model": "tiny",
-    "model.d_model": 16,
-    "model.n_heads": 2,
-    "model.d_ff": 32,
-    "model.encoder_layers": 1,
-    "model.decoder_layers": 1,
     "scheduler.warmup_updates": 10,
-    "tracker": "none",
-    "trainer.device": "cpu",
-    "trainer.precision": "fp32",
-    "trainer.progress": "false",
-    "trainer.n_workers": 1,
     "trainer.max_updates": 24,
     "trainer.max_tokens": 160,
     "trainer.log_every": 3,
@@ -51,9 +35,7 @@ SMALL = {
     "trainer.save_every": 5,
     "trainer.keep": 2,
     "trainer.average": 0,
-    "decode": "greedy",
     "decode.max_length_ratio": 0.2,
-    "decode.max_length_extra": 5,
 }
 
 
@@ -82,8 +64,7 @@ class Runs:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.text = folder / "text"
-        write_text(self.text)
+        self.text = command_line.write_corpus(folder / "text")
         self._n_started = 0
 
     def arguments(self, outputs: str, changes: Mapping[str, Any]) -> list[str]:
@@ -185,20 +166,6 @@ def _run(
         setattr(owner, name, struck)
     sys.argv = ["train.py", *arguments]
     cli.main("train")
-
-
-def write_text(folder: Path, n_train: int = 220, seed: int = 0) -> None:
-    """Pairs of two to six words; the target has the words in reverse."""
-    folder.mkdir(parents=True, exist_ok=True)
-    chosen = random.Random(seed)
-    for split, n_pairs in (("train", n_train), ("valid", 9), ("test", 9)):
-        words = [
-            [chosen.randrange(len(SOURCE_WORDS)) for _ in range(chosen.randint(2, 6))]
-            for _ in range(n_pairs)
-        ]
-        for language, vocabulary, step in (("xx", SOURCE_WORDS, 1), ("yy", TARGET_WORDS, -1)):
-            lines = [" ".join(vocabulary[word] for word in line[::step]) for line in words]
-            (folder / f"{split}.{language}").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def record(path: Path) -> list[dict[str, Any]]:

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import torch
 
+from command_line import write_corpus
 from headwise.train.checkpoint import load_checkpoint
-from training_runs import Runs, record, remains, write_text
+from training_runs import Runs, record, remains
 
 pytestmark = pytest.mark.slow
 SHORT = {"trainer.max_updates": 4, "trainer.validate_every": 2, "trainer.save_every": 2}
@@ -120,7 +121,7 @@ def test_other_text_is_another_run(runs: Runs, short: str) -> None:
     first = runs.run_folder("changed")
     before = remains(first)
     other = runs.folder / "other-text"
-    write_text(other, seed=9)
+    write_corpus(other, seed=9)
     ended = runs.train("changed", {**SHORT, "data.dir": other})
     assert ended.code == 0, ended.told
     folders = set((runs.folder / "changed" / "default").iterdir())
@@ -131,7 +132,7 @@ def test_other_text_is_another_run(runs: Runs, short: str) -> None:
 
 
 def test_a_finished_run_can_be_asked_for_another_test_set(runs: Runs, short: str) -> None:
-    for side in ("xx", "yy"):
+    for side in ("de", "en"):
         shutil.copy(runs.text / f"valid.{side}", runs.text / f"test_more.{side}")
     asked = runs.folder / "asked"
     shutil.copytree(runs.folder / short, asked)
@@ -144,7 +145,7 @@ def test_a_finished_run_can_be_asked_for_another_test_set(runs: Runs, short: str
     assert {name: after[name] for name in before} == before
     assert after["test_more"] == after["valid"]
     assert (runs.run_folder("asked") / "checkpoints" / "last.pt").read_bytes() == checkpoint
-    for side in ("xx", "yy"):
+    for side in ("de", "en"):
         (runs.text / f"test_more.{side}").unlink()
 
 
@@ -226,7 +227,7 @@ def test_what_an_attention_brings_starts_anew(runs: Runs, origin: Path) -> None:
 def test_fine_tuning_on_other_text_with_the_tokenizer_of_the_origin(
     runs: Runs, origin: Path, tmp_path: Path
 ) -> None:
-    write_text(tmp_path / "other", n_train=60, seed=7)
+    write_corpus(tmp_path / "other", n_train=60, seed=7)
     changes = {**SHORT, "data.dir": tmp_path / "other", "init_from": origin}
     given = {"tokenizer": "given", "tokenizer.folder": origin}
     moved = tmp_path / "moved"

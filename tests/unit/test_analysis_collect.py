@@ -40,7 +40,7 @@ from headwise.analysis.collect import (
     head_statistics,
     reported,
 )
-from headwise.analysis.observe import Seen, passes
+from headwise.analysis.observe import passes
 from headwise.attention.alpha_entmax import AlphaEntmax
 from headwise.attention.length_scaling import LengthScaling
 from headwise.attention.parts import Normaliser, ScoreContext
@@ -74,8 +74,8 @@ def test_to_the_base_of_keys_those_count_that_any_head_sees() -> None:
     """Of three tokens the second head sees all from everywhere, the first does not."""
     model, batch = build(with_normaliser(Dense, Window)), collate([([5, 6, 7], [2, 4])])
     means, bases = HeadMeans(), ("heads", "keys")
-    ((_, (call, *_)),) = [(batch, list(calls)) for batch, calls in passes(model, [batch], CPU)]
-    add_statistics(means, call, Seen.of(call, batch, 0), dict(zip(bases, bases, strict=True)))
+    for _, (call, *_) in passes(model, [batch], CPU):
+        add_statistics(means, call, dict(zip(bases, bases, strict=True)))
     heads, keys = (means.tables(model)[base]["encoder_self"][:1] for base in bases)
     for (of_heads,), of_keys in zip(heads, keys, strict=True):
         assert of_heads is not None

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from headwise.analysis.diversity import as_distributions, entropies, jensen_shannon
-from headwise.analysis.observe import Call, Observation, Seen, passes, sound_heads
+from headwise.analysis.observe import Call, Observation, passes, sound_heads
 from headwise.errors import ConfigError
 from headwise.track.base import HeadValues
 
@@ -92,10 +92,9 @@ def head_statistics(
         statistic -> site -> layers -> heads, without statistics that no head has.
     """
     means = HeadMeans()
-    for batch, calls in passes(model, batches, device):
+    for _, calls in passes(model, batches, device):
         for call in calls:
-            seen = Seen.of(call, batch, model.n_registers)
-            add_statistics(means, call, seen, {"diversity": "heads"})
+            add_statistics(means, call, {"diversity": "heads"})
     return {**own_statistics(model), **means.tables(model)}
 
 
@@ -135,41 +134,39 @@ def own_statistics(model: Transformer) -> dict[str, HeadValues]:
     return {name: table for name, table in reported(model).items() if name != "alpha"}
 
 
-def add_statistics(
-    means: HeadMeans, call: Call, seen: Seen, diversities: Mapping[str, str]
-) -> None:
+def add_statistics(means: HeadMeans, call: Call, diversities: Mapping[str, str]) -> None:
     """Take the statistics of `head_statistics` of one call into `means`.
 
     Args:
         diversities: name of each kind of diversity wanted -> base of its logarithm.
     """
-    means.add(call, _of_queries(call, seen), seen.queries_BQ)
+    means.add(call, _of_queries(call), call.queries_BQ)
     if call.weights_BHQK is not None:
-        _add_weights(means, call, seen, diversities)
+        _add_weights(means, call, diversities)
 
 
-def _of_queries(call: Call, seen: Seen) -> dict[str, Tensor]:
+def _of_queries(call: Call) -> dict[str, Tensor]:
     """Statistics (B or 1, H, Q) that do not come from the weights."""
-    found = {name: values[..., seen.first_query :] for name, values in call.of_queries.items()}
+    found = {name: values[..., call.first_query :] for name, values in call.of_queries.items()}
     if call.joined_BQI is not None:
-        place, joined_BQI = call.attention.place, call.joined_BQI[:, seen.first_query :].double()
+        place, joined_BQI = call.attention.place, call.joined_BQI[:, call.first_query :].double()
         by_head_BQHE = joined_BQI.view(*joined_BQI.shape[:2], place.n_heads, place.head_dim)
         found["output_norm"] = by_head_BQHE.norm(dim=-1).transpose(1, 2)
     return found
 
 
-def _add_weights(means: HeadMeans, call: Call, seen: Seen, diversities: Mapping[str, str]) -> None:
+def _add_weights(means: HeadMeans, call: Call, diversities: Mapping[str, str]) -> None:
     """Statistics of the weights, of heads that are what they say."""
     assert call.weights_BHQK is not None
-    queries_B1Q = seen.queries_BQ[:, None]
-    allowed_BHQK = call.allowed(call.weights_BHQK)[:, :, seen.first_query :]
-    weights_BHQK = call.weights_BHQK[:, :, seen.first_query :].double()
+    queries_B1Q = call.queries_BQ[:, None]
+    allowed_BHQK = call.allowed(call.weights_BHQK)[:, :, call.first_query :]
+    weights_BHQK = call.weights_BHQK[:, :, call.first_query :].double()
     weights_BHQK = weights_BHQK.masked_fill(~(allowed_BHQK & queries_B1Q[..., None]), 0.0)
     is_sound_H1 = sound_heads(weights_BHQK, call.attention.distribution_heads())
     weights_BHQK = weights_BHQK.where(is_sound_H1[..., None], torch.nan)
 
-    tokens_BHQK = weights_BHQK[..., seen.first_key :]
-    seen_BHQK = allowed_BHQK[..., seen.first_key :]
+    tokens_BHQK = weights_BHQK[..., call.first_key :]
+    seen_BHQK = allowed_BHQK[..., call.first_key :]
     n_seen_BHQ = seen_BHQK.sum(-1)
     n_used_BHQ = (tokens_BHQK != 0).sum(-1).double().where(is_sound_H1, torch.nan)
     rows_BHQK, exists_BHQ = as_distributions(tokens_BHQK)
@@ -177,13 +174,13 @@ def _add_weights(means: HeadMeans, call: Call, seen: Seen, diversities: Mapping[
     means.add(call, {"entropy": entropies(rows_BHQK)}, queries_B1Q & exists_BHQ)
     if rows_BHQK.shape[1] > 1:
         n_keys_BQ = seen_BHQK.any(1).sum(-1)
-        is_counted_BQ = seen.queries_BQ & exists_BHQ.all(1)
+        is_counted_BQ = call.queries_BQ & exists_BHQ.all(1)
         for name, base in diversities.items():
             diversity_BQ = jensen_shannon(rows_BHQK, n_keys_BQ, base)
             means.add(call, {name: diversity_BQ[:, None]}, is_counted_BQ)
-    if seen.first_key:
+    if call.first_key:
         shares_BHQK, exists_BHQ = as_distributions(weights_BHQK)
-        mass_BHQ = shares_BHQK[..., : seen.first_key].sum(-1)
+        mass_BHQ = shares_BHQK[..., : call.first_key].sum(-1)
         means.add(call, {"register_mass": mass_BHQ}, queries_B1Q & exists_BHQ)
 
 

@@ -32,11 +32,6 @@ MOST_A_HEAD = 3  # sentences that are named
 Place = tuple[str, int]
 
 
-def counts(seen: Observation) -> tuple[Tensor, Tensor]:
-    """Numbers of keys used and of keys that may be seen, (B, H, Q); 0 of both at padding."""
-    return (seen.weights_BHQK != 0).sum(-1), seen.allowed_BHQK.sum(-1)
-
-
 class Densities:
     """How dense each head is: by query, and by sentence.
 
@@ -55,7 +50,7 @@ class Densities:
     def take(self, batch: Batch, seen: Observation) -> None:
         """Add one attention over one batch."""
         place, n_heads = (seen.site, seen.layer), len(seen.head_numbers)
-        used_BHQ, visible_BHQ = counts(seen)
+        used_BHQ, visible_BHQ = (seen.weights_BHQK != 0).sum(-1), seen.allowed_BHQK.sum(-1)
         if place not in self._heads:
             self._heads[place] = seen.head_numbers
             self._is_sound[place] = torch.ones_like(seen.is_sound_H1.flatten())

@@ -112,11 +112,7 @@ def observations(
     for batch, calls in passes(model, batches, device):
         yield (
             batch,
-            [
-                observed(call, Seen.of(call, batch, model.n_registers))
-                for call in calls
-                if call.weights_BHQK is not None
-            ],
+            [observed(call) for call in calls if call.weights_BHQK is not None],
         )
 
 
@@ -126,25 +122,25 @@ def passes(
     """Every batch with the calls of all attentions, as `observations`."""
     for batch in batches:
         batch = batch.to(device)
-        with evaluating(model), torch.no_grad(), listening(model) as calls:
+        with evaluating(model), torch.no_grad(), listening(model, batch) as calls:
             model(batch.source_BS, batch.source_lengths_B, batch.target_in_BT)
         yield batch, calls
         calls.clear()  # before the next batch is read, so that one is held at a time
 
 
-def observed(call: Call, seen: Seen) -> Observation:
+def observed(call: Call) -> Observation:
     """The weights of a call that has them."""
     assert call.weights_BHQK is not None
-    allowed_BHQK = call.allowed(call.weights_BHQK)[:, :, seen.first_query :, seen.first_key :]
-    allowed_BHQK = allowed_BHQK & seen.queries_BQ[:, None, :, None]
-    weights_BHQK = call.weights_BHQK[:, :, seen.first_query :, seen.first_key :]
+    allowed_BHQK = call.allowed(call.weights_BHQK)[:, :, call.first_query :, call.first_key :]
+    allowed_BHQK = allowed_BHQK & call.queries_BQ[:, None, :, None]
+    weights_BHQK = call.weights_BHQK[:, :, call.first_query :, call.first_key :]
     return Observation(
         call.site,
         call.layer,
         call.attention.place.head_numbers,
         weights_BHQK.masked_fill(~allowed_BHQK, 0.0),
         allowed_BHQK,
-        seen.queries_BQ,
+        call.queries_BQ,
         call.attention.distribution_heads(),
     )
 
@@ -154,6 +150,8 @@ class Call:
     """One pass of one attention, as its recorder and hooks report it.
 
     Attributes:
+        queries_BQ: True at queries that are no padding, register queries already left out.
+        first_query, first_key: numbers of register tokens in front.
         joined_BQI: outputs of the heads side by side, (B, Q, H * E).
         of_queries: what differs between queries, (B or 1, H, Q).
     """
@@ -162,6 +160,9 @@ class Call:
     layer: int
     attention: Attention
     mask: Mask
+    queries_BQ: Tensor
+    first_query: int
+    first_key: int
     weights_BHQK: Tensor | None = None
     joined_BQI: Tensor | None = None
     of_queries: dict[str, Tensor] = field(default_factory=dict)
@@ -178,14 +179,15 @@ class Call:
 
 
 @contextmanager
-def listening(model: Transformer) -> Iterator[list[Call]]:
-    """The calls of the model's attentions, in a list that grows with each pass."""
+def listening(model: Transformer, batch: Batch) -> Iterator[list[Call]]:
+    """The calls of the model's attentions on a batch, in a list that grows with each pass."""
     calls: list[Call] = []
 
     def begin(attention: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         site, layer = places[attention]
         mask = kwargs["mask"] if "mask" in kwargs else args[3]
-        calls.append(Call(site, layer, attention, mask))
+        tokens = _tokens(site, batch, model.n_registers)
+        calls.append(Call(site, layer, attention, mask, *tokens))
 
     def record(attention: Attention, weights_BHQK: Tensor) -> None:
         calls[-1].weights_BHQK = weights_BHQK
@@ -216,28 +218,14 @@ def listening(model: Transformer) -> Iterator[list[Call]]:
         yield calls
 
 
-@dataclass(frozen=True)
-class Seen:
-    """Which positions of one call are tokens.
-
-    Attributes:
-        queries_BQ: True at queries that are no padding, register queries already left out.
-        first_query, first_key: numbers of register tokens in front.
-    """
-
-    queries_BQ: Tensor
-    first_query: int
-    first_key: int
-
-    @classmethod
-    def of(cls, call: Call, batch: Batch, n_registers: int) -> Seen:
-        """What is to be seen at the site of `call`."""
-        of_source = call.site == "encoder_self"
-        ids_BN = batch.source_BS if of_source else batch.target_in_BT
-        lengths_B = batch.source_lengths_B if of_source else batch.target_lengths_B
-        positions = torch.arange(ids_BN.shape[1], device=ids_BN.device)
-        return cls(
-            positions < lengths_B[:, None],
-            n_registers if of_source else 0,
-            0 if call.site == "decoder_self" else n_registers,
-        )
+def _tokens(site: str, batch: Batch, n_registers: int) -> tuple[Tensor, int, int]:
+    """Which queries are tokens, and the numbers of registers before queries and keys."""
+    of_source = site == "encoder_self"
+    ids_BN = batch.source_BS if of_source else batch.target_in_BT
+    lengths_B = batch.source_lengths_B if of_source else batch.target_lengths_B
+    positions = torch.arange(ids_BN.shape[1], device=ids_BN.device)
+    return (
+        positions < lengths_B[:, None],
+        n_registers if of_source else 0,
+        0 if site == "decoder_self" else n_registers,
+    )

@@ -14,7 +14,7 @@ import torch
 
 from headwise.analysis.collect import HeadMeans, add_statistics, alphas, filled, own_statistics
 from headwise.analysis.density import Densities
-from headwise.analysis.observe import Seen, observed, passes
+from headwise.analysis.observe import observed, passes
 from headwise.analysis.positions import positions
 from headwise.analysis.pruning import Head, listed, present_heads
 from headwise.analysis.roles import NAMED, Thresholds, roles
@@ -104,11 +104,10 @@ def survey(
     rare, asked = rarest(source.ids), _asking(source)
     for batch, calls in passes(model, batches, device):
         for call in calls:
-            tokens = Seen.of(call, batch, model.n_registers)
-            add_statistics(means, call, tokens, DIVERSITIES)
+            add_statistics(means, call, DIVERSITIES)
             if call.weights_BHQK is None:
                 continue
-            seen = observed(call, tokens)
+            seen = observed(call)
             densities.take(batch, seen)
             for values, counted in chain(
                 positions(batch, seen, offsets),

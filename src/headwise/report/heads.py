@@ -5,7 +5,7 @@ The quantities are those that Correia et al. 2019 tell of their models in sectio
 
 from __future__ import annotations
 
-import statistics
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,8 @@ from typing import Any
 import pandas as pd
 
 from headwise.analysis.roles import LEAST_CONTRAST, LEAST_SPLIT_SCORE, Thresholds
-from headwise.analysis.tables import COMPARISON, HEADS, LAYERS, known, percent, read_settings
+from headwise.analysis.tables import COMPARISON, HEADS, LAYERS, percent, read_settings
+from headwise.analysis.tables import Table as AnalysisTable
 from headwise.config.schema import SITE_NAMES, SITES
 from headwise.files import write_text
 from headwise.report.cells import ColumnRuns
@@ -24,7 +25,6 @@ from headwise.report.paper_tables import mark_notes
 from headwise.report.quantities import QUANTITIES
 from headwise.report.tables import Fact, Table, fact_table, pivot
 
-Rows = list[dict[str, Any]]
 Key = tuple[str, str | None, int | None]  # quantity, site, layer
 Value = tuple[str, str | None, int | None, float]
 
@@ -81,68 +81,59 @@ def run_labels(folders: Sequence[Path]) -> list[str]:
 
 
 def analysis_facts(analysis: Path) -> list[dict[str, Any]]:
-    """Every quantity of a run, from the folder of its analysis."""
-    values = _values(HEADS.read(analysis), LAYERS.read(analysis))
+    """Every quantity of a run that was measured, from the folder of its analysis."""
+    heads, layers = (_numbers(table, analysis) for table in (HEADS, LAYERS))
+    values = [*_of_positions(heads), *_of_words(heads[heads.site == "encoder_self"])]
+    for site in SITES:
+        own = heads[heads.site == site]
+        values += [(name, site, None, own[name].mean()) for name in ("alpha", "density")]
+        values.append(("confidence", site, None, own.confidence.median()))
+    values += [
+        ("diversity", row.site, row.layer, row.diversity_heads) for row in layers.itertuples()
+    ]
     return [
         {"quantity": quantity, "site": site, "layer": layer, "value": float(value)}
         for quantity, site, layer, value in values
+        if pd.notna(value)
     ]
 
 
-def _values(heads: Rows, layers: Rows) -> Iterator[Value]:
+def _numbers(table: AnalysisTable, analysis: Path) -> pd.DataFrame:
+    """A table of an analysis, NaN where a number was not measured."""
+    floats = {name: float for name, kind in table.columns.items() if kind is float}
+    return pd.DataFrame(table.read(analysis), columns=list(table.columns)).astype(floats)
+
+
+def _of_positions(heads: pd.DataFrame) -> Iterator[Value]:
     for role in ("previous", "next"):
-        own = [row for row in heads if _has(row, role)]
-        near = known(heads, f"{role}_share")
-        if near:
-            yield f"{role}_heads", None, None, len(own)
-            yield f"{role}_share", None, None, max(row[f"{role}_share"] for row in near)
-        if own:
-            middle = statistics.median(row[f"{role}_weight"] for row in own)
-            yield f"{role}_weight", None, None, middle
-    encoder = [row for row in heads if row["site"] == "encoder_self"]
-    yield from _of_words(encoder)
-    for site in SITES:
-        own = [row for row in heads if row["site"] == site]
-        for name, middle in (
-            ("alpha", statistics.fmean),
-            ("density", statistics.fmean),
-            ("confidence", statistics.median),
-        ):
-            found = [row[name] for row in known(own, name)]
-            if found:
-                yield name, site, None, middle(found)
-    for row in known(layers, "diversity_heads"):
-        yield "diversity", row["site"], row["layer"], row["diversity_heads"]
+        yield f"{role}_heads", None, None, _n_heads(heads, role, f"{role}_share")
+        yield f"{role}_share", None, None, heads[f"{role}_share"].max()
+        yield f"{role}_weight", None, None, heads[_has(heads, role)][f"{role}_weight"].median()
 
 
-def _of_words(encoder: Rows) -> Iterator[Value]:
+def _of_words(encoder: pd.DataFrame) -> Iterator[Value]:
     """Merging, interrogation and rare-word heads of the encoder."""
-    scored = sorted((row["merge_score"] for row in known(encoder, "merge_score")), reverse=True)
-    if scored:
-        yield "merging_heads", "encoder_self", None, sum(_has(row, "merging") for row in encoder)
-        for place, score in enumerate(scored[:2], start=1):
-            yield f"merge_score_{place}", "encoder_self", None, score
-        mass = max(row["cluster_mass"] for row in known(encoder, "cluster_mass"))
-        yield "cluster_mass", "encoder_self", None, mass
-    asked = known(encoder, "question_weight")
-    if asked:
-        n_heads = sum(_has(row, "interrogation") for row in encoder)
-        yield "interrogation_heads", "encoder_self", None, n_heads
-        best = max(asked, key=_tells_questions)
-        yield "question_weight", "encoder_self", None, best["question_weight"]
-        if best["statement_weight"] is not None:
-            yield "statement_weight", "encoder_self", None, best["statement_weight"]
-    rare = [row["rare_share"] for row in known(encoder, "rare_share")]
-    if rare:
-        yield "rare_share", "encoder_self", None, max(rare)
+    values = {
+        "merging_heads": _n_heads(encoder, "merging", "merge_score"),
+        "interrogation_heads": _n_heads(encoder, "interrogation", "question_weight"),
+        "cluster_mass": encoder.cluster_mass.max(),
+        "rare_share": encoder.rare_share.max(),
+    }
+    for place, score in enumerate(encoder.merge_score.nlargest(2), start=1):
+        values[f"merge_score_{place}"] = score
+    contrast = (encoder.question_weight - encoder.statement_weight.fillna(0)).dropna()
+    if len(contrast):  # of the head that tells questions best
+        values |= encoder.loc[contrast.idxmax(), ["question_weight", "statement_weight"]]
+    yield from ((name, "encoder_self", None, value) for name, value in values.items())
 
 
-def _tells_questions(row: Mapping[str, Any]) -> float:
-    return float(row["question_weight"] - (row["statement_weight"] or 0.0))
+def _has(heads: pd.DataFrame, role: str) -> pd.Series:
+    return heads.roles.fillna("").map(lambda roles: role in roles.split(";"))
 
 
-def _has(row: Mapping[str, Any], role: str) -> bool:
-    return role in (row["roles"] or "").split(";")
+def _n_heads(heads: pd.DataFrame, role: str, column: str) -> float:
+    """How many have a role; NaN where no head was measured for it."""
+    return _has(heads, role).sum() if heads[column].notna().any() else math.nan
 
 
 def head_frame(facts: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:

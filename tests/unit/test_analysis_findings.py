@@ -1,19 +1,16 @@
-"""Trajectories and correlations of α, roles, and the table of findings."""
+"""Trajectories of α, roles, and the table of findings."""
 
 from __future__ import annotations
 
-import math
 import re
-from itertools import permutations
 from typing import Any
 
 import pytest
 
-from headwise.analysis.correlations import by_chance, correlation_rows, spearman
 from headwise.analysis.findings import findings, findings_text
 from headwise.analysis.roles import Thresholds, roles
 from headwise.analysis.tables import FINDINGS
-from headwise.analysis.trajectories import came_back, sarle, trajectory_rows
+from headwise.analysis.trajectories import came_back, sarle, spearman, trajectory_rows
 
 S = "encoder_self"
 COUNTS = {
@@ -48,7 +45,7 @@ def look(
 ) -> dict[tuple[str, str | None], dict[str, Any]]:
     """Finding and site -> its row."""
     names = ("layers", "density", "sentences", "trajectories")
-    given = {**{name: [] for name in names}, "correlations": correlation_rows(heads), **tables}
+    given = {**{name: [] for name in names}, **tables}
     settings = {**ABOUT, **(about or {})}
     rows = findings({"heads": heads, **given}, settings)
     FINDINGS.text(rows)  # has these columns and no others
@@ -112,24 +109,6 @@ def test_spearman_goes_by_order_and_shares_ranks_of_ties() -> None:
     # ranks 1, 2.5, 2.5, 4 against 1, 2, 3, 4
     assert spearman([0, 5, 5, 9], [1, 2, 3, 4]) == pytest.approx(4.5 / (4.5 * 5) ** 0.5)
     assert spearman([1, 1, 1], [1, 2, 3]) is None
-
-
-@pytest.mark.parametrize("n_heads", [2, 4, 6])
-def test_chance_is_the_spread_of_all_orders(n_heads: int) -> None:
-    found = [spearman(range(n_heads), order) for order in permutations(range(n_heads))]
-    variance = sum(value**2 for value in found if value is not None) / math.factorial(n_heads)
-    assert by_chance(n_heads) == pytest.approx(1.96 * math.sqrt(variance))
-
-
-def test_correlations_are_of_the_heads_that_have_both() -> None:
-    heads = [head(n, alpha=1 + n / 10, density=1 / n, confidence=None) for n in range(1, 6)]
-    heads += [head(n, "cross", alpha=1.5, density=n / 9) for n in range(1, 6)]
-    heads += [head(n, "decoder_self", alpha=1 + n / 9, density=n / 9) for n in range(1, 4)]
-    rows = correlation_rows(heads)
-    found = {(row["site"], row["statistic"]): row for row in rows}
-    assert found["encoder_self", "density"]["spearman"] == pytest.approx(-1)
-    assert found["encoder_self", "density"]["n_heads"] == 5
-    assert set(found) == {("encoder_self", "density")}, "the others do not differ, or are few"
 
 
 def records(lines: dict[int, list[float]]) -> list[dict[str, Any]]:
@@ -305,14 +284,3 @@ def test_starts_are_compared_with_ends(lasts: list[float], outcome: str, kept: f
     assert shown(found["α keeps its order", None])[:2] == (outcome, pytest.approx(kept))
     back = found["α falls and comes back", S]
     assert shown(back) == ("seen", pytest.approx(lasts[1] - 0.5), 4, 4, 2)
-
-
-def test_correlations_beyond_chance_are_seen() -> None:
-    heads = [
-        head(n, alpha=1 + n / 10, density=1 - n / 10, entropy=float(n % 2)) for n in range(1, 10)
-    ]
-    found = look(heads)
-    assert shown(found["α goes with density", S])[:2] == ("seen", pytest.approx(-1))
-    assert shown(found["α goes with entropy", S])[:2] == ("not seen", pytest.approx(0))
-    few = [any(finding == "α goes with density" for finding, _ in look(heads[:n])) for n in (4, 5)]
-    assert few == [False, True]

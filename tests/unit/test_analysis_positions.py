@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from headwise.analysis.density import Densities, like_length
+from headwise.analysis.density import Densities
 from headwise.analysis.positions import positions
 from headwise.analysis.text.rarity import rarest, rarity
 from weights_by_hand import Means, batch_of, seen
@@ -218,17 +218,6 @@ def test_the_farthest_sentences_above_three_deviations_are_named(
 ) -> None:
     found = densities("encoder_self", [20] * len(n_used), n_used).unusual_sentences()
     assert [row["sentence"] for row in found] == named
-
-
-def test_like_length_is_a_quarter_more_or_less_and_of_enough_sentences() -> None:
-    means, spreads = like_length(np.arange(25.0), np.array([10] * 20 + [99] * 5))
-    assert means[0] == pytest.approx(9.5)
-    assert spreads[0] == pytest.approx(math.sqrt((20**2 - 1) / 12))  # of those there are
-    assert np.isnan([*means[20:], *spreads[20:]]).all(), "of five nothing is said"
-    for longer, wanted in ((13, (9.5, 19.5)), (25, (19.5, 19.5))):  # of 10 and of 20
-        shorter = 10 if longer == 13 else 20
-        means, _ = like_length(np.arange(40.0), np.array([shorter] * 20 + [longer] * 20))
-        assert (means[0], means[20]) == (pytest.approx(wanted[0]), pytest.approx(wanted[1]))
 
 
 def test_a_head_broken_in_one_sentence_names_no_other() -> None:

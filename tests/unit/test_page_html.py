@@ -9,14 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from headwise.analysis.observe import Observation
 from headwise.analysis.roles import NAMED
-from headwise.config.schema import SITES
 from headwise.page import document
 from headwise.page.document import as_script_data, filled, page_text
-from headwise.page.sentences import Sentence, Sentences, weight_contents
+from headwise.page.sentences import Sentence, Sentences
 
 NASTY = [
     "</script><script>alert(1)</script>",
@@ -28,38 +25,18 @@ NASTY = [
 ]
 
 
-def content(n_layers: int, n_heads: int, weights: list[dict[str, Any]]) -> dict[str, Any]:
-    """A run of random heads, each sentence with the same pieces."""
+def content(texts: list[str]) -> dict[str, Any]:
+    """A run of one head; what it made of each sentence."""
+    pieces = dict.fromkeys(("source_pieces", "read_pieces", "written_pieces"), texts)
     return {
         "name": "run",
         "attention": "alpha_entmax",
         "corpus": "corpus, de → en",
         "languages": ["de", "en"],
         **{name: [] for name in ("facts", "scores", "findings", "others")},
-        "heads": [
-            {"site": site, "layer": layer, "head": head, "alpha": 1.234, "density": 0.1234}
-            for site in SITES
-            for layer in range(1, n_layers + 1)
-            for head in range(1, n_heads + 1)
-        ],
-        "sentences": weights,
+        "heads": [{"site": "cross", "layer": 1, "head": 1, "alpha": 1.234}],
+        "sentences": [{"translation": t, **pieces, "blocks": [], "weights": ""} for t in texts],
     }
-
-
-def random_weights(n_layers: int, n_heads: int, length: int) -> dict[str, Any]:
-    """Softmax of random scores, which is hard to compress; all keys in sight."""
-    pieces = [f"▁piece{number}" for number in range(length)]
-    found = []
-    for site in SITES:
-        for layer in range(1, n_layers + 1):
-            weights_BHQK = (2 * torch.randn(1, n_heads, length, length)).softmax(-1)
-            numbers = tuple(range(1, n_heads + 1))
-            in_sight = torch.ones_like(weights_BHQK, dtype=torch.bool), torch.ones(1, length).bool()
-            found.append(
-                Observation(site, layer, numbers, weights_BHQK, *in_sight, (True,) * n_heads)
-            )
-    names = ("source_pieces", "read_pieces", "written_pieces")
-    return {"translation": "words " * 20, **dict.fromkeys(names, pieces), **weight_contents(found)}
 
 
 def sentences(*texts: str) -> Sentences:
@@ -87,9 +64,7 @@ class Outline(HTMLParser):
 @pytest.fixture(scope="module")
 def nasty() -> tuple[dict[str, Any], Outline]:
     """A page whose every text tries to break out, and what a parser makes of it."""
-    run = content(1, 1, [random_weights(1, 1, 2) for _ in NASTY])
-    for one, text in zip(run["sentences"], NASTY, strict=True):
-        one.update(translation=text, source_pieces=[text, text])
+    run = content(NASTY)
     run.update(
         name=NASTY[0],
         findings=[{"finding": text, "outcome": text, "sentence": text} for text in NASTY],
@@ -143,21 +118,11 @@ def test_what_is_filled_in_is_not_looked_at_again() -> None:
 
 
 def test_runs_of_one_attention_are_called_by_their_folders() -> None:
-    runs = [content(1, 1, [random_weights(1, 1, 2)]) for _ in range(2)]
+    runs = [content(["text"]) for _ in range(2)]
     runs[1]["name"] = "other"
     outline = Outline()
     outline.feed(page_text(runs, [], sentences("text")))
     assert [run["label"] for run in json.loads(outline.text["data"])["runs"]] == ["run", "other"]
-
-
-def test_a_base_model_with_twenty_sentences_stays_below_15_megabytes() -> None:
-    torch.manual_seed(0)
-    one = random_weights(6, 8, 31)  # 30 pieces and their end
-    run = content(6, 8, [one] * 20)
-    text = page_text([run], [], sentences(*["thirty pieces of text " * 5] * 20))
-    assert len(text.encode()) < 15e6
-    # and beside another run
-    assert len(page_text([run, run], [], sentences(*["text"] * 20)).encode()) < 15e6
 
 
 def test_the_page_has_a_word_for_every_role() -> None:

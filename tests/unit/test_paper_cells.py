@@ -18,6 +18,7 @@ from headwise.metrics.significance import Comparison
 from headwise.report.cells import (
     ColumnRuns,
     Missing,
+    _lines,
     cell_facts,
     column_runs,
     judge,
@@ -25,7 +26,7 @@ from headwise.report.cells import (
 from headwise.report.paper import Cell, Column, Paper, Recipe
 from headwise.report.paper_runs import Matching
 from headwise.report.paper_tables import paper_tables
-from headwise.report.tables import Table, fact_table
+from headwise.report.tables import Table, fact_table, select
 from headwise.runs.results import Results
 
 PAPER = Paper(
@@ -115,20 +116,9 @@ def test_speeds_are_compared_over_the_seeds_that_both_rows_have(tmp_path: Path) 
 
 @pytest.mark.parametrize("separator", ["\u2028", "\x85", "\x0c", "\r"])
 def test_what_only_looks_like_the_end_of_a_line_ends_none(tmp_path: Path, separator: str) -> None:
-    base, own = translations(3), translations(1)
-    own[1] = own[1].replace("child ", f"child{separator}", 1)
-    base[4] = base[4].replace("sees ", f"sees{separator}", 1)
-    references = [line.replace("blue ", f"blue{separator}", 1) for line in REFERENCES]
-    runs = [
-        finished(tmp_path / name, 1, lines, references) for name, lines in (("a", base), ("b", own))
-    ]
-    found = judged(runs[:1], runs[1:])
-    assert found.notes == []
-    test = found.comparisons["sparse"]
-    assert test.n_sentences == len(REFERENCES)
-    assert test.difference == pytest.approx(
-        scores(found, "sparse")[1] - scores(found, "softmax")[1], abs=1e-9
-    )
+    lines = [f"child{separator} sees", "another"]
+    run = finished(tmp_path, 1, lines, lines)
+    assert _lines(run, "test.txt") == lines
 
 
 Change = Callable[[Any], Any]
@@ -236,6 +226,10 @@ def test_each_bleu_has_its_own_table_and_a_difference_its_interval(tmp_path: Pat
     difference = "Difference to softmax, in tokenised BLEU"
     interval = "+1.23 [−0.50 to +2.00] (1 of 3)"
     assert by_title[difference] == {"Mine, sparse": [interval, "≤ 0.05"]}
+    facts = fact_table(cell_facts(PAPER, [found], []))
+    for row, name, value in (("softmax", "sd", deviation), ("sparse", "low", -0.5)):
+        (told,) = select(facts, row=row, quantity=f"bleu_tokenised_{name}").value
+        assert told == pytest.approx(value, abs=1e-4)
     found.comparisons["sparse"] = replace(found.comparisons["sparse"], p_value=2 / 21)
     assert dict(tables(found)[2].rows) == {"Mine, sparse": [interval, "0.095"]}
 
@@ -252,30 +246,3 @@ def test_only_bleu_of_the_paper_are_told_as_differences(unit: str | None, is_tol
     differences = [table.rows for table in found if table.title.startswith("Difference")]
     assert differences == ([[("Mine, sparse", ["+1.5 (r+)"])]] if is_told else [])
     assert found[0].rows == [("softmax", ["30.0 (r+)"]), ("sparse", ["31.5"])]
-
-
-def test_the_facts_of_a_cell(tmp_path: Path) -> None:
-    base = [finished(tmp_path / f"a{n}", n, translations(n), speed=100.0) for n in (1, 2)]
-    own = [
-        finished(tmp_path / f"b{n}", n, translations(4 + n), speed=speed)
-        for n, speed in ((1, 50.0), (2, 80.0))
-    ]
-    found = judged(base, own)
-    facts = fact_table(cell_facts(PAPER, [found], []))
-    over_seeds = facts[facts.seed.isna() & facts.row.notna()]
-    told = over_seeds.set_index(["row", "quantity"]).value.to_dict()
-    for place in PAPER.rows:
-        of_seeds = list(scores(found, place).values())
-        mean, deviation = (told[place, f"bleu_tokenised_{of}"] for of in ("mean", "sd"))
-        assert mean == pytest.approx(statistics.fmean(of_seeds), abs=1e-4)
-        assert deviation == pytest.approx(statistics.stdev(of_seeds), abs=1e-4)
-    test = found.comparisons["sparse"]
-    for name in ("low", "high"):
-        wanted = pytest.approx(getattr(test, name), abs=1e-4)
-        assert told["sparse", f"bleu_tokenised_{name}"] == wanted
-    speeds = [told["sparse", f"speed_percent{end}"] for end in ("", "_low", "_high")]
-    assert speeds == [65, 50, 80]
-    found.problems.append("two kinds")
-    facts = fact_table(cell_facts(PAPER, [found], []))
-    assert not facts.quantity.str.endswith(("_mean", "_sd")).any()
-    assert {cell for _, cells in tables(found)[0].rows for cell in cells} == {"not averaged"}

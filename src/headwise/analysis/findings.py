@@ -2,7 +2,7 @@
 
 The order is that of Correia et al. 2019, section 5: α over the training and at its end, density,
 diversity, positional, merging and interrogation heads, heads that are denser than usual; then rare
-words (Voita et al. 2019), importance (Michel et al. 2019), and what α goes with.
+words (Voita et al. 2019) and importance (Michel et al. 2019).
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from headwise.analysis.correlations import by_chance, spearman
 from headwise.analysis.roles import (
     FEWEST_QUESTION_TOKENS,
     FEWEST_SPLIT_WORDS,
@@ -21,7 +20,7 @@ from headwise.analysis.roles import (
     offset_name,
 )
 from headwise.analysis.tables import HEAD_KEY, Row, known
-from headwise.analysis.trajectories import MOVED, ROSE, came_back, sarle
+from headwise.analysis.trajectories import MOVED, ROSE, came_back, sarle, spearman
 from headwise.config.schema import SITE_NAMES, SITES
 from headwise.markdown import markdown_table
 
@@ -52,7 +51,6 @@ SENTENCES = {
     "most important head": "Slope of the loss in the head's output, over the norm of its layer.",
     "least important head": "Slope of the loss in the head's output, over the norm of its layer.",
 }
-CORRELATION = "Rank correlation over the heads of a site; chance alone passes ± once in twenty."
 
 
 Found = dict[str, Any]  # a row of the table of findings
@@ -79,7 +77,6 @@ def findings(tables: Tables, about: Mapping[str, Any]) -> list[Found]:
         _unusually_dense(heads, tables["sentences"]),
         *_confidence(heads),
         *_importance(heads),
-        *_with_alpha(tables["correlations"]),
     ]
 
 
@@ -179,19 +176,6 @@ def _alpha_at_the_end(heads: Sequence[Row]) -> Iterator[Found]:
             threshold=BIMODAL,
             n_heads=sum(not LOW_ALPHA <= row["alpha"] <= HIGH_ALPHA for row in rows),
             n_measured=len(rows),
-        )
-
-
-def _with_alpha(rows: Sequence[Row]) -> Iterator[Found]:
-    for row in rows:
-        chance = by_chance(row["n_heads"])
-        yield _row(
-            f"α goes with {row['statistic'].replace('_', ' ')}",
-            SEEN if abs(row["spearman"]) > chance else UNSEEN,
-            site=row["site"],
-            value=row["spearman"],
-            threshold=chance,
-            sentence=CORRELATION,
         )
 
 

@@ -181,11 +181,6 @@ TRAJECTORIES = Table(  # of α, from the record of the training
     },
     HEAD_KEY,
 )
-CORRELATIONS = Table(  # of α with what else is known of the heads of a site
-    "correlations",
-    {"site": str, "statistic": str, "n_heads": int, "spearman": float},
-    ("site", "statistic"),
-)
 FINDINGS = Table(  # of the papers, looked for in this run
     "findings",
     {
@@ -209,7 +204,6 @@ COMPARISON = Table(
     ("run", "quantity"),
 )
 TABLES = (
-    HEADS, OTHERS, LAYERS, DENSITY, OFFSETS, SENTENCES, TRAJECTORIES, CORRELATIONS,
-    FINDINGS,
+    HEADS, OTHERS, LAYERS, DENSITY, OFFSETS, SENTENCES, TRAJECTORIES, FINDINGS,
 )  # fmt: skip
 OPTIONAL = (OTHERS,)  # without a row there is no file

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -60,6 +61,13 @@ def fell_first(alphas: Sequence[float]) -> int | None:
 def came_back(row: Mapping[str, Any]) -> bool:
     """Whether an α ended well above its lowest."""
     return float(row["last"] - row["lowest"]) >= ROSE
+
+
+def spearman(one: Iterable[float], other: Iterable[float]) -> float | None:
+    """Rank correlation, ties sharing the mean of their ranks; None where a side is constant."""
+    ranks = pd.DataFrame({"one": list(one), "other": list(other)}, dtype=float)
+    found = float(ranks.corr("spearman").loc["one", "other"])
+    return None if math.isnan(found) else found
 
 
 def sarle(values: Sequence[float]) -> float | None:

@@ -13,7 +13,6 @@ from typing import Any
 
 from tqdm import tqdm
 
-from headwise.analysis.correlations import correlation_rows
 from headwise.analysis.findings import findings, findings_text
 from headwise.analysis.importance import head_importance
 from headwise.analysis.pruning import present_heads
@@ -240,5 +239,4 @@ def _measure(
     return {
         **seen.tables,
         "trajectories": trajectory_rows(records, present_heads(model)),
-        "correlations": correlation_rows(seen.tables["heads"]),
     }

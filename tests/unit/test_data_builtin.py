@@ -13,17 +13,15 @@ import pytest
 
 from headwise.data.builtin import BuiltinCorpus, corpus
 from headwise.data.builtin.corpus import compound_forms, held_out, words_of
-from headwise.data.builtin.lexicon import ADJECTIVES, COMPOUNDS, NOUNS, VERBS
-from headwise.data.builtin.phrases import DETERMINERS, noun_phrase
-from headwise.data.builtin.rules import RULES
+from headwise.data.builtin.grammar import noun_phrase, spelled
+from headwise.data.builtin.lexicon import ADJECTIVES, COMPOUNDS, FORMS, NOUNS, RULES, VERBS
 from headwise.data.builtin.sampler import Sampler
 from headwise.errors import ConfigError
 
 Pairs = list[tuple[str, str]]
 _SIZES = {"train": 30000, "valid": 500, "test": 1000}
 _COMPOUNDS = compound_forms()
-_NOUN = {noun.de: noun for noun in NOUNS}
-_VERB = {verb.particle + verb.infinitive: verb for verb in VERBS}
+_NOUN = {noun["de"]: noun for noun in NOUNS}
 
 
 @pytest.fixture(scope="module")
@@ -103,12 +101,8 @@ def test_one_translation_for_every_sentence() -> None:
 # Held-out combinations, as the text itself shows them
 
 
-_FORMS = {
-    form: noun.de
-    for noun in (*NOUNS, *COMPOUNDS)
-    for form in (noun.de, noun.de_oblique, noun.de_plural, noun.de_plural + "n")
-}
-_STEMS = {adjective.stem: adjective.de for adjective in ADJECTIVES}
+_NOMINATIVE = {noun[form]: noun["de"] for noun in (*NOUNS, *COMPOUNDS) for form in FORMS}
+_STEMS = {adjective["stem"]: adjective["de"] for adjective in ADJECTIVES}
 
 
 def combinations(de: str) -> list[str]:
@@ -117,11 +111,11 @@ def combinations(de: str) -> list[str]:
     for word in words_of(de):
         if word in _COMPOUNDS:
             modifier = _COMPOUNDS[word][0]
-            made.append(f"compound {modifier} {_FORMS[word][len(modifier) :]}")
+            made.append(f"compound {modifier} {_NOMINATIVE[word][len(modifier) :]}")
     for adjective, noun in pairwise(words_of(de)):
         match = re.fullmatch(r"(.+?)(e|en|em|er|es)", adjective)
-        if match and match[1] in _STEMS and noun in _FORMS:
-            made.append(f"adjective {_STEMS[match[1]]} {_FORMS[noun]}")
+        if match and match[1] in _STEMS and noun in _NOMINATIVE:
+            made.append(f"adjective {_STEMS[match[1]]} {_NOMINATIVE[noun]}")
     return made
 
 
@@ -210,8 +204,9 @@ def test_lengths_capitals_punctuation_and_spaces(text: Pairs) -> None:
 
 
 def test_agreement(text: Pairs) -> None:
-    bases = "|".join({verb.en.split()[0] for verb in VERBS} | {"have", "are", "were", "do", "want"})
-    thirds = "|".join({verb.en_third.split()[0] for verb in VERBS} | {"has", "is", "does", "wants"})
+    regular = [verb for verb in VERBS if verb["frames"] != "be"]
+    bases = "|".join({verb["en"].split()[0] for verb in regular} | {"be", "are", "were", "do"})
+    thirds = "|".join({verb["en_third"].split()[0] for verb in regular} | {"is", "does"})
     opening = "(^|that |whether |because |although |while |before )"
     often = "(often |always |sometimes |rarely |never )?"
     english = re.compile(
@@ -220,8 +215,9 @@ def test_agreement(text: Pairs) -> None:
         rf"|\b(does|did|do|can|will|may|should|to|not) ({thirds})\b"
         r"|\b[Aa] [aeio]|\b[Aa]n [^aeiou]|^(This|Every) \w+ are\b|^These \w+ is\b"
     )
+    second = "|".join(verb["du"] for verb in VERBS if verb["du"].endswith("st"))
     german = re.compile(
-        rf"\bich ({'|'.join(v.du for v in VERBS if v.du.endswith('st'))}|hat|ist|sind|haben)\b"
+        rf"\bich ({second}|hat|ist|sind|haben)\b"
         r"|\b(du|Du) (hat|ist|habe|kann|will|muss)\b|\b(wir|Wir) (hat|ist|habe|kann)\b"
         r"|\b([Ii]n|[Aa]n|zu) dem\b|\b[Ii]n das\b|\bzu der\b"
     )
@@ -232,11 +228,11 @@ def test_agreement(text: Pairs) -> None:
 
 def test_verb_is_second_in_main_clauses_and_last_in_others(text: Pairs) -> None:
     auxiliaries = "habe hast hat haben bin bist ist sind war warst waren " + " ".join(
-        " ".join(modal["de"]) for modal in RULES["modals"].values()
+        " ".join(tense["finite"]) for tense in RULES["tenses"].values()
     )
-    present = [(verb, form) for verb in VERBS for form in (*verb[3:6], verb.infinitive)]
+    present = [(verb, verb[person]) for verb in VERBS for person in ("ich", "du", "er", "wir")]
     second = {form for _, form in present} | set(auxiliaries.split())
-    last = {verb.particle + form for verb, form in present} | set(auxiliaries.split())
+    last = {verb["particle"] + form for verb, form in present} | set(auxiliaries.split())
     n_last = n_second = 0
     for de, _ in text:
         clause = re.search(r"(?:, |^)(?:dass|[Ww]eil|ob|[Ww]enn|[Oo]bwohl) ([^,]+)[,.]", de)
@@ -286,17 +282,20 @@ def test_pronouns_follow_gender_in_german_and_referent_in_english(text: Pairs) -
 def test_declension(
     noun: str, case: str, determiner: str, plural: bool, german: str, english: str
 ) -> None:
-    chosen = DETERMINERS["plural" if plural else "singular"][determiner]
-    made = noun_phrase(_NOUN[noun], case, chosen, plural, ADJECTIVES[0])
-    assert (made.de, made.en) == (german, english)
+    row = RULES["determiners"]["plural" if plural else "singular"][determiner][0]
+    made = noun_phrase(_NOUN[noun], row, plural, ADJECTIVES[0])
+    column = ("nom", "acc", "dat").index(case)
+    assert made.de[column] == german
+    assert spelled(made.en[column], "en", {}) == english.capitalize()
 
 
 def test_every_english_word_stands_for_one_german_word() -> None:
-    verbs = {(de, f"{v.en} {v.en_particle}") for de, v in _VERB.items() if de != "wissen"}
+    # "wissen" is left out: to know is also kennen.
+    verbs = [verb for verb in VERBS if verb["infinitive"] != "wissen"]
     for words in (
-        {(n.de, n.en) for n in (*NOUNS, *COMPOUNDS)},
-        {(n.de_plural, n.en_plural) for n in (*NOUNS, *COMPOUNDS) if n.de_plural},
-        {(a.de, a.en) for a in ADJECTIVES},
-        verbs,  # "wissen" left out: to know is also kennen
+        {(n["de"], n["en"]) for n in (*NOUNS, *COMPOUNDS)},
+        {(n["de_plural"], n["en_plural"]) for n in (*NOUNS, *COMPOUNDS) if n["de_plural"]},
+        {(a["de"], a["en"]) for a in ADJECTIVES},
+        {(v["infinitive"], f"{v['en']} {v['en_particle']}") for v in verbs},
     ):
         assert len({de for de, _ in words}) == len({en for _, en in words}) == len(words)

@@ -13,15 +13,15 @@ holds at least one of them. The choice depends on the words alone, not on the se
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator
 from functools import cache
 
-from headwise.data.builtin.lexicon import COMPOUNDS
-from headwise.data.builtin.rules import FOLDER
+from headwise.data.builtin.lexicon import COMPOUNDS, FOLDER, FORMS
 from headwise.data.builtin.sampler import Sampler
 from headwise.errors import refuse, require
 
-GENERATOR_VERSION = 2  # raised when the code draws other pairs; rules and words are hashed
+GENERATOR_VERSION = 3  # raised when the code draws other pairs; rules and words are hashed
 HELD_OUT_PERCENT = 12
 SPLITS = ("train", "valid", "test")
 _LANGUAGES = ("de", "en")
@@ -48,7 +48,7 @@ def _grammar_hash() -> str:
 
 def words_of(text: str) -> list[str]:
     """The words without punctuation, the first ones of sentences as written."""
-    return text.replace(",", "").replace(".", "").replace("?", "").split()
+    return re.findall(r"[\w-]+", text)
 
 
 class BuiltinCorpus:
@@ -103,59 +103,41 @@ class BuiltinCorpus:
 
     def _generate(self) -> dict[str, list[Pair]]:
         seen: set[str] = set()  # sentences of either language
-        valid = self._draw("valid", seen)
-        train = self._draw("train", seen)
-        return {"train": train, "valid": valid, "test": self._draw_test(seen, train)}
+        valid = self._draw("valid", self.sizes["valid"], seen)
+        train = self._draw("train", self.sizes["train"], seen)
+        # A few more than needed: those of known words come first, others if `train` is very small.
+        size, known = self.sizes["test"], _known_words(train)
+        test = self._draw("test", size + size // 8 + 1, seen)
+        test.sort(key=lambda pair: not known.issuperset(words_of(" ".join(pair))))
+        return {"train": train, "valid": valid, "test": test[:size]}
 
-    def _sampler(self, split: str) -> Sampler:
-        def accept(combinations: list[str]) -> bool:
-            return any(map(held_out, combinations)) == (split == "test")
-
-        return Sampler(f"headwise {self.seed} {split}", accept)
-
-    def _draw(self, split: str, seen: set[str]) -> list[Pair]:
-        """Distinct pairs without a held-out combination."""
-        sampler = self._sampler(split)
+    def _draw(self, split: str, size: int, seen: set[str]) -> list[Pair]:
+        """New pairs, with a held-out combination in the test set alone."""
+        sampler = Sampler(f"headwise {self.seed} {split}")
         pairs: list[Pair] = []
-        while len(pairs) < self.sizes[split]:
-            de, en = sampler.draw()
-            if de not in seen and en not in seen:
-                seen.update((de, en))
-                pairs.append((de, en))
+        while len(pairs) < size:
+            pair = sampler.draw()
+            held = any(map(held_out, sampler.combinations))
+            if held == (split == "test") and seen.isdisjoint(pair):
+                seen.update(pair)
+                pairs.append(pair)
         return pairs
-
-    def _draw_test(self, seen: set[str], train: list[Pair]) -> list[Pair]:
-        """Distinct pairs with a held-out combination, of words that `train` has."""
-        known = set(words_of(" ".join(sentence for pair in train for sentence in pair)))
-        known |= _unseen_compounds(known)
-        sampler, size = self._sampler("test"), self.sizes["test"]
-        pairs: list[Pair] = []
-        rest: list[Pair] = []  # with an unknown word: used only when `train` is very small
-        for _ in range(10 * size + 1000):
-            if len(pairs) == size:
-                break
-            de, en = sampler.draw()
-            if de in seen or en in seen:
-                continue
-            seen.update((de, en))
-            fits = known.issuperset(words_of(f"{de} {en}"))
-            (pairs if fits else rest).append((de, en))
-        return pairs + rest[: size - len(pairs)]
 
 
 def compound_forms() -> dict[str, tuple[str, str]]:
     """Every spelling of every compound, with its modifier and its head in the same form."""
-    parts = {}
-    for noun in COMPOUNDS:
-        for form in (noun.de, noun.de_oblique, noun.de_plural, noun.de_plural + "n"):
-            parts[form] = (noun.modifier, form[len(noun.modifier) :])
-    return parts
+    return {
+        noun[form]: (noun["modifier"], noun[form].removeprefix(noun["modifier"]))
+        for noun in COMPOUNDS
+        for form in FORMS
+    }
 
 
-def _unseen_compounds(known: set[str]) -> set[str]:
-    """The compounds whose modifier and head both occur in another known one."""
+def _known_words(pairs: list[Pair]) -> set[str]:
+    """The words of the pairs, and compounds whose parts both occur in another one."""
+    known = set(words_of(" ".join(map(" ".join, pairs))))
     forms = compound_forms()
-    seen = [forms[word] for word in known if word in forms]
-    modifiers = {modifier for modifier, _ in seen}
-    heads = {head for _, head in seen}
-    return {form for form, (first, last) in forms.items() if first in modifiers and last in heads}
+    modifiers = {forms[word][0] for word in known & forms.keys()}
+    heads = {forms[word][1] for word in known & forms.keys()}
+    made = {form for form, (first, last) in forms.items() if first in modifiers and last in heads}
+    return known | made

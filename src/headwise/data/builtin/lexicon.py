@@ -1,100 +1,56 @@
-"""Words of the built-in corpus, read from the tables beside this file."""
+"""The rules and words of the built-in corpus, as the files beside this one have them.
+
+A word is a row of its table by column. `kind` of a noun is p person, a animal, e food, k food that
+is cooked, w drink, t thing, o thing that opens, h other furniture or part of a house, d document,
+c clothes, v vehicle, l place; a name has it as a capital letter. `kinds` of an adjective are the
+nouns it goes with, `subject`, `object` and `dative` of a verb those it takes there (one twice is
+drawn twice as often), `adverbials` the parts of a clause that may go with it.
+
+- Nouns: `pronoun` is a key of the rules' pronouns and holds the gender, `de_oblique` the singular
+  outside of the nominative, `where` a key of the rules' prepositions. Names and mass nouns have no
+  plural. A compound has its first part as `modifier`.
+- Verbs: several `frames` are parted by slashes. `ich`, `du`, `er`, `wir` lack the particle,
+  `infinitive`, `zu`, `participle` have it. `en` holds a preposition that stays with the verb,
+  `en_particle` what stands before a noun as its object and behind a pronoun.
+"""
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any
 
-from headwise.data.builtin.rules import FOLDER, RULES
+import yaml
 
+FOLDER = Path(__file__).parent
+RULES: dict[str, Any] = yaml.safe_load((FOLDER / "rules.yaml").read_text(encoding="utf-8"))
 
-class Noun(NamedTuple):
-    """A row of nouns.tsv, or a compound.
-
-    `kind` is p person, a animal, e food, k food that is cooked, w drink, t thing, o thing that
-    opens, h other furniture or part of a house, d document, c clothes, v vehicle, l place. A mass
-    noun has no plural. `where` holds the prepositions of a place, "an/at". `modifier` is the first
-    part of a compound, and `gender` German.
-    """
-
-    kind: str
-    de: str
-    gender: str
-    de_plural: str
-    de_oblique: str  # singular outside of the nominative
-    en: str
-    en_plural: str
-    where: str
-    modifier: str = ""
+Word = dict[str, str]
+FORMS = ("de", "de_oblique", "de_plural", "de_dative_plural")  # of a noun, in German
 
 
-class Verb(NamedTuple):
-    """A row of verbs.tsv; `frame` may name several, parted by slashes.
-
-    `subjects` and `objects` are kinds of nouns; `adverbials` the ones that may go with it: m a
-    manner, p a place. `en` holds a preposition that stays with the verb, `en_particle` what
-    follows the object.
-    """
-
-    frame: str
-    particle: str
-    infinitive: str
-    ich: str
-    du: str
-    er: str
-    participle: str
-    perfect: str
-    en: str
-    en_third: str
-    en_past: str
-    en_particle: str
-    subjects: str
-    objects: str
-    adverbials: str
-
-
-class Adjective(NamedTuple):
-    """A row of adjectives.tsv; `kinds` are the nouns it goes with."""
-
-    de: str
-    stem: str
-    en: str
-    kinds: str
-
-
-def _rows(name: str) -> list[list[str]]:
+def _rows(name: str) -> list[Word]:
     with (FOLDER / name).open(encoding="utf-8", newline="") as file:
-        return list(csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE))[1:]
+        return list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
 
 
-def _compound(modifier: str, en: str, head: Noun) -> Noun:
-    return head._replace(
-        de=modifier + head.de.lower(),
-        de_plural=modifier + head.de_plural.lower(),
-        de_oblique=modifier + head.de_oblique.lower(),
-        en=f"{en} {head.en}",
-        en_plural=f"{en} {head.en_plural}",
-        modifier=modifier,
-    )
+def _compound(modifier: str, en: str, head: Word) -> Word:
+    german = {form: modifier + head[form].lower() for form in FORMS}
+    english = {form: f"{en} {head[form]}" for form in ("en", "en_plural")}
+    return {**head, **german, **english, "modifier": modifier}
 
 
-def _by_kind(nouns: Iterable[Noun]) -> dict[str, list[Noun]]:
-    groups: dict[str, list[Noun]] = {}
-    for noun in nouns:
-        groups.setdefault(noun.kind, []).append(noun)
-    return groups
+def _by_kind(nouns: list[Word]) -> dict[str, list[Word]]:
+    kinds = {noun["kind"] for noun in nouns}
+    return {kind: [noun for noun in nouns if noun["kind"] == kind] for kind in kinds}
 
 
-NOUNS = [Noun(*row) for row in _rows("nouns.tsv")]
-_HEADS = {noun.de: noun for noun in NOUNS}
+NOUNS, VERBS, ADJECTIVES = (_rows(f"{name}.tsv") for name in ("nouns", "verbs", "adjectives"))
+_HEADS = {noun["de"]: noun for noun in NOUNS}
 COMPOUNDS = [
     _compound(modifier, en, _HEADS[head])
     for group in RULES["compounds"]
     for modifier, en in group["modifiers"].items()
     for head in group["heads"]
 ]
-VERBS = [Verb(*row) for row in _rows("verbs.tsv")]
-ADJECTIVES = [Adjective(*row) for row in _rows("adjectives.tsv")]
 SIMPLE_OF, COMPOUNDS_OF = _by_kind(NOUNS), _by_kind(COMPOUNDS)
-KINDS = tuple(SIMPLE_OF)

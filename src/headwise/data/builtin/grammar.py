@@ -1,0 +1,124 @@
+"""Agreement and word order of the built-in corpus: phrases in all cases, verbs, clauses."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from headwise.data.builtin.lexicon import RULES, Word
+
+
+class Pronoun(NamedTuple):
+    """A row of the rules' pronouns."""
+
+    person: int  # column of the forms of a verb: ich, du, er, sie (plural)
+    gender: int  # column of a declension: masculine, feminine, neuter, plural
+    de: Sequence[str]  # nominative, accusative, dative
+    en: Sequence[str]  # likewise: he, him, him
+    own: Sequence[str]  # stem of the German possessive, the English one
+
+
+class Phrase(NamedTuple):
+    """A noun phrase, pronoun or question word in all cases."""
+
+    de: Sequence[str]  # nominative, accusative, dative
+    en: Sequence[str]  # likewise: he, him, him
+    pronoun: Pronoun  # what stands for it
+    kind: str = "p"  # as of nouns
+    noun: str = ""  # "" of a pronoun
+    form: str = "pronoun"  # or definite, indefinite: decides on its place
+
+    @classmethod
+    def of(cls, pronoun: Pronoun, kind: str = "p") -> Phrase:
+        """A pronoun that stands for a noun of a kind."""
+        return cls(pronoun.de, pronoun.en, pronoun, kind)
+
+
+PRONOUNS = {name: Pronoun(**row) for name, row in RULES["pronouns"].items()}
+
+
+def noun_phrase(
+    noun: Word,
+    determiner: Sequence[str],
+    plural: bool,
+    adjective: Word | None = None,
+    form: str = "definite",
+) -> Phrase:
+    """Determiner (declension, stem, English), adjective and noun, declined."""
+    declension, stem, en_article = determiner
+    pronoun = PRONOUNS["sie/they" if plural else noun["pronoun"]]
+    singular, many = (
+        ("de", "de_oblique", "de_oblique"),
+        ("de_plural", "de_plural", "de_dative_plural"),
+    )
+    de = []
+    for case, column in enumerate(many if plural else singular):
+        article = stem + RULES["declensions"][declension][case][pronoun.gender]
+        ending = RULES["adjective_endings"][declension][case][pronoun.gender]
+        described = adjective["stem"] + ending if adjective else ""
+        de.append(_joined([article, described, noun[column]]))
+    described = adjective["en"] if adjective else ""
+    en = _joined([en_article, described, noun["en_plural" if plural else "en"]])
+    return Phrase(de, [en] * 3, pronoun, noun["kind"].lower(), noun["de"], form)
+
+
+def relative_pronoun(head: Phrase) -> Phrase:
+    """The relative pronoun that takes up `head`."""
+    de = [forms[head.pronoun.gender] for forms in RULES["declensions"]["relative"]]
+    return head._replace(de=de, en=["who" if head.kind == "p" else "which"] * 3)
+
+
+def verb_parts(verb: Word, tense: str, person: int, negated: bool) -> dict[str, str]:
+    """The forms of a verb by the parts that they are of a German and of an English clause."""
+    rows = RULES["tenses"]
+    parts = {"zu": verb["zu"], "en_particle": verb["en_particle"]}
+    for part, forms in (rows.get(f"{tense} {verb['perfect']}") or rows[tense]).items():
+        form = forms if isinstance(forms, str) else forms[person]
+        parts[part] = " ".join(verb.get(word, word) for word in form.split())
+    between = " " if parts["end"] and tense != "present" else ""
+    parts["closing"] = parts["end"] + between + parts["finite"]
+    if negated:
+        parts |= {"nicht": "nicht", "not": "not"}
+    if negated or "verb" not in parts:
+        parts |= {"auxiliary": parts["do"], "verb": parts["base"]}
+    return parts
+
+
+@dataclass(slots=True)
+class Clause:
+    """The parts of a clause in both languages, and what they were made of."""
+
+    tense: str
+    phrases: Mapping[str, Phrase]  # by role
+    de: dict[str, str]
+    en: dict[str, str]
+
+    def add(self, part: str, de: str, en: str) -> None:
+        """Put a part in place."""
+        self.de[part], self.en[part] = de, en
+
+    def spelled(self, language: str, order: str) -> str:
+        """The parts of the clause in one of the orders of the rules."""
+        parts, orders = (self.de if language == "de" else self.en), RULES["orders"][language]
+        if order == "main" and "front" in parts:
+            order = "fronted"
+        return _joined(
+            self.spelled(language, part) if part in orders else parts.get(part, "")
+            for part in orders[order].split()
+        )
+
+
+def spelled(layout: str, language: str, clauses: Mapping[str, Clause]) -> str:
+    """A sentence: its layout with the clauses in place of `{clause.order}`."""
+    text = re.sub(
+        r"\{(\w)\.(\w+)\}", lambda slot: clauses[slot[1]].spelled(language, slot[2]), f" {layout}"
+    )
+    for apart, together in RULES["spelling"].items():
+        text = text.replace(apart, together)
+    return text[1].upper() + text[2:]
+
+
+def _joined(words: Iterable[str]) -> str:
+    return " ".join(filter(None, words))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple
 
 from headwise.data.builtin.lexicon import RULES, Word
@@ -101,13 +102,10 @@ class Clause:
 
     def spelled(self, language: str, order: str) -> str:
         """The parts of the clause in one of the orders of the rules."""
-        parts, orders = (self.de if language == "de" else self.en), RULES["orders"][language]
+        parts = self.de if language == "de" else self.en
         if order == "main" and "front" in parts:
             order = "fronted"
-        return _joined(
-            self.spelled(language, part) if part in orders else parts.get(part, "")
-            for part in orders[order].split()
-        )
+        return _joined(parts.get(part, "") for part in _order(language, order))
 
 
 def spelled(layout: str, language: str, clauses: Mapping[str, Clause]) -> str:
@@ -118,6 +116,15 @@ def spelled(layout: str, language: str, clauses: Mapping[str, Clause]) -> str:
     for apart, together in RULES["spelling"].items():
         text = text.replace(apart, together)
     return text[1].upper() + text[2:]
+
+
+@cache
+def _order(language: str, name: str) -> list[str]:
+    """The parts of an order of the rules, with those of the orders that it holds."""
+    orders = RULES["orders"][language]
+    if name not in orders:
+        return [name]
+    return [part for inner in orders[name].split() for part in _order(language, inner)]
 
 
 def _joined(words: Iterable[str]) -> str:

@@ -18,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from headwise.config.folders import config_dir
 from headwise.config.schema import CleaningConfig, DataConfig
+from headwise.data.corpus import Corpus, open_corpus
 
 Pairs = Sequence[tuple[str, str]]
 
@@ -36,6 +37,11 @@ def data_config(name: str, **changes: Any) -> DataConfig:
     typed = OmegaConf.merge(OmegaConf.structured(DataConfig), *nodes, changes)
     content: Any = OmegaConf.to_container(typed)
     return DataConfig(**{**content, "cleaning": CleaningConfig(**content["cleaning"])})
+
+
+def opened(folder: Path, name: str, **changes: Any) -> Corpus:
+    """The corpus of such a yaml, with its cache in `folder`."""
+    return open_corpus(data_config(name, **changes), folder / "cache")
 
 
 def sentences(source: str, target: str, n: int, tag: str = "") -> Pairs:

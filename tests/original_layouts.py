@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from corpus_writers import (
@@ -28,22 +29,16 @@ def sides_of(pairs: Pairs, source: str, target: str) -> dict[str, list[str]]:
     return {source: [s for s, _ in pairs], target: [t for _, t in pairs]}
 
 
-def write_iwslt(write: Callable[..., None], path: Path) -> None:
+def write_iwslt(
+    folder: Path, name: str = "de-en.tgz", write: Callable[..., None] = write_tar
+) -> None:
     members = {}
     for code, lines in sides_of(TRAIN, "de", "en").items():
         members[f"de-en/train.tags.de-en.{code}"] = iwslt_tags(lines)
     for year, pairs in {"dev2010": VALID, "tst2013": TEST, "tst2014": TEST[:2]}.items():
         for code, lines in sides_of(pairs, "de", "en").items():
             members[f"de-en/IWSLT17.TED.{year}.de-en.{code}.xml"] = iwslt_xml(lines, code)
-    write(path, members)
-
-
-def write_iwslt_zip(folder: Path) -> None:
-    write_iwslt(write_zip, folder / "de-en.zip")
-
-
-def write_iwslt_tgz(folder: Path) -> None:
-    write_iwslt(write_tar, folder / "de-en.tgz")
+    write(folder / name, members)
 
 
 def write_multi30k(folder: Path) -> None:
@@ -102,8 +97,8 @@ def write_wmt14(folder: Path) -> None:
 
 ORIGINALS = {
     "multi30k": ("multi30k", write_multi30k),
-    "iwslt17-zip": ("iwslt17", write_iwslt_zip),
-    "iwslt17-tgz": ("iwslt17", write_iwslt_tgz),
+    "iwslt17-zip": ("iwslt17", partial(write_iwslt, name="de-en.zip", write=write_zip)),
+    "iwslt17-tgz": ("iwslt17", write_iwslt),
     "kftt": ("kftt", write_kftt),
     "wmt16": ("wmt16", write_wmt16),
     "wmt14": ("wmt14", write_wmt14),

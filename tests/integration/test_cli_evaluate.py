@@ -6,6 +6,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,9 +15,8 @@ from command_line import (
     CommandLine,
     change_config,
     json_of,
+    refused,
     results,
-    train_small,
-    write_corpus,
     write_sentence,
 )
 from corpus_writers import served
@@ -30,6 +30,7 @@ def test_the_runs_own_test_sets_get_the_runs_own_scores(headwise: CommandLine, r
     own = json_of(run / "results.json")["scores"]
     own.pop("valid")
     assert results(run)["scores"] == own
+    assert (run / "checkpoints" / f"{results(run)['checkpoint']}.pt").is_file()
     for split, metrics in own.items():
         assert set(metrics) == {"bleu", "bleu_tokenised", "chrf", "chrf++"}
         for metric, found in metrics.items():
@@ -106,9 +107,10 @@ def test_own_text_and_a_name_of_its_own(headwise: CommandLine, run: Path, tmp_pa
     assert set(results(run, "mine")["scores"]) == {"mine.de", "test_a"}
     assert results(run, "mine")["files"] == {"mine.de": files}
     (tmp_path / "mine.en").write_text("dog sees house\n", encoding="utf-8")
-    ended = headwise("evaluate", f"run={run}", *own)
-    assert ended.code == 1
-    assert "2 lines" in ended.err
+    refused(headwise("evaluate", f"run={run}", *own), 1, "2 lines")
+    (tmp_path / "mine.de").write_bytes(b"")
+    (tmp_path / "mine.en").write_bytes(b"")
+    refused(headwise("evaluate", f"run={run}", *own), 1, "mine.de is empty")
 
 
 def test_a_command_of_the_users_scores_and_may_fail(headwise: CommandLine, run: Path) -> None:
@@ -138,85 +140,60 @@ def test_a_command_in_the_runs_own_config_is_never_started(
     assert results(run)["scores"]["test_b"]["mine"]["score"] == 7.5
 
 
+def archive_origin(archives: dict[str, str], file: str = "text") -> list[Any]:
+    """`data.origins` of one corpus with one test set: the files of each archive by its address."""
+    return [
+        {
+            "_target_": "headwise.data.corpora.archive.ArchiveSource",
+            "name": "theirs",
+            "archives": {
+                name: {"files": [name], "downloads": [{"url": url, "file": file.format(name)}]}
+                for name, url in archives.items()
+            },
+            "splits": {"test_x": [{"archive": {name: name for name in archives}}]},
+        }
+    ]
+
+
 def test_a_run_writes_nothing_outside_of_its_folder(
     headwise: CommandLine, run: Path, tmp_path: Path
 ) -> None:
-    origin = {
-        "_target_": "headwise.data.corpora.archive.ArchiveSource",
-        "name": "theirs",
-        "archives": {
-            "one": {
-                "files": ["x.txt"],
-                "downloads": [{"url": "http://127.0.0.1:9/text", "file": "../../../../out.txt"}],
-            }
-        },
-        "splits": {"test_x": [{"archive": "one"}]},
-    }
+    origins = archive_origin({"de": "http://127.0.0.1:9/text"}, "../../../../out.txt")
+    theirs = str(tmp_path / "their" / "cache")
     change_config(
-        run,
-        data__dir=None,
-        data__origins=[origin],
-        data__test=["test_x"],
-        paths__cache=str(tmp_path / "their" / "cache"),
+        run, data__dir=None, data__origins=origins, data__test=["test_x"], paths__cache=theirs
     )
     before = sorted(tmp_path.iterdir())
-    ended = headwise("evaluate", f"run={run}")
-    assert (ended.code, "archives.one.downloads" in ended.err) == (2, True), ended
-    assert sorted(tmp_path.iterdir()) == before
+    refused(headwise("evaluate", f"run={run}"), 2, "archives.de.downloads")
     change_config(run, data__test=["../../../out"])
-    ended = headwise("evaluate", f"run={run}")
-    assert (ended.code, "'../../../out'" in ended.err) == (2, True), ended
+    refused(headwise("evaluate", f"run={run}"), 2, "'../../../out'")
     assert sorted(tmp_path.iterdir()) == before
 
 
 def test_downloads_go_into_the_cache_of_this_machine(
     headwise: CommandLine, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "served").mkdir()
-    for code in ("de", "en"):
-        (tmp_path / "served" / code).write_text("Hund\n", encoding="utf-8")
-    parts = [{"archive": {"de": "de", "en": "en"}}]
-    theirs = str(tmp_path / "their" / "cache")
+    write_sentence(tmp_path / "served", "x")
     monkeypatch.setenv("HEADWISE_CACHE", str(tmp_path / "ours"))
     with served(tmp_path / "served") as address:
-        archives = {
-            code: {"files": [code], "downloads": [{"url": f"{address}/{code}", "file": code}]}
-            for code in ("de", "en")
-        }
-        origin = {
-            "_target_": "headwise.data.corpora.archive.ArchiveSource",
-            "name": "small",
-            "archives": archives,
-            "splits": {"test_x": parts},
-        }
-        change_config(run, data__dir=None, data__origins=[origin], paths__cache=theirs)
+        origins = archive_origin({code: f"{address}/x.{code}" for code in ("de", "en")}, "{}")
+        theirs = str(tmp_path / "their" / "cache")
+        change_config(run, data__dir=None, data__origins=origins, paths__cache=theirs)
         ended = headwise("evaluate", f"run={run}", "data.test=[test_x]")
     assert ended.code == 0, ended
-    assert (tmp_path / "ours" / "downloads" / "small" / "de").is_file()
+    assert (tmp_path / "ours" / "downloads" / "theirs" / "de").is_file()
     assert not (tmp_path / "their").exists()
 
 
 def test_the_runs_own_sets_are_in_its_folder(
-    headwise: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    headwise: CommandLine, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_corpus(tmp_path / "text")
     monkeypatch.chdir(tmp_path)
-    run = train_small(tmp_path, "data.dir=text").rename(tmp_path / "moved")
-    shutil.rmtree(tmp_path / "text")
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path / "elsewhere")
-    ended = headwise("evaluate", f"run={run}")
-    assert ended.code == 0, ended
-    own = json_of(run / "results.json")["scores"]
-    assert set(own) == {"valid", "test_a", "test_b"}
-    own.pop("valid")
-    assert results(run)["scores"] == own
+    change_config(run, data__dir="text")
     assert headwise("evaluate", f"run={run}", "data.test=[test_b,valid]").code == 0
     # one that is not there is looked for in the corpus, which is gone
     ended = headwise("evaluate", f"run={run}", "data.test=[test_b,test_c]")
-    assert ended.code == 1
-    for part in ("test_c", "data.dir=text", str(tmp_path / "elsewhere" / "text")):
-        assert part in ended.err
+    refused(ended, 1, "test_c", "data.dir=text", str(tmp_path / "text"))
 
 
 def test_another_folder_of_text_wins_over_what_the_run_holds(

@@ -13,19 +13,15 @@ from headwise.commands import evaluate
 from headwise.errors import DataError
 
 
-def own_text(folder: Path, name: str) -> list[str]:
-    """Settings for text of the user's own, which is written to `folder`."""
-    (folder / name).write_text("Hund sieht Haus\n", encoding="utf-8")
-    (folder / f"{name}.en").write_text("dog sees house\n", encoding="utf-8")
-    return [f"data.source_file={name}", f"data.reference_file={name}.en"]
-
-
 def test_files_are_named_for_as_long_as_their_scores_stand(
     headwise: CommandLine, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    theirs = {"source": str(tmp_path / "test_a"), "reference": str(tmp_path / "test_a.en")}
-    given, own = ("evaluate", f"run={run}"), own_text(tmp_path, "test_a")
+    write_sentence(tmp_path, "mine")
+    (tmp_path / "mine.de").rename(tmp_path / "test_a")
+    theirs = {"source": str(tmp_path / "test_a"), "reference": str(tmp_path / "mine.en")}
+    given = ("evaluate", f"run={run}")
+    own = ("data.source_file=test_a", "data.reference_file=mine.en")
     assert headwise(*given, *own).code == 0
     assert results(run)["files"] == {"test_a": theirs}  # wherever the next command is given
     assert headwise(*given, "data.test=[test_a]").code == 0
@@ -33,22 +29,6 @@ def test_files_are_named_for_as_long_as_their_scores_stand(
     assert headwise(*given, *own).code == 0
     assert headwise(*given, "data.test=[test_b]", "decode.beam=3").code == 0
     assert "files" not in results(run)
-
-
-def test_the_checkpoint_is_told_by_its_file(headwise: CommandLine, run: Path) -> None:
-    assert headwise("evaluate", f"run={run}", "data.test=[test_b]").code == 0
-    assert (run / "checkpoints" / f"{results(run)['checkpoint']}.pt").is_file()
-
-
-def test_an_empty_text_is_refused_by_name(
-    headwise: CommandLine, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    own = own_text(tmp_path, "mine")
-    (tmp_path / "mine").write_bytes(b"")
-    (tmp_path / "mine.en").write_bytes(b"")
-    ended = headwise("evaluate", f"run={run}", *own)
-    assert (ended.code, "mine is empty" in ended.err) == (1, True)
 
 
 def test_what_was_scored_stays_where_a_later_set_fails(

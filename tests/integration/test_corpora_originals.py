@@ -12,6 +12,7 @@ import pytest
 from corpus_writers import (
     data_config,
     iwslt_xml,
+    opened,
     plain,
     served,
     translations,
@@ -29,20 +30,11 @@ from original_layouts import (
     VALID,
     sides_of,
     write_hub_copy,
-    write_iwslt_tgz,
+    write_iwslt,
     write_kftt,
     write_wmt14,
     write_wmt16,
 )
-
-
-@pytest.fixture(autouse=True)
-def _no_shelf(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("HEADWISE_DATA", raising=False)
-
-
-def _open(tmp_path: Path, name: str, **changes: Any) -> Corpus:
-    return open_corpus(data_config(name, **changes), tmp_path / "cache")
 
 
 def _check(corpus: Corpus) -> None:
@@ -57,32 +49,32 @@ def test_archives_in_a_folder_of_ones_own(tmp_path: Path, case: str) -> None:
     folder = tmp_path / "archives"
     folder.mkdir()
     write(folder)
-    corpus = _open(tmp_path, name, dir=str(folder))
+    corpus = opened(tmp_path, name, dir=str(folder))
     _check(corpus)
-    assert corpus.fingerprint() == _open(tmp_path, name, dir=str(folder)).fingerprint()
+    assert corpus.fingerprint() == opened(tmp_path, name, dir=str(folder)).fingerprint()
     assert not (tmp_path / "cache" / "downloads").exists()
 
 
 def test_kftt_as_its_authors_tokenised_it(tmp_path: Path) -> None:
     write_kftt(tmp_path)
     settings = {"train": "train_tok", "valid": "valid_tok", "test": ["test_tok"]}
-    corpus = _open(tmp_path, "kftt", dir=str(tmp_path), **settings)
+    corpus = opened(tmp_path, "kftt", dir=str(tmp_path), **settings)
     assert list(corpus.text("train_tok")) == [(f"{s} .", f"{t} .") for s, t in TRAIN]
     assert len(corpus.read("test_tok")[0]) == len(TEST)
 
 
 def test_official_iwslt_test_set_from_two_archives(tmp_path: Path) -> None:
-    write_iwslt_tgz(tmp_path)
+    write_iwslt(tmp_path)
     with pytest.raises(DataError, match=r"'test_de' is missing: put 2017-01-ted-test/de-en\.tgz"):
-        _open(tmp_path, "iwslt17", dir=str(tmp_path), test=["test_tst2017"])
+        opened(tmp_path, "iwslt17", dir=str(tmp_path), test=["test_tst2017"])
     sides = sides_of(TEST, "de", "en")
     for pair, code in (("de-en", "de"), ("en-de", "en")):
         name = f"{pair}/IWSLT17.TED.tst2017.{pair}.{code}.xml"
         path = tmp_path / "2017-01-ted-test" / f"{pair}.tgz"
         write_tar(path, {name: iwslt_xml(sides[code], code, talk=pair)})
-    corpus = _open(tmp_path, "iwslt17", dir=str(tmp_path), test=["test_tst2017"])
+    corpus = opened(tmp_path, "iwslt17", dir=str(tmp_path), test=["test_tst2017"])
     joined = "valid+test_tst2017"
-    whole = _open(tmp_path, "iwslt17", dir=str(tmp_path), test=[joined]).read(joined)[1]
+    whole = opened(tmp_path, "iwslt17", dir=str(tmp_path), test=[joined]).read(joined)[1]
     assert whole == corpus.read("valid")[1] + corpus.read("test_tst2017")[1]
     assert list(corpus.text("test_tst2017")) == TEST
 
@@ -90,7 +82,7 @@ def test_official_iwslt_test_set_from_two_archives(tmp_path: Path) -> None:
 def test_test_set_published_in_one_direction_serves_the_other(tmp_path: Path) -> None:
     write_wmt16(tmp_path)
     settings = {"source": "en", "target": "ro"}
-    corpus = _open(tmp_path, "wmt16", dir=str(tmp_path), **settings)
+    corpus = opened(tmp_path, "wmt16", dir=str(tmp_path), **settings)
     # The order is that of the source side, whose documents come last first here.
     assert sorted(corpus.text("test_newstest2016")) == [(t, s) for s, t in TEST]
 
@@ -99,7 +91,7 @@ def test_test_set_published_in_one_direction_serves_the_other(tmp_path: Path) ->
 @pytest.mark.parametrize("top", [True, False])
 def test_copy_of_the_hub(tmp_path: Path, name: str, top: bool) -> None:
     write_hub_copy(tmp_path / "copy", name, top)
-    corpus = _open(tmp_path, name, dir=str(tmp_path / "copy"))
+    corpus = opened(tmp_path, name, dir=str(tmp_path / "copy"))
     assert list(corpus.text("train")) == TRAIN
     assert list(corpus.text("valid")) == VALID
     found = list(corpus.text(corpus.config.test[0]))
@@ -132,7 +124,7 @@ def test_a_corpus_that_cannot_be_had_says_what_to_put_where(
     monkeypatch.setattr("datasets.load_dataset", load_dataset)
     monkeypatch.setattr("headwise.data.corpora.archive.download", _no_network)
     with pytest.raises(DataError) as caught:
-        _open(tmp_path, "iwslt17")
+        opened(tmp_path, "iwslt17")
     args, kwargs = calls[0]
     assert args == ("IWSLT/iwslt2017",)
     assert kwargs["data_dir"] == "iwslt2017-de-en"
@@ -158,10 +150,10 @@ def test_incomplete_and_damaged_archives_are_named(tmp_path: Path) -> None:
     whole = (tmp_path / "test-full.tgz").read_bytes()
     (tmp_path / "dev.tgz").rename(tmp_path / "elsewhere")
     with pytest.raises(DataError, match=r"archive 'dev' is missing: put dev\.tgz into"):
-        _open(tmp_path, "wmt14", dir=str(tmp_path))
+        opened(tmp_path, "wmt14", dir=str(tmp_path))
     (tmp_path / "elsewhere").rename(tmp_path / "dev.tgz")
     (tmp_path / "test-full.tgz").write_bytes(whole[: len(whole) // 2])
-    corpus = _open(tmp_path, "wmt14", dir=str(tmp_path))
+    corpus = opened(tmp_path, "wmt14", dir=str(tmp_path))
     with pytest.raises(DataError, match=r"test-full\.tgz is truncated or no zip or tar archive"):
         list(corpus.text("test_newstest2014"))
     write_tar(tmp_path / "test-full.tgz", {"test-full/newstest2014-deen-src.en.sgm": b"<seg>"})
@@ -173,7 +165,7 @@ def test_newstest2013_as_plain_text(tmp_path: Path) -> None:
     write_wmt14(tmp_path)
     sides = sides_of(VALID, "en", "de")
     write_tar(tmp_path / "dev.tgz", {f"dev/newstest2013.{c}": plain(sides[c]) for c in sides})
-    assert list(_open(tmp_path, "wmt14", dir=str(tmp_path)).text("valid")) == VALID
+    assert list(opened(tmp_path, "wmt14", dir=str(tmp_path)).text("valid")) == VALID
 
 
 def test_download_then_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

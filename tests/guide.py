@@ -17,7 +17,7 @@ import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +25,6 @@ from warm_python import client
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
-LANGUAGES = ("sh", "python", "yaml", "text")
 # What a reader has in a checkout after `make demo`; of docs/ what its commands write.
 COPIED = (
     "conf", "scripts", "src", "tests", "train.py", "Makefile", "pyproject.toml", "README.md",
@@ -35,9 +34,13 @@ COPIED = (
 OWN = ("PYTHONPATH", "HEADWISE_DATA", "HEADWISE_PLUGINS")
 STAMPS = (".created", ".installed", ".installed-test")
 
-_FENCE = re.compile(r"^```(\w*)(?: title=\"([^\"]+)\")?\s*$")
-_MARK = re.compile(r"^<!-- not run:(.*)-->\s*$")
-_EXACT = "<!-- exact -->"
+_BLOCK = re.compile(
+    r"^(?:<!-- (?:not run: *(?P<not_run>.*?)|(?P<exact>exact)) *-->\n)?"
+    r"```(?P<language>sh|python|yaml|text)(?: title=\"(?P<title>[^\"]+)\")?\n(?P<text>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
+)
+_FENCE_OR_MARK = re.compile(r"^\s*```|^<!-- (?:not run:|exact -->)", re.MULTILINE)
+_ENDED = "the block has ended"
 _OVERRIDE = re.compile(r"[a-z][\w.@]*=[^…]+")
 _NUMBER = r"[+−-]?\d+(?:\.\d+)?"
 
@@ -63,9 +66,9 @@ class Block:
     exact: bool
 
     @property
-    def is_command(self) -> bool:
-        """Whether it is run, if nothing is said against it."""
-        return self.title is None and self.language in ("sh", "python")
+    def runs(self) -> bool:
+        """Whether it is a command that is run."""
+        return self.title is None and self.not_run is None and self.language in ("sh", "python")
 
 
 def blocks_of(page: Path) -> list[Block]:
@@ -74,34 +77,22 @@ def blocks_of(page: Path) -> list[Block]:
     Raises:
         ValueError: a fence that is not understood or not closed, or a mark before no fence.
     """
-    blocks: list[Block] = []
-    mark: str | None = None
-    exact = False
-    lines = iter(enumerate(page.read_text(encoding="utf-8").splitlines(), start=1))
-    for number, line in lines:
-        found = _MARK.match(line)
-        if found:
-            mark = found[1].strip()
-        elif line.rstrip() == _EXACT:
-            exact = True
-        elif line.lstrip().startswith("```"):
-            opened = _FENCE.match(line)
-            if not opened or opened[1] not in LANGUAGES:
-                raise ValueError(f"{page.name}:{number}: no fence of {', '.join(LANGUAGES)}")
-            text = "".join(f"{inner}\n" for inner in _until_closed(lines, page, number))
-            blocks.append(Block(number, opened[1], opened[2], text, mark, exact))
-            mark, exact = None, False
-        elif mark is not None or exact:
-            raise ValueError(f"{page.name}:{number}: a mark stands right before its block")
+    text = page.read_text(encoding="utf-8")
+    blocks = [
+        Block(
+            text.count("\n", 0, found.start("language")) + 1,
+            found["language"],
+            found["title"],
+            found["text"],
+            found["not_run"],
+            found["exact"] is not None,
+        )
+        for found in _BLOCK.finditer(text)
+    ]
+    n_marks = sum(block.not_run is not None or block.exact for block in blocks)
+    if len(_FENCE_OR_MARK.findall(text)) != 2 * len(blocks) + n_marks:
+        raise ValueError(f"{page.name}: a fence or a mark right before it is not understood")
     return blocks
-
-
-def _until_closed(lines: Iterator[tuple[int, str]], page: Path, opened: int) -> Iterator[str]:
-    for _, line in lines:
-        if line.rstrip() == "```":
-            return
-        yield line
-    raise ValueError(f"{page.name}:{opened}: the block is not closed")
 
 
 def inline_overrides(page: Path) -> list[list[str]]:
@@ -185,46 +176,34 @@ class WorkingCopy:
 
     def run(self, blocks: Sequence[Block], timeout: float = 600) -> list[Printed]:
         """Run a page as one shell script; what was run, up to the first block that failed."""
-        told = self.folder / ".told"
-        told.mkdir()
         script = "set -eu -o pipefail\n"
-        for number, block in enumerate(blocks):
-            if block.not_run is not None:
-                continue
-            kept = told / f"{number}.txt"
-            if block.title is not None:
-                path = self.folder / block.title
-                kept.write_text(block.text, encoding="utf-8")
-                script += f"mkdir -p {_quoted(path.parent)}; cp {_quoted(kept)} {_quoted(path)}\n"
-            elif block.is_command:
-                text = block.text
-                if block.language == "python":
-                    kept.write_text(text, encoding="utf-8")
-                    text = f"python {_quoted(kept)}\n"
-                log = told / f"{number}.log"
-                script += f"exec > {_quoted(log)} 2>&1\n{text}touch {_quoted(log)}.ended\n"
+        for block in blocks:
+            quoted = shlex.quote(block.text)
+            if block.runs:
+                script += block.text if block.language == "sh" else f"python -c {quoted}\n"
+                script += f"echo {_ENDED}\n"
+            elif block.title is not None and block.not_run is None:
+                place = shlex.quote(block.title)
+                script += f"mkdir -p $(dirname {place}); printf %s {quoted} > {place}\n"
         environment = {
             **{name: value for name, value in os.environ.items() if name not in OWN},
             "PATH": f"{self.folder / '.venv' / 'bin'}{os.pathsep}{os.environ['PATH']}",
             "COLUMNS": "200",
         }
-        subprocess.run(
+        ended = subprocess.run(
             ["bash", "-c", script],
             cwd=self.folder,
             env=environment,
             stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            encoding="utf-8",
+            errors="replace",
             timeout=timeout,
             check=False,
         )
-        return list(self._printed(blocks))
-
-    def _printed(self, blocks: Sequence[Block]) -> Iterator[Printed]:
-        for number, block in enumerate(blocks):
-            log = self.folder / ".told" / f"{number}.log"
-            if log.is_file():
-                text = log.read_text(encoding="utf-8", errors="replace")
-                yield Printed(block, Path(f"{log}.ended").is_file(), text)
-
-
-def _quoted(path: Path) -> str:
-    return shlex.quote(str(path))
+        texts = ended.stdout.split(f"{_ENDED}\n")  # one more than blocks that ended
+        run = zip((block for block in blocks if block.runs), texts, strict=False)
+        return [
+            Printed(block, number < len(texts), text) for number, (block, text) in enumerate(run, 1)
+        ]

@@ -98,8 +98,7 @@ def _own_logging() -> Iterator[None]:
         yield
     finally:
         root.handlers[:], root.level = handlers, level
-        for name in ("hydra",):
-            logging.getLogger(name).handlers.clear()
+        logging.getLogger("hydra").handlers.clear()
 
 
 @contextmanager

@@ -39,6 +39,10 @@ SMALL = {
 }
 
 
+# Without what is drawn, ranks compute what one process does.
+CALM = {"model.dropout": 0.0, "model.attention_dropout": 0.0, "model.activation_dropout": 0.0}
+
+
 @dataclass(frozen=True)
 class Started:
     """A process, and the file that it prints to."""
@@ -194,14 +198,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def python(arguments: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
-    """A Python process of the user's kind, in the repository's root."""
-    return subprocess.run(
-        [sys.executable, *arguments],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env=os.environ,
-        check=False,
-        **options,
-    )
+def python(arguments: Sequence[object], folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """A Python process of the user's kind."""
+    command = [sys.executable, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=folder, check=False)

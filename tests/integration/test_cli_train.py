@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,8 +15,7 @@ from headwise.config.schema import SITES
 from headwise.files import read_json
 from headwise.tasks.settings import _warn_of_warmup
 from headwise.track.jsonl import read_jsonl
-
-ROOT = Path(__file__).parents[2]
+from training_runs import ROOT, python
 
 TOY = '''
 import torch
@@ -157,13 +154,8 @@ def test_prepare_alone_makes_what_training_uses(headwise: CommandLine, tmp_path:
     assert "learning the bpe tokenizer" not in ended.out
 
 
-def python(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, check=False)
-
-
 def test_help_is_ours_quick_and_leaves_nothing(tmp_path: Path) -> None:
-    ended = python("-X", "importtime", str(ROOT / "train.py"), "--help", cwd=tmp_path)
+    ended = python(["-X", "importtime", ROOT / "train.py", "--help"], tmp_path)
     assert ended.returncode == 0
     assert ended.stdout.startswith("usage: headwise train key=value")
     assert "Hydra" not in ended.stdout

@@ -17,7 +17,7 @@ from corpus_writers import (
 )
 from headwise.config.folders import group_choices
 from headwise.data.corpus import open_corpus
-from headwise.errors import ConfigError, DataError
+from headwise.errors import DataError
 
 # name -> (languages as named in files, stems that the usual local folder has)
 FOLDERS = {
@@ -139,19 +139,6 @@ def test_rules_that_leave_nothing_are_refused(tmp_path: Path) -> None:
         list(corpus.train_text())
 
 
-def test_bad_settings_are_refused_before_reading(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"data\.source, data\.target must be given"):
-        opened(tmp_path, "files", dir=str(tmp_path))
-    languages = {"source": "de", "target": "en", "dir": str(tmp_path)}
-    with pytest.raises(ConfigError, match=r"data\.max_train_pairs must be null or at least 1"):
-        opened(tmp_path, "files", **languages, max_train_pairs=0)
-    with pytest.raises(ConfigError, match=r"max_words must be 0"):
-        opened(tmp_path, "files", **languages, cleaning={"max_words": -3})
-    for key, name in (("valid", "../valid"), ("test", ["../test"])):
-        with pytest.raises(ConfigError, match=rf"data\.{key}"):
-            opened(tmp_path, "files", **languages, **{key: name})
-
-
 @pytest.mark.parametrize("name", group_choices("data"))
 def test_every_yaml_is_typed_and_documented(name: str) -> None:
     config = data_config(name)
@@ -162,11 +149,6 @@ def test_every_yaml_is_typed_and_documented(name: str) -> None:
         assert config.folder
         # one without a published split says so, and needs a folder
         assert len(config.origins) >= 1 or "no official split" in config.notes
-
-
-def test_aliases_name_the_same_corpus() -> None:
-    assert data_config("wmt16") == data_config("wmt16_ro_en")
-    assert data_config("wmt14") == data_config("wmt14_en_de")
 
 
 def test_several_splits_are_read_as_one(tmp_path: Path) -> None:

@@ -8,16 +8,11 @@ from typing import Any
 
 import pytest
 
-from training_runs import Runs, python, record, remains
+from training_runs import CALM, Runs, python, record, remains
 
 pytestmark = pytest.mark.slow
-CALM = {
-    "model.dropout": 0.0,
-    "model.attention_dropout": 0.0,
-    "model.activation_dropout": 0.0,
-    "model.lr": 0.01,
-}
-PAIR = {**CALM, "trainer.max_tokens": 80}
+ONE = {**CALM, "model.lr": 0.01}
+PAIR = {**ONE, "trainer.max_tokens": 80}
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +34,7 @@ def assert_same_course(one: Path, two: Path) -> None:
 
 
 def test_two_ranks_are_one_with_twice_the_tokens(runs: Runs, pair: Path) -> None:
-    ended = runs.train("one", {**CALM, "trainer.max_tokens": 160})
+    ended = runs.train("one", {**ONE, "trainer.max_tokens": 160})
     assert ended.code == 0, ended.told
     one = runs.run_folder("one")
     assert_same_course(one, pair)
@@ -54,7 +49,7 @@ def test_shares_without_rows(runs: Runs) -> None:
     few: dict[str, Any] = {"data.max_train_pairs": 1, "trainer.max_updates": 6}
     ended = runs.train_ranks("few-pair", {**PAIR, **few})
     assert [rank.code for rank in ended] == [0, 0], ended
-    assert runs.train("few-one", {**CALM, **few, "trainer.max_tokens": 160}).code == 0
+    assert runs.train("few-one", {**ONE, **few, "trainer.max_tokens": 160}).code == 0
     assert_same_course(runs.run_folder("few-one"), runs.run_folder("few-pair"))
 
 

@@ -17,10 +17,8 @@ from headwise.analysis.distances import projection_distances
 from headwise.model.transformer import Transformer
 from headwise.train.checkpoint import load_checkpoint
 from headwise.train.repulsion import SPOS, SVGD, NoRepulsion, Repulsion
-from training_runs import Runs, record, remains
+from training_runs import CALM, Runs, record, remains
 from training_steps import CONFIG, PAIRS, Loader, make_trainer, small_model
-
-CALM = {"model.dropout": 0.0, "model.attention_dropout": 0.0, "model.activation_dropout": 0.0}
 
 
 def trained(

@@ -108,7 +108,7 @@ def make_trainer(folder: Path, model: Transformer | None = None, **changes: Any)
         "optimizer": torch.optim.SGD(model.parameters(), lr=changes.pop("lr", 1.0)),
         "schedule": Constant(),
         "config": CONFIG,
-        "transform": None,
+        "transform": lambda update: None,
     }
     of_step |= {name: changes.pop(name) for name in set(of_step) & set(changes)}
     parts: dict[str, Any] = {

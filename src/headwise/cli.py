@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from headwise.config.explain import explain_composition
 from headwise.config.folders import config_dir, group_choices
-from headwise.config.keys import KINDS, refuse_misshapen, refuse_unknown
+from headwise.config.keys import refuse_misshapen, refuse_unknown
+from headwise.config.schema import KINDS
 from headwise.errors import ConfigError, HeadwiseError, Interrupted, nearest
 from headwise.files import FORBIDDEN, FULL, discard
 

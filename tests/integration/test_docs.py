@@ -16,7 +16,7 @@ import pytest
 from command_line import composer
 from guide import DOCS, ROOT, WorkingCopy, blocks_of, inline_overrides, misses
 from headwise.config.folders import group_choices
-from headwise.config.keys import KINDS
+from headwise.config.schema import KINDS
 from warm_python import warm_python
 
 PAGES = sorted(page.name for page in DOCS.glob("*.md"))

@@ -18,7 +18,7 @@ from headwise.config.schema import TrackerConfig
 from headwise.errors import ConfigError
 from headwise.track import NullTracker, check_tracker, make_tracker
 from headwise.track.base import head_metrics, head_name
-from headwise.track.wandb_tracker import WandbTracker, choose_mode, has_key
+from headwise.track.wandb_tracker import WandbTracker, choose_mode
 
 HEADS = {
     "alpha": {"encoder_self": [[1.25, 1.5], [2.0, None]]},
@@ -90,41 +90,36 @@ class FakeRun:
 @pytest.mark.parametrize(
     ("mode", "environment", "expected"),
     [
-        (None, {}, "offline"),
-        (None, {"WANDB_API_KEY": "k"}, "online"),
-        (None, {"WANDB_MODE": "disabled", "WANDB_API_KEY": "k"}, "disabled"),
-        (None, {"WANDB_MODE": "dryrun", "WANDB_API_KEY": "k"}, "offline"),
-        (None, {"WANDB_MODE": "", "WANDB_API_KEY": ""}, "offline"),
-        ("offline", {"WANDB_MODE": "online", "WANDB_API_KEY": "k"}, "offline"),
-        ("disabled", {"WANDB_API_KEY": "k"}, "disabled"),
+        (None, None, None),
+        (None, "", None),
+        (None, "disabled", "disabled"),
+        (None, "dryrun", "offline"),
+        ("offline", "online", "offline"),
     ],
 )
-def test_mode_is_config_then_environment_then_key(
-    mode: str | None, environment: dict[str, str], expected: str
+def test_mode_is_config_then_environment(
+    mode: str | None, environment: str | None, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert choose_mode(mode, environment) == expected
+    if environment is not None:
+        monkeypatch.setenv("WANDB_MODE", environment)
+    assert choose_mode(mode) == expected
 
 
-OWN = {"WANDB_BASE_URL": "https://own.org"}
-
-
-@pytest.mark.parametrize(
-    ("file", "content", "environment", "expected"),
-    [
-        (".netrc", "machine api.wandb.ai login user password k\n", {}, True),
-        (".netrc", "machine elsewhere.org login user password k\n", {}, False),
-        (".netrc", "machine own.org login u password k\n", OWN, True),
-        (".netrc", "machine api.wandb.ai login u password k\n", OWN, False),
-        (".config/wandb/settings", "[default]\napi_key = k\n", {}, True),
-        (".config/wandb/settings", "torn", {}, False),
-    ],
-)  # fmt: skip
-def test_a_key_is_found_where_wandb_login_leaves_it(
-    home: Path, file: str, content: str, environment: dict[str, str], expected: bool
+def test_without_a_key_a_run_is_offline_without_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (home / file).parent.mkdir(parents=True, exist_ok=True)
-    (home / file).write_text(content)
-    assert has_key(environment) is expected
+    make(tmp_path, TrackerConfig()).finish("finished")
+    assert len(list((tmp_path / "run/wandb").glob("offline-run-*"))) == 1
+    assert not [r for r in caplog.records if r.levelno >= logging.WARNING]
+
+
+def test_with_a_key_a_run_is_online(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import wandb
+
+    modes = []
+    monkeypatch.setattr(wandb, "init", lambda mode, **_: modes.append(mode) or FakeRun())
+    make(tmp_path, TrackerConfig())
+    assert modes == ["online"]
 
 
 def test_wrong_settings_are_refused_by_name(

@@ -12,36 +12,16 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from headwise.config.folders import group_choices, group_node
 from headwise.config.instantiate import fits
 from headwise.config.schema import (
+    KINDS,
     SITE_GROUPS,
     SITES,
-    AnalyzeConfig,
     Config,
     DecodeConfig,
-    EvaluateConfig,
-    PruneConfig,
-    ReportConfig,
-    TranslateConfig,
 )
 from headwise.errors import require, unknown
 
-KINDS: dict[str, type] = {
-    "train": Config,
-    "evaluate": EvaluateConfig,
-    "translate": TranslateConfig,
-    "prune": PruneConfig,
-    "analyze": AnalyzeConfig,
-    "report": ReportConfig,
-}
-OPEN_GROUPS = (  # checked by constructors
-    "attention",
-    "pattern",
-    "scaling",
-    "gates",
-    "repulsion",
-    "loss",
-    "optimizer",
-    "scheduler",
-)
+# Those that are checked by constructors.
+OPEN_GROUPS = [name for name, hint in get_type_hints(Config).items() if hint is Any]
 
 
 def refuse_unknown(config: DictConfig, config_name: str) -> None:

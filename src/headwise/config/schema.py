@@ -314,6 +314,15 @@ class ReportConfig:
     output: str | None = None  # null: outputs/reports/<paper>, or below the run
 
 
+KINDS: dict[str, type] = {  # of the commands
+    "train": Config,
+    "evaluate": EvaluateConfig,
+    "translate": TranslateConfig,
+    "prune": PruneConfig,
+    "analyze": AnalyzeConfig,
+    "report": ReportConfig,
+}
+
 C = TypeVar("C")
 
 
@@ -326,13 +335,8 @@ def typed(node: DictConfig, kind: type[C] = Config) -> C:  # type: ignore[assign
 
 @cache
 def register() -> None:
-    """Make the dataclasses known to Hydra as `schema`, `evaluate_schema` and so on."""
+    """Make the dataclasses known to Hydra as `train_schema`, `evaluate_schema` and so on."""
     from hydra.core.config_store import ConfigStore
 
-    store = ConfigStore.instance()
-    store.store("schema", Config)
-    store.store("evaluate_schema", EvaluateConfig)
-    store.store("translate_schema", TranslateConfig)
-    store.store("prune_schema", PruneConfig)
-    store.store("analyze_schema", AnalyzeConfig)
-    store.store("report_schema", ReportConfig)
+    for command, kind in KINDS.items():
+        ConfigStore.instance().store(f"{command}_schema", kind)

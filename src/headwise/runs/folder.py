@@ -29,10 +29,24 @@ class RunFolder:
 
     Attributes:
         path: the folder.
+        metrics: the record of scalars, one json object a line.
+        heads: the record per head.
+        checkpoints: folder of the checkpoints.
+        last: the last checkpoint, from which training resumes.
+        figures: folder of the figures.
+        hypotheses: folder of the translations.
+        results: the file of the final figures.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.metrics = path / "metrics.jsonl"
+        self.heads = path / "heads.jsonl"
+        self.checkpoints = path / "checkpoints"
+        self.last = self.checkpoints / "last.pt"
+        self.figures = path / "figures"
+        self.hypotheses = path / "hypotheses"
+        self.results = path / "results.json"
         self._lock: IO[str] | None = None
 
     @classmethod
@@ -72,41 +86,6 @@ class RunFolder:
         close = str(certain[0]) if certain else nearest(str(folder), beside)
         hint = f" Did you mean {key}={close}?" if close else ""
         raise RunError(f"{key}={folder} holds no run (no config.yaml there).{hint}")
-
-    @property
-    def metrics(self) -> Path:
-        """The record of scalars, one json object a line."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def heads(self) -> Path:
-        """The record per head."""
-        return self.path / "heads.jsonl"
-
-    @property
-    def checkpoints(self) -> Path:
-        """Folder of the checkpoints."""
-        return self.path / "checkpoints"
-
-    @property
-    def last(self) -> Path:
-        """The last checkpoint, from which training resumes."""
-        return self.checkpoints / "last.pt"
-
-    @property
-    def figures(self) -> Path:
-        """Folder of the figures."""
-        return self.path / "figures"
-
-    @property
-    def hypotheses(self) -> Path:
-        """Folder of the translations."""
-        return self.path / "hypotheses"
-
-    @property
-    def results(self) -> Path:
-        """The file of the final figures."""
-        return self.path / "results.json"
 
     def make(self) -> None:
         """Create the folder and those below it."""
@@ -149,10 +128,6 @@ class RunFolder:
             error.unlink()
             if not any(self.path.iterdir()):
                 self.path.rmdir()
-
-    def is_finished(self) -> bool:
-        """Whether the run's results are complete."""
-        return self.read_results() is not None
 
     def read_results(self) -> Results | None:
         """Content of results.json; None before the run's end."""

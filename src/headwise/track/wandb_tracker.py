@@ -10,25 +10,27 @@ joined again, and nothing depends on it.
 
 from __future__ import annotations
 
-import configparser
 import logging
-import math
-import netrc
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from headwise.config.schema import TrackerConfig
 from headwise.errors import refuse, require
-from headwise.track.base import HeadNumbers, HeadValues, NullTracker, Tracker, head_metrics
+from headwise.track.base import (
+    HeadNumbers,
+    HeadValues,
+    NullTracker,
+    Tracker,
+    head_metrics,
+    numbered,
+)
 
 KINDS = ("wandb", "none")
 MODES = ("online", "offline", "disabled")
-DEFAULT_HOSTS = ("api.wandb.ai", "api.forge.coreweave.com")  # one service under two names
 FINISH_TIMEOUT_SECONDS = 60.0  # what is not uploaded by then waits for `wandb sync`
 HISTOGRAM_BINS = 64
 
@@ -80,32 +82,15 @@ def make_tracker(
         return NullTracker()
 
 
-def choose_mode(mode: str | None, environ: Mapping[str, str] | None = None) -> str:
-    """online, offline or disabled: `mode`, else WANDB_MODE, else by the presence of a key.
-
-    The choice is never left to wandb, which without a key would ask on the terminal.
-    """
-    environ = os.environ if environ is None else environ
+def choose_mode(mode: str | None) -> str | None:
+    """online, offline or disabled: `mode`, else WANDB_MODE; None where neither is set."""
     if mode is not None:
         return mode
-    wanted = environ.get("WANDB_MODE", "").strip().lower()
+    wanted = os.environ.get("WANDB_MODE", "").strip().lower()
     wanted = {"dryrun": "offline", "run": "online"}.get(wanted, wanted)  # wandb's older words
     if wanted and wanted not in MODES:
         raise refuse("WANDB_MODE (environment)", wanted, MODES)
-    return wanted or ("online" if has_key(environ) else "offline")
-
-
-def has_key(environ: Mapping[str, str]) -> bool:
-    """Whether wandb would find credentials by itself: environment, netrc or settings file."""
-    if environ.get("WANDB_API_KEY") or environ.get("WANDB_IDENTITY_TOKEN_FILE"):
-        return True
-    settings = _settings_file(environ)
-    if settings.get("api_key"):
-        return True
-    url = environ.get("WANDB_BASE_URL") or settings.get("base_url")
-    host = urlsplit(url).netloc if url else ""
-    hosts = DEFAULT_HOSTS if not host or host in DEFAULT_HOSTS else (host,)
-    return any(_netrc_knows(path, hosts) for path in _netrc_paths(environ))
+    return wanted or None
 
 
 class WandbTracker:
@@ -113,8 +98,11 @@ class WandbTracker:
 
     Args:
         config, run_dir, name, group, container: see `make_tracker`.
-        mode: online or offline. An online run that cannot start (no network, a key that is
-            refused) falls back to offline.
+        mode: online, offline, or None: online where wandb finds a key. An online run that cannot
+            start (no network, a key that is refused) falls back to offline.
+
+    Attributes:
+        is_on: False once W&B failed and was given up.
 
     Raises:
         ImportError: when wandb is not installed.
@@ -127,13 +115,13 @@ class WandbTracker:
         name: str,
         group: str | None,
         container: Mapping[str, Any],
-        mode: str,
+        mode: str | None,
     ) -> None:
         import wandb
 
         self._wandb: Any = wandb
         self._errors = _wandb_errors()
-        self._is_on = True
+        self.is_on = True
         self._kept_heads: HeadNumbers | None = container.get("model", {}).get("heads")
         self._arguments: dict[str, Any] = {
             "project": config.project,
@@ -157,11 +145,6 @@ class WandbTracker:
         }
         self._run: Any = self._start(mode)
 
-    @property
-    def is_on(self) -> bool:
-        """False once W&B failed and was given up."""
-        return self._is_on
-
     def log(self, update: int, metrics: Mapping[str, float]) -> None:
         """See `Tracker.log`."""
         self._send(lambda run: run.log({"update": update, **metrics}))
@@ -174,12 +157,8 @@ class WandbTracker:
 
     def log_table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         """See `Tracker.log_table`."""
-
-        def send(run: Any) -> None:
-            data = [list(row) for row in rows]
-            run.log({name: self._wandb.Table(columns=list(columns), data=data)})
-
-        self._send(send)
+        data = [list(row) for row in rows]
+        self._send(lambda run: run.log({name: self._wandb.Table(list(columns), data)}))
 
     def log_image(self, name: str, path: Path) -> None:
         """See `Tracker.log_image`."""
@@ -191,29 +170,32 @@ class WandbTracker:
 
     def finish(self, status: str) -> None:
         """See `Tracker.finish`."""
-        self._send(lambda run: run.summary.update({"status": status}))
+        self.summary({"status": status})
         run, self._run = self._run, None
-        if run is None:
-            return
         try:
-            run.finish(exit_code=0 if status == "finished" else 1)
+            if run is not None:
+                run.finish(exit_code=0 if status == "finished" else 1)
         except self._errors as error:
             self._give_up(error)
 
-    def _start(self, mode: str) -> Any:
+    def _start(self, mode: str | None) -> Any:
         """The wandb run, or None when there can be none."""
+        # ValueError: a WANDB_ variable of the environment that wandb's settings refuse
+        refusals: tuple[type[Exception], ...] = (*self._errors, ValueError)
         try:
-            run = self._init(mode)
-        except self._init_errors() as error:
-            if mode != "online":
+            run = self._init(mode or "online")
+        except refusals as error:
+            if mode == "offline":
                 self._give_up(error)
                 return None
-            log.warning("W&B cannot be reached (%s); this run is kept offline", _first_line(error))
+            if mode == "online" or not isinstance(error, self._wandb.errors.UsageError):
+                reason = _first_line(error)
+                log.warning("W&B cannot be reached (%s); this run is kept offline", reason)
             return self._start("offline")
-        if mode == "online":
-            log.info("W&B: %s", run.url)
-        else:
+        if mode == "offline":
             log.info("W&B: offline; `wandb sync %s` uploads it", Path(run.dir).parent)
+        else:
+            log.info("W&B: %s", run.url)
         return run
 
     def _init(self, mode: str) -> Any:
@@ -225,12 +207,8 @@ class WandbTracker:
         run.define_metric("*", step_metric="update")
         return run
 
-    def _init_errors(self) -> tuple[type[Exception], ...]:
-        # ValueError: a WANDB_ variable of the environment that wandb's settings refuse.
-        return (*self._errors, ValueError)
-
     def _send(self, send: Callable[[Any], None]) -> None:
-        if self._run is None or not self._is_on:
+        if self._run is None or not self.is_on:
             return
         try:
             send(self._run)
@@ -238,17 +216,16 @@ class WandbTracker:
             self._give_up(error)
 
     def _give_up(self, error: Exception) -> None:
-        if self._is_on:
+        if self.is_on:
             log.warning("W&B is off from here on (%s); the run goes on", _first_line(error))
-        self._is_on = False
+        self.is_on = False
 
     def _alpha_histograms(self, alphas: HeadValues) -> dict[str, Any]:
         import numpy as np
 
         histograms: dict[str, Any] = {}
         for site, layers in alphas.items():
-            flat = [value for layer in layers for value in layer]
-            finite = [value for value in flat if value is not None and math.isfinite(value)]
+            finite = [value for _, value in numbered({site: layers})]
             if finite:
                 counts = np.histogram(finite, bins=HISTOGRAM_BINS, range=(1.0, max(2.0, *finite)))
                 histograms[f"alpha/{site}/histogram"] = self._wandb.Histogram(np_histogram=counts)
@@ -279,29 +256,3 @@ def _nobody_at_the_keyboard() -> Iterator[None]:
             yield
         finally:
             sys.stdin = keyboard
-
-
-def _settings_file(environ: Mapping[str, str]) -> dict[str, str]:
-    """What `wandb login` and `wandb init` left in the user's settings file."""
-    folder = environ.get("WANDB_CONFIG_DIR") or os.path.expanduser("~/.config/wandb")
-    parser = configparser.ConfigParser(interpolation=None)
-    try:
-        parser.read(Path(folder).expanduser() / "settings", encoding="utf-8")
-        return dict(parser.items("default")) if parser.has_section("default") else {}
-    except (configparser.Error, OSError, UnicodeDecodeError):
-        return {}
-
-
-def _netrc_paths(environ: Mapping[str, str]) -> list[Path]:
-    if environ.get("NETRC"):
-        return [Path(environ["NETRC"]).expanduser()]
-    return [Path(os.path.expanduser(name)) for name in ("~/.netrc", "~/_netrc")]
-
-
-def _netrc_knows(path: Path, hosts: Sequence[str]) -> bool:
-    try:
-        entries = netrc.netrc(str(path))
-    except (netrc.NetrcParseError, OSError, UnicodeDecodeError):
-        return False
-    found = (entries.authenticators(host) for host in hosts)
-    return any(entry is not None and bool(entry[2]) for entry in found)

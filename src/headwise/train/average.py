@@ -40,12 +40,8 @@ def choose_weights(
         best = trainer.state.best_score
         is_better = best is None or score > best
         if ranks.is_main:
-            log.info(
-                "the average of the last %d checkpoints validates %s and is %s",
-                len(recent),
-                "better than the best one" if is_better else "no better than the best one",
-                "taken" if is_better else "left",
-            )
+            verdict = "better than the best one" if is_better else "no better than the best one"
+            log.info("the average of the last %d checkpoints is %s", len(recent), verdict)
             if not is_better:
                 average.unlink()
     ranks.barrier()

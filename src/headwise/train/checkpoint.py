@@ -6,12 +6,8 @@ have the same bytes.
 
 from __future__ import annotations
 
-import lzma
-import pickle
 import re
-import struct
 import zipfile
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,22 +21,6 @@ from headwise.runs.folder import RunFolder
 
 FORMAT_VERSION = 1
 KIND = "headwise-checkpoint"
-
-# What torch was seen to raise on damaged and on foreign files.
-UNREADABLE = (
-    RuntimeError,
-    EOFError,
-    pickle.UnpicklingError,
-    zipfile.BadZipFile,
-    ValueError,
-    LookupError,
-    AttributeError,
-    TypeError,
-    struct.error,
-    zlib.error,
-    lzma.LZMAError,
-    OSError,
-)
 
 
 def save_checkpoint(path: Path, content: Mapping[str, Any]) -> None:
@@ -65,7 +45,7 @@ def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str,
         if damaged is not None:
             raise ValueError(f"{damaged} in it is not what was written")
         payload = torch.load(path, map_location=device, weights_only=True)
-    except UNREADABLE as error:
+    except Exception as error:  # damaged and foreign files raise a dozen kinds
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CheckpointError(
             f"{path} is truncated or damaged, or no checkpoint of headwise ({reason})."

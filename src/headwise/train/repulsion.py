@@ -15,6 +15,7 @@ gradients hardly count.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -56,6 +57,7 @@ class NoRepulsion(Repulsion):
         """Nothing."""
 
 
+@dataclass
 class SVGD(Repulsion):
     """Stein variational gradient descent over heads (An et al. 2020).
 
@@ -81,42 +83,32 @@ class SVGD(Repulsion):
             stacks has is taken there.
     """
 
-    def __init__(
-        self,
-        step_size: float = 0.01,
-        weight: float = 0.01,
-        kernel: str = "rbf",
-        bandwidth: float | str = "median",
-        sites: list[str] | tuple[str, ...] = SITES,
-        projections: list[str] | tuple[str, ...] = PROJECTIONS,
-        layers: list[int] | None = None,
-    ) -> None:
-        require(0 < step_size < math.inf, "step_size", "above 0 and finite", step_size)
-        require(0 <= weight < math.inf, "weight", "at least 0 and finite", weight)
-        if kernel not in KERNELS:
-            raise refuse("kernel", kernel, KERNELS)
-        if isinstance(bandwidth, str):
-            if bandwidth != "median":
-                raise refuse("bandwidth", bandwidth, ["median", "a number"])
-        else:
-            require(0 < bandwidth < math.inf, "bandwidth", "above 0 and finite", bandwidth)
-        for key, chosen, allowed in (
-            ("sites", sites, SITES),
-            ("projections", projections, PROJECTIONS),
-        ):
+    step_size: float = 0.01
+    weight: float = 0.01
+    kernel: str = "rbf"
+    bandwidth: float | str = "median"
+    sites: list[str] | tuple[str, ...] = SITES
+    projections: list[str] | tuple[str, ...] = PROJECTIONS
+    layers: list[int] | None = None
+
+    def __post_init__(self) -> None:
+        finite = "above 0 and finite"
+        require(0 < self.step_size < math.inf, "step_size", finite, self.step_size)
+        require(0 <= self.weight < math.inf, "weight", "at least 0 and finite", self.weight)
+        if self.kernel not in KERNELS:
+            raise refuse("kernel", self.kernel, KERNELS)
+        if not isinstance(self.bandwidth, str):
+            require(0 < self.bandwidth < math.inf, "bandwidth", finite, self.bandwidth)
+        elif self.bandwidth != "median":
+            raise refuse("bandwidth", self.bandwidth, ["median", "a number"])
+        for key, allowed in (("sites", SITES), ("projections", PROJECTIONS)):
+            chosen = getattr(self, key)
             require(len(chosen) > 0, key, f"a list of some of {', '.join(allowed)}", chosen)
             for name in chosen:
                 if name not in allowed:
                     raise refuse(key, name, allowed)
-        if layers is not None:
-            counted = len(layers) > 0 and min(layers) >= 1
-            require(counted, "layers", "null (all) or a list of numbers from 1", layers)
-        self.step_size = step_size
-        self.weight = weight
-        self.bandwidth = None if isinstance(bandwidth, str) else float(bandwidth)
-        self.sites = tuple(sites)
-        self.projections = tuple(projections)
-        self.layers = layers
+        counted = self.layers is None or (len(self.layers) > 0 and min(self.layers) >= 1)
+        require(counted, "layers", "null (all) or a list of numbers from 1", self.layers)
 
     def check(self, model: ModelConfig) -> None:
         """Refuse layers that none of the chosen sites has."""
@@ -158,7 +150,8 @@ class SVGD(Repulsion):
             gradients_nMP: of the loss.
             generator: of noise, where there is some.
         """
-        return stein_gradient(particles_nMP, gradients_nMP, self.weight, self.bandwidth)
+        bandwidth = None if isinstance(self.bandwidth, str) else self.bandwidth
+        return stein_gradient(particles_nMP, gradients_nMP, self.weight, bandwidth)
 
     def _weights(self, model: Transformer) -> dict[tuple[int, torch.Size], list[nn.Parameter]]:
         """Chosen weights with a gradient, each once; by number of heads and shape."""
@@ -174,6 +167,7 @@ class SVGD(Repulsion):
         return groups
 
 
+@dataclass
 class SPOS(SVGD):
     """Stochastic particle-optimisation sampling over heads (An et al. 2020).
 
@@ -192,24 +186,14 @@ class SPOS(SVGD):
         step_size, weight, kernel, bandwidth, sites, projections, layers: as in `SVGD`.
     """
 
-    def __init__(
-        self,
-        beta: float = 0.01,
-        noise_scale: str = "median_gradient",
-        step_size: float = 0.01,
-        weight: float = 0.01,
-        kernel: str = "rbf",
-        bandwidth: float | str = "median",
-        sites: list[str] | tuple[str, ...] = SITES,
-        projections: list[str] | tuple[str, ...] = PROJECTIONS,
-        layers: list[int] | None = None,
-    ) -> None:
-        super().__init__(step_size, weight, kernel, bandwidth, sites, projections, layers)
-        require(0 <= beta < math.inf, "beta", "at least 0 and finite", beta)
-        if noise_scale not in NOISE_SCALES:
-            raise refuse("noise_scale", noise_scale, NOISE_SCALES)
-        self.beta = beta
-        self.noise_scale = noise_scale
+    beta: float = 0.01
+    noise_scale: str = "median_gradient"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(0 <= self.beta < math.inf, "beta", "at least 0 and finite", self.beta)
+        if self.noise_scale not in NOISE_SCALES:
+            raise refuse("noise_scale", self.noise_scale, NOISE_SCALES)
 
     def direction(
         self, particles_nMP: Tensor, gradients_nMP: Tensor, generator: torch.Generator

@@ -8,6 +8,7 @@ look at how many rows their short cut has solved.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +27,7 @@ from headwise.train.optim import build_optimizer, set_rate
 from headwise.train.schedule import Schedule
 
 
+@dataclass
 class TrainingStep:
     """One update after the other.
 
@@ -47,34 +49,23 @@ class TrainingStep:
         memory: the most that an update held.
     """
 
-    def __init__(
-        self,
-        model: Transformer,
-        loss: Loss,
-        optimizer: torch.optim.Optimizer,
-        schedule: Schedule,
-        config: TrainerConfig,
-        seed: int,
-        ranks: Ranks,
-        transform: Callable[[int], None] | None = None,
-        penalty: Callable[[], Tensor | None] | None = None,
-    ) -> None:
-        self.model = model
-        self.loss = loss
-        self.optimizer = optimizer
-        self.schedule = schedule
-        self.base_rate = float(optimizer.param_groups[0]["lr"])
-        self.config = config
-        self.seed = seed
-        self.ranks = ranks
-        self.transform = transform
-        self.penalty = penalty
+    model: Transformer
+    loss: Loss
+    optimizer: torch.optim.Optimizer
+    schedule: Schedule
+    config: TrainerConfig
+    seed: int
+    ranks: Ranks
+    transform: Callable[[int], None] = lambda update: None
+    penalty: Callable[[], Tensor | None] = lambda: None
+
+    def __post_init__(self) -> None:
+        self.base_rate = float(self.optimizer.param_groups[0]["lr"])
         # what is compiled is a method: the module, and so its checkpoints, stay plain
-        self.states: Callable[..., Tensor] = (
-            torch.compile(model.states) if config.compile else model.states
-        )
-        self.window = torch.zeros(2, dtype=torch.float64, device=ranks.device)
-        self.memory = PeakMemory(ranks.device, optimizer)
+        states = self.model.states
+        self.states = torch.compile(states) if self.config.compile else states
+        self.window = torch.zeros(2, dtype=torch.float64, device=self.ranks.device)
+        self.memory = PeakMemory(self.ranks.device, self.optimizer)
 
     def __call__(self, update: int, batches: Sequence[Batch]) -> int:
         """Update number `update`, counted from 1; returns its target tokens over all ranks."""
@@ -85,12 +76,11 @@ class TrainingStep:
         for batch in batches:
             if batch.n_tokens:
                 self._backward(batch, n_tokens)
-        penalty = self.penalty() if self.penalty is not None else None
+        penalty = self.penalty()
         if penalty is not None:
             torch.autograd.backward(penalty / self.ranks.world_size)
         self.ranks.sum_gradients(self.model.parameters())
-        if self.transform is not None:
-            self.transform(update)
+        self.transform(update)
         if self.config.clip_norm:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip_norm)
         set_rate(self.optimizer, self.rate(update))

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -63,16 +63,9 @@ class Validation:
 
 def check_trainer_config(config: TrainerConfig) -> None:
     """Refuse values that no run can use, by key."""
-    for key in (
-        "max_updates",
-        "max_tokens",
-        "accumulate",
-        "log_every",
-        "validate_every",
-        "valid_beam",
-    ):
+    every = ("log_every", "validate_every", "save_every")
+    for key in ("max_updates", "max_tokens", "accumulate", *every, "valid_beam"):
         require(getattr(config, key) >= 1, f"trainer.{key}", "at least 1", getattr(config, key))
-    require(config.save_every >= 1, "trainer.save_every", "at least 1", config.save_every)
     for key in ("keep", "patience", "average", "clip_norm", "valid_sentences", "head_sentences"):
         require(getattr(config, key) >= 0, f"trainer.{key}", "at least 0", getattr(config, key))
     for key in ("threads", "n_workers"):
@@ -88,39 +81,34 @@ def check_trainer_config(config: TrainerConfig) -> None:
     require(measured, "trainer.valid_sentences", allowed, config.valid_sentences)
 
 
+@dataclass
 class Trainer:
     """Trains a model until its budget is spent, patience runs out or a signal comes.
 
     Args:
-        step: an update, with the model, its loss and the ranks.
+        step: an update, with the model, its configuration, its loss and the ranks.
         loader: batches of this rank.
         folder: where to write.
         records: where scalars and head statistics go (rank 0 writes).
         validate: looks at the model at a validation.
         reported: what heads report of themselves, such as α: name -> site -> layers -> heads.
         stop: set by signals.
+        state: where the training stands.
+        seconds: of training, over all processes that worked on the run.
     """
 
-    def __init__(
-        self,
-        step: TrainingStep,
-        loader: Loader,
-        folder: RunFolder,
-        records: Records,
-        validate: Callable[[], Validation],
-        reported: Callable[[], Mapping[str, HeadValues]],
-        stop: StopRequest,
-    ) -> None:
-        self.step = step
-        self.model, self.config, self.ranks = step.model, step.config, step.ranks
-        self.loader = loader
-        self.folder = folder
-        self.records = records
-        self.validate = validate
-        self.reported = reported
-        self.stop = stop
-        self.state = TrainState()
-        self.seconds = 0.0  # of training, over all processes that worked on the run
+    step: TrainingStep
+    loader: Loader
+    folder: RunFolder
+    records: Records
+    validate: Callable[[], Validation]
+    reported: Callable[[], Mapping[str, HeadValues]]
+    stop: StopRequest
+    state: TrainState = field(default_factory=TrainState)
+    seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.model, self.config, self.ranks = self.step.model, self.step.config, self.step.ranks
         self._told = 0, 0.0  # tokens and seconds when the speed was last logged
         self._saved_at = self._reported_at = -1
         self._counted_at = time.perf_counter()
@@ -215,6 +203,9 @@ class Trainer:
         n_tokens, seconds = state.tokens - self._told[0], self.seconds - self._told[1]
         speed = n_tokens / max(seconds, 1e-9)
         self._told = state.tokens, self.seconds
+        with torch.no_grad():
+            penalty = self.step.penalty()
+        penalties = {} if penalty is None else {"train/penalty": float(penalty)}
         self.records.log(
             state.update,
             {
@@ -225,16 +216,11 @@ class Trainer:
                 "train/epoch": self.loader.state()["epoch"],
                 "time/tokens_per_second": speed,
                 "time/train_seconds": self.seconds,
-                **self._penalties(),
+                **penalties,
             },
         )
         self._log_heads()
         progress.show(speed, loss=loss)
-
-    def _penalties(self) -> dict[str, float]:
-        with torch.no_grad():
-            penalty = self.step.penalty() if self.step.penalty is not None else None
-        return {} if penalty is None else {"train/penalty": float(penalty)}
 
     def _log_heads(self) -> None:
         heads = self.reported()
@@ -243,14 +229,13 @@ class Trainer:
             self.records.log_heads(self.state.update, heads)
 
     def _require_finite(self, value: float, what: str) -> None:
-        if math.isfinite(value):
-            return
-        raise HeadwiseError(
-            f"the {what} is {value} near update {self.state.update}. What was saved before is "
-            f"intact in {self.folder.checkpoints}. Try a lower optimizer.lr (of "
-            "scheduler=noam: scheduler.factor), more scheduler.warmup_updates, "
-            "trainer.clip_norm=1, or trainer.precision=fp32."
-        )
+        if not math.isfinite(value):
+            raise HeadwiseError(
+                f"the {what} is {value} near update {self.state.update}. What was saved before is "
+                f"intact in {self.folder.checkpoints}. Try a lower optimizer.lr (of "
+                "scheduler=noam: scheduler.factor), more scheduler.warmup_updates, "
+                "trainer.clip_norm=1, or trainer.precision=fp32."
+            )
 
     def _require_finite_weights(self) -> None:
         """The step after a finite loss may still have broken the weights."""
@@ -285,9 +270,8 @@ class Trainer:
         if state.best_score is None or better > state.best_score:
             state.best_score, state.best_update, state.bad_validations = better, state.update, 0
             if self.ranks.is_main:
-                save_checkpoint(
-                    self.folder.checkpoints / "best.pt", {"model": self.model.state_dict()}
-                )
+                best = {"model": self.model.state_dict()}
+                save_checkpoint(self.folder.checkpoints / "best.pt", best)
         else:
             state.bad_validations += 1
             patience = self.config.patience
@@ -302,20 +286,17 @@ class Trainer:
         self._require_finite(self.state.window_loss, "training loss")
         self.records.sync()
         if self.ranks.is_main:
-            folder = self.folder.checkpoints
             if numbered and self.config.keep:
                 save_checkpoint(self._numbered(), {"model": content["model"]})
             save_checkpoint(self.folder.last, content)
-            for old in numbered_checkpoints(folder)[: -self.config.keep or None]:
+            for old in numbered_checkpoints(self.folder.checkpoints)[: -self.config.keep or None]:
                 old.unlink()
-            self.folder.write_json(
-                "checkpoints/last.json",
-                {
-                    "update": self.state.update,
-                    "train_seconds": round(self.seconds, 3),
-                    "peak_memory_bytes": self.step.memory.bytes,
-                },
-            )
+            costs = {
+                "train_seconds": round(self.seconds, 3),
+                "peak_memory_bytes": self.step.memory.bytes,
+            }
+            last = {"update": self.state.update, **costs}
+            self.folder.write_json("checkpoints/last.json", last)
         self._saved_at = self.state.update
 
     def _numbered(self) -> Path:
@@ -329,9 +310,7 @@ class Trainer:
 
     def _leave_if_asked(self) -> None:
         cadence = SIGNAL_CHECK_EVERY[self.ranks.device.type] if self.ranks.world_size > 1 else 1
-        if self.state.update % cadence:
-            return
-        if not self.ranks.any(bool(self.stop)):
+        if self.state.update % cadence or not self.ranks.any(bool(self.stop)):
             return
         self.save(numbered=False)
         raise Interrupted(

@@ -13,7 +13,7 @@ import torch
 from command_line import composer
 from headwise.config.folders import group_choices
 from headwise.config.schema import Config, typed
-from headwise.data.batching import Batch, Buckets, collate
+from headwise.data.batching import Batch, collate
 from headwise.data.store import EncodedSplit
 from headwise.losses.loss import CrossEntropy
 from headwise.model.build import build_model
@@ -47,9 +47,8 @@ def batches() -> list[Batch]:
         [generator.integers(4, V, length).tolist() for length in side] for side in lengths
     )
     split = EncodedSplit.from_lists(source, target)
-    buckets = Buckets(8, 21)
     parts = [np.arange(0, 8), np.arange(8, 13), np.arange(13, 29)]
-    return [collate(split, rows.astype(np.int32), buckets, buckets) for rows in parts]
+    return [collate(split, rows.astype(np.int32), (24, 24)) for rows in parts]
 
 
 def trained(config: Config, compiled: bool) -> tuple[list[float], dict[str, torch.Tensor]]:

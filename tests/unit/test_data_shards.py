@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from headwise.config.schema import TokenizerConfig
 from headwise.data.conversion import write_text
 from headwise.data.encoding import EncodingJob, ShardEncoder, write_encoded
-from headwise.data.tokenizer import UNK, Tokenizer
+from headwise.data.tokenizer import UNK, Tokenizer, TokenizerPair
 from headwise.data.tokenizer_training import train_tokenizer
 
 SENTENCES = ["banane rubin", "salbei banner", "linsen und salbei"]
@@ -27,12 +26,12 @@ def job_of(
     """Shards of three pairs each."""
     text = folder / "text.de", folder / "text.en"
     write_text(iter(pairs), text)
-    return EncodingJob(text, tokenizer.model_bytes, None, shard_pairs=3, **options)
+    return EncodingJob(text, TokenizerPair(tokenizer, tokenizer, True), shard_pairs=3, **options)
 
 
 def test_no_two_sides_or_shards_are_drawn_alike(tmp_path: Path, tokenizer: Tokenizer) -> None:
     job = job_of(tmp_path, tokenizer, [(text, text) for text in SENTENCES] * 4, dropout=0.4)
-    samples = [ids for shard in range(4) for ids in ShardEncoder(job).encode(shard).ids]
+    samples = [ids for shard in range(4) for ids, _ in ShardEncoder(job).encode(shard).sides]
     assert {text for ids in samples for text in tokenizer.decode([ids])} == {" ".join(SENTENCES)}
     assert len({ids.tobytes() for ids in samples}) == 8
 
@@ -40,7 +39,7 @@ def test_no_two_sides_or_shards_are_drawn_alike(tmp_path: Path, tokenizer: Token
 def test_unknown_pieces_are_counted_by_side(tmp_path: Path, tokenizer: Tokenizer) -> None:
     pairs = [("banane", "q"), ("rubin q", "q q q"), ("linsen", "salbei"), ("q", "banner")]
     job = job_of(tmp_path, tokenizer, pairs)
-    counts = write_encoded(job, len(pairs), tmp_path / "ids", np.uint16, 1, progress=False)
+    counts = write_encoded(job, tmp_path / "ids", 1, progress=False)
     for side, texts in zip(("source", "target"), zip(*pairs, strict=True), strict=True):
         ids = [piece for row in tokenizer.encode(texts) for piece in row]
         assert counts[f"{side}_pieces"] == len(ids)

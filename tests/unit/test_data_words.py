@@ -6,6 +6,7 @@ import io
 import random
 from typing import Any
 
+import numpy as np
 import pytest
 import sentencepiece
 
@@ -40,7 +41,7 @@ def test_words_one_by_one_are_the_sentence(
     tokenizer = train_tokenizer(iter(text), config)
     assert encoding.merges_within_words(tokenizer) == by_word
     monkeypatch.setattr(encoding, "MOST_WORDS", 250)  # forgets and learns again
-    encoder = encoding.WordEncoder(tokenizer)
+    encoder = encoding.WordEncoder(tokenizer, np.uint16)
     odd = ["", "  ", " ab\u3000 \tcd ", "\u6f22\u5b57 ab\u6f22", "a\x00b", "\U0001f600"]
     marked = ["a\u2581 b", "\u2581", "a \u2581 b", "ab\u2581\u2581"]
     for start in range(0, len(text), 100):
@@ -65,5 +66,5 @@ def test_some_models_need_the_whole_sentence(choice: dict[str, bool]) -> None:
     )
     tokenizer = Tokenizer(written.getvalue())
     assert not encoding.merges_within_words(tokenizer)
-    flat, _ = encoding.WordEncoder(tokenizer).encode(text[:5])
+    flat, _ = encoding.WordEncoder(tokenizer, np.uint16).encode(text[:5])
     assert flat.tolist() == [piece for ids in tokenizer.encode(text[:5]) for piece in ids]

@@ -57,47 +57,20 @@ class Batch:
         return replace(self, **changed)
 
 
-@dataclass(frozen=True)
-class Buckets:
-    """The lengths that batches are padded to: multiples of a number, and the longest of all.
-
-    Few different shapes are few different graphs for torch.compile. The longest sentence is not
-    padded, so that nothing gets longer than a model takes.
-    """
-
-    multiple: int
-    longest: int
-
-    def __call__(self, lengths: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-        """The bucket of each length."""
-        rounded = -(-lengths // self.multiple) * self.multiple
-        return np.minimum(rounded, np.maximum(lengths, self.longest))
-
-
-def _padded(ids_BN: npt.NDArray[np.int64], buckets: Buckets | None) -> Tensor:
-    if buckets is not None:
-        length = np.array([ids_BN.shape[1]], np.int32)
-        more = int(buckets(length)[0]) - ids_BN.shape[1]
-        ids_BN = np.pad(ids_BN, ((0, 0), (0, more)))
-    return torch.from_numpy(ids_BN)
-
-
 def collate(
-    split: EncodedSplit,
-    rows: npt.NDArray[np.int32],
-    source_buckets: Buckets | None = None,
-    target_buckets: Buckets | None = None,
+    split: EncodedSplit, rows: npt.NDArray[np.int32], widths: Sequence[int] = (0, 0)
 ) -> Batch:
-    """The batch of `rows` in the given order, padded to its longest row or the bucket of that."""
-    source_BS, source_lengths_B = split.source.gather(rows, suffix=EOS)
-    target_in_BT, target_lengths_B = split.target.gather(rows, prefix=BOS)
-    target_out_BT, _ = split.target.gather(rows, suffix=EOS)
+    """The batch of `rows` in the given order, padded to its longest row, or to widths (S, T)."""
+    n_source, n_target = widths
+    source_BS, source_lengths_B = split.source.gather(rows, suffix=EOS, width=n_source)
+    target_in_BT, target_lengths_B = split.target.gather(rows, prefix=BOS, width=n_target)
+    target_out_BT, _ = split.target.gather(rows, suffix=EOS, width=n_target)
     n_tokens = int(target_lengths_B.sum())
     return Batch(
-        source_BS=_padded(source_BS, source_buckets),
+        source_BS=torch.from_numpy(source_BS),
         source_lengths_B=torch.from_numpy(source_lengths_B),
-        target_in_BT=_padded(target_in_BT, target_buckets),
-        target_out_BT=_padded(target_out_BT, target_buckets),
+        target_in_BT=torch.from_numpy(target_in_BT),
+        target_out_BT=torch.from_numpy(target_out_BT),
         target_lengths_B=torch.from_numpy(target_lengths_B),
         indices=rows.tolist(),
         n_tokens=n_tokens,
@@ -120,7 +93,8 @@ class BatchLoader:
         world_size: number of processes.
         row_multiple: batches of more rows than this are cut to a multiple of it.
         length_multiple: lengths of both sides are padded up to a multiple of it, which the budget
-            counts; see `Buckets`.
+            counts: few different shapes are few different graphs for torch.compile. The longest
+            sentence is not padded, so that nothing gets longer than a model takes.
 
     Raises:
         ConfigError: a pair alone is longer than `max_tokens`; at the first batch of an epoch.
@@ -148,11 +122,6 @@ class BatchLoader:
         self._begun: _Epoch | None = None
 
     @property
-    def epoch(self) -> int:
-        """The epoch of the last batch given, counted from 1; 1 before the first."""
-        return self._next_epoch
-
-    @property
     def n_batches(self) -> int:
         """Batches of this epoch."""
         return len(self._epoch().plan)
@@ -169,7 +138,9 @@ class BatchLoader:
         rows = epoch.plan[self._next_batch]
         self._next_batch += 1
         own = rows[self._rank :: self._world_size]
-        batch = collate(epoch.split, own, epoch.source_buckets, epoch.target_buckets)
+        lengths = (side.lengths[own] + 1 for side in (epoch.split.source, epoch.split.target))
+        padded = map(self._padded, lengths, epoch.longest)
+        batch = collate(epoch.split, own, [int(side.max(initial=0)) for side in padded])
         batch.global_tokens = int(epoch.split.target.lengths[rows].sum()) + len(rows)
         batch.epoch, batch.n_batches = self._next_epoch, len(epoch.plan)
         return batch
@@ -211,19 +182,23 @@ class BatchLoader:
         split = self._split_of(number)
         if not len(split):
             raise ValueError("a loader needs at least one pair")
-        source, target = split.source.lengths + 1, split.target.lengths + 1
-        buckets = [Buckets(self._length_multiple, int(side.max())) for side in (source, target)]
-        longest = max(side.longest for side in buckets)
-        if longest > self._max_tokens:
+        lengths = split.source.lengths + 1, split.target.lengths + 1
+        longest = [int(side.max()) for side in lengths]
+        if max(longest) > self._max_tokens:
             raise ConfigError(
                 f"trainer.max_tokens={self._max_tokens} is less than the longest training "
-                f"sentence ({longest} pieces with its end): raise trainer.max_tokens, or lower "
-                "tokenizer.max_sentence_pieces"
+                f"sentence ({max(longest)} pieces with its end): raise trainer.max_tokens, or "
+                "lower tokenizer.max_sentence_pieces"
             )
         budget = self._max_tokens * self._world_size
-        source, target = buckets[0](source), buckets[1](target)
+        source, target = map(self._padded, lengths, longest)
         plan = plan_epoch(source, target, budget, self._seed, number, self._row_multiple)
-        return _Epoch(number, split, plan, *buckets)
+        return _Epoch(number, split, plan, longest)
+
+    def _padded(self, lengths: npt.NDArray[np.int32], longest: int) -> npt.NDArray[np.int32]:
+        """The lengths that batches of such rows are padded to."""
+        multiple = self._length_multiple
+        return np.minimum(-(-lengths // multiple) * multiple, longest)
 
 
 @dataclass(frozen=True)
@@ -233,8 +208,7 @@ class _Epoch:
     number: int
     split: EncodedSplit
     plan: BatchPlan
-    source_buckets: Buckets
-    target_buckets: Buckets
+    longest: Sequence[int]  # source and target, with bos or eos
 
 
 def evaluation_batches(

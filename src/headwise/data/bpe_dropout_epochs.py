@@ -8,8 +8,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from headwise.data.cache import make_once
 from headwise.data.encoded import PreparedCorpus
 from headwise.data.encoding import EncodingJob, write_encoded
@@ -44,11 +42,14 @@ class EpochSplits:
         progress: bool = True,
     ) -> None:
         text = prepared.corpus.train_text().paths
-        plain = EncodingJob.of(text, prepared.tokenizers, prepared.max_sentence_pieces)
-        rows = prepared.folder / "train.rows.npy"
-        self._job = dataclasses.replace(plain, rows=rows, dropout=dropout, seed=seed)
-        self._n_pairs = len(prepared.train)
-        self._dtype = prepared.train.source.flat.dtype
+        self._job = EncodingJob(
+            text,
+            prepared.tokenizers,
+            prepared.max_sentence_pieces,
+            rows=prepared.folder / "train.rows.npy",
+            dropout=dropout,
+            seed=seed,
+        )
         self._scratch = Path(scratch)
         self._n_workers = n_workers
         self._progress = progress
@@ -62,11 +63,9 @@ class EpochSplits:
 
         def make(partial: Path) -> dict[str, Any]:
             path = partial / f"epoch_{epoch}"
-            return write_encoded(
-                job, self._n_pairs, path, self._dtype, self._n_workers, self._progress
-            )
+            return write_encoded(job, path, self._n_workers, self._progress)
 
-        make_once(folder, make, "paths.outputs")
+        make_once(folder, make)
         # Another rank makes its batches as far ahead, or is as far behind, and an epoch has one
         # batch at the least.
         near = range(epoch - DEPTH - 1, epoch + DEPTH + 2)
@@ -74,7 +73,7 @@ class EpochSplits:
         for old in set(self._scratch.glob("epoch_*")) - current:
             if old.is_dir() and not old.name.endswith(".partial"):
                 shutil.rmtree(old, ignore_errors=True)
-        return EncodedSplit.open(folder / f"epoch_{epoch}", np.dtype(self._dtype))
+        return EncodedSplit.open(folder / f"epoch_{epoch}", job.tokenizers.id_dtype)
 
     def _folder(self, epoch: int) -> Path:
         return self._scratch / f"epoch_{epoch}-{self._key}"

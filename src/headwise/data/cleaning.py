@@ -7,15 +7,15 @@ was trained on.
 
 from __future__ import annotations
 
-import functools
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from headwise.config.schema import CleaningConfig
-from headwise.errors import ConfigError, refuse
+from headwise.errors import ConfigError, refuse, require
 from headwise.languages import has_spaces, language_of
 
 # Moses keeps a run of ASCII letters and digits whole and never splits a single character, so
@@ -26,70 +26,59 @@ _CONTROL = re.compile(r"[\x00-\x1f]")
 
 # Romanian s and t with comma below (U+0218..U+021B) are the standard letters; text typed with
 # old fonts has the Turkish cedilla letters instead. newstest2016 has only the comma.
-_COMMA_BELOW = str.maketrans(
-    {"\u015e": "\u0218", "\u015f": "\u0219", "\u0162": "\u021a", "\u0163": "\u021b"}
-)
+_COMMA_BELOW = str.maketrans("\u015e\u015f\u0162\u0163", "\u0218\u0219\u021a\u021b")
 
-
-def romanian_comma_below(text: str) -> str:
-    """Cedilla letters as comma-below letters (S and T, both cases)."""
-    return text.translate(_COMMA_BELOW)
-
-
-# name -> (language whose text it changes, function)
-NORMALISATIONS: dict[str, tuple[str, Callable[[str], str]]] = {
-    "romanian_comma_below": ("ro", romanian_comma_below),
-}
+# name -> (language whose text it changes, letter -> letter)
+NORMALISATIONS = {"romanian_comma_below": ("ro", _COMMA_BELOW)}
 
 
 @dataclass
 class CleaningReport:
     """What became of the training pairs that were read."""
 
-    n_read: int = 0
-    n_kept: int = 0
+    read: int = 0
+    kept: int = 0
     dropped: Counter[str] = field(default_factory=Counter)  # by rule
     truncated: bool = False  # reading stopped at max_train_pairs
 
     def as_dict(self) -> dict[str, Any]:
         """Plain numbers for the run folder."""
-        return {
-            "read": self.n_read,
-            "kept": self.n_kept,
-            "dropped": dict(sorted(self.dropped.items())),
-            "truncated": self.truncated,
-        }
+        return {**vars(self), "dropped": dict(sorted(self.dropped.items()))}
 
     def __str__(self) -> str:
         rules = ", ".join(f"{rule} {count}" for rule, count in sorted(self.dropped.items()))
         rest = "; stopped at max_train_pairs" if self.truncated else ""
-        return f"kept {self.n_kept} of {self.n_read} pairs (dropped: {rules or 'none'}){rest}"
+        return f"kept {self.kept} of {self.read} pairs (dropped: {rules or 'none'}){rest}"
 
 
 class Normaliser:
     """The normalisations of a config: `source(text)` and `target(text)`, bound to the languages."""
 
     def __init__(self, names: Iterable[str], source: str, target: str) -> None:
-        chosen = []
+        letters: dict[str, dict[int, int]] = {source: {}, target: {}}
         for name in names:
             if name not in NORMALISATIONS:
                 raise refuse("data.cleaning.normalise", name, NORMALISATIONS)
-            chosen.append(NORMALISATIONS[name])
-            if chosen[-1][0] not in (source, target):
+            language, changes = NORMALISATIONS[name]
+            if language not in letters:
                 raise ConfigError(
-                    f"data.cleaning.normalise: {name} changes {chosen[-1][0]!r} text, but the "
+                    f"data.cleaning.normalise: {name} changes {language!r} text, but the "
                     f"languages are {source!r} and {target!r}; leave it out"
                 )
-        self.source = _composed([change for language, change in chosen if language == source])
-        self.target = _composed([change for language, change in chosen if language == target])
+            letters[language].update(changes)
+        self._source, self._target = letters[source], letters[target]
+
+    def source(self, text: str) -> str:
+        """Text of the source side, normalised."""
+        return text.translate(self._source) if self._source else text
+
+    def target(self, text: str) -> str:
+        """Text of the target side, normalised."""
+        return text.translate(self._target) if self._target else text
 
     def __call__(self, pairs: Iterator[tuple[str, str]]) -> Iterator[tuple[str, str]]:
         """The pairs, normalised."""
         return ((self.source(source), self.target(target)) for source, target in pairs)
-
-
-def _composed(functions: list[Callable[[str], str]]) -> Callable[[str], str]:
-    return lambda text: functools.reduce(lambda done, change: change(done), functions, text)
 
 
 class Cleaner:
@@ -106,24 +95,19 @@ class Cleaner:
 
     def __init__(self, config: CleaningConfig, target: str) -> None:
         self.config = config
-        for key in (
-            "max_words",
-            "max_source_characters",
-            "max_target_characters",
-            "max_target_moses_tokens",
-        ):
-            if getattr(config, key) < 0:
-                raise ConfigError(f"data.cleaning.{key} must be 0 (off) or positive")
-        if config.max_ratio != 0 and not config.max_ratio >= 1:
-            raise ConfigError(
-                f"data.cleaning.max_ratio must be 0 (off) or at least 1, got {config.max_ratio}"
-            )
+        characters = "max_source_characters", "max_target_characters"
+        for key in ("max_words", *characters, "max_target_moses_tokens"):
+            limit = getattr(config, key)
+            require(limit >= 0, f"data.cleaning.{key}", "0 (off) or positive", limit)
+        ratio = config.max_ratio
+        allowed = "0 (off) or at least 1"
+        require(ratio == 0 or ratio >= 1, "data.cleaning.max_ratio", allowed, ratio)
         if config.max_target_moses_tokens and not has_spaces(target):
             raise ConfigError(
                 f"data.cleaning.max_target_moses_tokens counts words between spaces, and "
                 f"{target!r} has none: set it to 0 and use max_target_characters"
             )
-        self._moses = _MosesLimit(config.max_target_moses_tokens, target)
+        self._language = language_of(target)
 
     def verdict(self, source: str, target: str) -> str | None:
         """The first rule that drops the pair, or None when it is kept."""
@@ -140,7 +124,7 @@ class Cleaner:
                 return "max_words"
             if rules.max_ratio and max(lengths) > rules.max_ratio * min(lengths):
                 return "max_ratio"
-        if rules.max_target_moses_tokens and self._moses.exceeded(target):
+        if rules.max_target_moses_tokens and self._has_more_tokens(target):
             return "max_target_moses_tokens"
         return None
 
@@ -153,41 +137,36 @@ class Cleaner:
         """The first `limit` pairs that are kept, without white space around; `report` counts."""
         for source, target in pairs:
             source, target = source.strip(), target.strip()
-            report.n_read += 1
+            report.read += 1
             rule = self.verdict(source, target)
             if rule is not None:
                 report.dropped[rule] += 1
                 continue
-            report.n_kept += 1
+            report.kept += 1
             yield source, target
-            if report.n_kept == limit:
+            if report.kept == limit:
                 report.truncated = True
                 return
 
+    def _has_more_tokens(self, sentence: str) -> bool:
+        """Whether a sentence has more Moses tokens than `max_target_moses_tokens`.
 
-class _MosesLimit:
-    """Whether a sentence has more than `limit` Moses tokens.
-
-    The tokeniser takes about 80 us a sentence, two bounds on its count take 3: over KFTT's
-    437,433 English lines only 8 % lie between the bounds and are tokenised.
-    """
-
-    def __init__(self, limit: int, language: str) -> None:
-        self.limit = limit
-        self._language = language
-        self._tokenizer: Any = None
-
-    def exceeded(self, sentence: str) -> bool:
-        if len(sentence) <= self.limit or len(_MOST_TOKENS.findall(sentence)) <= self.limit:
+        The tokeniser takes about 80 us a sentence, two bounds on its count take 3: over KFTT's
+        437,433 English lines only 8 % lie between the bounds and are tokenised.
+        """
+        limit = self.config.max_target_moses_tokens
+        if len(_MOST_TOKENS.findall(sentence)) <= limit:
             return False
-        if len(sentence.split()) > self.limit and not _CONTROL.search(sentence):
+        if len(sentence.split()) > limit and not _CONTROL.search(sentence):
             return True
-        return self.count(sentence) > self.limit
+        return self.n_tokens(sentence) > limit
 
-    def count(self, sentence: str) -> int:
+    def n_tokens(self, sentence: str) -> int:
         """The number of Moses tokens, by the tokeniser itself."""
-        if self._tokenizer is None:
-            from sacremoses import MosesTokenizer
+        return len(self._moses.tokenize(sentence, escape=False))
 
-            self._tokenizer = MosesTokenizer(lang=language_of(self._language))
-        return len(self._tokenizer.tokenize(sentence, escape=False))
+    @cached_property
+    def _moses(self) -> Any:
+        from sacremoses import MosesTokenizer
+
+        return MosesTokenizer(lang=self._language)

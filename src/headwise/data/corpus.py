@@ -140,7 +140,7 @@ class Corpus:
             counts = {"cleaning": report.as_dict()} if clean else {}
             return {"pairs": n_pairs, **counts, "sources": sources}
 
-        report = make_once(folder, convert, "HEADWISE_CACHE")
+        report = make_once(folder, convert)
         return ParallelText((folder / names[0], folder / names[1]), report)
 
     def _pairs(self, split: str, report: CleaningReport | None) -> Iterator[Pair]:

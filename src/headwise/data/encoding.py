@@ -6,21 +6,22 @@ they start quickly.
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
-from itertools import chain, islice
+from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import sentencepiece
 
 from headwise.data.conversion import progress_bar
-from headwise.data.store import FlatWriter, TextStore, beside, id_dtype
+from headwise.data.store import FlatWriter, TextStore, beside
 from headwise.data.tokenizer import UNK, Tokenizer, TokenizerPair
 from headwise.data.workers import SPAWN, follow_parent, n_cores
 from headwise.errors import HeadwiseError
@@ -44,58 +45,51 @@ class EncodingJob:
     """
 
     text: tuple[Path, Path]  # of the two sides, as `conversion` writes them
-    source_model: bytes
-    target_model: bytes | None  # None: the source's
-    max_pieces: int | None = None  # longer pairs are left out; under dropout, not sampled
+    tokenizers: TokenizerPair
+    max_pieces: float = math.inf  # longer pairs are left out; under dropout, not sampled
     rows: Path | None = None
-    shard_pairs: int = SHARD_PAIRS
+    shard_pairs: int = field(default_factory=lambda: SHARD_PAIRS)
     dropout: float = 0.0
     seed: int = 0
     epoch: int = 0
 
-    @classmethod
-    def of(
-        cls, text: tuple[Path, Path], tokenizers: TokenizerPair, max_pieces: int | None
-    ) -> EncodingJob:
-        """Encode all of `text` without dropout."""
-        target = None if tokenizers.joint else tokenizers.target.model_bytes
-        model = tokenizers.source.model_bytes
-        return cls(text, model, target, max_pieces, shard_pairs=SHARD_PAIRS)
+    def row_numbers(self) -> Sequence[int] | npt.NDArray[np.int64]:
+        """The rows of the text that are taken, in order."""
+        if self.rows is None:
+            return range(len(TextStore(self.text[0])))
+        rows: npt.NDArray[np.int64] = np.load(self.rows, mmap_mode="r")
+        return rows
 
 
-@dataclass(frozen=True)
-class EncodedShard:
-    """The ids of one shard, flat, with the number of ids a row; and which rows were kept."""
+class EncodedShard(NamedTuple):
+    """The ids of one shard, source and target; and which rows were kept."""
 
-    ids: tuple[Ints, Ints]
-    lengths: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
+    sides: list[FlatRows]
     kept: npt.NDArray[np.int64]
 
 
-def encode_corpus(job: EncodingJob, n_pairs: int, n_workers: int | None) -> Iterator[EncodedShard]:
+def encode_corpus(job: EncodingJob, n_workers: int | None) -> Iterator[EncodedShard]:
     """The shards in order; at most a few of them are in memory at any time.
 
-    `n_pairs` is the number of rows that the job takes. `n_workers` None means one process a
-    core; a small corpus is encoded in this process whatever is asked.
+    `n_workers` None means one process a core; a small corpus is encoded in this process whatever
+    is asked.
     """
+    n_pairs = len(job.row_numbers())
     n_shards = -(-n_pairs // job.shard_pairs)
     n_workers = min(n_workers or n_cores(), n_shards)
     if n_workers <= 1 or n_pairs < POOL_PAIRS:
-        encoder = ShardEncoder(job)
-        yield from map(encoder.encode, range(n_shards))
+        yield from map(ShardEncoder(job).encode, range(n_shards))
         return
     pool = ProcessPoolExecutor(n_workers, SPAWN, _start_worker, (job,))
     # A window of our own: Executor.map would queue every result, however slow the reader.
-    shards = iter(range(n_shards))
     window: deque[Future[EncodedShard]] = deque()
     try:
-        for shard in islice(shards, 4 * n_workers):
+        for shard in range(n_shards):
             window.append(pool.submit(_encode_shard, shard))
+            if len(window) > 4 * n_workers:
+                yield window.popleft().result()
         while window:
-            result = window.popleft().result()
-            for shard in islice(shards, 1):
-                window.append(pool.submit(_encode_shard, shard))
-            yield result
+            yield window.popleft().result()
     except BrokenProcessPool as error:
         raise HeadwiseError(
             f"one of {n_workers} encoding processes was ended from outside, perhaps for want of "
@@ -106,36 +100,31 @@ def encode_corpus(job: EncodingJob, n_pairs: int, n_workers: int | None) -> Iter
 
 
 def write_encoded(
-    job: EncodingJob,
-    n_pairs: int,
-    path: Path,
-    dtype: npt.DTypeLike,
-    n_workers: int | None,
-    progress: bool,
+    job: EncodingJob, path: Path, n_workers: int | None, progress: bool
 ) -> dict[str, Any]:
     """Write the ids of `PATH.source` and `PATH.target`, and the rows kept as `PATH.rows.npy`.
 
     Returns counts: pairs kept and dropped, pieces, their mean a sentence, the share of unk.
     """
-    n_ids, n_unknown, kept = [0, 0], [0, 0], []
+    n_pairs, n_unknown, kept = len(job.row_numbers()), [0, 0], []
     with (
         progress_bar(f"encoding {path.name}", progress, n_pairs) as bar,
         FlatWriter(beside(path, ".source")) as source,
         FlatWriter(beside(path, ".target")) as target,
     ):
-        for shard in encode_corpus(job, n_pairs, n_workers):
+        for shard in encode_corpus(job, n_workers):
             for side, writer in enumerate((source, target)):
-                writer.append(shard.ids[side].astype(dtype), shard.lengths[side])
-                n_ids[side] += len(shard.ids[side])
-                n_unknown[side] += int((shard.ids[side] == UNK).sum())
+                ids, lengths = shard.sides[side]
+                writer.append(ids, lengths)
+                n_unknown[side] += int((ids == UNK).sum())
             kept.append(shard.kept)
             bar.update(job.shard_pairs)
     np.save(beside(path, ".rows.npy"), np.concatenate(kept))
     counts: dict[str, Any] = {"pairs": source.n_rows, "dropped_too_long": n_pairs - source.n_rows}
-    for side, name in enumerate(("source", "target")):
-        counts[f"{name}_pieces"] = n_ids[side]
-        counts[f"{name}_mean_pieces"] = round(n_ids[side] / max(source.n_rows, 1), 3)
-        counts[f"{name}_unknown_share"] = n_unknown[side] / max(n_ids[side], 1)
+    for side, name, writer in ((0, "source", source), (1, "target", target)):
+        counts[f"{name}_pieces"] = writer.n_values
+        counts[f"{name}_mean_pieces"] = round(writer.n_values / max(writer.n_rows, 1), 3)
+        counts[f"{name}_unknown_share"] = n_unknown[side] / max(writer.n_values, 1)
     return counts
 
 
@@ -145,36 +134,21 @@ class ShardEncoder:
     def __init__(self, job: EncodingJob) -> None:
         self._job = job
         self._texts = [TextStore(path) for path in job.text]
-        source = Tokenizer(job.source_model)
-        target = source if job.target_model is None else Tokenizer(job.target_model)
+        source, target = job.tokenizers.source, job.tokenizers.target
         self._tokenizers = [source, target]
-        shared = WordEncoder(source)
-        self._encoders = [shared, shared if target is source else WordEncoder(target)]
-        self._rows = None if job.rows is None else np.load(job.rows, mmap_mode="r")
+        shared = WordEncoder(source, job.tokenizers.id_dtype)
+        other = WordEncoder(target, job.tokenizers.id_dtype)
+        self._encoders = [shared, shared if target is source else other]
+        self._rows = job.row_numbers()
 
     def encode(self, shard: int) -> EncodedShard:
         """Shard number `shard`, a function of the job and that number alone."""
         first, last = shard * self._job.shard_pairs, (shard + 1) * self._job.shard_pairs
-        if self._rows is None:
-            rows = np.arange(first, min(last, len(self._texts[0])))
-        else:
-            rows = np.asarray(self._rows[first:last], np.int64)
-        (source, source_lengths), (target, target_lengths) = (
-            self._encode_side(side, rows, shard) for side in range(2)
-        )
-        limit = self._job.max_pieces
-        is_kept = np.ones(len(rows), bool)
-        if limit is not None:
-            is_kept = np.maximum(source_lengths, target_lengths) <= limit
-        source, target = (
-            flat[np.repeat(is_kept, lengths)]
-            for flat, lengths in ((source, source_lengths), (target, target_lengths))
-        )
-        return EncodedShard(
-            ids=(source, target),
-            lengths=(source_lengths[is_kept], target_lengths[is_kept]),
-            kept=rows[is_kept],
-        )
+        rows = np.asarray(self._rows[first:last], np.int64)
+        sides = [self._encode_side(side, rows, shard) for side in range(2)]
+        is_kept = np.maximum(*(lengths for _, lengths in sides)) <= self._job.max_pieces
+        kept = [(ids[np.repeat(is_kept, lengths)], lengths[is_kept]) for ids, lengths in sides]
+        return EncodedShard(kept, rows[is_kept])
 
     def _encode_side(self, side: int, rows: npt.NDArray[np.int64], shard: int) -> FlatRows:
         job, tokenizer = self._job, self._tokenizers[side]
@@ -185,11 +159,10 @@ class ShardEncoder:
             sentences, job.dropout, [job.seed, job.epoch, shard, side]
         )
         # A sample may be longer than the plain segmentation, for which the pair was kept.
-        limit = job.max_pieces
-        long = [i for i, ids in enumerate(sampled) if limit is not None and len(ids) > limit]
+        long = [i for i, ids in enumerate(sampled) if len(ids) > job.max_pieces]
         for i, ids in zip(long, tokenizer.encode([sentences[i] for i in long]), strict=True):
             sampled[i] = ids
-        return _flat(sampled, id_dtype(tokenizer.vocab_size))
+        return _flat(sampled, job.tokenizers.id_dtype)
 
 
 class WordEncoder:
@@ -200,9 +173,9 @@ class WordEncoder:
     pieces; with any other each sentence is encoded whole.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, dtype: npt.DTypeLike) -> None:
         self._tokenizer = tokenizer
-        self._dtype = np.dtype(id_dtype(tokenizer.vocab_size))
+        self._dtype = np.dtype(dtype)
         self._by_word = merges_within_words(tokenizer)
         self._known: dict[str, bytes] = {}  # word -> its ids
 

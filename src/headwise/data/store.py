@@ -38,18 +38,16 @@ class FlatWriter:
     def __init__(self, path: Path) -> None:
         self._flat = open(path, "wb")  # noqa: SIM115
         self._offsets = open(beside(path, ".offsets"), "wb")  # noqa: SIM115
-        self._end = 0
-        self.n_rows = 0
+        self.n_rows = self.n_values = 0
         self._offsets.write(np.int64(0).tobytes())
 
     def append(self, values: npt.NDArray[Any] | bytes, lengths: Rows) -> None:
         """Add rows: their values one after the other, and how many belong to each."""
         self._flat.write(values if isinstance(values, bytes) else values.tobytes())
-        ends = self._end + np.cumsum(lengths, dtype=np.int64)
+        ends = self.n_values + np.cumsum(lengths, dtype=np.int64)
         self._offsets.write(ends.tobytes())
-        if len(ends):
-            self._end = int(ends[-1])
-        self.n_rows += len(ends)
+        self.n_values += int(lengths.sum())
+        self.n_rows += len(lengths)
 
     def __enter__(self) -> FlatWriter:
         return self
@@ -131,20 +129,21 @@ class IdStore:
         return np.diff(self.offsets).astype(np.int32)
 
     def gather(
-        self, rows: Rows, prefix: int | None = None, suffix: int | None = None
+        self, rows: Rows, prefix: int | None = None, suffix: int | None = None, width: int = 0
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """`rows` as one (B, L) array padded with 0, and their lengths (B,), both int64.
 
-        `prefix` and `suffix` are ids put before and after every row; lengths count them.
+        `prefix` and `suffix` are ids put before and after every row; lengths count them. L is
+        `width` where no row is longer.
         """
         starts = self.offsets[rows]
         n_ids = self.offsets[rows + 1] - starts
-        width = int(n_ids.max(initial=0))
+        longest = int(n_ids.max(initial=0))
         before, after = int(prefix is not None), int(suffix is not None)
-        ids_BL = np.zeros((len(rows), before + width + after), np.int64)
-        places = np.arange(width)
+        ids_BL = np.zeros((len(rows), max(before + longest + after, width)), np.int64)
+        places = np.arange(longest)
         real = places < n_ids[:, None]
-        ids_BL[:, before : before + width][real] = self.flat[(starts[:, None] + places)[real]]
+        ids_BL[:, before : before + longest][real] = self.flat[(starts[:, None] + places)[real]]
         if prefix is not None:
             ids_BL[:, 0] = prefix
         if suffix is not None:

@@ -17,6 +17,7 @@ import numpy as np
 import sentencepiece
 
 from headwise.data.bpe_dropout import DropoutSegmenter
+from headwise.data.store import id_dtype
 from headwise.errors import ConfigError, DataError
 
 PAD, UNK, BOS, EOS = 0, 1, 2, 3
@@ -184,6 +185,11 @@ class TokenizerPair:
             raise DataError(f"no tokenizer in {folder}: expected tokenizer.model")
         source, target = (Tokenizer.load(path) for path in sides)
         return cls(source, target, joint=False)
+
+    @property
+    def id_dtype(self) -> type[np.uint16] | type[np.int32]:
+        """The type in which ids of both sides are kept."""
+        return id_dtype(max(self.source.vocab_size, self.target.vocab_size))
 
     def fingerprint(self) -> str:
         """Hash of both piece lists."""

@@ -223,7 +223,7 @@ REFUSED = {
     "analyze run=RUN checkpoint=bset": (1, "Did you mean checkpoint=best?"),
     "evaluate run=RUN checkpoint=update_99": (1, "checkpoint=update_00000002?"),
     "evaluate run=RUN checkpoint=../../x": (1, "there are"),
-    "evaluate run=RUN device=gpu": (2, "device must be one of auto, cpu, cuda"),
+    "evaluate run=RUN device=gpu": (2, "device=gpu is called cuda here: device=cuda"),
     # evaluate
     "evaluate run=RUN data.test=[test_c]": (1, "test_a, test_b"),
     "evaluate run=RUN data.source_file=/nowhere": (2, "data.reference_file"),

@@ -119,7 +119,7 @@ def test_a_missing_argument_is_named() -> None:
 def test_packages_of_the_user_are_trusted_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "toy_plugin.py").write_text("import os\nclass Thing: ...\n", encoding="utf-8")
+    (tmp_path / "toy_plugin.py").write_text("from os import _Environ\nclass Thing: ...\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ConfigError, match="HEADWISE_PLUGINS"):
         target_class({"_target_": "toy_plugin.Thing"}, "attention")
@@ -129,5 +129,5 @@ def test_packages_of_the_user_are_trusted_by_name(
     monkeypatch.setenv("HEADWISE_PLUGINS", "other, toy_plugin,")
     assert target_class({"_target_": "toy_plugin.Thing"}, "attention").__name__ == "Thing"
     with pytest.raises(ConfigError, match="class of a trusted package"):
-        target_class({"_target_": "toy_plugin.os._Environ"}, "attention")
+        target_class({"_target_": "toy_plugin._Environ"}, "attention")
     sys.modules.pop("toy_plugin")

@@ -2,12 +2,13 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from headwise.config.schema import TrainerConfig
 from headwise.runs.folder import RunFolder
 from headwise.train.average import choose_weights
 from headwise.train.checkpoint import save_checkpoint
@@ -33,9 +34,15 @@ def choose(folder: RunFolder, n_averaged: int, score: float | None) -> tuple[str
         assert model.weight.item() == 4
         return None, score
 
-    trainer: Any = SimpleNamespace(evaluate=evaluate, state=SimpleNamespace(best_score=7.0))
-    ranks = Ranks(0, 1, torch.device("cpu"))
-    return choose_weights(trainer, cast(Any, model), folder, ranks, n_averaged), model.weight.item()
+    trainer: Any = SimpleNamespace(
+        evaluate=evaluate,
+        state=SimpleNamespace(best_score=7.0),
+        model=model,
+        folder=folder,
+        ranks=Ranks(0, 1, torch.device("cpu")),
+        config=TrainerConfig(average=n_averaged),
+    )
+    return choose_weights(trainer), model.weight.item()
 
 
 def test_an_average_that_validates_better_is_kept(

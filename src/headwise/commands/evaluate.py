@@ -47,7 +47,6 @@ def evaluate(config: EvaluateConfig) -> dict[str, Any]:
             split,
             run.folder.hypotheses / name,
             run.config.data.target,
-            run.translator.config.external,
             Ranks(0, 1, run.translator.device),
             config.progress,
         )

@@ -89,10 +89,9 @@ def _check(config: PruneConfig) -> None:
     fraction, sentences = config.fraction, config.data.sentences
     require(fraction is None or 0 < fraction <= 1, "fraction", "in (0, 1]", fraction)
     require(sentences is None or sentences >= 1, "data.sentences", "at least 1", sentences)
-    given = {"fraction": fraction is not None, "keep": config.keep is not None}
-    chosen = [
-        key for key, is_given in {**given, "by=gates": config.by == "gates"}.items() if is_given
-    ]
+    by_gates = config.by == "gates"
+    ways = {"fraction": fraction is not None, "keep": config.keep is not None, "by=gates": by_gates}
+    chosen = [way for way, is_given in ways.items() if is_given]
     if len(chosen) > 1:
         raise ConfigError(f"{' and '.join(chosen)} both say which heads stay; give one of them")
     if config.output is not None:

@@ -111,7 +111,8 @@ def _train(
     keep_freed_memory()
     with process_group(config.trainer.device) as ranks:
         ask_for_same_bits(ranks.device)
-        corpus = _find_corpus(config, ranks)
+        with ranks.first_alone():  # what has to be downloaded, it gets before the others look
+            corpus = open_corpus(config.data, Path(config.paths.cache).expanduser())
         folder = _place(config, container, overrides, _content_hashes(config, corpus))
         failure.folder = folder
         results = _final_results(folder, config, corpus)
@@ -134,11 +135,6 @@ def _train(
                 (folder.checkpoints / "average.pt").unlink(missing_ok=True)
                 folder.describe(container, overrides)
                 log.info("%s %s", "going on in" if resumes else "training in", folder.path)
-                if ranks.device.type == "cuda" and config.trainer.device == "auto":
-                    log.info(
-                        "on a GPU, in batches of %d tokens (trainer=gpu has larger ones, in bf16)",
-                        config.trainer.max_tokens,
-                    )
             with _tracker(config, folder, ranks, group, container) as tracker:
                 return _Run(config, folder, ranks, tracker).to_the_end(corpus)
 
@@ -166,12 +162,6 @@ def _refuse_lost_checkpoint(folder: RunFolder) -> None:
             f"{folder.last} is missing, though it was saved at update "
             f"{saved.get('update')}: copy it back, or remove {folder.path} to begin anew"
         )
-
-
-def _find_corpus(config: Config, ranks: Ranks) -> Corpus:
-    """Open the corpus; what has to be downloaded, the first rank gets before the others look."""
-    with ranks.first_alone():
-        return open_corpus(config.data, Path(config.paths.cache).expanduser())
 
 
 def _final_results(folder: RunFolder, config: Config, corpus: Corpus) -> Results | None:
@@ -228,19 +218,18 @@ def _tracker(
         tracker.finish(status)
 
 
+@dataclass
 class _Run:
     """The steps of one run that begins or goes on."""
 
-    def __init__(
-        self,
-        config: Config,
-        folder: RunFolder,
-        ranks: Ranks,
-        tracker: Tracker,
-    ) -> None:
-        self.config, self.folder, self.ranks, self.tracker = config, folder, ranks, tracker
-        self.records = Records(folder if ranks.is_main else None, tracker)
-        self._scratch = folder.path / "scratch"  # this epoch's ids under BPE-dropout
+    config: Config
+    folder: RunFolder
+    ranks: Ranks
+    tracker: Tracker
+
+    def __post_init__(self) -> None:
+        self.records = Records(self.folder if self.ranks.is_main else None, self.tracker)
+        self._scratch = self.folder.path / "scratch"  # this epoch's ids under BPE-dropout
 
     def to_the_end(self, corpus: Corpus) -> Outcome:
         """Prepare, train, score."""
@@ -284,10 +273,8 @@ class _Run:
                 )
             return
         prepared.tokenizers.save(self.folder.path)
-        self.folder.write_json(
-            "data.json",
-            {"fingerprint": prepared.fingerprint, "versions": versions(), **prepared.report},
-        )
+        about = {"fingerprint": prepared.fingerprint, "versions": versions()}
+        self.folder.write_json("data.json", {**about, **prepared.report})
 
     def _model(self, prepared: PreparedCorpus) -> Transformer:
         tokenizers = prepared.tokenizers
@@ -317,14 +304,13 @@ class _Run:
             reported=lambda: reported(model),
             stop=stop,
         )
-        resume_or_start(trainer, self.folder, self.records)
+        resume_or_start(trainer)
         return trainer
 
     def _finish(self, trainer: Trainer, validator: Validator, prepared: PreparedCorpus) -> Results:
         """Choose the weights, translate the test sets, write the results and the figures."""
         config, folder, model = self.config, self.folder, validator.model
-        n_averaged = config.trainer.average
-        weights = choose_weights(trainer, model, folder, self.ranks, n_averaged)
+        weights = choose_weights(trainer)
         tokenizers, output = prepared.tokenizers, validator.loss.output_map
         translator = Translator(model, tokenizers, config.decode, self.ranks.device, output)
         # what these weights scored already; more test sets may be asked for
@@ -341,7 +327,6 @@ class _Run:
                 name,
                 folder.hypotheses,
                 config.data.target,
-                config.decode.external,
                 self.ranks,
                 config.trainer.progress,
             )
@@ -371,9 +356,7 @@ class _Run:
         if self.ranks.is_main:
             results.write(folder.results)
             draw(folder, self.tracker)
-            self.tracker.summary(
-                {f"{s}/bleu": found["bleu"]["score"] for s, found in scores.items()}
-            )
+            self.tracker.summary({f"{name}/bleu": results.score(name) for name in scores})
             shutil.rmtree(self._scratch, ignore_errors=True)
             log.info("%s", summary(folder, results))
         self.ranks.barrier()

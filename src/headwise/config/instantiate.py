@@ -12,6 +12,7 @@ import importlib
 import inspect
 import os
 import pkgutil
+import sys
 import types
 import typing
 from collections.abc import Mapping
@@ -41,50 +42,35 @@ def target_class(node: Any, key: str) -> Any:
         groups = [name for name, sites in SITE_GROUPS.items() if key.startswith(f"{sites}.")]
         typed = "".join(f"; a yaml is chosen by {name}@{key}={container}" for name in groups)
         raise ConfigError(f"{key} must be a mapping with a _target_, got {container!r}{typed}")
-    plugins = os.environ.get("HEADWISE_PLUGINS", "").split(",")
-    trusted = (*ALLOWED_PREFIXES, *(f"{name.strip()}." for name in plugins if name.strip()))
+    plugins = os.environ.get("HEADWISE_PLUGINS", "").replace(",", " ").split()
+    trusted = (*ALLOWED_PREFIXES, *(f"{name}." for name in plugins))
     if not target.startswith(trusted):
+        now = f" (now it is {','.join(plugins)})" if plugins else ""
         raise ConfigError(
             f"{key}._target_ must lie under headwise or torch.optim, got {target!r}. "
-            f"Name packages of your own in HEADWISE_PLUGINS=package1,package2{_now(plugins)}."
+            f"Name packages of your own in HEADWISE_PLUGINS=package1,package2{now}."
         )
-    found = _locate(target, key)
+    found = _located(target, key)
     # a trusted module's imports are reachable through it: headwise.cli.os.system
     if not inspect.isclass(found) or not f"{found.__module__}.".startswith(trusted):
         raise ConfigError(f"{key}._target_ must name a class of a trusted package, got {target!r}")
     return found
 
 
-def _now(plugins: list[str]) -> str:
-    named = ",".join(name.strip() for name in plugins if name.strip())
-    return f" (now it is {named})" if named else ""
-
-
-def _locate(target: str, key: str) -> Any:
-    """The object at a dotted path: the longest part that imports, then attributes."""
-    parts = target.split(".")
-    for n_module in range(len(parts), 0, -1):
-        name = ".".join(parts[:n_module])
-        try:
-            found: Any = importlib.import_module(name)
-        except ModuleNotFoundError as error:
-            if error.name is not None and f"{name}.".startswith(f"{error.name}."):
-                continue  # a shorter part may be the module
-            raise ConfigError(f"{key}._target_ = {target!r} cannot be imported: {error}") from error
-        except ImportError as error:
-            raise ConfigError(f"{key}._target_ = {target!r} cannot be imported: {error}") from error
-        for number, part in enumerate(parts[n_module:], start=n_module):
-            if not hasattr(found, part):
-                within = ".".join(parts[:number])
-                below = [m.name for m in pkgutil.iter_modules(getattr(found, "__path__", ()))]
-                close = nearest(part, [*below, *(n for n in dir(found) if n[0] != "_")])
-                hint = f" Did you mean {within}.{close}?" if close else ""
-                raise ConfigError(
-                    f"{key}._target_ = {target!r} cannot be imported: {within} has no {part}.{hint}"
-                )
-            found = getattr(found, part)
-        return found
-    raise ConfigError(f"{key}._target_ = {target!r} cannot be imported: no module {parts[0]}")
+def _located(target: str, key: str) -> Any:
+    """The attribute of a module that a dotted path names."""
+    within, _, name = target.rpartition(".")
+    try:
+        return getattr(importlib.import_module(within), name)
+    except (ImportError, AttributeError) as error:
+        if isinstance(error, ModuleNotFoundError):  # all above it could be imported
+            within, _, name = str(error.name).rpartition(".")
+        parent = sys.modules.get(within)
+        below = [module.name for module in pkgutil.iter_modules(getattr(parent, "__path__", ()))]
+        close = nearest(name, [*below, *(known for known in dir(parent) if known[0] != "_")])
+        hint = f". Did you mean {within}.{close}?" if close else ""
+        what = f"{key}._target_ = {target!r} cannot be imported"
+        raise ConfigError(f"{what}: {error}{hint}") from error
 
 
 def instantiate(node: Any, key: str, **runtime: Any) -> Any:

@@ -30,18 +30,25 @@ def refuse_unknown(config: DictConfig, config_name: str) -> None:
     Raises:
         ConfigError: the key, its neighbours and the nearest of them.
     """
-    for prefix, kind, node in _typed_nodes(config, KINDS[config_name]):
+    for prefix, kind in _dataclasses(KINDS[config_name]):
         names = [field.name for field in fields(kind)]
-        for key in map(str, node):
+        for key in map(str, _node(config, prefix)):
             if key not in names:
                 raise unknown(prefix, key, names)
 
 
-def _typed_nodes(node: Any, kind: Any, prefix: str = "") -> Iterator[tuple[str, Any, DictConfig]]:
-    yield prefix, kind, node
+def _dataclasses(kind: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """A dataclass and those in it, each with what its keys begin with."""
+    yield prefix, kind
     for name, hint in get_type_hints(kind).items():
-        if is_dataclass(hint) and isinstance(node.get(name), DictConfig):
-            yield from _typed_nodes(node[name], hint, f"{prefix}{name}.")
+        if is_dataclass(hint):
+            yield from _dataclasses(hint, f"{prefix}{name}.")
+
+
+def _node(config: DictConfig, prefix: str) -> DictConfig:
+    node = OmegaConf.select(config, prefix.removesuffix(".")) if prefix else config
+    assert isinstance(node, DictConfig)
+    return node
 
 
 def refuse_misshapen(config: DictConfig, config_name: str) -> None:
@@ -50,7 +57,8 @@ def refuse_misshapen(config: DictConfig, config_name: str) -> None:
     Raises:
         ConfigError: the key, and what it must be.
     """
-    for prefix, kind, node in _typed_nodes(config, KINDS[config_name]):
+    for prefix, kind in _dataclasses(KINDS[config_name]):
+        node = _node(config, prefix)
         for name, hint in get_type_hints(kind).items():
             if is_dataclass(hint) or OmegaConf.is_missing(node, name):
                 continue
@@ -81,17 +89,8 @@ def _in_words(hint: Any) -> str:
 
 def known_keys(config_name: str) -> list[str]:
     """Every dotted key of a command's config; for training, those of each choice too."""
-    keys: list[str] = []
-
-    def walk(prefix: str, kind: Any) -> None:
-        hints = get_type_hints(kind)
-        for field in fields(kind):
-            name, hint = f"{prefix}{field.name}", hints[field.name]
-            keys.append(name)
-            if is_dataclass(hint):
-                walk(f"{name}.", hint)
-
-    walk("", KINDS[config_name])
+    kinds = _dataclasses(KINDS[config_name])
+    keys = [f"{prefix}{field.name}" for prefix, kind in kinds for field in fields(kind)]
     if config_name != "train":
         return [*keys, *(f"decode.{field.name}" for field in fields(DecodeConfig))]
     for group in OPEN_GROUPS:

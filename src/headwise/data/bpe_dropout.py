@@ -7,8 +7,6 @@ function of the text and the generator alone.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 import sentencepiece
@@ -18,21 +16,6 @@ Ints = npt.NDArray[np.int64]
 UNK = 1
 WORD_START = 0x2581  # "▁", SentencePiece's mark for a space
 NONE = np.int64(1) << 30  # a rank worse than every merge
-
-
-@dataclass
-class _Words:
-    """The symbols of the words that may still be merged, flat, in reading order."""
-
-    symbols: Ints  # piece ids
-    words: Ints  # number of the word that each belongs to, rising
-    origins: Ints  # position of each symbol's first character in the text
-    merges: Ints  # the piece that a symbol makes with its right neighbour, or -1
-
-    def keep(self, chosen: npt.NDArray[np.bool_]) -> _Words:
-        return _Words(
-            self.symbols[chosen], self.words[chosen], self.origins[chosen], self.merges[chosen]
-        )
 
 
 class DropoutSegmenter:
@@ -56,12 +39,12 @@ class DropoutSegmenter:
                 left, right = ids.get(piece[:cut]), ids.get(piece[cut:])
                 if left is not None and right is not None:
                     pairs[left * self._n_pieces + right] = number
-        self._pair_keys = np.array(sorted(pairs), np.int64)
+        # with a last key that is no pair's, so that every search ends at one
+        self._pair_keys = np.array([*sorted(pairs), self._n_pieces**2], np.int64)
         self._pair_pieces = np.array([pairs[key] for key in sorted(pairs)], np.int64)
         # SentencePiece scores BPE pieces by minus the order in which they were learnt.
-        self._ranks = np.array([-processor.get_score(i) for i in range(self._n_pieces)]).astype(
-            np.int64
-        )
+        scores = np.array([processor.get_score(i) for i in range(self._n_pieces)])
+        self._ranks = (-scores).astype(np.int64)
 
     def encode(
         self, sentences: list[str], dropout: float, generator: np.random.Generator
@@ -91,50 +74,52 @@ class DropoutSegmenter:
         Each round drops every possible merge with probability `dropout`, then every word
         applies its best one of those left; a word with none left is finished.
         """
-        pieces = np.full(len(symbols), -1, np.int64)
-        live = _Words(symbols, words, np.arange(len(symbols)), np.full(len(symbols), -1, np.int64))
-        self._look_up(live, np.arange(len(symbols)))
-        while len(live.symbols):
-            ranks = np.where(live.merges >= 0, self._ranks[live.merges], NONE)
+        places, pieces = np.arange(len(symbols)), np.full(len(symbols), -1, np.int64)
+        # the symbols that may still be merged, in reading order: piece, number of its word, place
+        # of its first character, and the piece that it makes with its right neighbour, or -1
+        live = np.stack([symbols, words, places, pieces])
+        self._look_up(live, places)
+        while live.shape[1]:
+            symbols, words, origins, merges = live
+            ranks = np.where(merges >= 0, self._ranks[merges], NONE)
             if dropout > 0:
                 ranks[generator.random(len(ranks)) < dropout] = NONE
-            first = np.diff(live.words, prepend=-1) != 0
+            first = np.diff(words, prepend=-1) != 0
             # The lower half of the key makes the leftmost of equal merges win.
             keys = (ranks << 32) | np.arange(len(ranks))
             best = np.minimum.reduceat(keys, np.flatnonzero(first))
             ongoing = (best >> 32) < NONE
             place = best[ongoing] & 0xFFFFFFFF
             stays = ongoing[np.cumsum(first) - 1]
-            pieces[live.origins[~stays]] = live.symbols[~stays]
-            live.symbols[place] = live.merges[place]
+            pieces[origins[~stays]] = symbols[~stays]
+            symbols[place] = merges[place]
             stays[place + 1] = False
             place = (np.cumsum(stays) - 1)[place]
-            live = live.keep(stays)
+            live = live[:, stays]
             self._look_up(live, place)
             self._look_up(live, place[place > 0] - 1)
         return pieces
 
-    def _look_up(self, live: _Words, places: Ints) -> None:
+    def _look_up(self, live: Ints, places: Ints) -> None:
         """Set the merge of each symbol at `places` with its right neighbour in the same word."""
-        live.merges[places] = -1
-        places = places[places < len(live.symbols) - 1]
-        places = places[live.words[places] == live.words[places + 1]]
-        if not len(self._pair_keys):
-            return
-        keys = live.symbols[places] * self._n_pieces + live.symbols[places + 1]
-        found = np.minimum(np.searchsorted(self._pair_keys, keys), len(self._pair_keys) - 1)
+        symbols, words, _, merges = live
+        merges[places] = -1
+        places = places[places < len(symbols) - 1]
+        places = places[words[places] == words[places + 1]]
+        keys = symbols[places] * self._n_pieces + symbols[places + 1]
+        found = np.searchsorted(self._pair_keys, keys)
         hit = self._pair_keys[found] == keys
-        live.merges[places[hit]] = self._pair_pieces[found[hit]]
+        merges[places[hit]] = self._pair_pieces[found[hit]]
 
     def _finish(self, pieces: Ints, characters: npt.NDArray[np.uint32]) -> list[int]:
         """Unknown characters as bytes where the model has them, else each run as one unk."""
         unknown = pieces == UNK
         if not self._byte_ids:
             pieces = pieces[~unknown | ~np.append(False, unknown[:-1])]
-        row: list[int] = []
+        row: list[int] = pieces.tolist()
         if not unknown.any() or not self._byte_ids:
-            row = pieces.tolist()
             return row
+        row = []
         for piece, character in zip(pieces.tolist(), characters.tolist(), strict=True):
             spelt = [self._byte_ids[byte] for byte in chr(character).encode()]
             row.extend(spelt if piece == UNK else [piece])

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -78,7 +79,6 @@ class Tokenizer:
     def __init__(self, model_bytes: bytes) -> None:
         self.model_bytes = model_bytes
         self._processor = _open(model_bytes)
-        self._dropout_segmenter: DropoutSegmenter | None = None
 
     @classmethod
     def load(cls, path: str | Path) -> Tokenizer:
@@ -131,12 +131,14 @@ class Tokenizer:
         Raises:
             ConfigError: the pieces are plain bytes, which have no merges to drop.
         """
+        texts = [one_space(text) for text in sentences]
+        return self._segmenter.encode(texts, dropout, np.random.default_rng(seed))
+
+    @cached_property
+    def _segmenter(self) -> DropoutSegmenter:
         if isinstance(self._processor, ByteProcessor):
             raise ConfigError("tokenizer.dropout needs tokenizer.kind=bpe, got byte")
-        if self._dropout_segmenter is None:
-            self._dropout_segmenter = DropoutSegmenter(self._processor)
-        texts = [one_space(text) for text in sentences]
-        return self._dropout_segmenter.encode(texts, dropout, np.random.default_rng(seed))
+        return DropoutSegmenter(self._processor)
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
         """Plain text of each row; pad, bos and eos are skipped, unk becomes " ⁇ ".

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
 import torch
@@ -52,8 +52,8 @@ class Translation:
 
 EMPTY = Translation("", 0.0, (("", 0.0),), ())
 SCORING_SHARE = 4  # forced decoding holds the logits of every position: a quarter of max_tokens
-# Of fewer, a search is over before what `packed` takes is gained. They are guessed as the pieces of
-# the sources, a row for each hypothesis of each.
+# Of fewer, a search is over before what laying out the weights for it (`packed`) takes is gained.
+# They are guessed as the pieces of the sources, a row for each hypothesis of each.
 ROWS_WORTH_PACKING = 100
 
 
@@ -116,7 +116,8 @@ class Translator:
         lengths = [len(ids[line]) for line in lines]
         batches = length_batches(lengths, self.config.max_tokens // self.beam)
         answers = [EMPTY] * len(sentences)
-        fast = self._fast(sum(lengths))
+        is_long = sum(lengths) * self.beam >= ROWS_WORTH_PACKING
+        fast = packed(self.model) if is_long else nullcontext()
         with self._ready(), fast, _bar(len(lines), "translate", progress) as bar:
             for places in batches:
                 batch = [lines[place] for place in places]
@@ -201,33 +202,13 @@ class Translator:
         _check_lengths("target", lengths, self.max_positions, split=split)
 
     def _search(self, sources: Sequence[Sequence[int]]) -> list[list[Hypothesis]]:
-        config = self.config
+        config, penalty = self.config, self.config.length_penalty
         limits = [length_limit(len(ids) - 1, config, self.max_positions) for ids in sources]
+        task = self.model, sources, limits, self.device
         if config.method == "greedy":
-            found = greedy_search(
-                self.model,
-                sources,
-                limits,
-                self.device,
-                config.length_penalty,
-                output=self.output,
-            )
+            found = greedy_search(*task, penalty, output=self.output)
             return [[hypothesis] for hypothesis in found]
-        return beam_search(
-            self.model,
-            sources,
-            limits,
-            self.device,
-            config.beam,
-            config.length_penalty,
-            config.n_best,
-            output=self.output,
-        )
-
-    def _fast(self, n_pieces: int) -> AbstractContextManager[None]:
-        """The model's weights laid out for a search, where it is long enough to pay for that."""
-        is_long = n_pieces * self.beam >= ROWS_WORTH_PACKING
-        return packed(self.model) if is_long else nullcontext()
+        return beam_search(*task, config.beam, penalty, config.n_best, output=self.output)
 
     def _translation(self, hypotheses: Sequence[Hypothesis]) -> Translation:
         texts = self.tokenizers.target.decode([list(found.ids) for found in hypotheses])

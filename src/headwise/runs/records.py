@@ -21,13 +21,13 @@ class Records:
 
     def __init__(self, folder: RunFolder | None, tracker: Tracker | None = None) -> None:
         self.tracker: Tracker = tracker if tracker is not None else NullTracker()
-        self._metrics = JsonlWriter(folder.metrics) if folder is not None else None
-        self._heads = JsonlWriter(folder.heads) if folder is not None else None
+        paths = () if folder is None else (folder.metrics, folder.heads)
+        self._files = [JsonlWriter(path) for path in paths]
 
     def log(self, update: int, metrics: Mapping[str, float]) -> None:
         """Scalars named split/name."""
-        if self._metrics is not None:
-            self._metrics.write({"update": update, **metrics})
+        if self._files:
+            self._files[0].write({"update": update, **metrics})
             self.tracker.log(update, metrics)
 
     def log_heads(self, update: int, heads: Mapping[str, HeadValues]) -> None:
@@ -35,9 +35,9 @@ class Records:
 
         The tracker gets what has one number a layer as `attention/<name>/<site>/layer<i>`.
         """
-        if self._heads is None:
+        if not self._files:
             return
-        self._heads.write({"update": update, **heads})
+        self._files[1].write({"update": update, **heads})
         of_heads = {name: sites for name, sites in heads.items() if name not in LAYER_STATISTICS}
         of_layers = {
             f"attention/{name}/{site}/layer{layer}": value
@@ -52,26 +52,21 @@ class Records:
         if of_layers:
             self.tracker.log(update, of_layers)
 
-    def n_lines(self) -> tuple[int, int]:
+    def n_lines(self) -> list[int]:
         """Lengths of the two records (0 where nothing is kept)."""
-        if self._metrics is None or self._heads is None:
-            return 0, 0
-        return self._metrics.n_lines, self._heads.n_lines
+        return [file.n_lines for file in self._files] or [0, 0]
 
-    def rewind(self, metrics_lines: int, heads_lines: int) -> None:
-        """Forget what came after a checkpoint."""
-        if self._metrics is not None and self._heads is not None:
-            self._metrics.rewind(metrics_lines)
-            self._heads.rewind(heads_lines)
+    def rewind(self, *n_lines: int) -> None:
+        """Forget what came after a checkpoint, when the records had these lengths."""
+        for file, n_kept in zip(self._files, n_lines, strict=False):
+            file.rewind(n_kept)
 
     def sync(self) -> None:
         """Return when all of it is on the disk."""
-        if self._metrics is not None and self._heads is not None:
-            self._metrics.sync()
-            self._heads.sync()
+        for file in self._files:
+            file.sync()
 
     def close(self) -> None:
         """Close the files; the tracker is finished by whom it belongs to."""
-        if self._metrics is not None and self._heads is not None:
-            self._metrics.close()
-            self._heads.close()
+        for file in self._files:
+            file.close()

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -66,14 +67,11 @@ class Validator:
             for name in dict.fromkeys((config.data.valid, *prepared.corpus.config.test)):
                 self.translator.check_sources(prepared.corpus.read(name)[0], name)
         source, target = prepared.valid.source, prepared.valid.target
-        lengths = [len(target[i]) + 1 for i in range(len(target))]
-        self.translator.check_targets(lengths, config.data.valid)
-        short = [
-            i for i in range(len(source)) if max(len(source[i]), len(target[i])) <= MAX_HEAD_PIECES
-        ][: config.trainer.head_sentences]
-        looked_at = EncodedSplit.from_lists(
-            [source[i].tolist() for i in short], [target[i].tolist() for i in short]
-        )
+        self.translator.check_targets((target.lengths + 1).tolist(), config.data.valid)
+        longer = np.maximum(source.lengths, target.lengths)
+        short = np.flatnonzero(longer <= MAX_HEAD_PIECES)[: config.trainer.head_sentences]
+        sides = ([side[i].tolist() for i in short] for side in (source, target))
+        looked_at = EncodedSplit.from_lists(*sides)
         self.head_batches = list(evaluation_batches(looked_at, config.trainer.max_tokens))
 
     def __call__(self) -> Validation:
@@ -152,11 +150,12 @@ def evaluate_texts(
     name: str,
     folder: Path,
     target_language: str,
-    external: dict[str, str],
     ranks: Ranks,
     progress: bool,
 ) -> tuple[dict[str, Any], list[str]]:
     """Translate, write `<name>.txt`, `.ref.txt` and `.src.txt` below `folder`, and score.
+
+    Metrics of the user's are those of the translator's settings.
 
     Returns:
         The scores of a split as results.json holds them, and the hypotheses. With an output map
@@ -181,7 +180,7 @@ def evaluate_texts(
         write_lines(paths["hypotheses"], hypotheses)
         write_lines(paths["references"], references)
         write_lines(paths["source"], sources)
-        scores.update(run_external(external, paths))
+        scores.update(run_external(translator.config.external, paths))
     searches = search_summary(translation.search for translation in translations)
     if searches:
         scores["search"] = searches

@@ -19,7 +19,7 @@ from headwise.data.tokenizer import TokenizerPair
 from headwise.decode.hypothesis import check_decode_config
 from headwise.decode.scoring import TargetScore
 from headwise.decode.translator import Translation, Translator, require_lines
-from headwise.errors import ConfigError, RunError, refuse, unknown
+from headwise.errors import ConfigError, RunError, unknown
 from headwise.metrics.external import check_commands
 from headwise.model.build import build_model
 from headwise.model.kernels import kernels_of
@@ -31,8 +31,6 @@ from headwise.train.distributed import choose_device
 from headwise.train.memory import keep_freed_memory
 
 log = logging.getLogger(__name__)
-
-DEVICES = ("auto", "cpu", "cuda")
 
 
 @dataclass(frozen=True)
@@ -171,8 +169,6 @@ def _load(
     search: Mapping[str, Any],
     prefix: str,
 ) -> TrainedRun:
-    if device not in DEVICES:
-        raise refuse("device", device, DEVICES)
     place = choose_device(device, key="device")
     folder = RunFolder.existing(run)
     config = read_config(folder)

@@ -131,7 +131,7 @@ def read_if_there(path: Path) -> list[dict[str, Any]]:
 def encode_record(record: Mapping[str, Any]) -> bytes:
     """The line of a record, newline included; see `JsonlWriter.write`."""
     nonfinite: list[str] = []
-    plain = _plain_mapping(record, "", nonfinite)
+    plain = _plain(record, "", nonfinite)
     if nonfinite:
         plain["nonfinite"] = nonfinite
     return json.dumps(plain, ensure_ascii=False, allow_nan=False).encode() + b"\n"
@@ -165,31 +165,17 @@ def _decode(line: bytes, path: Path, number: int) -> dict[str, Any]:
     return record
 
 
-def _plain_mapping(values: Mapping[str, Any], path: str, nonfinite: list[str]) -> dict[str, Any]:
-    plain: dict[str, Any] = {}
-    for key, value in values.items():
-        entry = _plain(value, f"{path}{key}", nonfinite)
-        if entry is None and value is not None:
-            continue
-        plain[str(key)] = entry
-    return plain
-
-
 def _plain(value: Any, path: str, nonfinite: list[str]) -> Any:
     """`value` in the types of JSON; None for a float that is not finite, whose path is noted."""
-    if value is None or isinstance(value, bool | int | str):
-        return value
-    if isinstance(value, float):
-        if math.isfinite(value):
-            return float(value)
+    if hasattr(value, "tolist"):  # numpy and torch, scalars included
+        value = value.tolist()
+    if isinstance(value, float) and not math.isfinite(value):
         nonfinite.append(path)
         return None
+    within = f"{path}." if path else ""
     if isinstance(value, Mapping):
-        return _plain_mapping(value, f"{path}.", nonfinite)
+        plain = {str(key): _plain(one, f"{within}{key}", nonfinite) for key, one in value.items()}
+        return {key: one for key, one in plain.items() if f"{within}{key}" not in nonfinite}
     if isinstance(value, list | tuple):
-        return [_plain(item, f"{path}.{i}", nonfinite) for i, item in enumerate(value, start=1)]
-    if hasattr(value, "tolist"):  # numpy and torch, scalars included
-        return _plain(value.tolist(), path, nonfinite)
-    if isinstance(value, os.PathLike):
-        return os.fspath(value)
-    raise TypeError(f"{path}: cannot write a {type(value).__name__} as JSON")
+        return [_plain(one, f"{within}{i}", nonfinite) for i, one in enumerate(value, start=1)]
+    return value

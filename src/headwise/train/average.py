@@ -4,30 +4,27 @@ from __future__ import annotations
 
 import logging
 
-from headwise.model.transformer import Transformer
-from headwise.runs.folder import RunFolder
 from headwise.train.checkpoint import (
     average_weights,
     load_model,
     numbered_checkpoints,
     save_checkpoint,
 )
-from headwise.train.distributed import Ranks
 from headwise.train.trainer import Trainer
 
 log = logging.getLogger(__name__)
 
 
-def choose_weights(
-    trainer: Trainer, model: Transformer, folder: RunFolder, ranks: Ranks, n_averaged: int
-) -> str:
+def choose_weights(trainer: Trainer) -> str:
     """Load the average of the last checkpoints where it validates better than the best one.
 
     Early in training it does not: the checkpoints still differ by too much.
 
     Returns:
-        Which weights `model` holds now: average, best or last.
+        Which weights the model holds now: average, best or last.
     """
+    model, folder, ranks = trainer.model, trainer.folder, trainer.ranks
+    n_averaged = trainer.config.average
     ranks.barrier()  # until the first rank has written the last one
     average = folder.checkpoints / "average.pt"
     recent = numbered_checkpoints(folder.checkpoints)[-n_averaged:] if n_averaged else []

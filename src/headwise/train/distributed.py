@@ -74,13 +74,10 @@ class Ranks:
         """The inverse of `share`, on every rank."""
         if self.world_size == 1:
             return shares
-        collected: list[list[T] | None] = [None] * self.world_size
+        collected: list[list[T]] = [[]] * self.world_size
         dist.all_gather_object(collected, shares)
-        merged: list[T] = []
-        for position in range(sum(len(part or []) for part in collected)):
-            part = collected[position % self.world_size] or []
-            merged.append(part[position // self.world_size])
-        return merged
+        places = range(sum(map(len, collected)))
+        return [collected[i % self.world_size][i // self.world_size] for i in places]
 
     @contextmanager
     def first_alone(self) -> Iterator[None]:

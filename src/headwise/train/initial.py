@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict
-from typing import Any
-
-from torch import Tensor
 
 from headwise.attention.protocol import Attention
 from headwise.config.schema import SITE_GROUPS, Config
@@ -30,7 +27,6 @@ SHAPELESS = (
 )
 PROJECTIONS = ("query", "key", "value", "output")  # what every attention with heads has
 REGISTERS = "registers"
-MOST_TOLD = 4
 
 
 def start_from(
@@ -74,7 +70,9 @@ def start_from(
         )
     chosen = _chosen(model, own.keys() | weights.keys())
     taken = {name: weights[name] for name in weights if name not in chosen or name in own}
-    new = {name: own[name] for name in chosen.keys() & own.keys() if _is_new(name, own, weights)}
+    shared = own.keys() & weights.keys()
+    fitting = {name for name in shared if own[name].shape == weights[name].shape}
+    new = {name: own[name] for name in (chosen.keys() & own.keys()) - fitting}
     try:
         load_weights(model, {**taken, **new}, f"init_from={origin.path}")
     except CheckpointError as error:
@@ -93,13 +91,8 @@ def start_from(
             log.warning("init_from=%s: %s: %s", origin.path, what, ", ".join(parts))
     differences = _differences(before, config)
     if differences:
-        more = len(differences) - MOST_TOLD
-        log.warning(
-            "the weights of %s were trained with other settings: %s%s",
-            origin.path,
-            ", ".join(differences[:MOST_TOLD]),
-            f", and {more} more" if more > 0 else "",
-        )
+        settings = ", ".join(differences)
+        log.warning("the weights of %s were trained with other settings: %s", origin.path, settings)
 
 
 def _chosen(model: Transformer, names: Iterable[str]) -> dict[str, str]:
@@ -115,22 +108,13 @@ def _chosen(model: Transformer, names: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def _is_new(name: str, own: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> bool:
-    return name not in weights or weights[name].shape != own[name].shape
-
-
 def _differences(before: Config, now: Config) -> list[str]:
     """Settings that shapes of weights do not tell, where two runs have others."""
     there, here = (comparable(asdict(config)) for config in (before, now))
-    told = []
-    for key in sorted(there.keys() | here.keys()):
-        if not any(key == of or key.startswith(f"{of}.") for of in SHAPELESS):
-            continue
-        then, today = _told(there, key), _told(here, key)
-        if then != today:
-            told.append(f"{key}={then} (here {today})")
-    return told
-
-
-def _told(flat: dict[str, Any], key: str) -> str:
-    return str(flat[key]) if key in flat else "unset"
+    keys = sorted(there.keys() | here.keys())
+    told = ((key, str(there.get(key, "unset")), str(here.get(key, "unset"))) for key in keys)
+    return [
+        f"{key}={then} (here {today})"
+        for key, then, today in told
+        if then != today and f"{key}.".startswith(tuple(f"{of}." for of in SHAPELESS))
+    ]

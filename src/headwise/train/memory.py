@@ -116,20 +116,10 @@ class PeakMemory:
 
 
 class _Mallinfo2(ctypes.Structure):
-    """`struct mallinfo2` of glibc's malloc.h, in bytes."""
+    """`struct mallinfo2` of glibc's malloc.h, in bytes.
 
-    _fields_ = tuple(
-        (name, ctypes.c_size_t)
-        for name in (
-            "arena",
-            "ordblks",
-            "smblks",
-            "hblks",
-            "hblkhd",  # in regions mapped for one block each
-            "usmblks",
-            "fsmblks",
-            "uordblks",  # handed out of the heaps
-            "fordblks",
-            "keepcost",
-        )
-    )
+    `hblkhd` is in regions mapped for one block each, `uordblks` handed out of the heaps.
+    """
+
+    _names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
+    _fields_ = tuple((name, ctypes.c_size_t) for name in _names.split())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from headwise.runs.folder import RunFolder
-from headwise.runs.records import Records
 from headwise.train.checkpoint import load_checkpoint
 from headwise.train.trainer import Trainer
 
@@ -13,14 +12,15 @@ def can_resume(folder: RunFolder) -> bool:
     return folder.last.is_file()
 
 
-def resume_or_start(trainer: Trainer, folder: RunFolder, records: Records) -> None:
+def resume_or_start(trainer: Trainer) -> None:
     """Restore the state of the last checkpoint (`Trainer.restore`), or clear the records.
 
     Raises:
         CheckpointError: the checkpoint is damaged or of another model.
     """
+    folder = trainer.folder
     if not can_resume(folder):
-        records.rewind(0, 0)  # of a process that died before its first checkpoint
+        trainer.records.rewind(0, 0)  # of a process that died before its first checkpoint
         return
     # onto the CPU: the optimizer itself knows which of its state belongs on the device
     trainer.restore(load_checkpoint(folder.last))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Protocol
 
 from headwise.errors import require
@@ -49,22 +50,19 @@ class Noam:
         return rate
 
 
+@dataclass
 class Cosine:
     """Linear warm-up, then half a cosine down to `final_fraction` of the base rate."""
 
-    def __init__(
-        self, warmup_updates: int, total_updates: int, final_fraction: float = 0.0
-    ) -> None:
-        require(
-            0 <= warmup_updates < total_updates,
-            "warmup_updates",
-            f"in [0, total_updates={total_updates})",
-            warmup_updates,
-        )
-        require(0 <= final_fraction <= 1, "final_fraction", "in [0, 1]", final_fraction)
-        self.warmup_updates = warmup_updates
-        self.total_updates = total_updates
-        self.final_fraction = final_fraction
+    warmup_updates: int
+    total_updates: int
+    final_fraction: float = 0.0
+
+    def __post_init__(self) -> None:
+        fraction, warmup = self.final_fraction, self.warmup_updates
+        allowed = f"in [0, total_updates={self.total_updates})"
+        require(0 <= warmup < self.total_updates, "warmup_updates", allowed, warmup)
+        require(0 <= fraction <= 1, "final_fraction", "in [0, 1]", fraction)
 
     def rate(self, update: int, base_rate: float) -> float:
         """See `Schedule`; after `total_updates` the final rate stays."""

@@ -95,23 +95,6 @@ def test_a_cache_that_cannot_be_written_costs_only_the_work(tmp_path: Path) -> N
     assert FileHashes(tmp_path / "file" / "cache")(tmp_path / "text") == SHA256
 
 
-def test_a_full_disk_leaves_the_old_hashes_and_no_litter(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hashes = FileHashes(tmp_path / "cache")
-    (tmp_path / "text").write_bytes(BODY)
-    hashes(tmp_path / "text")
-    before = hashes.path.read_bytes()
-
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.replace", full)
-    assert hashes(tmp_path / "text", "md5") == hashlib.md5(BODY).hexdigest()
-    assert [path.name for path in hashes.path.parent.iterdir()] == ["hashes.json"]
-    assert hashes.path.read_bytes() == before
-
-
 @pytest.mark.parametrize("content", ["{ not json", "[]"])
 def test_damaged_hashes_cost_only_the_work(tmp_path: Path, content: str) -> None:
     hashes = FileHashes(tmp_path)

@@ -121,15 +121,10 @@ def test_an_outside_score_is_the_last_number(paths: dict[str, Path]) -> None:
 def test_a_failure_leaves_a_reason_and_no_score(
     paths: dict[str, Path], command: str, reason: str
 ) -> None:
-    good = python("print(3)")
     timeout = 0.5 if "sleep" in command else 30.0
-    found = run_external(
-        {"bad": command, **({} if timeout < 1 else {"good": good})}, paths, timeout
-    )
-    assert "score" not in found["bad"]
-    assert reason in found["bad"]["warning"]
-    if timeout > 1:
-        assert found["good"]["score"] == 3.0
+    found = run_external({"bad": command}, paths, timeout)["bad"]
+    assert "score" not in found
+    assert reason in found["warning"]
 
 
 @pytest.mark.parametrize(

@@ -127,12 +127,6 @@ def test_an_average_is_made_once_of_the_last_numbered_ones(tmp_path: Path) -> No
             averaged_checkpoint(tmp_path, n_averaged)
 
 
-def method_changed(archive: bytes) -> bytes:
-    """Every entry of the directory says that it is compressed, which none is."""
-    parts = archive.split(b"PK\x01\x02")
-    return b"PK\x01\x02".join([parts[0], *(p[:6] + b"\x08\x00" + p[8:] for p in parts[1:])])
-
-
 def test_a_changed_number_is_refused_and_the_others_are_named(tmp_path: Path) -> None:
     path = saved(tmp_path / "last.pt")
     saved(tmp_path / "best.pt")
@@ -142,10 +136,6 @@ def test_a_changed_number_is_refused_and_the_others_are_named(tmp_path: Path) ->
     path.write_bytes(damaged)
     with pytest.raises(CheckpointError, match=r"damaged.*checkpoint=best.*init_from"):
         load_checkpoint(path)
-    path.write_bytes(method_changed(damaged))
-    with pytest.raises(CheckpointError, match="damaged"):
-        load_checkpoint(path)
-    path.write_bytes(damaged)
     (tmp_path / "best.pt").unlink()
     with pytest.raises(CheckpointError, match=r"what was written\)\.$"):
         load_checkpoint(path)

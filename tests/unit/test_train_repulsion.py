@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from headwise.attention.build import AttentionFactory
-from headwise.attention.place import Place
 from headwise.config.folders import group_node
 from headwise.config.instantiate import instantiate
 from headwise.config.schema import SITES, ModelConfig
@@ -213,27 +212,6 @@ def test_frozen_weights_stay_without_a_gradient() -> None:
     model.zero_grad()
     SPOS()(model, 1, 1)
     assert not gradients_of(model)
-
-
-def test_a_shared_module_is_changed_once() -> None:
-    kept: dict[str, Any] = {}
-
-    def shared(place: Place) -> Any:
-        return kept.setdefault(place.site, FACTORY(place))
-
-    model = make_model(shared)
-    before = set_gradients(model)
-    SVGD(step_size=0.05, weight=0.3, layers=[1])(model, 1, 1)
-    for name, weight, n_heads in weights_of(model, layers=[1]):
-        wanted = 0.05 * expected(weight, before[name], n_heads, 0.3)
-        assert weight.grad is not None
-        torch.testing.assert_close(weight.grad, wanted, rtol=1e-12, atol=1e-12)
-    set_gradients(model)
-    SPOS(layers=[1])(model, 1, 1)
-    once = gradients_of(model)
-    set_gradients(model)
-    SPOS()(model, 1, 1)
-    assert all(torch.equal(once[name], value) for name, value in gradients_of(model).items())
 
 
 # -- noise --------------------------------------------------------------------------------------

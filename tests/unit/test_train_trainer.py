@@ -262,23 +262,6 @@ def test_another_number_of_ranks_is_refused(tmp_path: Path) -> None:
         trainer.restore(payload)
 
 
-def test_a_compiled_model_is_saved_plain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Compiled(nn.Module):
-        def __init__(self, model: nn.Module) -> None:
-            super().__init__()
-            self._orig_mod = model
-
-        def forward(self, *arguments: Tensor) -> Any:
-            return self._orig_mod(*arguments)
-
-    monkeypatch.setattr(torch, "compile", Compiled)
-    config = replace(CONFIG, compile=True, max_updates=2)
-    make_trainer(tmp_path / "compiled", config=config).run()
-    make_trainer(tmp_path / "plain", config=replace(config, compile=False)).run()
-    found = [checkpoints_of(tmp_path / kind)["last.pt"] for kind in ("compiled", "plain")]
-    assert found[0] == found[1]
-
-
 @pytest.mark.parametrize(
     ("changes", "key"),
     [

@@ -136,19 +136,3 @@ def test_nothing_but_padding_costs_nothing() -> None:
     gradients = torch.autograd.grad(sums.loss, (states_BTD, weight_VD))
     assert sums.loss.item() == sums.measure.item() == 0
     assert all(gradient.eq(0).all() for gradient in gradients)
-
-
-def test_a_tied_weight_gets_both_gradients() -> None:
-    _, weight_VD, target_BT = example()
-    table = nn.Parameter(weight_VD.detach())
-
-    def gradient(by_chunks: bool) -> Tensor:
-        states_BTD = nn.functional.embedding(target_BT, table).tanh()
-        loss = CrossEntropy(0.1)
-        if by_chunks:
-            total = loss.of_states(states_BTD, table, target_BT).loss
-        else:
-            total = loss(states_BTD @ table.t(), target_BT).loss
-        return torch.autograd.grad(total, table)[0]
-
-    torch.testing.assert_close(gradient(True), gradient(False))

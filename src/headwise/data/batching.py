@@ -78,6 +78,7 @@ def collate(
     )
 
 
+@dataclass
 class BatchLoader:
     """Training batches without end, the same for the same seed, from any position.
 
@@ -100,24 +101,17 @@ class BatchLoader:
         ConfigError: a pair alone is longer than `max_tokens`; at the first batch of an epoch.
     """
 
-    def __init__(
-        self,
-        split: EncodedSplit | Callable[[int], EncodedSplit],
-        max_tokens: int,
-        seed: int,
-        rank: int = 0,
-        world_size: int = 1,
-        row_multiple: int = 8,
-        length_multiple: int = 1,
-    ) -> None:
-        if not 0 <= rank < world_size:
-            raise ValueError(f"rank {rank} of {world_size} ranks")
-        self._split_of = (lambda epoch: split) if isinstance(split, EncodedSplit) else split
-        self._max_tokens = max_tokens
-        self._seed = seed
-        self._rank, self._world_size = rank, world_size
-        self._row_multiple = row_multiple
-        self._length_multiple = length_multiple
+    split: EncodedSplit | Callable[[int], EncodedSplit]
+    max_tokens: int
+    seed: int
+    rank: int = 0
+    world_size: int = 1
+    row_multiple: int = 8
+    length_multiple: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.world_size:
+            raise ValueError(f"rank {self.rank} of {self.world_size} ranks")
         self._next_epoch, self._next_batch = 1, 0
         self._begun: _Epoch | None = None
 
@@ -137,7 +131,7 @@ class BatchLoader:
             epoch = self._epoch()
         rows = epoch.plan[self._next_batch]
         self._next_batch += 1
-        own = rows[self._rank :: self._world_size]
+        own = rows[self.rank :: self.world_size]
         lengths = (side.lengths[own] + 1 for side in (epoch.split.source, epoch.split.target))
         padded = map(self._padded, lengths, epoch.longest)
         batch = collate(epoch.split, own, [int(side.max(initial=0)) for side in padded])
@@ -166,10 +160,10 @@ class BatchLoader:
 
     def _identity(self) -> dict[str, int]:
         return {
-            "seed": self._seed,
-            "budget": self._max_tokens * self._world_size,
-            "row_multiple": self._row_multiple,
-            "length_multiple": self._length_multiple,
+            "seed": self.seed,
+            "budget": self.max_tokens * self.world_size,
+            "row_multiple": self.row_multiple,
+            "length_multiple": self.length_multiple,
         }
 
     def _epoch(self) -> _Epoch:
@@ -179,25 +173,25 @@ class BatchLoader:
         return self._begun
 
     def _begin(self, number: int) -> _Epoch:
-        split = self._split_of(number)
+        split = self.split if isinstance(self.split, EncodedSplit) else self.split(number)
         if not len(split):
             raise ValueError("a loader needs at least one pair")
         lengths = split.source.lengths + 1, split.target.lengths + 1
         longest = [int(side.max()) for side in lengths]
-        if max(longest) > self._max_tokens:
+        if max(longest) > self.max_tokens:
             raise ConfigError(
-                f"trainer.max_tokens={self._max_tokens} is less than the longest training "
+                f"trainer.max_tokens={self.max_tokens} is less than the longest training "
                 f"sentence ({max(longest)} pieces with its end): raise trainer.max_tokens, or "
                 "lower tokenizer.max_sentence_pieces"
             )
-        budget = self._max_tokens * self._world_size
+        budget = self.max_tokens * self.world_size
         source, target = map(self._padded, lengths, longest)
-        plan = plan_epoch(source, target, budget, self._seed, number, self._row_multiple)
+        plan = plan_epoch(source, target, budget, self.seed, number, self.row_multiple)
         return _Epoch(number, split, plan, longest)
 
     def _padded(self, lengths: npt.NDArray[np.int32], longest: int) -> npt.NDArray[np.int32]:
         """The lengths that batches of such rows are padded to."""
-        multiple = self._length_multiple
+        multiple = self.length_multiple
         return np.minimum(-(-lengths // multiple) * multiple, longest)
 
 

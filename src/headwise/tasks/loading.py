@@ -117,21 +117,13 @@ def _warn_if_unfinished(folder: RunFolder, max_updates: int, stem: str) -> None:
         log.warning("%s", error)
         return
     if is_unfinished:
-        log.warning(
-            "%s is not finished (saved at update %s of %s): its %s weights so far are taken",
-            folder.path,
-            saved,
-            max_updates,
-            stem,
-        )
+        stand = f"saved at update {saved} of {max_updates}"
+        told = "%s is not finished (%s): its %s weights so far are taken"
+        log.warning(told, folder.path, stand, stem)
 
 
 def load(
-    run: str | Path,
-    checkpoint: str = "auto",
-    device: str = "auto",
-    decode: DecodeConfig | None = None,
-    **search: Any,
+    run: str | Path, checkpoint: str = "auto", device: str = "auto", **search: Any
 ) -> TrainedRun:
     """Load a run: `headwise.load("outputs/…").translate(["Guten Tag."])`.
 
@@ -139,45 +131,33 @@ def load(
         run: its folder.
         checkpoint: auto, best, last, average, update_<n> or <n>, or average_<n> of the last n.
         device: auto, cpu or cuda.
-        decode: settings of the search; the run's own by default.
-        search: single settings of it, such as beam=10.
+        search: settings of the search that differ from the run's own, such as beam=10.
 
     Raises:
         RunError: no run there, or one of another version.
         CheckpointError: no such checkpoint, or one that is broken.
         ConfigError: an unknown device or a wrong setting of the search.
     """
-    if decode is not None and not isinstance(decode, DecodeConfig):
-        raise ConfigError(
-            f"decode must be a headwise.config.schema.DecodeConfig, got {decode!r}; "
-            "single settings are given by their names: load(run, beam=10)"
-        )
-    return _load(run, checkpoint, device, decode, search, prefix="")
+    return _load(run, checkpoint, device, search, prefix="")
 
 
 def load_selected(run: str | Path, selection: RunSelection) -> TrainedRun:
     """Load a run with the checkpoint, device and search that a command names; see `load`."""
     keep_freed_memory()
-    return _load(run, selection.checkpoint, selection.device, None, selection.decode, "decode.")
+    return _load(run, selection.checkpoint, selection.device, selection.decode, "decode.")
 
 
 def _load(
-    run: str | Path,
-    checkpoint: str,
-    device: str,
-    decode: DecodeConfig | None,
-    search: Mapping[str, Any],
-    prefix: str,
+    run: str | Path, checkpoint: str, device: str, search: Mapping[str, Any], prefix: str
 ) -> TrainedRun:
     place = choose_device(device, key="device")
     folder = RunFolder.existing(run)
     config = read_config(folder)
-    settings = search_settings(decode if decode is not None else config.decode, search, prefix)
+    settings = search_settings(config.decode, search, prefix)
     path = checkpoint_path(folder, checkpoint)  # before the model is made
     tokenizers = TokenizerPair.load(folder.path)
-    model = build_model(
-        config, tokenizers.source.vocab_size, tokenizers.target.vocab_size, tokenizers.joint
-    )
+    sizes = tokenizers.source.vocab_size, tokenizers.target.vocab_size
+    model = build_model(config, *sizes, tokenizers.joint)
     load_weights(model, load_checkpoint(path)["model"], str(path))
     _warn_if_unfinished(folder, config.trainer.max_updates, path.stem)
     output = instantiate(config.loss, "loss").output_map

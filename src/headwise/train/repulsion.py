@@ -68,8 +68,7 @@ class SVGD(Repulsion):
 
     with the kernel k and the repulsion R of `headwise.train.particles`. Biases, the output
     projection and everything outside of attention keep their gradients; so do weights that have
-    none. A weight shared by several places is changed once, if one of them is chosen. A place
-    with one head (pruned) has nothing to repel: the formula leaves step_size * G.
+    none. A place with one head (pruned) has nothing to repel: the formula leaves step_size * G.
 
     Args:
         step_size: factor on the replaced gradients; see the top of this file.
@@ -154,15 +153,13 @@ class SVGD(Repulsion):
         return stein_gradient(particles_nMP, gradients_nMP, self.weight, bandwidth)
 
     def _weights(self, model: Transformer) -> dict[tuple[int, torch.Size], list[nn.Parameter]]:
-        """Chosen weights with a gradient, each once; by number of heads and shape."""
+        """Chosen weights with a gradient, by number of heads and shape."""
         groups: dict[tuple[int, torch.Size], list[nn.Parameter]] = {}
-        seen: set[nn.Parameter] = set()
         for site, layer, attention in model.attentions():
             if site not in self.sites or (self.layers is not None and layer not in self.layers):
                 continue
             for name, weight, n_heads in head_projections(attention):
-                if name in self.projections and weight.grad is not None and weight not in seen:
-                    seen.add(weight)
+                if name in self.projections and weight.grad is not None:
                     groups.setdefault((n_heads, weight.shape), []).append(weight)
         return groups
 

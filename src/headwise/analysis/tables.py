@@ -30,12 +30,10 @@ class Table:
     Attributes:
         name: of its file, without the suffix.
         columns: name -> type of the value: str, int or float.
-        key: columns that together tell one row from another.
     """
 
     name: str
     columns: Mapping[str, type]
-    key: tuple[str, ...]
 
     def path(self, folder: Path) -> Path:
         """Where the table of an analysis folder lies."""
@@ -45,14 +43,13 @@ class Table:
         """The rows as csv.
 
         Raises:
-            KeyError: a row has a column that the table has not, or lacks one of its key.
+            KeyError: a row has a column that the table has not.
         """
         rows = list(rows)
         for row in rows:
             unknown = [name for name in row if name not in self.columns]
-            lacking = [name for name in self.key if row.get(name) is None]
-            if unknown or lacking:
-                raise KeyError(f"table {self.name}: unknown {unknown}, lacking {lacking}")
+            if unknown:
+                raise KeyError(f"table {self.name} has no columns {unknown}")
         frame = pd.DataFrame(rows, columns=list(self.columns), dtype=object)  # no digit is lost
         return str(frame.to_csv(index=False, lineterminator="\n"))
 
@@ -131,28 +128,17 @@ HEADS = Table(
         "importance_normalised": float,  # over the L2 norm of the layer
         "roles": str,  # joined by ";", empty for none
     },
-    HEAD_KEY,
 )
 OTHERS = Table(  # what has no column there: what an attention of one's own reports, gates, scales
-    "other_statistics", {**_PLACE, "statistic": str, "value": float}, (*HEAD_KEY, "statistic")
+    "other_statistics", {**_PLACE, "statistic": str, "value": float}
 )
 LAYERS = Table(
-    "layers",
-    {"site": str, "layer": int, "diversity_heads": float, "diversity_keys": float},
-    ("site", "layer"),
+    "layers", {"site": str, "layer": int, "diversity_heads": float, "diversity_keys": float}
 )
 # A histogram of the densities of a head's queries: low <= density < high. A density of exactly 1
 # has a bin of its own, the last, with low = high = 1.
-DENSITY = Table(
-    "density",
-    {**_PLACE, "low": float, "high": float, "n_queries": int},
-    (*HEAD_KEY, "low"),
-)
-OFFSETS = Table(
-    "offsets",
-    {**_PLACE, "offset": int, "max_share": float, "mean_weight": float},
-    (*HEAD_KEY, "offset"),
-)
+DENSITY = Table("density", {**_PLACE, "low": float, "high": float, "n_queries": int})
+OFFSETS = Table("offsets", {**_PLACE, "offset": int, "max_share": float, "mean_weight": float})
 SENTENCES = Table(  # where a head that is normally sparse is not
     "sentences",
     {
@@ -165,7 +151,6 @@ SENTENCES = Table(  # where a head that is normally sparse is not
         "head_mean": float,  # over all sentences
         "text": str,  # what the keys are
     },
-    (*HEAD_KEY, "sentence"),
 )
 TRAJECTORIES = Table(  # of α, from the record of the training
     "trajectories",
@@ -179,7 +164,6 @@ TRAJECTORIES = Table(  # of α, from the record of the training
         "last": float,
         "fell_first": int,  # 1 or 0; empty where α did not move
     },
-    HEAD_KEY,
 )
 FINDINGS = Table(  # of the papers, looked for in this run
     "findings",
@@ -195,13 +179,11 @@ FINDINGS = Table(  # of the papers, looked for in this run
         "n_measured": int,
         "sentence": str,  # what the value is, or why there is none
     },
-    ("finding",),
 )
 # Of several runs, beside none of them. A site or layer is empty where a value is of all of them.
 COMPARISON = Table(
     "comparison",
     {"run": str, "quantity": str, "site": str, "layer": int, "value": float},
-    ("run", "quantity"),
 )
 TABLES = (
     HEADS, OTHERS, LAYERS, DENSITY, OFFSETS, SENTENCES, TRAJECTORIES, FINDINGS,

@@ -158,14 +158,12 @@ def _check(found: ColumnRuns) -> None:
 
 
 def _note_updates(found: ColumnRuns) -> None:
-    """Say where runs went on for shorter or longer than others, or than the recipe."""
+    """Say where runs went on for shorter or longer than the recipe."""
     runs = found.runs
     other = runs[(runs.updates != runs.recipe_updates) & ~runs.stopped_early.astype(bool)]
     for (updates, limit), same in other.groupby(["updates", "recipe_updates"], sort=False):
         folders = ", ".join(same.folder)
         found.notes.append(f"{updates:,} updates where the recipe has {limit:,}: {folders}")
-    if kinds := _kinds(runs.assign(updates=runs.updates.map("{:,}".format)), "updates"):
-        found.notes.append(f"runs of different numbers of updates stand side by side: {kinds}")
 
 
 # -- comparisons ----------------------------------------------------------------------------------

@@ -14,7 +14,6 @@ NAMES = {"bleu": "BLEU (13a)", "bleu_tokenised": "tokenised BLEU"}
 NOT_AVERAGED = "not averaged"
 MISSING = "missing"
 OURS = "ours [95 %]"
-TOO_LOW = 5.0  # BLEU of the baseline, below which differences say nothing
 
 
 def paper_tables(paper: Paper, facts: pd.DataFrame, n_resamples: int) -> list[Table]:
@@ -87,7 +86,7 @@ def _main(paper: Paper, facts: pd.DataFrame) -> Table:
             is_barred = fact.quantity == "not_averaged"
             kind = "NOT AVERAGED, NOT COMPARED: " if is_barred else ""
             notes.append(f"{column.label}: {kind}{fact.note}.")
-    notes += [*_too_low(paper, facts), *_signatures(facts, paper.metric)]
+    notes += _signatures(facts, paper.metric)
     return Table(title, frame, notes)
 
 
@@ -100,17 +99,6 @@ def _marked(*marks: str | None) -> str:
     """Marks of the numbers that a text is made of, those that were read aside."""
     named = dict.fromkeys(str(mark) for mark in marks if mark != "OK")
     return f" ({', '.join(named)})" if named else ""
-
-
-def _too_low(paper: Paper, facts: pd.DataFrame) -> list[str]:
-    """Columns whose baseline translates next to nothing."""
-    means = select(facts, row=paper.baseline, source="ours", quantity=paper.metric)
-    means = means.astype({"value": float}).groupby("column", sort=False).value.mean()
-    return [
-        f"{paper.columns[name].label}: at less than {TOO_LOW:.0f} BLEU next to nothing is "
-        "translated, and differences say nothing about systems that translate."
-        for name in means[means < TOO_LOW].index
-    ]
 
 
 def _signatures(facts: pd.DataFrame, metric: str) -> list[str]:
@@ -140,7 +128,6 @@ def _differences(paper: Paper, facts: pd.DataFrame, baseline: str, n_resamples: 
             f"{n_resamples:,} draws, the same sentences for both rows and all seeds.",
             "p is two-sided. It speaks of other test sentences, not of other seeds, and is not "
             "corrected for the number of cells. ≤ marks the least that this many draws can show.",
-            *_too_low(paper, facts),
         ]
     return Table(f"Difference to {base}, in {NAMES[paper.metric]}", frame, notes)
 

@@ -294,7 +294,7 @@ def test_every_english_word_stands_for_one_german_word() -> None:
     verbs = [verb for verb in VERBS if verb["infinitive"] != "wissen"]
     for words in (
         {(n["de"], n["en"]) for n in (*NOUNS, *COMPOUNDS)},
-        {(n["de_plural"], n["en_plural"]) for n in (*NOUNS, *COMPOUNDS) if n["de_plural"]},
+        {(n["plural"], n["en_plural"]) for n in (*NOUNS, *COMPOUNDS) if n["plural"]},
         {(a["de"], a["en"]) for a in ADJECTIVES},
         {(v["infinitive"], f"{v['en']} {v['en_particle']}") for v in verbs},
     ):

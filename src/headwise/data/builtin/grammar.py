@@ -50,12 +50,9 @@ def noun_phrase(
     """Determiner (declension, stem, English), adjective and noun, declined."""
     declension, stem, en_article = determiner
     pronoun = PRONOUNS["sie/they" if plural else noun["pronoun"]]
-    singular, many = (
-        ("de", "de_oblique", "de_oblique"),
-        ("de_plural", "de_plural", "de_dative_plural"),
-    )
+    columns = ("plural", "plural", "dative_plural") if plural else ("de", "oblique", "oblique")
     de = []
-    for case, column in enumerate(many if plural else singular):
+    for case, column in enumerate(columns):
         article = stem + RULES["declensions"][declension][case][pronoun.gender]
         ending = RULES["adjective_endings"][declension][case][pronoun.gender]
         described = adjective["stem"] + ending if adjective else ""

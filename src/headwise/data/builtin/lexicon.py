@@ -6,7 +6,7 @@ c clothes, v vehicle, l place; a name has it as a capital letter. `kinds` of an 
 nouns it goes with, `subject`, `object` and `dative` of a verb those it takes there (one twice is
 drawn twice as often), `adverbials` the parts of a clause that may go with it.
 
-- Nouns: `pronoun` is a key of the rules' pronouns and holds the gender, `de_oblique` the singular
+- Nouns: `pronoun` is a key of the rules' pronouns and holds the gender, `oblique` the singular
   outside of the nominative, `where` a key of the rules' prepositions. Names and mass nouns have no
   plural. A compound has its first part as `modifier`.
 - Verbs: several `frames` are parted by slashes. `ich`, `du`, `er`, `wir` lack the particle,
@@ -26,7 +26,7 @@ FOLDER = Path(__file__).parent
 RULES: dict[str, Any] = yaml.safe_load((FOLDER / "rules.yaml").read_text(encoding="utf-8"))
 
 Word = dict[str, str]
-FORMS = ("de", "de_oblique", "de_plural", "de_dative_plural")  # of a noun, in German
+FORMS = ("de", "oblique", "plural", "dative_plural")  # of a noun, in German
 
 
 def _rows(name: str) -> list[Word]:

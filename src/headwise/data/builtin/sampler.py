@@ -199,8 +199,8 @@ class Sampler:
             names = RULES["speakers"] if subject else rule["pronouns"]
             return Phrase.of(PRONOUNS[self._pick(names)])
         noun = self._noun(kind.upper() if choice == "name" else kind)
-        plural = noun["de_plural"] != "" and self._chance(0.2)
-        number = "plural" if plural else "singular" if noun["de_plural"] else "mass"
+        plural = noun["plural"] != "" and self._chance(0.2)
+        number = "plural" if plural else "singular" if noun["plural"] else "mass"
         form = "indefinite" if choice == "a" else "definite"
         if choice == "own" and noun["de"] not in RULES["unowned"]:
             owner = subject.pronoun if subject else self._pick(_SPEAKERS)

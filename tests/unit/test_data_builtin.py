@@ -171,6 +171,11 @@ _PHENOMENA = {
     "warum question": (r"^Warum .*\?$", r"^Why .*\?$", 5),
     "welcher": (r"[Ww]elche\w? ", r"[Ww]hich ", 8),
     "yes or no": (r"^(\w+t|\w+en|\w+st|Ist|Kann|Muss) .*\?$", r"^(D|I|C|H|W|M|S|A)", 25),
+    "pronoun before particle": (
+        r" (ihn|sie|es)\b",
+        r" (it|him|her|them) (up|away|back|along)\b",
+        2,
+    ),
     "particle at the end": (r" ruft .* an\b| macht .* (auf|zu)\b| holt .* ab\b", "", 4),
     "anzurufen": (r" (auf|an|zu|ab|ein|weg|mit|aus|zurück)zu\w+en\b", r" to ", 4),
     "infinitive with zu": (r", (.* )?zu \w+n\.", r" to ", 15),
@@ -263,6 +268,13 @@ def test_pronouns_follow_gender_in_german_and_referent_in_english(text: Pairs) -
         matching = [(de, en) for de, en in text if re.search(german, de)]
         assert matching, german
         assert all(re.search(english, en) for _, en in matching), german
+
+
+def test_either_noun_as_subject_is_never_possible(text: Pairs) -> None:
+    """Die Frau, die die Tante sieht: who sees whom?"""
+    woman = r"(?:\w+in|Frau|Tante|Tochter|Schwester|\w*[Mm]utter)"
+    unclear = re.compile(rf"[Dd]ie {woman}, die (?:die|diese|jede) {woman} (?:\w+t|\w+ hat)[,.]")
+    assert not [de for de, _ in text if unclear.search(de)]
 
 
 @pytest.mark.parametrize(

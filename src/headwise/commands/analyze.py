@@ -6,7 +6,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,10 +29,8 @@ from headwise.analysis.tables import (
 from headwise.analysis.trajectories import trajectory_rows
 from headwise.config.instantiate import instantiate
 from headwise.config.schema import AnalyzeConfig
-from headwise.data.batching import evaluation_batches
 from headwise.data.digest import content_digest
-from headwise.data.store import EncodedSplit
-from headwise.errors import ConfigError, DataError, RunError, require
+from headwise.errors import ConfigError, RunError, require
 from headwise.files import locked, write_json, write_text
 from headwise.losses.loss import Loss
 from headwise.report.heads import write_comparison
@@ -40,7 +38,7 @@ from headwise.report.run_names import attention_name
 from headwise.runs.folder import RunFolder, find_folders
 from headwise.tasks.evaluation import MAX_HEAD_PIECES
 from headwise.tasks.loading import TrainedRun, load_selected
-from headwise.tasks.texts import MeasuredText, read_sides
+from headwise.tasks.texts import MeasuredText, read_text
 from headwise.track.jsonl import read_if_there
 
 VERSION = 2  # of what is computed; analyses of another version are made anew
@@ -48,22 +46,6 @@ MOST_TOKENS = 4096  # padded, of a batch: all weights of all layers are held at 
 # What an analysis may have beyond what is asked for, and what it does not depend on.
 NOT_DECISIVE = ("run", "importance", "counts")
 THRESHOLDS = ("positional_share", "merge_score", "question_weight", "rare_share")
-
-
-@dataclass(frozen=True)
-class _Text:
-    """What heads are measured on.
-
-    Attributes:
-        lines: number in the split of every sentence, from 1.
-        n_too_long: sentences of the split that are left out.
-    """
-
-    measured: MeasuredText
-    source: TextSide
-    target: TextSide
-    lines: list[int]
-    n_too_long: int
 
 
 def analyze_runs(config: AnalyzeConfig) -> list[Path]:
@@ -119,7 +101,8 @@ def _folders(config: AnalyzeConfig) -> list[RunFolder]:
 def _analyze(config: AnalyzeConfig, folder: RunFolder) -> Path:
     """Analyse one run, unless that was done already."""
     run = load_selected(folder.path, config)
-    text = _read(run, config)
+    max_tokens = min(run.config.trainer.max_tokens, MOST_TOKENS)
+    text = read_text(run, config.data, max_tokens, MAX_HEAD_PIECES)
     about = _about(config, run, text)
     out = folder.path / FOLDER
     if not config.again and _is_there(out, about):
@@ -153,36 +136,9 @@ def _write(out: Path, tables: dict[str, Rows], about: dict[str, Any]) -> str:
     return words
 
 
-def _read(run: TrainedRun, config: AnalyzeConfig) -> _Text:
-    """The text, without sentences that are too long, in batches of moderate size."""
-    name, (sources, references) = read_sides(run, config.data)
-    pair, data = run.tokenizers, run.config.data
-    sides = pair.source.encode(sources), pair.target.encode(references)
-    lengths = [max(map(len, ids)) for ids in zip(*sides, strict=True)]
-    kept = [index for index, length in enumerate(lengths) if length <= MAX_HEAD_PIECES]
-    if not kept:
-        raise DataError(f"{name} has no sentence of up to {MAX_HEAD_PIECES} pieces")
-    source_ids, target_ids = ([ids[index] for index in kept] for ids in sides)
-    split = EncodedSplit.from_lists(source_ids, target_ids)
-    max_tokens = min(run.config.trainer.max_tokens, MOST_TOKENS)
-    measured = MeasuredText(
-        name,
-        [sources[index] for index in kept],
-        [references[index] for index in kept],
-        list(evaluation_batches(split, max_tokens)),
-    )
-    return _Text(
-        measured,
-        TextSide.of(data.source, source_ids, pair.source.id_to_piece),
-        TextSide.of(data.target, target_ids, pair.target.id_to_piece),
-        [index + 1 for index in kept],
-        len(sources) - len(kept),
-    )
-
-
-def _about(config: AnalyzeConfig, run: TrainedRun, text: _Text) -> dict[str, Any]:
+def _about(config: AnalyzeConfig, run: TrainedRun, text: MeasuredText) -> dict[str, Any]:
     """Content of settings.json: what is measured, and how."""
-    sentences = [text.measured.sources, text.measured.references]
+    sentences = [text.sources, text.references]
     attentions = [attention for _, _, attention in run.model.attentions()]
     return {
         "version": VERSION,
@@ -192,7 +148,7 @@ def _about(config: AnalyzeConfig, run: TrainedRun, text: _Text) -> dict[str, Any
         "effective_weights": any(a.forms_weights == "effective" for a in attentions),
         **run.weights,
         "record": content_digest(run.folder.heads) if run.folder.heads.is_file() else None,
-        "split": text.measured.name,
+        "split": text.name,
         "source": run.config.data.source,
         "target": run.config.data.target,
         "sentences": len(text.lines),
@@ -219,17 +175,21 @@ def _is_there(out: Path, about: Mapping[str, Any]) -> bool:
 
 
 def _measure(
-    config: AnalyzeConfig, run: TrainedRun, text: _Text, about: dict[str, Any]
+    config: AnalyzeConfig, run: TrainedRun, text: MeasuredText, about: dict[str, Any]
 ) -> dict[str, Rows]:
     """The tables by their names; `about` gets the counts."""
-    model, device, batches = run.model, run.translator.device, text.measured.batches
+    model, device, batches = run.model, run.translator.device, text.batches
     bar = partial(tqdm, disable=not (config.progress and sys.stderr.isatty()))
     loss: Loss = instantiate(run.config.loss, "loss")
     columns = {}
     if config.importance:
         found = head_importance(model, bar(batches, "importance"), loss, device)
         columns = {"importance": found.raw, "importance_normalised": found.normalised}
-    sides = text.source, text.target
+    pair, data = run.tokenizers, run.config.data
+    sides = (
+        TextSide.of(data.source, text.source_ids, pair.source.id_to_piece),
+        TextSide.of(data.target, text.target_ids, pair.target.id_to_piece),
+    )
     thresholds = _thresholds(config)
     seen = survey(model, bar(batches, "heads"), device, *sides, config.offsets, thresholds, columns)
     about["counts"] = seen.counts

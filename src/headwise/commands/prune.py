@@ -130,7 +130,7 @@ def _kept_without_measuring(config: PruneConfig, run: TrainedRun, heads: Heads) 
 
 def _measure(config: PruneConfig, run: TrainedRun, heads: Heads) -> Importance:
     """Importance of the heads, and the tables asked for, told and written below the run."""
-    text = read_text(run, config.data)
+    text = read_text(run, config.data, run.config.trainer.max_tokens)
     loss: Loss = instantiate(run.config.loss, "loss")
     device = run.translator.device
     found = head_importance(run.model, text.batches, loss, device)

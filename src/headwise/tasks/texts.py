@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -117,30 +118,54 @@ def _corpus_sets(run: TrainedRun, test: list[str], folder: str | None) -> dict[s
 
 @dataclass(frozen=True)
 class MeasuredText:
-    """What heads are measured on: sentences, and their ids in batches."""
+    """What heads are measured on.
+
+    Attributes:
+        name: of the split.
+        n_too_long: sentences of the split that are left out.
+        batches: of the others.
+        lines: their numbers in the split, from 1.
+        sources, references: their sides.
+        source_ids, target_ids: the same as pieces.
+    """
 
     name: str
+    n_too_long: int
+    batches: Sequence[Batch]
+    lines: Sequence[int]
     sources: Sequence[str]
     references: Sequence[str]
-    batches: Sequence[Batch]
+    source_ids: Sequence[Sequence[int]]
+    target_ids: Sequence[Sequence[int]]
 
 
-def read_sides(run: TrainedRun, data: PruneDataConfig) -> tuple[str, Sides]:
-    """Name and sentences of the requested split: from the run's folder, else from its corpus."""
+def read_text(
+    run: TrainedRun, data: PruneDataConfig, max_tokens: int, max_pieces: float = math.inf
+) -> MeasuredText:
+    """The requested split, from the run's folder or else from its corpus, in batches.
+
+    Args:
+        run: whose text.
+        data: which split, and how much of it.
+        max_tokens: of a batch, with its padding.
+        max_pieces: sentences with a longer side are left out.
+
+    Raises:
+        DataError: there is no such split, or nothing is left of it.
+    """
     name = data.split or run.config.data.valid
     check_file_name("data.split", name)
-    sources, references = named_sets(run, [name], data.dir)[name]
-    return name, (sources[: data.sentences], references[: data.sentences])
-
-
-def read_text(run: TrainedRun, data: PruneDataConfig) -> MeasuredText:
-    """The requested split, in batches; see `read_sides`."""
-    name, (sources, references) = read_sides(run, data)
-    split = EncodedSplit.from_lists(
-        run.tokenizers.source.encode(sources), run.tokenizers.target.encode(references)
+    sources, references = (
+        sentences[: data.sentences] for sentences in named_sets(run, [name], data.dir)[name]
     )
-    batches = list(evaluation_batches(split, run.config.trainer.max_tokens))
-    return MeasuredText(name, sources, references, batches)
+    ids = run.tokenizers.source.encode(sources), run.tokenizers.target.encode(references)
+    everything = zip(range(1, len(sources) + 1), sources, references, *ids, strict=True)
+    rows = [row for row in everything if max(map(len, row[3:])) <= max_pieces]
+    if not rows:
+        raise DataError(f"{name} has no sentence of up to {max_pieces} pieces")
+    columns = list(zip(*rows, strict=True))
+    batches = list(evaluation_batches(EncodedSplit.from_lists(*columns[3:]), max_tokens))
+    return MeasuredText(name, len(sources) - len(rows), batches, *columns)
 
 
 def scores_as_it_is(run: TrainedRun, text: MeasuredText, loss: Loss) -> dict[str, float]:

@@ -76,6 +76,12 @@ class CommandLine:
         out, err = self._streams.readouterr()
         return Ended(code, out, err)
 
+    def ok(self, command: str, *arguments: str) -> Ended:
+        """A command that must go well."""
+        ended = self(command, *arguments)
+        assert ended.code == 0, ended
+        return ended
+
 
 def refused(ended: Ended, code: int, *wanted: str) -> None:
     """One message of ours and nothing else, which holds all that is `wanted`."""

@@ -81,14 +81,18 @@ class Runs:
         outputs: str,
         changes: Mapping[str, Any] | None = None,
         strike: tuple[str, int, int] | None = None,
-    ) -> Ended:
-        """One run in the folder `outputs`.
+        code: int = 0,
+    ) -> str:
+        """What one run in the folder `outputs` prints, which must end with this exit code.
 
         Args:
             strike: (place, n, signal): the process sends itself the signal before its n-th
                 "record" (a line of metrics.jsonl or heads.jsonl) or "replace" (of a file).
+            code: minus the signal that killed it.
         """
-        return self.wait(self.start(self.arguments(outputs, changes or {}), strike))
+        ended = self.wait(self.start(self.arguments(outputs, changes or {}), strike))
+        assert ended.code == code, ended.told
+        return ended.told
 
     def train_ranks(
         self,

@@ -115,14 +115,11 @@ def shortened(name: str, arguments: Sequence[str]) -> list[str]:
     if command in ("train", "prepare"):
         builtin = not any(a.startswith("data=") and a != "data=builtin" for a in given)
         return [*given, *SHORT, *([SHORT_BUILTIN] if builtin else [])]
-    if command == "report" and any(a.startswith("paper=") for a in given) and _has_runs():
+    has_runs = any(Path("outputs").glob("*/*/config.yaml"))
+    if command == "report" and any(a.startswith("paper=") for a in given) and has_runs:
         recipes = ",".join(f"'{override}'" for override in (*SHORT, SHORT_BUILTIN))
         return [*given, f"overrides=[{recipes}]"]
     return given
-
-
-def _has_runs() -> bool:
-    return any(Path("outputs").glob("*/*/config.yaml"))
 
 
 def _run(line: socket.socket) -> None:

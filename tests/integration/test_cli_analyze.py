@@ -54,8 +54,7 @@ def test_what_is_there_is_done_again_where_anything_decisive_changed(
     out = run / FOLDER
 
     def is_done_again(*options: str, sentences: int = 4) -> bool:
-        ended = headwise("analyze", f"run={run}", f"data.sentences={sentences}", *options)
-        assert ended.code == 0
+        ended = headwise.ok("analyze", f"run={run}", f"data.sentences={sentences}", *options)
         return "is there already" not in ended.out
 
     assert is_done_again()
@@ -88,10 +87,9 @@ def test_runs_of_one_name_stand_side_by_side(
     for parent in ("short", "long", "long/again/long"):
         shutil.copytree(trained, tmp_path / parent / "run")
     runs = [str(tmp_path / parent / "run") for parent in ("short", "long", "long/again/long")]
-    ended = headwise(
+    ended = headwise.ok(
         "analyze", f"runs=[{','.join(runs)}]", f"output={tmp_path / 'out'}", "importance=false"
     )
-    assert ended.code == 0, ended
     assert {row["run"] for row in COMPARISON.read(tmp_path / "out")} == set(runs)
     assert f"|  | short/run | {runs[1]} | {runs[2]} |" in ended.out
 
@@ -121,6 +119,5 @@ def test_runs_side_by_side(headwise: CommandLine, trained: Path, tmp_path: Path)
     assert text in ended.out
     assert text.startswith("|  | one | two |")
     before = written_at(tmp_path / "runs" / "one" / FOLDER)
-    again = headwise("analyze", given, f"output={out}", "importance=false", "positional_share=0.3")
-    assert again.code == 0
+    headwise.ok("analyze", given, f"output={out}", "importance=false", "positional_share=0.3")
     assert written_at(tmp_path / "runs" / "one" / FOLDER) == before

@@ -44,7 +44,7 @@ def test_the_runs_own_test_sets_get_the_runs_own_scores(headwise: CommandLine, r
 def test_translations_stand_beside_references_line_by_line(
     headwise: CommandLine, run: Path, trained: Path
 ) -> None:
-    assert headwise("evaluate", f"run={run}", "data.test=[valid,test_b]").code == 0
+    headwise.ok("evaluate", f"run={run}", "data.test=[valid,test_b]")
     folder = run / "hypotheses" / "results-auto"
     text = trained.parents[2] / "text"
     for split, n_lines in (("valid", 6), ("test_b", 4)):
@@ -87,7 +87,7 @@ def test_other_weights_under_the_same_name_make_room(headwise: CommandLine, run:
 
 def test_sets_that_the_run_holds_are_scored_as_one(headwise: CommandLine, run: Path) -> None:
     joined = "test_b+test_a"
-    assert headwise("evaluate", f"run={run}", f"data.test=[{joined},test_a]").code == 0
+    headwise.ok("evaluate", f"run={run}", f"data.test=[{joined},test_a]")
     assert set(results(run)["scores"]) == {joined, "test_a"}
     folder = run / "hypotheses"
     for end in (".ref.txt", ".src.txt"):
@@ -99,11 +99,11 @@ def test_own_text_and_a_name_of_its_own(headwise: CommandLine, run: Path, tmp_pa
     (tmp_path / "mine.de").write_text("Hund sieht Haus\nKatze\n", encoding="utf-8")
     (tmp_path / "mine.en").write_text("dog sees house\ncat\n", encoding="utf-8")
     own = [f"data.source_file={tmp_path}/mine.de", f"data.reference_file={tmp_path}/mine.en"]
-    assert headwise("evaluate", f"run={run}", *own, "name=mine").code == 0
+    headwise.ok("evaluate", f"run={run}", *own, "name=mine")
     assert set(results(run, "mine")["scores"]) == {"mine.de"}
     files = {"source": str(tmp_path / "mine.de"), "reference": str(tmp_path / "mine.en")}
     assert results(run, "mine")["files"] == {"mine.de": files}
-    assert headwise("evaluate", f"run={run}", "data.test=[test_a]", "name=mine").code == 0
+    headwise.ok("evaluate", f"run={run}", "data.test=[test_a]", "name=mine")
     assert set(results(run, "mine")["scores"]) == {"mine.de", "test_a"}
     assert results(run, "mine")["files"] == {"mine.de": files}
     (tmp_path / "mine.en").write_text("dog sees house\n", encoding="utf-8")
@@ -117,8 +117,7 @@ def test_a_command_of_the_users_scores_and_may_fail(headwise: CommandLine, run: 
     count = f"{sys.executable} -c 'print(7.5)' {{hypotheses}}"
     broken = f"{sys.executable} -c 'import sys; sys.exit(3)' {{hypotheses}}"
     external = f'decode.external={{mine: "{count}", broken: "{broken}"}}'
-    ended = headwise("evaluate", f"run={run}", "data.test=[test_b]", external)
-    assert ended.code == 0, ended
+    ended = headwise.ok("evaluate", f"run={run}", "data.test=[test_b]", external)
     found = results(run)["scores"]["test_b"]
     assert found["mine"]["score"] == 7.5
     assert "exit code 3" in found["broken"]["warning"]
@@ -133,8 +132,7 @@ def test_a_command_in_the_runs_own_config_is_never_started(
     assert package.load(run).translator.config.external == {}
     count = f"{sys.executable} -c 'print(7.5)' {{hypotheses}}"
     for given in ((), (f'decode.external={{mine: "{count}"}}',)):
-        ended = headwise("evaluate", f"run={run}", "data.test=[test_b]", *given)
-        assert ended.code == 0, ended
+        headwise.ok("evaluate", f"run={run}", "data.test=[test_b]", *given)
         assert not (tmp_path / "started").exists()
         assert "theirs" not in results(run)["scores"]["test_b"]
     assert results(run)["scores"]["test_b"]["mine"]["score"] == 7.5
@@ -179,8 +177,7 @@ def test_downloads_go_into_the_cache_of_this_machine(
         origins = archive_origin({code: f"{address}/x.{code}" for code in ("de", "en")}, "{}")
         theirs = str(tmp_path / "their" / "cache")
         change_config(run, data__dir=None, data__origins=origins, paths__cache=theirs)
-        ended = headwise("evaluate", f"run={run}", "data.test=[test_x]")
-    assert ended.code == 0, ended
+        headwise.ok("evaluate", f"run={run}", "data.test=[test_x]")
     assert (tmp_path / "ours" / "downloads" / "theirs" / "de").is_file()
     assert not (tmp_path / "their").exists()
 
@@ -190,7 +187,7 @@ def test_the_runs_own_sets_are_in_its_folder(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     change_config(run, data__dir="text")
-    assert headwise("evaluate", f"run={run}", "data.test=[test_b,valid]").code == 0
+    headwise.ok("evaluate", f"run={run}", "data.test=[test_b,valid]")
     # one that is not there is looked for in the corpus, which is gone
     ended = headwise("evaluate", f"run={run}", "data.test=[test_b,test_c]")
     refused(ended, 1, "test_c", "data.dir=text", str(tmp_path / "text"))
@@ -201,8 +198,7 @@ def test_another_folder_of_text_wins_over_what_the_run_holds(
 ) -> None:
     other = tmp_path / "other"
     write_sentence(other, "test_a")
-    ended = headwise("evaluate", f"run={run}", f"data.dir={other}", "data.test=[test_a]")
-    assert ended.code == 0, ended
+    headwise.ok("evaluate", f"run={run}", f"data.dir={other}", "data.test=[test_a]")
     sources = run / "hypotheses" / "results-auto" / "test_a.src.txt"
     assert sources.read_text(encoding="utf-8") == "Hund sieht Haus\n"
 
@@ -223,8 +219,7 @@ def test_own_text_is_normalised_as_the_corpus_was(
     (tmp_path / "mine.a").write_text("ş\n", encoding="utf-8")
     (tmp_path / "mine.b").write_text("ţ\n", encoding="utf-8")
     own = [f"data.source_file={tmp_path}/mine.a", f"data.reference_file={tmp_path}/mine.b"]
-    ended = headwise("evaluate", f"run={run}", *own, "name=mine")
-    assert ended.code == 0, ended
+    headwise.ok("evaluate", f"run={run}", *own, "name=mine")
     folder = run / "hypotheses" / "mine"
     found = [(folder / f"mine.a.{end}.txt").read_text(encoding="utf-8") for end in ("src", "ref")]
     assert found == (["ș\n", "ţ\n"] if romanian == "source" else ["ş\n", "ț\n"])

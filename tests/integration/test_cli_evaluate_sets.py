@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from command_line import CommandLine, change_config, results, write_sentence
+from command_line import CommandLine, change_config, refused, results, write_sentence
 from headwise.commands import evaluate
 from headwise.errors import DataError
 
@@ -22,12 +22,12 @@ def test_files_are_named_for_as_long_as_their_scores_stand(
     theirs = {"source": str(tmp_path / "test_a"), "reference": str(tmp_path / "mine.en")}
     given = ("evaluate", f"run={run}")
     own = ("data.source_file=test_a", "data.reference_file=mine.en")
-    assert headwise(*given, *own).code == 0
+    headwise.ok(*given, *own)
     assert results(run)["files"] == {"test_a": theirs}  # wherever the next command is given
-    assert headwise(*given, "data.test=[test_a]").code == 0
+    headwise.ok(*given, "data.test=[test_a]")
     assert "files" not in results(run)
-    assert headwise(*given, *own).code == 0
-    assert headwise(*given, "data.test=[test_b]", "decode.beam=3").code == 0
+    headwise.ok(*given, *own)
+    headwise.ok(*given, "data.test=[test_b]", "decode.beam=3")
     assert "files" not in results(run)
 
 
@@ -42,8 +42,7 @@ def test_what_was_scored_stays_where_a_later_set_fails(
         return score(*arguments)
 
     monkeypatch.setattr(evaluate, "evaluate_texts", fail_at_test_b)
-    ended = headwise("evaluate", f"run={run}", "data.test=[test_a,test_b]")
-    assert (ended.code, "no more" in ended.err) == (1, True)
+    refused(headwise("evaluate", f"run={run}", "data.test=[test_a,test_b]"), 1, "no more")
     assert set(results(run)["scores"]) == {"test_a"}
 
 
@@ -51,7 +50,7 @@ def test_a_run_without_its_sets_is_scored_on_those_of_the_corpus(
     headwise: CommandLine, run: Path
 ) -> None:
     shutil.rmtree(run / "hypotheses")
-    assert headwise("evaluate", f"run={run}").code == 0
+    headwise.ok("evaluate", f"run={run}")
     assert set(results(run)["scores"]) == {"test_a", "test_b"}
 
 
@@ -62,7 +61,7 @@ def test_sets_come_in_the_order_of_their_names_wherever_they_are(
     for name in ("test_new", "test_a"):
         write_sentence(corpus, name)
     change_config(run, data__dir=str(corpus))
-    assert headwise("evaluate", f"run={run}", "data.test=[test_new,test_a]").code == 0
+    headwise.ok("evaluate", f"run={run}", "data.test=[test_new,test_a]")
     assert list(results(run)["scores"]) == ["test_new", "test_a"]
     scored = run / "hypotheses" / "results-auto" / "test_a.src.txt"
     assert scored.read_bytes() == (run / "hypotheses" / "test_a.src.txt").read_bytes()

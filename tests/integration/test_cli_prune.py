@@ -14,7 +14,7 @@ import yaml  # type: ignore[import-untyped]
 from omegaconf import OmegaConf
 
 import headwise as package
-from command_line import CommandLine, composer, json_of, small_overrides, train_small
+from command_line import CommandLine, composer, json_of, refused, small_overrides, train_small
 from headwise.analysis.pruning import masked, present_heads
 from headwise.commands import prune as pruning
 from headwise.config.schema import typed
@@ -90,8 +90,7 @@ def test_looking_writes_tables_and_no_run(headwise: CommandLine, run: Path) -> N
 
 
 def test_tables_of_one_site_stand_beside_those_of_all(headwise: CommandLine, run: Path) -> None:
-    ended = headwise("prune", f"run={run}", "table=true", "sites=[cross]", "data.sentences=2")
-    assert ended.code == 0, ended
+    headwise.ok("prune", f"run={run}", "table=true", "sites=[cross]", "data.sentences=2")
     table = json_of(run / "pruning" / "curve-cross.json")
     assert table["sentences"] == 2
     assert [row["encoder_self"] for row in table["rows"]] == [4] * 11
@@ -106,7 +105,7 @@ def test_the_best_head_alone_is_that_of_higher_bleu_and_then_of_lower_loss(
     measured = [*alike * 3, *alike, *better, *alike]  # with one head removed, with one head left
     found = iter([{"bleu": bleu, "loss": loss} for bleu, loss in measured])
     monkeypatch.setattr(pruning, "scores_as_it_is", lambda *given: next(found))
-    assert headwise("prune", f"run={run}", "ablation=true").code == 0
+    headwise.ok("prune", f"run={run}", "ablation=true")
     rows = json_of(run / "pruning" / "one_left.json")["rows"]
     assert [row["head"] for row in rows] == [2, 3, 2]
 
@@ -114,8 +113,7 @@ def test_the_best_head_alone_is_that_of_higher_bleu_and_then_of_lower_loss(
 def test_a_fraction_is_of_the_sites_chosen_and_rounded(headwise: CommandLine, run: Path) -> None:
     """And each choice of heads has a folder of its own."""
     for fraction, n_left in ((0.4, 2), (0.3, 3)):
-        ended = headwise("prune", f"run={run}", f"fraction={fraction}", "sites=[cross]")
-        assert ended.code == 0, ended
+        headwise.ok("prune", f"run={run}", f"fraction={fraction}", "sites=[cross]")
         found = [json_of(path) for path in run.parent.glob("moved-pruned-*/pruned.json")]
         (one,) = (about for about in found if about["fraction"] == fraction)
         assert one["heads"] == {"encoder_self": 4, "decoder_self": 4, "cross": n_left}
@@ -159,25 +157,24 @@ def test_a_pruned_run_is_a_run(headwise: CommandLine, run: Path, tmp_path: Path)
 
     text = {path.name for path in (pruned / "hypotheses").iterdir()}
     assert text == {f"{s}.{e}.txt" for s in ("valid", "test_a", "test_b") for e in ("src", "ref")}
-    ended = headwise("evaluate", f"run={pruned}")
-    assert ended.code == 0, ended
+    ended = headwise.ok("evaluate", f"run={pruned}")
     assert set(json_of(pruned / "results-auto.json")["scores"]) == {"test_a", "test_b"}
     (tmp_path / "text.de").write_text(f"{SENTENCE}\n", encoding="utf-8")
     arguments = (f"input={tmp_path / 'text.de'}", f"output={tmp_path / 'text.en'}")
-    assert headwise("translate", f"run={pruned}", *arguments).code == 0
+    headwise.ok("translate", f"run={pruned}", *arguments)
     (line,) = (tmp_path / "text.en").read_text(encoding="utf-8").splitlines()
     assert line == loaded.translate([SENTENCE])[0].text
     # and it can be pruned further, by the numbers of the first model
     further = {**kept, "cross": [kept["cross"][0][:1]], "encoder_self": [[]]}
     typed = ",".join(f"{site}:{layers}" for site, layers in further.items()).replace(" ", "")
-    assert headwise("prune", f"run={pruned}", f"keep={{{typed}}}").code == 0
+    headwise.ok("prune", f"run={pruned}", f"keep={{{typed}}}")
     (twice,) = run.parent.glob("moved-pruned-*-pruned-*")
     overrides = yaml.safe_load((twice / "overrides.yaml").read_text())
     assert len([o for o in overrides if o.startswith("model.heads=")]) == 1
     with masked(whole, further), torch.no_grad():
         wanted = whole(ids, torch.tensor([5, 3]), ids)
     torch.testing.assert_close(logits(twice), wanted, rtol=0, atol=1e-5)
-    assert headwise("evaluate", f"run={twice}", "data.test=[test_b]").code == 0
+    headwise.ok("evaluate", f"run={twice}", "data.test=[test_b]")
 
 
 def test_training_goes_on_from_a_pruned_run(
@@ -196,7 +193,7 @@ def test_training_goes_on_from_a_pruned_run(
     assert typed in yaml.safe_load((output / "overrides.yaml").read_text())
     tuned = train_on(trained, kept, f"init_from={output}", "optimizer.lr=1e-12")
     torch.testing.assert_close(logits(tuned), logits(output), rtol=0, atol=1e-5)
-    assert headwise("evaluate", f"run={tuned}", "data.test=[test_b]").code == 0
+    headwise.ok("evaluate", f"run={tuned}", "data.test=[test_b]")
     with pytest.raises(HeadwiseError, match="another model") as raised:
         train_on(trained, {"cross": [[1, 2]]}, f"init_from={output}", "seed=7")
     assert typed in str(raised.value), "what was left out is told"
@@ -218,8 +215,7 @@ def test_gates_are_learned_from_a_run_and_closed_heads_pruned(
             ("decoder.", "target_embedding.", "output.", "source_embedding.")
         )
         assert torch.equal(after[name], value) == is_frozen or name.endswith("key.bias"), name
-    ended = headwise("prune", f"run={gated}", "by=gates")
-    assert ended.code == 0, ended
+    headwise.ok("prune", f"run={gated}", "by=gates")
     (pruned,) = gated.parent.glob(f"{gated.name}-pruned-*")
     config = OmegaConf.load(pruned / "config.yaml")
     assert len(config.model.heads.encoder_self[0]) == 4 - n_closed
@@ -227,11 +223,11 @@ def test_gates_are_learned_from_a_run_and_closed_heads_pruned(
     overrides = yaml.safe_load((pruned / "overrides.yaml").read_text())
     assert not [o for o in overrides if o.startswith("gates")]
     by_hand = run.parent / "by-hand"  # what gates close is gone whoever says what stays
-    assert headwise("prune", f"run={gated}", "keep={cross:[[1,2]]}", f"output={by_hand}").code == 0
+    headwise.ok("prune", f"run={gated}", "keep={cross:[[1,2]]}", f"output={by_hand}")
     left = {"encoder_self": 4 - n_closed, "decoder_self": 4, "cross": 2}
     assert json_of(by_hand / "pruned.json")["heads"] == left
     torch.testing.assert_close(logits(pruned), logits(gated), rtol=0, atol=1e-5)
-    assert headwise("evaluate", f"run={pruned}", "data.test=[test_b]").code == 0
+    headwise.ok("evaluate", f"run={pruned}", "data.test=[test_b]")
     with pytest.raises(RunError, match="trained with gates"):
         train_on(trained, None, f"init_from={gated}", "seed=9")
     shutil.rmtree(pruned)
@@ -253,15 +249,14 @@ def test_a_gated_run_stopped_and_resumed_ends_as_one_never_stopped(trained: Path
 
 def test_nothing_is_written_over(headwise: CommandLine, run: Path, tmp_path: Path) -> None:
     keep = "keep={cross:[[1]]}"
-    assert headwise("prune", f"run={run}", keep).code == 0
+    headwise.ok("prune", f"run={run}", keep)
     (pruned,) = run.parent.glob("moved-pruned-*")
     before = (pruned / "pruned.json").stat().st_mtime_ns
-    ended = headwise("prune", f"run={run}", keep)
-    assert (ended.code, "is there already" in ended.err) == (1, True), ended
+    refused(headwise("prune", f"run={run}", keep), 1, "is there already")
     assert (pruned / "pruned.json").stat().st_mtime_ns == before
     (tmp_path / "there").mkdir()
     ended = headwise("prune", f"run={run}", keep, f"output={tmp_path / 'there'}")
-    assert (ended.code, "is there already" in ended.err) == (1, True), ended
+    refused(ended, 1, "is there already")
     gone = headwise("prune", f"run={pruned}", "keep={cross:[[2]]}")
     assert (gone.code, "head 2 of layer 1 is not in the run any more" in gone.err) == (2, True)
     assert not list(run.parent.glob(".*")), "a half-written run was left"

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import headwise as package
-from command_line import CommandLine, json_of
+from command_line import CommandLine, json_of, refused
 from headwise.tasks.loading import TrainedRun
 
 ROOT = Path(__file__).parents[2]
@@ -70,8 +70,7 @@ def test_an_output_that_cannot_be_finished_stays_as_it_was(
 
     monkeypatch.setattr(os, "fsync", full)
     ended = headwise("translate", f"run={run}", f"input={source}", f"output={output}")
-    assert ended.code == 1
-    assert "No space left on device" in ended.err
+    refused(ended, 1, "No space left on device")
     assert output.read_text(encoding="utf-8") == "precious\n"
 
 
@@ -96,7 +95,7 @@ def test_a_portion_is_written_before_the_next_is_translated(
     monkeypatch.setattr(TrainedRun, "translate", look_first)
     try:
         given = (f"run={run}", f"input={source}", f"output={pipe}", "buffer_size=1")
-        assert headwise("translate", *given).code == 0
+        headwise.ok("translate", *given)
     finally:
         os.close(reader)
     assert seen == [f"{line}\n" for line in expected[:2]]
@@ -167,8 +166,7 @@ def test_a_text_that_is_read_is_not_replaced(
     monkeypatch.chdir(source.parent)
     given = {"run": run, "input": source, key: own, "output": own.name}
     ended = headwise("translate", *(f"{name}={value}" for name, value in given.items()))
-    assert ended.code == 1
-    assert f"would replace {key}={own}" in ended.err
+    refused(ended, 1, f"would replace {key}={own}")
     assert own.read_bytes() == source.read_bytes()
 
 
@@ -177,7 +175,7 @@ def test_a_link_is_written_through(
 ) -> None:
     link, target = tmp_path / "link.en", tmp_path / "target.en"
     link.symlink_to(target)
-    assert headwise("translate", f"run={run}", f"input={source}", f"output={link}").code == 0
+    headwise.ok("translate", f"run={run}", f"input={source}", f"output={link}")
     assert link.is_symlink()
     assert target.read_text(encoding="utf-8").splitlines() == expected
 
@@ -206,8 +204,7 @@ def test_given_translations_are_scored(headwise: CommandLine, run: Path, tmp_pat
     for name, lines in (("in.de", sources), ("in.en", targets)):
         (tmp_path / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     arguments = [f"run={run}", f"input={tmp_path}/in.de", f"reference={tmp_path}/in.en"]
-    ended = headwise("translate", *arguments)
-    assert ended.code == 0
+    ended = headwise.ok("translate", *arguments)
     wanted = package.load(run).score(sources, targets)
     assert ended.out.splitlines() == [f"{s.log_prob:.4f}\t{s.n_tokens}" for s in wanted]
 
@@ -219,9 +216,7 @@ def test_standard_input_is_utf8_whatever_the_terminal(
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text), encoding="latin-1"))
     assert headwise("translate", f"run={run}").out.splitlines() == expected
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9\n")))
-    ended = headwise("translate", f"run={run}")
-    assert ended.code == 1
-    assert "stdin, line 1: not UTF-8" in ended.err
+    refused(headwise("translate", f"run={run}"), 1, "stdin, line 1: not UTF-8")
 
 
 def test_a_line_that_cannot_be_answered_ends_nothing(

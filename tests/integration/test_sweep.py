@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from command_line import CommandLine, json_of, run_folders, small_overrides, write_corpus
+from command_line import CommandLine, json_of, refused, run_folders, small_overrides, write_corpus
 from headwise.commands.sweep import Sweep
 from headwise.commands.train import Outcome
 from headwise.errors import DataError
@@ -42,8 +42,7 @@ def test_points_have_folders_of_their_own_and_a_table(
     headwise: CommandLine, sweep: list[str], tmp_path: Path
 ) -> None:
     points = ["tokenizer.vocab_size=60", "attention=softmax,alpha_entmax", "seed=1,2"]
-    ended = headwise("train", *sweep, *points)
-    assert ended.code == 0, ended
+    ended = headwise.ok("train", *sweep, *points)
     folders = run_folders(tmp_path / "outputs")
     assert len(folders) == 4
     seeds = [json_of(f / "results.json")["seed"] for f in folders]
@@ -66,8 +65,7 @@ def test_points_that_only_say_what_they_would_do_have_not_failed(
     headwise: CommandLine, sweep: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    ended = headwise("train", *sweep, "attention=softmax,alpha_entmax", "dry_run=true")
-    assert ended.code == 0, ended
+    ended = headwise.ok("train", *sweep, "attention=softmax,alpha_entmax", "dry_run=true")
     assert ended.out.count("FLOP") >= 2
     assert "failed" not in ended.out
     left = [path.name for path in (tmp_path / "outputs").rglob("*") if path.is_file()]
@@ -79,14 +77,14 @@ def test_a_failing_point_stops_no_other_and_is_tried_again(
 ) -> None:
     points = ["tokenizer.vocab_size=5000,60"]  # the first cannot be reached
     ended = headwise("train", *sweep, *points)
-    assert ended.code == 1
-    assert "Traceback" not in ended.err
+    assert (ended.code, "Traceback" in ended.err) == (1, False)
     assert ended.err.count("headwise: tokenizer.vocab_size=5000 cannot be reached") == 1
     (failed,) = [line for line in ended.out.splitlines() if "ConfigError: " in line]
     assert "tokenizer.vocab_size=5000: ConfigError: tokenizer.vocab_size=5000 cannot" in failed
     assert [row.split(" | ")[4] for row in table(ended.out)[1:]] == ["0 (1 failed)", "1"]
     (left,) = (tmp_path / "outputs").glob("*/*/error.json")
     content = json_of(left)
+    assert (content["error"], (left.parent / "config.yaml").is_file()) == ("ConfigError", True)
     assert "cannot be reached" in content["message"]
     assert "tokenizer.vocab_size=5000" in content["overrides"]
 
@@ -119,8 +117,7 @@ def test_a_wrong_choice_is_refused_before_any_point_runs(
     headwise: CommandLine, sweep: list[str], tmp_path: Path
 ) -> None:
     ended = headwise("train", *sweep, "attention=softmax,sofmax")
-    assert ended.code == 2
-    assert "Did you mean attention=softmax?" in ended.err
+    refused(ended, 2, "Did you mean attention=softmax?")
     assert run_folders(tmp_path / "outputs") == []
 
 

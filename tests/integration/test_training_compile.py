@@ -15,13 +15,8 @@ from headwise.config.folders import group_choices
 from headwise.config.schema import Config, typed
 from headwise.data.batching import Batch, collate
 from headwise.data.store import EncodedSplit
-from headwise.losses.loss import CrossEntropy
-from headwise.model.build import build_model
-from headwise.train.distributed import Ranks
-from headwise.train.schedule import Constant
-from headwise.train.step import TrainingStep
+from training_steps import N_WORDS, step_of
 
-V = 40
 SHORT = ["encoder_layers=1", "decoder_layers=1", "d_model=32", "d_ff=64"]
 NO_DROPOUT = ["dropout=0", "attention_dropout=0", "activation_dropout=0"]
 
@@ -44,7 +39,7 @@ def batches() -> list[Batch]:
     generator = np.random.default_rng(1)
     lengths = generator.integers(1, 21, (2, 30))
     source, target = (
-        [generator.integers(4, V, length).tolist() for length in side] for side in lengths
+        [generator.integers(4, N_WORDS, length).tolist() for length in side] for side in lengths
     )
     split = EncodedSplit.from_lists(source, target)
     parts = [np.arange(0, 8), np.arange(8, 13), np.arange(13, 29)]
@@ -54,22 +49,15 @@ def batches() -> list[Batch]:
 def trained(config: Config, compiled: bool) -> tuple[list[float], dict[str, torch.Tensor]]:
     """Summed losses of some updates, and the weights after them."""
     config.trainer.compile, config.trainer.precision = compiled, "fp32"
+    config.optimizer = {"_target_": "torch.optim.SGD", "lr": 0.5}
+    config.scheduler = {"_target_": "headwise.train.schedule.Constant"}
     torch.manual_seed(1)  # every α of the start
-    model = build_model(config, V, V, True)
-    step = TrainingStep(
-        model,
-        CrossEntropy(0.1),
-        torch.optim.SGD(model.parameters(), lr=0.5),
-        Constant(),
-        config.trainer,
-        1,
-        Ranks(0, 1, torch.device("cpu")),
-    )
+    step = step_of(config, torch.device("cpu"))
     losses = []
     for update, batch in enumerate(batches(), start=1):
         step(update, [batch])
         losses.append(float(step.window[0]))
-    return losses, model.state_dict()
+    return losses, step.model.state_dict()
 
 
 def check(attention: str) -> None:

@@ -88,21 +88,20 @@ def test_heads_of_a_trained_model_stand_further_apart(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def whole(runs: Runs) -> Path:
     """The folder of a run with noise that nothing happened to."""
-    ended = runs.train("whole", {"repulsion": "spos"})
-    assert ended.code == 0, ended.told
+    runs.train("whole", {"repulsion": "spos"})
     return runs.run_folder("whole")
 
 
 @pytest.mark.slow
 def test_a_killed_run_goes_on_with_the_same_noise(runs: Runs, whole: Path) -> None:
-    killed = runs.train("killed", {"repulsion": "spos"}, strike=("record", 8, signal.SIGKILL))
-    assert killed.code == -signal.SIGKILL
+    runs.train(
+        "killed", {"repulsion": "spos"}, strike=("record", 8, signal.SIGKILL), code=-signal.SIGKILL
+    )
     update = load_checkpoint(runs.run_folder("killed") / "checkpoints" / "last.pt")["state"][
         "update"
     ]
     assert 0 < update < 24
-    ended = runs.train("killed", {"repulsion": "spos"})
-    assert ended.code == 0, ended.told
+    runs.train("killed", {"repulsion": "spos"})
     assert remains(runs.run_folder("killed")) == remains(whole)
 
 
@@ -112,8 +111,7 @@ def test_two_ranks_are_one_with_twice_the_tokens(runs: Runs) -> None:
     changes = {**CALM, "repulsion": "spos"}
     ended = runs.train_ranks("pair", {**changes, "trainer.max_tokens": 80})
     assert [rank.code for rank in ended] == [0, 0], ended
-    ended_one = runs.train("one", {**changes, "trainer.max_tokens": 160})
-    assert ended_one.code == 0, ended_one.told
+    runs.train("one", {**changes, "trainer.max_tokens": 160})
     one, pair = (record(runs.run_folder(name) / "metrics.jsonl") for name in ("one", "pair"))
     for single, double in zip(one, pair, strict=True):
         assert single.keys() == double.keys()

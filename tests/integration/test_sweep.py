@@ -133,7 +133,7 @@ def test_points_share_a_group_end_their_tracker_and_free_their_model(
         def finish(self, status: str) -> None:
             ends.append(status)
 
-    def make_tracker(config: Any, folder: Path, name: str, group: str | None, _: Any) -> Fake:
+    def make_tracker(config: Any, folder: Path, group: str | None, _: Any) -> Fake:
         gc.collect()
         alive.append(sum(model() is not None for model in models))
         assert len(ends) == len(groups), "the point before has ended its tracker"

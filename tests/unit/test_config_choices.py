@@ -154,7 +154,7 @@ def test_every_tracker_can_be_made(
     monkeypatch.setenv("WANDB_MODE", "disabled")
     config = typed(make([f"tracker={choice}"])).tracker
     check_tracker(config)
-    assert isinstance(make_tracker(config, tmp_path, "run", None, {}), NullTracker)
+    assert isinstance(make_tracker(config, tmp_path, None, {}), NullTracker)
 
 
 @pytest.mark.parametrize(("alias", "name"), [("wmt14", "wmt14_en_de"), ("wmt16", "wmt16_ro_en")])

@@ -20,6 +20,7 @@ from headwise.track import NullTracker, check_tracker, make_tracker
 from headwise.track.base import head_metrics, head_name
 from headwise.track.wandb_tracker import WandbTracker, choose_mode
 
+RUN = "alpha_entmax-seed1"
 HEADS = {
     "alpha": {"encoder_self": [[1.25, 1.5], [2.0, None]]},
     "density": {"cross": [[], [0.5, 0.75]]},
@@ -50,9 +51,9 @@ def _end_service() -> Iterator[None]:
 
 
 def make(tmp_path: Path, config: TrackerConfig, group: str | None = "sweep") -> Any:
-    run_dir = tmp_path / "run"
+    run_dir = tmp_path / RUN
     run_dir.mkdir(exist_ok=True)
-    return make_tracker(config, run_dir, "alpha_entmax-seed1", group, {"seed": 1})
+    return make_tracker(config, run_dir, group, {"seed": 1})
 
 
 def use(tracker: Any, image: Path | None = None) -> None:
@@ -109,7 +110,7 @@ def test_without_a_key_a_run_is_offline_without_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     make(tmp_path, TrackerConfig()).finish("finished")
-    assert len(list((tmp_path / "run/wandb").glob("offline-run-*"))) == 1
+    assert len(list((tmp_path / RUN / "wandb").glob("offline-run-*"))) == 1
     assert not [r for r in caplog.records if r.levelno >= logging.WARNING]
 
 
@@ -142,7 +143,7 @@ def test_none_and_disabled_keep_nothing(tmp_path: Path) -> None:
         tracker = make(tmp_path, config)
         use(tracker)
         assert isinstance(tracker, NullTracker)
-    assert list((tmp_path / "run").iterdir()) == []
+    assert list((tmp_path / RUN).iterdir()) == []
 
 
 def test_heads_are_named_from_one_and_absent_ones_left_out() -> None:
@@ -172,13 +173,13 @@ def test_offline_run_holds_everything_without_a_network(
     Image.new("RGB", (8, 8)).save(image)
     monkeypatch.setenv("WANDB_MODE", "disabled")  # what the config says comes first
     use(make(tmp_path, TrackerConfig(mode="offline", tags=["t"])), image)
-    (file,) = (tmp_path / "run" / "wandb").glob("offline-run-*/run-*.wandb")
+    (file,) = (tmp_path / RUN / "wandb").glob("offline-run-*/run-*.wandb")
     command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(file)]
     shown = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
     for piece in (
         "train/loss", "alpha/encoder_self/layer1/head2", "alpha/encoder_self/histogram",
         "attention/density/cross/layer2/head1", "valid/hypotheses", "figures/alpha", "test/bleu",
-        "sweep", "alpha_entmax-seed1", "update",
+        "sweep", RUN, "update",
     ):  # fmt: skip
         assert piece in shown, piece
 
@@ -260,7 +261,7 @@ def test_no_question_on_a_terminal(tmp_path: Path) -> None:
         from headwise.config.schema import TrackerConfig
         from headwise.track import make_tracker
         folder = Path({str(tmp_path)!r})
-        tracker = make_tracker(TrackerConfig(mode="online"), folder, "n", None, {{}})
+        tracker = make_tracker(TrackerConfig(mode="online"), folder, None, {{}})
         tracker.log(1, {{"train/loss": 1.0}})
         tracker.finish("finished")
     """

@@ -11,7 +11,7 @@ import logging
 import shutil
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -186,17 +186,15 @@ def _cutters(found: Mapping[str, str]) -> str:
 
 @contextmanager
 def _claimed(folder: RunFolder, ranks: Ranks) -> Iterator[None]:
-    if ranks.is_main:
-        folder.make()
-        try:
-            folder.lock()
-        except RunError as error:
-            raise UntouchedRun(str(error)) from error
-    ranks.barrier()
-    try:
+    with ExitStack() as claims:
+        if ranks.is_main:
+            folder.make()
+            try:
+                claims.enter_context(folder.claimed())
+            except RunError as error:
+                raise UntouchedRun(str(error)) from error
+        ranks.barrier()
         yield
-    finally:
-        folder.unlock()
 
 
 @contextmanager
@@ -206,7 +204,7 @@ def _tracker(
     if not ranks.is_main:
         yield NullTracker()
         return
-    tracker = make_tracker(config.tracker, folder.path, folder.path.name, group, container)
+    tracker = make_tracker(config.tracker, folder.path, group, container)
     status = "failed"
     try:
         yield tracker

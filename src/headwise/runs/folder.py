@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import fcntl
 import glob
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -47,7 +48,6 @@ class RunFolder:
         self.figures = path / "figures"
         self.hypotheses = path / "hypotheses"
         self.results = path / "results.json"
-        self._lock: IO[str] | None = None
 
     @classmethod
     def place(
@@ -99,27 +99,21 @@ class RunFolder:
                 "a folder that can be written"
             ) from error
 
-    def lock(self) -> None:
-        """Claim the folder for this process until it ends.
+    @contextmanager
+    def claimed(self) -> Iterator[None]:
+        """The block, with the folder for this process alone.
 
         Raises:
             RunError: another process has it.
         """
-        handle = open(self.path / ".lock", "a+")  # noqa: SIM115 - held until the process ends
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            handle.close()
-            raise RunError(
-                f"another process is training in {self.path}; wait for it or stop it"
-            ) from error
-        self._lock = handle
-
-    def unlock(self) -> None:
-        """Give the folder back."""
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
+        with open(self.path / ".lock", "a+") as handle:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise RunError(
+                    f"another process is training in {self.path}; wait for it or stop it"
+                ) from error
+            yield
 
     def forget_failure(self) -> None:
         """Remove error.json, and the folder if it held nothing else."""

@@ -53,18 +53,13 @@ def check_tracker(config: TrackerConfig) -> None:
 
 
 def make_tracker(
-    config: TrackerConfig,
-    run_dir: Path,
-    name: str,
-    group: str | None,
-    container: Mapping[str, Any],
+    config: TrackerConfig, run_dir: Path, group: str | None, container: Mapping[str, Any]
 ) -> Tracker:
     """The tracker that `config` asks for.
 
     Args:
         config: the group `tracker`; its own `group` wins over the argument.
-        run_dir: the run folder; offline data stand in its folder `wandb`.
-        name: name of the run.
+        run_dir: the run folder, whose name is the run's; offline data stand in its folder `wandb`.
         group: the sweep's name, or None.
         container: the resolved config as plain dicts, lists, strings and numbers.
 
@@ -76,7 +71,7 @@ def make_tracker(
     if mode == "disabled":
         return NullTracker()
     try:
-        return WandbTracker(config, run_dir, name, group, container, mode)
+        return WandbTracker(config, run_dir, group, container, mode)
     except ImportError as error:
         log.warning("W&B is off: %s; `pip install wandb`, or silence this by tracker=none", error)
         return NullTracker()
@@ -97,7 +92,7 @@ class WandbTracker:
     """Mirrors a run in W&B over an axis of our own, `update`.
 
     Args:
-        config, run_dir, name, group, container: see `make_tracker`.
+        config, run_dir, group, container: see `make_tracker`.
         mode: online, offline, or None: online where wandb finds a key. An online run that cannot
             start (no network, a key that is refused) falls back to offline.
 
@@ -112,7 +107,6 @@ class WandbTracker:
         self,
         config: TrackerConfig,
         run_dir: Path,
-        name: str,
         group: str | None,
         container: Mapping[str, Any],
         mode: str | None,
@@ -126,7 +120,7 @@ class WandbTracker:
         self._arguments: dict[str, Any] = {
             "project": config.project,
             "entity": config.entity,
-            "name": name,
+            "name": run_dir.name,
             "group": config.group or group,
             "tags": list(config.tags),
             "config": dict(container),

@@ -43,10 +43,11 @@ def train_on(trained: Path, heads: Any, *overrides: str) -> Path:
     return outcome.folder
 
 
-def logits(run: Path) -> torch.Tensor:
+def logits(run: Path, kept: Any = None) -> torch.Tensor:
+    """Of a run's model, with all but the heads of `kept` masked."""
     model = package.load(str(run), device="cpu").model
     ids = torch.tensor([[4, 5, 6, 7, 3], [8, 9, 3, 0, 0]])
-    with torch.no_grad():
+    with torch.no_grad(), masked(model, kept or present_heads(model)):
         found = model(ids, torch.tensor([5, 3]), ids)
     return found  # type: ignore[no-any-return]
 
@@ -143,17 +144,11 @@ def test_a_pruned_run_is_a_run(headwise: CommandLine, run: Path, tmp_path: Path)
         kept[site][0].append(number)
     loaded = package.load(str(pruned), device="cpu")
     assert present_heads(loaded.model) == kept == loaded.config.model.heads
-    whole = package.load(str(run), device="cpu").model
-    with masked(whole, kept), torch.no_grad():
-        ids = torch.tensor([[4, 5, 6, 7, 3], [8, 9, 3, 0, 0]])
-        wanted = whole(ids, torch.tensor([5, 3]), ids)
-    torch.testing.assert_close(logits(pruned), wanted, rtol=0, atol=1e-5)
+    torch.testing.assert_close(logits(pruned), logits(run, kept), rtol=0, atol=1e-5)
     size = [(folder / "checkpoints" / "best.pt").stat().st_size for folder in (run, pruned)]
     assert size[1] < size[0]
-    assert (
-        json_of(pruned / "pruned.json")["parameters"]
-        < json_of(pruned / "pruned.json")["parameters_before"]
-    )
+    about = json_of(pruned / "pruned.json")
+    assert about["parameters"] < about["parameters_before"]
 
     text = {path.name for path in (pruned / "hypotheses").iterdir()}
     assert text == {f"{s}.{e}.txt" for s in ("valid", "test_a", "test_b") for e in ("src", "ref")}
@@ -171,9 +166,7 @@ def test_a_pruned_run_is_a_run(headwise: CommandLine, run: Path, tmp_path: Path)
     (twice,) = run.parent.glob("moved-pruned-*-pruned-*")
     overrides = yaml.safe_load((twice / "overrides.yaml").read_text())
     assert len([o for o in overrides if o.startswith("model.heads=")]) == 1
-    with masked(whole, further), torch.no_grad():
-        wanted = whole(ids, torch.tensor([5, 3]), ids)
-    torch.testing.assert_close(logits(twice), wanted, rtol=0, atol=1e-5)
+    torch.testing.assert_close(logits(twice), logits(run, further), rtol=0, atol=1e-5)
     headwise.ok("evaluate", f"run={twice}", "data.test=[test_b]")
 
 

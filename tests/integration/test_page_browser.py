@@ -16,7 +16,7 @@ from headwise.config.schema import ReportConfig
 from headwise.page.write import write_page
 from opened_page import Opened, analyze, needs_browser, observed, sharp_runs, started_browser
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, needs_browser]
 
 Runs = tuple[Path, Path]
 FIRST = "Hund sieht Haus"
@@ -75,7 +75,6 @@ def compared(browser: Any, compared_file: Path) -> Iterator[Opened]:
     opened.context.close()
 
 
-@needs_browser
 def test_it_opens_without_complaint_and_asks_for_nothing(opened: Opened, page_file: Path) -> None:
     assert opened.complaints == []
     assert {url for url in opened.requests if not url.startswith("data:")} == {page_file.as_uri()}
@@ -89,7 +88,6 @@ def test_it_opens_without_complaint_and_asks_for_nothing(opened: Opened, page_fi
     assert min(sizes) > 100  # each of them was decoded
 
 
-@needs_browser
 def test_text_that_looks_like_markup_is_shown_as_it_is(opened: Opened) -> None:
     shown = opened.page.locator("#sentence option").all_text_contents()
     assert shown == [f"{line} {text}" for line, text in enumerate(SENTENCES, start=1)]
@@ -103,7 +101,6 @@ def test_text_that_looks_like_markup_is_shown_as_it_is(opened: Opened) -> None:
     assert opened.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
-@needs_browser
 def test_ink_is_where_weights_are_not_zero(opened: Opened, runs: Runs) -> None:
     n_zeros = 0
     observations = observed(runs[0], FIRST)
@@ -118,7 +115,6 @@ def test_ink_is_where_weights_are_not_zero(opened: Opened, runs: Runs) -> None:
     assert n_zeros > 0  # else the test has seen no exact zero
 
 
-@needs_browser
 def test_measures_are_chosen_and_heads_too_without_a_mouse(opened: Opened) -> None:
     page = opened.page
     # what an attention reports of itself is a measure too
@@ -137,7 +133,6 @@ def test_measures_are_chosen_and_heads_too_without_a_mouse(opened: Opened) -> No
     assert page.evaluate("document.activeElement.textContent") == "head 1"
 
 
-@needs_browser
 def test_the_weight_at_the_pointer_is_told(opened: Opened, runs: Runs) -> None:
     opened.choose("cross", 1, 1)
     weights_HQK, _ = observed(runs[0], FIRST)["cross", 1]
@@ -158,7 +153,6 @@ def assert_told(text: str, weight: float) -> None:
         assert float(text) == pytest.approx(weight, abs=0.01)
 
 
-@needs_browser
 def test_a_phone_needs_no_sideways_scrolling(browser: Any, page_file: Path) -> None:
     opened = Opened(browser, page_file, viewport={"width": 360, "height": 740})
     assert opened.page.evaluate("document.documentElement.scrollWidth") <= 360
@@ -167,7 +161,6 @@ def test_a_phone_needs_no_sideways_scrolling(browser: Any, page_file: Path) -> N
     opened.context.close()
 
 
-@needs_browser
 def test_in_the_dark_colours_change_and_the_scale_stays_monotone(
     browser: Any, page_file: Path
 ) -> None:
@@ -194,7 +187,6 @@ def test_in_the_dark_colours_change_and_the_scale_stays_monotone(
 # -- two runs -------------------------------------------------------------------------------------
 
 
-@needs_browser
 def test_two_runs_stand_side_by_side_on_one_sentence(
     compared: Opened, runs: Runs, compared_file: Path
 ) -> None:
@@ -225,7 +217,6 @@ def test_two_runs_stand_side_by_side_on_one_sentence(
     assert compared.complaints == []
 
 
-@needs_browser
 def test_a_head_in_the_findings_chooses_it(compared: Opened) -> None:
     compared.page.locator("summary", has_text="All findings").first.click()
     rows = compared.page.locator(".findings tr", has_text="encoder self-attention")

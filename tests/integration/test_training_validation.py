@@ -12,7 +12,6 @@ from torch import Tensor
 
 import headwise
 from command_line import train_small, write_corpus
-from headwise.config.schema import DecodeConfig
 from headwise.data.batching import Batch
 from headwise.data.tokenizer import BOS, EOS, PAD
 from headwise.decode.translator import Translator
@@ -91,35 +90,32 @@ def test_heads_are_looked_at_on_the_first_sentences_short_on_both_sides(
 def test_the_first_sentences_are_translated_with_the_losses_own_map(
     loss: str, beam: int, method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scored: list[list[str]] = []
-    scores: list[Any] = []
-    searches: list[DecodeConfig] = []
-    maps: list[bool] = []
+    scored: list[tuple[list[str], Any]] = []
+    made: list[Translator] = []
     score = evaluation.score_translations
 
     def kept(hypotheses: list[str], references: list[str], language: str) -> Any:
-        scored.append(references)
-        scores.append(score(hypotheses, references, language))
-        return scores[-1]
+        scored.append((references, score(hypotheses, references, language)))
+        return scored[-1][1]
 
-    class Told(Translator):
+    class Kept(Translator):
         def __init__(self, *given: Any, **named: Any) -> None:
             super().__init__(*given, **named)
-            maps.append(self.output.is_sparse)
-            searches.append(self.config)
+            made.append(self)
 
     monkeypatch.setattr(evaluation, "score_translations", kept)
-    monkeypatch.setattr(evaluation, "Translator", Told)
+    monkeypatch.setattr(evaluation, "Translator", Kept)
     given = (f"loss={loss}", "trainer.valid_sentences=2", f"trainer.valid_beam={beam}")
     run = train_small(tmp_path, *given, "decode.n_best=2")
-    assert scored[0] == lines(tmp_path, "en")[:2]
-    assert maps[0] == (loss == "sparsemax")
+    references, scores = scored[0]
+    assert references == lines(tmp_path, "en")[:2]
     loaded = headwise.load(str(run), device="cpu").translator
-    assert loaded.output.is_sparse == maps[0]
-    assert (searches[0].method, searches[0].beam, searches[0].n_best) == (method, beam, 1)
+    assert loaded.output.is_sparse == made[0].output.is_sparse == (loss == "sparsemax")
+    search = made[0].config
+    assert (search.method, search.beam, search.n_best) == (method, beam, 1)
     first = next(row for row in read_jsonl(run / "metrics.jsonl") if "valid/bleu" in row)
     for metric in ("bleu", "chrf"):
-        assert first[f"valid/{metric}"] == scores[0][metric]["score"]
+        assert first[f"valid/{metric}"] == scores[metric]["score"]
 
 
 def test_a_line_break_within_a_translation_moves_no_other_line(tmp_path: Path) -> None:

@@ -29,6 +29,17 @@ def sides_of(pairs: Pairs, source: str, target: str) -> dict[str, list[str]]:
     return {source: [s for s, _ in pairs], target: [t for _, t in pairs]}
 
 
+def sgm_sides(
+    stem: str, source: str, target: str, pairs: Pairs, reverse: bool = False
+) -> dict[str, bytes]:
+    """The two files of a set of WMT; `reverse` puts the documents of the target in other order."""
+    sides = sides_of(pairs, source, target)
+    return {
+        f"{stem}-src.{source}.sgm": wmt_sgm(sides[source]),
+        f"{stem}-ref.{target}.sgm": wmt_sgm(sides[target], reverse=reverse),
+    }
+
+
 def write_iwslt(
     folder: Path, name: str = "de-en.tgz", write: Callable[..., None] = write_tar
 ) -> None:
@@ -64,14 +75,8 @@ def write_wmt16(folder: Path) -> None:
     write_tar(folder / "training-parallel-ep-v8.tgz", europarl)
     setimes = {f"SETIMES.en-ro.{c}": plain(second[c]) for c in second}
     write_zip(folder / "en-ro.txt.zip", {"README": b"about\n", **setimes})
-    for name, pairs in {"newsdev2016": VALID, "newstest2016": TEST}.items():
-        kind = "dev" if "dev" in name else "test"
-        sides = sides_of(pairs, "ro", "en")
-        members = {
-            f"{kind}/{name}-roen-src.ro.sgm": wmt_sgm(sides["ro"]),
-            f"{kind}/{name}-roen-ref.en.sgm": wmt_sgm(sides["en"], reverse=True),
-        }
-        write_tar(folder / f"{kind}.tgz", members)
+    for kind, name, pairs in (("dev", "newsdev2016", VALID), ("test", "newstest2016", TEST)):
+        write_tar(folder / f"{kind}.tgz", sgm_sides(f"{kind}/{name}-roen", "ro", "en", pairs, True))
 
 
 def write_wmt14(folder: Path) -> None:
@@ -87,12 +92,7 @@ def write_wmt14(folder: Path) -> None:
         ("dev.tgz", "dev/newstest2013", VALID),
         ("test-full.tgz", "test-full/newstest2014-deen", TEST),
     ):
-        sides = sides_of(pairs, "en", "de")
-        members = {
-            f"{stem}-src.en.sgm": wmt_sgm(sides["en"]),
-            f"{stem}-ref.de.sgm": wmt_sgm(sides["de"]),
-        }
-        write_tar(folder / archive, members)
+        write_tar(folder / archive, sgm_sides(stem, "en", "de", pairs))
 
 
 ORIGINALS = {

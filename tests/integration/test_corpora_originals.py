@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -188,27 +189,22 @@ def test_download_then_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         open_corpus(config, tmp_path / "cache")
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("name", "../kftt"),
-        ("files", "sub/../../x.tgz"),
-        ("downloads", "/nonexistent/x.tgz"),
-        ("splits", ".."),
-    ],
-)
-def test_names_that_lead_out_of_the_cache_are_refused(tmp_path: Path, key: str, value: str) -> None:
+LEADING_OUT: dict[str, tuple[str, Callable[[Any, str], Any]]] = {
+    "name": ("../kftt", lambda origin, to: origin.update(name=to)),
+    "files": ("sub/../../x.tgz", lambda origin, to: origin["archives"]["kftt"]["files"].append(to)),
+    "downloads": (
+        "/nonexistent/x.tgz",
+        lambda origin, to: origin["archives"]["kftt"]["downloads"][0].update(file=to),
+    ),
+    "splits": ("..", lambda origin, to: origin["splits"].update({to: origin["splits"]["test"]})),
+}
+
+
+@pytest.mark.parametrize("key", LEADING_OUT)
+def test_names_that_lead_out_of_the_cache_are_refused(tmp_path: Path, key: str) -> None:
     config = data_config("kftt")
-    origin = config.origins[1]
-    archive = origin["archives"]["kftt"]
-    if key == "name":
-        origin["name"] = value
-    elif key == "files":
-        archive["files"].append(value)
-    elif key == "downloads":
-        archive["downloads"][0]["file"] = value
-    else:
-        origin["splits"][value] = origin["splits"]["test"]
+    value, change = LEADING_OUT[key]
+    change(config.origins[1], value)
     named = rf"data\.origins\[1\]\..*{key}.*{re.escape(repr(value))}"
     with pytest.raises(ConfigError, match=named):
         open_corpus(config, tmp_path / "cache")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from command_line import write_corpus
+from command_line import json_of, write_corpus
 from headwise.train.checkpoint import load_checkpoint
 from training_runs import Runs, record, remains
 
@@ -26,21 +26,28 @@ def short(runs: Runs) -> str:
     return "short"
 
 
+@pytest.fixture
+def copied(runs: Runs, short: str, request: pytest.FixtureRequest) -> tuple[str, Path]:
+    """Outputs with a copy of it, and the copy's folder."""
+    outputs: str = request.node.name
+    shutil.copytree(runs.folder / short, runs.folder / outputs)
+    return outputs, runs.run_folder(outputs)
+
+
 @pytest.fixture(scope="module")
 def origin(runs: Runs, short: str) -> Path:
     """A finished run in a place of its own."""
     return Path(shutil.copytree(runs.run_folder(short), runs.folder / "origin" / "run"))
 
 
-def test_a_run_can_be_lengthened(runs: Runs, short: str) -> None:
+def test_a_run_can_be_lengthened(runs: Runs, copied: tuple[str, Path]) -> None:
     """In the same folder, on the way it would have gone."""
-    shutil.copytree(runs.folder / short, runs.folder / "longer")
+    longer, folder = copied
     changes = {**SHORT, "trainer.max_updates": 6}
-    runs.train("longer", changes)
-    folder = runs.run_folder("longer")
-    assert json.loads((folder / "results.json").read_text())["updates"] == 6
+    runs.train(longer, changes)
+    assert json_of(folder / "results.json")["updates"] == 6
     runs.train("six", changes)
-    last = [load_checkpoint(runs.run_folder(o) / "checkpoints/last.pt") for o in ("longer", "six")]
+    last = [load_checkpoint(f / "checkpoints/last.pt") for f in (folder, runs.run_folder("six"))]
     assert all(torch.equal(v, last[1]["model"][k]) for k, v in last[0]["model"].items())
     updates = [line["update"] for line in record(folder / "metrics.jsonl") if "train/nll" in line]
     assert updates == [3, 4, 6]  # the last of a run is always told
@@ -71,10 +78,10 @@ def test_early_stopping_is_an_end(runs: Runs, monitor: str) -> None:
     }
     outputs = f"early-{monitor}"
     runs.train(outputs, changes)
-    results = json.loads((runs.run_folder(outputs) / "results.json").read_text())
+    results = json_of(runs.run_folder(outputs) / "results.json")
     assert results["stopped_early"]
     assert (results["updates"], results["best_update"]) == (6, 2)
-    last = json.loads((runs.run_folder(outputs) / "checkpoints/last.json").read_text())
+    last = json_of(runs.run_folder(outputs) / "checkpoints/last.json")
     assert results.get("peak_memory_bytes") == last["peak_memory_bytes"]
     before = remains(runs.run_folder(outputs))
     again = runs.train(outputs, changes)
@@ -87,7 +94,7 @@ def test_what_is_scored_is_what_is_kept(runs: Runs) -> None:
     changes = {**SHORT, "trainer.average": 2, "trainer.monitor": "loss"}
     runs.train("average", changes)
     folder = runs.run_folder("average")
-    results = json.loads((folder / "results.json").read_text())
+    results = json_of(folder / "results.json")
     there = (folder / "checkpoints" / "average.pt").is_file()
     assert results["weights"] == ("average" if there else "best")
     kept = load_checkpoint(folder / "checkpoints" / f"{results['weights']}.pt")["model"]
@@ -110,71 +117,71 @@ def test_a_folder_has_one_process(runs: Runs) -> None:
     runs.train("taken", SHORT)
 
 
-def test_other_text_is_another_run(runs: Runs, short: str) -> None:
-    shutil.copytree(runs.folder / short, runs.folder / "changed")
-    first = runs.run_folder("changed")
+def test_other_text_is_another_run(runs: Runs, copied: tuple[str, Path]) -> None:
+    outputs, first = copied
     before = remains(first)
     other = runs.folder / "other-text"
     write_corpus(other, seed=9)
-    runs.train("changed", {**SHORT, "data.dir": other})
-    folders = set((runs.folder / "changed" / "default").iterdir())
+    runs.train(outputs, {**SHORT, "data.dir": other})
+    folders = set(first.parent.iterdir())
     assert len(folders) == 2
     assert remains(first) == before
     (second,) = folders - {first}
     assert first.name.rpartition("-")[0] == second.name.rpartition("-")[0]
 
 
-def test_a_finished_run_can_be_asked_for_another_test_set(runs: Runs, short: str) -> None:
+def test_a_finished_run_can_be_asked_for_another_test_set(
+    runs: Runs, copied: tuple[str, Path]
+) -> None:
     for side in ("de", "en"):
         shutil.copy(runs.text / f"valid.{side}", runs.text / f"test_more.{side}")
-    asked = runs.folder / "asked"
-    shutil.copytree(runs.folder / short, asked)
-    checkpoint = (runs.run_folder("asked") / "checkpoints" / "last.pt").read_bytes()
-    before = json.loads((runs.run_folder("asked") / "results.json").read_text())["scores"]
-    runs.train("asked", {**SHORT, "data.test": "[test_more]"})
-    after = json.loads((runs.run_folder("asked") / "results.json").read_text())["scores"]
+    outputs, folder = copied
+    checkpoint = (folder / "checkpoints" / "last.pt").read_bytes()
+    before = json_of(folder / "results.json")["scores"]
+    runs.train(outputs, {**SHORT, "data.test": "[test_more]"})
+    after = json_of(folder / "results.json")["scores"]
     assert set(after) == {*before, "test_more"}
     assert {name: after[name] for name in before} == before
     assert after["test_more"] == after["valid"]
-    assert (runs.run_folder("asked") / "checkpoints" / "last.pt").read_bytes() == checkpoint
+    assert (folder / "checkpoints" / "last.pt").read_bytes() == checkpoint
     for side in ("de", "en"):
         (runs.text / f"test_more.{side}").unlink()
 
 
-def test_fewer_updates_than_a_run_has_gone_through_are_refused(runs: Runs, short: str) -> None:
-    refused = runs.train(short, {**SHORT, "trainer.max_updates": 2}, code=1)
+def test_fewer_updates_than_a_run_has_gone_through_are_refused(
+    runs: Runs, copied: tuple[str, Path]
+) -> None:
+    outputs, folder = copied
+    refused = runs.train(outputs, {**SHORT, "trainer.max_updates": 2}, code=1)
     assert "trainer.max_updates=2" in refused
     # nor of one that was begun: it would pass for a finished run of fewer updates
-    shutil.copytree(runs.folder / short, runs.folder / "begun")
-    (runs.run_folder("begun") / "results.json").unlink()
-    refused = runs.train("begun", {**SHORT, "trainer.max_updates": 2}, code=1)
+    (folder / "results.json").unlink()
+    refused = runs.train(outputs, {**SHORT, "trainer.max_updates": 2}, code=1)
     assert "has gone through 4 updates already" in refused
-    assert not (runs.run_folder("begun") / "results.json").exists()
+    assert not (folder / "results.json").exists()
     # a run that went well is no failed one because too little was asked of it
-    for name in (short, "begun"):
-        assert not list((runs.folder / name).rglob("error.json"))
+    assert not list((runs.folder / outputs).rglob("error.json"))
 
 
-def test_pieces_of_another_version_are_refused(runs: Runs, short: str) -> None:
-    shutil.copytree(runs.folder / short, runs.folder / "older")
-    path = runs.run_folder("older") / "data.json"
-    data = json.loads(path.read_text())
+def test_pieces_of_another_version_are_refused(runs: Runs, copied: tuple[str, Path]) -> None:
+    outputs, folder = copied
+    path = folder / "data.json"
+    data = json_of(path)
     here = f"sentencepiece {data['versions']['sentencepiece']}"
     data["versions"]["sentencepiece"] = "0.1.95"
     path.write_text(json.dumps({**data, "fingerprint": "of old"}))
-    refused = runs.train("older", {**SHORT, "trainer.max_updates": 9}, code=1)
+    refused = runs.train(outputs, {**SHORT, "trainer.max_updates": 9}, code=1)
     assert "sentencepiece 0.1.95, not of" in refused
     assert here in refused
 
 
-def test_a_checkpoint_that_is_gone_is_missed(runs: Runs, short: str) -> None:
-    shutil.copytree(runs.folder / short, runs.folder / "gone")
-    folder = runs.run_folder("gone")
+def test_a_checkpoint_that_is_gone_is_missed(runs: Runs, copied: tuple[str, Path]) -> None:
+    outputs, folder = copied
     (folder / "checkpoints" / "last.pt").unlink()
     shutil.copy(folder / "checkpoints" / "best.pt", folder / "checkpoints" / "average.pt")
     kept = ("metrics.jsonl", "config.yaml", "overrides.yaml", "checkpoints/average.pt")
     before = [(folder / name).read_bytes() for name in kept]
-    refused = runs.train("gone", {**SHORT, "trainer.max_updates": 9}, code=1)
+    refused = runs.train(outputs, {**SHORT, "trainer.max_updates": 9}, code=1)
     assert "last.pt is missing, though it was saved at update 4" in refused
     assert [(folder / name).read_bytes() for name in kept] == before
 

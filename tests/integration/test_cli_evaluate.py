@@ -247,7 +247,6 @@ def test_a_run_loads_in_python(run: Path) -> None:
     for wrong, told in (
         ({"beem": 3}, r"beem is not known.*Did you mean beam\?"),
         ({"beam": "many"}, "^beam: "),
-        ({"decode": {"beam": 3}}, r"load\(run, beam=10\)"),
     ):
         with pytest.raises(package.errors.ConfigError, match=told):
             package.load(run, **wrong)

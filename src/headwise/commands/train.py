@@ -135,6 +135,11 @@ def _train(
                 (folder.checkpoints / "average.pt").unlink(missing_ok=True)
                 folder.describe(container, overrides)
                 log.info("%s %s", "going on in" if resumes else "training in", folder.path)
+                if ranks.device.type == "cuda" and config.trainer.device == "auto":
+                    log.info(
+                        "on a GPU, in batches of %d tokens (trainer=gpu has larger ones, in bf16)",
+                        config.trainer.max_tokens,
+                    )
             with _tracker(config, folder, ranks, group, container) as tracker:
                 return _Run(config, folder, ranks, tracker).to_the_end(corpus)
 

@@ -92,7 +92,8 @@ def known_keys(config_name: str) -> list[str]:
     kinds = _dataclasses(KINDS[config_name])
     keys = [f"{prefix}{field.name}" for prefix, kind in kinds for field in fields(kind)]
     if config_name != "train":
-        return [*keys, *(f"decode.{field.name}" for field in fields(DecodeConfig))]
+        search = fields(DecodeConfig) if "decode" in keys else ()
+        return [*keys, *(f"decode.{field.name}" for field in search)]
     for group in OPEN_GROUPS:
         for choice in group_choices(group):
             keys += [f"{group}.{key}" for key in group_node(group, choice) if key[0] != "_"]

@@ -29,7 +29,7 @@ class CleaningConfig:
     """Rules for training pairs; validation and test sets are never cleaned.
 
     A pair is dropped when a side is empty, when a limit is exceeded, or when the ratio of the
-    lengths (in `ratio_unit`) is above `max_ratio`. Limits of 0 are off.
+    lengths in white-space words is above `max_ratio`. Limits of 0 are off.
     """
 
     max_words: int = 0  # white-space words, both sides
@@ -209,12 +209,18 @@ class RunSelection:
 
     checkpoint: str = "auto"  # auto, best, last, average, update_<n>, average_<n> (of the last n)
     device: str = "auto"
-    decode: dict[str, Any] = field(default_factory=dict)  # what differs from the run's own search
     progress: bool = True
 
 
 @dataclass
-class EvaluateConfig(RunSelection):
+class SearchSelection(RunSelection):
+    """The same of commands that translate."""
+
+    decode: dict[str, Any] = field(default_factory=dict)  # what differs from the run's own search
+
+
+@dataclass
+class EvaluateConfig(SearchSelection):
     """`scripts/evaluate.py`: score a run on named or own test sets."""
 
     run: str = MISSING  # its folder
@@ -233,7 +239,7 @@ class EvaluateDataConfig:
 
 
 @dataclass
-class TranslateConfig(RunSelection):
+class TranslateConfig(SearchSelection):
     """`scripts/translate.py`: translate a file, stdin, or line by line at a terminal."""
 
     run: str = MISSING
@@ -253,7 +259,7 @@ class PruneDataConfig:
 
 
 @dataclass
-class PruneConfig(RunSelection):
+class PruneConfig(SearchSelection):
     """`scripts/prune.py`: which heads matter, and a smaller run without the others."""
 
     run: str = MISSING  # its folder

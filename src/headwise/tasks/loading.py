@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from headwise.config.instantiate import instantiate
-from headwise.config.schema import Config, DecodeConfig, RunSelection
+from headwise.config.schema import Config, DecodeConfig, RunSelection, SearchSelection
 from headwise.data.cleaning import Normaliser
 from headwise.data.digest import content_digest
 from headwise.data.tokenizer import TokenizerPair
@@ -144,7 +144,8 @@ def load(
 def load_selected(run: str | Path, selection: RunSelection) -> TrainedRun:
     """Load a run with the checkpoint, device and search that a command names; see `load`."""
     keep_freed_memory()
-    return _load(run, selection.checkpoint, selection.device, selection.decode, "decode.")
+    search = selection.decode if isinstance(selection, SearchSelection) else {}
+    return _load(run, selection.checkpoint, selection.device, search, "decode.")
 
 
 def _load(

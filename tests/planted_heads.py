@@ -50,8 +50,8 @@ SETTINGS = (
     "model.encoder_layers=1",
     "model.decoder_layers=1",
     "model.norm=post",
-    "model.positions=learned",
-    f"model.max_positions={N_POSITIONS}",
+    "positions=learned",
+    f"positions.max_positions={N_POSITIONS}",
     "model.share_embeddings=all",
 )
 
@@ -113,7 +113,7 @@ def plant(model: Transformer, table: Tensor) -> Transformer:
         scale = model.source_embedding.scale
         for embedding in (model.source_embedding, model.target_embedding):
             embedding.token.weight.copy_(table / scale)
-            positions = embedding.learned.weight  # type: ignore[union-attr]
+            positions = embedding.positions.table.weight  # type: ignore[union-attr]
             positions.zero_()
             positions[:, POSITION : POSITION + N_POSITIONS] = torch.eye(N_POSITIONS)
         if model.registers is not None:

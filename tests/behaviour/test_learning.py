@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from headwise.attention.build import AttentionFactory
+from headwise.attention.positions import Learned
 from headwise.config.folders import group_choices, group_node
 from headwise.config.instantiate import target_class
 from headwise.config.schema import SITES, ModelConfig
@@ -36,8 +37,6 @@ CONFIG = ModelConfig(
     n_heads=8,
     d_ff=64,
     norm="post",
-    positions="learned",
-    max_positions=16,
     dropout=0.0,
     attention_dropout=0.0,
     activation_dropout=0.0,
@@ -62,7 +61,7 @@ def make_model(variant: str) -> Transformer:
     )
     torch.manual_seed(1)
     n_ids = FIRST_ID + N_SYMBOLS
-    return Transformer(CONFIG, n_ids, n_ids, True, factory, seed=1)
+    return Transformer(CONFIG, n_ids, n_ids, True, factory, 1, Learned(16))
 
 
 def train(model: Transformer, examples: list[list[int]]) -> None:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from headwise.attention.build import AttentionFactory
+from headwise.attention.positions import Learned
 from headwise.config.folders import group_choices, group_node
 from headwise.config.instantiate import instantiate
 from headwise.config.schema import DecodeConfig, ModelConfig
@@ -151,8 +152,6 @@ def make_model() -> Transformer:
         n_heads=4,
         d_ff=64,
         norm="post",
-        positions="learned",
-        max_positions=16,
         dropout=0.0,
         attention_dropout=0.0,
         activation_dropout=0.0,
@@ -160,7 +159,7 @@ def make_model() -> Transformer:
     torch.manual_seed(1)
     factory = AttentionFactory({"attention": group_node("attention", "softmax")})
     n_ids = FIRST_ID + N_SYMBOLS
-    return Transformer(config, n_ids, n_ids, True, factory, seed=1)
+    return Transformer(config, n_ids, n_ids, True, factory, 1, Learned(16))
 
 
 def train(model: Transformer, loss: Loss) -> list[float]:

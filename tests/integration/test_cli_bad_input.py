@@ -141,7 +141,7 @@ def test_a_line_beyond_the_positions_is_found_before_training(
     lines = path.read_text(encoding="utf-8").splitlines()
     lines[1] = " ".join([lines[1]] * 40)
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    limited = ["model.positions=learned", "model.max_positions=50"]
+    limited = ["positions=learned", "positions.max_positions=50"]
     arguments = small_overrides(tmp_path, *limited, "tokenizer.max_sentence_pieces=40")
     refused(headwise("train", *arguments), 1, told, "at most 50")
     (folder,) = run_folders(tmp_path / "outputs")
@@ -152,10 +152,10 @@ def test_a_target_as_long_as_the_positions_is_taken(headwise: CommandLine, tmp_p
     path = write_corpus(tmp_path / "text") / "valid.en"
     lines = path.read_text(encoding="utf-8").splitlines()
     path.write_text("\n".join([" ".join(lines[:1] * 20), *lines[1:]]) + "\n", encoding="utf-8")
-    limited = ["model.positions=learned", "tokenizer.max_sentence_pieces=40"]
-    short = headwise("train", *small_overrides(tmp_path, *limited, "model.max_positions=50"))
+    limited = ["positions=learned", "tokenizer.max_sentence_pieces=40"]
+    short = headwise("train", *small_overrides(tmp_path, *limited, "positions.max_positions=50"))
     (told,) = re.findall(r"has (\d+) pieces with eos", short.err)
-    enough = small_overrides(tmp_path, *limited, f"model.max_positions={told}")
+    enough = small_overrides(tmp_path, *limited, f"positions.max_positions={told}")
     headwise.ok("train", *enough)
 
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from headwise.attention.build import AttentionFactory
+from headwise.attention.positions import Learned, Positions
 from headwise.config.folders import group_choices, group_node
 from headwise.config.schema import DecodeConfig, ModelConfig
 from headwise.data.tokenizer import BYTE_MODEL, Tokenizer, TokenizerPair
@@ -23,7 +24,7 @@ from headwise.decode.translator import ROWS_WORTH_PACKING, Translator
 from headwise.errors import ConfigError, DataError, RunError
 from headwise.kernels.linear import TYPES
 from headwise.losses.output_map import SOFTMAX, OutputMap
-from headwise.model.transformer import Transformer
+from headwise.model.transformer import SINUSOIDAL, Transformer
 from headwise.precision import resolve_precision
 
 CPU = torch.device("cpu")
@@ -50,17 +51,15 @@ PAIR: Any = Pair(WordTokenizer(), WordTokenizer())
 
 
 def build(
-    attention: str = "softmax", positions: str = "sinusoidal", norm: str = "pre"
+    attention: str = "softmax", positions: Positions = SINUSOIDAL, norm: str = "pre"
 ) -> Transformer:
     config = ModelConfig(
         *("test", 2, 2, 16, 2, 32),  # name, layers, width, heads, feed-forward
         norm=norm,
-        positions=positions,
-        max_positions=32,
         share_embeddings="none",
     )
     factory = AttentionFactory({"attention": group_node("attention", attention)})
-    model = Transformer(config, N_PIECES, N_PIECES, False, factory, seed=3)
+    model = Transformer(config, N_PIECES, N_PIECES, False, factory, 3, positions)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
@@ -170,7 +169,7 @@ def test_empty_lines_stay_empty(model: Transformer) -> None:
 
 
 def test_learned_positions_limit_source_and_translation() -> None:
-    model = build(positions="learned")
+    model = build(positions=Learned(32))
     translator = Translator(model, PAIR, replace(CONFIG, max_length_ratio=3.0, n_best=1))
     line = " ".join(["7"] * 31)  # and eos
     found = translator.translate([line])[0]
@@ -184,9 +183,9 @@ def test_learned_positions_limit_source_and_translation() -> None:
 
 
 @pytest.mark.parametrize("method", ["beam", "greedy"])
-@pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
+@pytest.mark.parametrize("positions", [SINUSOIDAL, Learned(32)])
 def test_a_search_is_limited_by_the_pieces_of_its_source(
-    monkeypatch: pytest.MonkeyPatch, method: str, positions: str
+    monkeypatch: pytest.MonkeyPatch, method: str, positions: Positions
 ) -> None:
     limits: dict[int, int] = {}
     name = f"{method}_search"
@@ -202,7 +201,7 @@ def test_a_search_is_limited_by_the_pieces_of_its_source(
     config = replace(CONFIG, method=method, n_best=1, max_length_ratio=2.5, max_length_extra=1)
     lines = [" ".join(["7"] * n) for n in (1, 2, 5, 13, 20)]
     Translator(build(positions=positions), PAIR, config).translate(lines)
-    last = {"sinusoidal": (33, 51), "learned": (32, 32)}[positions]
+    last = (33, 51) if positions is SINUSOIDAL else (32, 32)
     assert limits == {2: 3, 3: 6, 6: 13, 14: last[0], 21: last[1]}  # eos counts in none of them
 
 
@@ -321,7 +320,7 @@ def test_targets_are_limited_by_learned_positions_alone() -> None:
     assert longest is not None
     Translator(build("linformer"), PAIR, CONFIG).check_targets([longest + 1])
     with pytest.raises(DataError, match="target line 2 of valid has 33 pieces"):
-        Translator(build(positions="learned"), PAIR, CONFIG).check_targets([32, 33], "valid")
+        Translator(build(positions=Learned(32)), PAIR, CONFIG).check_targets([32, 33], "valid")
 
 
 def test_settings_that_no_search_can_follow_are_refused(model: Transformer) -> None:

@@ -15,13 +15,15 @@ import torch
 from torch import Tensor
 
 from headwise.attention.build import AttentionFactory
+from headwise.attention.positions import Grid, Learned, LearnedVectors, Positions
 from headwise.config.folders import group_node
 from headwise.config.schema import ModelConfig
 from headwise.losses.loss import CrossEntropy
 from headwise.model.blocks import ACTIVATIONS
-from headwise.model.transformer import Transformer, n_parameters
+from headwise.model.transformer import SINUSOIDAL, Transformer, n_parameters
 
 V = 13
+GRID = Grid(width=4, max_positions=64)
 DEEP = ModelConfig(
     "deep",
     encoder_layers=3,
@@ -29,9 +31,6 @@ DEEP = ModelConfig(
     d_model=16,
     n_heads=2,
     d_ff=32,
-    positions="grid",
-    max_positions=64,
-    grid_width=4,
     activation="quick_gelu",
     share_embeddings="none",
     dropout=0.0,
@@ -41,13 +40,18 @@ DEEP = ModelConfig(
 )
 
 
-def build(attention: str = "softmax", vocabulary: int = V, **changes: object) -> Transformer:
+def build(
+    attention: str = "softmax",
+    vocabulary: int = V,
+    positions: Positions = GRID,
+    **changes: object,
+) -> Transformer:
     config = dataclasses.replace(DEEP, **changes)  # type: ignore[arg-type]
     torch.manual_seed(0)
     factory = AttentionFactory(
         {"attention": group_node("attention", attention)}, dropout=config.attention_dropout
     )
-    return Transformer(config, vocabulary, vocabulary, True, factory, seed=1)
+    return Transformer(config, vocabulary, vocabulary, True, factory, 1, positions)
 
 
 def batch() -> tuple[Tensor, Tensor, Tensor]:
@@ -104,9 +108,9 @@ class Reference:
 
     def embed(self, side: str, ids: list[int]) -> Tensor:
         table = self.weights[f"{side}_embedding.token.weight"]
-        row = self.weights[f"{side}_embedding.learned.row.weight"]
-        column = self.weights[f"{side}_embedding.learned.column.weight"]
-        width = self.config.grid_width
+        row = self.weights[f"{side}_embedding.positions.row.weight"]
+        column = self.weights[f"{side}_embedding.positions.column.weight"]
+        width = GRID.width
         return torch.stack(
             [table[k] + row[math.floor(i / width)] + column[i % width] for i, k in enumerate(ids)]
         )
@@ -174,8 +178,7 @@ def test_scaled_weights_have_the_deviations_of_the_paper() -> None:
         d_ff=inner,
         encoder_layers=layers,
         decoder_layers=layers,
-        grid_width=32,
-        max_positions=1024,
+        positions=Grid(32, 1024),
         register_tokens=64,
     )
     branches = {"encoder": 2 * layers, "decoder": 3 * layers}
@@ -205,11 +208,11 @@ def test_scaled_weights_have_the_deviations_of_the_paper() -> None:
 
 
 def test_learned_positions_are_one_table_and_sinusoids_shrink_with_the_tokens() -> None:
-    learned = build(positions="learned", d_model=128, max_positions=512).source_embedding.learned
-    assert isinstance(learned, torch.nn.Embedding)
-    assert spread(learned.weight) == pytest.approx(0.125 / math.sqrt(128), rel=0.03)
-    scaled = build(positions="sinusoidal", d_model=128).source_embedding
-    glorot = build(positions="sinusoidal", d_model=128, init="glorot").source_embedding
+    learned = build(positions=Learned(512), d_model=128).source_embedding.positions
+    assert isinstance(learned, LearnedVectors)
+    assert spread(learned.table.weight) == pytest.approx(0.125 / math.sqrt(128), rel=0.03)
+    scaled = build(positions=SINUSOIDAL, d_model=128).source_embedding
+    glorot = build(positions=SINUSOIDAL, d_model=128, init="glorot").source_embedding
     ids = torch.full((1, 6), 5)
     for embedding, token_scale in ((scaled, 1.0), (glorot, math.sqrt(128))):
         tokens = embedding.token.weight[5] * token_scale

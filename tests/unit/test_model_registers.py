@@ -12,22 +12,25 @@ import torch
 from torch import Tensor
 
 from headwise.attention.build import AttentionFactory
+from headwise.attention.positions import Grid, Learned, Positions
 from headwise.attention.recorder import recorded_weights
 from headwise.config.folders import group_choices, group_node
 from headwise.config.schema import ModelConfig
 from headwise.errors import DataError
-from headwise.model.transformer import Transformer, n_parameters
+from headwise.model.transformer import SINUSOIDAL, Transformer, n_parameters
 
 M, V, D = 3, 13, 16
 PLAIN = ModelConfig("registers", 2, 2, D, 2, 32, dropout=0.0, activation_dropout=0.0)
 
 
-def build(attention: str = "softmax", **changes: object) -> Transformer:
+def build(
+    attention: str = "softmax", positions: Positions = SINUSOIDAL, **changes: object
+) -> Transformer:
     config = dataclasses.replace(PLAIN, register_tokens=M)
     config = dataclasses.replace(config, **changes)  # type: ignore[arg-type]
     torch.manual_seed(0)
     factory = AttentionFactory({"attention": group_node("attention", attention)})
-    return Transformer(config, V, V, True, factory, seed=1).eval()
+    return Transformer(config, V, V, True, factory, 1, positions).eval()
 
 
 def batch() -> tuple[Tensor, Tensor, Tensor]:
@@ -77,7 +80,7 @@ def test_registers_are_one_parameter_and_nothing_else_starts_otherwise() -> None
 
 @pytest.mark.parametrize(("init", "scale"), [("glorot", 4.0), ("scaled", 1.0)])
 def test_registers_enter_as_tokens_do_but_without_a_position(init: str, scale: float) -> None:
-    model = build(init=init, share_embeddings="none", positions="grid")
+    model = build(init=init, share_embeddings="none", positions=Grid())
     seen: list[Tensor] = []
     model.encoder.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     source, lengths, _ = batch()
@@ -91,7 +94,7 @@ def test_registers_enter_as_tokens_do_but_without_a_position(init: str, scale: f
 
 
 def test_the_last_learned_position_is_that_of_the_last_word() -> None:
-    model, (source, lengths, target) = build(positions="learned", max_positions=6), batch()
+    model, (source, lengths, target) = build(positions=Learned(6)), batch()
     assert model(source, lengths, target).isfinite().all()
 
 

@@ -6,7 +6,6 @@ import dataclasses
 import itertools
 import math
 from contextlib import nullcontext
-from typing import Any
 
 import pytest
 import torch
@@ -14,22 +13,28 @@ from torch import Tensor, nn
 
 from headwise.attention.build import AttentionFactory
 from headwise.attention.heads import HeadGate
+from headwise.attention.positions import Grid, Learned, Positions, Sinusoidal, Sinusoids, sinusoids
 from headwise.attention.recorder import recorded_weights
 from headwise.config.folders import group_choices, group_node
 from headwise.config.schema import ModelConfig
 from headwise.errors import ConfigError, DataError
 from headwise.losses.loss import CrossEntropy
 from headwise.model.blocks import FeedForward, Residual
-from headwise.model.embedding import sinusoids
-from headwise.model.transformer import Transformer, n_parameters
+from headwise.model.transformer import SINUSOIDAL, Transformer, n_parameters
 
 SMALL = ModelConfig("test", 2, 3, 16, 2, 32, dropout=0.0, activation_dropout=0.0)
 V = 13
 
 
-def build(config: ModelConfig = SMALL, attention: str = "softmax", seed: int = 1) -> Transformer:
-    factory = AttentionFactory({"attention": group_node("attention", attention)})
-    return Transformer(config, V, V, True, factory, seed).eval()
+def build(
+    config: ModelConfig = SMALL,
+    attention: str = "softmax",
+    seed: int = 1,
+    positions: Positions = SINUSOIDAL,
+) -> Transformer:
+    nodes = {"attention": group_node("attention", attention)}
+    factory = AttentionFactory(nodes, positions=positions)
+    return Transformer(config, V, V, True, factory, seed, positions).eval()
 
 
 def batch() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -73,9 +78,9 @@ def test_what_a_sublayer_adds_is_dropped_in_training_alone(pre_norm: bool) -> No
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
-@pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
-def test_shapes_weights_and_padding(norm: str, positions: str) -> None:
-    model = build(dataclasses.replace(SMALL, norm=norm, positions=positions))
+@pytest.mark.parametrize("positions", [Sinusoidal(), Learned()])
+def test_shapes_weights_and_padding(norm: str, positions: Positions) -> None:
+    model = build(dataclasses.replace(SMALL, norm=norm), positions=positions)
     source, lengths, target = batch()
     with recorded_weights(model) as weights:
         logits = model(source, lengths, target)
@@ -92,14 +97,11 @@ def test_shapes_weights_and_padding(norm: str, positions: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("attention", "changes"),
-    [
-        ("alpha_entmax", {"register_tokens": 3}),
-        ("softmax", {"positions": "grid", "max_positions": 64, "grid_width": 4}),
-    ],
+    ("attention", "positions"), [("alpha_entmax", SINUSOIDAL), ("softmax", Grid(4, 64))]
 )
-def test_cached_decoding_equals_uncached(attention: str, changes: dict[str, Any]) -> None:
-    model = build(dataclasses.replace(SMALL, **changes), attention)
+def test_cached_decoding_equals_uncached(attention: str, positions: Positions) -> None:
+    config = dataclasses.replace(SMALL, register_tokens=3)
+    model = build(config, attention, positions=positions)
     source, lengths, target = batch()
     memory = model.encode(source, lengths)
     whole = model.decode(target, memory)
@@ -159,11 +161,10 @@ def test_sinusoids_are_those_of_the_paper(width: int) -> None:
 
 
 def test_positions_go_on_beyond_the_table_or_are_refused() -> None:
-    sinusoidal = build(dataclasses.replace(SMALL, max_positions=4))
+    short = Sinusoids(16, n_positions=4)
+    torch.testing.assert_close(short(3, 70), sinusoids(73, 16)[3:])
     source, lengths, target = batch()
-    wide = build(dataclasses.replace(SMALL, max_positions=64))
-    torch.testing.assert_close(sinusoidal(source, lengths, target), wide(source, lengths, target))
-    learned = build(dataclasses.replace(SMALL, max_positions=4, positions="learned"))
+    learned = build(positions=Learned(4))
     with pytest.raises(DataError, match="max_positions=4"):
         learned(source, lengths, target)
 
@@ -175,14 +176,11 @@ def test_positions_go_on_beyond_the_table_or_are_refused() -> None:
         ({"d_model": 0}, "model.d_model"),
         ({"dropout": 1.0}, "model.dropout"),
         ({"norm": "middle"}, "model.norm"),
-        ({"positions": "rotary"}, "model.positions"),
         ({"activation": "rel"}, "relu"),
         ({"share_embeddings": "al"}, "all"),
         ({"init": "scaled", "share_embeddings": "all"}, "model.share_embeddings must be none"),
         ({"init": "scaled", "share_embeddings": "decoder"}, "model.share_embeddings must be none"),
         ({"init": "scale"}, "Did you mean scaled"),
-        ({"grid_width": 0}, "model.grid_width"),
-        ({"positions": "gird"}, "Did you mean grid"),
         ({"activation": "quick_glu"}, "Did you mean quick_gelu"),
         ({"register_tokens": -1}, "model.register_tokens"),
     ],
@@ -257,7 +255,7 @@ def test_recomputing_gives_the_same_bits(attention: str, half: bool) -> None:
     "changes",
     [
         {"norm": "post"},
-        {"positions": "grid", "register_tokens": 2, "activation": "quick_gelu"},
+        {"register_tokens": 2, "activation": "quick_gelu"},
         {"share_embeddings": "none"},
     ],
 )

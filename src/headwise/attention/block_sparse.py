@@ -59,6 +59,12 @@ class BlockLayout:
         """Scores (B, H, N, K)."""
         return torch.cat([part.scores(query_BHNE, key_BHNE) for part, _ in self.parts], dim=-1)
 
+    def key_positions(self, n_positions: int) -> Tensor:
+        """Position of the key at each place, (B or 1, H or 1, N, K), float32."""
+        batch, heads = self.allowed_BHNK.shape[:2]
+        ones = torch.ones(batch, heads, n_positions, 1, device=self.allowed_BHNK.device)
+        return self.scores(ones, ones.cumsum(2) - 1)
+
     def context(self, weights_BHNK: Tensor, value_BHNE: Tensor) -> Tensor:
         """Context (B, H, N, E)."""
         sizes = [n_places for _, n_places in self.parts]

@@ -9,6 +9,7 @@ from headwise.attention.heads import NoHeads
 from headwise.attention.parts import Normaliser, Scaling
 from headwise.attention.pattern import Pattern
 from headwise.attention.place import Place, Variant
+from headwise.attention.positions import NoPositions, Positions
 from headwise.attention.protocol import Attention
 from headwise.attention.scores import ScoreAttention
 from headwise.config.folders import group_choices, group_node
@@ -26,6 +27,7 @@ class AttentionFactory:
             A group that is left out is `none`.
         sites: group -> site -> the choice of that site alone, or None to follow the common one.
         dropout: rate on the attention weights.
+        positions: the scheme of the model; None for none.
         seed: of the initial weights that variants draw themselves (α, projections of Linformer):
             they depend on seed, site, layer and group alone, not on what was built before.
 
@@ -39,9 +41,11 @@ class AttentionFactory:
         sites: Mapping[str, Mapping[str, Any]] | None = None,
         dropout: float = 0.0,
         seed: int = 1,
+        positions: Positions | None = None,
     ) -> None:
         self.dropout = dropout
         self.seed = seed
+        self.positions = positions if positions is not None else NoPositions()
         self._chosen: dict[str, dict[str, tuple[str, Any]]] = {}
         self._shared: dict[tuple[str, str], Variant] = {}
         for group, sites_key in SITE_GROUPS.items():
@@ -84,8 +88,9 @@ class AttentionFactory:
                 "pattern@pattern_sites.cross=none"
             )
         scaling = self._make("scaling", place, Scaling)
+        positions = self.positions.at(place)
         if isinstance(module, Normaliser):
-            return ScoreAttention(place, module, pattern, self.dropout, scaling)
+            return ScoreAttention(place, module, pattern, self.dropout, scaling, positions)
         for group, part, is_none in (
             ("pattern", pattern, not pattern.restricts),
             ("scaling", scaling, not scaling.scales),
@@ -96,6 +101,15 @@ class AttentionFactory:
                     f"could act at {place.site}; use {group}=none, or at this site alone "
                     f"{group}@{SITE_GROUPS[group]}.{place.site}=none"
                 )
+        if positions is not None:
+            if not module.rotates or positions.distances(0) is not None:
+                raise ConfigError(
+                    f"{type(module).__name__} at {place.site} cannot follow the positions of "
+                    f"{type(self.positions).__name__}, which act on queries, keys or scores; use "
+                    "positions=sinusoidal, learned, grid or none, or another attention there: "
+                    f"attention@sites.{place.site}="
+                )
+            module.positions = positions
         module.dropout = self.dropout
         return module
 

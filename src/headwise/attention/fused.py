@@ -66,6 +66,8 @@ class FusedNormaliser(Normaliser):
     ) -> Tensor | None:
         """Context (B, H, Q, E), or None where forming weights is as good."""
         mask, heads = context.mask, (query_BHQE, key_BHKE, value_BHKE)
+        if context.distances is not None:
+            return None
         found = self.kernel(*heads, mask.pattern is not None, dropout)
         if query_BHQE.device.type != "meta":  # where a dry run counts
             _announce(found)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from headwise.attention.cache import AttentionCache, KeyValueCache
 from headwise.attention.mask import Mask
 from headwise.attention.place import Place
+from headwise.attention.positions import PlacePositions
 from headwise.attention.protocol import Attention
 from headwise.kernels.linear import Linear
 
@@ -39,9 +40,11 @@ class MultiHeadAttention(Attention):
         output: H * E -> D.
         gate: called with the context (B, H, Q, E) of every head before the heads are joined, or
             None; see `headwise.model.gates`.
+        positions: what the model's scheme does here, or None.
     """
 
     gate: HeadGate | None
+    positions: PlacePositions | None
 
     def __init__(self, place: Place) -> None:
         super().__init__(place)
@@ -51,12 +54,17 @@ class MultiHeadAttention(Attention):
         self.value = Linear(place.d_model, inner)
         self.output = Linear(inner, place.d_model)
         self.register_module("gate", None)
+        self.register_module("positions", None)
 
     def split(self, states_BND: Tensor) -> Tensor:
         """Projected states (B, N, H * E) by heads: (B, H, N, E)."""
         batch, length, _ = states_BND.shape
         by_head = states_BND.view(batch, length, self.place.n_heads, self.place.head_dim)
         return by_head.transpose(1, 2)
+
+    def rotated(self, states_BHNE: Tensor, first: int) -> Tensor:
+        """Queries or keys of the positions from `first` on, which is negative in a prefix."""
+        return states_BHNE if self.positions is None else self.positions.rotated(states_BHNE, first)
 
     def join(self, context_BHQE: Tensor) -> Tensor:
         """What the heads found, gated, joined and projected: (B, Q, D)."""

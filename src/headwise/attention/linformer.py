@@ -39,6 +39,7 @@ NOT_CAUSAL = "its keys are mixtures of all positions, those after a query as wel
 class Linformer(MultiHeadAttention):
     """softmax(Q (E K)ᵀ / sqrt(head width)) (F V): E and F make at most k vectors of K positions.
 
+    Rotary positions turn keys before they are mixed, so not with `before_split`.
     Padding is left out of the mixtures, and mixtures of padding alone get no weight. Weights
     that are recorded are the effective ones on the values of the positions, softmax(...) F: signed,
     unless F is a mean. Max pooling has none.
@@ -88,6 +89,7 @@ class Linformer(MultiHeadAttention):
             raise refuse("sharing with before_split=true", sharing, ONE_FOR_BOTH)
         self.max_length = max_length
         self.before_split = before_split
+        self.rotates = not before_split
         self.dropout = 0.0  # rate on the weights on mixtures
         n_sets = place.n_heads if sharing == "none" else 1
         self.length_projection = _length_projection(projection, n_sets, k, max_length)
@@ -139,13 +141,14 @@ class Linformer(MultiHeadAttention):
             )
         n_keys = key_BKD.shape[1]
         is_real_BN = self._is_real(mask, n_keys, key_BKD.device)
-        query_BHQE = self.split(self.query(query_BQD))
+        first = mask.query_offset - mask.n_prefix
+        query_BHQE = self.rotated(self.split(self.query(query_BQD)), first)
         if cache is None:
-            key_BHME, value_BHME = self._mixtures(key_BKD, value_BKD, is_real_BN)
+            key_BHME, value_BHME = self._mixtures(key_BKD, value_BKD, is_real_BN, first)
         else:
             assert isinstance(cache, KeyValueCache)
             if not cache.is_complete:
-                cache.update(*self._mixtures(key_BKD, value_BKD, is_real_BN))
+                cache.update(*self._mixtures(key_BKD, value_BKD, is_real_BN, first))
             key_BHME, value_BHME = cache.content()
         is_made_BHQM = self.length_projection.is_made(is_real_BN)[:, None, None]
         rate = self.dropout if self.training else 0.0
@@ -176,12 +179,15 @@ class Linformer(MultiHeadAttention):
         return self.length_projection if own is None else own
 
     def _mixtures(
-        self, key_BKD: Tensor, value_BKD: Tensor, is_real_BN: Tensor
+        self, key_BKD: Tensor, value_BKD: Tensor, is_real_BN: Tensor, first: int
     ) -> tuple[Tensor, Tensor]:
         """Mixed keys and values, (B, H, M, E), of the first N positions."""
         n_read = is_real_BN.shape[1]
         if not self.before_split:
             key_BNI, value_BNI = self.key(key_BKD[:, :n_read]), self.value(value_BKD[:, :n_read])
+            if self.positions is not None:
+                rotated_BHNE = self.rotated(self.split(key_BNI), first)
+                key_BNI = rotated_BHNE.transpose(1, 2).flatten(2)
             key_BMI = self.length_projection(key_BNI, is_real_BN)
             return self.split(key_BMI), self.split(self._of_values()(value_BNI, is_real_BN))
         mixed_BMD = self.length_projection(key_BKD[:, :n_read], is_real_BN)

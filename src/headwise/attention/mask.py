@@ -27,12 +27,14 @@ class Mask:
         causal: a query sees keys up to its own position only.
         pattern: a further restriction, or None.
         query_offset: position of the first query (the length of the cached prefix).
+        n_prefix: register tokens in front, which have no position.
     """
 
     key_lengths_B: Tensor | None = None
     causal: bool = False
     pattern: Pattern | None = None
     query_offset: int = 0
+    n_prefix: int = 0
     _dense: dict[tuple[int, int], Tensor | None] = field(
         default_factory=dict, repr=False, compare=False
     )
@@ -49,7 +51,7 @@ class Mask:
         """This mask with `pattern`; one for all patterns of a stack that have the same key."""
         if pattern.key not in self._restricted:
             self._restricted[pattern.key] = Mask(
-                self.key_lengths_B, self.causal, pattern, self.query_offset
+                self.key_lengths_B, self.causal, pattern, self.query_offset, self.n_prefix
             )
         return self._restricted[pattern.key]
 

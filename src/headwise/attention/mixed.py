@@ -96,7 +96,7 @@ class Mixed(Normaliser):
             masks = self._split(allowed)
         queries = self._split(context.queries_BHQE)
         seen = [
-            ScoreContext(context.mask, of_heads, mask)
+            ScoreContext(context.mask, of_heads, allowed_BHQK=mask)
             for of_heads, mask in zip(queries, masks, strict=True)
         ]
         parts = zip(self._each(), self._split(scores_BHQK), seen, strict=True)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from headwise.attention.mask import Mask
 from headwise.attention.place import Variant
+from headwise.kernels.problem import Distances
 
 
 class Scaling(Variant):
@@ -41,13 +42,16 @@ class ScoreContext:
 
     Attributes:
         mask: which keys may be attended to.
-        queries_BHQE: of the heads whose scores these are.
+        queries_BHQE: of the heads whose scores these are, without rotation or scaling.
+        distances: bias on the scores by distance, or None. Scores given to `Normaliser.forward`
+            have it; `Normaliser.attend` adds it.
         allowed_BHQK: the dense form where it is not that of `mask`: the scores are those of some
             heads, or stand as a `BlockLayout` puts them (K then counts its places).
     """
 
     mask: Mask
     queries_BHQE: Tensor
+    distances: Distances | None = None
     allowed_BHQK: Tensor | None = None
 
     def dense_mask(self, scores_BHQK: Tensor) -> Tensor | None:

@@ -25,6 +25,7 @@ class Attention(Variant):
     """
 
     dropout: float = 0.0  # rate on its weights, where it has any; the factory sets it
+    rotates: bool = False  # whether it rotates queries and keys by positions it is given
     forms_weights: str = "exact"  # exact, effective (see the class) or no
     recorders: tuple[Recorder, ...] = ()
 

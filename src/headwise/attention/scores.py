@@ -13,6 +13,7 @@ from headwise.attention.mask import Mask
 from headwise.attention.parts import Normaliser, Scaling, ScoreContext
 from headwise.attention.pattern import Pattern
 from headwise.attention.place import Place
+from headwise.attention.positions import PlacePositions
 from headwise.kernels.dropout import dropout as drop
 
 
@@ -20,7 +21,8 @@ class ScoreAttention(MultiHeadAttention):
     """Multi-head scaled dot-product attention (Vaswani et al. 2017, section 3.2).
 
     The normaliser decides how scores become weights, the pattern which keys take part, the
-    scaling how sharp the scores are.
+    scaling how sharp the scores are. Positions rotate queries and keys, which a cache keeps
+    rotated, or lower scores by distance.
     """
 
     def __init__(
@@ -30,11 +32,13 @@ class ScoreAttention(MultiHeadAttention):
         pattern: Pattern | None,
         dropout: float,
         scaling: Scaling | None = None,
+        positions: PlacePositions | None = None,
     ) -> None:
         super().__init__(place)
         self.normaliser = normaliser
         self.pattern = pattern if pattern is not None and pattern.restricts else None
         self.scaling = scaling if scaling is not None and scaling.scales else None
+        self.positions = positions
         self.dropout = dropout
 
     def forward(
@@ -47,13 +51,18 @@ class ScoreAttention(MultiHeadAttention):
     ) -> Tensor:
         """See `Attention.forward`."""
         query_BHQE = self.split(self.query(query_BQD))
-        key_BHKE, value_BHKE = self._keys_and_values(key_BKD, value_BKD, cache)
+        key_BHKE, value_BHKE = self._keys_and_values(key_BKD, value_BKD, cache, mask.n_prefix)
         n_queries, n_keys, device = query_BQD.shape[1], key_BHKE.shape[2], query_BQD.device
         layout = None
         if self.pattern is not None:
             mask = mask.restricted(self.pattern)
             layout = None if self.recorders else mask.layout(n_queries, n_keys, device)
-        context = ScoreContext(mask, query_BHQE, None if layout is None else layout.allowed_BHNK)
+        distances = None
+        if self.positions is not None:
+            distances = self.positions.distances(mask.n_prefix)
+        allowed_BHQK = None if layout is None else layout.allowed_BHNK
+        context = ScoreContext(mask, query_BHQE, distances, allowed_BHQK)
+        query_BHQE = self.rotated(query_BHQE, mask.query_offset - mask.n_prefix)
         if self.scaling is not None:
             # scaling the queries scales the scores, on fused paths as well
             factor = self.scaling(query_BQD, mask.n_visible(n_queries, n_keys, device))
@@ -68,6 +77,9 @@ class ScoreAttention(MultiHeadAttention):
             scores_BHQK = layout.scores(scaled_BHQE, key_BHKE)
         else:
             scores_BHQK = scaled_BHQE @ key_BHKE.transpose(-1, -2)
+        if distances is not None:
+            keys = None if layout is None else layout.key_positions(n_keys)
+            scores_BHQK = distances.biased(scores_BHQK, mask.query_offset, keys)
         weights_BHQK = self.normaliser(scores_BHQK, context)
         self.record(weights_BHQK)
         dropped_BHQK = drop(weights_BHQK, dropout)
@@ -79,15 +91,16 @@ class ScoreAttention(MultiHeadAttention):
         return self.join(found)
 
     def _keys_and_values(
-        self, key_BKD: Tensor, value_BKD: Tensor, cache: AttentionCache | None
+        self, key_BKD: Tensor, value_BKD: Tensor, cache: AttentionCache | None, n_prefix: int
     ) -> tuple[Tensor, Tensor]:
         """Keys and values (B, H, K, E), those of earlier steps included."""
-        if cache is None:
-            return self.split(self.key(key_BKD)), self.split(self.value(value_BKD))
-        assert isinstance(cache, KeyValueCache)
-        if cache.is_complete:
+        assert cache is None or isinstance(cache, KeyValueCache)
+        if cache is not None and cache.is_complete:
             return cache.content()
-        return cache.update(self.split(self.key(key_BKD)), self.split(self.value(value_BKD)))
+        key_BHKE, value_BHKE = self.split(self.key(key_BKD)), self.split(self.value(value_BKD))
+        first = 0 if cache is None else cache.length
+        key_BHKE = self.rotated(key_BHKE, first - n_prefix)
+        return (key_BHKE, value_BHKE) if cache is None else cache.update(key_BHKE, value_BHKE)
 
     def make_cache(self, static: bool) -> KeyValueCache:
         """See `Attention.make_cache`."""

@@ -32,7 +32,9 @@ def group_choices(group: str) -> list[str]:
 
 
 def group_node(group: str, name: str) -> Any:
-    """The content of one yaml of a group, without composing its defaults list."""
+    """The content of one yaml of a group, without its defaults list."""
     if name not in group_choices(group):
         raise refuse(group, name, group_choices(group))
-    return OmegaConf.to_container(OmegaConf.load(config_dir() / group / f"{name}.yaml"))
+    content = OmegaConf.load(config_dir() / group / f"{name}.yaml")
+    content.pop("defaults", None)
+    return OmegaConf.to_container(content)

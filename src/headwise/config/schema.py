@@ -2,8 +2,9 @@
 
 Values a person chooses live here and in `conf/`; runtime objects (devices, tensors, vocabulary
 sizes) never do. Plain groups are typed, so that a wrong key or type is refused when the config
-is composed. Groups whose yaml names a class with `_target_` (attention, pattern, scaling, gates,
-repulsion, loss, optimizer, scheduler) stay open: their constructors check their own arguments.
+is composed. Groups whose yaml names a class with `_target_` (attention, pattern, scaling,
+positions, gates, repulsion, loss, optimizer, scheduler) stay open: their constructors check their
+own arguments.
 """
 
 from __future__ import annotations
@@ -89,9 +90,6 @@ class ModelConfig:
     n_heads: int = MISSING  # at each site
     d_ff: int = MISSING  # width inside of the feed-forward block
     norm: str = "pre"  # pre or post
-    positions: str = "sinusoidal"  # sinusoidal, learned, or grid (learned rows and columns)
-    max_positions: int = 1024  # with learned positions
-    grid_width: int = 32  # positions a row, with positions=grid
     activation: str = "relu"  # relu, gelu, silu, quick_gelu
     share_embeddings: str = "all"  # all (source, target, output), decoder (target, output), none
     dropout: float = 0.1  # of embeddings and of what each block adds
@@ -185,6 +183,7 @@ class Config:
     pattern_sites: SitesConfig = field(default_factory=SitesConfig)
     scaling: Any = MISSING
     scaling_sites: SitesConfig = field(default_factory=SitesConfig)
+    positions: Any = MISSING
     gates: Any = MISSING
     repulsion: Any = MISSING
     loss: Any = MISSING

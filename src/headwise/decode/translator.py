@@ -94,8 +94,7 @@ class Translator:
         self.config = replace(config, precision=precision)
         self.output = output
         self.beam = config.beam if config.method == "beam" else 1
-        embedding = model.target_embedding
-        self.max_positions = embedding.max_positions if embedding.learned is not None else None
+        self.max_positions = model.target_embedding.max_positions
 
     def translate(
         self, sentences: Sequence[str], progress: bool = False, first_line: int = 1
@@ -251,6 +250,6 @@ def _check_lengths(
             raise DataError(
                 f"{side} line {line}{within} has {length} pieces with eos, and the model takes at "
                 f"most {limit} (its learned positions, or the longest that its attention was made "
-                "for): split the line, or train with a higher model.max_positions, or max_length "
-                "of the attention"
+                "for): split the line, or train with a higher positions.max_positions, or "
+                "max_length of the attention"
             )

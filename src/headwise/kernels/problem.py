@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
+import torch
 from torch import Tensor
 
 ALPHA_SLACK = 1e-6  # 1.01 + 0.99 · 1 in float32 may round to just above 2
@@ -43,6 +44,38 @@ class Visible:
     lengths_B: Tensor | None = None
     is_causal: bool = False
     query_offset: int = 0
+
+
+@dataclass(frozen=True)
+class Distances:
+    """A bias on scores by the distance of query and key: -slope · |i - j| (ALiBi).
+
+    Attributes:
+        slopes_H: float32, one a head; 0 for none.
+        n_prefix: so many positions in front of all are at no distance from anything.
+    """
+
+    slopes_H: Tensor
+    n_prefix: int = 0
+
+    def between(self, queries_Q: Tensor, keys_K: Tensor) -> Tensor:
+        """|i - j| in float32 for positions that broadcast; 0 where one of them is in the prefix."""
+        distance = (queries_Q - keys_K).abs().float()
+        return distance * ((queries_Q >= self.n_prefix) & (keys_K >= self.n_prefix))
+
+    def biased(self, scores_BHQK: Tensor, first: int, keys: Tensor | None = None) -> Tensor:
+        """Scores with their bias, at least float32.
+
+        Args:
+            scores_BHQK: of queries from position `first` on.
+            keys: positions, which broadcast to the scores; None: from 0 on.
+        """
+        n_queries, n_keys = scores_BHQK.shape[2:]
+        if keys is None:
+            keys = torch.arange(n_keys, device=scores_BHQK.device)
+        queries_Q = torch.arange(first, first + n_queries, device=scores_BHQK.device)
+        distance = self.between(queries_Q[:, None], keys)
+        return torch.addcmul(scores_BHQK, self.slopes_H[:, None, None], distance, value=-1)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from dataclasses import asdict, replace
 
 from headwise.attention.build import AttentionFactory
 from headwise.attention.place import Place
+from headwise.attention.positions import Positions
 from headwise.attention.protocol import Attention
 from headwise.config.instantiate import instantiate
 from headwise.config.schema import SITE_GROUPS, SITES, Config
@@ -24,7 +25,16 @@ def attention_factory(config: Config) -> AttentionFactory:
         {group: asdict(getattr(config, key)) for group, key in SITE_GROUPS.items()},
         config.model.attention_dropout,
         config.seed,
+        positions_of(config),
     )
+
+
+def positions_of(config: Config) -> Positions:
+    """The scheme that a config names."""
+    positions = instantiate(config.positions, "positions")
+    if not isinstance(positions, Positions):
+        raise ConfigError(f"positions._target_ must be a Positions, got {type(positions).__name__}")
+    return positions
 
 
 def attention_maker(config: Config, gates: Gates) -> MakeAttention:
@@ -90,6 +100,7 @@ def build_model(config: Config, source_vocab: int, target_vocab: int, joint: boo
     check_heads(config.model)
     gates = instantiate(config.gates, "gates")
     make = attention_maker(config, gates)
-    model = Transformer(config.model, source_vocab, target_vocab, joint, make, config.seed)
+    sizes = source_vocab, target_vocab
+    model = Transformer(config.model, *sizes, joint, make, config.seed, positions_of(config))
     gates.prepare(model)
     return model

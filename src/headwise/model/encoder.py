@@ -47,9 +47,9 @@ class Encoder(Stack):
         numbers = range(1, config.encoder_layers + 1)
         super().__init__(config, (EncoderLayer(config, n, make_attention) for n in numbers))
 
-    def forward(self, states_BSD: Tensor, lengths_B: Tensor) -> Tensor:
-        """States (B, S, D)."""
-        mask = Mask(key_lengths_B=lengths_B)
+    def forward(self, states_BSD: Tensor, lengths_B: Tensor, n_prefix: int = 0) -> Tensor:
+        """States (B, S, D), the first `n_prefix` of them of register tokens."""
+        mask = Mask(key_lengths_B=lengths_B, n_prefix=n_prefix)
         for layer in self.layers:
             states_BSD = call_layer(layer, self.recompute, states_BSD, mask)
         normed: Tensor = self.norm(states_BSD)

@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 from headwise.attention.heads import MultiHeadAttention
+from headwise.attention.positions import PositionEmbedding
 from headwise.model.blocks import FeedForward, Stack
-from headwise.model.embedding import SCALED_GAIN, GridPositions
+from headwise.model.embedding import SCALED_GAIN
 
 INITS = ("glorot", "scaled")
 
@@ -60,6 +61,6 @@ def _narrowed(model: nn.Module) -> dict[nn.Module, float]:
             elif isinstance(module, FeedForward):
                 factors[module.outer] = stack.n_branches**-0.5
     for module in model.modules():
-        if isinstance(module, GridPositions):
-            factors[module.row] = factors[module.column] = 2**-0.5
+        if isinstance(module, PositionEmbedding) and module.n_summed:
+            factors |= dict.fromkeys(module.children(), module.n_summed**-0.5)
     return factors

@@ -12,13 +12,14 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
+from headwise.attention.positions import Positions, Sinusoidal
 from headwise.attention.protocol import Attention
 from headwise.config.schema import ModelConfig
 from headwise.errors import ConfigError, refuse, require
 from headwise.kernels.linear import Linear
 from headwise.model.blocks import ACTIVATIONS
 from headwise.model.decoder import Decoder, DecoderCache
-from headwise.model.embedding import POSITIONS, Embedding, RegisterTokens
+from headwise.model.embedding import Embedding, RegisterTokens
 from headwise.model.encoder import Encoder, MakeAttention
 from headwise.model.init import INITS, initialise
 
@@ -28,10 +29,9 @@ COUNTS = (
     "d_model",
     "n_heads",
     "d_ff",
-    "max_positions",
-    "grid_width",
 )
 NORMS = ("pre", "post")
+SINUSOIDAL = Sinusoidal()
 SHARING = ("all", "decoder", "none")
 
 
@@ -65,7 +65,6 @@ def check_model_config(config: ModelConfig, joint_vocab: bool) -> None:
     )
     for key, options in (
         ("norm", NORMS),
-        ("positions", POSITIONS),
         ("share_embeddings", SHARING),
         ("activation", tuple(ACTIVATIONS)),
         ("init", INITS),
@@ -93,6 +92,7 @@ class Transformer(nn.Module):
             `joint_vocab` does.
         make_attention: place -> attention module (see `headwise.attention.build`).
         seed: of the initial weights.
+        positions: the scheme of both stacks; what it does at a place, `make_attention` knows.
     """
 
     shares_memory: ClassVar[bool] = True  # see `headwise.decode.incremental.TranslationModel`
@@ -105,6 +105,7 @@ class Transformer(nn.Module):
         joint_vocab: bool,
         make_attention: MakeAttention,
         seed: int,
+        positions: Positions = SINUSOIDAL,
     ) -> None:
         super().__init__()
         check_model_config(config, joint_vocab)
@@ -112,8 +113,8 @@ class Transformer(nn.Module):
         source_table = nn.Embedding(source_vocab, config.d_model)
         shared = config.share_embeddings == "all"
         target_table = source_table if shared else nn.Embedding(target_vocab, config.d_model)
-        self.source_embedding = Embedding(source_table, config)
-        self.target_embedding = Embedding(target_table, config)
+        self.source_embedding = Embedding(source_table, config, positions)
+        self.target_embedding = Embedding(target_table, config, positions)
         self.encoder = Encoder(config, make_attention)
         self.decoder = Decoder(config, make_attention)
         self.output = Linear(config.d_model, target_vocab, bias=False)
@@ -135,7 +136,7 @@ class Transformer(nn.Module):
         if self.registers is not None:
             embedded = self.registers(embedded)
         lengths_B = source_lengths_B + self.n_registers
-        return Memory(self.encoder(embedded, lengths_B), lengths_B)
+        return Memory(self.encoder(embedded, lengths_B, self.n_registers), lengths_B)
 
     def make_cache(self) -> DecoderCache:
         """An empty cache for `decode`."""
@@ -178,7 +179,7 @@ class Transformer(nn.Module):
             for site, _, attention in self.attentions()
             if site != "decoder_self" and attention.max_keys is not None
         ]
-        if self.source_embedding.learned is not None:
+        if self.source_embedding.max_positions is not None:
             limits.append(self.source_embedding.max_positions)
         return min(limits, default=None)
 

@@ -10,7 +10,14 @@ from typing import Any
 from headwise.config.folders import config_dir
 from headwise.config.schema import SITES, Config
 
-BESIDE = ("pattern", "scaling", "repulsion", "gates")  # groups that change an attention
+# Groups that change an attention, with the choice that goes without saying.
+BESIDE = {
+    "pattern": "none",
+    "scaling": "none",
+    "positions": "sinusoidal",
+    "repulsion": "none",
+    "gates": "none",
+}
 # As in the tables of papers; Ro-En alone, since not every folder of it holds WMT's training text.
 CORPORA = {
     "builtin": "built-in corpus",
@@ -42,7 +49,7 @@ def attention_name(config: Config) -> str:
 def choice_name(config: Config) -> str:
     """The attention of a run and what goes with it, as their yaml files are named."""
     beside = {group: class_word(getattr(config, group)["_target_"]) for group in BESIDE}
-    others = [f"{group} {word}" for group, word in beside.items() if word != "none"]
+    others = [f"{group} {word}" for group, word in beside.items() if word != BESIDE[group]]
     return ", ".join([attention_name(config), *others])
 
 

@@ -16,7 +16,7 @@ from headwise.data.tokenizer_training import check_tokenizer_config
 from headwise.decode.hypothesis import check_decode_config
 from headwise.errors import ConfigError, require
 from headwise.metrics.external import check_commands
-from headwise.model.build import check_model
+from headwise.model.build import check_model, positions_of
 from headwise.model.gates import NoGates
 from headwise.precision import check_precision, resolve_precision
 from headwise.track.wandb_tracker import check_tracker
@@ -24,9 +24,6 @@ from headwise.train.distributed import choose_device
 from headwise.train.optim import build_optimizer
 from headwise.train.repulsion import Repulsion
 from headwise.train.trainer import check_trainer_config
-
-# learned vectors, of which there are model.max_positions
-LIMITED_POSITIONS = ("learned", "grid")
 
 log = logging.getLogger(__name__)
 
@@ -41,11 +38,9 @@ def check(config: Config) -> None:
     check_data_config(config.data)
     check_tokenizer_config(config.tokenizer)
     require(0 <= config.seed < 2**63, "seed", "at least 0 and below 2^63", config.seed)
-    longest, pieces = config.model.max_positions, config.tokenizer.max_sentence_pieces
-    positions = config.model.positions
-    fits = positions not in LIMITED_POSITIONS or longest > pieces
-    allowed = f"above tokenizer.max_sentence_pieces={pieces} with model.positions={positions}"
-    require(fits, "model.max_positions", allowed, longest)
+    longest, pieces = positions_of(config).max_positions, config.tokenizer.max_sentence_pieces
+    allowed = f"above tokenizer.max_sentence_pieces={pieces}"
+    require(longest is None or longest > pieces, "positions.max_positions", allowed, longest)
     check_model(config)
     if config.init_from is None and not isinstance(instantiate(config.gates, "gates"), NoGates):
         log.warning("gates are meant for a trained model: init_from=RUN starts from one")

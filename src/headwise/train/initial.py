@@ -23,7 +23,8 @@ SHAPELESS = (
     *SITE_GROUPS,
     *SITE_GROUPS.values(),
     "loss",
-    *(f"model.{key}" for key in ("activation", "norm", "positions", "register_tokens")),
+    "positions",
+    *(f"model.{key}" for key in ("activation", "norm", "register_tokens")),
 )
 PROJECTIONS = ("query", "key", "value", "output")  # what every attention with heads has
 REGISTERS = "registers"

@@ -26,7 +26,8 @@ def slopes(n_heads: int) -> list[float]:
 class ALiBi(Positions):
     """slope · |i - j| is taken from the score of query i and key j; nothing is learned.
 
-    The paper's models are causal; in an encoder the distance counts on both sides alike.
+    The paper's models are causal; in an encoder the distance counts on both sides alike, so that
+    its heads cannot tell what stands before them from what stands behind.
 
     Args:
         heads: numbers of those that have a slope, from 1; null: all. The others see no positions.

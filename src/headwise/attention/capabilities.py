@@ -27,6 +27,7 @@ HEAD = (
     "fused, or no scores",
     "weights",
     "patterns, scalings",
+    "rotary, ALiBi",
     "most positions",
 )
 
@@ -60,12 +61,17 @@ def capability_row(name: str) -> tuple[str, ...]:
         "yes" if is_whole else _fused(by_scores),
         ", ".join(dict.fromkeys(a.forms_weights for a in attentions.values())),
         "no" if is_whole else "yes",
+        _positions(attentions) if is_whole else "yes",
         ", ".join(f"{n} (max_length)" for n in sorted(n for n in limits if n is not None)) or "any",
     )
 
 
 def _fused(attentions: list[ScoreAttention]) -> str:
     return "yes" if all(a.normaliser.is_fused for a in attentions) else "no"
+
+
+def _positions(attentions: dict[str, Attention]) -> str:
+    return "rotary" if any(a.rotates for a in attentions.values()) else "no"
 
 
 def _kept(attentions: dict[str, Attention]) -> str:

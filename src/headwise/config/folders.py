@@ -35,6 +35,6 @@ def group_node(group: str, name: str) -> Any:
     """The content of one yaml of a group, without its defaults list."""
     if name not in group_choices(group):
         raise refuse(group, name, group_choices(group))
-    content = OmegaConf.load(config_dir() / group / f"{name}.yaml")
+    content: Any = OmegaConf.to_container(OmegaConf.load(config_dir() / group / f"{name}.yaml"))
     content.pop("defaults", None)
-    return OmegaConf.to_container(content)
+    return content

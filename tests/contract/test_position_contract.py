@@ -1,0 +1,71 @@
+"""What holds for every choice of `positions=`, found by its yaml."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from headwise.attention.build import AttentionFactory
+from headwise.attention.positions import Positions
+from headwise.attention.recorder import recorded_weights
+from headwise.config.folders import group_choices, group_node
+from headwise.config.instantiate import instantiate
+from headwise.config.schema import ModelConfig
+from headwise.model.transformer import Transformer
+
+V = 13
+CONFIG = ModelConfig("contract", 2, 2, 16, 2, 32, dropout=0.0, activation_dropout=0.0)
+CHOICES = pytest.mark.parametrize("choice", group_choices("positions"))
+
+
+def build(choice: str, n_registers: int = 0) -> Transformer:
+    positions = instantiate(group_node("positions", choice), "positions")
+    assert isinstance(positions, Positions)
+    nodes = {"attention": group_node("attention", "alpha_entmax")}
+    factory = AttentionFactory(nodes, positions=positions)
+    config = ModelConfig(**{**vars(CONFIG), "register_tokens": n_registers})
+    return Transformer(config, V, V, True, factory, 1, positions).eval()
+
+
+def batch() -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    source = torch.randint(4, V, (3, 6), generator=generator)
+    target = torch.randint(4, V, (3, 5), generator=generator)
+    return source, torch.tensor([6, 4, 2]), target
+
+
+@CHOICES
+def test_steps_with_a_cache_are_the_whole(choice: str) -> None:
+    model, (source, lengths, target) = build(choice, n_registers=2), batch()
+    memory, cache = model.encode(source, lengths), model.make_cache()
+    whole = model.decode(target, memory)
+    with torch.no_grad():
+        steps = [model.decode(target[:, i : i + 1], memory, cache) for i in range(5)]
+    torch.testing.assert_close(torch.cat(steps, dim=1), whole, rtol=1e-4, atol=1e-5)
+
+
+@CHOICES
+def test_batch_mates_and_padding_change_nothing(choice: str) -> None:
+    model, (source, lengths, target) = build(choice, n_registers=2), batch()
+    together = model(source, lengths, target)
+    for i, length in enumerate(lengths.tolist()):
+        alone = model(source[i : i + 1, :length], lengths[i : i + 1], target[i : i + 1])
+        torch.testing.assert_close(alone[0], together[i], rtol=1e-4, atol=1e-5)
+
+
+@CHOICES
+def test_formed_weights_give_the_same(choice: str) -> None:
+    model, pairs = build(choice, n_registers=2), batch()
+    with recorded_weights(model):
+        formed = model(*pairs)
+    torch.testing.assert_close(model(*pairs), formed, rtol=1e-4, atol=1e-5)
+
+
+@CHOICES
+def test_order_is_seen(choice: str) -> None:
+    model, (source, _, _) = build(choice), batch()
+    lengths = torch.full((3,), 6)
+    before = model.encode(source, lengths).states_BSD[:, -1]
+    after = model.encode(source[:, [1, 0, 2, 3, 4, 5]], lengths).states_BSD[:, -1]
+    assert torch.allclose(before, after, atol=1e-5) == (choice == "none")

@@ -15,6 +15,7 @@ import argparse
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -43,14 +44,17 @@ RECIPES = {
     "a whole kernel": ("attention=linformer",),
     "gates": ("attention=alpha_entmax", "gates=hard_concrete", "scaling=length"),
 }
-# Part of a tensor's name in this checkout -> what it was called when this file was written.
-RENAMED: dict[str, str] = {}
+# What a tensor's name matches in this checkout -> what it was called when this file was written.
+RENAMED = {
+    r"^(encoder\.layers\.\d+)\.self_attention": r"\1.attention",
+    r"^(encoder\.layers\.\d+)\.self_residual": r"\1.attention_residual",
+}
 
 
 def canonical(name: str) -> str:
     """The first name of a tensor."""
     for now, first in RENAMED.items():
-        name = name.replace(now, first)
+        name = re.sub(now, first, name)
     return name
 
 

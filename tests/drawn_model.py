@@ -23,7 +23,7 @@ class PrefixCache:
         assert self.prefixes is not None
         self.prefixes = self.prefixes[rows]
 
-    def reorder_sources(self, rows: Tensor) -> None:
+    def reorder_memory(self, rows: Tensor) -> None:
         """Sources come with the memory."""
 
 

@@ -11,10 +11,9 @@ import random
 import pytest
 import torch
 
-from headwise.attention.build import AttentionFactory
+from headwise.attention.build import AttentionFactory, unsupported_sites
 from headwise.attention.positions import Learned
 from headwise.config.folders import group_choices, group_node
-from headwise.config.instantiate import target_class
 from headwise.config.schema import SITES, ModelConfig
 from headwise.data.batching import BatchLoader
 from headwise.data.store import EncodedSplit
@@ -54,7 +53,7 @@ def sequences(n: int, seed: int) -> list[list[int]]:
 def make_model(variant: str) -> Transformer:
     """The variant at every site where it can stand, softmax at the others."""
     node = group_node("attention", variant)
-    unsupported = target_class(node, "attention").unsupported_sites
+    unsupported = unsupported_sites(node, "attention")
     sites = {site: node for site in SITES if site not in unsupported}
     factory = AttentionFactory(
         {"attention": group_node("attention", "softmax")}, {"attention": sites}

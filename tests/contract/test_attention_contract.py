@@ -39,7 +39,7 @@ VARIANTS = group_choices("attention")
 
 
 def supports(variant: str, site: str) -> bool:
-    return site not in target_class(group_node("attention", variant), "attention").unsupported_sites
+    return site not in unsupported_sites(group_node("attention", variant), "attention")
 
 
 def build(variant: str, site: str, dropout: float = 0.0, layer: int = 1) -> Attention:
@@ -151,7 +151,7 @@ def test_a_reordered_cache_goes_on_as_its_rows(variant: str) -> None:
     cache = model.make_cache()
     model.decode(target[:, :3], memory, cache)
     cache.reorder(rows)
-    cache.reorder_sources(rows)
+    cache.reorder_memory(rows)
     step = model.decode(target[rows, 3:], memory.index_select(rows), cache)
     whole = model.decode(target, memory)[rows, 3:]
     torch.testing.assert_close(step, whole, rtol=1e-4, atol=1e-4)

@@ -20,7 +20,7 @@ from contract_checks import (
     model_of,
     states,
 )
-from headwise.attention.build import AttentionFactory
+from headwise.attention.build import AttentionFactory, unsupported_sites
 from headwise.attention.mask import Mask
 from headwise.attention.pattern import Pattern
 from headwise.attention.place import Place
@@ -28,7 +28,6 @@ from headwise.attention.protocol import Attention
 from headwise.attention.scores import ScoreAttention
 from headwise.attention.sparse_pattern import COMBINATIONS
 from headwise.config.folders import group_choices, group_node
-from headwise.config.instantiate import target_class
 from headwise.config.schema import SITES
 from headwise.model.transformer import Transformer
 from weights_recorded import with_weights
@@ -41,7 +40,7 @@ BLOCKS = "block_sparse_from"
 
 
 def supports(pattern: str, site: str) -> bool:
-    return site not in target_class(group_node("pattern", pattern), "pattern").unsupported_sites
+    return site not in unsupported_sites(group_node("pattern", pattern), "pattern")
 
 
 def node_of(pattern: str, from_length: int | None = None) -> dict[str, Any]:

@@ -24,13 +24,13 @@ from contract_checks import (
     model_of,
     states,
 )
-from headwise.attention.build import AttentionFactory
+from headwise.attention.build import AttentionFactory, unsupported_sites
 from headwise.attention.mask import Mask
 from headwise.attention.parts import Scaling
 from headwise.attention.place import Place
 from headwise.attention.protocol import Attention
 from headwise.config.folders import group_choices, group_node
-from headwise.config.instantiate import instantiate, target_class
+from headwise.config.instantiate import instantiate
 from headwise.config.schema import SITES
 from headwise.model.transformer import Transformer
 from weights_recorded import with_weights
@@ -52,7 +52,7 @@ every_site = pytest.mark.parametrize("site", SITES)
 
 
 def supports(choice: str, site: str) -> bool:
-    return site not in target_class(NODES[choice], "scaling").unsupported_sites
+    return site not in unsupported_sites(NODES[choice], "scaling")
 
 
 def factory(choice: str, normaliser: str) -> AttentionFactory:

@@ -72,7 +72,7 @@ def test_what_is_there_is_done_again_where_anything_decisive_changed(
     assert is_done_again()
     best = run / "checkpoints" / "best.pt"
     weights = load_checkpoint(best)["model"]
-    weights["encoder.layers.0.attention.query.bias"] += 1
+    weights["encoder.layers.0.self_attention.query.bias"] += 1
     save_checkpoint(best, {"model": weights})
     assert is_done_again()
     assert not is_done_again()

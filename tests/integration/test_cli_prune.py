@@ -201,7 +201,7 @@ def test_gates_are_learned_from_a_run_and_closed_heads_pruned(
     gated = train_on(trained, None, f"init_from={run}", *gates, *frozen, *fast)
     before = load_checkpoint(run / "checkpoints" / "best.pt")["model"]
     after = load_checkpoint(gated / "checkpoints" / "best.pt")["model"]
-    n_closed = int((after["encoder.layers.0.attention.gate.log_a"] < 0).sum())
+    n_closed = int((after["encoder.layers.0.self_attention.gate.log_a"] < 0).sum())
     assert n_closed > 0, "the penalty closed nothing"
     for name, value in before.items():
         is_frozen = name.startswith(

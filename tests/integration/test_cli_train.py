@@ -26,7 +26,7 @@ from headwise.attention.parts import Normaliser
 class Uniform(Normaliser):
     """Equal weights on all that may be seen; `scale` does nothing."""
 
-    unsupported_sites = {UNSUPPORTED}
+    unsupported = {UNSUPPORTED}
 
     def __init__(self, place, scale: float = 1.0) -> None:
         super().__init__(place)
@@ -88,7 +88,7 @@ def test_a_variant_of_ones_own_trains_and_translates(
 def test_its_arguments_and_its_limits_are_checked(
     headwise: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    limit = '{"decoder_self": "it looks ahead"}'
+    limit = '{"causal": "it looks ahead"}'
     found = toy(tmp_path, monkeypatch, "toy_limited", limit)
     small = small_overrides(tmp_path)  # whose data.dir does not exist
     ended = headwise("train", *found, *small, "attention=uniform")

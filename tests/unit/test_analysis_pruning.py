@@ -97,7 +97,7 @@ def test_a_pruned_model_decodes_with_a_cache(make: Any, variant: tuple[str, ...]
         first = model.decode(batch.target_in_BT[:, :1], memory, cache)
         rows = torch.tensor([2, 0])
         cache.reorder(rows)
-        cache.reorder_sources(rows)
+        cache.reorder_memory(rows)
         memory = memory.index_select(rows)
         rest = [model.decode(batch.target_in_BT[rows, i : i + 1], memory, cache) for i in (1, 2)]
     torch.testing.assert_close(first, whole[:, :1], rtol=0, atol=1e-10)

@@ -121,8 +121,8 @@ class Reference:
             states = torch.cat((self.weights["registers.table.weight"], states))
         for layer in range(self.config.encoder_layers):
             name = f"encoder.layers.{layer}"
-            read = self.norm(f"{name}.attention_residual.norm", states)
-            a = self.attention(f"{name}.attention", read, read, causal=False)
+            read = self.norm(f"{name}.self_residual.norm", states)
+            a = self.attention(f"{name}.self_attention", read, read, causal=False)
             read = self.norm(f"{name}.feed_forward_residual.norm", states + a)
             b = self.feed_forward(f"{name}.feed_forward", read)
             states = states + (a + b)
@@ -225,7 +225,7 @@ def test_a_pruned_place_is_scaled_by_its_own_width() -> None:
     layers = [[1], [1, 2], [2]]
     kept = {"encoder_self": layers, "decoder_self": layers[:2], "cross": layers[:2]}
     model = build(d_model=256, heads=kept)
-    output = model.encoder.layers[0].attention.output
+    output = model.encoder.layers[0].self_attention.output
     assert output.weight.shape == (256, 128)
     assert spread(output.weight) == pytest.approx(0.125 / math.sqrt(128 * 6), rel=0.03)
 

@@ -149,7 +149,7 @@ def test_gates_stand_where_they_were_asked_for(make: Any) -> None:
         if isinstance(attention, MultiHeadAttention) and attention.gate is not None
     }
     assert gated == {("encoder_self", 1), ("encoder_self", 2)}
-    assert gate_weights(model) == {f"encoder.layers.{i}.attention.gate.log_a" for i in (0, 1)}
+    assert gate_weights(model) == {f"encoder.layers.{i}.self_attention.gate.log_a" for i in (0, 1)}
     penalty = gate_penalty(model)
     assert penalty is not None
     assert penalty.item() == pytest.approx(0.1 * 4 / (1 + math.exp(-2.7913)), abs=1e-5)

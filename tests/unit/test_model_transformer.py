@@ -146,7 +146,7 @@ def test_variants_start_from_the_same_projections(init: str) -> None:
         weights = dict(other.named_parameters())
         for name, weight in dense.items():
             assert torch.equal(weight, weights[name]), name
-    name = "encoder.layers.0.attention.query.weight"
+    name = "encoder.layers.0.self_attention.query.weight"
     assert not torch.equal(dense[name], build(config, seed=6).get_parameter(name))
 
 
@@ -240,7 +240,7 @@ def assert_same_bits(node: object, half: bool, **changes: object) -> None:
         assert gradient is not None, name
         assert other is not None, name
         assert torch.equal(other, gradient), name
-    first = wanted["encoder.layers.0.attention.value.weight"]
+    first = wanted["encoder.layers.0.self_attention.value.weight"]
     assert first is not None
     assert first.all()
 

@@ -46,7 +46,7 @@ class ALiBi(Positions):
         Raises:
             ConfigError: a head that the model does not have.
         """
-        if place.site == "cross":
+        if place.kind == "cross":
             return None
         n_heads = place.d_model // place.head_dim
         numbers = self.heads if self.heads is not None else list(range(1, n_heads + 1))

@@ -14,7 +14,7 @@ from headwise.attention.protocol import Attention
 from headwise.attention.scores import ScoreAttention
 from headwise.config.folders import group_choices, group_node
 from headwise.config.instantiate import as_container, instantiate, target_class
-from headwise.config.schema import SITE_GROUPS, SITES
+from headwise.config.schema import SITE_GROUPS, SITE_KINDS, SITES
 from headwise.errors import ConfigError, refuse, require
 from headwise.seed import seeded
 
@@ -81,11 +81,11 @@ class AttentionFactory:
             return NoHeads(place)
         module: Normaliser | Attention = self._make("attention", place, Normaliser, Attention)
         pattern = self._make("pattern", place, Pattern)
-        if place.site == "cross" and pattern.restricts:
+        if place.kind == "cross" and pattern.restricts:
             raise ConfigError(
-                f"{type(pattern).__name__} restricts attention at cross, where queries have no "
-                "place among the keys: set its `restricts` to place.site != 'cross', or choose "
-                "pattern@pattern_sites.cross=none"
+                f"{type(pattern).__name__} restricts attention at {place.site}, where queries have "
+                "no place among the keys: set its `restricts` to place.kind != 'cross', or choose "
+                f"pattern@pattern_sites.{place.site}=none"
             )
         scaling = self._make("scaling", place, Scaling)
         positions = self.positions.at(place)
@@ -194,5 +194,5 @@ def _without_instead(node: Any) -> Any:
 
 def unsupported_sites(node: Any, key: str) -> Mapping[str, str]:
     """Site -> reason, of the class that a node names."""
-    limits: Mapping[str, str] = getattr(target_class(node, key), "unsupported_sites", {})
-    return limits
+    reasons: Mapping[str, str] = getattr(target_class(node, key), "unsupported", {})
+    return {site: reasons[kind] for site, kind in SITE_KINDS.items() if kind in reasons}

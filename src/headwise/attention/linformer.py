@@ -59,7 +59,7 @@ class Linformer(MultiHeadAttention):
             these projections then run on the mixtures only. It needs one E for both.
     """
 
-    unsupported_sites: ClassVar[Mapping[str, str]] = {"decoder_self": NOT_CAUSAL}
+    unsupported: ClassVar[Mapping[str, str]] = {"causal": NOT_CAUSAL}
     forms_weights = "effective"
     shared_part = "length_projection"
 
@@ -136,9 +136,7 @@ class Linformer(MultiHeadAttention):
             ValueError: a causal mask.
         """
         if mask.causal:
-            raise ValueError(
-                f"Linformer cannot be causal: {self.unsupported_sites['decoder_self']}"
-            )
+            raise ValueError(f"Linformer cannot be causal: {NOT_CAUSAL}")
         n_keys = key_BKD.shape[1]
         is_real_BN = self._is_real(mask, n_keys, key_BKD.device)
         first = mask.query_offset - mask.n_prefix

@@ -197,7 +197,7 @@ def _checked_nodes(
                 f"normalisers can hold what turns a head's scores into weights, unlike {name}; "
                 f"choose from {', '.join(_able(choices))}"
             )
-        reason = target.unsupported_sites.get(place.site)
+        reason = target.unsupported.get(place.kind)
         if reason is not None:
             raise ConfigError(f"normalisers cannot hold {name} at {place.site}: {reason}")
         if target.share_key(place, node) is not None:

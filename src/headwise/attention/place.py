@@ -11,13 +11,36 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
+from headwise.config.schema import SITE_KINDS
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where a model attends, layer by layer.
+
+    Attributes:
+        name: one of `headwise.config.schema.SITES`.
+        n_layers: layers that have it.
+        queries, keys: columns of a batch whose positions ask and are asked.
+    """
+
+    name: str
+    n_layers: int
+    queries: str
+    keys: str
+
+    @property
+    def causal(self) -> bool:
+        """Whether a query sees keys up to its own position only."""
+        return SITE_KINDS[self.name] == "causal"
+
 
 @dataclass(frozen=True)
 class Place:
     """Where in the model an attention stands, and its sizes.
 
     Attributes:
-        site: encoder_self, decoder_self or cross.
+        site: its name, one of `headwise.config.schema.SITES`.
         layer: from 1.
         n_heads: heads that are there.
         head_dim: width E of each.
@@ -32,6 +55,11 @@ class Place:
     head_dim: int
     width: int | None = None
     numbers: tuple[int, ...] | None = None
+
+    @property
+    def kind(self) -> str:
+        """What is attended to: self, causal (self-attention backwards alone) or cross."""
+        return SITE_KINDS[self.site]
 
     @property
     def d_model(self) -> int:
@@ -50,13 +78,13 @@ class Variant(nn.Module):
     A subclass takes `place` as first argument and its own choices as keywords.
 
     Attributes:
-        unsupported_sites: site -> reason why it cannot stand there.
+        unsupported: kind of attention (`Place.kind`) -> reason why it cannot stand there.
         head_axes: parameter -> its axis of one entry a head.
         shared_part: name of the attribute that places with an equal `share_key` share; all of the
             module if empty.
     """
 
-    unsupported_sites: ClassVar[Mapping[str, str]] = {}
+    unsupported: ClassVar[Mapping[str, str]] = {}
     head_axes: Mapping[str, int] = {}
     shared_part: ClassVar[str] = ""
 

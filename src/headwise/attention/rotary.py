@@ -37,7 +37,7 @@ class Rotary(Positions):
         Raises:
             ConfigError: heads of odd width.
         """
-        if place.site == "cross":
+        if place.kind == "cross":
             return None
         even = place.head_dim % 2 == 0
         allowed = "such that heads have an even width with positions=rotary"

@@ -64,7 +64,7 @@ class SparsePattern(Pattern):
         if heads is not None:
             require(combine == "heads", "heads", f"null with combine={combine}", heads)
             require(len(heads) > 0, "heads", "a list of at least one name", heads)
-        self.restricts = place.site != "cross"
+        self.restricts = place.kind != "cross"
         self.stride = stride
         self.block_sparse_from = block_sparse_from
         self.near_H, self.far_H = self._share_out(combine, heads)

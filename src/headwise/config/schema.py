@@ -21,6 +21,7 @@ SITE_NAMES = {
     "decoder_self": "decoder self-attention",
     "cross": "cross-attention",
 }
+SITE_KINDS = {"encoder_self": "self", "decoder_self": "causal", "cross": "cross"}
 # Groups that a site may choose for itself -> the key below which it does.
 SITE_GROUPS = {"attention": "sites", "pattern": "pattern_sites", "scaling": "scaling_sites"}
 

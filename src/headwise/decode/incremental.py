@@ -15,8 +15,7 @@ from torch import Tensor
 from headwise.data.tokenizer import BOS, PAD
 from headwise.errors import RunError
 from headwise.losses.output_map import SOFTMAX, OutputMap
-from headwise.model.decoder import DecoderCache
-from headwise.model.transformer import Memory
+from headwise.model.stack import Memory, StackCache
 
 
 class TranslationModel(Protocol):
@@ -31,12 +30,12 @@ class TranslationModel(Protocol):
         ...
 
     def decode(
-        self, target_in_BT: Tensor, memory: Memory, cache: DecoderCache | None = None
+        self, target_in_BT: Tensor, memory: Memory, cache: StackCache | None = None
     ) -> Tensor:
         """Logits (B, T, V)."""
         ...
 
-    def make_cache(self) -> DecoderCache:
+    def make_cache(self) -> StackCache:
         """An empty cache."""
         ...
 
@@ -127,7 +126,7 @@ class IncrementalDecoder:
             return
         self._memory = self._memory.index_select(source_rows)
         if self._cache is not None:
-            self._cache.reorder_sources(source_rows)
+            self._cache.reorder_memory(source_rows)
 
 
 def holes_filled(places: Sequence[int]) -> list[int]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any, ClassVar
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,6 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from headwise.attention.protocol import Attention
-from headwise.config.schema import ModelConfig
 from headwise.kernels.dropout import add_dropout, dropout, relu_dropout
 from headwise.kernels.linear import Linear
 
@@ -84,24 +83,6 @@ class Residual(nn.Module):
     def extra_repr(self) -> str:
         """For printing a model."""
         return f"pre_norm={self.pre_norm}, dropout={self.dropout}"
-
-
-class Stack(nn.Module):
-    """Layers one after the other; pre-norm ends in a normalisation of its own.
-
-    Attributes:
-        n_branches: residual branches of all layers.
-    """
-
-    branches_per_layer: ClassVar[int]
-
-    def __init__(self, config: ModelConfig, layers: Iterable[nn.Module]) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(layers)
-        pre_norm = config.norm == "pre"
-        self.norm = nn.LayerNorm(config.d_model, NORM_EPSILON) if pre_norm else nn.Identity()
-        self.recompute = config.recompute
-        self.n_branches = self.branches_per_layer * len(self.layers)
 
 
 def _is_recorded(layer: nn.Module) -> bool:

@@ -11,9 +11,9 @@ from headwise.attention.protocol import Attention
 from headwise.config.instantiate import instantiate
 from headwise.config.schema import SITE_GROUPS, SITES, Config
 from headwise.errors import ConfigError
-from headwise.model.encoder import MakeAttention
 from headwise.model.gates import Gates
 from headwise.model.places import check_heads, place_of, places
+from headwise.model.stack import MakeAttention
 from headwise.model.transformer import Transformer, check_model_config
 from headwise.seed import seeded
 

@@ -12,8 +12,9 @@ from torch import nn
 
 from headwise.attention.heads import MultiHeadAttention
 from headwise.attention.positions import PositionEmbedding
-from headwise.model.blocks import FeedForward, Stack
+from headwise.model.blocks import FeedForward
 from headwise.model.embedding import SCALED_GAIN
+from headwise.model.stack import Stack
 
 INITS = ("glorot", "scaled")
 

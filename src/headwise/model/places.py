@@ -5,14 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from headwise.attention.place import Place
+from headwise.attention.place import Place, Site
 from headwise.config.schema import SITES, ModelConfig
 from headwise.errors import refuse, require
 
 
+def translation_sites(config: ModelConfig) -> tuple[Site, Site, Site]:
+    """Encoder self-attention, decoder self-attention, and from decoder to encoder."""
+    n_decoder = config.decoder_layers
+    return (
+        Site("encoder_self", config.encoder_layers, "source", "source"),
+        Site("decoder_self", n_decoder, "target", "target"),
+        Site("cross", n_decoder, "target", "source"),
+    )
+
+
 def n_layers(config: ModelConfig, site: str) -> int:
     """Layers that have attention at a site."""
-    return config.encoder_layers if site == "encoder_self" else config.decoder_layers
+    return {site.name: site.n_layers for site in translation_sites(config)}[site]
 
 
 def place_of(config: ModelConfig, site: str, layer: int) -> Place:

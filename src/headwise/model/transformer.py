@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor, nn
@@ -18,10 +17,10 @@ from headwise.config.schema import ModelConfig
 from headwise.errors import ConfigError, refuse, require
 from headwise.kernels.linear import Linear
 from headwise.model.blocks import ACTIVATIONS
-from headwise.model.decoder import Decoder, DecoderCache
 from headwise.model.embedding import Embedding, RegisterTokens
-from headwise.model.encoder import Encoder, MakeAttention
 from headwise.model.init import INITS, initialise
+from headwise.model.places import translation_sites
+from headwise.model.stack import MakeAttention, Memory, Stack, StackCache
 
 COUNTS = (
     "encoder_layers",
@@ -33,21 +32,6 @@ COUNTS = (
 NORMS = ("pre", "post")
 SINUSOIDAL = Sinusoidal()
 SHARING = ("all", "decoder", "none")
-
-
-@dataclass(frozen=True)
-class Memory:
-    """What the decoder reads of the source: states (B, S, D) and real lengths (B,).
-
-    Registers are the first positions of each row and counted as real.
-    """
-
-    states_BSD: Tensor
-    lengths_B: Tensor
-
-    def index_select(self, rows_B: Tensor) -> Memory:
-        """Batch rows in the order given; rows may repeat."""
-        return Memory(self.states_BSD.index_select(0, rows_B), self.lengths_B[rows_B])
 
 
 def check_model_config(config: ModelConfig, joint_vocab: bool) -> None:
@@ -115,8 +99,9 @@ class Transformer(nn.Module):
         target_table = source_table if shared else nn.Embedding(target_vocab, config.d_model)
         self.source_embedding = Embedding(source_table, config, positions)
         self.target_embedding = Embedding(target_table, config, positions)
-        self.encoder = Encoder(config, make_attention)
-        self.decoder = Decoder(config, make_attention)
+        own, causal, cross = self.sites = translation_sites(config)
+        self.encoder = Stack(config, make_attention, [own])
+        self.decoder = Stack(config, make_attention, [causal, cross])
         self.output = Linear(config.d_model, target_vocab, bias=False)
         self.registers: RegisterTokens | None = None
         if self.n_registers:
@@ -136,14 +121,14 @@ class Transformer(nn.Module):
         if self.registers is not None:
             embedded = self.registers(embedded)
         lengths_B = source_lengths_B + self.n_registers
-        return Memory(self.encoder(embedded, lengths_B, self.n_registers), lengths_B)
+        return Memory(self.encoder(embedded, lengths_B, n_prefix=self.n_registers), lengths_B)
 
-    def make_cache(self) -> DecoderCache:
+    def make_cache(self) -> StackCache:
         """An empty cache for `decode`."""
         return self.decoder.make_cache()
 
     def decode(
-        self, target_in_BT: Tensor, memory: Memory, cache: DecoderCache | None = None
+        self, target_in_BT: Tensor, memory: Memory, cache: StackCache | None = None
     ) -> Tensor:
         """Logits (B, T, V) of the token after each given one.
 
@@ -153,11 +138,11 @@ class Transformer(nn.Module):
         return logits_BTV
 
     def _decode_states(
-        self, target_in_BT: Tensor, memory: Memory, cache: DecoderCache | None = None
+        self, target_in_BT: Tensor, memory: Memory, cache: StackCache | None = None
     ) -> Tensor:
         offset = cache.length if cache is not None else 0
         embedded = self.target_embedding(target_in_BT, offset)
-        states_BTD: Tensor = self.decoder(embedded, memory.states_BSD, memory.lengths_B, cache)
+        states_BTD: Tensor = self.decoder(embedded, memory=memory, cache=cache)
         return states_BTD
 
     def states(self, source_BS: Tensor, source_lengths_B: Tensor, target_in_BT: Tensor) -> Tensor:
@@ -185,12 +170,8 @@ class Transformer(nn.Module):
 
     def attentions(self) -> Iterator[tuple[str, int, Attention]]:
         """Every attention with its site and layer (from 1)."""
-        for index, layer in enumerate(self.encoder.layers, start=1):
-            yield "encoder_self", index, layer.attention  # type: ignore[misc]
-        for index, layer in enumerate(self.decoder.layers, start=1):
-            yield "decoder_self", index, layer.self_attention  # type: ignore[misc]
-        for index, layer in enumerate(self.decoder.layers, start=1):
-            yield "cross", index, layer.cross_attention  # type: ignore[misc]
+        yield from self.encoder.attentions()
+        yield from self.decoder.attentions()
 
 
 def n_parameters(model: nn.Module) -> int:

@@ -131,7 +131,7 @@ def _by_part(counts: Mapping[str, Mapping[object, int]]) -> dict[str, float]:
         "feed-forward": sum(
             sum(of.values()) for name, of in counts.items() if name.endswith(".feed_forward")
         ),
-        "vocabulary": total - sum(sum(counts[stack].values()) for stack in ("Encoder", "Decoder")),
+        "vocabulary": total - sum(counts["Stack"].values()),
     }
     return {"projections": float(total - sum(parts.values())), **parts}
 

@@ -1,0 +1,194 @@
+"""Stacks of blocks, and what decoding the next token needs of them.
+
+An encoder, a decoder alone, and a decoder that reads a memory are one class: what a block attends
+to is decided by the sites it is given.
+
+Letters: B batch, N positions, S positions of the memory, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from torch import Tensor, nn
+
+from headwise.attention.cache import AttentionCache
+from headwise.attention.mask import Mask
+from headwise.attention.place import Place, Site
+from headwise.attention.protocol import Attention
+from headwise.config.schema import ModelConfig
+from headwise.model.blocks import NORM_EPSILON, FeedForward, Residual, call_layer
+from headwise.model.places import place_of
+
+MakeAttention = Callable[[Place], Attention]
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What a stack reads of another: states (B, S, D) and real lengths (B,).
+
+    Registers are the first positions of each row and counted as real.
+    """
+
+    states_BSD: Tensor
+    lengths_B: Tensor
+
+    def index_select(self, rows_B: Tensor) -> Memory:
+        """Batch rows in the order given; rows may repeat."""
+        return Memory(self.states_BSD.index_select(0, rows_B), self.lengths_B[rows_B])
+
+
+class StackCache:
+    """What decoding the next token needs of the prefix: a cache an attention, block by block."""
+
+    def __init__(self, blocks: list[tuple[AttentionCache, AttentionCache | None]]) -> None:
+        self.blocks = blocks
+        self.length = 0  # positions decoded so far
+
+    def reorder(self, rows_B: Tensor) -> None:
+        """Make row i of the prefixes what row `rows_B[i]` was; rows may repeat or be left out."""
+        for own, _ in self.blocks:
+            own.reorder(rows_B)
+
+    def reorder_memory(self, rows_B: Tensor) -> None:
+        """The same for what was kept of the memory."""
+        for _, of_memory in self.blocks:
+            if of_memory is not None:
+                of_memory.reorder(rows_B)
+
+
+class Block(nn.Module):
+    """Self-attention, cross-attention if there is a site for it, and feed-forward.
+
+    Each has its residual.
+    """
+
+    cross_attention: Attention | None
+    cross_residual: Residual
+
+    def __init__(
+        self, config: ModelConfig, layer: int, make_attention: MakeAttention, sites: Sequence[Site]
+    ) -> None:
+        super().__init__()
+        width, pre_norm = config.d_model, config.norm == "pre"
+        own, *cross = (make_attention(place_of(config, site.name, layer)) for site in sites)
+        self.self_attention = own
+        self.self_residual = Residual(width, pre_norm, config.dropout)
+        self.register_module("cross_attention", None)
+        if cross:
+            (self.cross_attention,) = cross
+            self.cross_residual = Residual(width, pre_norm, config.dropout)
+        self.feed_forward = FeedForward(
+            width, config.d_ff, config.activation, config.activation_dropout
+        )
+        self.feed_forward_residual = Residual(width, pre_norm, config.dropout)
+
+    def forward(
+        self,
+        states_BND: Tensor,
+        mask: Mask,
+        memory_BSD: Tensor | None = None,
+        memory_mask: Mask | None = None,
+        cache: tuple[AttentionCache, AttentionCache | None] | None = None,
+    ) -> Tensor:
+        """States (B, N, D)."""
+        own_cache, memory_cache = cache if cache is not None else (None, None)
+        read = self.self_residual.before(states_BND)
+        context_BND = self.self_attention(read, read, read, mask, own_cache)
+        states_BND = self.self_residual.after(states_BND, context_BND)
+        if self.cross_attention is not None:
+            assert memory_BSD is not None
+            read = self.cross_residual.before(states_BND)
+            # rows that share a memory ask as one row with the queries of all
+            asking_BQD = read.view(memory_BSD.shape[0], -1, read.shape[2])
+            context_BQD = self.cross_attention(
+                asking_BQD, memory_BSD, memory_BSD, memory_mask, memory_cache
+            )
+            states_BND = self.cross_residual.after(states_BND, context_BQD.view_as(read))
+        read = self.feed_forward_residual.before(states_BND)
+        return self.feed_forward_residual.after(states_BND, self.feed_forward(read))
+
+
+class Stack(nn.Module):
+    """Blocks one after the other; pre-norm ends in a normalisation of its own.
+
+    Args:
+        config: sizes and kinds.
+        make_attention: place -> attention module (see `headwise.attention.build`).
+        sites: that of self-attention, and, of a stack that reads a memory, that of
+            cross-attention; of equally many layers.
+
+    Attributes:
+        n_branches: residual branches of all layers.
+    """
+
+    def __init__(
+        self, config: ModelConfig, make_attention: MakeAttention, sites: Sequence[Site]
+    ) -> None:
+        super().__init__()
+        self.sites = tuple(sites)
+        numbers = range(1, sites[0].n_layers + 1)
+        self.layers = nn.ModuleList(Block(config, n, make_attention, sites) for n in numbers)
+        pre_norm = config.norm == "pre"
+        self.norm = nn.LayerNorm(config.d_model, NORM_EPSILON) if pre_norm else nn.Identity()
+        self.recompute = config.recompute
+        self.n_branches = (len(sites) + 1) * len(self.layers)
+
+    @property
+    def blocks(self) -> list[Block]:
+        """The layers, with their type."""
+        return cast("list[Block]", list(self.layers))
+
+    def attentions(self) -> Iterator[tuple[str, int, Attention]]:
+        """Every attention with its site and layer (from 1), site by site."""
+        for n_site, site in enumerate(self.sites):
+            for number, block in enumerate(self.blocks, start=1):
+                attention = block.cross_attention if n_site else block.self_attention
+                assert attention is not None
+                yield site.name, number, attention
+
+    def make_cache(self) -> StackCache:
+        """An empty cache."""
+        caches = []
+        for block in self.blocks:
+            cross = block.cross_attention
+            of_memory = None if cross is None else cross.make_cache(static=True)
+            caches.append((block.self_attention.make_cache(static=False), of_memory))
+        return StackCache(caches)
+
+    def forward(
+        self,
+        states_BND: Tensor,
+        lengths_B: Tensor | None = None,
+        memory: Memory | None = None,
+        cache: StackCache | None = None,
+        n_prefix: int = 0,
+    ) -> Tensor:
+        """States (B, N, D).
+
+        Args:
+            states_BND: what `Embedding` makes; with a cache, of the positions it has not seen.
+            lengths_B: real positions of each row; None where padding needs no mask: in a causal
+                stack it stands on the right, where no real query looks.
+            memory: of another stack, where there is a site of cross-attention.
+            cache: of the positions before.
+            n_prefix: register tokens among the positions, which stand in front.
+        """
+        offset = cache.length if cache is not None else 0
+        causal = self.sites[0].causal
+        mask = Mask(lengths_B, causal, query_offset=offset, n_prefix=n_prefix)
+        memory_BSD = memory_mask = None
+        if memory is not None:
+            memory_BSD, memory_mask = memory.states_BSD, Mask(memory.lengths_B)
+        recompute = self.recompute and cache is None
+        for index, layer in enumerate(self.layers):
+            own = cache.blocks[index] if cache is not None else None
+            states_BND = call_layer(
+                layer, recompute, states_BND, mask, memory_BSD, memory_mask, own
+            )
+        if cache is not None:
+            cache.length += states_BND.shape[1]
+        normed: Tensor = self.norm(states_BND)
+        return normed

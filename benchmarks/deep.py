@@ -77,7 +77,7 @@ def losses(overrides: list[str], split: EncodedSplit, n_updates: int) -> list[fl
     found = []
     for batch in batches:
         updates()
-        found.append(updates.step.window[0].item() / batch.n_tokens)
+        found.append(updates.step.window[0].item() / batch.n_targets)
         updates.step.window.zero_()
     return found
 

@@ -188,7 +188,7 @@ def call_rows(case: Rows) -> None:
     rows, alpha = scores.flatten(0, 2), ALPHAS.get(case.power, 1.3)
     threshold = triton_loss.read(rows, alpha, with_total=True)[-1]
     scale, target = torch.ones(len(rows)), torch.zeros(len(rows), dtype=torch.int64)
-    triton_loss.write_gradient(rows, threshold, rows, scale, target, alpha, 0.1, 0.1, 0)
+    triton_loss.write_gradient(rows, threshold, rows, scale, target, alpha, 0.1, 0.1)
 
 
 def source(launch: Launch) -> Any:

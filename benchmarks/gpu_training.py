@@ -30,7 +30,8 @@ import torch
 from benchmarks import gpu
 from benchmarks.clock import medians, seconds
 from benchmarks.updates import Updates, full_rows, run_config
-from headwise.data.batching import Batch, BatchLoader
+from headwise.data.batch import Batch
+from headwise.data.batching import BatchLoader
 from headwise.data.store import EncodedSplit
 from headwise.precision import ask_for_same_bits
 from headwise.train.batches import COMPILED_LENGTH_MULTIPLE
@@ -76,7 +77,7 @@ def compare(model: str, compiled: bool, repeats: int, device: torch.device) -> g
     for name in ATTENTIONS:
         choices = (f"model={model}", f"attention={name}", f"trainer.compile={compiled}")
         contenders[name] = Updates(run_config(*SETTINGS, *choices), VOCABULARY, batches, device)
-    n_tokens = sum(batch.n_tokens for batch in batches)
+    n_tokens = sum(batch.n_targets for batch in batches)
     for one in contenders.values():
         one.round()  # `medians` warms up once more
     taken = medians({name: one.round for name, one in contenders.items()}, repeats)

@@ -10,7 +10,7 @@ import torch
 from headwise.config.folders import composed, group_node
 from headwise.config.instantiate import instantiate
 from headwise.config.schema import Config, ModelConfig, typed
-from headwise.data.batching import Batch
+from headwise.data.batch import Batch, Column
 from headwise.model.build import build_model
 from headwise.precision import resolve_precision
 from headwise.seed import seed_everything
@@ -41,8 +41,9 @@ def full_rows(n_rows: int, length: int, vocabulary: int, shortest: int | None = 
     if shortest is not None:
         of_source = torch.randint(shortest, length + 1, (n_rows,), generator=numbers)
     source, target = sides
-    rows, n_tokens = list(range(n_rows)), target.numel()
-    return Batch(source, of_source, target, target, of_target, rows, n_tokens, n_tokens)
+    columns = {"source": Column(source, of_source), "target": Column(target, of_target)}
+    scored, n_targets = torch.arange(target.numel()), target.numel()
+    return Batch(columns, scored, target.flatten(), list(range(n_rows)), n_targets)
 
 
 class Updates:

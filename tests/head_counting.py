@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,6 +21,7 @@ from headwise.attention.protocol import Attention
 from headwise.attention.recorder import recorded_weights
 from headwise.attention.scores import ScoreAttention
 from headwise.config.schema import ModelConfig
+from headwise.data.batch import Batch, Column
 from headwise.model.transformer import Transformer
 from headwise.track.base import HeadValues
 
@@ -32,17 +33,6 @@ SENTENCES = [  # source ids, target ids with bos in front; lengths differ, so ba
     ([9], [2]),
     ([4, 4, 8, 7], [2, 9, 9, 4]),
 ]
-
-
-@dataclass
-class Batch:
-    source_BS: Tensor
-    source_lengths_B: Tensor
-    target_in_BT: Tensor
-    target_lengths_B: Tensor
-
-    def to(self, device: torch.device) -> Batch:
-        return self
 
 
 class Dense(Normaliser):
@@ -138,7 +128,12 @@ def collate(sentences: list[tuple[list[int], list[int]]], extra: int = 0) -> Bat
 
     source_BS, source_lengths_B = pad([source for source, _ in sentences])
     target_in_BT, target_lengths_B = pad([target for _, target in sentences])
-    return Batch(source_BS, source_lengths_B, target_in_BT, target_lengths_B)
+    columns = {
+        "source": Column(source_BS, source_lengths_B),
+        "target": Column(target_in_BT, target_lengths_B),
+    }
+    nothing = torch.zeros(0, dtype=torch.long)
+    return Batch(columns, nothing, nothing, list(range(len(sentences))), 0)
 
 
 Sees = Callable[[int, int, int], bool]  # head, query, key, from 0
@@ -153,7 +148,7 @@ def by_hand(
     for sentence in SENTENCES:
         batch = collate([sentence])
         with torch.no_grad(), recorded_weights(model) as weights:
-            model(batch.source_BS, batch.source_lengths_B, batch.target_in_BT)
+            model(**model.inputs(batch))
         for site, layers in weights.items():
             first_query = n_registers if site == "encoder_self" else 0
             first_key = 0 if site == "decoder_self" else n_registers

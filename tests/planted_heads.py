@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headwise.analysis.survey import TextSide
+from headwise.analysis.survey import ColumnText
 from headwise.attention.heads import MultiHeadAttention
-from headwise.data.batching import Batch, evaluation_batches
+from headwise.data.batch import Batch
+from headwise.data.batching import evaluation_batches
 from headwise.data.store import EncodedSplit
 from headwise.model.transformer import Transformer
 
@@ -76,8 +77,8 @@ def sentences(n: int = 40, seed: int = 1, split: bool = True) -> list[list[str]]
     return found
 
 
-def side(pieces: Sequence[Sequence[str]], language: str = "de") -> TextSide:
-    return TextSide.of(language, [[IDS[p] for p in row] for row in pieces], PIECES.__getitem__)
+def side(pieces: Sequence[Sequence[str]], language: str = "de") -> ColumnText:
+    return ColumnText.of(language, [[IDS[p] for p in row] for row in pieces], PIECES.__getitem__)
 
 
 def batches(pieces: Sequence[Sequence[str]], max_tokens: int = 300) -> list[Batch]:

@@ -17,7 +17,8 @@ from headwise.analysis.pruning import (
 )
 from headwise.attention.heads import MultiHeadAttention
 from headwise.config.schema import Config, typed
-from headwise.data.batching import Batch, evaluation_batches
+from headwise.data.batch import Batch
+from headwise.data.batching import evaluation_batches
 from headwise.data.store import EncodedSplit
 from headwise.model.build import build_model
 from headwise.model.transformer import Transformer
@@ -72,7 +73,7 @@ def batches(max_tokens: int = 100) -> list[Batch]:
 def logits(model: Transformer) -> Tensor:
     (batch,) = batches()
     with torch.no_grad():
-        output = model(batch.source_BS, batch.source_lengths_B, batch.target_in_BT)
+        output = model(**model.inputs(batch))
     return output  # type: ignore[no-any-return]
 
 

@@ -56,8 +56,8 @@ CONFIG = TrainerConfig(
 LOSSES_THAT_LOOK = ["entmax", "entmax15", "sparsemax"]
 
 
-def step_of(config: Any, device: torch.device) -> TrainingStep:
-    model = build_model(config, N_WORDS, N_WORDS, joint=True).to(device)
+def step_of(config: Any, device: torch.device, n_words: int = N_WORDS) -> TrainingStep:
+    model = build_model(config, n_words, n_words, joint=True).to(device)
     return build_step(config, model, instantiate(config.loss, "loss"), Ranks(0, 1, device))
 
 

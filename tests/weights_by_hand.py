@@ -6,16 +6,23 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from headwise.analysis.collect import HeadMeans, Measures
 from headwise.analysis.observe import Observation
 from headwise.attention.place import Place
-from headwise.data.batching import Batch, evaluation_batches
+from headwise.data.batch import Batch
+from headwise.data.batching import collate
 from headwise.data.store import EncodedSplit
 from headwise.track.base import HeadValues
 
 Rows = Sequence[Sequence[float]]
+COLUMNS = {
+    "encoder_self": ("source", "source"),
+    "decoder_self": ("target", "target"),
+    "cross": ("target", "source"),
+}
 
 
 @dataclass
@@ -57,18 +64,7 @@ def batch_of(source_lengths: Sequence[int], target_lengths: Sequence[int] | None
     """Sentences of so many pieces, in the order given, marks not counted."""
     target_lengths = source_lengths if target_lengths is None else target_lengths
     sides = [[[4] * n for n in lengths] for lengths in (source_lengths, target_lengths)]
-    (batch,) = evaluation_batches(EncodedSplit.from_lists(*sides), 10_000)
-    order = [batch.indices.index(row) for row in range(len(source_lengths))]
-    return Batch(
-        batch.source_BS[order],
-        batch.source_lengths_B[order],
-        batch.target_in_BT[order],
-        batch.target_out_BT[order],
-        batch.target_lengths_B[order],
-        list(range(len(order))),
-        batch.n_tokens,
-        batch.global_tokens,
-    )
+    return collate(EncodedSplit.from_lists(*sides), np.arange(len(source_lengths), dtype=np.int32))
 
 
 def seen(
@@ -86,7 +82,8 @@ def seen(
     allowed_BHQK = (queries_BQ[:, :, None] & keys_BK[:, None])[:, None]
     if causal:
         allowed_BHQK = allowed_BHQK & torch.ones(n_queries, n_keys, dtype=torch.bool).tril()
+    queries, keys = COLUMNS[site]
     return Observation(
-        site, 1, (1,), weights_BHQK.masked_fill(~allowed_BHQK, 0.0), allowed_BHQK, queries_BQ,
-        (is_distribution,),
+        site, queries, keys, 1, (1,), weights_BHQK.masked_fill(~allowed_BHQK, 0.0), allowed_BHQK,
+        queries_BQ, (is_distribution,),
     )  # fmt: skip

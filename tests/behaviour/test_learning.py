@@ -71,8 +71,8 @@ def train(model: Transformer, examples: list[list[int]]) -> None:
     model.train()
     for update in range(1, N_UPDATES + 1):
         batch = next(loader)
-        output = model(batch.source_BS, batch.source_lengths_B, batch.target_in_BT)
-        (loss(output, batch.target_out_BT).loss / batch.n_tokens).backward()
+        output = model(**model.inputs(batch))
+        (loss(batch.scored(output), batch.targets_R).loss / batch.n_targets).backward()
         set_rate(optimizer, schedule.rate(update, RATE))
         optimizer.step()
         optimizer.zero_grad()

@@ -69,7 +69,7 @@ def test_heads_are_looked_at_on_the_first_sentences_short_on_both_sides(
     looked_at: list[list[list[int]]] = []
 
     def look(model: Any, batches: list[Batch], device: torch.device) -> dict[str, Any]:
-        rows = [row for batch in batches for row in batch.target_out_BT.tolist()]
+        rows = [row for batch in batches for row in batch.columns["target"].ids_BN.tolist()]
         looked_at.append(sorted([piece for piece in row if piece != PAD] for row in rows))
         return {}
 
@@ -81,7 +81,7 @@ def test_heads_are_looked_at_on_the_first_sentences_short_on_both_sides(
     monkeypatch.setattr(evaluation, "MAX_HEAD_PIECES", 6)
     run = train_small(tmp_path, "tokenizer=char", "trainer.head_sentences=3")
     encode = headwise.load(str(run), device="cpu").tokenizers.target.encode
-    assert looked_at[0] == sorted([*ids, EOS] for ids in encode(["cat", "house", "tree"]))
+    assert looked_at[0] == sorted([BOS, *ids] for ids in encode(["cat", "house", "tree"]))
 
 
 @pytest.mark.parametrize(

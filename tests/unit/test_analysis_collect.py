@@ -104,7 +104,7 @@ def heard(
         with torch.no_grad():
             for sentence in SENTENCES:
                 batch = collate([sentence])
-                model(batch.source_BS, batch.source_lengths_B, batch.target_in_BT)
+                model(**model.inputs(batch))
     return {
         site: [
             [math.fsum(v := found[site, layer, head]) / len(v) for head in range(HEADS)]

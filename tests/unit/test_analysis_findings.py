@@ -85,19 +85,23 @@ ROLES: list[tuple[dict[str, Any], list[str]]] = [
 
 @pytest.mark.parametrize(("values", "wanted"), ROLES)
 def test_roles_by_their_thresholds(values: dict[str, Any], wanted: list[str]) -> None:
-    assert roles(head(**values), COUNTS, Thresholds()) == wanted
+    assert roles(head(**values), "source", COUNTS, Thresholds()) == wanted
 
 
 def test_roles_need_something_to_be_seen_on() -> None:
     merging = head(merge_score=0.9, split_merge_score=0.9)
     asking = head(question_weight=0.9, statement_weight=0.0)
     few = {**COUNTS, "source_split_words": 9, "statement_word_tokens": 9}
-    assert roles(merging, few, Thresholds()) == roles(asking, few, Thresholds()) == []
-    assert roles({**merging, "site": "decoder_self"}, few, Thresholds()) == ["merging"]
+    assert (
+        roles(merging, "source", few, Thresholds())
+        == roles(asking, "source", few, Thresholds())
+        == []
+    )
+    assert roles(merging, "target", few, Thresholds()) == ["merging"]
     enough = {**few, "source_split_words": 10, "statement_word_tokens": 10}
-    assert roles(merging, enough, Thresholds()) == ["merging"]
-    assert roles(asking, enough, Thresholds()) == ["interrogation"]
-    assert roles(head(offset=1, offset_share=0.7), COUNTS, Thresholds(0.6)) == ["next"]
+    assert roles(merging, "source", enough, Thresholds()) == ["merging"]
+    assert roles(asking, "source", enough, Thresholds()) == ["interrogation"]
+    assert roles(head(offset=1, offset_share=0.7), "source", COUNTS, Thresholds(0.6)) == ["next"]
 
 
 # -- α --------------------------------------------------------------------------------------------

@@ -106,7 +106,7 @@ def test_the_rarest_piece_by_counts_then_by_its_place_in_the_vocabulary() -> Non
 
 
 def test_most_tokens_of_a_sentence_must_point_at_it() -> None:
-    part = Means(rarity, [[0, 1, 0], [1, 0, 0], []])
+    part = Means(rarity, {"source": [[0, 1, 0], [1, 0, 0], []]})
     sentences = [
         one_hot([1, 1, 0, 1], 4),  # two of three, the end not asked
         one_hot([0, 1, 1, 0], 4),  # one of three
@@ -117,7 +117,7 @@ def test_most_tokens_of_a_sentence_must_point_at_it() -> None:
 
 
 def test_neither_half_of_the_tokens_nor_an_even_spread_point_at_it() -> None:
-    part = Means(rarity, [[1, 0, 0, 0]] * 3)
+    part = Means(rarity, {"source": [[1, 0, 0, 0]] * 3})
     sentences = [one_hot([0, 0, 1, 1, 0], 5), one_hot([0, 0, 0, 1, 1], 5), [[0.2] * 5] * 5]
     part.take(batch_of([4, 4, 4]), seen("encoder_self", sentences, [5, 5, 5]))
     assert part.of("rare_share") == pytest.approx(1 / 3)
@@ -164,7 +164,7 @@ def densities(site: str, lengths: Sequence[int], n_used: Sequence[int]) -> Densi
     for index, (length, used) in enumerate(zip(lengths, n_used, strict=True)):
         sides = [length - 1, length]
         batch = batch_of(*([n] for n in (sides[::-1] if site == "decoder_self" else sides)))
-        batch.indices[:] = [index]
+        batch.rows[:] = [index]
         row = [1.0 / used] * used + [0.0] * (length - used)
         part.take(batch, seen(site, [[row] * length], [length]))
     return part
@@ -224,6 +224,6 @@ def test_a_head_broken_in_one_sentence_names_no_other() -> None:
     part = densities("encoder_self", [4] * 50 + [20] * 51, [2] * 20 + [3] * 50 + [12] + [2] * 30)
     assert [row["sentence"] for row in part.unusual_sentences()] == [71]
     batch = batch_of([3])
-    batch.indices[:] = [0]
+    batch.rows[:] = [0]
     part.take(batch, seen("encoder_self", [[[math.nan, 0.0, 0.0, 0.0]] * 4], [4]))
     assert part.unusual_sentences() == part.histograms() == []

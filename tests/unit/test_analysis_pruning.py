@@ -91,15 +91,16 @@ def test_a_pruned_model_decodes_with_a_cache(make: Any, variant: tuple[str, ...]
     model = smaller_of(make, model_of(make, *variant), *variant, heads=heads)
     (batch,) = batches()
     with torch.no_grad():
-        memory = model.encode(batch.source_BS, batch.source_lengths_B)
-        whole = model.decode(batch.target_in_BT, memory)
+        source_BS, lengths_B, target_BT = model.inputs(batch).values()
+        memory = model.encode(source_BS, lengths_B)
+        whole = model.decode(target_BT, memory)
         cache = model.make_cache()
-        first = model.decode(batch.target_in_BT[:, :1], memory, cache)
+        first = model.decode(target_BT[:, :1], memory, cache)
         rows = torch.tensor([2, 0])
         cache.reorder(rows)
         cache.reorder_memory(rows)
         memory = memory.index_select(rows)
-        rest = [model.decode(batch.target_in_BT[rows, i : i + 1], memory, cache) for i in (1, 2)]
+        rest = [model.decode(target_BT[rows, i : i + 1], memory, cache) for i in (1, 2)]
     torch.testing.assert_close(first, whole[:, :1], rtol=0, atol=1e-10)
     torch.testing.assert_close(torch.cat(rest, 1), whole[rows, 1:3], rtol=0, atol=1e-10)
 
@@ -122,7 +123,7 @@ def test_a_model_with_no_head_at_a_site_trains(make: Any) -> None:
     model = build_model(config_of(make, "attention=softmax", heads=heads), V, V, True)
     (batch,) = batches()
     with recorded_weights(model) as weights:
-        logits_BTV = model(batch.source_BS, batch.source_lengths_B, batch.target_in_BT)
+        logits_BTV = model(**model.inputs(batch))
     logits_BTV.logsumexp(-1).sum().backward()
     biases = [p for name, p in model.named_parameters() if "attention.bias" in name]
     assert len(biases) == 4

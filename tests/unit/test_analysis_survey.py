@@ -28,7 +28,7 @@ WANTED = {key: [r for r in found if r not in NAMELESS] for key, found in WANTED.
 def look(model: Transformer, max_tokens: int = 300, language: str = "de") -> Survey:
     text = sentences()
     both = side(text, language)
-    return survey(model, batches(text, max_tokens), CPU, both, both)
+    return survey(model, batches(text, max_tokens), CPU, {"source": both, "target": both})
 
 
 def named(found: Survey) -> dict[tuple[str, int, int], list[str]]:
@@ -117,7 +117,7 @@ def test_an_offset_that_few_tokens_have_names_no_head(make: Any) -> None:
     model = planted(make, "attention=entmax15")
     text = [["▁was", *chosen, "?"] for chosen in permutations(SINGLES, 4)][:40]
     both = side(text)
-    found = survey(model, batches(text), CPU, both, both)
+    found = survey(model, batches(text), CPU, {"source": both, "target": both})
     far = {
         row["head"]: row["max_share"]
         for row in found.tables["offsets"]
@@ -146,7 +146,7 @@ def test_languages_decide_what_can_be_measured(make: Any) -> None:
 def test_each_layer_has_its_own_diversity(make: Any) -> None:
     model = planted(make, "attention=softmax", "model.encoder_layers=2")
     text = sentences(6)
-    found = survey(model, batches(text), CPU, side(text), side(text))
+    found = survey(model, batches(text), CPU, {"source": side(text), "target": side(text)})
     wanted = head_statistics(model, batches(text), CPU)["diversity"]
     told = {(row["site"], row["layer"]): row["diversity_heads"] for row in found.tables["layers"]}
     assert told == {

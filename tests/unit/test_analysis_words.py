@@ -53,7 +53,7 @@ def test_merge_scores_are_those_of_the_definition() -> None:
         [0.0, 0.0, 0.0, 0.5, 0.4, 0.1, 0.0],
         [1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0],  # the end of the sentence is no word
     ]
-    part = Means(merging, {"encoder_self": [[0, 1, 1, 2, 2, 2]]})
+    part = Means(merging, {"source": [[0, 1, 1, 2, 2, 2]]})
     part.take(batch_of([6]), seen("encoder_self", [rows], [7]))
     found = part.tables()
     scores = [0.7, max(0.3, 0.6), max(0.4, 0.0, 0.9)]
@@ -65,7 +65,7 @@ def test_merge_scores_are_those_of_the_definition() -> None:
 
 def test_in_the_decoder_a_word_begins_behind_the_mark() -> None:
     rows = [[1.0, 0.0, 0.0], [0.4, 0.6, 0.0], [0.3, 0.5, 0.2]]
-    part = Means(merging, {"encoder_self": None, "decoder_self": [[0, 0]]})
+    part = Means(merging, {"source": None, "target": [[0, 0]]})
     part.take(batch_of([1], [2]), seen("decoder_self", [rows], [3], causal=True))
     found = part.tables()
     assert found["merge_score"]["decoder_self"] == [[pytest.approx(0.5)]]
@@ -115,7 +115,7 @@ def test_question_words_and_the_mark_at_the_end(language: str) -> None:
 def test_question_weights_are_means_over_pieces() -> None:
     sentences = ["▁Was ▁ist ?", "▁da , ▁was .", "▁ja !"]
     found: list[Any] = [asking(surface(text.split()), "de") for text in sentences]
-    part = Means(interrogation, found)
+    part = Means(interrogation, {"source": found})
     weights = torch.zeros(3, 5, 5)
     weights[0, :4, :4] = torch.tensor([[0.1, 0.0, 0.8, 0.1]] * 4)
     weights[1, :5, :5] = torch.tensor([[0.0, 0.0, 0.4, 0.3, 0.3]] * 5)

@@ -52,7 +52,9 @@ def measured(config: Any) -> tuple[int, int]:
         with torch.autocast("cpu", torch.bfloat16, enabled=half):
             states_BTD = model.train().states(ids, lengths, ids)
             weight_VD = model.output.weight
-            loss = instantiate(config.loss, "loss").of_states(states_BTD, weight_VD, ids).loss
+            states_RD = states_BTD.flatten(0, 1)
+            criterion = instantiate(config.loss, "loss")
+            loss = criterion.of_states(states_RD, weight_VD, ids.flatten()).loss
         loss.backward()
     return counter.get_total_flops(), sum(storage.nbytes() for storage in kept.values())
 

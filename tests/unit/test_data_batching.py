@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from headwise.data import batching
+from headwise.data.batch import Batch
 from headwise.data.batch_order import plan_epoch
-from headwise.data.batching import Batch, BatchLoader, evaluation_batches
+from headwise.data.batching import BatchLoader, evaluation_batches
 from headwise.data.store import EncodedSplit
 from headwise.data.tokenizer import BOS, EOS
 from headwise.errors import ConfigError, RunError
@@ -27,7 +28,10 @@ def random_split(n_pairs: int = 500, longest: int = 30, seed: int = 0) -> Encode
 
 
 def same(one: Batch, other: Batch) -> bool:
-    return all(np.array_equal(value, vars(other)[key]) for key, value in vars(one).items())
+    shapes = one.columns.keys() == other.columns.keys(), one.rows == other.rows
+    pairs = [(one.columns[name].ids_BN, other.columns[name].ids_BN) for name in one.columns]
+    pairs += [(one.scored_R, other.scored_R), (one.targets_R, other.targets_R)]
+    return all(shapes) and all(torch.equal(*pair) for pair in pairs)
 
 
 SPLIT = random_split()
@@ -39,42 +43,53 @@ def loader(max_tokens: int = 256, seed: int = 1, **options: int) -> BatchLoader:
 
 def epoch_of(batches: BatchLoader) -> list[Batch]:
     first = next(batches)
-    return [first, *islice(batches, first.n_batches - 1)]
+    return [first, *islice(batches, batches.n_batches - 1)]
+
+
+def width(batch: Batch) -> int:
+    return max(column.ids_BN.shape[1] for column in batch.columns.values())
 
 
 class TestBatch:
     def test_holds_the_rows_framed_and_padded(self) -> None:
         for batch in epoch_of(loader()):
-            assert batch.n_tokens == batch.target_lengths_B.sum() == batch.global_tokens
-            for place, row in enumerate(batch.indices):
-                source, target = SPLIT.source[row].tolist(), SPLIT.target[row].tolist()
-                n_source = int(batch.source_lengths_B[place])
-                n_target = int(batch.target_lengths_B[place])
-                assert batch.source_BS[place, :n_source].tolist() == [*source, EOS]
-                assert batch.target_in_BT[place, :n_target].tolist() == [BOS, *target]
-                assert batch.target_out_BT[place, :n_target].tolist() == [*target, EOS]
-                assert not batch.source_BS[place, n_source:].any()
-                assert not batch.target_in_BT[place, n_target:].any()
-                assert not batch.target_out_BT[place, n_target:].any()
-            assert batch.source_BS.shape == (len(batch), batch.source_lengths_B.max())
-            assert batch.target_in_BT.shape == (len(batch), batch.target_lengths_B.max())
-            assert batch.target_out_BT.shape == batch.target_in_BT.shape
-            assert batch.source_BS.dtype == batch.target_lengths_B.dtype == torch.int64
+            source, target = batch.columns["source"], batch.columns["target"]
+            assert batch.n_targets == target.lengths_B.sum() == batch.global_targets
+            assert (source.n_begin, source.n_end, target.n_begin, target.n_end) == (0, 1, 1, 0)
+            wanted = []
+            for place, row in enumerate(batch.rows):
+                rows = [*SPLIT.source[row].tolist(), EOS], [BOS, *SPLIT.target[row].tolist()]
+                for column, ids in zip((source, target), rows, strict=True):
+                    assert column.ids_BN[place, : len(ids)].tolist() == ids
+                    assert column.is_real_BN[place].sum() == column.lengths_B[place] == len(ids)
+                    assert not column.ids_BN[place, len(ids) :].any()
+                    ends = column.is_end_BN[place].nonzero().flatten().tolist()
+                    assert ends == ([len(ids) - 1] if column is source else [])
+                wanted += [*SPLIT.target[row].tolist(), EOS]
+            for column in (source, target):
+                assert column.ids_BN.shape == (len(batch), column.lengths_B.max())
+                assert column.ids_BN.dtype == column.lengths_B.dtype == torch.int64
+            assert batch.targets_R.tolist() == wanted
+            # what is read there is the piece before the target
+            before = batch.scored(target.ids_BN[:, :, None])[:, 0].tolist()
+            firsts = [i for i, piece in enumerate(before) if piece == BOS]
+            assert len(firsts) == len(batch)
+            assert [w for w in before if w != BOS] == [w for w in wanted if w != EOS]
 
     def test_moves_to_a_device(self) -> None:
         batch = next(loader()).to("meta")
-        assert batch.source_BS.device.type == batch.target_lengths_B.device.type == "meta"
-        assert batch.n_tokens > 0
+        tensors = [batch.scored_R, batch.targets_R, batch.columns["target"].ids_BN]
+        assert {tensor.device.type for tensor in tensors} == {"meta"}
+        assert batch.n_targets > 0
 
 
 class TestPlan:
     def test_every_pair_once_an_epoch_in_a_new_order(self) -> None:
         batches = loader()
         epochs = [epoch_of(batches) for _ in range(3)]
-        for number, epoch in enumerate(epochs, 1):
-            assert {batch.epoch for batch in epoch} == {number}
-            assert sorted(row for b in epoch for row in b.indices) == list(range(len(SPLIT)))
-        orders = [[batch.indices for batch in epoch] for epoch in epochs]
+        for epoch in epochs:
+            assert sorted(row for b in epoch for row in b.rows) == list(range(len(SPLIT)))
+        orders = [[batch.rows for batch in epoch] for epoch in epochs]
         assert orders[0] != orders[1] != orders[2]
         # Not only the order: other pairs meet.
         assert {frozenset(rows) for rows in orders[0]} != {frozenset(rows) for rows in orders[1]}
@@ -83,22 +98,20 @@ class TestPlan:
     def test_budget_and_multiple_are_respected(self, max_tokens: int) -> None:
         odd = 0
         for batch in epoch_of(loader(max_tokens)):
-            width = max(batch.source_BS.shape[1], batch.target_in_BT.shape[1])
-            assert len(batch) * width <= max_tokens
+            assert len(batch) * width(batch) <= max_tokens
             odd += len(batch) > 8 and len(batch) % 8 > 0
         assert odd <= 1  # the rest of the pairs
 
     def test_batches_are_filled_with_pairs_of_similar_length(self) -> None:
         split = random_split(20_000)
         batches = epoch_of(BatchLoader(split, 1024, 1))
-        width = [max(b.source_BS.shape[1], b.target_in_BT.shape[1]) for b in batches]
         longer = np.maximum(split.source.lengths, split.target.lengths) + 1
-        padded = sum(w * len(b) for w, b in zip(width, batches, strict=True))
+        padded = sum(width(b) * len(b) for b in batches)
         assert longer.sum() > 0.9 * padded
         assert padded > 0.85 * 1024 * len(batches)
 
     def test_short_and_long_batches_alternate(self) -> None:
-        widths = np.array([batch.source_BS.shape[1] for batch in epoch_of(loader())])
+        widths = np.array([b.columns["source"].ids_BN.shape[1] for b in epoch_of(loader())])
         assert np.abs(np.diff(widths)).mean() > 3
 
     def test_plan_depends_on_its_arguments_alone(self) -> None:
@@ -166,18 +179,18 @@ class TestRanks:
         ]
         assert {len(share) for share in shares} == {len(whole)}
         for batch, *parts in zip(whole, *shares, strict=True):
-            assert sorted(batch.indices) == sorted(row for p in parts for row in p.indices)
-            assert {part.global_tokens for part in parts} == {batch.n_tokens}
-            assert sum(part.n_tokens for part in parts) == batch.n_tokens
+            assert sorted(batch.rows) == sorted(row for p in parts for row in p.rows)
+            assert {part.global_targets for part in parts} == {batch.n_targets}
+            assert sum(part.n_targets for part in parts) == batch.n_targets
             assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
     def test_a_share_may_be_empty(self) -> None:
         split = EncodedSplit.from_lists([[5, 6]], [[7]])
         shares = [next(BatchLoader(split, 10, 1, rank, 2)) for rank in range(2)]
         assert [len(share) for share in shares] == [1, 0]
-        assert [share.n_tokens for share in shares] == [2, 0]
-        assert [share.global_tokens for share in shares] == [2, 2]
-        assert shares[1].source_BS.shape[0] == shares[1].target_out_BT.shape[0] == 0
+        assert [share.n_targets for share in shares] == [2, 0]
+        assert [share.global_targets for share in shares] == [2, 2]
+        assert shares[1].columns["source"].ids_BN.shape[0] == 0
 
 
 class TestRestore:
@@ -189,7 +202,7 @@ class TestRestore:
             states.append(json.loads(json.dumps(first.state())))
             batches.append(next(first))
         assert all(isinstance(value, int) for value in states[0].values())
-        assert batches[-1].epoch >= 3
+        assert first.state()["epoch"] >= 3
         for place, state in enumerate(states):
             # Into a loader that is elsewhere already.
             second = BatchLoader(split, 100, 1)
@@ -209,7 +222,7 @@ class TestRestore:
         one = loader(256)
         one.restore(ranks[0].state())
         shares = [next(rank) for rank in ranks]
-        assert sorted(next(one).indices) == sorted(row for s in shares for row in s.indices)
+        assert sorted(next(one).rows) == sorted(row for s in shares for row in s.rows)
 
     def test_states_of_other_batches_are_refused(self) -> None:
         state = loader().state()
@@ -237,8 +250,8 @@ class TestSplitOfEpoch:
         batches = BatchLoader(split_of, 100, 1)
         for epoch in (1, 2, 3):
             for batch in epoch_of(batches):
-                lengths = splits[epoch].target.lengths[batch.indices] + 1
-                assert batch.target_lengths_B.tolist() == lengths.tolist()
+                lengths = splits[epoch].target.lengths[batch.rows] + 1
+                assert batch.columns["target"].lengths_B.tolist() == lengths.tolist()
         assert asked == [1, 2, 3]
 
 
@@ -251,15 +264,13 @@ def test_each_side_is_padded_to_its_buckets(longest_source: int, longest_target:
         for longest in (longest_source, longest_target)
     ]
     batches = epoch_of(BatchLoader(EncodedSplit.from_lists(*sides), 512, 1, length_multiple=8))
-    assert sorted(row for batch in batches for row in batch.indices) == list(range(201))
+    assert sorted(row for batch in batches for row in batch.rows) == list(range(201))
     for batch in batches:
-        assert len(batch) * max(batch.source_BS.shape[1], batch.target_in_BT.shape[1]) <= 512
-        for ids, longest, lengths in (
-            (batch.source_BS, longest_source, batch.source_lengths_B),
-            (batch.target_in_BT, longest_target, batch.target_lengths_B),
-            (batch.target_out_BT, longest_target, batch.target_lengths_B),
-        ):
-            assert ids.shape[1] == min(-(-int(lengths.max()) // 8) * 8, longest + 1)
+        assert len(batch) * width(batch) <= 512
+        for name, longest in (("source", longest_source), ("target", longest_target)):
+            column = batch.columns[name]
+            padded = -(-int(column.lengths_B.max()) // 8) * 8
+            assert column.ids_BN.shape[1] == min(padded, longest + 1)
 
 
 class TestEvaluationBatches:
@@ -267,21 +278,20 @@ class TestEvaluationBatches:
     def test_nothing_is_lost_and_order_is_by_length(self, max_tokens: int) -> None:
         """And a longer pair than the budget goes alone."""
         batches = list(evaluation_batches(SPLIT, max_tokens))
-        order = [row for batch in batches for row in batch.indices]
+        order = [row for batch in batches for row in batch.rows]
         assert sorted(order) == list(range(len(SPLIT)))
         longer = np.maximum(SPLIT.source.lengths, SPLIT.target.lengths)[order]
         assert (np.diff(longer) <= 0).all()
-        assert order == [row for b in evaluation_batches(SPLIT, 77) for row in b.indices]
+        assert order == [row for b in evaluation_batches(SPLIT, 77) for row in b.rows]
         for batch in batches:
-            width = max(batch.source_BS.shape[1], batch.target_in_BT.shape[1])
-            assert len(batch) == 1 or len(batch) * width <= max_tokens
+            assert len(batch) == 1 or len(batch) * width(batch) <= max_tokens
 
     def test_source_text_alone(self) -> None:
         batches = list(evaluation_batches([[5, 6, 7], [], [8]], 4))
-        assert [batch.indices for batch in batches] == [[0], [2, 1]]
-        assert batches[1].source_BS.tolist() == [[8, EOS], [EOS, 0]]
-        assert batches[1].target_in_BT.tolist() == [[BOS], [BOS]]
-        assert batches[1].target_out_BT.tolist() == [[EOS], [EOS]]
+        assert [batch.rows for batch in batches] == [[0], [2, 1]]
+        assert batches[1].columns["source"].ids_BN.tolist() == [[8, EOS], [EOS, 0]]
+        assert batches[1].columns["target"].ids_BN.tolist() == [[BOS], [BOS]]
+        assert batches[1].targets_R.tolist() == [EOS, EOS]
 
     @pytest.mark.parametrize("nothing", [[], EncodedSplit.from_lists([], [])])
     def test_no_pairs_no_batches(self, nothing: EncodedSplit) -> None:

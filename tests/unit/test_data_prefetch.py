@@ -31,7 +31,7 @@ def plain() -> BatchLoader:
 
 
 def same(one: Batch, other: Batch) -> bool:
-    return one.indices == other.indices and torch.equal(one.target_out_BT, other.target_out_BT)
+    return one.rows == other.rows and torch.equal(one.targets_R, other.targets_R)
 
 
 def test_batches_and_positions_are_the_loader_s_over_epochs() -> None:

@@ -96,7 +96,9 @@ def test_a_head_that_is_not_a_number_is_left_out() -> None:
     weights_BHQK = torch.full((1, 3, 1, 2), 0.5)
     weights_BHQK[0, 1, 0, 0] = torch.nan
     in_sight = torch.ones_like(weights_BHQK, dtype=torch.bool), torch.ones(1, 1, dtype=torch.bool)
-    seen = Observation("cross", 2, (1, 4, 5), weights_BHQK, *in_sight, (True, True, True))
+    seen = Observation(
+        "cross", "target", "source", 2, (1, 4, 5), weights_BHQK, *in_sight, (True, True, True)
+    )
     (block,) = weight_contents([seen])["blocks"]
     assert block["heads"] == [1, 5]
     assert block["shape"] == [1, 2]

@@ -59,8 +59,10 @@ def test_an_update_reads_nothing_back(make: Any, chosen: list[str]) -> None:
 
 
 @pytest.mark.parametrize("choice", group_choices("loss"))
-def test_only_entmax_losses_read_back(make: Any, choice: str) -> None:
-    step = step_of(typed(make([*MODEL, f"loss={choice}"])), META)
+def test_only_entmax_losses_of_many_words_read_back(make: Any, choice: str) -> None:
+    config = typed(make([*MODEL, f"loss={choice}"]))
+    step_of(config, META)(1, [batch(5, 9)])
+    step = step_of(config, META, n_words=2000)
     looks = pytest.raises(NotImplementedError, match="nonzero")
     with looks if choice in LOSSES_THAT_LOOK else nullcontext():
         step(1, [batch(5, 9)])

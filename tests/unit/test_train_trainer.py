@@ -24,8 +24,8 @@ from training_steps import CONFIG, PAIRS, Loader, make_trainer, small_model
 
 def gradients(model: nn.Module, batch: Batch, n_tokens: int) -> list[Tensor]:
     model.train()
-    logits_BTV = model(batch.source_BS, batch.source_lengths_B, batch.target_in_BT)
-    loss = CrossEntropy(0.1)(logits_BTV, batch.target_out_BT).loss / n_tokens
+    logits_BTV = model(**model.inputs(batch))
+    loss = CrossEntropy(0.1)(batch.scored(logits_BTV), batch.targets_R).loss / n_tokens
     return list(torch.autograd.grad(loss, list(model.parameters())))
 
 
@@ -42,19 +42,19 @@ def test_an_update_is_the_gradient_of_all_its_tokens(
 ) -> None:
     before = small_model()
     whole = collate(PAIRS, np.arange(5, dtype=np.int32))
-    expected = gradients(before, whole, whole.n_tokens)
+    expected = gradients(before, whole, whole.n_targets)
     config = replace(CONFIG, max_updates=1, accumulate=accumulate)
     trainer = make_trainer(tmp_path, loader=loader, config=config)
     trainer.run()
-    assert trainer.state.tokens == whole.n_tokens
+    assert trainer.state.tokens == whole.n_targets
     moved = zip(before.parameters(), trainer.model.parameters(), expected, strict=True)
     for old, new, gradient in moved:
         torch.testing.assert_close((old - new).detach(), gradient, rtol=1e-4, atol=1e-6)
     logged = read_jsonl(tmp_path / "metrics.jsonl")[0]
-    logits_BTV = before(whole.source_BS, whole.source_lengths_B, whole.target_in_BT)
-    sums = CrossEntropy(0.1)(logits_BTV, whole.target_out_BT)
-    assert logged["train/loss"] == pytest.approx(sums.loss.item() / whole.n_tokens, rel=1e-6)
-    assert logged["train/nll"] == pytest.approx(sums.measure.item() / whole.n_tokens, rel=1e-6)
+    logits_RV = whole.scored(before(**before.inputs(whole)))
+    sums = CrossEntropy(0.1)(logits_RV, whole.targets_R)
+    assert logged["train/loss"] == pytest.approx(sums.loss.item() / whole.n_targets, rel=1e-6)
+    assert logged["train/nll"] == pytest.approx(sums.measure.item() / whole.n_targets, rel=1e-6)
 
 
 def test_a_logged_loss_is_of_the_updates_since_the_last_one(tmp_path: Path) -> None:
@@ -66,8 +66,8 @@ def test_a_logged_loss_is_of_the_updates_since_the_last_one(tmp_path: Path) -> N
     trainer.run()
     sums = []
     for batch in Loader(PAIRS, [0, 1], [2], [3], [4]).batches:
-        logits = trainer.model(batch.source_BS, batch.source_lengths_B, batch.target_in_BT)
-        sums.append((CrossEntropy(0.1)(logits, batch.target_out_BT), batch.n_tokens))
+        logits = batch.scored(trainer.model(**trainer.model.inputs(batch)))
+        sums.append((CrossEntropy(0.1)(logits, batch.targets_R), batch.n_targets))
     rows = read_jsonl(tmp_path / "metrics.jsonl")
     assert [row["update"] for row in rows if "valid/loss" in row] == [3, 4]  # and at the end
     logged = [row for row in rows if "train/loss" in row]

@@ -24,7 +24,7 @@ from headwise.track.base import HeadValues
 
 if TYPE_CHECKING:
     from headwise.attention.protocol import Attention
-    from headwise.data.batching import Batch
+    from headwise.data.batch import Batch
     from headwise.model.transformer import Transformer
 
 # Values (B or 1, H, Q) by the names of their statistics, and where they count; see `HeadMeans.add`.

@@ -19,7 +19,7 @@ from torch import Tensor
 from headwise.analysis.observe import Observation
 
 if TYPE_CHECKING:
-    from headwise.data.batching import Batch
+    from headwise.data.batch import Batch
 
 N_BINS = 20  # equal ones up to 1; exactly 1, a dense query, has a bin of its own behind them
 
@@ -66,11 +66,10 @@ class Densities:
         is_query_BHQ = visible_BHQ > 0
         density_BHQ = seen.measured(used_BHQ.double() / visible_BHQ.clamp(min=1))
         means_BH = density_BHQ.where(is_query_BHQ, 0).sum(-1) / is_query_BHQ.sum(-1)
-        self._densities[place][:, batch.indices] = means_BH.T.cpu().numpy()
-        of_target = seen.site == "decoder_self"
-        lengths_B = batch.target_lengths_B if of_target else batch.source_lengths_B
+        self._densities[place][:, batch.rows] = means_BH.T.cpu().numpy()
+        lengths_B = batch.columns[seen.keys].lengths_B
         n_keys = self._n_keys.setdefault(seen.site, np.zeros(self._n_sentences, np.int64))
-        n_keys[batch.indices] = lengths_B.cpu().numpy()
+        n_keys[batch.rows] = lengths_B.cpu().numpy()
 
     def histograms(self) -> list[dict[str, Any]]:
         """One row a head and bin, low <= density < high, and the last bin [1, 1]."""

@@ -22,7 +22,7 @@ from headwise.errors import DataError
 from headwise.model.transformer import evaluating
 
 if TYPE_CHECKING:
-    from headwise.data.batching import Batch
+    from headwise.data.batch import Batch
     from headwise.losses.loss import Loss
     from headwise.model.transformer import Transformer
 
@@ -114,10 +114,10 @@ def head_importance(
             for gate in placed:
                 ones = gate.factors.new_ones(len(batch), gate.place.n_heads, 1, 1)
                 gate.factors = ones.requires_grad_()
-            states = model.states(batch.source_BS, batch.source_lengths_B, batch.target_in_BT)
+            states_RD = batch.scored(model.states(**model.inputs(batch)))
             # the weights get no gradient: only the slopes of the factors are asked for
             vectors = model.output.weight.detach()
-            total = loss.of_states(states, vectors, batch.target_out_BT).loss
+            total = loss.of_states(states_RD, vectors, batch.targets_R).loss
             with_heads = [gate for gate in placed if gate.place.n_heads]  # pruning may leave none
             if not with_heads:
                 continue

@@ -17,12 +17,13 @@ from torch import Tensor
 from headwise.attention.heads import MultiHeadAttention
 from headwise.attention.mask import Mask
 from headwise.attention.parts import Normaliser, Scaling
+from headwise.attention.place import Site
 from headwise.attention.protocol import Attention
 from headwise.attention.recorder import recording
 from headwise.model.transformer import evaluating
 
 if TYPE_CHECKING:
-    from headwise.data.batching import Batch
+    from headwise.data.batch import Batch
     from headwise.model.transformer import Transformer
 
 PARTS = ("normaliser", "scaling")  # attributes of an attention, where it has them
@@ -34,7 +35,8 @@ class Observation:
     """The weights of one attention over a batch, register tokens left out.
 
     Attributes:
-        site: encoder_self, decoder_self or cross.
+        site: its name, one of `headwise.config.schema.SITES`.
+        queries, keys: columns of the batch whose positions ask and are asked.
         layer: from 1.
         head_numbers: of its heads, as in the unpruned model.
         weights_BHQK: as the values were weighted; 0 where a query may not see a key, and at
@@ -47,12 +49,19 @@ class Observation:
     """
 
     site: str
+    queries: str
+    keys: str
     layer: int
     head_numbers: tuple[int, ...]
     weights_BHQK: Tensor
     allowed_BHQK: Tensor
     queries_BQ: Tensor
     distribution_heads: tuple[bool, ...]
+
+    @property
+    def is_self(self) -> bool:
+        """Whether queries and keys are the same positions."""
+        return self.queries == self.keys
 
     @cached_property
     def is_sound_H1(self) -> Tensor:
@@ -123,7 +132,7 @@ def passes(
     for batch in batches:
         batch = batch.to(device)
         with evaluating(model), torch.no_grad(), listening(model, batch) as calls:
-            model(batch.source_BS, batch.source_lengths_B, batch.target_in_BT)
+            model(**model.inputs(batch))
         yield batch, calls
         calls.clear()  # before the next batch is read, so that one is held at a time
 
@@ -136,6 +145,8 @@ def observed(call: Call) -> Observation:
     weights_BHQK = call.weights_BHQK[:, :, call.first_query :, call.first_key :]
     return Observation(
         call.site,
+        call.queries,
+        call.keys,
         call.layer,
         call.attention.place.head_numbers,
         weights_BHQK.masked_fill(~allowed_BHQK, 0.0),
@@ -157,6 +168,8 @@ class Call:
     """
 
     site: str
+    queries: str
+    keys: str
     layer: int
     attention: Attention
     mask: Mask
@@ -186,8 +199,9 @@ def listening(model: Transformer, batch: Batch) -> Iterator[list[Call]]:
     def begin(attention: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         site, layer = places[attention]
         mask = kwargs["mask"] if "mask" in kwargs else args[3]
-        tokens = _tokens(site, batch, model.n_registers)
-        calls.append(Call(site, layer, attention, mask, *tokens))
+        tokens = _tokens(sites[site], batch, model)
+        at = sites[site]
+        calls.append(Call(site, at.queries, at.keys, layer, attention, mask, *tokens))
 
     def record(attention: Attention, weights_BHQK: Tensor) -> None:
         calls[-1].weights_BHQK = weights_BHQK
@@ -202,6 +216,7 @@ def listening(model: Transformer, batch: Batch) -> Iterator[list[Call]]:
     def join(output: Any, args: tuple[Any, ...]) -> None:
         calls[-1].joined_BQI = args[0]
 
+    sites = {site.name: site for site in model.sites}
     places = {attention: (site, layer) for site, layer, attention in model.attentions()}
     parts = {getattr(attention, name, None) for attention in places for name in PARTS}
     with ExitStack() as hooks:
@@ -218,14 +233,7 @@ def listening(model: Transformer, batch: Batch) -> Iterator[list[Call]]:
         yield calls
 
 
-def _tokens(site: str, batch: Batch, n_registers: int) -> tuple[Tensor, int, int]:
+def _tokens(site: Site, batch: Batch, model: Transformer) -> tuple[Tensor, int, int]:
     """Which queries are tokens, and the numbers of registers before queries and keys."""
-    of_source = site == "encoder_self"
-    ids_BN = batch.source_BS if of_source else batch.target_in_BT
-    lengths_B = batch.source_lengths_B if of_source else batch.target_lengths_B
-    positions = torch.arange(ids_BN.shape[1], device=ids_BN.device)
-    return (
-        positions < lengths_B[:, None],
-        n_registers if of_source else 0,
-        0 if site == "decoder_self" else n_registers,
-    )
+    is_real_BQ = batch.columns[site.queries].is_real_BN
+    return is_real_BQ, model.n_prefix(site.queries), model.n_prefix(site.keys)

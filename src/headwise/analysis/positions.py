@@ -21,22 +21,14 @@ from headwise.analysis.collect import Measures
 from headwise.analysis.observe import Observation
 
 if TYPE_CHECKING:
-    from headwise.data.batching import Batch
-
-SELF_SITES = ("encoder_self", "decoder_self")
-
-
-def is_end(batch: Batch, n_positions: int) -> Tensor:
-    """True at the end-of-sentence marks of the source, (B, S)."""
-    positions = torch.arange(n_positions, device=batch.source_lengths_B.device)
-    return positions == batch.source_lengths_B[:, None] - 1
+    from headwise.data.batch import Batch
 
 
 def choosing_queries(seen: Observation, batch: Batch) -> Tensor:
     """True at tokens, no end of sentence, that see two keys or more, (B, H, Q)."""
     queries_BQ = seen.queries_BQ
-    if seen.site == "encoder_self":
-        queries_BQ = queries_BQ & ~is_end(batch, queries_BQ.shape[1])
+    if seen.is_self:
+        queries_BQ = queries_BQ & ~batch.columns[seen.queries].is_end_BN
     return queries_BQ[:, None] & (seen.allowed_BHQK.sum(-1) > 1)
 
 
@@ -53,11 +45,9 @@ def positions(batch: Batch, seen: Observation, offsets: Iterable[int]) -> Measur
     """
     counted_BHQ = choosing_queries(seen, batch)
     yield {"confidence": _confidence(seen, batch)}, counted_BHQ
-    if seen.site not in SELF_SITES:
+    if not seen.is_self:
         return
-    allowed_BHQK = seen.allowed_BHQK
-    if seen.site == "encoder_self":
-        allowed_BHQK = allowed_BHQK & ~is_end(batch, allowed_BHQK.shape[-1])[:, None, None]
+    allowed_BHQK = seen.allowed_BHQK & ~batch.columns[seen.keys].is_end_BN[:, None, None]
     queries_Q = torch.arange(allowed_BHQK.shape[2], device=allowed_BHQK.device)
     for offset in offsets:
         exists_BHQ = counted_BHQ & at_offset(allowed_BHQK, offset)
@@ -68,10 +58,8 @@ def positions(batch: Batch, seen: Observation, offsets: Iterable[int]) -> Measur
 
 
 def _confidence(seen: Observation, batch: Batch) -> Tensor:
-    shares_BHQK = seen.shares_BHQK
-    if seen.site != "decoder_self":
-        ends_BK = is_end(batch, shares_BHQK.shape[-1])
-        shares_BHQK = shares_BHQK.masked_fill(ends_BK[:, None, None], 0.0)
+    ends_BK = batch.columns[seen.keys].is_end_BN
+    shares_BHQK = seen.shares_BHQK.masked_fill(ends_BK[:, None, None], 0.0)
     return seen.measured(shares_BHQK.amax(-1))
 
 

@@ -44,19 +44,21 @@ def offset_name(offset: int) -> str:
     return NAMED.get(offset, f"offset{offset:+d}")
 
 
-def roles(head: Mapping[str, Any], counts: Mapping[str, int], thresholds: Thresholds) -> list[str]:
+def roles(
+    head: Mapping[str, Any], column: str, counts: Mapping[str, int], thresholds: Thresholds
+) -> list[str]:
     """The roles of a head.
 
     Args:
         head: its row of the table of heads.
+        column: whose tokens its keys are.
         counts: what it was measured over, `Survey.counts`.
     """
     found = []
     if (head.get("offset_share") or 0.0) >= thresholds.positional_share:
         found.append(offset_name(head["offset"]))
-    side = "target" if head["site"] == "decoder_self" else "source"
     if (
-        counts.get(f"{side}_split_words", 0) >= FEWEST_SPLIT_WORDS
+        counts.get(f"{column}_split_words", 0) >= FEWEST_SPLIT_WORDS
         and (head.get("merge_score") or 0.0) >= thresholds.merge_score
         and (head.get("split_merge_score") or 0.0) >= LEAST_SPLIT_SCORE
     ):

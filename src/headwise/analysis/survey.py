@@ -26,7 +26,7 @@ from headwise.languages import has_spaces
 from headwise.track.base import numbered
 
 if TYPE_CHECKING:
-    from headwise.data.batching import Batch
+    from headwise.data.batch import Batch
     from headwise.model.transformer import Transformer
     from headwise.track.base import HeadValues
 
@@ -36,8 +36,8 @@ LEAST_EXISTING = 0.5  # share of the tokens that must have something at an offse
 
 
 @dataclass(frozen=True)
-class TextSide:
-    """One side of a text as pieces.
+class ColumnText:
+    """The text of one column of the batches, as pieces.
 
     Attributes:
         language: its code, with or without a region.
@@ -52,8 +52,8 @@ class TextSide:
     @classmethod
     def of(
         cls, language: str, ids: Sequence[Sequence[int]], spelling: Callable[[int], str]
-    ) -> TextSide:
-        """The side of these ids; `spelling` gives the piece of an id."""
+    ) -> ColumnText:
+        """The text of these ids; `spelling` gives the piece of an id."""
         return cls(language, ids, [surface(list(map(spelling, row))) for row in ids])
 
     def clusters(self) -> list[list[int]] | None:
@@ -80,8 +80,7 @@ def survey(
     model: Transformer,
     batches: Iterable[Batch],
     device: torch.device,
-    source: TextSide,
-    target: TextSide,
+    texts: Mapping[str, ColumnText],
     furthest: int = 5,
     thresholds: Thresholds | None = None,
     measured: Mapping[str, HeadValues] | None = None,
@@ -90,18 +89,21 @@ def survey(
 
     Args:
         model: on `device`; left as it was found.
-        batches: the sentences of both sides, which the decoder reads; their `indices` are places
-            in `source` and `target`.
-        source, target: both sides of the text.
+        batches: the sentences; their `rows` are places in the texts.
+        texts: of each column. Questions and rare words are looked for where a stack reads its
+            column in both directions.
         furthest: the offsets -furthest to furthest are looked at.
         thresholds: of the roles.
         measured: other columns of the table of heads.
     """
     means, of_text = HeadMeans(), HeadMeans()
-    densities = Densities(len(source.ids))
+    sites = {site.name: site for site in model.sites}
+    read_whole = {s.keys for s in model.sites if s.queries == s.keys and not s.causal}
+    densities = Densities(max(len(text.ids) for text in texts.values()))
     offsets = range(-furthest, furthest + 1)
-    words = {"encoder_self": source.clusters(), "decoder_self": target.clusters()}
-    rare, asked = rarest(source.ids), _asking(source)
+    words = {name: text.clusters() for name, text in texts.items()}
+    rare = {name: rarest(texts[name].ids) for name in read_whole}
+    asked = {name: _asking(texts[name]) for name in read_whole if has_words(texts[name].language)}
     for batch, calls in passes(model, batches, device):
         for call in calls:
             add_statistics(means, call, DIVERSITIES)
@@ -123,20 +125,19 @@ def survey(
     layers = _layer_rows(model, {name: found.pop(name, {}) for name in DIVERSITIES})
     heads = _by_head(model, {**found, **of_text.tables(model), **(measured or {})})
     counts = {
-        "source_tokens": sum(map(len, source.ids)),
-        "target_tokens": sum(map(len, target.ids)),
-        **_n_words("source", words["encoder_self"]),
-        **_n_words("target", words["decoder_self"]),
+        **{f"{name}_tokens": sum(map(len, text.ids)) for name, text in texts.items()},
+        **{k: n for name, found_in in words.items() for k, n in _n_words(name, found_in).items()},
     }
-    if has_words(source.language):
-        counts |= {f"{name}_word_tokens": n for name, n in n_tokens(asked).items()}
+    for sentences in asked.values():
+        counts |= {f"{name}_word_tokens": n for name, n in n_tokens(sentences).items()}
     rows = [_head_row(place, of, offsets) for place, of in heads]
     for row in rows:
-        row["roles"] = ";".join(roles(row, counts, thresholds or Thresholds()))
+        column = sites[row["site"]].keys
+        row["roles"] = ";".join(roles(row, column, counts, thresholds or Thresholds()))
     unusual = densities.unusual_sentences()
     for row in unusual:
-        side = target if row["site"] == "decoder_self" else source
-        row["text"] = side.surfaces[row["sentence"] - 1].text.strip()
+        text = texts[sites[row["site"]].keys]
+        row["text"] = text.surfaces[row["sentence"] - 1].text.strip()
     others = [name for name in found if name not in HEADS.columns]
     tables = {
         "heads": rows,
@@ -159,19 +160,17 @@ def survey(
     return Survey(tables, counts)
 
 
-def _asking(source: TextSide) -> list[Asking | None]:
-    if not has_words(source.language):
-        return [None] * len(source.ids)
-    return [asking(sentence, source.language) for sentence in source.surfaces]
+def _asking(text: ColumnText) -> list[Asking | None]:
+    return [asking(sentence, text.language) for sentence in text.surfaces]
 
 
-def _n_words(side: str, found: Sequence[Sequence[int]] | None) -> dict[str, int]:
+def _n_words(column: str, found: Sequence[Sequence[int]] | None) -> dict[str, int]:
     """Numbers of clusters, and of those of several pieces."""
     if found is None:
         return {}
     n_all = sum(len(set(sentence)) for sentence in found)
     n_split = sum(sentence.count(c) > 1 for sentence in found for c in set(sentence))
-    return {f"{side}_words": n_all, f"{side}_split_words": n_split}
+    return {f"{column}_words": n_all, f"{column}_split_words": n_split}
 
 
 def _by_head(

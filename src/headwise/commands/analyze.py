@@ -17,7 +17,7 @@ from headwise.analysis.findings import findings, findings_text
 from headwise.analysis.importance import head_importance
 from headwise.analysis.pruning import present_heads
 from headwise.analysis.roles import Thresholds
-from headwise.analysis.survey import Rows, TextSide, survey
+from headwise.analysis.survey import ColumnText, Rows, survey
 from headwise.analysis.tables import (
     FINDINGS_TEXT,
     FOLDER,
@@ -186,12 +186,12 @@ def _measure(
         found = head_importance(model, bar(batches, "importance"), loss, device)
         columns = {"importance": found.raw, "importance_normalised": found.normalised}
     pair, data = run.tokenizers, run.config.data
-    sides = (
-        TextSide.of(data.source, text.source_ids, pair.source.id_to_piece),
-        TextSide.of(data.target, text.target_ids, pair.target.id_to_piece),
-    )
-    thresholds = _thresholds(config)
-    seen = survey(model, bar(batches, "heads"), device, *sides, config.offsets, thresholds, columns)
+    texts = {
+        "source": ColumnText.of(data.source, text.source_ids, pair.source.id_to_piece),
+        "target": ColumnText.of(data.target, text.target_ids, pair.target.id_to_piece),
+    }
+    settings = config.offsets, _thresholds(config)
+    seen = survey(model, bar(batches, "heads"), device, texts, *settings, columns)
     about["counts"] = seen.counts
     for row in seen.tables["sentences"]:
         row["sentence"] = text.lines[row["sentence"] - 1]

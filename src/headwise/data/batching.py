@@ -7,75 +7,39 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
+from headwise.data.batch import Batch, Column
 from headwise.data.batch_order import BatchPlan, plan_epoch
 from headwise.data.store import EncodedSplit, IdStore
 from headwise.data.tokenizer import BOS, EOS
 from headwise.errors import ConfigError, RunError
 
 
-@dataclass
-class Batch:
-    """Aligned rows as LongTensors padded with 0.
-
-    A rank's share may have no rows. `global_tokens` counts the target tokens of the batch over
-    all ranks, so that gradients can be normalised without asking the others.
-    """
-
-    source_BS: Tensor  # ids and eos
-    source_lengths_B: Tensor  # eos included
-    target_in_BT: Tensor  # bos and ids
-    target_out_BT: Tensor  # ids and eos
-    target_lengths_B: Tensor  # eos included
-    indices: list[int]  # rows of the split
-    n_tokens: int  # target tokens, eos included
-    global_tokens: int
-    epoch: int = 0  # from 1; 0 outside of training
-    n_batches: int = 0  # of the epoch; 0 outside of training
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    def to(self, device: torch.device | str) -> Batch:
-        """The same batch with its tensors on `device`."""
-        return self._each(lambda values: values.to(device, non_blocking=True))
-
-    def pinned(self) -> Batch:
-        """The same batch in memory that a GPU can fetch from while it computes."""
-        return self._each(Tensor.pin_memory)
-
-    def _each(self, change: Callable[[Tensor], Tensor]) -> Batch:
-        changed: dict[str, Any] = {
-            key: change(value) for key, value in vars(self).items() if isinstance(value, Tensor)
-        }
-        return replace(self, **changed)
-
-
 def collate(
     split: EncodedSplit, rows: npt.NDArray[np.int32], widths: Sequence[int] = (0, 0)
 ) -> Batch:
-    """The batch of `rows` in the given order, padded to its longest row, or to widths (S, T)."""
+    """The batch of `rows` in the given order, padded to its longest row, or to widths (S, T).
+
+    The source ends in eos; the target begins with bos, and each of its positions is scored against
+    the piece that follows, the last against eos.
+    """
     n_source, n_target = widths
     source_BS, source_lengths_B = split.source.gather(rows, suffix=EOS, width=n_source)
-    target_in_BT, target_lengths_B = split.target.gather(rows, prefix=BOS, width=n_target)
-    target_out_BT, _ = split.target.gather(rows, suffix=EOS, width=n_target)
-    n_tokens = int(target_lengths_B.sum())
-    return Batch(
-        source_BS=torch.from_numpy(source_BS),
-        source_lengths_B=torch.from_numpy(source_lengths_B),
-        target_in_BT=torch.from_numpy(target_in_BT),
-        target_out_BT=torch.from_numpy(target_out_BT),
-        target_lengths_B=torch.from_numpy(target_lengths_B),
-        indices=rows.tolist(),
-        n_tokens=n_tokens,
-        global_tokens=n_tokens,
-    )
+    target_BT, target_lengths_B = split.target.gather(rows, prefix=BOS, width=n_target)
+    following_BT, _ = split.target.gather(rows, suffix=EOS, width=n_target)
+    is_real_BT = np.arange(target_BT.shape[1]) < target_lengths_B[:, None]
+    scored_R = torch.from_numpy(np.flatnonzero(is_real_BT))
+    tensor = torch.from_numpy
+    columns = {
+        "source": Column(tensor(source_BS), tensor(source_lengths_B), n_end=1),
+        "target": Column(tensor(target_BT), tensor(target_lengths_B), n_begin=1),
+    }
+    targets_R = torch.from_numpy(following_BT[is_real_BT])
+    return Batch(columns, scored_R, targets_R, rows.tolist(), len(targets_R))
 
 
 @dataclass
@@ -135,9 +99,8 @@ class BatchLoader:
         lengths = (side.lengths[own] + 1 for side in (epoch.split.source, epoch.split.target))
         padded = map(self._padded, lengths, epoch.longest)
         batch = collate(epoch.split, own, [int(side.max(initial=0)) for side in padded])
-        batch.global_tokens = int(epoch.split.target.lengths[rows].sum()) + len(rows)
-        batch.epoch, batch.n_batches = self._next_epoch, len(epoch.plan)
-        return batch
+        n_targets = int(epoch.split.target.lengths[rows].sum()) + len(rows)
+        return replace(batch, global_targets=n_targets)
 
     def state(self) -> dict[str, int]:
         """The position: `batch` batches of `epoch` were given. The rest is for `restore`."""
@@ -210,7 +173,7 @@ def evaluation_batches(
 ) -> Iterator[Batch]:
     """All pairs in batches of at most `max_tokens` padded tokens of the longer side.
 
-    Longest first, so that a lack of memory shows at once; `indices` tells the places in the
+    Longest first, so that a lack of memory shows at once; `Batch.rows` tells the places in the
     split. A longer pair makes a batch of its own, nothing is dropped. A list of id lists is
     source text to be translated: its targets are empty (bos in, eos out).
     """

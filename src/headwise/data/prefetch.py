@@ -9,7 +9,8 @@ from types import TracebackType
 
 import torch
 
-from headwise.data.batching import Batch, BatchLoader
+from headwise.data.batch import Batch
+from headwise.data.batching import BatchLoader
 
 DEPTH = 4  # batches made ahead
 

@@ -33,7 +33,6 @@ from headwise.compilation import outside_graphs
 from headwise.entmax import function
 from headwise.entmax.solver import solve
 from headwise.kernels import choice, loss_operators, native_loss
-from headwise.kernels.native_loss import NO_CLASS
 from headwise.kernels.problem import POWERS, Power
 from headwise.precision import each_place_written_once
 
@@ -48,7 +47,6 @@ def entmax_loss(
     target: Tensor,
     alpha: float,
     label_smoothing: float = 0.0,
-    ignore_index: int | None = None,
 ) -> Tensor:
     """Entmax loss of every target (Peters et al. 2019), in float32, or float64 for such scores.
 
@@ -59,8 +57,6 @@ def entmax_loss(
         alpha: in [1, 2]; 1 is cross-entropy, 1.5 and 2 have functions of their own names.
         label_smoothing: ε of uniform smoothing, in [0, 1). Above 0 no class is certain to get
             probability 0 by training, for each has a share of ε in the target.
-        ignore_index: targets of this value cost 0 and give no gradient; if it is a class, the
-            mean of label smoothing leaves it out.
 
     Returns:
         (...), losses ≥ 0, differentiable once in scores.
@@ -69,21 +65,17 @@ def entmax_loss(
         ValueError: alpha or label_smoothing outside of its range.
         TypeError: scores that are not floating-point.
     """
-    return entmax_loss_and_support(scores, target, alpha, label_smoothing, ignore_index)[0]
+    return entmax_loss_and_support(scores, target, alpha, label_smoothing)[0]
 
 
-def entmax15_loss(
-    scores: Tensor, target: Tensor, label_smoothing: float = 0.0, ignore_index: int | None = None
-) -> Tensor:
+def entmax15_loss(scores: Tensor, target: Tensor, label_smoothing: float = 0.0) -> Tensor:
     """`entmax_loss` with α = 1.5; arguments, result and errors as there."""
-    return entmax_loss(scores, target, 1.5, label_smoothing, ignore_index)
+    return entmax_loss(scores, target, 1.5, label_smoothing)
 
 
-def sparsemax_loss(
-    scores: Tensor, target: Tensor, label_smoothing: float = 0.0, ignore_index: int | None = None
-) -> Tensor:
+def sparsemax_loss(scores: Tensor, target: Tensor, label_smoothing: float = 0.0) -> Tensor:
     """`entmax_loss` with α = 2 (Martins and Astudillo 2016); the rest as there."""
-    return entmax_loss(scores, target, 2.0, label_smoothing, ignore_index)
+    return entmax_loss(scores, target, 2.0, label_smoothing)
 
 
 def entmax_loss_and_support(
@@ -91,18 +83,15 @@ def entmax_loss_and_support(
     target: Tensor,
     alpha: float,
     label_smoothing: float = 0.0,
-    ignore_index: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """`entmax_loss`, and the number of classes with a probability above 0 (0 where ignored)."""
+    """`entmax_loss`, and the number of classes with a probability above 0 ."""
     _check(scores, alpha)
     if not 0 <= label_smoothing < 1:
         raise ValueError(f"label_smoothing must be in [0, 1), got {label_smoothing}")
     scores_NV, target_N = scores.reshape(-1, scores.shape[-1]), target.reshape(-1)
     found = choice.losses(scores, float(alpha), function.REFERENCE)
     compute = _apply if found.kernel == choice.TORCH else loss_operators.loss_and_support
-    loss_N, support_N = compute(
-        scores_NV, target_N, float(alpha), float(label_smoothing), ignore_index
-    )
+    loss_N, support_N = compute(scores_NV, target_N, float(alpha), float(label_smoothing))
     return loss_N.view(target.shape), support_N.view(target.shape)
 
 
@@ -244,10 +233,10 @@ def _solve(shifted_RC: Tensor, alpha: float) -> tuple[Tensor, Tensor, Tensor]:
 # The number of rows left to solve is looked at, which a compiled graph cannot hold.
 @outside_graphs
 def _apply(
-    scores_NV: Tensor, target_N: Tensor, alpha: float, smoothing: float, ignore_index: int | None
+    scores_NV: Tensor, target_N: Tensor, alpha: float, smoothing: float
 ) -> tuple[Tensor, Tensor]:
     found: tuple[Tensor, Tensor] = EntmaxLossFunction.apply(  # type: ignore[no-untyped-call]
-        scores_NV, target_N, alpha, smoothing, ignore_index
+        scores_NV, target_N, alpha, smoothing
     )
     return found
 
@@ -262,33 +251,23 @@ class EntmaxLossFunction(torch.autograd.Function):
         target_N: Tensor,
         alpha: float,
         smoothing: float,
-        ignore_index: int | None,
     ) -> tuple[Tensor, Tensor]:
         """See the head of this file."""
-        target_N, is_real_N, left_out = loss_operators.real_targets(
-            target_N, scores_NV.shape[1], ignore_index
-        )
         highest_N = scores_NV.amax(1).to(torch.promote_types(scores_NV.dtype, torch.float32))
         p_NV, value_N, support_N = _solve_rows(scores_NV, highest_N, alpha)
         total_N = scores_NV.sum(1, dtype=highest_N.dtype) if smoothing else None
         given = (scores_NV, target_N, value_N, highest_N, total_N)
-        _, loss_N = loss_operators.losses_of(*given, smoothing, left_out)
+        _, loss_N = loss_operators.losses_of(*given, smoothing)
         grad_NV = p_NV  # from here on p - e_y + ε (e_y - 1/V)
         if smoothing:
-            left_out_N = p_NV[:, left_out].clone()
-            grad_NV -= smoothing / loss_operators.n_smoothed(scores_NV, left_out)
-            if left_out != NO_CLASS:
-                grad_NV[:, left_out] = left_out_N
+            grad_NV -= smoothing / scores_NV.shape[1]
         with each_place_written_once():
             less_N1 = grad_NV.new_full((len(grad_NV), 1), smoothing - 1)
             grad_NV.scatter_add_(1, target_N[:, None], less_N1)
-            # not even what is no number may come out of rows that do not count
-            grad_NV[(~is_real_N).nonzero()[:, 0]] = 0.0
         ctx.save_for_backward(grad_NV)
         ctx.dtype = scores_NV.dtype
-        support_N.masked_fill_(~is_real_N, 0.0)
         ctx.mark_non_differentiable(support_N)
-        return loss_N.masked_fill_(~is_real_N, 0.0), support_N
+        return loss_N, support_N
 
     @staticmethod
     def backward(ctx: Any, grad_N: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:

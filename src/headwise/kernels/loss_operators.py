@@ -15,13 +15,12 @@ import torch
 from torch import Tensor
 
 from headwise.kernels import native, native_loss, triton_loss
-from headwise.kernels.native_loss import NO_CLASS
 from headwise.kernels.operators import register_pair
 from headwise.kernels.problem import ALPHAS, Power
 
 
 def loss_and_support(
-    scores_NV: Tensor, target_N: Tensor, alpha: float, smoothing: float, ignore_index: int | None
+    scores_NV: Tensor, target_N: Tensor, alpha: float, smoothing: float
 ) -> tuple[Tensor, Tensor]:
     """As `headwise.entmax.losses.entmax_loss_and_support`.
 
@@ -30,34 +29,14 @@ def loss_and_support(
         target_N: int64.
         alpha: in [1, 2].
         smoothing: ε of uniform smoothing.
-        ignore_index: targets that do not count, or None.
     """
     target_N = target_N.to(torch.int64).contiguous()
-    target_N, is_real_N, left_out = real_targets(target_N, scores_NV.shape[1], ignore_index)
-    loss_N, support_N, _ = _OPERATOR(scores_NV, target_N, is_real_N, alpha, smoothing, left_out)
+    loss_N, support_N, _ = _OPERATOR(scores_NV, target_N, alpha, smoothing)
     return loss_N, support_N
 
 
-def real_targets(
-    target_N: Tensor, n_classes: int, ignore_index: int | None
-) -> tuple[Tensor, Tensor, int]:
-    """Targets that all are classes, which of them count, and the class that is not smoothed over.
-
-    The last is `ignore_index` where that is a class, else `NO_CLASS`.
-    """
-    if ignore_index is None:
-        return target_N, torch.ones_like(target_N, dtype=torch.bool), NO_CLASS
-    is_real_N = target_N != ignore_index
-    left_out = ignore_index if 0 <= ignore_index < n_classes else NO_CLASS
-    return target_N.masked_fill(~is_real_N, 0), is_real_N, left_out
-
-
 def cross_entropy_(
-    scores_NV: Tensor,
-    target_N: Tensor,
-    smoothing: float,
-    ignore_index: int,
-    with_gradient: bool,
+    scores_NV: Tensor, target_N: Tensor, smoothing: float, with_gradient: bool
 ) -> tuple[Tensor, Tensor]:
     """Sums of smoothed cross-entropy and of the negative log-likelihood of rows.
 
@@ -66,61 +45,49 @@ def cross_entropy_(
             gradient of the first sum takes their place.
         target_N: int64.
         smoothing: ε; the target distribution is (1-ε)·one-hot + ε/V.
-        ignore_index: targets that do not count.
     """
-    target_N = target_N.contiguous()
-    is_real_N = target_N != ignore_index
-    settings = (ALPHAS[Power.EXP], smoothing, NO_CLASS)
-    nll, loss, _ = _sums_(scores_NV, target_N, is_real_N, *settings, with_gradient)
+    nll, loss, _ = _sums_(scores_NV, target_N, ALPHAS[Power.EXP], smoothing, with_gradient)
     return loss, nll
 
 
 def entmax_loss_(
-    scores_NV: Tensor,
-    target_N: Tensor,
-    alpha: float,
-    smoothing: float,
-    ignore_index: int,
-    with_gradient: bool,
+    scores_NV: Tensor, target_N: Tensor, alpha: float, smoothing: float, with_gradient: bool
 ) -> tuple[Tensor, Tensor]:
     """Sums of `loss_and_support` over rows.
 
     Args:
         scores_NV, with_gradient: as in `cross_entropy_`.
         target_N: int64.
-        alpha, smoothing, ignore_index: as in `loss_and_support`.
+        alpha, smoothing: as in `loss_and_support`.
     """
-    found = real_targets(target_N.contiguous(), scores_NV.shape[1], ignore_index)
-    target_N, is_real_N, left_out = found
-    settings = (alpha, smoothing, left_out)
-    _, loss, support = _sums_(scores_NV, target_N, is_real_N, *settings, with_gradient)
+    _, loss, support = _sums_(scores_NV, target_N, alpha, smoothing, with_gradient)
     return loss, support
 
 
 def _sums_(
-    scores: Tensor, target: Tensor, is_real: Tensor, alpha: float, smoothing: float,
-    left_out: int, with_gradient: bool,
-) -> tuple[Tensor, ...]:  # fmt: skip
-    """Sums over real rows of the loss without and with smoothing and of the support."""
-    settings = (alpha, smoothing, left_out)
-    *of_rows, threshold = _losses(scores, target, *settings)
+    scores: Tensor, target: Tensor, alpha: float, smoothing: float, with_gradient: bool
+) -> tuple[Tensor, ...]:
+    """Sums over rows of the loss without and with smoothing and of the support."""
+    target = target.contiguous()
+    *of_rows, threshold = _losses(scores, target, alpha, smoothing)
     if with_gradient:
-        _write_gradient(scores, threshold, scores, is_real.float(), target, *settings)
-    return tuple(one.masked_fill(~is_real, 0.0).sum() for one in of_rows)
+        scale = torch.ones_like(threshold[:, 0])
+        _write_gradient(scores, threshold, scores, scale, target, alpha, smoothing)
+    return tuple(one.sum() for one in of_rows)
 
 
 def _losses(
-    scores: Tensor, target: Tensor, alpha: float, smoothing: float, left_out: int
+    scores: Tensor, target: Tensor, alpha: float, smoothing: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Of every row: the loss without and with smoothing, the support, maximum and threshold."""
     value, support, total, threshold = _rows_of(scores).read(scores, alpha, smoothing > 0)
-    plain, loss = losses_of(scores, target, value, threshold[:, 0], total, smoothing, left_out)
+    plain, loss = losses_of(scores, target, value, threshold[:, 0], total, smoothing)
     return plain, loss, support, threshold
 
 
 def losses_of(
     scores_NV: Tensor, target_N: Tensor, value_N: Tensor, highest_N: Tensor,
-    total_N: Tensor | None, smoothing: float, left_out: int,
+    total_N: Tensor | None, smoothing: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The losses of rows without and with smoothing.
 
@@ -128,16 +95,13 @@ def losses_of(
         scores_NV, target_N, smoothing: see above.
         value_N: <p, z> + H(p) with z counted from `highest_N`.
         total_N: sums of the scores; None without smoothing.
-        left_out: the class that is not smoothed over, or `NO_CLASS`.
     """
     gold_N = scores_NV.gather(1, target_N[:, None])[:, 0].to(value_N.dtype)
     # rounding may leave a loss of 0 just below it
     plain_N = (value_N + (highest_N - gold_N)).clamp_min_(0.0)
     if total_N is None:
         return plain_N, plain_N
-    if left_out != NO_CLASS:
-        total_N = total_N - scores_NV[:, left_out]
-    return plain_N, plain_N + smoothing * (gold_N - total_N / n_smoothed(scores_NV, left_out))
+    return plain_N, plain_N + smoothing * (gold_N - total_N / scores_NV.shape[1])
 
 
 def _rows_of(scores: Tensor) -> ModuleType:
@@ -145,36 +109,29 @@ def _rows_of(scores: Tensor) -> ModuleType:
     return native_loss if native.takes(scores) else triton_loss
 
 
-def n_smoothed(scores: Tensor, left_out: int) -> int:
-    """Over how many classes smoothing is spread."""
-    return max(1, scores.shape[1] - (left_out != NO_CLASS))
-
-
 def _write_gradient(
     scores: Tensor, threshold: Tensor, out: Tensor, scale: Tensor, target: Tensor,
-    alpha: float, smoothing: float, left_out: int,
+    alpha: float, smoothing: float,
 ) -> None:  # fmt: skip
-    share = smoothing / n_smoothed(scores, left_out)
     given = (scores, threshold, out, scale, target)
-    _rows_of(scores).write_gradient(*given, alpha, smoothing, share, left_out)
+    _rows_of(scores).write_gradient(*given, alpha, smoothing, smoothing / scores.shape[1])
 
 
 def _forward(
-    scores: Tensor, target: Tensor, is_real: Tensor, alpha: float, smoothing: float, left_out: int
+    scores: Tensor, target: Tensor, alpha: float, smoothing: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    _, loss, support, threshold = _losses(scores.contiguous(), target, alpha, smoothing, left_out)
-    is_out = ~is_real
-    return loss.masked_fill_(is_out, 0.0), support.masked_fill(is_out, 0.0), threshold
+    _, loss, support, threshold = _losses(scores.contiguous(), target, alpha, smoothing)
+    return loss, support, threshold
 
 
 def _backward(
-    grad: Tensor, scores: Tensor, target: Tensor, is_real: Tensor, _support: Tensor,
-    threshold: Tensor, alpha: float, smoothing: float, left_out: int, _with_last: bool,
+    grad: Tensor, scores: Tensor, target: Tensor, _support: Tensor, threshold: Tensor,
+    alpha: float, smoothing: float, _with_last: bool,
 ) -> Tensor:  # fmt: skip
     scores = scores.contiguous()
     out = torch.empty_like(scores)
-    scale = grad.masked_fill(~is_real, 0.0).float().contiguous()
-    _write_gradient(scores, threshold, out, scale, target, alpha, smoothing, left_out)
+    scale = grad.float().contiguous()
+    _write_gradient(scores, threshold, out, scale, target, alpha, smoothing)
     return out
 
 
@@ -190,8 +147,8 @@ def _fake_backward(grad: Tensor, scores: Tensor, *rest: Any) -> Tensor:
 
 _OPERATOR = register_pair(
     "entmax_loss",
-    "Tensor scores, Tensor target, Tensor is_real",
-    "float alpha, float smoothing, int left_out",
+    "Tensor scores, Tensor target",
+    "float alpha, float smoothing",
     2,
     1,
     _forward,

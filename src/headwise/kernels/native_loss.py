@@ -18,7 +18,6 @@ from headwise.kernels import native
 from headwise.kernels.native import address
 from headwise.kernels.problem import ALPHAS, POWERS, Power
 
-NO_CLASS = -1
 ALPHA_MIN = 1 + 2**-23  # the next number above 1 in float32: below, 1/β has no value there
 
 
@@ -40,7 +39,8 @@ def read(
     """
     n_rows = len(scores_NV)
     threshold_N2 = scores_NV.new_empty(n_rows, 2, dtype=torch.float32)
-    value_N, support_N, total_N = scores_NV.new_empty(3, n_rows, dtype=torch.float32).unbind()
+    # no views of one tensor: an operator gives them back
+    value_N, support_N, total_N = (torch.empty_like(threshold_N2[:, 0]) for _ in range(3))
     problem = _problem(scores_NV, threshold_N2, alpha)
     problem.value, problem.support = value_N.data_ptr(), support_N.data_ptr()
     if with_total:
@@ -58,7 +58,6 @@ def write_gradient(
     alpha: float,
     smoothing: float,
     share: float,
-    left_out: int,
 ) -> None:
     """The gradient of the rows' losses in their scores, each times its scale.
 
@@ -68,11 +67,10 @@ def write_gradient(
         scale_N: float32; a row of scale 0 gets zeros.
         target_N: int64.
         smoothing: ε of uniform smoothing.
-        share: what each class that smoothing counts has of it.
-        left_out: the class that it does not count, or `NO_CLASS`.
+        share: what each class has of it.
     """
     problem = _problem(scores_NV, threshold_N2, alpha)
-    problem.smoothing, problem.share, problem.left_out = smoothing, share, left_out
+    problem.smoothing, problem.share = smoothing, share
     problem.out, problem.grad = address(out_NV, out_NV.dtype), address(scale_N, torch.float32)
     problem.target = address(target_N, torch.int64)
     native.functions().headwise_loss_backward(ctypes.byref(problem))
@@ -97,7 +95,6 @@ def _problem(scores_NV: Tensor, threshold_N2: Tensor, alpha: float) -> Any:
         n_classes=n_classes,
         scores=address(scores_NV, scores_NV.dtype),
         threshold=address(threshold_N2, torch.float32),
-        left_out=NO_CLASS,
         alpha=max(alpha, ALPHA_MIN),
         is_half=scores_NV.dtype is torch.bfloat16,
         map=POWERS.get(alpha, Power.ANY),

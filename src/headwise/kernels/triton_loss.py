@@ -29,7 +29,8 @@ def read(
     check(scores_NV)
     n_rows, n_classes = scores_NV.shape
     threshold_N2 = scores_NV.new_empty(n_rows, 2, dtype=torch.float32)
-    value_N, support_N, total_N = scores_NV.new_empty(3, n_rows, dtype=torch.float32).unbind()
+    # no views of one tensor: an operator gives them back
+    value_N, support_N, total_N = (torch.empty_like(threshold_N2[:, 0]) for _ in range(3))
     power = POWERS.get(alpha, Power.ANY)
     block = min(power_of_two(n_classes), READ_BLOCK)
     n_blocks = -(-n_classes // block)
@@ -55,7 +56,6 @@ def write_gradient(
     alpha: float,
     smoothing: float,
     share: float,
-    left_out: int,
 ) -> None:
     """See `headwise.kernels.native_loss.write_gradient`."""
     from headwise.kernels import triton_vocabulary
@@ -67,6 +67,6 @@ def write_gradient(
         with on_device(scores_NV):
             triton_vocabulary.loss_backward[(n_rows, -(-n_classes // block))](
                 scores_NV, threshold_N2, out_NV, scale_N, target_N,
-                max(alpha - 1, BETA_MIN), smoothing, share, left_out, n_classes,
+                max(alpha - 1, BETA_MIN), smoothing, share, n_classes,
                 cut_of(1, block, POWERS.get(alpha, Power.ANY)), num_warps=N_WARPS,
             )  # fmt: skip

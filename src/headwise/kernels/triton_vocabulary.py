@@ -76,9 +76,7 @@ def loss_forward(scores, threshold, value, support, total, lists, alpha, beta, n
 
 
 @triton.jit(do_not_specialize_on_alignment=UNALIGNED_BACK)
-def loss_backward(
-    scores, threshold, out, scale, target, beta, smoothing, share, left_out, n_classes, cut
-):
+def loss_backward(scores, threshold, out, scale, target, beta, smoothing, share, n_classes, cut):
     """Gradient of each row's loss times its scale; `out` may be `scores`."""
     row = tl.program_id(0).to(tl.int64)
     classes_N = tl.program_id(1) * cut.BLOCK_N + tl.arange(0, cut.BLOCK_N)
@@ -86,7 +84,7 @@ def loss_backward(
     first = row * n_classes
     factor, gold = tl.load(scale + row), tl.load(target + row)
     grad_N = tl.zeros([cut.BLOCK_N], tl.float32)
-    if factor != 0.0:  # not even what is no number may come out of rows that do not count
+    if factor != 0.0:  # not even what is no number may come out of such a row
         top, shift = finite_top(tl.load(threshold + 2 * row)), tl.load(threshold + 2 * row + 1)
         scores_N = tl.load(scores + first + classes_N, mask=inside_N, other=float("-inf"))
         gap_N = scores_N.to(tl.float32) - top
@@ -97,5 +95,4 @@ def loss_backward(
             p_N = x_N * s_N
         grad_N = (p_N - share) * factor
         grad_N = tl.where(classes_N == gold, (p_N - 1.0 + smoothing - share) * factor, grad_N)
-        grad_N = tl.where(classes_N == left_out, p_N * factor, grad_N)
     tl.store(out + first + classes_N, grad_N.to(out.dtype.element_ty), mask=inside_N)

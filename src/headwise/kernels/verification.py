@@ -359,7 +359,7 @@ def _losses(case: Case, reference: Reference) -> Pairs:
     out, share = torch.empty_like(scores), SMOOTHING / 53
     scale = torch.ones(4, dtype=torch.float32, device=case.device)
     given = (scores, threshold, out, scale, target.to(case.device))
-    rows.write_gradient(*given, alpha, SMOOTHING, share, native_loss.NO_CLASS)
+    rows.write_gradient(*given, alpha, SMOOTHING, share)
     gold = nn.functional.one_hot(target, 53)
     yield "gradients", out, p - (1 - SMOOTHING) * gold - share
 

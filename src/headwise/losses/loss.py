@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from headwise.data.tokenizer import PAD
 from headwise.entmax.function import REFERENCE
 from headwise.entmax.losses import entmax_loss_and_support, log_entmax, log_softmax
 from headwise.errors import require
@@ -32,25 +31,20 @@ class LossSum:
 
 
 class Loss(nn.Module):
-    """(logits (B, T, V), targets (B, T)) -> sums over the targets that are not padding."""
+    """(logits (..., V), targets (...)) -> sums over all targets; no class is left out."""
 
     measure: ClassVar[str] = "nll"  # nll (in nats), or support (words with a probability)
 
-    def forward(self, logits_BTV: Tensor, target_BT: Tensor) -> LossSum:
+    def forward(self, logits: Tensor, targets: Tensor) -> LossSum:
         """The sums of a batch."""
         raise NotImplementedError
 
-    def of_states(self, states_BTD: Tensor, weight_VD: Tensor, target_BT: Tensor) -> LossSum:
+    def of_states(self, states_RD: Tensor, weight_VD: Tensor, targets_R: Tensor) -> LossSum:
         """The sums for the logits `states @ weight.T`, without all of these in memory at once.
 
         Under autocast the products are in its type, as those of a linear layer are.
         """
-        states_ND, target_N = states_BTD.flatten(0, -2), target_BT.flatten()
-        if target_N.device.type == "cpu":  # elsewhere the host would wait to learn how many
-            real_R = (target_N != PAD).nonzero()[:, 0]
-            if len(real_R) < len(target_N):
-                states_ND, target_N = states_ND.index_select(0, real_R), target_N[real_R]
-        return LossSum(*projected_loss(states_ND, weight_VD, target_N, self.of_rows))
+        return LossSum(*projected_loss(states_RD, weight_VD, targets_R, self.of_rows))
 
     def of_rows(self, logits_RV: Tensor, target_R: Tensor, with_gradient: bool) -> RowSums:
         """The sums of rows and, if asked for, their gradient in the logits, which it may overwrite.
@@ -58,11 +52,11 @@ class Loss(nn.Module):
         This one differentiates `forward`; a loss that knows its gradient makes it here.
         """
         if not with_gradient:
-            sums = self(logits_RV[None], target_R[None])
+            sums = self(logits_RV, target_R)
             return RowSums(sums.loss, sums.measure, None)
         with torch.enable_grad():
             logits_RV = logits_RV.detach().requires_grad_()
-            sums = self(logits_RV[None], target_R[None])
+            sums = self(logits_RV, target_R)
             (grad_RV,) = torch.autograd.grad(sums.loss, logits_RV)
         return RowSums(sums.loss.detach(), sums.measure, grad_RV)
 
@@ -94,11 +88,11 @@ class CrossEntropy(Loss):
         require(0 <= label_smoothing < 1, "label_smoothing", "in [0, 1)", label_smoothing)
         self.label_smoothing = label_smoothing
 
-    def forward(self, logits_BTV: Tensor, target_BT: Tensor) -> LossSum:
-        """Sum of the losses of all target tokens that are not padding."""
-        logits_NV, target_N = logits_BTV.flatten(0, -2), target_BT.flatten()
+    def forward(self, logits: Tensor, targets: Tensor) -> LossSum:
+        """Sums of the losses of all targets."""
+        logits_NV, target_N = logits.flatten(0, -2), targets.flatten()
         logits_NV = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32))
-        total = functools.partial(cross_entropy, target=target_N, ignore_index=PAD, reduction="sum")
+        total = functools.partial(cross_entropy, target=target_N, reduction="sum")
         loss = total(logits_NV, label_smoothing=self.label_smoothing)
         return LossSum(loss, total(logits_NV.detach()))
 
@@ -107,7 +101,7 @@ class CrossEntropy(Loss):
         if choice.losses(logits_RV, 1.0, REFERENCE).kernel == choice.TORCH:
             return smoothed_cross_entropy(logits_RV, target_R, self.label_smoothing, with_gradient)
         loss, nll = loss_operators.cross_entropy_(
-            logits_RV, target_R, self.label_smoothing, PAD, with_gradient
+            logits_RV, target_R, self.label_smoothing, with_gradient
         )
         return RowSums(loss, nll, logits_RV if with_gradient else None)
 
@@ -119,13 +113,13 @@ class CrossEntropy(Loss):
 class EntmaxLoss(Loss):
     """Entmax loss over the vocabulary (Peters et al. 2019): most words get probability 0.
 
-    With ε = `label_smoothing`, ε (z_y - mean z) is added, the mean over all words but padding, as
+    With ε = `label_smoothing`, ε (z_y - mean z) is added, the mean over all words, as
     in the later work of that group: the gradient is p - e_y + ε (e_y - 1/V). That pulls every
     word into the support, so that little of it goes a long way.
 
     Args:
         alpha: of the map from logits to probabilities, in [1, 2]; 1 is cross-entropy, smoothed as
-            above (`CrossEntropy` smooths over padding too).
+            above.
         label_smoothing: ε.
     """
 
@@ -138,19 +132,18 @@ class EntmaxLoss(Loss):
         self.alpha = alpha
         self.label_smoothing = label_smoothing
 
-    def forward(self, logits_BTV: Tensor, target_BT: Tensor) -> LossSum:
-        """Sums of losses and support sizes of all target tokens that are not padding."""
-        loss_BT, support_BT = entmax_loss_and_support(
-            logits_BTV, target_BT, self.alpha, self.label_smoothing, ignore_index=PAD
-        )
-        return LossSum(loss_BT.sum(), support_BT.sum())
+    def forward(self, logits: Tensor, targets: Tensor) -> LossSum:
+        """Sums of losses and support sizes of all targets."""
+        settings = self.alpha, self.label_smoothing
+        losses, supports = entmax_loss_and_support(logits, targets, *settings)
+        return LossSum(losses.sum(), supports.sum())
 
     def of_rows(self, logits_RV: Tensor, target_R: Tensor, with_gradient: bool) -> RowSums:
         """See `Loss.of_rows`."""
         if choice.losses(logits_RV, self.alpha, REFERENCE).kernel == choice.TORCH:
             return super().of_rows(logits_RV, target_R, with_gradient)
         loss, support = loss_operators.entmax_loss_(
-            logits_RV, target_R, self.alpha, self.label_smoothing, PAD, with_gradient
+            logits_RV, target_R, self.alpha, self.label_smoothing, with_gradient
         )
         return RowSums(loss, support, logits_RV if with_gradient else None)
 
@@ -183,20 +176,20 @@ def smoothed_cross_entropy(
     time, and their memory becomes the gradient's.
     """
     wide = torch.promote_types(logits_NV.dtype, torch.float32)
-    real_N = (target_N != PAD).to(wide)
     shifted_NV = logits_NV.to(wide) - logits_NV.amax(dim=-1, keepdim=True).to(wide)
     gold_N = shifted_NV.gather(-1, target_N[:, None]).squeeze(-1)
     mean_N = shifted_NV.mean(dim=-1)
     exponentials_NV = shifted_NV.mul_(LOG2_E).exp2_()
     total_N = exponentials_NV.sum(dim=-1)
     log_total_N = total_N.log()
-    nll = ((log_total_N - gold_N) * real_N).sum()
-    loss = (1 - smoothing) * nll + smoothing * ((log_total_N - mean_N) * real_N).sum()
+    nll = (log_total_N - gold_N).sum()
+    loss = (1 - smoothing) * nll + smoothing * (log_total_N - mean_N).sum()
     if not with_gradient:
         return RowSums(loss, nll, None)
-    grad_NV = exponentials_NV.mul_((real_N / total_N)[:, None])
+    grad_NV = exponentials_NV.mul_(total_N.reciprocal()[:, None])
     if smoothing:
-        grad_NV -= (real_N * (smoothing / logits_NV.shape[-1]))[:, None]
+        grad_NV -= smoothing / logits_NV.shape[-1]
     with each_place_written_once():
-        grad_NV.scatter_add_(-1, target_N[:, None], (real_N * (smoothing - 1))[:, None])
+        less_N1 = grad_NV.new_full((len(grad_NV), 1), smoothing - 1)
+        grad_NV.scatter_add_(-1, target_N[:, None], less_N1)
     return RowSums(loss, nll, grad_NV)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from headwise.attention.positions import Positions, Sinusoidal
 from headwise.attention.protocol import Attention
 from headwise.config.schema import ModelConfig
+from headwise.data.batch import Batch
 from headwise.errors import ConfigError, refuse, require
 from headwise.kernels.linear import Linear
 from headwise.model.blocks import ACTIVATIONS
@@ -151,6 +152,19 @@ class Transformer(nn.Module):
         A loss that takes the output projection into itself (`Loss.of_states`) begins here.
         """
         return self._decode_states(target_in_BT, self.encode(source_BS, source_lengths_B))
+
+    def inputs(self, batch: Batch) -> dict[str, Tensor]:
+        """What `states` and `forward` take of a batch, by argument."""
+        source, target = batch.columns["source"], batch.columns["target"]
+        return {
+            "source_BS": source.ids_BN,
+            "source_lengths_B": source.lengths_B,
+            "target_in_BT": target.ids_BN,
+        }
+
+    def n_prefix(self, column: str) -> int:
+        """Register tokens in front of a column."""
+        return self.n_registers if column == "source" else 0
 
     def forward(self, source_BS: Tensor, source_lengths_B: Tensor, target_in_BT: Tensor) -> Tensor:
         """Teacher-forced logits (B, T, V)."""

@@ -16,7 +16,8 @@ from torch import Tensor
 from headwise.analysis.collect import head_statistics
 from headwise.analysis.distances import projection_distances
 from headwise.config.schema import Config
-from headwise.data.batching import Batch, evaluation_batches
+from headwise.data.batch import Batch
+from headwise.data.batching import evaluation_batches
 from headwise.data.encoded import PreparedCorpus
 from headwise.data.store import EncodedSplit
 from headwise.decode.hypothesis import SearchRecord
@@ -114,10 +115,10 @@ def loss_sums(
     sums = torch.zeros(3, dtype=torch.float64, device=device)
     for batch in batches:
         batch = batch.to(device)
-        states_BTD = model.states(batch.source_BS, batch.source_lengths_B, batch.target_in_BT)
-        found = loss.of_states(states_BTD, model.output.weight, batch.target_out_BT)
+        states_RD = batch.scored(model.states(**model.inputs(batch)))
+        found = loss.of_states(states_RD, model.output.weight, batch.targets_R)
         sums[:2] += torch.stack((found.loss, found.measure)).double()
-        sums[2] += batch.n_tokens
+        sums[2] += batch.n_targets
     return sums
 
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from headwise.config.schema import PruneDataConfig
-from headwise.data.batching import Batch, evaluation_batches
+from headwise.data.batch import Batch
+from headwise.data.batching import evaluation_batches
 from headwise.data.corpora.text import decoded_lines, open_bytes
 from headwise.data.corpus import joined_splits, open_corpus
 from headwise.data.store import EncodedSplit

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from headwise.config.instantiate import instantiate
 from headwise.config.schema import Config, TrainerConfig
-from headwise.data.batching import Batch
+from headwise.data.batch import Batch
 from headwise.losses.loss import Loss
 from headwise.model.gates import gate_penalty
 from headwise.model.transformer import Transformer
@@ -69,12 +69,12 @@ class TrainingStep:
 
     def __call__(self, update: int, batches: Sequence[Batch]) -> int:
         """Update number `update`, counted from 1; returns its target tokens over all ranks."""
-        n_tokens = sum(batch.global_tokens for batch in batches)
+        n_tokens = sum(batch.global_targets for batch in batches)
         seed_everything(self.seed, update, self.ranks.rank)
         self.model.train()
         self.memory.begin(update)
         for batch in batches:
-            if batch.n_tokens:
+            if batch.n_targets:
                 self._backward(batch, n_tokens)
         penalty = self.penalty()
         if penalty is not None:
@@ -97,10 +97,10 @@ class TrainingStep:
         device = self.ranks.device
         batch = batch.to(device)
         with autocast(device, self.config.precision):
-            states_BTD = self.states(batch.source_BS, batch.source_lengths_B, batch.target_in_BT)
+            states_BND = self.states(**self.model.inputs(batch))
             self.memory.all_alive()
             weight_VD = self.model.output.weight
-            sums = self.loss.of_states(states_BTD, weight_VD, batch.target_out_BT)
+            sums = self.loss.of_states(batch.scored(states_BND), weight_VD, batch.targets_R)
         torch.autograd.backward(sums.loss / n_update_tokens)
         self.window += torch.stack((sums.loss.detach(), sums.measure)).double()
 

@@ -23,7 +23,7 @@ from typing import Any, Protocol
 import torch
 
 from headwise.config.schema import TrainerConfig
-from headwise.data.batching import Batch
+from headwise.data.batch import Batch
 from headwise.errors import HeadwiseError, Interrupted, refuse, require
 from headwise.runs.folder import RunFolder
 from headwise.runs.records import Records

@@ -10,7 +10,7 @@ Letters: B batch, H heads, Q queries, K keys.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,7 +22,7 @@ from headwise.analysis.text.words import Surface, aligned
 from headwise.languages import language_of
 
 if TYPE_CHECKING:
-    from headwise.data.batching import Batch
+    from headwise.data.batch import Batch
 
 WORDS = {
     "de": """
@@ -108,17 +108,21 @@ def n_tokens(sentences: Sequence[Asking | None]) -> dict[str, int]:
     }
 
 
-def interrogation(batch: Batch, seen: Observation, text: Sequence[Asking | None]) -> Measures:
-    """How much each head of the encoder looks from interrogative words at the sentence's end.
+def interrogation(
+    batch: Batch, seen: Observation, asking_of: Mapping[str, Sequence[Asking | None]]
+) -> Measures:
+    """How much each head of self-attention looks from interrogative words at the sentence's end.
 
     question_weight and statement_weight: mean weight from the words on the mark.
 
     Args:
-        text: of every sentence of the text, by its place in it.
+        asking_of: column -> what every sentence asks, by its place in the text; without columns
+            that are not looked at.
     """
-    if seen.site != "encoder_self":
+    text = asking_of.get(seen.keys)
+    if text is None or not seen.is_self:
         return
-    sentences = [text[index] for index in batch.indices]
+    sentences = [text[index] for index in batch.rows]
     marks = [0 if asks is None else asks.mark for asks in sentences]
     marks_B = torch.tensor(marks, device=seen.queries_BQ.device)
     index_BHQ1 = marks_B[:, None, None, None].expand(*seen.shares_BHQK.shape[:3], 1)

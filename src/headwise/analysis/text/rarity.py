@@ -14,7 +14,7 @@ Letters: B batch, H heads, Q queries, K keys.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -25,7 +25,7 @@ from headwise.analysis.positions import choosing_queries
 from headwise.analysis.text.words import aligned
 
 if TYPE_CHECKING:
-    from headwise.data.batching import Batch
+    from headwise.data.batch import Batch
 
 FEWEST_TOKENS = 3  # in shorter sentences there is little to choose from
 
@@ -46,17 +46,22 @@ def rarest(sentences: Sequence[Sequence[int]]) -> list[list[int]]:
     return found
 
 
-def rarity(batch: Batch, seen: Observation, flags: Sequence[Sequence[int]]) -> Measures:
-    """In how many sentences each head of the encoder points at the rarest token.
+def rarity(
+    batch: Batch, seen: Observation, flags_of: Mapping[str, Sequence[Sequence[int]]]
+) -> Measures:
+    """In how many sentences each head of self-attention points at the rarest token.
 
     rare_share: of the sentences, those in which most tokens have their peak there.
 
     Args:
-        flags: of every sentence of the text, as `rarest` gives them.
+        flags_of: column -> what `rarest` gives for every sentence, by its place in the text;
+            without columns that are not looked at.
     """
-    if seen.site != "encoder_self":
+    flags = flags_of.get(seen.keys)
+    if flags is None or not seen.is_self:
         return
-    rare_BK = aligned([flags[index] for index in batch.indices], 0, seen.queries_BQ) > 0
+    rows = [flags[index] for index in batch.rows]
+    rare_BK = aligned(rows, batch.columns[seen.keys].n_begin, seen.queries_BQ) > 0
     points_BHQ = _at(rare_BK, seen.peaks_BHQ) & (seen.peaks_BHQ >= 0)
     queries_BHQ = choosing_queries(seen, batch)
     n_BH = (points_BHQ & queries_BHQ).sum(-1)

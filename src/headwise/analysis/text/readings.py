@@ -65,7 +65,7 @@ def readings(
     # one by one (a batch holds one pair at least): no padding, and little memory for the weights
     batches = evaluation_batches(split, max_tokens=1)
     for batch, seen in observations(translator.model, batches, translator.device):
-        (place,) = batch.indices
+        (place,) = batch.rows
         ids = found[place].ids
         yield (
             place,

@@ -22,7 +22,7 @@ from headwise.analysis.collect import Measures
 from headwise.analysis.observe import Observation
 
 if TYPE_CHECKING:
-    from headwise.data.batching import Batch
+    from headwise.data.batch import Batch
 
 SPACE = "\u2581"  # how SentencePiece spells one inside of a piece
 UNKNOWN = "\ufffd"  # a character that no piece spells; it may be a letter
@@ -105,15 +105,14 @@ def merging(
     - cluster_mass: mean over tokens of the weight inside of the token's own cluster.
 
     Args:
-        clusters_of: site -> the cluster of every piece of every sentence, by their places in the
-            text; without sites whose words cannot be seen.
+        clusters_of: column -> the cluster of every piece of every sentence, by their places in
+            the text; without columns whose words cannot be seen.
     """
-    known = clusters_of.get(seen.site)
-    if known is None:
+    known = clusters_of.get(seen.keys)
+    if known is None or not seen.is_self:
         return
-    rows = [known[index] for index in batch.indices]
-    first = 1 if seen.site == "decoder_self" else 0  # behind the begin-of-sentence mark
-    clusters_BN = aligned(rows, first, seen.queries_BQ)
+    rows = [known[index] for index in batch.rows]
+    clusters_BN = aligned(rows, batch.columns[seen.keys].n_begin, seen.queries_BQ)
     is_word_BN = clusters_BN >= 0
     inside_BNN = (clusters_BN[:, :, None] == clusters_BN[:, None]) & is_word_BN[..., None]
     mass_BHQ = (seen.shares_BHQK * inside_BNN[:, None]).sum(-1)

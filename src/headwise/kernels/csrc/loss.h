@@ -16,8 +16,7 @@ struct LossProblem {
     float* support;         // forward: classes with a probability
     float* total;           // forward: sum of the scores, or null
     const int64_t* target;  // backward
-    const float* grad;      // backward: of each row's loss, 0 where it does not count
-    int64_t left_out;       // class that smoothing leaves out, or -1
+    const float* grad;      // backward: of each row's loss
     float alpha;
     float smoothing;
     float share;  // smoothing, divided by the classes that it is spread over
@@ -158,7 +157,7 @@ struct LossBackward {
         const T* row = (const T*)problem.scores + index * V;
         T* out = (T*)problem.out + index * V;
         const float scale = problem.grad[index], share = problem.share * scale;
-        if (scale == 0.0f) {  // not even what is no number may come out of rows that do not count
+        if (scale == 0.0f) {  // not even what is no number may come out of such a row
             memset((void*)out, 0, sizeof(T) * V);
             return;
         }
@@ -175,8 +174,6 @@ struct LossBackward {
                 const int lane = (int)(target - k);
                 grad[lane] = (p[lane] - 1.0f + problem.smoothing) * scale - share;
             }
-            if (problem.left_out >= k && problem.left_out < k + lanes)
-                grad[problem.left_out - k] = p[problem.left_out - k] * scale;
             write(out + k, grad, V - k);
         }
     }

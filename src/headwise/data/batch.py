@@ -1,0 +1,89 @@
+"""What models read and losses score: columns of ids, and which of their positions count.
+
+Shapes: B rows, N positions of a column, R scored positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Column:
+    """One sequence a row.
+
+    Attributes:
+        ids_BN: of text, pixels or samples alike, int64. Behind the end of a row stands padding,
+            zeros that nothing looks at.
+        lengths_B: int64, positions before padding begins.
+        n_begin, n_end: special tokens that every row begins and ends with, such as bos and eos.
+    """
+
+    ids_BN: Tensor
+    lengths_B: Tensor
+    n_begin: int = 0
+    n_end: int = 0
+
+    @property
+    def is_real_BN(self) -> Tensor:
+        """True at positions that are no padding."""
+        positions_N = torch.arange(self.ids_BN.shape[1], device=self.ids_BN.device)
+        return positions_N < self.lengths_B[:, None]
+
+    @property
+    def is_end_BN(self) -> Tensor:
+        """True at special tokens at the end of a row."""
+        positions_N = torch.arange(self.ids_BN.shape[1], device=self.ids_BN.device)
+        return self.is_real_BN & (positions_N >= self.lengths_B[:, None] - self.n_end)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Some rows of a split. A rank's share may have none.
+
+    Attributes:
+        columns: by name, such as source and target.
+        scored_R: which positions of the model's states are scored, as row · N + position, int64.
+        targets_R: the right class of each, int64; every number counts, 0 too.
+        rows: their numbers in the split.
+        global_targets: scored positions of this batch over all ranks, known without asking them.
+    """
+
+    columns: Mapping[str, Column]
+    scored_R: Tensor
+    targets_R: Tensor
+    rows: list[int]
+    global_targets: int
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def n_targets(self) -> int:
+        """Scored positions of this rank."""
+        return len(self.targets_R)
+
+    def scored(self, states_BND: Tensor) -> Tensor:
+        """States (R, D) of the scored positions."""
+        return states_BND.flatten(0, 1).index_select(0, self.scored_R)
+
+    def to(self, device: torch.device | str) -> Batch:
+        """The same batch with its tensors on `device`."""
+        return self._each(lambda values: values.to(device, non_blocking=True))
+
+    def pinned(self) -> Batch:
+        """The same batch in memory that a GPU can fetch from while it computes."""
+        return self._each(Tensor.pin_memory)
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        changed: dict[str, Any] = {
+            name: replace(column, ids_BN=change(column.ids_BN), lengths_B=change(column.lengths_B))
+            for name, column in self.columns.items()
+        }
+        scored, targets = change(self.scored_R), change(self.targets_R)
+        return replace(self, columns=changed, scored_R=scored, targets_R=targets)

@@ -213,7 +213,7 @@ REFUSED = {
     "evaluate run=RUN decode.beem=3": (2, "Did you mean decode.beam?"),
     "evaluate run=RUN ++decode.beem=3": (2, "Did you mean decode.beam?"),
     "translate run=RUN decode.beem=3": (2, "Did you mean decode.beam?"),
-    "analyze run=RUN decode.beem=3": (2, "decode.beem", "Did you mean decode.beam?"),
+    "analyze run=RUN decode.beam=3": (2, "Could not override 'decode.beam'"),
     "evaluate run=RUN decode.beam=abc": (2, "decode.beam"),
     "evaluate run=RUN decode.method=beams": (2, "Did you mean beam?"),
     "evaluate run=RUN checkpint=last": (2, "Did you mean checkpoint?"),

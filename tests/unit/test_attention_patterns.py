@@ -144,15 +144,26 @@ def test_every_pair_is_two_hops_apart(
     wanted = torch.ones(n, n).bool().tril() if causal else torch.ones(n, n).bool()
     layers = [
         seen(
-            make(kind, stride, cells, "", place=Place("", layer, 1, 4), combine=combine), n, causal
+            make(
+                kind,
+                stride,
+                cells,
+                "encoder_self",
+                place=Place("encoder_self", layer, 1, 4),
+                combine=combine,
+            ),
+            n,
+            causal,
         )
         for combine, layer in (("interleaved", 1), ("interleaved", 2), ("merged", 1))
     ]
     near, far, merged = (layer[0] for layer in layers)
     assert torch.equal(two_hops(near, far), wanted), "layers by turns"
     assert torch.equal(two_hops(merged, merged), wanted)
-    place = Place("", 1, 2, 4)
-    by_head = seen(make(kind, stride, cells, "", place=place, combine="heads"), n, causal).any(0)
+    place = Place("encoder_self", 1, 2, 4)
+    by_head = seen(
+        make(kind, stride, cells, "encoder_self", place=place, combine="heads"), n, causal
+    ).any(0)
     assert torch.equal(two_hops(by_head, by_head), wanted)
 
 

@@ -130,7 +130,7 @@ def test_every_loss_is_a_differentiable_sum(make: Any, choice: str) -> None:
     logits = torch.randn(1, 3, 7, requires_grad=True)
     loss(logits, torch.tensor([[4, 5, 0]])).loss.backward()
     assert logits.grad is not None
-    assert logits.grad[0, 2].abs().sum() == 0  # padding
+    assert (logits.grad.abs().sum(-1) > 0).all()
 
 
 @pytest.mark.parametrize(

@@ -137,13 +137,14 @@ def first_start(folder: Path) -> Figures:
 def second_start(folder: Path) -> Figures:
     """What a run takes that finds the corpus made ready."""
     import headwise.data.corpus  # noqa: F401  what is imported is no phase
-    from headwise.data.batching import BatchLoader
+    from headwise.data.batching import TrainingPairs
+    from headwise.data.loader import BatchLoader
 
     with Phases() as phases:
         marks = [time.perf_counter()]
         prepared = prepare(folder)
         marks.append(time.perf_counter())
-        loader = BatchLoader(prepared.train, 25_000, seed=1)
+        loader = BatchLoader(TrainingPairs(prepared.train, 25_000, seed=1))
         n_batches = loader.n_batches
         marks.append(time.perf_counter())
         for _ in range(n_batches):

@@ -26,8 +26,9 @@ from benchmarks.clock import medians
 from benchmarks.command import arguments, in_own_process, keep
 from benchmarks.resident import added_bytes
 from benchmarks.updates import Updates, full_rows, run_config
-from headwise.data.batching import BatchLoader
+from headwise.data.batching import TrainingPairs
 from headwise.data.builtin import BuiltinCorpus
+from headwise.data.loader import BatchLoader
 from headwise.data.store import EncodedSplit
 from headwise.data.tokenizer import EOS, N_SPECIALS, UNK
 from headwise.train.memory import keep_freed_memory, return_free_pages
@@ -71,7 +72,7 @@ def builtin_pairs() -> EncodedSplit:
 
 def losses(overrides: list[str], split: EncodedSplit, n_updates: int) -> list[float]:
     """Mean loss per target token, of each update."""
-    batches = list(islice(BatchLoader(split, MAX_TOKENS, seed=1), n_updates))
+    batches = list(islice(BatchLoader(TrainingPairs(split, MAX_TOKENS, seed=1)), n_updates))
     config = run_config(*COMMON, *LEARNING, *overrides)
     updates = Updates(config, N_SPECIALS + N_WORDS, batches)
     found = []

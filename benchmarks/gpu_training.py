@@ -31,7 +31,8 @@ from benchmarks import gpu
 from benchmarks.clock import medians, seconds
 from benchmarks.updates import Updates, full_rows, run_config
 from headwise.data.batch import Batch
-from headwise.data.batching import BatchLoader
+from headwise.data.batching import TrainingPairs
+from headwise.data.loader import BatchLoader
 from headwise.data.store import EncodedSplit
 from headwise.precision import ask_for_same_bits
 from headwise.train.batches import COMPILED_LENGTH_MULTIPLE
@@ -56,7 +57,7 @@ def random_batches(max_tokens: int, length_multiple: int) -> list[Batch]:
         for lengths in (drawn, (drawn * longer).round().clip(3, LONGEST))
     ]
     split = EncodedSplit.from_lists(*sides)
-    loader = BatchLoader(split, max_tokens, seed=1, length_multiple=length_multiple)
+    loader = BatchLoader(TrainingPairs(split, max_tokens, seed=1, length_multiple=length_multiple))
     return [next(loader).pinned() for _ in range(N_BATCHES)]
 
 

@@ -15,7 +15,8 @@ from headwise.attention.build import AttentionFactory, unsupported_sites
 from headwise.attention.positions import Learned
 from headwise.config.folders import group_choices, group_node
 from headwise.config.schema import SITES, ModelConfig
-from headwise.data.batching import BatchLoader
+from headwise.data.batching import TrainingPairs
+from headwise.data.loader import BatchLoader
 from headwise.data.store import EncodedSplit
 from headwise.data.tokenizer import EOS
 from headwise.decode.beam import beam_search
@@ -65,7 +66,7 @@ def make_model(variant: str) -> Transformer:
 
 def train(model: Transformer, examples: list[list[int]]) -> None:
     split = EncodedSplit.from_lists(examples, [example[::-1] for example in examples])
-    loader = BatchLoader(split, MAX_TOKENS, seed=1)
+    loader = BatchLoader(TrainingPairs(split, MAX_TOKENS, seed=1))
     loss, schedule = CrossEntropy(0.0), Cosine(WARMUP_UPDATES, N_UPDATES)
     optimizer = build_optimizer(ADAM, model)
     model.train()

@@ -19,7 +19,8 @@ from headwise.attention.positions import Learned
 from headwise.config.folders import group_choices, group_node
 from headwise.config.instantiate import instantiate
 from headwise.config.schema import DecodeConfig, ModelConfig
-from headwise.data.batching import BatchLoader
+from headwise.data.batching import TrainingPairs
+from headwise.data.loader import BatchLoader
 from headwise.data.store import EncodedSplit
 from headwise.data.tokenizer import EOS
 from headwise.decode.beam import beam_search
@@ -162,7 +163,7 @@ def make_model() -> Transformer:
 def train(model: Transformer, loss: Loss) -> list[float]:
     """Copying is quicker learnt than reversing; returns the loss a token of each update."""
     examples = sequences(1000, seed=1)
-    loader = BatchLoader(EncodedSplit.from_lists(examples, examples), 300, seed=1)
+    loader = BatchLoader(TrainingPairs(EncodedSplit.from_lists(examples, examples), 300, seed=1))
     optimizer = build_optimizer(ADAM, model)
     model.train()
     found = []

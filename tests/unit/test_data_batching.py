@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from itertools import combinations, islice
 
 import numpy as np
@@ -12,7 +13,8 @@ import torch
 from headwise.data import batching
 from headwise.data.batch import Batch
 from headwise.data.batch_order import plan_epoch
-from headwise.data.batching import BatchLoader, evaluation_batches
+from headwise.data.batching import TrainingPairs, evaluation_batches
+from headwise.data.loader import BatchLoader
 from headwise.data.store import EncodedSplit
 from headwise.data.tokenizer import BOS, EOS
 from headwise.errors import ConfigError, RunError
@@ -37,8 +39,20 @@ def same(one: Batch, other: Batch) -> bool:
 SPLIT = random_split()
 
 
-def loader(max_tokens: int = 256, seed: int = 1, **options: int) -> BatchLoader:
-    return BatchLoader(SPLIT, max_tokens, seed, **options)
+def load(
+    split: EncodedSplit | Callable[[int], EncodedSplit],
+    max_tokens: int = 256,
+    seed: int = 1,
+    rank: int = 0,
+    world_size: int = 1,
+    **options: int,
+) -> BatchLoader:
+    pairs = TrainingPairs(split, max_tokens, seed, world_size, **options)
+    return BatchLoader(pairs, rank, world_size)
+
+
+def loader(*settings: int, **options: int) -> BatchLoader:
+    return load(SPLIT, *settings, **options)
 
 
 def epoch_of(batches: BatchLoader) -> list[Batch]:
@@ -104,7 +118,7 @@ class TestPlan:
 
     def test_batches_are_filled_with_pairs_of_similar_length(self) -> None:
         split = random_split(20_000)
-        batches = epoch_of(BatchLoader(split, 1024, 1))
+        batches = epoch_of(load(split, 1024))
         longer = np.maximum(split.source.lengths, split.target.lengths) + 1
         padded = sum(width(b) * len(b) for b in batches)
         assert longer.sum() > 0.9 * padded
@@ -155,15 +169,15 @@ class TestPlan:
     ) -> None:
         sides = {"source": [[6]], "target": [[6]], longer: [[5] * 9]}
         split = EncodedSplit.from_lists(**sides)
-        next(BatchLoader(split, 10, 1))
+        next(load(split, 10))
         monkeypatch.setattr(batching, "plan_epoch", pytest.fail)  # it could find no end
         with pytest.raises(ConfigError, match=r"trainer\.max_tokens=9.*10"):
-            next(BatchLoader(split, 9, 1, world_size=world_size))
+            next(load(split, 9, world_size=world_size))
 
     @pytest.mark.parametrize("n_pairs", range(1, 60))
     def test_a_rest_that_fits_into_the_last_batch_is_not_cut_off(self, n_pairs: int) -> None:
         split = EncodedSplit.from_lists([[5]] * n_pairs, [[6]] * n_pairs)
-        sizes = [len(batch) for batch in epoch_of(BatchLoader(split, 2 * 11, 1))]
+        sizes = [len(batch) for batch in epoch_of(load(split, 2 * 11))]
         whole, rest = divmod(n_pairs, 8)
         if whole and rest <= 3:
             whole, rest = whole - 1, rest + 8
@@ -186,7 +200,7 @@ class TestRanks:
 
     def test_a_share_may_be_empty(self) -> None:
         split = EncodedSplit.from_lists([[5, 6]], [[7]])
-        shares = [next(BatchLoader(split, 10, 1, rank, 2)) for rank in range(2)]
+        shares = [next(load(split, 10, 1, rank, 2)) for rank in range(2)]
         assert [len(share) for share in shares] == [1, 0]
         assert [share.n_targets for share in shares] == [2, 0]
         assert [share.global_targets for share in shares] == [2, 2]
@@ -196,7 +210,7 @@ class TestRanks:
 class TestRestore:
     def test_goes_on_with_the_next_batch_from_every_position(self) -> None:
         split = random_split(60)
-        first = BatchLoader(split, 100, 1)
+        first = load(split, 100)
         states, batches = [], []
         for _ in range(3 * first.n_batches + 2):
             states.append(json.loads(json.dumps(first.state())))
@@ -205,7 +219,7 @@ class TestRestore:
         assert first.state()["epoch"] >= 3
         for place, state in enumerate(states):
             # Into a loader that is elsewhere already.
-            second = BatchLoader(split, 100, 1)
+            second = load(split, 100)
             list(islice(second, place % 7))
             second.restore(state)
             rest = zip(batches[place : place + 9], second, strict=False)
@@ -247,7 +261,7 @@ class TestSplitOfEpoch:
             asked.append(epoch)
             return splits[epoch]
 
-        batches = BatchLoader(split_of, 100, 1)
+        batches = load(split_of, 100)
         for epoch in (1, 2, 3):
             for batch in epoch_of(batches):
                 lengths = splits[epoch].target.lengths[batch.rows] + 1
@@ -263,7 +277,7 @@ def test_each_side_is_padded_to_its_buckets(longest_source: int, longest_target:
         [[4] * int(n) for n in [*draw.integers(1, longest, 200), longest]]
         for longest in (longest_source, longest_target)
     ]
-    batches = epoch_of(BatchLoader(EncodedSplit.from_lists(*sides), 512, 1, length_multiple=8))
+    batches = epoch_of(load(EncodedSplit.from_lists(*sides), 512, length_multiple=8))
     assert sorted(row for batch in batches for row in batch.rows) == list(range(201))
     for batch in batches:
         assert len(batch) * width(batch) <= 512

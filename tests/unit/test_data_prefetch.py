@@ -8,13 +8,15 @@ import time
 import pytest
 import torch
 
-from headwise.data.batching import Batch, BatchLoader
+from headwise.data.batch import Batch
+from headwise.data.batching import TrainingPairs
+from headwise.data.loader import BatchLoader
 from headwise.data.prefetch import Prefetched
 from headwise.data.store import EncodedSplit
 from headwise.errors import HeadwiseError
 
 ROWS = [[4 + i % 7] * (1 + i % 9) for i in range(90)]
-SPLIT = EncodedSplit.from_lists(ROWS, ROWS[::-1])
+PAIRS = TrainingPairs(EncodedSplit.from_lists(ROWS, ROWS[::-1]), 60, seed=3)
 
 
 class Broken(BatchLoader):
@@ -27,7 +29,7 @@ class Broken(BatchLoader):
 
 
 def plain() -> BatchLoader:
-    return BatchLoader(SPLIT, 60, seed=3)
+    return BatchLoader(PAIRS)
 
 
 def same(one: Batch, other: Batch) -> bool:
@@ -59,7 +61,7 @@ def test_what_was_made_ahead_is_no_part_of_the_position() -> None:
 
 
 def test_what_the_loader_raises_is_raised_in_place_of_its_batch() -> None:
-    with Prefetched(Broken(SPLIT, 60, seed=3)) as batches:
+    with Prefetched(Broken(PAIRS)) as batches:
         assert all(same(next(batches), batch) for batch, _ in zip(plain(), range(3), strict=False))
         for _ in range(2):  # and again, as of the loader
             with pytest.raises(HeadwiseError, match="the disk is gone"):
@@ -94,7 +96,7 @@ def test_an_error_outside_does_not_wait_for_an_encoding() -> None:
                 assert may_end.wait(60)
             return super().__next__()
 
-    batches = Prefetched(Slow(SPLIT, 60, seed=3))
+    batches = Prefetched(Slow(PAIRS))
     try:
         next(batches)
         assert begun.wait(60)

@@ -6,7 +6,8 @@ Shapes: B batch, S source length, T target length.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,11 +17,11 @@ from headwise.data.batch import Batch, Column
 from headwise.data.batch_order import BatchPlan, plan_epoch
 from headwise.data.store import EncodedSplit, IdStore
 from headwise.data.tokenizer import BOS, EOS
-from headwise.errors import ConfigError, RunError
+from headwise.errors import ConfigError
 
 
 def collate(
-    split: EncodedSplit, rows: npt.NDArray[np.int32], widths: Sequence[int] = (0, 0)
+    split: EncodedSplit, rows: npt.NDArray[np.integer[Any]], widths: Sequence[int] = (0, 0)
 ) -> Batch:
     """The batch of `rows` in the given order, padded to its longest row, or to widths (S, T).
 
@@ -43,85 +44,60 @@ def collate(
 
 
 @dataclass
-class BatchLoader:
-    """Training batches without end, the same for the same seed, from any position.
-
-    The batches of an epoch are planned for all ranks together under a budget of `max_tokens`
-    padded tokens of the longer side a rank; each rank takes every `world_size`-th row. So two
-    ranks train on what one rank with twice `max_tokens` trains on.
+class TrainingPairs:
+    """Pairs of similar length in batches under a budget (`headwise.data.loader.Examples`).
 
     Args:
         split: the pairs, or what gives the pairs of an epoch (`headwise.data.bpe_dropout_epochs`).
-        max_tokens: budget a rank, bos or eos counted on both sides.
+        max_tokens: padded tokens of the longer side of a batch a rank, bos or eos counted.
         seed: with the epoch, decides the batches and their order.
-        rank: this process.
-        world_size: number of processes.
+        world_size: number of ranks.
         row_multiple: batches of more rows than this are cut to a multiple of it.
         length_multiple: lengths of both sides are padded up to a multiple of it, which the budget
             counts: few different shapes are few different graphs for torch.compile. The longest
             sentence is not padded, so that nothing gets longer than a model takes.
 
     Raises:
-        ConfigError: a pair alone is longer than `max_tokens`; at the first batch of an epoch.
+        ConfigError: a pair alone is longer than `max_tokens`; at the plan of an epoch.
     """
 
     split: EncodedSplit | Callable[[int], EncodedSplit]
     max_tokens: int
     seed: int
-    rank: int = 0
     world_size: int = 1
     row_multiple: int = 8
     length_multiple: int = 1
 
     def __post_init__(self) -> None:
-        if not 0 <= self.rank < self.world_size:
-            raise ValueError(f"rank {self.rank} of {self.world_size} ranks")
-        self._next_epoch, self._next_batch = 1, 0
-        self._begun: _Epoch | None = None
+        self._latest: tuple[int, EncodedSplit] | None = None
 
-    @property
-    def n_batches(self) -> int:
-        """Batches of this epoch."""
-        return len(self._epoch().plan)
+    def plan(self, epoch: int) -> BatchPlan:
+        """See `Examples.plan`."""
+        split = self._split(epoch)
+        if not len(split):
+            raise ValueError("training needs at least one pair")
+        longest = max(self._longest(split))
+        if longest > self.max_tokens:
+            raise ConfigError(
+                f"trainer.max_tokens={self.max_tokens} is less than the longest training "
+                f"sentence ({longest} pieces with its end): raise trainer.max_tokens, or "
+                "lower tokenizer.max_sentence_pieces"
+            )
+        budget = self.max_tokens * self.world_size
+        source, target = self._padded(split, np.arange(len(split)))
+        return plan_epoch(source, target, budget, self.seed, epoch, self.row_multiple)
 
-    def __iter__(self) -> Iterator[Batch]:
-        return self
+    def n_targets(self, epoch: int, rows: npt.NDArray[np.integer[Any]]) -> int:
+        """See `Examples.n_targets`: pieces of the target, and eos."""
+        return int(self._split(epoch).target.lengths[rows].sum()) + len(rows)
 
-    def __next__(self) -> Batch:
-        """This rank's share of the next batch; it may have no rows."""
-        epoch = self._epoch()
-        if self._next_batch >= len(epoch.plan):
-            self._next_epoch, self._next_batch = self._next_epoch + 1, 0
-            epoch = self._epoch()
-        rows = epoch.plan[self._next_batch]
-        self._next_batch += 1
-        own = rows[self.rank :: self.world_size]
-        lengths = (side.lengths[own] + 1 for side in (epoch.split.source, epoch.split.target))
-        padded = map(self._padded, lengths, epoch.longest)
-        batch = collate(epoch.split, own, [int(side.max(initial=0)) for side in padded])
-        n_targets = int(epoch.split.target.lengths[rows].sum()) + len(rows)
-        return replace(batch, global_targets=n_targets)
+    def collate(self, epoch: int, rows: npt.NDArray[np.integer[Any]]) -> Batch:
+        """See `Examples.collate`."""
+        split = self._split(epoch)
+        return collate(split, rows, [int(n.max(initial=0)) for n in self._padded(split, rows)])
 
-    def state(self) -> dict[str, int]:
-        """The position: `batch` batches of `epoch` were given. The rest is for `restore`."""
-        return {"epoch": self._next_epoch, "batch": self._next_batch, **self._identity()}
-
-    def restore(self, state: dict[str, int]) -> None:
-        """Go on after the batch before `state()` was called, on any rank of that run.
-
-        Raises:
-            RunError: the state is of a loader with other batches.
-        """
-        for key, value in self._identity().items():
-            if state.get(key) != value:
-                raise RunError(
-                    f"cannot go on in the data of this run: its {key} was {state.get(key)}, now "
-                    f"it is {value} (budget is trainer.max_tokens times the number of processes); "
-                    "set it back, or start another run"
-                )
-        self._next_epoch, self._next_batch = state["epoch"], state["batch"]
-
-    def _identity(self) -> dict[str, int]:
+    def identity(self) -> dict[str, int]:
+        """See `Examples.identity`."""
         return {
             "seed": self.seed,
             "budget": self.max_tokens * self.world_size,
@@ -129,43 +105,23 @@ class BatchLoader:
             "length_multiple": self.length_multiple,
         }
 
-    def _epoch(self) -> _Epoch:
-        number = self._next_epoch
-        if self._begun is None or self._begun.number != number:
-            self._begun = self._begin(number)
-        return self._begun
+    def _split(self, epoch: int) -> EncodedSplit:
+        if isinstance(self.split, EncodedSplit):
+            return self.split
+        if self._latest is None or self._latest[0] != epoch:
+            self._latest = epoch, self.split(epoch)
+        return self._latest[1]
 
-    def _begin(self, number: int) -> _Epoch:
-        split = self.split if isinstance(self.split, EncodedSplit) else self.split(number)
-        if not len(split):
-            raise ValueError("a loader needs at least one pair")
-        lengths = split.source.lengths + 1, split.target.lengths + 1
-        longest = [int(side.max()) for side in lengths]
-        if max(longest) > self.max_tokens:
-            raise ConfigError(
-                f"trainer.max_tokens={self.max_tokens} is less than the longest training "
-                f"sentence ({max(longest)} pieces with its end): raise trainer.max_tokens, or "
-                "lower tokenizer.max_sentence_pieces"
-            )
-        budget = self.max_tokens * self.world_size
-        source, target = map(self._padded, lengths, longest)
-        plan = plan_epoch(source, target, budget, self.seed, number, self.row_multiple)
-        return _Epoch(number, split, plan, longest)
+    def _longest(self, split: EncodedSplit) -> list[int]:
+        return [int(side.longest) + 1 for side in (split.source, split.target)]
 
-    def _padded(self, lengths: npt.NDArray[np.int32], longest: int) -> npt.NDArray[np.int32]:
-        """The lengths that batches of such rows are padded to."""
-        multiple = self.length_multiple
-        return np.minimum(-(-lengths // multiple) * multiple, longest)
-
-
-@dataclass(frozen=True)
-class _Epoch:
-    """What the batches of one epoch are made from."""
-
-    number: int
-    split: EncodedSplit
-    plan: BatchPlan
-    longest: Sequence[int]  # source and target, with bos or eos
+    def _padded(
+        self, split: EncodedSplit, rows: npt.NDArray[np.integer[Any]]
+    ) -> list[npt.NDArray[np.int32]]:
+        """The lengths that batches of such rows are padded to, of both sides, marks counted."""
+        multiple, sides = self.length_multiple, (split.source, split.target)
+        lengths = [-(-(side.lengths[rows] + 1) // multiple) * multiple for side in sides]
+        return [np.minimum(*both) for both in zip(lengths, self._longest(split), strict=True)]
 
 
 def evaluation_batches(

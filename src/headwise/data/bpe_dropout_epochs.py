@@ -16,7 +16,7 @@ from headwise.data.store import EncodedSplit
 
 
 class EpochSplits:
-    """Encodes the training text anew for each epoch; hand it to a `BatchLoader` as its split.
+    """Encodes the training text anew for each epoch; hand it to `TrainingPairs` as its split.
 
     An epoch's ids are a function of the text, `dropout`, `seed` and the epoch, whatever the
     number of workers, so that a resumed run sees the ids it would have seen. They have the rows

@@ -10,7 +10,7 @@ from types import TracebackType
 import torch
 
 from headwise.data.batch import Batch
-from headwise.data.batching import BatchLoader
+from headwise.data.loader import BatchLoader
 
 DEPTH = 4  # batches made ahead
 

@@ -128,6 +128,11 @@ class IdStore:
         """Pieces of every row, int32."""
         return np.diff(self.offsets).astype(np.int32)
 
+    @cached_property
+    def longest(self) -> int:
+        """Pieces of the longest row."""
+        return int(self.lengths.max(initial=0))
+
     def gather(
         self, rows: Rows, prefix: int | None = None, suffix: int | None = None, width: int = 0
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

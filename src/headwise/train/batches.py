@@ -6,9 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from headwise.config.schema import Config
-from headwise.data.batching import BatchLoader
+from headwise.data.batching import TrainingPairs
 from headwise.data.bpe_dropout_epochs import EpochSplits
 from headwise.data.encoded import PreparedCorpus
+from headwise.data.loader import BatchLoader
 from headwise.data.prefetch import Prefetched
 from headwise.data.store import EncodedSplit
 from headwise.train.distributed import Ranks
@@ -25,14 +26,14 @@ def training_batches(
         config, prepared, ranks: of the run.
         scratch: where the ids of an epoch are kept under BPE-dropout.
     """
-    loader = BatchLoader(
+    pairs = TrainingPairs(
         _training_split(config, prepared, ranks, scratch),
         config.trainer.max_tokens,
         config.seed,
-        ranks.rank,
         ranks.world_size,
         length_multiple=COMPILED_LENGTH_MULTIPLE if config.trainer.compile else 1,
     )
+    loader = BatchLoader(pairs, ranks.rank, ranks.world_size)
     return Prefetched(loader, gpu=ranks.device if ranks.device.type == "cuda" else None)
 
 

@@ -1,0 +1,108 @@
+"""Training batches without end, for every task: what a run trains on decides what they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from headwise.data.batch import Batch
+from headwise.errors import RunError
+
+Rows = npt.NDArray[np.integer[Any]]
+
+
+class Plan(Protocol):
+    """The rows of each batch of an epoch; a list of arrays will do."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, batch: int, /) -> Rows: ...
+
+
+class Examples(Protocol):
+    """What a run trains on: pure functions of epoch and rows, so that a resumed run is exact."""
+
+    def plan(self, epoch: int) -> Plan:
+        """The rows of every batch of an epoch (from 1), of all ranks together."""
+        ...
+
+    def n_targets(self, epoch: int, rows: Rows) -> int:
+        """Scored positions of these rows."""
+        ...
+
+    def collate(self, epoch: int, rows: Rows) -> Batch:
+        """The batch of these rows."""
+        ...
+
+    def identity(self) -> dict[str, int]:
+        """What the plans depend on: a run is resumed only where all of it is the same."""
+        ...
+
+
+@dataclass
+class BatchLoader:
+    """The same batches for the same examples, from any position.
+
+    Each rank takes every `world_size`-th row of a batch, so that two ranks train on what one rank
+    with twice the budget trains on.
+
+    Args:
+        examples: what a run trains on.
+        rank: this process.
+        world_size: number of processes.
+    """
+
+    examples: Examples
+    rank: int = 0
+    world_size: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.world_size:
+            raise ValueError(f"rank {self.rank} of {self.world_size} ranks")
+        self._epoch, self._next_batch = 1, 0
+        self._plans: dict[int, Plan] = {}
+
+    @property
+    def n_batches(self) -> int:
+        """Batches of this epoch."""
+        return len(self._plan())
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        """This rank's share of the next batch; it may have no rows."""
+        if self._next_batch >= len(self._plan()):
+            self._epoch, self._next_batch = self._epoch + 1, 0
+        rows = self._plan()[self._next_batch]
+        self._next_batch += 1
+        batch = self.examples.collate(self._epoch, rows[self.rank :: self.world_size])
+        return replace(batch, global_targets=self.examples.n_targets(self._epoch, rows))
+
+    def _plan(self) -> Plan:
+        if self._epoch not in self._plans:
+            self._plans = {self._epoch: self.examples.plan(self._epoch)}
+        return self._plans[self._epoch]
+
+    def state(self) -> dict[str, int]:
+        """The position: `batch` batches of `epoch` were given. The rest is for `restore`."""
+        return {"epoch": self._epoch, "batch": self._next_batch, **self.examples.identity()}
+
+    def restore(self, state: dict[str, int]) -> None:
+        """Go on after the batch before `state()` was called, on any rank of that run.
+
+        Raises:
+            RunError: the state is of a loader with other batches.
+        """
+        for key, value in self.examples.identity().items():
+            if state.get(key) != value:
+                raise RunError(
+                    f"cannot go on in the data of this run: its {key} was {state.get(key)}, now "
+                    f"it is {value} (budget is trainer.max_tokens times the number of processes); "
+                    "set it back, or start another run"
+                )
+        self._epoch, self._next_batch = state["epoch"], state["batch"]

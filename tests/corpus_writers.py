@@ -31,9 +31,10 @@ def data_config(name: str, **changes: Any) -> DataConfig:
         assert isinstance(node, DictConfig)
         defaults = node.pop("defaults", [])
         nodes.insert(0, node)
-        if not defaults:
+        names = [entry for entry in defaults if isinstance(entry, str) and entry[0] not in "_/"]
+        if not names:
             break
-        (name,) = [entry for entry in defaults if entry != "_self_"]
+        (name,) = names
     typed = OmegaConf.merge(OmegaConf.structured(DataConfig), *nodes, changes)
     content: Any = OmegaConf.to_container(typed)
     return DataConfig(**{**content, "cleaning": CleaningConfig(**content["cleaning"])})

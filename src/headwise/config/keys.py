@@ -16,6 +16,7 @@ from headwise.config.schema import (
     SITE_GROUPS,
     SITES,
     Config,
+    DataConfig,
     DecodeConfig,
 )
 from headwise.errors import require, unknown
@@ -30,25 +31,30 @@ def refuse_unknown(config: DictConfig, config_name: str) -> None:
     Raises:
         ConfigError: the key, its neighbours and the nearest of them.
     """
-    for prefix, kind in _dataclasses(KINDS[config_name]):
+    for prefix, kind, node in _typed_nodes(config, KINDS[config_name]):
         names = [field.name for field in fields(kind)]
-        for key in map(str, _node(config, prefix)):
+        for key in map(str, node):
             if key not in names:
-                raise unknown(prefix, key, names)
+                raise unknown(prefix, key, [name for name in names if name[0] != "_"])
 
 
-def _dataclasses(kind: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """A dataclass and those in it, each with what its keys begin with."""
-    yield prefix, kind
+def _typed_nodes(
+    node: DictConfig, kind: Any, prefix: str = ""
+) -> Iterator[tuple[str, Any, DictConfig]]:
+    """A node of a dataclass and those in it, each with what its keys begin with."""
+    yield prefix, kind, node
     for name, hint in get_type_hints(kind).items():
+        below = None if OmegaConf.is_missing(node, name) else node.get(name)
+        inner = OmegaConf.get_type(below) if hint is Any else hint  # that of an open group
+        if isinstance(below, DictConfig) and is_dataclass(inner):
+            yield from _typed_nodes(below, inner, f"{prefix}{name}.")
+
+
+def _keys_of(kind: Any, prefix: str = "") -> Iterator[str]:
+    for name, hint in get_type_hints(kind).items():
+        yield f"{prefix}{name}"
         if is_dataclass(hint):
-            yield from _dataclasses(hint, f"{prefix}{name}.")
-
-
-def _node(config: DictConfig, prefix: str) -> DictConfig:
-    node = OmegaConf.select(config, prefix.removesuffix(".")) if prefix else config
-    assert isinstance(node, DictConfig)
-    return node
+            yield from _keys_of(hint, f"{prefix}{name}.")
 
 
 def refuse_misshapen(config: DictConfig, config_name: str) -> None:
@@ -57,8 +63,7 @@ def refuse_misshapen(config: DictConfig, config_name: str) -> None:
     Raises:
         ConfigError: the key, and what it must be.
     """
-    for prefix, kind in _dataclasses(KINDS[config_name]):
-        node = _node(config, prefix)
+    for prefix, kind, node in _typed_nodes(config, KINDS[config_name]):
         for name, hint in get_type_hints(kind).items():
             if is_dataclass(hint) or OmegaConf.is_missing(node, name):
                 continue
@@ -89,11 +94,10 @@ def _in_words(hint: Any) -> str:
 
 def known_keys(config_name: str) -> list[str]:
     """Every dotted key of a command's config; for training, those of each choice too."""
-    kinds = _dataclasses(KINDS[config_name])
-    keys = [f"{prefix}{field.name}" for prefix, kind in kinds for field in fields(kind)]
+    keys = list(_keys_of(KINDS[config_name]))
     if config_name != "train":
-        search = fields(DecodeConfig) if "decode" in keys else ()
-        return [*keys, *(f"decode.{field.name}" for field in search)]
+        return [*keys, *(_keys_of(DecodeConfig, "decode.") if "decode" in keys else ())]
+    keys += [*_keys_of(DataConfig, "data."), *_keys_of(DecodeConfig, "decode.")]
     for group in OPEN_GROUPS:
         for choice in group_choices(group):
             keys += [f"{group}.{key}" for key in group_node(group, choice) if key[0] != "_"]

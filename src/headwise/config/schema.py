@@ -46,6 +46,7 @@ class CleaningConfig:
 class DataConfig:
     """A parallel corpus with named splits; see `headwise.data.corpus`."""
 
+    _target_: str = "headwise.config.schema.DataConfig"
     name: str = MISSING  # of the corpus, by data=
     source: str = MISSING  # language code of the input side
     target: str = MISSING  # of the output side
@@ -133,6 +134,7 @@ class TrainerConfig:
 class DecodeConfig:
     """Search and scoring."""
 
+    _target_: str = "headwise.config.schema.DecodeConfig"
     method: str = "beam"  # beam or greedy
     beam: int = 5  # hypotheses a sentence
     length_penalty: float = 1.0  # score / length^penalty
@@ -188,13 +190,13 @@ class Config:
     gates: Any = MISSING
     repulsion: Any = MISSING
     loss: Any = MISSING
-    data: DataConfig = field(default_factory=DataConfig)
+    data: Any = MISSING
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     optimizer: Any = MISSING
     scheduler: Any = MISSING
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
-    decode: DecodeConfig = field(default_factory=DecodeConfig)
+    decode: Any = MISSING
     tracker: TrackerConfig = field(default_factory=TrackerConfig)
     paths: PathsConfig = field(default_factory=PathsConfig)
     experiment_name: str = "default"  # the folder below outputs that holds the run
@@ -329,6 +331,10 @@ KINDS: dict[str, type] = {  # of the commands
     "report": ReportConfig,
 }
 
+# Dataclasses of open groups, by the name under which a yaml's defaults list takes them as its own:
+# /schema/NAME@_here_. Their keys are checked when the config is composed.
+SCHEMAS: dict[str, type] = {"parallel": DataConfig, "search": DecodeConfig}
+
 C = TypeVar("C")
 
 
@@ -339,10 +345,28 @@ def typed(node: DictConfig, kind: type[C] = Config) -> C:  # type: ignore[assign
     return content
 
 
+def read_back(content: dict[str, Any]) -> Config:
+    """A resolved configuration of plain types as the dataclass of a training.
+
+    Raises:
+        OmegaConfBaseException: an unknown key, or a value of a wrong type.
+    """
+    merged = OmegaConf.merge(OmegaConf.structured(Config), content)
+    assert isinstance(merged, DictConfig)
+    schemas = {f"{kind.__module__}.{kind.__qualname__}": kind for kind in SCHEMAS.values()}
+    for group in ("data", "decode"):
+        kind = schemas.get(merged[group].get("_target_"))
+        if kind is not None:
+            merged[group] = OmegaConf.merge(OmegaConf.structured(kind), merged[group])
+    return typed(merged)
+
+
 @cache
 def register() -> None:
-    """Make the dataclasses known to Hydra as `train_schema`, `evaluate_schema` and so on."""
+    """Make the dataclasses known to Hydra: `train_schema` and so on, and `schema/NAME`."""
     from hydra.core.config_store import ConfigStore
 
     for command, kind in KINDS.items():
         ConfigStore.instance().store(f"{command}_schema", kind)
+    for name, kind in SCHEMAS.items():
+        ConfigStore.instance().store(name, kind, group="schema")

@@ -43,7 +43,7 @@ def settings(kind: type, values: DictConfig) -> Iterator[tuple[str, str, str]]:
     assert isinstance(plain, dict)
     for name in (field.name for field in dataclasses.fields(kind)):
         is_group = isinstance(plain[name], dict) and plain[name]
-        if not is_group and name not in OF_A_CORPUS:
+        if not is_group and name not in OF_A_CORPUS and name[0] != "_":
             comment = re.search(rf"^    {name}: [^#\n]*  # (.*)$", source, re.MULTILINE)
             yield name, _yaml(plain[name]), comment[1] if comment else ""
 

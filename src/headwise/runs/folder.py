@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from headwise.config.schema import Config
+from headwise.config.schema import Config, DecodeConfig, read_back
 from headwise.errors import RunError, nearest
 from headwise.file_names import check_file_name
 from headwise.files import read_json, write_json, write_text
@@ -164,15 +164,14 @@ def read_config(folder: RunFolder) -> Config:
         RunError: it is broken, or was written by a version with other keys.
     """
     try:
-        merged = OmegaConf.merge(OmegaConf.structured(Config), folder.read_config())
-        content = OmegaConf.to_object(merged)
+        content = read_back(folder.read_config())
     except (OmegaConfBaseException, YAMLError, UnicodeDecodeError) as error:
         reason = str(error).splitlines()[0]
         raise RunError(
             f"{folder.path / 'config.yaml'} is broken, or of another version of headwise: {reason}"
         ) from error
-    assert isinstance(content, Config)
-    content.decode.external = {}
+    if isinstance(content.decode, DecodeConfig):
+        content.decode.external = {}
     return content
 
 

@@ -89,7 +89,7 @@ def search_settings(
     Raises:
         ConfigError: an unknown key or a value of a wrong type, as `decode.<key>`.
     """
-    names = [field.name for field in fields(DecodeConfig)]
+    names = [field.name for field in fields(DecodeConfig) if field.name[0] != "_"]
     merged = OmegaConf.structured(own)
     for key, value in changes.items():
         if key not in names:

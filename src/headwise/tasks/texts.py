@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from headwise.config.schema import PruneDataConfig
+from headwise.config.schema import DataConfig, PruneDataConfig
 from headwise.data.batch import Batch
 from headwise.data.batching import evaluation_batches
 from headwise.data.corpora.text import decoded_lines, open_bytes
@@ -69,7 +69,7 @@ def named_sets(run: TrainedRun, names: list[str], folder: str | None) -> dict[st
 
 def set_to_show(run: TrainedRun) -> str:
     """The first test set of a run, or its validation set where it has none."""
-    data = run.config.data
+    data: DataConfig = run.config.data
     return [*data.test, *_held_tests(run), data.valid][0]
 
 

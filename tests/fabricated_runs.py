@@ -91,8 +91,10 @@ def write_run(
     for ending, lines in ((".txt", hypotheses), (".ref.txt", REFERENCES)):
         path = run.hypotheses / f"{test}{ending}"
         path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    measured = score_translations(hypotheses, REFERENCES, config.data.target)
+    run.write_sums(f"{test}.translation.npy", measured.items)
     results: dict[str, Any] = {
-        "scores": {test: score_translations(hypotheses, REFERENCES, config.data.target)},
+        "scores": {test: measured.scores()},
         "seed": config.seed,
         "updates": container["trainer"]["max_updates"],
         "stopped_early": False,

@@ -189,7 +189,11 @@ def remains(run: Path) -> dict[str, Any]:
         "heads": (run / "heads.jsonl").read_bytes(),
         **{
             str(path.relative_to(run)): hashlib.sha256(path.read_bytes()).hexdigest()
-            for folder, pattern in (("checkpoints", "*.pt"), ("hypotheses", "*.txt"))
+            for folder, pattern in (
+                ("checkpoints", "*.pt"),
+                ("hypotheses", "*.txt"),
+                ("sums", "*.npy"),
+            )
             for path in sorted((run / folder).glob(pattern))
         },
     }

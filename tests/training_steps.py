@@ -16,6 +16,7 @@ from headwise.config.schema import ModelConfig, TrainerConfig
 from headwise.data.batching import Batch, collate
 from headwise.data.store import EncodedSplit
 from headwise.losses.loss import CrossEntropy
+from headwise.metrics.metric import Measured, Metric
 from headwise.model.build import build_model
 from headwise.model.transformer import Transformer
 from headwise.runs.folder import RunFolder
@@ -98,6 +99,17 @@ def small_model(layers: int = 1, heads: int = 2, dropout: float = 0.0) -> Transf
     return Transformer(config, 9, 9, True, factory, seed=1)
 
 
+def validation(**values: float) -> Validation:
+    """Of one item whose statistics are the scores themselves; of `bleu` more is better."""
+    metrics = [
+        Metric(
+            name, "higher" if name == "bleu" else "lower", lambda sums: sums[0], [column], "", ""
+        )
+        for column, name in enumerate(values)
+    ]
+    return Validation([Measured(np.array([list(values.values())]), metrics)], {})
+
+
 def make_trainer(folder: Path, model: Transformer | None = None, **changes: Any) -> Trainer:
     """A trainer by plain descent, so that a step is the gradient itself; of made-up scores."""
     model = model or small_model()
@@ -113,7 +125,7 @@ def make_trainer(folder: Path, model: Transformer | None = None, **changes: Any)
     of_step |= {name: changes.pop(name) for name in set(of_step) & set(changes)}
     parts: dict[str, Any] = {
         "loader": Loader(PAIRS, [0, 1], [2, 3], [4]),
-        "validate": lambda: Validation({"valid/loss": next(scores)}, {}),
+        "validate": lambda: validation(loss=next(scores)),
         "reported": dict,
         "stop": StopRequest(),
         **changes,

@@ -40,6 +40,9 @@ CONFIG_ERRORS = {
     "data.test=${seed}": "a list, each of it text",
     # ranges
     "seed=99999999999999999999": "below 2^63",
+    "trainer.monitor=chr": "Did you mean chrf?",
+    "trainer.monitor=support": "trainer.monitor must be one of bleu, bleu_tokenised, chrf, chrf++",
+    "trainer.valid_sentences=0": "at least 1 with trainer.monitor=bleu",
     "trainer.max_updates=0": "trainer.max_updates must be at least 1, got 0",
     "model.n_heads=3": "divisor of model.d_model=16",
     "model.dropout=1": "[0, 1)",

@@ -23,6 +23,8 @@ from corpus_writers import served
 from headwise.analysis.text.readings import readings
 from headwise.train.checkpoint import checkpoint_path
 
+TEXT_METRICS = ("bleu", "bleu_tokenised", "chrf", "chrf++")
+
 
 def test_the_runs_own_test_sets_get_the_runs_own_scores(headwise: CommandLine, run: Path) -> None:
     ended = headwise("evaluate", f"run={run}")
@@ -32,7 +34,10 @@ def test_the_runs_own_test_sets_get_the_runs_own_scores(headwise: CommandLine, r
     assert results(run)["scores"] == own
     assert (run / "checkpoints" / f"{results(run)['checkpoint']}.pt").is_file()
     for split, metrics in own.items():
-        assert set(metrics) == {"bleu", "bleu_tokenised", "chrf", "chrf++"}
+        assert set(metrics) == {*TEXT_METRICS, "loss", "nll", "perplexity"}
+        for unit in ("loss", "translation"):
+            sums = [f"sums/{part}{split}.{unit}.npy" for part in ("", "results-auto/")]
+            assert (run / sums[0]).read_bytes() == (run / sums[1]).read_bytes()
         for metric, found in metrics.items():
             line = next(
                 line for line in ended.out.splitlines() if line.split()[:2] == [split, metric]

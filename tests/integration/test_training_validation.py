@@ -6,20 +6,39 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 import headwise
 from command_line import train_small, write_corpus
-from headwise.data.batching import Batch
+from headwise.data.batching import Batch, collate, evaluation_batches
+from headwise.data.store import EncodedSplit
 from headwise.data.tokenizer import BOS, EOS, PAD
 from headwise.decode.translator import Translator
 from headwise.kernels import native, verification
+from headwise.losses.loss import CrossEntropy
+from headwise.runs.folder import RunFolder, read_config
 from headwise.tasks import evaluation
+from headwise.tasks.evaluation import measure_losses, translation_metrics
 from headwise.track.jsonl import read_jsonl
+from headwise.train.checkpoint import load_checkpoint
+from headwise.train.distributed import Ranks
+from training_steps import PAIRS, small_model
 
 SMOOTHING = 0.1
+
+
+class Share(Ranks):
+    """One rank alone, whose sums are its own."""
+
+    def sum(self, values: Tensor) -> Tensor:
+        return values
+
+
+def only(row: int) -> EncodedSplit:
+    return EncodedSplit.from_lists(*([side[row].tolist()] for side in (PAIRS.source, PAIRS.target)))
 
 
 def lines(folder: Path, code: str) -> list[str]:
@@ -46,21 +65,65 @@ def test_losses_are_means_over_the_tokens_of_the_whole_set(tmp_path: Path) -> No
     run = train_small(tmp_path, f"loss.label_smoothing={SMOOTHING}", "trainer.valid_sentences=2")
     found = last_validation(run)
     loaded = headwise.load(str(run), checkpoint="last", device="cpu")
-    loss = nll = n_tokens = 0.0
+    rows = []
     for source, target in zip(lines(tmp_path, "de"), lines(tmp_path, "en"), strict=True):
         ids = loaded.tokenizers.target.encode([target])[0]
         read = torch.tensor([[*loaded.tokenizers.source.encode([source])[0], EOS]])
         with torch.no_grad():
             logits = loaded.model(read, torch.tensor([read.shape[1]]), torch.tensor([[BOS, *ids]]))
         log_p: Tensor = logits[0].double().log_softmax(-1)
-        own = -log_p.gather(1, torch.tensor([*ids, EOS])[:, None]).sum().item()
-        nll += own
-        loss += (1 - SMOOTHING) * own - SMOOTHING * log_p.mean(-1).sum().item()
-        n_tokens += len(ids) + 1
+        nll = -log_p.gather(1, torch.tensor([*ids, EOS])[:, None]).sum().item()
+        loss = (1 - SMOOTHING) * nll - SMOOTHING * log_p.mean(-1).sum().item()
+        rows.append((loss, nll, len(ids) + 1))
+    loss, nll, n_tokens = map(sum, zip(*rows, strict=True))
     assert found["valid/nll"] == pytest.approx(nll / n_tokens, rel=1e-5)
     assert found["valid/loss"] == pytest.approx(loss / n_tokens, rel=1e-5)
     assert found["valid/loss"] != pytest.approx(found["valid/nll"], rel=1e-4)
     assert found["valid/perplexity"] == pytest.approx(math.exp(nll / n_tokens), rel=1e-5)
+
+
+def test_items_of_the_loss_stand_in_the_order_of_the_rows() -> None:
+    """Whatever batches they are measured in, and shared by however many ranks."""
+    model, loss = small_model(), CrossEntropy(SMOOTHING)
+    ranks = Ranks(0, 1, torch.device("cpu"))
+    alone = np.array([
+        measure_losses(model, loss, [collate(only(row), np.array([0]))], ranks).items[0]
+        for row in range(len(PAIRS))
+    ])  # fmt: skip
+    assert alone[:, 2].tolist() == (PAIRS.target.lengths + 1).tolist()
+    batches = list(evaluation_batches(PAIRS, 10))
+    assert len(batches) > 2
+    together = measure_losses(model, loss, batches, ranks).items
+    np.testing.assert_allclose(together, alone, rtol=1e-5)
+    shares = [
+        measure_losses(model, loss, batches, Share(rank, 2, ranks.device)).items
+        for rank in range(2)
+    ]
+    np.testing.assert_array_equal(sum(shares), together)
+
+
+def test_sums_of_the_run_folder_give_every_score(tmp_path: Path) -> None:
+    run = RunFolder(train_small(tmp_path, "trainer.monitor=chrf", "decode.beam=2"))
+    assert sorted(path.name for path in run.sums.iterdir()) == [
+        f"{split}.{unit}.npy"
+        for split in ("test_a", "test_b", "valid")
+        for unit in ("loss", "translation")
+    ]
+    results = run.read_results()
+    assert results is not None
+    for split, scores in results.scores.items():
+        metrics = translation_metrics(read_config(run))
+        assert {metric.name for metric in metrics} == set(scores)
+        for metric in metrics:
+            items = run.read_sums(f"{split}.{metric.unit}.npy")
+            assert items is not None
+            assert len(items) == {"valid": 6, "test_a": 5, "test_b": 4}[split]
+            assert metric.score(items) == scores[metric.name]["score"]
+            assert metric.signature == scores[metric.name]["signature"]
+    chrf = [row["valid/chrf"] for row in read_jsonl(run.metrics) if "valid/chrf" in row]
+    state = load_checkpoint(run.last)["state"]
+    assert state["best_score"] == max(chrf)
+    assert results.scores["valid"]["loss"] != results.scores["test_a"]["loss"]
 
 
 def test_heads_are_looked_at_on_the_first_sentences_short_on_both_sides(
@@ -90,13 +153,14 @@ def test_heads_are_looked_at_on_the_first_sentences_short_on_both_sides(
 def test_the_first_sentences_are_translated_with_the_losses_own_map(
     loss: str, beam: int, method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scored: list[tuple[list[str], Any]] = []
+    scored: list[tuple[list[str], dict[str, float]]] = []
     made: list[Translator] = []
     score = evaluation.score_translations
 
     def kept(hypotheses: list[str], references: list[str], language: str) -> Any:
-        scored.append((references, score(hypotheses, references, language)))
-        return scored[-1][1]
+        measured = score(hypotheses, references, language)
+        scored.append((references, measured.values()))
+        return measured
 
     class Kept(Translator):
         def __init__(self, *given: Any, **named: Any) -> None:
@@ -114,8 +178,8 @@ def test_the_first_sentences_are_translated_with_the_losses_own_map(
     search = made[0].config
     assert (search.method, search.beam, search.n_best) == (method, beam, 1)
     first = next(row for row in read_jsonl(run / "metrics.jsonl") if "valid/bleu" in row)
-    for metric in ("bleu", "chrf"):
-        assert first[f"valid/{metric}"] == scores[metric]["score"]
+    for metric, value in scores.items():
+        assert first[f"valid/{metric}"] == value
 
 
 def test_a_line_break_within_a_translation_moves_no_other_line(tmp_path: Path) -> None:

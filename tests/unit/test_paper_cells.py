@@ -10,9 +10,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fabricated_runs import MACHINE, REFERENCES, translations
+from headwise.config.folders import group_node
 from headwise.metrics.bleu import score_translations
 from headwise.metrics.significance import Comparison
 from headwise.report.cells import (
@@ -27,6 +29,7 @@ from headwise.report.paper import Cell, Column, Paper, Recipe
 from headwise.report.paper_runs import Matching
 from headwise.report.paper_tables import paper_tables
 from headwise.report.tables import Table, fact_table, select
+from headwise.runs.folder import RunFolder
 from headwise.runs.results import Results
 
 PAPER = Paper(
@@ -54,6 +57,8 @@ def finished(
     for ending, text in ((".txt", lines), (".ref.txt", references)):
         path = folder / "hypotheses" / f"test{ending}"
         path.write_text("".join(f"{line}\n" for line in text), encoding="utf-8")
+    measured = score_translations(lines, references, "en")
+    RunFolder(folder).write_sums("test.translation.npy", measured.items)
     return SimpleNamespace(
         folder=folder,
         seed=seed,
@@ -62,9 +67,11 @@ def finished(
         train_pairs=train_pairs,
         tokens_per_second=speed,
         machine=MACHINE,
-        results=Results({"test": dict(score_translations(lines, references, "en"))}),
+        results=Results({"test": dict(measured.scores())}),
         config=SimpleNamespace(
-            data=SimpleNamespace(target="en"), trainer=SimpleNamespace(precision="float32")
+            data=SimpleNamespace(target="en"),
+            loss=group_node("loss", "cross_entropy"),
+            trainer=SimpleNamespace(precision="float32"),
         ),
     )
 
@@ -171,8 +178,16 @@ def test_runs_of_two_kinds_are_neither_averaged_nor_compared(
             ["sparse is not tested against softmax: the references of test are not the same in "],
         ),
         (
-            lambda run: (run.folder / "hypotheses" / "test.txt").write_text("other\n" * 6),
-            [r"sparse is not tested against softmax: the translations in .*/b score 0.00"],
+            lambda run: RunFolder(run.folder).write_sums("test.translation.npy", np.ones((6, 44))),
+            [r"sparse is not tested against softmax: the sums in .*/b give 100.00, its results"],
+        ),
+        (
+            lambda run: (run.folder / "sums" / "test.translation.npy").write_bytes(b"?"),
+            [r"sparse is not tested against softmax: .*/test.translation.npy is broken"],
+        ),
+        (
+            lambda run: (run.folder / "sums" / "test.translation.npy").unlink(),
+            [r"sparse is not tested against softmax: .*/b has no sums/test.translation.npy"],
         ),
         (lambda run: vars(run).update(machine={"gpu": "H200"}), ["tokens/s of .* not compared"]),
     ],

@@ -148,7 +148,7 @@ def test_a_good_paper_is_read() -> None:
     [
         (lambda p: p.pop("title"), "paper.*title"),
         (lambda p: p.update(name="../x"), "paper.name"),
-        (lambda p: p.update(metric="chrf"), "paper.metric must be one of bleu, bleu_tokenised"),
+        (lambda p: p.update(metric="chr"), "paper.metric must be one of .*Did you mean chrf"),
         (lambda p: p.update(baseline="z"), "paper.baseline must be one of a, b"),
         (lambda p: p.update(seeds=[1, 1]), "paper.seeds"),
         (lambda p: p["cells"][0].update(row="z"), r"paper.cells\[0\].row must be one of a, b"),

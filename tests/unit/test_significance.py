@@ -1,4 +1,4 @@
-"""The paired bootstrap against sacreBLEU's numbers and against what a test of significance owes."""
+"""The paired bootstrap against sacreBLEU's test and against what a test of significance owes."""
 
 from __future__ import annotations
 
@@ -10,22 +10,12 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.significance import PairedTest
 
 from headwise.errors import ConfigError, DataError
-from headwise.metrics.bleu import score_translations
-from headwise.metrics.significance import corpus_bleu, paired_bootstrap, sentence_statistics
+from headwise.metrics.bleu import score_translations, text_metrics
+from headwise.metrics.metric import Metric
+from headwise.metrics.significance import Comparison, paired_bootstrap
 
 WORDS = [f"w{i}" for i in range(30)]
-REFERENCES = [
-    "The dog (a big one) doesn't see the cat.",
-    "No!",
-    "Three well-known houses cost $1,000.50 each, don't they?",
-    "",
-]
-HYPOTHESES = [
-    "The dog (a big one) does not see the cat.",
-    "",
-    "Three houses cost $1,000 each.",
-    "x",
-]
+BLEU_13A = text_metrics("en")[0]
 
 
 def references(n: int, seed: int = 0) -> list[str]:
@@ -43,52 +33,31 @@ def noisy(lines: list[str], rate: float, seed: int) -> list[str]:
 
 
 def statistics(lines: list[str], refs: list[str]) -> np.ndarray:
-    return sentence_statistics(lines, refs, "bleu", "en")
+    return score_translations(lines, refs, "en").items
 
 
-@pytest.mark.parametrize("metric", ["bleu", "bleu_tokenised"])
-@pytest.mark.parametrize("language", ["en", "de"])
-def test_statistics_sum_to_the_corpus_score(metric: str, language: str) -> None:
-    found = sentence_statistics(HYPOTHESES, REFERENCES, metric, language)
-    assert found.shape == (4, 10)
-    wanted = score_translations(HYPOTHESES, REFERENCES, language)[metric]["score"]
-    assert corpus_bleu(found.sum(0)) == pytest.approx(wanted, abs=1e-9)
-
-
-def test_an_order_without_matches_is_smoothed_as_a_table_is() -> None:
-    mine, other = ["a b c d e", "x"], ["a b y d e", "no"]
-    found = statistics(mine, other).sum(0)
-    assert list(found[:4]) == [4, 2, 0, 0]
-    wanted = score_translations(mine, other, "en")["bleu"]["score"]
-    assert corpus_bleu(found) == pytest.approx(wanted, abs=1e-9)
-    assert wanted > 1
-
-
-def test_words_are_cut_as_the_target_language_wants_it() -> None:
-    found = sentence_statistics(["我爱北京天安门"], ["我爱天安门"], "bleu", "zh-CN")
-    assert found[0, -2:].tolist() == [7, 5]  # every character is a word
+def compare(systems: list[np.ndarray], baselines: list[np.ndarray], n: int) -> Comparison:
+    return paired_bootstrap(systems, baselines, BLEU_13A, n)
 
 
 def test_interval_and_p_are_of_the_mean_over_seeds_that_differ() -> None:
     refs = references(60)
     systems = [statistics(noisy(refs, rate, seed), refs) for rate, seed in ((0.2, 1), (0.5, 2))]
     baselines = [statistics(noisy(refs, rate, seed), refs) for rate, seed in ((0.22, 3), (0.34, 4))]
-    both = paired_bootstrap(systems, baselines, 3000)
-    first = paired_bootstrap(systems[:1], baselines[:1], 3000)
+    both = compare(systems, baselines, 3000)
+    first = compare(systems[:1], baselines[:1], 3000)
     chosen, by_hand = random.Random(0), []
     for _ in range(3000):
         drawn = chosen.choices(range(60), k=60)
-        new, old = (
-            [corpus_bleu(of[drawn].sum(0)) for of in seeds] for seeds in (systems, baselines)
-        )
+        new, old = ([BLEU_13A.score(of[drawn]) for of in seeds] for seeds in (systems, baselines))
         by_hand.append(np.mean(new) - np.mean(old))
     low, high = np.quantile(by_hand, [0.025, 0.975])
     # 90 % would be narrower by a third of the deviation at either end
     deviation = np.std(by_hand)
     assert (both.low, both.high) == pytest.approx((low, high), abs=0.15 * deviation)
-    scores = [np.mean([corpus_bleu(of.sum(0)) for of in seeds]) for seeds in (systems, baselines)]
+    scores = [np.mean([BLEU_13A.score(of) for of in seeds]) for seeds in (systems, baselines)]
     assert both.difference == pytest.approx(scores[0] - scores[1], abs=1e-9)
-    assert (both.n_seeds, both.n_sentences, both.n_resamples) == (2, 60, 3000)
+    assert (both.n_seeds, both.n_items, both.n_resamples) == (2, 60, 3000)
     as_far = np.abs(np.array(by_hand) - np.mean(by_hand)) >= abs(both.difference)
     assert both.p_value == pytest.approx(as_far.mean(), abs=0.03)
     assert abs(both.low - first.low) > deviation
@@ -99,7 +68,7 @@ def test_interval_and_p_are_of_the_mean_over_seeds_that_differ() -> None:
 def test_one_seed_is_resampled_as_sacrebleu_does() -> None:
     refs = references(150)
     system, baseline = noisy(refs, 0.2, 1), noisy(refs, 0.24, 2)
-    ours = paired_bootstrap([statistics(system, refs)], [statistics(baseline, refs)], 2000)
+    ours = compare([statistics(system, refs)], [statistics(baseline, refs)], 2000)
     metric = {"BLEU": BLEU(tokenize="13a", references=None)}
     _, theirs = PairedTest(
         [("baseline", baseline), ("system", system)], metric, [refs], "bs", n_samples=2000
@@ -113,7 +82,7 @@ def test_one_seed_is_resampled_as_sacrebleu_does() -> None:
 def test_a_clear_difference_is_found_and_its_sign_kept() -> None:
     refs = references(150)
     good, bad = statistics(noisy(refs, 0.1, 1), refs), statistics(noisy(refs, 0.4, 2), refs)
-    better, worse = paired_bootstrap([good], [bad], 300), paired_bootstrap([bad], [good], 300)
+    better, worse = compare([good], [bad], 300), compare([bad], [good], 300)
     assert better.p_value == worse.p_value == 1 / 301
     assert better.low > 0 > worse.high
     assert better.difference == -worse.difference
@@ -122,7 +91,7 @@ def test_a_clear_difference_is_found_and_its_sign_kept() -> None:
 def test_equal_systems_never_differ() -> None:
     refs = references(20)
     same = statistics(noisy(refs, 0.3, 1), refs)
-    found = paired_bootstrap([same], [same], 50)
+    found = compare([same], [same], 50)
     assert (found.difference, found.low, found.high, found.p_value) == (0, 0, 0, 1)
 
 
@@ -130,7 +99,7 @@ def test_sentences_are_drawn_not_sentences_of_each_seed() -> None:
     """The same translations three times over are no more evidence than once."""
     refs = references(80)
     system, baseline = statistics(noisy(refs, 0.2, 1), refs), statistics(noisy(refs, 0.22, 2), refs)
-    once, thrice = (paired_bootstrap([system] * n, [baseline] * n, 200) for n in (1, 3))
+    once, thrice = (compare([system] * n, [baseline] * n, 200) for n in (1, 3))
     assert (once.low, once.high, once.p_value) == pytest.approx(
         (thrice.low, thrice.high, thrice.p_value)
     )
@@ -139,19 +108,29 @@ def test_sentences_are_drawn_not_sentences_of_each_seed() -> None:
 def test_a_report_made_twice_says_the_same() -> None:
     refs = references(30)
     pair = [[statistics(noisy(refs, 0.2, seed), refs)] for seed in (1, 2)]
-    assert paired_bootstrap(*pair, 50) == paired_bootstrap(*pair, 50)
+    assert compare(*pair, 50) == compare(*pair, 50)
 
 
 def test_what_cannot_be_compared_is_refused() -> None:
     refs = references(4)
     few, many = statistics(refs[:2], refs[:2]), statistics(refs, refs)
-    with pytest.raises(DataError, match="different numbers of sentences"):
-        paired_bootstrap([few], [many])
+    with pytest.raises(DataError, match="different numbers of items"):
+        compare([few], [many], 1)
     with pytest.raises(DataError, match="cannot pair 0 systems"):
-        paired_bootstrap([], [])
-    with pytest.raises(DataError, match="2 hypotheses with 4 references"):
-        statistics(refs[:2], refs)
+        compare([], [], 1)
     with pytest.raises(ConfigError, match="n_resamples must be at least 1"):
-        paired_bootstrap([many], [many], 0)
-    with pytest.raises(ConfigError, match="metric must be one of bleu, bleu_tokenised"):
-        sentence_statistics(refs, refs, "chrf", "en")
+        compare([many], [many], 0)
+
+
+def test_better_is_above_0_whichever_way_a_metric_points() -> None:
+    """Of nats and tokens; all that a metric does not read is nothing to it."""
+    generator = np.random.default_rng(1)
+    base = np.column_stack((generator.random(60), generator.gamma(9, size=60), np.full(60, 4.0)))
+    lower = base - [0.0, 0.5, 0.0]
+    nll = Metric("nll", "lower", lambda sums: float(sums[0] / sums[1]), (1, 2), "", "loss")
+    found = paired_bootstrap([lower], [base], nll, 200)
+    assert found.difference == pytest.approx(0.125)
+    assert (found.low, found.high) == pytest.approx((0.125, 0.125))
+    assert found.p_value == 1 / 201
+    score = Metric("score", "higher", nll.of_sums, (1, 2), "", "loss")
+    assert paired_bootstrap([lower], [base], score, 200).difference == pytest.approx(-0.125)

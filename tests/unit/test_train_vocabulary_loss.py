@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from headwise.kernels import linear
 from headwise.losses import vocabulary_loss
-from headwise.losses.loss import CrossEntropy, EntmaxLoss, Loss, LossSum, SparsemaxLoss
+from headwise.losses.loss import CrossEntropy, EntmaxLoss, Loss, SparsemaxLoss
 from headwise.losses.vocabulary_loss import chunk_rows
 
 R, D, V = 23, 6, 37
@@ -18,10 +18,9 @@ LOSSES = [CrossEntropy(0.1), CrossEntropy(0.0), EntmaxLoss(1.3, 0.1), SparsemaxL
 class Squares(Loss):
     """A loss that does not know how to make its gradient."""
 
-    def forward(self, logits: Tensor, targets: Tensor) -> LossSum:
-        wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        squares = wide.square().sum(-1)
-        return LossSum(squares.sum(), squares.new_tensor(float(len(targets))))
+    def rows(self, logits_RV: Tensor, targets_R: Tensor) -> tuple[Tensor, Tensor]:
+        wide_RV = logits_RV.to(torch.promote_types(logits_RV.dtype, torch.float32))
+        return wide_RV.square().sum(-1), torch.ones_like(wide_RV[:, 0])
 
 
 @pytest.fixture(autouse=True)
@@ -65,6 +64,16 @@ def test_sums_and_gradients_are_those_of_the_logits(
         assert other.is_contiguous()
     if is_low:  # the sums see the very same logits
         torch.testing.assert_close(found[1][:2], found[0][:2], rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("loss", [*LOSSES, Squares()], ids=repr)
+def test_each_row_has_its_own_loss_and_measure(loss: Loss) -> None:
+    states_RD, weight_VD, targets_R = example()
+    found = loss.rows_of_states(states_RD, weight_VD, targets_R)
+    for row in range(R):
+        one = slice(row, row + 1)
+        sums = loss.of_states(states_RD[one], weight_VD, targets_R[one])
+        torch.testing.assert_close((found[0][row], found[1][row]), (sums.loss, sums.measure))
 
 
 def test_by_chunks_and_gradients_of_what_is_asked_for(

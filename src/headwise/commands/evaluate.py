@@ -42,13 +42,14 @@ def evaluate(config: EvaluateConfig) -> dict[str, Any]:
     for split, (sources, references) in texts.items():
         scores[split], _ = evaluate_texts(
             run.translator,
+            run.config,
             sources,
             references,
             split,
-            run.folder.hypotheses / name,
-            run.config.data.target,
+            run.folder,
             Ranks(0, 1, run.translator.device),
             config.progress,
+            name,
         )
         print("\n".join(score_lines(split, scores[split])), flush=True)
         known[split] = scores[split]

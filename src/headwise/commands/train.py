@@ -325,11 +325,11 @@ class _Run:
             sources, references = prepared.corpus.read(name)
             scores[name], hypotheses = evaluate_texts(
                 translator,
+                config,
                 sources,
                 references,
                 name,
-                folder.hypotheses,
-                config.data.target,
+                folder,
                 self.ranks,
                 config.trainer.progress,
             )

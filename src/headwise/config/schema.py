@@ -120,7 +120,7 @@ class TrainerConfig:
     validate_every: int = 1000  # updates between validations
     save_every: int = 1000  # updates between checkpoints
     keep: int = 5  # numbered checkpoints kept beside best and last
-    monitor: str = "bleu"  # bleu or loss: what `best` and early stopping look at
+    monitor: str = "bleu"  # metric of `best` and early stopping: bleu, chrf, loss, nll, …
     patience: int = 0  # validations without improvement before stopping; 0 is off
     average: int = 0  # average the last N numbered checkpoints at the end; 0 is off
     valid_beam: int = 1  # of the translations at validations; decode.beam is for the end

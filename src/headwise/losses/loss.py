@@ -15,8 +15,10 @@ from headwise.entmax.function import REFERENCE
 from headwise.entmax.losses import entmax_loss_and_support, log_entmax, log_softmax
 from headwise.errors import require
 from headwise.kernels import choice, loss_operators
+from headwise.kernels.linear import linear
 from headwise.losses.output_map import OutputMap
-from headwise.losses.vocabulary_loss import RowSums, projected_loss
+from headwise.losses.vocabulary_loss import RowSums, chunk_rows, projected_loss
+from headwise.metrics.metric import Floats, Metric
 from headwise.precision import each_place_written_once
 
 LOG2_E = 1 / math.log(2.0)
@@ -31,13 +33,23 @@ class LossSum:
 
 
 class Loss(nn.Module):
-    """(logits (..., V), targets (...)) -> sums over all targets; no class is left out."""
+    """A loss of every target; no class is left out. One of your own defines `rows`, `log_probs`."""
 
     measure: ClassVar[str] = "nll"  # nll (in nats), or support (words with a probability)
 
-    def forward(self, logits: Tensor, targets: Tensor) -> LossSum:
-        """The sums of a batch."""
+    def rows(self, logits_RV: Tensor, targets_R: Tensor) -> tuple[Tensor, Tensor]:
+        """Loss, which is differentiated, and measure of every target: (R,) each, at least float32.
+
+        Args:
+            logits_RV: of any type.
+            targets_R: classes, int64; every number counts, 0 too.
+        """
         raise NotImplementedError
+
+    def forward(self, logits: Tensor, targets: Tensor) -> LossSum:
+        """The sums over targets (...) of logits (..., V)."""
+        loss_R, measure_R = self.rows(logits.flatten(0, -2), targets.flatten())
+        return LossSum(loss_R.sum(), measure_R.detach().sum())
 
     def of_states(self, states_RD: Tensor, weight_VD: Tensor, targets_R: Tensor) -> LossSum:
         """The sums for the logits `states @ weight.T`, without all of these in memory at once.
@@ -46,10 +58,19 @@ class Loss(nn.Module):
         """
         return LossSum(*projected_loss(states_RD, weight_VD, targets_R, self.of_rows))
 
+    def rows_of_states(
+        self, states_RD: Tensor, weight_VD: Tensor, targets_R: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """`rows` of the same logits, by as many of them at a time; for evaluation."""
+        n_rows = chunk_rows(len(weight_VD), states_RD.device)
+        chunks = zip(torch.split(states_RD, n_rows), torch.split(targets_R, n_rows), strict=True)
+        found = [self.rows(linear(states, weight_VD), targets) for states, targets in chunks]
+        return torch.cat([loss for loss, _ in found]), torch.cat([measure for _, measure in found])
+
     def of_rows(self, logits_RV: Tensor, target_R: Tensor, with_gradient: bool) -> RowSums:
         """The sums of rows and, if asked for, their gradient in the logits, which it may overwrite.
 
-        This one differentiates `forward`; a loss that knows its gradient makes it here.
+        This one differentiates `rows`; a loss that knows its gradient makes it here.
         """
         if not with_gradient:
             sums = self(logits_RV, target_R)
@@ -76,6 +97,21 @@ class Loss(nn.Module):
         """The same as a search takes it."""
         return OutputMap(self.log_probs, is_sparse=self.measure == "support")
 
+    @property
+    def metrics(self) -> list[Metric]:
+        """Means a target, and the perplexity of an nll, of items (loss, measure, targets)."""
+        kinds = [("loss", 0, _mean), (self.measure, 1, _mean)]
+        if self.measure == "nll":
+            kinds.append(("perplexity", 1, lambda sums: math.exp(min(_mean(sums), 700.0))))
+        return [
+            Metric(name, "lower", of_sums, (column, 2), "per target token", "loss")
+            for name, column, of_sums in kinds
+        ]
+
+
+def _mean(sums: Floats) -> float:
+    return float(sums[0] / sums[1])
+
 
 class CrossEntropy(Loss):
     """Cross-entropy with uniform label smoothing (Szegedy et al. 2016; Vaswani et al. 2017).
@@ -88,13 +124,12 @@ class CrossEntropy(Loss):
         require(0 <= label_smoothing < 1, "label_smoothing", "in [0, 1)", label_smoothing)
         self.label_smoothing = label_smoothing
 
-    def forward(self, logits: Tensor, targets: Tensor) -> LossSum:
-        """Sums of the losses of all targets."""
-        logits_NV, target_N = logits.flatten(0, -2), targets.flatten()
-        logits_NV = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32))
-        total = functools.partial(cross_entropy, target=target_N, reduction="sum")
-        loss = total(logits_NV, label_smoothing=self.label_smoothing)
-        return LossSum(loss, total(logits_NV.detach()))
+    def rows(self, logits_RV: Tensor, targets_R: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Loss.rows`."""
+        logits_RV = logits_RV.to(torch.promote_types(logits_RV.dtype, torch.float32))
+        of_each = functools.partial(cross_entropy, target=targets_R, reduction="none")
+        loss_R = of_each(logits_RV, label_smoothing=self.label_smoothing)
+        return loss_R, of_each(logits_RV.detach())
 
     def of_rows(self, logits_RV: Tensor, target_R: Tensor, with_gradient: bool) -> RowSums:
         """See `Loss.of_rows`."""
@@ -132,11 +167,9 @@ class EntmaxLoss(Loss):
         self.alpha = alpha
         self.label_smoothing = label_smoothing
 
-    def forward(self, logits: Tensor, targets: Tensor) -> LossSum:
-        """Sums of losses and support sizes of all targets."""
-        settings = self.alpha, self.label_smoothing
-        losses, supports = entmax_loss_and_support(logits, targets, *settings)
-        return LossSum(losses.sum(), supports.sum())
+    def rows(self, logits_RV: Tensor, targets_R: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Loss.rows`."""
+        return entmax_loss_and_support(logits_RV, targets_R, self.alpha, self.label_smoothing)
 
     def of_rows(self, logits_RV: Tensor, target_R: Tensor, with_gradient: bool) -> RowSums:
         """See `Loss.of_rows`."""

@@ -3,6 +3,11 @@
 BLEU (Papineni et al. 2002) is computed on detokenised text with sacreBLEU's own tokeniser (Post
 2018); the BLEU of Moses-tokenised text that older papers report stands beside it under a name of
 its own. chrF and chrF++ are Popović 2015 and 2017.
+
+The statistics of a sentence, by column: of BLEU the tokens of hypothesis and reference, then
+matching and all n-grams of orders 1 to 4; of chrF++ for each order, 1 to 6 of characters and then 1
+and 2 of words, the n-grams of hypothesis and reference and those in both; those of tokenised BLEU
+as of BLEU, for languages written with spaces.
 """
 
 from __future__ import annotations
@@ -10,33 +15,49 @@ from __future__ import annotations
 import importlib.util
 import logging
 from collections.abc import Sequence
-from typing import Any, TypedDict
+from typing import Any
+
+import numpy as np
 
 from headwise.errors import DataError
 from headwise.languages import has_spaces, language_of
+from headwise.metrics.metric import Floats, Measured, Metric
 
 logger = logging.getLogger(__name__)
 
+UNIT = "translation"
+BLEU_COLUMNS, CHRF_COLUMNS, CHRF_WORDS_COLUMNS = range(10), range(10, 28), range(10, 34)
+TOKENISED_COLUMNS = range(34, 44)
 
-class Score(TypedDict):
-    """A value in percent and how it was computed."""
 
-    score: float
-    signature: str
+def text_metrics(target_language: str) -> list[Metric]:
+    """BLEU, tokenised BLEU (absent for languages written without spaces), chrF and chrF++.
+
+    Args:
+        target_language: code such as "en", "ja" or "zh-CN"; it chooses the tokenisers.
+    """
+    from sacrebleu.metrics.chrf import CHRF
+
+    language = language_of(target_language)
+    metrics = [_metric("bleu", _bleu(language), BLEU_COLUMNS)]
+    if has_spaces(language):  # Moses' rules find no words elsewhere
+        import sacremoses
+
+        tokens = f"tok:moses-{language}-sacremoses-{sacremoses.__version__}"
+        metrics.append(_metric("bleu_tokenised", _token_bleu(), TOKENISED_COLUMNS, tokens))
+    metrics.append(_metric("chrf", CHRF(), CHRF_COLUMNS))
+    metrics.append(_metric("chrf++", CHRF(word_order=2), CHRF_WORDS_COLUMNS))
+    return metrics
 
 
 def score_translations(
     hypotheses: Sequence[str], references: Sequence[str], target_language: str
-) -> dict[str, Score]:
-    """All corpus scores of a set of translations, as `results.json` holds them.
+) -> Measured:
+    """The statistics of translations, one item a sentence, with `text_metrics`.
 
     Args:
         hypotheses, references: detokenised text, one sentence each, aligned.
-        target_language: code such as "en", "ja" or "zh-CN"; it chooses the tokenisers.
-
-    Returns:
-        "bleu", "bleu_tokenised" (absent for languages written without spaces), "chrf" and
-        "chrf++", each {"score": percent, "signature": text}.
+        target_language: as in `text_metrics`.
 
     Raises:
         DataError: no sentences, or unequal numbers of them.
@@ -47,18 +68,17 @@ def score_translations(
             f"cannot score {len(hypotheses)} hypotheses against {len(references)} references: "
             "the numbers of lines must be equal and not 0"
         )
-    from sacrebleu.metrics.bleu import BLEU
     from sacrebleu.metrics.chrf import CHRF
 
     language = language_of(target_language)
-    scores = {
-        "bleu": _corpus_score(BLEU(tokenize=bleu_tokeniser(language)), hypotheses, references)
-    }
-    if has_spaces(language):  # Moses' rules find no words elsewhere
-        scores["bleu_tokenised"] = _moses_bleu(hypotheses, references, language)
-    scores["chrf"] = _corpus_score(CHRF(), hypotheses, references)
-    scores["chrf++"] = _corpus_score(CHRF(word_order=2), hypotheses, references)
-    return scores
+    parts = [
+        _statistics(scorer, hypotheses, references)
+        for scorer in (_bleu(language), CHRF(word_order=2))
+    ]
+    if has_spaces(language):
+        tokens = [moses_tokenised(lines, language) for lines in (hypotheses, references)]
+        parts.append(_statistics(_token_bleu(), *tokens))
+    return Measured(np.concatenate(parts, axis=1), text_metrics(target_language))
 
 
 def bleu_tokeniser(language: str) -> str:
@@ -80,11 +100,6 @@ def bleu_tokeniser(language: str) -> str:
     return "char"
 
 
-def _corpus_score(metric: Any, hypotheses: Sequence[str], references: Sequence[str]) -> Score:
-    result = metric.corpus_score(list(hypotheses), [list(references)])
-    return {"score": float(result.score), "signature": str(metric.get_signature())}
-
-
 def moses_tokenised(sentences: Sequence[str], language: str) -> list[str]:
     """Moses tokens joined by spaces, of detokenised text."""
     import sacremoses
@@ -93,20 +108,34 @@ def moses_tokenised(sentences: Sequence[str], language: str) -> list[str]:
     return [moses.tokenize(line, return_str=True, escape=False) for line in sentences]
 
 
-def token_bleu() -> Any:
-    """SacreBLEU's BLEU of text that is tokenised already."""
+def _bleu(language: str) -> Any:
+    from sacrebleu.metrics.bleu import BLEU
+
+    return BLEU(tokenize=bleu_tokeniser(language))
+
+
+def _token_bleu() -> Any:
+    """BLEU of text that is tokenised already, as multi-bleu.perl computes it."""
     from sacrebleu.metrics.bleu import BLEU
 
     # force: sacreBLEU warns of text that looks tokenised, which here is the intention
     return BLEU(tokenize="none", force=True)
 
 
-def _moses_bleu(hypotheses: Sequence[str], references: Sequence[str], language: str) -> Score:
-    """BLEU between Moses-tokenised texts, what multi-bleu.perl gives after tokenizer.perl."""
-    import sacremoses
+# What follows calls two methods of sacreBLEU's scorers that `corpus_score` is made of and that its
+# own test of significance calls too: the statistics of each sentence, and the score of their sums.
 
-    tokens = [moses_tokenised(lines, language) for lines in (hypotheses, references)]
-    score = _corpus_score(token_bleu(), *tokens)
-    name = f"tok:moses-{language}-sacremoses-{sacremoses.__version__}"
-    score["signature"] = score["signature"].replace("tok:none", name)
-    return score
+
+def _statistics(scorer: Any, hypotheses: Sequence[str], references: Sequence[str]) -> Floats:
+    rows = scorer._extract_corpus_statistics(list(hypotheses), [list(references)])
+    return np.array(rows, dtype=np.float64)
+
+
+def _metric(name: str, scorer: Any, columns: Sequence[int], tokens: str = "tok:none") -> Metric:
+    def of_sums(sums: Floats) -> float:
+        counts = [round(value) for value in sums.tolist()]
+        return float(scorer._compute_score_from_stats(counts).score)
+
+    scorer.num_refs = 1  # which its signature names
+    signature = str(scorer.get_signature()).replace("tok:none", tokens)
+    return Metric(name, "higher", of_sums, columns, signature, UNIT)

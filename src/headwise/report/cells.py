@@ -12,22 +12,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
-from headwise.errors import DataError
-from headwise.metrics.significance import (
-    Comparison,
-    corpus_bleu,
-    paired_bootstrap,
-    sentence_statistics,
-)
+from headwise.errors import DataError, RunError
+from headwise.metrics.metric import Floats, Metric
+from headwise.metrics.significance import Comparison, paired_bootstrap
 from headwise.report.paper import Column, Paper, Recipe
 from headwise.report.paper_runs import FoundRun, Matching, Unused
 from headwise.report.tables import Fact
+from headwise.runs.folder import RunFolder
+from headwise.tasks.evaluation import translation_metrics
 
 PLAIN_BLEU = "bleu"  # sacreBLEU's, on detokenised text
-ROUNDING = 0.005  # BLEU computed again from the files may differ by this much
+ROUNDING = 0.005  # a score computed again from the kept sums may differ by this much
 LEAST_TEXT = 0.8  # of the paper's training pairs, below which another text is behind a BLEU
 RUN_COLUMNS = ("row", "seed", "folder", "run", "recipe_updates", "updates", "stopped_early",
                "precision", "text", "train_pairs", "machine", "tokens_per_second")  # fmt: skip
@@ -176,27 +173,34 @@ def _compare(found: ColumnRuns, row: str, baseline: str, n_resamples: int) -> No
         return
     try:
         _refuse_other_references([*pairs.run_x, *pairs.run_y], found.column.test)
-        systems, baselines = ([_sentence_counts(run, found) for run in pairs[side]]
+        metric = _metric(pairs.run_x[0], found.metrics[0])
+        systems, baselines = ([_items(run, metric, found.column.test) for run in pairs[side]]
                               for side in ("run_x", "run_y"))  # fmt: skip
-        found.comparisons[row] = paired_bootstrap(systems, baselines, n_resamples)
-    except DataError as error:
+        found.comparisons[row] = paired_bootstrap(systems, baselines, metric, n_resamples)
+    except (DataError, RunError) as error:
         found.notes.append(f"{row} is not tested against {baseline}: {error}")
 
 
-def _sentence_counts(run: FoundRun, found: ColumnRuns) -> np.ndarray:
-    """Sentence statistics from the hypothesis files, which must give the run's own score."""
-    test, metric = found.column.test, found.metrics[0]
-    hypotheses, references = (_lines(run, f"{test}{end}") for end in (".txt", ".ref.txt"))
-    saved = None if run.results is None else run.results.score(test, metric)
-    if saved is None:
-        raise DataError(f"{run.folder} has no {metric}")
-    counts = sentence_statistics(hypotheses, references, metric, run.config.data.target)
-    again = corpus_bleu(counts.sum(0))
+def _metric(run: FoundRun, name: str) -> Metric:
+    for metric in translation_metrics(run.config):
+        if metric.name == name:
+            return metric
+    raise DataError(f"{run.folder} has no {name}")
+
+
+def _items(run: FoundRun, metric: Metric, test: str | None) -> Floats:
+    """The statistics that a run keeps of its test items, which must give the run's own score."""
+    saved = None if run.results is None else run.results.score(test, metric.name)
+    items = RunFolder(run.folder).read_sums(f"{test}.{metric.unit}.npy")
+    if saved is None or items is None:
+        lacking = metric.name if saved is None else f"sums/{test}.{metric.unit}.npy"
+        raise DataError(f"{run.folder} has no {lacking}")
+    again = metric.score(items)
     if abs(again - saved) > ROUNDING:
         raise DataError(
-            f"the translations in {run.folder} score {again:.2f}, its results.json says {saved:.2f}"
+            f"the sums in {run.folder} give {again:.2f}, its results.json says {saved:.2f}"
         )
-    return counts
+    return items
 
 
 def _refuse_other_references(runs: Sequence[FoundRun], test: str | None) -> None:

@@ -26,7 +26,13 @@ MARKS = {
     "r+": "recalled in detail, not read again: a target, not a test",
     "r-": "recalled vaguely or inferred: no target",
 }
-METRICS = ("bleu", "bleu_tokenised")
+METRICS = {  # of `paper.metric` -> its name in the tables
+    "bleu": "BLEU (13a)",
+    "bleu_tokenised": "tokenised BLEU",
+    "chrf": "chrF",
+    "chrf++": "chrF++",
+    "nll": "nats per target token",
+}
 MEASURES = {  # of what pruning tables say -> the key that it needs
     "removable": "tolerance",
     "kept": "tolerance",

@@ -7,10 +7,9 @@ from collections.abc import Iterable
 import pandas as pd
 
 from headwise.report.cells import PLAIN_BLEU
-from headwise.report.paper import MARKS, Paper
+from headwise.report.paper import MARKS, METRICS, Paper
 from headwise.report.tables import NOTHING, Table, mean_and_deviation, pivot, select
 
-NAMES = {"bleu": "BLEU (13a)", "bleu_tokenised": "tokenised BLEU"}
 NOT_AVERAGED = "not averaged"
 MISSING = "missing"
 OURS = "ours [95 %]"
@@ -29,7 +28,7 @@ def paper_tables(paper: Paper, facts: pd.DataFrame, n_resamples: int) -> list[Ta
         frame = _scores(paper, ours, PLAIN_BLEU).droplevel(1, axis="columns")
         note = "What sacreBLEU computes on detokenised text: the number to compare elsewhere."
         notes = [note, *_signatures(facts, PLAIN_BLEU)]
-        tables.append(Table(f"The same runs in {NAMES[PLAIN_BLEU]}", frame, notes))
+        tables.append(Table(f"The same runs in {METRICS[PLAIN_BLEU]}", frame, notes))
     if paper.baseline is not None:
         tables += [_differences(paper, facts, paper.baseline, n_resamples)]
         tables += [_speeds(paper, facts, paper.baseline)] if paper.speed else []
@@ -63,7 +62,7 @@ def _scores(paper: Paper, facts: pd.DataFrame, metric: str) -> pd.DataFrame:
 def _main(paper: Paper, facts: pd.DataFrame) -> Table:
     """The paper's table, with ours beside its numbers."""
     frame = _scores(paper, facts, paper.metric)
-    metric = NAMES[paper.metric]
+    metric = METRICS[paper.metric]
     title = f"{metric[0].upper()}{metric[1:]}"
     if any(cell.paper is not None for cell in paper.cells):
         title = f"{title}, the paper's and ours"
@@ -71,7 +70,7 @@ def _main(paper: Paper, facts: pd.DataFrame) -> Table:
         frame = frame.droplevel(1, axis="columns")
     notes = []
     if (facts.quantity == "updates").any():
-        if paper.metric != PLAIN_BLEU:
+        if paper.metric == "bleu_tokenised":
             notes.append("BLEU of Moses tokens, which papers of that time report; up is better.")
         notes.append(
             "Ours: mean ± standard deviation over seeds (number of seeds); of one seed the mean "
@@ -129,7 +128,7 @@ def _differences(paper: Paper, facts: pd.DataFrame, baseline: str, n_resamples: 
             "p is two-sided. It speaks of other test sentences, not of other seeds, and is not "
             "corrected for the number of cells. ≤ marks the least that this many draws can show.",
         ]
-    return Table(f"Difference to {base}, in {NAMES[paper.metric]}", frame, notes)
+    return Table(f"Difference to {base}, in {METRICS[paper.metric]}", frame, notes)
 
 
 def _tested(

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
@@ -16,11 +18,12 @@ from yaml import YAMLError
 from headwise.config.schema import Config, DecodeConfig, read_back
 from headwise.errors import RunError, nearest
 from headwise.file_names import check_file_name
-from headwise.files import read_json, write_json, write_text
+from headwise.files import read_json, replacing, write_json, write_text
 from headwise.runs.environment import environment
 from headwise.runs.fingerprint import slug
 from headwise.runs.results import Results
 
+Floats = npt.NDArray[np.float64]
 # What stands in a run's folder as <name>.json beside the scores of evaluations.
 OWN_FILES = ("data", "environment", "error", "pruned", "results")
 
@@ -36,6 +39,7 @@ class RunFolder:
         last: the last checkpoint, from which training resumes.
         figures: folder of the figures.
         hypotheses: folder of the translations.
+        sums: folder of the statistics of test items, `<split>.<unit>.npy`.
         results: the file of the final figures.
     """
 
@@ -47,6 +51,7 @@ class RunFolder:
         self.last = self.checkpoints / "last.pt"
         self.figures = path / "figures"
         self.hypotheses = path / "hypotheses"
+        self.sums = path / "sums"
         self.results = path / "results.json"
 
     @classmethod
@@ -146,6 +151,28 @@ class RunFolder:
     def write_json(self, name: str, content: Mapping[str, Any]) -> None:
         """Write a small json file all or not at all."""
         write_json(self.path / name, content)
+
+    def write_sums(self, name: str | Path, items: Floats) -> None:
+        """Write the statistics (items, statistics) of a split all or not at all."""
+        path = self.sums / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as temporary, open(temporary, "wb") as handle:
+            np.save(handle, items)
+
+    def read_sums(self, name: str) -> Floats | None:
+        """What `write_sums` wrote; None where there is no such file.
+
+        Raises:
+            RunError: the file is broken.
+        """
+        path = self.sums / name
+        try:
+            items: Floats = np.load(path)
+        except FileNotFoundError:
+            return None
+        except (ValueError, EOFError, OSError) as error:
+            raise RunError(f"{path} is broken: {error}") from error
+        return items
 
     def describe(self, container: Mapping[str, Any], overrides: list[str]) -> None:
         """Write what the run is: config.yaml, overrides.yaml, environment.json."""

@@ -1,8 +1,7 @@
-"""Looking at a model: loss, translations and their scores, statistics of its heads."""
+"""Measuring a model: loss, translations and their scores, statistics of its heads."""
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -11,23 +10,25 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from headwise.analysis.collect import head_statistics
 from headwise.analysis.distances import projection_distances
+from headwise.config.instantiate import instantiate
 from headwise.config.schema import Config
 from headwise.data.batch import Batch
 from headwise.data.batching import evaluation_batches
 from headwise.data.encoded import PreparedCorpus
 from headwise.data.store import EncodedSplit
 from headwise.decode.hypothesis import SearchRecord
-from headwise.decode.translator import Translation, Translator
+from headwise.decode.translator import Translator
 from headwise.file_names import check_file_name
 from headwise.files import write_text
 from headwise.losses.loss import Loss
-from headwise.metrics.bleu import score_translations
+from headwise.metrics.bleu import score_translations, text_metrics
 from headwise.metrics.external import run_external
-from headwise.model.transformer import Transformer
+from headwise.metrics.metric import Measured, Metric
+from headwise.model.transformer import Transformer, evaluating
+from headwise.runs.folder import RunFolder
 from headwise.track.base import HeadValues
 from headwise.train.distributed import Ranks
 from headwise.train.trainer import Validation
@@ -37,7 +38,7 @@ MAX_HEAD_PIECES = 512
 
 
 class Validator:
-    """What the trainer asks for at a validation.
+    """What the trainer calls at a validation.
 
     The loss is taken over the whole validation set; the first `trainer.valid_sentences` are
     translated with a beam of `trainer.valid_beam`, the first `trainer.head_sentences` looked at
@@ -77,13 +78,13 @@ class Validator:
 
     def __call__(self) -> Validation:
         """Measure the model as it is."""
-        metrics = self._losses()
+        measured = [measure_losses(self.model, self.loss, self.batches, self.ranks)]
         if self.sources:
-            hypotheses = [t.text for t in self._translate()]
-            scores = score_translations(hypotheses, self.references, self.config.data.target)
-            metrics["valid/bleu"] = scores["bleu"]["score"]
-            metrics["valid/chrf"] = scores["chrf"]["score"]
-        return Validation(metrics, self.heads())
+            own = self.translator.translate(self.ranks.share(self.sources))
+            hypotheses = [translation.text for translation in self.ranks.gather(own)]
+            target = self.config.data.target
+            measured.append(score_translations(hypotheses, self.references, target))
+        return Validation(measured, self.heads())
 
     def heads(self) -> dict[str, HeadValues]:
         """Statistics of the heads as they are, on the first rank; nothing on the others."""
@@ -93,33 +94,34 @@ class Validator:
         distances = projection_distances(self.model)
         return {name: values for name, values in {**statistics, **distances}.items() if values}
 
-    def _losses(self) -> dict[str, float]:
-        shared = self.ranks.share(self.batches)
-        sums = loss_sums(self.model, self.loss, shared, self.ranks.device)
-        loss, measure, n_tokens_all = self.ranks.sum(sums).tolist()
-        measure /= n_tokens_all
-        metrics = {"valid/loss": loss / n_tokens_all, f"valid/{self.loss.measure}": measure}
-        if self.loss.measure == "nll":
-            metrics["valid/perplexity"] = math.exp(min(measure, 700.0))
-        return metrics
 
-    def _translate(self) -> list[Translation]:
-        return self.ranks.gather(self.translator.translate(self.ranks.share(self.sources)))
+def translation_metrics(config: Config) -> list[Metric]:
+    """What translation is judged by, known before data is read."""
+    loss: Loss = instantiate(config.loss, "loss")
+    return [*loss.metrics, *text_metrics(config.data.target)]
 
 
 @torch.no_grad()
-def loss_sums(
-    model: Transformer, loss: Loss, batches: Iterable[Batch], device: torch.device
-) -> Tensor:
-    """The loss, its measure and the number of target tokens, summed: (3,) in float64."""
-    sums = torch.zeros(3, dtype=torch.float64, device=device)
-    for batch in batches:
-        batch = batch.to(device)
-        states_RD = batch.scored(model.states(**model.inputs(batch)))
-        found = loss.of_states(states_RD, model.output.weight, batch.targets_R)
-        sums[:2] += torch.stack((found.loss, found.measure)).double()
-        sums[2] += batch.n_targets
-    return sums
+def measure_losses(
+    model: Transformer, loss: Loss, batches: Sequence[Batch], ranks: Ranks
+) -> Measured:
+    """Loss, its measure and target tokens of every row of a split, with the metrics of the loss.
+
+    Args:
+        batches: the whole split; the ranks share them, and each gets the items of all.
+    """
+    items_NS = torch.zeros(sum(map(len, batches)), 3, dtype=torch.float64, device=ranks.device)
+    with evaluating(model):
+        for batch in ranks.share(list(batches)):
+            batch = batch.to(ranks.device)
+            states_BND = model.states(**model.inputs(batch))
+            weight_VD = model.output.weight
+            of_rows = loss.rows_of_states(batch.scored(states_BND), weight_VD, batch.targets_R)
+            statistics_RS = torch.stack((*of_rows, torch.ones_like(of_rows[0])), 1).double()
+            rows_B = torch.tensor(batch.rows, device=ranks.device)
+            rows_R = rows_B[batch.scored_R // states_BND.shape[1]]
+            items_NS.index_add_(0, rows_R, statistics_RS)
+    return Measured(ranks.sum(items_NS).cpu().numpy(), loss.metrics)
 
 
 def write_lines(path: Path, lines: Sequence[str]) -> None:
@@ -146,37 +148,57 @@ def search_summary(searches: Iterable[SearchRecord | None]) -> dict[str, float]:
 
 def evaluate_texts(
     translator: Translator,
+    config: Config,
     sources: Sequence[str],
     references: Sequence[str],
     name: str,
-    folder: Path,
-    target_language: str,
+    folder: RunFolder,
     ranks: Ranks,
     progress: bool,
+    within: str = "",
 ) -> tuple[dict[str, Any], list[str]]:
-    """Translate, write `<name>.txt`, `.ref.txt` and `.src.txt` below `folder`, and score.
+    """Translate, score, and write what is kept of it to the run folder.
 
-    Metrics of the user's are those of the translator's settings.
+    That is `<name>.txt`, `.ref.txt` and `.src.txt` in `hypotheses/`, and `<name>.<unit>.npy` in
+    `sums/`, the statistics of every sentence. Metrics of the user's are those of the translator's
+    settings. The loss is left out where a reference is longer than the model's learned positions.
+
+    Args:
+        config: of the run.
+        within: folder below `hypotheses/` and `sums/`.
 
     Returns:
         The scores of a split as results.json holds them, and the hypotheses. With an output map
         that is sparse, "search" is among them: see `search_summary`.
 
     Raises:
-        ConfigError: `name` would lead out of `folder`.
+        ConfigError: `name` would lead out of the folder.
     """
     check_file_name("data.test", name)
     shown = progress and ranks.is_main and sys.stderr.isatty()
     own = translator.translate(ranks.share(list(sources)), progress=shown)
     translations = ranks.gather(own)
     hypotheses = [translation.text for translation in translations]
-    scores: dict[str, Any] = score_translations(hypotheses, references, target_language)
+    measured = [score_translations(hypotheses, references, config.data.target)]
+    tokenizers, limit = translator.tokenizers, translator.max_positions
+    ids = tokenizers.source.encode(list(sources)), tokenizers.target.encode(list(references))
+    if limit is None or max(map(len, ids[1])) < limit:
+        loss: Loss = instantiate(config.loss, "loss")
+        split = EncodedSplit.from_lists(*ids)
+        batches = list(evaluation_batches(split, config.trainer.max_tokens))
+        measured.append(measure_losses(translator.model, loss, batches, ranks))
+    scores: dict[str, Any] = {}
+    for part in measured:
+        scores |= part.scores()
     if ranks.is_main:
-        folder.mkdir(parents=True, exist_ok=True)
+        for part in measured:
+            folder.write_sums(Path(within, f"{name}.{part.metrics[0].unit}.npy"), part.items)
+        texts = folder.hypotheses / within
+        texts.mkdir(parents=True, exist_ok=True)
         paths = {
-            "hypotheses": folder / f"{name}.txt",
-            "references": folder / f"{name}.ref.txt",
-            "source": folder / f"{name}.src.txt",
+            "hypotheses": texts / f"{name}.txt",
+            "references": texts / f"{name}.ref.txt",
+            "source": texts / f"{name}.src.txt",
         }
         write_lines(paths["hypotheses"], hypotheses)
         write_lines(paths["references"], references)

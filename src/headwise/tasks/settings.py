@@ -14,11 +14,13 @@ from headwise.config.schema import SITE_GROUPS, Config
 from headwise.data.corpus import check_data_config
 from headwise.data.tokenizer_training import check_tokenizer_config
 from headwise.decode.hypothesis import check_decode_config
-from headwise.errors import ConfigError, require
+from headwise.errors import ConfigError, refuse, require
+from headwise.metrics.bleu import UNIT
 from headwise.metrics.external import check_commands
 from headwise.model.build import check_model, positions_of
 from headwise.model.gates import NoGates
 from headwise.precision import check_precision, resolve_precision
+from headwise.tasks.evaluation import translation_metrics
 from headwise.track.wandb_tracker import check_tracker
 from headwise.train.distributed import choose_device
 from headwise.train.optim import build_optimizer
@@ -46,11 +48,21 @@ def check(config: Config) -> None:
         log.warning("gates are meant for a trained model: init_from=RUN starts from one")
     build_optimizer(config.optimizer, torch.nn.Linear(1, 1))
     _warn_of_warmup(instantiate(config.scheduler, "scheduler"), config.trainer.max_updates)
-    instantiate(config.loss, "loss")
+    _check_monitor(config)
     repulsion = instantiate(config.repulsion, "repulsion")
     if not isinstance(repulsion, Repulsion):
         raise ConfigError(f"repulsion._target_ must be a Repulsion, got {type(repulsion).__name__}")
     repulsion.check(config.model)
+
+
+def _check_monitor(config: Config) -> None:
+    monitor, n_sentences = config.trainer.monitor, config.trainer.valid_sentences
+    units = {metric.name: metric.unit for metric in translation_metrics(config)}
+    if monitor not in units:
+        raise refuse("trainer.monitor", monitor, units)
+    allowed = f"at least 1 with trainer.monitor={monitor}"
+    is_measured = units[monitor] != UNIT or n_sentences > 0
+    require(is_measured, "trainer.valid_sentences", allowed, n_sentences)
 
 
 def _warn_of_warmup(schedule: object, max_updates: int) -> None:

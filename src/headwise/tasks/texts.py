@@ -19,8 +19,9 @@ from headwise.files import machine_cache_dir
 from headwise.losses.loss import Loss
 from headwise.metrics.bleu import score_translations
 from headwise.runs.folder import RunFolder
-from headwise.tasks.evaluation import loss_sums
+from headwise.tasks.evaluation import measure_losses
 from headwise.tasks.loading import TrainedRun
+from headwise.train.distributed import Ranks
 
 Sides = tuple[Sequence[str], Sequence[str]]  # sources and references
 
@@ -172,8 +173,8 @@ def read_text(
 def scores_as_it_is(run: TrainedRun, text: MeasuredText, loss: Loss) -> dict[str, float]:
     """BLEU, and the loss and its measure a target token, of the model as it is."""
     hypotheses = [found.text for found in run.translator.translate(text.sources)]
-    scores = score_translations(hypotheses, text.references, run.config.data.target)
-    sums = loss_sums(run.model, loss, text.batches, run.translator.device)
-    total, measure, n_tokens = sums.tolist()
-    figures = {"loss": total / n_tokens, loss.measure: measure / n_tokens}
-    return {"bleu": scores["bleu"]["score"], **figures}
+    translated = score_translations(hypotheses, text.references, run.config.data.target)
+    ranks = Ranks(0, 1, run.translator.device)
+    losses = measure_losses(run.model, loss, text.batches, ranks).values()
+    means = {name: losses[name] for name in ("loss", loss.measure)}
+    return {"bleu": translated.values()["bleu"], **means}

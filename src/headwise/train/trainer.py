@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,7 +24,8 @@ import torch
 
 from headwise.config.schema import TrainerConfig
 from headwise.data.batch import Batch
-from headwise.errors import HeadwiseError, Interrupted, refuse, require
+from headwise.errors import HeadwiseError, Interrupted, require
+from headwise.metrics.metric import Measured
 from headwise.runs.folder import RunFolder
 from headwise.runs.records import Records
 from headwise.track.base import HeadValues
@@ -35,7 +36,6 @@ from headwise.train.progress import Progress
 from headwise.train.state import TrainState
 from headwise.train.step import TrainingStep
 
-MONITORS = ("bleu", "loss")
 # Updates between the ranks' agreements on a stop. On a GPU each makes the host wait, and updates
 # are short; on CPUs they may take seconds, of which a scheduler grants few.
 SIGNAL_CHECK_EVERY = {"cuda": 10, "cpu": 1}
@@ -55,10 +55,14 @@ class Loader(Protocol):
 
 @dataclass(frozen=True)
 class Validation:
-    """What a validation found: scalars, and per-head statistics kind -> site -> layers -> heads."""
+    """What was measured of a model: items, and of heads kind -> site -> layers -> heads."""
 
-    metrics: dict[str, float]
+    measured: Sequence[Measured]
     heads: Mapping[str, HeadValues]
+
+    def values(self) -> dict[str, float]:
+        """Metric -> score."""
+        return {name: value for part in self.measured for name, value in part.values().items()}
 
 
 def check_trainer_config(config: TrainerConfig) -> None:
@@ -74,11 +78,6 @@ def check_trainer_config(config: TrainerConfig) -> None:
     enough = config.average <= config.keep
     allowed = f"at most trainer.keep={config.keep}"
     require(enough, "trainer.average", allowed, config.average)
-    if config.monitor not in MONITORS:
-        raise refuse("trainer.monitor", config.monitor, MONITORS)
-    measured = config.monitor != "bleu" or config.valid_sentences > 0
-    allowed = "at least 1 with trainer.monitor=bleu"
-    require(measured, "trainer.valid_sentences", allowed, config.valid_sentences)
 
 
 @dataclass
@@ -248,25 +247,23 @@ class Trainer:
         with torch.no_grad():
             validation = self.validate()
         return_free_pages()
-        score = validation.metrics.get(f"valid/{self.config.monitor}")
-        if score is None:
-            raise HeadwiseError(
-                f"trainer.monitor={self.config.monitor}, but the validation measured only "
-                f"{', '.join(sorted(validation.metrics))}"
-            )
-        self._require_finite(score, f"valid/{self.config.monitor}")
-        return validation, -score if self.config.monitor == "loss" else score
+        monitor = self.config.monitor
+        score = validation.values()[monitor]
+        self._require_finite(score, f"valid/{monitor}")
+        metrics = (metric for part in validation.measured for metric in part.metrics)
+        return validation, next(score * m.sign for m in metrics if m.name == monitor)
 
     def _validate(self, progress: Progress) -> None:
         state = self.state
         self._require_finite_weights()
         validation, better = self.evaluate()
-        self.records.log(state.update, validation.metrics)
+        values = validation.values()
+        self.records.log(state.update, {f"valid/{name}": value for name, value in values.items()})
         logged = self.reported() if self._reported_at == state.update else {}
         new = {name: of for name, of in validation.heads.items() if logged.get(name) != of}
         if new:
             self.records.log_heads(state.update, new)
-        progress.show(**{f"valid_{k.split('/')[1]}": v for k, v in validation.metrics.items()})
+        progress.show(**{f"valid_{name}": value for name, value in values.items()})
         if state.best_score is None or better > state.best_score:
             state.best_score, state.best_update, state.bad_validations = better, state.update, 0
             if self.ranks.is_main:

@@ -41,8 +41,8 @@ WHOLE, QUICK = (52, 100, [6, 24, 48], 3), (10, 20, [4, 12], 1)
 COMMON = ("model=deep", "trainer.precision=fp32")
 STARTS = {
     "scaled, pre-norm": (),
-    "glorot, pre-norm": ("model.init=glorot",),
-    "glorot, post-norm": ("model.init=glorot", "model.norm=post"),
+    "glorot, pre-norm": ("init=glorot",),
+    "glorot, post-norm": ("init=glorot", "norm=post"),
 }
 LEARNING = (
     *("model.d_model=32", "model.d_ff=128", "model.dropout=0", "loss.label_smoothing=0"),

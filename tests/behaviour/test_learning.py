@@ -22,6 +22,8 @@ from headwise.data.tokenizer import EOS
 from headwise.decode.beam import beam_search
 from headwise.decode.greedy import greedy_search
 from headwise.losses.loss import CrossEntropy
+from headwise.model.blocks import PostNorm
+from headwise.model.parts import Parts
 from headwise.model.transformer import Transformer
 from headwise.train.optim import build_optimizer, set_rate
 from headwise.train.schedule import Cosine
@@ -36,7 +38,6 @@ CONFIG = ModelConfig(
     d_model=32,
     n_heads=8,
     d_ff=64,
-    norm="post",
     dropout=0.0,
     attention_dropout=0.0,
     activation_dropout=0.0,
@@ -61,7 +62,9 @@ def make_model(variant: str) -> Transformer:
     )
     torch.manual_seed(1)
     n_ids = FIRST_ID + N_SYMBOLS
-    return Transformer(CONFIG, n_ids, n_ids, True, factory, 1, Learned(16))
+    return Transformer(
+        CONFIG, n_ids, n_ids, True, factory, 1, Parts(PostNorm, positions=Learned(16))
+    )
 
 
 def train(model: Transformer, examples: list[list[int]]) -> None:

@@ -26,6 +26,8 @@ from headwise.data.tokenizer import EOS
 from headwise.decode.beam import beam_search
 from headwise.decode.translator import Translator
 from headwise.losses.loss import Loss
+from headwise.model.blocks import PostNorm
+from headwise.model.parts import Parts
 from headwise.model.transformer import Transformer
 from headwise.train.optim import build_optimizer
 
@@ -149,7 +151,6 @@ def make_model() -> Transformer:
         d_model=32,
         n_heads=4,
         d_ff=64,
-        norm="post",
         dropout=0.0,
         attention_dropout=0.0,
         activation_dropout=0.0,
@@ -157,7 +158,9 @@ def make_model() -> Transformer:
     torch.manual_seed(1)
     factory = AttentionFactory({"attention": group_node("attention", "softmax")})
     n_ids = FIRST_ID + N_SYMBOLS
-    return Transformer(config, n_ids, n_ids, True, factory, 1, Learned(16))
+    return Transformer(
+        config, n_ids, n_ids, True, factory, 1, Parts(PostNorm, positions=Learned(16))
+    )
 
 
 def train(model: Transformer, loss: Loss) -> list[float]:

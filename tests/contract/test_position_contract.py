@@ -12,6 +12,7 @@ from headwise.attention.recorder import recorded_weights
 from headwise.config.folders import group_choices, group_node
 from headwise.config.instantiate import instantiate
 from headwise.config.schema import ModelConfig
+from headwise.model.parts import Parts
 from headwise.model.transformer import Transformer
 
 V = 13
@@ -20,12 +21,11 @@ CHOICES = pytest.mark.parametrize("choice", group_choices("positions"))
 
 
 def build(choice: str, n_registers: int = 0) -> Transformer:
-    positions = instantiate(group_node("positions", choice), "positions")
-    assert isinstance(positions, Positions)
+    positions = instantiate(group_node("positions", choice), "positions", Positions)
     nodes = {"attention": group_node("attention", "alpha_entmax")}
     factory = AttentionFactory(nodes, positions=positions)
     config = ModelConfig(**{**vars(CONFIG), "register_tokens": n_registers})
-    return Transformer(config, V, V, True, factory, 1, positions).eval()
+    return Transformer(config, V, V, True, factory, 1, Parts(positions=positions)).eval()
 
 
 def batch() -> tuple[Tensor, Tensor, Tensor]:

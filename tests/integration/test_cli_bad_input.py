@@ -52,7 +52,7 @@ CONFIG_ERRORS = {
     # choices
     "attention=sofmax": "Did you mean attention=softmax?",
     "model=multi30k": "Did you mean data=multi30k?",
-    "model.norm=prre": "Did you mean pre?",
+    "norm=prre": "Did you mean norm=pre?",
     "trainer.device=gpu": "trainer.device=cuda",
     "trainer.precision=fp16": "bf16, fp32",
     "experiment_name=../up": "'../up'",
@@ -79,6 +79,8 @@ CONFIG_ERRORS = {
     "attention=linear pattern=fixed": "pattern_sites",
     "attention=linformer model.register_tokens=60": "attention.max_length=",
     "attention@sites.decoder_self=linformer": "Choose another",
+    "init=scaled": "model.share_embeddings",
+    "activation._target_=headwise.model.blocks.PreNorm": "must be a Activation, got PreNorm",
     "model=deep model.share_embeddings=all": "model.share_embeddings",
     "model.heads={cross:[[9]]}": "from 1 to 2",
     "+decode.external.search='x {hypotheses}'": "decode.external.search",

@@ -104,7 +104,7 @@ def test_a_loss_that_is_no_number_is_a_failed_point(
     headwise: CommandLine, sweep: list[str], tmp_path: Path
 ) -> None:
     points = ["tokenizer.vocab_size=60", "optimizer.lr=1e30,1e-3", "scheduler=constant"]
-    ended = headwise("train", *sweep, *points, "trainer.max_updates=4", "model.norm=post")
+    ended = headwise("train", *sweep, *points, "trainer.max_updates=4", "norm=post")
     assert ended.code == 1, ended
     (left,) = (tmp_path / "outputs").glob("*/*/error.json")
     overrides = json_of(left)["overrides"]
@@ -151,7 +151,7 @@ def test_points_share_a_group_end_their_tracker_and_free_their_model(
     monkeypatch.setattr("headwise.commands.train.build_model", build)
     # the second fails with the model in hand, the third must find the memory free
     ended = headwise(
-        "train", *sweep, "tokenizer.vocab_size=60", "scheduler=constant", "model.norm=post",
+        "train", *sweep, "tokenizer.vocab_size=60", "scheduler=constant", "norm=post",
         "trainer.max_updates=4", "optimizer.lr=1e-3,1e30,1e-4",
     )  # fmt: skip
     assert ended.code == 1

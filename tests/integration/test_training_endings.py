@@ -188,8 +188,8 @@ def test_a_checkpoint_that_is_gone_is_missed(runs: Runs, copied: tuple[str, Path
 
 def test_starting_from_another_run(runs: Runs, origin: Path) -> None:
     changes = {**SHORT, "init_from": origin, "trainer.max_updates": 1, "optimizer.lr": 1e-30}
-    ended = runs.train("from", {**changes, "model.activation": "gelu"})
-    assert "trained with other settings: model.activation=relu (here gelu)" in ended
+    ended = runs.train("from", {**changes, "activation": "gelu"})
+    assert "trained with other settings: activation._target_=headwise.model." in ended
     own = runs.run_folder("from")
     weights = load_checkpoint(own / "checkpoints" / "last.pt")
     start = load_checkpoint(origin / "checkpoints" / "best.pt")["model"]

@@ -21,7 +21,7 @@ from headwise.config.schema import SITES, DecodeConfig, typed
 from headwise.data.tokenizer_training import check_tokenizer_config
 from headwise.decode.hypothesis import check_decode_config
 from headwise.errors import ConfigError
-from headwise.model.build import build_model, check_model
+from headwise.model.build import build_model, check_model, parts_of
 from headwise.precision import resolve_precision
 from headwise.tasks.settings import settle
 from headwise.track.base import NullTracker
@@ -92,6 +92,17 @@ def test_every_attention_builds_at_every_site_it_allows(
             name = type(attention).__name__
             names = (name, getattr(getattr(attention, "normaliser", None), "__class__", None))
             assert target.rsplit(".", 1)[1] in (names[0], getattr(names[1], "__name__", None))
+
+
+@pytest.mark.parametrize(
+    ("group", "choice"),
+    [(g, c) for g in ("norm", "activation", "init") for c in group_choices(g)],
+)
+def test_every_part_of_a_block_is_in_the_model(make: Any, group: str, choice: str) -> None:
+    config = typed(make([f"{group}={choice}", "model.share_embeddings=none", *SMALL_MODEL]))
+    modules = [*build_model(config, 12, 12, joint=True).modules(), parts_of(config).init]
+    kinds = {f"{type(module).__module__}.{type(module).__qualname__}" for module in modules}
+    assert getattr(config, group)["_target_"] in kinds
 
 
 @every("pattern")

@@ -24,7 +24,9 @@ from headwise.decode.translator import ROWS_WORTH_PACKING, Translator
 from headwise.errors import ConfigError, DataError, RunError
 from headwise.kernels.linear import TYPES
 from headwise.losses.output_map import SOFTMAX, OutputMap
-from headwise.model.transformer import SINUSOIDAL, Transformer
+from headwise.model.blocks import PostNorm, PreNorm, Residual
+from headwise.model.parts import SINUSOIDAL, Parts
+from headwise.model.transformer import Transformer
 from headwise.precision import resolve_precision
 
 CPU = torch.device("cpu")
@@ -51,15 +53,18 @@ PAIR: Any = Pair(WordTokenizer(), WordTokenizer())
 
 
 def build(
-    attention: str = "softmax", positions: Positions = SINUSOIDAL, norm: str = "pre"
+    attention: str = "softmax",
+    positions: Positions = SINUSOIDAL,
+    norm: type[Residual] = PreNorm,
 ) -> Transformer:
     config = ModelConfig(
         *("test", 2, 2, 16, 2, 32),  # name, layers, width, heads, feed-forward
-        norm=norm,
         share_embeddings="none",
     )
     factory = AttentionFactory({"attention": group_node("attention", attention)})
-    model = Transformer(config, N_PIECES, N_PIECES, False, factory, 3, positions)
+    model = Transformer(
+        config, N_PIECES, N_PIECES, False, factory, 3, Parts(norm, positions=positions)
+    )
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
@@ -105,8 +110,8 @@ def test_the_model_of_these_tests_says_different_things(model: Transformer) -> N
 
 
 @pytest.mark.parametrize("attention", group_choices("attention"))
-@pytest.mark.parametrize("norm", ["pre", "post"])
-def test_cached_equals_uncached(attention: str, norm: str) -> None:
+@pytest.mark.parametrize("norm", [PreNorm, PostNorm])
+def test_cached_equals_uncached(attention: str, norm: type[Residual]) -> None:
     model = build(attention, norm=norm)
     sources = sources_of(sentences(12, seed=1))
     limits = [len(source) + 5 for source in sources]

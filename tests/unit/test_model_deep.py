@@ -19,10 +19,14 @@ from headwise.attention.positions import Grid, Learned, LearnedVectors, Position
 from headwise.config.folders import group_node
 from headwise.config.schema import ModelConfig
 from headwise.losses.loss import CrossEntropy
-from headwise.model.blocks import ACTIVATIONS
-from headwise.model.transformer import SINUSOIDAL, Transformer, n_parameters
+from headwise.model.activations import QuickGELU
+from headwise.model.init import Glorot, Init
+from headwise.model.parts import SINUSOIDAL, Parts
+from headwise.model.scaled import Scaled
+from headwise.model.transformer import Transformer, n_parameters
 
 V = 13
+SCALED = Scaled()
 GRID = Grid(width=4, max_positions=64)
 DEEP = ModelConfig(
     "deep",
@@ -31,12 +35,10 @@ DEEP = ModelConfig(
     d_model=16,
     n_heads=2,
     d_ff=32,
-    activation="quick_gelu",
     share_embeddings="none",
     dropout=0.0,
     attention_dropout=0.0,
     activation_dropout=0.0,
-    init="scaled",
 )
 
 
@@ -44,6 +46,7 @@ def build(
     attention: str = "softmax",
     vocabulary: int = V,
     positions: Positions = GRID,
+    init: Init = SCALED,
     **changes: object,
 ) -> Transformer:
     config = dataclasses.replace(DEEP, **changes)  # type: ignore[arg-type]
@@ -51,7 +54,8 @@ def build(
     factory = AttentionFactory(
         {"attention": group_node("attention", attention)}, dropout=config.attention_dropout
     )
-    return Transformer(config, vocabulary, vocabulary, True, factory, 1, positions)
+    parts = Parts(activation=QuickGELU, init=init, positions=positions)
+    return Transformer(config, vocabulary, vocabulary, True, factory, 1, parts)
 
 
 def batch() -> tuple[Tensor, Tensor, Tensor]:
@@ -156,10 +160,10 @@ def test_logits_are_those_of_the_formulas(n_registers: int) -> None:
 
 def test_quick_gelu() -> None:
     x = torch.linspace(-4, 4, 41, dtype=torch.float64, requires_grad=True)
-    found = ACTIVATIONS["quick_gelu"](x)
+    found = QuickGELU()(x)
     wanted = [v / (1 + math.exp(-1.702 * v)) for v in x.tolist()]
     torch.testing.assert_close(found, torch.tensor(wanted, dtype=torch.float64))
-    assert torch.autograd.gradcheck(ACTIVATIONS["quick_gelu"], (x,))
+    assert torch.autograd.gradcheck(QuickGELU(), (x,))
     assert (found - torch.nn.functional.gelu(x)).abs().max() < 0.021
 
 
@@ -212,7 +216,7 @@ def test_learned_positions_are_one_table_and_sinusoids_shrink_with_the_tokens() 
     assert isinstance(learned, LearnedVectors)
     assert spread(learned.table.weight) == pytest.approx(0.125 / math.sqrt(128), rel=0.03)
     scaled = build(positions=SINUSOIDAL, d_model=128).source_embedding
-    glorot = build(positions=SINUSOIDAL, d_model=128, init="glorot").source_embedding
+    glorot = build(positions=SINUSOIDAL, d_model=128, init=Glorot()).source_embedding
     ids = torch.full((1, 6), 5)
     for embedding, token_scale in ((scaled, 1.0), (glorot, math.sqrt(128))):
         tokens = embedding.token.weight[5] * token_scale

@@ -17,20 +17,26 @@ from headwise.attention.recorder import recorded_weights
 from headwise.config.folders import group_choices, group_node
 from headwise.config.schema import ModelConfig
 from headwise.errors import DataError
-from headwise.model.transformer import SINUSOIDAL, Transformer, n_parameters
+from headwise.model.init import Glorot, Init
+from headwise.model.parts import GLOROT, SINUSOIDAL, Parts
+from headwise.model.scaled import Scaled
+from headwise.model.transformer import Transformer, n_parameters
 
 M, V, D = 3, 13, 16
 PLAIN = ModelConfig("registers", 2, 2, D, 2, 32, dropout=0.0, activation_dropout=0.0)
 
 
 def build(
-    attention: str = "softmax", positions: Positions = SINUSOIDAL, **changes: object
+    attention: str = "softmax",
+    positions: Positions = SINUSOIDAL,
+    init: Init = GLOROT,
+    **changes: object,
 ) -> Transformer:
     config = dataclasses.replace(PLAIN, register_tokens=M)
     config = dataclasses.replace(config, **changes)  # type: ignore[arg-type]
     torch.manual_seed(0)
     factory = AttentionFactory({"attention": group_node("attention", attention)})
-    return Transformer(config, V, V, True, factory, 1, positions).eval()
+    return Transformer(config, V, V, True, factory, 1, Parts(init=init, positions=positions)).eval()
 
 
 def batch() -> tuple[Tensor, Tensor, Tensor]:
@@ -78,8 +84,8 @@ def test_registers_are_one_parameter_and_nothing_else_starts_otherwise() -> None
         assert torch.equal(weight, with_them[name]), name
 
 
-@pytest.mark.parametrize(("init", "scale"), [("glorot", 4.0), ("scaled", 1.0)])
-def test_registers_enter_as_tokens_do_but_without_a_position(init: str, scale: float) -> None:
+@pytest.mark.parametrize(("init", "scale"), [(Glorot(), 4.0), (Scaled(), 1.0)])
+def test_registers_enter_as_tokens_do_but_without_a_position(init: Init, scale: float) -> None:
     model = build(init=init, share_embeddings="none", positions=Grid())
     seen: list[Tensor] = []
     model.encoder.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import math
 from contextlib import nullcontext
+from typing import Any
 
 import pytest
 import torch
@@ -16,25 +17,31 @@ from headwise.attention.heads import HeadGate
 from headwise.attention.positions import Grid, Learned, Positions, Sinusoidal, Sinusoids, sinusoids
 from headwise.attention.recorder import recorded_weights
 from headwise.config.folders import group_choices, group_node
+from headwise.config.instantiate import instantiate
 from headwise.config.schema import ModelConfig
 from headwise.errors import ConfigError, DataError
 from headwise.losses.loss import CrossEntropy
-from headwise.model.blocks import FeedForward, Residual
-from headwise.model.transformer import SINUSOIDAL, Transformer, n_parameters
+from headwise.model.activations import GELU
+from headwise.model.blocks import FeedForward, PostNorm, PreNorm, Residual
+from headwise.model.init import Glorot, Init
+from headwise.model.parts import SINUSOIDAL, Parts
+from headwise.model.scaled import Scaled
+from headwise.model.transformer import Transformer, n_parameters
 
 SMALL = ModelConfig("test", 2, 3, 16, 2, 32, dropout=0.0, activation_dropout=0.0)
 V = 13
+PARTS = Parts()
 
 
 def build(
     config: ModelConfig = SMALL,
     attention: str = "softmax",
     seed: int = 1,
-    positions: Positions = SINUSOIDAL,
+    parts: Parts = PARTS,
 ) -> Transformer:
     nodes = {"attention": group_node("attention", attention)}
-    factory = AttentionFactory(nodes, positions=positions)
-    return Transformer(config, V, V, True, factory, seed, positions).eval()
+    factory = AttentionFactory(nodes, positions=parts.positions)
+    return Transformer(config, V, V, True, factory, seed, parts).eval()
 
 
 def batch() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -44,8 +51,9 @@ def batch() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return source, torch.tensor([6, 4, 2]), target
 
 
-@pytest.mark.parametrize("activation", ["relu", "gelu", "silu", "quick_gelu"])
-def test_what_is_activated_is_dropped_in_training_alone(activation: str) -> None:
+@pytest.mark.parametrize("choice", group_choices("activation"))
+def test_what_is_activated_is_dropped_in_training_alone(choice: str) -> None:
+    activation = instantiate(group_node("activation", choice), "activation")
     feed_forward = FeedForward(16, 64, activation, 0.5)
     nn.init.eye_(feed_forward.inner.weight)
     nn.init.eye_(feed_forward.outer.weight)
@@ -64,9 +72,9 @@ def test_every_layer_has_both_rates_of_dropout_where_they_belong() -> None:
     assert around == [0.1] * (2 * 2 + 3 * 3)
 
 
-@pytest.mark.parametrize("pre_norm", [True, False])
-def test_what_a_sublayer_adds_is_dropped_in_training_alone(pre_norm: bool) -> None:
-    residual = Residual(16, pre_norm, 0.5)
+@pytest.mark.parametrize("norm", [PreNorm, PostNorm])
+def test_what_a_sublayer_adds_is_dropped_in_training_alone(norm: type[Residual]) -> None:
+    residual, pre_norm = norm(16, 0.5), norm is PreNorm
     states, change = torch.randn(2, 30, 16), torch.rand(2, 30, 16) + 0.5
     in_use = residual.eval().after(states, change)
     whole = states + change if pre_norm else residual.norm(states + change)
@@ -77,10 +85,10 @@ def test_what_a_sublayer_adds_is_dropped_in_training_alone(pre_norm: bool) -> No
         assert 0.3 < (residual.after(states, change) == states).float().mean() < 0.7
 
 
-@pytest.mark.parametrize("norm", ["pre", "post"])
+@pytest.mark.parametrize("norm", [PreNorm, PostNorm])
 @pytest.mark.parametrize("positions", [Sinusoidal(), Learned()])
-def test_shapes_weights_and_padding(norm: str, positions: Positions) -> None:
-    model = build(dataclasses.replace(SMALL, norm=norm), positions=positions)
+def test_shapes_weights_and_padding(norm: type[Residual], positions: Positions) -> None:
+    model = build(parts=Parts(norm, positions=positions))
     source, lengths, target = batch()
     with recorded_weights(model) as weights:
         logits = model(source, lengths, target)
@@ -101,7 +109,7 @@ def test_shapes_weights_and_padding(norm: str, positions: Positions) -> None:
 )
 def test_cached_decoding_equals_uncached(attention: str, positions: Positions) -> None:
     config = dataclasses.replace(SMALL, register_tokens=3)
-    model = build(config, attention, positions=positions)
+    model = build(config, attention, parts=Parts(positions=positions))
     source, lengths, target = batch()
     memory = model.encode(source, lengths)
     whole = model.decode(target, memory)
@@ -136,18 +144,18 @@ def test_two_vocabularies_cannot_share_one_table() -> None:
         Transformer(SMALL, V, V, False, factory, 1)
 
 
-@pytest.mark.parametrize("init", ["glorot", "scaled"])
-def test_variants_start_from_the_same_projections(init: str) -> None:
-    config = dataclasses.replace(SMALL, init=init, share_embeddings="none")
-    dense = dict(build(config, seed=5).named_parameters())
+@pytest.mark.parametrize("init", [Glorot(), Scaled()])
+def test_variants_start_from_the_same_projections(init: Init) -> None:
+    config, parts = dataclasses.replace(SMALL, share_embeddings="none"), Parts(init=init)
+    dense = dict(build(config, seed=5, parts=parts).named_parameters())
     torch.manual_seed(77)
     saving = dataclasses.replace(config, recompute=True, register_tokens=2)
-    for other in (build(config, "alpha_entmax", seed=5), build(saving, seed=5)):
+    for other in (build(config, "alpha_entmax", 5, parts), build(saving, seed=5, parts=parts)):
         weights = dict(other.named_parameters())
         for name, weight in dense.items():
             assert torch.equal(weight, weights[name]), name
     name = "encoder.layers.0.self_attention.query.weight"
-    assert not torch.equal(dense[name], build(config, seed=6).get_parameter(name))
+    assert not torch.equal(dense[name], build(config, seed=6, parts=parts).get_parameter(name))
 
 
 @pytest.mark.parametrize("width", [8, 7, 1])
@@ -164,7 +172,7 @@ def test_positions_go_on_beyond_the_table_or_are_refused() -> None:
     short = Sinusoids(16, n_positions=4)
     torch.testing.assert_close(short(3, 70), sinusoids(73, 16)[3:])
     source, lengths, target = batch()
-    learned = build(positions=Learned(4))
+    learned = build(parts=Parts(positions=Learned(4)))
     with pytest.raises(DataError, match="max_positions=4"):
         learned(source, lengths, target)
 
@@ -175,19 +183,20 @@ def test_positions_go_on_beyond_the_table_or_are_refused() -> None:
         ({"n_heads": 3}, "model.n_heads"),
         ({"d_model": 0}, "model.d_model"),
         ({"dropout": 1.0}, "model.dropout"),
-        ({"norm": "middle"}, "model.norm"),
-        ({"activation": "rel"}, "relu"),
         ({"share_embeddings": "al"}, "all"),
-        ({"init": "scaled", "share_embeddings": "all"}, "model.share_embeddings must be none"),
-        ({"init": "scaled", "share_embeddings": "decoder"}, "model.share_embeddings must be none"),
-        ({"init": "scale"}, "Did you mean scaled"),
-        ({"activation": "quick_glu"}, "Did you mean quick_gelu"),
         ({"register_tokens": -1}, "model.register_tokens"),
     ],
 )
 def test_what_cannot_be_built_is_refused_by_key(change: dict[str, object], key: str) -> None:
     with pytest.raises(ConfigError, match=key):
         build(dataclasses.replace(SMALL, **change))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("sharing", ["all", "decoder"])
+def test_an_output_matrix_of_zeros_shares_nothing(sharing: str) -> None:
+    config = dataclasses.replace(SMALL, share_embeddings=sharing)
+    with pytest.raises(ConfigError, match="must be none with init=scaled"):
+        build(config, parts=Parts(init=Scaled()))
 
 
 # -- recomputation ----------------------------------------------------------------------------
@@ -204,7 +213,7 @@ class NoisyGate(HeadGate):
         return torch.zeros(())
 
 
-def noisy(recompute: bool, node: object, **changes: object) -> Transformer:
+def noisy(recompute: bool, node: object, parts: Parts = PARTS, **changes: object) -> Transformer:
     """Dropout wherever there can be some, and gates that draw."""
     config = dataclasses.replace(
         SMALL,
@@ -214,7 +223,8 @@ def noisy(recompute: bool, node: object, **changes: object) -> Transformer:
         **changes,  # type: ignore[arg-type]
     )
     torch.manual_seed(0)
-    model = Transformer(config, V, V, True, AttentionFactory({"attention": node}, {}, 0.2), seed=1)
+    factory = AttentionFactory({"attention": node}, {}, 0.2)
+    model = Transformer(config, V, V, True, factory, 1, parts)
     for _, _, attention in model.attentions():
         attention.gate = NoisyGate()
     return model.train()
@@ -230,7 +240,7 @@ def loss_and_gradients(model: Transformer, half: bool) -> tuple[Tensor, dict[str
     return loss.detach(), {name: p.grad for name, p in model.named_parameters()}
 
 
-def assert_same_bits(node: object, half: bool, **changes: object) -> None:
+def assert_same_bits(node: object, half: bool, **changes: Any) -> None:
     plain, wanted = loss_and_gradients(noisy(False, node, **changes), half)
     found, gradients = loss_and_gradients(noisy(True, node, **changes), half)
     assert torch.equal(found, plain)
@@ -254,12 +264,12 @@ def test_recomputing_gives_the_same_bits(attention: str, half: bool) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"norm": "post"},
-        {"register_tokens": 2, "activation": "quick_gelu"},
+        {"parts": Parts(PostNorm, GELU)},
+        {"register_tokens": 2},
         {"share_embeddings": "none"},
     ],
 )
-def test_recomputing_gives_the_same_bits_in_other_models(changes: dict[str, object]) -> None:
+def test_recomputing_gives_the_same_bits_in_other_models(changes: dict[str, Any]) -> None:
     assert_same_bits(group_node("attention", "alpha_entmax"), False, **changes)
 
 

@@ -90,8 +90,9 @@ def test_a_full_recipe_has_every_setting_of_the_paper(
     model, trainer = config.model, config.trainer
     sizes = (model.encoder_layers, model.decoder_layers, model.n_heads, model.d_model, model.d_ff)
     assert sizes == (6, 6, 8, 512, 2048)
-    assert (model.norm, model.activation, model.init) == ("pre", "relu", "glorot")
-    assert config.positions._target_.endswith("Sinusoidal")
+    parts = (config.norm, config.activation, config.init, config.positions)
+    names = [part._target_.rpartition(".")[2] for part in parts]
+    assert names == ["PreNorm", "ReLU", "Glorot", "Sinusoidal"]
     assert {model.dropout, model.attention_dropout, model.activation_dropout} == {0.1}
     assert config.loss.label_smoothing == 0.1
     assert (list(config.optimizer.betas), config.optimizer.weight_decay) == ([0.9, 0.998], 0)

@@ -73,21 +73,25 @@ def _located(target: str, key: str) -> Any:
         raise ConfigError(f"{what}: {error}{hint}") from error
 
 
-def instantiate(node: Any, key: str, **runtime: Any) -> Any:
+def instantiate(node: Any, key: str, kind: type = object, /, **runtime: Any) -> Any:
     """Make the object that a config node describes.
 
     Args:
         node: mapping with `_target_` and the constructor's human choices.
         key: where the node stands in the config; it starts every message.
+        kind: what its class has to be.
         runtime: arguments that code supplies (parameters of an optimizer, a head's place).
 
     Raises:
-        ConfigError: unknown or missing argument, wrong type, or what the constructor refused.
+        ConfigError: another kind, unknown or missing argument, wrong type, or what the constructor
+            refused.
     """
     from hydra.utils import instantiate as hydra_instantiate
 
     container = as_container(node)
     target = target_class(container, key)
+    if not issubclass(target, kind):
+        raise ConfigError(f"{key}._target_ must be a {kind.__name__}, got {target.__name__}")
     settings = {k: v for k, v in container.items() if not k.startswith("_")}
     _check_arguments(target, settings, set(runtime), key)
     # not recursive: a _target_ further down would be called without having been looked at here

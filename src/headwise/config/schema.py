@@ -3,8 +3,8 @@
 Values a person chooses live here and in `conf/`; runtime objects (devices, tensors, vocabulary
 sizes) never do. Plain groups are typed, so that a wrong key or type is refused when the config
 is composed. Groups whose yaml names a class with `_target_` (attention, pattern, scaling,
-positions, gates, repulsion, loss, optimizer, scheduler) stay open: their constructors check their
-own arguments.
+positions, norm, activation, init, gates, repulsion, loss, optimizer, scheduler) stay open: their
+constructors check their own arguments.
 """
 
 from __future__ import annotations
@@ -91,13 +91,10 @@ class ModelConfig:
     d_model: int = MISSING  # width
     n_heads: int = MISSING  # at each site
     d_ff: int = MISSING  # width inside of the feed-forward block
-    norm: str = "pre"  # pre or post
-    activation: str = "relu"  # relu, gelu, silu, quick_gelu
     share_embeddings: str = "all"  # all (source, target, output), decoder (target, output), none
     dropout: float = 0.1  # of embeddings and of what each block adds
     attention_dropout: float = 0.1  # of the weights
     activation_dropout: float = 0.1  # inside the feed-forward block
-    init: str = "glorot"  # glorot, or scaled (Child et al. 2019) for very deep stacks
     recompute: bool = False  # keep block inputs only and compute blocks again going backward
     register_tokens: int = 0  # learned vectors in front of the source
     heads: Any = None  # site -> layers -> numbers of the heads that pruning kept; null: all
@@ -187,6 +184,9 @@ class Config:
     scaling: Any = MISSING
     scaling_sites: SitesConfig = field(default_factory=SitesConfig)
     positions: Any = MISSING
+    norm: Any = MISSING
+    activation: Any = MISSING
+    init: Any = MISSING
     gates: Any = MISSING
     repulsion: Any = MISSING
     loss: Any = MISSING

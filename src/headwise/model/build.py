@@ -11,7 +11,11 @@ from headwise.attention.protocol import Attention
 from headwise.config.instantiate import instantiate
 from headwise.config.schema import SITE_GROUPS, SITES, Config
 from headwise.errors import ConfigError
+from headwise.model.activations import Activation
+from headwise.model.blocks import Residual
 from headwise.model.gates import Gates
+from headwise.model.init import Init
+from headwise.model.parts import Parts
 from headwise.model.places import check_heads, place_of, places
 from headwise.model.stack import MakeAttention
 from headwise.model.transformer import Transformer, check_model_config
@@ -25,23 +29,23 @@ def attention_factory(config: Config) -> AttentionFactory:
         {group: asdict(getattr(config, key)) for group, key in SITE_GROUPS.items()},
         config.model.attention_dropout,
         config.seed,
-        positions_of(config),
+        parts_of(config).positions,
     )
 
 
-def positions_of(config: Config) -> Positions:
-    """The scheme that a config names."""
-    positions = instantiate(config.positions, "positions")
-    if not isinstance(positions, Positions):
-        raise ConfigError(f"positions._target_ must be a Positions, got {type(positions).__name__}")
-    return positions
+def parts_of(config: Config) -> Parts:
+    """What a config chooses of them."""
+    return Parts(
+        lambda **sizes: instantiate(config.norm, "norm", Residual, **sizes),
+        lambda: instantiate(config.activation, "activation", Activation),
+        instantiate(config.init, "init", Init),
+        instantiate(config.positions, "positions", Positions),
+    )
 
 
 def attention_maker(config: Config, gates: Gates) -> MakeAttention:
     """What makes the attention of each place, with its gate."""
     factory = attention_factory(config)
-    if not isinstance(gates, Gates):
-        raise ConfigError(f"gates._target_ must be a Gates, got {type(gates).__name__}")
 
     def make(place: Place) -> Attention:
         attention = factory(place)
@@ -55,10 +59,13 @@ def attention_maker(config: Config, gates: Gates) -> MakeAttention:
 
 
 def check_model(config: Config) -> None:
-    """Build one attention of each site and throw it away: every choice is refused before data."""
-    check_model_config(config.model, config.tokenizer.joint)
+    """Build one of each part and throw it away: every choice is refused before data."""
+    parts = parts_of(config)
+    check_model_config(config.model, config.tokenizer.joint, parts)
+    parts.norm(d_model=config.model.d_model, dropout=config.model.dropout)
+    parts.activation()
     check_heads(config.model)
-    make = attention_maker(config, instantiate(config.gates, "gates"))
+    make = attention_maker(config, instantiate(config.gates, "gates", Gates))
     whole = replace(config.model, heads=None)  # a pruned place may have no heads
     by_site = {site: make(place_of(whole, site, 1)) for site in SITES}
     for site, made in by_site.items():
@@ -81,7 +88,7 @@ def check_model(config: Config) -> None:
             "words; use pattern@pattern_sites.encoder_self=none"
         )
     if config.model.heads:
-        make = attention_maker(config, instantiate(config.gates, "gates"))
+        make = attention_maker(config, instantiate(config.gates, "gates", Gates))
         for place in places(config.model):
             make(place)
 
@@ -98,9 +105,9 @@ def build_model(config: Config, source_vocab: int, target_vocab: int, joint: boo
         ConfigError: `model.heads` does not describe it.
     """
     check_heads(config.model)
-    gates = instantiate(config.gates, "gates")
+    gates = instantiate(config.gates, "gates", Gates)
     make = attention_maker(config, gates)
     sizes = source_vocab, target_vocab
-    model = Transformer(config.model, *sizes, joint, make, config.seed, positions_of(config))
+    model = Transformer(config.model, *sizes, joint, make, config.seed, parts_of(config))
     gates.prepare(model)
     return model

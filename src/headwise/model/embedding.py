@@ -2,40 +2,31 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor, nn
 
-from headwise.attention.positions import Positions
 from headwise.config.schema import ModelConfig
 from headwise.errors import DataError
 from headwise.kernels.dropout import Dropout
-
-SCALED_GAIN = 0.125  # of every deviation with model.init=scaled; see headwise.model.init
+from headwise.model.parts import Parts
 
 
 class Embedding(nn.Module):
     """Token embedding plus positions.
 
-    Tokens are drawn small and multiplied by sqrt(D), or, with `init` scaled, taken as they are
-    (Child et al. 2019, equation 15). Sinusoids, which that paper does not have, shrink with them.
-
     Args:
         token: the table (V, D); shared with other sides by passing the same module.
         config: sizes and rates.
-        positions: the scheme; what it adds to embeddings is made here.
+        parts: what its positions add to embeddings is made here; its init scales both.
     """
 
-    def __init__(self, token: nn.Embedding, config: ModelConfig, positions: Positions) -> None:
+    def __init__(self, token: nn.Embedding, config: ModelConfig, parts: Parts) -> None:
         super().__init__()
         width = token.embedding_dim
         self.token = token
-        self.positions = positions.embedding(width)
-        self.max_positions = positions.max_positions
-        self.scale, self.signal_scale = math.sqrt(width), 1.0
-        if config.init == "scaled":
-            self.scale, self.signal_scale = 1.0, SCALED_GAIN / math.sqrt(width)
+        self.positions = parts.positions.embedding(width)
+        self.max_positions = parts.positions.max_positions
+        self.scale, self.signal_scale = parts.init.scales(width)
         if self.positions is not None and self.positions.n_summed:
             self.signal_scale = 1.0  # drawn at the size they need
         self.dropout = Dropout(config.dropout)

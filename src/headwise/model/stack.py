@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 from torch import Tensor, nn
@@ -19,7 +20,8 @@ from headwise.attention.mask import Mask
 from headwise.attention.place import Place, Site
 from headwise.attention.protocol import Attention
 from headwise.config.schema import ModelConfig
-from headwise.model.blocks import NORM_EPSILON, FeedForward, Residual, call_layer
+from headwise.model.blocks import FeedForward, Residual, call_layer
+from headwise.model.parts import Parts
 from headwise.model.places import place_of
 
 MakeAttention = Callable[[Place], Attention]
@@ -69,21 +71,26 @@ class Block(nn.Module):
     cross_residual: Residual
 
     def __init__(
-        self, config: ModelConfig, layer: int, make_attention: MakeAttention, sites: Sequence[Site]
+        self,
+        config: ModelConfig,
+        layer: int,
+        make_attention: MakeAttention,
+        sites: Sequence[Site],
+        parts: Parts,
     ) -> None:
         super().__init__()
-        width, pre_norm = config.d_model, config.norm == "pre"
+        residual = partial(parts.norm, d_model=config.d_model, dropout=config.dropout)
         own, *cross = (make_attention(place_of(config, site.name, layer)) for site in sites)
         self.self_attention = own
-        self.self_residual = Residual(width, pre_norm, config.dropout)
+        self.self_residual = residual()
         self.register_module("cross_attention", None)
         if cross:
             (self.cross_attention,) = cross
-            self.cross_residual = Residual(width, pre_norm, config.dropout)
+            self.cross_residual = residual()
         self.feed_forward = FeedForward(
-            width, config.d_ff, config.activation, config.activation_dropout
+            config.d_model, config.d_ff, parts.activation(), config.activation_dropout
         )
-        self.feed_forward_residual = Residual(width, pre_norm, config.dropout)
+        self.feed_forward_residual = residual()
 
     def forward(
         self,
@@ -112,27 +119,31 @@ class Block(nn.Module):
 
 
 class Stack(nn.Module):
-    """Blocks one after the other; pre-norm ends in a normalisation of its own.
+    """Blocks one after the other, and the normalisation that they end in.
 
     Args:
         config: sizes and kinds.
         make_attention: place -> attention module (see `headwise.attention.build`).
         sites: that of self-attention, and, of a stack that reads a memory, that of
             cross-attention; of equally many layers.
+        parts: of the blocks.
 
     Attributes:
         n_branches: residual branches of all layers.
     """
 
     def __init__(
-        self, config: ModelConfig, make_attention: MakeAttention, sites: Sequence[Site]
+        self,
+        config: ModelConfig,
+        make_attention: MakeAttention,
+        sites: Sequence[Site],
+        parts: Parts,
     ) -> None:
         super().__init__()
         self.sites = tuple(sites)
         numbers = range(1, sites[0].n_layers + 1)
-        self.layers = nn.ModuleList(Block(config, n, make_attention, sites) for n in numbers)
-        pre_norm = config.norm == "pre"
-        self.norm = nn.LayerNorm(config.d_model, NORM_EPSILON) if pre_norm else nn.Identity()
+        self.layers = nn.ModuleList(Block(config, n, make_attention, sites, parts) for n in numbers)
+        self.norm = self.blocks[0].self_residual.at_the_end()
         self.recompute = config.recompute
         self.n_branches = (len(sites) + 1) * len(self.layers)
 

@@ -11,15 +11,13 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from headwise.attention.positions import Positions, Sinusoidal
 from headwise.attention.protocol import Attention
 from headwise.config.schema import ModelConfig
 from headwise.data.batch import Batch
 from headwise.errors import ConfigError, refuse, require
 from headwise.kernels.linear import Linear
-from headwise.model.blocks import ACTIVATIONS
 from headwise.model.embedding import Embedding, RegisterTokens
-from headwise.model.init import INITS, initialise
+from headwise.model.parts import Parts
 from headwise.model.places import translation_sites
 from headwise.model.stack import MakeAttention, Memory, Stack, StackCache
 
@@ -30,12 +28,11 @@ COUNTS = (
     "n_heads",
     "d_ff",
 )
-NORMS = ("pre", "post")
-SINUSOIDAL = Sinusoidal()
+DEFAULT = Parts()
 SHARING = ("all", "decoder", "none")
 
 
-def check_model_config(config: ModelConfig, joint_vocab: bool) -> None:
+def check_model_config(config: ModelConfig, joint_vocab: bool, parts: Parts) -> None:
     """Refuse sizes and names that cannot be built, by key."""
     for key in COUNTS:
         require(getattr(config, key) >= 1, f"model.{key}", "at least 1", getattr(config, key))
@@ -48,24 +45,14 @@ def check_model_config(config: ModelConfig, joint_vocab: bool) -> None:
     require(
         divides, "model.n_heads", f"a divisor of model.d_model={config.d_model}", config.n_heads
     )
-    for key, options in (
-        ("norm", NORMS),
-        ("share_embeddings", SHARING),
-        ("activation", tuple(ACTIVATIONS)),
-        ("init", INITS),
-    ):
-        if getattr(config, key) not in options:
-            raise refuse(f"model.{key}", getattr(config, key), options)
+    if config.share_embeddings not in SHARING:
+        raise refuse("model.share_embeddings", config.share_embeddings, SHARING)
     if config.share_embeddings == "all" and not joint_vocab:
         raise ConfigError(
             "model.share_embeddings must be decoder or none with tokenizer.joint=false, got 'all': "
             "one table needs one vocabulary"
         )
-    if config.init == "scaled" and config.share_embeddings != "none":
-        raise ConfigError(
-            "model.share_embeddings must be none with model.init=scaled, got "
-            f"{config.share_embeddings!r}: the output matrix starts at 0, the embeddings do not"
-        )
+    parts.init.check(config)
 
 
 class Transformer(nn.Module):
@@ -77,7 +64,7 @@ class Transformer(nn.Module):
             `joint_vocab` does.
         make_attention: place -> attention module (see `headwise.attention.build`).
         seed: of the initial weights.
-        positions: the scheme of both stacks; what it does at a place, `make_attention` knows.
+        parts: of both stacks.
     """
 
     shares_memory: ClassVar[bool] = True  # see `headwise.decode.incremental.TranslationModel`
@@ -90,26 +77,26 @@ class Transformer(nn.Module):
         joint_vocab: bool,
         make_attention: MakeAttention,
         seed: int,
-        positions: Positions = SINUSOIDAL,
+        parts: Parts = DEFAULT,
     ) -> None:
         super().__init__()
-        check_model_config(config, joint_vocab)
+        check_model_config(config, joint_vocab, parts)
         self.n_registers = config.register_tokens  # learned positions in front of every source
         source_table = nn.Embedding(source_vocab, config.d_model)
         shared = config.share_embeddings == "all"
         target_table = source_table if shared else nn.Embedding(target_vocab, config.d_model)
-        self.source_embedding = Embedding(source_table, config, positions)
-        self.target_embedding = Embedding(target_table, config, positions)
+        self.source_embedding = Embedding(source_table, config, parts)
+        self.target_embedding = Embedding(target_table, config, parts)
         own, causal, cross = self.sites = translation_sites(config)
-        self.encoder = Stack(config, make_attention, [own])
-        self.decoder = Stack(config, make_attention, [causal, cross])
+        self.encoder = Stack(config, make_attention, [own], parts)
+        self.decoder = Stack(config, make_attention, [causal, cross], parts)
         self.output = Linear(config.d_model, target_vocab, bias=False)
         self.registers: RegisterTokens | None = None
         if self.n_registers:
             # the last to be drawn, so that all else starts as without registers
             scale = self.source_embedding.scale
             self.registers = RegisterTokens(self.n_registers, config.d_model, scale, config.dropout)
-        initialise(self, self.output, seed, config.init)
+        parts.init(self, self.output, seed)
         if config.share_embeddings != "none":
             self.output.weight = target_table.weight
 

@@ -10,11 +10,14 @@ from typing import Any
 from headwise.config.folders import config_dir
 from headwise.config.schema import SITES, Config
 
-# Groups that change an attention, with the choice that goes without saying.
+# Groups that are named beside attention, with the choice that goes without saying.
 BESIDE = {
     "pattern": "none",
     "scaling": "none",
     "positions": "sinusoidal",
+    "norm": "pre",
+    "activation": "relu",
+    "init": "glorot",
     "repulsion": "none",
     "gates": "none",
 }

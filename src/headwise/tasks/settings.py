@@ -14,10 +14,10 @@ from headwise.config.schema import SITE_GROUPS, Config
 from headwise.data.corpus import check_data_config
 from headwise.data.tokenizer_training import check_tokenizer_config
 from headwise.decode.hypothesis import check_decode_config
-from headwise.errors import ConfigError, refuse, require
+from headwise.errors import refuse, require
 from headwise.metrics.bleu import UNIT
 from headwise.metrics.external import check_commands
-from headwise.model.build import check_model, positions_of
+from headwise.model.build import check_model, parts_of
 from headwise.model.gates import NoGates
 from headwise.precision import check_precision, resolve_precision
 from headwise.tasks.evaluation import translation_metrics
@@ -40,7 +40,7 @@ def check(config: Config) -> None:
     check_data_config(config.data)
     check_tokenizer_config(config.tokenizer)
     require(0 <= config.seed < 2**63, "seed", "at least 0 and below 2^63", config.seed)
-    longest, pieces = positions_of(config).max_positions, config.tokenizer.max_sentence_pieces
+    longest, pieces = parts_of(config).positions.max_positions, config.tokenizer.max_sentence_pieces
     allowed = f"above tokenizer.max_sentence_pieces={pieces}"
     require(longest is None or longest > pieces, "positions.max_positions", allowed, longest)
     check_model(config)
@@ -49,10 +49,7 @@ def check(config: Config) -> None:
     build_optimizer(config.optimizer, torch.nn.Linear(1, 1))
     _warn_of_warmup(instantiate(config.scheduler, "scheduler"), config.trainer.max_updates)
     _check_monitor(config)
-    repulsion = instantiate(config.repulsion, "repulsion")
-    if not isinstance(repulsion, Repulsion):
-        raise ConfigError(f"repulsion._target_ must be a Repulsion, got {type(repulsion).__name__}")
-    repulsion.check(config.model)
+    instantiate(config.repulsion, "repulsion", Repulsion).check(config.model)
 
 
 def _check_monitor(config: Config) -> None:

@@ -24,7 +24,9 @@ SHAPELESS = (
     *SITE_GROUPS.values(),
     "loss",
     "positions",
-    *(f"model.{key}" for key in ("activation", "norm", "register_tokens")),
+    "norm",
+    "activation",
+    "model.register_tokens",
 )
 PROJECTIONS = ("query", "key", "value", "output")  # what every attention with heads has
 REGISTERS = "registers"

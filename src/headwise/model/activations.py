@@ -1,0 +1,57 @@
+"""What stands between the two maps of a feed-forward block: the config group `activation`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from headwise.kernels.dropout import dropout, relu_dropout
+
+
+class Activation(nn.Module):
+    """A function of each number."""
+
+    def forward(self, inner_BNF: Tensor) -> Tensor:
+        """The same shape."""
+        raise NotImplementedError
+
+    def dropped(self, inner_BNF: Tensor, rate: float) -> Tensor:
+        """The same after dropout; for a kernel that does both in one pass."""
+        return dropout(self(inner_BNF), rate)
+
+
+class ReLU(Activation):
+    """max(x, 0) (Vaswani et al. 2017, equation 2)."""
+
+    def forward(self, inner_BNF: Tensor) -> Tensor:
+        """See `Activation.forward`."""
+        return functional.relu(inner_BNF)
+
+    def dropped(self, inner_BNF: Tensor, rate: float) -> Tensor:
+        """See `Activation.dropped`."""
+        return relu_dropout(inner_BNF, rate)
+
+
+class GELU(Activation):
+    """x · Φ(x) (Hendrycks and Gimpel 2016)."""
+
+    def forward(self, inner_BNF: Tensor) -> Tensor:
+        """See `Activation.forward`."""
+        return functional.gelu(inner_BNF)
+
+
+class SiLU(Activation):
+    """x · sigmoid(x)."""
+
+    def forward(self, inner_BNF: Tensor) -> Tensor:
+        """See `Activation.forward`."""
+        return functional.silu(inner_BNF)
+
+
+class QuickGELU(Activation):
+    """Close to GELU: x · sigmoid(1.702 x) (Child et al. 2019, section 5)."""
+
+    def forward(self, inner_BNF: Tensor) -> Tensor:
+        """See `Activation.forward`."""
+        return inner_BNF * torch.sigmoid(1.702 * inner_BNF)

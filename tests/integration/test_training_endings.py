@@ -205,7 +205,7 @@ def test_what_an_attention_brings_starts_anew(runs: Runs, origin: Path) -> None:
     between = runs.run_folder("bare")
     brings = {"attention": "alpha_entmax", "scaling": "length", "model.register_tokens": 2}
     full = runs.train("full", {**frozen, **brings, "init_from": between})
-    new = "normaliser.alpha_logit, registers.table.weight, scaling.beta, scaling.gamma"
+    new = "normaliser.alpha_logit, scaling.beta, scaling.gamma, source_embedding.registers.weight"
     assert f"start anew, as it has none that fit: {new}" in full
     start, there, here = (
         load_checkpoint(folder / "checkpoints" / "best.pt")["model"]

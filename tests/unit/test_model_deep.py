@@ -122,7 +122,7 @@ class Reference:
     def logits(self, source: list[int], target: list[int]) -> Tensor:
         states = self.embed("source", source)
         if self.config.register_tokens:
-            states = torch.cat((self.weights["registers.table.weight"], states))
+            states = torch.cat((self.weights["source_embedding.registers.weight"], states))
         for layer in range(self.config.encoder_layers):
             name = f"encoder.layers.{layer}"
             read = self.norm(f"{name}.self_residual.norm", states)
@@ -207,7 +207,8 @@ def test_scaled_weights_have_the_deviations_of_the_paper() -> None:
                 abs(float(weight.detach().mean()))
                 < 0.03 * wanted + 3 * wanted / weight.numel() ** 0.5
             )
-    kinds = {"query", "key", "value", "output", "inner", "outer", "token", "row", "column", "table"}
+    kinds = {"query", "key", "value", "output", "inner", "outer", "token", "row", "column"}
+    kinds |= {"registers"}
     assert seen == kinds
 
 

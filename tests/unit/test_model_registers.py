@@ -48,7 +48,7 @@ def batch() -> tuple[Tensor, Tensor, Tensor]:
 
 def test_the_memory_and_the_weights_cover_the_registers() -> None:
     model, (source, lengths, target) = build(), batch()
-    assert model.n_registers == M
+    assert model.n_prefix("source") == M
     memory = model.encode(source, lengths)
     assert memory.states_BSD.shape == (3, M + 6, D)
     assert memory.lengths_B.tolist() == [M + 6, M + 4, M + 1]
@@ -77,8 +77,8 @@ def test_registers_take_their_places_from_the_longest_source(registers: int) -> 
 def test_registers_are_one_parameter_and_nothing_else_starts_otherwise() -> None:
     without = dict(build(register_tokens=0).named_parameters())
     with_them = dict(build().named_parameters())
-    assert set(with_them) - set(without) == {"registers.table.weight"}
-    assert with_them["registers.table.weight"].shape == (M, D)
+    assert set(with_them) - set(without) == {"source_embedding.registers.weight"}
+    assert with_them["source_embedding.registers.weight"].shape == (M, D)
     assert n_parameters(build()) - n_parameters(build(register_tokens=0)) == M * D
     for name, weight in without.items():
         assert torch.equal(weight, with_them[name]), name
@@ -91,12 +91,14 @@ def test_registers_enter_as_tokens_do_but_without_a_position(init: Init, scale: 
     model.encoder.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     source, lengths, _ = batch()
     model.encode(source, lengths)
-    assert model.registers is not None
-    wanted = model.registers.table.weight * scale
+    registers = model.source_embedding.registers
+    assert registers is not None
+    wanted = registers.weight * scale
     for row in seen[0]:
         torch.testing.assert_close(row[:M], wanted, rtol=0, atol=0)
-    words = model.source_embedding(source)  # the first word has position 0
-    torch.testing.assert_close(seen[0][:, M:], words, rtol=0, atol=0)
+    for i in range(1, 6):  # the second word has position 1
+        word = model.source_embedding(source[:, i : i + 1], i)[:, 0]
+        torch.testing.assert_close(seen[0][:, M + i], word, rtol=0, atol=0)
 
 
 def test_the_last_learned_position_is_that_of_the_last_word() -> None:

@@ -115,9 +115,7 @@ def head_importance(
                 ones = gate.factors.new_ones(len(batch), gate.place.n_heads, 1, 1)
                 gate.factors = ones.requires_grad_()
             states_RD = batch.scored(model.states(**model.inputs(batch)))
-            # the weights get no gradient: only the slopes of the factors are asked for
-            vectors = model.output.weight.detach()
-            total = loss.of_states(states_RD, vectors, batch.targets_R).loss
+            total = model.output.loss(states_RD, batch.targets_R, loss).loss
             with_heads = [gate for gate in placed if gate.place.n_heads]  # pruning may leave none
             if not with_heads:
                 continue

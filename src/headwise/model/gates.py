@@ -15,7 +15,7 @@ from headwise.errors import refuse, require
 
 # What `freeze` names -> the modules of the model that it means.
 PARTS = {
-    "encoder": ("source_embedding", "encoder", "registers"),
+    "encoder": ("source_embedding", "encoder"),
     "decoder": ("target_embedding", "decoder", "output"),
 }
 
@@ -145,8 +145,7 @@ class HardConcrete(Gates):
         """Freeze what is to stay as it is."""
         for part in self.freeze:
             for module in (getattr(model, name) for name in PARTS[part]):
-                if module is not None:  # there may be no registers
-                    module.requires_grad_(False)
+                module.requires_grad_(False)
         for gate in head_gates(model):
             gate.requires_grad_(True)
 

@@ -54,6 +54,10 @@ class Glorot(Init):
         draw_all(model, seed, draw)
 
 
+class DrawnLast(nn.Embedding):
+    """A table without which all else starts from the same weights."""
+
+
 def draw_all(
     model: nn.Module,
     seed: int,
@@ -61,7 +65,7 @@ def draw_all(
 ) -> None:
     """Draw the weight of each linear map and table in the order of modules; biases are 0."""
     generator = torch.Generator().manual_seed(seed)
-    for module in model.modules():
+    for module in sorted(model.modules(), key=lambda module: isinstance(module, DrawnLast)):
         if isinstance(module, nn.Linear | nn.Embedding):
             draw(module, generator)
         if isinstance(module, nn.Linear) and module.bias is not None:

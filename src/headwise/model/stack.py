@@ -180,7 +180,7 @@ class Stack(nn.Module):
         """States (B, N, D).
 
         Args:
-            states_BND: what `Embedding` makes; with a cache, of the positions it has not seen.
+            states_BND: what `Input` makes; with a cache, of the positions it has not seen.
             lengths_B: real positions of each row; None where padding needs no mask: in a causal
                 stack it stands on the right, where no real query looks.
             memory: of another stack, where there is a site of cross-attention.

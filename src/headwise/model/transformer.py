@@ -15,8 +15,8 @@ from headwise.attention.protocol import Attention
 from headwise.config.schema import ModelConfig
 from headwise.data.batch import Batch
 from headwise.errors import ConfigError, refuse, require
-from headwise.kernels.linear import Linear
-from headwise.model.embedding import Embedding, RegisterTokens
+from headwise.model.inputs import Input
+from headwise.model.outputs import Output
 from headwise.model.parts import Parts
 from headwise.model.places import translation_sites
 from headwise.model.stack import MakeAttention, Memory, Stack, StackCache
@@ -81,21 +81,15 @@ class Transformer(nn.Module):
     ) -> None:
         super().__init__()
         check_model_config(config, joint_vocab, parts)
-        self.n_registers = config.register_tokens  # learned positions in front of every source
         source_table = nn.Embedding(source_vocab, config.d_model)
         shared = config.share_embeddings == "all"
         target_table = source_table if shared else nn.Embedding(target_vocab, config.d_model)
-        self.source_embedding = Embedding(source_table, config, parts)
-        self.target_embedding = Embedding(target_table, config, parts)
+        self.source_embedding = Input(source_table, config, parts, config.register_tokens)
+        self.target_embedding = Input(target_table, config, parts)
         own, causal, cross = self.sites = translation_sites(config)
         self.encoder = Stack(config, make_attention, [own], parts)
         self.decoder = Stack(config, make_attention, [causal, cross], parts)
-        self.output = Linear(config.d_model, target_vocab, bias=False)
-        self.registers: RegisterTokens | None = None
-        if self.n_registers:
-            # the last to be drawn, so that all else starts as without registers
-            scale = self.source_embedding.scale
-            self.registers = RegisterTokens(self.n_registers, config.d_model, scale, config.dropout)
+        self.output = Output(config.d_model, target_vocab)
         parts.init(self, self.output, seed)
         if config.share_embeddings != "none":
             self.output.weight = target_table.weight
@@ -105,11 +99,9 @@ class Transformer(nn.Module):
 
         The memory, its lengths and recorded weights cover the registers: S is their number more.
         """
-        embedded = self.source_embedding(source_BS)
-        if self.registers is not None:
-            embedded = self.registers(embedded)
-        lengths_B = source_lengths_B + self.n_registers
-        return Memory(self.encoder(embedded, lengths_B, n_prefix=self.n_registers), lengths_B)
+        n_prefix = self.source_embedding.n_prefix
+        embedded, lengths_B = self.source_embedding(source_BS), source_lengths_B + n_prefix
+        return Memory(self.encoder(embedded, lengths_B, n_prefix=n_prefix), lengths_B)
 
     def make_cache(self) -> StackCache:
         """An empty cache for `decode`."""
@@ -151,7 +143,7 @@ class Transformer(nn.Module):
 
     def n_prefix(self, column: str) -> int:
         """Register tokens in front of a column."""
-        return self.n_registers if column == "source" else 0
+        return self.source_embedding.n_prefix if column == "source" else 0
 
     def forward(self, source_BS: Tensor, source_lengths_B: Tensor, target_in_BT: Tensor) -> Tensor:
         """Teacher-forced logits (B, T, V)."""
@@ -161,7 +153,7 @@ class Transformer(nn.Module):
     def max_source(self) -> int | None:
         """Most pieces of a source, eos included; None for no limit."""
         limits = [
-            attention.max_keys - self.n_registers
+            attention.max_keys - self.source_embedding.n_prefix
             for site, _, attention in self.attentions()
             if site != "decoder_self" and attention.max_keys is not None
         ]

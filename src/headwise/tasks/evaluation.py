@@ -115,8 +115,7 @@ def measure_losses(
         for batch in ranks.share(list(batches)):
             batch = batch.to(ranks.device)
             states_BND = model.states(**model.inputs(batch))
-            weight_VD = model.output.weight
-            of_rows = loss.rows_of_states(batch.scored(states_BND), weight_VD, batch.targets_R)
+            of_rows = model.output.rows(batch.scored(states_BND), batch.targets_R, loss)
             statistics_RS = torch.stack((*of_rows, torch.ones_like(of_rows[0])), 1).double()
             rows_B = torch.tensor(batch.rows, device=ranks.device)
             rows_R = rows_B[batch.scored_R // states_BND.shape[1]]

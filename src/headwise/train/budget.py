@@ -100,7 +100,7 @@ def _counted(config: Config, length: int) -> tuple[Transformer, dict[str, float]
         isinstance(attention, ScoreAttention) and attention.normaliser.is_fused
         for _, _, attention in model.attentions()
     )
-    positions = {length, length + model.n_registers}
+    positions = {length, length + model.n_prefix("source")}
 
     def keep(tensor: Tensor) -> Tensor:
         if not (is_fused and _is_weights(tensor, positions)):

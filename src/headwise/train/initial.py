@@ -29,7 +29,6 @@ SHAPELESS = (
     "model.register_tokens",
 )
 PROJECTIONS = ("query", "key", "value", "output")  # what every attention with heads has
-REGISTERS = "registers"
 
 
 def start_from(
@@ -105,8 +104,7 @@ def _chosen(model: Transformer, names: Iterable[str]) -> dict[str, str]:
     for name in names:
         place = next((of for of in within if name.startswith(of)), "")
         part = name.removeprefix(place)
-        first = part.partition(".")[0]
-        if first == REGISTERS or (place and first not in PROJECTIONS):
+        if "registers" in name.split(".") or (place and part.split(".")[0] not in PROJECTIONS):
             found[name] = part
     return found
 

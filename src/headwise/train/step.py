@@ -99,8 +99,8 @@ class TrainingStep:
         with autocast(device, self.config.precision):
             states_BND = self.states(**self.model.inputs(batch))
             self.memory.all_alive()
-            weight_VD = self.model.output.weight
-            sums = self.loss.of_states(batch.scored(states_BND), weight_VD, batch.targets_R)
+            states_RD = batch.scored(states_BND)
+            sums = self.model.output.loss(states_RD, batch.targets_R, self.loss)
         torch.autograd.backward(sums.loss / n_update_tokens)
         self.window += torch.stack((sums.loss.detach(), sums.measure)).double()
 

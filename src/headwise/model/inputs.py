@@ -1,0 +1,63 @@
+"""Tokens, positions and registers on their way in (Vaswani et al. 2017, section 3.4)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from headwise.config.schema import ModelConfig
+from headwise.errors import DataError
+from headwise.kernels.dropout import Dropout
+from headwise.model.init import DrawnLast
+from headwise.model.parts import Parts
+
+
+class Input(nn.Module):
+    """Embeddings of tokens plus positions, behind a prefix of registers.
+
+    Registers are learned vectors in front of every row, which carry no text and have no position:
+    the several CLS tokens of the YUBERT note. Attention sees them as it sees words, whose positions
+    go on counting from 0.
+
+    Args:
+        token: the table (V, D); shared with other columns by passing the same module.
+        config: sizes and rates.
+        parts: what its positions add to embeddings is made here; its init scales both.
+        n_prefix: number of registers.
+    """
+
+    def __init__(
+        self, token: nn.Embedding, config: ModelConfig, parts: Parts, n_prefix: int = 0
+    ) -> None:
+        super().__init__()
+        width = token.embedding_dim
+        self.token = token
+        self.positions = parts.positions.embedding(width)
+        self.max_positions = parts.positions.max_positions
+        self.scale, self.signal_scale = parts.init.scales(width)
+        if self.positions is not None and self.positions.n_summed:
+            self.signal_scale = 1.0  # drawn at the size they need
+        self.n_prefix = n_prefix
+        self.registers = DrawnLast(n_prefix, width) if n_prefix else None
+        self.dropout = Dropout(config.dropout)
+
+    def forward(self, ids_BN: Tensor, first: int = 0) -> Tensor:
+        """States (B, N, D) of the tokens at positions first .. first + N - 1.
+
+        Those of the registers, N more, stand in front of position 0.
+        """
+        n_positions = ids_BN.shape[1]
+        if self.max_positions is not None and first + n_positions > self.max_positions:
+            raise DataError(
+                f"a sentence of {first + n_positions} pieces is longer than "
+                f"positions.max_positions={self.max_positions}"
+            )
+        states_BND = self.token(ids_BN) * self.scale
+        if self.positions is not None:
+            position_ND = self.positions(first, n_positions).to(states_BND.dtype)
+            states_BND = states_BND + position_ND * self.signal_scale
+        dropped_BND: Tensor = self.dropout(states_BND)
+        if self.registers is None or first:
+            return dropped_BND
+        registers_BPD = (self.registers.weight * self.scale).expand(ids_BN.shape[0], -1, -1)
+        return torch.cat((self.dropout(registers_BPD).to(dropped_BND.dtype), dropped_BND), dim=1)

@@ -1,0 +1,28 @@
+"""From states to what is scored."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from headwise.kernels.linear import Linear
+from headwise.losses.loss import Loss, LossSum
+
+
+class Output(Linear):
+    """Logits over a vocabulary.
+
+    Args:
+        d_model: width of states.
+        n_classes: entries of the vocabulary.
+    """
+
+    def __init__(self, d_model: int, n_classes: int) -> None:
+        super().__init__(d_model, n_classes, bias=False)
+
+    def loss(self, states_RD: Tensor, targets_R: Tensor, loss: Loss) -> LossSum:
+        """The loss of states and its measure, without all logits in memory at once."""
+        return loss.of_states(states_RD, self.weight, targets_R)
+
+    def rows(self, states_RD: Tensor, targets_R: Tensor, loss: Loss) -> tuple[Tensor, Tensor]:
+        """The loss of each state and its measure, for evaluation."""
+        return loss.rows_of_states(states_RD, self.weight, targets_R)

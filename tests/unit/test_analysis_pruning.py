@@ -34,7 +34,8 @@ from headwise.config.folders import group_choices
 from headwise.config.schema import SITES, ModelConfig
 from headwise.errors import RunError
 from headwise.model.build import build_model
-from headwise.model.transformer import Transformer, n_parameters
+from headwise.model.family import n_parameters
+from headwise.model.transformer import Transformer
 from pruned_models import (
     KEPT,
     D,
@@ -78,7 +79,7 @@ def test_a_pruned_model_is_the_masked_one_with_fewer_weights(
         torch.testing.assert_close(logits(model), wanted, rtol=0, atol=1e-12)
     smaller = smaller_of(make, model, *variant, heads=KEPT)
     torch.testing.assert_close(logits(smaller), wanted, rtol=0, atol=1e-12)
-    check_pruned(model, KEPT, smaller, V)
+    check_pruned(model, KEPT, smaller)
     assert present_heads(smaller) == KEPT
     # four projections of 4 entries a head and an axis of D, biases of 3 of them, whatever else
     n_gone = 3 * 2 * H - sum(n_heads(KEPT).values())
@@ -272,4 +273,4 @@ def test_a_smaller_model_that_is_not_the_masked_one_is_refused() -> None:
     model, smaller = of_normaliser(ByPosition), of_normaliser(ByPosition, KEPT)
     smaller.load_state_dict(pruned_state(model, smaller))
     with pytest.raises(RunError, match="cannot be pruned"):
-        check_pruned(model, KEPT, smaller, V)
+        check_pruned(model, KEPT, smaller)

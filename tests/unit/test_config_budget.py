@@ -16,7 +16,7 @@ from headwise.config.schema import SITES, TokenizerConfig, typed
 from headwise.data.tokenizer import TokenizerPair
 from headwise.data.tokenizer_training import train_tokenizer
 from headwise.model.build import build_model
-from headwise.model.transformer import n_parameters
+from headwise.model.family import n_parameters
 from headwise.train.budget import budget, describe_budget
 from headwise.train.optim import build_optimizer
 

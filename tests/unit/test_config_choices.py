@@ -22,6 +22,7 @@ from headwise.data.tokenizer_training import check_tokenizer_config
 from headwise.decode.hypothesis import check_decode_config
 from headwise.errors import ConfigError
 from headwise.model.build import build_model, check_model, parts_of
+from headwise.model.places import translation_sites
 from headwise.precision import resolve_precision
 from headwise.tasks.settings import settle
 from headwise.track.base import NullTracker
@@ -113,7 +114,7 @@ def test_every_pattern_builds(make: Any, choice: str) -> None:
 @every("model")
 def test_every_model_builds(make: Any, choice: str) -> None:
     config = typed(make([f"model={choice}", "attention=softmax"]))
-    check_model(config)
+    check_model(config, translation_sites(config.model), {})
     with torch.device("meta"):
         model = build_model(config, 100, 100, joint=True)
     assert len(model.encoder.layers) == config.model.encoder_layers
@@ -138,7 +139,7 @@ def test_every_scheduler_gives_a_finite_positive_rate(make: Any, choice: str) ->
 @every("loss")
 def test_every_loss_is_a_differentiable_sum(make: Any, choice: str) -> None:
     loss = instantiate(make([f"loss={choice}"]).loss, "loss")
-    logits = torch.randn(1, 3, 7, requires_grad=True)
+    logits = (0.1 * torch.randn(1, 3, 7)).requires_grad_()  # all classes in the support
     loss(logits, torch.tensor([[4, 5, 0]])).loss.backward()
     assert logits.grad is not None
     assert (logits.grad.abs().sum(-1) > 0).all()

@@ -20,10 +20,11 @@ from headwise.config.folders import group_node
 from headwise.config.schema import ModelConfig
 from headwise.losses.loss import CrossEntropy
 from headwise.model.activations import QuickGELU
+from headwise.model.family import n_parameters
 from headwise.model.init import Glorot, Init
 from headwise.model.parts import SINUSOIDAL, Parts
 from headwise.model.scaled import Scaled
-from headwise.model.transformer import Transformer, n_parameters
+from headwise.model.transformer import Transformer
 
 V = 13
 SCALED = Scaled()

@@ -15,7 +15,7 @@ from command_line import composer
 from headwise.attention.heads import MultiHeadAttention
 from headwise.attention.place import Place
 from headwise.config.instantiate import instantiate
-from headwise.config.schema import typed
+from headwise.config.schema import ModelConfig, typed
 from headwise.errors import ConfigError
 from headwise.model.build import build_model, check_model
 from headwise.model.gates import (
@@ -24,6 +24,7 @@ from headwise.model.gates import (
     gate_penalty,
     head_gates,
 )
+from headwise.model.places import translation_sites
 from headwise.model.transformer import Transformer
 from headwise.train.optim import build_optimizer, set_rate
 
@@ -241,8 +242,9 @@ def test_the_initial_weights_are_those_without_gates(make: Any) -> None:
 )
 def test_what_no_gate_can_be_is_refused_by_key(settings: dict[str, Any], named: str) -> None:
     node = {"_target_": "headwise.model.gates.HardConcrete", **settings}
+    sites = translation_sites(ModelConfig("test", 1, 1))
     with pytest.raises(ConfigError, match=named):
-        instantiate(node, "gates")
+        instantiate(node, "gates").check(sites)
 
 
 @pytest.mark.parametrize(
@@ -265,7 +267,7 @@ def test_heads_that_the_model_has_not_are_refused(make: Any, heads: str, named: 
     config = typed(make(SMALL))
     config.model.heads = yaml.safe_load(heads)
     with pytest.raises(ConfigError, match=named):
-        check_model(config)
+        check_model(config, translation_sites(config.model), {})
     with pytest.raises(ConfigError, match=named):
         build_model(config, V, V, joint=True)
 
@@ -273,7 +275,7 @@ def test_heads_that_the_model_has_not_are_refused(make: Any, heads: str, named: 
 def test_heads_are_built_as_listed_and_a_site_left_out_is_whole(make: Any) -> None:
     config = typed(make([*SMALL, "gates=hard_concrete"]))
     config.model.heads = {"cross": [[2], []]}
-    check_model(config)
+    check_model(config, translation_sites(config.model), {})
     model = build_model(config, V, V, joint=True)
     found = {(s, layer): attention.place for s, layer, attention in model.attentions()}
     assert found["cross", 1].head_numbers == (2,)

@@ -17,10 +17,11 @@ from headwise.attention.recorder import recorded_weights
 from headwise.config.folders import group_choices, group_node
 from headwise.config.schema import ModelConfig
 from headwise.errors import DataError
+from headwise.model.family import n_parameters
 from headwise.model.init import Glorot, Init
 from headwise.model.parts import GLOROT, SINUSOIDAL, Parts
 from headwise.model.scaled import Scaled
-from headwise.model.transformer import Transformer, n_parameters
+from headwise.model.transformer import Transformer
 
 M, V, D = 3, 13, 16
 PLAIN = ModelConfig("registers", 2, 2, D, 2, 32, dropout=0.0, activation_dropout=0.0)

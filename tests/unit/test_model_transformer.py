@@ -23,10 +23,11 @@ from headwise.errors import ConfigError, DataError
 from headwise.losses.loss import CrossEntropy
 from headwise.model.activations import GELU
 from headwise.model.blocks import FeedForward, PostNorm, PreNorm, Residual
+from headwise.model.family import n_parameters
 from headwise.model.init import Glorot, Init
 from headwise.model.parts import SINUSOIDAL, Parts
 from headwise.model.scaled import Scaled
-from headwise.model.transformer import Transformer, n_parameters
+from headwise.model.transformer import Transformer
 
 SMALL = ModelConfig("test", 2, 3, 16, 2, 32, dropout=0.0, activation_dropout=0.0)
 V = 13

@@ -16,6 +16,7 @@ from headwise.config.folders import group_node
 from headwise.config.instantiate import instantiate
 from headwise.config.schema import SITES, ModelConfig
 from headwise.errors import ConfigError
+from headwise.model.places import translation_sites
 from headwise.model.transformer import Transformer
 from headwise.seed import derived_seed
 from headwise.train.particles import stein_gradient
@@ -262,19 +263,21 @@ def test_the_yamls_are_the_defaults(name: str, kind: type[Repulsion]) -> None:
         ({"bandwidth": "meian"}, "Did you mean median?"),
         ({"bandwidth": 0.0}, "repulsion.bandwidth must be above 0"),
         ({"noise_scale": "on"}, "Did you mean one?"),
-        ({"sites": []}, "repulsion.sites must be a list of some of encoder_self"),
+        ({"sites": []}, "repulsion.sites must be some of encoder_self"),
+        ({"sites": ["encoder"]}, "Did you mean encoder_self?"),
         ({"projections": ["queries"]}, "Did you mean query?"),
         ({"layers": [0]}, "repulsion.layers must be null (all) or a list of numbers from 1"),
     ],
 )
 def test_refused(changes: dict[str, Any], told: str) -> None:
+    sites = translation_sites(ModelConfig("test", 1, 1))
     with pytest.raises(ConfigError, match="repulsion") as refused:
-        instantiate({**group_node("repulsion", "spos"), **changes}, "repulsion")
+        instantiate({**group_node("repulsion", "spos"), **changes}, "repulsion").check(sites)
     assert told in str(refused.value)
 
 
 def test_layers_the_model_lacks_are_refused() -> None:
-    config = ModelConfig("test", 6, 3, WIDTH, HEADS, 16)
+    config = translation_sites(ModelConfig("test", 6, 3, WIDTH, HEADS, 16))
     SVGD(layers=[1, 6]).check(config)
     SVGD(sites=["cross"], layers=[3]).check(config)
     SVGD().check(config)

@@ -25,7 +25,7 @@ from headwise.track.base import HeadValues
 if TYPE_CHECKING:
     from headwise.attention.protocol import Attention
     from headwise.data.batch import Batch
-    from headwise.model.transformer import Transformer
+    from headwise.model.family import Model
 
 # Values (B or 1, H, Q) by the names of their statistics, and where they count; see `HeadMeans.add`.
 Measures = Iterator[tuple[Mapping[str, Tensor], Tensor]]
@@ -33,7 +33,7 @@ RESERVED = ("update", "nonfinite", "role")  # beside statistics in records and o
 HeadTable = dict[str, list[list[float]]]  # where every head was measured; else `HeadValues`
 
 
-def alphas(model: Transformer) -> HeadValues:
+def alphas(model: Model) -> HeadValues:
     """α of every head that has one of its own (Correia et al. 2019).
 
     Where α depends on the query, its mean is among `head_statistics`.
@@ -54,7 +54,7 @@ def filled(values: HeadValues, others: HeadValues) -> HeadValues:
 
 
 def head_statistics(
-    model: Transformer,
+    model: Model,
     batches: Iterable[Batch],
     device: torch.device,
 ) -> dict[str, HeadValues]:
@@ -98,7 +98,7 @@ def head_statistics(
     return {**own_statistics(model), **means.tables(model)}
 
 
-def reported(model: Transformer) -> dict[str, HeadValues]:
+def reported(model: Model) -> dict[str, HeadValues]:
     """What the attentions report of themselves (`Attention.stats`), α among it.
 
     Raises:
@@ -129,7 +129,7 @@ def _check_reported(attention: Attention, name: str, values_H: object) -> None:
     )
 
 
-def own_statistics(model: Transformer) -> dict[str, HeadValues]:
+def own_statistics(model: Model) -> dict[str, HeadValues]:
     """What the attentions report of themselves beside α."""
     return {name: table for name, table in reported(model).items() if name != "alpha"}
 
@@ -206,7 +206,7 @@ class HeadMeans:
             key = place.site, place.layer
             layers[key] = layers[key] + sums if key in layers else sums
 
-    def tables(self, model: Transformer) -> dict[str, HeadValues]:
+    def tables(self, model: Model) -> dict[str, HeadValues]:
         """Every statistic as a table."""
         return {
             name: table
@@ -215,7 +215,7 @@ class HeadMeans:
         }
 
 
-def _table(model: Transformer, found: dict[tuple[str, int], Tensor]) -> HeadValues:
+def _table(model: Model, found: dict[tuple[str, int], Tensor]) -> HeadValues:
     """Values a head by place; what is not finite was not measured."""
     table: dict[str, list[list[float | None]]] = {}
     for site, layer, _ in model.attentions():

@@ -16,10 +16,10 @@ from headwise.analysis.collect import HeadTable
 from headwise.train.particles import PROJECTIONS, head_projections, squared_distances
 
 if TYPE_CHECKING:
-    from headwise.model.transformer import Transformer
+    from headwise.model.family import Model
 
 
-def projection_distances(model: Transformer) -> dict[str, HeadTable]:
+def projection_distances(model: Model) -> dict[str, HeadTable]:
     """Mean Euclidean distance of each head to the others of its layer, by projection.
 
     Returns:

@@ -19,12 +19,12 @@ from torch import Tensor
 from headwise.attention.heads import HeadGate, MultiHeadAttention
 from headwise.attention.place import Place
 from headwise.errors import DataError
-from headwise.model.transformer import evaluating
+from headwise.model.family import evaluating
 
 if TYPE_CHECKING:
     from headwise.data.batch import Batch
     from headwise.losses.loss import Loss
-    from headwise.model.transformer import Transformer
+    from headwise.model.family import Model
 
 HeadValues = dict[str, list[list[float]]]
 
@@ -51,7 +51,7 @@ class HeadFactors(HeadGate):
 
 
 @contextmanager
-def head_factors(model: Transformer) -> Iterator[list[HeadFactors]]:
+def head_factors(model: Model) -> Iterator[list[HeadFactors]]:
     """Factors of 1 on all heads of a model, to be changed within the block, and gone after it.
 
     The model is in evaluation mode for that time.
@@ -89,7 +89,7 @@ class Importance:
 
 
 def head_importance(
-    model: Transformer, batches: Iterable[Batch], loss: Loss, device: torch.device
+    model: Model, batches: Iterable[Batch], loss: Loss, device: torch.device
 ) -> Importance:
     """I_h = E_x |∂L(x)/∂ξ_h| = E_x |Att_h(x)ᵀ ∂L(x)/∂Att_h(x)|.
 

@@ -20,11 +20,11 @@ from headwise.attention.parts import Normaliser, Scaling
 from headwise.attention.place import Site
 from headwise.attention.protocol import Attention
 from headwise.attention.recorder import recording
-from headwise.model.transformer import evaluating
+from headwise.model.family import evaluating
 
 if TYPE_CHECKING:
     from headwise.data.batch import Batch
-    from headwise.model.transformer import Transformer
+    from headwise.model.family import Model
 
 PARTS = ("normaliser", "scaling")  # attributes of an attention, where it has them
 TIE = 1e-4  # weights nearer to each other than this, relatively, are the same
@@ -107,7 +107,7 @@ def sound_heads(weights_BHQK: Tensor, distribution_heads: Sequence[bool]) -> Ten
 
 
 def observations(
-    model: Transformer, batches: Iterable[Batch], device: torch.device
+    model: Model, batches: Iterable[Batch], device: torch.device
 ) -> Iterator[tuple[Batch, list[Observation]]]:
     """Every batch with the weights of all attentions that have them.
 
@@ -126,7 +126,7 @@ def observations(
 
 
 def passes(
-    model: Transformer, batches: Iterable[Batch], device: torch.device
+    model: Model, batches: Iterable[Batch], device: torch.device
 ) -> Iterator[tuple[Batch, list[Call]]]:
     """Every batch with the calls of all attentions, as `observations`."""
     for batch in batches:
@@ -192,7 +192,7 @@ class Call:
 
 
 @contextmanager
-def listening(model: Transformer, batch: Batch) -> Iterator[list[Call]]:
+def listening(model: Model, batch: Batch) -> Iterator[list[Call]]:
     """The calls of the model's attentions on a batch, in a list that grows with each pass."""
     calls: list[Call] = []
 
@@ -233,7 +233,7 @@ def listening(model: Transformer, batch: Batch) -> Iterator[list[Call]]:
         yield calls
 
 
-def _tokens(site: Site, batch: Batch, model: Transformer) -> tuple[Tensor, int, int]:
+def _tokens(site: Site, batch: Batch, model: Model) -> tuple[Tensor, int, int]:
     """Which queries are tokens, and the numbers of registers before queries and keys."""
     is_real_BQ = batch.columns[site.queries].is_real_BN
     return is_real_BQ, model.n_prefix(site.queries), model.n_prefix(site.keys)

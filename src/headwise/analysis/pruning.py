@@ -11,23 +11,23 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from headwise.analysis.importance import HeadValues, head_factors
 from headwise.analysis.tables import HEAD_KEY
 from headwise.attention.heads import MultiHeadAttention, NoHeads
 from headwise.attention.protocol import Attention
-from headwise.config.schema import SITES
+from headwise.data.batch import Batch, Column
 from headwise.errors import RunError
+from headwise.model.family import Model
 from headwise.model.gates import HardConcreteGate
-from headwise.model.transformer import Transformer
 from headwise.track.base import numbered
 
 Heads = dict[str, list[list[int]]]
 Head = tuple[str, int, int]  # site, layer, number
 
 
-def present_heads(model: Transformer) -> Heads:
+def present_heads(model: Model) -> Heads:
     """All heads that a model has."""
     heads: Heads = {}
     for site, _, attention in model.attentions():
@@ -35,7 +35,7 @@ def present_heads(model: Transformer) -> Heads:
     return heads
 
 
-def open_heads(model: Transformer) -> Heads:
+def open_heads(model: Model) -> Heads:
     """The heads that no gate closes."""
     heads: Heads = {}
     for site, _, attention in model.attentions():
@@ -48,7 +48,7 @@ def open_heads(model: Transformer) -> Heads:
     return heads
 
 
-def is_gated(model: Transformer) -> bool:
+def is_gated(model: Model) -> bool:
     """Whether any head has a gate that can close it."""
     return any(isinstance(module, HardConcreteGate) for module in model.modules())
 
@@ -75,12 +75,12 @@ def without(heads: Heads, removed: Sequence[Head]) -> Heads:
     }
 
 
-def listed(heads: Heads, sites: Sequence[str] = SITES) -> list[Head]:
-    """The heads of some sites one after the other."""
+def listed(heads: Heads, sites: Sequence[str] | None = None) -> list[Head]:
+    """The heads of some sites, None for all, one after the other."""
     return [
         (site, layer, number)
         for site, layers in heads.items()
-        if site in sites
+        if sites is None or site in sites
         for layer, numbers in enumerate(layers, start=1)
         for number in numbers
     ]
@@ -101,7 +101,7 @@ def pruning_order(importance: HeadValues, heads: Heads, sites: Sequence[str]) ->
 
 
 @contextmanager
-def masked(model: Transformer, kept: Heads) -> Iterator[None]:
+def masked(model: Model, kept: Heads) -> Iterator[None]:
     """Within the block the output of every head that is not kept counts as 0."""
     with head_factors(model) as placed:
         for gate in placed:
@@ -117,7 +117,7 @@ Measure = Callable[[], Mapping[str, float]]
 
 
 def pruning_curve(
-    model: Transformer, order: Sequence[Head], measure: Measure, n_steps: int = 10
+    model: Model, order: Sequence[Head], measure: Measure, n_steps: int = 10
 ) -> list[dict[str, Any]]:
     """What masking ever more heads costs, without training in between.
 
@@ -144,7 +144,7 @@ def pruning_curve(
     ]
 
 
-def one_removed(model: Transformer, sites: Sequence[str], measure: Measure) -> list[dict[str, Any]]:
+def one_removed(model: Model, sites: Sequence[str], measure: Measure) -> list[dict[str, Any]]:
     """What each head's removal alone costs (Michel et al. 2019, section 3.2), one row a head."""
     heads = present_heads(model)
     rows = []
@@ -156,7 +156,7 @@ def one_removed(model: Transformer, sites: Sequence[str], measure: Measure) -> l
 
 
 def one_left(
-    model: Transformer,
+    model: Model,
     sites: Sequence[str],
     measure: Measure,
     quality: Callable[[Mapping[str, float]], tuple[float, ...]],
@@ -184,7 +184,7 @@ def one_left(
 # -- weights --------------------------------------------------------------------------------------
 
 
-def pruned_state(model: Transformer, smaller: Transformer) -> dict[str, Tensor]:
+def pruned_state(model: Model, smaller: Model) -> dict[str, Tensor]:
     """The weights of `model` that `smaller`, its like with fewer heads, goes on with.
 
     A gate of `model` is left behind: the heads that stay must be open.
@@ -268,20 +268,23 @@ def _unknown(attention: Attention, name: str) -> RunError:
     )
 
 
-def check_pruned(model: Transformer, kept: Heads, smaller: nn.Module, vocab: int) -> None:
+def check_pruned(model: Model, kept: Heads, smaller: Model) -> None:
     """Refuse a smaller model that is not the larger one with its heads masked.
 
     Raises:
         RunError: the logits differ; a variant chooses by position what it should by head number.
     """
     generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(4, max(vocab, 5), (2, 2, 7), generator=generator)
-    source_BS, target_BT = ids.to(next(model.parameters()).device)
-    arguments = source_BS, source_BS.new_tensor([7, 5]), target_BT
+    columns = {}
+    for name, column in model.columns.items():
+        ids_BN = torch.randint(column.token.num_embeddings, (2, 7), generator=generator)
+        columns[name] = Column(ids_BN, torch.tensor([7, 5]))
+    none = torch.tensor([], dtype=torch.long)
+    batch = Batch(columns, none, none, [0, 1], 0).to(next(model.parameters()).device)
     with torch.no_grad():
         with masked(model, kept):
-            wanted = model(*arguments)
-        found = smaller(*arguments)
+            wanted = model(**model.inputs(batch))
+        found = smaller(**smaller.inputs(batch))
     difference = (found - wanted).abs().max()
     if difference > 1e-3 * wanted.abs().max().clamp(min=1):
         raise RunError(

@@ -27,7 +27,7 @@ from headwise.track.base import numbered
 
 if TYPE_CHECKING:
     from headwise.data.batch import Batch
-    from headwise.model.transformer import Transformer
+    from headwise.model.family import Model
     from headwise.track.base import HeadValues
 
 Rows = list[dict[str, Any]]
@@ -77,7 +77,7 @@ class Survey:
 
 
 def survey(
-    model: Transformer,
+    model: Model,
     batches: Iterable[Batch],
     device: torch.device,
     texts: Mapping[str, ColumnText],
@@ -174,7 +174,7 @@ def _n_words(column: str, found: Sequence[Sequence[int]] | None) -> dict[str, in
 
 
 def _by_head(
-    model: Transformer, tables: Mapping[str, HeadValues]
+    model: Model, tables: Mapping[str, HeadValues]
 ) -> list[tuple[dict[str, Any], dict[str, float]]]:
     """Place and statistics of every head; heads have the numbers of the unpruned model."""
     present = present_heads(model)
@@ -200,7 +200,7 @@ def _head_row(
     return row
 
 
-def _layer_rows(model: Transformer, diversities: Mapping[str, HeadValues]) -> Rows:
+def _layer_rows(model: Model, diversities: Mapping[str, HeadValues]) -> Rows:
     rows: Rows = []
     for site, layer, _ in model.attentions():
         values = {n: of.get(site, [[]] * layer)[layer - 1] for n, of in diversities.items()}

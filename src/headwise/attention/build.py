@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headwise.attention.heads import NoHeads
@@ -28,11 +28,13 @@ class AttentionFactory:
         sites: group -> site -> the choice of that site alone, or None to follow the common one.
         dropout: rate on the attention weights.
         positions: the scheme of the model; None for none.
+        present: names of the sites that the model has.
         seed: of the initial weights that variants draw themselves (α, projections of Linformer):
             they depend on seed, site, layer and group alone, not on what was built before.
 
     Raises:
-        ConfigError: a variant that cannot be used at its site; allowed ones are named.
+        ConfigError: a variant that cannot be used at its site, or a choice for a site that the
+            model has not; allowed ones are named.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class AttentionFactory:
         dropout: float = 0.0,
         seed: int = 1,
         positions: Positions | None = None,
+        present: Sequence[str] = SITES,
     ) -> None:
         self.dropout = dropout
         self.seed = seed
@@ -51,13 +54,16 @@ class AttentionFactory:
         for group, sites_key in SITE_GROUPS.items():
             common = choices[group] if group in choices else group_node(group, "none")
             own = (sites or {}).get(group, {})
+            for site in (site for site in own if own[site] is not None):
+                if site not in present:
+                    raise refuse(f"the site of {group}@{sites_key}", site, present)
             self._chosen[group] = {
                 site: _choice_at(site, group, as_container(common))
                 if own.get(site) is None
                 else (f"{sites_key}.{site}", _without_instead(as_container(own[site])))
-                for site in SITES
+                for site in present
             }
-            for site in SITES:
+            for site in present:
                 self._refuse_unsupported(group, site)
 
     def _refuse_unsupported(self, group: str, site: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from headwise.config.schema import SITE_KINDS
+from headwise.config.schema import SITE_KINDS, SITE_SIDES
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,11 @@ class Site:
     n_layers: int
     queries: str
     keys: str
+
+    @property
+    def side(self) -> str:
+        """The stack that it is in: encoder or decoder."""
+        return SITE_SIDES[self.name]
 
     @property
     def causal(self) -> bool:

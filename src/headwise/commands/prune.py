@@ -36,13 +36,13 @@ from headwise.analysis.pruning import (
 from headwise.analysis.tables import HEAD_KEY
 from headwise.config.folders import group_node
 from headwise.config.instantiate import instantiate
-from headwise.config.schema import SITES, PruneConfig
+from headwise.config.schema import PruneConfig
 from headwise.errors import ConfigError, RunError, refuse, require
 from headwise.files import write_json, write_text
 from headwise.losses.loss import Loss
 from headwise.model.build import build_model
-from headwise.model.places import check_heads, typed_heads
-from headwise.model.transformer import Transformer, n_parameters
+from headwise.model.family import Model, n_parameters
+from headwise.model.places import check_heads, chosen_sites, typed_heads
 from headwise.runs.folder import RunFolder
 from headwise.tasks.loading import TrainedRun, load_selected
 from headwise.tasks.texts import read_text, scores_as_it_is
@@ -66,12 +66,13 @@ def prune(config: PruneConfig) -> Path | None:
     """
     _check(config)
     run = load_selected(config.run, config)
+    sites = chosen_sites("sites", config.sites, run.model.sites)
     heads = present_heads(run.model)
     kept = _kept_without_measuring(config, run, heads)
     if kept is None or config.table or config.ablation:
-        importance = _measure(config, run, heads)
+        importance = _measure(config, run, heads, sites)
         if kept is None and config.fraction is not None:
-            order = pruning_order(importance.normalised, heads, config.sites)
+            order = pruning_order(importance.normalised, heads, sites)
             kept = without(heads, order[: round(config.fraction * len(order))])
     if kept is None:
         return None
@@ -82,10 +83,6 @@ def _check(config: PruneConfig) -> None:
     """Refuse what can be refused before anything is loaded."""
     if config.by not in WAYS:
         raise refuse("by", config.by, WAYS)
-    for site in config.sites:
-        if site not in SITES:
-            raise refuse("sites", site, SITES)
-    require(bool(config.sites), "sites", f"some of {', '.join(SITES)}", config.sites)
     fraction, sentences = config.fraction, config.data.sentences
     require(fraction is None or 0 < fraction <= 1, "fraction", "in (0, 1]", fraction)
     require(sentences is None or sentences >= 1, "data.sentences", "at least 1", sentences)
@@ -116,7 +113,7 @@ def _kept_without_measuring(config: PruneConfig, run: TrainedRun, heads: Heads) 
         return open_heads(run.model)
     if config.keep is None:
         return None
-    check_heads(replace(run.config.model, heads=config.keep), "keep")
+    check_heads(replace(run.config.model, heads=config.keep), run.model.sites, "keep")
     for site, layer, number in listed(config.keep):
         if number not in heads[site][layer - 1]:
             raise ConfigError(
@@ -128,7 +125,7 @@ def _kept_without_measuring(config: PruneConfig, run: TrainedRun, heads: Heads) 
 # -- measuring ------------------------------------------------------------------------------------
 
 
-def _measure(config: PruneConfig, run: TrainedRun, heads: Heads) -> Importance:
+def _measure(config: PruneConfig, run: TrainedRun, heads: Heads, sites: list[str]) -> Importance:
     """Importance of the heads, and the tables asked for, told and written below the run."""
     text = read_text(run, config.data, run.config.trainer.max_tokens)
     loss: Loss = instantiate(run.config.loss, "loss")
@@ -148,7 +145,7 @@ def _measure(config: PruneConfig, run: TrainedRun, heads: Heads) -> Importance:
     content = {**about, "heads": heads, "raw": found.raw, "normalised": found.normalised}
     write_json(folder / "importance.json", content)
     tables = {}
-    order = pruning_order(found.normalised, heads, config.sites)
+    order = pruning_order(found.normalised, heads, sites)
     n_measured = 11 * config.table + 2 * len(order) * config.ablation
     shown = config.progress and sys.stderr.isatty()
     with tqdm(total=n_measured, desc="tables", disable=not shown) as bar:
@@ -160,13 +157,14 @@ def _measure(config: PruneConfig, run: TrainedRun, heads: Heads) -> Importance:
         if config.table:
             tables["curve"] = pruning_curve(run.model, order, measure)
         if config.ablation:
-            tables["one_removed"] = one_removed(run.model, config.sites, measure)
-            tables["one_left"] = one_left(run.model, config.sites, measure, _quality)
-    some = "" if set(config.sites) == set(SITES) else "-" + "-".join(config.sites)
+            tables["one_removed"] = one_removed(run.model, sites, measure)
+            tables["one_left"] = one_left(run.model, sites, measure, _quality)
+    is_all = {site.name for site in run.model.sites} == set(sites)
+    some = "" if is_all else "-" + "-".join(sites)
     for name, rows in tables.items():
         frame = DataFrame(rows)
         print(f"\n{name}\n{frame.to_string(index=False, float_format=FORMAT)}")
-        write_json(folder / f"{name}{some}.json", {**about, "sites": config.sites, "rows": rows})
+        write_json(folder / f"{name}{some}.json", {**about, "sites": sites, "rows": rows})
         write_text(folder / f"{name}{some}.csv", frame.to_csv(index=False, lineterminator="\n"))
     print(f"\nwritten to {folder}", flush=True)
     return found
@@ -231,7 +229,7 @@ def _write_run(config: PruneConfig, run: TrainedRun, kept: Heads) -> Path | None
     return path
 
 
-def _smaller_model(run: TrainedRun, kept: Heads, gates: Any) -> Transformer:
+def _smaller_model(run: TrainedRun, kept: Heads, gates: Any) -> Model:
     """The model without the other heads and without gates, its logits checked."""
     model_config = replace(run.config.model, heads=kept)
     config = replace(run.config, model=model_config, gates=gates)
@@ -239,7 +237,7 @@ def _smaller_model(run: TrainedRun, kept: Heads, gates: Any) -> Transformer:
     sizes = tokenizers.source.vocab_size, tokenizers.target.vocab_size
     smaller = build_model(config, *sizes, tokenizers.joint).to(run.translator.device).eval()
     smaller.load_state_dict(pruned_state(run.model, smaller))
-    check_pruned(run.model, kept, smaller, min(sizes))
+    check_pruned(run.model, kept, smaller)
     return smaller
 
 

@@ -21,6 +21,7 @@ SITE_NAMES = {
     "decoder_self": "decoder self-attention",
     "cross": "cross-attention",
 }
+SITE_SIDES = {"encoder_self": "encoder", "decoder_self": "decoder", "cross": "decoder"}
 SITE_KINDS = {"encoder_self": "self", "decoder_self": "causal", "cross": "cross"}
 # Groups that a site may choose for itself -> the key below which it does.
 SITE_GROUPS = {"attention": "sites", "pattern": "pattern_sites", "scaling": "scaling_sites"}
@@ -83,7 +84,7 @@ class TokenizerConfig:
 
 @dataclass
 class ModelConfig:
-    """An encoder-decoder Transformer (Vaswani et al. 2017)."""
+    """A Transformer (Vaswani et al. 2017): encoder and decoder, or one of them alone."""
 
     name: str = MISSING  # tiny, small, base, big or deep, by model=
     encoder_layers: int = MISSING  # layers of the encoder
@@ -98,6 +99,7 @@ class ModelConfig:
     recompute: bool = False  # keep block inputs only and compute blocks again going backward
     register_tokens: int = 0  # learned vectors in front of the source
     heads: Any = None  # site -> layers -> numbers of the heads that pruning kept; null: all
+    layers: int | None = None  # of a model of one stack; null: as many as that stack would have
     lr: float = 7e-4  # peak learning rate suggested for this size
 
 
@@ -268,7 +270,7 @@ class PruneConfig(SearchSelection):
     by: str = "importance"  # importance (Michel et al. 2019), gates (Voita et al. 2019)
     fraction: float | None = None  # of the heads of `sites` to remove; null: look, remove nothing
     keep: Any = None  # these alone, as model.heads: site -> layers -> numbers of heads
-    sites: list[str] = field(default_factory=lambda: list(SITES))  # where heads may go
+    sites: list[str] | None = None  # where heads may go; null: at all sites of the model
     table: bool = False  # the curve: scores with 0, 10, ... 100 % of the heads masked
     ablation: bool = False  # scores without each head, and with the best head of each layer alone
     output: str | None = None  # the new run; null: beside the old one

@@ -24,7 +24,8 @@ from headwise.decode.scoring import TargetScore, score_ids
 from headwise.errors import DataError, RunError
 from headwise.kernels.linear import packed
 from headwise.losses.output_map import SOFTMAX, OutputMap
-from headwise.model.transformer import Transformer, evaluating
+from headwise.model.family import evaluating
+from headwise.model.transformer import Transformer
 from headwise.precision import autocast, resolve_precision
 
 

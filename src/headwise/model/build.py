@@ -1,36 +1,38 @@
-"""A Transformer from the whole configuration."""
+"""A model from the whole configuration."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
+from typing import TypeVar
 
 from headwise.attention.build import AttentionFactory
-from headwise.attention.place import Place
+from headwise.attention.place import Place, Site
 from headwise.attention.positions import Positions
 from headwise.attention.protocol import Attention
 from headwise.config.instantiate import instantiate
-from headwise.config.schema import SITE_GROUPS, SITES, Config
+from headwise.config.schema import SITE_GROUPS, Config
 from headwise.errors import ConfigError
 from headwise.model.activations import Activation
 from headwise.model.blocks import Residual
+from headwise.model.family import Model, check_model_config
 from headwise.model.gates import Gates
 from headwise.model.init import Init
 from headwise.model.parts import Parts
-from headwise.model.places import check_heads, place_of, places
+from headwise.model.places import (
+    check_heads,
+    check_layers,
+    place_of,
+    places,
+    translation_sites,
+)
+from headwise.model.single import SingleStack
 from headwise.model.stack import MakeAttention
-from headwise.model.transformer import Transformer, check_model_config
+from headwise.model.transformer import Transformer
 from headwise.seed import seeded
 
-
-def attention_factory(config: Config) -> AttentionFactory:
-    """What makes the attention of each place."""
-    return AttentionFactory(
-        {group: getattr(config, group) for group in SITE_GROUPS},
-        {group: asdict(getattr(config, key)) for group, key in SITE_GROUPS.items()},
-        config.model.attention_dropout,
-        config.seed,
-        parts_of(config).positions,
-    )
+M = TypeVar("M", bound=Model)
 
 
 def parts_of(config: Config) -> Parts:
@@ -43,9 +45,19 @@ def parts_of(config: Config) -> Parts:
     )
 
 
-def attention_maker(config: Config, gates: Gates) -> MakeAttention:
-    """What makes the attention of each place, with its gate."""
-    factory = attention_factory(config)
+def attention_maker(config: Config, gates: Gates, sites: Sequence[Site]) -> MakeAttention:
+    """What makes the attention of each place of a model with these sites, with its gate."""
+    check_layers(config.model, sites)
+    check_heads(config.model, sites)
+    gates.check(sites)
+    factory = AttentionFactory(
+        {group: getattr(config, group) for group in SITE_GROUPS},
+        {group: asdict(getattr(config, key)) for group, key in SITE_GROUPS.items()},
+        config.model.attention_dropout,
+        config.seed,
+        parts_of(config).positions,
+        [site.name for site in sites],
+    )
 
     def make(place: Place) -> Attention:
         attention = factory(place)
@@ -58,38 +70,43 @@ def attention_maker(config: Config, gates: Gates) -> MakeAttention:
     return make
 
 
-def check_model(config: Config) -> None:
-    """Build one of each part and throw it away: every choice is refused before data."""
+def check_model(config: Config, sites: Sequence[Site], longest: Mapping[str, int]) -> None:
+    """Build one of each part and throw it away: every choice is refused before data.
+
+    Args:
+        sites: of the model.
+        longest: column of a batch -> most positions of a row, registers not counted, where
+            `tokenizer.max_sentence_pieces` decides.
+    """
     parts = parts_of(config)
     check_model_config(config.model, config.tokenizer.joint, parts)
     parts.norm(d_model=config.model.d_model, dropout=config.model.dropout)
     parts.activation()
-    check_heads(config.model)
-    make = attention_maker(config, instantiate(config.gates, "gates", Gates))
+    make = attention_maker(config, instantiate(config.gates, "gates", Gates), sites)
     whole = replace(config.model, heads=None)  # a pruned place may have no heads
-    by_site = {site: make(place_of(whole, site, 1)) for site in SITES}
-    for site, made in by_site.items():
-        if site == "decoder_self" or made.max_keys is None:
-            continue
-        pieces = config.tokenizer.max_sentence_pieces + 1 + config.model.register_tokens
-        if pieces > made.max_keys:
+    prefixed, n_registers = sites[0].queries, config.model.register_tokens
+    for site in sites:
+        made = make(place_of(whole, site.name, 1))
+        n_prefix = n_registers if site.keys == prefixed else 0
+        n_keys = longest.get(site.keys, 0) + n_prefix
+        if made.max_keys is not None and n_keys > made.max_keys:
             raise ConfigError(
-                f"{type(made).__name__} at {site} takes at most {made.max_keys} positions, but a "
-                f"source may have {pieces}: tokenizer.max_sentence_pieces="
-                f"{config.tokenizer.max_sentence_pieces}, the end of the sentence and "
-                f"model.register_tokens={config.model.register_tokens}. "
-                f"Try {_key_of(config, site)}.max_length={pieces}"
+                f"{type(made).__name__} at {site.name} takes at most {made.max_keys} positions, "
+                f"but a {site.keys} may have {n_keys}: tokenizer.max_sentence_pieces="
+                f"{config.tokenizer.max_sentence_pieces}, its special tokens and "
+                f"model.register_tokens={n_prefix}. "
+                f"Try {_key_of(config, site.name)}.max_length={n_keys}"
             )
-    encoder_pattern = getattr(by_site["encoder_self"], "pattern", None)
-    if config.model.register_tokens and encoder_pattern is not None:
-        raise ConfigError(
-            f"model.register_tokens={config.model.register_tokens} cannot go with "
-            f"{type(encoder_pattern).__name__} at encoder_self, which would hide them from most "
-            "words; use pattern@pattern_sites.encoder_self=none"
-        )
+        pattern = getattr(made, "pattern", None)
+        if n_prefix and site.queries == site.keys and pattern is not None:
+            raise ConfigError(
+                f"model.register_tokens={n_registers} cannot go with {type(pattern).__name__} at "
+                f"{site.name}, which would hide them from most tokens; use "
+                f"pattern@pattern_sites.{site.name}=none"
+            )
     if config.model.heads:
-        make = attention_maker(config, instantiate(config.gates, "gates", Gates))
-        for place in places(config.model):
+        make = attention_maker(config, instantiate(config.gates, "gates", Gates), sites)
+        for place in places(config.model, sites):
             make(place)
 
 
@@ -99,15 +116,23 @@ def _key_of(config: Config, site: str) -> str:
 
 
 def build_model(config: Config, source_vocab: int, target_vocab: int, joint: bool) -> Transformer:
-    """The model of `config` for vocabularies of these sizes.
+    """The encoder-decoder of `config` for vocabularies of these sizes."""
+    make = partial(Transformer, config.model, source_vocab, target_vocab, joint)
+    return _built(config, translation_sites(config.model), make)
+
+
+def build_single(config: Config, vocabulary: int, site: Site) -> SingleStack:
+    """The model of one stack, with this site (`headwise.model.places.site_alone`)."""
+    return _built(config, [site], partial(SingleStack, config.model, vocabulary, site))
+
+
+def _built(config: Config, sites: Sequence[Site], make: Callable[..., M]) -> M:
+    """A model with the attentions, seed and parts of a config.
 
     Raises:
-        ConfigError: `model.heads` does not describe it.
+        ConfigError: `model.heads` does not describe it, or its choices are of another.
     """
-    check_heads(config.model)
     gates = instantiate(config.gates, "gates", Gates)
-    make = attention_maker(config, gates)
-    sizes = source_vocab, target_vocab
-    model = Transformer(config.model, *sizes, joint, make, config.seed, parts_of(config))
+    model = make(attention_maker(config, gates, sites), config.seed, parts_of(config))
     gates.prepare(model)
     return model

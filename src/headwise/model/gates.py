@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from headwise.attention.heads import HeadGate
-from headwise.attention.place import Place
-from headwise.config.schema import SITES
+from headwise.attention.place import Place, Site
 from headwise.errors import refuse, require
-
-# What `freeze` names -> the modules of the model that it means.
-PARTS = {
-    "encoder": ("source_embedding", "encoder"),
-    "decoder": ("target_embedding", "decoder", "output"),
-}
+from headwise.model.family import Model
+from headwise.model.places import chosen_sites
 
 
 class Gates:
@@ -27,7 +22,10 @@ class Gates:
         """The gate of one place, or None for an open one."""
         raise NotImplementedError
 
-    def prepare(self, model: nn.Module) -> None:
+    def check(self, sites: Sequence[Site]) -> None:
+        """Refuse choices for which a model with these sites has no place, before it is built."""
+
+    def prepare(self, model: Model) -> None:
         """Called with the whole model once it is made, before its optimizer is."""
 
 
@@ -102,8 +100,8 @@ class HardConcrete(Gates):
 
     Args:
         penalty: λ, in nats a head: the loss of a token gains λ · Σ P(g != 0).
-        sites: where heads have gates.
-        freeze: parts whose weights stay as they are: encoder, decoder, with their embeddings and
+        sites: where heads have gates; None: everywhere.
+        freeze: stacks whose weights stay as they are: encoder, decoder, with their embeddings and
             whatever shares these. Gates in them are learned all the same.
         temperature: β.
         stretch: γ < 0 and ζ > 1.
@@ -128,35 +126,31 @@ class HardConcrete(Gates):
         require(0 < temperature < math.inf, "temperature", "a number above 0", temperature)
         require(math.isfinite(log_a), "log_a", "a finite number", log_a)
         require(0 < rate < math.inf, "rate", "a number above 0", rate)
-        self.sites = _chosen("sites", SITES if sites is None else sites, SITES)
-        require(bool(self.sites), "sites", f"some of {', '.join(SITES)}", sites)
-        self.freeze = _chosen("freeze", freeze or (), tuple(PARTS))
+        self.sites, self.freeze = sites, freeze or []
         self.penalty, self.temperature = penalty, temperature
         self.stretch = (float(low), float(high))
         self.log_a, self.rate = log_a, rate
 
     def __call__(self, place: Place) -> HardConcreteGate | None:
         """The gate of one place; None where none was asked for, or there are no heads."""
-        if place.site not in self.sites or not place.n_heads:
-            return None
-        return HardConcreteGate(place.n_heads, self)
+        is_chosen = self.sites is None or place.site in self.sites
+        return HardConcreteGate(place.n_heads, self) if is_chosen and place.n_heads else None
 
-    def prepare(self, model: nn.Module) -> None:
+    def check(self, sites: Sequence[Site]) -> None:
+        """See `Gates.check`."""
+        chosen_sites("gates.sites", self.sites, sites)
+        sides = {site.side for site in sites}
+        for side in self.freeze:
+            if side not in sides:
+                raise refuse("gates.freeze", side, sides)
+
+    def prepare(self, model: Model) -> None:
         """Freeze what is to stay as it is."""
-        for part in self.freeze:
-            for module in (getattr(model, name) for name in PARTS[part]):
+        for side in self.freeze:
+            for module in model.of_side(side):
                 module.requires_grad_(False)
         for gate in head_gates(model):
             gate.requires_grad_(True)
-
-
-def _chosen(
-    key: str, given: list[str] | tuple[str, ...], options: tuple[str, ...]
-) -> tuple[str, ...]:
-    for name in given:
-        if name not in options:
-            raise refuse(key, name, options)
-    return tuple(given)
 
 
 def head_gates(model: nn.Module) -> Iterator[HeadGate]:

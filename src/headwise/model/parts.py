@@ -28,3 +28,6 @@ class Parts:
     activation: Callable[[], Activation] = ReLU
     init: Init = GLOROT
     positions: Positions = SINUSOIDAL
+
+
+DEFAULT = Parts()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from headwise.attention.place import Place, Site
-from headwise.config.schema import SITES, ModelConfig
-from headwise.errors import refuse, require
+from headwise.config.schema import ModelConfig
+from headwise.errors import ConfigError, refuse, require
 
 
 def translation_sites(config: ModelConfig) -> tuple[Site, Site, Site]:
@@ -20,9 +21,27 @@ def translation_sites(config: ModelConfig) -> tuple[Site, Site, Site]:
     )
 
 
-def n_layers(config: ModelConfig, site: str) -> int:
-    """Layers that have attention at a site."""
-    return {site.name: site.n_layers for site in translation_sites(config)}[site]
+def site_alone(config: ModelConfig, name: str, column: str) -> Site:
+    """The self-attention of a model of one stack, which reads one column of a batch."""
+    site = Site(name, 0, column, column)
+    own = config.encoder_layers if site.side == "encoder" else config.decoder_layers
+    return replace(site, n_layers=own if config.layers is None else config.layers)
+
+
+def check_layers(config: ModelConfig, sites: Sequence[Site]) -> None:
+    """Refuse depths that are of a model with another number of stacks."""
+    sizes = config.encoder_layers, config.decoder_layers
+    if len({site.side for site in sites}) > 1:
+        if config.layers is not None:
+            raise ConfigError(
+                f"model.layers={config.layers} is the depth of a model of one stack, and this one "
+                "has two: give model.encoder_layers and model.decoder_layers"
+            )
+    elif sizes[0] != sizes[1]:
+        raise ConfigError(
+            "model.encoder_layers={} and model.decoder_layers={} are of a model of two stacks, and "
+            "this one has one: give model.layers".format(*sizes)
+        )
 
 
 def place_of(config: ModelConfig, site: str, layer: int) -> Place:
@@ -34,11 +53,21 @@ def place_of(config: ModelConfig, site: str, layer: int) -> Place:
     return Place(site, layer, len(kept), head_dim, config.d_model, kept)
 
 
-def places(config: ModelConfig) -> Iterator[Place]:
+def places(config: ModelConfig, sites: Sequence[Site]) -> Iterator[Place]:
     """Every place, site by site."""
-    for site in SITES:
-        for layer in range(1, n_layers(config, site) + 1):
-            yield place_of(config, site, layer)
+    for site in sites:
+        for layer in range(1, site.n_layers + 1):
+            yield place_of(config, site.name, layer)
+
+
+def chosen_sites(key: str, names: Sequence[str] | None, sites: Sequence[Site]) -> list[str]:
+    """Names of sites, all of the model's for None; others are refused by `key`."""
+    present = [site.name for site in sites]
+    require(names is None or bool(names), key, f"some of {', '.join(present)}", names)
+    for name in names or ():
+        if name not in present:
+            raise refuse(key, name, present)
+    return present if names is None else list(names)
 
 
 def typed_heads(kept: Mapping[str, Any]) -> str:
@@ -47,7 +76,7 @@ def typed_heads(kept: Mapping[str, Any]) -> str:
     return f"model.heads={{{sites}}}".replace(" ", "")
 
 
-def check_heads(config: ModelConfig, key: str = "model.heads") -> None:
+def check_heads(config: ModelConfig, sites: Sequence[Site], key: str = "model.heads") -> None:
     """Refuse lists of kept heads that do not describe this model, by `key`.
 
     A site that is left out keeps all its heads.
@@ -60,12 +89,12 @@ def check_heads(config: ModelConfig, key: str = "model.heads") -> None:
     if heads is None:
         return
     require(isinstance(heads, Mapping), key, "site: lists of heads by layer", heads)
+    depths = {site.name: site.n_layers for site in sites}
     for site, layers in heads.items():
-        if site not in SITES:
-            raise refuse(key, site, SITES)
-        wanted = n_layers(config, site)
-        fits = isinstance(layers, list) and len(layers) == wanted
-        require(fits, f"{key}.{site}", f"a list of {wanted} layers", layers)
+        if site not in depths:
+            raise refuse(key, site, depths)
+        fits = isinstance(layers, list) and len(layers) == depths[site]
+        require(fits, f"{key}.{site}", f"a list of {depths[site]} layers", layers)
         for numbers in layers:
             allowed = f"rising numbers of heads from 1 to {config.n_heads} in every layer"
             require(_are_rising(numbers, config.n_heads), f"{key}.{site}", allowed, numbers)

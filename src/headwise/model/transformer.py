@@ -5,57 +5,21 @@ Letters: B batch, S source length, T target length, D width, H heads, V target v
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import ClassVar
 
 from torch import Tensor, nn
 
-from headwise.attention.protocol import Attention
 from headwise.config.schema import ModelConfig
 from headwise.data.batch import Batch
-from headwise.errors import ConfigError, refuse, require
+from headwise.model.family import Model, check_model_config
 from headwise.model.inputs import Input
 from headwise.model.outputs import Output
-from headwise.model.parts import Parts
+from headwise.model.parts import DEFAULT, Parts
 from headwise.model.places import translation_sites
 from headwise.model.stack import MakeAttention, Memory, Stack, StackCache
 
-COUNTS = (
-    "encoder_layers",
-    "decoder_layers",
-    "d_model",
-    "n_heads",
-    "d_ff",
-)
-DEFAULT = Parts()
-SHARING = ("all", "decoder", "none")
 
-
-def check_model_config(config: ModelConfig, joint_vocab: bool, parts: Parts) -> None:
-    """Refuse sizes and names that cannot be built, by key."""
-    for key in COUNTS:
-        require(getattr(config, key) >= 1, f"model.{key}", "at least 1", getattr(config, key))
-    n_registers = config.register_tokens
-    require(n_registers >= 0, "model.register_tokens", "at least 0", n_registers)
-    for key in ("dropout", "attention_dropout", "activation_dropout"):
-        rate = getattr(config, key)
-        require(0 <= rate < 1, f"model.{key}", "in [0, 1)", rate)
-    divides = config.d_model % config.n_heads == 0
-    require(
-        divides, "model.n_heads", f"a divisor of model.d_model={config.d_model}", config.n_heads
-    )
-    if config.share_embeddings not in SHARING:
-        raise refuse("model.share_embeddings", config.share_embeddings, SHARING)
-    if config.share_embeddings == "all" and not joint_vocab:
-        raise ConfigError(
-            "model.share_embeddings must be decoder or none with tokenizer.joint=false, got 'all': "
-            "one table needs one vocabulary"
-        )
-    parts.init.check(config)
-
-
-class Transformer(nn.Module):
+class Transformer(Model):
     """Source ids to target logits.
 
     Args:
@@ -87,6 +51,7 @@ class Transformer(nn.Module):
         self.source_embedding = Input(source_table, config, parts, config.register_tokens)
         self.target_embedding = Input(target_table, config, parts)
         own, causal, cross = self.sites = translation_sites(config)
+        self.columns = {"source": self.source_embedding, "target": self.target_embedding}
         self.encoder = Stack(config, make_attention, [own], parts)
         self.decoder = Stack(config, make_attention, [causal, cross], parts)
         self.output = Output(config.d_model, target_vocab)
@@ -141,14 +106,6 @@ class Transformer(nn.Module):
             "target_in_BT": target.ids_BN,
         }
 
-    def n_prefix(self, column: str) -> int:
-        """Register tokens in front of a column."""
-        return self.source_embedding.n_prefix if column == "source" else 0
-
-    def forward(self, source_BS: Tensor, source_lengths_B: Tensor, target_in_BT: Tensor) -> Tensor:
-        """Teacher-forced logits (B, T, V)."""
-        return self.decode(target_in_BT, self.encode(source_BS, source_lengths_B))
-
     @property
     def max_source(self) -> int | None:
         """Most pieces of a source, eos included; None for no limit."""
@@ -160,25 +117,3 @@ class Transformer(nn.Module):
         if self.source_embedding.max_positions is not None:
             limits.append(self.source_embedding.max_positions)
         return min(limits, default=None)
-
-    def attentions(self) -> Iterator[tuple[str, int, Attention]]:
-        """Every attention with its site and layer (from 1)."""
-        yield from self.encoder.attentions()
-        yield from self.decoder.attentions()
-
-
-def n_parameters(model: nn.Module) -> int:
-    """Number of scalars, tied ones counted once."""
-    return sum(parameter.numel() for parameter in model.parameters())
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode, and afterwards each module in the mode it had."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode

@@ -7,7 +7,7 @@ from typing import Any
 
 from headwise.analysis.pruning import Heads, listed, present_heads
 from headwise.analysis.tables import FINDINGS, FOLDER, HEAD_KEY, HEADS, OTHERS, read_settings
-from headwise.model.transformer import n_parameters
+from headwise.model.family import n_parameters
 from headwise.report.run_names import choice_name, corpus_name
 from headwise.runs.results import Results
 from headwise.tasks.loading import TrainedRun

@@ -27,7 +27,8 @@ from headwise.losses.loss import Loss
 from headwise.metrics.bleu import score_translations, text_metrics
 from headwise.metrics.external import run_external
 from headwise.metrics.metric import Measured, Metric
-from headwise.model.transformer import Transformer, evaluating
+from headwise.model.family import evaluating
+from headwise.model.transformer import Transformer
 from headwise.runs.folder import RunFolder
 from headwise.track.base import HeadValues
 from headwise.train.distributed import Ranks

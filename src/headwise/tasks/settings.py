@@ -19,6 +19,7 @@ from headwise.metrics.bleu import UNIT
 from headwise.metrics.external import check_commands
 from headwise.model.build import check_model, parts_of
 from headwise.model.gates import NoGates
+from headwise.model.places import translation_sites
 from headwise.precision import check_precision, resolve_precision
 from headwise.tasks.evaluation import translation_metrics
 from headwise.track.wandb_tracker import check_tracker
@@ -43,13 +44,14 @@ def check(config: Config) -> None:
     longest, pieces = parts_of(config).positions.max_positions, config.tokenizer.max_sentence_pieces
     allowed = f"above tokenizer.max_sentence_pieces={pieces}"
     require(longest is None or longest > pieces, "positions.max_positions", allowed, longest)
-    check_model(config)
+    sites = translation_sites(config.model)
+    check_model(config, sites, {"source": pieces + 1})  # and the end of the sentence
     if config.init_from is None and not isinstance(instantiate(config.gates, "gates"), NoGates):
         log.warning("gates are meant for a trained model: init_from=RUN starts from one")
     build_optimizer(config.optimizer, torch.nn.Linear(1, 1))
     _warn_of_warmup(instantiate(config.scheduler, "scheduler"), config.trainer.max_updates)
     _check_monitor(config)
-    instantiate(config.repulsion, "repulsion", Repulsion).check(config.model)
+    instantiate(config.repulsion, "repulsion", Repulsion).check(sites)
 
 
 def _check_monitor(config: Config) -> None:

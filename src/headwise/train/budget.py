@@ -19,7 +19,8 @@ from headwise.config.schema import Config, TokenizerConfig
 from headwise.data.tokenizer import N_SPECIALS
 from headwise.data.tokenizer_training import given_tokenizers
 from headwise.model.build import build_model
-from headwise.model.transformer import Transformer, n_parameters
+from headwise.model.family import n_parameters
+from headwise.model.transformer import Transformer
 from headwise.precision import resolve_precision
 from headwise.train.distributed import choose_device
 

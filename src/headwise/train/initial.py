@@ -10,8 +10,8 @@ from headwise.attention.protocol import Attention
 from headwise.config.schema import SITE_GROUPS, Config
 from headwise.data.tokenizer import TokenizerPair
 from headwise.errors import CheckpointError, RunError
+from headwise.model.family import Model
 from headwise.model.places import typed_heads
-from headwise.model.transformer import Transformer
 from headwise.runs.fingerprint import comparable
 from headwise.runs.folder import RunFolder, read_config
 from headwise.train.checkpoint import checkpoint_path, load_checkpoint, load_weights
@@ -31,9 +31,7 @@ SHAPELESS = (
 PROJECTIONS = ("query", "key", "value", "output")  # what every attention with heads has
 
 
-def start_from(
-    model: Transformer, config: Config, origin: RunFolder, tokenizers: TokenizerPair
-) -> None:
+def start_from(model: Model, config: Config, origin: RunFolder, tokenizers: TokenizerPair) -> None:
     """Fill a new model with the weights that another run translates with.
 
     Weights that the choice of an attention, a scaling, gates or register tokens brings start anew
@@ -97,7 +95,7 @@ def start_from(
         log.warning("the weights of %s were trained with other settings: %s", origin.path, settings)
 
 
-def _chosen(model: Transformer, names: Iterable[str]) -> dict[str, str]:
+def _chosen(model: Model, names: Iterable[str]) -> dict[str, str]:
     """Weights that a chosen part of attention has, or register tokens: their names in that part."""
     within = [f"{of}." for of, part in model.named_modules() if isinstance(part, Attention)]
     found = {}

@@ -15,14 +15,16 @@ gradients hardly count.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from headwise.config.schema import SITES, ModelConfig
+from headwise.attention.place import Site
 from headwise.errors import ConfigError, refuse, require
-from headwise.model.transformer import Transformer
+from headwise.model.family import Model
+from headwise.model.places import chosen_sites
 from headwise.seed import derived_seed
 from headwise.train.particles import (
     PROJECTIONS,
@@ -38,10 +40,10 @@ NOISE_SCALES = ("median_gradient", "one")
 class Repulsion:
     """Changes the gradients of the heads' projections (An et al. 2020)."""
 
-    def check(self, model: ModelConfig) -> None:
-        """Refuse choices that a model of these sizes has no place for, before it is built."""
+    def check(self, sites: Sequence[Site]) -> None:
+        """Refuse choices for which a model with these sites has no place, before it is built."""
 
-    def __call__(self, model: Transformer, update: int, seed: int) -> None:
+    def __call__(self, model: Model, update: int, seed: int) -> None:
         """Overwrite gradients in place.
 
         Called once an update, after the gradients of all batches and ranks were summed and
@@ -53,7 +55,7 @@ class Repulsion:
 class NoRepulsion(Repulsion):
     """Gradients as they are."""
 
-    def __call__(self, model: Transformer, update: int, seed: int) -> None:
+    def __call__(self, model: Model, update: int, seed: int) -> None:
         """Nothing."""
 
 
@@ -76,7 +78,7 @@ class SVGD(Repulsion):
         kernel: rbf, the only one the paper has.
         bandwidth: "median" takes h from the distances between the heads at each update; a number
             is h itself, a squared distance.
-        sites: places it acts on, of encoder_self, decoder_self and cross.
+        sites: where it acts; None: everywhere.
         projections: weights it acts on, of query, key and value.
         layers: numbers of the layers it acts on, from 1; None: all. A number that only one of the
             stacks has is taken there.
@@ -86,7 +88,7 @@ class SVGD(Repulsion):
     weight: float = 0.01
     kernel: str = "rbf"
     bandwidth: float | str = "median"
-    sites: list[str] | tuple[str, ...] = SITES
+    sites: list[str] | None = None
     projections: list[str] | tuple[str, ...] = PROJECTIONS
     layers: list[int] | None = None
 
@@ -100,21 +102,18 @@ class SVGD(Repulsion):
             require(0 < self.bandwidth < math.inf, "bandwidth", finite, self.bandwidth)
         elif self.bandwidth != "median":
             raise refuse("bandwidth", self.bandwidth, ["median", "a number"])
-        for key, allowed in (("sites", SITES), ("projections", PROJECTIONS)):
-            chosen = getattr(self, key)
-            require(len(chosen) > 0, key, f"a list of some of {', '.join(allowed)}", chosen)
-            for name in chosen:
-                if name not in allowed:
-                    raise refuse(key, name, allowed)
+        allowed = f"a list of some of {', '.join(PROJECTIONS)}"
+        require(len(self.projections) > 0, "projections", allowed, self.projections)
+        for name in self.projections:
+            if name not in PROJECTIONS:
+                raise refuse("projections", name, PROJECTIONS)
         counted = self.layers is None or (len(self.layers) > 0 and min(self.layers) >= 1)
         require(counted, "layers", "null (all) or a list of numbers from 1", self.layers)
 
-    def check(self, model: ModelConfig) -> None:
-        """Refuse layers that none of the chosen sites has."""
-        depths = {
-            site: model.encoder_layers if site == "encoder_self" else model.decoder_layers
-            for site in self.sites
-        }
+    def check(self, sites: Sequence[Site]) -> None:
+        """Refuse sites that are not there, and layers that none of the chosen ones has."""
+        chosen = chosen_sites("repulsion.sites", self.sites, sites)
+        depths = {site.name: site.n_layers for site in sites if site.name in chosen}
         deepest = max(depths.values())
         for layer in self.layers or []:
             if layer > deepest:
@@ -125,7 +124,7 @@ class SVGD(Repulsion):
                 )
 
     @torch.no_grad()
-    def __call__(self, model: Transformer, update: int, seed: int) -> None:
+    def __call__(self, model: Model, update: int, seed: int) -> None:
         """See `Repulsion.__call__`."""
         groups = self._weights(model)
         generator = torch.Generator(next(model.parameters()).device)
@@ -152,11 +151,13 @@ class SVGD(Repulsion):
         bandwidth = None if isinstance(self.bandwidth, str) else self.bandwidth
         return stein_gradient(particles_nMP, gradients_nMP, self.weight, bandwidth)
 
-    def _weights(self, model: Transformer) -> dict[tuple[int, torch.Size], list[nn.Parameter]]:
+    def _weights(self, model: Model) -> dict[tuple[int, torch.Size], list[nn.Parameter]]:
         """Chosen weights with a gradient, by number of heads and shape."""
         groups: dict[tuple[int, torch.Size], list[nn.Parameter]] = {}
         for site, layer, attention in model.attentions():
-            if site not in self.sites or (self.layers is not None and layer not in self.layers):
+            if self.sites is not None and site not in self.sites:
+                continue
+            if self.layers is not None and layer not in self.layers:
                 continue
             for name, weight, n_heads in head_projections(attention):
                 if name in self.projections and weight.grad is not None:

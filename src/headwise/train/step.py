@@ -17,8 +17,8 @@ from headwise.config.instantiate import instantiate
 from headwise.config.schema import Config, TrainerConfig
 from headwise.data.batch import Batch
 from headwise.losses.loss import Loss
+from headwise.model.family import Model
 from headwise.model.gates import gate_penalty
-from headwise.model.transformer import Transformer
 from headwise.precision import autocast
 from headwise.seed import seed_everything
 from headwise.train.distributed import Ranks
@@ -49,7 +49,7 @@ class TrainingStep:
         memory: the most that an update held.
     """
 
-    model: Transformer
+    model: Model
     loss: Loss
     optimizer: torch.optim.Optimizer
     schedule: Schedule
@@ -105,7 +105,7 @@ class TrainingStep:
         self.window += torch.stack((sums.loss.detach(), sums.measure)).double()
 
 
-def build_step(config: Config, model: Transformer, loss: Loss, ranks: Ranks) -> TrainingStep:
+def build_step(config: Config, model: Model, loss: Loss, ranks: Ranks) -> TrainingStep:
     """The step with the optimizer, schedule, repulsion and gates that a config names.
 
     Raises:

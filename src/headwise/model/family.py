@@ -1,0 +1,117 @@
+"""What both families of models share: stacks of blocks between inputs and an output."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from torch import Tensor, nn
+
+from headwise.attention.place import Site
+from headwise.attention.protocol import Attention
+from headwise.config.schema import ModelConfig
+from headwise.data.batch import Batch
+from headwise.errors import ConfigError, refuse, require
+from headwise.model.inputs import Input
+from headwise.model.outputs import Output
+from headwise.model.parts import Parts
+from headwise.model.stack import Stack
+
+COUNTS = (
+    "encoder_layers",
+    "decoder_layers",
+    "d_model",
+    "n_heads",
+    "d_ff",
+)
+SHARING = ("all", "decoder", "none")
+
+
+def check_model_config(config: ModelConfig, joint_vocab: bool, parts: Parts) -> None:
+    """Refuse sizes and names that cannot be built, by key."""
+    for key in COUNTS:
+        require(getattr(config, key) >= 1, f"model.{key}", "at least 1", getattr(config, key))
+    depth = config.layers
+    require(depth is None or depth >= 1, "model.layers", "null or at least 1", depth)
+    n_registers = config.register_tokens
+    require(n_registers >= 0, "model.register_tokens", "at least 0", n_registers)
+    for key in ("dropout", "attention_dropout", "activation_dropout"):
+        rate = getattr(config, key)
+        require(0 <= rate < 1, f"model.{key}", "in [0, 1)", rate)
+    divides = config.d_model % config.n_heads == 0
+    require(
+        divides, "model.n_heads", f"a divisor of model.d_model={config.d_model}", config.n_heads
+    )
+    if config.share_embeddings not in SHARING:
+        raise refuse("model.share_embeddings", config.share_embeddings, SHARING)
+    if config.share_embeddings == "all" and not joint_vocab:
+        raise ConfigError(
+            "model.share_embeddings must be decoder or none with tokenizer.joint=false, got 'all': "
+            "one table needs one vocabulary"
+        )
+    parts.init.check(config)
+
+
+class Model(nn.Module):
+    """What training, analysis and tables know of a model.
+
+    Attributes:
+        sites: where it attends.
+        columns: those of a batch that it reads -> what reads them.
+        states: what `inputs` gives -> states (B, N, D) that `output` turns into logits, of the
+            column that its last site's queries are.
+        output: from states to what is scored.
+    """
+
+    sites: tuple[Site, ...]
+    columns: dict[str, Input]
+    states: Callable[..., Tensor]
+    output: Output
+
+    def inputs(self, batch: Batch) -> dict[str, Tensor]:
+        """What `states` and `forward` take of a batch, by argument."""
+        raise NotImplementedError
+
+    def forward(self, *inputs: Tensor, **named: Tensor) -> Tensor:
+        """Logits (B, N, V) of every position."""
+        logits_BNV: Tensor = self.output(self.states(*inputs, **named))
+        return logits_BNV
+
+    def n_prefix(self, column: str) -> int:
+        """Register tokens in front of a column."""
+        return self.columns[column].n_prefix
+
+    @property
+    def stacks(self) -> list[Stack]:
+        """Its stacks, the last of which makes the states."""
+        return [stack for stack in self.children() if isinstance(stack, Stack)]
+
+    def of_side(self, side: str) -> Iterator[nn.Module]:
+        """The modules of its encoder or decoder."""
+        for stack in self.stacks:
+            if stack.sites[0].side == side:
+                yield from (self.columns[stack.sites[0].queries], stack)
+                if stack is self.stacks[-1]:
+                    yield self.output
+
+    def attentions(self) -> Iterator[tuple[str, int, Attention]]:
+        """Every attention with its site and layer (from 1)."""
+        for stack in self.stacks:
+            yield from stack.attentions()
+
+
+def n_parameters(model: nn.Module) -> int:
+    """Number of scalars, tied ones counted once."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode, and afterwards each module in the mode it had."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode

@@ -1,0 +1,73 @@
+"""One stack alone: a decoder without an encoder, or an encoder without a decoder.
+
+Letters: B batch, N positions, D width, V classes.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from headwise.attention.place import Site
+from headwise.config.schema import ModelConfig
+from headwise.data.batch import Batch
+from headwise.model.family import Model, check_model_config
+from headwise.model.inputs import Input
+from headwise.model.outputs import Output
+from headwise.model.parts import DEFAULT, Parts
+from headwise.model.stack import MakeAttention, Stack, StackCache
+
+
+class SingleStack(Model):
+    """Ids to logits at each of their positions.
+
+    Args:
+        config: sizes and kinds.
+        vocabulary: number of ids, and of classes.
+        site: of its self-attention, which may be causal.
+        make_attention: place -> attention module (see `headwise.attention.build`).
+        seed: of the initial weights.
+        parts: of the stack.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        vocabulary: int,
+        site: Site,
+        make_attention: MakeAttention,
+        seed: int,
+        parts: Parts = DEFAULT,
+    ) -> None:
+        super().__init__()
+        check_model_config(config, True, parts)
+        self.sites = (site,)
+        table = nn.Embedding(vocabulary, config.d_model)
+        self.embedding = Input(table, config, parts, config.register_tokens)
+        self.columns = {site.queries: self.embedding}
+        self.stack = Stack(config, make_attention, self.sites, parts)
+        self.output = Output(config.d_model, vocabulary)
+        parts.init(self, self.output, seed)
+        if config.share_embeddings != "none":
+            self.output.weight = table.weight
+
+    def inputs(self, batch: Batch) -> dict[str, Tensor]:
+        """See `Model.inputs`."""
+        column = batch.columns[self.sites[0].queries]
+        return {"ids_BN": column.ids_BN, "lengths_B": column.lengths_B}
+
+    def states(self, ids_BN: Tensor, lengths_B: Tensor, cache: StackCache | None = None) -> Tensor:
+        """States (B, N, D) that `output` turns into logits; padding stands on the right.
+
+        With a cache, `ids_BN` holds only the positions that the cache has not seen.
+        """
+        n_prefix = self.embedding.n_prefix
+        seen = 0 if cache is None else cache.length
+        embedded = self.embedding(ids_BN, max(seen - n_prefix, 0))
+        # padding needs no mask in a causal stack, see `Stack.forward`
+        real_B = None if self.sites[0].causal else lengths_B + n_prefix
+        states_BPD: Tensor = self.stack(embedded, real_B, cache=cache, n_prefix=n_prefix)
+        return states_BPD[:, -ids_BN.shape[1] :]
+
+    def make_cache(self) -> StackCache:
+        """An empty cache for `states` of a causal stack."""
+        return self.stack.make_cache()

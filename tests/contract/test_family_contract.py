@@ -1,0 +1,252 @@
+"""What holds for every family of models, with every attention that can stand at its sites.
+
+Letters: B rows, N positions, P register tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from command_line import composer
+from headwise.analysis.collect import head_statistics
+from headwise.analysis.pruning import check_pruned, present_heads, pruned_state
+from headwise.attention.build import unsupported_sites
+from headwise.attention.recorder import recorded_weights
+from headwise.config.folders import group_choices, group_node
+from headwise.config.instantiate import instantiate
+from headwise.config.schema import Config, typed
+from headwise.data.batch import Batch, Column
+from headwise.errors import ConfigError
+from headwise.losses.loss import CrossEntropy
+from headwise.model.build import build_model, build_single, check_model
+from headwise.model.family import Model
+from headwise.model.places import site_alone, translation_sites
+from headwise.model.single import SingleStack
+from headwise.train.repulsion import SVGD
+
+B, N, V, HEADS = 3, 6, 13, 2
+SITES = {"decoder": "decoder_self", "encoder": "encoder_self"}  # of one stack
+FAMILIES = ("translation", *SITES)
+SMALL = (
+    *("model.encoder_layers=2", "model.decoder_layers=2", "model.d_model=16", "model.n_heads=2"),
+    *("model.d_ff=32", "model.dropout=0", "model.attention_dropout=0"),
+    "model.activation_dropout=0",
+)
+CPU = torch.device("cpu")
+
+
+def cases() -> list[tuple[str, str]]:
+    """Family and attention; where a yaml puts another at a site, that is a case as well."""
+    found = []
+    for attention in group_choices("attention"):
+        node = group_node("attention", attention)
+        refused = set(unsupported_sites(node, "attention")) - set(node.get("instead", {}))
+        found += [(family, attention) for family in FAMILIES if SITES.get(family) not in refused]
+    return found
+
+
+CASES = pytest.mark.parametrize(("family", "attention"), cases())
+SINGLE = pytest.mark.parametrize("family", SITES)
+
+
+@pytest.fixture(scope="module")
+def make() -> Any:
+    with composer() as compose:
+        yield lambda *overrides: typed(compose([*SMALL, *overrides]))
+
+
+def build(config: Config, family: str) -> Model:
+    torch.manual_seed(0)
+    if family == "translation":
+        model: Model = build_model(config, V, V, joint=True)
+    else:
+        model = build_single(config, V, site_alone(config.model, SITES[family], "text"))
+    return model.eval()
+
+
+def batch(rows: slice = slice(None), n_padding: int = 0) -> Batch:
+    generator = torch.Generator().manual_seed(0)
+    columns = {}
+    for name in ("source", "target", "text"):
+        ids = torch.randint(V, (B, N), generator=generator)
+        lengths = torch.tensor([N, 4, 2])[rows]
+        ids = torch.nn.functional.pad(ids[rows, : int(lengths.max())], (0, n_padding), value=7)
+        columns[name] = Column(ids, lengths)
+    real = columns["text"].is_real_BN.flatten().nonzero()[:, 0]
+    targets = columns["text"].ids_BN.flatten()[real]
+    return Batch(columns, real, targets, list(range(B))[rows], len(real))
+
+
+def logits(model: Model, of: Batch) -> Tensor:
+    found: Tensor = model(**model.inputs(of))
+    return found
+
+
+@CASES
+def test_batch_mates_and_padding_change_nothing(make: Any, family: str, attention: str) -> None:
+    model = build(make(f"attention={attention}", "model.register_tokens=2"), family)
+    together = logits(model, batch())
+    assert together.shape == (B, N, V)
+    padded = logits(model, batch(n_padding=3))
+    for row, length in enumerate([N, 4, 2]):
+        alone = logits(model, batch(slice(row, row + 1)))
+        for other in (alone[0], padded[row]):
+            torch.testing.assert_close(other[:length], together[row, :length], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_real_token_is_seen(make: Any, family: str) -> None:
+    model = build(make("attention=softmax", "model.register_tokens=2"), family)
+    before = logits(model, batch())
+    for site in model.sites:
+        for row, length in enumerate([N, 4, 2]):
+            other, last = batch(), 0 if site.causal else length - 1
+            ids = other.columns[site.keys].ids_BN
+            ids[row, last] = (ids[row, last] + 1) % V
+            moved = (logits(model, other) - before).abs().amax(2)[row, length - 1 - last]
+            assert moved > 1e-4, (site, row)
+
+
+@pytest.mark.parametrize("positions", group_choices("positions"))
+@pytest.mark.parametrize("family", ["translation", "encoder"])
+def test_registers_have_no_position(make: Any, family: str, positions: str) -> None:
+    registers = ("attention=alpha_entmax", "model.register_tokens=2")
+    model = build(make(*registers, f"positions={positions}"), family)
+    before = logits(model, batch())
+    table = next(iter(model.columns.values())).registers
+    assert table is not None
+    table.weight.data = table.weight.data.flip(0)
+    torch.testing.assert_close(logits(model, batch()), before, rtol=1e-4, atol=1e-5)
+
+
+@CASES
+def test_recording_forms_the_weights_of_every_site_and_layer(
+    make: Any, family: str, attention: str
+) -> None:
+    model = build(make(f"attention={attention}", "model.register_tokens=2"), family)
+    with recorded_weights(model) as weights:
+        formed = logits(model, batch())
+    torch.testing.assert_close(logits(model, batch()), formed, rtol=1e-4, atol=1e-5)
+    for site in model.sites:
+        assert list(weights[site.name]) == [1, 2]
+        sizes = (N + model.n_prefix(site.queries), N + model.n_prefix(site.keys))
+        for weight in weights[site.name].values():
+            assert weight.shape == (B, HEADS, *sizes)
+            if site.causal:
+                assert not weight.triu(1).any()
+
+
+@pytest.mark.parametrize("n_registers", [0, 2])
+@pytest.mark.parametrize(
+    ("attention", "positions"),
+    [
+        *((attention, "sinusoidal") for family, attention in cases() if family == "decoder"),
+        *(("alpha_entmax", choice) for choice in group_choices("positions")),
+    ],
+)
+def test_steps_of_a_decoder_alone_are_the_whole(
+    make: Any, attention: str, n_registers: int, positions: str
+) -> None:
+    registers = f"model.register_tokens={n_registers}"
+    model = build(make(f"attention={attention}", registers, f"positions={positions}"), "decoder")
+    assert isinstance(model, SingleStack)
+    column, cache = batch().columns["text"], model.make_cache()
+    whole = model.states(column.ids_BN, column.lengths_B)
+    cuts = [0, 2, *range(3, N + 1)]  # the first two at once
+    with torch.no_grad():
+        steps = [
+            model.states(column.ids_BN[:, first:end], column.lengths_B, cache)
+            for first, end in pairwise(cuts)
+        ]
+    torch.testing.assert_close(torch.cat(steps, dim=1), whole, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_heads_are_measured_repelled_and_pruned(make: Any, family: str) -> None:
+    config = make("attention=alpha_entmax", "scaling=length")
+    model = build(config, family)
+    sites = [site.name for site in model.sites]
+    found = head_statistics(model, [batch()], CPU)
+    assert {*found["density"]} == {*found["diversity"]} == {*found["output_norm"]} == set(sites)
+    scored = batch().scored(model.states(**model.inputs(batch())))
+    model.output.loss(scored, batch().targets_R, CrossEntropy()).loss.backward()
+    before = [attention.query.weight.grad.clone() for _, _, attention in model.attentions()]
+    SVGD()(model, 1, 1)
+    after = [attention.query.weight.grad for _, _, attention in model.attentions()]
+    assert not any(torch.equal(*pair) for pair in zip(before, after, strict=True))
+    kept = {site: [[2], [1, 2]] for site in sites}
+    config.model.heads = kept
+    smaller = build(config, family)
+    smaller.load_state_dict(pruned_state(model, smaller))
+    assert present_heads(smaller) == kept
+    check_pruned(model, kept, smaller)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_freezing_the_stack_that_scores_freezes_its_output(make: Any, family: str) -> None:
+    side = "encoder" if family == "encoder" else "decoder"
+    config = make("gates=hard_concrete", f"gates.freeze=[{side}]", "model.share_embeddings=none")
+    model = build(config, family)
+    open_parts = {name.split(".")[0] for name, p in model.named_parameters() if p.requires_grad}
+    assert open_parts == (
+        {"source_embedding", "encoder", "decoder"} if family == "translation" else {"stack"}
+    )
+    assert not model.output.weight.requires_grad
+    learned = [n for n, p in model.named_parameters() if p.requires_grad and "coder." not in n]
+    if family != "translation":
+        assert learned
+        assert all(name.endswith("log_a") for name in learned)
+
+
+@SINGLE
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("attention@sites.cross=softmax", "attention@sites must be one of {site}; got 'cross'"),
+        (
+            "pattern@pattern_sites.cross=none",
+            "pattern@pattern_sites must be one of {site}; got 'cross'",
+        ),
+        ("model.decoder_layers=3", "give model.layers"),
+        ("model.heads={{cross:[[1],[1]]}}", "model.heads must be one of {site}; got 'cross'"),
+        ("repulsion=svgd repulsion.sites=[cross]", "repulsion.sites must be one of {site}"),
+        ("repulsion=svgd repulsion.layers=[3]", "(2 at {site}), got 3"),
+        ("gates=hard_concrete gates.sites=[cross]", "gates.sites must be one of {site}"),
+        ("gates=hard_concrete gates.freeze=[{other}]", "gates.freeze must be one of {side}"),
+        ("pattern=fixed model.register_tokens=1", "pattern@pattern_sites.{site}=none"),
+        ("model.layers=0", "model.layers must be null or at least 1, got 0"),
+    ],
+)
+def test_what_the_stack_has_no_place_for_is_refused(
+    make: Any, family: str, override: str, told: str
+) -> None:
+    names = {"site": SITES[family], "side": family}
+    names["other"] = "encoder" if family == "decoder" else "decoder"
+    config = make(*override.format(**names).split())
+    site = site_alone(config.model, SITES[family], "text")
+
+    def check() -> None:
+        check_model(config, [site], {})
+        instantiate(config.repulsion, "repulsion").check([site])
+
+    with pytest.raises(ConfigError) as refused:
+        check()
+    assert told.format(**names) in str(refused.value)
+
+
+@SINGLE
+def test_the_depth_of_one_stack_is_model_layers(make: Any, family: str) -> None:
+    for override, n_layers in (("model.layers=null", 2), ("model.layers=5", 5)):
+        model = build(make(override), family)
+        assert [layer for _, layer, _ in model.attentions()] == list(range(1, n_layers + 1))
+
+
+def test_two_stacks_have_depths_of_their_own(make: Any) -> None:
+    config = make("model.layers=2")
+    with pytest.raises(ConfigError, match=r"give model\.encoder_layers and model\.decoder_layers"):
+        check_model(config, translation_sites(config.model), {})

@@ -159,8 +159,7 @@ def _measure(config: PruneConfig, run: TrainedRun, heads: Heads, sites: list[str
         if config.ablation:
             tables["one_removed"] = one_removed(run.model, sites, measure)
             tables["one_left"] = one_left(run.model, sites, measure, _quality)
-    is_all = {site.name for site in run.model.sites} == set(sites)
-    some = "" if is_all else "-" + "-".join(sites)
+    some = "" if len(set(sites)) == len(run.model.sites) else "-" + "-".join(sites)
     for name, rows in tables.items():
         frame = DataFrame(rows)
         print(f"\n{name}\n{frame.to_string(index=False, float_format=FORMAT)}")

@@ -20,13 +20,7 @@ from headwise.model.family import Model, check_model_config
 from headwise.model.gates import Gates
 from headwise.model.init import Init
 from headwise.model.parts import Parts
-from headwise.model.places import (
-    check_heads,
-    check_layers,
-    place_of,
-    places,
-    translation_sites,
-)
+from headwise.model.places import check_heads, check_layers, place_of, places, translation_sites
 from headwise.model.single import SingleStack
 from headwise.model.stack import MakeAttention
 from headwise.model.transformer import Transformer

@@ -17,13 +17,7 @@ from headwise.model.outputs import Output
 from headwise.model.parts import Parts
 from headwise.model.stack import Stack
 
-COUNTS = (
-    "encoder_layers",
-    "decoder_layers",
-    "d_model",
-    "n_heads",
-    "d_ff",
-)
+COUNTS = ("encoder_layers", "decoder_layers", "d_model", "n_heads", "d_ff")
 SHARING = ("all", "decoder", "none")
 
 

@@ -51,6 +51,7 @@ class Case:
     power: Power = Power.ANY
     is_padded: bool = True
     is_learned: bool = True
+    has_slopes: bool = False
     heads: int = 4
 
 
@@ -119,6 +120,10 @@ def cases(is_quick: bool) -> list[Case | Rows]:
     found: list[Case | Rows]
     if is_quick:
         found = [Case("bf16", 64, 64, 64), Case("bf16", 2048, 2048, 128)]
+        found += [
+            Case("bf16", 64, 64, 64, has_slopes=True),
+            Case("fp32", 300, 300, 64, has_slopes=True),
+        ]
         return [*found, Case("fp32", 300, 300, 128), *FIRST_STEPS, *ROWS[:3]]
     found = []
     for dtype, precision in (("bf16", "highest"), ("fp32", "highest"), ("fp32", "high")):
@@ -132,6 +137,7 @@ def cases(is_quick: bool) -> list[Case | Rows]:
             call = Case(dtype, n_keys, n_keys, 64)
             found += [replace(call, power=power) for power in (Power.SQUARE, Power.LINEAR)]
             found += [replace(call, is_padded=False, causal=True), replace(call, is_learned=False)]
+            found.append(replace(call, has_slopes=True))
     return [*found, *FIRST_STEPS, *ROWS]
 
 
@@ -162,6 +168,7 @@ def call_attention(case: Case) -> None:
     query, key, value = heads(case.queries), heads(case.keys), heads(case.keys)
     alpha = torch.full((n_heads,), 1.3, requires_grad=case.is_learned)
     lengths = torch.full((n_batch,), case.keys) if case.is_padded else None
+    slopes = torch.zeros(n_heads) if case.has_slopes else None
     row_keys = None
     if case.dropout:
         row_keys = torch.zeros(2, n_batch, n_heads, case.queries, dtype=torch.int32)
@@ -169,8 +176,8 @@ def call_attention(case: Case) -> None:
     torch.set_float32_matmul_precision(case.precision)
     try:
         context = triton_operators.forward(
-            query, key, value, alpha, lengths, row_keys,
-            int(case.power), case.causal, 0, case.dropout, case.head_dim**-0.5,
+            query, key, value, alpha, lengths, row_keys, slopes,
+            int(case.power), case.causal, 0, case.dropout, case.head_dim**-0.5, 0,
         )[0]  # fmt: skip
         context.backward(torch.zeros_like(context))
     finally:
@@ -249,6 +256,7 @@ def described(case: Case | Rows) -> str:
     if isinstance(case, Rows):
         return f"{case.dtype} rows of {case.keys}"
     sizes = f"{case.queries:>4} x {case.keys:<5}{case.head_dim:>4}"
+    sizes += " slopes" if case.has_slopes else ""
     return f"{case.dtype} {case.precision:8} {sizes}"
 
 
@@ -264,7 +272,7 @@ def main() -> int:
     found = []
     for one in measure(given.quick, given.architecture):
         print(
-            f"sm_{one.architecture:<4}{described(one.case):34} {one.kernel:18} "
+            f"sm_{one.architecture:<4}{described(one.case):41} {one.kernel:18} "
             f"{one.registers:4} registers {one.stack_bytes:6} B stack "
             f"{one.shared_bytes / 1024:6.1f} KiB shared {one.matrix_instructions:4} matrix "
             f"instructions{'' if one.fits else '  TOO LARGE'}",

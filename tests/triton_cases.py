@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from headwise.entmax import function
-from headwise.kernels.problem import ALPHAS, Power
+from headwise.kernels.problem import ALPHAS, Distances, Power
 from headwise.kernels.triton_attention import triton_entmax_attention
 from triton_marks import DEVICE
 
@@ -23,6 +23,7 @@ class Case:
     lengths: Tensor | None = None
     causal: bool = False
     offset: int = 0
+    distances: Distances | None = None
 
     @property
     def scale(self) -> float:
@@ -37,7 +38,9 @@ def make_case(
     lengths: list[int] | None = None,
     causal: bool = False,
     offset: int = 0,
+    n_prefix: int | None = None,
 ) -> Case:
+    """With slopes on all heads but the last where there is a prefix, if only of 0."""
     n_batch, n_heads, n_queries, n_keys, head_dim = shape
     generator = torch.Generator().manual_seed(sum(shape))
 
@@ -49,7 +52,11 @@ def make_case(
     tensors = [draw(n_queries, deviation), draw(n_keys), draw(n_keys)]
     alphas = torch.tensor(alpha) if alpha else torch.linspace(1.05, 1.95, n_heads)
     lengths_B = None if lengths is None else torch.tensor(lengths, device=DEVICE)
-    return Case(tensors, alphas.to(DEVICE), draw(n_queries), lengths_B, causal, offset)
+    distances = None
+    if n_prefix is not None:
+        slopes = torch.tensor([*torch.rand(n_heads - 1, generator=generator), 0.0], device=DEVICE)
+        distances = Distances(slopes, n_prefix)
+    return Case(tensors, alphas.to(DEVICE), draw(n_queries), lengths_B, causal, offset, distances)
 
 
 def reference(case: Case, keep: Tensor | None = None, dropout: float = 0.0) -> list[Tensor]:
@@ -63,6 +70,11 @@ def reference(case: Case, keep: Tensor | None = None, dropout: float = 0.0) -> l
     # α = 1 from just above, where the formulas have no hole
     beta = (alpha - 1 + 1e-5 * (alpha.detach() < 1 + 1e-6))[:, None, None]
     scores = query @ key.transpose(-1, -2) * case.scale
+    if case.distances is not None:
+        n, i = case.distances.n_prefix, torch.arange(query.shape[2], device=DEVICE) + case.offset
+        apart = (i[:, None] - torch.arange(key.shape[2], device=DEVICE)).abs()
+        apart[: max(n - case.offset, 0)], apart[:, :n] = 0, 0
+        scores = scores - case.distances.slopes_H[:, None, None] * apart
     mask = torch.ones_like(scores, dtype=torch.bool)
     keys = torch.arange(key.shape[2], device=DEVICE)
     if case.lengths is not None:
@@ -100,7 +112,7 @@ def fused(case: Case, dropout: float = 0.0, alpha: float | None = None) -> list[
     alphas = case.alpha.detach().requires_grad_()
     context = triton_entmax_attention(
         query, key, value, alphas if alpha is None else alpha,
-        case.lengths, case.causal, case.offset, dropout, case.scale,
+        case.lengths, case.causal, case.offset, dropout, case.scale, case.distances,
     )  # fmt: skip
     wanted = (query, key, value) if alpha is not None else (query, key, value, alphas)
     return [context.detach(), *torch.autograd.grad(context, wanted, case.grad)]

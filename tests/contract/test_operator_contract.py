@@ -17,8 +17,9 @@ from headwise.entmax import function
 from headwise.kernels import native
 from headwise.kernels.problem import Power
 from triton_cases import make_case
-from triton_marks import needs_triton
+from triton_marks import DEVICE, needs_triton
 
+SLOPES = torch.tensor([0.5, 0.0])
 BACK = ("test_schema", "test_faketensor")  # of what has no derivative of its own
 needs_kernels = pytest.mark.skipif(
     native.reason_without() is not None, reason=str(native.reason_without())
@@ -67,9 +68,9 @@ def test_attention(n_batch: int) -> None:
     heads = [one.requires_grad_() for one in states]
     alpha = torch.tensor([1.2, 1.7]).view(1, 2, 1, 1).requires_grad_()
     lengths, seed = torch.full((n_batch,), 6), torch.tensor(5)
-    rest = (alpha, None, lengths, seed, int(Power.ANY), False, 0, 0.1, 0.3)
+    rest = (alpha, None, lengths, seed, SLOPES, int(Power.ANY), False, 0, 0.1, 0.3, 1)
     context, threshold = check("attention", (*heads, *rest))
-    given = (torch.randn_like(context), *heads, *rest[:4], threshold.detach(), *rest[4:], True)
+    given = (torch.randn_like(context), *heads, *rest[:5], threshold.detach(), *rest[5:], True)
     check("attention_backward", given, BACK)
 
 
@@ -78,7 +79,7 @@ def test_attention_of_few_queries() -> None:
     """Keys and values lie in a cache with room for more."""
     query = torch.randn(2, 3, 2, 16).transpose(1, 2)
     key, value = torch.randn(2, 3, 2, 33, 16)[:, :2, :, :30].unbind()
-    rest = (None, None, torch.tensor([30, 7]), int(Power.EXP), False, 0, 0.25)
+    rest = (None, None, torch.tensor([30, 7]), SLOPES, int(Power.EXP), False, 0, 0.25, 1)
     check("attention_of_few", (query, key, value, *rest))
 
 
@@ -100,11 +101,12 @@ class TestTriton:
     def test_attention(self) -> None:
         case = make_case((1, 2, 16, 17, 16))
         tensors = [tensor.detach().requires_grad_() for tensor in case.tensors]
+        slopes = SLOPES.to(DEVICE)
         alpha, power = case.alpha.requires_grad_(), int(Power.ANY)
-        settings = (power, True, 1, 0.0, 0.25)
+        settings = (power, True, 1, 0.0, 0.25, 1)
         utilities = (*BACK, "test_autograd_registration")
-        shown = (*tensors, alpha, None, None, *settings)
+        shown = (*tensors, alpha, None, None, slopes, *settings)
         found: tuple[Tensor, ...] = check("triton_attention", shown, utilities)
         kept = [one.detach() for one in found[1:]]
-        given = (case.grad, *tensors, alpha, None, None, *kept, *settings, True)
+        given = (case.grad, *tensors, alpha, None, None, slopes, *kept, *settings, True)
         check("triton_attention_backward", given, BACK)

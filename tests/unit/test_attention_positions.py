@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from headwise.attention import fused
 from headwise.attention.alibi import ALiBi, Slopes, slopes
 from headwise.attention.build import AttentionFactory
 from headwise.attention.heads import MultiHeadAttention
@@ -24,6 +25,8 @@ from headwise.attention.rotary import Rotary
 from headwise.attention.scores import ScoreAttention
 from headwise.config.folders import group_node
 from headwise.errors import ConfigError
+from headwise.kernels import choice, native
+from weights_recorded import with_weights
 
 B, H, N, E = 2, 3, 11, 8
 D = H * E
@@ -140,6 +143,56 @@ def test_steps_with_a_cache_are_the_whole(positions: Positions, attention: str) 
             new = x[rows, i : i + 1]
             step = made(new, new, new, Mask(causal=True, query_offset=i), cache)
             torch.testing.assert_close(step, whole[rows, i : i + 1], rtol=1e-4, atol=1e-5)
+
+
+def outcome(made: Attention, x: Tensor, mask: Mask, is_formed: bool) -> list[Tensor]:
+    """Context and gradients of the states and of every parameter."""
+    x = x.clone().requires_grad_()
+    made.zero_grad()
+    found = with_weights(made, x, x, x, mask)[0] if is_formed else made(x, x, x, mask)
+    found.square().sum().backward()
+    return [found.detach(), x.grad, *(one.grad for one in made.parameters())]
+
+
+MASKS = {
+    "encoder": Mask(n_prefix=3),
+    "padded": Mask(torch.tensor([N, 7]), n_prefix=3),
+    "decoder": Mask(causal=True),
+}
+
+
+@pytest.mark.skipif(native.reason_without() is not None, reason=str(native.reason_without()))
+@pytest.mark.parametrize("mask", list(MASKS.values()), ids=list(MASKS))
+@pytest.mark.parametrize(
+    "attention", ["softmax", "entmax15", "sparsemax", "alpha_entmax", "alpha_entmax of queries"]
+)
+def test_alibi_forms_no_weights(
+    attention: str, mask: Mask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fused and formed are one, forward and backward; what torch is given is for all sentences."""
+    monkeypatch.setattr(choice, "KEYS_WORTH_IT", 1)
+    name, _, of = attention.partition(" of ")
+    settings = {"depends_on": "query"} if of else {}
+    site = "decoder_self" if mask.causal else "encoder_self"
+    made, biases, formed = attention_at(ALiBi(), site, name, **settings), [], []
+    assert isinstance(made, ScoreAttention)
+    real = fused.scaled_dot_product_attention
+
+    def spied(*given: Any, attn_mask: Tensor, dropout_p: float) -> Tensor:
+        biases.append(attn_mask.shape)
+        return real(*given, attn_mask=attn_mask, dropout_p=dropout_p)
+
+    monkeypatch.setattr(fused, "scaled_dot_product_attention", spied)
+    handle = made.normaliser.register_forward_pre_hook(lambda *given: formed.append(given))
+    ours = outcome(made, states(), mask, is_formed=False)
+    assert not formed
+    is_torch = name == "softmax" and mask.key_lengths_B is None
+    assert biases == ([(1, H, N, N)] if is_torch else [])
+    handle.remove()
+    exact = outcome(made, states(), mask, is_formed=True)
+    sizes = [float(one.abs().max()) for one in exact]
+    for mine, other, size in zip(ours, exact, [sizes[0], *[max(sizes[1:])] * 99], strict=False):
+        assert (mine - other).abs().max() <= 1e-5 * size
 
 
 @pytest.mark.parametrize("combine", ["merged", "heads"])

@@ -12,7 +12,7 @@ import headwise.kernels.cpu_attention as attention_module
 from headwise.entmax import alpha_entmax
 from headwise.kernels import native
 from headwise.kernels.cpu_attention import attention
-from headwise.kernels.problem import Power, Visible
+from headwise.kernels.problem import Distances, Power, Visible
 
 pytestmark = pytest.mark.skipif(
     native.reason_without() is not None, reason=str(native.reason_without())
@@ -46,8 +46,23 @@ def allowed(
     return seen
 
 
+def bias_of(shape: tuple[int, int, int, int], offset: int, distances: Distances) -> Tensor:
+    """By loops, (H, Q, K)."""
+    bias = torch.zeros(shape[1:], dtype=torch.float64)
+    for h, slope in enumerate(distances.slopes_H.tolist()):
+        for i in range(offset, offset + shape[2]):
+            for j in range(distances.n_prefix, shape[3]):
+                if i >= distances.n_prefix:
+                    bias[h, i - offset, j] = -slope * abs(i - j)
+    return bias
+
+
 def by_weights(
-    given: list[Tensor], alpha: Tensor | float, seen: Tensor, factor: Tensor | float = 1.0
+    given: list[Tensor],
+    alpha: Tensor | float,
+    seen: Tensor,
+    factor: Tensor | float = 1.0,
+    bias: Tensor | float = 0.0,
 ) -> list[Tensor]:
     """Context and gradients of queries, keys, values and, if it is a tensor, alpha."""
     query, key, value = (one.double().requires_grad_() for one in given[:3])
@@ -55,20 +70,26 @@ def by_weights(
     if isinstance(alpha, Tensor):
         alpha = alpha.detach().double().requires_grad_()
         wanted.append(alpha)
-    weights = alpha_entmax(query @ key.transpose(-1, -2) * 0.3, alpha, -1, seen) * factor
+    scores = query @ key.transpose(-1, -2) * 0.3 + bias
+    weights = alpha_entmax(scores, alpha, -1, seen) * factor
     context = weights @ value
     context.backward(given[3].double())
     return [context.detach(), *(one.grad for one in wanted)]
 
 
 def fused(
-    given: list[Tensor], alpha: Tensor | None, power: Power, visible: Visible, rate: float = 0.0
+    given: list[Tensor],
+    alpha: Tensor | None,
+    power: Power,
+    visible: Visible,
+    rate: float = 0.0,
+    distances: Distances | None = None,
 ) -> list[Tensor]:
     wanted = [one.clone().requires_grad_() for one in given[:3]]
     if alpha is not None:
         wanted.append(alpha.clone().requires_grad_())
     learned = wanted[3] if alpha is not None else None
-    context = attention(*wanted[:3], learned, power, visible, rate, 0.3)
+    context = attention(*wanted[:3], learned, power, visible, rate, 0.3, distances)
     context.backward(given[3])
     return [context.detach(), *(one.grad for one in wanted)]
 
@@ -141,6 +162,48 @@ def test_bfloat16_is_near(power: Power) -> None:
         assert error < limit
 
 
+@pytest.mark.parametrize("chunk", [1 << 19, 700], ids=["whole", "chunked"])
+@pytest.mark.parametrize("n_prefix", [0, 4])
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("power", list(Power))
+def test_bias_by_distance(
+    monkeypatch: pytest.MonkeyPatch, power: Power, name: str, n_prefix: int, chunk: int
+) -> None:
+    """With padding, an α of each query, and a head without a slope; the prefix may be cached."""
+    *sizes, causal, offset = SHAPES[name]
+    shape = (sizes[0], sizes[1], sizes[2], sizes[3])
+    monkeypatch.setattr(attention_module, "CHUNK_SCORES", chunk)
+    given, lengths = inputs(shape), torch.linspace(shape[3] // 2, shape[3], shape[0]).long()
+    slopes = torch.linspace(0.7, 0, shape[1])
+    distances = Distances(slopes.requires_grad_(), offset + n_prefix if offset else n_prefix)
+    alpha = None
+    if power is Power.ANY:
+        alpha = torch.linspace(1.05, 1.7, shape[1] * shape[2]).view(1, *shape[1:3], 1)
+    bias = bias_of(shape, offset, distances)
+    ours = fused(given, alpha, power, Visible(None, lengths, causal, offset), 0.0, distances)
+    seen = allowed(shape, lengths, causal, offset)
+    exact = by_weights(given, FIXED.get(power, alpha), seen, bias=bias)
+    assert_same(ours, exact, limit=1e-5)
+    assert slopes.grad is None
+
+
+@pytest.mark.parametrize("power", list(Power))
+def test_bfloat16_is_as_good_with_a_bias(power: Power) -> None:
+    shape, worst = (2, 2, 60, 200), []
+    given = [one.bfloat16() for one in inputs(shape)]
+    alpha = torch.tensor([1.2, 1.4]).view(1, 2, 1, 1) if power is Power.ANY else None
+    for slopes in (None, torch.tensor([0.3, 1 / 64])):
+        distances, bias = None, torch.zeros(())
+        if slopes is not None:
+            distances = Distances(slopes, 0)
+            bias = bias_of(shape, 0, distances)
+        ours = fused(given, alpha, power, Visible(), 0.0, distances)
+        exact = by_weights(given, FIXED.get(power, alpha), torch.tensor(True), bias=bias)
+        pairs = list(zip(ours, exact, strict=True))[:4]
+        worst.append(max(float((a.double() - b).norm() / b.norm()) for a, b in pairs))
+    assert worst[1] < 1.1 * worst[0]
+
+
 def test_sums_over_chunks_keep_their_digits_in_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention_module, "CHUNK_SCORES", 4)
     query, key = torch.zeros(1, 1, 600, 8).bfloat16(), torch.ones(1, 1, 4, 8).bfloat16()
@@ -173,6 +236,16 @@ def test_dropout_is_one_mask_forward_and_backward(
     ours = fused(given, alpha, power, Visible(), rate)
     exact = by_weights(given, FIXED.get(power, alpha), torch.tensor(True), factor)
     assert_same(ours, exact, limit=1e-5)
+
+
+def test_a_bias_changes_no_draws() -> None:
+    query, key, _, _ = inputs((2, 2, 30, 40), width=40)
+    unit, kept = torch.eye(40).expand(2, 2, 40, 40), []
+    for distances in (None, Distances(torch.tensor([0.1, 0.2]))):
+        torch.manual_seed(3)
+        given = (None, Power.EXP, Visible(), 0.25, 0.3, distances)
+        kept.append(attention(query, key, unit, *given) > 0)
+    assert torch.equal(*kept)
 
 
 def test_dropout_draws_are_independent_of_place() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from headwise.entmax import alpha_entmax
 from headwise.kernels import native, native_attention
 from headwise.kernels.native_attention import attention_of_few
-from headwise.kernels.problem import ALPHAS, Power, Visible
+from headwise.kernels.problem import ALPHAS, Distances, Power, Visible
 
 pytestmark = pytest.mark.skipif(
     native.reason_without() is not None, reason=str(native.reason_without())
@@ -37,11 +37,16 @@ def alpha_of(power: Power, n_heads: int) -> Tensor | None:
 
 
 def by_weights(
-    query: Tensor, key: Tensor, value: Tensor, alpha: Tensor | float, seen: Tensor | None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    alpha: Tensor | float,
+    seen: Tensor | None,
+    bias: Tensor | float = 0.0,
 ) -> Tensor:
     if isinstance(alpha, Tensor):
         alpha = alpha.double()
-    scores = query.double() @ key.double().transpose(-1, -2) * SCALE
+    scores = query.double() @ key.double().transpose(-1, -2) * SCALE + bias
     return alpha_entmax(scores, alpha, -1, seen) @ value.double()
 
 
@@ -70,6 +75,28 @@ def test_equals_attention_by_weights(
         assert found.shape == (n_batch, n_heads, n_queries, width)
         exact = by_weights(*given, ALPHAS.get(power, alpha), seen)
         bound = 1e-5 if dtype is torch.float32 else 2**-7
+        torch.testing.assert_close(found.double(), exact, rtol=bound, atol=bound)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("n_prefix", [0, 3, 38])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("power", list(Power))
+def test_bias_by_distance(
+    power: Power, shape: tuple[int, int, int, int, int], n_prefix: int, dtype: torch.dtype
+) -> None:
+    """Some queries stand in a prefix of 38, others behind it."""
+    given = inputs(shape, dtype)
+    _, n_heads, n_queries, n_keys, _ = shape
+    offset, slopes = n_keys - n_queries, torch.linspace(0.5, 0, n_heads)
+    positions, keys = torch.arange(offset, n_keys)[:, None], torch.arange(n_keys)
+    is_apart = (positions >= n_prefix) & (keys >= n_prefix)
+    bias = slopes[:, None, None].double() * -(positions - keys).abs() * is_apart
+    alpha, bound = alpha_of(power, n_heads), 1e-5 if dtype is torch.float32 else 2**-7
+    for causal, seen in ((False, None), (True, keys <= positions)):
+        visible = Visible(None, None, causal, offset)
+        found = attention_of_few(*given, alpha, power, visible, SCALE, Distances(slopes, n_prefix))
+        exact = by_weights(*given, ALPHAS.get(power, alpha), seen, bias)
         torch.testing.assert_close(found.double(), exact, rtol=bound, atol=bound)
 
 

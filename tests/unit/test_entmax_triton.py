@@ -37,8 +37,21 @@ class TestAgainstFloat64:
             make_case((1, 2, 19, 40, 16)),
             make_case((1, 2, 40, 19, 16)),
             make_case((1, 2, 1, 35, 16)),
+            make_case((2, 3, 21, 21, 16), lengths=[21, 9], n_prefix=3),
+            make_case((1, 2, 33, 33, 24), causal=True, n_prefix=0),
+            make_case((1, 2, 9, 21, 16), causal=True, offset=12, n_prefix=14),
         ],
-        ids=["padding", "causal", "offset", "cross", "few keys", "one query"],
+        ids=[
+            "padding",
+            "causal",
+            "offset",
+            "cross",
+            "few keys",
+            "one query",
+            "slopes",
+            "slopes, causal",
+            "slopes, offset",
+        ],
     )
     def test_masks(self, case: Case) -> None:
         assert_precise(fused(case), reference(case))
@@ -52,6 +65,16 @@ class TestAgainstFloat64:
         shape = (1, 2, 90, 150, head_dim)
         case = make_case(shape, None, torch.float32, deviation, [140], causal=True, offset=60)
         assert_precise(fused(case), reference(case))
+
+    @kernels
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    def test_slopes_cost_no_precision(self, dtype: torch.dtype) -> None:
+        """Over several blocks, with scores of a hundred."""
+        worst = []
+        for n_prefix in (None, 5):
+            case = make_case((1, 2, 90, 150, 16), [1.2, 1.5], dtype, n_prefix=n_prefix)
+            worst.append(max(errors(fused(case), reference(case))))
+        assert worst[1] < max(2 * worst[0], 3e-5)
 
     @kernels
     def test_every_alpha_of_a_head(self) -> None:
@@ -167,8 +190,9 @@ class TestEdges:
         query[:, :, :64, 0], query[:, :, 64:, 1] = 4, 4
         key[:, :, :128, 0], key[:, :, 128:192, 1] = 4, 4
         live = triton_operators.forward(
-            *case.tensors, case.alpha, None, None, int(Power.ANY), causal, offset, 0.0, case.scale
-        )[4]
+            *case.tensors, case.alpha, None, None, None,
+            int(Power.ANY), causal, offset, 0.0, case.scale, 0,
+        )[4]  # fmt: skip
         assert live[0, 0].tolist() == [[1, 1, 0, 0], [0, 0, 1, 0]]
         # scores formed in tiles of other shapes differ in their last bits
         assert max(errors(fused(case), reference(case))) < 1e-4
@@ -192,7 +216,7 @@ class TestDropout:
 
     @kernels
     def test_gradients_are_those_of_the_kept_weights(self) -> None:
-        case = make_case((1, 2, 40, 80, 16), [1.2, 1.7], causal=True, offset=40)
+        case = make_case((1, 2, 40, 80, 16), [1.2, 1.7], causal=True, offset=40, n_prefix=2)
         keep = self.kept((1, 2, 40, 80), seed=3)
         torch.manual_seed(3)
         found = fused(case, self.RATE)
@@ -236,7 +260,7 @@ def test_memory_grows_linearly(n_keys: int) -> None:
     """What is kept beside the inputs, in numbers a query, does not grow with the keys."""
     query = torch.empty(1, 1, n_keys, 64, device="meta", dtype=torch.bfloat16)
     kept = triton_operators._fake_forward(
-        query, query, query, query, None, None, 0, False, 0, 0.0, 1.0
+        query, query, query, query, None, None, None, 0, False, 0, 0.0, 1.0, 0
     )
     assert sum(tensor.numel() for tensor in kept[:4]) / n_keys == 2 * 64 + 2
     assert kept[4].numel() / n_keys <= n_keys / 64**2  # one mark a block

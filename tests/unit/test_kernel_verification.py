@@ -18,7 +18,15 @@ from torch import Tensor
 
 from headwise.entmax import alpha_entmax, entmax15, entmax_loss
 from headwise.entmax.function import REFERENCE
-from headwise.kernels import choice, native, native_dropout, triton_device, verification
+from headwise.kernels import (
+    choice,
+    cpu_attention,
+    native,
+    native_attention,
+    native_dropout,
+    triton_device,
+    verification,
+)
 from headwise.kernels.dropout import dropout
 from headwise.kernels.problem import Power
 from headwise.kernels.verification import Case
@@ -179,6 +187,22 @@ def test_every_cpp_kernel_is_right_and_generators_stay(scores: Tensor) -> None:
 
 
 @needs_kernels
+@pytest.mark.parametrize(
+    ("kernel", "name", "place"),
+    [("C++ attention", "forward", 7), ("C++ attention of few queries", "attend", 6)],
+)
+def test_a_kernel_that_drops_the_bias_is_wrong(
+    kernel: str, name: str, place: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = cpu_attention if name == "forward" else native_attention
+    real = getattr(module, name)
+    monkeypatch.setattr(module, name, lambda *a: real(*a[:place], None, *a[place + 1 :]))
+    case = Case(kernel, "cpu", torch.float32, Power.SQUARE, 16)
+    verification.verify(case, REFERENCE)
+    assert "contexts differ" in str(verification.verdict(case))
+
+
+@needs_kernels
 def test_what_another_rank_found_wrong_is_not_used(caplog: pytest.LogCaptureFixture) -> None:
     verification.verify(MAPS, REFERENCE)
     assert not verification.refused()
@@ -208,29 +232,27 @@ FEW, MANY = torch.zeros(1, 2, 3, 8), torch.zeros(1, 2, 200, 8)
 
 @needs_kernels
 @pytest.mark.parametrize(
-    ("query", "key", "power", "dropout", "expected"),
+    ("query", "key", "power", "dropout", "padded_bias", "expected"),
     [
-        (FEW, MANY, Power.ANY, 0.0, (choice.FEW, "verified")),
-        (FEW, MANY, Power.ANY, 0.1, (choice.CPP, "verified")),
-        (MANY, MANY, Power.ANY, 0.0, (choice.CPP, "verified")),
-        (MANY, MANY, Power.EXP, 0.0, (choice.TORCH, choice.SHORT_ROWS)),
-        (MANY, MANY[:, :, :20], Power.ANY, 0.0, (choice.WEIGHTS, choice.SHORT_ROWS)),
-        (
-            MANY.double(),
-            MANY.double(),
-            Power.ANY,
-            0.0,
-            (choice.WEIGHTS, "no kernels for float64 on cpu"),
-        ),
+        (FEW, MANY, Power.ANY, 0.0, False, (choice.FEW, "verified")),
+        (FEW, MANY, Power.ANY, 0.1, False, (choice.CPP, "verified")),
+        (MANY, MANY, Power.ANY, 0.0, False, (choice.CPP, "verified")),
+        (MANY, MANY, Power.EXP, 0.0, False, (choice.TORCH, choice.SHORT_ROWS)),
+        (MANY, MANY, Power.EXP, 0.0, True, (choice.CPP, "verified")),
+        (MANY, MANY[:, :, :20], Power.ANY, 0.0, False, (choice.WEIGHTS, choice.SHORT_ROWS)),
+        (MANY.double(), MANY.double(), Power.ANY, 0.0, False, (choice.WEIGHTS, DOUBLE)),
+        (*[MANY.to("meta")] * 2, Power.EXP, 0.0, True, (choice.WEIGHTS, choice.PADDED_BIAS)),
     ],
 )
 def test_the_choice_for_attention_has_a_reason(
-    query: Tensor, key: Tensor, power: Power, dropout: float, expected: tuple[str, str],
-    monkeypatch: pytest.MonkeyPatch,
+    query: Tensor, key: Tensor, power: Power, dropout: float, padded_bias: bool,
+    expected: tuple[str, str], monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with torch.no_grad():
-        found = choice.attention(query, key, key, power, dropout, False, False, REFERENCE)
+        found = choice.attention(
+            query, key, key, power, dropout, False, False, padded_bias, REFERENCE
+        )
     assert found == expected
 
 

@@ -50,11 +50,12 @@ class FusedNormaliser(Normaliser):
 
     def kernel(
         self, query_BHQE: Tensor, key_BHKE: Tensor, value_BHKE: Tensor, has_pattern: bool,
-        dropout: float,
+        dropout: float, padded_bias: bool,
     ) -> Choice:  # fmt: skip
         """What computes attention of such tensors."""
-        heads, is_own = (query_BHQE, key_BHKE, value_BHKE), self.alpha_per_query
-        return choice.attention(*heads, self.power, dropout, has_pattern, is_own, REFERENCE)
+        heads = (query_BHQE, key_BHKE, value_BHKE)
+        facts = (has_pattern, self.alpha_per_query, padded_bias)
+        return choice.attention(*heads, self.power, dropout, *facts, REFERENCE)
 
     def attend(
         self,
@@ -66,9 +67,9 @@ class FusedNormaliser(Normaliser):
     ) -> Tensor | None:
         """Context (B, H, Q, E), or None where forming weights is as good."""
         mask, heads = context.mask, (query_BHQE, key_BHKE, value_BHKE)
-        if context.distances is not None:
-            return None
-        found = self.kernel(*heads, mask.pattern is not None, dropout)
+        distances = context.distances
+        padded_bias = distances is not None and mask.key_lengths_B is not None
+        found = self.kernel(*heads, mask.pattern is not None, dropout, padded_bias)
         if query_BHQE.device.type != "meta":  # where a dry run counts
             _announce(found)
         if found.kernel == choice.WEIGHTS:
@@ -79,11 +80,11 @@ class FusedNormaliser(Normaliser):
         if found.kernel == choice.TRITON:
             alpha_H = ALPHAS[self.power] if alpha is None else alpha.flatten()
             places = (mask.key_lengths_B, mask.causal, mask.query_offset)
-            return triton_entmax_attention(*heads, alpha_H, *places, dropout)
+            return triton_entmax_attention(*heads, alpha_H, *places, dropout, None, distances)
         visible = _visible(context, query_BHQE.shape[2], key_BHKE.shape[2])
         if found.kernel == choice.FEW:
-            return attention_of_few(*heads, alpha, self.power, visible, scale)
-        return attention(*heads, alpha, self.power, visible, dropout, scale)
+            return attention_of_few(*heads, alpha, self.power, visible, scale, distances)
+        return attention(*heads, alpha, self.power, visible, dropout, scale, distances)
 
 
 def _visible(context: ScoreContext, n_queries: int, n_keys: int) -> Visible:
@@ -97,12 +98,17 @@ def _visible(context: ScoreContext, n_queries: int, n_keys: int) -> Visible:
 def _torch_softmax(
     query_BHQE: Tensor, key_BHKE: Tensor, value_BHKE: Tensor, context: ScoreContext, dropout: float
 ) -> Tensor:
-    mask = context.mask
-    if mask.is_plain_causal and query_BHQE.shape[2] == key_BHKE.shape[2]:
+    mask, distances = context.mask, context.distances
+    if distances is None and mask.is_plain_causal and query_BHQE.shape[2] == key_BHKE.shape[2]:
         return scaled_dot_product_attention(
             query_BHQE, key_BHKE, value_BHKE, dropout_p=dropout, is_causal=True
         )
     dense = mask.dense(query_BHQE.shape[2], key_BHKE.shape[2], query_BHQE.device)
+    if distances is not None:  # the same for every sentence
+        hidden = query_BHQE.new_zeros(1, 1, query_BHQE.shape[2], key_BHKE.shape[2])
+        if dense is not None:
+            hidden = hidden.masked_fill(~dense, -torch.inf)
+        dense = distances.biased(hidden, mask.query_offset).to(query_BHQE.dtype)
     return scaled_dot_product_attention(
         query_BHQE, key_BHKE, value_BHKE, attn_mask=dense, dropout_p=dropout
     )

@@ -31,6 +31,7 @@ CPP, TRITON, TORCH = "C++", "Triton", "torch"
 FEW = "C++, few queries"
 WEIGHTS = "weights are formed"  # by the maps, and multiplied by torch
 SHORT_ROWS = "rows are short"
+PADDED_BIAS = "with a bias and padding, torch would need a mask of every head of every sentence"
 # Rows of fewer keys, padding counted, are done sooner with their weights kept, unless there is
 # dropout to save. The results of both ways differ by rounding.
 KEYS_WORTH_IT = 128
@@ -75,6 +76,7 @@ def attention(
     dropout: float,
     has_pattern: bool,
     alpha_per_query: bool,
+    padded_bias: bool,
     reference: Reference | None = None,
 ) -> Choice:
     """Attention without weights: C++ of few or many queries, Triton, torch's own, or none.
@@ -85,6 +87,7 @@ def attention(
         dropout: share of the weights that is dropped.
         has_pattern: keys are restricted by more than padding on the right and causality.
         alpha_per_query: α is not one number a head.
+        padded_bias: scores have a bias by distance, and sentences padding of their own.
         reference: see above.
     """
     device, dtype, width = query_BHQE.device.type, query_BHQE.dtype, query_BHQE.shape[3]
@@ -93,16 +96,17 @@ def attention(
         few = _if_right(FEW, case, reference)
         if few.kernel == FEW:
             return few
-    instead = TORCH if power is Power.EXP else WEIGHTS
+    instead = TORCH if power is Power.EXP and not padded_bias else WEIGHTS
     reason = _without_cpp(device, dtype)
     if native.takes(query_BHQE):
         reason = SHORT_ROWS
         is_half = dtype is torch.bfloat16  # torch's softmax is slow there, and with dropout
-        if dropout > 0 or is_half or (power is not Power.EXP and _is_long(key_BHKE)):
+        if dropout > 0 or is_half or (instead == WEIGHTS and _is_long(key_BHKE)):
             case = Case("C++ attention", device, dtype, power, width, dropout > 0)
             return _if_right(CPP, case, reference, instead)
     if power is Power.EXP or (device == "cpu" and not triton_device.is_interpreted()):
-        return Choice(instead, reason)
+        is_refused = padded_bias and power is Power.EXP and device != "cpu"
+        return Choice(instead, PADDED_BIAS if is_refused else reason)
     heads = (query_BHQE, key_BHKE, value_BHKE)
     refusal = triton_attention.refusal(*heads, has_pattern, alpha_per_query)
     if refusal is not None:

@@ -21,7 +21,15 @@ from torch.utils.flop_counter import register_flop_formula
 
 from headwise.kernels import native
 from headwise.kernels.operators import register_pair
-from headwise.kernels.problem import Draws, Power, Visible, beta_of, check_alpha
+from headwise.kernels.problem import (
+    Distances,
+    Draws,
+    Power,
+    Visible,
+    beta_of,
+    check_alpha,
+    slopes_of,
+)
 
 CHUNK_SCORES = 1 << 19  # scores at a time: enough to hide the calls, few enough for the caches
 
@@ -35,8 +43,9 @@ def attention(
     visible: Visible,
     dropout: float,
     scale: float,
+    distances: Distances | None = None,
 ) -> Tensor:
-    """Context (B, H, Q, E): dropout(map(scale · q kᵀ)) v.
+    """Context (B, H, Q, E): dropout(map(scale · q kᵀ + bias)) v.
 
     Args:
         query_BHQE, key_BHKE, value_BHKE: float32 or bfloat16, on a CPU, all of one type.
@@ -45,15 +54,17 @@ def attention(
         visible: which keys; a mask has four axes.
         dropout: share of the weights that is dropped.
         scale: of the scores.
+        distances: the bias; None: there is none. Its slopes get no gradient.
 
     Raises:
         ValueError: α outside of [1, 2].
         TypeError: tensors of another type.
     """
     seed = native.draw_seed() if dropout else None
+    slopes, n_prefix = slopes_of(distances)
     context: Tensor = _OPERATOR(
         query_BHQE, key_BHKE, value_BHKE, alpha, visible.mask, visible.lengths_B, seed,
-        int(power), visible.is_causal, visible.query_offset, dropout, scale,
+        slopes, int(power), visible.is_causal, visible.query_offset, dropout, scale, n_prefix,
     )[0]  # fmt: skip
     return context
 
@@ -149,8 +160,8 @@ def _shape(query: Tensor, key: Tensor) -> tuple[int, int, int, int]:
 
 def forward(
     query: Tensor, key: Tensor, value: Tensor, alpha: Tensor | None, mask: Tensor | None,
-    lengths: Tensor | None, seed: Tensor | None,
-    power: int, is_causal: bool, offset: int, dropout: float, scale: float,
+    lengths: Tensor | None, seed: Tensor | None, slopes: Tensor | None,
+    power: int, is_causal: bool, offset: int, dropout: float, scale: float, n_prefix: int,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Context, and maximum and threshold of every row (B, H, Q, 2)."""
     shape = _shape(query, key)
@@ -162,7 +173,7 @@ def forward(
     context_NQE = _by_head(context)
     room = _room(shape, query, 1)
     for chunk in _chunks(shape, as_visible(mask, lengths, shape[0], is_causal, offset)):
-        scores = _scores(query_NQE, key_NKE, chunk, scale, room[0])
+        scores = _scores(query_NQE, key_NKE, chunk, scale, room[0], slopes, n_prefix)
         native.forward(
             scores, None if beta is None else chunk.part(beta), Power(power), chunk.visible, scores,
             chunk.part(threshold), chunk.draws(seed, dropout),
@@ -180,21 +191,27 @@ def _room(shape: tuple[int, int, int, int], like: Tensor, n: int) -> list[Tensor
 
 
 def _scores(
-    query_NQE: Tensor, key_NKE: Tensor, chunk: _Chunk, scale: float, room: Tensor
-) -> Tensor:
+    query_NQE: Tensor, key_NKE: Tensor, chunk: _Chunk, scale: float, room: Tensor,
+    slopes: Tensor | None, n_prefix: int,
+) -> Tensor:  # fmt: skip
     """Scores (B, H, Q, K) of a chunk, in `room`."""
     some_NQE = query_NQE[chunk.flat, chunk.queries]
     shape = (len(some_NQE), some_NQE.shape[1], chunk.n_keys)
     scores_NQK = room[: shape[0] * shape[1] * shape[2]].view(shape)
     keys_NEK = key_NKE[chunk.flat, : chunk.n_keys].transpose(1, 2)
-    _put(scores_NQK, some_NQE, keys_NEK, scale)
     n_batch = chunk.batch.stop - chunk.batch.start
-    return scores_NQK.view(n_batch, shape[0] // n_batch, *shape[1:])
+    scores_BHQK = scores_NQK.view(n_batch, shape[0] // n_batch, *shape[1:])
+    if slopes is not None:
+        distances = Distances(slopes[chunk.heads], n_prefix)
+        nothing = slopes.new_zeros(1, 1, *shape[1:])
+        scores_BHQK.copy_(distances.biased(nothing, chunk.visible.query_offset))
+    _put(scores_NQK, some_NQE, keys_NEK, scale, slopes is not None)
+    return scores_BHQK
 
 
-def _put(out: Tensor, left: Tensor, right: Tensor, scale: float) -> None:
-    """The scaled product, written where it belongs."""
-    torch.baddbmm(out, left, right, beta=0, alpha=scale, out=out)
+def _put(out: Tensor, left: Tensor, right: Tensor, scale: float, has_content: bool = False) -> None:
+    """The scaled product, written where it belongs, or added to what is there."""
+    torch.baddbmm(out, left, right, beta=int(has_content), alpha=scale, out=out)
 
 
 def _add(total: Tensor, left: Tensor, right: Tensor, scale: float) -> None:
@@ -206,8 +223,8 @@ def _add(total: Tensor, left: Tensor, right: Tensor, scale: float) -> None:
 def backward(
     grad: Tensor, query: Tensor, key: Tensor, value: Tensor,
     alpha: Tensor | None, mask: Tensor | None, lengths: Tensor | None, seed: Tensor | None,
-    threshold: Tensor,
-    power: int, is_causal: bool, offset: int, dropout: float, scale: float, with_alpha: bool,
+    slopes: Tensor | None, threshold: Tensor, power: int, is_causal: bool, offset: int,
+    dropout: float, scale: float, n_prefix: int, with_alpha: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of query, key, value, and of α or empty."""
     shape = _shape(query, key)
@@ -221,7 +238,7 @@ def backward(
     grad_alpha = query.new_zeros((*shape[:3], 1) if with_alpha else 0, dtype=torch.float32)
     room = _room(shape, query, 3)
     for chunk in _chunks(shape, as_visible(mask, lengths, shape[0], is_causal, offset)):
-        scores = _scores(query_NQE, key_NKE, chunk, scale, room[0])
+        scores = _scores(query_NQE, key_NKE, chunk, scale, room[0], slopes, n_prefix)
         some_NQE = grad_NQE[chunk.flat, chunk.queries]
         grad_w, weights = (one[: scores.numel()].view(scores.shape) for one in room[1:])
         values_NEK = value_NKE[chunk.flat, : chunk.n_keys].transpose(1, 2)
@@ -276,8 +293,8 @@ def _flops_backward(grad: Any, query: Any, key: Any, *rest: Any, **_: Any) -> in
 _OPERATOR = register_pair(
     "attention",
     "Tensor query, Tensor key, Tensor value, Tensor? alpha, Tensor? mask, Tensor? lengths, "
-    "Tensor? seed",
-    "int power, bool is_causal, int offset, float dropout, float scale",
+    "Tensor? seed, Tensor? slopes",
+    "int power, bool is_causal, int offset, float dropout, float scale, int n_prefix",
     1,
     4,
     forward,

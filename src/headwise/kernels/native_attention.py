@@ -20,7 +20,7 @@ from headwise.kernels import native
 from headwise.kernels.cpu_attention import as_visible, attention_flops
 from headwise.kernels.native import address
 from headwise.kernels.operators import register
-from headwise.kernels.problem import Power, Visible, beta_of, check_alpha
+from headwise.kernels.problem import Distances, Power, Visible, beta_of, check_alpha, slopes_of
 
 FEW_QUERIES = 10  # of a head; more are done sooner by matrix products
 
@@ -56,8 +56,9 @@ def attention_of_few(
     power: Power,
     visible: Visible,
     scale: float,
+    distances: Distances | None = None,
 ) -> Tensor:
-    """Context (B, H, Q, E): map(scale · q kᵀ) v, scores and weights in float32.
+    """Context (B, H, Q, E): map(scale · q kᵀ + bias) v, scores and weights in float32.
 
     Args:
         query_BHQE, key_BHKE, value_BHKE: of one type, such that `takes` says yes to them.
@@ -65,20 +66,23 @@ def attention_of_few(
         power: the map.
         visible: which keys; a mask has four axes.
         scale: of the scores.
+        distances: the bias; None: there is none.
 
     Raises:
         ValueError: α outside of [1, 2], or tensors that do not fit together.
     """
+    slopes, n_prefix = slopes_of(distances)
     context_BQHE: Tensor = _OPERATOR(
-        query_BHQE, key_BHKE, value_BHKE, alpha, visible.mask, visible.lengths_B,
-        int(power), visible.is_causal, visible.query_offset, scale,
+        query_BHQE, key_BHKE, value_BHKE, alpha, visible.mask, visible.lengths_B, slopes,
+        int(power), visible.is_causal, visible.query_offset, scale, n_prefix,
     )  # fmt: skip
     return context_BQHE.transpose(1, 2)
 
 
 def attend(
     query: Tensor, key: Tensor, value: Tensor, alpha: Tensor | None, mask: Tensor | None,
-    lengths: Tensor | None, power: int, is_causal: bool, offset: int, scale: float,
+    lengths: Tensor | None, slopes: Tensor | None,
+    power: int, is_causal: bool, offset: int, scale: float, n_prefix: int,
 ) -> Tensor:  # fmt: skip
     """The operator: the context (B, Q, H, E)."""
     if not _fit(query, key, value):
@@ -102,7 +106,10 @@ def attend(
         width=width,
         scale=scale,
         is_half=query.dtype is torch.bfloat16,
+        n_prefix=n_prefix,
     )
+    if slopes is not None:
+        problem.slopes = address(slopes.expand(n_heads), torch.float32)
     problem.query_stride[:] = query.stride()[:3]
     problem.key_stride[:] = key.stride()[:3]
     problem.value_stride[:] = value.stride()[:3]
@@ -117,7 +124,8 @@ def _fake(query: Tensor, *rest: Any) -> Tensor:
 
 _OPERATOR = register(
     "attention_of_few(Tensor query, Tensor key, Tensor value, Tensor? alpha, Tensor? mask, "
-    "Tensor? lengths, int power, bool is_causal, int offset, float scale) -> Tensor",
+    "Tensor? lengths, Tensor? slopes, int power, bool is_causal, int offset, float scale, "
+    "int n_prefix) -> Tensor",
     attend,
     _fake,
 )

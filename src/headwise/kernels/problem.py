@@ -60,7 +60,9 @@ class Distances:
 
     def between(self, queries_Q: Tensor, keys_K: Tensor) -> Tensor:
         """|i - j| in float32 for positions that broadcast; 0 where one of them is in the prefix."""
-        distance = (queries_Q - keys_K).abs().float()
+        distance = (queries_Q.float() - keys_K.float()).abs_()
+        if not self.n_prefix:
+            return distance
         return distance * ((queries_Q >= self.n_prefix) & (keys_K >= self.n_prefix))
 
     def biased(self, scores_BHQK: Tensor, first: int, keys: Tensor | None = None) -> Tensor:
@@ -76,6 +78,11 @@ class Distances:
         queries_Q = torch.arange(first, first + n_queries, device=scores_BHQK.device)
         distance = self.between(queries_Q[:, None], keys)
         return torch.addcmul(scores_BHQK, self.slopes_H[:, None, None], distance, value=-1)
+
+
+def slopes_of(distances: Distances | None) -> tuple[Tensor | None, int]:
+    """The slopes and the prefix, as operators take them."""
+    return (None, 0) if distances is None else (distances.slopes_H, distances.n_prefix)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from headwise.kernels import triton_operators
-from headwise.kernels.problem import POWERS, Power
+from headwise.kernels.problem import POWERS, Distances, Power, slopes_of
 from headwise.kernels.triton_device import TYPES, device_refusal
 
 HEAD_DIMS = (8, 128)
@@ -85,8 +85,9 @@ def triton_entmax_attention(
     query_offset: int = 0,
     dropout: float = 0.0,
     scale: float | None = None,
+    distances: Distances | None = None,
 ) -> Tensor:
-    """Context Σ p v with p = α-entmax(scale q·k), without the weights in memory.
+    """Context Σ p v with p = α-entmax(scale q·k + bias), without the weights in memory.
 
     Never waits for the device, and gives the same bits every time. Dropout draws two words a
     query from torch's generator of the device; which weights it drops depends on these and on
@@ -102,6 +103,7 @@ def triton_entmax_attention(
         query_offset: position of the first query.
         dropout: rate on the weights.
         scale: on the scores, above 0; None: 1/sqrt(E).
+        distances: the bias; None: there is none. Its slopes get no gradient.
 
     Returns:
         (B, H, Q, E) in the type of the values, laid out in memory as (B, Q, H, E). Queries without
@@ -144,8 +146,9 @@ def triton_entmax_attention(
         tensor if tensor.stride(-1) == 1 else tensor.contiguous()
         for tensor in (query_BHQE, key_BHKE, value_BHKE)
     )
+    slopes, n_prefix = slopes_of(distances)
     context: Tensor = triton_operators.forward(
-        query, key, value, alpha_H, key_lengths_B, row_keys,
-        int(power), causal, query_offset, dropout, scale,
+        query, key, value, alpha_H, key_lengths_B, row_keys, slopes,
+        int(power), causal, query_offset, dropout, scale, n_prefix,
     )[0]  # fmt: skip
     return context

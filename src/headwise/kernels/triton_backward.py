@@ -27,7 +27,9 @@ from headwise.kernels.triton_kernels import (
     keeps,
     kept,
     load_beta,
+    load_bias,
     load_rows,
+    lowered,
     masked_dot,
     matrix,
     n_allowed_keys,
@@ -63,8 +65,8 @@ def live_lists(
 
 @triton.jit(do_not_specialize=SIZES)
 def backward_queries(
-    heads, strides, alpha, lengths, draws, kept_rows, listed_blocks, grad_query, grad_alpha,
-    product, n_heads, n_queries, n_keys, query_offset, scale, cut,
+    heads, strides, alpha, lengths, draws, distances, kept_rows, listed_blocks, grad_query,
+    grad_alpha, product, n_heads, n_queries, n_keys, query_offset, scale, cut,
 ):  # fmt: skip
     """Dq and dα of a block of queries; `product` <- c, which `backward_keys` reads."""
     query, key, value, grad = heads
@@ -83,6 +85,7 @@ def backward_queries(
     query_ME = load_rows(matrix(query, strides[0], batch, head, n_queries), rows_M, cut)
     grad_ME = load_rows(matrix(grad, strides[3], batch, head, n_queries), rows_M, cut)
     centre_ME = load_rows(joined(centre, batch, head, n_heads, n_queries, cut), rows_M, cut)
+    bias = load_bias(distances, head, rows_M[:, None] + query_offset, scale)
     product_M = tl.sum(grad_ME.to(tl.float32) * centre_ME.to(tl.float32), 1)
     row_M = row * n_queries + rows_M
     tl.store(product + row_M, product_M, mask=inside_M)
@@ -105,7 +108,7 @@ def backward_queries(
         key_NE = load_rows(keys, keys_N, cut)
         value_NE = load_rows(values, keys_N, cut)
         is_edge = (index + 1) * cut.BLOCK_N > full
-        gap_MN = masked_dot(query_ME, key_NE, keys_N, limit_M, is_edge, cut) - top_M[:, None]
+        gap_MN = masked_dot(query_ME, key_NE, keys_N, limit_M, is_edge, bias, cut) - top_M[:, None]
         pull_MN = tl.dot(grad_ME, tl.trans(value_NE), input_precision=cut.PRECISION)
         if draws is not None:
             keep_MN = keeps(first_M[:, None], second_M[:, None], keys_N[None, :], draws)
@@ -125,8 +128,8 @@ def backward_queries(
 
 @triton.jit(do_not_specialize=SIZES)
 def backward_keys(
-    heads, strides, alpha, lengths, draws, kept_rows, listed_blocks, grad_key, grad_value,
-    n_heads, n_queries, n_keys, query_offset, scale, cut,
+    heads, strides, alpha, lengths, draws, distances, kept_rows, listed_blocks, grad_key,
+    grad_value, n_heads, n_queries, n_keys, query_offset, scale, cut,
 ):  # fmt: skip
     """Dk and dv of a block of keys. Tiles stand with the keys as rows, so that pᵀ is at hand."""
     query, key, value, grad = heads
@@ -166,7 +169,9 @@ def backward_keys(
         top_M = tl.load(top + row_M, mask=inside_M, other=0.0)
         shift_M = tl.load(shift + row_M, mask=inside_M, other=NO_KEYS)
         product_M = tl.load(product + row_M, mask=inside_M, other=0.0)
-        gap_NM = tl.dot(key_NE, tl.trans(query_ME), input_precision=cut.PRECISION) - top_M[None, :]
+        score_NM = tl.dot(key_NE, tl.trans(query_ME), input_precision=cut.PRECISION)
+        bias = load_bias(distances, head, rows_M[None, :] + query_offset, scale)
+        gap_NM = lowered(score_NM, keys_N[:, None], bias, cut) - top_M[None, :]
         limit_M, full, _reach = visible(rows_M, index * cut.BLOCK_M, allowed, query_offset, cut)
         if first + cut.BLOCK_N > full:
             gap_NM = tl.where(keys_N[:, None] < limit_M[None, :], gap_NM, float("-inf"))

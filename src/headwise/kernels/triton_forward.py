@@ -24,6 +24,7 @@ from headwise.kernels.triton_kernels import (
     kept,
     largest_shift,
     load_beta,
+    load_bias,
     load_rows,
     masked_dot,
     matrix,
@@ -82,7 +83,7 @@ def solve_resident(gap_MN, limit_M, rule, cut):
 
 @triton.jit(do_not_specialize=SIZES)
 def forward_resident(
-    heads, strides, alpha, lengths, draws, out,
+    heads, strides, alpha, lengths, draws, distances, out,
     n_heads, n_queries, n_keys, query_offset, scale, cut,
 ):  # fmt: skip
     """BLOCK_N ≥ n_keys: the scores of BLOCK_M queries are formed once and stay in registers."""
@@ -98,7 +99,8 @@ def forward_resident(
 
     query_ME = load_rows(matrix(query, strides[0], batch, head, n_queries), rows_M, cut)
     key_NE = load_rows(matrix(key, strides[1], batch, head, allowed), keys_N, cut)
-    gap_MN = masked_dot(query_ME, key_NE, keys_N, limit_M, True, cut)
+    bias = load_bias(distances, head, rows_M[:, None] + query_offset, scale)
+    gap_MN = masked_dot(query_ME, key_NE, keys_N, limit_M, True, bias, cut)
     top_M = finite_top(tl.max(gap_MN, 1))
     gap_MN = gap_MN - top_M[:, None]
 

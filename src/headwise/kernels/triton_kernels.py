@@ -30,7 +30,8 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
 # Arguments go in groups: tuples of tensors, of strides, and of what a kernel is compiled for, `cut`
 # (`headwise.kernels.triton_operators.Cut`). `draws` of dropout are (row_keys, threshold,
-# keep_scale). None in place of a group or a tensor: there is none, and no code for it.
+# keep_scale), `distances` are (slopes, prefix). None in place of a group or a tensor: there is
+# none, and no code for it.
 #
 # Numbers that a kernel is not compiled anew for: lengths change with every batch, and the prefix of
 # a search is of length 1 to begin with. (In a tuple they would be specialised.)
@@ -114,12 +115,32 @@ def visible(rows_M, first, allowed, query_offset, cut):
 
 
 @triton.jit
-def masked_dot(query_ME, key_NE, keys_N, limit_M, is_edge, cut):
+def load_bias(distances, head, positions, scale):
+    """What `lowered` reads: slope of a head, for unscaled scores, prefix, positions of queries."""
+    slope, n_prefix = scale, 0
+    if distances is not None:
+        slope, n_prefix = tl.load(distances[0] + head) / scale, distances[1]
+    return slope, n_prefix, positions
+
+
+@triton.jit
+def lowered(scores, keys, bias, cut):
+    """Unscaled scores less slope · |i - j|; keys and the positions of `bias` broadcast to them."""
+    if cut.BIASED:
+        slope, n_prefix, positions = bias
+        is_apart = (positions >= n_prefix) & (keys >= n_prefix)
+        scores -= tl.where(is_apart, tl.abs(positions - keys).to(tl.float32) * slope, 0.0)
+    return scores
+
+
+@triton.jit
+def masked_dot(query_ME, key_NE, keys_N, limit_M, is_edge, bias, cut):
     """Unscaled scores (M, N); -inf where a key is at or beyond the limit of its query.
 
     `is_edge` is whether any key of the tile is: only there the comparison is worth its time.
     """
     scores_MN = tl.dot(query_ME, tl.trans(key_NE), input_precision=cut.PRECISION)
+    scores_MN = lowered(scores_MN, keys_N[None, :], bias, cut)
     if is_edge:
         scores_MN = tl.where(keys_N[None, :] < limit_M[:, None], scores_MN, float("-inf"))
     return scores_MN

@@ -113,6 +113,7 @@ class Cut(NamedTuple):
     WIDTH: Any  # of a head
     PADDED: Any  # the same, a power of two
     CAUSAL: Any
+    BIASED: Any  # whether by distance
     POWER: Any
     PRECISE: Any  # whether to float32
     PRECISION: Any  # of products
@@ -127,11 +128,12 @@ class Call(NamedTuple):
     query_offset: int
     dropout: float
     scale: float
+    n_prefix: int
 
     def launch(
         self, kernel: Any, tiles: Tiles, program: tuple[int, int, int], by_keys: bool,
         heads: tuple[Tensor, ...], alpha: Tensor, key_lengths: Tensor | None,
-        row_keys: Tensor | None, *more: Any,
+        row_keys: Tensor | None, slopes: Tensor | None, *more: Any,
     ) -> None:  # fmt: skip
         """Start a kernel with programs that go by keys, or by queries."""
         from triton.language import constexpr
@@ -144,13 +146,14 @@ class Call(NamedTuple):
         draws = None
         if self.dropout > 0:
             draws = (row_keys, round(self.dropout * WORD) - WORD // 2, 1 / (1 - self.dropout))
+        distances = None if slopes is None else (slopes, self.n_prefix)
         constants = Cut(
-            block_queries, block_keys, head_dim, tiles.padded, self.causal, self.power,
-            query.dtype is torch.float32, _precision(query), is_interpreted(),
+            block_queries, block_keys, head_dim, tiles.padded, self.causal, slopes is not None,
+            self.power, query.dtype is torch.float32, _precision(query), is_interpreted(),
         )  # fmt: skip
         kernel[(n_batch * n_heads * n_blocks,)](
-            heads, tuple(one.stride()[:3] for one in heads), alpha, key_lengths, draws, *more,
-            n_heads, n_queries, n_keys, self.query_offset, self.scale,
+            heads, tuple(one.stride()[:3] for one in heads), alpha, key_lengths, draws, distances,
+            *more, n_heads, n_queries, n_keys, self.query_offset, self.scale,
             Cut(*map(constexpr, constants)),
             num_warps=n_warps, num_stages=tiles.stages, maxnreg=MAX_REGISTERS,
         )  # fmt: skip
@@ -158,7 +161,7 @@ class Call(NamedTuple):
 
 def launch_forward(
     query: Tensor, key: Tensor, value: Tensor, alpha: Tensor, key_lengths: Tensor | None,
-    row_keys: Tensor | None, *settings: Any,
+    row_keys: Tensor | None, slopes: Tensor | None, *settings: Any,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Context, centre, top, shift and marks of blocks; settings are those of `Call`."""
     from headwise.kernels import triton_forward, triton_streaming
@@ -173,7 +176,7 @@ def launch_forward(
         lists = query.new_empty(n_batch, n_heads, n_blocks, n_lists, dtype=torch.int16)
         kernel = triton_streaming.forward_streaming
         more = (tuple(out), live.zero_(), lists)
-    given = ((query, key, value), alpha, key_lengths, row_keys)
+    given = ((query, key, value), alpha, key_lengths, row_keys, slopes)
     with on_device(query):
         Call(*settings).launch(kernel, cut, cut.forward, False, *given, *more)
     return *out, live
@@ -208,8 +211,8 @@ def _live_lists(live: Tensor, by_keys: bool) -> tuple[Tensor, Tensor]:
 
 def launch_backward(
     grad: Tensor, query: Tensor, key: Tensor, value: Tensor, alpha: Tensor,
-    key_lengths: Tensor | None, row_keys: Tensor | None, centre: Tensor, top: Tensor,
-    shift: Tensor, live: Tensor, *settings: Any,
+    key_lengths: Tensor | None, row_keys: Tensor | None, slopes: Tensor | None, centre: Tensor,
+    top: Tensor, shift: Tensor, live: Tensor, *settings: Any,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Gradients of query, key, value, and of α (or empty).
 
@@ -225,7 +228,7 @@ def launch_backward(
     grad_query, grad_key, grad_value = _room(query), _room(key), _room(value)
     grad_rows = torch.empty_like(top) if has_alpha else None
     product = torch.empty_like(top)
-    given = ((query, key, value, grad), alpha, key_lengths, row_keys)
+    given = ((query, key, value, grad), alpha, key_lengths, row_keys, slopes)
     with on_device(query):
         lists = None if cut.resident else _live_lists(live, by_keys=False)
         call.launch(
@@ -250,8 +253,9 @@ def _fake_backward(
 
 forward = register_pair(
     "triton_attention",
-    "Tensor query, Tensor key, Tensor value, Tensor alpha, Tensor? lengths, Tensor? row_keys",
-    "int power, bool causal, int query_offset, float dropout, float scale",
+    "Tensor query, Tensor key, Tensor value, Tensor alpha, Tensor? lengths, Tensor? row_keys, "
+    "Tensor? slopes",
+    "int power, bool causal, int query_offset, float dropout, float scale, int n_prefix",
     4,
     4,
     launch_forward,

@@ -27,6 +27,7 @@ from headwise.kernels.triton_kernels import (
     kept,
     largest_shift,
     load_beta,
+    load_bias,
     load_rows,
     masked_dot,
     matrix,
@@ -41,17 +42,18 @@ from headwise.kernels.triton_kernels import (
     visible,
 )
 
-# In groups: `view` is (queries, matrix of keys, limit of each query, keys that all of them see),
-# `rule` is (slope, β, largest shift), `blocks` is (list of blocks, its length).
+# In groups: `view` is (queries, matrix of keys, limit of each query, keys that all of them see,
+# bias by distance), `rule` is (slope, β, largest shift), `blocks` is (list of blocks, its length).
 
 
 @triton.jit
 def scores_of_block(index, view, cut):
     """Unscaled scores (M, N) of one block of keys."""
-    query_ME, keys, limit_M, full = view
+    query_ME, keys, limit_M, full, bias = view
     keys_N = index * cut.BLOCK_N + tl.arange(0, cut.BLOCK_N)
     key_NE = load_rows(keys, keys_N, cut)
-    return masked_dot(query_ME, key_NE, keys_N, limit_M, (index + 1) * cut.BLOCK_N > full, cut)
+    is_edge = (index + 1) * cut.BLOCK_N > full
+    return masked_dot(query_ME, key_NE, keys_N, limit_M, is_edge, bias, cut)
 
 
 @triton.jit
@@ -141,7 +143,7 @@ def gather(shift_M, marks, blocks, view, values, top_M, rule, words, draws, cut)
     """F, Σ s, Σ p v and Σ s v at a shift; marks the blocks with a weight, and skips the others."""
     marks_M, is_row_M = marks
     listed, n_listed = blocks
-    query_ME, keys, limit_M, full = view
+    query_ME, keys, limit_M, full, bias = view
     slope, beta, _shift_max = rule
     first_M, second_M = words
     mass_M, total_M = top_M * 0.0, top_M * 0.0
@@ -153,7 +155,7 @@ def gather(shift_M, marks, blocks, view, values, top_M, rule, words, draws, cut)
         key_NE = load_rows(keys, keys_N, cut)
         value_NE = load_rows(values, keys_N, cut)
         is_edge = (index + 1) * cut.BLOCK_N > full
-        gap_MN = masked_dot(query_ME, key_NE, keys_N, limit_M, is_edge, cut) - top_M[:, None]
+        gap_MN = masked_dot(query_ME, key_NE, keys_N, limit_M, is_edge, bias, cut) - top_M[:, None]
         x_MN, s_MN, _log2_x_MN = powers(gap_MN, shift_M[:, None], slope, beta, cut)
         p_MN = s_MN * x_MN
         mass_M += tl.sum(p_MN, 1)
@@ -173,7 +175,7 @@ def gather(shift_M, marks, blocks, view, values, top_M, rule, words, draws, cut)
 
 @triton.jit(do_not_specialize=SIZES)
 def forward_streaming(
-    heads, strides, alpha, lengths, draws, out, live, lists,
+    heads, strides, alpha, lengths, draws, distances, out, live, lists,
     n_heads, n_queries, n_keys, query_offset, scale, cut,
 ):  # fmt: skip
     """Needs BLOCK_M to be a multiple of BLOCK_N; `lists` is room for the blocks listed."""
@@ -191,7 +193,8 @@ def forward_streaming(
     limit_M = tl.where(rows_M < n_queries, limit_M, 0)
     full = tl.where(first + cut.BLOCK_M <= n_queries, full, 0)
     query_ME = load_rows(matrix(query, strides[0], batch, head, n_queries), rows_M, cut)
-    view = query_ME, matrix(key, strides[1], batch, head, allowed), limit_M, full
+    bias = load_bias(distances, head, rows_M[:, None] + query_offset, scale)
+    view = query_ME, matrix(key, strides[1], batch, head, allowed), limit_M, full, bias
     values = matrix(value, strides[2], batch, head, allowed)
 
     n_lists = tl.cdiv(n_keys, cut.BLOCK_N)

@@ -40,7 +40,7 @@ from headwise.kernels import (
     triton_maps,
     triton_operators,
 )
-from headwise.kernels.problem import ALPHAS, Draws, Power, Visible, beta_of
+from headwise.kernels.problem import ALPHAS, Distances, Draws, Power, Visible, beta_of, slopes_of
 
 # Largest error of each type, relative to the largest value or 1. Right kernels stay far below.
 TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 1e-2}
@@ -247,7 +247,10 @@ def _maps(case: Case, reference: Reference) -> Pairs:
 class _Attention:
     """A small problem of attention, computed by the kernel of a case and in float64."""
 
-    def __init__(self, case: Case, reference: Reference) -> None:
+    def __init__(self, case: Case, reference: Reference, distances: Distances | None) -> None:
+        self.distances = distances
+        slopes, self.n_prefix = slopes_of(distances)
+        self.slopes = None if slopes is None else slopes.to(case.device)
         self.case, self.reference, self.alpha = case, reference, _alphas(case)
         draw, width = _drawer(case), case.width
         n_queries, n_keys = (3, 20) if "few" in case.kernel else (7, 20)
@@ -266,8 +269,9 @@ class _Attention:
         """Context, and what the kernel keeps."""
         heads = (self.query, self.key, value)
         if "few" in self.case.kernel:
-            settings: tuple[Any, ...] = (int(self.case.power), True, self.offset, self.scale)
-            found = native_attention.attend(*heads, self.alpha, None, self.lengths, *settings)
+            settings = (int(self.case.power), True, self.offset, self.scale, self.n_prefix)
+            given: tuple[Any, ...] = (self.alpha, None, self.lengths, self.slopes, *settings)
+            found = native_attention.attend(*heads, *given)
             return (found.transpose(1, 2),)
         run = cpu_attention.forward if self.is_cpp else triton_operators.launch_forward
         return run(*heads, *self._tensors(), *self._settings())
@@ -280,13 +284,13 @@ class _Attention:
         return found
 
     def _settings(self) -> tuple[Any, ...]:
-        return int(self.case.power), True, self.offset, self.rate, self.scale
+        return int(self.case.power), True, self.offset, self.rate, self.scale, self.n_prefix
 
     def _tensors(self) -> tuple[Any, ...]:
-        """α, which keys, and what decides on dropout."""
+        """α, which keys, what decides on dropout, and slopes."""
         if self.is_cpp:
             seed = torch.tensor(5, dtype=torch.int64) if self.rate else None
-            return self.alpha, None, self.lengths, seed
+            return self.alpha, None, self.lengths, seed, self.slopes
         alphas = [ALPHAS.get(self.case.power, 0.0)] * 2
         alpha_H = torch.tensor(alphas) if self.alpha is None else self.alpha.flatten()
         words = None
@@ -295,7 +299,7 @@ class _Attention:
             shape = (2, *self.query.shape[:3])
             words = torch.randint(-(2**31), 2**31, shape, generator=generator, dtype=torch.int64)
             words = words.to(self.case.device, torch.int32)
-        return alpha_H.to(self.case.device), self.lengths, words
+        return alpha_H.to(self.case.device), self.lengths, words, self.slopes
 
     def dropped(self) -> Tensor:
         """Weights (B, H, Q, K) after dropout: contexts of the rows of a unit matrix, in parts."""
@@ -314,7 +318,10 @@ class _Attention:
         keys = torch.arange(key.shape[2])
         last = torch.arange(query.shape[2])[:, None] + self.offset
         mask = (keys < self.lengths.cpu()[:, None, None, None]) & (keys <= last)
-        p = self.reference.weights(query @ key.mT * self.scale, alpha, mask, power)
+        scores = query @ key.mT * self.scale
+        if self.distances is not None:
+            scores = self.distances.biased(scores, self.offset)
+        p = self.reference.weights(scores, alpha, mask, power)
         factor = torch.ones_like(p)
         if self.rate:
             dropped = self.dropped()
@@ -338,7 +345,9 @@ class _Attention:
 
 
 def _attention(case: Case, reference: Reference) -> Pairs:
-    return _Attention(case, reference).pairs()
+    """Without a bias, and with one."""
+    for distances in (None, Distances(torch.tensor([0.25, 0.0]), 2)):
+        yield from _Attention(case, reference, distances).pairs()
 
 
 def _losses(case: Case, reference: Reference) -> Pairs:

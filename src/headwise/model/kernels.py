@@ -63,8 +63,9 @@ def _chosen(
         if alpha is not None:
             cases.append(("attention in training", keys, attention.dropout))
         for part, queries, rate in cases:
+            distances = attention.positions and attention.positions.distances(0)
             with torch.set_grad_enabled(part != "attention of few queries"):
-                kernel = normaliser.kernel(queries, keys, keys, False, rate)
+                kernel = normaliser.kernel(queries, keys, keys, False, rate, distances is not None)
             found[part].add(str(kernel))
     if alpha is not None:
         found["losses"] = {str(choice.losses(empty(1, 1), alpha, REFERENCE))}

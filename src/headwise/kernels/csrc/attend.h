@@ -15,6 +15,8 @@ struct AttendProblem {
     void* context;  // (B, Q, H, E), contiguous
     int64_t query_stride[3], key_stride[3], value_stride[3];  // B, H, N; E is contiguous
     int64_t width;                                            // E
+    const float* slopes;                                      // H of them, or null: no bias
+    int64_t n_prefix;  // so many positions in front are at no distance from anything
     float scale;
     int32_t is_half;  // bfloat16 in and out; else float32
 };
@@ -44,6 +46,11 @@ void score(
         }
         write(to + k, sums(parts) * scale, n_here);
     }
+}
+
+// Lowers the scores of one query with `n` keys by slope · |i - j|, i being its position.
+inline void lower(float* scores, float slope, int64_t i, int64_t n_prefix, int64_t n) {
+    for (int64_t j = n_prefix; j < n; ++j) scores[j] -= slope * std::abs((float)(int32_t)(i - j));
 }
 
 // The sum of the values by their weights; what has no weight is not looked at.
@@ -88,6 +95,9 @@ struct Attend {
                 at(problem.query, problem.query_stride, here, here.q),
                 at(problem.key, problem.key_stride, here, 0), problem.key_stride[2], row.n_visible,
                 E, problem.scale, room + row.start);
+            const int64_t i = rows.query_offset + here.q, n_prefix = problem.n_prefix;
+            if (problem.slopes && i >= n_prefix)
+                lower(room + row.start, problem.slopes[here.h], i, n_prefix, row.n_visible);
         }
         Forward<Power, float>::block(rows, first, n_rows, buffers);
         for (int r = 0; r < n_rows; ++r) {

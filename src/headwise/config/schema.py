@@ -68,6 +68,26 @@ class DataConfig:
 
 
 @dataclass
+class TextDataConfig:
+    """A text of one language in files of its own; see `headwise.data.plain_text`."""
+
+    _target_: str = "headwise.config.schema.TextDataConfig"
+    name: str = MISSING  # of the text, by data=
+    dir: str | None = None  # the folder of train.txt, valid.txt and test sets
+    folder: str | None = None  # its name below $HEADWISE_DATA
+    language: str | None = None  # its code; null: nothing is said of words
+    train: str = "train"  # a file without .txt
+    valid: str = "valid"
+    test: list[str] = field(default_factory=lambda: ["test"])  # scored at the end of a run
+    window: int = 256  # tokens that are read together, and scored
+    vocab_size: int = 8000  # suggested for a text of this size
+    max_updates: int = 100_000  # suggested for a text of this size
+    warmup_updates: int = 4000  # suggested for a text of this size
+    licence: str = MISSING
+    notes: str = ""
+
+
+@dataclass
 class TokenizerConfig:
     """SentencePiece segmentation, learned from the training split only, or given."""
 
@@ -335,7 +355,11 @@ KINDS: dict[str, type] = {  # of the commands
 
 # Dataclasses of open groups, by the name under which a yaml's defaults list takes them as its own:
 # /schema/NAME@_here_. Their keys are checked when the config is composed.
-SCHEMAS: dict[str, type] = {"parallel": DataConfig, "search": DecodeConfig}
+SCHEMAS: dict[str, type] = {
+    "parallel": DataConfig,
+    "text": TextDataConfig,
+    "search": DecodeConfig,
+}
 
 C = TypeVar("C")
 

@@ -1,0 +1,198 @@
+"""Text of one language as one stream of tokens, memory-mapped, made once and kept in the cache.
+
+`data.dir`, or `$HEADWISE_DATA/<data.folder>`, holds `train.txt`, `valid.txt` and test sets
+(`test.txt`), each plain or `.gz`. Plain bytes are taken as they are. Other tokenizers read lines:
+each is encoded alone and ends with eos, which stands for the line feed.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from headwise.config.schema import TextDataConfig, TokenizerConfig
+from headwise.data.cache import make_once
+from headwise.data.corpora.text import open_bytes
+from headwise.data.digest import FileHashes, combined_digest
+from headwise.data.store import id_dtype
+from headwise.data.tokenizer import EOS, N_SPECIALS, Tokenizer
+from headwise.data.tokenizer_training import check_tokenizer_config, train_tokenizer
+from headwise.errors import DataError
+from headwise.file_names import check_file_name
+
+FORMAT = 1  # raise it when the files change
+
+
+@dataclass(frozen=True)
+class TokenStream:
+    """A split as tokens.
+
+    Attributes:
+        ids: (tokens,).
+        n_bytes: of each token, so that their sum is the size of the file; None: one each.
+    """
+
+    ids: npt.NDArray[np.integer[Any]]
+    n_bytes: npt.NDArray[np.int32] | None
+
+    @classmethod
+    def open(cls, path: Path, tokenizer: Tokenizer) -> TokenStream:
+        """Map what `encode` wrote at `path`."""
+        ids = np.memmap(path, id_dtype(tokenizer.vocab_size), mode="r")
+        sizes = path.with_name(f"{path.name}.bytes")
+        return cls(ids, np.memmap(sizes, np.int32, mode="r") if sizes.exists() else None)
+
+    def bytes_of(self, first: int, end: int) -> int:
+        """Bytes of the tokens first .. end - 1."""
+        return end - first if self.n_bytes is None else int(self.n_bytes[first:end].sum())
+
+
+@dataclass(frozen=True)
+class TextCorpus:
+    """Files of a text by their splits."""
+
+    config: TextDataConfig
+    cache_dir: Path
+
+    def path(self, split: str) -> Path:
+        """The file of a split.
+
+        Raises:
+            DataError: there is none; where it was looked for.
+        """
+        check_file_name("data", split)
+        shelf, folder = os.environ.get("HEADWISE_DATA"), self.config.dir
+        if folder is None and shelf and self.config.folder:
+            folder = str(Path(shelf) / self.config.folder)
+        if folder is None:
+            raise DataError(
+                f"give data.dir=FOLDER, with {self.config.train}.txt and {self.config.valid}.txt"
+            )
+        for name in (f"{split}.txt", f"{split}.txt.gz"):
+            if (Path(folder).expanduser() / name).is_file():
+                return Path(folder).expanduser() / name
+        raise DataError(f"there is no {split}.txt or {split}.txt.gz in {folder}")
+
+    def identity(self, split: str) -> str:
+        """Hash of a split's file."""
+        return FileHashes(self.cache_dir)(self.path(split))
+
+    def lines(self, split: str) -> Iterator[bytes]:
+        """Line by line, with line feeds."""
+        with open_bytes(self.path(split)) as stream:
+            yield from stream
+
+
+@dataclass(frozen=True)
+class PreparedText:
+    """A text ready to train on.
+
+    Attributes:
+        fingerprint: of the splits and the tokenizer.
+        report: sizes, by split.
+        folder: where the streams are, one a split.
+    """
+
+    corpus: TextCorpus
+    tokenizer: Tokenizer
+    fingerprint: str
+    report: dict[str, Any]
+    folder: Path
+
+    def stream(self, split: str) -> TokenStream:
+        """A split as tokens."""
+        return TokenStream.open(self.folder / f"{split}.ids", self.tokenizer)
+
+
+def prepare_text(corpus: TextCorpus, config: TokenizerConfig) -> PreparedText:
+    """All splits as tokens; a second call with the same files and options reads none of them.
+
+    Raises:
+        ConfigError: the tokenizer's options are wrong or do not fit the text.
+        DataError: a split is missing, empty, or not UTF-8 where the tokenizer needs it.
+    """
+    check_tokenizer_config(config)
+    splits = list(dict.fromkeys((corpus.config.train, corpus.config.valid, *corpus.config.test)))
+    parts = {
+        "format": FORMAT,
+        "sentencepiece": importlib.metadata.version("sentencepiece"),
+        "splits": {split: corpus.identity(split) for split in splits},
+        "tokenizer": asdict(config),
+    }
+    fingerprint = combined_digest([json.dumps(parts, sort_keys=True)])
+    folder = corpus.cache_dir / "encoded" / f"{corpus.config.name}-{fingerprint[:16]}"
+    report = make_once(folder, functools.partial(_prepare, corpus, config, splits))
+    tokenizer = Tokenizer.load(folder / "tokenizer.model")
+    return PreparedText(corpus, tokenizer, fingerprint, report, folder)
+
+
+def _prepare(
+    corpus: TextCorpus, config: TokenizerConfig, splits: list[str], folder: Path
+) -> dict[str, Any]:
+    """Fill `folder` and return the report."""
+    if config.folder is not None:
+        tokenizer = Tokenizer.load(Path(config.folder) / "tokenizer.model")
+    else:
+        train = (
+            _text(line, corpus, corpus.config.train) for line in corpus.lines(corpus.config.train)
+        )
+        tokenizer = train_tokenizer(train, config)
+    tokenizer.save(folder / "tokenizer.model")
+    return {split: encode(corpus, split, tokenizer, folder / f"{split}.ids") for split in splits}
+
+
+def _text(line: bytes, corpus: TextCorpus, split: str) -> str:
+    try:
+        return line.decode()
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{corpus.path(split)} is not UTF-8; tokenizer=byte takes any bytes"
+        ) from error
+
+
+def encode(corpus: TextCorpus, split: str, tokenizer: Tokenizer, path: Path) -> dict[str, int]:
+    """Write the tokens of a split at `path`, and their sizes at `<path>.bytes` unless all are 1.
+
+    Raises:
+        DataError: the split is empty, or not UTF-8 where the tokenizer needs it.
+    """
+    dtype, n_tokens, n_bytes = id_dtype(tokenizer.vocab_size), 0, 0
+    sizes = path.with_name(f"{path.name}.bytes")
+    with open(path, "wb") as ids_file, open(sizes, "wb") as sizes_file:
+        for line in corpus.lines(split):
+            if tokenizer.is_byte:
+                ids = np.frombuffer(line, np.uint8).astype(np.int64) + N_SPECIALS
+            else:
+                ids, of_tokens = _encoded(line, _text(line, corpus, split), tokenizer)
+                sizes_file.write(of_tokens.tobytes())
+            ids_file.write(ids.astype(dtype).tobytes())
+            n_tokens, n_bytes = n_tokens + len(ids), n_bytes + len(line)
+    if tokenizer.is_byte:
+        sizes.unlink()
+    if not n_tokens:
+        raise DataError(f"{corpus.path(split)} is empty")
+    return {"tokens": n_tokens, "bytes": n_bytes}
+
+
+def _encoded(
+    line: bytes, text: str, tokenizer: Tokenizer
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
+    """Ids of a line and the bytes that each stands for; the last takes what is left."""
+    (pieces,) = tokenizer.encode([text.rstrip("\n")])
+    ids = [*pieces, EOS] if line.endswith(b"\n") or not pieces else pieces
+    spelled = (tokenizer.id_to_piece(i).replace("\u2581", " ") for i in ids[:-1])
+    sizes = [len(piece.encode()) for piece in spelled]
+    left = len(line)
+    for i, size in enumerate(sizes):
+        sizes[i] = min(size, left)
+        left -= sizes[i]
+    return np.array(ids, np.int64), np.array([*sizes, left], np.int32)

@@ -1,0 +1,119 @@
+"""Windows of one long text: what a density model trains on and is scored on.
+
+A window scores `window` tokens, each from those before it in the window and the one before the
+window. In front of the first token of a split stands a start token, so that it counts as well.
+
+Letters: B windows, N tokens of one, R scored tokens of a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from headwise.data.batch import Batch, Column
+from headwise.errors import DataError
+
+COLUMN = "tokens"
+Ints = npt.NDArray[np.integer[Any]]
+
+
+def windows_of(ids: Ints, start_id: int, starts: Ints, window: int, rows: Ints) -> Batch:
+    """The batch of the windows that begin at `starts`.
+
+    Args:
+        ids: of the whole text.
+        start_id: the token in front of it.
+        starts: position of the first scored token of each window.
+        window: scored tokens; those of a window that reaches the end are fewer.
+        rows: numbers of the windows.
+    """
+    lengths_B = np.minimum(len(ids) - starts, window).astype(np.int64)
+    width = int(lengths_B.max(initial=0))
+    positions_BN = starts[:, None] + np.arange(width)
+    is_real_BN = np.arange(width) < lengths_B[:, None]
+    targets_BN = np.zeros(positions_BN.shape, np.int64)
+    targets_BN[is_real_BN] = ids[positions_BN[is_real_BN]]
+    before_BN = np.zeros_like(targets_BN)
+    before_BN[:, 1:] = targets_BN[:, :-1]
+    if len(starts):
+        before_BN[:, 0] = np.where(starts > 0, ids[np.maximum(starts - 1, 0)], start_id)
+    before_BN *= is_real_BN
+    tensor = torch.from_numpy
+    scored_R, targets_R = np.flatnonzero(is_real_BN), targets_BN[is_real_BN]
+    columns = {COLUMN: Column(tensor(before_BN), tensor(lengths_B))}
+    return Batch(columns, tensor(scored_R), tensor(targets_R), rows.tolist(), len(targets_R))
+
+
+@dataclass
+class TrainingWindows:
+    """Windows drawn by seed and epoch (`headwise.data.loader.Examples`).
+
+    An epoch begins at a position drawn below `window` and takes the windows from there on, side by
+    side, in random order; what is left at both ends comes in other epochs.
+
+    Args:
+        ids: of the whole text.
+        start_id: the token in front of it.
+        window: tokens that a window scores.
+        max_tokens: a rank's batch has max(1, max_tokens // window) windows.
+        seed: with the epoch, decides windows and order.
+        world_size: number of ranks.
+
+    Raises:
+        DataError: the text is shorter than a window.
+    """
+
+    ids: Ints
+    start_id: int
+    window: int
+    max_tokens: int
+    seed: int
+    world_size: int = 1
+
+    def __post_init__(self) -> None:
+        if len(self.ids) < self.window:
+            raise DataError(
+                f"the training text has {len(self.ids)} tokens, fewer than data.window="
+                f"{self.window}"
+            )
+
+    def _first(self, epoch: int) -> tuple[int, np.random.Generator]:
+        draw = np.random.default_rng([self.seed, epoch])
+        most = min(self.window - 1, len(self.ids) - self.window)
+        return int(draw.integers(most + 1)), draw
+
+    def plan(self, epoch: int) -> list[Ints]:
+        """See `Examples.plan`."""
+        first, draw = self._first(epoch)
+        order = draw.permutation((len(self.ids) - first) // self.window)
+        n_rows = max(1, self.max_tokens // self.window) * self.world_size
+        return [order[start : start + n_rows] for start in range(0, len(order), n_rows)]
+
+    def n_targets(self, epoch: int, rows: Ints) -> int:
+        """See `Examples.n_targets`."""
+        return len(rows) * self.window
+
+    def collate(self, epoch: int, rows: Ints) -> Batch:
+        """See `Examples.collate`."""
+        starts = self._first(epoch)[0] + rows * self.window
+        return windows_of(self.ids, self.start_id, starts, self.window, rows)
+
+    def identity(self) -> dict[str, int]:
+        """See `Examples.identity`."""
+        budget = self.max_tokens * self.world_size
+        return {"seed": self.seed, "budget": budget, "window": self.window}
+
+
+def evaluation_windows(ids: Ints, start_id: int, window: int, max_tokens: int) -> Iterator[Batch]:
+    """The whole text in windows side by side; each token is scored once."""
+    starts = np.arange(0, len(ids), window)
+    n_rows = max(1, max_tokens // window)
+    for first in range(0, len(starts), n_rows):
+        rows = np.arange(first, min(first + n_rows, len(starts)))
+        yield windows_of(ids, start_id, starts[rows], window, rows)

@@ -1,0 +1,74 @@
+"""A text as a stream of tokens: nothing of it is lost, and its bytes are counted to the last."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headwise.config.schema import TextDataConfig, TokenizerConfig
+from headwise.data.plain_text import PreparedText, TextCorpus, prepare_text
+from headwise.data.tokenizer import EOS, N_SPECIALS
+from headwise.errors import DataError
+
+TEXT = "Der  Hund sieht\tdas Haus.\n\nDie Häuser 犬が好き\r\nund kein Ende"
+SPLITS = ("train", "valid", "test")
+
+
+def prepared(folder: Path, text: bytes, **options: Any) -> PreparedText:
+    (folder / "text").mkdir(parents=True)
+    for split in SPLITS:
+        (folder / "text" / f"{split}.txt").write_bytes(text)
+    config = TextDataConfig(name="mine", dir=str(folder / "text"), licence="own")
+    corpus = TextCorpus(config, folder / "cache")
+    return prepare_text(corpus, TokenizerConfig(**{"kind": "byte", **options}))
+
+
+def test_bytes_are_taken_as_they_are(tmp_path: Path) -> None:
+    text = bytes(range(256)) + TEXT.encode()
+    found = prepared(tmp_path, text)
+    stream = found.stream("valid")
+    assert bytes((stream.ids - N_SPECIALS).astype(np.uint8)) == text
+    assert stream.bytes_of(0, len(stream.ids)) == len(text) == found.report["valid"]["bytes"]
+
+
+@pytest.mark.parametrize("options", [{"kind": "char"}, {"kind": "bpe", "vocab_size": 60}])
+def test_bytes_of_pieces_add_up_to_the_file(tmp_path: Path, options: dict[str, Any]) -> None:
+    found = prepared(tmp_path, (TEXT * 5).encode(), **options)
+    stream = found.stream("test")
+    assert stream.n_bytes is not None
+    assert (np.asarray(stream.n_bytes) >= 0).all()
+    assert stream.bytes_of(0, len(stream.ids)) == len((TEXT * 5).encode())
+    lines = (TEXT * 5).split("\n")
+    assert (np.asarray(stream.ids) == EOS).sum() == len(lines) - 1  # the last has no end
+    assert found.tokenizer.decode([stream.ids.tolist()])[0].startswith("Der Hund sieht das Haus.")
+
+
+def test_files_may_be_packed_and_are_known_by_their_content(tmp_path: Path) -> None:
+    first = prepared(tmp_path / "a", TEXT.encode())
+    folder = Path(str(first.corpus.config.dir))
+    path = folder / "valid.txt"
+    with gzip.open(folder / "valid.txt.gz", "wb") as stream:
+        stream.write(path.read_bytes())
+    path.unlink()
+    packed = prepare_text(first.corpus, TokenizerConfig(kind="byte"))
+    assert np.array_equal(packed.stream("valid").ids, first.stream("valid").ids)
+    (folder / "train.txt").write_text("anders\n", encoding="utf-8")
+    changed = prepare_text(first.corpus, TokenizerConfig(kind="byte"))
+    assert changed.fingerprint != packed.fingerprint
+
+
+def test_what_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="not UTF-8; tokenizer=byte takes any bytes"):
+        prepared(tmp_path / "a", b"\xff\xfe" * 10, kind="char")
+    with pytest.raises(DataError, match="is empty"):
+        prepared(tmp_path / "b", b"")
+    config = TextDataConfig(name="mine", licence="own")
+    with pytest.raises(DataError, match="=FOLDER"):
+        TextCorpus(config, tmp_path).path("train")
+    config.dir = str(tmp_path)
+    with pytest.raises(DataError, match=r"no train\.txt or train\.txt\.gz in"):
+        TextCorpus(config, tmp_path).path("train")

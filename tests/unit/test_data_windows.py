@@ -1,0 +1,86 @@
+"""Windows of one long text: every token counts, and every batch is a function of seed and epoch."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import numpy as np
+import pytest
+import torch
+
+from headwise.data.batch import Batch
+from headwise.data.loader import BatchLoader
+from headwise.data.windows import TrainingWindows, evaluation_windows
+from headwise.errors import DataError
+
+IDS = np.random.default_rng(1).integers(0, 256, 203).astype(np.uint16)
+START, WINDOW = 2, 10
+
+
+def pairs(batch: Batch) -> list[tuple[int, int]]:
+    """Token read and token scored, in order."""
+    read = batch.scored(batch.columns["tokens"].ids_BN[:, :, None])[:, 0]
+    return list(zip(read.tolist(), batch.targets_R.tolist(), strict=True))
+
+
+def examples(max_tokens: int = 35, seed: int = 1, world_size: int = 1) -> TrainingWindows:
+    return TrainingWindows(IDS, START, WINDOW, max_tokens, seed, world_size)
+
+
+@pytest.mark.parametrize("max_tokens", [5, 35, 10_000])
+@pytest.mark.parametrize("n_tokens", [203, 200, 7, 1])
+def test_a_split_is_scored_token_by_token_from_the_one_before(
+    n_tokens: int, max_tokens: int
+) -> None:
+    ids = IDS[:n_tokens]
+    batches = list(evaluation_windows(ids, START, WINDOW, max_tokens))
+    found = [pair for batch in batches for pair in pairs(batch)]
+    assert found == list(zip([START, *ids[:-1].tolist()], ids.tolist(), strict=True))
+    assert sum(batch.global_targets for batch in batches) == n_tokens
+    for batch in batches:
+        column = batch.columns["tokens"]
+        assert len(batch) == 1 or column.ids_BN.numel() <= max(max_tokens, WINDOW)
+        assert not column.ids_BN[~column.is_real_BN].any()
+    assert [row for batch in batches for row in batch.rows] == list(range(-(-n_tokens // WINDOW)))
+
+
+def test_an_epoch_has_other_windows_in_another_order_each_once() -> None:
+    seen = []
+    for epoch in (1, 2, 3):
+        rows = np.concatenate(examples().plan(epoch))
+        assert sorted(rows) == list(range(len(rows)))
+        assert len(rows) >= (len(IDS) - WINDOW) // WINDOW
+        seen.append(pairs(examples().collate(epoch, np.sort(rows))))
+        text = list(zip([START, *IDS[:-1].tolist()], IDS.tolist(), strict=True))
+        first = text.index(seen[-1][0])
+        assert seen[-1] == text[first : first + len(rows) * WINDOW]
+    assert seen[0] != seen[1] != seen[2]
+    plans = [np.concatenate(examples(seed=seed).plan(1)).tolist() for seed in (1, 1, 2)]
+    assert plans[0] == plans[1] != plans[2]
+
+
+def test_ranks_together_are_one_rank_with_their_tokens() -> None:
+    whole = BatchLoader(examples(60))
+    shares = [BatchLoader(examples(30, world_size=2), rank, 2) for rank in range(2)]
+    for batch in islice(whole, 20):
+        parts = [next(share) for share in shares]
+        assert sorted(batch.rows) == sorted(row for part in parts for row in part.rows)
+        assert {part.global_targets for part in parts} == {batch.n_targets}
+
+
+def test_batches_go_on_from_every_position() -> None:
+    loader = BatchLoader(examples())
+    states, batches = [], []
+    for _ in range(3 * loader.n_batches):
+        states.append(loader.state())
+        batches.append(next(loader))
+    for state, batch in zip(states, batches, strict=True):
+        again = BatchLoader(examples())
+        again.restore(state)
+        assert torch.equal(next(again).targets_R, batch.targets_R)
+
+
+def test_a_text_shorter_than_a_window_is_refused() -> None:
+    with pytest.raises(DataError, match=r"203 tokens, fewer than data\.window=204"):
+        TrainingWindows(IDS, START, 204, 10, 1)
+    assert len(TrainingWindows(IDS, START, 203, 10, 1).plan(1)) == 1

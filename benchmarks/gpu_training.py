@@ -35,7 +35,7 @@ from headwise.data.batching import TrainingPairs
 from headwise.data.loader import BatchLoader
 from headwise.data.store import EncodedSplit
 from headwise.precision import ask_for_same_bits
-from headwise.train.batches import COMPILED_LENGTH_MULTIPLE
+from headwise.tasks.translation import COMPILED_LENGTH_MULTIPLE
 from headwise.train.distributed import choose_device
 
 ATTENTIONS = ("softmax", "entmax15", "alpha_entmax")

@@ -80,6 +80,7 @@ def of_recipe(overrides: tuple[str, ...], scratch: Path) -> dict[str, Any]:
     from headwise.data.encoded import prepare_corpus
     from headwise.model.build import build_model
     from headwise.seed import seed_everything
+    from headwise.tasks.task import task_of
     from headwise.train.batches import training_batches
     from headwise.train.distributed import Ranks
     from headwise.train.step import build_step
@@ -94,7 +95,8 @@ def of_recipe(overrides: tuple[str, ...], scratch: Path) -> dict[str, Any]:
     tensors = {canonical(name): digest(tensor) for name, tensor in model.state_dict().items()}
     step = build_step(config, model, instantiate(config.loss, "loss"), ranks)
     losses = []
-    with training_batches(config, prepared, ranks, scratch / "epoch") as batches:
+    examples = task_of(config).examples(config, prepared, ranks, scratch / "epoch")
+    with training_batches(examples, ranks) as batches:
         for update in range(1, UPDATES + 1):
             step.window.zero_()
             n_targets = step(update, [next(batches)])

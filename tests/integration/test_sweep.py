@@ -89,13 +89,13 @@ def test_a_failing_point_stops_no_other_and_is_tried_again(
     assert "tokenizer.vocab_size=5000" in content["overrides"]
 
     begun: list[str] = []
-    from headwise.commands.train import prepare_corpus as real
+    from headwise.tasks.translation import prepare_corpus as real
 
     def seen(corpus: Any, config: Any, *arguments: Any, **options: Any) -> Any:
         begun.append(config.vocab_size)
         return real(corpus, config, *arguments, **options)
 
-    monkeypatch.setattr("headwise.commands.train.prepare_corpus", seen)
+    monkeypatch.setattr("headwise.tasks.translation.prepare_corpus", seen)
     assert headwise("train", *sweep, *points).code == 1
     assert begun == [5000], "the finished point is not begun again, the failed one is"
 
@@ -140,7 +140,7 @@ def test_points_share_a_group_end_their_tracker_and_free_their_model(
         groups.append(group)
         return Fake()
 
-    from headwise.commands.train import build_model as real
+    from headwise.tasks.translation import build_model as real
 
     def build(*arguments: Any) -> Any:
         model = real(*arguments)
@@ -148,7 +148,7 @@ def test_points_share_a_group_end_their_tracker_and_free_their_model(
         return model
 
     monkeypatch.setattr("headwise.commands.train.make_tracker", make_tracker)
-    monkeypatch.setattr("headwise.commands.train.build_model", build)
+    monkeypatch.setattr("headwise.tasks.translation.build_model", build)
     # the second fails with the model in hand, the third must find the memory free
     ended = headwise(
         "train", *sweep, "tokenizer.vocab_size=60", "scheduler=constant", "norm=post",

@@ -12,16 +12,24 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from command_line import composer
 from headwise.config.instantiate import instantiate
-from headwise.config.schema import SITES, TokenizerConfig, typed
+from headwise.config.schema import SITES, Config, TokenizerConfig, typed
 from headwise.data.tokenizer import TokenizerPair
 from headwise.data.tokenizer_training import train_tokenizer
 from headwise.model.build import build_model
 from headwise.model.family import n_parameters
-from headwise.train.budget import budget, describe_budget
+from headwise.tasks.translation import Translation
+from headwise.train.budget import Budget, budget, describe_budget
 from headwise.train.optim import build_optimizer
 
 SMALL = ["model.d_model=32", "model.n_heads=4", "model.d_ff=48", "tokenizer.vocab_size=150"]
 N_ROWS, LENGTH = 4, 30  # a length that no width has
+
+
+MAKE_MODEL = Translation().model
+
+
+def planned(config: Config, *length: int) -> Budget:
+    return budget(config, MAKE_MODEL, *length)
 
 
 def config_of(*overrides: str) -> Any:
@@ -71,7 +79,7 @@ def measured(config: Any) -> tuple[int, int]:
 def test_the_count_is_near_what_is_measured(attention: str, overrides: tuple[str, ...]) -> None:
     sizes = ("model.encoder_layers=3", "model.decoder_layers=2", "trainer.precision=fp32")
     config = config_of(f"attention={attention}", *sizes, *overrides)
-    found = budget(config, LENGTH)
+    found = planned(config, LENGTH)
     flops, kept_bytes = measured(config)
     assert sum(found.flops.values()) == pytest.approx(flops, rel=0.05)
     assert found.activation_bytes == pytest.approx(kept_bytes, rel=0.6)
@@ -80,7 +88,10 @@ def test_the_count_is_near_what_is_measured(attention: str, overrides: tuple[str
 def test_recomputation_costs_a_forward_pass_and_saves_memory() -> None:
     sizes = ("model.encoder_layers=2", "model.decoder_layers=4", "trainer.precision=fp32")
     plain, saving = config_of(*sizes), config_of(*sizes, "model.recompute=true")
-    found, without = budget(saving, LENGTH), budget(plain, LENGTH)
+    found, without = (
+        planned(saving, LENGTH),
+        planned(plain, LENGTH),
+    )
     assert sum(found.flops.values()) == pytest.approx(measured(saving)[0], rel=0.05)
     assert found.flops["vocabulary"] == without.flops["vocabulary"]
     assert found.activation_bytes < 0.4 * without.activation_bytes
@@ -89,7 +100,10 @@ def test_recomputation_costs_a_forward_pass_and_saves_memory() -> None:
 def test_heads_that_were_pruned_cost_nothing() -> None:
     config = config_of("trainer.precision=fp32")
     config.model.heads = {site: [[1], [1, 2, 3]] for site in SITES}
-    found, whole = budget(config, LENGTH), budget(config_of("trainer.precision=fp32"), LENGTH)
+    found, whole = (
+        planned(config, LENGTH),
+        planned(config_of("trainer.precision=fp32"), LENGTH),
+    )
     assert found.n_parameters == n_parameters(build_model(config, 150, 150, True))
     for part in ("projections", "dense attention"):
         assert found.flops[part] == whole.flops[part] / 2  # 4 of 8 heads a site
@@ -98,11 +112,11 @@ def test_heads_that_were_pruned_cost_nothing() -> None:
 
 def test_parameters_and_alphas_are_those_of_the_built_model() -> None:
     config = config_of("tokenizer.joint=false", "model.share_embeddings=none")
-    found = budget(config)
+    found = planned(config)
     assert found.n_parameters == n_parameters(build_model(config, 150, 150, False))
     assert found.n_alphas == 6 * 4  # layers and sites, times heads
     config = config_of("attention=softmax", "tokenizer=byte")
-    found = budget(config)
+    found = planned(config)
     assert found.n_parameters == n_parameters(build_model(config, 260, 260, True))
     assert found.n_alphas == 0
 
@@ -116,21 +130,24 @@ def test_weights_gradients_and_moments_are_those_of_the_optimizer() -> None:
     optimizer.step()
     held = sum(moment.nbytes for state in optimizer.state.values() for moment in state.values())
     held += 2 * sum(parameter.nbytes for parameter in model.parameters())
-    assert budget(config).weight_bytes == pytest.approx(held, rel=0.01)
+    assert planned(config).weight_bytes == pytest.approx(held, rel=0.01)
 
 
 def test_accumulation_costs_arithmetic_but_no_memory() -> None:
-    one, four = budget(config_of()), budget(config_of("trainer.accumulate=4"))
+    one, four = (
+        planned(config_of()),
+        planned(config_of("trainer.accumulate=4")),
+    )
     assert sum(four.flops.values()) == 4 * sum(one.flops.values())
     assert four.activation_bytes == one.activation_bytes
 
 
 def test_the_text_adds_up_over_batches_and_updates() -> None:
     config = config_of("trainer.accumulate=2", "trainer.max_updates=1000", "model.recompute=true")
-    text = describe_budget(config)
+    text = describe_budget(config, MAKE_MODEL)
     ((tokens, flops, unit),) = re.findall(r"an update: (\S+) .*, (\S+) (\w)FLOP", text)
     assert int(tokens) == 2 * N_ROWS * LENGTH
-    total = sum(budget(config).flops.values())
+    total = sum(planned(config).flops.values())
     assert float(flops) * {"M": 1e6, "G": 1e9}[unit] == pytest.approx(total, rel=0.01)
     assert f"1,000 updates: {flops} {'GT'['MG'.index(unit)]}FLOP a rank" in text
     for wanted in ("parameters", "GiB", "dense attention", "every layer's input"):
@@ -140,6 +157,6 @@ def test_the_text_adds_up_over_batches_and_updates() -> None:
 def test_the_vocabulary_is_that_of_a_given_tokenizer(tmp_path: Path) -> None:
     tokenizer = train_tokenizer(iter(["ab cd"] * 9), TokenizerConfig(kind="char", vocab_size=99))
     TokenizerPair(tokenizer, tokenizer, joint=True).save(tmp_path)
-    given = budget(config_of("tokenizer=given", f"tokenizer.folder={tmp_path}"))
-    same = budget(config_of(f"tokenizer.vocab_size={tokenizer.vocab_size}"))
+    given = planned(config_of("tokenizer=given", f"tokenizer.folder={tmp_path}"))
+    same = planned(config_of(f"tokenizer.vocab_size={tokenizer.vocab_size}"))
     assert given == same

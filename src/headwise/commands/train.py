@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,17 +21,13 @@ import torch
 from headwise.analysis.collect import alphas, filled, reported
 from headwise.config.instantiate import instantiate
 from headwise.config.schema import Config
-from headwise.data.corpus import Corpus, open_corpus
-from headwise.data.encoded import PreparedCorpus, prepare_corpus
 from headwise.data.prefetch import Prefetched
 from headwise.data.tokenizer_training import given_tokenizers
-from headwise.decode.translator import Translator
 from headwise.errors import Interrupted, RunError
 from headwise.files import read_json, remove_partial
 from headwise.losses.loss import Loss
-from headwise.model.build import build_model
+from headwise.model.family import Model
 from headwise.model.kernels import kernels_of
-from headwise.model.transformer import Transformer
 from headwise.precision import ask_for_same_bits, product_type
 from headwise.report.outcome import draw, summary
 from headwise.runs.environment import git_commit, versions
@@ -41,8 +37,8 @@ from headwise.runs.folder import RunFolder
 from headwise.runs.records import Records
 from headwise.runs.results import Results
 from headwise.seed import seed_everything
-from headwise.tasks.evaluation import Validator, evaluate_texts
 from headwise.tasks.settings import check, settle
+from headwise.tasks.task import Corpus, Data, Task, Validator, task_of
 from headwise.track.base import NullTracker, Tracker
 from headwise.track.wandb_tracker import make_tracker
 from headwise.train.average import choose_weights
@@ -57,6 +53,8 @@ from headwise.train.step import build_step
 from headwise.train.trainer import Trainer
 
 log = logging.getLogger(__name__)
+
+Scorer = Callable[[str, RunFolder, Tracker], dict[str, Any]]  # see `Task.scorer`
 
 
 @dataclass(frozen=True)
@@ -84,7 +82,7 @@ def train(config: Config, overrides: list[str], group: str | None = None) -> Out
         check(config)
         if config.init_from is not None:
             RunFolder.existing(config.init_from, "init_from")
-        print(describe_budget(config))
+        print(describe_budget(config, task_of(config).model))
         return Outcome(None, None)
     failure = Failure(
         lambda: _place(config, settle(config), overrides, []),
@@ -111,14 +109,16 @@ def _train(
     keep_freed_memory()
     with process_group(config.trainer.device) as ranks:
         ask_for_same_bits(ranks.device)
+        task = task_of(config)
         with ranks.first_alone():  # what has to be downloaded, it gets before the others look
-            corpus = open_corpus(config.data, Path(config.paths.cache).expanduser())
+            corpus = task.open(config, Path(config.paths.cache).expanduser())
         folder = _place(config, container, overrides, _content_hashes(config, corpus))
         failure.folder = folder
         results = _final_results(folder, config, corpus)
         if results is not None:
             if ranks.is_main:
-                log.info("this run is finished: %s\n%s", folder.path, summary(folder, results))
+                told = summary(folder, results, task.command)
+                log.info("this run is finished: %s\n%s", folder.path, told)
             return Outcome(folder.path, results)
         if config.init_from is not None and not can_resume(folder):
             RunFolder.existing(config.init_from, "init_from")
@@ -141,12 +141,12 @@ def _train(
                         config.trainer.max_tokens,
                     )
             with _tracker(config, folder, ranks, group, container) as tracker:
-                return _Run(config, folder, ranks, tracker).to_the_end(corpus)
+                return _Run(task, config, folder, ranks, tracker).to_the_end(corpus)
 
 
 def _content_hashes(config: Config, corpus: Corpus) -> list[str]:
     """Hashes of the text, and of a tokenizer that is given."""
-    text = [corpus.fingerprint(), corpus.identity(config.data.valid)]
+    text = corpus.hashes()
     given = given_tokenizers(config.tokenizer)
     return text if given is None else [*text, given.fingerprint()]
 
@@ -179,7 +179,7 @@ def _final_results(folder: RunFolder, config: Config, corpus: Corpus) -> Results
             f"{folder.path} has gone through {updates} updates already, more than "
             f"trainer.max_updates={wanted}; set experiment_name=… for a shorter run"
         )
-    if results is None or not set(corpus.config.test) <= set(results.scores):
+    if results is None or not set(corpus.test_sets) <= set(results.scores):
         return None
     return results if results.stopped_early or results.updates == wanted else None
 
@@ -225,6 +225,7 @@ def _tracker(
 class _Run:
     """The steps of one run that begins or goes on."""
 
+    task: Task[Any, Any]
     config: Config
     folder: RunFolder
     ranks: Ranks
@@ -242,28 +243,27 @@ class _Run:
             model = self._model(prepared)
             loss = instantiate(self.config.loss, "loss")
             self._verify_kernels(model, loss)
-            validator = Validator(model, loss, prepared, self.config, self.ranks)
-            batches = training_batches(self.config, prepared, self.ranks, self._scratch)
+            examples = self.task.examples(self.config, prepared, self.ranks, self._scratch)
+            validator = self.task.validator(model, loss, prepared, self.config, self.ranks)
+            batches = training_batches(examples, self.ranks)
             with stop_request(self.ranks.is_main) as stop, batches:
-                trainer = self._trainer(validator, batches, stop)
+                trainer = self._trainer(model, loss, validator, batches, stop)
                 trainer.run()
         finally:
             self.records.close()
-        results = self._finish(trainer, validator, prepared)
+        scorer = self.task.scorer(model, loss, prepared, self.config, self.ranks)
+        results = self._finish(trainer, validator, scorer, self.task.splits(self.config, corpus))
         return Outcome(self.folder.path, results)
 
-    def _prepare(self, corpus: Corpus) -> PreparedCorpus:
-        config = self.config
-        progress = config.trainer.progress and self.ranks.is_main
+    def _prepare(self, corpus: Corpus) -> Data:
+        progress = self.config.trainer.progress and self.ranks.is_main
         with self.ranks.first_alone():
-            prepared = prepare_corpus(
-                corpus, config.tokenizer, n_workers=config.trainer.n_workers, progress=progress
-            )
+            prepared: Data = self.task.prepare(corpus, self.config, progress)
         if self.ranks.is_main:
             self._remember_data(prepared)
         return prepared
 
-    def _remember_data(self, prepared: PreparedCorpus) -> None:
+    def _remember_data(self, prepared: Data) -> None:
         known = self.folder.path / "data.json"
         if known.is_file():
             before = read_json(known)
@@ -279,16 +279,16 @@ class _Run:
         about = {"fingerprint": prepared.fingerprint, "versions": versions()}
         self.folder.write_json("data.json", {**about, **prepared.report})
 
-    def _model(self, prepared: PreparedCorpus) -> Transformer:
+    def _model(self, prepared: Data) -> Model:
         tokenizers = prepared.tokenizers
         sizes = tokenizers.source.vocab_size, tokenizers.target.vocab_size
-        model = build_model(self.config, *sizes, tokenizers.joint)
+        model = self.task.model(self.config, sizes)
         if self.config.init_from is not None and not can_resume(self.folder):
             origin = RunFolder.existing(self.config.init_from, "init_from")
             start_from(model, self.config, origin, tokenizers)
         return model.to(self.ranks.device)
 
-    def _verify_kernels(self, model: Transformer, loss: Loss) -> None:
+    def _verify_kernels(self, model: Model, loss: Loss) -> None:
         """Verify the kernels of the run, and remember which it uses."""
         low = product_type(self.config.trainer.precision, self.ranks.device)
         used = kernels_of(model, getattr(loss, "alpha", 1.0), low, self.ranks.gather)
@@ -296,10 +296,16 @@ class _Run:
             known = read_json(self.folder.path / "environment.json")
             self.folder.write_json("environment.json", known | {"kernels": used})
 
-    def _trainer(self, validator: Validator, batches: Prefetched, stop: StopRequest) -> Trainer:
-        model = validator.model
+    def _trainer(
+        self,
+        model: Model,
+        loss: Loss,
+        validator: Validator,
+        batches: Prefetched,
+        stop: StopRequest,
+    ) -> Trainer:
         trainer = Trainer(
-            step=build_step(self.config, model, validator.loss, self.ranks),
+            step=build_step(self.config, model, loss, self.ranks),
             loader=batches,
             folder=self.folder,
             records=self.records,
@@ -310,32 +316,18 @@ class _Run:
         resume_or_start(trainer)
         return trainer
 
-    def _finish(self, trainer: Trainer, validator: Validator, prepared: PreparedCorpus) -> Results:
-        """Choose the weights, translate the test sets, write the results and the figures."""
-        config, folder, model = self.config, self.folder, validator.model
+    def _finish(
+        self, trainer: Trainer, validator: Validator, score: Scorer, splits: Sequence[str]
+    ) -> Results:
+        """Choose the weights, score the splits, write the results and the figures."""
+        config, folder, model = self.config, self.folder, trainer.model
         weights = choose_weights(trainer)
-        tokenizers, output = prepared.tokenizers, validator.loss.output_map
-        translator = Translator(model, tokenizers, config.decode, self.ranks.device, output)
         # what these weights scored already; more test sets may be asked for
         known = folder.results_at(trainer.state.update)
         scores: dict[str, Any] = dict(known.scores) if known is not None else {}
-        for name in dict.fromkeys((config.data.valid, *prepared.corpus.config.test)):
-            if name in scores:
-                continue
-            sources, references = prepared.corpus.read(name)
-            scores[name], hypotheses = evaluate_texts(
-                translator,
-                config,
-                sources,
-                references,
-                name,
-                folder,
-                self.ranks,
-                config.trainer.progress,
-            )
-            rows = list(zip(sources, references, hypotheses, strict=True))[:100]
-            columns = ["source", "reference", "hypothesis"]
-            self.tracker.log_table(f"hypotheses/{name}", columns, rows)
+        for name in splits:
+            if name not in scores:
+                scores[name] = score(name, folder, self.tracker)
         state, heads = trainer.state, dict(validator.heads())
         results = Results(
             scores=scores,
@@ -359,8 +351,10 @@ class _Run:
         if self.ranks.is_main:
             results.write(folder.results)
             draw(folder, self.tracker)
-            self.tracker.summary({f"{name}/bleu": results.score(name) for name in scores})
+            metric = self.task.monitor
+            of_splits = {f"{name}/{metric}": results.score(name, metric) for name in scores}
+            self.tracker.summary(of_splits)
             shutil.rmtree(self._scratch, ignore_errors=True)
-            log.info("%s", summary(folder, results))
+            log.info("%s", summary(folder, results, self.task.command))
         self.ranks.barrier()
         return results

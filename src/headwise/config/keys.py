@@ -18,6 +18,7 @@ from headwise.config.schema import (
     Config,
     DataConfig,
     DecodeConfig,
+    TextDataConfig,
 )
 from headwise.errors import require, unknown
 
@@ -97,7 +98,8 @@ def known_keys(config_name: str) -> list[str]:
     keys = list(_keys_of(KINDS[config_name]))
     if config_name != "train":
         return [*keys, *(_keys_of(DecodeConfig, "decode.") if "decode" in keys else ())]
-    keys += [*_keys_of(DataConfig, "data."), *_keys_of(DecodeConfig, "decode.")]
+    for group, kind in (("data", DataConfig), ("data", TextDataConfig), ("decode", DecodeConfig)):
+        keys += _keys_of(kind, f"{group}.")
     for group in OPEN_GROUPS:
         for choice in group_choices(group):
             keys += [f"{group}.{key}" for key in group_node(group, choice) if key[0] != "_"]

@@ -48,6 +48,7 @@ class DataConfig:
     """A parallel corpus with named splits; see `headwise.data.corpus`."""
 
     _target_: str = "headwise.config.schema.DataConfig"
+    tasks: list[str] = field(default_factory=lambda: ["translation"])  # that it serves
     name: str = MISSING  # of the corpus, by data=
     source: str = MISSING  # language code of the input side
     target: str = MISSING  # of the output side
@@ -72,6 +73,7 @@ class TextDataConfig:
     """A text of one language in files of its own; see `headwise.data.plain_text`."""
 
     _target_: str = "headwise.config.schema.TextDataConfig"
+    tasks: list[str] = field(default_factory=lambda: ["density"])  # that it serves
     name: str = MISSING  # of the text, by data=
     dir: str | None = None  # the folder of train.txt, valid.txt and test sets
     folder: str | None = None  # its name below $HEADWISE_DATA
@@ -139,7 +141,7 @@ class TrainerConfig:
     validate_every: int = 1000  # updates between validations
     save_every: int = 1000  # updates between checkpoints
     keep: int = 5  # numbered checkpoints kept beside best and last
-    monitor: str = "bleu"  # metric of `best` and early stopping: bleu, chrf, loss, nll, …
+    monitor: str | None = None  # metric of `best` and early stopping; null: the task's own (bleu)
     patience: int = 0  # validations without improvement before stopping; 0 is off
     average: int = 0  # average the last N numbered checkpoints at the end; 0 is off
     valid_beam: int = 1  # of the translations at validations; decode.beam is for the end
@@ -199,6 +201,7 @@ class SitesConfig:
 class Config:
     """A training: what `conf/train.yaml` composes."""
 
+    task: Any = MISSING
     attention: Any = MISSING
     sites: SitesConfig = field(default_factory=SitesConfig)
     pattern: Any = MISSING

@@ -98,6 +98,15 @@ class Corpus:
         """Hash of the training text, the rules applied to it, and the languages."""
         return self._hash(self.config.train, True)
 
+    @property
+    def test_sets(self) -> list[str]:
+        """Splits that are scored at the end of a run."""
+        return self.config.test
+
+    def hashes(self) -> list[str]:
+        """Of the text that a run is trained and validated on."""
+        return [self.fingerprint(), self.identity(self.config.valid)]
+
     def identity(self, split: str) -> str:
         """Hash of the text of a split, or of several joined, and of its normalisations."""
         return self._hash(split, False)

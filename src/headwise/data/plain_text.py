@@ -24,7 +24,7 @@ from headwise.data.cache import make_once
 from headwise.data.corpora.text import open_bytes
 from headwise.data.digest import FileHashes, combined_digest
 from headwise.data.store import id_dtype
-from headwise.data.tokenizer import EOS, N_SPECIALS, Tokenizer
+from headwise.data.tokenizer import EOS, N_SPECIALS, Tokenizer, TokenizerPair
 from headwise.data.tokenizer_training import check_tokenizer_config, train_tokenizer
 from headwise.errors import DataError
 from headwise.file_names import check_file_name
@@ -86,6 +86,15 @@ class TextCorpus:
         """Hash of a split's file."""
         return FileHashes(self.cache_dir)(self.path(split))
 
+    @property
+    def test_sets(self) -> list[str]:
+        """Splits that are scored at the end of a run."""
+        return self.config.test
+
+    def hashes(self) -> list[str]:
+        """Of the text that a run is trained and validated on."""
+        return [self.identity(split) for split in (self.config.train, self.config.valid)]
+
     def lines(self, split: str) -> Iterator[bytes]:
         """Line by line, with line feeds."""
         with open_bytes(self.path(split)) as stream:
@@ -103,14 +112,14 @@ class PreparedText:
     """
 
     corpus: TextCorpus
-    tokenizer: Tokenizer
+    tokenizers: TokenizerPair
     fingerprint: str
     report: dict[str, Any]
     folder: Path
 
     def stream(self, split: str) -> TokenStream:
         """A split as tokens."""
-        return TokenStream.open(self.folder / f"{split}.ids", self.tokenizer)
+        return TokenStream.open(self.folder / f"{split}.ids", self.tokenizers.source)
 
 
 def prepare_text(corpus: TextCorpus, config: TokenizerConfig) -> PreparedText:
@@ -131,8 +140,8 @@ def prepare_text(corpus: TextCorpus, config: TokenizerConfig) -> PreparedText:
     fingerprint = combined_digest([json.dumps(parts, sort_keys=True)])
     folder = corpus.cache_dir / "encoded" / f"{corpus.config.name}-{fingerprint[:16]}"
     report = make_once(folder, functools.partial(_prepare, corpus, config, splits))
-    tokenizer = Tokenizer.load(folder / "tokenizer.model")
-    return PreparedText(corpus, tokenizer, fingerprint, report, folder)
+    tokenizers = TokenizerPair.load(folder)
+    return PreparedText(corpus, tokenizers, fingerprint, report, folder)
 
 
 def _prepare(

@@ -46,8 +46,8 @@ def draw(folder: RunFolder, tracker: Tracker) -> None:
         tracker.log_image(f"figures/{name}", path)
 
 
-def summary(folder: RunFolder, results: Results) -> str:
-    """Scores, α and where things are, for the terminal."""
+def summary(folder: RunFolder, results: Results, command: str = "") -> str:
+    """Scores, α and where things are, for the terminal; `command` shows what a run can do."""
     lines = [line for split in results.scores for line in score_lines(split, results.scores[split])]
     if results.alpha:
         lines += ["", alpha_table(results.alpha, _kept_heads(folder))]
@@ -58,7 +58,7 @@ def summary(folder: RunFolder, results: Results) -> str:
         f"{results.tokens_per_second or 0:.0f} tokens/s",
         f"run folder  {folder.path}",
         f"figures     {folder.figures}",
-        f"translate   headwise translate run={folder.path}",
+        *([f"{command:<11} headwise {command} run={folder.path}"] if command else []),
     ]
     return "\n".join(lines)
 

@@ -33,7 +33,8 @@ GROUPS = {  # key of a group -> its class
     "tracker": schema.TrackerConfig,
     "paths": schema.PathsConfig,
 }
-OF_A_CORPUS = ("files", "origins", "licence", "notes")  # what a yaml of `data` tells, not a user
+# What a yaml of `data` tells, not a user.
+OF_A_CORPUS = ("tasks", "files", "origins", "licence", "notes")
 
 
 def settings(kind: type, values: DictConfig) -> Iterator[tuple[str, str, str]]:

@@ -27,7 +27,7 @@ from headwise.losses.loss import Loss
 from headwise.metrics.bleu import score_translations, text_metrics
 from headwise.metrics.external import run_external
 from headwise.metrics.metric import Measured, Metric
-from headwise.model.family import evaluating
+from headwise.model.family import Model, evaluating
 from headwise.model.transformer import Transformer
 from headwise.runs.folder import RunFolder
 from headwise.track.base import HeadValues
@@ -38,7 +38,7 @@ from headwise.train.trainer import Validation
 MAX_HEAD_PIECES = 512
 
 
-class Validator:
+class TranslationValidator:
     """What the trainer calls at a validation.
 
     The loss is taken over the whole validation set; the first `trainer.valid_sentences` are
@@ -89,11 +89,16 @@ class Validator:
 
     def heads(self) -> dict[str, HeadValues]:
         """Statistics of the heads as they are, on the first rank; nothing on the others."""
-        if not self.head_batches or not self.ranks.is_main:
-            return {}
-        statistics = head_statistics(self.model, self.head_batches, self.ranks.device)
-        distances = projection_distances(self.model)
-        return {name: values for name, values in {**statistics, **distances}.items() if values}
+        return head_values(self.model, self.head_batches, self.ranks)
+
+
+def head_values(model: Model, batches: Sequence[Batch], ranks: Ranks) -> dict[str, HeadValues]:
+    """Statistics of the heads of a model, on the first rank; nothing on the others."""
+    if not batches or not ranks.is_main:
+        return {}
+    statistics = head_statistics(model, batches, ranks.device)
+    distances = projection_distances(model)
+    return {name: values for name, values in {**statistics, **distances}.items() if values}
 
 
 def translation_metrics(config: Config) -> list[Metric]:
@@ -103,9 +108,7 @@ def translation_metrics(config: Config) -> list[Metric]:
 
 
 @torch.no_grad()
-def measure_losses(
-    model: Transformer, loss: Loss, batches: Sequence[Batch], ranks: Ranks
-) -> Measured:
+def measure_losses(model: Model, loss: Loss, batches: Sequence[Batch], ranks: Ranks) -> Measured:
     """Loss, its measure and target tokens of every row of a split, with the metrics of the loss.
 
     Args:

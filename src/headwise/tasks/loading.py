@@ -26,6 +26,7 @@ from headwise.model.kernels import kernels_of
 from headwise.model.transformer import Transformer
 from headwise.precision import product_type
 from headwise.runs.folder import RunFolder, read_config
+from headwise.tasks.task import task_of
 from headwise.train.checkpoint import checkpoint_path, load_checkpoint, load_weights
 from headwise.train.distributed import choose_device
 from headwise.train.memory import keep_freed_memory
@@ -154,6 +155,9 @@ def _load(
     place = choose_device(device, key="device")
     folder = RunFolder.existing(run)
     config = read_config(folder)
+    task = task_of(config)
+    if task.command != "translate":
+        raise RunError(f"{folder.path} is a run of task={task.name}, and cannot be read here yet")
     settings = search_settings(config.decode, search, prefix)
     path = checkpoint_path(folder, checkpoint)  # before the model is made
     tokenizers = TokenizerPair.load(folder.path)

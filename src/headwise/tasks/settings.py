@@ -11,17 +11,11 @@ import torch
 from headwise.attention.build import completed
 from headwise.config.instantiate import instantiate
 from headwise.config.schema import SITE_GROUPS, Config
-from headwise.data.corpus import check_data_config
 from headwise.data.tokenizer_training import check_tokenizer_config
-from headwise.decode.hypothesis import check_decode_config
 from headwise.errors import refuse, require
-from headwise.metrics.bleu import UNIT
-from headwise.metrics.external import check_commands
-from headwise.model.build import check_model, parts_of
 from headwise.model.gates import NoGates
-from headwise.model.places import translation_sites
 from headwise.precision import check_precision, resolve_precision
-from headwise.tasks.evaluation import translation_metrics
+from headwise.tasks.task import task_of
 from headwise.track.wandb_tracker import check_tracker
 from headwise.train.distributed import choose_device
 from headwise.train.optim import build_optimizer
@@ -33,35 +27,25 @@ log = logging.getLogger(__name__)
 
 def check(config: Config) -> None:
     """Refuse whatever can be refused without reading data."""
+    task = task_of(config)
+    served, name = getattr(config.data, "tasks", None), task.name
+    allowed = f"{' or '.join(served or ())} with data={getattr(config.data, 'name', None)}"
+    require(served is None or name in served, "task", allowed, name)
     check_trainer_config(config.trainer)
     check_precision(config.trainer.precision, "trainer.precision")
-    check_decode_config(config.decode)
-    check_commands(config.decode.external)
     check_tracker(config.tracker)
-    check_data_config(config.data)
     check_tokenizer_config(config.tokenizer)
     require(0 <= config.seed < 2**63, "seed", "at least 0 and below 2^63", config.seed)
-    longest, pieces = parts_of(config).positions.max_positions, config.tokenizer.max_sentence_pieces
-    allowed = f"above tokenizer.max_sentence_pieces={pieces}"
-    require(longest is None or longest > pieces, "positions.max_positions", allowed, longest)
-    sites = translation_sites(config.model)
-    check_model(config, sites, {"source": pieces + 1})  # and the end of the sentence
+    task.check(config)
+    names = [metric.name for metric in task.metrics(config)]
+    monitor = config.trainer.monitor or task.monitor
+    if monitor not in names:
+        raise refuse("trainer.monitor", monitor, names)
     if config.init_from is None and not isinstance(instantiate(config.gates, "gates"), NoGates):
         log.warning("gates are meant for a trained model: init_from=RUN starts from one")
     build_optimizer(config.optimizer, torch.nn.Linear(1, 1))
     _warn_of_warmup(instantiate(config.scheduler, "scheduler"), config.trainer.max_updates)
-    _check_monitor(config)
-    instantiate(config.repulsion, "repulsion", Repulsion).check(sites)
-
-
-def _check_monitor(config: Config) -> None:
-    monitor, n_sentences = config.trainer.monitor, config.trainer.valid_sentences
-    units = {metric.name: metric.unit for metric in translation_metrics(config)}
-    if monitor not in units:
-        raise refuse("trainer.monitor", monitor, units)
-    allowed = f"at least 1 with trainer.monitor={monitor}"
-    is_measured = units[monitor] != UNIT or n_sentences > 0
-    require(is_measured, "trainer.valid_sentences", allowed, n_sentences)
+    instantiate(config.repulsion, "repulsion", Repulsion).check(task.sites(config))
 
 
 def _warn_of_warmup(schedule: object, max_updates: int) -> None:
@@ -83,6 +67,7 @@ def settle(config: Config) -> dict[str, Any]:
     `auto` may be another computation, and a yaml may say something else later.
     """
     device = choose_device(config.trainer.device)
+    config.trainer.monitor = config.trainer.monitor or task_of(config).monitor
     for part in (config.trainer, config.decode):
         part.precision = resolve_precision(part.precision, device)
     for group, sites in SITE_GROUPS.items():

@@ -6,7 +6,7 @@ and backward through the model that the configuration describes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -16,11 +16,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from headwise.attention.scores import ScoreAttention
 from headwise.config.schema import Config, TokenizerConfig
+from headwise.data.batch import Batch, Column
 from headwise.data.tokenizer import N_SPECIALS
 from headwise.data.tokenizer_training import given_tokenizers
-from headwise.model.build import build_model
-from headwise.model.family import n_parameters
-from headwise.model.transformer import Transformer
+from headwise.model.family import Model, n_parameters
 from headwise.precision import resolve_precision
 from headwise.train.distributed import choose_device
 
@@ -28,6 +27,9 @@ SENTENCE_TOKENS = 60  # assumed length of both sides; no width of a head, see `_
 ROWS = 2  # of the batch that is counted; all figures grow with their number
 BYTES_PER_WEIGHT = 16  # weight, gradient and Adam's two moments in float32
 SHARE_KEPT = {"fp32": 1.0, "bf16": 0.68}  # of float32's bytes: autocast keeps a part in float32
+
+
+MakeModel = Callable[[Config, tuple[int, int]], Model]  # of settings and vocabularies
 
 
 @dataclass(frozen=True)
@@ -61,18 +63,17 @@ def _vocabularies(config: TokenizerConfig) -> tuple[int, int]:
     return pieces, pieces
 
 
-def budget(config: Config, sentence_tokens: int = SENTENCE_TOKENS) -> Budget:
-    """Count full batches of sentences with `sentence_tokens` tokens on both sides.
+def budget(config: Config, make_model: MakeModel, sentence_tokens: int = SENTENCE_TOKENS) -> Budget:
+    """Count full batches of rows with `sentence_tokens` tokens in every column.
 
     Attention is counted as dense: every pair of positions, whatever variant and pattern leave out.
     """
     trainer = config.trainer
-    model, flops, kept_bytes = _counted(config, sentence_tokens)
+    model, flops, kept_bytes = _counted(config, make_model, sentence_tokens)
     if config.model.recompute:
-        _, _, all_bytes = _counted(
-            replace(config, model=replace(config.model, recompute=False)), sentence_tokens
-        )
-        kept_bytes += all_bytes / (config.model.encoder_layers + config.model.decoder_layers)
+        kept = replace(config, model=replace(config.model, recompute=False))
+        _, _, all_bytes = _counted(kept, make_model, sentence_tokens)
+        kept_bytes += all_bytes / sum(len(stack.layers) for stack in model.stacks)
     # a run is planned on one machine for another, which may have the GPU
     device = torch.device("cuda") if trainer.device == "cuda" else choose_device(trainer.device)
     share = SHARE_KEPT[resolve_precision(trainer.precision, device)]
@@ -90,18 +91,21 @@ def budget(config: Config, sentence_tokens: int = SENTENCE_TOKENS) -> Budget:
     )
 
 
-def _counted(config: Config, length: int) -> tuple[Transformer, dict[str, float], float]:
+def _counted(
+    config: Config, make_model: MakeModel, length: int
+) -> tuple[Model, dict[str, float], float]:
     """A model on the meta device; FLOPs by part and kept bytes of a batch of `ROWS` sentences."""
     with torch.device("meta"):
-        model = build_model(config, *_vocabularies(config.tokenizer), config.tokenizer.joint)
+        model = make_model(config, _vocabularies(config.tokenizer))
         ids = torch.zeros(ROWS, length, dtype=torch.long)
-        lengths = torch.zeros(ROWS, dtype=torch.long)
+        column = Column(ids, torch.zeros(ROWS, dtype=torch.long))
+        batch = Batch(dict.fromkeys(model.columns, column), ids, ids, list(range(ROWS)), 0)
     kept: dict[int, torch.UntypedStorage] = {}
     is_fused = all(
         isinstance(attention, ScoreAttention) and attention.normaliser.is_fused
         for _, _, attention in model.attentions()
     )
-    positions = {length, length + model.n_prefix("source")}
+    positions = {length, *(length + model.n_prefix(column) for column in model.columns)}
 
     def keep(tensor: Tensor) -> Tensor:
         if not (is_fused and _is_weights(tensor, positions)):
@@ -112,7 +116,7 @@ def _counted(config: Config, length: int) -> tuple[Transformer, dict[str, float]
     own = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
     with FlopCounterMode(display=False) as counter:
         with saved_tensors_hooks(keep, lambda tensor: tensor):
-            states_BTD = model.train().states(ids, lengths, ids)
+            states_BTD = model.train().states(**model.inputs(batch))
         torch.autograd.backward((states_BTD @ model.output.weight.T).sum())
     kept_bytes = sum(storage.nbytes() for key, storage in kept.items() if key not in own)
     return model, _by_part(counter.get_flop_counts()), float(kept_bytes)
@@ -137,9 +141,9 @@ def _by_part(counts: Mapping[str, Mapping[object, int]]) -> dict[str, float]:
     return {"projections": float(total - sum(parts.values())), **parts}
 
 
-def describe_budget(config: Config) -> str:
+def describe_budget(config: Config, make_model: MakeModel) -> str:
     """Parameters, memory and FLOPs of an update, as a text."""
-    found = budget(config)
+    found = budget(config, make_model)
     trainer = config.trainer
     flops = sum(found.flops.values())
     tokens = trainer.max_tokens * trainer.accumulate

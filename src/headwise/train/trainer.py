@@ -248,6 +248,7 @@ class Trainer:
             validation = self.validate()
         return_free_pages()
         monitor = self.config.monitor
+        assert monitor is not None  # the task's own stands for null by now
         score = validation.values()[monitor]
         self._require_finite(score, f"valid/{monitor}")
         metrics = (metric for part in validation.measured for metric in part.metrics)

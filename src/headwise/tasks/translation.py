@@ -1,0 +1,117 @@
+"""Translation: an encoder reads the source, a decoder writes the target; judged by BLEU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from headwise.attention.place import Site
+from headwise.config.schema import Config
+from headwise.data.batching import TrainingPairs
+from headwise.data.bpe_dropout_epochs import EpochSplits
+from headwise.data.corpus import Corpus, check_data_config, open_corpus
+from headwise.data.encoded import PreparedCorpus, prepare_corpus
+from headwise.data.loader import Examples
+from headwise.decode.hypothesis import check_decode_config
+from headwise.decode.translator import Translator
+from headwise.errors import require
+from headwise.losses.loss import Loss
+from headwise.metrics.bleu import UNIT
+from headwise.metrics.external import check_commands
+from headwise.metrics.metric import Metric
+from headwise.model.build import build_model, check_model, parts_of
+from headwise.model.places import translation_sites
+from headwise.model.transformer import Transformer
+from headwise.runs.folder import RunFolder
+from headwise.tasks.evaluation import TranslationValidator, evaluate_texts, translation_metrics
+from headwise.tasks.task import Sizes, Task
+from headwise.track.base import Tracker
+from headwise.train.distributed import Ranks
+
+COMPILED_LENGTH_MULTIPLE = 8  # so that a compiled model sees few different lengths
+SHOWN = 100  # sentences of a test set that a tracker gets
+
+
+class Translation(Task[Corpus, PreparedCorpus]):
+    """See the head of this file."""
+
+    monitor = "bleu"
+    command = "translate"
+
+    def sites(self, config: Config) -> tuple[Site, ...]:
+        """See `Task.sites`."""
+        return translation_sites(config.model)
+
+    def metrics(self, config: Config) -> Sequence[Metric]:
+        """See `Task.metrics`."""
+        return translation_metrics(config)
+
+    def check(self, config: Config) -> None:
+        """See `Task.check`."""
+        check_decode_config(config.decode)
+        check_commands(config.decode.external)
+        check_data_config(config.data)
+        pieces = config.tokenizer.max_sentence_pieces
+        longest = parts_of(config).positions.max_positions
+        allowed = f"above tokenizer.max_sentence_pieces={pieces}"
+        require(longest is None or longest > pieces, "positions.max_positions", allowed, longest)
+        check_model(config, self.sites(config), {"source": pieces + 1})  # and the end of it
+        units = {metric.name: metric.unit for metric in self.metrics(config)}
+        monitor, n_sentences = config.trainer.monitor, config.trainer.valid_sentences
+        is_measured = units.get(monitor or self.monitor) != UNIT or n_sentences > 0
+        allowed = f"at least 1 with trainer.monitor={monitor or self.monitor}"
+        require(is_measured, "trainer.valid_sentences", allowed, n_sentences)
+
+    def open(self, config: Config, cache: Path) -> Corpus:
+        """See `Task.open`."""
+        return open_corpus(config.data, cache)
+
+    def prepare(self, corpus: Corpus, config: Config, progress: bool) -> PreparedCorpus:
+        """See `Task.prepare`."""
+        return prepare_corpus(corpus, config.tokenizer, config.trainer.n_workers, progress)
+
+    def model(self, config: Config, sizes: Sizes) -> Transformer:
+        """See `Task.model`."""
+        return build_model(config, *sizes, config.tokenizer.joint)
+
+    def examples(
+        self, config: Config, data: PreparedCorpus, ranks: Ranks, scratch: Path
+    ) -> Examples:
+        """See `Task.examples`."""
+        trainer, rate = config.trainer, config.tokenizer.dropout
+        progress = trainer.progress and ranks.is_main
+        settings = rate, config.seed, scratch, trainer.n_workers, progress
+        return TrainingPairs(
+            EpochSplits(data, *settings) if rate else data.train,
+            trainer.max_tokens,
+            config.seed,
+            ranks.world_size,
+            length_multiple=COMPILED_LENGTH_MULTIPLE if trainer.compile else 1,
+        )
+
+    def validator(
+        self, model: Any, loss: Loss, data: PreparedCorpus, config: Config, ranks: Ranks
+    ) -> TranslationValidator:
+        """See `Task.validator`."""
+        return TranslationValidator(model, loss, data, config, ranks)
+
+    def scorer(
+        self, model: Any, loss: Loss, data: PreparedCorpus, config: Config, ranks: Ranks
+    ) -> Callable[[str, RunFolder, Tracker], dict[str, Any]]:
+        """See `Task.scorer`: hypotheses are left in the folder."""
+        tokenizers, output = data.tokenizers, loss.output_map
+        translator = Translator(model, tokenizers, config.decode, ranks.device, output)
+
+        def score(split: str, folder: RunFolder, tracker: Tracker) -> dict[str, Any]:
+            sides = data.corpus.read(split)
+            progress = config.trainer.progress
+            scores, hypotheses = evaluate_texts(
+                translator, config, *sides, split, folder, ranks, progress
+            )
+            rows = list(zip(*sides, hypotheses, strict=True))[:SHOWN]
+            columns = ["source", "reference", "hypothesis"]
+            tracker.log_table(f"hypotheses/{split}", columns, rows)
+            return scores
+
+        return score

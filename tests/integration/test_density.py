@@ -1,0 +1,120 @@
+"""A text in one language, from its files to bits per byte and back to the bits of a run."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from command_line import CommandLine, composer, json_of, run_folders
+from headwise.config.schema import typed
+from headwise.data.tokenizer import BOS, N_SPECIALS
+from headwise.runs.folder import RunFolder
+from headwise.tasks.task import task_of
+from headwise.train.checkpoint import load_checkpoint
+
+pytestmark = pytest.mark.slow
+WINDOW = 16
+SMALL = [
+    "data=text",
+    f"data.window={WINDOW}",
+    "model=tiny",
+    "model.layers=2",
+    "model.d_model=16",
+    "model.d_ff=32",
+    "trainer.max_tokens=64",
+    "trainer.max_updates=12",
+    "trainer.validate_every=6",
+    "trainer.save_every=6",
+    "trainer.log_every=3",
+    "trainer.average=0",
+    "trainer.head_sentences=2",
+    "trainer.precision=fp32",
+    "scheduler.warmup_updates=4",
+    "tracker=none",
+]
+
+
+@pytest.fixture(scope="module")
+def overrides(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    folder = tmp_path_factory.mktemp("text")
+    for split, n in (("train", 40), ("valid", 3), ("test", 2)):
+        lines = "".join(f"Zeile {i}: der Hund sieht das {i}. Häuschen.\n" for i in range(n))
+        (folder / f"{split}.txt").write_text(lines, encoding="utf-8")
+    return [*SMALL, f"data.dir={folder}", f"paths.cache={folder}/cache"]
+
+
+@torch.no_grad()
+def bits_by_hand(model: torch.nn.Module, text: bytes) -> float:
+    """Bits of a byte, window by window, in float64."""
+    ids = [N_SPECIALS + byte for byte in text]
+    nats = 0.0
+    for start in range(0, len(ids), WINDOW):
+        targets = torch.tensor(ids[start : start + WINDOW])
+        before = torch.tensor([ids[start - 1] if start else BOS, *targets[:-1].tolist()])
+        logits = model(before[None], torch.tensor([len(before)]))[0]
+        nats += cross_entropy(logits, targets, reduction="sum").item()
+    return nats / math.log(2) / len(ids)
+
+
+def test_bits_are_those_of_the_weights_and_alphas_are_logged(
+    headwise: CommandLine, overrides: list[str], tmp_path: Path
+) -> None:
+    given = [*overrides, f"paths.outputs={tmp_path}"]
+    headwise.ok("train", *given)
+    (run,) = run_folders(tmp_path)
+    results = json_of(run / "results.json")
+    with composer() as make:
+        config = typed(make(given))
+    model = task_of(config).model(config, (260, 260)).double().eval()
+    weights = load_checkpoint(run / "checkpoints" / f"{results['weights']}.pt")["model"]
+    model.load_state_dict(weights)
+    for split in ("valid", "test"):
+        text = (Path(config.data.dir) / f"{split}.txt").read_bytes()
+        found = results["scores"][split]["bits_per_byte"]["score"]
+        assert found == pytest.approx(bits_by_hand(model, text), rel=1e-6)
+        assert found < 8
+    assert [len(layer) for layer in results["alpha"]["decoder_self"]] == [4, 4]
+    assert set(results["heads"]["density"]) == {"decoder_self"}
+    sums = RunFolder(run).read_sums("test.loss.npy")
+    assert sums is not None
+    assert sums[:, 3].sum() == len(text)
+
+
+def test_a_stopped_run_ends_in_the_same_bits(
+    headwise: CommandLine, overrides: list[str], tmp_path: Path
+) -> None:
+    whole, halves = (tmp_path / name for name in ("whole", "halves"))
+    headwise.ok("train", *overrides, f"paths.outputs={whole}", "attention=softmax")
+    for n_updates in (7, 12):
+        changed = f"trainer.max_updates={n_updates}"
+        headwise.ok("train", *overrides, f"paths.outputs={halves}", "attention=softmax", changed)
+    weights: list[dict[str, Any]] = []
+    for outputs in (whole, halves):
+        (run,) = run_folders(outputs)
+        weights.append(load_checkpoint(run / "checkpoints" / "last.pt")["model"])
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ("model.decoder_layers=3", "model.layers"),
+        ("attention@sites.cross=softmax", "decoder_self"),
+        ("trainer.monitor=bleu", "bits_per_byte"),
+        ("data.windwo=3", "data.window"),
+        ("positions=learned positions.max_positions=8", "data.window=16"),
+        ("task=translation", "task must be density with data=text"),
+    ],
+)
+def test_what_does_not_belong_to_it_is_refused(
+    headwise: CommandLine, overrides: list[str], tmp_path: Path, change: str, told: str
+) -> None:
+    ended = headwise("train", *overrides, f"paths.outputs={tmp_path}", *change.split())
+    assert ended.code != 0
+    assert told in ended.err
+    assert "Traceback" not in ended.err

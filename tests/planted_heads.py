@@ -78,7 +78,7 @@ def sentences(n: int = 40, seed: int = 1, split: bool = True) -> list[list[str]]
 
 
 def side(pieces: Sequence[Sequence[str]], language: str = "de") -> ColumnText:
-    return ColumnText.of(language, [[IDS[p] for p in row] for row in pieces], PIECES.__getitem__)
+    return ColumnText(language, [[IDS[p] for p in row] for row in pieces], PIECES.__getitem__)
 
 
 def batches(pieces: Sequence[Sequence[str]], max_tokens: int = 300) -> list[Batch]:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from headwise.tasks.loading import TrainedRun
+from typing import Any
 
 __version__ = "0.1.0"
 
 
-def load(run: str | Path, **options: Any) -> TrainedRun:
-    """A trained run, ready to translate; see `headwise.tasks.loading.load`."""
+def load(run: str | Path, **options: Any) -> Any:
+    """A trained run with what its task can do; see `headwise.tasks.loading.load`."""
     from headwise.tasks.loading import load as load_run
 
     return load_run(run, **options)

@@ -250,8 +250,8 @@ def test_a_run_loads_in_python(run: Path) -> None:
     (score,) = loaded.score(["Hund sieht Haus"], ["dog sees house"])
     assert score.log_prob < 0
     for wrong, told in (
-        ({"beem": 3}, r"beem is not known.*Did you mean beam\?"),
-        ({"beam": "many"}, "^beam: "),
+        ({"beem": 3}, r"beem is not known.*Did you mean decode.beam\?"),
+        ({"beam": "many"}, "^decode.beam: "),
     ):
         with pytest.raises(package.errors.ConfigError, match=told):
             package.load(run, **wrong)

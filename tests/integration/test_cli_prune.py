@@ -104,8 +104,8 @@ def test_the_best_head_alone_is_that_of_higher_bleu_and_then_of_lower_loss(
     alike = [(0.0, 4.0), (0.0, 2.0), (0.0, 3.0), (0.0, 5.0)]
     better = [(1.0, 1.0), (3.0, 3.0), (3.0, 2.0), (2.0, 1.0)]
     measured = [*alike * 3, *alike, *better, *alike]  # with one head removed, with one head left
-    found = iter([{"bleu": bleu, "loss": loss} for bleu, loss in measured])
-    monkeypatch.setattr(pruning, "scores_as_it_is", lambda *given: next(found))
+    found = iter([{"bleu": bleu, "loss": loss, "nll": loss} for bleu, loss in measured])
+    monkeypatch.setattr(pruning.Validation, "values", lambda measured: next(found))
     headwise.ok("prune", f"run={run}", "ablation=true")
     rows = json_of(run / "pruning" / "one_left.json")["rows"]
     assert [row["head"] for row in rows] == [2, 3, 2]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,9 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from command_line import CommandLine, composer, json_of, run_folders
+from headwise import load
+from headwise.analysis.tables import HEADS
+from headwise.commands.train import train
 from headwise.config.schema import typed
 from headwise.data.tokenizer import BOS, N_SPECIALS
 from headwise.runs.folder import RunFolder
@@ -61,16 +65,22 @@ def bits_by_hand(model: torch.nn.Module, text: bytes) -> float:
     return nats / math.log(2) / len(ids)
 
 
+@pytest.fixture(scope="module")
+def run(overrides: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    given = [*overrides, f"paths.outputs={tmp_path_factory.mktemp('outputs')}"]
+    with composer() as make:
+        folder = train(typed(make(given)), given).folder
+    assert folder is not None
+    return folder
+
+
 def test_bits_are_those_of_the_weights_and_alphas_are_logged(
-    headwise: CommandLine, overrides: list[str], tmp_path: Path
+    run: Path, overrides: list[str]
 ) -> None:
-    given = [*overrides, f"paths.outputs={tmp_path}"]
-    headwise.ok("train", *given)
-    (run,) = run_folders(tmp_path)
     results = json_of(run / "results.json")
     with composer() as make:
-        config = typed(make(given))
-    model = task_of(config).model(config, (260, 260)).double().eval()
+        config = typed(make(overrides))
+    model = task_of(config).model(config, {"tokens": 260}).double().eval()
     weights = load_checkpoint(run / "checkpoints" / f"{results['weights']}.pt")["model"]
     model.load_state_dict(weights)
     for split in ("valid", "test"):
@@ -83,6 +93,26 @@ def test_bits_are_those_of_the_weights_and_alphas_are_logged(
     sums = RunFolder(run).read_sums("test.loss.npy")
     assert sums is not None
     assert sums[:, 3].sum() == len(text)
+
+
+def test_heads_are_analysed_and_pruned(headwise: CommandLine, run: Path) -> None:
+    results = json_of(run / "results.json")
+    headwise.ok("analyze", f"run={run}")
+    rows = HEADS.read(run / "analysis")
+    assert {(row["site"], row["layer"]) for row in rows} == {
+        ("decoder_self", 1),
+        ("decoder_self", 2),
+    }
+    assert [row["alpha"] for row in rows] == pytest.approx(
+        list(chain(*results["alpha"]["decoder_self"]))
+    )
+    assert all(row["importance"] > 0 for row in rows)
+    headwise.ok("prune", f"run={run}", "fraction=0.5", "table=true", "data.sentences=null")
+    curve = json_of(run / "pruning" / "curve.json")["rows"]
+    whole = results["scores"]["valid"]["bits_per_byte"]["score"]
+    assert curve[0]["bits_per_byte"] == pytest.approx(whole) != curve[-1]["bits_per_byte"]
+    (smaller,) = run.parent.glob("*-pruned-*")
+    assert load(smaller, device="cpu").model.sites[0].name == "decoder_self"
 
 
 def test_a_stopped_run_ends_in_the_same_bits(

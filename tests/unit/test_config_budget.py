@@ -22,14 +22,16 @@ from headwise.train.budget import Budget, budget, describe_budget
 from headwise.train.optim import build_optimizer
 
 SMALL = ["model.d_model=32", "model.n_heads=4", "model.d_ff=48", "tokenizer.vocab_size=150"]
+TASK = Translation()
 N_ROWS, LENGTH = 4, 30  # a length that no width has
 
 
-MAKE_MODEL = Translation().model
+def make_model(config: Config) -> Any:
+    return TASK.model(config, TASK.sizes(config))
 
 
 def planned(config: Config, *length: int) -> Budget:
-    return budget(config, MAKE_MODEL, *length)
+    return budget(config, make_model, *length)
 
 
 def config_of(*overrides: str) -> Any:
@@ -144,7 +146,7 @@ def test_accumulation_costs_arithmetic_but_no_memory() -> None:
 
 def test_the_text_adds_up_over_batches_and_updates() -> None:
     config = config_of("trainer.accumulate=2", "trainer.max_updates=1000", "model.recompute=true")
-    text = describe_budget(config, MAKE_MODEL)
+    text = describe_budget(config, make_model)
     ((tokens, flops, unit),) = re.findall(r"an update: (\S+) .*, (\S+) (\w)FLOP", text)
     assert int(tokens) == 2 * N_ROWS * LENGTH
     total = sum(planned(config).flops.values())

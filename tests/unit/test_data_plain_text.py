@@ -44,9 +44,7 @@ def test_bytes_of_pieces_add_up_to_the_file(tmp_path: Path, options: dict[str, A
     assert stream.bytes_of(0, len(stream.ids)) == len((TEXT * 5).encode())
     lines = (TEXT * 5).split("\n")
     assert (np.asarray(stream.ids) == EOS).sum() == len(lines) - 1  # the last has no end
-    assert found.tokenizers.source.decode([stream.ids.tolist()])[0].startswith(
-        "Der Hund sieht das Haus."
-    )
+    assert found.tokenizer.decode([stream.ids.tolist()])[0].startswith("Der Hund sieht das Haus.")
 
 
 def test_files_may_be_packed_and_are_known_by_their_content(tmp_path: Path) -> None:

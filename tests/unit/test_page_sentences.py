@@ -15,12 +15,12 @@ from headwise.analysis.observe import Observation
 from headwise.errors import DataError
 from headwise.page.sentences import chosen_sentences, weight_contents
 from headwise.runs.folder import RunFolder
-from headwise.tasks.loading import TrainedRun
+from headwise.tasks.translation_run import TranslationRun
 
 
 def run(
     folder: Path, n_lines: int, source: str = "de", others: Mapping[int, str] | None = None
-) -> TrainedRun:
+) -> TranslationRun:
     """A run whose folder holds a test set, and no more; line 3 is empty."""
     others = {3: "", **(others or {})}
     (folder / "hypotheses").mkdir()
@@ -29,7 +29,7 @@ def run(
         (folder / "hypotheses" / f"news.{side}.txt").write_text(lines, encoding="utf-8")
     data = SimpleNamespace(test=["news"], valid="valid", dir=None, source=source)
     config = SimpleNamespace(data=data)
-    return cast(TrainedRun, SimpleNamespace(folder=RunFolder(folder), config=config))
+    return cast(TranslationRun, SimpleNamespace(folder=RunFolder(folder), config=config))
 
 
 def lines_of(found: Any) -> list[tuple[int, str, str | None]]:

@@ -90,8 +90,8 @@ def findings_text(rows: Sequence[Row], about: Mapping[str, Any]) -> str:
     facts = {
         "attention": about["attention"],
         "weights": f"`{about['checkpoint']}`",
-        "text": f"{about['sentences']} sentences of {about['split']} ({about['source']}→"
-        f"{about['target']}); left out as too long: {about['too_long']}",
+        "text": f"{about['sentences']} sentences of {about['split']} "
+        f"({about['languages'] or 'no language'}); left out as too long: {about['too_long']}",
         "counts": ", ".join(f"{name} {n:,}" for name, n in about["counts"].items()),
         "heads without distributions, measured by |w| / Σ |w|": about["not_distributions"],
         "weights of the same effect, where none are formed": about["effective_weights"],

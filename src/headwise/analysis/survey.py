@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -40,25 +41,23 @@ class ColumnText:
     """The text of one column of the batches, as pieces.
 
     Attributes:
-        language: its code, with or without a region.
-        ids: of each sentence, without marks.
-        surfaces: of each sentence.
+        language: its code, with or without a region; empty: words are not looked for.
+        ids: of each item, without special tokens at its ends.
+        spelling: the piece of an id.
     """
 
     language: str
     ids: Sequence[Sequence[int]]
-    surfaces: Sequence[Surface]
+    spelling: Callable[[int], str]
 
-    @classmethod
-    def of(
-        cls, language: str, ids: Sequence[Sequence[int]], spelling: Callable[[int], str]
-    ) -> ColumnText:
-        """The text of these ids; `spelling` gives the piece of an id."""
-        return cls(language, ids, [surface(list(map(spelling, row))) for row in ids])
+    @cached_property
+    def surfaces(self) -> list[Surface]:
+        """Of each item."""
+        return [surface(list(map(self.spelling, row))) for row in self.ids]
 
     def clusters(self) -> list[list[int]] | None:
         """Cluster of every piece; None where pieces show no words."""
-        if not has_spaces(self.language):
+        if not (self.language and has_spaces(self.language)):
             return None
         return [clusters(sentence) for sentence in self.surfaces]
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -17,7 +15,7 @@ from headwise.analysis.findings import findings, findings_text
 from headwise.analysis.importance import head_importance
 from headwise.analysis.pruning import present_heads
 from headwise.analysis.roles import Thresholds
-from headwise.analysis.survey import ColumnText, Rows, survey
+from headwise.analysis.survey import Rows, survey
 from headwise.analysis.tables import (
     FINDINGS_TEXT,
     FOLDER,
@@ -37,8 +35,8 @@ from headwise.report.heads import write_comparison
 from headwise.report.run_names import attention_name
 from headwise.runs.folder import RunFolder, find_folders
 from headwise.tasks.evaluation import MAX_HEAD_PIECES
-from headwise.tasks.loading import TrainedRun, load_selected
-from headwise.tasks.texts import MeasuredText, read_text
+from headwise.tasks.loading import load_selected
+from headwise.tasks.task import Inspected, TrainedRun
 from headwise.track.jsonl import read_if_there
 
 VERSION = 2  # of what is computed; analyses of another version are made anew
@@ -102,8 +100,8 @@ def _analyze(config: AnalyzeConfig, folder: RunFolder) -> Path:
     """Analyse one run, unless that was done already."""
     run = load_selected(folder.path, config)
     max_tokens = min(run.config.trainer.max_tokens, MOST_TOKENS)
-    text = read_text(run, config.data, max_tokens, MAX_HEAD_PIECES)
-    about = _about(config, run, text)
+    items = run.task.inspected(run, config.data, max_tokens, MAX_HEAD_PIECES)
+    about = _about(config, run, items)
     out = folder.path / FOLDER
     if not config.again and _is_there(out, about):
         print(f"{out} is there already (again=true looks once more)", flush=True)
@@ -112,7 +110,7 @@ def _analyze(config: AnalyzeConfig, folder: RunFolder) -> Path:
         out.mkdir(exist_ok=True)
     except OSError as error:
         raise RunError(f"{out} cannot be written: {error.strerror}") from error
-    tables = _measure(config, run, text, about)
+    tables = _measure(config, run, items, about)
     with locked(folder.path / f".{FOLDER}.lock"):
         words = _write(out, tables, about)
     print(words if config.run is not None else "", end="")
@@ -136,9 +134,8 @@ def _write(out: Path, tables: dict[str, Rows], about: dict[str, Any]) -> str:
     return words
 
 
-def _about(config: AnalyzeConfig, run: TrainedRun, text: MeasuredText) -> dict[str, Any]:
+def _about(config: AnalyzeConfig, run: TrainedRun, items: Inspected) -> dict[str, Any]:
     """Content of settings.json: what is measured, and how."""
-    sentences = [text.sources, text.references]
     attentions = [attention for _, _, attention in run.model.attentions()]
     return {
         "version": VERSION,
@@ -148,12 +145,11 @@ def _about(config: AnalyzeConfig, run: TrainedRun, text: MeasuredText) -> dict[s
         "effective_weights": any(a.forms_weights == "effective" for a in attentions),
         **run.weights,
         "record": content_digest(run.folder.heads) if run.folder.heads.is_file() else None,
-        "split": text.name,
-        "source": run.config.data.source,
-        "target": run.config.data.target,
-        "sentences": len(text.lines),
-        "too_long": text.n_too_long,
-        "text": hashlib.sha256(json.dumps(sentences).encode()).hexdigest()[:16],
+        "split": items.split,
+        "languages": "→".join(text.language for text in items.texts.values()),
+        "sentences": len(items.numbers),
+        "too_long": items.n_left_out,
+        "text": items.digest(),
         "offsets": config.offsets,
         "thresholds": asdict(_thresholds(config)),
         "importance": config.importance,
@@ -175,26 +171,21 @@ def _is_there(out: Path, about: Mapping[str, Any]) -> bool:
 
 
 def _measure(
-    config: AnalyzeConfig, run: TrainedRun, text: MeasuredText, about: dict[str, Any]
+    config: AnalyzeConfig, run: TrainedRun, items: Inspected, about: dict[str, Any]
 ) -> dict[str, Rows]:
     """The tables by their names; `about` gets the counts."""
-    model, device, batches = run.model, run.translator.device, text.batches
+    model, device, batches = run.model, run.device, items.batches
     bar = partial(tqdm, disable=not (config.progress and sys.stderr.isatty()))
     loss: Loss = instantiate(run.config.loss, "loss")
     columns = {}
     if config.importance:
         found = head_importance(model, bar(batches, "importance"), loss, device)
         columns = {"importance": found.raw, "importance_normalised": found.normalised}
-    pair, data = run.tokenizers, run.config.data
-    texts = {
-        "source": ColumnText.of(data.source, text.source_ids, pair.source.id_to_piece),
-        "target": ColumnText.of(data.target, text.target_ids, pair.target.id_to_piece),
-    }
     settings = config.offsets, _thresholds(config)
-    seen = survey(model, bar(batches, "heads"), device, texts, *settings, columns)
+    seen = survey(model, bar(batches, "heads"), device, items.texts, *settings, columns)
     about["counts"] = seen.counts
     for row in seen.tables["sentences"]:
-        row["sentence"] = text.lines[row["sentence"] - 1]
+        row["sentence"] = items.numbers[row["sentence"] - 1]
     records = read_if_there(run.folder.heads)
     return {
         **seen.tables,

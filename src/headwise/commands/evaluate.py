@@ -12,8 +12,9 @@ from headwise.files import read_json, write_json
 from headwise.report.outcome import score_lines
 from headwise.runs.folder import OWN_FILES
 from headwise.tasks.evaluation import evaluate_texts
-from headwise.tasks.loading import TrainedRun, load_selected
+from headwise.tasks.loading import load_selected, translating
 from headwise.tasks.texts import Sides, check_aligned, named_sets, read_lines
+from headwise.tasks.translation_run import TranslationRun
 from headwise.train.distributed import Ranks
 
 
@@ -29,7 +30,7 @@ def evaluate(config: EvaluateConfig) -> dict[str, Any]:
     if name in OWN_FILES:
         raise ConfigError(f"name={name} is a file of the run's own, {name}.json: give another")
     texts = _own_text(config)
-    run = load_selected(config.run, config)
+    run = translating(load_selected(config.run, config))
     name = name or f"results-{config.checkpoint}"
     texts = _normalised(texts, run) or named_sets(run, list(config.data.test), config.data.dir)
     path = run.folder.path / f"{name}.json"
@@ -100,7 +101,7 @@ def _own_text(config: EvaluateConfig) -> dict[str, Sides]:
     return {stem: (sources, references)}
 
 
-def _normalised(texts: dict[str, Sides], run: TrainedRun) -> dict[str, Sides]:
+def _normalised(texts: dict[str, Sides], run: TranslationRun) -> dict[str, Sides]:
     """Own text as the corpus would give it."""
     normalise = run.normaliser
     return {

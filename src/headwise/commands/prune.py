@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import shutil
 import sys
@@ -40,14 +41,14 @@ from headwise.config.schema import PruneConfig
 from headwise.errors import ConfigError, RunError, refuse, require
 from headwise.files import write_json, write_text
 from headwise.losses.loss import Loss
-from headwise.model.build import build_model
 from headwise.model.family import Model, n_parameters
 from headwise.model.places import check_heads, chosen_sites, typed_heads
 from headwise.runs.folder import RunFolder
-from headwise.tasks.loading import TrainedRun, load_selected
-from headwise.tasks.texts import read_text, scores_as_it_is
+from headwise.tasks.loading import load_selected
+from headwise.tasks.task import TrainedRun
 from headwise.track.base import numbered
 from headwise.train.checkpoint import save_checkpoint
+from headwise.train.trainer import Validation
 
 WAYS = ("importance", "gates")
 FORMAT = "{:.4f}".format  # of a number at the terminal
@@ -127,17 +128,16 @@ def _kept_without_measuring(config: PruneConfig, run: TrainedRun, heads: Heads) 
 
 def _measure(config: PruneConfig, run: TrainedRun, heads: Heads, sites: list[str]) -> Importance:
     """Importance of the heads, and the tables asked for, told and written below the run."""
-    text = read_text(run, config.data, run.config.trainer.max_tokens)
+    items = run.task.inspected(run, config.data, run.config.trainer.max_tokens, math.inf)
     loss: Loss = instantiate(run.config.loss, "loss")
-    device = run.translator.device
-    found = head_importance(run.model, text.batches, loss, device)
-    print(f"importance of heads on {found.n_sentences} sentences of {text.name}")
+    found = head_importance(run.model, items.batches, loss, run.device)
+    print(f"importance of heads on {found.n_sentences} sentences of {items.split}")
     print(_importance_table(found, heads).to_string(index=False, float_format=FORMAT))
     folder = run.folder.path / "pruning"
     folder.mkdir(exist_ok=True)
     about = {
         **_origin(run),
-        "split": text.name,
+        "split": items.split,
         "sentences": found.n_sentences,
         "loss": run.config.loss,
         "decode": run.search,
@@ -145,6 +145,12 @@ def _measure(config: PruneConfig, run: TrainedRun, heads: Heads, sites: list[str
     content = {**about, "heads": heads, "raw": found.raw, "normalised": found.normalised}
     write_json(folder / "importance.json", content)
     tables = {}
+    (monitor,) = (m for m in run.task.metrics(run.config) if m.name == run.task.monitor)
+
+    def quality(values: Mapping[str, float]) -> tuple[float, ...]:
+        """The task's own metric first, then a lower loss."""
+        return monitor.sign * values[monitor.name], -values["loss"]
+
     order = pruning_order(found.normalised, heads, sites)
     n_measured = 11 * config.table + 2 * len(order) * config.ablation
     shown = config.progress and sys.stderr.isatty()
@@ -152,13 +158,14 @@ def _measure(config: PruneConfig, run: TrainedRun, heads: Heads, sites: list[str
 
         def measure() -> dict[str, float]:
             bar.update()
-            return scores_as_it_is(run, text, loss)
+            values = Validation(items.measure(loss), {}).values()
+            return {name: values[name] for name in (run.task.monitor, "loss", loss.measure)}
 
         if config.table:
             tables["curve"] = pruning_curve(run.model, order, measure)
         if config.ablation:
             tables["one_removed"] = one_removed(run.model, sites, measure)
-            tables["one_left"] = one_left(run.model, sites, measure, _quality)
+            tables["one_left"] = one_left(run.model, sites, measure, quality)
     some = "" if len(set(sites)) == len(run.model.sites) else "-" + "-".join(sites)
     for name, rows in tables.items():
         frame = DataFrame(rows)
@@ -167,11 +174,6 @@ def _measure(config: PruneConfig, run: TrainedRun, heads: Heads, sites: list[str
         write_text(folder / f"{name}{some}.csv", frame.to_csv(index=False, lineterminator="\n"))
     print(f"\nwritten to {folder}", flush=True)
     return found
-
-
-def _quality(found: Mapping[str, float]) -> tuple[float, ...]:
-    """Higher BLEU first, then a lower loss."""
-    return found["bleu"], -found["loss"]
 
 
 def _importance_table(found: Importance, heads: Heads) -> DataFrame:
@@ -210,8 +212,7 @@ def _write_run(config: PruneConfig, run: TrainedRun, kept: Heads) -> Path | None
     try:
         partial.make()
         partial.describe(container, [*_overrides(run.folder), override])
-        run.tokenizers.save(partial.path)
-        _copy_text(run.folder, partial)
+        _copy_data(run.folder, partial)
         save_checkpoint(partial.checkpoints / "best.pt", {"model": smaller.state_dict()})
         partial.write_json("pruned.json", about)
         partial.path.rename(path)  # complete, or not there at all
@@ -232,9 +233,7 @@ def _smaller_model(run: TrainedRun, kept: Heads, gates: Any) -> Model:
     """The model without the other heads and without gates, its logits checked."""
     model_config = replace(run.config.model, heads=kept)
     config = replace(run.config, model=model_config, gates=gates)
-    tokenizers = run.tokenizers
-    sizes = tokenizers.source.vocab_size, tokenizers.target.vocab_size
-    smaller = build_model(config, *sizes, tokenizers.joint).to(run.translator.device).eval()
+    smaller = run.task.model(config, run.sizes).to(run.device).eval()
     smaller.load_state_dict(pruned_state(run.model, smaller))
     check_pruned(run.model, kept, smaller)
     return smaller
@@ -264,10 +263,11 @@ def _overrides(folder: RunFolder) -> list[str]:
     return [str(o) for o in known if not str(o).startswith(("gates", "model.heads="))]
 
 
-def _copy_text(old: RunFolder, new: RunFolder) -> None:
-    """The test sets, which belong to the corpus, but not what the old model made of them."""
+def _copy_data(old: RunFolder, new: RunFolder) -> None:
+    """Tokenizers and test sets, but not what the old model made of them."""
+    for pattern in ("data.json", "tokenizer*.model"):
+        for path in old.path.glob(pattern):
+            shutil.copy(path, new.path)
     for pattern in ("*.src.txt", "*.ref.txt"):
         for path in old.hypotheses.glob(pattern):
             shutil.copy(path, new.hypotheses)
-    if (old.path / "data.json").is_file():
-        shutil.copy(old.path / "data.json", new.path)

@@ -82,7 +82,8 @@ def train(config: Config, overrides: list[str], group: str | None = None) -> Out
         check(config)
         if config.init_from is not None:
             RunFolder.existing(config.init_from, "init_from")
-        print(describe_budget(config, task_of(config).model))
+        task = task_of(config)
+        print(describe_budget(config, lambda changed: task.model(changed, task.sizes(changed))))
         return Outcome(None, None)
     failure = Failure(
         lambda: _place(config, settle(config), overrides, []),
@@ -275,17 +276,20 @@ class _Run:
                     "install those, or set experiment_name=… for a new folder"
                 )
             return
-        prepared.tokenizers.save(self.folder.path)
-        about = {"fingerprint": prepared.fingerprint, "versions": versions()}
+        prepared.save(self.folder.path)
+        about = {
+            "fingerprint": prepared.fingerprint,
+            "vocabulary": prepared.vocabulary,
+            "sizes": dict(prepared.sizes),
+            "versions": versions(),
+        }
         self.folder.write_json("data.json", {**about, **prepared.report})
 
     def _model(self, prepared: Data) -> Model:
-        tokenizers = prepared.tokenizers
-        sizes = tokenizers.source.vocab_size, tokenizers.target.vocab_size
-        model = self.task.model(self.config, sizes)
+        model = self.task.model(self.config, prepared.sizes)
         if self.config.init_from is not None and not can_resume(self.folder):
             origin = RunFolder.existing(self.config.init_from, "init_from")
-            start_from(model, self.config, origin, tokenizers)
+            start_from(model, self.config, origin, prepared.vocabulary)
         return model.to(self.ranks.device)
 
     def _verify_kernels(self, model: Model, loss: Loss) -> None:

@@ -12,8 +12,9 @@ from headwise.config.schema import TranslateConfig
 from headwise.data.corpora.text import decoded_lines
 from headwise.errors import DataError, HeadwiseError, require
 from headwise.files import write_text
-from headwise.tasks.loading import TrainedRun, load_selected
+from headwise.tasks.loading import load_selected, translating
 from headwise.tasks.texts import read_lines
+from headwise.tasks.translation_run import TranslationRun
 
 PROMPT = "> "
 
@@ -21,7 +22,7 @@ PROMPT = "> "
 def translate(config: TranslateConfig) -> None:
     """Translate a file or stdin, `buffer_size` lines at a time; at a terminal, line by line."""
     _check_paths(config)
-    run = load_selected(config.run, config)
+    run = translating(load_selected(config.run, config))
     sources: Iterable[str]
     if config.input is not None:
         sources = read_lines(Path(config.input), may_be_empty=True)
@@ -80,7 +81,7 @@ def _check_paths(config: TranslateConfig) -> None:
 
 
 def _translated(
-    run: TrainedRun, sources: Iterator[str], buffer_size: int, progress: bool
+    run: TranslationRun, sources: Iterator[str], buffer_size: int, progress: bool
 ) -> Iterator[list[str]]:
     """One line a sentence; with n-best, lines of `number<TAB>score<TAB>text`. In portions."""
     first = 1
@@ -97,7 +98,7 @@ def _translated(
         first += len(portion)
 
 
-def _scored(run: TrainedRun, sources: list[str], references: list[str]) -> list[str]:
+def _scored(run: TranslationRun, sources: list[str], references: list[str]) -> list[str]:
     if len(sources) != len(references):
         raise DataError(
             f"the input has {len(sources)} lines and reference= {len(references)}; they must "
@@ -107,7 +108,7 @@ def _scored(run: TrainedRun, sources: list[str], references: list[str]) -> list[
     return [f"{score.log_prob:.4f}\t{score.n_tokens}" for score in found]
 
 
-def _interactive(run: TrainedRun) -> None:
+def _interactive(run: TranslationRun) -> None:
     """Answer each line typed; one that cannot be translated ends nothing."""
     print("one sentence a line; Ctrl-D ends", file=sys.stderr)
     while True:

@@ -58,6 +58,20 @@ class PreparedCorpus:
     folder: Path  # its place in the cache
     max_sentence_pieces: int
 
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Sizes of the vocabularies."""
+        return self.tokenizers.sizes
+
+    @property
+    def vocabulary(self) -> str:
+        """Hash of the pieces."""
+        return self.tokenizers.fingerprint()
+
+    def save(self, folder: Path) -> None:
+        """Write the tokenizers."""
+        self.tokenizers.save(folder)
+
 
 def prepare_corpus(
     corpus: Corpus,
@@ -141,8 +155,6 @@ def _prepare(
         "cleaning": train_text.report["cleaning"],
         "train": train,
         "valid": valid,
-        "source_vocab_size": tokenizers.source.vocab_size,
-        "target_vocab_size": tokenizers.target.vocab_size,
     }
 
 

@@ -25,11 +25,17 @@ from headwise.data.corpora.text import open_bytes
 from headwise.data.digest import FileHashes, combined_digest
 from headwise.data.store import id_dtype
 from headwise.data.tokenizer import EOS, N_SPECIALS, Tokenizer, TokenizerPair
-from headwise.data.tokenizer_training import check_tokenizer_config, train_tokenizer
+from headwise.data.tokenizer_training import (
+    check_tokenizer_config,
+    given_tokenizers,
+    train_tokenizer,
+)
 from headwise.errors import DataError
 from headwise.file_names import check_file_name
 
 FORMAT = 1  # raise it when the files change
+COLUMN = "tokens"  # of the batches
+TOKENIZER = "tokenizer.model"
 
 
 @dataclass(frozen=True)
@@ -51,9 +57,15 @@ class TokenStream:
         sizes = path.with_name(f"{path.name}.bytes")
         return cls(ids, np.memmap(sizes, np.int32, mode="r") if sizes.exists() else None)
 
+    def first(self, n: int | None) -> TokenStream:
+        """The first n tokens; None: all."""
+        return TokenStream(self.ids[:n], None if self.n_bytes is None else self.n_bytes[:n])
+
     def bytes_of(self, first: int, end: int) -> int:
-        """Bytes of the tokens first .. end - 1."""
-        return end - first if self.n_bytes is None else int(self.n_bytes[first:end].sum())
+        """Bytes of the tokens first .. end - 1, as far as there are such."""
+        if self.n_bytes is None:
+            return min(end, len(self.ids)) - first
+        return int(self.n_bytes[first:end].sum())
 
 
 @dataclass(frozen=True)
@@ -112,14 +124,28 @@ class PreparedText:
     """
 
     corpus: TextCorpus
-    tokenizers: TokenizerPair
+    tokenizer: Tokenizer
     fingerprint: str
     report: dict[str, Any]
     folder: Path
 
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Size of the vocabulary."""
+        return {COLUMN: self.tokenizer.vocab_size}
+
+    @property
+    def vocabulary(self) -> str:
+        """Hash of the pieces."""
+        return self.tokenizer.fingerprint()
+
+    def save(self, folder: Path) -> None:
+        """Write the tokenizer."""
+        self.tokenizer.save(folder / TOKENIZER)
+
     def stream(self, split: str) -> TokenStream:
         """A split as tokens."""
-        return TokenStream.open(self.folder / f"{split}.ids", self.tokenizers.source)
+        return TokenStream.open(self.folder / f"{split}.ids", self.tokenizer)
 
 
 def prepare_text(corpus: TextCorpus, config: TokenizerConfig) -> PreparedText:
@@ -130,32 +156,38 @@ def prepare_text(corpus: TextCorpus, config: TokenizerConfig) -> PreparedText:
         DataError: a split is missing, empty, or not UTF-8 where the tokenizer needs it.
     """
     check_tokenizer_config(config)
+    given = given_tokenizers(config)
+    options = asdict(config) | {"folder": given and given.fingerprint()}
     splits = list(dict.fromkeys((corpus.config.train, corpus.config.valid, *corpus.config.test)))
     parts = {
         "format": FORMAT,
         "sentencepiece": importlib.metadata.version("sentencepiece"),
         "splits": {split: corpus.identity(split) for split in splits},
-        "tokenizer": asdict(config),
+        "tokenizer": options,
     }
     fingerprint = combined_digest([json.dumps(parts, sort_keys=True)])
     folder = corpus.cache_dir / "encoded" / f"{corpus.config.name}-{fingerprint[:16]}"
-    report = make_once(folder, functools.partial(_prepare, corpus, config, splits))
-    tokenizers = TokenizerPair.load(folder)
-    return PreparedText(corpus, tokenizers, fingerprint, report, folder)
+    report = make_once(folder, functools.partial(_prepare, corpus, config, given, splits))
+    tokenizer = Tokenizer.load(folder / TOKENIZER)
+    return PreparedText(corpus, tokenizer, fingerprint, report, folder)
 
 
 def _prepare(
-    corpus: TextCorpus, config: TokenizerConfig, splits: list[str], folder: Path
+    corpus: TextCorpus,
+    config: TokenizerConfig,
+    given: TokenizerPair | None,
+    splits: list[str],
+    folder: Path,
 ) -> dict[str, Any]:
     """Fill `folder` and return the report."""
-    if config.folder is not None:
-        tokenizer = Tokenizer.load(Path(config.folder) / "tokenizer.model")
+    if given is not None:
+        tokenizer = given.source
     else:
         train = (
             _text(line, corpus, corpus.config.train) for line in corpus.lines(corpus.config.train)
         )
         tokenizer = train_tokenizer(train, config)
-    tokenizer.save(folder / "tokenizer.model")
+    tokenizer.save(folder / TOKENIZER)
     return {split: encode(corpus, split, tokenizer, folder / f"{split}.ids") for split in splits}
 
 

@@ -193,6 +193,11 @@ class TokenizerPair:
         """The type in which ids of both sides are kept."""
         return id_dtype(max(self.source.vocab_size, self.target.vocab_size))
 
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Pieces of each side."""
+        return {"source": self.source.vocab_size, "target": self.target.vocab_size}
+
     def fingerprint(self) -> str:
         """Hash of both piece lists."""
         both = f"{self.joint} {self.source.fingerprint()} {self.target.fingerprint()}"

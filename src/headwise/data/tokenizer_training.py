@@ -84,6 +84,15 @@ def given_tokenizers(config: TokenizerConfig) -> TokenizerPair | None:
     return found
 
 
+def vocabulary_limits(config: TokenizerConfig) -> dict[str, int]:
+    """Most pieces of each side; of characters, whose number the text decides, an upper limit."""
+    given = given_tokenizers(config)
+    if given is not None:
+        return given.sizes
+    pieces = N_SPECIALS + 256 if config.kind == "byte" else config.vocab_size
+    return {"source": pieces, "target": pieces}
+
+
 def train_tokenizer(sentences: Iterator[str], config: TokenizerConfig) -> Tokenizer:
     """Learn one tokenizer from streamed sentences, on one thread so that it comes out the same.
 

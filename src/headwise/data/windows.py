@@ -17,9 +17,9 @@ import numpy.typing as npt
 import torch
 
 from headwise.data.batch import Batch, Column
+from headwise.data.plain_text import COLUMN
 from headwise.errors import DataError
 
-COLUMN = "tokens"
 Ints = npt.NDArray[np.integer[Any]]
 
 

@@ -10,7 +10,7 @@ from headwise.analysis.tables import FINDINGS, FOLDER, HEAD_KEY, HEADS, OTHERS, 
 from headwise.model.family import n_parameters
 from headwise.report.run_names import choice_name, corpus_name
 from headwise.runs.results import Results
-from headwise.tasks.loading import TrainedRun
+from headwise.tasks.translation_run import TranslationRun
 from headwise.track.jsonl import read_if_there
 
 SHOWN_DIGITS = 4
@@ -18,7 +18,7 @@ SHOWN_DIGITS = 4
 Records = Sequence[Mapping[str, Any]]
 
 
-def run_content(run: TrainedRun) -> dict[str, Any]:
+def run_content(run: TranslationRun) -> dict[str, Any]:
     """The name of a run, facts, scores, findings and heads."""
     folder, config = run.folder, run.config
     results = folder.read_results()
@@ -37,7 +37,7 @@ def run_content(run: TrainedRun) -> dict[str, Any]:
     }
 
 
-def _facts(run: TrainedRun, results: Results | None) -> list[list[str]]:
+def _facts(run: TranslationRun, results: Results | None) -> list[list[str]]:
     config = run.config
     model = config.model
     records = read_if_there(run.folder.metrics)
@@ -65,12 +65,12 @@ def _scores(results: Results | None, valid: str) -> list[dict[str, Any]]:
     return [{"split": split, **scored[split]["bleu"]} for split in splits]
 
 
-def _search(run: TrainedRun) -> str:
+def _search(run: TranslationRun) -> str:
     settings = run.translator.config
     return "greedy" if settings.method == "greedy" else f"beam {settings.beam}"
 
 
-def _other_weights(run: TrainedRun) -> str:
+def _other_weights(run: TranslationRun) -> str:
     """With which weights the analysis was made, where they are not those shown."""
     about = read_settings(run.folder.path / FOLDER)
     if about.get("weights") == run.weights["weights"]:

@@ -16,8 +16,8 @@ from headwise.analysis.text.readings import readings
 from headwise.analysis.text.words import surface
 from headwise.errors import DataError
 from headwise.page.weights import packed, rounded
-from headwise.tasks.loading import TrainedRun
 from headwise.tasks.texts import named_sets, read_lines, set_to_show
+from headwise.tasks.translation_run import TranslationRun
 
 UNFINISHED = "…"  # what the last step of a translation would write that hit the length limit
 QUESTIONS = 4  # one in so many sentences at most is chosen for being a question
@@ -54,7 +54,7 @@ class Sentences:
     n_questions: int = 0
 
 
-def chosen_sentences(run: TrainedRun, n_sentences: int, path: Path | None) -> Sentences:
+def chosen_sentences(run: TranslationRun, n_sentences: int, path: Path | None) -> Sentences:
     """Evenly spaced lines of the run's first test set, or the first lines of a file.
 
     Up to a quarter of the lines of a test set are questions with an interrogative word, evenly
@@ -107,7 +107,7 @@ def _spaced(found: Sequence[Sentence], most: int) -> list[Sentence]:
     return [found[place * len(found) // n] for place in range(n)]
 
 
-def sentence_contents(run: TrainedRun, sentences: Sequence[Sentence]) -> list[dict[str, Any]]:
+def sentence_contents(run: TranslationRun, sentences: Sequence[Sentence]) -> list[dict[str, Any]]:
     """What a page holds of each sentence: the run's translation, its pieces and all weights."""
     contents: list[dict[str, Any]] = [{} for _ in sentences]
     sources = [sentence.source for sentence in sentences]

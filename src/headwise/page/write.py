@@ -15,7 +15,8 @@ from headwise.page.sentences import chosen_sentences, sentence_contents
 from headwise.plots.style import drawn_bytes
 from headwise.report.figures import figures_of, training_figures
 from headwise.runs.folder import RunFolder
-from headwise.tasks.loading import TrainedRun, load
+from headwise.tasks.loading import load, translating
+from headwise.tasks.translation_run import TranslationRun
 
 
 def write_page(config: ReportConfig, analyze: Callable[[Path], object]) -> Path:
@@ -45,7 +46,7 @@ def write_page(config: ReportConfig, analyze: Callable[[Path], object]) -> Path:
     for folder in folders:
         if not (folder.path / FOLDER / SETTINGS).is_file():
             analyze(folder.path)
-    runs = [load(folder.path, config.checkpoint, config.device) for folder in folders]
+    runs = [translating(load(folder.path, config.checkpoint, config.device)) for folder in folders]
     _check_languages(runs)
     sentences = chosen_sentences(runs[0], config.n_sentences, path)
     contents = [
@@ -69,7 +70,7 @@ def _folders(config: ReportConfig) -> list[RunFolder]:
     return folders
 
 
-def _check_languages(runs: Sequence[TrainedRun]) -> None:
+def _check_languages(runs: Sequence[TranslationRun]) -> None:
     pairs = [f"{run.config.data.source} → {run.config.data.target}" for run in runs]
     if len(set(pairs)) > 1:
         raise ConfigError(

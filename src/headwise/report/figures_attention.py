@@ -12,7 +12,7 @@ from headwise.errors import DataError
 from headwise.plots.attention_maps import LayerMaps, attention_maps
 from headwise.plots.style import save, shown, site_order
 from headwise.report.run_names import choice_name, corpus_name
-from headwise.tasks.loading import load
+from headwise.tasks.loading import load, translating
 from headwise.track.base import HeadValues
 
 OWN = "The target is the model's own translation."
@@ -46,7 +46,7 @@ def draw_attention(
     """
     if not sentence.strip():
         raise DataError("the sentence is empty: give one to look at")
-    loaded = load(run, checkpoint, device)
+    loaded = translating(load(run, checkpoint, device))
     ((_, read),) = readings(loaded.translator, loaded.normaliser, [sentence])
     about = f"{shown(choice_name(loaded.config))}, trained on {corpus_name(loaded.config)}."
     files: list[Path] = []

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from headwise.analysis.survey import ColumnText
 from headwise.attention.place import Site
 from headwise.config.instantiate import instantiate
-from headwise.config.schema import Config
+from headwise.config.schema import Config, PruneDataConfig, TextDataConfig
 from headwise.data.loader import Examples
-from headwise.data.plain_text import PreparedText, TextCorpus, prepare_text
-from headwise.data.tokenizer import BOS
-from headwise.data.windows import COLUMN, TrainingWindows, evaluation_windows
+from headwise.data.plain_text import COLUMN, PreparedText, TextCorpus, TokenStream, prepare_text
+from headwise.data.tokenizer import BOS, EOS
+from headwise.data.tokenizer_training import vocabulary_limits
+from headwise.data.windows import TrainingWindows, evaluation_windows
 from headwise.errors import require
+from headwise.files import machine_cache_dir
 from headwise.losses.loss import Loss
 from headwise.metrics.metric import Floats, Measured, Metric
 from headwise.model.build import build_single, check_model, parts_of
@@ -25,7 +28,7 @@ from headwise.model.family import Model
 from headwise.model.places import site_alone
 from headwise.runs.folder import RunFolder
 from headwise.tasks.evaluation import head_values, measure_losses
-from headwise.tasks.task import Sizes, Task
+from headwise.tasks.task import Inspected, Sizes, Task, TrainedRun
 from headwise.track.base import HeadValues, Tracker
 from headwise.train.distributed import Ranks
 from headwise.train.trainer import Validation
@@ -67,6 +70,10 @@ class Density(Task[TextCorpus, PreparedText]):
         require(longest is None or longest >= window, "positions.max_positions", allowed, longest)
         check_model(config, self.sites(config), {COLUMN: window})
 
+    def sizes(self, config: Config) -> Sizes:
+        """See `Task.sizes`."""
+        return {COLUMN: vocabulary_limits(config.tokenizer)["source"]}
+
     def open(self, config: Config, cache: Path) -> TextCorpus:
         """See `Task.open`."""
         return TextCorpus(config.data, cache)
@@ -78,7 +85,7 @@ class Density(Task[TextCorpus, PreparedText]):
     def model(self, config: Config, sizes: Sizes) -> Model:
         """See `Task.model`."""
         (site,) = self.sites(config)
-        return build_single(config, sizes[0], site)
+        return build_single(config, sizes[COLUMN], site)
 
     def examples(self, config: Config, data: PreparedText, ranks: Ranks, scratch: Path) -> Examples:
         """See `Task.examples`."""
@@ -98,7 +105,7 @@ class Density(Task[TextCorpus, PreparedText]):
         """See `Task.scorer`."""
 
         def score(split: str, folder: RunFolder, tracker: Tracker) -> dict[str, Any]:
-            measured = measure(split, model, loss, data, config, ranks)
+            measured = measure(data.stream(split), model, loss, config, ranks)
             if ranks.is_main:
                 unit = measured.metrics[0].unit
                 folder.write_sums(Path(f"{split}.{unit}.npy"), measured.items)
@@ -106,19 +113,45 @@ class Density(Task[TextCorpus, PreparedText]):
 
         return score
 
+    def inspected(
+        self, run: TrainedRun, data: PruneDataConfig, max_tokens: int, longest: float
+    ) -> Inspected:
+        """See `Task.inspected`: the first windows of a split, whatever their length."""
+        own: TextDataConfig = run.config.data
+        split = data.split or own.valid
+        found = replace(own, dir=data.dir or own.dir, train=split, valid=split, test=[])
+        tokenizer = replace(run.config.tokenizer, kind="given", folder=str(run.folder.path))
+        prepared = prepare_text(TextCorpus(found, machine_cache_dir()), tokenizer)
+        window, n_windows = own.window, data.sentences
+        stream = prepared.stream(split).first(n_windows and n_windows * window)
+        batches = list(evaluation_windows(stream.ids, BOS, window, max_tokens))
+        columns = [batch.columns[COLUMN] for batch in batches]
+        ids = [
+            row[:length].tolist()
+            for column in columns
+            for row, length in zip(column.ids_BN, column.lengths_B, strict=True)
+        ]
+        marks, piece = {BOS: "", EOS: "\n"}, prepared.tokenizer.id_to_piece
+        text = ColumnText(own.language or "", ids, lambda i: marks.get(i, piece(i)))
+        return Inspected(
+            split,
+            batches,
+            {COLUMN: text},
+            range(1, len(ids) + 1),
+            lambda loss: [measure(stream, run.model, loss, run.config, Ranks(0, 1, run.device))],
+        )
+
 
 def measure(
-    split: str, model: Model, loss: Loss, data: PreparedText, config: Config, ranks: Ranks
+    stream: TokenStream, model: Model, loss: Loss, config: Config, ranks: Ranks
 ) -> Measured:
-    """A whole split, window by window."""
-    stream, window = data.stream(split), config.data.window
+    """A text, window by window."""
+    window = config.data.window
     batches = list(evaluation_windows(stream.ids, BOS, window, config.trainer.max_tokens))
     measured = measure_losses(model, loss, batches, ranks)
     starts = range(0, len(stream.ids), window)
     n_bytes = [stream.bytes_of(start, start + window) for start in starts]
-    n_bytes[-1] = stream.bytes_of(starts[-1], len(stream.ids))
-    items = np.column_stack((measured.items, n_bytes))
-    return Measured(items, density_metrics(loss))
+    return Measured(np.column_stack((measured.items, n_bytes)), density_metrics(loss))
 
 
 @dataclass
@@ -133,12 +166,13 @@ class DensityValidator:
 
     def __call__(self) -> Validation:
         """Measure the model as it is."""
-        settings = self.model, self.loss, self.data, self.config, self.ranks
-        return Validation([measure(self.config.data.valid, *settings)], self.heads())
+        stream = self.data.stream(self.config.data.valid)
+        measured = measure(stream, self.model, self.loss, self.config, self.ranks)
+        return Validation([measured], self.heads())
 
     def heads(self) -> dict[str, HeadValues]:
         """Statistics of the heads as they are, on the first rank; nothing on the others."""
         window, trainer = self.config.data.window, self.config.trainer
-        ids = self.data.stream(self.config.data.valid).ids[: window * trainer.head_sentences]
-        batches = list(evaluation_windows(ids, BOS, window, trainer.max_tokens))
+        stream = self.data.stream(self.config.data.valid).first(window * trainer.head_sentences)
+        batches = list(evaluation_windows(stream.ids, BOS, window, trainer.max_tokens))
         return head_values(self.model, batches, self.ranks)

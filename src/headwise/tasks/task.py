@@ -5,24 +5,31 @@ The loop itself (`headwise.train`) knows no task; commands know the one that `ta
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
+import torch
+
+from headwise.analysis.survey import ColumnText
 from headwise.attention.place import Site
 from headwise.config.instantiate import instantiate
-from headwise.config.schema import Config
+from headwise.config.schema import Config, PruneDataConfig
+from headwise.data.batch import Batch
+from headwise.data.digest import content_digest
 from headwise.data.loader import Examples
-from headwise.data.tokenizer import TokenizerPair
 from headwise.losses.loss import Loss
-from headwise.metrics.metric import Metric
+from headwise.metrics.metric import Measured, Metric
 from headwise.model.family import Model
 from headwise.runs.folder import RunFolder
 from headwise.track.base import HeadValues, Tracker
 from headwise.train.distributed import Ranks
 from headwise.train.trainer import Validation
 
-Sizes = tuple[int, int]  # of the vocabularies that are read and written
+Sizes = Mapping[str, int]  # of the vocabularies, by column of a batch
 
 
 class Corpus(Protocol):
@@ -42,18 +49,27 @@ class Data(Protocol):
     """Data that is ready to train on."""
 
     @property
-    def tokenizers(self) -> TokenizerPair:
-        """What makes its ids."""
+    def sizes(self) -> Sizes:
+        """Sizes of the vocabularies."""
+        ...
+
+    @property
+    def vocabulary(self) -> str:
+        """Hash of what the ids stand for."""
         ...
 
     @property
     def fingerprint(self) -> str:
-        """Of the ids."""
+        """Hash of the ids."""
         ...
 
     @property
     def report(self) -> dict[str, Any]:
         """What its preparation counted."""
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Write what a finished run needs of it, such as tokenizers, into the run folder."""
         ...
 
 
@@ -67,6 +83,61 @@ class Validator(Protocol):
     def heads(self) -> dict[str, HeadValues]:
         """Statistics of the heads as they are, on the first rank."""
         ...
+
+
+@dataclass(frozen=True)
+class TrainedRun:
+    """A run folder with its model, of any task.
+
+    Attributes:
+        model: in evaluation mode, on `device`, with the weights of `checkpoint`.
+        sizes: of its vocabularies.
+        checkpoint: the file of its weights.
+    """
+
+    folder: RunFolder
+    config: Config
+    task: Task[Any, Any]
+    model: Model
+    sizes: Sizes
+    checkpoint: Path
+    device: torch.device
+
+    @property
+    def weights(self) -> dict[str, str]:
+        """Which weights these are, by name and by content."""
+        return {"checkpoint": self.checkpoint.stem, "weights": content_digest(self.checkpoint)}
+
+    @property
+    def search(self) -> dict[str, Any]:
+        """What else decides its scores, as it is recorded beside them."""
+        return {}
+
+
+@dataclass(frozen=True)
+class Inspected:
+    """Items of a split (sentences, windows) that heads are looked at on.
+
+    Attributes:
+        split: its name.
+        batches: all items; their `rows` are places in the lists that follow.
+        texts: of each column of the batches.
+        numbers: of the items in the split, from 1.
+        measure: what a validation measures, on these items with the model as it is.
+        n_left_out: items that are too long.
+    """
+
+    split: str
+    batches: Sequence[Batch]
+    texts: Mapping[str, ColumnText]
+    numbers: Sequence[int]
+    measure: Callable[[Loss], Sequence[Measured]]
+    n_left_out: int = 0
+
+    def digest(self) -> str:
+        """Hash of the ids."""
+        ids = {name: [list(map(int, row)) for row in t.ids] for name, t in self.texts.items()}
+        return hashlib.sha256(json.dumps(ids).encode()).hexdigest()[:16]
 
 
 C = TypeVar("C", bound=Corpus)
@@ -99,6 +170,10 @@ class Task(Generic[C, D]):
     def check(self, config: Config) -> None:
         """Refuse settings of this task that cannot be, before data is read."""
 
+    def sizes(self, config: Config) -> Sizes:
+        """Sizes of the vocabularies before data is read: upper limits where the text decides."""
+        raise NotImplementedError
+
     def open(self, config: Config, cache: Path) -> C:
         """Find the data."""
         raise NotImplementedError
@@ -127,6 +202,29 @@ class Task(Generic[C, D]):
         """(split, folder, tracker) -> its scores as results.json holds them.
 
         What the scores are of is left in the folder and shown by the tracker.
+        """
+        raise NotImplementedError
+
+    def loaded(self, run: TrainedRun, search: Mapping[str, Any]) -> TrainedRun:
+        """The run with what this task can do with it.
+
+        Args:
+            search: settings of a search that differ from the run's; tasks without one ignore them.
+        """
+        return run
+
+    def inspected(
+        self, run: TrainedRun, data: PruneDataConfig, max_tokens: int, longest: float
+    ) -> Inspected:
+        """What heads are looked at on.
+
+        Args:
+            data: which split, and how many of its items.
+            max_tokens: of a batch, with padding.
+            longest: items with more tokens are left out.
+
+        Raises:
+            DataError: there is no such split, or nothing is left of it.
         """
         raise NotImplementedError
 

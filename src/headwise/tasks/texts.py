@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
+from headwise.analysis.survey import ColumnText
 from headwise.config.schema import DataConfig, PruneDataConfig
-from headwise.data.batch import Batch
 from headwise.data.batching import evaluation_batches
 from headwise.data.corpora.text import decoded_lines, open_bytes
 from headwise.data.corpus import joined_splits, open_corpus
@@ -18,9 +17,11 @@ from headwise.file_names import check_file_name
 from headwise.files import machine_cache_dir
 from headwise.losses.loss import Loss
 from headwise.metrics.bleu import score_translations
+from headwise.metrics.metric import Measured
 from headwise.runs.folder import RunFolder
 from headwise.tasks.evaluation import measure_losses
-from headwise.tasks.loading import TrainedRun
+from headwise.tasks.task import Inspected, TrainedRun
+from headwise.tasks.translation_run import TranslationRun
 from headwise.train.distributed import Ranks
 
 Sides = tuple[Sequence[str], Sequence[str]]  # sources and references
@@ -118,63 +119,34 @@ def _corpus_sets(run: TrainedRun, test: list[str], folder: str | None) -> dict[s
     return {name: corpus.read(name) for name in corpus.config.test}
 
 
-@dataclass(frozen=True)
-class MeasuredText:
-    """What heads are measured on.
-
-    Attributes:
-        name: of the split.
-        n_too_long: sentences of the split that are left out.
-        batches: of the others.
-        lines: their numbers in the split, from 1.
-        sources, references: their sides.
-        source_ids, target_ids: the same as pieces.
-    """
-
-    name: str
-    n_too_long: int
-    batches: Sequence[Batch]
-    lines: Sequence[int]
-    sources: Sequence[str]
-    references: Sequence[str]
-    source_ids: Sequence[Sequence[int]]
-    target_ids: Sequence[Sequence[int]]
-
-
-def read_text(
-    run: TrainedRun, data: PruneDataConfig, max_tokens: int, max_pieces: float = math.inf
-) -> MeasuredText:
-    """The requested split, from the run's folder or else from its corpus, in batches.
-
-    Args:
-        run: whose text.
-        data: which split, and how much of it.
-        max_tokens: of a batch, with its padding.
-        max_pieces: sentences with a longer side are left out.
-
-    Raises:
-        DataError: there is no such split, or nothing is left of it.
-    """
+def inspected_pairs(
+    run: TranslationRun, data: PruneDataConfig, max_tokens: int, longest: float
+) -> Inspected:
+    """The requested split, from the run's folder or else from its corpus; see `Task.inspected`."""
     name = data.split or run.config.data.valid
     check_file_name("data.split", name)
-    sources, references = (
-        sentences[: data.sentences] for sentences in named_sets(run, [name], data.dir)[name]
-    )
-    ids = run.tokenizers.source.encode(sources), run.tokenizers.target.encode(references)
+    sides = named_sets(run, [name], data.dir)[name]
+    sources, references = (sentences[: data.sentences] for sentences in sides)
+    pair, languages = run.tokenizers, run.config.data
+    ids = pair.source.encode(sources), pair.target.encode(references)
     everything = zip(range(1, len(sources) + 1), sources, references, *ids, strict=True)
-    rows = [row for row in everything if max(map(len, row[3:])) <= max_pieces]
+    rows = [row for row in everything if max(map(len, row[3:])) <= longest]
     if not rows:
-        raise DataError(f"{name} has no sentence of up to {max_pieces} pieces")
-    columns = list(zip(*rows, strict=True))
-    batches = list(evaluation_batches(EncodedSplit.from_lists(*columns[3:]), max_tokens))
-    return MeasuredText(name, len(sources) - len(rows), batches, *columns)
+        raise DataError(f"{name} has no sentence of up to {longest} pieces")
+    n_left_out = len(sources) - len(rows)
+    numbers, sources, references, source_ids, target_ids = zip(*rows, strict=True)
+    split = EncodedSplit.from_lists(source_ids, target_ids)
+    batches = list(evaluation_batches(split, max_tokens))
 
+    def measure(loss: Loss) -> list[Measured]:
+        hypotheses = [translation.text for translation in run.translator.translate(sources)]
+        return [
+            score_translations(hypotheses, references, languages.target),
+            measure_losses(run.model, loss, batches, Ranks(0, 1, run.device)),
+        ]
 
-def scores_as_it_is(run: TrainedRun, text: MeasuredText, loss: Loss) -> dict[str, float]:
-    """BLEU, and the loss and its measure a target token, of the model as it is."""
-    hypotheses = [found.text for found in run.translator.translate(text.sources)]
-    translated = score_translations(hypotheses, text.references, run.config.data.target)
-    ranks = Ranks(0, 1, run.translator.device)
-    losses = measure_losses(run.model, loss, text.batches, ranks).values()
-    means = {name: losses[name] for name in ("loss", loss.measure)}
-    return {"bleu": translated.values()["bleu"], **means}
+    texts = {
+        "source": ColumnText(languages.source, source_ids, pair.source.id_to_piece),
+        "target": ColumnText(languages.target, target_ids, pair.target.id_to_piece),
+    }
+    return Inspected(name, batches, texts, numbers, measure, n_left_out)

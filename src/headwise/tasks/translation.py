@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from headwise.attention.place import Site
-from headwise.config.schema import Config
+from headwise.config.schema import Config, PruneDataConfig
 from headwise.data.batching import TrainingPairs
 from headwise.data.bpe_dropout_epochs import EpochSplits
 from headwise.data.corpus import Corpus, check_data_config, open_corpus
 from headwise.data.encoded import PreparedCorpus, prepare_corpus
 from headwise.data.loader import Examples
+from headwise.data.tokenizer_training import vocabulary_limits
 from headwise.decode.hypothesis import check_decode_config
 from headwise.decode.translator import Translator
 from headwise.errors import require
@@ -25,7 +26,9 @@ from headwise.model.places import translation_sites
 from headwise.model.transformer import Transformer
 from headwise.runs.folder import RunFolder
 from headwise.tasks.evaluation import TranslationValidator, evaluate_texts, translation_metrics
-from headwise.tasks.task import Sizes, Task
+from headwise.tasks.task import Inspected, Sizes, Task, TrainedRun
+from headwise.tasks.texts import inspected_pairs
+from headwise.tasks.translation_run import TranslationRun
 from headwise.track.base import Tracker
 from headwise.train.distributed import Ranks
 
@@ -63,6 +66,10 @@ class Translation(Task[Corpus, PreparedCorpus]):
         allowed = f"at least 1 with trainer.monitor={monitor or self.monitor}"
         require(is_measured, "trainer.valid_sentences", allowed, n_sentences)
 
+    def sizes(self, config: Config) -> Sizes:
+        """See `Task.sizes`."""
+        return vocabulary_limits(config.tokenizer)
+
     def open(self, config: Config, cache: Path) -> Corpus:
         """See `Task.open`."""
         return open_corpus(config.data, cache)
@@ -73,7 +80,7 @@ class Translation(Task[Corpus, PreparedCorpus]):
 
     def model(self, config: Config, sizes: Sizes) -> Transformer:
         """See `Task.model`."""
-        return build_model(config, *sizes, config.tokenizer.joint)
+        return build_model(config, sizes["source"], sizes["target"], config.tokenizer.joint)
 
     def examples(
         self, config: Config, data: PreparedCorpus, ranks: Ranks, scratch: Path
@@ -89,6 +96,17 @@ class Translation(Task[Corpus, PreparedCorpus]):
             ranks.world_size,
             length_multiple=COMPILED_LENGTH_MULTIPLE if trainer.compile else 1,
         )
+
+    def loaded(self, run: TrainedRun, search: Mapping[str, Any]) -> TranslationRun:
+        """See `Task.loaded`."""
+        return TranslationRun.of(run, search)
+
+    def inspected(
+        self, run: TrainedRun, data: PruneDataConfig, max_tokens: int, longest: float
+    ) -> Inspected:
+        """See `Task.inspected`."""
+        assert isinstance(run, TranslationRun)
+        return inspected_pairs(run, data, max_tokens, longest)
 
     def validator(
         self, model: Any, loss: Loss, data: PreparedCorpus, config: Config, ranks: Ranks

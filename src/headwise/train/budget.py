@@ -15,10 +15,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
 from headwise.attention.scores import ScoreAttention
-from headwise.config.schema import Config, TokenizerConfig
+from headwise.config.schema import Config
 from headwise.data.batch import Batch, Column
-from headwise.data.tokenizer import N_SPECIALS
-from headwise.data.tokenizer_training import given_tokenizers
 from headwise.model.family import Model, n_parameters
 from headwise.precision import resolve_precision
 from headwise.train.distributed import choose_device
@@ -29,7 +27,7 @@ BYTES_PER_WEIGHT = 16  # weight, gradient and Adam's two moments in float32
 SHARE_KEPT = {"fp32": 1.0, "bf16": 0.68}  # of float32's bytes: autocast keeps a part in float32
 
 
-MakeModel = Callable[[Config, tuple[int, int]], Model]  # of settings and vocabularies
+MakeModel = Callable[[Config], Model]
 
 
 @dataclass(frozen=True)
@@ -52,15 +50,6 @@ class Budget:
     flops: dict[str, float]
     weight_bytes: float
     activation_bytes: float
-
-
-def _vocabularies(config: TokenizerConfig) -> tuple[int, int]:
-    """Pieces of source and target: an upper limit for characters, whose number the text decides."""
-    given = given_tokenizers(config)
-    if given is not None:
-        return given.source.vocab_size, given.target.vocab_size
-    pieces = N_SPECIALS + 256 if config.kind == "byte" else config.vocab_size
-    return pieces, pieces
 
 
 def budget(config: Config, make_model: MakeModel, sentence_tokens: int = SENTENCE_TOKENS) -> Budget:
@@ -96,7 +85,7 @@ def _counted(
 ) -> tuple[Model, dict[str, float], float]:
     """A model on the meta device; FLOPs by part and kept bytes of a batch of `ROWS` sentences."""
     with torch.device("meta"):
-        model = make_model(config, _vocabularies(config.tokenizer))
+        model = make_model(config)
         ids = torch.zeros(ROWS, length, dtype=torch.long)
         column = Column(ids, torch.zeros(ROWS, dtype=torch.long))
         batch = Batch(dict.fromkeys(model.columns, column), ids, ids, list(range(ROWS)), 0)

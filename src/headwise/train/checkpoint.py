@@ -67,7 +67,7 @@ def _others(path: Path) -> str:
     if not names:
         return ""
     return (
-        " Evaluating and translating can use another of its folder: "
+        " Commands that load a run can use another of its folder: "
         f"{', '.join(f'checkpoint={name}' for name in names)}. Once it is removed, training can "
         "start from those with init_from=RUN in a new experiment_name=…"
     )

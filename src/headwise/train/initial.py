@@ -8,8 +8,8 @@ from dataclasses import asdict
 
 from headwise.attention.protocol import Attention
 from headwise.config.schema import SITE_GROUPS, Config
-from headwise.data.tokenizer import TokenizerPair
 from headwise.errors import CheckpointError, RunError
+from headwise.files import read_json
 from headwise.model.family import Model
 from headwise.model.places import typed_heads
 from headwise.runs.fingerprint import comparable
@@ -31,8 +31,8 @@ SHAPELESS = (
 PROJECTIONS = ("query", "key", "value", "output")  # what every attention with heads has
 
 
-def start_from(model: Model, config: Config, origin: RunFolder, tokenizers: TokenizerPair) -> None:
-    """Fill a new model with the weights that another run translates with.
+def start_from(model: Model, config: Config, origin: RunFolder, vocabulary: str) -> None:
+    """Fill a new model with the weights that another run is scored with.
 
     Weights that the choice of an attention, a scaling, gates or register tokens brings start anew
     where the other run has none that fit, and its own are left where this model has no place for
@@ -42,14 +42,14 @@ def start_from(model: Model, config: Config, origin: RunFolder, tokenizers: Toke
         model: as `config` has it.
         config: of the new run.
         origin: the other run.
-        tokenizers: of the new run.
+        vocabulary: hash of the new run's, as in `data.json`.
 
     Raises:
         RunError: its vocabulary is another, so that the rows of its embeddings mean other pieces;
             it has another number of heads; or it has gates that this model has not.
         CheckpointError: its model is another.
     """
-    if TokenizerPair.load(origin.path).fingerprint() != tokenizers.fingerprint():
+    if read_json(origin.path / "data.json")["vocabulary"] != vocabulary:
         raise RunError(
             f"init_from={origin.path} has another vocabulary than this run, which learned one from "
             f"its own text: take that one's by tokenizer=given tokenizer.folder={origin.path}"

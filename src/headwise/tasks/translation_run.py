@@ -1,0 +1,99 @@
+"""A finished run of translation, ready to translate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from headwise.config.instantiate import instantiate
+from headwise.config.schema import DecodeConfig
+from headwise.data.cleaning import Normaliser
+from headwise.data.tokenizer import TokenizerPair
+from headwise.decode.hypothesis import check_decode_config
+from headwise.decode.scoring import TargetScore
+from headwise.decode.translator import Translation, Translator, require_lines
+from headwise.errors import ConfigError, unknown
+from headwise.metrics.external import check_commands
+from headwise.model.transformer import Transformer
+from headwise.tasks.task import TrainedRun
+
+
+@dataclass(frozen=True)
+class TranslationRun(TrainedRun):
+    """A model with its tokenizers and the settings of its search, `config.decode`."""
+
+    model: Transformer
+    translator: Translator
+
+    @classmethod
+    def of(cls, run: TrainedRun, search: Mapping[str, Any]) -> TranslationRun:
+        """The run with some settings of its search changed; null leaves one as it is.
+
+        Raises:
+            ConfigError: an unknown setting or a value of a wrong type, as `decode.<key>`.
+        """
+        settings = search_settings(run.config.decode, search)
+        tokenizers = TokenizerPair.load(run.folder.path)
+        output = instantiate(run.config.loss, "loss").output_map
+        assert isinstance(run.model, Transformer)
+        translator = Translator(run.model, tokenizers, settings, run.device, output)
+        known = {field.name: getattr(run, field.name) for field in fields(TrainedRun)}
+        known["config"] = replace(run.config, decode=translator.config)
+        return cls(**known, translator=translator)
+
+    @property
+    def tokenizers(self) -> TokenizerPair:
+        """Of its source and target."""
+        return self.translator.tokenizers
+
+    @property
+    def search(self) -> dict[str, Any]:
+        """See `TrainedRun.search`."""
+        return asdict(self.translator.config)
+
+    @property
+    def normaliser(self) -> Normaliser:
+        """What was done to all text of the corpus, and must be done to what is translated."""
+        data = self.config.data
+        return Normaliser(data.cleaning.normalise, data.source, data.target)
+
+    def translate(
+        self, sentences: Sequence[str], progress: bool = False, first_line: int = 1
+    ) -> list[Translation]:
+        """Translations in order; see `Translator.translate`."""
+        require_lines(sentences)
+        sources = list(map(self.normaliser.source, sentences))
+        return self.translator.translate(sources, progress, first_line)
+
+    def score(self, sources: Sequence[str], targets: Sequence[str]) -> list[TargetScore]:
+        """Log probabilities of given translations (forced decoding)."""
+        require_lines(sources, targets)
+        normalise = self.normaliser
+        return self.translator.score(
+            list(map(normalise.source, sources)), list(map(normalise.target, targets))
+        )
+
+
+def search_settings(own: DecodeConfig, changes: Mapping[str, Any]) -> DecodeConfig:
+    """The run's settings with some changed; see `TranslationRun.of`."""
+    names = [field.name for field in fields(DecodeConfig) if field.name[0] != "_"]
+    merged = OmegaConf.structured(own)
+    for key, value in changes.items():
+        if key not in names:
+            raise unknown("decode.", key, names)
+        if value is None:
+            continue
+        try:
+            merged[key] = value
+        except OmegaConfBaseException as error:
+            reason = str(error).splitlines()[0]
+            raise ConfigError(f"decode.{key}: {reason}") from error
+    content = OmegaConf.to_object(merged)
+    assert isinstance(content, DecodeConfig)
+    check_decode_config(content)
+    check_commands(content.external)
+    return content

@@ -115,7 +115,8 @@ class Headwise(Toolkit):
     def _loss(self, source: Tensor, target: Tensor) -> Any:
         with autocast(CPU, self.precision):
             states_BTD = self.model.states(source, lengths(source), shifted(target))
-            sums = self.cross_entropy.of_states(states_BTD, self.model.output.weight, target)
+            states_RD, weight_VD = states_BTD.flatten(0, 1), self.model.output.weight
+            sums = self.cross_entropy.of_states(states_RD, weight_VD, target.flatten())
         return sums.loss / target.numel()
 
     def _best_length(self, source: Tensor, beam: int, steps: int) -> int:

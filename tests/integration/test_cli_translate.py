@@ -17,7 +17,7 @@ import pytest
 
 import headwise as package
 from command_line import CommandLine, json_of, refused
-from headwise.tasks.loading import TrainedRun
+from headwise.tasks.translation_run import TranslationRun
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ["Hund sieht Haus", "", "Katze findet Baum"]
@@ -85,14 +85,14 @@ def test_a_portion_is_written_before_the_next_is_translated(
     pipe, seen = tmp_path / "pipe", []
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-    translate = TrainedRun.translate
+    translate = TranslationRun.translate
 
     def look_first(*arguments: Any) -> Any:
         with suppress(BlockingIOError):  # nothing is there
             seen.append(os.read(reader, 10_000).decode())
         return translate(*arguments)
 
-    monkeypatch.setattr(TrainedRun, "translate", look_first)
+    monkeypatch.setattr(TranslationRun, "translate", look_first)
     try:
         given = (f"run={run}", f"input={source}", f"output={pipe}", "buffer_size=1")
         headwise.ok("translate", *given)
@@ -141,7 +141,9 @@ def test_a_file_is_looked_through_before_its_first_portion(
 ) -> None:
     monkeypatch.setattr("headwise.model.transformer.Transformer.max_source", 15)
     translated: list[object] = []
-    monkeypatch.setattr("headwise.tasks.loading.TrainedRun.translate", translated.append)
+    monkeypatch.setattr(
+        "headwise.tasks.translation_run.TranslationRun.translate", translated.append
+    )
     source.write_text("Hund\nKatze\n" + "Hund sieht Haus " * 9 + "\n", encoding="utf-8")
     ended = headwise("translate", f"run={run}", f"input={source}", "buffer_size=1")
     assert (ended.code, ended.out, translated) == (1, "", [])

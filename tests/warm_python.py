@@ -114,7 +114,12 @@ def shortened(name: str, arguments: Sequence[str]) -> list[str]:
         return given
     if command in ("train", "prepare"):
         builtin = not any(a.startswith("data=") and a != "data=builtin" for a in given)
-        return [*given, *SHORT, *([SHORT_BUILTIN] if builtin else [])]
+        short = [
+            a
+            for a in SHORT
+            if "data=text" not in given or not a.startswith(("data.", "tokenizer."))
+        ]
+        return [*given, *short, *([SHORT_BUILTIN] if builtin else [])]
     has_runs = any(Path("outputs").glob("*/*/config.yaml"))
     if command == "report" and any(a.startswith("paper=") for a in given) and has_runs:
         recipes = ",".join(f"'{override}'" for override in (*SHORT, SHORT_BUILTIN))

@@ -358,11 +358,7 @@ KINDS: dict[str, type] = {  # of the commands
 
 # Dataclasses of open groups, by the name under which a yaml's defaults list takes them as its own:
 # /schema/NAME@_here_. Their keys are checked when the config is composed.
-SCHEMAS: dict[str, type] = {
-    "parallel": DataConfig,
-    "text": TextDataConfig,
-    "search": DecodeConfig,
-}
+SCHEMAS: dict[str, type] = {"parallel": DataConfig, "text": TextDataConfig, "search": DecodeConfig}
 
 C = TypeVar("C")
 

@@ -28,6 +28,7 @@ RECIPE = (
     "tracker=none",
 )  # fmt: skip
 ROWS = {"softmax": "softmax", "entmax15": "1.5-entmax"}
+METRICS = {"bleu_tokenised": {"label": "tokenised BLEU"}, "bleu": {"label": "BLEU (13a)"}}
 
 
 MACHINE = {"platform": "Linux", "cpus": 2, "threads": 1, "gpu": None, "world_size": 1}
@@ -42,8 +43,8 @@ def write_paper(folder: Path, recipe: tuple[str, ...] = RECIPE, **changes: Any) 
     ]  # fmt: skip
     content = {
         "name": "tiny", "title": "A tiny paper", "baseline": "softmax", "seeds": [1, 2],
-        "rows": ROWS, "columns": {"mine": {"label": "Mine", "test": "test"}}, "cells": cells,
-        "speed": {"entmax15": {"value": 90.0, "mark": "OK"}}, **changes,
+        "metrics": METRICS, "rows": ROWS, "columns": {"mine": {"label": "Mine", "test": "test"}},
+        "cells": cells, "speed": {"entmax15": {"value": 90.0, "mark": "OK"}}, **changes,
     }  # fmt: skip
     path = folder / "configs" / "paper" / "tiny.yaml"
     path.parent.mkdir(parents=True)
@@ -87,9 +88,10 @@ def write_run(
     run.write_json("data.json", {"fingerprint": text})
     if hypotheses is None:
         return folder
-    run.hypotheses.mkdir()
+    texts = folder / "hypotheses"
+    texts.mkdir()
     for ending, lines in ((".txt", hypotheses), (".ref.txt", REFERENCES)):
-        path = run.hypotheses / f"{test}{ending}"
+        path = texts / f"{test}{ending}"
         path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     measured = score_translations(hypotheses, REFERENCES, config.data.target)
     run.write_sums(f"{test}.translation.npy", measured.items)

@@ -63,10 +63,10 @@ def layer_rows(base: float = 0.2) -> list[dict[str, Any]]:
 
 
 def pruning_rows(best: float = 30) -> list[dict[str, Any]]:
-    """BLEU with ever fewer heads, of all sites and of each."""
+    """Scores with ever fewer heads, of all sites and of each."""
     return [
-        {"sites": sites, "fraction": n / 10, "bleu": best - n * n / 4}
-        for sites, n in product((";".join(SITES), *SITES), range(11))
+        {"sites": sites, "fraction": n / 10, "score": best - n * n / 4, "metric": "BLEU"}
+        for sites, n in product((plots.ALL_HEADS, *SITES), range(11))
     ]
 
 
@@ -77,10 +77,10 @@ def table(rows: Callable[[str], Any], names: Iterable[str] = RULES, n_runs: int 
     return pd.concat(tables, ignore_index=True)
 
 
-def bleu_rows(name: str) -> list[dict[str, Any]]:
-    """Validation BLEU of one run on four corpora."""
+def score_rows(name: str) -> list[dict[str, Any]]:
+    """Validation scores of one run on four corpora."""
     return [
-        {"corpus": f"corpus {number} xx → yy", "update": update, "bleu": number + update / 10}
+        {"corpus": f"corpus {number}", "metric": "BLEU", "update": update, "score": number + update}
         for number, update in product(range(4), (500, 1000))
     ]
 
@@ -118,9 +118,9 @@ HEADS = [
 METRICS = [{"update": u, "train/loss": 5.0 - u, "valid/bleu": 10.0 + u} for u in range(4)]
 MANY = [f"row {place} with a long name" for place in range(10)]
 FIGURES: dict[str, Callable[[], Any]] = {
-    "alpha": lambda: training_figures(HEADS, [])["alpha"],
-    "diversity": lambda: training_figures(HEADS, [])["diversity"],
-    "curves": lambda: training_figures([], METRICS)["curves"],
+    "alpha": lambda: training_figures(HEADS, [], {})["alpha"],
+    "diversity": lambda: training_figures(HEADS, [], {})["diversity"],
+    "curves": lambda: training_figures([], METRICS, {"loss": "loss", "bleu": "BLEU"})["curves"],
     "alpha_histograms": lambda: plots.alpha_histograms(table(lambda _: alpha_rows()), CORPUS),
     "alpha_start_end": lambda: plots.alpha_start_end(table(lambda _: alpha_rows()), CORPUS),
     "density_violins": lambda: plots.density_violins(table(density_rows), CORPUS),
@@ -128,7 +128,7 @@ FIGURES: dict[str, Callable[[], Any]] = {
     "density_layers": lambda: plots.density_layers(table(head_rows), CORPUS),
     "diversity_layers": lambda: plots.diversity_layers(table(lambda _: layer_rows()), what=CORPUS),
     "pruning": lambda: plots.pruning_curves(table(lambda _: pruning_rows()), CORPUS),
-    "bleu": lambda: plots.bleu_curves(table(bleu_rows)),
+    "scores": lambda: plots.score_curves(table(score_rows)),
     "attention": lambda: attention("cross", 2, 4, 9, "Ein Satz."),
     "attention_small": lambda: attention("encoder_self", 1, 1, 2, "Ein Satz, der breiter ist."),
 }

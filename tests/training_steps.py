@@ -103,7 +103,8 @@ def validation(**values: float) -> Validation:
     """Of one item whose statistics are the scores themselves; of `bleu` more is better."""
     metrics = [
         Metric(
-            name, "higher" if name == "bleu" else "lower", lambda sums: sums[0], [column], "", ""
+            *(name, "higher" if name == "bleu" else "lower", lambda sums: sums[0], [column]),
+            *("", "", ""),
         )
         for column, name in enumerate(values)
     ]

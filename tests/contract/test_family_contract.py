@@ -25,8 +25,9 @@ from headwise.errors import ConfigError
 from headwise.losses.loss import CrossEntropy
 from headwise.model.build import build_model, build_single, check_model
 from headwise.model.family import Model
-from headwise.model.places import site_alone, translation_sites
+from headwise.model.places import site_alone
 from headwise.model.single import SingleStack
+from headwise.model.transformer import encoder_decoder_sites
 from headwise.train.repulsion import SVGD
 
 B, N, V, HEADS = 3, 6, 13, 2
@@ -249,4 +250,4 @@ def test_the_depth_of_one_stack_is_model_layers(make: Any, family: str) -> None:
 def test_two_stacks_have_depths_of_their_own(make: Any) -> None:
     config = make("model.layers=2")
     with pytest.raises(ConfigError, match=r"give model\.encoder_layers and model\.decoder_layers"):
-        check_model(config, translation_sites(config.model), {})
+        check_model(config, encoder_decoder_sites(config.model), {})

@@ -93,8 +93,8 @@ def test_runs_fill_cells_by_settings_not_names(runs: Write, report: Report, tmp_
     assert difference == pytest.approx(means["entmax15"] - means["softmax"], abs=1e-3)
     assert difference < 0
     assert 0 < value(tmp_path, quantity="p_value") <= 1
-    assert value(tmp_path, quantity="speed_percent", source="ours") == 85
-    assert value(tmp_path, quantity="speed_percent", source="paper") == 90
+    assert value(tmp_path, quantity="speed_percent", origin="ours") == 85
+    assert value(tmp_path, quantity="speed_percent", origin="paper") == 90
     text = ended.out
     assert f"| 30.00 | {means['softmax']:.2f} ± " in text
     assert "| 30.50 (r+) |" in text
@@ -121,7 +121,7 @@ def test_another_recipe_is_listed_by_what_differs(
     assert "nearest softmax × mine, but model.dropout=0.3 (recipe: 0.1)" in text
     assert "attention=Sparsemax (recipe: " in text
     assert "seed 9 is not among those asked for (1, 2)" in text
-    assert [row["seed"] for row in facts(tmp_path, quantity="bleu_tokenised", source="ours")] == [
+    assert [row["seed"] for row in facts(tmp_path, quantity="bleu_tokenised", origin="ours")] == [
         "1"
     ]
     assert len(facts(tmp_path, quantity="unused")) == 3
@@ -131,7 +131,7 @@ def test_what_decides_nothing_keeps_no_run_out(runs: Write, report: Report, tmp_
     more = ("trainer.device=cpu", "trainer.log_every=7", "trainer.max_updates=10005")
     runs("a", "softmax", 1, 1, "data.dir=/elsewhere", *more)
     text = report().out
-    assert len(facts(tmp_path, quantity="bleu_tokenised", source="ours")) == 1
+    assert len(facts(tmp_path, quantity="bleu_tokenised", origin="ours")) == 1
     assert "10,005 updates where the recipe has 10,000" in text
     # the missing ones are looked for where this one's text was
     assert "data.dir=/elsewhere" in facts(tmp_path, quantity="missing")[0]["note"]
@@ -141,11 +141,11 @@ def test_a_run_cut_short_fills_no_cell(runs: Write, report: Report, tmp_path: Pa
     runs("a", "softmax", 1, 1, "trainer.max_updates=5")
     runs("b", "softmax", 2, 1, updates=50, stopped_early=True)
     assert "softmax × mine, seed 1: ended at 5 of the recipe's 10,000 updates" in report().out
-    (used,) = facts(tmp_path, quantity="bleu_tokenised", source="ours")
+    (used,) = facts(tmp_path, quantity="bleu_tokenised", origin="ours")
     assert used["seed"] == "2"
     assert facts(tmp_path, quantity="missing", row="softmax")[0]["seed"] == "1"
     report('overrides=["trainer.max_updates=5"]')
-    assert len(facts(tmp_path, quantity="bleu_tokenised", source="ours")) == 2
+    assert len(facts(tmp_path, quantity="bleu_tokenised", origin="ours")) == 2
 
 
 def test_an_unfinished_run_is_not_used(runs: Write, report: Report, tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_of_two_runs_of_one_seed_the_longer_is_used_or_else_the_first(
     runs("a", "softmax", 1, 3, updates=10_000)
     runs("b", "softmax", 1, 1, updates=updates)
     assert "seed 1 is there twice" in report().out
-    (used,) = facts(tmp_path, quantity="bleu_tokenised", source="ours")
+    (used,) = facts(tmp_path, quantity="bleu_tokenised", origin="ours")
     assert used["run"].endswith(f"/{kept}")
     (left,) = facts(tmp_path, quantity="unused")
     assert left["run"].endswith(f"/{other}")
@@ -178,7 +178,7 @@ def test_seeds_and_recipes_can_be_changed(runs: Write, report: Report, tmp_path:
     runs("a", "softmax", 7, 1, "model.dropout=0.3")
     text = report("seeds=[7]", 'overrides=["model.dropout=0.3"]').out
     assert "Every recipe is changed by: model.dropout=0.3" in text
-    assert len(facts(tmp_path, quantity="bleu_tokenised", source="ours")) == 1
+    assert len(facts(tmp_path, quantity="bleu_tokenised", origin="ours")) == 1
     assert [row["seed"] for row in facts(tmp_path, quantity="missing")] == ["7"]
 
 
@@ -187,7 +187,7 @@ def test_pruning_tables_answer_a_paper(runs: Write, report: Report, tmp_path: Pa
     runs("b", "softmax", 2, 1)
     (folder / "pruning").mkdir()
     (folder / "pruning" / "curve.json").write_text(
-        '{"sites": ["encoder_self", "decoder_self", "cross"], "rows": '
+        '{"sites": ["encoder_self", "decoder_self", "cross"], "metric": "bleu", "rows": '
         '[{"removed": 0.0, "encoder_self": 4, "decoder_self": 3, "cross": 3, "bleu": 20.0}, '
         '{"removed": 0.2, "encoder_self": 4, "decoder_self": 1, "cross": 3, "bleu": 19.8}, '
         '{"removed": 0.3, "encoder_self": 3, "decoder_self": 1, "cross": 3, "bleu": 10.0}]}'
@@ -201,7 +201,7 @@ def test_pruning_tables_answer_a_paper(runs: Write, report: Report, tmp_path: Pa
     assert "| can go | 20 % | 20 % (1) |" in text
     assert "an_old_key" in text  # told, and the others are used
     assert f"headwise prune run={tmp_path / 'runs' / 'b'} table=true" in text
-    assert value(tmp_path, row="can go", source="ours") == 20
+    assert value(tmp_path, row="can go", origin="ours") == 20
 
 
 def test_a_folder_that_is_not_there_is_refused_with_the_nearest(

@@ -21,7 +21,8 @@ from headwise.kernels import native, verification
 from headwise.losses.loss import CrossEntropy
 from headwise.runs.folder import RunFolder, read_config
 from headwise.tasks import evaluation
-from headwise.tasks.evaluation import measure_losses, translation_metrics
+from headwise.tasks.evaluation import measure_losses
+from headwise.tasks.task import task_of
 from headwise.track.jsonl import read_jsonl
 from headwise.train.checkpoint import load_checkpoint
 from headwise.train.distributed import Ranks
@@ -112,7 +113,8 @@ def test_sums_of_the_run_folder_give_every_score(tmp_path: Path) -> None:
     results = run.read_results()
     assert results is not None
     for split, scores in results.scores.items():
-        metrics = translation_metrics(read_config(run))
+        config = read_config(run)
+        metrics = task_of(config).metrics(config)
         assert {metric.name for metric in metrics} == set(scores)
         for metric in metrics:
             items = run.read_sums(f"{split}.{metric.unit}.npy")

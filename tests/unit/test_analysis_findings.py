@@ -21,7 +21,8 @@ COUNTS = {
 ABOUT = {
     "run": "demo", "attention": "alpha_entmax", "not_distributions": 0, "effective_weights": False,
     "sentences": 50, "split": "valid", "languages": "de→en", "checkpoint": "best",
-    "too_long": 0, "counts": COUNTS,
+    "self_attention": {"encoder_self": "source", "decoder_self": "target"}, "too_long": 0,
+    "counts": COUNTS,
     "thresholds": {
         "positional_share": 0.9, "merge_score": 0.8, "question_weight": 0.8, "rare_share": 0.5,
     },

@@ -21,6 +21,22 @@ LEAVES = tuple(sorted({path.stem for path in PACKAGE.glob("*.py")} - {"__init__"
 # Rooms of files, records and numbers know of each other what stands here, no more.
 BESIDE_EACH_OTHER = {"data", "metrics", "track", "runs", "plots"}
 PLAINLY_NEEDED = {("runs", "track"), ("plots", "track")}
+# Words of one task, and the rooms where they are at home.
+TASK_WORDS = re.compile(
+    r"\bSITES\b|(encoder|decoder|enc|dec)_self|[Tt]ranslat|\b(bleu|BLEU)|[Hh]ypothes"
+    r"|\b(source|src)_|_(source|src)\b|\.source\b"
+)
+TASK_ROOMS = {"tasks", "data", "decode", "metrics", "config", "commands"}
+TEXT_PAIRS = "shows the sentences of a pair of languages"
+WITH_TASK_WORDS = {  # and why
+    "analysis.text.readings": TEXT_PAIRS,
+    "cli": "names the commands",
+    "model.transformer": "the family with a source and a target",
+    "page.run": TEXT_PAIRS,
+    "page.sentences": TEXT_PAIRS,
+    "page.write": TEXT_PAIRS,
+    "report.figures_attention": TEXT_PAIRS,
+}
 
 
 @cache
@@ -94,3 +110,9 @@ def test_rooms_of_files_and_numbers_do_not_know_each_other() -> None:
 def test_files_that_the_chapter_names_exist() -> None:
     for name in set(re.findall(r"`([\w/]+(?:\.py|/csrc))`", CHAPTER)):
         assert (PACKAGE / name).exists() or (ROOT / name).exists(), name
+
+
+def test_words_of_one_task_stand_where_there_is_a_reason() -> None:
+    outside = {name: path for name, path in modules().items() if room(name) not in TASK_ROOMS}
+    spoken = {n for n, path in outside.items() if TASK_WORDS.search(path.read_text("utf-8"))}
+    assert spoken == WITH_TASK_WORDS.keys()

@@ -23,8 +23,7 @@ from headwise.config.folders import group_node
 from headwise.config.schema import ModelConfig, typed
 from headwise.errors import ConfigError, DataError
 from headwise.model.build import check_model
-from headwise.model.places import translation_sites
-from headwise.model.transformer import Transformer
+from headwise.model.transformer import Transformer, encoder_decoder_sites
 from weights_recorded import with_weights
 
 B, H, E, Q, K = 3, 2, 3, 4, 7
@@ -266,7 +265,7 @@ def test_what_cannot_be_is_refused(settings: dict[str, Any], named: str) -> None
 def test_a_source_that_may_be_too_long_is_refused_before_data() -> None:
     with composer() as compose:
         config = typed(compose(["attention=linformer", "model=tiny"]))
-    sites = translation_sites(config.model)
+    sites = encoder_decoder_sites(config.model)
     check_model(config, sites, {"source": 256, "target": 300})
     with pytest.raises(ConfigError, match="Linformer at encoder_self takes at most 256 positions"):
         check_model(config, sites, {"source": 257})

@@ -22,7 +22,7 @@ from headwise.data.tokenizer_training import check_tokenizer_config
 from headwise.decode.hypothesis import check_decode_config
 from headwise.errors import ConfigError
 from headwise.model.build import build_model, check_model, parts_of
-from headwise.model.places import translation_sites
+from headwise.model.transformer import encoder_decoder_sites
 from headwise.precision import resolve_precision
 from headwise.tasks.settings import settle
 from headwise.track.base import NullTracker
@@ -114,7 +114,7 @@ def test_every_pattern_builds(make: Any, choice: str) -> None:
 @every("model")
 def test_every_model_builds(make: Any, choice: str) -> None:
     config = typed(make([f"model={choice}", "attention=softmax"]))
-    check_model(config, translation_sites(config.model), {})
+    check_model(config, encoder_decoder_sites(config.model), {})
     with torch.device("meta"):
         model = build_model(config, 100, 100, joint=True)
     assert len(model.encoder.layers) == config.model.encoder_layers

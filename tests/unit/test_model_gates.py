@@ -24,8 +24,7 @@ from headwise.model.gates import (
     gate_penalty,
     head_gates,
 )
-from headwise.model.places import translation_sites
-from headwise.model.transformer import Transformer
+from headwise.model.transformer import Transformer, encoder_decoder_sites
 from headwise.train.optim import build_optimizer, set_rate
 
 B, H, E, Q = 2, 4, 3, 5
@@ -242,7 +241,7 @@ def test_the_initial_weights_are_those_without_gates(make: Any) -> None:
 )
 def test_what_no_gate_can_be_is_refused_by_key(settings: dict[str, Any], named: str) -> None:
     node = {"_target_": "headwise.model.gates.HardConcrete", **settings}
-    sites = translation_sites(ModelConfig("test", 1, 1))
+    sites = encoder_decoder_sites(ModelConfig("test", 1, 1))
     with pytest.raises(ConfigError, match=named):
         instantiate(node, "gates").check(sites)
 
@@ -267,7 +266,7 @@ def test_heads_that_the_model_has_not_are_refused(make: Any, heads: str, named: 
     config = typed(make(SMALL))
     config.model.heads = yaml.safe_load(heads)
     with pytest.raises(ConfigError, match=named):
-        check_model(config, translation_sites(config.model), {})
+        check_model(config, encoder_decoder_sites(config.model), {})
     with pytest.raises(ConfigError, match=named):
         build_model(config, V, V, joint=True)
 
@@ -275,7 +274,7 @@ def test_heads_that_the_model_has_not_are_refused(make: Any, heads: str, named: 
 def test_heads_are_built_as_listed_and_a_site_left_out_is_whole(make: Any) -> None:
     config = typed(make([*SMALL, "gates=hard_concrete"]))
     config.model.heads = {"cross": [[2], []]}
-    check_model(config, translation_sites(config.model), {})
+    check_model(config, encoder_decoder_sites(config.model), {})
     model = build_model(config, V, V, joint=True)
     found = {(s, layer): attention.place for s, layer, attention in model.attentions()}
     assert found["cross", 1].head_numbers == (2,)

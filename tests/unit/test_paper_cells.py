@@ -13,28 +13,29 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fabricated_runs import MACHINE, REFERENCES, translations
+from fabricated_runs import MACHINE, METRICS, REFERENCES, translations
 from headwise.config.folders import group_node
 from headwise.metrics.bleu import score_translations
 from headwise.metrics.significance import Comparison
 from headwise.report.cells import (
     ColumnRuns,
     Missing,
-    _lines,
     cell_facts,
     column_runs,
     judge,
 )
-from headwise.report.paper import Cell, Column, Paper, Recipe
+from headwise.report.paper import Cell, Column, Paper, PaperMetric, Recipe
 from headwise.report.paper_runs import Matching
 from headwise.report.paper_tables import paper_tables
 from headwise.report.tables import Table, fact_table, select
 from headwise.runs.folder import RunFolder
 from headwise.runs.results import Results
+from headwise.tasks.translation import Translation
 
 PAPER = Paper(
     name="tiny",
     title="",
+    metrics={name: PaperMetric(about["label"]) for name, about in METRICS.items()},
     baseline="softmax",
     rows={"softmax": "softmax", "sparse": "sparse"},
     columns={"mine": Column("Mine", "test", train_pairs=1000)},
@@ -68,6 +69,7 @@ def finished(
         tokens_per_second=speed,
         machine=MACHINE,
         results=Results({"test": dict(measured.scores())}),
+        task=Translation(),
         config=SimpleNamespace(
             data=SimpleNamespace(target="en"),
             loss=group_node("loss", "cross_entropy"),
@@ -77,7 +79,7 @@ def finished(
 
 
 def recipes(*overrides: str) -> list[Recipe]:
-    return [Recipe(Cell(row, "mine"), overrides, {}, 0) for row in PAPER.rows]
+    return [Recipe(Cell(row, "mine"), overrides, {}, 0, ()) for row in PAPER.rows]
 
 
 def judged(softmax: list[Any], sparse: list[Any]) -> ColumnRuns:
@@ -119,13 +121,6 @@ def test_speeds_are_compared_over_the_seeds_that_both_rows_have(tmp_path: Path) 
     )
     # medians 175 and 250 of the seeds 1 and 3; 50 of 100, and 300 of 400
     assert judged(base, own).speeds["sparse"] == pytest.approx((70, 50, 75))
-
-
-@pytest.mark.parametrize("separator", ["\u2028", "\x85", "\x0c", "\r"])
-def test_what_only_looks_like_the_end_of_a_line_ends_none(tmp_path: Path, separator: str) -> None:
-    lines = [f"child{separator} sees", "another"]
-    run = finished(tmp_path, 1, lines, lines)
-    assert _lines(run, "test.txt") == lines
 
 
 Change = Callable[[Any], Any]

@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from headwise.config.folders import group_choices
 from headwise.config.schema import typed
 from headwise.errors import ConfigError
-from headwise.report.paper import Paper, Recipe, read_paper, recipe
+from headwise.report.paper import Paper, Recipe, check_metrics, read_paper, recipe
 from headwise.tasks.settings import check
 
 PAPERS = group_choices("paper")
@@ -125,6 +125,7 @@ def test_repulsion_is_set_as_its_authors_set_it(
 GOOD: dict[str, Any] = {
     "name": "mine",
     "title": "t",
+    "metrics": {"bleu": {"label": "BLEU"}},
     "baseline": "a",
     "rows": {"a": "A", "b": "B"},
     "columns": {"c": {"label": "C", "test": "test"}},
@@ -149,7 +150,7 @@ def test_a_good_paper_is_read() -> None:
     [
         (lambda p: p.pop("title"), "paper.*title"),
         (lambda p: p.update(name="../x"), "paper.name"),
-        (lambda p: p.update(metric="chr"), "paper.metric must be one of .*Did you mean chrf"),
+        (lambda p: p.pop("metrics"), "paper.metrics is missing"),
         (lambda p: p.update(baseline="z"), "paper.baseline must be one of a, b"),
         (lambda p: p.update(seeds=[1, 1]), "paper.seeds"),
         (lambda p: p["cells"][0].update(row="z"), r"paper.cells\[0\].row must be one of a, b"),
@@ -197,6 +198,12 @@ def test_a_recipe_that_does_not_compose_names_its_cell(make: Any) -> None:
     paper = read_paper(OmegaConf.create(GOOD))
     with pytest.raises(ConfigError, match=r"a × c does not compose \(attention=softmax a=b\)"):
         recipe(paper.cells[0], ["a=b"])
+
+
+def test_a_metric_that_no_recipe_measures_is_refused(make: Any) -> None:
+    paper = read_paper(OmegaConf.create({**GOOD, "metrics": {"chr": {"label": "chrF"}}}))
+    with pytest.raises(ConfigError, match=r"paper.metrics must be one of .*Did you mean chrf"):
+        check_metrics(paper, [recipe(paper.cells[0])])
 
 
 def test_a_recipe_leaves_to_the_machine_what_is_auto(make: Any) -> None:

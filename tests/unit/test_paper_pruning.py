@@ -32,6 +32,7 @@ def write_curve(
         "split": "valid",
         "sentences": 9,
         "sites": sites,
+        "metric": "bleu",
         "rows": rows,
         **about,
     }
@@ -39,6 +40,7 @@ def write_curve(
 
 
 def fact(measure: str, **settings: Any) -> PruningFact:
+    settings = {"sites": list(SITES), **settings}
     return PruningFact(table="t", label="l", measure=measure, **settings)
 
 
@@ -50,7 +52,7 @@ def run(tmp_path: Path) -> Path:
         {"site": "cross", "layer": 1, "head": 2, "bleu": 29.0},
         {"site": "cross", "layer": 2, "head": 1, "bleu": 30.5},
     ]
-    about = {"weights": "w", "split": "valid", "sentences": 9, "rows": rows}
+    about = {"weights": "w", "split": "valid", "sentences": 9, "metric": "bleu", "rows": rows}
     (tmp_path / "pruning" / "one_left.json").write_text(json.dumps(about), encoding="utf-8")
     return tmp_path
 
@@ -63,11 +65,11 @@ def test_heads_are_removable_until_more_is_lost_for_the_first_time(
     assert measure(run, fact("kept", tolerance=tolerance)) == pytest.approx(100 - share)
 
 
-def test_bleu_left_is_in_percent_of_the_whole_at_the_sites_asked_for(run: Path) -> None:
-    assert measure(run, fact("bleu_left", sites=["cross"], removed=0.7)) == pytest.approx(10)
-    assert measure(run, fact("bleu_left", removed=0.5)) == pytest.approx(100 * 20 / 30)
-    assert measure(run, fact("bleu_left", removed=0.7)) is None  # the step was not measured
-    assert measure(run, fact("bleu_left", sites=["encoder_self"], removed=0.7)) is None
+def test_score_left_is_in_percent_of_the_whole_at_the_sites_asked_for(run: Path) -> None:
+    assert measure(run, fact("score_left", sites=["cross"], removed=0.7)) == pytest.approx(10)
+    assert measure(run, fact("score_left", removed=0.5)) == pytest.approx(100 * 20 / 30)
+    assert measure(run, fact("score_left", removed=0.7)) is None  # the step was not measured
+    assert measure(run, fact("score_left", sites=["encoder_self"], removed=0.7)) is None
 
 
 def test_shares_are_those_of_the_heads_that_are_really_gone(tmp_path: Path) -> None:
@@ -80,9 +82,9 @@ def test_shares_are_those_of_the_heads_that_are_really_gone(tmp_path: Path) -> N
     cross = {"sites": ["cross"]}
     assert measure(tmp_path, fact("removable", tolerance=1.0, **cross)) == 75
     assert measure(tmp_path, fact("kept", tolerance=1.0, **cross)) == 25
-    assert measure(tmp_path, fact("bleu_left", removed=0.8, **cross)) is None
-    assert measure(tmp_path, fact("bleu_left", removed=0.75, **cross)) == 100
-    assert measure(tmp_path, fact("bleu_left", removed=0.86, **cross)) == 25
+    assert measure(tmp_path, fact("score_left", removed=0.8, **cross)) is None
+    assert measure(tmp_path, fact("score_left", removed=0.75, **cross)) == 100
+    assert measure(tmp_path, fact("score_left", removed=0.86, **cross)) == 25
 
 
 def test_the_best_head_alone_is_compared_with_all_heads(run: Path) -> None:
@@ -115,7 +117,9 @@ def found(
     config.model.heads, config.data.test = heads, ["test"]
     config.init_from = more.pop("init_from", None)
     decisive = more.pop("decisive", {})
-    return SimpleNamespace(folder=folder, results={}, decisive=decisive, config=config, seed=1)
+    about = {"sites": {"encoder_self": 2, "decoder_self": 3, "cross": 3}, "decisive": decisive}
+    metric = SimpleNamespace(name="bleu", label="BLEU")
+    return SimpleNamespace(folder=folder, results={}, metric=metric, config=config, seed=1, **about)
 
 
 def test_runs_with_fewer_heads_stand_beside_those_they_came_from(tmp_path: Path) -> None:
@@ -131,12 +135,12 @@ def test_runs_with_fewer_heads_stand_beside_those_they_came_from(tmp_path: Path)
     for folder, origin in ((pruned, whole), (again, trained)):
         (folder / "pruned.json").write_text(json.dumps({"origin": str(origin)}), encoding="utf-8")
     (table,) = pruning_report(Paper("p", "", pruned_runs=True), runs).tables
-    counts = ["3/12/5", "8/12/12"]
+    counts = "encoder_self 3 of 8, decoder_self 12 of 12, cross 5 of 12"
     assert table.rows == [
-        (str(pruned), [*counts, "28.50", "-1.50"]),
-        (str(trained), [*counts, "31.25", "+1.25"]),
-        (str(again), [*counts, "30.00", "-1.25"]),
-        (str(tmp_path / "e"), [*counts, "–", "–"]),
+        (str(pruned), [counts, "28.50 BLEU", "-1.50"]),
+        (str(trained), [counts, "31.25 BLEU", "+1.25"]),
+        (str(again), [counts, "30.00 BLEU", "-1.25"]),
+        (str(tmp_path / "e"), [counts, "–", "–"]),
     ]
 
 
@@ -159,7 +163,7 @@ def test_answers_are_averaged_over_runs_that_differ_in_the_seed_alone(tmp_path: 
         ("none of ours", ["about 8", "–", "–"]),
         ("nothing", ["–", "–", "–"]),
     ]
-    ours = [fact for fact in report.facts if fact["source"] == "ours"]
+    ours = [fact for fact in report.facts if fact["origin"] == "ours"]
     assert [fact["value"] for fact in ours] == pytest.approx([20, 40, 60])
 
 

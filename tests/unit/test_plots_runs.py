@@ -93,10 +93,11 @@ def test_lines_join_heads_of_one_rank_and_average_runs() -> None:
 def test_a_curve_is_the_mean_over_seeds_in_a_band_of_all_of_them() -> None:
     rows = [("s1", 100, 10.0), ("s1", 200, 20.0), ("s2", 100, 14.0), ("s2", 200, 18.0)]
     rows += [("s2", 300, 30.0)]  # not of all runs: left out
-    scores = pd.DataFrame(rows, columns=["run", "update", "bleu"]).assign(
-        name="softmax", corpus="c"
+    scores = pd.DataFrame(rows, columns=["run", "update", "score"]).assign(
+        name="softmax", corpus="c", metric="bits"
     )
-    (axes,) = plots.bleu_curves(scores).axes
+    (axes,) = plots.score_curves(scores).axes
+    assert axes.get_ylabel() == "validation bits"
     assert lines(axes) == [[(100, 12.0), (200, 19.0)]]
     (band,) = axes.collections
     corners = {(x, y) for x, y in band.get_paths()[0].vertices}

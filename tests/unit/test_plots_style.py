@@ -10,7 +10,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from figures_drawn import FIGURES
-from headwise.plots.style import DOUBLE, RULES, looks, save, shown, site_order
+from headwise.plots.style import DOUBLE, RULES, looks, save, shown
 
 
 def test_a_rule_looks_alike_in_every_figure_and_no_two_rows_alike() -> None:
@@ -31,7 +31,6 @@ def test_names_are_those_of_the_papers() -> None:
     assert shown("entmax15, pattern fixed") == "1.5-entmax, pattern fixed"
     assert shown("softmax (cross entmax15)") == "softmax (cross 1.5-entmax)"
     assert shown("loss_entmax15 entmax15b") == "loss_entmax15 entmax15b"
-    assert site_order(["other", "cross", "encoder_self"]) == ["encoder_self", "cross", "other"]
 
 
 def test_the_same_figure_gives_the_same_bytes(

@@ -12,14 +12,17 @@ RECORDS: list[dict[str, Any]] = [
     {
         "update": update,
         "alpha": {
-            "cross": [[1.2, 1.3, 1.4], [1.5, 1.6, 1.7 + update / 1000]],
             "encoder_self": [[1.1, 1.9, 1.5], [], [1.0, 2.0, None]],
+            "cross": [[1.2, 1.3, 1.4], [1.5, 1.6, 1.7 + update / 1000]],
         },
         "diversity": {"cross": [[0.2], [0.4 + update / 1000]]},
         "p of/ours": {"cross": [[0.5, None]]},
     }
     for update in (0, 50, 100)
 ] + [{"update": 100, "density": {"cross": [[0.5]]}}]
+
+
+CURVES = {"loss": "loss per target token", "bits": "bits per byte"}
 
 
 def drawn_lines(figure: Any) -> dict[str, list[tuple[list[float], list[float]]]]:
@@ -47,7 +50,7 @@ def test_records_become_a_row_a_value_under_the_numbers_of_the_heads() -> None:
 
 
 def test_a_panel_a_site_and_a_line_a_head() -> None:
-    figure = training_figures(RECORDS, [])["alpha"]
+    figure = training_figures(RECORDS, [], {})["alpha"]
     lines = drawn_lines(figure)
     assert list(lines) == ["encoder self-attention", "cross-attention"]
     assert len(lines["encoder self-attention"]) == 5
@@ -59,7 +62,7 @@ def test_a_panel_a_site_and_a_line_a_head() -> None:
 
 
 def test_every_measure_that_heads_report_has_a_figure_and_what_is_absent_none() -> None:
-    figures = training_figures(RECORDS, [], "softmax, a corpus")
+    figures = training_figures(RECORDS, [], {}, "softmax, a corpus")
     assert list(figures) == ["alpha", "diversity", "heads-p-of-ours"]
     assert drawn_lines(figures["diversity"])["cross-attention"] == [
         ([0, 50, 100], [0.2] * 3),
@@ -68,19 +71,22 @@ def test_every_measure_that_heads_report_has_a_figure_and_what_is_absent_none() 
     for figure in figures.values():
         title = " ".join(figure.get_suptitle().split())  # long ones are wrapped
         assert title.endswith(" (softmax, a corpus)")
-    assert training_figures([{"update": 2, "alpha": {}}], [{"update": 1}]) == {}
+    assert training_figures([{"update": 2, "alpha": {}}], [{"update": 1}], CURVES) == {}
 
 
-def test_curves_of_loss_and_bleu() -> None:
+def test_curves_are_of_the_metrics_asked_for() -> None:
     records = [
         {"update": 50, "train/loss": 5.0, "train/rate": 0.1},
         {"update": 100, "train/loss": 4.0},
-        {"update": 100, "valid/loss": 4.5, "valid/bleu": 3.0},
+        {"update": 100, "valid/loss": 4.5, "valid/bits": 3.0, "valid/nll": 2.0},
         {"update": 150, "nonfinite": ["train/loss"]},
     ]
-    lines = drawn_lines(training_figures([], records)["curves"])
+    figure = training_figures([], records, CURVES)["curves"]
+    title = " ".join(figure.get_suptitle().split())
+    assert title == "Loss per target token and bits per byte over training"
+    lines = drawn_lines(figure)
     assert lines == {
         "loss per target token": [([50, 100], [5.0, 4.0]), ([100], [4.5])],
-        "BLEU": [([100], [3.0])],
+        "bits per byte": [([100], [3.0])],
     }
-    assert len(training_figures([], records[:2])["curves"].axes) == 1
+    assert len(training_figures([], records[:2], CURVES)["curves"].axes) == 1

@@ -6,20 +6,30 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 
+from headwise.config.folders import composed
 from headwise.report.comparison import job_names, sweep_table
 from headwise.runs.results import Results
 
+TRANSLATED = "data=files", "data.source=de", "data.target=en"
+READ = ("data=text",)
 
-def point(folder: Path, overrides: list[str], **results: Any) -> dict[str, Any]:
+
+def point(
+    folder: Path, overrides: list[str], data: tuple[str, ...] = TRANSLATED, **results: Any
+) -> dict[str, Any]:
     run = folder / "-".join(overrides).replace("=", "_")
     run.mkdir()
+    OmegaConf.save(composed(*data, "tracker=none"), run / "config.yaml")
     Results(**results).write(run / "results.json")
     return {"overrides": overrides, "run": str(run)}
 
 
-def markdown(points: list[dict[str, Any]]) -> str:
-    return sweep_table(points).markdown()
+def lines_of(points: list[dict[str, Any]]) -> list[str]:
+    """Of the table, without the line below its head."""
+    head, _, *rows = sweep_table(points).markdown().splitlines()
+    return [head, *rows]
 
 
 def results(bleu: float, speed: float, memory: int | None, density: float) -> dict[str, Any]:
@@ -43,12 +53,12 @@ def points(tmp_path: Path) -> list[dict[str, Any]]:
 
 
 def test_seeds_are_averaged_and_ratios_are_to_softmax(points: list[dict[str, Any]]) -> None:
-    head, _, sparse, softmax = markdown(points).splitlines()
+    head, sparse, softmax = lines_of(points)
     named = ["BLEU test", "runs", "tokens/s, softmax = 1", "memory, softmax = 1"]
     assert head.split(" | ")[1:5] == named
     # sample deviation of 10 and 14; medians 60 and 400 beside 120 and 200; (0.3 + 1 + 0.5 + 0.5)/4
-    assert sparse == "| sparse | 12.00 ± 2.83 | 2 | 0.50 | 2.00 | 0.57 / - / - | - / - / - |"
-    assert softmax.startswith("| softmax | 20.00 | 1 (1 failed) | 1.00 | 1.00 | 0.75 / - / - |")
+    assert sparse == "| sparse | 12.00 ± 2.83 | 2 | 0.50 | 2.00 | 0.57 | - |"
+    assert softmax.startswith("| softmax | **20.00** | 1 (1 failed) | 1.00 | 1.00 | 0.75 |")
 
 
 @pytest.mark.parametrize(
@@ -68,9 +78,7 @@ def test_rows_are_named_by_what_tells_them_apart(
 ) -> None:
     jobs = [{"overrides": given.split(), "error": "x"} for given in overrides]
     assert job_names(jobs) == names
-    assert [line.split(" | ")[0] for line in markdown(jobs).splitlines()[2:]] == [
-        f"| {name}" for name in names
-    ]
+    assert [line.split(" | ")[0] for line in lines_of(jobs)[1:]] == [f"| {name}" for name in names]
 
 
 def test_a_ratio_is_of_medians_so_that_one_odd_run_moves_it_little(tmp_path: Path) -> None:
@@ -80,7 +88,7 @@ def test_a_ratio_is_of_medians_so_that_one_odd_run_moves_it_little(tmp_path: Pat
         for name, of in speeds.items()
         for seed, speed in enumerate(of)
     ]
-    lines = [line.split(" | ") for line in markdown(found).splitlines()[2:]]
+    lines = [line.split(" | ") for line in lines_of(found)[1:]]
     assert [line[2] for line in lines] == ["1.00", "0.50", "-", "0.00"]
 
 
@@ -90,8 +98,8 @@ def test_heads_that_measure_0_count_in_the_mean_and_unmeasured_ones_do_not(tmp_p
         point(tmp_path, ["a=1", "seed=2"]),
         point(tmp_path, ["a=2", "seed=1"], heads={"density": {"cross": [[0.0]]}}),
     ]
-    lines = [line.split(" | ") for line in markdown(found).splitlines()[2:]]
-    assert [line[4] for line in lines] == ["- / - / 0.20", "- / - / 0.00"]
+    lines = [line.split(" | ") for line in lines_of(found)[1:]]
+    assert [line[4] for line in lines] == ["0.20", "0.00"]
 
 
 def test_without_softmax_the_first_row_is_the_measure(tmp_path: Path) -> None:
@@ -99,7 +107,7 @@ def test_without_softmax_the_first_row_is_the_measure(tmp_path: Path) -> None:
         point(tmp_path, [f"a={name}", "seed=1"], **results(1, speed, 100, 1.0))
         for name, speed in (("x", 50), ("y", 100))
     ]
-    head, _, first, second = markdown(found).splitlines()
+    head, first, second = lines_of(found)
     assert "tokens/s, x = 1" in head
     assert [line.split(" | ")[3] for line in (first, second)] == ["1.00", "2.00"]
 
@@ -107,8 +115,31 @@ def test_without_softmax_the_first_row_is_the_measure(tmp_path: Path) -> None:
 def test_every_split_has_a_column_and_every_failure_counts(tmp_path: Path) -> None:
     scores = {"test": {"bleu": {"score": 10.0}}, "other": {"bleu": {"score": 20.0}}}
     failed = [{"overrides": ["a=1", f"seed={seed}"], "error": "x"} for seed in (2, 3)]
-    head, _, row = markdown(
-        [point(tmp_path, ["a=1", "seed=1"], scores=scores), *failed]
-    ).splitlines()
+    head, row = lines_of([point(tmp_path, ["a=1", "seed=1"], scores=scores), *failed])
     assert head.split(" | ")[1:4] == ["BLEU test", "BLEU other", "runs"]
     assert row.startswith("| all | 10.00 | 20.00 | 1 (2 failed) |")
+
+
+def test_runs_of_two_tasks_stand_in_one_table(tmp_path: Path) -> None:
+    found = [
+        point(
+            *(tmp_path, [f"a={name}"], data),
+            scores={"test": {metric: {"score": score}, "loss": {"score": 1.0}}},
+            heads={"density": {site: [[0.5]]}},
+        )
+        for name, score, metric, data, site in (
+            ("x", 30.0, "bleu", TRANSLATED, "encoder_self"),
+            ("y", 22.0, "bleu", TRANSLATED, "encoder_self"),
+            ("read", 1.5, "bits_per_byte", READ, "decoder_self"),
+            ("other", 3.0, "bits_per_byte", READ, "decoder_self"),
+        )
+    ]
+    head, *rows = [[line.split(" | ")[n] for n in (1, 2, 6)] for line in lines_of(found)]
+    assert head[:2] == ["BLEU test", "bits per byte test, lower is better"]
+    assert head[2] == "density encoder_self/decoder_self"
+    assert rows == [
+        ["**30.00**", "-", "0.50 / -"],
+        ["22.00", "-", "0.50 / -"],
+        ["-", "**1.50**", "- / 0.50"],
+        ["-", "3.00", "- / 0.50"],
+    ]

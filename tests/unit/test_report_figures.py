@@ -60,6 +60,7 @@ def analysed(run: Path, rule: str) -> Path:
     (run / "pruning").mkdir()
     curve = {
         "sites": ["cross"],
+        "metric": "bleu",
         "rows": [{"removed": 0.0, "bleu": 30.0}, {"removed": 1.0, "bleu": 2.0}],
     }
     (run / "pruning" / "curve-cross.json").write_text(json.dumps(curve))
@@ -123,16 +124,16 @@ def test_runs_side_by_side(trained: Path, tmp_path: Path) -> None:
     figures = figures_of(runs)
     expected = {
         "alpha_histograms", "alpha_start_end", "density_violins", "density_layers",
-        "diversity_heads", "diversity_keys", "pruning", "bleu_curves",
+        "diversity_heads", "diversity_keys", "pruning", "score_curves",
     }  # fmt: skip
     assert set(figures) == expected
     assert [axes.get_title() for axes in figures["pruning"].axes] == ["softmax", "α-entmax"]
     assert "8 heads" in words(figures["alpha_start_end"])  # of both seeds, where α was learned
     assert "Measured on 6 sentences of valid." in words(figures["density_layers"])
     figures = figures_of([*runs, copy_of(trained, tmp_path / "ja", data__source="ja")])
-    assert {f"{name}-files_de_en" for name in expected - {"bleu_curves"}} < set(figures)
+    assert {f"{name}-files_de_en" for name in expected - {"score_curves"}} < set(figures)
     assert "alpha_histograms-files_ja_en" in figures
-    assert len(figures["bleu_curves"].axes) == 2
+    assert len(figures["score_curves"].axes) == 2
 
 
 # -- attention ------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     results.write(path)
     assert Results.read(path) == results
     assert json.loads(path.read_text())["status"] == "finished"
-    assert (results.score("test"), results.signature("test")) == (30.5, "tok:13a")
+    assert (results.score("test", "bleu"), results.signature("test", "bleu")) == (30.5, "tok:13a")
     for split, metric in (("other", "bleu"), ("test", "chrf"), (None, "bleu")):
         assert results.score(split, metric) is results.signature(split, metric) is None
 

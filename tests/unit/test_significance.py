@@ -127,10 +127,10 @@ def test_better_is_above_0_whichever_way_a_metric_points() -> None:
     generator = np.random.default_rng(1)
     base = np.column_stack((generator.random(60), generator.gamma(9, size=60), np.full(60, 4.0)))
     lower = base - [0.0, 0.5, 0.0]
-    nll = Metric("nll", "lower", lambda sums: float(sums[0] / sums[1]), (1, 2), "", "loss")
+    nll = Metric("nll", "lower", lambda sums: float(sums[0] / sums[1]), (1, 2), "", "loss", "")
     found = paired_bootstrap([lower], [base], nll, 200)
     assert found.difference == pytest.approx(0.125)
     assert (found.low, found.high) == pytest.approx((0.125, 0.125))
     assert found.p_value == 1 / 201
-    score = Metric("score", "higher", nll.of_sums, (1, 2), "", "loss")
+    score = Metric("score", "higher", nll.of_sums, (1, 2), "", "loss", "")
     assert paired_bootstrap([lower], [base], score, 200).difference == pytest.approx(-0.125)

@@ -10,14 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 
 from headwise.analysis.alpha_table import alpha_table
 from headwise.analysis.collect import filled
+from headwise.config.folders import composed
 from headwise.report.outcome import draw, figures, shown_score
 from headwise.runs.folder import RunFolder
 from headwise.runs.records import Records
 from headwise.track.base import NullTracker
 
+CORPUS = "data=files", "data.source=de", "data.target=en"
 STATISTICS = {
     "density": {"cross": [[0.5, None], [0.25, 0.75]]},
     "diversity": {"cross": [[0.4], []], "encoder_self": [[], [0.125]]},
@@ -72,7 +75,7 @@ def test_a_mean_alpha_stands_where_a_head_has_none_of_its_own(first: float | Non
 
 def test_figures_of_what_was_measured(tmp_path: Path) -> None:
     tracker, folder = Listener(), RunFolder(tmp_path)
-    (tmp_path / "config.yaml").write_text("model: {heads: null}\n", encoding="utf-8")
+    OmegaConf.save(composed(*CORPUS), tmp_path / "config.yaml")
     records = Records(folder, NullTracker())
     records.log(1, {"train/loss": 2.0})
     records.log_heads(1, {**STATISTICS, "p of/ours": {"cross": [[0.5, None]]}})
@@ -89,7 +92,7 @@ def test_the_figures_of_a_pruned_run_name_its_heads_by_their_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = RunFolder(tmp_path)
-    (tmp_path / "config.yaml").write_text("model: {heads: {cross: [[2, 5]]}}\n", encoding="utf-8")
+    OmegaConf.save(composed(*CORPUS, "model.heads={cross:[[2,5]]}"), tmp_path / "config.yaml")
     folder.heads.write_text('{"update": 1, "alpha": {"cross": [[1.25, 1.5]]}}\n', encoding="utf-8")
     drawn = []
     monkeypatch.setattr("headwise.plots.training.trajectories", lambda t, _: drawn.append(t))
@@ -98,7 +101,7 @@ def test_the_figures_of_a_pruned_run_name_its_heads_by_their_numbers(
 
 
 def test_the_table_has_a_row_a_layer_and_a_column_a_head() -> None:
-    table = alpha_table({"cross": [[1.25, 1.75], [1.0, None]], "encoder_self": [[2.0, 1.5]]})
+    table = alpha_table({"encoder_self": [[2.0, 1.5]], "cross": [[1.25, 1.75], [1.0, None]]})
     rows = [line.split() for line in table.splitlines()]
     assert rows == [
         ["site", "layer", "head1", "head2", "mean"],

@@ -16,8 +16,7 @@ from headwise.config.folders import group_node
 from headwise.config.instantiate import instantiate
 from headwise.config.schema import SITES, ModelConfig
 from headwise.errors import ConfigError
-from headwise.model.places import translation_sites
-from headwise.model.transformer import Transformer
+from headwise.model.transformer import Transformer, encoder_decoder_sites
 from headwise.seed import derived_seed
 from headwise.train.particles import stein_gradient
 from headwise.train.repulsion import SPOS, SVGD, NoRepulsion, Repulsion
@@ -270,14 +269,14 @@ def test_the_yamls_are_the_defaults(name: str, kind: type[Repulsion]) -> None:
     ],
 )
 def test_refused(changes: dict[str, Any], told: str) -> None:
-    sites = translation_sites(ModelConfig("test", 1, 1))
+    sites = encoder_decoder_sites(ModelConfig("test", 1, 1))
     with pytest.raises(ConfigError, match="repulsion") as refused:
         instantiate({**group_node("repulsion", "spos"), **changes}, "repulsion").check(sites)
     assert told in str(refused.value)
 
 
 def test_layers_the_model_lacks_are_refused() -> None:
-    config = translation_sites(ModelConfig("test", 6, 3, WIDTH, HEADS, 16))
+    config = encoder_decoder_sites(ModelConfig("test", 6, 3, WIDTH, HEADS, 16))
     SVGD(layers=[1, 6]).check(config)
     SVGD(sites=["cross"], layers=[3]).check(config)
     SVGD().check(config)

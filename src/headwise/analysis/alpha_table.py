@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-from headwise.config.schema import SITES
 from headwise.track.base import HeadNumbers, HeadValues, head_numbers
 
 
@@ -17,8 +16,8 @@ def alpha_table(alphas: HeadValues, kept: HeadNumbers | None = None) -> str:
     """
     rows = [
         (site, layer, dict(zip(head_numbers(kept, site, layer, len(values)), values, strict=False)))
-        for site in sorted(alphas, key=lambda s: (SITES.index(s) if s in SITES else 99, s))
-        for layer, values in enumerate(alphas[site], start=1)
+        for site, layers in alphas.items()
+        for layer, values in enumerate(layers, start=1)
         if values
     ]
     if not rows:

@@ -21,7 +21,7 @@ from headwise.analysis.roles import (
 )
 from headwise.analysis.tables import HEAD_KEY, Row, known
 from headwise.analysis.trajectories import MOVED, ROSE, came_back, sarle, spearman
-from headwise.config.schema import SITE_NAMES, SITES
+from headwise.config.schema import SITE_NAMES
 from headwise.markdown import markdown_table
 
 SEEN, PARTLY, UNSEEN, UNMEASURED = "seen", "in part", "not seen", "not measured"
@@ -73,7 +73,7 @@ def findings(tables: Tables, about: Mapping[str, Any]) -> list[Found]:
         *_alpha_at_the_end(heads),
         *_density(heads, tables["density"]),
         *_diversity(tables["layers"]),
-        *_roles(heads, about["counts"], Thresholds(**about["thresholds"])),
+        *_roles(heads, about, Thresholds(**about["thresholds"])),
         _unusually_dense(heads, tables["sentences"]),
         *_confidence(heads),
         *_importance(heads),
@@ -122,11 +122,11 @@ def _row(finding: str, outcome: str | None, head: Row | None = None, **values: A
 
 def _by_site(rows: Iterable[Row], name: str) -> Iterator[tuple[str, list[Row]]]:
     """The rows of each site that have a value, the highest first."""
-    rows = sorted(known(rows, name), key=lambda row: -float(row[name]))
-    for site in SITES:
-        own = [row for row in rows if row["site"] == site]
-        if own:
-            yield site, own
+    of_sites: dict[str, list[Row]] = {}
+    for row in known(rows, name):
+        of_sites.setdefault(row["site"], []).append(row)
+    for site, own in of_sites.items():
+        yield site, sorted(own, key=lambda row: -float(row[name]))
 
 
 def _graded(value: float, threshold: float) -> str:
@@ -230,16 +230,17 @@ def _confidence(heads: Sequence[Row]) -> Iterator[Found]:
 
 
 def _roles(
-    heads: Sequence[Row], counts: Mapping[str, int], thresholds: Thresholds
+    heads: Sequence[Row], about: Mapping[str, Any], thresholds: Thresholds
 ) -> Iterator[Found]:
     """Positional, merging and interrogation heads (section 5.2), and those of rare words."""
+    counts = about["counts"]
     for offset in (-1, 1, 0):
         name, share = NAMED[offset], thresholds.positional_share
         yield _of_role(heads, f"{name}-token head", name, f"{name}_share", share)
     for row in known(heads, "offset"):
         if row["offset"] not in NAMED and offset_name(row["offset"]) in _roles_of(row):
             yield _row("head at another offset", SEEN, row, value=row["offset_share"])
-    for site, side in (("encoder_self", "source"), ("decoder_self", "target")):
+    for site, side in about["self_attention"].items():
         own = [row for row in heads if row["site"] == site]
         row = _of_role(own, "merging head", "merging", "merge_score", thresholds.merge_score)
         if f"{side}_words" not in counts:
@@ -251,7 +252,7 @@ def _roles(
     role, least = "interrogation", thresholds.question_weight
     row = _of_role(heads, f"{role} head", role, "question_weight", least)
     if "question_word_tokens" not in counts:
-        none = "There is no list of question words for the source language."
+        none = "There is no list of question words for the language."
         row |= {"outcome": UNMEASURED, "sentence": none}
     elif not can_tell_questions(counts):
         few = f"Fewer than {FEWEST_QUESTION_TOKENS} pieces of question words in either kind."

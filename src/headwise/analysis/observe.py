@@ -35,7 +35,7 @@ class Observation:
     """The weights of one attention over a batch, register tokens left out.
 
     Attributes:
-        site: its name, one of `headwise.config.schema.SITES`.
+        site: its name.
         queries, keys: columns of the batch whose positions ask and are asked.
         layer: from 1.
         head_numbers: of its heads, as in the unpruned model.

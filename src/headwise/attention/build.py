@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from headwise.attention.heads import NoHeads
@@ -14,7 +14,7 @@ from headwise.attention.protocol import Attention
 from headwise.attention.scores import ScoreAttention
 from headwise.config.folders import group_choices, group_node
 from headwise.config.instantiate import as_container, instantiate, target_class
-from headwise.config.schema import SITE_GROUPS, SITE_KINDS, SITES
+from headwise.config.schema import SITE_GROUPS, SITE_KINDS
 from headwise.errors import ConfigError, refuse, require
 from headwise.seed import seeded
 
@@ -28,7 +28,7 @@ class AttentionFactory:
         sites: group -> site -> the choice of that site alone, or None to follow the common one.
         dropout: rate on the attention weights.
         positions: the scheme of the model; None for none.
-        present: names of the sites that the model has.
+        present: names of the sites that the model has; every name that there is by default.
         seed: of the initial weights that variants draw themselves (α, projections of Linformer):
             they depend on seed, site, layer and group alone, not on what was built before.
 
@@ -44,7 +44,7 @@ class AttentionFactory:
         dropout: float = 0.0,
         seed: int = 1,
         positions: Positions | None = None,
-        present: Sequence[str] = SITES,
+        present: Collection[str] = SITE_KINDS,
     ) -> None:
         self.dropout = dropout
         self.seed = seed
@@ -167,8 +167,8 @@ def _choice_at(site: str, group: str, common: Any) -> tuple[str, Any]:
     instead = common.get("instead", {}) if isinstance(common, Mapping) else {}
     require(isinstance(instead, Mapping), f"{group}.instead", "site: choice", instead)
     for key in instead:
-        if key not in SITES:
-            raise refuse(f"{group}.instead", key, SITES)
+        if key not in SITE_KINDS:
+            raise refuse(f"{group}.instead", key, SITE_KINDS)
     if site not in instead:
         return group, _without_instead(common)
     key = f"{group}.instead.{site}"

@@ -13,16 +13,14 @@ from headwise.attention.place import Place
 from headwise.attention.protocol import Attention
 from headwise.attention.scores import ScoreAttention
 from headwise.config.folders import group_choices, group_node
-from headwise.config.schema import SITES
+from headwise.config.schema import SITE_KINDS, SITE_NAMES
 from headwise.markdown import markdown_table, print_or_renew
 
 NAME = "capabilities"  # of the two markers in the page
 N_HEADS, HEAD_DIM = 8, 4  # any sizes: what is read does not depend on them
 HEAD = (
     "`attention=`",
-    "encoder self",
-    "decoder self (causal)",
-    "cross",
+    *(f"{SITE_NAMES[s]}{' (causal)' * (kind == 'causal')}" for s, kind in SITE_KINDS.items()),
     "decoding keeps",
     "fused, or no scores",
     "weights",
@@ -41,7 +39,7 @@ def built(name: str) -> dict[str, Attention]:
         site: AttentionFactory({"attention": softmax}, {"attention": {site: node}})(
             Place(site, 1, N_HEADS, HEAD_DIM)
         )
-        for site in SITES
+        for site in SITE_KINDS
         if site not in refused
     }
 
@@ -50,7 +48,9 @@ def capability_row(name: str) -> tuple[str, ...]:
     """One line of the table, a text a column."""
     attentions = built(name)
     instead = group_node("attention", name).get("instead", {})
-    by_site = ["yes" if s in attentions else f"no ({instead.get(s, 'refused')})" for s in SITES]
+    by_site = [
+        "yes" if s in attentions else f"no ({instead.get(s, 'refused')})" for s in SITE_KINDS
+    ]
     by_scores = [a for a in attentions.values() if isinstance(a, ScoreAttention)]
     is_whole = not by_scores
     limits = {a.max_keys for a in attentions.values()} - {None}
@@ -75,9 +75,10 @@ def _positions(attentions: dict[str, Attention]) -> str:
 
 
 def _kept(attentions: dict[str, Attention]) -> str:
-    if "decoder_self" not in attentions:
+    growing = [a for site, a in attentions.items() if SITE_KINDS[site] == "causal"]
+    if not growing:
         return "memory only"
-    cache = attentions["decoder_self"].make_cache(static=False)
+    cache = growing[0].make_cache(static=False)
     return "keys, values" if isinstance(cache, KeyValueCache) else "constant state"
 
 

@@ -18,7 +18,7 @@ class Pattern(Variant):
     """Which keys a query may see, beside padding and causality (Child et al. 2019).
 
     Only self-attention can be restricted: at site cross queries and keys stand on different axes,
-    and in a search the queries of a source are those of several hypotheses.
+    and in a search several queries may belong to one row of keys.
 
     Attributes:
         restricts: whether it forbids anything at its place; if not, it is left out there. False

@@ -19,7 +19,7 @@ class Site:
     """Where a model attends, layer by layer.
 
     Attributes:
-        name: one of `headwise.config.schema.SITES`.
+        name: a key of `headwise.config.schema.SITE_KINDS`.
         n_layers: layers that have it.
         queries, keys: columns of a batch whose positions ask and are asked.
     """
@@ -45,7 +45,7 @@ class Place:
     """Where in the model an attention stands, and its sizes.
 
     Attributes:
-        site: its name, one of `headwise.config.schema.SITES`.
+        site: its name, a key of `headwise.config.schema.SITE_KINDS`.
         layer: from 1.
         n_heads: heads that are there.
         head_dim: width E of each.

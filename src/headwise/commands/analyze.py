@@ -147,6 +147,7 @@ def _about(config: AnalyzeConfig, run: TrainedRun, items: Inspected) -> dict[str
         "record": content_digest(run.folder.heads) if run.folder.heads.is_file() else None,
         "split": items.split,
         "languages": "→".join(text.language for text in items.texts.values()),
+        "self_attention": {s.name: s.keys for s in run.model.sites if s.queries == s.keys},
         "sentences": len(items.numbers),
         "too_long": items.n_left_out,
         "text": items.digest(),

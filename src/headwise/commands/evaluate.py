@@ -11,7 +11,7 @@ from headwise.file_names import check_file_name
 from headwise.files import read_json, write_json
 from headwise.report.outcome import score_lines
 from headwise.runs.folder import OWN_FILES
-from headwise.tasks.evaluation import evaluate_texts
+from headwise.tasks.evaluation import HYPOTHESES, evaluate_texts
 from headwise.tasks.loading import load_selected, translating
 from headwise.tasks.texts import Sides, check_aligned, named_sets, read_lines
 from headwise.tasks.translation_run import TranslationRun
@@ -56,7 +56,7 @@ def evaluate(config: EvaluateConfig) -> dict[str, Any]:
         known[split] = scores[split]
         written = {**content, **({"files": files} if files else {}), "scores": known}
         write_json(path, written)
-    print(f"written to {path} and {run.folder.hypotheses / name}")
+    print(f"written to {path} and {run.folder.path / HYPOTHESES / name}")
     return scores
 
 

@@ -44,6 +44,7 @@ from headwise.losses.loss import Loss
 from headwise.model.family import Model, n_parameters
 from headwise.model.places import check_heads, chosen_sites, typed_heads
 from headwise.runs.folder import RunFolder
+from headwise.tasks.evaluation import HYPOTHESES
 from headwise.tasks.loading import load_selected
 from headwise.tasks.task import TrainedRun
 from headwise.track.base import numbered
@@ -135,17 +136,18 @@ def _measure(config: PruneConfig, run: TrainedRun, heads: Heads, sites: list[str
     print(_importance_table(found, heads).to_string(index=False, float_format=FORMAT))
     folder = run.folder.path / "pruning"
     folder.mkdir(exist_ok=True)
+    monitor = run.task.judged_by(run.config)
     about = {
         **_origin(run),
         "split": items.split,
         "sentences": found.n_sentences,
+        "metric": monitor.name,
         "loss": run.config.loss,
         "decode": run.search,
     }
     content = {**about, "heads": heads, "raw": found.raw, "normalised": found.normalised}
     write_json(folder / "importance.json", content)
     tables = {}
-    (monitor,) = (m for m in run.task.metrics(run.config) if m.name == run.task.monitor)
 
     def quality(values: Mapping[str, float]) -> tuple[float, ...]:
         """The task's own metric first, then a lower loss."""
@@ -159,7 +161,7 @@ def _measure(config: PruneConfig, run: TrainedRun, heads: Heads, sites: list[str
         def measure() -> dict[str, float]:
             bar.update()
             values = Validation(items.measure(loss), {}).values()
-            return {name: values[name] for name in (run.task.monitor, "loss", loss.measure)}
+            return {name: values[name] for name in (monitor.name, "loss", loss.measure)}
 
         if config.table:
             tables["curve"] = pruning_curve(run.model, order, measure)
@@ -269,5 +271,6 @@ def _copy_data(old: RunFolder, new: RunFolder) -> None:
         for path in old.path.glob(pattern):
             shutil.copy(path, new.path)
     for pattern in ("*.src.txt", "*.ref.txt"):
-        for path in old.hypotheses.glob(pattern):
-            shutil.copy(path, new.hypotheses)
+        for path in (old.path / HYPOTHESES).glob(pattern):
+            (new.path / HYPOTHESES).mkdir(exist_ok=True)
+            shutil.copy(path, new.path / HYPOTHESES)

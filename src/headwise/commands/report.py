@@ -19,7 +19,14 @@ from headwise.errors import ConfigError, RunError, require
 from headwise.files import write_text
 from headwise.report.cells import ColumnRuns, Missing, cell_facts, column_runs, judge, missing_cells
 from headwise.report.heads import head_tables, paper_head_facts
-from headwise.report.paper import Paper, check_seeds, default_output, read_paper, recipe
+from headwise.report.paper import (
+    Paper,
+    check_metrics,
+    check_seeds,
+    default_output,
+    read_paper,
+    recipe,
+)
 from headwise.report.paper_pruning import PruningReport, pruning_report
 from headwise.report.paper_runs import Matching, match
 from headwise.report.paper_tables import paper_tables
@@ -142,6 +149,7 @@ def _gather(config: ReportConfig, paper: Paper) -> _Report:
     """The runs by cell, before anything is averaged or compared."""
     seeds = config.seeds if config.seeds is not None else paper.seeds
     recipes = [recipe(cell, config.overrides) for cell in paper.cells if cell.overrides]
+    check_metrics(paper, recipes)
     matching = match(recipes, _run_folders(config, paper), seeds)
     columns = column_runs(paper, recipes, matching)
     has_pruning = paper.pruning or paper.pruned_runs
@@ -178,7 +186,7 @@ def _facts_and_tables(
         of_heads = list(paper_head_facts(paper, report.columns, analyses))
         tables += head_tables(paper, fact_table(of_heads))
     unused = [
-        {"source": "ours", "quantity": "unused", "run": str(u.run.folder), "note": u.reason}
+        {"origin": "ours", "quantity": "unused", "run": str(u.run.folder), "note": u.reason}
         for u in report.matching.unused
     ]
     facts = fact_table([*of_cells, *of_heads, *report.pruning.facts, *unused])

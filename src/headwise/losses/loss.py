@@ -21,6 +21,7 @@ from headwise.losses.vocabulary_loss import RowSums, chunk_rows, projected_loss
 from headwise.metrics.metric import Floats, Metric
 from headwise.precision import each_place_written_once
 
+UNIT = "per target token"
 LOG2_E = 1 / math.log(2.0)
 
 
@@ -104,7 +105,7 @@ class Loss(nn.Module):
         if self.measure == "nll":
             kinds.append(("perplexity", 1, lambda sums: math.exp(min(_mean(sums), 700.0))))
         return [
-            Metric(name, "lower", of_sums, (column, 2), "per target token", "loss")
+            Metric(name, "lower", of_sums, (column, 2), UNIT, "loss", f"{name} {UNIT}")
             for name, column, of_sums in kinds
         ]
 

@@ -39,14 +39,15 @@ def text_metrics(target_language: str) -> list[Metric]:
     from sacrebleu.metrics.chrf import CHRF
 
     language = language_of(target_language)
-    metrics = [_metric("bleu", _bleu(language), BLEU_COLUMNS)]
+    metrics = [_metric("bleu", "BLEU", _bleu(language), BLEU_COLUMNS)]
     if has_spaces(language):  # Moses' rules find no words elsewhere
         import sacremoses
 
         tokens = f"tok:moses-{language}-sacremoses-{sacremoses.__version__}"
-        metrics.append(_metric("bleu_tokenised", _token_bleu(), TOKENISED_COLUMNS, tokens))
-    metrics.append(_metric("chrf", CHRF(), CHRF_COLUMNS))
-    metrics.append(_metric("chrf++", CHRF(word_order=2), CHRF_WORDS_COLUMNS))
+        label, scorer = "tokenised BLEU", _token_bleu()
+        metrics.append(_metric("bleu_tokenised", label, scorer, TOKENISED_COLUMNS, tokens))
+    metrics.append(_metric("chrf", "chrF", CHRF(), CHRF_COLUMNS))
+    metrics.append(_metric("chrf++", "chrF++", CHRF(word_order=2), CHRF_WORDS_COLUMNS))
     return metrics
 
 
@@ -131,11 +132,13 @@ def _statistics(scorer: Any, hypotheses: Sequence[str], references: Sequence[str
     return np.array(rows, dtype=np.float64)
 
 
-def _metric(name: str, scorer: Any, columns: Sequence[int], tokens: str = "tok:none") -> Metric:
+def _metric(
+    name: str, label: str, scorer: Any, columns: Sequence[int], tokens: str = "tok:none"
+) -> Metric:
     def of_sums(sums: Floats) -> float:
         counts = [round(value) for value in sums.tolist()]
         return float(scorer._compute_score_from_stats(counts).score)
 
     scorer.num_refs = 1  # which its signature names
     signature = str(scorer.get_signature()).replace("tok:none", tokens)
-    return Metric(name, "higher", of_sums, columns, signature, UNIT)
+    return Metric(name, "higher", of_sums, columns, signature, UNIT, label)

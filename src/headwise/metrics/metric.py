@@ -34,6 +34,7 @@ class Metric:
         columns: which statistics of an item it reads.
         signature: how it is computed; scores of two signatures do not compare.
         unit: whose items have these statistics: `sums/<split>.<unit>.npy` of a run folder.
+        label: on axes and in tables.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Metric:
     columns: Sequence[int]
     signature: str
     unit: str
+    label: str
 
     @property
     def sign(self) -> int:

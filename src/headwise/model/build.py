@@ -20,10 +20,10 @@ from headwise.model.family import Model, check_model_config
 from headwise.model.gates import Gates
 from headwise.model.init import Init
 from headwise.model.parts import Parts
-from headwise.model.places import check_heads, check_layers, place_of, places, translation_sites
+from headwise.model.places import check_heads, check_layers, place_of, places
 from headwise.model.single import SingleStack
 from headwise.model.stack import MakeAttention
-from headwise.model.transformer import Transformer
+from headwise.model.transformer import Transformer, encoder_decoder_sites
 from headwise.seed import seeded
 
 M = TypeVar("M", bound=Model)
@@ -109,10 +109,10 @@ def _key_of(config: Config, site: str) -> str:
     return "attention" if getattr(config.sites, site) is None else f"sites.{site}"
 
 
-def build_model(config: Config, source_vocab: int, target_vocab: int, joint: bool) -> Transformer:
-    """The encoder-decoder of `config` for vocabularies of these sizes."""
-    make = partial(Transformer, config.model, source_vocab, target_vocab, joint)
-    return _built(config, translation_sites(config.model), make)
+def build_model(config: Config, n_read: int, n_written: int, joint: bool) -> Transformer:
+    """The encoder-decoder of `config`; its vocabularies of these sizes are one table if `joint`."""
+    make = partial(Transformer, config.model, n_read, n_written, joint)
+    return _built(config, encoder_decoder_sites(config.model), make)
 
 
 def build_single(config: Config, vocabulary: int, site: Site) -> SingleStack:

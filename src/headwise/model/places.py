@@ -11,16 +11,6 @@ from headwise.config.schema import ModelConfig
 from headwise.errors import ConfigError, refuse, require
 
 
-def translation_sites(config: ModelConfig) -> tuple[Site, Site, Site]:
-    """Encoder self-attention, decoder self-attention, and from decoder to encoder."""
-    n_decoder = config.decoder_layers
-    return (
-        Site("encoder_self", config.encoder_layers, "source", "source"),
-        Site("decoder_self", n_decoder, "target", "target"),
-        Site("cross", n_decoder, "target", "source"),
-    )
-
-
 def site_alone(config: ModelConfig, name: str, column: str) -> Site:
     """The self-attention of a model of one stack, which reads one column of a batch."""
     site = Site(name, 0, column, column)

@@ -9,14 +9,24 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
+from headwise.attention.place import Site
 from headwise.config.schema import ModelConfig
 from headwise.data.batch import Batch
 from headwise.model.family import Model, check_model_config
 from headwise.model.inputs import Input
 from headwise.model.outputs import Output
 from headwise.model.parts import DEFAULT, Parts
-from headwise.model.places import translation_sites
 from headwise.model.stack import MakeAttention, Memory, Stack, StackCache
+
+
+def encoder_decoder_sites(config: ModelConfig) -> tuple[Site, Site, Site]:
+    """Encoder self-attention, decoder self-attention, and from decoder to encoder."""
+    n_decoder = config.decoder_layers
+    return (
+        Site("encoder_self", config.encoder_layers, "source", "source"),
+        Site("decoder_self", n_decoder, "target", "target"),
+        Site("cross", n_decoder, "target", "source"),
+    )
 
 
 class Transformer(Model):
@@ -50,7 +60,7 @@ class Transformer(Model):
         target_table = source_table if shared else nn.Embedding(target_vocab, config.d_model)
         self.source_embedding = Input(source_table, config, parts, config.register_tokens)
         self.target_embedding = Input(target_table, config, parts)
-        own, causal, cross = self.sites = translation_sites(config)
+        own, causal, cross = self.sites = encoder_decoder_sites(config)
         self.columns = {"source": self.source_embedding, "target": self.target_embedding}
         self.encoder = Stack(config, make_attention, [own], parts)
         self.decoder = Stack(config, make_attention, [causal, cross], parts)

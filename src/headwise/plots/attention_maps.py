@@ -15,7 +15,7 @@ import seaborn as sns
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 
-from headwise.config.schema import SITE_NAMES
+from headwise.config.schema import SITE_KINDS, SITE_NAMES
 from headwise.plots.style import GREY, styled
 
 PITCH = 0.11  # inches from one key to the next
@@ -25,10 +25,10 @@ COLOURS = LinearSegmentedColormap.from_list(
     "weights", [(0, "#5c2300"), (0.5, "#f3c9a5"), (0.5, "#c3d9ee"), (1, "#0a2a52")], N=1024
 )
 UNSEEN = "#e4e4e4"
-ROWS = {
-    "encoder_self": "A row is the query, a column a key that it looks at.",
-    "decoder_self": "A row is the token just read, a column a token that it looks at.",
-    "cross": "A row is the token being written, a column a token of the source that it looks at.",
+ROWS = {  # by the kind of a site
+    "self": "A row is the query, a column a key that it looks at.",
+    "causal": "A row is the token just read, a column a token that it looks at.",
+    "cross": "A row is the token being written, a column a token read that it looks at.",
 }
 
 
@@ -83,7 +83,7 @@ def attention_maps(
     figure = Figure(figsize=(width, height))
     name = SITE_NAMES.get(site, site)
     figure.suptitle(textwrap.fill(": ".join(filter(None, (name, title))), int(width * 15)))
-    note = f"{ROWS.get(site, '')} White: weight exactly 0. Grey: may not be seen. {about}"
+    note = f"{ROWS[SITE_KINDS[site]]} White: weight exactly 0. Grey: may not be seen. {about}"
     figure.supxlabel(textwrap.fill(note, int(width * 20)), fontsize=6.5, color=GREY)
     grid = figure.subplots(len(layers), n_columns, squeeze=False)
     for line, layer in zip(grid, layers, strict=True):

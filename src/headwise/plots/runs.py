@@ -11,7 +11,6 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.figure import Figure
 
-from headwise.config.schema import SITES
 from headwise.plots.style import (
     GREY,
     REFERENCES,
@@ -21,13 +20,12 @@ from headwise.plots.style import (
     mean_curves,
     panels,
     shown,
-    site_order,
     styled,
     update_axis,
 )
 
 N_DRAWN = 2000  # queries that a violin is made of, in the proportions of its histogram
-ALL_SITES = ";".join(SITES)
+ALL_HEADS = "all heads"
 MEAN = "A line is the mean over runs (seeds), in a band from the lowest to the highest."
 BASES = {"diversity_heads": "log(number of heads)", "diversity_keys": "log(number of keys)"}
 
@@ -228,43 +226,42 @@ def diversity_layers(
 
 @styled
 def pruning_curves(table: pd.DataFrame, what: str = "", text: str = "") -> Figure:
-    """BLEU against the share of heads removed, a panel a name, a line a choice of sites.
+    """A score against the share of heads removed, a panel a name, a line a choice of sites.
 
     Args:
-        table: columns sites (joined by ";"), fraction, bleu, name and run.
+        table: columns sites, fraction, score, metric, name and run; sites are ALL_HEADS or names.
         what: was trained, for the title.
         text: on which it was measured, for the note.
     """
-    of_all = table["sites"] == ALL_SITES
-    sites = table["sites"].str.replace(";", " and ").mask(of_all, "all heads")
-    table = table.assign(removed=100 * table["fraction"], sites=sites)
+    table = table.assign(removed=100 * table["fraction"])
     figure, drawn = panels(
         table,
         "name",
-        titled("BLEU when heads are removed, the least important first", what),
+        titled("Scores when heads are removed, the least important first", what),
         f"{MEAN} {text}",
     )
-    style = looks(["all heads", *site_order(table["sites"].unique())])
+    style = looks([ALL_HEADS, *table["sites"]])
     for axes, part in drawn:
-        mean_curves(axes, part, "removed", "bleu", "sites", **style)
-        axes.set(xlabel="heads removed (%)", ylabel="BLEU")
+        mean_curves(axes, part, "removed", "score", "sites", **style)
+        axes.set(xlabel="heads removed (%)", ylabel=part["metric"].iloc[0])
     legend_right(drawn)
     return figure
 
 
 @styled
-def bleu_curves(table: pd.DataFrame) -> Figure:
-    """Validation BLEU over training, a panel a corpus, a line a name.
+def score_curves(table: pd.DataFrame) -> Figure:
+    """Validation scores over training, a panel a corpus and metric, a line a name.
 
     Args:
-        table: columns corpus, name, run, update and bleu.
+        table: columns corpus, metric, name, run, update and score.
     """
-    title = "BLEU on the validation set over training"
-    figure, drawn = panels(table, "corpus", title, MEAN, height=2.0, sharey=False)
+    title = "Scores on the validation set over training"
+    table = table.assign(panel=table["corpus"] + ", " + table["metric"])
+    figure, drawn = panels(table, "panel", title, MEAN, height=2.0, sharey=False)
     style = looks(table["name"])
     for axes, part in drawn:
-        mean_curves(axes, part, "update", "bleu", "name", **style)
-        axes.set_ylabel("validation BLEU")
+        mean_curves(axes, part, "update", "score", "name", **style)
+        axes.set_ylabel(f"validation {part['metric'].iloc[0]}")
         update_axis(axes)
     legend_right(drawn)
     return figure

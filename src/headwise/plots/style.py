@@ -25,7 +25,7 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from headwise.config.schema import SITE_NAMES, SITES
+from headwise.config.schema import SITE_NAMES
 from headwise.files import replacing
 
 P = ParamSpec("P")
@@ -82,12 +82,6 @@ def shown(name: str) -> str:
     return re.sub(rf"\b({rules})\b", lambda match: RULE_NAMES[match[1]], name)
 
 
-def site_order(sites: Iterable[str]) -> list[str]:
-    """The sites in the order of the model, others behind."""
-    present = set(sites)
-    return [site for site in SITES if site in present] + sorted(present - set(SITES))
-
-
 def looks(names: Iterable[str]) -> dict[str, Any]:
     """Colours, markers and dashes of named series, as arguments of seaborn's line plots."""
     names = list(dict.fromkeys(names))
@@ -116,13 +110,13 @@ def panels(
 
     Args:
         table: what is drawn.
-        column: whose values stand side by side, at most three in a line.
+        column: whose values stand side by side in their order, at most three in a line.
         title, note: above the panels, and below them.
         row: a column whose values stand below each other.
         height: of a line of panels, in inches.
         options: of matplotlib's `subplots`.
     """
-    across = site_order(table[column]) if column == "site" else list(table[column].unique())
+    across = list(table[column].unique())
     down = [None] if row is None else list(table[row].unique())
     n_columns = {4: 2}.get(len(across), min(3, len(across)))
     n_lines = len(down) * -(-len(across) // n_columns)

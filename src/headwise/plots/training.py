@@ -1,4 +1,4 @@
-"""One run over its training: statistics of its heads, loss and BLEU."""
+"""One run over its training: statistics of its heads, loss and scores."""
 
 from __future__ import annotations
 
@@ -22,18 +22,22 @@ from headwise.plots.style import (
 from headwise.track.base import HeadNumbers, numbered
 
 Records = Sequence[Mapping[str, Any]]
+Labels = Mapping[str, str]
 # Of heads.jsonl; whatever else stands there the attentions report of themselves.
 MEASURED = (
     *("alpha", "diversity", "density", "entropy", "output_norm", "register_mass"),
     *("query_distance", "key_distance", "value_distance"),
 )
-CURVES = {"loss": "loss per target token", "bleu": "BLEU"}
 SPLITS = {"train": "training", "valid": "validation"}
 FEW = 12  # updates measured, up to which each has a marker
 
 
 def training_figures(
-    heads: Records, metrics: Records, name: str = "", kept: HeadNumbers | None = None
+    heads: Records,
+    metrics: Records,
+    labels: Labels,
+    name: str = "",
+    kept: HeadNumbers | None = None,
 ) -> dict[str, Figure]:
     """File name -> figure: alpha, diversity, curves, and heads-… of what else heads report.
 
@@ -41,10 +45,11 @@ def training_figures(
 
     Args:
         heads, metrics: records of a run's `heads.jsonl` and `metrics.jsonl`.
+        labels: name of a metric -> its label, of those that have a curve.
         name: of what was trained, for the titles.
         kept: numbers of its heads, `model.heads`; None: all are there.
     """
-    values, scores = head_values(heads, kept), _curve_values(metrics)
+    values, scores = head_values(heads, kept), _curve_values(metrics, labels)
     figures = {}
     for statistic, table in values.groupby("statistic", sort=False):
         if statistic not in MEASURED or statistic in ("alpha", "diversity"):
@@ -67,10 +72,10 @@ def head_values(records: Records, kept: HeadNumbers | None = None) -> pd.DataFra
     return pd.DataFrame(rows, columns=["update", "statistic", "site", "layer", "head", "value"])
 
 
-def _curve_values(records: Records) -> pd.DataFrame:
+def _curve_values(records: Records, labels: Labels) -> pd.DataFrame:
     rows = [
         (record["update"], shown_metric, shown_split, record[f"{split}/{metric}"])
-        for metric, shown_metric in CURVES.items()
+        for metric, shown_metric in labels.items()
         for split, shown_split in SPLITS.items()
         for record in records
         if record.get(f"{split}/{metric}") is not None
@@ -126,13 +131,14 @@ def trajectories(table: pd.DataFrame, name: str = "") -> Figure:
 
 @styled
 def curves(table: pd.DataFrame, name: str = "") -> Figure:
-    """Loss and BLEU over the updates, a panel each, a line a split.
+    """Metrics over the updates, a panel each, a line a split.
 
     Args:
         table: columns update, metric, split and value.
         name: of what was trained, for the title.
     """
-    title = f"Loss and BLEU over training{f' ({name})' if name else ''}"
+    title = " and ".join(table["metric"].unique())
+    title = f"{title[0].upper()}{title[1:]} over training{f' ({name})' if name else ''}"
     figure, drawn = panels(table, "metric", title, sharey=False)
     for axes, part in drawn:
         style = looks(SPLITS.values()) | {"markers": {"training": ",", "validation": "o"}}

@@ -1,7 +1,8 @@
 """The runs of each cell of a paper: which may be averaged, how they compare, what is missing.
 
-Nothing is averaged or compared before it is known to be of one kind: the BLEU signatures of a
-column must be one, and its training text one. Where they are not, the runs are named instead.
+Nothing is averaged or compared before it is known to be of one kind: the signatures of the
+scores of a column must be one, and its training text one. Where they are not, the runs are named
+instead.
 """
 
 from __future__ import annotations
@@ -21,11 +22,9 @@ from headwise.report.paper import Column, Paper, Recipe
 from headwise.report.paper_runs import FoundRun, Matching, Unused
 from headwise.report.tables import Fact
 from headwise.runs.folder import RunFolder
-from headwise.tasks.evaluation import translation_metrics
 
-PLAIN_BLEU = "bleu"  # sacreBLEU's, on detokenised text
 ROUNDING = 0.005  # a score computed again from the kept sums may differ by this much
-LEAST_TEXT = 0.8  # of the paper's training pairs, below which another text is behind a BLEU
+LEAST_TEXT = 0.8  # of the paper's training pairs, below which another text is behind a score
 RUN_COLUMNS = ("row", "seed", "folder", "run", "recipe_updates", "updates", "stopped_early",
                "precision", "text", "train_pairs", "machine", "tokens_per_second")  # fmt: skip
 
@@ -35,7 +34,7 @@ class ColumnRuns:
     """A column of a paper and what fills it.
 
     Attributes:
-        metrics: the paper's, and sacreBLEU's own.
+        metrics: names of the paper's, the one that is compared first.
         runs: one row a run: those of RUN_COLUMNS, and each metric with its signature.
         problems: why nothing in it may be averaged.
         notes: what a reader of its numbers must know.
@@ -60,7 +59,7 @@ class ColumnRuns:
 
 def column_runs(paper: Paper, recipes: Sequence[Recipe], matching: Matching) -> list[ColumnRuns]:
     """Every column of a paper with what fills it; runs without the test set become unused."""
-    metrics = list(dict.fromkeys((paper.metric, PLAIN_BLEU)))
+    metrics = list(paper.metrics)
     signatures = [f"{metric}_signature" for metric in metrics]
     columns = []
     for name, column in paper.columns.items():
@@ -68,19 +67,22 @@ def column_runs(paper: Paper, recipes: Sequence[Recipe], matching: Matching) -> 
             _run_row(run, recipe, metrics, column.test)
             for recipe in recipes
             if recipe.cell.column == name
-            for run in _scored(matching, recipe, column.test)
+            for run in _scored(matching, recipe, column.test, metrics)
         ]
         runs = pd.DataFrame(rows, columns=[*RUN_COLUMNS, *metrics, *signatures])
         columns.append(ColumnRuns(name, column, metrics, runs))
     return columns
 
 
-def _scored(matching: Matching, recipe: Recipe, test: str | None) -> list[FoundRun]:
+def _scored(
+    matching: Matching, recipe: Recipe, test: str | None, metrics: Sequence[str]
+) -> list[FoundRun]:
     """The runs of a cell that were scored on its test set."""
     place = (recipe.cell.row, recipe.cell.column)
     kept = []
     for run in matching.used[place]:
-        if run.results is not None and run.results.score(test, PLAIN_BLEU) is not None:
+        results = run.results
+        if results and any(results.score(test, metric) is not None for metric in metrics):
             kept.append(run)
             continue
         reason = f"{' × '.join(place)}, seed {run.seed}: {test} is not scored in results.json"
@@ -145,12 +147,12 @@ def _check(found: ColumnRuns) -> None:
     if kinds := _kinds(runs, "precision"):
         found.notes.append(f"runs differ in precision, which the recipe leaves open: {kinds}")
     if runs[found.metrics[0]].isna().all():
-        found.notes.append(f"no run has {found.metrics[0]}, which this target language lacks")
+        found.notes.append(f"no run has {found.metrics[0]}, which this corpus lacks")
     n_pairs, wanted = runs.train_pairs.min(), column.train_pairs
     if wanted is not None and n_pairs < LEAST_TEXT * wanted:
         found.notes.append(
             f"OTHER TEXT: ours was trained on {n_pairs:,.0f} pairs where the paper has about "
-            f"{wanted:,}, so that the two BLEU do not compare"
+            f"{wanted:,}, so that the two scores do not compare"
         )
 
 
@@ -182,7 +184,7 @@ def _compare(found: ColumnRuns, row: str, baseline: str, n_resamples: int) -> No
 
 
 def _metric(run: FoundRun, name: str) -> Metric:
-    for metric in translation_metrics(run.config):
+    for metric in run.task.metrics(run.config):
         if metric.name == name:
             return metric
     raise DataError(f"{run.folder} has no {name}")
@@ -204,20 +206,16 @@ def _items(run: FoundRun, metric: Metric, test: str | None) -> Floats:
 
 
 def _refuse_other_references(runs: Sequence[FoundRun], test: str | None) -> None:
-    texts: dict[str, FoundRun] = {}
+    texts: dict[bytes, FoundRun] = {}
     for run in runs:
-        texts.setdefault("\n".join(_lines(run, f"{test}.ref.txt")), run)
+        if run.task.references:
+            path = run.folder / run.task.references.format(split=test)
+            if not path.is_file():
+                raise DataError(f"there is no {path}")
+            texts.setdefault(path.read_bytes(), run)
     if len(texts) > 1:
         folders = ", ".join(str(run.folder) for run in texts.values())
         raise DataError(f"the references of {test} are not the same in {folders}")
-
-
-def _lines(run: FoundRun, name: str) -> list[str]:
-    path = run.folder / "hypotheses" / name
-    if not path.is_file():
-        raise DataError(f"there is no {path}")
-    # only \n ends a line here: other characters that split lines may stand in a sentence
-    return path.read_bytes().decode("utf-8").removesuffix("\n").split("\n")
 
 
 def _compare_speed(found: ColumnRuns, row: str, baseline: str) -> None:
@@ -311,11 +309,11 @@ def cell_facts(
                 place = {"row": cell.row, "column": found.name, "test": found.column.test}
                 quantity = found.column.unit or paper.metric
                 number = {"value": cell.paper, "mark": cell.mark}
-                yield {**place, "source": "paper", "quantity": quantity, **number}
+                yield {**place, "origin": "paper", "quantity": quantity, **number}
         for row in paper.rows:
-            place = {"row": row, "column": found.name, "test": found.column.test, "source": "ours"}
+            place = {"row": row, "column": found.name, "test": found.column.test, "origin": "ours"}
             yield from ({**place, **fact} for fact in _row_facts(found, row))
-        ours = {"column": found.name, "source": "ours"}
+        ours = {"column": found.name, "origin": "ours"}
         yield from ({**ours, "quantity": "not_averaged", "note": n} for n in found.problems)
         yield from ({**ours, "quantity": "note", "note": note} for note in found.notes)
         for lack in (lack for lack in missing if lack.column == found.name):
@@ -323,7 +321,7 @@ def cell_facts(
             yield from ({**place, "seed": seed} for seed in lack.seeds)
     for row, speed in paper.speed.items():
         about = {"quantity": "speed_percent", "value": speed.value, "mark": speed.mark}
-        yield {"row": row, "source": "paper", **about}
+        yield {"row": row, "origin": "paper", **about}
 
 
 def _row_facts(found: ColumnRuns, row: str) -> Iterator[Fact]:

@@ -7,6 +7,7 @@ another on a machine that did nothing else.
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,37 +15,39 @@ from typing import Any
 
 import pandas as pd
 
-from headwise.config.schema import SITES
+from headwise.report.paper_runs import read_run
 from headwise.report.tables import Fact, Table, mean_and_deviation, pivot
-from headwise.runs.results import HeadValues, Results
 
 BASELINE = "softmax"
-SITE_HEADS = {"encoder_self": "encoder", "decoder_self": "decoder", "cross": "cross"}
 COSTS = {"tokens_per_second": "tokens/s", "peak_memory_bytes": "memory"}
 HEADS = ("density", "diversity")
+FACT = ["row", "quantity", "site", "value", "sign"]  # sign: of scores, 1 where higher is better
 
 
 def sweep_table(jobs: Sequence[Mapping[str, Any]]) -> Table:
     """The comparison as a table.
 
-    BLEU is mean ± sample standard deviation; ratios are to the row named softmax, else to the
-    first; density and diversity are means over heads and layers, as
-    `headwise.analysis.collect.head_statistics` defines them, of encoder, decoder and cross.
+    Scores are those that the runs are judged by, mean ± sample standard deviation, the best of
+    several in bold; ratios are to the row named softmax, else to the first; density and diversity
+    are means over heads and layers, as `headwise.analysis.collect.head_statistics` defines them.
 
     Args:
         jobs: what a sweep recorded: overrides, and the run's folder, the error, or that it was
             interrupted.
     """
-    facts = pd.DataFrame(_facts(jobs, job_names(jobs)))
+    facts = pd.DataFrame(_facts(jobs, job_names(jobs)), columns=FACT)
     baseline = BASELINE if BASELINE in set(facts.row) else facts.row[0]
-    medians = (
-        _numbers(facts[facts.quantity.isin(COSTS)]).groupby(["quantity", "row"]).value.median()
-    )
-    sites = "/".join(SITE_HEADS[site] for site in SITES)
+    costs = facts[facts.quantity.isin(COSTS)].astype({"value": float})
+    medians = costs.groupby(["quantity", "row"]).value.median()
+    sites = list(facts.site.dropna().unique())
     heads = {
         **{quantity: f"{name}, {baseline} = 1" for quantity, name in COSTS.items()},
-        **{quantity: f"{quantity} {sites}" for quantity in HEADS},
+        **{quantity: f"{quantity} {'/'.join(sites)}".strip() for quantity in HEADS},
     }
+    scores = facts[facts.sign.notna()].astype({"value": float, "sign": float})
+    signed = scores.assign(value=scores.value * scores.sign)
+    means = signed.groupby(["quantity", "row"]).value.mean()
+    best = {of.idxmax() for _, of in means.groupby("quantity") if len(of) > 1}
 
     def shown(cell: pd.DataFrame) -> str:
         first = cell.iloc[0]
@@ -54,14 +57,14 @@ def sweep_table(jobs: Sequence[Mapping[str, Any]]) -> Table:
             value, base = (medians.get((first.quantity, row)) for row in (first.row, baseline))
             return f"{value / base:.2f}" if pd.notna(value) and base else "-"
         if first.quantity in HEADS:
-            means = cell.dropna(subset="value").groupby("site").value.agg(statistics.fmean)
-            found = [means.get(site) for site in SITES]
+            of_sites = cell.dropna(subset="value").groupby("site").value.agg(statistics.fmean)
+            found = [of_sites.get(site) for site in sites]
             return " / ".join("-" if pd.isna(mean) else f"{mean:.2f}" for mean in found)
-        return mean_and_deviation(cell.value.dropna())
+        score = mean_and_deviation(cell.value)
+        return f"**{score}**" if (first.quantity, first.row) in best else score
 
-    scores = [quantity for quantity in facts.quantity.unique() if quantity.startswith("BLEU ")]
     frame = pivot(facts, "row", ["quantity"], shown)
-    order = [*scores, "runs", *COSTS, *HEADS]
+    order = [*scores.quantity.unique(), "runs", *COSTS, *HEADS]
     frame = frame.reindex(columns=[(name,) for name in order], fill_value="-")
     frame.columns = [heads.get(name, name) for name in order]
     return Table("", frame.replace("–", "-"))
@@ -82,25 +85,24 @@ def job_names(jobs: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _facts(jobs: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Iterator[Fact]:
     for job, row in zip(jobs, names, strict=True):
-        results = Results.read(Path(job["run"]) / "results.json") if "run" in job else None
+        run = read_run(Path(job["run"])) if "run" in job else None
+        results = None if run is None else run.results
         failure = "interrupted" if "interrupted" in job else "failed"
         yield {"row": row, "quantity": "runs", "value": "" if results else failure}
-        if results is None:
+        if run is None or results is None:
             continue
+        metric = run.metric
+        direction = "" if metric.better == "higher" else ", lower is better"
         for split in results.scores:
-            yield {"row": row, "quantity": f"BLEU {split}", "value": results.score(split)}
+            name, value = f"{metric.label} {split}{direction}", results.score(split, metric.name)
+            if value is not None:
+                yield {"row": row, "quantity": name, "value": value, "sign": metric.sign}
         for quantity in COSTS:
             yield {"row": row, "quantity": quantity, "value": getattr(results, quantity)}
         for quantity in HEADS:
-            values: HeadValues = results.heads.get(quantity, {})
-            for site in SITES:
-                found = [value for layer in values.get(site, []) for value in layer]
-                for value in found or [None]:
+            for site, layers in results.heads.get(quantity, {}).items():
+                for value in itertools.chain.from_iterable(layers):
                     yield {"row": row, "quantity": quantity, "site": site, "value": value}
-
-
-def _numbers(facts: pd.DataFrame) -> pd.DataFrame:
-    return facts.astype({"value": float})
 
 
 def _counts(ends: pd.Series) -> str:

@@ -62,8 +62,8 @@ def figures_of(runs: Sequence[Path]) -> dict[str, Figure]:
     }
     if len(runs) == 1:
         return training_figures(runs[0]) | figures
-    scores = pd.concat(_table(corpus, _bleu).assign(corpus=corpus.corpus) for corpus in corpora)
-    return figures | ({"bleu_curves": plots.bleu_curves(scores)} if len(scores) else {})
+    scores = pd.concat(_table(corpus, _scores).assign(corpus=corpus.corpus) for corpus in corpora)
+    return figures | ({"score_curves": plots.score_curves(scores)} if len(scores) else {})
 
 
 def training_figures(run: Path) -> dict[str, Figure]:
@@ -160,17 +160,22 @@ def _alpha_ends(run: FoundRun) -> pd.DataFrame:
 
 
 def _pruning(run: FoundRun) -> pd.DataFrame:
-    """BLEU by the share of heads removed, of the sites of each curve."""
+    """The score by the share of heads removed, of the sites of each curve."""
     rows = [
-        (";".join(curve["sites"]), row["removed"], row["bleu"])
+        (
+            plots.ALL_HEADS if {*run.sites} == {*curve["sites"]} else " and ".join(curve["sites"]),
+            row["removed"],
+            row[curve["metric"]],
+        )
         for curve in pruning_tables(run.folder, "curve")
         for row in curve["rows"]
     ]
-    return pd.DataFrame(rows, columns=["sites", "fraction", "bleu"])
+    table = pd.DataFrame(rows, columns=["sites", "fraction", "score"])
+    return table.assign(metric=run.metric.label)
 
 
-def _bleu(run: FoundRun) -> pd.DataFrame:
-    """Validation BLEU by update."""
-    records = read_if_there(RunFolder(run.folder).metrics)
-    rows = [(r["update"], r["valid/bleu"]) for r in records if r.get("valid/bleu") is not None]
-    return pd.DataFrame(rows, columns=["update", "bleu"])
+def _scores(run: FoundRun) -> pd.DataFrame:
+    """The validation score that a run is judged by, by update."""
+    records, name = read_if_there(RunFolder(run.folder).metrics), f"valid/{run.metric.name}"
+    rows = [(r["update"], r[name]) for r in records if r.get(name) is not None]
+    return pd.DataFrame(rows, columns=["update", "score"]).assign(metric=run.metric.label)

@@ -10,7 +10,7 @@ from headwise.analysis.observe import Observation
 from headwise.analysis.text.readings import Reading, readings
 from headwise.errors import DataError
 from headwise.plots.attention_maps import LayerMaps, attention_maps
-from headwise.plots.style import save, shown, site_order
+from headwise.plots.style import save, shown
 from headwise.report.run_names import choice_name, corpus_name
 from headwise.tasks.loading import load, translating
 from headwise.track.base import HeadValues
@@ -50,7 +50,7 @@ def draw_attention(
     ((_, read),) = readings(loaded.translator, loaded.normaliser, [sentence])
     about = f"{shown(choice_name(loaded.config))}, trained on {corpus_name(loaded.config)}."
     files: list[Path] = []
-    for site in site_order(seen.site for seen in read.seen):
+    for site in dict.fromkeys(seen.site for seen in read.seen):
         queries, keys = _pieces(read, site)
         layers = [_layer(seen, alphas(loaded.model)) for seen in read.seen if seen.site == site]
         note = about if site == "encoder_self" else f"{about} {OWN}"

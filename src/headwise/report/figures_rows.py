@@ -40,15 +40,15 @@ def corpus_rows(folders: Sequence[Path]) -> list[CorpusRows]:
     texts: dict[tuple[Any, ...], list[FoundRun]] = {}
     for folder in folders:
         run = read_run(folder)
-        data = run.config.data
-        texts.setdefault((data.name, data.source, data.target, run.text), []).append(run)
+        key = run.config.data.name, run.task.languages(run.config), run.text
+        texts.setdefault(key, []).append(run)
     found: list[CorpusRows] = []
-    for (name, source, target, _), runs in texts.items():
+    for (name, languages, _), runs in texts.items():
         corpus = corpus_name(runs[0].config)
         same = sum(other.corpus.partition(" (")[0] == corpus for other in found)
         if same:  # other text under the same name
             corpus = f"{corpus} (text {same + 1})"
-        stem = "_".join([name, source, target, *([str(same + 1)] if same else [])])
+        stem = "_".join([name, *languages, *([str(same + 1)] if same else [])])
         found.append(CorpusRows(corpus, file_stem(stem), named_rows(runs)))
     return found
 

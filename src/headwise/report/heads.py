@@ -15,7 +15,7 @@ import pandas as pd
 from headwise.analysis.roles import LEAST_CONTRAST, LEAST_SPLIT_SCORE, Thresholds
 from headwise.analysis.tables import COMPARISON, HEADS, LAYERS, percent, read_settings
 from headwise.analysis.tables import Table as AnalysisTable
-from headwise.config.schema import SITE_NAMES, SITES
+from headwise.config.schema import SITE_NAMES
 from headwise.files import write_text
 from headwise.report.cells import ColumnRuns
 from headwise.report.figures_rows import named_rows
@@ -83,9 +83,9 @@ def run_labels(folders: Sequence[Path]) -> list[str]:
 def analysis_facts(analysis: Path) -> list[dict[str, Any]]:
     """Every quantity of a run that was measured, from the folder of its analysis."""
     heads, layers = (_numbers(table, analysis) for table in (HEADS, LAYERS))
-    values = [*_of_positions(heads), *_of_words(heads[heads.site == "encoder_self"])]
-    for site in SITES:
-        own = heads[heads.site == site]
+    first = heads[heads.site.isin(heads.site[:1])]
+    values = [*_of_positions(heads), *_of_words(first)]
+    for site, own in heads.groupby("site", sort=False):
         values += [(name, site, None, own[name].mean()) for name in ("alpha", "density")]
         values.append(("confidence", site, None, own.confidence.median()))
     values += [
@@ -111,20 +111,20 @@ def _of_positions(heads: pd.DataFrame) -> Iterator[Value]:
         yield f"{role}_weight", None, None, heads[_has(heads, role)][f"{role}_weight"].median()
 
 
-def _of_words(encoder: pd.DataFrame) -> Iterator[Value]:
-    """Merging, interrogation and rare-word heads of the encoder."""
+def _of_words(heads: pd.DataFrame) -> Iterator[Value]:
+    """Merging, interrogation and rare-word heads of a site."""
     values = {
-        "merging_heads": _n_heads(encoder, "merging", "merge_score"),
-        "interrogation_heads": _n_heads(encoder, "interrogation", "question_weight"),
-        "cluster_mass": encoder.cluster_mass.max(),
-        "rare_share": encoder.rare_share.max(),
+        "merging_heads": _n_heads(heads, "merging", "merge_score"),
+        "interrogation_heads": _n_heads(heads, "interrogation", "question_weight"),
+        "cluster_mass": heads.cluster_mass.max(),
+        "rare_share": heads.rare_share.max(),
     }
-    for place, score in enumerate(encoder.merge_score.nlargest(2), start=1):
+    for place, score in enumerate(heads.merge_score.nlargest(2), start=1):
         values[f"merge_score_{place}"] = score
-    contrast = (encoder.question_weight - encoder.statement_weight.fillna(0)).dropna()
+    contrast = (heads.question_weight - heads.statement_weight.fillna(0)).dropna()
     if len(contrast):  # of the head that tells questions best
-        values |= encoder.loc[contrast.idxmax(), ["question_weight", "statement_weight"]]
-    yield from ((name, "encoder_self", None, value) for name, value in values.items())
+        values |= heads.loc[contrast.idxmax(), ["question_weight", "statement_weight"]]
+    yield from ((name, next(iter(heads.site), None), None, value) for name, value in values.items())
 
 
 def _has(heads: pd.DataFrame, role: str) -> pd.Series:
@@ -140,14 +140,14 @@ def head_frame(facts: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
     """Quantities by columns of the facts: means over runs, and what a paper has."""
     keys = [*facts[["quantity", "site", "layer"]].itertuples(index=False, name=None)]
     names = facts.assign(name=[name_of(key) for key in keys])
-    return pivot(names, "name", columns, _shown, map(name_of, in_order(set(keys))))
+    return pivot(names, "name", columns, _shown, map(name_of, in_order(keys)))
 
 
 def in_order(keys: Iterable[Key]) -> list[Key]:
-    """As the comparison tells them."""
-    order = list(QUANTITIES)
-    places: list[str | None] = [None, *SITES]
-    return sorted(keys, key=lambda k: (order.index(k[0]), places.index(k[1]), k[2] or 0))
+    """Each once, by quantity, then by site in the order of the first of each, then by layer."""
+    keys, order = list(dict.fromkeys(keys)), list(QUANTITIES)
+    sites = [None, *dict.fromkeys(site for _, site, _ in keys if site is not None)]
+    return sorted(keys, key=lambda k: (order.index(k[0]), sites.index(k[1]), k[2] or 0))
 
 
 def name_of(key: Key) -> str:
@@ -168,7 +168,7 @@ def _shown(cell: pd.DataFrame) -> str:
     """`0.52 (0.50 to 0.55)` over runs; of a paper its number or words, with the mark."""
     first = cell.iloc[0]
     kind = QUANTITIES[first.quantity][1]
-    if first.source == "paper":
+    if first.origin == "paper":
         value = first.value
         if first.note is not None:
             text = first.note
@@ -223,7 +223,7 @@ def head_tables(paper: Paper, facts: pd.DataFrame) -> list[Table]:
     Args:
         facts: of `paper_head_facts`.
     """
-    of_paper = facts[facts.source == "paper"]
+    of_paper = facts[facts.origin == "paper"]
     tables = []
     for name, column in paper.columns.items():
         ours = facts[facts.column == name]
@@ -236,9 +236,9 @@ def head_tables(paper: Paper, facts: pd.DataFrame) -> list[Table]:
             for part in (of_paper[of_paper.row == row], ours[ours.row == row])
         ]
         both = pd.concat(parts)
-        both.loc[~both.row.isin(of_paper.row), "source"] = ""
-        frame = head_frame(both, ["row", "source"]).rename(columns=paper.rows, level=0)
-        seeds = both[both.source != "paper"].groupby("row", sort=False).run.nunique()
+        both.loc[~both.row.isin(of_paper.row), "origin"] = ""
+        frame = head_frame(both, ["row", "origin"]).rename(columns=paper.rows, level=0)
+        seeds = both[both.origin != "paper"].groupby("row", sort=False).run.nunique()
         n_seeds = ", ".join(f"{paper.rows[row]} {n}" for row, n in seeds.items())
         note = (
             "Of the validation set; mean over seeds, with the least and the greatest where they "
@@ -267,13 +267,13 @@ def paper_head_facts(
         analyses: folder of a run -> folder of its analysis; of all runs that fill a cell.
     """
     for number in paper.heads:
-        place = {"source": "paper", "quantity": number.quantity, "site": number.site}
+        place = {"origin": "paper", "quantity": number.quantity, "site": number.site}
         for row in (row for row in paper.rows if row in {**number.values, **number.text}):
             about = {"value": number.values.get(row), "mark": number.mark}
             yield {**place, "row": row, **about, "note": number.text.get(row)}
     for found in columns:
         for run in found.runs.itertuples():
-            place = {"row": run.row, "column": found.name, "source": "ours"}
+            place = {"row": run.row, "column": found.name, "origin": "ours"}
             about = {**place, "seed": run.seed, "run": run.folder}
             for fact in analysis_facts(analyses[run.run.folder]):
                 yield {**about, **fact, "value": round(fact["value"], 4)}

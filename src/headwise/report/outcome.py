@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from headwise.analysis.alpha_table import alpha_table
-from headwise.runs.folder import RunFolder
+from headwise.runs.folder import RunFolder, read_config
 from headwise.runs.results import Results
-from headwise.track.base import HeadNumbers, Tracker
+from headwise.tasks.task import task_of
+from headwise.track.base import Tracker
 from headwise.track.jsonl import read_if_there
 
 if TYPE_CHECKING:
@@ -26,14 +27,12 @@ def figures(folder: RunFolder, name: str = "") -> dict[str, Figure]:
     """
     from headwise.plots.training import training_figures  # brings pandas and seaborn
 
+    config = read_config(folder)
+    task = task_of(config)
+    drawn = {"loss", task.judged_by(config).name}
+    labels = {m.name: m.label for m in task.metrics(config) if m.name in drawn}
     heads, metrics = (read_if_there(record) for record in (folder.heads, folder.metrics))
-    return training_figures(heads, metrics, name, _kept_heads(folder))
-
-
-def _kept_heads(folder: RunFolder) -> HeadNumbers | None:
-    """The numbers of a pruned run's heads; None for any other."""
-    found: HeadNumbers | None = folder.read_config()["model"].get("heads")
-    return found
+    return training_figures(heads, metrics, labels, name, config.model.heads)
 
 
 def draw(folder: RunFolder, tracker: Tracker) -> None:
@@ -50,7 +49,7 @@ def summary(folder: RunFolder, results: Results, command: str = "") -> str:
     """Scores, α and where things are, for the terminal; `command` shows what a run can do."""
     lines = [line for split in results.scores for line in score_lines(split, results.scores[split])]
     if results.alpha:
-        lines += ["", alpha_table(results.alpha, _kept_heads(folder))]
+        lines += ["", alpha_table(results.alpha, read_config(folder).model.heads)]
     lines += [
         "",
         f"{results.updates} updates, {results.tokens} target tokens, "

@@ -15,28 +15,22 @@ from typing import Any
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from headwise.config.schema import SITES, typed
+from headwise.config.schema import SITE_NAMES, Config, typed
 from headwise.errors import ConfigError, refuse, require
 from headwise.report.quantities import QUANTITIES
 from headwise.runs.fingerprint import comparable
 from headwise.tasks.settings import settle
+from headwise.tasks.task import task_of
 
 MARKS = {
     "OK": "read in a source",
     "r+": "recalled in detail, not read again: a target, not a test",
     "r-": "recalled vaguely or inferred: no target",
 }
-METRICS = {  # of `paper.metric` -> its name in the tables
-    "bleu": "BLEU (13a)",
-    "bleu_tokenised": "tokenised BLEU",
-    "chrf": "chrF",
-    "chrf++": "chrF++",
-    "nll": "nats per target token",
-}
 MEASURES = {  # of what pruning tables say -> the key that it needs
     "removable": "tolerance",
     "kept": "tolerance",
-    "bleu_left": "removed",
+    "score_left": "removed",
     "one_left": "layer",
 }
 
@@ -47,10 +41,18 @@ class Column:
 
     label: str = MISSING
     test: str | None = None  # as results.json names it; null: the paper's numbers only
-    unit: str | None = None  # of a column that is no BLEU
+    unit: str | None = None  # of a column with another quantity than the paper's metric
     decimals: int = 2  # that the paper gives
     note: str | None = None
     train_pairs: int | None = None  # about how many the paper trained on
+
+
+@dataclass
+class PaperMetric:
+    """A metric of the tables."""
+
+    label: str = MISSING
+    note: str | None = None
 
 
 @dataclass
@@ -92,12 +94,12 @@ class PruningFact:
     paper: float | None = None
     text: str | None = None  # what the paper has instead of one number
     mark: str | None = None
-    unit: str = "BLEU"
+    unit: str | None = None  # null: of the metric of the runs
     measure: str | None = None  # one of MEASURES; null: no table of ours answers it
-    sites: list[str] = field(default_factory=lambda: list(SITES))
+    sites: list[str] = field(default_factory=list)  # empty: all
     layer: int | None = None  # of one_left
-    removed: float | None = None  # of bleu_left: the share of the heads of `sites`
-    tolerance: float | None = None  # of removable and kept: BLEU that may be lost
+    removed: float | None = None  # of score_left: the share of the heads of `sites`
+    tolerance: float | None = None  # of removable and kept: how much of the score may be lost
 
 
 @dataclass
@@ -106,7 +108,7 @@ class Paper:
 
     name: str = MISSING
     title: str = MISSING
-    metric: str = "bleu_tokenised"  # what is compared with the paper
+    metrics: dict[str, PaperMetric] = field(default_factory=dict)  # the first is the paper's
     baseline: str | None = None  # the row that others are compared with
     seeds: list[int] = field(default_factory=lambda: [1, 2, 3])
     runs: list[str] = field(default_factory=list)  # where runs are looked for by default
@@ -119,6 +121,11 @@ class Paper:
     pruning: list[PruningFact] = field(default_factory=list)
     pruned_runs: bool = False  # list runs with fewer heads, as the paper lists its own
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def metric(self) -> str:
+        """What is compared with the paper."""
+        return next(iter(self.metrics))
 
     def cell(self, row: str, column: str) -> Cell | None:
         """The cell at a place of the table; None where the paper has none."""
@@ -153,6 +160,8 @@ def _check(paper: Paper) -> None:
     is_name = re.fullmatch(r"[\w.-]+", paper.name) is not None
     require(is_name, "paper.name", "letters, digits, _, - and .", paper.name)
     check_seeds("paper.seeds", paper.seeds)
+    if paper.columns and not paper.metrics:
+        raise ConfigError("paper.metrics is missing: what the columns show")
     places = [(cell.row, cell.column) for cell in paper.cells]
     for number, cell in enumerate(paper.cells):
         key = f"paper.cells[{number}]"
@@ -177,7 +186,6 @@ def _check(paper: Paper) -> None:
 
 def _choices(paper: Paper) -> Iterator[tuple[str, str | None, Collection[str]]]:
     """Every key that names one of several things: the key, its value, what is allowed."""
-    yield "paper.metric", paper.metric, METRICS
     if paper.baseline is not None:
         yield "paper.baseline", paper.baseline, paper.rows
     for number, cell in enumerate(paper.cells):
@@ -193,13 +201,13 @@ def _choices(paper: Paper) -> Iterator[tuple[str, str | None, Collection[str]]]:
         key = f"paper.heads[{number}]"
         yield f"{key}.quantity", of_heads.quantity, QUANTITIES
         if of_heads.site is not None:
-            yield f"{key}.site", of_heads.site, SITES
+            yield f"{key}.site", of_heads.site, SITE_NAMES
         yield from ((f"{key}.values", row, paper.rows) for row in of_heads.values)
         yield from ((f"{key}.text", row, paper.rows) for row in of_heads.text)
         yield f"{key}.mark", of_heads.mark, MARKS
     for number, fact in enumerate(paper.pruning):
         key = f"paper.pruning[{number}]"
-        yield from ((f"{key}.sites", site, SITES) for site in fact.sites)
+        yield from ((f"{key}.sites", site, SITE_NAMES) for site in fact.sites)
         if fact.measure is not None:
             yield f"{key}.measure", fact.measure, MEASURES
         if fact.paper is not None or fact.text is not None:
@@ -225,12 +233,14 @@ class Recipe:
         decisive: flat keys that decide a run's result, without the seed; without the precision
             where the recipe leaves it to the machine.
         max_updates: at most this long.
+        metrics: names of what its task measures.
     """
 
     cell: Cell
     overrides: tuple[str, ...]
     decisive: Mapping[str, Any]
     max_updates: int
+    metrics: tuple[str, ...]
 
 
 def recipe(cell: Cell, changes: Sequence[str] = ()) -> Recipe:
@@ -253,14 +263,25 @@ def recipe(cell: Cell, changes: Sequence[str] = ()) -> Recipe:
         precision = node.trainer.precision
         # this machine need not be the one that trains
         node.trainer.precision, node.trainer.device = "fp32", "cpu"
-        container = settle(typed(node))
+        config = typed(node, Config)
+        container = settle(config)
     except (HydraException, OmegaConfBaseException) as error:
         reason = " ".join(str(error).split())
         raise ConfigError(
             f"paper: {cell.row} × {cell.column} does not compose ({' '.join(overrides)}): {reason}"
         ) from error
     container["trainer"]["precision"] = precision
-    return Recipe(cell, overrides, decisive(container), container["trainer"]["max_updates"])
+    metrics = tuple(metric.name for metric in task_of(config).metrics(config))
+    max_updates = container["trainer"]["max_updates"]
+    return Recipe(cell, overrides, decisive(container), max_updates, metrics)
+
+
+def check_metrics(paper: Paper, recipes: Sequence[Recipe]) -> None:
+    """Refuse metrics that no recipe's task measures."""
+    known = {name for recipe in recipes for name in recipe.metrics}
+    for name in paper.metrics:
+        if recipes and name not in known:
+            raise refuse("paper.metrics", name, known)
 
 
 def decisive(container: Mapping[str, Any]) -> dict[str, Any]:

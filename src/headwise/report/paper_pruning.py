@@ -9,22 +9,22 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from headwise.config.schema import SITES
 from headwise.files import read_json
 from headwise.report.figures_rows import named_rows
 from headwise.report.paper import Paper, PruningFact
 from headwise.report.paper_runs import FoundRun
 from headwise.report.tables import NOTHING, Fact, Table, fact_table, pivot
 
+SCORE = "score"  # quantity of a statement without a unit
 N_NAMED = 3  # runs named in a list of commands
 NEAR_SHARE = 0.025  # two shares of the heads that are called the same: 0.79 is "80 %"
-CURVE_MEASURES = ("removable", "kept", "bleu_left")
+CURVE_MEASURES = ("removable", "kept", "score_left")
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def pruning_report(paper: Paper, runs: Sequence[FoundRun]) -> PruningReport:
     for title in dict.fromkeys(statement.table for statement in paper.pruning):
         labels = [statement.label for statement in paper.pruning if statement.table == title]
         own = fact_table(fact for fact in facts if fact["column"] == title)
-        own["kind"] = own.note.where(own.source == "ours", "paper")
+        own["kind"] = own.note.where(own.origin == "ours", "paper")
         frame = pivot(own, "row", ["kind"], _shown, labels)
         frame = frame.reindex(columns=[(name,) for name in ("paper", *kinds)], fill_value=NOTHING)
         tables.append(Table(title, frame))
@@ -55,23 +55,23 @@ def pruning_report(paper: Paper, runs: Sequence[FoundRun]) -> PruningReport:
 
 def _facts(statement: PruningFact, kinds: Mapping[str, Sequence[FoundRun]]) -> Iterator[Fact]:
     """The paper's number or words, and what each run says."""
-    place = {"row": statement.label, "column": statement.table, "quantity": statement.unit}
+    place = {"row": statement.label, "column": statement.table, "quantity": statement.unit or SCORE}
     if statement.text is not None or statement.paper is not None:
         number = {"value": statement.paper, "mark": statement.mark, "note": statement.text}
-        yield {**place, "source": "paper", **number}
+        yield {**place, "origin": "paper", **number}
     for kind, members in kinds.items():
         for run in members:
-            value = measure(run.folder, statement)
+            value = measure(run.folder, replace(statement, sites=statement.sites or [*run.sites]))
             if value is not None:
                 about = {"run": str(run.folder), "note": kind}
-                yield {**place, "source": "ours", "value": round(value, 4), **about}
+                yield {**place, "origin": "ours", "value": round(value, 4), **about}
 
 
 def _shown(cell: pd.DataFrame) -> str:
     """The paper's number or words; of runs the mean, deviation and their number."""
     first = cell.iloc[0]
-    unit = "" if first.quantity == "BLEU" else f" {first.quantity}"
-    if first.source == "paper":
+    unit = "" if first.quantity == SCORE else f" {first.quantity}"
+    if first.origin == "paper":
         text = first.note if first.note is not None else f"{first.value:g}{unit}"
         return text if first.mark == "OK" else f"{text} ({first.mark})"
     values = cell.value.astype(float)
@@ -84,11 +84,15 @@ def measure(folder: Path, fact: PruningFact) -> float | None:
     """What a run's tables say to a statement; None where they do not.
 
     - removable: the largest share of the heads of `sites`, in percent, up to which no step of the
-      curve lost more than `tolerance` BLEU.
+      curve lost more than `tolerance` of the score.
     - kept: what is left then, in percent.
-    - bleu_left: BLEU without the share `removed` of them, in percent of BLEU with all; nothing
-      where no step of the curve comes near it, as in a model of few heads.
-    - one_left: BLEU with the best head of `layer` alone at the site, less BLEU with all.
+    - score_left: the score without the share `removed` of them, in percent of that with all;
+      nothing where no step of the curve comes near it, as in a model of few heads.
+    - one_left: the score with the best head of `layer` alone at the site, less that with all.
+
+    Args:
+        folder: of the run.
+        fact: the statement, with its sites.
     """
     if fact.measure is None:
         return None
@@ -98,26 +102,27 @@ def measure(folder: Path, fact: PruningFact) -> float | None:
     if not curve:
         return None
     whole = curve[0][1]
-    if fact.measure == "bleu_left":
+    if fact.measure == "score_left":
         wanted = fact.removed or 0
-        share, bleu = min(curve, key=lambda step: abs(step[0] - wanted))
+        share, score = min(curve, key=lambda step: abs(step[0] - wanted))
         is_it = abs(share - wanted) <= NEAR_SHARE
-        return 100 * bleu / whole if is_it and whole else None
+        return 100 * score / whole if is_it and whole else None
     removable = 0.0
-    for share, bleu in curve:
-        if bleu < whole - (fact.tolerance or 0):
+    for share, score in curve:
+        if score < whole - (fact.tolerance or 0):
             break
         removable = share
     return 100 * (1 - removable if fact.measure == "kept" else removable)
 
 
 def _curve(folder: Path, sites: Sequence[str]) -> list[tuple[float, float]]:
-    """(share of the heads of `sites` that is really gone, BLEU), from none removed on."""
+    """(share of the heads of `sites` that is really gone, score), from none removed on."""
     for content in pruning_tables(folder, "curve"):
         if set(content["sites"]) == set(sites):
             left = [sum(row[site] for site in sites) for row in content["rows"]]
             shares = [1 - n / max(left) for n in left]
-            return sorted(zip(shares, (row["bleu"] for row in content["rows"]), strict=True))
+            scores = (row[content["metric"]] for row in content["rows"])
+            return sorted(zip(shares, scores, strict=True))
     return []
 
 
@@ -129,19 +134,19 @@ def pruning_tables(folder: Path, kind: str) -> Iterator[dict[str, Any]]:
 def _one_left(folder: Path, fact: PruningFact) -> float | None:
     (site,) = fact.sites
     for content in pruning_tables(folder, "one_left"):
-        whole = _whole_bleu(folder, content)
+        whole = _whole_score(folder, content)
         for row in content["rows"]:
             if (row["site"], row["layer"]) == (site, fact.layer) and whole is not None:
-                return float(row["bleu"] - whole)
+                return float(row[content["metric"]] - whole)
     return None
 
 
-def _whole_bleu(folder: Path, about: Mapping[str, Any]) -> float | None:
-    """BLEU with all heads, of the same weights on the same sentences."""
-    same = ("weights", "split", "sentences")
+def _whole_score(folder: Path, about: Mapping[str, Any]) -> float | None:
+    """The score with all heads, of the same weights on the same sentences."""
+    same, name = ("weights", "split", "sentences", "metric"), about["metric"]
     for content in pruning_tables(folder, "curve"):
         if all(content.get(key) == about.get(key) for key in same):
-            return next((float(r["bleu"]) for r in content["rows"] if r["removed"] == 0), None)
+            return next((float(r[name]) for r in content["rows"] if r["removed"] == 0), None)
     return None
 
 
@@ -156,12 +161,11 @@ def _pruned_runs(runs: Sequence[FoundRun]) -> list[Table]:
     """The runs whose model has fewer heads, beside those they came from."""
     rows = {}
     for run in (run for run in runs if run.config.model.heads is not None):
-        score, origin = _bleu(run.folder, run), _origin(run.folder, run)
-        whole = None if origin is None else _bleu(origin, run)
+        score, origin = _score(run.folder, run), _origin(run.folder, run)
+        whole = None if origin is None else _score(origin, run)
         rows[str(run.folder)] = {
-            "heads kept": "/".join(str(_kept(run, site)) for site in SITES),
-            "of": "/".join(str(_total(run, site)) for site in SITES),
-            "BLEU (13a)": NOTHING if score is None else f"{score:.2f}",
+            "heads kept": ", ".join(_kept(run)),
+            "score": NOTHING if score is None else f"{score:.2f} {run.metric.label}",
             "to the whole run": (
                 NOTHING if score is None or whole is None else f"{score - whole:+.2f}"
             ),
@@ -169,22 +173,19 @@ def _pruned_runs(runs: Sequence[FoundRun]) -> list[Table]:
     if not rows:
         return []
     note = (
-        "Heads are encoder self / decoder self / cross. BLEU of the first test set, from "
-        "results.json or else from what headwise evaluate run=FOLDER wrote."
+        "Scores are of the first test set, from results.json or else from what headwise evaluate "
+        "run=FOLDER wrote."
     )
     frame = pd.DataFrame.from_dict(rows, orient="index")
     return [Table("Our runs with fewer heads", frame, [note], "run")]
 
 
-def _kept(run: FoundRun, site: str) -> int:
-    layers = run.config.model.heads.get(site)
-    return _total(run, site) if layers is None else sum(len(numbers) for numbers in layers)
-
-
-def _total(run: FoundRun, site: str) -> int:
+def _kept(run: FoundRun) -> Iterator[str]:
     model = run.config.model
-    n_layers = model.encoder_layers if site == "encoder_self" else model.decoder_layers
-    return n_layers * model.n_heads
+    for site, n_layers in run.sites.items():
+        total = n_layers * model.n_heads
+        left = sum(map(len, model.heads[site])) if site in model.heads else total
+        yield f"{site} {left} of {total}"
 
 
 def _origin(folder: Path, run: FoundRun) -> Path | None:
@@ -196,12 +197,12 @@ def _origin(folder: Path, run: FoundRun) -> Path | None:
     return None
 
 
-def _bleu(folder: Path, run: FoundRun) -> float | None:
+def _score(folder: Path, run: FoundRun) -> float | None:
     test = next(iter(run.config.data.test), run.config.data.valid)
     for path in (folder / "results.json", *sorted(folder.glob("results-*.json"))):
         if path.is_file():
             content = read_json(path)
-            score = content.get("scores", {}).get(test, {}).get("bleu")
+            score = content.get("scores", {}).get(test, {}).get(run.metric.name)
             if score is not None:
                 return float(score["score"])
     return None
@@ -220,8 +221,9 @@ def _commands(paper: Paper, runs: Sequence[FoundRun]) -> list[str]:
         if has_ablation and not any((run.folder / "pruning").glob("one_left*.json")):
             lines.append(f"{command} ablation=true")
         for sites in curves:
-            some = "" if set(sites) == set(SITES) else f" 'sites=[{','.join(sites)}]'"
-            is_there = bool(_curve(run.folder, sites)) or (bool(lines) and not some)
+            is_all = not sites or {*sites} == {*run.sites}
+            some = "" if is_all else f" 'sites=[{','.join(sites)}]'"
+            is_there = bool(_curve(run.folder, sites or [*run.sites])) or (bool(lines) and not some)
             if not is_there:
                 lines.append(f"{command}{some}")
         lacking += [lines] if lines else []

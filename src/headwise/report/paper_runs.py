@@ -18,9 +18,11 @@ from omegaconf import OmegaConf
 from headwise.config.schema import Config
 from headwise.errors import HeadwiseError
 from headwise.files import read_json
+from headwise.metrics.metric import Metric
 from headwise.report.paper import Recipe, decisive
 from headwise.runs.folder import RunFolder, read_config
 from headwise.runs.results import Results
+from headwise.tasks.task import Task, task_of
 from headwise.track.jsonl import read_if_there
 
 Place = tuple[str, str]  # row and column of a cell
@@ -55,6 +57,21 @@ class FoundRun:
     def seed(self) -> int:
         """The seed of the run."""
         return self.config.seed
+
+    @functools.cached_property
+    def task(self) -> Task[Any, Any]:
+        """What it was trained on."""
+        return task_of(self.config)
+
+    @functools.cached_property
+    def metric(self) -> Metric:
+        """What it is judged by."""
+        return self.task.judged_by(self.config)
+
+    @functools.cached_property
+    def sites(self) -> dict[str, int]:
+        """Site -> its number of layers, in the order of the model."""
+        return {site.name: site.n_layers for site in self.task.sites(self.config)}
 
     @property
     def updates(self) -> int:

@@ -6,8 +6,7 @@ from collections.abc import Iterable
 
 import pandas as pd
 
-from headwise.report.cells import PLAIN_BLEU
-from headwise.report.paper import MARKS, METRICS, Paper
+from headwise.report.paper import MARKS, Paper
 from headwise.report.tables import NOTHING, Table, mean_and_deviation, pivot, select
 
 NOT_AVERAGED = "not averaged"
@@ -23,12 +22,12 @@ def paper_tables(paper: Paper, facts: pd.DataFrame, n_resamples: int) -> list[Ta
         n_resamples: of the comparisons among them.
     """
     tables = [_main(paper, facts)] if paper.columns else []
-    ours = facts[facts.source == "ours"]
-    if paper.metric != PLAIN_BLEU and "updates" in set(facts.quantity):
-        frame = _scores(paper, ours, PLAIN_BLEU).droplevel(1, axis="columns")
-        note = "What sacreBLEU computes on detokenised text: the number to compare elsewhere."
-        notes = [note, *_signatures(facts, PLAIN_BLEU)]
-        tables.append(Table(f"The same runs in {METRICS[PLAIN_BLEU]}", frame, notes))
+    ours = facts[facts.origin == "ours"]
+    for name in list(paper.metrics)[1:] if "updates" in set(facts.quantity) else ():
+        metric = paper.metrics[name]
+        frame = _scores(paper, ours, name).droplevel(1, axis="columns")
+        notes = [*filter(None, [metric.note]), *_signatures(facts, name)]
+        tables.append(Table(f"The same runs in {metric.label}", frame, notes))
     if paper.baseline is not None:
         tables += [_differences(paper, facts, paper.baseline, n_resamples)]
         tables += [_speeds(paper, facts, paper.baseline)] if paper.speed else []
@@ -43,7 +42,7 @@ def _scores(paper: Paper, facts: pd.DataFrame, metric: str) -> pd.DataFrame:
 
     def shown(cell: pd.DataFrame) -> str:
         first = cell.iloc[0]
-        if first.source == "paper":
+        if first.origin == "paper":
             return f"{first.value:.{paper.columns[first.column].decimals}f}{_marked(first.mark)}"
         has_runs = (cell.quantity == "updates").any()
         if first.column in barred or not has_runs:
@@ -51,7 +50,7 @@ def _scores(paper: Paper, facts: pd.DataFrame, metric: str) -> pd.DataFrame:
         scores = cell[cell.quantity == metric].value
         return f"{mean_and_deviation(scores)} ({len(scores)})" if len(scores) else NOTHING
 
-    frame = pivot(cells, "row", ["column", "source"], shown, paper.rows)
+    frame = pivot(cells, "row", ["column", "origin"], shown, paper.rows)
     labels = {
         name: column.label + (f" ({column.unit})" if column.unit else "")
         for name, column in paper.columns.items()
@@ -62,16 +61,15 @@ def _scores(paper: Paper, facts: pd.DataFrame, metric: str) -> pd.DataFrame:
 def _main(paper: Paper, facts: pd.DataFrame) -> Table:
     """The paper's table, with ours beside its numbers."""
     frame = _scores(paper, facts, paper.metric)
-    metric = METRICS[paper.metric]
-    title = f"{metric[0].upper()}{metric[1:]}"
+    metric = paper.metrics[paper.metric]
+    title = f"{metric.label[0].upper()}{metric.label[1:]}"
     if any(cell.paper is not None for cell in paper.cells):
         title = f"{title}, the paper's and ours"
     else:
         frame = frame.droplevel(1, axis="columns")
     notes = []
     if (facts.quantity == "updates").any():
-        if paper.metric == "bleu_tokenised":
-            notes.append("BLEU of Moses tokens, which papers of that time report; up is better.")
+        notes += [metric.note] if metric.note else []
         notes.append(
             "Ours: mean ± standard deviation over seeds (number of seeds); of one seed the mean "
             "alone."
@@ -123,19 +121,19 @@ def _differences(paper: Paper, facts: pd.DataFrame, baseline: str, n_resamples: 
         notes = [
             "Ours: the mean over the seeds that both rows have (their number; of how many, where a "
             "row has more, so that its mean above is another); above 0 is better than "
-            f"{base}. Interval and p are by paired bootstrap over test sentences (Koehn 2004), "
-            f"{n_resamples:,} draws, the same sentences for both rows and all seeds.",
-            "p is two-sided. It speaks of other test sentences, not of other seeds, and is not "
+            f"{base}. Interval and p are by paired bootstrap over items of the test set (Koehn "
+            f"2004), {n_resamples:,} draws, the same items for both rows and all seeds.",
+            "p is two-sided. It speaks of other items, not of other seeds, and is not "
             "corrected for the number of cells. ≤ marks the least that this many draws can show.",
         ]
-    return Table(f"Difference to {base}, in {METRICS[paper.metric]}", frame, notes)
+    return Table(f"Difference to {base}, in {paper.metrics[paper.metric].label}", frame, notes)
 
 
 def _tested(
     facts: pd.DataFrame, metric: str, row: str, baseline: str, n_resamples: int
 ) -> dict[str, str]:
     """Difference with interval and number of seeds, and p; nothing where nothing was tested."""
-    own = facts[(facts.row == row) & (facts.source == "ours")].set_index("quantity")
+    own = facts[(facts.row == row) & (facts.origin == "ours")].set_index("quantity")
     if "p_value" not in own.index:
         return {}
     difference, low, high = (
@@ -176,7 +174,7 @@ def _speeds(paper: Paper, facts: pd.DataFrame, baseline: str) -> Table:
     labels = {name: column.label for name, column in paper.columns.items()}
     frame = frame.rename(index=paper.rows).rename(columns=labels)
     notes = []
-    if "ours" in set(percents.source):
+    if "ours" in set(percents.origin):
         machines = facts[facts.quantity == "updates"].note.unique()
         notes = [
             "Ours: a run's speed is the median over the windows of its log; ratio of medians over "

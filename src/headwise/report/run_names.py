@@ -8,7 +8,8 @@ from functools import cache
 from typing import Any
 
 from headwise.config.folders import config_dir
-from headwise.config.schema import SITES, Config
+from headwise.config.schema import Config
+from headwise.tasks.task import task_of
 
 # Groups that are named beside attention, with the choice that goes without saying.
 BESIDE = {
@@ -41,9 +42,8 @@ def attention_name(config: Config) -> str:
 
     own = {
         site: word(node)
-        for site in SITES
-        if (node := getattr(config.sites, site)) is not None
-        and word(node) != word(config.attention)
+        for site, node in vars(config.sites).items()
+        if node is not None and word(node) != word(config.attention)
     }
     named = ", ".join(f"{site} {name}" for site, name in own.items())
     return word(config.attention) + (f" ({named})" if named else "")
@@ -57,10 +57,10 @@ def choice_name(config: Config) -> str:
 
 
 def corpus_name(config: Config) -> str:
-    """The corpus and the languages, as `Multi30k De→En`."""
-    data = config.data
-    languages = f"{data.source.capitalize()}→{data.target.capitalize()}"
-    return f"{CORPORA.get(data.name, data.name)} {languages}".strip()
+    """The corpus and its languages, as `Multi30k De→En`."""
+    name = config.data.name
+    languages = "→".join(code.capitalize() for code in task_of(config).languages(config))
+    return f"{CORPORA.get(name, name)} {languages}".strip()
 
 
 def class_word(target: Any) -> str:

@@ -19,7 +19,7 @@ COLUMNS = (
     "row",
     "column",
     "test",
-    "source",  # paper or ours
+    "origin",  # paper or ours
     "quantity",
     "site",  # of heads
     "layer",

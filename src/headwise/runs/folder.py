@@ -38,7 +38,6 @@ class RunFolder:
         checkpoints: folder of the checkpoints.
         last: the last checkpoint, from which training resumes.
         figures: folder of the figures.
-        hypotheses: folder of the translations.
         sums: folder of the statistics of test items, `<split>.<unit>.npy`.
         results: the file of the final figures.
     """
@@ -50,7 +49,6 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self.last = self.checkpoints / "last.pt"
         self.figures = path / "figures"
-        self.hypotheses = path / "hypotheses"
         self.sums = path / "sums"
         self.results = path / "results.json"
 
@@ -95,7 +93,7 @@ class RunFolder:
     def make(self) -> None:
         """Create the folder and those below it."""
         try:
-            for folder in (self.checkpoints, self.figures, self.hypotheses):
+            for folder in (self.checkpoints, self.figures):
                 folder.mkdir(parents=True, exist_ok=True)
             (self.path / ".lock").touch()
         except OSError as error:

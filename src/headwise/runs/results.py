@@ -75,11 +75,11 @@ class Results:
         """Write the file all or not at all."""
         write_json(path, dataclasses.asdict(self))
 
-    def score(self, split: str | None, metric: str = "bleu") -> float | None:
+    def score(self, split: str | None, metric: str) -> float | None:
         """A score of a split; None where it was not computed."""
         return self._of(split, metric).get("score")
 
-    def signature(self, split: str | None, metric: str = "bleu") -> str | None:
+    def signature(self, split: str | None, metric: str) -> str | None:
         """How a score was computed; None where it was not."""
         return self._of(split, metric).get("signature")
 

@@ -45,7 +45,7 @@ def bits_per_byte(sums: Floats) -> float:
 def density_metrics(loss: Loss) -> list[Metric]:
     """Those of the loss, and bits per byte where its measure is the likelihood."""
     (unit,) = {metric.unit for metric in loss.metrics}
-    bits = Metric("bits_per_byte", "lower", bits_per_byte, (1, 3), "", unit)
+    bits = Metric("bits_per_byte", "lower", bits_per_byte, (1, 3), "", unit, "bits per byte")
     return [*([bits] if loss.measure == "nll" else []), *loss.metrics]
 
 
@@ -61,6 +61,10 @@ class Density(Task[TextCorpus, PreparedText]):
     def metrics(self, config: Config) -> Sequence[Metric]:
         """See `Task.metrics`."""
         return density_metrics(instantiate(config.loss, "loss"))
+
+    def languages(self, config: Config) -> tuple[str, ...]:
+        """See `Task.languages`."""
+        return (config.data.language,) if config.data.language else ()
 
     def check(self, config: Config) -> None:
         """See `Task.check`."""

@@ -24,9 +24,9 @@ from headwise.decode.translator import Translator
 from headwise.file_names import check_file_name
 from headwise.files import write_text
 from headwise.losses.loss import Loss
-from headwise.metrics.bleu import score_translations, text_metrics
+from headwise.metrics.bleu import score_translations
 from headwise.metrics.external import run_external
-from headwise.metrics.metric import Measured, Metric
+from headwise.metrics.metric import Measured
 from headwise.model.family import Model, evaluating
 from headwise.model.transformer import Transformer
 from headwise.runs.folder import RunFolder
@@ -36,6 +36,7 @@ from headwise.train.trainer import Validation
 
 # Longer sentences are not looked at for statistics of heads, which need all weights of all layers.
 MAX_HEAD_PIECES = 512
+HYPOTHESES = "hypotheses"  # in a run folder: translations beside their sources and references
 
 
 class TranslationValidator:
@@ -99,12 +100,6 @@ def head_values(model: Model, batches: Sequence[Batch], ranks: Ranks) -> dict[st
     statistics = head_statistics(model, batches, ranks.device)
     distances = projection_distances(model)
     return {name: values for name, values in {**statistics, **distances}.items() if values}
-
-
-def translation_metrics(config: Config) -> list[Metric]:
-    """What translation is judged by, known before data is read."""
-    loss: Loss = instantiate(config.loss, "loss")
-    return [*loss.metrics, *text_metrics(config.data.target)]
 
 
 @torch.no_grad()
@@ -196,7 +191,7 @@ def evaluate_texts(
     if ranks.is_main:
         for part in measured:
             folder.write_sums(Path(within, f"{name}.{part.metrics[0].unit}.npy"), part.items)
-        texts = folder.hypotheses / within
+        texts = folder.path / HYPOTHESES / within
         texts.mkdir(parents=True, exist_ok=True)
         paths = {
             "hypotheses": texts / f"{name}.txt",

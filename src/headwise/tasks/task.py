@@ -153,6 +153,7 @@ class Task(Generic[C, D]):
 
     monitor: str
     command = ""  # that shows what a finished run can do, if there is one
+    references = ""  # file of a run folder, by {split}, that its items are judged against
 
     @property
     def name(self) -> str:
@@ -166,6 +167,15 @@ class Task(Generic[C, D]):
     def metrics(self, config: Config) -> Sequence[Metric]:
         """What a validation measures, known before data is read."""
         raise NotImplementedError
+
+    def languages(self, config: Config) -> tuple[str, ...]:
+        """Codes of the languages of the data, from the one that is read on."""
+        return ()
+
+    def judged_by(self, config: Config) -> Metric:
+        """What tables and curves of runs show: the monitor, or what a run has in its place."""
+        known = {metric.name: metric for metric in self.metrics(config)}
+        return known.get(self.monitor) or known[config.trainer.monitor or ""]
 
     def check(self, config: Config) -> None:
         """Refuse settings of this task that cannot be, before data is read."""

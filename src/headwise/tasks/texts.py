@@ -19,7 +19,7 @@ from headwise.losses.loss import Loss
 from headwise.metrics.bleu import score_translations
 from headwise.metrics.metric import Measured
 from headwise.runs.folder import RunFolder
-from headwise.tasks.evaluation import measure_losses
+from headwise.tasks.evaluation import HYPOTHESES, measure_losses
 from headwise.tasks.task import Inspected, TrainedRun
 from headwise.tasks.translation_run import TranslationRun
 from headwise.train.distributed import Ranks
@@ -81,8 +81,9 @@ def _held_tests(run: TrainedRun) -> list[str]:
 
 def _held_sets(folder: RunFolder) -> list[str]:
     """Names of the sets whose source and references lie in the run folder."""
-    names = [path.name.removesuffix(".src.txt") for path in folder.hypotheses.glob("*.src.txt")]
-    return sorted(name for name in names if (folder.hypotheses / f"{name}.ref.txt").is_file())
+    texts = folder.path / HYPOTHESES
+    names = [path.name.removesuffix(".src.txt") for path in texts.glob("*.src.txt")]
+    return sorted(name for name in names if (texts / f"{name}.ref.txt").is_file())
 
 
 def _held_set(folder: RunFolder, names: list[str]) -> Sides:
@@ -90,7 +91,7 @@ def _held_set(folder: RunFolder, names: list[str]) -> Sides:
     both: tuple[list[str], list[str]] = [], []
     for name in names:
         sources, references = (
-            read_lines(folder.hypotheses / f"{name}.{side}.txt") for side in ("src", "ref")
+            read_lines(folder.path / HYPOTHESES / f"{name}.{side}.txt") for side in ("src", "ref")
         )
         check_aligned(sources, references, f"{name}.src.txt", f"{name}.ref.txt")
         both[0].extend(sources)

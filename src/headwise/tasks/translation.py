@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from headwise.attention.place import Site
+from headwise.config.instantiate import instantiate
 from headwise.config.schema import Config, PruneDataConfig
 from headwise.data.batching import TrainingPairs
 from headwise.data.bpe_dropout_epochs import EpochSplits
@@ -18,14 +19,13 @@ from headwise.decode.hypothesis import check_decode_config
 from headwise.decode.translator import Translator
 from headwise.errors import require
 from headwise.losses.loss import Loss
-from headwise.metrics.bleu import UNIT
+from headwise.metrics.bleu import UNIT, text_metrics
 from headwise.metrics.external import check_commands
 from headwise.metrics.metric import Metric
 from headwise.model.build import build_model, check_model, parts_of
-from headwise.model.places import translation_sites
-from headwise.model.transformer import Transformer
+from headwise.model.transformer import Transformer, encoder_decoder_sites
 from headwise.runs.folder import RunFolder
-from headwise.tasks.evaluation import TranslationValidator, evaluate_texts, translation_metrics
+from headwise.tasks.evaluation import HYPOTHESES, TranslationValidator, evaluate_texts
 from headwise.tasks.task import Inspected, Sizes, Task, TrainedRun
 from headwise.tasks.texts import inspected_pairs
 from headwise.tasks.translation_run import TranslationRun
@@ -41,14 +41,20 @@ class Translation(Task[Corpus, PreparedCorpus]):
 
     monitor = "bleu"
     command = "translate"
+    references = f"{HYPOTHESES}/{{split}}.ref.txt"
 
     def sites(self, config: Config) -> tuple[Site, ...]:
         """See `Task.sites`."""
-        return translation_sites(config.model)
+        return encoder_decoder_sites(config.model)
 
     def metrics(self, config: Config) -> Sequence[Metric]:
         """See `Task.metrics`."""
-        return translation_metrics(config)
+        loss: Loss = instantiate(config.loss, "loss")
+        return [*loss.metrics, *text_metrics(config.data.target)]
+
+    def languages(self, config: Config) -> tuple[str, ...]:
+        """See `Task.languages`."""
+        return config.data.source, config.data.target
 
     def check(self, config: Config) -> None:
         """See `Task.check`."""

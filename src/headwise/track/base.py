@@ -1,6 +1,6 @@
 """What every tracker offers, and the names under which it files things.
 
-Names: metrics are `split/name` (`valid/bleu`); α is `alpha/<site>/layer<i>/head<j>`; any other
+Names: metrics are `split/name` (`valid/loss`); α is `alpha/<site>/layer<i>/head<j>`; any other
 statistic of a head is `attention/<statistic>/<site>/layer<i>/head<j>`. Layers and heads count
 from 1; where heads were pruned, the others keep their numbers.
 """
@@ -29,7 +29,7 @@ class Tracker(Protocol):
         """Statistics of the heads: name of the statistic (`alpha`, `density`, ...) -> values."""
 
     def log_table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        """A table of plain values, such as hypotheses beside their references."""
+        """A table of plain values, such as outputs beside what was expected."""
 
     def log_image(self, name: str, path: Path) -> None:
         """A raster image (png) that stands at `path`."""

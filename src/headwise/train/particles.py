@@ -3,7 +3,7 @@
 Letters: n independent sets, M particles in each, P numbers of a particle.
 
 With particles T, gradients G of the loss and h the squared bandwidth (An et al. 2020, in the form
-of the authors' translation code):
+of the authors' code):
 
     k_ij = exp(-|T_i - T_j|^2 / (2 h))
     R_i = sum_j k_ij (T_i - T_j) / h

@@ -176,8 +176,8 @@ class SPOS(SVGD):
     where phi is SVGD's direction.
 
     Args:
-        beta: the paper's 1 / beta, a temperature. No source has a value for translation; the
-            default gives noise of sqrt(2) times its scale.
+        beta: the paper's 1 / beta, a temperature, of which no value is published; the default
+            gives noise of sqrt(2) times its scale.
         noise_scale: "median_gradient" multiplies the noise by the median of |G| over the weight,
             as the authors' code does; "one" leaves it as the paper has it, which Adam, to whom
             gradients of any size are alike, sees as noise alone.

@@ -46,7 +46,7 @@ JAPANESE = re.compile(
 CLOSING = r"[\s\"'“”’»«」』）)\]]*"
 ENDS_IN_MARK = re.compile(rf"[?？]{CLOSING}$")
 JAPANESE_ASKS = re.compile(rf"か[。．.]{CLOSING}$")  # a question without a question mark
-ROMANIAN = str.maketrans("şţ", "șț")  # cedillas for commas
+COMMAS = {"ş": "ș", "ţ": "ț"}  # for Romanian cedillas
 
 
 @dataclass(frozen=True)
@@ -93,9 +93,9 @@ def _matches(text: str, language: str) -> list[tuple[int, int]]:
     if language == "ja":
         return [match.span() for match in JAPANESE.finditer(text)]
     known = WORDS[language].split()
-    plain = text.lower().translate(ROMANIAN)
-    if len(plain) != len(text):  # a letter whose small form is two characters
-        plain = "".join(c.lower() if len(c.lower()) == 1 else c for c in text).translate(ROMANIAN)
+    # letter by letter: where the small form of one is two characters, places would move
+    small = (c.lower() if len(c.lower()) == 1 else c for c in text)
+    plain = "".join(COMMAS.get(letter, letter) for letter in small)
     return [match.span() for match in re.finditer(r"[^\W_]+", plain) if match[0] in known]
 
 

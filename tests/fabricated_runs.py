@@ -28,7 +28,7 @@ RECIPE = (
     "tracker=none",
 )  # fmt: skip
 ROWS = {"softmax": "softmax", "entmax15": "1.5-entmax"}
-METRICS = {"bleu_tokenised": {"label": "tokenised BLEU"}, "bleu": {"label": "BLEU (13a)"}}
+METRICS = {"bleu_tokenised": "tokenised BLEU", "bleu": "BLEU (13a)"}
 
 
 MACHINE = {"platform": "Linux", "cpus": 2, "threads": 1, "gpu": None, "world_size": 1}

@@ -24,7 +24,7 @@ from headwise.report.cells import (
     column_runs,
     judge,
 )
-from headwise.report.paper import Cell, Column, Paper, PaperMetric, Recipe
+from headwise.report.paper import Cell, Column, Paper, Recipe
 from headwise.report.paper_runs import Matching
 from headwise.report.paper_tables import paper_tables
 from headwise.report.tables import Table, fact_table, select
@@ -35,7 +35,7 @@ from headwise.tasks.translation import Translation
 PAPER = Paper(
     name="tiny",
     title="",
-    metrics={name: PaperMetric(about["label"]) for name, about in METRICS.items()},
+    metrics=METRICS,
     baseline="softmax",
     rows={"softmax": "softmax", "sparse": "sparse"},
     columns={"mine": Column("Mine", "test", train_pairs=1000)},

@@ -125,7 +125,7 @@ def test_repulsion_is_set_as_its_authors_set_it(
 GOOD: dict[str, Any] = {
     "name": "mine",
     "title": "t",
-    "metrics": {"bleu": {"label": "BLEU"}},
+    "metrics": {"bleu": "BLEU"},
     "baseline": "a",
     "rows": {"a": "A", "b": "B"},
     "columns": {"c": {"label": "C", "test": "test"}},
@@ -201,7 +201,7 @@ def test_a_recipe_that_does_not_compose_names_its_cell(make: Any) -> None:
 
 
 def test_a_metric_that_no_recipe_measures_is_refused(make: Any) -> None:
-    paper = read_paper(OmegaConf.create({**GOOD, "metrics": {"chr": {"label": "chrF"}}}))
+    paper = read_paper(OmegaConf.create({**GOOD, "metrics": {"chr": "chrF"}}))
     with pytest.raises(ConfigError, match=r"paper.metrics must be one of .*Did you mean chrf"):
         check_metrics(paper, [recipe(paper.cells[0])])
 

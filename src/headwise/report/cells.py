@@ -173,21 +173,17 @@ def _compare(found: ColumnRuns, row: str, baseline: str, n_resamples: int) -> No
     pairs = found.of(row).merge(found.of(baseline), on="seed")
     if pairs.empty:
         return
+    run = pairs.run_x[0]
+    metric = {m.name: m for m in run.task.metrics(run.config)}.get(found.metrics[0])
+    if metric is None:  # which is noted of the column
+        return
     try:
         _refuse_other_references([*pairs.run_x, *pairs.run_y], found.column.test)
-        metric = _metric(pairs.run_x[0], found.metrics[0])
         systems, baselines = ([_items(run, metric, found.column.test) for run in pairs[side]]
                               for side in ("run_x", "run_y"))  # fmt: skip
         found.comparisons[row] = paired_bootstrap(systems, baselines, metric, n_resamples)
     except (DataError, RunError) as error:
         found.notes.append(f"{row} is not tested against {baseline}: {error}")
-
-
-def _metric(run: FoundRun, name: str) -> Metric:
-    for metric in run.task.metrics(run.config):
-        if metric.name == name:
-            return metric
-    raise DataError(f"{run.folder} has no {name}")
 
 
 def _items(run: FoundRun, metric: Metric, test: str | None) -> Floats:

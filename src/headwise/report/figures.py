@@ -161,15 +161,11 @@ def _alpha_ends(run: FoundRun) -> pd.DataFrame:
 
 def _pruning(run: FoundRun) -> pd.DataFrame:
     """The score by the share of heads removed, of the sites of each curve."""
-    rows = [
-        (
-            plots.ALL_HEADS if {*run.sites} == {*curve["sites"]} else " and ".join(curve["sites"]),
-            row["removed"],
-            row[curve["metric"]],
-        )
-        for curve in pruning_tables(run.folder, "curve")
-        for row in curve["rows"]
-    ]
+    rows: list[tuple[str, float, float]] = []
+    for curve in pruning_tables(run.folder, "curve"):
+        is_all = {*run.sites} == {*curve["sites"]}
+        sites = plots.ALL_HEADS if is_all else " and ".join(curve["sites"])
+        rows += [(sites, row["removed"], row[curve["metric"]]) for row in curve["rows"]]
     table = pd.DataFrame(rows, columns=["sites", "fraction", "score"])
     return table.assign(metric=run.metric.label)
 

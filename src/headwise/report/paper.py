@@ -48,14 +48,6 @@ class Column:
 
 
 @dataclass
-class PaperMetric:
-    """A metric of the tables."""
-
-    label: str = MISSING
-    note: str | None = None
-
-
-@dataclass
 class Cell:
     """One number of the paper, one recipe of ours, or both."""
 
@@ -108,7 +100,7 @@ class Paper:
 
     name: str = MISSING
     title: str = MISSING
-    metrics: dict[str, PaperMetric] = field(default_factory=dict)  # the first is the paper's
+    metrics: dict[str, str] = field(default_factory=dict)  # name -> label; the first is compared
     baseline: str | None = None  # the row that others are compared with
     seeds: list[int] = field(default_factory=lambda: [1, 2, 3])
     runs: list[str] = field(default_factory=list)  # where runs are looked for by default

@@ -24,10 +24,9 @@ def paper_tables(paper: Paper, facts: pd.DataFrame, n_resamples: int) -> list[Ta
     tables = [_main(paper, facts)] if paper.columns else []
     ours = facts[facts.origin == "ours"]
     for name in list(paper.metrics)[1:] if "updates" in set(facts.quantity) else ():
-        metric = paper.metrics[name]
         frame = _scores(paper, ours, name).droplevel(1, axis="columns")
-        notes = [*filter(None, [metric.note]), *_signatures(facts, name)]
-        tables.append(Table(f"The same runs in {metric.label}", frame, notes))
+        title = f"The same runs in {paper.metrics[name]}"
+        tables.append(Table(title, frame, _signatures(facts, name)))
     if paper.baseline is not None:
         tables += [_differences(paper, facts, paper.baseline, n_resamples)]
         tables += [_speeds(paper, facts, paper.baseline)] if paper.speed else []
@@ -62,14 +61,13 @@ def _main(paper: Paper, facts: pd.DataFrame) -> Table:
     """The paper's table, with ours beside its numbers."""
     frame = _scores(paper, facts, paper.metric)
     metric = paper.metrics[paper.metric]
-    title = f"{metric.label[0].upper()}{metric.label[1:]}"
+    title = f"{metric[0].upper()}{metric[1:]}"
     if any(cell.paper is not None for cell in paper.cells):
         title = f"{title}, the paper's and ours"
     else:
         frame = frame.droplevel(1, axis="columns")
     notes = []
     if (facts.quantity == "updates").any():
-        notes += [metric.note] if metric.note else []
         notes.append(
             "Ours: mean ± standard deviation over seeds (number of seeds); of one seed the mean "
             "alone."
@@ -126,7 +124,7 @@ def _differences(paper: Paper, facts: pd.DataFrame, baseline: str, n_resamples: 
             "p is two-sided. It speaks of other items, not of other seeds, and is not "
             "corrected for the number of cells. ≤ marks the least that this many draws can show.",
         ]
-    return Table(f"Difference to {base}, in {paper.metrics[paper.metric].label}", frame, notes)
+    return Table(f"Difference to {base}, in {paper.metrics[paper.metric]}", frame, notes)
 
 
 def _tested(

@@ -34,7 +34,6 @@ from headwise.train.distributed import Ranks
 from headwise.train.trainer import Validation
 
 SITE = "decoder_self"
-N_STATISTICS = 4  # loss, measure, tokens, bytes
 
 
 def bits_per_byte(sums: Floats) -> float:

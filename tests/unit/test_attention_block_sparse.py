@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 from headwise.attention.build import AttentionFactory
 from headwise.attention.cache import KeyValueCache
@@ -132,26 +131,6 @@ def test_equals_the_masked_dense_computation_for_every_normaliser(
         settings: dict[str, Any] = {"combine": "heads", "attention": attention}
         found = [outcome(make(pattern, way, **settings), 22, mask) for way in (True, False)]
         assert_same(*found)
-
-
-@pytest.mark.parametrize("pattern", PATTERNS)
-def test_equals_torchs_softmax_over_the_allowed_keys(pattern: str) -> None:
-    n, lengths = 11, [11, 6, 2]
-    attention = make(pattern, True, combine="heads", stride=3)
-    with torch.no_grad():
-        torch.nn.init.eye_(attention.output.weight)
-        attention.output.bias.zero_()
-    states_BND = states(n)
-    query, key, value = (
-        attention.split(part(states_BND))
-        for part in (attention.query, attention.key, attention.value)
-    )
-    restricted = Mask(torch.tensor(lengths), pattern=attention.pattern).dense(n, n, CPU)
-    assert restricted is not None
-    expected = scaled_dot_product_attention(query, key, value, attn_mask=restricted)
-    found = attention(states_BND, states_BND, states_BND, Mask(torch.tensor(lengths)))
-    joined = expected.nan_to_num().transpose(1, 2).flatten(2)  # rows that see no key
-    torch.testing.assert_close(found, joined, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)

@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from command_line import composer
 from headwise.attention.build import AttentionFactory
 from headwise.attention.length_projection import LengthProjection, MeanPooling
 from headwise.attention.linformer import PROJECTIONS, SHARING, Linformer
@@ -20,10 +19,9 @@ from headwise.attention.mask import Mask
 from headwise.attention.place import Place
 from headwise.attention.scores import ScoreAttention
 from headwise.config.folders import group_node
-from headwise.config.schema import ModelConfig, typed
+from headwise.config.schema import ModelConfig
 from headwise.errors import ConfigError, DataError
-from headwise.model.build import check_model
-from headwise.model.transformer import Transformer, encoder_decoder_sites
+from headwise.model.transformer import Transformer
 from weights_recorded import with_weights
 
 B, H, E, Q, K = 3, 2, 3, 4, 7
@@ -217,20 +215,6 @@ def test_mixtures_of_a_source_are_made_once() -> None:
     torch.testing.assert_close(of_rest, weights[rows, :, 1:])
 
 
-def test_dropout_acts_on_the_weights_in_training_only() -> None:
-    attention = make()
-    query, key, mask = states(Q, 1), states(K, 2), Mask(key_lengths_B=LENGTHS)
-    clean, weights = with_weights(attention, query, key, key, mask)
-    attention.dropout = 0.5
-    still = attention(query, key, key, mask)
-    torch.testing.assert_close(still, clean)
-    attention.train()
-    assert not torch.allclose(attention(query, key, key, mask), clean)
-    dropped, of_dropped = with_weights(attention, query, key, key, mask)
-    assert not torch.allclose(dropped, clean)
-    torch.testing.assert_close(of_dropped, weights)
-
-
 def test_the_matrix_starts_as_in_the_paper_and_outlives_the_common_initialisation() -> None:
     torch.manual_seed(0)
     factory = AttentionFactory({"attention": linformer()})
@@ -260,15 +244,6 @@ def test_the_matrix_starts_as_in_the_paper_and_outlives_the_common_initialisatio
 def test_what_cannot_be_is_refused(settings: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         AttentionFactory({"attention": linformer(**settings)})(Place("cross", 1, H, E))
-
-
-def test_a_source_that_may_be_too_long_is_refused_before_data() -> None:
-    with composer() as compose:
-        config = typed(compose(["attention=linformer", "model=tiny"]))
-    sites = encoder_decoder_sites(config.model)
-    check_model(config, sites, {"source": 256, "target": 300})
-    with pytest.raises(ConfigError, match="Linformer at encoder_self takes at most 256 positions"):
-        check_model(config, sites, {"source": 257})
 
 
 @every

@@ -166,9 +166,7 @@ def test_alpha_from_a_fixed_start_and_its_gradient_at_the_borders() -> None:
         ({"alpha_min": 0.5}, "alpha_min"),
         ({"alpha_max": 2.5}, "alpha_max"),
         ({"alpha_min": 1.8, "alpha_max": 1.2}, "alpha_max"),
-        ({"alpha_init": 2.5}, "alpha_init"),
         ({"alpha_init": "uniform"}, "normal"),
-        ({"share": "head"}, "share"),
     ],
 )
 def test_alpha_refuses_what_it_cannot_be(settings: dict[str, object], named: str) -> None:

@@ -142,28 +142,15 @@ def test_every_pair_is_two_hops_apart(
     kind: str, n: int, stride: int, cells: int, causal: bool
 ) -> None:
     wanted = torch.ones(n, n).bool().tril() if causal else torch.ones(n, n).bool()
-    layers = [
-        seen(
-            make(
-                kind,
-                stride,
-                cells,
-                "encoder_self",
-                place=Place("encoder_self", layer, 1, 4),
-                combine=combine,
-            ),
-            n,
-            causal,
-        )
-        for combine, layer in (("interleaved", 1), ("interleaved", 2), ("merged", 1))
-    ]
-    near, far, merged = (layer[0] for layer in layers)
-    assert torch.equal(two_hops(near, far), wanted), "layers by turns"
-    assert torch.equal(two_hops(merged, merged), wanted)
-    place = Place("encoder_self", 1, 2, 4)
-    by_head = seen(
-        make(kind, stride, cells, "encoder_self", place=place, combine="heads"), n, causal
-    ).any(0)
+
+    def keys(combine: str, layer: int = 1, n_heads: int = 1) -> torch.Tensor:
+        """Which any head sees, (N, N)."""
+        place = Place("encoder_self", layer, n_heads, 4)
+        return seen(make(kind, stride, cells, "", place=place, combine=combine), n, causal).any(0)
+
+    assert torch.equal(two_hops(keys("interleaved", 1), keys("interleaved", 2)), wanted)
+    assert torch.equal(two_hops(keys("merged"), keys("merged")), wanted)
+    by_head = keys("heads", n_heads=2)
     assert torch.equal(two_hops(by_head, by_head), wanted)
 
 

@@ -130,21 +130,6 @@ def test_linformer_rotates_keys_before_they_are_mixed() -> None:
     torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("attention", ["softmax", "alpha_entmax", "mixed"])
-@pytest.mark.parametrize("positions", SCHEMES, ids=["rotary", "alibi", "alibi-some"])
-def test_steps_with_a_cache_are_the_whole(positions: Positions, attention: str) -> None:
-    made, x = attention_at(positions, "decoder_self", attention), states()
-    whole, cache = made(x, x, x, Mask(causal=True)), made.make_cache(static=False)
-    rows = torch.tensor([1, 0, 1])
-    with torch.no_grad():
-        made(x[:, :6], x[:, :6], x[:, :6], Mask(causal=True), cache)
-        cache.reorder(rows)  # as a beam does
-        for i in range(6, N):
-            new = x[rows, i : i + 1]
-            step = made(new, new, new, Mask(causal=True, query_offset=i), cache)
-            torch.testing.assert_close(step, whole[rows, i : i + 1], rtol=1e-4, atol=1e-5)
-
-
 def outcome(made: Attention, x: Tensor, mask: Mask, is_formed: bool) -> list[Tensor]:
     """Context and gradients of the states and of every parameter."""
     x = x.clone().requires_grad_()

@@ -9,14 +9,12 @@ import torch
 from torch import Tensor
 
 from headwise.attention.alpha_entmax import AlphaEntmax
-from headwise.attention.build import AttentionFactory
 from headwise.attention.length_scaling import LengthScaling
 from headwise.attention.mask import Mask
 from headwise.attention.parts import Normaliser, ScoreContext
 from headwise.attention.place import Place
 from headwise.attention.scores import ScoreAttention
 from headwise.attention.softmax import Softmax
-from headwise.config.folders import group_node
 from headwise.entmax import alpha_entmax
 from headwise.errors import ConfigError
 from weights_recorded import with_weights
@@ -232,21 +230,3 @@ def test_what_depends_on_queries_is_no_statistic_of_the_head() -> None:
     assert AlphaEntmax(PLACE, depends_on="query", share="layer").head_axes == {}
     with pytest.raises(ConfigError, match="depends_on"):
         AlphaEntmax(PLACE, depends_on="queries")
-
-
-def test_the_layers_of_a_site_share_also_where_alpha_depends_on_queries() -> None:
-    node = {**group_node("attention", "alpha_entmax"), "share": "site", "depends_on": "query"}
-    make = AttentionFactory({"attention": node})
-    first, second, other = (
-        make(Place(site, layer, H, E))
-        for site, layer in (("cross", 1), ("cross", 2), ("encoder_self", 1))
-    )
-    for name, parameter in first.normaliser.named_parameters():
-        assert parameter is dict(second.normaliser.named_parameters())[name]
-        assert parameter is not dict(other.normaliser.named_parameters())[name]
-    assert first.normaliser.alpha_weight.shape == (1, E)
-    x, mask = states().float(), Mask(key_lengths_B=torch.tensor(LENGTHS))
-    first(x, x, x, mask).square().sum().backward()
-    for parameter in first.normaliser.parameters():
-        assert parameter.grad is not None
-        assert parameter.grad.abs().max() > 0

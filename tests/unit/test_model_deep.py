@@ -29,18 +29,8 @@ from headwise.model.transformer import Transformer
 V = 13
 SCALED = Scaled()
 GRID = Grid(width=4, max_positions=64)
-DEEP = ModelConfig(
-    "deep",
-    encoder_layers=3,
-    decoder_layers=2,
-    d_model=16,
-    n_heads=2,
-    d_ff=32,
-    share_embeddings="none",
-    dropout=0.0,
-    attention_dropout=0.0,
-    activation_dropout=0.0,
-)
+NO_DROPOUT = {"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0}
+DEEP = ModelConfig("deep", 3, 2, 16, 2, 32, share_embeddings="none", **NO_DROPOUT)
 
 
 def build(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,7 +10,6 @@ import torch
 import yaml  # type: ignore[import-untyped]
 from torch import nn
 
-from command_line import composer
 from headwise.attention.heads import MultiHeadAttention
 from headwise.attention.place import Place
 from headwise.config.instantiate import instantiate
@@ -57,12 +55,6 @@ def reference_g(
 
 def gate_weights(model: Transformer) -> set[str]:
     return {name for name in model.state_dict() if ".gate." in name}
-
-
-@pytest.fixture(scope="module")
-def make() -> Iterator[Any]:
-    with composer() as compose:
-        yield compose
 
 
 def model_of(make: Any, *overrides: str) -> Transformer:

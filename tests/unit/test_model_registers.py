@@ -13,8 +13,7 @@ from torch import Tensor
 
 from headwise.attention.build import AttentionFactory
 from headwise.attention.positions import Grid, Learned, Positions
-from headwise.attention.recorder import recorded_weights
-from headwise.config.folders import group_choices, group_node
+from headwise.config.folders import group_node
 from headwise.config.schema import ModelConfig
 from headwise.errors import DataError
 from headwise.model.family import n_parameters
@@ -45,23 +44,6 @@ def batch() -> tuple[Tensor, Tensor, Tensor]:
     source = torch.randint(4, V, (3, 6), generator=generator)
     target = torch.randint(4, V, (3, 5), generator=generator)
     return source, torch.tensor([6, 4, 1]), target
-
-
-def test_the_memory_and_the_weights_cover_the_registers() -> None:
-    model, (source, lengths, target) = build(), batch()
-    assert model.n_prefix("source") == M
-    memory = model.encode(source, lengths)
-    assert memory.states_BSD.shape == (3, M + 6, D)
-    assert memory.lengths_B.tolist() == [M + 6, M + 4, M + 1]
-    with recorded_weights(model) as weights:
-        model(source, lengths, target)
-    assert weights["encoder_self"][1].shape == (3, 2, M + 6, M + 6)
-    assert weights["cross"][1].shape == (3, 2, 5, M + 6)
-    assert weights["decoder_self"][1].shape == (3, 2, 5, 5)
-    for weight in (weights["encoder_self"][1], weights["cross"][1]):
-        assert (weight[:, :, :, :M] > 0).all(), "registers are seen"
-        assert (weight[1, :, :, M + 4 :] == 0).all(), "padding is not"
-        torch.testing.assert_close(weight.sum(-1), torch.ones(weight.shape[:-1]))
 
 
 @pytest.mark.parametrize("registers", [0, M])
@@ -105,16 +87,3 @@ def test_registers_enter_as_tokens_do_but_without_a_position(init: Init, scale: 
 def test_the_last_learned_position_is_that_of_the_last_word() -> None:
     model, (source, lengths, target) = build(positions=Learned(6)), batch()
     assert model(source, lengths, target).isfinite().all()
-
-
-@pytest.mark.parametrize("attention", group_choices("attention"))
-def test_padding_and_batch_mates_change_nothing(attention: str) -> None:
-    model, (source, lengths, target) = build(attention), batch()
-    whole = model(source, lengths, target)
-    poisoned = torch.nn.functional.pad(source, (0, 4), value=7)
-    poisoned[1, 4:], poisoned[2, 1:] = 9, 11
-    longer = model(poisoned, lengths, target)
-    torch.testing.assert_close(longer, whole, rtol=1e-4, atol=1e-5)
-    for b, length in enumerate(lengths.tolist()):
-        alone = model(source[b : b + 1, :length], lengths[b : b + 1], target[b : b + 1])
-        torch.testing.assert_close(alone[0], whole[b], rtol=1e-4, atol=1e-5)

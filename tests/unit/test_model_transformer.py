@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from headwise.attention.build import AttentionFactory
 from headwise.attention.heads import HeadGate
-from headwise.attention.positions import Grid, Learned, Positions, Sinusoidal, Sinusoids, sinusoids
+from headwise.attention.positions import Learned, Sinusoids, sinusoids
 from headwise.attention.recorder import recorded_weights
 from headwise.config.folders import group_choices, group_node
 from headwise.config.instantiate import instantiate
@@ -25,7 +25,7 @@ from headwise.model.activations import GELU
 from headwise.model.blocks import FeedForward, PostNorm, PreNorm, Residual
 from headwise.model.family import n_parameters
 from headwise.model.init import Glorot, Init
-from headwise.model.parts import SINUSOIDAL, Parts
+from headwise.model.parts import Parts
 from headwise.model.scaled import Scaled
 from headwise.model.transformer import Transformer
 
@@ -86,39 +86,6 @@ def test_what_a_sublayer_adds_is_dropped_in_training_alone(norm: type[Residual])
         assert 0.3 < (residual.after(states, change) == states).float().mean() < 0.7
 
 
-@pytest.mark.parametrize("norm", [PreNorm, PostNorm])
-@pytest.mark.parametrize("positions", [Sinusoidal(), Learned()])
-def test_shapes_weights_and_padding(norm: type[Residual], positions: Positions) -> None:
-    model = build(parts=Parts(norm, positions=positions))
-    source, lengths, target = batch()
-    with recorded_weights(model) as weights:
-        logits = model(source, lengths, target)
-    assert logits.shape == (3, 5, V)
-    assert {site: list(layers) for site, layers in weights.items()} == {
-        "encoder_self": [1, 2],
-        "decoder_self": [1, 2, 3],
-        "cross": [1, 2, 3],
-    }
-    assert weights["cross"][1].shape == (3, 2, 5, 6)
-    longer = torch.nn.functional.pad(source, (0, 4))
-    padded = model(longer, lengths, target)
-    torch.testing.assert_close(padded, logits, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("attention", "positions"), [("alpha_entmax", SINUSOIDAL), ("softmax", Grid(4, 64))]
-)
-def test_cached_decoding_equals_uncached(attention: str, positions: Positions) -> None:
-    config = dataclasses.replace(SMALL, register_tokens=3)
-    model = build(config, attention, parts=Parts(positions=positions))
-    source, lengths, target = batch()
-    memory = model.encode(source, lengths)
-    whole = model.decode(target, memory)
-    cache = model.make_cache()
-    steps = [model.decode(target[:, i : i + 1], memory, cache) for i in range(5)]
-    torch.testing.assert_close(torch.cat(steps, dim=1), whole, rtol=1e-4, atol=1e-5)
-
-
 def test_base_has_the_parameters_of_the_paper_and_one_alpha_a_head() -> None:
     config = ModelConfig("base", 6, 6, 512, 8, 2048)
     with torch.device("meta"):
@@ -137,12 +104,6 @@ def test_sharing_of_embeddings() -> None:
     assert decoder.output.weight is decoder.target_embedding.token.weight
     none = build(dataclasses.replace(SMALL, share_embeddings="none"))
     assert none.output.weight is not none.target_embedding.token.weight
-
-
-def test_two_vocabularies_cannot_share_one_table() -> None:
-    factory = AttentionFactory({"attention": group_node("attention", "softmax")})
-    with pytest.raises(ConfigError, match="share_embeddings"):
-        Transformer(SMALL, V, V, False, factory, 1)
 
 
 @pytest.mark.parametrize("init", [Glorot(), Scaled()])
@@ -181,9 +142,7 @@ def test_positions_go_on_beyond_the_table_or_are_refused() -> None:
 @pytest.mark.parametrize(
     ("change", "key"),
     [
-        ({"n_heads": 3}, "model.n_heads"),
         ({"d_model": 0}, "model.d_model"),
-        ({"dropout": 1.0}, "model.dropout"),
         ({"share_embeddings": "al"}, "all"),
         ({"register_tokens": -1}, "model.register_tokens"),
     ],
@@ -191,13 +150,6 @@ def test_positions_go_on_beyond_the_table_or_are_refused() -> None:
 def test_what_cannot_be_built_is_refused_by_key(change: dict[str, object], key: str) -> None:
     with pytest.raises(ConfigError, match=key):
         build(dataclasses.replace(SMALL, **change))  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("sharing", ["all", "decoder"])
-def test_an_output_matrix_of_zeros_shares_nothing(sharing: str) -> None:
-    config = dataclasses.replace(SMALL, share_embeddings=sharing)
-    with pytest.raises(ConfigError, match="must be none with init=scaled"):
-        build(config, parts=Parts(init=Scaled()))
 
 
 # -- recomputation ----------------------------------------------------------------------------

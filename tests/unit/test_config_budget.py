@@ -90,10 +90,7 @@ def test_the_count_is_near_what_is_measured(attention: str, overrides: tuple[str
 def test_recomputation_costs_a_forward_pass_and_saves_memory() -> None:
     sizes = ("model.encoder_layers=2", "model.decoder_layers=4", "trainer.precision=fp32")
     plain, saving = config_of(*sizes), config_of(*sizes, "model.recompute=true")
-    found, without = (
-        planned(saving, LENGTH),
-        planned(plain, LENGTH),
-    )
+    found, without = planned(saving, LENGTH), planned(plain, LENGTH)
     assert sum(found.flops.values()) == pytest.approx(measured(saving)[0], rel=0.05)
     assert found.flops["vocabulary"] == without.flops["vocabulary"]
     assert found.activation_bytes < 0.4 * without.activation_bytes
@@ -102,10 +99,7 @@ def test_recomputation_costs_a_forward_pass_and_saves_memory() -> None:
 def test_heads_that_were_pruned_cost_nothing() -> None:
     config = config_of("trainer.precision=fp32")
     config.model.heads = {site: [[1], [1, 2, 3]] for site in SITES}
-    found, whole = (
-        planned(config, LENGTH),
-        planned(config_of("trainer.precision=fp32"), LENGTH),
-    )
+    found, whole = planned(config, LENGTH), planned(config_of("trainer.precision=fp32"), LENGTH)
     assert found.n_parameters == n_parameters(build_model(config, 150, 150, True))
     for part in ("projections", "dense attention"):
         assert found.flops[part] == whole.flops[part] / 2  # 4 of 8 heads a site
@@ -136,10 +130,7 @@ def test_weights_gradients_and_moments_are_those_of_the_optimizer() -> None:
 
 
 def test_accumulation_costs_arithmetic_but_no_memory() -> None:
-    one, four = (
-        planned(config_of()),
-        planned(config_of("trainer.accumulate=4")),
-    )
+    one, four = planned(config_of()), planned(config_of("trainer.accumulate=4"))
     assert sum(four.flops.values()) == 4 * sum(one.flops.values())
     assert four.activation_bytes == one.activation_bytes
 

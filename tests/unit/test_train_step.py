@@ -6,7 +6,6 @@ a tensor, a copy to the host) raises there. Code takes the path of accelerators 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
 
@@ -15,7 +14,6 @@ import torch
 import torch._dynamo  # else first needed where torch.Generator, which its types name, is patched
 from torch import Tensor
 
-from command_line import composer
 from headwise.config.folders import group_choices
 from headwise.config.schema import typed
 from headwise.kernels import triton_device, triton_loss, verification
@@ -33,12 +31,6 @@ MODEL = [
     "trainer.precision=fp32",
     "+optimizer.fused=false",  # which torch has for real devices only
 ]
-
-
-@pytest.fixture(scope="module")
-def make() -> Iterator[Any]:
-    with composer() as compose:
-        yield compose
 
 
 @pytest.fixture(autouse=True)

@@ -26,11 +26,6 @@ def test_windows_line_ends_and_byte_order_mark_go(tmp_path: Path) -> None:
     assert pairs == [("eins", "one"), ("zwei", "two")]
 
 
-def test_broken_encoding_names_file_and_line(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"a\.de, line 2: not UTF-8.*0xe4"):
-        _pairs(tmp_path, b"gut\nschl\xe4ft\n", b"good\nsleeps\n")
-
-
 @pytest.mark.parametrize("longer", ["source", "target"])
 def test_misaligned_sides_name_both_counts(tmp_path: Path, longer: str) -> None:
     sides = (b"1\n2\n3\n4\n5\n", b"1\n2\n3\n")

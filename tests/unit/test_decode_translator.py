@@ -18,13 +18,11 @@ from headwise.config.folders import group_choices, group_node
 from headwise.config.schema import DecodeConfig, ModelConfig
 from headwise.data.tokenizer import BYTE_MODEL, Tokenizer, TokenizerPair
 from headwise.decode import translator as translator_module
-from headwise.decode.beam import beam_search
-from headwise.decode.greedy import greedy_search
 from headwise.decode.translator import ROWS_WORTH_PACKING, Translator
-from headwise.errors import ConfigError, DataError, RunError
+from headwise.errors import DataError, RunError
 from headwise.kernels.linear import TYPES
 from headwise.losses.output_map import SOFTMAX, OutputMap
-from headwise.model.blocks import PostNorm, PreNorm, Residual
+from headwise.model.blocks import PreNorm, Residual
 from headwise.model.parts import SINUSOIDAL, Parts
 from headwise.model.transformer import Transformer
 from headwise.precision import resolve_precision
@@ -107,25 +105,6 @@ def test_the_model_of_these_tests_says_different_things(model: Transformer) -> N
     finished = [one.hypotheses[0].finished for one in found]
     assert any(finished)
     assert not all(finished)
-
-
-@pytest.mark.parametrize("attention", group_choices("attention"))
-@pytest.mark.parametrize("norm", [PreNorm, PostNorm])
-def test_cached_equals_uncached(attention: str, norm: type[Residual]) -> None:
-    model = build(attention, norm=norm)
-    sources = sources_of(sentences(12, seed=1))
-    limits = [len(source) + 5 for source in sources]
-    cached, uncached = (
-        beam_search(model, sources, limits, CPU, beam=4, n_best=4, cached=flag)
-        for flag in (True, False)
-    )
-    for one, other in zip(cached, uncached, strict=True):
-        assert [h.ids for h in one] == [h.ids for h in other]
-        assert [h.score for h in one] == pytest.approx([h.score for h in other], abs=1e-4)
-    greedy, greedy_uncached = (
-        greedy_search(model, sources, limits, CPU, cached=flag) for flag in (True, False)
-    )
-    assert [h.ids for h in greedy] == [h.ids for h in greedy_uncached]
 
 
 @pytest.mark.parametrize("method", ["beam", "greedy"])
@@ -326,11 +305,6 @@ def test_targets_are_limited_by_learned_positions_alone() -> None:
     Translator(build("linformer"), PAIR, CONFIG).check_targets([longest + 1])
     with pytest.raises(DataError, match="target line 2 of valid has 33 pieces"):
         Translator(build(positions=Learned(32)), PAIR, CONFIG).check_targets([32, 33], "valid")
-
-
-def test_settings_that_no_search_can_follow_are_refused(model: Transformer) -> None:
-    with pytest.raises(ConfigError, match=r"decode\.beam must be at least 1, got 0"):
-        Translator(model, PAIR, replace(CONFIG, beam=0))
 
 
 def test_unequal_or_empty_lines_cannot_be_scored(model: Transformer) -> None:

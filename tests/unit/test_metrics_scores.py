@@ -67,23 +67,9 @@ def test_sums_over_sentences_give_the_corpus_scores_to_the_last_digit(language: 
             assert found.values()["bleu_tokenised"] == exact
 
 
-def test_moses_tokens_are_what_is_compared() -> None:
-    scores = score_translations(HYPOTHESES, REFERENCES, "en").values()
-    by_hand = [
-        "The cat 's on the mat , isn 't it ?",
-        'He said : " Hello " to us .',
-        "A dog runs .",
-    ]
-    wanted = [
-        "The cat is on the mat , isn 't it ?",
-        'He said " Hello " to us .',
-        "A little dog runs .",
-    ]
-    expected = sacrebleu.corpus_bleu(by_hand, [wanted], tokenize="none", force=True).score
-    assert scores["bleu_tokenised"] == pytest.approx(expected)
-
-
 def test_moses_cuts_words_by_the_rules_of_the_language() -> None:
+    by_hand = ["The cat 's on the mat , isn 't it ?", 'He said : " Hello " to us .', "A dog runs ."]
+    assert moses_tokenised(HYPOTHESES, "en") == by_hand
     assert moses_tokenised(["l'homme dort"], "fr") == ["l' homme dort"]
     assert moses_tokenised(["l'homme dort"], "en") == ["l 'homme dort"]
 

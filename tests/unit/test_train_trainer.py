@@ -259,7 +259,6 @@ def test_another_number_of_ranks_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "key"),
     [
-        ({"max_updates": 0}, r"trainer\.max_updates"),
         ({"accumulate": 0}, r"trainer\.accumulate"),
         ({"save_every": 0}, r"trainer\.save_every"),
         ({"patience": -1}, r"trainer\.patience"),

@@ -65,8 +65,8 @@ def discard(descriptor: int) -> None:
 
 
 def remove_partial(folder: Path) -> None:
-    """Remove what processes left that were killed while they wrote; none may be writing now."""
-    for left in folder.glob(f".*{PARTIAL}"):
+    """Remove what killed processes left, also in folders below; none may be writing now."""
+    for left in folder.rglob(f".*{PARTIAL}"):
         left.unlink(missing_ok=True)
 
 

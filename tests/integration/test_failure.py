@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from command_line import (
     CommandLine,
     json_of,
@@ -25,6 +27,21 @@ def test_a_failure_leaves_error_json_in_the_folder_of_its_text(
     headwise.ok("train", *small_overrides(tmp_path))
     (went_well,) = (tmp_path / "outputs").glob("*/*/results.json")
     assert not (went_well.parent / "error.json").exists()
+
+
+def test_a_run_without_its_figures_is_not_finished(
+    headwise: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    write_corpus(tmp_path / "text")
+    with monkeypatch.context() as patch:
+        patch.setattr("headwise.commands.train.draw", killed)
+        assert headwise("train", *small_overrides(tmp_path)).code == 130
+    assert not list((tmp_path / "outputs").glob("*/*/results.json"))
+    headwise.ok("train", *small_overrides(tmp_path))
+    assert list((tmp_path / "outputs").glob("*/*/results.json"))
 
 
 def test_what_failed_for_want_of_its_text_is_forgotten_once_it_goes_well(

@@ -117,6 +117,22 @@ def test_a_folder_has_one_process(runs: Runs) -> None:
     runs.train("taken", SHORT)
 
 
+def test_the_same_command_makes_what_a_finished_run_lacks(
+    runs: Runs, copied: tuple[str, Path]
+) -> None:
+    outputs, folder = copied
+    before = remains(folder)
+    left = [folder / ".results.json.4711.tmp", folder / "checkpoints" / "update_00000001.pt"]
+    for lost in ("figures", "hypotheses"):
+        shutil.rmtree(folder / lost)
+        for path in left:  # by a killed process
+            shutil.copy(folder / "checkpoints" / "update_00000002.pt", path)
+        runs.train(outputs, SHORT)
+        assert (folder / lost).is_dir()
+        assert remains(folder) == before
+        assert not any(path.exists() for path in left)
+
+
 def test_other_text_is_another_run(runs: Runs, copied: tuple[str, Path]) -> None:
     outputs, first = copied
     before = remains(first)

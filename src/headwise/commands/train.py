@@ -115,7 +115,7 @@ def _train(
             corpus = task.open(config, Path(config.paths.cache).expanduser())
         folder = _place(config, container, overrides, _content_hashes(config, corpus))
         failure.folder = folder
-        results = _final_results(folder, config, corpus)
+        results = _final_results(folder, task, config, corpus)
         if results is not None:
             if ranks.is_main:
                 told = summary(folder, results, task.command)
@@ -131,7 +131,7 @@ def _train(
             if ranks.is_main:
                 folder.forget_failure()
                 _place(config, container, overrides, []).forget_failure()
-                remove_partial(folder.checkpoints)
+                remove_partial(folder.path)
                 # of a run that is lengthened: made anew at its end
                 (folder.checkpoints / "average.pt").unlink(missing_ok=True)
                 folder.describe(container, overrides)
@@ -170,8 +170,20 @@ def _refuse_lost_checkpoint(folder: RunFolder) -> None:
         )
 
 
-def _final_results(folder: RunFolder, config: Config, corpus: Corpus) -> Results | None:
-    """Those of a run trained to its end and scored on every requested test set, else None."""
+def _kept_scores(folder: RunFolder, task: Task[Any, Any], results: Results) -> dict[str, Any]:
+    """Split -> its scores, where what they are of is there as well."""
+    kept = task.references
+    return {
+        split: scores
+        for split, scores in results.scores.items()
+        if not kept or (folder.path / kept.format(split=split)).is_file()
+    }
+
+
+def _final_results(
+    folder: RunFolder, task: Task[Any, Any], config: Config, corpus: Corpus
+) -> Results | None:
+    """Those of a run trained to its end, with all it leaves for every test set, else None."""
     results = folder.read_results()
     updates = max(results.updates if results else 0, folder.read_last().get("update", 0))
     wanted = config.trainer.max_updates
@@ -180,7 +192,9 @@ def _final_results(folder: RunFolder, config: Config, corpus: Corpus) -> Results
             f"{folder.path} has gone through {updates} updates already, more than "
             f"trainer.max_updates={wanted}; set experiment_name=… for a shorter run"
         )
-    if results is None or not set(corpus.test_sets) <= set(results.scores):
+    if results is None or not folder.figures.is_dir():
+        return None
+    if not set(task.splits(config, corpus)) <= set(_kept_scores(folder, task, results)):
         return None
     return results if results.stopped_early or results.updates == wanted else None
 
@@ -328,7 +342,7 @@ class _Run:
         weights = choose_weights(trainer)
         # what these weights scored already; more test sets may be asked for
         known = folder.results_at(trainer.state.update)
-        scores: dict[str, Any] = dict(known.scores) if known is not None else {}
+        scores = _kept_scores(folder, self.task, known) if known is not None else {}
         for name in splits:
             if name not in scores:
                 scores[name] = score(name, folder, self.tracker)
@@ -353,8 +367,9 @@ class _Run:
             finished_at=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         )
         if self.ranks.is_main:
-            results.write(folder.results)
+            folder.figures.mkdir(exist_ok=True)
             draw(folder, self.tracker)
+            results.write(folder.results)  # last: with them the run counts as finished
             metric = self.task.monitor
             of_splits = {f"{name}/{metric}": results.score(name, metric) for name in scores}
             self.tracker.summary(of_splits)

@@ -91,10 +91,9 @@ class RunFolder:
         raise RunError(f"{key}={folder} holds no run (no config.yaml there).{hint}")
 
     def make(self) -> None:
-        """Create the folder and those below it."""
+        """Create the folder; figures get theirs at the end of a run."""
         try:
-            for folder in (self.checkpoints, self.figures):
-                folder.mkdir(parents=True, exist_ok=True)
+            self.checkpoints.mkdir(parents=True, exist_ok=True)
             (self.path / ".lock").touch()
         except OSError as error:
             raise RunError(

@@ -145,6 +145,8 @@ class Trainer:
             self.step.window.copy_(torch.tensor(sums, dtype=torch.float64))
         self.records.rewind(self.state.metrics_lines, self.state.heads_lines)
         self._saved_at = self.state.update
+        if self.ranks.is_main:
+            self._remove_old()  # a process killed while it saved has one more
 
     # -- the loop ---------------------------------------------------------------------------------
 
@@ -287,8 +289,7 @@ class Trainer:
             if numbered and self.config.keep:
                 save_checkpoint(self._numbered(), {"model": content["model"]})
             save_checkpoint(self.folder.last, content)
-            for old in numbered_checkpoints(self.folder.checkpoints)[: -self.config.keep or None]:
-                old.unlink()
+            self._remove_old()
             costs = {
                 "train_seconds": round(self.seconds, 3),
                 "peak_memory_bytes": self.step.memory.bytes,
@@ -296,6 +297,10 @@ class Trainer:
             last = {"update": self.state.update, **costs}
             self.folder.write_json("checkpoints/last.json", last)
         self._saved_at = self.state.update
+
+    def _remove_old(self) -> None:
+        for old in numbered_checkpoints(self.folder.checkpoints)[: -self.config.keep or None]:
+            old.unlink()
 
     def _numbered(self) -> Path:
         return self.folder.checkpoints / f"update_{self.state.update:08d}.pt"

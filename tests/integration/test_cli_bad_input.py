@@ -305,8 +305,9 @@ def test_what_cannot_be_done_is_refused(line: str, headwise: CommandLine, traine
 def test_a_config_of_another_version_is_refused(headwise: CommandLine, tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("sed: 1\n", encoding="utf-8")
     refused(headwise("evaluate", f"run={tmp_path}"), 1, "config.yaml", "version")
-    (tmp_path / "config.yaml").write_text("a: [1\n", encoding="utf-8")
-    refused(headwise("evaluate", f"run={tmp_path}"), 1, "config.yaml", "broken")
+    for text in ("a: [1\n", "data: 3\n"):
+        (tmp_path / "config.yaml").write_text(text, encoding="utf-8")
+        refused(headwise("evaluate", f"run={tmp_path}"), 1, "config.yaml", "broken")
 
 
 def test_a_place_that_cannot_be_written_is_named(headwise: CommandLine, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from headwise.errors import HeadwiseError, RunError
 from headwise.files import locked, read_json, remove_partial, write_text
+from headwise.runs.folder import RunFolder
 
 
 def test_a_small_file_is_written_all_or_not_at_all(
@@ -30,12 +31,23 @@ def test_a_small_file_is_written_all_or_not_at_all(
     assert [p.name for p in tmp_path.iterdir()] == ["results.json"]
 
 
-@pytest.mark.parametrize("text", ['{"status": "fini', "", "[1, 2]", "\x00\x00"])
+DEEP = "[" * 100_000
+BOMB = "".join(f"a{n}: &a{n} [{f'*a{n - 1},' * 9}]\n" for n in range(1, 12)).replace("*a0", "0")
+
+
+@pytest.mark.parametrize("text", ['{"status": "fini', "", "[1, 2]", "\x00\x00", DEEP])
 def test_a_json_file_that_broke_off_is_named(tmp_path: Path, text: str) -> None:
     path = tmp_path / "results.json"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(RunError, match=r"results\.json is broken"):
         read_json(path, may_lack=True)
+
+
+@pytest.mark.parametrize("text", [DEEP, BOMB, "a: [1", "a: \x00", "a: ${oc.env:KEY}", "[1]"])
+def test_a_config_that_is_no_saved_one_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.yaml").write_text(text, encoding="utf-8")
+    with pytest.raises(RunError, match=r"config\.yaml is"):
+        RunFolder(tmp_path).read_config()
 
 
 def test_a_json_file_is_missed_unless_it_may_lack(tmp_path: Path) -> None:

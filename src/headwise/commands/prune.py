@@ -39,7 +39,7 @@ from headwise.config.folders import group_node
 from headwise.config.instantiate import instantiate
 from headwise.config.schema import PruneConfig
 from headwise.errors import ConfigError, RunError, refuse, require
-from headwise.files import write_json, write_text
+from headwise.files import read_yaml, write_json, write_text
 from headwise.losses.loss import Loss
 from headwise.model.family import Model, n_parameters
 from headwise.model.places import check_heads, chosen_sites, typed_heads
@@ -260,8 +260,7 @@ def _origin(run: TrainedRun) -> dict[str, Any]:
 
 def _overrides(folder: RunFolder) -> list[str]:
     path = folder.path / "overrides.yaml"
-    known = OmegaConf.to_container(OmegaConf.load(path)) if path.is_file() else []
-    assert isinstance(known, list)
+    known = read_yaml(path) if path.is_file() else []
     return [str(o) for o in known if not str(o).startswith(("gates", "model.heads="))]
 
 

@@ -13,12 +13,11 @@ import numpy as np
 import numpy.typing as npt
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
 from headwise.config.schema import Config, DecodeConfig, read_back
 from headwise.errors import RunError, nearest
 from headwise.file_names import check_file_name
-from headwise.files import read_json, replacing, write_json, write_text
+from headwise.files import read_json, read_yaml, replacing, write_json, write_text
 from headwise.runs.environment import environment
 from headwise.runs.fingerprint import slug
 from headwise.runs.results import Results
@@ -139,10 +138,14 @@ class RunFolder:
         return results if results is not None and results.updates == update else None
 
     def read_config(self) -> dict[str, Any]:
-        """The resolved configuration."""
-        content = OmegaConf.to_container(OmegaConf.load(self.path / "config.yaml"))
-        if not isinstance(content, dict):
-            raise RunError(f"{self.path / 'config.yaml'} is no configuration of a run")
+        """The resolved configuration.
+
+        Raises:
+            RunError: it is broken, or holds `${…}`, which could read the reader's environment.
+        """
+        content = read_yaml(self.path / "config.yaml")
+        if not isinstance(content, dict) or "${" in str(content):
+            raise RunError(f"{self.path / 'config.yaml'} is no resolved configuration of a run")
         return {str(key): value for key, value in content.items()}
 
     def write_json(self, name: str, content: Mapping[str, Any]) -> None:
@@ -187,9 +190,13 @@ def read_config(folder: RunFolder) -> Config:
     Raises:
         RunError: it is broken, or was written by a version with other keys.
     """
+    saved = folder.read_config()
     try:
-        content = read_back(folder.read_config())
-    except (OmegaConfBaseException, YAMLError, UnicodeDecodeError) as error:
+        for group in ("model", "data", "decode"):
+            if not isinstance(saved.get(group, {}), dict):
+                raise OmegaConfBaseException(f"{group} is no mapping")
+        content = read_back(saved)
+    except OmegaConfBaseException as error:
         reason = str(error).splitlines()[0]
         raise RunError(
             f"{folder.path / 'config.yaml'} is broken, or of another version of headwise: {reason}"

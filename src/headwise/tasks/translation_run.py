@@ -16,7 +16,7 @@ from headwise.data.tokenizer import TokenizerPair
 from headwise.decode.hypothesis import check_decode_config
 from headwise.decode.scoring import TargetScore
 from headwise.decode.translator import Translation, Translator, require_lines
-from headwise.errors import ConfigError, unknown
+from headwise.errors import ConfigError, require, unknown
 from headwise.metrics.external import check_commands
 from headwise.model.transformer import Transformer
 from headwise.tasks.task import TrainedRun
@@ -93,6 +93,7 @@ def search_settings(own: DecodeConfig, changes: Mapping[str, Any]) -> DecodeConf
             reason = str(error).splitlines()[0]
             raise ConfigError(f"decode.{key}: {reason}") from error
     content = OmegaConf.to_object(merged)
+    require(isinstance(content, DecodeConfig), "decode", "the settings of a search", content)
     assert isinstance(content, DecodeConfig)
     check_decode_config(content)
     check_commands(content.external)

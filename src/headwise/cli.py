@@ -21,7 +21,7 @@ from headwise.config.folders import config_dir, group_choices
 from headwise.config.keys import refuse_misshapen, refuse_unknown
 from headwise.config.schema import KINDS
 from headwise.errors import ConfigError, HeadwiseError, Interrupted, nearest
-from headwise.files import FORBIDDEN, FULL, discard
+from headwise.files import BROKEN_PIPE, FORBIDDEN, FULL, discard
 
 if TYPE_CHECKING:
     from headwise.commands.sweep import Sweep
@@ -39,7 +39,6 @@ COMMANDS = {
     "report": "commands.report:report_runs",
 }
 CONFIGS = {"prepare": "train"}  # commands that take the configuration of another
-BROKEN_PIPE = 128 + 13  # as a shell reports SIGPIPE
 SAVED = "what was saved is intact, give the same command to go on"
 INTERRUPTED = {
     "evaluate": "the scores that were shown are kept",

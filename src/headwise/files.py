@@ -23,6 +23,9 @@ MAX_YAML_DEPTH = 50
 # Why the operating system lets nothing be written.
 FULL = (errno.ENOSPC, errno.EDQUOT)
 FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
+# Nobody reads what is written: a pipe or a terminal was closed.
+GONE = (errno.EPIPE, errno.EIO)
+BROKEN_PIPE = 128 + 13  # exit code, as a shell reports SIGPIPE
 
 log = logging.getLogger(__name__)
 

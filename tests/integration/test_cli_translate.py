@@ -266,6 +266,15 @@ def test_a_reader_that_leaves_is_no_error(run: Path, tmp_path: Path) -> None:
     assert told == b""
 
 
+def test_nothing_more_is_translated_once_the_reader_has_left(run: Path) -> None:
+    left, right = os.pipe()
+    os.close(left)
+    process = start(run, stdin=subprocess.PIPE, stdout=right, stderr=subprocess.PIPE)
+    os.close(right)
+    assert process.wait(timeout=60) == 128 + 13  # while its input goes on
+    assert process.communicate()[1] == b""
+
+
 def test_at_a_terminal_each_line_is_answered(run: Path, expected: list[str]) -> None:
     ours, theirs = pty.openpty()
     process = start(run, stdin=theirs, stdout=theirs, stderr=theirs)

@@ -87,7 +87,7 @@ def n_lines_in(outputs: Path) -> int:
     return sum(path.read_bytes().count(b"\n") for path in outputs.glob("default/*/metrics.jsonl"))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGUSR1, signal.SIGHUP])
 def test_stopped_on_request(runs: Runs, whole: dict[str, Any], number: signal.Signals) -> None:
     outputs = f"stopped-{number.name}"
     printed = runs.train(outputs, strike=("record", 7, number), code=128 + number)

@@ -117,10 +117,19 @@ def test_without_a_key_a_run_is_offline_without_a_warning(
 def test_with_a_key_a_run_is_online(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import wandb
 
-    modes = []
-    monkeypatch.setattr(wandb, "init", lambda mode, **_: modes.append(mode) or FakeRun())
+    calls: list[dict[str, Any]] = []
+    monkeypatch.setattr(wandb, "init", lambda **given: calls.append(given) or FakeRun())
+    for mode in (None, "online", "offline"):
+        make(tmp_path, TrackerConfig(mode=mode))
+    assert [call["mode"] for call in calls] == ["online", "online", "offline"]
+    # a resumed run joins its own; one that begins anew in a folder of that name does not
+    first, resumed, offline = (call.get("id") for call in calls)
+    assert first == resumed != offline is None
+    assert [call.get("resume") for call in calls] == ["allow", "allow", None]
+    (tmp_path / RUN / "wandb-id.txt").unlink()
     make(tmp_path, TrackerConfig())
-    assert modes == ["online"]
+    assert calls[-1]["id"].startswith("seed1-")
+    assert calls[-1]["id"] != first
 
 
 def test_wrong_settings_are_refused_by_name(

@@ -14,6 +14,8 @@ from headwise.train.interrupt import SIGNALS, StopRequest, stop_request
 
 @pytest.mark.parametrize("number", SIGNALS)
 def test_a_signal_is_remembered_within_the_block_alone(number: signal.Signals) -> None:
+    if number == signal.SIGHUP:  # as where the tests were not started by nohup
+        signal.signal(number, signal.SIG_DFL)
     before = signal.getsignal(number)
     with stop_request() as request:
         assert not request
@@ -52,6 +54,16 @@ sys.exit(stop.signal_number)
     ended = subprocess.run([sys.executable, "-c", code], stderr=write, check=False)
     os.close(write)
     assert ended.returncode == signal.SIGTERM
+
+
+def test_what_nohup_ignores_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with stop_request() as request:
+            signal.raise_signal(signal.SIGHUP)
+            assert not request
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_only_ctrl_c_leaves_before_all_is_saved() -> None:

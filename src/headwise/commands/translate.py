@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import select
+import stat
 import sys
+import threading
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import IO
@@ -11,12 +16,13 @@ from typing import IO
 from headwise.config.schema import TranslateConfig
 from headwise.data.corpora.text import decoded_lines
 from headwise.errors import DataError, HeadwiseError, require
-from headwise.files import write_text
+from headwise.files import BROKEN_PIPE, write_text
 from headwise.tasks.loading import load_selected, translating
 from headwise.tasks.texts import read_lines
 from headwise.tasks.translation_run import TranslationRun
 
 PROMPT = "> "
+STDOUT = 1
 
 
 def translate(config: TranslateConfig) -> None:
@@ -40,7 +46,8 @@ def translate(config: TranslateConfig) -> None:
         portions = _translated(run, iter(sources), config.buffer_size, shown)
     if config.output is None:
         sys.stdout.flush()
-        _write(sys.stdout.buffer, portions)
+        with _ending_with_reader():
+            _write(sys.stdout.buffer, portions)
     else:
         _write_output(Path(config.output), portions)
 
@@ -50,6 +57,30 @@ def _write(stream: IO[bytes], portions: Iterable[list[str]]) -> None:
     for lines in portions:
         stream.write("".join(f"{line}\n" for line in lines).encode())
         stream.flush()
+
+
+@contextmanager
+def _ending_with_reader() -> Iterator[None]:
+    """The block; once standard output is a pipe without a reader, the process ends as `cat`."""
+    done = threading.Event()
+
+    def watch() -> None:
+        poll = select.poll()
+        poll.register(STDOUT, 0)  # errors are always reported
+        while not done.is_set():
+            if poll.poll(200):
+                os._exit(BROKEN_PIPE)
+
+    if not stat.S_ISFIFO(os.fstat(STDOUT).st_mode):
+        yield
+        return
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        done.set()
+        watcher.join()
 
 
 def _write_output(path: Path, portions: Iterable[list[str]]) -> None:

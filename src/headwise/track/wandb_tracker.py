@@ -4,8 +4,8 @@ Three promises: it never asks a question, never waits longer than it was told to
 a training. Without a network or a key the same things are kept in the run folder, from where
 `wandb sync` uploads them later.
 
-A run that was resumed starts a second one of the same name and group: an offline run cannot be
-joined again, and nothing depends on it.
+An online run has an id in its folder, by which it is joined when it resumes. An offline run cannot
+be joined: a resumed one starts a second of the same name and group, and nothing depends on it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import Any
 
 from headwise.config.schema import TrackerConfig
 from headwise.errors import refuse, require
+from headwise.files import write_text
 from headwise.track.base import (
     HeadNumbers,
     HeadValues,
@@ -114,6 +116,7 @@ class WandbTracker:
         import wandb
 
         self._wandb: Any = wandb
+        self._run_dir = run_dir
         self._errors = _wandb_errors()
         self.is_on = True
         self._kept_heads: HeadNumbers | None = container.get("model", {}).get("heads")
@@ -194,9 +197,10 @@ class WandbTracker:
 
     def _init(self, mode: str) -> Any:
         wandb = self._wandb
+        joined = {} if mode == "offline" else {"id": run_id(self._run_dir), "resume": "allow"}
         with _nobody_at_the_keyboard():
             settings = wandb.Settings(**self._settings)
-            run = wandb.init(mode=mode, settings=settings, **self._arguments)
+            run = wandb.init(mode=mode, settings=settings, **joined, **self._arguments)
         run.define_metric("update")
         run.define_metric("*", step_metric="update")
         return run
@@ -224,6 +228,14 @@ class WandbTracker:
                 counts = np.histogram(finite, bins=HISTOGRAM_BINS, range=(1.0, max(2.0, *finite)))
                 histograms[f"alpha/{site}/histogram"] = self._wandb.Histogram(np_histogram=counts)
         return histograms
+
+
+def run_id(run_dir: Path) -> str:
+    """The id of a run in W&B: its fingerprint and the time it was first tracked, kept beside it."""
+    path = run_dir / "wandb-id.txt"
+    if not path.is_file():
+        write_text(path, f"{run_dir.name.rpartition('-')[2]}-{time.time_ns()}\n")
+    return path.read_text(encoding="utf-8").strip()
 
 
 def _wandb_errors() -> tuple[type[Exception], ...]:

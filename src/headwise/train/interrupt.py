@@ -1,4 +1,4 @@
-"""Signals that ask a run to save and leave: Ctrl-C, SIGTERM, and SIGUSR1 of a scheduler."""
+"""Signals that ask a run to save and leave: Ctrl-C, SIGTERM, a terminal's end, a scheduler's."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from headwise.files import discard
+from headwise.files import GONE, discard
 
 TOLD = (
     "\n{}: stopping after this update, and its validation where one is due; everything is saved "
     "then. Ctrl-C (once more) leaves at once, without saving.\n"
 )
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGQUIT)
 
 
 class StopRequest:
@@ -44,10 +44,9 @@ class StopRequest:
 def _tell(number: signal.Signals) -> None:
     try:  # no buffered stream: the signal may have come within one
         os.write(2, TOLD.format(number.name).encode())
-    except BrokenPipeError:  # Ctrl-C ends a `| tee` as well
-        discard(2)
-    except OSError:  # saving matters more than saying so
-        pass
+    except OSError as error:  # saving matters more than saying so
+        if error.errno in GONE:  # Ctrl-C ends a `| tee` as well
+            discard(2)
 
 
 @contextmanager
@@ -57,7 +56,11 @@ def stop_request(tells: bool = True) -> Iterator[StopRequest]:
     if threading.current_thread() is not threading.main_thread():
         yield request
         return
-    previous = {number: signal.signal(number, request.handle) for number in SIGNALS}
+    previous = {
+        number: signal.signal(number, request.handle)
+        for number in SIGNALS
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN  # nohup
+    }
     try:
         yield request
     finally:

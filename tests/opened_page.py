@@ -92,7 +92,7 @@ class Opened:
         """Weights of the head that is shown, and which cells of its heat map have a colour."""
         weights = self.page.evaluate(
             """async (run) => {
-                 const content = data.runs[run].sentences[state.sentence];
+                 const content = data.runs[run].readings[state.item];
                  const { rows, columns, values } = await headWeights(content, state);
                  return [[rows, columns], [...values]];
                }""",

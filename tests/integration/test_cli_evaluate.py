@@ -20,7 +20,6 @@ from command_line import (
     write_sentence,
 )
 from corpus_writers import served
-from headwise.analysis.text.readings import readings
 from headwise.train.checkpoint import checkpoint_path
 
 TEXT_METRICS = ("bleu", "bleu_tokenised", "chrf", "chrf++")
@@ -266,10 +265,10 @@ def test_one_string_is_no_list_of_sentences(run: Path) -> None:
         lambda: translator.translate(line),
         lambda: loaded.score([line], line),
         lambda: translator.score(line, [line]),
-        lambda: list(readings(loaded.translator, loaded.normaliser, line)),
+        lambda: list(loaded.task.readings(loaded, line)),
     ]
     for attempt in attempts:
         with pytest.raises(package.errors.DataError, match="list of sentences"):
             attempt()
     with pytest.raises(package.errors.DataError, match="source line 2 is empty"):
-        list(readings(loaded.translator, loaded.normaliser, [line, " "]))
+        list(loaded.task.readings(loaded, [line, " "]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from itertools import chain
 from pathlib import Path
@@ -113,6 +114,29 @@ def test_heads_are_analysed_and_pruned(headwise: CommandLine, run: Path) -> None
     assert curve[0]["bits_per_byte"] == pytest.approx(whole) != curve[-1]["bits_per_byte"]
     (smaller,) = run.parent.glob("*-pruned-*")
     assert load(smaller, device="cpu").model.sites[0].name == "decoder_self"
+
+
+def test_page_shows_windows_and_where_every_layer_looks(
+    headwise: CommandLine, run: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "own.txt"
+    path.write_text("Häuschen " * 4, encoding="utf-8")
+    options = ("page=true", "figures=true", "sentence=Haus", f"sentences={path}", "n_sentences=2")
+    headwise.ok("report", f"run={run}", *options)
+    assert (run / "figures" / "attention_decoder_self.svg").is_file()
+    page = (run / "page.html").read_text(encoding="utf-8")
+    data = json.loads(page.partition('id="data">')[2].partition("</script>")[0])
+    texts = [item["texts"]["text"] for item in data["items"]["chosen"]]
+    assert texts == ["Häuschen Häusc", "hen Häuschen H"]  # half an ä is left out
+    for reading in data["runs"][0]["readings"]:
+        names = reading["axes"]["decoder_self"]
+        shape = [len(names["queries"]), len(names["keys"])]
+        blocks = [(block["site"], block["layer"], block["shape"]) for block in reading["blocks"]]
+        assert blocks == [("decoder_self", layer, shape) for layer in (1, 2)]
+    assert names["keys"] == ["<s>", *"hen\u2581H", "<0xC3>", "<0xA4>", *"uschen\u2581"]
+    loaded = load(run, device="cpu")
+    own = [item.number for item in loaded.task.items(loaded, 2, None).chosen]
+    assert own == [1, 4]
 
 
 def test_a_stopped_run_ends_in_the_same_bits(

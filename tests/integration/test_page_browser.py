@@ -64,7 +64,7 @@ def desktop(browser: Any, page_file: Path) -> Iterator[Opened]:
 def opened(desktop: Opened) -> Opened:
     """The page as it is when it is opened, whatever was done with it before."""
     desktop.page.select_option("#measure", "alpha")
-    desktop.page.select_option("#sentence", "0")
+    desktop.page.select_option("#item", "0")
     return desktop
 
 
@@ -82,17 +82,18 @@ def test_it_opens_without_complaint_and_asks_for_nothing(opened: Opened, page_fi
     assert "nrefs:1|case:mixed" in opened.page.inner_text(".signature")
     pictures = opened.page.locator("#pictures img")
     titles = [str(image.get_attribute("alt")) for image in pictures.all()]
-    for kind in ("α of the heads over training", "Loss and BLEU", "Density", "Diversity"):
+    kinds = "α of the heads over training", "Loss per target token and BLEU", "Density", "Diversity"
+    for kind in kinds:
         assert any(title.startswith(kind) for title in titles), kind
     sizes = pictures.evaluate_all("(all) => all.map((image) => image.naturalWidth)")
     assert min(sizes) > 100  # each of them was decoded
 
 
 def test_text_that_looks_like_markup_is_shown_as_it_is(opened: Opened) -> None:
-    shown = opened.page.locator("#sentence option").all_text_contents()
+    shown = opened.page.locator("#item option").all_text_contents()
     assert shown == [f"{line} {text}" for line, text in enumerate(SENTENCES, start=1)]
     for place, text in enumerate(SENTENCES):
-        opened.page.select_option("#sentence", str(place))
+        opened.page.select_option("#item", str(place))
         assert opened.page.locator("#texts dd").first.text_content() == text
         assert opened.page.locator("#texts img, #maps img").count() == 0
     assert opened.page.evaluate("window.hacked") is None
@@ -156,7 +157,7 @@ def assert_told(text: str, weight: float) -> None:
 def test_a_phone_needs_no_sideways_scrolling(browser: Any, page_file: Path) -> None:
     opened = Opened(browser, page_file, viewport={"width": 360, "height": 740})
     assert opened.page.evaluate("document.documentElement.scrollWidth") <= 360
-    opened.page.select_option("#sentence", "3")  # the longest word
+    opened.page.select_option("#item", "3")  # the longest word
     assert opened.page.evaluate("document.documentElement.scrollWidth") <= 360
     opened.context.close()
 

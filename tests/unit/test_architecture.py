@@ -27,15 +27,9 @@ TASK_WORDS = re.compile(
     r"|\b(source|src)_|_(source|src)\b|\.source\b"
 )
 TASK_ROOMS = {"tasks", "data", "decode", "metrics", "config", "commands"}
-TEXT_PAIRS = "shows the sentences of a pair of languages"
 WITH_TASK_WORDS = {  # and why
-    "analysis.text.readings": TEXT_PAIRS,
     "cli": "names the commands",
     "model.transformer": "the family with a source and a target",
-    "page.run": TEXT_PAIRS,
-    "page.sentences": TEXT_PAIRS,
-    "page.write": TEXT_PAIRS,
-    "report.figures_attention": TEXT_PAIRS,
 }
 
 

@@ -13,7 +13,7 @@ import pytest
 from headwise.analysis.roles import NAMED
 from headwise.page import document
 from headwise.page.document import as_script_data, filled, page_text
-from headwise.page.sentences import Sentence, Sentences
+from headwise.tasks.reading import Item, Items
 
 NASTY = [
     "</script><script>alert(1)</script>",
@@ -27,7 +27,6 @@ NASTY = [
 
 def content(texts: list[str]) -> dict[str, Any]:
     """A run of one head; what it made of each sentence."""
-    pieces = dict.fromkeys(("source_pieces", "read_pieces", "written_pieces"), texts)
     return {
         "name": "run",
         "attention": "alpha_entmax",
@@ -35,13 +34,13 @@ def content(texts: list[str]) -> dict[str, Any]:
         "languages": ["de", "en"],
         **{name: [] for name in ("facts", "scores", "findings", "others")},
         "heads": [{"site": "cross", "layer": 1, "head": 1, "alpha": 1.234}],
-        "sentences": [{"translation": t, **pieces, "blocks": [], "weights": ""} for t in texts],
+        "readings": [{"texts": {"translation": text}, "axes": texts} for text in texts],
     }
 
 
-def sentences(*texts: str) -> Sentences:
-    chosen = [Sentence(n, text, text) for n, text in enumerate(texts, start=1)]
-    return Sentences("test", chosen, len(chosen))
+def items(*texts: str) -> Items:
+    chosen = [Item(n, {"source": text}) for n, text in enumerate(texts, start=1)]
+    return Items("test", "sentences", chosen, len(chosen))
 
 
 class Outline(HTMLParser):
@@ -70,16 +69,16 @@ def nasty() -> tuple[dict[str, Any], Outline]:
         findings=[{"finding": text, "outcome": text, "sentence": text} for text in NASTY],
     )
     outline = Outline()
-    outline.feed(page_text([run], [(text, b"<svg/>") for text in NASTY], sentences(*NASTY)))
+    outline.feed(page_text([run], [(text, b"<svg/>") for text in NASTY], items(*NASTY)))
     return run, outline
 
 
 def test_text_of_a_run_is_data_and_never_markup(nasty: tuple[dict[str, Any], Outline]) -> None:
     run, outline = nasty
     data = json.loads(outline.text["data"])
-    assert [sentence["source"] for sentence in data["sentences"]] == NASTY
-    assert (data["n_lines"], data["n_questions"]) == (len(NASTY), 0)
-    assert [one["translation"] for one in data["runs"][0]["sentences"]] == NASTY
+    assert [item["texts"] for item in data["items"]["chosen"]] == [{"source": t} for t in NASTY]
+    assert data["items"]["n_all"] == len(NASTY)
+    assert data["runs"][0]["readings"] == run["readings"]
     assert data["runs"][0]["findings"] == run["findings"]
     assert outline.text["title"].strip() == NASTY[0]
     assert [tag for tag, _ in outline.tags].count("script") == 2  # data and the page's own
@@ -121,7 +120,7 @@ def test_runs_of_one_attention_are_called_by_their_folders() -> None:
     runs = [content(["text"]) for _ in range(2)]
     runs[1]["name"] = "other"
     outline = Outline()
-    outline.feed(page_text(runs, [], sentences("text")))
+    outline.feed(page_text(runs, [], items("text")))
     assert [run["label"] for run in json.loads(outline.text["data"])["runs"]] == ["run", "other"]
 
 

@@ -8,7 +8,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from head_counting import CPU, Dense, build, with_normaliser
-from headwise.analysis.text.readings import readings
+from headwise.tasks.reading import Axes
+from headwise.tasks.translation_readings import OWN, readings
 
 
 @dataclass
@@ -20,8 +21,8 @@ class Numbers:
     def encode(self, sentences: Sequence[str]) -> list[list[int]]:
         return [[int(word) for word in sentence.split()] for sentence in sentences]
 
-    def id_to_piece(self, piece: int) -> str:
-        return f"{self.side}{piece}"
+    def labels(self, ids: Sequence[int]) -> list[str]:
+        return [f"{self.side}{piece}" for piece in ids]
 
 
 def test_the_decoder_reads_the_runs_own_translation() -> None:
@@ -40,20 +41,22 @@ def test_the_decoder_reads_the_runs_own_translation() -> None:
             for text, ids, finished in best
         ]
 
-    translator: Any = SimpleNamespace(
+    run: Any = SimpleNamespace(
         model=build(with_normaliser(Dense)),
         tokenizers=SimpleNamespace(source=Numbers("s"), target=Numbers("t")),
-        translate=translate,
+        translator=SimpleNamespace(translate=translate),
+        normaliser=SimpleNamespace(source=str.strip),
         device=CPU,
     )
-    normaliser: Any = SimpleNamespace(source=str.strip)
-    found = dict(readings(translator, normaliser, [" 5 6 7", "4 "]))
+    found = dict(readings(run, [" 5 6 7", "4 "]))
     first, second = found[0], found[1]
-    assert (first.source, first.translation, first.is_finished) == ("5 6 7", "one", False)
-    assert (second.source, second.translation, second.is_finished) == ("4", "two", True)
-    assert first.source_pieces == ["s5", "s6", "s7", "s3"]
-    assert first.read_pieces == ["t2", "t8", "t9"]
-    assert first.written_pieces == ["t8", "t9", "t3"]
-    assert (second.source_pieces, second.read_pieces) == (["s4", "s3"], ["t2", "t10"])
+    source, read, written = ["s5", "s6", "s7", "s3"], ["t2", "t8", "t9"], ["t8", "t9", "…"]
+    assert first.axes == {
+        "encoder_self": Axes(source, source, "5 6 7"),
+        "decoder_self": Axes(read, read, "one", OWN),
+        "cross": Axes(written, source, "5 6 7 → one", OWN),
+    }
+    assert second.axes["cross"] == Axes(["t10", "t3"], ["s4", "s3"], "4 → two", OWN)
+    assert [first.texts, second.texts] == [{"translation": "one"}, {"translation": "two"}]
     shapes = {seen.site: tuple(seen.weights_BHQK.shape[2:]) for seen in first.seen}
     assert shapes == {"encoder_self": (4, 4), "decoder_self": (3, 3), "cross": (3, 4)}

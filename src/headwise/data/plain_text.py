@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
+import io
 import json
 import os
 from collections.abc import Iterator
@@ -222,6 +223,20 @@ def encode(corpus: TextCorpus, split: str, tokenizer: Tokenizer, path: Path) -> 
     if not n_tokens:
         raise DataError(f"{corpus.path(split)} is empty")
     return {"tokens": n_tokens, "bytes": n_bytes}
+
+
+def text_ids(text: str, tokenizer: Tokenizer) -> npt.NDArray[np.int64]:
+    """Tokens of a text, which is not empty, as `encode` writes those of a file."""
+    if tokenizer.is_byte:
+        return np.array(tokenizer.encode([text])[0], np.int64)
+    lines = io.BytesIO(text.encode())
+    return np.concatenate([_encoded(line, line.decode(), tokenizer)[0] for line in lines])
+
+
+def ids_text(ids: npt.NDArray[np.integer[Any]], tokenizer: Tokenizer) -> str:
+    """The text of tokens, without characters of which they hold a part only."""
+    lines = np.split(ids, np.flatnonzero(ids == EOS) + 1)
+    return "\n".join(tokenizer.decode([line.tolist() for line in lines])).strip("\ufffd")
 
 
 def _encoded(

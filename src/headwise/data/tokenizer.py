@@ -117,6 +117,14 @@ class Tokenizer:
         self._check_range([piece])
         return str(self._processor.id_to_piece(piece))
 
+    def labels(self, ids: Sequence[int]) -> list[str]:
+        """Names of ids on an axis: their spellings, and of printable bytes the characters."""
+        if not self.is_byte:
+            return list(map(self.id_to_piece, ids))
+        letters = {N_SPECIALS + code: chr(code) for code in range(33, 127)}
+        letters[N_SPECIALS + ord(" ")] = "\u2581"
+        return [letters.get(piece) or self.id_to_piece(piece) for piece in ids]
+
     def encode(self, sentences: Sequence[str]) -> list[list[int]]:
         """Ids of each sentence, without bos and eos."""
         texts = list(sentences) if self.is_byte else [one_space(text) for text in sentences]

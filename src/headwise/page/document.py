@@ -17,31 +17,28 @@ from importlib import resources
 from typing import Any
 
 from headwise.config.schema import SITE_NAMES
-from headwise.page.sentences import Sentences
+from headwise.tasks.reading import Items
 
-SCRIPTS = ("state", "weights", "heads", "attention", "sentences", "findings", "page")
+SCRIPTS = ("state", "weights", "heads", "attention", "texts", "findings", "page")
 
 
 def page_text(
     contents: Sequence[Mapping[str, Any]],
     pictures: Sequence[tuple[str, bytes]],
-    sentences: Sentences,
+    items: Items,
 ) -> str:
     """The whole page.
 
     Args:
         contents: of one run, or of two to be shown side by side: what `page.run.run_content`
-            gives, and under `sentences` what `page.sentences.sentence_contents` does.
+            gives, and under `readings` what `page.readings.reading_contents` does.
         pictures: title and svg of each.
-        sentences: that the contents are of.
+        items: that the contents are of.
     """
     labels = _labels(contents)
     data = {
         "runs": [{**run, "label": label} for run, label in zip(contents, labels, strict=True)],
-        "origin": sentences.origin,
-        "n_lines": sentences.n_lines,
-        "n_questions": sentences.n_questions,
-        "sentences": [asdict(sentence) for sentence in sentences.chosen],
+        "items": asdict(items),
         "sites": SITE_NAMES,
     }
     return filled(

@@ -10,7 +10,7 @@ from headwise.analysis.tables import FINDINGS, FOLDER, HEAD_KEY, HEADS, OTHERS, 
 from headwise.model.family import n_parameters
 from headwise.report.run_names import choice_name, corpus_name
 from headwise.runs.results import Results
-from headwise.tasks.translation_run import TranslationRun
+from headwise.tasks.task import TrainedRun
 from headwise.track.jsonl import read_if_there
 
 SHOWN_DIGITS = 4
@@ -18,7 +18,7 @@ SHOWN_DIGITS = 4
 Records = Sequence[Mapping[str, Any]]
 
 
-def run_content(run: TranslationRun) -> dict[str, Any]:
+def run_content(run: TrainedRun) -> dict[str, Any]:
     """The name of a run, facts, scores, findings and heads."""
     folder, config = run.folder, run.config
     results = folder.read_results()
@@ -28,49 +28,50 @@ def run_content(run: TranslationRun) -> dict[str, Any]:
         "name": folder.path.resolve().name,
         "attention": choice_name(config),
         "corpus": corpus_name(config),
-        "languages": [config.data.source, config.data.target],
+        "languages": run.task.languages(config),
         "facts": _facts(run, results),
-        "scores": _scores(results, config.data.valid),
+        "scores": _scores(run, results),
         "findings": list(map(_rounded, FINDINGS.read(analysis))),
         "others": list(dict.fromkeys(row["statistic"] for row in others)),
         "heads": _head_rows(present_heads(run.model), HEADS.read(analysis), others),
     }
 
 
-def _facts(run: TranslationRun, results: Results | None) -> list[list[str]]:
-    config = run.config
-    model = config.model
+def _facts(run: TrainedRun, results: Results | None) -> list[list[str]]:
+    model = run.config.model
+    layers = [str(site.n_layers) for site in run.model.sites if site.queries == site.keys]
     records = read_if_there(run.folder.metrics)
     last = max((record.get("update", 0) for record in records), default=0)
     n_updates = last if results is None else results.updates
     facts = {
         "model": (
-            f"{model.name}: {model.encoder_layers} + {model.decoder_layers} layers of "
-            f"{model.n_heads} heads, width {model.d_model}"
+            f"{model.name}: {' + '.join(layers)} layers of {model.n_heads} heads, "
+            f"width {model.d_model}"
         ),
         "parameters": f"{n_parameters(run.model):,}",
         "updates": f"{n_updates:,}" if n_updates else "",
-        "seed": str(config.seed),
+        "seed": str(run.config.seed),
         "weights shown": f"checkpoint {run.checkpoint.stem}",
-        "search": _search(run),
+        **run.facts,
         "heads measured": _other_weights(run),
     }
     return [[name, fact] for name, fact in facts.items() if fact]
 
 
-def _scores(results: Results | None, valid: str) -> list[dict[str, Any]]:
-    """BLEU and its signature of every set that was scored, test sets first."""
+def _scores(run: TrainedRun, results: Results | None) -> list[dict[str, Any]]:
+    """Every score of every split: test sets first, and of each what the task is judged by."""
+    config, task = run.config, run.task
+    labels = {metric.name: metric.label for metric in task.metrics(config)}
+    judge = task.judged_by(config).name
     scored = {} if results is None else results.scores
-    splits = sorted(scored, key=lambda split: split == valid)
-    return [{"split": split, **scored[split]["bleu"]} for split in splits]
+    return [
+        {"split": split, "metric": labels.get(name, name), "is_judge": name == judge, **score}
+        for split in sorted(scored, key=lambda split: split == config.data.valid)
+        for name, score in sorted(scored[split].items(), key=lambda named: named[0] != judge)
+    ]
 
 
-def _search(run: TranslationRun) -> str:
-    settings = run.translator.config
-    return "greedy" if settings.method == "greedy" else f"beam {settings.beam}"
-
-
-def _other_weights(run: TranslationRun) -> str:
+def _other_weights(run: TrainedRun) -> str:
     """With which weights the analysis was made, where they are not those shown."""
     about = read_settings(run.folder.path / FOLDER)
     if about.get("weights") == run.weights["weights"]:

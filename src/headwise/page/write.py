@@ -10,13 +10,13 @@ from headwise.config.schema import ReportConfig
 from headwise.errors import ConfigError, DataError, require
 from headwise.files import write_text
 from headwise.page.document import page_text
+from headwise.page.readings import reading_contents
 from headwise.page.run import run_content
-from headwise.page.sentences import chosen_sentences, sentence_contents
 from headwise.plots.style import drawn_bytes
 from headwise.report.figures import figures_of, training_figures
 from headwise.runs.folder import RunFolder
-from headwise.tasks.loading import load, translating
-from headwise.tasks.translation_run import TranslationRun
+from headwise.tasks.loading import load
+from headwise.tasks.task import TrainedRun
 
 
 def write_page(config: ReportConfig, analyze: Callable[[Path], object]) -> Path:
@@ -33,8 +33,8 @@ def write_page(config: ReportConfig, analyze: Callable[[Path], object]) -> Path:
         The file: `<run>/page.html`, `<run>/page-<other run>.html`, or `config.output`.
 
     Raises:
-        ConfigError: a number of sentences below 1, or both runs are one.
-        DataError: no sentences to show.
+        ConfigError: a number of sentences below 1, or both runs are one or read different texts.
+        DataError: no text to show.
         RunError: no such run, or an output that cannot be written.
     """
     require(config.n_sentences >= 1, "n_sentences", "at least 1", config.n_sentences)
@@ -46,15 +46,15 @@ def write_page(config: ReportConfig, analyze: Callable[[Path], object]) -> Path:
     for folder in folders:
         if not (folder.path / FOLDER / SETTINGS).is_file():
             analyze(folder.path)
-    runs = [translating(load(folder.path, config.checkpoint, config.device)) for folder in folders]
-    _check_languages(runs)
-    sentences = chosen_sentences(runs[0], config.n_sentences, path)
+    runs = [load(folder.path, config.checkpoint, config.device) for folder in folders]
+    _check_alike(runs)
+    items = runs[0].task.items(runs[0], config.n_sentences, path)
     contents = [
-        {**run_content(run), "sentences": sentence_contents(run, sentences.chosen)} for run in runs
+        {**run_content(run), "readings": reading_contents(run, items.chosen)} for run in runs
     ]
-    write_text(out, page_text(contents, _pictures(folders), sentences))
+    write_text(out, page_text(contents, _pictures(folders), items))
     size = out.stat().st_size / 1e6
-    print(f"{len(sentences.chosen)} sentences of {sentences.origin}, {size:.1f} MB")
+    print(f"{len(items.chosen)} {items.unit} of {items.origin}, {size:.1f} MB")
     print(f"written to {out}", flush=True)
     return out
 
@@ -70,12 +70,12 @@ def _folders(config: ReportConfig) -> list[RunFolder]:
     return folders
 
 
-def _check_languages(runs: Sequence[TranslationRun]) -> None:
-    pairs = [f"{run.config.data.source} → {run.config.data.target}" for run in runs]
-    if len(set(pairs)) > 1:
+def _check_alike(runs: Sequence[TrainedRun]) -> None:
+    read = [f"{run.task.name} {' → '.join(run.task.languages(run.config))}".strip() for run in runs]
+    if len(set(read)) > 1:
         raise ConfigError(
-            f"compare={runs[1].folder.path} translates {pairs[1]} and the run {pairs[0]}: they "
-            "cannot be shown on the same sentences; give a run of the same languages"
+            f"compare={runs[1].folder.path} is a run of {read[1]} and the other one of {read[0]}: "
+            "they cannot be shown on the same text; give a run of the same task and languages"
         )
 
 

@@ -1,21 +1,17 @@
-"""Attention of a trained run on a sentence of the user's, as figures for print."""
+"""Attention of a trained run on a text of the user's, as figures for print."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from headwise.analysis.collect import alphas
 from headwise.analysis.observe import Observation
-from headwise.analysis.text.readings import Reading, readings
 from headwise.errors import DataError
 from headwise.plots.attention_maps import LayerMaps, attention_maps
 from headwise.plots.style import save, shown
 from headwise.report.run_names import choice_name, corpus_name
-from headwise.tasks.loading import load, translating
+from headwise.tasks.loading import load
 from headwise.track.base import HeadValues
-
-OWN = "The target is the model's own translation."
 
 
 def draw_attention(
@@ -25,14 +21,14 @@ def draw_attention(
     checkpoint: str = "auto",
     device: str = "auto",
 ) -> list[Path]:
-    """Draw where every head looks while a run translates a sentence.
+    """Draw where every head looks while a run reads a text; see `Task.readings`.
 
-    The decoder reads the run's own translation. A head whose weights are not all numbers is left
-    out, and so is a site whose attention forms no weights.
+    A head whose weights are not all numbers is left out, and so is a site whose attention forms no
+    weights.
 
     Args:
         run: its folder.
-        sentence: of the source language.
+        sentence: the text, in the language that the run reads.
         output: a folder, made where it is not there.
         checkpoint: auto, best, last, average, update_<n> or average_<n>.
         device: auto, cpu or cuda.
@@ -46,36 +42,18 @@ def draw_attention(
     """
     if not sentence.strip():
         raise DataError("the sentence is empty: give one to look at")
-    loaded = translating(load(run, checkpoint, device))
-    ((_, read),) = readings(loaded.translator, loaded.normaliser, [sentence])
+    loaded = load(run, checkpoint, device)
+    ((_, read),) = loaded.task.readings(loaded, [sentence])
     about = f"{shown(choice_name(loaded.config))}, trained on {corpus_name(loaded.config)}."
     files: list[Path] = []
     for site in dict.fromkeys(seen.site for seen in read.seen):
-        queries, keys = _pieces(read, site)
+        axes = read.axes[site]
         layers = [_layer(seen, alphas(loaded.model)) for seen in read.seen if seen.site == site]
-        note = about if site == "encoder_self" else f"{about} {OWN}"
-        figure = attention_maps(site, layers, queries, keys, _title(read, site), note)
+        note = f"{about} {axes.note}".strip()
+        figure = attention_maps(site, layers, axes.queries, axes.keys, axes.text, note)
         if figure is not None:
             files += save(figure, output / f"attention_{site}")
     return files
-
-
-def _pieces(reading: Reading, site: str) -> tuple[Sequence[str], Sequence[str]]:
-    """Names of rows and columns. The cross-attention's rows are what is being written."""
-    return {
-        "encoder_self": (reading.source_pieces, reading.source_pieces),
-        "decoder_self": (reading.read_pieces, reading.read_pieces),
-        "cross": (reading.written_pieces, reading.source_pieces),
-    }[site]
-
-
-def _title(reading: Reading, site: str) -> str:
-    """The text that the site reads."""
-    return {
-        "encoder_self": reading.source,
-        "decoder_self": reading.translation,
-        "cross": f"{reading.source} → {reading.translation}",
-    }[site]
 
 
 def _layer(seen: Observation, of_heads: HeadValues) -> LayerMaps:

@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from headwise.analysis.observe import observations
 from headwise.analysis.survey import ColumnText
 from headwise.attention.place import Site
 from headwise.config.instantiate import instantiate
 from headwise.config.schema import Config, PruneDataConfig, TextDataConfig
 from headwise.data.loader import Examples
-from headwise.data.plain_text import COLUMN, PreparedText, TextCorpus, TokenStream, prepare_text
-from headwise.data.tokenizer import BOS, EOS
+from headwise.data.plain_text import (
+    COLUMN,
+    TOKENIZER,
+    PreparedText,
+    TextCorpus,
+    TokenStream,
+    ids_text,
+    prepare_text,
+    text_ids,
+)
+from headwise.data.tokenizer import BOS, EOS, Tokenizer
 from headwise.data.tokenizer_training import vocabulary_limits
 from headwise.data.windows import TrainingWindows, evaluation_windows
-from headwise.errors import require
+from headwise.errors import DataError, require
 from headwise.files import machine_cache_dir
 from headwise.losses.loss import Loss
 from headwise.metrics.metric import Floats, Measured, Metric
@@ -28,7 +38,9 @@ from headwise.model.family import Model
 from headwise.model.places import site_alone
 from headwise.runs.folder import RunFolder
 from headwise.tasks.evaluation import head_values, measure_losses
+from headwise.tasks.reading import Axes, Item, Items, Reading, spaced
 from headwise.tasks.task import Inspected, Sizes, Task, TrainedRun
+from headwise.tasks.texts import read_lines
 from headwise.track.base import HeadValues, Tracker
 from headwise.train.distributed import Ranks
 from headwise.train.trainer import Validation
@@ -122,9 +134,7 @@ class Density(Task[TextCorpus, PreparedText]):
         """See `Task.inspected`: the first windows of a split, whatever their length."""
         own: TextDataConfig = run.config.data
         split = data.split or own.valid
-        found = replace(own, dir=data.dir or own.dir, train=split, valid=split, test=[])
-        tokenizer = replace(run.config.tokenizer, kind="given", folder=str(run.folder.path))
-        prepared = prepare_text(TextCorpus(found, machine_cache_dir()), tokenizer)
+        prepared = text_of_run(run, split, data.dir)
         window, n_windows = own.window, data.sentences
         stream = prepared.stream(split).first(n_windows and n_windows * window)
         batches = list(evaluation_windows(stream.ids, BOS, window, max_tokens))
@@ -143,6 +153,47 @@ class Density(Task[TextCorpus, PreparedText]):
             range(1, len(ids) + 1),
             lambda loss: [measure(stream, run.model, loss, run.config, Ranks(0, 1, run.device))],
         )
+
+    def items(self, run: TrainedRun, most: int, path: Path | None) -> Items:
+        """See `Task.items`: windows, without characters that their ends cut through."""
+        own, tokenizer = run.config.data, Tokenizer.load(run.folder.path / TOKENIZER)
+        if path is None:
+            origin = [*own.test, own.valid][0]
+            ids = text_of_run(run, origin).stream(origin).ids
+        else:
+            origin, ids = (
+                path.name,
+                text_ids("".join(f"{line}\n" for line in read_lines(path)), tokenizer),
+            )
+        starts = range(0, len(ids), own.window)
+        chosen = [
+            Item(start // own.window + 1, {"text": text})
+            for start in (starts[:most] if path else spaced(starts, most))
+            if (text := ids_text(ids[start : start + own.window], tokenizer)).strip()
+        ]
+        if not chosen:
+            raise DataError(f"{path or origin} has no text to show")
+        return Items(origin, "windows", chosen, len(starts))
+
+    def readings(self, run: TrainedRun, texts: Sequence[str]) -> Iterator[tuple[int, Reading]]:
+        """See `Task.readings`: each from its beginning, as far as a window reaches."""
+        window, tokenizer = run.config.data.window, Tokenizer.load(run.folder.path / TOKENIZER)
+        for place, text in enumerate(texts):
+            if not text:
+                raise DataError(f"text {place + 1} is empty: no head looks anywhere")
+            ids = text_ids(text, tokenizer)[:window]
+            batches = evaluation_windows(ids, BOS, window, window)
+            ((batch, seen),) = observations(run.model, batches, run.device)
+            names = tokenizer.labels(batch.columns[COLUMN].ids_BN[0].tolist())
+            yield place, Reading({SITE: Axes(names, names, ids_text(ids, tokenizer))}, seen)
+
+
+def text_of_run(run: TrainedRun, split: str, folder: str | None = None) -> PreparedText:
+    """A split as the run's tokenizer has it, from its own folder of text or from another."""
+    own: TextDataConfig = run.config.data
+    alone = replace(own, dir=folder or own.dir, train=split, valid=split, test=[])
+    tokenizer = replace(run.config.tokenizer, kind="given", folder=str(run.folder.path))
+    return prepare_text(TextCorpus(alone, machine_cache_dir()), tokenizer)
 
 
 def measure(

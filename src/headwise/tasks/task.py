@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
@@ -25,6 +25,7 @@ from headwise.losses.loss import Loss
 from headwise.metrics.metric import Measured, Metric
 from headwise.model.family import Model
 from headwise.runs.folder import RunFolder
+from headwise.tasks.reading import Items, Reading
 from headwise.track.base import HeadValues, Tracker
 from headwise.train.distributed import Ranks
 from headwise.train.trainer import Validation
@@ -111,6 +112,11 @@ class TrainedRun:
     @property
     def search(self) -> dict[str, Any]:
         """What else decides its scores, as it is recorded beside them."""
+        return {}
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """Name -> what the page of the run says of it beside what every run has."""
         return {}
 
 
@@ -235,6 +241,22 @@ class Task(Generic[C, D]):
 
         Raises:
             DataError: there is no such split, or nothing is left of it.
+        """
+        raise NotImplementedError
+
+    def items(self, run: TrainedRun, most: int, path: Path | None) -> Items:
+        """What a run is shown on: items of its first test set, or the first ones of a file.
+
+        Raises:
+            DataError: there is no text, or it cannot be read.
+        """
+        raise NotImplementedError
+
+    def readings(self, run: TrainedRun, texts: Sequence[str]) -> Iterator[tuple[int, Reading]]:
+        """Each text as the model goes through it, with its place, in no certain order.
+
+        Raises:
+            DataError: a text that the model cannot read.
         """
         raise NotImplementedError
 

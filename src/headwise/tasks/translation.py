@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,10 @@ from headwise.model.build import build_model, check_model, parts_of
 from headwise.model.transformer import Transformer, encoder_decoder_sites
 from headwise.runs.folder import RunFolder
 from headwise.tasks.evaluation import HYPOTHESES, TranslationValidator, evaluate_texts
+from headwise.tasks.reading import Items, Reading
 from headwise.tasks.task import Inspected, Sizes, Task, TrainedRun
 from headwise.tasks.texts import inspected_pairs
+from headwise.tasks.translation_readings import chosen_sentences, readings
 from headwise.tasks.translation_run import TranslationRun
 from headwise.track.base import Tracker
 from headwise.train.distributed import Ranks
@@ -113,6 +115,16 @@ class Translation(Task[Corpus, PreparedCorpus]):
         """See `Task.inspected`."""
         assert isinstance(run, TranslationRun)
         return inspected_pairs(run, data, max_tokens, longest)
+
+    def items(self, run: TrainedRun, most: int, path: Path | None) -> Items:
+        """See `Task.items`."""
+        assert isinstance(run, TranslationRun)
+        return chosen_sentences(run, most, path)
+
+    def readings(self, run: TrainedRun, texts: Sequence[str]) -> Iterator[tuple[int, Reading]]:
+        """See `Task.readings`: the decoder reads the run's own translation."""
+        assert isinstance(run, TranslationRun)
+        return readings(run, texts)
 
     def validator(
         self, model: Any, loss: Loss, data: PreparedCorpus, config: Config, ranks: Ranks

@@ -56,6 +56,13 @@ class TranslationRun(TrainedRun):
         return asdict(self.translator.config)
 
     @property
+    def facts(self) -> dict[str, str]:
+        """See `TrainedRun.facts`."""
+        settings = self.translator.config
+        is_greedy = settings.method == "greedy"
+        return {"search": "greedy" if is_greedy else f"beam {settings.beam}"}
+
+    @property
     def normaliser(self) -> Normaliser:
         """What was done to all text of the corpus, and must be done to what is translated."""
         data = self.config.data

@@ -1,30 +1,19 @@
-// The attention view: one head's weights on a sentence as a heat map, beside its whole layer.
+// The attention view: one head's weights on a text as a heat map, beside its whole layer.
 
-// Site -> what stands at the rows and at the columns, and how to read them.
-const READINGS = {
-  encoder_self: ["source_pieces", "source_pieces",
-    "A row is a token of the source, a column a token it looks at."],
-  decoder_self: ["read_pieces", "read_pieces",
-    "A row is the token of the translation just read, a column a token looked at: itself or an " +
-    "earlier one."],
-  cross: ["written_pieces", "source_pieces",
-    "A row is the token of the translation about to be written, a column a token of the source."],
-};
-
-/** The chosen head on the chosen sentence, in every run. */
+/** The chosen head on the chosen text, in every run. */
 async function drawMaps() {
   const chosen = { ...state };
   const figures = await Promise.all(data.runs.map((run) => mapFigure(run, chosen)));
   // another choice may have been made while bytes were unpacked
-  if (chosen.sentence !== state.sentence || keyOf(chosen) !== keyOf(state)) return;
+  if (chosen.item !== state.item || keyOf(chosen) !== keyOf(state)) return;
   const isPressed = Boolean(document.activeElement?.closest(".overview"));
   byId("maps").replaceChildren(...figures);
   if (isPressed) document.querySelector('.overview [aria-pressed="true"]')?.focus();
 }
 
 async function mapFigure(run, chosen) {
-  const { sentence, site, layer, head } = chosen;
-  const content = run.sentences[sentence];
+  const { item, site, layer, head } = chosen;
+  const content = run.readings[item];
   const row = run.heads.find((one) => keyOf(one) === keyOf(chosen));
   const weights = await headWeights(content, chosen);
   const place = `${data.sites[site]}, layer ${layer}, head ${head}`;
@@ -39,7 +28,7 @@ async function mapFigure(run, chosen) {
   else {
     if (weights.scale !== 1)
       figure.append(hint(`The fullest ink stands for ${weights.scale.toPrecision(3)}.`));
-    figure.append(...heatMap(content, site, weights, `Weights of ${place}, ${run.label}`));
+    figure.append(...heatMap(content.axes[site], weights, `Weights of ${place}, ${run.label}`));
   }
   return figure;
 }
@@ -84,9 +73,8 @@ function thumbnail({ rows, columns, values, scale }) {
 }
 
 /** A line that tells the weight at the pointer, and a table, empty where a weight is 0. */
-function heatMap(content, site, { columns, values, scale }, label) {
-  const [queries, keys, reading] = READINGS[site].map((name) => content[name] ?? name);
-  const line = make("output", { class: "hint", text: reading });
+function heatMap({ queries, keys, hint }, { columns, values, scale }, label) {
+  const line = make("output", { class: "hint", text: hint });
   const name = (scope, text) => make("th", { scope, title: text }, isolated(text));
   const rows = queries.map((query, row) => {
     const cells = keys.map((key, column) => {
@@ -98,10 +86,10 @@ function heatMap(content, site, { columns, values, scale }, label) {
   const head = make("tr", {}, make("td"), ...keys.map((key) => name("col", key)));
   const table = make("table", { class: "weights", "aria-label": label }, head, ...rows);
   table.addEventListener("mouseover", ({ target }) => {
-    line.textContent = target.title || reading;
+    line.textContent = target.title || hint;
   });
   table.addEventListener("mouseleave", () => {
-    line.textContent = reading;
+    line.textContent = hint;
   });
   return [line, make("div", { class: "scroll" }, table)];
 }

@@ -18,16 +18,22 @@ function drawRuns() {
   byId("runs").replaceChildren(...articles);
 }
 
-/** BLEU of every set; the signature says how it was counted. */
+/** What every split is judged by, and how that is computed; then all other scores. */
 function scoreTable(run) {
   if (!run.scores.length) return make("p", { class: "hint", text: "Not scored yet." });
-  const signatures = new Set(run.scores.map(({ signature }) => signature));
-  const scores = run.scores.map(({ split, score }) => {
+  const judges = run.scores.filter(({ is_judge }) => is_judge);
+  const scores = judges.map(({ split, metric, score }) => {
     const number = make("b", { text: score.toFixed(2) });
-    return make("div", {}, number, make("span", { text: `BLEU ${split}` }));
+    return make("div", {}, number, make("span", { text: `${metric} ${split}` }));
   });
+  const signatures = new Set(judges.map(({ signature }) => signature));
   const signature = make("p", { class: "signature", text: [...signatures].join("; ") });
-  return make("div", { class: "scores" }, ...scores, signature);
+  const others = run.scores
+    .filter(({ is_judge }) => !is_judge)
+    .map(({ split, metric, score }) => `${metric} ${split} ${score.toFixed(2)}`);
+  const summary = make("summary", { text: "Other scores" });
+  const lid = make("details", {}, summary, make("p", { class: "hint", text: others.join(" · ") }));
+  return make("div", { class: "scores" }, ...scores, signature, others.length ? lid : "");
 }
 
 function chooseHead({ site, layer, head }) {
@@ -55,9 +61,12 @@ function begin() {
     state.measure = measure;
     drawGrids();
   });
-  const sources = data.sentences.map(({ line, source }, place) => [place, `${line} ${source}`]);
-  offer("sentence", sources, (place) => {
-    state.sentence = Number(place);
+  const items = data.items.chosen.map(({ number, texts }, place) => {
+    const [text] = Object.values(texts);
+    return [place, `${number} ${text}`];
+  });
+  offer("item", items, (place) => {
+    state.item = Number(place);
     drawTexts();
     drawMaps();
   });

@@ -1,9 +1,9 @@
-// The weights of all heads on a sentence, unpacked when it is first shown.
+// The weights of all heads on a text, unpacked when it is first shown.
 // 0 is exactly 0, and what is no number a key that the query may not see.
 
-const unpacked = new Map(); // content of a sentence -> its weights
+const unpacked = new Map(); // reading of a text -> its weights
 
-/** All weights of a run's sentence, one head behind the other. */
+/** All weights of a run on a text, one head behind the other. */
 async function allWeights(content) {
   if (!unpacked.has(content)) {
     const packed = Uint8Array.from(atob(content.weights), (letter) => letter.charCodeAt(0));

@@ -1,4 +1,4 @@
-"""Which sentences a page shows, and what it holds of them."""
+"""Which sentences a page of translation shows, and what a page holds of them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ import torch
 
 from headwise.analysis.observe import Observation
 from headwise.errors import DataError
-from headwise.page.sentences import chosen_sentences, weight_contents
+from headwise.page.readings import weight_contents
 from headwise.runs.folder import RunFolder
+from headwise.tasks.translation_readings import chosen_sentences
 from headwise.tasks.translation_run import TranslationRun
 
 
@@ -33,7 +34,7 @@ def run(
 
 
 def lines_of(found: Any) -> list[tuple[int, str, str | None]]:
-    return [(one.line, one.source, one.reference) for one in found.chosen]
+    return [(one.number, one.text, one.texts.get("reference")) for one in found.chosen]
 
 
 @pytest.mark.parametrize(
@@ -51,14 +52,12 @@ def test_the_test_set_is_found_where_the_settings_name_none(tmp_path: Path) -> N
     """`data=files`: every test* of the folder; without any, the validation set."""
     found = run(tmp_path, 4)
     found.config.data.test = []
-    for side in ("src", "ref"):
-        shutil.copy(
-            tmp_path / "hypotheses" / f"news.{side}.txt",
-            tmp_path / "hypotheses" / f"valid.{side}.txt",
-        )
+    texts = list((tmp_path / "hypotheses").iterdir())
+    for path in texts:
+        shutil.copy(path, path.with_name(path.name.replace("news", "valid")))
     assert chosen_sentences(found, 2, None).origin == "news"
-    for side in ("src", "ref"):
-        (tmp_path / "hypotheses" / f"news.{side}.txt").unlink()
+    for path in texts:
+        path.unlink()
     assert chosen_sentences(found, 2, None).origin == "valid"
 
 
@@ -67,11 +66,11 @@ def test_up_to_a_quarter_of_the_lines_are_questions(tmp_path: Path) -> None:
     # an interrogative word and no question, and a question without such a word
     others = {11: "Der Ort, wo er ist.", 18: "Ist er da?"}
     found = chosen_sentences(run(tmp_path, 41, others={**asked, **others}), 8, None)
-    lines = [one.line for one in found.chosen]
+    lines = [one.number for one in found.chosen]
     assert lines == sorted(lines)
     assert len(lines) == 8
     assert [line for line in lines if line in asked] == [12, 26]  # of five, evenly spaced
-    assert (found.n_lines, found.n_questions) == (40, 2)
+    assert (found.n_all, found.note) == (40, "some of them questions")
     # the others are spaced over the whole set
     assert lines[0] == 1
     assert max(lines) > 33
@@ -80,16 +79,13 @@ def test_up_to_a_quarter_of_the_lines_are_questions(tmp_path: Path) -> None:
 def test_own_sentences_keep_their_order_and_may_have_references(tmp_path: Path) -> None:
     path = tmp_path / "mine.de"
     path.write_text("Ein Hund.\n\n  Zwei. \tTwo.\nDrei.\n", encoding="utf-8")
-    found = chosen_sentences(run(tmp_path, 4), 2, path)
+    trained = run(tmp_path, 4)
+    found = chosen_sentences(trained, 2, path)
     assert found.origin == "mine.de"
     assert lines_of(found) == [(1, "Ein Hund.", None), (3, "Zwei.", "Two.")]
-
-
-def test_a_file_without_a_sentence_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "empty.txt"
     path.write_text("\n \n", encoding="utf-8")
-    with pytest.raises(DataError, match=r"empty\.txt has no sentence to show"):
-        chosen_sentences(run(tmp_path, 4), 2, path)
+    with pytest.raises(DataError, match=r"mine\.de has no sentence to show"):
+        chosen_sentences(trained, 2, path)
 
 
 def test_a_head_that_is_not_a_number_is_left_out() -> None:

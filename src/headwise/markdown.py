@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 
@@ -38,13 +38,15 @@ def renewed(text: str, name: str, content: str) -> str:
     return f"{before}{begin}\n{content}\n{end}{after}"
 
 
-def print_or_renew(about: str, name: str, content: Callable[[], str]) -> None:
-    """The command of a program that writes part of a page: print it, or renew it in a file."""
+def print_or_renew(about: str, parts: Mapping[str, Callable[[], str]]) -> None:
+    """The command of a program that writes parts of a page: print them, or renew them in a file."""
     parser = argparse.ArgumentParser(description=about)
     parser.add_argument("--write", type=Path, metavar="FILE", help="renew it in this file")
     path: Path | None = parser.parse_args().write
     if path is None:
-        print(content())
+        print("\n\n".join(content() for content in parts.values()))
         return
     text = path.read_text(encoding="utf-8")
-    path.write_text(renewed(text, name, content()), encoding="utf-8")
+    for name, content in parts.items():
+        text = renewed(text, name, content())
+    path.write_text(text, encoding="utf-8")

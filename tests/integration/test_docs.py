@@ -15,7 +15,6 @@ import pytest
 
 from command_line import composer
 from guide import DOCS, ROOT, WorkingCopy, blocks_of, inline_overrides, misses
-from headwise.config.folders import group_choices
 from headwise.config.schema import KINDS
 from warm_python import warm_python
 
@@ -52,11 +51,6 @@ def test_links_lead_to_a_page_and_a_heading() -> None:
             titles = re.findall(r"^#+ (.+)$", place.read_text("utf-8"), re.M) if heading else []
             anchors = {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
             assert not heading or heading in anchors, f"{page.name}: {path}#{heading}"
-
-
-def test_every_attention_has_its_line() -> None:
-    text = (DOCS / "variants.md").read_text(encoding="utf-8")
-    assert sorted(re.findall(r"^\| `(\w+)` \|", text, re.M)) == group_choices("attention")
 
 
 def test_the_demo_has_one_figure() -> None:

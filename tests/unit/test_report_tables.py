@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -19,17 +20,17 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
-    ("page", "name", "content"),
+    ("page", "module", "name", "content"),
     [
-        ("docs/variants.md", capabilities.NAME, capabilities.table),
-        ("docs/settings.md", settings.NAME, settings.tables),
+        *(("docs/variants.md", capabilities, *part) for part in capabilities.TABLES.items()),
+        ("docs/settings.md", settings, settings.NAME, settings.tables),
     ],
 )
 def test_a_page_holds_what_the_classes_say(
-    page: str, name: str, content: Callable[[], str]
+    page: str, module: ModuleType, name: str, content: Callable[[], str]
 ) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
-    renew = f"python -m headwise.report.{name} --write {page}"
+    renew = f"python -m {module.__name__} --write {page}"
     assert renewed(text, name, content()) == text, f"run {renew}"
 
 

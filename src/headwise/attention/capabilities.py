@@ -1,22 +1,23 @@
-"""What each variant can do where, read from the classes: a table of the guide.
+"""What each variant is and can do where, read from yaml files and classes: tables of the guide.
 
     python -m headwise.attention.capabilities [--write docs/variants.md]
 
-With `--write`, the lines between the two markers of the file are replaced.
+With `--write`, the lines between the markers of the file are replaced.
 """
 
 from __future__ import annotations
+
+import re
 
 from headwise.attention.build import AttentionFactory, unsupported_sites
 from headwise.attention.cache import KeyValueCache
 from headwise.attention.place import Place
 from headwise.attention.protocol import Attention
 from headwise.attention.scores import ScoreAttention
-from headwise.config.folders import group_choices, group_node
+from headwise.config.folders import config_dir, group_choices, group_node
 from headwise.config.schema import SITE_KINDS, SITE_NAMES
 from headwise.markdown import markdown_table, print_or_renew
 
-NAME = "capabilities"  # of the two markers in the page
 N_HEADS, HEAD_DIM = 8, 4  # any sizes: what is read does not depend on them
 HEAD = (
     "`attention=`",
@@ -82,10 +83,26 @@ def _kept(attentions: dict[str, Attention]) -> str:
     return "keys, values" if isinstance(cache, KeyValueCache) else "constant state"
 
 
-def table() -> str:
-    """The variants of `conf/attention/` as a markdown table."""
+def formula_row(name: str) -> tuple[str, ...]:
+    """Name, formula and source; the latter two from the first line of the yaml, if a comment."""
+    text = (config_dir() / "attention" / f"{name}.yaml").read_text(encoding="utf-8")
+    found = re.match(r"# (.+?)(?: \(([^()]+)\))?\n", text)
+    formula, source = found.groups(default="") if found else ("", "")
+    return f"`{name}`", formula, source
+
+
+def formulas() -> str:
+    """The variants of `conf/attention/` and their formulas, as a markdown table."""
+    rows = map(formula_row, group_choices("attention"))
+    return markdown_table(("choice", "weights", "source"), rows, of_numbers=False)
+
+
+def capabilities() -> str:
+    """What they can do where, as a markdown table."""
     return markdown_table(HEAD, map(capability_row, group_choices("attention")), of_numbers=False)
 
 
+TABLES = {"formulas": formulas, "capabilities": capabilities}  # by the markers in the page
+
 if __name__ == "__main__":
-    print_or_renew("what each attention variant can do where", NAME, table)
+    print_or_renew("what each attention variant is and can do where", TABLES)

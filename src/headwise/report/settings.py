@@ -72,4 +72,4 @@ def tables() -> str:
 
 
 if __name__ == "__main__":
-    print_or_renew("every key of a training", NAME, tables)
+    print_or_renew("every key of a training", {NAME: tables})

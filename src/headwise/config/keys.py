@@ -11,6 +11,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from headwise.config.folders import group_choices, group_node
 from headwise.config.instantiate import fits
+from headwise.config.no_data import NoDataConfig
 from headwise.config.schema import (
     KINDS,
     SITE_GROUPS,
@@ -98,8 +99,9 @@ def known_keys(config_name: str) -> list[str]:
     keys = list(_keys_of(KINDS[config_name]))
     if config_name != "train":
         return [*keys, *(_keys_of(DecodeConfig, "decode.") if "decode" in keys else ())]
-    for group, kind in (("data", DataConfig), ("data", TextDataConfig), ("decode", DecodeConfig)):
-        keys += _keys_of(kind, f"{group}.")
+    for kind in (DataConfig, TextDataConfig, NoDataConfig):
+        keys += _keys_of(kind, "data.")
+    keys += _keys_of(DecodeConfig, "decode.")
     for group in OPEN_GROUPS:
         for choice in group_choices(group):
             keys += [f"{group}.{key}" for key in group_node(group, choice) if key[0] != "_"]

@@ -1,10 +1,8 @@
 """The whole configuration as dataclasses.
 
 Values a person chooses live here and in `conf/`; runtime objects (devices, tensors, vocabulary
-sizes) never do. Plain groups are typed, so that a wrong key or type is refused when the config
-is composed. Groups whose yaml names a class with `_target_` (attention, pattern, scaling,
-positions, norm, activation, init, gates, repulsion, loss, optimizer, scheduler) stay open: their
-constructors check their own arguments.
+sizes) never do. Plain groups are typed, so that a wrong key or type is refused when the config is
+composed. Groups whose yaml names a class with `_target_` stay open: constructors check arguments.
 """
 
 from __future__ import annotations
@@ -14,6 +12,8 @@ from functools import cache
 from typing import Any, TypeVar
 
 from omegaconf import MISSING, DictConfig, OmegaConf
+
+from headwise.config.no_data import NoDataConfig
 
 SITES = ("encoder_self", "decoder_self", "cross")
 SITE_NAMES = {
@@ -356,9 +356,13 @@ KINDS: dict[str, type] = {  # of the commands
     "report": ReportConfig,
 }
 
-# Dataclasses of open groups, by the name under which a yaml's defaults list takes them as its own:
-# /schema/NAME@_here_. Their keys are checked when the config is composed.
-SCHEMAS: dict[str, type] = {"parallel": DataConfig, "text": TextDataConfig, "search": DecodeConfig}
+# Dataclasses of open groups: a yaml's defaults list takes one as its own by /schema/NAME@_here_.
+SCHEMAS: dict[str, type] = {
+    "parallel": DataConfig,
+    "text": TextDataConfig,
+    "no_data": NoDataConfig,
+    "search": DecodeConfig,
+}
 
 C = TypeVar("C")
 
@@ -380,8 +384,7 @@ def read_back(content: dict[str, Any]) -> Config:
     assert isinstance(merged, DictConfig)
     schemas = {f"{kind.__module__}.{kind.__qualname__}": kind for kind in SCHEMAS.values()}
     for group in ("data", "decode"):
-        kind = schemas.get(merged[group].get("_target_"))
-        if kind is not None:
+        if (kind := schemas.get(merged[group].get("_target_"))) is not None:
             merged[group] = OmegaConf.merge(OmegaConf.structured(kind), merged[group])
     return typed(merged)
 

@@ -35,6 +35,12 @@ class Column:
         positions_N = torch.arange(self.ids_BN.shape[1], device=self.ids_BN.device)
         return positions_N < self.lengths_B[:, None]
 
+    def items(self) -> list[list[int]]:
+        """The ids of each row, without padding and special tokens at its ends."""
+        ends = (self.lengths_B - self.n_end).tolist()
+        rows = zip(self.ids_BN.tolist(), ends, strict=True)
+        return [ids[self.n_begin : end] for ids, end in rows]
+
     @property
     def is_end_BN(self) -> Tensor:
         """True at special tokens at the end of a row."""

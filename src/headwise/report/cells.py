@@ -279,7 +279,7 @@ def missing_cells(
 def _whereabouts(recipe: Recipe, runs: Sequence[FoundRun]) -> list[str]:
     given = {override.partition("=")[0] for override in recipe.overrides}
     places = {
-        "data.dir": {run.config.data.dir for run in runs},
+        "data.dir": {getattr(run.config.data, "dir", None) for run in runs},
         "paths.outputs": {_outputs(run.folder) for run in runs},
     }
     common = {key: values.pop() for key, values in places.items() if len(values) == 1}

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -15,13 +14,13 @@ from headwise.analysis.survey import ColumnText
 from headwise.attention.place import Site
 from headwise.config.instantiate import instantiate
 from headwise.config.schema import Config, PruneDataConfig, TextDataConfig
+from headwise.data.batch import Batch
 from headwise.data.loader import Examples
 from headwise.data.plain_text import (
     COLUMN,
     TOKENIZER,
     PreparedText,
     TextCorpus,
-    TokenStream,
     ids_text,
     prepare_text,
     text_ids,
@@ -36,14 +35,10 @@ from headwise.metrics.metric import Floats, Measured, Metric
 from headwise.model.build import build_single, check_model, parts_of
 from headwise.model.family import Model
 from headwise.model.places import site_alone
-from headwise.runs.folder import RunFolder
-from headwise.tasks.evaluation import head_values, measure_losses
 from headwise.tasks.reading import Axes, Item, Items, Reading, spaced
 from headwise.tasks.task import Inspected, Sizes, Task, TrainedRun
 from headwise.tasks.texts import read_lines
-from headwise.track.base import HeadValues, Tracker
 from headwise.train.distributed import Ranks
-from headwise.train.trainer import Validation
 
 SITE = "decoder_self"
 
@@ -108,25 +103,30 @@ class Density(Task[TextCorpus, PreparedText]):
         sizes = config.data.window, trainer.max_tokens, config.seed, ranks.world_size
         return TrainingWindows(ids, BOS, *sizes)
 
-    def validator(
-        self, model: Model, loss: Loss, data: PreparedText, config: Config, ranks: Ranks
-    ) -> DensityValidator:
-        """See `Task.validator`."""
-        return DensityValidator(model, loss, data, config, ranks)
+    def batches(
+        self, data: PreparedText, config: Config, split: str, n_items: int | None = None
+    ) -> list[Batch]:
+        """See `Task.batches`: windows."""
+        window = config.data.window
+        ids = data.stream(split).first(n_items and n_items * window).ids
+        return list(evaluation_windows(ids, BOS, window, config.trainer.max_tokens))
 
-    def scorer(
-        self, model: Model, loss: Loss, data: PreparedText, config: Config, ranks: Ranks
-    ) -> Callable[[str, RunFolder, Tracker], dict[str, Any]]:
-        """See `Task.scorer`."""
-
-        def score(split: str, folder: RunFolder, tracker: Tracker) -> dict[str, Any]:
-            measured = measure(data.stream(split), model, loss, config, ranks)
-            if ranks.is_main:
-                unit = measured.metrics[0].unit
-                folder.write_sums(Path(f"{split}.{unit}.npy"), measured.items)
-            return {**measured.scores()}
-
-        return score
+    def measured(
+        self,
+        model: Model,
+        loss: Loss,
+        data: PreparedText,
+        config: Config,
+        ranks: Ranks,
+        split: str,
+        n_items: int | None = None,
+    ) -> Measured:
+        """See `Task.measured`: with the bytes of each window."""
+        found = super().measured(model, loss, data, config, ranks, split, n_items)
+        stream, window = data.stream(split), config.data.window
+        starts = range(0, len(found.items) * window, window)
+        n_bytes = [stream.bytes_of(start, start + window) for start in starts]
+        return Measured(np.column_stack((found.items, n_bytes)), density_metrics(loss))
 
     def inspected(
         self, run: TrainedRun, data: PruneDataConfig, max_tokens: int, longest: float
@@ -136,22 +136,18 @@ class Density(Task[TextCorpus, PreparedText]):
         split = data.split or own.valid
         prepared = text_of_run(run, split, data.dir)
         window, n_windows = own.window, data.sentences
-        stream = prepared.stream(split).first(n_windows and n_windows * window)
-        batches = list(evaluation_windows(stream.ids, BOS, window, max_tokens))
-        columns = [batch.columns[COLUMN] for batch in batches]
-        ids = [
-            row[:length].tolist()
-            for column in columns
-            for row, length in zip(column.ids_BN, column.lengths_B, strict=True)
-        ]
+        ids = prepared.stream(split).first(n_windows and n_windows * window).ids
+        batches = list(evaluation_windows(ids, BOS, window, max_tokens))
+        rows = [row for batch in batches for row in batch.columns[COLUMN].items()]
+        given = prepared, run.config, Ranks(0, 1, run.device), split, n_windows
         marks, piece = {BOS: "", EOS: "\n"}, prepared.tokenizer.id_to_piece
-        text = ColumnText(own.language or "", ids, lambda i: marks.get(i, piece(i)))
+        text = ColumnText(own.language or "", rows, lambda i: marks.get(i, piece(i)))
         return Inspected(
             split,
             batches,
             {COLUMN: text},
-            range(1, len(ids) + 1),
-            lambda loss: [measure(stream, run.model, loss, run.config, Ranks(0, 1, run.device))],
+            range(1, len(rows) + 1),
+            lambda loss: [self.measured(run.model, loss, *given)],
         )
 
     def items(self, run: TrainedRun, most: int, path: Path | None) -> Items:
@@ -194,39 +190,3 @@ def text_of_run(run: TrainedRun, split: str, folder: str | None = None) -> Prepa
     alone = replace(own, dir=folder or own.dir, train=split, valid=split, test=[])
     tokenizer = replace(run.config.tokenizer, kind="given", folder=str(run.folder.path))
     return prepare_text(TextCorpus(alone, machine_cache_dir()), tokenizer)
-
-
-def measure(
-    stream: TokenStream, model: Model, loss: Loss, config: Config, ranks: Ranks
-) -> Measured:
-    """A text, window by window."""
-    window = config.data.window
-    batches = list(evaluation_windows(stream.ids, BOS, window, config.trainer.max_tokens))
-    measured = measure_losses(model, loss, batches, ranks)
-    starts = range(0, len(stream.ids), window)
-    n_bytes = [stream.bytes_of(start, start + window) for start in starts]
-    return Measured(np.column_stack((measured.items, n_bytes)), density_metrics(loss))
-
-
-@dataclass
-class DensityValidator:
-    """Measures the whole validation split, and heads on its first windows."""
-
-    model: Model
-    loss: Loss
-    data: PreparedText
-    config: Config
-    ranks: Ranks
-
-    def __call__(self) -> Validation:
-        """Measure the model as it is."""
-        stream = self.data.stream(self.config.data.valid)
-        measured = measure(stream, self.model, self.loss, self.config, self.ranks)
-        return Validation([measured], self.heads())
-
-    def heads(self) -> dict[str, HeadValues]:
-        """Statistics of the heads as they are, on the first rank; nothing on the others."""
-        window, trainer = self.config.data.window, self.config.trainer
-        stream = self.data.stream(self.config.data.valid).first(window * trainer.head_sentences)
-        batches = list(evaluation_windows(stream.ids, BOS, window, trainer.max_tokens))
-        return head_values(self.model, batches, self.ranks)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from headwise.analysis.collect import head_statistics
 from headwise.analysis.distances import projection_distances
@@ -103,19 +104,33 @@ def head_values(model: Model, batches: Sequence[Batch], ranks: Ranks) -> dict[st
 
 
 @torch.no_grad()
-def measure_losses(model: Model, loss: Loss, batches: Sequence[Batch], ranks: Ranks) -> Measured:
+def measure_losses(
+    model: Model,
+    loss: Loss,
+    batches: Sequence[Batch],
+    ranks: Ranks,
+    more: Callable[[Tensor, Tensor], Tensor] | None = None,
+) -> Measured:
     """Loss, its measure and target tokens of every row of a split, with the metrics of the loss.
 
     Args:
         batches: the whole split; the ranks share them, and each gets the items of all.
+        more: logits (R, V) and targets (R,) of the scored positions -> a fourth statistic (R,).
     """
-    items_NS = torch.zeros(sum(map(len, batches)), 3, dtype=torch.float64, device=ranks.device)
+    n_statistics = 3 if more is None else 4
+    items_NS = torch.zeros(
+        sum(map(len, batches)), n_statistics, dtype=torch.float64, device=ranks.device
+    )
     with evaluating(model):
         for batch in ranks.share(list(batches)):
             batch = batch.to(ranks.device)
             states_BND = model.states(**model.inputs(batch))
-            of_rows = model.output.rows(batch.scored(states_BND), batch.targets_R, loss)
-            statistics_RS = torch.stack((*of_rows, torch.ones_like(of_rows[0])), 1).double()
+            states_RD, targets_R = batch.scored(states_BND), batch.targets_R
+            statistics = [*model.output.rows(states_RD, targets_R, loss)]
+            statistics.append(torch.ones_like(statistics[0]))
+            if more is not None:
+                statistics.append(more(model.output(states_RD), targets_R))
+            statistics_RS = torch.stack(statistics, 1).double()
             rows_B = torch.tensor(batch.rows, device=ranks.device)
             rows_R = rows_B[batch.scored_R // states_BND.shape[1]]
             items_NS.index_add_(0, rows_R, statistics_RS)

@@ -8,9 +8,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 import torch
 
@@ -21,10 +21,13 @@ from headwise.config.schema import Config, PruneDataConfig
 from headwise.data.batch import Batch
 from headwise.data.digest import content_digest
 from headwise.data.loader import Examples
+from headwise.errors import RunError, refuse, require
+from headwise.files import machine_cache_dir
 from headwise.losses.loss import Loss
 from headwise.metrics.metric import Measured, Metric
 from headwise.model.family import Model
 from headwise.runs.folder import RunFolder
+from headwise.tasks.evaluation import head_values, measure_losses
 from headwise.tasks.reading import Items, Reading
 from headwise.track.base import HeadValues, Tracker
 from headwise.train.distributed import Ranks
@@ -146,6 +149,39 @@ class Inspected:
         return hashlib.sha256(json.dumps(ids).encode()).hexdigest()[:16]
 
 
+@dataclass(frozen=True)
+class NoFiles:
+    """The `Corpus` and the `Data` of a task that makes its examples itself."""
+
+    test_sets: Sequence[str]
+    sizes: Sizes
+    vocabulary = fingerprint = "no files"
+
+    def hashes(self) -> list[str]:
+        """None: all that the examples depend on stands in the settings."""
+        return []
+
+    @property
+    def report(self) -> dict[str, Any]:
+        """Nothing was prepared."""
+        return {}
+
+    def save(self, folder: Path) -> None:
+        """A finished run needs nothing more."""
+
+
+@dataclass(frozen=True)
+class SplitValidator:
+    """A `Validator` of two functions."""
+
+    measure: Callable[[], Sequence[Measured]]
+    heads: Callable[[], dict[str, HeadValues]]
+
+    def __call__(self) -> Validation:
+        """Measure the model as it is."""
+        return Validation(self.measure(), self.heads())
+
+
 C = TypeVar("C", bound=Corpus)
 D = TypeVar("D", bound=Data)
 
@@ -191,12 +227,12 @@ class Task(Generic[C, D]):
         raise NotImplementedError
 
     def open(self, config: Config, cache: Path) -> C:
-        """Find the data."""
-        raise NotImplementedError
+        """Find the data; there are no files unless a task defines this."""
+        return cast(C, NoFiles(config.data.test, self.sizes(config)))
 
     def prepare(self, corpus: C, config: Config, progress: bool) -> D:
         """Make it ready, once; the ranks after the first find it so."""
-        raise NotImplementedError
+        return cast(D, corpus)
 
     def model(self, config: Config, sizes: Sizes) -> Model:
         """A model for vocabularies of these sizes."""
@@ -206,11 +242,37 @@ class Task(Generic[C, D]):
         """What a run trains on; `scratch` is a folder for what an epoch needs."""
         raise NotImplementedError
 
+    def batches(
+        self, data: D, config: Config, split: str, n_items: int | None = None
+    ) -> Sequence[Batch]:
+        """A split for evaluation, its first `n_items` or all; `rows` count them from 0.
+
+        What follows needs it, unless a task defines that itself.
+        """
+        raise NotImplementedError
+
+    def measured(
+        self,
+        model: Model,
+        loss: Loss,
+        data: D,
+        config: Config,
+        ranks: Ranks,
+        split: str,
+        n_items: int | None = None,
+    ) -> Measured:
+        """The `metrics` of a split, or of its first items."""
+        return measure_losses(model, loss, self.batches(data, config, split, n_items), ranks)
+
     def validator(
         self, model: Model, loss: Loss, data: D, config: Config, ranks: Ranks
     ) -> Validator:
-        """What measures the model in between."""
-        raise NotImplementedError
+        """What measures the model in between, on the validation split."""
+        split, n_items = config.data.valid, config.trainer.head_sentences
+        return SplitValidator(
+            lambda: [self.measured(model, loss, data, config, ranks, split)],
+            lambda: head_values(model, self.batches(data, config, split, n_items), ranks),
+        )
 
     def scorer(
         self, model: Model, loss: Loss, data: D, config: Config, ranks: Ranks
@@ -219,7 +281,14 @@ class Task(Generic[C, D]):
 
         What the scores are of is left in the folder and shown by the tracker.
         """
-        raise NotImplementedError
+
+        def score(split: str, folder: RunFolder, tracker: Tracker) -> dict[str, Any]:
+            found = self.measured(model, loss, data, config, ranks, split)
+            if ranks.is_main:
+                folder.write_sums(Path(f"{split}.{found.metrics[0].unit}.npy"), found.items)
+            return {**found.scores()}
+
+        return score
 
     def loaded(self, run: TrainedRun, search: Mapping[str, Any]) -> TrainedRun:
         """The run with what this task can do with it.
@@ -232,7 +301,7 @@ class Task(Generic[C, D]):
     def inspected(
         self, run: TrainedRun, data: PruneDataConfig, max_tokens: int, longest: float
     ) -> Inspected:
-        """What heads are looked at on.
+        """What heads are looked at on: unless a task defines it, the first items of a split.
 
         Args:
             data: which split, and how many of its items.
@@ -242,15 +311,36 @@ class Task(Generic[C, D]):
         Raises:
             DataError: there is no such split, or nothing is left of it.
         """
-        raise NotImplementedError
+        trainer = replace(run.config.trainer, max_tokens=max_tokens)
+        config = replace(run.config, trainer=trainer)
+        corpus = self.open(config, machine_cache_dir())
+        own, split = self.prepare(corpus, config, False), data.split or config.data.valid
+        if split not in self.splits(config, corpus):
+            raise refuse("data.split", split, self.splits(config, corpus))
+        require(data.dir is None, "data.dir", f"null with task={self.name}", data.dir)
+        batches = self.batches(own, config, split, data.sentences)
+        texts = {
+            name: ColumnText("", [row for b in batches for row in b.columns[name].items()], str)
+            for name in batches[0].columns
+        }
+        given = own, config, Ranks(0, 1, run.device), split, data.sentences
+        numbers = range(1, sum(map(len, batches)) + 1)
+        return Inspected(
+            split,
+            batches,
+            texts,
+            numbers,
+            lambda loss: [self.measured(run.model, loss, *given)],
+        )
 
     def items(self, run: TrainedRun, most: int, path: Path | None) -> Items:
         """What a run is shown on: items of its first test set, or the first ones of a file.
 
         Raises:
             DataError: there is no text, or it cannot be read.
+            RunError: the task does not define it.
         """
-        raise NotImplementedError
+        raise RunError(f"task={self.name} defines no items to show a run on")
 
     def readings(self, run: TrainedRun, texts: Sequence[str]) -> Iterator[tuple[int, Reading]]:
         """Each text as the model goes through it, with its place, in no certain order.

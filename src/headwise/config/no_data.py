@@ -1,0 +1,19 @@
+"""What stands for data where a task makes its examples itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from omegaconf import MISSING
+
+
+@dataclass
+class NoDataConfig:
+    """No files: a task makes its examples itself."""
+
+    _target_: str = "headwise.config.no_data.NoDataConfig"
+    name: str = MISSING  # in tables
+    valid: str = "valid"  # names of splits, for the task to tell apart
+    test: list[str] = field(default_factory=lambda: ["test"])  # scored at the end of a run
+    max_updates: int = 1000  # suggested
+    warmup_updates: int = 100  # suggested

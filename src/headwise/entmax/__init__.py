@@ -1,4 +1,4 @@
-"""The entmax family: sparse and dense maps from scores to weights, and their losses."""
+"""The entmax family: maps from scores to sparse or dense weights, and their losses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The maps as operators of torch: forward, gradients in closed form, and who computes them.
+"""The maps as torch operators: forward, gradients in closed form, and the choice of kernel.
 
 With y_i = -β ln p_i and s_i = p_i exp(y_i) = p_i^(2-α), 0 off the support:
 
@@ -6,14 +6,13 @@ With y_i = -β ln p_i and s_i = p_i exp(y_i) = p_i^(2-α), 0 off the support:
     dz_i = s_i (dp_i - c)                                 (Peters et al. 2019)
     dα   = -Σ p_i ψ_i (dp_i - c),   ψ = (exp(y) - 1 - y) / β²,   ½ ln² p as α falls to 1
 
-The last line equals the proposition of Correia et al. 2019 without its difference
-of large numbers, which costs 1/β² in precision. Nothing but p and α is kept for the way back.
+The last line equals the proposition of Correia et al. 2019, but avoids its difference of large
+numbers, which loses precision as 1/β². Only p and α are saved for the backward pass.
 
-On a CPU the kernels of `headwise.kernels.native` compute float32, on a GPU those of
-`headwise.kernels.triton_maps`; float64, other devices and machines without a compiler or without
-Triton take what stands here and in `solver.py`. As operators of
-`torch.library` (`headwise::weights`, `headwise::weights_backward`) they are one node each to
-torch.compile and to checkpointing.
+float32 is computed by `headwise.kernels.native` on a CPU and by `headwise.kernels.triton_maps` on a
+GPU. The code here and in `solver.py` serves float64, other devices, and machines without a compiler
+or Triton. The `torch.library` operators `headwise::weights` and `headwise::weights_backward` are
+one node each for torch.compile and for checkpointing.
 
 Letters: B batch, H heads, Q and K numbers of queries and keys, R rows.
 """
@@ -32,7 +31,7 @@ from headwise.kernels.operators import register
 from headwise.kernels.problem import ALPHAS, Power, Visible, beta_of, check_alpha
 from headwise.kernels.verification import Reference
 
-# Above, exp(y) - 1 - y as it stands; below, its series, which is accurate where p > 1e-9.
+# For β at or above this: exp(y) - 1 - y directly; below: its series, accurate for p > 1e-9.
 BETA_SERIES = 0.1
 # 1/2!, 1/3!, 1/4!, …
 SERIES = {
@@ -46,8 +45,8 @@ def masked_copy(scores: Tensor, mask: Tensor) -> Tensor:
     """A contiguous copy of `scores` with -inf wherever the broadcast `mask` is False."""
     if scores.device.type != "cpu":
         return scores.masked_fill(~mask, -torch.inf).contiguous()
-    # On a CPU masked_fill and where are an order of magnitude slower than arithmetic, and
-    # arithmetic would let NaN through: the bits are combined instead.
+    # On a CPU masked_fill and where are an order of magnitude slower than arithmetic, but
+    # arithmetic would propagate NaN: combine the bits instead.
     whole = torch.int32 if scores.dtype is torch.float32 else torch.int64
     keep = mask.to(whole).neg_()  # all bits set where True
     fill = torch.where(mask, 0.0, -torch.inf).to(scores.dtype).view(whole)
@@ -56,21 +55,21 @@ def masked_copy(scores: Tensor, mask: Tensor) -> Tensor:
 
 
 def weights(scores_BHQK: Tensor, alpha: Tensor | None, mask: Tensor | None, power: Power) -> Tensor:
-    """The map along the last axis, differentiable once in the scores and in α.
+    """Return the weights along the last axis, differentiable once in the scores and in α.
 
     Args:
         scores_BHQK: float32 or float64, four axes.
-        alpha: broadcastable to (B, H, Q, 1), same type; only for `Power.ANY`, which needs it.
+        alpha: broadcastable to (B, H, Q, 1), same type; required by `Power.ANY`, else None.
         mask: bool, broadcastable to the scores, True = may attend.
-        power: which map; `Power.ANY` for an α that is learned or without a form of its own.
+        power: which map; `Power.ANY` for a learned α or one without a closed form.
 
     Raises:
         ValueError: α outside of [1, 2], on a CPU.
     """
     if not torch.compiler.is_compiling():
-        choice.maps(scores_BHQK, power, REFERENCE)  # verified here, not inside of the operator
-    found: Tensor = _OPERATOR(scores_BHQK, alpha, mask, int(power))
-    return found
+        choice.maps(scores_BHQK, power, REFERENCE)  # verify here: an operator cannot
+    weights_BHQK: Tensor = _OPERATOR(scores_BHQK, alpha, mask, int(power))
+    return weights_BHQK
 
 
 def _weights(scores: Tensor, alpha: Tensor | None, mask: Tensor | None, power: int) -> Tensor:
@@ -87,20 +86,20 @@ def _weights(scores: Tensor, alpha: Tensor | None, mask: Tensor | None, power: i
         return triton_maps.forward(scores, beta, Power(power), mask)
     n_keys = scores.shape[-1]
     if mask is None:
-        source, found = scores, torch.empty_like(scores)
+        source, out = scores, torch.empty_like(scores)
     else:
-        source = found = masked_copy(scores, mask)
+        source = out = masked_copy(scores, mask)
     if scores.numel():
         rows = _rows(beta, scores, Power(power))
         is_cpu = scores.device.type == "cpu"
-        solve(source.view(-1, n_keys), rows, Power(power), found.view(-1, n_keys), is_cpu)
-    return found
+        solve(source.view(-1, n_keys), rows, Power(power), out.view(-1, n_keys), is_cpu)
+    return out
 
 
 def _weights_backward(
     weights: Tensor, grad: Tensor, alpha: Tensor | None, power: int, with_alpha: bool
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of the scores and, of every row (B, H, Q, 1), of α; empty if not asked for."""
+    """Return the gradients of the scores and of α per row (B, H, Q, 1); empty if not requested."""
     beta = beta_of(alpha)
     grad = grad.contiguous()
     kernel = choice.maps(weights, Power(power)).kernel
@@ -118,22 +117,22 @@ def _weights_backward(
     return grad_scores, weights.new_empty(0) if grad_rows is None else grad_rows
 
 
-REFERENCE = Reference(_weights, _weights_backward)  # given float64, which no kernel takes
+REFERENCE = Reference(_weights, _weights_backward)  # called with float64, which no kernel supports
 
 
 def _softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
     if mask is not None:
         scores = masked_copy(scores, mask)
-    found = torch.softmax(scores, -1)
-    # an empty row is NaN throughout; a look at one key spares the others the comparison
-    if scores.device.type != "cpu" or bool(found[..., :1].isnan().any()):
+    weights = torch.softmax(scores, -1)
+    # every key of an empty row is NaN, so checking the first key of each row is enough
+    if scores.device.type != "cpu" or bool(weights[..., :1].isnan().any()):
         is_empty = (scores == -torch.inf).all(-1, keepdim=True)
-        found = found.masked_fill_(is_empty, 0.0)
-    return found
+        weights = weights.masked_fill_(is_empty, 0.0)
+    return weights
 
 
 def _rows(beta: Tensor | None, scores: Tensor, power: Power) -> Tensor:
-    """β of every row, (R, 1), or (1, 1) where all share it."""
+    """Return β of every row (R, 1), or (1, 1) if all rows share it."""
     if beta is None:
         return scores.new_full((1, 1), ALPHAS[power] - 1)
     if beta.numel() > 1:
@@ -149,7 +148,7 @@ def _backward(
     grad_scores: Tensor,
     grad_rows: Tensor | None,
 ) -> None:
-    """Fill `grad_scores` and, if asked for, the gradient of α of every row."""
+    """Write the gradient of the scores and, unless `grad_rows` is None, of α per row."""
     if weights.numel() == 0:
         return
     n_keys = weights.shape[-1]
@@ -159,19 +158,19 @@ def _backward(
     n_rows = weights_RK.shape[0]
     is_cpu = weights.device.type == "cpu"
     n_chunk = min(n_rows, max(1, CHUNK_SCORES // n_keys)) if is_cpu else n_rows
-    room_3RK = weights.new_empty(3, n_chunk, n_keys)
+    buffer_3RK = weights.new_empty(3, n_chunk, n_keys)
     tiny = torch.finfo(weights.dtype).tiny
     for first in range(0, n_rows, n_chunk):
         part = slice(first, first + n_chunk)
         p_RK, dp_RK, s_RK = weights_RK[part], grad_RK[part], out_RK[part]
         beta_R1 = beta[part] if beta.shape[0] > 1 else beta
-        room = room_3RK[:, : p_RK.shape[0]]
+        buffer = buffer_3RK[:, : p_RK.shape[0]]
         if alpha_R1 is None:
-            _slope(p_RK, beta_R1, power, room, s_RK)
+            _slope(p_RK, beta_R1, power, buffer, s_RK)
         else:
-            psi_RK = _slope_and_psi(p_RK, beta_R1, room, s_RK)
+            psi_RK = _slope_and_psi(p_RK, beta_R1, buffer, s_RK)
         total = s_RK.sum(-1, keepdim=True).clamp_min_(tiny)  # 0 in a row without a key
-        centred_RK = torch.mul(s_RK, dp_RK, out=room[0])
+        centred_RK = torch.mul(s_RK, dp_RK, out=buffer[0])
         centre = centred_RK.sum(-1, keepdim=True).div_(total)
         torch.sub(dp_RK, centre, out=centred_RK)
         if alpha_R1 is not None:
@@ -179,23 +178,23 @@ def _backward(
         s_RK.mul_(centred_RK)
 
 
-def _slope(p_RK: Tensor, beta: Tensor, power: Power, room_3RK: Tensor, out_RK: Tensor) -> None:
+def _slope(p_RK: Tensor, beta: Tensor, power: Power, buffer_3RK: Tensor, out_RK: Tensor) -> None:
     """Write s = p^(2-α) on the support, else 0."""
     if power is Power.SQUARE:
         torch.sqrt(p_RK, out=out_RK)
     elif power is Power.LINEAR:
         torch.sign(p_RK, out=out_RK)
     else:
-        s_RK, is_support_RK, _ = room_3RK.unbind()
-        # the logarithm of 0 is slow; what becomes of it is put back to 0 by the sign
+        s_RK, is_support_RK, _ = buffer_3RK.unbind()
+        # the logarithm of 0 is slow: clamp, then multiply by the sign to restore 0
         torch.clamp_min(p_RK, torch.finfo(p_RK.dtype).tiny, out=s_RK)
         s_RK.log_().mul_((1.0 - beta) * LOG2_E).exp2_()
         torch.mul(s_RK, torch.sign(p_RK, out=is_support_RK), out=out_RK)
 
 
-def _slope_and_psi(p_RK: Tensor, beta: Tensor, room_3RK: Tensor, out_RK: Tensor) -> Tensor:
-    """Write s, and return p ψ in the last of the room; both are 0 off the support."""
-    log_p_RK, y_RK, psi_RK = room_3RK.unbind()
+def _slope_and_psi(p_RK: Tensor, beta: Tensor, buffer_3RK: Tensor, out_RK: Tensor) -> Tensor:
+    """Write s, and return p ψ in the last buffer; both are 0 off the support."""
+    log_p_RK, y_RK, psi_RK = buffer_3RK.unbind()
     torch.clamp_min(p_RK, torch.finfo(p_RK.dtype).tiny, out=log_p_RK).log_()
     torch.mul(log_p_RK, -beta, out=y_RK)
     torch.expm1(y_RK, out=psi_RK)
@@ -242,9 +241,9 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
-    found, alpha = ctx.saved_tensors
+    weights, alpha = ctx.saved_tensors
     with_alpha = alpha is not None and ctx.needs_input_grad[1]
-    grad_scores, grad_rows = _BACKWARD(found, grad, alpha, ctx.power, with_alpha)
+    grad_scores, grad_rows = _BACKWARD(weights, grad, alpha, ctx.power, with_alpha)
     return grad_scores, grad_rows.sum_to_size(alpha.shape) if with_alpha else None, None, None
 
 

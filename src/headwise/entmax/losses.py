@@ -1,4 +1,4 @@
-"""The losses that belong to the family, and its log-probabilities, over a large vocabulary.
+"""Entmax losses and log-probabilities over a large vocabulary.
 
 The entmax loss of scores z with gold class y is (Peters et al. 2019; Blondel et al.
 2020 call it a Fenchel-Young loss)
@@ -6,19 +6,19 @@ The entmax loss of scores z with gold class y is (Peters et al. 2019; Blondel et
     L = <p - e_y, z> + H_α(p),   p = α-entmax(z),   dL/dz = p - e_y
     H_α(p) = Σ (p - p^α) / (α (α - 1)),   -Σ p ln p as α falls to 1
 
-It is cross-entropy for α = 1 and the sparsemax loss for α = 2, never below 0, and exactly 0 once
-z_y leads every other score by 1/(α - 1). Uniform label smoothing by ε adds ε (z_y - mean z), with
-the gradient p - e_y + ε (e_y - 1/V).
+It is cross-entropy for α = 1 and the sparsemax loss for α = 2. It is ≥ 0, and exactly 0 if z_y
+exceeds every other score by at least 1/(α - 1). Uniform label smoothing by ε adds
+ε (z_y - mean z), with the gradient p - e_y + ε (e_y - 1/V).
 
-Kernels compute it where they can be had (`loss_operators.py`). What stands here serves every other
-case: float64, and machines without a compiler or without Triton.
-Only classes near the top of a row have a probability, so a threshold is first sought among a few.
-The classes are dealt into groups of GROUP, and the k groups with the greatest maxima are solved
-alone. Where the maximum of the last of them comes out at exactly 0, no class of any other group
-can have a probability, since none has a greater score: the row is solved. The others are solved
-again with more groups, in the end with all classes. What is kept for the way back is the gradient.
+Kernels compute the loss where available (`loss_operators.py`). The code here serves float64, and
+machines without a compiler or Triton.
+Only classes near the maximum of a row have p > 0, so the threshold is first computed from a few.
+The classes are split into groups of GROUP, and the k groups with the greatest maxima are solved
+alone. If the best class of the last of these groups gets exactly 0, so does every class of the
+remaining groups, which have no greater score: the row is solved. The other rows are solved again
+with more groups, finally with all classes. Only the gradient is saved for the backward pass.
 
-Letters: N rows, V classes, R some of the rows, G groups taken, C candidates (classes of them).
+Letters: N rows, V classes, R a subset of the rows, G selected groups, C candidates (their classes).
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from headwise.kernels import choice, loss_operators, native_loss
 from headwise.kernels.problem import POWERS, Power
 from headwise.precision import each_place_written_once
 
-GROUP = 16  # classes; finding the top of the group maxima then costs less than reading the scores
-N_GROUPS = (32, 128, 512)  # taken at first, and where that was too few; then all classes
-# Scores solved at a time where the whole vocabulary is: temporaries are a few times as much.
+GROUP = 16  # classes; the top groups then take less time to select than the scores to read
+N_GROUPS = (32, 128, 512)  # tried in this order; then all classes
+# Scores per chunk when all classes are solved; temporaries take several times this memory.
 CHUNK_SCORES, CHUNK_SCORES_ACCELERATOR = 1 << 20, 1 << 26
 
 
@@ -48,33 +48,33 @@ def entmax_loss(
     alpha: float,
     label_smoothing: float = 0.0,
 ) -> Tensor:
-    """Entmax loss of every target (Peters et al. 2019), in float32, or float64 for such scores.
+    """Return the entmax loss of every target (Peters et al. 2019).
 
     Args:
         scores: (..., V), floating-point. Half precision is computed in float32 and its gradient
-            rounded once. A class of score -inf has no part in it (without label smoothing).
+            rounded once. Without label smoothing, a class with score -inf is ignored.
         target: (...), gold classes.
-        alpha: in [1, 2]; 1 is cross-entropy, 1.5 and 2 have functions of their own names.
-        label_smoothing: ε of uniform smoothing, in [0, 1). Above 0 no class is certain to get
-            probability 0 by training, for each has a share of ε in the target.
+        alpha: in [1, 2]; 1 is cross-entropy. `entmax15_loss` has 1.5, `sparsemax_loss` has 2.
+        label_smoothing: ε of uniform smoothing, in [0, 1). With ε > 0 the target gives every
+            class a share of ε, so training drives no probability to exactly 0.
 
     Returns:
-        (...), losses ≥ 0, differentiable once in scores.
+        (...), losses ≥ 0, float32 (float64 for float64 scores), differentiable once in scores.
 
     Raises:
-        ValueError: alpha or label_smoothing outside of its range.
-        TypeError: scores that are not floating-point.
+        ValueError: alpha or label_smoothing is out of range.
+        TypeError: scores are not floating-point.
     """
     return entmax_loss_and_support(scores, target, alpha, label_smoothing)[0]
 
 
 def entmax15_loss(scores: Tensor, target: Tensor, label_smoothing: float = 0.0) -> Tensor:
-    """`entmax_loss` with α = 1.5; arguments, result and errors as there."""
+    """Return `entmax_loss` with α = 1.5."""
     return entmax_loss(scores, target, 1.5, label_smoothing)
 
 
 def sparsemax_loss(scores: Tensor, target: Tensor, label_smoothing: float = 0.0) -> Tensor:
-    """`entmax_loss` with α = 2 (Martins and Astudillo 2016); the rest as there."""
+    """Return `entmax_loss` with α = 2 (Martins and Astudillo 2016)."""
     return entmax_loss(scores, target, 2.0, label_smoothing)
 
 
@@ -84,19 +84,19 @@ def entmax_loss_and_support(
     alpha: float,
     label_smoothing: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """`entmax_loss`, and the number of classes with a probability above 0 ."""
+    """Return `entmax_loss` and the number of classes with p > 0, (...) each."""
     _check(scores, alpha)
     if not 0 <= label_smoothing < 1:
         raise ValueError(f"label_smoothing must be in [0, 1), got {label_smoothing}")
     scores_NV, target_N = scores.reshape(-1, scores.shape[-1]), target.reshape(-1)
-    found = choice.losses(scores, float(alpha), function.REFERENCE)
-    compute = _apply if found.kernel == choice.TORCH else loss_operators.loss_and_support
+    kernel = choice.losses(scores, float(alpha), function.REFERENCE).kernel
+    compute = _apply if kernel == choice.TORCH else loss_operators.loss_and_support
     loss_N, support_N = compute(scores_NV, target_N, float(alpha), float(label_smoothing))
     return loss_N.view(target.shape), support_N.view(target.shape)
 
 
 def log_softmax(scores: Tensor) -> Tensor:
-    """Logarithm of softmax along the last axis, float32 (float64 for such scores); (..., V)."""
+    """Return log-softmax along the last axis (..., V), float32 (float64 for float64 scores)."""
     is_differentiated = torch.is_grad_enabled() and scores.requires_grad
     if (
         not is_differentiated
@@ -109,15 +109,15 @@ def log_softmax(scores: Tensor) -> Tensor:
 
 @torch.no_grad()
 def log_entmax(scores: Tensor, alpha: float) -> Tensor:
-    """Logarithm of α-entmax along the last axis, for search: without a gradient.
+    """Return log α-entmax along the last axis, for decoding: without a gradient.
 
     Args:
         scores: (..., V), floating-point.
         alpha: in [1, 2].
 
     Returns:
-        The shape of `scores`, float32 (float64 for such scores), -inf off the support; a row with
-        NaN or +inf is NaN.
+        (..., V), float32 (float64 for float64 scores), -inf off the support. A row with NaN or
+        +inf is NaN.
     """
     _check(scores, alpha)
     if alpha == 1:
@@ -128,7 +128,7 @@ def log_entmax(scores: Tensor, alpha: float) -> Tensor:
         p_NV = _probabilities(scores_NV.to(wide), float(alpha))
     else:
         p_NV, *_ = _solve_rows(scores_NV, scores_NV.amax(1).to(wide), float(alpha))
-    # on a CPU the logarithm of 0 is slow; a negative number / 0 is -inf as well
+    # on a CPU the logarithm of 0 is slow; a negative number divided by 0 is -inf too
     sign_NV = p_NV.sign()
     return p_NV.clamp_min_(torch.finfo(wide).tiny).log_().div_(sign_NV).view(scores.shape)
 
@@ -150,13 +150,13 @@ def _check(scores: Tensor, alpha: float) -> None:
 def _solve_rows(
     scores_NV: Tensor, highest_N: Tensor, alpha: float, n_groups: tuple[int, ...] | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Probabilities p (N, V), <p, z> + H_α(p) and the size of the support (N,).
+    """Return probabilities p (N, V), <p, z> + H_α(p) (N,) and the support size (N,).
 
     Args:
         scores_NV: z, of any type.
-        highest_N: their maxima, which z is counted from, in the type that is computed in.
+        highest_N: maxima of the rows, subtracted from z; their type is the result's.
         alpha: in [1, 2].
-        n_groups: taken first, second, ... and after the last all classes; None: `N_GROUPS`.
+        n_groups: numbers of groups to try in turn, then all classes; None: `N_GROUPS`.
     """
     first, *more = (N_GROUPS if n_groups is None else n_groups) or (0,)
     p_NV = torch.zeros_like(scores_NV, dtype=highest_N.dtype)
@@ -180,7 +180,7 @@ def _solve_rows(
 
 
 def _chunks(values_RV: Tensor) -> Iterator[slice]:
-    """Rows to work on at a time where every class is looked at."""
+    """Yield slices of rows that are solved at a time over all classes."""
     limit = CHUNK_SCORES if values_RV.device.type == "cpu" else CHUNK_SCORES_ACCELERATOR
     n_chunk = max(1, limit // values_RV.shape[1])
     for first in range(0, len(values_RV), n_chunk):
@@ -188,11 +188,11 @@ def _chunks(values_RV: Tensor) -> Iterator[slice]:
 
 
 def _candidates(scores_RV: Tensor, n_groups: int) -> tuple[Tensor, Tensor]:
-    """Columns and scores (R, C) of the groups with the greatest maxima, greatest first.
+    """Return columns and scores (R, C) of the groups with the greatest maxima, greatest first.
 
-    Class v is in group v mod (V // GROUP), so that a maximum over groups runs along memory. The
-    candidates stand member by member, each member of all groups; the fewer than GROUP classes at
-    the end of the vocabulary that fill no group are always among them, last.
+    Class v is in group v mod (V // GROUP), so that the maxima of groups read contiguous memory.
+    The order is: member 1 of all groups, member 2 of all groups, ... The last V mod GROUP classes
+    belong to no group and are always candidates, at the end.
     """
     n_classes = scores_RV.shape[1]
     stride = n_classes // GROUP
@@ -207,7 +207,7 @@ def _candidates(scores_RV: Tensor, n_groups: int) -> tuple[Tensor, Tensor]:
 
 
 def _solve(shifted_RC: Tensor, alpha: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Weights p (R, C), <p, z> + H_α(p) and the size of the support (R,), for z with maximum 0."""
+    """Return p (R, C), <p, z> + H_α(p) (R,) and the support size (R,), for z with maximum 0."""
     if alpha == 1:
         log_total_R1 = shifted_RC.logsumexp(1, keepdim=True)
         p_RC = (shifted_RC - log_total_R1).exp_()
@@ -217,7 +217,7 @@ def _solve(shifted_RC: Tensor, alpha: float) -> tuple[Tensor, Tensor, Tensor]:
     p_RC = torch.empty_like(shifted_RC)
     beta_11 = shifted_RC.new_full((1, 1), beta)
     solve(shifted_RC.contiguous(), beta_11, power, p_RC, shifted_RC.device.type == "cpu")
-    # z + (1 - p^β) / (αβ), which p weighs; without a difference where β is small
+    # z + (1 - p^β) / (αβ), to be averaged under p; expm1 avoids cancellation for small β
     if power is Power.SQUARE:
         gain_RC = 1.0 - p_RC.sqrt()
     elif power is Power.LINEAR:
@@ -225,20 +225,20 @@ def _solve(shifted_RC: Tensor, alpha: float) -> tuple[Tensor, Tensor, Tensor]:
     else:
         gain_RC = torch.expm1(p_RC.clamp_min(torch.finfo(p_RC.dtype).tiny).log_().mul_(beta)).neg_()
     gain_RC.mul_(1 / (alpha * beta))
-    # a class of score -inf has weight 0, and 0 * inf is not a number
+    # a class with score -inf has p = 0, and 0 * inf would be NaN
     gain_RC.add_(shifted_RC.clamp_min(torch.finfo(p_RC.dtype).min))
     return p_RC, (p_RC * gain_RC).sum(1), p_RC.sign().sum(1)
 
 
-# The number of rows left to solve is looked at, which a compiled graph cannot hold.
+# Control flow depends on the number of unsolved rows, which torch.compile cannot capture.
 @outside_graphs
 def _apply(
     scores_NV: Tensor, target_N: Tensor, alpha: float, smoothing: float
 ) -> tuple[Tensor, Tensor]:
-    found: tuple[Tensor, Tensor] = EntmaxLossFunction.apply(  # type: ignore[no-untyped-call]
+    result: tuple[Tensor, Tensor] = EntmaxLossFunction.apply(  # type: ignore[no-untyped-call]
         scores_NV, target_N, alpha, smoothing
     )
-    return found
+    return result
 
 
 class EntmaxLossFunction(torch.autograd.Function):
@@ -252,12 +252,12 @@ class EntmaxLossFunction(torch.autograd.Function):
         alpha: float,
         smoothing: float,
     ) -> tuple[Tensor, Tensor]:
-        """See the head of this file."""
+        """Return losses and support sizes; see the module docstring for the method."""
         highest_N = scores_NV.amax(1).to(torch.promote_types(scores_NV.dtype, torch.float32))
         p_NV, value_N, support_N = _solve_rows(scores_NV, highest_N, alpha)
         total_N = scores_NV.sum(1, dtype=highest_N.dtype) if smoothing else None
-        given = (scores_NV, target_N, value_N, highest_N, total_N)
-        _, loss_N = loss_operators.losses_of(*given, smoothing)
+        terms = (scores_NV, target_N, value_N, highest_N, total_N)
+        _, loss_N = loss_operators.losses_of(*terms, smoothing)
         grad_NV = p_NV  # from here on p - e_y + ε (e_y - 1/V)
         if smoothing:
             grad_NV -= smoothing / scores_NV.shape[1]
@@ -271,7 +271,7 @@ class EntmaxLossFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_N: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        """dL/dz = p - e_y + ε (e_y - 1/V), each entry rounded once to the type of the scores."""
+        """Return dL/dz = p - e_y + ε (e_y - 1/V), rounded once to the type of the scores."""
         if torch.is_grad_enabled():
             raise RuntimeError(
                 "the losses of headwise.entmax can be differentiated once; call without "

@@ -1,4 +1,4 @@
-"""The maps from scores to weights: what the rest of the package and users call."""
+"""The maps from scores to weights: the public functions of `headwise.entmax`."""
 
 from __future__ import annotations
 
@@ -10,22 +10,21 @@ from headwise.kernels.problem import POWERS, Power
 
 
 def softmax(scores: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
-    """Softmax over the allowed keys: the dense end of the family, α = 1.
+    """Softmax over the allowed keys, the dense member of the family: α = 1.
 
     Args:
         scores: floating-point tensor of any shape. Half precision is computed in float32 and
             cast at the end. A score of -inf counts as masked.
         dim: the axis that is normalised.
-        mask: bool, broadcastable to `scores`, True = may attend. Masked keys get weight exactly
-            0 and gradient 0, whatever their score.
+        mask: bool, broadcastable to `scores`, True = may attend. Masked keys get weight
+            exactly 0 and gradient 0, even if their score is NaN or inf.
 
     Returns:
-        Weights of the shape and type of `scores`. They sum to one along `dim`, except that a row
-        without an allowed key is all zeros with zero gradients, and a row with an allowed NaN or
-        +inf is NaN.
+        Weights of the shape and type of `scores`, which sum to one along `dim`. A row without an
+        allowed key is zero with zero gradients. A row with an allowed NaN or +inf is NaN.
 
     Raises:
-        TypeError: scores that are not floating-point, or a mask that is not bool.
+        TypeError: scores are not floating-point, or mask is not bool.
     """
     working, along, allowed = _prepare(scores, dim, mask)
     return _finish(_along_last(working, None, allowed, Power.EXP), along, scores.dtype)
@@ -34,7 +33,7 @@ def softmax(scores: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor
 def sparsemax(scores: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
     """Sparsemax (Martins and Astudillo 2016): Euclidean projection onto the simplex, α = 2.
 
-    Arguments, result and errors as for `softmax`; keys may also get exactly 0 by their score.
+    Arguments, result and errors as for `softmax`; allowed keys may also get weight exactly 0.
     """
     return alpha_entmax(scores, 2.0, dim, mask)
 
@@ -42,7 +41,7 @@ def sparsemax(scores: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tens
 def entmax15(scores: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
     """1.5-entmax (Peters et al. 2019).
 
-    Arguments, result and errors as for `softmax`; keys may also get exactly 0 by their score.
+    Arguments, result and errors as for `softmax`; allowed keys may also get weight exactly 0.
     """
     return alpha_entmax(scores, 1.5, dim, mask)
 
@@ -56,19 +55,17 @@ def alpha_entmax(
 
     Args:
         scores: as for `softmax`.
-        alpha: in [1, 2], both ends included: a number, or a tensor that broadcasts against
-            `scores` with one value along `dim`, such as (H, 1, 1) for scores (B, H, Q, K). It is
-            computed with in float32 (float64 for float64 scores), and the gradient to it is
-            finite also at exactly 1. A tensor on an accelerator is not checked and held to the
-            range in silence, for checking would wait for the device.
+        alpha: in [1, 2], ends included: a number, or a tensor that broadcasts against `scores`
+            with size 1 along `dim`, such as (H, 1, 1) for scores (B, H, Q, K). Computed in
+            float32 (float64 for float64 scores); its gradient is finite at exactly 1 too. On an
+            accelerator a tensor is clamped without a check, which would wait for the device.
         dim, mask: as for `softmax`.
 
     Returns:
-        As `softmax`, differentiable once in scores and in alpha (backward mode: torch.func.jvp is
-        refused).
+        As `softmax`, differentiable once in scores and alpha by backward; torch.func.jvp raises.
 
     Raises:
-        ValueError: alpha outside of [1, 2], or with more than one value along `dim`.
+        ValueError: alpha is outside of [1, 2], or has more than one value along `dim`.
         TypeError: as for `softmax`.
     """
     working, along, allowed = _prepare(scores, dim, mask)
@@ -93,7 +90,7 @@ def alpha_entmax(
 
 
 def _prepare(scores: Tensor, dim: int, mask: Tensor | None) -> tuple[Tensor, int, Tensor | None]:
-    """Scores in working precision and mask, both with the normalised axis last; and that axis."""
+    """Return scores in working precision, `dim`, and mask; the normalised axis is moved last."""
     if not scores.is_floating_point():
         raise TypeError(f"scores must be floating-point, got {scores.dtype}")
     working = scores if scores.dtype is torch.float64 else scores.float()
@@ -110,9 +107,9 @@ def _prepare(scores: Tensor, dim: int, mask: Tensor | None) -> tuple[Tensor, int
 
 
 def _moved(values: Tensor, dim: int, to: int) -> Tensor:
-    """With an axis moved; a view costs time, that of what stays as it is too."""
-    stays = {dim, to} <= {-1, values.dim() - 1}
-    return values if stays else values.movedim(dim, to)
+    """Move an axis; without a view, which costs time, if it is in place already."""
+    is_in_place = {dim, to} <= {-1, values.dim() - 1}
+    return values if is_in_place else values.movedim(dim, to)
 
 
 def _finish(weights: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
@@ -120,19 +117,19 @@ def _finish(weights: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
 
 
 def _along_last(scores: Tensor, alpha: Tensor | None, mask: Tensor | None, power: Power) -> Tensor:
-    """The map along the last axis of scores with any number of axes."""
+    """Return the weights along the last axis of scores with any number of axes."""
     shape = scores.shape
     if len(shape) == 4:
         return function.weights(scores, alpha, mask, power)
 
-    def four(values: Tensor) -> Tensor:
+    def four_axes(values: Tensor) -> Tensor:
         if len(shape) > 4:
             values = values.expand(*shape[:-1], values.shape[-1])
             return values.reshape(1, 1, -1, values.shape[-1])
         return values.reshape((1,) * (4 - len(shape)) + tuple(values.shape))
 
     if mask is not None:
-        mask = four(mask)
+        mask = four_axes(mask)
     if alpha is not None:
-        alpha = four(alpha)
-    return function.weights(four(scores), alpha, mask, power).view(shape)
+        alpha = four_axes(alpha)
+    return function.weights(four_axes(scores), alpha, mask, power).view(shape)

@@ -1,4 +1,4 @@
-"""Training losses: sums over tokens, so that any number of batches adds up to one update."""
+"""Training losses: sums over tokens, which accumulate over the batches of an update."""
 
 from __future__ import annotations
 
@@ -29,49 +29,49 @@ LOG2_E = 1 / math.log(2.0)
 class LossSum:
     """Sums over the real target tokens of a batch."""
 
-    loss: Tensor  # what is minimised, differentiable
-    measure: Tensor  # what `Loss.measure` names, detached
+    loss: Tensor  # minimised, differentiable
+    measure: Tensor  # the quantity named by `Loss.measure`, detached
 
 
 class Loss(nn.Module):
-    """A loss of every target; no class is left out. One of your own defines `rows`, `log_probs`."""
+    """Base class of losses over classes. Subclasses define `rows` and `log_probs`."""
 
-    measure: ClassVar[str] = "nll"  # nll (in nats), or support (words with a probability)
+    measure: ClassVar[str] = "nll"  # nll (in nats), or support (classes with p > 0)
 
     def rows(self, logits_RV: Tensor, targets_R: Tensor) -> tuple[Tensor, Tensor]:
-        """Loss, which is differentiated, and measure of every target: (R,) each, at least float32.
+        """Return differentiable loss and measure of every target: (R,) each, at least float32.
 
         Args:
             logits_RV: of any type.
-            targets_R: classes, int64; every number counts, 0 too.
+            targets_R: classes, int64; none is ignored, not even 0.
         """
         raise NotImplementedError
 
     def forward(self, logits: Tensor, targets: Tensor) -> LossSum:
-        """The sums over targets (...) of logits (..., V)."""
+        """Return the sums over targets (...) of logits (..., V)."""
         loss_R, measure_R = self.rows(logits.flatten(0, -2), targets.flatten())
         return LossSum(loss_R.sum(), measure_R.detach().sum())
 
     def of_states(self, states_RD: Tensor, weight_VD: Tensor, targets_R: Tensor) -> LossSum:
-        """The sums for the logits `states @ weight.T`, without all of these in memory at once.
+        """Return the sums for the logits `states @ weight.T`, computed in chunks to save memory.
 
-        Under autocast the products are in its type, as those of a linear layer are.
+        Under autocast the products have its type, as in a linear layer.
         """
         return LossSum(*projected_loss(states_RD, weight_VD, targets_R, self.of_rows))
 
     def rows_of_states(
         self, states_RD: Tensor, weight_VD: Tensor, targets_R: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """`rows` of the same logits, by as many of them at a time; for evaluation."""
+        """Return `rows` of the logits `states @ weight.T`, computed in chunks; for evaluation."""
         n_rows = chunk_rows(len(weight_VD), states_RD.device)
         chunks = zip(torch.split(states_RD, n_rows), torch.split(targets_R, n_rows), strict=True)
-        found = [self.rows(linear(states, weight_VD), targets) for states, targets in chunks]
-        return torch.cat([loss for loss, _ in found]), torch.cat([measure for _, measure in found])
+        pairs = [self.rows(linear(states, weight_VD), targets) for states, targets in chunks]
+        return torch.cat([loss for loss, _ in pairs]), torch.cat([measure for _, measure in pairs])
 
     def of_rows(self, logits_RV: Tensor, target_R: Tensor, with_gradient: bool) -> RowSums:
-        """The sums of rows and, if asked for, their gradient in the logits, which it may overwrite.
+        """Return the sums and, with `with_gradient`, the gradient; may overwrite the logits.
 
-        This one differentiates `rows`; a loss that knows its gradient makes it here.
+        By default autograd differentiates `rows`; override it for a gradient in closed form.
         """
         if not with_gradient:
             sums = self(logits_RV, target_R)
@@ -83,24 +83,24 @@ class Loss(nn.Module):
         return RowSums(sums.loss.detach(), sums.measure, grad_RV)
 
     def log_probs(self, logits: Tensor) -> Tensor:
-        """Log probabilities of the words that the loss trains, to be used wherever it was.
+        """Return the log-probabilities of a model trained with this loss.
 
         Args:
             logits: (..., V).
 
         Returns:
-            The same shape in float32 (float64 for such logits), -inf where a word has none.
+            (..., V), float32 (float64 for float64 logits), -inf for a class with p = 0.
         """
         raise NotImplementedError
 
     @property
     def output_map(self) -> OutputMap:
-        """The same as a search takes it."""
+        """`log_probs` in the form that decoding uses."""
         return OutputMap(self.log_probs, is_sparse=self.measure == "support")
 
     @property
     def metrics(self) -> list[Metric]:
-        """Means a target, and the perplexity of an nll, of items (loss, measure, targets)."""
+        """Means per target, and perplexity for nll, over items (loss, measure, targets)."""
         kinds = [("loss", 0, _mean), (self.measure, 1, _mean)]
         if self.measure == "nll":
             kinds.append(("perplexity", 1, lambda sums: math.exp(min(_mean(sums), 700.0))))
@@ -142,21 +142,19 @@ class CrossEntropy(Loss):
         return RowSums(loss, nll, logits_RV if with_gradient else None)
 
     def log_probs(self, logits: Tensor) -> Tensor:
-        """Those of softmax."""
+        """Return log-softmax."""
         return log_softmax(logits)
 
 
 class EntmaxLoss(Loss):
-    """Entmax loss over the vocabulary (Peters et al. 2019): most words get probability 0.
+    """Entmax loss over the vocabulary (Peters et al. 2019): most classes get probability 0.
 
-    With ε = `label_smoothing`, ε (z_y - mean z) is added, the mean over all words, as
-    in the later work of that group: the gradient is p - e_y + ε (e_y - 1/V). That pulls every
-    word into the support, so that little of it goes a long way.
+    With ε = `label_smoothing`, ε (z_y - mean z) is added, the mean over all classes: the gradient
+    is p - e_y + ε (e_y - 1/V). That pulls every class into the support, so ε should be small.
 
     Args:
-        alpha: of the map from logits to probabilities, in [1, 2]; 1 is cross-entropy, smoothed as
-            above.
-        label_smoothing: ε.
+        alpha: of the map from logits to probabilities, in [1, 2]; 1 is cross-entropy.
+        label_smoothing: ε, in [0, 1).
     """
 
     measure = "support"
@@ -182,19 +180,19 @@ class EntmaxLoss(Loss):
         return RowSums(loss, support, logits_RV if with_gradient else None)
 
     def log_probs(self, logits: Tensor) -> Tensor:
-        """Those of α-entmax: -inf off the support."""
+        """Return log α-entmax: -inf off the support."""
         return log_entmax(logits, self.alpha)
 
 
 class Entmax15Loss(EntmaxLoss):
-    """The entmax loss of α = 1.5."""
+    """Entmax loss with α = 1.5."""
 
     def __init__(self, label_smoothing: float = 0.0) -> None:
         super().__init__(1.5, label_smoothing)
 
 
 class SparsemaxLoss(EntmaxLoss):
-    """The sparsemax loss (Martins and Astudillo 2016), the entmax loss of α = 2."""
+    """Sparsemax loss (Martins and Astudillo 2016): entmax loss with α = 2."""
 
     def __init__(self, label_smoothing: float = 0.0) -> None:
         super().__init__(2.0, label_smoothing)
@@ -203,11 +201,10 @@ class SparsemaxLoss(EntmaxLoss):
 def smoothed_cross_entropy(
     logits_NV: Tensor, target_N: Tensor, smoothing: float, with_gradient: bool
 ) -> RowSums:
-    """Sums of N rows of V logits, and dL/dz = p - (1-ε)·one-hot - ε/V.
+    """Return the sums over N rows of V logits, and dL/dz = p - (1-ε)·one-hot - ε/V.
 
-    -log p_k = log(sum exp z) - z_k, so neither log-probabilities nor targets are ever spread out
-    over the vocabulary. The exponentials are powers of 2, which a CPU takes in a quarter of the
-    time, and their memory becomes the gradient's.
+    -log p_k = log(sum exp z) - z_k, so neither log-probabilities nor one-hot targets are formed.
+    Powers of 2 take a CPU a quarter of the time of exp; the gradient reuses their memory.
     """
     wide = torch.promote_types(logits_NV.dtype, torch.float32)
     shifted_NV = logits_NV.to(wide) - logits_NV.amax(dim=-1, keepdim=True).to(wide)

@@ -1,4 +1,4 @@
-"""From the model's logits to the log probabilities that a search adds up."""
+"""The map from the model's logits to the log-probabilities that decoding adds up."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from headwise.entmax.losses import log_softmax
 
 @dataclass(frozen=True)
 class OutputMap:
-    """The map that the model's loss was made for.
+    """The map that belongs to the loss of the model.
 
     Attributes:
-        log_probs: logits (..., V) -> log probabilities of the same shape, at least float32, -inf
-            for words without a probability. A row with NaN becomes NaN.
-        is_sparse: whether there are such words; searches then count what they drop.
+        log_probs: logits (..., V) -> log-probabilities (..., V), at least float32, -inf for entries
+            with p = 0. A row with NaN becomes NaN.
+        is_sparse: whether entries can have p = 0; decoding then counts what it drops.
     """
 
     log_probs: Callable[[Tensor], Tensor]

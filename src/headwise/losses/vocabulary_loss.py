@@ -1,12 +1,12 @@
-"""Output projection and loss together, a chunk of positions at a time.
+"""Output projection and loss together, for one chunk of positions at a time.
 
-The logits of all positions are the largest tensor of a step: N positions times V words, kept for
-the backward pass, and beside them a gradient of their size. Here a chunk of logits is made, its
-loss taken and its gradient put in its place before the next one is made; what a group of chunks
-says of the weight is multiplied at once. So nothing is computed a second time, and what is kept has
-the sizes of the states and the weight.
+The logits are the largest tensor of a training step: N positions times V classes, saved for the
+backward pass, plus a gradient of the same size. Here the logits are computed in chunks: each
+chunk's loss is computed and its gradient overwrites the logits before the next chunk. The gradient
+of the weight is one product per group of chunks. Nothing is computed twice, and the saved tensors
+have the sizes of states and weight.
 
-Letters: N positions of all sentences, D model width, V vocabulary, R rows of a chunk.
+Letters: N positions of all sentences, D model width, V vocabulary size, R rows of a chunk.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from torch.autograd.function import once_differentiable
 from headwise.compilation import outside_graphs
 from headwise.kernels.linear import product, product_into, weight_gradient
 
-# Logits of a chunk: on a CPU a few MB, which its cache holds between the passes over them; on an
-# accelerator enough to fill it.
+# Logits per chunk: on a CPU few enough to stay in its cache between passes; on an accelerator
+# enough to occupy it.
 CHUNK_LOGITS = {"cpu": 1 << 22}
 CHUNK_LOGITS_ACCELERATOR = 1 << 26
-MIN_CHUNK_ROWS = 128  # fewer make poor matrix products
-# Logits whose gradients are kept to be multiplied at once: each product of a weight's gradient is
-# one more pass over a tensor as large as the weight, or two where types differ.
+MIN_CHUNK_ROWS = 128  # fewer rows make matrix products inefficient
+# Logits per product of the weight's gradient: each product is one more pass over a tensor of the
+# weight's size, or two if types differ.
 GROUP_LOGITS = 1 << 25
 
 
 @dataclass(frozen=True)
 class RowSums:
-    """Sums over rows of logits, and the gradient of `loss` in them.
+    """Sums over rows of logits, and the gradient of `loss` with respect to them.
 
     Attributes:
         loss, measure: as in `headwise.losses.loss.LossSum`, neither of them differentiable.
-        grad_RV: in the logits' type or a wider one; None where not asked for.
+        grad_RV: in the logits' type or a wider one; None if not requested.
     """
 
     loss: Tensor
@@ -46,20 +46,20 @@ class RowSums:
     grad_RV: Tensor | None
 
 
-# (logits (R, V), target (R,), whether the gradient is wanted)
+# (logits (R, V), targets (R,), with_gradient) -> sums
 RowLoss = Callable[[Tensor, Tensor, bool], RowSums]
 
 
 def projected_loss(
     states_ND: Tensor, weight_VD: Tensor, target_N: Tensor, row_loss: RowLoss
 ) -> tuple[Tensor, Tensor]:
-    """Loss and measure of the logits `states @ weight.T`, which are never all there at once.
+    """Return loss and measure of the logits `states @ weight.T`, computed in chunks.
 
-    The products are taken in autocast's type where it is switched on, as a linear layer does; the
-    gradient of the weight is summed over the chunks in the weight's own type.
+    Under autocast the products have its type, as in a linear layer; the gradient of the weight is
+    summed over the chunks in the weight's type.
 
     Args:
-        states_ND: what the projection reads.
+        states_ND: input of the projection.
         weight_VD: of the projection.
         target_N: classes.
         row_loss: the loss of rows of logits.
@@ -67,17 +67,17 @@ def projected_loss(
     Returns:
         Scalars; the first is differentiable once, in states and weight.
     """
-    found: tuple[Tensor, Tensor] = _project(states_ND, weight_VD, target_N, row_loss)
-    return found
+    result: tuple[Tensor, Tensor] = _project(states_ND, weight_VD, target_N, row_loss)
+    return result
 
 
 def chunk_rows(n_words: int, device: torch.device) -> int:
-    """Positions of a chunk."""
+    """Return the number of positions per chunk."""
     limit = CHUNK_LOGITS.get(device.type, CHUNK_LOGITS_ACCELERATOR)
     return max(limit // n_words, MIN_CHUNK_ROWS)
 
 
-# A compiled graph would unroll the loop over chunks.
+# torch.compile would unroll the loop over chunks.
 @outside_graphs
 def _project(
     states_ND: Tensor, weight_VD: Tensor, target_N: Tensor, row_loss: RowLoss
@@ -86,11 +86,11 @@ def _project(
     low = weight_VD.dtype
     if torch.is_autocast_enabled(kind) and low != torch.float64:
         low = torch.get_autocast_dtype(kind)
-    # asked here: within the function the mode of gradients cannot be seen
-    found: tuple[Tensor, Tensor] = _ProjectedLoss.apply(  # type: ignore[no-untyped-call]
+    # inside of the function is_grad_enabled() is always False
+    result: tuple[Tensor, Tensor] = _ProjectedLoss.apply(  # type: ignore[no-untyped-call]
         states_ND, weight_VD, target_N, row_loss, low, torch.is_grad_enabled()
     )
-    return found
+    return result
 
 
 class _ProjectedLoss(torch.autograd.Function):
@@ -119,7 +119,7 @@ class _ProjectedLoss(torch.autograd.Function):
         grad_states_ND, grad_weight_VD = ctx.saved_tensors
         if grad_states_ND is not None:
             grad_states_ND = grad_states_ND * grad_loss
-        if grad_weight_VD is not None:  # rows, whichever way it lies
+        if grad_weight_VD is not None:  # contiguous, even if the gradient is transposed
             scaled_VD = grad_weight_VD.new_empty(grad_weight_VD.shape)
             grad_weight_VD = torch.mul(grad_weight_VD, grad_loss, out=scaled_VD)
         return grad_states_ND, grad_weight_VD, *(None,) * 4
@@ -134,32 +134,32 @@ def _sums(
     of_states: bool,
     of_weight: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-    """Loss, measure, and the gradients of the loss in states and weight, where wanted."""
+    """Return loss, measure, and the requested gradients of the loss in states and weight."""
     states_low_ND, weight_low_VD = states_ND.to(low), weight_VD.to(low)
     n_rows = n_group = chunk_rows(len(weight_VD), states_ND.device)
     if of_weight:
         n_group *= max(GROUP_LOGITS // (n_rows * len(weight_VD)), 1)
     grad_ND = torch.empty_like(states_ND) if of_states else None
     total_VD: Tensor | None = None  # of the weight
-    room_GV = states_low_ND.new_empty(min(n_group, len(states_ND)), len(weight_VD))
+    buffer_GV = states_low_ND.new_empty(min(n_group, len(states_ND)), len(weight_VD))
     sums: list[RowSums] = []
     for start in range(0, len(states_ND), n_group):
         group_ND = states_low_ND[start : start + n_group]
         for first in range(0, len(group_ND), n_rows):
             states_RD = group_ND[first : first + n_rows]
             rows = slice(start + first, start + first + len(states_RD))
-            logits_RV = room_GV[first : first + len(states_RD)]
+            logits_RV = buffer_GV[first : first + len(states_RD)]
             product_into(logits_RV, states_RD, weight_low_VD)
-            found = row_loss(logits_RV, target_N[rows], of_states or of_weight)
-            sums.append(RowSums(found.loss, found.measure, None))
-            if found.grad_RV is not None:
-                logits_RV.copy_(found.grad_RV)
+            chunk = row_loss(logits_RV, target_N[rows], of_states or of_weight)
+            sums.append(RowSums(chunk.loss, chunk.measure, None))
+            if chunk.grad_RV is not None:
+                logits_RV.copy_(chunk.grad_RV)
             if grad_ND is not None:
                 grad_ND[rows] = product(logits_RV, weight_low_VD.t())
         if of_weight:
-            part_VD = weight_gradient(room_GV[: len(group_ND)], group_ND)
+            part_VD = weight_gradient(buffer_GV[: len(group_ND)], group_ND)
             total_VD = part_VD.to(weight_VD.dtype) if total_VD is None else total_VD.add_(part_VD)
-    if of_weight and total_VD is None:  # nothing but padding
+    if of_weight and total_VD is None:  # no targets
         total_VD = torch.zeros_like(weight_VD)
     loss, measure = states_ND.new_zeros(2, dtype=torch.promote_types(low, torch.float32)).unbind()
     for part in sums:

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import command_line
 from warm_python import PROCESSES
 
@@ -102,12 +104,19 @@ class Runs:
         strike: tuple[str, int, int] | None = None,
     ) -> list[Ended]:
         """The same as `n_ranks` processes, as torchrun would start them; the first is struck."""
+        return self.ranks(self.arguments(outputs, changes), n_ranks, strike)
+
+    def ranks(
+        self, arguments: Sequence[str], n_ranks: int = 2, strike: tuple[str, int, int] | None = None
+    ) -> list[Ended]:
+        """Processes with these arguments, as torchrun would start them."""
         port = free_port()
         started = [
             self.start(
-                self.arguments(outputs, changes),
+                arguments,
                 strike if rank == 0 else None,
                 {
+                    **os.environ,
                     "RANK": str(rank),
                     "LOCAL_RANK": str(rank),
                     "WORLD_SIZE": str(n_ranks),
@@ -197,6 +206,16 @@ def remains(run: Path) -> dict[str, Any]:
             for path in sorted((run / folder).glob(pattern))
         },
     }
+
+
+def assert_same_course(one: Path, two: Path) -> None:
+    """The same losses and scores within float32."""
+    lines = list(zip(record(one / "metrics.jsonl"), record(two / "metrics.jsonl"), strict=True))
+    assert lines
+    for single, double in lines:
+        assert single.keys() == double.keys()
+        for name, value in single.items():
+            assert double[name] == pytest.approx(value, rel=1e-5), (single["update"], name)
 
 
 def free_port() -> int:

@@ -114,11 +114,8 @@ def shortened(name: str, arguments: Sequence[str]) -> list[str]:
         return given
     if command in ("train", "prepare"):
         builtin = not any(a.startswith("data=") and a != "data=builtin" for a in given)
-        short = [
-            a
-            for a in SHORT
-            if "data=text" not in given or not a.startswith(("data.", "tokenizer."))
-        ]
+        of_pairs = () if {"data=text", "data=parity"}.isdisjoint(given) else ("data.", "tokenizer.")
+        short = [a for a in SHORT if not a.startswith(of_pairs)]
         return [*given, *short, *([SHORT_BUILTIN] if builtin else [])]
     has_runs = any(Path("outputs").glob("*/*/config.yaml"))
     if command == "report" and any(a.startswith("paper=") for a in given) and has_runs:

@@ -21,6 +21,7 @@ from headwise.data.tokenizer import BOS, N_SPECIALS
 from headwise.runs.folder import RunFolder
 from headwise.tasks.task import task_of
 from headwise.train.checkpoint import load_checkpoint
+from training_runs import CALM, Runs, assert_same_course
 
 pytestmark = pytest.mark.slow
 WINDOW = 16
@@ -152,6 +153,17 @@ def test_a_stopped_run_ends_in_the_same_bits(
         (run,) = run_folders(outputs)
         weights.append(load_checkpoint(run / "checkpoints" / "last.pt")["model"])
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+def test_two_ranks_are_one_with_twice_the_tokens(
+    headwise: CommandLine, runs: Runs, overrides: list[str]
+) -> None:
+    folders = [runs.folder / name for name in ("one", "pair")]
+    calm = [*overrides, *(f"{key}={value}" for key, value in CALM.items())]
+    headwise.ok("train", *calm, f"paths.outputs={folders[0]}")
+    ended = runs.ranks([*calm, f"paths.outputs={folders[1]}", "trainer.max_tokens=32"])
+    assert [rank.code for rank in ended] == [0, 0], ended
+    assert_same_course(*(run_folders(folder)[0] for folder in folders))
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,14 @@ from headwise.config.schema import KINDS
 from warm_python import warm_python
 
 PAGES = sorted(page.name for page in DOCS.glob("*.md"))
-CHAPTERS = ["first-run", "variants", "your-own-variant", "your-own-data", "reproducing-a-paper"]
+CHAPTERS = [
+    "first-run",
+    "variants",
+    "your-own-variant",
+    "your-own-task",
+    "your-own-data",
+    "reproducing-a-paper",
+]
 RUN = [name for name in PAGES if any(block.runs for block in blocks_of(DOCS / name))]
 MOST_MARKS = 2  # a page
 # What a browser fetches by itself; a link is followed by the reader.
@@ -38,7 +45,7 @@ def address() -> Iterator[str]:
 
 def test_the_chapters_are_there_and_the_site_lists_every_page() -> None:
     listed = re.findall(r"^ +- .*?(\S+\.md)$", (ROOT / "mkdocs.yml").read_text("utf-8"), re.M)
-    assert listed[:6] == ["index.md", *(f"{chapter}.md" for chapter in CHAPTERS)]
+    assert listed[:7] == ["index.md", *(f"{chapter}.md" for chapter in CHAPTERS)]
     assert sorted(listed) == PAGES
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from training_runs import CALM, Runs, python, record, remains
+from training_runs import CALM, Runs, assert_same_course, python, remains
 
 pytestmark = pytest.mark.slow
 ONE = {**CALM, "model.lr": 0.01}
@@ -22,15 +22,6 @@ def pair(runs: Runs) -> Path:
     ended = python([*torchrun, "train.py", *runs.arguments("pair", PAIR)])
     assert ended.returncode == 0, ended.stderr
     return runs.run_folder("pair")
-
-
-def assert_same_course(one: Path, two: Path) -> None:
-    lines = list(zip(record(one / "metrics.jsonl"), record(two / "metrics.jsonl"), strict=True))
-    assert lines
-    for single, double in lines:
-        assert single.keys() == double.keys()
-        for name, value in single.items():
-            assert double[name] == pytest.approx(value, rel=1e-5), (single["update"], name)
 
 
 def test_two_ranks_are_one_with_twice_the_tokens(runs: Runs, pair: Path) -> None:

@@ -1,0 +1,160 @@
+"""The task of `docs/your-own-task.md`, in a folder of its own, is a task like headwise's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from command_line import CommandLine, json_of, refused, run_folders
+from guide import DOCS, ROOT, blocks_of
+from headwise import load
+from headwise.analysis.tables import HEADS
+from headwise.runs.folder import RunFolder
+from headwise.train.checkpoint import load_checkpoint
+from training_runs import CALM, Runs, assert_same_course
+
+pytestmark = pytest.mark.slow
+LENGTH = 8
+SITES = "decoder_self", "encoder_self"
+SMALL = [
+    "data=parity",
+    f"task.length={LENGTH}",
+    "task.n_train=40",
+    "task.n_test=21",
+    "model=tiny",
+    "model.layers=2",
+    "model.d_model=16",
+    "model.d_ff=32",
+    "trainer.max_tokens=64",
+    "trainer.max_updates=12",
+    "trainer.validate_every=6",
+    "trainer.save_every=6",
+    "trainer.log_every=3",
+    "trainer.average=0",
+    "trainer.head_sentences=2",
+    "trainer.precision=fp32",
+    "scheduler.warmup_updates=4",
+    "tracker=none",
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def choices(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder of yaml files, with the page's module where Python looks for it."""
+    folder = tmp_path_factory.mktemp("own")
+    for block in blocks_of(DOCS / "your-own-task.md"):
+        if block.title is not None:
+            (folder / block.title).parent.mkdir(parents=True, exist_ok=True)
+            (folder / block.title).write_text(block.text, encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        patch.setenv("HEADWISE_PLUGINS", "parity")
+        yield folder / "choices"
+
+
+@pytest.fixture(scope="module", params=SITES)
+def site(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+@pytest.fixture(scope="module")
+def overrides(choices: Path, site: str) -> list[str]:
+    return ["--config-dir", str(choices), *SMALL, f"task.site={site}"]
+
+
+@pytest.fixture(scope="module")
+def run(runs: Runs, overrides: list[str], site: str) -> Path:
+    """A run of one process."""
+    outputs = runs.folder / site
+    (ended,) = runs.ranks([*overrides, f"paths.outputs={outputs}"], 1)
+    assert ended.code == 0, ended
+    return run_folders(outputs)[0]
+
+
+def accuracy_by_hand(model: torch.nn.Module, split: str) -> float:
+    seeds = [[*split.encode(), row] for row in range(21)]
+    rows = [np.random.default_rng(seed).integers(2, size=LENGTH) for seed in seeds]
+    bits = torch.from_numpy(np.stack(rows))
+    parity = torch.stack([bits[:, : end + 1].sum(1) % 2 for end in range(LENGTH)], 1)
+    with torch.no_grad():
+        logits = model(bits, torch.full((21,), LENGTH))
+    return (logits.argmax(-1) == parity).double().mean().item()
+
+
+def test_accuracy_is_that_of_the_weights_and_alphas_are_logged(run: Path, site: str) -> None:
+    scores = json_of(run / "results.json")["scores"]
+    model = load(run, device="cpu").model
+    assert [of.name for of in model.sites] == [site]
+    assert model.sites[0].causal == (site == "decoder_self")
+    for split in ("valid", "test"):
+        by_hand = accuracy_by_hand(model, split)
+        assert scores[split]["accuracy"]["score"] == pytest.approx(by_hand)
+        sums = RunFolder(run).read_sums(f"{split}.loss.npy")
+        assert sums is not None
+        assert sums.shape == (21, 4)
+        assert sums[:, 2:].sum(0).tolist() == [21 * LENGTH, round(by_hand * 21 * LENGTH)]
+    alpha = json_of(run / "results.json")["alpha"]
+    assert {name: [len(layer) for layer in alpha[name]] for name in alpha} == {site: [4, 4]}
+
+
+def test_heads_are_analysed_and_pruned(headwise: CommandLine, run: Path, site: str) -> None:
+    headwise.ok("analyze", f"run={run}")
+    rows = HEADS.read(run / "analysis")
+    places = [(site, layer, head) for layer in (1, 2) for head in (1, 2, 3, 4)]
+    assert [(row["site"], row["layer"], row["head"]) for row in rows] == places
+    assert all(row["importance"] > 0 for row in rows)
+    assert json_of(run / "analysis" / "settings.json")["sentences"] == 21
+    headwise.ok("prune", f"run={run}", "fraction=0.5", "table=true", "data.sentences=null")
+    curve = json_of(run / "pruning" / "curve.json")["rows"]
+    scores = json_of(run / "results.json")["scores"]
+    assert curve[0]["accuracy"] == pytest.approx(scores["valid"]["accuracy"]["score"])
+    assert curve[0]["loss"] == pytest.approx(scores["valid"]["loss"]["score"]) != curve[-1]["loss"]
+    refused(headwise("analyze", f"run={run}", "data.split=tset"), 2, "data.split", "test")
+
+
+def test_a_stopped_run_ends_in_the_same_bits(
+    headwise: CommandLine, run: Path, overrides: list[str], tmp_path: Path
+) -> None:
+    for n_updates in (7, 12):
+        changed = [f"paths.outputs={tmp_path}", f"trainer.max_updates={n_updates}"]
+        headwise.ok("train", *overrides, *changed)
+    (resumed,) = run_folders(tmp_path)
+    whole, halves = (load_checkpoint(of / "checkpoints" / "last.pt") for of in (run, resumed))
+    assert all(torch.equal(whole["model"][name], halves["model"][name]) for name in whole["model"])
+
+
+def test_two_ranks_are_one_with_twice_the_tokens(runs: Runs, overrides: list[str]) -> None:
+    calm = [*overrides, *(f"{key}={value}" for key, value in CALM.items())]
+    folders = []
+    for n_ranks in (1, 2):
+        outputs = runs.folder / f"{overrides[-1]}-{n_ranks}"
+        own = [f"paths.outputs={outputs}", f"trainer.max_tokens={64 // n_ranks}"]
+        assert {rank.code for rank in runs.ranks([*calm, *own], n_ranks)} == {0}
+        folders += run_folders(outputs)
+    assert_same_course(*folders)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ("task.site=cross", "task.site must be one of decoder_self, encoder_self"),
+        ("task.length=0", "task.length must be at least 1"),
+    ],
+)
+def test_wrong_settings_are_refused(
+    headwise: CommandLine, choices: Path, tmp_path: Path, change: str, told: str
+) -> None:
+    given = ["--config-dir", str(choices), *SMALL, f"paths.outputs={tmp_path}", change]
+    refused(headwise("train", *given), 2, told)
+
+
+def test_the_sources_of_headwise_name_no_such_task() -> None:
+    places = [path for folder in ("src", "conf") for path in (ROOT / folder).rglob("*.*")]
+    texts = [path.read_text(encoding="utf-8") for path in places if path.suffix in (".py", ".yaml")]
+    assert len(texts) > 100
+    assert not [text for text in texts if "parity" in text.lower()]

@@ -278,5 +278,5 @@ def test_what_a_head_reports_of_itself_is_one_number(wrong: object) -> None:
     def make(place: Place) -> Attention:
         return ScoreAttention(place, Dense(place), None, 0.0, Misnamed(place))
 
-    with pytest.raises(ConfigError, match=r"Misnamed at encoder_self calls something 'update'"):
+    with pytest.raises(ConfigError, match=r"Misnamed at encoder_self must not return 'update'"):
         reported(build(make))

@@ -183,7 +183,7 @@ def test_where_nothing_is_found_the_nearest_is_shown() -> None:
     assert shown(found["previous-token head", S]) == ("in part", 0.52, 0, 2, 2)
     assert shown(found["merging head", S]) == ("not seen", 0.39, 0, 2, 2)
     assert found["merging head", S]["threshold"] == 0.8
-    assert found["α falls first", None]["sentence"] == "No head has an α of its own."
+    assert found["α falls first", None]["sentence"] == "No head has an α."
     assert not any(finding.startswith(("α goes", "most important")) for finding, _ in found)
 
 
@@ -196,7 +196,7 @@ UNMEASURED: list[tuple[str, str | None, list[dict[str, Any]], dict[str, int], st
     ("merging head", S, [head()], {**COUNTS, "source_split_words": 9}, "Fewer than 10 words"),
     (
         "interrogation head", S, [head()], {**COUNTS, "statement_word_tokens": 9},
-        "Fewer than 10 pieces",
+        "Fewer than 10 tokens",
     ),
 ]  # fmt: skip
 

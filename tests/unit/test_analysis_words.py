@@ -1,4 +1,4 @@
-"""Words out of pieces, the scores of merging heads, question words."""
+"""Words out of tokens, the scores of merging heads, question words."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from headwise.analysis.text.questions import asking, has_words, interrogation, n_tokens
+from headwise.analysis.text.questions import has_words, interrogation, n_tokens, question_words
 from headwise.analysis.text.words import clusters, merging, surface
 from weights_by_hand import Means, batch_of, seen
 
@@ -28,22 +28,22 @@ SEGMENTED = {
 }
 
 
-@pytest.mark.parametrize("pieces", SEGMENTED)
-def test_clusters_are_words_and_punctuation_stands_alone(pieces: str) -> None:
-    assert clusters(surface(pieces.split())) == SEGMENTED[pieces]
+@pytest.mark.parametrize("tokens", SEGMENTED)
+def test_clusters_are_words_and_punctuation_stands_alone(tokens: str) -> None:
+    assert clusters(surface(tokens.split())) == SEGMENTED[tokens]
 
 
-def test_the_sentence_is_spelt_from_pieces_and_bytes() -> None:
+def test_the_sentence_is_spelt_from_tokens_and_bytes() -> None:
     found = surface(["▁caf", "<0xC3>", "<0xA9>", "▁au", "<0xE2>"])
     assert found.text == " café au\udce2"
     assert found.spans == [(0, 4), (4, 5), (4, 5), (5, 8), (8, 9)]
-    assert found.pieces_of(4, 5) == [1, 2]
+    assert found.tokens_of(4, 5) == [1, 2]
     plain = surface([f"<0x{byte:02X}>" for byte in "é a".encode()])
     assert (plain.text, clusters(plain)) == ("é a", [0, 0, 1, 1])
 
 
 def test_merge_scores_are_those_of_the_definition() -> None:
-    """One sentence: a word of one piece, one of two, one of three."""
+    """One sentence: a word of one token, one of two, one of three."""
     rows = [
         [0.7, 0.1, 0.1, 0.1, 0.0, 0.0, 0.0],
         [0.2, 0.5, 0.3, 0.0, 0.0, 0.0, 0.0],
@@ -104,17 +104,18 @@ ASKED: dict[str, dict[str, tuple[list[str], str, bool] | None]] = {
 def test_question_words_and_the_mark_at_the_end(language: str) -> None:
     assert has_words(language)
     for text, wanted in ASKED[language].items():
-        pieces = text.split()
-        found = asking(surface(pieces), language)
-        got = found and ([pieces[i] for i in found.pieces], pieces[found.mark], found.is_question)
+        tokens = text.split()
+        found = question_words(surface(tokens), language)
+        got = found and ([tokens[i] for i in found.tokens], tokens[found.mark], found.is_question)
         assert got == wanted, text
-        assert asking(surface(pieces), f"{language}-XX") == found  # a region changes nothing
+        # a region changes nothing
+        assert question_words(surface(tokens), f"{language}-XX") == found
     assert has_words(f"{language}_XX")
 
 
-def test_question_weights_are_means_over_pieces() -> None:
+def test_question_weights_are_means_over_tokens() -> None:
     sentences = ["▁Was ▁ist ?", "▁da , ▁was .", "▁ja !"]
-    found: list[Any] = [asking(surface(text.split()), "de") for text in sentences]
+    found: list[Any] = [question_words(surface(text.split()), "de") for text in sentences]
     part = Means(interrogation, {"source": found})
     weights = torch.zeros(3, 5, 5)
     weights[0, :4, :4] = torch.tensor([[0.1, 0.0, 0.8, 0.1]] * 4)

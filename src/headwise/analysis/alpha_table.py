@@ -12,7 +12,7 @@ def alpha_table(alphas: HeadValues, kept: HeadNumbers | None = None) -> str:
 
     Args:
         alphas: site -> layers -> heads, as in `results.json`; empty when there is no α.
-        kept: numbers of the heads, `model.heads`; None: all are there.
+        kept: numbers of the heads, `model.heads`; None: all heads.
     """
     rows = [
         (site, layer, dict(zip(head_numbers(kept, site, layer, len(values)), values, strict=False)))

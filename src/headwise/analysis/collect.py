@@ -1,10 +1,9 @@
-"""Looking at the heads of a model: what each learned, and how it spreads its weights.
+"""Statistics of the heads of a model: learned α, density, entropy, diversity, output norm.
 
 Letters: B batch, H heads, Q queries, K keys, E head width, S source length, T target length.
 
-Results are `site -> one list a layer -> one number a head`. What cannot be measured is absent,
-never zero: a head without the statistic is None, a layer without it an empty list, a site
-without it is left out.
+Results are `site -> layers -> heads`. A missing value is absent, never zero: None for a head, an
+empty list for a layer, no key for a site.
 """
 
 from __future__ import annotations
@@ -27,27 +26,27 @@ if TYPE_CHECKING:
     from headwise.data.batch import Batch
     from headwise.model.family import Model
 
-# Values (B or 1, H, Q) by the names of their statistics, and where they count; see `HeadMeans.add`.
+# Statistic -> values (B or 1, H, Q), and the mask of counted queries; see `HeadMeans.add`.
 Measures = Iterator[tuple[Mapping[str, Tensor], Tensor]]
-RESERVED = ("update", "nonfinite", "role")  # beside statistics in records and on pages
-HeadTable = dict[str, list[list[float]]]  # where every head was measured; else `HeadValues`
+RESERVED = ("update", "nonfinite", "role")  # other keys of records and pages
+HeadTable = dict[str, list[list[float]]]  # every head has a value; else `HeadValues`
 
 
 def alphas(model: Model) -> HeadValues:
-    """α of every head that has one of its own (Correia et al. 2019).
+    """Return α of every head that has one (Correia et al. 2019).
 
-    Where α depends on the query, its mean is among `head_statistics`.
+    An α that depends on the query is not included; `head_statistics` has its mean.
     """
     return reported(model).get("alpha", {})
 
 
 def filled(values: HeadValues, others: HeadValues) -> HeadValues:
-    """`values`, and for each head without one that of `others`."""
+    """Return `values` with missing heads taken from `others`."""
     table: dict[str, list[list[float | None]]] = {}
     for site in dict.fromkeys((*values, *others)):
         pairs = zip_longest(values.get(site, ()), others.get(site, ()), fillvalue=())
         table[site] = [
-            [own if own is not None else other for own, other in zip_longest(layer, of_others)]
+            [other if value is None else value for value, other in zip_longest(layer, of_others)]
             for layer, of_others in pairs
         ]
     return table
@@ -58,38 +57,31 @@ def head_statistics(
     batches: Iterable[Batch],
     device: torch.device,
 ) -> dict[str, HeadValues]:
-    """Statistics of every head, averaged over the queries of all batches.
+    """Return statistics of every head, averaged over the queries of all batches.
 
-    Queries and keys are those of real tokens: padding takes no part, and neither do register
-    tokens but for the last statistic below.
+    Padding is excluded; register tokens count in `register_mass` only.
 
-    - density: the share of the keys a query may see that get a weight other than exactly 0
-      (Correia et al. 2019, section 5). What it may see is what padding, causality and the
-      pattern leave: in the decoder's self-attention no later position, under a sparse pattern
-      only the keys of that pattern.
-    - entropy: -Σ p ln p in nats, with p = |w| / Σ |w|. For heads whose weights are distributions
-      these are the weights; with registers, the share of each token in what the tokens get. A
-      query without any weight is left out.
-    - diversity: how much the heads of a layer disagree, `diversity.jensen_shannon` of the same p.
-      One number a layer, as if it had one head; queries for which some head has no weight are
-      left out, layers of one head have none.
-    - output_norm: L2 norm of a head's output, after a gate and before the output projection; of
-      every kind of attention.
-    - register_mass: share of a query's |w| that lies on register tokens, where there are any.
-    - scale: the factor on the scores, where there is one.
-    - whatever `Normaliser.query_stats` reports (such as an α that depends on the query), and
-      what `Attention.stats` does beside alpha.
+    - density: share of a query's visible keys with a weight other than exactly 0 (Correia et al.
+      2019, section 5). Keys masked by padding, causality or the pattern are not visible.
+    - entropy: -Σ p ln p in nats, with p = |w| / Σ |w| over tokens other than registers. Queries
+      without any weight are excluded.
+    - diversity: `diversity.jensen_shannon` of the same p over the heads of a layer; one number
+      per layer. Queries for which some head has no weight, and layers of one head, are excluded.
+    - output_norm: L2 norm of a head's output, after a gate and before the output projection.
+    - register_mass: share of a query's |w| on register tokens, if there are any.
+    - scale: the factor on the scores, if there is one.
+    - all that `Normaliser.query_stats` and `Attention.stats` report, alpha of the latter excepted.
 
-    Heads that are declared distributions but have a weight below zero, and weights that are not
-    finite, are not measured.
+    Heads that declare distributions but have a negative weight, and heads with non-finite
+    weights, are not measured.
 
     Args:
-        model: left as it was found, training flags included.
-        batches: sources with their references, which the decoder reads.
-        device: where `model` is.
+        model: on `device`; its training mode is restored.
+        batches: sources with references, which the decoder reads.
+        device: of `model`.
 
     Returns:
-        statistic -> site -> layers -> heads, without statistics that no head has.
+        statistic -> site -> layers -> heads, only statistics that some head has.
     """
     means = HeadMeans()
     for _, calls in passes(model, batches, device):
@@ -99,46 +91,45 @@ def head_statistics(
 
 
 def reported(model: Model) -> dict[str, HeadValues]:
-    """What the attentions report of themselves (`Attention.stats`), α among it.
+    """Return the statistics that attentions report (`Attention.stats`), α included.
 
     Raises:
-        ConfigError: other than one number for each head, or a name that means something else.
+        ConfigError: a value is not one number per head, or its name is reserved.
     """
-    found: dict[str, dict[tuple[str, int], Tensor]] = {}
+    stats: dict[str, dict[tuple[str, int], Tensor]] = {}
     for site, layer, attention in model.attentions():
         for name, values_H in attention.stats().items():
             _check_reported(attention, name, values_H)
-            found.setdefault(name, {})[site, layer] = values_H
-    return {name: table for name, of in found.items() if (table := _table(model, of))}
+            stats.setdefault(name, {})[site, layer] = values_H
+    return {name: table for name, of in stats.items() if (table := _table(model, of))}
 
 
 def _check_reported(attention: Attention, name: str, values_H: object) -> None:
     parts = [getattr(attention, part, None) for part in ("gate", "normaliser", "scaling")]
     owners = [part for part in parts if part is not None and name in part.stats()]
-    whose = f"stats() of {type([attention, *owners][-1]).__name__} at {attention.place.site}"
+    source = f"stats() of {type([attention, *owners][-1]).__name__} at {attention.place.site}"
     if name in RESERVED:
-        raise ConfigError(f"{whose} calls something {name!r}, which is a name of our own")
-    wanted = (attention.place.n_heads,)
+        raise ConfigError(f"{source} must not return {name!r}: the name is reserved")
+    expected = (attention.place.n_heads,)
     shape = tuple(values_H.shape) if isinstance(values_H, Tensor) else None
-    if shape == wanted:
+    if shape == expected:
         return
-    got = repr(values_H) if shape is None else f"of the shape {shape}"
+    got = repr(values_H) if shape is None else f"of shape {shape}"
     raise ConfigError(
-        f"{whose} must give one number for each head, a tensor of the shape {wanted}; "
-        f"{name!r} is {got}"
+        f"{source} must return one number per head, a tensor of shape {expected}; {name!r} is {got}"
     )
 
 
 def own_statistics(model: Model) -> dict[str, HeadValues]:
-    """What the attentions report of themselves beside α."""
+    """Return the statistics that attentions report, α excluded."""
     return {name: table for name, table in reported(model).items() if name != "alpha"}
 
 
 def add_statistics(means: HeadMeans, call: Call, diversities: Mapping[str, str]) -> None:
-    """Take the statistics of `head_statistics` of one call into `means`.
+    """Add the statistics of one call to `means`; see `head_statistics`.
 
     Args:
-        diversities: name of each kind of diversity wanted -> base of its logarithm.
+        diversities: name of each diversity -> base of its logarithm.
     """
     means.add(call, _of_queries(call), call.queries_BQ)
     if call.weights_BHQK is not None:
@@ -146,17 +137,17 @@ def add_statistics(means: HeadMeans, call: Call, diversities: Mapping[str, str])
 
 
 def _of_queries(call: Call) -> dict[str, Tensor]:
-    """Statistics (B or 1, H, Q) that do not come from the weights."""
-    found = {name: values[..., call.first_query :] for name, values in call.of_queries.items()}
+    """Return the statistics (B or 1, H, Q) that do not use the weights."""
+    stats = {name: values[..., call.first_query :] for name, values in call.of_queries.items()}
     if call.joined_BQI is not None:
         place, joined_BQI = call.attention.place, call.joined_BQI[:, call.first_query :].double()
         by_head_BQHE = joined_BQI.view(*joined_BQI.shape[:2], place.n_heads, place.head_dim)
-        found["output_norm"] = by_head_BQHE.norm(dim=-1).transpose(1, 2)
-    return found
+        stats["output_norm"] = by_head_BQHE.norm(dim=-1).transpose(1, 2)
+    return stats
 
 
 def _add_weights(means: HeadMeans, call: Call, diversities: Mapping[str, str]) -> None:
-    """Statistics of the weights, of heads that are what they say."""
+    """Add the statistics of the weights; NaN at heads with invalid weights."""
     assert call.weights_BHQK is not None
     queries_B1Q = call.queries_BQ[:, None]
     allowed_BHQK = call.allowed(call.weights_BHQK)[:, :, call.first_query :]
@@ -166,14 +157,14 @@ def _add_weights(means: HeadMeans, call: Call, diversities: Mapping[str, str]) -
     weights_BHQK = weights_BHQK.where(is_sound_H1[..., None], torch.nan)
 
     tokens_BHQK = weights_BHQK[..., call.first_key :]
-    seen_BHQK = allowed_BHQK[..., call.first_key :]
-    n_seen_BHQ = seen_BHQK.sum(-1)
+    visible_BHQK = allowed_BHQK[..., call.first_key :]
+    n_visible_BHQ = visible_BHQK.sum(-1)
     n_used_BHQ = (tokens_BHQK != 0).sum(-1).double().where(is_sound_H1, torch.nan)
     rows_BHQK, exists_BHQ = as_distributions(tokens_BHQK)
-    means.add(call, {"density": n_used_BHQ / n_seen_BHQ}, queries_B1Q & (n_seen_BHQ > 0))
+    means.add(call, {"density": n_used_BHQ / n_visible_BHQ}, queries_B1Q & (n_visible_BHQ > 0))
     means.add(call, {"entropy": entropies(rows_BHQK)}, queries_B1Q & exists_BHQ)
     if rows_BHQK.shape[1] > 1:
-        n_keys_BQ = seen_BHQK.any(1).sum(-1)
+        n_keys_BQ = visible_BHQK.any(1).sum(-1)
         is_counted_BQ = call.queries_BQ & exists_BHQ.all(1)
         for name, base in diversities.items():
             diversity_BQ = jensen_shannon(rows_BHQK, n_keys_BQ, base)
@@ -191,14 +182,14 @@ class HeadMeans:
         # statistic -> (site, layer) -> sums and numbers of queries, (2, H)
         self._sums: dict[str, dict[tuple[str, int], Tensor]] = {}
 
-    def add(self, place: Call | Observation, found: Mapping[str, Tensor], counted: Tensor) -> None:
-        """Take in values (B or 1, H, Q) where `counted`, (B, Q) or (B, H or 1, Q), is True.
+    def add(self, place: Call | Observation, stats: Mapping[str, Tensor], counted: Tensor) -> None:
+        """Add values (B or 1, H, Q) where `counted`, (B, Q) or (B, H or 1, Q), is True.
 
-        A value that is NaN there makes its head one that was not measured.
+        A NaN among them makes the mean of its head NaN: not measured.
         """
         if counted.dim() == 2:
             counted = counted[:, None]
-        for name, values_BHQ in found.items():
+        for name, values_BHQ in stats.items():
             is_in_BHQ = counted & torch.ones_like(values_BHQ, dtype=torch.bool)
             sum_H = values_BHQ.double().where(is_in_BHQ, 0.0).sum((0, 2))
             sums = torch.stack((sum_H, is_in_BHQ.sum((0, 2)).double()))
@@ -207,7 +198,7 @@ class HeadMeans:
             layers[key] = layers[key] + sums if key in layers else sums
 
     def tables(self, model: Model) -> dict[str, HeadValues]:
-        """Every statistic as a table."""
+        """Return statistic -> site -> layers -> heads."""
         return {
             name: table
             for name, sums in self._sums.items()
@@ -215,11 +206,11 @@ class HeadMeans:
         }
 
 
-def _table(model: Model, found: dict[tuple[str, int], Tensor]) -> HeadValues:
-    """Values a head by place; what is not finite was not measured."""
+def _table(model: Model, by_layer: dict[tuple[str, int], Tensor]) -> HeadValues:
+    """Convert (site, layer) -> values (H,) to a table; non-finite values become None."""
     table: dict[str, list[list[float | None]]] = {}
     for site, layer, _ in model.attentions():
-        values = found[site, layer].tolist() if (site, layer) in found else []
+        values = by_layer[site, layer].tolist() if (site, layer) in by_layer else []
         known = [value if math.isfinite(value) else None for value in values]
         is_any = any(value is not None for value in known)
         table.setdefault(site, []).append(known if is_any else [])

@@ -1,8 +1,8 @@
-"""How many keys each query of a head uses (Correia et al. 2019, section 5.1).
+"""Density: the share of its visible keys that a query uses (Correia et al. 2019, section 5.1).
 
-The density of a query is the share of the keys it may see that get a weight other than exactly 0.
-All real tokens count, the end of a sentence as well, as query and as key; so does the first
-position of the decoder, which sees one key and always has a density of 1.
+A key is used if its weight is not exactly 0. All real tokens count as queries and keys, the
+end-of-sentence token included. The first position of the decoder has one visible key, so its
+density is always 1.
 
 Letters: B batch, H heads, Q queries, K keys, N sentences.
 """
@@ -21,22 +21,22 @@ from headwise.analysis.observe import Observation
 if TYPE_CHECKING:
     from headwise.data.batch import Batch
 
-N_BINS = 20  # equal ones up to 1; exactly 1, a dense query, has a bin of its own behind them
+N_BINS = 20  # of equal width up to 1; one more bin counts densities of exactly 1
 
-LIKE_LENGTH = 0.25  # sentences are compared with those whose number of keys differs by this part
-FEWEST_LIKE = 20  # of those, at least
+LIKE_LENGTH = 0.25  # largest relative difference in keys between compared sentences
+FEWEST_LIKE = 20  # fewer compared sentences give NaN
 SPARSE_MEAN = 0.5  # a head below this mean density is normally sparse
-FAR = 3.0  # standard deviations above the like
-MOST_A_HEAD = 3  # sentences that are named
+FAR = 3.0  # standard deviations above the compared sentences
+MOST_A_HEAD = 3  # sentences listed
 
 Place = tuple[str, int]
 
 
 class Densities:
-    """How dense each head is: by query, and by sentence.
+    """Accumulates the density of every head, by query and by sentence.
 
     Args:
-        n_sentences: of the text.
+        n_sentences: number of sentences in the text.
     """
 
     def __init__(self, n_sentences: int) -> None:
@@ -48,7 +48,7 @@ class Densities:
         self._n_keys: dict[str, npt.NDArray[np.int64]] = {}  # by site, (N,)
 
     def take(self, batch: Batch, seen: Observation) -> None:
-        """Add one attention over one batch."""
+        """Add the weights of one attention on one batch."""
         place, n_heads = (seen.site, seen.layer), len(seen.head_numbers)
         used_BHQ, visible_BHQ = (seen.weights_BHQK != 0).sum(-1), seen.allowed_BHQK.sum(-1)
         if place not in self._heads:
@@ -57,12 +57,12 @@ class Densities:
             self._histograms[place] = used_BHQ.new_zeros(n_heads, N_BINS + 1)
             self._densities[place] = np.full((n_heads, self._n_sentences), np.nan)
         self._is_sound[place] &= seen.is_sound_H1.flatten()
-        # in whole numbers, so that no query falls beside its bin by rounding
+        # integers: rounding must not move a query to another bin
         bins_BHQ = (used_BHQ * N_BINS).div(visible_BHQ.clamp(min=1), rounding_mode="floor")
         heads_H1 = torch.arange(n_heads, device=bins_BHQ.device)[:, None]
         flat = (heads_H1 * (N_BINS + 1) + bins_BHQ)[visible_BHQ > 0]
-        found = flat.bincount(minlength=n_heads * (N_BINS + 1))
-        self._histograms[place] += found.view(n_heads, N_BINS + 1)
+        counts = flat.bincount(minlength=n_heads * (N_BINS + 1))
+        self._histograms[place] += counts.view(n_heads, N_BINS + 1)
         is_query_BHQ = visible_BHQ > 0
         density_BHQ = seen.measured(used_BHQ.double() / visible_BHQ.clamp(min=1))
         means_BH = density_BHQ.where(is_query_BHQ, 0).sum(-1) / is_query_BHQ.sum(-1)
@@ -72,7 +72,7 @@ class Densities:
         n_keys[batch.rows] = lengths_B.cpu().numpy()
 
     def histograms(self) -> list[dict[str, Any]]:
-        """One row a head and bin, low <= density < high, and the last bin [1, 1]."""
+        """Return one row per head and bin, low <= density < high; the last bin is [1, 1]."""
         edges = [index / N_BINS for index in range(N_BINS + 1)]
         return [
             {
@@ -88,23 +88,23 @@ class Densities:
         ]
 
     def unusual_sentences(self) -> list[dict[str, Any]]:
-        """The sentences in which a normally sparse head is far denser than in others like them.
+        """Return the sentences in which a normally sparse head is unusually dense.
 
-        What counts as many keys depends on how many there are, so a sentence is compared with
-        those of like length. At most a few a head, the farthest first.
+        Density depends on the number of keys, so a sentence is compared with those of similar
+        length. At most `MOST_A_HEAD` per head, the largest deviation first.
         """
-        found = []
+        rows = []
         for place, numbers in self._heads.items():
             n_keys_N = self._n_keys[place[0]]
             for number, density_N in zip(numbers, self._densities[place], strict=True):
                 mean = float(density_N.mean())
-                if not mean < SPARSE_MEAN:  # nor where it was not measured
+                if not mean < SPARSE_MEAN:  # NaN: not measured
                     continue
                 expected_N, spread_N = like_length(density_N, n_keys_N)
                 with np.errstate(invalid="ignore", divide="ignore"):
                     deviations_N = (density_N - expected_N) / spread_N
                 far = [i for i in np.argsort(-deviations_N, kind="stable") if deviations_N[i] > FAR]
-                found += [
+                rows += [
                     {
                         **_placed(place, number),
                         "sentence": int(index) + 1,
@@ -116,7 +116,7 @@ class Densities:
                     }
                     for index in far[:MOST_A_HEAD]
                 ]
-        return found
+        return rows
 
 
 def _placed(place: Place, head: int) -> dict[str, Any]:
@@ -126,9 +126,9 @@ def _placed(place: Place, head: int) -> dict[str, Any]:
 def like_length(
     values_N: npt.NDArray[np.float64], lengths_N: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Mean and standard deviation of the values of sentences of like length, each (N,).
+    """Return mean and standard deviation over sentences of similar length, each (N,).
 
-    NaN where there are fewer than 20 of those.
+    NaN where there are fewer than `FEWEST_LIKE` of those.
     """
     means_N, spreads_N = np.full(len(values_N), np.nan), np.full(len(values_N), np.nan)
     for length in np.unique(lengths_N):

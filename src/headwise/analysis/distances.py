@@ -1,9 +1,9 @@
-"""How far apart the heads of a layer stand in the space of their projections.
+"""Distances between the projection weights of the heads of a layer.
 
 Letters: M heads, E head width, D model width, P = E * D numbers of one head's projection.
 
-Each of a layer's query, key and value projections is taken by itself, as M points: head i is its
-E rows of the weight (H * E, D), flattened.
+Each query, key and value projection of a layer is a set of M points: head i is its E rows of the
+weight (H * E, D), flattened.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 
 
 def projection_distances(model: Model) -> dict[str, HeadTable]:
-    """Mean Euclidean distance of each head to the others of its layer, by projection.
+    """Return the mean Euclidean distance of each head to the others of its layer.
 
     Returns:
         {"query_distance": site -> layers -> heads, "key_distance", "value_distance": the same}.
-        A layer of fewer than two heads, or without projections into heads, is an empty list; a
-        site of such layers alone is left out.
+        A layer of fewer than two heads, or without per-head projections, is an empty list; a site
+        of such layers only is absent.
     """
     tables: dict[str, HeadTable] = {f"{name}_distance": {} for name in PROJECTIONS}
     for site, _, attention in model.attentions():
-        found = {name: (weight, n) for name, weight, n in head_projections(attention)}
+        projections = {name: (weight, n) for name, weight, n in head_projections(attention)}
         for name in PROJECTIONS:
-            values = _mean_distances(*found[name]) if name in found else []
+            values = _mean_distances(*projections[name]) if name in projections else []
             tables[f"{name}_distance"].setdefault(site, []).append(values)
     return {
         name: {site: layers for site, layers in table.items() if any(layers)}

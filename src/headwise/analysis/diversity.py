@@ -10,38 +10,37 @@ from torch import Tensor
 
 
 def as_distributions(weights_BHQK: Tensor) -> tuple[Tensor, Tensor]:
-    """|w| / Σ |w| of every row, which leaves distributions as they are.
+    """Return |w| / Σ |w| of every row; distributions are unchanged.
 
     Returns:
-        The rows (B, H, Q, K), and where there is one (B, H, Q): a row of zeros has none.
+        The rows (B, H, Q, K), and a mask (B, H, Q) that is False at rows of zeros.
     """
     magnitude_BHQK = weights_BHQK.abs()
     total_BHQ = magnitude_BHQK.sum(-1)
-    exists_BHQ = total_BHQ != 0  # also of NaN, which goes on as such
+    exists_BHQ = total_BHQ != 0  # True for NaN, which propagates
     return magnitude_BHQK / total_BHQ.where(exists_BHQ, 1.0)[..., None], exists_BHQ
 
 
 def entropies(rows_BHQK: Tensor) -> Tensor:
-    """Shannon entropy -Σ p ln p of every row in nats, (B, H, Q)."""
+    """Return the Shannon entropy -Σ p ln p of every row in nats, (B, H, Q)."""
     entropy_BHQ: Tensor = torch.special.entr(rows_BHQK).sum(-1)
     return entropy_BHQ
 
 
 def jensen_shannon(rows_BHQK: Tensor, n_keys_BQ: Tensor, base: str = "heads") -> Tensor:
-    """Generalised Jensen-Shannon divergence of the heads' rows, (B, Q), between 0 and 1.
+    """Return the generalised Jensen-Shannon divergence of the heads' rows, (B, Q), between 0 and 1.
 
         JS = S(Σ_h p_h / H) - Σ_h S(p_h) / H
 
     Args:
         rows_BHQK: distributions over keys, of at least two heads.
-        n_keys_BQ: number of keys that some head may see.
-        base: of the logarithm. The paper takes it from the dimension of p, so that JS <= 1:
-            "keys" is that dimension, `n_keys_BQ`; but JS is at most log H as well, and "heads"
-            divides by that, so that heads which share no key give 1 for rows of any length.
+        n_keys_BQ: number of keys visible to any head.
+        base: of the logarithm. "keys" uses `n_keys_BQ`, the dimension of p, as the paper does.
+            "heads" uses H, a tighter bound: heads that share no key give 1 for any number of keys.
     """
     mixture_B1QK = rows_BHQK.mean(1, keepdim=True)
     disagreement_BQ = entropies(mixture_B1QK)[:, 0] - entropies(rows_BHQK).mean(1)
     n_heads = rows_BHQK.shape[1]
-    # a single key leaves nothing to disagree about
+    # with a single key the divergence is 0; avoid log 1
     n_BQ = torch.full_like(n_keys_BQ, n_heads) if base == "heads" else n_keys_BQ.clamp(min=2)
     return disagreement_BQ.clamp(min=0) / n_BQ.to(disagreement_BQ.dtype).log()

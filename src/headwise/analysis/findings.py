@@ -1,8 +1,8 @@
-"""The findings of the papers, looked for in one run: a row each, with its figure.
+"""Check which findings of the papers one run shows: one row per finding, with its value.
 
 The order is that of Correia et al. 2019, section 5: α over the training and at its end, density,
-diversity, positional, merging and interrogation heads, heads that are denser than usual; then rare
-words (Voita et al. 2019) and importance (Michel et al. 2019).
+diversity, positional, merging and interrogation heads, unusually dense heads; then rare words
+(Voita et al. 2019) and importance (Michel et al. 2019).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from headwise.analysis.roles import (
     FEWEST_SPLIT_WORDS,
     NAMED,
     Thresholds,
-    can_tell_questions,
+    has_enough_questions,
     offset_name,
 )
 from headwise.analysis.tables import HEAD_KEY, Row, known
@@ -25,47 +25,47 @@ from headwise.config.schema import SITE_NAMES
 from headwise.markdown import markdown_table
 
 SEEN, PARTLY, UNSEEN, UNMEASURED = "seen", "in part", "not seen", "not measured"
-DENSE = 0.9995  # a mean density above this is 1 to every digit that is shown
+DENSE = 0.9995  # a mean density above this is shown as 1
 LOW_ALPHA, HIGH_ALPHA = 1.25, 1.75  # the outer quarters of softmax to sparsemax
-BIMODAL = 5 / 9  # Sarle's coefficient of an even spread
+BIMODAL = 5 / 9  # Sarle's coefficient of a uniform distribution
 KEPT_ORDER = 0.8
 
-# Finding -> what its figure is. "Heads" are those that show the finding, of all that were measured.
+# Finding -> meaning of its value. "Heads" are those that show it, of all that were measured.
 SENTENCES = {
     "α falls first": f"Share of α whose first change of {MOVED} or more is downwards.",
     "α falls and comes back": f"Largest rise above the lowest; heads: those of {ROSE} or more.",
     "α keeps its order": "Rank correlation of the α at the start with those at the end.",
     "α ends in two groups": f"Sarle's coefficient; heads: below {LOW_ALPHA} or above {HIGH_ALPHA}.",
     "sparse heads": "Mean density; heads: those with a density below 1; most: the sparsest.",
-    "sparse queries": "Share of queries that give some key they see a weight of exactly 0.",
+    "sparse queries": "Share of queries that give some visible key a weight of exactly 0.",
     "heads disagree": "Jensen-Shannon divergence of a layer's heads, mean of layers; most: layer.",
     "previous-token head": "Share of tokens with the largest weight on the token before.",
-    "next-token head": "Share of tokens with the largest weight on the token behind.",
+    "next-token head": "Share of tokens with the largest weight on the token after.",
     "current-token head": "Share of tokens with the largest weight on themselves.",
     "head at another offset": "Share of tokens with the largest weight at the offset of its role.",
-    "merging head": "Merge score: the highest weight from a piece of a word to its other pieces.",
+    "merging head": "Merge score: the highest weight from a token of a word to its other tokens.",
     "interrogation head": "Weight from question words on the question mark.",
     "sparse head dense in a sentence": "Deviations above sentences of like length (sentences.csv).",
-    "rare-word head": "Share of sentences in which most tokens look at the rarest token.",
+    "rare-word head": "Share of sentences in which most tokens attend to the rarest token.",
     "confidence": "Median of the mean largest weights; most: the most confident head.",
-    "most important head": "Slope of the loss in the head's output, over the norm of its layer.",
-    "least important head": "Slope of the loss in the head's output, over the norm of its layer.",
+    "most important head": "Loss gradient at the head's output, over the norm of its layer.",
+    "least important head": "Loss gradient at the head's output, over the norm of its layer.",
 }
 
 
-Found = dict[str, Any]  # a row of the table of findings
-Tables = Mapping[str, Sequence[Row]]  # by their names
+Finding = dict[str, Any]  # a row of the table of findings
+Tables = Mapping[str, Sequence[Row]]  # by name
 
 
-def findings(tables: Tables, about: Mapping[str, Any]) -> list[Found]:
-    """Rows of the table of findings.
+def findings(tables: Tables, about: Mapping[str, Any]) -> list[Finding]:
+    """Return the rows of the table of findings.
 
-    The outcome is seen, in part (at half of the threshold, or at some heads only), not seen or not
-    measured; it is empty where heads are only described.
+    The outcome is seen, in part (from half of the threshold, or only some heads), not seen or not
+    measured; it is empty for rows that only describe heads.
 
     Args:
-        tables: all others of an analysis.
-        about: settings.json.
+        tables: all other tables of the analysis.
+        about: content of settings.json.
     """
     heads = tables["heads"]
     return [
@@ -81,17 +81,17 @@ def findings(tables: Tables, about: Mapping[str, Any]) -> list[Found]:
 
 
 def findings_text(rows: Sequence[Row], about: Mapping[str, Any]) -> str:
-    """The text of findings.md: what was analysed, and the table.
+    """Return the text of findings.md: what was analysed, and the table.
 
     Args:
         rows: of the table of findings.
-        about: settings.json.
+        about: content of settings.json.
     """
     facts = {
         "attention": about["attention"],
         "weights": f"`{about['checkpoint']}`",
         "text": f"{about['sentences']} sentences of {about['split']} "
-        f"({about['languages'] or 'no language'}); left out as too long: {about['too_long']}",
+        f"({about['languages'] or 'no language'}); skipped as too long: {about['too_long']}",
         "counts": ", ".join(f"{name} {n:,}" for name, n in about["counts"].items()),
         "heads without distributions, measured by |w| / Σ |w|": about["not_distributions"],
         "weights of the same effect, where none are formed": about["effective_weights"],
@@ -113,20 +113,20 @@ def _cells(row: Row) -> list[str]:
     return [row["finding"], site, row["outcome"] or "", *figures, n_heads, place, row["sentence"]]
 
 
-def _row(finding: str, outcome: str | None, head: Row | None = None, **values: Any) -> Found:
-    """A row; `head` is the head to be named."""
+def _row(finding: str, outcome: str | None, head: Row | None = None, **values: Any) -> Finding:
+    """Return a row; `head` is the head that it names."""
     place = {} if head is None else {name: head[name] for name in HEAD_KEY}
     row = {"finding": finding, "outcome": outcome, "sentence": SENTENCES.get(finding)}
     return {**row, **place, **values}
 
 
 def _by_site(rows: Iterable[Row], name: str) -> Iterator[tuple[str, list[Row]]]:
-    """The rows of each site that have a value, the highest first."""
+    """Yield each site and its rows that have a value, the highest first."""
     of_sites: dict[str, list[Row]] = {}
     for row in known(rows, name):
         of_sites.setdefault(row["site"], []).append(row)
-    for site, own in of_sites.items():
-        yield site, sorted(own, key=lambda row: -float(row[name]))
+    for site, its_rows in of_sites.items():
+        yield site, sorted(its_rows, key=lambda row: -float(row[name]))
 
 
 def _graded(value: float, threshold: float) -> str:
@@ -136,13 +136,13 @@ def _graded(value: float, threshold: float) -> str:
 # -- α --------------------------------------------------------------------------------------------
 
 
-def _alpha_over_training(heads: Sequence[Row], rows: Sequence[Row]) -> Iterator[Found]:
+def _alpha_over_training(heads: Sequence[Row], rows: Sequence[Row]) -> Iterator[Finding]:
     """Most α fall first, and some come back (section 5.1)."""
     if not known(heads, "alpha"):
-        yield _row("α falls first", UNMEASURED, sentence="No head has an α of its own.")
+        yield _row("α falls first", UNMEASURED, sentence="No head has an α.")
         return
     if not rows or rows[0]["first_update"] == rows[0]["last_update"]:
-        yield _row("α falls first", UNMEASURED, sentence="No record of the training.")
+        yield _row("α falls first", UNMEASURED, sentence="No α was logged during training.")
         return
     fell = sum(row["fell_first"] for row in known(rows, "fell_first"))
     share = fell / len(rows)
@@ -164,7 +164,7 @@ def _alpha_over_training(heads: Sequence[Row], rows: Sequence[Row]) -> Iterator[
         yield _row("α keeps its order", _graded(kept, KEPT_ORDER), value=kept, threshold=KEPT_ORDER)
 
 
-def _alpha_at_the_end(heads: Sequence[Row]) -> Iterator[Found]:
+def _alpha_at_the_end(heads: Sequence[Row]) -> Iterator[Finding]:
     """The α of a site end in two groups, near softmax and near sparsemax."""
     for site, rows in _by_site(heads, "alpha"):
         coefficient = sarle([row["alpha"] for row in rows])
@@ -182,7 +182,7 @@ def _alpha_at_the_end(heads: Sequence[Row]) -> Iterator[Found]:
 # -- how weights are spread -----------------------------------------------------------------------
 
 
-def _density(heads: Sequence[Row], histogram: Sequence[Row]) -> Iterator[Found]:
+def _density(heads: Sequence[Row], histogram: Sequence[Row]) -> Iterator[Finding]:
     """Heads give keys a weight of exactly 0 (section 5.1)."""
     sites = list(_by_site(heads, "density"))
     if not sites:
@@ -200,15 +200,15 @@ def _density(heads: Sequence[Row], histogram: Sequence[Row]) -> Iterator[Found]:
             yield _row("sparse queries", _graded(sparse, 0.5), site=site, value=sparse)
 
 
-def _diversity(layers: Sequence[Row]) -> Iterator[Found]:
+def _diversity(layers: Sequence[Row]) -> Iterator[Finding]:
     name = "diversity_heads"
     for site, rows in _by_site(layers, name):
         mean = statistics.fmean(row[name] for row in rows)
         yield _row("heads disagree", None, site=site, value=mean, layer=rows[0]["layer"])
 
 
-def _unusually_dense(heads: Sequence[Row], rows: Sequence[Row]) -> Found:
-    """A head that is normally sparse is dense in a sentence, which may be ambiguous to it."""
+def _unusually_dense(heads: Sequence[Row], rows: Sequence[Row]) -> Finding:
+    """A head that is normally sparse is dense in a sentence, perhaps an ambiguous one."""
     farthest = max(rows, key=lambda row: float(row["deviations"]), default=None)
     return _row(
         "sparse head dense in a sentence",
@@ -220,7 +220,7 @@ def _unusually_dense(heads: Sequence[Row], rows: Sequence[Row]) -> Found:
     )
 
 
-def _confidence(heads: Sequence[Row]) -> Iterator[Found]:
+def _confidence(heads: Sequence[Row]) -> Iterator[Finding]:
     for site, rows in _by_site(heads, "confidence"):
         median = statistics.median(row["confidence"] for row in rows)
         yield _row("confidence", None, rows[0], site=site, value=median)
@@ -231,7 +231,7 @@ def _confidence(heads: Sequence[Row]) -> Iterator[Found]:
 
 def _roles(
     heads: Sequence[Row], about: Mapping[str, Any], thresholds: Thresholds
-) -> Iterator[Found]:
+) -> Iterator[Finding]:
     """Positional, merging and interrogation heads (section 5.2), and those of rare words."""
     counts = about["counts"]
     for offset in (-1, 1, 0):
@@ -241,12 +241,12 @@ def _roles(
         if row["offset"] not in NAMED and offset_name(row["offset"]) in _roles_of(row):
             yield _row("head at another offset", SEEN, row, value=row["offset_share"])
     for site, side in about["self_attention"].items():
-        own = [row for row in heads if row["site"] == site]
-        row = _of_role(own, "merging head", "merging", "merge_score", thresholds.merge_score)
+        of_site = [row for row in heads if row["site"] == site]
+        row = _of_role(of_site, "merging head", "merging", "merge_score", thresholds.merge_score)
         if f"{side}_words" not in counts:
             row |= {"outcome": UNMEASURED, "sentence": f"The {side} is written without spaces."}
         elif counts[f"{side}_split_words"] < FEWEST_SPLIT_WORDS:
-            few = f"Fewer than {FEWEST_SPLIT_WORDS} words of the {side} have several pieces."
+            few = f"Fewer than {FEWEST_SPLIT_WORDS} words of the {side} have several tokens."
             row |= {"outcome": UNMEASURED, "sentence": few}
         yield {**row, "site": site}
     role, least = "interrogation", thresholds.question_weight
@@ -254,8 +254,8 @@ def _roles(
     if "question_word_tokens" not in counts:
         none = "There is no list of question words for the language."
         row |= {"outcome": UNMEASURED, "sentence": none}
-    elif not can_tell_questions(counts):
-        few = f"Fewer than {FEWEST_QUESTION_TOKENS} pieces of question words in either kind."
+    elif not has_enough_questions(counts):
+        few = f"Fewer than {FEWEST_QUESTION_TOKENS} tokens of question words in either kind."
         row |= {"outcome": UNMEASURED, "sentence": few}
     yield row
     yield _of_role(heads, "rare-word head", "rare", "rare_share", thresholds.rare_share)
@@ -263,11 +263,11 @@ def _roles(
 
 def _of_role(
     heads: Sequence[Row], finding: str, role: str, statistic: str, threshold: float
-) -> Found:
-    """Whether heads have a role; the head with most of the statistic, of those with it first."""
+) -> Finding:
+    """Whether heads have a role; names the best head, those with the role first."""
     rows = known(heads, statistic)
     if not rows:
-        return _row(finding, UNMEASURED, sentence="No head has weights to see it by.")
+        return _row(finding, UNMEASURED, sentence="No head has weights to measure it by.")
     best = max(rows, key=lambda row: (role in _roles_of(row), row[statistic]))
     outcome = SEEN if role in _roles_of(best) else UNSEEN
     if outcome == UNSEEN and best[statistic] >= threshold / 2:
@@ -284,7 +284,7 @@ def _roles_of(row: Row) -> list[str]:
 # -- importance -----------------------------------------------------------------------------------
 
 
-def _importance(heads: Sequence[Row]) -> Iterator[Found]:
+def _importance(heads: Sequence[Row]) -> Iterator[Finding]:
     name = "importance_normalised"
     rows = sorted(known(heads, name), key=lambda row: float(row[name]))
     if rows:

@@ -1,8 +1,8 @@
-"""How much each head matters to the loss (Michel, Levy and Neubig 2019, section 4.1).
+"""Importance of each head for the loss (Michel, Levy and Neubig 2019, section 4.1).
 
 Letters: B batch, H heads, Q queries, E head width.
 
-Results are `site -> one list a layer -> one number a head`; a layer without heads is an empty list.
+Results are `site -> layers -> heads`; a layer without heads is an empty list.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ HeadValues = dict[str, list[list[float]]]
 
 
 class HeadFactors(HeadGate):
-    """The factors ξ on the heads of one place, behind whatever gate stands there.
+    """Factors ξ on the head outputs of one attention, applied after its gate if it has one.
 
     Attributes:
-        place: whose heads these are.
+        place: site and layer of the attention.
         factors: (1 or B, H, 1, 1).
     """
 
@@ -44,7 +44,7 @@ class HeadFactors(HeadGate):
         self.factors = torch.ones(1, place.n_heads, 1, 1, dtype=like.dtype, device=like.device)
 
     def forward(self, context_BHQE: Tensor) -> Tensor:
-        """The context of every head times its factor."""
+        """Multiply the context of every head by its factor."""
         if self.gate is not None:
             context_BHQE = self.gate(context_BHQE)
         return context_BHQE * self.factors.to(context_BHQE.dtype)
@@ -52,9 +52,9 @@ class HeadFactors(HeadGate):
 
 @contextmanager
 def head_factors(model: Model) -> Iterator[list[HeadFactors]]:
-    """Factors of 1 on all heads of a model, to be changed within the block, and gone after it.
+    """Put a factor of 1 on every head of a model; the block may change the factors.
 
-    The model is in evaluation mode for that time.
+    The model is in evaluation mode within the block. The factors are removed afterwards.
     """
     gates: list[tuple[MultiHeadAttention, HeadGate | None]] = []
     placed: list[HeadFactors] = []
@@ -78,9 +78,8 @@ class Importance:
 
     Attributes:
         raw: I_h, the mean over sentences of |∂L/∂ξ_h|.
-        normalised: I_h over the L2 norm of its layer's, which is how heads of different layers
-            and sites are compared.
-        n_sentences: what the mean is over.
+        normalised: I_h divided by the L2 norm over its layer, comparable across layers and sites.
+        n_sentences: number of sentences in the mean.
     """
 
     raw: HeadValues
@@ -91,19 +90,19 @@ class Importance:
 def head_importance(
     model: Model, batches: Iterable[Batch], loss: Loss, device: torch.device
 ) -> Importance:
-    """I_h = E_x |∂L(x)/∂ξ_h| = E_x |Att_h(x)ᵀ ∂L(x)/∂Att_h(x)|.
+    """Return I_h = E_x |∂L(x)/∂ξ_h| = E_x |Att_h(x)ᵀ ∂L(x)/∂Att_h(x)|.
 
     ξ_h is a factor of 1 on the output of head h, L(x) the loss summed over the target tokens of
-    sentence x. Every sentence has factors of its own, so one forward and backward pass a batch
+    sentence x. Every sentence has separate factors, so one forward and backward pass per batch
     gives the absolute values of all its sentences and heads.
 
     Args:
-        model: on `device`; left as it was found.
-        batches: sources with their references.
-        loss: what the model was trained with.
+        model: on `device`; its gates and training mode are restored.
+        batches: sources with references.
+        loss: the training loss.
 
     Raises:
-        DataError: no sentence.
+        DataError: there is no sentence.
     """
     sums: dict[tuple[str, int], Tensor] = {}
     n_sentences = 0
@@ -119,24 +118,24 @@ def head_importance(
             with_heads = [gate for gate in placed if gate.place.n_heads]  # pruning may leave none
             if not with_heads:
                 continue
-            # without cross-attention, nothing of the encoder reaches the loss
+            # without cross-attention the loss does not depend on the encoder
             factors = [gate.factors for gate in with_heads]
             slopes = torch.autograd.grad(total, factors, allow_unused=True, materialize_grads=True)
             for gate, slope_BH11 in zip(with_heads, slopes, strict=True):
-                found_H = slope_BH11.flatten(1).double().abs().sum(0)
+                slope_H = slope_BH11.flatten(1).double().abs().sum(0)
                 slot = gate.place.site, gate.place.layer
-                sums[slot] = sums[slot] + found_H if slot in sums else found_H
+                sums[slot] = sums[slot] + slope_H if slot in sums else slope_H
     if not n_sentences:
         raise DataError("the importance of heads needs at least one sentence")
     raw: HeadValues = {}
     for site, layer, _ in model.attentions():
-        found = sums.get((site, layer))
-        raw.setdefault(site, []).append([] if found is None else (found / n_sentences).tolist())
+        sum_H = sums.get((site, layer))
+        raw.setdefault(site, []).append([] if sum_H is None else (sum_H / n_sentences).tolist())
     normalised = {site: [_unit(layer) for layer in layers] for site, layers in raw.items()}
     return Importance(raw, normalised, n_sentences)
 
 
 def _unit(values: list[float]) -> list[float]:
-    """The values over their L2 norm; zeros stay."""
+    """Divide the values by their L2 norm; zeros stay."""
     norm = math.hypot(*values)
     return [value / norm if norm else 0.0 for value in values]

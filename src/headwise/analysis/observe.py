@@ -1,4 +1,4 @@
-"""Watching the attentions of a model while it reads: who gave which weights to what.
+"""Record the attention weights of a model during its forward pass.
 
 Letters: B batch, H heads, Q queries, K keys, E head width, S source length, T target length.
 """
@@ -26,26 +26,26 @@ if TYPE_CHECKING:
     from headwise.data.batch import Batch
     from headwise.model.family import Model
 
-PARTS = ("normaliser", "scaling")  # attributes of an attention, where it has them
-TIE = 1e-4  # weights nearer to each other than this, relatively, are the same
+PARTS = ("normaliser", "scaling")  # optional attributes of an attention
+TIE = 1e-4  # relative difference below which two weights count as equal
 
 
 @dataclass(frozen=True)
 class Observation:
-    """The weights of one attention over a batch, register tokens left out.
+    """The weights of one attention on a batch, register tokens excluded.
 
     Attributes:
-        site: its name.
-        queries, keys: columns of the batch whose positions ask and are asked.
+        site: name of the site.
+        queries, keys: columns of the batch that the queries and the keys come from.
         layer: from 1.
         head_numbers: of its heads, as in the unpruned model.
-        weights_BHQK: as the values were weighted; 0 where a query may not see a key, and at
-            queries that are padding. In the decoder's self-attention query t is the word read
-            at step t: the begin-of-sentence mark, then the target's pieces.
-        allowed_BHQK: True where a query of a real token may see a key.
+        weights_BHQK: as applied to the values; 0 at masked keys and at padding queries. In the
+            decoder's self-attention query t is the input of step t: the begin-of-sentence token,
+            then the target tokens.
+        allowed_BHQK: True where a query of a real token may attend to a key.
         queries_BQ: True at real tokens.
-        distribution_heads: whether each head's rows are declared non-negative and of sum one
-            (with registers, theirs included).
+        distribution_heads: whether the rows of each head are declared non-negative with sum 1,
+            register tokens included.
     """
 
     site: str
@@ -60,7 +60,7 @@ class Observation:
 
     @property
     def is_self(self) -> bool:
-        """Whether queries and keys are the same positions."""
+        """Whether queries and keys come from the same column."""
         return self.queries == self.keys
 
     @cached_property
@@ -70,9 +70,9 @@ class Observation:
 
     @cached_property
     def shares_BHQK(self) -> Tensor:
-        """How each row is shared out: the weights of distributions, else |w| / Σ |w|.
+        """The weights of distributions, else |w| / Σ |w|.
 
-        Zeros at heads that are not sound.
+        Zeros at invalid heads.
         """
         weights = self.weights_BHQK.where(self.is_sound_H1[..., None], 0.0)
         is_distribution_H = torch.tensor(self.distribution_heads, device=weights.device)
@@ -86,21 +86,21 @@ class Observation:
 
     @cached_property
     def peaks_BHQ(self) -> Tensor:
-        """The key with the largest share of each query; -1 where two have it, or none has any."""
+        """The key with the largest share of each query; -1 for a tie or a row of zeros."""
         best = self.shares_BHQK.topk(min(2, self.shares_BHQK.shape[-1]), dim=-1)
         first_BHQ = best.values[..., 0]
         second_BHQ = best.values[..., 1] if best.values.shape[-1] > 1 else 0.0 * first_BHQ
-        # a head that spreads evenly has a largest weight by rounding alone
-        stands_out = first_BHQ > (1 + TIE) * second_BHQ
-        return best.indices[..., 0].where(stands_out, -1)
+        # equal weights differ by rounding
+        is_unique = first_BHQ > (1 + TIE) * second_BHQ
+        return best.indices[..., 0].where(is_unique, -1)
 
     def measured(self, values_BHQ: Tensor) -> Tensor:
-        """The values, NaN at heads that are not sound."""
+        """The values, NaN at invalid heads."""
         return values_BHQ.double().where(self.is_sound_H1, torch.nan)
 
 
 def sound_heads(weights_BHQK: Tensor, distribution_heads: Sequence[bool]) -> Tensor:
-    """(H, 1), False at heads with weights that are not finite, or below 0 in a distribution."""
+    """Return (H, 1): False at heads with non-finite weights, or negative ones in distributions."""
     may_be_negative_H = ~torch.tensor(distribution_heads, device=weights_BHQK.device)
     is_sound_BHQK = (weights_BHQK >= 0) | may_be_negative_H[:, None, None]
     return (is_sound_BHQK & weights_BHQK.isfinite()).all(3).all(2).all(0)[:, None]
@@ -109,14 +109,14 @@ def sound_heads(weights_BHQK: Tensor, distribution_heads: Sequence[bool]) -> Ten
 def observations(
     model: Model, batches: Iterable[Batch], device: torch.device
 ) -> Iterator[tuple[Batch, list[Observation]]]:
-    """Every batch with the weights of all attentions that have them.
+    """Yield every batch with the observations of all attentions that form weights.
 
-    The model is in evaluation mode while it is read, and afterwards as it was found.
+    The forward pass runs in evaluation mode; the training mode is restored afterwards.
 
     Args:
         model: on `device`.
-        batches: sources with their references, which the decoder reads.
-        device: where `model` is; what is yielded is there, too.
+        batches: sources with references, which the decoder reads.
+        device: of `model` and of what is yielded.
     """
     for batch, calls in passes(model, batches, device):
         yield (
@@ -128,17 +128,17 @@ def observations(
 def passes(
     model: Model, batches: Iterable[Batch], device: torch.device
 ) -> Iterator[tuple[Batch, list[Call]]]:
-    """Every batch with the calls of all attentions, as `observations`."""
+    """Yield every batch with the calls of all attentions; see `observations`."""
     for batch in batches:
         batch = batch.to(device)
-        with evaluating(model), torch.no_grad(), listening(model, batch) as calls:
+        with evaluating(model), torch.no_grad(), recorded_calls(model, batch) as calls:
             model(**model.inputs(batch))
         yield batch, calls
-        calls.clear()  # before the next batch is read, so that one is held at a time
+        calls.clear()  # hold one batch at a time
 
 
 def observed(call: Call) -> Observation:
-    """The weights of a call that has them."""
+    """Return the observation of a call that recorded weights."""
     assert call.weights_BHQK is not None
     allowed_BHQK = call.allowed(call.weights_BHQK)[:, :, call.first_query :, call.first_key :]
     allowed_BHQK = allowed_BHQK & call.queries_BQ[:, None, :, None]
@@ -158,13 +158,13 @@ def observed(call: Call) -> Observation:
 
 @dataclass
 class Call:
-    """One pass of one attention, as its recorder and hooks report it.
+    """One call of one attention, as its recorder and hooks report it.
 
     Attributes:
-        queries_BQ: True at queries that are no padding, register queries already left out.
-        first_query, first_key: numbers of register tokens in front.
-        joined_BQI: outputs of the heads side by side, (B, Q, H * E).
-        of_queries: what differs between queries, (B or 1, H, Q).
+        queries_BQ: True at real tokens, register queries excluded.
+        first_query, first_key: numbers of register tokens before the first token.
+        joined_BQI: concatenated outputs of the heads, (B, Q, H * E).
+        of_queries: statistics that differ between queries, (B or 1, H, Q).
     """
 
     site: str
@@ -181,7 +181,7 @@ class Call:
     of_queries: dict[str, Tensor] = field(default_factory=dict)
 
     def allowed(self, weights_BHQK: Tensor) -> Tensor:
-        """True where a query may see a key, (B, H, Q, K)."""
+        """True where a query may attend to a key, (B, H, Q, K)."""
         pattern = getattr(self.attention, "pattern", None)
         mask = self.mask if pattern is None else self.mask.restricted(pattern)
         n_queries, n_keys = weights_BHQK.shape[-2:]
@@ -192,8 +192,8 @@ class Call:
 
 
 @contextmanager
-def listening(model: Model, batch: Batch) -> Iterator[list[Call]]:
-    """The calls of the model's attentions on a batch, in a list that grows with each pass."""
+def recorded_calls(model: Model, batch: Batch) -> Iterator[list[Call]]:
+    """Append every call of the model's attentions on a batch to the returned list."""
     calls: list[Call] = []
 
     def begin(attention: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -206,7 +206,7 @@ def listening(model: Model, batch: Batch) -> Iterator[list[Call]]:
     def record(attention: Attention, weights_BHQK: Tensor) -> None:
         calls[-1].weights_BHQK = weights_BHQK
 
-    # what calls a part is the attention that began last, also where places share the part
+    # a part belongs to the attention that was called last, also if attentions share it
     def normalise(normaliser: Any, args: tuple[Any, ...], weights: Tensor) -> None:
         calls[-1].of_queries.update(normaliser.query_stats(args[1]))
 
@@ -234,6 +234,6 @@ def listening(model: Model, batch: Batch) -> Iterator[list[Call]]:
 
 
 def _tokens(site: Site, batch: Batch, model: Model) -> tuple[Tensor, int, int]:
-    """Which queries are tokens, and the numbers of registers before queries and keys."""
+    """Return the mask of real queries, and the numbers of registers before queries and keys."""
     is_real_BQ = batch.columns[site.queries].is_real_BN
     return is_real_BQ, model.n_prefix(site.queries), model.n_prefix(site.keys)

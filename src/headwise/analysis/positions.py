@@ -1,9 +1,8 @@
-"""Heads that look at a fixed distance (Voita et al. 2019, section 5.1; Correia et al. 2019).
+"""Heads that attend to a fixed offset (Voita et al. 2019, section 5.1; Correia et al. 2019).
 
-The end of a sentence is a mark and no token: it takes no part as a query, nor as what lies at an
-offset, and not in the confidence. Weight that a head puts on it is weight it puts elsewhere: the
-largest weight of a query is looked for among all keys. A query that sees a single key has no
-choice and takes no part either.
+The end-of-sentence token is excluded as a query, as the key at an offset and from the confidence.
+It stays a candidate for the largest weight of a query. Queries with a single visible key are
+excluded.
 
 Letters: B batch, H heads, Q queries, K keys.
 """
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def choosing_queries(seen: Observation, batch: Batch) -> Tensor:
-    """True at tokens, no end of sentence, that see two keys or more, (B, H, Q)."""
+    """True at tokens with two or more visible keys, ends of sentences excluded, (B, H, Q)."""
     queries_BQ = seen.queries_BQ
     if seen.is_self:
         queries_BQ = queries_BQ & ~batch.columns[seen.queries].is_end_BN
@@ -33,13 +32,11 @@ def choosing_queries(seen: Observation, batch: Batch) -> Tensor:
 
 
 def positions(batch: Batch, seen: Observation, offsets: Iterable[int]) -> Measures:
-    """How much of each head goes to each distance, and how sure it is.
-
-    Confidence, and by offset o: share<o>, weight<o>, exists<o>.
+    """Yield the confidence of each head, and its share and weight at each offset o.
 
     - confidence: mean largest weight on a token.
-    - share<o>: of the queries for which offset o lies in the sentence, those whose largest
-      weight is there. Where two keys have the largest weight, none has.
+    - share<o>: of the queries for which offset o lies in the sentence, the share with their
+      largest weight there. A tie counts for no key.
     - weight<o>: mean weight at o of the same queries.
     - exists<o>: share of the queries for which o lies in the sentence.
     """
@@ -64,10 +61,10 @@ def _confidence(seen: Observation, batch: Batch) -> Tensor:
 
 
 def at_offset(values_BHQK: Tensor, offset: int) -> Tensor:
-    """The value of each query at key q + offset, (B, H, Q); 0 where there is no such key."""
+    """Return the value of each query at key q + offset, (B, H, Q); 0 without such a key."""
     n_queries = values_BHQK.shape[2]
     if offset <= -n_queries or offset >= values_BHQK.shape[3]:
         return torch.zeros_like(values_BHQK[..., 0])
-    found_BHN = torch.diagonal(values_BHQK, offset, 2, 3)
+    diagonal_BHN = torch.diagonal(values_BHQK, offset, 2, 3)
     before = max(0, -offset)
-    return functional.pad(found_BHN, (before, n_queries - before - found_BHN.shape[-1]))
+    return functional.pad(diagonal_BHN, (before, n_queries - before - diagonal_BHN.shape[-1]))

@@ -1,7 +1,7 @@
-"""Which heads to remove, what removing them costs, and the weights of what is left.
+"""Choose heads to remove, measure the effect, and slice the weights of the remaining heads.
 
-Heads that are kept are `site -> one list a layer -> rising numbers from 1`, as in `model.heads`:
-the numbers are those of the unpruned model, also where heads were removed before.
+Kept heads are `site -> layers -> ascending head numbers from 1`, as in `model.heads`. The numbers
+are those of the unpruned model, also if heads were removed before.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Head = tuple[str, int, int]  # site, layer, number
 
 
 def present_heads(model: Model) -> Heads:
-    """All heads that a model has."""
+    """Return all heads of a model."""
     heads: Heads = {}
     for site, _, attention in model.attentions():
         heads.setdefault(site, []).append(list(attention.place.head_numbers))
@@ -36,14 +36,14 @@ def present_heads(model: Model) -> Heads:
 
 
 def open_heads(model: Model) -> Heads:
-    """The heads that no gate closes."""
+    """Return the heads whose gates are open or absent."""
     heads: Heads = {}
     for site, _, attention in model.attentions():
         numbers = attention.place.head_numbers
         gate = attention.gate if isinstance(attention, MultiHeadAttention) else None
         if isinstance(gate, HardConcreteGate):
             is_open = gate.open_heads().tolist()
-            numbers = tuple(n for n, stays in zip(numbers, is_open, strict=True) if stays)
+            numbers = tuple(n for n, is_kept in zip(numbers, is_open, strict=True) if is_kept)
         heads.setdefault(site, []).append(list(numbers))
     return heads
 
@@ -54,7 +54,7 @@ def is_gated(model: Model) -> bool:
 
 
 def common_heads(one: Heads, other: Heads) -> Heads:
-    """The heads that are in both; a site that `other` leaves out keeps all."""
+    """Return the heads that are in both; a site that `other` lacks keeps all of `one`."""
     return {
         site: [
             [n for n in numbers if n in other[site][index]] if site in other else list(numbers)
@@ -65,7 +65,7 @@ def common_heads(one: Heads, other: Heads) -> Heads:
 
 
 def without(heads: Heads, removed: Sequence[Head]) -> Heads:
-    """The heads but for some."""
+    """Return `heads` without the removed ones."""
     return {
         site: [
             [n for n in numbers if (site, layer, n) not in removed]
@@ -76,7 +76,7 @@ def without(heads: Heads, removed: Sequence[Head]) -> Heads:
 
 
 def listed(heads: Heads, sites: Sequence[str] | None = None) -> list[Head]:
-    """The heads of some sites, None for all, one after the other."""
+    """Return the heads of some sites as a flat list; None: all sites."""
     return [
         (site, layer, number)
         for site, layers in heads.items()
@@ -87,22 +87,22 @@ def listed(heads: Heads, sites: Sequence[str] | None = None) -> list[Head]:
 
 
 def n_heads(heads: Heads) -> dict[str, int]:
-    """How many heads there are at each site."""
+    """Return the number of heads at each site."""
     return {site: sum(map(len, layers)) for site, layers in heads.items()}
 
 
 def pruning_order(importance: HeadValues, heads: Heads, sites: Sequence[str]) -> list[Head]:
-    """The heads of some sites, the least important first (Michel et al. 2019, section 4.2).
+    """Sort the heads of some sites, the least important first (Michel et al. 2019, section 4.2).
 
     Args:
-        importance: one value a head of `heads`, comparable between layers.
+        importance: one value per head of `heads`, comparable between layers.
     """
     return sorted(listed(heads, sites), key=dict(numbered(importance, heads)).__getitem__)
 
 
 @contextmanager
 def masked(model: Model, kept: Heads) -> Iterator[None]:
-    """Within the block the output of every head that is not kept counts as 0."""
+    """Set the outputs of all heads that are not kept to 0 within the block."""
     with head_factors(model) as placed:
         for gate in placed:
             numbers = kept[gate.place.site][gate.place.layer - 1]
@@ -119,17 +119,16 @@ Measure = Callable[[], Mapping[str, float]]
 def pruning_curve(
     model: Model, order: Sequence[Head], measure: Measure, n_steps: int = 10
 ) -> list[dict[str, Any]]:
-    """What masking ever more heads costs, without training in between.
+    """Mask more and more heads and measure each step, without training in between.
 
     Args:
-        order: heads that may go, the first to go first.
-        measure: looks at the model as it is; asked once for each number of heads removed.
-        n_steps: the heads go in this many equal shares, to the last of them.
+        order: heads to remove, the first to be removed first.
+        measure: evaluates the model; called once for each number of removed heads.
+        n_steps: number of equal shares in which all heads of `order` are removed.
 
     Returns:
-        One row a step, from nothing removed: the share of `order` that was to go, the number of
-        heads left at each site (whole heads go: the true share is that of these), and what was
-        measured.
+        One row per step, from no head removed: the nominal share of `order` that is removed, the
+        number of heads left at each site (rounded to whole heads), and the measured values.
     """
     heads = present_heads(model)
     measured: dict[int, dict[str, float]] = {}
@@ -145,13 +144,13 @@ def pruning_curve(
 
 
 def one_removed(model: Model, sites: Sequence[str], measure: Measure) -> list[dict[str, Any]]:
-    """What each head's removal alone costs (Michel et al. 2019, section 3.2), one row a head."""
+    """Measure the model without each head (Michel et al. 2019, section 3.2), one row per head."""
     heads = present_heads(model)
     rows = []
     for head in listed(heads, sites):
         with masked(model, without(heads, [head])):
-            found = measure()
-        rows.append({**dict(zip(HEAD_KEY, head, strict=True)), **found})
+            scores = measure()
+        rows.append({**dict(zip(HEAD_KEY, head, strict=True)), **scores})
     return rows
 
 
@@ -161,10 +160,10 @@ def one_left(
     measure: Measure,
     quality: Callable[[Mapping[str, float]], tuple[float, ...]],
 ) -> list[dict[str, Any]]:
-    """What a layer can do with its best head alone (section 3.3), one row a layer.
+    """Measure the model with only the best head of a layer (section 3.3), one row per layer.
 
     Args:
-        quality: of what was measured, higher for the better head.
+        quality: sort key of the measured values, higher for the better head.
     """
     heads = present_heads(model)
     rows = []
@@ -176,8 +175,8 @@ def one_left(
                 with masked(model, without(heads, others)):
                     tried.append((number, measure()))
             if tried:
-                best, found = max(tried, key=lambda pair: quality(pair[1]))
-                rows.append({"site": site, "layer": layer, "head": best, **found})
+                best, scores = max(tried, key=lambda pair: quality(pair[1]))
+                rows.append({"site": site, "layer": layer, "head": best, **scores})
     return rows
 
 
@@ -185,12 +184,12 @@ def one_left(
 
 
 def pruned_state(model: Model, smaller: Model) -> dict[str, Tensor]:
-    """The weights of `model` that `smaller`, its like with fewer heads, goes on with.
+    """Return the state dict of `smaller`, a copy of `model` with fewer heads.
 
-    A gate of `model` is left behind: the heads that stay must be open.
+    Gates of `model` are dropped: the kept heads must be open.
 
     Raises:
-        RunError: a module holds something a head that it does not declare in `head_axes`.
+        RunError: a module has per-head parameters that its `head_axes` does not declare.
     """
     whole = model.state_dict()
     places = {(site, layer): attention for site, layer, attention in model.attentions()}
@@ -206,22 +205,21 @@ def pruned_state(model: Model, smaller: Model) -> dict[str, Tensor]:
 
 def _attention_state(old: Attention, new: Attention) -> dict[str, Tensor]:
     if isinstance(new, NoHeads):
-        own = old.state_dict()
-        return {"bias": own["bias" if isinstance(old, NoHeads) else "output.bias"]}
+        return {"bias": old.state_dict()["bias" if isinstance(old, NoHeads) else "output.bias"]}
     axes = _head_axes(old)
     kept = {name: module.place.head_numbers for name, module in _placed(new)}
     before = {name: module.place.head_numbers for name, module in _placed(old)}
     whole, state = old.state_dict(), {}
-    for name, wanted in new.state_dict().items():
+    for name, target in new.state_dict().items():
         if name not in whole:
             raise _unknown(old, name)
         value = whole[name]
         owner, axis, width = axes.get(name, ("", None, 1))
-        if axis is not None and value.shape != wanted.shape:
+        if axis is not None and value.shape != target.shape:
             if owner not in kept:
                 raise _unknown(old, name)
             value = _slice(value, axis, width, before[owner], kept[owner])
-        if value.shape != wanted.shape:
+        if value.shape != target.shape:
             raise _unknown(old, name)
         state[name] = value
     return state
@@ -230,7 +228,7 @@ def _attention_state(old: Attention, new: Attention) -> dict[str, Tensor]:
 def _slice(
     value: Tensor, axis: int, width: int, before: Sequence[int], kept: Sequence[int]
 ) -> Tensor:
-    """The entries of the kept heads, of which each has `width` along `axis`."""
+    """Select the entries of the kept heads, `width` per head along `axis`."""
     starts = [list(before).index(number) * width for number in kept]
     indices = [start + offset for start in starts for offset in range(width)]
     chosen = torch.tensor(indices, dtype=torch.long, device=value.device)
@@ -238,14 +236,14 @@ def _slice(
 
 
 def _placed(attention: Attention) -> Iterator[tuple[str, Any]]:
-    """Every module of an attention that knows its place, with its name."""
+    """Yield name and module of every part of an attention that has a `place`."""
     for name, module in attention.named_modules():
         if hasattr(module, "place"):
             yield name, module
 
 
 def _head_axes(attention: Attention) -> dict[str, tuple[str, int, int]]:
-    """Parameter -> the module it is of, its axis of heads, and a head's entries along it."""
+    """Return parameter -> (name of its module, axis of the heads, entries per head)."""
     axes: dict[str, tuple[str, int, int]] = {}
     if isinstance(attention, MultiHeadAttention):
         width = attention.place.head_dim
@@ -263,16 +261,16 @@ def _unknown(attention: Attention, name: str) -> RunError:
     owner = kinds.get(name.rpartition(".")[0], type(attention).__name__)
     place = attention.place
     return RunError(
-        f"heads of {place.site} in layer {place.layer} cannot be removed: {owner} holds "
-        f"{name}, of which nothing says what belongs to which head (head_axes)"
+        f"heads of {place.site} in layer {place.layer} cannot be removed: {owner}.head_axes "
+        f"must declare the axis of the heads in {name}"
     )
 
 
 def check_pruned(model: Model, kept: Heads, smaller: Model) -> None:
-    """Refuse a smaller model that is not the larger one with its heads masked.
+    """Check that a smaller model computes the same as the larger one with heads masked.
 
     Raises:
-        RunError: the logits differ; a variant chooses by position what it should by head number.
+        RunError: the logits differ; a variant indexes heads by position instead of by number.
     """
     generator = torch.Generator().manual_seed(0)
     columns = {}
@@ -283,11 +281,11 @@ def check_pruned(model: Model, kept: Heads, smaller: Model) -> None:
     batch = Batch(columns, none, none, [0, 1], 0).to(next(model.parameters()).device)
     with torch.no_grad():
         with masked(model, kept):
-            wanted = model(**model.inputs(batch))
-        found = smaller(**smaller.inputs(batch))
-    difference = (found - wanted).abs().max()
-    if difference > 1e-3 * wanted.abs().max().clamp(min=1):
+            expected = model(**model.inputs(batch))
+        logits = smaller(**smaller.inputs(batch))
+    difference = (logits - expected).abs().max()
+    if difference > 1e-3 * expected.abs().max().clamp(min=1):
         raise RunError(
-            f"the model without these heads is not the one with them masked (its logits differ by "
+            f"the pruned model does not match the model with these heads masked (logits differ by "
             f"{float(difference):.2g}): this attention cannot be pruned"
         )

@@ -1,4 +1,4 @@
-"""One look at all heads of a model over a text: every statistic from the same pass.
+"""Measure all heads of a model on a text: every statistic from the same forward passes.
 
 Results are rows of the tables in `headwise.analysis.tables`.
 """
@@ -20,7 +20,7 @@ from headwise.analysis.positions import positions
 from headwise.analysis.pruning import Head, listed, present_heads
 from headwise.analysis.roles import NAMED, Thresholds, roles
 from headwise.analysis.tables import HEAD_KEY, HEADS
-from headwise.analysis.text.questions import Asking, asking, has_words, interrogation, n_tokens
+from headwise.analysis.text.questions import has_words, interrogation, n_tokens, question_words
 from headwise.analysis.text.rarity import rarest, rarity
 from headwise.analysis.text.words import Surface, clusters, merging, surface
 from headwise.languages import has_spaces
@@ -33,17 +33,17 @@ if TYPE_CHECKING:
 
 Rows = list[dict[str, Any]]
 DIVERSITIES = {"diversity_heads": "heads", "diversity_keys": "keys"}
-LEAST_EXISTING = 0.5  # share of the tokens that must have something at an offset that names a head
+LEAST_EXISTING = 0.5  # least share of tokens with a token at the offset of a head's role
 
 
 @dataclass(frozen=True)
 class ColumnText:
-    """The text of one column of the batches, as pieces.
+    """The text of one column of the batches, as tokens.
 
     Attributes:
-        language: its code, with or without a region; empty: words are not looked for.
-        ids: of each item, without special tokens at its ends.
-        spelling: the piece of an id.
+        language: its code, with or without a region; empty: words are not measured.
+        ids: token ids of each item, without special tokens at its ends.
+        spelling: id -> text of the token.
     """
 
     language: str
@@ -52,11 +52,11 @@ class ColumnText:
 
     @cached_property
     def surfaces(self) -> list[Surface]:
-        """Of each item."""
+        """The surface of each item."""
         return [surface(list(map(self.spelling, row))) for row in self.ids]
 
     def clusters(self) -> list[list[int]] | None:
-        """Cluster of every piece; None where pieces show no words."""
+        """Return the cluster of every token; None if tokens do not mark words."""
         if not (self.language and has_spaces(self.language)):
             return None
         return [clusters(sentence) for sentence in self.surfaces]
@@ -64,11 +64,11 @@ class ColumnText:
 
 @dataclass(frozen=True)
 class Survey:
-    """Rows of the tables of an analysis, and what they were counted over.
+    """Rows of the tables of an analysis, and the counts behind them.
 
     Attributes:
         tables: name of a table -> its rows.
-        counts: tokens and words, by name; what could not be looked for is absent.
+        counts: name -> number of tokens or words; absent if not measured.
     """
 
     tables: dict[str, Rows]
@@ -84,25 +84,29 @@ def survey(
     thresholds: Thresholds | None = None,
     measured: Mapping[str, HeadValues] | None = None,
 ) -> Survey:
-    """Look at every head over a text, once.
+    """Measure every head on a text.
 
     Args:
-        model: on `device`; left as it was found.
-        batches: the sentences; their `rows` are places in the texts.
-        texts: of each column. Questions and rare words are looked for where a stack reads its
-            column in both directions.
-        furthest: the offsets -furthest to furthest are looked at.
+        model: on `device`; its training mode is restored.
+        batches: the sentences; their `rows` are indices into the texts.
+        texts: column -> its text. Questions and rare words are measured only in self-attention
+            that is not causal.
+        furthest: the offsets -furthest to furthest are measured.
         thresholds: of the roles.
         measured: other columns of the table of heads.
     """
     means, of_text = HeadMeans(), HeadMeans()
     sites = {site.name: site for site in model.sites}
-    read_whole = {s.keys for s in model.sites if s.queries == s.keys and not s.causal}
+    bidirectional = {s.keys for s in model.sites if s.queries == s.keys and not s.causal}
     densities = Densities(max(len(text.ids) for text in texts.values()))
     offsets = range(-furthest, furthest + 1)
     words = {name: text.clusters() for name, text in texts.items()}
-    rare = {name: rarest(texts[name].ids) for name in read_whole}
-    asked = {name: _asking(texts[name]) for name in read_whole if has_words(texts[name].language)}
+    rare = {name: rarest(texts[name].ids) for name in bidirectional}
+    questions = {
+        name: [question_words(sentence, texts[name].language) for sentence in texts[name].surfaces]
+        for name in bidirectional
+        if has_words(texts[name].language)
+    }
     for batch, calls in passes(model, batches, device):
         for call in calls:
             add_statistics(means, call, DIVERSITIES)
@@ -114,20 +118,20 @@ def survey(
                 positions(batch, seen, offsets),
                 merging(batch, seen, words),
                 rarity(batch, seen, rare),
-                interrogation(batch, seen, asked),
+                interrogation(batch, seen, questions),
             ):
                 of_text.add(seen, values, counted)
-    found = means.tables(model)
-    # the mean of an α that depends on the query stands for that of its head
-    alpha = filled(alphas(model), found.pop("alpha", {}))
-    found = {"alpha": alpha, **own_statistics(model), **found}
-    layers = _layer_rows(model, {name: found.pop(name, {}) for name in DIVERSITIES})
-    heads = _by_head(model, {**found, **of_text.tables(model), **(measured or {})})
+    stats = means.tables(model)
+    # an α that depends on the query counts with its mean
+    alpha = filled(alphas(model), stats.pop("alpha", {}))
+    stats = {"alpha": alpha, **own_statistics(model), **stats}
+    layers = _layer_rows(model, {name: stats.pop(name, {}) for name in DIVERSITIES})
+    heads = _by_head(model, {**stats, **of_text.tables(model), **(measured or {})})
     counts = {
         **{f"{name}_tokens": sum(map(len, text.ids)) for name, text in texts.items()},
-        **{k: n for name, found_in in words.items() for k, n in _n_words(name, found_in).items()},
+        **{k: n for name, rows in words.items() for k, n in _n_words(name, rows).items()},
     }
-    for sentences in asked.values():
+    for sentences in questions.values():
         counts |= {f"{name}_word_tokens": n for name, n in n_tokens(sentences).items()}
     rows = [_head_row(place, of, offsets) for place, of in heads]
     for row in rows:
@@ -137,7 +141,7 @@ def survey(
     for row in unusual:
         text = texts[sites[row["site"]].keys]
         row["text"] = text.surfaces[row["sentence"] - 1].text.strip()
-    others = [name for name in found if name not in HEADS.columns]
+    others = [name for name in stats if name not in HEADS.columns]
     tables = {
         "heads": rows,
         "other_statistics": [
@@ -159,43 +163,39 @@ def survey(
     return Survey(tables, counts)
 
 
-def _asking(text: ColumnText) -> list[Asking | None]:
-    return [asking(sentence, text.language) for sentence in text.surfaces]
-
-
-def _n_words(column: str, found: Sequence[Sequence[int]] | None) -> dict[str, int]:
-    """Numbers of clusters, and of those of several pieces."""
-    if found is None:
+def _n_words(column: str, sentences: Sequence[Sequence[int]] | None) -> dict[str, int]:
+    """Count clusters, and those of several tokens."""
+    if sentences is None:
         return {}
-    n_all = sum(len(set(sentence)) for sentence in found)
-    n_split = sum(sentence.count(c) > 1 for sentence in found for c in set(sentence))
+    n_all = sum(len(set(sentence)) for sentence in sentences)
+    n_split = sum(sentence.count(c) > 1 for sentence in sentences for c in set(sentence))
     return {f"{column}_words": n_all, f"{column}_split_words": n_split}
 
 
 def _by_head(
     model: Model, tables: Mapping[str, HeadValues]
 ) -> list[tuple[dict[str, Any], dict[str, float]]]:
-    """Place and statistics of every head; heads have the numbers of the unpruned model."""
+    """Return place and statistics of every head, numbered as in the unpruned model."""
     present = present_heads(model)
     heads: dict[Head, dict[str, float]] = {head: {} for head in listed(present)}
     for name, table in tables.items():
         for place, value in numbered(table, present):
             heads[place][name] = value
-    return [(dict(zip(HEAD_KEY, place, strict=True)), found) for place, found in heads.items()]
+    return [(dict(zip(HEAD_KEY, place, strict=True)), stats) for place, stats in heads.items()]
 
 
 def _head_row(
-    place: Mapping[str, Any], found: Mapping[str, float], offsets: Sequence[int]
+    place: Mapping[str, Any], stats: Mapping[str, float], offsets: Sequence[int]
 ) -> dict[str, Any]:
-    row = {**place, **{n: v for n, v in found.items() if n in HEADS.columns}}
+    row = {**place, **{n: v for n, v in stats.items() if n in HEADS.columns}}
     for offset, name in NAMED.items():
-        row[f"{name}_share"] = found.get(f"share{offset}")
-        row[f"{name}_weight"] = found.get(f"weight{offset}")
-    known = [o for o in offsets if f"share{o}" in found and found[f"exists{o}"] >= LEAST_EXISTING]
+        row[f"{name}_share"] = stats.get(f"share{offset}")
+        row[f"{name}_weight"] = stats.get(f"weight{offset}")
+    known = [o for o in offsets if f"share{o}" in stats and stats[f"exists{o}"] >= LEAST_EXISTING]
     if known:
-        best = max(known, key=lambda offset: (found[f"share{offset}"], -abs(offset)))
+        best = max(known, key=lambda offset: (stats[f"share{offset}"], -abs(offset)))
         row["offset"] = best
-        row["offset_share"], row["offset_weight"] = found[f"share{best}"], found[f"weight{best}"]
+        row["offset_share"], row["offset_weight"] = stats[f"share{best}"], stats[f"weight{best}"]
     return row
 
 

@@ -1,7 +1,6 @@
-"""The tidy tables of an analysis: one fact a row, in csv files in the run folder.
+"""The tidy tables of an analysis: one fact per row, in csv files in the run folder.
 
-Every table names its columns here; who writes one and who reads one meet in this file. An empty
-cell is a value that could not be measured.
+The columns of every table are declared here. An empty cell is a value that could not be measured.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ class Table:
     """A kind of table.
 
     Attributes:
-        name: of its file, without the suffix.
+        name: file name without the suffix.
         columns: name -> type of the value: str, int or float.
     """
 
@@ -36,32 +35,32 @@ class Table:
     columns: Mapping[str, type]
 
     def path(self, folder: Path) -> Path:
-        """Where the table of an analysis folder lies."""
+        """Path of the table in an analysis folder."""
         return folder / f"{self.name}.csv"
 
     def text(self, rows: Iterable[Row]) -> str:
-        """The rows as csv.
+        """Return the rows as csv.
 
         Raises:
-            KeyError: a row has a column that the table has not.
+            KeyError: a row has a column that is not declared.
         """
         rows = list(rows)
         for row in rows:
             unknown = [name for name in row if name not in self.columns]
             if unknown:
                 raise KeyError(f"table {self.name} has no columns {unknown}")
-        frame = pd.DataFrame(rows, columns=list(self.columns), dtype=object)  # no digit is lost
+        frame = pd.DataFrame(rows, columns=list(self.columns), dtype=object)  # keeps all digits
         return str(frame.to_csv(index=False, lineterminator="\n"))
 
     def read(self, folder: Path) -> list[dict[str, Any]]:
-        """The rows of an analysis folder; values that were not measured are None.
+        """Read the rows from an analysis folder; values that were not measured are None.
 
         Raises:
-            DataError: no such table, or other columns than this version writes.
+            DataError: the table does not exist, or has other columns than this version writes.
         """
         path = self.path(folder)
         if not path.is_file():
-            raise DataError(f"there is no {path}: run scripts/analyze.py first")
+            raise DataError(f"{path} not found: run scripts/analyze.py first")
         frame = pd.read_csv(path, dtype=str, keep_default_na=False)
         if list(frame) != list(self.columns):
             raise DataError(
@@ -75,21 +74,21 @@ class Table:
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
-    """What an analysis says of itself; empty where there is none, or a broken one."""
+    """Read settings.json of an analysis; empty if it is missing or not JSON."""
     try:
-        found: dict[str, Any] = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
+        settings: dict[str, Any] = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return found
+    return settings
 
 
 def known(rows: Iterable[Row], *names: str) -> list[Row]:
-    """The rows in which none of the named values is missing."""
+    """Return the rows in which none of the named values is missing."""
     return [row for row in rows if all(row.get(name) is not None for name in names)]
 
 
 def percent(share: float) -> str:
-    """A share of 1 in whole per cent; never 0 or 100 for what is only near."""
+    """Format a share (0 to 1) in whole per cent; 0 % and 100 % only for exactly these."""
     if 0 < share <= 0.005:
         return "under 1 %"
     if 0.995 <= share < 1:
@@ -115,44 +114,44 @@ HEADS = Table(
         "current_weight": float,
         "next_share": float,
         "next_weight": float,
-        "offset": int,  # the offset that most queries' largest weight lies at
+        "offset": int,  # most frequent offset of a query's largest weight
         "offset_share": float,
         "offset_weight": float,
-        "merge_score": float,  # Correia et al. 2019, clusters of the pieces of a word
-        "split_merge_score": float,  # the same over words of several pieces alone
-        "cluster_mass": float,  # mass inside of the current token's cluster
-        "question_weight": float,  # on the final question mark, at interrogative words
-        "statement_weight": float,  # on the final mark, at the same words in declaratives
-        "rare_share": float,  # sentences in which most queries point at the rarest token
+        "merge_score": float,  # Correia et al. 2019, clusters of the tokens of a word
+        "split_merge_score": float,  # the same over words of several tokens only
+        "cluster_mass": float,  # weight inside the cluster of the query
+        "question_weight": float,  # from interrogative words to the final question mark
+        "statement_weight": float,  # from the same words in statements to the last token
+        "rare_share": float,  # sentences in which most queries attend to the rarest token
         "importance": float,  # Michel et al. 2019, raw
         "importance_normalised": float,  # over the L2 norm of the layer
         "roles": str,  # joined by ";", empty for none
     },
 )
-OTHERS = Table(  # what has no column there: what an attention of one's own reports, gates, scales
+OTHERS = Table(  # statistics without a column above: of custom attentions, gates, scales
     "other_statistics", {**_PLACE, "statistic": str, "value": float}
 )
 LAYERS = Table(
     "layers", {"site": str, "layer": int, "diversity_heads": float, "diversity_keys": float}
 )
 # A histogram of the densities of a head's queries: low <= density < high. A density of exactly 1
-# has a bin of its own, the last, with low = high = 1.
+# is in the last bin, with low = high = 1.
 DENSITY = Table("density", {**_PLACE, "low": float, "high": float, "n_queries": int})
 OFFSETS = Table("offsets", {**_PLACE, "offset": int, "max_share": float, "mean_weight": float})
-SENTENCES = Table(  # where a head that is normally sparse is not
+SENTENCES = Table(  # in which a normally sparse head is dense
     "sentences",
     {
         **_PLACE,
         "sentence": int,  # its line in the text, from 1
-        "n_keys": int,  # its length on the side of the keys
+        "n_keys": int,  # number of keys
         "density": float,  # mean over the sentence's queries
-        "expected": float,  # mean of the head over sentences of like length
-        "deviations": float,  # how far above, in standard deviations of those sentences
+        "expected": float,  # mean of the head over sentences of similar length
+        "deviations": float,  # density - expected, in standard deviations of those sentences
         "head_mean": float,  # over all sentences
-        "text": str,  # what the keys are
+        "text": str,  # text of the keys
     },
 )
-TRAJECTORIES = Table(  # of α, from the record of the training
+TRAJECTORIES = Table(  # of α over training, from heads.jsonl
     "trajectories",
     {
         **_PLACE,
@@ -165,22 +164,22 @@ TRAJECTORIES = Table(  # of α, from the record of the training
         "fell_first": int,  # 1 or 0; empty where α did not move
     },
 )
-FINDINGS = Table(  # of the papers, looked for in this run
+FINDINGS = Table(  # of the papers, as far as this run shows them
     "findings",
     {
         "finding": str,
         "outcome": str,  # seen, in part, not seen, not measured; empty: described only
-        "site": str,  # empty: of all
+        "site": str,  # empty: all sites
         "layer": int,
-        "head": int,  # the head that has most of it, or whose figure it is
+        "head": int,  # the strongest head
         "value": float,
         "threshold": float,
-        "n_heads": int,  # those that show it
+        "n_heads": int,  # heads that show it
         "n_measured": int,
-        "sentence": str,  # what the value is, or why there is none
+        "sentence": str,  # meaning of the value, or why there is none
     },
 )
-# Of several runs, beside none of them. A site or layer is empty where a value is of all of them.
+# Of several runs, in an output folder. An empty site or layer: the value is of all of them.
 COMPARISON = Table(
     "comparison",
     {"run": str, "quantity": str, "site": str, "layer": int, "value": float},
@@ -188,4 +187,4 @@ COMPARISON = Table(
 TABLES = (
     HEADS, OTHERS, LAYERS, DENSITY, OFFSETS, SENTENCES, TRAJECTORIES, FINDINGS,
 )  # fmt: skip
-OPTIONAL = (OTHERS,)  # without a row there is no file
+OPTIONAL = (OTHERS,)  # not written if empty

@@ -1,4 +1,4 @@
-"""How α went over the training, head by head (Correia et al. 2019, section 5.1)."""
+"""α of every head over the training (Correia et al. 2019, section 5.1)."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import pandas as pd
 from headwise.analysis.pruning import Heads
 from headwise.track.base import numbered
 
-MOVED = 0.01  # a smaller change of α is no direction yet
-ROSE = 0.05  # above its lowest, for an α that came back
+MOVED = 0.01  # least change of α that has a direction
+ROSE = 0.05  # least rise above the lowest α that counts as a return
 
 
 def trajectory_rows(records: Iterable[Mapping[str, Any]], heads: Heads) -> list[dict[str, Any]]:
-    """First, lowest and last α of every head that has one, as rows of the table of trajectories.
+    """Return first, lowest and last α of every head that has one, as rows of the table.
 
     Args:
-        records: of heads.jsonl, in the order of their updates.
-        heads: the heads that the run has, by which those of the record are numbered.
+        records: of heads.jsonl, by ascending update.
+        heads: numbers of the heads of the run.
     """
     return [
         {
@@ -41,17 +41,17 @@ def trajectory_rows(records: Iterable[Mapping[str, Any]], heads: Heads) -> list[
 def _points(
     records: Iterable[Mapping[str, Any]], heads: Heads
 ) -> list[tuple[dict[str, Any], list[tuple[int, float]]]]:
-    """(update, α) of every head that has any."""
-    found: dict[tuple[str, int, int], list[tuple[int, float]]] = {}
+    """Return each head that has an α, and its (update, α)."""
+    series: dict[tuple[str, int, int], list[tuple[int, float]]] = {}
     for record in records:
         for place, value in numbered(record.get("alpha", {}), heads):
-            found.setdefault(place, []).append((int(record["update"]), value))
+            series.setdefault(place, []).append((int(record["update"]), value))
     names = ("site", "layer", "head")
-    return [(dict(zip(names, key, strict=True)), points) for key, points in found.items()]
+    return [(dict(zip(names, key, strict=True)), points) for key, points in series.items()]
 
 
 def fell_first(alphas: Sequence[float]) -> int | None:
-    """1 where the first change worth the name is downwards, 0 upwards; None for no change."""
+    """1 if the first change of at least `MOVED` is downwards, 0 if upwards, None without one."""
     for alpha in alphas:
         if abs(alpha - alphas[0]) >= MOVED:
             return int(alpha < alphas[0])
@@ -64,17 +64,17 @@ def came_back(row: Mapping[str, Any]) -> bool:
 
 
 def spearman(one: Iterable[float], other: Iterable[float]) -> float | None:
-    """Rank correlation, ties sharing the mean of their ranks; None where a side is constant."""
+    """Rank correlation, ties get their mean rank; None if a side is constant."""
     ranks = pd.DataFrame({"one": list(one), "other": list(other)}, dtype=float)
-    found = float(ranks.corr("spearman").loc["one", "other"])
-    return None if math.isnan(found) else found
+    correlation = float(ranks.corr("spearman").loc["one", "other"])
+    return None if math.isnan(correlation) else correlation
 
 
 def sarle(values: Sequence[float]) -> float | None:
-    """Sarle's bimodality coefficient, for a sample; above 5/9, that of even spread, two modes.
+    """Sarle's bimodality coefficient of a sample; above 5/9 (uniform), it suggests two modes.
 
     (g² + 1) / (k + 3 (n - 1)² / ((n - 2) (n - 3))) with skewness g and excess kurtosis k, both
-    corrected for n. None for fewer than four values, or equal ones.
+    corrected for n. None for fewer than four values, or if all are equal.
     """
     n, sample = len(values), pd.Series(values, dtype=float)
     if n < 4 or sample.nunique() == 1:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from headwise.analysis.observe import observations
-from headwise.analysis.text.questions import asking, has_words
+from headwise.analysis.text.questions import has_words, question_words
 from headwise.analysis.text.words import surface
 from headwise.data.batching import evaluation_batches
 from headwise.data.store import EncodedSplit
@@ -69,7 +69,7 @@ def _questions(items: Sequence[Item], language: str) -> list[Item]:
     if not has_words(language):
         return []
     # a character a piece: where the words are does not matter here
-    asks = [asking(surface(list(item.text.strip())), language) for item in items]
+    asks = [question_words(surface(list(item.text.strip())), language) for item in items]
     return [item for item, seen in zip(items, asks, strict=True) if seen and seen.is_question]
 
 

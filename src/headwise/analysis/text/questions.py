@@ -1,8 +1,8 @@
-"""Questions, and heads that tell them (Correia et al. 2019, section 5.2).
+"""Questions, and interrogation heads (Correia et al. 2019, section 5.2).
 
-An interrogation head looks from an interrogative word at the question mark that ends the
-sentence, and does not look at the end from the same word where it is a relative pronoun or
-conjunction. The words are those of the source; the lists are ours, the paper gives none.
+An interrogation head attends from an interrogative word to the question mark at the end of the
+sentence, and not to the end from the same word as a relative pronoun or conjunction. The words are
+those of the source; the paper gives no lists, so these are ours.
 
 Letters: B batch, H heads, Q queries, K keys.
 """
@@ -36,8 +36,8 @@ WORDS = {
         încotro oare
     """,
 }
-# Japanese has no spaces to find words by. か asks at the end of a sentence; elsewhere it may be
-# any part of any word.
+# Japanese has no spaces between words. か marks a question at the end of a sentence; elsewhere it
+# may be part of any word.
 JAPANESE = re.compile(
     r"何|なに|なん(?=[でのとだじにか])|誰|だれ|どなた|(?<![あこそど])いつ(?!も)"
     r"|(?<!ほ)(?:どこ|どちら|どれ|どの|どんな)|(?<!ぶ)どう(?!して?も|せ|も|ぞ)"
@@ -46,20 +46,20 @@ JAPANESE = re.compile(
 CLOSING = r"[\s\"'“”’»«」』）)\]]*"
 ENDS_IN_MARK = re.compile(rf"[?？]{CLOSING}$")
 JAPANESE_ASKS = re.compile(rf"か[。．.]{CLOSING}$")  # a question without a question mark
-COMMAS = {"ş": "ș", "ţ": "ț"}  # for Romanian cedillas
+COMMAS = {"ş": "ș", "ţ": "ț"}  # Romanian: cedilla -> comma below
 
 
 @dataclass(frozen=True)
-class Asking:
-    """Where one sentence has interrogative words.
+class QuestionWords:
+    """The interrogative words of one sentence.
 
     Attributes:
-        pieces: those of the words.
-        mark: the piece of the final question mark; in other sentences the last piece.
-        is_question: whether it ends in a question mark.
+        tokens: indices of their tokens.
+        mark: index of the final question mark; in other sentences of the last token.
+        is_question: whether the sentence ends in a question mark.
     """
 
-    pieces: tuple[int, ...]
+    tokens: tuple[int, ...]
     mark: int
     is_question: bool
 
@@ -70,8 +70,8 @@ def has_words(language: str) -> bool:
     return language in WORDS or language == "ja"
 
 
-def asking(sentence: Surface, language: str) -> Asking | None:
-    """The interrogative words of a sentence; None where it has none, or may or may not ask."""
+def question_words(sentence: Surface, language: str) -> QuestionWords | None:
+    """Return the interrogative words of a sentence; None if it has none, or may be a question."""
     language = language_of(language)
     ends = ENDS_IN_MARK.search(sentence.text)
     if not sentence.spans or (
@@ -80,60 +80,60 @@ def asking(sentence: Surface, language: str) -> Asking | None:
         return None
     mark = len(sentence.spans) - 1
     if ends is not None:
-        mark = sentence.pieces_of(ends.start(), ends.start() + 1)[-1]
-    found = {
-        piece
+        mark = sentence.tokens_of(ends.start(), ends.start() + 1)[-1]
+    tokens = {
+        token
         for start, end in _matches(sentence.text, language)
-        for piece in sentence.pieces_of(start, end)
+        for token in sentence.tokens_of(start, end)
     } - {mark}
-    return Asking(tuple(sorted(found)), mark, ends is not None) if found else None
+    return QuestionWords(tuple(sorted(tokens)), mark, ends is not None) if tokens else None
 
 
 def _matches(text: str, language: str) -> list[tuple[int, int]]:
     if language == "ja":
         return [match.span() for match in JAPANESE.finditer(text)]
-    known = WORDS[language].split()
-    # letter by letter: where the small form of one is two characters, places would move
+    words = WORDS[language].split()
+    # letter by letter: a lower-case form of two characters would shift the positions
     small = (c.lower() if len(c.lower()) == 1 else c for c in text)
     plain = "".join(COMMAS.get(letter, letter) for letter in small)
-    return [match.span() for match in re.finditer(r"[^\W_]+", plain) if match[0] in known]
+    return [match.span() for match in re.finditer(r"[^\W_]+", plain) if match[0] in words]
 
 
-def n_tokens(sentences: Sequence[Asking | None]) -> dict[str, int]:
-    """Pieces of interrogative words in questions and in other sentences."""
-    known = [asks for asks in sentences if asks is not None]
+def n_tokens(sentences: Sequence[QuestionWords | None]) -> dict[str, int]:
+    """Count tokens of interrogative words in questions and in other sentences."""
+    known = [words for words in sentences if words is not None]
     return {
-        "question": sum(len(asks.pieces) for asks in known if asks.is_question),
-        "statement": sum(len(asks.pieces) for asks in known if not asks.is_question),
+        "question": sum(len(words.tokens) for words in known if words.is_question),
+        "statement": sum(len(words.tokens) for words in known if not words.is_question),
     }
 
 
 def interrogation(
-    batch: Batch, seen: Observation, asking_of: Mapping[str, Sequence[Asking | None]]
+    batch: Batch, seen: Observation, words_of: Mapping[str, Sequence[QuestionWords | None]]
 ) -> Measures:
-    """How much each head of self-attention looks from interrogative words at the sentence's end.
+    """Yield the weight of self-attention from interrogative words to the end of the sentence.
 
-    question_weight and statement_weight: mean weight from the words on the mark.
+    question_weight and statement_weight: mean weight from the words to the mark.
 
     Args:
-        asking_of: column -> what every sentence asks, by its place in the text; without columns
-            that are not looked at.
+        words_of: column -> the interrogative words of every sentence of the text; columns that
+            are not measured are absent.
     """
-    text = asking_of.get(seen.keys)
+    text = words_of.get(seen.keys)
     if text is None or not seen.is_self:
         return
     sentences = [text[index] for index in batch.rows]
-    marks = [0 if asks is None else asks.mark for asks in sentences]
+    marks = [0 if words is None else words.mark for words in sentences]
     marks_B = torch.tensor(marks, device=seen.queries_BQ.device)
     index_BHQ1 = marks_B[:, None, None, None].expand(*seen.shares_BHQK.shape[:3], 1)
     weight_BHQ = seen.measured(seen.shares_BHQK.gather(3, index_BHQ1)[..., 0])
     for name, is_question in (("question_weight", True), ("statement_weight", False)):
         rows = [
-            _flags(asks) if asks is not None and asks.is_question == is_question else []
-            for asks in sentences
+            _flags(words) if words is not None and words.is_question == is_question else []
+            for words in sentences
         ]
         yield {name: weight_BHQ}, aligned(rows, 0, seen.queries_BQ) > 0
 
 
-def _flags(asks: Asking) -> list[int]:
-    return [int(piece in asks.pieces) for piece in range(max(asks.pieces) + 1)]
+def _flags(words: QuestionWords) -> list[int]:
+    return [int(token in words.tokens) for token in range(max(words.tokens) + 1)]

@@ -1,12 +1,12 @@
-"""Heads that look at the rarest token of a sentence (after Voita et al. 2019, section 5.3).
+"""Heads that attend to the rarest token of a sentence (after Voita et al. 2019, section 5.3).
 
-Voita et al. count the sentences whose rarest token is not among the 500 most frequent, and tell
-also how often a head points at one of the two rarest. Here every sentence counts, and a head points
-at a token where most tokens of the sentence have their largest weight.
+Voita et al. count the sentences whose rarest token is not among the 500 most frequent, and report
+also how often a head attends to one of the two rarest. Here every sentence counts, and a head
+attends to a token if most tokens of the sentence have their largest weight there.
 
-How rare a piece is, is counted over the source text that is looked at: the training text need not
-be at hand any more. Of pieces that are equally rare there, the one that stands later in the
-vocabulary, where the tokenizer put what its training text has less of, counts as the rarest.
+Frequencies are those of the analysed source text, since the training text may be unavailable. Of
+equally rare tokens, the one with the larger id is the rarest: the vocabulary is roughly in
+order of frequency.
 
 Letters: B batch, H heads, Q queries, K keys.
 """
@@ -27,35 +27,35 @@ from headwise.analysis.text.words import aligned
 if TYPE_CHECKING:
     from headwise.data.batch import Batch
 
-FEWEST_TOKENS = 3  # in shorter sentences there is little to choose from
+FEWEST_TOKENS = 3  # shorter sentences are not measured
 
 
 def rarest(sentences: Sequence[Sequence[int]]) -> list[list[int]]:
-    """By sentence of ids, 1 at each occurrence of its rarest piece and 0 elsewhere.
+    """Return for every sentence of ids 1 at each occurrence of its rarest token, 0 elsewhere.
 
-    Empty for sentences of fewer than three tokens.
+    Empty for sentences of fewer than `FEWEST_TOKENS` tokens.
     """
-    counts = Counter(piece for sentence in sentences for piece in sentence)
-    found: list[list[int]] = []
+    counts = Counter(token for sentence in sentences for token in sentence)
+    flags: list[list[int]] = []
     for sentence in sentences:
         if len(sentence) < FEWEST_TOKENS:
-            found.append([])
+            flags.append([])
             continue
-        rare = min(sentence, key=lambda piece: (counts[piece], -piece))
-        found.append([int(piece == rare) for piece in sentence])
-    return found
+        rare = min(sentence, key=lambda token: (counts[token], -token))
+        flags.append([int(token == rare) for token in sentence])
+    return flags
 
 
 def rarity(
     batch: Batch, seen: Observation, flags_of: Mapping[str, Sequence[Sequence[int]]]
 ) -> Measures:
-    """In how many sentences each head of self-attention points at the rarest token.
+    """Yield how often each head of self-attention attends to the rarest token.
 
-    rare_share: of the sentences, those in which most tokens have their peak there.
+    rare_share: share of the sentences in which most tokens have their largest weight there.
 
     Args:
-        flags_of: column -> what `rarest` gives for every sentence, by its place in the text;
-            without columns that are not looked at.
+        flags_of: column -> result of `rarest` for the text; columns that are not measured are
+            absent.
     """
     flags = flags_of.get(seen.keys)
     if flags is None or not seen.is_self:

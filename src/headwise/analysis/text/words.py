@@ -1,8 +1,8 @@
-"""Words made of several pieces, and heads that hold them together (Correia et al. 2019, 5.2).
+"""Words of several tokens, and merging heads (Correia et al. 2019, section 5.2).
 
-A cluster is the pieces of one word; a hyphenated compound is one word, as is what an apostrophe
-joins. Punctuation stands alone, though SentencePiece sets no mark of a word's beginning before it.
-In languages written without spaces pieces show no words: there nothing is measured.
+A cluster is the tokens of one word; a hyphenated compound is one word, as is what an apostrophe
+joins. A punctuation mark is a separate cluster, although SentencePiece puts no ▁ before it.
+Languages written without spaces are not measured: their tokens do not mark words.
 
 Letters: B batch, H heads, Q queries, K keys, N positions, C clusters of a sentence.
 """
@@ -24,8 +24,8 @@ from headwise.analysis.observe import Observation
 if TYPE_CHECKING:
     from headwise.data.batch import Batch
 
-SPACE = "\u2581"  # how SentencePiece spells one inside of a piece
-UNKNOWN = "\ufffd"  # a character that no piece spells; it may be a letter
+SPACE = "\u2581"  # how SentencePiece writes a space in a token
+UNKNOWN = "\ufffd"  # an unknown character, which may be a letter
 BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 LETTER = rf"(?:[^\W_]|{UNKNOWN})"
 WORD = re.compile(rf"{LETTER}+(?:[-\u2010\u2011'’]{LETTER}+)*")
@@ -33,25 +33,25 @@ WORD = re.compile(rf"{LETTER}+(?:[-\u2010\u2011'’]{LETTER}+)*")
 
 @dataclass(frozen=True)
 class Surface:
-    """A sentence as it is read, and where its pieces stand.
+    """A detokenised sentence, and the spans of its tokens.
 
     Attributes:
         text: the sentence.
-        spans: first and last-but-one character of each piece, a leading space included. Pieces
-            that are bytes of one character have that character in common.
+        spans: [start, end) of each token in characters, a leading space included. Tokens that are
+            bytes of one character share the span of that character.
     """
 
     text: str
     spans: Sequence[tuple[int, int]]
 
-    def pieces_of(self, start: int, end: int) -> list[int]:
-        """Indices of the pieces with a character among those from `start` to before `end`."""
+    def tokens_of(self, start: int, end: int) -> list[int]:
+        """Return the indices of the tokens with a character in [start, end)."""
         return [i for i, (a, b) in enumerate(self.spans) if a < end and start < b]
 
 
-def surface(pieces: Sequence[str]) -> Surface:
-    """The sentence that pieces spell."""
-    spelt = [_spelling(piece) for piece in pieces]
+def surface(tokens: Sequence[str]) -> Surface:
+    """Join tokens to a sentence."""
+    spelt = [_spelling(token) for token in tokens]
     ends = [0, *accumulate(map(len, spelt))]
     text = b"".join(spelt).decode(errors="surrogateescape")
     character_of = [
@@ -63,30 +63,30 @@ def surface(pieces: Sequence[str]) -> Surface:
     return Surface(text, spans)
 
 
-def _spelling(piece: str) -> bytes:
-    byte = BYTE.fullmatch(piece)
+def _spelling(token: str) -> bytes:
+    byte = BYTE.fullmatch(token)
     if byte:
         return bytes([int(byte[1], 16)])
-    return (UNKNOWN if piece == "<unk>" else piece.replace(SPACE, " ")).encode()
+    return (UNKNOWN if token == "<unk>" else token.replace(SPACE, " ")).encode()
 
 
 def clusters(sentence: Surface) -> list[int]:
-    """Which cluster each piece is of, from 0 in the order of the sentence."""
+    """Return the cluster of each token, numbered from 0 in the order of the sentence."""
     owners: list[int | None] = [None] * len(sentence.spans)
     for number, word in enumerate(WORD.finditer(sentence.text)):
-        for piece in sentence.pieces_of(*word.span()):
-            if owners[piece] is None:
-                owners[piece] = number
-    found: list[int] = []
+        for token in sentence.tokens_of(*word.span()):
+            if owners[token] is None:
+                owners[token] = number
+    numbers: list[int] = []
     labels: dict[tuple[str, int], int] = {}
-    for piece, owner in enumerate(_with_spaces(sentence, owners)):
-        key = ("piece", piece) if owner is None else ("word", owner)
-        found.append(labels.setdefault(key, len(labels)))
-    return found
+    for token, owner in enumerate(_with_spaces(sentence, owners)):
+        key = ("token", token) if owner is None else ("word", owner)
+        numbers.append(labels.setdefault(key, len(labels)))
+    return numbers
 
 
 def _with_spaces(sentence: Surface, owners: Sequence[int | None]) -> list[int | None]:
-    """A piece that is nothing but the space in front of a word belongs to the word."""
+    """Assign a token that is only a space to the word after it."""
     following = [*owners, None][1:]
     return [
         after if owner is None and sentence.text[slice(*span)].isspace() else owner
@@ -97,16 +97,16 @@ def _with_spaces(sentence: Surface, owners: Sequence[int | None]) -> list[int | 
 def merging(
     batch: Batch, seen: Observation, clusters_of: Mapping[str, Sequence[Sequence[int]] | None]
 ) -> Measures:
-    """How much each head of self-attention keeps inside of the current word, in shares of 1.
+    """Yield how much weight each head of self-attention keeps inside a word, in shares of 1.
 
-    - merge_score: mean over clusters. A cluster of one piece scores that piece's weight on
-      itself; a larger one the highest weight that any of its pieces puts on the others.
-    - split_merge_score: the same over clusters of several pieces alone.
-    - cluster_mass: mean over tokens of the weight inside of the token's own cluster.
+    - merge_score: mean over clusters. The score of a cluster is the highest weight of any of its
+      tokens on the others; of a cluster of one token its weight on itself.
+    - split_merge_score: the same over clusters of several tokens only.
+    - cluster_mass: mean over tokens of the weight inside their cluster.
 
     Args:
-        clusters_of: column -> the cluster of every piece of every sentence, by their places in
-            the text; without columns whose words cannot be seen.
+        clusters_of: column -> the cluster of every token of every sentence; None or absent for
+            columns without words.
     """
     known = clusters_of.get(seen.keys)
     if known is None or not seen.is_self:
@@ -123,7 +123,7 @@ def merging(
         return
     size_BN = inside_BNN.sum(-1)
     scores_BHN = (mass_BHQ - own_BHQ).where(size_BN[:, None] > 1, own_BHQ)
-    # what is no token is put into a cluster too many
+    # positions without a token go into an extra cluster
     index_BN = clusters_BN.where(is_word_BN, n_clusters)
     best_BHC = scores_BHN.new_zeros(*scores_BHN.shape[:2], n_clusters + 1).scatter_reduce(
         2, index_BN[:, None].expand_as(scores_BHN), scores_BHN, "amax"
@@ -137,14 +137,14 @@ def merging(
 
 
 def aligned(rows: Sequence[Sequence[int]], first: int, like_BN: Tensor) -> Tensor:
-    """Numbers of pieces at their positions in a batch, (B, N); -1 at marks and padding.
+    """Return one number per token at its position, (B, N); -1 at special tokens and padding.
 
     Args:
-        rows: one number a piece of each sentence.
-        first: position of the first piece.
-        like_BN: of the size and on the device of the batch.
+        rows: one number per token of each sentence.
+        first: position of the first token.
+        like_BN: gives the shape and the device.
     """
-    found_BN = torch.full(like_BN.shape, -1, dtype=torch.long)
+    numbers_BN = torch.full(like_BN.shape, -1, dtype=torch.long)
     for row, numbers in enumerate(rows):
-        found_BN[row, first : first + len(numbers)] = torch.tensor(numbers, dtype=torch.long)
-    return found_BN.to(like_BN.device)
+        numbers_BN[row, first : first + len(numbers)] = torch.tensor(numbers, dtype=torch.long)
+    return numbers_BN.to(like_BN.device)

@@ -124,8 +124,8 @@ def test_an_outside_score_is_the_last_number(paths: dict[str, Path]) -> None:
         (python('import sys; print(0.9); sys.exit("no model")'), "exit code 1: no model"),
         (python('print("all is well")'), "no number"),
         (python('print("2 systems, score: nan")'), "printed nan"),
-        (python("import time; time.sleep(30)"), "did not end within 0.5 s"),
-        ("no-such-program-here {hypotheses}", "could not be started"),
+        (python("import time; time.sleep(30)"), "timed out after 0.5 s"),
+        ("no-such-program-here {hypotheses}", "could not start"),
     ],
 )
 def test_a_failure_leaves_a_reason_and_no_score(
@@ -141,8 +141,8 @@ def test_a_failure_leaves_a_reason_and_no_score(
     ("command", "message"),
     [
         ("comet-score -t {hypothesis}", r"decode\.external\.comet.*mean \{hypotheses\}"),
-        ("comet-score -t hyp.txt", r"must name \{hypotheses\}"),
-        ("comet-score '{hypotheses}", "cannot be read as a command"),
+        ("comet-score -t hyp.txt", r"must contain \{hypotheses\}"),
+        ("comet-score '{hypotheses}", "is not a valid command"),
     ],
 )
 def test_bad_templates_are_refused(paths: dict[str, Path], command: str, message: str) -> None:

@@ -213,7 +213,7 @@ def test_without_a_network_an_online_run_falls_back_with_one_line(
     assert modes == ["online", "offline"]
     assert tracker.is_on
     assert [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING] == [
-        "W&B cannot be reached (CommError: no route); this run is kept offline"
+        "W&B is not reachable (CommError: no route); this run is logged offline"
     ]
     tracker.log(1, {"train/loss": 1.0})
     tracker.finish("failed")
@@ -237,7 +237,7 @@ def test_an_error_while_logging_turns_it_off_once(
     use(tracker)
     assert not tracker.is_on
     assert run.exit_code == 0
-    assert sum("W&B is off" in record.getMessage() for record in caplog.records) == 1
+    assert sum("W&B logging stopped" in record.getMessage() for record in caplog.records) == 1
 
 
 def test_a_defect_of_ours_is_not_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

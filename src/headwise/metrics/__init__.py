@@ -1,4 +1,4 @@
-"""Scores of translations: BLEU and chrF with signatures, and a hook for outside metrics."""
+"""Scores of translations: BLEU and chrF with signatures, and external metrics."""
 
 from __future__ import annotations
 

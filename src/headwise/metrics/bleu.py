@@ -1,13 +1,13 @@
 """BLEU and chrF by sacreBLEU, each with its signature.
 
-BLEU (Papineni et al. 2002) is computed on detokenised text with sacreBLEU's own tokeniser (Post
-2018); the BLEU of Moses-tokenised text that older papers report stands beside it under a name of
-its own. chrF and chrF++ are Popović 2015 and 2017.
+BLEU (Papineni et al. 2002) is computed on detokenised text with the tokeniser of sacreBLEU (Post
+2018). `bleu_tokenised` is the BLEU of Moses-tokenised text that older papers report. chrF and
+chrF++ are Popović 2015 and 2017.
 
-The statistics of a sentence, by column: of BLEU the tokens of hypothesis and reference, then
-matching and all n-grams of orders 1 to 4; of chrF++ for each order, 1 to 6 of characters and then 1
-and 2 of words, the n-grams of hypothesis and reference and those in both; those of tokenised BLEU
-as of BLEU, for languages written with spaces.
+Columns of the statistics of a sentence. BLEU: numbers of tokens of hypothesis and reference, then
+matching and all n-grams of orders 1 to 4. chrF++: for each order (characters 1 to 6, words 1 and 2)
+the n-grams of hypothesis, of reference and in both. Tokenised BLEU: as BLEU, only for languages
+written with spaces.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ TOKENISED_COLUMNS = range(34, 44)
 
 
 def text_metrics(target_language: str) -> list[Metric]:
-    """BLEU, tokenised BLEU (absent for languages written without spaces), chrF and chrF++.
+    """Return BLEU, tokenised BLEU (only for languages written with spaces), chrF and chrF++.
 
     Args:
-        target_language: code such as "en", "ja" or "zh-CN"; it chooses the tokenisers.
+        target_language: code such as "en", "ja" or "zh-CN"; selects the tokenisers.
     """
     from sacrebleu.metrics.chrf import CHRF
 
     language = language_of(target_language)
     metrics = [_metric("bleu", "BLEU", _bleu(language), BLEU_COLUMNS)]
-    if has_spaces(language):  # Moses' rules find no words elsewhere
+    if has_spaces(language):  # Moses needs spaces
         import sacremoses
 
         tokens = f"tok:moses-{language}-sacremoses-{sacremoses.__version__}"
@@ -54,16 +54,16 @@ def text_metrics(target_language: str) -> list[Metric]:
 def score_translations(
     hypotheses: Sequence[str], references: Sequence[str], target_language: str
 ) -> Measured:
-    """The statistics of translations, one item a sentence, with `text_metrics`.
+    """Compute the statistics of translations, one item per sentence, with `text_metrics`.
 
     Args:
-        hypotheses, references: detokenised text, one sentence each, aligned.
+        hypotheses, references: detokenised sentences, aligned.
         target_language: as in `text_metrics`.
 
     Raises:
-        DataError: no sentences, or unequal numbers of them.
+        DataError: no sentences, or different numbers of them.
     """
-    # sacreBLEU would cut the longer list silently
+    # sacreBLEU would truncate the longer list silently
     if len(hypotheses) != len(references) or not hypotheses:
         raise DataError(
             f"cannot score {len(hypotheses)} hypotheses against {len(references)} references: "
@@ -83,10 +83,10 @@ def score_translations(
 
 
 def bleu_tokeniser(language: str) -> str:
-    """Which tokeniser of sacreBLEU suits a target language: 13a, zh, or for Japanese ja-mecab.
+    """Return the tokeniser of sacreBLEU for a target language: 13a, zh, or for Japanese ja-mecab.
 
     Without MeCab (`pip install 'sacrebleu[ja]'`) Japanese is scored on characters. The signature
-    says which it was (tok:ja-mecab-..., tok:char); the two are not comparable.
+    differs (tok:ja-mecab-..., tok:char), and the scores are not comparable.
     """
     if language == "zh":
         return "zh"
@@ -102,7 +102,7 @@ def bleu_tokeniser(language: str) -> str:
 
 
 def moses_tokenised(sentences: Sequence[str], language: str) -> list[str]:
-    """Moses tokens joined by spaces, of detokenised text."""
+    """Tokenise detokenised text with Moses; tokens are joined by spaces."""
     import sacremoses
 
     moses = sacremoses.MosesTokenizer(lang=language)
@@ -116,15 +116,15 @@ def _bleu(language: str) -> Any:
 
 
 def _token_bleu() -> Any:
-    """BLEU of text that is tokenised already, as multi-bleu.perl computes it."""
+    """Return the BLEU of tokenised text, as multi-bleu.perl computes it."""
     from sacrebleu.metrics.bleu import BLEU
 
-    # force: sacreBLEU warns of text that looks tokenised, which here is the intention
+    # force: no warning about tokenised text
     return BLEU(tokenize="none", force=True)
 
 
-# What follows calls two methods of sacreBLEU's scorers that `corpus_score` is made of and that its
-# own test of significance calls too: the statistics of each sentence, and the score of their sums.
+# The functions below call two private methods of sacreBLEU's scorers: the statistics of each
+# sentence, and the score of their sums. `corpus_score` and its significance test use them, too.
 
 
 def _statistics(scorer: Any, hypotheses: Sequence[str], references: Sequence[str]) -> Floats:
@@ -139,6 +139,6 @@ def _metric(
         counts = [round(value) for value in sums.tolist()]
         return float(scorer._compute_score_from_stats(counts).score)
 
-    scorer.num_refs = 1  # which its signature names
+    scorer.num_refs = 1  # part of the signature
     signature = str(scorer.get_signature()).replace("tok:none", tokens)
     return Metric(name, "higher", of_sums, columns, signature, UNIT, label)

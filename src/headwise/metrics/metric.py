@@ -1,7 +1,7 @@
-"""A metric is a function of sums over items: validation, ranks, tests and tables share it.
+"""A metric is a function of sums over items; validation, ranks, tests and tables share it.
 
-An item is what a test set is drawn from: a sentence, a document, an example. What is known of it is
-a row of statistics, such as nats and tokens, or counts of n-grams.
+An item is one element of a test set: a sentence, a document, an example. It has a row of
+statistics, such as nats and tokens, or counts of n-grams.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Floats = npt.NDArray[np.float64]
 
 
 class Score(TypedDict):
-    """A value and how it was computed, as `results.json` holds them."""
+    """A value and how it was computed, as in `results.json`."""
 
     score: float
     signature: str
@@ -28,12 +28,12 @@ class Metric:
     """A score of any number of items.
 
     Attributes:
-        name: in results.json, in records, and of `trainer.monitor`.
-        better: which of two scores is the better one.
-        of_sums: from the sums over the items, one a column, to the score.
-        columns: which statistics of an item it reads.
-        signature: how it is computed; scores of two signatures do not compare.
-        unit: whose items have these statistics: `sums/<split>.<unit>.npy` of a run folder.
+        name: in results.json, in records, and in `trainer.monitor`.
+        better: whether a higher or a lower score is better.
+        of_sums: sums over the items, one per column -> score.
+        columns: the statistics of an item that it uses.
+        signature: how it is computed; scores with different signatures are not comparable.
+        unit: kind of the items, as in the file `sums/<split>.<unit>.npy` of a run folder.
         label: on axes and in tables.
     """
 
@@ -47,21 +47,21 @@ class Metric:
 
     @property
     def sign(self) -> int:
-        """What a score is multiplied by so that higher is better."""
+        """1 if higher is better, else -1."""
         return 1 if self.better == "higher" else -1
 
     def score(self, items: Floats) -> float:
-        """The score of items (items, statistics)."""
+        """Return the score of items, (items, statistics)."""
         return float(self.of_sums(items.sum(0)[list(self.columns)]))
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What a measuring gives.
+    """Statistics of items, and the metrics to compute from them.
 
     Attributes:
         items: (items, statistics).
-        metrics: what their sums give, all of one unit.
+        metrics: of the sums of the items, all of one unit.
     """
 
     items: Floats

@@ -1,4 +1,4 @@
-"""Where a run is written down: its own files (the record) and views of it."""
+"""Logging of a run: files in its folder (the record), and trackers that mirror them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The record of a run: files with one JSON object a line.
+"""The record of a run: JSON lines files.
 
-A line is complete once its newline is written; whatever stands after the last newline is the
-rest of a write that a kill or a full disk cut off, and is never read.
+A line is complete once its newline is written. Anything after the last newline is an incomplete
+write, after a kill or on a full disk, and is ignored.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from headwise.errors import RunError
 
 
 class JsonlWriter:
-    """Appends records to a file, and can go back to an earlier length.
+    """Appends records to a file, and truncates it on resume.
 
     A checkpoint stores `n_lines` after `sync()`; resuming calls `rewind(n_lines)`, so that the
     file holds every record up to the checkpoint once and none after it.
 
     Args:
-        path: created, with its folder, when it does not exist; a torn last line is cut off.
+        path: created, with its folder, if it does not exist; an incomplete last line is removed.
 
     Raises:
-        RunError: when the file cannot be opened or written (also from the methods).
+        RunError: the file cannot be opened or written (also from the methods).
     """
 
     def __init__(self, path: Path) -> None:
         self.path = Path(path)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            # Unbuffered: what is written stands in the file, and nothing is left in a buffer
-            # that a full disk would make fail a second time on closing.
+            # Unbuffered: otherwise closing would flush a buffer, which fails a second time on a
+            # full disk.
             self._file = open(self.path, "r+b" if self.path.exists() else "x+b", buffering=0)  # noqa: SIM115
         except OSError as error:
             raise _cannot("open", self.path, error) from error
@@ -50,9 +50,9 @@ class JsonlWriter:
     def write(self, record: Mapping[str, Any]) -> None:
         """Append one record.
 
-        Numbers of numpy and torch become plain ones. A float that is not finite is a measurement
-        that failed: it is left out (null inside a list, where leaving it out would shift the
-        others) and its place is named in the record's list `nonfinite`.
+        Numbers of numpy and torch become plain ones. A non-finite float is omitted (null inside a
+        list, so that the others keep their positions) and its path is added to the record's list
+        `nonfinite`.
         """
         line = encode_record(record)
         try:
@@ -60,30 +60,29 @@ class JsonlWriter:
         except OSError as error:
             self._cut()
             raise _cannot("write", self.path, error) from error
-        if written != len(line):  # the last bytes of a full disk
+        if written != len(line):  # disk full
             self._cut()
             raise RunError(f"cannot write {self.path}: no space left. {_ADVICE}")
         self._n_lines += 1
         self._n_bytes += len(line)
 
     def sync(self) -> None:
-        """Return when every record is on the disk; called before a checkpoint counts on them."""
+        """Flush every record to the disk (fsync); called before a checkpoint is saved."""
         try:
             os.fsync(self._file.fileno())
         except OSError as error:
             raise _cannot("write", self.path, error) from error
 
     def rewind(self, n_lines: int) -> None:
-        """Keep the first `n_lines` complete lines only, in one step that cannot stop halfway.
+        """Truncate the file to its first `n_lines` complete lines, atomically.
 
         Raises:
-            RunError: when the file has fewer lines.
+            RunError: the file has fewer lines.
         """
         if n_lines < 0 or n_lines > self._n_lines:
             raise RunError(
-                f"{self.path} has {self._n_lines} complete lines, the checkpoint was written "
-                f"after {n_lines}: the file was changed or lost since. Restore it, or start "
-                "again in a new folder"
+                f"cannot resume: {self.path} has {self._n_lines} complete lines, the checkpoint "
+                f"was saved after {n_lines}. Restore the file, or start in a new folder"
             )
         self._n_lines, self._n_bytes = self._measure(limit=n_lines)
         self._cut()
@@ -100,13 +99,13 @@ class JsonlWriter:
         self.close()
 
     def _measure(self, limit: int | None) -> tuple[int, int]:
-        """Number and total bytes of the complete lines, up to `limit` of them."""
+        """Return number and total bytes of the complete lines, up to `limit` of them."""
         self._file.seek(0)
-        ends = [found.end() for found in re.finditer(b"\n", self._file.readall())][:limit]
+        ends = [match.end() for match in re.finditer(b"\n", self._file.readall())][:limit]
         return len(ends), ends[-1] if ends else 0
 
     def _cut(self) -> None:
-        """Make the file end with its last complete line."""
+        """Truncate the file after its last complete line."""
         try:
             self._file.truncate(self._n_bytes)
             self._file.seek(self._n_bytes)
@@ -115,21 +114,21 @@ class JsonlWriter:
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """All records of a file, without a torn last line.
+    """Read all records of a file; an incomplete last line is ignored.
 
     Raises:
-        RunError: when the file is missing or a complete line is not a JSON object.
+        RunError: the file is missing, or a complete line is not a JSON object.
     """
     return list(_records(Path(path)))
 
 
 def read_if_there(path: Path) -> list[dict[str, Any]]:
-    """As `read_jsonl`; nothing of a file that is not there."""
+    """As `read_jsonl`; empty if the file does not exist."""
     return read_jsonl(path) if path.is_file() else []
 
 
 def encode_record(record: Mapping[str, Any]) -> bytes:
-    """The line of a record, newline included; see `JsonlWriter.write`."""
+    """Encode a record as a line with its newline; see `JsonlWriter.write`."""
     nonfinite: list[str] = []
     plain = _plain(record, "", nonfinite)
     if nonfinite:
@@ -137,7 +136,7 @@ def encode_record(record: Mapping[str, Any]) -> bytes:
     return json.dumps(plain, ensure_ascii=False, allow_nan=False).encode() + b"\n"
 
 
-_ADVICE = "Free some space and give the same command again: the run goes on from its checkpoint"
+_ADVICE = "Free some space and run the same command again to resume from the checkpoint"
 
 
 def _cannot(action: str, path: Path, error: OSError) -> RunError:
@@ -166,7 +165,7 @@ def _decode(line: bytes, path: Path, number: int) -> dict[str, Any]:
 
 
 def _plain(value: Any, path: str, nonfinite: list[str]) -> Any:
-    """`value` in the types of JSON; None for a float that is not finite, whose path is noted."""
+    """Convert `value` to JSON types; a non-finite float becomes None, its path goes to the list."""
     if hasattr(value, "tolist"):  # numpy and torch, scalars included
         value = value.tolist()
     if isinstance(value, float) and not math.isfinite(value):

@@ -1,11 +1,10 @@
 """Weights & Biases as a mirror of the run folder.
 
-Three promises: it never asks a question, never waits longer than it was told to, and never ends
-a training. Without a network or a key the same things are kept in the run folder, from where
-`wandb sync` uploads them later.
+It never prompts, never blocks longer than its time-outs, and never stops the training. Without a
+network or an API key the data are saved offline in the run folder; `wandb sync` uploads them later.
 
-An online run has an id in its folder, by which it is joined when it resumes. An offline run cannot
-be joined: a resumed one starts a second of the same name and group, and nothing depends on it.
+An online run saves its id in the run folder and continues under it on resume. An offline run cannot
+be continued: resuming starts a second W&B run of the same name and group.
 """
 
 from __future__ import annotations
@@ -33,17 +32,17 @@ from headwise.track.base import (
 
 KINDS = ("wandb", "none")
 MODES = ("online", "offline", "disabled")
-FINISH_TIMEOUT_SECONDS = 60.0  # what is not uploaded by then waits for `wandb sync`
+FINISH_TIMEOUT_SECONDS = 60.0  # the rest is left to `wandb sync`
 HISTOGRAM_BINS = 64
 
 log = logging.getLogger(__name__)
 
 
 def check_tracker(config: TrackerConfig) -> None:
-    """Refuse settings that no tracker can be made of.
+    """Validate the tracker settings.
 
     Raises:
-        ConfigError: naming the key and what it takes.
+        ConfigError: names the key and its allowed values.
     """
     if config.kind not in KINDS:
         raise refuse("tracker.kind", config.kind, KINDS)
@@ -57,16 +56,16 @@ def check_tracker(config: TrackerConfig) -> None:
 def make_tracker(
     config: TrackerConfig, run_dir: Path, group: str | None, container: Mapping[str, Any]
 ) -> Tracker:
-    """The tracker that `config` asks for.
+    """Create the tracker that `config` selects.
 
     Args:
-        config: the group `tracker`; its own `group` wins over the argument.
-        run_dir: the run folder, whose name is the run's; offline data stand in its folder `wandb`.
-        group: the sweep's name, or None.
+        config: the group `tracker`; its `group` overrides the argument.
+        run_dir: the run folder; its name becomes the run's. Offline data are in its `wandb`.
+        group: name of the sweep, or None.
         container: the resolved config as plain dicts, lists, strings and numbers.
 
     Raises:
-        ConfigError: for a kind or mode that does not exist.
+        ConfigError: an unknown kind or mode.
     """
     check_tracker(config)
     mode = choose_mode(config.mode) if config.kind == "wandb" else "disabled"
@@ -75,34 +74,34 @@ def make_tracker(
     try:
         return WandbTracker(config, run_dir, group, container, mode)
     except ImportError as error:
-        log.warning("W&B is off: %s; `pip install wandb`, or silence this by tracker=none", error)
+        log.warning("W&B is disabled: %s; `pip install wandb`, or set tracker=none", error)
         return NullTracker()
 
 
 def choose_mode(mode: str | None) -> str | None:
-    """online, offline or disabled: `mode`, else WANDB_MODE; None where neither is set."""
+    """Return online, offline or disabled: `mode`, else WANDB_MODE; None if neither is set."""
     if mode is not None:
         return mode
-    wanted = os.environ.get("WANDB_MODE", "").strip().lower()
-    wanted = {"dryrun": "offline", "run": "online"}.get(wanted, wanted)  # wandb's older words
-    if wanted and wanted not in MODES:
-        raise refuse("WANDB_MODE (environment)", wanted, MODES)
-    return wanted or None
+    variable = os.environ.get("WANDB_MODE", "").strip().lower()
+    variable = {"dryrun": "offline", "run": "online"}.get(variable, variable)  # wandb's older names
+    if variable and variable not in MODES:
+        raise refuse("WANDB_MODE (environment)", variable, MODES)
+    return variable or None
 
 
 class WandbTracker:
-    """Mirrors a run in W&B over an axis of our own, `update`.
+    """Mirrors a run in W&B; the x axis is `update`.
 
     Args:
         config, run_dir, group, container: see `make_tracker`.
-        mode: online, offline, or None: online where wandb finds a key. An online run that cannot
-            start (no network, a key that is refused) falls back to offline.
+        mode: online, offline, or None: online if wandb has an API key. An online run that cannot
+            start (no network, an invalid key) falls back to offline.
 
     Attributes:
-        is_on: False once W&B failed and was given up.
+        is_on: False after W&B raised an error.
 
     Raises:
-        ImportError: when wandb is not installed.
+        ImportError: wandb is not installed.
     """
 
     def __init__(
@@ -134,7 +133,7 @@ class WandbTracker:
             "console": "off",
             "init_timeout": float(config.init_timeout),
             "finish_timeout": FINISH_TIMEOUT_SECONDS,
-            "reinit": "create_new",  # a run that is not ours is neither joined nor ended
+            "reinit": "create_new",  # leaves other W&B runs of the process alone
             "disable_git": True,  # the run folder has its own environment.json
             "disable_code": True,
             "x_disable_stats": True,
@@ -147,7 +146,7 @@ class WandbTracker:
         self._send(lambda run: run.log({"update": update, **metrics}))
 
     def log_heads(self, update: int, heads: Mapping[str, HeadValues]) -> None:
-        """See `Tracker.log_heads`; α also as one histogram a site, `alpha/<site>/histogram`."""
+        """See `Tracker.log_heads`; α also as a histogram per site, `alpha/<site>/histogram`."""
         row: dict[str, Any] = {"update": update, **head_metrics(heads, self._kept_heads)}
         row.update(self._alpha_histograms(heads.get("alpha", {})))
         self._send(lambda run: run.log(row))
@@ -173,21 +172,21 @@ class WandbTracker:
             if run is not None:
                 run.finish(exit_code=0 if status == "finished" else 1)
         except self._errors as error:
-            self._give_up(error)
+            self._disable(error)
 
     def _start(self, mode: str | None) -> Any:
-        """The wandb run, or None when there can be none."""
-        # ValueError: a WANDB_ variable of the environment that wandb's settings refuse
+        """Return the wandb run, or None if it cannot start."""
+        # ValueError: an invalid WANDB_ variable in the environment
         refusals: tuple[type[Exception], ...] = (*self._errors, ValueError)
         try:
             run = self._init(mode or "online")
         except refusals as error:
             if mode == "offline":
-                self._give_up(error)
+                self._disable(error)
                 return None
             if mode == "online" or not isinstance(error, self._wandb.errors.UsageError):
                 reason = _first_line(error)
-                log.warning("W&B cannot be reached (%s); this run is kept offline", reason)
+                log.warning("W&B is not reachable (%s); this run is logged offline", reason)
             return self._start("offline")
         if mode == "offline":
             log.info("W&B: offline; `wandb sync %s` uploads it", Path(run.dir).parent)
@@ -197,10 +196,10 @@ class WandbTracker:
 
     def _init(self, mode: str) -> Any:
         wandb = self._wandb
-        joined = {} if mode == "offline" else {"id": run_id(self._run_dir), "resume": "allow"}
-        with _nobody_at_the_keyboard():
+        resume = {} if mode == "offline" else {"id": run_id(self._run_dir), "resume": "allow"}
+        with _no_terminal():
             settings = wandb.Settings(**self._settings)
-            run = wandb.init(mode=mode, settings=settings, **joined, **self._arguments)
+            run = wandb.init(mode=mode, settings=settings, **resume, **self._arguments)
         run.define_metric("update")
         run.define_metric("*", step_metric="update")
         return run
@@ -211,11 +210,11 @@ class WandbTracker:
         try:
             send(self._run)
         except self._errors as error:
-            self._give_up(error)
+            self._disable(error)
 
-    def _give_up(self, error: Exception) -> None:
+    def _disable(self, error: Exception) -> None:
         if self.is_on:
-            log.warning("W&B is off from here on (%s); the run goes on", _first_line(error))
+            log.warning("W&B logging stopped (%s); the run continues", _first_line(error))
         self.is_on = False
 
     def _alpha_histograms(self, alphas: HeadValues) -> dict[str, Any]:
@@ -231,7 +230,7 @@ class WandbTracker:
 
 
 def run_id(run_dir: Path) -> str:
-    """The id of a run in W&B: its fingerprint and the time it was first tracked, kept beside it."""
+    """Return the W&B id of a run, saved in its folder: fingerprint and time of the first call."""
     path = run_dir / "wandb-id.txt"
     if not path.is_file():
         write_text(path, f"{run_dir.name.rpartition('-')[2]}-{time.time_ns()}\n")
@@ -239,11 +238,11 @@ def run_id(run_dir: Path) -> str:
 
 
 def _wandb_errors() -> tuple[type[Exception], ...]:
-    """What wandb raises when its service, the network or the disk fails."""
+    """Return the exceptions of wandb for a failed service, network or disk."""
     import wandb.errors
     from wandb.sdk import mailbox
 
-    # OSError covers a service that died (ConnectionResetError), full disks and time-outs.
+    # OSError: a dead service (ConnectionResetError), full disks and time-outs.
     return (wandb.errors.Error, OSError, mailbox.MailboxClosedError, mailbox.HandleAbandonedError)
 
 
@@ -253,12 +252,12 @@ def _first_line(error: Exception) -> str:
 
 
 @contextmanager
-def _nobody_at_the_keyboard() -> Iterator[None]:
-    """Standard input that is no terminal: wandb then raises where it would ask and wait."""
-    keyboard = sys.stdin
-    with open(os.devnull) as nobody:
-        sys.stdin = nobody
+def _no_terminal() -> Iterator[None]:
+    """Replace standard input by a non-terminal, so that wandb raises instead of prompting."""
+    stdin = sys.stdin
+    with open(os.devnull) as devnull:
+        sys.stdin = devnull
         try:
             yield
         finally:
-            sys.stdin = keyboard
+            sys.stdin = stdin

@@ -203,13 +203,20 @@ def launch(config_name: str, job: Job, sweep: Sweep | None = None) -> None:
 def _quoted(argument: str) -> str:
     """`key=value` as Hydra reads it: it takes letters beyond ASCII, = and the like in quotes only.
 
-    What has quotes, brackets or commas says more than a name, and stays as it is.
+    What Hydra reads, lists and mappings stay as they are.
     """
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
     key, equals, value = argument.partition("=")
-    is_plain = re.fullmatch(r"[\w/+.$%*@?|: \t-]*", value, re.ASCII)
-    if not equals or key.startswith("-") or is_plain or re.search(r"""[][{}()"',\\]""", value):
+    if not equals or key.startswith("-") or value.startswith(("[", "{", '"', "'")) or "," in value:
         return argument
-    return f'{key}="{value}"'
+    try:
+        OverridesParser.create().parse_override(argument)
+        return argument
+    except HydraException:
+        escaped = re.sub(r'(\\*)("|\Z)', lambda m: m[1] * 2 + ("\\" + m[2] if m[2] else ""), value)
+        return f'{key}="{escaped}"'
 
 
 def _refuse_foreign_options(arguments: Sequence[str], config_name: str) -> None:
@@ -219,6 +226,10 @@ def _refuse_foreign_options(arguments: Sequence[str], config_name: str) -> None:
     # Hydra's --run says what is done anyway; where `run` is a key of ours, that is what is meant
     known = HYDRA_OPTIONS | ({"--run"} if config_name == "train" else set())
     for before, argument in pairwise(["", *arguments]):
+        if not argument.isprintable() and argument != argument.encode(errors="ignore").decode():
+            shown = argument.encode(errors="replace").decode()
+            print(f"headwise: {shown} is not UTF-8; rename what it names", file=sys.stderr)
+            sys.exit(2)
         has_value = before.startswith("-") and before not in MULTIRUN
         if "=" not in argument and not argument.startswith(("-", "~")) and not has_value:
             print(f"headwise: {_not_a_setting(before, argument)}", file=sys.stderr)

@@ -44,6 +44,9 @@ CONFIG_ERRORS = {
     "trainer.monitor=support": "trainer.monitor must be one of bleu, bleu_tokenised, chrf, chrf++",
     "trainer.valid_sentences=0": "at least 1 with trainer.monitor=bleu",
     "trainer.max_updates=0": "trainer.max_updates must be at least 1, got 0",
+    "trainer.max_updates=99999999999999999999": "trainer.max_updates must be below 2^53",
+    "model.encoder_layers=10000000": "model.encoder_layers must be from 1 to 1000",
+    "seed=1\udcff": "seed=1? is not UTF-8",
     "model.n_heads=3": "divisor of model.d_model=16",
     "model.dropout=1": "[0, 1)",
     "attention.alpha_init=3": "in (1.01, 2.0)",
@@ -62,6 +65,7 @@ CONFIG_ERRORS = {
     "data.max_train_pairs=0": "null or at least 1, got 0",
     "data.cleaning.max_words=-3": "max_words must be 0",
     "data.valid=../valid": "data.valid",
+    "data.target=../../etc/passwd": "data.target",
     "data.test=[../test]": "data.test",
     "sites.cross=softmax": "attention@sites.cross=softmax",
     "attention@sites.cross=linformer tokenizer.max_sentence_pieces=300": "cross.max_length=301",
@@ -119,8 +123,14 @@ def spoil_by_removing(text: Path) -> str:
     return "valid"
 
 
+def spoil_test_set(text: Path) -> str:
+    (text / "test_b.en").write_text("one line\n", encoding="utf-8")
+    return "test_b.en"
+
+
 @pytest.mark.parametrize(
-    "spoil", [spoil_alignment, spoil_encoding, spoil_by_emptying, spoil_by_removing]
+    "spoil",
+    [spoil_alignment, spoil_encoding, spoil_by_emptying, spoil_by_removing, spoil_test_set],
 )
 @pytest.mark.parametrize("command", ["train", "prepare"])
 def test_broken_data_is_told_as_it_is(

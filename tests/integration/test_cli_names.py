@@ -13,7 +13,7 @@ from headwise import cli
 def test_names_need_no_quotes_for_hydra(
     headwise: CommandLine, trained: Path, tmp_path: Path
 ) -> None:
-    folder = tmp_path / "Läufe=#1; beste"
+    folder = tmp_path / """Läufe=#1; 'beste' "a" [b] (c) {d} \\"""
     folder.symlink_to(trained.parent)
     text = tmp_path / "Übung.de"
     text.write_text("Hund sieht Haus\n", encoding="utf-8")

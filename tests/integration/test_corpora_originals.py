@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -157,6 +158,16 @@ def test_incomplete_and_damaged_archives_are_named(tmp_path: Path) -> None:
     corpus = opened(tmp_path, "wmt14", dir=str(tmp_path))
     with pytest.raises(DataError, match=r"test-full\.tgz is truncated or no zip or tar archive"):
         list(corpus.text("test_newstest2014"))
+    with zipfile.ZipFile(tmp_path / "test-full.tgz", "w") as archive:
+        archive.writestr("newstest2014-deen-src.en.sgm", "<seg>")
+    packed = (tmp_path / "test-full.tgz").read_bytes()
+    for at, flag in (6, 1), (8, 99):  # encrypted; packed in a way that nobody knows
+        spoilt = bytearray(packed)
+        for start in (0, packed.index(b"PK\x01\x02") + 2):
+            spoilt[start + at] = flag
+        (tmp_path / "test-full.tgz").write_bytes(spoilt)
+        with pytest.raises(DataError, match=r"src\.en\.sgm cannot be unpacked"):
+            list(corpus.text("test_newstest2014"))
     write_tar(tmp_path / "test-full.tgz", {"test-full/newstest2014-deen-src.en.sgm": b"<seg>"})
     with pytest.raises(DataError, match=r"has no newstest2014-deen-ref\.de\.sgm"):
         list(corpus.text("test_newstest2014"))

@@ -4,6 +4,8 @@ import gzip
 import json
 from pathlib import Path
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 from corpus_writers import plain, translations, write_parquet
@@ -67,10 +69,11 @@ def test_shards_of_a_longer_name_are_another_table(tmp_path: Path) -> None:
 
 
 def test_shards_of_two_releases_are_refused(tmp_path: Path) -> None:
-    for name in ("train-00000-of-00002", "train-00001-of-00003"):
-        write_parquet(tmp_path / f"{name}.parquet", _rows(flat=False))
-    with pytest.raises(DataError, match=r"holds 2 parquet shards.*expected 2, missing.*none"):
-        find_table(tmp_path, "train")
+    for stem, second in ("train", "00001-of-00003"), ("test", "0-of-00002"):
+        for name in ("00000-of-00002", "00001-of-00002", second):
+            write_parquet(tmp_path / f"{stem}-{name}.parquet", _rows(flat=False))
+        with pytest.raises(DataError, match=r"holds 3 parquet shards.*expected 2, missing.*none"):
+            find_table(tmp_path, stem)
 
 
 @pytest.mark.parametrize(
@@ -84,8 +87,11 @@ def test_shards_of_two_releases_are_refused(tmp_path: Path) -> None:
         ("a.jsonl", b'{"de": "x", "en": "y"}\n{"de": \n', "line 2: not JSON"),
         ("a.jsonl", b"[1]\n", "line 1: not a JSON object"),
         ("a.jsonl", b'{"de": "\xff", "en": "y"}\n', "line 1: not UTF-8"),
-        ("a.parquet", b"PAR1 but not really", "truncated or no parquet file"),
-        ("a.parquet", b"", "truncated or no parquet file"),
+        ("a.jsonl", b"[" * 100_000 + b"\n", "line 1: not JSON"),
+        ("a.jsonl", rb'{"de": "\ud800", "en": "y"}' + b"\n", "line 1: half of a surrogate pair"),
+        ("a.jsonl", rb'{"de": "\u0000", "en": "y"}' + b"\n", "line 1: a NUL character"),
+        ("a.parquet", b"PAR1 but not really", "truncated, no parquet file"),
+        ("a.parquet", b"", "truncated, no parquet file"),
     ],
 )
 def test_bad_tables_are_named(tmp_path: Path, name: str, data: bytes, message: str) -> None:
@@ -98,8 +104,18 @@ def test_bad_tables_are_named(tmp_path: Path, name: str, data: bytes, message: s
 
 def test_parquet_without_the_language_names_its_columns(tmp_path: Path) -> None:
     write_parquet(tmp_path / "a.parquet", [{"de": "x", "fr": "y"}])
-    with pytest.raises(DataError, match=r"no column 'en'; found de, fr"):
+    with pytest.raises(DataError, match=r"no columns 'en'; found de, fr"):
         list(table_pairs([tmp_path / "a.parquet"], "de", "en"))
+
+
+def test_parquet_with_two_columns_of_a_name_or_no_utf8_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    good, bad = (pyarrow.array([text]).cast("string", safe=False) for text in (b"x", b"\xff"))
+    for columns, told in ({"de": good, "en": bad}, "not UTF-8"), ([good] * 3, "2 columns 'en'"):
+        names = None if isinstance(columns, dict) else ["de", "en", "en"]
+        pyarrow.parquet.write_table(pyarrow.table(columns, names=names), path)
+        with pytest.raises(DataError, match=told):
+            list(table_pairs([path], "de", "en"))
 
 
 def test_line_ends_inside_a_cell_become_spaces(tmp_path: Path) -> None:

@@ -35,6 +35,19 @@ def test_misaligned_sides_name_both_counts(tmp_path: Path, longer: str) -> None:
         _pairs(tmp_path, first, second)
 
 
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        (b"eins\rzwei\r", r"a\.de ends its lines with carriage returns"),
+        (b"eins\n" + b"e" * 2**21, r"a\.de, line 2: above 1048576 bytes"),
+        ("eins\n".encode("utf-16-le"), r"a\.de, line 1: a NUL character"),
+    ],
+)
+def test_what_is_no_sentence_a_line_is_named(tmp_path: Path, data: bytes, told: str) -> None:
+    with pytest.raises(DataError, match=told):
+        _pairs(tmp_path, data, b"one\ntwo\n")
+
+
 @pytest.mark.parametrize("sides", [(b"", b"one\n"), (b"eins\n", b""), (b"", b"")])
 def test_empty_file_is_refused(tmp_path: Path, sides: tuple[bytes, bytes]) -> None:
     with pytest.raises(DataError, match=r"is empty|misaligned"):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from headwise.errors import RunError
+from headwise.runs.folder import RunFolder
 from headwise.runs.results import Results
 
 BLEU = {"score": 30.5, "signature": "tok:13a"}
@@ -34,3 +35,14 @@ def test_unfinished_and_foreign_results_are_not_read(tmp_path: Path) -> None:
     path.write_text('{"status": "finished", "bleu": 3}')
     with pytest.raises(RunError, match=r"of another version: unknown bleu"):
         Results.read(path)
+    wrong = {"scores": [], "updates": "3", "heads": {"density": {"cross": 1}}, "status": 3}
+    for key, value in wrong.items():
+        path.write_text(json.dumps({"status": "finished", key: value}))
+        with pytest.raises(RunError, match=f"{key} has a value of a wrong type"):
+            Results.read(path)
+    folder = RunFolder(tmp_path)
+    folder.checkpoints.mkdir()
+    for saved in ({"update": [], "train_seconds": 1.0}, {"update": 3}):
+        (folder.checkpoints / "last.json").write_text(json.dumps(saved))
+        with pytest.raises(RunError, match=r"last\.json is broken"):
+            folder.read_last()

@@ -174,6 +174,15 @@ def test_one_of_another_program_is_refused(tmp_path: Path, content: Any) -> None
         load_checkpoint(path)
 
 
+@pytest.mark.parametrize(
+    "model", [[1], {1: torch.zeros(2)}, {"a": torch.eye(2).to_sparse()}, {"a": 1}]
+)
+def test_weights_that_are_no_named_tensors_are_refused(tmp_path: Path, model: Any) -> None:
+    save_checkpoint(tmp_path / "best.pt", {"model": model})
+    with pytest.raises(CheckpointError, match="its model is no mapping of names to tensors"):
+        load_checkpoint(tmp_path / "best.pt")
+
+
 @pytest.mark.parametrize("version", [0, 99, None])
 def test_another_format_is_refused_by_number(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int | None

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from pandas import DataFrame
@@ -224,8 +225,9 @@ def _write_run(config: PruneConfig, run: TrainedRun, kept: Heads) -> Path | None
         f"({', '.join(f'{site} {n}' for site, n in after.items())}); "
         f"{about['parameters_before']:,} parameters, now {about['parameters']:,}\n"
         f"run folder  {path}\n"
-        f"evaluate    headwise evaluate run={path}\n"
-        f"train on    headwise train init_from={path} '{override}' and the run's other settings"
+        f"evaluate    headwise evaluate {quote(f'run={path}')}\n"
+        f"train on    headwise train {quote(f'init_from={path}')} '{override}' "
+        "and the run's other settings"
     )
     return path
 

@@ -6,7 +6,7 @@ import re
 import sys
 
 from hydra.errors import HydraException
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import GrammarParseError, OmegaConfBaseException
 
 from headwise.config.folders import config_dir, group_choices, group_node
 from headwise.config.keys import known_keys
@@ -25,6 +25,10 @@ def explain_composition(error: Exception, config_name: str) -> str:
     text = re.sub(r"\nSee https://hydra.cc\S*.*", "", text)
     text = re.sub(r"Key '(\w+)' (is not in struct|not in '\w+')", r"There is no key '\1'.", text)
     text = text.replace("\\'", "'")
+    if isinstance(error.__cause__ or error, GrammarParseError):
+        text = (
+            "${ begins a reference to another key, which ends with }: rename the path that has it"
+        )
     if not isinstance(error, (HydraException, OmegaConfBaseException)):
         text = f"{text}\nThe command line was: {' '.join(sys.argv[1:])}"
     if "Config group override must be a string or a list" in text:

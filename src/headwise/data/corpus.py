@@ -200,6 +200,8 @@ def open_corpus(config: DataConfig, cache_dir: Path) -> Corpus:
     tests = list(config.test)
     if not tests and not config.origins:
         tests = [split for split in source.splits() if split.startswith("test")]
+        if isinstance(source, FolderSource):
+            source.require_both_sides("test")
     return Corpus(replace(config, test=tests), source, cache_dir)
 
 

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from headwise.config.schema import TextDataConfig, TokenizerConfig
 from headwise.data.cache import make_once
-from headwise.data.corpora.text import open_bytes
+from headwise.data.corpora.text import check_text, open_bytes
 from headwise.data.digest import FileHashes, combined_digest
 from headwise.data.store import id_dtype
 from headwise.data.tokenizer import EOS, N_SPECIALS, Tokenizer, TokenizerPair
@@ -35,6 +35,7 @@ from headwise.errors import DataError
 from headwise.file_names import check_file_name
 
 FORMAT = 1  # raise it when the files change
+MAX_LINE = 2**27  # bytes; a longer one is read in parts, as bytes may be
 COLUMN = "tokens"  # of the batches
 TOKENIZER = "tokenizer.model"
 
@@ -111,7 +112,8 @@ class TextCorpus:
     def lines(self, split: str) -> Iterator[bytes]:
         """Line by line, with line feeds."""
         with open_bytes(self.path(split)) as stream:
-            yield from stream
+            while line := stream.readline(MAX_LINE):
+                yield line
 
 
 @dataclass(frozen=True)
@@ -194,7 +196,11 @@ def _prepare(
 
 def _text(line: bytes, corpus: TextCorpus, split: str) -> str:
     try:
-        return line.decode()
+        text = line.decode()
+        if len(line) == MAX_LINE:
+            raise DataError(f"{corpus.path(split)}: a line above {MAX_LINE} bytes")
+        check_text(text, str(corpus.path(split)))
+        return text
     except UnicodeDecodeError as error:
         raise DataError(
             f"{corpus.path(split)} is not UTF-8; tokenizer=byte takes any bytes"

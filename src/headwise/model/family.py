@@ -17,6 +17,7 @@ from headwise.model.outputs import Output
 from headwise.model.parts import Parts
 from headwise.model.stack import Stack
 
+MAX_LAYERS = 1000
 COUNTS = ("encoder_layers", "decoder_layers", "d_model", "n_heads", "d_ff")
 SHARING = ("all", "decoder", "none")
 
@@ -25,8 +26,10 @@ def check_model_config(config: ModelConfig, joint_vocab: bool, parts: Parts) -> 
     """Refuse sizes and names that cannot be built, by key."""
     for key in COUNTS:
         require(getattr(config, key) >= 1, f"model.{key}", "at least 1", getattr(config, key))
-    depth = config.layers
-    require(depth is None or depth >= 1, "model.layers", "null or at least 1", depth)
+    for key in ("layers", "encoder_layers", "decoder_layers"):
+        depth = getattr(config, key)
+        fits = depth is None or 1 <= depth <= MAX_LAYERS
+        require(fits, f"model.{key}", f"from 1 to {MAX_LAYERS}", depth)
     n_registers = config.register_tokens
     require(n_registers >= 0, "model.register_tokens", "at least 0", n_registers)
     for key in ("dropout", "attention_dropout", "activation_dropout"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from headwise.analysis.alpha_table import alpha_table
@@ -57,7 +58,7 @@ def summary(folder: RunFolder, results: Results, command: str = "") -> str:
         f"{results.tokens_per_second or 0:.0f} tokens/s",
         f"run folder  {folder.path}",
         f"figures     {folder.figures}",
-        *([f"{command:<11} headwise {command} run={folder.path}"] if command else []),
+        *([f"{command:<11} headwise {command} {quote(f'run={folder.path}')}"] if command else []),
     ]
     return "\n".join(lines)
 

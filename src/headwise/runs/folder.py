@@ -130,7 +130,12 @@ class RunFolder:
 
     def read_last(self) -> dict[str, Any]:
         """What stands beside the last checkpoint: update and costs; empty before the first."""
-        return read_json(self.checkpoints / "last.json", may_lack=True)
+        path = self.checkpoints / "last.json"
+        saved = read_json(path, may_lack=True)
+        numbers = [saved.get(key) for key in ("update", "train_seconds")]
+        if saved and not all(isinstance(number, int | float) for number in numbers):
+            raise RunError(f"{path} is broken: no update or train_seconds. Copy it anew")
+        return saved
 
     def results_at(self, update: int) -> Results | None:
         """Content of results.json if the run was finished at this update, else None."""

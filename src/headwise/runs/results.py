@@ -6,8 +6,9 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin, get_type_hints
 
+from headwise.config.instantiate import fits
 from headwise.errors import RunError
 from headwise.files import read_json, write_json
 
@@ -68,6 +69,10 @@ class Results:
         unknown = content.keys() - {known.name for known in dataclasses.fields(cls)}
         if unknown:
             raise RunError(f"{path} is of another version: unknown {', '.join(sorted(unknown))}")
+        hints = get_type_hints(cls)
+        wrong = [key for key, value in content.items() if not _fits(value, hints[key])]
+        if wrong:
+            raise RunError(f"{path} is broken: {wrong[0]} has a value of a wrong type")
         is_finished = content.get("status") == FINISHED
         return cls(**content) if is_finished else None
 
@@ -85,3 +90,13 @@ class Results:
 
     def _of(self, split: str | None, metric: str) -> Mapping[str, Any]:
         return self.scores.get(split or "", {}).get(metric, {})
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """As `fits`, and mappings and sequences by what they hold."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin is Mapping:
+        return isinstance(value, dict) and all(_fits(one, inner[1]) for one in value.values())
+    if origin is Sequence:
+        return isinstance(value, list) and all(_fits(one, inner[0]) for one in value)
+    return fits(value, hint)

@@ -157,11 +157,27 @@ def _records(path: Path) -> Iterator[dict[str, Any]]:
 def _decode(line: bytes, path: Path, number: int) -> dict[str, Any]:
     try:
         record = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RunError(f"{path}, line {number}: not JSON ({error})") from error
     if not isinstance(record, dict):
         raise RunError(f"{path}, line {number}: must be a JSON object, got {line[:40]!r}")
+    wrong = [key for key, value in record.items() if not _is_measured(key, value)]
+    if wrong:
+        raise RunError(f"{path}, line {number}: {wrong[0]} has a value of a wrong type")
     return record
+
+
+def _is_measured(key: str, value: Any) -> bool:
+    """Whether a metric is a number, and a statistic site -> layers -> a number or null a head."""
+    if key == "update" or "/" in key:
+        return isinstance(value, int | float)
+    return not isinstance(value, dict) or all(_are_numbers(of, 2) for of in value.values())
+
+
+def _are_numbers(value: Any, depth: int) -> bool:
+    if depth:
+        return isinstance(value, list) and all(_are_numbers(one, depth - 1) for one in value)
+    return value is None or isinstance(value, int | float)
 
 
 def _plain(value: Any, path: str, nonfinite: list[str]) -> Any:

@@ -53,6 +53,12 @@ def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str,
         ) from error
     if not isinstance(payload, dict) or payload.get("kind") != KIND or "model" not in payload:
         raise CheckpointError(f"{path} is no checkpoint of headwise")
+    weights = payload["model"]
+    if not isinstance(weights, dict) or not all(
+        isinstance(name, str) and isinstance(value, Tensor) and value.layout == torch.strided
+        for name, value in weights.items()
+    ):
+        raise CheckpointError(f"{path} is damaged: its model is no mapping of names to tensors")
     if payload.get("format") != FORMAT_VERSION:
         raise CheckpointError(
             f"{path} has format {payload.get('format')}; this version of headwise reads format "

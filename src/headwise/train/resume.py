@@ -26,4 +26,4 @@ def resume_or_start(trainer: Trainer) -> None:
     trainer.restore(load_checkpoint(folder.last))
     if costs := folder.read_last():  # of the processes before this one
         trainer.seconds = float(costs["train_seconds"])
-        trainer.step.memory.bytes = costs["peak_memory_bytes"]
+        trainer.step.memory.bytes = costs.get("peak_memory_bytes")

@@ -69,7 +69,9 @@ def check_trainer_config(config: TrainerConfig) -> None:
     """Refuse values that no run can use, by key."""
     every = ("log_every", "validate_every", "save_every")
     for key in ("max_updates", "max_tokens", "accumulate", *every, "valid_beam"):
-        require(getattr(config, key) >= 1, f"trainer.{key}", "at least 1", getattr(config, key))
+        count = getattr(config, key)
+        require(count >= 1, f"trainer.{key}", "at least 1", count)
+        require(count < 2**53, f"trainer.{key}", "below 2^53", count)
     for key in ("keep", "patience", "average", "clip_norm", "valid_sentences", "head_sentences"):
         require(getattr(config, key) >= 0, f"trainer.{key}", "at least 0", getattr(config, key))
     for key in ("threads", "n_workers"):

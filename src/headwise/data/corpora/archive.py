@@ -196,7 +196,11 @@ def _open_member(archive: Path, wanted: Sequence[str]) -> Iterator[tuple[IO[byte
                 f"{archive} is truncated or no zip or tar archive ({error}); get it again"
             ) from error
         name = _member(archive, names, wanted)
-        yield opened.enter_context(open_file(name)), f"{archive}:{name}"
+        try:
+            stream = opened.enter_context(open_file(name))
+        except (*DAMAGED, RuntimeError) as error:  # encrypted, or packed in another way
+            raise DataError(f"{archive}:{name} cannot be unpacked: {error}") from error
+        yield stream, f"{archive}:{name}"
 
 
 def _member(archive: Path, names: Sequence[str], wanted: Sequence[str]) -> str:

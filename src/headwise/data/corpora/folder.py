@@ -85,6 +85,13 @@ class FolderSource:
             f"Splits there: {', '.join(self.splits()) or 'none'}."
         )
 
+    def require_both_sides(self, prefix: str) -> None:
+        """Raise a `DataError` where a split whose name begins so has one side alone."""
+        for stem in sorted(self._stems()):
+            half = self._half_found([stem]) if stem.startswith(prefix) else None
+            if half and stem not in self._found:
+                raise DataError(half)
+
     def _find_all(self) -> dict[str, _Found]:
         named = {stem for stems in self.files.values() for stem in stems}
         others = {stem: [stem] for stem in self._stems() - named}
@@ -108,7 +115,9 @@ class FolderSource:
 
     def _stems(self) -> set[str]:
         """Stems of all that lies here and could be a split."""
-        sides = (f".{self.source}", f".{self.source}.gz")
+        sides = [
+            f".{code}{suffix}" for code in (self.source, self.target) for suffix in ("", ".gz")
+        ]
         stems: set[str] = set()
         for path in self.folder.iterdir():
             side = next((ending for ending in sides if path.name.endswith(ending)), None)

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from headwise.data.corpora.text import decoded_lines, open_bytes
+from headwise.data.corpora.text import check_text, decoded_lines, open_bytes
 from headwise.errors import DataError
 
 _BATCH_ROWS = 2048
@@ -57,7 +57,7 @@ def _check_complete(shards: Sequence[Path]) -> None:
     matches = [match for path in shards if (match := _SHARD.fullmatch(path.name))]
     expected, totals = int(matches[0]["total"]), {match["total"] for match in matches}
     missing = sorted(set(range(expected)) - {int(match["number"]) for match in matches})
-    if missing or len(totals) > 1:
+    if missing or len(totals) > 1 or len(shards) > expected:
         raise DataError(
             f"{shards[0].parent} holds {len(shards)} parquet shards like {shards[0].name}; "
             f"expected {expected}, missing numbers: {', '.join(map(str, missing)) or 'none'}"
@@ -94,6 +94,7 @@ def row_pair(row: Mapping[str, Any], source: str, target: str, where: str) -> tu
         if not isinstance(text, str):
             has = ", ".join(map(str, found)) or "nothing"
             raise DataError(f"{where}: no text for language {code!r}; found {has}")
+        check_text(text, where)
         if "\n" in text or "\r" in text:  # everything downstream is one sentence a line
             text = re.sub(r"[\r\n]+", " ", text).strip()
         texts.append(text)
@@ -109,19 +110,20 @@ def _parquet_pairs(path: Path, source: str, target: str) -> Iterator[tuple[str, 
         with pyarrow.parquet.ParquetFile(path, memory_map=True) as table:
             names = table.schema_arrow.names
             columns = ["translation"] if "translation" in names else [source, target]
-            missing = [name for name in columns if name not in names]
-            if missing:
+            wrong = [name for name in columns if names.count(name) != 1]
+            if wrong:
                 raise DataError(
-                    f"{path}: no column {missing[0]!r}; found {', '.join(names)}. "
+                    f"{path}: {names.count(wrong[0]) or 'no'} columns {wrong[0]!r}; found "
+                    f"{', '.join(names)}. "
                     "Columns must be the two language codes, or `translation` holding both."
                 )
             for batch in table.iter_batches(batch_size=_BATCH_ROWS, columns=columns):
                 for row in batch.to_pylist():
                     number += 1
                     yield row_pair(row, source, target, f"{path}, row {number}")
-    except (pyarrow.ArrowException, OSError) as error:
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise DataError(
-            f"{path} is truncated or no parquet file (after row {number}: {error})"
+            f"{path} is truncated, no parquet file or not UTF-8 (after row {number}: {error})"
         ) from error
 
 
@@ -133,7 +135,7 @@ def _json_pairs(path: Path, source: str, target: str) -> Iterator[tuple[str, str
             where = f"{path}, line {number}"
             try:
                 row = json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise DataError(f"{where}: not JSON ({error})") from error
             if not isinstance(row, dict):
                 raise DataError(f"{where}: not a JSON object")

@@ -21,6 +21,8 @@ from typing import IO
 from headwise.errors import DataError
 
 # What the standard library raises when a compressed file is cut short or is something else.
+MAX_LINE = 2**20  # bytes
+ONE_A_LINE = "Write one sentence a line; tr '\\r' '\\n' mends the line ends of old Macs"
 DAMAGED = (EOFError, OSError, zlib.error, tarfile.TarError, zipfile.BadZipFile)
 
 
@@ -39,6 +41,19 @@ def open_bytes(path: Path) -> Iterator[IO[bytes]]:
             yield stream
 
 
+def check_text(text: str, where: str) -> None:
+    """Refuse characters that no sentence holds; `where` starts the message."""
+    if "\0" in text:
+        raise DataError(
+            f"{where}: a NUL character. If the file is UTF-16, convert it, for example with "
+            "iconv -t utf-8; else remove them, for example with tr -d '\\0'"
+        )
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(f"{where}: half of a surrogate pair, which is no text") from error
+
+
 def decode_line(raw: bytes, name: str, number: int) -> str:
     """`raw` as text without its line end; a byte-order mark goes from the first line.
 
@@ -52,6 +67,7 @@ def decode_line(raw: bytes, name: str, number: int) -> str:
             f"{name}, line {number}: not UTF-8 (byte 0x{raw[error.start]:02x} at position "
             f"{error.start + 1} of the line). Convert the file, for example with iconv -t utf-8."
         ) from error
+    check_text(line, f"{name}, line {number}")
     if number == 1:
         line = line.removeprefix("\ufeff")
     return line.removesuffix("\n").removesuffix("\r")
@@ -64,9 +80,13 @@ def decoded_lines(stream: IO[bytes], name: str, may_be_empty: bool = False) -> I
         DataError: no line at all, unless that may be; a line that is not UTF-8; a damaged
             compressed file.
     """
-    number = 0
+    number, raw = 0, b""
     try:
-        for number, raw in enumerate(stream, 1):
+        for number, raw in enumerate(iter(lambda: stream.readline(MAX_LINE + 1), b""), 1):
+            if len(raw) > MAX_LINE:
+                raise DataError(f"{name}, line {number}: above {MAX_LINE} bytes. {ONE_A_LINE}")
+            if number == 1 and not raw.endswith(b"\n") and b"\r" in raw.rstrip(b"\r"):
+                raise DataError(f"{name} ends its lines with carriage returns alone. {ONE_A_LINE}")
             yield decode_line(raw, name, number)
     except DAMAGED as error:
         raise DataError(

@@ -134,3 +134,15 @@ def test_better_is_above_0_whichever_way_a_metric_points() -> None:
     assert found.p_value == 1 / 201
     score = Metric("score", "higher", nll.of_sums, (1, 2), "", "loss", "")
     assert paired_bootstrap([lower], [base], score, 200).difference == pytest.approx(-0.125)
+
+
+def test_the_usual_number_of_draws_settles_a_p_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator, found = np.random.default_rng(0), []
+    mean = Metric("mean", "higher", lambda sums: sums[0], [0], "", "", "")
+    items = generator.normal(size=(100, 1))
+    items += 0.24 - items.mean()
+    for seed in range(6):
+        monkeypatch.setattr("headwise.metrics.significance.RANDOM_SEED", seed)
+        found.append(paired_bootstrap([items], [np.zeros_like(items)], mean).p_value)
+    assert 0.002 < np.mean(found) < 0.03
+    assert np.std(found) < 0.2 * np.mean(found)

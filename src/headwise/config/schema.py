@@ -332,7 +332,7 @@ class ReportConfig:
     runs: list[str] = field(default_factory=list)  # folders or globs; empty: those the paper names
     seeds: list[int] | None = None  # null: the paper's
     overrides: list[str] = field(default_factory=list)  # of every recipe: ["data.dir=FOLDER"]
-    n_resamples: int = 1000  # of the paired bootstrap
+    n_resamples: int = 10_000  # of the paired bootstrap
     launch: bool = False  # train what is missing first
     run: str | None = None  # a run's folder, for page and figures
     page: bool = False  # one html file to look at the heads of `run`

@@ -57,8 +57,9 @@ def alpha_entmax(
         scores: as for `softmax`.
         alpha: in [1, 2], ends included: a number, or a tensor that broadcasts against `scores`
             with size 1 along `dim`, such as (H, 1, 1) for scores (B, H, Q, K). Computed in
-            float32 (float64 for float64 scores); its gradient is finite at exactly 1 too. On an
-            accelerator a tensor is clamped without a check, which would wait for the device.
+            float32 (float64 for float64 scores); a tensor is clamped to at
+            least 1 + 1e-7, so that its gradient is finite at exactly 1 too. On an accelerator it is
+            clamped without a check, which would wait for the device.
         dim, mask: as for `softmax`.
 
     Returns:

@@ -20,6 +20,8 @@ import numpy as np
 from headwise.errors import DataError, require
 from headwise.metrics.metric import Floats, Metric
 
+N_RESAMPLES = 10_000  # of 1,000, a p value near 0.01 moves between 0.007 and 0.014
+DRAWS_AT_ONCE = 100  # of 3,000 items 10,000 draws take below a second
 RANDOM_SEED = 12345  # as in sacreBLEU; makes reports reproducible
 
 
@@ -46,8 +48,28 @@ class Comparison:
     n_resamples: int
 
 
+def _drawn_sums(columns: Floats, n_resamples: int) -> Floats:
+    """Sums (systems, draws, statistics) of as many items as there are, drawn with replacement.
+
+    Args:
+        columns: (systems, items, statistics); the same items are drawn of each system.
+    """
+    generator, n_items = np.random.default_rng(RANDOM_SEED), columns.shape[1]
+    sums = []
+    for first in range(0, n_resamples, DRAWS_AT_ONCE):
+        n_draws = min(DRAWS_AT_ONCE, n_resamples - first)
+        drawn = generator.integers(n_items, size=(n_draws, n_items))
+        drawn += np.arange(n_draws)[:, None] * n_items
+        counts = np.bincount(drawn.ravel(), minlength=n_draws * n_items).reshape(n_draws, n_items)
+        sums.append(counts.astype(np.float64) @ columns)
+    return np.concatenate(sums, axis=1)
+
+
 def paired_bootstrap(
-    systems: Sequence[Floats], baselines: Sequence[Floats], metric: Metric, n_resamples: int = 1000
+    systems: Sequence[Floats],
+    baselines: Sequence[Floats],
+    metric: Metric,
+    n_resamples: int = N_RESAMPLES,
 ) -> Comparison:
     """Compare systems with baselines, pair by pair, on the same resampled items.
 
@@ -70,18 +92,10 @@ def paired_bootstrap(
     n_items = len(systems[0])
     if any(len(items) != n_items for items in (*systems, *baselines)):
         raise DataError("cannot pair systems that were scored on different numbers of items")
-    generator = np.random.default_rng(RANDOM_SEED)
-    draws = generator.multinomial(n_items, [1 / n_items] * n_items, size=n_resamples)
-    weights = draws.astype(np.float64)  # (draws, items): number of times an item is drawn
-
-    def scores(items: Floats) -> Floats:
-        """Score of all items, then of each draw."""
-        columns = items[:, list(metric.columns)]
-        sums = np.vstack((columns.sum(0), weights @ columns))
-        return metric.sign * np.array([metric.of_sums(row) for row in sums])
-
-    pairs = zip(systems, baselines, strict=True)
-    differences = np.mean([scores(new) - scores(old) for new, old in pairs], axis=0)
+    columns = np.stack([items[:, list(metric.columns)] for items in (*systems, *baselines)])
+    sums = np.concatenate((columns.sum(1)[:, None], _drawn_sums(columns, n_resamples)), axis=1)
+    scores = metric.sign * np.array([[metric.of_sums(row) for row in of] for of in sums])
+    differences = (scores[: len(systems)] - scores[len(systems) :]).mean(0)
     difference, resampled = float(differences[0]), differences[1:]
     centred = np.abs(resampled - resampled.mean())
     n_as_far = int((centred >= abs(difference)).sum())

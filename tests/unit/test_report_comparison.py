@@ -21,7 +21,7 @@ def point(
 ) -> dict[str, Any]:
     run = folder / "-".join(overrides).replace("=", "_")
     run.mkdir()
-    OmegaConf.save(composed(*data, "tracker=none"), run / "config.yaml")
+    OmegaConf.save(composed(*data, "tracker=none"), run / "config.yaml", resolve=True)
     Results(**results).write(run / "results.json")
     return {"overrides": overrides, "run": str(run)}
 

@@ -75,7 +75,7 @@ def test_a_mean_alpha_stands_where_a_head_has_none_of_its_own(first: float | Non
 
 def test_figures_of_what_was_measured(tmp_path: Path) -> None:
     tracker, folder = Listener(), RunFolder(tmp_path)
-    OmegaConf.save(composed(*CORPUS), tmp_path / "config.yaml")
+    OmegaConf.save(composed(*CORPUS), tmp_path / "config.yaml", resolve=True)
     records = Records(folder, NullTracker())
     records.log(1, {"train/loss": 2.0})
     records.log_heads(1, {**STATISTICS, "p of/ours": {"cross": [[0.5, None]]}})
@@ -92,7 +92,9 @@ def test_the_figures_of_a_pruned_run_name_its_heads_by_their_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = RunFolder(tmp_path)
-    OmegaConf.save(composed(*CORPUS, "model.heads={cross:[[2,5]]}"), tmp_path / "config.yaml")
+    OmegaConf.save(
+        composed(*CORPUS, "model.heads={cross:[[2,5]]}"), tmp_path / "config.yaml", resolve=True
+    )
     folder.heads.write_text('{"update": 1, "alpha": {"cross": [[1.25, 1.5]]}}\n', encoding="utf-8")
     drawn = []
     monkeypatch.setattr("headwise.plots.training.trajectories", lambda t, _: drawn.append(t))

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from headwise.analysis.alpha_table import alpha_table
 from headwise.runs.folder import RunFolder, read_config
 from headwise.runs.results import Results
-from headwise.tasks.task import task_of
 from headwise.track.base import Tracker
 from headwise.track.jsonl import read_if_there
 
@@ -27,6 +26,7 @@ def figures(folder: RunFolder, name: str = "") -> dict[str, Figure]:
         name: of what was trained, for the titles.
     """
     from headwise.plots.training import training_figures  # brings pandas and seaborn
+    from headwise.tasks.task import task_of  # pandas as well
 
     config = read_config(folder)
     task = task_of(config)

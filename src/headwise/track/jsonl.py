@@ -169,9 +169,9 @@ def _decode(line: bytes, path: Path, number: int) -> dict[str, Any]:
 
 def _is_measured(key: str, value: Any) -> bool:
     """Whether a metric is a number, and a statistic site -> layers -> a number or null a head."""
-    if key == "update" or "/" in key:
-        return isinstance(value, int | float)
-    return not isinstance(value, dict) or all(_are_numbers(of, 2) for of in value.values())
+    if isinstance(value, dict):
+        return all(_are_numbers(of, 2) for of in value.values())
+    return isinstance(value, int | float) or not (key == "update" or "/" in key)
 
 
 def _are_numbers(value: Any, depth: int) -> bool:

@@ -29,22 +29,11 @@ WORDS = {
 }  # fmt: skip
 # Two updates of the smallest model there is, without W&B.
 SMALL = (
-    "data=files",
-    "data.source=de",
-    "data.target=en",
-    "tokenizer.vocab_size=60",
-    "model.d_model=16",
-    "model.n_heads=2",
-    "model.d_ff=32",
-    "model.encoder_layers=1",
-    "model.decoder_layers=1",
-    "trainer=debug",
-    "trainer.progress=false",
-    "trainer.precision=fp32",
-    "decode.beam=2",
-    "decode.max_length_extra=3",
-    "tracker=none",
-)
+    "data=files", "data.source=de", "data.target=en", "tokenizer.vocab_size=60",
+    "model.d_model=16", "model.n_heads=2", "model.d_ff=32", "model.encoder_layers=1",
+    "model.decoder_layers=1", "trainer=debug", "trainer.progress=false", "trainer.precision=fp32",
+    "decode.beam=2", "decode.max_length_extra=3", "tracker=none",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -161,7 +150,6 @@ def train_small(folder: Path, *more: str) -> Path:
     overrides = small_overrides(folder, *more)
     with composer() as make:
         outcome = train(typed(make(overrides)), overrides)
-    assert outcome.folder is not None
     return outcome.folder
 
 
@@ -177,8 +165,7 @@ def json_of(path: Path) -> Any:
 
 def results(run: Path, name: str = "results-auto") -> dict[str, Any]:
     """What an evaluation has left."""
-    content: dict[str, Any] = json_of(run / f"{name}.json")
-    return content
+    return json_of(run / f"{name}.json")  # type: ignore[no-any-return]
 
 
 def change_config(run: Path, **changes: Any) -> None:

@@ -28,7 +28,6 @@ def data_config(name: str, **changes: Any) -> DataConfig:
     nodes: list[DictConfig] = []
     while True:
         node = OmegaConf.load(config_dir() / "data" / f"{name}.yaml")
-        assert isinstance(node, DictConfig)
         defaults = node.pop("defaults", [])
         nodes.insert(0, node)
         names = [entry for entry in defaults if isinstance(entry, str) and entry[0] not in "_/"]

@@ -194,17 +194,10 @@ class WorkingCopy:
             "COLUMNS": "200",
         }
         ended = subprocess.run(
-            ["bash", "-c", script],
-            cwd=self.folder,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            encoding="utf-8",
-            errors="replace",
-            timeout=timeout,
-            check=False,
-        )
+            ["bash", "-c", script], cwd=self.folder, env=environment, stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="utf-8", errors="replace",
+            timeout=timeout, check=False,
+        )  # fmt: skip
         texts = ended.stdout.split(f"{_ENDED}\n")  # one more than blocks that ended
         run = zip((block for block in blocks if block.runs), texts, strict=False)
         return [

@@ -44,17 +44,10 @@ ROLES = {  # what each head of the encoder is made to do
 DECODER_ROLES = {1: "previous", 2: "current", 3: "merging", 4: "uniform"}
 D = E * len(ROLES)
 SETTINGS = (
-    "model=tiny",
-    f"model.d_model={D}",
-    f"model.n_heads={len(ROLES)}",
-    "model.d_ff=8",
-    "model.encoder_layers=1",
-    "model.decoder_layers=1",
-    "norm=post",
-    "positions=learned",
-    f"positions.max_positions={N_POSITIONS}",
-    "model.share_embeddings=all",
-)
+    "model=tiny", f"model.d_model={D}", f"model.n_heads={len(ROLES)}", "model.d_ff=8",
+    "model.encoder_layers=1", "model.decoder_layers=1", "norm=post", "positions=learned",
+    f"positions.max_positions={N_POSITIONS}", "model.share_embeddings=all",
+)  # fmt: skip
 
 
 def sentences(n: int = 40, seed: int = 1, split: bool = True) -> list[list[str]]:
@@ -120,7 +113,6 @@ def plant(model: Transformer, table: Tensor) -> Transformer:
         if model.source_embedding.registers is not None:
             model.source_embedding.registers.weight.zero_()
         for site, _, attention in model.attentions():
-            assert isinstance(attention, MultiHeadAttention)
             for part in (attention.query, attention.key):
                 part.weight.zero_()
                 part.bias.zero_()

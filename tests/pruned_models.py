@@ -15,7 +15,6 @@ from headwise.analysis.pruning import (
     pruned_state,
     without,
 )
-from headwise.attention.heads import MultiHeadAttention
 from headwise.config.schema import Config, typed
 from headwise.data.batch import Batch
 from headwise.data.batching import evaluation_batches
@@ -26,13 +25,9 @@ from headwise.model.transformer import Transformer
 V, D, H = 13, 16, 4
 CPU = torch.device("cpu")
 SMALL = (
-    f"model.d_model={D}",
-    f"model.n_heads={H}",
-    "model.d_ff=16",
-    "model.dropout=0",
-    "model.attention_dropout=0",
-    "model.activation_dropout=0",
-)
+    f"model.d_model={D}", f"model.n_heads={H}", "model.d_ff=16", "model.dropout=0",
+    "model.attention_dropout=0", "model.activation_dropout=0",
+)  # fmt: skip
 # uneven, with a place at each site that keeps all or loses all
 KEPT: Heads = {
     "encoder_self": [[2, 3], []],
@@ -81,7 +76,6 @@ def scale_head(model: Transformer, site: str, layer: int, place: int, factor: fl
     """By hand: what the output projection reads of one head (from 0)."""
     for found_site, found_layer, attention in model.attentions():
         if (found_site, found_layer) == (site, layer):
-            assert isinstance(attention, MultiHeadAttention)
             width = attention.place.head_dim
             with torch.no_grad():
                 attention.output.weight[:, place * width : (place + 1) * width] *= factor
@@ -98,7 +92,6 @@ def zeroed(model: Transformer, kept: Heads) -> Transformer:
 def close(model: Transformer, site: str, layer: int, is_open: list[bool]) -> None:
     for found_site, found_layer, attention in model.attentions():
         if (found_site, found_layer) == (site, layer):
-            assert isinstance(attention, MultiHeadAttention)
             values = [3.0 if flag else -3.0 for flag in is_open]
             with torch.no_grad():
                 attention.gate.log_a.copy_(torch.tensor(values))  # type: ignore[union-attr]

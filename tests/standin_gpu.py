@@ -29,8 +29,6 @@ SOURCE = Path(__file__).with_suffix(".cpp")
 def folder_of(package: str) -> Path:
     """Where a package is installed, without importing it."""
     found = importlib.util.find_spec(package)
-    assert found is not None
-    assert found.origin is not None
     return Path(found.origin).parent
 
 
@@ -158,13 +156,9 @@ def _has_host_wait(aten: Any, func: Any, args: Any, kwargs: Any, given: bool, ma
 def _may_mix(aten: Any) -> tuple[Any, ...]:
     """Operators that take tensors of both devices on a real GPU, too."""
     return (
-        aten.copy_.default,
-        aten._to_copy.default,
-        aten.index.Tensor,
-        aten.index_put.default,
-        aten.index_put_.default,
-        aten._index_put_impl_.default,
-    )
+        aten.copy_.default, aten._to_copy.default, aten.index.Tensor, aten.index_put.default,
+        aten.index_put_.default, aten._index_put_impl_.default,
+    )  # fmt: skip
 
 
 def _tensor_type(device: Device) -> Any:
@@ -176,13 +170,10 @@ def _tensor_type(device: Device) -> Any:
         @staticmethod
         def __new__(cls: Any, numbers: torch.Tensor) -> Any:
             made = torch.Tensor._make_wrapper_subclass(
-                cls,
-                numbers.size(),
-                strides=numbers.stride(),
-                storage_offset=numbers.storage_offset(),
-                dtype=numbers.dtype,
+                cls, numbers.size(), strides=numbers.stride(),
+                storage_offset=numbers.storage_offset(), dtype=numbers.dtype,
                 device=torch.device("cuda", 0),
-            )
+            )  # fmt: skip
             made.numbers = numbers
             return made
 
@@ -219,18 +210,11 @@ def _stand_in(torch: Any) -> None:
         return lambda *_, **__: answer
 
     answers = {
-        "is_available": True,
-        "device_count": 1,
-        "current_device": 0,
-        "get_device_name": "stand-in",
-        "get_device_properties": "stand-in",
-        "get_device_capability": (9, 0),
-        "is_bf16_supported": True,
-        "max_memory_allocated": 2,
-        "memory_allocated": 1,
-        "device": contextlib.nullcontext(),
-        "_is_in_bad_fork": False,
-    }
+        "is_available": True, "device_count": 1, "current_device": 0,
+        "get_device_name": "stand-in", "get_device_properties": "stand-in",
+        "get_device_capability": (9, 0), "is_bf16_supported": True, "max_memory_allocated": 2,
+        "memory_allocated": 1, "device": contextlib.nullcontext(), "_is_in_bad_fork": False,
+    }  # fmt: skip
     nothing = ("set_device", "empty_cache", "synchronize", "manual_seed", "manual_seed_all")
     for name in (*nothing, "reset_peak_memory_stats", "_lazy_init", "_sleep"):
         answers[name] = None

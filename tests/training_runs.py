@@ -27,18 +27,11 @@ ROOT = Path(__file__).parent.parent
 # It logs at 3, 6, …, saves at 5, 10, … and validates at 8, 16 and 24, so that no two cadences fall
 # together.
 SMALL = {
-    **dict(override.split("=") for override in command_line.SMALL),
-    "tokenizer": "char",
-    "scheduler.warmup_updates": 10,
-    "trainer.max_updates": 24,
-    "trainer.max_tokens": 160,
-    "trainer.log_every": 3,
-    "trainer.validate_every": 8,
-    "trainer.save_every": 5,
-    "trainer.keep": 2,
-    "trainer.average": 0,
-    "decode.max_length_ratio": 0.2,
-}
+    **dict(override.split("=") for override in command_line.SMALL), "tokenizer": "char",
+    "scheduler.warmup_updates": 10, "trainer.max_updates": 24, "trainer.max_tokens": 160,
+    "trainer.log_every": 3, "trainer.validate_every": 8, "trainer.save_every": 5,
+    "trainer.keep": 2, "trainer.average": 0, "decode.max_length_ratio": 0.2,
+}  # fmt: skip
 
 
 # Without what is drawn, ranks compute what one process does.
@@ -110,22 +103,12 @@ class Runs:
         self, arguments: Sequence[str], n_ranks: int = 2, strike: tuple[str, int, int] | None = None
     ) -> list[Ended]:
         """Processes with these arguments, as torchrun would start them."""
-        port = free_port()
-        started = [
-            self.start(
-                arguments,
-                strike if rank == 0 else None,
-                {
-                    **os.environ,
-                    "RANK": str(rank),
-                    "LOCAL_RANK": str(rank),
-                    "WORLD_SIZE": str(n_ranks),
-                    "MASTER_ADDR": "127.0.0.1",
-                    "MASTER_PORT": str(port),
-                },
-            )
-            for rank in range(n_ranks)
-        ]
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        started = []
+        for rank in map(str, range(n_ranks)):
+            own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": str(n_ranks), **place}
+            environment = {**os.environ, **own}
+            started.append(self.start(arguments, None if int(rank) else strike, environment))
         return [self.wait(process) for process in started]
 
     def start(
@@ -145,7 +128,6 @@ class Runs:
         """Until it ends."""
         started.process.join()
         code = started.process.exitcode
-        assert code is not None
         return Ended(code, started.log.read_text(encoding="utf-8"))
 
     def run_folder(self, outputs: str) -> Path:
@@ -198,12 +180,8 @@ def remains(run: Path) -> dict[str, Any]:
         "heads": (run / "heads.jsonl").read_bytes(),
         **{
             str(path.relative_to(run)): hashlib.sha256(path.read_bytes()).hexdigest()
-            for folder, pattern in (
-                ("checkpoints", "*.pt"),
-                ("hypotheses", "*.txt"),
-                ("sums", "*.npy"),
-            )
-            for path in sorted((run / folder).glob(pattern))
+            for pattern in ("checkpoints/*.pt", "hypotheses/*.txt", "sums/*.npy")
+            for path in sorted(run.glob(pattern))
         },
     }
 

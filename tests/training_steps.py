@@ -43,15 +43,9 @@ PAIRS = EncodedSplit.from_lists(
     [[4, 5], [6, 7, 8], [5, 5, 5, 5], [8], [4, 6]], [[5, 4, 4], [8], [6, 7], [4, 4, 4, 4], [5]]
 )
 CONFIG = TrainerConfig(
-    max_updates=4,
-    log_every=1,
-    validate_every=2,
-    save_every=2,
-    keep=2,
-    monitor="loss",
-    precision="fp32",
-    progress=False,
-)
+    max_updates=4, log_every=1, validate_every=2, save_every=2, keep=2, monitor="loss",
+    precision="fp32", progress=False,
+)  # fmt: skip
 # Without a kernel these solve most rows over a few classes and look at how many are left:
 # one look costs less than the passes over the whole vocabulary that it saves.
 LOSSES_THAT_LOOK = ["entmax", "entmax15", "sparsemax"]
@@ -87,14 +81,13 @@ class Loader:
         self.position = state["batch"]
 
 
-def small_model(layers: int = 1, heads: int = 2, dropout: float = 0.0) -> Transformer:
-    """Alpha-entmax over nine pieces; the same weights each time."""
-    factory = AttentionFactory(
-        {"attention": group_node("attention", "alpha_entmax")}, dropout=dropout
-    )
-    config = ModelConfig(
-        "test", layers, layers, 8, heads, 16, dropout=dropout, activation_dropout=0.0
-    )
+def small_model(
+    layers: int = 1, heads: int = 2, dropout: float = 0.0, attention: str = "alpha_entmax"
+) -> Transformer:
+    """A model of nine pieces; the same weights each time."""
+    factory = AttentionFactory({"attention": group_node("attention", attention)}, dropout=dropout)
+    sizes = (layers, layers, 8, heads, 16)
+    config = ModelConfig("test", *sizes, dropout=dropout, activation_dropout=0.0)
     torch.manual_seed(1)
     return Transformer(config, 9, 9, True, factory, seed=1)
 

@@ -29,23 +29,12 @@ PROCESSES.set_forkserver_preload(
 # Added to every training but those that only tell what they would do: layers and heads stay as the
 # command chose them, widths, updates and text shrink.
 SHORT = (
-    "model.d_model=32",
-    "model.d_ff=32",
-    "data.max_train_pairs=400",
-    "tokenizer.vocab_size=200",
-    "trainer.max_updates=4",
-    "trainer.max_tokens=512",
-    "trainer.log_every=1",
-    "trainer.validate_every=2",
-    "trainer.save_every=1",
-    "trainer.valid_sentences=4",
-    "trainer.head_sentences=4",
-    "trainer.n_workers=1",
-    "trainer.precision=fp32",
-    "decode.beam=2",
-    "decode.max_length_ratio=0.5",
-    "decode.max_length_extra=3",
-)
+    "model.d_model=32", "model.d_ff=32", "data.max_train_pairs=400", "tokenizer.vocab_size=200",
+    "trainer.max_updates=4", "trainer.max_tokens=512", "trainer.log_every=1",
+    "trainer.validate_every=2", "trainer.save_every=1", "trainer.valid_sentences=4",
+    "trainer.head_sentences=4", "trainer.n_workers=1", "trainer.precision=fp32",
+    "decode.beam=2", "decode.max_length_ratio=0.5", "decode.max_length_extra=3",
+)  # fmt: skip
 SHORT_BUILTIN = (
     "data.origins=[{_target_: headwise.data.builtin.BuiltinCorpus, "
     "n_train: 400, n_valid: 20, n_test: 20}]"

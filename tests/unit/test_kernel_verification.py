@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,11 +27,9 @@ from headwise.kernels import (
 from headwise.kernels.dropout import dropout
 from headwise.kernels.problem import Power
 from headwise.kernels.verification import Case
+from kernel_marks import needs_kernels
 from triton_marks import DEVICE, needs_triton
 
-needs_kernels = pytest.mark.skipif(
-    native.reason_without() is not None, reason=str(native.reason_without())
-)
 MAPS = Case("C++ maps", "cpu", torch.float32, Power.SQUARE)
 
 
@@ -84,9 +79,7 @@ def assert_half_right(scores: Tensor) -> None:
 @needs_kernels
 @pytest.mark.slow  # compiles
 @pytest.mark.usefixtures("broken_cpp")
-def test_a_broken_cpp_kernel_is_caught_and_named(
-    scores: Tensor, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_broken_cpp_kernel_is_named(scores: Tensor, caplog: pytest.LogCaptureFixture) -> None:
     assert (native.forward(scores[None], None, Power.SQUARE).sum(-1) - 1).abs().max() > 1e-3
     assert_half_right(scores)
     assert_half_right(scores)
@@ -149,18 +142,14 @@ def test_a_kernel_that_raises_is_tried_again_by_the_next_process(
 
 
 @needs_kernels
-def test_a_verdict_is_remembered_for_the_build(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_verdict_is_kept_for_the_build(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     verification.verify(MAPS, REFERENCE)
     (file,) = cache.iterdir()
     assert json.loads(file.read_text()) == {str(MAPS): None}
     verification._VERDICTS.clear()
     with monkeypatch.context() as patch:
         patch.setitem(verification.CHECKS, MAPS.kernel, None)  # type: ignore[arg-type]
-        start = time.perf_counter()
         verification.verify(MAPS, REFERENCE)
-        assert time.perf_counter() - start < 0.01
     assert verification.verdict(MAPS) is None
     verification._VERDICTS.clear()
     file.write_text(json.dumps({str(MAPS): "it was wrong"}))
@@ -191,7 +180,7 @@ def test_every_cpp_kernel_is_right_and_generators_stay(scores: Tensor) -> None:
     ("kernel", "name", "place"),
     [("C++ attention", "forward", 7), ("C++ attention of few queries", "attend", 6)],
 )
-def test_a_kernel_that_drops_the_bias_is_wrong(
+def test_a_kernel_without_bias_fails(
     kernel: str, name: str, place: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = cpu_attention if name == "forward" else native_attention
@@ -255,10 +244,3 @@ def test_the_choice_for_attention_has_a_reason(
             query, key, key, power, dropout, False, False, padded_bias, REFERENCE
         )
     assert found == expected
-
-
-def test_the_door_of_the_maps_is_light() -> None:
-    heavy = {"hydra", "omegaconf", "sentencepiece", "datasets", "wandb"}
-    code = f"import sys, headwise.entmax; print(*{heavy} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == ""

@@ -1,0 +1,24 @@
+"""Doors are light: what is imported loads no package that it does not need at once."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+ENCODING = ("builtin", "corpus", "corpora.archive", "corpora.hub", "encoded", "encoding")
+LIGHT = {  # modules -> packages that they must not load
+    ", ".join([*(f"data.{name}" for name in ENCODING), "commands.prepare"]): "torch hydra wandb",
+    "entmax": "hydra omegaconf sentencepiece datasets wandb",
+    "tasks.loading, commands.translate, commands.analyze": "torch._dynamo",
+    "report.outcome, track": "matplotlib pandas seaborn wandb",
+}
+
+
+@pytest.mark.parametrize("modules", LIGHT)
+def test_heavy_packages_are_not_imported(modules: str) -> None:
+    names = ", ".join(f"headwise.{name}" for name in modules.split(", "))
+    code = f"import sys, {names}; print(sorted(set({LIGHT[modules].split()}) & set(sys.modules)))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "[]"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,8 +27,6 @@ CONFIG_ERRORS = {
     "attention@sites.cros=softmax": "attention@sites.cross",
     "atention=softmax": "Did you mean attention?",
     "+sed=3": "Did you mean seed?",
-    "+attention.alpa_init=1.3": "Did you mean attention.alpha_init?",
-    "+loss.smoothing=0.1": "label_smoothing",
     # no key=value
     "seed": "'seed' is not key=value",
     "~attention": "attention is missing",
@@ -35,13 +34,10 @@ CONFIG_ERRORS = {
     "trainer.max_updates=1,2": "--multirun",
     # types
     "trainer.max_updates=abc": "trainer.max_updates=abc",
-    "scheduler.warmup_updates=soon": "scheduler.warmup_updates must be of type int",
     "data.test=[[a]]": "a list, each of it text",
-    "data.test=${seed}": "a list, each of it text",
     # ranges
     "seed=99999999999999999999": "below 2^63",
     "trainer.monitor=chr": "Did you mean chrf?",
-    "trainer.monitor=support": "trainer.monitor must be one of bleu, bleu_tokenised, chrf, chrf++",
     "trainer.valid_sentences=0": "at least 1 with trainer.monitor=bleu",
     "trainer.max_updates=0": "trainer.max_updates must be at least 1, got 0",
     "trainer.max_updates=99999999999999999999": "trainer.max_updates must be below 2^53",
@@ -50,54 +46,38 @@ CONFIG_ERRORS = {
     "model.n_heads=3": "divisor of model.d_model=16",
     "model.dropout=1": "[0, 1)",
     "attention.alpha_init=3": "in (1.01, 2.0)",
-    "decode.length_penalty=300": "in [-10, 10]",
     "decode.beam=0": "decode.beam must be at least 1, got 0",
     # choices
     "attention=sofmax": "Did you mean attention=softmax?",
     "model=multi30k": "Did you mean data=multi30k?",
-    "norm=prre": "Did you mean norm=pre?",
     "trainer.device=gpu": "trainer.device=cuda",
     "trainer.precision=fp16": "bf16, fp32",
-    "experiment_name=../up": "'../up'",
-    "tokenizer.kind=bppe": "Did you mean bpe?",
     "tokenizer.joint=false": "model.share_embeddings",
-    "data.cleaning.normalise=[comma]": "romanian_comma_below",
     "data.max_train_pairs=0": "null or at least 1, got 0",
-    "data.cleaning.max_words=-3": "max_words must be 0",
     "data.valid=../valid": "data.valid",
     "data.target=../../etc/passwd": "data.target",
-    "data.test=[../test]": "data.test",
     "sites.cross=softmax": "attention@sites.cross=softmax",
     "attention@sites.cross=linformer tokenizer.max_sentence_pieces=300": "cross.max_length=301",
     "attention=mixed attention.choices=3": "null or a mapping",
-    "attention=mixed attention.choices={ymish:{foo:1}}": "attention.choices.ymish.foo",
     "attention.instead.decoder_self=sofmax attention=linformer": "Did you mean softmax?",
     "+attention.instead={self:softmax}": "encoder_self",
     "+attention.instead=softmax": "site: choice",
     "loss.alpha=1.3": "loss=entmax",
     "repulsion.layers=[1]": "repulsion=spos|svgd",
-    "repulsion=svgd repulsion.layers=[9]": "repulsion.layers",
-    "pattern=fixed pattern.combine=heads pattern.heads=[locl]": "local?",
-    "pattern=fixed model.register_tokens=2": "pattern@pattern_sites.encoder_self=none",
     "attention=linear scaling=length": "scaling_sites",
     "attention=linear pattern=fixed": "pattern_sites",
     "attention=linformer model.register_tokens=60": "attention.max_length=",
     "attention@sites.decoder_self=linformer": "Choose another",
     "init=scaled": "model.share_embeddings",
     "activation._target_=headwise.model.blocks.PreNorm": "must be a Activation, got PreNorm",
-    "model=deep model.share_embeddings=all": "model.share_embeddings",
-    "model.heads={cross:[[9]]}": "from 1 to 2",
     "+decode.external.search='x {hypotheses}'": "decode.external.search",
     # targets and commands
     "attention._target_=os.system": "HEADWISE_PLUGINS",
-    "+decode.external.comet='comet {hypothesis}'": "{hypotheses}?",
 }
 
 
 @pytest.mark.parametrize("override", CONFIG_ERRORS)
-def test_a_wrong_setting_is_refused_before_data_is_read(
-    override: str, headwise: CommandLine, tmp_path: Path
-) -> None:
+def test_a_wrong_setting_is_refused(override: str, headwise: CommandLine, tmp_path: Path) -> None:
     arguments = small_overrides(tmp_path)  # whose data.dir does not exist
     overrides = [override] if override.startswith("+") else override.split()
     refused(headwise("train", *arguments, *overrides), 2, CONFIG_ERRORS[override])
@@ -133,10 +113,7 @@ def spoil_test_set(text: Path) -> str:
     [spoil_alignment, spoil_encoding, spoil_by_emptying, spoil_by_removing, spoil_test_set],
 )
 @pytest.mark.parametrize("command", ["train", "prepare"])
-def test_broken_data_is_told_as_it_is(
-    command: str, spoil: object, headwise: CommandLine, tmp_path: Path
-) -> None:
-    assert callable(spoil)
+def test_broken_data(command: str, spoil: Any, headwise: CommandLine, tmp_path: Path) -> None:
     wanted = spoil(write_corpus(tmp_path / "text"))
     refused(headwise(command, *small_overrides(tmp_path)), 1, wanted)
 
@@ -179,7 +156,7 @@ def test_prepare_checks_the_tokenizer_before_data(headwise: CommandLine, tmp_pat
     refused(ended, 2, "tokenizer.character_coverage", "in [0.98, 1]", "got 2")
 
 
-def test_out_of_memory_says_what_to_lower(
+def test_out_of_memory(
     headwise: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*arguments: object) -> None:
@@ -191,7 +168,7 @@ def test_out_of_memory_says_what_to_lower(
     refused(ended, 1, "out of memory", "Lower trainer.max_tokens", "can't allocate memory")
 
 
-def test_a_defect_of_ours_keeps_its_traceback(
+def test_defects_keep_a_traceback(
     headwise: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*arguments: object) -> None:
@@ -206,7 +183,6 @@ def test_a_defect_of_ours_keeps_its_traceback(
 # command line -> exit code, parts of the message; RUN is a trained run, TEXT its corpus
 REFUSED = {
     # no settings
-    "translate run=x --input=a.de": (2, "settings are written key=value", "input=a.de"),
     "evaluate --run x": (2, "settings are written key=value", "run=…"),
     "translate run=outputs/a outputs/b": (2, "is not key=value", "belongs to 'run=outputs/a'"),
     "train attention": (2, "is not key=value", "choose attention=alpha_entmax|"),
@@ -215,26 +191,19 @@ REFUSED = {
     "trian": (2, "Did you mean train?"),
     # no run
     "evaluate": (2, "run is missing: give run=…"),
-    "prune": (2, "run is missing: give run=…"),
-    "translate": (2, "run is missing: give run=…"),
     "analyze": (2, "run is missing: give run=FOLDER"),
     "evaluate run=PARENT": (1, "Did you mean run=RUN?"),
-    "prune run=PARENT": (1, "Did you mean run=RUN?"),
-    "translate run=PARENT": (1, "Did you mean run=RUN?"),
     "analyze run=RUNx": (1, "Did you mean run=RUN?"),
     "analyze runs=[RUN,RUNx]": (1, "Did you mean runs=RUN?"),
     "analyze runs=[RUN/checkpoints]": (1, "checkpoints holds no run"),
     # searches and checkpoints
     "evaluate run=RUN decode.beem=3": (2, "Did you mean decode.beam?"),
     "evaluate run=RUN ++decode.beem=3": (2, "Did you mean decode.beam?"),
-    "translate run=RUN decode.beem=3": (2, "Did you mean decode.beam?"),
     "analyze run=RUN decode.beam=3": (2, "Could not override 'decode.beam'"),
     "evaluate run=RUN decode.beam=abc": (2, "decode.beam"),
     "evaluate run=RUN decode.method=beams": (2, "Did you mean beam?"),
     "evaluate run=RUN checkpint=last": (2, "Did you mean checkpoint?"),
     "evaluate run=RUN checkpoint=bset": (1, "checkpoint=best?"),
-    "translate run=RUN checkpoint=bset": (1, "checkpoint=best?"),
-    "analyze run=RUN checkpoint=bset": (1, "Did you mean checkpoint=best?"),
     "evaluate run=RUN checkpoint=update_99": (1, "checkpoint=update_00000002?"),
     "evaluate run=RUN checkpoint=../../x": (1, "there are"),
     "evaluate run=RUN device=gpu": (2, "device=gpu is called cuda here: device=cuda"),
@@ -242,11 +211,9 @@ REFUSED = {
     "evaluate run=RUN data.test=[test_c]": (1, "test_a, test_b"),
     "evaluate run=RUN data.source_file=/nowhere": (2, "data.reference_file"),
     "evaluate run=RUN data={test:[test_a],source_file:a,reference_file:b}": (2, "two commands"),
-    "evaluate run=RUN data.tets=[test_a]": (2, "Did you mean data.test?"),
     "evaluate run=RUN data.dir=/nonexistent": (1, "/nonexistent"),
     "evaluate run=RUN \"decode.external={comet: 'comet {hypothesis}'}\"": (2, "{hypotheses}?"),
     "evaluate run=RUN name=results": (2, "results.json: give another"),
-    "evaluate run=RUN name=a/b": (2, "a/b"),
     "evaluate run=RUN name=.hidden": (2, ".hidden"),
     # translate
     "translate run=RUN input=/nowhere.de": (1, "input=/nowhere.de"),
@@ -269,16 +236,11 @@ REFUSED = {
     "prune run=RUN data.split=../valid": (2, "../valid"),
     "prune run=RUN keep={cross:[[9]]}": (2, "keep.cross", "1 to 2"),
     "prune run=RUN keep=[[1]]": (2, "keep must be site: lists"),
-    "prune run=RUN keep={cros:[[1]]}": (2, "keep must be one of", "Did you mean cross?"),
     "prune run=RUN frction=0.3": (2, "frction", "Did you mean fraction?"),
     "prune run=RUN output=there": (2, "output needs fraction, keep or by=gates"),
     "prune run=RUN fraction=0.5 keep={cross:[[1]]}": (2, "fraction and keep both say"),
-    "prune run=RUN fraction=0.5 by=gates": (2, "fraction and by=gates both say"),
     # analyze
     "analyze run=RUN positional_share=1.5": (2, "positional_share must be in (0, 1]", "got 1.5"),
-    "analyze run=RUN data.split=vaild": (1, "vaild"),
-    "analyze run=RUN data.split=../valid": (2, "../valid"),
-    "analyze run=RUN importence=true": (2, "importence", "Did you mean importance?"),
     "analyze run=RUN runs=[elsewhere]": (2, "run and runs both say what to analyse"),
     # report
     "report": (2, "paper=NAME runs=[FOLDER,…] makes a paper's tables (an2020, "),

@@ -48,9 +48,7 @@ def test_a_run_gets_its_tables_and_findings(headwise: CommandLine, run: Path) ->
     assert n_queries["cross"] == about["counts"]["target_tokens"] + 6
 
 
-def test_what_is_there_is_done_again_where_anything_decisive_changed(
-    headwise: CommandLine, run: Path
-) -> None:
+def test_an_analysis_is_repeated_after_changes(headwise: CommandLine, run: Path) -> None:
     out = run / FOLDER
 
     def is_done_again(*options: str, sentences: int = 4) -> bool:
@@ -81,9 +79,7 @@ def test_what_is_there_is_done_again_where_anything_decisive_changed(
 # -- several runs ---------------------------------------------------------------------------------
 
 
-def test_runs_of_one_name_stand_side_by_side(
-    headwise: CommandLine, trained: Path, tmp_path: Path
-) -> None:
+def test_runs_of_one_name(headwise: CommandLine, trained: Path, tmp_path: Path) -> None:
     for parent in ("short", "long", "long/again/long"):
         shutil.copytree(trained, tmp_path / parent / "run")
     runs = [str(tmp_path / parent / "run") for parent in ("short", "long", "long/again/long")]

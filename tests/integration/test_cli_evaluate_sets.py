@@ -46,17 +46,13 @@ def test_what_was_scored_stays_where_a_later_set_fails(
     assert set(results(run)["scores"]) == {"test_a"}
 
 
-def test_a_run_without_its_sets_is_scored_on_those_of_the_corpus(
-    headwise: CommandLine, run: Path
-) -> None:
+def test_a_run_without_its_sets_uses_the_corpus(headwise: CommandLine, run: Path) -> None:
     shutil.rmtree(run / "hypotheses")
     headwise.ok("evaluate", f"run={run}")
     assert set(results(run)["scores"]) == {"test_a", "test_b"}
 
 
-def test_sets_come_in_the_order_of_their_names_wherever_they_are(
-    headwise: CommandLine, run: Path, tmp_path: Path
-) -> None:
+def test_sets_keep_the_order_given(headwise: CommandLine, run: Path, tmp_path: Path) -> None:
     corpus = tmp_path / "corpus"
     for name in ("test_new", "test_a"):
         write_sentence(corpus, name)

@@ -10,9 +10,7 @@ from command_line import CommandLine
 from headwise import cli
 
 
-def test_names_need_no_quotes_for_hydra(
-    headwise: CommandLine, trained: Path, tmp_path: Path
-) -> None:
+def test_names_need_no_quotes(headwise: CommandLine, trained: Path, tmp_path: Path) -> None:
     folder = tmp_path / """Läufe=#1; 'beste' "a" [b] (c) {d} \\"""
     folder.symlink_to(trained.parent)
     text = tmp_path / "Übung.de"

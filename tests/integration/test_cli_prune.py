@@ -39,7 +39,6 @@ def train_on(trained: Path, heads: Any, *overrides: str) -> Path:
         config = make(given)
         config.model.heads = heads
         outcome = train(typed(config), given)
-    assert outcome.folder is not None
     return outcome.folder
 
 
@@ -170,7 +169,7 @@ def test_a_pruned_run_is_a_run(headwise: CommandLine, run: Path, tmp_path: Path)
     headwise.ok("evaluate", f"run={twice}", "data.test=[test_b]")
 
 
-def test_training_goes_on_from_a_pruned_run(
+def test_a_pruned_run_trains_on(
     headwise: CommandLine, trained: Path, run: Path, tmp_path: Path
 ) -> None:
     output = tmp_path / "smaller"
@@ -192,7 +191,7 @@ def test_training_goes_on_from_a_pruned_run(
     assert typed in str(raised.value), "what was left out is told"
 
 
-def test_gates_are_learned_from_a_run_and_closed_heads_pruned(
+def test_closed_gates_are_learned_and_pruned(
     headwise: CommandLine, trained: Path, run: Path
 ) -> None:
     gates = ("gates=hard_concrete", "gates.penalty=1", "gates.rate=10", "gates.log_a=0.2")

@@ -110,9 +110,7 @@ def test_runs_fill_cells_by_settings_not_names(runs: Write, report: Report, tmp_
     assert r"30.50 (r+)" in (tmp_path / "tables" / "tiny.tex").read_text(encoding="utf-8")
 
 
-def test_another_recipe_is_listed_by_what_differs(
-    runs: Write, report: Report, tmp_path: Path
-) -> None:
+def test_another_recipe_is_explained(runs: Write, report: Report, tmp_path: Path) -> None:
     runs("a", "softmax", 1, 1)
     runs("b", "softmax", 2, 1, "model.dropout=0.3")
     runs("c", "sparsemax", 1, 1)
@@ -204,9 +202,7 @@ def test_pruning_tables_answer_a_paper(runs: Write, report: Report, tmp_path: Pa
     assert value(tmp_path, row="can go", origin="ours") == 20
 
 
-def test_a_folder_that_is_not_there_is_refused_with_the_nearest(
-    report: Report, tmp_path: Path
-) -> None:
+def test_a_missing_folder_is_refused_with_the_nearest(report: Report, tmp_path: Path) -> None:
     (tmp_path / "runz").mkdir()
     ended = report()
     assert ended.code == 1

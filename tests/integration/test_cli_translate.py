@@ -41,7 +41,7 @@ def source(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_file_to_stdout_holds_nothing_but_translations(
+def test_stdout_holds_only_translations(
     headwise: CommandLine, run: Path, source: Path, expected: list[str]
 ) -> None:
     ended = headwise("translate", f"run={run}", f"input={source}")
@@ -109,9 +109,7 @@ def test_alternatives_are_numbered_by_line(headwise: CommandLine, run: Path, sou
     assert rows[2][2] == ""
 
 
-def test_portions_change_nothing(
-    headwise: CommandLine, run: Path, source: Path, expected: list[str]
-) -> None:
+def test_buffer_sizes(headwise: CommandLine, run: Path, source: Path, expected: list[str]) -> None:
     given = [f"run={run}", f"input={source}", "decode.n_best=2"]
     whole, portions = (
         [line.split("\t") for line in headwise("translate", *given, *some).out.splitlines()]
@@ -141,9 +139,7 @@ def test_a_file_is_looked_through_before_its_first_portion(
 ) -> None:
     monkeypatch.setattr("headwise.model.transformer.Transformer.max_source", 15)
     translated: list[object] = []
-    monkeypatch.setattr(
-        "headwise.tasks.translation_run.TranslationRun.translate", translated.append
-    )
+    monkeypatch.setattr(TranslationRun, "translate", translated.append)
     source.write_text("Hund\nKatze\n" + "Hund sieht Haus " * 9 + "\n", encoding="utf-8")
     ended = headwise("translate", f"run={run}", f"input={source}", "buffer_size=1")
     assert (ended.code, ended.out, translated) == (1, "", [])
@@ -172,7 +168,7 @@ def test_a_text_that_is_read_is_not_replaced(
     assert own.read_bytes() == source.read_bytes()
 
 
-def test_a_link_is_written_through(
+def test_a_link_stays(
     headwise: CommandLine, run: Path, source: Path, tmp_path: Path, expected: list[str]
 ) -> None:
     link, target = tmp_path / "link.en", tmp_path / "target.en"
@@ -182,7 +178,7 @@ def test_a_link_is_written_through(
     assert target.read_text(encoding="utf-8").splitlines() == expected
 
 
-def test_an_unfinished_run_says_so(
+def test_an_unfinished_run(
     headwise: CommandLine, run: Path, source: Path, expected: list[str], tmp_path: Path
 ) -> None:
     unfinished = shutil.copytree(run, tmp_path / "unfinished")

@@ -114,9 +114,7 @@ def test_hub_by_the_datasets_library(tmp_path: Path) -> None:
     assert source.identity("train") == source.identity("train") != source.identity("valid")
 
 
-def test_a_corpus_that_cannot_be_had_says_what_to_put_where(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_corpus_names_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
 
     def load_dataset(*args: Any, **kwargs: Any) -> None:

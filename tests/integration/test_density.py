@@ -26,23 +26,12 @@ from training_runs import CALM, Runs, assert_same_course
 pytestmark = pytest.mark.slow
 WINDOW = 16
 SMALL = [
-    "data=text",
-    f"data.window={WINDOW}",
-    "model=tiny",
-    "model.layers=2",
-    "model.d_model=16",
-    "model.d_ff=32",
-    "trainer.max_tokens=64",
-    "trainer.max_updates=12",
-    "trainer.validate_every=6",
-    "trainer.save_every=6",
-    "trainer.log_every=3",
-    "trainer.average=0",
-    "trainer.head_sentences=2",
-    "trainer.precision=fp32",
-    "scheduler.warmup_updates=4",
-    "tracker=none",
-]
+    "data=text", f"data.window={WINDOW}", "model=tiny", "model.layers=2", "model.d_model=16",
+    "model.d_ff=32", "trainer.max_tokens=64", "trainer.max_updates=12",
+    "trainer.validate_every=6", "trainer.save_every=6", "trainer.log_every=3",
+    "trainer.average=0", "trainer.head_sentences=2", "trainer.precision=fp32",
+    "scheduler.warmup_updates=4", "tracker=none",
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -72,13 +61,10 @@ def run(overrides: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     given = [*overrides, f"paths.outputs={tmp_path_factory.mktemp('outputs')}"]
     with composer() as make:
         folder = train(typed(make(given)), given).folder
-    assert folder is not None
     return folder
 
 
-def test_bits_are_those_of_the_weights_and_alphas_are_logged(
-    run: Path, overrides: list[str]
-) -> None:
+def test_bits_follow_the_weights_and_alphas_are_logged(run: Path, overrides: list[str]) -> None:
     results = json_of(run / "results.json")
     with composer() as make:
         config = typed(make(overrides))
@@ -93,7 +79,6 @@ def test_bits_are_those_of_the_weights_and_alphas_are_logged(
     assert [len(layer) for layer in results["alpha"]["decoder_self"]] == [4, 4]
     assert set(results["heads"]["density"]) == {"decoder_self"}
     sums = RunFolder(run).read_sums("test.loss.npy")
-    assert sums is not None
     assert sums[:, 3].sum() == len(text)
 
 
@@ -101,13 +86,10 @@ def test_heads_are_analysed_and_pruned(headwise: CommandLine, run: Path) -> None
     results = json_of(run / "results.json")
     headwise.ok("analyze", f"run={run}")
     rows = HEADS.read(run / "analysis")
-    assert {(row["site"], row["layer"]) for row in rows} == {
-        ("decoder_self", 1),
-        ("decoder_self", 2),
-    }
-    assert [row["alpha"] for row in rows] == pytest.approx(
-        list(chain(*results["alpha"]["decoder_self"]))
-    )
+    places = {(row["site"], row["layer"]) for row in rows}
+    assert places == {("decoder_self", 1), ("decoder_self", 2)}
+    alphas = list(chain(*results["alpha"]["decoder_self"]))
+    assert [row["alpha"] for row in rows] == pytest.approx(alphas)
     assert all(row["importance"] > 0 for row in rows)
     headwise.ok("prune", f"run={run}", "fraction=0.5", "table=true", "data.sentences=null")
     curve = json_of(run / "pruning" / "curve.json")["rows"]
@@ -117,9 +99,7 @@ def test_heads_are_analysed_and_pruned(headwise: CommandLine, run: Path) -> None
     assert load(smaller, device="cpu").model.sites[0].name == "decoder_self"
 
 
-def test_page_shows_windows_and_where_every_layer_looks(
-    headwise: CommandLine, run: Path, tmp_path: Path
-) -> None:
+def test_page_shows_windows_of_a_text(headwise: CommandLine, run: Path, tmp_path: Path) -> None:
     path = tmp_path / "own.txt"
     path.write_text("Häuschen " * 4, encoding="utf-8")
     options = ("page=true", "figures=true", "sentence=Haus", f"sentences={path}", "n_sentences=2")
@@ -140,9 +120,7 @@ def test_page_shows_windows_and_where_every_layer_looks(
     assert own == [1, 4]
 
 
-def test_a_stopped_run_ends_in_the_same_bits(
-    headwise: CommandLine, overrides: list[str], tmp_path: Path
-) -> None:
+def test_stopping_is_exact(headwise: CommandLine, overrides: list[str], tmp_path: Path) -> None:
     whole, halves = (tmp_path / name for name in ("whole", "halves"))
     headwise.ok("train", *overrides, f"paths.outputs={whole}", "attention=softmax")
     for n_updates in (7, 12):

@@ -10,24 +10,19 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from command_line import composer
 from guide import DOCS, ROOT, WorkingCopy, blocks_of, inline_overrides, misses
 from headwise.config.schema import KINDS
 from warm_python import warm_python
 
 PAGES = sorted(page.name for page in DOCS.glob("*.md"))
 CHAPTERS = [
-    "first-run",
-    "variants",
-    "your-own-variant",
-    "your-own-task",
-    "your-own-data",
+    "first-run", "variants", "your-own-variant", "your-own-task", "your-own-data",
     "reproducing-a-paper",
-]
-RUN = [name for name in PAGES if any(block.runs for block in blocks_of(DOCS / name))]
+]  # fmt: skip
 MOST_MARKS = 2  # a page
 # What a browser fetches by itself; a link is followed by the reader.
 FETCHED = re.compile(
@@ -80,9 +75,7 @@ def test_what_is_not_run_is_little_and_has_a_reason(name: str) -> None:
 @pytest.mark.parametrize(
     "name", [name for name in PAGES if any(block.runs for block in blocks_of(DOCS / name))]
 )
-def test_every_command_runs_and_prints_what_the_page_shows(
-    name: str, address: str, tmp_path: Path
-) -> None:
+def test_commands_run_and_print_what_pages_show(name: str, address: str, tmp_path: Path) -> None:
     blocks = blocks_of(DOCS / name)
     printed = WorkingCopy(tmp_path / "headwise", address).run(blocks)
     for done in printed:
@@ -97,12 +90,11 @@ def test_every_command_runs_and_prints_what_the_page_shows(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PAGES)
-def test_every_key_that_a_page_names_is_one(name: str) -> None:
-    with composer() as make:
-        for overrides in inline_overrides(DOCS / name):
-            first = re.split(r"[.@=]", overrides[0])[0]
-            kind = next((k for k in KINDS if first in {f.name for f in fields(KINDS[k])}), "train")
-            make(overrides, kind)
+def test_every_key_that_a_page_names_is_one(name: str, make: Any) -> None:
+    for overrides in inline_overrides(DOCS / name):
+        first = re.split(r"[.@=]", overrides[0])[0]
+        kind = next((k for k in KINDS if first in {f.name for f in fields(KINDS[k])}), "train")
+        make(overrides, kind)
 
 
 def test_what_a_page_shows_is_compared_loosely_and_in_order() -> None:
@@ -127,7 +119,7 @@ def is_outside(address: str) -> bool:
 
 
 @pytest.mark.slow
-def test_the_site_builds_and_no_page_loads_anything_from_outside(tmp_path: Path) -> None:
+def test_the_site_stands_alone(tmp_path: Path) -> None:
     pytest.importorskip("material", reason="mkdocs-material is in the docs extra")
     built = tmp_path / "site"
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(built)]

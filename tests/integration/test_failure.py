@@ -16,9 +16,7 @@ from command_line import (
 )
 
 
-def test_a_failure_leaves_error_json_in_the_folder_of_its_text(
-    headwise: CommandLine, tmp_path: Path
-) -> None:
+def test_a_failure_leaves_error_json_in_its_folder(headwise: CommandLine, tmp_path: Path) -> None:
     spoil_alignment(write_corpus(tmp_path / "text"))
     refused(headwise("train", *small_overrides(tmp_path)), 1, "train.en")
     (left,) = (tmp_path / "outputs").glob("*/*/error.json")
@@ -44,9 +42,7 @@ def test_a_run_without_its_figures_is_not_finished(
     assert list((tmp_path / "outputs").glob("*/*/results.json"))
 
 
-def test_what_failed_for_want_of_its_text_is_forgotten_once_it_goes_well(
-    headwise: CommandLine, tmp_path: Path
-) -> None:
+def test_a_failure_before_the_text_is_removed(headwise: CommandLine, tmp_path: Path) -> None:
     refused(headwise("train", *small_overrides(tmp_path)), 1, "text")
     (left,) = (tmp_path / "outputs").glob("*/*/error.json")
     write_corpus(tmp_path / "text")

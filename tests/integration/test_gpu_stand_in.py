@@ -39,7 +39,6 @@ UPDATES = [
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    assert COMPILER is not None
     return standin_gpu.build(tmp_path_factory.mktemp("standin"), COMPILER)
 
 
@@ -102,10 +101,8 @@ def test_what_measures_training_goes_through(library: Path, tmp_path: Path) -> N
 
 def test_a_run_and_what_reads_it(library: Path, tmp_path: Path) -> None:
     write_corpus(tmp_path / "text")
-    train = [
-        "train",
-        *small_overrides(tmp_path, "attention=alpha_entmax", "trainer.precision=bf16"),
-    ]
+    chosen = ("attention=alpha_entmax", "trainer.precision=bf16")
+    train = ["train", *small_overrides(tmp_path, *chosen)]
     first: dict[str, Any] = ask(library, "commands", [[*train, "trainer.device=auto"]])
     assert (first["codes"], "trainer=gpu has larger ones" in first["told"]) == ([0], True)
     (run,) = (one.parent for one in tmp_path.glob("outputs/**/results.json"))

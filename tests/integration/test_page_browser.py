@@ -162,9 +162,7 @@ def test_a_phone_needs_no_sideways_scrolling(browser: Any, page_file: Path) -> N
     opened.context.close()
 
 
-def test_in_the_dark_colours_change_and_the_scale_stays_monotone(
-    browser: Any, page_file: Path
-) -> None:
+def test_dark_colours_differ_and_stay_monotone(browser: Any, page_file: Path) -> None:
     opened = Opened(browser, page_file, viewport={"width": 1280, "height": 900})
     seen: list[list[str]] = []
     for scheme in ("light", "dark"):
@@ -188,9 +186,7 @@ def test_in_the_dark_colours_change_and_the_scale_stays_monotone(
 # -- two runs -------------------------------------------------------------------------------------
 
 
-def test_two_runs_stand_side_by_side_on_one_sentence(
-    compared: Opened, runs: Runs, compared_file: Path
-) -> None:
+def test_two_runs_are_side_by_side(compared: Opened, runs: Runs, compared_file: Path) -> None:
     page = compared.page
     assert (compared_file.parent, compared_file.name) == (runs[0], f"page-{runs[1].name}.html")
     assert page.locator("h1").all_inner_texts() == [

@@ -36,7 +36,7 @@ def report(headwise: CommandLine, folder: Path, outputs: Path, *more: str) -> En
     )  # fmt: skip
 
 
-def test_the_command_named_for_a_missing_cell_fills_it(
+def test_the_named_command_fills_a_cell(
     headwise: CommandLine, softmax_trained: Path, tmp_path: Path
 ) -> None:
     write_real_paper(tmp_path)

@@ -38,9 +38,7 @@ def table(out: str) -> list[str]:
     return [head, *rows]
 
 
-def test_points_have_folders_of_their_own_and_a_table(
-    headwise: CommandLine, sweep: list[str], tmp_path: Path
-) -> None:
+def test_jobs_have_a_table(headwise: CommandLine, sweep: list[str], tmp_path: Path) -> None:
     points = ["tokenizer.vocab_size=60", "attention=softmax,alpha_entmax", "seed=1,2"]
     ended = headwise.ok("train", *sweep, *points)
     folders = run_folders(tmp_path / "outputs")
@@ -49,10 +47,8 @@ def test_points_have_folders_of_their_own_and_a_table(
     assert sorted(seeds) == [1, 1, 2, 2]
     head, *rows = table(ended.out)
     assert head.split(" | ")[1:5] == ["BLEU valid", "BLEU test_a", "BLEU test_b", "runs"]
-    assert [row.split(" | ")[::4][:2] for row in rows] == [
-        ["| softmax", "2"],
-        ["| alpha_entmax", "2"],
-    ]
+    names_and_runs = [row.split(" | ")[::4][:2] for row in rows]
+    assert names_and_runs == [["| softmax", "2"], ["| alpha_entmax", "2"]]
     before = checkpoints(tmp_path / "outputs")
     again = headwise("train", *sweep, *points)
     assert (again.code, table(again.out)) == (0, [head, *rows])
@@ -100,9 +96,7 @@ def test_a_failing_point_stops_no_other_and_is_tried_again(
     assert begun == [5000], "the finished point is not begun again, the failed one is"
 
 
-def test_a_loss_that_is_no_number_is_a_failed_point(
-    headwise: CommandLine, sweep: list[str], tmp_path: Path
-) -> None:
+def test_a_nan_loss_fails_a_job(headwise: CommandLine, sweep: list[str], tmp_path: Path) -> None:
     points = ["tokenizer.vocab_size=60", "optimizer.lr=1e30,1e-3", "scheduler=constant"]
     ended = headwise("train", *sweep, *points, "trainer.max_updates=4", "norm=post")
     assert ended.code == 1, ended
@@ -113,9 +107,7 @@ def test_a_loss_that_is_no_number_is_a_failed_point(
     assert sum((f / "results.json").is_file() for f in run_folders(tmp_path / "outputs")) == 1
 
 
-def test_a_wrong_choice_is_refused_before_any_point_runs(
-    headwise: CommandLine, sweep: list[str], tmp_path: Path
-) -> None:
+def test_wrong_choices_run_none(headwise: CommandLine, sweep: list[str], tmp_path: Path) -> None:
     ended = headwise("train", *sweep, "attention=softmax,sofmax")
     refused(ended, 2, "Did you mean attention=softmax?")
     assert run_folders(tmp_path / "outputs") == []
@@ -158,7 +150,6 @@ def test_points_share_a_group_end_their_tracker_and_free_their_model(
     assert ends == ["finished", "failed", "finished"]
     assert alive == [0, 0, 0]
     (name,) = set(groups)
-    assert name is not None
     assert f"sweeps/{name}.md" in ended.out
 
 

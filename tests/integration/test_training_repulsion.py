@@ -28,13 +28,9 @@ def trained(
     model = small_model(2, 4)
     config = replace(CONFIG, max_updates=n_updates, **changes)
     make_trainer(
-        folder,
-        model,
-        config=config,
-        loader=Loader(PAIRS, *rows),
-        scores=itertools.repeat(1.0),
+        folder, model, config=config, loader=Loader(PAIRS, *rows), scores=itertools.repeat(1.0),
         transform=lambda update: repulsion(model, update, 1),
-    ).run()
+    ).run()  # fmt: skip
     return model
 
 
@@ -97,10 +93,8 @@ def test_a_killed_run_goes_on_with_the_same_noise(runs: Runs, whole: Path) -> No
     runs.train(
         "killed", {"repulsion": "spos"}, strike=("record", 8, signal.SIGKILL), code=-signal.SIGKILL
     )
-    update = load_checkpoint(runs.run_folder("killed") / "checkpoints" / "last.pt")["state"][
-        "update"
-    ]
-    assert 0 < update < 24
+    last = load_checkpoint(runs.run_folder("killed") / "checkpoints" / "last.pt")
+    assert 0 < last["state"]["update"] < 24
     runs.train("killed", {"repulsion": "spos"})
     assert remains(runs.run_folder("killed")) == remains(whole)
 

@@ -51,9 +51,7 @@ def last_validation(run: Path) -> dict[str, Any]:
     return rows[-1]
 
 
-def test_kernels_are_verified_when_a_run_is_loaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_loading_verifies_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = train_small(tmp_path)
     verdicts: dict[verification.Case, str | None] = {}
     monkeypatch.setattr(verification, "_VERDICTS", verdicts)
@@ -111,14 +109,12 @@ def test_sums_of_the_run_folder_give_every_score(tmp_path: Path) -> None:
         for unit in ("loss", "translation")
     ]
     results = run.read_results()
-    assert results is not None
     for split, scores in results.scores.items():
         config = read_config(run)
         metrics = task_of(config).metrics(config)
         assert {metric.name for metric in metrics} == set(scores)
         for metric in metrics:
             items = run.read_sums(f"{split}.{metric.unit}.npy")
-            assert items is not None
             assert len(items) == {"valid": 6, "test_a": 5, "test_b": 4}[split]
             assert metric.score(items) == scores[metric.name]["score"]
             assert metric.signature == scores[metric.name]["signature"]

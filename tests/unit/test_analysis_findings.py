@@ -262,7 +262,7 @@ def test_a_head_that_is_unlike_itself_is_named_by_its_farthest_sentence() -> Non
         ([1.1, 1.9], "not measured", None, 2),
     ],
 )
-def test_where_the_alphas_of_a_site_ended(
+def test_final_alphas(
     alphas: list[float], outcome: str, coefficient: float | None, n_outside: int
 ) -> None:
     heads = [head(n, alpha=alpha) for n, alpha in enumerate(alphas, start=1)]

@@ -148,9 +148,7 @@ def test_the_histogram_counts_every_query_once_and_dense_ones_apart() -> None:
         ("decoder_self", [[1.0, 0.0], [1.0, 0.0]], True),  # the first position sees one key
     ],
 )
-def test_one_query_of_two_is_dense(
-    site: str, rows: list[list[float]], is_distribution: bool
-) -> None:
+def test_one_of_two_is_dense(site: str, rows: list[list[float]], is_distribution: bool) -> None:
     part = Densities(9)
     causal = site == "decoder_self"
     part.take(batch_of([1]), seen(site, [rows], [2], causal, is_distribution))
@@ -213,9 +211,7 @@ FARTHEST = {10: 9, 20: 12, 30: 10, 40: 13, 50: 11}
         ([FARTHEST.get(i, 2 + i % 2) for i in range(100)], [41, 21, 51]),  # at most three
     ],
 )
-def test_the_farthest_sentences_above_three_deviations_are_named(
-    n_used: list[int], named: list[int]
-) -> None:
+def test_the_farthest_sentences_are_named(n_used: list[int], named: list[int]) -> None:
     found = densities("encoder_self", [20] * len(n_used), n_used).unusual_sentences()
     assert [row["sentence"] for row in found] == named
 

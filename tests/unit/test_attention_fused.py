@@ -16,14 +16,12 @@ from headwise.attention.place import Place
 from headwise.attention.protocol import Attention
 from headwise.config.folders import group_node
 from headwise.kernels import choice, native
+from kernel_marks import needs_kernels
 from triton_marks import needs_triton
 from weights_recorded import with_weights
 
 VARIANTS = ("softmax", "entmax15", "sparsemax", "alpha_entmax")
 BLOCKS_NEVER = {name: {"block_sparse_from": 10**6} for name in ("strided", "fixed")}
-needs_kernels = pytest.mark.skipif(
-    native.reason_without() is not None, reason=str(native.reason_without())
-)
 
 
 @pytest.fixture(autouse=True)
@@ -65,7 +63,7 @@ def assert_fused_equals_formed(
     ("variant", "settings"),
     [(v, {}) for v in VARIANTS[1:]] + [("alpha_entmax", {"depends_on": "query"})],
 )
-def test_long_rows_take_the_kernels(
+def test_long_rows_use_kernels(
     caplog: pytest.LogCaptureFixture, variant: str, settings: dict[str, object]
 ) -> None:
     attention = layer(variant, **settings)
@@ -109,7 +107,7 @@ class TestTriton:
         monkeypatch.setattr(native, "takes", lambda scores: False)
         assert_fused_equals_formed(layer(variant), 20, caplog, "Triton kernels")
 
-    def test_what_they_cannot_take_is_said(
+    def test_refusals_are_logged(
         self, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(native, "takes", lambda scores: False)

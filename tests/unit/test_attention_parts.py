@@ -39,7 +39,6 @@ class Window(Pattern):
 def test_dense_mask_of_lengths_and_causality() -> None:
     lengths = torch.tensor([3, 1])
     mask = Mask(key_lengths_B=lengths, causal=True).dense(3, 3, CPU)
-    assert mask is not None
     expected = torch.tensor([[1, 0, 0], [1, 1, 0], [1, 1, 1]]).bool()
     assert torch.equal(mask[0, 0], expected)
     assert torch.equal(mask[1, 0], torch.tensor([[1, 0, 0]] * 3).bool())
@@ -48,10 +47,8 @@ def test_dense_mask_of_lengths_and_causality() -> None:
 def test_a_step_with_a_cache_needs_no_mask_and_two_steps_do() -> None:
     assert Mask(causal=True, query_offset=4).dense(1, 5, CPU) is None
     two = Mask(causal=True, query_offset=4).dense(2, 6, CPU)
-    assert two is not None
     assert torch.equal(two[0, 0], torch.tensor([[1, 1, 1, 1, 1, 0], [1] * 6]).bool())
     ahead = Mask(causal=True, query_offset=2).dense(1, 5, CPU)
-    assert ahead is not None
     assert torch.equal(ahead[0, 0], torch.tensor([[1, 1, 1, 0, 0]]).bool())
 
 
@@ -98,7 +95,6 @@ def test_the_dense_mask_has_every_key() -> None:
             return query_positions_Q[:, None] % 2 == 1  # (Q, 1)
 
     dense = Mask(pattern=OddQueries(PLACE)).dense(4, 6, CPU)
-    assert dense is not None
     assert dense.shape == (1, 1, 4, 6)
     assert dense[0, 0].sum(-1).tolist() == [0, 6, 0, 6]
 
@@ -108,7 +104,6 @@ def test_a_pattern_joins_padding_and_causality() -> None:
     states = torch.randn(B, Q, H * E)
     mask = Mask(key_lengths_B=torch.tensor([5, 3]), causal=True)
     _, weights = with_weights(attention, states, states, states, mask)
-    assert weights is not None
     i, j = torch.meshgrid(torch.arange(Q), torch.arange(Q), indexing="ij")
     seen = (j <= i) & (i - j <= 1)
     assert torch.equal(weights[0, 0] > 0, seen)
@@ -121,18 +116,16 @@ def test_softmax_attention_equals_torch_multihead() -> None:
     ours = ScoreAttention(PLACE, Softmax(PLACE), None, dropout=0.0)
     reference = nn.MultiheadAttention(H * E, H, batch_first=True)
     with torch.no_grad():
-        reference.in_proj_weight.copy_(
-            torch.cat([ours.query.weight, ours.key.weight, ours.value.weight])
-        )
-        reference.in_proj_bias.copy_(torch.cat([ours.query.bias, ours.key.bias, ours.value.bias]))
+        parts = (ours.query, ours.key, ours.value)
+        reference.in_proj_weight.copy_(torch.cat([part.weight for part in parts]))
+        reference.in_proj_bias.copy_(torch.cat([part.bias for part in parts]))
         reference.out_proj.weight.copy_(ours.output.weight)
         reference.out_proj.bias.copy_(ours.output.bias)
     query, key = torch.randn(B, Q, H * E), torch.randn(B, K, H * E)
     lengths = torch.tensor([K, 4])
     padding = torch.arange(K) >= lengths[:, None]
-    expected, weights = reference(
-        query, key, key, key_padding_mask=padding, average_attn_weights=False
-    )
+    options = {"key_padding_mask": padding, "average_attn_weights": False}
+    expected, weights = reference(query, key, key, **options)
     found, recorded = with_weights(ours, query, key, key, Mask(key_lengths_B=lengths))
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(recorded, weights, rtol=1e-5, atol=1e-5)
@@ -156,7 +149,6 @@ def test_alpha_from_a_fixed_start_and_its_gradient_at_the_borders() -> None:
     with torch.no_grad():
         module.alpha_logit.copy_(torch.tensor([-6.0, 6.0, 0.0, 1.0]))
     module.alpha().sum().backward()
-    assert module.alpha_logit.grad is not None
     assert (module.alpha_logit.grad > 0).all(), "a clamp would have killed the gradient"
 
 

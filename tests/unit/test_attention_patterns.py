@@ -59,7 +59,6 @@ class Sets:
 
 def make(kind: str, stride: int, cells: int, site: str, **settings: object) -> SparsePattern:
     place = settings.pop("place", None) or Place(site, 1, 1, 4)
-    assert isinstance(place, Place)
     if kind == "strided":
         return Strided(place, stride=stride, **settings)  # type: ignore[arg-type]
     return Fixed(place, stride=stride, summary_cells=cells, **settings)  # type: ignore[arg-type]
@@ -68,7 +67,6 @@ def make(kind: str, stride: int, cells: int, site: str, **settings: object) -> S
 def seen(pattern: SparsePattern, n: int, causal: bool) -> torch.Tensor:
     """Allowed (H, N, N) in self-attention without padding."""
     mask = Mask(causal=causal, pattern=pattern).dense(n, n, CPU)
-    assert mask is not None
     return mask.expand(1, len(pattern.near_H), n, n)[0]
 
 
@@ -79,15 +77,12 @@ def as_sets(allowed_QK: torch.Tensor) -> list[set[int]]:
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize(("n", "stride", "cells"), SIZES)
 @pytest.mark.parametrize("kind", ["strided", "fixed"])
-def test_sets_are_those_of_the_paper(
-    kind: str, n: int, stride: int, cells: int, causal: bool
-) -> None:
+def test_sets_equal_the_papers(kind: str, n: int, stride: int, cells: int, causal: bool) -> None:
     sets = Sets(kind, n, stride, cells, causal)
     far = {"strided": "strided", "fixed": "summary"}[kind]
     place = Place(SELF_SITES[causal], 1, 3, 4)
-    pattern = make(
-        kind, stride, cells, "", place=place, combine="heads", heads=["local", far, "merged"]
-    )
+    heads = ["local", far, "merged"]
+    pattern = make(kind, stride, cells, "", place=place, combine="heads", heads=heads)
     near, distant, merged = (as_sets(head) for head in seen(pattern, n, causal))
     for i in range(n):
         assert near[i] == sets.near(i)
@@ -102,7 +97,6 @@ def test_sets_are_those_of_the_paper(
 def test_padding_leaves_the_sets_of_each_sentence_alone(kind: str, lengths: list[int]) -> None:
     pattern = make(kind, 4, 2, "encoder_self")
     mask = Mask(torch.tensor(lengths), pattern=pattern).dense(12, 12, CPU)
-    assert mask is not None
     for row, n in enumerate(lengths):
         sets = Sets(kind, n, 4, 2, causal=False)
         found = as_sets(mask.expand(3, 1, 12, 12)[row, 0])
@@ -138,9 +132,7 @@ def two_hops(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
     ("kind", "n", "stride", "cells"),
     [(k, *size) for k, size in product(("strided", "fixed"), SIZES)],
 )
-def test_every_pair_is_two_hops_apart(
-    kind: str, n: int, stride: int, cells: int, causal: bool
-) -> None:
+def test_pairs_are_two_hops_apart(kind: str, n: int, stride: int, cells: int, causal: bool) -> None:
     wanted = torch.ones(n, n).bool().tril() if causal else torch.ones(n, n).bool()
 
     def keys(combine: str, layer: int = 1, n_heads: int = 1) -> torch.Tensor:
@@ -185,7 +177,6 @@ def test_two_heads_of_which_one_looks_far_with_cells_of_their_own(heads: list[st
     pattern = Fixed(place, 4, 1, own_cells=True, combine="heads", heads=heads)
     for _ in range(2):
         mask = Mask(None, True, pattern).dense(9, 9, CPU)
-        assert mask is not None
         assert mask.dtype is torch.bool
         near, far = (
             mask[0, heads.index(name), 8].nonzero().flatten().tolist()

@@ -91,7 +91,6 @@ def test_it_multiplies_the_scores_of_whatever_follows(learned: str) -> None:
     attention = ScoreAttention(PLACE, Softmax(PLACE), None, 0.0, module).double().eval()
     mask = Mask(key_lengths_B=torch.tensor(LENGTHS))
     _, found = with_weights(attention, query, query, query, mask)
-    assert found is not None
     factors = by_hand(module, query, [[n] * Q for n in LENGTHS])
     q = attention.split(attention.query(query)).detach()
     k = attention.split(attention.key(query)).detach()
@@ -118,7 +117,6 @@ def test_where_free_numbers_and_maps_start() -> None:
     assert free.gamma.mean().item() == pytest.approx(0.0, abs=0.01)
     assert free.gamma.std().item() == pytest.approx(0.1, abs=0.01)
     mapped = LengthScaling(Place("cross", 1, 4, 64))
-    assert mapped.beta_weight is not None
     assert mapped.beta_weight.abs().max() <= 1 / 16
     assert mapped.beta_weight.std().item() == pytest.approx(1 / 16 / math.sqrt(3), abs=0.005)
 
@@ -169,7 +167,6 @@ def queries() -> Tensor:
 @pytest.mark.parametrize("share", ["none", "layer"])
 def test_alpha_of_a_query_is_that_of_the_formula(share: str) -> None:
     module, q = dependent(share), queries()
-    assert module.alpha_weight is not None
     torch.manual_seed(1)
     scores = torch.randn(B, H, Q, Q, dtype=torch.float64)
     context = ScoreContext(Mask(), q)
@@ -188,9 +185,8 @@ def test_alpha_of_a_query_is_that_of_the_formula(share: str) -> None:
                 alpha = 1.01 + 0.99 / (1 + math.exp(-(a + product)))
                 assert found[row, head, position].item() == pytest.approx(alpha, abs=1e-10)
                 expected = alpha_entmax(scores[row, head, position], alpha)
-                torch.testing.assert_close(
-                    weights[row, head, position], expected, rtol=0, atol=1e-10
-                )
+                of_query = weights[row, head, position]
+                torch.testing.assert_close(of_query, expected, rtol=0, atol=1e-10)
 
 
 def test_alpha_of_a_query_starts_as_that_of_the_head() -> None:

@@ -20,6 +20,7 @@ from headwise.model.family import n_parameters
 from headwise.tasks.translation import Translation
 from headwise.train.budget import Budget, budget, describe_budget
 from headwise.train.optim import build_optimizer
+from saved_memory import n_bytes, saved_storages
 
 SMALL = ["model.d_model=32", "model.n_heads=4", "model.d_ff=48", "tokenizer.vocab_size=150"]
 TASK = Translation()
@@ -43,22 +44,10 @@ def measured(config: Any) -> tuple[int, int]:
     """FLOPs of one batch, forward and backward, and the bytes autograd kept."""
     vocab = config.tokenizer.vocab_size
     model = build_model(config, vocab, vocab, config.tokenizer.joint)
-    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    kept: dict[int, Any] = {}
-
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = storage  # held, so that no address comes twice
-        return tensor
-
     ids = torch.randint(4, vocab, (N_ROWS, LENGTH))
     lengths = torch.full((N_ROWS,), LENGTH - 1)
     half = config.trainer.precision == "bf16"
-    with (
-        FlopCounterMode(display=False) as counter,
-        torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
-    ):
+    with FlopCounterMode(display=False) as counter, saved_storages(model) as saved:
         with torch.autocast("cpu", torch.bfloat16, enabled=half):
             states_BTD = model.train().states(ids, lengths, ids)
             weight_VD = model.output.weight
@@ -66,7 +55,7 @@ def measured(config: Any) -> tuple[int, int]:
             criterion = instantiate(config.loss, "loss")
             loss = criterion.of_states(states_RD, weight_VD, ids.flatten()).loss
         loss.backward()
-    return counter.get_total_flops(), sum(storage.nbytes() for storage in kept.values())
+    return counter.get_total_flops(), n_bytes(saved)
 
 
 @pytest.mark.parametrize(

@@ -59,10 +59,8 @@ def test_a_target_inside_of_an_argument_is_not_called(tmp_path: Path) -> None:
     node = {**ALPHA, "alpha_init": nested}
     refusal(node, "attention", place=PLACE)
     # also where the constructor takes anything
-    source = instantiate(
-        {"_target_": "headwise.config.schema.SitesConfig", "cross": nested}, "sites"
-    )
-    assert source.cross == nested
+    node = {"_target_": "headwise.config.schema.SitesConfig", "cross": nested}
+    assert instantiate(node, "sites").cross == nested
     assert not victim.exists()
 
 
@@ -116,9 +114,7 @@ def test_a_missing_argument_is_named() -> None:
     assert refusal(node, "scheduler") == "scheduler.warmup_updates is missing"
 
 
-def test_packages_of_the_user_are_trusted_by_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_user_packages_are_trusted_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "toy_plugin.py").write_text("from os import _Environ\nclass Thing: ...\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ConfigError, match="HEADWISE_PLUGINS"):

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from command_line import composer
 from headwise.config.instantiate import as_container
 from headwise.errors import ConfigError, RunError
 from headwise.runs import environment
@@ -20,10 +19,9 @@ from headwise.runs.folder import RunFolder
 
 
 @pytest.fixture(scope="module")
-def mark() -> Any:
+def mark(make: Any) -> Any:
     """overrides -> fingerprint."""
-    with composer() as make:
-        yield lambda *overrides: fingerprint(as_container(make(overrides)))
+    return lambda *overrides: fingerprint(as_container(make(overrides)))
 
 
 @pytest.mark.parametrize(

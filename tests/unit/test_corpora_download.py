@@ -57,10 +57,8 @@ def test_without_a_published_checksum_the_first_download_is_noted(
 
 
 def test_second_address_serves_when_the_first_fails(tmp_path: Path, site: str) -> None:
-    entries = [
-        {"url": f"{site}/nowhere.tgz", "file": "a.tgz"},
-        {"url": f"{site}/served.tgz", "file": "b.tgz"},
-    ]
+    names = {"nowhere.tgz": "a.tgz", "served.tgz": "b.tgz"}
+    entries = [{"url": f"{site}/{there}", "file": here} for there, here in names.items()]
     assert download(entries, tmp_path / "got").name == "b.tgz"
     with pytest.raises(DataError, match=r"nowhere\.tgz: 404"):
         download(entries[:1], tmp_path / "other")
@@ -70,9 +68,7 @@ def test_second_address_serves_when_the_first_fails(tmp_path: Path, site: str) -
     assert list((tmp_path / "other").iterdir()) == []
 
 
-def test_a_file_is_hashed_once_until_it_changes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hashes_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, hashed = tmp_path / "text", []
     path.write_bytes(BODY)
 

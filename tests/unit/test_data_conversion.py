@@ -19,14 +19,11 @@ ODD = ["", "a\u2028b\u0085c\rd", "ends so\r", "\ufeffmark", " kept ", "寺院 �
 
 @pytest.fixture
 def fake(tmp_path: Path) -> Corpus:
-    found: Corpus = dataclasses.replace(corpus(), cache_dir=tmp_path)
-    return found
+    return dataclasses.replace(corpus(), cache_dir=tmp_path)
 
 
 @pytest.mark.parametrize("chunk", [2, 10_000])
-def test_lines_are_the_sentences(
-    tmp_path: Path, chunk: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lines_are_sentences(tmp_path: Path, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conversion, "CHUNK_PAIRS", chunk)
     pairs = list(zip(ODD, reversed(ODD), strict=True))
     paths = tmp_path / "a.de", tmp_path / "a.en"

@@ -94,9 +94,7 @@ def test_a_given_tokenizer_that_is_not_there_or_does_not_fit_is_refused(tmp_path
         prepare(corpus(), tmp_path, dataclasses.replace(given, dropout=0.1))
 
 
-def test_second_call_reads_and_learns_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_call_reads_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = prepare(corpus(), tmp_path)
     monkeypatch.setattr(encoded, "train_tokenizer_pair", lambda *_: pytest.fail("learnt again"))
     text = corpus()
@@ -143,9 +141,7 @@ def test_number_of_workers_changes_no_byte(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.usefixtures("small_shards")
-def test_large_corpora_report_errors_of_their_helpers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_errors_of_helpers_are_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encoded, "POOL_PAIRS", 500)
     with pytest.raises(ConfigError, match="at most"):
         prepare(corpus(), tmp_path, options(vocab_size=9000))
@@ -259,9 +255,7 @@ class TestEpochSplits:
         others = [flat("a", 2), flat("a", 1, seed=2), flat("b", 1, dropout=0.3)]
         assert len({first, *others}) == 4
 
-    def test_rows_are_those_of_the_plain_split(
-        self, prepared: PreparedCorpus, tmp_path: Path
-    ) -> None:
+    def test_rows_equal_the_plain_split(self, prepared: PreparedCorpus, tmp_path: Path) -> None:
         split, whole = EpochSplits(prepared, 0.2, 1, tmp_path / "s", 1, False)(3), prepared.train
         assert len(split) == len(whole) == 600
         for sampled, plain in ((split.source, whole.source), (split.target, whole.target)):

@@ -29,9 +29,7 @@ def examples(max_tokens: int = 35, seed: int = 1, world_size: int = 1) -> Traini
 
 @pytest.mark.parametrize("max_tokens", [5, 35, 10_000])
 @pytest.mark.parametrize("n_tokens", [203, 200, 7, 1])
-def test_a_split_is_scored_token_by_token_from_the_one_before(
-    n_tokens: int, max_tokens: int
-) -> None:
+def test_every_token_is_scored_from_the_one_before(n_tokens: int, max_tokens: int) -> None:
     ids = IDS[:n_tokens]
     batches = list(evaluation_windows(ids, START, WINDOW, max_tokens))
     found = [pair for batch in batches for pair in pairs(batch)]

@@ -33,7 +33,7 @@ def drawn_text(n_sentences: int) -> list[str]:
         ({"kind": "byte", "vocab_size": 260}, False),
     ],
 )
-def test_words_one_by_one_are_the_sentence(
+def test_words_equal_sentences(
     changes: dict[str, Any], by_word: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = drawn_text(1200)

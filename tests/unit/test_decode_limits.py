@@ -74,7 +74,5 @@ def test_bad_settings_are_refused(changes: dict[str, Any], message: str) -> None
         ([], 8, []),
     ],
 )
-def test_a_batch_holds_as_many_tokens_as_it_may(
-    lengths: list[int], max_tokens: int, batches: list[list[int]]
-) -> None:
+def test_batches_are_full(lengths: list[int], max_tokens: int, batches: list[list[int]]) -> None:
     assert list(length_batches(lengths, max_tokens)) == batches

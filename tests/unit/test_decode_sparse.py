@@ -116,17 +116,13 @@ def test_the_record_is_that_of_the_rule_and_of_a_batch_of_one(beam: int, penalty
 @pytest.mark.parametrize("beam", [2, 4, 8])
 @pytest.mark.parametrize("penalty", [-1.0, 0.0, 0.6, 1.0, 2.0])
 @pytest.mark.parametrize("n_best", [1, 2])
-def test_an_exact_search_finds_the_best_of_all_sentences(
-    beam: int, penalty: float, n_best: int
-) -> None:
+def test_an_exact_search_finds_the_best_sentence(beam: int, penalty: float, n_best: int) -> None:
     model, limit = SparseModel(), 4
-    found = beam_search(
-        model, SOURCES, [limit] * len(SOURCES), CPU, beam, penalty, n_best, output=SPARSEMAX
-    )
+    limits = [limit] * len(SOURCES)
+    found = beam_search(model, SOURCES, limits, CPU, beam, penalty, n_best, output=SPARSEMAX)
     n_exact = 0
     for source, hypotheses in zip(SOURCES, found, strict=True):
         search = hypotheses[0].search
-        assert search is not None
         n_exact += search.is_exact
         if search.is_exact:
             best = exhaustive(model, source, limit, penalty)[:n_best]
@@ -140,11 +136,9 @@ def test_an_exact_search_finds_the_best_of_all_sentences(
 
 @pytest.mark.parametrize("cached", [True, False])
 def test_no_word_off_the_support_is_taken(cached: bool) -> None:
-    model = SparseModel()
-    found = beam_search(
-        model, SOURCES, [6] * len(SOURCES), CPU, 4, n_best=4, cached=cached, output=SPARSEMAX
-    )
-    greedy = greedy_search(model, SOURCES, [6] * len(SOURCES), CPU, cached=cached, output=SPARSEMAX)
+    model, options = SparseModel(), {"cached": cached, "output": SPARSEMAX}
+    found = beam_search(model, SOURCES, [6] * len(SOURCES), CPU, 4, n_best=4, **options)
+    greedy = greedy_search(model, SOURCES, [6] * len(SOURCES), CPU, **options)
     for source, hypotheses, one in zip(SOURCES, found, greedy, strict=True):
         for hypothesis in (*hypotheses, one):
             total = sum(gains(model, source, hypothesis))
@@ -233,9 +227,7 @@ class BrokenModel(SparseModel):
     [(math.nan, 1), (math.nan, N_PIECES), (math.inf, N_PIECES), (-math.inf, N_PIECES)],
 )
 @pytest.mark.parametrize("output", [SPARSEMAX, SOFTMAX])
-def test_weights_that_are_not_numbers_are_reported(
-    value: float, n_broken: int, output: OutputMap
-) -> None:
+def test_weights_that_are_nan_are_refused(value: float, n_broken: int, output: OutputMap) -> None:
     for search in (greedy_search, functools.partial(beam_search, beam=2)):
         with pytest.raises(RunError, match="not a number"):
             search(BrokenModel(value, n_broken), SOURCES[:3], [5] * 3, CPU, output=output)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,9 +16,8 @@ from headwise.config.folders import group_choices, group_node
 from headwise.config.schema import DecodeConfig, ModelConfig
 from headwise.data.tokenizer import BYTE_MODEL, Tokenizer, TokenizerPair
 from headwise.decode import translator as translator_module
-from headwise.decode.translator import ROWS_WORTH_PACKING, Translator
+from headwise.decode.translator import Translator
 from headwise.errors import DataError, RunError
-from headwise.kernels.linear import TYPES
 from headwise.losses.output_map import SOFTMAX, OutputMap
 from headwise.model.blocks import PreNorm, Residual
 from headwise.model.parts import SINUSOIDAL, Parts
@@ -132,9 +129,8 @@ def test_scores_of_given_text(model: Transformer) -> None:
         assert all(value <= 0 for value in score.token_log_probs)
     # teacher forcing by hand
     source, target = sources_of(sources[:1]), WordTokenizer().encode(targets[:1])[0]
-    output = model(
-        torch.tensor(source), torch.tensor([len(source[0])]), torch.tensor([[2, *target]])
-    )
+    given = ([*source], [len(source[0])], [[2, *target]])
+    output = model(*map(torch.tensor, given))
     expected = output.log_softmax(-1)[0, range(len(target) + 1), [*target, EOS]]
     assert scores[0].token_log_probs == pytest.approx(expected.tolist(), abs=1e-4)
 
@@ -239,38 +235,11 @@ def test_a_want_of_memory_says_what_to_lower(was_training: bool) -> None:
     assert all(module.training == was_training for module in model.modules())
 
 
-@pytest.mark.skipif(not TYPES, reason="no oneDNN here")
-@pytest.mark.parametrize(
-    ("method", "n_sentences", "laid_out"),
-    [("beam", 1, False), ("beam", 2, True), ("greedy", 7, False), ("greedy", 8, True)],
-)
-@pytest.mark.parametrize("fails", [False, True])
-def test_weights_are_laid_out_for_a_long_search(
-    model: Transformer, method: str, n_sentences: int, laid_out: bool, fails: bool
-) -> None:
-    n_pieces = math.ceil(ROWS_WORTH_PACKING / 8)  # 8 rows of 13 are over it, and so are 2 * 4
-    lines = [" ".join(["5"] * (n_pieces - 1))] * n_sentences
-    seen: set[bool] = set()
-
-    def log_probs(logits: torch.Tensor) -> torch.Tensor:
-        seen.add(model.output._packed is not None)
-        return SOFTMAX.log_probs(logits * math.nan if fails else logits)
-
-    config = replace(CONFIG, method=method, n_best=1)
-    translator = Translator(model, PAIR, config, output=OutputMap(log_probs, is_sparse=False))
-    with pytest.raises(RunError) if fails else nullcontext():
-        translator.translate(lines)
-    assert seen == {laid_out}
-    assert model.output._packed is None
-
-
 @pytest.mark.parametrize(
     ("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)]
 )
 @pytest.mark.parametrize("attention", group_choices("attention"))
-def test_the_precision_is_that_of_the_products(
-    attention: str, precision: str, dtype: torch.dtype
-) -> None:
+def test_precision_of_the_products(attention: str, precision: str, dtype: torch.dtype) -> None:
     model = build(attention)
     types: set[torch.dtype] = set()
 
@@ -301,7 +270,6 @@ def test_device_and_precision_are_settled_where_they_are_known(model: Transforme
 
 def test_targets_are_limited_by_learned_positions_alone() -> None:
     longest = build("linformer").max_source
-    assert longest is not None
     Translator(build("linformer"), PAIR, CONFIG).check_targets([longest + 1])
     with pytest.raises(DataError, match="target line 2 of valid has 33 pieces"):
         Translator(build(positions=Learned(32)), PAIR, CONFIG).check_targets([32, 33], "valid")

@@ -13,10 +13,8 @@ from headwise.kernels import native
 from headwise.kernels.dropout import Dropout, add_dropout, dropout, relu_dropout
 from headwise.kernels.native_dropout import drop
 from headwise.kernels.problem import DRAWN, Draws
+from kernel_marks import needs_kernels
 
-needs_kernels = pytest.mark.skipif(
-    native.reason_without() is not None, reason=str(native.reason_without())
-)
 TYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 
 
@@ -103,9 +101,7 @@ def test_nothing_happens_in_evaluation_and_at_rate_0() -> None:
 
 @pytest.mark.parametrize("shape", [(0,), (3,), (2, 3, 7), (5, 4099)])
 @pytest.mark.parametrize("dtype", TYPES)
-def test_after_relu_it_is_what_one_after_the_other_is(
-    dtype: torch.dtype, shape: tuple[int, ...]
-) -> None:
+def test_relu_dropout_equals_two_steps(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     generator = torch.Generator().manual_seed(7)
     values, gradient = torch.randn(2, *shape, generator=generator).to(dtype).unbind()
     if len(values):
@@ -123,9 +119,7 @@ def test_after_relu_it_is_what_one_after_the_other_is(
 
 @pytest.mark.parametrize("added_dtype", TYPES)
 @pytest.mark.parametrize("dtype", TYPES)
-def test_added_it_is_what_one_after_the_other_is(
-    dtype: torch.dtype, added_dtype: torch.dtype
-) -> None:
+def test_adding_equals_two_steps(dtype: torch.dtype, added_dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(9)
     values, added, gradient = torch.randn(3, 7, 601, generator=generator).unbind()
     leaves = [values.to(dtype).requires_grad_(), added.to(added_dtype).requires_grad_()]
@@ -181,9 +175,7 @@ def test_nothing_is_kept_but_what_the_next_map_reads() -> None:
 
 
 @needs_kernels
-def test_threads_layout_and_values_do_not_change_what_is_dropped(
-    set_threads: Callable[[int], None],
-) -> None:
+def test_drops_do_not_depend_on_threads_or_layout(set_threads: Callable[[int], None]) -> None:
     values = 1 + torch.rand(300, 211)  # more than a thread does alone
     found = []
     for n_threads, given in ((1, values), (2, values), (1, values.t().contiguous().t())):

@@ -10,13 +10,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import headwise.kernels.cpu_attention as attention_module
 from headwise.entmax import alpha_entmax
-from headwise.kernels import native
 from headwise.kernels.cpu_attention import attention
 from headwise.kernels.problem import Distances, Power, Visible
+from kernel_marks import needs_kernels
+from saved_memory import n_bytes, saved_storages
 
-pytestmark = pytest.mark.skipif(
-    native.reason_without() is not None, reason=str(native.reason_without())
-)
+pytestmark = needs_kernels
 FIXED = {Power.EXP: 1.0, Power.SQUARE: 1.5, Power.LINEAR: 2.0}
 # B, H, Q, K, causal, offset
 SHAPES = {
@@ -141,9 +140,8 @@ def test_a_bad_query_is_bad_in_its_gradient_and_nowhere_else(power: Power, n_key
 def test_alpha_of_every_query() -> None:
     given = inputs((2, 2, 9, 30))
     alpha = torch.rand(2, 2, 9, 1, generator=torch.Generator().manual_seed(1)) + 1
-    assert_same(
-        fused(given, alpha, Power.ANY, Visible()), by_weights(given, alpha, torch.tensor(True))
-    )
+    exact = by_weights(given, alpha, torch.tensor(True))
+    assert_same(fused(given, alpha, Power.ANY, Visible()), exact)
 
 
 @pytest.mark.parametrize("power", list(Power))
@@ -265,9 +263,7 @@ def test_dropout_draws_are_independent_of_place() -> None:
     assert abs((rows[1:] * rows[:-1]).mean()) < 0.03
 
 
-def test_dropout_draws_do_not_depend_on_what_is_done_at_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_dropout_draws_do_not_depend_on_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Some queries, some heads, some sentences or all at a time."""
     query, key, _, _ = inputs((3, 2, 20, 30), width=30)
     unit = torch.eye(30).expand(3, 2, 30, 30)
@@ -282,16 +278,10 @@ def test_dropout_draws_do_not_depend_on_what_is_done_at_once(
 def test_memory_kept_grows_with_length_not_with_its_square() -> None:
     kept = {}
     for n in (100, 400):
-        sizes: dict[int, int] = {}
-
-        def pack(value: Tensor, sizes: dict[int, int] = sizes) -> Tensor:
-            sizes[value.data_ptr()] = value.numel()
-            return value
-
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda value: value):
+        with saved_storages() as saved:
             given = [one.requires_grad_() for one in inputs((1, 2, n, n))[:3]]
             attention(*given, None, Power.SQUARE, Visible(), 0.1, 0.3).sum().backward()
-        kept[n] = sum(sizes.values())
+        kept[n] = n_bytes(saved)
     assert kept[400] <= 4.1 * kept[100]
 
 

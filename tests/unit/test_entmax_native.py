@@ -19,11 +19,8 @@ from headwise.entmax.losses import log_softmax
 from headwise.kernels import native
 from headwise.kernels.native_attention import attention_of_few
 from headwise.kernels.problem import Power, Visible
+from kernel_marks import needs_kernels
 from triton_cases import assert_near_float64
-
-needs_kernels = pytest.mark.skipif(
-    native.reason_without() is not None, reason=str(native.reason_without())
-)
 
 
 @needs_kernels
@@ -85,27 +82,21 @@ def test_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("looked_for_anew")
 @pytest.mark.parametrize("compiler", ["/nowhere/c++", "false"])
-def test_without_a_compiler_that_works_torch_computes(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, compiler: str
-) -> None:
+def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, compiler: str) -> None:
     reason = reason_without(monkeypatch, CXX=compiler, HEADWISE_CACHE=str(tmp_path))
     assert compiler in reason
     assert list((tmp_path / "native").iterdir()) == []
 
 
 @pytest.mark.usefixtures("looked_for_anew")
-def test_a_cache_that_cannot_be_written_is_no_error(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_an_unwritable_cache_is_no_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert "file" in reason_without(monkeypatch, HEADWISE_CACHE=str(tmp_path / "file"))
 
 
 @pytest.mark.usefixtures("looked_for_anew")
 @needs_kernels
-def test_a_library_that_does_not_load_is_made_again(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_broken_library_is_rebuilt(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HEADWISE_CACHE", str(tmp_path))
     compiler = os.environ.get("CXX") or next(filter(shutil.which, native.COMPILERS))
     broken = tmp_path / "native" / f"{native._digest(compiler)}.so"
@@ -119,9 +110,7 @@ def test_a_library_that_does_not_load_is_made_again(
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="another kind of processor")
 @pytest.mark.parametrize("processor", ["x86-64-v3", "x86-64"], ids=["eight lanes", "four lanes"])
 @needs_kernels
-def test_kernels_with_narrower_vectors(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, processor: str
-) -> None:
+def test_narrower_vectors(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, processor: str) -> None:
     scores = torch.randn(2, 3, 7, 300, generator=torch.Generator().manual_seed(1)) * 2
     mask = torch.rand(2, 1, 1, 300, generator=torch.Generator().manual_seed(2)) > 0.2
     monkeypatch.setenv("HEADWISE_CACHE", str(tmp_path))
@@ -202,10 +191,8 @@ def test_log_softmax_is_that_of_torch(dtype: torch.dtype, scale: float) -> None:
     assert found[0, 3].isnan().all()
     torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=1e-5, equal_nan=True)
     apart = logits.transpose(1, 2)[:, ::2].transpose(1, 2)
-    wide = apart.double().log_softmax(-1)
-    torch.testing.assert_close(
-        log_softmax(apart).double(), wide, rtol=1e-6, atol=1e-5, equal_nan=True
-    )
+    wide, found = apart.double().log_softmax(-1), log_softmax(apart).double()
+    torch.testing.assert_close(found, wide, rtol=1e-6, atol=1e-5, equal_nan=True)
     assert log_softmax(logits[:0]).shape == (0, 5, 1003)
     wanted = logits[1].float().requires_grad_()
     (gradient,) = torch.autograd.grad(log_softmax(wanted)[:, 3].sum(), wanted)

@@ -9,13 +9,12 @@ import torch
 from torch import Tensor
 
 from headwise.entmax import alpha_entmax
-from headwise.kernels import native, native_attention
+from headwise.kernels import native_attention
 from headwise.kernels.native_attention import attention_of_few
 from headwise.kernels.problem import ALPHAS, Distances, Power, Visible
+from kernel_marks import needs_kernels
 
-pytestmark = pytest.mark.skipif(
-    native.reason_without() is not None, reason=str(native.reason_without())
-)
+pytestmark = needs_kernels
 SCALE = 0.3
 # B, H, Q, K, E
 SHAPES = [(3, 2, 1, 1, 16), (40, 2, 1, 19, 64), (3, 2, 5, 40, 20), (2, 3, 4, 150, 100)]
@@ -166,9 +165,7 @@ def test_keys_and_values_may_lie_anyhow() -> None:
 
 
 def test_a_gradient_is_refused() -> None:
-    query, key, value = inputs((2, 2, 3, 30, 16), torch.float32)
-    context = attention_of_few(
-        query.requires_grad_(), key, value, None, Power.EXP, Visible(), SCALE
-    )
+    given = [one.requires_grad_() for one in inputs((2, 2, 3, 30, 16), torch.float32)]
+    context = attention_of_few(*given, None, Power.EXP, Visible(), SCALE)
     with pytest.raises(RuntimeError, match="differentiated"):
         context.sum().backward()

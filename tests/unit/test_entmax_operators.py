@@ -10,10 +10,10 @@ from torch.autograd import forward_ad
 
 from headwise.entmax import function
 from headwise.entmax.losses import entmax_loss
-from headwise.kernels import native
 from headwise.kernels.cpu_attention import attention
 from headwise.kernels.native_attention import attention_of_few
 from headwise.kernels.problem import Power, Visible
+from kernel_marks import needs_kernels
 
 
 def inputs() -> tuple[Tensor, Tensor]:
@@ -24,11 +24,6 @@ def inputs() -> tuple[Tensor, Tensor]:
 
 def weights_of(scores: Tensor, alpha: Tensor) -> Tensor:
     return function.weights(scores, alpha, None, Power.ANY)
-
-
-needs_kernels = pytest.mark.skipif(
-    native.reason_without() is not None, reason=str(native.reason_without())
-)
 
 
 def test_tensors_without_values_go_through_torch() -> None:
@@ -80,10 +75,7 @@ def test_gradients_of_every_sentence() -> None:
     every = torch.func.vmap(torch.func.grad(first_weights, (0, 1)), in_dims=(0, None))
     of_scores, of_alpha = every(scores[:, None], alpha)
     for place in range(len(scores)):
-        one, own = (
-            scores[place : place + 1].clone().requires_grad_(),
-            alpha.clone().requires_grad_(),
-        )
+        one, own = scores[[place]].requires_grad_(), alpha.clone().requires_grad_()
         first_weights(one, own).backward()
         assert torch.equal(of_scores[place], one.grad)
         assert torch.equal(of_alpha[place], own.grad)

@@ -133,9 +133,7 @@ def test_adversarial_rows(alpha: float, n_keys: int) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("n_keys", [2, 33, 4096])
-def test_fixed_counts_of_an_accelerator_solve_adversarial_rows(
-    n_keys: int, dtype: torch.dtype
-) -> None:
+def test_fixed_iteration_counts_solve_adversarial_rows(n_keys: int, dtype: torch.dtype) -> None:
     scores = adversarial(n_keys).to(dtype)
     scores[-1] = -INF
     limit = 5e-7 if dtype is torch.float32 else 1e-11

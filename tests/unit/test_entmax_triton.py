@@ -15,6 +15,10 @@ from triton_marks import DEVICE, needs_triton
 
 kernels = pytest.mark.usefixtures("form")
 FORMS = ("resident", "streaming")
+MASKS = [
+    "padding", "causal", "offset", "cross", "few keys", "one query", "slopes", "slopes, causal",
+    "slopes, offset",
+]  # fmt: skip
 
 
 @pytest.fixture(params=FORMS)
@@ -41,17 +45,7 @@ class TestAgainstFloat64:
             make_case((1, 2, 33, 33, 24), causal=True, n_prefix=0),
             make_case((1, 2, 9, 21, 16), causal=True, offset=12, n_prefix=14),
         ],
-        ids=[
-            "padding",
-            "causal",
-            "offset",
-            "cross",
-            "few keys",
-            "one query",
-            "slopes",
-            "slopes, causal",
-            "slopes, offset",
-        ],
+        ids=MASKS,
     )
     def test_masks(self, case: Case) -> None:
         assert_precise(fused(case), reference(case))
@@ -177,7 +171,7 @@ class TestEdges:
 
     @pytest.mark.parametrize("n_queries", [128, 70])
     @pytest.mark.parametrize("causal", [False, True])
-    def test_blocks_without_weights_are_skipped(
+    def test_empty_blocks_are_skipped(
         self, n_queries: int, causal: bool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Nor do rows behind the last query keep a block."""

@@ -59,9 +59,7 @@ class TestTools:
         (tmp_path / "Python.h").touch()
         assert triton_device._missing_tool() is None
 
-    def test_it_keeps_calls_on_a_gpu_from_the_kernels(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_missing_tool_disables_kernels(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(triton_device, "HAS_TRITON", True)
         monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (9, 0))
         with FakeTensorMode():

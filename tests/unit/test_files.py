@@ -15,9 +15,7 @@ from headwise.files import locked, read_json, remove_partial, write_text
 from headwise.runs.folder import RunFolder
 
 
-def test_a_small_file_is_written_all_or_not_at_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_small_file_is_written_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "results.json"
     write_text(path, "old")
 

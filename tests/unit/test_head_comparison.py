@@ -31,17 +31,13 @@ def values(
 @pytest.mark.parametrize(
     ("quantity", "wanted"), [("alpha", 1.5), ("density", 1.5), ("confidence", 1.2)]
 )
-def test_means_and_medians_are_told_apart(
-    tmp_path: Path, site: str, quantity: str, wanted: float
-) -> None:
+def test_means_and_medians(tmp_path: Path, site: str, quantity: str, wanted: float) -> None:
     heads = [{quantity: value} for value in (1.0, 2.3, 1.2, None)]
     assert values(tmp_path, heads, site) == pytest.approx({quantity: wanted})
 
 
 @pytest.mark.parametrize("role", ["previous", "next"])
-def test_the_weight_of_positional_heads_is_the_median_of_those_of_the_role(
-    tmp_path: Path, role: str
-) -> None:
+def test_positional_weights_are_medians_over_the_role(tmp_path: Path, role: str) -> None:
     own = [
         {"roles": f"merging;{role}", f"{role}_share": 0.9, f"{role}_weight": weight}
         for weight in (0.5, 0.95, 0.6)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from headwise.attention.build import AttentionFactory
-from headwise.attention.positions import Grid, Learned, LearnedVectors, Positions
+from headwise.attention.positions import Grid, Learned, Positions
 from headwise.config.folders import group_node
 from headwise.config.schema import ModelConfig
 from headwise.losses.loss import CrossEntropy
@@ -168,14 +168,9 @@ def spread(weight: Tensor) -> float:
 def test_scaled_weights_have_the_deviations_of_the_paper() -> None:
     width, inner, layers = 256, 1024, 3
     model = build(
-        vocabulary=400,
-        d_model=width,
-        d_ff=inner,
-        encoder_layers=layers,
-        decoder_layers=layers,
-        positions=Grid(32, 1024),
-        register_tokens=64,
-    )
+        vocabulary=400, d_model=width, d_ff=inner, encoder_layers=layers, decoder_layers=layers,
+        positions=Grid(32, 1024), register_tokens=64,
+    )  # fmt: skip
     branches = {"encoder": 2 * layers, "decoder": 3 * layers}
     seen = set()
     for name, weight in model.named_parameters():
@@ -194,10 +189,8 @@ def test_scaled_weights_have_the_deviations_of_the_paper() -> None:
                 wanted /= math.sqrt(2)
             seen.add(kind)
             assert spread(weight) == pytest.approx(wanted, rel=0.03), name
-            assert (
-                abs(float(weight.detach().mean()))
-                < 0.03 * wanted + 3 * wanted / weight.numel() ** 0.5
-            )
+            bound = 0.03 * wanted + 3 * wanted / weight.numel() ** 0.5
+            assert abs(float(weight.detach().mean())) < bound
     kinds = {"query", "key", "value", "output", "inner", "outer", "token", "row", "column"}
     kinds |= {"registers"}
     assert seen == kinds
@@ -205,7 +198,6 @@ def test_scaled_weights_have_the_deviations_of_the_paper() -> None:
 
 def test_learned_positions_are_one_table_and_sinusoids_shrink_with_the_tokens() -> None:
     learned = build(positions=Learned(512), d_model=128).source_embedding.positions
-    assert isinstance(learned, LearnedVectors)
     assert spread(learned.table.weight) == pytest.approx(0.125 / math.sqrt(128), rel=0.03)
     scaled = build(positions=SINUSOIDAL, d_model=128).source_embedding
     glorot = build(positions=SINUSOIDAL, d_model=128, init=Glorot()).source_embedding
@@ -224,9 +216,6 @@ def test_a_pruned_place_is_scaled_by_its_own_width() -> None:
     output = model.encoder.layers[0].self_attention.output
     assert output.weight.shape == (256, 128)
     assert spread(output.weight) == pytest.approx(0.125 / math.sqrt(128 * 6), rel=0.03)
-
-
-# -- positions in a grid ----------------------------------------------------------------------
 
 
 # -- the whole --------------------------------------------------------------------------------

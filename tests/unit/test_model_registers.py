@@ -75,7 +75,6 @@ def test_registers_enter_as_tokens_do_but_without_a_position(init: Init, scale: 
     source, lengths, _ = batch()
     model.encode(source, lengths)
     registers = model.source_embedding.registers
-    assert registers is not None
     wanted = registers.weight * scale
     for row in seen[0]:
         torch.testing.assert_close(row[:M], wanted, rtol=0, atol=0)

@@ -98,7 +98,6 @@ def test_the_page_names_nothing_outside_of_itself(nasty: tuple[dict[str, Any], O
     outside = {address for address in addresses if not str(address).startswith("data:")}
     assert outside == {"#attention"}
     policy = next(a["content"] for t, a in outline.tags if t == "meta" and "http-equiv" in a)
-    assert policy is not None
     assert "default-src 'none'" in policy
     assert not re.search(r"https?:", policy)
     # neither a style sheet nor a script of ours asks for anything

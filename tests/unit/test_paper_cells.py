@@ -144,7 +144,7 @@ def signed(metric: str) -> Change:
     ],
 )
 @pytest.mark.parametrize("in_base", [True, False])
-def test_runs_of_two_kinds_are_neither_averaged_nor_compared(
+def test_two_kinds_of_runs_are_not_compared(
     tmp_path: Path, change: Change, told: str, in_base: bool
 ) -> None:
     base = [finished(tmp_path / f"a{n}", n) for n in (1, 2)]

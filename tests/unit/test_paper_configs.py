@@ -54,7 +54,7 @@ def test_no_run_can_fill_two_cells(recipes_of: Callable[[str], list[Recipe]], na
 
 
 @pytest.mark.parametrize("name", PAPERS)
-def test_the_updates_that_a_note_names_are_the_recipes(
+def test_notes_name_the_updates(
     make: Any, recipes_of: Callable[[str], list[Recipe]], name: str
 ) -> None:
     columns = paper_of(make, name).columns
@@ -64,7 +64,7 @@ def test_the_updates_that_a_note_names_are_the_recipes(
 
 
 @pytest.mark.parametrize("name", [p for p in PAPERS if p not in ("michel2019", "voita2019")])
-def test_cells_of_a_column_differ_in_the_row_alone(
+def test_cells_differ_in_the_row_alone(
     recipes_of: Callable[[str], list[Recipe]], name: str
 ) -> None:
     for one, other in combinations(recipes_of(name), 2):
@@ -81,7 +81,7 @@ def test_cells_of_a_column_differ_in_the_row_alone(
     ("corpus", "evaluated"),
     [("iwslt17", 5000), ("kftt", 5000), ("wmt16_ro_en", 10000), ("wmt14_en_de", 10000)],
 )
-def test_a_full_recipe_has_every_setting_of_the_paper(
+def test_recipes_have_the_papers_settings(
     make: Any, corpus: str, evaluated: int, attention: str
 ) -> None:
     config = make([f"experiment=correia2019/{corpus}", f"attention={attention}"])
@@ -110,11 +110,10 @@ def test_a_full_recipe_has_every_setting_of_the_paper(
     ("corpus", "weight", "step", "tokens"),
     [("iwslt14_de_en", 0.01, 0.01, 4096), ("wmt14_en_de", 0.01, 0.1, 4096 * 16)],
 )
-def test_repulsion_is_set_as_its_authors_set_it(
+def test_repulsion_settings(
     make: Any, corpus: str, weight: float, step: float, tokens: int
 ) -> None:
     cell = paper_of(make, "an2020").cell("svgd", corpus)
-    assert cell is not None
     config = make(cell.overrides)
     assert (config.repulsion.weight, config.repulsion.step_size) == (weight, step)
     assert config.trainer.max_tokens * config.trainer.accumulate == tokens
@@ -187,9 +186,7 @@ def test_a_good_paper_is_read() -> None:
         ),
     ],
 )
-def test_what_contradicts_itself_is_refused_by_key(
-    change: Callable[[dict[str, Any]], Any], message: str
-) -> None:
+def test_contradictions_are_refused(change: Callable[[dict[str, Any]], Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         read_paper(OmegaConf.create(changed(change)))
 

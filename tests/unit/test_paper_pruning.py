@@ -58,9 +58,7 @@ def run(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(("tolerance", "share"), [(0.0, 10), (0.2, 20), (0.5, 40), (40.0, 100)])
-def test_heads_are_removable_until_more_is_lost_for_the_first_time(
-    run: Path, tolerance: float, share: float
-) -> None:
+def test_heads_are_removable_until_more_is_lost(run: Path, tolerance: float, share: float) -> None:
     assert measure(run, fact("removable", tolerance=tolerance)) == pytest.approx(share)
     assert measure(run, fact("kept", tolerance=tolerance)) == pytest.approx(100 - share)
 
@@ -93,9 +91,7 @@ def test_the_best_head_alone_is_compared_with_all_heads(run: Path) -> None:
 
 
 @pytest.mark.parametrize("other", [{"weights": "v"}, {"split": "test"}, {"sentences": 8}])
-def test_what_was_measured_otherwise_is_no_whole_to_compare_with(
-    run: Path, other: dict[str, Any]
-) -> None:
+def test_other_measurements_are_not_compared_with(run: Path, other: dict[str, Any]) -> None:
     for name in ("curve", "curve-cross"):
         write_curve(run, name, ["cross"], CURVE, **other)
     assert measure(run, fact("one_left", sites=["cross"], layer=1)) is None

@@ -129,7 +129,6 @@ def test_exact_zeros_are_empty_and_the_smallest_weight_is_not() -> None:
     names = ["<s>", "▁a", "▁b"]
     layer = LayerMaps(2, [3], weights, allowed, [1.834])
     figure = attention_maps("decoder_self", [layer], names, names, "")
-    assert figure is not None
     axes = titled(figure)["layer 2 head 3, α 1.83"]
     unseen, drawn = cells(axes)
     assert (unseen == ~allowed[0]).all()
@@ -148,7 +147,6 @@ def test_one_figure_holds_every_head() -> None:
     names = tokens(16)
     maps = random_maps(2, 8, 16)
     figure = attention_maps("encoder_self", maps, names, names, "text", "softmax, trained on it.")
-    assert figure is not None
     assert list(titled(figure)) == [
         f"layer {layer} head {head}, α 1.50" for layer in (1, 2) for head in range(1, 9)
     ]

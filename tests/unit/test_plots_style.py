@@ -33,9 +33,7 @@ def test_names_are_those_of_the_papers() -> None:
     assert shown("loss_entmax15 entmax15b") == "loss_entmax15 entmax15b"
 
 
-def test_the_same_figure_gives_the_same_bytes(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_figures_are_reproducible(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     first = save(FIGURES["attention_small"](), tmp_path / "a" / "maps.png")
     assert [path.name for path in first] == ["maps.png", "maps.svg", "maps.pdf"]

@@ -55,9 +55,7 @@ def test_a_gpu_takes_attention_without_plans_for_shapes(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("loss", ["cross_entropy", "entmax"])
-def test_losses_scatter_unsorted_where_all_else_is_deterministic(
-    monkeypatch: pytest.MonkeyPatch, loss: str
-) -> None:
+def test_losses_never_sort_to_scatter(monkeypatch: pytest.MonkeyPatch, loss: str) -> None:
     monkeypatch.setattr(native, "takes", lambda scores: False)
     logits_NV = torch.randn(20, 5000)
     logits_NV[:9] *= 0.01  # supports too wide for the short cut

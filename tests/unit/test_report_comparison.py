@@ -73,9 +73,7 @@ def test_seeds_are_averaged_and_ratios_are_to_softmax(points: list[dict[str, Any
         ),
     ],
 )
-def test_rows_are_named_by_what_tells_them_apart(
-    overrides: tuple[str, ...], names: list[str]
-) -> None:
+def test_rows_are_named_by_differences(overrides: tuple[str, ...], names: list[str]) -> None:
     jobs = [{"overrides": given.split(), "error": "x"} for given in overrides]
     assert job_names(jobs) == names
     assert [line.split(" | ")[0] for line in lines_of(jobs)[1:]] == [f"| {name}" for name in names]

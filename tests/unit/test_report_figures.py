@@ -139,9 +139,7 @@ def test_runs_side_by_side(trained: Path, tmp_path: Path) -> None:
 # -- attention ------------------------------------------------------------------------------------
 
 
-def test_attention_of_a_sentence(
-    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_attention_maps(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given: dict[str, Any] = {}
 
     def maps(site: str, layers: Any, queries: Any, keys: Any, title: str, about: str) -> None:

@@ -96,9 +96,7 @@ def test_what_could_not_be_measured_is_named_not_invented() -> None:
         encode_record({"callback": object()})
 
 
-def test_a_full_disk_is_said_clearly_and_costs_no_earlier_record(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_loses_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writer = JsonlWriter(tmp_path / "metrics.jsonl")
     writer.write({"update": 1})
 

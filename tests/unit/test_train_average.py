@@ -35,19 +35,13 @@ def choose(folder: RunFolder, n_averaged: int, score: float | None) -> tuple[str
         return None, score
 
     trainer: Any = SimpleNamespace(
-        evaluate=evaluate,
-        state=SimpleNamespace(best_score=7.0),
-        model=model,
-        folder=folder,
-        ranks=Ranks(0, 1, torch.device("cpu")),
-        config=TrainerConfig(average=n_averaged),
-    )
+        evaluate=evaluate, state=SimpleNamespace(best_score=7.0), model=model, folder=folder,
+        ranks=Ranks(0, 1, torch.device("cpu")), config=TrainerConfig(average=n_averaged),
+    )  # fmt: skip
     return choose_weights(trainer), model.weight.item()
 
 
-def test_an_average_that_validates_better_is_kept(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_better_average_is_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "headwise")
     folder = folder_with(tmp_path)
     assert choose(folder, 2, score=7.5) == ("average", 4.0)

@@ -63,9 +63,7 @@ class _FullHandle:
 
 
 @pytest.mark.parametrize("room", [0, 100, 2000])
-def test_a_full_disk_leaves_what_stood_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int
-) -> None:
+def test_a_full_disk_is_safe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int) -> None:
     path = saved(tmp_path / "last.pt", update=1)
     before = path.read_bytes()
 
@@ -147,9 +145,7 @@ class _Evil:
 
 
 @pytest.mark.parametrize("kind", ["pickle", "torch", "inside"])
-def test_a_foreign_one_is_never_executed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+def test_no_foreign_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "best.pt"
     if kind == "pickle":
@@ -184,7 +180,7 @@ def test_weights_that_are_no_named_tensors_are_refused(tmp_path: Path, model: An
 
 
 @pytest.mark.parametrize("version", [0, 99, None])
-def test_another_format_is_refused_by_number(
+def test_other_formats(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int | None
 ) -> None:
     monkeypatch.setattr(module, "FORMAT_VERSION", version)

@@ -26,9 +26,7 @@ def test_a_signal_is_remembered_within_the_block_alone(number: signal.Signals) -
 
 
 @pytest.mark.parametrize("tells", [True, False])
-def test_the_first_signal_is_told_once_by_one_rank(
-    capfd: pytest.CaptureFixture[str], tells: bool
-) -> None:
+def test_one_rank_logs_the_first_signal(capfd: pytest.CaptureFixture[str], tells: bool) -> None:
     with stop_request(tells):
         signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGUSR1)

@@ -54,15 +54,6 @@ def test_entmax_losses_sum_over_targets(smoothing: float) -> None:
         assert (loss.measure, loss.output_map.is_sparse) == ("support", True)
 
 
-def test_an_alpha_of_1_is_cross_entropy() -> None:
-    logits_BTV, target_BT = example()
-    for smoothing in (0.0, 0.1):
-        sparse, dense = EntmaxLoss(1.0, smoothing), CrossEntropy(smoothing)
-        found, expected = (loss(logits_BTV, target_BT).loss for loss in (sparse, dense))
-        torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
-        torch.testing.assert_close(sparse.log_probs(logits_BTV), dense.log_probs(logits_BTV))
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -73,8 +64,6 @@ def test_an_alpha_of_1_is_cross_entropy() -> None:
         (lambda: EntmaxLoss(2.01), "alpha"),
     ],
 )
-def test_settings_outside_of_their_range_are_refused(
-    make: Callable[[], Loss], message: str
-) -> None:
+def test_settings_out_of_range_are_refused(make: Callable[[], Loss], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make()

@@ -3,27 +3,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headwise.attention.build import AttentionFactory
-from headwise.config.folders import group_choices, group_node
-from headwise.config.schema import ModelConfig
+from headwise.config.folders import group_choices
 from headwise.errors import ConfigError
-from headwise.model.transformer import Transformer
 from headwise.train.optim import build_optimizer
+from training_steps import small_model
 
 ADAMW = {"_target_": "torch.optim.AdamW", "lr": 0.01}
 
 
-def make_model(variant: str = "alpha_entmax") -> Transformer:
-    torch.manual_seed(1)
-    factory = AttentionFactory({"attention": group_node("attention", variant)})
-    config = ModelConfig(
-        "test", 1, 1, 8, 2, 16, dropout=0.0, attention_dropout=0.0, activation_dropout=0.0
-    )
-    return Transformer(config, 9, 9, True, factory, seed=1)
-
-
 def after_a_step(weight_decay: float) -> dict[str, torch.Tensor]:
-    model = make_model()
+    model = small_model()
     optimizer = build_optimizer({**ADAMW, "weight_decay": weight_decay}, model)
     ids = torch.tensor([[4, 5, 6, 3]])
     output = model(ids, torch.tensor([4]), ids)
@@ -42,7 +31,7 @@ def test_alpha_biases_and_norms_move_as_without_decay() -> None:
 
 @pytest.mark.parametrize("variant", group_choices("attention"))
 def test_every_parameter_is_in_one_group(variant: str) -> None:
-    model = make_model(variant)
+    model = small_model(attention=variant)
     optimizer = build_optimizer({**ADAMW, "weight_decay": 0.5}, model)
     decayed, free = (group["params"] for group in optimizer.param_groups)
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.5, 0.0]
@@ -54,7 +43,7 @@ def test_every_parameter_is_in_one_group(variant: str) -> None:
 
 
 def test_frozen_parameters_are_left_out() -> None:
-    model = make_model()
+    model = small_model()
     model.output.weight.requires_grad_(False)
     optimizer = build_optimizer(ADAMW, model)
     trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
@@ -63,7 +52,7 @@ def test_frozen_parameters_are_left_out() -> None:
 
 def test_a_model_with_nothing_left_to_train_is_refused() -> None:
     """Gates of places whose heads are all pruned have a parameter without numbers."""
-    model = make_model().requires_grad_(False)
+    model = small_model().requires_grad_(False)
     model.register_parameter("no_gate", torch.nn.Parameter(torch.empty(0)))
     with pytest.raises(ConfigError, match="no parameter is left to train"):
         build_optimizer(ADAMW, model)
@@ -73,17 +62,17 @@ def test_the_fused_step_is_taken_where_there_is_one_and_nothing_forbids_it() -> 
     def is_fused(node: dict[str, object], model: torch.nn.Module) -> bool:
         return any(group.get("fused") for group in build_optimizer(node, model).param_groups)
 
-    assert is_fused(ADAMW, make_model())
-    assert not is_fused({**ADAMW, "foreach": True}, make_model())
-    assert not is_fused({**ADAMW, "differentiable": True}, make_model())
-    assert not is_fused({"_target_": "torch.optim.RMSprop", "lr": 0.1}, make_model())
-    model = make_model()
+    assert is_fused(ADAMW, small_model())
+    assert not is_fused({**ADAMW, "foreach": True}, small_model())
+    assert not is_fused({**ADAMW, "differentiable": True}, small_model())
+    assert not is_fused({"_target_": "torch.optim.RMSprop", "lr": 0.1}, small_model())
+    model = small_model()
     model.output.weight = torch.nn.Parameter(model.output.weight.detach().t().contiguous().t())
     assert not is_fused(ADAMW, model)
 
 
 def test_a_step_that_was_not_fused_goes_on_so() -> None:
-    model = make_model()
+    model = small_model()
     before = build_optimizer({**ADAMW, "fused": None}, model)
     after = build_optimizer(ADAMW, model)
     after.load_state_dict(before.state_dict())

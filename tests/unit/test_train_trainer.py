@@ -37,9 +37,7 @@ def gradients(model: nn.Module, batch: Batch, n_tokens: int) -> list[Tensor]:
         (Loader(PAIRS, [3], [0, 2], [1, 4]), 3),
     ],
 )
-def test_an_update_is_the_gradient_of_all_its_tokens(
-    tmp_path: Path, loader: Loader, accumulate: int
-) -> None:
+def test_an_update_follows_all_its_tokens(tmp_path: Path, loader: Loader, accumulate: int) -> None:
     before = small_model()
     whole = collate(PAIRS, np.arange(5, dtype=np.int32))
     expected = gradients(before, whole, whole.n_targets)
@@ -60,12 +58,11 @@ def test_an_update_is_the_gradient_of_all_its_tokens(
 def test_a_logged_loss_is_of_the_updates_since_the_last_one(tmp_path: Path) -> None:
     """At a rate of 0 the model stays, so that every batch has one loss."""
     config = replace(CONFIG, log_every=2, validate_every=3)
-    trainer = make_trainer(
-        tmp_path, config=config, lr=0.0, loader=Loader(PAIRS, [0, 1], [2], [3], [4])
-    )
+    loader = Loader(PAIRS, [0, 1], [2], [3], [4])
+    trainer = make_trainer(tmp_path, config=config, lr=0.0, loader=loader)
     trainer.run()
     sums = []
-    for batch in Loader(PAIRS, [0, 1], [2], [3], [4]).batches:
+    for batch in loader.batches:
         logits = batch.scored(trainer.model(**trainer.model.inputs(batch)))
         sums.append((CrossEntropy(0.1)(logits, batch.targets_R), batch.n_targets))
     rows = read_jsonl(tmp_path / "metrics.jsonl")
@@ -149,16 +146,9 @@ def test_products_are_of_the_precision_asked_for_and_weights_of_float32(tmp_path
 def test_a_restored_trainer_goes_on_in_the_same_bits(tmp_path: Path) -> None:
     whole = make_trainer(tmp_path / "whole", model=small_model(dropout=0.3), lr=0.1)
     whole.run()
-    halved = make_trainer(
-        tmp_path / "halved",
-        model=small_model(dropout=0.3),
-        lr=0.1,
-        config=replace(CONFIG, max_updates=2),
-    )
-    halved.run()
-    resumed = make_trainer(
-        tmp_path / "halved", model=small_model(dropout=0.3), lr=0.1, scores=[1.0, 0.5]
-    )
+    config, folder = replace(CONFIG, max_updates=2), tmp_path / "halved"
+    make_trainer(folder, model=small_model(dropout=0.3), lr=0.1, config=config).run()
+    resumed = make_trainer(folder, model=small_model(dropout=0.3), lr=0.1, scores=[1.0, 0.5])
     torch.rand(5)  # whatever the generators stand at
     payload = load_checkpoint(tmp_path / "halved" / "checkpoints" / "last.pt")
     resumed.restore(payload)
@@ -224,13 +214,10 @@ class Diverging:
 @pytest.mark.parametrize("log_every", [1, 50])
 @pytest.mark.parametrize("validate_every", [3, 50])
 @pytest.mark.parametrize("at", [3, 4])
-def test_weights_that_broke_are_never_saved(
-    tmp_path: Path, log_every: int, validate_every: int, at: int
-) -> None:
+def test_no_broken_weights(tmp_path: Path, log_every: int, validate_every: int, at: int) -> None:
     """Also when the loss of the update that broke them was finite."""
-    config = replace(
-        CONFIG, max_updates=9, log_every=log_every, validate_every=validate_every, save_every=2
-    )
+    cadence = {"log_every": log_every, "validate_every": validate_every, "save_every": 2}
+    config = replace(CONFIG, max_updates=9, **cadence)
     good = make_trainer(tmp_path, config=replace(config, max_updates=2))
     good.run()
     before = checkpoints_of(tmp_path)

@@ -126,12 +126,8 @@ def collate(sentences: list[tuple[list[int], list[int]]], extra: int = 0) -> Bat
         padded = [row + [0] * (width - len(row)) for row in rows]
         return torch.tensor(padded), torch.tensor([len(row) for row in rows])
 
-    source_BS, source_lengths_B = pad([source for source, _ in sentences])
-    target_in_BT, target_lengths_B = pad([target for _, target in sentences])
-    columns = {
-        "source": Column(source_BS, source_lengths_B),
-        "target": Column(target_in_BT, target_lengths_B),
-    }
+    source, target = (pad(list(rows)) for rows in zip(*sentences, strict=True))
+    columns = {"source": Column(*source), "target": Column(*target)}
     nothing = torch.zeros(0, dtype=torch.long)
     return Batch(columns, nothing, nothing, list(range(len(sentences))), 0)
 

@@ -127,11 +127,8 @@ def _plant_head(attention: MultiHeadAttention, head: int, role: str) -> None:
     pairs: list[tuple[int | None, int]] = []  # feature of the query (None: any), of the key
     offset = {"previous": -1, "next": 1, "current": 0, "offset+2": 2}.get(role)
     if offset is not None:
-        pairs = [
-            (POSITION + p, POSITION + p + offset)
-            for p in range(N_POSITIONS)
-            if 0 <= p + offset < N_POSITIONS
-        ]
+        places = [(p, p + offset) for p in range(N_POSITIONS) if 0 <= p + offset < N_POSITIONS]
+        pairs = [(POSITION + p, POSITION + other) for p, other in places]
     elif role == "merging":
         pairs = [(WORD + number, HELD + number) for number in range(E)]
     elif role == "interrogation":

@@ -94,11 +94,9 @@ def small_model(
 
 def validation(**values: float) -> Validation:
     """Of one item whose statistics are the scores themselves; of `bleu` more is better."""
+    better = {"bleu": "higher"}
     metrics = [
-        Metric(
-            *(name, "higher" if name == "bleu" else "lower", lambda sums: sums[0], [column]),
-            *("", "", ""),
-        )
+        Metric(name, better.get(name, "lower"), lambda sums: sums[0], [column], "", "", "")
         for column, name in enumerate(values)
     ]
     return Validation([Measured(np.array([list(values.values())]), metrics)], {})
@@ -124,7 +122,6 @@ def make_trainer(folder: Path, model: Transformer | None = None, **changes: Any)
         "stop": StopRequest(),
         **changes,
     }
-    step = TrainingStep(
-        model, CrossEntropy(0.1), seed=1, ranks=Ranks(0, 1, torch.device("cpu")), **of_step
-    )
+    ranks = Ranks(0, 1, torch.device("cpu"))
+    step = TrainingStep(model, CrossEntropy(0.1), seed=1, ranks=ranks, **of_step)
     return Trainer(step, folder=run, records=Records(run), **parts)

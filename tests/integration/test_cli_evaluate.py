@@ -38,9 +38,7 @@ def test_the_runs_own_test_sets_get_the_runs_own_scores(headwise: CommandLine, r
             sums = [f"sums/{part}{split}.{unit}.npy" for part in ("", "results-auto/")]
             assert (run / sums[0]).read_bytes() == (run / sums[1]).read_bytes()
         for metric, found in metrics.items():
-            line = next(
-                line for line in ended.out.splitlines() if line.split()[:2] == [split, metric]
-            )
+            (line,) = (one for one in ended.out.splitlines() if one.split()[:2] == [split, metric])
             assert f"{found['score']:.2f}" in line
             assert found["signature"] in line
 
@@ -150,9 +148,8 @@ def archive_origin(archives: dict[str, str], file: str = "text") -> list[Any]:
 def test_a_run_writes_only_in_its_folder(headwise: CommandLine, run: Path, tmp_path: Path) -> None:
     origins = archive_origin({"de": "http://127.0.0.1:9/text"}, "../../../../out.txt")
     theirs = str(tmp_path / "their" / "cache")
-    change_config(
-        run, data__dir=None, data__origins=origins, data__test=["test_x"], paths__cache=theirs
-    )
+    data = {"data__dir": None, "data__origins": origins, "data__test": ["test_x"]}
+    change_config(run, **data, paths__cache=theirs)
     before = sorted(tmp_path.iterdir())
     refused(headwise("evaluate", f"run={run}"), 2, "archives.de.downloads")
     change_config(run, data__test=["../../../out"])
@@ -198,14 +195,8 @@ def test_text_is_normalised(
     romanian: str, headwise: CommandLine, run: Path, tmp_path: Path
 ) -> None:
     other = "target" if romanian == "source" else "source"
-    change_config(
-        run,
-        **{
-            f"data__{romanian}": "ro",
-            f"data__{other}": "en",
-            "data__cleaning__normalise": ["romanian_comma_below"],
-        },
-    )
+    languages = {f"data__{romanian}": "ro", f"data__{other}": "en"}
+    change_config(run, **languages, data__cleaning__normalise=["romanian_comma_below"])
     (tmp_path / "mine.a").write_text("ş\n", encoding="utf-8")
     (tmp_path / "mine.b").write_text("ţ\n", encoding="utf-8")
     own = [f"data.source_file={tmp_path}/mine.a", f"data.reference_file={tmp_path}/mine.b"]

@@ -38,10 +38,8 @@ def batches() -> list[Batch]:
     """Of other numbers of rows and lengths each time."""
     generator = np.random.default_rng(1)
     lengths = generator.integers(1, 21, (2, 30))
-    source, target = (
-        [generator.integers(4, N_WORDS, length).tolist() for length in side] for side in lengths
-    )
-    split = EncodedSplit.from_lists(source, target)
+    sides = ([generator.integers(4, N_WORDS, n).tolist() for n in side] for side in lengths)
+    split = EncodedSplit.from_lists(*sides)
     parts = [np.arange(0, 8), np.arange(8, 13), np.arange(13, 29)]
     return [collate(split, rows.astype(np.int32), (24, 24)) for rows in parts]
 

@@ -90,9 +90,8 @@ def whole(runs: Runs) -> Path:
 
 @pytest.mark.slow
 def test_a_killed_run_goes_on_with_the_same_noise(runs: Runs, whole: Path) -> None:
-    runs.train(
-        "killed", {"repulsion": "spos"}, strike=("record", 8, signal.SIGKILL), code=-signal.SIGKILL
-    )
+    kill = signal.SIGKILL
+    runs.train("killed", {"repulsion": "spos"}, strike=("record", 8, kill), code=-kill)
     last = load_checkpoint(runs.run_folder("killed") / "checkpoints" / "last.pt")
     assert 0 < last["state"]["update"] < 24
     runs.train("killed", {"repulsion": "spos"})

@@ -94,10 +94,8 @@ def test_items_of_the_loss_stand_in_the_order_of_the_rows() -> None:
     assert len(batches) > 2
     together = measure_losses(model, loss, batches, ranks).items
     np.testing.assert_allclose(together, alone, rtol=1e-5)
-    shares = [
-        measure_losses(model, loss, batches, Share(rank, 2, ranks.device)).items
-        for rank in range(2)
-    ]
+    two = [Share(rank, 2, ranks.device) for rank in range(2)]
+    shares = [measure_losses(model, loss, batches, share).items for share in two]
     np.testing.assert_array_equal(sum(shares), together)
 
 

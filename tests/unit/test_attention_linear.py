@@ -157,10 +157,8 @@ def test_sums_are_taken_in_float32_under_autocast(causal: bool) -> None:
     attention.output.register_forward_pre_hook(lambda _, inputs: found.append(inputs[0]))
     with torch.autocast("cpu", torch.bfloat16):
         output, recorded = with_weights(attention, read, read, read, Mask(causal=causal))
-        q, k, v = (
-            attention.split(part(read)).double()
-            for part in (attention.query, attention.key, attention.value)
-        )
+        parts = (attention.query, attention.key, attention.value)
+        q, k, v = (attention.split(part(read)).double() for part in parts)
     assert output.dtype is torch.bfloat16
     scores = positive_elu(q) @ positive_elu(k).mT
     weights = scores.tril() if causal else scores

@@ -178,10 +178,8 @@ def test_two_heads_of_which_one_looks_far_with_cells_of_their_own(heads: list[st
     for _ in range(2):
         mask = Mask(None, True, pattern).dense(9, 9, CPU)
         assert mask.dtype is torch.bool
-        near, far = (
-            mask[0, heads.index(name), 8].nonzero().flatten().tolist()
-            for name in ("local", "summary")
-        )
+        rows = (mask[0, heads.index(name), 8] for name in ("local", "summary"))
+        near, far = (row.nonzero().flatten().tolist() for row in rows)
         assert near == [8]
         assert far == ([3, 7, 8] if heads[0] == "summary" else [2, 6, 8])
 

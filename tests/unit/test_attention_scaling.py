@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 
 import pytest
 import torch
@@ -179,9 +180,7 @@ def test_alpha_of_a_query_is_that_of_the_formula(share: str) -> None:
             own = head if share == "none" else 0
             a, w = module.alpha_logit[own].item(), module.alpha_weight[own].tolist()
             for position in range(Q):
-                product = math.fsum(
-                    x * y for x, y in zip(w, q[row, head, position].tolist(), strict=True)
-                )
+                product = math.fsum(map(operator.mul, w, q[row, head, position].tolist()))
                 alpha = 1.01 + 0.99 / (1 + math.exp(-(a + product)))
                 assert found[row, head, position].item() == pytest.approx(alpha, abs=1e-10)
                 expected = alpha_entmax(scores[row, head, position], alpha)

@@ -121,12 +121,12 @@ def test_a_thread_with_no_place_for_its_batch_ends_after_an_error() -> None:
 
 def test_batches_are_pinned_for_the_gpu_that_trains(monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[tuple[str, object]] = []
-    monkeypatch.setattr(
-        "torch.cuda.set_device", lambda gpu: done.append((threading.current_thread().name, gpu))
-    )
-    monkeypatch.setattr(
-        Batch, "pinned", lambda self: done.append((threading.current_thread().name, "pin")) or self
-    )
+
+    def note(what: object) -> None:
+        done.append((threading.current_thread().name, what))
+
+    monkeypatch.setattr("torch.cuda.set_device", note)
+    monkeypatch.setattr(Batch, "pinned", lambda self: note("pin") or self)
     second = torch.device("cuda", 1)
     with Prefetched(plain(), depth=1, gpu=second) as batches:
         next(batches)

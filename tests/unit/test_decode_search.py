@@ -44,9 +44,8 @@ def exhaustive(
 @pytest.mark.parametrize("penalty", [-0.5, 0.0, 0.6, 1.0, 2.0])
 def test_a_beam_that_holds_everything_finds_the_best_of_all_sentences(penalty: float) -> None:
     model, limit, n_best = DrawnModel(), 4, 6
-    found = beam_search(
-        model, SOURCES[:3], [limit] * 3, CPU, beam=200, length_penalty=penalty, n_best=n_best
-    )
+    options = {"beam": 200, "length_penalty": penalty, "n_best": n_best}
+    found = beam_search(model, SOURCES[:3], [limit] * 3, CPU, **options)
     for source, hypotheses in zip(SOURCES, found, strict=False):
         expected = exhaustive(model, source, limit, penalty)[:n_best]
         assert [(h.ids, h.finished) for h in hypotheses] == [(e[1], e[2]) for e in expected]

@@ -52,10 +52,7 @@ def build(
     positions: Positions = SINUSOIDAL,
     norm: type[Residual] = PreNorm,
 ) -> Transformer:
-    config = ModelConfig(
-        *("test", 2, 2, 16, 2, 32),  # name, layers, width, heads, feed-forward
-        share_embeddings="none",
-    )
+    config = ModelConfig("test", 2, 2, d_model=16, n_heads=2, d_ff=32, share_embeddings="none")
     factory = AttentionFactory({"attention": group_node("attention", attention)})
     model = Transformer(
         config, N_PIECES, N_PIECES, False, factory, 3, Parts(norm, positions=positions)

@@ -239,8 +239,6 @@ def test_the_choice_for_attention_has_a_reason(
     expected: tuple[str, str], monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    settings = (power, dropout, False, False, padded_bias, REFERENCE)
     with torch.no_grad():
-        found = choice.attention(
-            query, key, key, power, dropout, False, False, padded_bias, REFERENCE
-        )
-    assert found == expected
+        assert choice.attention(query, key, key, *settings) == expected

@@ -42,9 +42,8 @@ def build(
 ) -> Transformer:
     config = dataclasses.replace(DEEP, **changes)  # type: ignore[arg-type]
     torch.manual_seed(0)
-    factory = AttentionFactory(
-        {"attention": group_node("attention", attention)}, dropout=config.attention_dropout
-    )
+    node = group_node("attention", attention)
+    factory = AttentionFactory({"attention": node}, dropout=config.attention_dropout)
     parts = Parts(activation=QuickGELU, init=init, positions=positions)
     return Transformer(config, vocabulary, vocabulary, True, factory, 1, parts)
 
@@ -87,12 +86,8 @@ class Reference:
             columns = slice(head * head_dim, (head + 1) * head_dim)
             for i in range(len(query)):
                 last = i + 1 if causal else len(key)
-                powers = torch.stack(
-                    [
-                        torch.exp(query[i, columns] @ key[j, columns] / math.sqrt(head_dim))
-                        for j in range(last)
-                    ]
-                )
+                scores = key[:last, columns] @ query[i, columns] / math.sqrt(head_dim)
+                powers = torch.exp(scores)
                 for j in range(last):
                     joined[i, columns] += powers[j] / powers.sum() * value[j, columns]
         return self.linear(f"{name}.output", joined)
@@ -106,9 +101,8 @@ class Reference:
         row = self.weights[f"{side}_embedding.positions.row.weight"]
         column = self.weights[f"{side}_embedding.positions.column.weight"]
         width = GRID.width
-        return torch.stack(
-            [table[k] + row[math.floor(i / width)] + column[i % width] for i, k in enumerate(ids)]
-        )
+        places = [row[math.floor(i / width)] + column[i % width] for i in range(len(ids))]
+        return table[ids] + torch.stack(places)
 
     def logits(self, source: list[int], target: list[int]) -> Tensor:
         states = self.embed("source", source)

@@ -17,9 +17,8 @@ BLEU = {"score": 30.5, "signature": "tok:13a"}
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     path = tmp_path / "results.json"
     assert Results.read(path) is None
-    results = Results(
-        {"test": {"bleu": BLEU}}, {"cross": [[1.5, None]]}, updates=7, git={"commit": "c"}
-    )
+    alphas = {"cross": [[1.5, None]]}
+    results = Results({"test": {"bleu": BLEU}}, alphas, updates=7, git={"commit": "c"})
     results.write(path)
     assert Results.read(path) == results
     assert json.loads(path.read_text())["status"] == "finished"

@@ -70,9 +70,8 @@ def test_one_seed_is_resampled_as_sacrebleu_does() -> None:
     system, baseline = noisy(refs, 0.2, 1), noisy(refs, 0.24, 2)
     ours = compare([statistics(system, refs)], [statistics(baseline, refs)], 2000)
     metric = {"BLEU": BLEU(tokenize="13a", references=None)}
-    _, theirs = PairedTest(
-        [("baseline", baseline), ("system", system)], metric, [refs], "bs", n_samples=2000
-    )()
+    named = [("baseline", baseline), ("system", system)]
+    _, theirs = PairedTest(named, metric, [refs], "bs", n_samples=2000)()
     before, after = theirs["BLEU"]
     assert ours.difference == pytest.approx(after.score - before.score, abs=1e-4)
     # absolute differences make theirs one-sided; the spread of both is the same

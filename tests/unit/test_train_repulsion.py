@@ -99,10 +99,8 @@ def test_near_particles_far_from_the_origin_keep_their_digits() -> None:
 
 
 def make_model(make: Any = FACTORY, heads: Any = None, encoder_layers: int = LAYERS) -> Transformer:
-    config = ModelConfig(
-        "test", encoder_layers, LAYERS, WIDTH, HEADS, 16, dropout=0.0, activation_dropout=0.0
-    )
-    config.heads = heads
+    sizes = (encoder_layers, LAYERS, WIDTH, HEADS, 16)
+    config = ModelConfig("test", *sizes, dropout=0.0, activation_dropout=0.0, heads=heads)
     return Transformer(config, 9, 9, True, make, seed=1).double()
 
 
@@ -114,11 +112,8 @@ def set_gradients(model: nn.Module, seed: int = 5) -> dict[str, Tensor]:
 
 
 def gradients_of(model: nn.Module) -> dict[str, Tensor]:
-    return {
-        name: parameter.grad.clone()
-        for name, parameter in model.named_parameters()
-        if parameter.grad is not None
-    }
+    found = {name: parameter.grad for name, parameter in model.named_parameters()}
+    return {name: gradient.clone() for name, gradient in found.items() if gradient is not None}
 
 
 def weights_of(
@@ -137,11 +132,8 @@ def weights_of(
 
 def expected(weight: Tensor, gradient: Tensor, n_heads: int, alpha: float) -> Tensor:
     """The SVGD direction of one weight (H * E, D), head by head."""
-    particles, slopes = (
-        [head.flatten().tolist() for head in whole.chunk(n_heads)] for whole in (weight, gradient)
-    )
-    h = bandwidth_of(particles)
-    return svgd_by_loops(particles, slopes, alpha, h).view_as(weight)
+    particles, slopes = (whole.view(n_heads, -1).tolist() for whole in (weight, gradient))
+    return svgd_by_loops(particles, slopes, alpha, bandwidth_of(particles)).view_as(weight)
 
 
 def test_every_projection_of_every_place_is_a_set_of_particles() -> None:
@@ -229,9 +221,8 @@ def test_spos_adds_its_own_gradient_and_noise_of_seed_and_update(scale: str) -> 
         size = math.sqrt(2 * 0.2 / 0.05) * (median if scale == "median_gradient" else 1.0)
         drawn.append((-rest / size).flatten())
     generator = torch.Generator().manual_seed(derived_seed(3, 7, "repulsion"))
-    wanted = torch.randn(
-        len(drawn), HEADS, WIDTH * WIDTH // HEADS, generator=generator, dtype=torch.float64
-    )
+    shape = (len(drawn), HEADS, WIDTH * WIDTH // HEADS)
+    wanted = torch.randn(shape, generator=generator, dtype=torch.float64)
     torch.testing.assert_close(torch.stack(drawn), wanted.flatten(1), rtol=0, atol=1e-10)
 
 

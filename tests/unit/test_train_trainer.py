@@ -29,20 +29,13 @@ def gradients(model: nn.Module, batch: Batch, n_tokens: int) -> list[Tensor]:
     return list(torch.autograd.grad(loss, list(model.parameters())))
 
 
-@pytest.mark.parametrize(
-    ("loader", "accumulate"),
-    [
-        (Loader(PAIRS, [0, 1, 2, 3, 4]), 1),
-        (Loader(PAIRS, [0, 1], [2, 3, 4]), 2),
-        (Loader(PAIRS, [3], [0, 2], [1, 4]), 3),
-    ],
-)
-def test_an_update_follows_all_its_tokens(tmp_path: Path, loader: Loader, accumulate: int) -> None:
+@pytest.mark.parametrize("rows", [[[0, 1, 2, 3, 4]], [[0, 1], [2, 3, 4]], [[3], [0, 2], [1, 4]]])
+def test_an_update_follows_all_its_tokens(tmp_path: Path, rows: list[list[int]]) -> None:
     before = small_model()
     whole = collate(PAIRS, np.arange(5, dtype=np.int32))
     expected = gradients(before, whole, whole.n_targets)
-    config = replace(CONFIG, max_updates=1, accumulate=accumulate)
-    trainer = make_trainer(tmp_path, loader=loader, config=config)
+    config = replace(CONFIG, max_updates=1, accumulate=len(rows))
+    trainer = make_trainer(tmp_path, loader=Loader(PAIRS, *rows), config=config)
     trainer.run()
     assert trainer.state.tokens == whole.n_targets
     moved = zip(before.parameters(), trainer.model.parameters(), expected, strict=True)

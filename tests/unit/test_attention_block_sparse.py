@@ -113,7 +113,7 @@ def test_equals_the_masked_dense_computation(
             mask = Mask(lengths, causal)
             in_blocks = make(pattern, True, **settings)
             layout = mask.restricted(in_blocks.pattern).layout(n, n, CPU)
-            assert layout.allowed_BHNK.shape[2:] == (n, in_blocks.pattern.n_places(n, causal))
+            assert layout.allowed_BHNK.shape[2:] == (n, in_blocks.pattern.n_slots(n, causal))
             dense = make(pattern, False, **settings)
             assert_same(outcome(in_blocks, n, mask), outcome(dense, n, mask))
 
@@ -184,6 +184,6 @@ def test_scores_grow_as_the_square_root_of_the_length(pattern: str) -> None:
         places = []
         for n in (1024, 4096, 16384):
             made = make(pattern, True, stride=math.isqrt(n)).pattern
-            places.append(made.n_places(n, causal))
+            places.append(made.n_slots(n, causal))
         assert places[1] == 2 * places[0]
         assert places[2] == 4 * places[0]

@@ -13,7 +13,7 @@ from headwise.attention.cache import FIRST_LENGTH, KeyValueCache
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("looks", [True, False])
 def test_steps_equal_joining(seed: int, looks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headwise.attention.cache._can_be_looked_at", lambda _: looks)
+    monkeypatch.setattr("headwise.attention.cache._is_cheap_to_read", lambda _: looks)
     numbers = random.Random(seed)
     torch.manual_seed(seed)
     cache = KeyValueCache(static=False)

@@ -26,9 +26,9 @@ BLOCKS_NEVER = {name: {"block_sparse_from": 10**6} for name in ("strided", "fixe
 
 @pytest.fixture(autouse=True)
 def _nothing_said() -> Iterator[None]:
-    fused._SAID.clear()
+    fused._LOGGED.clear()
     yield
-    fused._SAID.clear()
+    fused._LOGGED.clear()
 
 
 def layer(variant: str, **settings: object) -> Attention:

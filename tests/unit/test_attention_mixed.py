@@ -163,15 +163,18 @@ def build(**settings: Any) -> Any:
         ({"normalisers": []}, "attention.normalisers must be a list of names"),
         ({"normalisers": "softmax"}, "attention.normalisers must be of type list of str"),
         ({"normalisers": ["softmx"]}, "attention.normalisers must be .* Did you mean softmax"),
-        ({"normalisers": ["softmax", "mixed"]}, "unlike mixed; choose from selu,.* softmax"),
-        ({"normalisers": ["tanh", "selu"]}, "one of 8 heads a distribution.*'tanh', 'selu'"),
+        (
+            {"normalisers": ["softmax", "mixed"]},
+            "which mixed does not; choose from selu,.* softmax",
+        ),
+        ({"normalisers": ["tanh", "selu"]}, "one of 8 heads has a distribution.*'tanh', 'selu'"),
         (
             {"choices": {"tanh": {"rows": "l2"}}},
             "attention.choices must be one of softmax, ymish; got 'tanh'",
         ),
         ({"choices": {"ymish": {"row": "l2"}}}, r"attention.choices.ymish.row is not known"),
         ({"choices": {"ymish": 3}}, "attention.choices.ymish must be a mapping"),
-        ({"normalisers": ["elu"] * 8 + ["softmax"]}, "one of 8 heads a distribution"),
+        ({"normalisers": ["elu"] * 8 + ["softmax"]}, "one of 8 heads has a distribution"),
     ],
 )
 def test_what_cannot_be_mixed_is_refused(settings: dict[str, Any], message: str) -> None:
@@ -184,7 +187,7 @@ def test_what_cannot_be_mixed_is_refused(settings: dict[str, Any], message: str)
     [
         (
             {"_target_": "headwise.attention.scores.ScoreAttention"},
-            "attention.normalisers can hold what turns a head's scores .*, unlike other; "
+            "attention.normalisers must turn a head's scores into weights, which other does not; "
             "choose from selu, elu, leaky_relu, swish, softmax$",
         ),
         (

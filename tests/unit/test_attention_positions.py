@@ -224,9 +224,9 @@ def test_pruned_heads_keep_their_slopes() -> None:
 @pytest.mark.parametrize(
     ("positions", "attention", "settings", "refusal"),
     [
-        (Rotary(), "linear", {}, "LinearAttention at encoder_self cannot follow.*Rotary"),
+        (Rotary(), "linear", {}, "LinearAttention at encoder_self does not support Rotary"),
         (ALiBi(), "linear", {}, "ALiBi"),
-        (ALiBi(), "linformer", {}, "Linformer at encoder_self cannot follow.*ALiBi"),
+        (ALiBi(), "linformer", {}, "Linformer at encoder_self does not support ALiBi"),
         (Rotary(), "linformer", {"before_split": True}, "Linformer"),
         (ALiBi([1, 4]), "softmax", {}, "positions.heads must be at most 3, got 4"),
     ],
@@ -241,10 +241,10 @@ def test_what_cannot_go_together_is_refused(
 
 
 def test_heads_of_odd_width_cannot_be_rotated() -> None:
-    with pytest.raises(ConfigError, match="even width"):
+    with pytest.raises(ConfigError, match="width is even"):
         attention_at(Rotary(), place=Place("encoder_self", 1, 2, 7))
     for wrong in ([], [2, 1], [0, 1]):
-        with pytest.raises(ConfigError, match="heads must be null or rising"):
+        with pytest.raises(ConfigError, match="heads must be null or increasing"):
             ALiBi(wrong)
     with pytest.raises(ConfigError, match="base must be above 1"):
         Rotary(1.0)

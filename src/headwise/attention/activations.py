@@ -1,7 +1,7 @@
-"""The plain activations that the YUBERT note gives to heads beside softmax and ymish.
+"""The activations that the YUBERT note assigns to heads, beside softmax and ymish.
 
-They have no yaml: alone they would make a model in which no head is normalised, which the note
-does not propose. `headwise.attention.mixed` takes them by name.
+They have no yaml, because the note proposes no model in which every head is unnormalised.
+`headwise.attention.mixed` takes them by name.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Activation(Elementwise):
     Args:
         place: site, layer and sizes.
         name: key of `ACTIVATIONS`.
-        rows: as in `Elementwise`; "l2" divides the scores by their norm first, after which
-            nearly all of them lie where these functions are straight, with one slope a sign.
+        rows: as in `Elementwise`; "l2" first divides the scores by their norm; nearly all
+            of them are then so small that these functions are linear, with one slope per sign.
     """
 
     def __init__(self, place: Place, name: str, rows: str = "sqrt") -> None:
@@ -46,5 +46,5 @@ class Activation(Elementwise):
         self.name = name
 
     def activate(self, scores_BHQK: Tensor, typical: Tensor) -> Tensor:
-        """The activation."""
+        """Apply the activation to every score."""
         return ACTIVATIONS[self.name](scores_BHQK)

@@ -1,4 +1,4 @@
-"""Attention with linear biases (ALiBi, Press et al. 2022): what is further away counts less."""
+"""Attention with linear biases (ALiBi, Press et al. 2022): a penalty on distance."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from headwise.kernels.problem import Distances
 
 
 def slopes(n_heads: int) -> list[float]:
-    """The slopes of the paper, section 3: 2^(-8/n), 2^(-16/n), … for n heads.
+    """Return the slopes of the paper, section 3: 2^(-8/n), 2^(-16/n), … for n heads.
 
-    Where n is no power of 2, those of the next lower power p, and then every other one of 2p, as
-    in the authors' code.
+    If n is not a power of 2: the slopes for the next lower power p, then every other one for 2p,
+    as in the authors' code.
     """
     power = 1 << (n_heads.bit_length() - 1)
     first = [2 ** (-8 * i / power) for i in range(1, power + 1)]
@@ -24,27 +24,27 @@ def slopes(n_heads: int) -> list[float]:
 
 
 class ALiBi(Positions):
-    """slope · |i - j| is taken from the score of query i and key j; nothing is learned.
+    """Subtract slope · |i - j| from the score of query i and key j; nothing is learned.
 
-    The paper's models are causal; in an encoder the distance counts on both sides alike, so that
-    its heads cannot tell what stands before them from what stands behind.
+    The paper's models are causal. In an encoder the penalty is the same on both sides, so that
+    heads cannot distinguish earlier positions from later ones.
 
     Args:
-        heads: numbers of those that have a slope, from 1; null: all. The others see no positions.
+        heads: numbers of the heads that have a slope, from 1; null: all. The others get no bias.
     """
 
     biases = True
 
     def __init__(self, heads: list[int] | None = None) -> None:
-        given = heads is None or (heads and sorted(set(heads)) == heads and heads[0] >= 1)
-        require(bool(given), "heads", "null or rising numbers of heads from 1", heads)
+        is_valid = heads is None or (heads and sorted(set(heads)) == heads and heads[0] >= 1)
+        require(bool(is_valid), "heads", "null or increasing head numbers from 1", heads)
         self.heads = heads
 
     def at(self, place: Place) -> PlacePositions | None:
         """See `Positions.at`.
 
         Raises:
-            ConfigError: a head that the model does not have.
+            ConfigError: the model has no head of such a number.
         """
         if place.kind == "cross":
             return None

@@ -24,23 +24,23 @@ DEPENDENCIES = ("head", "query")
 
 
 class AlphaEntmax(FusedNormaliser):
-    """Sparse weights whose α each head learns.
+    """Sparse weights with a learned α per head.
 
-    α = alpha_min + (alpha_max - alpha_min) · sigmoid(a) with one free scalar a per head: the
-    smooth form of 1 + sigmoid(a) clamped to [1.01, 2], so that no gradient dies at the border.
-    Where α depends on the query q, a + <w, q> stands for a, as in 1 + sigmoid(<w, q> + c), held
-    above 1.01, of later code of the authors' group (deep-spin/S7). w starts at zero, hence as the
-    α of the head.
+    α = alpha_min + (alpha_max - alpha_min) · sigmoid(a) with one free scalar a per head: a smooth
+    form of 1 + sigmoid(a) clamped to [1.01, 2], without zero gradients at the bounds.
+    If α depends on the query q, a + <w, q> replaces a, as in 1 + sigmoid(<w, q> + c), at least
+    1.01, in later code of the authors' group (deep-spin/S7). w is initialised with zeros, so that
+    α starts as without it.
 
     Args:
         place: site, layer and sizes.
         alpha_min, alpha_max: the open range of α, within [1, 2].
-        alpha_init: "normal" draws a ~ N(0, 1) per head, as the authors do; a number is the α
-            every head starts from.
+        alpha_init: "normal" draws a ~ N(0, 1) per head, as the authors do; a number is the
+            initial α of every head.
         share: "none" (one α per head, layer and site), "layer" (one for the heads of a layer
-            at a site) or "site" (one for all layers and heads of a site). What is shared is a
-            and w; heads whose α depends on the query then still differ by their queries.
-        depends_on: "head", or "query": each query of a head has an α of its own.
+            at a site) or "site" (one for all layers and heads of a site). a and w are
+            shared; an α that depends on the query still differs by query.
+        depends_on: "head", or "query": a different α for each query of a head.
     """
 
     power = Power.ANY
@@ -74,14 +74,14 @@ class AlphaEntmax(FusedNormaliser):
             require(inside, "alpha_init", f"in ({alpha_min}, {alpha_max})", alpha_init)
             position = (alpha_init - alpha_min) / (alpha_max - alpha_min)
             start = torch.full((n_free,), math.log(position / (1 - position)))
-        # one-dimensional, hence outside of weight decay, which would pull α to the middle
+        # one-dimensional, hence without weight decay, which would pull α to the middle of its range
         self.alpha_logit = nn.Parameter(start)
         self.register_parameter("alpha_weight", None)
         if depends_on == "query":
-            # a matrix like any other: its decay pulls towards an α that the query does not change
+            # a matrix, hence with weight decay, which pulls towards an α independent of the query
             self.alpha_weight = nn.Parameter(torch.zeros(n_free, place.head_dim))
-        own = [name for name, _ in self.named_parameters()] if share == "none" else []
-        self.head_axes = dict.fromkeys(own, 0)
+        per_head = [name for name, _ in self.named_parameters()] if share == "none" else []
+        self.head_axes = dict.fromkeys(per_head, 0)
 
     @classmethod
     def share_key(cls, place: Place, settings: Mapping[str, Any]) -> str | None:
@@ -89,13 +89,13 @@ class AlphaEntmax(FusedNormaliser):
         return place.site if settings.get("share") == "site" else None
 
     def alpha(self) -> Tensor:
-        """α of every head, (H,), float32 also under autocast; of a query of zeros if it depends."""
+        """Return α of every head (H,), float32 even under autocast; for q = 0 if α depends on q."""
         return self._alpha(full_precision(self.alpha_logit)).expand(self.place.n_heads)
 
     def query_alpha(self, queries_BHQE: Tensor) -> Tensor:
-        """α of every query, (B, H, Q), where it depends on it; float32 also under autocast."""
+        """Return α of every query (B, H, Q), if it depends on it; float32 even under autocast."""
         assert self.alpha_weight is not None
-        # no matmul, which autocast would do in half precision
+        # no matmul: autocast would compute it in half precision
         product_BHQE = full_precision(queries_BHQE) * full_precision(self.alpha_weight)[:, None]
         return self._alpha(full_precision(self.alpha_logit)[:, None] + product_BHQE.sum(-1))
 
@@ -108,17 +108,17 @@ class AlphaEntmax(FusedNormaliser):
         return self.alpha_weight is not None
 
     def row_alpha(self, context: ScoreContext) -> Tensor:
-        """α of every row of scores, broadcastable to (B, H, Q, 1)."""
+        """Return α of every row of scores, broadcastable to (B, H, Q, 1)."""
         if self.alpha_weight is None:
             return self.alpha()[None, :, None, None]
         return self.query_alpha(context.queries_BHQE)[..., None]
 
     def query_stats(self, context: ScoreContext) -> dict[str, Tensor]:
-        """α of every query, (B, H, Q), where it depends on it."""
+        """Return α of every query (B, H, Q) if it depends on the query, else nothing."""
         if self.alpha_weight is None:
             return {}
         return {"alpha": self.query_alpha(context.queries_BHQE).detach()}
 
     def stats(self) -> dict[str, Tensor]:
-        """α per head, where it does not depend on the query."""
+        """Return α per head, unless it depends on the query."""
         return {"alpha": self.alpha().detach()} if self.alpha_weight is None else {}

@@ -1,11 +1,11 @@
-"""Self-attention over the pairs of a sparse pattern alone, as Child et al. (2019) compute it.
+"""Self-attention computed for the pairs of a sparse pattern only (Child et al. 2019).
 
-Positions stand in blocks of `stride`. Scores are laid out as (B, H, N, K) where K counts places
-of a layout, not keys: each query has places for the keys it may see and some more, which the mask
-leaves out. With a stride near the square root of N, so is K, and time and memory grow as
+Positions are split into blocks of `stride`. Scores have shape (B, H, N, K), where K counts slots
+of a layout, not keys: each query has slots for the keys it may attend to and some more, which are
+masked. With a stride near sqrt(N), K is of that order too, and time and memory grow as
 N · sqrt(N).
 
-Letters: B batch, H heads, N positions, K places of a layout, E head width.
+Letters: B batch, H heads, N positions, K slots of a layout, E head width.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from torch.nn import functional
 
 
 class Part(Protocol):
-    """Some of the places of a layout: where the keys for them stand."""
+    """Some of the slots of a layout, and which keys they hold."""
 
     def scores(self, query_BHNE: Tensor, key_BHNE: Tensor) -> Tensor:
-        """Products (B, H, N, K) of each query with the keys at its places."""
+        """Return the products (B, H, N, K) of each query with the keys in its slots."""
         ...
 
     def context(self, weights_BHNK: Tensor, value_BHNE: Tensor) -> Tensor:
-        """Values (B, H, N, E) at the places of each query, summed with their weights."""
+        """Return the weighted sums (B, H, N, E) of the values in the slots of each query."""
         ...
 
 
@@ -37,9 +37,9 @@ class BlockLayout:
     """How the scores of one self-attention are laid out.
 
     Attributes:
-        parts: side by side along K, each with its number of places.
-        allowed_BHNK: bool, (B or 1, H or 1, N, K). A key that stands at several places of a query
-            is allowed at one of them at most.
+        parts: concatenated along K, each with its number of slots.
+        allowed_BHNK: bool, (B or 1, H or 1, N, K). A key that is in several slots of a query is
+            allowed in at most one of them.
     """
 
     parts: tuple[tuple[Part, int], ...]
@@ -47,40 +47,40 @@ class BlockLayout:
 
     @classmethod
     def of(cls, parts: Sequence[tuple[Part, Tensor]]) -> BlockLayout:
-        """From parts and what each allows, (B or 1, H or 1, N, its places)."""
+        """Build a layout from parts and their masks (B or 1, H or 1, N, slots)."""
         batch, heads = (max(allowed.shape[axis] for _, allowed in parts) for axis in (0, 1))
-        side_by_side = [allowed.expand(batch, heads, -1, -1) for _, allowed in parts]
+        masks = [allowed.expand(batch, heads, -1, -1) for _, allowed in parts]
         return cls(
             tuple((part, allowed.shape[-1]) for part, allowed in parts),
-            torch.cat(side_by_side, dim=-1),
+            torch.cat(masks, dim=-1),
         )
 
     def scores(self, query_BHNE: Tensor, key_BHNE: Tensor) -> Tensor:
-        """Scores (B, H, N, K)."""
+        """Return scores (B, H, N, K)."""
         return torch.cat([part.scores(query_BHNE, key_BHNE) for part, _ in self.parts], dim=-1)
 
     def key_positions(self, n_positions: int) -> Tensor:
-        """Position of the key at each place, (B or 1, H or 1, N, K), float32."""
+        """Return the position of the key in each slot (B or 1, H or 1, N, K), float32."""
         batch, heads = self.allowed_BHNK.shape[:2]
         ones = torch.ones(batch, heads, n_positions, 1, device=self.allowed_BHNK.device)
         return self.scores(ones, ones.cumsum(2) - 1)
 
     def context(self, weights_BHNK: Tensor, value_BHNE: Tensor) -> Tensor:
-        """Context (B, H, N, E)."""
-        sizes = [n_places for _, n_places in self.parts]
+        """Return the context (B, H, N, E)."""
+        sizes = [n_slots for _, n_slots in self.parts]
         weights = torch.split(weights_BHNK, sizes, dim=-1)
-        found = [
-            part.context(own_BHNK, value_BHNE)
-            for (part, _), own_BHNK in zip(self.parts, weights, strict=True)
+        contexts = [
+            part.context(part_BHNK, value_BHNE)
+            for (part, _), part_BHNK in zip(self.parts, weights, strict=True)
         ]
-        return functools.reduce(torch.add, found)
+        return functools.reduce(torch.add, contexts)
 
 
 @dataclass(frozen=True)
 class Neighbours:
     """The block of the query, some blocks before it and some after it.
 
-    Place p of a query in block b holds the key at (b - n_before) · stride + p.
+    Slot p of a query in block b holds the key at (b - n_before) · stride + p.
     """
 
     stride: int
@@ -95,11 +95,11 @@ class Neighbours:
 
     def context(self, weights_BHNK: Tensor, value_BHNE: Tensor) -> Tensor:
         """See `Part.context`."""
-        found = in_blocks(weights_BHNK, self.stride) @ self._around(value_BHNE)
-        return found.flatten(2, 3)[:, :, : value_BHNE.shape[2]]
+        context = in_blocks(weights_BHNK, self.stride) @ self._around(value_BHNE)
+        return context.flatten(2, 3)[:, :, : value_BHNE.shape[2]]
 
     def _around(self, states_BHNE: Tensor) -> Tensor:
-        """For each block, the states of it and of its neighbours: (B, H, blocks, K, E)."""
+        """Return the states of each block and its neighbours (B, H, blocks, K, E)."""
         blocks = in_blocks(states_BHNE, self.stride)
         if self.n_before == self.n_after == 0:
             return blocks
@@ -111,10 +111,10 @@ class Neighbours:
 
 @dataclass(frozen=True)
 class Columns:
-    """All positions with the remainder of the query by `stride`: place p holds block p's one.
+    """All positions equal to the query's modulo `stride`; slot p holds the one of block p.
 
-    Written in rows of `stride`, these are the column of the query; transposed, each column is
-    a dense attention of its own.
+    In rows of `stride` positions, these are the column of the query; after a transposition each
+    column is one dense attention.
     """
 
     stride: int
@@ -127,8 +127,8 @@ class Columns:
 
     def context(self, weights_BHNK: Tensor, value_BHNE: Tensor) -> Tensor:
         """See `Part.context`."""
-        found = self._columns(weights_BHNK) @ self._columns(value_BHNE)
-        return found.transpose(2, 3).flatten(2, 3)[:, :, : value_BHNE.shape[2]]
+        context = self._columns(weights_BHNK) @ self._columns(value_BHNE)
+        return context.transpose(2, 3).flatten(2, 3)[:, :, : value_BHNE.shape[2]]
 
     def _columns(self, states_BHNE: Tensor) -> Tensor:
         return in_blocks(states_BHNE, self.stride).transpose(2, 3)
@@ -155,7 +155,7 @@ class Gathered:
 
 
 def in_blocks(states_BHNE: Tensor, stride: int) -> Tensor:
-    """States (B, H, blocks, stride, E); zeros fill up the last block."""
+    """Return the states as (B, H, blocks, stride, E); the last block is zero-padded."""
     batch, heads, length, width = states_BHNE.shape
     missing = -length % stride
     if missing:

@@ -1,4 +1,4 @@
-"""From config nodes to attention modules, for all variants; none is known here by its name."""
+"""Build attention modules from config nodes, for all variants."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from headwise.seed import seeded
 
 
 class AttentionFactory:
-    """Makes the attention of each place from the choices of the config.
+    """Builds the attention of each place from the choices of the config.
 
     Args:
         choices: group (attention, pattern, scaling) -> the common choice, a node with `_target_`.
-            A group that is left out is `none`.
-        sites: group -> site -> the choice of that site alone, or None to follow the common one.
+            A missing group is `none`.
+        sites: group -> site -> the choice of that site, or None for the common one.
         dropout: rate on the attention weights.
         positions: the scheme of the model; None for none.
-        present: names of the sites that the model has; every name that there is by default.
-        seed: of the initial weights that variants draw themselves (α, projections of Linformer):
-            they depend on seed, site, layer and group alone, not on what was built before.
+        present: names of the sites that the model has; default: all.
+        seed: of the initial weights that variants draw themselves (α, projections of Linformer),
+            which depend only on seed, site, layer and group, not on the order of building.
 
     Raises:
-        ConfigError: a variant that cannot be used at its site, or a choice for a site that the
-            model has not; allowed ones are named.
+        ConfigError: a variant is not supported at its site, or a choice is for a site that the
+            model does not have; the message lists the allowed ones.
     """
 
     def __init__(
@@ -53,14 +53,14 @@ class AttentionFactory:
         self._shared: dict[tuple[str, str], Variant] = {}
         for group, sites_key in SITE_GROUPS.items():
             common = choices[group] if group in choices else group_node(group, "none")
-            own = (sites or {}).get(group, {})
-            for site in (site for site in own if own[site] is not None):
+            chosen = (sites or {}).get(group, {})
+            for site in (site for site in chosen if chosen[site] is not None):
                 if site not in present:
                     raise refuse(f"the site of {group}@{sites_key}", site, present)
             self._chosen[group] = {
                 site: _choice_at(site, group, as_container(common))
-                if own.get(site) is None
-                else (f"{sites_key}.{site}", _without_instead(as_container(own[site])))
+                if chosen.get(site) is None
+                else (f"{sites_key}.{site}", _without_instead(as_container(chosen[site])))
                 for site in present
             }
             for site in present:
@@ -71,27 +71,27 @@ class AttentionFactory:
         reason = unsupported_sites(node, key).get(site)
         if reason is None:
             return
-        able = [
+        supporting = [
             name
             for name in group_choices(group)
             if site not in unsupported_sites(group_node(group, name), group)
         ]
         raise ConfigError(
             f"{node['_target_']} cannot be used at {site}: {reason}. "
-            f"Choose another there: {group}@{SITE_GROUPS[group]}.{site}={'|'.join(able)}"
+            f"Choose another there: {group}@{SITE_GROUPS[group]}.{site}={'|'.join(supporting)}"
         )
 
     def __call__(self, place: Place) -> Attention:
-        """The attention module of one place; two places share nothing unless declared."""
+        """Return the attention module of one place; places share nothing unless declared."""
         if not place.n_heads:
             return NoHeads(place)
         module: Normaliser | Attention = self._make("attention", place, Normaliser, Attention)
         pattern = self._make("pattern", place, Pattern)
         if place.kind == "cross" and pattern.restricts:
             raise ConfigError(
-                f"{type(pattern).__name__} restricts attention at {place.site}, where queries have "
-                "no place among the keys: set its `restricts` to place.kind != 'cross', or choose "
-                f"pattern@pattern_sites.{place.site}=none"
+                f"{type(pattern).__name__} restricts attention at {place.site}, where queries "
+                "have no position among the keys: set its `restricts` to place.kind != 'cross', or "
+                f"choose pattern@pattern_sites.{place.site}=none"
             )
         scaling = self._make("scaling", place, Scaling)
         positions = self.positions.at(place)
@@ -103,15 +103,15 @@ class AttentionFactory:
         ):
             if not is_none:
                 raise ConfigError(
-                    f"{type(module).__name__} forms no scores on which {type(part).__name__} "
-                    f"could act at {place.site}; use {group}=none, or at this site alone "
+                    f"{type(module).__name__} computes no scores, which {type(part).__name__} "
+                    f"needs, at {place.site}; use {group}=none, or at this site alone "
                     f"{group}@{SITE_GROUPS[group]}.{place.site}=none"
                 )
         if positions is not None:
             if not module.rotates or positions.distances(0) is not None:
                 raise ConfigError(
-                    f"{type(module).__name__} at {place.site} cannot follow the positions of "
-                    f"{type(self.positions).__name__}, which act on queries, keys or scores; use "
+                    f"{type(module).__name__} at {place.site} does not support "
+                    f"{type(self.positions).__name__}, which acts on queries, keys or scores; use "
                     "positions=sinusoidal, learned, grid or none, or another attention there: "
                     f"attention@sites.{place.site}="
                 )
@@ -120,7 +120,7 @@ class AttentionFactory:
         return module
 
     def _make(self, group: str, place: Place, *kinds: type[Variant]) -> Any:
-        """The choice of a group at a place; what is declared as shared is an earlier place's."""
+        """Return the variant of a group at a place, with parts shared with earlier places."""
         key, node = self._chosen[group][place.site]
         target = target_class(node, key)
         if not issubclass(target, kinds):
@@ -137,32 +137,31 @@ class AttentionFactory:
 
 
 def _share(first: Variant, module: Variant, part: str) -> None:
-    """Give `module` the weights of `first`: the part of that name, or all of them.
+    """Share the weights of `first` with `module`: the attribute `part`, or all if empty.
 
-    The module itself stays one of its own place, which may have lost other heads.
+    `module` keeps its own place, where other heads may have been pruned.
     """
     names = [part]
     if not part:
         names = [name for name, _ in first.named_parameters(recurse=False)]
         names += [name for name, _ in first.named_children()]
-    theirs = dict(first.named_parameters())
+    parameters = dict(first.named_parameters())
     for name, parameter in module.named_parameters():
         is_shared = any(name == shared or name.startswith(f"{shared}.") for shared in names)
-        if is_shared and parameter.shape != theirs[name].shape:
+        if is_shared and parameter.shape != parameters[name].shape:
             raise ConfigError(
                 f"model.heads: {type(module).__name__} shares {name} between layers, with one "
-                "entry a head, so they must keep the same heads"
+                "entry per head, so they must keep the same heads"
             )
     for name in names:
         setattr(module, name, getattr(first, name))
 
 
 def _choice_at(site: str, group: str, common: Any) -> tuple[str, Any]:
-    """Key and node of a site that follows the common choice.
+    """Return key and node of a site that follows the common choice.
 
-    A yaml may name with `instead` what stands at the sites where its variant cannot. That holds
-    for `group=`, which asks for the variant as far as it goes; at a site asked for by name it is
-    refused.
+    With `instead`, a yaml names the replacement at sites that its variant does not support. It is
+    used for `group=`; an unsupported variant chosen for one site by name is an error.
     """
     instead = common.get("instead", {}) if isinstance(common, Mapping) else {}
     require(isinstance(instead, Mapping), f"{group}.instead", "site: choice", instead)
@@ -179,7 +178,7 @@ def _choice_at(site: str, group: str, common: Any) -> tuple[str, Any]:
 
 
 def completed(group: str, node: Any) -> Any:
-    """A choice that names no other: see `Variant.completed`, and `instead` likewise."""
+    """Return a choice without references: see `Variant.completed`; applies to `instead` too."""
     target = target_class(node, group)
     settings = dict(as_container(node))
     if issubclass(target, Variant):
@@ -199,6 +198,6 @@ def _without_instead(node: Any) -> Any:
 
 
 def unsupported_sites(node: Any, key: str) -> Mapping[str, str]:
-    """Site -> reason, of the class that a node names."""
+    """Return site -> reason for the class of a node."""
     reasons: Mapping[str, str] = getattr(target_class(node, key), "unsupported", {})
     return {site: reasons[kind] for site, kind in SITE_KINDS.items() if kind in reasons}

@@ -1,4 +1,4 @@
-"""What a decoding step leaves for the next one."""
+"""Caches of incremental decoding."""
 
 from __future__ import annotations
 
@@ -7,64 +7,64 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-FIRST_LENGTH = 16  # positions that a growing buffer starts with
+FIRST_LENGTH = 16  # initial capacity of a growing buffer, in positions
 
 
 class AttentionCache(Protocol):
-    """What every kind of cache can do; what it holds is between it and its attention."""
+    """The interface of all caches; the content depends on the attention."""
 
     @property
     def is_complete(self) -> bool:
-        """Nothing is to be added any more (cross-attention after the first step)."""
+        """Whether nothing is appended any more (cross-attention after the first step)."""
         ...
 
     def reorder(self, rows_B: Tensor) -> None:
-        """Make row i of the batch what row `rows_B[i]` was; the batch may shrink or grow."""
+        """Move row `rows_B[i]` of the batch to row i; the batch may shrink or grow."""
         ...
 
 
 class KeyValueCache:
-    """Keys and values (B, H, K, E) in buffers with room for more positions than there are.
+    """Keys and values (B, H, K, E) in preallocated buffers.
 
-    A step writes its position, and of earlier ones only the rows that change places are copied; on
-    an accelerator all of them, since asking which costs more there.
-    Rows that leave make no copy either: what lies behind the last row is not looked at.
+    A step writes only its new position. `reorder` copies only the rows that move; on an
+    accelerator it copies all, which is cheaper there than finding out which ones move.
+    Dropping rows at the end copies nothing: rows after the last one are ignored.
     """
 
     def __init__(self, static: bool) -> None:
         self.static = static
         self.length = 0
         self._n_rows = 0
-        self._buffers: list[Tensor] = []  # of keys and of values, once there are any
+        self._buffers: list[Tensor] = []  # of keys and of values, empty before the first update
 
     @property
     def is_complete(self) -> bool:
-        """True for a static cache once it was filled."""
+        """Whether this is a filled static cache."""
         return self.static and bool(self._buffers)
 
     def update(self, key_BHKE: Tensor, value_BHKE: Tensor) -> tuple[Tensor, Tensor]:
-        """Append along K and return views of everything so far."""
+        """Append along K and return views of all keys and values."""
         before, self.length = self.length, self.length + key_BHKE.shape[2]
         self._n_rows = key_BHKE.shape[0]
         new = (key_BHKE, value_BHKE)
-        self._buffers = [self._with_room(which, one, before) for which, one in enumerate(new)]
+        self._buffers = [self._with_capacity(which, one, before) for which, one in enumerate(new)]
         for filled, one in zip(self.content(), new, strict=True):
             filled[:, :, before:] = one
         return self.content()
 
     def content(self) -> tuple[Tensor, Tensor]:
-        """Views of the filled part."""
+        """Return views of the filled part."""
         key, value = (buffer[: self._n_rows, :, : self.length] for buffer in self._buffers)
         return key, value
 
     def reorder(self, rows_B: Tensor) -> None:
-        """Select batch rows; only the filled part is copied, on a CPU only of those that move."""
+        """Select batch rows; copies only the filled part, on a CPU only of rows that move."""
         if not self._buffers:
             return
         n_rows = len(rows_B)
         if n_rows > self._n_rows:
             self._buffers = [buffer.index_select(0, rows_B) for buffer in self._buffers]
-        elif not _can_be_looked_at(rows_B):
+        elif not _is_cheap_to_read(rows_B):
             for filled in self.content():
                 filled[:n_rows] = filled.index_select(0, rows_B)
         else:
@@ -75,8 +75,8 @@ class KeyValueCache:
                     filled.index_copy_(0, moved_M, filled.index_select(0, from_M))
         self._n_rows = n_rows
 
-    def _with_room(self, which: int, new_BHKE: Tensor, before: int) -> Tensor:
-        """The buffer, or a longer one with its first `before` positions."""
+    def _with_capacity(self, which: int, new_BHKE: Tensor, before: int) -> Tensor:
+        """Return the buffer, or a longer copy of its first `before` positions."""
         if self._buffers and self.length <= self._buffers[which].shape[2]:
             return self._buffers[which]
         n_rows, heads, _, width = new_BHKE.shape
@@ -87,6 +87,6 @@ class KeyValueCache:
         return longer
 
 
-def _can_be_looked_at(values: Tensor) -> bool:
-    """Without waiting for what a device computes."""
+def _is_cheap_to_read(values: Tensor) -> bool:
+    """Return whether values can be read without waiting for a device."""
     return values.device.type == "cpu"

@@ -1,4 +1,4 @@
-"""What each variant is and can do where, read from yaml files and classes: tables of the guide.
+"""Tables of the guide: formulas and capabilities of each variant, from yaml files and classes.
 
     python -m headwise.attention.capabilities [--write docs/variants.md]
 
@@ -18,7 +18,7 @@ from headwise.config.folders import config_dir, group_choices, group_node
 from headwise.config.schema import SITE_KINDS, SITE_NAMES
 from headwise.markdown import markdown_table, print_or_renew
 
-N_HEADS, HEAD_DIM = 8, 4  # any sizes: what is read does not depend on them
+N_HEADS, HEAD_DIM = 8, 4  # arbitrary: the capabilities do not depend on them
 HEAD = (
     "`attention=`",
     *(f"{SITE_NAMES[s]}{' (causal)' * (kind == 'causal')}" for s, kind in SITE_KINDS.items()),
@@ -32,7 +32,7 @@ HEAD = (
 
 
 def built(name: str) -> dict[str, Attention]:
-    """The variant's attention at each site where it can stand."""
+    """Return the variant's attention at each site that supports it."""
     node = group_node("attention", name)
     softmax = group_node("attention", "softmax")
     refused = unsupported_sites(node, "attention")
@@ -46,7 +46,7 @@ def built(name: str) -> dict[str, Attention]:
 
 
 def capability_row(name: str) -> tuple[str, ...]:
-    """One line of the table, a text a column."""
+    """Return one row of the table."""
     attentions = built(name)
     instead = group_node("attention", name).get("instead", {})
     by_site = [
@@ -84,21 +84,21 @@ def _kept(attentions: dict[str, Attention]) -> str:
 
 
 def formula_row(name: str) -> tuple[str, ...]:
-    """Name, formula and source; the latter two from the first line of the yaml, if a comment."""
+    """Return name, formula and source, from the comment in the first line of the yaml."""
     text = (config_dir() / "attention" / f"{name}.yaml").read_text(encoding="utf-8")
-    found = re.match(r"# (.+?)(?: \(([^()]+)\))?\n", text)
-    formula, source = found.groups(default="") if found else ("", "")
+    match = re.match(r"# (.+?)(?: \(([^()]+)\))?\n", text)
+    formula, source = match.groups(default="") if match else ("", "")
     return f"`{name}`", formula, source
 
 
 def formulas() -> str:
-    """The variants of `conf/attention/` and their formulas, as a markdown table."""
+    """Return the variants of `conf/attention/` and their formulas as a markdown table."""
     rows = map(formula_row, group_choices("attention"))
     return markdown_table(("choice", "weights", "source"), rows, of_numbers=False)
 
 
 def capabilities() -> str:
-    """What they can do where, as a markdown table."""
+    """Return the capabilities of the variants as a markdown table."""
     return markdown_table(HEAD, map(capability_row, group_choices("attention")), of_numbers=False)
 
 

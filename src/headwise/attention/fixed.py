@@ -17,19 +17,19 @@ from headwise.errors import require
 
 
 class Fixed(SparsePattern):
-    """Keys of the query's own block of `stride` positions, and the last cells of every block.
+    """Keys of the query's block of `stride` positions, and the last cells of every block.
 
     A1_i = {j : floor(j/l) = floor(i/l)}, A2_i = {j : j mod l in {l-c, ..., l-1}}; in a causal
-    decoder only j <= i of both. In an encoder a sentence's final block may be too short to have
-    these cells: there its last c real tokens are its summary, so that it is heard of elsewhere.
+    decoder only j <= i of both. In an encoder the final block of a sentence may be too short to
+    have these cells: then its last c real tokens are the summary cells.
 
     Args:
         place, stride, combine, heads, block_sparse_from: see `SparsePattern`; the far keys are
             called "summary".
         summary_cells: c of the paper.
-        own_cells: head m (from 0, by its number in the unpruned model) sees cells l-(m+1)c to
-            l-mc-1 of each block instead of the last c. Causal heads cannot hear in two steps of
-            what follows their cells in a block; together with head 0 they do.
+        own_cells: head m (from 0, by its number in the unpruned model) attends to cells
+            l-(m+1)c to l-mc-1 of each block instead of the last c. In two layers a causal head
+            does not reach positions after its cells in a block; together with head 0 it does.
     """
 
     far_name = "summary"
@@ -51,7 +51,7 @@ class Fixed(SparsePattern):
         require(
             n_heads * summary_cells <= stride,
             "stride",
-            f"at least {n_heads * summary_cells}, that own_cells=true finds "
+            f"at least {n_heads * summary_cells}: own_cells=true needs "
             f"summary_cells={summary_cells} for each of {n_heads} heads in a block",
             stride,
         )
@@ -70,15 +70,14 @@ class Fixed(SparsePattern):
         return queries // self.stride == keys // self.stride
 
     def far(self, queries: Tensor, keys: Tensor, key_lengths_B: Tensor | None) -> Tensor:
-        """See `SparsePattern.far`; the same for all queries."""
+        """See `SparsePattern.far`; equal for all queries."""
         first = self._first_cells(keys // self.stride, key_lengths_B)
         return ((keys >= first) & (keys < first + self.summary_cells))[:, :, None]
 
     def _first_cells(self, blocks: Tensor, key_lengths_B: Tensor | None) -> Tensor:
-        """Position (B or 1, H or 1, ...) of the first summary cell of each of `blocks` (...).
+        """Return the position (B or 1, H or 1, ...) of the first summary cell of `blocks` (...).
 
-        With lengths, as an encoder has them, the cells of the final block move to the front as
-        far as it is short of a whole one.
+        With lengths (in an encoder), the cells of an incomplete final block are its last real ones.
         """
         behind = self._cells_behind(blocks)
         first = blocks * self.stride + self.stride - self.summary_cells - behind
@@ -90,21 +89,21 @@ class Fixed(SparsePattern):
         return torch.where(blocks == final, of_final, first)
 
     def _cells_behind(self, blocks: Tensor) -> Tensor:
-        """How many positions stand behind the summary in a block: (1, H or 1, 1)."""
+        """Return the number of positions after the summary cells in a block (1, H or 1, 1)."""
         if len(set(self.cells_behind_H)) == 1:
             return per_head(self.cells_behind_H[:1], torch.int64, blocks.device).view(1, 1, 1)
         return per_head(self.cells_behind_H, torch.int64, blocks.device).view(1, -1, 1)
 
-    def n_places(self, n_positions: int, causal: bool) -> int:
-        """See `SparsePattern.n_places`."""
+    def n_slots(self, n_positions: int, causal: bool) -> int:
+        """See `SparsePattern.n_slots`."""
         n_blocks = -(-n_positions // self.stride)
         return self.stride + any(self.far_H) * n_blocks * self.summary_cells
 
     def make_layout(self, n_positions: int, causal: bool, lengths_B: Tensor) -> BlockLayout:
         """See `SparsePattern.make_layout`.
 
-        Summary cells of the query's own block are taken there. A block of its own is there for
-        heads with far keys alone as well, for the query's own position.
+        Summary cells of the query's own block belong to the part for that block. Heads with only
+        far keys have that part too, for the query's own position.
         """
         n_blocks = -(-n_positions // self.stride)
         own = self._own_block(n_blocks, causal, lengths_B).flatten(2, 3)[:, :, :n_positions]
@@ -116,7 +115,7 @@ class Fixed(SparsePattern):
     def _summaries(
         self, n_blocks: int, n_positions: int, causal: bool, lengths_B: Tensor
     ) -> tuple[Part, Tensor]:
-        """The cells of all blocks, and which of them are allowed: (B, H, N, blocks * C)."""
+        """Return the cells of all blocks, and their mask (B, H, N, blocks * C)."""
         blocks = torch.arange(n_blocks, device=lengths_B.device)
         first = self._first_cells(blocks, None if causal else lengths_B)
         cells = first[..., None] + torch.arange(self.summary_cells, device=blocks.device)
@@ -127,16 +126,16 @@ class Fixed(SparsePattern):
         return Gathered(cells.clamp(0, n_positions - 1).flatten(2)), allowed.flatten(3)
 
     def _own_block(self, n_blocks: int, causal: bool, lengths_B: Tensor) -> Tensor:
-        """Allowed in the query's own block: (B, H, blocks, stride, stride)."""
+        """Return the mask of the query's own block (B, H, blocks, stride, stride)."""
         within = torch.arange(self.stride, device=lengths_B.device)
         positions = torch.arange(n_blocks * self.stride, device=lengths_B.device)
-        seen = (within[:, None] == within)[None, None, None]
+        allowed = (within[:, None] == within)[None, None, None]
         if any(self.near_H):
-            seen = seen | of_heads(torch.ones_like(seen), self.near_H)
+            allowed = allowed | of_heads(torch.ones_like(allowed), self.near_H)
         if any(self.far_H):
             cells = self.far(positions, positions, None if causal else lengths_B)
             in_block = cells.reshape(*cells.shape[:2], n_blocks, 1, self.stride)
-            seen = seen | of_heads(in_block, self.far_H)
+            allowed = allowed | of_heads(in_block, self.far_H)
         if causal:
-            seen = seen & (within <= within[:, None])
-        return seen & is_real(positions.view(n_blocks, 1, self.stride), lengths_B)
+            allowed = allowed & (within <= within[:, None])
+        return allowed & is_real(positions.view(n_blocks, 1, self.stride), lengths_B)

@@ -1,4 +1,4 @@
-"""Attention without weights in memory, by the kernel that `headwise.kernels.choice` names.
+"""Attention without weights in memory, by the kernel that `headwise.kernels.choice` selects.
 
 Letters: B batch, H heads, Q and K numbers of queries and keys, E head width.
 """
@@ -22,16 +22,16 @@ from headwise.kernels.native_attention import attention_of_few
 from headwise.kernels.problem import ALPHAS, Power, Visible
 from headwise.kernels.triton_attention import triton_entmax_attention
 
-_SAID: set[Choice] = set()
+_LOGGED: set[Choice] = set()
 log = logging.getLogger(__name__)
 
 
 class FusedNormaliser(Normaliser):
-    """A normaliser of the entmax family: the kernels know its map.
+    """A normaliser of the entmax family, whose maps have kernels.
 
     Attributes:
         power: which map.
-        alpha_per_query: whether each query has an α of its own.
+        alpha_per_query: whether α differs by query.
     """
 
     is_fused = True
@@ -39,20 +39,20 @@ class FusedNormaliser(Normaliser):
     alpha_per_query: bool = False
 
     def row_alpha(self, context: ScoreContext) -> Tensor | None:
-        """α, float32, four axes that broadcast to (B, H, Q, 1); None where `power` says it."""
+        """Return α, float32, broadcastable to (B, H, Q, 1); None if `power` determines it."""
         return None
 
     def forward(self, scores_BHQK: Tensor, context: ScoreContext) -> Tensor:
-        """Weights (B, H, Q, K); differentiable in the scores and in α."""
+        """Return weights (B, H, Q, K), differentiable in the scores and in α."""
         alpha, mask = self.row_alpha(context), context.dense_mask(scores_BHQK)
-        given = ALPHAS[self.power] if alpha is None else alpha
-        return alpha_entmax(scores_BHQK, given, dim=-1, mask=mask)
+        value = ALPHAS[self.power] if alpha is None else alpha
+        return alpha_entmax(scores_BHQK, value, dim=-1, mask=mask)
 
     def kernel(
         self, query_BHQE: Tensor, key_BHKE: Tensor, value_BHKE: Tensor, has_pattern: bool,
         dropout: float, padded_bias: bool,
     ) -> Choice:  # fmt: skip
-        """What computes attention of such tensors."""
+        """Return the kernel for such tensors, and the reason."""
         heads = (query_BHQE, key_BHKE, value_BHKE)
         facts = (has_pattern, self.alpha_per_query, padded_bias)
         return choice.attention(*heads, self.power, dropout, *facts, REFERENCE)
@@ -65,24 +65,24 @@ class FusedNormaliser(Normaliser):
         context: ScoreContext,
         dropout: float,
     ) -> Tensor | None:
-        """Context (B, H, Q, E), or None where forming weights is as good."""
+        """Return the context (B, H, Q, E), or None if no kernel is faster than forming weights."""
         mask, heads = context.mask, (query_BHQE, key_BHKE, value_BHKE)
         distances = context.distances
         padded_bias = distances is not None and mask.key_lengths_B is not None
-        found = self.kernel(*heads, mask.pattern is not None, dropout, padded_bias)
-        if query_BHQE.device.type != "meta":  # where a dry run counts
-            _announce(found)
-        if found.kernel == choice.WEIGHTS:
+        chosen = self.kernel(*heads, mask.pattern is not None, dropout, padded_bias)
+        if query_BHQE.device.type != "meta":  # the meta device, used by dry runs
+            _log_once(chosen)
+        if chosen.kernel == choice.WEIGHTS:
             return None
-        if found.kernel == choice.TORCH:
+        if chosen.kernel == choice.TORCH:
             return _torch_softmax(*heads, context, dropout)
         alpha, scale = self.row_alpha(context), query_BHQE.shape[3] ** -0.5
-        if found.kernel == choice.TRITON:
+        if chosen.kernel == choice.TRITON:
             alpha_H = ALPHAS[self.power] if alpha is None else alpha.flatten()
             places = (mask.key_lengths_B, mask.causal, mask.query_offset)
             return triton_entmax_attention(*heads, alpha_H, *places, dropout, None, distances)
         visible = _visible(context, query_BHQE.shape[2], key_BHKE.shape[2])
-        if found.kernel == choice.FEW:
+        if chosen.kernel == choice.FEW:
             return attention_of_few(*heads, alpha, self.power, visible, scale, distances)
         return attention(*heads, alpha, self.power, visible, dropout, scale, distances)
 
@@ -104,7 +104,7 @@ def _torch_softmax(
             query_BHQE, key_BHKE, value_BHKE, dropout_p=dropout, is_causal=True
         )
     dense = mask.dense(query_BHQE.shape[2], key_BHKE.shape[2], query_BHQE.device)
-    if distances is not None:  # the same for every sentence
+    if distances is not None:  # equal for all sentences
         hidden = query_BHQE.new_zeros(1, 1, query_BHQE.shape[2], key_BHKE.shape[2])
         if dense is not None:
             hidden = hidden.masked_fill(~dense, -torch.inf)
@@ -114,11 +114,11 @@ def _torch_softmax(
     )
 
 
-def _announce(found: Choice) -> None:
-    """Log once which kernel is in use, but for searches and graphs that are being compiled."""
-    if torch.compiler.is_compiling() or found.kernel == choice.FEW or found in _SAID:
+def _log_once(chosen: Choice) -> None:
+    """Log the kernel once, except for few queries (decoding) and under torch.compile."""
+    if torch.compiler.is_compiling() or chosen.kernel == choice.FEW or chosen in _LOGGED:
         return
-    _SAID.add(found)
-    if found.reason != choice.SHORT_ROWS:
-        is_ours = found.kernel in (choice.CPP, choice.TRITON)
-        log.info("attention: %s", f"{found.kernel} kernels" if is_ours else found)
+    _LOGGED.add(chosen)
+    if chosen.reason != choice.SHORT_ROWS:
+        is_ours = chosen.kernel in (choice.CPP, choice.TRITON)
+        log.info("attention: %s", f"{chosen.kernel} kernels" if is_ours else chosen)

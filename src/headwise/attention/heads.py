@@ -1,4 +1,4 @@
-"""Heads: projections on the way in, the way out, and gates between.
+"""Multi-head attention: input and output projections, and gates on the heads.
 
 Letters: B batch, H heads, N a length, D model width, E head width.
 """
@@ -17,30 +17,30 @@ from headwise.kernels.linear import Linear
 
 
 class HeadGate(nn.Module):
-    """Factors on the outputs of the heads of one place."""
+    """Multiplies the outputs of the heads of one place by factors."""
 
     def forward(self, context_BHQE: Tensor) -> Tensor:
-        """The context of every head, gated."""
+        """Return the gated context of every head, of the same shape."""
         raise NotImplementedError
 
     def penalty(self) -> Tensor | None:
-        """A term of the loss, a scalar; None for none."""
+        """Return a term of the loss, a scalar, or None."""
         return None
 
     def stats(self) -> dict[str, Tensor]:
-        """Values to log: name -> (H,)."""
+        """Return values to log: name -> (H,)."""
         return {}
 
 
 class MultiHeadAttention(Attention):
-    """All of an attention but what happens between its queries, keys, values and context.
+    """Base class: projections, gates and positions; subclasses compute the context.
 
     Attributes:
         query, key, value: D -> H * E.
         output: H * E -> D.
         gate: called with the context (B, H, Q, E) of every head before the heads are joined, or
             None; see `headwise.model.gates`.
-        positions: what the model's scheme does here, or None.
+        positions: of the model's scheme at this place, or None.
     """
 
     gate: HeadGate | None
@@ -57,29 +57,29 @@ class MultiHeadAttention(Attention):
         self.register_module("positions", None)
 
     def split(self, states_BND: Tensor) -> Tensor:
-        """Projected states (B, N, H * E) by heads: (B, H, N, E)."""
+        """Split projected states (B, N, H * E) into heads (B, H, N, E)."""
         batch, length, _ = states_BND.shape
         by_head = states_BND.view(batch, length, self.place.n_heads, self.place.head_dim)
         return by_head.transpose(1, 2)
 
     def rotated(self, states_BHNE: Tensor, first: int) -> Tensor:
-        """Queries or keys of the positions from `first` on, which is negative in a prefix."""
+        """Rotate queries or keys of the positions from `first` on; a prefix is negative."""
         return states_BHNE if self.positions is None else self.positions.rotated(states_BHNE, first)
 
     def join(self, context_BHQE: Tensor) -> Tensor:
-        """What the heads found, gated, joined and projected: (B, Q, D)."""
+        """Gate, concatenate and project the contexts of the heads: (B, Q, D)."""
         if self.gate is not None:
             context_BHQE = self.gate(context_BHQE)
         joined: Tensor = self.output(context_BHQE.transpose(1, 2).flatten(2))
         return joined
 
     def stats(self) -> dict[str, Tensor]:
-        """What the gate reports; a subclass adds its own."""
+        """Return the values of the gate; subclasses add theirs."""
         return self.gate.stats() if self.gate is not None else {}
 
 
 class NoHeads(Attention):
-    """A place that lost all its heads: what is left is the bias of its output projection."""
+    """A place whose heads are all pruned: only the bias of the output projection is left."""
 
     forms_weights: str = "no"
 

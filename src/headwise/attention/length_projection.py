@@ -1,10 +1,10 @@
-"""Fewer vectors from the positions of a sentence (Wang et al. 2020, section 4).
+"""Projections along the length: M vectors from N positions (Wang et al. 2020, section 4).
 
-Letters: B batch, H heads, Q queries, N positions, M vectors made of them, S sets of weights (one
-a head, or one for all), C positions of a window, D a width, W = D / S.
+Letters: B batch, H heads, Q queries, N positions, M projected vectors, S sets of weights (one per
+head, or one for all), C positions of a window, D a width, W = D / S.
 
-What a position counts for depends on where it stands and not on the length of the batch, and
-`is_real_BN` (B or 1, N), False at padding, leaves out what is none: batch mates change nothing.
+The weight of a position depends on its index, not on the length of the batch, and padding is
+excluded by `is_real_BN` (B or 1, N): results do not depend on the rest of the batch.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from torch.nn import functional
 
 
 class LengthProjection(nn.Module):
-    """From N vectors to M, along the length."""
+    """Maps N vectors to M, along the length."""
 
     is_linear: ClassVar[bool] = True  # every vector is a weighted sum of the positions
-    is_average: ClassVar[bool] = False  # with weights that are not negative and sum to one
+    is_average: ClassVar[bool] = False  # with non-negative weights that sum to one
 
     def forward(self, states_BND: Tensor, is_real_BN: Tensor) -> Tensor:
-        """(B, M, D), the widths of the heads after each other. Zeros where `is_made` is False."""
+        """Return (B, M, D), heads concatenated along D; zeros where `is_made` is False."""
         raise NotImplementedError
 
     def is_made(self, is_real_BN: Tensor) -> Tensor:
-        """Which of the M vectors some real position went into, (B or 1, M)."""
+        """Return which of the M vectors contain a real position, (B or 1, M)."""
         raise NotImplementedError
 
     def spread(self, weights_BHQM: Tensor, is_real_BN: Tensor) -> Tensor:
-        """What weights on the vectors are on the positions, (B, H, Q, N); where `is_linear`."""
+        """Convert weights on vectors into weights on positions (B, H, Q, N); needs `is_linear`."""
         raise NotImplementedError
 
 
 class LearnedProjection(LengthProjection):
-    """The paper's E: free weights k × max_length, of which N positions use the first N columns.
+    """The paper's E: free weights k × max_length; N positions use the first N columns.
 
-    Drawn from N(0, 1 / k), as the random projections in the proof of its theorem 2. A sentence
-    makes k vectors, however short.
+    Initialised from N(0, 1 / k), as the random projections in the proof of its theorem 2. Every
+    sentence has k vectors, even if it is shorter.
     """
 
     def __init__(self, n_sets: int, k: int, max_length: int) -> None:
@@ -47,14 +47,14 @@ class LearnedProjection(LengthProjection):
         self.weight = nn.Parameter(torch.randn(n_sets, k, max_length) * k**-0.5)
 
     def forward(self, states_BND: Tensor, is_real_BN: Tensor) -> Tensor:
-        """(B, k, D)."""
+        """Return (B, k, D)."""
         real_BND = states_BND.masked_fill(~is_real_BN[..., None], 0.0)
         real_BNSW = real_BND.view(*real_BND.shape[:2], self.weight.shape[0], -1)
         weight_SMN = self.weight[..., : is_real_BN.shape[1]]
         return torch.einsum("smn,bnsw->bmsw", weight_SMN, real_BNSW).flatten(2)
 
     def is_made(self, is_real_BN: Tensor) -> Tensor:
-        """All k, if there is a real position at all."""
+        """Return True for all k if any position is real."""
         return is_real_BN.any(-1, keepdim=True).expand(-1, self.weight.shape[1])
 
     def spread(self, weights_BHQM: Tensor, is_real_BN: Tensor) -> Tensor:
@@ -64,9 +64,9 @@ class LearnedProjection(LengthProjection):
 
 
 class Windows(LengthProjection):
-    """One vector from each `size` neighbours.
+    """One vector per window of `size` adjacent positions.
 
-    N positions have ceil(N / size) windows; the last of a sentence may not be full.
+    N positions have ceil(N / size) windows; the last one may be incomplete.
     """
 
     def __init__(self, size: int) -> None:
@@ -74,7 +74,7 @@ class Windows(LengthProjection):
         self.size = size
 
     def is_made(self, is_real_BN: Tensor) -> Tensor:
-        """The windows with a real position."""
+        """Return which windows have a real position."""
         return self._windows(is_real_BN).any(-1)
 
     def spread(self, weights_BHQM: Tensor, is_real_BN: Tensor) -> Tensor:
@@ -84,11 +84,11 @@ class Windows(LengthProjection):
         return spread_BHQMC.flatten(-2)[..., : is_real_BN.shape[1]]
 
     def _shares(self, is_real_BMC: Tensor) -> Tensor:
-        """What each position, 1 or 0, counts for in the vector of its window, (B or 1, S, M, C)."""
+        """Return the weight of each position in its window, (B or 1, S, M, C); 0 at padding."""
         raise NotImplementedError
 
     def _windows(self, by_position_BN_: Tensor) -> Tensor:
-        """(B, N, ...) as (B, M, C, ...), zeros or False behind the end."""
+        """Reshape (B, N, ...) to (B, M, C, ...), padded with zeros or False."""
         n_trailing = by_position_BN_.ndim - 2
         missing = -by_position_BN_.shape[1] % self.size
         padded_BN_ = functional.pad(by_position_BN_, (0, 0) * n_trailing + (0, missing))
@@ -98,9 +98,9 @@ class Windows(LengthProjection):
 class Convolution(Windows):
     """A weighted sum of each window, stride = kernel = size.
 
-    The kernel has one weight an offset, the same for every channel, as the paper's E has one
-    weight a position: it is an E with one free row, shifted from window to window. It starts as
-    the mean of a full window.
+    The kernel has one weight per offset, equal for all channels, as the paper's E has one weight
+    per position: it is an E with one free row, shifted by one window per row. It is initialised
+    as the mean of a full window.
     """
 
     def __init__(self, n_sets: int, size: int) -> None:
@@ -108,7 +108,7 @@ class Convolution(Windows):
         self.weight = nn.Parameter(torch.full((n_sets, size), 1 / size))
 
     def forward(self, states_BND: Tensor, is_real_BN: Tensor) -> Tensor:
-        """(B, M, D)."""
+        """Return (B, M, D)."""
         real_BND = states_BND.masked_fill(~is_real_BN[..., None], 0.0)
         real_BMCD = self._windows(real_BND)
         real_BMCSW = real_BMCD.view(*real_BMCD.shape[:3], self.weight.shape[0], -1)
@@ -119,12 +119,12 @@ class Convolution(Windows):
 
 
 class MeanPooling(Windows):
-    """The mean of the real positions of each window."""
+    """Mean over the real positions of each window."""
 
     is_average = True
 
     def forward(self, states_BND: Tensor, is_real_BN: Tensor) -> Tensor:
-        """(B, M, D)."""
+        """Return (B, M, D)."""
         real_BND = states_BND.masked_fill(~is_real_BN[..., None], 0.0)
         n_real_BM1 = self._windows(is_real_BN).sum(-1, keepdim=True)
         return self._windows(real_BND).sum(2) / n_real_BM1.clamp(min=1).to(states_BND.dtype)
@@ -134,12 +134,12 @@ class MeanPooling(Windows):
 
 
 class MaxPooling(Windows):
-    """The greatest of the real positions of each window, channel by channel."""
+    """Maximum over the real positions of each window, per channel."""
 
     is_linear = False
 
     def forward(self, states_BND: Tensor, is_real_BN: Tensor) -> Tensor:
-        """(B, M, D)."""
+        """Return (B, M, D)."""
         is_none_BMC = ~self._windows(is_real_BN)
         real_BMCD = self._windows(states_BND).masked_fill(is_none_BMC[..., None], -torch.inf)
         return real_BMCD.amax(2).masked_fill(is_none_BMC.all(-1)[..., None], 0.0)

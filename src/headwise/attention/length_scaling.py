@@ -18,18 +18,18 @@ LEARNED = ("query", "head")
 
 
 class LengthScaling(Scaling):
-    """Factor δ + β (log n)^γ on the scores, so that weights keep their focus as n grows.
+    """Factor δ + β (log n)^γ on the scores, so that weights stay concentrated as n grows.
 
-    n is the number of keys that padding and causality leave to the query, plus one: positions
-    count from 2, hence log n is never below log 2 and may be raised to any power.
+    n is one more than the number of keys that padding and causality allow the query, so that
+    log n ≥ log 2, which may be raised to any power.
 
     Args:
         place: site, layer and sizes.
         learned: "query": β = softplus(<u, x> + b) and γ = 2 tanh(<v, x> + c) for every head and
-            query, from what the layer reads as its query, x. u and v start uniform within
-            ±1/√D, b and c at zero. "head": β and γ are one free number a head, which start as
-            β ~ U(0.1, 1) and γ ~ N(0, 0.1), the latter a standard deviation.
-        delta: δ, at least 0; with 0 the factor is the learned part alone.
+            query, from the layer's query input x. u and v are initialised uniformly within
+            ±1/√D, b and c with zeros. "head": one learned β and γ per head, initialised as
+            β ~ U(0.1, 1) and γ ~ N(0, 0.1), with standard deviation 0.1.
+        delta: δ, at least 0; 0 leaves only the learned part.
     """
 
     beta_weight: nn.Parameter | None
@@ -50,18 +50,18 @@ class LengthScaling(Scaling):
         else:
             self.beta = nn.Parameter(torch.zeros(n_heads))  # b
             self.gamma = nn.Parameter(torch.zeros(n_heads))  # c
-            # no nn.Linear: the model's initial weights are drawn for these from one generator,
-            # and the projections would no longer start as they do without this module
+            # not nn.Linear: the model initialises all linear layers from one generator, and its
+            # other weights would differ from those of a model without this module
             bound = place.d_model**-0.5
             for name in ("beta_weight", "gamma_weight"):
                 weight_HD = torch.empty(n_heads, place.d_model).uniform_(-bound, bound)
                 setattr(self, name, nn.Parameter(weight_HD))
-        own = [name for name, _ in self.named_parameters()]
-        self.head_axes = dict.fromkeys(own, 0)
+        names = [name for name, _ in self.named_parameters()]
+        self.head_axes = dict.fromkeys(names, 0)
 
     def forward(self, query_BQD: Tensor, n_visible_BQ: Tensor) -> Tensor:
-        """Factor (B or 1, H, Q, 1), float32 also under autocast."""
-        # a padded query may see no key at all
+        """Return the factor (B or 1, H, Q, 1), float32 even under autocast."""
+        # a padded query may have no key
         n_BQ = n_visible_BQ.clamp(min=1) + 1
         with torch.autocast(query_BQD.device.type, enabled=False):
             beta, gamma = self._beta_and_gamma(query_BQD)
@@ -69,7 +69,7 @@ class LengthScaling(Scaling):
             return self.delta + beta * log_n_B1Q1.pow(gamma)
 
     def _beta_and_gamma(self, query_BQD: Tensor) -> tuple[Tensor, Tensor]:
-        """Both (H, 1, 1) or (B, H, Q, 1)."""
+        """Return β and γ, (H, 1, 1) or (B, H, Q, 1) each."""
         beta_H, gamma_H = full_precision(self.beta), full_precision(self.gamma)
         if self.beta_weight is None or self.gamma_weight is None:
             return beta_H[:, None, None], gamma_H[:, None, None]
@@ -81,7 +81,7 @@ class LengthScaling(Scaling):
         return beta_BHQ1, gamma_BHQ1
 
     def stats(self) -> dict[str, Tensor]:
-        """β and γ per head, where they do not depend on the query."""
+        """Return β and γ per head, unless they depend on the query."""
         if self.beta_weight is not None:
             return {}
         return {"scale_beta": self.beta.detach(), "scale_gamma": self.gamma.detach()}

@@ -3,9 +3,9 @@
 Letters: B batch, H heads, Q and K numbers of queries and keys, N a length, D model width,
 E head width, F = E + 1.
 
-Everywhere below a value carries a 1 as its last entry, so that one product gives both the
-numerator and the denominator of a context, and one (E, F) matrix holds both running sums of the
-paper: S in its first E columns, z in the last.
+Values have a 1 appended as last entry, so that one product gives numerator and denominator of a
+context, and one (E, F) matrix holds both running sums of the paper: S in its first E columns, z in
+the last.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ DENOMINATOR_EPSILON = 1e-6
 class LinearAttention(MultiHeadAttention):
     """Weights φ(q_i)·φ(k_j) / (Σ_j φ(q_i)·φ(k_j) + 1e-6) with φ(x) = elu(x) + 1.
 
-    They need not be formed: a context is φ(q_i) times sums over the keys, so that time grows
-    with K, not with Q * K (Katharopoulos et al. 2020, section 3.2; causally 3.3). Scores
-    are not divided by the square root of E, and attention dropout does not exist here: there are
-    no weights to drop. Every weight is positive; a row sums to one but for the 1e-6.
+    The weights are not formed: a context is φ(q_i) times sums over the keys, so that time grows
+    with K, not with Q * K (Katharopoulos et al. 2020, section 3.2; 3.3 for causal attention).
+    Scores are not divided by sqrt(E), and there is no attention dropout. Every weight is positive;
+    rows sum to one except for the 1e-6.
 
-    Sums are taken in float32 also under autocast; causal ones go in chunks, see
-    `causal_product`. A cache keeps S and z, whose size does not depend on the number of
-    positions. The earlier keys are gone by then, so weights are formed without a cache only.
+    Sums are computed in float32 even under autocast, causal ones in chunks, see `causal_product`.
+    A cache keeps S and z, whose size does not depend on the number of positions. It does not keep
+    the keys, so weights can be recorded only without a cache.
 
     Args:
         place: site, layer and sizes.
-        chunk_size: positions of a causal chunk; it changes time and memory, not the result.
+        chunk_size: positions per causal chunk; affects time and memory, not the result.
     """
 
     def __init__(self, place: Place, chunk_size: int = 64) -> None:
@@ -60,20 +60,20 @@ class LinearAttention(MultiHeadAttention):
         """See `Attention.forward`.
 
         Raises:
-            ValueError: a recorder with a cache, or a causal mask where the last query is
-                not at the last key.
+            ValueError: a recorder with a cache, or a causal mask whose last query is not at the
+                last key.
         """
         assert cache is None or isinstance(cache, LinearCache)
         if self.recorders and cache is not None:
             raise ValueError(
-                "linear attention cannot form weights with a cache, which keeps sums over the "
-                "keys and not the keys; leave the cache out"
+                "linear attention cannot record weights with a cache, which keeps sums over the "
+                "keys, not the keys; use no cache"
             )
         query_BQI = self.query(query_BQD)
         if cache is not None and cache.static and cache.sums_BHEF is not None:
             with _without_autocast(query_BQD.device):
-                found_BHQF = self._features(query_BQI) @ cache.sums_BHEF
-            return self._context(found_BHQF, query_BQI.dtype)
+                product_BHQF = self._features(query_BQI) @ cache.sums_BHEF
+            return self._context(product_BHQF, query_BQI.dtype)
         key_BKI, value_BKI = self.key(key_BKD), self.value(value_BKD)
         n_cached = cache.length if cache is not None else 0
         is_padding_BHKE = _is_padding(mask, n_cached, key_BKI)
@@ -81,24 +81,24 @@ class LinearAttention(MultiHeadAttention):
             query_BHQE = self._features(query_BQI)
             key_BHKE = self._features(key_BKI, is_padding_BHKE)
             value_BHKF = self._with_one(value_BKI, is_padding_BHKE)
-            found_BHQF = self._attend(query_BHQE, key_BHKE, value_BHKF, mask, cache)
+            product_BHQF = self._attend(query_BHQE, key_BHKE, value_BHKF, mask, cache)
             if self.recorders:
                 self.record(_weights(query_BHQE, key_BHKE, mask))
-        return self._context(found_BHQF, query_BQI.dtype)
+        return self._context(product_BHQF, query_BQI.dtype)
 
     def make_cache(self, static: bool) -> LinearCache:
         """See `Attention.make_cache`."""
         return LinearCache(static)
 
     def _features(self, states_BNI: Tensor, is_padding_BHNE: Tensor | None = None) -> Tensor:
-        """φ of projected states, (B, H, N, E); exactly 0 at padding."""
+        """Return φ of projected states (B, H, N, E), exactly 0 at padding."""
         states_BHNE = full_precision(self.split(states_BNI)).contiguous()
-        if is_padding_BHNE is not None:  # φ(-inf) = 0, and a NaN would survive a factor of 0
+        if is_padding_BHNE is not None:  # φ(-inf) = 0; a factor of 0 would propagate NaN
             states_BHNE = states_BHNE.masked_fill(is_padding_BHNE, -torch.inf)
         return positive_elu(states_BHNE)
 
     def _with_one(self, value_BKI: Tensor, is_padding_BHKE: Tensor | None) -> Tensor:
-        """Values with a 1 as last entry, (B, H, K, F)."""
+        """Return values with a 1 as last entry, (B, H, K, F)."""
         value_BHKE = full_precision(self.split(value_BKI))
         if is_padding_BHKE is not None:
             value_BHKE = value_BHKE.masked_fill(is_padding_BHKE, 0.0)
@@ -112,41 +112,41 @@ class LinearAttention(MultiHeadAttention):
         mask: Mask,
         cache: LinearCache | None,
     ) -> Tensor:
-        """Numerators and, in the last column, denominators: (B, H, Q, F)."""
+        """Return numerators and, in the last column, denominators: (B, H, Q, F)."""
         n_queries, n_keys = query_BHQE.shape[2], key_BHKE.shape[2]
         n_cached = cache.length if cache is not None else 0
-        n_before = n_keys - n_queries  # keys given that stand before the first query, if causal
+        n_before = n_keys - n_queries  # new keys before the first query, if causal
         if mask.causal and mask.query_offset != n_cached + n_before:
             raise ValueError(
                 f"causal linear attention needs a key for each position up to the last query: "
-                f"{n_queries} queries from position {mask.query_offset} cannot go with "
+                f"got {n_queries} queries from position {mask.query_offset} and "
                 f"{n_cached} cached and {n_keys} new keys"
             )
-        if not mask.causal or n_queries == 1:  # every query sees every key
+        if not mask.causal or n_queries == 1:  # every query attends to every key
             sums_BHEF = key_BHKE.mT @ value_BHKF
             if cache is not None:
                 sums_BHEF = cache.update(sums_BHEF, n_keys)
             return query_BHQE @ sums_BHEF
-        own_BHQE, own_BHQF = key_BHKE[:, :, n_before:], value_BHKF[:, :, n_before:]
-        found_BHQF = causal_product(query_BHQE, own_BHQE, own_BHQF, self.chunk_size)
+        key_BHQE, value_BHQF = key_BHKE[:, :, n_before:], value_BHKF[:, :, n_before:]
+        product_BHQF = causal_product(query_BHQE, key_BHQE, value_BHQF, self.chunk_size)
         if n_before > 0:
             before_BHEF = key_BHKE[:, :, :n_before].mT @ value_BHKF[:, :, :n_before]
-            found_BHQF = found_BHQF + query_BHQE @ before_BHEF
+            product_BHQF = product_BHQF + query_BHQE @ before_BHEF
         if cache is not None:
             if cache.sums_BHEF is not None:
-                found_BHQF = found_BHQF + query_BHQE @ cache.sums_BHEF
+                product_BHQF = product_BHQF + query_BHQE @ cache.sums_BHEF
             cache.update(key_BHKE.mT @ value_BHKF, n_keys)
-        return found_BHQF
+        return product_BHQF
 
-    def _context(self, found_BHQF: Tensor, dtype: torch.dtype) -> Tensor:
-        """What the heads found, joined: (B, Q, D)."""
-        numerator_BHQE, denominator_BHQ1 = found_BHQF[..., :-1], found_BHQF[..., -1:]
+    def _context(self, product_BHQF: Tensor, dtype: torch.dtype) -> Tensor:
+        """Divide numerators by denominators and join the heads: (B, Q, D)."""
+        numerator_BHQE, denominator_BHQ1 = product_BHQF[..., :-1], product_BHQF[..., -1:]
         context_BHQE = numerator_BHQE / (denominator_BHQ1 + DENOMINATOR_EPSILON)
         return self.join(context_BHQE.to(dtype))
 
 
 class LinearCache:
-    """The sums over all keys so far, (B, H, E, F): as large after one position as after many."""
+    """Sums over all keys so far (B, H, E, F), of constant size."""
 
     def __init__(self, static: bool) -> None:
         self.static = static
@@ -155,11 +155,11 @@ class LinearCache:
 
     @property
     def is_complete(self) -> bool:
-        """True for a static cache once it was filled."""
+        """Whether this is a filled static cache."""
         return self.static and self.sums_BHEF is not None
 
     def update(self, sums_BHEF: Tensor, n_positions: int) -> Tensor:
-        """Add the sums over new positions; returns those over all."""
+        """Add the sums over new positions and return the sums over all."""
         if self.sums_BHEF is not None:
             sums_BHEF = self.sums_BHEF + sums_BHEF
         self.sums_BHEF = sums_BHEF
@@ -173,10 +173,10 @@ class LinearCache:
 
 
 def positive_elu(states: Tensor) -> Tensor:
-    """φ(x) = elu(x) + 1, that is exp(x) below 0 and x + 1 above (section 3.2.1 of the paper).
+    """Return φ(x) = elu(x) + 1, which is exp(x) below 0 and x + 1 above (paper, section 3.2.1).
 
-    Computed as such, φ stays positive where elu(x) + 1 would round to 0 (below -17 in float32).
-    The derivative is min(φ, 1), so that only φ is kept, which the products keep as well.
+    Computed by this formula, φ stays positive where elu(x) + 1 rounds to 0 (x < -17 in float32).
+    The derivative is min(φ, 1), so only φ is saved, which the products save anyway.
     """
     features: Tensor = _PositiveElu.apply(states)  # type: ignore[no-untyped-call]
     return features
@@ -185,16 +185,16 @@ def positive_elu(states: Tensor) -> Tensor:
 def causal_product(
     a_BHNE: Tensor, b_BHNE: Tensor, v_BHNF: Tensor, chunk_size: int, reverse: bool = False
 ) -> Tensor:
-    """Σ_{j ≤ i} (a_i · b_j) v_j for every i, (B, H, N, F), in time linear in N.
+    """Return Σ_{j ≤ i} (a_i · b_j) v_j for every i, (B, H, N, F), in time linear in N.
 
-    Positions go in chunks: within one by a triangle of scores, across them by the running sum of
-    b_j v_jᵀ. Each of its three gradients is such a product itself (Katharopoulos et al. 2020,
-    section 3.3.1), so only a, b and v are kept: no score, and no running sum but the present
-    one. Letting autograd go through the chunks would keep both.
+    Positions are processed in chunks: a triangle of scores within a chunk, the running sum of
+    b_j v_jᵀ for earlier chunks. Each of the three gradients is such a product too (Katharopoulos
+    et al. 2020, section 3.3.1), so only a, b and v are saved; autograd through the chunks would
+    save all scores and running sums.
 
     Args:
         a_BHNE, b_BHNE, v_BHNF: float32 or float64.
-        chunk_size: positions of a chunk.
+        chunk_size: positions per chunk.
         reverse: sum over j ≥ i instead.
     """
     product: Tensor = _CausalProduct.apply(  # type: ignore[no-untyped-call]
@@ -208,14 +208,14 @@ class _PositiveElu(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, states: Tensor) -> Tensor:
-        """φ of every entry."""
+        """Return φ of every entry."""
         features = states.clamp(max=0.0).exp_().add_(states.relu())
         ctx.save_for_backward(features)
         return features
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
-        """Gradient of the states."""
+        """Return the gradient of the states."""
         (features,) = ctx.saved_tensors
         grad_states: Tensor = grad * features.clamp(max=1.0)
         return grad_states
@@ -228,31 +228,31 @@ class _CausalProduct(torch.autograd.Function):
     def forward(
         ctx: Any, a_BHNE: Tensor, b_BHNE: Tensor, v_BHNF: Tensor, chunk_size: int, reverse: bool
     ) -> Tensor:
-        """Products (B, H, N, F)."""
+        """Return the products (B, H, N, F)."""
         ctx.save_for_backward(a_BHNE, b_BHNE, v_BHNF)
         ctx.chunk_size, ctx.reverse = chunk_size, reverse
-        found_BHNF = torch.empty_like(v_BHNF, memory_format=torch.contiguous_format)
+        product_BHNF = torch.empty_like(v_BHNF, memory_format=torch.contiguous_format)
         starts = range(0, v_BHNF.shape[2], chunk_size)
         sums_BHEF: Tensor | None = None
         for start in reversed(starts) if reverse else starts:
-            a_BHCE, b_BHCE, v_BHCF, found_BHCF = (
+            a_BHCE, b_BHCE, v_BHCF, product_BHCF = (
                 states[:, :, start : start + chunk_size]
-                for states in (a_BHNE, b_BHNE, v_BHNF, found_BHNF)
+                for states in (a_BHNE, b_BHNE, v_BHNF, product_BHNF)
             )
             scores_BHCC = a_BHCE @ b_BHCE.mT
             scores_BHCC = scores_BHCC.triu_() if reverse else scores_BHCC.tril_()
-            found_BHCF.copy_(scores_BHCC @ v_BHCF)
+            product_BHCF.copy_(scores_BHCC @ v_BHCF)
             if sums_BHEF is not None:
-                found_BHCF += a_BHCE @ sums_BHEF
+                product_BHCF += a_BHCE @ sums_BHEF
             new_BHEF = b_BHCE.mT @ v_BHCF
             sums_BHEF = new_BHEF if sums_BHEF is None else sums_BHEF.add_(new_BHEF)
-        return found_BHNF
+        return product_BHNF
 
     @staticmethod
     def backward(
         ctx: Any, grad_BHNF: Tensor
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None]:
-        """Gradients of a, b and v; they can be differentiated again."""
+        """Return the gradients of a, b and v; supports double backward."""
         a_BHNE, b_BHNE, v_BHNF = ctx.saved_tensors
         chunk_size, reverse = ctx.chunk_size, ctx.reverse
         grad_a = grad_b = grad_v = None
@@ -267,7 +267,7 @@ class _CausalProduct(torch.autograd.Function):
 
 
 def _weights(query_BHQE: Tensor, key_BHKE: Tensor, mask: Mask) -> Tensor:
-    """The weights (B, H, Q, K) that the sums stand for."""
+    """Return the weights (B, H, Q, K) that are equivalent to the sums."""
     scores_BHQK = query_BHQE @ key_BHKE.mT
     allowed = mask.dense(scores_BHQK.shape[2], scores_BHQK.shape[3], scores_BHQK.device)
     if allowed is not None:
@@ -276,7 +276,7 @@ def _weights(query_BHQE: Tensor, key_BHKE: Tensor, mask: Mask) -> Tensor:
 
 
 def _is_padding(mask: Mask, n_cached: int, key_BKI: Tensor) -> Tensor | None:
-    """Which of the keys, the first of them at position `n_cached`, are none: (B, 1, K, 1)."""
+    """Return which keys, at positions from `n_cached` on, are padding: (B, 1, K, 1)."""
     if mask.key_lengths_B is None:
         return None
     positions_K = torch.arange(key_BKI.shape[1], device=key_BKI.device) + n_cached
@@ -284,6 +284,6 @@ def _is_padding(mask: Mask, n_cached: int, key_BKI: Tensor) -> Tensor | None:
 
 
 def _without_autocast(device: torch.device) -> AbstractContextManager[object]:
-    """Within it, matrix products keep the type of their arguments."""
-    # the meta device, on which a dry run counts, has no autocast
+    """Return a context in which matrix products keep the type of their arguments."""
+    # the meta device, used by dry runs, has no autocast
     return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)

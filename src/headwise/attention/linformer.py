@@ -1,4 +1,4 @@
-"""Linformer (Wang et al. 2020): attention to fewer vectors than there are positions.
+"""Linformer (Wang et al. 2020): attention to at most k mixtures of the positions.
 
 Letters: B batch, H heads, Q and K numbers of queries and keys, M mixtures of keys (at most k),
 D model width, E head width.
@@ -28,35 +28,35 @@ from headwise.errors import DataError, refuse, require
 from headwise.kernels.dropout import dropout
 
 SHARING = ("none", "headwise", "key_value", "layerwise")
-ONE_FOR_BOTH = ("key_value", "layerwise")  # E is F, and the same for all heads
+ONE_FOR_BOTH = ("key_value", "layerwise")  # E = F, shared by all heads
 PROJECTIONS = ("learned", "mean", "max", "convolution")
-WITHOUT_WEIGHTS = ("mean", "max")  # nothing to learn, hence nothing to share
+WITHOUT_WEIGHTS = ("mean", "max")  # without parameters to share
 DEFAULT_K, DEFAULT_MAX_LENGTH = 64, 256
 DEFAULT_SHARING, DEFAULT_PROJECTION = "layerwise", "learned"
-NOT_CAUSAL = "its keys are mixtures of all positions, those after a query as well"
+NOT_CAUSAL = "its keys are mixtures of all positions, including those after a query"
 
 
 class Linformer(MultiHeadAttention):
-    """softmax(Q (E K)ᵀ / sqrt(head width)) (F V): E and F make at most k vectors of K positions.
+    """softmax(Q (E K)ᵀ / sqrt(head width)) (F V): E and F map K positions to at most k vectors.
 
-    Rotary positions turn keys before they are mixed, so not with `before_split`.
-    Padding is left out of the mixtures, and mixtures of padding alone get no weight. Weights
-    that are recorded are the effective ones on the values of the positions, softmax(...) F: signed,
-    unless F is a mean. Max pooling has none.
+    Rotary positions rotate keys before mixing, hence not with `before_split`.
+    Padding is excluded from the mixtures, and mixtures of padding only get no weight. Recorded
+    weights are the effective ones on the values of the positions, softmax(...) F: they can be
+    negative, unless F is a mean. Max pooling has none.
 
     Args:
         place: site, layer and sizes.
         k: mixtures of a sentence of max_length positions.
-        max_length: most positions, the end of the sentence and register tokens included.
-        sharing: what has an E of its own (section 4 of the paper). "none": each head of each
-            layer, and F apart; "headwise": each layer, and F apart; "key_value": each layer,
-            E = F; "layerwise": one E = F in the whole model, where self- and cross-attention read
-            the same positions of the source.
-        projection: "learned" is the paper's free matrix. "mean", "max" and "convolution" make one
-            vector of each max_length / k neighbours, so that the windows of a sentence do not
-            depend on its length; a short one has few.
-        before_split: mix what keys and values are projected from instead of keys and values:
-            these projections then run on the mixtures only. It needs one E for both.
+        max_length: maximum number of positions, including end of sentence and register tokens.
+        sharing: what E is shared by (section 4 of the paper). "none": nothing, each head has E
+            and F; "headwise": the heads of a layer; "key_value": also keys and values, E = F;
+            "layerwise": one E = F in the whole model, where self- and cross-attention read the
+            same positions of the source.
+        projection: "learned" is the paper's free matrix. "mean", "max" and "convolution" reduce
+            windows of max_length / k adjacent positions to one vector each; short sentences have
+            fewer windows.
+        before_split: mix the inputs of the key and value projections instead of their outputs, so
+            that they run on the mixtures only. Needs E = F.
     """
 
     unsupported: ClassVar[Mapping[str, str]] = {"causal": NOT_CAUSAL}
@@ -90,7 +90,7 @@ class Linformer(MultiHeadAttention):
         self.max_length = max_length
         self.before_split = before_split
         self.rotates = not before_split
-        self.dropout = 0.0  # rate on the weights on mixtures
+        self.dropout = 0.0  # rate on the weights of mixtures
         n_sets = place.n_heads if sharing == "none" else 1
         self.length_projection = _length_projection(projection, n_sets, k, max_length)
         self.value_length_projection = None
@@ -104,7 +104,7 @@ class Linformer(MultiHeadAttention):
 
     @classmethod
     def share_key(cls, place: Place, settings: Mapping[str, Any]) -> str | None:
-        """One matrix for all places with matrices of this size when sharing is "layerwise"."""
+        """Return one key per size of E if sharing is "layerwise", else None."""
         projection = settings.get("projection", DEFAULT_PROJECTION)
         is_shared = settings.get("sharing", DEFAULT_SHARING) == "layerwise"
         if not is_shared or projection in WITHOUT_WEIGHTS:
@@ -114,11 +114,11 @@ class Linformer(MultiHeadAttention):
 
     @property
     def max_keys(self) -> int:
-        """Columns of E."""
+        """Columns of E: `max_length`."""
         return self.max_length
 
     def distribution_heads(self) -> tuple[bool, ...]:
-        """True where E is a mean."""
+        """Return True for all heads if E is a mean, else False."""
         return (self.length_projection.is_average,) * self.place.n_heads
 
     def forward(
@@ -132,8 +132,8 @@ class Linformer(MultiHeadAttention):
         """See `Attention.forward`.
 
         Raises:
-            DataError: a sentence longer than max_length.
-            ValueError: a causal mask.
+            DataError: a sentence is longer than max_length.
+            ValueError: the mask is causal.
         """
         if mask.causal:
             raise ValueError(f"Linformer cannot be causal: {NOT_CAUSAL}")
@@ -164,22 +164,22 @@ class Linformer(MultiHeadAttention):
         return self.join(context_BHQE)
 
     def make_cache(self, static: bool) -> KeyValueCache:
-        """See `Attention.make_cache`; what it keeps are mixtures, which cannot grow."""
+        """See `Attention.make_cache`; it keeps mixtures and cannot grow."""
         if not static:
             raise ValueError(
-                "Linformer has no growing cache: its keys are mixtures of all positions"
+                "Linformer supports only static caches: its keys are mixtures of all positions"
             )
         return KeyValueCache(static)
 
     def _of_values(self) -> LengthProjection:
         """The paper's F."""
-        own = self.value_length_projection
-        return self.length_projection if own is None else own
+        of_values = self.value_length_projection
+        return self.length_projection if of_values is None else of_values
 
     def _mixtures(
         self, key_BKD: Tensor, value_BKD: Tensor, is_real_BN: Tensor, first: int
     ) -> tuple[Tensor, Tensor]:
-        """Mixed keys and values, (B, H, M, E), of the first N positions."""
+        """Return mixed keys and values (B, H, M, E) of the first N positions."""
         n_read = is_real_BN.shape[1]
         if not self.before_split:
             key_BNI, value_BNI = self.key(key_BKD[:, :n_read]), self.value(value_BKD[:, :n_read])
@@ -195,9 +195,9 @@ class Linformer(MultiHeadAttention):
         return key_BHME, self.split(self.value(mixed_BMD))
 
     def _is_real(self, mask: Mask, n_keys: int, device: torch.device) -> Tensor:
-        """Which positions are no padding, (B or 1, N), for at most the max_length first."""
+        """Return which of the first max_length positions are not padding, (B or 1, N)."""
         lengths_B = mask.key_lengths_B
-        if n_keys > self.max_length:  # padding alone may reach further
+        if n_keys > self.max_length:  # only padding may exceed it
             longest = n_keys if lengths_B is None else int(lengths_B.max())
             if longest > self.max_length:
                 raise DataError(

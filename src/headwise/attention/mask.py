@@ -20,14 +20,14 @@ from headwise.attention.pattern import Pattern
 class Mask:
     """Which keys may be attended to, as a small structured value.
 
-    Fused and block-sparse paths read the fields; the dense form is made where it is needed.
+    Fused and block-sparse paths read the fields; the dense form is built on demand.
 
     Attributes:
-        key_lengths_B: number of real keys of each row (padding stands on the right), or None.
-        causal: a query sees keys up to its own position only.
+        key_lengths_B: number of real keys of each row (padding is on the right), or None.
+        causal: whether a query attends only to keys up to its own position.
         pattern: a further restriction, or None.
         query_offset: position of the first query (the length of the cached prefix).
-        n_prefix: register tokens in front, which have no position.
+        n_prefix: number of register tokens at the start, which have no position.
     """
 
     key_lengths_B: Tensor | None = None
@@ -43,12 +43,12 @@ class Mask:
 
     @property
     def is_plain_causal(self) -> bool:
-        """Causal from the first position on, and restricted by nothing else."""
+        """Whether the mask is causal from position 0 on, with no other restriction."""
         alone = self.key_lengths_B is None and self.pattern is None
         return self.causal and alone and self.query_offset == 0
 
     def restricted(self, pattern: Pattern) -> Mask:
-        """This mask with `pattern`; one for all patterns of a stack that have the same key."""
+        """Return this mask with `pattern`; cached by the key of the pattern."""
         if pattern.key not in self._restricted:
             self._restricted[pattern.key] = Mask(
                 self.key_lengths_B, self.causal, pattern, self.query_offset, self.n_prefix
@@ -56,10 +56,10 @@ class Mask:
         return self._restricted[pattern.key]
 
     def layout(self, n_queries: int, n_keys: int, device: torch.device) -> BlockLayout | None:
-        """The block-sparse computation of the pattern, or None where there is none.
+        """Return the block-sparse layout of the pattern, or None if there is none.
 
-        Only where every position is a query and a key: not in a step of cached decoding. Kept
-        after the first call, as `dense` is.
+        It needs every position as query and key, so there is none in cached decoding. Cached
+        after the first call.
         """
         if self.pattern is None or n_queries != n_keys:
             return None
@@ -70,9 +70,9 @@ class Mask:
         return self._layouts[n_keys]
 
     def dense(self, n_queries: int, n_keys: int, device: torch.device) -> Tensor | None:
-        """Bool (B or 1, H or 1, Q or 1, K), True = may attend; None when all is allowed.
+        """Return bool (B or 1, H or 1, Q or 1, K), True = may attend; None: all allowed.
 
-        Kept after the first call: all layers of a stack ask for the same one.
+        Cached after the first call, for all layers of a stack.
         """
         size = (n_queries, n_keys)
         if size not in self._dense:
@@ -80,7 +80,7 @@ class Mask:
         return self._dense[size]
 
     def n_visible(self, n_queries: int, n_keys: int, device: torch.device) -> Tensor:
-        """Number of keys (B or 1, Q) that padding and causality leave to each query."""
+        """Return the number of keys that padding and causality allow each query, (B or 1, Q)."""
         visible_BQ = torch.full((1, n_queries), n_keys, device=device)
         if self.causal:
             visible_BQ = torch.arange(n_queries, device=device)[None] + self.query_offset + 1

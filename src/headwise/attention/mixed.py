@@ -1,9 +1,9 @@
-"""Mixed normalisers: heads of one place differ in how scores become weights (YUBERT note).
+"""Mixed normalisers: heads of one place turn scores into weights differently (YUBERT note).
 
 Letters: B batch, H heads, Q queries, K keys, E head width.
 
-The note means it as a constraint against redundant heads: what weighs contexts differently shall
-come to see different contexts.
+The note proposes it against redundant heads: heads with different normalisers should learn to
+attend to different contexts.
 """
 
 from __future__ import annotations
@@ -30,23 +30,22 @@ NOTE = ("softmax", "selu", "elu", "leaky_relu", "swish", "ymish")
 class Mixed(Normaliser):
     """Splits the scores along the head axis over several normalisers and joins their weights.
 
-    A name that stands at several heads makes one module with that many heads. The `place` of
-    such a module has these heads alone, under their numbers in the unpruned model; its parameters
-    follow its own `head_axes`.
+    A name used by several heads is one module with that many heads. The `place` of such a module
+    has these heads only, with their numbers in the unpruned model; its parameters follow its own
+    `head_axes`.
 
     Args:
         place: site, layer and sizes.
         normalisers: names, of `headwise.attention.activations` or of yamls of the attention
-            group. Head number n takes the n-th; they begin again where they end, and those
-            beyond the number of heads stay unused. The rows of at least one head must be
-            distributions.
-        rows: size of the rows of the plain activations, as in `headwise.attention.rows`.
-        choices: name of a normaliser with a yaml -> what differs from there, such as
-            {ymish: {dead_zone: true}}; or, with a `_target_`, all of it.
+            group. Head number n uses the n-th; a shorter list is repeated, and names beyond the
+            number of heads are unused. The rows of at least one head must be distributions.
+        rows: size of the rows of the activations, as in `headwise.attention.rows`.
+        choices: name of a normaliser with a yaml -> settings that override it, such as
+            {ymish: {dead_zone: true}}; or, with a `_target_`, a complete node.
     """
 
-    is_distribution = False  # not those of every head; see `distribution_heads`
-    _order_H: Tensor  # the heads, member by member
+    is_distribution = False  # differs by head; see `distribution_heads`
+    _order_H: Tensor  # the heads, grouped by member
     _inverse_H: Tensor
 
     def __init__(
@@ -72,7 +71,7 @@ class Mixed(Normaliser):
             else:
                 member = Activation(part, name, rows)
             self.members[name] = member
-        for name in nodes.keys() - heads_of.keys():  # unused, but wrong choices are refused
+        for name in nodes.keys() - heads_of.keys():  # unused, but built to validate the choices
             instantiate(nodes[name], f"choices.{name}", place=_part_of(place, [0]))
         self._n_heads_each = [len(heads) for heads in heads_of.values()]
         self._order = [head for heads in heads_of.values() for head in heads]
@@ -83,61 +82,61 @@ class Mixed(Normaliser):
 
     @classmethod
     def completed(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """With all choices of all members that have a yaml."""
+        """Return the settings with all choices of all members that have a yaml."""
         chosen = _chosen(settings.get("choices"))
         names = [n for n in settings.get("normalisers", NOTE) if n not in ACTIVATIONS]
         return {**settings, "choices": {name: _node_of(name, chosen) for name in names}}
 
     def forward(self, scores_BHQK: Tensor, context: ScoreContext) -> Tensor:
-        """Weights (B, H, Q, K), of any sign at heads whose normaliser gives no distribution."""
+        """Return weights (B, H, Q, K), of any sign where the normaliser is no distribution."""
         allowed = context.dense_mask(scores_BHQK)
         masks: Sequence[Tensor | None] = [allowed] * len(self.members)
         if allowed is not None and allowed.shape[1] > 1:
             masks = self._split(allowed)
         queries = self._split(context.queries_BHQE)
-        seen = [
+        contexts = [
             ScoreContext(context.mask, of_heads, allowed_BHQK=mask)
             for of_heads, mask in zip(queries, masks, strict=True)
         ]
-        parts = zip(self._each(), self._split(scores_BHQK), seen, strict=True)
+        parts = zip(self._each(), self._split(scores_BHQK), contexts, strict=True)
         return self._join([member(scores, of_heads) for member, scores, of_heads in parts], 1)
 
     def distribution_heads(self) -> tuple[bool, ...]:
-        """As the members say."""
+        """Return the flags of the members, in the order of the heads."""
         flags = [flag for member in self._each() for flag in member.distribution_heads()]
         return tuple(flag for _, flag in sorted(zip(self._order, flags, strict=True)))
 
     def stats(self) -> dict[str, Tensor]:
-        """What any member reports, (H,); NaN at heads that have no such value."""
+        """Return the values of all members (H,), NaN at heads without such a value."""
         return self._with_absent([member.stats() for member in self._each()], 0)
 
     def query_stats(self, context: ScoreContext) -> dict[str, Tensor]:
-        """What any member reports, (B, H, Q); NaN at heads that have no such value."""
-        seen = [ScoreContext(context.mask, part) for part in self._split(context.queries_BHQE)]
-        parts = zip(self._each(), seen, strict=True)
+        """Return the values of all members (B, H, Q), NaN at heads without such a value."""
+        contexts = [ScoreContext(context.mask, part) for part in self._split(context.queries_BHQE)]
+        parts = zip(self._each(), contexts, strict=True)
         return self._with_absent([member.query_stats(of_heads) for member, of_heads in parts], 1)
 
     def _each(self) -> list[Normaliser]:
         return cast(list[Normaliser], list(self.members.values()))
 
     def _split(self, of_heads: Tensor) -> tuple[Tensor, ...]:
-        """The heads (axis 1) of each member."""
+        """Split axis 1 into the heads of each member."""
         if not self._is_in_order:
             of_heads = of_heads.index_select(1, self._order_H)
         return torch.split(of_heads, self._n_heads_each, dim=1)
 
     def _join(self, parts: Sequence[Tensor], head_axis: int) -> Tensor:
-        """What the members made, head by head in the order of the place."""
+        """Concatenate the results of the members, in the order of the heads."""
         joined = torch.cat(tuple(parts), head_axis)
         return joined if self._is_in_order else joined.index_select(head_axis, self._inverse_H)
 
-    def _with_absent(self, found: list[dict[str, Tensor]], head_axis: int) -> dict[str, Tensor]:
-        """Values of all heads by name, from those that each member reports of its own."""
-        known = {name: values for stats in found for name, values in stats.items()}
+    def _with_absent(self, by_member: list[dict[str, Tensor]], head_axis: int) -> dict[str, Tensor]:
+        """Return the values of all heads by name; NaN where a member has none."""
+        known = {name: values for stats in by_member for name, values in stats.items()}
         joined = {}
         for name, like in known.items():
             parts = []
-            for stats, n_heads in zip(found, self._n_heads_each, strict=True):
+            for stats, n_heads in zip(by_member, self._n_heads_each, strict=True):
                 shape = list(like.shape)
                 shape[head_axis] = n_heads
                 parts.append(stats.get(name, like.new_full(shape, math.nan)))
@@ -150,7 +149,7 @@ def _name_at(normalisers: Sequence[str], number: int) -> str:
 
 
 def _part_of(place: Place, heads: list[int]) -> Place:
-    """The same place with these heads (from 0) alone."""
+    """Return the place restricted to these heads (from 0)."""
     numbers = tuple(place.head_numbers[head] for head in heads)
     return dataclasses.replace(place, n_heads=len(heads), width=place.d_model, numbers=numbers)
 
@@ -163,7 +162,7 @@ def _chosen(choices: Any) -> Mapping[str, Any]:
 
 
 def _node_of(name: str, choices: Mapping[str, Any]) -> dict[str, Any]:
-    """The config node of a name: its yaml with what was chosen, or what was chosen alone."""
+    """Return the config node of a name: its yaml with overrides, or a complete node."""
     chosen = choices.get(name) or {}
     require(isinstance(chosen, Mapping), f"choices.{name}", "a mapping", chosen)
     node = chosen if "_target_" in chosen else {**group_node("attention", name), **chosen}
@@ -173,10 +172,10 @@ def _node_of(name: str, choices: Mapping[str, Any]) -> dict[str, Any]:
 def _checked_nodes(
     normalisers: Sequence[str], chosen: Mapping[str, Any], place: Place
 ) -> dict[str, Mapping[str, Any]]:
-    """Config nodes of the names that have a yaml.
+    """Return the config nodes of the names that have a yaml.
 
     Raises:
-        ConfigError: names that cannot be used here, or none whose rows are distributions.
+        ConfigError: a name is not supported here, or no rows are distributions.
     """
     choices = group_choices("attention")
     for name in chosen:
@@ -189,13 +188,13 @@ def _checked_nodes(
         if name in ACTIVATIONS:
             continue
         if name not in choices and "_target_" not in (chosen.get(name) or {}):
-            raise refuse("normalisers", name, _able(choices))
+            raise refuse("normalisers", name, _supported_names(choices))
         node = _node_of(name, chosen)
         target = _member_class(node, name)
         if target is None:
             raise ConfigError(
-                f"normalisers can hold what turns a head's scores into weights, unlike {name}; "
-                f"choose from {', '.join(_able(choices))}"
+                f"normalisers must turn a head's scores into weights, which {name} does not; "
+                f"choose from {', '.join(_supported_names(choices))}"
             )
         reason = target.unsupported.get(place.kind)
         if reason is not None:
@@ -210,19 +209,19 @@ def _checked_nodes(
     require(
         not distributions.isdisjoint(names),
         "normalisers",
-        f"a list that gives one of {n_unpruned} heads a distribution, such as softmax",
+        f"a list in which one of {n_unpruned} heads has a distribution, such as softmax",
         names,
     )
     return nodes
 
 
 def _member_class(node: Any, name: str) -> type[Normaliser] | None:
-    """The class of a yaml of the attention group, or None where no head can be given it."""
+    """Return the class of an attention yaml, or None if it is no normaliser of a head."""
     target = target_class(node, f"normalisers.{name}")
     return target if issubclass(target, Normaliser) and not issubclass(target, Mixed) else None
 
 
-def _able(choices: Sequence[str]) -> list[str]:
-    """Names that can stand in the list."""
+def _supported_names(choices: Sequence[str]) -> list[str]:
+    """Return the names that `normalisers` supports."""
     with_yaml = [name for name in choices if _member_class(group_node("attention", name), name)]
     return [*ACTIVATIONS, *with_yaml]

@@ -1,4 +1,4 @@
-"""What restricts and scales nothing: the first choices of the groups pattern and scaling."""
+"""The defaults of the groups pattern and scaling: no restriction, no scaling."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from headwise.attention.pattern import Pattern
 
 
 class NoPattern(Pattern):
-    """Every key that padding and causality leave may be attended to."""
+    """Every key that padding and causality allow may be attended to."""
 
     restricts = False
 
     def allowed(
         self, query_positions_Q: Tensor, n_keys: int, causal: bool, key_lengths_B: Tensor | None
     ) -> Tensor | None:
-        """None: no restriction."""
+        """Return None: no restriction."""
         return None
 
 
 class NoScaling(Scaling):
-    """Scores are the scaled dot products of Vaswani et al. (2017), nothing more."""
+    """Scores are the scaled dot products of Vaswani et al. (2017)."""
 
     scales = False

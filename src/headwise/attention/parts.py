@@ -1,4 +1,4 @@
-"""The parts of an attention by scores: `Normaliser` and `Scaling`; see also `Pattern`.
+"""Parts of a score-based attention: `Normaliser` and `Scaling`; see also `Pattern`.
 
 `headwise.attention.scores.ScoreAttention` composes them.
 
@@ -18,35 +18,35 @@ from headwise.kernels.problem import Distances
 
 
 class Scaling(Variant):
-    """A factor on the scores of each head and query, before whatever normaliser follows.
+    """A factor on the scores of each head and query, applied before the normaliser.
 
     Attributes:
-        scales: whether it scales anything; if not, it is left out.
+        scales: False for the identity, which is skipped.
     """
 
     scales: ClassVar[bool] = True
 
     def forward(self, query_BQD: Tensor, n_visible_BQ: Tensor) -> Tensor:
-        """Factor (B or 1, H, Q, 1), float32.
+        """Return the factor (B or 1, H, Q, 1), float32.
 
         Args:
-            query_BQD: what the layer reads for its queries.
-            n_visible_BQ: keys that padding and causality leave to each query, (B or 1, Q).
+            query_BQD: input of the layer's query projection.
+            n_visible_BQ: number of keys that padding and causality allow, (B or 1, Q).
         """
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class ScoreContext:
-    """What a normaliser may read beside the scores.
+    """Inputs of a normaliser beside the scores.
 
     Attributes:
         mask: which keys may be attended to.
-        queries_BHQE: of the heads whose scores these are, without rotation or scaling.
-        distances: bias on the scores by distance, or None. Scores given to `Normaliser.forward`
-            have it; `Normaliser.attend` adds it.
-        allowed_BHQK: the dense form where it is not that of `mask`: the scores are those of some
-            heads, or stand as a `BlockLayout` puts them (K then counts its places).
+        queries_BHQE: queries of the heads, without rotation or scaling.
+        distances: bias on the scores by distance, or None. It is already in the scores passed to
+            `Normaliser.forward`; `Normaliser.attend` adds it.
+        allowed_BHQK: replaces the dense form of `mask` for scores of some heads only, or in a
+            `BlockLayout` (K then counts its slots); else None.
     """
 
     mask: Mask
@@ -55,7 +55,7 @@ class ScoreContext:
     allowed_BHQK: Tensor | None = None
 
     def dense_mask(self, scores_BHQK: Tensor) -> Tensor | None:
-        """Bool (B or 1, H or 1, Q or 1, K), True = may attend; None: every key is allowed."""
+        """Return bool (B or 1, H or 1, Q or 1, K), True = may attend; None: all allowed."""
         if self.allowed_BHQK is not None:
             return self.allowed_BHQK
         n_queries, n_keys = scores_BHQK.shape[-2:]
@@ -67,18 +67,18 @@ class Normaliser(Variant):
 
     Attributes:
         is_distribution: rows are non-negative and sum to one.
-        is_fused: has `attend`.
+        is_fused: whether `attend` is implemented.
     """
 
     is_distribution: ClassVar[bool] = True
     is_fused: ClassVar[bool] = False
 
     def distribution_heads(self) -> tuple[bool, ...]:
-        """Whether the rows of each head are non-negative and sum to one."""
+        """Return for each head whether its rows are non-negative and sum to one."""
         return (self.is_distribution,) * self.place.n_heads
 
     def forward(self, scores_BHQK: Tensor, context: ScoreContext) -> Tensor:
-        """Weights (B, H, Q, K); keys that are not allowed get exactly 0."""
+        """Return weights (B, H, Q, K), exactly 0 for keys that are not allowed."""
         raise NotImplementedError
 
     def attend(
@@ -89,13 +89,13 @@ class Normaliser(Variant):
         context: ScoreContext,
         dropout: float,
     ) -> Tensor | None:
-        """Context (B, H, Q, E) without forming the weights; asked only where `is_fused`.
+        """Return the context (B, H, Q, E) without forming weights; called only if `is_fused`.
 
-        The scores are those of the queries given here, times E^-0.5. None where no kernel is at
-        hand, or none that gains anything: then the weights are formed after all.
+        Scores are query · key · E^-0.5. None if no kernel is available or faster: the caller then
+        forms the weights.
         """
         raise NotImplementedError
 
     def query_stats(self, context: ScoreContext) -> dict[str, Tensor]:
-        """Values to log as a mean over queries: name -> (B, H, Q), NaN as in `stats`."""
+        """Return values to log as a mean over queries: name -> (B, H, Q), NaN as in `stats`."""
         return {}

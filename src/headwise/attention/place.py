@@ -1,4 +1,4 @@
-"""Places of attention, and what stands at one by the choice of a config group.
+"""Places of attention in a model, and the base class of what config groups put there.
 
 Layers and heads count from 1 in names, options and logs.
 """
@@ -21,7 +21,7 @@ class Site:
     Attributes:
         name: a key of `headwise.config.schema.SITE_KINDS`.
         n_layers: layers that have it.
-        queries, keys: columns of a batch whose positions ask and are asked.
+        queries, keys: columns of a batch that give the query and key positions.
     """
 
     name: str
@@ -31,27 +31,27 @@ class Site:
 
     @property
     def side(self) -> str:
-        """The stack that it is in: encoder or decoder."""
+        """The stack of the site: encoder or decoder."""
         return SITE_SIDES[self.name]
 
     @property
     def causal(self) -> bool:
-        """Whether a query sees keys up to its own position only."""
+        """Whether a query attends only to keys up to its own position."""
         return SITE_KINDS[self.name] == "causal"
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where in the model an attention stands, and its sizes.
+    """Site and layer of an attention, and its sizes.
 
     Attributes:
-        site: its name, a key of `headwise.config.schema.SITE_KINDS`.
+        site: a key of `headwise.config.schema.SITE_KINDS`.
         layer: from 1.
-        n_heads: heads that are there.
+        n_heads: number of heads, without pruned ones.
         head_dim: width E of each.
-        width: D of the model where heads were pruned; else it is n_heads * head_dim.
-        numbers: which of the unpruned model's heads these are, from 1; None: all of them. What is
-            chosen per head goes by these numbers.
+        width: D of the model if heads were pruned; None: n_heads * head_dim.
+        numbers: numbers of these heads in the unpruned model, from 1; None: all of them. Settings
+            per head use these numbers.
     """
 
     site: str
@@ -63,7 +63,7 @@ class Place:
 
     @property
     def kind(self) -> str:
-        """What is attended to: self, causal (self-attention backwards alone) or cross."""
+        """Kind of attention: self, causal (causal self-attention) or cross."""
         return SITE_KINDS[self.site]
 
     @property
@@ -73,20 +73,19 @@ class Place:
 
     @property
     def head_numbers(self) -> tuple[int, ...]:
-        """Numbers of the heads, from 1, as the unpruned model counts them."""
+        """Numbers of the heads in the unpruned model, from 1."""
         return tuple(range(1, self.n_heads + 1)) if self.numbers is None else self.numbers
 
 
 class Variant(nn.Module):
-    """What a config group names: a normaliser, a pattern, a scaling or a whole attention.
+    """Base class of normalisers, patterns, scalings and whole attentions.
 
-    A subclass takes `place` as first argument and its own choices as keywords.
+    A subclass takes `place` as first argument and its settings as keywords.
 
     Attributes:
-        unsupported: kind of attention (`Place.kind`) -> reason why it cannot stand there.
-        head_axes: parameter -> its axis of one entry a head.
-        shared_part: name of the attribute that places with an equal `share_key` share; all of the
-            module if empty.
+        unsupported: kind of attention (`Place.kind`) -> reason why it is not supported.
+        head_axes: parameter -> the axis that has one entry per head.
+        shared_part: attribute that places with an equal `share_key` share; empty: all weights.
     """
 
     unsupported: ClassVar[Mapping[str, str]] = {}
@@ -99,17 +98,17 @@ class Variant(nn.Module):
 
     @classmethod
     def share_key(cls, place: Place, settings: Mapping[str, Any]) -> str | None:
-        """Places with an equal key share one module, or its `shared_part`; None: no sharing."""
+        """Return a key: places with equal keys share weights (`shared_part`); None: no sharing."""
         return None
 
     @classmethod
     def completed(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Settings with the content of what they name instead of names.
+        """Return the settings with names of other yamls replaced by their content.
 
-        A run folder keeps these: a yaml that changes later must not change what the run was.
+        A run folder stores these, so that later changes of a yaml do not change the run.
         """
         return dict(settings)
 
     def stats(self) -> dict[str, Tensor]:
-        """Values to log: name -> (H,), NaN at heads that have no such value."""
+        """Return values to log: name -> (H,), NaN at heads without such a value."""
         return {}

@@ -1,11 +1,11 @@
-"""Where a token stands, and how a model gets to know it: the config group `positions`.
+"""Position schemes: the config group `positions`.
 
-A scheme has two faces. What it adds to the embeddings of a stack is `embedding`; what it does to
-queries, keys and scores at one place is `at`. Cross-attention has neither: its queries and keys
-stand on different axes.
+`Positions.embedding` is added to the embeddings of a stack; `Positions.at` acts on queries, keys
+and scores at one place. Cross-attention has neither: its queries and keys are positions of
+different sequences.
 
-Vaswani et al. 2017, section 3.5; Child et al. 2019, equation 15, for grids. Schemes that act on
-queries, keys and scores stand in `headwise.attention.rotary` and `headwise.attention.alibi`.
+Vaswani et al. 2017, section 3.5; Child et al. 2019, equation 15, for grids. See
+`headwise.attention.rotary` and `headwise.attention.alibi` for schemes with `at`.
 
 Letters: B batch, H heads, N positions, D model width, E head width.
 """
@@ -24,41 +24,41 @@ from headwise.kernels.problem import Distances
 
 
 class PositionEmbedding(nn.Module):
-    """What is added to the embeddings of tokens.
+    """Vectors that are added to the embeddings of tokens.
 
     Attributes:
-        n_summed: learned tables that are added up for a position; 0 for what is computed.
+        n_summed: number of learned tables that are summed; 0 if vectors are computed.
     """
 
     n_summed: ClassVar[int] = 0
 
     def forward(self, first: int, n_positions: int) -> Tensor:
-        """(N, D) for the positions first .. first + N - 1."""
+        """Return vectors (N, D) for the positions first .. first + N - 1."""
         raise NotImplementedError
 
 
 class PlacePositions(nn.Module):
-    """What a scheme does at one site of one layer.
+    """A position scheme at one site of one layer.
 
-    Positions count from 0 behind a prefix of register tokens, which has none: it is not rotated and
-    not at a distance from anything.
+    Positions count from 0 after a prefix of register tokens, which are not rotated and get no bias.
     """
 
     def rotated(self, states_BHNE: Tensor, first: int) -> Tensor:
-        """Queries or keys of the positions first .. first + N - 1; negative ones are a prefix."""
+        """Rotate queries or keys of positions first .. first + N - 1; a prefix is negative."""
         return states_BHNE
 
     def distances(self, n_prefix: int) -> Distances | None:
-        """What is added to the scores by distance; None for nothing."""
+        """Return the bias on the scores by distance, or None."""
         return None
 
 
 class Positions:
-    """A scheme.
+    """Base class of position schemes.
 
     Attributes:
-        max_positions: most positions of a stack; None for any number.
-        rotates, biases: what `at` does at self-attention, for variants that cannot follow.
+        max_positions: maximum number of positions of a stack; None: unlimited.
+        rotates, biases: whether `at` rotates or biases self-attention, which some variants do not
+            support.
     """
 
     max_positions: int | None = None
@@ -66,20 +66,20 @@ class Positions:
     biases: ClassVar[bool] = False
 
     def embedding(self, d_model: int) -> PositionEmbedding | None:
-        """What is added to the embeddings of a stack; None for nothing."""
+        """Return the vectors added to the embeddings of a stack, or None."""
         return None
 
     def at(self, place: Place) -> PlacePositions | None:
-        """What happens at a place; None for nothing."""
+        """Return the scheme at a place, or None."""
         return None
 
 
 class NoPositions(Positions):
-    """Tokens are a set, but for what causality and padding tell."""
+    """No position information, except by causality and padding."""
 
 
 class Sinusoidal(Positions):
-    """Sine and cosine signals, of any number of positions."""
+    """Sine and cosine signals, for any number of positions."""
 
     def embedding(self, d_model: int) -> PositionEmbedding:
         """See `Positions.embedding`."""
@@ -87,10 +87,10 @@ class Sinusoidal(Positions):
 
 
 class Learned(Positions):
-    """A learned vector each.
+    """A learned vector per position.
 
     Args:
-        max_positions: how many.
+        max_positions: number of vectors.
     """
 
     max_positions: int
@@ -105,12 +105,12 @@ class Learned(Positions):
 
 
 class Grid(Positions):
-    """Positions written row by row into a grid; each is its row plus its column, both learned.
+    """Positions in a grid, row by row; each vector is learned row plus learned column.
 
     Child et al. 2019, equation 15 with n_emb = 2.
 
     Args:
-        width: columns.
+        width: number of columns.
         max_positions: of the whole grid.
     """
 
@@ -127,17 +127,17 @@ class Grid(Positions):
 
 
 def sinusoids(n_positions: int, d_model: int) -> Tensor:
-    """Sine and cosine position signals, (n_positions, D)."""
+    """Return sine and cosine position signals, (n_positions, D)."""
     position = torch.arange(n_positions, dtype=torch.float32)[:, None]
-    rate = torch.exp(torch.arange(0, d_model, 2) * (-math.log(10000.0) / d_model))
+    frequency = torch.exp(torch.arange(0, d_model, 2) * (-math.log(10000.0) / d_model))
     signal = torch.zeros(n_positions, d_model)
-    signal[:, 0::2] = torch.sin(position * rate)
-    signal[:, 1::2] = torch.cos(position * rate)[:, : d_model // 2]
+    signal[:, 0::2] = torch.sin(position * frequency)
+    signal[:, 1::2] = torch.cos(position * frequency)[:, : d_model // 2]
     return signal
 
 
 class Sinusoids(PositionEmbedding):
-    """`sinusoids`, kept up to the longest sentence so far."""
+    """`sinusoids`, cached for the longest sentence so far."""
 
     def __init__(self, d_model: int, n_positions: int = 1024) -> None:
         super().__init__()
@@ -154,7 +154,7 @@ class Sinusoids(PositionEmbedding):
 
 
 class LearnedVectors(PositionEmbedding):
-    """A table of vectors."""
+    """A learned table of vectors."""
 
     n_summed = 1
 
@@ -168,7 +168,7 @@ class LearnedVectors(PositionEmbedding):
 
 
 class GridVectors(PositionEmbedding):
-    """Position i stands in row floor(i / width) and column i mod width."""
+    """Position i is in row floor(i / width) and column i mod width."""
 
     n_summed = 2
 

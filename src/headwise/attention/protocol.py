@@ -1,4 +1,4 @@
-"""What every attention is to the model, whether it forms scores or not.
+"""The interface of all attentions.
 
 Letters: B batch, H heads, Q and K numbers of queries and keys, D model width.
 """
@@ -15,27 +15,27 @@ from headwise.attention.place import Variant
 
 
 class Attention(Variant):
-    """The protocol of one attention site of one layer.
+    """The attention at one site of one layer.
 
-    Whole kernels follow it through `headwise.attention.heads.MultiHeadAttention`.
+    Attentions without scores subclass `headwise.attention.heads.MultiHeadAttention`.
 
     Attributes:
         recorders: callbacks for the weights (see `headwise.attention.recorder`). With at least
             one, `forward` forms the weights, unless `forms_weights` is "no", and calls `record`.
     """
 
-    dropout: float = 0.0  # rate on its weights, where it has any; the factory sets it
-    rotates: bool = False  # whether it rotates queries and keys by positions it is given
+    dropout: float = 0.0  # rate on the weights, if any; set by the factory
+    rotates: bool = False  # whether it supports rotary positions
     forms_weights: str = "exact"  # exact, effective (see the class) or no
     recorders: tuple[Recorder, ...] = ()
 
     @property
     def max_keys(self) -> int | None:
-        """Most keys it can take, or None for no limit."""
+        """Maximum number of keys, or None for no limit."""
         return None
 
     def distribution_heads(self) -> tuple[bool, ...]:
-        """Whether the weights of each head are non-negative and sum to one."""
+        """Return for each head whether its weights are non-negative and sum to one."""
         return (True,) * self.place.n_heads
 
     def forward(
@@ -46,13 +46,13 @@ class Attention(Variant):
         mask: Mask,
         cache: AttentionCache | None = None,
     ) -> Tensor:
-        """Context (B, Q, D).
+        """Return the context (B, Q, D).
 
         Args:
-            query_BQD: the queries' side.
-            key_BKD, value_BKD: the keys' side. With a growing cache these are the new positions
-                only; a filled static cache (cross-attention) answers instead of them.
-            mask: which keys may be seen.
+            query_BQD: input of the queries.
+            key_BKD, value_BKD: input of keys and values. With a growing cache: only the new
+                positions; ignored with a filled static cache (cross-attention).
+            mask: which keys may be attended to.
             cache: keys and values of earlier steps, extended in place.
         """
         raise NotImplementedError
@@ -63,7 +63,7 @@ class Attention(Variant):
             recorder(self, weights_BHQK)
 
     def make_cache(self, static: bool) -> AttentionCache:
-        """An empty cache: growing (self-attention) or static (cross-attention)."""
+        """Return an empty cache: growing (self-attention) or static (cross-attention)."""
         raise NotImplementedError
 
 

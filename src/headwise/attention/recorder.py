@@ -1,4 +1,4 @@
-"""The one way to see weights: a recorder on the attentions of a model.
+"""Recording attention weights.
 
 Letters: B batch, H heads, Q queries, K keys.
 """
@@ -15,9 +15,9 @@ from headwise.attention.protocol import Attention, Recorder
 
 @contextmanager
 def recorded_weights(model: nn.Module) -> Iterator[dict[str, dict[int, Tensor]]]:
-    """The weights of the last pass: site -> layer -> (B, H, Q, K), never averaged over heads.
+    """Yield the weights of the last forward pass: site -> layer -> (B, H, Q, K).
 
-    What forms no weights is absent; `Attention.forms_weights` says whether others are effective.
+    Attentions without weights are absent; see `Attention.forms_weights` for effective ones.
 
     Args:
         model: a model, or one attention.
@@ -33,9 +33,9 @@ def recorded_weights(model: nn.Module) -> Iterator[dict[str, dict[int, Tensor]]]
 
 @contextmanager
 def recording(model: nn.Module, record: Recorder) -> Iterator[None]:
-    """Call `record` with each attention of `model` and its weights whenever one has attended.
+    """Call `record` with each attention of `model` and its weights, at each forward pass.
 
-    In the meantime attentions form the weights that a fused kernel would not.
+    Within the context, attentions form weights instead of using fused kernels.
     """
     attentions = [module for module in model.modules() if isinstance(module, Attention)]
     for attention in attentions:

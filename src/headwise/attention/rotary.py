@@ -15,14 +15,14 @@ from headwise.precision import full_precision
 
 
 class Rotary(Positions):
-    """Queries and keys are rotated by their position, values are not.
+    """Rotates queries and keys, not values, by their position.
 
-    Entry i of the first half of a head and entry i of the second are the coordinates of a point,
-    which position p turns by the angle p · base^(-2i / E). (Su et al. 2021, equation 34, takes
-    neighbouring entries; for learned projections that is the same up to their order.)
+    Entry i of the first half of a head and entry i of the second half are rotated by the angle
+    p · base^(-2i / E) at position p. (Su et al. 2021, equation 34, pairs adjacent entries, which
+    is equivalent up to the order of the learned projections.)
 
     Args:
-        base: of the angles; a larger one turns slower.
+        base: of the angles; a larger base rotates slower.
     """
 
     rotates = True
@@ -35,13 +35,13 @@ class Rotary(Positions):
         """See `Positions.at`.
 
         Raises:
-            ConfigError: heads of odd width.
+            ConfigError: the head width is odd.
         """
         if place.kind == "cross":
             return None
         even = place.head_dim % 2 == 0
-        allowed = "such that heads have an even width with positions=rotary"
-        require(even, "model.n_heads", allowed, f"heads of width {place.head_dim}")
+        allowed = "such that the head width is even with positions=rotary"
+        require(even, "model.n_heads", allowed, f"head width {place.head_dim}")
         return Rotation(place.head_dim, self.base)
 
 
@@ -50,15 +50,15 @@ class Rotation(PlacePositions):
 
     def __init__(self, head_dim: int, base: float) -> None:
         super().__init__()
-        rate_E = base ** (-torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
-        self.register_buffer("rate_E", rate_E, persistent=False)  # E/2 of them
+        frequency_E = base ** (-torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+        self.register_buffer("frequency_E", frequency_E, persistent=False)  # E/2 frequencies
 
     def rotated(self, states_BHNE: Tensor, first: int) -> Tensor:
-        """See `PlacePositions.rotated`; computed in float32 or wider, given back in the type."""
-        rate_E = self.get_buffer("rate_E")
+        """See `PlacePositions.rotated`; computed in at least float32."""
+        frequency_E = self.get_buffer("frequency_E")
         end = first + states_BHNE.shape[2]
-        positions_N = torch.arange(first, end, device=rate_E.device).clamp(min=0)
-        angle_NE = positions_N[:, None] * rate_E
+        positions_N = torch.arange(first, end, device=frequency_E.device).clamp(min=0)
+        angle_NE = positions_N[:, None] * frequency_E
         cos_NE, sin_NE = angle_NE.cos(), angle_NE.sin()
         left, right = full_precision(states_BHNE).chunk(2, dim=-1)
         turned = (left * cos_NE - right * sin_NE, left * sin_NE + right * cos_NE)

@@ -1,9 +1,9 @@
-"""Weights without competition between keys, and how large a row of them may become.
+"""Elementwise weights, and the scale of their rows.
 
 Letters: B batch, H heads, Q queries, K keys.
 
-Where a key's weight is a function of its own score, nothing holds the sum of a row: the output
-grows with the number of keys unless the row is brought to a size that does not depend on it.
+If the weight of a key is a function of its own score only, the sum of a row is not fixed: the
+output grows with the number of keys unless rows are rescaled.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ SMALLEST_NORM = 1e-9
 
 
 def n_allowed(scores_BHQK: Tensor, mask: Tensor | None) -> Tensor:
-    """Number of keys that each query may see, (B or 1, H or 1, Q or 1, 1), at the least 1.
+    """Return the number of keys of each query, (B or 1, H or 1, Q or 1, 1), at least 1.
 
     Args:
-        scores_BHQK: gives the number of keys, the type and the device.
+        scores_BHQK: determines K, type and device.
         mask: bool (B or 1, H or 1, Q or 1, K), True = may attend; None: all may.
     """
     if mask is None:
@@ -35,27 +35,26 @@ def n_allowed(scores_BHQK: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def unit_rows(values_BHQK: Tensor) -> Tensor:
-    """Rows divided by their L2 norm over keys, which counts as 1e-9 where it is smaller.
+    """Divide rows by their L2 norm over keys, clamped to at least 1e-9.
 
-    The square is held above zero, not the root: at a row of zeros the root's slope is infinite
-    and the gradient of the norm would be NaN.
+    The square is clamped, not the root: the root has an infinite slope at 0, so the gradient of a
+    row of zeros would be NaN.
     """
     squares = (values_BHQK * values_BHQK).sum(-1, keepdim=True)
     return values_BHQK / squares.clamp(min=SMALLEST_NORM**2).sqrt()
 
 
 class Elementwise(Normaliser):
-    """Weights that are a function of each score alone: a subclass says which, in `activate`.
+    """Weights that are a function of each score: subclasses define `activate`.
 
-    Computed in float32 (float64 for float64 scores) and cast back at the end. Masked scores are
-    0 before the function and their weights are 0 after it; a query without a key gets zeros and
-    zero gradients.
+    Computed in float32 (float64 for float64 scores) and cast back at the end. Masked scores and
+    their weights are set to 0; a query without a key gets zeros and zero gradients.
 
     Args:
         place: site, layer and sizes.
-        rows: "sqrt" divides the weights by the root of the number of keys that the query may
-            see; "l2" divides a row by its L2 norm over keys, of the scores or of the weights as
-            `l2_acts_on` says; "none" leaves them.
+        rows: "sqrt" divides the weights by the square root of the number of keys of the query;
+            "l2" divides a row of scores or weights (see `l2_acts_on`) by its L2 norm over keys;
+            "none" does not rescale.
     """
 
     is_distribution = False
@@ -68,17 +67,17 @@ class Elementwise(Normaliser):
         self.rows = rows
 
     def activate(self, scores_BHQK: Tensor, typical: Tensor) -> Tensor:
-        """The function of each score.
+        """Return the function of each score.
 
         Args:
-            scores_BHQK: float32 or float64, 0 where masked, rows of norm 1 if so chosen.
-            typical: size of a score in a row of equal ones, broadcastable to the scores:
-                1 / sqrt(number of keys) in rows of norm 1, else 1.
+            scores_BHQK: float32 or float64, 0 where masked; rows have norm 1 if "l2" acts on them.
+            typical: typical size of a score, broadcastable to the scores: 1 / sqrt(number of keys)
+                in rows of norm 1, else 1.
         """
         raise NotImplementedError
 
     def forward(self, scores_BHQK: Tensor, context: ScoreContext) -> Tensor:
-        """Weights (B, H, Q, K), of any sign."""
+        """Return weights (B, H, Q, K), of any sign."""
         mask = context.dense_mask(scores_BHQK)
         working = full_precision(scores_BHQK)
         n_keys = n_allowed(working, mask)

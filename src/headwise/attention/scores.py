@@ -1,4 +1,4 @@
-"""Attention by scores: how a normaliser, a pattern and a scaling make one site of one layer.
+"""Score-based attention, composed of a normaliser, a pattern, a scaling and positions.
 
 Letters: B batch, H heads, Q and K numbers of queries and keys, D model width, E head width.
 """
@@ -20,9 +20,8 @@ from headwise.kernels.dropout import dropout as drop
 class ScoreAttention(MultiHeadAttention):
     """Multi-head scaled dot-product attention (Vaswani et al. 2017, section 3.2).
 
-    The normaliser decides how scores become weights, the pattern which keys take part, the
-    scaling how sharp the scores are. Positions rotate queries and keys, which a cache keeps
-    rotated, or lower scores by distance.
+    The normaliser maps scores to weights, the pattern restricts the keys, the scaling multiplies
+    the scores. Positions rotate queries and keys (cached keys are rotated) or bias the scores.
     """
 
     def __init__(
@@ -64,7 +63,7 @@ class ScoreAttention(MultiHeadAttention):
         context = ScoreContext(mask, query_BHQE, distances, allowed_BHQK)
         query_BHQE = self.rotated(query_BHQE, mask.query_offset - mask.n_prefix)
         if self.scaling is not None:
-            # scaling the queries scales the scores, on fused paths as well
+            # scaling the queries scales the scores, for fused kernels too
             factor = self.scaling(query_BQD, mask.n_visible(n_queries, n_keys, device))
             query_BHQE = query_BHQE * factor.to(query_BHQE.dtype)
         dropout = self.dropout if self.training else 0.0
@@ -72,7 +71,7 @@ class ScoreAttention(MultiHeadAttention):
             fused = self.normaliser.attend(query_BHQE, key_BHKE, value_BHKE, context, dropout)
             if fused is not None:
                 return self.join(fused)
-        scaled_BHQE = query_BHQE * self.place.head_dim**-0.5  # smaller than the scores
+        scaled_BHQE = query_BHQE * self.place.head_dim**-0.5  # cheaper than scaling the scores
         if layout is not None:
             scores_BHQK = layout.scores(scaled_BHQE, key_BHKE)
         else:
@@ -85,15 +84,15 @@ class ScoreAttention(MultiHeadAttention):
         dropped_BHQK = drop(weights_BHQK, dropout)
         dropped_BHQK = dropped_BHQK.to(value_BHKE.dtype)
         if layout is not None:
-            found = layout.context(dropped_BHQK, value_BHKE)
+            context_BHQE = layout.context(dropped_BHQK, value_BHKE)
         else:
-            found = dropped_BHQK @ value_BHKE
-        return self.join(found)
+            context_BHQE = dropped_BHQK @ value_BHKE
+        return self.join(context_BHQE)
 
     def _keys_and_values(
         self, key_BKD: Tensor, value_BKD: Tensor, cache: AttentionCache | None, n_prefix: int
     ) -> tuple[Tensor, Tensor]:
-        """Keys and values (B, H, K, E), those of earlier steps included."""
+        """Return keys and values (B, H, K, E), including those of earlier steps."""
         assert cache is None or isinstance(cache, KeyValueCache)
         if cache is not None and cache.is_complete:
             return cache.content()
@@ -107,10 +106,10 @@ class ScoreAttention(MultiHeadAttention):
         return KeyValueCache(static)
 
     def distribution_heads(self) -> tuple[bool, ...]:
-        """As the normaliser says."""
+        """Return the flags of the normaliser."""
         return self.normaliser.distribution_heads()
 
     def stats(self) -> dict[str, Tensor]:
-        """What gate, normaliser and scaling report."""
+        """Return the values of gate, normaliser and scaling."""
         scaling = self.scaling.stats() if self.scaling is not None else {}
         return {**super().stats(), **self.normaliser.stats(), **scaling}

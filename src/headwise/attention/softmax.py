@@ -7,6 +7,6 @@ from headwise.kernels.problem import Power
 
 
 class Softmax(FusedNormaliser):
-    """Every key gets weight."""
+    """Dense weights: every key has a positive weight."""
 
     power = Power.EXP

@@ -1,7 +1,7 @@
-"""What the factorised patterns of Child et al. (2019) have in common.
+"""Base class of the factorised patterns of Child et al. (2019).
 
-Each is a pair of sets: the near keys, A1 of the paper, and the far ones, A2. Through both in turn
-every key can be reached from every later query (from every query without causality).
+Each is a pair of sets: the near keys, A1 of the paper, and the far keys, A2. Two steps, one through
+each, reach every key from every later query (from every query without causality).
 
 Letters: B batch, H heads, Q and K numbers of queries and keys, N positions.
 """
@@ -26,27 +26,26 @@ LOCAL, MERGED, INTERLEAVED = "local", "merged", "interleaved"
 
 
 class SparsePattern(Pattern):
-    """Near keys, far keys, and how they are shared out over layers and heads.
+    """Near keys, far keys, and their assignment to layers and heads.
 
-    The query's own position is always allowed, so that no query is left without a key. At site
-    cross nothing is restricted (see `Pattern`). `pattern=` alone thus serves the whole model.
+    The query's own position is always allowed, so that every query has a key. Cross-attention is
+    not restricted (see `Pattern`), so `pattern=` can be set for the whole model.
 
     Args:
         place: site, layer and sizes.
         stride: l of the paper.
         combine: "merged" (the union in every head, eq. 7), "interleaved" (near keys in layers
-            1, 3, ..., far ones in 2, 4, ..., eq. 6) or "heads" (each head as `heads` says, eq. 8).
-        heads: with combine "heads": "local" (near keys), the subclass's name of the far ones,
-            "merged" or "interleaved"; head number n takes the n-th, and they begin again where
-            they end. None: near and far in turn.
-        block_sparse_from: positions from which on self-attention over all positions is computed
-            without the pairs that are not allowed, in time and memory that grow as N · (stride +
-            N / stride). Recorded weights and cached decoding still form and mask all
-            pairs, and so do layouts of more than `max_share` of them.
+            1, 3, ..., far ones in 2, 4, ..., eq. 6) or "heads" (set per head by `heads`, eq. 8).
+        heads: with combine "heads": "local" (near keys), the subclass's name of the far keys,
+            "merged" or "interleaved"; head number n uses the n-th, and a shorter list is repeated.
+            None: near and far alternate.
+        block_sparse_from: minimum number of positions for block-sparse self-attention, whose time
+            and memory grow as N · (stride + N / stride). Recorded weights, cached decoding, and
+            layouts of more than `max_share` of all pairs form and mask all pairs.
     """
 
     far_name: ClassVar[str]
-    max_share: ClassVar[float] = 0.5  # places per position; a layout of more is hardly faster
+    max_share: ClassVar[float] = 0.5  # slots per position; above this, a layout is hardly faster
 
     def __init__(
         self,
@@ -67,12 +66,12 @@ class SparsePattern(Pattern):
         self.restricts = place.kind != "cross"
         self.stride = stride
         self.block_sparse_from = block_sparse_from
-        self.near_H, self.far_H = self._share_out(combine, heads)
+        self.near_H, self.far_H = self._assign(combine, heads)
 
-    def _share_out(
+    def _assign(
         self, combine: str, heads: list[str] | None
     ) -> tuple[tuple[bool, ...], tuple[bool, ...]]:
-        """Whether each head has the near keys, and whether it has the far ones."""
+        """Return for each head whether it has the near keys, and whether it has the far keys."""
         if combine != "heads":
             heads = [combine]
         elif heads is None:
@@ -83,22 +82,22 @@ class SparsePattern(Pattern):
         for name in heads:
             if name not in shares:
                 raise refuse("heads", name, shares)
-        found = [shares[heads[(n - 1) % len(heads)]] for n in self.place.head_numbers]
-        return tuple(near for near, _ in found), tuple(far for _, far in found)
+        pairs = [shares[heads[(n - 1) % len(heads)]] for n in self.place.head_numbers]
+        return tuple(near for near, _ in pairs), tuple(far for _, far in pairs)
 
     @property
     def key(self) -> Hashable:
-        """All that the mask depends on: layers that agree in it share one."""
+        """All that the mask depends on; layers with equal keys share one mask."""
         return (type(self), self.stride, self.near_H, self.far_H, self.block_sparse_from)
 
     def near(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """A1 without causality: bool, of positions that broadcast."""
+        """Return A1 without causality: bool, for positions that broadcast."""
         raise NotImplementedError
 
     def far(self, queries: Tensor, keys: Tensor, key_lengths_B: Tensor | None) -> Tensor:
-        """A2 without causality, (B or 1, H or 1, ...), of positions (Q or 1, K or 1).
+        """Return A2 without causality, (B or 1, H or 1, ...), for positions (Q or 1, K or 1).
 
-        `key_lengths_B` is None where a causal decoder asks.
+        `key_lengths_B` is None in a causal decoder.
         """
         raise NotImplementedError
 
@@ -108,35 +107,35 @@ class SparsePattern(Pattern):
         """See `Pattern.allowed`; (B or 1, H or 1, Q, K)."""
         queries_Q1 = query_positions_Q[:, None]
         keys_K = torch.arange(n_keys, device=query_positions_Q.device)
-        seen = (queries_Q1 == keys_K)[None, None]
+        allowed = (queries_Q1 == keys_K)[None, None]
         if any(self.near_H):
-            seen = seen | of_heads(self.near(queries_Q1, keys_K)[None, None], self.near_H)
+            allowed = allowed | of_heads(self.near(queries_Q1, keys_K)[None, None], self.near_H)
         if any(self.far_H):
             lengths_B = None if causal else _lengths(key_lengths_B, n_keys, keys_K.device)
-            seen = seen | of_heads(self.far(queries_Q1, keys_K, lengths_B), self.far_H)
-        return seen
+            allowed = allowed | of_heads(self.far(queries_Q1, keys_K, lengths_B), self.far_H)
+        return allowed
 
     def layout(
         self, n_positions: int, causal: bool, key_lengths_B: Tensor | None, device: torch.device
     ) -> BlockLayout | None:
         """See `Pattern.layout`."""
-        n_places = self.n_places(n_positions, causal)
-        if n_positions < self.block_sparse_from or n_places > self.max_share * n_positions:
+        n_slots = self.n_slots(n_positions, causal)
+        if n_positions < self.block_sparse_from or n_slots > self.max_share * n_positions:
             return None
         lengths_B = _lengths(key_lengths_B, n_positions, device)
         return self.make_layout(n_positions, causal, lengths_B)
 
-    def n_places(self, n_positions: int, causal: bool) -> int:
-        """Places K of the layout for `n_positions`."""
+    def n_slots(self, n_positions: int, causal: bool) -> int:
+        """Return the number of slots K of the layout for `n_positions`."""
         raise NotImplementedError
 
     def make_layout(self, n_positions: int, causal: bool, lengths_B: Tensor) -> BlockLayout:
-        """The layout for sentences of `lengths_B` (B or 1,) among `n_positions`."""
+        """Return the layout for sentences of `lengths_B` (B or 1,), padded to `n_positions`."""
         raise NotImplementedError
 
 
 def of_heads(allowed: Tensor, has_H: tuple[bool, ...]) -> Tensor:
-    """`allowed` (B or 1, H or 1, ...) in the heads that have it."""
+    """Return `allowed` (B or 1, H or 1, ...), False in heads where `has_H` is False."""
     if all(has_H):
         return allowed
     some_H = per_head(has_H, torch.bool, allowed.device)
@@ -144,7 +143,7 @@ def of_heads(allowed: Tensor, has_H: tuple[bool, ...]) -> Tensor:
 
 
 def is_real(positions: Tensor, lengths_B: Tensor) -> Tensor:
-    """Which positions the sentences have: bool, (B or 1, 1, ...)."""
+    """Return which positions are inside of the sentences: bool, (B or 1, 1, ...)."""
     lengths = lengths_B.view(-1, 1, *(1,) * positions.dim())
     return (positions >= 0) & (positions < lengths)
 
@@ -152,15 +151,15 @@ def is_real(positions: Tensor, lengths_B: Tensor) -> Tensor:
 def _lengths(key_lengths_B: Tensor | None, n_keys: int, device: torch.device) -> Tensor:
     if key_lengths_B is not None:
         return key_lengths_B
-    return torch.full((1,), n_keys, device=device)  # no copy that a GPU would wait for
+    return torch.full((1,), n_keys, device=device)  # a copy would wait for a GPU
 
 
 @constant_in_graphs
 def per_head(values_H: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """One constant a head as a tensor, copied to a device once."""
+    """Return one constant per head as a tensor, copied to a device once."""
     return _on_device(values_H, dtype, device)
 
 
-@functools.lru_cache(maxsize=256)  # to which (False, True) and (0, 1) differ by the type alone
+@functools.lru_cache(maxsize=256)  # (False, True) == (0, 1): the type distinguishes them
 def _on_device(values_H: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.tensor(values_H, dtype=dtype, device=device)

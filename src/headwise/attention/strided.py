@@ -15,9 +15,9 @@ from headwise.attention.sparse_pattern import SparsePattern, is_real, of_heads
 class Strided(SparsePattern):
     """Keys at most `stride` away, and keys a multiple of `stride` away.
 
-    Causal: A1_i = {max(0, i - l), ..., i}, A2_i = {j <= i : (i - j) mod l = 0}. Else both reach
-    ahead as they reach back. It suits data with a period of about the stride; on text the paper
-    had to use `fixed`.
+    Causal: A1_i = {max(0, i - l), ..., i}, A2_i = {j <= i : (i - j) mod l = 0}. Otherwise
+    both are symmetric. It suits data with a period of about the stride; for text the paper uses
+    `fixed`.
 
     Args:
         place, stride, combine, heads, block_sparse_from: see `SparsePattern`; the far keys are
@@ -34,8 +34,8 @@ class Strided(SparsePattern):
         """See `SparsePattern.far`."""
         return (queries % self.stride == keys % self.stride)[None, None]
 
-    def n_places(self, n_positions: int, causal: bool) -> int:
-        """See `SparsePattern.n_places`."""
+    def n_slots(self, n_positions: int, causal: bool) -> int:
+        """See `SparsePattern.n_slots`."""
         n_blocks = -(-n_positions // self.stride)
         n_around = (2 if causal else 3) * self.stride
         return any(self.near_H) * n_around + any(self.far_H) * n_blocks
@@ -43,8 +43,8 @@ class Strided(SparsePattern):
     def make_layout(self, n_positions: int, causal: bool, lengths_B: Tensor) -> BlockLayout:
         """See `SparsePattern.make_layout`.
 
-        A window of 2 · stride + 1 reaches into the blocks before and after the query's. Far keys
-        that stand there are taken there, and left out of their column.
+        A window of 2 · stride + 1 extends into the blocks before and after the query's. Far keys
+        in these blocks belong to that part, not to the columns.
         """
         blocks = torch.arange(-(-n_positions // self.stride), device=lengths_B.device)
         parts: list[tuple[Part, Tensor]] = []
@@ -57,23 +57,23 @@ class Strided(SparsePattern):
         return BlockLayout.of(parts)
 
     def _around(self, blocks: Tensor, causal: bool, lengths_B: Tensor) -> Tensor:
-        """Allowed in the block before, the own and the one after: (B, H, blocks, stride, K)."""
+        """Return the mask of the query's block and its neighbours (B, H, blocks, stride, K)."""
         queries = torch.arange(self.stride, device=blocks.device)[:, None]
         keys = torch.arange((2 if causal else 3) * self.stride, device=blocks.device) - self.stride
-        seen = of_heads(self.near(queries, keys)[None, None], self.near_H)
+        allowed = of_heads(self.near(queries, keys)[None, None], self.near_H)
         if any(self.far_H):
-            seen = seen | of_heads(self.far(queries, keys, None), self.far_H)
+            allowed = allowed | of_heads(self.far(queries, keys, None), self.far_H)
         if causal:
-            seen = seen & (keys <= queries)
+            allowed = allowed & (keys <= queries)
         positions = blocks[:, None, None] * self.stride + keys
-        return seen[:, :, None] & is_real(positions, lengths_B)
+        return allowed[:, :, None] & is_real(positions, lengths_B)
 
     def _columns(self, blocks: Tensor, causal: bool, lengths_B: Tensor) -> Tensor:
-        """Allowed in the column of the query: (B, H, blocks, stride, blocks)."""
+        """Return the mask of the query's column (B, H, blocks, stride, blocks)."""
         blocks_ahead = blocks - blocks[:, None, None]
-        seen = blocks_ahead <= 0 if causal else torch.ones_like(blocks_ahead, dtype=torch.bool)
+        allowed = blocks_ahead <= 0 if causal else torch.ones_like(blocks_ahead, dtype=torch.bool)
         if any(self.near_H):
-            seen = seen & (blocks_ahead.abs() > 1)
+            allowed = allowed & (blocks_ahead.abs() > 1)
         residues = torch.arange(self.stride, device=blocks.device)[:, None]
         positions = blocks * self.stride + residues
-        return of_heads(seen & is_real(positions, lengths_B)[:, :, None], self.far_H)
+        return of_heads(allowed & is_real(positions, lengths_B)[:, :, None], self.far_H)

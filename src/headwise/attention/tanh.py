@@ -1,4 +1,4 @@
-"""tanh attention (YUBERT note): what is unlike a query counts against it."""
+"""tanh attention (YUBERT note): dissimilar keys get negative weights."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from headwise.attention.rows import Elementwise
 class Tanh(Elementwise):
     """tanh of the scaled scores, without normalisation over keys.
 
-    Softmax wipes out large negative similarities; here they keep their influence, with their
-    sign. The note names vanishing gradients as the weakness: a saturated score learns no more.
+    Softmax discards large negative similarities; here they keep size and sign. The note names the
+    weakness: gradients vanish at saturated scores.
 
     Args:
         place: site, layer and sizes.
-        rows: "sqrt" (the default) divides by the root of the number of keys the query may see:
-            weights of random sign then add up to the same size at any length, and one key's
-            weight still does not depend on the others' scores. "l2" makes rows of norm 1, which
-            also lifts a row in which every score is small to full size. "none" is the note.
+        rows: "sqrt" divides by the square root of the number of keys of the query: sums of
+            weights of random sign then do not grow with the length, and each weight depends only
+            on its own score. "l2" makes rows of norm 1, even if all scores are small. "none" is
+            the note's.
     """
 
     l2_acts_on = "weights"  # tanh of rows of norm 1 would hardly differ from the scores
 
     def activate(self, scores_BHQK: Tensor, typical: Tensor) -> Tensor:
-        """Weights in (-1, 1)."""
+        """Return weights in (-1, 1)."""
         return torch.tanh(scores_BHQK)

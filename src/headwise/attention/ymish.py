@@ -1,9 +1,9 @@
-"""ymish (YUBERT note): scores near 0 are damped, large ones keep size and sign.
+"""ymish (YUBERT note): damps scores near 0; large ones keep size and sign.
 
-The note gives the step before it, scores divided by their L2 norm over keys, and what it is
-for: keys of the background should matter less, positive and negative scores stay as they are,
-gradients do not vanish. It does not define the function, and no other source of it is known. What
-stands here is a **reconstruction**: mish, x · tanh(softplus(x)), made odd.
+The note gives the preceding step, scores divided by their L2 norm over keys, and the aims:
+background keys should matter less, positive and negative scores keep their values, gradients do
+not vanish. It does not define the function, and we know no other source. This is a
+**reconstruction**: mish, x · tanh(softplus(x)), made odd.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ from headwise.errors import require
 
 
 def ymish(scores: Tensor) -> Tensor:
-    """Tensor of x · tanh(softplus(|x|)): odd, slope 0.6 at 0, at the most 1.0885, and 1 far out."""
+    """Return x · tanh(softplus(|x|)): odd, with slope 0.6 at 0, at most 1.0885, tending to 1."""
     return scores * torch.tanh(softplus(scores.abs()))
 
 
 def ymish_dead_zone(scores: Tensor, typical: Tensor, kappa: float, theta: float) -> Tensor:
-    """Tensor of x · tanh(softplus(kappa · (|x| / typical - theta))): next to nothing below theta.
+    """Return x · tanh(softplus(kappa · (|x| / typical - theta))), almost 0 below theta.
 
-    In rows of norm 1 `typical` is 1 / sqrt(number of keys). There |x| is mostly so small that
-    plain ymish damps all keys alike, by 0.6, and only this tells the background apart.
+    In rows of norm 1 `typical` is 1 / sqrt(number of keys), and |x| is mostly so small that plain
+    ymish multiplies all keys by 0.6; only the dead zone separates the background.
     """
     return scores * torch.tanh(softplus(kappa * (scores.abs() / typical - theta)))
 
 
 class Ymish(Elementwise):
-    """ymish of the scores; see the module for what is the note's and what is ours.
+    """ymish of the scores; see the module docstring for its relation to the note.
 
     Args:
         place: site, layer and sizes.
-        rows: "l2" (the note) divides the scores by their L2 norm over keys first; "sqrt" divides
-            the weights by the root of the number of keys the query may see; "none" leaves them.
-            The note adds 1e-9 to the quotient, where it protects from nothing; here the norm is
-            held above 1e-9 instead.
-        dead_zone: damp by the distance from a threshold (ours, not the note's).
-        kappa: how steeply the damping ends at the edge of the dead zone, above 0.
-        theta: its edge, in typical sizes of a score (see `ymish_dead_zone`), from 0 on.
+        rows: "l2" (the note) first divides the scores by their L2 norm over keys; "sqrt" divides
+            the weights by the square root of the number of keys of the query; "none" does not
+            rescale. The note adds 1e-9 to the quotient, which does not prevent a division by 0;
+            here the norm is clamped to at least 1e-9.
+        dead_zone: damp scores below a threshold (not in the note).
+        kappa: steepness at the edge of the dead zone, above 0.
+        theta: edge of the dead zone, in typical sizes of a score (see `ymish_dead_zone`), >= 0.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Ymish(Elementwise):
         self.theta = float(theta)
 
     def activate(self, scores_BHQK: Tensor, typical: Tensor) -> Tensor:
-        """Weights of the sign of their scores."""
+        """Return weights with the signs of their scores."""
         if self.dead_zone:
             return ymish_dead_zone(scores_BHQK, typical, self.kappa, self.theta)
         return ymish(scores_BHQK)

@@ -213,14 +213,14 @@ def test_freezing_the_stack_that_scores_freezes_its_output(make: Any, family: st
             "pattern@pattern_sites.cross=none",
             "pattern@pattern_sites must be one of {site}; got 'cross'",
         ),
-        ("model.decoder_layers=3", "give model.layers"),
+        ("model.decoder_layers=3", "set model.layers"),
         ("model.heads={{cross:[[1],[1]]}}", "model.heads must be one of {site}; got 'cross'"),
         ("repulsion=svgd repulsion.sites=[cross]", "repulsion.sites must be one of {site}"),
         ("repulsion=svgd repulsion.layers=[3]", "(2 at {site}), got 3"),
         ("gates=hard_concrete gates.sites=[cross]", "gates.sites must be one of {site}"),
         ("gates=hard_concrete gates.freeze=[{other}]", "gates.freeze must be one of {side}"),
         ("pattern=fixed model.register_tokens=1", "pattern@pattern_sites.{site}=none"),
-        ("model.layers=0", "model.layers must be null or at least 1, got 0"),
+        ("model.layers=0", "model.layers must be from 1 to 1000, got 0"),
     ],
 )
 def test_what_the_stack_has_no_place_for_is_refused(
@@ -249,5 +249,5 @@ def test_the_depth_of_one_stack_is_model_layers(make: Any, family: str) -> None:
 
 def test_two_stacks_have_depths_of_their_own(make: Any) -> None:
     config = make("model.layers=2")
-    with pytest.raises(ConfigError, match=r"give model\.encoder_layers and model\.decoder_layers"):
+    with pytest.raises(ConfigError, match=r"set model\.encoder_layers and model\.decoder_layers"):
         check_model(config, encoder_decoder_sites(config.model), {})

@@ -239,7 +239,7 @@ def test_what_no_gate_can_be_is_refused_by_key(settings: dict[str, Any], named: 
     [
         ("{enc: [[1],[1]]}", "model.heads must be one of .*encoder_self"),
         ("{cross: [[1]]}", r"model.heads.cross must be a list of 2 layers"),
-        ("{cross: [[1],[3]]}", r"model.heads.cross must be rising numbers .* 1 to 2"),
+        ("{cross: [[1],[3]]}", r"model.heads.cross must be increasing head numbers .* 1 to 2"),
         ("{cross: [[0],[1]]}", "model.heads.cross"),
         ("{cross: [[1,1],[1]]}", "model.heads.cross"),
         ("{cross: [[2,1],[1]]}", "model.heads.cross"),

@@ -1,4 +1,4 @@
-"""What stands between the two maps of a feed-forward block: the config group `activation`."""
+"""Activations of feed-forward blocks: the config group `activation`."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from headwise.kernels.dropout import dropout, relu_dropout
 
 
 class Activation(nn.Module):
-    """A function of each number."""
+    """Base class: an elementwise function."""
 
     def forward(self, inner_BNF: Tensor) -> Tensor:
-        """The same shape."""
+        """Return values of the same shape."""
         raise NotImplementedError
 
     def dropped(self, inner_BNF: Tensor, rate: float) -> Tensor:
-        """The same after dropout; for a kernel that does both in one pass."""
+        """Return the activation followed by dropout; override to fuse both."""
         return dropout(self(inner_BNF), rate)
 
 
@@ -50,7 +50,7 @@ class SiLU(Activation):
 
 
 class QuickGELU(Activation):
-    """Close to GELU: x · sigmoid(1.702 x) (Child et al. 2019, section 5)."""
+    """x · sigmoid(1.702 x), which approximates GELU (Child et al. 2019, section 5)."""
 
     def forward(self, inner_BNF: Tensor) -> Tensor:
         """See `Activation.forward`."""

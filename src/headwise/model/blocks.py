@@ -1,4 +1,4 @@
-"""The parts of an encoder or decoder layer."""
+"""Feed-forward blocks and residual connections of a layer."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class FeedForward(nn.Module):
         self.dropout = dropout
 
     def forward(self, states_BND: Tensor) -> Tensor:
-        """States (B, N, D)."""
+        """Return states (B, N, D)."""
         rate = self.dropout if self.training else 0.0
         outer: Tensor = self.outer(self.activation.dropped(self.inner(states_BND), rate))
         return outer
@@ -38,7 +38,7 @@ class FeedForward(nn.Module):
 
 
 class Residual(nn.Module):
-    """A sublayer's way around, with its normalisation: the config group `norm`."""
+    """Base class: residual connection of a sublayer with normalisation: the config group `norm`."""
 
     def __init__(self, d_model: int, dropout: float) -> None:
         super().__init__()
@@ -46,15 +46,15 @@ class Residual(nn.Module):
         self.dropout = dropout
 
     def before(self, states_BND: Tensor) -> Tensor:
-        """What the sublayer reads."""
+        """Return the input of the sublayer."""
         return states_BND
 
-    def after(self, states_BND: Tensor, change_BND: Tensor) -> Tensor:
-        """The stream with the sublayer's change."""
-        return add_dropout(change_BND, states_BND, self.dropout if self.training else 0.0)
+    def after(self, states_BND: Tensor, output_BND: Tensor) -> Tensor:
+        """Return the residual stream after adding the output of the sublayer."""
+        return add_dropout(output_BND, states_BND, self.dropout if self.training else 0.0)
 
-    def at_the_end(self) -> nn.Module:
-        """What a stack of such layers ends in."""
+    def final_norm(self) -> nn.Module:
+        """Return the module that ends a stack of such layers."""
         return nn.Identity()
 
     def extra_repr(self) -> str:
@@ -63,21 +63,21 @@ class Residual(nn.Module):
 
 
 class PostNorm(Residual):
-    """norm(x + dropout(f(x))), the original (Vaswani et al. 2017, section 3.1)."""
+    """norm(x + dropout(f(x))), as in Vaswani et al. 2017, section 3.1."""
 
-    def after(self, states_BND: Tensor, change_BND: Tensor) -> Tensor:
+    def after(self, states_BND: Tensor, output_BND: Tensor) -> Tensor:
         """See `Residual.after`."""
-        normed: Tensor = self.norm(super().after(states_BND, change_BND))
+        normed: Tensor = self.norm(super().after(states_BND, output_BND))
         return normed
 
 
 class PreNorm(Residual):
-    """x + dropout(f(norm(x))), which trains deep stacks without care for warm-up.
+    """x + dropout(f(norm(x))), which trains deep stacks without careful warm-up.
 
-    The branches of a layer one after the other are the residual block of Child et al. 2019
-    (equations 9 to 14): with a(H) = dropout(attention(norm(H))) and
-    b(H) = dropout(ff(norm(H + a(H)))) an encoder layer makes H + a(H) + b(H). In a decoder layer
-    c(H) = dropout(cross(norm(H + a(H)))) stands between, and b reads H + a(H) + c(H).
+    The branches of a layer are the residual block of Child et al. 2019 (equations 9 to 14): with
+    a(H) = dropout(attention(norm(H))) and b(H) = dropout(ff(norm(H + a(H)))), an encoder layer
+    computes H + a(H) + b(H). A decoder layer adds c(H) = dropout(cross(norm(H + a(H)))) before b,
+    which reads H + a(H) + c(H).
     """
 
     def before(self, states_BND: Tensor) -> Tensor:
@@ -85,8 +85,8 @@ class PreNorm(Residual):
         normed: Tensor = self.norm(states_BND)
         return normed
 
-    def at_the_end(self) -> nn.Module:
-        """A normalisation: nothing else bounds the sum of the branches."""
+    def final_norm(self) -> nn.Module:
+        """Return a normalisation, which bounds the sum of the branches."""
         return nn.LayerNorm(self.norm.normalized_shape, eps=NORM_EPSILON)
 
 
@@ -95,12 +95,11 @@ def _is_recorded(layer: nn.Module) -> bool:
 
 
 def call_layer(layer: nn.Module, recompute: bool, *arguments: object) -> Any:
-    """`layer(*arguments)`; with `recompute` only the arguments are kept for the backward pass.
+    """Return `layer(*arguments)`; with `recompute`, save only the arguments for backward.
 
-    That is in training alone: elsewhere there is no backward pass to keep anything for.
-    Child et al. 2019, section 5.4: what lies between is computed again, with the same dropout and
-    under the same autocast, so that loss and gradients have the same bits. Nor where weights are
-    recorded: computed again once the recorder is gone, they would not be.
+    Activations are recomputed with the same dropout and autocast, so that loss and gradients are
+    bitwise equal (Child et al. 2019, section 5.4). Without effect in evaluation, and while weights
+    are recorded: the recomputation would run without the recorder.
     """
     if not (recompute and layer.training and torch.is_grad_enabled()) or _is_recorded(layer):
         return layer(*arguments)

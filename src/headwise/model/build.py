@@ -1,4 +1,4 @@
-"""A model from the whole configuration."""
+"""Build models from a configuration."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ M = TypeVar("M", bound=Model)
 
 
 def parts_of(config: Config) -> Parts:
-    """What a config chooses of them."""
+    """Return the parts that a config chooses."""
     return Parts(
         lambda **sizes: instantiate(config.norm, "norm", Residual, **sizes),
         lambda: instantiate(config.activation, "activation", Activation),
@@ -40,7 +40,7 @@ def parts_of(config: Config) -> Parts:
 
 
 def attention_maker(config: Config, gates: Gates, sites: Sequence[Site]) -> MakeAttention:
-    """What makes the attention of each place of a model with these sites, with its gate."""
+    """Return a function from place to attention, with its gate, for a model with these sites."""
     check_layers(config.model, sites)
     check_heads(config.model, sites)
     gates.check(sites)
@@ -65,12 +65,12 @@ def attention_maker(config: Config, gates: Gates, sites: Sequence[Site]) -> Make
 
 
 def check_model(config: Config, sites: Sequence[Site], longest: Mapping[str, int]) -> None:
-    """Build one of each part and throw it away: every choice is refused before data.
+    """Build one of each part and discard it, to raise errors before data is loaded.
 
     Args:
         sites: of the model.
-        longest: column of a batch -> most positions of a row, registers not counted, where
-            `tokenizer.max_sentence_pieces` decides.
+        longest: column of a batch -> maximum number of positions of a row, without registers, as
+            set by `tokenizer.max_sentence_pieces`.
     """
     parts = parts_of(config)
     check_model_config(config.model, config.tokenizer.joint, parts)
@@ -80,21 +80,21 @@ def check_model(config: Config, sites: Sequence[Site], longest: Mapping[str, int
     whole = replace(config.model, heads=None)  # a pruned place may have no heads
     prefixed, n_registers = sites[0].queries, config.model.register_tokens
     for site in sites:
-        made = make(place_of(whole, site.name, 1))
+        attention = make(place_of(whole, site.name, 1))
         n_prefix = n_registers if site.keys == prefixed else 0
         n_keys = longest.get(site.keys, 0) + n_prefix
-        if made.max_keys is not None and n_keys > made.max_keys:
+        if attention.max_keys is not None and n_keys > attention.max_keys:
             raise ConfigError(
-                f"{type(made).__name__} at {site.name} takes at most {made.max_keys} positions, "
+                f"{type(attention).__name__} at {site.name} has at most {attention.max_keys} keys, "
                 f"but a {site.keys} may have {n_keys}: tokenizer.max_sentence_pieces="
                 f"{config.tokenizer.max_sentence_pieces}, its special tokens and "
                 f"model.register_tokens={n_prefix}. "
                 f"Try {_key_of(config, site.name)}.max_length={n_keys}"
             )
-        pattern = getattr(made, "pattern", None)
+        pattern = getattr(attention, "pattern", None)
         if n_prefix and site.queries == site.keys and pattern is not None:
             raise ConfigError(
-                f"model.register_tokens={n_registers} cannot go with {type(pattern).__name__} at "
+                f"model.register_tokens={n_registers} do not work with {type(pattern).__name__} at "
                 f"{site.name}, which would hide them from most tokens; use "
                 f"pattern@pattern_sites.{site.name}=none"
             )
@@ -105,26 +105,26 @@ def check_model(config: Config, sites: Sequence[Site], longest: Mapping[str, int
 
 
 def _key_of(config: Config, site: str) -> str:
-    """Where the attention of a site is set."""
+    """Return the config key of the attention of a site."""
     return "attention" if getattr(config.sites, site) is None else f"sites.{site}"
 
 
 def build_model(config: Config, n_read: int, n_written: int, joint: bool) -> Transformer:
-    """The encoder-decoder of `config`; its vocabularies of these sizes are one table if `joint`."""
+    """Return the encoder-decoder of `config`; vocabularies of these sizes, one if `joint`."""
     make = partial(Transformer, config.model, n_read, n_written, joint)
     return _built(config, encoder_decoder_sites(config.model), make)
 
 
 def build_single(config: Config, vocabulary: int, site: Site) -> SingleStack:
-    """The model of one stack, with this site (`headwise.model.places.site_alone`)."""
+    """Return the model of one stack with this site (`headwise.model.places.site_alone`)."""
     return _built(config, [site], partial(SingleStack, config.model, vocabulary, site))
 
 
 def _built(config: Config, sites: Sequence[Site], make: Callable[..., M]) -> M:
-    """A model with the attentions, seed and parts of a config.
+    """Return a model with the attentions, seed and parts of a config.
 
     Raises:
-        ConfigError: `model.heads` does not describe it, or its choices are of another.
+        ConfigError: `model.heads` or other choices do not fit the model.
     """
     gates = instantiate(config.gates, "gates", Gates)
     model = make(attention_maker(config, gates, sites), config.seed, parts_of(config))

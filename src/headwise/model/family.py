@@ -1,4 +1,4 @@
-"""What both families of models share: stacks of blocks between inputs and an output."""
+"""Base class of the models: stacks of blocks between inputs and an output."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SHARING = ("all", "decoder", "none")
 
 
 def check_model_config(config: ModelConfig, joint_vocab: bool, parts: Parts) -> None:
-    """Refuse sizes and names that cannot be built, by key."""
+    """Raise ConfigError, naming the key, for sizes and names that are not supported."""
     for key in COUNTS:
         require(getattr(config, key) >= 1, f"model.{key}", "at least 1", getattr(config, key))
     for key in ("layers", "encoder_layers", "decoder_layers"):
@@ -50,14 +50,14 @@ def check_model_config(config: ModelConfig, joint_vocab: bool, parts: Parts) -> 
 
 
 class Model(nn.Module):
-    """What training, analysis and tables know of a model.
+    """The interface of a model for training, analysis and tables.
 
     Attributes:
-        sites: where it attends.
-        columns: those of a batch that it reads -> what reads them.
-        states: what `inputs` gives -> states (B, N, D) that `output` turns into logits, of the
-            column that its last site's queries are.
-        output: from states to what is scored.
+        sites: its attention sites.
+        columns: column of a batch -> the module that embeds it.
+        states: `inputs` -> states (B, N, D) that `output` maps to logits, for the column of the
+            last site's queries.
+        output: from states to logits.
     """
 
     sites: tuple[Site, ...]
@@ -66,25 +66,25 @@ class Model(nn.Module):
     output: Output
 
     def inputs(self, batch: Batch) -> dict[str, Tensor]:
-        """What `states` and `forward` take of a batch, by argument."""
+        """Return the keyword arguments of `states` and `forward` for a batch."""
         raise NotImplementedError
 
     def forward(self, *inputs: Tensor, **named: Tensor) -> Tensor:
-        """Logits (B, N, V) of every position."""
+        """Return logits (B, N, V) of every position."""
         logits_BNV: Tensor = self.output(self.states(*inputs, **named))
         return logits_BNV
 
     def n_prefix(self, column: str) -> int:
-        """Register tokens in front of a column."""
+        """Return the number of register tokens before a column."""
         return self.columns[column].n_prefix
 
     @property
     def stacks(self) -> list[Stack]:
-        """Its stacks, the last of which makes the states."""
+        """The stacks; the last one computes the states."""
         return [stack for stack in self.children() if isinstance(stack, Stack)]
 
     def of_side(self, side: str) -> Iterator[nn.Module]:
-        """The modules of its encoder or decoder."""
+        """Yield the modules of the encoder or decoder."""
         for stack in self.stacks:
             if stack.sites[0].side == side:
                 yield from (self.columns[stack.sites[0].queries], stack)
@@ -92,19 +92,19 @@ class Model(nn.Module):
                     yield self.output
 
     def attentions(self) -> Iterator[tuple[str, int, Attention]]:
-        """Every attention with its site and layer (from 1)."""
+        """Yield every attention with its site and layer (from 1)."""
         for stack in self.stacks:
             yield from stack.attentions()
 
 
 def n_parameters(model: nn.Module) -> int:
-    """Number of scalars, tied ones counted once."""
+    """Return the number of parameters, tied ones counted once."""
     return sum(parameter.numel() for parameter in model.parameters())
 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode, and afterwards each module in the mode it had."""
+    """Put the model into evaluation mode, and restore the mode of each module afterwards."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

@@ -16,24 +16,24 @@ from headwise.model.places import chosen_sites
 
 
 class Gates:
-    """Makes the gate of each place, and says what else gates ask of the model."""
+    """Base class: creates the gate of each place and prepares the model for gates."""
 
     def __call__(self, place: Place) -> HeadGate | None:
-        """The gate of one place, or None for an open one."""
+        """Return the gate of one place, or None for no gate."""
         raise NotImplementedError
 
     def check(self, sites: Sequence[Site]) -> None:
-        """Refuse choices for which a model with these sites has no place, before it is built."""
+        """Raise ConfigError for choices that a model with these sites does not support."""
 
     def prepare(self, model: Model) -> None:
-        """Called with the whole model once it is made, before its optimizer is."""
+        """Prepare a complete model, before its optimizer is created."""
 
 
 class NoGates(Gates):
     """Every head is open."""
 
     def __call__(self, place: Place) -> None:
-        """None."""
+        """Return None."""
         return
 
 
@@ -41,12 +41,12 @@ class HardConcreteGate(HeadGate):
     """g = clip((ζ - γ)·s + γ, 0, 1) with s = σ((log u - log(1-u) + log a) / β), u ~ U(0, 1).
 
     The Hard Concrete distribution of Louizos et al. (2018) on heads, as in Voita et al. (2019),
-    section 6: in training one draw a head and batch, the same for all rows and positions.
-    Otherwise a head is open (1) or closed (0) by which of P(g=1) and P(g=0) is larger.
+    section 6. In training g is drawn once per head and batch, for all rows and positions. In
+    evaluation a head is open (1) if P(g=1) >= P(g=0), else closed (0).
 
     Args:
         n_heads: heads of the place.
-        gates: λ, β, γ and ζ, and where log a of every head starts.
+        gates: λ, β, γ, ζ and the initial log a.
     """
 
     def __init__(self, n_heads: int, gates: HardConcrete) -> None:
@@ -54,24 +54,24 @@ class HardConcreteGate(HeadGate):
         self.price, self.temperature = gates.penalty, gates.temperature
         self.low, self.high = gates.stretch
         self.rate = gates.rate
-        # one-dimensional, hence outside of weight decay
+        # one-dimensional, hence without weight decay
         self.log_a = nn.Parameter(torch.full((n_heads,), float(gates.log_a)))
 
     def p_open(self) -> Tensor:
-        """P(g != 0) = σ(log a - β·log(-γ/ζ)) of every head, (H,)."""
+        """Return P(g != 0) = σ(log a - β·log(-γ/ζ)) of every head, (H,)."""
         return torch.sigmoid(self.log_a - self.temperature * math.log(-self.low / self.high))
 
     def p_whole(self) -> Tensor:
-        """P(g = 1) = σ(log a - β·log((1-γ)/(ζ-1))) of every head, (H,)."""
+        """Return P(g = 1) = σ(log a - β·log((1-γ)/(ζ-1))) of every head, (H,)."""
         reach = math.log((1 - self.low) / (self.high - 1))
         return torch.sigmoid(self.log_a - self.temperature * reach)
 
     def open_heads(self) -> Tensor:
-        """Whether each head is open when the model is used, bool (H,)."""
+        """Return whether each head is open in evaluation, bool (H,)."""
         return self.p_whole() >= 1 - self.p_open()
 
     def factors(self) -> Tensor:
-        """The g of every head, (H,): drawn in training, else 0 or 1."""
+        """Return g of every head (H,): drawn in training, 0 or 1 in evaluation."""
         if not self.training:
             return self.open_heads().to(self.log_a.dtype)
         uniform = torch.rand_like(self.log_a)  # below 1; a 0 makes s = 0, not NaN
@@ -80,33 +80,33 @@ class HardConcreteGate(HeadGate):
         return ((self.high - self.low) * concrete + self.low).clamp(0, 1)
 
     def forward(self, context_BHQE: Tensor) -> Tensor:
-        """The context of every head, gated."""
+        """Return the gated context of every head."""
         return context_BHQE * self.factors().to(context_BHQE.dtype)[:, None, None]
 
     def penalty(self) -> Tensor:
-        """λ · Σ P(g != 0)."""
+        """Return λ · Σ P(g != 0)."""
         return self.price * self.p_open().sum()
 
     def stats(self) -> dict[str, Tensor]:
-        """P(g != 0) of every head."""
+        """Return P(g != 0) of every head."""
         return {"gate_open": self.p_open().detach()}
 
 
 class HardConcrete(Gates):
-    """Learns which heads can be closed for good (Voita et al. 2019, section 6).
+    """Learns which heads to close (Voita et al. 2019, section 6).
 
     Meant for fine-tuning: `init_from=RUN gates=hard_concrete`. Afterwards
-    `headwise prune by=gates` removes what was closed.
+    `headwise prune by=gates` removes the closed heads.
 
     Args:
-        penalty: λ, in nats a head: the loss of a token gains λ · Σ P(g != 0).
+        penalty: λ, in nats per head: λ · Σ P(g != 0) is added to the loss per token.
         sites: where heads have gates; None: everywhere.
-        freeze: stacks whose weights stay as they are: encoder, decoder, with their embeddings and
-            whatever shares these. Gates in them are learned all the same.
+        freeze: stacks whose weights are not trained: encoder, decoder, with their embeddings and
+            modules that share these. Their gates are trained.
         temperature: β.
         stretch: γ < 0 and ζ > 1.
-        log_a: where log a of every head starts.
-        rate: factor on the learning rate of log a; a short fine-tuning wants it above 1.
+        log_a: initial log a of every head.
+        rate: factor on the learning rate of log a; above 1 for short fine-tuning.
     """
 
     def __init__(
@@ -122,17 +122,17 @@ class HardConcrete(Gates):
         low, high = stretch if stretch is not None and len(stretch) == 2 else (-0.1, 1.1)
         fits = stretch is None or (len(stretch) == 2 and low < 0 and high > 1)
         require(fits, "stretch", "a number below 0 and one above 1", stretch)
-        require(0 <= penalty < math.inf, "penalty", "a number from 0", penalty)
-        require(0 < temperature < math.inf, "temperature", "a number above 0", temperature)
-        require(math.isfinite(log_a), "log_a", "a finite number", log_a)
-        require(0 < rate < math.inf, "rate", "a number above 0", rate)
+        require(0 <= penalty < math.inf, "penalty", "at least 0 and finite", penalty)
+        require(0 < temperature < math.inf, "temperature", "above 0 and finite", temperature)
+        require(math.isfinite(log_a), "log_a", "finite", log_a)
+        require(0 < rate < math.inf, "rate", "above 0 and finite", rate)
         self.sites, self.freeze = sites, freeze or []
         self.penalty, self.temperature = penalty, temperature
         self.stretch = (float(low), float(high))
         self.log_a, self.rate = log_a, rate
 
     def __call__(self, place: Place) -> HardConcreteGate | None:
-        """The gate of one place; None where none was asked for, or there are no heads."""
+        """Return the gate of one place; None if the site is not chosen or has no heads."""
         is_chosen = self.sites is None or place.site in self.sites
         return HardConcreteGate(place.n_heads, self) if is_chosen and place.n_heads else None
 
@@ -145,7 +145,7 @@ class HardConcrete(Gates):
                 raise refuse("gates.freeze", side, sides)
 
     def prepare(self, model: Model) -> None:
-        """Freeze what is to stay as it is."""
+        """Freeze the stacks of `freeze`, except for their gates."""
         for side in self.freeze:
             for module in model.of_side(side):
                 module.requires_grad_(False)
@@ -154,12 +154,12 @@ class HardConcrete(Gates):
 
 
 def head_gates(model: nn.Module) -> Iterator[HeadGate]:
-    """Every gate of a model."""
+    """Return every gate of a model."""
     return (module for module in model.modules() if isinstance(module, HeadGate))
 
 
 def gate_penalty(model: nn.Module) -> Tensor | None:
-    """Sum of the penalties of all gates, or None without any."""
+    """Return the sum of the penalties of all gates, or None if there are none."""
     penalties = [gate.penalty() for gate in head_gates(model)]
     terms = [penalty for penalty in penalties if penalty is not None]
     return torch.stack(terms).sum() if terms else None

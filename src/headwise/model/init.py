@@ -1,7 +1,7 @@
 """Initial weights: the config group `init`.
 
-The common weights are drawn here, from a generator of the seed: two variants with the same seed
-start from the same projections. What a variant draws itself comes from another generator a place
+The common weights are drawn here, from one generator with the seed: variants with equal seeds have
+equal initial projections. Parameters of a variant are drawn from a separate generator per place
 (`headwise.attention.build.AttentionFactory`).
 """
 
@@ -17,25 +17,25 @@ from headwise.config.schema import ModelConfig
 
 
 class Init:
-    """How the common weights of a model start."""
+    """Base class: initialises the common weights of a model."""
 
     def check(self, config: ModelConfig) -> None:
-        """Refuse a model that cannot start so."""
+        """Raise ConfigError for a model that this initialisation does not support."""
 
     def scales(self, d_model: int) -> tuple[float, float]:
-        """Factors on the embeddings of tokens, and on positions that are computed."""
+        """Return the factors on token embeddings and on computed positions."""
         raise NotImplementedError
 
     def __call__(self, model: nn.Module, output: nn.Linear, seed: int) -> None:
-        """Draw the common weights; parameters of a variant's own stay as they were made.
+        """Draw the common weights; parameters of variants are not changed.
 
-        `output` is the map of `model` from states to logits.
+        `output` is the layer of `model` from states to logits.
         """
         raise NotImplementedError
 
 
 class Glorot(Init):
-    """Glorot-uniform linear maps, zero biases, embeddings N(0, 1/D) times sqrt(D)."""
+    """Glorot-uniform linear layers, zero biases, embeddings N(0, 1/D) times sqrt(D)."""
 
     def scales(self, d_model: int) -> tuple[float, float]:
         """See `Init.scales`."""
@@ -55,7 +55,7 @@ class Glorot(Init):
 
 
 class DrawnLast(nn.Embedding):
-    """A table without which all else starts from the same weights."""
+    """A table that is drawn last, so that it does not change the other initial weights."""
 
 
 def draw_all(
@@ -63,7 +63,7 @@ def draw_all(
     seed: int,
     draw: Callable[[nn.Linear | nn.Embedding, torch.Generator], None],
 ) -> None:
-    """Draw the weight of each linear map and table in the order of modules; biases are 0."""
+    """Draw the weights of linear layers and tables in the order of modules; biases are 0."""
     generator = torch.Generator().manual_seed(seed)
     for module in sorted(model.modules(), key=lambda module: isinstance(module, DrawnLast)):
         if isinstance(module, nn.Linear | nn.Embedding):

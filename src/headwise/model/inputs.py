@@ -1,4 +1,4 @@
-"""Tokens, positions and registers on their way in (Vaswani et al. 2017, section 3.4)."""
+"""Embeddings of tokens, positions and registers (Vaswani et al. 2017, section 3.4)."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ from headwise.model.parts import Parts
 
 
 class Input(nn.Module):
-    """Embeddings of tokens plus positions, behind a prefix of registers.
+    """Embeddings of tokens plus positions, after a prefix of registers.
 
-    Registers are learned vectors in front of every row, which carry no text and have no position:
-    the several CLS tokens of the YUBERT note. Attention sees them as it sees words, whose positions
-    go on counting from 0.
+    Registers are learned vectors before every row, without text or position: the several CLS
+    tokens of the YUBERT note. They are attended to like tokens, whose positions count from 0.
 
     Args:
-        token: the table (V, D); shared with other columns by passing the same module.
+        token: the table (V, D); pass the same module to share it with other columns.
         config: sizes and rates.
-        parts: what its positions add to embeddings is made here; its init scales both.
+        parts: its positions are added to the embeddings; its init scales both.
         n_prefix: number of registers.
     """
 
@@ -36,20 +35,20 @@ class Input(nn.Module):
         self.max_positions = parts.positions.max_positions
         self.scale, self.signal_scale = parts.init.scales(width)
         if self.positions is not None and self.positions.n_summed:
-            self.signal_scale = 1.0  # drawn at the size they need
+            self.signal_scale = 1.0  # learned vectors are drawn at their final scale
         self.n_prefix = n_prefix
         self.registers = DrawnLast(n_prefix, width) if n_prefix else None
         self.dropout = Dropout(config.dropout)
 
     def forward(self, ids_BN: Tensor, first: int = 0) -> Tensor:
-        """States (B, N, D) of the tokens at positions first .. first + N - 1.
+        """Return states (B, N, D) of the tokens at positions first .. first + N - 1.
 
-        Those of the registers, N more, stand in front of position 0.
+        If `first` is 0, the `n_prefix` registers are prepended.
         """
         n_positions = ids_BN.shape[1]
         if self.max_positions is not None and first + n_positions > self.max_positions:
             raise DataError(
-                f"a sentence of {first + n_positions} pieces is longer than "
+                f"a sentence of {first + n_positions} tokens is longer than "
                 f"positions.max_positions={self.max_positions}"
             )
         states_BND = self.token(ids_BN) * self.scale

@@ -1,4 +1,4 @@
-"""Verifies the kernels that a model may take when it is built, and names those it takes."""
+"""Verification and names of the kernels that a model uses."""
 
 from __future__ import annotations
 
@@ -20,39 +20,38 @@ Gather = Callable[[list[Any]], list[Any]]
 def kernels_of(
     model: nn.Module, alpha: float | None, low: torch.dtype, gather: Gather = list
 ) -> dict[str, str]:
-    """What computes the parts of a model, and why: part -> kernel (reason).
+    """Return the kernels of a model: part -> kernel (reason).
 
-    Every kernel that may be taken, in a search and in training, is verified unless that is
-    remembered.
-    What one rank finds wrong, none takes.
+    Every kernel that decoding or training may use is verified, unless a verdict is cached. A kernel
+    that is wrong on one rank is used by none.
 
     Args:
         model: on its device.
-        alpha: of the loss over the vocabulary; None where nothing is trained.
-        low: type of matrix products, autocast's where it is on.
-        gather: lists of all ranks, joined.
+        alpha: of the loss over the vocabulary; None without training.
+        low: type of matrix products, under autocast its type.
+        gather: concatenates the lists of all ranks.
     """
     device = next(model.parameters()).device
     _chosen(model, alpha, device, low)
     wrong = verification.refused()
-    for one in gather([wrong]):
-        verification.refuse(one)
+    for of_rank in gather([wrong]):
+        verification.refuse(of_rank)
     return _chosen(model, alpha, device, low)
 
 
 def _chosen(
     model: nn.Module, alpha: float | None, device: torch.device, low: torch.dtype
 ) -> dict[str, str]:
-    """The choices of `headwise.kernels.choice` for the tensors that pass through the model."""
+    """Return the choices of `headwise.kernels.choice` for the tensors of the model."""
 
     def empty(*shape: int, dtype: torch.dtype = low) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
 
-    found: dict[str, set[str]] = defaultdict(set)
+    kernels: dict[str, set[str]] = defaultdict(set)
     scores = empty(1, 1, 1, 1, dtype=torch.float32)
     for normaliser in model.modules():
         if isinstance(normaliser, FusedNormaliser):
-            found["maps"].add(str(choice.maps(scores, normaliser.power, REFERENCE)))
+            kernels["maps"].add(str(choice.maps(scores, normaliser.power, REFERENCE)))
     for attention in model.modules():
         if not (isinstance(attention, ScoreAttention) and attention.normaliser.is_fused):
             continue
@@ -66,11 +65,11 @@ def _chosen(
             distances = attention.positions and attention.positions.distances(0)
             with torch.set_grad_enabled(part != "attention of few queries"):
                 kernel = normaliser.kernel(queries, keys, keys, False, rate, distances is not None)
-            found[part].add(str(kernel))
+            kernels[part].add(str(kernel))
     if alpha is not None:
-        found["losses"] = {str(choice.losses(empty(1, 1), alpha, REFERENCE))}
+        kernels["losses"] = {str(choice.losses(empty(1, 1), alpha, REFERENCE))}
         for dtype in {low, torch.float32}:
-            found["dropout"].add(str(choice.dropout(empty(1, dtype=dtype))))
+            kernels["dropout"].add(str(choice.dropout(empty(1, dtype=dtype))))
     is_onednn = device.type == "cpu" and low in linear.TYPES
-    found["linear maps"] = {"oneDNN" if is_onednn else "torch"}
-    return {part: ", ".join(sorted(names)) for part, names in found.items()}
+    kernels["linear maps"] = {"oneDNN" if is_onednn else "torch"}
+    return {part: ", ".join(sorted(names)) for part, names in kernels.items()}

@@ -1,4 +1,4 @@
-"""From states to what is scored."""
+"""The output layer, from states to logits."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Output(Linear):
         super().__init__(d_model, n_classes, bias=False)
 
     def loss(self, states_RD: Tensor, targets_R: Tensor, loss: Loss) -> LossSum:
-        """The loss of states and its measure, without all logits in memory at once."""
+        """Return sums of loss and measure of states; logits are computed in chunks."""
         return loss.of_states(states_RD, self.weight, targets_R)
 
     def rows(self, states_RD: Tensor, targets_R: Tensor, loss: Loss) -> tuple[Tensor, Tensor]:
-        """The loss of each state and its measure, for evaluation."""
+        """Return loss and measure of each state, (R,) each, for evaluation."""
         return loss.rows_of_states(states_RD, self.weight, targets_R)

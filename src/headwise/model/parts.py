@@ -1,4 +1,4 @@
-"""What the blocks of a model are made of beside attention."""
+"""The parts of a model beside attention."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Parts:
     """The choices of the config groups of these names.
 
     Attributes:
-        norm: makes the residual of a sublayer, of `d_model` and `dropout`.
-        activation: makes that of a feed-forward block.
-        init: how weights start.
-        positions: the scheme; what it does at a place, the maker of attentions knows.
+        norm: (d_model, dropout) -> residual connection of a sublayer.
+        activation: () -> activation of a feed-forward block.
+        init: initialises the weights.
+        positions: the scheme; attentions apply it with `Positions.at`.
     """
 
     norm: Callable[..., Residual] = PreNorm

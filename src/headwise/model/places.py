@@ -1,4 +1,4 @@
-"""Where attention happens in a model of given sizes."""
+"""Sites and places of attention in a model of given sizes."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from headwise.errors import ConfigError, refuse, require
 
 
 def site_alone(config: ModelConfig, name: str, column: str) -> Site:
-    """The self-attention of a model of one stack, which reads one column of a batch."""
+    """Return the self-attention site of a model of one stack, for one column of a batch."""
     site = Site(name, 0, column, column)
-    own = config.encoder_layers if site.side == "encoder" else config.decoder_layers
-    return replace(site, n_layers=own if config.layers is None else config.layers)
+    n_layers = config.encoder_layers if site.side == "encoder" else config.decoder_layers
+    return replace(site, n_layers=n_layers if config.layers is None else config.layers)
 
 
 def check_layers(config: ModelConfig, sites: Sequence[Site]) -> None:
-    """Refuse depths that are of a model with another number of stacks."""
+    """Raise ConfigError for depths that belong to a model with another number of stacks."""
     sizes = config.encoder_layers, config.decoder_layers
     if len({site.side for site in sites}) > 1:
         if config.layers is not None:
             raise ConfigError(
-                f"model.layers={config.layers} is the depth of a model of one stack, and this one "
-                "has two: give model.encoder_layers and model.decoder_layers"
+                f"model.layers={config.layers} is for models with one stack, and this one "
+                "has two: set model.encoder_layers and model.decoder_layers"
             )
     elif sizes[0] != sizes[1]:
         raise ConfigError(
-            "model.encoder_layers={} and model.decoder_layers={} are of a model of two stacks, and "
-            "this one has one: give model.layers".format(*sizes)
+            "model.encoder_layers={} and model.decoder_layers={} are for models with two stacks, "
+            "and this one has one: set model.layers".format(*sizes)
         )
 
 
 def place_of(config: ModelConfig, site: str, layer: int) -> Place:
-    """The place of one site of one layer (from 1), with the heads that pruning left there."""
+    """Return the place of one site of one layer (from 1), without pruned heads."""
     head_dim = config.d_model // config.n_heads
     if not config.heads or site not in config.heads:
         return Place(site, layer, config.n_heads, head_dim)
@@ -44,14 +44,14 @@ def place_of(config: ModelConfig, site: str, layer: int) -> Place:
 
 
 def places(config: ModelConfig, sites: Sequence[Site]) -> Iterator[Place]:
-    """Every place, site by site."""
+    """Yield every place, site by site."""
     for site in sites:
         for layer in range(1, site.n_layers + 1):
             yield place_of(config, site.name, layer)
 
 
 def chosen_sites(key: str, names: Sequence[str] | None, sites: Sequence[Site]) -> list[str]:
-    """Names of sites, all of the model's for None; others are refused by `key`."""
+    """Return the names of sites, all for None; raise ConfigError at `key` for unknown ones."""
     present = [site.name for site in sites]
     require(names is None or bool(names), key, f"some of {', '.join(present)}", names)
     for name in names or ():
@@ -61,21 +61,21 @@ def chosen_sites(key: str, names: Sequence[str] | None, sites: Sequence[Site]) -
 
 
 def typed_heads(kept: Mapping[str, Any]) -> str:
-    """The override of a command line that gives a model these heads alone."""
+    """Return the command-line override for a model with only these heads."""
     sites = ",".join(f"{site}:{layers}" for site, layers in kept.items())
     return f"model.heads={{{sites}}}".replace(" ", "")
 
 
 def check_heads(config: ModelConfig, sites: Sequence[Site], key: str = "model.heads") -> None:
-    """Refuse lists of kept heads that do not describe this model, by `key`.
+    """Check that lists of kept heads fit this model; errors name `key`.
 
-    A site that is left out keeps all its heads.
+    A missing site keeps all its heads.
 
     Raises:
-        ConfigError: no such lists, an unknown site, another number of layers, or numbers that
-            are not rising within 1 .. n_heads.
+        ConfigError: not lists of heads by layer, an unknown site, a wrong number of layers, or
+            numbers that are not increasing within 1 .. n_heads.
     """
-    heads: Any = config.heads  # what a user typed
+    heads: Any = config.heads  # from the command line, not validated
     if heads is None:
         return
     require(isinstance(heads, Mapping), key, "site: lists of heads by layer", heads)
@@ -86,11 +86,11 @@ def check_heads(config: ModelConfig, sites: Sequence[Site], key: str = "model.he
         fits = isinstance(layers, list) and len(layers) == depths[site]
         require(fits, f"{key}.{site}", f"a list of {depths[site]} layers", layers)
         for numbers in layers:
-            allowed = f"rising numbers of heads from 1 to {config.n_heads} in every layer"
-            require(_are_rising(numbers, config.n_heads), f"{key}.{site}", allowed, numbers)
+            allowed = f"increasing head numbers from 1 to {config.n_heads} in every layer"
+            require(_are_increasing(numbers, config.n_heads), f"{key}.{site}", allowed, numbers)
 
 
-def _are_rising(numbers: Any, highest: int) -> bool:
+def _are_increasing(numbers: Any, highest: int) -> bool:
     if not isinstance(numbers, list) or not all(type(number) is int for number in numbers):
         return False
     return numbers == sorted(set(numbers)) and all(1 <= number <= highest for number in numbers)

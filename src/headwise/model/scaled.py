@@ -15,28 +15,28 @@ from headwise.model.blocks import FeedForward
 from headwise.model.init import Init, draw_all
 from headwise.model.stack import Stack
 
-GAIN = 0.125  # of every deviation
+GAIN = 0.125  # factor on every standard deviation
 
 
 class Scaled(Init):
-    """Linear maps N(0, 0.125 / sqrt(d_in)), those that end a branch smaller in deep stacks.
+    """Linear layers N(0, 0.125 / sqrt(d_in)), with smaller ends of branches in deep stacks.
 
-    Those that end a residual branch (W_p and W_2) have 1 / sqrt(n) of that, with n the branches of
-    their stack; token embeddings N(0, 0.125 / sqrt(D)), taken as they are (equation 15), each of
-    the n_emb tables of positions N(0, 0.125 / sqrt(D · n_emb)), biases and the output matrix 0.
-    Sinusoids, which that paper does not have, shrink with the tokens. The paper has n = 2N for the
-    two branches of each of its N layers: an encoder of N layers has 2N, a decoder 3N, as its
-    layers have cross-attention as well. With zero logits the first gradient reaches the output
-    matrix alone. The second argument of N is taken for a standard deviation: UNVERIFIED, the
-    paper does not say; as a variance the streams would start about as large as they end.
+    The ends of residual branches (W_p and W_2) have a further factor 1 / sqrt(n), with n the
+    branches of their stack. Token embeddings are N(0, 0.125 / sqrt(D)), unscaled (equation 15);
+    each of the n_emb position tables is N(0, 0.125 / sqrt(D · n_emb)); biases and the output
+    matrix are 0, so that the first gradient reaches only the output matrix. Sinusoids, which the
+    paper does not use, are scaled as tokens. The paper has n = 2N for the two branches of each of
+    N layers; a decoder has 3N, with cross-attention. The second argument of N is read as a
+    standard deviation: UNVERIFIED, the paper does not say; as a variance, the residual stream
+    would start about as large as it ends.
     """
 
     def check(self, config: ModelConfig) -> None:
-        """Refuse an output matrix that is an embedding too."""
+        """Raise ConfigError for an output matrix that is shared with embeddings."""
         if config.share_embeddings != "none":
             raise ConfigError(
                 "model.share_embeddings must be none with init=scaled, got "
-                f"{config.share_embeddings!r}: the output matrix starts at 0, the embeddings do not"
+                f"{config.share_embeddings!r}: only the output matrix starts at 0"
             )
 
     def scales(self, d_model: int) -> tuple[float, float]:
@@ -45,19 +45,19 @@ class Scaled(Init):
 
     def __call__(self, model: nn.Module, output: nn.Linear, seed: int) -> None:
         """See `Init.__call__`."""
-        narrowed = _narrowed(model)
+        factors = _further_factors(model)
 
         def draw(module: nn.Linear | nn.Embedding, generator: torch.Generator) -> None:
-            width = max(module.weight.shape[1], 1)  # pruning may leave a place without heads
-            deviation = GAIN * width**-0.5 * narrowed.get(module, 1.0)
+            width = max(module.weight.shape[1], 1)  # all heads of a place may be pruned
+            deviation = GAIN * width**-0.5 * factors.get(module, 1.0)
             nn.init.normal_(module.weight, std=deviation, generator=generator)
 
         draw_all(model, seed, draw)
         nn.init.zeros_(output.weight)
 
 
-def _narrowed(model: nn.Module) -> dict[nn.Module, float]:
-    """Modules whose weights have a further factor: the ends of branches, and tables of a sum."""
+def _further_factors(model: nn.Module) -> dict[nn.Module, float]:
+    """Return module -> further factor, for the ends of branches and for summed tables."""
     factors: dict[nn.Module, float] = {}
     for stack in (module for module in model.modules() if isinstance(module, Stack)):
         for module in stack.modules():

@@ -1,4 +1,4 @@
-"""One stack alone: a decoder without an encoder, or an encoder without a decoder.
+"""Models of one stack: decoder-only or encoder-only.
 
 Letters: B batch, N positions, D width, V classes.
 """
@@ -18,12 +18,12 @@ from headwise.model.stack import MakeAttention, Stack, StackCache
 
 
 class SingleStack(Model):
-    """Ids to logits at each of their positions.
+    """Maps ids to logits at each position.
 
     Args:
         config: sizes and kinds.
         vocabulary: number of ids, and of classes.
-        site: of its self-attention, which may be causal.
+        site: of the self-attention, which may be causal.
         make_attention: place -> attention module (see `headwise.attention.build`).
         seed: of the initial weights.
         parts: of the stack.
@@ -56,18 +56,18 @@ class SingleStack(Model):
         return {"ids_BN": column.ids_BN, "lengths_B": column.lengths_B}
 
     def states(self, ids_BN: Tensor, lengths_B: Tensor, cache: StackCache | None = None) -> Tensor:
-        """States (B, N, D) that `output` turns into logits; padding stands on the right.
+        """Return states (B, N, D), which `output` maps to logits; padding is on the right.
 
-        With a cache, `ids_BN` holds only the positions that the cache has not seen.
+        With a cache, `ids_BN` has only the positions that are not cached.
         """
         n_prefix = self.embedding.n_prefix
-        seen = 0 if cache is None else cache.length
-        embedded = self.embedding(ids_BN, max(seen - n_prefix, 0))
-        # padding needs no mask in a causal stack, see `Stack.forward`
+        n_cached = 0 if cache is None else cache.length
+        embedded = self.embedding(ids_BN, max(n_cached - n_prefix, 0))
+        # a causal stack needs no mask for padding, see `Stack.forward`
         real_B = None if self.sites[0].causal else lengths_B + n_prefix
         states_BPD: Tensor = self.stack(embedded, real_B, cache=cache, n_prefix=n_prefix)
         return states_BPD[:, -ids_BN.shape[1] :]
 
     def make_cache(self) -> StackCache:
-        """An empty cache for `states` of a causal stack."""
+        """Return an empty cache for `states` of a causal stack."""
         return self.stack.make_cache()

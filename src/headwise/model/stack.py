@@ -1,7 +1,7 @@
-"""Stacks of blocks, and what decoding the next token needs of them.
+"""Stacks of blocks, and their caches for decoding.
 
-An encoder, a decoder alone, and a decoder that reads a memory are one class: what a block attends
-to is decided by the sites it is given.
+Encoders, decoder-only stacks and decoders with a memory are one class: the sites determine what a
+block attends to.
 
 Letters: B batch, N positions, S positions of the memory, D width.
 """
@@ -29,33 +29,33 @@ MakeAttention = Callable[[Place], Attention]
 
 @dataclass(frozen=True)
 class Memory:
-    """What a stack reads of another: states (B, S, D) and real lengths (B,).
+    """The output of an encoder: states (B, S, D) and lengths (B,) without padding.
 
-    Registers are the first positions of each row and counted as real.
+    Registers are the first positions of each row and counted in the lengths.
     """
 
     states_BSD: Tensor
     lengths_B: Tensor
 
     def index_select(self, rows_B: Tensor) -> Memory:
-        """Batch rows in the order given; rows may repeat."""
+        """Return the batch rows `rows_B`, which may repeat."""
         return Memory(self.states_BSD.index_select(0, rows_B), self.lengths_B[rows_B])
 
 
 class StackCache:
-    """What decoding the next token needs of the prefix: a cache an attention, block by block."""
+    """The caches of all attentions, block by block, for decoding the next token."""
 
     def __init__(self, blocks: list[tuple[AttentionCache, AttentionCache | None]]) -> None:
         self.blocks = blocks
         self.length = 0  # positions decoded so far
 
     def reorder(self, rows_B: Tensor) -> None:
-        """Make row i of the prefixes what row `rows_B[i]` was; rows may repeat or be left out."""
-        for own, _ in self.blocks:
-            own.reorder(rows_B)
+        """Move row `rows_B[i]` of the prefixes to row i; rows may repeat or be dropped."""
+        for of_prefix, _ in self.blocks:
+            of_prefix.reorder(rows_B)
 
     def reorder_memory(self, rows_B: Tensor) -> None:
-        """The same for what was kept of the memory."""
+        """Do the same for the caches of the memory."""
         for _, of_memory in self.blocks:
             if of_memory is not None:
                 of_memory.reorder(rows_B)
@@ -64,7 +64,7 @@ class StackCache:
 class Block(nn.Module):
     """Self-attention, cross-attention if there is a site for it, and feed-forward.
 
-    Each has its residual.
+    Each has a residual connection.
     """
 
     cross_attention: Attention | None
@@ -80,8 +80,8 @@ class Block(nn.Module):
     ) -> None:
         super().__init__()
         residual = partial(parts.norm, d_model=config.d_model, dropout=config.dropout)
-        own, *cross = (make_attention(place_of(config, site.name, layer)) for site in sites)
-        self.self_attention = own
+        first, *cross = (make_attention(place_of(config, site.name, layer)) for site in sites)
+        self.self_attention = first
         self.self_residual = residual()
         self.register_module("cross_attention", None)
         if cross:
@@ -100,18 +100,18 @@ class Block(nn.Module):
         memory_mask: Mask | None = None,
         cache: tuple[AttentionCache, AttentionCache | None] | None = None,
     ) -> Tensor:
-        """States (B, N, D)."""
-        own_cache, memory_cache = cache if cache is not None else (None, None)
+        """Return states (B, N, D)."""
+        self_cache, memory_cache = cache if cache is not None else (None, None)
         read = self.self_residual.before(states_BND)
-        context_BND = self.self_attention(read, read, read, mask, own_cache)
+        context_BND = self.self_attention(read, read, read, mask, self_cache)
         states_BND = self.self_residual.after(states_BND, context_BND)
         if self.cross_attention is not None:
             assert memory_BSD is not None
             read = self.cross_residual.before(states_BND)
-            # rows that share a memory ask as one row with the queries of all
-            asking_BQD = read.view(memory_BSD.shape[0], -1, read.shape[2])
+            # rows that share a memory are one row with the queries of all
+            query_BQD = read.view(memory_BSD.shape[0], -1, read.shape[2])
             context_BQD = self.cross_attention(
-                asking_BQD, memory_BSD, memory_BSD, memory_mask, memory_cache
+                query_BQD, memory_BSD, memory_BSD, memory_mask, memory_cache
             )
             states_BND = self.cross_residual.after(states_BND, context_BQD.view_as(read))
         read = self.feed_forward_residual.before(states_BND)
@@ -119,17 +119,17 @@ class Block(nn.Module):
 
 
 class Stack(nn.Module):
-    """Blocks one after the other, and the normalisation that they end in.
+    """A sequence of blocks and the final normalisation.
 
     Args:
         config: sizes and kinds.
         make_attention: place -> attention module (see `headwise.attention.build`).
-        sites: that of self-attention, and, of a stack that reads a memory, that of
-            cross-attention; of equally many layers.
+        sites: of self-attention and, with a memory, of cross-attention; with equal numbers of
+            layers.
         parts: of the blocks.
 
     Attributes:
-        n_branches: residual branches of all layers.
+        n_branches: number of residual branches of all layers.
     """
 
     def __init__(
@@ -143,17 +143,17 @@ class Stack(nn.Module):
         self.sites = tuple(sites)
         numbers = range(1, sites[0].n_layers + 1)
         self.layers = nn.ModuleList(Block(config, n, make_attention, sites, parts) for n in numbers)
-        self.norm = self.blocks[0].self_residual.at_the_end()
+        self.norm = self.blocks[0].self_residual.final_norm()
         self.recompute = config.recompute
         self.n_branches = (len(sites) + 1) * len(self.layers)
 
     @property
     def blocks(self) -> list[Block]:
-        """The layers, with their type."""
+        """The layers, typed."""
         return cast("list[Block]", list(self.layers))
 
     def attentions(self) -> Iterator[tuple[str, int, Attention]]:
-        """Every attention with its site and layer (from 1), site by site."""
+        """Yield every attention with its site and layer (from 1), site by site."""
         for n_site, site in enumerate(self.sites):
             for number, block in enumerate(self.blocks, start=1):
                 attention = block.cross_attention if n_site else block.self_attention
@@ -161,7 +161,7 @@ class Stack(nn.Module):
                 yield site.name, number, attention
 
     def make_cache(self) -> StackCache:
-        """An empty cache."""
+        """Return an empty cache."""
         caches = []
         for block in self.blocks:
             cross = block.cross_attention
@@ -177,15 +177,15 @@ class Stack(nn.Module):
         cache: StackCache | None = None,
         n_prefix: int = 0,
     ) -> Tensor:
-        """States (B, N, D).
+        """Return states (B, N, D).
 
         Args:
-            states_BND: what `Input` makes; with a cache, of the positions it has not seen.
-            lengths_B: real positions of each row; None where padding needs no mask: in a causal
-                stack it stands on the right, where no real query looks.
-            memory: of another stack, where there is a site of cross-attention.
-            cache: of the positions before.
-            n_prefix: register tokens among the positions, which stand in front.
+            states_BND: output of `Input`; with a cache, only of positions that are not cached.
+            lengths_B: number of positions of each row without padding; None for causal stacks,
+                where padding on the right is masked for real queries anyway.
+            memory: of another stack, if there is a site of cross-attention.
+            cache: of the preceding positions.
+            n_prefix: number of register tokens at the start of the positions.
         """
         offset = cache.length if cache is not None else 0
         causal = self.sites[0].causal
@@ -195,9 +195,9 @@ class Stack(nn.Module):
             memory_BSD, memory_mask = memory.states_BSD, Mask(memory.lengths_B)
         recompute = self.recompute and cache is None
         for index, layer in enumerate(self.layers):
-            own = cache.blocks[index] if cache is not None else None
+            of_layer = cache.blocks[index] if cache is not None else None
             states_BND = call_layer(
-                layer, recompute, states_BND, mask, memory_BSD, memory_mask, own
+                layer, recompute, states_BND, mask, memory_BSD, memory_mask, of_layer
             )
         if cache is not None:
             cache.length += states_BND.shape[1]

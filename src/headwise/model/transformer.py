@@ -1,4 +1,4 @@
-"""The encoder-decoder Transformer (Vaswani et al. 2017), open at every attention site.
+"""The encoder-decoder Transformer (Vaswani et al. 2017), with configurable attention.
 
 Letters: B batch, S source length, T target length, D width, H heads, V target vocabulary.
 """
@@ -20,7 +20,7 @@ from headwise.model.stack import MakeAttention, Memory, Stack, StackCache
 
 
 def encoder_decoder_sites(config: ModelConfig) -> tuple[Site, Site, Site]:
-    """Encoder self-attention, decoder self-attention, and from decoder to encoder."""
+    """Return the sites: encoder self-attention, decoder self-attention, cross-attention."""
     n_decoder = config.decoder_layers
     return (
         Site("encoder_self", config.encoder_layers, "source", "source"),
@@ -30,12 +30,12 @@ def encoder_decoder_sites(config: ModelConfig) -> tuple[Site, Site, Site]:
 
 
 class Transformer(Model):
-    """Source ids to target logits.
+    """Maps source ids to target logits.
 
     Args:
         config: sizes and kinds.
-        source_vocab, target_vocab: numbers of pieces; equal sizes do not make them one table,
-            `joint_vocab` does.
+        source_vocab, target_vocab: sizes of the vocabularies.
+        joint_vocab: whether both are one vocabulary, whose table can be shared.
         make_attention: place -> attention module (see `headwise.attention.build`).
         seed: of the initial weights.
         parts: of both stacks.
@@ -60,9 +60,9 @@ class Transformer(Model):
         target_table = source_table if shared else nn.Embedding(target_vocab, config.d_model)
         self.source_embedding = Input(source_table, config, parts, config.register_tokens)
         self.target_embedding = Input(target_table, config, parts)
-        own, causal, cross = self.sites = encoder_decoder_sites(config)
+        encoder, causal, cross = self.sites = encoder_decoder_sites(config)
         self.columns = {"source": self.source_embedding, "target": self.target_embedding}
-        self.encoder = Stack(config, make_attention, [own], parts)
+        self.encoder = Stack(config, make_attention, [encoder], parts)
         self.decoder = Stack(config, make_attention, [causal, cross], parts)
         self.output = Output(config.d_model, target_vocab)
         parts.init(self, self.output, seed)
@@ -70,24 +70,24 @@ class Transformer(Model):
             self.output.weight = target_table.weight
 
     def encode(self, source_BS: Tensor, source_lengths_B: Tensor) -> Memory:
-        """Read the source; padding stands on the right, registers in front.
+        """Encode the source; padding is on the right, registers are prepended.
 
-        The memory, its lengths and recorded weights cover the registers: S is their number more.
+        S of the memory, its lengths and recorded weights includes the registers.
         """
         n_prefix = self.source_embedding.n_prefix
         embedded, lengths_B = self.source_embedding(source_BS), source_lengths_B + n_prefix
         return Memory(self.encoder(embedded, lengths_B, n_prefix=n_prefix), lengths_B)
 
     def make_cache(self) -> StackCache:
-        """An empty cache for `decode`."""
+        """Return an empty cache for `decode`."""
         return self.decoder.make_cache()
 
     def decode(
         self, target_in_BT: Tensor, memory: Memory, cache: StackCache | None = None
     ) -> Tensor:
-        """Logits (B, T, V) of the token after each given one.
+        """Return logits (B, T, V) of the token after each of `target_in_BT`.
 
-        With a cache, `target_in_BT` holds only the positions that the cache has not seen.
+        With a cache, `target_in_BT` has only the positions that are not cached.
         """
         logits_BTV: Tensor = self.output(self._decode_states(target_in_BT, memory, cache))
         return logits_BTV
@@ -101,14 +101,14 @@ class Transformer(Model):
         return states_BTD
 
     def states(self, source_BS: Tensor, source_lengths_B: Tensor, target_in_BT: Tensor) -> Tensor:
-        """Teacher-forced states (B, T, D) that `output` turns into logits.
+        """Return teacher-forced states (B, T, D), which `output` maps to logits.
 
-        A loss that takes the output projection into itself (`Loss.of_states`) begins here.
+        `Loss.of_states` computes output projection and loss from them in chunks.
         """
         return self._decode_states(target_in_BT, self.encode(source_BS, source_lengths_B))
 
     def inputs(self, batch: Batch) -> dict[str, Tensor]:
-        """What `states` and `forward` take of a batch, by argument."""
+        """Return the keyword arguments of `states` and `forward` for a batch."""
         source, target = batch.columns["source"], batch.columns["target"]
         return {
             "source_BS": source.ids_BN,
@@ -118,7 +118,7 @@ class Transformer(Model):
 
     @property
     def max_source(self) -> int | None:
-        """Most pieces of a source, eos included; None for no limit."""
+        """Maximum number of tokens of a source, including eos; None for no limit."""
         limits = [
             attention.max_keys - self.source_embedding.n_prefix
             for site, _, attention in self.attentions()

@@ -254,11 +254,11 @@ REFUSED = {
     "report paper=correia2019 seedz=[1]": (2, "Did you mean seeds?"),
     "report paper=correia2019 runs=outputs/x": (2, "runs is a list: give runs=[outputs/x]"),
     "report paper=correia2019 'overrides=[\"a=b\"]'": (2, "does not compose"),
-    "report run=RUN page=true compare=RUN": (2, "is the run itself"),
+    "report run=RUN page=true compare=RUN": (2, "must be another run"),
     "report run=RUN page=true n_sentences=0": (2, "n_sentences must be at least 1"),
     "report run=RUN page=true output=page.txt": (2, "output=page.txt must be an html file"),
-    "report run=RUN page=true output=nowhere/page.html": (2, "there is no folder nowhere"),
-    "report run=RUN page=true sentences=nowhere.de": (1, "there is no file sentences=nowhere.de"),
+    "report run=RUN page=true output=nowhere/page.html": (2, "folder nowhere not found"),
+    "report run=RUN page=true sentences=nowhere.de": (1, "sentences=nowhere.de not found"),
 }  # fmt: skip
 
 

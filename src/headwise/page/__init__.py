@@ -1,1 +1,1 @@
-"""The page on which the heads of a run are inspected: one html file that needs no network."""
+"""A page to inspect the heads of a run: one html file that needs no network."""

@@ -1,8 +1,8 @@
-"""The text of a page: one html file that holds all it needs, and asks for nothing.
+"""The text of a page: one self-contained html file that loads nothing else.
 
-Everything that comes from a run (names, sentences, settings) is data of the page, a block of JSON;
-its own script puts it in as text, never as markup. The parts lie in `assets/` as they are: a frame,
-a style sheet and scripts without a build step.
+Everything that comes from a run (names, sentences, settings) is in a block of JSON; the script
+inserts it as text, never as markup. The template, style sheet and scripts are in `assets/`, without
+a build step.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ def page_text(
     pictures: Sequence[tuple[str, bytes]],
     items: Items,
 ) -> str:
-    """The whole page.
+    """Return the html of the page.
 
     Args:
-        contents: of one run, or of two to be shown side by side: what `page.run.run_content`
-            gives, and under `readings` what `page.readings.reading_contents` does.
+        contents: of one run, or of two to compare: the result of `page.run.run_content`, with that
+            of `page.readings.reading_contents` under `readings`.
         pictures: title and svg of each.
-        items: that the contents are of.
+        items: the texts that the readings are of.
     """
     labels = _labels(contents)
     data = {
@@ -54,25 +54,25 @@ def page_text(
 
 
 def _picture(title: str, svg: bytes) -> str:
-    """An image element that holds its picture; what is in it cannot load anything."""
+    """Return an image element with the embedded svg, which cannot load anything."""
     source = base64.b64encode(svg).decode("ascii")
     return f'<img alt="{html.escape(title)}" src="data:image/svg+xml;base64,{source}">'
 
 
 def as_script_data(data: Any) -> str:
-    """JSON that can stand in a script element, whatever its texts hold.
+    """Return JSON that is safe in a script element.
 
     Raises:
         ValueError: a number is not finite.
     """
-    # "<" begins all that could end the element or begin a comment in it
+    # only "<" can end the element or start a comment in it
     text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c")
 
 
-def filled(frame: str, parts: Mapping[str, str]) -> str:
-    """The frame with `{{name}}` replaced; what is put in is not looked at again."""
-    return re.sub(r"\{\{(\w+)\}\}", lambda slot: parts[slot[1]], frame)
+def filled(template: str, parts: Mapping[str, str]) -> str:
+    """Replace every `{{name}}` of the template once, without recursion."""
+    return re.sub(r"\{\{(\w+)\}\}", lambda slot: parts[slot[1]], template)
 
 
 def _asset(name: str) -> str:
@@ -80,7 +80,7 @@ def _asset(name: str) -> str:
 
 
 def _labels(contents: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What each run is called beside the other: its attention, where that tells them apart."""
+    """Return unique labels of the runs: attention or name, else numbered names."""
     for key in ("attention", "name"):
         labels = [str(content[key]) for content in contents]
         if len(set(labels)) == len(labels):

@@ -1,4 +1,4 @@
-"""What a page holds of a model that reads: names of tokens, and where its heads look.
+"""Page data of the readings of a model: names of tokens, and attention weights.
 
 Letters: B batch, H heads, Q queries, K keys.
 """
@@ -17,7 +17,7 @@ from headwise.tasks.task import TrainedRun
 
 
 def reading_contents(run: TrainedRun, items: Sequence[Item]) -> list[dict[str, Any]]:
-    """For each item the texts that the run wrote, the axes of its sites, and all weights."""
+    """Return for each item the texts that the run wrote, the axes of its sites, and all weights."""
     contents: list[dict[str, Any]] = [{} for _ in items]
     for place, reading in run.task.readings(run, [item.text for item in items]):
         contents[place] = {
@@ -34,9 +34,9 @@ def _axes_content(site: str, axes: Axes) -> dict[str, Any]:
 
 
 def weight_contents(observations: Sequence[Observation]) -> dict[str, Any]:
-    """The attentions of one item: their shapes, and the bytes of all of them.
+    """Return the shapes of the attentions of one item, and their packed weights.
 
-    A head whose weights are not what it declares (finite, or no distribution) is left out.
+    Heads with non-finite weights, or negative ones in distributions, are left out.
     """
     blocks, kept = [], []
     for seen in observations:

@@ -1,4 +1,4 @@
-"""What a page tells of one run, all but its sentences: read from the run's own files."""
+"""Page data of one run except its readings, from the files of the run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Records = Sequence[Mapping[str, Any]]
 
 
 def run_content(run: TrainedRun) -> dict[str, Any]:
-    """The name of a run, facts, scores, findings and heads."""
+    """Return the name of a run, its facts, scores, findings and heads."""
     folder, config = run.folder, run.config
     results = folder.read_results()
     analysis = folder.path / FOLDER
@@ -59,7 +59,7 @@ def _facts(run: TrainedRun, results: Results | None) -> list[list[str]]:
 
 
 def _scores(run: TrainedRun, results: Results | None) -> list[dict[str, Any]]:
-    """Every score of every split: test sets first, and of each what the task is judged by."""
+    """Return every score: test sets first, and for each the main metric of the task first."""
     config, task = run.config, run.task
     labels = {metric.name: metric.label for metric in task.metrics(config)}
     judge = task.judged_by(config).name
@@ -72,7 +72,7 @@ def _scores(run: TrainedRun, results: Results | None) -> list[dict[str, Any]]:
 
 
 def _other_weights(run: TrainedRun) -> str:
-    """With which weights the analysis was made, where they are not those shown."""
+    """Name the checkpoint of the analysis if it is not the one shown."""
     about = read_settings(run.folder.path / FOLDER)
     if about.get("weights") == run.weights["weights"]:
         return ""
@@ -80,19 +80,19 @@ def _other_weights(run: TrainedRun) -> str:
 
 
 def _head_rows(heads: Heads, table: Records, others: Records) -> list[dict[str, Any]]:
-    """A row a head of the model, with what the analysis found of it."""
-    found = {tuple(row[name] for name in HEAD_KEY): _rounded(row) for row in table}
+    """Return one row per head of the model, with its results from the analysis."""
+    rows = {tuple(row[name] for name in HEAD_KEY): _rounded(row) for row in table}
     for row in others:
-        known = found.setdefault(tuple(row[name] for name in HEAD_KEY), {})
-        known |= _rounded({row["statistic"]: row["value"]})
+        values = rows.setdefault(tuple(row[name] for name in HEAD_KEY), {})
+        values |= _rounded({row["statistic"]: row["value"]})
     return [
-        {**dict(zip(HEAD_KEY, place, strict=True)), **found.get(place, {})}
+        {**dict(zip(HEAD_KEY, place, strict=True)), **rows.get(place, {})}
         for place in listed(heads)
     ]
 
 
 def _rounded(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row without what was not measured, its numbers as long as they can be read."""
+    """Drop missing values from a row and round its numbers to `SHOWN_DIGITS` digits."""
     return {
         name: float(f"{value:.{SHOWN_DIGITS}g}") if isinstance(value, float) else value
         for name, value in row.items()

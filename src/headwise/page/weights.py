@@ -1,10 +1,9 @@
-"""Attention weights as text: small enough for a page that holds every head.
+"""Attention weights as compact text, for a page with every head.
 
 Letters: H heads, Q queries, K keys.
 
-0 is exactly 0 and nothing else, so that what is empty on the page is empty in the model. A key that
-the query may not see is not a number. Of a weight the first eight binary digits are kept, an error
-of 0.4 % at most: the rest would make the page twice as large.
+0 means exactly 0, NaN a masked key. Weights are rounded to eight binary digits, an error of at most
+0.4 %: all digits would make the page twice as large.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ Weights = npt.NDArray[np.float32]
 
 
 def rounded(weights_HQK: Tensor, allowed_HQK: Tensor) -> Weights:
-    """Finite weights with few digits, NaN where a query may not see a key.
+    """Round finite weights to `N_DIGITS` binary digits; NaN at masked keys.
 
     Args:
-        weights_HQK: 0 where nothing is allowed.
-        allowed_HQK: True where a query may see a key.
+        weights_HQK: 0 at masked keys.
+        allowed_HQK: True where a query may attend to a key.
     """
     fractions, exponents = np.frexp(weights_HQK.float().cpu().numpy())
     kept: Weights = np.ldexp(np.rint(fractions * 2**N_DIGITS) / 2**N_DIGITS, exponents)
@@ -36,6 +35,6 @@ def rounded(weights_HQK: Tensor, allowed_HQK: Tensor) -> Weights:
 
 
 def packed(weights: Iterable[Weights]) -> str:
-    """Several attentions one behind the other, deflated (zlib) and in base64."""
+    """Concatenate the weights of several attentions; zlib, then base64."""
     joined = b"".join(block.astype("<f4").tobytes() for block in weights)
     return base64.b64encode(zlib.compress(joined, 9)).decode("ascii")

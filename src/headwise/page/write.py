@@ -20,29 +20,29 @@ from headwise.tasks.task import TrainedRun
 
 
 def write_page(config: ReportConfig, analyze: Callable[[Path], object]) -> Path:
-    """Write the page of `config.run`, beside a second run if `config.compare` names one.
+    """Write the page of `config.run`, with a second run if `config.compare` names one.
 
-    What the analysis found is shown with the heads; where the run folder has no analysis, it is
-    made first. An analysis that is there stays as it is, whatever it was asked for.
+    A run folder without an analysis is analysed first; an existing analysis is used as it is.
 
     Args:
         config: of the command.
-        analyze: makes the analysis of a run folder.
+        analyze: writes the analysis of a run folder.
 
     Returns:
         The file: `<run>/page.html`, `<run>/page-<other run>.html`, or `config.output`.
 
     Raises:
-        ConfigError: a number of sentences below 1, or both runs are one or read different texts.
-        DataError: no text to show.
-        RunError: no such run, or an output that cannot be written.
+        ConfigError: n_sentences below 1, an output that cannot be written, the same run twice, or
+            two runs of different tasks or languages.
+        DataError: there is no text to show.
+        RunError: the run does not exist.
     """
     require(config.n_sentences >= 1, "n_sentences", "at least 1", config.n_sentences)
     folders = _folders(config)
     out = _output(config, folders)
     path = None if config.sentences is None else Path(config.sentences)
     if path is not None and not path.is_file():
-        raise DataError(f"there is no file sentences={path}")
+        raise DataError(f"sentences={path} not found")
     for folder in folders:
         if not (folder.path / FOLDER / SETTINGS).is_file():
             analyze(folder.path)
@@ -61,12 +61,12 @@ def write_page(config: ReportConfig, analyze: Callable[[Path], object]) -> Path:
 
 def _folders(config: ReportConfig) -> list[RunFolder]:
     if config.run is None:
-        raise ConfigError("run is missing: name the folder whose page to write, run=FOLDER")
+        raise ConfigError("run is missing: set run=FOLDER, the run folder to show")
     folders = [RunFolder.existing(config.run)]
     if config.compare is not None:
         folders.append(RunFolder.existing(config.compare, "compare"))
         if folders[0].path.resolve() == folders[1].path.resolve():
-            raise ConfigError(f"compare={config.compare} is the run itself; give another")
+            raise ConfigError(f"compare={config.compare} must be another run than run={config.run}")
     return folders
 
 
@@ -74,28 +74,28 @@ def _check_alike(runs: Sequence[TrainedRun]) -> None:
     read = [f"{run.task.name} {' → '.join(run.task.languages(run.config))}".strip() for run in runs]
     if len(set(read)) > 1:
         raise ConfigError(
-            f"compare={runs[1].folder.path} is a run of {read[1]} and the other one of {read[0]}: "
-            "they cannot be shown on the same text; give a run of the same task and languages"
+            f"compare={runs[1].folder.path} must be of the same task and languages as run "
+            f"({read[0]}), got {read[1]}"
         )
 
 
 def _output(config: ReportConfig, folders: Sequence[RunFolder]) -> Path:
-    """Where the page goes."""
+    """Return the path of the page."""
     if config.output is None:
         others = "".join(f"-{folder.path.resolve().name}" for folder in folders[1:])
         return folders[0].path / f"page{others}.html"
     path = Path(config.output)
     if path.is_dir() or path.suffix not in (".html", ".htm"):
-        raise ConfigError(f"output={path} must be an html file; give {path / 'page.html'}")
+        raise ConfigError(f"output={path} must be an html file, such as {path / 'page.html'}")
     if not path.absolute().parent.is_dir():
-        raise ConfigError(f"output={path} cannot be written: there is no folder {path.parent}")
+        raise ConfigError(f"output={path} cannot be written: folder {path.parent} not found")
     return path
 
 
 def _pictures(folders: Sequence[RunFolder]) -> list[tuple[str, bytes]]:
-    """Title and svg of every figure that `report figures=true` draws of these runs."""
+    """Return title and svg of every figure that `report figures=true` draws of these runs."""
     figures = list(figures_of([folder.path for folder in folders]).values())
-    if len(folders) > 1:  # side by side; each one's own course before
+    if len(folders) > 1:  # the training figures of each run first
         figures = [
             f for folder in folders for f in training_figures(folder.path).values()
         ] + figures

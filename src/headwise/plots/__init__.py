@@ -1,1 +1,1 @@
-"""Every picture, drawn from tidy tables (one fact a row). It knows no model."""
+"""Figures, drawn from tidy tables (one fact per row), independent of any model."""

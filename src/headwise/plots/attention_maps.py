@@ -1,4 +1,4 @@
-"""Attention of all heads on one sentence: a heat map a head, a row of them a layer.
+"""Attention of all heads on one sentence: one heat map per head, one row of maps per layer.
 
 Letters: H heads, Q queries, K keys.
 """
@@ -19,16 +19,16 @@ from headwise.config.schema import SITE_KINDS, SITE_NAMES
 from headwise.plots.style import GREY, styled
 
 PITCH = 0.11  # inches from one key to the next
-MOST_LETTERS = 12  # of a token's name
-# Hard at 0: the smallest weight is clearly darker than paper. Below 0 it is of another hue.
+MOST_LETTERS = 12  # characters shown of a token
+# A jump at 0: the smallest weight is clearly darker than paper. Negative weights have another hue.
 COLOURS = LinearSegmentedColormap.from_list(
     "weights", [(0, "#5c2300"), (0.5, "#f3c9a5"), (0.5, "#c3d9ee"), (1, "#0a2a52")], N=1024
 )
 UNSEEN = "#e4e4e4"
 ROWS = {  # by the kind of a site
-    "self": "A row is the query, a column a key that it looks at.",
-    "causal": "A row is the token just read, a column a token that it looks at.",
-    "cross": "A row is the token being written, a column a token read that it looks at.",
+    "self": "Rows: queries. Columns: keys that they attend to.",
+    "causal": "Rows: input tokens of each step. Columns: tokens that they attend to.",
+    "cross": "Rows: tokens to be generated. Columns: encoder tokens that they attend to.",
 }
 
 
@@ -39,9 +39,9 @@ class LayerMaps:
     Attributes:
         layer: from 1.
         heads: their numbers in the unpruned model.
-        weights_HQK: 0 is empty in the figure, and nothing else is.
-        allowed_HQK: False where a query may not see a key, which is grey.
-        alphas: of the heads; None where one has none.
+        weights_HQK: exactly 0 is drawn white.
+        allowed_HQK: False at masked keys, which are grey.
+        alphas: of the heads; None for a head without α.
     """
 
     layer: int
@@ -60,17 +60,17 @@ def attention_maps(
     title: str,
     about: str = "",
 ) -> Figure | None:
-    """The heads of a site, layers below each other; the figure grows with the sentence.
+    """Draw the heads of a site, one row per layer; the figure grows with the sentence.
 
     Args:
-        site: whose heads these are.
+        site: name of the site.
         layers: in ascending order.
         queries, keys: names of the rows and of the columns of each map.
-        title: what was read.
-        about: the model and where the text is from, for the note.
+        title: the text.
+        about: model and origin of the text, for the note.
 
     Returns:
-        The figure; None where there are no heads.
+        The figure; None if there are no heads, queries or keys.
     """
     layers = [layer for layer in layers if len(layer.heads)]
     if not layers or not queries or not keys:
@@ -83,7 +83,7 @@ def attention_maps(
     figure = Figure(figsize=(width, height))
     name = SITE_NAMES.get(site, site)
     figure.suptitle(textwrap.fill(": ".join(filter(None, (name, title))), int(width * 15)))
-    note = f"{ROWS[SITE_KINDS[site]]} White: weight exactly 0. Grey: may not be seen. {about}"
+    note = f"{ROWS[SITE_KINDS[site]]} White: weight exactly 0. Grey: masked. {about}"
     figure.supxlabel(textwrap.fill(note, int(width * 20)), fontsize=6.5, color=GREY)
     grid = figure.subplots(len(layers), n_columns, squeeze=False)
     for line, layer in zip(grid, layers, strict=True):
@@ -95,7 +95,7 @@ def attention_maps(
             names = {"xticklabels": _short(keys), "yticklabels": place == 0 and _short(queries)}
             frame = {"cbar": False, "square": True, "ax": axes, **names}
             frame |= {"vmin": -largest, "vmax": largest}
-            # what is exactly 0 is not drawn at all
+            # weights of exactly 0 are not drawn
             sns.heatmap(~allowed_QK, mask=allowed_QK, cmap=[UNSEEN], **frame)
             sns.heatmap(weights_QK, mask=weights_QK == 0, cmap=COLOURS, **frame)
             axes.tick_params(length=0, labelsize=6, pad=1)

@@ -1,7 +1,7 @@
-"""Several runs side by side: α, density, diversity, pruning, and validation scores.
+"""Figures that compare runs: α, density, diversity, pruning, and validation scores.
 
-Every table has the columns `name`, of what was chosen, and `run`: runs under one name differ in
-their seed alone.
+Every table has the columns `name`, the choices of a run, and `run`; runs of one name differ only in
+their seed.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from headwise.plots.style import (
     update_axis,
 )
 
-N_DRAWN = 2000  # queries that a violin is made of, in the proportions of its histogram
+N_DRAWN = 2000  # queries per violin, in the proportions of its histogram
 ALL_HEADS = "all heads"
 MEAN = "A line is the mean over runs (seeds), in a band from the lowest to the highest."
 BASES = {"diversity_heads": "log(number of heads)", "diversity_keys": "log(number of keys)"}
 
 
 def titled(title: str, what: str) -> str:
-    """A title with what was trained behind it."""
+    """Append what was trained to a title."""
     return f"{title} ({what})" if what else title
 
 
 @styled
 def alpha_histograms(table: pd.DataFrame, what: str = "") -> Figure:
-    """Heads by their α, a panel a site (Correia et al. 2019, section 5).
+    """Draw a histogram of α over heads, one panel per site (Correia et al. 2019, section 5).
 
     Args:
-        table: columns site, run and end, a row a head.
-        what: was trained, for the title.
+        table: columns site, run and end, one row per head.
+        what: what was trained, for the title.
     """
     low, high = min(1.0, table["end"].min()), max(2.0, table["end"].max())
     figure, drawn = panels(
@@ -52,7 +52,7 @@ def alpha_histograms(table: pd.DataFrame, what: str = "") -> Figure:
         "(1), 1.5-entmax and sparsemax (2).",
     )
     for axes, part in drawn:
-        # 1 is an edge of a bin, whatever the lowest α is
+        # 1 is always an edge of a bin
         edges = np.arange(np.floor(low * 10 + 1e-9), np.ceil(high * 10 - 1e-9) + 1) / 10
         sns.histplot(part, x="end", bins=edges, ax=axes)
         for alpha in REFERENCES:
@@ -66,11 +66,11 @@ def alpha_histograms(table: pd.DataFrame, what: str = "") -> Figure:
 
 @styled
 def alpha_start_end(table: pd.DataFrame, what: str = "") -> Figure:
-    """α of every head before training against α after it, a panel a site.
+    """Draw α of every head before and after training, one panel per site.
 
     Args:
-        table: columns site, layer, run, start and end, a row a head.
-        what: was trained, for the title.
+        table: columns site, layer, run, start and end, one row per head.
+        what: what was trained, for the title.
     """
     ends = table[["start", "end"]]
     limits = (min(1.0, ends.min().min()) - 0.03, max(2.0, ends.max().max()) + 0.03)
@@ -78,7 +78,7 @@ def alpha_start_end(table: pd.DataFrame, what: str = "") -> Figure:
         table,
         "site",
         titled("α of the heads at the start and at the end of training", what),
-        f"One point a head of {table['run'].nunique()} run(s). Below the dashed diagonal a head "
+        f"One point per head of {table['run'].nunique()} run(s). Below the dashed diagonal a head "
         "became denser, above it sparser. r: correlation of start and end.",
         sharex=True,
     )
@@ -105,12 +105,12 @@ def alpha_start_end(table: pd.DataFrame, what: str = "") -> Figure:
 
 @styled
 def density_violins(table: pd.DataFrame, what: str = "", text: str = "") -> Figure:
-    """Densities of all heads over all queries, a panel a site, a violin a name.
+    """Draw the densities of all queries, one panel per site, one violin per name.
 
     Args:
         table: rows of the analysis' table DENSITY: histograms of the queries of every head.
-        what: was trained, for the title.
-        text: on which it was measured, for the note.
+        what: what was trained, for the title.
+        text: on which text it was measured, for the note.
     """
     counts = table.groupby(["site", "name", "low", "high"], sort=False)["n_queries"].sum()
     bins = counts.reset_index()
@@ -122,7 +122,7 @@ def density_violins(table: pd.DataFrame, what: str = "", text: str = "") -> Figu
         "site",
         titled("Density: share of its visible keys to which a query gives a weight", what),
         "Every query of every head and run counts once. Lines: quartiles. Above: share of the "
-        f"queries with a density of exactly 1, which use every key, as under softmax. {text}",
+        f"queries with a density of exactly 1, which use every key, as in softmax. {text}",
     )
     for axes, part in drawn:
         queries = part.loc[part.index.repeat((part["share"] * N_DRAWN).round().astype(int))]
@@ -146,22 +146,22 @@ def density_violins(table: pd.DataFrame, what: str = "", text: str = "") -> Figu
             axes.annotate(share, (place, 1.05), ha="center", fontsize=6.5, annotation_clip=False)
         axes.set(xlabel="", ylabel="density of a query", ylim=(0, 1.15))
         axes.set_xticks(range(len(names)), [shown(name) for name in names])
-        if sum(map(len, names)) > 30:  # they would run into each other
+        if sum(map(len, names)) > 30:  # they would overlap
             axes.tick_params(axis="x", rotation=90)
     return figure
 
 
 @styled
 def density_layers(table: pd.DataFrame, what: str = "", text: str = "") -> Figure:
-    """Mean density of each head by layer: a line a rank, a row of panels a name.
+    """Draw the mean density of each head by layer: one line per rank, one row of panels per name.
 
-    The heads of a layer are sorted, so that the lines join heads of one rank, not of one number:
-    heads of different layers have nothing to do with each other (Correia et al. 2019, section 5).
+    Heads are sorted within each layer, and lines join heads of equal rank: head numbers of
+    different layers are unrelated (Correia et al. 2019, section 5).
 
     Args:
         table: rows of the analysis' table HEADS that have a density.
-        what: was trained, for the title.
-        text: on which it was measured, for the note.
+        what: what was trained, for the title.
+        text: on which text it was measured, for the note.
     """
     of_layer = table.groupby(["name", "run", "site", "layer"])["density"]
     table = table.assign(rank=of_layer.rank(ascending=False, method="first"))
@@ -171,7 +171,7 @@ def density_layers(table: pd.DataFrame, what: str = "", text: str = "") -> Figur
         ranked,
         "site",
         titled("Mean density of the heads of each layer", what),
-        "Density: share of the keys a query may see whose weight is above zero. The heads of each "
+        "Density: share of the visible keys of a query with a weight above zero. The heads of each "
         "layer are sorted, and lines join heads of equal rank, means over runs (seeds). " + text,
         row="name",
         height=1.7,
@@ -198,14 +198,13 @@ def density_layers(table: pd.DataFrame, what: str = "", text: str = "") -> Figur
 def diversity_layers(
     table: pd.DataFrame, column: str = "diversity_heads", what: str = "", text: str = ""
 ) -> Figure:
-    """How much the heads of each layer disagree, a panel a site, a line a name.
+    """Draw the diversity of the heads of each layer, one panel per site, one line per name.
 
     Args:
         table: rows of the analysis' table LAYERS that have the column.
-        column: which of the two bases, a key of `BASES` (Correia et al. 2019, section 5, takes
-            that of the keys).
-        what: was trained, for the title.
-        text: on which it was measured, for the note.
+        column: a key of `BASES` (Correia et al. 2019, section 5, use `diversity_keys`).
+        what: what was trained, for the title.
+        text: on which text it was measured, for the note.
     """
     figure, drawn = panels(
         table,
@@ -226,12 +225,12 @@ def diversity_layers(
 
 @styled
 def pruning_curves(table: pd.DataFrame, what: str = "", text: str = "") -> Figure:
-    """A score against the share of heads removed, a panel a name, a line a choice of sites.
+    """Draw the score over the share of removed heads, one panel per name, one line per sites.
 
     Args:
         table: columns sites, fraction, score, metric, name and run; sites are ALL_HEADS or names.
-        what: was trained, for the title.
-        text: on which it was measured, for the note.
+        what: what was trained, for the title.
+        text: on which text it was measured, for the note.
     """
     table = table.assign(removed=100 * table["fraction"])
     figure, drawn = panels(
@@ -250,7 +249,7 @@ def pruning_curves(table: pd.DataFrame, what: str = "", text: str = "") -> Figur
 
 @styled
 def score_curves(table: pd.DataFrame) -> Figure:
-    """Validation scores over training, a panel a corpus and metric, a line a name.
+    """Draw validation scores over training, one panel per corpus and metric, one line per name.
 
     Args:
         table: columns corpus, metric, name, run, update and score.

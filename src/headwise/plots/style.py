@@ -1,8 +1,8 @@
-"""The look that all figures share, and how they are written.
+"""Common style of all figures, and how they are saved.
 
-Sizes are those of print: a figure is as wide as one or two columns of a paper. Series differ in
-colour, dashes and marker at once, so that each can be told without colours. No figure is one of
-pyplot's: no window, no global state, any number of jobs in a process.
+A figure is as wide as one or two columns of a paper. Series differ in colour, dashes and marker, so
+that they are distinguishable without colours. Figures do not use pyplot: no window, no global
+state, any number of jobs in a process.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ FORMATS = ("png", "svg", "pdf")
 INK, GREY = "#222222", "#595959"
 REFERENCES = (1.0, 1.5, 2.0)  # α of softmax, 1.5-entmax and sparsemax
 RULE_NAMES = {"alpha_entmax": "α-entmax", "entmax15": "1.5-entmax"}
-RULES = ("alpha_entmax", "entmax15", "softmax")  # look alike in every figure
+RULES = ("alpha_entmax", "entmax15", "softmax")  # have the same style in every figure
 COLOURS = sns.color_palette("colorblind", 8)
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "p")
 DASHES = ("", (5, 1.5), (1.5, 1.2), (6, 1.5, 1.2, 1.5), (3, 1, 1, 1), (9, 2), (3, 3), (1, 1))
-# DejaVu Sans comes with matplotlib; the others, where installed, have the letters that it lacks.
+# DejaVu Sans is part of matplotlib; the others, if installed, have glyphs that it lacks.
 FONTS = ("DejaVu Sans", "Noto Sans CJK JP", "IPAexGothic", "Hiragino Sans", "Yu Gothic")
 STYLE: dict[str, Any] = {
     **sns.axes_style("ticks"),
@@ -53,7 +53,7 @@ STYLE: dict[str, Any] = {
     "figure.constrained_layout.use": True,
     "legend.frameon": False,
     "savefig.dpi": 300,
-    "svg.hashsalt": "headwise",  # else every drawing would be another file
+    "svg.hashsalt": "headwise",  # makes files reproducible
     "svg.fonttype": "path",
     "pdf.fonttype": 42,
 }
@@ -62,7 +62,7 @@ logging.getLogger("fontTools.subset").setLevel(logging.WARNING)  # it logs every
 
 
 def styled(draw: Callable[P, T]) -> Callable[P, T]:
-    """Run a function that draws with the style of this file."""
+    """Decorate a drawing function to use the style of this file."""
 
     @wraps(draw)
     def drawn(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -77,13 +77,13 @@ def styled(draw: Callable[P, T]) -> Callable[P, T]:
 
 
 def shown(name: str) -> str:
-    """The name of a row, with the rules in it as papers write them."""
+    """Return the name of a row with normalisers spelt as in papers."""
     rules = "|".join(RULE_NAMES)
     return re.sub(rf"\b({rules})\b", lambda match: RULE_NAMES[match[1]], name)
 
 
 def looks(names: Iterable[str]) -> dict[str, Any]:
-    """Colours, markers and dashes of named series, as arguments of seaborn's line plots."""
+    """Return colours, markers and dashes of named series, as arguments of seaborn's line plots."""
     names = list(dict.fromkeys(names))
     others = [name for name in names if name not in RULES]
     place = {name: number for number, name in enumerate([*RULES, *others])}
@@ -91,7 +91,7 @@ def looks(names: Iterable[str]) -> dict[str, Any]:
         "hue_order": names,
         "style_order": names,
         "palette": {name: COLOURS[place[name] % 8] for name in names},
-        # after one round the colours come again, with other markers and dashes
+        # colours repeat after 8 series, with other markers and dashes
         "markers": {name: MARKERS[(place[name] + place[name] // 8) % 8] for name in names},
         "dashes": {name: DASHES[(place[name] + place[name] // 8) % 8] for name in names},
     }
@@ -106,14 +106,14 @@ def panels(
     height: float = 2.4,
     **options: Any,
 ) -> tuple[Figure, list[tuple[Axes, pd.DataFrame]]]:
-    """A figure with a panel a value of a column, and the rows of the table that each shows.
+    """Create a figure with one panel per value of a column, and the table rows of each panel.
 
     Args:
-        table: what is drawn.
-        column: whose values stand side by side in their order, at most three in a line.
-        title, note: above the panels, and below them.
-        row: a column whose values stand below each other.
-        height: of a line of panels, in inches.
+        table: the data.
+        column: its values are the panels, in order, at most three in a line.
+        title, note: above and below the panels.
+        row: a column whose values are the rows of panels.
+        height: of a row of panels, in inches.
         options: of matplotlib's `subplots`.
     """
     across = list(table[column].unique())
@@ -140,11 +140,11 @@ def panels(
 
 
 def mean_curves(axes: Axes, table: pd.DataFrame, x: str, y: str, series: str, **style: Any) -> None:
-    """Means over runs, in bands from the lowest to the highest, where all runs were measured.
+    """Draw means over runs with bands from minimum to maximum, where all runs have a value.
 
     Args:
         axes: to draw on.
-        table: columns `run`, x, y and series; runs of one series differ in their seed alone.
+        table: columns `run`, x, y and series; runs of one series differ only in their seed.
         style: from `looks`, of all series of the figure.
     """
     n_runs = table.groupby(series)["run"].transform("nunique")
@@ -162,7 +162,7 @@ def mean_curves(axes: Axes, table: pd.DataFrame, x: str, y: str, series: str, **
 
 
 def legend_right(drawn: Sequence[tuple[Axes, Any]], title: str | None = None) -> None:
-    """One legend for all panels, right of the last."""
+    """Draw one legend for all panels, right of the last."""
     handles: dict[str, Any] = {}
     for axes, _ in drawn:
         handles |= dict(zip(*axes.get_legend_handles_labels()[::-1], strict=True))
@@ -179,27 +179,27 @@ def legend_right(drawn: Sequence[tuple[Axes, Any]], title: str | None = None) ->
 
 
 def update_axis(axes: Axes) -> None:
-    """A horizontal axis of updates: few ticks, as 500 or 20k."""
+    """Format the x axis for updates: few ticks, such as 500 or 20k."""
     axes.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10], integer=True))
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
 
 
 def integer_axis(axis: Axis) -> None:
-    """An axis of layers or counts."""
+    """Format an axis for layers or counts."""
     axis.set_major_locator(MaxNLocator(integer=True))
 
 
 @styled
 def save(figure: Figure, out: Path, formats: Sequence[str] = FORMATS) -> list[Path]:
-    """Write a figure; the same figure gives the same bytes.
+    """Save a figure; the same figure gives the same bytes.
 
     Args:
-        figure: to be written.
-        out: its suffix is replaced by that of each format. Its folder is made.
+        figure: to save.
+        out: path; the suffix is replaced by that of each format. The folder is created.
         formats: png, svg or pdf.
 
     Returns:
-        The files.
+        Paths of the files.
     """
     out.parent.mkdir(parents=True, exist_ok=True)
     files = []
@@ -213,7 +213,7 @@ def save(figure: Figure, out: Path, formats: Sequence[str] = FORMATS) -> list[Pa
 
 @styled
 def drawn_bytes(figure: Figure, kind: str) -> bytes:
-    """A figure as png, svg or pdf, without the date at which it was drawn."""
+    """Return a figure as png, svg or pdf, without a date."""
     dated: Mapping[str, dict[str, None]] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
     buffer = io.BytesIO()
     figure.savefig(buffer, format=kind, metadata=dated.get(kind, {}))

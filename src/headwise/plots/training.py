@@ -1,4 +1,4 @@
-"""One run over its training: statistics of its heads, loss and scores."""
+"""Figures of one run over its training: statistics of its heads, loss and scores."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from headwise.track.base import HeadNumbers, numbered
 
 Records = Sequence[Mapping[str, Any]]
 Labels = Mapping[str, str]
-# Of heads.jsonl; whatever else stands there the attentions report of themselves.
+# In heads.jsonl; all others are reported by the attentions.
 MEASURED = (
     *("alpha", "diversity", "density", "entropy", "output_norm", "register_mass"),
     *("query_distance", "key_distance", "value_distance"),
 )
 SPLITS = {"train": "training", "valid": "validation"}
-FEW = 12  # updates measured, up to which each has a marker
+FEW = 12  # up to this many updates each has a marker
 
 
 def training_figures(
@@ -39,15 +39,15 @@ def training_figures(
     name: str = "",
     kept: HeadNumbers | None = None,
 ) -> dict[str, Figure]:
-    """File name -> figure: alpha, diversity, curves, and heads-… of what else heads report.
+    """Return file name -> figure: alpha, diversity, curves, and heads-… of what heads report.
 
-    What was not measured has no figure.
+    Statistics without values have no figure.
 
     Args:
         heads, metrics: records of a run's `heads.jsonl` and `metrics.jsonl`.
-        labels: name of a metric -> its label, of those that have a curve.
+        labels: name -> label of the metrics to draw.
         name: of what was trained, for the titles.
-        kept: numbers of its heads, `model.heads`; None: all are there.
+        kept: numbers of its heads, `model.heads`; None: all heads.
     """
     values, scores = head_values(heads, kept), _curve_values(metrics, labels)
     figures = {}
@@ -61,7 +61,7 @@ def training_figures(
 
 
 def head_values(records: Records, kept: HeadNumbers | None = None) -> pd.DataFrame:
-    """Records of heads.jsonl as a tidy table: update, statistic, site, layer, head, value."""
+    """Return records of heads.jsonl as a table: update, statistic, site, layer, head, value."""
     rows = [
         (record["update"], statistic, *place, value)
         for record in records
@@ -85,21 +85,21 @@ def _curve_values(records: Records, labels: Labels) -> pd.DataFrame:
 
 @styled
 def trajectories(table: pd.DataFrame, name: str = "") -> Figure:
-    """How one statistic of every head (or layer) changed: a panel a site, a line a head.
+    """Draw one statistic of every head (or layer) over training: a panel per site, a line per head.
 
     Args:
         table: rows of `head_values` of one statistic.
         name: of what was trained, for the title.
     """
     statistic = table["statistic"].iloc[0]
-    shown, note = statistic.replace("_", " "), "One line a head, its colour the layer. "
+    shown, note = statistic.replace("_", " "), "One line per head, coloured by layer. "
     if statistic == "alpha":  # as Correia et al. 2019
         shown = "α"
         note += "Dashed: α at which a head computes softmax (1), 1.5-entmax and sparsemax (2)."
     elif statistic == "diversity":
         shown = "Jensen-Shannon divergence\n/ log(number of heads)"
-        note = "One line a layer. 0: all heads of a layer give the same weights; 1: no two of "
-        note += "them look at the same key."
+        note = "One line per layer. 0: all heads of a layer give the same weights; 1: no two of "
+        note += "them attend to the same key."
     title = "Diversity of the heads" if statistic == "diversity" else f"{shown} of the heads"
     title += f" over training{f' ({name})' if name else ''}"
     figure, drawn = panels(table, "site", title, note)
@@ -131,7 +131,7 @@ def trajectories(table: pd.DataFrame, name: str = "") -> Figure:
 
 @styled
 def curves(table: pd.DataFrame, name: str = "") -> Figure:
-    """Metrics over the updates, a panel each, a line a split.
+    """Draw metrics over the updates, one panel per metric, one line per split.
 
     Args:
         table: columns update, metric, split and value.

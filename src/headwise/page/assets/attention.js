@@ -1,10 +1,10 @@
-// The attention view: one head's weights on a text as a heat map, beside its whole layer.
+// The attention view: the weights of one head on a text as a heat map, with its layer.
 
 /** The chosen head on the chosen text, in every run. */
 async function drawMaps() {
   const chosen = { ...state };
   const figures = await Promise.all(data.runs.map((run) => mapFigure(run, chosen)));
-  // another choice may have been made while bytes were unpacked
+  // the choice may have changed while weights were unpacked
   if (chosen.item !== state.item || keyOf(chosen) !== keyOf(state)) return;
   const isPressed = Boolean(document.activeElement?.closest(".overview"));
   byId("maps").replaceChildren(...figures);
@@ -24,25 +24,25 @@ async function mapFigure(run, chosen) {
   figure.append(await overview(run, content, chosen));
   const hint = (text) => make("p", { class: "hint", text });
   if (!row) figure.append(hint("This run has no such head."));
-  else if (!weights) figure.append(hint("This head has no weights that could be shown."));
+  else if (!weights) figure.append(hint("This head has no valid weights."));
   else {
     if (weights.scale !== 1)
-      figure.append(hint(`The fullest ink stands for ${weights.scale.toPrecision(3)}.`));
+      figure.append(hint(`The darkest colour is a weight of ${weights.scale.toPrecision(3)}.`));
     figure.append(...heatMap(content.axes[site], weights, `Weights of ${place}, ${run.label}`));
   }
   return figure;
 }
 
-/** What was measured of a head, in words. */
+/** The statistics and roles of a head. */
 function headFacts(row) {
   if (!row) return [];
-  const numbers = MEASURES.filter(({ id }) => row[id] !== undefined).map(({ id, name, says }) =>
-    make("span", { title: says, text: `${name} ${shown(row[id])}` }),
+  const numbers = MEASURES.filter(({ id }) => row[id] !== undefined).map(({ id, name, meaning }) =>
+    make("span", { title: meaning, text: `${name} ${shown(row[id])}` }),
   );
   return [...numbers, ...rolesOf(row).map((name) => make("strong", { text: roleOf(name)[1] }))];
 }
 
-/** Every head of the layer as a small picture, to choose from. */
+/** Buttons for all heads of the layer, each with a thumbnail of its weights. */
 async function overview(run, content, chosen) {
   const { site, layer } = chosen;
   const rows = run.heads.filter((row) => row.site === site && row.layer === layer);
@@ -61,18 +61,18 @@ async function overview(run, content, chosen) {
   return make("div", about, ...(await Promise.all(pictures)));
 }
 
-/** A point a weight. */
+/** One pixel per weight. */
 function thumbnail({ rows, columns, values, scale }) {
   const canvas = make("canvas", { width: columns, height: rows, "aria-hidden": "true" });
   const image = new ImageData(columns, rows);
   values.forEach((weight, place) => {
-    if (weight) image.data[4 * place + 3] = 40 + 215 * inkOf(weight, scale); // of black
+    if (weight) image.data[4 * place + 3] = 40 + 215 * inkOf(weight, scale); // opacity of black
   });
   canvas.getContext("2d").putImageData(image, 0, 0);
   return canvas;
 }
 
-/** A line that tells the weight at the pointer, and a table, empty where a weight is 0. */
+/** A line with the weight under the pointer, and a table with empty cells for weights of 0. */
 function heatMap({ queries, keys, hint }, { columns, values, scale }, label) {
   const line = make("output", { class: "hint", text: hint });
   const name = (scope, text) => make("th", { scope, title: text }, isolated(text));

@@ -1,8 +1,8 @@
-// The findings: a table with a row each; a head that is named is a button that chooses it.
+// The table of findings; a named head is a button that selects it.
 
 const FINDING_COLUMNS = ["finding", "site", "outcome", "figure", "threshold", "heads", "head", ""];
 
-/** The head that a finding names, if the run still has it. */
+/** A button for the head of a finding, if the run has this head. */
 function namedHead(row, run) {
   if (!run.heads.some((one) => keyOf(one) === keyOf(row))) return "";
   const text = `layer ${row.layer} head ${row.head}`;
@@ -23,7 +23,7 @@ function findingRow(row, run) {
   return make("tr", {}, ...cells.map((cell) => make("td", {}, cell)));
 }
 
-/** All findings of a run, behind a lid. */
+/** All findings of a run, collapsed. */
 function findings(run) {
   const head = make("tr", {}, ...FINDING_COLUMNS.map((text) => make("th", { text })));
   const rows = run.findings.map((row) => findingRow(row, run));

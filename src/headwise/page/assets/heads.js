@@ -1,53 +1,53 @@
-// The heads as a grid: a table a run and site, a row a layer, a cell a head.
+// The heads as a grid: one table per run and site, one row per layer, one cell per head.
 
-// What the analysis measures: [column, name, meaning, ends of the scale (null: of the values)].
+// Columns of the analysis: [column, name, meaning, ends of the scale (null: those of the values)].
 const KNOWN_MEASURES = [
-  ["alpha", "α", "the head's rule: softmax (1, no weight is 0), 1.5-entmax, sparsemax (2)", 1, 2],
-  ["density", "density", "share of the keys in sight whose weight is not 0", 0, 1],
-  ["entropy", "entropy", "how widely the weights are spread, in nats", 0, null],
+  ["alpha", "α", "α-entmax: softmax (1, no weight is 0), 1.5-entmax (1.5), sparsemax (2)", 1, 2],
+  ["density", "density", "share of the visible keys whose weight is not 0", 0, 1],
+  ["entropy", "entropy", "Shannon entropy of the weights, in nats", 0, null],
   ["confidence", "confidence", "largest weight of a query, on average", 0, 1],
   ["importance_normalised", "importance",
-    "how much the loss depends on the head (Michel et al. 2019), normalised in its layer", 0, 1],
+    "gradient of the loss at the head (Michel et al. 2019), normalised in its layer", 0, 1],
   ["previous_weight", "weight on the token before",
     "weight of a token on the one before it, on average", 0, 1],
-  ["next_weight", "weight on the token behind",
-    "weight of a token on the one behind it, on average", 0, 1],
+  ["next_weight", "weight on the token after",
+    "weight of a token on the one after it, on average", 0, 1],
   ["merge_score", "merge score",
     "highest weight of a word's tokens on its other tokens, on average (Correia et al. 2019)", 0, 1],
   ["question_weight", "weight on ? at question words",
     "weight of question words on the question mark that ends the sentence, on average", 0, 1],
 ];
-const OTHER = "as the attention reports it, or measured on the same text";
+const OTHER = "reported by the attention, or measured on the same text";
 const others = [...new Set(data.runs.flatMap((run) => run.others))];
 const allHeads = data.runs.flatMap((run) => run.heads);
 
-/** What some head has: known measures, what attentions report of themselves, and roles at last. */
+/** Measures that some head has: known ones, those that attentions report, then the roles. */
 const MEASURES = [
   ...KNOWN_MEASURES,
   ...others.map((id) => [id, id.replaceAll("_", " "), OTHER, null, null]),
-  ["role", "role", "what the head was found to do", null, null],
+  ["role", "role", "pattern that the analysis recognised", null, null],
 ]
-  .map(([id, name, says, low, high]) => ({ id, name, says, low, high }))
+  .map(([id, name, meaning, low, high]) => ({ id, name, meaning, low, high }))
   .filter(({ id }) => id === "role" || allHeads.some((row) => row[id] !== undefined));
 
 const ROLES = {
-  previous: ["P", "looks at the previous token"],
-  current: ["C", "looks at the current token"],
-  next: ["N", "looks at the next token"],
+  previous: ["P", "attends to the previous token"],
+  current: ["C", "attends to the current token"],
+  next: ["N", "attends to the next token"],
   merging: ["M", "merges the tokens of a word"],
-  interrogation: ["Q", "looks at the question mark from question words"],
-  rare: ["R", "points at the rarest token"],
+  interrogation: ["Q", "attends to the question mark from question words"],
+  rare: ["R", "attends to the rarest token"],
 };
 
-/** Letter and meaning of a role; `offset+2` and the like say how far away. */
+/** Letter and meaning of a role, such as `offset+2`. */
 function roleOf(name) {
   const offset = name.replace("offset", "").replace("-", "−");
-  return ROLES[name] ?? [offset, `looks at the token at offset ${offset}`];
+  return ROLES[name] ?? [offset, `attends to the token at offset ${offset}`];
 }
 
 const rolesOf = (row) => (row.roles ? row.roles.split(";") : []);
 
-/** One run's heads, one table a site, by the chosen measure. */
+/** The grids of all runs, one table per site, coloured by the chosen measure. */
 function drawGrids() {
   const measure = MEASURES.find(({ id }) => id === state.measure);
   const values = allHeads.map((row) => row[measure.id]).filter((value) => value !== undefined);
@@ -68,7 +68,7 @@ function drawGrids() {
   markHead();
 }
 
-/** The heads of a site. */
+/** The table of a site. */
 function headTable(rows, measure, scale) {
   const layers = [...new Set(rows.map((row) => row.layer))];
   const nHeads = Math.max(0, ...rows.map((row) => row.head));
@@ -86,14 +86,14 @@ function headTable(rows, measure, scale) {
 }
 
 function headButton(row, measure, scale) {
-  const [text, says, share] =
+  const [text, meaning, share] =
     measure.id === "role" ? shownRoles(row) : shownValue(row[measure.id], measure, scale);
   return make("button", {
     type: "button",
     class: share === null ? "" : "shade",
     style: `--share: ${share}`,
     "data-key": keyOf(row),
-    "aria-label": `layer ${row.layer}, head ${row.head}: ${says}`,
+    "aria-label": `layer ${row.layer}, head ${row.head}: ${meaning}`,
     onclick: () => showHead(row),
     text,
   });
@@ -106,26 +106,26 @@ function shownValue(value, { name }, { low, high }) {
 }
 
 function shownRoles(row) {
-  const [letters, says] = [0, 1].map((part) => rolesOf(row).map((name) => roleOf(name)[part]));
-  if (!letters.length) return ["·", "no role found", null];
-  return [letters.join(" "), says.join(" and "), 0.85];
+  const [letters, meaning] = [0, 1].map((part) => rolesOf(row).map((name) => roleOf(name)[part]));
+  if (!letters.length) return ["·", "no role", null];
+  return [letters.join(" "), meaning.join(" and "), 0.85];
 }
 
-/** What the colours or letters mean. */
+/** The meaning of colours or letters. */
 function legend(measure, scale) {
   if (measure.id !== "role") {
     const ends = [scale.low, scale.high].map((end) => make("span", { text: shown(end) }));
-    const says = make("span", { text: `${measure.name}: ${measure.says}` });
-    return [ends[0], make("span", { class: "ramp" }), ends[1], says];
+    const meaning = make("span", { text: `${measure.name}: ${measure.meaning}` });
+    return [ends[0], make("span", { class: "ramp" }), ends[1], meaning];
   }
   const entries = [...new Set(allHeads.flatMap(rolesOf))].map((name) => {
-    const [letter, says] = roleOf(name);
-    return make("span", {}, make("b", { text: letter }), ` ${says}`);
+    const [letter, meaning] = roleOf(name);
+    return make("span", {}, make("b", { text: letter }), ` ${meaning}`);
   });
-  return [...entries, make("span", { text: "· no role found" })];
+  return [...entries, make("span", { text: "· no role" })];
 }
 
-/** Outlines the chosen head in every run's grid. */
+/** Outlines the chosen head in the grid of every run. */
 function markHead() {
   for (const button of document.querySelectorAll("[data-key]"))
     button.setAttribute("aria-pressed", String(button.dataset.key === keyOf(state)));

@@ -1,4 +1,4 @@
-// The page itself: what stands at its head, what a choice changes, and the beginning.
+// The page: its header, the effect of a choice, and the start.
 
 function drawRuns() {
   const articles = data.runs.map((run) => {
@@ -18,9 +18,9 @@ function drawRuns() {
   byId("runs").replaceChildren(...articles);
 }
 
-/** What every split is judged by, and how that is computed; then all other scores. */
+/** The main score of every split with its signature; then all other scores. */
 function scoreTable(run) {
-  if (!run.scores.length) return make("p", { class: "hint", text: "Not scored yet." });
+  if (!run.scores.length) return make("p", { class: "hint", text: "No scores yet." });
   const judges = run.scores.filter(({ is_judge }) => is_judge);
   const scores = judges.map(({ split, metric, score }) => {
     const number = make("b", { text: score.toFixed(2) });
@@ -32,8 +32,8 @@ function scoreTable(run) {
     .filter(({ is_judge }) => !is_judge)
     .map(({ split, metric, score }) => `${metric} ${split} ${score.toFixed(2)}`);
   const summary = make("summary", { text: "Other scores" });
-  const lid = make("details", {}, summary, make("p", { class: "hint", text: others.join(" · ") }));
-  return make("div", { class: "scores" }, ...scores, signature, others.length ? lid : "");
+  const rest = make("details", {}, summary, make("p", { class: "hint", text: others.join(" · ") }));
+  return make("div", { class: "scores" }, ...scores, signature, others.length ? rest : "");
 }
 
 function chooseHead({ site, layer, head }) {
@@ -42,19 +42,19 @@ function chooseHead({ site, layer, head }) {
   drawMaps();
 }
 
-/** Chooses a head from above the view, and brings that into sight. */
+/** Chooses a head and scrolls to the attention view. */
 function showHead(row) {
   chooseHead(row);
   byId("texts").scrollIntoView({ block: "nearest" });
 }
 
-/** The head to begin with: the first that has a role, else the most confident. */
+/** The initial head: the first with a role, else the most confident. */
 function firstHead(rows) {
-  const surest = (most, row) => ((row.confidence ?? 0) > (most.confidence ?? 0) ? row : most);
-  return rows.find((row) => rolesOf(row).length) ?? rows.reduce(surest);
+  const higher = (most, row) => ((row.confidence ?? 0) > (most.confidence ?? 0) ? row : most);
+  return rows.find((row) => rolesOf(row).length) ?? rows.reduce(higher);
 }
 
-function begin() {
+function start() {
   drawRuns();
   state.measure = MEASURES[0].id;
   offer("measure", MEASURES.map(({ id, name }) => [id, name]), (measure) => {
@@ -76,4 +76,4 @@ function begin() {
   chooseHead(firstHead(allHeads));
 }
 
-begin();
+start();

@@ -1,4 +1,4 @@
-// What the page was given, and what of it is chosen.
+// The data of the page, and the current choice.
 
 const data = JSON.parse(document.getElementById("data").textContent);
 
@@ -16,7 +16,7 @@ function make(tag, properties = {}, ...children) {
   return element;
 }
 
-/** Text of a run, which may run from right to left, kept apart from what is around it. */
+/** Text of a run, isolated because it may be right-to-left. */
 const isolated = (text, language) => make("bdi", { text, lang: language, dir: "auto" });
 
 const byId = (name) => document.getElementById(name);
@@ -25,7 +25,7 @@ const shown = (value) => value?.toFixed(2) ?? "–";
 
 const keyOf = ({ site, layer, head }) => `${site} ${layer} ${head}`;
 
-/** The choices of a `select`, and what a choice does. */
+/** Fills a `select` with choices and calls `choose` on change. */
 function offer(name, choices, choose) {
   const options = choices.map(([value, text]) => make("option", { value, text, dir: "auto" }));
   byId(name).replaceChildren(...options);

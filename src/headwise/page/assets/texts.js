@@ -1,6 +1,6 @@
-// The texts: a list of items to choose from, and the chosen one in full.
+// The texts: where the items are from, and the chosen item in full.
 
-/** Where the items come from. */
+/** The origin of the items, as a sentence. */
 function originOf() {
   const { origin, unit, chosen, n_all, note } = data.items;
   const [n, most] = [chosen.length, n_all].map((count) => count.toLocaleString("en"));
@@ -8,14 +8,14 @@ function originOf() {
   return [`${share} ${unit} of ${origin}`, note].filter(Boolean).join(", ");
 }
 
-/** The texts of the chosen item, and what every run wrote for it. */
+/** The texts of the chosen item, and the output of every run for it. */
 function drawTexts() {
   const lines = Object.entries(data.items.chosen[state.item].texts);
   for (const run of data.runs) {
     for (const [name, text] of Object.entries(run.readings[state.item].texts))
       lines.push([data.runs.length > 1 ? `${name}, ${run.label}` : name, text]);
   }
-  // the first text is in the language that is read, the others in the one that is written
+  // the first text is in the source language, the others in the target language
   const { languages } = data.runs[0];
   const terms = lines.flatMap(([name, text], place) => [
     make("dt", { text: name }),

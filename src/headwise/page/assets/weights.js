@@ -1,9 +1,9 @@
 // The weights of all heads on a text, unpacked when it is first shown.
-// 0 is exactly 0, and what is no number a key that the query may not see.
+// 0 is exactly 0, NaN a masked key.
 
 const unpacked = new Map(); // reading of a text -> its weights
 
-/** All weights of a run on a text, one head behind the other. */
+/** All weights of a run on a text, concatenated by head. */
 async function allWeights(content) {
   if (!unpacked.has(content)) {
     const packed = Uint8Array.from(atob(content.weights), (letter) => letter.charCodeAt(0));
@@ -14,8 +14,8 @@ async function allWeights(content) {
 }
 
 /**
- * The weights of one head: {rows, columns, values, scale}, or null where the run has no such head
- * or it has none that can be shown. The scale is what the fullest ink stands for.
+ * The weights of one head: {rows, columns, values, scale}, or null if the run has no such head or
+ * the head no valid weights. The scale is the weight of the darkest colour.
  */
 async function headWeights(content, { site, layer, head }) {
   const all = await allWeights(content);
@@ -34,10 +34,10 @@ async function headWeights(content, { site, layer, head }) {
   return null;
 }
 
-/** How much ink a weight has, of 1: small weights have more than their share. */
+/** The colour depth of a weight, 0 to 1; the square root keeps small weights visible. */
 const inkOf = (weight, scale) => Math.sqrt(Math.abs(weight) / scale);
 
 function shownWeight(weight) {
-  if (Number.isNaN(weight)) return "out of sight";
+  if (Number.isNaN(weight)) return "masked";
   return weight === 0 ? "exactly 0" : weight.toPrecision(2);
 }

@@ -118,7 +118,7 @@ def test_another_recipe_is_explained(runs: Write, report: Report, tmp_path: Path
     text = report().out
     assert "nearest softmax × mine, but model.dropout=0.3 (recipe: 0.1)" in text
     assert "attention=Sparsemax (recipe: " in text
-    assert "seed 9 is not among those asked for (1, 2)" in text
+    assert "seed 9 is not among the requested seeds (1, 2)" in text
     assert [row["seed"] for row in facts(tmp_path, quantity="bleu_tokenised", origin="ours")] == [
         "1"
     ]
@@ -130,7 +130,7 @@ def test_what_decides_nothing_keeps_no_run_out(runs: Write, report: Report, tmp_
     runs("a", "softmax", 1, 1, "data.dir=/elsewhere", *more)
     text = report().out
     assert len(facts(tmp_path, quantity="bleu_tokenised", origin="ours")) == 1
-    assert "10,005 updates where the recipe has 10,000" in text
+    assert "10,005 updates instead of the recipe's 10,000" in text
     # the missing ones are looked for where this one's text was
     assert "data.dir=/elsewhere" in facts(tmp_path, quantity="missing")[0]["note"]
 
@@ -165,7 +165,7 @@ def test_of_two_runs_of_one_seed_the_longer_is_used_or_else_the_first(
 ) -> None:
     runs("a", "softmax", 1, 3, updates=10_000)
     runs("b", "softmax", 1, 1, updates=updates)
-    assert "seed 1 is there twice" in report().out
+    assert "duplicate seed 1" in report().out
     (used,) = facts(tmp_path, quantity="bleu_tokenised", origin="ours")
     assert used["run"].endswith(f"/{kept}")
     (left,) = facts(tmp_path, quantity="unused")

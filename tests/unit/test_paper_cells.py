@@ -138,9 +138,9 @@ def signed(metric: str) -> Change:
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        (signed("bleu"), "bleu was computed in several ways: .*of another version in "),
-        (signed("bleu_tokenised"), "bleu_tokenised was computed in several ways: "),
-        (lambda run: vars(run).update(text="1" * 64), "the training text is not the same "),
+        (signed("bleu"), "bleu has several signatures: .*of another version in "),
+        (signed("bleu_tokenised"), "bleu_tokenised has several signatures: "),
+        (lambda run: vars(run).update(text="1" * 64), "the training text differs "),
     ],
 )
 @pytest.mark.parametrize("in_base", [True, False])
@@ -166,11 +166,11 @@ def test_two_kinds_of_runs_are_not_compared(
         (lambda run: vars(run.config.trainer).update(precision="bf16"), ["differ in precision"]),
         (
             lambda run: vars(run).update(updates=600),
-            ["600 updates where the recipe has 0"],
+            ["600 updates instead of the recipe's 0"],
         ),
         (
             lambda run: (run.folder / "hypotheses" / "test.ref.txt").write_text("other\n" * 6),
-            ["sparse is not tested against softmax: the references of test are not the same in "],
+            ["sparse is not tested against softmax: the references of test differ in "],
         ),
         (
             lambda run: RunFolder(run.folder).write_sums("test.translation.npy", np.ones((6, 44))),
@@ -201,7 +201,7 @@ def test_the_least_text_of_a_column_is_held_against_the_papers(tmp_path: Path) -
     base = finished(tmp_path / "a", 1, train_pairs=1000)
     own = finished(tmp_path / "b", 1, train_pairs=790)
     (told,) = judged([base], [own]).notes
-    assert "OTHER TEXT: ours was trained on 790 pairs where the paper has about 1,000" in told
+    assert "OTHER TEXT: ours was trained on 790 pairs, the paper on about 1,000" in told
     own.train_pairs = 800
     assert judged([base], [own]).notes == []
 

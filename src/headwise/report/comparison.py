@@ -1,8 +1,8 @@
-"""Runs of a sweep side by side: means over seeds, and what each choice costs beside a baseline.
+"""Table of the runs of a sweep: means over seeds, and cost relative to a baseline.
 
-Jobs that differ in nothing but `seed=` are one row. Speed and memory are those that the runs
-measured themselves, as ratios of medians to the baseline's row; compare runs made one after
-another on a machine that did nothing else.
+Jobs that differ only in `seed=` are one row. Speed and memory were measured by the runs and are
+ratios of medians to the baseline's row; they are comparable only between runs made one after
+another on an otherwise idle machine.
 """
 
 from __future__ import annotations
@@ -25,15 +25,14 @@ FACT = ["row", "quantity", "site", "value", "sign"]  # sign: of scores, 1 where 
 
 
 def sweep_table(jobs: Sequence[Mapping[str, Any]]) -> Table:
-    """The comparison as a table.
+    """Return the comparison as a table.
 
-    Scores are those that the runs are judged by, mean ± sample standard deviation, the best of
-    several in bold; ratios are to the row named softmax, else to the first; density and diversity
-    are means over heads and layers, as `headwise.analysis.collect.head_statistics` defines them.
+    Scores are those of the main metric, mean ± sample standard deviation, the best of several in
+    bold. Ratios are to the row named softmax, else to the first. Density and diversity are means
+    over heads and layers, see `headwise.analysis.collect.head_statistics`.
 
     Args:
-        jobs: what a sweep recorded: overrides, and the run's folder, the error, or that it was
-            interrupted.
+        jobs: records of a sweep: overrides, and the folder of the run, an error, or interrupted.
     """
     facts = pd.DataFrame(_facts(jobs, job_names(jobs)), columns=FACT)
     baseline = BASELINE if BASELINE in set(facts.row) else facts.row[0]
@@ -58,8 +57,8 @@ def sweep_table(jobs: Sequence[Mapping[str, Any]]) -> Table:
             return f"{value / base:.2f}" if pd.notna(value) and base else "-"
         if first.quantity in HEADS:
             of_sites = cell.dropna(subset="value").groupby("site").value.agg(statistics.fmean)
-            found = [of_sites.get(site) for site in sites]
-            return " / ".join("-" if pd.isna(mean) else f"{mean:.2f}" for mean in found)
+            site_means = [of_sites.get(site) for site in sites]
+            return " / ".join("-" if pd.isna(mean) else f"{mean:.2f}" for mean in site_means)
         score = mean_and_deviation(cell.value)
         return f"**{score}**" if (first.quantity, first.row) in best else score
 
@@ -71,15 +70,20 @@ def sweep_table(jobs: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def job_names(jobs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What tells the row of each job from the others, seeds left out."""
+    """Return the overrides that distinguish the row of each job, seeds left out."""
     without_seed = [[o for o in job["overrides"] if not o.startswith("seed=")] for job in jobs]
     common = set(without_seed[0]).intersection(*without_seed) if without_seed else set()
     names = [[o for o in overrides if o not in common] for overrides in without_seed]
-    keys = {override.partition("=")[0] for own in names for override in own}
-    # a key that all rows differ in need not be repeated in each
+    keys = {override.partition("=")[0] for different in names for override in different}
+    # a single key that differs is not repeated in each row
     return [
-        (own[0].partition("=")[2] if len(keys) == len(own) == 1 else " ".join(own)) or "all"
-        for own in names
+        (
+            different[0].partition("=")[2]
+            if len(keys) == len(different) == 1
+            else " ".join(different)
+        )
+        or "all"
+        for different in names
     ]
 
 
@@ -106,7 +110,7 @@ def _facts(jobs: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Iterator[
 
 
 def _counts(ends: pd.Series) -> str:
-    """Finished runs, and how many did not finish: `3 (1 failed)`."""
+    """Count finished and unfinished runs: `3 (1 failed)`."""
     counts = ends.value_counts()
     lost = ", ".join(f"{counts[end]} {end}" for end in ("failed", "interrupted") if end in counts)
     return f"{counts.get('', 0)}" + (f" ({lost})" if lost else "")

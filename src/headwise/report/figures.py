@@ -1,7 +1,7 @@
-"""The figures of one run and of several, drawn from what lies in their folders.
+"""The figures of one run or of several, drawn from the files in their folders.
 
-Tables that `scripts/analyze.py` and `scripts/prune.py` have not written, and what a run did not
-measure, leave their figures out.
+A figure is left out if its tables (by `scripts/analyze.py` or `scripts/prune.py`) or its statistics
+do not exist.
 """
 
 from __future__ import annotations
@@ -20,36 +20,36 @@ from headwise.plots.training import head_values
 from headwise.report.figures_rows import CorpusRows, corpus_rows, file_stem
 from headwise.report.outcome import figures as drawn_from_records
 from headwise.report.paper_pruning import pruning_tables
-from headwise.report.paper_runs import FoundRun
+from headwise.report.paper_runs import SavedRun
 from headwise.runs.folder import RunFolder
 from headwise.track.jsonl import read_if_there
 
-Read = Callable[[FoundRun], pd.DataFrame]
+Read = Callable[[SavedRun], pd.DataFrame]
 HEAD = ["site", "layer", "head"]
 
 
 def draw_figures(runs: Sequence[Path], output: Path) -> list[Path]:
-    """Draw the figures of runs, side by side; those that differ in their seed alone are one line.
+    """Draw the figures of runs; runs that differ only in their seed are one line.
 
     Args:
         runs: their folders.
-        output: a folder, made where it is not there.
+        output: folder of the files, created if it does not exist.
 
     Returns:
-        The files; none where nothing was measured.
+        Paths of the files; empty if nothing was measured.
 
     Raises:
-        RunError: a folder that holds no run.
-        DataError: a table that another version wrote.
+        RunError: a folder is no run folder.
+        DataError: another version wrote a table.
     """
     figures = figures_of(runs)
     return [file for name, figure in figures.items() for file in save(figure, output / name)]
 
 
 def figures_of(runs: Sequence[Path]) -> dict[str, Figure]:
-    """File name -> figure: a file of its own for each corpus, named by it where there are several.
+    """Return file name -> figure; with several corpora one file per corpus, with its name.
 
-    The validation scores of all corpora are one figure. Of a single run its training is drawn
+    The validation scores of all corpora are one figure. A single run has its training figures
     instead.
 
     Args, raises: as of `draw_figures`.
@@ -67,7 +67,7 @@ def figures_of(runs: Sequence[Path]) -> dict[str, Figure]:
 
 
 def training_figures(run: Path) -> dict[str, Figure]:
-    """File name -> figure of one run over its training, with its name in the titles.
+    """Return file name -> figure of one run over its training, with its name in the titles.
 
     Args, raises: as of `draw_figures`.
     """
@@ -77,12 +77,12 @@ def training_figures(run: Path) -> dict[str, Figure]:
 
 
 def unanalysed(runs: Sequence[Path]) -> list[Path]:
-    """Those of the folders that have no tables of their heads yet."""
+    """Return the run folders without an analysis of their heads."""
     return [run for run in runs if not HEADS.path(run / FOLDER).is_file()]
 
 
 def _of_corpus(corpus: CorpusRows) -> Iterator[tuple[str, Figure]]:
-    """File name and figure of all that was measured."""
+    """Yield file name and figure of all that was measured."""
     alphas = _table(corpus, _alpha_ends)
     for name, of_name in alphas.groupby("name", sort=False):
         ending = f"-{file_stem(name)}" if alphas["name"].nunique() > 1 else ""
@@ -111,7 +111,7 @@ def _of_corpus(corpus: CorpusRows) -> Iterator[tuple[str, Figure]]:
 
 
 def _table(corpus: CorpusRows, read: Read) -> pd.DataFrame:
-    """What is read of every run, with the columns `name` and `run`."""
+    """Concatenate a table of every run, with the columns `name` and `run`."""
     tables = [
         read(run).assign(name=name, run=str(run.folder))
         for name, runs in corpus.rows.items()
@@ -121,9 +121,9 @@ def _table(corpus: CorpusRows, read: Read) -> pd.DataFrame:
 
 
 def _analysed(table: Table) -> Read:
-    """A reader of one of the analysis' tables, empty where a run has none."""
+    """Return a reader of a table of the analysis; empty if a run has no such table."""
 
-    def read(run: FoundRun) -> pd.DataFrame:
+    def read(run: SavedRun) -> pd.DataFrame:
         folder = run.folder / FOLDER
         rows = table.read(folder) if table.path(folder).is_file() else []
         return pd.DataFrame(rows, columns=list(table.columns))
@@ -132,7 +132,7 @@ def _analysed(table: Table) -> Read:
 
 
 def _measured_on(corpus: CorpusRows) -> str:
-    """The text of the analyses, where they agree."""
+    """Return a sentence on the text of the analyses, if it is the same for all."""
     runs = [run for runs in corpus.rows.values() for run in runs]
     texts = {
         (about.get("sentences"), about.get("split"))
@@ -145,8 +145,8 @@ def _measured_on(corpus: CorpusRows) -> str:
     return f"Measured on {n_sentences} sentences of {split}." if n_sentences and split else ""
 
 
-def _alpha_ends(run: FoundRun) -> pd.DataFrame:
-    """α of the heads at the start, and of the weights that the run was scored with."""
+def _alpha_ends(run: SavedRun) -> pd.DataFrame:
+    """Return α of the heads at the start, and in the weights of the final scores."""
     records: list[Any] = [
         {"update": record["update"], "alpha": record["alpha"]}
         for record in read_if_there(RunFolder(run.folder).heads)
@@ -159,8 +159,8 @@ def _alpha_ends(run: FoundRun) -> pd.DataFrame:
     return end[[*HEAD, "end"]].merge(start[[*HEAD, "start"]], on=HEAD, how="left")
 
 
-def _pruning(run: FoundRun) -> pd.DataFrame:
-    """The score by the share of heads removed, of the sites of each curve."""
+def _pruning(run: SavedRun) -> pd.DataFrame:
+    """Return the score by the share of removed heads, for the sites of each curve."""
     rows: list[tuple[str, float, float]] = []
     for curve in pruning_tables(run.folder, "curve"):
         is_all = {*run.sites} == {*curve["sites"]}
@@ -170,8 +170,8 @@ def _pruning(run: FoundRun) -> pd.DataFrame:
     return table.assign(metric=run.metric.label)
 
 
-def _scores(run: FoundRun) -> pd.DataFrame:
-    """The validation score that a run is judged by, by update."""
+def _scores(run: SavedRun) -> pd.DataFrame:
+    """Return the main validation score of a run by update."""
     records, name = read_if_there(RunFolder(run.folder).metrics), f"valid/{run.metric.name}"
     rows = [(r["update"], r[name]) for r in records if r.get(name) is not None]
     return pd.DataFrame(rows, columns=["update", "score"]).assign(metric=run.metric.label)

@@ -1,4 +1,4 @@
-"""Attention of a trained run on a text of the user's, as figures for print."""
+"""Attention of a trained run on a given text, as figures for print."""
 
 from __future__ import annotations
 
@@ -21,34 +21,33 @@ def draw_attention(
     checkpoint: str = "auto",
     device: str = "auto",
 ) -> list[Path]:
-    """Draw where every head looks while a run reads a text; see `Task.readings`.
+    """Draw the attention weights of every head on a text; see `Task.readings`.
 
-    A head whose weights are not all numbers is left out, and so is a site whose attention forms no
-    weights.
+    Heads with non-finite weights, and sites whose attention forms no weights, are left out.
 
     Args:
-        run: its folder.
-        sentence: the text, in the language that the run reads.
-        output: a folder, made where it is not there.
+        run: the run folder.
+        sentence: the text, in the source language of the run.
+        output: folder of the files, created if it does not exist.
         checkpoint: auto, best, last, average, update_<n> or average_<n>.
         device: auto, cpu or cuda.
 
     Returns:
-        The files, `attention_<site>`.
+        Paths of the files, `attention_<site>`.
 
     Raises:
-        RunError, CheckpointError: no run, or no such checkpoint.
+        RunError, CheckpointError: the run or the checkpoint does not exist.
         DataError: the sentence is empty or too long for the model.
     """
     if not sentence.strip():
-        raise DataError("the sentence is empty: give one to look at")
+        raise DataError("sentence must not be empty")
     loaded = load(run, checkpoint, device)
-    ((_, read),) = loaded.task.readings(loaded, [sentence])
+    ((_, reading),) = loaded.task.readings(loaded, [sentence])
     about = f"{shown(choice_name(loaded.config))}, trained on {corpus_name(loaded.config)}."
     files: list[Path] = []
-    for site in dict.fromkeys(seen.site for seen in read.seen):
-        axes = read.axes[site]
-        layers = [_layer(seen, alphas(loaded.model)) for seen in read.seen if seen.site == site]
+    for site in dict.fromkeys(seen.site for seen in reading.seen):
+        axes = reading.axes[site]
+        layers = [_layer(seen, alphas(loaded.model)) for seen in reading.seen if seen.site == site]
         note = f"{about} {axes.note}".strip()
         figure = attention_maps(site, layers, axes.queries, axes.keys, axes.text, note)
         if figure is not None:
@@ -57,16 +56,16 @@ def draw_attention(
 
 
 def _layer(seen: Observation, of_heads: HeadValues) -> LayerMaps:
-    """The heads whose weights are numbers."""
+    """Return the heads with finite weights."""
     layers = of_heads.get(seen.site, [])
-    own = layers[seen.layer - 1] if seen.layer <= len(layers) else []
+    values = layers[seen.layer - 1] if seen.layer <= len(layers) else []
     weights_HQK, allowed_HQK = seen.weights_BHQK[0], seen.allowed_BHQK[0]
-    kept = weights_HQK.isfinite().all(2).all(1).cpu()
-    places = [place for place, is_finite in enumerate(kept.tolist()) if is_finite]
+    is_finite_H = weights_HQK.isfinite().all(2).all(1).cpu()
+    places = [place for place, is_finite in enumerate(is_finite_H.tolist()) if is_finite]
     return LayerMaps(
         seen.layer,
         [seen.head_numbers[place] for place in places],
         weights_HQK.double().cpu().numpy()[places],
         allowed_HQK.cpu().numpy()[places],
-        [own[place] if place < len(own) else None for place in places],
+        [values[place] if place < len(values) else None for place in places],
     )

@@ -1,4 +1,4 @@
-"""What a finished run leaves and shows: results, figures, a summary for the terminal."""
+"""Figures of a finished run, and its summary for the terminal."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from headwise.track.jsonl import read_if_there
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-FORMATS = ("png", "svg")  # of the figures that a training leaves
+FORMATS = ("png", "svg")  # of the figures of a training
 
 
 def figures(folder: RunFolder, name: str = "") -> dict[str, Figure]:
-    """The figures of what a run measured over its training, from its records, by file name.
+    """Return file name -> figure of a run over its training, from its records.
 
     Args:
         folder: of the run.
         name: of what was trained, for the titles.
     """
-    from headwise.plots.training import training_figures  # brings pandas and seaborn
-    from headwise.tasks.task import task_of  # pandas as well
+    from headwise.plots.training import training_figures  # imports pandas and seaborn
+    from headwise.tasks.task import task_of  # imports pandas
 
     config = read_config(folder)
     task = task_of(config)
@@ -37,7 +37,7 @@ def figures(folder: RunFolder, name: str = "") -> dict[str, Figure]:
 
 
 def draw(folder: RunFolder, tracker: Tracker) -> None:
-    """Write the figures of a run, and show them where it is tracked."""
+    """Save the figures of a run, and log them to its tracker."""
     from headwise.plots.style import save
 
     for name, figure in figures(folder).items():
@@ -47,7 +47,7 @@ def draw(folder: RunFolder, tracker: Tracker) -> None:
 
 
 def summary(folder: RunFolder, results: Results, command: str = "") -> str:
-    """Scores, α and where things are, for the terminal; `command` shows what a run can do."""
+    """Return scores, α and paths for the terminal, with an example of `command` if given."""
     lines = [line for split in results.scores for line in score_lines(split, results.scores[split])]
     if results.alpha:
         lines += ["", alpha_table(results.alpha, read_config(folder).model.heads)]
@@ -64,16 +64,16 @@ def summary(folder: RunFolder, results: Results, command: str = "") -> str:
 
 
 def score_lines(split: str, scores: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """A line a metric."""
-    return [f"{split:>24}  {metric:<14} {shown_score(found)}" for metric, found in scores.items()]
+    """Return one line per metric."""
+    return [f"{split:>24}  {metric:<14} {shown_score(score)}" for metric, score in scores.items()]
 
 
-def shown_score(found: Mapping[str, Any]) -> str:
-    """A score with its signature, how exact a search was, or why a command gave no score."""
-    if "exact" in found:
+def shown_score(score: Mapping[str, Any]) -> str:
+    """Format a score with its signature, the exactness of a search, or the warning of a command."""
+    if "exact" in score:
         return (
-            f"{100 * found['exact']:6.2f}  % of searches exact; {found['support']:.1f} words a step"
+            f"{100 * score['exact']:6.2f}  % of searches exact; {score['support']:.1f} words a step"
         )
-    if "score" not in found:
-        return f"{'-':>6}  {found['warning']}"
-    return f"{found['score']:6.2f}  {found.get('signature', found.get('command', ''))}"
+    if "score" not in score:
+        return f"{'-':>6}  {score['warning']}"
+    return f"{score['score']:6.2f}  {score.get('signature', score.get('command', ''))}"

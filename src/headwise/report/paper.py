@@ -1,7 +1,7 @@
-"""A paper's tables as data: what `conf/paper/*.yaml` may say, and the recipe of each cell.
+"""Schema of `conf/paper/*.yaml`, the tables of a paper, and the recipe of each cell.
 
-A paper yaml lists rows, columns and cells; a cell has the paper's number, the overrides of the
-training command that makes ours, or both. The numbers carry how certain they are.
+A paper yaml lists rows, columns and cells; a cell has the paper's number, the overrides of our
+training command, or both. Each number has a mark of its certainty.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MARKS = {
     "r+": "recalled in detail, not read again: a target, not a test",
     "r-": "recalled vaguely or inferred: no target",
 }
-MEASURES = {  # of what pruning tables say -> the key that it needs
+MEASURES = {  # measure of pruning tables -> the key that it requires
     "removable": "tolerance",
     "kept": "tolerance",
     "score_left": "removed",
@@ -41,10 +41,10 @@ class Column:
 
     label: str = MISSING
     test: str | None = None  # as results.json names it; null: the paper's numbers only
-    unit: str | None = None  # of a column with another quantity than the paper's metric
-    decimals: int = 2  # that the paper gives
+    unit: str | None = None  # if the quantity is not the paper's metric
+    decimals: int = 2  # of the paper's numbers
     note: str | None = None
-    train_pairs: int | None = None  # about how many the paper trained on
+    train_pairs: int | None = None  # approximate number in the paper
 
 
 @dataclass
@@ -68,30 +68,30 @@ class Number:
 
 @dataclass
 class HeadNumber:
-    """What the paper tells of the heads of its models, by row of the table."""
+    """A quantity of the heads of the paper's models, by row of the table."""
 
     quantity: str = MISSING  # one of `quantities.QUANTITIES`
-    site: str | None = None  # of a quantity that sites are told apart by
+    site: str | None = None  # for quantities per site
     values: dict[str, float] = field(default_factory=dict)  # row -> number; shares are of 1
-    text: dict[str, str] = field(default_factory=dict)  # row -> what it has instead of a number
+    text: dict[str, str] = field(default_factory=dict)  # row -> text instead of a number
     mark: str = MISSING  # one of MARKS
 
 
 @dataclass
 class PruningFact:
-    """A statement of the paper on heads removed, and how a run's pruning tables answer it."""
+    """A statement of the paper on removed heads, and the measure of our pruning tables for it."""
 
-    table: str = MISSING  # the heading it stands under
+    table: str = MISSING  # title of its table
     label: str = MISSING
     paper: float | None = None
-    text: str | None = None  # what the paper has instead of one number
+    text: str | None = None  # text instead of a number
     mark: str | None = None
     unit: str | None = None  # null: of the metric of the runs
-    measure: str | None = None  # one of MEASURES; null: no table of ours answers it
+    measure: str | None = None  # one of MEASURES; null: not measured by us
     sites: list[str] = field(default_factory=list)  # empty: all
     layer: int | None = None  # of one_left
     removed: float | None = None  # of score_left: the share of the heads of `sites`
-    tolerance: float | None = None  # of removable and kept: how much of the score may be lost
+    tolerance: float | None = None  # of removable and kept: allowed loss of score
 
 
 @dataclass
@@ -103,32 +103,32 @@ class Paper:
     metrics: dict[str, str] = field(default_factory=dict)  # name -> label; the first is compared
     baseline: str | None = None  # the row that others are compared with
     seeds: list[int] = field(default_factory=lambda: [1, 2, 3])
-    runs: list[str] = field(default_factory=list)  # where runs are looked for by default
+    runs: list[str] = field(default_factory=list)  # default folders of runs
     rows: dict[str, str] = field(default_factory=dict)  # name -> label
     columns: dict[str, Column] = field(default_factory=dict)
     cells: list[Cell] = field(default_factory=list)
     speed: dict[str, Number] = field(default_factory=dict)  # row -> % of the baseline's tokens/s
-    heads: list[HeadNumber] = field(default_factory=list)  # shown by heads=true
-    heads_note: str | None = None  # on these
+    heads: list[HeadNumber] = field(default_factory=list)  # shown with heads=true
+    heads_note: str | None = None  # note on `heads`
     pruning: list[PruningFact] = field(default_factory=list)
-    pruned_runs: bool = False  # list runs with fewer heads, as the paper lists its own
+    pruned_runs: bool = False  # list our runs with fewer heads, as the paper does
     notes: list[str] = field(default_factory=list)
 
     @property
     def metric(self) -> str:
-        """What is compared with the paper."""
+        """The metric that is compared with the paper."""
         return next(iter(self.metrics))
 
     def cell(self, row: str, column: str) -> Cell | None:
-        """The cell at a place of the table; None where the paper has none."""
+        """Return the cell at a row and column; None if the paper has none."""
         return next((c for c in self.cells if (c.row, c.column) == (row, column)), None)
 
 
 def read_paper(node: Any) -> Paper:
-    """The dataclass of what the `paper` group holds, checked.
+    """Convert the `paper` config group to its dataclass and validate it.
 
     Raises:
-        ConfigError: an unknown key, a wrong type, or content that contradicts itself, by key.
+        ConfigError: an unknown key, a wrong type, or contradictory content; names the key.
     """
     plain = OmegaConf.to_container(node, resolve=True) if isinstance(node, DictConfig) else node
     if not isinstance(plain, Mapping):
@@ -153,20 +153,20 @@ def _check(paper: Paper) -> None:
     require(is_name, "paper.name", "letters, digits, _, - and .", paper.name)
     check_seeds("paper.seeds", paper.seeds)
     if paper.columns and not paper.metrics:
-        raise ConfigError("paper.metrics is missing: what the columns show")
+        raise ConfigError("paper.metrics is missing: paper.columns needs it")
     places = [(cell.row, cell.column) for cell in paper.cells]
     for number, cell in enumerate(paper.cells):
         key = f"paper.cells[{number}]"
         if places.count((cell.row, cell.column)) > 1:
-            raise ConfigError(f"{key}: {cell.row} × {cell.column} is there twice")
+            raise ConfigError(f"{key}: duplicate cell {cell.row} × {cell.column}")
         if not cell.overrides and cell.paper is None:
             raise ConfigError(f"{key} needs paper, overrides or both")
         if cell.overrides and paper.columns[cell.column].test is None:
             raise ConfigError(f"{key} has overrides, so paper.columns.{cell.column} needs a test")
         if any(o.partition("=")[0] == "seed" for o in cell.overrides):
-            raise ConfigError(f"{key}.overrides: seeds stand in paper.seeds")
+            raise ConfigError(f"{key}.overrides must not set seed: use paper.seeds")
     for column in paper.columns.keys() - {column for _, column in places}:
-        raise ConfigError(f"paper.columns.{column}: no cell of paper.cells is in this column")
+        raise ConfigError(f"paper.columns.{column} has no cell in paper.cells")
     for number, fact in enumerate(paper.pruning):
         key, needed = f"paper.pruning[{number}]", MEASURES.get(fact.measure or "")
         if needed is not None and getattr(fact, needed) is None:
@@ -177,7 +177,7 @@ def _check(paper: Paper) -> None:
 
 
 def _choices(paper: Paper) -> Iterator[tuple[str, str | None, Collection[str]]]:
-    """Every key that names one of several things: the key, its value, what is allowed."""
+    """Yield key, value and allowed values of every key with a fixed set of values."""
     if paper.baseline is not None:
         yield "paper.baseline", paper.baseline, paper.rows
     for number, cell in enumerate(paper.cells):
@@ -207,7 +207,7 @@ def _choices(paper: Paper) -> Iterator[tuple[str, str | None, Collection[str]]]:
 
 
 def check_seeds(key: str, seeds: Sequence[int]) -> None:
-    """Refuse seeds that are no list of different numbers."""
+    """Validate seeds: unique numbers of at least 0."""
     fits = bool(seeds) and len(set(seeds)) == len(seeds) and min(seeds) >= 0
     require(fits, key, "different numbers of at least 0, at least one of them", list(seeds))
 
@@ -217,15 +217,15 @@ def check_seeds(key: str, seeds: Sequence[int]) -> None:
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a cell's training command comes to.
+    """The composed configuration of a cell's training command.
 
     Attributes:
         cell: of the paper.
         overrides: of the command, those of the whole report included; without the seed.
-        decisive: flat keys that decide a run's result, without the seed; without the precision
-            where the recipe leaves it to the machine.
-        max_updates: at most this long.
-        metrics: names of what its task measures.
+        decisive: flat keys that determine the result of a run, without the seed, and without
+            precision auto.
+        max_updates: maximum number of updates.
+        metrics: names of the metrics of its task.
     """
 
     cell: Cell
@@ -236,15 +236,15 @@ class Recipe:
 
 
 def recipe(cell: Cell, changes: Sequence[str] = ()) -> Recipe:
-    """Compose a cell's configuration, as `headwise train` with its overrides would.
+    """Compose the configuration of a cell as `headwise train` does with its overrides.
 
-    Hydra must have been initialised with the configs, as it is inside of every command.
+    Hydra must be initialised with the configs, as it is in every command.
 
     Args:
-        changes: overrides of the whole report, behind those of the cell.
+        changes: overrides of the whole report, applied after those of the cell.
 
     Raises:
-        ConfigError: they do not compose.
+        ConfigError: the overrides do not compose.
     """
     from hydra import compose
     from hydra.errors import HydraException
@@ -253,7 +253,7 @@ def recipe(cell: Cell, changes: Sequence[str] = ()) -> Recipe:
     try:
         node = compose("train", overrides=list(overrides))
         precision = node.trainer.precision
-        # this machine need not be the one that trains
+        # training may run on another machine
         node.trainer.precision, node.trainer.device = "fp32", "cpu"
         config = typed(node, Config)
         container = settle(config)
@@ -269,7 +269,7 @@ def recipe(cell: Cell, changes: Sequence[str] = ()) -> Recipe:
 
 
 def check_metrics(paper: Paper, recipes: Sequence[Recipe]) -> None:
-    """Refuse metrics that no recipe's task measures."""
+    """Validate that some recipe's task has each metric of the paper."""
     known = {name for recipe in recipes for name in recipe.metrics}
     for name in paper.metrics:
         if recipes and name not in known:
@@ -277,7 +277,7 @@ def check_metrics(paper: Paper, recipes: Sequence[Recipe]) -> None:
 
 
 def decisive(container: Mapping[str, Any]) -> dict[str, Any]:
-    """Flat keys of a resolved configuration that decide its result, seed aside."""
+    """Return the flat keys of a resolved configuration that determine its result, seed excluded."""
     flat = comparable(container)
     flat.pop("seed", None)
     if flat.get("trainer.precision") == "auto":
@@ -286,5 +286,5 @@ def decisive(container: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def default_output(paper: Paper) -> Path:
-    """Where the tables go unless told otherwise."""
+    """Return the default folder of the tables."""
     return Path("outputs") / "reports" / paper.name

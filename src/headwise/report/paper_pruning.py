@@ -1,8 +1,8 @@
-"""A paper's statements on removed heads, beside what the pruning tables of runs say.
+"""A paper's statements on removed heads, compared with the pruning tables of runs.
 
-A run's curves are read from `<run>/pruning/` (`headwise prune run=… table=true ablation=true`).
-Nothing is trained again there: heads are masked in order of
-importance (Michel et al. 2019). Runs that really have fewer heads are listed on their own.
+Curves are read from `<run>/pruning/` (`headwise prune run=… table=true ablation=true`): heads are
+masked in order of importance, without training (Michel et al. 2019). Runs trained with fewer heads
+are listed separately.
 """
 
 from __future__ import annotations
@@ -18,34 +18,34 @@ import pandas as pd
 from headwise.files import read_json
 from headwise.report.figures_rows import named_rows
 from headwise.report.paper import Paper, PruningFact
-from headwise.report.paper_runs import FoundRun
+from headwise.report.paper_runs import SavedRun
 from headwise.report.tables import NOTHING, Fact, Table, fact_table, pivot
 
 SCORE = "score"  # quantity of a statement without a unit
 N_NAMED = 3  # runs named in a list of commands
-NEAR_SHARE = 0.025  # two shares of the heads that are called the same: 0.79 is "80 %"
+NEAR_SHARE = 0.025  # tolerance between shares of heads: 0.79 counts as 80 %
 CURVE_MEASURES = ("removable", "kept", "score_left")
 
 
 @dataclass(frozen=True)
 class PruningReport:
-    """Tables, the facts in them, and commands that would fill more."""
+    """Tables, their facts, and commands to measure what is missing."""
 
     tables: list[Table]
     facts: list[Fact]
     commands: list[str]
 
 
-def pruning_report(paper: Paper, runs: Sequence[FoundRun]) -> PruningReport:
-    """Answer a paper's statements from the runs that have pruning tables."""
+def pruning_report(paper: Paper, runs: Sequence[SavedRun]) -> PruningReport:
+    """Compare the statements of a paper with the runs that have pruning tables."""
     kinds = named_rows([run for run in runs if _has_tables(run)])
     facts = [fact for statement in paper.pruning for fact in _facts(statement, kinds)]
     tables = []
     for title in dict.fromkeys(statement.table for statement in paper.pruning):
         labels = [statement.label for statement in paper.pruning if statement.table == title]
-        own = fact_table(fact for fact in facts if fact["column"] == title)
-        own["kind"] = own.note.where(own.origin == "ours", "paper")
-        frame = pivot(own, "row", ["kind"], _shown, labels)
+        rows = fact_table(fact for fact in facts if fact["column"] == title)
+        rows["kind"] = rows.note.where(rows.origin == "ours", "paper")
+        frame = pivot(rows, "row", ["kind"], _shown, labels)
         frame = frame.reindex(columns=[(name,) for name in ("paper", *kinds)], fill_value=NOTHING)
         tables.append(Table(title, frame))
     if paper.pruned_runs:
@@ -53,8 +53,8 @@ def pruning_report(paper: Paper, runs: Sequence[FoundRun]) -> PruningReport:
     return PruningReport(tables, facts, _commands(paper, runs))
 
 
-def _facts(statement: PruningFact, kinds: Mapping[str, Sequence[FoundRun]]) -> Iterator[Fact]:
-    """The paper's number or words, and what each run says."""
+def _facts(statement: PruningFact, kinds: Mapping[str, Sequence[SavedRun]]) -> Iterator[Fact]:
+    """Yield the number or text of the paper, and the value of each run."""
     place = {"row": statement.label, "column": statement.table, "quantity": statement.unit or SCORE}
     if statement.text is not None or statement.paper is not None:
         number = {"value": statement.paper, "mark": statement.mark, "note": statement.text}
@@ -68,7 +68,7 @@ def _facts(statement: PruningFact, kinds: Mapping[str, Sequence[FoundRun]]) -> I
 
 
 def _shown(cell: pd.DataFrame) -> str:
-    """The paper's number or words; of runs the mean, deviation and their number."""
+    """Format the number or text of the paper; for runs mean, deviation and their number."""
     first = cell.iloc[0]
     unit = "" if first.quantity == SCORE else f" {first.quantity}"
     if first.origin == "paper":
@@ -81,18 +81,18 @@ def _shown(cell: pd.DataFrame) -> str:
 
 
 def measure(folder: Path, fact: PruningFact) -> float | None:
-    """What a run's tables say to a statement; None where they do not.
+    """Compute the measure of a statement from the tables of a run; None if not possible.
 
     - removable: the largest share of the heads of `sites`, in percent, up to which no step of the
       curve lost more than `tolerance` of the score.
-    - kept: what is left then, in percent.
-    - score_left: the score without the share `removed` of them, in percent of that with all;
-      nothing where no step of the curve comes near it, as in a model of few heads.
-    - one_left: the score with the best head of `layer` alone at the site, less that with all.
+    - kept: the remaining share, in percent.
+    - score_left: the score without the share `removed` of the heads, in percent of that with all;
+      None if no step of the curve is near that share.
+    - one_left: the score with only the best head of `layer` at the site, minus that with all.
 
     Args:
         folder: of the run.
-        fact: the statement, with its sites.
+        fact: the statement; `sites` must not be empty.
     """
     if fact.measure is None:
         return None
@@ -103,10 +103,10 @@ def measure(folder: Path, fact: PruningFact) -> float | None:
         return None
     whole = curve[0][1]
     if fact.measure == "score_left":
-        wanted = fact.removed or 0
-        share, score = min(curve, key=lambda step: abs(step[0] - wanted))
-        is_it = abs(share - wanted) <= NEAR_SHARE
-        return 100 * score / whole if is_it and whole else None
+        target = fact.removed or 0
+        share, score = min(curve, key=lambda step: abs(step[0] - target))
+        is_near = abs(share - target) <= NEAR_SHARE
+        return 100 * score / whole if is_near and whole else None
     removable = 0.0
     for share, score in curve:
         if score < whole - (fact.tolerance or 0):
@@ -116,7 +116,7 @@ def measure(folder: Path, fact: PruningFact) -> float | None:
 
 
 def _curve(folder: Path, sites: Sequence[str]) -> list[tuple[float, float]]:
-    """(share of the heads of `sites` that is really gone, score), from none removed on."""
+    """Return (share of the heads of `sites` that is removed, score), by ascending share."""
     for content in pruning_tables(folder, "curve"):
         if set(content["sites"]) == set(sites):
             left = [sum(row[site] for site in sites) for row in content["rows"]]
@@ -127,7 +127,7 @@ def _curve(folder: Path, sites: Sequence[str]) -> list[tuple[float, float]]:
 
 
 def pruning_tables(folder: Path, kind: str) -> Iterator[dict[str, Any]]:
-    """The tables of a kind (curve, one_removed, one_left) that `headwise prune` left in a run."""
+    """Yield the tables of a kind (curve, one_removed, one_left) that `headwise prune` wrote."""
     yield from map(read_json, sorted((folder / "pruning").glob(f"{kind}*.json")))
 
 
@@ -142,7 +142,7 @@ def _one_left(folder: Path, fact: PruningFact) -> float | None:
 
 
 def _whole_score(folder: Path, about: Mapping[str, Any]) -> float | None:
-    """The score with all heads, of the same weights on the same sentences."""
+    """Return the score with all heads, for the same weights and sentences."""
     same, name = ("weights", "split", "sentences", "metric"), about["metric"]
     for content in pruning_tables(folder, "curve"):
         if all(content.get(key) == about.get(key) for key in same):
@@ -150,15 +150,15 @@ def _whole_score(folder: Path, about: Mapping[str, Any]) -> float | None:
     return None
 
 
-def _has_tables(run: FoundRun) -> bool:
+def _has_tables(run: SavedRun) -> bool:
     return any((run.folder / "pruning").glob("*.json"))
 
 
 # -- runs with fewer heads ------------------------------------------------------------------------
 
 
-def _pruned_runs(runs: Sequence[FoundRun]) -> list[Table]:
-    """The runs whose model has fewer heads, beside those they came from."""
+def _pruned_runs(runs: Sequence[SavedRun]) -> list[Table]:
+    """Return a table of the runs with fewer heads, compared with their original runs."""
     rows = {}
     for run in (run for run in runs if run.config.model.heads is not None):
         score, origin = _score(run.folder, run), _origin(run.folder, run)
@@ -166,21 +166,21 @@ def _pruned_runs(runs: Sequence[FoundRun]) -> list[Table]:
         rows[str(run.folder)] = {
             "heads kept": ", ".join(_kept(run)),
             "score": NOTHING if score is None else f"{score:.2f} {run.metric.label}",
-            "to the whole run": (
+            "difference to the original run": (
                 NOTHING if score is None or whole is None else f"{score - whole:+.2f}"
             ),
         }
     if not rows:
         return []
     note = (
-        "Scores are of the first test set, from results.json or else from what headwise evaluate "
-        "run=FOLDER wrote."
+        "Scores are of the first test set, from results.json or else from headwise evaluate "
+        "run=FOLDER."
     )
     frame = pd.DataFrame.from_dict(rows, orient="index")
     return [Table("Our runs with fewer heads", frame, [note], "run")]
 
 
-def _kept(run: FoundRun) -> Iterator[str]:
+def _kept(run: SavedRun) -> Iterator[str]:
     model = run.config.model
     for site, n_layers in run.sites.items():
         total = n_layers * model.n_heads
@@ -188,8 +188,8 @@ def _kept(run: FoundRun) -> Iterator[str]:
         yield f"{site} {left} of {total}"
 
 
-def _origin(folder: Path, run: FoundRun) -> Path | None:
-    """The run with all heads: told by the pruned folder, or by the one that training began from."""
+def _origin(folder: Path, run: SavedRun) -> Path | None:
+    """Return the run with all heads, from pruned.json of the folder or of its `init_from`."""
     for place in (folder, run.config.init_from):
         path = None if place is None else Path(place) / "pruned.json"
         if path is not None and path.is_file():
@@ -197,7 +197,7 @@ def _origin(folder: Path, run: FoundRun) -> Path | None:
     return None
 
 
-def _score(folder: Path, run: FoundRun) -> float | None:
+def _score(folder: Path, run: SavedRun) -> float | None:
     test = next(iter(run.config.data.test), run.config.data.valid)
     for path in (folder / "results.json", *sorted(folder.glob("results-*.json"))):
         if path.is_file():
@@ -208,11 +208,11 @@ def _score(folder: Path, run: FoundRun) -> float | None:
     return None
 
 
-def _commands(paper: Paper, runs: Sequence[FoundRun]) -> list[str]:
-    """What would make the tables that the paper's statements ask for, for runs without them."""
+def _commands(paper: Paper, runs: Sequence[SavedRun]) -> list[str]:
+    """Return the commands that write missing pruning tables for the paper's statements."""
     curves = dict.fromkeys(tuple(f.sites) for f in paper.pruning if f.measure in CURVE_MEASURES)
     has_ablation = any(f.measure == "one_left" for f in paper.pruning)
-    lacking = []
+    missing = []
     for run in runs:
         if run.results is None or run.config.model.heads is not None:
             continue
@@ -226,5 +226,5 @@ def _commands(paper: Paper, runs: Sequence[FoundRun]) -> list[str]:
             is_there = bool(_curve(run.folder, sites or [*run.sites])) or (bool(lines) and not some)
             if not is_there:
                 lines.append(f"{command}{some}")
-        lacking += [lines] if lines else []
-    return [line for lines in lacking[:N_NAMED] for line in lines]
+        missing += [lines] if lines else []
+    return [line for lines in missing[:N_NAMED] for line in lines]

@@ -1,7 +1,7 @@
-"""Which runs fill which cell: runs found, and compared with recipes by what decides a result.
+"""Assign runs to the cells of a paper by their configuration.
 
-Names of folders say nothing here. A run fills a cell when every decisive key of its own resolved
-configuration equals the recipe's; one that does not is listed with the keys that differ.
+Names of folders do not matter. A run fills a cell if every decisive key of its resolved
+configuration equals the recipe's; other runs are listed with the differing keys.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from headwise.tasks.task import Task, task_of
 from headwise.track.jsonl import read_if_there
 
 Place = tuple[str, str]  # row and column of a cell
-MACHINE = ("platform", "cpus", "threads", "gpu", "world_size")  # what speeds depend on
+MACHINE = ("platform", "cpus", "threads", "gpu", "world_size")  # keys that speed depends on
 
 SPEED = "time/tokens_per_second"  # of metrics.jsonl
 
 
 @dataclass(frozen=True)
-class FoundRun:
-    """A run folder, read.
+class SavedRun:
+    """The content of a run folder.
 
     Attributes:
-        folder: where it stands.
-        config: its own, settled.
-        decisive: flat keys that decide its result, without the seed.
-        results: None before the end.
-        text: hash of the training text, None where the folder does not say.
-        train_pairs: that it was trained on, likewise.
-        machine: what its speed depends on.
+        folder: its path.
+        config: the saved configuration.
+        decisive: flat keys that determine its result, without the seed.
+        results: None if the run is not finished.
+        text: hash of the training text, None if not recorded.
+        train_pairs: number of training pairs, None if not recorded.
+        machine: the keys of MACHINE.
     """
 
     folder: Path
@@ -60,29 +60,29 @@ class FoundRun:
 
     @functools.cached_property
     def task(self) -> Task[Any, Any]:
-        """What it was trained on."""
+        """The task of the run."""
         return task_of(self.config)
 
     @functools.cached_property
     def metric(self) -> Metric:
-        """What it is judged by."""
+        """The main metric of the run."""
         return self.task.judged_by(self.config)
 
     @functools.cached_property
     def sites(self) -> dict[str, int]:
-        """Site -> its number of layers, in the order of the model."""
+        """Site -> number of layers, in the order of the model."""
         return {site.name: site.n_layers for site in self.task.sites(self.config)}
 
     @property
     def updates(self) -> int:
-        """Done; 0 where nothing was saved yet."""
+        """Number of updates done; 0 if nothing was saved yet."""
         if self.results is not None:
             return self.results.updates
         return int(RunFolder(self.folder).read_last().get("update", 0))
 
     @functools.cached_property
     def tokens_per_second(self) -> float | None:
-        """Speed of training: the median over the windows of its log, so that no pause counts."""
+        """Median training speed over the logging windows; pauses do not count."""
         records = read_if_there(RunFolder(self.folder).metrics)
         windows = [record[SPEED] for record in records if record.get(SPEED)]
         return statistics.median(windows) if windows else None
@@ -90,9 +90,9 @@ class FoundRun:
 
 @dataclass(frozen=True)
 class Unused:
-    """A run that fills no cell, and why."""
+    """A run that fills no cell, and the reason."""
 
-    run: FoundRun
+    run: SavedRun
     reason: str
     n_differing: int = 0
 
@@ -102,21 +102,21 @@ class Matching:
     """Runs by cell, and those that are not used.
 
     Attributes:
-        runs: all that could be read.
-        unreadable: what is wrong with the others.
+        runs: all readable runs.
+        unreadable: error messages of the others.
     """
 
-    runs: list[FoundRun] = field(default_factory=list)
-    used: dict[Place, list[FoundRun]] = field(default_factory=dict)
+    runs: list[SavedRun] = field(default_factory=list)
+    used: dict[Place, list[SavedRun]] = field(default_factory=dict)
     unused: list[Unused] = field(default_factory=list)
     unreadable: list[str] = field(default_factory=list)
 
 
-def read_run(path: Path) -> FoundRun:
-    """Read what a folder says of its run.
+def read_run(path: Path) -> SavedRun:
+    """Read a run folder.
 
     Raises:
-        RunError: its config.yaml or results.json is broken, or of another version.
+        RunError: config.yaml or results.json is invalid, or of another version.
     """
     folder = RunFolder.existing(path)
     config = read_config(folder)
@@ -125,7 +125,7 @@ def read_run(path: Path) -> FoundRun:
     environment, data = (
         read_json(path / name, may_lack=True) for name in ("environment.json", "data.json")
     )
-    return FoundRun(
+    return SavedRun(
         folder=path,
         config=config,
         decisive=decisive({str(key): value for key, value in container.items()}),
@@ -137,10 +137,10 @@ def read_run(path: Path) -> FoundRun:
 
 
 def match(recipes: Sequence[Recipe], folders: Sequence[Path], seeds: Sequence[int]) -> Matching:
-    """Put each run into the cell whose recipe it followed.
+    """Assign each run to the cells whose recipe it follows.
 
-    Two finished runs of one cell and seed are one too many: the one that went on for longer is
-    used, the first of equals; the other is listed.
+    Of two finished runs of one cell and seed, the one with more updates is used, else the first;
+    the other is unused.
     """
     matching = Matching(used={(r.cell.row, r.cell.column): [] for r in recipes})
     for path in folders:
@@ -150,53 +150,53 @@ def match(recipes: Sequence[Recipe], folders: Sequence[Path], seeds: Sequence[in
             matching.unreadable.append(str(error))
             continue
         matching.runs.append(run)
-        fitting = [r for r in recipes if not differing(run, r)]
-        if recipes and not fitting:
-            matching.unused.append(_stranger(run, recipes))
-        for found in fitting:
-            _place(matching, run, found, seeds)
+        fits = [r for r in recipes if not differing(run, r)]
+        if recipes and not fits:
+            matching.unused.append(_nearest(run, recipes))
+        for fit in fits:
+            _place(matching, run, fit, seeds)
     for runs in matching.used.values():
         runs.sort(key=lambda run: run.seed)
     return matching
 
 
-def _place(matching: Matching, run: FoundRun, found: Recipe, seeds: Sequence[int]) -> None:
-    place = (found.cell.row, found.cell.column)
+def _place(matching: Matching, run: SavedRun, recipe: Recipe, seeds: Sequence[int]) -> None:
+    place = (recipe.cell.row, recipe.cell.column)
     used, name = matching.used[place], " × ".join(place)
-    reason = _unfit(run, found, seeds)
+    reason = _unfit(run, recipe, seeds)
     if reason is not None:
         matching.unused.append(Unused(run, f"{name}, seed {run.seed}{reason}"))
         return
     same = next((other for other in used if other.seed == run.seed), None)
     if same is not None:
         kept, left = (run, same) if run.updates > same.updates else (same, run)
-        reason = f"{name}: seed {run.seed} is there twice, {kept.folder} is used"
+        reason = f"{name}: duplicate seed {run.seed}, {kept.folder} is used"
         matching.unused.append(Unused(left, reason))
         used.remove(same)
         run = kept
     used.append(run)
 
 
-def _unfit(run: FoundRun, found: Recipe, seeds: Sequence[int]) -> str | None:
-    """Why a run of a recipe does not count, behind its name; None where it does."""
+def _unfit(run: SavedRun, recipe: Recipe, seeds: Sequence[int]) -> str | None:
+    """Return why a run of a recipe is not used, to follow its name; None if it is used."""
     if run.results is None:
         failed = read_json(run.folder / "error.json", may_lack=True).get("message")
         if failed is not None:
             return f": failed: {' '.join(str(failed).split())}"
         return f": not finished ({run.updates:,} updates done)"
-    if run.updates < found.max_updates and not run.results.stopped_early:
-        return f": ended at {run.updates:,} of the recipe's {found.max_updates:,} updates"
+    if run.updates < recipe.max_updates and not run.results.stopped_early:
+        return f": ended at {run.updates:,} of the recipe's {recipe.max_updates:,} updates"
     if run.seed not in seeds:
-        return f" is not among those asked for ({', '.join(map(str, seeds))})"
+        return f" is not among the requested seeds ({', '.join(map(str, seeds))})"
     return None
 
 
-def differing(run: FoundRun, wanted: Recipe) -> list[str]:
-    """Decisive keys in which a run is not of a recipe, each with both values."""
-    open_keys = {"trainer.precision"} - wanted.decisive.keys()
+def differing(run: SavedRun, recipe: Recipe) -> list[str]:
+    """Return the decisive keys in which a run differs from a recipe, with both values."""
+    open_keys = {"trainer.precision"} - recipe.decisive.keys()
     lines = []
-    for key in differing_keys([run.decisive, wanted.decisive]):
-        both = [settings.get(key) for settings in (run.decisive, wanted.decisive)]
+    for key in differing_keys([run.decisive, recipe.decisive]):
+        both = [settings.get(key) for settings in (run.decisive, recipe.decisive)]
         group, is_class, _ = key.rpartition("._target_")
         mine, theirs = map(_class if is_class else _shown, both)
         if key not in open_keys:
@@ -205,7 +205,7 @@ def differing(run: FoundRun, wanted: Recipe) -> list[str]:
 
 
 def differing_keys(choices: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Keys that differ; of a group of which another one was chosen, what names it alone."""
+    """Return the keys that differ; for a group with another choice only the key that names it."""
     keys = sorted({key for decisive in choices for key in decisive})
     keys = [k for k in keys if any(one.get(k) != choices[0].get(k) for one in choices)]
     for end in ("name", "_target_"):
@@ -214,10 +214,10 @@ def differing_keys(choices: Sequence[Mapping[str, Any]]) -> list[str]:
     return keys
 
 
-def _stranger(run: FoundRun, recipes: Sequence[Recipe]) -> Unused:
-    """Why a run fills no cell: how it differs from the nearest one."""
+def _nearest(run: SavedRun, recipes: Sequence[Recipe]) -> Unused:
+    """Return a run that fills no cell, with its differences to the nearest recipe."""
     if not recipes:
-        return Unused(run, "this table has no recipes")
+        return Unused(run, "the table has no recipes")
     by_distance = [(len(differing(run, r)), number) for number, r in enumerate(recipes)]
     n_differing, number = min(by_distance)
     near = recipes[number]

@@ -1,4 +1,4 @@
-"""The tables of a paper, pivoted from facts: its numbers beside ours, differences, speeds."""
+"""The tables of a paper, pivoted from facts: its numbers and ours, differences, speeds."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ OURS = "ours [95 %]"
 
 
 def paper_tables(paper: Paper, facts: pd.DataFrame, n_resamples: int) -> list[Table]:
-    """Every table that has something to show.
+    """Return every table that is not empty.
 
     Args:
-        facts: of the cells, as `headwise.report.cells.cell_facts` gives them.
-        n_resamples: of the comparisons among them.
+        facts: from `headwise.report.cells.cell_facts`.
+        n_resamples: of the comparisons.
     """
     tables = [_main(paper, facts)] if paper.columns else []
     ours = facts[facts.origin == "ours"]
@@ -34,7 +34,7 @@ def paper_tables(paper: Paper, facts: pd.DataFrame, n_resamples: int) -> list[Ta
 
 
 def _scores(paper: Paper, facts: pd.DataFrame, metric: str) -> pd.DataFrame:
-    """Rows by columns, each as the paper has it and as ours have it."""
+    """Return a table of rows by columns, with the paper's numbers and ours."""
     units = [column.unit for column in paper.columns.values() if column.unit]
     cells = select(facts, quantity=[metric, "missing", "updates", *units])
     barred = set(facts[facts.quantity == "not_averaged"].column)
@@ -58,7 +58,7 @@ def _scores(paper: Paper, facts: pd.DataFrame, metric: str) -> pd.DataFrame:
 
 
 def _main(paper: Paper, facts: pd.DataFrame) -> Table:
-    """The paper's table, with ours beside its numbers."""
+    """Return the main table, with the paper's numbers and ours."""
     frame = _scores(paper, facts, paper.metric)
     metric = paper.metrics[paper.metric]
     title = f"{metric[0].upper()}{metric[1:]}"
@@ -86,23 +86,23 @@ def _main(paper: Paper, facts: pd.DataFrame) -> Table:
 
 
 def mark_notes(marks: Iterable[str | None]) -> list[str]:
-    """What the marks of a paper's numbers mean, those that were read aside."""
+    """Explain the marks of a paper's numbers, OK excluded."""
     return [f"({mark}): {MARKS[mark]}." for mark in sorted({m for m in marks if m} - {"OK"})]
 
 
 def _marked(*marks: str | None) -> str:
-    """Marks of the numbers that a text is made of, those that were read aside."""
+    """Return the marks of some numbers in brackets, OK excluded."""
     named = dict.fromkeys(str(mark) for mark in marks if mark != "OK")
     return f" ({', '.join(named)})" if named else ""
 
 
 def _signatures(facts: pd.DataFrame, metric: str) -> list[str]:
-    found = select(facts, quantity=metric).signature.dropna().unique()
-    return [f"Signature: {signature}." for signature in found]
+    signatures = select(facts, quantity=metric).signature.dropna().unique()
+    return [f"Signature: {signature}." for signature in signatures]
 
 
 def _differences(paper: Paper, facts: pd.DataFrame, baseline: str, n_resamples: int) -> Table:
-    """Each row less the baseline, with the paired bootstrap."""
+    """Return a table of the difference of each row to the baseline, with the paired bootstrap."""
     base = paper.rows[baseline]
     cells = {}
     for name in (name for name, column in paper.columns.items() if column.unit is None):
@@ -121,8 +121,8 @@ def _differences(paper: Paper, facts: pd.DataFrame, baseline: str, n_resamples: 
             "row has more, so that its mean above is another); above 0 is better than "
             f"{base}. Interval and p are by paired bootstrap over items of the test set (Koehn "
             f"2004), {n_resamples:,} draws, the same items for both rows and all seeds.",
-            "p is two-sided. It speaks of other items, not of other seeds, and is not "
-            "corrected for the number of cells. ≤ marks the least that this many draws can show.",
+            "p is two-sided. It covers the choice of items, not of seeds, and is not corrected for "
+            "the number of cells. ≤ marks the smallest p value that this many draws can give.",
         ]
     return Table(f"Difference to {base}, in {paper.metrics[paper.metric]}", frame, notes)
 
@@ -130,14 +130,14 @@ def _differences(paper: Paper, facts: pd.DataFrame, baseline: str, n_resamples: 
 def _tested(
     facts: pd.DataFrame, metric: str, row: str, baseline: str, n_resamples: int
 ) -> dict[str, str]:
-    """Difference with interval and number of seeds, and p; nothing where nothing was tested."""
-    own = facts[(facts.row == row) & (facts.origin == "ours")].set_index("quantity")
-    if "p_value" not in own.index:
+    """Return difference with interval and number of seeds, and p; empty if not tested."""
+    tested = facts[(facts.row == row) & (facts.origin == "ours")].set_index("quantity")
+    if "p_value" not in tested.index:
         return {}
     difference, low, high = (
-        _signed(own.value[f"{metric}_{name}"]) for name in ("difference", "low", "high")
+        _signed(tested.value[f"{metric}_{name}"]) for name in ("difference", "low", "high")
     )
-    p_value, n_seeds = own.value["p_value"], own.n_seeds["p_value"]
+    p_value, n_seeds = tested.value["p_value"], tested.n_seeds["p_value"]
     n_runs = select(facts, row=[row, baseline], quantity="updates").row.value_counts().max()
     of_all = f" of {n_runs}" if n_runs > n_seeds else ""
     least = 1 / (n_resamples + 1)
@@ -156,7 +156,7 @@ def _paper_difference(paper: Paper, row: str, baseline: str, column: str) -> dic
 
 
 def _speeds(paper: Paper, facts: pd.DataFrame, baseline: str) -> Table:
-    """Tokens/s of training in percent of the baseline's, where the paper has such numbers."""
+    """Return a table of training tokens/s in percent of the baseline's."""
     percents = facts[facts.quantity.str.startswith("speed_percent")].fillna({"column": "paper"})
 
     def shown(cell: pd.DataFrame) -> str:

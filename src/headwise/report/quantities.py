@@ -1,8 +1,8 @@
-"""The quantities of heads that tables show: how each is called, and how its values are shown."""
+"""The quantities of heads in tables: names and formats."""
 
 from __future__ import annotations
 
-# Quantity -> how it is called and shown; in this order.
+# Quantity -> displayed name and format, in the order of the tables.
 QUANTITIES = {
     "previous_heads": ("heads at -1", "count"),
     "previous_weight": ("their weight at -1, median", "share"),

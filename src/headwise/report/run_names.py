@@ -1,4 +1,4 @@
-"""How tables, figures and pages name a run's choices and its corpus."""
+"""Names of the choices and the corpus of a run in tables, figures and pages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headwise.config.folders import config_dir
 from headwise.config.schema import Config
 from headwise.tasks.task import task_of
 
-# Groups that are named beside attention, with the choice that goes without saying.
+# Groups that are named with the attention, and the choice that is not mentioned.
 BESIDE = {
     "pattern": "none",
     "scaling": "none",
@@ -22,7 +22,7 @@ BESIDE = {
     "repulsion": "none",
     "gates": "none",
 }
-# As in the tables of papers; Ro-En alone, since not every folder of it holds WMT's training text.
+# As in papers; only Ro→En for WMT16, since not every folder of it has WMT's training text.
 CORPORA = {
     "builtin": "built-in corpus",
     "iwslt17": "IWSLT17",
@@ -35,45 +35,45 @@ CORPORA = {
 
 
 def attention_name(config: Config) -> str:
-    """The choice of `attention=`, and where a site has one of its own that one."""
+    """Return the choice of `attention=`, and those of sites with another one."""
 
     def word(node: Mapping[str, Any]) -> str:
         return class_word(node["_target_"])
 
-    own = {
+    others = {
         site: word(node)
         for site, node in vars(config.sites).items()
         if node is not None and word(node) != word(config.attention)
     }
-    named = ", ".join(f"{site} {name}" for site, name in own.items())
+    named = ", ".join(f"{site} {name}" for site, name in others.items())
     return word(config.attention) + (f" ({named})" if named else "")
 
 
 def choice_name(config: Config) -> str:
-    """The attention of a run and what goes with it, as their yaml files are named."""
+    """Return the names of the yaml files of the attention and of the other groups of a run."""
     beside = {group: class_word(getattr(config, group)["_target_"]) for group in BESIDE}
     others = [f"{group} {word}" for group, word in beside.items() if word != BESIDE[group]]
     return ", ".join([attention_name(config), *others])
 
 
 def corpus_name(config: Config) -> str:
-    """The corpus and its languages, as `Multi30k De→En`."""
+    """Return the corpus and its languages, such as `Multi30k De→En`."""
     name = config.data.name
     languages = "→".join(code.capitalize() for code in task_of(config).languages(config))
     return f"{CORPORA.get(name, name)} {languages}".strip()
 
 
 def class_word(target: Any) -> str:
-    """The word on the command line that chooses a class; for a class without a yaml, its name."""
+    """Return the name of the yaml of a class, or the class name if it has no yaml."""
     return _words().get(str(target), str(target).rpartition(".")[2])
 
 
 @cache
 def _words() -> dict[str, str]:
-    """Class -> name of its yaml, the first where several set it up differently."""
-    found: dict[str, str] = {}
+    """Return class -> name of its yaml, the first if there are several."""
+    names: dict[str, str] = {}
     for path in sorted(config_dir().glob("*/*.yaml")):
         named = re.search(r"^_target_: (\S+)", path.read_text(encoding="utf-8"), re.MULTILINE)
         if named:
-            found.setdefault(named[1], path.stem)
-    return found
+            names.setdefault(named[1], path.stem)
+    return names

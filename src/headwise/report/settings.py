@@ -1,10 +1,10 @@
-"""Every key of a training, what it is without being set, and what it means.
+"""Tables of every key of a training, its default and its meaning.
 
     python -m headwise.report.settings [--write docs/settings.md]
 
-Values are those that `python train.py` composes, words are the comments of
-`headwise.config.schema`. With `--write`, the lines between the two markers of the file are
-replaced. Open groups (attention, loss and the like) have their keys in the yamls of their choices.
+Defaults are those of `python train.py`, meanings the comments of `headwise.config.schema`. With
+`--write`, the lines between the two markers of the file are replaced. Keys of open groups
+(attention, loss and the like) are in the yamls of their choices.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ GROUPS = {  # key of a group -> its class
     "tracker": schema.TrackerConfig,
     "paths": schema.PathsConfig,
 }
-# What a yaml of `data` tells, not a user.
+# Set by the yamls of `data`, not by users.
 OF_A_CORPUS = ("tasks", "files", "origins", "licence", "notes")
 
 
 def settings(kind: type, values: DictConfig) -> Iterator[tuple[str, str, str]]:
-    """Name, value and meaning of each key of a group that is no group itself."""
+    """Yield name, value and meaning of each key of a group, without its subgroups."""
     source = inspect.getsource(kind)
     plain = OmegaConf.to_container(values, resolve=False)
     assert isinstance(plain, dict)
@@ -54,7 +54,7 @@ def _yaml(value: Any) -> str:
 
 
 def tables() -> str:
-    """A table a group of keys."""
+    """Return the tables, one per group of keys."""
     config = composed()
     parts = []
     for group, kind in GROUPS.items():

@@ -1,4 +1,4 @@
-"""Facts, one a row, and the tables that are pivoted from them: as Markdown and LaTeX (booktabs)."""
+"""Facts, one per row, and tables pivoted from them, as Markdown and LaTeX (booktabs)."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ _LATEX = {
 
 
 def fact_table(facts: Iterable[Fact]) -> pd.DataFrame:
-    """Facts as one tidy table; what a fact leaves out is None."""
-    found = pd.DataFrame(list(facts), columns=COLUMNS, dtype=object)
-    return found.where(found.notna(), None)
+    """Return facts as one tidy table; missing values are None."""
+    table = pd.DataFrame(list(facts), columns=COLUMNS, dtype=object)
+    return table.where(table.notna(), None)
 
 
-def select(facts: pd.DataFrame, **wanted: Any) -> pd.DataFrame:
-    """The facts with these values; of several allowed values, a list."""
-    for key, value in wanted.items():
+def select(facts: pd.DataFrame, **values: Any) -> pd.DataFrame:
+    """Return the facts with these values; a list allows several values."""
+    for key, value in values.items():
         facts = facts[facts[key].isin(value if isinstance(value, list) else [value])]
     return facts
 
@@ -74,14 +74,14 @@ def pivot(
     shown: Callable[[pd.DataFrame], str],
     rows: Iterable[Any] | None = None,
 ) -> pd.DataFrame:
-    """A table of text: a cell for each row and column, in the order of their first facts.
+    """Return a table of text: a cell for each row and column, in the order of their first facts.
 
     Args:
-        facts: tidy; the columns named here hold a value in every one.
-        row: the column whose values name the rows.
-        columns: those whose values name the columns, from the group to the single column.
+        facts: tidy; the columns named here must have a value in every row.
+        row: the column whose values are the rows.
+        columns: those whose values are the columns, outer level first.
         shown: the facts of a cell -> its text.
-        rows: names of the rows, where they are known.
+        rows: names of the rows; None: those of the facts.
     """
     texts = {key: shown(cell) for key, cell in facts.groupby([row, *columns], sort=False)}
     names = list(dict.fromkeys(facts[row]) if rows is None else rows)
@@ -92,7 +92,7 @@ def pivot(
 
 
 def mean_and_deviation(values: Sequence[float]) -> str:
-    """`12.34 ± 0.56`; of a single value no deviation, of none a dash."""
+    """Format `12.34 ± 0.56`; a single value has no deviation, no value is a dash."""
     if not len(values):
         return "-"
     mean = f"{statistics.fmean(values):.2f}"
@@ -104,11 +104,11 @@ class Table:
     """A table of text.
 
     Attributes:
-        title: above it; may be empty.
-        frame: one text a cell; the index names the rows, the columns have one name or (group,
+        title: may be empty.
+        frame: one text per cell; the index names the rows, the columns have one name or (group,
             name), where the name may be empty.
-        notes: below it.
-        corner: the head of the names of the rows.
+        notes: below the table.
+        corner: header of the names of the rows.
     """
 
     title: str
@@ -118,19 +118,19 @@ class Table:
 
     @property
     def heads(self) -> list[str]:
-        """One text a column."""
+        """Headers of the columns."""
         return [": ".join(filter(None, names)) for names in self._names()]
 
     @property
     def rows(self) -> list[tuple[str, list[str]]]:
-        """The name of each row and its texts."""
+        """Name and texts of each row."""
         return [(str(name), list(cells)) for name, *cells in self.frame.itertuples(name=None)]
 
     def _names(self) -> list[tuple[str, ...]]:
         return [name if isinstance(name, tuple) else (name,) for name in self.frame.columns]
 
     def markdown(self) -> str:
-        """Heading, table and notes."""
+        """Return heading, table and notes as Markdown."""
         rows = [[name, *cells] for name, cells in self.rows]
         table = markdown_table([self.corner, *self.heads], rows)
         notes = "".join(f"\n- {note}" for note in self.notes)
@@ -138,9 +138,9 @@ class Table:
         return f"{heading}{table}\n" + (f"{notes}\n" if notes else "")
 
     def latex(self, label: str) -> str:
-        r"""A `table` environment; the document needs \usepackage{booktabs,adjustbox}.
+        r"""Return a `table` environment; the document needs \usepackage{booktabs,adjustbox}.
 
-        A table wider than the text is set smaller.
+        A table wider than the text is scaled down.
 
         Args:
             label: for \ref.
@@ -165,10 +165,10 @@ class Table:
 
 
 def latex(text: str) -> str:
-    """Text that LaTeX prints as it stands, with pdflatex as well; line breaks become spaces."""
+    """Escape text for LaTeX (pdflatex included); line breaks become spaces."""
     return "".join(_LATEX.get(letter, letter) for letter in " ".join(text.split()))
 
 
 def latex_comment(text: str) -> str:
-    """The same as comment lines, in which nothing is escaped."""
+    """Return text as LaTeX comment lines, unescaped."""
     return re.sub(r"(?m)^", "% ", text.rstrip()).replace("% \n", "%\n") + "\n" if text else ""

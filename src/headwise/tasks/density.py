@@ -59,6 +59,7 @@ class Density(Task[TextCorpus, PreparedText]):
     """See the head of this file."""
 
     monitor = "bits_per_byte"
+    data = TextDataConfig
 
     def sites(self, config: Config) -> tuple[Site, ...]:
         """See `Task.sites`."""

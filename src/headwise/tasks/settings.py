@@ -31,6 +31,8 @@ def check(config: Config) -> None:
     served, name = getattr(config.data, "tasks", None), task.name
     allowed = f"{' or '.join(served or ())} with data={getattr(config.data, 'name', None)}"
     require(served is None or name in served, "task", allowed, name)
+    fits, data = isinstance(config.data, task.data), getattr(config.data, "name", None)
+    require(fits, "data", f"a {task.data.__name__} with task={name}", data)
     check_trainer_config(config.trainer)
     check_precision(config.trainer.precision, "trainer.precision")
     check_tracker(config.tracker)

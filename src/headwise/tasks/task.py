@@ -72,6 +72,11 @@ class Data(Protocol):
         """What its preparation counted."""
         ...
 
+    @property
+    def folder(self) -> Path | None:
+        """Its place in the cache; None: there are no files."""
+        ...
+
     def save(self, folder: Path) -> None:
         """Write what a finished run needs of it, such as tokenizers, into the run folder."""
         ...
@@ -156,6 +161,7 @@ class NoFiles:
     test_sets: Sequence[str]
     sizes: Sizes
     vocabulary = fingerprint = "no files"
+    folder = None
 
     def hashes(self) -> list[str]:
         """None: all that the examples depend on stands in the settings."""
@@ -194,6 +200,7 @@ class Task(Generic[C, D]):
     """
 
     monitor: str
+    data: type = object  # the class of its `data`
     command = ""  # that shows what a finished run can do, if there is one
     references = ""  # file of a run folder, by {split}, that its items are judged against
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from headwise.attention.place import Site
 from headwise.config.instantiate import instantiate
-from headwise.config.schema import Config, PruneDataConfig
+from headwise.config.schema import Config, DataConfig, PruneDataConfig
 from headwise.data.batching import TrainingPairs
 from headwise.data.bpe_dropout_epochs import EpochSplits
 from headwise.data.corpus import Corpus, check_data_config, open_corpus
@@ -42,6 +42,7 @@ class Translation(Task[Corpus, PreparedCorpus]):
     """See the head of this file."""
 
     monitor = "bleu"
+    data = DataConfig
     command = "translate"
     references = f"{HYPOTHESES}/{{split}}.ref.txt"
 

@@ -12,14 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-import yaml
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-
 from headwise.errors import HeadwiseError, RunError
 
 PARTIAL = ".tmp"
-MAX_YAML_DEPTH = 50
 # Why the operating system lets nothing be written.
 FULL = (errno.ENOSPC, errno.EDQUOT)
 FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
@@ -113,25 +108,6 @@ def read_json(path: Path, may_lack: bool = False) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise RunError(f"{path} is broken: it holds no object. Copy it anew, or remove it")
     return content
-
-
-def read_yaml(path: Path) -> Any:
-    """Content of a small yaml of a run as plain types.
-
-    Raises:
-        RunError: it is no yaml, or has aliases or deep nesting, as a stranger's may have.
-    """
-    depth = 0
-    try:
-        for event in yaml.parse(path.read_text(encoding="utf-8")):
-            depth += isinstance(event, yaml.CollectionStartEvent)
-            depth -= isinstance(event, yaml.CollectionEndEvent)
-            if isinstance(event, yaml.AliasEvent) or depth > MAX_YAML_DEPTH:
-                raise RunError(f"{path} is broken: no run is saved with aliases or deep nesting")
-        return OmegaConf.to_container(OmegaConf.load(path))
-    except (OmegaConfBaseException, yaml.YAMLError, ValueError) as error:
-        reason = str(error).splitlines()[0]
-        raise RunError(f"{path} is broken: {reason}. Copy it anew") from error
 
 
 @contextmanager

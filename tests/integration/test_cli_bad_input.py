@@ -84,6 +84,12 @@ def test_a_wrong_setting_is_refused(override: str, headwise: CommandLine, tmp_pa
     assert not (tmp_path / "outputs").exists()
 
 
+def test_data_without_files_needs_a_task_that_makes_them(headwise: CommandLine) -> None:
+    for command in ("train", "prepare"):
+        wanted = "data must be a DataConfig with task=translation"
+        refused(headwise(command, "data=none"), 2, wanted)
+
+
 def spoil_encoding(text: Path) -> str:
     lines = (text / "train.de").read_bytes().splitlines(keepends=True)
     lines[2] = b"caf\xe9\n"

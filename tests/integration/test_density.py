@@ -153,7 +153,6 @@ def test_two_ranks_are_one_with_twice_the_tokens(
         ("data.windwo=3", "data.window"),
         ("positions=learned positions.max_positions=8", "data.window=16"),
         ("task=translation", "task must be density with data=text"),
-        ("data=none", "data must be a DataConfig with task=translation"),
     ],
 )
 def test_what_does_not_belong_to_it_is_refused(

@@ -9,7 +9,7 @@ import pytest
 
 ENCODING = ("builtin", "corpus", "corpora.archive", "corpora.hub", "encoded", "encoding")
 LIGHT = {  # modules -> packages that they must not load
-    ", ".join([*(f"data.{name}" for name in ENCODING), "commands.prepare"]): "torch hydra wandb",
+    ", ".join(f"data.{name}" for name in ENCODING): "torch hydra wandb",
     "entmax": "hydra omegaconf sentencepiece datasets wandb",
     "tasks.loading, commands.translate, commands.analyze": "torch._dynamo",
     "report.outcome, track": "matplotlib pandas seaborn wandb",

@@ -39,11 +39,11 @@ from headwise.config.folders import group_node
 from headwise.config.instantiate import instantiate
 from headwise.config.schema import PruneConfig
 from headwise.errors import ConfigError, RunError, refuse, require
-from headwise.files import read_yaml, write_json, write_text
+from headwise.files import write_json, write_text
 from headwise.losses.loss import Loss
 from headwise.model.family import Model, n_parameters
 from headwise.model.places import check_heads, chosen_sites, typed_heads
-from headwise.runs.folder import RunFolder
+from headwise.runs.folder import RunFolder, read_yaml
 from headwise.tasks.evaluation import HYPOTHESES
 from headwise.tasks.loading import load_selected
 from headwise.tasks.task import TrainedRun

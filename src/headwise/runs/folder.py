@@ -11,19 +11,21 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from headwise.config.schema import Config, DecodeConfig, read_back
 from headwise.errors import RunError, nearest
 from headwise.file_names import check_file_name
-from headwise.files import read_json, read_yaml, replacing, write_json, write_text
+from headwise.files import read_json, replacing, write_json, write_text
 from headwise.runs.environment import environment
 from headwise.runs.fingerprint import slug
 from headwise.runs.results import Results
 
 Floats = npt.NDArray[np.float64]
 # What stands in a run's folder as <name>.json beside the scores of evaluations.
+MAX_YAML_DEPTH = 50
 OWN_FILES = ("data", "environment", "error", "pruned", "results")
 
 
@@ -184,6 +186,25 @@ class RunFolder:
         write_text(self.path / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(dict(container))))
         write_text(self.path / "overrides.yaml", OmegaConf.to_yaml(OmegaConf.create(overrides)))
         self.write_json("environment.json", environment())
+
+
+def read_yaml(path: Path) -> Any:
+    """Content of a small yaml of a run as plain types.
+
+    Raises:
+        RunError: it is no yaml, or has aliases or deep nesting, as a stranger's may have.
+    """
+    depth = 0
+    try:
+        for event in yaml.parse(path.read_text(encoding="utf-8")):
+            depth += isinstance(event, yaml.CollectionStartEvent)
+            depth -= isinstance(event, yaml.CollectionEndEvent)
+            if isinstance(event, yaml.AliasEvent) or depth > MAX_YAML_DEPTH:
+                raise RunError(f"{path} is broken: no run is saved with aliases or deep nesting")
+        return OmegaConf.to_container(OmegaConf.load(path))
+    except (OmegaConfBaseException, yaml.YAMLError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise RunError(f"{path} is broken: {reason}. Copy it anew") from error
 
 
 def read_config(folder: RunFolder) -> Config:

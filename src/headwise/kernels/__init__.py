@@ -1,1 +1,1 @@
-"""What computes: C++ on a CPU, Triton on a GPU, dropout and linear maps, and which is chosen."""
+"""Kernels: C++ on a CPU, Triton on a GPU, dropout, linear layers, and the choice among them."""

@@ -1,10 +1,10 @@
-"""Which kernel computes, and why: one function an operator family.
+"""The choice of kernel and its reason: one function per operator family.
 
-torch's dispatcher chooses by device. Whatever else decides stands here: types, compilers that are
-missing, verdicts of `verification`, few queries, patterns, an α of each query, and what pays.
+torch's dispatcher chooses by device. All other criteria are here: types, missing compilers,
+verdicts of `verification`, few queries, patterns, an α per query, and speed.
 
-A function is handed the float64 reference where a case without a verdict may be verified, and goes
-without one inside of operators; what has no verdict is left to torch.
+With a float64 `reference`, cases without a verdict are verified. Inside of operators there is none,
+and torch computes cases without a verdict.
 
 Letters: B batch, H heads, Q and K numbers of queries and keys, E head width, N rows, V classes.
 """
@@ -29,11 +29,11 @@ from headwise.kernels.verification import Case, Reference
 
 CPP, TRITON, TORCH = "C++", "Triton", "torch"
 FEW = "C++, few queries"
-WEIGHTS = "weights are formed"  # by the maps, and multiplied by torch
+WEIGHTS = "weights are formed"  # by the maps, then multiplied by torch
 SHORT_ROWS = "rows are short"
-PADDED_BIAS = "with a bias and padding, torch would need a mask of every head of every sentence"
-# Rows of fewer keys, padding counted, are done sooner with their weights kept, unless there is
-# dropout to save. The results of both ways differ by rounding.
+PADDED_BIAS = "with a bias and padding, torch would need a mask per head and sentence"
+# Minimum number of keys, padding included, from which attention without weights is faster if there
+# is no dropout. Results differ by rounding.
 KEYS_WORTH_IT = 128
 
 
@@ -48,24 +48,24 @@ class Choice(NamedTuple):
 
 
 def maps(scores: Tensor, power: Power, reference: Reference | None = None) -> Choice:
-    """Scores to weights, and gradients: C++, Triton or torch."""
+    """Return the kernel of the maps from scores to weights: C++, Triton or torch."""
     return _of_rows("maps", scores, power, reference)
 
 
 def losses(scores_NV: Tensor, alpha: float, reference: Reference | None = None) -> Choice:
-    """Losses over rows of classes: C++, Triton or torch."""
+    """Return the kernel of losses over rows of classes: C++, Triton or torch."""
     return _of_rows("losses", scores_NV, POWERS.get(alpha, Power.ANY), reference)
 
 
 def dropout(values: Tensor) -> Choice:
-    """Dropout of entries: C++ or torch. Not for operators, as it may verify."""
+    """Return the kernel of dropout: C++ or torch. Verifies, so do not call it in operators."""
     if torch.compiler.is_compiling():
-        return Choice(TORCH, "a compiled graph has its own")
+        return Choice(TORCH, "torch.compile generates dropout")
     if not native.takes(values):
         return Choice(TORCH, _without_cpp(values.device.type, values.dtype))
     case = Case("C++ dropout", "cpu", values.dtype)
     verification.verify(case, None)
-    return _if_right(CPP, case, None)
+    return _verified(CPP, case, None)
 
 
 def attention(
@@ -79,31 +79,31 @@ def attention(
     padded_bias: bool,
     reference: Reference | None = None,
 ) -> Choice:
-    """Attention without weights: C++ of few or many queries, Triton, torch's own, or none.
+    """Return the kernel of attention: C++ for few or many queries, Triton, torch, or weights.
 
     Args:
         query_BHQE, key_BHKE, value_BHKE: of one type.
         power: the map.
-        dropout: share of the weights that is dropped.
-        has_pattern: keys are restricted by more than padding on the right and causality.
-        alpha_per_query: α is not one number a head.
-        padded_bias: scores have a bias by distance, and sentences padding of their own.
-        reference: see above.
+        dropout: rate on the weights.
+        has_pattern: whether keys are restricted beyond padding on the right and causality.
+        alpha_per_query: whether α differs by query.
+        padded_bias: whether scores have a bias by distance and sentences have padding.
+        reference: see the module docstring.
     """
     device, dtype, width = query_BHQE.device.type, query_BHQE.dtype, query_BHQE.shape[3]
     if dropout == 0 and native_attention.takes(query_BHQE, key_BHKE, value_BHKE):
         case = Case("C++ attention of few queries", device, dtype, power, width)
-        few = _if_right(FEW, case, reference)
-        if few.kernel == FEW:
-            return few
+        chosen = _verified(FEW, case, reference)
+        if chosen.kernel == FEW:
+            return chosen
     instead = TORCH if power is Power.EXP and not padded_bias else WEIGHTS
     reason = _without_cpp(device, dtype)
     if native.takes(query_BHQE):
         reason = SHORT_ROWS
-        is_half = dtype is torch.bfloat16  # torch's softmax is slow there, and with dropout
+        is_half = dtype is torch.bfloat16  # torch's softmax is slow for it, and with dropout
         if dropout > 0 or is_half or (instead == WEIGHTS and _is_long(key_BHKE)):
             case = Case("C++ attention", device, dtype, power, width, dropout > 0)
-            return _if_right(CPP, case, reference, instead)
+            return _verified(CPP, case, reference, instead)
     if power is Power.EXP or (device == "cpu" and not triton_device.is_interpreted()):
         is_refused = padded_bias and power is Power.EXP and device != "cpu"
         return Choice(instead, PADDED_BIAS if is_refused else reason)
@@ -113,7 +113,7 @@ def attention(
         return Choice(WEIGHTS, refusal)
     for_streams = "" if triton_attention.holds_rows(key_BHKE) else ", streaming"
     case = Case(f"Triton attention{for_streams}", device, dtype, power, width, dropout > 0)
-    return _if_right(TRITON, case, reference, WEIGHTS)
+    return _verified(TRITON, case, reference, WEIGHTS)
 
 
 def _is_long(key_BHKE: Tensor) -> bool:
@@ -123,13 +123,13 @@ def _is_long(key_BHKE: Tensor) -> bool:
 def _of_rows(family: str, scores: Tensor, power: Power, reference: Reference | None) -> Choice:
     device, dtype = scores.device.type, scores.dtype
     if native.takes(scores):
-        return _if_right(CPP, Case(f"C++ {family}", device, dtype, power), reference)
+        return _verified(CPP, Case(f"C++ {family}", device, dtype, power), reference)
     if triton_device.takes(scores) and (family, power) != ("maps", Power.EXP):
-        return _if_right(TRITON, Case(f"Triton {family}", device, dtype, power), reference)
+        return _verified(TRITON, Case(f"Triton {family}", device, dtype, power), reference)
     return Choice(TORCH, _without_cpp(device, dtype))
 
 
-def _if_right(kernel: str, case: Case, reference: Reference | None, instead: str = TORCH) -> Choice:
+def _verified(kernel: str, case: Case, reference: Reference | None, instead: str = TORCH) -> Choice:
     if torch.compiler.is_compiling():
         refusal = verification.verdict_in_graph(*case)
     else:
@@ -141,9 +141,9 @@ def _if_right(kernel: str, case: Case, reference: Reference | None, instead: str
 
 @constant_in_graphs
 def _without_cpp(device: str, dtype: torch.dtype) -> str:
-    """Why there is no kernel for such rows."""
+    """Return why there is no kernel for such rows."""
     if device == "cpu" and dtype in native.TYPES:
         return f"no C++ kernels ({native.reason_without()})"
     if device == "cuda" and dtype in triton_device.TYPES:
-        return triton_device.device_refusal(torch.device(device)) or "torch has a kernel of its own"
+        return triton_device.device_refusal(torch.device(device)) or "torch's own kernel is used"
     return f"no kernels for {str(dtype).removeprefix('torch.')} on {device}"

@@ -1,12 +1,12 @@
-"""Attention with the maps of the family on a CPU, without keeping the weights.
+"""Attention with the maps of the family on a CPU, without saving the weights.
 
-Scores, weights and their gradients are there for a few rows at a time: memory grows with the
-number of queries and keys, not with their product. Kept for the way back are two numbers a row,
-the maximum and the threshold, from which the weights come again without a search. Dropout is
-decided by a counter-based generator, so that no mask is kept either.
+Scores, weights and their gradients are computed for a few rows at a time: memory grows with the
+number of queries and keys, not with their product. Saved for the backward pass are two numbers per
+row, the maximum and the threshold, from which the weights are recomputed without a search. Dropout
+uses a counter-based generator, so that no mask is saved either.
 
 The operator is `headwise::attention`. Letters: B batch, H heads, Q and K numbers of queries and
-keys, E head width, N = some of all heads.
+keys, E head width, N heads of a chunk.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from headwise.kernels.problem import (
     slopes_of,
 )
 
-CHUNK_SCORES = 1 << 19  # scores at a time: enough to hide the calls, few enough for the caches
+CHUNK_SCORES = 1 << 19  # scores at a time: hides the overhead of calls, fits into the caches
 
 
 def attention(
@@ -45,20 +45,20 @@ def attention(
     scale: float,
     distances: Distances | None = None,
 ) -> Tensor:
-    """Context (B, H, Q, E): dropout(map(scale · q kᵀ + bias)) v.
+    """Return the context (B, H, Q, E): dropout(map(scale · q kᵀ + bias)) v.
 
     Args:
         query_BHQE, key_BHKE, value_BHKE: float32 or bfloat16, on a CPU, all of one type.
         alpha: float32, four axes that broadcast to (B, H, Q, 1); only for `Power.ANY`.
         power: the map.
         visible: which keys; a mask has four axes.
-        dropout: share of the weights that is dropped.
+        dropout: rate on the weights.
         scale: of the scores.
-        distances: the bias; None: there is none. Its slopes get no gradient.
+        distances: the bias, or None. Its slopes get no gradient.
 
     Raises:
-        ValueError: α outside of [1, 2].
-        TypeError: tensors of another type.
+        ValueError: α is outside of [1, 2].
+        TypeError: a tensor has another type.
     """
     seed = native.draw_seed() if dropout else None
     slopes, n_prefix = slopes_of(distances)
@@ -77,12 +77,12 @@ class _Chunk:
     heads: slice
     queries: slice
     flat: slice  # of B · H
-    n_keys: int  # keys that any of them may see
+    n_keys: int  # keys that any of the queries may attend to
     visible: Visible
     first_row: int
 
     def part(self, values: Tensor) -> Tensor:
-        """Their part of what broadcasts against (B, H, Q, ·)."""
+        """Return the chunk's part of values that broadcast against (B, H, Q, ·)."""
         return _part(values, self.batch, self.heads, self.queries)
 
     def draws(self, seed: Tensor | None, rate: float) -> Draws | None:
@@ -90,7 +90,7 @@ class _Chunk:
 
 
 def _part(values: Tensor, *axes: slice) -> Tensor:
-    """A slice of each of the first axes, but all of an axis that has one entry for all."""
+    """Slice the first axes, except for those of size 1, which broadcast."""
     for axis, one in enumerate(axes):
         if values.shape[axis] > 1:
             values = values.narrow(axis, one.start, one.stop - one.start)
@@ -113,20 +113,20 @@ def _chunks(shape: tuple[int, int, int, int], visible: Visible) -> Iterator[_Chu
                 batch.start * n_heads + heads.start, (batch.stop - 1) * n_heads + heads.stop
             )
             for queries in _steps(n_queries, step_q):
-                seen = longest
+                n_visible = longest
                 if visible.is_causal:
-                    seen = min(seen, visible.query_offset + queries.stop)
+                    n_visible = min(n_visible, visible.query_offset + queries.stop)
                 mask = visible.mask
                 if mask is not None:
-                    mask = _part(mask, batch, heads, queries, slice(0, seen))
+                    mask = _part(mask, batch, heads, queries, slice(0, n_visible))
                 offset = visible.query_offset + queries.start
-                here = Visible(mask, lengths_B, visible.is_causal, offset)
+                of_chunk = Visible(mask, lengths_B, visible.is_causal, offset)
                 first_row = flat.start * n_queries + queries.start
-                yield _Chunk(batch, heads, queries, flat, seen, here, first_row)
+                yield _Chunk(batch, heads, queries, flat, n_visible, of_chunk, first_row)
 
 
 def _queries_at_once(shape: tuple[int, int, int, int]) -> int:
-    """How many queries of a head are scored at a time, (B, H, Q, K) given."""
+    """Return the number of queries per head and chunk for scores (B, H, Q, K)."""
     _, _, n_queries, n_keys = shape
     if n_queries * n_keys <= CHUNK_SCORES:
         return max(1, n_queries)
@@ -145,7 +145,7 @@ def _by_head(values_BHNE: Tensor) -> Tensor:
 def as_visible(
     mask: Tensor | None, lengths: Tensor | None, n_batch: int, is_causal: bool, offset: int
 ) -> Visible:
-    """What the kernels are to be told of mask and lengths."""
+    """Return mask and lengths in the form that the kernels read."""
     if mask is not None:
         mask = native.readable(mask)
     if lengths is not None:
@@ -163,17 +163,17 @@ def forward(
     lengths: Tensor | None, seed: Tensor | None, slopes: Tensor | None,
     power: int, is_causal: bool, offset: int, dropout: float, scale: float, n_prefix: int,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Context, and maximum and threshold of every row (B, H, Q, 2)."""
+    """Return the context, and maximum and threshold of every row (B, H, Q, 2)."""
     shape = _shape(query, key)
     check_alpha(alpha)
     beta = beta_of(alpha)
     query_NQE, key_NKE, value_NKE = (_by_head(values) for values in (query, key, value))
     threshold = query.new_empty((*shape[:3], 2), dtype=torch.float32)
-    context = query.new_empty(query.shape)  # not a view: that could not be changed in place
+    context = query.new_empty(query.shape)  # not a view: users could not modify it in place
     context_NQE = _by_head(context)
-    room = _room(shape, query, 1)
+    (buffer,) = _buffers(shape, query, 1)
     for chunk in _chunks(shape, as_visible(mask, lengths, shape[0], is_causal, offset)):
-        scores = _scores(query_NQE, key_NKE, chunk, scale, room[0], slopes, n_prefix)
+        scores = _scores(query_NQE, key_NKE, chunk, scale, buffer, slopes, n_prefix)
         native.forward(
             scores, None if beta is None else chunk.part(beta), Power(power), chunk.visible, scores,
             chunk.part(threshold), chunk.draws(seed, dropout),
@@ -185,19 +185,19 @@ def forward(
     return context, threshold
 
 
-def _room(shape: tuple[int, int, int, int], like: Tensor, n: int) -> list[Tensor]:
+def _buffers(shape: tuple[int, int, int, int], like: Tensor, n: int) -> list[Tensor]:
     n_scores = min(shape[0] * shape[1] * shape[2] * shape[3], max(CHUNK_SCORES, shape[3]))
     return [like.new_empty(n_scores) for _ in range(n)]
 
 
 def _scores(
-    query_NQE: Tensor, key_NKE: Tensor, chunk: _Chunk, scale: float, room: Tensor,
+    query_NQE: Tensor, key_NKE: Tensor, chunk: _Chunk, scale: float, buffer: Tensor,
     slopes: Tensor | None, n_prefix: int,
 ) -> Tensor:  # fmt: skip
-    """Scores (B, H, Q, K) of a chunk, in `room`."""
+    """Write the scores of a chunk to `buffer`, and return them as (B, H, Q, K)."""
     some_NQE = query_NQE[chunk.flat, chunk.queries]
     shape = (len(some_NQE), some_NQE.shape[1], chunk.n_keys)
-    scores_NQK = room[: shape[0] * shape[1] * shape[2]].view(shape)
+    scores_NQK = buffer[: shape[0] * shape[1] * shape[2]].view(shape)
     keys_NEK = key_NKE[chunk.flat, : chunk.n_keys].transpose(1, 2)
     n_batch = chunk.batch.stop - chunk.batch.start
     scores_BHQK = scores_NQK.view(n_batch, shape[0] // n_batch, *shape[1:])
@@ -210,13 +210,13 @@ def _scores(
 
 
 def _put(out: Tensor, left: Tensor, right: Tensor, scale: float, has_content: bool = False) -> None:
-    """The scaled product, written where it belongs, or added to what is there."""
+    """Write the scaled product to `out`, or add it to the content of `out`."""
     torch.baddbmm(out, left, right, beta=int(has_content), alpha=scale, out=out)
 
 
 def _add(total: Tensor, left: Tensor, right: Tensor, scale: float) -> None:
-    """Add the scaled product, which has the type of its factors."""
-    with torch.autocast("cpu", enabled=False):  # the types are chosen already
+    """Add the scaled product, computed in the type of its factors."""
+    with torch.autocast("cpu", enabled=False):  # the types are already chosen
         total.add_(left @ right, alpha=scale)
 
 
@@ -226,21 +226,21 @@ def backward(
     slopes: Tensor | None, threshold: Tensor, power: int, is_causal: bool, offset: int,
     dropout: float, scale: float, n_prefix: int, with_alpha: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of query, key, value, and of α or empty."""
+    """Return the gradients of query, key, value, and α (or empty)."""
     shape = _shape(query, key)
     beta = beta_of(alpha)
     query_NQE, key_NKE, value_NKE, grad_NQE = map(_by_head, (query, key, value, grad))
     grad_q_NQE = query_NQE.new_empty(query_NQE.shape)
-    has_one_chunk = _queries_at_once(shape) >= shape[2]  # every head
-    dtype = key.dtype if has_one_chunk else torch.float32  # sums over chunks: not in half precision
+    has_one_chunk = _queries_at_once(shape) >= shape[2]  # per head
+    dtype = key.dtype if has_one_chunk else torch.float32  # chunks are not summed in half precision
     grad_k_NKE = key_NKE.new_zeros(key_NKE.shape, dtype=dtype)
     grad_v_NKE = value_NKE.new_zeros(value_NKE.shape, dtype=dtype)
     grad_alpha = query.new_zeros((*shape[:3], 1) if with_alpha else 0, dtype=torch.float32)
-    room = _room(shape, query, 3)
+    buffer, *others = _buffers(shape, query, 3)
     for chunk in _chunks(shape, as_visible(mask, lengths, shape[0], is_causal, offset)):
-        scores = _scores(query_NQE, key_NKE, chunk, scale, room[0], slopes, n_prefix)
+        scores = _scores(query_NQE, key_NKE, chunk, scale, buffer, slopes, n_prefix)
         some_NQE = grad_NQE[chunk.flat, chunk.queries]
-        grad_w, weights = (one[: scores.numel()].view(scores.shape) for one in room[1:])
+        grad_w, weights = (one[: scores.numel()].view(scores.shape) for one in others)
         values_NEK = value_NKE[chunk.flat, : chunk.n_keys].transpose(1, 2)
         torch.bmm(some_NQE, values_NEK, out=grad_w.flatten(0, 1))
         some_beta = None if beta is None else chunk.part(beta)
@@ -280,13 +280,13 @@ def _fake_backward(
 
 
 def attention_flops(query: Any, key: Any, *rest: Any, out_shape: Any = None, **_: Any) -> int:
-    """Operations of the two products forward, for torch's counter: two a multiply-add."""
+    """Return the FLOPs of the two forward products, for torch's counter: 2 per multiply-add."""
     n_batch, n_heads, n_queries, width = query
     return int(2 * 2 * n_batch * n_heads * n_queries * key[2] * width)
 
 
 def _flops_backward(grad: Any, query: Any, key: Any, *rest: Any, **_: Any) -> int:
-    """Operations of five products: the scores again, and two gradients of each product."""
+    """Return the FLOPs of five products: scores again, and two gradients per product."""
     return attention_flops(query, key) * 5 // 2
 
 

@@ -1,9 +1,8 @@
-"""Dropout (Srivastava et al. 2014) that costs little on a CPU.
+"""Dropout (Srivastava et al. 2014) that is fast on a CPU.
 
-torch's own draws a number of 53 bits for every entry on one thread, and keeps a mask of the size of
-the entries. Our kernel draws by counting (see `kernels/problem.py`), on all threads, and keeps a
-seed. On other devices, in a compiled graph and where there is no kernel, torch's own is
-used.
+torch's dropout draws 53 bits per entry on one thread, and saves a mask of the size of the entries.
+Our kernel uses a counter-based generator (see `kernels/problem.py`) on all threads, and saves a
+seed. On other devices, under torch.compile and without the kernel, torch's dropout is used.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ from headwise.kernels.problem import Draws
 
 
 class Dropout(nn.Module):
-    """Sets entries to 0 in training, and divides the others by the share that stays.
+    """Sets entries to 0 in training, and divides the others by 1 - rate.
 
-    The seed comes from torch's generator, so that its state decides what is dropped, and
-    `checkpoint` restores it, as with `torch.nn.Dropout`; the entries are others than there.
+    The seed is drawn from torch's generator, so that `manual_seed` and `checkpoint` work as with
+    `torch.nn.Dropout`; other entries are dropped than there.
 
     Args:
         rate: share of entries to drop, in [0, 1).
@@ -34,16 +33,16 @@ class Dropout(nn.Module):
         self.rate = rate
 
     def forward(self, values: Tensor) -> Tensor:
-        """The same shape and type."""
+        """Return values of the same shape and type."""
         return dropout(values, self.rate if self.training else 0.0)
 
     def extra_repr(self) -> str:
-        """For printing a model."""
+        """Return settings for printing a model."""
         return f"rate={self.rate}"
 
 
 def dropout(values: Tensor, rate: float) -> Tensor:
-    """`values` with a share of about `rate` set to 0, in training or not; see `Dropout`."""
+    """Apply dropout with `rate`, in training or not; see `Dropout`."""
     if rate == 0:
         return values
     if not _suits(values):
@@ -53,7 +52,7 @@ def dropout(values: Tensor, rate: float) -> Tensor:
 
 
 def relu_dropout(values: Tensor, rate: float) -> Tensor:
-    """`dropout(relu(values), rate)`: the same entries, in one pass where there is a kernel."""
+    """Return `dropout(relu(values), rate)`, in one pass if there is a kernel."""
     if rate == 0 or not _suits(values):
         return dropout(nn.functional.relu(values), rate)
     dropped: Tensor = _ReluDropout.apply(values, _draws(rate))  # type: ignore[no-untyped-call]
@@ -61,9 +60,9 @@ def relu_dropout(values: Tensor, rate: float) -> Tensor:
 
 
 def add_dropout(values: Tensor, added: Tensor, rate: float) -> Tensor:
-    """`added + dropout(values, rate)`: the same entries, in one pass where there is a kernel.
+    """Return `added + dropout(values, rate)`, in one pass if there is a kernel.
 
-    That pass rounds once, where the types are not float32.
+    That pass rounds once to types other than float32.
     """
     is_known = values.shape == added.shape and values.dtype in (added.dtype, torch.bfloat16)
     if rate == 0 or not (is_known and _suits(values) and _suits(added)):
@@ -81,7 +80,7 @@ def _draws(rate: float) -> Draws:
 
 
 class _Dropout(torch.autograd.Function):
-    """What is kept for the backward pass is the seed."""
+    """Saves only the seed for the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, draws: Draws) -> Tensor:
@@ -95,7 +94,7 @@ class _Dropout(torch.autograd.Function):
 
 
 class _ReluDropout(torch.autograd.Function):
-    """What is kept is the result, as the linear map that reads it keeps it too."""
+    """Saves the result, which the next linear layer saves too."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, draws: Draws) -> Tensor:

@@ -1,7 +1,7 @@
-"""The losses by the kernels at hand, as an operator of torch: `headwise::entmax_loss`.
+"""The losses by C++ or Triton kernels, as a torch operator: `headwise::entmax_loss`.
 
-The kernels are those of `native_loss` on a CPU and of `triton_loss` on a GPU. Both keep two numbers
-a row, and form the probabilities from them again while they write the gradient.
+The kernels are in `native_loss` for a CPU and in `triton_loss` for a GPU. Both save two numbers per
+row, and recompute the probabilities from them in the backward pass.
 
 Letters: N rows, V classes.
 """
@@ -22,10 +22,10 @@ from headwise.kernels.problem import ALPHAS, Power
 def loss_and_support(
     scores_NV: Tensor, target_N: Tensor, alpha: float, smoothing: float
 ) -> tuple[Tensor, Tensor]:
-    """As `headwise.entmax.losses.entmax_loss_and_support`.
+    """Compute `headwise.entmax.losses.entmax_loss_and_support` by kernels.
 
     Args:
-        scores_NV: that a kernel takes, by `choice.losses`.
+        scores_NV: supported by a kernel, see `choice.losses`.
         target_N: int64.
         alpha: in [1, 2].
         smoothing: ε of uniform smoothing.
@@ -38,11 +38,11 @@ def loss_and_support(
 def cross_entropy_(
     scores_NV: Tensor, target_N: Tensor, smoothing: float, with_gradient: bool
 ) -> tuple[Tensor, Tensor]:
-    """Sums of smoothed cross-entropy and of the negative log-likelihood of rows.
+    """Return the sums over rows of smoothed cross-entropy and of negative log-likelihood.
 
     Args:
-        scores_NV: that a kernel takes, by `choice.losses`, contiguous. With `with_gradient` the
-            gradient of the first sum takes their place.
+        scores_NV: supported by a kernel, see `choice.losses`; contiguous. With `with_gradient` the
+            gradient of the first sum overwrites them.
         target_N: int64.
         smoothing: ε; the target distribution is (1-ε)·one-hot + ε/V.
     """
@@ -53,7 +53,7 @@ def cross_entropy_(
 def entmax_loss_(
     scores_NV: Tensor, target_N: Tensor, alpha: float, smoothing: float, with_gradient: bool
 ) -> tuple[Tensor, Tensor]:
-    """Sums of `loss_and_support` over rows.
+    """Return the sums of `loss_and_support` over rows.
 
     Args:
         scores_NV, with_gradient: as in `cross_entropy_`.
@@ -67,7 +67,7 @@ def entmax_loss_(
 def _sums_(
     scores: Tensor, target: Tensor, alpha: float, smoothing: float, with_gradient: bool
 ) -> tuple[Tensor, ...]:
-    """Sums over rows of the loss without and with smoothing and of the support."""
+    """Return sums over rows: loss without smoothing, loss with smoothing, support."""
     target = target.contiguous()
     *of_rows, threshold = _losses(scores, target, alpha, smoothing)
     if with_gradient:
@@ -79,7 +79,7 @@ def _sums_(
 def _losses(
     scores: Tensor, target: Tensor, alpha: float, smoothing: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Of every row: the loss without and with smoothing, the support, maximum and threshold."""
+    """Return per row: loss without and with smoothing, support, (maximum, threshold)."""
     value, support, total, threshold = _rows_of(scores).read(scores, alpha, smoothing > 0)
     plain, loss = losses_of(scores, target, value, threshold[:, 0], total, smoothing)
     return plain, loss, support, threshold
@@ -89,15 +89,15 @@ def losses_of(
     scores_NV: Tensor, target_N: Tensor, value_N: Tensor, highest_N: Tensor,
     total_N: Tensor | None, smoothing: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The losses of rows without and with smoothing.
+    """Return the losses of rows without and with smoothing.
 
     Args:
-        scores_NV, target_N, smoothing: see above.
-        value_N: <p, z> + H(p) with z counted from `highest_N`.
+        scores_NV, target_N, smoothing: as in `loss_and_support`.
+        value_N: <p, z> + H(p) for scores z minus `highest_N`.
         total_N: sums of the scores; None without smoothing.
     """
     gold_N = scores_NV.gather(1, target_N[:, None])[:, 0].to(value_N.dtype)
-    # rounding may leave a loss of 0 just below it
+    # rounding may make a loss of 0 slightly negative
     plain_N = (value_N + (highest_N - gold_N)).clamp_min_(0.0)
     if total_N is None:
         return plain_N, plain_N
@@ -105,7 +105,7 @@ def losses_of(
 
 
 def _rows_of(scores: Tensor) -> ModuleType:
-    """The kernels of the device."""
+    """Return the module with the kernels for the device."""
     return native_loss if native.takes(scores) else triton_loss
 
 
@@ -113,8 +113,8 @@ def _write_gradient(
     scores: Tensor, threshold: Tensor, out: Tensor, scale: Tensor, target: Tensor,
     alpha: float, smoothing: float,
 ) -> None:  # fmt: skip
-    given = (scores, threshold, out, scale, target)
-    _rows_of(scores).write_gradient(*given, alpha, smoothing, smoothing / scores.shape[1])
+    tensors = (scores, threshold, out, scale, target)
+    _rows_of(scores).write_gradient(*tensors, alpha, smoothing, smoothing / scores.shape[1])
 
 
 def _forward(

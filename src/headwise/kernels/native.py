@@ -1,9 +1,8 @@
-"""The C++ kernels of the maps: compiled at first use, kept, and called without torch's headers.
+"""The C++ kernels of the maps: compiled at first use, cached, and called by ctypes.
 
-The compiler is `CXX`, else the first of c++, g++ and clang++ on the path. What it makes is kept in
-the machine's cache under a name that covers sources, options and processor. `HEADWISE_NATIVE=0`
-turns the kernels off; where they cannot be had either, `reason_without()` says why and everything
-computes the same with torch.
+The compiler is `CXX`, else the first of c++, g++ and clang++ on the path. The library is cached
+per machine under a hash of sources, options and processor. `HEADWISE_NATIVE=0` disables the
+kernels. Without kernels `reason_without()` returns the reason, and torch computes the same.
 
 Letters: B batch, H heads, Q and K numbers of queries and keys.
 """
@@ -39,7 +38,7 @@ OPTIONS = (
     "-march=native",
     "-fno-math-errno",
     "-fno-trapping-math",
-    "-fwrapv",  # bits of floats are moved about as integers, in lanes that do not count as well
+    "-fwrapv",  # the bits of floats are shifted as integers, also in unused lanes
     "-fPIC",
 )
 SECONDS_TO_COMPILE = 300
@@ -49,7 +48,7 @@ log = logging.getLogger(__name__)
 
 
 def structure(name: str) -> type[ctypes.Structure]:
-    """A struct of the kernels, as its header in `csrc` declares it; unset fields are 0 or null."""
+    """Return a struct as declared in the headers of `csrc`; unset fields are 0 or null."""
     headers = "".join(header.read_text(encoding="utf-8") for header in sorted(SOURCES.glob("*.h")))
     declared = re.sub(r"//.*|\bconst ", "", headers)
     body = declared.partition(f"struct {name} {{")[2].partition("};")[0]
@@ -70,22 +69,22 @@ Problem: Any = structure("Problem")
 
 
 def takes(scores: Tensor) -> bool:
-    """Whether the kernels compute this: float32 or bfloat16 on a CPU, and they could be built."""
-    return scores.device.type == "cpu" and scores.dtype in TYPES and _are_there()
+    """Return whether kernels support these scores: float32 or bfloat16 on a CPU, and built."""
+    return scores.device.type == "cpu" and scores.dtype in TYPES and _are_available()
 
 
 def reason_without() -> str | None:
-    """Why there are no kernels, or None if there are."""
+    """Return why there are no kernels, or None if there are."""
     return _library()[1]
 
 
 def build_digest() -> str:
-    """A name of what was built: sources, options, compiler and processor."""
+    """Return a hash of the build: sources, options, compiler and processor."""
     return Path(functions()._name).stem
 
 
 @constant_in_graphs
-def _are_there() -> bool:
+def _are_available() -> bool:
     return reason_without() is None
 
 
@@ -98,16 +97,16 @@ def forward(
     threshold_BHQ2: Tensor | None = None,
     draws: Draws | None = None,
 ) -> Tensor:
-    """Weights of the scores (B, H, Q, K); see `headwise.entmax.function`.
+    """Return weights of the scores (B, H, Q, K); see `headwise.entmax.function`.
 
     Args:
         scores_BHQK: float32 or bfloat16, contiguous.
         beta: α - 1, float32, broadcastable to (B, H, Q, 1); needed for `Power.ANY`.
         power: the map.
         visible: which keys.
-        out_BHQK: where the weights go, may be the scores; None: a new tensor.
-        threshold_BHQ2: float32, contiguous; filled with what `backward` can restore the weights
-            from.
+        out_BHQK: receives the weights, may be the scores; None: a new tensor.
+        threshold_BHQ2: float32, contiguous; receives the numbers from which
+            `backward_from_scores` recomputes the weights.
         draws: dropout, or None.
     """
     weights_BHQK = torch.empty_like(scores_BHQK) if out_BHQK is None else out_BHQK
@@ -121,13 +120,13 @@ def forward(
 def backward(
     weights_BHQK: Tensor, grad_BHQK: Tensor, beta: Tensor | None, power: Power, with_alpha: bool
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of the scores and, for every row (B, H, Q, 1), of α; empty if not asked for.
+    """Return the gradients of the scores and of α per row (B, H, Q, 1); empty if not requested.
 
     Args:
-        weights_BHQK: what `forward` gave.
-        grad_BHQK: gradient of them, same type, contiguous.
-        beta, power: as there.
-        with_alpha: needs `Power.ANY`.
+        weights_BHQK: result of `forward`.
+        grad_BHQK: gradient of the weights, same type, contiguous.
+        beta, power: as in `forward`.
+        with_alpha: requires `Power.ANY`.
     """
     grad_scores_BHQK = torch.empty_like(weights_BHQK)
     problem = problem_of(weights_BHQK, grad_scores_BHQK, beta, power)
@@ -148,10 +147,10 @@ def backward_from_scores(
     draws: Draws | None,
     with_alpha: bool,
 ) -> Tensor:
-    """`backward` where scores and thresholds are at hand instead of weights.
+    """Compute `backward` from scores and thresholds instead of weights.
 
-    Overwrites the scores with their gradient and fills `weights_BHQK` with the weights after
-    dropout, which the gradient of the values needs. Returns that of α as `backward` does.
+    Overwrites the scores with their gradient, and writes the weights after dropout to
+    `weights_BHQK`, for the gradient of the values. Returns the gradient of α as `backward`.
     """
     problem = problem_of(scores_BHQK, scores_BHQK, beta, power, draws, visible)
     problem.threshold = address(threshold_BHQ2, torch.float32)
@@ -163,18 +162,18 @@ def backward_from_scores(
 
 
 def draw_seed() -> Tensor:
-    """The next seed for `Draws` by torch's generator of the CPU."""
+    """Draw a seed for `Draws` from torch's CPU generator."""
     return torch.randint(1 << 62, (), dtype=torch.int64, device="cpu")
 
 
 def address(values: Tensor, dtype: torch.dtype, is_strided: bool = False) -> int:
-    """Where the values lie, for a kernel that takes their type and place on trust.
+    """Return the address of the values, after checking what the kernels assume.
 
     Raises:
-        TypeError: they are not what it expects.
+        TypeError: another type or device, or not contiguous.
     """
-    is_there = values.device.type == "cpu" and (is_strided or values.is_contiguous())
-    if values.dtype is not dtype or not is_there:
+    is_valid = values.device.type == "cpu" and (is_strided or values.is_contiguous())
+    if values.dtype is not dtype or not is_valid:
         raise TypeError(
             f"the kernels need {dtype} in the memory of the CPU, contiguous; got {values.dtype} on "
             f"{values.device} with strides {values.stride()}"
@@ -183,13 +182,13 @@ def address(values: Tensor, dtype: torch.dtype, is_strided: bool = False) -> int
 
 
 def readable(mask: Tensor) -> Tensor:
-    """The mask as the kernels read it, a vector at a time: its last axis contiguous or of one."""
+    """Return the mask with a last axis that is contiguous or broadcast, as the kernels need."""
     is_readable = mask.shape[-1] == 1 or mask.stride(-1) in (0, 1)
     return mask if is_readable else mask.contiguous()
 
 
 def _row_gradients(problem: ctypes.Structure, scores_BHQK: Tensor, with_alpha: bool) -> Tensor:
-    """Room for the gradient of α of every row, told to the kernel; empty if not asked for."""
+    """Set and return the buffer for the gradient of α per row; empty if not requested."""
     shape = (*scores_BHQK.shape[:3], 1) if with_alpha else (0,)
     grad_alpha = scores_BHQK.new_zeros(shape, dtype=torch.float32)
     if with_alpha:
@@ -205,7 +204,7 @@ def problem_of(
     draws: Draws | None = None,
     visible: Visible = EVERYTHING,
 ) -> ctypes.Structure:
-    """What all kernels of rows are told, alone or as part of a larger problem."""
+    """Return the struct that all kernels of rows read, alone or in a larger struct."""
     problem: ctypes.Structure = Problem(
         source=address(source, source.dtype),
         out=address(out, source.dtype),
@@ -230,7 +229,7 @@ def problem_of(
 
 
 def functions() -> ctypes.CDLL:
-    """The loaded kernels."""
+    """Return the loaded library."""
     library, reason = _library()
     if library is None:
         raise RuntimeError(f"no native kernels: {reason}")
@@ -239,7 +238,7 @@ def functions() -> ctypes.CDLL:
 
 @functools.cache
 def _library() -> tuple[ctypes.CDLL | None, str | None]:
-    """The loaded library, or why there is none."""
+    """Return the loaded library, or None and the reason."""
     if os.environ.get("HEADWISE_NATIVE", "1") == "0":
         return None, "HEADWISE_NATIVE=0"
     compiler = os.environ.get("CXX") or next(filter(shutil.which, COMPILERS), None)
@@ -260,7 +259,7 @@ def _library() -> tuple[ctypes.CDLL | None, str | None]:
 
 
 def _loads(path: Path) -> bool:
-    """Whether the library is there and whole."""
+    """Return whether the library exists and can be loaded."""
     try:
         ctypes.CDLL(str(path))
     except OSError:
@@ -269,33 +268,33 @@ def _loads(path: Path) -> bool:
 
 
 def _digest(compiler: str) -> str:
-    """A hash of all that the compiled kernels depend on."""
+    """Return a hash of all that the compiled kernels depend on."""
     digest = hashlib.sha256()
     for source in sorted(SOURCES.iterdir()):
         digest.update(source.name.encode() + source.read_bytes())
-    # torch brings the threads, and with them what the library is bound to
+    # the library uses torch's OpenMP runtime
     facts = (compiler, OPTIONS, platform.machine(), _processor(), torch.__version__, torch.__file__)
     digest.update(repr(facts).encode())
     return digest.hexdigest()[:20]
 
 
 def _processor() -> str:
-    """What -march=native goes by: caches may lie on a disk that several machines share."""
+    """Return what -march=native depends on: machines may share a cache folder."""
     facts = Path("/proc/cpuinfo")
     if not facts.exists():
         return platform.processor()
     lines = facts.read_text(encoding="utf-8", errors="replace").splitlines()
-    wanted = ("model name", "flags", "Features", "CPU part")
-    return "\n".join(sorted({line for line in lines if line.startswith(wanted)}))
+    names = ("model name", "flags", "Features", "CPU part")
+    return "\n".join(sorted({line for line in lines if line.startswith(names)}))
 
 
 def _build(compiler: str, path: Path) -> None:
-    """Compile to a temporary name and rename: a kill leaves nothing that looks whole."""
+    """Compile to a temporary name and rename, so that an interruption leaves no partial file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         built = Path(folder) / path.name
-        # Threads through OpenMP, but not linked to it: torch has loaded the one that it uses, and
-        # a second beside it would have threads of its own.
+        # Compile for OpenMP but do not link to it: torch has loaded its runtime, and a second one
+        # would start separate threads.
         for threads in (["-fopenmp"], []):
             object_file = Path(folder) / "entmax.o"
             command = [*shlex.split(compiler), *OPTIONS]

@@ -1,7 +1,7 @@
 """Attention of few queries by the C++ kernels, as in a step of decoding.
 
-Matrix products of so few rows cost more in preparations than in multiplications. Keys and values
-are read where they lie, in a cache with room to grow. Nothing is kept for a gradient.
+For so few rows, matrix products have more overhead than multiplications. Keys and values are read
+in place, from a cache with spare capacity. Not differentiable.
 
 The operator is `headwise::attention_of_few`. Letters: B batch, H heads, Q and K numbers of queries
 and keys, E head width.
@@ -22,15 +22,15 @@ from headwise.kernels.native import address
 from headwise.kernels.operators import register
 from headwise.kernels.problem import Distances, Power, Visible, beta_of, check_alpha, slopes_of
 
-FEW_QUERIES = 10  # of a head; more are done sooner by matrix products
+FEW_QUERIES = 10  # per head; for more, matrix products are faster
 
 
 AttendProblem: Any = native.structure("AttendProblem")
 
 
 def takes(query_BHQE: Tensor, key_BHKE: Tensor, value_BHKE: Tensor) -> bool:
-    """Whether `attention_of_few` computes this, and pays."""
-    # a graph that is compiled would be for some numbers of queries alone
+    """Return whether `attention_of_few` supports these tensors and is faster."""
+    # a compiled graph would be specialised for the number of queries
     if torch.is_grad_enabled() or torch.compiler.is_compiling():
         return False
     if not (0 < query_BHQE.shape[2] <= FEW_QUERIES and native.takes(query_BHQE)):
@@ -39,7 +39,7 @@ def takes(query_BHQE: Tensor, key_BHKE: Tensor, value_BHKE: Tensor) -> bool:
 
 
 def _fit(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Whether the kernel may take them on trust: of one type and one shape but for Q and K."""
+    """Return whether the tensors have one type and one shape, except for Q and K."""
     tensors = (query, key, value)
     n_batch, n_heads, _, width = query.shape
     is_one_shape = key.shape == value.shape == (n_batch, n_heads, key.shape[2], width)
@@ -58,18 +58,18 @@ def attention_of_few(
     scale: float,
     distances: Distances | None = None,
 ) -> Tensor:
-    """Context (B, H, Q, E): map(scale · q kᵀ + bias) v, scores and weights in float32.
+    """Return the context (B, H, Q, E): map(scale · q kᵀ + bias) v, with float32 scores.
 
     Args:
-        query_BHQE, key_BHKE, value_BHKE: of one type, such that `takes` says yes to them.
+        query_BHQE, key_BHKE, value_BHKE: of one type, supported by `takes`.
         alpha: float32, four axes that broadcast to (B, H, Q, 1); only for `Power.ANY`.
         power: the map.
         visible: which keys; a mask has four axes.
         scale: of the scores.
-        distances: the bias; None: there is none.
+        distances: the bias, or None.
 
     Raises:
-        ValueError: α outside of [1, 2], or tensors that do not fit together.
+        ValueError: α is outside of [1, 2], or shapes or types do not match.
     """
     slopes, n_prefix = slopes_of(distances)
     context_BQHE: Tensor = _OPERATOR(
@@ -84,7 +84,7 @@ def attend(
     lengths: Tensor | None, slopes: Tensor | None,
     power: int, is_causal: bool, offset: int, scale: float, n_prefix: int,
 ) -> Tensor:  # fmt: skip
-    """The operator: the context (B, Q, H, E)."""
+    """Compute the operator; return the context (B, Q, H, E)."""
     if not _fit(query, key, value):
         raise ValueError(
             "attention of few queries needs queries (B, H, Q, E) and keys and values (B, H, K, E) "

@@ -1,4 +1,4 @@
-"""Dropout by the C++ kernels, alone or with what stands beside it in a layer."""
+"""Dropout by the C++ kernels, alone or fused with ReLU or a residual sum."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headwise.kernels.problem import Draws
 
 
 class Before(IntEnum):
-    """What is done before dropout; numbered as in csrc/dropout.h."""
+    """The function before dropout; numbered as in csrc/dropout.h."""
 
     NOTHING = 0
     RELU = 1
@@ -26,26 +26,26 @@ DropoutProblem: Any = native.structure("DropoutProblem")
 
 
 def drop(values: Tensor, draws: Draws, dtype: torch.dtype | None = None) -> Tensor:
-    """Dropout, in `dtype` or the type of the values.
+    """Return the values after dropout, in `dtype` or their own type.
 
-    Which entries stay depends on seed, rate and place alone, not on the values or the threads.
-    All tensors here are contiguous, and such that `native.takes` says yes to them.
+    The dropped entries depend only on seed, rate and position, not on values or threads. All
+    tensors here must be contiguous and supported by `native.takes`.
     """
     return _call(values, torch.empty_like(values, dtype=dtype), draws)
 
 
 def drop_and_add(values: Tensor, added: Tensor, draws: Draws) -> Tensor:
-    """`added + drop(values)` in the type of `added`, rounded once."""
+    """Return `added + drop(values)` in the type of `added`, rounded once."""
     return _call(values, torch.empty_like(added), draws, added=added)
 
 
 def drop_relu(values: Tensor, draws: Draws) -> Tensor:
-    """Dropout of ReLU."""
+    """Return `drop(relu(values))`."""
     return _call(values, torch.empty_like(values), draws, Before.RELU)
 
 
 def drop_relu_backward(grad: Tensor, dropped: Tensor, draws: Draws) -> Tensor:
-    """Gradient of the values from that of `dropped`, which `drop_relu` made of them."""
+    """Return the gradient of the values, given that of `dropped`, the result of `drop_relu`."""
     return _call(grad, torch.empty_like(grad), draws, Before.RELU_BACKWARD, result=dropped)
 
 

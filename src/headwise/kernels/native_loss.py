@@ -1,7 +1,7 @@
-"""Rows of classes by the C++ kernels: the losses over a vocabulary, cross-entropy among them.
+"""Losses over a vocabulary, including cross-entropy, by the C++ kernels.
 
-Forward reads the scores twice and keeps two numbers a row, the maximum and the threshold; backward
-forms the probabilities from them again while it writes the gradient.
+Forward reads the scores twice and saves two numbers per row, the maximum and the threshold;
+backward recomputes the probabilities from them and writes the gradient.
 
 Letters: N rows, V classes.
 """
@@ -18,7 +18,7 @@ from headwise.kernels import native
 from headwise.kernels.native import address
 from headwise.kernels.problem import ALPHAS, POWERS, Power
 
-ALPHA_MIN = 1 + 2**-23  # the next number above 1 in float32: below, 1/β has no value there
+ALPHA_MIN = 1 + 2**-23  # the next float32 above 1: 1/β must be finite
 
 
 LossProblem: Any = native.structure("LossProblem")
@@ -27,19 +27,18 @@ LossProblem: Any = native.structure("LossProblem")
 def read(
     scores_NV: Tensor, alpha: float, with_total: bool
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
-    """Of every row: value, support, sum of the scores if asked for, and (N, 2) for the way back.
+    """Return per row: value, support size, sum of the scores or None, (maximum, threshold) (N, 2).
 
-    The value is <p, z> + H(p) for scores z counted from their maximum, float32 as all others; the
-    last are that maximum and the threshold.
+    The value is <p, z> + H(p) for scores z minus their maximum. All are float32.
 
     Args:
         scores_NV: float32 or bfloat16, on a CPU, contiguous.
         alpha: in [1, 2].
-        with_total: whether the sums are wanted.
+        with_total: whether to return the sums.
     """
     n_rows = len(scores_NV)
     threshold_N2 = scores_NV.new_empty(n_rows, 2, dtype=torch.float32)
-    # no views of one tensor: an operator gives them back
+    # not views of one tensor: operators must not return views
     value_N, support_N, total_N = (torch.empty_like(threshold_N2[:, 0]) for _ in range(3))
     problem = _problem(scores_NV, threshold_N2, alpha)
     problem.value, problem.support = value_N.data_ptr(), support_N.data_ptr()
@@ -59,15 +58,15 @@ def write_gradient(
     smoothing: float,
     share: float,
 ) -> None:
-    """The gradient of the rows' losses in their scores, each times its scale.
+    """Write the gradient of the rows' losses in their scores, times the scale of each row.
 
     Args:
-        scores_NV, threshold_N2, alpha: as `read` took and gave them.
-        out_NV: where the gradient goes, may be the scores.
+        scores_NV, threshold_N2, alpha: arguments and result of `read`.
+        out_NV: receives the gradient, may be the scores.
         scale_N: float32; a row of scale 0 gets zeros.
         target_N: int64.
         smoothing: ε of uniform smoothing.
-        share: what each class has of it.
+        share: ε / V.
     """
     problem = _problem(scores_NV, threshold_N2, alpha)
     problem.smoothing, problem.share = smoothing, share
@@ -77,14 +76,14 @@ def write_gradient(
 
 
 def log_softmax(scores_NV: Tensor) -> Tensor:
-    """Logarithm of softmax, float32; not differentiable.
+    """Return log-softmax, float32; not differentiable.
 
     Args:
         scores_NV: float32 or bfloat16, on a CPU.
     """
     scores_NV = scores_NV.contiguous()
     threshold_N2 = read(scores_NV, ALPHAS[Power.EXP], with_total=False)[-1]
-    # one after the other: their sum would cost large scores digits
+    # subtract in two steps: the sum of both would lose digits of large scores
     return scores_NV.sub(threshold_N2[:, :1]).sub_(threshold_N2[:, 1:])
 
 

@@ -1,10 +1,10 @@
-"""How what is computed here becomes operators of torch: `torch.ops.headwise`.
+"""Registration of torch operators: `torch.ops.headwise`.
 
-An operator is one node to torch.compile, checkpointing, tracers and profilers, whatever stands
-behind it. Every call goes through torch's dispatcher, which costs 10 µs without a gradient and
-35 µs with one, forward and backward (docs/speed.md). Under the transforms of torch.func that go
-backwards (grad, vjp, jacrev) or over a batch (vmap) it is a function with rules for them: a
-gradient registered with `torch.library` raises there, and forward mode would silently give 0.
+An operator is one node for torch.compile, checkpointing, tracers and profilers. A call through
+torch's dispatcher costs 10 µs without a gradient and 35 µs with one, forward and backward
+(docs/speed.md). Under torch.func (grad, vjp, jacrev, vmap) an autograd.Function with rules for them
+is called instead: there a gradient registered with `torch.library` raises, and forward mode
+would silently return 0.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-_library: Any = torch.library  # without types of its own
+_library: Any = torch.library  # untyped
 _LIBRARY = _library.Library("headwise", "FRAGMENT")
 _forward_ad: Any = forward_ad
 _is_transformed: Callable[[], bool] = torch._C._are_functorch_transforms_active
@@ -30,15 +30,15 @@ def register(
     differentiate: Callable[..., Any] | None = None,
     dispatch: str = "CPU",
 ) -> Callable[..., Any]:
-    """Register an operator, and return what calls it.
+    """Register an operator, and return the function that calls it.
 
     Args:
         schema: name, arguments and results in torch's notation.
-        compute: the results.
-        shapes: the results without values, contiguous as those of `compute` are.
-        keep, differentiate: set-up and backward pass of autograd; None: the operator is itself a
-            backward pass, and its derivative is refused.
-        dispatch: for which devices `compute` is.
+        compute: arguments -> results.
+        shapes: arguments -> results without values, with the same strides.
+        keep, differentiate: `setup_context` and `backward` of autograd; None: the operator is a
+            backward pass itself, and double backward raises.
+        dispatch: dispatch key of `compute`.
     """
     name = schema.partition("(")[0]
     backward = differentiate or _refuse_second
@@ -55,7 +55,7 @@ def register(
         return operator(*arguments)
 
     def forward(*arguments: Any) -> Any:
-        return call(*arguments)  # below one transform, where there may be others
+        return call(*arguments)  # inside of one transform; there may be more
 
     rules = {
         "forward": forward,
@@ -81,17 +81,17 @@ def register_pair(
     backward_shapes: Callable[..., Any],
     dispatch: str = "CPU",
 ) -> Callable[..., Any]:
-    """Register an operator and its backward pass `…_backward`, and return what calls the first.
+    """Register an operator and its backward pass `…_backward`; return the function that calls it.
 
     Args:
         name: of the operator.
         tensors, settings: its arguments, in torch's notation.
-        n_kept: results beyond the first, which alone is differentiable: they and all tensors are
-            kept for the way back.
-        n_gradients: first tensors that are differentiable.
+        n_kept: number of results after the first, which is the only differentiable one. They and
+            all tensors are saved for the backward pass.
+        n_gradients: number of differentiable tensors; they come first.
         forward, shapes: (*tensors, *settings) -> results, and the same without values.
         backward, backward_shapes: (gradient of the first result, *tensors, *kept, *settings,
-            whether the gradient of the last such tensor is wanted) -> gradients; likewise.
+            whether to compute the last gradient) -> gradients, and the same without values.
         dispatch: as for `register`.
     """
     n_tensors = tensors.count("Tensor")
@@ -112,12 +112,12 @@ def register_pair(
         ctx.set_materialize_grads(False)
 
     def differentiate(ctx: Any, grad: Tensor, *_: None) -> tuple[Tensor | None, ...]:
-        wanted = ctx.needs_input_grad[:n_gradients]
-        found = call_backward(grad, *ctx.saved_tensors, *ctx.settings, wanted[-1])
-        found = (found,) if n_gradients == 1 else found
-        pairs = zip(found, wanted, strict=True)
+        needed = ctx.needs_input_grad[:n_gradients]
+        gradients = call_backward(grad, *ctx.saved_tensors, *ctx.settings, needed[-1])
+        gradients = (gradients,) if n_gradients == 1 else gradients
+        pairs = zip(gradients, needed, strict=True)
         constant = (None,) * (n_tensors - n_gradients + len(ctx.settings))
-        return *(one if is_wanted else None for one, is_wanted in pairs), *constant
+        return *(one if is_needed else None for one, is_needed in pairs), *constant
 
     results = ", ".join(["Tensor"] * (1 + n_kept))
     schema = f"{name}({tensors}, {settings}) -> ({results})"
@@ -125,7 +125,7 @@ def register_pair(
 
 
 def _each(compute: Callable[..., Any]) -> Callable[..., Any]:
-    """The rule of torch.func.vmap: the calls of the batch, one after the other."""
+    """Return the rule of torch.func.vmap: one call per element of the batch."""
 
     def rule(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, Any]:
         batch = []
@@ -135,18 +135,18 @@ def _each(compute: Callable[..., Any]) -> Callable[..., Any]:
             batch.append(compute(*one))
         if isinstance(batch[0], Tensor):
             return torch.stack(batch), 0
-        found = tuple(torch.stack(results) for results in zip(*batch, strict=True))
-        return found, (0,) * len(found)
+        stacked = tuple(torch.stack(results) for results in zip(*batch, strict=True))
+        return stacked, (0,) * len(stacked)
 
     return rule
 
 
 def _keep_nothing(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    """For a backward pass, which has no derivative."""
+    """Save nothing: a backward pass is not differentiable."""
 
 
 def _refuse_tangents(arguments: tuple[Any, ...]) -> None:
-    """Forward mode, for which torch would take the derivative of an operator for 0."""
+    """Raise in forward mode, where torch would use a derivative of 0."""
     if _forward_ad._current_level < 0:
         return
     tensors = [one for one in arguments if isinstance(one, Tensor)]
@@ -156,10 +156,10 @@ def _refuse_tangents(arguments: tuple[Any, ...]) -> None:
 
 def _refuse_forward_mode(*_: Any) -> None:
     raise RuntimeError(
-        "what headwise.entmax computes has no forward-mode derivative (torch.func.jvp, jacfwd, "
-        "dual tensors); take torch.autograd.grad or torch.autograd.functional.jacobian"
+        "functions of headwise.entmax have no forward-mode derivative (torch.func.jvp, jacfwd, "
+        "dual tensors); use torch.autograd.grad or torch.autograd.functional.jacobian"
     )
 
 
 def _refuse_second(ctx: Any, *grads: Any) -> None:
-    raise RuntimeError("what headwise.entmax computes can be differentiated once, not twice")
+    raise RuntimeError("functions of headwise.entmax can be differentiated once, not twice")

@@ -1,11 +1,11 @@
-"""Fused α-entmax attention on a GPU: nothing of the size Q x K is kept, forward or backward.
+"""Fused α-entmax attention on a GPU, without Q x K memory, forward or backward.
 
-One family of Triton kernels serves encoder, decoder and cross-attention, with an α of each head,
-its gradient, and dropout on the weights. Where the keys are few, the scores of some queries stay
-on the chip (`triton_forward`); else they are formed anew in each pass over the
-keys (`triton_streaming`), as AdaSplash does (Gonçalves et al. 2025). Kept for the way back are
-two numbers a query, the context weighted by p^(2-α) in place of p, and one byte a block of
-LIST x LIST scores, so that blocks without a weight are passed over.
+The Triton kernels serve encoder, decoder and cross-attention, with an α per head, its gradient, and
+dropout on the weights. For few keys, the scores of some queries stay in registers
+(`triton_forward`); else they are recomputed in each pass over the keys (`triton_streaming`), as in
+AdaSplash (Gonçalves et al. 2025). Saved for the backward pass are two numbers per query, the
+context with weights p^(2-α) instead of p, and one byte per block of LIST x LIST scores, so that
+blocks without a weight are skipped.
 
 Triton is imported at the first call. With TRITON_INTERPRET=1 the kernels run on a CPU, slowly.
 
@@ -31,14 +31,14 @@ def refusal(
     pattern: bool = False,
     alpha_per_query: bool = False,
 ) -> str | None:
-    """Why the kernels cannot take a call, in words for the log; None: they can.
+    """Return why the kernels do not support a call, for the log, or None if they do.
 
-    Reads nothing but shapes, types and devices, and may be asked in every step.
+    Reads only shapes, types and devices, so it can be called in every step.
 
     Args:
         query, key, value: as for `triton_entmax_attention`.
-        pattern: keys are restricted by more than padding on the right and causality.
-        alpha_per_query: α is not one number a head.
+        pattern: whether keys are restricted beyond padding on the right and causality.
+        alpha_per_query: whether α differs by query.
     """
     reason = device_refusal(query.device)
     if reason is not None:
@@ -51,7 +51,7 @@ def refusal(
 
 
 def holds_rows(key: Tensor) -> bool:
-    """Whether the scores of a query stay on the chip, or are formed anew in each pass."""
+    """Return whether scores stay in registers; else they are recomputed in each pass."""
     return triton_operators.blocks(key.shape[2], key.shape[3], key.element_size())[0]
 
 
@@ -69,7 +69,7 @@ def _shape_refusal(query: Tensor, key: Tensor, value: Tensor) -> str | None:
         )
     least, most = HEAD_DIMS
     if not least <= head_dim <= most:
-        return f"heads must be {least} to {most} wide, got {head_dim}"
+        return f"the head width must be in [{least}, {most}], got {head_dim}"
     if 0 in query.shape or 0 in key.shape:
         return "there are no queries or no keys"
     return None
@@ -87,30 +87,30 @@ def triton_entmax_attention(
     scale: float | None = None,
     distances: Distances | None = None,
 ) -> Tensor:
-    """Context Σ p v with p = α-entmax(scale q·k + bias), without the weights in memory.
+    """Return the context Σ p v with p = α-entmax(scale q·k + bias), without forming weights.
 
-    Never waits for the device, and gives the same bits every time. Dropout draws two words a
-    query from torch's generator of the device; which weights it drops depends on these and on
-    the number of the key alone.
+    Does not synchronise with the device, and is deterministic. Dropout draws two words per query
+    from torch's generator of the device; the dropped weights depend only on these and on the index
+    of the key.
 
     Args:
-        query_BHQE, key_BHKE, value_BHKE: one type of float16, bfloat16 and float32. The last axis
-            is read fastest where its stride is 1; any other strides are taken as they are.
-        alpha_H: α of every head, (H,) or a scalar, in [1, 2], held to the range in silence; or one
-            number, which gets no gradient. The numbers 1.5 and 2 have ways of their own.
-        key_lengths_B: real keys of each row of the batch, padding on the right; None: all.
-        causal: query i sees the keys up to i + query_offset.
+        query_BHQE, key_BHKE, value_BHKE: one type of float16, bfloat16 and float32. If the stride
+            of the last axis is not 1, they are copied.
+        alpha_H: α of every head, (H,) or a scalar tensor, clamped to [1, 2]; or a number in
+            [1, 2], without gradient. 1.5 and 2 have specialised kernels.
+        key_lengths_B: number of keys of each row of the batch before padding; None: all.
+        causal: query i attends to the keys up to i + query_offset.
         query_offset: position of the first query.
         dropout: rate on the weights.
         scale: on the scores, above 0; None: 1/sqrt(E).
-        distances: the bias; None: there is none. Its slopes get no gradient.
+        distances: the bias, or None. Its slopes get no gradient.
 
     Returns:
-        (B, H, Q, E) in the type of the values, laid out in memory as (B, Q, H, E). Queries without
-        a key get zeros, and give zero gradients. Differentiable once in queries, keys, values, α.
+        (B, H, Q, E) in the type of the values, with the memory layout (B, Q, H, E). Queries without
+        a key get zeros with zero gradients. Differentiable once in queries, keys, values, α.
 
     Raises:
-        ValueError: what `refusal` says of the tensors; numbers outside of their range.
+        ValueError: tensors are not supported (see `refusal`), or a number is out of range.
     """
     reason = refusal(query_BHQE, key_BHKE, value_BHKE)
     if reason is not None:
@@ -128,7 +128,7 @@ def triton_entmax_attention(
     else:
         if not 1 <= alpha_H <= 2:
             raise ValueError(f"alpha must be in [1, 2], got {alpha_H}")
-        if alpha_H > 1:  # these kernels have no way of softmax's own
+        if alpha_H > 1:  # these kernels have no specialisation for softmax
             power = POWERS.get(alpha_H, Power.ANY)
         alpha_H = torch.full((n_heads,), alpha_H, device=query_BHQE.device)
     if key_lengths_B is not None:

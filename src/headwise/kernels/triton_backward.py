@@ -1,14 +1,14 @@
 """Backward kernels of fused α-entmax attention.
 
-One goes by queries and writes dq and the α gradient of each query; one goes by keys and writes dk
-and dv. Each forms the scores again and sums in a fixed order: no atomics, same bits every time.
-With c = <dO, C> of a query (C: the centre that forward kept) and dP = dO vᵀ, dropped as p was:
+One kernel runs over queries and writes dq and the α gradient per query; one runs over keys and
+writes dk and dv. Each recomputes the scores and sums in a fixed order: no atomics, deterministic.
+With c = <dO, C> of a query (C: the centre saved by forward) and dP = dO vᵀ after dropout:
 
     ds = s (dP - c)     dq = scale ds k     dk = scale dsᵀ q     dv = pᵀ dO
     dα = -Σ p ψ (dP - c)                                     (`headwise.entmax.function`)
 
-Of rows longer than forward holds at once it marked the blocks with any weight (`live`), and both go
-through lists of these.
+The streaming forward kernel marks the blocks with any weight (`live`); both kernels visit only
+these.
 
 Letters: M queries and N keys of a tile, E head width.
 """
@@ -44,7 +44,7 @@ from headwise.kernels.triton_kernels import (
 def live_lists(
     live, lists, counts, stride_line, stride_item, n_lines, n_items, CHUNK: tl.constexpr
 ):
-    """Indices of the marked items of each line, ascending, and how many they are.
+    """Write the indices of the marked items of each line, ascending, and their number.
 
     `live` is (rows of batch and head, lines, items) by the strides given, so that one kernel lists
     the key blocks of each query block, and the query blocks of each key block.
@@ -68,7 +68,7 @@ def backward_queries(
     heads, strides, alpha, lengths, draws, distances, kept_rows, listed_blocks, grad_query,
     grad_alpha, product, n_heads, n_queries, n_keys, query_offset, scale, cut,
 ):  # fmt: skip
-    """Dq and dα of a block of queries; `product` <- c, which `backward_keys` reads."""
+    """Write dq and dα of a block of queries, and c to `product`, for `backward_keys`."""
     query, key, value, grad = heads
     centre, top, shift = kept_rows
     n_blocks = tl.cdiv(n_queries, cut.BLOCK_M)
@@ -131,7 +131,7 @@ def backward_keys(
     heads, strides, alpha, lengths, draws, distances, kept_rows, listed_blocks, grad_key,
     grad_value, n_heads, n_queries, n_keys, query_offset, scale, cut,
 ):  # fmt: skip
-    """Dk and dv of a block of keys. Tiles stand with the keys as rows, so that pᵀ is at hand."""
+    """Write dk and dv of a block of keys. Rows of tiles are keys, which gives pᵀ directly."""
     query, key, value, grad = heads
     product, top, shift = kept_rows
     n_blocks = tl.cdiv(n_keys, cut.BLOCK_N)

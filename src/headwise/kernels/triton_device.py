@@ -1,4 +1,4 @@
-"""Whether Triton's kernels can run, and on what. Triton itself is imported at the first call."""
+"""Availability of the Triton kernels. Triton is imported at the first call."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 
 def _missing_tool() -> str | None:
-    """What Triton lacks for the bit of C that it compiles, at first use, to start kernels with."""
+    """Return what Triton lacks to compile its launcher, which is written in C, or None."""
     if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
-        return "Triton finds no C compiler: neither CC is set nor gcc or clang found"
+        return "no C compiler for Triton: CC is not set, gcc and clang are not found"
     scheme = sysconfig.get_default_scheme()
-    # Debian's own scheme for what is installed beside its packages; Triton looks there as well
+    # posix_local is Debian's scheme; Triton uses posix_prefix instead
     headers = sysconfig.get_path("include", "posix_prefix" if scheme == "posix_local" else scheme)
     if not Path(headers, "Python.h").is_file():
-        return f"Triton finds no Python.h in {headers}: install Python's headers"
+        return f"no Python.h for Triton in {headers}: install Python's headers"
     return None
 
 
@@ -37,12 +37,12 @@ MISSING_TOOL = _missing_tool() if HAS_TRITON else None
 
 
 def is_interpreted() -> bool:
-    """Whether Triton's kernels run in its interpreter, on a CPU."""
+    """Return whether Triton kernels run in its interpreter, on a CPU."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def device_refusal(device: torch.device) -> str | None:
-    """Why no kernel can run on a device, in words for the log; None: they can."""
+    """Return why kernels cannot run on a device, for the log, or None if they can."""
     if not HAS_TRITON:
         return "triton is not installed (pip install 'headwise[triton]')"
     if device.type == "cuda":
@@ -57,18 +57,18 @@ def device_refusal(device: torch.device) -> str | None:
 
 
 def takes(values: Tensor) -> bool:
-    """Whether the kernels of rows compute this: half precision or float32 on a GPU."""
+    """Return whether kernels of rows support these: half precision or float32 on a GPU."""
     return values.device.type == "cuda" and values.dtype in TYPES and _can_run(values.device)
 
 
-@constant_in_graphs  # of a device: asked of a tensor, a graph would be run to have its values
+@constant_in_graphs  # of a device: of a tensor, torch.compile would compute the values
 def _can_run(device: torch.device) -> bool:
     return device_refusal(device) is None
 
 
 @functools.cache
 def build_digest() -> str:
-    """A name of what is compiled and where it runs: sources, versions, device and driver."""
+    """Return a hash of sources, versions, device and driver."""
     digest = hashlib.sha256()
     for source in sorted(Path(__file__).parent.glob("triton_*.py")):
         digest.update(source.read_bytes())
@@ -83,10 +83,10 @@ def build_digest() -> str:
 
 
 def check(*tensors: Tensor) -> None:
-    """Refuse what kernels that take a type and place on trust would misread.
+    """Check what the kernels assume of tensors.
 
     Raises:
-        TypeError: not of `TYPES`, or not contiguous.
+        TypeError: a type is not in `TYPES`, or a tensor is not contiguous.
     """
     for values in tensors:
         if values.dtype not in TYPES or not values.is_contiguous():
@@ -97,12 +97,12 @@ def check(*tensors: Tensor) -> None:
 
 
 def on_device(tensor: Tensor) -> contextlib.AbstractContextManager[object]:
-    """What a launch needs around it: the tensor's GPU as the current one."""
+    """Return a context in which the tensor's GPU is the current device, for launches."""
     if tensor.device.type == "cuda":
         return torch.cuda.device(tensor.device)
     return contextlib.nullcontext()
 
 
 def power_of_two(number: int, least: int = 16) -> int:
-    """The smallest that is not below a number."""
+    """Return the smallest power of two that is at least `number` and `least`."""
     return max(least, 1 << (number - 1).bit_length())

@@ -1,6 +1,6 @@
-"""Forward kernel of fused α-entmax attention for short rows: their scores are held on the chip.
+"""Forward kernel of fused α-entmax attention for short rows, whose scores stay in registers.
 
-It writes, beside the context, what the backward kernels need of a row: top and shift, and the
+Beside the context, it writes the values per row that the backward kernels need: top, shift and the
 `centre` C = Σ s m v / Σ s (m: dropout), whose product with the incoming gradient is the c of
 `headwise.entmax.function`.
 
@@ -43,7 +43,7 @@ from headwise.kernels.triton_kernels import (
 
 @triton.jit
 def write_rows(out, found, limit_M, rows_M, at, n_heads, n_queries, cut):
-    """What is kept of some queries, (context, centre, top, shift) as found."""
+    """Write the results (context, centre, top, shift) of some queries."""
     context, centre, top, shift = out
     context_ME, centre_ME, top_M, shift_M = found
     _block, row, batch, head = at
@@ -57,13 +57,13 @@ def write_rows(out, found, limit_M, rows_M, at, n_heads, n_queries, cut):
 
 @triton.jit
 def solve_resident(gap_MN, limit_M, rule, cut):
-    """S and corrected p of whole rows, Σ s, and the shift one step further."""
+    """Return s and corrected p of whole rows, Σ s, and the last shift."""
     slope, beta, shift_max = rule
     shift_M = (limit_M * 0).to(tl.float32)
     for _ in range(n_moment_passes(beta, cut.PRECISE)):
         count_M, sum_M, square_M = moments(gap_MN, 1.0 - shift_M, slope)
         shift_M = moment_shift(count_M, sum_M, square_M, shift_M, beta, shift_max)
-    # s of the last evaluation stays in registers; x is had again from the gaps for less
+    # s of the last evaluation stays in registers; recomputing x from the gaps is cheaper
     enough = tolerance(beta, cut.PRECISE)
     s_MN, last_M, mass_M, total_M = gap_MN, shift_M, shift_M, shift_M
     n_left = N_EVALUATIONS + 0
@@ -86,7 +86,7 @@ def forward_resident(
     heads, strides, alpha, lengths, draws, distances, out,
     n_heads, n_queries, n_keys, query_offset, scale, cut,
 ):  # fmt: skip
-    """BLOCK_N ≥ n_keys: the scores of BLOCK_M queries are formed once and stay in registers."""
+    """Forward with BLOCK_N ≥ n_keys: scores of BLOCK_M queries are computed only once."""
     query, key, value = heads
     n_blocks = tl.cdiv(n_queries, cut.BLOCK_M)
     block, row, batch, head = place(n_heads, n_blocks, False)

@@ -1,20 +1,20 @@
-"""What the kernels of fused α-entmax attention share: one tile of scores, and the rules of a row.
+"""Shared functions of the fused α-entmax attention kernels: tiles of scores, and formulas of rows.
 
-A tile holds M queries (a block of them) and N keys. Per row are kept the largest score `top`,
-before scaling, and the shift t of `headwise.entmax.solver`; with β = α - 1 a tile then is
+A tile has M queries and N keys. Each row has its largest score `top`, before scaling, and the shift
+t of `headwise.entmax.solver`; with β = α - 1 a tile is
 
     gap = q·k - top ≤ 0        t_j = t - β scale gap        x = [1 - t_j]_+
     s = x^(1/β - 1)            p = s x
 
-Subtracting before scaling makes the gap of the largest key 0, exactly so where products are formed
-in the same order (the way back may form them transposed, and be off by a rounding). A masked
-key has the gap -inf, hence p = s = 0; a query without keys has the shift NO_KEYS, hence the same.
-NaN passes through every step: it ends up in the row that it came from.
+Subtracting before scaling makes the gap of the largest key 0, exactly if products are computed in
+the same order (backward may compute them transposed, with a rounding error). A masked key has the
+gap -inf, hence p = s = 0; a query without keys has the shift NO_KEYS, with the same effect. NaN is
+propagated within its row.
 
-Half-precision inputs take the approximate logarithm of the special-function unit (an absolute
-error of 2^-22), which is enough for α ≥ 1 + SERIES_BETA; below, log(1 - t_j) is a short series,
-and no logarithm at all. Float32 inputs take the precise one with the rounding of 1 - t_j put back.
-β is one number a program, so that choice is a branch which all threads take alike.
+Half-precision inputs use the approximate logarithm of the special-function unit (absolute error
+2^-22), which suffices for α ≥ 1 + SERIES_BETA; below, log(1 - t_j) is a short series. Float32
+inputs use the precise logarithm, corrected for the rounding of 1 - t_j. β is constant per program,
+so all threads take the same branch.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ import triton.language as tl
 
 BETA_MIN = tl.constexpr(1e-7)
 SERIES_BETA = tl.constexpr(1 / 32)
-NO_KEYS = tl.constexpr(2.0)  # beyond every shift, which are in [0, 1)
+NO_KEYS = tl.constexpr(2.0)  # above every shift, which is in [0, 1)
 TINY = tl.constexpr(1.1754944e-38)
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
-# Arguments go in groups: tuples of tensors, of strides, and of what a kernel is compiled for, `cut`
+# Arguments are grouped in tuples: tensors, strides, and compile-time constants `cut`
 # (`headwise.kernels.triton_operators.Cut`). `draws` of dropout are (row_keys, threshold,
-# keep_scale), `distances` are (slopes, prefix). None in place of a group or a tensor: there is
-# none, and no code for it.
+# keep_scale), `distances` are (slopes, prefix). None instead of a group or a tensor: it is absent,
+# and no code is generated for it.
 #
-# Numbers that a kernel is not compiled anew for: lengths change with every batch, and the prefix of
-# a search is of length 1 to begin with. (In a tuple they would be specialised.)
+# Numbers without specialisation: lengths change with every batch, and the prefix in decoding has
+# length 1 at first. (In a tuple they would be specialised.)
 SIZES = ("n_heads", "n_queries", "n_keys", "query_offset")
-N_EVALUATIONS = tl.constexpr(16)  # cap; adversarial rows need 6
-# How x is raised to 1/β, numbered as `headwise.kernels.problem.Power`.
-EXP = tl.constexpr(0)  # not at all: softmax, α = 1
+N_EVALUATIONS = tl.constexpr(16)  # upper limit; adversarial rows need 6
+# How x is raised to 1/β, numbered as in `headwise.kernels.problem.Power`.
+EXP = tl.constexpr(0)  # no power: softmax, α = 1
 ANY = tl.constexpr(1)
 SQUARE = tl.constexpr(2)  # α = 1.5
 LINEAR = tl.constexpr(3)  # α = 2
@@ -46,7 +46,7 @@ LINEAR = tl.constexpr(3)  # α = 2
 
 @triton.jit
 def place(n_heads, n_blocks, IS_REVERSED: tl.constexpr):
-    """Block, row of (B, H), sentence and head of a program; reversed: the last block first."""
+    """Return block, row of (B, H), sentence and head of a program; reversed: last block first."""
     program = tl.program_id(0)
     block, row = program % n_blocks, (program // n_blocks).to(tl.int64)
     if IS_REVERSED:
@@ -56,19 +56,19 @@ def place(n_heads, n_blocks, IS_REVERSED: tl.constexpr):
 
 @triton.jit
 def matrix(tensor, strides, batch, head, n_rows):
-    """What `load_rows` reads of a tensor (B, H, N, E) for a sentence and a head."""
+    """Return the matrix (base, stride, rows) of a sentence and a head in a tensor (B, H, N, E)."""
     return tensor + batch * strides[0] + head * strides[1], strides[2], n_rows
 
 
 @triton.jit
 def joined(tensor, batch, head, n_heads, n_rows, cut):
-    """The same of a tensor laid out as (B, N, H, E) without gaps."""
+    """Return the matrix of a contiguous tensor (B, N, H, E)."""
     return tensor + (batch * n_rows * n_heads + head) * cut.WIDTH, n_heads * cut.WIDTH, n_rows
 
 
 @triton.jit
 def tile_of(matrix, rows, cut):
-    """Where the elements of a tile (len(rows), PADDED) lie, and which of them there are."""
+    """Return pointers to a tile (len(rows), PADDED) of a matrix, and which are inside of it."""
     base, stride, n_rows = matrix
     columns = tl.arange(0, cut.PADDED)
     inside = (rows < n_rows)[:, None]
@@ -79,24 +79,24 @@ def tile_of(matrix, rows, cut):
 
 @triton.jit
 def load_rows(matrix, rows, cut):
-    """A tile (len(rows), PADDED) of a matrix of rows, zeros beyond the last and WIDTH."""
+    """Load a tile (len(rows), PADDED) of a matrix, zeros after the last row and WIDTH."""
     pointers, inside = tile_of(matrix, rows, cut)
     tile = tl.load(pointers, mask=inside, other=0.0)
-    if cut.INTERPRET:  # which computes nonsense from bfloat16
+    if cut.INTERPRET:  # the interpreter computes bfloat16 wrongly
         tile = tile.to(tl.float32)
     return tile
 
 
 @triton.jit
 def store_rows(matrix, rows, tile, cut):
-    """Write what `load_rows` would read, in the type of the matrix."""
+    """Store a tile to the rows of a matrix, in its type."""
     pointers, inside = tile_of(matrix, rows, cut)
     tl.store(pointers, tile.to(pointers.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def n_allowed_keys(lengths, batch, n_keys):
-    """Keys that padding leaves."""
+    """Return the number of keys before padding."""
     if lengths is not None:
         return tl.minimum(tl.load(lengths + batch).to(tl.int32), n_keys)
     return n_keys
@@ -104,7 +104,7 @@ def n_allowed_keys(lengths, batch, n_keys):
 
 @triton.jit
 def visible(rows_M, first, allowed, query_offset, cut):
-    """Keys that each query (M,), that all queries from `first` on, and that any of them may see."""
+    """Return the numbers of keys visible to each query (M,), to all queries, and to any query."""
     limit_M = rows_M * 0 + allowed
     full, reach = allowed, allowed
     if cut.CAUSAL:
@@ -116,7 +116,7 @@ def visible(rows_M, first, allowed, query_offset, cut):
 
 @triton.jit
 def load_bias(distances, head, positions, scale):
-    """What `lowered` reads: slope of a head, for unscaled scores, prefix, positions of queries."""
+    """Return the bias for `lowered`: slope for unscaled scores, prefix, positions of queries."""
     slope, n_prefix = scale, 0
     if distances is not None:
         slope, n_prefix = tl.load(distances[0] + head) / scale, distances[1]
@@ -125,7 +125,7 @@ def load_bias(distances, head, positions, scale):
 
 @triton.jit
 def lowered(scores, keys, bias, cut):
-    """Unscaled scores less slope · |i - j|; keys and the positions of `bias` broadcast to them."""
+    """Return unscaled scores minus slope · |i - j|; keys and `bias` positions broadcast."""
     if cut.BIASED:
         slope, n_prefix, positions = bias
         is_apart = (positions >= n_prefix) & (keys >= n_prefix)
@@ -135,9 +135,9 @@ def lowered(scores, keys, bias, cut):
 
 @triton.jit
 def masked_dot(query_ME, key_NE, keys_N, limit_M, is_edge, bias, cut):
-    """Unscaled scores (M, N); -inf where a key is at or beyond the limit of its query.
+    """Return unscaled scores (M, N), -inf if a key is at or after the limit of its query.
 
-    `is_edge` is whether any key of the tile is: only there the comparison is worth its time.
+    `is_edge`: whether any key of the tile is; otherwise the comparison is skipped.
     """
     scores_MN = tl.dot(query_ME, tl.trans(key_NE), input_precision=cut.PRECISION)
     scores_MN = lowered(scores_MN, keys_N[None, :], bias, cut)
@@ -148,25 +148,25 @@ def masked_dot(query_ME, key_NE, keys_N, limit_M, is_edge, bias, cut):
 
 @triton.jit
 def finite_top(top):
-    """The largest score of each row, 0 where there is no key: -inf less -inf would be NaN."""
+    """Return the largest score of each row, 0 without a key: -inf - (-inf) would be NaN."""
     return tl.where(top == float("-inf"), 0.0, top)
 
 
 @triton.jit
 def load_beta(alpha, head):
-    """β of a head, held to where every formula stays finite."""
+    """Return β of a head, clamped to where every formula is finite."""
     return tl.minimum(tl.maximum(tl.load(alpha + head) - 1.0, BETA_MIN), 1.0)
 
 
 @triton.jit
 def root_exponent(beta):
-    """1/β - 1, never 0: off the support that makes s = exp2(-inf) = 0 at α = 2 as well."""
+    """Return 1/β - 1, never 0, so that off the support s = exp2(-inf) = 0 at α = 2 too."""
     return tl.maximum(1.0 / beta - 1.0, 1e-30)
 
 
 @triton.jit
 def fast_log2(x, INTERPRET: tl.constexpr):
-    """log2 in one instruction; the library's takes twenty."""
+    """Return log2 in one instruction; the library's takes twenty."""
     if INTERPRET:
         return tl.log2(x)
     return tl.inline_asm_elementwise(
@@ -176,15 +176,15 @@ def fast_log2(x, INTERPRET: tl.constexpr):
 
 @triton.jit
 def powers(gap, shift, slope, beta, cut):
-    """x, s and log2 x of a tile; the logarithm stands for nothing where POWER is not ANY.
+    """Return x, s and log2 x of a tile; log2 x is meaningless unless POWER is ANY.
 
     Args:
-        gap: scores less the largest of the row, not scaled.
+        gap: scores minus the largest of the row, not scaled.
         shift: t of each row, broadcastable to `gap`.
         slope: β scale.
         beta: α - 1.
-        cut: POWER is ANY, SQUARE or LINEAR; PRECISE, whether to float32, or else to what half
-            precision can hold; INTERPRET, whether the interpreter of Triton runs this.
+        cut: POWER is ANY, SQUARE or LINEAR; PRECISE: to float32 precision, else to half
+            precision; INTERPRET: whether Triton's interpreter runs this.
     """
     level = 1.0 - shift
     if cut.POWER == LINEAR:
@@ -202,7 +202,7 @@ def powers(gap, shift, slope, beta, cut):
             x = tl.maximum(1.0 - shifts, 0.0, propagate_nan=tl.PropagateNan.ALL)
             log2_x = (tl.log(x) - ((x - 1.0) + shifts)) * LOG2_E
         elif beta < SERIES_BETA:
-            # to the sixth power of t_j: an error below 1e-7 in p for every β here
+            # up to t_j^6: the error in p is below 1e-7 for every β here
             shifts = shift - gap * slope
             x = tl.maximum(1.0 - shifts, 0.0, propagate_nan=tl.PropagateNan.ALL)
             series = 0.2 + shifts * (1.0 / 6.0)
@@ -217,12 +217,12 @@ def powers(gap, shift, slope, beta, cut):
 
 @triton.jit
 def alpha_terms(gap, shift, slope, beta, found, PRECISE: tl.constexpr):
-    """β² p ψ of a tile: by how much p bends to α (see `headwise.entmax.function`).
+    """Return β² p ψ of a tile, for the gradient of α (see `headwise.entmax.function`).
 
     Args:
-        gap, shift, slope, beta: as for `powers`, which found
-        found: x, s and log2 x.
-        PRECISE: as there.
+        gap, shift, slope, beta: as for `powers`.
+        found: the result of `powers`: x, s and log2 x.
+        PRECISE: as for `powers`.
     """
     x, s, log2_x = found
     p = s * x
@@ -243,24 +243,24 @@ def alpha_terms(gap, shift, slope, beta, found, PRECISE: tl.constexpr):
 
 @triton.jit
 def one_minus_exp(y):
-    """1 - exp(-y), precise for small y as well."""
+    """Return 1 - exp(-y), precise for small y too."""
     small = y * (1.0 - y * (0.5 - y * (1.0 / 6.0 - y * (1.0 / 24.0))))
     return tl.where(tl.abs(y) < 0.03, small, 1.0 - tl.exp(-y))
 
 
 @triton.jit
 def largest_shift(beta, n_keys):
-    """The shift of `n_keys` equal scores, and a rounding above it."""
+    """Return the shift of `n_keys` equal scores, rounded up."""
     return one_minus_exp(beta * tl.log(tl.cast(n_keys, tl.float32))) * 1.000001
 
 
 @triton.jit
 def tolerance(beta, PRECISE: tl.constexpr):
-    """|F - 1| that the linear correction brings below the rounding of results.
+    """Return the |F - 1| that the linear correction reduces below the rounding of results.
 
-    It falls with β, for a shift moves a key at the border of the support by its root. What is kept
-    for the way back is the shift that the centre was evaluated at, uncorrected: so the ds of a row
-    sum to 0, which weighs more than a Σp that is off by no more than this.
+    It depends on β: a shift changes a key at the border of the support by its root. Backward uses
+    the uncorrected shift of the centre, so that the ds of a row sum to 0, which matters more than
+    an error of this size in Σp.
     """
     if PRECISE:
         return beta * 0.0 + 1e-6
@@ -269,7 +269,7 @@ def tolerance(beta, PRECISE: tl.constexpr):
 
 @triton.jit
 def n_moment_passes(beta, PRECISE: tl.constexpr):
-    """Passes of `moment_shift` that save more evaluations than they cost."""
+    """Return the number of `moment_shift` passes that save more time than they cost."""
     if PRECISE:
         return tl.where(beta < 0.15, 1, 4)
     return tl.where(beta < 0.15, 1, tl.where(beta < 0.35, 2, 3))
@@ -277,10 +277,10 @@ def n_moment_passes(beta, PRECISE: tl.constexpr):
 
 @triton.jit
 def moments(values_MN, level_M, slope):
-    """Count, sum and sum of squares of x over the support, per row: x = [values slope + level]_+.
+    """Return count, sum and sum of squares of x = [values slope + level]_+ per row.
 
-    `values` may be gaps, or whole scores with a level that takes the largest of the row into
-    account: one operation a key less, and rounded enough for a start.
+    `values` are gaps, or scores with a level that includes the largest of the row: one operation
+    per key less, and exact enough for a start.
     """
     x_MN = values_MN * slope + level_M[:, None]
     x_MN = tl.maximum(x_MN, 0.0, propagate_nan=tl.PropagateNan.ALL)
@@ -290,12 +290,12 @@ def moments(values_MN, level_M, slope):
 
 @triton.jit
 def moment_shift(count_M, sum_M, square_M, shift_M, beta, shift_max):
-    """Shift that matches count, mean and variance to the power mean; exact for α = 1.5 and 2."""
+    """Return the shift from count, mean and variance of x; exact for α = 1.5 and 2."""
     count_M = tl.maximum(count_M, 1.0)
     mean_M = sum_M / count_M
     variance_M = tl.maximum(square_M / count_M - mean_M * mean_M, 0.0)
     lack_M = one_minus_exp(2.0 * beta * tl.log(count_M))
-    # near α = 1 the variance of x is lost to rounding, and Newton needs no good start
+    # near α = 1 the variance of x is lost to rounding, but Newton needs no good start
     lack_M += tl.where(beta > 0.004, variance_M * (1.0 - beta) / beta, 0.0)
     root_M = tl.sqrt(tl.maximum(1.0 - lack_M, 0.0))
     shift_M = tl.minimum(lack_M, 1.0) / (1.0 + root_M) + mean_M - (1.0 - shift_M)
@@ -304,7 +304,7 @@ def moment_shift(count_M, sum_M, square_M, shift_M, beta, shift_max):
 
 @triton.jit
 def newton(shift_M, mass_M, slope_M, beta, shift_max):
-    """Newton on F^β. F = 0 (rounding right of the support) leads back to the left end."""
+    """Return the next shift, by Newton on F^β; F = 0 (by rounding) leads back to t = 0."""
     mass_M = tl.maximum(mass_M, TINY)
     growth_M = one_minus_exp(beta * tl.log(mass_M))
     shift_M += mass_M * growth_M / tl.maximum(slope_M, TINY)
@@ -313,7 +313,7 @@ def newton(shift_M, mass_M, slope_M, beta, shift_max):
 
 @triton.jit
 def kept(draws, row, rows, n_rows, n_blocks):
-    """Two random words of each query of a row of (B, H), for `keeps`; nothing without dropout."""
+    """Return two random words per query of a row of (B, H), for `keeps`; unused without dropout."""
     first, second = rows, rows
     if draws is not None:
         n_all_rows = (tl.num_programs(0) // n_blocks).to(tl.int64) * n_rows
@@ -325,10 +325,10 @@ def kept(draws, row, rows, n_rows, n_blocks):
 
 @triton.jit
 def keeps(first, second, keys, draws):
-    """Whether dropout keeps each weight: a hash of the words of its query and of its key.
+    """Return whether dropout keeps each weight, by a hash of the query's words and the key.
 
-    Two rounds of multiply and shift, as a random number of the counter-based generator would take
-    ten; the words of a query are drawn by torch's generator.
+    The hash has two rounds of multiply and shift; a counter-based generator would need ten. The
+    words are drawn from torch's generator.
     """
     word = first + keys.to(tl.uint32) * 0x9E3779B1
     word = (word ^ (word >> 16)) * 0x21F0AAAD
@@ -339,5 +339,5 @@ def keeps(first, second, keys, draws):
 
 @triton.jit
 def dropped(values, keep, draws):
-    """Values where they are kept, scaled, and 0 elsewhere."""
+    """Return kept values, scaled, and 0 elsewhere."""
     return tl.where(keep, values * draws[2], 0.0)

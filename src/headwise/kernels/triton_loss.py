@@ -1,4 +1,4 @@
-"""Rows of classes on a GPU: what `native_loss` is on a CPU. No step waits for the device.
+"""Losses over a vocabulary on a GPU, as `native_loss` on a CPU, without synchronisation.
 
 Letters: N rows, V classes.
 """
@@ -12,7 +12,7 @@ from headwise.kernels.problem import BETA_MIN, POWERS, Power
 from headwise.kernels.triton_device import check, on_device, power_of_two
 from headwise.kernels.triton_maps import cut_of
 
-# Classes at a time: the search holds much beside them, and runs with half as many.
+# Classes at a time; the search needs more registers, so it has half as many.
 READ_BLOCK, WRITE_BLOCK = 1 << 11, 1 << 12
 N_WARPS = 8
 
@@ -20,7 +20,7 @@ N_WARPS = 8
 def read(
     scores_NV: Tensor, alpha: float, with_total: bool
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
-    """Of every row: value, support, sum of the scores if asked for, and (N, 2) for the way back.
+    """Return per row: value, support size, sum of the scores or None, (maximum, threshold) (N, 2).
 
     See `headwise.kernels.native_loss.read`.
     """
@@ -29,7 +29,7 @@ def read(
     check(scores_NV)
     n_rows, n_classes = scores_NV.shape
     threshold_N2 = scores_NV.new_empty(n_rows, 2, dtype=torch.float32)
-    # no views of one tensor: an operator gives them back
+    # not views of one tensor: operators must not return views
     value_N, support_N, total_N = (torch.empty_like(threshold_N2[:, 0]) for _ in range(3))
     power = POWERS.get(alpha, Power.ANY)
     block = min(power_of_two(n_classes), READ_BLOCK)

@@ -1,7 +1,7 @@
-"""The maps on a GPU: one launch forward and one backward, whatever restricts the keys.
+"""The maps on a GPU: one launch forward and one backward, with any mask.
 
-They serve where weights are asked for, or a pattern or an α of each query keeps a call from
-`triton_attention`. Without Triton, `solver.py` takes a hundred passes over memory instead.
+Used if weights are requested, or if `triton_attention` does not support a pattern or an α per
+query. Without Triton, `solver.py` needs a hundred passes over memory instead.
 
 Letters: B batch, H heads, Q and K numbers of queries and keys.
 """
@@ -17,17 +17,17 @@ from headwise.kernels.problem import Power
 from headwise.kernels.triton_device import check, is_interpreted, on_device, power_of_two
 
 LONGEST_BLOCK = 1 << 11  # keys at a time
-# Keys at most: rows and warps of a program. A warp has whole rows as long as its registers hold
-# them: warps that share a row each repeat what is done once a row, and sum through memory. (Of 64
-# keys with a mask, 4 warps of 8 rows take 151 registers a thread, one warp of 2 rows takes 64.)
+# Maximum number of keys -> rows and warps of a program. Each warp has whole rows if they fit into
+# its registers: warps that share a row repeat the work per row, and sum through memory. (For 64
+# keys with a mask, 4 warps of 8 rows need 151 registers per thread, one warp of 2 rows needs 64.)
 SHAPES = {32: (8, 4), 128: (2, 1), 256: (1, 1), 512: (1, 2), LONGEST_BLOCK: (1, 4)}
 
 
 def forward(scores_BHQK: Tensor, beta: Tensor | None, power: Power, mask: Tensor | None) -> Tensor:
-    """Weights of the scores (B, H, Q, K); see `headwise.entmax.function`.
+    """Return weights of the scores (B, H, Q, K); see `headwise.entmax.function`.
 
     Args:
-        scores_BHQK: contiguous, of a type that `triton_device.takes`.
+        scores_BHQK: contiguous, supported by `triton_device.takes`.
         beta: α - 1, float32, broadcastable to (B, H, Q, 1); needed for `Power.ANY`.
         power: ANY, SQUARE or LINEAR.
         mask: bool, broadcastable to the scores, True = may attend; None: all.
@@ -44,8 +44,8 @@ def forward(scores_BHQK: Tensor, beta: Tensor | None, power: Power, mask: Tensor
         mask_strides = mask.stride()
     lists = None
     if scores_BHQK.shape[3] > block_keys:
-        room = (-(-n_rows // block_rows), -(-scores_BHQK.shape[3] // block_keys))
-        lists = torch.empty(room, dtype=torch.int32, device=scores_BHQK.device)
+        shape = (-(-n_rows // block_rows), -(-scores_BHQK.shape[3] // block_keys))
+        lists = torch.empty(shape, dtype=torch.int32, device=scores_BHQK.device)
     with on_device(scores_BHQK):
         triton_rows.weights_forward[(-(-n_rows // block_rows),)](
             scores_BHQK, beta, mask, weights_BHQK, lists,
@@ -58,13 +58,13 @@ def forward(scores_BHQK: Tensor, beta: Tensor | None, power: Power, mask: Tensor
 def backward(
     weights_BHQK: Tensor, grad_BHQK: Tensor, beta: Tensor | None, power: Power, with_alpha: bool
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of the scores and, for every row (B, H, Q, 1), of α; empty if not asked for.
+    """Return the gradients of the scores and of α per row (B, H, Q, 1); empty if not requested.
 
     Args:
-        weights_BHQK: what `forward` gave.
-        grad_BHQK: gradient of them, same type, contiguous.
-        beta, power: as there.
-        with_alpha: needs `Power.ANY`.
+        weights_BHQK: result of `forward`.
+        grad_BHQK: gradient of the weights, same type, contiguous.
+        beta, power: as in `forward`.
+        with_alpha: requires `Power.ANY`.
     """
     from headwise.kernels import triton_rows
 
@@ -85,7 +85,7 @@ def backward(
 
 
 class Cut(NamedTuple):
-    """What a kernel of rows is compiled for, each a constant of Triton."""
+    """Compile-time constants of a kernel of rows."""
 
     BLOCK_M: Any  # rows of a program
     BLOCK_N: Any  # keys at a time
@@ -96,7 +96,7 @@ class Cut(NamedTuple):
 
 
 def cut_of(block_rows: int, block_keys: int, power: Power, has_mask: bool = False) -> Cut:
-    """That of a launch."""
+    """Return the constants of a launch."""
     from triton.language import constexpr
 
     constants = (block_rows, block_keys, int(power), True, is_interpreted(), has_mask)
@@ -104,7 +104,7 @@ def cut_of(block_rows: int, block_keys: int, power: Power, has_mask: bool = Fals
 
 
 def _cut(scores_BHQK: Tensor, *others: Tensor) -> tuple[int, int, int, int]:
-    """How many rows with a key there are; rows and keys of a program at a time, and its warps."""
+    """Return the number of rows, and per program: rows, keys at a time, and warps."""
     check(scores_BHQK, *others)
     n_keys = scores_BHQK.shape[3]
     if scores_BHQK.numel() == 0:
@@ -115,7 +115,7 @@ def _cut(scores_BHQK: Tensor, *others: Tensor) -> tuple[int, int, int, int]:
 
 
 def _strides(beta: Tensor | None, scores_BHQK: Tensor) -> list[int]:
-    """By how far β of the next sentence, head and query lies ahead."""
+    """Return the strides of β by sentence, head and query."""
     if beta is None:
         return [0] * 3
     return list(beta.expand(*scores_BHQK.shape[:3], 1).stride()[:3])

@@ -1,7 +1,7 @@
-"""The operators of fused α-entmax attention on a GPU: how calls are cut, launched and registered.
+"""The operators of fused α-entmax attention on a GPU: tiling, launches and registration.
 
-As operators of torch's library with shapes and gradients registered, they pass through
-torch.compile and activation checkpointing as a whole. No step waits for the device.
+With registered shapes and gradients, each is one node for torch.compile and activation
+checkpointing. No step synchronises with the device.
 
 Letters: B batch, H heads, Q and K numbers of queries and keys, E head width.
 """
@@ -17,27 +17,27 @@ from torch import Tensor
 from headwise.kernels.operators import register_pair
 from headwise.kernels.triton_device import is_interpreted, on_device, power_of_two
 
-LIST = 64  # rows and columns of the blocks that are passed over where they are empty
-WIDE_BYTES = 256  # keys beyond it (float32 of 128 numbers) are taken in blocks of half of LIST
-MAX_REGISTERS = 255  # said, since a compiler that has to spill registers may settle for 32
-# Longest rows of which scores are held, by the bytes of the keys of a head and by their number, and
-# how many scores a program holds in half precision. Compiled for sm_90, more spill registers; and
-# longer rows would leave fewer than 32 queries a program, each of which reads all keys.
+LIST = 64  # rows and columns of the blocks that are skipped if empty
+WIDE_BYTES = 256  # larger keys (float32, width 128) use blocks of half of LIST
+MAX_REGISTERS = 255  # explicit: a compiler that spills registers may otherwise choose 32
+# Limits of rows whose scores stay in registers, by the bytes of the keys of a head and by their
+# number, and scores per program in half precision. On sm_90 more scores spill registers; and longer
+# rows would leave fewer than 32 queries per program, each of which reads all keys.
 RESIDENT_BYTES, RESIDENT_KEYS, RESIDENT_SCORES = 1 << 15, 256, 1 << 13
 WORD = 1 << 32
 
 
 @dataclass(frozen=True)
 class Tiles:
-    """How a call is cut into programs.
+    """The tiling of a call into programs.
 
     Attributes:
-        resident: whether the scores of some queries are held; else blocks are read again and
-            again, and empty ones marked, to be passed over on the way back.
+        resident: whether scores stay in registers; else blocks are recomputed in each pass, and
+            the backward pass skips empty ones.
         block: rows and columns of these blocks.
-        forward, queries, keys: (queries, keys, warps) of a program of each kernel.
-        padded: the head width, a power of two.
-        stages: how far loads run ahead; with three, tiles of wide heads overflow shared memory.
+        forward, queries, keys: (queries, keys, warps) per program of each kernel.
+        padded: the head width, rounded up to a power of two.
+        stages: of software pipelining; with three, tiles of wide heads overflow shared memory.
     """
 
     resident: bool
@@ -50,22 +50,21 @@ class Tiles:
 
 
 def blocks(n_keys: int, head_dim: int, itemsize: int) -> tuple[bool, int]:
-    """`resident` and `block` of `Tiles`.
+    """Return `resident` and `block` of `Tiles`.
 
-    The number of keys is compared and nothing else, so that a graph which is compiled for any
-    length stays so.
+    The number of keys is only compared, so that graphs stay dynamic in the length.
     """
     padded = power_of_two(head_dim)
     n_bytes = padded * itemsize
     block = LIST if n_bytes <= WIDE_BYTES else LIST // 2
-    # heads narrower than 64 leave each warp with whole rows, which at 256 keys spill
+    # with heads narrower than 64 each warp has whole rows, which spill at 256 keys
     longest = RESIDENT_KEYS if padded >= 64 and itemsize == 2 else RESIDENT_KEYS // 2
     resident = n_bytes <= WIDE_BYTES and n_keys <= min(longest, RESIDENT_BYTES // n_bytes)
     return resident, block
 
 
 def tiles(n_queries: int, n_keys: int, head_dim: int, itemsize: int) -> Tiles:
-    """The cut of a call, from its sizes alone, so that nothing is timed at run time."""
+    """Return the tiling of a call, from its sizes only: there is no autotuning."""
     resident, block = blocks(n_keys, head_dim, itemsize)
     padded = power_of_two(head_dim)
     n_bytes = padded * itemsize
@@ -75,7 +74,7 @@ def tiles(n_queries: int, n_keys: int, head_dim: int, itemsize: int) -> Tiles:
         n_block = min(short_queries, max(16, RESIDENT_SCORES * 2 // itemsize // n_row))
         forward = (n_block, n_row, 8 if n_row > 256 else _n_warps(n_block * n_row, itemsize))
     else:
-        # two groups of warps share the keys where there are queries enough to fill the device
+        # two groups of warps share the keys if there are enough queries to fill the device
         n_block = 2 * block if n_queries >= 16 * LIST and itemsize == 2 else block
         forward = (n_block, block, 8 if itemsize == 4 else n_block // 16)
         short_queries = short_keys = block
@@ -86,14 +85,14 @@ def tiles(n_queries: int, n_keys: int, head_dim: int, itemsize: int) -> Tiles:
 
 
 def _n_warps(n_scores: int, itemsize: int) -> int:
-    """About 32 scores a thread, 16 in small tiles and in float32, which needs more registers."""
+    """Return warps for 32 scores per thread, 16 in small tiles and in float32."""
     return max(1, min(8 if itemsize == 4 else 4, n_scores >> 9))
 
 
-def _room(tensor: Tensor) -> Tensor:
-    """(B, H, N, E) laid out as (B, N, H, E), which the heads are joined from without a copy.
+def _empty(tensor: Tensor) -> Tensor:
+    """Return an empty (B, H, N, E) with memory layout (B, N, H, E), to join heads without a copy.
 
-    Not a view: that could not be changed in place.
+    Not a view: users could not modify it in place.
     """
     _, n_heads, n_rows, head_dim = tensor.shape
     strides = (n_rows * n_heads * head_dim, head_dim, n_heads * head_dim, 1)
@@ -101,27 +100,27 @@ def _room(tensor: Tensor) -> Tensor:
 
 
 def _precision(tensor: Tensor) -> str:
-    """How products of float32 are formed, as torch's own setting says."""
+    """Return the precision of float32 products, from torch's setting."""
     return "tf32" if torch.get_float32_matmul_precision() != "highest" else "ieee"
 
 
 class Cut(NamedTuple):
-    """What a kernel of attention is compiled for, each a constant of Triton."""
+    """Compile-time constants of an attention kernel."""
 
-    BLOCK_M: Any  # queries of a program or, going by keys, of a step
+    BLOCK_M: Any  # queries per program or, in kernels by keys, per step
     BLOCK_N: Any  # keys
     WIDTH: Any  # of a head
-    PADDED: Any  # the same, a power of two
+    PADDED: Any  # the width rounded up to a power of two
     CAUSAL: Any
-    BIASED: Any  # whether by distance
+    BIASED: Any  # whether there is a bias by distance
     POWER: Any
-    PRECISE: Any  # whether to float32
+    PRECISE: Any  # whether to float32 precision
     PRECISION: Any  # of products
     INTERPRET: Any  # whether the interpreter of Triton runs it
 
 
 class Call(NamedTuple):
-    """What is told of a call beside its tensors."""
+    """The settings of a call."""
 
     power: int
     causal: bool
@@ -135,7 +134,7 @@ class Call(NamedTuple):
         heads: tuple[Tensor, ...], alpha: Tensor, key_lengths: Tensor | None,
         row_keys: Tensor | None, slopes: Tensor | None, *more: Any,
     ) -> None:  # fmt: skip
-        """Start a kernel with programs that go by keys, or by queries."""
+        """Launch a kernel with one program per block of keys, or of queries."""
         from triton.language import constexpr
 
         query, key = heads[:2]
@@ -163,7 +162,7 @@ def launch_forward(
     query: Tensor, key: Tensor, value: Tensor, alpha: Tensor, key_lengths: Tensor | None,
     row_keys: Tensor | None, slopes: Tensor | None, *settings: Any,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """Context, centre, top, shift and marks of blocks; settings are those of `Call`."""
+    """Return context, centre, top, shift and marks of blocks; settings are those of `Call`."""
     from headwise.kernels import triton_forward, triton_streaming
 
     n_batch, n_heads, n_queries, head_dim = query.shape
@@ -176,25 +175,25 @@ def launch_forward(
         lists = query.new_empty(n_batch, n_heads, n_blocks, n_lists, dtype=torch.int16)
         kernel = triton_streaming.forward_streaming
         more = (tuple(out), live.zero_(), lists)
-    given = ((query, key, value), alpha, key_lengths, row_keys, slopes)
+    tensors = ((query, key, value), alpha, key_lengths, row_keys, slopes)
     with on_device(query):
-        Call(*settings).launch(kernel, cut, cut.forward, False, *given, *more)
+        Call(*settings).launch(kernel, cut, cut.forward, False, *tensors, *more)
     return *out, live
 
 
 def _fake_forward(query: Tensor, key: Tensor, *_: Any) -> tuple[Tensor, ...]:
-    """The results without values: context, centre, top, shift and marks of blocks."""
+    """Return empty results: context, centre, top, shift and marks of blocks."""
     n_batch, n_heads, n_queries, head_dim = query.shape
     n_keys = key.shape[2]
     rows = query.new_empty(n_batch, n_heads, n_queries, dtype=torch.float32)
     resident, block = blocks(n_keys, head_dim, query.element_size())
     n_lines, n_items = (0, 0) if resident else (-(-n_queries // block), -(-n_keys // block))
     live = query.new_empty(n_batch, n_heads, n_lines, n_items, dtype=torch.uint8)
-    return _room(query), _room(query), rows, torch.empty_like(rows), live
+    return _empty(query), _empty(query), rows, torch.empty_like(rows), live
 
 
 def _live_lists(live: Tensor, by_keys: bool) -> tuple[Tensor, Tensor]:
-    """Marked blocks of every line of blocks, and how many they are."""
+    """Return the marked blocks of every line of blocks, and their number."""
     from headwise.kernels import triton_backward
 
     n_batch, n_heads, n_query_blocks, n_key_blocks = live.shape
@@ -214,30 +213,30 @@ def launch_backward(
     key_lengths: Tensor | None, row_keys: Tensor | None, slopes: Tensor | None, centre: Tensor,
     top: Tensor, shift: Tensor, live: Tensor, *settings: Any,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """Gradients of query, key, value, and of α (or empty).
+    """Return the gradients of query, key, value, and α (or empty).
 
-    Settings are those of `Call`, and whether α's gradient is wanted.
+    Settings are those of `Call`, then whether to compute the gradient of α.
     """
     from headwise.kernels import triton_backward
 
-    *told, has_alpha = settings
-    call = Call(*told)
+    *of_call, has_alpha = settings
+    call = Call(*of_call)
     cut = tiles(query.shape[2], key.shape[2], query.shape[3], query.element_size())
     if grad.stride(-1) != 1:
         grad = grad.contiguous()
-    grad_query, grad_key, grad_value = _room(query), _room(key), _room(value)
+    grad_query, grad_key, grad_value = _empty(query), _empty(key), _empty(value)
     grad_rows = torch.empty_like(top) if has_alpha else None
     product = torch.empty_like(top)
-    given = ((query, key, value, grad), alpha, key_lengths, row_keys, slopes)
+    tensors = ((query, key, value, grad), alpha, key_lengths, row_keys, slopes)
     with on_device(query):
         lists = None if cut.resident else _live_lists(live, by_keys=False)
         call.launch(
-            triton_backward.backward_queries, cut, cut.queries, False, *given,
+            triton_backward.backward_queries, cut, cut.queries, False, *tensors,
             (centre, top, shift), lists, grad_query, grad_rows, product,
         )  # fmt: skip
         lists = None if cut.resident else _live_lists(live, by_keys=True)
         call.launch(
-            triton_backward.backward_keys, cut, cut.keys, True, *given,
+            triton_backward.backward_keys, cut, cut.keys, True, *tensors,
             (product, top, shift), lists, grad_key, grad_value,
         )  # fmt: skip
     grad_alpha = top.new_empty(0) if grad_rows is None else grad_rows.sum((0, 2))
@@ -248,7 +247,7 @@ def _fake_backward(
     grad: Tensor, query: Tensor, key: Tensor, value: Tensor, alpha: Tensor, *rest: Any
 ) -> tuple[Tensor, ...]:
     grad_alpha = alpha.new_empty(alpha.shape if rest[-1] else 0)
-    return _room(query), _room(key), _room(value), grad_alpha
+    return _empty(query), _empty(key), _empty(value), grad_alpha
 
 
 forward = register_pair(

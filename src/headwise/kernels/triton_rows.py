@@ -1,12 +1,12 @@
-"""Kernels of the maps for whole rows of scores, and what they share with those of the losses.
+"""Kernels of the maps for whole rows of scores, and functions shared with the losses.
 
-A program holds some rows M and reads their keys a block N at a time, again in each pass: for the
-maximum, for moments, for Newton's method, and for the weights. A row of usual length comes from
-memory once and from the cache after that. Of a long row, the first pass of moments lists the blocks
-with any key above the lowest threshold there can be, and the search sees no others. What a pass
-adds up is added block to block, and summed along the row once, at its end.
+A program has M rows and reads their keys in blocks of N, in each pass: for the maximum, for
+moments, for Newton's method, and for the weights. After the first pass, rows of usual length are in
+the cache. For long rows, the first pass of moments lists the blocks with any key above the lowest
+possible threshold, and the search reads only these. Sums are accumulated per position in a block,
+and reduced along the row at the end of a pass.
 
-Every formula is of `triton_kernels`, with β of each row and a scale of 1.
+Formulas are those of `triton_kernels`, with β per row and a scale of 1.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from headwise.kernels.triton_kernels import (
 )
 
 N_MOMENT_PASSES = tl.constexpr(2)  # beyond the first; each saves more than it costs
-# Not to be compiled anew for: they change with every batch. (mask_k, which is 0 or 1, is.)
+# Not specialised, as they change with every batch. (mask_k, which is 0 or 1, is specialised.)
 SIZES = ("n_rows", "n_heads", "n_queries", "n_keys", "beta_b", "beta_h", "beta_q")
 MASKED_SIZES = (*SIZES, "mask_b", "mask_h", "mask_q")
 
 
-# In groups: `view` is (where the scores of each row begin, which rows there are, number of keys,
-# where the mask of each row begins if there is one, how far its keys lie apart); `cut` is of
+# Groups: `view` is (start of the scores of each row, which rows exist, number of keys, start of the
+# mask of each row if there is one, stride of its keys); `cut` is a
 # `headwise.kernels.triton_maps.Cut`.
 
 
 @triton.jit
 def gaps(view, keys_N, top_M, HAS_MASK: tl.constexpr):
-    """Scores less `top_M` (M, N); -inf where there is no key, or none that may be seen."""
+    """Return scores minus `top_M` (M, N), -inf where there is no key or it is masked."""
     base_M, inside_M, n_keys, mask_M, mask_k = view
     inside_MN = inside_M[:, None] & (keys_N < n_keys)[None, :]
     if HAS_MASK:
@@ -55,14 +55,14 @@ def gaps(view, keys_N, top_M, HAS_MASK: tl.constexpr):
 
 @triton.jit
 def largest_of_rows(values_MN):
-    """Maximum of each row (M,), NaN where the row has one: a device's own maximum drops it."""
+    """Return the maximum of each row (M,), NaN if the row has NaN, which tl.max ignores."""
     has_nan_M = tl.max((values_MN != values_MN).to(tl.int32), 1) > 0
     return tl.where(has_nan_M, float("nan"), tl.max(values_MN, 1))
 
 
 @triton.jit
 def find_top(view, cut):
-    """Largest score of each row (M,); -inf where there is no key, NaN where there is one."""
+    """Return the largest score of each row (M,), -inf without keys, NaN if the row has NaN."""
     top_MN = tl.full([cut.BLOCK_M, cut.BLOCK_N], float("-inf"), tl.float32)
     zero_M = tl.zeros([cut.BLOCK_M], tl.float32)
     for index in range(tl.cdiv(view[2], cut.BLOCK_N)):
@@ -74,7 +74,7 @@ def find_top(view, cut):
 
 @triton.jit
 def beta_of_rows(beta, strides, rows, inside_M, POWER: tl.constexpr):
-    """β of each row (M,), already held to where every formula stays finite."""
+    """Return β of each row (M,), which the caller has clamped."""
     batch_M, head_M, query_M = rows
     if POWER == ANY:
         places_M = batch_M * strides[0] + head_M * strides[1] + query_M * strides[2]
@@ -86,7 +86,7 @@ def beta_of_rows(beta, strides, rows, inside_M, POWER: tl.constexpr):
 
 @triton.jit
 def listed_block(listed, item):
-    """Number of the block at a place of the list; without one, of the only block there is."""
+    """Return the block index at an item of the list; without a list, the item."""
     if listed is not None:
         return tl.load(listed + item).to(tl.int32)
     return item
@@ -94,7 +94,7 @@ def listed_block(listed, item):
 
 @triton.jit
 def add_moments(gap_MN, level_M, beta_M, count_MN, sum_MN, square_MN):
-    """A block's x, and its support, x and x² added to what was found before, not yet along rows."""
+    """Return x of a block, and the sums plus its support, x and x², not reduced along rows."""
     x_MN = gap_MN * beta_M[:, None] + level_M[:, None]
     x_MN = tl.maximum(x_MN, 0.0, propagate_nan=tl.PropagateNan.ALL)
     count_MN += tl.where(x_MN > 0.0, 1.0, 0.0)
@@ -103,7 +103,7 @@ def add_moments(gap_MN, level_M, beta_M, count_MN, sum_MN, square_MN):
 
 @triton.jit
 def start(view, listed, top_M, beta_M, shift_max_M, cut):
-    """Shift from the moments above the lowest threshold; writes the list, returns its length."""
+    """Return the shift from the moments above the lowest threshold; write the list of blocks."""
     n_listed = 0
     zero_M = tl.zeros([cut.BLOCK_M], tl.float32)
     zero_MN = tl.zeros([cut.BLOCK_M, cut.BLOCK_N], tl.float32)
@@ -115,12 +115,12 @@ def start(view, listed, top_M, beta_M, shift_max_M, cut):
             gap_MN, zero_M + 1.0, beta_M, count_MN, sum_MN, square_MN
         )
         if listed is not None:
-            is_listed_MN = ((x_MN <= 0.0) == 0).to(tl.int32)  # NaN counts
+            is_listed_MN = ((x_MN <= 0.0) == 0).to(tl.int32)  # True for NaN
             if tl.max(tl.max(is_listed_MN, 1), 0) > 0:
                 tl.store(listed + n_listed, index)
                 n_listed += 1
     if listed is not None:
-        tl.debug_barrier()  # the list is read by other threads than wrote it
+        tl.debug_barrier()  # threads read entries that other threads wrote
     else:
         n_listed = 1
     shift_M = moment_shift(
@@ -131,7 +131,7 @@ def start(view, listed, top_M, beta_M, shift_max_M, cut):
 
 @triton.jit
 def find_shift(view, listed, top_M, is_empty_M, beta_M, cut):
-    """The shift t of each row, c = (F - 1) / Σ s by which p - c s sums to 1, and listed blocks."""
+    """Return the shift t and the correction c = (F - 1) / Σ s of each row, and the list length."""
     slope_M1 = beta_M[:, None]
     shift_max_M = largest_shift(beta_M, view[2])
     zero_M = tl.zeros([cut.BLOCK_M], tl.float32)
@@ -147,7 +147,7 @@ def find_shift(view, listed, top_M, is_empty_M, beta_M, cut):
             )
         sums_M = tl.sum(count_MN, 1), tl.sum(sum_MN, 1), tl.sum(square_MN, 1)
         shift_M = moment_shift(sums_M[0], sums_M[1], sums_M[2], shift_M, beta_M, shift_max_M)
-    # what the correction along s squares away, but for keys at the border of the support
+    # the correction along s squares the error, except for keys at the border of the support
     enough_M = tl.minimum(tl.maximum(tl.exp2(beta_M * -22.25), 5e-7), 4e-4)
     found_M, excess_M, n_left = shift_M, zero_M, N_EVALUATIONS + 0
     while n_left > 0:
@@ -171,7 +171,7 @@ def find_shift(view, listed, top_M, is_empty_M, beta_M, cut):
 
 @triton.jit
 def row_places(n_rows, n_heads, n_queries, BLOCK_M: tl.constexpr):
-    """Numbers of the rows of (B, H, Q) of a program, which there are, and their three indices."""
+    """Return the rows of (B, H, Q) of a program, which exist, and their three indices."""
     rows_M = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M).to(tl.int64)
     batch_M, head_M = rows_M // n_queries // n_heads, rows_M // n_queries % n_heads
     return rows_M, rows_M < n_rows, (batch_M, head_M, rows_M % n_queries)
@@ -182,11 +182,11 @@ def weights_forward(
     scores, beta, mask, weights, lists, beta_b, beta_h, beta_q, mask_b, mask_h, mask_q, mask_k,
     n_rows, n_heads, n_queries, n_keys, cut,
 ):  # fmt: skip
-    """Weights of rows of scores; `lists` is room for the numbers of their blocks."""
+    """Write the weights of rows of scores; `lists` is a buffer for block indices."""
     rows_M, inside_M, places = row_places(n_rows, n_heads, n_queries, cut.BLOCK_M)
     beta_M = beta_of_rows(beta, (beta_b, beta_h, beta_q), places, inside_M, cut.POWER)
     base_M = scores + rows_M * n_keys
-    mask_M = base_M  # stands for nothing without a mask
+    mask_M = base_M  # unused without a mask
     if cut.HAS_MASK:
         mask_M = mask + places[0] * mask_b + places[1] * mask_h + places[2] * mask_q
     view = base_M, inside_M, n_keys, mask_M, mask_k
@@ -212,7 +212,7 @@ def weights_forward(
 
 @triton.jit
 def slopes(p_MN, beta_M1, POWER: tl.constexpr):
-    """Slopes s = p^(1 - β) on the support, else 0; for ANY alone, y = -β ln p."""
+    """Return s = p^(1 - β) on the support, else 0, and for ANY y = -β ln p."""
     y_MN = p_MN
     if POWER == SQUARE:
         s_MN = tl.sqrt(p_MN)
@@ -226,7 +226,7 @@ def slopes(p_MN, beta_M1, POWER: tl.constexpr):
 
 @triton.jit
 def load_weights(weights, grad, first_M, inside_M, keys_N, n_keys):
-    """A block of weights and of their gradient, zeros beyond the row; its places, and which are."""
+    """Return a block of weights and gradients, zeros after the row, their offsets and mask."""
     inside_MN = inside_M[:, None] & (keys_N < n_keys)[None, :]
     places_MN = first_M[:, None] + keys_N[None, :]
     p_MN = tl.load(weights + places_MN, mask=inside_MN, other=0.0).to(tl.float32)
@@ -239,7 +239,7 @@ def weights_backward(
     weights, grad, beta, grad_scores, grad_alpha,
     beta_b, beta_h, beta_q, n_rows, n_heads, n_queries, n_keys, cut,
 ):  # fmt: skip
-    """Gradients in the scores and, of every row, in α (see `headwise.entmax.function`)."""
+    """Write the gradients of the scores and of α per row (see `headwise.entmax.function`)."""
     rows_M, inside_M, places = row_places(n_rows, n_heads, n_queries, cut.BLOCK_M)
     beta_M = beta_of_rows(beta, (beta_b, beta_h, beta_q), places, inside_M, cut.POWER)
     beta_M1 = beta_M[:, None]

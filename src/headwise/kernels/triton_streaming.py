@@ -1,10 +1,9 @@
-"""Forward kernel of fused α-entmax attention for long rows: keys pass by several times.
+"""Forward kernel of fused α-entmax attention for long rows, with several passes over the keys.
 
-The scores are formed again in each pass: for the maximum, for moments, for Newton's method, and for
-the context. The first pass of moments lists the blocks with any key above the lowest threshold
-there can be, and the passes after it see no others. How many there are is decided by the program
-itself from the queries it holds, at most 64 or 128 of them. `live` marks the blocks of
-BLOCK_N x BLOCK_N scores with any weight.
+The scores are recomputed in each pass: for the maximum, for moments, for Newton's method, and for
+the context. The first pass of moments lists the blocks with any key above the lowest possible
+threshold, and later passes read only these. The number of passes depends on the queries of the
+program, at most 64 or 128. `live` marks the blocks of BLOCK_N x BLOCK_N scores with any weight.
 
 Letters: M queries and N keys of a tile, E head width.
 """
@@ -42,13 +41,13 @@ from headwise.kernels.triton_kernels import (
     visible,
 )
 
-# In groups: `view` is (queries, matrix of keys, limit of each query, keys that all of them see,
-# bias by distance), `rule` is (slope, β, largest shift), `blocks` is (list of blocks, its length).
+# Groups: `view` is (queries, matrix of keys, limit of each query, keys visible to all of them, bias
+# by distance), `rule` is (slope, β, largest shift), `blocks` is (list of blocks, its length).
 
 
 @triton.jit
 def scores_of_block(index, view, cut):
-    """Unscaled scores (M, N) of one block of keys."""
+    """Return unscaled scores (M, N) of one block of keys."""
     query_ME, keys, limit_M, full, bias = view
     keys_N = index * cut.BLOCK_N + tl.arange(0, cut.BLOCK_N)
     key_NE = load_rows(keys, keys_N, cut)
@@ -58,7 +57,7 @@ def scores_of_block(index, view, cut):
 
 @triton.jit
 def find_top(view, reach, cut):
-    """Largest score of each row, reduced along the row only once."""
+    """Return the largest score of each row, reduced along the row once."""
     top_MN = tl.full([cut.BLOCK_M, cut.BLOCK_N], float("-inf"), tl.float32)
     for index in range(tl.cdiv(reach, cut.BLOCK_N)):
         top_MN = tl.maximum(top_MN, scores_of_block(index, view, cut))
@@ -67,7 +66,7 @@ def find_top(view, reach, cut):
 
 @triton.jit
 def start(listed, view, reach, top_M, rule, cut):
-    """Shift from the moments above the lowest threshold; writes the list, returns its length."""
+    """Return the shift from the moments above the lowest threshold; write the list of blocks."""
     slope, beta, shift_max = rule
     n_listed = 0
     count_M, sum_M, square_M = top_M * 0.0, top_M * 0.0, top_M * 0.0
@@ -77,23 +76,25 @@ def start(listed, view, reach, top_M, rule, cut):
         count_M += more_M
         sum_M += more_sum_M
         square_M += more_square_M
-        if tl.max(((more_sum_M <= 0.0) == 0).to(tl.int32), 0) > 0:  # NaN counts
+        if tl.max(((more_sum_M <= 0.0) == 0).to(tl.int32), 0) > 0:  # True for NaN
             tl.store(listed + n_listed, index)
             n_listed += 1
-    tl.debug_barrier()  # the list is read by other threads than wrote it
+    tl.debug_barrier()  # threads read entries that other threads wrote
     shift_M = moment_shift(count_M, sum_M, square_M, top_M * 0.0, beta, shift_max)
     return shift_M, n_listed
 
 
 @triton.jit
 def improve_by_moments(shift_M, blocks, view, top_M, rule, cut):
-    """More moments. Where x is not raised by a logarithm, they tell F as well, and solve for the
-    support they saw: the loop ends when that was the right one.
+    """Return the shift after more passes of moments.
+
+    Unless POWER is ANY, moments give F too, and the exact shift for their support: the loop ends
+    when the support is correct.
     """
     listed, n_listed = blocks
     slope, beta, shift_max = rule
     near_enough = 0.5 * tl.sqrt(tolerance(beta, cut.PRECISE))
-    base_M = 1.0 - slope * top_M  # of x from whole scores
+    base_M = 1.0 - slope * top_M  # level of x for scores instead of gaps
     n_left = N_EVALUATIONS + 0
     if cut.POWER == ANY:
         n_left = n_moment_passes(beta, cut.PRECISE) - 1
@@ -118,7 +119,7 @@ def improve_by_moments(shift_M, blocks, view, top_M, rule, cut):
 
 @triton.jit
 def improve_by_newton(shift_M, blocks, view, top_M, rule, cut):
-    """Newton without values, until the step just made should end below the tolerance."""
+    """Return the shift by Newton's method, until the next step should be within tolerance."""
     listed, n_listed = blocks
     slope, beta, shift_max = rule
     near_enough = 0.5 * tl.sqrt(tolerance(beta, cut.PRECISE))
@@ -140,7 +141,7 @@ def improve_by_newton(shift_M, blocks, view, top_M, rule, cut):
 
 @triton.jit
 def gather(shift_M, marks, blocks, view, values, top_M, rule, words, draws, cut):
-    """F, Σ s, Σ p v and Σ s v at a shift; marks the blocks with a weight, and skips the others."""
+    """Return F, Σ s, Σ p v and Σ s v at a shift; mark blocks with a weight, skip the others."""
     marks_M, is_row_M = marks
     listed, n_listed = blocks
     query_ME, keys, limit_M, full, bias = view
@@ -162,7 +163,7 @@ def gather(shift_M, marks, blocks, view, values, top_M, rule, words, draws, cut)
         more_M = tl.sum(s_MN, 1)
         total_M += more_M
         live_M = tl.sum(tl.reshape(more_M, [cut.BLOCK_M // cut.BLOCK_N, cut.BLOCK_N]), 1)
-        is_live = (live_M <= 0.0) == 0  # NaN counts
+        is_live = (live_M <= 0.0) == 0  # True for NaN
         tl.store(marks_M + index, is_live.to(tl.uint8), mask=is_live & is_row_M)
         if tl.max(is_live.to(tl.int32), 0) > 0:
             if draws is not None:
@@ -178,10 +179,10 @@ def forward_streaming(
     heads, strides, alpha, lengths, draws, distances, out, live, lists,
     n_heads, n_queries, n_keys, query_offset, scale, cut,
 ):  # fmt: skip
-    """Needs BLOCK_M to be a multiple of BLOCK_N; `lists` is room for the blocks listed."""
+    """Requires BLOCK_M to be a multiple of BLOCK_N; `lists` is a buffer for block indices."""
     query, key, value = heads
     n_blocks = tl.cdiv(n_queries, cut.BLOCK_M)
-    # causal: the long rows first, so that none is left over at the end
+    # causal: long rows first, for an even load
     block, row, batch, head = place(n_heads, n_blocks, True)
     beta = load_beta(alpha, head)
     rule = beta * scale, beta, largest_shift(beta, n_keys)
@@ -189,7 +190,7 @@ def forward_streaming(
     first = block * cut.BLOCK_M
     rows_M = first + tl.arange(0, cut.BLOCK_M)
     limit_M, full, reach = visible(rows_M, first, allowed, query_offset, cut)
-    # rows behind the last query see nothing: of equal scores, they would keep every block
+    # rows after the last query get no keys: with equal scores, they would list every block
     limit_M = tl.where(rows_M < n_queries, limit_M, 0)
     full = tl.where(first + cut.BLOCK_M <= n_queries, full, 0)
     query_ME = load_rows(matrix(query, strides[0], batch, head, n_queries), rows_M, cut)
@@ -210,7 +211,7 @@ def forward_streaming(
     lines_M = first // cut.BLOCK_N + tl.arange(0, cut.BLOCK_M // cut.BLOCK_N)
     marks_M = live + (row * tl.cdiv(n_queries, cut.BLOCK_N) + lines_M) * n_lists
     marks = marks_M, lines_M * cut.BLOCK_N < n_queries
-    # F is the certificate: where it is too far from 1, once more from the next step
+    # if F is too far from 1, repeat with the next shift
     enough = tolerance(beta, cut.PRECISE)
     mass_M, total_M = top_M * 0.0, top_M * 0.0
     context_ME = tl.zeros([cut.BLOCK_M, cut.PADDED], tl.float32)

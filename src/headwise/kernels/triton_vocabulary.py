@@ -1,8 +1,8 @@
-"""Kernels of the losses over a vocabulary, cross-entropy among them: a row of classes a program.
+"""Kernels of losses over a vocabulary, including cross-entropy: one program per row of classes.
 
-Forward reads the row for its maximum, for the search, and for the loss; two numbers a row, maximum
-and shift, are all that the way back needs to form the probabilities again (see `losses.py` for the
-formulas). It may write the gradient over the scores.
+Forward reads the row for its maximum, for the search, and for the loss. Backward recomputes the
+probabilities from two numbers per row, maximum and shift (see `losses.py` for the formulas); it may
+overwrite the scores with the gradient.
 
 Letters: M rows of a program (one), N classes of a block.
 """
@@ -15,14 +15,14 @@ import triton.language as tl
 from headwise.kernels.triton_kernels import EXP, LOG2_E, finite_top, powers
 from headwise.kernels.triton_rows import find_shift, gaps, largest_of_rows, listed_block
 
-# Parts of larger tensors, of which some are aligned and some are not.
+# Parts of larger tensors, aligned or not.
 UNALIGNED = ("threshold", "value", "support", "total", "lists")
 UNALIGNED_BACK = ("threshold", "scale", "target")
 
 
 @triton.jit(do_not_specialize_on_alignment=UNALIGNED)
 def loss_forward(scores, threshold, value, support, total, lists, alpha, beta, n_classes, cut):
-    """Of each row: maximum and shift, <p, z> + H(p), classes with a weight, sum of the scores."""
+    """Write per row: maximum and shift, <p, z> + H(p), support size, sum of the scores."""
     row = tl.program_id(0).to(tl.int64)
     place_M = row + tl.arange(0, 1)
     base_M = scores + place_M * n_classes
@@ -59,13 +59,13 @@ def loss_forward(scores, threshold, value, support, total, lists, alpha, beta, n
             listed = lists + row * n_blocks
         beta_M = zero_M + beta
         shift_M, excess_M, n_listed = find_shift(view, listed, top_M, is_empty_M, beta_M, cut)
-        shift_M = shift_M + excess_M * beta_M  # the same step, so that p needs no other number
+        shift_M = shift_M + excess_M * beta_M  # the same step, so that p needs only the shift
         for item in range(n_listed):
             classes_N = listed_block(listed, item) * cut.BLOCK_N + tl.arange(0, cut.BLOCK_N)
             gap_MN = gaps(view, classes_N, top_M, False)
             x_MN, s_MN, _log2_x_MN = powers(gap_MN, shift_M[:, None], beta, beta, cut)
             p_MN = x_MN * s_MN
-            # z + (1 - p^β) / (αβ), which p weighs
+            # z + (1 - p^β) / (αβ), to be averaged under p
             gain_MN = gap_MN + (shift_M[:, None] - gap_MN * beta) / (alpha * beta)
             value_MN += tl.where(p_MN == 0.0, 0.0, p_MN * gain_MN)
             support_MN += tl.where(p_MN > 0.0, 1.0, 0.0)
@@ -77,14 +77,14 @@ def loss_forward(scores, threshold, value, support, total, lists, alpha, beta, n
 
 @triton.jit(do_not_specialize_on_alignment=UNALIGNED_BACK)
 def loss_backward(scores, threshold, out, scale, target, beta, smoothing, share, n_classes, cut):
-    """Gradient of each row's loss times its scale; `out` may be `scores`."""
+    """Write the gradient of each row's loss times its scale; `out` may be `scores`."""
     row = tl.program_id(0).to(tl.int64)
     classes_N = tl.program_id(1) * cut.BLOCK_N + tl.arange(0, cut.BLOCK_N)
     inside_N = classes_N < n_classes
     first = row * n_classes
     factor, gold = tl.load(scale + row), tl.load(target + row)
     grad_N = tl.zeros([cut.BLOCK_N], tl.float32)
-    if factor != 0.0:  # not even what is no number may come out of such a row
+    if factor != 0.0:  # a row of scale 0 gets zeros even if it has NaN
         top, shift = finite_top(tl.load(threshold + 2 * row)), tl.load(threshold + 2 * row + 1)
         scores_N = tl.load(scores + first + classes_N, mask=inside_N, other=float("-inf"))
         gap_N = scores_N.to(tl.float32) - top

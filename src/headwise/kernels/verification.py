@@ -1,13 +1,13 @@
-"""Kernels are compared with float64 before they are used, and torch takes the place of wrong ones.
+"""Verification of kernels against float64 before use; torch replaces wrong ones.
 
-A case is a kernel with what it is compiled or branches for. It computes a small problem, forward
-and backward, on the device that it is for; what it should have computed comes from the float64
-reference, which the caller hands in. A case that raises or differs is not used: one warning names
-it. Verdicts hold for the process; those of computed results stand in the user's cache folder for
-later processes with the same build and device.
+A case is a kernel with the settings that it is compiled or branches for. It computes a small
+problem, forward and backward, on its device, which is compared with the float64 reference of the
+caller. A case that raises or differs is not used, with one warning. Verdicts hold for the process;
+those of completed comparisons are cached in the user's cache folder for later processes with the
+same build and device.
 
-A case runs in a thread of its own, so that neither autograd, autocast, a transform nor a mode of
-the caller is in the way, and draws from generators of its own.
+A case runs in a separate thread, so that autograd, autocast, transforms and modes of the caller
+do not affect it, and uses separate random generators.
 
 Letters: B batch, H heads, Q and K numbers of queries and keys, E head width, N rows, V classes.
 """
@@ -42,25 +42,25 @@ from headwise.kernels import (
 )
 from headwise.kernels.problem import ALPHAS, Distances, Draws, Power, Visible, beta_of, slopes_of
 
-# Largest error of each type, relative to the largest value or 1. Right kernels stay far below.
+# Maximum error by type, relative to the largest value or 1. Correct kernels stay far below.
 TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 RATE = 0.25  # of dropout
 SMOOTHING = 0.1
-LONG = 300  # keys of a row that Triton's attention does not hold on the chip
+LONG = 300  # keys per row, too many for Triton's resident kernel
 
 log = logging.getLogger(__name__)
 
 
 class Case(NamedTuple):
-    """A kernel, as far as it is verified at once.
+    """A kernel and the settings that are verified together.
 
     Attributes:
         kernel: its name, a key of `CHECKS`.
         device: type of the device.
-        dtype: of what it reads.
+        dtype: of the inputs.
         power: the map.
         width: of a head, for attention.
-        dropout: whether weights are dropped, for attention.
+        dropout: whether there is dropout, for attention.
     """
 
     kernel: str
@@ -71,7 +71,7 @@ class Case(NamedTuple):
     dropout: bool = False
 
     def __str__(self) -> str:
-        more = f", heads {self.width} wide" if self.width else ""
+        more = f", head width {self.width}" if self.width else ""
         more += ", dropout" if self.dropout else ""
         return f"{self.kernel} ({str(self.dtype).removeprefix('torch.')}, {self.power.name}{more})"
 
@@ -82,60 +82,60 @@ class Reference:
 
     Attributes:
         weights: (scores (B, H, Q, K), α or None, mask or None, power) -> weights.
-        backward: (weights, gradient, α or None, power, whether α's is wanted) -> gradients of the
-            scores and, (B, H, Q, 1) or empty, of α.
+        backward: (weights, gradient, α or None, power, with_alpha) -> gradients of the scores and
+            of α, (B, H, Q, 1) or empty.
     """
 
     weights: Callable[[Tensor, Tensor | None, Tensor | None, int], Tensor]
     backward: Callable[[Tensor, Tensor, Tensor | None, int, bool], tuple[Tensor, Tensor]]
 
 
-# What a kernel computed, beside what it should have: (name, computed, expected)
+# (name, computed, expected) of each result of a kernel
 Pairs = Iterator[tuple[str, Tensor, Tensor]]
 
-_VERDICTS: dict[Case, str | None] = {}  # why a case is not used; None: it is right
+_VERDICTS: dict[Case, str | None] = {}  # why a case is not used; None: verified
 
 
 def verdict(case: Case) -> str | None:
-    """Why a case is not to be used, or None if it was found right."""
+    """Return why a case is not used, or None if it is verified."""
     return _VERDICTS.get(case, "it is not verified")
 
 
 @constant_in_graphs
 def verdict_in_graph(*fields: Any) -> str | None:
-    """The same for a graph that is being compiled."""
+    """Return `verdict` under torch.compile."""
     return verdict(Case(*fields))
 
 
 def verify(case: Case, reference: Reference | None) -> None:
-    """Find a verdict on a case that has none yet; a wrong one is warned of.
+    """Verify a case that has no verdict yet; log a warning if it is wrong.
 
     Args:
-        case: what is verified.
-        reference: what it is compared with; dropout needs none.
+        case: the case.
+        reference: the mathematics to compare with; None for dropout.
     """
     if case in _VERDICTS:
         return
-    path = _remembered(case)
-    known = _read(path)
-    if str(case) in known:
-        found = known[str(case)]
+    path = _cache_path(case)
+    cached = _read(path)
+    if str(case) in cached:
+        reason = cached[str(case)]
     else:
-        found, is_computed = _judge(case, reference)
+        reason, is_computed = _judge(case, reference)
         if is_computed:
-            _write(path, known | {str(case): found})
-    _VERDICTS[case] = found
-    if found is not None:
-        _warn(case, found)
+            _write(path, cached | {str(case): reason})
+    _VERDICTS[case] = reason
+    if reason is not None:
+        _warn(case, reason)
 
 
 def refused() -> dict[Case, str]:
-    """The cases that were found wrong."""
+    """Return the cases that are not used, with reasons."""
     return {case: reason for case, reason in _VERDICTS.items() if reason is not None}
 
 
 def refuse(wrong: dict[Case, str]) -> None:
-    """Take over what another process found wrong."""
+    """Adopt the wrong cases of another process."""
     for case, reason in wrong.items():
         if _VERDICTS.get(case) is None:
             _VERDICTS[case] = reason
@@ -143,59 +143,59 @@ def refuse(wrong: dict[Case, str]) -> None:
 
 
 def _warn(case: Case, reason: str) -> None:
-    log.warning("%s: not used, torch computes instead, as %s", case, reason)
+    log.warning("%s: not used, torch computes instead: %s", case, reason)
 
 
 def _judge(case: Case, reference: Reference | None) -> tuple[str | None, bool]:
-    """The verdict, and whether it is remembered: what raises is tried by the next process."""
+    """Return the verdict and whether to cache it: a case that raises is retried next time."""
     with ThreadPoolExecutor(1) as thread:
         try:
             return thread.submit(_difference, case, reference).result(), True
-        except Exception as error:  # noqa: BLE001 - whatever it is, torch takes its place
+        except Exception as error:  # noqa: BLE001 - torch computes instead
             first = next(iter(str(error).splitlines()), "")
             return f"it raised {type(error).__name__}: {first}", False
 
 
 @torch.no_grad()
 def _difference(case: Case, reference: Reference | None) -> str | None:
-    for name, found, expected in CHECKS[case.kernel](case, reference):
-        found, expected = found.detach().to("cpu", torch.float64), expected.to(torch.float64)
-        error = float((found - expected).abs().max() / expected.abs().max().clamp_min(1))
+    for name, result, expected in CHECKS[case.kernel](case, reference):
+        result, expected = result.detach().to("cpu", torch.float64), expected.to(torch.float64)
+        error = float((result - expected).abs().max() / expected.abs().max().clamp_min(1))
         if not error <= TOLERANCES[case.dtype]:  # NaN too
             return f"its {name} differ from float64 by {error:.2g}"
     return None
 
 
-def _remembered(case: Case) -> Path:
-    """Where verdicts on this build of a kernel, on this device, are remembered."""
+def _cache_path(case: Case) -> Path:
+    """Return the file of cached verdicts for this build and device."""
     build = native.build_digest() if case.kernel.startswith("C++") else triton_device.build_digest()
-    return machine_cache_dir() / "verified" / f"{build}-{_own_digest()}.json"
+    return machine_cache_dir() / "verified" / f"{build}-{_checks_digest()}.json"
 
 
 @functools.cache
-def _own_digest() -> str:
-    """A hash of how cases are judged."""
+def _checks_digest() -> str:
+    """Return a hash of the checks."""
     return hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:8]
 
 
 def _read(path: Path) -> dict[str, str | None]:
     try:
-        known = json.loads(path.read_text(encoding="utf-8"))
+        cached = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return known if isinstance(known, dict) else {}
+    return cached if isinstance(cached, dict) else {}
 
 
-def _write(path: Path, known: dict[str, str | None]) -> None:
+def _write(path: Path, verdicts: dict[str, str | None]) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, json.dumps(known, indent=1, ensure_ascii=False))
+        write_text(path, json.dumps(verdicts, indent=1, ensure_ascii=False))
     except OSError as error:
-        log.info("verdicts on kernels are not remembered: %s", error)
+        log.info("cannot cache the verification of kernels: %s", error)
 
 
 def _drawer(case: Case) -> Callable[..., Tensor]:
-    """Draws numbers of the case's type, on its device."""
+    """Return a function that draws numbers of the case's type, on its device."""
     generator = torch.Generator().manual_seed(1)
 
     def draw(*shape: int, scale: float = 1.0) -> Tensor:
@@ -206,10 +206,10 @@ def _drawer(case: Case) -> Callable[..., Tensor]:
 
 
 def _alphas(case: Case) -> Tensor | None:
-    """α of two heads (1, 2, 1, 1), on the case's device.
+    """Return α of two heads (1, 2, 1, 1), on the case's device.
 
-    Gradients hold a factor p^(2 - α): near 2 the rounding of bfloat16 at the edge of the support
-    would be as large as a fault.
+    Gradients have a factor p^(2 - α): for α near 2, rounding of bfloat16 at the edge of the support
+    would exceed the tolerance.
     """
     if case.power is not Power.ANY:
         return None
@@ -230,22 +230,22 @@ def _maps(case: Case, reference: Reference) -> Pairs:
     mask = mask[None, None]
     if case.kernel.startswith("C++"):
         weights = native.forward(scores, beta, case.power, Visible(mask))
-        found = native.backward(weights, grad, beta, case.power, with_alpha)
+        gradients = native.backward(weights, grad, beta, case.power, with_alpha)
     else:
         weights = triton_maps.forward(scores, beta, case.power, mask)
-        found = triton_maps.backward(weights, grad, beta, case.power, with_alpha)
+        gradients = triton_maps.backward(weights, grad, beta, case.power, with_alpha)
     exact_alpha = None if alpha is None else _exact(alpha)
     yield "weights", weights, reference.weights(_exact(scores), exact_alpha, mask.cpu(), case.power)
-    # of the weights as they were rounded: at the border of the support gradients jump
-    given = (_exact(weights), _exact(grad), exact_alpha)
-    expected = reference.backward(*given, case.power, with_alpha)
-    yield "gradients", found[0], expected[0]
+    # from the rounded weights: gradients jump at the border of the support
+    tensors = (_exact(weights), _exact(grad), exact_alpha)
+    expected = reference.backward(*tensors, case.power, with_alpha)
+    yield "gradients", gradients[0], expected[0]
     if with_alpha:
-        yield "gradients of α", found[1], expected[1]
+        yield "gradients of α", gradients[1], expected[1]
 
 
 class _Attention:
-    """A small problem of attention, computed by the kernel of a case and in float64."""
+    """A small attention problem, computed by the kernel of a case and in float64."""
 
     def __init__(self, case: Case, reference: Reference, distances: Distances | None) -> None:
         self.distances = distances
@@ -259,35 +259,35 @@ class _Attention:
         self.query = draw(2, 2, n_queries, width, scale=2.0)
         self.grad = draw(2, 2, n_queries, width)
         self.key, self.value = draw(2, 2, n_keys, width), draw(2, 2, n_keys, width)
-        self.n_seen = n_keys // 2 if "streaming" in case.kernel else n_keys
-        self.lengths = torch.tensor([self.n_seen, self.n_seen - 5], device=case.device)
-        self.offset, self.scale = self.n_seen - n_queries, width**-0.5
+        self.n_visible = n_keys // 2 if "streaming" in case.kernel else n_keys
+        self.lengths = torch.tensor([self.n_visible, self.n_visible - 5], device=case.device)
+        self.offset, self.scale = self.n_visible - n_queries, width**-0.5
         self.rate = RATE if case.dropout else 0.0
         self.is_cpp = case.kernel.startswith("C++")
 
     def forward(self, value: Tensor) -> tuple[Tensor, ...]:
-        """Context, and what the kernel keeps."""
+        """Return the context and the tensors saved for backward."""
         heads = (self.query, self.key, value)
         if "few" in self.case.kernel:
             settings = (int(self.case.power), True, self.offset, self.scale, self.n_prefix)
-            given: tuple[Any, ...] = (self.alpha, None, self.lengths, self.slopes, *settings)
-            found = native_attention.attend(*heads, *given)
-            return (found.transpose(1, 2),)
+            others: tuple[Any, ...] = (self.alpha, None, self.lengths, self.slopes, *settings)
+            context = native_attention.attend(*heads, *others)
+            return (context.transpose(1, 2),)
         run = cpu_attention.forward if self.is_cpp else triton_operators.launch_forward
         return run(*heads, *self._tensors(), *self._settings())
 
     def backward(self, kept: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Gradients of query, key, value and α."""
+        """Return the gradients of query, key, value and α."""
         run: Any = cpu_attention.backward if self.is_cpp else triton_operators.launch_backward
-        given = (self.grad, self.query, self.key, self.value, *self._tensors(), *kept)
-        found: tuple[Tensor, ...] = run(*given, *self._settings(), self.alpha is not None)
-        return found
+        tensors = (self.grad, self.query, self.key, self.value, *self._tensors(), *kept)
+        gradients: tuple[Tensor, ...] = run(*tensors, *self._settings(), self.alpha is not None)
+        return gradients
 
     def _settings(self) -> tuple[Any, ...]:
         return int(self.case.power), True, self.offset, self.rate, self.scale, self.n_prefix
 
     def _tensors(self) -> tuple[Any, ...]:
-        """α, which keys, what decides on dropout, and slopes."""
+        """Return α, mask and lengths, seed or random words, and slopes."""
         if self.is_cpp:
             seed = torch.tensor(5, dtype=torch.int64) if self.rate else None
             return self.alpha, None, self.lengths, seed, self.slopes
@@ -302,15 +302,15 @@ class _Attention:
         return alpha_H.to(self.case.device), self.lengths, words, self.slopes
 
     def dropped(self) -> Tensor:
-        """Weights (B, H, Q, K) after dropout: contexts of the rows of a unit matrix, in parts."""
+        """Return the weights (B, H, Q, K) after dropout: contexts with values of a unit matrix."""
         n_keys, width = self.key.shape[2:]
         parts = []
-        for first in range(0, self.n_seen, width):
+        for first in range(0, self.n_visible, width):
             some = torch.zeros_like(self.value)
             some[:, :, first : first + width].diagonal(dim1=2, dim2=3).fill_(1)
             parts.append(_exact(self.forward(some)[0]))
-        seen = torch.cat(parts, -1)[..., : self.n_seen]
-        return nn.functional.pad(seen, (0, n_keys - self.n_seen))
+        visible = torch.cat(parts, -1)[..., : self.n_visible]
+        return nn.functional.pad(visible, (0, n_keys - self.n_visible))
 
     def pairs(self) -> Pairs:
         power, alpha = self.case.power, None if self.alpha is None else _exact(self.alpha)
@@ -327,25 +327,25 @@ class _Attention:
             dropped = self.dropped()
             factor = (dropped > p).to(p.dtype) / (1 - self.rate)
             yield "dropped weights", dropped, p * factor
-            share = factor[p > 0.01].mean()  # of what stays, over that expected
+            share = factor[p > 0.01].mean()  # of kept weights, relative to the expected one
             yield "shares of dropped weights", share.round(), torch.ones_like(share)
         context, *kept = self.forward(self.value)
         yield "contexts", context, (p * factor) @ value
         if "few" in self.case.kernel:
             return
-        found = self.backward(tuple(kept))
+        gradients = self.backward(tuple(kept))
         of_weights = (grad @ value.mT) * factor
         with_alpha = alpha is not None
         of_scores, of_alpha = self.reference.backward(p, of_weights, alpha, power, with_alpha)
-        yield "gradients of queries", found[0], self.scale * of_scores @ key
-        yield "gradients of keys", found[1], self.scale * of_scores.mT @ query
-        yield "gradients of values", found[2], (p * factor).mT @ grad
+        yield "gradients of queries", gradients[0], self.scale * of_scores @ key
+        yield "gradients of keys", gradients[1], self.scale * of_scores.mT @ query
+        yield "gradients of values", gradients[2], (p * factor).mT @ grad
         if with_alpha:
-            yield "gradients of α", found[3].flatten(), of_alpha.sum((0, 2, 3))
+            yield "gradients of α", gradients[3].flatten(), of_alpha.sum((0, 2, 3))
 
 
 def _attention(case: Case, reference: Reference) -> Pairs:
-    """Without a bias, and with one."""
+    """Yield results without and with a bias."""
     for distances in (None, Distances(torch.tensor([0.25, 0.0]), 2)):
         yield from _Attention(case, reference, distances).pairs()
 
@@ -367,8 +367,8 @@ def _losses(case: Case, reference: Reference) -> Pairs:
     yield "sums of scores", total, exact.sum(1)
     out, share = torch.empty_like(scores), SMOOTHING / 53
     scale = torch.ones(4, dtype=torch.float32, device=case.device)
-    given = (scores, threshold, out, scale, target.to(case.device))
-    rows.write_gradient(*given, alpha, SMOOTHING, share)
+    tensors = (scores, threshold, out, scale, target.to(case.device))
+    rows.write_gradient(*tensors, alpha, SMOOTHING, share)
     gold = nn.functional.one_hot(target, 53)
     yield "gradients", out, p - (1 - SMOOTHING) * gold - share
 

@@ -1,5 +1,5 @@
-// Attention of few queries, as in a step of decoding: too little for matrix products, which would
-// first copy the keys into an order of their own. Keys and values are read where they lie.
+// Attention of few queries, as in a step of decoding. A matrix product would first copy the keys
+// into another layout. Keys and values are read in place.
 #pragma once
 
 #include "forward.h"
@@ -8,20 +8,20 @@ namespace headwise {
 
 // Read by native.py: one field a declaration, of these types, or some of one type.
 struct AttendProblem {
-    Problem rows;  // `source` and `out`: room for the scores, float32
+    Problem rows;  // `source` and `out`: buffer for the scores, float32
     const void* query;
     const void* key;
     const void* value;
     void* context;  // (B, Q, H, E), contiguous
     int64_t query_stride[3], key_stride[3], value_stride[3];  // B, H, N; E is contiguous
     int64_t width;                                            // E
-    const float* slopes;                                      // H of them, or null: no bias
-    int64_t n_prefix;  // so many positions in front are at no distance from anything
+    const float* slopes;                                      // (H,), or null: no bias
+    int64_t n_prefix;  // number of positions at the start without a bias
     float scale;
     int32_t is_half;  // bfloat16 in and out; else float32
 };
 
-// A vector of a head's numbers, of which `left` are there; all of it if heads are `whole` vectors.
+// A vector of a head's numbers, `left` of them valid; all if heads are `whole` vectors.
 template <bool whole, class T>
 inline Floats part_of(const T* from, int64_t left) {
     return whole ? load(from) : read(from, left, 0.0f);
@@ -48,12 +48,12 @@ void score(
     }
 }
 
-// Lowers the scores of one query with `n` keys by slope · |i - j|, i being its position.
+// Subtract slope · |i - j| from the scores of one query at position i with `n` keys.
 inline void lower(float* scores, float slope, int64_t i, int64_t n_prefix, int64_t n) {
     for (int64_t j = n_prefix; j < n; ++j) scores[j] -= slope * std::abs((float)(int32_t)(i - j));
 }
 
-// The sum of the values by their weights; what has no weight is not looked at.
+// Weighted sum of the values; keys without a weight are skipped.
 template <int n_vectors, bool whole, class T>
 void gather(
     const float* weights, const T* value, int64_t value_stride, int64_t n, int64_t width, T* to) {

@@ -5,13 +5,13 @@
 
 namespace headwise {
 
-constexpr int64_t PICK_FROM = 96;  // keys; below, all of a row is less work than a choice
+constexpr int64_t PICK_FROM = 96;  // keys; for shorter rows, selecting costs more than it saves
 
-// What a weight has to do with the gradients.
+// The quantities of a weight in the gradients.
 struct Slope {
     Floats p;
     Floats s;      // p^(2-α)
-    Floats p_psi;  // p ψ (see function.py), where the gradient of α is asked for
+    Floats p_psi;  // p ψ (see function.py), if the gradient of α is requested
 };
 
 // e^y and ψ = (e^y - 1 - y) / β² of p, with y = -β ln p = z ln 2 ≥ 0. With z = w + f, w whole, and
@@ -41,7 +41,7 @@ static inline Slope slope_of_weight(Floats p, float beta) {
         for (int lane = 0; lane < WIDTH; ++lane) root[lane] = std::sqrt(p[lane]);
         return {p, root, Floats{}};
     } else {
-        // with p = 0 what it is multiplied by is a number, so that both products are 0
+        // for p = 0 the factors are finite, so that both products are 0
         const Floats log2_p = log2(largest(p, splat(FLT_MIN)));
         Floats psi;
         const Floats growth = growth_and_psi(log2_p * -beta, beta, psi);
@@ -49,7 +49,7 @@ static inline Slope slope_of_weight(Floats p, float beta) {
     }
 }
 
-// The same from b and the shift (softmax: from the logarithm to base 2).
+// The same from b and the shift (softmax: from the base-2 logarithm).
 template <class Power>
 static inline Slope slope_of_distance(Floats b, float beta, Floats shift, Floats exponent) {
     if constexpr (std::is_same_v<Power, Softmax>) {
@@ -65,7 +65,7 @@ static inline Slope slope_of_distance(Floats b, float beta, Floats shift, Floats
     }
 }
 
-// One vector of a row's weights, or what `slope_of_distance` takes.
+// One vector of a row's weights, or arguments of `slope_of_distance`.
 template <class Power, class T, bool from_scores>
 struct Source {
     const T* values;
@@ -89,7 +89,7 @@ struct Source {
         return (top - value) * row.beta;
     }
 
-    // Which of them have a weight, or may have one.
+    // Lanes that have a weight, or may have one.
     Ints counts(Floats value) const {
         if (!from_scores) return !(value == 0.0f);
         if (std::is_same_v<Power, Softmax>) return value != -INFINITE;
@@ -105,7 +105,7 @@ struct Source {
 
 template <class Power, class T, bool with_alpha, bool from_scores>
 struct Backward {
-    // what was read, and the weights in its place; their gradient; s; p ψ
+    // input, replaced by the weights; their gradient; s; p ψ
     enum Room { VALUES, GRAD, S, P_PSI };
     static constexpr int N_ROOMS = 4;
     using RowSource = Source<Power, T, from_scores>;
@@ -159,7 +159,7 @@ struct Backward {
         if (with_alpha) store(problem.grad_alpha + first, -sums(alpha), n_rows);
     }
 
-    // What a row's numbers come to, and rooms filled with what belongs to each.
+    // Sums over a row, after filling the buffers with the quantities of each key.
     struct Totals {
         Buffers& buffers;
         const RowSource& source;
@@ -181,8 +181,8 @@ struct Backward {
         return dropout(read(from + k, n, 0.0f), k);
     }
 
-    // The numbers of a row that count and the gradients of their weights, each next to each other
-    // and up to a whole vector; how many.
+    // Compact the entries of a row that have a weight, and their gradients, padded to a whole
+    // vector; return how many.
     static int pick(
         const RowSource& source, const T* grad, const Dropout& dropout, Buffers& buffers, int r) {
         float *values = buffers.row(VALUES, r), *grads = buffers.row(GRAD, r);
@@ -202,7 +202,7 @@ struct Backward {
         return n_kept;
     }
 
-    // Write a room of a row to its place in a tensor.
+    // Write a buffer of a row to its position in a tensor.
     static void put(
         Buffers& buffers, Room room, int r, bool picked, const Row& row, T* tensor, int64_t K,
         const Dropout& dropout) {

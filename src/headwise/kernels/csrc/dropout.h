@@ -1,5 +1,5 @@
-// Dropout of a tensor without a mask: who knows the seed can draw it again. With it goes what
-// stands beside it in a layer, ReLU before and a sum behind, as each pass over such tensors costs.
+// Dropout of a tensor without a mask: the seed reproduces the draws. Fused with a preceding ReLU or
+// a following sum, to save passes over the tensors.
 #pragma once
 
 #include "rows.h"
@@ -12,7 +12,7 @@ enum Before { NOTHING, RELU, RELU_BACKWARD };
 struct DropoutProblem {
     const void* source;
     void* out;           // may be `source`
-    const void* added;   // behind, of the type of `out`; or null
+    const void* added;   // added after dropout, of the type of `out`; or null
     const void* result;  // RELU_BACKWARD: what RELU gave, of the type of `out`
     int64_t n;
     uint64_t seed;

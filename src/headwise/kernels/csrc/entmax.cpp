@@ -1,8 +1,8 @@
 // Softmax and α-entmax along the rows of a contiguous tensor (B, H, Q, K), and their gradients;
 // dropout.
 //
-// Masks are read where they lie, by strides that may be 0, or given as lengths and causality: no
-// copy as large as the scores is made. Threads share out rows; no row depends on another.
+// Masks are read in place, by strides that may be 0, or given as lengths and causality, without a
+// copy of the size of the scores. Threads share the rows; no row depends on another.
 
 #include <algorithm>
 
@@ -14,7 +14,7 @@ using namespace headwise;
 
 namespace {
 
-constexpr int64_t SERIAL_FLOATS = 16384;  // a map of as many is done before threads wake up
+constexpr int64_t SERIAL_FLOATS = 16384;  // fewer are computed before threads would start
 constexpr int64_t SERIAL_PRODUCTS = 131072;  // and so is attention
 
 // Call `Kernel::block` for all rows, some at a time, on so many threads.

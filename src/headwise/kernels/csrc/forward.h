@@ -27,7 +27,7 @@ inline void solve_along(Rows& rows, float* const* b, const int* n_kept, Buffers&
     }
 }
 
-// There are as many rows of room as lanes, so that what is side by side fits into their room.
+// There are as many buffer rows as lanes, so that interleaved rows fit into them.
 static_assert(round_up(ACROSS_UP_TO) * ROWS <= BLOCK_FLOATS);
 
 template <class Power>

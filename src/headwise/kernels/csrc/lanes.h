@@ -1,9 +1,8 @@
 // As many floats at a time as a register of the processor holds: sixteen with AVX-512, eight with
 // AVX2, else four.
 //
-// The types are the vector extension of GCC and Clang. What it cannot say (a part of a vector in
-// memory, keeping chosen lanes) stands here, in the words of the processor where they pay, else one
-// lane after the other.
+// The types are the vector extension of GCC and Clang. Operations that it lacks (partial loads and
+// stores, compacting lanes) are here, by intrinsics where they are faster, else lane by lane.
 #pragma once
 
 #include <cstdint>

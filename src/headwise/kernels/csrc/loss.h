@@ -1,5 +1,5 @@
-// The entmax loss over a vocabulary: two readings of a row forward, one backward, and nothing of
-// the vocabulary's size is kept. See losses.py for the formulas.
+// The entmax loss over a vocabulary: forward reads a row twice, backward once, and nothing of the
+// vocabulary's size is saved. See losses.py for the formulas.
 #pragma once
 
 #include "backward.h"
@@ -12,7 +12,7 @@ struct LossProblem {
     const void* scores;
     void* out;              // backward: gradient of the scores
     float* threshold;       // (N, 2), maximum and shift: forward writes, backward reads
-    float* value;           // forward: <p, z> + H(p), z counted from its maximum
+    float* value;           // forward: <p, z> + H(p), z minus its maximum
     float* support;         // forward: classes with a probability
     float* total;           // forward: sum of the scores, or null
     const int64_t* target;  // backward
@@ -95,7 +95,7 @@ struct LossForward {
                 const Floats b = load(layout.b[r] + v * WIDTH), s = load(layout.s[r] + v * WIDTH);
                 const Floats p =
                     weights<Power>(b, s, splat(rows.shift[r]), splat(rows.correction[r]));
-                // z + (1 - p^β) / (αβ), which p weighs
+                // z + (1 - p^β) / (αβ), to be averaged under p
                 const Floats gain = (shift[r] + b) / (problem.alpha * beta) - b / beta;
                 const Ints is_in = !(p == 0.0f);
                 value[r] = value[r] + (is_in ? p * gain : Floats{});
@@ -157,7 +157,7 @@ struct LossBackward {
         const T* row = (const T*)problem.scores + index * V;
         T* out = (T*)problem.out + index * V;
         const float scale = problem.grad[index], share = problem.share * scale;
-        if (scale == 0.0f) {  // not even what is no number may come out of such a row
+        if (scale == 0.0f) {  // a row of scale 0 gets zeros even if it has NaN
             memset((void*)out, 0, sizeof(T) * V);
             return;
         }

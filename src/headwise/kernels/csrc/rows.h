@@ -1,4 +1,4 @@
-// A problem, its rows in memory, and where they are kept while they are worked on.
+// A problem, its rows in memory, and the buffers for working on them.
 #pragma once
 
 #include <cstdint>
@@ -17,9 +17,9 @@ struct Problem {
     const void* source;      // forward: scores. backward: weights, or scores with `threshold`
     const void* grad;        // backward: gradient of the weights
     void* out;               // forward: weights. backward: gradient of the scores. May be `source`
-    void* weights;           // backward from scores: where the weights go
+    void* weights;           // backward from scores: receives the weights
     float* threshold;        // (rows, 2), maximum and shift: forward writes, backward reads; or null
-    const float* beta;       // α - 1, or null where the map says it
+    const float* beta;       // α - 1, or null if the map determines it
     float* grad_alpha;       // backward: one a row, or null
     const uint8_t* mask;     // bytes, or null
     const int64_t* lengths;  // of the keys, one for each of B, or null
@@ -37,18 +37,18 @@ struct Problem {
 
 constexpr float INFINITE = std::numeric_limits<float>::infinity();
 constexpr int64_t ACROSS_UP_TO = 128;   // keys; longer rows are solved one after the other
-constexpr int64_t BLOCK_FLOATS = 8192;  // of a room: a block of rows stays in the first caches
+constexpr int64_t BLOCK_FLOATS = 8192;  // per buffer: a block of rows stays in the L1 and L2 caches
 
 struct Row {
     int64_t start;        // of the row in the tensor
-    int64_t n_visible;    // keys before padding and the future begin
+    int64_t n_visible;    // keys before padding and future positions
     const uint8_t* mask;  // of key 0, or null
     float beta;
 };
 
 constexpr int64_t round_up(int64_t n) { return (n + WIDTH - 1) / WIDTH * WIDTH; }
 
-// The rows of a problem from one of them on, in turn.
+// Iterates over the rows of a problem from a given one on.
 class RowReader {
   public:
     RowReader(const Problem& problem, int64_t first)
@@ -109,8 +109,8 @@ Floats read_scores(const T* from, const Row& row, int64_t mask_stride, float* to
     return highest;
 }
 
-// Where a block of rows is worked on: rooms of `width` floats a row, and for each vector of a row
-// which of its lanes were kept.
+// Buffers for a block of rows: `width` floats per row, and for each vector of a row a bit mask of
+// the lanes that were kept.
 struct Buffers {
     std::vector<float> rooms[4];
     std::vector<uint16_t> lanes[ROWS];
@@ -124,7 +124,7 @@ struct Buffers {
     float* row(int room, int r) { return rooms[room].data() + r * width; }
 };
 
-// Of a row's scores, b for those below 1, next to each other and up to a whole vector; how many.
+// Compact the b < 1 of a row's scores, padded to a whole vector; return how many.
 inline int keep_candidates(float* row, int64_t n, float top, float beta, uint16_t* lanes) {
     int n_kept = 0;
     for (int64_t k = 0; k < n; k += WIDTH) {
@@ -137,14 +137,14 @@ inline int keep_candidates(float* row, int64_t n, float top, float beta, uint16_
     return n_kept;
 }
 
-// Zeros behind the last vector that holds a visible key.
+// Write zeros after the last vector that has a visible key.
 template <class T>
 void write_rest(T* to, const Row& row, int64_t n_keys) {
     const int64_t written = round_up(row.n_visible);
     if (written < n_keys) memset((void*)(to + written), 0, sizeof(T) * (n_keys - written));
 }
 
-// Which weights of a row stay, and how much greater they become.
+// Which weights of a row dropout keeps, and the factor on them.
 struct Dropout {
     uint64_t key = 0;
     uint32_t n_kept = 0;  // 0: all stay

@@ -1,10 +1,10 @@
 // The threshold of α-entmax for as many rows at a time as a vector has lanes; the mathematics is that
 // of solver.py.
 //
-// A row stands in memory as b = β(max - z). Of b ≥ 1 no weight can come, so only the rest is there,
-// padded with infinity. What belongs to a row (shift, β, sums) is a lane of a vector, so that all
-// rows take a Newton step at the price of one; each stops by itself, so that no row depends on
-// those beside it.
+// A row is stored as b = β(max - z). Entries with b ≥ 1 have no weight and are left out; the rest is
+// padded with infinity. The values of a row (shift, β, sums) are one lane of a vector, so that a
+// Newton step for all rows costs as much as for one. Each row stops separately, so that results do
+// not depend on the other rows.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +17,7 @@
 namespace headwise {
 
 constexpr int ROWS = WIDTH;
-constexpr int N_EVALUATIONS = 16;  // cap; the proof gives 16 to 20 for adversarial rows
+constexpr int N_EVALUATIONS = 16;  // upper limit; proved: 16 to 20 for adversarial rows
 constexpr float MASS_LOOSE = 4e-4f, MASS_TIGHT = 5e-7f, MASS_BORDER = 2e-7f;  // as in solver.py
 constexpr float BETA_MIN = 1e-7f;
 
@@ -44,7 +44,7 @@ struct Rows {
 
 static inline Floats natural(Floats log2_x) { return log2_x * 0.6931471805599453f; }
 
-// 1 - 2^y, without a difference where y is small.
+// 1 - 2^y, without cancellation for small y.
 static inline Floats one_minus_exp2(Floats y) {
     const Floats t = natural(y);
     const Floats small = -t * (1.0f + t * (0.5f + t * (1.0f / 6 + t * (1.0f / 24))));
@@ -80,7 +80,7 @@ static inline void add_moments(
 struct Inside {
     Floats x;       // 0 off the support, NaN where b is
     Floats s;       // x^(1/β - 1), 0 off the support
-    Floats log2_x;  // of `Any`; a number off the support as well
+    Floats log2_x;  // for `Any`; finite off the support too
 };
 
 template <class Power>
@@ -106,7 +106,7 @@ static inline Floats exponents(Floats beta) { return largest(1.0f / beta - 1.0f,
 // b of the rows one after the other, each padded to whole vectors.
 struct Along {
     float* b[ROWS];
-    float* s[ROWS];  // room of the same size: p^(2-α) of the last evaluation
+    float* s[ROWS];  // buffer of the same size: p^(2-α) of the last evaluation
     int n_rows;
     int n_vectors[ROWS];
 
@@ -152,9 +152,9 @@ struct Along {
     }
 };
 
-// b of the rows side by side: vector k is what is k-th of each. So no sum goes over lanes, and a
-// row takes no more vectors than the longest has numbers; but all are evaluated for as long as one
-// goes on. Pays where rows are short.
+// b of the rows interleaved: vector k has the k-th entry of each row. Sums need no reduction over
+// lanes, and there are as many vectors as the longest row has entries; but all rows are evaluated
+// until the last one converges. Faster for short rows.
 struct Across {
     const float* b;
     float* s;
@@ -193,7 +193,7 @@ struct Across {
     }
 };
 
-// Solve: afterwards shift and correction of every row stand in `rows`, and its s in `layout`.
+// Solve: write shift and correction of every row to `rows`, and its s to `layout`.
 template <class Power, class Layout>
 static inline void solve(Rows& rows, const Layout& layout) {
     const Floats beta = rows.beta;
@@ -218,12 +218,12 @@ static inline void solve(Rows& rows, const Layout& layout) {
         const Ints goes_on = is_open & (left ? size > tolerance : Ints{});  // not for NaN
         rows.correction = is_open & ~goes_on ? excess / S : rows.correction;
         if (!any(goes_on)) return;
-        // F = 0, rounding right of the support, leads back to the left end
+        // F = 0 (by rounding) leads back to t = 0
         F = largest(F, splat(FLT_MIN));
         const Floats y = beta * log2(F);
         Floats shift = rows.shift + F / S * one_minus_exp2(-y);
         shift = least(largest(shift, Floats{}), rows.shift_max);
-        // a shift that stands still has come as far as rounding lets it
+        // an unchanged shift has converged to rounding
         const Ints moves = goes_on & (shift != rows.shift);
         rows.correction = goes_on & ~moves ? excess / S : rows.correction;
         rows.shift = goes_on ? shift : rows.shift;

@@ -117,7 +117,7 @@ static inline Floats exp2(Floats x) {
     return x < -126.0f ? Floats{} : (Floats)bits;
 }
 
-// ---- random bits that anyone can draw again: hash of a key and counters
+// ---- counter-based random bits: hash of a key and counters
 
 static inline uint64_t mixed(uint64_t x) {  // the finaliser of SplitMix64 (Steele et al. 2014)
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;

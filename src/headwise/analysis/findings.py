@@ -159,9 +159,9 @@ def _alpha_over_training(heads: Sequence[Row], rows: Sequence[Row]) -> Iterator[
         n_heads=sum(map(came_back, rows)),
         n_measured=len(rows),
     )
-    kept = spearman([row["first"] for row in rows], [row["last"] for row in rows])
-    if kept is not None and len(rows) > 3:
-        yield _row("α keeps its order", _graded(kept, KEPT_ORDER), value=kept, threshold=KEPT_ORDER)
+    rho = spearman([row["first"] for row in rows], [row["last"] for row in rows])
+    if rho is not None and len(rows) > 3:
+        yield _row("α keeps its order", _graded(rho, KEPT_ORDER), value=rho, threshold=KEPT_ORDER)
 
 
 def _alpha_at_the_end(heads: Sequence[Row]) -> Iterator[Finding]:

@@ -20,7 +20,13 @@ from headwise.analysis.positions import positions
 from headwise.analysis.pruning import Head, listed, present_heads
 from headwise.analysis.roles import NAMED, Thresholds, roles
 from headwise.analysis.tables import HEAD_KEY, HEADS
-from headwise.analysis.text.questions import has_words, interrogation, n_tokens, question_words
+from headwise.analysis.text.questions import (
+    QuestionWords,
+    has_words,
+    interrogation,
+    n_tokens,
+    question_words,
+)
 from headwise.analysis.text.rarity import rarest, rarity
 from headwise.analysis.text.words import Surface, clusters, merging, surface
 from headwise.languages import has_spaces
@@ -102,11 +108,7 @@ def survey(
     offsets = range(-furthest, furthest + 1)
     words = {name: text.clusters() for name, text in texts.items()}
     rare = {name: rarest(texts[name].ids) for name in bidirectional}
-    questions = {
-        name: [question_words(sentence, texts[name].language) for sentence in texts[name].surfaces]
-        for name in bidirectional
-        if has_words(texts[name].language)
-    }
+    questions = {n: _questions(texts[n]) for n in bidirectional if has_words(texts[n].language)}
     for batch, calls in passes(model, batches, device):
         for call in calls:
             add_statistics(means, call, DIVERSITIES)
@@ -161,6 +163,10 @@ def survey(
         "sentences": unusual,
     }
     return Survey(tables, counts)
+
+
+def _questions(text: ColumnText) -> list[QuestionWords | None]:
+    return [question_words(sentence, text.language) for sentence in text.surfaces]
 
 
 def _n_words(column: str, sentences: Sequence[Sequence[int]] | None) -> dict[str, int]:

@@ -29,9 +29,9 @@ def rounded(weights_HQK: Tensor, allowed_HQK: Tensor) -> Weights:
         allowed_HQK: True where a query may attend to a key.
     """
     fractions, exponents = np.frexp(weights_HQK.float().cpu().numpy())
-    kept: Weights = np.ldexp(np.rint(fractions * 2**N_DIGITS) / 2**N_DIGITS, exponents)
-    kept[~allowed_HQK.cpu().numpy()] = np.nan
-    return kept
+    weights: Weights = np.ldexp(np.rint(fractions * 2**N_DIGITS) / 2**N_DIGITS, exponents)
+    weights[~allowed_HQK.cpu().numpy()] = np.nan
+    return weights
 
 
 def packed(weights: Iterable[Weights]) -> str:

@@ -57,8 +57,8 @@ def sweep_table(jobs: Sequence[Mapping[str, Any]]) -> Table:
             return f"{value / base:.2f}" if pd.notna(value) and base else "-"
         if first.quantity in HEADS:
             of_sites = cell.dropna(subset="value").groupby("site").value.agg(statistics.fmean)
-            site_means = [of_sites.get(site) for site in sites]
-            return " / ".join("-" if pd.isna(mean) else f"{mean:.2f}" for mean in site_means)
+            values = [of_sites.get(site) for site in sites]
+            return " / ".join("-" if pd.isna(mean) else f"{mean:.2f}" for mean in values)
         score = mean_and_deviation(cell.value)
         return f"**{score}**" if (first.quantity, first.row) in best else score
 
@@ -74,16 +74,11 @@ def job_names(jobs: Sequence[Mapping[str, Any]]) -> list[str]:
     without_seed = [[o for o in job["overrides"] if not o.startswith("seed=")] for job in jobs]
     common = set(without_seed[0]).intersection(*without_seed) if without_seed else set()
     names = [[o for o in overrides if o not in common] for overrides in without_seed]
-    keys = {override.partition("=")[0] for different in names for override in different}
+    keys = {override.partition("=")[0] for row in names for override in row}
     # a single key that differs is not repeated in each row
     return [
-        (
-            different[0].partition("=")[2]
-            if len(keys) == len(different) == 1
-            else " ".join(different)
-        )
-        or "all"
-        for different in names
+        (row[0].partition("=")[2] if len(keys) == len(row) == 1 else " ".join(row)) or "all"
+        for row in names
     ]
 
 

@@ -1,4 +1,4 @@
-"""Attention of a trained run on a given text, as figures for print."""
+"""Attention of a trained run on one text, as figures for print."""
 
 from __future__ import annotations
 

@@ -148,11 +148,11 @@ def _tested(
 
 
 def _paper_difference(paper: Paper, row: str, baseline: str, column: str) -> dict[str, str]:
-    own, base = paper.cell(row, column), paper.cell(baseline, column)
-    if own is None or base is None or own.paper is None or base.paper is None:
+    cell, base = paper.cell(row, column), paper.cell(baseline, column)
+    if cell is None or base is None or cell.paper is None or base.paper is None:
         return {}
-    difference = _signed(own.paper - base.paper, paper.columns[column].decimals)
-    return {"paper": difference + _marked(own.mark, base.mark)}
+    difference = _signed(cell.paper - base.paper, paper.columns[column].decimals)
+    return {"paper": difference + _marked(cell.mark, base.mark)}
 
 
 def _speeds(paper: Paper, facts: pd.DataFrame, baseline: str) -> Table:

@@ -134,7 +134,7 @@ class WandbTracker:
             "init_timeout": float(config.init_timeout),
             "finish_timeout": FINISH_TIMEOUT_SECONDS,
             "reinit": "create_new",  # leaves other W&B runs of the process alone
-            "disable_git": True,  # the run folder has its own environment.json
+            "disable_git": True,  # the run folder has environment.json
             "disable_code": True,
             "x_disable_stats": True,
             "x_save_requirements": False,

@@ -24,8 +24,8 @@ from headwise.runs.fingerprint import slug
 from headwise.runs.results import Results
 
 Floats = npt.NDArray[np.float64]
-# What stands in a run's folder as <name>.json beside the scores of evaluations.
 MAX_YAML_DEPTH = 50
+# What stands in a run's folder as <name>.json beside the scores of evaluations.
 OWN_FILES = ("data", "environment", "error", "pruned", "results")
 
 

@@ -158,7 +158,7 @@ def test_interrupting_saves_the_point_and_ends_the_sweep(tmp_path: Path) -> None
     arguments = ["-m", *runs.arguments("outputs", {"seed": "1,2"})]
     ended = runs.wait(runs.start(arguments, strike=("record", 4, signal.SIGINT)))
     assert ended.code == 130, ended.told
-    assert "Give the same command again to go on." in ended.told
+    assert "Give the same command again to resume." in ended.told
     assert "SIGINT: stopping after this update" in ended.told
     assert "0 (1 interrupted)" in ended.told
     assert "failed" not in ended.told

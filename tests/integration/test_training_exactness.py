@@ -92,7 +92,7 @@ def test_stopped_on_request(runs: Runs, whole: dict[str, Any], number: signal.Si
     outputs = f"stopped-{number.name}"
     printed = runs.train(outputs, strike=("record", 7, number), code=128 + number)
     folder = runs.run_folder(outputs)
-    assert "Give the same command again to go on" in printed
+    assert "Give the same command again to resume" in printed
     assert "Traceback" not in printed
     assert not (folder / "error.json").exists()
     update = load_checkpoint(folder / "checkpoints" / "last.pt")["state"]["update"]

@@ -1,7 +1,7 @@
 """Checkpoints: tensors, numbers, strings, lists and dicts only, written all or not at all.
 
-A checkpoint holds nothing that depends on the clock, so that two runs which went the same way
-have the same bytes.
+A checkpoint holds nothing that depends on the clock: two runs with the same computation have the
+same bytes.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str,
     if not path.is_file():
         raise CheckpointError(f"there is no checkpoint {path}")
     try:
-        with zipfile.ZipFile(path) as archive:  # torch would go on to try its older formats
-            damaged = archive.testzip()  # which torch does not look at
+        with zipfile.ZipFile(path) as archive:  # torch would try its older formats
+            damaged = archive.testzip()  # which torch does not call
         if damaged is not None:
             raise ValueError(f"{damaged} in it is not what was written")
         payload = torch.load(path, map_location=device, weights_only=True)
@@ -68,7 +68,7 @@ def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str,
 
 
 def _others(path: Path) -> str:
-    """What can be done with the checkpoints that stand beside a broken one."""
+    """Advice on the other checkpoints in the folder of a broken one."""
     names = sorted(other.stem for other in path.parent.glob("*.pt") if other != path)
     if not names:
         return ""
@@ -80,7 +80,7 @@ def _others(path: Path) -> str:
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, Tensor], origin: str) -> None:
-    """Fill `model`, or say which names and shapes differ."""
+    """Load `weights` into `model`; raises CheckpointError with the names and shapes that differ."""
     own = model.state_dict()
     missing = sorted(set(own) - set(weights))
     foreign = sorted(set(weights) - set(own))
@@ -106,10 +106,10 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor], origin: str) -
 def checkpoint_path(folder: RunFolder, name: str) -> Path:
     """`auto` is the average where there is one, else the best, else the last.
 
-    `average_<n>` is made where it is not there yet, of the last n numbered checkpoints.
+    `average_<n>` is the average of the last n numbered checkpoints, computed if missing.
 
     Raises:
-        CheckpointError: there is none of that name; those that there are.
+        CheckpointError: no checkpoint has that name; the message lists those that exist.
     """
     name = str(name)
     if name == "auto":
@@ -134,7 +134,7 @@ def checkpoint_path(folder: RunFolder, name: str) -> Path:
 
 
 def load_model(model: nn.Module, folder: RunFolder, name: str) -> str:
-    """Fill a model with the weights of a checkpoint; returns which one `auto` was."""
+    """Load the weights of a checkpoint; returns its name, with `auto` resolved."""
     path = checkpoint_path(folder, name)
     load_weights(model, load_checkpoint(path)["model"], str(path))
     return path.stem
@@ -142,19 +142,19 @@ def load_model(model: nn.Module, folder: RunFolder, name: str) -> str:
 
 def numbered_checkpoints(folder: Path) -> list[Path]:
     """`update_<n>.pt` in order of n."""
-    found = [
+    numbered = [
         (int(match.group(1)), path)
         for path in folder.glob("update_*.pt")
         if (match := re.fullmatch(r"update_(\d+)\.pt", path.name))
     ]
-    return [path for _, path in sorted(found)]
+    return [path for _, path in sorted(numbered)]
 
 
 def averaged_checkpoint(folder: Path, n_averaged: int) -> Path:
-    """The average of the last numbered checkpoints, made where it is not there yet.
+    """The average of the last numbered checkpoints, computed if missing.
 
     Raises:
-        CheckpointError: none are asked for, or there are fewer.
+        CheckpointError: `n_averaged` is 0, or more than there are.
         HeadwiseError: the folder cannot be written.
     """
     if not n_averaged:

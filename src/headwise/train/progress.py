@@ -13,7 +13,7 @@ from headwise.files import discard
 
 
 class Progress:
-    """A bar on a terminal, a line now and then elsewhere, silence where it is switched off."""
+    """A bar on a terminal, lines elsewhere; prints nothing unless `shown`."""
 
     def __init__(self, done: int, total: int, shown: bool) -> None:
         self._shown = shown
@@ -28,8 +28,8 @@ class Progress:
             dynamic_ncols=True,
             disable=not (shown and sys.stderr.isatty()),
         )
-        self._began = time.perf_counter()
-        self._began_at = done
+        self._started = time.perf_counter()
+        self._first = done
 
     def __enter__(self) -> Progress:
         return self
@@ -43,28 +43,28 @@ class Progress:
         self._bar.close()
 
     def advance(self) -> None:
-        """One update more."""
+        """Count one update."""
         self._update += 1
         self._bar.update()
 
     def show(self, tokens_per_second: float | None = None, **notes: float) -> None:
-        """Tell the latest figures; the speed is that of the updates, without validations."""
+        """Print the latest figures; the speed excludes validations."""
         self._notes.update(notes)
         if tokens_per_second is not None:
             self._speed = f"{tokens_per_second:.0f} tokens/s, "
-        # a bar is one line that has to hold all of it, elsewhere every line has its own news
+        # the bar is one line with all figures; elsewhere each line has the new ones
         if not self._bar.disable:
-            self._bar.set_postfix_str(self._speed + _told(self._notes))
+            self._bar.set_postfix_str(self._speed + _text(self._notes))
         elif self._shown:
-            elapsed = time.perf_counter() - self._began
-            left = elapsed / max(self._update - self._began_at, 1) * (self._total - self._update)
+            elapsed = time.perf_counter() - self._started
+            left = elapsed / max(self._update - self._first, 1) * (self._total - self._update)
             speed = self._speed if tokens_per_second is not None else ""
             line = f"update {self._update}/{self._total}, {speed}{left / 60:.1f} min left, "
             try:
-                print(line + _told(notes), file=sys.stderr, flush=True)
-            except BrokenPipeError:  # a run does not end because nobody reads its log any more
+                print(line + _text(notes), file=sys.stderr, flush=True)
+            except BrokenPipeError:  # a closed log pipe does not stop the run
                 discard(sys.stderr.fileno())
 
 
-def _told(notes: Mapping[str, float]) -> str:
+def _text(notes: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {value:.3f}" for name, value in notes.items())

@@ -20,9 +20,9 @@ def resume_or_start(trainer: Trainer) -> None:
     """
     folder = trainer.folder
     if not can_resume(folder):
-        trainer.records.rewind(0, 0)  # of a process that died before its first checkpoint
+        trainer.records.rewind(0, 0)  # of a process that ended before its first checkpoint
         return
-    # onto the CPU: the optimizer itself knows which of its state belongs on the device
+    # on the CPU: the optimizer moves the state that belongs on the device
     trainer.restore(load_checkpoint(folder.last))
     if costs := folder.read_last():  # of the processes before this one
         trainer.seconds = float(costs["train_seconds"])

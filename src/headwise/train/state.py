@@ -1,4 +1,4 @@
-"""Where a run stands: everything beside weights and optimizer that the next update depends on."""
+"""The training state beside weights and optimizer: counters, data position, best score."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ class TrainState:
 
     Attributes:
         update: updates done.
-        tokens: target tokens seen, over all ranks.
+        tokens: target tokens so far, over all ranks.
         data: position of the batch loader.
-        metrics_lines, heads_lines: length of the records; resuming cuts them back to it.
+        metrics_lines, heads_lines: lengths of the records; resuming truncates to them.
         window_loss, window_measure, window_tokens: sums since the last logged update.
         best_score: of the monitored quantity; None before the first validation.
         best_update: update of the best validation.

@@ -8,7 +8,7 @@ One update:
     add the penalty, sum the gradients over the ranks, transform, clip, step
     log, validate, save: in this order, so that a checkpoint covers all that was written
 
-The loop knows no attention variant, no corpus and no metric: it is given callables.
+The loop is independent of attention variants, corpora and metrics: these come in as callables.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from headwise.train.progress import Progress
 from headwise.train.state import TrainState
 from headwise.train.step import TrainingStep
 
-# Updates between the ranks' agreements on a stop. On a GPU each makes the host wait, and updates
-# are short; on CPUs they may take seconds, of which a scheduler grants few.
+# Updates between checks of all ranks for a stop signal. On a GPU each check synchronises, and
+# updates are short; on CPUs an update may take seconds, and a scheduler's grace period is short.
 SIGNAL_CHECK_EVERY = {"cuda": 10, "cpu": 1}
 
 
@@ -50,12 +50,12 @@ class Loader(Protocol):
         """The position."""
 
     def restore(self, state: dict[str, int]) -> None:
-        """Go on from a position."""
+        """Continue from a position."""
 
 
 @dataclass(frozen=True)
 class Validation:
-    """What was measured of a model: items, and of heads kind -> site -> layers -> heads."""
+    """Metrics per item, and statistics of heads: kind -> site -> layers -> heads."""
 
     measured: Sequence[Measured]
     heads: Mapping[str, HeadValues]
@@ -91,11 +91,11 @@ class Trainer:
         loader: batches of this rank.
         folder: where to write.
         records: where scalars and head statistics go (rank 0 writes).
-        validate: looks at the model at a validation.
-        reported: what heads report of themselves, such as α: name -> site -> layers -> heads.
+        validate: evaluates the model.
+        reported: parameters of heads, such as α: name -> site -> layers -> heads.
         stop: set by signals.
-        state: where the training stands.
-        seconds: of training, over all processes that worked on the run.
+        state: counters and scores, saved with every checkpoint.
+        seconds: of training, summed over all processes of the run.
     """
 
     step: TrainingStep
@@ -110,7 +110,7 @@ class Trainer:
 
     def __post_init__(self) -> None:
         self.model, self.config, self.ranks = self.step.model, self.step.config, self.step.ranks
-        self._told = 0, 0.0  # tokens and seconds when the speed was last logged
+        self._logged = 0, 0.0  # tokens and seconds when the speed was last logged
         self._saved_at = self._reported_at = -1
         self._counted_at = time.perf_counter()
 
@@ -130,10 +130,10 @@ class Trainer:
         }
 
     def restore(self, payload: dict[str, Any]) -> None:
-        """Continue exactly where `checkpoint` was made."""
+        """Resume from the content of a checkpoint."""
         if payload["world_size"] != self.ranks.world_size:
             raise HeadwiseError(
-                f"the run was begun with {payload['world_size']} ranks and cannot go on with "
+                f"the run was started with {payload['world_size']} ranks and cannot resume with "
                 f"{self.ranks.world_size}: its batches would differ. Use "
                 f"torchrun --nproc-per-node={payload['world_size']}."
             )
@@ -141,33 +141,33 @@ class Trainer:
         self.step.optimizer.load_state_dict(payload["optimizer"])  # 2
         self.state = TrainState.from_dict(payload["state"])  # 3
         self.loader.restore(self.state.data)
-        # the sum over the ranks goes to one of them, the others start from nothing
+        # rank 0 takes the sum over the ranks, the others start from zero
         if self.ranks.is_main:
             sums = (self.state.window_loss, self.state.window_measure)
             self.step.window.copy_(torch.tensor(sums, dtype=torch.float64))
         self.records.rewind(self.state.metrics_lines, self.state.heads_lines)
         self._saved_at = self.state.update
         if self.ranks.is_main:
-            self._remove_old()  # a process killed while it saved has one more
+            self._remove_old()  # a process killed while saving leaves one more
 
     # -- the loop ---------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Train to the end.
+        """Train until the last update or early stopping.
 
         Raises:
-            Interrupted: a signal came; everything was saved.
+            Interrupted: a signal was received; everything was saved.
             HeadwiseError: the loss is not finite; what was saved before is intact.
         """
         config, state = self.config, self.state
         progress = Progress(
             state.update, config.max_updates, config.progress and self.ranks.is_main
         )
-        self._told = state.tokens, self.seconds
+        self._logged = state.tokens, self.seconds
         if state.update == 0:
-            self._log_heads()  # where the trajectories start
+            self._log_heads()  # the first point of the trajectories
         elif state.update < config.max_updates and not state.stopped_early:
-            self._forget_former_end()
+            self._remove_former_last()
         with progress:
             while state.update < config.max_updates and not state.stopped_early:
                 self._counted_at = time.perf_counter()
@@ -181,7 +181,7 @@ class Trainer:
                     self._validate(progress)
                 if state.update % config.save_every == 0 or last or state.stopped_early:
                     self.save(numbered=True)
-                self._leave_if_asked()
+                self._stop_if_requested()
 
     def _count_seconds(self) -> None:
         now = time.perf_counter()
@@ -202,10 +202,10 @@ class Trainer:
         self.step.window.zero_()
         state.window_tokens = 0
         self._require_finite(loss, "training loss")
-        self._count_seconds()  # here a GPU has caught up with the host
-        n_tokens, seconds = state.tokens - self._told[0], self.seconds - self._told[1]
+        self._count_seconds()  # reading the loss has synchronised the GPU
+        n_tokens, seconds = state.tokens - self._logged[0], self.seconds - self._logged[1]
         speed = n_tokens / max(seconds, 1e-9)
-        self._told = state.tokens, self.seconds
+        self._logged = state.tokens, self.seconds
         with torch.no_grad():
             penalty = self.step.penalty()
         penalties = {} if penalty is None else {"train/penalty": float(penalty)}
@@ -241,18 +241,18 @@ class Trainer:
             )
 
     def _require_finite_weights(self) -> None:
-        """The step after a finite loss may still have broken the weights."""
+        """Weights may be non-finite after a step with a finite loss."""
         largest = torch.stack([p.detach().abs().max() for p in self.model.parameters()]).max()
         self._require_finite(float(largest), "largest weight")
 
     def evaluate(self) -> tuple[Validation, float]:
-        """Look at the model as it is; the monitored quantity is signed so that higher is better."""
+        """Validate; returns the measurements and the monitored score, signed: higher is better."""
         self.model.eval()
         with torch.no_grad():
             validation = self.validate()
         return_free_pages()
         monitor = self.config.monitor
-        assert monitor is not None  # the task's own stands for null by now
+        assert monitor is not None  # null was replaced by the task's default
         score = validation.values()[monitor]
         self._require_finite(score, f"valid/{monitor}")
         metrics = (metric for part in validation.measured for metric in part.metrics)
@@ -307,19 +307,19 @@ class Trainer:
     def _numbered(self) -> Path:
         return self.folder.checkpoints / f"update_{self.state.update:08d}.pt"
 
-    def _forget_former_end(self) -> None:
-        """Of a run that is lengthened: the copy that one of the new length would not average."""
+    def _remove_former_last(self) -> None:
+        """After `max_updates` was raised: remove the last checkpoint if it is off `save_every`."""
         between = self.state.update % self.config.save_every != 0
         if self.ranks.is_main and self.config.average and between:
             self._numbered().unlink(missing_ok=True)
 
-    def _leave_if_asked(self) -> None:
+    def _stop_if_requested(self) -> None:
         cadence = SIGNAL_CHECK_EVERY[self.ranks.device.type] if self.ranks.world_size > 1 else 1
         if self.state.update % cadence or not self.ranks.any(bool(self.stop)):
             return
         self.save(numbered=False)
         raise Interrupted(
             f"stopped at update {self.state.update}; everything is saved in {self.folder.path}. "
-            "Give the same command again to go on.",
+            "Give the same command again to resume.",
             self.stop.signal_number or 15,
         )

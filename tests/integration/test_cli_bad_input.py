@@ -152,7 +152,7 @@ def test_a_target_as_long_as_the_positions_is_taken(headwise: CommandLine, tmp_p
     path.write_text("\n".join([" ".join(lines[:1] * 20), *lines[1:]]) + "\n", encoding="utf-8")
     limited = ["positions=learned", "tokenizer.max_sentence_pieces=40"]
     short = headwise("train", *small_overrides(tmp_path, *limited, "positions.max_positions=50"))
-    (told,) = re.findall(r"has (\d+) pieces with eos", short.err)
+    (told,) = re.findall(r"has (\d+) tokens with eos", short.err)
     enough = small_overrides(tmp_path, *limited, f"positions.max_positions={told}")
     headwise.ok("train", *enough)
 

@@ -229,7 +229,7 @@ class BrokenModel(SparseModel):
 @pytest.mark.parametrize("output", [SPARSEMAX, SOFTMAX])
 def test_weights_that_are_nan_are_refused(value: float, n_broken: int, output: OutputMap) -> None:
     for search in (greedy_search, functools.partial(beam_search, beam=2)):
-        with pytest.raises(RunError, match="not a number"):
+        with pytest.raises(RunError, match="non-finite logits"):
             search(BrokenModel(value, n_broken), SOURCES[:3], [5] * 3, CPU, output=output)
 
 

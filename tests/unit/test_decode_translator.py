@@ -151,7 +151,7 @@ def test_learned_positions_limit_source_and_translation() -> None:
     line = " ".join(["7"] * 31)  # and eos
     found = translator.translate([line])[0]
     assert found.hypotheses[0].n_tokens <= 32
-    with pytest.raises(DataError, match=r"source line 2 has 33 pieces.*takes at most 32"):
+    with pytest.raises(DataError, match=r"source line 2 has 33 tokens.*takes at most 32"):
         translator.translate(["7", line + " 7"])
     with pytest.raises(DataError, match="translation line 1 has 33 pieces"):
         translator.score(["7"], [line + " 7"])

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 
 
 def length_batches(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
-    """Places in `lengths`, each once, longest first, as batches of at most `max_tokens`.
+    """Yield batches of indices into `lengths`, longest first, of at most `max_tokens` each.
 
-    A batch counts with its padding: sentences times the longest. A sentence that is longer than
-    `max_tokens` is a batch of its own. Longest first shows a want of memory at the start.
+    Padding counts: the size is sentences times the longest. A sentence longer than `max_tokens`
+    makes a single batch. Longest first, so that out of memory is raised at the start.
     """
     batch: list[int] = []
     for place in sorted(range(len(lengths)), key=lambda place: (-lengths[place], place)):

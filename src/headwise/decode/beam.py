@@ -1,37 +1,37 @@
 """Beam search over a batch of sentences.
 
 Letters: N live sentences, W live hypotheses of each (1 at the first step, then the beam),
-R = N * W rows of the model's batch, V target vocabulary, C candidates looked at per sentence.
+R = N * W rows of the model's batch, V target vocabulary, C candidates per sentence.
 
 One step, for all sentences at once:
     log probabilities of every continuation of every live hypothesis    (N, W * V)
     the best C = 2 * beam of them                                       (N, C)
-    those among the first `beam` that end in eos are finished and set aside
-    the first `beam` that do not end in eos live on
+    those among the first `beam` that end in eos are finished
+    the first `beam` that do not end in eos stay live
 C = 2 * beam is enough: each hypothesis has one continuation by eos, so at least `beam` of the C
 do not end.
 
 When a sentence is done. Let p be the length penalty, L the limit of its length, t the present
-length and s the log probability of a live hypothesis. Log probabilities only fall, so what it
-can still become scores at most s / L**p (p >= 0) or s / (t + 1)**p (p < 0). A sentence is done
+length and s the log probability of a live hypothesis. Log probabilities only fall, so its
+continuations score at most s / L**p (p >= 0) or s / (t + 1)**p (p < 0). A sentence is done
     - as soon as `beam` of its hypotheses have finished (this makes a beam of 1 greedy search), or
     - as soon as `n_best` have finished and no live one can score above the worst of the best
-      `n_best` finished: going on could not change the answer, or
-    - at its length limit, or when nothing live is possible any more. Live hypotheses are then
-      closed as they are, without eos, and are ranked with the finished ones by their score; those
-      that nothing continues, only where nothing else was found.
-Sentences that are done leave the batch.
+      `n_best` finished: more steps could not change the result, or
+    - at its length limit, or when no continuation has a probability. Live hypotheses are then
+      closed without eos and ranked with the finished ones by their score; hypotheses without a
+      continuation are closed only where no other hypothesis has finished.
+Sentences that are done are removed from the batch.
 
-Under a sparse output map few words have a probability, and a beam may hold every hypothesis that
-has one: the search is exact (Peters et al. 2019). It is not if, at any step, more continuations
-had a probability than were set aside or live on; nor if live ones are left behind because `beam`
-have finished, unless by the bound above none of them could have come among the best `n_best`. An
-end by that bound, or at the length limit, where all that is alive is closed and ranked, leaves
-nothing behind: what is sought is the best sentence within the limit.
+Under a sparse output map few tokens have a probability, and a beam may hold every hypothesis that
+has one: the search is exact (Peters et al. 2019). It is not exact if, at any step, more
+continuations had a probability than finished or stayed live, or if live ones are dropped because
+`beam` have finished, unless by the bound above none of them could rank among the best `n_best`.
+Stopping by that bound drops nothing; neither does the length limit, where all live hypotheses are
+closed and ranked: the search is for the best sentence within the limit.
 
 Candidates of equal log probability are taken in the order of (row, token id), finished hypotheses
-of equal score in the order of finishing. Rows are not in the order of their scores, so that few of
-them move: see `in_place`. What a sentence's rows hold does not depend on other sentences.
+of equal score in the order of finishing. Rows are not sorted by score, so that few of them move:
+see `in_place`. The rows of a sentence do not depend on other sentences.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ from headwise.decode.incremental import IncrementalDecoder, TranslationModel, ho
 from headwise.decode.length_penalty import penalised
 from headwise.losses.output_map import SOFTMAX, OutputMap
 
-BLOCK = 64  # columns whose maximum is looked at first
+BLOCK = 64  # columns: `top_k` compares the maxima of blocks first
 
 
-@torch.no_grad()  # not inference_mode: a position table grown here must serve training later
+@torch.no_grad()  # not inference_mode: a position table extended here is used in training later
 def beam_search(
     model: TranslationModel,
     sources: Sequence[Sequence[int]],
@@ -64,9 +64,9 @@ def beam_search(
     cached: bool = True,
     output: OutputMap = SOFTMAX,
 ) -> list[list[Hypothesis]]:
-    """The `n_best` best hypotheses of each sentence, best first, in the order of `sources`.
+    """Return the `n_best` best hypotheses of each sentence, best first, in the order of `sources`.
 
-    Fewer than `n_best` come back only where the beam found fewer with a probability.
+    Fewer than `n_best` are returned only where fewer have a probability.
 
     Args:
         model: in evaluation mode.
@@ -76,8 +76,8 @@ def beam_search(
         length_penalty: exponent of the length (eos counts) that divides the log probability.
         n_best: at most `beam`.
         cached: False recomputes the whole prefix at each step.
-        output: from the model's logits to log probabilities; where it is sparse, the hypotheses
-            say how the search went.
+        output: maps the model's logits to log probabilities; where it is sparse, the hypotheses
+            hold a `SearchRecord`.
     """
     if not sources:
         return []
@@ -92,27 +92,27 @@ def beam_search(
         here = [searches[sentence] for sentence in live]
         n_possible = _count_possible(here, log_probs_RV, total_NW) if output.is_sparse else []
         step = _best_continuations(log_probs_RV, total_NW, beam)
-        n_set_aside = _set_aside(step, beam, decoder.prefix_RT, here)
+        n_finished = _add_finished(step, beam, decoder.prefix_RT, here)
         alive = _alive(step, beam)
         if output.is_sparse:
             n_alive = (alive.total_NC > -math.inf).sum(dim=1).tolist()
             for place, search in enumerate(here):
-                search.is_exact &= n_possible[place] == n_set_aside[place] + n_alive[place]
+                search.is_exact &= n_possible[place] == n_finished[place] + n_alive[place]
         best_N = alive.total_NC.max(dim=1).values.tolist()
         cut_off = [place for place, search in enumerate(here) if search.is_cut_off(n_steps)]
         _close(here, cut_off, decoder.prefix_RT, alive)
-        going_on = []
+        remaining = []
         for place, (sentence, best) in enumerate(zip(live, best_N, strict=True)):
             search = searches[sentence]
             if not search.is_done(best, n_steps):
-                going_on.append(place)
+                remaining.append(place)
                 continue
             is_open = place not in cut_off and best > -math.inf
             if is_open and not search.is_settled(best, n_steps):
                 search.is_exact = False
-            if not search.found:  # no continuation has any probability
+            if not search.hypotheses:  # no continuation has any probability
                 _close_present(search, decoder.prefix_RT, total_NW, place)
-        places = holes_filled(going_on)
+        places = holes_filled(remaining)
         live = [live[place] for place in places]
         if live:
             places_N = torch.tensor(places, device=device)
@@ -129,7 +129,7 @@ def beam_search(
 
 @dataclass(frozen=True)
 class Continuations:
-    """Hypotheses longer by one token, best first, (N, C) each."""
+    """Live hypotheses with one more token, best first, (N, C) each."""
 
     total_NC: Tensor  # log probability with the new token; -inf where there is none
     token_NC: Tensor  # the new token
@@ -149,62 +149,62 @@ class Continuations:
 
 @dataclass
 class _Search:
-    """What was found for one sentence, and whether to go on."""
+    """Hypotheses of one sentence, and whether its search is done."""
 
     limit: int
     beam: int
     length_penalty: float
     n_best: int
-    found: list[Hypothesis] = field(default_factory=list)
+    hypotheses: list[Hypothesis] = field(default_factory=list)
     is_exact: bool = True
-    n_words: int = 0  # those with a probability, over all steps of live hypotheses
+    n_words: int = 0  # tokens with a probability, over all steps of live hypotheses
     n_hypothesis_steps: int = 0
 
     def add(self, ids: list[int], log_prob: float, finished: bool) -> None:
-        self.found.append(make_hypothesis(ids, log_prob, finished, self.length_penalty))
+        self.hypotheses.append(make_hypothesis(ids, log_prob, finished, self.length_penalty))
 
     def record(self) -> SearchRecord:
         return SearchRecord(self.is_exact, self.n_words, self.n_hypothesis_steps)
 
     def best(self) -> list[Hypothesis]:
-        ranked = sorted(self.found, key=lambda hypothesis: -hypothesis.score)
+        ranked = sorted(self.hypotheses, key=lambda hypothesis: -hypothesis.score)
         return ranked[: self.n_best]
 
     def is_done(self, best_live: float, n_steps: int) -> bool:
-        """See the head of this file; `best_live` is the highest log probability alive."""
-        if len(self.found) >= self.beam or n_steps == self.limit or best_live == -math.inf:
+        """See the head of this file; `best_live` is the highest live log probability."""
+        if len(self.hypotheses) >= self.beam or n_steps == self.limit or best_live == -math.inf:
             return True
         return self.is_settled(best_live, n_steps)
 
     def is_settled(self, best_live: float, n_steps: int) -> bool:
-        """Whether nothing alive can come among the best `n_best` any more."""
-        if len(self.found) < self.n_best:
+        """Whether no live hypothesis can still rank among the best `n_best`."""
+        if len(self.hypotheses) < self.n_best:
             return False
-        kindest_length = self.limit
+        best_length = self.limit
         if self.length_penalty < 0:
-            kindest_length = min(n_steps + 1, self.limit)
-        bound = penalised(best_live, kindest_length, self.length_penalty)
+            best_length = min(n_steps + 1, self.limit)
+        bound = penalised(best_live, best_length, self.length_penalty)
         return bound <= self.best()[-1].score
 
     def is_cut_off(self, n_steps: int) -> bool:
-        """The limit came before `beam` hypotheses had finished."""
-        return n_steps == self.limit and len(self.found) < self.beam
+        """Whether the limit is reached before `beam` hypotheses have finished."""
+        return n_steps == self.limit and len(self.hypotheses) < self.beam
 
 
 def _best_continuations(log_probs_RV: Tensor, total_NW: Tensor, beam: int) -> Continuations:
     n_sentences, width = total_NW.shape
-    n_pieces = log_probs_RV.shape[1]
-    total_NWV = log_probs_RV.view(n_sentences, width, n_pieces).add_(total_NW[:, :, None])
+    vocab_size = log_probs_RV.shape[1]
+    total_NWV = log_probs_RV.view(n_sentences, width, vocab_size).add_(total_NW[:, :, None])
     total_NC, index_NC = top_k(total_NWV.flatten(1), 2 * beam)
     first_row_N = width * torch.arange(n_sentences, device=total_NC.device)
-    row_NC = index_NC // n_pieces + first_row_N[:, None]
-    return Continuations(total_NC, index_NC % n_pieces, row_NC)
+    row_NC = index_NC // vocab_size + first_row_N[:, None]
+    return Continuations(total_NC, index_NC % vocab_size, row_NC)
 
 
 def _alive(step: Continuations, beam: int) -> Continuations:
-    """The best `beam` continuations that do not end.
+    """Return the best `beam` continuations that do not end in eos.
 
-    In a tiny or sparse vocabulary there may be fewer; the other slots are dead (-inf).
+    In a tiny or sparse vocabulary there may be fewer; the other slots are -inf.
     """
     is_eos_NC = step.token_NC == EOS
     order_NC = is_eos_NC.to(torch.int8).sort(dim=1, stable=True).indices[:, :beam]
@@ -212,28 +212,28 @@ def _alive(step: Continuations, beam: int) -> Continuations:
 
 
 def in_place(alive: Continuations, width: int) -> Continuations:
-    """The same in an order that leaves as many rows as can be where they are.
+    """Return the same continuations in an order that moves the fewest rows.
 
-    The best continuation of a hypothesis takes its row, the others those that nothing continues,
-    so that caches copy the latter alone. Where the batch grows, the order stays.
+    The best continuation of a hypothesis keeps its row, the others take rows without a
+    continuation, so that caches copy only those. Where `width` changes, the order stays.
     """
     if alive.row_NC.shape[1] != width:
         return alive
     parent_NW = alive.row_NC % width
     is_same_NWW = parent_NW[:, :, None] == parent_NW[:, None, :]
-    goes_on_NW = is_same_NWW.tril(-1).any(dim=2)  # a better one has the row
+    is_moved_NW = is_same_NWW.tril(-1).any(dim=2)  # a better one keeps the row
     is_taken_NW = torch.zeros_like(parent_NW).scatter_(1, parent_NW, 1)
     free_NW = is_taken_NW.argsort(dim=1, stable=True)
-    number_NW = (goes_on_NW.cumsum(dim=1) - 1).clamp(min=0)
-    slot_NW = torch.where(goes_on_NW, free_NW.gather(1, number_NW), parent_NW)
+    rank_NW = (is_moved_NW.cumsum(dim=1) - 1).clamp(min=0)
+    slot_NW = torch.where(is_moved_NW, free_NW.gather(1, rank_NW), parent_NW)
     return alive.gather(slot_NW.argsort(dim=1))
 
 
 def _count_possible(
     searches: Sequence[_Search], log_probs_RV: Tensor, total_NW: Tensor
 ) -> list[int]:
-    """How many continuations of each sentence have a probability; noted in its record as well."""
-    is_live_NW = total_NW > -math.inf  # in slots that are dead no word counts
+    """Return how many continuations of each sentence have a probability; add them to its record."""
+    is_live_NW = total_NW > -math.inf  # slots at -inf do not count
     n_words_NW = (log_probs_RV > -math.inf).sum(dim=1).view_as(total_NW) * is_live_NW
     n_words: list[int] = n_words_NW.sum(dim=1).tolist()
     for search, n_here, n_live in zip(searches, n_words, is_live_NW.sum(1).tolist(), strict=True):
@@ -242,37 +242,37 @@ def _count_possible(
     return n_words
 
 
-def _set_aside(
+def _add_finished(
     step: Continuations, beam: int, prefix_RT: Tensor, searches: Sequence[_Search]
 ) -> list[int]:
-    """Keep what ended in eos among the best `beam` continuations of each sentence; how many."""
+    """Add hypotheses that end in eos among the best `beam` of each sentence; return how many."""
     is_finished = (step.token_NC == EOS) & (step.total_NC > -math.inf)
     places, ranks = is_finished[:, :beam].nonzero(as_tuple=True)
     prefixes = prefix_RT[step.row_NC[places, ranks], 1:].tolist()
     totals = step.total_NC[places, ranks].tolist()
-    n_set_aside = [0] * len(searches)
+    n_finished = [0] * len(searches)
     for place, ids, total in zip(places.tolist(), prefixes, totals, strict=True):
         searches[place].add(ids, total, finished=True)
-        n_set_aside[place] += 1
-    return n_set_aside
+        n_finished[place] += 1
+    return n_finished
 
 
 def _close(
     searches: Sequence[_Search], places: Sequence[int], prefix_RT: Tensor, alive: Continuations
 ) -> None:
-    """Take the continuations of the sentences that have reached their limits as they are."""
+    """Add the continuations of sentences at their length limit, without eos."""
     if not places:
         return
     last = alive.of_sentences(torch.tensor(places, device=prefix_RT.device))
     prefixes, tokens = prefix_RT[last.row_NC, 1:].tolist(), last.token_NC.tolist()
-    for place, *found in zip(places, prefixes, tokens, last.total_NC.tolist(), strict=True):
-        for ids, token, total in zip(*found, strict=True):
+    for place, *columns in zip(places, prefixes, tokens, last.total_NC.tolist(), strict=True):
+        for ids, token, total in zip(*columns, strict=True):
             if total > -math.inf:
                 searches[place].add([*ids, token], total, finished=False)
 
 
 def _close_present(search: _Search, prefix_RT: Tensor, total_NW: Tensor, place: int) -> None:
-    """Take the hypotheses of the present step, which nothing continues, as they are."""
+    """Add the live hypotheses of a sentence that have no continuation, without eos."""
     width = total_NW.shape[1]
     prefixes = prefix_RT[place * width : (place + 1) * width, 1:].tolist()
     for ids, total in zip(prefixes, total_NW[place].tolist(), strict=True):
@@ -281,13 +281,13 @@ def _close_present(search: _Search, prefix_RT: Tensor, total_NW: Tensor, place: 
 
 
 def top_k(scores_NM: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k greatest of each row, descending, and where they stand; (N, min(k, M)) both.
+    """Return the k greatest values of each row, descending, and their indices; (N, min(k, M)) both.
 
-    `torch.topk` leaves open which of several equal values it returns. Here it is the one with
-    the lower index, so that a tie is broken alike in every batch. Equal -inf are not told apart.
+    `torch.topk` does not define which of several equal values it returns. Here it is the one with
+    the lower index, so that ties are broken alike in every batch. Equal -inf are in any order.
 
-    Of a long row only the blocks with the k + 1 greatest maxima are searched: what is among the
-    k greatest lies in them, unless so many maxima equal the k-th value that some are left out.
+    Of a long row only the blocks with the k + 1 greatest maxima are searched: they hold the k
+    greatest values, unless so many maxima equal the k-th value that some are left out.
     """
     n_columns = scores_NM.shape[1]
     n_blocks = n_columns // BLOCK
@@ -312,10 +312,10 @@ def top_k(scores_NM: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def _top_k(scores_NM: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """As `top_k`, all of every row searched."""
+    """As `top_k`, searching whole rows."""
     n_columns = scores_NM.shape[1]
     k = min(k, n_columns)
-    # one more than asked for shows whether a tie is cut in two
+    # value k + 1 shows whether a tie is cut in two
     values, indices = scores_NM.topk(min(k + 1, n_columns), dim=1)
     if values.shape[1] > k:
         is_cut_N = (values[:, k - 1] == values[:, k]) & (values[:, k] > -math.inf)
@@ -329,7 +329,7 @@ def _top_k(scores_NM: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def _first_of_ties(scores_NM: Tensor, values_NK: Tensor, indices_NK: Tensor) -> Tensor:
-    """`indices` with those of the least value, of which a row has more, the lowest there are."""
+    """Return `indices` with the lowest indices of the least value, which a row holds more often."""
     least_N1 = values_NK[:, -1:]
     row_T, tied_T = (scores_NM == least_N1).nonzero(as_tuple=True)
     n_tied_N = row_T.bincount(minlength=len(scores_NM))

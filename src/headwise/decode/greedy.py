@@ -14,7 +14,7 @@ from headwise.decode.incremental import IncrementalDecoder, TranslationModel, ho
 from headwise.losses.output_map import SOFTMAX, OutputMap
 
 
-@torch.no_grad()  # not inference_mode: a position table grown here must serve training later
+@torch.no_grad()  # not inference_mode: a position table extended here is used in training later
 def greedy_search(
     model: TranslationModel,
     sources: Sequence[Sequence[int]],
@@ -24,7 +24,7 @@ def greedy_search(
     cached: bool = True,
     output: OutputMap = SOFTMAX,
 ) -> list[Hypothesis]:
-    """One hypothesis a sentence, in the order of `sources`; ties go to the lower id.
+    """Return one hypothesis per sentence, in the order of `sources`; ties go to the lower id.
 
     Args:
         model: in evaluation mode.
@@ -32,13 +32,13 @@ def greedy_search(
         limits: most tokens of each hypothesis, eos included (from 1).
         length_penalty: exponent of the length in the score; it does not change the search.
         cached: False recomputes the whole prefix at each step.
-        output: from the model's logits to log probabilities. Where it is sparse, a search is
-            exact that had one possible token at every step.
+        output: maps the model's logits to log probabilities. Where it is sparse, a search with
+            one possible token at every step is exact.
     """
     if not sources:
         return []
     decoder = IncrementalDecoder(model, sources, device, cached, output)
-    found: dict[int, Hypothesis] = {}
+    hypotheses: dict[int, Hypothesis] = {}
     live = list(range(len(sources)))  # the sentence of each row
     total = [0.0] * len(sources)  # log probability so far of each sentence
     widths: list[list[int]] = [[] for _ in sources]  # possible tokens at each step
@@ -52,29 +52,31 @@ def greedy_search(
             n_words_R = (log_probs_RV > -math.inf).sum(1).tolist()
             for sentence, n_words in zip(live, n_words_R, strict=True):
                 widths[sentence].append(n_words)
-        going_on = []
+        remaining = []
         for row, (token, gain) in enumerate(zip(tokens_R.tolist(), gains, strict=True)):
             sentence = live[row]
-            is_stuck = gain == -math.inf  # every token that may be emitted is impossible
+            is_stuck = gain == -math.inf  # no token has a probability
             is_finished = token == EOS and not is_stuck
             if not is_stuck:
                 total[sentence] += gain
             if not (is_stuck or is_finished or n_steps == limits[sentence]):
-                going_on.append(row)
+                remaining.append(row)
                 continue
             ids = decoder.prefix_RT[row, 1:].tolist()
             if not (is_stuck or is_finished):
                 ids.append(token)
-            found[sentence] = make_hypothesis(ids, total[sentence], is_finished, length_penalty)
-        going_on = holes_filled(going_on)
-        live = [live[row] for row in going_on]
+            hypotheses[sentence] = make_hypothesis(
+                ids, total[sentence], is_finished, length_penalty
+            )
+        remaining = holes_filled(remaining)
+        live = [live[row] for row in remaining]
         if live:
-            rows = torch.tensor(going_on, device=device)
+            rows = torch.tensor(remaining, device=device)
             decoder.select(rows, tokens_R[rows], rows)
-    answers = [found[sentence] for sentence in range(len(sources))]
+    ordered = [hypotheses[sentence] for sentence in range(len(sources))]
     if not output.is_sparse:
-        return answers
+        return ordered
     return [
-        replace(answer, search=SearchRecord(max(steps) <= 1, sum(steps), len(steps)))
-        for answer, steps in zip(answers, widths, strict=True)
+        replace(hypothesis, search=SearchRecord(max(steps) <= 1, sum(steps), len(steps)))
+        for hypothesis, steps in zip(ordered, widths, strict=True)
     ]

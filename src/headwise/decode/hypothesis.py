@@ -1,4 +1,4 @@
-"""What a search returns, and the limits and settings it works under."""
+"""Results of a search, its length limit and the check of its settings."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ METHODS = ("beam", "greedy")
 
 @dataclass(frozen=True)
 class SearchRecord:
-    """How the search for one sentence went, where words may have no probability.
+    """Statistics of the search for one sentence under a sparse output map.
 
     Attributes:
-        is_exact: no hypothesis with a probability was dropped, so that the answer is the best of
-            all sentences with a probability within the length limit (if there is one). An early
-            end because what is alive can no longer win drops nothing; see `headwise.decode.beam`.
-            Greedy search has no such bound: of one that ended beside another word, it says False.
-        n_words: words with a probability, summed over all steps of all live hypotheses. Pad and
-            bos, which no translation may hold, are no words here.
+        is_exact: no hypothesis with a probability was dropped, so that the result is the best of
+            all sentences with a probability within the length limit (if there is one). Stopping
+            early by the bound on live hypotheses drops nothing; see `headwise.decode.beam`.
+            Greedy search has no such bound: False where any step had two possible tokens.
+        n_words: tokens with a probability, summed over all steps of all live hypotheses, without
+            pad and bos.
         n_steps: the number of these steps.
     """
 
@@ -38,10 +38,10 @@ class Hypothesis:
 
     Attributes:
         ids: generated ids without bos and eos.
-        score: log_prob / length**penalty, what hypotheses are ranked by.
+        score: log_prob / length**penalty; hypotheses are ranked by it.
         log_prob: natural log of the model's probability of `ids` and, if finished, of eos.
         finished: eos was generated; False when the length limit cut the sentence off.
-        search: how it was found; None with an output map that is not sparse.
+        search: statistics of the search; None unless the output map is sparse.
     """
 
     ids: tuple[int, ...]
@@ -52,24 +52,24 @@ class Hypothesis:
 
     @property
     def n_tokens(self) -> int:
-        """Tokens that `log_prob` sums over: the ids, and eos where there is one."""
+        """Number of tokens that `log_prob` sums over: the ids, and eos if finished."""
         return len(self.ids) + self.finished
 
 
 def make_hypothesis(
     ids: list[int], log_prob: float, finished: bool, length_penalty: float
 ) -> Hypothesis:
-    """A hypothesis with its score."""
+    """Return a hypothesis with its score."""
     score = penalised(log_prob, len(ids) + finished, length_penalty)
     return Hypothesis(tuple(ids), score, log_prob, finished)
 
 
 def length_limit(n_source: int, config: DecodeConfig, max_positions: int | None = None) -> int:
-    """Most tokens a hypothesis may have, eos included: ratio * source + extra, at least 1.
+    """Return the most tokens of a hypothesis, eos included: ratio * source + extra, at least 1.
 
     Args:
         n_source: source pieces, without eos.
-        max_positions: target positions the model has, or None when any number will do.
+        max_positions: target positions of the model; None: unlimited.
     """
     scaled = config.max_length_ratio * n_source
     # 2.3 * 50 is 114.99999999999999
@@ -80,7 +80,7 @@ def length_limit(n_source: int, config: DecodeConfig, max_positions: int | None 
 
 
 def check_decode_config(config: DecodeConfig) -> None:
-    """Refuse settings that no search can follow, by key."""
+    """Raise ConfigError, naming the key, for invalid settings."""
     if config.method not in METHODS:
         raise refuse("decode.method", config.method, METHODS)
     check_precision(config.precision, "decode.precision")
@@ -90,7 +90,7 @@ def check_decode_config(config: DecodeConfig) -> None:
     allowed = f"at most {width}, the hypotheses decode.method={config.method} keeps"
     require(config.n_best <= width, "decode.n_best", allowed, config.n_best)
     penalty = config.length_penalty
-    # 2 weighs a sentence of twice the length four times; powers far beyond would overflow
+    # far greater powers of the length would overflow
     require(abs(penalty) <= 10, "decode.length_penalty", "in [-10, 10]", penalty)
     ratio = config.max_length_ratio
     require(0 <= ratio < math.inf, "decode.max_length_ratio", "a number from 0", ratio)

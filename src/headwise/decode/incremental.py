@@ -19,14 +19,14 @@ from headwise.model.stack import Memory, StackCache
 
 
 class TranslationModel(Protocol):
-    """What a search asks of a model; see `headwise.model.transformer.Transformer`.
+    """Interface of a model for search; see `headwise.model.transformer.Transformer`.
 
-    A model with a true attribute `shares_memory` takes a memory with fewer rows than targets:
-    equally many targets in a row then read each source, which is kept once.
+    A model with `shares_memory = True` takes a memory with fewer rows than targets: equally many
+    consecutive targets then read each source, which is stored once.
     """
 
     def encode(self, source_BS: Tensor, source_lengths_B: Tensor) -> Memory:
-        """Read the source."""
+        """Encode the source."""
         ...
 
     def decode(
@@ -41,7 +41,7 @@ class TranslationModel(Protocol):
 
 
 def padded(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Id lists as one tensor (B, longest) padded on the right, and their lengths (B,)."""
+    """Return id lists as one tensor (B, longest) padded on the right, and their lengths (B,)."""
     lengths = [len(row) for row in rows]
     longest = max(lengths)
     filled = [list(row) + [PAD] * (longest - len(row)) for row in rows]
@@ -49,17 +49,17 @@ def padded(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor,
 
 
 class IncrementalDecoder:
-    """The live prefixes of a batch of sentences and the model's view of them.
+    """The live prefixes of a batch of sentences, with the model's memory and cache of them.
 
-    Starts with one row a sentence, holding bos. `select` makes the rows of the next step out of
+    Starts with one row per sentence, holding bos. `select` makes the rows of the next step from
     the present ones; rows may repeat (a hypothesis continued in two ways) and be left out (a
-    sentence that is done), so the batch grows and shrinks with what is alive.
+    sentence that is done).
 
     Args:
         model: in evaluation mode.
         sources: ids of each sentence as the encoder reads them; none is empty.
         cached: False runs the whole prefix through the decoder at each step, for comparison.
-        output: from the model's logits to log probabilities.
+        output: maps the model's logits to log probabilities.
     """
 
     def __init__(
@@ -77,37 +77,35 @@ class IncrementalDecoder:
         n_sentences = len(sources)
         self.prefix_RT = torch.full((n_sentences, 1), BOS, dtype=torch.long, device=device)
         self._width = 1  # rows of a sentence
-        # the other way stays plain, so that comparing the two says something
+        # not without a cache, so that the two can be compared
         self._shared = cached and getattr(model, "shares_memory", False)
 
     def log_probs(self) -> Tensor:
-        """Log probabilities (R, V) of the next token, at least float32; pad and bos get -inf.
+        """Return log probabilities (R, V) of the next token, at least float32; pad and bos: -inf.
 
-        The two are masked after normalising: what remains is the probability the model gave,
-        which is what forced decoding finds as well.
+        The two are masked after normalising, so that the others equal those of forced decoding.
 
         Raises:
-            RunError: the model's output is not a number.
+            RunError: non-finite logits.
         """
         new_RT = self.prefix_RT if self._cache is None else self.prefix_RT[:, -1:]
         logits_RV = self.model.decode(new_RT, self._memory, cache=self._cache)[:, -1]
         log_probs_RV = self._output.log_probs(logits_RV)
-        # false for NaN too, which any entry that is no number makes of its whole row
+        # false for NaN too, which any NaN logit makes of its whole row
         if not bool((log_probs_RV.amax(-1) > -torch.inf).all()):
             raise RunError(
-                "the model's output is not a number: its weights are broken (a diverged run?); "
-                "use an earlier checkpoint"
+                "non-finite logits (NaN): the checkpoint has diverged; use an earlier checkpoint"
             )
         log_probs_RV[:, PAD] = -torch.inf
         log_probs_RV[:, BOS] = -torch.inf
         return log_probs_RV
 
     def select(self, rows_R: Tensor, tokens_R: Tensor, places_N: Tensor) -> None:
-        """Continue prefix `rows_R[i]` with `tokens_R[i]` as the new row i.
+        """Make prefix `rows_R[i]` with `tokens_R[i]` the new row i.
 
         Args:
-            rows_R, tokens_R: equally many rows for each sentence, those of one after the other.
-            places_N: at which place each sentence stood before. Few may move: `holes_filled`.
+            rows_R, tokens_R: equally many consecutive rows for each sentence.
+            places_N: the previous place of each sentence. `holes_filled` moves few of them.
         """
         self.prefix_RT = torch.cat([self.prefix_RT[rows_R], tokens_R[:, None]], dim=1)
         width, width_before = len(rows_R) // len(places_N), self._width
@@ -130,11 +128,11 @@ class IncrementalDecoder:
 
 
 def holes_filled(places: Sequence[int]) -> list[int]:
-    """Places that go on, in an order that moves few: the last fill the gaps of those that left.
+    """Return the remaining places in an order that moves few: the last ones fill the gaps.
 
     Args:
-        places: rising.
+        places: ascending.
     """
     last = iter(place for place in places if place >= len(places))
-    going_on = set(places)
-    return [place if place in going_on else next(last) for place in range(len(places))]
+    remaining = set(places)
+    return [place if place in remaining else next(last) for place in range(len(places))]

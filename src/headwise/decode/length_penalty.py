@@ -1,4 +1,4 @@
-"""The length penalty: what hypotheses of different lengths are ranked by."""
+"""Length penalty: scores that rank hypotheses of different lengths."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From sentences to sentences: tokenise, batch by length, search, detokenise."""
+"""Translate text: tokenise, batch by length, search, detokenise."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from headwise.precision import autocast, resolve_precision
 
 @dataclass(frozen=True)
 class Translation:
-    """The answer for one sentence.
+    """Translation of one sentence.
 
     Attributes:
         text: the best hypothesis, detokenised, always on one line.
         score: its log probability / length**penalty; 0 for an empty line.
         n_best: text and score of the `decode.n_best` best, best first (the first is the above).
-        hypotheses: the same as ids; none for an empty line, which is not given to the model.
+        hypotheses: the same as ids; none for an empty line, which the model does not read.
     """
 
     text: str
@@ -47,14 +47,14 @@ class Translation:
 
     @property
     def search(self) -> SearchRecord | None:
-        """How it was found; None for an empty line, and with an output that is not sparse."""
+        """Statistics of the search; None for an empty line, or unless the output map is sparse."""
         return self.hypotheses[0].search if self.hypotheses else None
 
 
 EMPTY = Translation("", 0.0, (("", 0.0),), ())
 SCORING_SHARE = 4  # forced decoding holds the logits of every position: a quarter of max_tokens
-# Of fewer, a search is over before what laying out the weights for it (`packed`) takes is gained.
-# They are guessed as the pieces of the sources, a row for each hypothesis of each.
+# With fewer rows of all steps, packing the weights (`packed`) costs more time than it saves. The
+# number is estimated as source tokens times beam.
 ROWS_WORTH_PACKING = 100
 
 
@@ -62,21 +62,21 @@ class Translator:
     """A model, its tokenizers and the settings of the search.
 
     A translation does not depend on the sentences it is batched with (`decode.precision=fp32`: the
-    same strings, scores within 1e-4; under a sparse loss further apart where a word lies at the
-    edge of the support, whose logarithm is large). The model is in evaluation mode for the time of
-    a call only.
+    same strings, scores within 1e-4; under a sparse loss further apart where a token lies at the
+    edge of the support, whose logarithm is large). The model is in evaluation mode only during a
+    call.
 
     Args:
         model: moved to `device`.
         tokenizers: of the model's source and target ids.
-        config: see `headwise.config.schema.DecodeConfig`; kept with the precision that `auto` is
-            here.
-        device: where to compute.
-        output: from the model's logits to log probabilities: that of the loss it was trained
-            with (`headwise.losses.loss.Loss.output_map`).
+        config: see `headwise.config.schema.DecodeConfig`; stored with
+            `precision=auto` resolved.
+        device: of the computation.
+        output: maps the model's logits to log probabilities: that of the training loss
+            (`headwise.losses.loss.Loss.output_map`).
 
     Raises:
-        ConfigError: a setting that no search can follow.
+        ConfigError: an invalid setting.
     """
 
     def __init__(
@@ -100,40 +100,40 @@ class Translator:
     def translate(
         self, sentences: Sequence[str], progress: bool = False, first_line: int = 1
     ) -> list[Translation]:
-        """Translations in the order of `sentences`; an empty line stays empty.
+        """Return translations in the order of `sentences`; an empty line stays empty.
 
         Args:
-            progress: show a bar on stderr.
-            first_line: number of the first sentence, as errors count.
+            progress: show a progress bar on stderr.
+            first_line: number of the first sentence in error messages.
 
         Raises:
-            DataError: one string, or a sentence longer than the model can take, by line number.
-            RunError: out of memory, or a model whose output is not a number.
+            DataError: one string, or a sentence above the maximum length, by line number.
+            RunError: out of memory, or non-finite logits.
         """
         require_lines(sentences)
         ids = self._source_ids(sentences, first_line)
         lines = [line for line, pieces in enumerate(ids) if pieces]
         lengths = [len(ids[line]) for line in lines]
         batches = length_batches(lengths, self.config.max_tokens // self.beam)
-        answers = [EMPTY] * len(sentences)
+        translations = [EMPTY] * len(sentences)
         is_long = sum(lengths) * self.beam >= ROWS_WORTH_PACKING
         fast = packed(self.model) if is_long else nullcontext()
         with self._ready(), fast, _bar(len(lines), "translate", progress) as bar:
             for places in batches:
                 batch = [lines[place] for place in places]
-                found = self._search([ids[line] for line in batch])
-                for line, hypotheses in zip(batch, found, strict=True):
-                    answers[line] = self._translation(hypotheses)
+                searched = self._search([ids[line] for line in batch])
+                for line, hypotheses in zip(batch, searched, strict=True):
+                    translations[line] = self._translation(hypotheses)
                 bar.update(len(batch))
-        return answers
+        return translations
 
     def score(
         self, sources: Sequence[str], targets: Sequence[str], progress: bool = False
     ) -> list[TargetScore]:
-        """Log probabilities of given translations (forced decoding), in order.
+        """Return log probabilities of given translations (forced decoding), in order.
 
-        The text is tokenised anew. A search may spell the same text with other pieces; its
-        `Hypothesis.log_prob` is that of the ids, which `score_ids` takes.
+        The text is tokenised again. A search may yield other tokens for the same text; its
+        `Hypothesis.log_prob` is that of its ids, as `score_ids` returns.
 
         Raises:
             DataError: unequal numbers of lines, an empty source line, or a line longer than the
@@ -144,7 +144,7 @@ class Translator:
         if len(sources) != len(targets):
             raise DataError(
                 f"{len(sources)} source lines but {len(targets)} translations to score: "
-                "give one translation a source line"
+                "give one translation per source line"
             )
         source_ids = self._source_ids(sources)
         target_ids = self.tokenizers.target.encode(list(targets))
@@ -157,23 +157,23 @@ class Translator:
         scores: dict[int, TargetScore] = {}
         with self._ready(), _bar(len(sources), "score", progress) as bar:
             for batch in batches:
-                found = score_ids(
+                batch_scores = score_ids(
                     self.model,
                     [source_ids[line] for line in batch],
                     [target_ids[line] for line in batch],
                     self.device,
                     self.output,
                 )
-                scores.update(zip(batch, found, strict=True))
+                scores.update(zip(batch, batch_scores, strict=True))
                 bar.update(len(batch))
         return [scores[line] for line in range(len(sources))]
 
     def _source_ids(
         self, sentences: Sequence[str], first_line: int = 1, split: str = ""
     ) -> list[list[int]]:
-        """Ids as the encoder reads them, with eos; an empty list where there is no text."""
+        """Return ids with eos, as the encoder reads them; an empty list for an empty line."""
         pieces = self.tokenizers.source.encode(list(sentences))
-        # a byte tokenizer gives white space ids of its own
+        # a byte tokenizer has ids for white space
         ids = [
             [*line, EOS] if line and sentence.strip() else []
             for line, sentence in zip(pieces, sentences, strict=True)
@@ -183,21 +183,21 @@ class Translator:
         return ids
 
     def check_sources(self, sentences: Sequence[str], split: str = "") -> None:
-        """Refuse what `translate` would, before it has to.
+        """Raise the error that `translate` would raise for these sentences.
 
         Args:
-            split: what the sentences are called, for the message.
+            split: name of the sentences in the message.
 
         Raises:
-            DataError: a sentence longer than the model can take, by line number.
+            DataError: a sentence above the maximum length, by line number.
         """
         self._source_ids(sentences, split=split)
 
     def check_targets(self, lengths: Sequence[int], split: str = "") -> None:
-        """Refuse references, of so many pieces with eos, that the model could not be asked about.
+        """Check the lengths of references, in tokens with eos.
 
         Raises:
-            DataError: one of more than there are learned positions, by line number.
+            DataError: one above the learned positions, by line number.
         """
         _check_lengths("target", lengths, self.max_positions, split=split)
 
@@ -206,21 +206,21 @@ class Translator:
         limits = [length_limit(len(ids) - 1, config, self.max_positions) for ids in sources]
         task = self.model, sources, limits, self.device
         if config.method == "greedy":
-            found = greedy_search(*task, penalty, output=self.output)
-            return [[hypothesis] for hypothesis in found]
+            best = greedy_search(*task, penalty, output=self.output)
+            return [[hypothesis] for hypothesis in best]
         return beam_search(*task, config.beam, penalty, config.n_best, output=self.output)
 
     def _translation(self, hypotheses: Sequence[Hypothesis]) -> Translation:
-        texts = self.tokenizers.target.decode([list(found.ids) for found in hypotheses])
-        # a model may spell a line break (byte fallback), which would shift every line below
+        texts = self.tokenizers.target.decode([list(hypothesis.ids) for hypothesis in hypotheses])
+        # a model may generate a line break (byte fallback), which would shift the lines below
         lines = [" ".join(text.splitlines()) for text in texts]
-        scores = [found.score for found in hypotheses]
+        scores = [hypothesis.score for hypothesis in hypotheses]
         pairs = tuple(zip(lines, scores, strict=True))
         return Translation(lines[0], scores[0], pairs, tuple(hypotheses))
 
     @contextmanager
     def _ready(self) -> Iterator[None]:
-        """Evaluation mode, the precision, and an answer to a want of memory."""
+        """Set evaluation mode and autocast; turn out of memory into a RunError."""
         try:
             with evaluating(self.model), autocast(self.device, self.config.precision):
                 yield
@@ -232,7 +232,7 @@ class Translator:
 
 
 def require_lines(*sides: Sequence[str]) -> None:
-    """Refuse one string where a list of sentences belongs: it would be read letter by letter."""
+    """Raise DataError for a string in place of a list: it would be read letter by letter."""
     for side in sides:
         if isinstance(side, str):
             raise DataError(f"give a list of sentences, not one string: [{side[:40]!r}]")
@@ -249,8 +249,7 @@ def _check_lengths(
     for line, length in enumerate(lengths, start=first_line):
         if limit is not None and length > limit:
             raise DataError(
-                f"{side} line {line}{within} has {length} pieces with eos, and the model takes at "
-                f"most {limit} (its learned positions, or the longest that its attention was made "
-                "for): split the line, or train with a higher positions.max_positions, or "
-                "max_length of the attention"
+                f"{side} line {line}{within} has {length} tokens with eos; the model takes at most "
+                f"{limit} (learned positions, or max_length of the attention): split the line, "
+                "or train with a higher positions.max_positions or max_length"
             )

@@ -1,7 +1,7 @@
 """The commands: train, prepare, evaluate, translate, prune, analyze, report.
 
-Hydra composes the configuration; errors are shown by us, one clear message and no traceback for
-what a user can mend.
+Hydra composes the configuration; errors that a user can fix are printed as one message without a
+traceback.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ COMMANDS = {
     "report": "commands.report:report_runs",
 }
 CONFIGS = {"prepare": "train"}  # commands that take the configuration of another
-SAVED = "what was saved is intact, give the same command to go on"
+SAVED = "saved checkpoints are intact, give the same command to resume"
 INTERRUPTED = {
-    "evaluate": "the scores that were shown are kept",
-    "translate": "a file named by output= is as it was before",
+    "evaluate": "the scores that were shown are saved",
+    "translate": "a file named by output= is unchanged",
 }
 HYDRA_OPTIONS = {
     "--help", "--hydra-help", "--version", "--cfg", "--resolve", "--package", "--multirun",
@@ -52,7 +52,7 @@ HYDRA_OPTIONS = {
 
 
 class Carried(BaseException):
-    """An error on its way out of Hydra, which would tell of an `Exception` in words of its own."""
+    """Carries an error through Hydra, which would print an `Exception` itself."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class JobFailedError(HeadwiseError):
 
 
 def main(command: str | None = None) -> None:
-    """`headwise COMMAND key=value …`, or one command, as a script of its own."""
+    """Entry point of `headwise COMMAND key=value …` and of the scripts of single commands."""
     command = command or _named_command()
     if command == "train":
         _train()
@@ -73,7 +73,7 @@ def main(command: str | None = None) -> None:
 
 
 def _named_command() -> str:
-    """The first argument, which is taken off; ends the process where it is no command."""
+    """Remove and return the first argument; ends the process where it is no command."""
     given = sys.argv[1] if len(sys.argv) > 1 else ""
     if given in COMMANDS:
         return sys.argv.pop(1)
@@ -93,7 +93,7 @@ def _named_command() -> str:
 
 
 def command_function(command: str) -> Job:
-    """What does a command, imported when it is called: `--help` needs no torch."""
+    """The function of a command, imported when it is called: `--help` needs no torch."""
     module, _, name = COMMANDS[command].partition(":")
 
     def job(config: Any) -> None:
@@ -103,12 +103,12 @@ def command_function(command: str) -> Job:
 
 
 def _train() -> None:
-    """`-m` for several jobs."""
+    """Launch a training, or a sweep with `-m`."""
     from headwise.commands.sweep import Sweep
 
     sweep = Sweep.of(sys.argv[1:])
     if sweep is not None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        sys.exit("headwise: torchrun and -m do not go together; give each point its torchrun")
+        sys.exit("headwise: torchrun and -m cannot be combined; give each job its own torchrun")
 
     def job(config: Config) -> None:
         from hydra.core.hydra_config import HydraConfig
@@ -125,7 +125,7 @@ def _train() -> None:
 
 
 def _train_job(config: Config, overrides: list[str], sweep: Sweep) -> None:
-    """One job of a sweep: what fails is told, recorded and left behind."""
+    """Run one job of a sweep; an error is printed and recorded, and raised as JobFailedError."""
     import torch
 
     from headwise.commands.train import train
@@ -136,7 +136,7 @@ def _train_job(config: Config, overrides: list[str], sweep: Sweep) -> None:
     except Interrupted as error:
         sweep.record(overrides, None, error)
         raise
-    except Exception as error:  # noqa: BLE001 - told, kept, and raised as JobFailedError
+    except Exception as error:  # noqa: BLE001 - printed, recorded, raised as JobFailedError
         sweep.record(overrides, None, error)
         tell(error)
         failed = True
@@ -148,7 +148,7 @@ def _train_job(config: Config, overrides: list[str], sweep: Sweep) -> None:
 
 
 def launch(config_name: str, job: Job, sweep: Sweep | None = None) -> None:
-    """Compose `config_name`, run `job`, and end the process as its outcome asks.
+    """Compose `config_name`, run `job`, and exit with a code if it fails.
 
     Exit codes: 0 done, 1 failed, 2 wrong configuration, 128 + n after signal n.
     """
@@ -173,7 +173,7 @@ def launch(config_name: str, job: Job, sweep: Sweep | None = None) -> None:
             job(typed(config, KINDS[config_name]))
         except Exception as error:
             if sweep is not None:
-                raise  # the other jobs go on
+                raise  # the other jobs still run
             raise Carried(error) from error
 
     application = hydra.main(
@@ -191,7 +191,7 @@ def launch(config_name: str, job: Job, sweep: Sweep | None = None) -> None:
         code = 130
     except Carried as carried:
         code = tell(carried.error, config_name)
-    except Exception as error:  # noqa: BLE001 - told, with its traceback where it is a defect
+    except Exception as error:  # noqa: BLE001 - printed, with a traceback for defects
         code = tell(error, config_name, composed)
     if sweep is not None:
         sweep.summary()
@@ -220,7 +220,7 @@ def _quoted(argument: str) -> str:
 
 
 def _refuse_foreign_options(arguments: Sequence[str], config_name: str) -> None:
-    """What is no key=value, and options of other programs: Hydra would answer in its own words."""
+    """Exit with a message at arguments that are not key=value, and at unknown options."""
     from headwise.commands.sweep import MULTIRUN
 
     # Hydra's --run says what is done anyway; where `run` is a key of ours, that is what is meant
@@ -246,12 +246,12 @@ def _refuse_foreign_options(arguments: Sequence[str], config_name: str) -> None:
 
 
 def _not_a_setting(before: str, argument: str) -> str:
-    told = f"{argument!r} is not key=value"
+    problem = f"{argument!r} is not key=value"
     if "/" not in argument and (choices := group_choices(argument)):
-        return f"{told}: choose {argument}={'|'.join(choices)}"
+        return f"{problem}: choose {argument}={'|'.join(choices)}"
     if "=" in before:
-        return f"{told}. If it belongs to {before!r}, quote the whole; a key takes one value"
-    return told
+        return f"{problem}. If it belongs to {before!r}, quote the whole; a key takes one value"
+    return problem
 
 
 def tell(error: Exception, config_name: str = "train", composed: bool = True) -> int:
@@ -267,7 +267,7 @@ def tell(error: Exception, config_name: str = "train", composed: bool = True) ->
     if isinstance(error, JobFailedError):
         return 1
     if isinstance(error, BrokenPipeError):
-        # who reads our output has enough; Python must not try to flush it once more at exit
+        # the reader of our output has gone; Python must not flush it again at exit
         discard(sys.stdout.fileno())
         return BROKEN_PIPE
     if not composed or isinstance(error, (HydraException, OmegaConfBaseException)):

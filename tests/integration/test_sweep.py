@@ -189,7 +189,7 @@ def test_a_sweep_keeps_what_its_points_came_to(tmp_path: Path) -> None:
     assert not sweep.has_failed()
     sweep.record(["seed=2", "paths.outputs=a\u2028b"], None, DataError("broken\nin two lines"))
     assert sweep.has_failed()
-    assert [point.get("error") for point in sweep.points()] == [None, "DataError: broken"]
-    assert sweep.points()[1]["overrides"][1] == "paths.outputs=a\u2028b"
+    assert [point.get("error") for point in sweep.jobs()] == [None, "DataError: broken"]
+    assert sweep.jobs()[1]["overrides"][1] == "paths.outputs=a\u2028b"
     sweep.begin()
-    assert sweep.points() == []
+    assert sweep.jobs() == []

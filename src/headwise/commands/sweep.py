@@ -1,8 +1,7 @@
-"""Several points in one command: what `-m` adds to single runs.
+"""Sweeps: the jobs of one command with `-m`.
 
-Each point is a run of its own with its own folder, so that points already finished are not run
-again. The sweep keeps one json line a point in `<outputs>/sweeps/<name>.jsonl`, also when a
-launcher runs the points in other processes, and ends with a table.
+Each job has its own run folder, so that finished jobs are not run again. Results are one json line
+a job in `<outputs>/sweeps/<name>.jsonl`, also when a launcher uses other processes, and a table.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from headwise.commands.train import Outcome
 
 MULTIRUN = {"-m", "--multirun"}
-TELLING = {"-h", "--help", "--hydra-help", "-c", "--cfg", "-i", "--info"}  # nothing is run
+INFORMATION = {"-h", "--help", "--hydra-help", "-c", "--cfg", "-i", "--info"}  # nothing is run
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,7 @@ class Sweep:
 
     Attributes:
         name: the same for the same command line; the group in W&B.
-        path: one json object a point.
+        path: one json object a job.
     """
 
     name: str
@@ -38,17 +37,17 @@ class Sweep:
 
     @classmethod
     def of(cls, arguments: Sequence[str]) -> Sweep | None:
-        """The sweep that a command line asks for, or None for a single run."""
-        if not MULTIRUN.intersection(arguments) or TELLING.intersection(arguments):
+        """The sweep of a command line with `-m`, or None for a single run."""
+        if not MULTIRUN.intersection(arguments) or INFORMATION.intersection(arguments):
             return None
-        points = sorted(a for a in arguments if not a.startswith("-"))
-        digest = hashlib.sha256("\0".join(points).encode()).hexdigest()[:8]
-        outputs = [a.split("=", 1)[1] for a in points if a.startswith("paths.outputs=")]
+        overrides = sorted(a for a in arguments if not a.startswith("-"))
+        digest = hashlib.sha256("\0".join(overrides).encode()).hexdigest()[:8]
+        outputs = [a.split("=", 1)[1] for a in overrides if a.startswith("paths.outputs=")]
         name = f"sweep-{digest}"
         return cls(name, Path(outputs[-1] if outputs else "outputs") / "sweeps" / f"{name}.jsonl")
 
     def begin(self) -> None:
-        """Forget the points of an earlier call; finished ones report again at once."""
+        """Remove the records of an earlier call; finished jobs are recorded again."""
         self.path.unlink(missing_ok=True)
 
     def record(
@@ -57,11 +56,11 @@ class Sweep:
         outcome: Outcome | None,
         error: BaseException | None,
     ) -> None:
-        """Keep what a point came to; one that only says what it would do comes to nothing.
+        """Append the result or error of a job; a dry run is not recorded.
 
         Args:
-            outcome: of a point that ended.
-            error: of one that failed, or was interrupted and goes on another time.
+            outcome: of a finished job.
+            error: of a job that failed or was interrupted.
         """
         results = None if outcome is None else outcome.results
         if error is None and results is None:
@@ -78,26 +77,26 @@ class Sweep:
         with open(self.path, "a", encoding="utf-8") as handle:
             handle.write(json.dumps(entry, ensure_ascii=False) + "\n")
 
-    def points(self) -> list[dict[str, Any]]:
-        """What was recorded, in order."""
+    def jobs(self) -> list[dict[str, Any]]:
+        """The recorded jobs, in order."""
         return read_if_there(self.path)
 
     def has_failed(self) -> bool:
-        """Whether a point ended in an error."""
-        return any("error" in point for point in self.points())
+        """Whether a job failed."""
+        return any("error" in job for job in self.jobs())
 
     def summary(self) -> None:
-        """Print what failed, and the comparison, which is kept as well."""
-        points = self.points()
-        if not points:
+        """Print the errors and the comparison; write the comparison to a file."""
+        jobs = self.jobs()
+        if not jobs:
             return
-        for point in (point for point in points if "error" in point):
-            print(f"{' '.join(point['overrides'])}: {point['error']}")
-        if any("interrupted" in point for point in points):
-            print("interrupted: later points were not begun; the same command goes on\n")
+        for job in (job for job in jobs if "error" in job):
+            print(f"{' '.join(job['overrides'])}: {job['error']}")
+        if any("interrupted" in job for job in jobs):
+            print("interrupted: later jobs were not started; the same command resumes\n")
         path = self.path.with_suffix(".md")
         from headwise.report.comparison import sweep_table  # pandas is slow to import
 
-        table = sweep_table(points).markdown()
+        table = sweep_table(jobs).markdown()
         path.write_text(table, encoding="utf-8")
-        print(f"\nmeans over seeds, kept in {path}\n{table}\n")
+        print(f"\nmeans over seeds, written to {path}\n{table}\n")

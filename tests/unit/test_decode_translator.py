@@ -153,7 +153,7 @@ def test_learned_positions_limit_source_and_translation() -> None:
     assert found.hypotheses[0].n_tokens <= 32
     with pytest.raises(DataError, match=r"source line 2 has 33 tokens.*takes at most 32"):
         translator.translate(["7", line + " 7"])
-    with pytest.raises(DataError, match="translation line 1 has 33 pieces"):
+    with pytest.raises(DataError, match="translation line 1 has 33 tokens"):
         translator.score(["7"], [line + " 7"])
     # sinusoidal positions go on without an end
     assert Translator(build(), PAIR, CONFIG).translate([line + " 7 7"])[0].text
@@ -268,7 +268,7 @@ def test_device_and_precision_are_settled_where_they_are_known(model: Transforme
 def test_targets_are_limited_by_learned_positions_alone() -> None:
     longest = build("linformer").max_source
     Translator(build("linformer"), PAIR, CONFIG).check_targets([longest + 1])
-    with pytest.raises(DataError, match="target line 2 of valid has 33 pieces"):
+    with pytest.raises(DataError, match="target line 2 of valid has 33 tokens"):
         Translator(build(positions=Learned(32)), PAIR, CONFIG).check_targets([32, 33], "valid")
 
 

@@ -167,7 +167,7 @@ def test_interrupting_saves_the_point_and_ends_the_sweep(tmp_path: Path) -> None
     assert not (stopped / "error.json").exists()
     ended = runs.wait(runs.start(arguments))
     assert ended.code == 0, ended.told
-    assert f"going on in {stopped}" in ended.told
+    assert f"resuming in {stopped}" in ended.told
     assert len(run_folders(tmp_path / "outputs")) == 2
 
 

@@ -168,7 +168,7 @@ def test_fewer_updates_than_done_are_refused(runs: Runs, copied: tuple[str, Path
     # nor of one that was begun: it would pass for a finished run of fewer updates
     (folder / "results.json").unlink()
     refused = runs.train(outputs, {**SHORT, "trainer.max_updates": 2}, code=1)
-    assert "has gone through 4 updates already" in refused
+    assert "was already trained for 4 updates" in refused
     assert not (folder / "results.json").exists()
     # a run that went well is no failed one because too little was asked of it
     assert not list((runs.folder / outputs).rglob("error.json"))

@@ -2,7 +2,7 @@
 
 Here everything is put together.
 
-The same command again: a finished run says so, a begun one goes on where it was last saved.
+The same command again prints the results of a finished run, or resumes from its last checkpoint.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ Scorer = Callable[[str, RunFolder, Tracker], dict[str, Any]]  # see `Task.scorer
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run came to.
+    """Result of a run.
 
     Attributes:
-        folder: where it stands; None after a dry run.
+        folder: of the run; None after a dry run.
         results: of the run; None after a dry run.
     """
 
@@ -71,10 +71,10 @@ class Outcome:
 
 
 def train(config: Config, overrides: list[str], group: str | None = None) -> Outcome:
-    """Train, or go on training, or say that it is done.
+    """Train or resume a run; a finished run only prints its results.
 
     Args:
-        config: what Hydra composed; changed to what it comes to.
+        config: as Hydra composed it; settings that follow from others are filled in.
         overrides: the command line, for the folder's name and record.
         group: name of the sweep, for the tracker.
     """
@@ -90,7 +90,7 @@ def train(config: Config, overrides: list[str], group: str | None = None) -> Out
         overrides,
         in_sweep=group is not None,
     )
-    with failure.kept():
+    with failure.recorded():
         check(config)
         container = settle(config)
         # a wrong name is refused before data is read
@@ -111,97 +111,97 @@ def _train(
     with process_group(config.trainer.device) as ranks:
         ask_for_same_bits(ranks.device)
         task = task_of(config)
-        with ranks.first_alone():  # what has to be downloaded, it gets before the others look
+        with ranks.first_alone():  # the first rank downloads, the others read the cache
             corpus = task.open(config, Path(config.paths.cache).expanduser())
         folder = _place(config, container, overrides, _content_hashes(config, corpus))
         failure.folder = folder
         results = _final_results(folder, task, config, corpus)
         if results is not None:
             if ranks.is_main:
-                told = summary(folder, results, task.command)
-                log.info("this run is finished: %s\n%s", folder.path, told)
+                lines = summary(folder, results, task.command)
+                log.info("this run is finished: %s\n%s", folder.path, lines)
             return Outcome(folder.path, results)
         if config.init_from is not None and not can_resume(folder):
             RunFolder.existing(config.init_from, "init_from")
         with _claimed(folder, ranks):
             resumes = can_resume(folder)
             if not resumes:
-                _refuse_lost_checkpoint(folder)
+                _check_checkpoint_exists(folder)
             ranks.barrier()
             if ranks.is_main:
-                folder.forget_failure()
-                _place(config, container, overrides, []).forget_failure()
+                folder.remove_error()
+                _place(config, container, overrides, []).remove_error()
                 remove_partial(folder.path)
-                # of a run that is lengthened: made anew at its end
+                # of a run with a raised max_updates: recomputed at its end
                 (folder.checkpoints / "average.pt").unlink(missing_ok=True)
                 folder.describe(container, overrides)
-                log.info("%s %s", "going on in" if resumes else "training in", folder.path)
+                log.info("%s %s", "resuming in" if resumes else "training in", folder.path)
                 if ranks.device.type == "cuda" and config.trainer.device == "auto":
                     log.info(
                         "on a GPU, in batches of %d tokens (trainer=gpu has larger ones, in bf16)",
                         config.trainer.max_tokens,
                     )
             with _tracker(config, folder, ranks, group, container) as tracker:
-                return _Run(task, config, folder, ranks, tracker).to_the_end(corpus)
+                return _Run(task, config, folder, ranks, tracker).run(corpus)
 
 
 def _content_hashes(config: Config, corpus: Corpus) -> list[str]:
-    """Hashes of the text, and of a tokenizer that is given."""
+    """Hashes of the text, and of the tokenizer with tokenizer=given."""
     text = corpus.hashes()
-    given = given_tokenizers(config.tokenizer)
-    return text if given is None else [*text, given.fingerprint()]
+    tokenizers = given_tokenizers(config.tokenizer)
+    return text if tokenizers is None else [*text, tokenizers.fingerprint()]
 
 
 def _place(
     config: Config, container: dict[str, Any], overrides: list[str], text: list[str]
 ) -> RunFolder:
-    """The folder of these settings on this text (`_content_hashes`; empty: it cannot be had)."""
+    """The folder of these settings on this text (`_content_hashes`; empty: not read)."""
     mark = fingerprint(container, text)
     return RunFolder.place(Path(config.paths.outputs), config.experiment_name, overrides, mark)
 
 
-def _refuse_lost_checkpoint(folder: RunFolder) -> None:
-    """Begin nothing anew, over its records, in a folder that once had a last.pt."""
+def _check_checkpoint_exists(folder: RunFolder) -> None:
+    """Raise RunError if last.pt was removed: training would overwrite the records."""
     saved = folder.read_last()
     if saved:
         raise RunError(
             f"{folder.last} is missing, though it was saved at update "
-            f"{saved.get('update')}: copy it back, or remove {folder.path} to begin anew"
+            f"{saved.get('update')}: copy it back, or remove {folder.path} to start again"
         )
 
 
 def _kept_scores(folder: RunFolder, task: Task[Any, Any], results: Results) -> dict[str, Any]:
-    """Split -> its scores, where what they are of is there as well."""
-    kept = task.references
+    """Split -> its scores, of the splits whose file of references exists."""
+    name = task.references
     return {
         split: scores
         for split, scores in results.scores.items()
-        if not kept or (folder.path / kept.format(split=split)).is_file()
+        if not name or (folder.path / name.format(split=split)).is_file()
     }
 
 
 def _final_results(
     folder: RunFolder, task: Task[Any, Any], config: Config, corpus: Corpus
 ) -> Results | None:
-    """Those of a run trained to its end, with all it leaves for every test set, else None."""
+    """The results of a finished run with scores of every test set, else None."""
     results = folder.read_results()
     updates = max(results.updates if results else 0, folder.read_last().get("update", 0))
-    wanted = config.trainer.max_updates
-    if updates > wanted:
+    max_updates = config.trainer.max_updates
+    if updates > max_updates:
         raise UntouchedRun(
-            f"{folder.path} has gone through {updates} updates already, more than "
-            f"trainer.max_updates={wanted}; set experiment_name=… for a shorter run"
+            f"{folder.path} was already trained for {updates} updates, more than "
+            f"trainer.max_updates={max_updates}; set experiment_name=… for a shorter run"
         )
     if results is None or not folder.figures.is_dir():
         return None
     if not set(task.splits(config, corpus)) <= set(_kept_scores(folder, task, results)):
         return None
-    return results if results.stopped_early or results.updates == wanted else None
+    return results if results.stopped_early or results.updates == max_updates else None
 
 
-def _cutters(found: Mapping[str, str]) -> str:
-    """What cuts text into pieces, of `versions`."""
-    return " and ".join(f"{name} {found.get(name)}" for name in ("headwise", "sentencepiece"))
+def _tokenizer_versions(versions: Mapping[str, str]) -> str:
+    """The versions of the packages that decide the tokens."""
+    return " and ".join(f"{name} {versions.get(name)}" for name in ("headwise", "sentencepiece"))
 
 
 @contextmanager
@@ -238,7 +238,7 @@ def _tracker(
 
 @dataclass
 class _Run:
-    """The steps of one run that begins or goes on."""
+    """The steps of one run, new or resumed."""
 
     task: Task[Any, Any]
     config: Config
@@ -250,7 +250,7 @@ class _Run:
         self.records = Records(self.folder if self.ranks.is_main else None, self.tracker)
         self._scratch = self.folder.path / "scratch"  # this epoch's ids under BPE-dropout
 
-    def to_the_end(self, corpus: Corpus) -> Outcome:
+    def run(self, corpus: Corpus) -> Outcome:
         """Prepare, train, score."""
         try:
             prepared = self._prepare(corpus)
@@ -275,18 +275,19 @@ class _Run:
         with self.ranks.first_alone():
             prepared: Data = self.task.prepare(corpus, self.config, progress)
         if self.ranks.is_main:
-            self._remember_data(prepared)
+            self._write_data(prepared)
         return prepared
 
-    def _remember_data(self, prepared: Data) -> None:
+    def _write_data(self, prepared: Data) -> None:
         known = self.folder.path / "data.json"
         if known.is_file():
             before = read_json(known)
             if before["fingerprint"] != prepared.fingerprint:
                 # other text would have another folder
                 raise RunError(
-                    f"{self.folder.path} was begun with pieces of "
-                    f"{_cutters(before.get('versions', {}))}, not of {_cutters(versions())}: "
+                    f"{self.folder.path} was started with the tokens of "
+                    f"{_tokenizer_versions(before.get('versions', {}))}, not of "
+                    f"{_tokenizer_versions(versions())}: "
                     "install those, or set experiment_name=… for a new folder"
                 )
             return
@@ -307,7 +308,7 @@ class _Run:
         return model.to(self.ranks.device)
 
     def _verify_kernels(self, model: Model, loss: Loss) -> None:
-        """Verify the kernels of the run, and remember which it uses."""
+        """Verify the kernels of the run, and write their names to environment.json."""
         low = product_type(self.config.trainer.precision, self.ranks.device)
         used = kernels_of(model, getattr(loss, "alpha", 1.0), low, self.ranks.gather)
         if self.ranks.is_main:
@@ -340,7 +341,7 @@ class _Run:
         """Choose the weights, score the splits, write the results and the figures."""
         config, folder, model = self.config, self.folder, trainer.model
         weights = choose_weights(trainer)
-        # what these weights scored already; more test sets may be asked for
+        # skip splits that these weights have scored already
         known = folder.results_at(trainer.state.update)
         scores = _kept_scores(folder, self.task, known) if known is not None else {}
         for name in splits:
@@ -349,7 +350,7 @@ class _Run:
         state, heads = trainer.state, dict(validator.heads())
         results = Results(
             scores=scores,
-            # a mean over the queries stands for the α of heads without one of their own
+            # heads without an α parameter get the mean over their queries
             alpha=filled(alphas(model), heads.pop("alpha", {})),
             heads=heads,
             fingerprint=folder.path.name.rpartition("-")[2],

@@ -1,4 +1,4 @@
-"""What a run that failed leaves: `error.json` in its folder."""
+"""Write `error.json` in the folder of a run that failed."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from headwise.runs.folder import RunFolder
 
 
 class UntouchedRun(RunError):
-    """The folder has a run of its own, finished or at work; nothing may be written there."""
+    """The folder has another finished or running training; nothing may be written there."""
 
 
 @dataclass
 class Failure:
-    """Where the error of this command would be left.
+    """Where to write the error of this command.
 
     Attributes:
-        place: finds the folder of the settings alone, for settings that turn out wrong before
-            `folder` is known; fails if they are too wrong to name one.
+        place: returns the folder of the settings alone, for errors before `folder` is known;
+            raises if the settings do not give one.
         overrides: the command line.
-        in_sweep: keep a wrong setting too, which a single command only tells.
-        folder: of the settings alone, then of the text as well, as soon as it is known.
+        in_sweep: write wrong settings too, which a single command only prints.
+        folder: of the settings alone, then of settings and text, as soon as it is known.
     """
 
     place: Callable[[], RunFolder]
@@ -36,15 +36,15 @@ class Failure:
     folder: RunFolder | None = None
 
     @contextmanager
-    def kept(self) -> Iterator[None]:
-        """Write down what is raised below, unless the run was stopped on request."""
+    def recorded(self) -> Iterator[None]:
+        """Write an exception of the block to error.json, unless the run was stopped on request."""
         try:
             yield
         except UntouchedRun:
             raise
         except Exception as error:
-            begun = self.folder is not None and (self.folder.path / "config.yaml").is_file()
-            if begun or self.in_sweep or not isinstance(error, ConfigError):
+            is_run = self.folder is not None and (self.folder.path / "config.yaml").is_file()
+            if is_run or self.in_sweep or not isinstance(error, ConfigError):
                 self._write(error)
             raise
 
@@ -62,6 +62,6 @@ class Failure:
             "overrides": self.overrides,
             "traceback": None if known else "".join(traceback.format_exception(error)),
         }
-        with suppress(OSError, HeadwiseError):  # the first error is what is told
+        with suppress(OSError, HeadwiseError):  # the first error is raised
             folder.path.mkdir(parents=True, exist_ok=True)
             folder.write_json("error.json", content)

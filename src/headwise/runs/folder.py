@@ -118,7 +118,7 @@ class RunFolder:
                 ) from error
             yield
 
-    def forget_failure(self) -> None:
+    def remove_error(self) -> None:
         """Remove error.json, and the folder if it held nothing else."""
         error = self.path / "error.json"
         if error.is_file():

@@ -271,7 +271,7 @@ def test_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "depends on the query" in str(refusal(query, query, query, alpha_per_query=True))
     assert "one type" in str(refusal(query, query, query.half()))
     assert "one type" in str(refusal(*[query.double()] * 3))
-    assert "wide" in str(refusal(*[torch.zeros(1, 2, 3, 256)] * 3))
+    assert "head width" in str(refusal(*[torch.zeros(1, 2, 3, 256)] * 3))
     assert "(B, H, K, E)" in str(refusal(query, query[:, :1], query[:, :1]))
     assert "no keys" in str(refusal(query, query[:, :, :0], query[:, :, :0]))
     monkeypatch.setattr("headwise.kernels.triton_device.HAS_TRITON", False)

@@ -13,7 +13,7 @@ from headwise.analysis.observe import observations
 from headwise.analysis.survey import ColumnText
 from headwise.attention.place import Site
 from headwise.config.instantiate import instantiate
-from headwise.config.schema import Config, PruneDataConfig, TextDataConfig
+from headwise.config.schema import Config, TextDataConfig
 from headwise.data.batch import Batch
 from headwise.data.loader import Examples
 from headwise.data.plain_text import (
@@ -36,7 +36,7 @@ from headwise.model.build import build_single, check_model, parts_of
 from headwise.model.family import Model
 from headwise.model.places import site_alone
 from headwise.tasks.reading import Axes, Item, Items, Reading, spaced
-from headwise.tasks.task import Inspected, Sizes, Task, TrainedRun
+from headwise.tasks.task import Sizes, Task, TrainedRun
 from headwise.tasks.texts import read_lines
 from headwise.train.distributed import Ranks
 
@@ -129,27 +129,14 @@ class Density(Task[TextCorpus, PreparedText]):
         n_bytes = [stream.bytes_of(start, start + window) for start in starts]
         return Measured(np.column_stack((found.items, n_bytes)), density_metrics(loss))
 
-    def inspected(
-        self, run: TrainedRun, data: PruneDataConfig, max_tokens: int, longest: float
-    ) -> Inspected:
-        """See `Task.inspected`: the first windows of a split, whatever their length."""
-        own: TextDataConfig = run.config.data
-        split = data.split or own.valid
-        prepared = text_of_run(run, split, data.dir)
-        window, n_windows = own.window, data.sentences
-        ids = prepared.stream(split).first(n_windows and n_windows * window).ids
-        batches = list(evaluation_windows(ids, BOS, window, max_tokens))
-        rows = [row for batch in batches for row in batch.columns[COLUMN].items()]
-        given = prepared, run.config, Ranks(0, 1, run.device), split, n_windows
-        marks, piece = {BOS: "", EOS: "\n"}, prepared.tokenizer.id_to_piece
-        text = ColumnText(own.language or "", rows, lambda i: marks.get(i, piece(i)))
-        return Inspected(
-            split,
-            batches,
-            {COLUMN: text},
-            range(1, len(rows) + 1),
-            lambda loss: [self.measured(run.model, loss, *given)],
-        )
+    def prepared_split(self, run: TrainedRun, split: str, folder: str | None) -> PreparedText:
+        """See `Task.prepared_split`."""
+        return text_of_run(run, split, folder)
+
+    def column_text(self, data: PreparedText, config: Config, rows: list[list[int]]) -> ColumnText:
+        """See `Task.column_text`."""
+        marks, token = {BOS: "", EOS: "\n"}, data.tokenizer.id_to_piece
+        return ColumnText(config.data.language or "", rows, lambda i: marks.get(i, token(i)))
 
     def items(self, run: TrainedRun, most: int, path: Path | None) -> Items:
         """See `Task.items`: windows, without characters that their ends cut through."""

@@ -320,25 +320,35 @@ class Task(Generic[C, D]):
         """
         trainer = replace(run.config.trainer, max_tokens=max_tokens)
         config = replace(run.config, trainer=trainer)
-        corpus = self.open(config, machine_cache_dir())
-        own, split = self.prepare(corpus, config, False), data.split or config.data.valid
-        if split not in self.splits(config, corpus):
-            raise refuse("data.split", split, self.splits(config, corpus))
-        require(data.dir is None, "data.dir", f"null with task={self.name}", data.dir)
-        batches = self.batches(own, config, split, data.sentences)
+        split = data.split or config.data.valid
+        prepared = self.prepared_split(run, split, data.dir)
+        batches = self.batches(prepared, config, split, data.sentences)
         texts = {
-            name: ColumnText("", [row for b in batches for row in b.columns[name].items()], str)
+            name: self.column_text(
+                prepared, config, [row for b in batches for row in b.columns[name].items()]
+            )
             for name in batches[0].columns
         }
-        given = own, config, Ranks(0, 1, run.device), split, data.sentences
-        numbers = range(1, sum(map(len, batches)) + 1)
+        shared = prepared, config, Ranks(0, 1, run.device), split, data.sentences
         return Inspected(
             split,
             batches,
             texts,
-            numbers,
-            lambda loss: [self.measured(run.model, loss, *given)],
+            range(1, sum(map(len, batches)) + 1),
+            lambda loss: [self.measured(run.model, loss, *shared)],
         )
+
+    def prepared_split(self, run: TrainedRun, split: str, folder: str | None) -> D:
+        """Data with a split of the run's own; tasks that have text can read another folder."""
+        require(folder is None, "data.dir", f"null with task={self.name}", folder)
+        corpus = self.open(run.config, machine_cache_dir())
+        if split not in self.splits(run.config, corpus):
+            raise refuse("data.split", split, self.splits(run.config, corpus))
+        return self.prepare(corpus, run.config, False)
+
+    def column_text(self, data: D, config: Config, rows: list[list[int]]) -> ColumnText:
+        """Rows of ids with the name of each id: the number itself unless a task has tokens."""
+        return ColumnText("", rows, str)
 
     def items(self, run: TrainedRun, most: int, path: Path | None) -> Items:
         """What a run is shown on: items of its first test set, or the first ones of a file.

@@ -1,4 +1,4 @@
-"""Imports run downwards through the rooms of `docs/inside.md`, those for types included."""
+"""A package imports only packages above it in the table of `docs/inside.md`, types included."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ import pytest
 from guide import DOCS, ROOT
 
 PACKAGE = ROOT / "src" / "headwise"
-CHAPTER = (DOCS / "inside.md").read_text(encoding="utf-8")
-ROOMS = tuple(re.findall(r"^\| `(\w+)/` \|", CHAPTER, re.M))  # from the lowest floor to the highest
-DOORS = ("", "cli")  # what starts the rest
-LEAVES = tuple(sorted({path.stem for path in PACKAGE.glob("*.py")} - {"__init__", *DOORS}))
-# Rooms of files, records and numbers know of each other what stands here, no more.
-BESIDE_EACH_OTHER = {"data", "metrics", "track", "runs", "plots"}
-PLAINLY_NEEDED = {("runs", "track"), ("plots", "track")}
-# Words of one task, and the rooms where they are at home.
+PAGE = (DOCS / "inside.md").read_text(encoding="utf-8")
+PACKAGES = tuple(re.findall(r"^\| `(\w+)/` \|", PAGE, re.M))  # from the lowest layer up
+ENTRY_POINTS = ("", "cli")
+LEAVES = tuple(sorted({path.stem for path in PACKAGE.glob("*.py")} - {"__init__", *ENTRY_POINTS}))
+# These packages do not import each other, except for the allowed pairs.
+INDEPENDENT = {"data", "metrics", "track", "runs", "plots"}
+ALLOWED_PAIRS = {("runs", "track"), ("plots", "track")}
+# Words of the translation task, and the packages that may use them.
 TASK_WORDS = re.compile(
     r"\bSITES\b|(encoder|decoder|enc|dec)_self|[Tt]ranslat|\b(bleu|BLEU)|[Hh]ypothes"
     r"|\b(source|src)_|_(source|src)\b|\.source\b"
 )
-TASK_ROOMS = {"tasks", "data", "decode", "metrics", "config", "commands"}
-WITH_TASK_WORDS = {  # and why
+TASK_PACKAGES = {"tasks", "data", "decode", "metrics", "config", "commands"}
+WITH_TASK_WORDS = {  # other modules that may, and why
     "cli": "names the commands",
     "model.transformer": "the family with a source and a target",
 }
@@ -66,46 +66,50 @@ def imported_names(path: Path) -> Iterator[str]:
         yield from (name.removeprefix("headwise.") for name in names if name.startswith("headwise"))
 
 
-def room(module: str) -> str:
+def package(module: str) -> str:
     return module.partition(".")[0]
 
 
-def floor(module: str) -> int:
-    """Leaves, then the rooms in their order, then the doors."""
-    if room(module) in LEAVES:
+def layer(module: str) -> int:
+    """0 for leaves, then the packages in their order, then the entry points."""
+    if package(module) in LEAVES:
         return 0
-    return len(ROOMS) + 1 if room(module) in DOORS else 1 + ROOMS.index(room(module))
+    return (
+        len(PACKAGES) + 1
+        if package(module) in ENTRY_POINTS
+        else 1 + PACKAGES.index(package(module))
+    )
 
 
-def test_chapter_lists_every_room() -> None:
-    assert sorted(ROOMS) == sorted(path.parent.name for path in PACKAGE.glob("*/__init__.py"))
+def test_table_lists_every_package() -> None:
+    assert sorted(PACKAGES) == sorted(path.parent.name for path in PACKAGE.glob("*/__init__.py"))
 
 
-@pytest.mark.parametrize("name", [*LEAVES, *ROOMS, *DOORS])
-def test_imports_run_downwards(name: str) -> None:
+@pytest.mark.parametrize("name", [*LEAVES, *PACKAGES, *ENTRY_POINTS])
+def test_packages_import_lower_layers_only(name: str) -> None:
     for module in modules():
-        if room(module) == name:
-            above = {other for other in imports(module) if floor(other) > floor(module)}
+        if package(module) == name:
+            above = {other for other in imports(module) if layer(other) > layer(module)}
             assert not above, module
 
 
-def test_no_circle_of_modules() -> None:
+def test_no_circular_imports() -> None:
     graphlib.TopologicalSorter({module: imports(module) for module in modules()}).prepare()
 
 
-def test_rooms_of_files_and_numbers_do_not_know_each_other() -> None:
+def test_independent_packages_do_not_import_each_other() -> None:
     for module in modules():
-        if room(module) in BESIDE_EACH_OTHER:
-            others = {(room(module), room(other)) for other in imports(module)}
-            known = {pair for pair in others if pair[1] in BESIDE_EACH_OTHER - {pair[0]}}
-            assert known <= PLAINLY_NEEDED, module
+        if package(module) in INDEPENDENT:
+            others = {(package(module), package(other)) for other in imports(module)}
+            imported = {pair for pair in others if pair[1] in INDEPENDENT - {pair[0]}}
+            assert imported <= ALLOWED_PAIRS, module
 
 
-def test_files_that_the_chapter_names_exist() -> None:
-    for name in set(re.findall(r"`([\w/]+(?:\.py|/csrc))`", CHAPTER)):
+def test_files_named_in_the_page_exist() -> None:
+    for name in set(re.findall(r"`([\w/]+(?:\.py|/csrc))`", PAGE)):
         assert (PACKAGE / name).exists() or (ROOT / name).exists(), name
 
 
-def test_words_of_one_task_stand_where_there_is_a_reason() -> None:
-    spoken = {n for n, path in modules().items() if TASK_WORDS.search(path.read_text("utf-8"))}
-    assert {name for name in spoken if room(name) not in TASK_ROOMS} == WITH_TASK_WORDS.keys()
+def test_translation_words_are_in_allowed_modules() -> None:
+    users = {n for n, path in modules().items() if TASK_WORDS.search(path.read_text("utf-8"))}
+    assert {name for name in users if package(name) not in TASK_PACKAGES} == WITH_TASK_WORDS.keys()

@@ -1,4 +1,4 @@
-"""Density modelling: a decoder alone predicts the next token; judged by bits per byte."""
+"""Density modelling: a decoder predicts the next token; evaluated by bits per byte."""
 
 from __future__ import annotations
 
@@ -44,19 +44,19 @@ SITE = "decoder_self"
 
 
 def bits_per_byte(sums: Floats) -> float:
-    """Of nats and bytes."""
+    """Bits per byte, from the sums of nats (first) and bytes (second)."""
     return float(sums[0] / math.log(2) / sums[1])
 
 
 def density_metrics(loss: Loss) -> list[Metric]:
-    """Those of the loss, and bits per byte where its measure is the likelihood."""
+    """Metrics of the loss, with bits per byte first if its measure is the likelihood."""
     (unit,) = {metric.unit for metric in loss.metrics}
     bits = Metric("bits_per_byte", "lower", bits_per_byte, (1, 3), "", unit, "bits per byte")
     return [*([bits] if loss.measure == "nll" else []), *loss.metrics]
 
 
 class Density(Task[TextCorpus, PreparedText]):
-    """See the head of this file."""
+    """Next-token prediction on plain text."""
 
     monitor = "bits_per_byte"
     data = TextDataConfig
@@ -122,12 +122,12 @@ class Density(Task[TextCorpus, PreparedText]):
         split: str,
         n_items: int | None = None,
     ) -> Measured:
-        """See `Task.measured`: with the bytes of each window."""
-        found = super().measured(model, loss, data, config, ranks, split, n_items)
+        """See `Task.measured`; adds the number of bytes of each window."""
+        measured = super().measured(model, loss, data, config, ranks, split, n_items)
         stream, window = data.stream(split), config.data.window
-        starts = range(0, len(found.items) * window, window)
+        starts = range(0, len(measured.items) * window, window)
         n_bytes = [stream.bytes_of(start, start + window) for start in starts]
-        return Measured(np.column_stack((found.items, n_bytes)), density_metrics(loss))
+        return Measured(np.column_stack((measured.items, n_bytes)), density_metrics(loss))
 
     def prepared_split(self, run: TrainedRun, split: str, folder: str | None) -> PreparedText:
         """See `Task.prepared_split`."""
@@ -139,42 +139,42 @@ class Density(Task[TextCorpus, PreparedText]):
         return ColumnText(config.data.language or "", rows, lambda i: marks.get(i, token(i)))
 
     def items(self, run: TrainedRun, most: int, path: Path | None) -> Items:
-        """See `Task.items`: windows, without characters that their ends cut through."""
-        own, tokenizer = run.config.data, Tokenizer.load(run.folder.path / TOKENIZER)
+        """See `Task.items`: windows, without characters that a window boundary splits."""
+        data, tokenizer = run.config.data, Tokenizer.load(run.folder.path / TOKENIZER)
         if path is None:
-            origin = [*own.test, own.valid][0]
+            origin = [*data.test, data.valid][0]
             ids = text_of_run(run, origin).stream(origin).ids
         else:
             origin, ids = (
                 path.name,
                 text_ids("".join(f"{line}\n" for line in read_lines(path)), tokenizer),
             )
-        starts = range(0, len(ids), own.window)
+        starts = range(0, len(ids), data.window)
         chosen = [
-            Item(start // own.window + 1, {"text": text})
+            Item(start // data.window + 1, {"text": text})
             for start in (starts[:most] if path else spaced(starts, most))
-            if (text := ids_text(ids[start : start + own.window], tokenizer)).strip()
+            if (text := ids_text(ids[start : start + data.window], tokenizer)).strip()
         ]
         if not chosen:
             raise DataError(f"{path or origin} has no text to show")
         return Items(origin, "windows", chosen, len(starts))
 
     def readings(self, run: TrainedRun, texts: Sequence[str]) -> Iterator[tuple[int, Reading]]:
-        """See `Task.readings`: each from its beginning, as far as a window reaches."""
+        """See `Task.readings`: each text is truncated to one window."""
         window, tokenizer = run.config.data.window, Tokenizer.load(run.folder.path / TOKENIZER)
         for place, text in enumerate(texts):
             if not text:
-                raise DataError(f"text {place + 1} is empty: no head looks anywhere")
+                raise DataError(f"text {place + 1} is empty: there is no attention to show")
             ids = text_ids(text, tokenizer)[:window]
             batches = evaluation_windows(ids, BOS, window, window)
-            ((batch, seen),) = observations(run.model, batches, run.device)
+            ((batch, observed),) = observations(run.model, batches, run.device)
             names = tokenizer.labels(batch.columns[COLUMN].ids_BN[0].tolist())
-            yield place, Reading({SITE: Axes(names, names, ids_text(ids, tokenizer))}, seen)
+            yield place, Reading({SITE: Axes(names, names, ids_text(ids, tokenizer))}, observed)
 
 
 def text_of_run(run: TrainedRun, split: str, folder: str | None = None) -> PreparedText:
-    """A split as the run's tokenizer has it, from its own folder of text or from another."""
-    own: TextDataConfig = run.config.data
-    alone = replace(own, dir=folder or own.dir, train=split, valid=split, test=[])
+    """A split encoded by the run's tokenizer, from `folder` or from the run's data folder."""
+    data: TextDataConfig = run.config.data
+    only_split = replace(data, dir=folder or data.dir, train=split, valid=split, test=[])
     tokenizer = replace(run.config.tokenizer, kind="given", folder=str(run.folder.path))
-    return prepare_text(TextCorpus(alone, machine_cache_dir()), tokenizer)
+    return prepare_text(TextCorpus(only_split, machine_cache_dir()), tokenizer)

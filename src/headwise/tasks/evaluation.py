@@ -1,4 +1,4 @@
-"""Measuring a model: loss, translations and their scores, statistics of its heads."""
+"""Evaluation of a model: loss, scores of its translations, statistics of its heads."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ from headwise.track.base import HeadValues
 from headwise.train.distributed import Ranks
 from headwise.train.trainer import Validation
 
-# Longer sentences are not looked at for statistics of heads, which need all weights of all layers.
+# Longer sentences are left out of head statistics, which need all weights of all layers.
 MAX_HEAD_PIECES = 512
-HYPOTHESES = "hypotheses"  # in a run folder: translations beside their sources and references
+HYPOTHESES = "hypotheses"  # folder of a run: translations, sources and references
 
 
 class TranslationValidator:
-    """What the trainer calls at a validation.
+    """Validation during training.
 
-    The loss is taken over the whole validation set; the first `trainer.valid_sentences` are
-    translated with a beam of `trainer.valid_beam`, the first `trainer.head_sentences` looked at
-    for the statistics of the heads. The ranks share the work.
+    The loss covers the whole validation set; the first `trainer.valid_sentences` are translated
+    with a beam of `trainer.valid_beam`; the statistics of the heads use the first
+    `trainer.head_sentences`. The ranks share the work.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class TranslationValidator:
         self.translator = Translator(
             model, prepared.tokenizers, search, ranks.device, loss.output_map
         )
-        if model.max_source is not None:  # found out now, not after the training
+        if model.max_source is not None:  # fail before the training, not after it
             for name in dict.fromkeys((config.data.valid, *prepared.corpus.config.test)):
                 self.translator.check_sources(prepared.corpus.read(name)[0], name)
         source, target = prepared.valid.source, prepared.valid.target
@@ -76,26 +76,26 @@ class TranslationValidator:
         longer = np.maximum(source.lengths, target.lengths)
         short = np.flatnonzero(longer <= MAX_HEAD_PIECES)[: config.trainer.head_sentences]
         sides = ([side[i].tolist() for i in short] for side in (source, target))
-        looked_at = EncodedSplit.from_lists(*sides)
-        self.head_batches = list(evaluation_batches(looked_at, config.trainer.max_tokens))
+        inspected = EncodedSplit.from_lists(*sides)
+        self.head_batches = list(evaluation_batches(inspected, config.trainer.max_tokens))
 
     def __call__(self) -> Validation:
-        """Measure the model as it is."""
+        """Measure the model with its current weights."""
         measured = [measure_losses(self.model, self.loss, self.batches, self.ranks)]
         if self.sources:
-            own = self.translator.translate(self.ranks.share(self.sources))
-            hypotheses = [translation.text for translation in self.ranks.gather(own)]
+            of_rank = self.translator.translate(self.ranks.share(self.sources))
+            hypotheses = [translation.text for translation in self.ranks.gather(of_rank)]
             target = self.config.data.target
             measured.append(score_translations(hypotheses, self.references, target))
         return Validation(measured, self.heads())
 
     def heads(self) -> dict[str, HeadValues]:
-        """Statistics of the heads as they are, on the first rank; nothing on the others."""
+        """Current statistics of the heads on the first rank; empty on the others."""
         return head_values(self.model, self.head_batches, self.ranks)
 
 
 def head_values(model: Model, batches: Sequence[Batch], ranks: Ranks) -> dict[str, HeadValues]:
-    """Statistics of the heads of a model, on the first rank; nothing on the others."""
+    """Statistics of the heads of a model on the first rank; empty on the others."""
     if not batches or not ranks.is_main:
         return {}
     statistics = head_statistics(model, batches, ranks.device)
@@ -114,7 +114,7 @@ def measure_losses(
     """Loss, its measure and target tokens of every row of a split, with the metrics of the loss.
 
     Args:
-        batches: the whole split; the ranks share them, and each gets the items of all.
+        batches: the whole split; each rank evaluates its share and gets all items.
         more: logits (R, V) and targets (R,) of the scored positions -> a fourth statistic (R,).
     """
     n_statistics = 3 if more is None else 4
@@ -138,24 +138,24 @@ def measure_losses(
 
 
 def write_lines(path: Path, lines: Sequence[str]) -> None:
-    """One sentence a line; a line break inside of one becomes a space, so that files align."""
+    """Write one sentence per line; line breaks inside a sentence become spaces."""
     write_text(path, "".join(" ".join(line.splitlines()) + "\n" for line in lines))
 
 
 def search_summary(searches: Iterable[SearchRecord | None]) -> dict[str, float]:
-    """What the searches for many sentences say of a sparse output (Peters et al. 2019).
+    """Statistics of the searches with a sparse output (Peters et al. 2019).
 
     Returns:
-        "exact", the share of sentences whose search dropped no hypothesis with a probability, and
-        "support", the mean number of words with a probability over all steps of all hypotheses.
-        Empty where nothing was recorded: a dense output, or nothing but empty lines.
+        "exact", the share of sentences whose search dropped no hypothesis of nonzero probability,
+        and "support", the mean number of tokens of nonzero probability per step.
+        Empty without records: a dense output, or only empty lines.
     """
-    known = [search for search in searches if search is not None]
-    if not known:
+    recorded = [search for search in searches if search is not None]
+    if not recorded:
         return {}
     return {
-        "exact": sum(search.is_exact for search in known) / len(known),
-        "support": sum(s.n_words for s in known) / max(sum(s.n_steps for s in known), 1),
+        "exact": sum(search.is_exact for search in recorded) / len(recorded),
+        "support": sum(s.n_words for s in recorded) / max(sum(s.n_steps for s in recorded), 1),
     }
 
 
@@ -170,27 +170,27 @@ def evaluate_texts(
     progress: bool,
     within: str = "",
 ) -> tuple[dict[str, Any], list[str]]:
-    """Translate, score, and write what is kept of it to the run folder.
+    """Translate and score sentences, and write the results to the run folder.
 
-    That is `<name>.txt`, `.ref.txt` and `.src.txt` in `hypotheses/`, and `<name>.<unit>.npy` in
-    `sums/`, the statistics of every sentence. Metrics of the user's are those of the translator's
-    settings. The loss is left out where a reference is longer than the model's learned positions.
+    Writes `<name>.txt`, `.ref.txt` and `.src.txt` to `hypotheses/`, and `<name>.<unit>.npy`, the
+    statistics of every sentence, to `sums/`. External metrics are those of the translator's
+    settings. Without the loss if a reference is longer than the model's learned positions.
 
     Args:
         config: of the run.
         within: folder below `hypotheses/` and `sums/`.
 
     Returns:
-        The scores of a split as results.json holds them, and the hypotheses. With an output map
-        that is sparse, "search" is among them: see `search_summary`.
+        The scores in the form of results.json, and the hypotheses. A sparse output map adds
+        "search", see `search_summary`.
 
     Raises:
-        ConfigError: `name` would lead out of the folder.
+        ConfigError: `name` is a path outside of the folder.
     """
     check_file_name("data.test", name)
     shown = progress and ranks.is_main and sys.stderr.isatty()
-    own = translator.translate(ranks.share(list(sources)), progress=shown)
-    translations = ranks.gather(own)
+    of_rank = translator.translate(ranks.share(list(sources)), progress=shown)
+    translations = ranks.gather(of_rank)
     hypotheses = [translation.text for translation in translations]
     measured = [score_translations(hypotheses, references, config.data.target)]
     tokenizers, limit = translator.tokenizers, translator.max_positions

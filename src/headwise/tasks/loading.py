@@ -1,4 +1,4 @@
-"""A trained run from its folder, of any task."""
+"""Loading a trained run of any task from its folder."""
 
 from __future__ import annotations
 
@@ -25,47 +25,47 @@ log = logging.getLogger(__name__)
 def load(
     run: str | Path, checkpoint: str = "auto", device: str = "auto", **search: Any
 ) -> TrainedRun:
-    """A run of any task; one of translation is a `TranslationRun`.
+    """Load a run of any task; a run of translation is a `TranslationRun`.
 
     Args:
         run: its folder.
         checkpoint: auto, best, last, average, update_<n> or <n>, or average_<n> of the last n.
         device: auto, cpu or cuda.
-        search: settings of the search that differ from the run's own, such as beam=10.
+        search: settings of the search that replace the run's, such as beam=10.
 
     Raises:
-        RunError: no run there, or one of another version.
-        CheckpointError: no such checkpoint, or one that is broken.
-        ConfigError: an unknown device or a wrong setting of the search.
+        RunError: the folder holds no run, or one of another version.
+        CheckpointError: the checkpoint does not exist or cannot be read.
+        ConfigError: an unknown device or an invalid setting of the search.
     """
     place = choose_device(device, key="device")
     folder = RunFolder.existing(run)
     config = read_config(folder)
     task = task_of(config)
-    path = checkpoint_path(folder, checkpoint)  # before the model is made
+    path = checkpoint_path(folder, checkpoint)  # fail before the model is built
     sizes = read_json(folder.path / "data.json")["sizes"]
     model = task.model(config, sizes)
     load_weights(model, load_checkpoint(path)["model"], str(path))
     _warn_if_unfinished(folder, config.trainer.max_updates, path.stem)
-    found = TrainedRun(folder, config, task, model.eval().to(place), sizes, path, place)
-    found = task.loaded(found, search)
-    low = product_type(found.config.decode.precision, place)
-    kernels_of(found.model, None, low)  # verifies them
-    return found
+    trained = TrainedRun(folder, config, task, model.eval().to(place), sizes, path, place)
+    trained = task.loaded(trained, search)
+    low = product_type(trained.config.decode.precision, place)
+    kernels_of(trained.model, None, low)  # verifies them
+    return trained
 
 
 def load_selected(run: str | Path, selection: RunSelection) -> TrainedRun:
-    """Load a run with the checkpoint, device and search that a command names; see `load`."""
+    """Load a run with the checkpoint, device and search of a command; see `load`."""
     keep_freed_memory()
     search: Mapping[str, Any] = selection.decode if isinstance(selection, SearchSelection) else {}
     return load(run, selection.checkpoint, selection.device, **search)
 
 
 def translating(run: TrainedRun) -> TranslationRun:
-    """The run, for what only runs of translation can do.
+    """The run, if it is a run of translation.
 
     Raises:
-        RunError: it is a run of another task.
+        RunError: a run of another task.
     """
     if not isinstance(run, TranslationRun):
         raise RunError(f"{run.folder.path} is a run of task={run.task.name}: it does not translate")
@@ -73,7 +73,7 @@ def translating(run: TrainedRun) -> TranslationRun:
 
 
 def _warn_if_unfinished(folder: RunFolder, max_updates: int, stem: str) -> None:
-    """Say so; records that cannot be read are no reason to refuse weights that can."""
+    """Log a warning if the run is unfinished, or if its records cannot be read."""
     try:
         saved = folder.read_last().get("update")
         is_unfinished = saved is not None and folder.results_at(saved) is None
@@ -81,6 +81,6 @@ def _warn_if_unfinished(folder: RunFolder, max_updates: int, stem: str) -> None:
         log.warning("%s", error)
         return
     if is_unfinished:
-        stand = f"saved at update {saved} of {max_updates}"
-        told = "%s is not finished (%s): its %s weights so far are taken"
-        log.warning(told, folder.path, stand, stem)
+        progress = f"saved at update {saved} of {max_updates}"
+        warning = "%s is not finished (%s): its current %s weights are loaded"
+        log.warning(warning, folder.path, progress, stem)

@@ -1,4 +1,4 @@
-"""What a run can be shown on, and what its model makes of it while its heads are observed."""
+"""Texts to show a run on, and the attention weights of its model on them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Item:
-    """A piece of text: a sentence, a window.
+    """A sentence or a window of text.
 
     Attributes:
         number: of the item in its file, from 1.
-        texts: name -> text; the first is what a model reads, others are shown beside it.
+        texts: name -> text; the first is the model's input, the others are shown beside it.
     """
 
     number: int
@@ -25,19 +25,19 @@ class Item:
 
     @property
     def text(self) -> str:
-        """What a model reads."""
+        """The model's input."""
         return next(iter(self.texts.values()))
 
 
 @dataclass(frozen=True)
 class Items:
-    """Items that were chosen from a text.
+    """Items chosen from a text.
 
     Attributes:
         origin: name of the set or file.
         unit: what the items are, in the plural.
         chosen: in the order of their numbers.
-        n_all: how many there were to choose from.
+        n_all: number of items to choose from.
         note: how they were chosen; empty: evenly spaced, or the first ones.
     """
 
@@ -50,12 +50,12 @@ class Items:
 
 @dataclass(frozen=True)
 class Axes:
-    """What a site reads.
+    """Labels of the attention weights of a site.
 
     Attributes:
-        queries, keys: a name for each row and each column of its weights.
-        text: the same as one text.
-        note: what else is to be said of it.
+        queries, keys: a name for each row and each column of the weights.
+        text: the input as one text.
+        note: a remark to show with it.
     """
 
     queries: Sequence[str]
@@ -66,12 +66,12 @@ class Axes:
 
 @dataclass(frozen=True)
 class Reading:
-    """A text as a model went through it.
+    """The attention of a model on one text.
 
     Attributes:
-        axes: of each site, by its name.
-        seen: every attention that has weights, a batch of one.
-        texts: name -> text that the model wrote.
+        axes: by name of the site.
+        seen: weights of every attention that has them, a batch of one.
+        texts: name -> text that the model generated.
     """
 
     axes: Mapping[str, Axes]
@@ -80,6 +80,6 @@ class Reading:
 
 
 def spaced(items: Sequence[T], most: int) -> list[T]:
-    """At most so many, evenly spaced, from the first on."""
+    """At most `most` items, evenly spaced, starting with the first."""
     n = min(most, len(items))
     return [items[place * len(items) // n] for place in range(n)]

@@ -1,4 +1,4 @@
-"""From what Hydra composed to settings that a run can rely on."""
+"""Validation of a composed config, and resolution of its `auto` values."""
 
 from __future__ import annotations
 
@@ -26,11 +26,15 @@ log = logging.getLogger(__name__)
 
 
 def check(config: Config) -> None:
-    """Refuse whatever can be refused without reading data."""
+    """Validate the settings without reading data.
+
+    Raises:
+        ConfigError: an invalid setting.
+    """
     task = task_of(config)
-    served, name = getattr(config.data, "tasks", None), task.name
-    allowed = f"{' or '.join(served or ())} with data={getattr(config.data, 'name', None)}"
-    require(served is None or name in served, "task", allowed, name)
+    tasks, name = getattr(config.data, "tasks", None), task.name
+    allowed = f"{' or '.join(tasks or ())} with data={getattr(config.data, 'name', None)}"
+    require(tasks is None or name in tasks, "task", allowed, name)
     fits, data = isinstance(config.data, task.data), getattr(config.data, "name", None)
     require(fits, "data", f"a {task.data.__name__} with task={name}", data)
     check_trainer_config(config.trainer)
@@ -52,10 +56,10 @@ def check(config: Config) -> None:
 
 def _warn_of_warmup(schedule: object, max_updates: int) -> None:
     warmup = getattr(schedule, "warmup_updates", 0)
-    if isinstance(warmup, (int, float)) and warmup > max_updates:  # the user's class may have any
+    if isinstance(warmup, (int, float)) and warmup > max_updates:  # a user's class may have any
         log.warning(
-            "scheduler.warmup_updates=%d is more than trainer.max_updates=%d: the rate gets to "
-            "%.2g of its peak",
+            "scheduler.warmup_updates=%d is more than trainer.max_updates=%d: the learning "
+            "rate reaches %.2g of its peak",
             warmup,
             max_updates,
             max_updates / warmup,
@@ -63,10 +67,10 @@ def _warn_of_warmup(schedule: object, max_updates: int) -> None:
 
 
 def settle(config: Config) -> dict[str, Any]:
-    """Decide in `config` what is `auto` and what names stand for.
+    """Resolve `auto` values and the names of variants in `config`, in place.
 
-    Returns all of it as plain types, for the fingerprint and the run folder: on another machine
-    `auto` may be another computation, and a yaml may say something else later.
+    Returns the config as plain types, for the fingerprint and the run folder: `auto` may mean
+    another value on another machine, and a yaml may change later.
     """
     device = choose_device(config.trainer.device)
     config.trainer.monitor = config.trainer.monitor or task_of(config).monitor

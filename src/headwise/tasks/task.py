@@ -1,6 +1,6 @@
-"""What a task is to the commands: it makes what the loop trains, measures and leaves behind.
+"""The interface of a task: its data, model, metrics and the outputs of a run.
 
-The loop itself (`headwise.train`) knows no task; commands know the one that `task=` names.
+The training loop (`headwise.train`) is independent of tasks; `task=` selects one for a command.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ Sizes = Mapping[str, int]  # of the vocabularies, by column of a batch
 
 
 class Corpus(Protocol):
-    """Data that was found and not read yet."""
+    """Data whose files are located but not read yet."""
 
     @property
     def test_sets(self) -> Sequence[str]:
-        """Names of the splits that are scored at the end of a run."""
+        """Names of the splits that are evaluated at the end of a run."""
         ...
 
     def hashes(self) -> list[str]:
-        """Of what a run is trained and validated on: they are part of its folder's name."""
+        """Hashes of the training and validation data; part of the run folder's name."""
         ...
 
 
 class Data(Protocol):
-    """Data that is ready to train on."""
+    """Prepared data, ready for training."""
 
     @property
     def sizes(self) -> Sizes:
@@ -59,7 +59,7 @@ class Data(Protocol):
 
     @property
     def vocabulary(self) -> str:
-        """Hash of what the ids stand for."""
+        """Hash of the vocabularies."""
         ...
 
     @property
@@ -69,28 +69,28 @@ class Data(Protocol):
 
     @property
     def report(self) -> dict[str, Any]:
-        """What its preparation counted."""
+        """Counts of the preparation."""
         ...
 
     @property
     def folder(self) -> Path | None:
-        """Its place in the cache; None: there are no files."""
+        """Its folder in the cache; None without files."""
         ...
 
     def save(self, folder: Path) -> None:
-        """Write what a finished run needs of it, such as tokenizers, into the run folder."""
+        """Write what a finished run needs, such as tokenizers, to the run folder."""
         ...
 
 
 class Validator(Protocol):
-    """What the trainer calls at a validation."""
+    """Validation during training."""
 
     def __call__(self) -> Validation:
-        """Measure the model as it is."""
+        """Measure the model with its current weights."""
         ...
 
     def heads(self) -> dict[str, HeadValues]:
-        """Statistics of the heads as they are, on the first rank."""
+        """Current statistics of the heads, on the first rank."""
         ...
 
 
@@ -114,31 +114,31 @@ class TrainedRun:
 
     @property
     def weights(self) -> dict[str, str]:
-        """Which weights these are, by name and by content."""
+        """Name and content hash of the checkpoint."""
         return {"checkpoint": self.checkpoint.stem, "weights": content_digest(self.checkpoint)}
 
     @property
     def search(self) -> dict[str, Any]:
-        """What else decides its scores, as it is recorded beside them."""
+        """Settings of the search that affect the scores; recorded with them."""
         return {}
 
     @property
     def facts(self) -> dict[str, str]:
-        """Name -> what the page of the run says of it beside what every run has."""
+        """Name -> value of additional facts for the page of the run."""
         return {}
 
 
 @dataclass(frozen=True)
 class Inspected:
-    """Items of a split (sentences, windows) that heads are looked at on.
+    """Items of a split (sentences, windows) for the analysis of heads.
 
     Attributes:
         split: its name.
-        batches: all items; their `rows` are places in the lists that follow.
+        batches: all items; their `rows` are indices into the lists below.
         texts: of each column of the batches.
         numbers: of the items in the split, from 1.
-        measure: what a validation measures, on these items with the model as it is.
-        n_left_out: items that are too long.
+        measure: returns the metrics of a validation on these items with the current model.
+        n_left_out: number of items that are too long.
     """
 
     split: str
@@ -156,7 +156,7 @@ class Inspected:
 
 @dataclass(frozen=True)
 class NoFiles:
-    """The `Corpus` and the `Data` of a task that makes its examples itself."""
+    """The `Corpus` and `Data` of a task that generates its examples."""
 
     test_sets: Sequence[str]
     sizes: Sizes
@@ -164,27 +164,27 @@ class NoFiles:
     folder = None
 
     def hashes(self) -> list[str]:
-        """None: all that the examples depend on stands in the settings."""
+        """Empty: the examples depend on the settings alone."""
         return []
 
     @property
     def report(self) -> dict[str, Any]:
-        """Nothing was prepared."""
+        """Empty: there is no preparation."""
         return {}
 
     def save(self, folder: Path) -> None:
-        """A finished run needs nothing more."""
+        """Write nothing: a finished run needs no files."""
 
 
 @dataclass(frozen=True)
 class SplitValidator:
-    """A `Validator` of two functions."""
+    """A `Validator` made of two functions."""
 
     measure: Callable[[], Sequence[Measured]]
     heads: Callable[[], dict[str, HeadValues]]
 
     def __call__(self) -> Validation:
-        """Measure the model as it is."""
+        """Measure the model with its current weights."""
         return Validation(self.measure(), self.heads())
 
 
@@ -193,68 +193,68 @@ D = TypeVar("D", bound=Data)
 
 
 class Task(Generic[C, D]):
-    """A task; each is one file beside this one.
+    """Base class of tasks; each task is one module of this package.
 
     Attributes:
-        monitor: the metric that `best` and early stopping look at unless another is chosen.
+        monitor: default metric for the `best` checkpoint and early stopping.
     """
 
     monitor: str
     data: type = object  # the class of its `data`
-    command = ""  # that shows what a finished run can do, if there is one
-    references = ""  # file of a run folder, by {split}, that its items are judged against
+    command = ""  # that applies a finished run to text, if there is one
+    references = ""  # file of a run folder, by {split}, with the reference of each item
 
     @property
     def name(self) -> str:
-        """As a yaml of data names it."""
+        """Name in the yaml of data."""
         return type(self).__name__.lower()
 
     def sites(self, config: Config) -> tuple[Site, ...]:
-        """Where a model of this task attends."""
+        """Attention sites of a model of this task."""
         raise NotImplementedError
 
     def metrics(self, config: Config) -> Sequence[Metric]:
-        """What a validation measures, known before data is read."""
+        """Metrics of a validation, available before data is read."""
         raise NotImplementedError
 
     def languages(self, config: Config) -> tuple[str, ...]:
-        """Codes of the languages of the data, from the one that is read on."""
+        """Language codes of the data, source first."""
         return ()
 
     def judged_by(self, config: Config) -> Metric:
-        """What tables and curves of runs show: the monitor, or what a run has in its place."""
-        known = {metric.name: metric for metric in self.metrics(config)}
-        return known.get(self.monitor) or known[config.trainer.monitor or ""]
+        """Metric of tables and curves: the task's monitor, or the run's if it lacks that."""
+        metrics = {metric.name: metric for metric in self.metrics(config)}
+        return metrics.get(self.monitor) or metrics[config.trainer.monitor or ""]
 
     def check(self, config: Config) -> None:
-        """Refuse settings of this task that cannot be, before data is read."""
+        """Raise `ConfigError` for invalid settings of this task, before data is read."""
 
     def sizes(self, config: Config) -> Sizes:
-        """Sizes of the vocabularies before data is read: upper limits where the text decides."""
+        """Sizes of the vocabularies before data is read; upper limits if text decides them."""
         raise NotImplementedError
 
     def open(self, config: Config, cache: Path) -> C:
-        """Find the data; there are no files unless a task defines this."""
+        """Locate the data; by default there are no files."""
         return cast(C, NoFiles(config.data.test, self.sizes(config)))
 
     def prepare(self, corpus: C, config: Config, progress: bool) -> D:
-        """Make it ready, once; the ranks after the first find it so."""
+        """Prepare the data; the first rank does it, the others read its result."""
         return cast(D, corpus)
 
     def model(self, config: Config, sizes: Sizes) -> Model:
-        """A model for vocabularies of these sizes."""
+        """Build a model for vocabularies of these sizes."""
         raise NotImplementedError
 
     def examples(self, config: Config, data: D, ranks: Ranks, scratch: Path) -> Examples:
-        """What a run trains on; `scratch` is a folder for what an epoch needs."""
+        """Training examples; `scratch` is a folder for temporary files of an epoch."""
         raise NotImplementedError
 
     def batches(
         self, data: D, config: Config, split: str, n_items: int | None = None
     ) -> Sequence[Batch]:
-        """A split for evaluation, its first `n_items` or all; `rows` count them from 0.
+        """Batches of the first `n_items` of a split, or of all; their `rows` start at 0.
 
-        What follows needs it, unless a task defines that itself.
+        The default methods below use it.
         """
         raise NotImplementedError
 
@@ -268,13 +268,13 @@ class Task(Generic[C, D]):
         split: str,
         n_items: int | None = None,
     ) -> Measured:
-        """The `metrics` of a split, or of its first items."""
+        """The `metrics` of a split, or of its first `n_items`."""
         return measure_losses(model, loss, self.batches(data, config, split, n_items), ranks)
 
     def validator(
         self, model: Model, loss: Loss, data: D, config: Config, ranks: Ranks
     ) -> Validator:
-        """What measures the model in between, on the validation split."""
+        """Validator for the validation split."""
         split, n_items = config.data.valid, config.trainer.head_sentences
         return SplitValidator(
             lambda: [self.measured(model, loss, data, config, ranks, split)],
@@ -284,39 +284,40 @@ class Task(Generic[C, D]):
     def scorer(
         self, model: Model, loss: Loss, data: D, config: Config, ranks: Ranks
     ) -> Callable[[str, RunFolder, Tracker], dict[str, Any]]:
-        """(split, folder, tracker) -> its scores as results.json holds them.
+        """Function (split, folder, tracker) -> scores in the form of results.json.
 
-        What the scores are of is left in the folder and shown by the tracker.
+        It writes the outputs that it scores to the folder and the tracker.
         """
 
         def score(split: str, folder: RunFolder, tracker: Tracker) -> dict[str, Any]:
-            found = self.measured(model, loss, data, config, ranks, split)
+            measured = self.measured(model, loss, data, config, ranks, split)
             if ranks.is_main:
-                folder.write_sums(Path(f"{split}.{found.metrics[0].unit}.npy"), found.items)
-            return {**found.scores()}
+                path = Path(f"{split}.{measured.metrics[0].unit}.npy")
+                folder.write_sums(path, measured.items)
+            return {**measured.scores()}
 
         return score
 
     def loaded(self, run: TrainedRun, search: Mapping[str, Any]) -> TrainedRun:
-        """The run with what this task can do with it.
+        """The run as this task's subclass of `TrainedRun`.
 
         Args:
-            search: settings of a search that differ from the run's; tasks without one ignore them.
+            search: settings of the search that replace the run's; ignored without a search.
         """
         return run
 
     def inspected(
         self, run: TrainedRun, data: PruneDataConfig, max_tokens: int, longest: float
     ) -> Inspected:
-        """What heads are looked at on: unless a task defines it, the first items of a split.
+        """Items for the analysis of heads; by default the first items of a split.
 
         Args:
-            data: which split, and how many of its items.
-            max_tokens: of a batch, with padding.
+            data: the split, and the number of its items.
+            max_tokens: tokens per batch, with padding.
             longest: items with more tokens are left out.
 
         Raises:
-            DataError: there is no such split, or nothing is left of it.
+            DataError: the split does not exist, or all its items are too long.
         """
         trainer = replace(run.config.trainer, max_tokens=max_tokens)
         config = replace(run.config, trainer=trainer)
@@ -339,7 +340,7 @@ class Task(Generic[C, D]):
         )
 
     def prepared_split(self, run: TrainedRun, split: str, folder: str | None) -> D:
-        """Data with a split of the run's own; tasks that have text can read another folder."""
+        """Data with a split of the run; tasks on text can read another folder."""
         require(folder is None, "data.dir", f"null with task={self.name}", folder)
         corpus = self.open(run.config, machine_cache_dir())
         if split not in self.splits(run.config, corpus):
@@ -347,20 +348,20 @@ class Task(Generic[C, D]):
         return self.prepare(corpus, run.config, False)
 
     def column_text(self, data: D, config: Config, rows: list[list[int]]) -> ColumnText:
-        """Rows of ids with the name of each id: the number itself unless a task has tokens."""
+        """Rows of ids with the name of each id; by default its number."""
         return ColumnText("", rows, str)
 
     def items(self, run: TrainedRun, most: int, path: Path | None) -> Items:
-        """What a run is shown on: items of its first test set, or the first ones of a file.
+        """Items to show a run on: of its first test set, or the first ones of a file.
 
         Raises:
-            DataError: there is no text, or it cannot be read.
+            DataError: the text is empty or cannot be read.
             RunError: the task does not define it.
         """
         raise RunError(f"task={self.name} defines no items to show a run on")
 
     def readings(self, run: TrainedRun, texts: Sequence[str]) -> Iterator[tuple[int, Reading]]:
-        """Each text as the model goes through it, with its place, in no certain order.
+        """Yield the index and the reading of each text, in any order.
 
         Raises:
             DataError: a text that the model cannot read.
@@ -368,7 +369,7 @@ class Task(Generic[C, D]):
         raise NotImplementedError
 
     def splits(self, config: Config, corpus: C) -> list[str]:
-        """What is scored at the end: the validation set and the test sets."""
+        """Splits that are evaluated at the end: the validation set and the test sets."""
         return list(dict.fromkeys((config.data.valid, *corpus.test_sets)))
 
 

@@ -1,4 +1,4 @@
-"""The text that commands work on: test sets by name, and files of the user's own."""
+"""Input text of commands: named test sets and files of the user."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ Sides = tuple[Sequence[str], Sequence[str]]  # sources and references
 
 
 def read_lines(path: Path, may_be_empty: bool = False) -> list[str]:
-    """One sentence a line, plain or .gz."""
+    """Read a file, plain or .gz, with one sentence per line."""
     if not path.is_file():
-        raise DataError(f"there is no file {path}")
+        raise DataError(f"{path} not found")
     with open_bytes(path) as stream:
         return list(decoded_lines(stream, str(path), may_be_empty))
 
@@ -38,7 +38,7 @@ def read_lines(path: Path, may_be_empty: bool = False) -> list[str]:
 def check_aligned(
     sources: Sequence[str], references: Sequence[str], source: str, reference: str
 ) -> None:
-    """Refuse sides of different lengths; `source` and `reference` are their names."""
+    """Raise `DataError` for different lengths; `source` and `reference` are names for it."""
     if len(sources) != len(references):
         raise DataError(
             f"{source} has {len(sources)} lines and {reference} {len(references)}: they must be "
@@ -47,47 +47,47 @@ def check_aligned(
 
 
 def named_sets(run: TrainedRun, names: list[str], folder: str | None) -> dict[str, Sides]:
-    """Sources and references of sets: those of the run from its folder, others from the corpus.
+    """Sources and references by set, from the run folder or else from the corpus.
 
     Args:
-        run: whose sets.
-        names: which; empty for the run's own test sets.
-        folder: where the corpus is; given, everything comes from there.
+        run: a run of translation.
+        names: sets; empty for the test sets of the run.
+        folder: of a corpus; all sets are read from it if given.
 
     Raises:
-        DataError: a set that cannot be found, or whose sides are not aligned.
+        DataError: a set does not exist, or its sides are not aligned.
     """
-    wanted = names or run.config.data.test
+    requested = names or run.config.data.test
     if folder is not None:
-        return _corpus_sets(run, wanted, folder)
-    held = _held_sets(run.folder)
-    wanted = wanted or _held_tests(run)
-    parts = {name: joined_splits(name, held) for name in wanted}
-    absent = [name for name in wanted if not set(parts[name]) <= set(held)]
-    others = _corpus_sets(run, absent, None) if absent or not wanted else {}
-    read = {name: _held_set(run.folder, parts[name]) for name in wanted if name not in absent}
-    return {name: {**read, **others}[name] for name in wanted or others}
+        return _corpus_sets(run, requested, folder)
+    saved = _saved_sets(run.folder)
+    requested = requested or _saved_tests(run)
+    parts = {name: joined_splits(name, saved) for name in requested}
+    absent = [name for name in requested if not set(parts[name]) <= set(saved)]
+    others = _corpus_sets(run, absent, None) if absent or not requested else {}
+    read = {name: _saved_set(run.folder, parts[name]) for name in requested if name not in absent}
+    return {name: {**read, **others}[name] for name in requested or others}
 
 
 def set_to_show(run: TrainedRun) -> str:
-    """The first test set of a run, or its validation set where it has none."""
+    """The first test set of a run, or its validation set without any."""
     data: DataConfig = run.config.data
-    return [*data.test, *_held_tests(run), data.valid][0]
+    return [*data.test, *_saved_tests(run), data.valid][0]
 
 
-def _held_tests(run: TrainedRun) -> list[str]:
-    return [name for name in _held_sets(run.folder) if name != run.config.data.valid]
+def _saved_tests(run: TrainedRun) -> list[str]:
+    return [name for name in _saved_sets(run.folder) if name != run.config.data.valid]
 
 
-def _held_sets(folder: RunFolder) -> list[str]:
-    """Names of the sets whose source and references lie in the run folder."""
+def _saved_sets(folder: RunFolder) -> list[str]:
+    """Names of the sets whose sources and references are in the run folder."""
     texts = folder.path / HYPOTHESES
     names = [path.name.removesuffix(".src.txt") for path in texts.glob("*.src.txt")]
     return sorted(name for name in names if (texts / f"{name}.ref.txt").is_file())
 
 
-def _held_set(folder: RunFolder, names: list[str]) -> Sides:
-    """Sets of the run folder, one after the other."""
+def _saved_set(folder: RunFolder, names: list[str]) -> Sides:
+    """Concatenation of sets of the run folder."""
     both: tuple[list[str], list[str]] = [], []
     for name in names:
         sources, references = (
@@ -100,22 +100,22 @@ def _held_set(folder: RunFolder, names: list[str]) -> Sides:
 
 
 def _corpus_sets(run: TrainedRun, test: list[str], folder: str | None) -> dict[str, Sides]:
-    """Sets of the run's corpus, where it is now; all of its test sets where none is named."""
+    """Sets `test` of the run's corpus, or all of its test sets if empty."""
     data = run.config.data
-    own = data.dir
-    data = replace(data, dir=folder or own, test=test)
-    if test:  # the text that the run was trained on need not be there
+    data_dir = data.dir
+    data = replace(data, dir=folder or data_dir, test=test)
+    if test:  # the training text may be absent
         data = replace(data, train=test[0], valid=test[0])
     try:
         corpus = open_corpus(data, machine_cache_dir())
     except DataError as error:
-        if own is None or folder is not None:
+        if data_dir is None or folder is not None:
             raise
         named = f" {', '.join(test)}" if test else ""
         raise DataError(
-            f"{error}\nThe run folder does not hold the test sets{named}, so they were looked for "
-            f"in the run's own data.dir={own}, here {Path(own).expanduser().absolute()}. Name the "
-            "folder that holds them with data.dir="
+            f"{error}\nThe run folder does not hold the test sets{named}; searched in the run's "
+            f"data.dir={data_dir}, here {Path(data_dir).expanduser().absolute()}. Set "
+            "data.dir= to the folder that holds them"
         ) from error
     return {name: corpus.read(name) for name in corpus.config.test}
 
@@ -133,7 +133,7 @@ def inspected_pairs(
     everything = zip(range(1, len(sources) + 1), sources, references, *ids, strict=True)
     rows = [row for row in everything if max(map(len, row[3:])) <= longest]
     if not rows:
-        raise DataError(f"{name} has no sentence of up to {longest} pieces")
+        raise DataError(f"{name} has no sentence of up to {longest} tokens")
     n_left_out = len(sources) - len(rows)
     numbers, sources, references, source_ids, target_ids = zip(*rows, strict=True)
     split = EncodedSplit.from_lists(source_ids, target_ids)

@@ -1,4 +1,4 @@
-"""Translation: an encoder reads the source, a decoder writes the target; judged by BLEU."""
+"""Translation with an encoder and a decoder; evaluated by BLEU."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from headwise.tasks.translation_run import TranslationRun
 from headwise.track.base import Tracker
 from headwise.train.distributed import Ranks
 
-COMPILED_LENGTH_MULTIPLE = 8  # so that a compiled model sees few different lengths
-SHOWN = 100  # sentences of a test set that a tracker gets
+COMPILED_LENGTH_MULTIPLE = 8  # limits the recompilations of a compiled model
+SHOWN = 100  # sentences of a test set that a tracker logs
 
 
 class Translation(Task[Corpus, PreparedCorpus]):
-    """See the head of this file."""
+    """Translation of sentences from a parallel corpus."""
 
     monitor = "bleu"
     data = DataConfig
@@ -68,7 +68,7 @@ class Translation(Task[Corpus, PreparedCorpus]):
         longest = parts_of(config).positions.max_positions
         allowed = f"above tokenizer.max_sentence_pieces={pieces}"
         require(longest is None or longest > pieces, "positions.max_positions", allowed, longest)
-        check_model(config, self.sites(config), {"source": pieces + 1})  # and the end of it
+        check_model(config, self.sites(config), {"source": pieces + 1})  # and the end of sentence
         units = {metric.name: metric.unit for metric in self.metrics(config)}
         monitor, n_sentences = config.trainer.monitor, config.trainer.valid_sentences
         is_measured = units.get(monitor or self.monitor) != UNIT or n_sentences > 0
@@ -95,11 +95,11 @@ class Translation(Task[Corpus, PreparedCorpus]):
         self, config: Config, data: PreparedCorpus, ranks: Ranks, scratch: Path
     ) -> Examples:
         """See `Task.examples`."""
-        trainer, rate = config.trainer, config.tokenizer.dropout
+        trainer, dropout = config.trainer, config.tokenizer.dropout
         progress = trainer.progress and ranks.is_main
-        settings = rate, config.seed, scratch, trainer.n_workers, progress
+        settings = dropout, config.seed, scratch, trainer.n_workers, progress
         return TrainingPairs(
-            EpochSplits(data, *settings) if rate else data.train,
+            EpochSplits(data, *settings) if dropout else data.train,
             trainer.max_tokens,
             config.seed,
             ranks.world_size,
@@ -123,7 +123,7 @@ class Translation(Task[Corpus, PreparedCorpus]):
         return chosen_sentences(run, most, path)
 
     def readings(self, run: TrainedRun, texts: Sequence[str]) -> Iterator[tuple[int, Reading]]:
-        """See `Task.readings`: the decoder reads the run's own translation."""
+        """See `Task.readings`: the target is the run's translation."""
         assert isinstance(run, TranslationRun)
         return readings(run, texts)
 
@@ -136,7 +136,7 @@ class Translation(Task[Corpus, PreparedCorpus]):
     def scorer(
         self, model: Any, loss: Loss, data: PreparedCorpus, config: Config, ranks: Ranks
     ) -> Callable[[str, RunFolder, Tracker], dict[str, Any]]:
-        """See `Task.scorer`: hypotheses are left in the folder."""
+        """See `Task.scorer`: writes hypotheses to the folder."""
         tokenizers, output = data.tokenizers, loss.output_map
         translator = Translator(model, tokenizers, config.decode, ranks.device, output)
 

@@ -1,7 +1,7 @@
-"""Which sentences a run of translation is shown on, and what it makes of them.
+"""Sentences to show a run of translation on, and the attention of its model on them.
 
-The decoder reads the run's own translation (forced decoding of the ids that the search returned),
-so that its rows are what the model did, not what a reference would have had it do.
+The decoder input is the run's translation, not the reference: forced decoding of the ids that the
+search returned.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from headwise.tasks.translation_run import TranslationRun
 
 NAMES = "source", "reference"
 OWN = "The target is the model's own translation."
-QUESTIONS = 4  # one in so many sentences at most is chosen for being a question
-UNFINISHED = "…"  # the last piece of a translation that hit the length limit
+QUESTIONS = 4  # at most one in so many sentences is chosen as a question
+UNFINISHED = "…"  # last label of a translation that reached the length limit
 
 
 def chosen_sentences(run: TranslationRun, most: int, path: Path | None) -> Items:
     """Evenly spaced lines of the run's first test set, or the first lines of a file.
 
     Up to a quarter of the lines of a test set are questions with an interrogative word, evenly
-    spaced among those: without any, a head that tells questions has nothing to be seen at.
+    spaced among those: heads that detect questions need some.
 
     Args:
-        run: whose test set.
-        most: how many at most.
-        path: source sentences, one a line; a tab and a reference may follow.
+        run: a run of translation.
+        most: maximum number of sentences.
+        path: source sentences, one per line; a tab and a reference may follow.
 
     Raises:
-        DataError: there is no text, or it cannot be read.
+        DataError: the text is empty or cannot be read.
     """
     lines: Iterable[Sequence[str]]
     if path is not None:
@@ -57,30 +57,31 @@ def chosen_sentences(run: TranslationRun, most: int, path: Path | None) -> Items
         raise DataError(f"{path or origin} has no sentence to show")
     if path is not None:
         return Items(origin, "sentences", items[:most], len(items))
-    asked = spaced(_questions(items, run.config.data.source), most // QUESTIONS)
-    others = [item for item in items if item not in asked]
-    chosen = sorted([*asked, *spaced(others, most - len(asked))], key=lambda item: item.number)
-    note = "some of them questions" if asked else ""
+    questions = spaced(_questions(items, run.config.data.source), most // QUESTIONS)
+    others = [item for item in items if item not in questions]
+    others = spaced(others, most - len(questions))
+    chosen = sorted([*questions, *others], key=lambda item: item.number)
+    note = "some of them questions" if questions else ""
     return Items(origin, "sentences", chosen, len(items), note)
 
 
 def _questions(items: Sequence[Item], language: str) -> list[Item]:
-    """Those that end in a question mark and hold an interrogative word."""
+    """Items that end in a question mark and contain an interrogative word."""
     if not has_words(language):
         return []
-    # a character a piece: where the words are does not matter here
-    asks = [question_words(surface(list(item.text.strip())), language) for item in items]
-    return [item for item, seen in zip(items, asks, strict=True) if seen and seen.is_question]
+    # one character per token: positions of words do not matter here
+    words = [question_words(surface(list(item.text.strip())), language) for item in items]
+    return [item for item, word in zip(items, words, strict=True) if word and word.is_question]
 
 
 def readings(run: TranslationRun, sentences: Sequence[str]) -> Iterator[tuple[int, Reading]]:
     """See `Task.readings`.
 
-    The cross-attention's rows are named by what is written at each step, the decoder's own by what
-    it reads.
+    Rows of the cross-attention are labelled by the token generated at each step, rows of the
+    decoder's self-attention by its input token.
 
     Raises:
-        DataError: one string instead of a list, or one of them is empty, by line number.
+        DataError: a string instead of a list, or an empty sentence, by line number.
     """
     require_lines(sentences)
     sources = list(map(run.normaliser.source, sentences))
@@ -89,11 +90,12 @@ def readings(run: TranslationRun, sentences: Sequence[str]) -> Iterator[tuple[in
     source_ids = source.encode(sources)
     for line, translation in enumerate(translations, start=1):
         if not translation.hypotheses:
-            raise DataError(f"source line {line} is empty: no head looks anywhere")
+            raise DataError(f"source line {line} is empty: there is no attention to show")
     best = [translation.hypotheses[0] for translation in translations]
     split = EncodedSplit.from_lists(source_ids, [list(hypothesis.ids) for hypothesis in best])
-    # one by one (a batch holds one pair at least): no padding, and little memory for the weights
-    for batch, seen in observations(run.model, evaluation_batches(split, max_tokens=1), run.device):
+    # one pair per batch: no padding, and little memory for the weights
+    batches = evaluation_batches(split, max_tokens=1)
+    for batch, observed in observations(run.model, batches, run.device):
         (place,) = batch.rows
         source_text, target_text = sources[place], translations[place].text
         encoded = source.labels([*source_ids[place], EOS])
@@ -107,7 +109,7 @@ def readings(run: TranslationRun, sentences: Sequence[str]) -> Iterator[tuple[in
                     "decoder_self": Axes(read, read, target_text, OWN),
                     "cross": Axes(written, encoded, f"{source_text} → {target_text}", OWN),
                 },
-                seen,
+                observed,
                 {"translation": target_text},
             ),
         )

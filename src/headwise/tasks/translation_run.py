@@ -24,30 +24,30 @@ from headwise.tasks.task import TrainedRun
 
 @dataclass(frozen=True)
 class TranslationRun(TrainedRun):
-    """A model with its tokenizers and the settings of its search, `config.decode`."""
+    """A model with its tokenizers and its search settings, `config.decode`."""
 
     model: Transformer
     translator: Translator
 
     @classmethod
     def of(cls, run: TrainedRun, search: Mapping[str, Any]) -> TranslationRun:
-        """The run with some settings of its search changed; null leaves one as it is.
+        """The run with changed search settings; None leaves a setting unchanged.
 
         Raises:
-            ConfigError: an unknown setting or a value of a wrong type, as `decode.<key>`.
+            ConfigError: an unknown `decode.<key>`, or a value of the wrong type.
         """
         settings = search_settings(run.config.decode, search)
         tokenizers = TokenizerPair.load(run.folder.path)
         output = instantiate(run.config.loss, "loss").output_map
         assert isinstance(run.model, Transformer)
         translator = Translator(run.model, tokenizers, settings, run.device, output)
-        known = {field.name: getattr(run, field.name) for field in fields(TrainedRun)}
-        known["config"] = replace(run.config, decode=translator.config)
-        return cls(**known, translator=translator)
+        attributes = {field.name: getattr(run, field.name) for field in fields(TrainedRun)}
+        attributes["config"] = replace(run.config, decode=translator.config)
+        return cls(**attributes, translator=translator)
 
     @property
     def tokenizers(self) -> TokenizerPair:
-        """Of its source and target."""
+        """Tokenizers of source and target."""
         return self.translator.tokenizers
 
     @property
@@ -64,14 +64,14 @@ class TranslationRun(TrainedRun):
 
     @property
     def normaliser(self) -> Normaliser:
-        """What was done to all text of the corpus, and must be done to what is translated."""
+        """Text normalisation of the corpus, required for input sentences too."""
         data = self.config.data
         return Normaliser(data.cleaning.normalise, data.source, data.target)
 
     def translate(
         self, sentences: Sequence[str], progress: bool = False, first_line: int = 1
     ) -> list[Translation]:
-        """Translations in order; see `Translator.translate`."""
+        """Translations in input order; see `Translator.translate`."""
         require_lines(sentences)
         sources = list(map(self.normaliser.source, sentences))
         return self.translator.translate(sources, progress, first_line)
@@ -85,10 +85,10 @@ class TranslationRun(TrainedRun):
         )
 
 
-def search_settings(own: DecodeConfig, changes: Mapping[str, Any]) -> DecodeConfig:
-    """The run's settings with some changed; see `TranslationRun.of`."""
+def search_settings(settings: DecodeConfig, changes: Mapping[str, Any]) -> DecodeConfig:
+    """Search settings with changes; see `TranslationRun.of`."""
     names = [field.name for field in fields(DecodeConfig) if field.name[0] != "_"]
-    merged = OmegaConf.structured(own)
+    merged = OmegaConf.structured(settings)
     for key, value in changes.items():
         if key not in names:
             raise unknown("decode.", key, names)

@@ -36,7 +36,8 @@ class Observation:
 
     Attributes:
         site: name of the site.
-        queries, keys: columns of the batch that the queries and the keys come from.
+        queries: column of the batch that the queries come from.
+        keys: column of the batch that the keys come from.
         layer: from 1.
         head_numbers: of its heads, as in the unpruned model.
         weights_BHQK: as applied to the values; 0 at masked keys and at padding queries. In the

@@ -36,7 +36,9 @@ class MultiHeadAttention(Attention):
     """Base class: projections, gates and positions; subclasses compute the context.
 
     Attributes:
-        query, key, value: D -> H * E.
+        query: D -> H * E.
+        key: as `query`.
+        value: as `query`.
         output: H * E -> D.
         gate: called with the context (B, H, Q, E) of every head before the heads are joined, or
             None; see `headwise.model.gates`.

@@ -36,10 +36,14 @@ class Mask:
     query_offset: int = 0
     n_prefix: int = 0
     _dense: dict[tuple[int, int], Tensor | None] = field(
-        default_factory=dict, repr=False, compare=False
+        init=False, default_factory=dict, repr=False, compare=False
     )
-    _layouts: dict[int, BlockLayout | None] = field(default_factory=dict, repr=False, compare=False)
-    _restricted: dict[Hashable, Mask] = field(default_factory=dict, repr=False, compare=False)
+    _layouts: dict[int, BlockLayout | None] = field(
+        init=False, default_factory=dict, repr=False, compare=False
+    )
+    _restricted: dict[Hashable, Mask] = field(
+        init=False, default_factory=dict, repr=False, compare=False
+    )
 
     @property
     def is_plain_causal(self) -> bool:

@@ -21,7 +21,8 @@ class Site:
     Attributes:
         name: a key of `headwise.config.schema.SITE_KINDS`.
         n_layers: layers that have it.
-        queries, keys: columns of a batch that give the query and key positions.
+        queries: column of a batch that gives the query positions.
+        keys: column of a batch that gives the key positions.
     """
 
     name: str

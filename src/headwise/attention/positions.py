@@ -57,8 +57,8 @@ class Positions:
 
     Attributes:
         max_positions: maximum number of positions of a stack; None: unlimited.
-        rotates, biases: whether `at` rotates or biases self-attention, which some variants do not
-            support.
+        rotates: whether `at` rotates self-attention, which some variants do not support.
+        biases: whether `at` biases self-attention, which some variants do not support.
     """
 
     max_positions: int | None = None

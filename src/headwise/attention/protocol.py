@@ -20,13 +20,16 @@ class Attention(Variant):
     Attentions without scores subclass `headwise.attention.heads.MultiHeadAttention`.
 
     Attributes:
+        dropout: rate on the weights, if any; set by the factory.
+        rotates: whether it supports rotary positions.
+        forms_weights: exact, effective (see the class) or no.
         recorders: callbacks for the weights (see `headwise.attention.recorder`). With at least
             one, `forward` forms the weights, unless `forms_weights` is "no", and calls `record`.
     """
 
-    dropout: float = 0.0  # rate on the weights, if any; set by the factory
-    rotates: bool = False  # whether it supports rotary positions
-    forms_weights: str = "exact"  # exact, effective (see the class) or no
+    dropout: float = 0.0
+    rotates: bool = False
+    forms_weights: str = "exact"
     recorders: tuple[Recorder, ...] = ()
 
     @property
@@ -50,8 +53,9 @@ class Attention(Variant):
 
         Args:
             query_BQD: input of the queries.
-            key_BKD, value_BKD: input of keys and values. With a growing cache: only the new
-                positions; ignored with a filled static cache (cross-attention).
+            key_BKD: input of the keys. With a growing cache: only the new positions; ignored with
+                a filled static cache (cross-attention).
+            value_BKD: input of the values, as `key_BKD`.
             mask: which keys may be attended to.
             cache: keys and values of earlier steps, extended in place.
         """

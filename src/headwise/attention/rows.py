@@ -55,10 +55,13 @@ class Elementwise(Normaliser):
         rows: "sqrt" divides the weights by the square root of the number of keys of the query;
             "l2" divides a row of scores or weights (see `l2_acts_on`) by its L2 norm over keys;
             "none" does not rescale.
+
+    Attributes:
+        l2_acts_on: scores or weights.
     """
 
     is_distribution = False
-    l2_acts_on: ClassVar[str] = "scores"  # or weights
+    l2_acts_on: ClassVar[str] = "scores"
 
     def __init__(self, place: Place, rows: str = "sqrt") -> None:
         super().__init__(place)

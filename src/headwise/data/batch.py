@@ -21,7 +21,8 @@ class Column:
         ids_BN: of text, pixels or samples alike, int64. Behind the end of a row stands padding,
             zeros that nothing looks at.
         lengths_B: int64, positions before padding begins.
-        n_begin, n_end: special tokens that every row begins and ends with, such as bos and eos.
+        n_begin: number of special tokens that every row begins with, such as bos.
+        n_end: number of special tokens that every row ends with, such as eos.
     """
 
     ids_BN: Tensor

@@ -60,7 +60,8 @@ def alpha_entmax(
             float32 (float64 for float64 scores); a tensor is clamped to at
             least 1 + 1e-7, so that its gradient is finite at exactly 1 too. On an accelerator it is
             clamped without a check, which would wait for the device.
-        dim, mask: as for `softmax`.
+        dim: as for `softmax`.
+        mask: as for `softmax`.
 
     Returns:
         As `softmax`, differentiable once in scores and alpha by backward; torch.func.jvp raises.

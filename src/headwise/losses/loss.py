@@ -27,16 +27,25 @@ LOG2_E = 1 / math.log(2.0)
 
 @dataclass(frozen=True)
 class LossSum:
-    """Sums over the real target tokens of a batch."""
+    """Sums over the real target tokens of a batch.
 
-    loss: Tensor  # minimised, differentiable
-    measure: Tensor  # the quantity named by `Loss.measure`, detached
+    Attributes:
+        loss: minimised, differentiable.
+        measure: the quantity named by `Loss.measure`, detached.
+    """
+
+    loss: Tensor
+    measure: Tensor
 
 
 class Loss(nn.Module):
-    """Base class of losses over classes. Subclasses define `rows` and `log_probs`."""
+    """Base class of losses over classes. Subclasses define `rows` and `log_probs`.
 
-    measure: ClassVar[str] = "nll"  # nll (in nats), or support (classes with p > 0)
+    Attributes:
+        measure: nll (in nats), or support (classes with p > 0).
+    """
+
+    measure: ClassVar[str] = "nll"
 
     def rows(self, logits_RV: Tensor, targets_R: Tensor) -> tuple[Tensor, Tensor]:
         """Return differentiable loss and measure of every target: (R,) each, at least float32.

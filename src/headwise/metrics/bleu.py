@@ -57,7 +57,8 @@ def score_translations(
     """Compute the statistics of translations, one item per sentence, with `text_metrics`.
 
     Args:
-        hypotheses, references: detokenised sentences, aligned.
+        hypotheses: detokenised sentences.
+        references: detokenised sentences, aligned with the hypotheses.
         target_language: as in `text_metrics`.
 
     Raises:

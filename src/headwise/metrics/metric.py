@@ -17,7 +17,12 @@ Floats = npt.NDArray[np.float64]
 
 
 class Score(TypedDict):
-    """A value and how it was computed, as in `results.json`."""
+    """A value and how it was computed, as in `results.json`.
+
+    Attributes:
+        score: the value.
+        signature: how it was computed.
+    """
 
     score: float
     signature: str

@@ -32,7 +32,8 @@ class Comparison:
     Attributes:
         difference: mean over seeds of the difference in score, positive if the system is better,
             in the unit of the metric.
-        low, high: middle 95 % of the differences on resampled items.
+        low: lower end of the middle 95 % of the differences on resampled items.
+        high: upper end of the same.
         p_value: two-sided: probability of a difference at least as large between equal systems.
         n_seeds: number of pairs of systems.
         n_items: number of items of the test set.
@@ -77,8 +78,8 @@ def paired_bootstrap(
     as far from 0 as the observed one.
 
     Args:
-        systems, baselines: items (items, statistics) of one system per seed, in the same order of
-            seeds, all of the same test set.
+        systems: items (items, statistics) of one system per seed, all of the same test set.
+        baselines: the same of the baselines, in the same order of seeds.
         metric: a function of the sums of these items.
         n_resamples: number of draws.
 

@@ -34,7 +34,8 @@ class Transformer(Model):
 
     Args:
         config: sizes and kinds.
-        source_vocab, target_vocab: sizes of the vocabularies.
+        source_vocab: number of ids of the source.
+        target_vocab: number of ids of the target, and of classes.
         joint_vocab: whether both are one vocabulary, whose table can be shared.
         make_attention: place -> attention module (see `headwise.attention.build`).
         seed: of the initial weights.

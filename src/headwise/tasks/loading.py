@@ -29,7 +29,7 @@ def load(
 
     Args:
         run: its folder.
-        checkpoint: auto, best, last, average, update_<n> or <n>, or average_<n> of the last n.
+        checkpoint: auto, best, last, average, `update_<n>`, `<n>`, or `average_<n>` of the last n.
         device: auto, cpu or cuda.
         search: settings of the search that replace the run's, such as beam=10.
 

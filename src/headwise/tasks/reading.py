@@ -53,7 +53,8 @@ class Axes:
     """Labels of the attention weights of a site.
 
     Attributes:
-        queries, keys: a name for each row and each column of the weights.
+        queries: a name for each row of the weights.
+        keys: a name for each column of the weights.
         text: the input as one text.
         note: a remark to show with it.
     """

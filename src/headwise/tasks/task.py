@@ -99,9 +99,13 @@ class TrainedRun:
     """A run folder with its model, of any task.
 
     Attributes:
+        folder: its paths and small files.
+        config: as it was trained with.
+        task: the one that the config names.
         model: in evaluation mode, on `device`, with the weights of `checkpoint`.
         sizes: of its vocabularies.
         checkpoint: the file of its weights.
+        device: where the model computes.
     """
 
     folder: RunFolder
@@ -193,16 +197,19 @@ D = TypeVar("D", bound=Data)
 
 
 class Task(Generic[C, D]):
-    """Base class of tasks; each task is one module of this package.
+    """Base class of tasks; each task is one module of `headwise.tasks`.
 
     Attributes:
         monitor: default metric for the `best` checkpoint and early stopping.
+        data: the class of its `data`.
+        command: what applies a finished run to text; empty: there is none.
+        references: file of a run folder, by {split}, with the reference of each item.
     """
 
     monitor: str
-    data: type = object  # the class of its `data`
-    command = ""  # that applies a finished run to text, if there is one
-    references = ""  # file of a run folder, by {split}, with the reference of each item
+    data: type = object
+    command = ""
+    references = ""
 
     @property
     def name(self) -> str:

@@ -30,7 +30,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among the others of the run."""
+    """This process among the others of the run.
+
+    Attributes:
+        rank: number of this process, from 0.
+        world_size: number of processes.
+        device: where this process computes.
+    """
 
     rank: int
     world_size: int

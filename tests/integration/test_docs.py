@@ -18,7 +18,9 @@ from guide import DOCS, ROOT, WorkingCopy, blocks_of, inline_overrides, misses
 from headwise.config.schema import KINDS
 from warm_python import warm_python
 
-PAGES = sorted(page.name for page in DOCS.glob("*.md"))
+PAGES = sorted(
+    page.relative_to(DOCS).as_posix() for page in (*DOCS.glob("*.md"), *DOCS.glob("api/*.md"))
+)
 CHAPTERS = [
     "first-run", "variants", "your-own-variant", "your-own-task", "your-own-data",
     "reproducing-a-paper",
@@ -45,7 +47,7 @@ def test_the_chapters_are_there_and_the_site_lists_every_page() -> None:
 
 
 def test_links_lead_to_a_page_and_a_heading() -> None:
-    for page in (ROOT / "README.md", *DOCS.glob("*.md")):
+    for page in (ROOT / "README.md", *(DOCS / name for name in PAGES)):
         text = page.read_text(encoding="utf-8")
         for path, heading in re.findall(r"\]\((?!http)([^)#]*)#?([^)]*)\)", text):
             place = page.parent / path if path else page
@@ -53,6 +55,25 @@ def test_links_lead_to_a_page_and_a_heading() -> None:
             titles = re.findall(r"^#+ (.+)$", place.read_text("utf-8"), re.M) if heading else []
             anchors = {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
             assert not heading or heading in anchors, f"{page.name}: {path}#{heading}"
+
+
+def test_the_reference_has_what_pages_import() -> None:
+    """Names that it has and the code does not are errors of the strict build."""
+    documented = {
+        name
+        for page in DOCS.glob("api/*.md")
+        for name in re.findall(r"^::: (\S+)$", page.read_text("utf-8"), re.M)
+    }
+    imported = {
+        f"{module}.{name}"
+        for page in DOCS.glob("*.md")
+        for block in blocks_of(page)
+        if block.language == "python"
+        for module, names in re.findall(r"^from (headwise\.\S+) import (.+)$", block.text, re.M)
+        for name in names.split(", ")
+    }
+    assert imported
+    assert imported <= documented, imported - documented
 
 
 def test_the_demo_has_one_figure() -> None:

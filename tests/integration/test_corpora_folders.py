@@ -178,8 +178,8 @@ def test_a_split_that_is_not_there_is_refused_by_name(tmp_path: Path, test: str)
 @pytest.mark.parametrize(
     ("folder", "lost", "message"),
     [
-        ("text", "train.de.gz train.en.gz", r"looked for train.de, train.en .*nearest.*train\.d"),
-        ("text", "train.en.gz", r"its other side train\.en .*nearest.*train\.en\.gz_"),
+        ("text", "train.de.gz train.en.gz", r"expected train.de, train.en .*closest.*train\.d"),
+        ("text", "train.en.gz", r"its other side train\.en .*closest.*train\.en\.gz_"),
         ("text", "test_2016_flickr.de.gz", r"its other side test_2016_flickr\.de "),
         ("texts", "", r"does not exist\. Did you mean .*text\?"),
         ("text/valid.de.gz", "", "must be a folder"),

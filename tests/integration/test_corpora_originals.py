@@ -133,7 +133,7 @@ def test_a_missing_corpus_names_its_files(tmp_path: Path, monkeypatch: pytest.Mo
     for part in (
         "data.dir=FOLDER that holds train.de, train.en, valid_dev2010.de, valid_dev2010.en",
         "HEADWISE_DATA=FOLDER that holds such a folder named ted_iwslt_de_en",
-        "IWSLT/iwslt2017 on the Hugging Face hub (Couldn't reach the hub)",
+        "IWSLT/iwslt2017 could not be loaded from the Hugging Face hub (Couldn't reach the hub)",
         "put de-en.tgz or de-en.zip",
         str(tmp_path / "cache" / "downloads" / "iwslt17"),
     ):
@@ -154,7 +154,7 @@ def test_incomplete_and_damaged_archives_are_named(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").rename(tmp_path / "dev.tgz")
     (tmp_path / "test-full.tgz").write_bytes(whole[: len(whole) // 2])
     corpus = opened(tmp_path, "wmt14", dir=str(tmp_path))
-    with pytest.raises(DataError, match=r"test-full\.tgz is truncated or no zip or tar archive"):
+    with pytest.raises(DataError, match=r"test-full\.tgz is truncated or not a zip or tar archive"):
         list(corpus.text("test_newstest2014"))
     with zipfile.ZipFile(tmp_path / "test-full.tgz", "w") as archive:
         archive.writestr("newstest2014-deen-src.en.sgm", "<seg>")
@@ -164,7 +164,7 @@ def test_incomplete_and_damaged_archives_are_named(tmp_path: Path) -> None:
         for start in (0, packed.index(b"PK\x01\x02") + 2):
             spoilt[start + at] = flag
         (tmp_path / "test-full.tgz").write_bytes(spoilt)
-        with pytest.raises(DataError, match=r"src\.en\.sgm cannot be unpacked"):
+        with pytest.raises(DataError, match=r"src\.en\.sgm cannot be extracted"):
             list(corpus.text("test_newstest2014"))
     write_tar(tmp_path / "test-full.tgz", {"test-full/newstest2014-deen-src.en.sgm": b"<seg>"})
     with pytest.raises(DataError, match=r"has no newstest2014-deen-ref\.de\.sgm"):

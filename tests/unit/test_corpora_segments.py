@@ -79,8 +79,8 @@ def test_missing_segment_is_named(longer: int) -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"just text\n", "holds no <seg>"),
-        (b"", "holds no <seg>"),
+        (b"just text\n", "has no <seg>"),
+        (b"", "has no <seg>"),
         (b'<doc docid="1"><seg id="1">a</seg><seg id="1">b</seg></doc>', "occurs twice"),
         (b'<doc docid="1">\n<seg id="1">\xff</seg></doc>', "line 2: not UTF-8"),
     ],

@@ -72,7 +72,7 @@ def test_shards_of_two_releases_are_refused(tmp_path: Path) -> None:
     for stem, second in ("train", "00001-of-00003"), ("test", "0-of-00002"):
         for name in ("00000-of-00002", "00001-of-00002", second):
             write_parquet(tmp_path / f"{stem}-{name}.parquet", _rows(flat=False))
-        with pytest.raises(DataError, match=r"holds 3 parquet shards.*expected 2, missing.*none"):
+        with pytest.raises(DataError, match=r"has 3 parquet shards.*expected 2, missing.*none"):
             find_table(tmp_path, stem)
 
 
@@ -82,7 +82,7 @@ def test_shards_of_two_releases_are_refused(tmp_path: Path) -> None:
         ("a.tsv", b"de\tfr\nx\ty\n", r"'en' is not in \['de', 'fr'\]"),
         ("a.tsv", b"de\ten\nx\n", r"line 2: 1 cells, the header has 2"),
         ("a.tsv", b"de\ten\n", "is empty"),
-        ("a.jsonl", b'{"de": "x"}\n', r"line 1: no text for language 'en'; found de"),
+        ("a.jsonl", b'{"de": "x"}\n', r"line 1: no text for language 'en'; got de"),
         ("a.jsonl", b'{"de": "x", "en": null}\n', "no text for language 'en'"),
         ("a.jsonl", b'{"de": "x", "en": "y"}\n{"de": \n', "line 2: not JSON"),
         ("a.jsonl", b"[1]\n", "line 1: not a JSON object"),
@@ -90,8 +90,8 @@ def test_shards_of_two_releases_are_refused(tmp_path: Path) -> None:
         ("a.jsonl", b"[" * 100_000 + b"\n", "line 1: not JSON"),
         ("a.jsonl", rb'{"de": "\ud800", "en": "y"}' + b"\n", "line 1: half of a surrogate pair"),
         ("a.jsonl", rb'{"de": "\u0000", "en": "y"}' + b"\n", "line 1: a NUL character"),
-        ("a.parquet", b"PAR1 but not really", "truncated, no parquet file"),
-        ("a.parquet", b"", "truncated, no parquet file"),
+        ("a.parquet", b"PAR1 but not really", "truncated, not parquet"),
+        ("a.parquet", b"", "truncated, not parquet"),
     ],
 )
 def test_bad_tables_are_named(tmp_path: Path, name: str, data: bytes, message: str) -> None:
@@ -104,7 +104,7 @@ def test_bad_tables_are_named(tmp_path: Path, name: str, data: bytes, message: s
 
 def test_parquet_without_the_language_names_its_columns(tmp_path: Path) -> None:
     write_parquet(tmp_path / "a.parquet", [{"de": "x", "fr": "y"}])
-    with pytest.raises(DataError, match=r"no columns 'en'; found de, fr"):
+    with pytest.raises(DataError, match=r"no columns 'en'; got de, fr"):
         list(table_pairs([tmp_path / "a.parquet"], "de", "en"))
 
 

@@ -26,14 +26,14 @@ class Phrase(NamedTuple):
 
     de: Sequence[str]  # nominative, accusative, dative
     en: Sequence[str]  # likewise: he, him, him
-    pronoun: Pronoun  # what stands for it
+    pronoun: Pronoun  # that replaces it
     kind: str = "p"  # as of nouns
     noun: str = ""  # "" of a pronoun
-    form: str = "pronoun"  # or definite, indefinite: decides on its place
+    form: str = "pronoun"  # or definite, indefinite: decides its position
 
     @classmethod
     def of(cls, pronoun: Pronoun, kind: str = "p") -> Phrase:
-        """A pronoun that stands for a noun of a kind."""
+        """The phrase of a pronoun that replaces a noun of `kind`."""
         return cls(pronoun.de, pronoun.en, pronoun, kind)
 
 
@@ -63,13 +63,13 @@ def noun_phrase(
 
 
 def relative_pronoun(head: Phrase) -> Phrase:
-    """The relative pronoun that takes up `head`."""
+    """The relative pronoun that refers to `head`."""
     de = [forms[head.pronoun.gender] for forms in RULES["declensions"]["relative"]]
     return head._replace(de=de, en=["who" if head.kind == "p" else "which"] * 3)
 
 
 def verb_parts(verb: Word, tense: str, person: int, negated: bool) -> dict[str, str]:
-    """The forms of a verb by the parts that they are of a German and of an English clause."""
+    """The forms of a verb by the part of a German and an English clause that they fill."""
     rows = RULES["tenses"]
     parts = {"zu": verb["zu"], "en_particle": verb["en_particle"]}
     for part, forms in (rows.get(f"{tense} {verb['perfect']}") or rows[tense]).items():
@@ -86,7 +86,7 @@ def verb_parts(verb: Word, tense: str, person: int, negated: bool) -> dict[str, 
 
 @dataclass(slots=True)
 class Clause:
-    """The parts of a clause in both languages, and what they were made of."""
+    """The parts of a clause in both languages, its tense and its phrases."""
 
     tense: str
     phrases: Mapping[str, Phrase]  # by role
@@ -94,7 +94,7 @@ class Clause:
     en: dict[str, str]
 
     def add(self, part: str, de: str, en: str) -> None:
-        """Put a part in place."""
+        """Set a part in both languages."""
         self.de[part], self.en[part] = de, en
 
     def spelled(self, language: str, order: str) -> str:
@@ -117,7 +117,7 @@ def spelled(layout: str, language: str, clauses: Mapping[str, Clause]) -> str:
 
 @cache
 def _order(language: str, name: str) -> list[str]:
-    """The parts of an order of the rules, with those of the orders that it holds."""
+    """The parts of an order of the rules; nested orders are expanded."""
     orders = RULES["orders"][language]
     if name not in orders:
         return [name]

@@ -1,17 +1,17 @@
-"""The rules and words of the built-in corpus, as the files beside this one have them.
+"""The rules and words of the built-in corpus, read from the files in this folder.
 
 A word is a row of its table by column. `kind` of a noun is p person, a animal, e food, k food that
 is cooked, w drink, t thing, o thing that opens, h other furniture or part of a house, d document,
-c clothes, v vehicle, l place; a name has it as a capital letter. `kinds` of an adjective are the
-nouns it goes with, `subject`, `object` and `dative` of a verb those it takes there (one twice is
-drawn twice as often), `adverbials` the parts of a clause that may go with it.
+c clothes, v vehicle, l place; of a name, a capital letter. `kinds` of an adjective are those of the
+nouns it may describe; `subject`, `object` and `dative` of a verb those of its arguments (one twice
+is drawn twice as often), `adverbials` the optional parts of its clause.
 
-- Nouns: `pronoun` is a key of the rules' pronouns and holds the gender, `oblique` the singular
+- Nouns: `pronoun` is a key of the rules' pronouns and gives the gender, `oblique` the singular
   outside of the nominative, `where` a key of the rules' prepositions. Names and mass nouns have no
   plural. A compound has its first part as `modifier`.
-- Verbs: several `frames` are parted by slashes. `ich`, `du`, `er`, `wir` lack the particle,
-  `infinitive`, `zu`, `participle` have it. `en` holds a preposition that stays with the verb,
-  `en_particle` what stands before a noun as its object and behind a pronoun.
+- Verbs: several `frames` are separated by slashes. `ich`, `du`, `er`, `wir` lack the particle,
+  `infinitive`, `zu`, `participle` have it. `en` includes a preposition that stays with the
+  verb; `en_particle` precedes an object that is a noun and follows one that is a pronoun.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Draws sentence pairs from the rules and the lexicon of the built-in corpus.
 
-A sentence of rules.yaml lays out one or two clauses. A clause is drawn as its parts in both
-languages (subject, finite verb, time, ...), and spelled by naming them in one of the orders of the
-rules. Every pair is one structure spelled twice, so that a sentence has one right translation.
+A sentence of rules.yaml is a template of one or two clauses. A clause is drawn as its parts in both
+languages (subject, finite verb, time, ...) and spelled in one of the orders of the rules. Both
+sentences of a pair are spelled from one structure, so that each has one correct translation.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from headwise.data.builtin.lexicon import (
 )
 
 T = TypeVar("T")
-Rule = Mapping[str, Any]  # what a sentence says of a clause; rules.yaml explains the keys
+Rule = Mapping[str, Any]  # options of a clause; rules.yaml explains the keys
 
 _SENTENCES = [row for row in RULES["sentences"] for _ in range(row["weight"])]
 _SPEAKERS = [PRONOUNS[name] for name in RULES["speakers"]]
@@ -43,12 +43,12 @@ _CASES = {"subject": 0, "object": 1, "dative": 2}
 
 
 class _Discarded(Exception):
-    """The sentence has two meanings or a noun twice, or no word fits a place in it."""
+    """The sentence has two meanings or a noun twice, or no word fits a position."""
 
 
 @cache
 def _verbs(frame: str, settled: tuple[tuple[str, str], ...]) -> list[Word]:
-    """The verbs of a frame that take what is settled: pairs of a role and a kind of noun."""
+    """The verbs of a frame that accept the settled (role, kind of noun) pairs."""
     return [
         verb
         for verb in VERBS
@@ -59,7 +59,7 @@ def _verbs(frame: str, settled: tuple[tuple[str, str], ...]) -> list[Word]:
 
 @cache
 def _adjectives(kind: str, of_noun: bool) -> list[Word]:
-    """Those for a kind of noun; said of a pronoun they tell a person or animal from a thing."""
+    """Adjectives of a kind of noun; those of a pronoun fit either animate or inanimate nouns."""
     return [
         adjective
         for adjective in ADJECTIVES
@@ -69,16 +69,16 @@ def _adjectives(kind: str, of_noun: bool) -> list[Word]:
 
 
 class Sampler:
-    """Draws sentence pairs, the same ones from a seed in every process.
+    """Draws sentence pairs, the same from a seed in every process.
 
-    `combinations` holds those of the last pair: a subject noun with its verb, an adjective with its
-    noun, or the modifier of a compound with its head. The corpus keeps some for the test set.
+    `combinations` lists those of the last pair: a subject noun with its verb, an adjective with its
+    noun, or the modifier of a compound with its head. The corpus reserves some for the test set.
     """
 
     def __init__(self, seed: str) -> None:
         self.random = random.Random(seed)  # by the SHA-512 of the string
         self.combinations: list[str] = []
-        self._used: set[str] = set()  # nouns of this sentence: none comes twice
+        self._used: set[str] = set()  # nouns of this sentence; none is repeated
 
     def draw(self) -> tuple[str, str]:
         """One sentence pair (German, English)."""
@@ -112,12 +112,12 @@ class Sampler:
         """A clause.
 
         Args:
-            rule: what the sentence says of it.
-            first: the clause before it, whose tense it has and whose phrases it may take up.
+            rule: its options in the template of the sentence.
+            first: the previous clause, which sets its tense and may set phrases.
             head: the noun phrase that it describes as a relative clause.
         """
         rule = {**RULES["clause"], **rule}
-        phrases: dict[str, Phrase] = {}  # by role; first those that are settled
+        phrases: dict[str, Phrase] = {}  # by role; the settled ones first
         if first:
             phrases = {role: _again(first, role, other) for role, other in rule["again"].items()}
         if rule["wh"]:
@@ -142,7 +142,7 @@ class Sampler:
             part, case = f"{role}_{phrase.form}", _CASES.get(role, 0)
             clause.add("wh" if role == rule["role"] else part, phrase.de[case], phrase.en[case])
             if part == "object_indefinite":
-                clause.de["nicht"] = ""  # kein stands with the object
+                clause.de["nicht"] = ""  # the object has kein
         if frame == "be":
             adjective = self._adjective(subject.kind, subject.noun)
             clause.add("predicate", adjective["de"], adjective["en"])
@@ -164,7 +164,7 @@ class Sampler:
             if part in ("place", "direction"):
                 clause.add(part, *self._place(part, rule))
             elif part == "time" or not rule["negated"]:
-                group = clause.de["adverbs"] if part == "time" else part  # those of the tense
+                group = clause.de["adverbs"] if part == "time" else part  # adverbs of the tense
                 clause.add(part, *self._pick(list(RULES["adverbs"][group].items())))
         movable = [part for part in ("time", "manner", "place") if part in clause.de]
         if movable and self._chance(rule["front"]):
@@ -183,10 +183,10 @@ class Sampler:
         """A pronoun, a name or a noun phrase of one of the kinds.
 
         Args:
-            role: `subject`, `object`, `dative`, `place` or `wh`: which choices there are.
+            role: `subject`, `object`, `dative`, `place` or `wh`; decides the choices.
             kinds: letters as of nouns.
             rule: of the clause.
-            subject: the subject of the clause, where this phrase is another one.
+            subject: of the clause, if this phrase is not the subject.
         """
         kind, choices = self._pick(kinds), RULES["choices"]
         described = self._chance(rule.get(f"relative_{role}", 0))
@@ -213,7 +213,7 @@ class Sampler:
         return self._with_relative_clause(phrase) if described else phrase
 
     def _noun(self, kind: str) -> Word:
-        """A noun that the sentence does not have yet, simple or a compound."""
+        """A noun that is new in the sentence, simple or a compound."""
         compound = kind in COMPOUNDS_OF and self._chance(0.2)
         noun = self._pick((COMPOUNDS_OF if compound else SIMPLE_OF)[kind])
         if noun["de"] in self._used:
@@ -239,9 +239,9 @@ class Sampler:
 
 
 def _again(first: Clause, role: str, other: str) -> Phrase:
-    """The pronoun for a phrase of the clause before, where its role was `other`."""
+    """The pronoun for the phrase of the previous clause with the role `other`."""
     phrase, subject = first.phrases[other], first.phrases["subject"]
-    # An animate object that becomes subject would be taken for the subject again: er ist müde.
+    # A pronoun for an animate object could also refer to the subject: er ist müde.
     alike = phrase.pronoun.de == subject.pronoun.de
     if role == "subject" != other and phrase.kind in _ANIMATE and alike:
         raise _Discarded
@@ -249,7 +249,7 @@ def _again(first: Clause, role: str, other: str) -> Phrase:
 
 
 def _check_order(verb: Word, subject: Phrase, thing: Phrase) -> None:
-    """Discard what leaves open which one is the subject: die Frau, die das Mädchen sieht."""
+    """Discard a clause whose subject is ambiguous: die Frau, die das Mädchen sieht."""
     alike = all(phrase.de[0] == phrase.de[1] for phrase in (subject, thing))
     number = subject.pronoun.person == thing.pronoun.person
     exchangeable = subject.kind in verb["object"] and thing.kind in verb["subject"]

@@ -1,4 +1,4 @@
-"""Where parallel text comes from: one reader a format, which yields aligned pairs.
+"""Readers of parallel text, one a format; each yields aligned sentence pairs.
 
-What is read here is converted once (`headwise.data.corpus`); nothing else reads these formats.
+`headwise.data.corpus` converts each split once; nothing else reads these formats.
 """

@@ -1,11 +1,10 @@
-"""Corpora as they were first published: zip and tar archives, or single files.
+"""Corpora in their published form: zip and tar archives, or single files.
 
-Which archive holds which split under which name stands in the corpus' yaml. How a member is read
-follows from its name:
+The yaml of a corpus maps splits to archives and members. The name of a member selects its reader:
 
 - `*.xml`, `*.sgm`: IWSLT's and WMT's test sets, aligned by document and segment id;
-- `train.tags.*`: IWSLT's training text, where lines that begin with `<` are about the talk;
-- any other: one sentence a line (KFTT, Europarl, Common Crawl, SETIMES in Moses format).
+- `train.tags.*`: IWSLT's training text; lines that begin with `<` are metadata and skipped;
+- any other name: one sentence a line (KFTT, Europarl, Common Crawl, SETIMES in Moses format).
 """
 
 from __future__ import annotations
@@ -29,26 +28,25 @@ from headwise.file_names import check_file_name, check_relative_path
 class ArchiveSource:
     """Splits of the original archives.
 
-    Archives are looked for in `folder`, when that is given; else in
-    `cache_dir/downloads/<name>/`, where they are downloaded to when they are missing. Files in
-    the download folder must have the published checksum; those in `folder` are taken as they
-    are, since they may be another release or a part.
+    Archives are read from `folder` if given, else from `cache_dir/downloads/<name>/`; missing
+    ones are downloaded to the latter. Files in the download folder must have the published
+    checksum; those in `folder` are not verified, since they may be another release or a subset.
 
     Args:
-        name: the corpus, naming its download folder.
-        archives: name -> {files: [names or relative paths it may have], downloads: [{url, file,
+        name: of the corpus and of its download folder.
+        archives: name -> {files: [alternative relative paths], downloads: [{url, file,
             md5 or sha1 or sha256}]}.
-        splits: split -> parts, read one after the other; each {archive, members}. Both may be
-            mappings from language to value, and `members` a list of alternatives; `{lang}`
-            stands for the language and `{role}` for src or ref. Without `members` the "archive"
-            is itself the text, plain or .gz.
+        splits: split -> parts, concatenated; each {archive, members}. Both may be mappings from
+            language to value, and `members` a list of alternatives; `{lang}` is replaced by
+            the language, `{role}` by src or ref. Without `members` the "archive" is itself
+            the text, plain or .gz.
         source: language code of the source side.
         target: language code of the target side.
-        cache_dir: where downloads are kept.
+        cache_dir: folder of downloads and file hashes.
         folder: the user's own folder of archives.
 
     Raises:
-        ConfigError: a name that leads out of the folder, or an unknown language.
+        ConfigError: a path outside of its folder, or an unknown language.
     """
 
     def __init__(
@@ -77,19 +75,19 @@ class ArchiveSource:
                         )
 
     def splits(self) -> list[str]:
-        """Splits that are here or, without a folder of the user's, can be downloaded."""
+        """Splits that are on disk or, without `folder`, can be downloaded."""
         return [n for n in sorted(self._splits) if self.folder is None or self.is_local([n])]
 
     def is_local(self, splits: Sequence[str]) -> bool:
-        """Whether every archive that `splits` need is on disk."""
+        """Whether every archive of `splits` is on disk."""
         known = [split for split in splits if split in self._splits]
-        return all(self._found(key) for split in known for key in self._needed(split))
+        return all(self._local_path(key) for split in known for key in self._needed(split))
 
     def identity(self, split: str) -> str:
-        """Hash of the archives' bytes and of what is read from them; fetches what is missing.
+        """Hash of the archives' bytes and of the split's parts; downloads missing archives.
 
         Raises:
-            DataError: an archive is missing and cannot be had, or has a wrong checksum.
+            DataError: an archive is missing and cannot be downloaded, or has a wrong checksum.
         """
         hashes = [self._hashes(self._path(key)) for key in self._needed(split)]
         return combined_digest([*hashes, json.dumps(self._splits[split], sort_keys=True)])
@@ -106,31 +104,31 @@ class ArchiveSource:
                 yield from _pairs(*sides)
 
     def _needed(self, split: str) -> list[str]:
-        """Names of the archives that `split` is read from."""
+        """Names of the archives of `split`."""
         if split not in self._splits:
             raise DataError(str(refuse(f"a split of {self.downloads.name}", split, self._splits)))
         parts = self._splits[split]
         keys = [_of_language(part["archive"], code) for part in parts for code in self.languages]
         return list(dict.fromkeys(keys))
 
-    def _found(self, key: str) -> Path | None:
-        """The archive in the user's folder or, without one, among the downloads."""
+    def _local_path(self, key: str) -> Path | None:
+        """The archive in `folder` or, without one, in the download folder; None: not there."""
         folder = self.downloads if self.folder is None else self.folder
         paths = (folder / name for name in self._archives[key]["files"])
         return next((path for path in paths if path.is_file()), None)
 
     def _path(self, key: str) -> Path:
-        """The archive, downloaded if need be."""
-        path = self._found(key)
+        """The archive, downloaded if missing."""
+        path = self._local_path(key)
         entries = self._archives[key].get("downloads") or []
         if path is None:
-            return self._fetched(key, entries)
+            return self._download(key, entries)
         if self.folder is None:
-            own = (entry for entry in entries if self.downloads / entry["file"] == path)
-            verify(path, next(own, None), self._hashes)
+            matching = (entry for entry in entries if self.downloads / entry["file"] == path)
+            verify(path, next(matching, None), self._hashes)
         return path
 
-    def _fetched(self, key: str, entries: Sequence[Mapping[str, str]]) -> Path:
+    def _download(self, key: str, entries: Sequence[Mapping[str, str]]) -> Path:
         files = " or ".join(self._archives[key]["files"])
         advice = f"put {files} into {self.folder or self.downloads}"
         if entries:
@@ -144,7 +142,7 @@ class ArchiveSource:
 
     @contextmanager
     def _open(self, part: Mapping[str, Any], code: str) -> Iterator[tuple[IO[bytes], str]]:
-        """One side of a part: its bytes, and how messages call it."""
+        """One side of a part: its bytes, and its name in messages."""
         path = self._path(_of_language(part["archive"], code))
         if "members" not in part:
             with open_bytes(path) as stream:
@@ -152,15 +150,15 @@ class ArchiveSource:
             return
         patterns = _of_language(part["members"], code)
         patterns = [patterns] if isinstance(patterns, str) else patterns
-        # Sets that were published in one direction only serve the other one too.
+        # Sets published in one direction only are used for the other one too.
         roles = ("src", "ref") if code == self.languages[0] else ("ref", "src")
-        wanted = [p.format(lang=code, role=role) for role in roles for p in patterns]
-        with _open_member(path, list(dict.fromkeys(wanted))) as opened:
+        members = [p.format(lang=code, role=role) for role in roles for p in patterns]
+        with _open_member(path, list(dict.fromkeys(members))) as opened:
             yield opened
 
 
 def _check_names(name: str, archives: Mapping[str, Any], splits: Mapping[str, Any]) -> None:
-    """Refuse names by which something outside of the folder would be read or written."""
+    """Refuse names that would read or write outside of the folder."""
     check_file_name("name", name)
     for split in splits:
         check_file_name("splits", split)
@@ -176,11 +174,11 @@ def _of_language(value: Any, code: str) -> Any:
 
 
 @contextmanager
-def _open_member(archive: Path, wanted: Sequence[str]) -> Iterator[tuple[IO[bytes], str]]:
-    """The first of `wanted` that is in the archive, whatever folders are above it there.
+def _open_member(archive: Path, members: Sequence[str]) -> Iterator[tuple[IO[bytes], str]]:
+    """Open the first of `members` that the archive holds, in any of its folders.
 
     Raises:
-        DataError: none is there, or the file is no archive.
+        DataError: none is there, or the file is not an archive.
     """
     with ExitStack() as opened:
         open_file: Any
@@ -193,30 +191,30 @@ def _open_member(archive: Path, wanted: Sequence[str]) -> Iterator[tuple[IO[byte
                 names, open_file = untarred.getnames(), untarred.extractfile
         except DAMAGED as error:
             raise DataError(
-                f"{archive} is truncated or no zip or tar archive ({error}); get it again"
+                f"{archive} is truncated or not a zip or tar archive ({error}); download it again"
             ) from error
-        name = _member(archive, names, wanted)
+        name = _member(archive, names, members)
         try:
             stream = opened.enter_context(open_file(name))
-        except (*DAMAGED, RuntimeError) as error:  # encrypted, or packed in another way
-            raise DataError(f"{archive}:{name} cannot be unpacked: {error}") from error
+        except (*DAMAGED, RuntimeError) as error:  # encrypted, or an unknown compression
+            raise DataError(f"{archive}:{name} cannot be extracted: {error}") from error
         yield stream, f"{archive}:{name}"
 
 
-def _member(archive: Path, names: Sequence[str], wanted: Sequence[str]) -> str:
-    for pattern in wanted:
+def _member(archive: Path, names: Sequence[str], members: Sequence[str]) -> str:
+    for member in members:
         for name in names:
-            if name == pattern or name.endswith(f"/{pattern}"):
+            if name == member or name.endswith(f"/{member}"):
                 return name
-    closest = nearest(wanted[0], names)
-    hint = f"; nearest there: {closest}" if closest else f"; it holds {len(names)} other files"
-    raise DataError(f"{archive} has no {' or '.join(wanted)}{hint}")
+    closest = nearest(members[0], names)
+    hint = f"; closest match: {closest}" if closest else f"; it holds {len(names)} other files"
+    raise DataError(f"{archive} has no {' or '.join(members)}{hint}")
 
 
 def _pairs(
     source: tuple[IO[bytes], str], target: tuple[IO[bytes], str]
 ) -> Iterator[tuple[str, str]]:
-    """Aligned sentences of two opened files."""
+    """Aligned sentences of two open files."""
     names = source[1], target[1]
     if all(name.endswith((".xml", ".sgm")) for name in names):
         return aligned_segments(read_segments(*source), read_segments(*target), *names)
@@ -227,5 +225,5 @@ def _sentences(stream: IO[bytes], name: str) -> Iterator[str]:
     lines = decoded_lines(stream, name)
     if "train.tags." not in name:
         return lines
-    # entities undone as in IWSLT's xml files
+    # entities are decoded as in IWSLT's xml files
     return (unescape(line).strip() for line in lines if not line.startswith("<"))

@@ -1,4 +1,4 @@
-"""A folder of text: one file a language, or one table of both, for each split."""
+"""A folder of text: for each split one file a language, or one table of both."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from headwise.data.corpora.text import file_pairs
 from headwise.data.digest import FileHashes, combined_digest
 from headwise.errors import DataError, nearest
 
-# The files of a split, and what reads their pairs.
-_Found = tuple[tuple[Path, ...], Callable[[], Iterator[tuple[str, str]]]]
+# The files of a split, and a reader of their pairs.
+_Split = tuple[tuple[Path, ...], Callable[[], Iterator[tuple[str, str]]]]
 
 
 class FolderSource:
     """Splits in one folder.
 
-    A stem is found as `<stem>.<language>` or `<stem>.<language>.gz` for both languages (one
-    sentence a line, aligned by line number), else as `<stem>.parquet`, `.jsonl`, `.jsonl.gz`,
-    `.tsv`, `.tsv.gz`, or as parquet shards.
+    The files of a stem are `<stem>.<language>` or `<stem>.<language>.gz` for both languages
+    (one sentence a line, aligned by line number), else `<stem>.parquet`, `.jsonl`, `.jsonl.gz`,
+    `.tsv`, `.tsv.gz`, or parquet shards.
 
     Args:
-        folder: where to look.
+        folder: of the files.
         source: language code of the source side.
         target: language code of the target side.
-        files: split name -> stems tried in order; other stems with both languages found in the
-            folder are splits under their own names.
-        cache_dir: remembers hashes of files.
+        files: split name -> stems tried in order; other stems in the folder that have both
+            languages are splits named by their stems.
+        cache_dir: caches hashes of files.
 
     Raises:
         DataError: the folder does not exist, or shards of a table are missing.
@@ -47,62 +47,62 @@ class FolderSource:
         self._hashes = FileHashes(cache_dir)
         if not self.folder.is_dir():
             raise DataError(_missing_folder(self.folder))
-        self._found = self._find_all()
+        self._splits = self._find_splits()
 
     def splits(self) -> list[str]:
-        """Names of the splits that are here."""
-        return sorted(self._found)
+        """Names of the splits in the folder."""
+        return sorted(self._splits)
 
     def pairs(self, split: str) -> Iterator[tuple[str, str]]:
         """The split's sentences, streamed.
 
         Raises:
-            DataError: not here, misaligned, empty, not UTF-8 or damaged.
+            DataError: missing, misaligned, empty, not UTF-8 or damaged.
         """
         self.require(split)
-        return self._found[split][1]()
+        return self._splits[split][1]()
 
     def identity(self, split: str) -> str:
         """Hash of the split's files."""
         self.require(split)
-        return combined_digest([self._hashes(path) for path in self._found[split][0]])
+        return combined_digest([self._hashes(path) for path in self._splits[split][0]])
 
     def require(self, split: str) -> None:
-        """Raise a `DataError` that says what was looked for unless `split` is here."""
-        if split in self._found:
+        """Raise a `DataError` that names the expected files unless `split` is in the folder."""
+        if split in self._splits:
             return
         stems = self.files.get(split, [split])
-        half = self._half_found(stems)
-        if half:
-            raise DataError(half)
-        wanted = [f"{stem}.{code}" for stem in stems for code in (self.source, self.target)]
+        problem = self._missing_side(stems)
+        if problem:
+            raise DataError(problem)
+        expected = [f"{stem}.{code}" for stem in stems for code in (self.source, self.target)]
         names = sorted(path.name for path in self.folder.iterdir())
-        closest = nearest(wanted[0], names) or nearest(stems[0], names)
-        there = f"nearest file there: {closest}" if closest else f"{len(names)} other files there"
+        closest = nearest(expected[0], names) or nearest(stems[0], names)
+        hint = f"closest match: {closest}" if closest else f"{len(names)} other files there"
         raise DataError(
-            f"{self.folder} has no split {split!r}: looked for {', '.join(wanted)} "
-            f"(plain or .gz), or {stems[0]} with {', '.join(SUFFIXES)}; {there}. "
+            f"{self.folder} has no split {split!r}: expected {', '.join(expected)} "
+            f"(plain or .gz), or {stems[0]} with {', '.join(SUFFIXES)}; {hint}. "
             f"Splits there: {', '.join(self.splits()) or 'none'}."
         )
 
     def require_both_sides(self, prefix: str) -> None:
-        """Raise a `DataError` where a split whose name begins so has one side alone."""
+        """Raise a `DataError` if a split whose name starts with `prefix` has one side only."""
         for stem in sorted(self._stems()):
-            half = self._half_found([stem]) if stem.startswith(prefix) else None
-            if half and stem not in self._found:
-                raise DataError(half)
+            problem = self._missing_side([stem]) if stem.startswith(prefix) else None
+            if problem and stem not in self._splits:
+                raise DataError(problem)
 
-    def _find_all(self) -> dict[str, _Found]:
+    def _find_splits(self) -> dict[str, _Split]:
         named = {stem for stems in self.files.values() for stem in stems}
         others = {stem: [stem] for stem in self._stems() - named}
-        found: dict[str, _Found] = {}
+        splits: dict[str, _Split] = {}
         for split, stems in (*others.items(), *self.files.items()):
-            one = next(filter(None, map(self._find, stems)), None)
-            if one is not None:
-                found[split] = one
-        return found
+            files = next(filter(None, map(self._find, stems)), None)
+            if files is not None:
+                splits[split] = files
+        return splits
 
-    def _find(self, stem: str) -> _Found | None:
+    def _find(self, stem: str) -> _Split | None:
         first, second = (self._side(stem, code) for code in (self.source, self.target))
         if first and second:
             return (first, second), partial(file_pairs, first, second)
@@ -114,7 +114,7 @@ class FolderSource:
         return next((path for path in paths if path.is_file()), None)
 
     def _stems(self) -> set[str]:
-        """Stems of all that lies here and could be a split."""
+        """Stems of all files and folders here that could be a split."""
         sides = [
             f".{code}{suffix}" for code in (self.source, self.target) for suffix in ("", ".gz")
         ]
@@ -126,7 +126,8 @@ class FolderSource:
                 stems.add(stem)
         return stems
 
-    def _half_found(self, stems: Sequence[str]) -> str | None:
+    def _missing_side(self, stems: Sequence[str]) -> str | None:
+        """A message for the first stem that has one language only; None if there is none."""
         for stem in stems:
             sides = {code: self._side(stem, code) for code in (self.source, self.target)}
             present = [path for path in sides.values() if path]
@@ -134,17 +135,17 @@ class FolderSource:
             if present and absent:
                 others = [p.name for p in self.folder.iterdir() if p != present[0]]
                 closest = nearest(f"{stem}.{absent[0]}", others)
-                hint = f"; nearest file there: {closest}" if closest else ""
+                hint = f"; closest match: {closest}" if closest else ""
                 return (
-                    f"{present[0]} is there, but its other side {stem}.{absent[0]} "
-                    f"(plain or .gz) is not{hint}"
+                    f"{present[0]} exists, but its other side {stem}.{absent[0]} "
+                    f"(plain or .gz) is missing{hint}"
                 )
         return None
 
 
 def _missing_folder(folder: Path) -> str:
     if folder.exists():
-        return f"data.dir={folder} must be a folder; it is a file"
+        return f"data.dir={folder} must be a folder, got a file"
     parent = folder.parent
     beside = [path.name for path in parent.iterdir() if path.is_dir()] if parent.is_dir() else []
     closest = nearest(folder.name, beside)

@@ -1,7 +1,7 @@
-"""Corpora of the Hugging Face hub: by `datasets` at a revision, or parquet files copied by hand.
+"""Corpora of the Hugging Face hub: loaded by `datasets` at a revision, or local parquet files.
 
-Two of the four corpora are published with a loading script; for those the hub's own converted
-branch is read (`revision: refs/convert/parquet`).
+For data sets with a loading script the yaml names the hub's converted branch
+(`revision: refs/convert/parquet`).
 """
 
 from __future__ import annotations
@@ -25,13 +25,12 @@ class HubSource:
     Args:
         repo: data set on the hub.
         splits: our split name -> the hub's, or a slice of rows of one: `test[0:1568]`.
-        source: language code of the source side; which side comes first on the hub is of no
-            importance, the columns are read by name.
+        source: language code of the source side; columns are read by name, in any order.
         target: language code of the target side.
-        cache_dir: remembers hashes of files.
+        cache_dir: caches hashes of files.
         config_name: the configuration, a folder of parquet files in the repository.
         revision: commit, tag or branch.
-        folder: a local copy, with the files below `<config_name>/` or in itself.
+        folder: a local copy, with the files in `<config_name>/`, `data/` or the folder itself.
     """
 
     def __init__(
@@ -52,18 +51,18 @@ class HubSource:
         self._tables: dict[str, Any] = {}
 
     def splits(self) -> list[str]:
-        """Splits on the hub, or those of them whose files are in the local copy."""
+        """Splits on the hub, or those of the local copy."""
         return [n for n in sorted(self._splits) if self.folder is None or self.is_local([n])]
 
     def is_local(self, splits: Sequence[str]) -> bool:
-        """Whether a local copy holds `splits`; the hub's own cache is not looked into."""
-        return self.folder is not None and all(self._found(self.folder, s) for s in splits)
+        """Whether a local copy holds `splits`; the cache of `datasets` is not checked."""
+        return self.folder is not None and all(self._paths(self.folder, s) for s in splits)
 
     def identity(self, split: str) -> str:
         """Hash of the rows and of the local files, or of the hub's data; downloads what is missing.
 
         Raises:
-            DataError: not in the local copy, or the hub cannot be reached.
+            DataError: not in the local copy, or the hub is unreachable.
         """
         if self.folder is not None:
             parts = [self._hashes(path) for path in self._files(self.folder, split)]
@@ -94,25 +93,25 @@ class HubSource:
         return self._splits[split]
 
     def _files(self, folder: Path, split: str) -> list[Path]:
-        files = self._found(folder, split)
-        if not files:
+        paths = self._paths(folder, split)
+        if not paths:
             base = self._rows(split)[0]
             raise DataError(
                 f"{folder} has no parquet files of {base!r}, such as "
                 f"{self.config_name}/{base}-00000-of-00001.parquet"
             )
-        return files
+        return paths
 
-    def _found(self, folder: Path, split: str) -> list[Path]:
-        """Parquet files of a split in a copy of the repository."""
+    def _paths(self, folder: Path, split: str) -> list[Path]:
+        """Parquet files of a split in a copy of the repository; empty if there are none."""
         for below in (folder / self.config_name, folder / "data", folder):
-            found = find_table(below, self._rows(split)[0]) if below.is_dir() else []
-            if found:
-                return found
+            paths = find_table(below, self._rows(split)[0]) if below.is_dir() else []
+            if paths:
+                return paths
         return []
 
     def _table(self, split: str) -> Any:
-        """The hub's split as a memory-mapped table; the hub is asked once for all slices of it."""
+        """The hub's split as a memory-mapped table, loaded once for all slices of it."""
         base = self._rows(split)[0]
         if base in self._tables:
             return self._tables[base]
@@ -123,12 +122,12 @@ class HubSource:
                 self.repo, data_dir=self.config_name, revision=self.revision, split=base
             )
         except Exception as error:
-            # Half a dozen libraries below `datasets` raise classes of their own; each one means
-            # that this origin cannot be had, and the cause is kept.
+            # The libraries that `datasets` uses raise errors of many classes; each means that
+            # this origin is not available. The cause is kept.
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise DataError(
-                f"needs a network for {self.repo} on the Hugging Face hub ({reason}); without "
-                f"one, copy its parquet files and name their folder with data.dir="
+                f"{self.repo} could not be loaded from the Hugging Face hub ({reason}); without a "
+                f"network, copy its parquet files and set data.dir= to their folder"
             ) from error
         return self._tables.setdefault(base, table)
 

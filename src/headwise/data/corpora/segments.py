@@ -1,7 +1,7 @@
 """Documents of numbered segments: IWSLT's xml and WMT's sgm.
 
-WMT's sgm is not XML (attributes without quotes, stray ampersands), so both are read by their
-tags alone; every release puts `<doc>` and `<seg>` around the text in the same way.
+WMT's sgm is not XML (attributes without quotes, stray ampersands), so both are parsed
+by the tags `<doc>` and `<seg>` alone, which all releases use in the same way.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Segment(NamedTuple):
 
 
 def unescape(text: str) -> str:
-    """XML entities as the characters they stand for; a lone ampersand stays."""
+    """Decode XML entities; a lone ampersand stays."""
     return _ENTITY.sub(lambda m: html.unescape(m.group()), text) if "&" in text else text
 
 
@@ -51,14 +51,14 @@ def read_segments(stream: IO[bytes], name: str) -> list[Segment]:
             document, position = _attribute(match["doc"], "docid"), position + 1
             continue
         text = unescape(match["text"].replace("\n", " ")).strip()
-        found = Segment(document, max(position, 0), _attribute(match["seg"], "id"), text)
-        if (found.position, found.number) in segments:
+        segment = Segment(document, max(position, 0), _attribute(match["seg"], "id"), text)
+        if (segment.position, segment.number) in segments:
             raise DataError(
-                f"{name}: segment {found.number!r} occurs twice in document {document!r}"
+                f"{name}: segment {segment.number!r} occurs twice in document {document!r}"
             )
-        segments[found.position, found.number] = found
+        segments[segment.position, segment.number] = segment
     if not segments:
-        raise DataError(f"{name} holds no <seg> element; is it the right file?")
+        raise DataError(f"{name} has no <seg> element; is it the right file?")
     return list(segments.values())
 
 
@@ -67,15 +67,15 @@ def aligned_segments(
 ) -> Iterator[tuple[str, str]]:
     """Pairs of segments with the same document and id, in the order of the source file.
 
-    Releases whose two sides come from different archives may name the documents differently;
-    then the n-th document of one side belongs to the n-th of the other.
+    The two sides may name their documents differently; then the n-th document of one side is
+    aligned with the n-th of the other.
 
     Raises:
-        DataError: a segment has no partner; counts and the first one are named.
+        DataError: a segment has no partner; the message names the counts and the first one.
     """
     names = [{(s.document, s.position) for s in side} for side in (source, target)]
     first, second = ({document for document, _ in side} for side in names)
-    # A name twice in one file (none at all, or several references) identifies nothing.
+    # Names that repeat in a file (missing, or of several references) do not identify documents.
     by_name = first == second and len(first) == len(names[0]) == len(names[1])
 
     def key(segment: Segment) -> tuple[str | int, str]:
@@ -95,6 +95,6 @@ def aligned_segments(
 
 
 def _attribute(tag: str, name: str) -> str:
-    """The value of an attribute, quoted or not; empty where there is none."""
-    found = (m for m in _ATTRIBUTE.finditer(tag) if m[1].lower() == name)
-    return next((m[2] or m[3] or m[4] or "" for m in found), "")
+    """The value of an attribute, quoted or not; empty if missing."""
+    matches = (m for m in _ATTRIBUTE.finditer(tag) if m[1].lower() == name)
+    return next((m[2] or m[3] or m[4] or "" for m in matches), "")

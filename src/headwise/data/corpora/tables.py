@@ -1,7 +1,7 @@
 """Both languages in one file: parquet, JSON lines or tab-separated values, streamed.
 
-A table has one column (key) a language, or one column `translation` that holds both, as the hub
-publishes translation corpora. A tab-separated file starts with a line of language codes.
+A table has one column (key) a language, or one column `translation` with both, as translation
+corpora of the hub have. A tab-separated file starts with a header of language codes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d+)-of-(?P<total>\d+)\.parquet")
 
 
 def find_table(folder: Path, stem: str) -> list[Path]:
-    """The file or parquet shards of `stem` in `folder`, in order; empty when there are none.
+    """The file or parquet shards of `stem` in `folder`, in order; empty if there are none.
 
     Shards are `<stem>-00000-of-00003.parquet` or `<stem>/0000.parquet`, the hub's two layouts.
 
@@ -32,9 +32,9 @@ def find_table(folder: Path, stem: str) -> list[Path]:
         path = folder / f"{stem}{suffix}"
         if path.is_file():
             return [path]
-    # of `train-*`, those of `train-noisy` are another table's
-    like = sorted(folder.glob(f"{glob.escape(stem)}-*-of-*.parquet"))
-    shards = [path for path in like if table_stem(path) == stem]
+    # `train-*` also matches the shards of another table, `train-noisy`
+    matches = sorted(folder.glob(f"{glob.escape(stem)}-*-of-*.parquet"))
+    shards = [path for path in matches if table_stem(path) == stem]
     if shards:
         _check_complete(shards)
         return shards
@@ -43,7 +43,7 @@ def find_table(folder: Path, stem: str) -> list[Path]:
 
 
 def table_stem(path: Path) -> str | None:
-    """The stem whose table, or shard of a table, or folder of shards is at `path`."""
+    """The stem of a table, a shard or a folder of shards at `path`; None: it is none of them."""
     if path.is_dir():
         return path.name if any(path.glob("*.parquet")) else None
     shard = _SHARD.fullmatch(path.name)
@@ -59,7 +59,7 @@ def _check_complete(shards: Sequence[Path]) -> None:
     missing = sorted(set(range(expected)) - {int(match["number"]) for match in matches})
     if missing or len(totals) > 1 or len(shards) > expected:
         raise DataError(
-            f"{shards[0].parent} holds {len(shards)} parquet shards like {shards[0].name}; "
+            f"{shards[0].parent} has {len(shards)} parquet shards like {shards[0].name}; "
             f"expected {expected}, missing numbers: {', '.join(map(str, missing)) or 'none'}"
         )
 
@@ -68,7 +68,7 @@ def table_pairs(paths: Sequence[Path], source: str, target: str) -> Iterator[tup
     """(source, target) sentences of all `paths`, in order.
 
     Raises:
-        DataError: a language is missing, a value is no text, or the file is damaged or empty.
+        DataError: a language is missing, a value is not text, or the file is damaged or empty.
     """
     n_rows = 0
     for path in paths:
@@ -77,7 +77,7 @@ def table_pairs(paths: Sequence[Path], source: str, target: str) -> Iterator[tup
             n_rows += 1
             yield pair
     if n_rows == 0:
-        raise DataError(f"{paths[0]} is empty; it must hold at least one pair")
+        raise DataError(f"{paths[0]} is empty; it must have at least one pair")
 
 
 def row_pair(row: Mapping[str, Any], source: str, target: str, where: str) -> tuple[str, str]:
@@ -87,15 +87,15 @@ def row_pair(row: Mapping[str, Any], source: str, target: str, where: str) -> tu
         DataError: a language is missing or not text; `where` starts the message.
     """
     record = row.get("translation", row)
-    found = record if isinstance(record, Mapping) else row
+    by_code = record if isinstance(record, Mapping) else row
     texts = []
     for code in (source, target):
-        text = found.get(code)
+        text = by_code.get(code)
         if not isinstance(text, str):
-            has = ", ".join(map(str, found)) or "nothing"
-            raise DataError(f"{where}: no text for language {code!r}; found {has}")
+            keys = ", ".join(map(str, by_code)) or "no column"
+            raise DataError(f"{where}: no text for language {code!r}; got {keys}")
         check_text(text, where)
-        if "\n" in text or "\r" in text:  # everything downstream is one sentence a line
+        if "\n" in text or "\r" in text:  # converted text has one sentence a line
             text = re.sub(r"[\r\n]+", " ", text).strip()
         texts.append(text)
     return texts[0], texts[1]
@@ -113,9 +113,9 @@ def _parquet_pairs(path: Path, source: str, target: str) -> Iterator[tuple[str, 
             wrong = [name for name in columns if names.count(name) != 1]
             if wrong:
                 raise DataError(
-                    f"{path}: {names.count(wrong[0]) or 'no'} columns {wrong[0]!r}; found "
+                    f"{path}: {names.count(wrong[0]) or 'no'} columns {wrong[0]!r}; got "
                     f"{', '.join(names)}. "
-                    "Columns must be the two language codes, or `translation` holding both."
+                    "Columns must be the two language codes, or `translation` with both."
                 )
             for batch in table.iter_batches(batch_size=_BATCH_ROWS, columns=columns):
                 for row in batch.to_pylist():
@@ -123,7 +123,7 @@ def _parquet_pairs(path: Path, source: str, target: str) -> Iterator[tuple[str, 
                     yield row_pair(row, source, target, f"{path}, row {number}")
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise DataError(
-            f"{path} is truncated, no parquet file or not UTF-8 (after row {number}: {error})"
+            f"{path} is truncated, not parquet or not UTF-8 (after row {number}: {error})"
         ) from error
 
 

@@ -1,8 +1,8 @@
 """Reading text one sentence a line: strict UTF-8, cut at line feeds only, bounded memory.
 
 `str.splitlines` and the text mode of `open` also cut at a lone carriage return, U+0085 or
-U+2028, which occur inside sentences of Europarl and Common Crawl; one such cut shifts every
-later pair of a corpus. So lines are cut in bytes, before decoding.
+U+2028, which occur inside sentences of Europarl and Common Crawl; one such cut misaligns all
+later pairs of a corpus. So bytes are split into lines before decoding.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from typing import IO
 
 from headwise.errors import DataError
 
-# What the standard library raises when a compressed file is cut short or is something else.
 MAX_LINE = 2**20  # bytes
-ONE_A_LINE = "Write one sentence a line; tr '\\r' '\\n' mends the line ends of old Macs"
+ONE_A_LINE = "Write one sentence a line; tr '\\r' '\\n' converts carriage returns to line feeds"
+# Errors of the standard library for a compressed file that is truncated or of another format.
 DAMAGED = (EOFError, OSError, zlib.error, tarfile.TarError, zipfile.BadZipFile)
 
 
@@ -42,7 +42,7 @@ def open_bytes(path: Path) -> Iterator[IO[bytes]]:
 
 
 def check_text(text: str, where: str) -> None:
-    """Refuse characters that no sentence holds; `where` starts the message."""
+    """Refuse NUL and surrogates; `where` starts the message."""
     if "\0" in text:
         raise DataError(
             f"{where}: a NUL character. If the file is UTF-16, convert it, for example with "
@@ -51,11 +51,11 @@ def check_text(text: str, where: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise DataError(f"{where}: half of a surrogate pair, which is no text") from error
+        raise DataError(f"{where}: half of a surrogate pair, which is not valid text") from error
 
 
 def decode_line(raw: bytes, name: str, number: int) -> str:
-    """`raw` as text without its line end; a byte-order mark goes from the first line.
+    """Decode `raw` and strip its line end, and the byte-order mark of the first line.
 
     Raises:
         DataError: `raw` is not UTF-8; the message names the file and the line.
@@ -74,11 +74,11 @@ def decode_line(raw: bytes, name: str, number: int) -> str:
 
 
 def decoded_lines(stream: IO[bytes], name: str, may_be_empty: bool = False) -> Iterator[str]:
-    """The lines of `stream`; `name` is how messages call it.
+    """The lines of `stream`; messages call it `name`.
 
     Raises:
-        DataError: no line at all, unless that may be; a line that is not UTF-8; a damaged
-            compressed file.
+        DataError: no line, unless `may_be_empty`; a line that is not UTF-8; a damaged compressed
+            file.
     """
     number, raw = 0, b""
     try:
@@ -86,14 +86,14 @@ def decoded_lines(stream: IO[bytes], name: str, may_be_empty: bool = False) -> I
             if len(raw) > MAX_LINE:
                 raise DataError(f"{name}, line {number}: above {MAX_LINE} bytes. {ONE_A_LINE}")
             if number == 1 and not raw.endswith(b"\n") and b"\r" in raw.rstrip(b"\r"):
-                raise DataError(f"{name} ends its lines with carriage returns alone. {ONE_A_LINE}")
+                raise DataError(f"{name} ends its lines with carriage returns only. {ONE_A_LINE}")
             yield decode_line(raw, name, number)
     except DAMAGED as error:
         raise DataError(
-            f"{name} is truncated or damaged after line {number} ({error}); get it again"
+            f"{name} is truncated or damaged after line {number} ({error}); download it again"
         ) from error
     if number == 0 and not may_be_empty:
-        raise DataError(f"{name} is empty; it must hold one sentence a line")
+        raise DataError(f"{name} is empty; it must have one sentence a line")
 
 
 def aligned(
@@ -102,8 +102,8 @@ def aligned(
     """Pairs of lines with the same number.
 
     Raises:
-        DataError: one side has more lines; both counts are named. Known only at the end, since
-            the text is streamed.
+        DataError: one side has more lines; the message names both counts. Raised at the end
+            only, since the text is streamed.
     """
     both = zip_longest(source, target)
     for number, (first, second) in enumerate(both, 1):

@@ -141,7 +141,7 @@ def test_prepare_alone_makes_what_training_uses(headwise: CommandLine, tmp_path:
     assert "GiB at the peak" in ended.out
     assert not (tmp_path / "outputs").exists()
     ended = headwise.ok("train", *small_overrides(tmp_path))
-    assert "learning the bpe tokenizer" not in ended.out
+    assert "training the bpe tokenizer" not in ended.out
 
 
 def test_help_is_ours_quick_and_leaves_nothing(tmp_path: Path) -> None:

@@ -183,7 +183,7 @@ def test_a_split_that_is_not_there_is_refused_by_name(tmp_path: Path, test: str)
         ("text", "test_2016_flickr.de.gz", r"its other side test_2016_flickr\.de "),
         ("texts", "", r"does not exist\. Did you mean .*text\?"),
         ("text/valid.de.gz", "", "must be a folder"),
-        (None, "", r"data\.dir=FOLDER that holds train\.de, train\.en"),
+        (None, "", r"data\.dir=FOLDER with train\.de, train\.en"),
     ],
 )
 def test_missing_files_name_what_was_looked_for_and_the_nearest(

@@ -131,8 +131,8 @@ def test_a_missing_corpus_names_its_files(tmp_path: Path, monkeypatch: pytest.Mo
     assert kwargs["revision"] == "refs/convert/parquet"
     message = str(caught.value)
     for part in (
-        "data.dir=FOLDER that holds train.de, train.en, valid_dev2010.de, valid_dev2010.en",
-        "HEADWISE_DATA=FOLDER that holds such a folder named ted_iwslt_de_en",
+        "data.dir=FOLDER with train.de, train.en, valid_dev2010.de, valid_dev2010.en",
+        "HEADWISE_DATA=FOLDER with such a folder named ted_iwslt_de_en",
         "IWSLT/iwslt2017 could not be loaded from the Hugging Face hub (Couldn't reach the hub)",
         "put de-en.tgz or de-en.zip",
         str(tmp_path / "cache" / "downloads" / "iwslt17"),

@@ -237,7 +237,7 @@ class TestRestore:
             loader(row_multiple=4),
             loader(length_multiple=8),
         ):
-            with pytest.raises(RunError, match="another run"):
+            with pytest.raises(RunError, match="new run"):
                 other.restore(state)
         with pytest.raises(RunError, match=r"trainer\.max_tokens"):
             loader(256, world_size=2).restore(state)

@@ -85,10 +85,10 @@ def test_a_given_tokenizer_that_is_not_there_or_does_not_fit_is_refused(tmp_path
         prepare(corpus(), tmp_path, options(kind="given", folder=str(tmp_path / "nowhere")))
     prepare(corpus(), tmp_path).tokenizers.save(tmp_path)
     given = options(kind="given", folder=str(tmp_path))
-    with pytest.raises(ConfigError, match=r"tokenizer\.joint must be true, as the tokenizer in"):
+    with pytest.raises(ConfigError, match=r"tokenizer\.joint must be true, as for the tokenizer"):
         prepare(corpus(), tmp_path, dataclasses.replace(given, joint=False))
     for alone in (options(kind="given"), options(folder=str(tmp_path))):
-        with pytest.raises(ConfigError, match=r"tokenizer=given and tokenizer\.folder=RUN go"):
+        with pytest.raises(ConfigError, match=r"tokenizer=given and tokenizer\.folder=RUN must be"):
             prepare(corpus(), tmp_path, alone)
     with pytest.raises(ConfigError, match="only bpe has merges"):
         prepare(corpus(), tmp_path, dataclasses.replace(given, dropout=0.1))

@@ -61,7 +61,7 @@ def test_files_may_be_packed_and_are_known_by_their_content(tmp_path: Path) -> N
 
 
 def test_what_cannot_be_read_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="not UTF-8; tokenizer=byte takes any bytes"):
+    with pytest.raises(DataError, match="not UTF-8; tokenizer=byte accepts any bytes"):
         prepared(tmp_path / "a", b"\xff\xfe" * 10, kind="char")
     with pytest.raises(DataError, match="is empty"):
         prepared(tmp_path / "b", b"")
@@ -69,5 +69,5 @@ def test_what_cannot_be_read_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="=FOLDER"):
         TextCorpus(config, tmp_path).path("train")
     config.dir = str(tmp_path)
-    with pytest.raises(DataError, match=r"no train\.txt or train\.txt\.gz in"):
+    with pytest.raises(DataError, match=r"train\.txt or train\.txt\.gz not found in"):
         TextCorpus(config, tmp_path).path("train")

@@ -22,7 +22,7 @@ from headwise.analysis.collect import alphas, filled, reported
 from headwise.config.instantiate import instantiate
 from headwise.config.schema import Config
 from headwise.data.prefetch import Prefetched
-from headwise.data.tokenizer_training import given_tokenizers
+from headwise.data.tokenizer_training import load_tokenizers
 from headwise.errors import Interrupted, RunError
 from headwise.files import read_json, remove_partial
 from headwise.losses.loss import Loss
@@ -148,7 +148,7 @@ def _train(
 def _content_hashes(config: Config, corpus: Corpus) -> list[str]:
     """Hashes of the text, and of the tokenizer with tokenizer=given."""
     text = corpus.hashes()
-    tokenizers = given_tokenizers(config.tokenizer)
+    tokenizers = load_tokenizers(config.tokenizer)
     return text if tokenizers is None else [*text, tokenizers.fingerprint()]
 
 

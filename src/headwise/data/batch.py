@@ -1,4 +1,4 @@
-"""What models read and losses score: columns of ids, and which of their positions count.
+"""Batches: columns of ids, which models read, and the scored positions and their targets.
 
 Shapes: B rows, N positions of a column, R scored positions.
 """
@@ -18,11 +18,10 @@ class Column:
     """One sequence a row.
 
     Attributes:
-        ids_BN: of text, pixels or samples alike, int64. Behind the end of a row stands padding,
-            zeros that nothing looks at.
-        lengths_B: int64, positions before padding begins.
-        n_begin: number of special tokens that every row begins with, such as bos.
-        n_end: number of special tokens that every row ends with, such as eos.
+        ids_BN: of text, pixels or samples, int64; padded with zeros, which are never attended to.
+        lengths_B: int64, positions before the padding.
+        n_begin: number of special tokens at the start of each row, such as bos.
+        n_end: number of special tokens at the end of each row, such as eos.
     """
 
     ids_BN: Tensor
@@ -32,7 +31,7 @@ class Column:
 
     @property
     def is_real_BN(self) -> Tensor:
-        """True at positions that are no padding."""
+        """True at positions that are not padding."""
         positions_N = torch.arange(self.ids_BN.shape[1], device=self.ids_BN.device)
         return positions_N < self.lengths_B[:, None]
 
@@ -51,14 +50,14 @@ class Column:
 
 @dataclass(frozen=True)
 class Batch:
-    """Some rows of a split. A rank's share may have none.
+    """Some rows of a split. The share of a rank may be empty.
 
     Attributes:
         columns: by name, such as source and target.
-        scored_R: which positions of the model's states are scored, as row · N + position, int64.
-        targets_R: the right class of each, int64; every number counts, 0 too.
+        scored_R: scored positions of the model's states, as row · N + position, int64.
+        targets_R: the correct class of each, int64; no class is ignored, 0 neither.
         rows: their numbers in the split.
-        global_targets: scored positions of this batch over all ranks, known without asking them.
+        global_targets: scored positions of this batch over all ranks, without communication.
     """
 
     columns: Mapping[str, Column]
@@ -84,7 +83,7 @@ class Batch:
         return self._each(lambda values: values.to(device, non_blocking=True))
 
     def pinned(self) -> Batch:
-        """The same batch in memory that a GPU can fetch from while it computes."""
+        """The same batch in pinned memory, for asynchronous copies to a GPU."""
         return self._each(Tensor.pin_memory)
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> Batch:

@@ -1,4 +1,4 @@
-"""Which pairs make up which batch: a pure function of lengths, budget, seed and epoch."""
+"""The pairs of each batch, as a pure function of lengths, budget, seed and epoch."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def plan_epoch(
 ) -> BatchPlan:
     """Batches of pairs of similar length, in random order; every pair is in exactly one.
 
-    Pairs are sorted by the longer side and then by the target, both with noise, so that the
-    same pairs do not meet in every epoch. A batch takes as many as fit: rows times longest side
-    is at most `budget`. More than `row_multiple` rows are rounded down to a multiple of it.
-    Lengths count the special pieces of a batch; none may be above `budget`.
+    Pairs are sorted by the longer side and then by the target, both with noise, so that batches
+    differ between epochs. A batch has as many rows as fit: rows times longest side is at most
+    `budget`. More than `row_multiple` rows are rounded down to a multiple of it. Lengths include
+    bos or eos; none may exceed `budget`.
     """
     generator = np.random.default_rng([seed, epoch])
     longer = np.maximum(source_lengths, target_lengths)
@@ -54,11 +54,11 @@ def _sorted_rows(
     target_lengths: npt.NDArray[np.int32],
     generator: np.random.Generator,
 ) -> npt.NDArray[np.int32]:
-    # One integer key a pair: noisy length of the longer side, of the target, then chance.
+    # One integer key a pair: noisy length of the longer side, of the target, then random bits.
     key = _noisy(longer, generator).astype(np.int64) << 32
     key |= _noisy(target_lengths, generator).astype(np.int64) << 16
     key |= generator.integers(1 << 16, size=len(key), dtype=np.uint16)
-    # Stable, because how an unstable sort orders equal keys differs between processors.
+    # Stable: the order of equal keys in an unstable sort differs between processors.
     return np.argsort(key, kind="stable").astype(np.int32)
 
 
@@ -69,15 +69,15 @@ def _noisy(lengths: npt.NDArray[np.int32], generator: np.random.Generator) -> np
 
 
 def _bounds(widths: npt.NDArray[np.int32], budget: int, multiple: int) -> npt.NDArray[np.int64]:
-    """Where batches of sorted pairs begin, and the end."""
+    """Starts of the batches of sorted pairs, and the end."""
     bounds = [0]
     while bounds[-1] < len(widths):
         start = bounds[-1]
         window = widths[start : start + budget // int(widths[start])]
-        # Padded tokens of the batch if it ended with each of these pairs: strictly rising.
+        # Padded tokens of the batch if it ended at each of these pairs: strictly increasing.
         padded = np.maximum.accumulate(window) * np.arange(1, len(window) + 1)
         n_rows = int(np.searchsorted(padded, budget, side="right"))
-        # The last batch keeps its rest, which else would be a tiny batch of its own.
+        # The last batch is not rounded down: its remainder would be a tiny batch.
         if n_rows > multiple and start + n_rows < len(widths):
             n_rows -= n_rows % multiple
         bounds.append(start + n_rows)

@@ -25,8 +25,8 @@ def collate(
 ) -> Batch:
     """The batch of `rows` in the given order, padded to its longest row, or to widths (S, T).
 
-    The source ends in eos; the target begins with bos, and each of its positions is scored against
-    the piece that follows, the last against eos.
+    The source ends with eos; the target begins with bos, and each of its positions is scored on
+    the next piece, the last on eos.
     """
     n_source, n_target = widths
     source_BS, source_lengths_B = split.source.gather(rows, suffix=EOS, width=n_source)
@@ -48,17 +48,17 @@ class TrainingPairs:
     """Pairs of similar length in batches under a budget (`headwise.data.loader.Examples`).
 
     Args:
-        split: the pairs, or what gives the pairs of an epoch (`headwise.data.bpe_dropout_epochs`).
-        max_tokens: padded tokens of the longer side of a batch a rank, bos or eos counted.
-        seed: with the epoch, decides the batches and their order.
+        split: the pairs, or a function from epoch to pairs (`headwise.data.bpe_dropout_epochs`).
+        max_tokens: of a batch of a rank: padded tokens of the longer side, with bos or eos.
+        seed: decides the batches and their order, with the epoch.
         world_size: number of ranks.
         row_multiple: batches of more rows than this are cut to a multiple of it.
-        length_multiple: lengths of both sides are padded up to a multiple of it, which the budget
-            counts: few different shapes are few different graphs for torch.compile. The longest
-            sentence is not padded, so that nothing gets longer than a model takes.
+        length_multiple: lengths of both sides are padded to a multiple of it, within the budget:
+            fewer shapes are fewer graphs for torch.compile. Never padded beyond the longest
+            sentence, so that no row exceeds the maximum length of a model.
 
     Raises:
-        ConfigError: a pair alone is longer than `max_tokens`; at the plan of an epoch.
+        ConfigError: a pair is longer than `max_tokens`; raised by `plan`.
     """
 
     split: EncodedSplit | Callable[[int], EncodedSplit]
@@ -118,7 +118,7 @@ class TrainingPairs:
     def _padded(
         self, split: EncodedSplit, rows: npt.NDArray[np.integer[Any]]
     ) -> list[npt.NDArray[np.int32]]:
-        """The lengths that batches of such rows are padded to, of both sides, marks counted."""
+        """Padded lengths of rows of both sides, with bos or eos."""
         multiple, sides = self.length_multiple, (split.source, split.target)
         lengths = [-(-(side.lengths[rows] + 1) // multiple) * multiple for side in sides]
         return [np.minimum(*both) for both in zip(lengths, self._longest(split), strict=True)]
@@ -129,9 +129,9 @@ def evaluation_batches(
 ) -> Iterator[Batch]:
     """All pairs in batches of at most `max_tokens` padded tokens of the longer side.
 
-    Longest first, so that a lack of memory shows at once; `Batch.rows` tells the places in the
-    split. A longer pair makes a batch of its own, nothing is dropped. A list of id lists is
-    source text to be translated: its targets are empty (bos in, eos out).
+    Longest first, so that out-of-memory errors come early; `Batch.rows` are the numbers in the
+    split. A longer pair is a batch by itself, none is dropped. A list of id lists is source text
+    to translate: its targets are empty (bos in, eos out).
     """
     if not isinstance(split, EncodedSplit):
         nothing = IdStore(np.zeros(0, np.int32), np.zeros(len(split) + 1, np.int64))

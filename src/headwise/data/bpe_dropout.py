@@ -1,8 +1,8 @@
-"""BPE-dropout (Provilkov et al. 2020, Algorithm 1), all words of a batch at once.
+"""BPE-dropout (Provilkov et al. 2020, Algorithm 1), for all words of a batch at once.
 
-SentencePiece has it too, but salts its generator anew in every process, whatever the seed: an
-epoch could not be encoded again in the same way when a run is resumed. Here a sample is a
-function of the text and the generator alone.
+SentencePiece has it too, but seeds its generator differently in every process, so that a resumed
+run could not encode an epoch in the same way. Here a sample depends on the text and the generator
+alone.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sentencepiece
 Ints = npt.NDArray[np.int64]
 
 UNK = 1
-WORD_START = 0x2581  # "▁", SentencePiece's mark for a space
+WORD_START = 0x2581  # "▁", a space in SentencePiece
 NONE = np.int64(1) << 30  # a rank worse than every merge
 
 
@@ -39,7 +39,7 @@ class DropoutSegmenter:
                 left, right = ids.get(piece[:cut]), ids.get(piece[cut:])
                 if left is not None and right is not None:
                     pairs[left * self._n_pieces + right] = number
-        # with a last key that is no pair's, so that every search ends at one
+        # the last key is of no pair, so that each search returns a valid index
         self._pair_keys = np.array([*sorted(pairs), self._n_pieces**2], np.int64)
         self._pair_pieces = np.array([pairs[key] for key in sorted(pairs)], np.int64)
         # SentencePiece scores BPE pieces by minus the order in which they were learnt.
@@ -49,7 +49,7 @@ class DropoutSegmenter:
     def encode(
         self, sentences: list[str], dropout: float, generator: np.random.Generator
     ) -> list[list[int]]:
-        """Ids of each sentence; with `dropout` 0 those of SentencePiece itself."""
+        """Ids of each sentence; with `dropout` 0 the same as those of SentencePiece."""
         normalised: list[str] = self._processor.normalize(sentences)
         lengths = np.array([len(text) for text in normalised], np.int64)
         characters = np.frombuffer("".join(normalised).encode("utf-32-le"), np.uint32)
@@ -69,14 +69,14 @@ class DropoutSegmenter:
     def _merge(
         self, symbols: Ints, words: Ints, dropout: float, generator: np.random.Generator
     ) -> Ints:
-        """The pieces, each at the place of its first character and -1 in between.
+        """The pieces, each at the position of its first character, and -1 elsewhere.
 
-        Each round drops every possible merge with probability `dropout`, then every word
-        applies its best one of those left; a word with none left is finished.
+        Each round drops every possible merge with probability `dropout`, then applies the best
+        remaining merge of each word; a word without one is finished.
         """
         places, pieces = np.arange(len(symbols)), np.full(len(symbols), -1, np.int64)
-        # the symbols that may still be merged, in reading order: piece, number of its word, place
-        # of its first character, and the piece that it makes with its right neighbour, or -1
+        # symbols of unfinished words in reading order: piece, number of its word, position of its
+        # first character, and the piece of the merge with its right neighbour, or -1
         live = np.stack([symbols, words, places, pieces])
         self._look_up(live, places)
         while live.shape[1]:
@@ -85,7 +85,7 @@ class DropoutSegmenter:
             if dropout > 0:
                 ranks[generator.random(len(ranks)) < dropout] = NONE
             first = np.diff(words, prepend=-1) != 0
-            # The lower half of the key makes the leftmost of equal merges win.
+            # The lower half of the key selects the leftmost of equal merges.
             keys = (ranks << 32) | np.arange(len(ranks))
             best = np.minimum.reduceat(keys, np.flatnonzero(first))
             ongoing = (best >> 32) < NONE
@@ -107,12 +107,12 @@ class DropoutSegmenter:
         places = places[places < len(symbols) - 1]
         places = places[words[places] == words[places + 1]]
         keys = symbols[places] * self._n_pieces + symbols[places + 1]
-        found = np.searchsorted(self._pair_keys, keys)
-        hit = self._pair_keys[found] == keys
-        merges[places[hit]] = self._pair_pieces[found[hit]]
+        nearest = np.searchsorted(self._pair_keys, keys)
+        hit = self._pair_keys[nearest] == keys
+        merges[places[hit]] = self._pair_pieces[nearest[hit]]
 
     def _finish(self, pieces: Ints, characters: npt.NDArray[np.uint32]) -> list[int]:
-        """Unknown characters as bytes where the model has them, else each run as one unk."""
+        """Ids with unknown characters as bytes if the model has them, else each run as one unk."""
         unknown = pieces == UNK
         if not self._byte_ids:
             pieces = pieces[~unknown | ~np.append(False, unknown[:-1])]

@@ -16,18 +16,18 @@ from headwise.data.store import EncodedSplit
 
 
 class EpochSplits:
-    """Encodes the training text anew for each epoch; hand it to `TrainingPairs` as its split.
+    """Encodes the training text again for each epoch; a `split` of `TrainingPairs`.
 
-    An epoch's ids are a function of the text, `dropout`, `seed` and the epoch, whatever the
-    number of workers, so that a resumed run sees the ids it would have seen. They have the rows
-    of `prepared.train` in the same order. They are kept in `scratch`, a folder of one run that
-    its ranks share, until the epoch after the next begins.
+    The ids of an epoch depend on the text, `dropout`, `seed` and the epoch alone, not on the
+    number of workers, so that a resumed run gets the same ids. Their rows are those of
+    `prepared.train` in the same order. They are stored in `scratch`, a folder that the ranks of
+    a run share, and removed a few epochs later.
 
     Args:
-        prepared: the corpus, whose text is converted anew if the cache has lost it.
-        dropout: probability in (0, 1) that a merge is dropped, each time it could be applied.
-        seed: the run's.
-        scratch: where to keep the ids; made if need be.
+        prepared: the corpus; its text is converted again if it is not in the cache.
+        dropout: probability in (0, 1) of dropping a merge, each time it could be applied.
+        seed: of the run.
+        scratch: folder for the ids; created if missing.
         n_workers: processes for encoding; None means one a core.
         progress: show a bar while encoding.
     """
@@ -66,8 +66,8 @@ class EpochSplits:
             return write_encoded(job, path, self._n_workers, self._progress)
 
         make_once(folder, make)
-        # Another rank makes its batches as far ahead, or is as far behind, and an epoch has one
-        # batch at the least.
+        # Other ranks are at most this many batches ahead or behind, and an epoch has at least one
+        # batch.
         near = range(epoch - DEPTH - 1, epoch + DEPTH + 2)
         current = {self._folder(number) for number in near}
         for old in set(self._scratch.glob("epoch_*")) - current:

@@ -1,4 +1,4 @@
-"""Folders that are made once: locked while made, renamed when whole, checked when opened."""
+"""Cache folders: locked while filled, renamed when complete, checked when opened."""
 
 from __future__ import annotations
 
@@ -17,27 +17,26 @@ log = logging.getLogger(__name__)
 
 
 def make_once(folder: Path, make: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
-    """The manifest of `folder`, which `make` fills if it is not there or not whole.
+    """The manifest of `folder`, which `make` fills if it is missing or incomplete.
 
-    `make` is given an empty temporary folder beside `folder` and returns what the manifest
-    shall hold (plain types). Processes that ask at the same time wait for the first. What was
-    begun and not finished, by an error or a kill, is never taken for whole.
+    `make` fills an empty temporary folder and returns the manifest (plain types). Concurrent
+    processes wait for the first. A folder that an error or a kill left incomplete is never used.
 
     Raises:
-        OSError: the place cannot be written to, or the disk is full.
+        OSError: the folder cannot be written, or the disk is full.
     """
     manifest = read_manifest(folder)
     if manifest is not None:
         return manifest
     folder.parent.mkdir(parents=True, exist_ok=True)
     with locked(folder.with_name(folder.name + ".lock")):
-        # a process that we waited for may have made it
+        # another process may have filled it meanwhile
         return read_manifest(folder) or _make(folder, make)
 
 
 def _make(folder: Path, make: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
     if folder.exists():
-        log.warning("%s is incomplete and is made again", folder)
+        log.warning("%s is incomplete and is created again", folder)
     partial = folder.with_name(folder.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     try:
@@ -56,12 +55,12 @@ def _make(folder: Path, make: Callable[[Path], dict[str, Any]]) -> dict[str, Any
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:
-    """What was recorded about `folder`; None if it is missing or a file's size has changed."""
+    """The manifest of `folder`; None if it is missing or the size of a file has changed."""
     try:
         record = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         sizes: dict[str, int] = record["sizes"]
         manifest: dict[str, Any] = record["manifest"]
-        whole = all((folder / name).stat().st_size == size for name, size in sizes.items())
+        complete = all((folder / name).stat().st_size == size for name, size in sizes.items())
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    return manifest if whole else None
+    return manifest if complete else None

@@ -1,8 +1,8 @@
-"""Which training pairs are kept, and the few normalisations that all text gets.
+"""Filters of training pairs, and normalisations of all text.
 
-Dropping rules apply to training text only: a test set with sentences left out is another test
-set. Normalisations apply to every split, since the model must meet at test time the letters it
-was trained on.
+Filters apply to training text only: a filtered test set would be a different test set.
+Normalisations apply to every split, since a model must be tested on the letters that it was
+trained on.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from headwise.config.schema import CleaningConfig
 from headwise.errors import ConfigError, refuse, require
 from headwise.languages import has_spaces, language_of
 
-# Moses keeps a run of ASCII letters and digits whole and never splits a single character, so
-# this counts at least as many pieces as it makes; white-space words count at most as many.
+# Moses never splits a run of ASCII letters and digits, so this counts at least as many tokens as
+# Moses makes; white-space words are at most as many.
 _MOST_TOKENS = re.compile(r"[A-Za-z0-9]+|\S")
-# Moses deletes these before it counts, so a word made of them is no token.
+# Moses removes these first, so a word of nothing else is no token.
 _CONTROL = re.compile(r"[\x00-\x1f]")
 
 # Romanian s and t with comma below (U+0218..U+021B) are the standard letters; text typed with
@@ -34,7 +34,7 @@ NORMALISATIONS = {"romanian_comma_below": ("ro", _COMMA_BELOW)}
 
 @dataclass
 class CleaningReport:
-    """What became of the training pairs that were read."""
+    """Counts of training pairs that were read, kept and dropped."""
 
     read: int = 0
     kept: int = 0
@@ -42,7 +42,7 @@ class CleaningReport:
     truncated: bool = False  # reading stopped at max_train_pairs
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain numbers for the run folder."""
+        """The report as plain types, for the run folder."""
         return {**vars(self), "dropped": dict(sorted(self.dropped.items()))}
 
     def __str__(self) -> str:
@@ -52,7 +52,7 @@ class CleaningReport:
 
 
 class Normaliser:
-    """The normalisations of a config: `source(text)` and `target(text)`, bound to the languages."""
+    """The normalisations of a config: `source(text)` and `target(text)`."""
 
     def __init__(self, names: Iterable[str], source: str, target: str) -> None:
         letters: dict[str, dict[int, int]] = {source: {}, target: {}}
@@ -63,7 +63,7 @@ class Normaliser:
             if language not in letters:
                 raise ConfigError(
                     f"data.cleaning.normalise: {name} changes {language!r} text, but the "
-                    f"languages are {source!r} and {target!r}; leave it out"
+                    f"languages are {source!r} and {target!r}; remove it"
                 )
             letters[language].update(changes)
         self._source, self._target = letters[source], letters[target]
@@ -82,15 +82,15 @@ class Normaliser:
 
 
 class Cleaner:
-    """The dropping rules of a config.
+    """The filters of a config.
 
     Args:
-        config: the limits; 0 turns one off.
+        config: the limits; 0 is off.
         target: language code of the target side, for its Moses tokeniser.
 
     Raises:
-        ConfigError: a negative limit, a ratio below 1, or Moses tokens of a language that is
-            written without spaces.
+        ConfigError: a negative limit, a ratio below 1, or a limit on Moses tokens of a language
+            without spaces.
     """
 
     def __init__(self, config: CleaningConfig, target: str) -> None:
@@ -110,7 +110,7 @@ class Cleaner:
         self._language = language_of(target)
 
     def verdict(self, source: str, target: str) -> str | None:
-        """The first rule that drops the pair, or None when it is kept."""
+        """Name of the first rule that drops the pair; None if it is kept."""
         rules = self.config
         if not source.strip() or not target.strip():
             return "empty"
@@ -134,7 +134,7 @@ class Cleaner:
         report: CleaningReport,
         limit: int | None = None,
     ) -> Iterator[tuple[str, str]]:
-        """The first `limit` pairs that are kept, without white space around; `report` counts."""
+        """Yield the first `limit` pairs that are kept, stripped; counts in `report`."""
         for source, target in pairs:
             source, target = source.strip(), target.strip()
             report.read += 1
@@ -151,8 +151,8 @@ class Cleaner:
     def _has_more_tokens(self, sentence: str) -> bool:
         """Whether a sentence has more Moses tokens than `max_target_moses_tokens`.
 
-        The tokeniser takes about 80 us a sentence, two bounds on its count take 3: over KFTT's
-        437,433 English lines only 8 % lie between the bounds and are tokenised.
+        The tokeniser takes about 80 µs a sentence, the two bounds on its count take 3 µs: of
+        437,433 English lines of KFTT only 8 % are between the bounds and are tokenised.
         """
         limit = self.config.max_target_moses_tokens
         if len(_MOST_TOKENS.findall(sentence)) <= limit:
@@ -162,7 +162,7 @@ class Cleaner:
         return self.n_tokens(sentence) > limit
 
     def n_tokens(self, sentence: str) -> int:
-        """The number of Moses tokens, by the tokeniser itself."""
+        """The exact number of Moses tokens."""
         return len(self._moses.tokenize(sentence, escape=False))
 
     @cached_property

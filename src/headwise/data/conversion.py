@@ -1,8 +1,8 @@
-"""The one layout of text that everything reads: what a split is converted to, once.
+"""The cached layout of text, to which each split is converted once.
 
-A folder of the cache holds `SPLIT.xx` and `SPLIT.yy`, one normalised sentence a line, aligned,
-in UTF-8; beside each where its lines begin (`.offsets`, int64, one more than lines), so that any
-line is read without the others; and `manifest.json` with counts and the hashes of the source.
+A folder of the cache has `SPLIT.xx` and `SPLIT.yy` (UTF-8, one normalised sentence a line,
+aligned), for each the start of its lines in bytes (`.offsets`, int64, one more than lines), so
+that single lines can be read, and `manifest.json` with counts and hashes of the source.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CHUNK_PAIRS = 10_000  # text in memory while it is written
 
 @dataclass(frozen=True)
 class ParallelText:
-    """The aligned lines of both sides, and what the manifest says about them."""
+    """The aligned lines of both sides, and their manifest."""
 
     paths: tuple[Path, Path]
     report: dict[str, Any]
@@ -44,7 +44,7 @@ class ParallelText:
 
 
 def write_text(pairs: Iterator[Pair], paths: Sequence[Path], progress: bool = False) -> int:
-    """Write a stream of pairs in the layout; returns their number."""
+    """Write a stream of pairs in this layout; return their number."""
     with (
         progress_bar(f"reading {paths[0].stem}", progress) as bar,
         FlatWriter(paths[0]) as source,
@@ -59,7 +59,7 @@ def write_text(pairs: Iterator[Pair], paths: Sequence[Path], progress: bool = Fa
 
 
 def progress_bar(what: str, shown: bool, n_pairs: int | None = None) -> tqdm[NoReturn]:
-    """A bar over pairs; where it is shown, then at a terminal only."""
+    """A progress bar over pairs, shown at a terminal only, and if `shown`."""
     hidden = None if shown else True
     return tqdm(
         desc=what, total=n_pairs, unit=" pairs", unit_scale=True, disable=hidden, leave=False

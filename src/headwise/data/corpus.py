@@ -1,13 +1,13 @@
-"""The seam between text, wherever it lies, and everything that is made of it.
+"""Opens a corpus, and converts its splits to cached text.
 
-A corpus is found in this order, and the network is the last resort:
+Sources are tried in this order:
 
 1. the folder `data.dir` (text, the original archives, or a copy of the hub's parquet files);
 2. `$HEADWISE_DATA/<data.folder>`, where that exists;
-3. an origin of the yaml whose material is on disk already;
+3. an origin of the yaml whose files are on disk;
 4. the origins of the yaml in their order, by download.
 
-`data.train`, `data.valid` and each of `data.test` name a split, or several that are read as one:
+`data.train`, `data.valid` and each of `data.test` name a split, or several that are concatenated:
 `test_tst2015+test_tst2016`.
 """
 
@@ -33,33 +33,33 @@ from headwise.data.digest import combined_digest
 from headwise.errors import ConfigError, DataError, refuse
 from headwise.file_names import check_file_name
 
-# Part of every hash of text; raised when reading, cleaning or the layout changes what comes out.
+# Part of every hash of text; increase when reading, cleaning or the layout changes the result.
 READER_VERSION = 2
 
 
 class Source(Protocol):
     """One origin of parallel text.
 
-    An origin that may have to fetch something also offers `is_local(splits) -> bool`.
+    An origin that may download also has `is_local(splits) -> bool`.
     """
 
     def splits(self) -> list[str]:
         """Names of the splits that can be read."""
 
     def pairs(self, split: str) -> Iterator[Pair]:
-        """(source sentence, target sentence), streamed in bounded memory; no line feed inside."""
+        """(source sentence, target sentence), streamed in bounded memory, without line feeds."""
 
     def identity(self, split: str) -> str:
-        """Hash of the content (or version of the generator), which is fetched if need be.
+        """Hash of the content (or version of the generator), downloaded if missing.
 
         Raises:
-            DataError: the material cannot be had.
+            DataError: the files are not available.
         """
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """A parallel corpus as the rest of the framework sees it."""
+    """A parallel corpus: its config, source and cache."""
 
     config: DataConfig
     source: Source
@@ -70,11 +70,11 @@ class Corpus:
         return self.source.splits()
 
     def text(self, split: str, progress: bool = False) -> ParallelText:
-        """A whole split, normalised; converted at the first call, opened at every other.
+        """A complete split, normalised; converted by the first call, then cached.
 
         Args:
-            split: one of `splits()`, or several with + between them.
-            progress: show a bar while it is converted.
+            split: one of `splits()`, or several joined by +.
+            progress: show a bar during conversion.
 
         Raises:
             DataError: an unknown split, or text that is missing, misaligned, empty or broken.
@@ -82,15 +82,15 @@ class Corpus:
         return self._converted(split, False, progress)
 
     def train_text(self, progress: bool = False) -> ParallelText:
-        """The cleaned training pairs, the first `max_train_pairs` of them; see `text`.
+        """The first `max_train_pairs` cleaned training pairs; see `text`.
 
         Raises:
-            DataError: also when the rules leave nothing.
+            DataError: also if cleaning drops all pairs.
         """
         return self._converted(self.config.train, True, progress)
 
     def read(self, split: str) -> tuple[list[str], list[str]]:
-        """A whole split in memory: (source sentences, target sentences); for valid and test."""
+        """A complete split in memory: (source sentences, target sentences)."""
         source, target = map(list, self.text(split).sides)
         return source, target
 
@@ -104,11 +104,11 @@ class Corpus:
         return self.config.test
 
     def hashes(self) -> list[str]:
-        """Of the text that a run is trained and validated on."""
+        """Hashes of the training and the validation text."""
         return [self.fingerprint(), self.identity(self.config.valid)]
 
     def identity(self, split: str) -> str:
-        """Hash of the text of a split, or of several joined, and of its normalisations."""
+        """Hash of the text of a split, or of several joined by +, and of its normalisations."""
         return self._hash(split, False)
 
     def _hash(self, split: str, clean: bool) -> str:
@@ -144,7 +144,7 @@ class Corpus:
             pairs = self._pairs(split, report if clean else None)
             n_pairs = write_text(pairs, [partial / name for name in names], progress)
             if not n_pairs:
-                raise DataError(self._nothing_left(split, report if clean else None))
+                raise DataError(self._no_pairs(split, report if clean else None))
             sources = {part: self.source.identity(part) for part in self._parts(split)}
             counts = {"cleaning": report.as_dict()} if clean else {}
             return {"pairs": n_pairs, **counts, "sources": sources}
@@ -153,7 +153,7 @@ class Corpus:
         return ParallelText((folder / names[0], folder / names[1]), report)
 
     def _pairs(self, split: str, report: CleaningReport | None) -> Iterator[Pair]:
-        """Normalised pairs of the source; cleaned where there is a `report`, which counts."""
+        """Normalised pairs of the source; with a `report`, also cleaned, and counted in it."""
         normalise = Normaliser(self.config.cleaning.normalise, *self._languages)
         pairs = normalise(chain.from_iterable(map(self.source.pairs, self._parts(split))))
         if report is None:
@@ -161,7 +161,7 @@ class Corpus:
         cleaner = Cleaner(self.config.cleaning, self.config.target)
         return cleaner(pairs, report, self.config.max_train_pairs)
 
-    def _nothing_left(self, split: str, report: CleaningReport | None) -> str:
+    def _no_pairs(self, split: str, report: CleaningReport | None) -> str:
         if report is None:
             return f"data.name={self.config.name}: no pairs in the split {split!r}"
         return (
@@ -171,28 +171,27 @@ class Corpus:
 
 
 def joined_splits(split: str, known: Collection[str]) -> list[str]:
-    """The splits that a name stands for: `a+b` is a, then b, unless that is one of `known`."""
+    """The splits of a name: `a+b` is a, then b, unless `a+b` is one of `known`."""
     return [split] if split in known else split.split("+")
 
 
 def open_corpus(config: DataConfig, cache_dir: Path) -> Corpus:
-    """Find the corpus that `config` describes; see the head of this file for where.
+    """Open the corpus of `config`, from the sources in the order above.
 
     Args:
         config: of `conf/data/`.
-        cache_dir: downloads and hashes of files are kept here.
+        cache_dir: folder of downloads and file hashes.
 
     Returns:
-        A corpus whose train, valid and test splits are known to exist. Where the config names
-        neither test sets nor origins (the user's own text), all splits called `test*` are taken.
+        A corpus whose train, valid and test splits exist. If the config has neither test sets nor
+        origins (text of the user), all splits named `test*` are test sets.
 
     Raises:
-        ConfigError: a wrong cleaning rule, a missing language, or a set whose name is no file's.
-        DataError: the corpus, or one of its splits, is nowhere; the message says what to put
-            where.
+        ConfigError: a wrong cleaning rule, a missing language, or a set with an invalid name.
+        DataError: the corpus or one of its splits is missing; the message says where to put it.
     """
     check_data_config(config)
-    folder = _given_folder(config)
+    folder = _local_folder(config)
     if folder is not None:
         source = _from_folder(config, folder, cache_dir)
     else:
@@ -206,15 +205,15 @@ def open_corpus(config: DataConfig, cache_dir: Path) -> Corpus:
 
 
 def check_data_config(config: DataConfig) -> None:
-    """Refuse languages, names and rules that are wrong for any text.
+    """Refuse languages, names and rules that no text can make valid.
 
     Raises:
-        ConfigError: naming the key, the value and what is allowed.
+        ConfigError: names the key, the value and the allowed values.
     """
     missing = [key for key in ("name", "source", "target") if getattr(config, key) == MISSING]
     if missing:
         keys = ", ".join(f"data.{key}" for key in missing)
-        raise ConfigError(f"{keys} must be given, for example data.source=de data.target=en")
+        raise ConfigError(f"{keys} must be set, for example data.source=de data.target=en")
     if config.max_train_pairs is not None and config.max_train_pairs < 1:
         raise ConfigError(
             f"data.max_train_pairs must be null or at least 1, got {config.max_train_pairs}"
@@ -227,22 +226,22 @@ def check_data_config(config: DataConfig) -> None:
     Cleaner(config.cleaning, config.target)
 
 
-def _wanted(config: DataConfig, known: Collection[str]) -> dict[str, str]:
-    """Every split that is asked for -> the key that asks first."""
-    wanted: dict[str, str] = {}
-    asked = [("train", config.train), ("valid", config.valid), *(("test", t) for t in config.test)]
-    for key, split in asked:
+def _required(config: DataConfig, known: Collection[str]) -> dict[str, str]:
+    """Each split that the config names -> the first key that names it."""
+    required: dict[str, str] = {}
+    named = [("train", config.train), ("valid", config.valid), *(("test", t) for t in config.test)]
+    for key, split in named:
         for part in joined_splits(split, known):
-            wanted.setdefault(part, key)
-    return wanted
+            required.setdefault(part, key)
+    return required
 
 
-def _given_folder(config: DataConfig) -> Path | None:
+def _local_folder(config: DataConfig) -> Path | None:
     if config.dir is not None:
         return Path(config.dir).expanduser()
-    shelf = os.environ.get("HEADWISE_DATA")
-    folder = Path(shelf or "").expanduser() / (config.folder or "")
-    return folder if shelf and config.folder and folder.is_dir() else None
+    root = os.environ.get("HEADWISE_DATA")
+    folder = Path(root or "").expanduser() / (config.folder or "")
+    return folder if root and config.folder and folder.is_dir() else None
 
 
 def _from_folder(config: DataConfig, folder: Path, cache_dir: Path) -> Source:
@@ -250,26 +249,26 @@ def _from_folder(config: DataConfig, folder: Path, cache_dir: Path) -> Source:
     text = FolderSource(folder, config.source, config.target, config.files, cache_dir)
     for source in (text, *_origins(config, cache_dir, folder)):
         known = set(source.splits())
-        wanted = _wanted(config, known)
-        needed = {split for split, key in wanted.items() if key != "test"}
-        # Archives of half the corpus are the right folder too; `identity` says what is missing.
+        required = _required(config, known)
+        needed = {split for split, key in required.items() if key != "test"}
+        # Archives of some splits also select the source; `identity` reports the missing ones.
         if needed <= known or (source is not text and needed & known):
-            return _checked(source, wanted)
-    return _checked(text, _wanted(config, text.splits()))
+            return _checked(source, required)
+    return _checked(text, _required(config, text.splits()))
 
 
 def _from_origins(config: DataConfig, cache_dir: Path) -> Source:
     reasons: list[str] = []
-    complete: list[tuple[Source, list[str]]] = []  # with the splits wanted of each
+    complete: list[tuple[Source, list[str]]] = []  # with the required splits of each
     for origin in _origins(config, cache_dir, None):
         known = origin.splits()
-        wanted = _wanted(config, known)
-        absent = [split for split in wanted if split not in known]
+        required = _required(config, known)
+        absent = [split for split in required if split not in known]
         if absent:
-            reasons.append(str(refuse(f"data.{wanted[absent[0]]}", absent[0], known)))
+            reasons.append(str(refuse(f"data.{required[absent[0]]}", absent[0], known)))
         else:
-            complete.append((origin, list(wanted)))
-    # What is on disk comes first, whatever its place in the list.
+            complete.append((origin, list(required)))
+    # Origins on disk come first; otherwise the order of the list holds.
     complete.sort(key=lambda one: not getattr(one[0], "is_local", lambda splits: True)(one[1]))
     for origin, splits in complete:
         try:
@@ -280,14 +279,14 @@ def _from_origins(config: DataConfig, cache_dir: Path) -> Source:
 
 
 def _checked(source: Source, splits: Iterable[str]) -> Source:
-    """`source`, with the material of `splits` on disk; a `DataError` says what is missing."""
+    """`source`, with the files of `splits` on disk; a `DataError` names a missing one."""
     for split in splits:
         source.identity(split)
     return source
 
 
 def _origins(config: DataConfig, cache_dir: Path, folder: Path | None) -> Iterator[Source]:
-    """The origins of the yaml; of the user's `folder`, those that can read from one."""
+    """The origins of the yaml; with a `folder`, those that can read from one."""
     from headwise.config.instantiate import instantiate, target_class
 
     offered = {
@@ -305,12 +304,12 @@ def _origins(config: DataConfig, cache_dir: Path, folder: Path | None) -> Iterat
 
 
 def _advice(config: DataConfig, reasons: list[str]) -> str:
-    """What to put where, in a few lines."""
+    """The message for a missing corpus: what to put where."""
     stems = [config.files.get(split, [split])[0] for split in (config.train, config.valid)]
     names = ", ".join(f"{s}.{code}" for s in stems for code in (config.source, config.target))
     lines = [f"data={config.name} is not on this machine. Either of these helps:"]
-    lines.append(f"- data.dir=FOLDER that holds {names} (plain or .gz; or .parquet, .jsonl, .tsv)")
+    lines.append(f"- data.dir=FOLDER with {names} (plain or .gz; or .parquet, .jsonl, .tsv)")
     if config.folder:
-        lines.append(f"- HEADWISE_DATA=FOLDER that holds such a folder named {config.folder}")
+        lines.append(f"- HEADWISE_DATA=FOLDER with such a folder named {config.folder}")
     lines.extend(f"- {reason}" for reason in reasons)
     return "\n".join(lines)

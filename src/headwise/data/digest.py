@@ -1,7 +1,7 @@
-"""Hashes of files, by which corpora are identified.
+"""Hashes of files, which identify corpora.
 
-Hashing gigabytes at each start would take longer than the start itself, so hashes are kept under
-the file's path, size and time stamp.
+Hashing gigabytes at each start is slow, so hashes are cached by the path, size and modification
+time of the file.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ def file_digest(path: Path, algorithm: str = "sha256") -> str:
 
 
 def content_digest(path: Path) -> str:
-    """By which a file's content is known, wherever it lies: weights, records."""
+    """Short hash of the content of a file, whatever its path: weights, records."""
     return file_digest(path)[:16]
 
 
 class FileHashes:
-    """Hashes of files, kept in `cache_dir/hashes.json` until a file changes.
+    """Hashes of files, cached in `cache_dir/hashes.json` until a file changes.
 
-    A record that is lost, unreadable or cannot be written only costs the work again; two
-    processes that write at once lose at most each other's newest hashes, since the file is
-    replaced as a whole.
+    If the cache is missing, unreadable or not writable, hashes are computed again. Two processes
+    that write at the same time lose at most each other's newest hashes, since the file is replaced
+    atomically.
     """
 
     def __init__(self, cache_dir: Path) -> None:
@@ -49,7 +49,7 @@ class FileHashes:
             return known
         value = file_digest(path, algorithm)
         hashes = self._load() | {key: value}
-        # nothing is lost but time where the cache is read-only or full
+        # if the cache is read-only or full, the hash is computed again next time
         with suppress(OSError, HeadwiseError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             write_text(self.path, json.dumps(hashes, indent=1, sort_keys=True))

@@ -1,4 +1,4 @@
-"""Downloads, compared with the published checksum or, without one, with what was got first."""
+"""Downloads, verified by the published checksum or, without one, by that of the first download."""
 
 from __future__ import annotations
 
@@ -18,35 +18,35 @@ Entry = Mapping[str, str]
 
 CHECKSUMS = ("sha256", "sha1", "md5")
 TIMEOUT_SECONDS = 20
-# A server that packs once more what is packed already would change the checksum.
+# A server that compresses the archive again would change the checksum.
 HEADERS = {"User-Agent": "headwise", "Accept-Encoding": "identity"}
 
 log = logging.getLogger(__name__)
 
 
 def published_checksum(entry: Entry) -> tuple[str, str] | None:
-    """(algorithm, hexadecimal value) of a download entry, or None when none was published."""
-    found = ((name, str(entry[name]).lower()) for name in CHECKSUMS if entry.get(name))
-    return next(found, None)
+    """(algorithm, hexadecimal value) of a download entry; None if none was published."""
+    checksums = ((name, str(entry[name]).lower()) for name in CHECKSUMS if entry.get(name))
+    return next(checksums, None)
 
 
 def download(entries: Sequence[Entry], folder: Path) -> Path:
-    """The first of `entries` that can be had, as `folder/<file>`, whole or not at all.
+    """Download the first available entry to `folder/<file>`, atomically; return its path.
 
-    The hash of a file without a published checksum is noted beside it, in `<file>.sha256`.
+    The hash of a file without a published checksum is written to `<file>.sha256`.
 
     Args:
         entries: alternatives, each with `url`, `file`, and at most one of md5, sha1, sha256.
-        folder: where to put it.
+        folder: of the file.
 
     Raises:
-        DataError: no entry could be had, or a checksum differs.
+        DataError: all entries failed, or a checksum differs.
     """
     problems = []
     for entry in entries:
         try:
             return _fetch(entry, folder)
-        except OSError as error:  # those of `requests` are of this class
+        except OSError as error:  # base class of the errors of `requests`
             problems.append(f"{entry['url']}: {error}")
     raise DataError("; ".join(problems))
 
@@ -62,43 +62,44 @@ def _fetch(entry: Entry, folder: Path) -> Path:
         )
     except ValueError as error:
         raise DataError(
-            f"{url} is not the published file: {error} Try again, or get it elsewhere."
+            f"{url} is not the published file: {error} Try again, or download it from elsewhere."
         ) from error
     if published is None:
-        note, sha256 = _note(path), file_digest(path)
-        write_text(note, f"{sha256}  {path.name}\n")
-        log.warning("%s: no checksum was published; its sha256 is noted in %s", path.name, note)
+        record, sha256 = _record(path), file_digest(path)
+        write_text(record, f"{sha256}  {path.name}\n")
+        log.warning("%s: no published checksum; wrote its sha256 to %s", path.name, record)
     return path
 
 
 def verify(path: Path, entry: Entry | None, hashes: FileHashes) -> None:
-    """Compare a download with its published checksum or, without one, with the noted hash.
+    """Compare a download with its published checksum or, without one, with the recorded hash.
+
+    A file without either, copied by hand, is not checked.
 
     Raises:
-        DataError: it differs. A file without either, put there by hand, is taken.
+        DataError: it differs.
     """
     expected = published_checksum(entry or {})
     what = "the published file"
-    if expected is None and (noted := _noted(path)):
-        expected, what = ("sha256", noted), f"what {_note(path)} recorded"
+    if expected is None and (recorded := _recorded(path)):
+        expected, what = ("sha256", recorded), f"the file that {_record(path)} recorded"
     if expected is None:
         return
     actual = hashes(path, expected[0])
     if actual != expected[1]:
         raise DataError(
             f"{path} is not {what}: {expected[0]} {actual}, expected {expected[1]}. Delete it to "
-            "have it fetched again, or, if it is your own version, name a folder that holds it "
-            "with data.dir="
+            "download it again, or, to use another version, set data.dir= to its folder"
         )
 
 
-def _note(path: Path) -> Path:
+def _record(path: Path) -> Path:
     return path.with_name(f"{path.name}.sha256")
 
 
-def _noted(path: Path) -> str | None:
+def _recorded(path: Path) -> str | None:
     try:
-        found = re.match(r"[0-9a-f]{64}\b", _note(path).read_text(encoding="utf-8"))
+        sha256 = re.match(r"[0-9a-f]{64}\b", _record(path).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return found[0] if found else None
+    return sha256[0] if sha256 else None

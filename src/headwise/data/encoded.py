@@ -1,7 +1,7 @@
-"""From a corpus to memory-mapped ids, made once and kept in the cache.
+"""A corpus as memory-mapped ids, cached.
 
-The text is converted (`headwise.data.conversion`), the tokenizers are learnt from a sample of it,
-and both splits are encoded. Memory stays bounded whatever the corpus' size.
+The text is converted (`headwise.data.conversion`), the tokenizers are trained on a sample of it,
+and both splits are encoded. Memory is bounded for corpora of any size.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from headwise.data.store import EncodedSplit, IdStore
 from headwise.data.tokenizer import TokenizerPair
 from headwise.data.tokenizer_training import (
     check_tokenizer_config,
-    given_tokenizers,
+    load_tokenizers,
     train_tokenizer_pair,
 )
 from headwise.data.workers import run_apart
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 __all__ = ["EncodedSplit", "IdStore", "PreparedCorpus", "prepare_corpus"]
 
-FORMAT = 2  # raise it when the files, or what is drawn for them, change
-SAMPLE_SEED = 1  # of the sentences that a tokenizer learns from; the same for all runs
+FORMAT = 2  # increase when the files or the samples for them change
+SAMPLE_SEED = 1  # of the training sample of a tokenizer; the same for all runs
 
 log = logging.getLogger(__name__)
 
@@ -45,8 +45,8 @@ log = logging.getLogger(__name__)
 class PreparedCorpus:
     """A corpus ready to train on.
 
-    `train` has no pair with a side of more than `max_sentence_pieces` pieces; `valid` is whole.
-    `report` counts the pairs and pieces of the preparation, whenever it took place.
+    `train` has no pair with a side of more than `max_sentence_pieces` pieces; `valid` is complete.
+    `report` counts pairs and pieces, also if the corpus is from the cache.
     """
 
     tokenizers: TokenizerPair
@@ -55,7 +55,7 @@ class PreparedCorpus:
     corpus: Corpus
     fingerprint: str
     report: dict[str, Any]
-    folder: Path  # its place in the cache
+    folder: Path  # in the cache
     max_sentence_pieces: int
 
     @property
@@ -79,23 +79,23 @@ def prepare_corpus(
     n_workers: int | None = None,
     progress: bool = True,
 ) -> PreparedCorpus:
-    """Tokenizers learnt from the training split, or given, and both splits as ids.
+    """Train or load the tokenizers and encode both splits, or open them in the cache.
 
-    A second call with the same text and options opens the cache and reads no text. `n_workers`
-    None means one process a core; their number changes nothing but the time.
+    The cache is used if text and options are unchanged. `n_workers` None means one process a core;
+    the result does not depend on it.
 
     Raises:
-        ConfigError: the tokenizer's options are wrong or do not fit the text.
+        ConfigError: the options of the tokenizer are wrong or do not fit the text.
         DataError: a split has no pairs.
         OSError: the cache cannot be written.
     """
     check_tokenizer_config(config)
-    given = given_tokenizers(config)
-    fingerprint = _fingerprint(corpus, config, given)
+    loaded = load_tokenizers(config)
+    fingerprint = _fingerprint(corpus, config, loaded)
     folder = corpus.cache_dir / "encoded" / f"{corpus.config.name}-{fingerprint[:16]}"
-    make = functools.partial(_prepare, corpus, config, given, n_workers, progress)
+    make = functools.partial(_prepare, corpus, config, loaded, n_workers, progress)
     report = make_once(folder, make)
-    for split in corpus.config.test:  # one that is broken is found now, not after the training
+    for split in corpus.config.test:  # errors of test sets are raised before the training
         corpus.text(split, progress)
     tokenizers = TokenizerPair.load(folder)
     return PreparedCorpus(
@@ -110,13 +110,13 @@ def prepare_corpus(
     )
 
 
-def _fingerprint(corpus: Corpus, config: TokenizerConfig, given: TokenizerPair | None) -> str:
+def _fingerprint(corpus: Corpus, config: TokenizerConfig, loaded: TokenizerPair | None) -> str:
     data = corpus.config
     options = dataclasses.asdict(config)
-    del options["folder"]  # what lies there counts, not where
-    if given is not None:
-        options["given"] = given.fingerprint()
-    del options["dropout"]  # matters only when an epoch is drawn
+    del options["folder"]  # its content counts, not its path
+    if loaded is not None:
+        options["given"] = loaded.fingerprint()
+    del options["dropout"]  # used only to sample an epoch
     parts = {
         "format": FORMAT,
         "sentencepiece": importlib.metadata.version("sentencepiece"),
@@ -131,7 +131,7 @@ def _fingerprint(corpus: Corpus, config: TokenizerConfig, given: TokenizerPair |
 def _prepare(
     corpus: Corpus,
     config: TokenizerConfig,
-    given: TokenizerPair | None,
+    loaded: TokenizerPair | None,
     n_workers: int | None,
     progress: bool,
     folder: Path,
@@ -139,7 +139,7 @@ def _prepare(
     """Fill `folder` and return the report."""
     train_text = corpus.train_text(progress)
     valid_text = corpus.text(corpus.config.valid, progress)
-    tokenizers = given or _learned(train_text, config)
+    tokenizers = loaded or _trained(train_text, config)
     tokenizers.save(folder)
     log.info("encoding %s pairs", f"{len(train_text):,}")
     job = EncodingJob(train_text.paths, tokenizers, config.max_sentence_pieces)
@@ -147,7 +147,7 @@ def _prepare(
     if not train["pairs"]:
         raise DataError(
             "every training pair has a side of more pieces than "
-            f"tokenizer.max_sentence_pieces={config.max_sentence_pieces}; set it higher"
+            f"tokenizer.max_sentence_pieces={config.max_sentence_pieces}; increase it"
         )
     job = EncodingJob(valid_text.paths, tokenizers)
     valid = write_encoded(job, folder / "valid", n_workers, progress)
@@ -158,9 +158,9 @@ def _prepare(
     }
 
 
-def _learned(text: ParallelText, config: TokenizerConfig) -> TokenizerPair:
-    log.info("learning the %s tokenizer", config.kind)
-    learn = functools.partial(train_tokenizer_pair, text.paths, config, SAMPLE_SEED)
-    if len(text) < POOL_PAIRS:  # a process of its own costs a second
-        return learn()
-    return run_apart("learning the tokenizer", learn)
+def _trained(text: ParallelText, config: TokenizerConfig) -> TokenizerPair:
+    log.info("training the %s tokenizer", config.kind)
+    train = functools.partial(train_tokenizer_pair, text.paths, config, SAMPLE_SEED)
+    if len(text) < POOL_PAIRS:  # starting a process takes a second
+        return train()
+    return run_apart("training the tokenizer", train)

@@ -1,7 +1,7 @@
-"""Encode a corpus in shards, in this process or in several; the result is the same.
+"""Encode a corpus in shards, in this process or in several, with the same result.
 
-Workers read the text from its files by themselves and import neither torch nor a config, so that
-they start quickly.
+Workers read the text from its files and import neither torch nor a config, so that they start
+quickly.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from headwise.errors import HeadwiseError
 
 Ints = npt.NDArray[np.integer[Any]]
 
-SHARD_PAIRS = 2000  # changes what BPE-dropout draws: a new value needs a new cache format
-POOL_PAIRS = 50_000  # below this, starting processes costs more than they save
-MOST_WORDS = 100_000  # whose ids an encoder remembers; about 20 MB
-WORD_START = "\u2581"  # SentencePiece's mark for a space
+SHARD_PAIRS = 2000  # decides the samples of BPE-dropout: a new value needs a new cache format
+POOL_PAIRS = 50_000  # below this, starting processes takes longer than they save
+MOST_WORDS = 100_000  # whose ids an encoder caches; about 20 MB
+WORD_START = "\u2581"  # a space in SentencePiece
 
-FlatRows = tuple[Ints, npt.NDArray[np.int64]]  # values of all rows, and their number in each
+FlatRows = tuple[Ints, npt.NDArray[np.int64]]  # values of all rows, and the length of each
 
 
 @dataclass(frozen=True)
 class EncodingJob:
-    """What a worker must know.
+    """The arguments of a worker.
 
-    `rows` names a .npy file with the rows of the text to take; None takes all of them.
+    `rows` is the path of a .npy file with the rows of the text to encode; None: all of them.
     With `dropout` above 0, shard i is sampled from a generator seeded by (seed, epoch, i).
     """
 
-    text: tuple[Path, Path]  # of the two sides, as `conversion` writes them
+    text: tuple[Path, Path]  # of the two sides, in the layout of `conversion`
     tokenizers: TokenizerPair
-    max_pieces: float = math.inf  # longer pairs are left out; under dropout, not sampled
+    max_pieces: float = math.inf  # longer pairs are dropped; under dropout, not sampled
     rows: Path | None = None
     shard_pairs: int = field(default_factory=lambda: SHARD_PAIRS)
     dropout: float = 0.0
@@ -54,7 +54,7 @@ class EncodingJob:
     epoch: int = 0
 
     def row_numbers(self) -> Sequence[int] | npt.NDArray[np.int64]:
-        """The rows of the text that are taken, in order."""
+        """The rows of the text to encode, in order."""
         if self.rows is None:
             return range(len(TextStore(self.text[0])))
         rows: npt.NDArray[np.int64] = np.load(self.rows, mmap_mode="r")
@@ -62,17 +62,16 @@ class EncodingJob:
 
 
 class EncodedShard(NamedTuple):
-    """The ids of one shard, source and target; and which rows were kept."""
+    """The ids of one shard, source and target, and the rows that were kept."""
 
     sides: list[FlatRows]
     kept: npt.NDArray[np.int64]
 
 
 def encode_corpus(job: EncodingJob, n_workers: int | None) -> Iterator[EncodedShard]:
-    """The shards in order; at most a few of them are in memory at any time.
+    """Yield the shards in order, with at most a few of them in memory.
 
-    `n_workers` None means one process a core; a small corpus is encoded in this process whatever
-    is asked.
+    `n_workers` None means one process a core; a small corpus is always encoded in this process.
     """
     n_pairs = len(job.row_numbers())
     n_shards = -(-n_pairs // job.shard_pairs)
@@ -81,7 +80,7 @@ def encode_corpus(job: EncodingJob, n_workers: int | None) -> Iterator[EncodedSh
         yield from map(ShardEncoder(job).encode, range(n_shards))
         return
     pool = ProcessPoolExecutor(n_workers, SPAWN, _start_worker, (job,))
-    # A window of our own: Executor.map would queue every result, however slow the reader.
+    # Executor.map would queue all results, even if the consumer is slow.
     window: deque[Future[EncodedShard]] = deque()
     try:
         for shard in range(n_shards):
@@ -92,8 +91,8 @@ def encode_corpus(job: EncodingJob, n_workers: int | None) -> Iterator[EncodedSh
             yield window.popleft().result()
     except BrokenProcessPool as error:
         raise HeadwiseError(
-            f"one of {n_workers} encoding processes was ended from outside, perhaps for want of "
-            "memory; try again with a smaller trainer.n_workers"
+            f"one of {n_workers} encoding processes was killed, perhaps out of memory; "
+            "try again with a smaller trainer.n_workers"
         ) from error
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
@@ -102,9 +101,9 @@ def encode_corpus(job: EncodingJob, n_workers: int | None) -> Iterator[EncodedSh
 def write_encoded(
     job: EncodingJob, path: Path, n_workers: int | None, progress: bool
 ) -> dict[str, Any]:
-    """Write the ids of `PATH.source` and `PATH.target`, and the rows kept as `PATH.rows.npy`.
+    """Write the ids to `PATH.source` and `PATH.target`, and the kept rows to `PATH.rows.npy`.
 
-    Returns counts: pairs kept and dropped, pieces, their mean a sentence, the share of unk.
+    Returns counts: pairs kept and dropped, pieces, their mean per sentence, the share of unk.
     """
     n_pairs, n_unknown, kept = len(job.row_numbers()), [0, 0], []
     with (
@@ -142,7 +141,7 @@ class ShardEncoder:
         self._rows = job.row_numbers()
 
     def encode(self, shard: int) -> EncodedShard:
-        """Shard number `shard`, a function of the job and that number alone."""
+        """Shard number `shard`; depends on the job and that number alone."""
         first, last = shard * self._job.shard_pairs, (shard + 1) * self._job.shard_pairs
         rows = np.asarray(self._rows[first:last], np.int64)
         sides = [self._encode_side(side, rows, shard) for side in range(2)]
@@ -158,7 +157,7 @@ class ShardEncoder:
         sampled = tokenizer.encode_sampled(
             sentences, job.dropout, [job.seed, job.epoch, shard, side]
         )
-        # A sample may be longer than the plain segmentation, for which the pair was kept.
+        # Pairs are kept by their plain segmentation; replace samples that are too long by it.
         long = [i for i, ids in enumerate(sampled) if len(ids) > job.max_pieces]
         for i, ids in zip(long, tokenizer.encode([sentences[i] for i in long]), strict=True):
             sampled[i] = ids
@@ -166,54 +165,54 @@ class ShardEncoder:
 
 
 class WordEncoder:
-    """Encodes sentences, each word but once where a word's pieces depend on nothing else.
+    """Encodes sentences; caches the ids of words if they do not depend on the sentence.
 
-    BPE whose pieces never hold a space inside merges nothing across words, so that the ids of a
-    sentence are those of its words in a row. Whether a model is of that kind is read off its
-    pieces; with any other each sentence is encoded whole.
+    BPE without pieces that contain a space after a letter merges nothing across words, so that the
+    ids of a sentence are the concatenated ids of its words (`merges_within_words`). Sentences of
+    other models are encoded as a whole.
     """
 
     def __init__(self, tokenizer: Tokenizer, dtype: npt.DTypeLike) -> None:
         self._tokenizer = tokenizer
         self._dtype = np.dtype(dtype)
         self._by_word = merges_within_words(tokenizer)
-        self._known: dict[str, bytes] = {}  # word -> its ids
+        self._cache: dict[str, bytes] = {}  # word -> its ids
 
     def encode(self, sentences: list[str]) -> FlatRows:
-        """Ids of all sentences, flat, and their number in each."""
-        # SentencePiece takes the mark as a space, and trims it at the end of what it is given
+        """Concatenated ids of all sentences, and the length of each."""
+        # SentencePiece reads the mark as a space, and strips it at the end of a text
         if not self._by_word or any(WORD_START in text for text in sentences):
             return _flat(self._tokenizer.encode(sentences), self._dtype)
         rows = [text.split() for text in sentences]
-        new = list(set().union(*rows).difference(self._known))
+        new = list(set().union(*rows).difference(self._cache))
         flat, lengths = _flat(self._tokenizer.encode(new), self._dtype)
         ids, ends = flat.tobytes(), (np.cumsum(lengths) * self._dtype.itemsize).tolist()
         spans = zip(new, [0, *ends], ends, strict=False)
-        self._known.update((word, ids[start:end]) for word, start, end in spans)
-        parts = [b"".join(map(self._known.__getitem__, row)) for row in rows]
+        self._cache.update((word, ids[start:end]) for word, start, end in spans)
+        parts = [b"".join(map(self._cache.__getitem__, row)) for row in rows]
         n_bytes = np.fromiter(map(len, parts), np.int64, len(parts))
-        if len(self._known) > MOST_WORDS:
-            self._known.clear()
+        if len(self._cache) > MOST_WORDS:
+            self._cache.clear()
         return np.frombuffer(b"".join(parts), self._dtype), n_bytes // self._dtype.itemsize
 
 
 def merges_within_words(tokenizer: Tokenizer) -> bool:
-    """Whether a tokenizer is BPE without a piece that goes on beyond the start of a word."""
+    """Whether a tokenizer is BPE without a piece that extends over the start of a word."""
     if tokenizer.is_byte:
         return False
     processor = sentencepiece.SentencePieceProcessor(model_proto=tokenizer.model_bytes)
-    learnt = [
+    learned = [
         piece
         for piece in range(tokenizer.vocab_size)
         if not (processor.is_control(piece) or processor.is_unknown(piece))
         and not processor.is_byte(piece)
     ]
-    # scores of BPE pieces are minus the order in which they were learnt, others log probabilities
-    is_bpe = all(processor.get_score(piece) == -rank for rank, piece in enumerate(learnt))
-    spellings = [processor.id_to_piece(piece) for piece in learnt]
-    # without a piece of its own the mark is unknown, and unknown pieces in a row become one
+    # scores of BPE pieces are minus the order in which they were learned, others log probabilities
+    is_bpe = all(processor.get_score(piece) == -rank for rank, piece in enumerate(learned))
+    spellings = [processor.id_to_piece(piece) for piece in learned]
+    # if the mark is not a piece it is unknown, and adjacent unknown pieces become one
     is_apart = WORD_START in spellings and not any(WORD_START in s[1:] for s in spellings)
-    # a model may leave the mark out before the first word of a sentence
+    # some models omit the mark before the first word of a sentence
     return is_bpe and is_apart and processor.encode("a", out_type=str)[0].startswith(WORD_START)
 
 

@@ -1,4 +1,4 @@
-"""Training batches without end, for every task: what a run trains on decides what they hold."""
+"""An endless iterator of training batches, for the examples of any task."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Rows = npt.NDArray[np.integer[Any]]
 
 
 class Plan(Protocol):
-    """The rows of each batch of an epoch; a list of arrays will do."""
+    """The rows of each batch of an epoch; for example a list of arrays."""
 
     def __len__(self) -> int: ...
 
@@ -24,10 +24,10 @@ class Plan(Protocol):
 
 
 class Examples(Protocol):
-    """What a run trains on: pure functions of epoch and rows, so that a resumed run is exact."""
+    """Training data as pure functions of epoch and rows, so that resuming is exact."""
 
     def plan(self, epoch: int) -> Plan:
-        """The rows of every batch of an epoch (from 1), of all ranks together."""
+        """The rows of each batch of an epoch (from 1), over all ranks."""
         ...
 
     def n_targets(self, epoch: int, rows: Rows) -> int:
@@ -39,7 +39,7 @@ class Examples(Protocol):
         ...
 
     def identity(self) -> dict[str, int]:
-        """What the plans depend on: a run is resumed only where all of it is the same."""
+        """Settings that the plans depend on; a run is resumed only if they are equal."""
         ...
 
 
@@ -47,12 +47,12 @@ class Examples(Protocol):
 class BatchLoader:
     """The same batches for the same examples, from any position.
 
-    Each rank takes every `world_size`-th row of a batch, so that two ranks train on what one rank
-    with twice the budget trains on.
+    Each rank takes every `world_size`-th row of a batch, so that two ranks train on the same batch
+    as one rank with twice the budget.
 
     Args:
-        examples: what a run trains on.
-        rank: this process.
+        examples: training data of the run.
+        rank: of this process.
         world_size: number of processes.
     """
 
@@ -89,20 +89,20 @@ class BatchLoader:
         return self._plans[self._epoch]
 
     def state(self) -> dict[str, int]:
-        """The position: `batch` batches of `epoch` were given. The rest is for `restore`."""
+        """The position (`batch` batches of `epoch` were returned), and settings for `restore`."""
         return {"epoch": self._epoch, "batch": self._next_batch, **self.examples.identity()}
 
     def restore(self, state: dict[str, int]) -> None:
-        """Go on after the batch before `state()` was called, on any rank of that run.
+        """Continue from the position of a `state()` of any rank of the run.
 
         Raises:
-            RunError: the state is of a loader with other batches.
+            RunError: the state is of a loader with different batches.
         """
         for key, value in self.examples.identity().items():
             if state.get(key) != value:
                 raise RunError(
-                    f"cannot go on in the data of this run: its {key} was {state.get(key)}, now "
+                    f"cannot resume the data of this run: its {key} was {state.get(key)}, now "
                     f"it is {value} (budget is trainer.max_tokens times the number of processes); "
-                    "set it back, or start another run"
+                    "restore the old value, or start a new run"
                 )
         self._epoch, self._next_batch = state["epoch"], state["batch"]

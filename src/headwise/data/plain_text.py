@@ -1,8 +1,8 @@
-"""Text of one language as one stream of tokens, memory-mapped, made once and kept in the cache.
+"""Text of one language as one memory-mapped stream of tokens, cached.
 
-`data.dir`, or `$HEADWISE_DATA/<data.folder>`, holds `train.txt`, `valid.txt` and test sets
-(`test.txt`), each plain or `.gz`. Plain bytes are taken as they are. Other tokenizers read lines:
-each is encoded alone and ends with eos, which stands for the line feed.
+`data.dir`, or `$HEADWISE_DATA/<data.folder>`, has `train.txt`, `valid.txt` and test sets
+(`test.txt`), each plain or `.gz`. The byte tokenizer encodes the bytes unchanged. Other tokenizers
+encode line by line, with eos for the line feed.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from headwise.data.store import id_dtype
 from headwise.data.tokenizer import EOS, N_SPECIALS, Tokenizer, TokenizerPair
 from headwise.data.tokenizer_training import (
     check_tokenizer_config,
-    given_tokenizers,
+    load_tokenizers,
     train_tokenizer,
 )
 from headwise.errors import DataError
 from headwise.file_names import check_file_name
 
-FORMAT = 1  # raise it when the files change
-MAX_LINE = 2**27  # bytes; a longer one is read in parts, as bytes may be
+FORMAT = 1  # increase when the files change
+MAX_LINE = 2**27  # bytes; only the byte tokenizer accepts longer ones, read in parts
 COLUMN = "tokens"  # of the batches
 TOKENIZER = "tokenizer.model"
 
@@ -46,7 +46,7 @@ class TokenStream:
 
     Attributes:
         ids: (tokens,).
-        n_bytes: of each token, so that their sum is the size of the file; None: one each.
+        n_bytes: (tokens,), whose sum is the size of the file; None: one byte each.
     """
 
     ids: npt.NDArray[np.integer[Any]]
@@ -54,7 +54,7 @@ class TokenStream:
 
     @classmethod
     def open(cls, path: Path, tokenizer: Tokenizer) -> TokenStream:
-        """Map what `encode` wrote at `path`."""
+        """Memory-map the tokens that `encode` wrote at `path`."""
         ids = np.memmap(path, id_dtype(tokenizer.vocab_size), mode="r")
         sizes = path.with_name(f"{path.name}.bytes")
         return cls(ids, np.memmap(sizes, np.int32, mode="r") if sizes.exists() else None)
@@ -64,7 +64,7 @@ class TokenStream:
         return TokenStream(self.ids[:n], None if self.n_bytes is None else self.n_bytes[:n])
 
     def bytes_of(self, first: int, end: int) -> int:
-        """Bytes of the tokens first .. end - 1, as far as there are such."""
+        """Number of bytes of the tokens [first, end), clipped to the end of the split."""
         if self.n_bytes is None:
             return min(end, len(self.ids)) - first
         return int(self.n_bytes[first:end].sum())
@@ -72,7 +72,7 @@ class TokenStream:
 
 @dataclass(frozen=True)
 class TextCorpus:
-    """Files of a text by their splits."""
+    """The files of a text, one a split."""
 
     config: TextDataConfig
     cache_dir: Path
@@ -81,23 +81,23 @@ class TextCorpus:
         """The file of a split.
 
         Raises:
-            DataError: there is none; where it was looked for.
+            DataError: it does not exist; the message names the folder.
         """
         check_file_name("data", split)
-        shelf, folder = os.environ.get("HEADWISE_DATA"), self.config.dir
-        if folder is None and shelf and self.config.folder:
-            folder = str(Path(shelf) / self.config.folder)
+        root, folder = os.environ.get("HEADWISE_DATA"), self.config.dir
+        if folder is None and root and self.config.folder:
+            folder = str(Path(root) / self.config.folder)
         if folder is None:
             raise DataError(
-                f"give data.dir=FOLDER, with {self.config.train}.txt and {self.config.valid}.txt"
+                f"set data.dir=FOLDER, with {self.config.train}.txt and {self.config.valid}.txt"
             )
         for name in (f"{split}.txt", f"{split}.txt.gz"):
             if (Path(folder).expanduser() / name).is_file():
                 return Path(folder).expanduser() / name
-        raise DataError(f"there is no {split}.txt or {split}.txt.gz in {folder}")
+        raise DataError(f"{split}.txt or {split}.txt.gz not found in {folder}")
 
     def identity(self, split: str) -> str:
-        """Hash of a split's file."""
+        """Hash of the file of a split."""
         return FileHashes(self.cache_dir)(self.path(split))
 
     @property
@@ -106,11 +106,11 @@ class TextCorpus:
         return self.config.test
 
     def hashes(self) -> list[str]:
-        """Of the text that a run is trained and validated on."""
+        """Hashes of the training and the validation text."""
         return [self.identity(split) for split in (self.config.train, self.config.valid)]
 
     def lines(self, split: str) -> Iterator[bytes]:
-        """Line by line, with line feeds."""
+        """Lines of a split as bytes, with line feeds."""
         with open_bytes(self.path(split)) as stream:
             while line := stream.readline(MAX_LINE):
                 yield line
@@ -123,7 +123,7 @@ class PreparedText:
     Attributes:
         fingerprint: of the splits and the tokenizer.
         report: sizes, by split.
-        folder: where the streams are, one a split.
+        folder: of the streams, one a split.
     """
 
     corpus: TextCorpus
@@ -152,15 +152,15 @@ class PreparedText:
 
 
 def prepare_text(corpus: TextCorpus, config: TokenizerConfig) -> PreparedText:
-    """All splits as tokens; a second call with the same files and options reads none of them.
+    """Encode all splits, or open them in the cache if files and options are unchanged.
 
     Raises:
-        ConfigError: the tokenizer's options are wrong or do not fit the text.
+        ConfigError: the options of the tokenizer are wrong or do not fit the text.
         DataError: a split is missing, empty, or not UTF-8 where the tokenizer needs it.
     """
     check_tokenizer_config(config)
-    given = given_tokenizers(config)
-    options = asdict(config) | {"folder": given and given.fingerprint()}
+    loaded = load_tokenizers(config)
+    options = asdict(config) | {"folder": loaded and loaded.fingerprint()}
     splits = list(dict.fromkeys((corpus.config.train, corpus.config.valid, *corpus.config.test)))
     parts = {
         "format": FORMAT,
@@ -170,7 +170,7 @@ def prepare_text(corpus: TextCorpus, config: TokenizerConfig) -> PreparedText:
     }
     fingerprint = combined_digest([json.dumps(parts, sort_keys=True)])
     folder = corpus.cache_dir / "encoded" / f"{corpus.config.name}-{fingerprint[:16]}"
-    report = make_once(folder, functools.partial(_prepare, corpus, config, given, splits))
+    report = make_once(folder, functools.partial(_prepare, corpus, config, loaded, splits))
     tokenizer = Tokenizer.load(folder / TOKENIZER)
     return PreparedText(corpus, tokenizer, fingerprint, report, folder)
 
@@ -178,13 +178,13 @@ def prepare_text(corpus: TextCorpus, config: TokenizerConfig) -> PreparedText:
 def _prepare(
     corpus: TextCorpus,
     config: TokenizerConfig,
-    given: TokenizerPair | None,
+    loaded: TokenizerPair | None,
     splits: list[str],
     folder: Path,
 ) -> dict[str, Any]:
     """Fill `folder` and return the report."""
-    if given is not None:
-        tokenizer = given.source
+    if loaded is not None:
+        tokenizer = loaded.source
     else:
         train = (
             _text(line, corpus, corpus.config.train) for line in corpus.lines(corpus.config.train)
@@ -198,17 +198,17 @@ def _text(line: bytes, corpus: TextCorpus, split: str) -> str:
     try:
         text = line.decode()
         if len(line) == MAX_LINE:
-            raise DataError(f"{corpus.path(split)}: a line above {MAX_LINE} bytes")
+            raise DataError(f"{corpus.path(split)}: a line of {MAX_LINE} bytes or more")
         check_text(text, str(corpus.path(split)))
         return text
     except UnicodeDecodeError as error:
         raise DataError(
-            f"{corpus.path(split)} is not UTF-8; tokenizer=byte takes any bytes"
+            f"{corpus.path(split)} is not UTF-8; tokenizer=byte accepts any bytes"
         ) from error
 
 
 def encode(corpus: TextCorpus, split: str, tokenizer: Tokenizer, path: Path) -> dict[str, int]:
-    """Write the tokens of a split at `path`, and their sizes at `<path>.bytes` unless all are 1.
+    """Write the tokens of a split to `path`, and their sizes to `<path>.bytes` unless all are 1.
 
     Raises:
         DataError: the split is empty, or not UTF-8 where the tokenizer needs it.
@@ -232,7 +232,7 @@ def encode(corpus: TextCorpus, split: str, tokenizer: Tokenizer, path: Path) -> 
 
 
 def text_ids(text: str, tokenizer: Tokenizer) -> npt.NDArray[np.int64]:
-    """Tokens of a text, which is not empty, as `encode` writes those of a file."""
+    """Tokens (N,) of a non-empty text, encoded as the files of `encode`."""
     if tokenizer.is_byte:
         return np.array(tokenizer.encode([text])[0], np.int64)
     lines = io.BytesIO(text.encode())
@@ -240,7 +240,7 @@ def text_ids(text: str, tokenizer: Tokenizer) -> npt.NDArray[np.int64]:
 
 
 def ids_text(ids: npt.NDArray[np.integer[Any]], tokenizer: Tokenizer) -> str:
-    """The text of tokens, without characters of which they hold a part only."""
+    """The text of tokens (N,), without incomplete characters at its ends."""
     lines = np.split(ids, np.flatnonzero(ids == EOS) + 1)
     return "\n".join(tokenizer.decode([line.tolist() for line in lines])).strip("\ufffd")
 
@@ -248,7 +248,7 @@ def ids_text(ids: npt.NDArray[np.integer[Any]], tokenizer: Tokenizer) -> str:
 def _encoded(
     line: bytes, text: str, tokenizer: Tokenizer
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
-    """Ids of a line and the bytes that each stands for; the last takes what is left."""
+    """Ids of a line and the number of bytes of each; the last has the rest of the line."""
     (pieces,) = tokenizer.encode([text.rstrip("\n")])
     ids = [*pieces, EOS] if line.endswith(b"\n") or not pieces else pieces
     spelled = (tokenizer.id_to_piece(i).replace("\u2581", " ") for i in ids[:-1])

@@ -1,4 +1,4 @@
-"""Batches made in the background, while the update before them is computed."""
+"""Batches made in a background thread, during the previous update."""
 
 from __future__ import annotations
 
@@ -14,26 +14,25 @@ from headwise.data.loader import BatchLoader
 
 DEPTH = 4  # batches made ahead
 
-# A batch with the loader's position after it, or what the loader raised instead.
+# A batch and the position of the loader after it, or an error of the loader.
 _Made = tuple[Batch, dict[str, int]] | BaseException
 
 
 class Prefetched:
-    """A `BatchLoader` whose batches one thread makes ahead, in the same order.
+    """A `BatchLoader` whose batches a thread makes ahead, in the same order.
 
-    The position is that of the last batch handed out, whatever was made beyond it: so a resumed
-    run goes on where the interrupted one was. What the loader raises is raised where its batch
-    would have come. New epochs, with the encoding that BPE-dropout asks for, are begun in the
-    thread too, as soon as the batches before them are made.
+    `state` is the position after the last batch returned, without those made ahead, so that a run
+    resumes exactly. Errors of the loader are raised in place of its batch. The thread also starts
+    new epochs, with their encoding under BPE-dropout.
 
-    The thread starts with the first batch and ends with `close`, which waits for a loader in the
-    middle of an encoding. An error or an interruption does not wait; then the thread ends with the
-    process, after the shards that workers have in hand.
+    The thread starts with the first batch and ends with `close`, which waits for an encoding of
+    the loader. After an error or an interruption nothing waits for it: it ends with the process,
+    after the current shards of the workers.
 
     Args:
-        loader: nothing else may use it.
+        loader: must not be used elsewhere.
         depth: batches made ahead, at least 1.
-        gpu: put tensors where this GPU can fetch them while it computes; None: leave them.
+        gpu: put tensors in pinned memory for this GPU; None: leave them.
     """
 
     def __init__(
@@ -51,7 +50,7 @@ class Prefetched:
         return self
 
     def __next__(self) -> Batch:
-        """As of the loader."""
+        """The next batch of the loader."""
         if self._thread is None:
             self._begin()
         made = self._made.get()
@@ -63,17 +62,17 @@ class Prefetched:
         return batch
 
     def state(self) -> dict[str, int]:
-        """The loader's after the last batch handed out."""
+        """The position of the loader after the last batch returned."""
         return dict(self._position)
 
     def restore(self, state: dict[str, int]) -> None:
-        """As of the loader; batches made ahead are forgotten."""
+        """Restore the loader; batches made ahead are discarded."""
         self._end()
         self._loader.restore(state)
         self._position = self._loader.state()
 
     def close(self) -> None:
-        """End the thread; the next batch would start another one."""
+        """End the thread; a next batch would start a new one."""
         self._end()
         self._loader.restore(self._position)
 
@@ -88,8 +87,8 @@ class Prefetched:
     ) -> None:
         if kind is None:
             self.close()
-        else:  # an encoding may take minutes, and a scheduler that wants us gone grants seconds
-            self._ask_to_stop()
+        else:  # an encoding may take minutes, a cluster kills after seconds
+            self._request_stop()
 
     def _begin(self) -> None:
         self._made, self._stop = queue.Queue(self._depth), threading.Event()
@@ -100,12 +99,12 @@ class Prefetched:
     def _end(self) -> None:
         if self._thread is None:
             return
-        self._ask_to_stop()
+        self._request_stop()
         self._thread.join()
         self._thread = None
 
-    def _ask_to_stop(self) -> None:
-        """Also where it waits for a place; it puts one batch or error more at the most."""
+    def _request_stop(self) -> None:
+        """Stop the thread, also if the queue is full; it puts at most one more batch or error."""
         self._stop.set()
         with suppress(queue.Empty):
             while True:
@@ -113,10 +112,10 @@ class Prefetched:
 
     def _make(self, made: queue.Queue[_Made], stop: threading.Event) -> None:
         try:
-            if self._gpu is not None:  # a thread else begins at the first one
+            if self._gpu is not None:  # the default of a thread is GPU 0
                 torch.cuda.set_device(self._gpu)
             while not stop.is_set():
                 batch = next(self._loader)
                 made.put((batch.pinned() if self._gpu else batch, self._loader.state()))
-        except BaseException as error:  # noqa: BLE001 - raised again by who takes it
+        except BaseException as error:  # noqa: BLE001 - raised by __next__
             made.put(error)

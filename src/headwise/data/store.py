@@ -1,8 +1,8 @@
-"""Rows of variable length in two flat files: the values, and where each row starts.
+"""Rows of variable length in two flat files: the values, and the start of each row.
 
-A row is read without looking at any other, and a memory-mapped store costs no memory of its own:
-4.5 million sentences of 30 pieces are 270 MB of uint16 in the page cache. This module does without
-torch, because the processes that encode import it.
+Single rows can be read, and a memory-mapped store uses the page cache only: 4.5 million sentences
+of 30 pieces are 270 MB of uint16. This module does not import torch, so that encoding processes
+start quickly.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ Rows = npt.NDArray[np.integer[Any]]
 
 
 def id_dtype(vocab_size: int) -> type[np.uint16] | type[np.int32]:
-    """The narrowest of our types for ids that holds a vocabulary."""
+    """The smaller type for ids that fits a vocabulary."""
     return np.uint16 if vocab_size <= 1 << 16 else np.int32
 
 
 def beside(path: Path, end: str) -> Path:
-    """`path` with `end` added to its name; names here have dots that are no suffixes."""
+    """`path` with `end` appended to its name; dots in these names are not suffixes."""
     return path.with_name(path.name + end)
 
 
 class FlatWriter:
-    """Writes `PATH` and `PATH.offsets` (int64, one more than rows) in a stream."""
+    """Streams rows to `PATH` and their starts to `PATH.offsets` (int64, one more than rows)."""
 
     def __init__(self, path: Path) -> None:
         self._flat = open(path, "wb")  # noqa: SIM115
@@ -42,7 +42,7 @@ class FlatWriter:
         self._offsets.write(np.int64(0).tobytes())
 
     def append(self, values: npt.NDArray[Any] | bytes, lengths: Rows) -> None:
-        """Add rows: their values one after the other, and how many belong to each."""
+        """Append rows: their concatenated values, and the number of values of each."""
         self._flat.write(values if isinstance(values, bytes) else values.tobytes())
         ends = self.n_values + np.cumsum(lengths, dtype=np.int64)
         self._offsets.write(ends.tobytes())
@@ -65,7 +65,7 @@ def _map(path: Path, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
 
 
 class TextStore:
-    """The lines of a text file by their numbers; `PATH.offsets` says where each begins."""
+    """The lines of a text file by number; `PATH.offsets` has their starts in bytes."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -79,9 +79,9 @@ class TextStore:
             yield from self.read(np.arange(start, min(start + BLOCK_ROWS, len(self))))
 
     def read(self, rows: Rows) -> list[str]:
-        """The sentences of `rows`, which rise; one read from the first to the last of them.
+        """The sentences of `rows`, which must be sorted; reads from the first to the last of them.
 
-        A plain read and not a map, so that the text does not count as memory of the process.
+        Not memory-mapped, so that the text does not count as memory of the process.
         """
         if not len(rows):
             return []
@@ -103,7 +103,7 @@ class IdStore:
 
     @classmethod
     def open(cls, path: Path, dtype: npt.DTypeLike) -> IdStore:
-        """Map what a `FlatWriter` wrote at `path`."""
+        """Memory-map the files that a `FlatWriter` wrote at `path`."""
         return cls(_map(path, dtype), _map(beside(path, ".offsets"), np.int64))
 
     @classmethod
@@ -125,12 +125,12 @@ class IdStore:
 
     @cached_property
     def lengths(self) -> npt.NDArray[np.int32]:
-        """Pieces of every row, int32."""
+        """Number of pieces of each row, int32."""
         return np.diff(self.offsets).astype(np.int32)
 
     @cached_property
     def longest(self) -> int:
-        """Pieces of the longest row."""
+        """Number of pieces of the longest row."""
         return int(self.lengths.max(initial=0))
 
     def gather(
@@ -138,8 +138,8 @@ class IdStore:
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """`rows` as one (B, L) array padded with 0, and their lengths (B,), both int64.
 
-        `prefix` and `suffix` are ids put before and after every row; lengths count them. L is
-        `width` where no row is longer.
+        `prefix` and `suffix` are ids added before and after each row; lengths include them. L is
+        at least `width`.
         """
         starts = self.offsets[rows]
         n_ids = self.offsets[rows + 1] - starts
@@ -172,7 +172,7 @@ class EncodedSplit:
 
     @classmethod
     def open(cls, path: Path, dtype: npt.DTypeLike) -> EncodedSplit:
-        """Map `PATH.source` and `PATH.target`."""
+        """Memory-map `PATH.source` and `PATH.target`."""
         source, target = (IdStore.open(beside(path, end), dtype) for end in (".source", ".target"))
         return cls(source, target)
 

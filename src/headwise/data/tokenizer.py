@@ -1,9 +1,9 @@
-"""Text to piece ids and back: SentencePiece models and plain UTF-8 bytes behind one face.
+"""Text to piece ids and back: SentencePiece models and plain UTF-8 bytes behind one interface.
 
-Every tokenizer numbers its pieces alike: pad 0, unk 1, bos 2, eos 3, then the real pieces. One
-tokenizer is one file. White space of every kind counts as one space and is trimmed at the ends;
-nothing else is normalised, so that hypotheses are spelt as the references are. Japanese needs no
-segmenter: SentencePiece learns its pieces from the raw characters of whole sentences.
+Every tokenizer has the ids pad 0, unk 1, bos 2, eos 3, then the other pieces. A tokenizer is one
+file. Runs of white space become one space and are stripped at the ends; nothing else is
+normalised, so that hypotheses are spelled as the references. Japanese needs no segmenter:
+SentencePiece learns its pieces from the raw characters of whole sentences.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ PAD, UNK, BOS, EOS = 0, 1, 2, 3
 N_SPECIALS = 4
 SPECIALS = ("<pad>", "<unk>", "<s>", "</s>")
 
-# A SentencePiece file is a protocol buffer and begins with a newline, so this cannot be one.
+# Never a SentencePiece file: that is a protocol buffer, which begins with a newline.
 BYTE_MODEL = b"headwise byte tokenizer, version 1\n"
 
 
 class ByteProcessor:
-    """UTF-8 bytes as pieces, 4 + byte, with the few methods of a SentencePieceProcessor we use.
+    """UTF-8 bytes as pieces, 4 + byte, with the methods of a SentencePieceProcessor that we use.
 
-    The text is taken as it is, white space included, so that any string comes back unchanged.
+    Text is encoded unchanged, white space included, so that decoding returns the same string.
     """
 
     def get_piece_size(self) -> int:
-        """Specials and bytes."""
+        """Number of specials and bytes."""
         return N_SPECIALS + 256
 
     def id_to_piece(self, piece: int) -> str:
-        """As SentencePiece spells the pieces of its byte fallback."""
+        """The spelling of a piece, as in the byte fallback of SentencePiece."""
         return SPECIALS[piece] if piece < N_SPECIALS else f"<0x{piece - N_SPECIALS:02X}>"
 
     def encode(self, sentences: list[str], num_threads: int = 1) -> list[list[int]]:
-        """One id a byte; there is nothing that threads could speed up."""
+        """One id a byte; `num_threads` is ignored."""
         return [[N_SPECIALS + byte for byte in text.encode()] for text in sentences]
 
     def decode(self, ids: list[list[int]]) -> list[str]:
-        """Bytes that are not UTF-8, which an untrained model writes, become U+FFFD."""
+        """Text of each row; bytes that are not UTF-8 become U+FFFD."""
         rows = (bytes(i - N_SPECIALS for i in row if i >= N_SPECIALS) for row in ids)
         return [row.decode(errors="replace") for row in rows]
 
@@ -60,20 +60,20 @@ def _open(model_bytes: bytes) -> sentencepiece.SentencePieceProcessor | ByteProc
         processor = sentencepiece.SentencePieceProcessor(model_proto=model_bytes)
     except RuntimeError as error:
         raise DataError("not a tokenizer model: neither SentencePiece nor bytes") from error
-    found = (processor.pad_id(), processor.unk_id(), processor.bos_id(), processor.eos_id())
-    if found != (PAD, UNK, BOS, EOS):
+    ids = (processor.pad_id(), processor.unk_id(), processor.bos_id(), processor.eos_id())
+    if ids != (PAD, UNK, BOS, EOS):
         raise DataError(
-            f"a tokenizer model with foreign special ids: pad, unk, bos, eos are {found}, "
-            f"this framework needs {(PAD, UNK, BOS, EOS)}; train it with tokenizer.kind=..."
+            f"special ids of a tokenizer model must be {(PAD, UNK, BOS, EOS)} (pad, unk, bos, "
+            f"eos), got {ids}; train a tokenizer with tokenizer.kind=..."
         )
     return processor
 
 
 class Tokenizer:
-    """Encodes and decodes sentences; built from the bytes of a saved model, which it keeps.
+    """Encodes and decodes sentences; built from the bytes of a saved model.
 
     Raises:
-        DataError: the bytes are no tokenizer model, or one with other special ids.
+        DataError: the bytes are not a tokenizer model, or one with other special ids.
     """
 
     def __init__(self, model_bytes: bytes) -> None:
@@ -82,7 +82,11 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: str | Path) -> Tokenizer:
-        """Read what `save` wrote; a `DataError` names the file if it is not a tokenizer."""
+        """Read a tokenizer written by `save`.
+
+        Raises:
+            DataError: the file is missing or not a tokenizer.
+        """
         try:
             return cls(Path(path).read_bytes())
         except FileNotFoundError as error:
@@ -91,7 +95,7 @@ class Tokenizer:
             raise DataError(f"{path}: {error}") from error
 
     def save(self, path: str | Path) -> None:
-        """Write the model, one file."""
+        """Write the model to one file."""
         Path(path).write_bytes(self.model_bytes)
 
     def __reduce__(self) -> tuple[type[Tokenizer], tuple[bytes]]:
@@ -99,7 +103,7 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Pieces, the four specials included."""
+        """Number of pieces, the four specials included."""
         return int(self._processor.get_piece_size())
 
     @property
@@ -108,17 +112,17 @@ class Tokenizer:
         return isinstance(self._processor, ByteProcessor)
 
     def fingerprint(self) -> str:
-        """Hash of the piece list; the file itself also holds paths and thread counts."""
+        """Hash of the piece list; the file also contains paths and thread counts."""
         pieces = "\0".join(self.id_to_piece(i) for i in range(self.vocab_size))
         return hashlib.sha256(pieces.encode()).hexdigest()
 
     def id_to_piece(self, piece: int) -> str:
-        """The spelling of one id; a leading U+2581 stands for a space."""
+        """The spelling of one id; a leading U+2581 is a space."""
         self._check_range([piece])
         return str(self._processor.id_to_piece(piece))
 
     def labels(self, ids: Sequence[int]) -> list[str]:
-        """Names of ids on an axis: their spellings, and of printable bytes the characters."""
+        """Axis labels of ids: their spellings; for printable bytes the characters."""
         if not self.is_byte:
             return list(map(self.id_to_piece, ids))
         letters = {N_SPECIALS + code: chr(code) for code in range(33, 127)}
@@ -161,31 +165,33 @@ class Tokenizer:
         return texts
 
     def pieces(self, sentence: str) -> list[str]:
-        """The segmentation of one sentence as it can be read."""
+        """Spellings of the pieces of one sentence."""
         return [self.id_to_piece(i) for i in self.encode([sentence])[0]]
 
     def _check_range(self, row: Sequence[int]) -> None:
         if row and not (min(row) >= 0 and max(row) < self.vocab_size):
             wrong = next(i for i in row if not 0 <= i < self.vocab_size)
-            raise IndexError(f"id {wrong} is outside of a vocabulary of {self.vocab_size} pieces")
+            raise IndexError(
+                f"id {wrong} is out of range: the vocabulary has {self.vocab_size} pieces"
+            )
 
 
 @dataclass(frozen=True)
 class TokenizerPair:
-    """The tokenizers of both sides; one and the same object when `joint`."""
+    """The tokenizers of both sides; the same object if `joint`."""
 
     source: Tokenizer
     target: Tokenizer
     joint: bool
 
     def save(self, folder: str | Path) -> None:
-        """Write `tokenizer.model`, or one file a side when they are separate."""
+        """Write `tokenizer.model`, or one file a side if they are separate."""
         for name, tokenizer in self._files():
             tokenizer.save(Path(folder) / name)
 
     @classmethod
     def load(cls, folder: str | Path) -> TokenizerPair:
-        """Read what `save` wrote; a `DataError` says which file is missing or damaged."""
+        """Read the files written by `save`; a `DataError` names the missing or damaged one."""
         folder = Path(folder)
         if (folder / "tokenizer.model").exists():
             tokenizer = Tokenizer.load(folder / "tokenizer.model")
@@ -198,12 +204,12 @@ class TokenizerPair:
 
     @property
     def id_dtype(self) -> type[np.uint16] | type[np.int32]:
-        """The type in which ids of both sides are kept."""
+        """The type of stored ids of both sides."""
         return id_dtype(max(self.source.vocab_size, self.target.vocab_size))
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Pieces of each side."""
+        """Vocabulary size of each side."""
         return {"source": self.source.vocab_size, "target": self.target.vocab_size}
 
     def fingerprint(self) -> str:
@@ -221,5 +227,5 @@ class TokenizerPair:
 
 
 def one_space(text: str) -> str:
-    """`text` with every run of Unicode white space as one space, none at the ends."""
+    """Replace each run of Unicode white space by one space and strip the ends."""
     return " ".join(text.split())

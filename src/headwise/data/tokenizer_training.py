@@ -1,4 +1,4 @@
-"""Tokenizers: trained on the training split, or given."""
+"""Tokenizers: trained on the training split, or loaded from another run."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from headwise.data.tokenizer import (
 from headwise.errors import ConfigError, DataError, refuse, require
 
 KINDS = ("bpe", "unigram", "char", "byte", "given")
-LEAST_COVERAGE = 0.98  # that SentencePiece takes
+LEAST_COVERAGE = 0.98  # of SentencePiece
 
 
 def check_tokenizer_config(config: TokenizerConfig) -> None:
-    """Refuse values that no corpus can make right; needs no data.
+    """Refuse values that no text can make valid; reads no data.
 
     Raises:
-        ConfigError: naming the key, the value and what is allowed.
+        ConfigError: names the key, the value and the allowed values.
     """
     if config.kind not in KINDS:
         raise refuse("tokenizer.kind", config.kind, KINDS)
     if (config.kind == "given") != (config.folder is not None):
         raise ConfigError(
-            "tokenizer=given and tokenizer.folder=RUN go together; got "
+            "tokenizer=given and tokenizer.folder=RUN must be set together, got "
             f"tokenizer.kind={config.kind} and tokenizer.folder={config.folder}"
         )
     least = N_SPECIALS + 256 if config.kind == "byte" or config.byte_fallback else N_SPECIALS + 1
@@ -67,37 +67,37 @@ def check_tokenizer_config(config: TokenizerConfig) -> None:
         require(value >= 1, f"tokenizer.{key}", "at least 1", value)
 
 
-def given_tokenizers(config: TokenizerConfig) -> TokenizerPair | None:
-    """The tokenizers of `config.folder`; None where they are to be learned.
+def load_tokenizers(config: TokenizerConfig) -> TokenizerPair | None:
+    """The tokenizers of `config.folder`; None if it is not set.
 
     Raises:
-        ConfigError: there are none, or `config.joint` says that they are otherwise.
+        ConfigError: they cannot be loaded, or `config.joint` differs from theirs.
     """
     if config.folder is None:
         return None
     try:
-        found = TokenizerPair.load(config.folder)
+        tokenizers = TokenizerPair.load(config.folder)
     except DataError as error:
         raise ConfigError(f"tokenizer.folder={config.folder}: {error}") from error
-    allowed = f"{str(found.joint).lower()}, as the tokenizer in {config.folder} is"
-    require(config.joint == found.joint, "tokenizer.joint", allowed, config.joint)
-    return found
+    allowed = f"{str(tokenizers.joint).lower()}, as for the tokenizer in {config.folder}"
+    require(config.joint == tokenizers.joint, "tokenizer.joint", allowed, config.joint)
+    return tokenizers
 
 
 def vocabulary_limits(config: TokenizerConfig) -> dict[str, int]:
-    """Most pieces of each side; of characters, whose number the text decides, an upper limit."""
-    given = given_tokenizers(config)
-    if given is not None:
-        return given.sizes
+    """Vocabulary size of each side; for kind=char an upper limit, since the text decides it."""
+    tokenizers = load_tokenizers(config)
+    if tokenizers is not None:
+        return tokenizers.sizes
     pieces = N_SPECIALS + 256 if config.kind == "byte" else config.vocab_size
     return {"source": pieces, "target": pieces}
 
 
 def train_tokenizer(sentences: Iterator[str], config: TokenizerConfig) -> Tokenizer:
-    """Learn one tokenizer from streamed sentences, on one thread so that it comes out the same.
+    """Train one tokenizer on streamed sentences, on one thread so that the result is reproducible.
 
     `bpe` and `unigram` have exactly `config.vocab_size` pieces, specials included. For `char`
-    and `byte`, whose alphabet the text or the encoding gives, it is an upper limit.
+    and `byte` it is an upper limit.
 
     Raises:
         ConfigError: the text has too few pieces for `vocab_size`, or too many characters.
@@ -120,7 +120,7 @@ def train_tokenizer(sentences: Iterator[str], config: TokenizerConfig) -> Tokeni
             unk_id=UNK,
             bos_id=BOS,
             eos_id=EOS,
-            hard_vocab_limit=False,  # we compare ourselves, with a message that helps
+            hard_vocab_limit=False,  # checked below, with a clearer message
             num_threads=1,
             minloglevel=2,
         )
@@ -141,8 +141,8 @@ def train_tokenizer_pair(
 ) -> TokenizerPair:
     """One tokenizer from both sides of a text, or one from each, as `config.joint` says.
 
-    `text` names both sides, as `conversion` writes them. Of more sentences than
-    `config.max_training_sentences` a uniform sample is taken; `seed` decides which.
+    `text` has the paths of both sides, in the layout of `conversion`. Of more than
+    `config.max_training_sentences` sentences a uniform sample is used, drawn by `seed`.
     """
     limit = config.max_training_sentences
     stores = [TextStore(path) for path in text]
@@ -174,7 +174,7 @@ def sample_sentences(stores: list[TextStore], limit: int, seed: int) -> Iterator
 
 
 def _explain(error: RuntimeError, config: TokenizerConfig) -> ConfigError | DataError:
-    """SentencePiece's error in terms of our options."""
+    """An error of SentencePiece in terms of our options."""
     message = str(error)
     few = re.search(r"(\d+) vs (\d+)", message)
     if "smaller than required_chars" in message and few:
@@ -184,5 +184,5 @@ def _explain(error: RuntimeError, config: TokenizerConfig) -> ConfigError | Data
             f"tokenizer.character_coverage={config.character_coverage}"
         )
     if "sentences_.empty()" in message:
-        return DataError("there is no training text to learn a tokenizer from")
+        return DataError("there is no training text for the tokenizer")
     return ConfigError(f"SentencePiece could not train with these tokenizer options: {message}")

@@ -1,7 +1,7 @@
-"""Windows of one long text: what a density model trains on and is scored on.
+"""Windows of one long text, on which a density model is trained and scored.
 
-A window scores `window` tokens, each from those before it in the window and the one before the
-window. In front of the first token of a split stands a start token, so that it counts as well.
+A window scores `window` tokens, each given the previous ones of the window and the token before
+the window. A start token precedes the first token of a split, so that it is scored too.
 
 Letters: B windows, N tokens of one, R scored tokens of a batch.
 """
@@ -24,13 +24,13 @@ Ints = npt.NDArray[np.integer[Any]]
 
 
 def windows_of(ids: Ints, start_id: int, starts: Ints, window: int, rows: Ints) -> Batch:
-    """The batch of the windows that begin at `starts`.
+    """The batch of the windows at `starts`.
 
     Args:
         ids: of the whole text.
-        start_id: the token in front of it.
+        start_id: id of the token before it.
         starts: position of the first scored token of each window.
-        window: scored tokens; those of a window that reaches the end are fewer.
+        window: scored tokens; fewer in a window at the end of the text.
         rows: numbers of the windows.
     """
     lengths_B = np.minimum(len(ids) - starts, window).astype(np.int64)
@@ -54,15 +54,15 @@ def windows_of(ids: Ints, start_id: int, starts: Ints, window: int, rows: Ints) 
 class TrainingWindows:
     """Windows drawn by seed and epoch (`headwise.data.loader.Examples`).
 
-    An epoch begins at a position drawn below `window` and takes the windows from there on, side by
-    side, in random order; what is left at both ends comes in other epochs.
+    An epoch has consecutive windows from a random position below `window` on, in random order; it
+    skips the tokens left at both ends.
 
     Args:
         ids: of the whole text.
-        start_id: the token in front of it.
-        window: tokens that a window scores.
+        start_id: id of the token before it.
+        window: scored tokens of a window.
         max_tokens: a rank's batch has max(1, max_tokens // window) windows.
-        seed: with the epoch, decides windows and order.
+        seed: decides windows and order, with the epoch.
         world_size: number of ranks.
 
     Raises:
@@ -111,7 +111,7 @@ class TrainingWindows:
 
 
 def evaluation_windows(ids: Ints, start_id: int, window: int, max_tokens: int) -> Iterator[Batch]:
-    """The whole text in windows side by side; each token is scored once."""
+    """Batches of consecutive windows of the whole text; each token is scored once."""
     starts = np.arange(0, len(ids), window)
     n_rows = max(1, max_tokens // window)
     for first in range(0, len(starts), n_rows):

@@ -1,7 +1,7 @@
-"""Helper processes: spawned, quiet about Ctrl-C, and gone when their parent is.
+"""Helper processes: spawned, ignoring Ctrl-C, and ended with their parent.
 
-They are spawned and not forked, because threads of torch may be alive in the parent. What they
-import should be light: each imports it anew.
+They are spawned, not forked, because threads of torch may run in the parent. Their imports should
+be light: each process imports again.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ Result = TypeVar("Result")
 
 
 def n_cores() -> int:
-    """Cores this process may use; on a shared machine that is fewer than there are."""
+    """Number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def follow_parent() -> None:
-    """Leave Ctrl-C, which reaches the whole group, to the parent, and end when it ends.
+    """Ignore Ctrl-C, which the parent handles, and exit when the parent ends.
 
-    A parent killed outright cannot end its workers; without this they would stay for ever.
+    Without this, workers of a killed parent would never end.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
@@ -47,24 +47,24 @@ def follow_parent() -> None:
 
 
 def run_apart(what: str, function: Callable[..., Result], *arguments: Any) -> Result:
-    """`function(*arguments)` in a process of its own, so that its memory is given back whole.
+    """`function(*arguments)` in a separate process, so that all of its memory is freed.
 
-    Its `HeadwiseError`s are raised here. Native code that does not heed Ctrl-C ends at once.
+    Its `HeadwiseError`s are raised here. Ctrl-C also ends native code.
 
     Raises:
-        HeadwiseError: the process ended without a result; `what` says what it did.
+        HeadwiseError: the process ended without a result; the message starts with `what`.
     """
     receiver, sender = SPAWN.Pipe(duplex=False)
     process = SPAWN.Process(target=_send_result, args=(sender, function, arguments), daemon=True)
     process.start()
-    sender.close()  # else the end of the process would not be the end of the pipe
+    sender.close()  # else `recv` would not end with the process
     try:
         result = receiver.recv()
     except EOFError as error:
         process.join()
         raise HeadwiseError(
-            f"{what}: the process ended with code {process.exitcode}; if it was killed for want "
-            "of memory, lower tokenizer.max_training_sentences"
+            f"{what}: the process ended with code {process.exitcode}; if it ran out of memory, "
+            "lower tokenizer.max_training_sentences"
         ) from error
     finally:
         process.terminate()

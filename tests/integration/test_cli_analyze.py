@@ -53,7 +53,7 @@ def test_an_analysis_is_repeated_after_changes(headwise: CommandLine, run: Path)
 
     def is_done_again(*options: str, sentences: int = 4) -> bool:
         ended = headwise.ok("analyze", f"run={run}", f"data.sentences={sentences}", *options)
-        return "is there already" not in ended.out
+        return "already exists" not in ended.out
 
     assert is_done_again()
     before = written_at(out)

@@ -219,13 +219,13 @@ REFUSED = {
     "evaluate run=RUN data={test:[test_a],source_file:a,reference_file:b}": (2, "two commands"),
     "evaluate run=RUN data.dir=/nonexistent": (1, "/nonexistent"),
     "evaluate run=RUN \"decode.external={comet: 'comet {hypothesis}'}\"": (2, "{hypotheses}?"),
-    "evaluate run=RUN name=results": (2, "results.json: give another"),
+    "evaluate run=RUN name=results": (2, "is reserved for results.json"),
     "evaluate run=RUN name=.hidden": (2, ".hidden"),
     # translate
     "translate run=RUN input=/nowhere.de": (1, "input=/nowhere.de"),
     "translate run=RUN input=TEXT/valid.de reference=/nowhere.en": (1, "reference=/nowhere.en"),
     "translate run=RUN input=TEXT/valid.de reference=TEXT/train.en": (1, "6 lines"),
-    "translate run=RUN input=TEXT/valid.de output=/nowhere/out.en": (1, "no folder /nowhere"),
+    "translate run=RUN input=TEXT/valid.de output=/nowhere/out.en": (1, "folder /nowhere"),
     "translate run=RUN input=TEXT/valid.de output=TEXT": (1, "is a folder"),
     "translate run=RUN input=TEXT/valid.de buffer_size=0": (
         2, "buffer_size must be at least 1, got 0"
@@ -244,17 +244,17 @@ REFUSED = {
     "prune run=RUN keep=[[1]]": (2, "keep must be site: lists"),
     "prune run=RUN frction=0.3": (2, "frction", "Did you mean fraction?"),
     "prune run=RUN output=there": (2, "output needs fraction, keep or by=gates"),
-    "prune run=RUN fraction=0.5 keep={cross:[[1]]}": (2, "fraction and keep both say"),
+    "prune run=RUN fraction=0.5 keep={cross:[[1]]}": (2, "fraction and keep cannot be combined"),
     # analyze
     "analyze run=RUN positional_share=1.5": (2, "positional_share must be in (0, 1]", "got 1.5"),
-    "analyze run=RUN runs=[elsewhere]": (2, "run and runs both say what to analyse"),
+    "analyze run=RUN runs=[elsewhere]": (2, "run and runs cannot be given together"),
     # report
-    "report": (2, "paper=NAME runs=[FOLDER,…] makes a paper's tables (an2020, "),
+    "report": (2, "paper=NAME runs=[FOLDER,…] for the tables of a paper (an2020, "),
     "report run=x": (2, "run=FOLDER needs page=true, figures=true or both"),
     "report paper=correia2019 page=true": (2, "page=true needs run=FOLDER"),
-    "report paper=correia2019 run=x page=true": (2, "give one"),
+    "report paper=correia2019 run=x page=true": (2, "not run="),
     "report heads=true run=x figures=true": (2, "heads=true needs paper=NAME"),
-    "report run=x page=true figures=true output=y": (2, "output= names a file for page=true"),
+    "report run=x page=true figures=true output=y": (2, "output= must be a file for page=true"),
     "report paper=correia2018": (2, "Did you mean paper=correia2019?"),
     "report paper=correia2019 seeds=[1,1]": (2, "seeds must be different numbers"),
     "report paper=correia2019 seedz=[1]": (2, "Did you mean seeds?"),

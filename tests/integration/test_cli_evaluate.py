@@ -63,7 +63,7 @@ def test_sets_add_up_but_never_across_searches_or_weights(headwise: CommandLine,
     headwise("evaluate", f"run={run}", "data.test=[test_b]")
     assert set(results(run)["scores"]) == {"test_a", "test_b"}
     ended = headwise("evaluate", f"run={run}", "data.test=[test_b]", "decode.precision=bf16")
-    assert "held scores of test_a, test_b by another search" in ended.out
+    assert "held scores of test_a, test_b with other weights" in ended.out
     assert set(results(run)["scores"]) == {"test_b"}
     assert results(run)["decode"]["precision"] == "bf16"
 
@@ -74,7 +74,7 @@ def test_other_weights_under_the_same_name_make_room(headwise: CommandLine, run:
     other = min((run / "checkpoints").glob("update_*.pt"))
     shutil.copy(other, run / "checkpoints" / "last.pt")
     ended = headwise(*given, "data.test=[test_b]")
-    assert "held scores of test_a by another search or other weights" in ended.out
+    assert "held scores of test_a with other weights or another search" in ended.out
     assert results(run, "results-last")["checkpoint"] == "last"
     assert set(results(run, "results-last")["scores"]) == {"test_b"}
 

@@ -186,7 +186,7 @@ def test_a_pruned_run_trains_on(
     tuned = train_on(trained, kept, f"init_from={output}", "optimizer.lr=1e-12")
     torch.testing.assert_close(logits(tuned), logits(output), rtol=0, atol=1e-5)
     headwise.ok("evaluate", f"run={tuned}", "data.test=[test_b]")
-    with pytest.raises(HeadwiseError, match="another model") as raised:
+    with pytest.raises(HeadwiseError, match="does not fit") as raised:
         train_on(trained, {"cross": [[1, 2]]}, f"init_from={output}", "seed=7")
     assert typed in str(raised.value), "what was left out is told"
 
@@ -244,11 +244,11 @@ def test_nothing_is_written_over(headwise: CommandLine, run: Path, tmp_path: Pat
     headwise.ok("prune", f"run={run}", keep)
     (pruned,) = run.parent.glob("moved-pruned-*")
     before = (pruned / "pruned.json").stat().st_mtime_ns
-    refused(headwise("prune", f"run={run}", keep), 1, "is there already")
+    refused(headwise("prune", f"run={run}", keep), 1, "already exists")
     assert (pruned / "pruned.json").stat().st_mtime_ns == before
     (tmp_path / "there").mkdir()
     ended = headwise("prune", f"run={run}", keep, f"output={tmp_path / 'there'}")
-    refused(ended, 1, "is there already")
+    refused(ended, 1, "already exists")
     gone = headwise("prune", f"run={pruned}", "keep={cross:[[2]]}")
-    assert (gone.code, "head 2 of layer 1 is not in the run any more" in gone.err) == (2, True)
+    assert (gone.code, "head 2 of layer 1 was already pruned from the run" in gone.err) == (2, True)
     assert not list(run.parent.glob(".*")), "a half-written run was left"

@@ -164,7 +164,7 @@ def test_a_text_that_is_read_is_not_replaced(
     monkeypatch.chdir(source.parent)
     given = {"run": run, "input": source, key: own, "output": own.name}
     ended = headwise("translate", *(f"{name}={value}" for name, value in given.items()))
-    refused(ended, 1, f"would replace {key}={own}")
+    refused(ended, 1, f"would overwrite {key}={own}")
     assert own.read_bytes() == source.read_bytes()
 
 

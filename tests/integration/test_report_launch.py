@@ -62,7 +62,7 @@ def test_launch_trains_what_is_missing_and_goes_on_after_a_failure(
     shutil.copytree(softmax_trained / "outputs", outputs)
     write_real_paper(tmp_path, cells=cells, seeds=[1, 2])
     ended = report(headwise, tmp_path, outputs, "launch=true")
-    refused(ended, 1, "1 of the commands launched failed", "attention=softmax")
+    refused(ended, 1, "1 of the launched commands failed", "attention=softmax")
     assert {r["seed"] for r in facts(tmp_path, row="entmax15", quantity="bleu")} == {"1", "2"}
     assert [r["seed"] for r in facts(tmp_path, row="softmax", quantity="missing")] == ["2"]
 

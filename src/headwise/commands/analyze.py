@@ -1,4 +1,4 @@
-"""`scripts/analyze.py`: measure the heads of trained runs, and write the tables of each."""
+"""`scripts/analyze.py`: measure the heads of trained runs, and write tables for each run."""
 
 from __future__ import annotations
 
@@ -39,23 +39,23 @@ from headwise.tasks.loading import load_selected
 from headwise.tasks.task import Inspected, TrainedRun
 from headwise.track.jsonl import read_if_there
 
-VERSION = 2  # of what is computed; analyses of another version are made anew
-MOST_TOKENS = 4096  # padded, of a batch: all weights of all layers are held at once
-# What an analysis may have beyond what is asked for, and what it does not depend on.
+VERSION = 2  # of the analysis; results of another version are recomputed
+MAX_TOKENS = 4096  # padded tokens per batch: all weights of all layers are in memory at once
+# Settings that may differ between an existing analysis and the requested one.
 NOT_DECISIVE = ("run", "importance", "counts")
 THRESHOLDS = ("positional_share", "merge_score", "question_weight", "rare_share")
 
 
 def analyze_runs(config: AnalyzeConfig) -> list[Path]:
-    """Analyse the requested runs, and compare them where there are several.
+    """Analyse the requested runs, and compare them if there are several.
 
     Returns:
         The folders of the analyses.
 
     Raises:
-        ConfigError: no run is named, or a value is not allowed.
+        ConfigError: no run is given, or a value is not allowed.
         RunError: a folder holds no run.
-        DataError: the text cannot be found, or has no sentence.
+        DataError: the text does not exist, or has no sentence.
     """
     analyses = analyze_folders(config)
     if config.runs:
@@ -66,17 +66,17 @@ def analyze_runs(config: AnalyzeConfig) -> list[Path]:
 
 
 def analyze_folders(config: AnalyzeConfig) -> list[Path]:
-    """Analyse the requested runs, each unless that was done already; see `analyze_runs`."""
+    """Analyse the requested runs without a current analysis; see `analyze_runs`."""
     _check(config)
     return [_analyze(config, folder) for folder in _folders(config)]
 
 
 def _check(config: AnalyzeConfig) -> None:
-    """Refuse what can be refused before anything is loaded."""
+    """Raise `ConfigError` for invalid options, before anything is loaded."""
     if config.run is None and not config.runs:
         raise ConfigError("run is missing: give run=FOLDER, or several with runs=[FOLDER,FOLDER]")
     if config.run is not None and config.runs:
-        raise ConfigError("run and runs both say what to analyse; give one of them")
+        raise ConfigError("run and runs cannot be given together; give one of them")
     for key in THRESHOLDS:
         value = getattr(config, key)
         require(0 < value <= 1, key, "in (0, 1]", value)
@@ -86,56 +86,56 @@ def _check(config: AnalyzeConfig) -> None:
 
 
 def _folders(config: AnalyzeConfig) -> list[RunFolder]:
-    """The runs that are named, each once, in the order given."""
+    """The requested runs without duplicates, in the order given."""
     if config.run is not None:
         return [RunFolder.existing(config.run)]
-    found: dict[Path, RunFolder] = {}
+    folders: dict[Path, RunFolder] = {}
     for name in config.runs:
         for path in find_folders([name]) or [RunFolder.existing(name, "runs").path]:
-            found.setdefault(path.resolve(), RunFolder(path))
-    return list(found.values())
+            folders.setdefault(path.resolve(), RunFolder(path))
+    return list(folders.values())
 
 
 def _analyze(config: AnalyzeConfig, folder: RunFolder) -> Path:
-    """Analyse one run, unless that was done already."""
+    """Analyse one run unless its analysis is current; returns the folder of the analysis."""
     run = load_selected(folder.path, config)
-    max_tokens = min(run.config.trainer.max_tokens, MOST_TOKENS)
+    max_tokens = min(run.config.trainer.max_tokens, MAX_TOKENS)
     items = run.task.inspected(run, config.data, max_tokens, MAX_HEAD_PIECES)
     about = _about(config, run, items)
     out = folder.path / FOLDER
-    if not config.again and _is_there(out, about):
-        print(f"{out} is there already (again=true looks once more)", flush=True)
+    if not config.again and _is_current(out, about):
+        print(f"{out} already exists (again=true recomputes it)", flush=True)
         return out
-    try:  # refused before the work, not after it
+    try:  # fail before the work, not after it
         out.mkdir(exist_ok=True)
     except OSError as error:
         raise RunError(f"{out} cannot be written: {error.strerror}") from error
     tables = _measure(config, run, items, about)
     with locked(folder.path / f".{FOLDER}.lock"):
-        words = _write(out, tables, about)
-    print(words if config.run is not None else "", end="")
+        text = _write(out, tables, about)
+    print(text if config.run is not None else "", end="")
     print(f"written to {out}", flush=True)
     return out
 
 
 def _write(out: Path, tables: dict[str, Rows], about: dict[str, Any]) -> str:
-    """Write everything; returns the text of the findings."""
+    """Write tables, findings and settings; returns the text of the findings."""
     tables["findings"] = findings(tables, about)
-    (out / SETTINGS).unlink(missing_ok=True)  # written last: then everything is there
+    (out / SETTINGS).unlink(missing_ok=True)  # written last: marks a complete analysis
     for table in TABLES:
         rows = tables.get(table.name, [])
         if rows or table not in OPTIONAL:
             write_text(table.path(out), table.text(rows))
         else:
             table.path(out).unlink(missing_ok=True)
-    words = findings_text(tables["findings"], about)
-    write_text(out / FINDINGS_TEXT, words)
+    text = findings_text(tables["findings"], about)
+    write_text(out / FINDINGS_TEXT, text)
     write_json(out / SETTINGS, about)
-    return words
+    return text
 
 
 def _about(config: AnalyzeConfig, run: TrainedRun, items: Inspected) -> dict[str, Any]:
-    """Content of settings.json: what is measured, and how."""
+    """Content of settings.json: the inputs and settings of the analysis."""
     attentions = [attention for _, _, attention in run.model.attentions()]
     return {
         "version": VERSION,
@@ -161,8 +161,8 @@ def _thresholds(config: AnalyzeConfig) -> Thresholds:
     return Thresholds(**{key: getattr(config, key) for key in THRESHOLDS})
 
 
-def _is_there(out: Path, about: Mapping[str, Any]) -> bool:
-    """Whether an analysis with these settings, or with more in it, is complete."""
+def _is_current(out: Path, about: Mapping[str, Any]) -> bool:
+    """Whether a complete analysis with these settings exists; it may have more tables."""
     before = read_settings(out)
     tables = [table for table in TABLES if table not in OPTIONAL]
     if not before or not all(table.path(out).is_file() for table in tables):
@@ -174,21 +174,21 @@ def _is_there(out: Path, about: Mapping[str, Any]) -> bool:
 def _measure(
     config: AnalyzeConfig, run: TrainedRun, items: Inspected, about: dict[str, Any]
 ) -> dict[str, Rows]:
-    """The tables by their names; `about` gets the counts."""
+    """Tables by name; adds the counts to `about`."""
     model, device, batches = run.model, run.device, items.batches
     bar = partial(tqdm, disable=not (config.progress and sys.stderr.isatty()))
     loss: Loss = instantiate(run.config.loss, "loss")
     columns = {}
     if config.importance:
-        found = head_importance(model, bar(batches, "importance"), loss, device)
-        columns = {"importance": found.raw, "importance_normalised": found.normalised}
+        scores = head_importance(model, bar(batches, "importance"), loss, device)
+        columns = {"importance": scores.raw, "importance_normalised": scores.normalised}
     settings = config.offsets, _thresholds(config)
-    seen = survey(model, bar(batches, "heads"), device, items.texts, *settings, columns)
-    about["counts"] = seen.counts
-    for row in seen.tables["sentences"]:
+    surveyed = survey(model, bar(batches, "heads"), device, items.texts, *settings, columns)
+    about["counts"] = surveyed.counts
+    for row in surveyed.tables["sentences"]:
         row["sentence"] = items.numbers[row["sentence"] - 1]
     records = read_if_there(run.folder.heads)
     return {
-        **seen.tables,
+        **surveyed.tables,
         "trajectories": trajectory_rows(records, present_heads(model)),
     }

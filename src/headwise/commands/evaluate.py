@@ -1,4 +1,4 @@
-"""`headwise evaluate run=FOLDER`: scores of a run's test sets, of others, and of own text."""
+"""`headwise evaluate run=FOLDER`: scores of a run on test sets or on files of the user."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from headwise.train.distributed import Ranks
 def evaluate(config: EvaluateConfig) -> dict[str, Any]:
     """Translate and score test sets with a trained run; returns the scores by set.
 
-    Sets scored before under the same name, with the same weights and search, stay in the file.
+    Earlier scores in the same file, with the same weights and search, are preserved.
     """
     name = config.name
     if name is not None:
         check_file_name("name", name)
-        require(not name.startswith("."), "name", "a name without a . in front", name)
+        require(not name.startswith("."), "name", "a name without a leading .", name)
     if name in OWN_FILES:
-        raise ConfigError(f"name={name} is a file of the run's own, {name}.json: give another")
-    texts = _own_text(config)
+        raise ConfigError(f"name={name} is reserved for {name}.json of the run; give another name")
+    texts = _user_text(config)
     run = translating(load_selected(config.run, config))
     name = name or f"results-{config.checkpoint}"
     texts = _normalised(texts, run) or named_sets(run, list(config.data.test), config.data.dir)
     path = run.folder.path / f"{name}.json"
     content = {**run.weights, "decode": run.search}
-    known, files = _known_scores(path, content)
-    files = {split: found for split, found in files.items() if split not in texts}
+    all_scores, files = _earlier_scores(path, content)
+    files = {split: sides for split, sides in files.items() if split not in texts}
     if config.data.source_file is not None:
-        files |= dict.fromkeys(texts, _places(config))
+        files |= dict.fromkeys(texts, _user_paths(config))
     scores = {}
     for split, (sources, references) in texts.items():
         scores[split], _ = evaluate_texts(
@@ -53,23 +53,23 @@ def evaluate(config: EvaluateConfig) -> dict[str, Any]:
             name,
         )
         print("\n".join(score_lines(split, scores[split])), flush=True)
-        known[split] = scores[split]
-        written = {**content, **({"files": files} if files else {}), "scores": known}
+        all_scores[split] = scores[split]
+        written = {**content, **({"files": files} if files else {}), "scores": all_scores}
         write_json(path, written)
     print(f"written to {path} and {run.folder.path / HYPOTHESES / name}")
     return scores
 
 
-def _places(config: EvaluateConfig) -> dict[str, str]:
-    """Where own text lies: its sets are called by the file's name alone."""
+def _user_paths(config: EvaluateConfig) -> dict[str, str]:
+    """Absolute paths of the user's files; sets are named after the file name only."""
     sides = {"source": config.data.source_file, "reference": config.data.reference_file}
-    return {side: str(Path(str(place)).resolve()) for side, place in sides.items()}
+    return {side: str(Path(str(path)).resolve()) for side, path in sides.items()}
 
 
-def _known_scores(
+def _earlier_scores(
     path: Path, content: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, dict[str, str]]]:
-    """Scores at `path` that were made in the same way, and of which files; others make room."""
+    """Scores at `path` with the same weights and search, and files by set; else empty."""
     before = read_json(path, may_lack=True)
     scores: dict[str, Any] = before.pop("scores", {})
     files: dict[str, dict[str, str]] = before.pop("files", {})
@@ -77,23 +77,23 @@ def _known_scores(
         return scores, files
     if scores:
         print(
-            f"{path} held scores of {', '.join(scores)} by another search or other weights: they "
-            "make room (name=… keeps both)",
+            f"{path} held scores of {', '.join(scores)} with other weights or another search: they "
+            "are overwritten (name=… keeps both)",
             flush=True,
         )
     return {}, {}
 
 
-def _own_text(config: EvaluateConfig) -> dict[str, Sides]:
+def _user_text(config: EvaluateConfig) -> dict[str, Sides]:
     source, reference = config.data.source_file, config.data.reference_file
     if source is None and reference is None:
         return {}
     if source is None or reference is None:
-        raise ConfigError("data.source_file and data.reference_file belong together; one is null")
+        raise ConfigError("data.source_file and data.reference_file must both be given")
     if config.data.test or config.data.dir is not None:
         raise ConfigError(
-            "data.test and data.dir name sets of a corpus, data.source_file text of your own: give "
-            "two commands, whose scores go into one file"
+            "data.test and data.dir cannot be combined with data.source_file; use two commands, "
+            "which write to one file"
         )
     sources, references = read_lines(Path(source)), read_lines(Path(reference))
     check_aligned(sources, references, source, reference)
@@ -102,7 +102,7 @@ def _own_text(config: EvaluateConfig) -> dict[str, Sides]:
 
 
 def _normalised(texts: dict[str, Sides], run: TranslationRun) -> dict[str, Sides]:
-    """Own text as the corpus would give it."""
+    """The user's text with the normalisation of the corpus."""
     normalise = run.normaliser
     return {
         name: (list(map(normalise.source, sources)), list(map(normalise.target, references)))

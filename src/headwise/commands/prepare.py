@@ -1,4 +1,4 @@
-"""`headwise prepare data=…`: a corpus alone, ready for training."""
+"""`headwise prepare data=…`: prepare a corpus without training."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headwise.tasks.task import task_of
 
 
 def prepare(config: Config) -> dict[str, Any]:
-    """Find, clean, segment and encode `config.data`; print and return what came of it."""
+    """Clean, tokenize and encode `config.data`; print and return the counts."""
     check(config)
     started = time.perf_counter()
     task = task_of(config)

@@ -1,4 +1,4 @@
-"""`headwise prune run=FOLDER`: which heads matter, and a run without the others."""
+"""`headwise prune run=FOLDER`: importance of heads, and a run with fewer heads."""
 
 from __future__ import annotations
 
@@ -52,19 +52,19 @@ from headwise.train.checkpoint import save_checkpoint
 from headwise.train.trainer import Validation
 
 WAYS = ("importance", "gates")
-FORMAT = "{:.4f}".format  # of a number at the terminal
+FORMAT = "{:.4f}".format  # of printed numbers
 
 
 def prune(config: PruneConfig) -> Path | None:
-    """Measure the heads of a run, write the tables asked for, and a smaller run if asked for.
+    """Measure the heads of a run; write the requested tables and pruned run.
 
     Returns:
-        The folder of the smaller run, or None.
+        The folder of the pruned run, or None.
 
     Raises:
-        ConfigError: options that do not go together, or do not fit the run.
-        RunError: gates are asked for and there are none, the output is there already, or the
-            run's attention cannot be pruned.
+        ConfigError: options that cannot be combined, or do not fit the run.
+        RunError: by=gates without gates, the output already exists, or the run's attention
+            cannot be pruned.
     """
     _check(config)
     run = load_selected(config.run, config)
@@ -82,7 +82,7 @@ def prune(config: PruneConfig) -> Path | None:
 
 
 def _check(config: PruneConfig) -> None:
-    """Refuse what can be refused before anything is loaded."""
+    """Raise an error for invalid options, before anything is loaded."""
     if config.by not in WAYS:
         raise refuse("by", config.by, WAYS)
     fraction, sentences = config.fraction, config.data.sentences
@@ -92,20 +92,20 @@ def _check(config: PruneConfig) -> None:
     ways = {"fraction": fraction is not None, "keep": config.keep is not None, "by=gates": by_gates}
     chosen = [way for way, is_given in ways.items() if is_given]
     if len(chosen) > 1:
-        raise ConfigError(f"{' and '.join(chosen)} both say which heads stay; give one of them")
+        raise ConfigError(f"{' and '.join(chosen)} cannot be combined; give one of them")
     if config.output is not None:
         if not chosen:
-            raise ConfigError("output needs fraction, keep or by=gates: which heads shall go?")
+            raise ConfigError("output needs fraction, keep or by=gates to select heads")
         _refuse_existing(Path(config.output))
 
 
 def _refuse_existing(path: Path) -> None:
     if path.exists():
-        raise RunError(f"output={path} is there already; give another, or remove it")
+        raise RunError(f"output={path} already exists; remove it or give another")
 
 
 def _kept_without_measuring(config: PruneConfig, run: TrainedRun, heads: Heads) -> Heads | None:
-    """The heads that stay, where gates or the user say so."""
+    """Heads kept by gates or by the user; None if they depend on importance."""
     if config.by == "gates":
         if not is_gated(run.model):
             raise RunError(
@@ -119,7 +119,7 @@ def _kept_without_measuring(config: PruneConfig, run: TrainedRun, heads: Heads) 
     for site, layer, number in listed(config.keep):
         if number not in heads[site][layer - 1]:
             raise ConfigError(
-                f"keep.{site}: head {number} of layer {layer} is not in the run any more"
+                f"keep.{site}: head {number} of layer {layer} was already pruned from the run"
             )
     return common_heads(heads, config.keep)
 
@@ -128,32 +128,32 @@ def _kept_without_measuring(config: PruneConfig, run: TrainedRun, heads: Heads) 
 
 
 def _measure(config: PruneConfig, run: TrainedRun, heads: Heads, sites: list[str]) -> Importance:
-    """Importance of the heads, and the tables asked for, told and written below the run."""
+    """Importance of the heads; prints and writes it with the requested tables."""
     items = run.task.inspected(run, config.data, run.config.trainer.max_tokens, math.inf)
     loss: Loss = instantiate(run.config.loss, "loss")
-    found = head_importance(run.model, items.batches, loss, run.device)
-    print(f"importance of heads on {found.n_sentences} sentences of {items.split}")
-    print(_importance_table(found, heads).to_string(index=False, float_format=FORMAT))
+    importance = head_importance(run.model, items.batches, loss, run.device)
+    print(f"importance of heads on {importance.n_sentences} sentences of {items.split}")
+    print(_importance_table(importance, heads).to_string(index=False, float_format=FORMAT))
     folder = run.folder.path / "pruning"
     folder.mkdir(exist_ok=True)
     monitor = run.task.judged_by(run.config)
     about = {
         **_origin(run),
         "split": items.split,
-        "sentences": found.n_sentences,
+        "sentences": importance.n_sentences,
         "metric": monitor.name,
         "loss": run.config.loss,
         "decode": run.search,
     }
-    content = {**about, "heads": heads, "raw": found.raw, "normalised": found.normalised}
-    write_json(folder / "importance.json", content)
+    values = {"raw": importance.raw, "normalised": importance.normalised}
+    write_json(folder / "importance.json", {**about, "heads": heads, **values})
     tables = {}
 
     def quality(values: Mapping[str, float]) -> tuple[float, ...]:
-        """The task's own metric first, then a lower loss."""
+        """Sort key: the task's metric, then the negative loss."""
         return monitor.sign * values[monitor.name], -values["loss"]
 
-    order = pruning_order(found.normalised, heads, sites)
+    order = pruning_order(importance.normalised, heads, sites)
     n_measured = 11 * config.table + 2 * len(order) * config.ablation
     shown = config.progress and sys.stderr.isatty()
     with tqdm(total=n_measured, desc="tables", disable=not shown) as bar:
@@ -175,26 +175,27 @@ def _measure(config: PruneConfig, run: TrainedRun, heads: Heads, sites: list[str
         write_json(folder / f"{name}{some}.json", {**about, "sites": sites, "rows": rows})
         write_text(folder / f"{name}{some}.csv", frame.to_csv(index=False, lineterminator="\n"))
     print(f"\nwritten to {folder}", flush=True)
-    return found
+    return importance
 
 
-def _importance_table(found: Importance, heads: Heads) -> DataFrame:
-    raw, normalised = (dict(numbered(of, heads)) for of in (found.raw, found.normalised))
+def _importance_table(importance: Importance, heads: Heads) -> DataFrame:
+    raw = dict(numbered(importance.raw, heads))
+    normalised = dict(numbered(importance.normalised, heads))
     rows = [(*head, raw[head], normalised[head]) for head in listed(heads)]
     return DataFrame(rows, columns=[*HEAD_KEY, "raw", "normalised"])
 
 
-# -- the smaller run ------------------------------------------------------------------------------
+# -- the pruned run -------------------------------------------------------------------------------
 
 
 def _write_run(config: PruneConfig, run: TrainedRun, kept: Heads) -> Path | None:
-    """Write a run folder whose model has the heads `kept` alone."""
+    """Write a run folder whose model has only the heads `kept`."""
     before, after = n_heads(present_heads(run.model)), n_heads(kept)
     if before == after and not is_gated(run.model):
-        print("no head goes, so there is no smaller run to write")
+        print("no heads to prune: no run is written")
         return None
     path = _output(config, run, kept)
-    open_gates = group_node("gates", "none")  # the heads that stay are open
+    open_gates = group_node("gates", "none")  # the kept heads are open
     smaller = _smaller_model(run, kept, open_gates)
     container = run.folder.read_config()
     container["model"]["heads"] = kept
@@ -217,7 +218,7 @@ def _write_run(config: PruneConfig, run: TrainedRun, kept: Heads) -> Path | None
         _copy_data(run.folder, partial)
         save_checkpoint(partial.checkpoints / "best.pt", {"model": smaller.state_dict()})
         partial.write_json("pruned.json", about)
-        partial.path.rename(path)  # complete, or not there at all
+        partial.path.rename(path)  # atomic
     finally:
         shutil.rmtree(partial.path, ignore_errors=True)
     print(
@@ -233,7 +234,7 @@ def _write_run(config: PruneConfig, run: TrainedRun, kept: Heads) -> Path | None
 
 
 def _smaller_model(run: TrainedRun, kept: Heads, gates: Any) -> Model:
-    """The model without the other heads and without gates, its logits checked."""
+    """The model without gates and with only the heads `kept`; its logits are verified."""
     model_config = replace(run.config.model, heads=kept)
     config = replace(run.config, model=model_config, gates=gates)
     smaller = run.task.model(config, run.sizes).to(run.device).eval()
@@ -243,30 +244,30 @@ def _smaller_model(run: TrainedRun, kept: Heads, gates: Any) -> Model:
 
 
 def _output(config: PruneConfig, run: TrainedRun, kept: Heads) -> Path:
-    """Where the smaller run goes; named by the old one, its weights and the heads that stay."""
+    """Path of the pruned run; the default name has a hash of weights and kept heads."""
     if config.output is not None:
         return Path(config.output)
-    what = json.dumps([run.weights["weights"], kept], sort_keys=True)
-    digest = hashlib.sha256(what.encode()).hexdigest()[:8]
-    own = run.folder.path.resolve()
-    path = own.with_name(f"{own.name}-pruned-{digest}")
+    content = json.dumps([run.weights["weights"], kept], sort_keys=True)
+    digest = hashlib.sha256(content.encode()).hexdigest()[:8]
+    origin = run.folder.path.resolve()
+    path = origin.with_name(f"{origin.name}-pruned-{digest}")
     _refuse_existing(path)
     return path
 
 
 def _origin(run: TrainedRun) -> dict[str, Any]:
-    """Which weights were looked at."""
+    """Path and weights of the original run."""
     return {"origin": str(run.folder.path), **run.weights}
 
 
 def _overrides(folder: RunFolder) -> list[str]:
     path = folder.path / "overrides.yaml"
-    known = read_yaml(path) if path.is_file() else []
-    return [str(o) for o in known if not str(o).startswith(("gates", "model.heads="))]
+    overrides = read_yaml(path) if path.is_file() else []
+    return [str(o) for o in overrides if not str(o).startswith(("gates", "model.heads="))]
 
 
 def _copy_data(old: RunFolder, new: RunFolder) -> None:
-    """Tokenizers and test sets, but not what the old model made of them."""
+    """Copy tokenizers and test sets, without hypotheses."""
     for pattern in ("data.json", "tokenizer*.model"):
         for path in old.path.glob(pattern):
             shutil.copy(path, new.path)

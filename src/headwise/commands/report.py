@@ -1,4 +1,4 @@
-"""What `scripts/report.py` does: a paper's tables from runs, or the page or the figures of runs."""
+"""`scripts/report.py`: tables of a paper, the page of a run, or figures of runs."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ from headwise.report.tables import Fact, Table, fact_table, latex, latex_comment
 from headwise.runs.folder import find_folders
 
 ON_REQUEST = {128 + 2, 128 + 15, -2, -15}  # exit codes after SIGINT and SIGTERM
-N_UNUSED = 30  # reasons why runs fill no cell; the csv has them all
+N_UNUSED = 30  # listed reasons for unused runs; the csv has all
 MAIN = "from headwise.cli import main; main()"
 
 
 def report_runs(config: ReportConfig) -> None:
-    """Write what was asked for.
+    """Write the requested reports.
 
     Raises:
-        ConfigError: neither a paper nor a run, or options that do not go together.
-        RunError: no such folder, or a training that was launched has failed.
+        ConfigError: neither a paper nor a run, or options that cannot be combined.
+        RunError: a folder does not exist, or a launched training failed.
     """
     _check(config)
     if config.page:
@@ -58,33 +58,33 @@ def report_runs(config: ReportConfig) -> None:
 
 
 def _check(config: ReportConfig) -> None:
-    """Refuse what can be refused before anything is read."""
+    """Raise `ConfigError` for invalid options, before anything is read."""
     if config.paper is None and config.run is None and not (config.runs and config.figures):
         papers = ", ".join(group_choices("paper"))
         raise ConfigError(
-            "what shall be reported? paper=NAME runs=[FOLDER,…] makes a paper's tables "
-            f"({papers}); run=FOLDER page=true a page of a run's heads, figures=true its figures"
+            "nothing to report: give paper=NAME runs=[FOLDER,…] for the tables of a paper "
+            f"({papers}), run=FOLDER page=true for a page of a run, figures=true for its figures"
         )
     if config.page and config.run is None:
-        raise ConfigError("page=true needs run=FOLDER, whose heads are to be seen")
+        raise ConfigError("page=true needs run=FOLDER")
     if config.page and config.figures and config.output is not None:
-        raise ConfigError("output= names a file for page=true and a folder for figures=true")
+        raise ConfigError("output= must be a file for page=true, a folder for figures=true")
     if config.run is not None and not (config.page or config.figures):
         raise ConfigError("run=FOLDER needs page=true, figures=true or both")
     if config.run is not None and config.paper is not None:
-        raise ConfigError("paper= takes runs=[FOLDER,…], and run= a page or figures; give one")
+        raise ConfigError("paper= takes runs=[FOLDER,…], not run=")
     for key in ("launch", "heads"):
         if getattr(config, key) and config.paper is None:
-            raise ConfigError(f"{key}=true needs paper=NAME, whose cells' runs it is about")
+            raise ConfigError(f"{key}=true needs paper=NAME")
     if config.sentence is not None and not (config.run and config.figures):
-        raise ConfigError("sentence=… needs run=FOLDER figures=true, which it is drawn for")
+        raise ConfigError("sentence=… needs run=FOLDER figures=true")
     require(config.n_resamples >= 1, "n_resamples", "at least 1", config.n_resamples)
     if config.seeds is not None:
         check_seeds("seeds", config.seeds)
 
 
 def _output(config: ReportConfig) -> Path:
-    """Where figures of runs go."""
+    """Output folder of figures."""
     if config.output is not None:
         return Path(config.output)
     return Path("outputs/reports/figures" if config.run is None else f"{config.run}/figures")
@@ -95,7 +95,7 @@ def _draw(config: ReportConfig, folders: Sequence[Path], output: Path) -> None:
     from headwise.report.figures_attention import draw_attention
 
     if not folders:
-        raise RunError("there is no run to draw figures of")
+        raise RunError("no runs to draw figures of")
     files = draw_figures(folders, output)
     if config.sentence is not None:
         checkpoint, device = config.checkpoint, config.device
@@ -103,8 +103,8 @@ def _draw(config: ReportConfig, folders: Sequence[Path], output: Path) -> None:
     lacking = unanalysed(folders)
     if lacking:
         print(
-            f"{len(lacking)} of {len(folders)} runs have no tables of their heads, which "
-            f"scripts/analyze.py makes: {lacking[0]} …"
+            f"{len(lacking)} of {len(folders)} runs have no tables of their heads; run "
+            f"scripts/analyze.py for them: {lacking[0]} …"
         )
     print(f"written to {output}: {len(files)} files of figures", flush=True)
 
@@ -131,12 +131,12 @@ def _report_paper(config: ReportConfig) -> None:
         _draw(config, folders, output / "figures")
     if failed:
         commands = "\n".join(f"  {missing.command}" for missing in failed)
-        raise RunError(f"{len(failed)} of the commands launched failed:\n{commands}")
+        raise RunError(f"{len(failed)} of the launched commands failed:\n{commands}")
 
 
 @dataclass(frozen=True)
 class _Report:
-    """A paper and the runs that there are for it."""
+    """A paper with its matching runs."""
 
     paper: Paper
     matching: Matching
@@ -146,7 +146,7 @@ class _Report:
 
 
 def _gather(config: ReportConfig, paper: Paper) -> _Report:
-    """The runs by cell, before anything is averaged or compared."""
+    """The runs by cell, before averaging and comparison."""
     seeds = config.seeds if config.seeds is not None else paper.seeds
     recipes = [recipe(cell, config.overrides) for cell in paper.cells if cell.overrides]
     check_metrics(paper, recipes)
@@ -165,17 +165,17 @@ def _gather(config: ReportConfig, paper: Paper) -> _Report:
 def _run_folders(config: ReportConfig, paper: Paper) -> list[Path]:
     given = config.runs or paper.runs
     may_lack = config.launch or not config.runs
-    # what was launched may stand where no run stood before
+    # launched runs may be in a new folder
     folders = find_folders([*given, *(paper.runs if config.launch else ())], may_lack)
     if not folders:
-        print(f"there are no runs below {', '.join(given) or 'any folder: give runs=[FOLDER,…]'}")
+        print(f"no runs below {', '.join(given) or 'any folder: give runs=[FOLDER,…]'}")
     return folders
 
 
 def _facts_and_tables(
     config: ReportConfig, report: _Report, folders: Sequence[Path]
 ) -> tuple[pd.DataFrame, list[Table]]:
-    """Everything that the report says, one fact a row, and the tables of it."""
+    """All facts of the report, one per row, and its tables."""
     paper = report.paper
     of_cells = list(cell_facts(paper, report.columns, report.missing))
     tables = paper_tables(paper, fact_table(of_cells), config.n_resamples)
@@ -206,13 +206,13 @@ def _markdown(config: ReportConfig, report: _Report, tables: Sequence[Table]) ->
             for lack in report.missing
         ]
         how = (
-            "Each command trains what a cell lacks, and goes on with what was begun; where the "
-            "text lies, HEADWISE_DATA or data.dir=FOLDER says."
+            "Each command trains a missing run, or resumes it; HEADWISE_DATA or data.dir=FOLDER is "
+            "the folder of the text."
         )
         parts.append(f"## Missing\n\n{how}\n\n{_listed(named)}")
     if report.pruning.commands:
         commands = "\n".join(f"    {command}" for command in report.pruning.commands)
-        parts.append(f"## Pruning tables that are missing\n\nThese make them:\n\n{commands}")
+        parts.append(f"## Pruning tables not computed\n\nCommands that write them:\n\n{commands}")
     if unused := _unused(report.matching):
         parts.append(f"## Runs not used\n\n{_listed(unused)}")
     return "\n\n".join(filter(None, parts)) + "\n"
@@ -223,13 +223,13 @@ def _listed(lines: Sequence[str]) -> str:
 
 
 def _unused(matching: Matching) -> list[str]:
-    """Runs that fill no cell, those for one reason together, the nearest first."""
-    together: dict[str, list[str]] = {}
+    """Unused runs grouped by reason, those with the fewest differences first."""
+    by_reason: dict[str, list[str]] = {}
     for unused in sorted(matching.unused, key=lambda unused: unused.n_differing):
-        together.setdefault(unused.reason, []).append(f"`{unused.run.folder}`")
-    lines = [f"{reason}: {', '.join(runs)}" for reason, runs in together.items()]
+        by_reason.setdefault(unused.reason, []).append(f"`{unused.run.folder}`")
+    lines = [f"{reason}: {', '.join(runs)}" for reason, runs in by_reason.items()]
     if len(lines) > N_UNUSED:
-        lines[N_UNUSED:] = [f"and {len(lines) - N_UNUSED} reasons more, which the csv names"]
+        lines[N_UNUSED:] = [f"and {len(lines) - N_UNUSED} more reasons, listed in the csv"]
     return [*lines, *matching.unreadable]
 
 
@@ -245,7 +245,7 @@ def _latex(report: _Report, tables: Sequence[Table]) -> str:
 
 
 def _analyze(config: ReportConfig, folders: Sequence[Path]) -> list[Path]:
-    """Folders of the analyses of runs; those that are missing are made."""
+    """Folders of the analyses of runs; missing analyses are computed."""
     runs = list(map(str, folders))
     return analyze_folders(
         AnalyzeConfig(runs=runs, checkpoint=config.checkpoint, device=config.device)
@@ -253,30 +253,30 @@ def _analyze(config: ReportConfig, folders: Sequence[Path]) -> list[Path]:
 
 
 def _launch(missing: Sequence[Missing]) -> list[Missing]:
-    """Run each command in a process of its own, one after another; returns those that failed.
+    """Run the commands in sequence, each in a new process; returns those that failed.
 
     Raises:
-        KeyboardInterrupt: one was stopped on request.
+        KeyboardInterrupt: a command was stopped by SIGINT or SIGTERM.
     """
     failed = []
     for number, lack in enumerate(missing, start=1):
         print(f"[{number}/{len(missing)}] {lack.command}", flush=True)
         command = [sys.executable, "-c", MAIN, "train", *_config_dirs(), *lack.arguments]
-        done = subprocess.run(command, env=os.environ, check=False)
-        if done.returncode in ON_REQUEST:
+        process = subprocess.run(command, env=os.environ, check=False)
+        if process.returncode in ON_REQUEST:
             raise KeyboardInterrupt
-        if done.returncode:
+        if process.returncode:
             failed.append(lack)
-            print(f"failed with exit code {done.returncode}: {lack.command}", flush=True)
+            print(f"failed with exit code {process.returncode}: {lack.command}", flush=True)
     return failed
 
 
 def _config_dirs() -> list[str]:
-    """`--config-dir` as this command was given it."""
+    """The `--config-dir` options of this command."""
     from hydra.core.hydra_config import HydraConfig
 
     if not HydraConfig.initialized():
         return []
     sources = HydraConfig.get().runtime.config_sources
-    found = [source.path for source in sources if source.provider == "command-line"]
-    return [argument for path in found for argument in ("--config-dir", path)]
+    paths = [source.path for source in sources if source.provider == "command-line"]
+    return [argument for path in paths for argument in ("--config-dir", path)]

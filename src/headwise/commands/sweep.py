@@ -1,7 +1,7 @@
 """Sweeps: the jobs of one command with `-m`.
 
-Each job has its own run folder, so that finished jobs are not run again. Results are one json line
-a job in `<outputs>/sweeps/<name>.jsonl`, also when a launcher uses other processes, and a table.
+Each job has a run folder, so finished jobs are not repeated. Results are one json line per job in
+`<outputs>/sweeps/<name>.jsonl`, also with launchers that use other processes, and a table.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Sweep:
     """A multirun.
 
     Attributes:
-        name: the same for the same command line; the group in W&B.
-        path: one json object a job.
+        name: a hash of the command line; the group in W&B.
+        path: one json object per job.
     """
 
     name: str

@@ -1,8 +1,6 @@
 """`headwise train key=value …`: one run from its configuration to its results.
 
-Here everything is put together.
-
-The same command again prints the results of a finished run, or resumes from its last checkpoint.
+Repeating the command prints the results of a finished run, or resumes from the last checkpoint.
 """
 
 from __future__ import annotations
@@ -74,7 +72,7 @@ def train(config: Config, overrides: list[str], group: str | None = None) -> Out
     """Train or resume a run; a finished run only prints its results.
 
     Args:
-        config: as Hydra composed it; settings that follow from others are filled in.
+        config: composed by Hydra; derived settings are filled in.
         overrides: the command line, for the folder's name and record.
         group: name of the sweep, for the tracker.
     """
@@ -93,7 +91,7 @@ def train(config: Config, overrides: list[str], group: str | None = None) -> Out
     with failure.recorded():
         check(config)
         container = settle(config)
-        # a wrong name is refused before data is read
+        # fail on an invalid name before data is read
         failure.folder = _place(config, container, overrides, [])
         return _train(config, container, overrides, group, failure)
 
@@ -132,13 +130,13 @@ def _train(
                 folder.remove_error()
                 _place(config, container, overrides, []).remove_error()
                 remove_partial(folder.path)
-                # of a run with a raised max_updates: recomputed at its end
+                # after max_updates was raised: recomputed at the end
                 (folder.checkpoints / "average.pt").unlink(missing_ok=True)
                 folder.describe(container, overrides)
                 log.info("%s %s", "resuming in" if resumes else "training in", folder.path)
                 if ranks.device.type == "cuda" and config.trainer.device == "auto":
                     log.info(
-                        "on a GPU, in batches of %d tokens (trainer=gpu has larger ones, in bf16)",
+                        "batches of %d tokens on a GPU (trainer=gpu has larger ones, in bf16)",
                         config.trainer.max_tokens,
                     )
             with _tracker(config, folder, ranks, group, container) as tracker:
@@ -155,9 +153,9 @@ def _content_hashes(config: Config, corpus: Corpus) -> list[str]:
 def _place(
     config: Config, container: dict[str, Any], overrides: list[str], text: list[str]
 ) -> RunFolder:
-    """The folder of these settings on this text (`_content_hashes`; empty: not read)."""
-    mark = fingerprint(container, text)
-    return RunFolder.place(Path(config.paths.outputs), config.experiment_name, overrides, mark)
+    """The folder for settings and hashes of text (`_content_hashes`; empty: not read)."""
+    digest = fingerprint(container, text)
+    return RunFolder.place(Path(config.paths.outputs), config.experiment_name, overrides, digest)
 
 
 def _check_checkpoint_exists(folder: RunFolder) -> None:
@@ -171,7 +169,7 @@ def _check_checkpoint_exists(folder: RunFolder) -> None:
 
 
 def _kept_scores(folder: RunFolder, task: Task[Any, Any], results: Results) -> dict[str, Any]:
-    """Split -> its scores, of the splits whose file of references exists."""
+    """Split -> scores, for splits whose references exist."""
     name = task.references
     return {
         split: scores
@@ -200,7 +198,7 @@ def _final_results(
 
 
 def _tokenizer_versions(versions: Mapping[str, str]) -> str:
-    """The versions of the packages that decide the tokens."""
+    """Versions of the packages that affect tokenization."""
     return " and ".join(f"{name} {versions.get(name)}" for name in ("headwise", "sentencepiece"))
 
 
@@ -248,10 +246,10 @@ class _Run:
 
     def __post_init__(self) -> None:
         self.records = Records(self.folder if self.ranks.is_main else None, self.tracker)
-        self._scratch = self.folder.path / "scratch"  # this epoch's ids under BPE-dropout
+        self._scratch = self.folder.path / "scratch"  # ids of the current epoch with BPE-dropout
 
     def run(self, corpus: Corpus) -> Outcome:
-        """Prepare, train, score."""
+        """Prepare the data, train, evaluate."""
         try:
             prepared = self._prepare(corpus)
             seed_everything(self.config.seed, "model")
@@ -279,11 +277,11 @@ class _Run:
         return prepared
 
     def _write_data(self, prepared: Data) -> None:
-        known = self.folder.path / "data.json"
-        if known.is_file():
-            before = read_json(known)
+        path = self.folder.path / "data.json"
+        if path.is_file():
+            before = read_json(path)
             if before["fingerprint"] != prepared.fingerprint:
-                # other text would have another folder
+                # the fingerprint of the folder covers the text
                 raise RunError(
                     f"{self.folder.path} was started with the tokens of "
                     f"{_tokenizer_versions(before.get('versions', {}))}, not of "
@@ -312,8 +310,8 @@ class _Run:
         low = product_type(self.config.trainer.precision, self.ranks.device)
         used = kernels_of(model, getattr(loss, "alpha", 1.0), low, self.ranks.gather)
         if self.ranks.is_main:
-            known = read_json(self.folder.path / "environment.json")
-            self.folder.write_json("environment.json", known | {"kernels": used})
+            environment = read_json(self.folder.path / "environment.json")
+            self.folder.write_json("environment.json", environment | {"kernels": used})
 
     def _trainer(
         self,
@@ -338,12 +336,12 @@ class _Run:
     def _finish(
         self, trainer: Trainer, validator: Validator, score: Scorer, splits: Sequence[str]
     ) -> Results:
-        """Choose the weights, score the splits, write the results and the figures."""
+        """Choose the weights, evaluate the splits, write the results and the figures."""
         config, folder, model = self.config, self.folder, trainer.model
         weights = choose_weights(trainer)
-        # skip splits that these weights have scored already
-        known = folder.results_at(trainer.state.update)
-        scores = _kept_scores(folder, self.task, known) if known is not None else {}
+        # skip splits that were evaluated with these weights
+        earlier = folder.results_at(trainer.state.update)
+        scores = _kept_scores(folder, self.task, earlier) if earlier is not None else {}
         for name in splits:
             if name not in scores:
                 scores[name] = score(name, folder, self.tracker)
@@ -370,7 +368,7 @@ class _Run:
         if self.ranks.is_main:
             folder.figures.mkdir(exist_ok=True)
             draw(folder, self.tracker)
-            results.write(folder.results)  # last: with them the run counts as finished
+            results.write(folder.results)  # last: it marks the run as finished
             metric = self.task.monitor
             of_splits = {f"{name}/{metric}": results.score(name, metric) for name in scores}
             self.tracker.summary(of_splits)

@@ -1,4 +1,4 @@
-"""`headwise translate run=FOLDER`: from a file, stdin, or line by line."""
+"""`headwise translate run=FOLDER`: translate a file, stdin or typed lines."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STDOUT = 1
 
 
 def translate(config: TranslateConfig) -> None:
-    """Translate a file or stdin, `buffer_size` lines at a time; at a terminal, line by line."""
+    """Translate a file or stdin in blocks of `buffer_size` lines; interactive at a terminal."""
     _check_paths(config)
     run = translating(load_selected(config.run, config))
     sources: Iterable[str]
@@ -40,28 +40,28 @@ def translate(config: TranslateConfig) -> None:
     else:
         sources = decoded_lines(sys.stdin.buffer, "stdin", may_be_empty=True)
     if config.reference is not None:
-        portions = iter([_scored(run, list(sources), read_lines(Path(config.reference), True))])
+        blocks = iter([_scored(run, list(sources), read_lines(Path(config.reference), True))])
     else:
         shown = config.progress and sys.stderr.isatty()
-        portions = _translated(run, iter(sources), config.buffer_size, shown)
+        blocks = _translated(run, iter(sources), config.buffer_size, shown)
     if config.output is None:
         sys.stdout.flush()
         with _ending_with_reader():
-            _write(sys.stdout.buffer, portions)
+            _write(sys.stdout.buffer, blocks)
     else:
-        _write_output(Path(config.output), portions)
+        _write_output(Path(config.output), blocks)
 
 
-def _write(stream: IO[bytes], portions: Iterable[list[str]]) -> None:
-    """Lines as soon as they come, in UTF-8 as the input is, whatever the terminal's encoding."""
-    for lines in portions:
+def _write(stream: IO[bytes], blocks: Iterable[list[str]]) -> None:
+    """Write and flush each block of lines as UTF-8, independent of the terminal's encoding."""
+    for lines in blocks:
         stream.write("".join(f"{line}\n" for line in lines).encode())
         stream.flush()
 
 
 @contextmanager
 def _ending_with_reader() -> Iterator[None]:
-    """The block; once standard output is a pipe without a reader, the process ends as `cat`."""
+    """Exit as `cat` does if standard output is a pipe and its reader closes it."""
     done = threading.Event()
 
     def watch() -> None:
@@ -83,30 +83,30 @@ def _ending_with_reader() -> Iterator[None]:
         watcher.join()
 
 
-def _write_output(path: Path, portions: Iterable[list[str]]) -> None:
-    """All or nothing, where `path` is a file; a device or a pipe is written to as it is."""
+def _write_output(path: Path, blocks: Iterable[list[str]]) -> None:
+    """Write a file atomically; write to a device or a pipe directly."""
     if path.exists() and not path.is_file():
         with open(path, "wb") as stream:
-            _write(stream, portions)
+            _write(stream, blocks)
     else:
-        text = "".join(f"{line}\n" for lines in portions for line in lines)
+        text = "".join(f"{line}\n" for lines in blocks for line in lines)
         write_text(path.resolve(), text)
 
 
 def _check_paths(config: TranslateConfig) -> None:
-    """Refuse files that cannot be read or written, before anything is loaded."""
+    """Raise `DataError` for unreadable or unwritable files, before anything is loaded."""
     require(config.buffer_size >= 1, "buffer_size", "at least 1", config.buffer_size)
     for key in ("input", "reference"):
         path = getattr(config, key)
         if path is None:
             continue
         if not Path(path).is_file():
-            raise DataError(f"there is no file {key}={path}")
+            raise DataError(f"{key}={path} not found")
         if config.output is not None and Path(config.output).resolve() == Path(path).resolve():
-            raise DataError(f"output={config.output} would replace {key}={path}: give another file")
+            raise DataError(f"output={config.output} would overwrite {key}={path}")
     if config.output is not None and not Path(config.output).absolute().parent.is_dir():
         folder = Path(config.output).absolute().parent
-        raise DataError(f"output={config.output} cannot be written: there is no folder {folder}")
+        raise DataError(f"output={config.output} cannot be written: folder {folder} not found")
     if config.output is not None and Path(config.output).is_dir():
         raise DataError(f"output={config.output} is a folder; give a file in it")
 
@@ -114,10 +114,10 @@ def _check_paths(config: TranslateConfig) -> None:
 def _translated(
     run: TranslationRun, sources: Iterator[str], buffer_size: int, progress: bool
 ) -> Iterator[list[str]]:
-    """One line a sentence; with n-best, lines of `number<TAB>score<TAB>text`. In portions."""
+    """Yield blocks: one line per sentence, or n-best lines `number<TAB>score<TAB>text`."""
     first = 1
-    while portion := list(islice(sources, buffer_size)):
-        translations = run.translate(portion, progress, first)
+    while block := list(islice(sources, buffer_size)):
+        translations = run.translate(block, progress, first)
         if run.translator.config.n_best == 1:
             yield [translation.text for translation in translations]
         else:
@@ -126,7 +126,7 @@ def _translated(
                 for number, translation in enumerate(translations, start=first)
                 for text, score in translation.n_best
             ]
-        first += len(portion)
+        first += len(block)
 
 
 def _scored(run: TranslationRun, sources: list[str], references: list[str]) -> list[str]:
@@ -135,12 +135,12 @@ def _scored(run: TranslationRun, sources: list[str], references: list[str]) -> l
             f"the input has {len(sources)} lines and reference= {len(references)}; they must "
             "be aligned"
         )
-    found = run.score(sources, references)
-    return [f"{score.log_prob:.4f}\t{score.n_tokens}" for score in found]
+    scores = run.score(sources, references)
+    return [f"{score.log_prob:.4f}\t{score.n_tokens}" for score in scores]
 
 
 def _interactive(run: TranslationRun) -> None:
-    """Answer each line typed; one that cannot be translated ends nothing."""
+    """Translate each typed line; print errors and continue."""
     print("one sentence a line; Ctrl-D ends", file=sys.stderr)
     while True:
         try:

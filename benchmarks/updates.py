@@ -15,7 +15,7 @@ from headwise.model.build import build_model
 from headwise.precision import resolve_precision
 from headwise.seed import seed_everything
 from headwise.train.distributed import Ranks
-from headwise.train.memory import LOOK_AT, PeakMemory
+from headwise.train.memory import FIRST_MEASURED, PeakMemory
 from headwise.train.step import build_step
 
 CPU = torch.device("cpu")
@@ -85,5 +85,5 @@ class Updates:
     def held_bytes(self) -> int | None:
         """By an update when all layers have gone forward, above the model and its optimizer."""
         self.step.memory = PeakMemory(self.device)
-        self.step(LOOK_AT, [next(self.batches)])
+        self.step(FIRST_MEASURED, [next(self.batches)])
         return self.step.memory.bytes

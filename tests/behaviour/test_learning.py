@@ -25,7 +25,7 @@ from headwise.losses.loss import CrossEntropy
 from headwise.model.blocks import PostNorm
 from headwise.model.parts import Parts
 from headwise.model.transformer import Transformer
-from headwise.train.optim import build_optimizer, set_rate
+from headwise.train.optim import build_optimizer, set_learning_rate
 from headwise.train.schedule import Cosine
 
 VARIANTS = group_choices("attention")
@@ -77,7 +77,7 @@ def train(model: Transformer, examples: list[list[int]]) -> None:
         batch = next(loader)
         output = model(**model.inputs(batch))
         (loss(batch.scored(output), batch.targets_R).loss / batch.n_targets).backward()
-        set_rate(optimizer, schedule.rate(update, RATE))
+        set_learning_rate(optimizer, schedule.learning_rate(update, RATE))
         optimizer.step()
         optimizer.zero_grad()
     model.eval()

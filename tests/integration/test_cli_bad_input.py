@@ -211,8 +211,8 @@ REFUSED = {
     "evaluate run=RUN checkpint=last": (2, "Did you mean checkpoint?"),
     "evaluate run=RUN checkpoint=bset": (1, "checkpoint=best?"),
     "evaluate run=RUN checkpoint=update_99": (1, "checkpoint=update_00000002?"),
-    "evaluate run=RUN checkpoint=../../x": (1, "there are"),
-    "evaluate run=RUN device=gpu": (2, "device=gpu is called cuda here: device=cuda"),
+    "evaluate run=RUN checkpoint=../../x": (1, "it has auto"),
+    "evaluate run=RUN device=gpu": (2, "device=gpu is not supported, use device=cuda"),
     # evaluate
     "evaluate run=RUN data.test=[test_c]": (1, "test_a, test_b"),
     "evaluate run=RUN data.source_file=/nowhere": (2, "data.reference_file"),

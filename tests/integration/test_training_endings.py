@@ -212,12 +212,12 @@ def test_starting_from_another_run(runs: Runs, origin: Path) -> None:
 def test_what_an_attention_brings_starts_anew(runs: Runs, origin: Path) -> None:
     frozen = {**SHORT, "trainer.max_updates": 1, "optimizer.lr": 1e-30}
     bare = runs.train("bare", {**frozen, "attention": "softmax", "init_from": origin})
-    assert "no place for them here: normaliser.alpha_logit" in bare
+    assert "not in this model: normaliser.alpha_logit" in bare
     between = runs.run_folder("bare")
     brings = {"attention": "alpha_entmax", "scaling": "length", "model.register_tokens": 2}
     full = runs.train("full", {**frozen, **brings, "init_from": between})
     new = "normaliser.alpha_logit, scaling.beta, scaling.gamma, source_embedding.registers.weight"
-    assert f"start anew, as it has none that fit: {new}" in full
+    assert f"newly initialised, not in its checkpoint: {new}" in full
     start, there, here = (
         load_checkpoint(folder / "checkpoints" / "best.pt")["model"]
         for folder in (origin, between, runs.run_folder("full"))
@@ -251,9 +251,9 @@ def test_fine_tuning_with_the_origins_tokenizer(runs: Runs, origin: Path, tmp_pa
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"model.d_ff": 48}, "belongs to another model"),
-        ({"model.n_heads": 1}, "give model.n_heads=2"),
-        ({"tokenizer": "bpe", "tokenizer.vocab_size": 60}, "by tokenizer=given tokenizer.folder="),
+        ({"model.d_ff": 48}, "does not fit the model"),
+        ({"model.n_heads": 1}, "set model.n_heads=2"),
+        ({"tokenizer": "bpe", "tokenizer.vocab_size": 60}, "with tokenizer=given tokenizer.folder="),
     ],
 )
 def test_misfitting_origins(runs: Runs, origin: Path, changes: dict[str, Any], told: str) -> None:

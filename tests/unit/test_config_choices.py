@@ -81,7 +81,7 @@ def test_every_optimizer_builds_and_spares_vectors_the_decay(make: Any, choice: 
 @every("scheduler")
 def test_every_scheduler_gives_a_finite_positive_rate(make: Any, choice: str) -> None:
     schedule = instantiate(make([f"scheduler={choice}"]).scheduler, "scheduler")
-    rates = [schedule.rate(update, 1e-3) for update in (1, 10, 1000)]
+    rates = [schedule.learning_rate(update, 1e-3) for update in (1, 10, 1000)]
     assert all(0 < rate < 1 for rate in rates)
 
 

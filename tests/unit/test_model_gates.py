@@ -23,7 +23,7 @@ from headwise.model.gates import (
     head_gates,
 )
 from headwise.model.transformer import Transformer, encoder_decoder_sites
-from headwise.train.optim import build_optimizer, set_rate
+from headwise.train.optim import build_optimizer, set_learning_rate
 
 B, H, E, Q = 2, 4, 3, 5
 LOG_A = (-3.0, -0.4, 0.7, 2.5)
@@ -192,11 +192,11 @@ def test_gates_have_a_rate_of_their_own(make: Any) -> None:
     assert [{id(p) for p in group["params"]} == gates for group in groups] == [False, False, True]
     assert sum(len(group["params"]) for group in groups) == len(list(model.parameters()))
     assert groups[2]["weight_decay"] == 0
-    set_rate(optimizer, 0.25)
+    set_learning_rate(optimizer, 0.25)
     assert [group["lr"] for group in groups] == [0.25, 0.25, 2.5]
     other = build_optimizer(node, model)
     other.load_state_dict(optimizer.state_dict())
-    set_rate(other, 0.5)
+    set_learning_rate(other, 0.5)
     assert [group["lr"] for group in other.param_groups] == [0.5, 0.5, 5.0]
 
 

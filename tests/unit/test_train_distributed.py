@@ -66,7 +66,7 @@ def test_every_process_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(distributed, "avoid_plans_for_shapes", lambda: None)
     for name in ("auto", "cuda"):
         assert [choose_device(name, rank).index for rank in (0, 1)] == [0, 1]
-        with pytest.raises(ConfigError, match="process 3 of this machine finds 2 GPUs"):
+        with pytest.raises(ConfigError, match="process 3 of this machine sees 2 GPUs"):
             choose_device(name, 2)
 
 

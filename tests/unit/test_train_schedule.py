@@ -17,35 +17,39 @@ BASE = 7e-4
 def test_noam_is_the_formula_of_the_paper() -> None:
     noam = Noam(warmup_updates=20_000, d_model=512, factor=2.0)
     # papers: factor 2, D = 512 and 20k warm-up peak at 6.25e-4
-    assert noam.rate(20_000, BASE) == pytest.approx(6.25e-4, rel=1e-12)
+    assert noam.learning_rate(20_000, BASE) == pytest.approx(6.25e-4, rel=1e-12)
     for update in (1, 777, 20_000, 123_456):
         expected = 2 * 512**-0.5 * min(update**-0.5, update * 20_000**-1.5)
-        assert noam.rate(update, BASE) == pytest.approx(expected, rel=1e-12)
-    assert noam.rate(10_000, BASE) == noam.rate(10_000, 123.0)
+        assert noam.learning_rate(update, BASE) == pytest.approx(expected, rel=1e-12)
+    assert noam.learning_rate(10_000, BASE) == noam.learning_rate(10_000, 123.0)
 
 
 def test_inverse_sqrt_warms_up_linearly_and_then_decays() -> None:
     schedule = InverseSqrt(warmup_updates=400)
-    assert schedule.rate(1, BASE) == pytest.approx(BASE / 400)
-    assert schedule.rate(200, BASE) == pytest.approx(BASE / 2)
-    assert schedule.rate(400, BASE) == pytest.approx(BASE)
-    assert schedule.rate(1600, BASE) == pytest.approx(BASE / 2)
+    assert schedule.learning_rate(1, BASE) == pytest.approx(BASE / 400)
+    assert schedule.learning_rate(200, BASE) == pytest.approx(BASE / 2)
+    assert schedule.learning_rate(400, BASE) == pytest.approx(BASE)
+    assert schedule.learning_rate(1600, BASE) == pytest.approx(BASE / 2)
 
 
 def test_cosine_falls_from_the_base_rate_to_the_final_one() -> None:
     schedule = Cosine(warmup_updates=100, total_updates=1100, final_fraction=0.2)
-    assert schedule.rate(50, BASE) == pytest.approx(BASE / 2)
-    assert schedule.rate(100, BASE) == pytest.approx(BASE)
-    assert schedule.rate(600, BASE) == pytest.approx(BASE * 0.6)
+    assert schedule.learning_rate(50, BASE) == pytest.approx(BASE / 2)
+    assert schedule.learning_rate(100, BASE) == pytest.approx(BASE)
+    assert schedule.learning_rate(600, BASE) == pytest.approx(BASE * 0.6)
     quarter = 0.2 + 0.8 * 0.5 * (1 + math.cos(math.pi / 4))
-    assert schedule.rate(350, BASE) == pytest.approx(BASE * quarter)
-    assert schedule.rate(1100, BASE) == schedule.rate(5000, BASE) == pytest.approx(BASE * 0.2)
+    assert schedule.learning_rate(350, BASE) == pytest.approx(BASE * quarter)
+    assert (
+        schedule.learning_rate(1100, BASE)
+        == schedule.learning_rate(5000, BASE)
+        == pytest.approx(BASE * 0.2)
+    )
 
 
 def test_constant_stays() -> None:
-    assert Constant().rate(1, BASE) == BASE
-    assert Constant(10).rate(5, BASE) == pytest.approx(BASE / 2)
-    assert Constant(10).rate(99, BASE) == BASE
+    assert Constant().learning_rate(1, BASE) == BASE
+    assert Constant(10).learning_rate(5, BASE) == pytest.approx(BASE / 2)
+    assert Constant(10).learning_rate(99, BASE) == BASE
 
 
 @pytest.mark.parametrize(
@@ -54,7 +58,7 @@ def test_constant_stays() -> None:
     ids=lambda schedule: type(schedule).__name__,
 )
 def test_no_jump_where_warming_up_ends(schedule: Schedule) -> None:
-    rates = [schedule.rate(update, BASE) for update in range(1, 600)]
+    rates = [schedule.learning_rate(update, BASE) for update in range(1, 600)]
     highest = max(rates)
     assert rates.index(highest) == 299
     assert all(rate > 0 for rate in rates)

@@ -102,8 +102,8 @@ def test_a_model_is_validated_as_it_is_used_and_trained_on_as_it_was(tmp_path: P
 class Falling:
     """The base rate over the number of the update."""
 
-    def rate(self, update: int, base_rate: float) -> float:
-        return base_rate / update
+    def learning_rate(self, update: int, base_lr: float) -> float:
+        return base_lr / update
 
 
 def test_every_update_goes_at_its_own_rate(tmp_path: Path) -> None:
@@ -200,8 +200,8 @@ class Diverging:
     def __init__(self, at: int) -> None:
         self.at = at
 
-    def rate(self, update: int, base_rate: float) -> float:
-        return base_rate if update < self.at else math.inf
+    def learning_rate(self, update: int, base_lr: float) -> float:
+        return base_lr if update < self.at else math.inf
 
 
 @pytest.mark.parametrize("log_every", [1, 50])

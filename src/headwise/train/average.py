@@ -1,4 +1,4 @@
-"""Averaging the last checkpoints, where that helps (Vaswani et al. 2017, section 6.1)."""
+"""Averaging of the last checkpoints (Vaswani et al. 2017, section 6.1)."""
 
 from __future__ import annotations
 
@@ -16,16 +16,14 @@ log = logging.getLogger(__name__)
 
 
 def choose_weights(trainer: Trainer) -> str:
-    """Load the average of the last checkpoints where it validates better than the best one.
-
-    Early in training it does not: the checkpoints still differ by too much.
+    """Load the average of the last checkpoints if it validates better than the best one.
 
     Returns:
-        Which weights the model holds now: average, best or last.
+        The weights in the model: average, best or last.
     """
     model, folder, ranks = trainer.model, trainer.folder, trainer.ranks
     n_averaged = trainer.config.average
-    ranks.barrier()  # until the first rank has written the last one
+    ranks.barrier()  # wait until the first rank has written the last one
     average = folder.checkpoints / "average.pt"
     recent = numbered_checkpoints(folder.checkpoints)[-n_averaged:] if n_averaged else []
     if recent:

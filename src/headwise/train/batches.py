@@ -1,4 +1,4 @@
-"""The batches that a run trains on."""
+"""Training batches."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ from headwise.train.distributed import Ranks
 
 
 def training_batches(examples: Examples, ranks: Ranks) -> Prefetched:
-    """Batches of this rank, made in the background; to be closed."""
+    """Batches of this rank, prefetched in the background; the caller closes it."""
     loader = BatchLoader(examples, ranks.rank, ranks.world_size)
     return Prefetched(loader, gpu=ranks.device if ranks.device.type == "cuda" else None)

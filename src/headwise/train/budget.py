@@ -1,7 +1,7 @@
-"""What a run will need, before it is started: parameters, memory and arithmetic.
+"""Estimates of parameters, memory and FLOPs of a run before it starts.
 
-Counted by torch on the meta device, whose tensors have shapes and no values: one batch goes forward
-and backward through the model that the configuration describes.
+Counted by torch on the meta device, whose tensors have shapes but no values: one forward and
+backward pass of the configured model.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from headwise.model.family import Model, n_parameters
 from headwise.precision import resolve_precision
 from headwise.train.distributed import choose_device
 
-SENTENCE_TOKENS = 60  # assumed length of both sides; no width of a head, see `_is_weights`
-ROWS = 2  # of the batch that is counted; all figures grow with their number
+SENTENCE_TOKENS = 60  # assumed length of both sides; not a head dimension, see `_is_weights`
+ROWS = 2  # of the counted batch; all figures are proportional to it
 BYTES_PER_WEIGHT = 16  # weight, gradient and Adam's two moments in float32
-SHARE_KEPT = {"fp32": 1.0, "bf16": 0.68}  # of float32's bytes: autocast keeps a part in float32
+SHARE_KEPT = {"fp32": 1.0, "bf16": 0.68}  # saved bytes relative to float32; autocast keeps some
 
 
 MakeModel = Callable[[Config], Model]
@@ -32,17 +32,16 @@ MakeModel = Callable[[Config], Model]
 
 @dataclass(frozen=True)
 class Budget:
-    """What one rank needs for one update.
+    """Requirements of one rank for one update.
 
     Attributes:
         n_parameters: scalars of the model, tied ones counted once.
-        n_alphas: how many of them are logits of α.
-        flops: name of the part -> floating-point operations of an update, those of matrix products
-            only, backward and recomputation included.
+        n_alphas: number of logits of α among them.
+        flops: part -> FLOPs of the matrix products of an update, with backward and recomputation.
         weight_bytes: weights, gradients and moments.
-        activation_bytes: what autograd keeps of one batch (with recomputation the inputs of all
-            layers and the inside of one), and the gradients that the loss makes beforehand. As
-            torch alone keeps it; kernels of ours, such as dropout's on a CPU, keep less.
+        activation_bytes: tensors that autograd saves for one batch (with recomputation the inputs
+            of all layers and the activations of one), and the gradients that the loss computes in
+            its forward pass. For torch's operators; our kernels, such as CPU dropout, save less.
     """
 
     n_parameters: int
@@ -53,9 +52,9 @@ class Budget:
 
 
 def budget(config: Config, make_model: MakeModel, sentence_tokens: int = SENTENCE_TOKENS) -> Budget:
-    """Count full batches of rows with `sentence_tokens` tokens in every column.
+    """Estimate for full batches of rows with `sentence_tokens` tokens in every column.
 
-    Attention is counted as dense: every pair of positions, whatever variant and pattern leave out.
+    Attention is counted as dense, even if the variant or the pattern masks pairs of positions.
     """
     trainer = config.trainer
     model, flops, kept_bytes = _counted(config, make_model, sentence_tokens)
@@ -63,7 +62,7 @@ def budget(config: Config, make_model: MakeModel, sentence_tokens: int = SENTENC
         kept = replace(config, model=replace(config.model, recompute=False))
         _, _, all_bytes = _counted(kept, make_model, sentence_tokens)
         kept_bytes += all_bytes / sum(len(stack.layers) for stack in model.stacks)
-    # a run is planned on one machine for another, which may have the GPU
+    # the run may be planned on a machine without the GPU
     device = torch.device("cuda") if trainer.device == "cuda" else choose_device(trainer.device)
     share = SHARE_KEPT[resolve_precision(trainer.precision, device)]
     batches = trainer.max_tokens / (ROWS * sentence_tokens)
@@ -102,22 +101,22 @@ def _counted(
             kept[storage._cdata] = storage
         return tensor
 
-    own = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
+    parameters = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
     with FlopCounterMode(display=False) as counter:
         with saved_tensors_hooks(keep, lambda tensor: tensor):
             states_BTD = model.train().states(**model.inputs(batch))
         torch.autograd.backward((states_BTD @ model.output.weight.T).sum())
-    kept_bytes = sum(storage.nbytes() for key, storage in kept.items() if key not in own)
+    kept_bytes = sum(storage.nbytes() for key, storage in kept.items() if key not in parameters)
     return model, _by_part(counter.get_flop_counts()), float(kept_bytes)
 
 
 def _is_weights(tensor: Tensor, positions: set[int]) -> bool:
-    """Whether it has a number for each query and key: a kernel without weights keeps none."""
+    """Whether the last two axes are queries and keys; fused kernels do not save such tensors."""
     return tensor.ndim > 2 and set(tensor.shape[-2:]) <= positions
 
 
 def _by_part(counts: Mapping[str, Mapping[object, int]]) -> dict[str, float]:
-    """FLOPs by part of the model, of those by module and operator."""
+    """FLOPs by part of the model, from FLOPs by module and operator."""
     total = sum(counts["Global"].values())
     linear = (torch.ops.aten.mm, torch.ops.aten.addmm)
     parts = {
@@ -131,18 +130,18 @@ def _by_part(counts: Mapping[str, Mapping[object, int]]) -> dict[str, float]:
 
 
 def describe_budget(config: Config, make_model: MakeModel) -> str:
-    """Parameters, memory and FLOPs of an update, as a text."""
-    found = budget(config, make_model)
+    """Parameters, memory and FLOPs of an update, as text."""
+    needs = budget(config, make_model)
     trainer = config.trainer
-    flops = sum(found.flops.values())
+    flops = sum(needs.flops.values())
     tokens = trainer.max_tokens * trainer.accumulate
     recomputed = " (those of one layer, and every layer's input)" if config.model.recompute else ""
     lines = [
-        f"model {config.model.name}: {found.n_parameters:,} parameters, {found.n_alphas} of them α",
+        f"model {config.model.name}: {needs.n_parameters:,} parameters, {needs.n_alphas} of them α",
         f"an update: {tokens:,} padded tokens a side and rank, {_engineering(flops)}FLOP",
-        *(f"  {name:<15} {_engineering(n):>9}FLOP" for name, n in found.flops.items()),
-        f"memory: {_gib(found.weight_bytes)} of weights, gradients and moments, "
-        f"about {_gib(found.activation_bytes)} of activations{recomputed}",
+        *(f"  {name:<15} {_engineering(n):>9}FLOP" for name, n in needs.flops.items()),
+        f"memory: {_gib(needs.weight_bytes)} of weights, gradients and moments, "
+        f"about {_gib(needs.activation_bytes)} of activations{recomputed}",
         f"{trainer.max_updates:,} updates: {_engineering(flops * trainer.max_updates)}FLOP a rank",
         f"(sentences of {SENTENCE_TOKENS} tokens; shorter ones need less)",
     ]
@@ -154,7 +153,7 @@ def _gib(n_bytes: float) -> str:
 
 
 def _engineering(number: float) -> str:
-    """With three digits and a prefix, as in `1.23 T`."""
+    """Format with three digits and an SI prefix: `1.23 T`."""
     for prefix, size in (("E", 1e18), ("P", 1e15), ("T", 1e12), ("G", 1e9)):
         if number >= size:
             return f"{number / size:.3g} {prefix}"

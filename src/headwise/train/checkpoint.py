@@ -1,7 +1,6 @@
-"""Checkpoints: tensors, numbers, strings, lists and dicts only, written all or not at all.
+"""Checkpoints of tensors, numbers, strings, lists and dicts, written atomically.
 
-A checkpoint holds nothing that depends on the clock: two runs with the same computation have the
-same bytes.
+They hold no time stamps: two runs with the same computation have identical files.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ KIND = "headwise-checkpoint"
 
 
 def save_checkpoint(path: Path, content: Mapping[str, Any]) -> None:
-    """Write `content` beside its kind and format version."""
+    """Write `content` with the kind of file and its format version."""
     payload = {"kind": KIND, "format": FORMAT_VERSION, **content}
     with replacing(path) as temporary, open(temporary, "wb") as handle:
         # a handle, not a path: torch writes the file's name into the archive
@@ -32,33 +31,33 @@ def save_checkpoint(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
-    """Read a checkpoint of ours; nothing in it is executed.
+    """Read a headwise checkpoint without executing code in it.
 
     Raises:
-        CheckpointError: missing, truncated, foreign, or of a format this version cannot read.
+        CheckpointError: missing, truncated, not of headwise, or of an unsupported format.
     """
     if not path.is_file():
-        raise CheckpointError(f"there is no checkpoint {path}")
+        raise CheckpointError(f"checkpoint {path} not found")
     try:
         with zipfile.ZipFile(path) as archive:  # torch would try its older formats
             damaged = archive.testzip()  # which torch does not call
         if damaged is not None:
-            raise ValueError(f"{damaged} in it is not what was written")
+            raise ValueError(f"{damaged} in it is corrupted")
         payload = torch.load(path, map_location=device, weights_only=True)
     except Exception as error:  # damaged and foreign files raise a dozen kinds
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CheckpointError(
-            f"{path} is truncated or damaged, or no checkpoint of headwise ({reason})."
+            f"{path} is truncated or corrupted, or not a headwise checkpoint ({reason})."
             f"{_others(path)}"
         ) from error
     if not isinstance(payload, dict) or payload.get("kind") != KIND or "model" not in payload:
-        raise CheckpointError(f"{path} is no checkpoint of headwise")
+        raise CheckpointError(f"{path} is not a headwise checkpoint")
     weights = payload["model"]
     if not isinstance(weights, dict) or not all(
         isinstance(name, str) and isinstance(value, Tensor) and value.layout == torch.strided
         for name, value in weights.items()
     ):
-        raise CheckpointError(f"{path} is damaged: its model is no mapping of names to tensors")
+        raise CheckpointError(f"{path} is corrupted: model must map names to tensors")
     if payload.get("format") != FORMAT_VERSION:
         raise CheckpointError(
             f"{path} has format {payload.get('format')}; this version of headwise reads format "
@@ -68,43 +67,43 @@ def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str,
 
 
 def _others(path: Path) -> str:
-    """Advice on the other checkpoints in the folder of a broken one."""
+    """Hint at other checkpoints in the folder of a corrupted one."""
     names = sorted(other.stem for other in path.parent.glob("*.pt") if other != path)
     if not names:
         return ""
     return (
-        " Commands that load a run can use another of its folder: "
-        f"{', '.join(f'checkpoint={name}' for name in names)}. Once it is removed, training can "
-        "start from those with init_from=RUN in a new experiment_name=…"
+        " Commands that load a run can use another checkpoint of its folder: "
+        f"{', '.join(f'checkpoint={name}' for name in names)}. Remove the file to start "
+        "training from those with init_from=RUN in a new experiment_name=…"
     )
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, Tensor], origin: str) -> None:
     """Load `weights` into `model`; raises CheckpointError with the names and shapes that differ."""
-    own = model.state_dict()
-    missing = sorted(set(own) - set(weights))
-    foreign = sorted(set(weights) - set(own))
+    expected = model.state_dict()
+    missing = sorted(set(expected) - set(weights))
+    unexpected = sorted(set(weights) - set(expected))
     shapes = [
-        f"{name}: {tuple(weights[name].shape)} there, {tuple(own[name].shape)} here"
-        for name in sorted(set(own) & set(weights))
-        if own[name].shape != weights[name].shape
+        f"{name}: got {tuple(weights[name].shape)}, must be {tuple(expected[name].shape)}"
+        for name in sorted(set(expected) & set(weights))
+        if expected[name].shape != weights[name].shape
     ]
-    if missing or foreign or shapes:
+    if missing or unexpected or shapes:
         parts = [
             f"{title}: {', '.join(names[:3])}{' …' if len(names) > 3 else ''}"
             for title, names in (
-                ("missing there", missing),
-                ("unknown here", foreign),
-                ("other sizes", shapes),
+                ("missing keys", missing),
+                ("unexpected keys", unexpected),
+                ("size mismatch", shapes),
             )
             if names
         ]
-        raise CheckpointError(f"{origin} belongs to another model ({'; '.join(parts)})")
+        raise CheckpointError(f"{origin} does not fit the model ({'; '.join(parts)})")
     model.load_state_dict(dict(weights))
 
 
 def checkpoint_path(folder: RunFolder, name: str) -> Path:
-    """`auto` is the average where there is one, else the best, else the last.
+    """Path of a checkpoint; `auto` is average.pt, else best.pt, else last.pt.
 
     `average_<n>` is the average of the last n numbered checkpoints, computed if missing.
 
@@ -121,14 +120,14 @@ def checkpoint_path(folder: RunFolder, name: str) -> Path:
     average = re.fullmatch(r"average_(\d+)", name)
     if average:
         return averaged_checkpoint(folder.checkpoints, int(average[1]))
-    there = sorted(path.stem for path in folder.checkpoints.glob("*.pt"))
+    names = sorted(path.stem for path in folder.checkpoints.glob("*.pt"))
     number = re.fullmatch(r"(?:update_)?(\d+)", name)
-    stem = f"update_{int(number[1]):08d}" if number else name  # zeros need not be typed
-    if stem not in there:
-        close = nearest(stem, there)
+    stem = f"update_{int(number[1]):08d}" if number else name  # leading zeros are optional
+    if stem not in names:
+        close = nearest(stem, names)
         hint = f" Did you mean checkpoint={close}?" if close else ""
         raise CheckpointError(
-            f"checkpoint={name} is not in {folder.path}; there are: auto, {', '.join(there)}.{hint}"
+            f"checkpoint={name} not found in {folder.path}: it has auto, {', '.join(names)}.{hint}"
         )
     return folder.checkpoints / f"{stem}.pt"
 
@@ -154,17 +153,17 @@ def averaged_checkpoint(folder: Path, n_averaged: int) -> Path:
     """The average of the last numbered checkpoints, computed if missing.
 
     Raises:
-        CheckpointError: `n_averaged` is 0, or more than there are.
+        CheckpointError: `n_averaged` is 0 or above the number of checkpoints.
         HeadwiseError: the folder cannot be written.
     """
     if not n_averaged:
-        raise CheckpointError("checkpoint=average_0 is of no checkpoints: give a number above 0")
-    there = numbered_checkpoints(folder)
-    recent = there[-n_averaged:]
+        raise CheckpointError("checkpoint=average_0: the number must be at least 1")
+    numbered = numbered_checkpoints(folder)
+    recent = numbered[-n_averaged:]
     if len(recent) < n_averaged:
         raise CheckpointError(
-            f"checkpoint=average_{n_averaged} is of the last {n_averaged} numbered checkpoints, "
-            f"and {folder} has {len(there)} (trainer.keep, trainer.save_every)"
+            f"checkpoint=average_{n_averaged} needs {n_averaged} numbered checkpoints, "
+            f"{folder} has {len(numbered)} (trainer.keep, trainer.save_every)"
         )
     last = recent[-1].stem.removeprefix("update_")
     path = folder / f"average_{n_averaged}_to_{last}.pt"
@@ -179,12 +178,12 @@ def average_weights(paths: list[Path]) -> dict[str, Tensor]:
     Tied weights stay tied: equal tensors under two names have equal means.
     """
     if not paths:
-        raise CheckpointError("there are no numbered checkpoints to average")
+        raise CheckpointError("no numbered checkpoints to average")
     total: dict[str, Tensor] = {}
-    kinds: dict[str, torch.dtype] = {}
+    dtypes: dict[str, torch.dtype] = {}
     for path in paths:
         for name, value in load_checkpoint(path)["model"].items():
-            kinds[name] = value.dtype
-            added = value.double()
-            total[name] = total[name] + added if name in total else added
-    return {name: (value / len(paths)).to(kinds[name]) for name, value in total.items()}
+            dtypes[name] = value.dtype
+            value = value.double()
+            total[name] = total[name] + value if name in total else value
+    return {name: (value / len(paths)).to(dtypes[name]) for name, value in total.items()}

@@ -1,8 +1,8 @@
-"""torch.distributed as `torchrun` sets it up; without it, everything here does nothing.
+"""Data parallelism over the processes of `torchrun`; a single process needs no setup.
 
 Gradients are summed by one flat all-reduce after the last batch of an update, not by
-DistributedDataParallel: its buckets are rebuilt after the first step, so that with more than two
-ranks a resumed run would add in another order than one never stopped, and end in other bits.
+DistributedDataParallel: it rebuilds its buckets after the first step, so that with more than two
+ranks a resumed run would sum in another order than an uninterrupted one, with other bits.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among the others of the run.
+    """The rank of this process in a run.
 
     Attributes:
         rank: number of this process, from 0.
         world_size: number of processes.
-        device: where this process computes.
+        device: device of this process.
     """
 
     rank: int
@@ -44,11 +44,11 @@ class Ranks:
 
     @property
     def is_main(self) -> bool:
-        """The rank that writes."""
+        """Whether this is rank 0, which writes files."""
         return self.rank == 0
 
     def sum_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        """Replace every gradient by its sum over the ranks (absent ones count as zero)."""
+        """Replace every gradient by its sum over the ranks; None counts as zero."""
         if self.world_size == 1:
             return
         trained = [p for p in parameters if p.requires_grad]
@@ -69,11 +69,11 @@ class Ranks:
         return total
 
     def any(self, flag: bool) -> bool:
-        """Whether one rank says so; every rank gets the same answer."""
+        """Whether `flag` is true on any rank; the same on every rank."""
         return bool(self.sum(torch.tensor(int(flag))).item()) if self.world_size > 1 else flag
 
     def share(self, items: list[T]) -> list[T]:
-        """Every world_size-th item, from this rank's on."""
+        """Every world_size-th item, starting at index `rank`."""
         return items[self.rank :: self.world_size]
 
     def gather(self, shares: list[T]) -> list[T]:
@@ -87,7 +87,7 @@ class Ranks:
 
     @contextmanager
     def first_alone(self) -> Iterator[None]:
-        """The first rank goes through the block before the others: it makes, they find."""
+        """Run the block on the first rank before the others, which reuse its files."""
         if not self.is_main:
             self.barrier()
         yield
@@ -101,9 +101,9 @@ class Ranks:
 
 
 def choose_device(name: str, local_rank: int = 0, key: str = "trainer.device") -> torch.device:
-    """`auto` takes the GPU of this rank where there is one.
+    """The device of a name; `auto` is the GPU of this rank if there is one.
 
-    A GPU's fused attention is told, for the whole process, to leave cuDNN alone.
+    On a GPU it disables cuDNN's fused attention for the whole process.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -111,7 +111,7 @@ def choose_device(name: str, local_rank: int = 0, key: str = "trainer.device") -
         n_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if local_rank >= n_gpus:
             raise ConfigError(
-                f"{key}=cuda, but process {local_rank + 1} of this machine finds {n_gpus} GPUs; "
+                f"{key}=cuda, but process {local_rank + 1} of this machine sees {n_gpus} GPUs; "
                 f"use {key}=cpu or fewer processes"
             )
         avoid_plans_for_shapes()
@@ -119,13 +119,13 @@ def choose_device(name: str, local_rank: int = 0, key: str = "trainer.device") -
     if name == "cpu":
         return torch.device("cpu")
     if name == "gpu":
-        raise ConfigError(f"{key}=gpu is called cuda here: {key}=cuda")
+        raise ConfigError(f"{key}=gpu is not supported, use {key}=cuda")
     raise refuse(key, name, ("auto", "cpu", "cuda"))
 
 
 @contextmanager
 def process_group(device_name: str) -> Iterator[Ranks]:
-    """Join the group that `torchrun` describes by environment variables, and leave it."""
+    """Join the process group that `torchrun` describes in environment variables; leave it after."""
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     device = choose_device(device_name, int(os.environ.get("LOCAL_RANK", "0")))
     if world_size == 1:
@@ -141,7 +141,7 @@ def process_group(device_name: str) -> Iterator[Ranks]:
         leave_together = isinstance(error, Interrupted)
         raise
     finally:
-        # NCCL does not leave before the others do, and they may be waiting for this rank: it dies
-        # as it is, which torchrun notices
+        # NCCL waits for the other ranks, which may wait for this one: exit without leaving, so that
+        # torchrun stops them
         if leave_together or device.type == "cpu":
             dist.destroy_process_group()

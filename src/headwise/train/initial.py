@@ -1,4 +1,4 @@
-"""New training from the weights of another run; going on with a run is not this."""
+"""Initialisation from the weights of another run (`init_from`), in contrast to resuming."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from headwise.train.checkpoint import checkpoint_path, load_checkpoint, load_wei
 
 log = logging.getLogger(__name__)
 
-# What changes a model's answers and not the shapes of its weights.
+# Settings that change a model's outputs but not the shapes of its weights.
 SHAPELESS = (
     *SITE_GROUPS,
     *SITE_GROUPS.values(),
@@ -28,66 +28,64 @@ SHAPELESS = (
     "activation",
     "model.register_tokens",
 )
-PROJECTIONS = ("query", "key", "value", "output")  # what every attention with heads has
+PROJECTIONS = ("query", "key", "value", "output")  # of every attention with heads
 
 
 def start_from(model: Model, config: Config, origin: RunFolder, vocabulary: str) -> None:
-    """Fill a new model with the weights that another run is scored with.
+    """Load the evaluated weights of another run into a new model.
 
-    Weights that the choice of an attention, a scaling, gates or register tokens brings start anew
-    where the other run has none that fit, and its own are left where this model has no place for
-    them; both are told, as are other settings under which the weights compute something else.
+    Weights of an attention variant, a scaling, gates or register tokens that `origin` lacks keep
+    their initial values; those that the model lacks are ignored. Both are logged as warnings, as
+    are settings that change the outputs of the same weights.
 
     Args:
-        model: as `config` has it.
+        model: built from `config`.
         config: of the new run.
         origin: the other run.
-        vocabulary: hash of the new run's, as in `data.json`.
+        vocabulary: hash of the new run's vocabulary, as in `data.json`.
 
     Raises:
-        RunError: its vocabulary is another, so that the rows of its embeddings mean other pieces;
-            it has another number of heads; or it has gates that this model has not.
-        CheckpointError: its model is another.
+        RunError: `origin` has another vocabulary, another number of heads, or gates that the model
+            lacks.
+        CheckpointError: `origin` has another model.
     """
     if read_json(origin.path / "data.json")["vocabulary"] != vocabulary:
         raise RunError(
-            f"init_from={origin.path} has another vocabulary than this run, which learned one from "
-            f"its own text: take that one's by tokenizer=given tokenizer.folder={origin.path}"
+            f"init_from={origin.path} has another vocabulary than this run: reuse it with "
+            f"tokenizer=given tokenizer.folder={origin.path}"
         )
     before = read_config(origin)
     if before.model.n_heads != config.model.n_heads:
         raise RunError(
-            f"init_from={origin.path} has {before.model.n_heads} heads at each site, and its "
-            f"projections would be cut into other ones: give model.n_heads={before.model.n_heads}"
+            f"init_from={origin.path} has {before.model.n_heads} heads at each site: "
+            f"set model.n_heads={before.model.n_heads}"
         )
     weights = load_checkpoint(checkpoint_path(origin, "auto"))["model"]
-    own = model.state_dict()
-    if any(name.endswith(".gate.log_a") for name in weights.keys() - own.keys()):
+    initial = model.state_dict()
+    if any(name.endswith(".gate.log_a") for name in weights.keys() - initial.keys()):
         raise RunError(
-            f"init_from={origin.path} was trained with gates at heads that have none here, where "
-            "closed heads would be open: remove them first with "
-            f"headwise prune run={origin.path} by=gates, or choose the same gates"
+            f"init_from={origin.path} was trained with gates; closed heads would be open without "
+            f"them. Remove them with headwise prune run={origin.path} by=gates, or choose the same "
+            "gates"
         )
-    chosen = _chosen(model, own.keys() | weights.keys())
-    taken = {name: weights[name] for name in weights if name not in chosen or name in own}
-    shared = own.keys() & weights.keys()
-    fitting = {name for name in shared if own[name].shape == weights[name].shape}
-    new = {name: own[name] for name in (chosen.keys() & own.keys()) - fitting}
+    optional = _optional(model, initial.keys() | weights.keys())
+    taken = {name: weights[name] for name in weights if name not in optional or name in initial}
+    shared = initial.keys() & weights.keys()
+    fitting = {name for name in shared if initial[name].shape == weights[name].shape}
+    new = {name: initial[name] for name in (optional.keys() & initial.keys()) - fitting}
     try:
         load_weights(model, {**taken, **new}, f"init_from={origin.path}")
     except CheckpointError as error:
         kept = origin.read_config()["model"].get("heads")
         if kept is None:
             raise
-        raise CheckpointError(
-            f"{error}. It is a run with fewer heads: give '{typed_heads(kept)}', too"
-        ) from error
+        raise CheckpointError(f"{error}. It is a pruned run: add '{typed_heads(kept)}'") from error
     for what, names in (
-        ("start anew, as it has none that fit", new),
-        ("left out, as there is no place for them here", weights.keys() - taken.keys()),
+        ("newly initialised, not in its checkpoint", new),
+        ("ignored, not in this model", weights.keys() - taken.keys()),
     ):
         if names:
-            parts = sorted({chosen[name] for name in names})
+            parts = sorted({optional[name] for name in names})
             log.warning("init_from=%s: %s: %s", origin.path, what, ", ".join(parts))
     differences = _differences(before, config)
     if differences:
@@ -95,25 +93,25 @@ def start_from(model: Model, config: Config, origin: RunFolder, vocabulary: str)
         log.warning("the weights of %s were trained with other settings: %s", origin.path, settings)
 
 
-def _chosen(model: Model, names: Iterable[str]) -> dict[str, str]:
-    """Weights that a chosen part of attention has, or register tokens: their names in that part."""
+def _optional(model: Model, names: Iterable[str]) -> dict[str, str]:
+    """Weights that depend on the attention variant, and register tokens -> name in their part."""
     within = [f"{of}." for of, part in model.named_modules() if isinstance(part, Attention)]
-    found = {}
+    parts = {}
     for name in names:
         place = next((of for of in within if name.startswith(of)), "")
         part = name.removeprefix(place)
         if "registers" in name.split(".") or (place and part.split(".")[0] not in PROJECTIONS):
-            found[name] = part
-    return found
+            parts[name] = part
+    return parts
 
 
 def _differences(before: Config, now: Config) -> list[str]:
-    """Settings that shapes of weights do not tell, where two runs have others."""
+    """Settings of `SHAPELESS` that differ between two runs."""
     there, here = (comparable(asdict(config)) for config in (before, now))
     keys = sorted(there.keys() | here.keys())
-    told = ((key, str(there.get(key, "unset")), str(here.get(key, "unset"))) for key in keys)
+    values = ((key, str(there.get(key, "unset")), str(here.get(key, "unset"))) for key in keys)
     return [
         f"{key}={then} (here {today})"
-        for key, then, today in told
+        for key, then, today in values
         if then != today and f"{key}.".startswith(tuple(f"{of}." for of in SHAPELESS))
     ]

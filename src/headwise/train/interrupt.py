@@ -1,4 +1,4 @@
-"""Signals that ask a run to save and leave: Ctrl-C, SIGTERM, a terminal's end, a scheduler's."""
+"""Signals that stop a run after saving: Ctrl-C, SIGTERM, hangup, a scheduler's signal."""
 
 from __future__ import annotations
 
@@ -11,48 +11,48 @@ from types import FrameType
 
 from headwise.files import GONE, discard
 
-TOLD = (
-    "\n{}: stopping after this update, and its validation where one is due; everything is saved "
-    "then. Ctrl-C (once more) leaves at once, without saving.\n"
+MESSAGE = (
+    "\n{}: stopping after this update (and its validation, if due), then saving. Ctrl-C (again) "
+    "exits immediately, without saving.\n"
 )
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGQUIT)
 
 
 class StopRequest:
-    """The signal that came, if one did.
+    """The first received signal, if any.
 
     Args:
-        tells: say on stderr that it came; of several ranks one does.
+        prints: print a message to stderr; true on one rank.
     """
 
-    def __init__(self, tells: bool = True) -> None:
+    def __init__(self, prints: bool = True) -> None:
         self.signal_number: int | None = None
-        self._tells = tells
+        self._prints = prints
 
     def __bool__(self) -> bool:
         return self.signal_number is not None
 
     def handle(self, number: int, frame: FrameType | None) -> None:
-        """Remember the first, and say so; a second Ctrl-C leaves at once, without saving."""
+        """Record and report the first signal; a further Ctrl-C raises KeyboardInterrupt."""
         if self.signal_number is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
-        if self.signal_number is None and self._tells:
-            _tell(signal.Signals(number))
+        if self.signal_number is None and self._prints:
+            _print(signal.Signals(number))
         self.signal_number = self.signal_number or number
 
 
-def _tell(number: signal.Signals) -> None:
-    try:  # no buffered stream: the signal may have come within one
-        os.write(2, TOLD.format(number.name).encode())
-    except OSError as error:  # saving matters more than saying so
+def _print(number: signal.Signals) -> None:
+    try:  # unbuffered: the signal may interrupt a write to a buffered stream
+        os.write(2, MESSAGE.format(number.name).encode())
+    except OSError as error:  # saving matters more than the message
         if error.errno in GONE:  # Ctrl-C ends a `| tee` as well
             discard(2)
 
 
 @contextmanager
-def stop_request(tells: bool = True) -> Iterator[StopRequest]:
-    """Catch the signals within the block; outside of the main thread nothing is caught."""
-    request = StopRequest(tells)
+def stop_request(prints: bool = True) -> Iterator[StopRequest]:
+    """Handle the signals within the block, if it runs in the main thread."""
+    request = StopRequest(prints)
     if threading.current_thread() is not threading.main_thread():
         yield request
         return

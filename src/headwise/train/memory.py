@@ -1,4 +1,4 @@
-"""How the CPU's memory is handed out, and how much of it training takes."""
+"""Settings of the CPU memory allocator, and the peak memory of training."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import torch
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 _NEVER = 2**31 - 1
 
-LOOK_EVERY = 10  # updates between looks at the memory: malloc may take milliseconds to tell
-LOOK_AT = 2  # the first that is looked at: there are no moments before
+MEASURE_EVERY = 10  # updates between measurements: mallinfo2 may take milliseconds
+FIRST_MEASURED = 2  # update; the optimizer's moments do not exist before
 
 
 def keep_freed_memory() -> None:
-    """Have glibc keep what tensors free instead of giving it back after every operation.
+    """Make glibc keep freed memory instead of returning it to the system.
 
     By default each large tensor is mapped, zeroed page by page and unmapped again: a quarter of a
-    training step on a CPU (the journal has the figures). Elsewhere nothing happens.
+    training step on a CPU (see the journal). Without glibc it does nothing.
     """
     libc = glibc()
     if libc is not None:
@@ -28,14 +28,14 @@ def keep_freed_memory() -> None:
 
 
 def return_free_pages() -> None:
-    """Give back what `keep_freed_memory` kept; now and then, as kept memory fragments."""
+    """Return free memory to the system; called at validations, against fragmentation."""
     libc = glibc()
     if libc is not None:
         libc.malloc_trim(0)
 
 
 def glibc() -> ctypes.CDLL | None:
-    """The C library, where it is glibc."""
+    """The C library if it is glibc, else None."""
     if not sys.platform.startswith("linux"):
         return None
     libc = ctypes.CDLL(None)
@@ -43,23 +43,21 @@ def glibc() -> ctypes.CDLL | None:
 
 
 class PeakMemory:
-    """The most that an update holds and lets go of by its end, and what the optimizer keeps.
+    """Peak memory of an update beyond what remains at its end, plus the optimizer's moments.
 
-    On a GPU it is the most that torch had allocated. On a CPU it is what malloc had handed out
-    before the output projection, where the activations of all layers are alive: temporaries of
-    single operations, the chunks of the projection and the gradients of the batch are not in it
-    (with `trainer.accumulate` those of the batches before are), nor what malloc keeps for later.
-    What is there at the end of an update, such as weights, modules that it was the first to
-    import, and whatever else the process does, is not the update's; the optimizer's moments are,
-    and are added by their sizes.
+    On a GPU the peak is torch's maximum of allocated memory. On a CPU it is the memory allocated by
+    malloc before the output projection, where the activations of all layers are alive. It excludes
+    temporaries of single operations, the chunks of the projection, the gradients of the batch (not
+    those of earlier batches with `trainer.accumulate`) and free memory that malloc keeps. Memory
+    that remains at the end of an update, such as weights and imported modules, is subtracted.
 
     Args:
         device: of the model.
-        optimizer: whose moments are counted; None leaves them out.
+        optimizer: its moments are added; None adds none.
 
     Attributes:
-        bytes: the most seen so far; None before the first look, at the second update, and on a
-            CPU without glibc 2.33.
+        bytes: maximum of the measured updates; None before the second update and on a CPU
+            without glibc 2.33.
     """
 
     def __init__(
@@ -68,57 +66,57 @@ class PeakMemory:
         self.device = device
         self.optimizer = optimizer
         self.bytes: int | None = None
-        self._is_looking = False
-        self._most: int | None = None  # held in this update
+        self._is_measuring = False
+        self._peak: int | None = None  # of this update
         libc = None if device.type == "cuda" else glibc()
-        self._ask = getattr(libc, "mallinfo2", None)  # since glibc 2.33
-        if self._ask is not None:
-            self._ask.restype = _Mallinfo2
+        self._mallinfo = getattr(libc, "mallinfo2", None)  # since glibc 2.33
+        if self._mallinfo is not None:
+            self._mallinfo.restype = _Mallinfo2
 
     def begin(self, update: int) -> None:
-        """Update number `update` begins; not every one is looked at."""
-        self._is_looking = update % LOOK_EVERY == LOOK_AT
-        self._most = None
-        if self._is_looking and self.device.type == "cuda":
+        """Start update number `update`; every `MEASURE_EVERY`-th is measured."""
+        self._is_measuring = update % MEASURE_EVERY == FIRST_MEASURED
+        self._peak = None
+        if self._is_measuring and self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
 
     def all_alive(self) -> None:
-        """The activations of all layers are alive, for one of the batches of the update."""
-        if not self._is_looking:
+        """Measure now, with the activations of all layers of a batch alive."""
+        if not self._is_measuring:
             return
         held = self._held()
         if held is not None:
-            self._most = max(self._most or 0, held)
+            self._peak = max(self._peak or 0, held)
 
     def end(self) -> None:
-        """The update is over, and its gradients are gone."""
-        if not self._is_looking:
+        """End the update, after its gradients were freed."""
+        if not self._is_measuring:
             return
-        most = self._most
+        peak = self._peak
         if self.device.type == "cuda":
-            most = torch.cuda.max_memory_allocated(self.device)
+            peak = torch.cuda.max_memory_allocated(self.device)
         held = self._held()
-        if most is not None and held is not None:
-            self.bytes = max(self.bytes or 0, most - held + self._moments())
+        if peak is not None and held is not None:
+            self.bytes = max(self.bytes or 0, peak - held + self._moments())
 
     def _held(self) -> int | None:
         if self.device.type == "cuda":
             return torch.cuda.memory_allocated(self.device)
-        if self._ask is None:
+        if self._mallinfo is None:
             return None
-        found = self._ask()
-        return int(found.uordblks + found.hblkhd)
+        info = self._mallinfo()
+        return int(info.uordblks + info.hblkhd)
 
     def _moments(self) -> int:
         states = self.optimizer.state.values() if self.optimizer is not None else ()
-        kept = (value for state in states for value in state.values())
-        return sum(value.nbytes for value in kept if isinstance(value, torch.Tensor))
+        values = (value for state in states for value in state.values())
+        return sum(value.nbytes for value in values if isinstance(value, torch.Tensor))
 
 
 class _Mallinfo2(ctypes.Structure):
     """`struct mallinfo2` of glibc's malloc.h, in bytes.
 
-    `hblkhd` is in regions mapped for one block each, `uordblks` handed out of the heaps.
+    `hblkhd` is allocated by mmap, `uordblks` from the heaps.
     """
 
     _names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"

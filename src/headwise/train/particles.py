@@ -1,16 +1,16 @@
 """Stein variational gradients: particles that follow a smoothed gradient and repel each other.
 
-Letters: n independent sets, M particles in each, P numbers of a particle.
+Axes: n independent sets, M particles per set, P numbers per particle.
 
-With particles T, gradients G of the loss and h the squared bandwidth (An et al. 2020, in the form
-of the authors' code):
+With particles T, gradients G of the loss and h the squared bandwidth (An et al. 2020, as in the
+authors' code):
 
     k_ij = exp(-|T_i - T_j|^2 / (2 h))
     R_i = sum_j k_ij (T_i - T_j) / h
     phi_i = (sum_j k_ij G_j - weight * R_i) / M
 
-A step against phi_i follows the gradients of all particles, those of near ones most, and moves
-T_i away from the others.
+A step along -phi_i averages the gradients of all particles, weighted by proximity, and moves T_i
+away from the others.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PROJECTIONS = ("query", "key", "value")
 def head_projections(attention: Attention) -> Iterator[tuple[str, nn.Parameter, int]]:
     """Name, weight (H * E, D) and number of heads of each projection into heads.
 
-    An attention that is no `MultiHeadAttention`, such as one that lost all its heads, has none.
+    Empty for other attentions, such as one without heads after pruning.
     """
     if not isinstance(attention, MultiHeadAttention):
         return
@@ -41,7 +41,7 @@ def head_projections(attention: Attention) -> Iterator[tuple[str, nn.Parameter, 
 def squared_distances(points: Tensor) -> Tensor:
     """Squared Euclidean distances (…, M, M) between the rows of (…, M, P).
 
-    Taken from differences: |a|^2 + |b|^2 - 2<a, b> loses all digits where points are near.
+    Computed from differences: |a|^2 + |b|^2 - 2<a, b> loses all digits where points are near.
     """
     return torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist").square()
 
@@ -57,9 +57,8 @@ def stein_gradient(
         weight: of the repulsive term.
         bandwidth: h; None takes `median_bandwidth` of each set.
 
-    Where h is the median's and no larger than rounding, most particles are copies of each other:
-    copies share their gradients, and no force is defined between them, so there is none. The same
-    holds for a single particle, whose gradient stays as it is.
+    If h is the median's and no larger than rounding, most particles are equal: they average their
+    gradients, and the repulsion is zero. A single particle keeps its gradient.
     """
     squared_nMM = squared_distances(particles_nMP)
     if bandwidth is None:
@@ -69,10 +68,10 @@ def stein_gradient(
     rounding_n11 = _rounding(particles_nMP)[:, None, None]
     strength_n11 = torch.where(bandwidth_n11 > rounding_n11, weight / bandwidth_n11, 0.0)
     kernel_nMM = torch.exp(-squared_nMM / (2 * torch.maximum(bandwidth_n11, rounding_n11)))
-    # R does not change when all particles move alike; seen from one of them, the differences
-    # between near particles keep their digits
-    seen_nMP = particles_nMP - particles_nMP[:, :1]
-    repulsion_nMP = kernel_nMM.sum(-1, keepdim=True) * seen_nMP - kernel_nMM @ seen_nMP
+    # R is invariant to a common shift; relative to one particle, differences between near particles
+    # keep their precision
+    relative_nMP = particles_nMP - particles_nMP[:, :1]
+    repulsion_nMP = kernel_nMM.sum(-1, keepdim=True) * relative_nMP - kernel_nMM @ relative_nMP
     phi_nMP = kernel_nMM @ gradients_nMP - strength_n11 * repulsion_nMP
     return phi_nMP / particles_nMP.shape[1]
 
@@ -80,9 +79,9 @@ def stein_gradient(
 def median_bandwidth(squared_nMM: Tensor) -> Tensor:
     """Median / (2 log(M + 1)) of each set, (n,): equal distances give k_ij = 1 / (M + 1).
 
-    The median is that of all M * M squared distances, zeros of the diagonal included, and the
-    lower of the two middle values where their number is even, as in the authors' code. With two
-    particles that would be a zero of the diagonal; there it is the distance between them.
+    The median is over all M * M squared distances with the zeros of the diagonal, and is the lower
+    middle value if their number is even, as in the authors' code. With two particles, where that
+    is 0, it is the squared distance between them.
     """
     n_particles = squared_nMM.shape[-1]
     n_entries = n_particles**2
@@ -92,13 +91,13 @@ def median_bandwidth(squared_nMM: Tensor) -> Tensor:
 
 
 def median_magnitude(gradients_nMP: Tensor) -> Tensor:
-    """Median of |G| of each set, (n,); of an even number of values the lower middle one."""
-    # one set at a time: on a GPU the median along an axis is not bound to be the same twice
+    """Median of |G| of each set, (n,); the lower middle one of an even number of values."""
+    # one set at a time: on a GPU the median along an axis is not deterministic
     return torch.stack([gradients.abs().median() for gradients in gradients_nMP])
 
 
 def _rounding(particles_nMP: Tensor) -> Tensor:
-    """Mean squared norm of the particles of each set times the squared precision, (n,)."""
+    """Mean squared norm of the particles of each set times the squared machine epsilon, (n,)."""
     precision = torch.finfo(particles_nMP.dtype)
     squared_n = particles_nMP.square().sum(-1).mean(-1)
     return (precision.eps**2 * squared_n).clamp(min=precision.tiny)

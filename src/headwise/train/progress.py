@@ -13,7 +13,7 @@ from headwise.files import discard
 
 
 class Progress:
-    """A bar on a terminal, lines elsewhere; prints nothing unless `shown`."""
+    """A bar on a terminal, lines in a log; prints nothing unless `shown`."""
 
     def __init__(self, done: int, total: int, shown: bool) -> None:
         self._shown = shown
@@ -52,7 +52,7 @@ class Progress:
         self._notes.update(notes)
         if tokens_per_second is not None:
             self._speed = f"{tokens_per_second:.0f} tokens/s, "
-        # the bar is one line with all figures; elsewhere each line has the new ones
+        # the bar shows all figures, a line in a log the new ones
         if not self._bar.disable:
             self._bar.set_postfix_str(self._speed + _text(self._notes))
         elif self._shown:

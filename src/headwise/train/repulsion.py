@@ -1,15 +1,13 @@
-"""Forces between heads: a transform of the gradients before the optimizer's step.
+"""Repulsion between heads: a transform of the gradients before the optimizer's step.
 
-An et al. (2020) see the heads of an attention as particles that sample a posterior over its
-parameters. Particle-optimisation sampling smooths their gradients over the heads and keeps the
-heads apart; what comes out replaces the gradients in front of the ordinary optimizer. Nothing is
-added to the loss or to the model.
+An et al. (2020) treat the heads of an attention as particles that sample a posterior over its
+parameters. Particle-optimisation sampling smooths the gradients over the heads and repels the
+heads; its result replaces the gradients. The loss and the model are unchanged.
 
-What to know of `step_size`: it scales the gradients that are replaced and no others. Adam divides
-by the gradients' own size, so there it cancels but for the optimizer's eps. It does not cancel
-with SGD, with a weight decay that is added to the gradients (`torch.optim.Adam`'s; AdamW's is
-not), or with `trainer.clip_norm`, whose norm is then taken over a model in which the replaced
-gradients hardly count.
+`step_size` scales the replaced gradients only. Adam divides by the size of the gradients, so it
+cancels there except for the optimizer's eps. It does not cancel with SGD, with a weight decay that
+is added to the gradients (as in `torch.optim.Adam`, not AdamW), or with `trainer.clip_norm`, whose
+norm then hardly depends on the replaced gradients.
 """
 
 from __future__ import annotations
@@ -38,50 +36,50 @@ NOISE_SCALES = ("median_gradient", "one")
 
 
 class Repulsion:
-    """Changes the gradients of the heads' projections (An et al. 2020)."""
+    """Base class: replaces the gradients of the heads' projections (An et al. 2020)."""
 
     def check(self, sites: Sequence[Site]) -> None:
-        """Refuse choices for which a model with these sites has no place, before it is built."""
+        """Raise `ConfigError` for settings that do not fit a model with these sites."""
 
     def __call__(self, model: Model, update: int, seed: int) -> None:
         """Overwrite gradients in place.
 
-        Called once an update, after the gradients of all batches and ranks were summed and
-        before they are clipped, on every rank alike: what is random depends on (seed, update).
+        Called once per update, after the sum over batches and ranks and before clipping. The same
+        on every rank: noise depends on (seed, update).
         """
         raise NotImplementedError
 
 
 class NoRepulsion(Repulsion):
-    """Gradients as they are."""
+    """No repulsion: the gradients are unchanged."""
 
     def __call__(self, model: Model, update: int, seed: int) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 @dataclass
 class SVGD(Repulsion):
     """Stein variational gradient descent over heads (An et al. 2020).
 
-    In each attention the query, key and value weights (H * E, D) are taken separately, each as M
-    particles: the rows of a head, flattened. Their gradients G become
+    In each attention the query, key and value weights (H * E, D) are separate sets of M particles:
+    the rows of a head, flattened. Their gradients G become
 
         G'_i = step_size * (sum_j k_ij G_j - weight * R_i) / M
 
     with the kernel k and the repulsion R of `headwise.train.particles`. Biases, the output
-    projection and everything outside of attention keep their gradients; so do weights that have
-    none. A place with one head (pruned) has nothing to repel: the formula leaves step_size * G.
+    projection and everything outside of attention keep their gradients. A single head (after
+    pruning) gets step_size * G.
 
     Args:
-        step_size: factor on the replaced gradients; see the top of this file.
+        step_size: factor on the replaced gradients; see the module's docstring.
         weight: of the repulsive term (the paper's alpha).
-        kernel: rbf, the only one the paper has.
-        bandwidth: "median" takes h from the distances between the heads at each update; a number
-            is h itself, a squared distance.
-        sites: where it acts; None: everywhere.
-        projections: weights it acts on, of query, key and value.
-        layers: numbers of the layers it acts on, from 1; None: all. A number that only one of the
-            stacks has is taken there.
+        kernel: rbf, the only one of the paper.
+        bandwidth: "median" computes h from the distances between the heads at each update; a
+            number is h itself, a squared distance.
+        sites: sites to transform; None: all.
+        projections: weights to transform, of query, key and value.
+        layers: numbers of the layers to transform, from 1; None: all. Each must exist at one of
+            the sites.
     """
 
     step_size: float = 0.01
@@ -111,15 +109,15 @@ class SVGD(Repulsion):
         require(counted, "layers", "null (all) or a list of numbers from 1", self.layers)
 
     def check(self, sites: Sequence[Site]) -> None:
-        """Refuse sites that are not there, and layers that none of the chosen ones has."""
+        """Raise `ConfigError` for sites that do not exist, and layers that no chosen site has."""
         chosen = chosen_sites("repulsion.sites", self.sites, sites)
         depths = {site.name: site.n_layers for site in sites if site.name in chosen}
         deepest = max(depths.values())
         for layer in self.layers or []:
             if layer > deepest:
-                told = ", ".join(f"{depth} at {site}" for site, depth in depths.items())
+                layers = ", ".join(f"{depth} at {site}" for site, depth in depths.items())
                 raise ConfigError(
-                    f"repulsion.layers must be numbers of layers that the model has ({told}), "
+                    f"repulsion.layers must be numbers of layers that the model has ({layers}), "
                     f"got {layer}"
                 )
 
@@ -141,18 +139,18 @@ class SVGD(Repulsion):
     def direction(
         self, particles_nMP: Tensor, gradients_nMP: Tensor, generator: torch.Generator
     ) -> Tensor:
-        """What replaces the gradients, but for the factor `step_size`: a new (n, M, P).
+        """The new gradients (n, M, P), without the factor `step_size`.
 
         Args:
             particles_nMP: n weights of M heads.
             gradients_nMP: of the loss.
-            generator: of noise, where there is some.
+            generator: for noise.
         """
         bandwidth = None if isinstance(self.bandwidth, str) else self.bandwidth
         return stein_gradient(particles_nMP, gradients_nMP, self.weight, bandwidth)
 
     def _weights(self, model: Model) -> dict[tuple[int, torch.Size], list[nn.Parameter]]:
-        """Chosen weights with a gradient, by number of heads and shape."""
+        """Weights to transform that have a gradient, by number of heads and shape."""
         groups: dict[tuple[int, torch.Size], list[nn.Parameter]] = {}
         for site, layer, attention in model.attentions():
             if self.sites is not None and site not in self.sites:
@@ -169,18 +167,18 @@ class SVGD(Repulsion):
 class SPOS(SVGD):
     """Stochastic particle-optimisation sampling over heads (An et al. 2020).
 
-    As `SVGD`, with a part of each head's own gradient and noise against the collapse of particles:
+    As `SVGD`, plus a fraction of each head's gradient and noise against the collapse of particles:
 
         G'_i = step_size * (phi_i + beta * G_i - sqrt(2 * beta / step_size) * N(0, I) * scale)
 
     where phi is SVGD's direction.
 
     Args:
-        beta: the paper's 1 / beta, a temperature, of which no value is published; the default
-            gives noise of sqrt(2) times its scale.
+        beta: the paper's 1 / beta, a temperature; no value is published. The default gives noise
+            of sqrt(2) times its scale.
         noise_scale: "median_gradient" multiplies the noise by the median of |G| over the weight,
-            as the authors' code does; "one" leaves it as the paper has it, which Adam, to whom
-            gradients of any size are alike, sees as noise alone.
+            as the authors' code does; "one" does not, as in the paper: Adam, which is invariant
+            to the scale of gradients, then follows noise alone.
         step_size, weight, kernel, bandwidth, sites, projections, layers: as in `SVGD`.
     """
 
@@ -196,7 +194,7 @@ class SPOS(SVGD):
     def direction(
         self, particles_nMP: Tensor, gradients_nMP: Tensor, generator: torch.Generator
     ) -> Tensor:
-        """See `SVGD.direction`; every rank, and a run that is resumed, draws the same noise."""
+        """See `SVGD.direction`; every rank and a resumed run draw the same noise."""
         direction_nMP = super().direction(particles_nMP, gradients_nMP, generator)
         noise_nMP = torch.empty_like(direction_nMP).normal_(generator=generator)
         size = math.sqrt(2 * self.beta / self.step_size)

@@ -8,7 +8,7 @@ from headwise.train.trainer import Trainer
 
 
 def can_resume(folder: RunFolder) -> bool:
-    """Whether an earlier process saved a checkpoint, so that the same command resumes."""
+    """Whether the folder has a checkpoint to resume from."""
     return folder.last.is_file()
 
 
@@ -16,7 +16,7 @@ def resume_or_start(trainer: Trainer) -> None:
     """Restore the state of the last checkpoint (`Trainer.restore`), or clear the records.
 
     Raises:
-        CheckpointError: the checkpoint is damaged or of another model.
+        CheckpointError: the checkpoint is corrupted or of another model.
     """
     folder = trainer.folder
     if not can_resume(folder):

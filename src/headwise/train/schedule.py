@@ -1,4 +1,4 @@
-"""Learning rates as pure functions of the update number (from 1): nothing to save or restore."""
+"""Learning rates as functions of the update number (from 1), without state."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from headwise.errors import require
 
 
 class Schedule(Protocol):
-    """Update number and the optimizer's own rate -> the rate to use."""
+    """A learning rate schedule; `base_lr` is the optimizer's `lr`."""
 
-    def rate(self, update: int, base_rate: float) -> float:
+    def learning_rate(self, update: int, base_lr: float) -> float:
         """The learning rate of one update (from 1)."""
         ...
 
@@ -22,16 +22,16 @@ def _warmup(update: int, warmup_updates: int) -> float:
 
 
 class InverseSqrt:
-    """Linear warm-up to the base rate, then base · sqrt(warmup / update)."""
+    """Linear warm-up to base_lr, then base_lr · sqrt(warmup / update)."""
 
     def __init__(self, warmup_updates: int) -> None:
         require(warmup_updates >= 1, "warmup_updates", "at least 1", warmup_updates)
         self.warmup_updates = warmup_updates
 
-    def rate(self, update: int, base_rate: float) -> float:
+    def learning_rate(self, update: int, base_lr: float) -> float:
         """See `Schedule`."""
         decay = math.sqrt(self.warmup_updates / max(update, self.warmup_updates))
-        return base_rate * _warmup(update, self.warmup_updates) * decay
+        return base_lr * _warmup(update, self.warmup_updates) * decay
 
 
 class Noam:
@@ -44,15 +44,15 @@ class Noam:
         self.warmup_updates = warmup_updates
         self.scale: float = factor * d_model**-0.5
 
-    def rate(self, update: int, base_rate: float) -> float:
-        """See `Schedule`; the base rate is not used."""
-        rate: float = self.scale * min(update**-0.5, update * self.warmup_updates**-1.5)
-        return rate
+    def learning_rate(self, update: int, base_lr: float) -> float:
+        """See `Schedule`; `base_lr` is not used."""
+        factor: float = min(update**-0.5, update * self.warmup_updates**-1.5)
+        return self.scale * factor
 
 
 @dataclass
 class Cosine:
-    """Linear warm-up, then half a cosine down to `final_fraction` of the base rate."""
+    """Linear warm-up, then half a cosine down to `final_fraction` of base_lr."""
 
     warmup_updates: int
     total_updates: int
@@ -64,23 +64,23 @@ class Cosine:
         require(0 <= warmup < self.total_updates, "warmup_updates", allowed, warmup)
         require(0 <= fraction <= 1, "final_fraction", "in [0, 1]", fraction)
 
-    def rate(self, update: int, base_rate: float) -> float:
-        """See `Schedule`; after `total_updates` the final rate stays."""
+    def learning_rate(self, update: int, base_lr: float) -> float:
+        """See `Schedule`; constant after `total_updates`."""
         if update <= self.warmup_updates:
-            return base_rate * _warmup(update, self.warmup_updates)
+            return base_lr * _warmup(update, self.warmup_updates)
         span = self.total_updates - self.warmup_updates
         progress = min(1.0, (update - self.warmup_updates) / span)
         height = 0.5 * (1 + math.cos(math.pi * progress))
-        return base_rate * (self.final_fraction + (1 - self.final_fraction) * height)
+        return base_lr * (self.final_fraction + (1 - self.final_fraction) * height)
 
 
 class Constant:
-    """Linear warm-up, then the base rate."""
+    """Linear warm-up, then base_lr."""
 
     def __init__(self, warmup_updates: int = 0) -> None:
         require(warmup_updates >= 0, "warmup_updates", "at least 0", warmup_updates)
         self.warmup_updates = warmup_updates
 
-    def rate(self, update: int, base_rate: float) -> float:
+    def learning_rate(self, update: int, base_lr: float) -> float:
         """See `Schedule`."""
-        return base_rate * _warmup(update, self.warmup_updates)
+        return base_lr * _warmup(update, self.warmup_updates)

@@ -1,4 +1,4 @@
-"""The training state beside weights and optimizer: counters, data position, best score."""
+"""Training state besides weights and optimizer: counters, data position, best score."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass
 class TrainState:
-    """Plain numbers only; saved with every checkpoint.
+    """Numbers that are saved with every checkpoint.
 
     Attributes:
         update: updates done.
@@ -19,7 +19,7 @@ class TrainState:
         best_score: of the monitored quantity; None before the first validation.
         best_update: update of the best validation.
         bad_validations: validations since then.
-        stopped_early: patience ran out.
+        stopped_early: patience was exhausted.
     """
 
     update: int = 0
@@ -36,10 +36,10 @@ class TrainState:
     stopped_early: bool = False
 
     def to_dict(self) -> dict[str, Any]:
-        """For a checkpoint."""
+        """Content for a checkpoint."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, content: dict[str, Any]) -> TrainState:
-        """From a checkpoint."""
+        """State from the content of a checkpoint."""
         return cls(**content)

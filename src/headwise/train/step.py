@@ -1,8 +1,7 @@
 """One update of a model: the gradients of all its batches, and the optimizer's step.
 
-On a GPU nothing here makes the host wait: what is to be logged is added up where it is, and
-`Trainer` fetches it when it logs. Only the entmax losses wait, and only where Triton is missing: to
-look at how many rows their short cut has solved.
+On a GPU it does not synchronise: the sums to log stay on the device until `Trainer` logs them. The
+entmax losses without Triton are the exception: they read the number of rows still to solve.
 """
 
 from __future__ import annotations
@@ -23,30 +22,29 @@ from headwise.precision import autocast
 from headwise.seed import seed_everything
 from headwise.train.distributed import Ranks
 from headwise.train.memory import PeakMemory
-from headwise.train.optim import build_optimizer, set_rate
+from headwise.train.optim import build_optimizer, set_learning_rate
 from headwise.train.schedule import Schedule
 
 
 @dataclass
 class TrainingStep:
-    """One update after the other.
+    """Performs one update per call.
 
     Args:
-        model: the plain module; it is what checkpoints hold.
-        loss: what is minimised.
-        optimizer, schedule: the step and its rate.
-        config, seed: human choices.
-        ranks: this process among the others.
-        transform: given the number of the update, changes its summed gradients in place.
-        penalty: a term of the loss that depends on weights alone, added once an update; None
-            where there is none.
+        model: the module without compilation, as saved in checkpoints.
+        loss: minimised, per target token.
+        optimizer, schedule: the optimizer and its learning rates.
+        config, seed: settings.
+        ranks: this rank and the number of ranks.
+        transform: gets the number of the update; changes the summed gradients in place.
+        penalty: returns a term of the loss that depends on weights only, added once per update,
+            or None.
 
     Attributes:
-        window: loss and measure of this rank since it was last set to 0, (2,) float64. What is
-            added are float32 numbers of like size, whose sums float64 holds exactly: after a
-            resume, which leaves the sum of all ranks to the first, the bits are those of a run
-            that was never stopped.
-        memory: the most that an update held.
+        window: sums of loss and measure of this rank since the last log, (2,) float64. Sums of
+            float32 numbers of similar size are exact in float64: a resumed run, whose first rank
+            starts with the sum of all ranks, has the same bits as an uninterrupted one.
+        memory: peak memory of an update.
     """
 
     model: Model
@@ -60,15 +58,15 @@ class TrainingStep:
     penalty: Callable[[], Tensor | None] = lambda: None
 
     def __post_init__(self) -> None:
-        self.base_rate = float(self.optimizer.param_groups[0]["lr"])
-        # what is compiled is a method: the module, and so its checkpoints, stay plain
+        self.base_lr = float(self.optimizer.param_groups[0]["lr"])
+        # compile the method, not the module, so that names in checkpoints do not change
         states = self.model.states
         self.states = torch.compile(states) if self.config.compile else states
         self.window = torch.zeros(2, dtype=torch.float64, device=self.ranks.device)
         self.memory = PeakMemory(self.ranks.device, self.optimizer)
 
     def __call__(self, update: int, batches: Sequence[Batch]) -> int:
-        """Update number `update`, counted from 1; returns its target tokens over all ranks."""
+        """Perform update number `update`, from 1; returns its target tokens over all ranks."""
         n_tokens = sum(batch.global_targets for batch in batches)
         seed_everything(self.seed, update, self.ranks.rank)
         self.model.train()
@@ -83,15 +81,15 @@ class TrainingStep:
         self.transform(update)
         if self.config.clip_norm:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip_norm)
-        set_rate(self.optimizer, self.rate(update))
+        set_learning_rate(self.optimizer, self.learning_rate(update))
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.memory.end()
         return n_tokens
 
-    def rate(self, update: int) -> float:
+    def learning_rate(self, update: int) -> float:
         """The learning rate of an update."""
-        return self.schedule.rate(update, self.base_rate)
+        return self.schedule.learning_rate(update, self.base_lr)
 
     def _backward(self, batch: Batch, n_update_tokens: int) -> None:
         device = self.ranks.device
@@ -106,10 +104,10 @@ class TrainingStep:
 
 
 def build_step(config: Config, model: Model, loss: Loss, ranks: Ranks) -> TrainingStep:
-    """The step with the optimizer, schedule, repulsion and gates that a config names.
+    """Build the step with the optimizer, schedule, repulsion and gates of a config.
 
     Raises:
-        ConfigError: one that cannot be built, by key.
+        ConfigError: one of them cannot be built, by key.
     """
     repulsion = instantiate(config.repulsion, "repulsion")
     return TrainingStep(

@@ -2,13 +2,13 @@
 
 One update:
 
-    draw `accumulate` global batches; the number of their target tokens is known beforehand
+    get `accumulate` global batches with their number of target tokens
     seed the generators from (seed, update, rank)
     for each batch: forward, summed loss / tokens of the whole update, backward
     add the penalty, sum the gradients over the ranks, transform, clip, step
-    log, validate, save: in this order, so that a checkpoint covers all that was written
+    log, validate, save: in this order, so that a checkpoint covers all records
 
-The loop is independent of attention variants, corpora and metrics: these come in as callables.
+The loop is independent of attention variants, corpora and metrics: these are passed as callables.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Loader(Protocol):
     def __next__(self) -> Batch: ...
 
     def state(self) -> dict[str, int]:
-        """The position."""
+        """The position, as saved in checkpoints."""
 
     def restore(self, state: dict[str, int]) -> None:
         """Continue from a position."""
@@ -66,7 +66,7 @@ class Validation:
 
 
 def check_trainer_config(config: TrainerConfig) -> None:
-    """Refuse values that no run can use, by key."""
+    """Raise `ConfigError` for values out of range, by key."""
     every = ("log_every", "validate_every", "save_every")
     for key in ("max_updates", "max_tokens", "accumulate", *every, "valid_beam"):
         count = getattr(config, key)
@@ -84,13 +84,13 @@ def check_trainer_config(config: TrainerConfig) -> None:
 
 @dataclass
 class Trainer:
-    """Trains a model until its budget is spent, patience runs out or a signal comes.
+    """Trains a model until `max_updates`, early stopping or a signal.
 
     Args:
         step: an update, with the model, its configuration, its loss and the ranks.
         loader: batches of this rank.
         folder: where to write.
-        records: where scalars and head statistics go (rank 0 writes).
+        records: scalars and head statistics (rank 0 writes).
         validate: evaluates the model.
         reported: parameters of heads, such as α: name -> site -> layers -> heads.
         stop: set by signals.
@@ -157,7 +157,7 @@ class Trainer:
 
         Raises:
             Interrupted: a signal was received; everything was saved.
-            HeadwiseError: the loss is not finite; what was saved before is intact.
+            HeadwiseError: the loss is not finite; saved checkpoints are intact.
         """
         config, state = self.config, self.state
         progress = Progress(
@@ -214,7 +214,7 @@ class Trainer:
             {
                 "train/loss": loss,
                 f"train/{self.step.loss.measure}": measure,
-                "train/rate": self.step.rate(state.update),
+                "train/rate": self.step.learning_rate(state.update),
                 "train/tokens": state.tokens,
                 "train/epoch": self.loader.state()["epoch"],
                 "time/tokens_per_second": speed,
@@ -234,7 +234,7 @@ class Trainer:
     def _require_finite(self, value: float, what: str) -> None:
         if not math.isfinite(value):
             raise HeadwiseError(
-                f"the {what} is {value} near update {self.state.update}. What was saved before is "
+                f"the {what} is {value} near update {self.state.update}. Saved checkpoints are "
                 f"intact in {self.folder.checkpoints}. Try a lower optimizer.lr (of "
                 "scheduler=noam: scheduler.factor), more scheduler.warmup_updates, "
                 "trainer.clip_norm=1, or trainer.precision=fp32."

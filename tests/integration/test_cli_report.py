@@ -206,7 +206,7 @@ def test_a_missing_folder_is_refused_with_the_nearest(report: Report, tmp_path: 
     (tmp_path / "runz").mkdir()
     ended = report()
     assert ended.code == 1
-    missed = f"runs={tmp_path / 'runs'}: there is no such folder"
+    missed = f"runs={tmp_path / 'runs'}: folder not found"
     assert f"{missed}. Did you mean runs={tmp_path / 'runz'}?" in ended.err
 
 

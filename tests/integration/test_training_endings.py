@@ -253,7 +253,7 @@ def test_fine_tuning_with_the_origins_tokenizer(runs: Runs, origin: Path, tmp_pa
     [
         ({"model.d_ff": 48}, "does not fit the model"),
         ({"model.n_heads": 1}, "set model.n_heads=2"),
-        ({"tokenizer": "bpe", "tokenizer.vocab_size": 60}, "with tokenizer=given tokenizer.folder="),
+        ({"tokenizer": "bpe", "tokenizer.vocab_size": 60}, "tokenizer=given tokenizer.folder="),
     ],
 )
 def test_misfitting_origins(runs: Runs, origin: Path, changes: dict[str, Any], told: str) -> None:

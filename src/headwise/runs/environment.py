@@ -1,4 +1,4 @@
-"""Where a run was made: versions, commit, machine."""
+"""Environment of a run: versions, commit, machine."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ PACKAGES = ("headwise", "torch", "hydra-core", "sentencepiece", "sacrebleu", "nu
 
 
 def versions() -> dict[str, str]:
-    """Versions of what decides a run's numbers."""
-    found = {"python": platform.python_version()}
+    """Versions of Python and of the packages that affect results."""
+    versions = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
-            found[package] = metadata.version(package)
+            versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
-            continue  # a source tree that was never installed has no version
-    return found
+            continue  # a source tree that is not installed has no version
+    return versions
 
 
 def git_commit() -> dict[str, Any] | None:
-    """Commit of the source tree and whether it was changed; None outside of a git checkout.
+    """Commit of the source tree and whether it has changes; None outside of a git checkout.
 
-    A checkout that does not keep this file, such as one with an environment in it, is another's.
+    A checkout that does not track this file is ignored, such as one with an environment in it.
     """
     here = Path(__file__)
 
-    def ask(*arguments: str) -> str | None:
+    def git(*arguments: str) -> str | None:
         try:
-            done = subprocess.run(
+            process = subprocess.run(
                 ["git", "-C", str(here.parent), *arguments],
                 capture_output=True,
                 text=True,
@@ -42,12 +42,12 @@ def git_commit() -> dict[str, Any] | None:
             )
         except (OSError, subprocess.TimeoutExpired):
             return None
-        return done.stdout.strip() if done.returncode == 0 else None
+        return process.stdout.strip() if process.returncode == 0 else None
 
-    commit = ask("rev-parse", "HEAD")
-    if not commit or ask("ls-files", "--error-unmatch", here.name) is None:
+    commit = git("rev-parse", "HEAD")
+    if not commit or git("ls-files", "--error-unmatch", here.name) is None:
         return None
-    return {"commit": commit, "changed": bool(ask("status", "--porcelain"))}
+    return {"commit": commit, "changed": bool(git("status", "--porcelain"))}
 
 
 def environment() -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Write `error.json` in the folder of a run that failed."""
+"""`error.json` in the folder of a failed run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headwise.runs.folder import RunFolder
 
 
 class UntouchedRun(RunError):
-    """The folder has another finished or running training; nothing may be written there."""
+    """The folder belongs to another finished or running training; nothing is written to it."""
 
 
 @dataclass
@@ -24,10 +24,10 @@ class Failure:
 
     Attributes:
         place: returns the folder of the settings alone, for errors before `folder` is known;
-            raises if the settings do not give one.
+            raises an error for invalid settings.
         overrides: the command line.
-        in_sweep: write wrong settings too, which a single command only prints.
-        folder: of the settings alone, then of settings and text, as soon as it is known.
+        in_sweep: write invalid settings too, which a single command only prints.
+        folder: of the settings alone, then of settings and text; None until it is known.
     """
 
     place: Callable[[], RunFolder]
@@ -37,7 +37,7 @@ class Failure:
 
     @contextmanager
     def recorded(self) -> Iterator[None]:
-        """Write an exception of the block to error.json, unless the run was stopped on request."""
+        """Write an exception of the block to error.json, except for a requested stop."""
         try:
             yield
         except UntouchedRun:
@@ -49,19 +49,19 @@ class Failure:
             raise
 
     def _write(self, error: Exception) -> None:
-        if os.environ.get("RANK", "0") != "0":  # of several processes the first one writes
+        if os.environ.get("RANK", "0") != "0":  # only the first rank writes
             return
         try:
             folder = self.folder or self.place()
         except (ConfigError, OmegaConfBaseException):
             return
-        known = isinstance(error, HeadwiseError)
+        is_expected = isinstance(error, HeadwiseError)
         content = {
             "error": type(error).__name__,
             "message": str(error),
             "overrides": self.overrides,
-            "traceback": None if known else "".join(traceback.format_exception(error)),
+            "traceback": None if is_expected else "".join(traceback.format_exception(error)),
         }
-        with suppress(OSError, HeadwiseError):  # the first error is raised
+        with suppress(OSError, HeadwiseError):  # `error` is raised, not these
             folder.path.mkdir(parents=True, exist_ok=True)
             folder.write_json("error.json", content)

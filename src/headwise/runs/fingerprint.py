@@ -1,4 +1,4 @@
-"""What makes two commands the same run: a fingerprint of settings and text; the folder's name."""
+"""Identity of a run: the fingerprint of its settings and text, and its folder's name."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-# Keys that change where or how fast a run goes, or how much is told, but not what it computes.
+# Keys that affect paths, speed or logging, but not results.
 NOT_IN_FINGERPRINT = (
     "paths",
     "tracker",
@@ -22,8 +22,8 @@ NOT_IN_FINGERPRINT = (
     "data.test",
     "data.licence",
     "data.notes",
-    "tokenizer.folder",  # its content is in the fingerprint, as the text is
-    # suggestions; what follows them is in the fingerprint itself
+    "tokenizer.folder",  # its content is in the fingerprint, like the text
+    # suggestions; the keys that use them are in the fingerprint
     "data.vocab_size",
     "data.max_updates",
     "data.warmup_updates",
@@ -39,9 +39,9 @@ MAX_SLUG_BYTES = 100
 
 
 def comparable(container: Mapping[str, Any]) -> dict[str, Any]:
-    """Flat dotted keys of everything the fingerprint sees.
+    """Settings in the fingerprint, by dotted key.
 
-    How often a run is saved counts only where the saved weights are averaged at its end.
+    `trainer.save_every` counts only if the saved checkpoints are averaged.
     """
     flat: dict[str, Any] = {}
     left_out = list(NOT_IN_FINGERPRINT)
@@ -62,13 +62,12 @@ def comparable(container: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def fingerprint(container: Mapping[str, Any], text: Sequence[str] = ()) -> str:
-    """Eight hexadecimal digits of what decides a run's result.
+    """Hash of the settings and text that determine results, as eight hexadecimal digits.
 
     Args:
         container: the resolved configuration.
-        text: hashes of the training and validation text, and of a tokenizer that was given. Where
-            the text lies does not count, so a corpus may move; what it says does, so two folders
-            of text are two runs.
+        text: hashes of the training and validation text, and of an existing tokenizer. The
+            content of the text counts, its path does not.
     """
     decisive = {**comparable(container), "text": list(text)}
     canonical = json.dumps(decisive, sort_keys=True, ensure_ascii=False)
@@ -76,11 +75,11 @@ def fingerprint(container: Mapping[str, Any], text: Sequence[str] = ()) -> str:
 
 
 def slug(overrides: Iterable[str]) -> str:
-    """A folder name of the overrides: readable, short, without `=`, `,`, `+`, `/` and the like."""
+    """Short folder name of the overrides, without `=`, `,`, `+`, `/` and similar characters."""
     left_out = "|".join(re.escape(key) for key in (*NOT_IN_FINGERPRINT, "experiment", "hydra"))
     kept = [o for o in overrides if not re.match(rf"[+~]*({left_out})[.=/@]", o)]
     words = [re.sub(r"[^\w.-]+", "-", override).strip("-.") for override in sorted(kept)]
     name = "_".join(word for word in words if word)
-    # file systems count bytes, 255 at most, and the fingerprint comes behind
+    # file systems allow 255 bytes, and the fingerprint is appended
     short = name.encode()[:MAX_SLUG_BYTES].decode(errors="ignore").rstrip("-._")
     return short or "run"

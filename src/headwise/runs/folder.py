@@ -1,4 +1,4 @@
-"""The folder of one run: it explains itself, and is all that the other commands read."""
+"""The folder of a run, which holds all that the other commands read."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from headwise.runs.results import Results
 
 Floats = npt.NDArray[np.float64]
 MAX_YAML_DEPTH = 50
-# What stands in a run's folder as <name>.json beside the scores of evaluations.
+# Reserved names <name>.json in a run folder; evaluations write others.
 OWN_FILES = ("data", "environment", "error", "pruned", "results")
 
 
@@ -34,13 +34,13 @@ class RunFolder:
 
     Attributes:
         path: the folder.
-        metrics: the record of scalars, one json object a line.
-        heads: the record per head.
+        metrics: the record of scalars, one json object per line.
+        heads: the record of head statistics.
         checkpoints: folder of the checkpoints.
         last: the last checkpoint, from which training resumes.
         figures: folder of the figures.
         sums: folder of the statistics of test items, `<split>.<unit>.npy`.
-        results: the file of the final figures.
+        results: the file of the final scores.
     """
 
     def __init__(self, path: Path) -> None:
@@ -57,31 +57,31 @@ class RunFolder:
     def place(
         cls, outputs: Path, experiment: str, overrides: list[str], run_fingerprint: str
     ) -> RunFolder:
-        """The folder of these settings: one that already has their fingerprint, or a new name.
+        """The existing folder with this fingerprint, or the path of a new one.
 
         Raises:
-            ConfigError: `experiment_name` is no name of one folder.
+            ConfigError: `experiment_name` is not the name of a single folder.
         """
         check_file_name("experiment_name", experiment)
         parent = outputs / experiment
-        known = sorted(parent.glob(f"*-{run_fingerprint}"))
-        return cls(known[0] if known else parent / f"{slug(overrides)}-{run_fingerprint}")
+        existing = sorted(parent.glob(f"*-{run_fingerprint}"))
+        return cls(existing[0] if existing else parent / f"{slug(overrides)}-{run_fingerprint}")
 
     @classmethod
     def existing(cls, path: str | Path, key: str = "run") -> RunFolder:
-        """A folder that holds a run.
+        """The run in an existing folder.
 
         Args:
-            path: what the user gave.
-            key: the option it was given as.
+            path: given by the user.
+            key: name of the option.
 
         Raises:
-            RunError: it does not, with the nearest one that does.
+            RunError: the folder holds no run; the message suggests a similar one.
         """
         folder = Path(path)
         if (folder / "config.yaml").is_file():
             return cls(folder)
-        # the run above or below of what was given, else one of a like name
+        # a run above or below the path, else one with a similar name
         above = [up for up in folder.parents if (up / "config.yaml").is_file()]
         certain = [*above, *sorted(_runs_below(folder), key=_is_unfinished)]
         beside = [
@@ -92,22 +92,22 @@ class RunFolder:
         raise RunError(f"{key}={folder} holds no run (no config.yaml there).{hint}")
 
     def make(self) -> None:
-        """Create the folder; figures get theirs at the end of a run."""
+        """Create the folder with its checkpoints/ and its lock file."""
         try:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
             (self.path / ".lock").touch()
         except OSError as error:
             raise RunError(
                 f"cannot write the run folder {self.path}: {error.strerror}. Set paths.outputs to "
-                "a folder that can be written"
+                "a writable folder"
             ) from error
 
     @contextmanager
     def claimed(self) -> Iterator[None]:
-        """The block, with the folder for this process alone.
+        """Lock the folder for this process during the block.
 
         Raises:
-            RunError: another process has it.
+            RunError: another process holds the lock.
         """
         with open(self.path / ".lock", "a+") as handle:
             try:
@@ -127,16 +127,16 @@ class RunFolder:
                 self.path.rmdir()
 
     def read_results(self) -> Results | None:
-        """Content of results.json; None before the run's end."""
+        """Content of results.json; None for an unfinished run."""
         return Results.read(self.results)
 
     def read_last(self) -> dict[str, Any]:
-        """What stands beside the last checkpoint: update and costs; empty before the first."""
+        """Update and costs of the last checkpoint; empty without a checkpoint."""
         path = self.checkpoints / "last.json"
         saved = read_json(path, may_lack=True)
         numbers = [saved.get(key) for key in ("update", "train_seconds")]
         if saved and not all(isinstance(number, int | float) for number in numbers):
-            raise RunError(f"{path} is broken: no update or train_seconds. Copy it anew")
+            raise RunError(f"{path} is broken: no update or train_seconds. Restore it from a copy")
         return saved
 
     def results_at(self, update: int) -> Results | None:
@@ -148,26 +148,26 @@ class RunFolder:
         """The resolved configuration.
 
         Raises:
-            RunError: it is broken, or holds `${…}`, which could read the reader's environment.
+            RunError: it is broken, or has interpolations `${…}`, which could read the environment.
         """
         content = read_yaml(self.path / "config.yaml")
         if not isinstance(content, dict) or "${" in str(content):
-            raise RunError(f"{self.path / 'config.yaml'} is no resolved configuration of a run")
+            raise RunError(f"{self.path / 'config.yaml'} is not a resolved configuration of a run")
         return {str(key): value for key, value in content.items()}
 
     def write_json(self, name: str, content: Mapping[str, Any]) -> None:
-        """Write a small json file all or not at all."""
+        """Write a small json file atomically."""
         write_json(self.path / name, content)
 
     def write_sums(self, name: str | Path, items: Floats) -> None:
-        """Write the statistics (items, statistics) of a split all or not at all."""
+        """Write the statistics (items, statistics) of a split atomically."""
         path = self.sums / name
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as temporary, open(temporary, "wb") as handle:
             np.save(handle, items)
 
     def read_sums(self, name: str) -> Floats | None:
-        """What `write_sums` wrote; None where there is no such file.
+        """Statistics written by `write_sums`; None if the file does not exist.
 
         Raises:
             RunError: the file is broken.
@@ -182,7 +182,7 @@ class RunFolder:
         return items
 
     def describe(self, container: Mapping[str, Any], overrides: list[str]) -> None:
-        """Write what the run is: config.yaml, overrides.yaml, environment.json."""
+        """Write config.yaml, overrides.yaml and environment.json."""
         write_text(self.path / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(dict(container))))
         write_text(self.path / "overrides.yaml", OmegaConf.to_yaml(OmegaConf.create(overrides)))
         self.write_json("environment.json", environment())
@@ -192,7 +192,7 @@ def read_yaml(path: Path) -> Any:
     """Content of a small yaml of a run as plain types.
 
     Raises:
-        RunError: it is no yaml, or has aliases or deep nesting, as a stranger's may have.
+        RunError: it is not yaml, or has aliases or deep nesting, which a malicious file may have.
     """
     depth = 0
     try:
@@ -200,18 +200,17 @@ def read_yaml(path: Path) -> Any:
             depth += isinstance(event, yaml.CollectionStartEvent)
             depth -= isinstance(event, yaml.CollectionEndEvent)
             if isinstance(event, yaml.AliasEvent) or depth > MAX_YAML_DEPTH:
-                raise RunError(f"{path} is broken: no run is saved with aliases or deep nesting")
+                raise RunError(f"{path} is broken: aliases and deep nesting are not allowed")
         return OmegaConf.to_container(OmegaConf.load(path))
     except (OmegaConfBaseException, yaml.YAMLError, ValueError) as error:
         reason = str(error).splitlines()[0]
-        raise RunError(f"{path} is broken: {reason}. Copy it anew") from error
+        raise RunError(f"{path} is broken: {reason}. Restore it from a copy") from error
 
 
 def read_config(folder: RunFolder) -> Config:
-    """The typed configuration of a run, without its commands for metrics of the user's.
+    """The typed configuration of a run, without its external metric commands.
 
-    A run got from a stranger must not be able to start anything: commands come from the command
-    line of who calls.
+    An untrusted run must not execute commands: these come from the caller's command line.
 
     Raises:
         RunError: it is broken, or was written by a version with other keys.
@@ -220,7 +219,7 @@ def read_config(folder: RunFolder) -> Config:
     try:
         for group in ("model", "data", "decode"):
             if not isinstance(saved.get(group, {}), dict):
-                raise OmegaConfBaseException(f"{group} is no mapping")
+                raise OmegaConfBaseException(f"{group} is not a mapping")
         content = read_back(saved)
     except OmegaConfBaseException as error:
         reason = str(error).splitlines()[0]
@@ -233,15 +232,15 @@ def read_config(folder: RunFolder) -> Config:
 
 
 def find_folders(given: Sequence[str], may_lack: bool = False) -> list[Path]:
-    """Folders of runs in, or up to two levels below, the folders and globs that were given.
+    """Folders of runs in the given folders and globs, or up to two levels below.
 
     Args:
-        may_lack: a folder that is not there yet is no mistake.
+        may_lack: ignore folders that do not exist.
 
     Raises:
-        RunError: nothing is there, with the nearest that is.
+        RunError: a folder does not exist; the message suggests a similar one.
     """
-    found: dict[Path, Path] = {}
+    folders: dict[Path, Path] = {}
     for text in given:
         places = [Path(p) for p in sorted(glob.glob(str(Path(text).expanduser()), recursive=True))]
         if not places and not may_lack:
@@ -249,13 +248,13 @@ def find_folders(given: Sequence[str], may_lack: bool = False) -> list[Path]:
             beside = [str(p) for p in above.glob("*") if p.is_dir()] if above.is_dir() else []
             close = nearest(text, beside)
             hint = f" Did you mean runs={close}?" if close else ""
-            raise RunError(f"runs={text}: there is no such folder.{hint}")
+            raise RunError(f"runs={text}: folder not found.{hint}")
         for place in places:
             runs = [place] if (place / "config.yaml").is_file() else []
             for run in runs + _runs_below(place):
-                if not run.name.startswith("."):  # one being written
-                    found.setdefault(run.resolve(), run)
-    return list(found.values())
+                if not run.name.startswith("."):  # unfinished pruned runs
+                    folders.setdefault(run.resolve(), run)
+    return list(folders.values())
 
 
 def _is_unfinished(run: Path) -> bool:
@@ -263,5 +262,5 @@ def _is_unfinished(run: Path) -> bool:
 
 
 def _runs_below(folder: Path) -> list[Path]:
-    found = (*folder.glob("*/config.yaml"), *folder.glob("*/*/config.yaml"))
-    return sorted(path.parent for path in found)
+    configs = (*folder.glob("*/config.yaml"), *folder.glob("*/*/config.yaml"))
+    return sorted(path.parent for path in configs)

@@ -1,4 +1,4 @@
-"""The two records of a run, and the tracker that mirrors them."""
+"""The two records of a run, also sent to its tracker."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from headwise.runs.folder import RunFolder
 from headwise.track.base import HeadValues, NullTracker, Tracker
 from headwise.track.jsonl import JsonlWriter
 
-LAYER_STATISTICS = ("diversity",)  # one number a layer, where others have one a head
+LAYER_STATISTICS = ("diversity",)  # one number per layer, not per head
 
 
 class Records:
-    """metrics.jsonl and heads.jsonl of a folder; ranks other than the first keep nothing.
+    """metrics.jsonl and heads.jsonl of a folder; only the first rank writes.
 
     Args:
         folder: the run, or None for a rank that does not write.
-        tracker: gets the same.
+        tracker: gets the same values.
     """
 
     def __init__(self, folder: RunFolder | None, tracker: Tracker | None = None) -> None:
@@ -25,15 +25,15 @@ class Records:
         self._files = [JsonlWriter(path) for path in paths]
 
     def log(self, update: int, metrics: Mapping[str, float]) -> None:
-        """Scalars named split/name."""
+        """Write scalars named split/name."""
         if self._files:
             self._files[0].write({"update": update, **metrics})
             self.tracker.log(update, metrics)
 
     def log_heads(self, update: int, heads: Mapping[str, HeadValues]) -> None:
-        """Statistics of heads: name -> site -> layers -> heads.
+        """Write statistics of heads: name -> site -> layers -> heads.
 
-        The tracker gets what has one number a layer as `attention/<name>/<site>/layer<i>`.
+        The tracker gets statistics per layer as `attention/<name>/<site>/layer<i>`.
         """
         if not self._files:
             return
@@ -53,20 +53,20 @@ class Records:
             self.tracker.log(update, of_layers)
 
     def n_lines(self) -> list[int]:
-        """Lengths of the two records (0 where nothing is kept)."""
+        """Lengths of the two records in lines; 0 on ranks that do not write."""
         return [file.n_lines for file in self._files] or [0, 0]
 
     def rewind(self, *n_lines: int) -> None:
-        """Forget what came after a checkpoint, when the records had these lengths."""
-        for file, n_kept in zip(self._files, n_lines, strict=False):
-            file.rewind(n_kept)
+        """Truncate the records to these lengths, those at a checkpoint."""
+        for file, n in zip(self._files, n_lines, strict=False):
+            file.rewind(n)
 
     def sync(self) -> None:
-        """Return when all of it is on the disk."""
+        """Flush the records to disk."""
         for file in self._files:
             file.sync()
 
     def close(self) -> None:
-        """Close the files; the tracker is finished by whom it belongs to."""
+        """Close the files, not the tracker."""
         for file in self._files:
             file.close()

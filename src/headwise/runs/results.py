@@ -21,21 +21,21 @@ class Results:
     """Content of a run's results.json.
 
     Attributes:
-        scores: split -> metric -> score, signature and the like.
+        scores: split -> metric -> score, signature and other values.
         alpha: α of every head that has one.
         heads: statistic -> values of the heads, for the scored weights.
         fingerprint: of the run's settings and text.
         seed: of the run.
-        updates: done.
+        updates: number of updates.
         best_update: with the best validation; None without one.
-        weights: those that were scored: average, best or last.
-        stopped_early: patience ended the training, not the limit of updates.
-        tokens: of the target, over the whole training.
+        weights: evaluated weights: average, best or last.
+        stopped_early: training ended by early stopping, before the limit of updates.
+        tokens: target tokens of the whole training.
         wall_seconds: of training.
-        tokens_per_second: tokens by wall_seconds, pauses included.
+        tokens_per_second: tokens / wall_seconds.
         peak_memory_bytes: None where not measured.
         git: commit of the source tree; None outside of a checkout.
-        versions: of the packages that decide a run's numbers.
+        versions: of the packages that affect results.
         finished_at: local time.
         status: finished.
     """
@@ -60,7 +60,7 @@ class Results:
 
     @classmethod
     def read(cls, path: Path) -> Results | None:
-        """The results of a run; None before its end.
+        """The results of a run; None for an unfinished run.
 
         Raises:
             RunError: the file is broken, or holds keys of another version.
@@ -77,15 +77,15 @@ class Results:
         return cls(**content) if is_finished else None
 
     def write(self, path: Path) -> None:
-        """Write the file all or not at all."""
+        """Write the file atomically."""
         write_json(path, dataclasses.asdict(self))
 
     def score(self, split: str | None, metric: str) -> float | None:
-        """A score of a split; None where it was not computed."""
+        """A score of a split; None if it was not computed."""
         return self._of(split, metric).get("score")
 
     def signature(self, split: str | None, metric: str) -> str | None:
-        """How a score was computed; None where it was not."""
+        """Signature of the metric, as sacrebleu defines it; None if it was not computed."""
         return self._of(split, metric).get("signature")
 
     def _of(self, split: str | None, metric: str) -> Mapping[str, Any]:
@@ -93,7 +93,7 @@ class Results:
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """As `fits`, and mappings and sequences by what they hold."""
+    """As `fits`, and checks the values of mappings and sequences."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin is Mapping:
         return isinstance(value, dict) and all(_fits(one, inner[1]) for one in value.values())

@@ -1,4 +1,4 @@
-"""The guide: every command of it runs, prints what it shows, and the built site stands alone."""
+"""The docs: their commands run and print what they show; the site needs no network."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ CHAPTERS = [
     "first-run", "variants", "your-own-variant", "your-own-task", "your-own-data",
     "reproducing-a-paper",
 ]  # fmt: skip
-MOST_MARKS = 2  # a page
-# What a browser fetches by itself; a link is followed by the reader.
+MAX_SKIPPED = 2  # blocks per page
+# Addresses that a browser fetches without a click.
 FETCHED = re.compile(
     r"<(?:script|img|iframe|source|video|audio|embed|object)\b[^>]*?\s(?:src|srcset|data)=\"([^\"]*)"
 )
@@ -35,18 +35,18 @@ NO_FETCH = re.compile(r'\srel="(?:canonical|next|prev|alternate)"')
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    """Of a `warm_python`."""
+    """The address of a `warm_python` server."""
     with tempfile.TemporaryDirectory(prefix="hw") as folder, warm_python(f"{folder}/s"):
         yield f"{folder}/s"
 
 
-def test_the_chapters_are_there_and_the_site_lists_every_page() -> None:
+def test_nav_lists_every_page() -> None:
     listed = re.findall(r"^ +- .*?(\S+\.md)$", (ROOT / "mkdocs.yml").read_text("utf-8"), re.M)
     assert listed[:7] == ["index.md", *(f"{chapter}.md" for chapter in CHAPTERS)]
     assert sorted(listed) == PAGES
 
 
-def test_links_lead_to_a_page_and_a_heading() -> None:
+def test_links_have_page_and_heading() -> None:
     for page in (ROOT / "README.md", *(DOCS / name for name in PAGES)):
         text = page.read_text(encoding="utf-8")
         for path, heading in re.findall(r"\]\((?!http)([^)#]*)#?([^)]*)\)", text):
@@ -57,7 +57,7 @@ def test_links_lead_to_a_page_and_a_heading() -> None:
             assert not heading or heading in anchors, f"{page.name}: {path}#{heading}"
 
 
-def test_the_reference_has_what_pages_import() -> None:
+def test_api_reference_lists_imported_names() -> None:
     """Names that it has and the code does not are errors of the strict build."""
     documented = {
         name
@@ -76,20 +76,20 @@ def test_the_reference_has_what_pages_import() -> None:
     assert imported <= documented, imported - documented
 
 
-def test_the_demo_has_one_figure() -> None:
-    told = re.search(r"`make demo`[^.]*BLEU ([\d.]+)", (ROOT / "README.md").read_text("utf-8"))
-    shown = re.search(r"^test +bleu +([\d.]+) ", (DOCS / "first-run.md").read_text("utf-8"), re.M)
-    assert told
-    assert shown
-    assert told[1] == shown[1]
+def test_demo_score_is_the_same_in_readme_and_first_run() -> None:
+    in_readme = re.search(r"`make demo`[^.]*BLEU ([\d.]+)", (ROOT / "README.md").read_text("utf-8"))
+    in_page = re.search(r"^test +bleu +([\d.]+) ", (DOCS / "first-run.md").read_text("utf-8"), re.M)
+    assert in_readme
+    assert in_page
+    assert in_readme[1] == in_page[1]
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_what_is_not_run_is_little_and_has_a_reason(name: str) -> None:
+def test_skipped_commands_have_reason(name: str) -> None:
     marked = [block for block in blocks_of(DOCS / name) if block.not_run is not None]
-    assert len(marked) <= MOST_MARKS, [block.line for block in marked]
+    assert len(marked) <= MAX_SKIPPED, [block.line for block in marked]
     for block in marked:
-        assert len(block.not_run.split()) > 2, f"{name}:{block.line}: a reason, please"  # type: ignore[union-attr]
+        assert len(block.not_run.split()) > 2, f"{name}:{block.line}: no reason"  # type: ignore[union-attr]
 
 
 @pytest.mark.slow
@@ -102,30 +102,30 @@ def test_commands_run_and_print_what_pages_show(name: str, address: str, tmp_pat
     for done in printed:
         assert done.ended, f"{name}:{done.block.line} failed:\n{done.block.text}\n{done.text}"
     assert [done.block for done in printed] == [block for block in blocks if block.runs]
-    told = {done.block.line: done.text for done in printed}
+    outputs = {done.block.line: done.text for done in printed}
     for before, shown in itertools.pairwise(blocks):
-        if shown.language == "text" and before.line in told:
-            missing = misses(shown.text, told[before.line], shown.exact)
-            assert not missing, f"{name}:{shown.line}: {missing} not in\n{told[before.line]}"
+        if shown.language == "text" and before.line in outputs:
+            missing = misses(shown.text, outputs[before.line], shown.exact)
+            assert not missing, f"{name}:{shown.line}: {missing} not in\n{outputs[before.line]}"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PAGES)
-def test_every_key_that_a_page_names_is_one(name: str, make: Any) -> None:
+def test_keys_in_pages_exist(name: str, make: Any) -> None:
     for overrides in inline_overrides(DOCS / name):
         first = re.split(r"[.@=]", overrides[0])[0]
         kind = next((k for k in KINDS if first in {f.name for f in fields(KINDS[k])}), "train")
         make(overrides, kind)
 
 
-def test_what_a_page_shows_is_compared_loosely_and_in_order() -> None:
-    told = "update 4/4, loss 5.21\n test   bleu  0.03   nrefs:1|x\nall done\n"
-    assert misses("test bleu 87.63 …\n…\nall done\n", told) == []
-    assert misses("all done\ntest bleu 87.63 …\n", told) == ["test bleu 87.63 …"]
-    assert misses("test chrf 87.63 …\n", told) == ["test chrf 87.63 …"]
-    assert misses("bleu\n", told) == ["bleu"]
-    assert misses("test bleu 0.03 …\n", told, exact=True) == []
-    assert misses("test bleu 0.04 …\n", told, exact=True) == ["test bleu 0.04 …"]
+def test_misses_compares_lines_in_order() -> None:
+    printed = "update 4/4, loss 5.21\n test   bleu  0.03   nrefs:1|x\nall done\n"
+    assert misses("test bleu 87.63 …\n…\nall done\n", printed) == []
+    assert misses("all done\ntest bleu 87.63 …\n", printed) == ["test bleu 87.63 …"]
+    assert misses("test chrf 87.63 …\n", printed) == ["test chrf 87.63 …"]
+    assert misses("bleu\n", printed) == ["bleu"]
+    assert misses("test bleu 0.03 …\n", printed, exact=True) == []
+    assert misses("test bleu 0.04 …\n", printed, exact=True) == ["test bleu 0.04 …"]
 
 
 def fetched_by(text: str) -> list[str]:
@@ -140,7 +140,7 @@ def is_outside(address: str) -> bool:
 
 
 @pytest.mark.slow
-def test_the_site_stands_alone(tmp_path: Path) -> None:
+def test_site_needs_no_network(tmp_path: Path) -> None:
     pytest.importorskip("material", reason="mkdocs-material is in the docs extra")
     built = tmp_path / "site"
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(built)]
@@ -159,11 +159,11 @@ def test_the_site_stands_alone(tmp_path: Path) -> None:
             assert not path or place.is_file(), f"{page.name}: {address}"
     for style in built.rglob("*.css"):
         text = style.read_text(encoding="utf-8")
-        found = re.findall(r"url\(([^)]*)", text) + re.findall(r"@import\s+([\"'][^\"']*)", text)
-        assert not [address for address in found if is_outside(address)], style.name
+        urls = re.findall(r"url\(([^)]*)", text) + re.findall(r"@import\s+([\"'][^\"']*)", text)
+        assert not [url for url in urls if is_outside(url)], style.name
 
 
-def test_brackets_are_quoted_as_zsh_needs_it() -> None:
+def test_brackets_are_quoted_for_zsh() -> None:
     pages = [ROOT / "README.md", *DOCS.glob("*.md"), *(ROOT / "conf").rglob("*.yaml")]
     for page in pages:
         for line in page.read_text(encoding="utf-8").splitlines():

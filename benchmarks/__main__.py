@@ -1,12 +1,12 @@
-"""Everything that speed is promised for, as one table of ratios.
+"""All speed goals, as one table of ratios.
 
     python -m benchmarks [--quick] [--only NAME ...] [--threads N ...] [--json FILE]
 
-Each figure is a ratio of medians of contenders that ran interleaved in one process. The table says
-what was found beside what is aimed at, and what a figure needs that is not here (the public entmax
-package) is left out. A full run takes about a quarter of an hour a thread count; it writes
+Each figure is a ratio of medians of contenders that ran interleaved in one process. The table shows
+each value and its goal. Figures that need a missing package (the public entmax package) are left
+out. A full run takes about a quarter of an hour per thread count. It writes
 `results/benchmarks/threads_<N>.json` and adds a line to `results/benchmarks/history.jsonl`, unless
-`--quick` or `--only`. The parts print more when called alone: `python -m benchmarks.entmax`,
+`--quick` or `--only`. The parts print more when run alone: `python -m benchmarks.entmax`,
 `.length`, `.matmul_share`, `.decoding`.
 """
 
@@ -28,44 +28,44 @@ RESULTS = Path(__file__).parents[1] / "results" / "benchmarks"
 
 @dataclass(frozen=True)
 class Figure:
-    """One ratio, and the end it is wanted at."""
+    """One ratio and its goal."""
 
     name: str
-    found: float
+    value: float
     goal: float
     at_most: bool = True
 
     @property
     def is_met(self) -> bool:
         """Whether the goal is reached."""
-        return self.found <= self.goal if self.at_most else self.found >= self.goal
+        return self.value <= self.goal if self.at_most else self.value >= self.goal
 
 
 def maps(quick: bool) -> list[Figure]:
     """The maps alone."""
     measured = entmax.measure(quick)
     taken = {(tuple(row["shape"]), row["map"]): row["both"] for row in measured["rows"]}
-    found = []
+    results = []
     for shape in dict.fromkeys(shape for shape, _ in taken):
-        goal = 4.0 if shape[-1] < 1024 else 2.0
+        limit = 4.0 if shape[-1] < 1024 else 2.0
         ours = taken[shape, "alpha_entmax"]
-        found.append(Figure(f"α-entmax / softmax, f+b, {shape}", ours, goal))
+        results.append(Figure(f"α-entmax / softmax, f+b, {shape}", ours, limit))
         oracle = taken.get((shape, "entmax_bisect"))  # see `contenders`
         if oracle is None:
             continue
         ratio = ours / oracle
-        found.append(Figure(f"α-entmax / entmax_bisect(50), {shape}", ratio, 1 / 60))
-        for way, wanted in (("torch alone", 1 / 10), ("torch alone, compiled", 1 / 20)):
+        results.append(Figure(f"α-entmax / entmax_bisect(50), {shape}", ratio, 1 / 60))
+        for way, goal in (("torch alone", 1 / 10), ("torch alone, compiled", 1 / 20)):
             ratio = taken[shape, f"alpha_entmax, {way}"] / oracle
-            found.append(Figure(f"{way} / entmax_bisect(50), {shape}", ratio, wanted))
+            results.append(Figure(f"{way} / entmax_bisect(50), {shape}", ratio, goal))
         for name in ("entmax15", "sparsemax") if shape[-1] >= 64 else ():
             ratio = taken[shape, name] / taken[shape, f"package's {name}"]
-            found.append(Figure(f"{name} / the package's, {shape}", ratio, 0.2))
+            results.append(Figure(f"{name} / the package's, {shape}", ratio, 0.2))
     goals = {"weights": 1e-6, "scores' gradient": 5e-6, "α's gradient": 1e-5}
     for n_keys, worst in measured["errors"].items():
         for name, error in worst.items():
-            found.append(Figure(f"error of {name}, {n_keys} keys", error, goals[name]))
-    return found
+            results.append(Figure(f"error of {name}, {n_keys} keys", error, goals[name]))
+    return results
 
 
 def attention(quick: bool) -> list[Figure]:
@@ -73,34 +73,34 @@ def attention(quick: bool) -> list[Figure]:
     n = 512 if quick else 4096
     taken = length.seconds_of(["softmax", "alpha_entmax"], n, 3 if quick else 7)
     ratio = taken["alpha_entmax"] / taken["softmax"]
-    found = [Figure(f"α-entmax / softmax (sdpa), a layer, n = {n}", ratio, 6)]
+    results = [Figure(f"α-entmax / softmax (sdpa), a layer, n = {n}", ratio, 6)]
     if quick:
-        return found
+        return results
     short, long = (length.memory_of("alpha_entmax", n) for n in (2048, 8192))
     if short and long:
-        found.append(Figure("α-entmax, memory at 8k / at 2k", long / short, 4.4))
-    return found
+        results.append(Figure("α-entmax, memory at 8k / at 2k", long / short, 4.4))
+    return results
 
 
 def step(quick: bool) -> list[Figure]:
     """The training step."""
-    found = []
+    results = []
     for row in matmul_share.measure(quick):
         case = f"{row['model']}, length {row['length']}, {row['precision']}"
         goal = 1.5 if row["model"] == "base" else 2.0
-        found.append(Figure(f"softmax's step / its products, {case}", row["ratio"], goal))
-        found.append(Figure(f"α-entmax's step / softmax's, {case}", row["to_softmax"], 1.05))
-    return found
+        results.append(Figure(f"softmax's step / its products, {case}", row["ratio"], goal))
+        results.append(Figure(f"α-entmax's step / softmax's, {case}", row["to_softmax"], 1.05))
+    return results
 
 
 def search(quick: bool) -> list[Figure]:
     """Translation."""
-    found = []
+    results = []
     for row in decoding.measure(quick):
         case = f"{row['model']}, {row['text']}, {row['attention']}, beam {row['beam']}"
         if row["beam"] > 1:
-            found.append(Figure(f"cached / recomputed, {case}", row["ratio"], 8, at_most=False))
-    return found
+            results.append(Figure(f"cached / recomputed, {case}", row["ratio"], 8, at_most=False))
+    return results
 
 
 PARTS: dict[str, Callable[[bool], list[Figure]]] = {
@@ -112,16 +112,16 @@ PARTS: dict[str, Callable[[bool], list[Figure]]] = {
 
 
 def show(part: str, figures: list[Figure], quick: bool) -> None:
-    """Print figures; small cases of few repeats are not held against the goals."""
+    """Print figures; with `quick` they are not compared with the goals."""
     print(f"\n{part}, {torch.get_num_threads()} thread(s)")
     for figure in figures:
         sign = "≤" if figure.at_most else "≥"
         mark = "" if quick or figure.is_met else "   not met"
-        print(f"  {figure.name:58} {figure.found:9.3g}  {sign} {figure.goal:.3g}{mark}", flush=True)
+        print(f"  {figure.name:58} {figure.value:9.3g}  {sign} {figure.goal:.3g}{mark}", flush=True)
 
 
 def main() -> None:
-    given = command.arguments(
+    args = command.arguments(
         __doc__,
         only={"nargs": "+", "choices": PARTS, "default": list(PARTS), "help": "these parts"},
         threads={"nargs": "+", "type": int, "default": [1], "help": "of torch"},
@@ -129,26 +129,26 @@ def main() -> None:
     kernels = native.reason_without() or "C++"
     print(f"kernels: {kernels}")
     records = []
-    for n_threads in given.threads:
+    for n_threads in args.threads:
         torch.set_num_threads(n_threads)
-        found = []
-        for part in given.only:
-            figures = PARTS[part](given.quick)
-            show(part, figures, given.quick)
-            found += [asdict(figure) for figure in figures]
-        records.append({"kernels": kernels, "threads": n_threads, "figures": found})
-        if not given.quick and given.only == list(PARTS):
+        part_records = []
+        for part in args.only:
+            figures = PARTS[part](args.quick)
+            show(part, figures, args.quick)
+            part_records += [asdict(figure) for figure in figures]
+        records.append({"kernels": kernels, "threads": n_threads, "figures": part_records})
+        if not args.quick and args.only == list(PARTS):
             keep(records[-1])
-    command.keep(given.json, {"runs": records})
+    command.keep(args.json, {"runs": records})
 
 
 def keep(record: dict[str, Any]) -> None:
-    """Write the last whole run on so many threads, and a line of history."""
+    """Write a full run to its file by number of threads, and append it to the history."""
     path = RESULTS / f"threads_{record['threads']}.json"
     command.keep(path, record)
     with (RESULTS / "history.jsonl").open("a", encoding="utf-8") as history:
-        kept = json.loads(path.read_text(encoding="utf-8"))
-        history.write(json.dumps(kept, ensure_ascii=False) + "\n")
+        saved = json.loads(path.read_text(encoding="utf-8"))
+        history.write(json.dumps(saved, ensure_ascii=False) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How all benchmarks time things, and what they say of the machine."""
+"""Timing and the description of the machine, for all benchmarks."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from torch import Tensor
 
 
 def seconds(call: Callable[[], object], until_done: bool = True) -> float:
-    """Of the processor on one thread, which other load lengthens less; else of the clock.
+    """Return the CPU time of a call with one thread (less affected by other load), else wall time.
 
-    Where a GPU is in use, until it has done all of it, or with `until_done=False` until the host
-    has asked the idle device for all of it.
+    With a GPU, wait until the device has finished, or with `until_done=False` only until the host
+    has launched all work.
     """
     has_gpu = torch.cuda.is_initialized()
     is_alone = torch.get_num_threads() == 1 and not has_gpu
@@ -38,7 +38,7 @@ def medians(
     repeats: int,
     spend: Callable[[Callable[[], object]], float] = seconds,
 ) -> dict[str, float]:
-    """Median seconds (or what `spend` tells) of each call, all in turn, after one to warm up."""
+    """Return median seconds (or `spend`) per call, interleaved, after one warm-up round."""
     taken: dict[str, list[float]] = {name: [] for name in calls}
     for repeat in range(repeats + 1):
         for name, call in calls.items():
@@ -50,9 +50,9 @@ def medians(
 
 @contextmanager
 def without(kernels: ModuleType) -> Iterator[None]:
-    """Torch alone computes what these kernels take."""
+    """Disable these kernels, so that torch alone is used."""
 
-    def takes_nothing(values: Tensor) -> bool:  # a mock would keep what it was asked of
+    def takes_nothing(values: Tensor) -> bool:  # a mock would hold references to its arguments
         return False
 
     with mock.patch.object(kernels, "takes", takes_nothing):
@@ -60,7 +60,7 @@ def without(kernels: ModuleType) -> Iterator[None]:
 
 
 def machine() -> str:
-    """The GPU where one is in use, else the processor and its vectors; torch and system."""
+    """Return the GPU in use, else the processor and its vector extensions; torch and system."""
     device = f"{_processor()}, {torch.backends.cpu.get_cpu_capability()}"
     if torch.cuda.is_initialized():
         device = torch.cuda.get_device_name()

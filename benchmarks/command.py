@@ -1,4 +1,4 @@
-"""The command line of all benchmarks, processes of their own, and how figures are kept."""
+"""Command line, separate processes and result files, for all benchmarks."""
 
 from __future__ import annotations
 
@@ -22,31 +22,30 @@ T = TypeVar("T")
 
 
 def arguments(about: str | None, **options: dict[str, Any]) -> argparse.Namespace:
-    """What was typed; names the machine, after `--threads` has been set.
+    """Parse the command line, set `--threads`, and print the machine.
 
     Args:
-        about: the head of a benchmark, whose first line describes it.
-        options: its own, beside the common ones, by their names; `json` and `threads` may be
-            given anew.
+        about: docstring of a benchmark; its first line is the description.
+        options: additional options by name; `json` and `threads` may be overridden.
     """
     parser = argparse.ArgumentParser(description=(about or "").splitlines()[0])
     common: dict[str, dict[str, Any]] = {
-        "quick": {"action": "store_true", "help": "a first look: few and small cases or repeats"},
+        "quick": {"action": "store_true", "help": "few and small cases or repeats"},
         "threads": {"type": int, "help": "of torch; its default otherwise"},
-        "json": {"type": Path, "metavar": "FILE", "help": "keep the figures here"},
+        "json": {"type": Path, "metavar": "FILE", "help": "save the figures to this file"},
     }
     for name, settings in {**common, **options}.items():
         parser.add_argument(f"--{name}", **settings)
-    given = parser.parse_args()
-    if isinstance(given.threads, int):
-        torch.set_num_threads(given.threads)
-        os.environ["OMP_NUM_THREADS"] = str(given.threads)  # of processes that are started
+    args = parser.parse_args()
+    if isinstance(args.threads, int):
+        torch.set_num_threads(args.threads)
+        os.environ["OMP_NUM_THREADS"] = str(args.threads)  # of child processes
     print(f"machine: {machine()}, {torch.get_num_threads()} thread(s)")
-    return given
+    return args
 
 
 def keep(path: Path | None, content: Mapping[str, Any]) -> None:
-    """Write figures as json, with what they are of, in a folder that is made if need be."""
+    """Write figures as json, with date, commit and machine; create the folder."""
     if path is None:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -55,15 +54,15 @@ def keep(path: Path | None, content: Mapping[str, Any]) -> None:
 
 
 def when() -> dict[str, str]:
-    """Today's date, and the commit that stands here."""
+    """Return today's date and the commit of this checkout."""
     command, here = ["git", "describe", "--always", "--dirty"], Path(__file__).parent
-    asked = subprocess.run(command, cwd=here, capture_output=True, text=True)
-    commit = asked.stdout.strip() or "unknown"
+    described = subprocess.run(command, cwd=here, capture_output=True, text=True)
+    commit = described.stdout.strip() or "unknown"
     return {"date": datetime.date.today().isoformat(), "commit": commit}
 
 
-def in_own_process(call: Callable[P, T], *given: P.args, **named: P.kwargs) -> T:
-    """What a fresh process makes of a call, which must stand at the top of its module."""
+def in_own_process(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Return the result of a call in a new process; a function at the top level of a module."""
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=spawn) as process:
-        return process.submit(call, *given, **named).result()
+        return process.submit(call, *args, **kwargs).result()

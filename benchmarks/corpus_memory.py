@@ -82,14 +82,14 @@ class Phases(threading.Thread):
 
     def figures(self, names: Sequence[str], marks: Sequence[float]) -> Figures:
         """Seconds and highest memory of each phase, which lies between two marks."""
-        found = {}
+        phases = {}
         for name, start, end in zip(names, marks, marks[1:], strict=False):
             # Samples near the bounds may belong to the phase beside, but each phase needs one.
             within = [size for moment, size in self._samples if start + 0.1 <= moment <= end]
             nearest = min(self._samples, key=lambda sample: abs(sample[0] - end))[1]
-            found[f"{name}, s"] = end - start
-            found[f"{name}, MiB"] = max(within, default=nearest) / MIB
-        return found
+            phases[f"{name}, s"] = end - start
+            phases[f"{name}, MiB"] = max(within, default=nearest) / MIB
+        return phases
 
 
 def _anonymous(pid: int) -> int:
@@ -169,17 +169,17 @@ def measure(n_pairs: int) -> Figures:
 def main() -> None:
     from benchmarks.command import arguments, keep
 
-    given = arguments(__doc__, pairs={"type": int, "nargs": "+", "default": SIZES})
-    sizes = QUICK_SIZES if given.quick else sorted(given.pairs)
-    found = {n_pairs: measure(n_pairs) for n_pairs in sizes}
+    args = arguments(__doc__, pairs={"type": int, "nargs": "+", "default": SIZES})
+    sizes = QUICK_SIZES if args.quick else sorted(args.pairs)
+    results = {n_pairs: measure(n_pairs) for n_pairs in sizes}
     print(f"{'pairs':20}" + "".join(f"{n_pairs:>14,}" for n_pairs in sizes) + "      exponent")
-    for name in found[sizes[0]]:
-        values = [max(found[n_pairs][name], 1e-9) for n_pairs in sizes]
+    for name in results[sizes[0]]:
+        values = [max(results[n_pairs][name], 1e-9) for n_pairs in sizes]
         cells = "".join(f"{value:>14.2f}" for value in values)
         growth = math.log(values[-1] / values[0])
         exponent = f"{growth / math.log(sizes[-1] / sizes[0]):14.2f}" if len(sizes) > 1 else ""
         print(f"{name:20}{cells}{exponent}")
-    keep(given.json, {"pairs": found})
+    keep(args.json, {"pairs": results})
 
 
 if __name__ == "__main__":

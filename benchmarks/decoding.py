@@ -1,9 +1,10 @@
-"""Sentences a second of searches with a cache, and with the prefix computed anew at each step.
+"""Sentences per second of searches with a cache, and with the prefix recomputed at each step.
 
     python -m benchmarks.decoding [--quick]
 
-Models with random weights and 8,000 pieces; sources and numbers of steps are drawn like Multi30k's
-(14 pieces) and newstest's (27). Every hypothesis ends at its limit, as random weights know no end.
+Models have random weights and a vocabulary of 8,000. Sources and numbers of steps are drawn like
+Multi30k's (14 tokens) and newstest's (27). Random weights predict no end, so every hypothesis ends
+at its limit.
 What is timed is one batch of a translation of a thousand sentences with `decode.max_tokens` at its
 default, the one with the median sentence, or as many sentences of it as a case names. Weights are
 laid out as there (`headwise.kernels.linear.packed`), for every way. Both ways, and the first again
@@ -37,7 +38,7 @@ from headwise.train.memory import keep_freed_memory
 
 VOCABULARY, BEAM, REPEATS = 8000, 5, 7
 TEST_SET = 1000  # sentences
-TEXTS = {"multi30k": (15.0, 5.0), "newstest": (29.0, 14.0)}  # pieces: mean and deviation
+TEXTS = {"multi30k": (15.0, 5.0), "newstest": (29.0, 14.0)}  # tokens: mean and deviation
 CASES = (  # model, attention, text, beam, most sentences
     ("small", "softmax", "multi30k", BEAM, TEST_SET),
     ("small", "alpha_entmax", "multi30k", BEAM, TEST_SET),
@@ -57,9 +58,9 @@ def draw(text: str, n_sentences: int) -> tuple[list[list[int]], list[int]]:
     sources, limits = [], []
     for _ in range(n_sentences):
         shape = (mean / deviation) ** 2
-        n_pieces = max(3, round(numbers.gammavariate(shape, mean / shape)))
-        sources.append([numbers.randrange(4, VOCABULARY) for _ in range(n_pieces)] + [3])
-        limits.append(max(2, round(n_pieces * numbers.uniform(0.8, 1.05))))
+        n_tokens = max(3, round(numbers.gammavariate(shape, mean / shape)))
+        sources.append([numbers.randrange(4, VOCABULARY) for _ in range(n_tokens)] + [3])
+        limits.append(max(2, round(n_tokens * numbers.uniform(0.8, 1.05))))
     return sources, limits
 
 
@@ -114,18 +115,18 @@ def measure(quick: bool) -> list[dict[str, Any]]:
     for case in QUICK if quick else CASES:
         row = compare(*case)
         rows.append(row)
-        rates = (f"{way} {row['sentences'] / s:7.1f}/s" for way, s in row["seconds"].items())
+        speeds = (f"{way} {row['sentences'] / s:7.1f}/s" for way, s in row["seconds"].items())
         print(
             f"  {row['model']} {row['attention']:<12} {row['text']:<9} {row['mean_steps']:4.1f} "
-            f"steps  beam {row['beam']}  {'  '.join(rates)}  ratio {row['ratio']:5.2f}",
+            f"steps  beam {row['beam']}  {'  '.join(speeds)}  ratio {row['ratio']:5.2f}",
             flush=True,
         )
     return rows
 
 
 def main() -> None:
-    given = arguments(__doc__)
-    keep(given.json, {"rows": measure(given.quick)})
+    args = arguments(__doc__)
+    keep(args.json, {"rows": measure(args.quick)})
 
 
 if __name__ == "__main__":

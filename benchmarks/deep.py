@@ -75,12 +75,12 @@ def losses(overrides: list[str], split: EncodedSplit, n_updates: int) -> list[fl
     batches = list(islice(BatchLoader(TrainingPairs(split, MAX_TOKENS, seed=1)), n_updates))
     config = run_config(*COMMON, *LEARNING, *overrides)
     updates = Updates(config, N_SPECIALS + N_WORDS, batches)
-    found = []
+    values = []
     for batch in batches:
         updates()
-        found.append(updates.step.window[0].item() / batch.n_targets)
+        values.append(updates.step.window[0].item() / batch.n_targets)
         updates.step.window.zero_()
-    return found
+    return values
 
 
 def report_learning(n_layers: int, n_updates: int) -> dict[str, list[float]]:
@@ -93,9 +93,9 @@ def report_learning(n_layers: int, n_updates: int) -> dict[str, list[float]]:
     common = [*layers(n_layers), *(f"scheduler.{p}_updates={n}" for p, n in rates.items())]
     curves = {}
     for name, start in STARTS.items():
-        found = losses([*common, *start], split, n_updates)
-        means = [statistics.mean(found[i : i + tenth]) for i in range(0, n_updates, tenth)]
-        curves[name] = [found[0], *means]
+        values = losses([*common, *start], split, n_updates)
+        means = [statistics.mean(values[i : i + tenth]) for i in range(0, n_updates, tenth)]
+        curves[name] = [values[0], *means]
         print(f"  {name:<18} " + " ".join(f"{value:.2f}" for value in curves[name]), flush=True)
     return curves
 
@@ -115,8 +115,8 @@ def memory_alone(n_layers: int, recompute: bool, attention: str) -> dict[str, fl
     updates = updates_of(n_layers, recompute, attention)
     updates()
     return_free_pages()
-    found = {"peak": added_bytes(updates), "held": updates.held_bytes()}
-    return {name: (n_bytes or math.nan) / MIB for name, n_bytes in found.items()}
+    sizes = {"peak": added_bytes(updates), "held": updates.held_bytes()}
+    return {name: (n_bytes or math.nan) / MIB for name, n_bytes in sizes.items()}
 
 
 def report_recomputation(depths: list[int], repeats: int) -> list[dict[str, Any]]:
@@ -142,12 +142,12 @@ def report_recomputation(depths: list[int], repeats: int) -> list[dict[str, Any]
 
 
 def main() -> None:
-    given = arguments(__doc__)
+    args = arguments(__doc__)
     keep_freed_memory()
-    n_layers, n_updates, depths, repeats = QUICK if given.quick else WHOLE
+    n_layers, n_updates, depths, repeats = QUICK if args.quick else WHOLE
     curves = report_learning(n_layers, n_updates)
-    found = {"learning": curves, "updates": report_recomputation(depths, repeats)}
-    keep(given.json, found)
+    results = {"learning": curves, "updates": report_recomputation(depths, repeats)}
+    keep(args.json, results)
 
 
 if __name__ == "__main__":

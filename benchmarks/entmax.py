@@ -1,4 +1,4 @@
-"""Time and error of the entmax family, beside softmax and the public entmax package.
+"""Time and error of the entmax family, compared with softmax and the public entmax package.
 
     python -m benchmarks.entmax [--quick]
 
@@ -35,8 +35,8 @@ Map = Callable[[Tensor, Tensor], Tensor]  # scores, alpha -> weights
 
 
 def contenders(shape: tuple[int, ...]) -> dict[str, Map]:
-    """The maps; those of the public package where they take seconds, not minutes."""
-    found: dict[str, Map] = {
+    """Return the maps, with those of the public package for small inputs (seconds, not minutes)."""
+    maps: dict[str, Map] = {
         "torch.softmax": lambda scores, alpha: torch.softmax(scores, -1),
         "softmax": lambda scores, alpha: entmax.softmax(scores, -1),
         "entmax15": lambda scores, alpha: entmax.entmax15(scores, -1),
@@ -48,12 +48,12 @@ def contenders(shape: tuple[int, ...]) -> dict[str, Map]:
     if importlib.util.find_spec("entmax") is not None and math.prod(shape) <= PACKAGE_SCORES:
         import entmax as package
 
-        found["entmax_bisect"] = lambda scores, alpha: package.entmax_bisect(
+        maps["entmax_bisect"] = lambda scores, alpha: package.entmax_bisect(
             scores, alpha, -1, N_BISECTIONS
         )
-        found["package's entmax15"] = lambda scores, alpha: package.entmax15(scores, -1)
-        found["package's sparsemax"] = lambda scores, alpha: package.sparsemax(scores, -1)
-    return found
+        maps["package's entmax15"] = lambda scores, alpha: package.entmax15(scores, -1)
+        maps["package's sparsemax"] = lambda scores, alpha: package.sparsemax(scores, -1)
+    return maps
 
 
 def torch_alone(scores: Tensor, alpha: Tensor) -> Tensor:
@@ -105,24 +105,24 @@ def times(shape: tuple[int, int, int, int], repeats: int) -> dict[str, dict[str,
 def errors(n_keys: int) -> dict[str, float]:
     """Greatest error against float64, max|Δ| / max(1, max|reference|), over `ALPHAS`.
 
-    Gradients are compared in rows whose keys all keep away from the border of the support, where
-    they jump.
+    Gradients are compared only in rows without keys near the border of the support, where they are
+    discontinuous.
     """
     generator = torch.Generator().manual_seed(2)
     worst = {"weights": 0.0, "scores' gradient": 0.0, "α's gradient": 0.0}
     for alpha in ALPHAS:
         scores = torch.randn(200, n_keys, generator=generator) * 3
         grad = torch.randn(200, n_keys, generator=generator)
-        found = []
+        computed = []
         for dtype in (torch.float32, torch.float64):
             ours = scores.detach().to(dtype).requires_grad_()
             learned = torch.full((200, 1), alpha, dtype=dtype, requires_grad=True)
             weights = entmax.alpha_entmax(ours, learned)
             grads = torch.autograd.grad(weights, [ours, learned], grad.to(dtype))
-            found.append([weights.detach(), *grads])
-        weights = found[1][0]
+            computed.append([weights.detach(), *grads])
+        weights = computed[1][0]
         is_away = ((weights == 0) | (weights > 1e-5)).all(-1) if alpha > 1.5 else weights[:, 0] > -1
-        for name, mine, exact in zip(worst, *found, strict=True):
+        for name, mine, exact in zip(worst, *computed, strict=True):
             rows = slice(None) if name == "weights" else is_away
             scale = exact.abs().max().clamp_min(1)
             worst[name] = max(worst[name], float((mine[rows] - exact[rows]).abs().max() / scale))
@@ -131,7 +131,7 @@ def errors(n_keys: int) -> dict[str, float]:
 
 def measure(quick: bool) -> dict[str, Any]:
     """Ratios by shape and contender, and errors by number of keys."""
-    keep_freed_memory()  # as training does; else it is chance whose results are mapped anew
+    keep_freed_memory()  # as in training; else memory is returned and mapped again at random
     rows = []
     for shape in SHAPES[:2] if quick else SHAPES:
         taken = times(shape, 3 if quick else N_REPEATS)
@@ -144,16 +144,16 @@ def measure(quick: bool) -> dict[str, Any]:
 
 
 def main() -> None:
-    given = arguments(__doc__)
-    found = measure(given.quick)
+    args = arguments(__doc__)
+    results = measure(args.quick)
     print(f"kernels: {native.reason_without() or 'C++'}")
     print("times torch.softmax, forward / forward and backward")
-    for row in found["rows"]:
+    for row in results["rows"]:
         case = f"{tuple(row['shape'])!s:17}  {row['map']:35}"
         print(f"  {case}  {row['forward']:7.2f} / {row['both']:7.2f}")
-    for n_keys, worst in found["errors"].items():
+    for n_keys, worst in results["errors"].items():
         print(f"error, {n_keys} keys: " + ", ".join(f"{k} {v:.1e}" for k, v in worst.items()))
-    keep(given.json, found)
+    keep(args.json, results)
 
 
 if __name__ == "__main__":

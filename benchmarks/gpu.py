@@ -1,4 +1,4 @@
-"""What the benchmarks of a GPU share: right first, then timed by the device, and kept."""
+"""Shared code of the GPU benchmarks: check against float64, time by device events, save."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from benchmarks.command import arguments, keep
 from headwise.kernels import triton_device
 
 REPEATS = 11
-SLEEP_CYCLES = 4_000_000  # milliseconds of the device: by then the host has launched all
+SLEEP_CYCLES = 4_000_000  # milliseconds of the device, so that the host has launched everything
 Rows = Iterator[dict[str, Any]]
 
 
 def milliseconds(call: Callable[[], object]) -> float:
-    """Of the device alone, by its events."""
+    """Return the device time of a call, by events."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda._sleep(SLEEP_CYCLES)
     start.record()
@@ -33,9 +33,9 @@ def are_near(name: str, results: Sequence[Sequence[Tensor]], bounds: Sequence[fl
     """Whether each of ours is within its bound of float64's: |a - b| / |b|, Frobenius.
 
     Args:
-        name: what the line that is printed calls them.
+        name: printed with the errors.
         results: ours, and those in float64.
-        bounds: one for each; the last holds for all that follow.
+        bounds: one per result; the last applies to all further results.
     """
     errors = [float((a.double() - b).norm() / b.norm()) for a, b in zip(*results, strict=True)]
     last = len(bounds) - 1
@@ -53,19 +53,19 @@ def main(
     needs_kernels: bool = True,
     **options: dict[str, Any],
 ) -> int:
-    """The command line of such a benchmark; the status is 1 where kernels do not run or are wrong.
+    """Run a GPU benchmark; the status is 1 if kernels do not run or are wrong.
 
     Args:
         about: as for `benchmarks.command.arguments`, as are the options.
-        name: of the file of figures, unless another is named.
-        measure: what was typed -> rows, each kept at once: what fails takes none with it.
-        is_correct: asked of the device first.
-        needs_kernels: Triton's kernels; else torch alone is measured where they do not run.
+        name: default name of the result file.
+        measure: arguments -> rows, each saved at once, so that an error loses none.
+        is_correct: called first, with the device.
+        needs_kernels: whether Triton must run; else torch alone is measured without it.
     """
     if torch.cuda.is_available():
-        torch.cuda.init()  # it is then the machine that is named
-    given = arguments(about, **options)
-    path = given.json or Path(f"outputs/benchmarks/{name}.json")
+        torch.cuda.init()  # `machine` then names the GPU
+    args = arguments(about, **options)
+    path = args.json or Path(f"outputs/benchmarks/{name}.json")
     if not torch.cuda.is_available():
         print("no CUDA device: nothing to measure")
         return 0
@@ -76,7 +76,7 @@ def main(
     if not is_correct("cuda"):
         return 1
     rows: list[dict[str, Any]] = []
-    for row in measure(given):
+    for row in measure(args):
         rows.append(row)
         keep(path, {"rows": rows})
     print(f"written: {path}")

@@ -2,13 +2,13 @@
 
     python -m benchmarks.gpu_attention [--quick] [--json FILE]
 
-Without a CUDA device it says so and ends. Errors are those against float64 on the same device; if
-one is out of bounds, nothing is timed and the status is 1. Times are of forward and backward, by
-events of the device, contenders taking turns in one process, medians of 11; each figure is
-printed as a ratio to `scaled_dot_product_attention` held to FlashAttention. bfloat16, heads 64
-wide, 32k tokens a call (half of them with --quick), scores of deviation 1 where all blocks have
-weights; "segments" are clustered inputs, of which a query meets a key of its own segment only. How
-many blocks have weights is measured and printed.
+It needs a CUDA device. Errors are those against float64 on the same device; if one is out of
+bounds, nothing is timed and the status is 1. Times are of forward and backward, by events of the
+device, contenders taking turns in one process, medians of 11; each figure is printed as a ratio to
+`scaled_dot_product_attention` held to FlashAttention. bfloat16, heads 64 wide, 32k tokens a call
+(half of them with --quick), scores of deviation 1 where all blocks have weights; "segments" are
+clustered inputs, where a query matches only keys of its own segment. How many blocks have weights
+is measured and printed.
 
 The tests marked `triton` run on a GPU as well: pytest -m triton, without TRITON_INTERPRET.
 """
@@ -59,12 +59,12 @@ class Check:
 
 def checks() -> list[Check]:
     half = torch.bfloat16
-    found = [Check(dtype, 200, 200) for dtype in BOUNDS]
-    found += [Check(half, 64, 64, width, causal=True) for width in (16, 24, 64, 80, 128)]
-    found += [Check(half, 300, 700, width, padded=True) for width in (16, 64, 128)]
-    found += [Check(half, 1500, 1500, causal=True), Check(half, 1100, 2100, padded=True)]
-    found += [Check(torch.float32, 300, 1300), Check(half, 1, 900)]
-    return [*found, Check(half, 30, 40, padded=True)]
+    checked = [Check(dtype, 200, 200) for dtype in BOUNDS]
+    checked += [Check(half, 64, 64, width, causal=True) for width in (16, 24, 64, 80, 128)]
+    checked += [Check(half, 300, 700, width, padded=True) for width in (16, 64, 128)]
+    checked += [Check(half, 1500, 1500, causal=True), Check(half, 1100, 2100, padded=True)]
+    checked += [Check(torch.float32, 300, 1300), Check(half, 1, 900)]
+    return [*checked, Check(half, 30, 40, padded=True)]
 
 
 def results_of(check: Check, device: str) -> list[list[Tensor]]:
@@ -87,8 +87,8 @@ def results_of(check: Check, device: str) -> list[list[Tensor]]:
         mask &= keys <= torch.arange(check.queries, device=device)[:, None] + offset
     results = []
     for dtype in (check.dtype, torch.float64):
-        *wanted, grad = (tensor.to(dtype).detach() for tensor in tensors)
-        query, key, value = (tensor.requires_grad_() for tensor in wanted)
+        *leaves, grad = (tensor.to(dtype).detach() for tensor in tensors)
+        query, key, value = (tensor.requires_grad_() for tensor in leaves)
         one = (alpha if dtype is check.dtype else alpha.double()).clone().requires_grad_()
         if dtype is torch.float64:
             scores = query @ key.transpose(-1, -2) * check.head_dim**-0.5
@@ -113,15 +113,15 @@ def inputs(n_keys: int, n_tokens: int, segments: bool) -> list[Tensor]:
     query, key, value, grad = (torch.randn(shape, device="cuda") for _ in range(4))
     if segments:
         # of the same segment, scores of 8 and more above all others
-        own = torch.randn(-(-n_keys // SEGMENT), HEADS, HEAD_DIM, device="cuda")
-        own = nn.functional.normalize(own, dim=-1).repeat_interleave(SEGMENT, 0)[:n_keys]
-        query, key = query + 12 * own, key + 12 * own
+        segment = torch.randn(-(-n_keys // SEGMENT), HEADS, HEAD_DIM, device="cuda")
+        segment = nn.functional.normalize(segment, dim=-1).repeat_interleave(SEGMENT, 0)[:n_keys]
+        query, key = query + 12 * segment, key + 12 * segment
     tensors = [tensor.bfloat16().transpose(1, 2) for tensor in (query, key, value, grad)]
     return [*(tensor.requires_grad_() for tensor in tensors[:3]), tensors[3]]
 
 
 def live_share(tensors: list[Tensor], alpha: Tensor, causal: bool) -> float:
-    """Of the blocks that may have weights, how many have."""
+    """Return the share of allowed blocks that have weights."""
     scale, power = HEAD_DIM**-0.5, int(Power.ANY)
     # only rows that are streamed mark their blocks
     with mock.patch.object(triton_operators, "RESIDENT_KEYS", 0):
@@ -144,29 +144,29 @@ def contenders(alpha: Tensor, causal: bool) -> dict[str, Attend]:
             query, key, value, alpha, causal=causal, dropout=dropout
         )
 
-    found = {"flash": flash, "learned α": ours(alpha), "α = 1.5": ours(1.5), "α = 2": ours(2.0)}
-    found["learned α, dropout"] = ours(alpha, dropout=0.1)
-    if importlib.util.find_spec("adasplash") is not None:  # at its own job
+    attends = {"flash": flash, "learned α": ours(alpha), "α = 1.5": ours(1.5), "α = 2": ours(2.0)}
+    attends["learned α, dropout"] = ours(alpha, dropout=0.1)
+    if importlib.util.find_spec("adasplash") is not None:
         from adasplash import adasplash
 
-        found["adasplash, α = 1.5"] = functools.partial(adasplash, is_causal=causal)
-    return found
+        attends["adasplash, α = 1.5"] = functools.partial(adasplash, is_causal=causal)
+    return attends
 
 
 def calls(tensors: list[Tensor], attends: dict[str, Attend]) -> dict[str, Call]:
-    """Forward alone, and both ways, of all for which the device has room; compiles them."""
-    from triton.errors import TritonError  # not there where nothing can be measured
+    """Return forward, and forward and backward, of all that fit in memory; compiles them."""
+    from triton.errors import TritonError  # missing on machines without a GPU
 
-    *wanted, grad = tensors
+    *qkv, grad = tensors
 
     def forward(attend: Attend) -> None:
         with torch.no_grad():
-            attend(*wanted)
+            attend(*qkv)
 
     def both(attend: Attend) -> None:
-        torch.autograd.grad(attend(*wanted), wanted, grad)
+        torch.autograd.grad(attend(*qkv), qkv, grad)
 
-    found: dict[str, Call] = {}
+    compiled: dict[str, Call] = {}
     for name, attend in attends.items():
         ways = {name: forward, f"{name}, with backward": both}
         try:
@@ -175,13 +175,13 @@ def calls(tensors: list[Tensor], attends: dict[str, Attend]) -> dict[str, Call]:
         except (RuntimeError, TritonError) as error:
             print(f"  {name}: {str(error).splitlines()[0]}")
             continue
-        found |= {title: functools.partial(way, attend) for title, way in ways.items()}
-    return found
+        compiled |= {title: functools.partial(way, attend) for title, way in ways.items()}
+    return compiled
 
 
-def measure(given: Namespace) -> gpu.Rows:
+def measure(args: Namespace) -> gpu.Rows:
     alpha = torch.linspace(1.05, 1.95, HEADS, device="cuda").requires_grad_()
-    lengths, n_tokens = (QUICK_LENGTHS, TOKENS // 2) if given.quick else (LENGTHS, TOKENS)
+    lengths, n_tokens = (QUICK_LENGTHS, TOKENS // 2) if args.quick else (LENGTHS, TOKENS)
     for n_keys, causal, segments in itertools.product(lengths, (False, True), (False, True)):
         tensors = inputs(n_keys, n_tokens, segments)
         share = live_share(tensors, alpha.detach(), causal)

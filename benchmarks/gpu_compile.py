@@ -1,9 +1,9 @@
-"""Compile the kernels of fused attention, maps and losses for GPUs that need not be at hand.
+"""Compile the kernels of fused attention, maps and losses for GPUs, without a GPU.
 
     python -m benchmarks.gpu_compile [--architecture 80 86 90] [--quick] [--json FILE]
 
 Every launch of forward and backward is caught on its way to the device and compiled by Triton for
-each architecture, with the very sizes, strides and options of that call. Printed per kernel: the
+each architecture, with the same sizes, strides and options of that call. Printed per kernel: the
 registers of a thread, the bytes of its stack (registers spilled to memory), the shared memory of a
 program, and the instructions that feed matrix units. The status is 1 where a program wants more
 shared memory than the architecture has: such a launch would fail.
@@ -81,7 +81,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Compiled:
-    """What the compiler made of a launch: per thread, except for shared memory (of a program)."""
+    """Result of compiling a launch: per thread, except for shared memory (per program)."""
 
     architecture: int
     case: Case | Rows
@@ -97,8 +97,8 @@ class Compiled:
         return self.shared_bytes <= SHARED_KIB[self.architecture] << 10
 
 
-# Sizes of 1, which Triton makes constants of unless told otherwise: the first step of a search, and
-# sources that are empty.
+# Sizes of 1, which Triton makes constants of by default: the first step of a search, and empty
+# sources.
 FIRST_STEPS = (
     Case("bf16", 1, 1, 64, causal=True, dropout=0.0, is_padded=False),
     Case("fp32", 30, 1, 128, heads=1),
@@ -116,46 +116,46 @@ ROWS = (
 
 
 def cases(is_quick: bool) -> list[Case | Rows]:
-    """One call for every way in which a call may be cut."""
-    found: list[Case | Rows]
+    """Return one call for every way of splitting a call into blocks."""
+    calls: list[Case | Rows]
     if is_quick:
-        found = [Case("bf16", 64, 64, 64), Case("bf16", 2048, 2048, 128)]
-        found += [
+        calls = [Case("bf16", 64, 64, 64), Case("bf16", 2048, 2048, 128)]
+        calls += [
             Case("bf16", 64, 64, 64, has_slopes=True),
             Case("fp32", 300, 300, 64, has_slopes=True),
         ]
-        return [*found, Case("fp32", 300, 300, 128), *FIRST_STEPS, *ROWS[:3]]
-    found = []
+        return [*calls, Case("fp32", 300, 300, 128), *FIRST_STEPS, *ROWS[:3]]
+    calls = []
     for dtype, precision in (("bf16", "highest"), ("fp32", "highest"), ("fp32", "high")):
         for head_dim in (16, 32, 64, 128):
             for n_keys in (32, 64, 128, 256, 512, 2048):
-                found.append(Case(dtype, n_keys, n_keys, head_dim, True, precision=precision))
-    found += [Case("fp16", 300, 300, 64), Case("bf16", 300, 300, 80, dropout=0.0)]
-    found += [Case("bf16", 1, 900, 64, dropout=0.0), Case("bf16", 30, 1000, 64, dropout=0.0)]
+                calls.append(Case(dtype, n_keys, n_keys, head_dim, True, precision=precision))
+    calls += [Case("fp16", 300, 300, 64), Case("bf16", 300, 300, 80, dropout=0.0)]
+    calls += [Case("bf16", 1, 900, 64, dropout=0.0), Case("bf16", 30, 1000, 64, dropout=0.0)]
     for dtype in ("bf16", "fp32"):
         for n_keys in (64, 900):
             call = Case(dtype, n_keys, n_keys, 64)
-            found += [replace(call, power=power) for power in (Power.SQUARE, Power.LINEAR)]
-            found += [replace(call, is_padded=False, causal=True), replace(call, is_learned=False)]
-            found.append(replace(call, has_slopes=True))
-    return [*found, *FIRST_STEPS, *ROWS]
+            calls += [replace(call, power=power) for power in (Power.SQUARE, Power.LINEAR)]
+            calls += [replace(call, is_padded=False, causal=True), replace(call, is_learned=False)]
+            calls.append(replace(call, has_slopes=True))
+    return [*calls, *FIRST_STEPS, *ROWS]
 
 
 def launches(case: Case | Rows) -> list[Launch]:
     """What forward and backward of a call would launch, in order; nothing runs."""
     from triton.runtime.jit import KernelInterface
 
-    found: list[Launch] = []
+    launched: list[Launch] = []
 
     def caught(kernel: Any, grid: object) -> Any:
-        return lambda *arguments, **keywords: found.append(Launch(kernel, arguments, keywords))
+        return lambda *arguments, **keywords: launched.append(Launch(kernel, arguments, keywords))
 
     with mock.patch.object(KernelInterface, "__getitem__", caught):
         if isinstance(case, Case):
             call_attention(case)
         else:
             call_rows(case)
-    return found
+    return launched
 
 
 def call_attention(case: Case) -> None:
@@ -222,10 +222,10 @@ def compiled(launch: Launch, case: Case | Rows, architecture: int) -> Compiled:
         binary.flush()
         usage = _output(tools / "cuobjdump", "--dump-resource-usage", binary.name)
         machine_code = _output(tools / "nvdisasm", "-c", binary.name)
-    found = re.search(r"REG:(\d+) STACK:(\d+)", usage)
-    if found is None:
-        raise RuntimeError(f"cuobjdump tells of no registers: {usage.strip()}")
-    registers, stack_bytes = map(int, found.groups())
+    match = re.search(r"REG:(\d+) STACK:(\d+)", usage)
+    if match is None:
+        raise RuntimeError(f"no registers in the output of cuobjdump: {usage.strip()}")
+    registers, stack_bytes = map(int, match.groups())
     n_matrix = len(re.findall(r"\b(?:H|UTC\w*)G?MMA\b", machine_code))
     name = launch.kernel.__name__
     shared = made.metadata.shared
@@ -233,21 +233,21 @@ def compiled(launch: Launch, case: Case | Rows, architecture: int) -> Compiled:
 
 
 def _output(*command: object) -> str:
-    told = subprocess.run([str(part) for part in command], capture_output=True, text=True)
-    if told.returncode:
-        raise RuntimeError(f"{command[0]} failed: {told.stderr.strip()}")
-    return told.stdout
+    completed = subprocess.run([str(part) for part in command], capture_output=True, text=True)
+    if completed.returncode:
+        raise RuntimeError(f"{command[0]} failed: {completed.stderr.strip()}")
+    return completed.stdout
 
 
 def measure(is_quick: bool, architectures: list[int]) -> Iterator[Compiled]:
-    seen: set[object] = set()
+    compiled_kinds: set[object] = set()
     for case in cases(is_quick):
         for launch in launches(case):
-            # what tells two launches apart for the compiler
+            # the compiler distinguishes launches by these
             kind = source(launch).hash(), *launch.options.items()
-            if kind in seen:
+            if kind in compiled_kinds:
                 continue
-            seen.add(kind)
+            compiled_kinds.add(kind)
             for architecture in architectures:
                 yield compiled(launch, case, architecture)
 
@@ -263,14 +263,14 @@ def described(case: Case | Rows) -> str:
 def main() -> int:
     architectures = {"type": int, "nargs": "+", "choices": SHARED_KIB, "metavar": "N"}
     help_ = f"compute capabilities without their point: {[*SHARED_KIB]}"
-    given = arguments(
+    args = arguments(
         __doc__, architecture={**architectures, "default": [*SHARED_KIB], "help": help_}
     )
     if not HAS_TRITON or is_interpreted():
         print("needs Triton (pip install 'headwise[triton]') and no TRITON_INTERPRET=1")
         return 1
-    found = []
-    for one in measure(given.quick, given.architecture):
+    kernels = []
+    for one in measure(args.quick, args.architecture):
         print(
             f"sm_{one.architecture:<4}{described(one.case):41} {one.kernel:18} "
             f"{one.registers:4} registers {one.stack_bytes:6} B stack "
@@ -278,10 +278,10 @@ def main() -> int:
             f"instructions{'' if one.fits else '  TOO LARGE'}",
             flush=True,
         )
-        found.append(one)
-    n_unfit = sum(not one.fits for one in found)
-    print(f"{len(found)} kernels, {n_unfit} of them too large for their architecture")
-    keep(given.json, {"kernels": [asdict(one) for one in found]})
+        kernels.append(one)
+    n_unfit = sum(not one.fits for one in kernels)
+    print(f"{len(kernels)} kernels, {n_unfit} of them too large for their architecture")
+    keep(args.json, {"kernels": [asdict(one) for one in kernels]})
     return int(n_unfit > 0)
 
 

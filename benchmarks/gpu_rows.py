@@ -2,11 +2,11 @@
 
     python -m benchmarks.gpu_rows [--quick] [--json FILE]
 
-Without a CUDA device it says so and ends. Errors are those against float64 on the same device; if
-one is out of bounds, nothing is timed and the status is 1. Times are of forward and backward, by
-events of the device, contenders taking turns in one process, medians of 11 (3 with --quick); each
-is printed as a ratio to what torch has for the dense case: softmax, and cross-entropy. Each is
-timed with Triton's kernels and with torch alone.
+It needs a CUDA device. Errors are those against float64 on the same device; if one is out of
+bounds, nothing is timed and the status is 1. Times are of forward and backward, by events of the
+device, contenders taking turns in one process, medians of 11 (3 with --quick); each is printed as a
+ratio to torch's dense function: softmax or cross-entropy. Each is timed with Triton's kernels and
+with torch alone.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ def of_map(scores: Tensor, alpha: Tensor | float | None) -> list[Tensor]:
     """Weights and gradient of the scores; None is torch's softmax."""
     scores = scores.detach().requires_grad_()
     weights = scores.softmax(-1) if alpha is None else entmax.alpha_entmax(scores, alpha)
-    wanted = [scores] if not isinstance(alpha, Tensor) else [scores, alpha]
-    return [weights.detach(), *torch.autograd.grad(weights[..., 0].sum(), wanted)]
+    inputs = [scores] if not isinstance(alpha, Tensor) else [scores, alpha]
+    return [weights.detach(), *torch.autograd.grad(weights[..., 0].sum(), inputs)]
 
 
 def of_loss(loss: Loss, logits: Tensor, target: Tensor) -> list[Tensor]:
-    """The sum of the losses and its gradient, which may take the place of the logits: of a copy."""
-    found = loss.of_rows(logits.clone(), target, with_gradient=True)
-    assert found.grad_RV is not None
-    return [found.loss, found.grad_RV]
+    """Return the summed loss and its gradient, which may overwrite the logits: of a copy."""
+    sums = loss.of_rows(logits.clone(), target, with_gradient=True)
+    assert sums.grad_RV is not None
+    return [sums.loss, sums.grad_RV]
 
 
 def of_torch(logits: Tensor, target: Tensor) -> list[Tensor]:
@@ -70,12 +70,12 @@ def is_correct(device: str) -> bool:
         losses = {"cross-entropy": CrossEntropy(SMOOTHING), "entmax loss": Entmax15Loss(SMOOTHING)}
         for name, loss in losses.items():
             results[name].append(of_loss(loss, logits.to(dtype), target))
-    near = [gpu.are_near(name, found, BOUNDS[name]) for name, found in results.items()]
+    near = [gpu.are_near(name, pair, BOUNDS[name]) for name, pair in results.items()]
     return all(near)
 
 
 def contenders(device: str) -> Iterator[tuple[str, dict[str, Call]]]:
-    """What is timed side by side; the first of each is what the others are divided by."""
+    """Yield the contenders of each case; the first is the denominator of the ratios."""
     for shape in MAP_SHAPES:
         scores = torch.randn(shape, device=device)
         alpha = torch.linspace(1.05, 1.95, shape[1], device=device).view(-1, 1, 1).requires_grad_()
@@ -99,12 +99,12 @@ def torch_alone(call: Call) -> object:
         return call()
 
 
-def measure(given: Namespace) -> gpu.Rows:
+def measure(args: Namespace) -> gpu.Rows:
     for title, calls in contenders("cuda"):
         first, *others = calls
         for name in others:
             calls[f"{name}, torch alone"] = functools.partial(torch_alone, calls[name])
-        taken = medians(calls, 3 if given.quick else gpu.REPEATS, gpu.milliseconds)
+        taken = medians(calls, 3 if args.quick else gpu.REPEATS, gpu.milliseconds)
         print(f"\n{title}: {first} {taken[first]:.3f} ms")
         ratios = {name: spent / taken[first] for name, spent in taken.items() if name != first}
         for name, ratio in ratios.items():

@@ -1,12 +1,11 @@
-"""Updates of training on this machine's GPU: tokens a second, and α-entmax beside softmax.
+"""Updates of training on this machine's GPU: tokens per second, and α-entmax relative to softmax.
 
     python -m benchmarks.gpu_training [--model base] [--compile] [--quick] [--json FILE]
 
-Without a CUDA device it says so and ends. An update is that of `python train.py model=base
-trainer=gpu`: bf16, 16,384 padded tokens, 32,000 pieces, sentences like newstest's, deterministic
-kernels where there are any, batches in memory that the GPU fetches from. Ten of them make a round;
-the rounds of all contenders take turns in one process, medians of 7, after two that compile and
-warm up. Printed are
+It needs a CUDA device. An update is that of `python train.py model=base trainer=gpu`: bf16, 16,384
+padded tokens, vocabulary 32,000, sentences like newstest's, deterministic kernels where there are
+any, batches in memory that the GPU fetches from. Ten of them make a round; the rounds of all
+contenders take turns in one process, medians of 7, after two that compile and warm up. Printed are
 
     target tokens a second, and the time of a token as a multiple of softmax's
     the time of an update, and how long the host takes to launch one of two short sentences: a
@@ -41,7 +40,7 @@ from headwise.train.distributed import choose_device
 ATTENTIONS = ("softmax", "entmax15", "alpha_entmax")
 SETTINGS = ("trainer=gpu",)
 VOCABULARY, N_BATCHES, REPEATS, QUICK_REPEATS = 32_000, 10, 7, 3
-MEAN_LENGTH, DEVIATION, LONGEST = 29.0, 14.0, 100  # pieces
+MEAN_LENGTH, DEVIATION, LONGEST = 29.0, 14.0, 100  # tokens
 RECOMPILATIONS = 64  # contenders share code, of which torch compiles eight forms by default
 
 
@@ -102,15 +101,15 @@ def compare(model: str, compiled: bool, repeats: int, device: torch.device) -> g
         yield row
 
 
-def measure(given: Namespace) -> gpu.Rows:
+def measure(args: Namespace) -> gpu.Rows:
     device = choose_device("cuda")
     ask_for_same_bits(device)
     torch._dynamo.config.recompile_limit = RECOMPILATIONS
     torch._dynamo.config.fail_on_recompile_limit_hit = True  # else the rest is not compiled
-    repeats = QUICK_REPEATS if given.quick else REPEATS
-    print(f"model={given.model}, medians of {repeats}")
-    for compiled in (False, True) if given.compile else (False,):
-        yield from compare(given.model, compiled, repeats, device)
+    repeats = QUICK_REPEATS if args.quick else REPEATS
+    print(f"model={args.model}, medians of {repeats}")
+    for compiled in (False, True) if args.compile else (False,):
+        yield from compare(args.model, compiled, repeats, device)
 
 
 def main() -> int:

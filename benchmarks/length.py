@@ -8,11 +8,11 @@ neither of which keeps the weights, both under the patterns with a stride near t
 the length, and every whole kernel of `conf/attention/`. A limit on positions (`max_length`) is
 set to the length.
 
-Times are medians, variants interleaved in one process; with one thread (OMP_NUM_THREADS=1) that
-of the processor, else of the clock. Memory is the most that one forward and backward adds to the
-resident set of a process of its own, which Linux tells; elsewhere it is left out. Growth is the
-exponent between two lengths: 2 is quadratic, 1 linear. What would need more memory than
-`MAX_GIB`, taken to be four times that of half the length, is not run.
+Times are medians, variants interleaved in one process; with one thread (OMP_NUM_THREADS=1) that of
+the processor, else of the clock. Memory is the most that one forward and backward adds to the
+resident set of a separate process (Linux only). Growth is the exponent between two lengths: 2 is
+quadratic, 1 linear. What would need more memory than `MAX_GIB`, taken to be four times that of half
+the length, is not run.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PATTERNS = ("strided", "fixed")
 HEADS, HEAD_DIM = 2, 32
 BASELINE = "softmax"
 MIB, MAX_GIB = 2**20, 6
-Figures = dict[int, float | None]  # by length; None: this system does not tell
+Figures = dict[int, float | None]  # by length; None: not available on this system
 
 
 Row = dict[str, Figures]  # "seconds" and "memory", in bytes, of a variant
@@ -95,47 +95,47 @@ def seconds_of(names: list[str], length: int, repeats: int) -> dict[str, float]:
 
 def growth(figures: Figures) -> str:
     """The exponents between each length and the next."""
-    found = []
+    exponents = []
     for short, long in itertools.pairwise(LENGTHS):
         low, high = figures.get(short), figures.get(long)
         exponent = math.log(high / low) / math.log(long / short) if low and high else math.nan
-        found.append(f"{exponent:5.2f}")
-    return " ".join(found)
+        exponents.append(f"{exponent:5.2f}")
+    return " ".join(exponents)
 
 
-def measure(names: list[str], length: int, repeats: int, found: dict[str, Row]) -> None:
-    """Fill in what these variants take at this length, and print it."""
+def measure(names: list[str], length: int, repeats: int, rows: dict[str, Row]) -> None:
+    """Measure these variants at one length, add the results to `rows`, and print them."""
     for name in names:
-        found[name]["memory"][length] = memory_of(name, length)
+        rows[name]["memory"][length] = memory_of(name, length)
     for name, median in seconds_of(names, length, repeats).items():
-        found[name]["seconds"][length] = median
+        rows[name]["seconds"][length] = median
     units = {"seconds": (1e-3, "ms"), "memory": (MIB, "MiB")}
     for name in names:
         line = f"  {name:<22}"
         for what, (size, unit) in units.items():
-            own, base = (found[n][what][length] for n in (name, BASELINE))
-            if own and base:
-                line += f" {own / size:9.1f} {unit} {own / base:6.2f} x {BASELINE}"
+            value, base = (rows[n][what][length] for n in (name, BASELINE))
+            if value and base:
+                line += f" {value / size:9.1f} {unit} {value / base:6.2f} x {BASELINE}"
         print(line, flush=True)
 
 
 def main() -> None:
-    given = arguments(__doc__)
-    repeats = 3 if given.quick else 7
+    args = arguments(__doc__)
+    repeats = 3 if args.quick else 7
     print(f"one layer, forward and backward, {HEADS} heads of {HEAD_DIM}; medians of {repeats}")
     names = variants()
-    found: dict[str, Row] = {name: {"seconds": {}, "memory": {}} for name in names}
+    rows: dict[str, Row] = {name: {"seconds": {}, "memory": {}} for name in names}
     for length in LENGTHS:
         print(f"{length} positions, stride {math.isqrt(length)}", flush=True)
         for name in list(names):
-            if 4 * (found[name]["memory"].get(length // 2) or 0) > MAX_GIB * 2**30:
+            if 4 * (rows[name]["memory"].get(length // 2) or 0) > MAX_GIB * 2**30:
                 print(f"  {name}: not run from here on, for more than {MAX_GIB} GiB")
                 names.remove(name)
-        measure(names, length, repeats, found)
+        measure(names, length, repeats, rows)
     print("growth exponents from each length to the next: time; memory")
-    for name, row in found.items():
+    for name, row in rows.items():
         print(f"  {name:<22} {growth(row['seconds'])};  {growth(row['memory'])}")
-    keep(given.json, {"variants": found})
+    keep(args.json, {"variants": rows})
 
 
 if __name__ == "__main__":

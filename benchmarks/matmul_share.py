@@ -55,19 +55,19 @@ def products(config: ModelConfig, vocabulary: int, batch: int, length: int) -> C
     n_layers = config.encoder_layers + config.decoder_layers
     maps = {(width, width): 4 * n_attentions, (width, vocabulary): 1}  # (in, out): how many
     maps[(width, inner)] = maps[(inner, width)] = n_layers
-    found: Counter[Product] = Counter()
+    counts: Counter[Product] = Counter()
     for (d_in, d_out), count in maps.items():
-        found[(n, d_in, d_out)] += count  # x W
-        found[(n, d_out, d_in)] += count  # gradient in x
-        found[(d_out, n, d_in)] += count  # gradient in W
+        counts[(n, d_in, d_out)] += count  # x W
+        counts[(n, d_out, d_in)] += count  # gradient in x
+        counts[(d_out, n, d_in)] += count  # gradient in W
     heads, narrow = batch * config.n_heads, width // config.n_heads
-    found[(heads, length, narrow, length)] += 2 * n_attentions  # q k, gradient in the weights
-    found[(heads, length, length, narrow)] += 4 * n_attentions  # w v, gradients in q, k, v
-    return found
+    counts[(heads, length, narrow, length)] += 2 * n_attentions  # q k, gradient in the weights
+    counts[(heads, length, length, narrow)] += 4 * n_attentions  # w v, gradients in q, k, v
+    return counts
 
 
 def bare_products(shapes: Counter[Product], dtype: torch.dtype) -> Callable[[], None]:
-    """The products of a step, one after the other, each shape with operands of its own.
+    """The products of a step, one after the other, each shape with separate operands.
 
     They are formed as the step forms them: float32 by `headwise.kernels.linear.product`.
     """
@@ -112,14 +112,14 @@ def measure(quick: bool) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    given = arguments(__doc__)
-    rows = measure(given.quick)
+    args = arguments(__doc__)
+    rows = measure(args.quick)
     for row in rows:
         print(
             f"  {row['model']:<6} length {row['length']:<4} {row['precision']}   step / products "
             f"{row['ratio']:5.2f}   α-entmax / softmax {row['to_softmax']:5.3f}"
         )
-    keep(given.json, {"rows": rows})
+    keep(args.json, {"rows": rows})
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A training step and a beam search, beside those of other toolkits.
+"""A training step and a beam search, compared with those of other toolkits.
 
     make peers    # an environment with all of them, then this on one thread and on two
     python -m benchmarks.peers [--quick] [--only step|search] [--dropout RATE]
@@ -9,7 +9,7 @@ toolkit takes it, and its own beam search with five hypotheses, all as long as t
 printed is the time of each as a multiple of ours, with softmax in float32: medians of interleaved
 calls in one process. Toolkits that cannot be imported are named and left out. All run in float32,
 and ours also in bf16 where the processor multiplies it: the mixed precision of the others is for
-GPUs. Freed memory is kept (`headwise.train.memory`), for all of them.
+GPUs. Freed memory is reused (`headwise.train.memory`), for all of them.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def compare(
     """A row of a table, which is printed: seconds of a "step", or of a "search".
 
     Raises:
-        ValueError: a search ended before its limit, so that its time would say nothing.
+        ValueError: a search ended before its limit, so that its time is not comparable.
     """
     config, n_words = model_config(model), VOCABULARY[model]
     config = replace(config, dropout=dropout, activation_dropout=dropout)
@@ -76,7 +76,7 @@ def compare(
         calls[name] = partial(toolkit.search, source, BEAM, length)
         shortest = toolkit.search(source, BEAM, length)
         if shortest != length:
-            raise ValueError(f"{name} found {shortest} words where {length} were asked for")
+            raise ValueError(f"{name} returned {shortest} words instead of {length}")
     taken = medians(calls, repeats)
     kind = "a training step" if what == "step" else f"a search, beam {BEAM}"
     print(f"{kind}, {model}, {sentences} x {length} words")
@@ -100,15 +100,15 @@ def measure(quick: bool, tables: Iterable[str] = CASES, dropout: float = DROPOUT
 
 
 def main() -> None:
-    given = arguments(
+    args = arguments(
         __doc__,
         only={"choices": CASES, "help": "one of the two tables"},
-        dropout={"type": float, "default": DROPOUT, "help": "its rate, in training"},
+        dropout={"type": float, "default": DROPOUT, "help": "dropout probability, in training"},
     )
     warnings.simplefilter("ignore")  # of the others, about torch
     logging.disable(logging.INFO)
-    rows = measure(given.quick, [given.only] if given.only else CASES, given.dropout)
-    keep(given.json, {"dropout": given.dropout, "rows": rows})
+    rows = measure(args.quick, [args.only] if args.only else CASES, args.dropout)
+    keep(args.json, {"dropout": args.dropout, "rows": rows})
 
 
 if __name__ == "__main__":

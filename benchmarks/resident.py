@@ -1,4 +1,4 @@
-"""How much a call adds to the resident set of this process, where the system tells (Linux)."""
+"""The resident memory that a call adds to this process (Linux only)."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ _STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 def added_bytes(call: Callable[[], object]) -> int | None:
-    """By how much the resident set rises above what it is now, at its highest."""
+    """Return the peak increase of the resident set during a call; None if not available."""
     if not _RESET.exists():
         return None
     before = _bytes("VmRSS")
-    _RESET.write_text("5")  # forgets the highest so far
+    _RESET.write_text("5")  # resets the peak
     call()
     return _bytes("VmHWM") - before
 

@@ -4,7 +4,7 @@
 
 Six recipes of `RECIPES`, `model=tiny` on the first pairs of Multi30k: the sha256 of every initial
 tensor, and the loss of each of 20 updates. Each checkout runs its own copy of this file in a
-process of its own, from its own sources, with one thread in float32. What was renamed since is
+separate process, from its own sources, with one thread in float32. What was renamed since is
 mapped in one table, `RENAMED`, to the name it had first. Prints what differs; exits with 1 if
 anything does.
 """
@@ -111,7 +111,7 @@ def digest(tensor: Any) -> str:
 
 
 def recorded_in(checkout: Path) -> dict[str, Any]:
-    """What the sources of a checkout do, in a process of its own."""
+    """Return the record of a checkout, computed in a separate process."""
     path = os.pathsep.join((str(checkout / "src"), str(checkout)))
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         subprocess.run(

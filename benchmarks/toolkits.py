@@ -42,7 +42,7 @@ BEGIN, END = 2, 3  # any ids would do: what the ids mean costs no time
 
 
 def words(n_words: int) -> list[str]:
-    """What a toolkit's dictionary holds beside its four special words."""
+    """Return the words of a dictionary, without its four special words."""
     return [f"w{i}" for i in range(n_words - 4)]
 
 
@@ -72,7 +72,7 @@ class Toolkit(ABC):
         """Cross-entropy a word."""
 
     def search(self, source: Tensor, beam: int, steps: int) -> int:
-        """The number of words of the shortest of the best hypotheses, of `steps` asked for."""
+        """Return the length of the shortest best hypothesis; `steps` if the search is complete."""
         self.model.eval()
         with torch.no_grad():
             return self._best_length(source, beam, steps)
@@ -201,7 +201,7 @@ class OpenNMT(Toolkit):
         special = {"data_task": "seq2seq", "decoder_start_token": "<s>"}
         self.vocabularies = dict_to_vocabs({**special, "src": known, "tgt": known})
         self.model: Any = build_base_model(options, self.vocabularies)
-        for name, parameter in self.model.named_parameters():  # memory as it was found, so far
+        for name, parameter in self.model.named_parameters():  # uninitialised until here
             if parameter.dim() > 1:
                 nn.init.xavier_uniform_(parameter)
             elif name.endswith("bias"):
@@ -231,8 +231,8 @@ class OpenNMT(Toolkit):
             global_scorer=GNMTGlobalScorer(0.0, 0.0, "none", "none"),
         )
         batch = {"src": source.unsqueeze(2), "srclen": lengths(source)}
-        found = translator.translate_batch(batch, False)["predictions"]
-        return min(len(best[0]) for best in found)
+        predictions = translator.translate_batch(batch, False)["predictions"]
+        return min(len(best[0]) for best in predictions)
 
 
 class Fairseq(Toolkit):
@@ -277,15 +277,15 @@ class Fairseq(Toolkit):
     def _best_length(self, source: Tensor, beam: int, steps: int) -> int:
         from fairseq.sequence_generator import SequenceGenerator
 
-        if not self.is_prepared:  # it cannot train any more then
+        if not self.is_prepared:  # the model cannot be trained after this
             generation = SimpleNamespace(beam=beam, print_alignment=False)
             self.model.prepare_for_inference_(SimpleNamespace(generation=generation))
             self.is_prepared = True
         generator = SequenceGenerator(
             [self.model], self.dictionary, beam, max_len_a=0, max_len_b=steps - 1, min_len=steps - 1
         )
-        found = generator.generate([self.model], {"net_input": self._inputs(source)})
-        return min(len(best[0]["tokens"]) for best in found)  # the end is the last word
+        hypotheses = generator.generate([self.model], {"net_input": self._inputs(source)})
+        return min(len(best[0]["tokens"]) for best in hypotheses)  # the end is the last word
 
 
 @contextmanager
@@ -293,7 +293,7 @@ def mutable_defaults() -> Iterator[None]:
     """Let dataclasses have defaults that are dataclasses, as before Python 3.11: fairseq does."""
     as_it_is = dataclasses._get_field  # type: ignore[attr-defined]
 
-    def look_away(cls: type, name: str, *rest: Any) -> Any:
+    def get_field(cls: type, name: str, *rest: Any) -> Any:
         default = getattr(cls, name, dataclasses.MISSING)
         if isinstance(default, dataclasses.Field):
             default = default.default
@@ -301,7 +301,7 @@ def mutable_defaults() -> Iterator[None]:
             type(default).__hash__ = object.__hash__  # type: ignore[method-assign]
         return as_it_is(cls, name, *rest)
 
-    dataclasses._get_field = look_away  # type: ignore[attr-defined]
+    dataclasses._get_field = get_field  # type: ignore[attr-defined]
     try:
         yield
     finally:
@@ -355,7 +355,7 @@ class Marian(Toolkit):
             max_new_tokens=steps,
         )
         self.model.final_logits_bias.zero_()
-        return int(ids.shape[1]) - 1  # it begins with the begin
+        return int(ids.shape[1]) - 1  # without the start token
 
 
 PEERS: tuple[type[Toolkit], ...] = (JoeyNMT, OpenNMT, Fairseq, Marian)

@@ -3,10 +3,10 @@
     python -m benchmarks.training_step [--quick]
 
 `model=small` (3+3 layers, width 256) on random batches of 2048 tokens with sentences of 16, the
-size of Multi30k's. Variants run interleaved in one process; what is printed are ratios of medians
-to softmax. Whether freed memory is kept can only be chosen for a whole process, so that each
-choice gets a process of its own. With one thread (OMP_NUM_THREADS=1) the time is that of the
-processor, which other load on the machine lengthens less; else it is that of the clock.
+size of Multi30k's. Variants run interleaved in one process; the output is ratios of medians to
+softmax. Keeping freed memory is a setting of a whole process, so each setting is measured in a
+separate process. With one thread (OMP_NUM_THREADS=1) the time is that of the processor, which other
+load on the machine lengthens less; else it is that of the clock.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ def measure(keeps_memory: bool, repeats: int) -> dict[str, float]:
 
 
 def main() -> None:
-    given = arguments(__doc__)
-    repeats = 3 if given.quick else 7
-    returned, kept = (in_own_process(measure, keeps, repeats) for keeps in (False, True))
+    args = arguments(__doc__)
+    repeats = 3 if args.quick else 7
+    returned, reused = (in_own_process(measure, keeps, repeats) for keeps in (False, True))
     print(f"medians of {repeats}; freed memory kept; last: the same with memory returned / kept")
-    for name, seconds in kept.items():
-        softmax = kept[f"{name.split()[0]} softmax"]
+    for name, seconds in reused.items():
+        softmax = reused[f"{name.split()[0]} softmax"]
         print(
             f"  {name:<20} {SENTENCES * LENGTH / seconds:7.0f} tokens/s   "
             f"{seconds / softmax:5.2f} x softmax   {returned[name] / seconds:5.2f}"
         )
-    keep(given.json, {"kept": kept, "returned": returned})
+    keep(args.json, {"kept": reused, "returned": returned})
 
 
 if __name__ == "__main__":

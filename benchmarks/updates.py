@@ -51,7 +51,7 @@ class Updates:
 
     Args:
         config: of the run.
-        vocabulary: number of pieces of either side.
+        vocabulary: size of the vocabulary of either side.
         batches: one an update.
     """
 
@@ -83,7 +83,7 @@ class Updates:
             self()
 
     def held_bytes(self) -> int | None:
-        """By an update when all layers have gone forward, above the model and its optimizer."""
+        """Return the bytes of an update after the forward pass, without model and optimizer."""
         self.step.memory = PeakMemory(self.device)
         self.step(FIRST_MEASURED, [next(self.batches)])
         return self.step.memory.bytes

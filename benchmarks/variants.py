@@ -1,13 +1,12 @@
-"""What a training step of every variant costs beside softmax: time and memory.
+"""Time and memory of a training step of every variant, relative to softmax.
 
     OMP_NUM_THREADS=1 python -m benchmarks.variants [--quick] [--model tiny|small] [--json FILE]
 
-The rows are those of `conf/variant/`, each run_config as `python train.py variant=…` composes it,
+The rows are those of `conf/variant/`, each configured as `python train.py variant=…` composes it,
 with its loss and its repulsion. Batches are random, of 2048 tokens with sentences of 16, as
-Multi30k's are. Variants run interleaved in one process; the ratios are of medians. Memory is what
-a step holds when all layers have gone forward, above the model and its optimizer. With one thread
-the time is that of the processor, which other load on the machine lengthens less; else it is
-that of the clock.
+Multi30k's are. Variants run interleaved in one process; the ratios are of medians. Memory is that
+of a step after the forward pass, without the model and its optimizer. With one thread the time is
+that of the processor, which other load on the machine lengthens less; else it is that of the clock.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ VOCABULARY, BASELINE = 2000, "softmax"
 
 
 def measure(model: str, repeats: int) -> dict[str, dict[str, float]]:
-    """Variant -> median seconds and bytes of a step, interleaved; no bytes: it is not told here."""
+    """Return variant -> median seconds and bytes of a step, interleaved; 0 bytes: unknown."""
     keep_freed_memory()
     updates = {
         name: Updates.of_short_sentences(VOCABULARY, f"variant={name}", f"model={model}")
@@ -37,15 +36,15 @@ def measure(model: str, repeats: int) -> dict[str, dict[str, float]]:
 
 def main() -> None:
     model = {"default": "tiny", "help": "tiny or another of conf/model"}
-    given = arguments(__doc__, model=model)
-    repeats = 3 if given.quick else 11
-    print(f"model={given.model}, medians of {repeats}, to {BASELINE}")
-    found = measure(given.model, repeats)
-    base = found[BASELINE]
-    for name, row in found.items():
+    args = arguments(__doc__, model=model)
+    repeats = 3 if args.quick else 11
+    print(f"model={args.model}, medians of {repeats}, to {BASELINE}")
+    results = measure(args.model, repeats)
+    base = results[BASELINE]
+    for name, row in results.items():
         memory = f"{row['bytes'] / base['bytes']:.2f}" if base["bytes"] else "-"
         print(f"  {name:<20} tokens/s {base['seconds'] / row['seconds']:5.2f}   memory {memory}")
-    keep(given.json, {"model": given.model, "repeats": repeats, "variants": found})
+    keep(args.json, {"model": args.model, "repeats": repeats, "variants": results})
 
 
 if __name__ == "__main__":

@@ -91,7 +91,7 @@ def test_other_toolkits_are_timed_beside_ours_and_named_where_they_are_not_here(
 
 def test_a_search_that_ends_early_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers, "PEERS", (EndsEarly,))
-    with pytest.raises(ValueError, match="found 7 words where 8 were asked for"):
+    with pytest.raises(ValueError, match="returned 7 words instead of 8"):
         peers.compare("search", "tiny", 2, 8, 1)
 
 

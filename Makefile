@@ -3,7 +3,7 @@
 #   PIP_ARGS     options for every pip call. The small CPU build of torch on Linux:
 #                make demo PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"
 #   PYTHON       a Python 3.11 that is not on the path, to make .venv with
-#   PYTEST_ARGS  options for pytest, e.g. make test PYTEST_ARGS="-m 'not slow'"
+#   PYTEST_ARGS  options for pytest, e.g. make test PYTEST_ARGS="-k entmax"
 
 PIP_ARGS ?=
 PYTHON ?=
@@ -12,9 +12,11 @@ PYTEST_ARGS ?=
 BIN := .venv/bin
 INSTALL := -m pip --disable-pip-version-check install -q -c requirements.lock $(PIP_ARGS)
 PIP := $(BIN)/python $(INSTALL)
+# Two processes, each with whole files, whose runs are trained once.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-triton docs peers browser lint format clean
+.PHONY: help demo test test-all test-triton docs peers browser lint format clean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -24,12 +26,15 @@ help: ## this list
 demo: .venv/.installed ## train, score and picture alpha-entmax on the built-in corpus, in minutes
 	@$(BIN)/python train.py experiment=demo
 
-test: lint .venv/.installed-docs ## lint, then the whole test suite
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(PYTEST_ARGS)
+test: lint .venv/.installed-test ## lint, then the tests of every promise: minutes
+	@$(PYTEST) -m "not slow and not triton" $(PYTEST_ARGS)
+
+test-all: .venv/.installed-docs test-triton ## the other tests: browser, guide, sweeps, compiled training, GPU kernels
+	@$(PYTEST) -m "slow and not triton" $(PYTEST_ARGS)
 
 # Two workers, and Triton is told before it is imported that there is no GPU.
 test-triton: .venv/.installed-triton ## the GPU kernels in Triton's interpreter (installs Triton, 700 MB)
-	@TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m triton $(PYTEST_ARGS)
+	@TRITON_INTERPRET=1 $(PYTEST) -m triton $(PYTEST_ARGS)
 
 docs: .venv/.installed-docs ## the guide as a site that needs no network: site/index.html
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict

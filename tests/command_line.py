@@ -53,6 +53,8 @@ class CommandLine:
 
     def __call__(self, command: str, *arguments: str) -> Ended:
         self._patch.setenv("HYDRA_FULL_ERROR", "0")  # restored at the end of the test
+        # or Hydra composes twice: for hydra.mode, which headwise leaves as it is, and for the job
+        self._patch.setattr("hydra._internal.hydra.Hydra.get_mode", lambda *_, **__: None)
         self._patch.setattr(sys, "argv", ["headwise", command, *arguments])
         GlobalHydra.instance().clear()
         self._streams.readouterr()

@@ -1,6 +1,6 @@
 """Every variant in `conf/attention/`, found by glob, learns to reverse short sequences.
 
-No symbol comes twice in a sequence. 500 updates and eight narrow heads, because sparsemax, whose
+No symbol comes twice in a sequence. 250 updates and eight narrow heads, because sparsemax, whose
 gradient is zero wherever its weight is, finds the way last.
 """
 
@@ -30,7 +30,7 @@ from headwise.train.schedule import Cosine
 
 VARIANTS = group_choices("attention")
 CPU = torch.device("cpu")
-N_SYMBOLS, LONGEST, FIRST_ID = 8, 6, 4
+N_SYMBOLS, LONGEST, FIRST_ID = 8, 4, 4
 CONFIG = ModelConfig(
     "reverse",
     encoder_layers=1,
@@ -42,7 +42,7 @@ CONFIG = ModelConfig(
     attention_dropout=0.0,
     activation_dropout=0.0,
 )
-RATE, N_UPDATES, WARMUP_UPDATES, MAX_TOKENS = 1e-2, 500, 30, 400
+RATE, N_UPDATES, WARMUP_UPDATES, MAX_TOKENS = 1e-2, 250, 30, 300
 ADAM = {"_target_": "torch.optim.Adam", "lr": RATE, "betas": [0.9, 0.98]}
 
 

@@ -17,6 +17,8 @@ from command_line import json_of
 from headwise.config.schema import ModelConfig
 from headwise.train.memory import glibc
 
+pytestmark = pytest.mark.slow
+
 
 class Absent(Headwise):
     name = "absent"
@@ -30,7 +32,6 @@ class EndsEarly(Headwise):
         return super()._best_length(source, beam, steps - 1)
 
 
-@pytest.mark.slow
 def test_quick_run_prints_a_figure_of_each_part_and_keeps_none(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -23,7 +23,6 @@ from headwise.tasks.task import task_of
 from headwise.train.checkpoint import load_checkpoint
 from training_runs import CALM, Runs, assert_same_course
 
-pytestmark = pytest.mark.slow
 WINDOW = 16
 SMALL = [
     "data=text", f"data.window={WINDOW}", "model=tiny", "model.layers=2", "model.d_model=16",

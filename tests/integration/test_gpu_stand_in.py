@@ -19,6 +19,7 @@ from triton_marks import HAS_TRITON, IS_INTERPRETED
 
 COMPILER = shutil.which("g++") or shutil.which("clang++")
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.skipif(COMPILER is None or sys.platform != "linux", reason="no C++ compiler here"),
     pytest.mark.skipif(torch.version.cuda is not None, reason="this torch has a GPU of its own"),
 ]

@@ -17,7 +17,6 @@ from headwise.runs.folder import RunFolder
 from headwise.train.checkpoint import load_checkpoint
 from training_runs import CALM, Runs, assert_same_course
 
-pytestmark = pytest.mark.slow
 LENGTH = 8
 SITES = "decoder_self", "encoder_self"
 SMALL = [

@@ -15,6 +15,8 @@ from fabricated_runs import facts, write_paper
 
 RECIPE = (*SMALL, "data.test=[test_a]")
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def softmax_trained(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -18,6 +18,8 @@ from headwise.runs.results import Results
 from headwise.track.base import NullTracker
 from training_runs import Runs
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def sweep(tmp_path: Path) -> list[str]:

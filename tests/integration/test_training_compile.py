@@ -20,6 +20,8 @@ from training_steps import N_WORDS, step_of
 SHORT = ["encoder_layers=1", "decoder_layers=1", "d_model=32", "d_ff=64"]
 NO_DROPOUT = ["dropout=0", "attention_dropout=0", "activation_dropout=0"]
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def fresh_graphs() -> Iterator[None]:
@@ -74,7 +76,6 @@ def test_training_by_graphs_is_training(attention: str, monkeypatch: pytest.Monk
     check(attention)
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
 def test_training_compiled_is_training() -> None:
     """One variant: the compiler takes a minute, and makes the same of an operator as of another."""

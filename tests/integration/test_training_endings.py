@@ -15,7 +15,6 @@ from command_line import json_of, write_corpus
 from headwise.train.checkpoint import load_checkpoint
 from training_runs import Runs, record, remains
 
-pytestmark = pytest.mark.slow
 SHORT = {"trainer.max_updates": 4, "trainer.validate_every": 2, "trainer.save_every": 2}
 
 

@@ -13,7 +13,6 @@ import pytest
 from headwise.train.checkpoint import load_checkpoint
 from training_runs import Runs, python, record, remains
 
-pytestmark = pytest.mark.slow
 KILL, TERM = signal.SIGKILL, signal.SIGTERM
 BPE_DROPOUT = {"tokenizer": "bpe", "tokenizer.vocab_size": 60, "tokenizer.dropout": 0.3}
 

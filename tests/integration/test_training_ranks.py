@@ -10,7 +10,6 @@ import pytest
 
 from training_runs import CALM, Runs, assert_same_course, python, remains
 
-pytestmark = pytest.mark.slow
 ONE = {**CALM, "model.lr": 0.01}
 PAIR = {**ONE, "trainer.max_tokens": 80}
 

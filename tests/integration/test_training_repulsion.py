@@ -88,7 +88,6 @@ def whole(runs: Runs) -> Path:
     return runs.run_folder("whole")
 
 
-@pytest.mark.slow
 def test_a_killed_run_goes_on_with_the_same_noise(runs: Runs, whole: Path) -> None:
     kill = signal.SIGKILL
     runs.train("killed", {"repulsion": "spos"}, strike=("record", 8, kill), code=-kill)
@@ -98,7 +97,6 @@ def test_a_killed_run_goes_on_with_the_same_noise(runs: Runs, whole: Path) -> No
     assert remains(runs.run_folder("killed")) == remains(whole)
 
 
-@pytest.mark.slow
 def test_two_ranks_are_one_with_twice_the_tokens(runs: Runs) -> None:
     """Every rank draws the same noise; else their weights would drift apart."""
     changes = {**CALM, "repulsion": "spos"}

@@ -38,6 +38,7 @@ def every(group: str) -> Any:
     return pytest.mark.parametrize("choice", group_choices(group))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("group", "choice"),
     [(g, c) for g in GROUPS if g not in ("experiment", "paper") for c in group_choices(g)],
@@ -105,6 +106,7 @@ def test_an_alias_is_the_same_data(make: Any, alias: str, name: str) -> None:
     assert make([f"data={alias}"]).data == make([f"data={name}"]).data
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("choice", EXPERIMENTS)
 def test_experiments_train(
     make: Any, choice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

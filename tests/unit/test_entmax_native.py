@@ -94,6 +94,7 @@ def test_an_unwritable_cache_is_no_error(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert "file" in reason_without(monkeypatch, HEADWISE_CACHE=str(tmp_path / "file"))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("looked_for_anew")
 @needs_kernels
 def test_a_broken_library_is_rebuilt(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -106,6 +107,7 @@ def test_a_broken_library_is_rebuilt(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert broken.stat().st_size > 0
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("looked_for_anew")
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="another kind of processor")
 @pytest.mark.parametrize("processor", ["x86-64-v3", "x86-64"], ids=["eight lanes", "four lanes"])

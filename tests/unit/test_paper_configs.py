@@ -33,6 +33,7 @@ def recipes_of(make: Any) -> Callable[[str], list[Recipe]]:
     return composed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PAPERS)
 def test_every_paper_composes_with_recipes_that_can_be_trained(make: Any, name: str) -> None:
     paper = paper_of(make, name)
@@ -47,12 +48,14 @@ def test_every_paper_composes_with_recipes_that_can_be_trained(make: Any, name: 
         assert test in config.data.test
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PAPERS)
 def test_no_run_can_fill_two_cells(recipes_of: Callable[[str], list[Recipe]], name: str) -> None:
     for one, other in combinations(recipes_of(name), 2):
         assert one.decisive != other.decisive, (one.cell, other.cell)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PAPERS)
 def test_notes_name_the_updates(
     make: Any, recipes_of: Callable[[str], list[Recipe]], name: str
@@ -63,6 +66,7 @@ def test_notes_name_the_updates(
             assert int(told.replace(",", "")) == one.max_updates, one.cell
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [p for p in PAPERS if p not in ("michel2019", "voita2019")])
 def test_cells_differ_in_the_row_alone(
     recipes_of: Callable[[str], list[Recipe]], name: str

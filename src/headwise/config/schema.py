@@ -1,15 +1,15 @@
 """The whole configuration as dataclasses.
 
-Values a person chooses live here and in `conf/`; runtime objects (devices, tensors, vocabulary
-sizes) never do. Plain groups are typed, so that a wrong key or type is refused when the config is
-composed. Groups whose yaml names a class with `_target_` stay open: constructors check arguments.
+Values a person chooses are here and in `conf/`; runtime objects (devices, tensors) never are.
+Plain groups are typed: a wrong key or type is refused when the config is composed. Groups whose
+yaml names a class with `_target_` are open: constructors check their arguments.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from omegaconf import MISSING, DictConfig, OmegaConf
 
@@ -369,9 +369,7 @@ C = TypeVar("C")
 
 def typed(node: DictConfig, kind: type[C] = Config) -> C:  # type: ignore[assignment]
     """A composed configuration as the dataclass of its command."""
-    content = OmegaConf.to_object(node)
-    assert isinstance(content, kind)
-    return content
+    return cast(C, OmegaConf.to_object(node))
 
 
 def read_back(content: dict[str, Any]) -> Config:
@@ -394,6 +392,8 @@ def register() -> None:
     """Make the dataclasses known to Hydra: `train_schema` and so on, and `schema/NAME`."""
     from hydra.core.config_store import ConfigStore
 
+    # Hydra would copy all of it at every composition, and for --help once a group
+    ConfigStore.__deepcopy__ = lambda self, memo: self  # type: ignore[attr-defined]
     for command, kind in KINDS.items():
         ConfigStore.instance().store(f"{command}_schema", kind)
     for name, kind in SCHEMAS.items():

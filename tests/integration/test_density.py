@@ -98,6 +98,7 @@ def test_heads_are_analysed_and_pruned(headwise: CommandLine, run: Path) -> None
     assert load(smaller, device="cpu").model.sites[0].name == "decoder_self"
 
 
+@pytest.mark.slow
 def test_page_shows_windows_of_a_text(headwise: CommandLine, run: Path, tmp_path: Path) -> None:
     path = tmp_path / "own.txt"
     path.write_text("Häuschen " * 4, encoding="utf-8")
@@ -132,6 +133,7 @@ def test_stopping_is_exact(headwise: CommandLine, overrides: list[str], tmp_path
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
+@pytest.mark.slow
 def test_two_ranks_are_one_with_twice_the_tokens(
     headwise: CommandLine, runs: Runs, overrides: list[str]
 ) -> None:

@@ -127,6 +127,7 @@ def test_a_stopped_run_ends_in_the_same_bits(
     assert all(torch.equal(whole["model"][name], halves["model"][name]) for name in whole["model"])
 
 
+@pytest.mark.slow
 def test_two_ranks_are_one_with_twice_the_tokens(runs: Runs, overrides: list[str]) -> None:
     calm = [*overrides, *(f"{key}={value}" for key, value in CALM.items())]
     folders = []

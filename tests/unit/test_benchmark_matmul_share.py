@@ -8,6 +8,8 @@ from benchmarks.matmul_share import TOKENS, VOCABULARY, make_updates, products
 from benchmarks.updates import model_config
 from torch.utils.flop_counter import FlopCounterMode
 
+pytestmark = pytest.mark.slow
+
 
 def test_products_are_those_of_a_step() -> None:
     # in bf16 all products of linear maps are seen; attention may be one operator of its own

@@ -23,6 +23,8 @@ _SIZES = {"train": 30000, "valid": 500, "test": 1000}
 _COMPOUNDS = compound_forms()
 _NOUN = {noun["de"]: noun for noun in NOUNS}
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def splits() -> dict[str, Pairs]:

@@ -22,6 +22,8 @@ from headwise.report.figures_rows import corpus_rows
 ENTMAX15 = "headwise.attention.entmax15.Entmax15"
 SOFTMAX = "headwise.attention.softmax.Softmax"
 
+pytestmark = pytest.mark.slow
+
 
 def words(figure: Any) -> str:
     from matplotlib.text import Text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import pytest
 from benchmarks.matmul_share import TOKENS, VOCABULARY, make_updates, products
 from benchmarks.updates import model_config
 from torch.utils.flop_counter import FlopCounterMode

@@ -56,8 +56,8 @@ def test_a_figure_that_cannot_be_drawn_leaves_what_was_there(tmp_path: Path) -> 
     assert (tmp_path / "f.png").read_text() == "before"
 
 
-@pytest.mark.parametrize("name", FIGURES)
 @pytest.mark.slow
+@pytest.mark.parametrize("name", FIGURES)
 def test_every_figure_fits_a_paper(name: str) -> None:
     """Not wider than two columns, and no word outside of the page; nothing is pyplot's."""
     from matplotlib import pyplot

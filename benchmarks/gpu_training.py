@@ -33,7 +33,7 @@ from headwise.data.batch import Batch
 from headwise.data.batching import TrainingPairs
 from headwise.data.loader import BatchLoader
 from headwise.data.store import EncodedSplit
-from headwise.precision import ask_for_same_bits
+from headwise.precision import use_deterministic_kernels
 from headwise.tasks.translation import COMPILED_LENGTH_MULTIPLE
 from headwise.train.distributed import choose_device
 
@@ -103,7 +103,7 @@ def compare(model: str, compiled: bool, repeats: int, device: torch.device) -> g
 
 def measure(args: Namespace) -> gpu.Rows:
     device = choose_device("cuda")
-    ask_for_same_bits(device)
+    use_deterministic_kernels(device)
     torch._dynamo.config.recompile_limit = RECOMPILATIONS
     torch._dynamo.config.fail_on_recompile_limit_hit = True  # else the rest is not compiled
     repeats = QUICK_REPEATS if args.quick else REPEATS

@@ -1,4 +1,4 @@
-"""headwise: what attention heads do when they are free to be sparse."""
+"""headwise: experiments with attention heads in Transformers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __version__ = "0.1.0"
 
 
 def load(run: str | Path, **options: Any) -> Any:
-    """A trained run with what its task can do; see `headwise.tasks.loading.load`."""
+    """Load a trained run with the methods of its task; see `headwise.tasks.loading.load`."""
     from headwise.tasks.loading import load as load_run
 
     return load_run(run, **options)

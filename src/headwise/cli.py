@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from headwise.config.schema import Config
 
 Job = Callable[[Any], None]
-# command -> module below headwise, and the function in it that takes the command's configuration
+# command -> module below headwise, and its function of the command's config
 COMMANDS = {
     "train": "commands.train:train",
     "prepare": "commands.prepare:prepare",
@@ -38,10 +38,10 @@ COMMANDS = {
     "analyze": "commands.analyze:analyze_runs",
     "report": "commands.report:report_runs",
 }
-CONFIGS = {"prepare": "train"}  # commands that take the configuration of another
-SAVED = "saved checkpoints are intact, give the same command to resume"
+CONFIGS = {"prepare": "train"}  # commands that use the config of another
+SAVED = "saved checkpoints are intact; run the same command again to resume"
 INTERRUPTED = {
-    "evaluate": "the scores that were shown are saved",
+    "evaluate": "the printed scores are saved",
     "translate": "a file named by output= is unchanged",
 }
 HYDRA_OPTIONS = {
@@ -52,7 +52,7 @@ HYDRA_OPTIONS = {
 
 
 class Carried(BaseException):
-    """Carries an error through Hydra, which would print an `Exception` itself."""
+    """Passes an error through Hydra, which would print an `Exception` itself."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ def main(command: str | None = None) -> None:
 
 
 def _named_command() -> str:
-    """Remove and return the first argument; ends the process where it is no command."""
+    """Remove and return the first argument; exits if it is not a command."""
     given = sys.argv[1] if len(sys.argv) > 1 else ""
     if given in COMMANDS:
         return sys.argv.pop(1)
@@ -88,12 +88,12 @@ def _named_command() -> str:
         sys.exit(0 if given else 2)
     close = nearest(given, COMMANDS)
     hint = f" Did you mean {close}?" if close else ""
-    print(f"headwise: {given!r} is none of {', '.join(COMMANDS)}.{hint}", file=sys.stderr)
+    print(f"headwise: {given!r} is not one of {', '.join(COMMANDS)}.{hint}", file=sys.stderr)
     sys.exit(2)
 
 
 def command_function(command: str) -> Job:
-    """The function of a command, imported when it is called: `--help` needs no torch."""
+    """The function of a command, imported when called, so that `--help` needs no torch."""
     module, _, name = COMMANDS[command].partition(":")
 
     def job(config: Any) -> None:
@@ -138,12 +138,12 @@ def _train_job(config: Config, overrides: list[str], sweep: Sweep) -> None:
         raise
     except Exception as error:  # noqa: BLE001 - printed, recorded, raised as JobFailedError
         sweep.record(overrides, None, error)
-        tell(error)
+        report_error(error)
         failed = True
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-    if failed:  # raised here, where no traceback keeps the job's model alive
+    if failed:  # raised here, so that no traceback keeps the model of the job alive
         raise JobFailedError(f"failed: {' '.join(overrides)}")
 
 
@@ -161,7 +161,7 @@ def launch(config_name: str, job: Job, sweep: Sweep | None = None) -> None:
     from headwise.config.schema import register, typed
 
     register()
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # let errors come to us instead of Hydra's report
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # pass errors to us instead of Hydra's report
     composed = False
 
     def checked(config: Any) -> None:
@@ -190,9 +190,9 @@ def launch(config_name: str, job: Job, sweep: Sweep | None = None) -> None:
         print(f"headwise: interrupted; {INTERRUPTED.get(config_name, SAVED)}", file=sys.stderr)
         code = 130
     except Carried as carried:
-        code = tell(carried.error, config_name)
+        code = report_error(carried.error, config_name)
     except Exception as error:  # noqa: BLE001 - printed, with a traceback for defects
-        code = tell(error, config_name, composed)
+        code = report_error(error, config_name, composed)
     if sweep is not None:
         sweep.summary()
         code = code or int(sweep.has_failed())
@@ -201,9 +201,9 @@ def launch(config_name: str, job: Job, sweep: Sweep | None = None) -> None:
 
 
 def _quoted(argument: str) -> str:
-    """`key=value` as Hydra reads it: it takes letters beyond ASCII, = and the like in quotes only.
+    """Quote the value of `key=value` if Hydra cannot parse it: non-ASCII letters, = and the like.
 
-    What Hydra reads, lists and mappings stay as they are.
+    Lists, mappings and values that Hydra parses are unchanged.
     """
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
@@ -220,15 +220,15 @@ def _quoted(argument: str) -> str:
 
 
 def _refuse_foreign_options(arguments: Sequence[str], config_name: str) -> None:
-    """Exit with a message at arguments that are not key=value, and at unknown options."""
+    """Exit with a message on arguments that are not key=value and on unknown options."""
     from headwise.commands.sweep import MULTIRUN
 
-    # Hydra's --run says what is done anyway; where `run` is a key of ours, that is what is meant
+    # Hydra's --run is the default; in commands with a key `run`, the key is meant
     known = HYDRA_OPTIONS | ({"--run"} if config_name == "train" else set())
     for before, argument in pairwise(["", *arguments]):
         if not argument.isprintable() and argument != argument.encode(errors="ignore").decode():
             shown = argument.encode(errors="replace").decode()
-            print(f"headwise: {shown} is not UTF-8; rename what it names", file=sys.stderr)
+            print(f"headwise: {shown} is not UTF-8; rename the file", file=sys.stderr)
             sys.exit(2)
         has_value = before.startswith("-") and before not in MULTIRUN
         if "=" not in argument and not argument.startswith(("-", "~")) and not has_value:
@@ -238,8 +238,7 @@ def _refuse_foreign_options(arguments: Sequence[str], config_name: str) -> None:
         if name.startswith("--") and name not in known:
             key = name.removeprefix("--").replace("-", "_")
             print(
-                f"headwise: {argument} is not known; settings are written key=value: "
-                f"{key}={value or '…'}",
+                f"headwise: {argument} is not known; set keys as key=value: {key}={value or '…'}",
                 file=sys.stderr,
             )
             sys.exit(2)
@@ -250,12 +249,12 @@ def _not_a_setting(before: str, argument: str) -> str:
     if "/" not in argument and (choices := group_choices(argument)):
         return f"{problem}: choose {argument}={'|'.join(choices)}"
     if "=" in before:
-        return f"{problem}. If it belongs to {before!r}, quote the whole; a key takes one value"
+        return f"{problem}. If it is part of {before!r}, quote both; a key has one value"
     return problem
 
 
-def tell(error: Exception, config_name: str = "train", composed: bool = True) -> int:
-    """Print what went wrong and what to do, with a traceback for defects; returns the exit code.
+def report_error(error: Exception, config_name: str = "train", composed: bool = True) -> int:
+    """Print an error, with a traceback for defects; return the exit code.
 
     Args:
         config_name: whose keys to suggest.
@@ -267,7 +266,7 @@ def tell(error: Exception, config_name: str = "train", composed: bool = True) ->
     if isinstance(error, JobFailedError):
         return 1
     if isinstance(error, BrokenPipeError):
-        # the reader of our output has gone; Python must not flush it again at exit
+        # the output was closed; Python must not flush it again at exit
         discard(sys.stdout.fileno())
         return BROKEN_PIPE
     if not composed or isinstance(error, (HydraException, OmegaConfBaseException)):
@@ -288,7 +287,7 @@ def tell(error: Exception, config_name: str = "train", composed: bool = True) ->
     if isinstance(error, OSError) and error.errno in {*FULL, *FORBIDDEN}:
         where = error.filename or "output"
         print(
-            f"headwise: {where}: {error.strerror}. Where things are written is said by output=, "
+            f"headwise: {where}: {error.strerror}. The folders for output are set by output=, "
             "paths.outputs=, paths.cache= and the environment variable HEADWISE_CACHE",
             file=sys.stderr,
         )

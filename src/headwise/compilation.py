@@ -1,7 +1,7 @@
-"""What torch.compile is to leave alone, said without importing the compiler.
+"""Decorators for functions that torch.compile must not trace, without importing the compiler.
 
-The decorators of `torch.compiler` import all of it (about two seconds) where they are written, in
-programs that compile nothing too.
+The decorators of `torch.compiler` import all of it (about two seconds), also in programs that
+compile nothing.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ T = TypeVar("T")
 
 
 def outside_graphs(function: Callable[P, T]) -> Callable[P, T]:
-    """Run by Python, in a compiled program too: `torch.compiler.disable`, asked for when needed."""
+    """Run by Python, also when compiled: `torch.compiler.disable`, applied when compiling."""
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
         if not torch.compiler.is_compiling():
             return function(*args, **kwargs)
-        kept = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
-        return cast("T", kept(*args, **kwargs))
+        disabled = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
+        return cast("T", disabled(*args, **kwargs))
 
     return call
 
 
 def constant_in_graphs(function: Callable[P, T]) -> Callable[P, T]:
-    """Run when a graph is made, its result a part of the graph.
+    """Run while tracing; the result is a constant of the graph.
 
-    This is the mark that `torch.compiler.assume_constant_result` leaves.
+    Sets the same attribute as `torch.compiler.assume_constant_result`.
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function

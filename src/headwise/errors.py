@@ -1,8 +1,7 @@
-"""Errors that a user can act on.
+"""Errors that a user can fix.
 
-Everything raised as a `HeadwiseError` is printed as one clear message without a traceback and
-ends the command with a non-zero exit code; any other exception is a defect of ours and keeps
-its traceback.
+A `HeadwiseError` is printed as one message without a traceback and ends the command with a
+non-zero exit code; any other exception is a defect and is printed with its traceback.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 
 class HeadwiseError(Exception):
-    """A problem the user can mend; the message says what is wrong and what to do instead."""
+    """A problem that the user can fix; the message says what is wrong and what to do."""
 
 
 class ConfigError(HeadwiseError):
@@ -24,15 +23,15 @@ class DataError(HeadwiseError):
 
 
 class CheckpointError(HeadwiseError):
-    """A checkpoint that is truncated, foreign, or belongs to another model."""
+    """A checkpoint that is truncated, of another format, or of another model."""
 
 
 class RunError(HeadwiseError):
-    """A run folder that cannot be used as asked (locked, other settings, not finished)."""
+    """A run folder that cannot be used (locked, other settings, not finished)."""
 
 
 class Interrupted(BaseException):
-    """A run left on request, after saving; no `Exception`, so that it ends a sweep as well."""
+    """A run stopped by a signal, after saving; not an `Exception`, so that a sweep ends too."""
 
     def __init__(self, message: str, signal_number: int) -> None:
         super().__init__(message)
@@ -40,13 +39,13 @@ class Interrupted(BaseException):
 
 
 def nearest(word: str, options: Iterable[str]) -> str | None:
-    """The option most like `word`, or None when none is close."""
+    """The option closest to `word`; None if none is close."""
     close = difflib.get_close_matches(word, list(options), n=1, cutoff=0.5)
     return close[0] if close else None
 
 
 def refuse(key: str, value: object, options: Iterable[str]) -> ConfigError:
-    """The error for a `value` of `key` outside of the finite set `options`."""
+    """The error for a `value` of `key` that is not one of `options`."""
     allowed = sorted(options)
     hint = nearest(str(value), allowed)
     meant = f" Did you mean {hint}?" if hint else ""
@@ -54,13 +53,13 @@ def refuse(key: str, value: object, options: Iterable[str]) -> ConfigError:
 
 
 def unknown(prefix: str, key: str, known: Sequence[str]) -> ConfigError:
-    """The error for a `key` below `prefix` ("decode.", or nothing) that is none of those known."""
+    """The error for a `key` below `prefix` ("decode.", or empty) that is not one of `known`."""
     close = nearest(key, known)
     meant = f" Did you mean {prefix}{close}?" if close else ""
     return ConfigError(f"{prefix}{key} is not known; allowed: {', '.join(known)}.{meant}")
 
 
 def require(condition: bool, key: str, allowed: str, value: object) -> None:
-    """Raise a `ConfigError` naming key, value and what is allowed unless `condition` holds."""
+    """Raise a `ConfigError` that names key, value and allowed values unless `condition` holds."""
     if not condition:
         raise ConfigError(f"{key} must be {allowed}, got {value!r}")

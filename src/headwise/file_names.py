@@ -1,7 +1,7 @@
-"""Names from configs that become paths: none may lead out of the folder it is for.
+"""Checks of names in configs that become paths: none may leave its folder.
 
-A run folder got from a stranger holds a config; what is fetched or written on its word must stay
-below the cache and below the run folder.
+The config of an untrusted run folder must not cause reads or writes outside of the cache and the
+run folder.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ _FOREIGN = re.compile(r"[\\\0\r\n]")
 
 
 def check_file_name(key: str, value: Any) -> None:
-    """Refuse what is not the name of one file.
+    """Refuse a value that is not a single file name.
 
     Raises:
-        ConfigError: empty, `.`, `..`, or with a separator in it; `key` names it.
+        ConfigError: empty, `.`, `..`, or with a separator; the message names `key`.
     """
     fits = _is_relative(value) and "/" not in value and value != "."
     require(fits, key, "a plain name, without / in it", value)
 
 
 def check_relative_path(key: str, value: Any) -> None:
-    """Refuse a path that is absolute or holds `..`.
+    """Refuse a path that is absolute or contains `..`.
 
     Raises:
-        ConfigError: it is, or does; `key` names it.
+        ConfigError: the message names `key`.
     """
     require(_is_relative(value), key, "a relative path without ..", value)
 

@@ -1,4 +1,4 @@
-"""What is known of a language by its code."""
+"""Properties of languages, by their codes."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ def language_of(code: str) -> str:
 
 
 def has_spaces(code: str) -> bool:
-    """Whether words are written apart."""
+    """Whether words are separated by spaces."""
     return language_of(code) not in WITHOUT_SPACES

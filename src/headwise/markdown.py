@@ -1,4 +1,4 @@
-"""Tables in Markdown, and those of a page that are written by a program."""
+"""Markdown tables, and generated parts of a page."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def markdown_table(
 
     Args:
         head: one text a column; may be empty.
-        rows: as many texts each.
-        of_numbers: the other columns are numbers, and stand on the right.
+        rows: texts of the cells.
+        of_numbers: the other columns are numbers, aligned right.
     """
     marks = ["---", *("---:" if of_numbers else "---" for _ in head[1:])]
     lines = [[_cell(text) for text in line] for line in (head, *rows)]
@@ -24,7 +24,7 @@ def markdown_table(
 
 
 def _cell(text: str) -> str:
-    """Text that neither ends its cell nor its line."""
+    """Escape text for a cell: no line break, no column separator."""
     return re.sub(r"\s+", " ", text).replace("|", r"\|")
 
 
@@ -32,16 +32,16 @@ def renewed(text: str, name: str, content: str) -> str:
     """`text` with `content` between its markers `<!-- name -->` and `<!-- /name -->`."""
     begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
     before, _, rest = text.partition(begin)
-    _, found, after = rest.partition(end)
-    if not found:
+    _, marker, after = rest.partition(end)
+    if not marker:
         raise SystemExit(f"no {begin} … {end} in the file")
     return f"{before}{begin}\n{content}\n{end}{after}"
 
 
-def print_or_renew(about: str, parts: Mapping[str, Callable[[], str]]) -> None:
-    """The command of a program that writes parts of a page: print them, or renew them in a file."""
+def print_or_write(about: str, parts: Mapping[str, Callable[[], str]]) -> None:
+    """Command line of a generator of page parts: print them, or update them in a file."""
     parser = argparse.ArgumentParser(description=about)
-    parser.add_argument("--write", type=Path, metavar="FILE", help="renew it in this file")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="update it in this file")
     path: Path | None = parser.parse_args().write
     if path is None:
         print("\n\n".join(content() for content in parts.values()))

@@ -1,4 +1,4 @@
-"""Which numbers are multiplied, and which of its kernels a GPU is asked to take."""
+"""Precision of matrix products, and choice of GPU kernels."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ PRECISIONS = ("auto", "fp32", "bf16")
 
 
 def check_precision(name: str, key: str) -> None:
-    """Refuse a value of the configuration's `key` that is no precision."""
+    """Refuse a value of the config `key` that is not a precision."""
     if name not in PRECISIONS:
         raise refuse(key, name, PRECISIONS)
 
 
 def resolve_precision(name: str, device: torch.device) -> str:
-    """`auto` is bf16 where the device multiplies it natively, else fp32.
+    """Resolve `auto`: bf16 if the device multiplies it natively, else fp32.
 
     Autocast keeps weights, softmax, entmax, norms and the loss in float32.
     """
@@ -31,16 +31,16 @@ def resolve_precision(name: str, device: torch.device) -> str:
 
 
 def product_type(precision: str, device: torch.device) -> torch.dtype:
-    """The type of matrix products under `autocast` of a precision."""
+    """The dtype of matrix products under `autocast` of a precision."""
     return torch.bfloat16 if resolve_precision(precision, device) == "bf16" else torch.float32
 
 
 def multiplies_bf16(device: torch.device) -> bool:
-    """Whether matrix products in bf16 run on units of their own."""
+    """Whether the device has native matrix products in bf16."""
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    ask = getattr(torch.cpu, "get_capabilities", dict)  # older versions cannot tell
-    capabilities: dict[str, object] = ask()
+    query = getattr(torch.cpu, "get_capabilities", dict)  # missing in older versions
+    capabilities: dict[str, object] = query()
     return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
 
 
@@ -49,26 +49,26 @@ def autocast(device: torch.device, precision: str) -> AbstractContextManager[obj
     if precision == "bf16":
         return torch.autocast(device.type, torch.bfloat16)
     if precision != "fp32":
-        raise ValueError(f"autocast to {precision!r}: fp32 or bf16 it must be, `auto` resolved")
+        raise ValueError(f"precision must be fp32 or bf16 (`auto` resolved), got {precision!r}")
     return nullcontext()
 
 
-def ask_for_same_bits(device: torch.device) -> None:
-    """Have a GPU take deterministic kernels where it has them; a CPU's are so by themselves.
+def use_deterministic_kernels(device: torch.device) -> None:
+    """Use deterministic kernels on a GPU where they exist; those of a CPU are deterministic.
 
-    The way back of torch's own fused attention, which softmax takes, stays as it is: it adds up in
-    any order unless what has no deterministic kernel were to raise.
+    The backward pass of torch's fused attention (used by softmax) stays nondeterministic: torch
+    replaces it only if operations without a deterministic kernel raise.
     """
     if device.type == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True, warn_only=True)
-        # would fill every tensor that is made empty; none is read before it is written
+        # filling costs time, and no empty tensor is read before it is written
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 @contextmanager
-def each_place_written_once() -> Iterator[None]:
-    """Scatter without the sort by which deterministic kernels order what meets in one place."""
+def unique_indices() -> Iterator[None]:
+    """Scatter to unique indices, without the sort of deterministic kernels."""
     if not torch.are_deterministic_algorithms_enabled():
         yield
         return
@@ -80,16 +80,16 @@ def each_place_written_once() -> Iterator[None]:
         torch.use_deterministic_algorithms(True, warn_only=warn_only)
 
 
-def avoid_plans_for_shapes() -> None:
-    """Keep torch's fused attention, which softmax takes, away from cuDNN.
+def disable_cudnn_attention() -> None:
+    """Disable the cuDNN backend of torch's fused attention, which softmax uses.
 
-    On Hopper and Blackwell torch prefers it in half precision. It plans for every shape anew,
-    which takes tens to hundreds of milliseconds, and batches of sentences are of hundreds of
-    shapes, the steps of a search of as many as there are steps.
+    On Hopper and Blackwell torch prefers it in half precision. It builds a plan for each new
+    shape, which takes tens to hundreds of milliseconds; batches of sentences have hundreds of
+    shapes, and each step of a search has its own.
     """
     torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 def full_precision(values: Tensor) -> Tensor:
-    """In float32 at the least: what attention does beside its matrix products, it does so."""
+    """Values in at least float32, as for all of attention except matrix products."""
     return values.to(torch.promote_types(values.dtype, torch.float32))

@@ -1,7 +1,7 @@
 """Random numbers as a function of (seed, update, rank).
 
-Every update seeds torch anew, so that there is no generator state to save and a resumed run
-draws what one never stopped would have drawn.
+Every update seeds torch again, so that no generator state must be saved and a resumed run draws
+the same numbers as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import torch
 
 
 def derived_seed(*parts: int | str) -> int:
-    """A 63-bit seed from several numbers or words, the same in every process."""
+    """A 63-bit seed from numbers or strings, the same in every process."""
     digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
 
 
 @contextmanager
 def seeded(*parts: int | str) -> Iterator[None]:
-    """Draw on the CPU as a function of `parts` alone; afterwards the generator is where it was."""
+    """Seed the CPU generator by `parts` within the block; restore its state afterwards."""
     with torch.random.fork_rng(devices=()):
         torch.default_generator.manual_seed(derived_seed(*parts))
         yield

@@ -34,7 +34,7 @@ CONFIG_ERRORS = {
     "trainer.max_updates=1,2": "--multirun",
     # types
     "trainer.max_updates=abc": "trainer.max_updates=abc",
-    "data.test=[[a]]": "a list, each of it text",
+    "data.test=[[a]]": "a list of text",
     # ranges
     "seed=99999999999999999999": "below 2^63",
     "trainer.monitor=chr": "Did you mean chrf?",
@@ -189,14 +189,14 @@ def test_defects_keep_a_traceback(
 # command line -> exit code, parts of the message; RUN is a trained run, TEXT its corpus
 REFUSED = {
     # no settings
-    "evaluate --run x": (2, "settings are written key=value", "run=…"),
+    "evaluate --run x": (2, "set keys as key=value", "run=…"),
     "translate run=outputs/a outputs/b": (2, "is not key=value", "belongs to 'run=outputs/a'"),
     "train attention": (2, "is not key=value", "choose attention=alpha_entmax|"),
     "train -m seed=1, 2": (2, "'2' is not key=value", "belongs to 'seed=1,'"),
-    "train data=files": (2, "data.source is missing: give data.source=…"),
+    "train data=files": (2, "data.source is missing: set data.source=…"),
     "trian": (2, "Did you mean train?"),
     # no run
-    "evaluate": (2, "run is missing: give run=…"),
+    "evaluate": (2, "run is missing: set run=…"),
     "analyze": (2, "run is missing: give run=FOLDER"),
     "evaluate run=PARENT": (1, "Did you mean run=RUN?"),
     "analyze run=RUNx": (1, "Did you mean run=RUN?"),
@@ -258,7 +258,7 @@ REFUSED = {
     "report paper=correia2018": (2, "Did you mean paper=correia2019?"),
     "report paper=correia2019 seeds=[1,1]": (2, "seeds must be different numbers"),
     "report paper=correia2019 seedz=[1]": (2, "Did you mean seeds?"),
-    "report paper=correia2019 runs=outputs/x": (2, "runs is a list: give runs=[outputs/x]"),
+    "report paper=correia2019 runs=outputs/x": (2, "runs must be a list: set runs=[outputs/x]"),
     "report paper=correia2019 'overrides=[\"a=b\"]'": (2, "does not compose"),
     "report run=RUN page=true compare=RUN": (2, "must be another run"),
     "report run=RUN page=true n_sentences=0": (2, "n_sentences must be at least 1"),

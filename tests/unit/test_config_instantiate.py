@@ -94,8 +94,8 @@ def test_a_node_without_a_target_is_refused(node: Any) -> None:
         ({"betas": [0.9]}, "optimizer.betas must be of type list of float, float, got [0.9]"),
         ({"amsgrad": 1}, "optimizer.amsgrad must be of type bool, got 1"),
         ({"bets": [0.9, 0.98]}, "Did you mean optimizer.betas?"),
-        ({"params": []}, "optimizer.params is supplied by code"),
-        ({"lr": -1.0}, "refuses optimizer.lr=-1.0"),
+        ({"params": []}, "optimizer.params is set internally"),
+        ({"lr": -1.0}, "refused optimizer.lr=-1.0"),
         ({"betas": [0.9, 2.0]}, "Invalid beta parameter at index 1"),
     ],
 )
@@ -120,7 +120,7 @@ def test_user_packages_are_trusted_by_name(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(ConfigError, match="HEADWISE_PLUGINS"):
         target_class({"_target_": "toy_plugin.Thing"}, "attention")
     monkeypatch.setenv("HEADWISE_PLUGINS", "toy_plugins")
-    with pytest.raises(ConfigError, match=r"\(now it is toy_plugins\)"):
+    with pytest.raises(ConfigError, match=r"\(currently toy_plugins\)"):
         target_class({"_target_": "toy_plugin.Thing"}, "attention")
     monkeypatch.setenv("HEADWISE_PLUGINS", "other, toy_plugin,")
     assert target_class({"_target_": "toy_plugin.Thing"}, "attention").__name__ == "Thing"

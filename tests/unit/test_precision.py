@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from headwise.entmax import entmax_loss
 from headwise.kernels import native
 from headwise.losses.loss import CrossEntropy
-from headwise.precision import each_place_written_once
+from headwise.precision import unique_indices
 from headwise.train.distributed import choose_device
 
 SORTED_IF_DETERMINISTIC = ("scatter", "index_put")  # on a GPU
@@ -76,7 +76,7 @@ def test_losses_never_sort_to_scatter(monkeypatch: pytest.MonkeyPatch, loss: str
 @pytest.mark.parametrize("warn_only", [True, False])
 def test_what_was_asked_for_is_asked_for_again(warn_only: bool) -> None:
     torch.use_deterministic_algorithms(True, warn_only=warn_only)
-    with each_place_written_once():
+    with unique_indices():
         assert not torch.are_deterministic_algorithms_enabled()
     assert torch.are_deterministic_algorithms_enabled()
     assert torch.is_deterministic_algorithms_warn_only_enabled() == warn_only

@@ -63,7 +63,7 @@ def test_backend_and_timeout(left: tuple[str, list[str]], monkeypatch: pytest.Mo
 def test_every_process_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    monkeypatch.setattr(distributed, "avoid_plans_for_shapes", lambda: None)
+    monkeypatch.setattr(distributed, "disable_cudnn_attention", lambda: None)
     for name in ("auto", "cuda"):
         assert [choose_device(name, rank).index for rank in (0, 1)] == [0, 1]
         with pytest.raises(ConfigError, match="process 3 of this machine sees 2 GPUs"):

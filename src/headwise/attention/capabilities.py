@@ -16,7 +16,7 @@ from headwise.attention.protocol import Attention
 from headwise.attention.scores import ScoreAttention
 from headwise.config.folders import config_dir, group_choices, group_node
 from headwise.config.schema import SITE_KINDS, SITE_NAMES
-from headwise.markdown import markdown_table, print_or_renew
+from headwise.markdown import markdown_table, print_or_write
 
 N_HEADS, HEAD_DIM = 8, 4  # arbitrary: the capabilities do not depend on them
 HEAD = (
@@ -105,4 +105,4 @@ def capabilities() -> str:
 TABLES = {"formulas": formulas, "capabilities": capabilities}  # by the markers in the page
 
 if __name__ == "__main__":
-    print_or_renew("what each attention variant is and can do where", TABLES)
+    print_or_write("what each attention variant is and can do where", TABLES)

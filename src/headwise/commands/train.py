@@ -26,7 +26,7 @@ from headwise.files import read_json, remove_partial
 from headwise.losses.loss import Loss
 from headwise.model.family import Model
 from headwise.model.kernels import kernels_of
-from headwise.precision import ask_for_same_bits, product_type
+from headwise.precision import product_type, use_deterministic_kernels
 from headwise.report.outcome import draw, summary
 from headwise.runs.environment import git_commit, versions
 from headwise.runs.failure import Failure, UntouchedRun
@@ -107,7 +107,7 @@ def _train(
         torch.set_num_threads(config.trainer.threads)
     keep_freed_memory()
     with process_group(config.trainer.device) as ranks:
-        ask_for_same_bits(ranks.device)
+        use_deterministic_kernels(ranks.device)
         task = task_of(config)
         with ranks.first_alone():  # the first rank downloads, the others read the cache
             corpus = task.open(config, Path(config.paths.cache).expanduser())

@@ -1,4 +1,4 @@
-"""What Hydra and OmegaConf refuse, in our words."""
+"""Messages for errors of Hydra and OmegaConf."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headwise.errors import nearest, refuse
 
 
 def explain_composition(error: Exception, config_name: str) -> str:
-    """What Hydra or OmegaConf refused, in one message with the nearest key or choice."""
+    """The message for an error of Hydra or OmegaConf, with the nearest key or choice."""
     text = str(error).strip()
     detail = str(error.__cause__ or "").strip()
     if detail and detail not in text:
@@ -26,9 +26,7 @@ def explain_composition(error: Exception, config_name: str) -> str:
     text = re.sub(r"Key '(\w+)' (is not in struct|not in '\w+')", r"There is no key '\1'.", text)
     text = text.replace("\\'", "'")
     if isinstance(error.__cause__ or error, GrammarParseError):
-        text = (
-            "${ begins a reference to another key, which ends with }: rename the path that has it"
-        )
+        text = "${ begins a reference to another key and must end with }: rename the path with ${"
     if not isinstance(error, (HydraException, OmegaConfBaseException)):
         text = f"{text}\nThe command line was: {' '.join(sys.argv[1:])}"
     if "Config group override must be a string or a list" in text:
@@ -38,12 +36,12 @@ def explain_composition(error: Exception, config_name: str) -> str:
                 return str(refuse(group, value, group_choices(group)))
     missing = re.search(r"missing mandatory value: (\S+)", text, re.IGNORECASE)
     if missing:
-        # the message has the last part of the key only
+        # the message of OmegaConf has the last part of the key only
         key = getattr(error, "full_key", None) or missing.group(1)
-        return f"{key} is missing: give {key}=…"
+        return f"{key} is missing: set {key}=…"
     scalar = re.search(r"Error merging override (\S+?)=(.*)\nInvalid value.*ListConfig", text)
     if scalar:
-        return f"{scalar[1]} is a list: give {scalar[1]}=[{scalar[2]}]"
+        return f"{scalar[1]} must be a list: set {scalar[1]}=[{scalar[2]}]"
     hint = None if "Did you mean" in text else _hint(error, config_name)
     return f"{text}\nDid you mean {hint}?" if hint else text
 
@@ -65,8 +63,8 @@ def _hint(error: Exception, config_name: str) -> str | None:
     if typed not in known:
         return nearest(typed, known)
     group, _, name = typed.partition(".")
-    able = [c for c in group_choices(group) if name in group_node(group, c)]
-    return f"to choose {group}={'|'.join(able)}, to which {typed} belongs" if able else None
+    choices = [c for c in group_choices(group) if name in group_node(group, c)]
+    return f"{group}={'|'.join(choices)}, which has {typed}" if choices else None
 
 
 def _groups() -> list[str]:

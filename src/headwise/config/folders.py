@@ -1,4 +1,4 @@
-"""Where the Hydra configs stand, and what a group offers."""
+"""The folder of the Hydra configs, and the choices of a group."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from headwise.errors import refuse
 
 
 def config_dir() -> Path:
-    """`conf/` inside the installed package, or of the checkout it was installed from."""
+    """The folder `conf/` of the installed package, or of the checkout."""
     packaged = Path(__file__).parents[1] / "conf"
     return packaged if packaged.is_dir() else Path(__file__).parents[3] / "conf"
 
 
 def composed(*overrides: str) -> DictConfig:
-    """What `python train.py` composes with some overrides."""
+    """The config that `python train.py` composes from `overrides`."""
     from hydra import compose, initialize_config_dir
 
     register()
@@ -27,7 +27,7 @@ def composed(*overrides: str) -> DictConfig:
 
 
 def group_choices(group: str) -> list[str]:
-    """Names that `group=` takes."""
+    """Names that `group=` accepts."""
     return sorted(path.stem for path in (config_dir() / group).glob("*.yaml"))
 
 

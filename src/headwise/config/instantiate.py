@@ -1,9 +1,9 @@
 """The only caller of Hydra's `instantiate`.
 
 A yaml node names its class with `_target_`. Only classes below `headwise.`, `torch.optim.` and
-the packages that the user trusts by name in `HEADWISE_PLUGINS` (comma-separated) are made: a run
-folder got from a stranger must not be able to call anything else. Wrong keys and wrong types are
-refused here, once for every variant, from the constructor's own signature.
+the packages listed in `HEADWISE_PLUGINS` (comma-separated) are instantiated: an untrusted run
+folder must not be able to call anything else. Wrong keys and types are refused here for all
+variants, by the signature of the constructor.
 """
 
 from __future__ import annotations
@@ -28,14 +28,18 @@ _SIMPLE = (bool, int, float, str)
 
 
 def as_container(node: Any) -> Any:
-    """Plain dicts and lists, interpolations resolved."""
+    """A node as plain dicts and lists, with interpolations resolved."""
     if isinstance(node, (DictConfig, ListConfig)):
         return OmegaConf.to_container(node, resolve=True, throw_on_missing=True)
     return node
 
 
 def target_class(node: Any, key: str) -> Any:
-    """The class that `node._target_` names; refused outside the trusted packages."""
+    """The class that `node._target_` names.
+
+    Raises:
+        ConfigError: no `_target_`, or a class outside of the trusted packages.
+    """
     container = as_container(node)
     target = container.get("_target_") if isinstance(container, Mapping) else None
     if not isinstance(target, str):
@@ -45,25 +49,25 @@ def target_class(node: Any, key: str) -> Any:
     plugins = os.environ.get("HEADWISE_PLUGINS", "").replace(",", " ").split()
     trusted = (*ALLOWED_PREFIXES, *(f"{name}." for name in plugins))
     if not target.startswith(trusted):
-        now = f" (now it is {','.join(plugins)})" if plugins else ""
+        now = f" (currently {','.join(plugins)})" if plugins else ""
         raise ConfigError(
-            f"{key}._target_ must lie under headwise or torch.optim, got {target!r}. "
-            f"Name packages of your own in HEADWISE_PLUGINS=package1,package2{now}."
+            f"{key}._target_ must be in headwise or torch.optim, got {target!r}. "
+            f"List your packages in HEADWISE_PLUGINS=package1,package2{now}."
         )
-    found = _located(target, key)
-    # a trusted module's imports are reachable through it: headwise.cli.os.system
-    if not inspect.isclass(found) or not f"{found.__module__}.".startswith(trusted):
+    located = _located(target, key)
+    # imports of a trusted module are also its attributes: headwise.cli.os.system
+    if not inspect.isclass(located) or not f"{located.__module__}.".startswith(trusted):
         raise ConfigError(f"{key}._target_ must name a class of a trusted package, got {target!r}")
-    return found
+    return located
 
 
 def _located(target: str, key: str) -> Any:
-    """The attribute of a module that a dotted path names."""
+    """The attribute of a module at a dotted path."""
     within, _, name = target.rpartition(".")
     try:
         return getattr(importlib.import_module(within), name)
     except (ImportError, AttributeError) as error:
-        if isinstance(error, ModuleNotFoundError):  # all above it could be imported
+        if isinstance(error, ModuleNotFoundError):  # its parents could be imported
             within, _, name = str(error.name).rpartition(".")
         parent = sys.modules.get(within)
         below = [module.name for module in pkgutil.iter_modules(getattr(parent, "__path__", ()))]
@@ -74,17 +78,17 @@ def _located(target: str, key: str) -> Any:
 
 
 def instantiate(node: Any, key: str, kind: type = object, /, **runtime: Any) -> Any:
-    """Make the object that a config node describes.
+    """Instantiate the class of a config node.
 
     Args:
-        node: mapping with `_target_` and the constructor's human choices.
-        key: where the node stands in the config; it starts every message.
-        kind: what its class has to be.
-        runtime: arguments that code supplies (parameters of an optimizer, a head's place).
+        node: mapping with `_target_` and arguments of the constructor.
+        key: of the node in the config; starts every message.
+        kind: required base class.
+        runtime: further arguments (parameters of an optimizer, the site of a head).
 
     Raises:
-        ConfigError: another kind, unknown or missing argument, wrong type, or what the constructor
-            refused.
+        ConfigError: another class, an unknown or missing argument, a wrong type, or a value that
+            the constructor refused.
     """
     from hydra.utils import instantiate as hydra_instantiate
 
@@ -94,7 +98,7 @@ def instantiate(node: Any, key: str, kind: type = object, /, **runtime: Any) -> 
         raise ConfigError(f"{key}._target_ must be a {kind.__name__}, got {target.__name__}")
     settings = {k: v for k, v in container.items() if not k.startswith("_")}
     _check_arguments(target, settings, set(runtime), key)
-    # not recursive: a _target_ further down would be called without having been looked at here
+    # not recursive: a nested _target_ would be called without these checks
     hydra_keys = {"_convert_": "all", "_partial_": True, "_recursive_": False}
     try:
         make = hydra_instantiate({"_target_": container["_target_"], **hydra_keys, **settings})
@@ -103,9 +107,9 @@ def instantiate(node: Any, key: str, kind: type = object, /, **runtime: Any) -> 
         raise ConfigError(f"{key}.{error}") from error
     except (TypeError, ValueError) as error:
         if container["_target_"].startswith("headwise."):
-            raise  # ours refuse with a ConfigError: this is a defect
-        given = ", ".join(f"{key}.{name}={value}" for name, value in settings.items())
-        raise ConfigError(f"{container['_target_']} refuses {given}: {error}") from error
+            raise  # a defect: constructors of headwise raise ConfigError
+        values = ", ".join(f"{key}.{name}={value}" for name, value in settings.items())
+        raise ConfigError(f"{container['_target_']} refused {values}: {error}") from error
 
 
 def _check_arguments(target: Any, settings: dict[str, Any], runtime: set[str], key: str) -> None:
@@ -115,12 +119,12 @@ def _check_arguments(target: Any, settings: dict[str, Any], runtime: set[str], k
     foreign = sorted(name for name in runtime if name not in parameters and not takes_any)
     if foreign:
         raise ConfigError(
-            f"{key}._target_={target.__module__}.{target.__qualname__} is not of the kind that "
-            f"{key} needs: it takes no {', '.join(foreign)}"
+            f"{key}._target_={target.__module__}.{target.__qualname__} cannot be used for "
+            f"{key}: it has no argument {', '.join(foreign)}"
         )
     for name, value in settings.items():
         if name in runtime:
-            raise ConfigError(f"{key}.{name} is supplied by code and cannot be set")
+            raise ConfigError(f"{key}.{name} is set internally and cannot be configured")
         if name not in parameters and not takes_any:
             raise unknown(f"{key}.", name, allowed)
         hint_type = _type_hints(target).get(name)
@@ -140,12 +144,12 @@ def _type_hints(target: Any) -> dict[str, Any]:
     constructor = target.__init__ if inspect.isclass(target) else target
     try:
         return typing.get_type_hints(constructor)
-    except NameError:  # names imported for type checkers only: nothing to check against
+    except NameError:  # imported for type checkers only: types cannot be checked
         return {}
 
 
 def _writable(hint: Any) -> list[str]:
-    """Names of the types in `hint` that yaml has a value for."""
+    """Names of the types in `hint` that yaml can express."""
     origin = typing.get_origin(hint)
     if origin in (typing.Union, types.UnionType):
         return [name for option in typing.get_args(hint) for name in _writable(option)]
@@ -178,5 +182,5 @@ def fits(value: Any, hint: Any) -> bool:
         return isinstance(value, int) and not isinstance(value, bool)
     if hint in _SIMPLE:
         return isinstance(value, hint)
-    # a class of which yaml can write no value, such as Tensor
+    # a class that yaml cannot express, such as Tensor
     return not (inspect.isclass(hint) and isinstance(value, _SIMPLE))

@@ -1,4 +1,4 @@
-"""Which keys a command knows, and what to answer to one that it does not."""
+"""The config keys of each command, and checks of unknown keys and wrong values."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from headwise.config.schema import (
 )
 from headwise.errors import require, unknown
 
-# Those that are checked by constructors.
+# Groups whose keys are checked by constructors.
 OPEN_GROUPS = [name for name, hint in get_type_hints(Config).items() if hint is Any]
 
 
 def refuse_unknown(config: DictConfig, config_name: str) -> None:
-    """Refuse keys that `+key=value` has put beside those of the dataclasses.
+    """Refuse keys that `+key=value` added to those of the dataclasses.
 
     Raises:
-        ConfigError: the key, its neighbours and the nearest of them.
+        ConfigError: names the key, the allowed keys and the nearest of them.
     """
     for prefix, kind, node in _typed_nodes(config, KINDS[config_name]):
         names = [field.name for field in fields(kind)]
@@ -43,11 +43,11 @@ def refuse_unknown(config: DictConfig, config_name: str) -> None:
 def _typed_nodes(
     node: DictConfig, kind: Any, prefix: str = ""
 ) -> Iterator[tuple[str, Any, DictConfig]]:
-    """A node of a dataclass and those in it, each with what its keys begin with."""
+    """Yield (key prefix, dataclass, node) of a node and of its nested dataclasses."""
     yield prefix, kind, node
     for name, hint in get_type_hints(kind).items():
         below = None if OmegaConf.is_missing(node, name) else node.get(name)
-        inner = OmegaConf.get_type(below) if hint is Any else hint  # that of an open group
+        inner = OmegaConf.get_type(below) if hint is Any else hint  # Any: of an open group
         if isinstance(below, DictConfig) and is_dataclass(inner):
             yield from _typed_nodes(below, inner, f"{prefix}{name}.")
 
@@ -60,10 +60,10 @@ def _keys_of(kind: Any, prefix: str = "") -> Iterator[str]:
 
 
 def refuse_misshapen(config: DictConfig, config_name: str) -> None:
-    """Refuse what OmegaConf lets pass: lists of lists, values interpolated in place of lists.
+    """Refuse values that OmegaConf does not check: nested lists, interpolated values for lists.
 
     Raises:
-        ConfigError: the key, and what it must be.
+        ConfigError: names the key and the required type.
     """
     for prefix, kind, node in _typed_nodes(config, KINDS[config_name]):
         for name, hint in get_type_hints(kind).items():
@@ -76,7 +76,7 @@ def refuse_misshapen(config: DictConfig, config_name: str) -> None:
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """As `fits`, and mappings by what they hold."""
+    """Whether `value` fits `hint`, as `fits`, which does not check mappings."""
     if get_origin(hint) is not dict:
         return fits(value, hint)
     return isinstance(value, dict) and all(_fits(one, get_args(hint)[1]) for one in value.values())
@@ -87,15 +87,15 @@ def _in_words(hint: Any) -> str:
     if kind is UnionType:
         return " or ".join(map(_in_words, inner))
     if kind is list:
-        return "a list" if inner[0] is Any else f"a list, each of it {_in_words(inner[0])}"
+        return "a list" if inner[0] is Any else f"a list of {_in_words(inner[0])}"
     if kind is dict:
-        return "a mapping" if inner[1] is Any else f"a mapping, each of it {_in_words(inner[1])}"
+        return "a mapping" if inner[1] is Any else f"a mapping to {_in_words(inner[1])}"
     words = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
     return words.get(hint, "null")
 
 
 def known_keys(config_name: str) -> list[str]:
-    """Every dotted key of a command's config; for training, those of each choice too."""
+    """All dotted keys of the config of a command; for training, also those of each choice."""
     keys = list(_keys_of(KINDS[config_name]))
     if config_name != "train":
         return [*keys, *(_keys_of(DecodeConfig, "decode.") if "decode" in keys else ())]

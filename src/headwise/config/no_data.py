@@ -1,4 +1,4 @@
-"""What stands for data where a task makes its examples itself."""
+"""The data config of a task that generates its examples."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from omegaconf import MISSING
 
 @dataclass
 class NoDataConfig:
-    """No files: a task makes its examples itself."""
+    """No files: the task generates its examples."""
 
     _target_: str = "headwise.config.no_data.NoDataConfig"
     name: str = MISSING  # in tables
-    valid: str = "valid"  # names of splits, for the task to tell apart
+    valid: str = "valid"  # names of splits, which the task distinguishes
     test: list[str] = field(default_factory=lambda: ["test"])  # scored at the end of a run
     max_updates: int = 1000  # suggested
     warmup_updates: int = 100  # suggested

@@ -23,16 +23,16 @@ SITE_NAMES = {
 }
 SITE_SIDES = {"encoder_self": "encoder", "decoder_self": "decoder", "cross": "decoder"}
 SITE_KINDS = {"encoder_self": "self", "decoder_self": "causal", "cross": "cross"}
-# Groups that a site may choose for itself -> the key below which it does.
+# Groups that can be chosen for each site -> the key of these choices.
 SITE_GROUPS = {"attention": "sites", "pattern": "pattern_sites", "scaling": "scaling_sites"}
 
 
 @dataclass
 class CleaningConfig:
-    """Rules for training pairs; validation and test sets are never cleaned.
+    """Filters of training pairs; validation and test sets are never filtered.
 
-    A pair is dropped when a side is empty, when a limit is exceeded, or when the ratio of the
-    lengths in white-space words is above `max_ratio`. Limits of 0 are off.
+    A pair is dropped if a side is empty, a limit is exceeded, or the ratio of the lengths in
+    white-space words is above `max_ratio`. Limits of 0 are off.
     """
 
     max_words: int = 0  # white-space words, both sides
@@ -52,13 +52,13 @@ class DataConfig:
     name: str = MISSING  # of the corpus, by data=
     source: str = MISSING  # language code of the input side
     target: str = MISSING  # of the output side
-    dir: str | None = None  # a folder of local text; wins over every download
+    dir: str | None = None  # a folder of local text, used instead of downloads
     folder: str | None = None  # its name below $HEADWISE_DATA
-    files: dict[str, list[str]] = field(default_factory=dict)  # split -> file stems, first found
+    files: dict[str, list[str]] = field(default_factory=dict)  # split -> alternative file stems
     train: str = "train"  # a split, or several: a+b
     valid: str = "valid"  # a split, or several
     test: list[str] = field(default_factory=list)  # the sets scored at the end of a run
-    origins: list[Any] = field(default_factory=list)  # tried in order when no folder is given
+    origins: list[Any] = field(default_factory=list)  # tried in order if no folder is set
     cleaning: CleaningConfig = field(default_factory=CleaningConfig)
     vocab_size: int = 32000  # suggested for a text of this size
     max_updates: int = 100_000  # suggested for a text of this size
@@ -70,18 +70,18 @@ class DataConfig:
 
 @dataclass
 class TextDataConfig:
-    """A text of one language in files of its own; see `headwise.data.plain_text`."""
+    """A text of one language; see `headwise.data.plain_text`."""
 
     _target_: str = "headwise.config.schema.TextDataConfig"
     tasks: list[str] = field(default_factory=lambda: ["density"])  # that it serves
     name: str = MISSING  # of the text, by data=
     dir: str | None = None  # the folder of train.txt, valid.txt and test sets
     folder: str | None = None  # its name below $HEADWISE_DATA
-    language: str | None = None  # its code; null: nothing is said of words
+    language: str | None = None  # its code; null: unknown
     train: str = "train"  # a file without .txt
     valid: str = "valid"
     test: list[str] = field(default_factory=lambda: ["test"])  # scored at the end of a run
-    window: int = 256  # tokens that are read together, and scored
+    window: int = 256  # tokens that are read and scored together
     vocab_size: int = 8000  # suggested for a text of this size
     max_updates: int = 100_000  # suggested for a text of this size
     warmup_updates: int = 4000  # suggested for a text of this size
@@ -91,13 +91,13 @@ class TextDataConfig:
 
 @dataclass
 class TokenizerConfig:
-    """SentencePiece segmentation, learned from the training split only, or given."""
+    """SentencePiece segmentation, trained on the training split, or loaded from `folder`."""
 
     kind: str = "bpe"  # bpe, unigram, char, byte, or given
     folder: str | None = None  # with kind=given: a run, or any folder with a tokenizer.model
     vocab_size: int = 32000  # pieces, the four special ones included
     joint: bool = True  # one model for both languages
-    character_coverage: float = 1.0  # of the text by the alphabet; the rest is unknown
+    character_coverage: float = 1.0  # share of the text in the alphabet; the rest is unknown
     byte_fallback: bool = False  # unknown characters as bytes
     dropout: float = 0.0  # BPE-dropout on training text; 0 is off
     max_training_sentences: int = 2_000_000  # a seeded sample of a larger corpus
@@ -113,15 +113,15 @@ class ModelConfig:
     decoder_layers: int = MISSING  # layers of the decoder
     d_model: int = MISSING  # width
     n_heads: int = MISSING  # at each site
-    d_ff: int = MISSING  # width inside of the feed-forward block
+    d_ff: int = MISSING  # hidden width of the feed-forward block
     share_embeddings: str = "all"  # all (source, target, output), decoder (target, output), none
-    dropout: float = 0.1  # of embeddings and of what each block adds
-    attention_dropout: float = 0.1  # of the weights
+    dropout: float = 0.1  # of embeddings and of the output of each sublayer
+    attention_dropout: float = 0.1  # of the attention weights
     activation_dropout: float = 0.1  # inside the feed-forward block
-    recompute: bool = False  # keep block inputs only and compute blocks again going backward
-    register_tokens: int = 0  # learned vectors in front of the source
-    heads: Any = None  # site -> layers -> numbers of the heads that pruning kept; null: all
-    layers: int | None = None  # of a model of one stack; null: as many as that stack would have
+    recompute: bool = False  # activation checkpointing: recompute blocks in the backward pass
+    register_tokens: int = 0  # learned vectors before the source
+    heads: Any = None  # site -> layers -> numbers of the heads left by pruning; null: all
+    layers: int | None = None  # of a model with one stack; null: encoder_layers or decoder_layers
     lr: float = 7e-4  # peak learning rate suggested for this size
 
 
@@ -131,12 +131,12 @@ class TrainerConfig:
 
     max_updates: int = 100_000  # steps of the optimizer
     max_tokens: int = 4096  # padded tokens of the longer side of a batch, per rank
-    accumulate: int = 1  # batches an update
+    accumulate: int = 1  # batches per update
     clip_norm: float = 0.0  # largest norm of the gradient; 0 is off
     precision: str = "auto"  # fp32, bf16 (autocast), or auto: bf16 where it is native
     device: str = "auto"  # auto, cpu, cuda
     threads: int | None = None  # CPU threads of torch; null leaves its default
-    compile: bool = False  # the model by torch.compile
+    compile: bool = False  # compile the model with torch.compile
     log_every: int = 50  # updates between lines
     validate_every: int = 1000  # updates between validations
     save_every: int = 1000  # updates between checkpoints
@@ -144,11 +144,11 @@ class TrainerConfig:
     monitor: str | None = None  # metric of `best` and early stopping; null: the task's own (bleu)
     patience: int = 0  # validations without improvement before stopping; 0 is off
     average: int = 0  # average the last N numbered checkpoints at the end; 0 is off
-    valid_beam: int = 1  # of the translations at validations; decode.beam is for the end
-    valid_sentences: int = 1000  # translated at each validation; all are used for the loss
-    head_sentences: int = 200  # looked at for density and so on at each validation; 0: none
+    valid_beam: int = 1  # beam of translations at validations; decode.beam is for the end
+    valid_sentences: int = 1000  # translated at each validation; the loss uses all
+    head_sentences: int = 200  # analysed for density and so on at each validation; 0: none
     n_workers: int | None = None  # processes for encoding; null: the number of cores
-    progress: bool = True  # a bar at a terminal, lines elsewhere; false: silence
+    progress: bool = True  # a bar at a terminal, lines elsewhere; false: neither
 
 
 @dataclass
@@ -157,9 +157,9 @@ class DecodeConfig:
 
     _target_: str = "headwise.config.schema.DecodeConfig"
     method: str = "beam"  # beam or greedy
-    beam: int = 5  # hypotheses a sentence
+    beam: int = 5  # hypotheses per sentence
     length_penalty: float = 1.0  # score / length^penalty
-    n_best: int = 1  # translations a sentence, at most the beam
+    n_best: int = 1  # translations per sentence, at most the beam
     max_length_ratio: float = 1.5  # hypothesis length limit: ratio * source + extra
     max_length_extra: int = 50  # see max_length_ratio, in pieces
     max_tokens: int = 16384  # padded source tokens of a decoding batch, times the beam
@@ -169,12 +169,12 @@ class DecodeConfig:
 
 @dataclass
 class TrackerConfig:
-    """Weights & Biases; the run folder's jsonl files are written whatever is chosen here."""
+    """Weights & Biases; the jsonl files of the run folder are always written."""
 
     kind: str = "wandb"  # wandb or none
     project: str = "headwise"  # of W&B
     entity: str | None = None  # of W&B: user or team; null: its default
-    mode: str | None = None  # online, offline, disabled; null: WANDB_MODE, then by a key's presence
+    mode: str | None = None  # online, offline, disabled; null: WANDB_MODE, else by the API key
     tags: list[str] = field(default_factory=list)  # of the run, for W&B
     group: str | None = None  # null: the sweep's name in a multirun
     init_timeout: int = 20  # seconds before an online run falls back to offline
@@ -190,7 +190,7 @@ class PathsConfig:
 
 @dataclass
 class SitesConfig:
-    """One entry a place where attention happens; null follows the common choice."""
+    """One choice per attention site; null: the choice for all sites."""
 
     encoder_self: Any = None
     decoder_self: Any = None
@@ -199,7 +199,7 @@ class SitesConfig:
 
 @dataclass
 class Config:
-    """A training: what `conf/train.yaml` composes."""
+    """The config of training, composed from `conf/train.yaml`."""
 
     task: Any = MISSING
     attention: Any = MISSING
@@ -224,15 +224,15 @@ class Config:
     decode: Any = MISSING
     tracker: TrackerConfig = field(default_factory=TrackerConfig)
     paths: PathsConfig = field(default_factory=PathsConfig)
-    experiment_name: str = "default"  # the folder below outputs that holds the run
+    experiment_name: str = "default"  # folder below outputs for the run
     seed: int = 1  # of weights, dropout and order
-    init_from: str | None = None  # another run whose weights are the start
+    init_from: str | None = None  # another run, whose weights initialise the model
     dry_run: bool = False  # print parameters, memory and FLOPs, then stop
 
 
 @dataclass
 class RunSelection:
-    """What every command that loads a run lets a user choose."""
+    """Keys of every command that loads a run."""
 
     checkpoint: str = "auto"  # auto, best, last, average, update_<n>, average_<n> (of the last n)
     device: str = "auto"
@@ -241,27 +241,27 @@ class RunSelection:
 
 @dataclass
 class SearchSelection(RunSelection):
-    """The same of commands that translate."""
+    """Keys of commands that load a run and translate."""
 
-    decode: dict[str, Any] = field(default_factory=dict)  # what differs from the run's own search
+    decode: dict[str, Any] = field(default_factory=dict)  # overrides of the search of the run
 
 
 @dataclass
 class EvaluateConfig(SearchSelection):
-    """`scripts/evaluate.py`: score a run on named or own test sets."""
+    """`scripts/evaluate.py`: score a run on test sets or other text."""
 
     run: str = MISSING  # its folder
     data: EvaluateDataConfig = field(default_factory=lambda: EvaluateDataConfig())
-    name: str | None = None  # of the results' file; null: results-<checkpoint>
+    name: str | None = None  # of the results file; null: results-<checkpoint>
 
 
 @dataclass
 class EvaluateDataConfig:
-    """Which text to score on."""
+    """The text to score on."""
 
-    test: list[str] = field(default_factory=list)  # names; empty: the run's own test sets
-    dir: str | None = None  # the corpus' folder, where it moved or is another
-    source_file: str | None = None  # own text, one sentence a line, with its reference_file
+    test: list[str] = field(default_factory=list)  # names; empty: the test sets of the run
+    dir: str | None = None  # folder of the corpus, if it differs from that of the run
+    source_file: str | None = None  # a text, one sentence a line, with its reference_file
     reference_file: str | None = None
 
 
@@ -273,77 +273,77 @@ class TranslateConfig(SearchSelection):
     input: str | None = None  # a file; null reads stdin
     output: str | None = None  # a file; null writes to stdout
     reference: str | None = None  # score these translations instead (forced decoding)
-    buffer_size: int = 10_000  # lines that are read, sorted by length, translated and written
+    buffer_size: int = 10_000  # lines that are read, sorted by length and translated at a time
 
 
 @dataclass
 class PruneDataConfig:
-    """Which text to measure heads on."""
+    """The text to measure heads on."""
 
     split: str | None = None  # null: the run's validation set
-    dir: str | None = None  # the corpus' folder, where it moved or is another
+    dir: str | None = None  # folder of the corpus, if it differs from that of the run
     sentences: int | None = 1000  # the first N; null: all
 
 
 @dataclass
 class PruneConfig(SearchSelection):
-    """`scripts/prune.py`: which heads matter, and a smaller run without the others."""
+    """`scripts/prune.py`: measure the importance of heads, and remove heads."""
 
     run: str = MISSING  # its folder
     by: str = "importance"  # importance (Michel et al. 2019), gates (Voita et al. 2019)
-    fraction: float | None = None  # of the heads of `sites` to remove; null: look, remove nothing
-    keep: Any = None  # these alone, as model.heads: site -> layers -> numbers of heads
-    sites: list[str] | None = None  # where heads may go; null: at all sites of the model
-    table: bool = False  # the curve: scores with 0, 10, ... 100 % of the heads masked
-    ablation: bool = False  # scores without each head, and with the best head of each layer alone
-    output: str | None = None  # the new run; null: beside the old one
+    fraction: float | None = None  # of the heads of `sites` to remove; null: remove none
+    keep: Any = None  # heads to keep, as model.heads: site -> layers -> numbers of heads
+    sites: list[str] | None = None  # sites to remove heads from; null: all sites of the model
+    table: bool = False  # scores with 0, 10, ... 100 % of the heads masked
+    ablation: bool = False  # scores without each head, and with only the best head of each layer
+    output: str | None = None  # folder of the new run; null: beside the old one
     data: PruneDataConfig = field(default_factory=PruneDataConfig)
 
 
 @dataclass
 class AnalyzeDataConfig(PruneDataConfig):
-    """Which text heads are looked at on."""
+    """The text to analyse heads on."""
 
     sentences: int | None = None  # the first N; null: all
 
 
 @dataclass
 class AnalyzeConfig(RunSelection):
-    """`scripts/analyze.py`: what each head of a run became, as tables."""
+    """`scripts/analyze.py`: tables of measures of the heads of a run."""
 
     run: str | None = None  # its folder
-    runs: list[str] = field(default_factory=list)  # several: folders or globs, as in report
+    runs: list[str] = field(default_factory=list)  # several runs: folders or globs, as in report
     data: AnalyzeDataConfig = field(default_factory=AnalyzeDataConfig)
-    offsets: int = 5  # distances -N to N that are looked at
-    positional_share: float = 0.9  # of queries, for a head to be called positional (Voita 2019)
-    merge_score: float = 0.8  # for a head to be called merging, a role of Correia et al. 2019
-    question_weight: float = 0.8  # at question words, for a head to be called interrogation
-    rare_share: float = 0.5  # of sentences, for a head of rare words, a role of Voita et al. 2019
-    importance: bool = True  # of heads (Michel et al. 2019); takes a backward pass over the text
-    again: bool = False  # also where the same analysis is there already
-    output: str = "outputs/analysis"  # where runs= puts the comparison
+    offsets: int = 5  # relative positions -N to N that are analysed
+    positional_share: float = 0.9  # least share of queries of a positional head (Voita et al. 2019)
+    merge_score: float = 0.8  # least score of a merging head (Correia et al. 2019)
+    question_weight: float = 0.8  # least weight at question words of an interrogation head
+    rare_share: float = 0.5  # least share of sentences of a rare-words head (Voita et al. 2019)
+    importance: bool = True  # of heads (Michel et al. 2019); needs a backward pass over the text
+    again: bool = False  # overwrite an existing analysis
+    output: str = "outputs/analysis"  # folder of the comparison of runs=
 
 
 @dataclass
 class ReportConfig:
-    """`scripts/report.py`: the tables of a paper from runs, the page or the figures of runs."""
+    """`scripts/report.py`: tables of a paper, or a page or figures of runs."""
 
     paper: Any = None  # a yaml of conf/paper; see `headwise.report.paper.Paper`
-    runs: list[str] = field(default_factory=list)  # folders or globs; empty: those the paper names
-    seeds: list[int] | None = None  # null: the paper's
-    overrides: list[str] = field(default_factory=list)  # of every recipe: ["data.dir=FOLDER"]
+    runs: list[str] = field(default_factory=list)  # folders or globs; empty: those of the paper
+    seeds: list[int] | None = None  # null: those of the paper
+    overrides: list[str] = field(default_factory=list)  # added to every recipe: ["data.dir=FOLDER"]
     n_resamples: int = 10_000  # of the paired bootstrap
-    launch: bool = False  # train what is missing first
-    run: str | None = None  # a run's folder, for page and figures
-    page: bool = False  # one html file to look at the heads of `run`
-    compare: str | None = None  # a second run beside it
+    launch: bool = False  # train missing runs first
+    run: str | None = None  # folder of a run, for page and figures
+    page: bool = False  # write one html file to inspect the heads of `run`
+    compare: str | None = None  # a second run, shown beside it
     n_sentences: int = 20  # on the page
-    sentences: str | None = None  # a file of them; null: of a test set of the run
+    sentences: str | None = None  # a file of sentences; null: from a test set of the run
     checkpoint: str = "auto"  # auto, best, last, average, update_<n>, average_<n> (of the last n)
     device: str = "auto"
-    figures: bool = False  # figures for print: of `run`, of `runs`, of the runs of `paper`
+    figures: bool = False  # write figures for print: of `run`, `runs` or the runs of `paper`
     sentence: str | None = None  # figures=true: the attention of all heads of `run` on it
-    heads: bool = False  # look at the heads of the paper's runs; tables of what they became
+    heads: bool = False  # analyse the heads of the runs of the paper, as tables
     output: str | None = None  # null: outputs/reports/<paper>, or below the run
 
 
@@ -356,7 +356,7 @@ KINDS: dict[str, type] = {  # of the commands
     "report": ReportConfig,
 }
 
-# Dataclasses of open groups: a yaml's defaults list takes one as its own by /schema/NAME@_here_.
+# Dataclasses of open groups, which a yaml selects by /schema/NAME@_here_ in its defaults list.
 SCHEMAS: dict[str, type] = {
     "parallel": DataConfig,
     "text": TextDataConfig,
@@ -368,12 +368,12 @@ C = TypeVar("C")
 
 
 def typed(node: DictConfig, kind: type[C] = Config) -> C:  # type: ignore[assignment]
-    """A composed configuration as the dataclass of its command."""
+    """A composed config as the dataclass of its command."""
     return cast(C, OmegaConf.to_object(node))
 
 
 def read_back(content: dict[str, Any]) -> Config:
-    """A resolved configuration of plain types as the dataclass of a training.
+    """A resolved config of plain types as the dataclass of training.
 
     Raises:
         OmegaConfBaseException: an unknown key, or a value of a wrong type.
@@ -389,7 +389,7 @@ def read_back(content: dict[str, Any]) -> Config:
 
 @cache
 def register() -> None:
-    """Make the dataclasses known to Hydra: `train_schema` and so on, and `schema/NAME`."""
+    """Register the dataclasses with Hydra as `COMMAND_schema` and `schema/NAME`."""
     from hydra.core.config_store import ConfigStore
 
     # Hydra would copy all of it at every composition, and for --help once a group

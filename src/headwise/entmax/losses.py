@@ -34,7 +34,7 @@ from headwise.entmax import function
 from headwise.entmax.solver import solve
 from headwise.kernels import choice, loss_operators, native_loss
 from headwise.kernels.problem import POWERS, Power
-from headwise.precision import each_place_written_once
+from headwise.precision import unique_indices
 
 GROUP = 16  # classes; the top groups then take less time to select than the scores to read
 N_GROUPS = (32, 128, 512)  # tried in this order; then all classes
@@ -146,7 +146,7 @@ def _check(scores: Tensor, alpha: float) -> None:
         raise ValueError(f"alpha must be in [1, 2], got {alpha}")
 
 
-@each_place_written_once()
+@unique_indices()
 def _solve_rows(
     scores_NV: Tensor, highest_N: Tensor, alpha: float, n_groups: tuple[int, ...] | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -261,7 +261,7 @@ class EntmaxLossFunction(torch.autograd.Function):
         grad_NV = p_NV  # from here on p - e_y + ε (e_y - 1/V)
         if smoothing:
             grad_NV -= smoothing / scores_NV.shape[1]
-        with each_place_written_once():
+        with unique_indices():
             less_N1 = grad_NV.new_full((len(grad_NV), 1), smoothing - 1)
             grad_NV.scatter_add_(1, target_N[:, None], less_N1)
         ctx.save_for_backward(grad_NV)

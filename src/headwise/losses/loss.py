@@ -19,7 +19,7 @@ from headwise.kernels.linear import linear
 from headwise.losses.output_map import OutputMap
 from headwise.losses.vocabulary_loss import RowSums, chunk_rows, projected_loss
 from headwise.metrics.metric import Floats, Metric
-from headwise.precision import each_place_written_once
+from headwise.precision import unique_indices
 
 UNIT = "per target token"
 LOG2_E = 1 / math.log(2.0)
@@ -229,7 +229,7 @@ def smoothed_cross_entropy(
     grad_NV = exponentials_NV.mul_(total_N.reciprocal()[:, None])
     if smoothing:
         grad_NV -= smoothing / logits_NV.shape[-1]
-    with each_place_written_once():
+    with unique_indices():
         less_N1 = grad_NV.new_full((len(grad_NV), 1), smoothing - 1)
         grad_NV.scatter_add_(-1, target_N[:, None], less_N1)
     return RowSums(loss, nll, grad_NV)

@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from headwise.config import schema
 from headwise.config.folders import composed
-from headwise.markdown import markdown_table, print_or_renew
+from headwise.markdown import markdown_table, print_or_write
 
 NAME = "settings"  # of the two markers in the page
 GROUPS = {  # key of a group -> its class
@@ -72,4 +72,4 @@ def tables() -> str:
 
 
 if __name__ == "__main__":
-    print_or_renew("every key of a training", {NAME: tables})
+    print_or_write("every key of a training", {NAME: tables})

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from headwise.errors import ConfigError, Interrupted, refuse
-from headwise.precision import avoid_plans_for_shapes
+from headwise.precision import disable_cudnn_attention
 
 # The other ranks wait while the first prepares a corpus, which may take longer than torch's
 # ten minutes; a rank that dies is noticed by torchrun at once.
@@ -114,7 +114,7 @@ def choose_device(name: str, local_rank: int = 0, key: str = "trainer.device") -
                 f"{key}=cuda, but process {local_rank + 1} of this machine sees {n_gpus} GPUs; "
                 f"use {key}=cpu or fewer processes"
             )
-        avoid_plans_for_shapes()
+        disable_cudnn_attention()
         return torch.device("cuda", local_rank)
     if name == "cpu":
         return torch.device("cpu")

@@ -190,9 +190,9 @@ def test_defects_keep_a_traceback(
 REFUSED = {
     # no settings
     "evaluate --run x": (2, "set keys as key=value", "run=…"),
-    "translate run=outputs/a outputs/b": (2, "is not key=value", "belongs to 'run=outputs/a'"),
+    "translate run=outputs/a outputs/b": (2, "is not key=value", "part of 'run=outputs/a'"),
     "train attention": (2, "is not key=value", "choose attention=alpha_entmax|"),
-    "train -m seed=1, 2": (2, "'2' is not key=value", "belongs to 'seed=1,'"),
+    "train -m seed=1, 2": (2, "'2' is not key=value", "part of 'seed=1,'"),
     "train data=files": (2, "data.source is missing: set data.source=…"),
     "trian": (2, "Did you mean train?"),
     # no run

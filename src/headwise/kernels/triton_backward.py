@@ -114,11 +114,11 @@ def backward_queries(
             keep_MN = keeps(first_M[:, None], second_M[:, None], keys_N[None, :], draws)
             pull_MN = dropped(pull_MN, keep_MN, draws)
         pull_MN = pull_MN - product_M[:, None]
-        found = powers(gap_MN, shift_M[:, None], slope, beta, cut)
+        x_s_log2x = powers(gap_MN, shift_M[:, None], slope, beta, cut)
         if grad_alpha is not None:
-            terms_MN = alpha_terms(gap_MN, shift_M[:, None], slope, beta, found, cut.PRECISE)
+            terms_MN = alpha_terms(gap_MN, shift_M[:, None], slope, beta, x_s_log2x, cut.PRECISE)
             alpha_M += tl.sum(terms_MN * pull_MN, 1)
-        pull_MN = found[1] * pull_MN
+        pull_MN = x_s_log2x[1] * pull_MN
         gradient_ME += tl.dot(pull_MN.to(key_NE.dtype), key_NE, input_precision=cut.PRECISION)
     out = joined(grad_query, batch, head, n_heads, n_queries, cut)
     store_rows(out, rows_M, gradient_ME * scale, cut)

@@ -42,10 +42,10 @@ from headwise.kernels.triton_kernels import (
 
 
 @triton.jit
-def write_rows(out, found, limit_M, rows_M, at, n_heads, n_queries, cut):
+def write_rows(out, results, limit_M, rows_M, at, n_heads, n_queries, cut):
     """Write the results (context, centre, top, shift) of some queries."""
     context, centre, top, shift = out
-    context_ME, centre_ME, top_M, shift_M = found
+    context_ME, centre_ME, top_M, shift_M = results
     _block, row, batch, head = at
     store_rows(joined(context, batch, head, n_heads, n_queries, cut), rows_M, context_ME, cut)
     store_rows(joined(centre, batch, head, n_heads, n_queries, cut), rows_M, centre_ME, cut)
@@ -113,5 +113,5 @@ def forward_resident(
     value_NE = load_rows(matrix(value, strides[2], batch, head, allowed), keys_N, cut)
     context_ME = tl.dot(p_MN.to(value_NE.dtype), value_NE, input_precision=cut.PRECISION)
     centre_ME = tl.dot(s_MN.to(value_NE.dtype), value_NE, input_precision=cut.PRECISION)
-    found = context_ME, centre_ME / total_M[:, None], top_M, shift_M
-    write_rows(out, found, limit_M, rows_M, (block, row, batch, head), n_heads, n_queries, cut)
+    results = context_ME, centre_ME / total_M[:, None], top_M, shift_M
+    write_rows(out, results, limit_M, rows_M, (block, row, batch, head), n_heads, n_queries, cut)

@@ -216,15 +216,15 @@ def powers(gap, shift, slope, beta, cut):
 
 
 @triton.jit
-def alpha_terms(gap, shift, slope, beta, found, PRECISE: tl.constexpr):
+def alpha_terms(gap, shift, slope, beta, x_s_log2x, PRECISE: tl.constexpr):
     """Return β² p ψ of a tile, for the gradient of α (see `headwise.entmax.function`).
 
     Args:
         gap, shift, slope, beta: as for `powers`.
-        found: the result of `powers`: x, s and log2 x.
+        x_s_log2x: the result of `powers`.
         PRECISE: as for `powers`.
     """
-    x, s, log2_x = found
+    x, s, log2_x = x_s_log2x
     p = s * x
     if PRECISE:
         y = log2_x * -LN_2

@@ -149,7 +149,7 @@ def find_shift(view, listed, top_M, is_empty_M, beta_M, cut):
         shift_M = moment_shift(sums_M[0], sums_M[1], sums_M[2], shift_M, beta_M, shift_max_M)
     # the correction along s squares the error, except for keys at the border of the support
     enough_M = tl.minimum(tl.maximum(tl.exp2(beta_M * -22.25), 5e-7), 4e-4)
-    found_M, excess_M, n_left = shift_M, zero_M, N_EVALUATIONS + 0
+    evaluated_M, excess_M, n_left = shift_M, zero_M, N_EVALUATIONS + 0
     while n_left > 0:
         mass_MN, total_MN = zero_MN, zero_MN
         for item in range(n_listed):
@@ -159,14 +159,14 @@ def find_shift(view, listed, top_M, is_empty_M, beta_M, cut):
             mass_MN += s_MN * x_MN
             total_MN += s_MN
         mass_M, total_M = tl.sum(mass_MN, 1), tl.sum(total_MN, 1)
-        found_M = shift_M
+        evaluated_M = shift_M
         excess_M = tl.where(is_empty_M, 0.0, (mass_M - 1.0) / tl.maximum(total_M, TINY))
         next_M = newton(shift_M, mass_M, total_M, beta_M, shift_max_M)
         is_open_M = (tl.abs(mass_M - 1.0) > enough_M) & (next_M != shift_M)
         is_open_M = is_open_M & (is_empty_M == 0)
         shift_M = tl.where(is_open_M, next_M, shift_M)
         n_left = tl.where(tl.max(is_open_M.to(tl.int32), 0) > 0, n_left - 1, 0)
-    return found_M, excess_M, n_listed
+    return evaluated_M, excess_M, n_listed
 
 
 @triton.jit
@@ -263,8 +263,8 @@ def weights_backward(
         centred_MN = grad_MN - centre_M[:, None]
         if grad_alpha is not None:
             log2_x_MN = y_MN * -LOG2_E
-            found = tl.exp2(log2_x_MN), s_MN, log2_x_MN
-            alpha_MN -= alpha_terms(p_MN, p_MN, beta_M1, beta_M1, found, True) * centred_MN
+            x_s_log2x = tl.exp2(log2_x_MN), s_MN, log2_x_MN
+            alpha_MN -= alpha_terms(p_MN, p_MN, beta_M1, beta_M1, x_s_log2x, True) * centred_MN
         values_MN = (s_MN * centred_MN).to(grad_scores.dtype.element_ty)
         tl.store(grad_scores + places_MN, values_MN, mask=inside_MN)
     if grad_alpha is not None:

@@ -228,5 +228,5 @@ def forward_streaming(
     total_M = tl.maximum(total_M, TINY)
     excess_M = tl.where(limit_M > 0, (mass_M - 1.0) / total_M, 0.0)
     context_ME = context_ME - excess_M[:, None] * centre_ME
-    found = context_ME, centre_ME / total_M[:, None], top_M, last_M
-    write_rows(out, found, limit_M, rows_M, (block, row, batch, head), n_heads, n_queries, cut)
+    results = context_ME, centre_ME / total_M[:, None], top_M, last_M
+    write_rows(out, results, limit_M, rows_M, (block, row, batch, head), n_heads, n_queries, cut)

@@ -1,4 +1,4 @@
-"""The α of every head as a table for the terminal."""
+"""A table of the α of every head for the terminal."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from headwise.track.base import HeadNumbers, HeadValues, head_numbers
 
 
 def alpha_table(alphas: HeadValues, kept: HeadNumbers | None = None) -> str:
-    """α of every head as plain text: one row a site and layer, one column a head.
+    """Return α of every head as plain text, one row per site and layer, one column per head.
 
     Args:
-        alphas: site -> layers -> heads, as in `results.json`; empty when there is no α.
+        alphas: site -> layers -> heads, as in `results.json`; empty without any α.
         kept: numbers of the heads, `model.heads`; None: all heads.
     """
     rows = [

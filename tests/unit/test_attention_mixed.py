@@ -114,7 +114,7 @@ def test_each_head_does_what_its_normaliser_does_alone(
                     part.copy_(of_all[own : own + 1])
         pattern = None if given.pattern is None else type(given.pattern)(one)
         own_queries = queries[:, head : head + 1]
-        context = ScoreContext(replace(given, pattern=pattern, _dense={}), own_queries)
+        context = ScoreContext(replace(given, pattern=pattern), own_queries)
         expected = member(scores[:, head : head + 1], context)
         torch.testing.assert_close(found[:, head : head + 1], expected, rtol=0, atol=1e-12)
         if alphas_BHQ is not None:

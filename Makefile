@@ -32,9 +32,9 @@ test: lint .venv/.installed-test ## lint, then the tests of every promise: minut
 test-all: .venv/.installed-docs test-triton ## the other tests: browser, guide, sweeps, compiled training, GPU kernels
 	@$(PYTEST) -m "slow and not triton" $(PYTEST_ARGS)
 
-# Two workers, and Triton is told before it is imported that there is no GPU.
+# Single tests to a worker: few files have all the work.
 test-triton: .venv/.installed-triton ## the GPU kernels in Triton's interpreter (installs Triton, 700 MB)
-	@TRITON_INTERPRET=1 $(PYTEST) -m triton $(PYTEST_ARGS)
+	@TRITON_INTERPRET=1 $(PYTEST) --dist load -m triton $(PYTEST_ARGS)
 
 docs: .venv/.installed-docs ## the guide as a site that needs no network: site/index.html
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict

@@ -225,7 +225,7 @@ REFUSED = {
     "translate run=RUN input=/nowhere.de": (1, "input=/nowhere.de"),
     "translate run=RUN input=TEXT/valid.de reference=/nowhere.en": (1, "reference=/nowhere.en"),
     "translate run=RUN input=TEXT/valid.de reference=TEXT/train.en": (1, "6 lines"),
-    "translate run=RUN input=TEXT/valid.de output=/nowhere/out.en": (1, "folder /nowhere"),
+    "translate run=RUN input=TEXT/valid.de output=/nowhere/out.en": (1, "/nowhere not found"),
     "translate run=RUN input=TEXT/valid.de output=TEXT": (1, "is a folder"),
     "translate run=RUN input=TEXT/valid.de buffer_size=0": (
         2, "buffer_size must be at least 1, got 0"

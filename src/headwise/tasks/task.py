@@ -321,10 +321,11 @@ class Task(Generic[C, D]):
         Args:
             data: the split, and the number of its items.
             max_tokens: tokens per batch, with padding.
-            longest: items with more tokens are left out.
+            longest: items with more tokens are left out; the default leaves none out.
 
         Raises:
-            DataError: the split does not exist, or all its items are too long.
+            ConfigError: the split does not exist (the default).
+            DataError: its text does not exist, or all its items are too long.
         """
         trainer = replace(run.config.trainer, max_tokens=max_tokens)
         config = replace(run.config, trainer=trainer)

@@ -1,8 +1,8 @@
-# Needs Python 3.11 and make; everything else goes into .venv.
+# Needs Python 3.11, 3.12 or 3.13 and make; everything else goes into .venv.
 #
 #   PIP_ARGS     options for every pip call. The small CPU build of torch on Linux:
 #                make demo PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"
-#   PYTHON       a Python 3.11 that is not on the path, to make .venv with
+#   PYTHON       a Python that is not on the path, to make .venv with
 #   PYTEST_ARGS  options for pytest, e.g. make test PYTEST_ARGS="-k entmax"
 
 PIP_ARGS ?=
@@ -12,8 +12,9 @@ PYTEST_ARGS ?=
 BIN := .venv/bin
 INSTALL := -m pip --disable-pip-version-check install -q -c requirements.lock $(PIP_ARGS)
 PIP := $(BIN)/python $(INSTALL)
-# Two processes, each with whole files, whose runs are trained once.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+# Two processes, each with whole files, whose runs are trained once. Bytecode is written, since tests
+# start hundreds of processes.
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all test-triton docs peers browser lint format clean
@@ -72,15 +73,16 @@ clean: ## remove .venv, caches and builds; runs in outputs/ stay
 
 # Stamps, so that a second call installs nothing. A stamp is written only after what it stands
 # for; an interrupted installation is taken up again.
+PYTHONS := $(strip $(PYTHON) python3.11 python3.12 python3.13 python3)
 .venv/.created:
-	@for candidate in $(PYTHON) python3.11 python3; do \
-	  if "$$candidate" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null; then \
-	    echo "making .venv with $$candidate"; \
+	@for candidate in $(PYTHONS); do \
+	  if "$$candidate" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null; then \
+	    echo "making .venv with $$("$$candidate" --version) ($$candidate)"; \
 	    "$$candidate" -m venv .venv && touch $@; exit; \
 	  fi; \
 	done; \
-	echo "Python 3.11 is needed (requirements.lock is made for it) and none of" \
-	  "$(strip $(PYTHON) python3.11 python3) is one; install it, or: make TARGET PYTHON=/path/to/python3.11" >&2; \
+	echo "Python 3.11, 3.12 or 3.13 is needed and none of $(PYTHONS) is one;" \
+	  "install it, or: make TARGET PYTHON=/path/to/python3.11" >&2; \
 	exit 1
 
 # torch first and by its exact version: the one big download, before anything else can fail.
@@ -105,7 +107,7 @@ clean: ## remove .venv, caches and builds; runs in outputs/ stay
 	@$(PIP) -e ".[triton]"
 	@touch $@
 
-# The other toolkits, with .venv's packages below them, so that torch is there once. fairseq has no
+# The other toolkits (with Python 3.11 alone), with .venv's packages below them, so that torch is there once. fairseq has no
 # wheel for Python 3.11 and does not build there; of an older one the Python is used.
 PEERS := .venv-peers/lib/python3.11/site-packages
 .venv-peers/.installed: benchmarks/peers.txt .venv/.installed

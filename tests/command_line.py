@@ -53,8 +53,7 @@ class CommandLine:
 
     def __call__(self, command: str, *arguments: str) -> Ended:
         self._patch.setenv("HYDRA_FULL_ERROR", "0")  # restored at the end of the test
-        # or Hydra composes twice: for hydra.mode, which headwise leaves as it is, and for the job
-        self._patch.setattr("hydra._internal.hydra.Hydra.get_mode", lambda *_, **__: None)
+        compose_once(self._patch)
         self._patch.setattr(sys, "argv", ["headwise", command, *arguments])
         GlobalHydra.instance().clear()
         self._streams.readouterr()
@@ -72,6 +71,11 @@ class CommandLine:
         ended = self(command, *arguments)
         assert ended.code == 0, ended
         return ended
+
+
+def compose_once(patch: pytest.MonkeyPatch) -> None:
+    """Or Hydra composes twice: for hydra.mode, which headwise leaves as it is, and for the job."""
+    patch.setattr("hydra._internal.hydra.Hydra.get_mode", lambda *_, **__: None)
 
 
 def refused(ended: Ended, code: int, *wanted: str) -> None:

@@ -8,6 +8,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 # Before any import that reads them; subprocesses that a test starts inherit them.
@@ -46,6 +47,13 @@ def set_threads() -> Iterator[Callable[[int], None]]:
     before = torch.get_num_threads()
     yield torch.set_num_threads
     torch.set_num_threads(before)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Compile the C++ kernels once: for this session, its workers and the next one."""
+    native = Path(_CACHE, "headwise", "native")
+    native.parent.mkdir()
+    native.symlink_to(config.cache.mkdir("native"), target_is_directory=True)
 
 
 def pytest_unconfigure() -> None:

@@ -152,6 +152,7 @@ def _run(
     from headwise.track.jsonl import JsonlWriter
 
     headwise.commands.train.draw = lambda folder, tracker: None  # a second a run, after all tested
+    command_line.compose_once(pytest.MonkeyPatch())
     if strike:
         place, n_calls, number = strike
         owner, name = {"record": (JsonlWriter, "write"), "replace": (os, "replace")}[place]

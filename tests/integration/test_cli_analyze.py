@@ -60,7 +60,7 @@ def test_an_analysis_is_repeated_after_changes(headwise: CommandLine, run: Path)
     assert not is_done_again()
     assert not is_done_again("importance=false"), "less is there as well"
     assert written_at(out) == before
-    assert is_done_again("again=true")
+    assert is_done_again("overwrite=true")
     assert is_done_again(sentences=3)
     assert is_done_again()
     (out / "offsets.csv").unlink()

@@ -57,7 +57,7 @@ CONFIG_ERRORS = {
     "data.valid=../valid": "data.valid",
     "data.target=../../etc/passwd": "data.target",
     "sites.cross=softmax": "attention@sites.cross=softmax",
-    "attention@sites.cross=linformer tokenizer.max_sentence_pieces=300": "cross.max_length=301",
+    "attention@sites.cross=linformer tokenizer.max_sentence_tokens=300": "cross.max_length=301",
     "attention=mixed attention.choices=3": "null or a mapping",
     "attention.instead.decoder_self=sofmax attention=linformer": "Did you mean softmax?",
     "+attention.instead={self:softmax}": "encoder_self",
@@ -140,7 +140,7 @@ def test_a_line_beyond_the_positions_is_found_before_training(
     lines[1] = " ".join([lines[1]] * 40)
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     limited = ["positions=learned", "positions.max_positions=50"]
-    arguments = small_overrides(tmp_path, *limited, "tokenizer.max_sentence_pieces=40")
+    arguments = small_overrides(tmp_path, *limited, "tokenizer.max_sentence_tokens=40")
     refused(headwise("train", *arguments), 1, told, "at most 50")
     (folder,) = run_folders(tmp_path / "outputs")
     assert not list((folder / "checkpoints").iterdir())
@@ -150,7 +150,7 @@ def test_a_target_as_long_as_the_positions_is_taken(headwise: CommandLine, tmp_p
     path = write_corpus(tmp_path / "text") / "valid.en"
     lines = path.read_text(encoding="utf-8").splitlines()
     path.write_text("\n".join([" ".join(lines[:1] * 20), *lines[1:]]) + "\n", encoding="utf-8")
-    limited = ["positions=learned", "tokenizer.max_sentence_pieces=40"]
+    limited = ["positions=learned", "tokenizer.max_sentence_tokens=40"]
     short = headwise("train", *small_overrides(tmp_path, *limited, "positions.max_positions=50"))
     (told,) = re.findall(r"has (\d+) tokens with eos", short.err)
     enough = small_overrides(tmp_path, *limited, f"positions.max_positions={told}")

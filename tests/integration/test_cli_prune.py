@@ -194,7 +194,7 @@ def test_a_pruned_run_trains_on(
 def test_closed_gates_are_learned_and_pruned(
     headwise: CommandLine, trained: Path, run: Path
 ) -> None:
-    gates = ("gates=hard_concrete", "gates.penalty=1", "gates.rate=10", "gates.log_a=0.2")
+    gates = ("gates=hard_concrete", "gates.penalty=1", "gates.lr_factor=10", "gates.log_a=0.2")
     frozen = ("gates.sites=[encoder_self]", "gates.freeze=[decoder]")
     fast = ("scheduler=constant", "scheduler.warmup_updates=1", "optimizer.lr=0.03")
     gated = train_on(trained, None, f"init_from={run}", *gates, *frozen, *fast)
@@ -227,7 +227,7 @@ def test_closed_gates_are_learned_and_pruned(
 
 def test_a_gated_run_stopped_and_resumed_ends_as_one_never_stopped(trained: Path) -> None:
     """The gates' optimizer state and draws are part of what is saved."""
-    gates = ("gates=hard_concrete", "gates.rate=10", "trainer.save_every=2", "trainer.keep=5")
+    gates = ("gates=hard_concrete", "gates.lr_factor=10", "trainer.save_every=2", "trainer.keep=5")
     straight = train_on(trained, None, *gates, "trainer.max_updates=4", "experiment_name=straight")
     train_on(trained, None, *gates, "trainer.max_updates=2", "experiment_name=halves")
     halves = train_on(trained, None, *gates, "trainer.max_updates=4", "experiment_name=halves")

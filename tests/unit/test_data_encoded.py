@@ -112,7 +112,7 @@ def test_a_second_call_reads_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_long_pairs_leave_train_but_not_valid(tmp_path: Path) -> None:
     long = ("a b " * 60, "A")
     text = corpus([*pairs_of(600, 1), long], [*pairs_of(40, 2), long])
-    prepared = prepare(text, tmp_path, options(max_sentence_pieces=80))
+    prepared = prepare(text, tmp_path, options(max_sentence_tokens=80))
     assert len(prepared.valid) == 41
     assert prepared.valid.source.lengths.max() > 80
     assert len(prepared.train) == 600
@@ -190,8 +190,8 @@ def test_empty_splits_and_impossible_limits(tmp_path: Path) -> None:
         prepare(corpus(train=[]), tmp_path)
     with pytest.raises(DataError, match="'valid'"):
         prepare(corpus(valid=[]), tmp_path)
-    with pytest.raises(DataError, match="max_sentence_pieces=1"):
-        prepare(corpus(), tmp_path, options(max_sentence_pieces=1))
+    with pytest.raises(DataError, match="max_sentence_tokens=1"):
+        prepare(corpus(), tmp_path, options(max_sentence_tokens=1))
     with pytest.raises(ConfigError, match=r"target side.*at most"):
         prepare(corpus([("abc def" * 3, "A")] * 20), tmp_path, options(vocab_size=12, joint=False))
 
@@ -243,7 +243,7 @@ class TestEpochSplits:
     def prepared(self, tmp_path: Path) -> PreparedCorpus:
         long = ("a b " * 60, "A")
         text = corpus([*pairs_of(300, 1), long, *pairs_of(300, 3)])
-        return prepare(text, tmp_path, options(dropout=0.2, max_sentence_pieces=80))
+        return prepare(text, tmp_path, options(dropout=0.2, max_sentence_tokens=80))
 
     def test_epochs_differ_and_come_back(self, prepared: PreparedCorpus, tmp_path: Path) -> None:
         def flat(scratch: str, epoch: int, seed: int = 1, dropout: float = 0.2) -> bytes:
@@ -271,7 +271,7 @@ class TestEpochSplits:
         assert len(EpochSplits(prepared, 0.2, 1, tmp_path / "s", 1, False)(1)) == 600
 
     def test_samples_stay_within_the_limit(self, tmp_path: Path) -> None:
-        config = options(dropout=0.5, max_sentence_pieces=20)
+        config = options(dropout=0.5, max_sentence_tokens=20)
         prepared = prepare(corpus(), tmp_path, config)
         split = EpochSplits(prepared, 0.5, 1, tmp_path / "s", 1, False)(1)
         assert max(split.source.lengths.max(), split.target.lengths.max()) <= 20

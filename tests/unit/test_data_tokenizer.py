@@ -127,7 +127,7 @@ def test_no_text_is_a_data_error() -> None:
         ({"kind": "unigram", "dropout": 0.1}, "unigram"),
         ({"character_coverage": 0.0}, "character_coverage"),
         ({"max_training_sentences": 0}, "max_training_sentences"),
-        ({"max_sentence_pieces": 0}, "max_sentence_pieces"),
+        ({"max_sentence_tokens": 0}, "max_sentence_tokens"),
     ],
 )
 def test_wrong_options_are_refused_without_data(options: dict[str, object], named: str) -> None:

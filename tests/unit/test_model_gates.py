@@ -184,7 +184,7 @@ def test_a_frozen_encoder_keeps_its_registers_too(make: Any) -> None:
 
 
 def test_gates_have_a_rate_of_their_own(make: Any) -> None:
-    model = model_of(make, "gates=hard_concrete", "gates.rate=10")
+    model = model_of(make, "gates=hard_concrete", "gates.lr_factor=10")
     node = {"_target_": "torch.optim.AdamW", "lr": 0.01, "weight_decay": 0.5}
     optimizer = build_optimizer(node, model)
     groups = optimizer.param_groups
@@ -220,7 +220,7 @@ def test_the_initial_weights_are_those_without_gates(make: Any) -> None:
         ({"stretch": [-0.1, 1.0]}, "gates.stretch"),
         ({"stretch": [-0.1]}, "gates.stretch"),
         ({"log_a": float("inf")}, "gates.log_a"),
-        ({"rate": 0.0}, "gates.rate"),
+        ({"lr_factor": 0.0}, "gates.lr_factor"),
         ({"sites": []}, "gates.sites"),
         ({"sites": ["encoder"]}, "gates.sites must be one of .*encoder_self"),
         ({"freeze": ["decodr"]}, "Did you mean decoder"),

@@ -76,7 +76,7 @@ def test_every_measure_that_heads_report_has_a_figure_and_what_is_absent_none() 
 
 def test_curves_are_of_the_metrics_asked_for() -> None:
     records = [
-        {"update": 50, "train/loss": 5.0, "train/rate": 0.1},
+        {"update": 50, "train/loss": 5.0, "train/lr": 0.1},
         {"update": 100, "train/loss": 4.0},
         {"update": 100, "valid/loss": 4.5, "valid/bits": 3.0, "valid/nll": 2.0},
         {"update": 150, "nonfinite": ["train/loss"]},

@@ -121,7 +121,7 @@ def test_every_update_goes_at_its_own_rate(tmp_path: Path) -> None:
     steps = [(after - before).norm().item() for before, after in itertools.pairwise(seen)]
     assert steps == pytest.approx([0.02, 0.01, 0.02 / 3, 0.005], rel=1e-2)
     rows = read_jsonl(tmp_path / "metrics.jsonl")
-    assert [row["train/rate"] for row in rows if "train/rate" in row] == [2, 1, 2 / 3, 0.5]
+    assert [row["train/lr"] for row in rows if "train/lr" in row] == [2, 1, 2 / 3, 0.5]
 
 
 def test_products_are_of_the_precision_asked_for_and_weights_of_float32(tmp_path: Path) -> None:

@@ -103,8 +103,8 @@ def _analyze(config: AnalyzeConfig, folder: RunFolder) -> Path:
     items = run.task.inspected(run, config.data, max_tokens, MAX_HEAD_PIECES)
     about = _about(config, run, items)
     out = folder.path / FOLDER
-    if not config.again and _is_current(out, about):
-        print(f"{out} already exists (again=true recomputes it)", flush=True)
+    if not config.overwrite and _is_current(out, about):
+        print(f"{out} already exists (overwrite=true recomputes it)", flush=True)
         return out
     try:  # fail before the work, not after it
         out.mkdir(exist_ok=True)

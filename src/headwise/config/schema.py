@@ -95,13 +95,13 @@ class TokenizerConfig:
 
     kind: str = "bpe"  # bpe, unigram, char, byte, or given
     folder: str | None = None  # with kind=given: a run, or any folder with a tokenizer.model
-    vocab_size: int = 32000  # pieces, the four special ones included
+    vocab_size: int = 32000  # tokens, the four special ones included
     joint: bool = True  # one model for both languages
     character_coverage: float = 1.0  # share of the text in the alphabet; the rest is unknown
     byte_fallback: bool = False  # unknown characters as bytes
     dropout: float = 0.0  # BPE-dropout on training text; 0 is off
     max_training_sentences: int = 2_000_000  # a seeded sample of a larger corpus
-    max_sentence_pieces: int = 250  # training pairs with a longer side are dropped
+    max_sentence_tokens: int = 250  # training pairs with a longer side are dropped
 
 
 @dataclass
@@ -161,7 +161,7 @@ class DecodeConfig:
     length_penalty: float = 1.0  # score / length^penalty
     n_best: int = 1  # translations per sentence, at most the beam
     max_length_ratio: float = 1.5  # hypothesis length limit: ratio * source + extra
-    max_length_extra: int = 50  # see max_length_ratio, in pieces
+    max_length_extra: int = 50  # see max_length_ratio, in tokens
     max_tokens: int = 16384  # padded source tokens of a decoding batch, times the beam
     precision: str = "fp32"  # fp32, bf16 (autocast: scores differ), or auto as in training
     external: dict[str, str] = field(default_factory=dict)  # metric name -> command
@@ -320,7 +320,7 @@ class AnalyzeConfig(RunSelection):
     question_weight: float = 0.8  # least weight at question words of an interrogation head
     rare_share: float = 0.5  # least share of sentences of a rare-words head (Voita et al. 2019)
     importance: bool = True  # of heads (Michel et al. 2019); needs a backward pass over the text
-    again: bool = False  # overwrite an existing analysis
+    overwrite: bool = False  # repeat an existing analysis
     output: str = "outputs/analysis"  # folder of the comparison of runs=
 
 

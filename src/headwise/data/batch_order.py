@@ -63,7 +63,7 @@ def _sorted_rows(
 
 
 def _noisy(lengths: npt.NDArray[np.int32], generator: np.random.Generator) -> npt.NDArray[np.int32]:
-    """Lengths with noise of up to one piece and a share of the length, at most 65535."""
+    """Lengths with noise of up to one token and a share of the length, at most 65535."""
     noise = generator.random(len(lengths), np.float32) * (1 + NOISE * lengths)
     return np.minimum(lengths + noise, 65535).astype(np.int32)
 

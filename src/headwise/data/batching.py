@@ -26,7 +26,7 @@ def collate(
     """The batch of `rows` in the given order, padded to its longest row, or to widths (S, T).
 
     The source ends with eos; the target begins with bos, and each of its positions is scored on
-    the next piece, the last on eos.
+    the next token, the last on eos.
     """
     n_source, n_target = widths
     source_BS, source_lengths_B = split.source.gather(rows, suffix=EOS, width=n_source)
@@ -80,15 +80,15 @@ class TrainingPairs:
         if longest > self.max_tokens:
             raise ConfigError(
                 f"trainer.max_tokens={self.max_tokens} is less than the longest training "
-                f"sentence ({longest} pieces with its end): raise trainer.max_tokens, or "
-                "lower tokenizer.max_sentence_pieces"
+                f"sentence ({longest} tokens with its end): raise trainer.max_tokens, or "
+                "lower tokenizer.max_sentence_tokens"
             )
         budget = self.max_tokens * self.world_size
         source, target = self._padded(split, np.arange(len(split)))
         return plan_epoch(source, target, budget, self.seed, epoch, self.row_multiple)
 
     def n_targets(self, epoch: int, rows: npt.NDArray[np.integer[Any]]) -> int:
-        """See `Examples.n_targets`: pieces of the target, and eos."""
+        """See `Examples.n_targets`: tokens of the target, and eos."""
         return int(self._split(epoch).target.lengths[rows].sum()) + len(rows)
 
     def collate(self, epoch: int, rows: npt.NDArray[np.integer[Any]]) -> Batch:

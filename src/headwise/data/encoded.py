@@ -45,8 +45,8 @@ log = logging.getLogger(__name__)
 class PreparedCorpus:
     """A corpus ready to train on.
 
-    `train` has no pair with a side of more than `max_sentence_pieces` pieces; `valid` is complete.
-    `report` counts pairs and pieces, also if the corpus is from the cache.
+    `train` has no pair with a side of more than `max_sentence_tokens` tokens; `valid` is complete.
+    `report` counts pairs and tokens, also if the corpus is from the cache.
     """
 
     tokenizers: TokenizerPair
@@ -56,7 +56,7 @@ class PreparedCorpus:
     fingerprint: str
     report: dict[str, Any]
     folder: Path  # in the cache
-    max_sentence_pieces: int
+    max_sentence_tokens: int
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -65,7 +65,7 @@ class PreparedCorpus:
 
     @property
     def vocabulary(self) -> str:
-        """Hash of the pieces."""
+        """Hash of the lists of tokens."""
         return self.tokenizers.fingerprint()
 
     def save(self, folder: Path) -> None:
@@ -106,7 +106,7 @@ def prepare_corpus(
         fingerprint=fingerprint,
         report=report,
         folder=folder,
-        max_sentence_pieces=config.max_sentence_pieces,
+        max_sentence_tokens=config.max_sentence_tokens,
     )
 
 
@@ -142,12 +142,12 @@ def _prepare(
     tokenizers = loaded or _trained(train_text, config)
     tokenizers.save(folder)
     log.info("encoding %s pairs", f"{len(train_text):,}")
-    job = EncodingJob(train_text.paths, tokenizers, config.max_sentence_pieces)
+    job = EncodingJob(train_text.paths, tokenizers, config.max_sentence_tokens)
     train = write_encoded(job, folder / "train", n_workers, progress)
     if not train["pairs"]:
         raise DataError(
-            "every training pair has a side of more pieces than "
-            f"tokenizer.max_sentence_pieces={config.max_sentence_pieces}; increase it"
+            "every training pair has a side of more tokens than "
+            f"tokenizer.max_sentence_tokens={config.max_sentence_tokens}; increase it"
         )
     job = EncodingJob(valid_text.paths, tokenizers)
     valid = write_encoded(job, folder / "valid", n_workers, progress)

@@ -103,7 +103,7 @@ def write_encoded(
 ) -> dict[str, Any]:
     """Write the ids to `PATH.source` and `PATH.target`, and the kept rows to `PATH.rows.npy`.
 
-    Returns counts: pairs kept and dropped, pieces, their mean per sentence, the share of unk.
+    Returns counts: pairs kept and dropped, tokens, their mean per sentence, the share of unk.
     """
     n_pairs, n_unknown, kept = len(job.row_numbers()), [0, 0], []
     with (

@@ -139,7 +139,7 @@ class PreparedText:
 
     @property
     def vocabulary(self) -> str:
-        """Hash of the pieces."""
+        """Hash of the list of tokens."""
         return self.tokenizer.fingerprint()
 
     def save(self, folder: Path) -> None:

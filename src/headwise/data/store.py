@@ -1,7 +1,7 @@
 """Rows of variable length in two flat files: the values, and the start of each row.
 
 Single rows can be read, and a memory-mapped store uses the page cache only: 4.5 million sentences
-of 30 pieces are 270 MB of uint16. This module does not import torch, so that encoding processes
+of 30 tokens are 270 MB of uint16. This module does not import torch, so that encoding processes
 start quickly.
 """
 
@@ -125,12 +125,12 @@ class IdStore:
 
     @cached_property
     def lengths(self) -> npt.NDArray[np.int32]:
-        """Number of pieces of each row, int32."""
+        """Number of tokens of each row, int32."""
         return np.diff(self.offsets).astype(np.int32)
 
     @cached_property
     def longest(self) -> int:
-        """Number of pieces of the longest row."""
+        """Number of tokens of the longest row."""
         return int(self.lengths.max(initial=0))
 
     def gather(

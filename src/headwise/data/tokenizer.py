@@ -1,9 +1,9 @@
-"""Text to piece ids and back: SentencePiece models and plain UTF-8 bytes behind one interface.
+"""Text to token ids and back: SentencePiece models and plain UTF-8 bytes behind one interface.
 
-Every tokenizer has the ids pad 0, unk 1, bos 2, eos 3, then the other pieces. A tokenizer is one
+Every tokenizer has the ids pad 0, unk 1, bos 2, eos 3, then the other tokens. A tokenizer is one
 file. Runs of white space become one space and are stripped at the ends; nothing else is
 normalised, so that hypotheses are spelled as the references. Japanese needs no segmenter:
-SentencePiece learns its pieces from the raw characters of whole sentences.
+SentencePiece learns its tokens from the raw characters of whole sentences.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ BYTE_MODEL = b"headwise byte tokenizer, version 1\n"
 
 
 class ByteProcessor:
-    """UTF-8 bytes as pieces, 4 + byte, with the methods of a SentencePieceProcessor that we use.
+    """UTF-8 bytes as tokens, 4 + byte, with the methods of a SentencePieceProcessor that we use.
 
     Text is encoded unchanged, white space included, so that decoding returns the same string.
     """
@@ -40,7 +40,7 @@ class ByteProcessor:
         return N_SPECIALS + 256
 
     def id_to_piece(self, piece: int) -> str:
-        """The spelling of a piece, as in the byte fallback of SentencePiece."""
+        """The spelling of a token, as in the byte fallback of SentencePiece."""
         return SPECIALS[piece] if piece < N_SPECIALS else f"<0x{piece - N_SPECIALS:02X}>"
 
     def encode(self, sentences: list[str], num_threads: int = 1) -> list[list[int]]:
@@ -103,16 +103,16 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Number of pieces, the four specials included."""
+        """Number of tokens, the four specials included."""
         return int(self._processor.get_piece_size())
 
     @property
     def is_byte(self) -> bool:
-        """Whether the pieces are plain bytes."""
+        """Whether the tokens are plain bytes."""
         return isinstance(self._processor, ByteProcessor)
 
     def fingerprint(self) -> str:
-        """Hash of the piece list; the file also contains paths and thread counts."""
+        """Hash of the list of tokens; the file also contains paths and thread counts."""
         pieces = "\0".join(self.id_to_piece(i) for i in range(self.vocab_size))
         return hashlib.sha256(pieces.encode()).hexdigest()
 
@@ -141,7 +141,7 @@ class Tokenizer:
         """Ids under BPE-dropout; the same arguments give the same ids in every process.
 
         Raises:
-            ConfigError: the pieces are plain bytes, which have no merges to drop.
+            ConfigError: the tokens are plain bytes, which have no merges to drop.
         """
         texts = [one_space(text) for text in sentences]
         return self._segmenter.encode(texts, dropout, np.random.default_rng(seed))
@@ -165,14 +165,14 @@ class Tokenizer:
         return texts
 
     def pieces(self, sentence: str) -> list[str]:
-        """Spellings of the pieces of one sentence."""
+        """Spellings of the tokens of one sentence."""
         return [self.id_to_piece(i) for i in self.encode([sentence])[0]]
 
     def _check_range(self, row: Sequence[int]) -> None:
         if row and not (min(row) >= 0 and max(row) < self.vocab_size):
             wrong = next(i for i in row if not 0 <= i < self.vocab_size)
             raise IndexError(
-                f"id {wrong} is out of range: the vocabulary has {self.vocab_size} pieces"
+                f"id {wrong} is out of range: the vocabulary has {self.vocab_size} tokens"
             )
 
 
@@ -213,7 +213,7 @@ class TokenizerPair:
         return {"source": self.source.vocab_size, "target": self.target.vocab_size}
 
     def fingerprint(self) -> str:
-        """Hash of both piece lists."""
+        """Hash of both lists of tokens."""
         both = f"{self.joint} {self.source.fingerprint()} {self.target.fingerprint()}"
         return hashlib.sha256(both.encode()).hexdigest()
 

@@ -62,7 +62,7 @@ def check_tokenizer_config(config: TokenizerConfig) -> None:
         f"0 for tokenizer.kind={config.kind} (only bpe has merges to drop)",
         config.dropout,
     )
-    for key in ("max_training_sentences", "max_sentence_pieces"):
+    for key in ("max_training_sentences", "max_sentence_tokens"):
         value = getattr(config, key)
         require(value >= 1, f"tokenizer.{key}", "at least 1", value)
 
@@ -89,18 +89,18 @@ def vocabulary_limits(config: TokenizerConfig) -> dict[str, int]:
     tokenizers = load_tokenizers(config)
     if tokenizers is not None:
         return tokenizers.sizes
-    pieces = N_SPECIALS + 256 if config.kind == "byte" else config.vocab_size
-    return {"source": pieces, "target": pieces}
+    n_tokens = N_SPECIALS + 256 if config.kind == "byte" else config.vocab_size
+    return {"source": n_tokens, "target": n_tokens}
 
 
 def train_tokenizer(sentences: Iterator[str], config: TokenizerConfig) -> Tokenizer:
     """Train one tokenizer on streamed sentences, on one thread so that the result is reproducible.
 
-    `bpe` and `unigram` have exactly `config.vocab_size` pieces, specials included. For `char`
+    `bpe` and `unigram` have exactly `config.vocab_size` tokens, specials included. For `char`
     and `byte` it is an upper limit.
 
     Raises:
-        ConfigError: the text has too few pieces for `vocab_size`, or too many characters.
+        ConfigError: the text has too few tokens for `vocab_size`, or too many characters.
         DataError: there are no sentences.
     """
     check_tokenizer_config(config)
@@ -130,7 +130,7 @@ def train_tokenizer(sentences: Iterator[str], config: TokenizerConfig) -> Tokeni
     if config.kind in ("bpe", "unigram") and tokenizer.vocab_size < config.vocab_size:
         raise ConfigError(
             f"tokenizer.vocab_size={config.vocab_size} cannot be reached: this text supports "
-            f"at most {tokenizer.vocab_size} pieces of tokenizer.kind={config.kind}; "
+            f"at most {tokenizer.vocab_size} tokens of tokenizer.kind={config.kind}; "
             f"set tokenizer.vocab_size={tokenizer.vocab_size} or less, or train on more text"
         )
     return tokenizer
@@ -180,7 +180,7 @@ def _explain(error: RuntimeError, config: TokenizerConfig) -> ConfigError | Data
     if "smaller than required_chars" in message and few:
         return ConfigError(
             f"tokenizer.vocab_size={config.vocab_size} is too small: the text needs {few[2]} "
-            f"pieces for its characters alone; set tokenizer.vocab_size above {few[2]}, or lower "
+            f"tokens for its characters alone; set tokenizer.vocab_size above {few[2]}, or lower "
             f"tokenizer.character_coverage={config.character_coverage}"
         )
     if "sentences_.empty()" in message:

@@ -68,7 +68,7 @@ def length_limit(n_source: int, config: DecodeConfig, max_positions: int | None 
     """Return the most tokens of a hypothesis, eos included: ratio * source + extra, at least 1.
 
     Args:
-        n_source: source pieces, without eos.
+        n_source: source tokens, without eos.
         max_positions: target positions of the model; None: unlimited.
     """
     scaled = config.max_length_ratio * n_source

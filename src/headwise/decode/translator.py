@@ -112,7 +112,7 @@ class Translator:
         """
         require_lines(sentences)
         ids = self._source_ids(sentences, first_line)
-        lines = [line for line, pieces in enumerate(ids) if pieces]
+        lines = [line for line, tokens in enumerate(ids) if tokens]
         lengths = [len(ids[line]) for line in lines]
         batches = length_batches(lengths, self.config.max_tokens // self.beam)
         translations = [EMPTY] * len(sentences)
@@ -148,8 +148,8 @@ class Translator:
             )
         source_ids = self._source_ids(sources)
         target_ids = self.tokenizers.target.encode(list(targets))
-        for line, pieces in enumerate(source_ids, start=1):
-            if not pieces:
+        for line, tokens in enumerate(source_ids, start=1):
+            if not tokens:
                 raise DataError(f"source line {line} is empty: it has no translation to score")
         _check_lengths("translation", [len(ids) + 1 for ids in target_ids], self.max_positions)
         lengths = [max(len(s), len(t) + 1) for s, t in zip(source_ids, target_ids, strict=True)]
@@ -172,11 +172,11 @@ class Translator:
         self, sentences: Sequence[str], first_line: int = 1, split: str = ""
     ) -> list[list[int]]:
         """Return ids with eos, as the encoder reads them; an empty list for an empty line."""
-        pieces = self.tokenizers.source.encode(list(sentences))
+        ids = self.tokenizers.source.encode(list(sentences))
         # a byte tokenizer has ids for white space
         ids = [
             [*line, EOS] if line and sentence.strip() else []
-            for line, sentence in zip(pieces, sentences, strict=True)
+            for line, sentence in zip(ids, sentences, strict=True)
         ]
         lengths = [len(line) for line in ids]
         _check_lengths("source", lengths, self.model.max_source, first_line, split)

@@ -70,7 +70,7 @@ def check_model(config: Config, sites: Sequence[Site], longest: Mapping[str, int
     Args:
         sites: of the model.
         longest: column of a batch -> maximum number of positions of a row, without registers, as
-            set by `tokenizer.max_sentence_pieces`.
+            set by `tokenizer.max_sentence_tokens`.
     """
     parts = parts_of(config)
     check_model_config(config.model, config.tokenizer.joint, parts)
@@ -86,8 +86,8 @@ def check_model(config: Config, sites: Sequence[Site], longest: Mapping[str, int
         if attention.max_keys is not None and n_keys > attention.max_keys:
             raise ConfigError(
                 f"{type(attention).__name__} at {site.name} has at most {attention.max_keys} keys, "
-                f"but a {site.keys} may have {n_keys}: tokenizer.max_sentence_pieces="
-                f"{config.tokenizer.max_sentence_pieces}, its special tokens and "
+                f"but a {site.keys} may have {n_keys}: tokenizer.max_sentence_tokens="
+                f"{config.tokenizer.max_sentence_tokens}, its special tokens and "
                 f"model.register_tokens={n_prefix}. "
                 f"Try {_key_of(config, site.name)}.max_length={n_keys}"
             )

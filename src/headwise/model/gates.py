@@ -53,7 +53,7 @@ class HardConcreteGate(HeadGate):
         super().__init__()
         self.price, self.temperature = gates.penalty, gates.temperature
         self.low, self.high = gates.stretch
-        self.rate = gates.rate
+        self.lr_factor = gates.lr_factor
         # one-dimensional, hence without weight decay
         self.log_a = nn.Parameter(torch.full((n_heads,), float(gates.log_a)))
 
@@ -106,7 +106,7 @@ class HardConcrete(Gates):
         temperature: β.
         stretch: γ < 0 and ζ > 1.
         log_a: initial log a of every head.
-        rate: factor on the learning rate of log a; above 1 for short fine-tuning.
+        lr_factor: factor on the learning rate of log a; above 1 for short fine-tuning.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class HardConcrete(Gates):
         temperature: float = 0.33,
         stretch: list[float] | None = None,
         log_a: float = 2.0,
-        rate: float = 1.0,
+        lr_factor: float = 1.0,
     ) -> None:
         low, high = stretch if stretch is not None and len(stretch) == 2 else (-0.1, 1.1)
         fits = stretch is None or (len(stretch) == 2 and low < 0 and high > 1)
@@ -125,11 +125,11 @@ class HardConcrete(Gates):
         require(0 <= penalty < math.inf, "penalty", "at least 0 and finite", penalty)
         require(0 < temperature < math.inf, "temperature", "above 0 and finite", temperature)
         require(math.isfinite(log_a), "log_a", "finite", log_a)
-        require(0 < rate < math.inf, "rate", "above 0 and finite", rate)
+        require(0 < lr_factor < math.inf, "lr_factor", "above 0 and finite", lr_factor)
         self.sites, self.freeze = sites, freeze or []
         self.penalty, self.temperature = penalty, temperature
         self.stretch = (float(low), float(high))
-        self.log_a, self.rate = log_a, rate
+        self.log_a, self.lr_factor = log_a, lr_factor
 
     def __call__(self, place: Place) -> HardConcreteGate | None:
         """Return the gate of one place; None if the site is not chosen or has no heads."""

@@ -64,11 +64,11 @@ class Translation(Task[Corpus, PreparedCorpus]):
         check_decode_config(config.decode)
         check_commands(config.decode.external)
         check_data_config(config.data)
-        pieces = config.tokenizer.max_sentence_pieces
+        n_tokens = config.tokenizer.max_sentence_tokens
         longest = parts_of(config).positions.max_positions
-        allowed = f"above tokenizer.max_sentence_pieces={pieces}"
-        require(longest is None or longest > pieces, "positions.max_positions", allowed, longest)
-        check_model(config, self.sites(config), {"source": pieces + 1})  # and the end of sentence
+        allowed = f"above tokenizer.max_sentence_tokens={n_tokens}"
+        require(longest is None or longest > n_tokens, "positions.max_positions", allowed, longest)
+        check_model(config, self.sites(config), {"source": n_tokens + 1})  # and the end of sentence
         units = {metric.name: metric.unit for metric in self.metrics(config)}
         monitor, n_sentences = config.trainer.monitor, config.trainer.valid_sentences
         is_measured = units.get(monitor or self.monitor) != UNIT or n_sentences > 0

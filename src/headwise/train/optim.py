@@ -33,7 +33,7 @@ def build_optimizer(node: Any, model: nn.Module) -> torch.optim.Optimizer:
     groups: list[dict[str, Any]] = [{"params": decayed}, {"params": free, "weight_decay": 0.0}]
     if gates:
         logits = [gate.log_a for gate in gates]
-        groups.append({"params": logits, "weight_decay": 0.0, "lr_factor": gates[0].rate})
+        groups.append({"params": logits, "weight_decay": 0.0, "lr_factor": gates[0].lr_factor})
     if _may_be_fused(node, trained):
         for group in groups:
             group["fused"] = True

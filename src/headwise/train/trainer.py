@@ -214,7 +214,7 @@ class Trainer:
             {
                 "train/loss": loss,
                 f"train/{self.step.loss.measure}": measure,
-                "train/rate": self.step.learning_rate(state.update),
+                "train/lr": self.step.learning_rate(state.update),
                 "train/tokens": state.tokens,
                 "train/epoch": self.loader.state()["epoch"],
                 "time/tokens_per_second": speed,

@@ -1,4 +1,4 @@
-"""Statistics of heads against a count by hand, with padding in every batch."""
+"""Statistics of heads compared with a count by hand, with padding in every batch."""
 
 from __future__ import annotations
 
@@ -54,68 +54,71 @@ from headwise.errors import ConfigError
 @pytest.mark.parametrize("kind", [Thresholded, Dense, Signed])
 @pytest.mark.parametrize("pattern", [None, Window])
 @pytest.mark.parametrize("n_registers", [0, 2])
-def test_padded_batches_give_what_counting_each_sentence_gives(
+def test_statistics_of_padded_batches_equal_a_count_per_sentence(
     kind: type[Normaliser], pattern: type[Window] | None, n_registers: int
 ) -> None:
-    """Of the keys that a pattern leaves; register tokens are no queries and no keys."""
+    """Only keys allowed by the pattern count; register tokens are neither queries nor keys."""
     model = build(with_normaliser(kind, pattern), register_tokens=n_registers)
-    found = head_statistics(model, padded(), CPU)
-    of_registers = {"register_mass"} if n_registers else set()
-    assert found.keys() == {"density", "entropy", "diversity", "output_norm"} | of_registers
-    assert found["density"].keys() == set(SITES)
-    assert_same(found, by_hand(model, in_window if pattern else everywhere, n_registers))
-    densities = set(flat(found["density"]))
-    assert densities == {1.0} if kind is Dense else len(densities) > 4  # something to tell apart
+    statistics = head_statistics(model, padded(), CPU)
+    register_statistics = {"register_mass"} if n_registers else set()
+    assert (
+        statistics.keys()
+        == {"density", "entropy", "diversity", "output_norm"} | register_statistics
+    )
+    assert statistics["density"].keys() == set(SITES)
+    assert_same(statistics, by_hand(model, in_window if pattern else everywhere, n_registers))
+    densities = set(flat(statistics["density"]))
+    assert densities == {1.0} if kind is Dense else len(densities) > 4  # values differ
     if n_registers:
-        assert found["register_mass"].keys() == {"encoder_self", "cross"}
+        assert statistics["register_mass"].keys() == {"encoder_self", "cross"}
 
 
-def test_to_the_base_of_keys_those_count_that_any_head_sees() -> None:
-    """Of three tokens the second head sees all from everywhere, the first does not."""
+def test_base_of_keys_counts_keys_visible_to_any_head() -> None:
+    """Of three tokens the second head sees all, the first does not."""
     model, batch = build(with_normaliser(Dense, Window)), collate([([5, 6, 7], [2, 4])])
     means, bases = HeadMeans(), ("heads", "keys")
     for _, (call, *_) in passes(model, [batch], CPU):
         add_statistics(means, call, dict(zip(bases, bases, strict=True)))
     heads, keys = (means.tables(model)[base]["encoder_self"][:1] for base in bases)
-    for (of_heads,), of_keys in zip(heads, keys, strict=True):
-        assert of_heads is not None
-        assert of_keys == pytest.approx([of_heads * math.log(2) / math.log(3)])
+    for (by_heads,), by_keys in zip(heads, keys, strict=True):
+        assert by_heads is not None
+        assert by_keys == pytest.approx([by_heads * math.log(2) / math.log(3)])
 
 
-def heard(
+def means_from_hooks(
     model: Any, values_of: Callable[[Any, str, Any, Any], list[list[float]]]
 ) -> dict[str, Any]:
-    """Means over all queries of what a hook on each attention gives, a list a head of numbers.
+    """Average over all queries the numbers that `values_of` returns, a list per head.
 
     Args:
         values_of: (attention, site, its arguments, its output).
     """
-    found: dict[tuple[str, int, int], list[float]] = {}
+    values_by_head: dict[tuple[str, int, int], list[float]] = {}
     with ExitStack() as hooks:
         for site, layer, attention in model.attentions():
 
-            def keep(
+            def record(
                 module: Any, args: Any, output: Any, site: str = site, layer: int = layer
             ) -> None:
                 for head, values in enumerate(values_of(module, site, args, output)):
-                    found.setdefault((site, layer, head), []).extend(values)
+                    values_by_head.setdefault((site, layer, head), []).extend(values)
 
-            hooks.enter_context(attention.register_forward_hook(keep))
+            hooks.enter_context(attention.register_forward_hook(record))
         with torch.no_grad():
             for sentence in SENTENCES:
                 batch = collate([sentence])
                 model(**model.inputs(batch))
     return {
         site: [
-            [math.fsum(v := found[site, layer, head]) / len(v) for head in range(HEADS)]
+            [math.fsum(v := values_by_head[site, layer, head]) / len(v) for head in range(HEADS)]
             for layer in (1, 2)
         ]
         for site in SITES
     }
 
 
-def test_norms_are_those_of_what_each_head_gives_to_the_output() -> None:
-    """With the identity as output projection, what an attention returns is its heads' outputs."""
+def test_output_norms_are_those_of_head_outputs() -> None:
+    """With the identity as output projection, attention returns the outputs of its heads."""
     model = build(
         lambda place: (Weightless if place.site == "cross" else ScoreAttention)(
             place, Dense(place), None, 0.5
@@ -131,12 +134,12 @@ def test_norms_are_those_of_what_each_head_gives_to_the_output() -> None:
         heads = [rows_QI[:, head * 4 : head * 4 + 4].tolist() for head in range(HEADS)]
         return [[math.hypot(*row) for row in rows] for rows in heads]
 
-    found = head_statistics(model, padded(), CPU)
-    assert "cross" not in found["density"]
-    assert_same(found, {"output_norm": heard(model, norms)})
+    statistics = head_statistics(model, padded(), CPU)
+    assert "cross" not in statistics["density"]
+    assert_same(statistics, {"output_norm": means_from_hooks(model, norms)})
 
 
-def test_an_alpha_of_queries_is_averaged_where_it_is_used_also_when_shared() -> None:
+def test_shared_alpha_of_queries_is_averaged_per_layer() -> None:
     shared = AlphaEntmax(Place("cross", 1, HEADS, 4), share="layer", depends_on="query")
     with torch.no_grad():
         shared.alpha_weight.normal_()  # type: ignore[union-attr]
@@ -154,34 +157,34 @@ def test_an_alpha_of_queries_is_averaged_where_it_is_used_also_when_shared() -> 
         ]
         return [[1.01 + 0.99 / (1 + math.exp(-logit)) for logit in of] for of in logits]
 
-    found = head_statistics(model, padded(), CPU)
-    assert_same(found, {"alpha": heard(model, alphas_of)})
-    assert len({round(value, 6) for value in flat(found["alpha"])}) == 3 * LAYERS * HEADS
+    statistics = head_statistics(model, padded(), CPU)
+    assert_same(statistics, {"alpha": means_from_hooks(model, alphas_of)})
+    assert len({round(value, 6) for value in flat(statistics["alpha"])}) == 3 * LAYERS * HEADS
     assert alphas(model) == {}
 
 
-def test_what_a_query_has_of_its_own_is_not_that_of_registers() -> None:
+def test_query_statistics_exclude_registers() -> None:
     class Numbered(Dense):
         def query_stats(self, context: ScoreContext) -> dict[str, Tensor]:
             place_Q = torch.arange(context.queries_BHQE.shape[2])
             return {"place": place_Q.expand(context.queries_BHQE.shape[:3])}
 
     model = build(with_normaliser(Numbered), register_tokens=2)
-    found = head_statistics(model, [collate(SENTENCES[:1])], CPU)["place"]
+    place_means = head_statistics(model, [collate(SENTENCES[:1])], CPU)["place"]
     source, target = map(len, SENTENCES[0])
-    first = {"encoder_self": 2}  # register tokens stand in front of the source
+    n_registers = {"encoder_self": 2}  # register tokens precede the source
     for site, n in (("encoder_self", source), ("decoder_self", target), ("cross", target)):
-        assert found[site] == [[first.get(site, 0) + (n - 1) / 2] * HEADS] * LAYERS
+        assert place_means[site] == [[n_registers.get(site, 0) + (n - 1) / 2] * HEADS] * LAYERS
 
 
-def test_the_factor_on_the_scores_and_its_parts() -> None:
+def test_scaling_factor_and_its_parameters_are_reported() -> None:
     def make(place: Place) -> Attention:
         scaling = LengthScaling(place, learned="head") if place.site == "encoder_self" else None
         return ScoreAttention(place, Dense(place), None, 0.5, scaling)
 
     model = build(make)
-    found = head_statistics(model, padded(), CPU)
-    assert found["scale"].keys() == {"encoder_self"}
+    statistics = head_statistics(model, padded(), CPU)
+    assert statistics["scale"].keys() == {"encoder_self"}
     lengths = [len(source) for source, _ in SENTENCES]
     for layer, attention in ((la, at) for site, la, at in model.attentions() if site == SITES[0]):
         beta, gamma = attention.scaling.beta.tolist(), attention.scaling.gamma.tolist()
@@ -189,15 +192,15 @@ def test_the_factor_on_the_scores_and_its_parts() -> None:
             math.fsum(n * (1 + b * math.log(n + 1) ** g) for n in lengths) / sum(lengths)
             for b, g in zip(beta, gamma, strict=True)
         ]
-        assert found["scale"]["encoder_self"][layer - 1] == pytest.approx(mean, abs=1e-10)
-        assert found["scale_beta"]["encoder_self"][layer - 1] == pytest.approx(beta)
-        assert found["scale_gamma"]["encoder_self"][layer - 1] == pytest.approx(gamma)
+        assert statistics["scale"]["encoder_self"][layer - 1] == pytest.approx(mean, abs=1e-10)
+        assert statistics["scale_beta"]["encoder_self"][layer - 1] == pytest.approx(beta)
+        assert statistics["scale_gamma"]["encoder_self"][layer - 1] == pytest.approx(gamma)
 
 
-def test_the_model_is_left_as_it_was() -> None:
+def test_model_and_random_state_are_unchanged() -> None:
     model = build(with_normaliser(Dense))
     model.train()
-    model.encoder.eval()  # a part that somebody froze stays so
+    model.encoder.eval()  # a frozen part stays frozen
     before = [module.training for module in model.modules()]
     random_state = torch.get_rng_state()
     first = head_statistics(model, [collate(SENTENCES)], CPU)
@@ -210,27 +213,31 @@ def test_the_model_is_left_as_it_was() -> None:
         assert not module._forward_pre_hooks
 
 
-def test_what_cannot_be_measured_is_absent() -> None:
+def test_unmeasurable_statistics_are_absent() -> None:
     def mixed(place: Place) -> Attention:
         if place.site == "cross":
             return Weightless(place, Dense(place), None, 0.0)
         kind = Untrue if (place.site, place.layer) == ("encoder_self", 1) else Dense
         return ScoreAttention(place, kind(place), None, 0.0)
 
-    found = head_statistics(build(mixed), [collate(SENTENCES)], CPU)
-    assert found["density"] == {
+    statistics = head_statistics(build(mixed), [collate(SENTENCES)], CPU)
+    assert statistics["density"] == {
         "encoder_self": [[1.0, None], [1.0, 1.0]],
         "decoder_self": [[1.0, 1.0]] * 2,
     }
-    assert [value is None for value in flat(found["entropy"])] == [False] * 5 + [True, False, False]
-    assert [len(layer) for layer in found["diversity"]["encoder_self"]] == [0, 1]
-    assert list(found["output_norm"]) == list(SITES)
+    assert [value is None for value in flat(statistics["entropy"])] == [False] * 5 + [
+        True,
+        False,
+        False,
+    ]
+    assert [len(layer) for layer in statistics["diversity"]["encoder_self"]] == [0, 1]
+    assert list(statistics["output_norm"]) == list(SITES)
     assert head_statistics(build(mixed), [], CPU) == {}
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize("is_declared", [True, False])
-def test_weights_that_are_not_finite_are_not_measured(value: float, is_declared: bool) -> None:
+def test_nonfinite_weights_are_not_measured(value: float, is_declared: bool) -> None:
     class Broken(Dense):
         is_distribution = is_declared
 
@@ -245,25 +252,25 @@ def test_weights_that_are_not_finite_are_not_measured(value: float, is_declared:
 
     # also where only one of the batches has them
     batches = [collate(SENTENCES[:2]), collate(SENTENCES[2:])]
-    found = head_statistics(build(make), batches, CPU)
+    statistics = head_statistics(build(make), batches, CPU)
     for name in ("density", "entropy"):
-        assert found[name]["cross"][1][0] is None
-        assert found[name]["cross"][1][1] is not None
-    assert found["diversity"]["cross"][1] == []
+        assert statistics[name]["cross"][1][0] is None
+        assert statistics[name]["cross"][1][1] is not None
+    assert statistics["diversity"]["cross"][1] == []
 
 
-def test_heads_without_an_alpha_among_heads_with_one() -> None:
+def test_heads_without_alpha_are_none() -> None:
     class Partly(Dense):
         def stats(self) -> dict[str, Tensor]:
             other = math.nan if self.place.layer == 2 else 1.25
             return {"alpha": torch.tensor([math.nan, other])}
 
-    found = alphas(build(with_normaliser(Partly)))
-    assert found == {site: [[None, 1.25], []] for site in SITES}
+    alphas_of_sites = alphas(build(with_normaliser(Partly)))
+    assert alphas_of_sites == {site: [[None, 1.25], []] for site in SITES}
 
 
 @pytest.mark.parametrize("wrong", [torch.ones(HEADS + 1), torch.ones(HEADS, 1), 1.5])
-def test_what_a_head_reports_of_itself_is_one_number(wrong: object) -> None:
+def test_reported_statistics_must_be_one_number_per_head(wrong: object) -> None:
     class Wrong(Dense):
         def stats(self) -> dict[str, Any]:
             return {"mine": wrong}

@@ -1,4 +1,4 @@
-"""Distances between heads against a sum over their numbers."""
+"""Distances between heads compared with sums over their weights."""
 
 from __future__ import annotations
 
@@ -40,47 +40,47 @@ def by_hand(attention: Attention, projection: str) -> list[float]:
 
 
 @pytest.mark.parametrize("projection", ["query", "key", "value"])
-def test_each_head_is_measured_against_the_others_of_its_layer(projection: str) -> None:
+def test_distance_is_the_mean_to_other_heads_of_the_layer(projection: str) -> None:
     model = make_model()
-    found = projection_distances(model)[f"{projection}_distance"]
-    assert {site: len(layers) for site, layers in found.items()} == {
+    distances = projection_distances(model)[f"{projection}_distance"]
+    assert {site: len(layers) for site, layers in distances.items()} == {
         "encoder_self": 3,
         "decoder_self": 2,
         "cross": 2,
     }
     for site, layer, attention in model.attentions():
-        assert found[site][layer - 1] == pytest.approx(by_hand(attention, projection), rel=1e-5)
-    json.dumps(found)  # what heads.jsonl takes
+        assert distances[site][layer - 1] == pytest.approx(by_hand(attention, projection), rel=1e-5)
+    json.dumps(distances)  # heads.jsonl needs it
 
 
-def test_one_head_has_no_others() -> None:
-    """Nor has a place that lost all of them: what is not measured is absent."""
+def test_single_or_pruned_heads_are_absent() -> None:
+    """Distances need two heads in a layer; other layers have none."""
     heads = {"cross": [[1], [3]], "encoder_self": [[2], [1, 4], []]}
-    found = projection_distances(make_model(heads=heads))
-    assert found.keys() == {"query_distance", "key_distance", "value_distance"}
-    for table in found.values():
+    distances = projection_distances(make_model(heads=heads))
+    assert distances.keys() == {"query_distance", "key_distance", "value_distance"}
+    for table in distances.values():
         assert table.keys() == {"encoder_self", "decoder_self"}
         assert [len(layer) for layer in table["encoder_self"]] == [0, 2, 0]
         assert table["encoder_self"][1][0] == pytest.approx(table["encoder_self"][1][1])
         assert [len(layer) for layer in table["decoder_self"]] == [4, 4]
 
 
-def test_an_attention_without_projections_into_heads_is_absent() -> None:
+def test_attention_without_projections_is_absent() -> None:
     class Nothing(Attention):
         pass
 
-    found = projection_distances(
+    distances = projection_distances(
         make_model(lambda place: Nothing(place) if place.site == "cross" else FACTORY(place))
     )
-    assert all(table.keys() == set(SITES) - {"cross"} for table in found.values())
+    assert all(table.keys() == set(SITES) - {"cross"} for table in distances.values())
 
 
-def test_near_points_far_from_the_origin() -> None:
+def test_close_points_far_from_the_origin_are_exact() -> None:
     points = 1000 + 0.01 * torch.randn(2, 30, 16, generator=torch.Generator().manual_seed(0))
     exact = [
         [[sum((x - y) ** 2 for x, y in zip(a, b, strict=True)) for b in rows] for a in rows]
         for rows in points.tolist()
     ]
-    found = squared_distances(points)
-    torch.testing.assert_close(found.double(), torch.tensor(exact).double(), rtol=1e-5, atol=0)
-    assert (found.diagonal(dim1=1, dim2=2) == 0).all()
+    distances = squared_distances(points)
+    torch.testing.assert_close(distances.double(), torch.tensor(exact).double(), rtol=1e-5, atol=0)
+    assert (distances.diagonal(dim1=1, dim2=2) == 0).all()

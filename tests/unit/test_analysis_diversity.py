@@ -1,4 +1,4 @@
-"""Jensen-Shannon divergence of heads against its definition, and its bounds."""
+"""Jensen-Shannon divergence of heads: definition and bounds."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ def shannon(row: list[float]) -> float:
 
 @pytest.mark.parametrize("n_heads", [2, 3, H])
 @pytest.mark.parametrize("base", ["heads", "keys"])
-def test_divergence_is_that_of_the_definition(base: str, n_heads: int) -> None:
+def test_divergence_follows_the_definition(base: str, n_heads: int) -> None:
     p = rows(n_heads=n_heads)
     n_keys = torch.tensor([[K, 3, 2], [K, K, 1]])
-    found = jensen_shannon(p, n_keys, base)
-    assert found.shape == (B, Q)
+    divergences = jensen_shannon(p, n_keys, base)
+    assert divergences.shape == (B, Q)
     assert bool((entropies(p) > 0).any())
     for batch in range(B):
         for query in range(Q):
             heads = p[batch, :, query].tolist()
             mean = [math.fsum(column) / n_heads for column in zip(*heads, strict=True)]
             divergence = shannon(mean) - math.fsum(map(shannon, heads)) / n_heads
-            # a row of one key has no logarithm to its base
+            # a logarithm to base 1 does not exist
             n = n_heads if base == "heads" else max(2, int(n_keys[batch, query]))
             expected = divergence / math.log(n)
-            assert found[batch, query].item() == pytest.approx(expected, abs=1e-10)
+            assert divergences[batch, query].item() == pytest.approx(expected, abs=1e-10)
 
 
-def test_equal_heads_give_zero_and_heads_that_share_no_key_one() -> None:
+def test_equal_heads_give_0_and_disjoint_heads_give_1() -> None:
     n_keys = torch.full((B, Q), 7)
     for n_heads in range(2, 9):  # the mean of equal numbers may be rounded
         same = rows(n_heads=1, n_keys=7).expand(-1, n_heads, -1, -1)
@@ -56,11 +56,11 @@ def test_equal_heads_give_zero_and_heads_that_share_no_key_one() -> None:
     torch.testing.assert_close(by_keys, expected)
 
 
-def test_signed_rows_become_distributions_and_rows_of_zeros_none() -> None:
+def test_signed_rows_are_normalised_and_zero_rows_marked() -> None:
     weights = torch.tensor([[0.5, -1.5, 0.0], [0.0, 0.0, 0.0], [1.0, math.nan, 0.0]])
-    found, exists = as_distributions(weights[None, None])
-    torch.testing.assert_close(found[0, 0, 0], torch.tensor([0.25, 0.75, 0.0]))
-    torch.testing.assert_close(found[0, 0, 1], torch.zeros(3))
-    # what is not finite must not pass for a row without weights
+    distributions, exists = as_distributions(weights[None, None])
+    torch.testing.assert_close(distributions[0, 0, 0], torch.tensor([0.25, 0.75, 0.0]))
+    torch.testing.assert_close(distributions[0, 0, 1], torch.zeros(3))
+    # non-finite rows must not count as rows without weights
     assert exists.tolist() == [[[True, False, True]]]
-    assert bool(entropies(found)[0, 0, 2].isnan())
+    assert bool(entropies(distributions)[0, 0, 2].isnan())

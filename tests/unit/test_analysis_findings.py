@@ -41,14 +41,14 @@ def head(number: int = 1, site: str = S, **values: Any) -> dict[str, Any]:
     return {**plain, **values}
 
 
-def look(
+def finding_rows(
     heads: list[dict[str, Any]], about: dict[str, Any] | None = None, **tables: Any
 ) -> dict[tuple[str, str | None], dict[str, Any]]:
-    """Finding and site -> its row."""
+    """Map (finding, site) to its row."""
     names = ("layers", "density", "sentences", "trajectories")
-    given = {**{name: [] for name in names}, **tables}
+    all_tables = {**{name: [] for name in names}, **tables}
     settings = {**ABOUT, **(about or {})}
-    rows = findings({"heads": heads, **given}, settings)
+    rows = findings({"heads": heads, **all_tables}, settings)
     FINDINGS.text(rows)  # has these columns and no others
     lines = findings_text(rows, settings).splitlines()
     assert len([line for line in lines if line.startswith("| ")]) == len(rows) + 2
@@ -57,8 +57,8 @@ def look(
     return {(row["finding"], row.get("site")): row for row in rows}
 
 
-def shown(row: dict[str, Any]) -> tuple[Any, ...]:
-    """Outcome, figure, numbers of heads, and the head that has most."""
+def summary_of(row: dict[str, Any]) -> tuple[Any, ...]:
+    """Outcome, value, numbers of heads, and the head with the largest value."""
     return row["outcome"], *map(row.get, ("value", "n_heads", "n_measured", "head"))
 
 
@@ -84,31 +84,31 @@ ROLES: list[tuple[dict[str, Any], list[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("values", "wanted"), ROLES)
-def test_roles_by_their_thresholds(values: dict[str, Any], wanted: list[str]) -> None:
-    assert roles(head(**values), "source", COUNTS, Thresholds()) == wanted
+@pytest.mark.parametrize(("values", "expected"), ROLES)
+def test_roles_by_their_thresholds(values: dict[str, Any], expected: list[str]) -> None:
+    assert roles(head(**values), "source", COUNTS, Thresholds()) == expected
 
 
-def test_roles_need_something_to_be_seen_on() -> None:
+def test_roles_need_enough_words_and_tokens() -> None:
     merging = head(merge_score=0.9, split_merge_score=0.9)
-    asking = head(question_weight=0.9, statement_weight=0.0)
+    interrogating = head(question_weight=0.9, statement_weight=0.0)
     few = {**COUNTS, "source_split_words": 9, "statement_word_tokens": 9}
     assert (
         roles(merging, "source", few, Thresholds())
-        == roles(asking, "source", few, Thresholds())
+        == roles(interrogating, "source", few, Thresholds())
         == []
     )
     assert roles(merging, "target", few, Thresholds()) == ["merging"]
     enough = {**few, "source_split_words": 10, "statement_word_tokens": 10}
     assert roles(merging, "source", enough, Thresholds()) == ["merging"]
-    assert roles(asking, "source", enough, Thresholds()) == ["interrogation"]
+    assert roles(interrogating, "source", enough, Thresholds()) == ["interrogation"]
     assert roles(head(offset=1, offset_share=0.7), "source", COUNTS, Thresholds(0.6)) == ["next"]
 
 
 # -- α --------------------------------------------------------------------------------------------
 
 
-def test_spearman_goes_by_order_and_shares_ranks_of_ties() -> None:
+def test_spearman_averages_ranks_of_ties() -> None:
     assert spearman([1, 2, 3, 4], [1, 8, 27, 64]) == pytest.approx(1)
     assert spearman([1, 2, 3, 4], [4, 3, 2, 1]) == pytest.approx(-1)
     # ranks 1, 2.5, 2.5, 4 against 1, 2, 3, 4
@@ -116,34 +116,46 @@ def test_spearman_goes_by_order_and_shares_ranks_of_ties() -> None:
     assert spearman([1, 1, 1], [1, 2, 3]) is None
 
 
-def records(lines: dict[int, list[float]]) -> list[dict[str, Any]]:
-    updates = range(0, 50 * len(next(iter(lines.values()))), 50)
+def records(alphas: dict[int, list[float]]) -> list[dict[str, Any]]:
+    updates = range(0, 50 * len(next(iter(alphas.values()))), 50)
     return [
-        {"update": update, "alpha": {"encoder_self": [[line[i] for line in lines.values()]]}}
+        {"update": update, "alpha": {"encoder_self": [[values[i] for values in alphas.values()]]}}
         for i, update in enumerate(updates)
     ] + [{"update": 999, "density": {}}]
 
 
-def test_trajectories_tell_who_fell_first_and_who_came_back() -> None:
-    lines = {
-        2: [1.5, 1.495, 1.4, 1.3, 1.9],  # falls, then rises above where it began
+def test_trajectories_detect_early_falls_and_later_rises() -> None:
+    alphas = {
+        2: [1.5, 1.495, 1.4, 1.3, 1.9],  # falls, then rises above its start
         3: [1.5, 1.52, 1.3, 1.2, 1.2],  # rises first
         5: [1.5, 1.5, 1.495, 1.5, 1.5],  # hardly moves
     }
-    rows = trajectory_rows(records(lines), {"encoder_self": [[2, 3, 5]]})
+    rows = trajectory_rows(records(alphas), {"encoder_self": [[2, 3, 5]]})
     assert [row["head"] for row in rows] == [2, 3, 5]
     assert [row["fell_first"] for row in rows] == [1, 0, None]
     assert [came_back(row) for row in rows] == [True, False, False]
     assert [came_back({"lowest": 1.2, "last": last}) for last in (1.24, 1.26)] == [False, True]
     assert (rows[0]["lowest"], rows[0]["lowest_update"], rows[0]["last_update"]) == (1.3, 150, 200)
     assert (rows[1]["lowest"], rows[1]["lowest_update"]) == (1.2, 150), "the first of equals"
-    assert trajectory_rows(records(lines), {"encoder_self": [[1, 2]]}) == []
-    found = look([head(n, alpha=1.5) for n in (2, 3, 5)], trajectories=rows)
-    assert shown(found["α falls first", None]) == ("in part", pytest.approx(1 / 3), 1, 3, None)
-    assert shown(found["α falls and comes back", S]) == ("seen", pytest.approx(0.6), 1, 3, 2)
+    assert trajectory_rows(records(alphas), {"encoder_self": [[1, 2]]}) == []
+    rows_by_finding = finding_rows([head(n, alpha=1.5) for n in (2, 3, 5)], trajectories=rows)
+    assert summary_of(rows_by_finding["α falls first", None]) == (
+        "in part",
+        pytest.approx(1 / 3),
+        1,
+        3,
+        None,
+    )
+    assert summary_of(rows_by_finding["α falls and comes back", S]) == (
+        "seen",
+        pytest.approx(0.6),
+        1,
+        3,
+        2,
+    )
 
 
-def test_sarles_coefficient_is_that_of_its_definition() -> None:
+def test_sarle_coefficient_follows_its_definition() -> None:
     # by hand for 0, 0, 0, 1: skewness 2, excess kurtosis 4, both corrected
     assert sarle([0, 0, 0, 1]) == pytest.approx(5 / (4 + 13.5))
     assert sarle([1.0, 2.0, 1.0]) is sarle([1.5] * 9) is None
@@ -152,7 +164,7 @@ def test_sarles_coefficient_is_that_of_its_definition() -> None:
 # -- findings -------------------------------------------------------------------------------------
 
 
-def test_heads_with_a_role_are_named_with_what_they_do() -> None:
+def test_heads_with_a_role_are_reported() -> None:
     heads = [
         head(1, roles="previous", previous_share=0.91),
         head(2, roles="previous", previous_share=0.95),
@@ -160,12 +172,12 @@ def test_heads_with_a_role_are_named_with_what_they_do() -> None:
         head(4, roles="interrogation", question_weight=0.97, statement_weight=0.03),
         head(5, roles="rare", rare_share=0.66),
         head(6, roles="offset+2", offset=2, offset_share=0.93),
-        head(7, merge_score=0.95, question_weight=0.99),  # more of it, and not the role
+        head(7, merge_score=0.95, question_weight=0.99),  # larger values without the role
         head(8, offset=3, offset_share=0.3),
         head(1, "decoder_self"),
     ]
-    found = look(heads)
-    for finding, wanted in {
+    rows = finding_rows(heads)
+    for finding, expected in {
         "previous-token head": ("seen", 0.95, 2, 9, 2),
         "merging head": ("seen", 0.88, 1, 8, 3),
         "interrogation head": ("seen", 0.97, 1, 9, 4),
@@ -173,18 +185,18 @@ def test_heads_with_a_role_are_named_with_what_they_do() -> None:
         "head at another offset": ("seen", 0.93, None, None, 6),
         "next-token head": ("not seen", 0.1, 0, 9, 1),
     }.items():
-        assert shown(found[finding, S]) == wanted, finding
-    assert len([f for f, _ in found if f == "head at another offset"]) == 1
-    assert shown(found["merging head", "decoder_self"])[0] == "not seen"
+        assert summary_of(rows[finding, S]) == expected, finding
+    assert len([f for f, _ in rows if f == "head at another offset"]) == 1
+    assert summary_of(rows["merging head", "decoder_self"])[0] == "not seen"
 
 
-def test_where_nothing_is_found_the_nearest_is_shown() -> None:
-    found = look([head(1), head(2, previous_share=0.52, merge_score=0.39, rare_share=0.0)])
-    assert shown(found["previous-token head", S]) == ("in part", 0.52, 0, 2, 2)
-    assert shown(found["merging head", S]) == ("not seen", 0.39, 0, 2, 2)
-    assert found["merging head", S]["threshold"] == 0.8
-    assert found["α falls first", None]["sentence"] == "No head has an α."
-    assert not any(finding.startswith(("α goes", "most important")) for finding, _ in found)
+def test_without_a_finding_the_closest_head_is_reported() -> None:
+    rows = finding_rows([head(1), head(2, previous_share=0.52, merge_score=0.39, rare_share=0.0)])
+    assert summary_of(rows["previous-token head", S]) == ("in part", 0.52, 0, 2, 2)
+    assert summary_of(rows["merging head", S]) == ("not seen", 0.39, 0, 2, 2)
+    assert rows["merging head", S]["threshold"] == 0.8
+    assert rows["α falls first", None]["sentence"] == "No head has an α."
+    assert not any(finding.startswith(("α goes", "most important")) for finding, _ in rows)
 
 
 BARE = [{"site": "cross", "layer": 1, "head": 1, "roles": ""}]
@@ -202,10 +214,12 @@ UNMEASURED: list[tuple[str, str | None, list[dict[str, Any]], dict[str, int], st
 
 
 @pytest.mark.parametrize(("finding", "site", "heads", "counts", "reason"), UNMEASURED)
-def test_what_was_not_measured_has_a_reason(
+def test_unmeasured_findings_have_a_reason(
     finding: str, site: str | None, heads: list[Any], counts: dict[str, int], reason: str
 ) -> None:
-    row = look(heads, {"counts": {"source_tokens": 9, "target_tokens": 8, **counts}})[finding, site]
+    row = finding_rows(heads, {"counts": {"source_tokens": 9, "target_tokens": 8, **counts}})[
+        finding, site
+    ]
     assert row["outcome"] == "not measured"
     assert reason in row["sentence"]
 
@@ -214,16 +228,16 @@ def test_what_was_not_measured_has_a_reason(
     ("densities", "outcome", "n_sparse"),
     [([1.0, 1.0], "not seen", 0), ([1.0, 0.2], "in part", 1), ([0.9, 0.2], "seen", 2)],
 )
-def test_the_densities_of_a_site(densities: list[float], outcome: str, n_sparse: int) -> None:
+def test_density_findings_of_a_site(densities: list[float], outcome: str, n_sparse: int) -> None:
     heads = [head(n, density=value) for n, value in enumerate(densities, start=1)]
     place = {"site": S, "layer": 1, "head": 1}
     bins = [{**place, "low": low, "n_queries": n} for low, n in ((0.5, 12), (0.95, 18), (1.0, 10))]
-    found = look(heads, density=[*bins, {**bins[0], "site": "cross", "n_queries": 60}])
+    rows = finding_rows(heads, density=[*bins, {**bins[0], "site": "cross", "n_queries": 60}])
     mean = pytest.approx(sum(densities) / 2)
-    assert shown(found["sparse heads", S])[:4] == (outcome, mean, n_sparse, 2)
-    assert found["sparse queries", S]["value"] == 0.75
+    assert summary_of(rows["sparse heads", S])[:4] == (outcome, mean, n_sparse, 2)
+    assert rows["sparse queries", S]["value"] == 0.75
     if n_sparse:
-        assert found["sparse heads", S]["head"] == 2
+        assert rows["sparse heads", S]["head"] == 2
 
 
 def test_diversity_confidence_and_importance() -> None:
@@ -233,25 +247,31 @@ def test_diversity_confidence_and_importance() -> None:
     ]
     heads = [head(n, confidence=c, importance_normalised=n / 9)
              for n, c in ((1, 0.3), (2, 0.9), (3, 0.2))]  # fmt: skip
-    found = look(heads, layers=layers)
-    row = found["heads disagree", S]
+    rows = finding_rows(heads, layers=layers)
+    row = rows["heads disagree", S]
     assert (row["value"], row["layer"]) == (pytest.approx(0.4), 3)
-    assert shown(found["confidence", S]) == (None, 0.3, None, None, 2)
-    assert found["most important head", S]["head"] == 3
-    assert found["least important head", S]["head"] == 1
+    assert summary_of(rows["confidence", S]) == (None, 0.3, None, None, 2)
+    assert rows["most important head", S]["head"] == 3
+    assert rows["least important head", S]["head"] == 1
 
 
-def test_a_head_that_is_unlike_itself_is_named_by_its_farthest_sentence() -> None:
-    odd = [
+def test_heads_with_dense_sentences_are_ordered_by_deviation() -> None:
+    unusual = [
         {
             "site": S, "layer": 1, "head": number, "sentence": sentence, "n_keys": 9,
-            "density": 0.9, "expected": 0.2, "deviations": far, "head_mean": 0.2, "text": "So.",
+            "density": 0.9, "expected": 0.2, "deviations": size, "head_mean": 0.2, "text": "So.",
         }
-        for number, sentence, far in ((1, 5, 4.0), (2, 6, 5.0), (2, 7, 9.0))
+        for number, sentence, size in ((1, 5, 4.0), (2, 6, 5.0), (2, 7, 9.0))
     ]  # fmt: skip
     name = "sparse head dense in a sentence"
-    assert shown(look([head(1), head(2)], sentences=odd)[name, S]) == ("seen", 9.0, 2, 2, 2)
-    assert shown(look([head(1)])[name, None]) == ("not seen", None, 0, 1, None)
+    assert summary_of(finding_rows([head(1), head(2)], sentences=unusual)[name, S]) == (
+        "seen",
+        9.0,
+        2,
+        2,
+        2,
+    )
+    assert summary_of(finding_rows([head(1)])[name, None]) == ("not seen", None, 0, 1, None)
 
 
 @pytest.mark.parametrize(
@@ -266,9 +286,9 @@ def test_final_alphas(
     alphas: list[float], outcome: str, coefficient: float | None, n_outside: int
 ) -> None:
     heads = [head(n, alpha=alpha) for n, alpha in enumerate(alphas, start=1)]
-    row = look([*heads, head(1, "cross")])["α ends in two groups", S]
-    wanted = coefficient and pytest.approx(coefficient, abs=0.005)
-    assert shown(row) == (outcome, wanted, n_outside, len(alphas), None)
+    row = finding_rows([*heads, head(1, "cross")])["α ends in two groups", S]
+    expected = coefficient and pytest.approx(coefficient, abs=0.005)
+    assert summary_of(row) == (outcome, expected, n_outside, len(alphas), None)
 
 
 def trajectory(number: int, first: float, lowest: float, last: float) -> dict[str, Any]:
@@ -279,13 +299,18 @@ def trajectory(number: int, first: float, lowest: float, last: float) -> dict[st
 
 
 @pytest.mark.parametrize(
-    ("lasts", "outcome", "kept"),
+    ("lasts", "outcome", "correlation"),
     [([1.3, 1.4, 1.5, 1.9], "seen", 1.0), ([1.9, 1.3, 1.5, 1.4], "not seen", -0.4)],
 )
-def test_starts_are_compared_with_ends(lasts: list[float], outcome: str, kept: float) -> None:
+def test_first_and_last_alphas_are_compared(
+    lasts: list[float], outcome: str, correlation: float
+) -> None:
     rows = [trajectory(n, 1.2 + n / 10, 1.2, last) for n, last in enumerate(lasts, start=1)]
     rows[1]["lowest"] = 0.5  # rises most, and ends below another
-    found = look([head(n, alpha=1.5) for n in range(1, 5)], trajectories=rows)
-    assert shown(found["α keeps its order", None])[:2] == (outcome, pytest.approx(kept))
-    back = found["α falls and comes back", S]
-    assert shown(back) == ("seen", pytest.approx(lasts[1] - 0.5), 4, 4, 2)
+    rows_by_finding = finding_rows([head(n, alpha=1.5) for n in range(1, 5)], trajectories=rows)
+    assert summary_of(rows_by_finding["α keeps its order", None])[:2] == (
+        outcome,
+        pytest.approx(correlation),
+    )
+    back = rows_by_finding["α falls and comes back", S]
+    assert summary_of(back) == ("seen", pytest.approx(lasts[1] - 0.5), 4, 4, 2)

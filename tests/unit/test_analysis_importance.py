@@ -30,24 +30,24 @@ def sentence_loss(model: Transformer, sentence: int, smoothing: float = 0.1) -> 
     source = torch.tensor([[*SOURCES[sentence], 3]])
     target = [2, *TARGETS[sentence], 3]
     with torch.no_grad():
-        found = model(source, torch.tensor([source.shape[1]]), torch.tensor([target[:-1]]))
+        logits = model(source, torch.tensor([source.shape[1]]), torch.tensor([target[:-1]]))
     total = 0.0
-    for row, gold in zip(found[0].tolist(), target[1:], strict=True):
+    for row, target_id in zip(logits[0].tolist(), target[1:], strict=True):
         norm = math.log(sum(math.exp(value) for value in row))
         log_p = [value - norm for value in row]
-        total -= (1 - smoothing) * log_p[gold] + smoothing * sum(log_p) / len(row)
+        total -= (1 - smoothing) * log_p[target_id] + smoothing * sum(log_p) / len(row)
     return total
 
 
 @pytest.mark.parametrize("variant", ["softmax", "linear"])
-def test_importance_is_the_mean_absolute_slope_in_the_factors(make: Any, variant: str) -> None:
+def test_importance_is_the_mean_absolute_slope(make: Any, variant: str) -> None:
     model = model_of(make, f"attention={variant}", "attention@sites.cross=softmax")
-    found = head_importance(model, batches(), CrossEntropy(0.1), CPU)
-    assert found.n_sentences == 3
+    importance = head_importance(model, batches(), CrossEntropy(0.1), CPU)
+    assert importance.n_sentences == 3
     step = 1e-5
     for site in SITES:
         for layer in (1, 2):
-            wanted = []
+            expected = []
             for head in range(H):
                 up, down = copy.deepcopy(model), copy.deepcopy(model)
                 scale_head(up, site, layer, head, 1 + step)
@@ -56,19 +56,19 @@ def test_importance_is_the_mean_absolute_slope_in_the_factors(make: Any, variant
                     abs(sentence_loss(up, sentence) - sentence_loss(down, sentence)) / (2 * step)
                     for sentence in range(3)
                 ]
-                wanted.append(sum(slopes) / 3)
-            raw = found.raw[site][layer - 1]
-            torch.testing.assert_close(raw, wanted, rtol=1e-6, atol=1e-8)
-            norm = math.sqrt(sum(value**2 for value in wanted))
+                expected.append(sum(slopes) / 3)
+            raw = importance.raw[site][layer - 1]
+            torch.testing.assert_close(raw, expected, rtol=1e-6, atol=1e-8)
+            norm = math.sqrt(sum(value**2 for value in expected))
             torch.testing.assert_close(
-                found.normalised[site][layer - 1],
-                [value / norm for value in wanted],
+                importance.normalised[site][layer - 1],
+                [value / norm for value in expected],
                 rtol=1e-6,
                 atol=1e-8,
             )
 
 
-def test_importance_does_not_depend_on_batches_and_leaves_the_model(make: Any) -> None:
+def test_importance_is_independent_of_batches_and_leaves_the_model_unchanged(make: Any) -> None:
     model = model_of(make, "attention=softmax", "model.dropout=0.2").train()
     model.decoder.layers[0].eval()
     modes = [module.training for module in model.modules()]
@@ -85,13 +85,13 @@ def test_importance_does_not_depend_on_batches_and_leaves_the_model(make: Any) -
     assert all(torch.equal(value, before[name]) for name, value in after.items())
 
 
-def test_a_closed_head_and_a_lost_one_have_no_importance(make: Any) -> None:
+def test_closed_and_pruned_heads_have_no_importance(make: Any) -> None:
     overrides = ("attention=softmax", "gates=hard_concrete")
     model = model_of(make, *overrides, heads={"cross": [[1, 3], []]})
     close(model, "cross", 1, [False, True])
-    found = head_importance(model, batches(), CrossEntropy(), CPU)
-    assert found.raw["cross"][0][0] == 0
-    assert found.raw["cross"][0][1] > 0
-    assert found.raw["cross"][1] == found.normalised["cross"][1] == []
+    importance = head_importance(model, batches(), CrossEntropy(), CPU)
+    assert importance.raw["cross"][0][0] == 0
+    assert importance.raw["cross"][0][1] > 0
+    assert importance.raw["cross"][1] == importance.normalised["cross"][1] == []
     gates = [getattr(a, "gate", None) for _, _, a in model.attentions()]
-    assert sum(gate is not None for gate in gates) == 5, "the gates stand again where they stood"
+    assert sum(gate is not None for gate in gates) == 5, "the gates are restored"

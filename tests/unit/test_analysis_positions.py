@@ -1,4 +1,4 @@
-"""Positional heads, confidence, rare words and densities from weights that are written down."""
+"""Positional heads, confidence, rare words and densities from weights written by hand."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ def one_hot(keys: list[int], n_keys: int) -> list[list[float]]:
     return [[float(key == k) for k in range(n_keys)] for key in keys]
 
 
-def test_queries_without_a_token_at_the_offset_take_no_part() -> None:
+def test_queries_without_a_token_at_the_offset_are_excluded() -> None:
     part = Means(positions, range(-2, 3))
-    # three tokens and the end; the first looks at itself for want of one before
+    # three tokens and the end; the first has no predecessor and attends to itself
     part.take(batch_of([3]), seen("encoder_self", [one_hot([0, 0, 1, 2], 4)], [4]))
     assert (part.of("share-1"), part.of("exists-1")) == (1, pytest.approx(2 / 3))
     assert part.of("share0") == pytest.approx(1 / 3)
-    # at +1 the last token has the end only, which is no token
+    # at +1 the last token has only the end, which is no token
     assert (part.of("share1"), part.of("exists1")) == (0, pytest.approx(2 / 3))
     assert part.of("exists2") == pytest.approx(1 / 3)
 
 
-def test_weight_on_the_end_is_weight_elsewhere() -> None:
+def test_weight_on_the_end_counts_for_no_offset() -> None:
     part = Means(positions, range(-1, 2))
     rows = [[0.1, 0.2, 0.0, 0.7], [0.3, 0.1, 0.0, 0.6], [0.0, 0.9, 0.0, 0.1], [0.0, 0.0, 0.0, 1.0]]
     part.take(batch_of([3]), seen("encoder_self", [rows], [4]))
-    assert part.of("share-1") == pytest.approx(1 / 2)  # the second looks at the end
+    assert part.of("share-1") == pytest.approx(1 / 2)  # the second attends to the end
     assert part.of("weight-1") == pytest.approx((0.3 + 0.9) / 2)
     assert part.of("confidence") == pytest.approx((0.2 + 0.3 + 0.9) / 3)
 
 
 @pytest.mark.parametrize("noise", [0.0, 1e-6])
-def test_an_even_spread_is_no_evidence_for_any_place(noise: float) -> None:
+def test_uniform_weights_count_for_no_offset(noise: float) -> None:
     part = Means(positions, range(-1, 2))
     generator = torch.Generator().manual_seed(0)
     rows = torch.full((5, 5), 0.2) + noise * torch.rand(5, 5, generator=generator)
@@ -49,7 +49,7 @@ def test_an_even_spread_is_no_evidence_for_any_place(noise: float) -> None:
     assert part.of("weight0") == pytest.approx(0.2, abs=1e-5)
 
 
-def test_a_query_with_one_key_has_no_choice() -> None:
+def test_queries_with_one_key_are_excluded() -> None:
     part = Means(positions, range(-1, 2))
     rows = [[1.0, 0.0, 0.0], [0.6, 0.4, 0.0], [0.2, 0.3, 0.5]]
     part.take(batch_of([1], [2]), seen("decoder_self", [rows], [3], causal=True))
@@ -66,57 +66,57 @@ def test_cross_attention_has_confidence_and_no_offsets() -> None:
     assert part.of("share0", "cross") is None
 
 
-def test_queries_of_cross_attention_are_not_left_out_where_the_source_ends() -> None:
+def test_cross_attention_includes_queries_beyond_the_source_length() -> None:
     part = Means(positions, range(-1, 2))
     rows = [[0.9, 0.1], [0.2, 0.8], [0.3, 0.7], [0.4, 0.6]]  # four queries, a token and its end
     part.take(batch_of([1], [3]), seen("cross", [rows], [4]))
     assert part.of("confidence", "cross") == pytest.approx((0.9 + 0.2 + 0.3 + 0.4) / 4)
 
 
-def test_signed_weights_are_shared_out_by_size() -> None:
+def test_shares_of_signed_weights_are_by_magnitude() -> None:
     rows = [[-3.0, 1.0, 0.0], [0.5, 0.5, 1.0], [0.0, 0.0, 0.0]]
-    found = seen("encoder_self", [rows], [3], is_distribution=False)
-    assert found.shares_BHQK[0, 0].tolist() == [[0.75, 0.25, 0], [0.25, 0.25, 0.5], [0, 0, 0]]
-    assert found.peaks_BHQ[0, 0].tolist() == [0, 2, -1]
+    observed = seen("encoder_self", [rows], [3], is_distribution=False)
+    assert observed.shares_BHQK[0, 0].tolist() == [[0.75, 0.25, 0], [0.25, 0.25, 0.5], [0, 0, 0]]
+    assert observed.peaks_BHQ[0, 0].tolist() == [0, 2, -1]
     part = Means(positions, range(-1, 2))
-    part.take(batch_of([2]), found)
+    part.take(batch_of([2]), observed)
     assert part.of("weight0") == pytest.approx((0.75 + 0.25) / 2)
 
 
-def test_a_head_that_is_not_what_it_says_is_not_measured() -> None:
-    unsound = [(-0.5, True), (math.nan, True), (math.inf, True), (math.nan, False)]
-    for first, is_distribution in unsound:
+def test_invalid_distributions_are_not_measured() -> None:
+    invalid = [(-0.5, True), (math.nan, True), (math.inf, True), (math.nan, False)]
+    for first, is_distribution in invalid:
         rows = [[first, 1.5], [0.0, 1.0]]
-        found = seen("encoder_self", [rows], [2], is_distribution=is_distribution)
+        observed = seen("encoder_self", [rows], [2], is_distribution=is_distribution)
         part, histogram = Means(positions, range(-1, 2)), Densities(9)
-        part.take(batch_of([1]), found)
-        histogram.take(batch_of([1]), found)
+        part.take(batch_of([1]), observed)
+        histogram.take(batch_of([1]), observed)
         for name in ("confidence", "share0", "weight0", "share-1"):
             assert part.of(name) is None
         assert histogram.histograms() == []
-        assert (found.peaks_BHQ == -1).all()
+        assert (observed.peaks_BHQ == -1).all()
 
 
 # -- rare words -----------------------------------------------------------------------------------
 
 
-def test_the_rarest_piece_by_counts_then_by_its_place_in_the_vocabulary() -> None:
+def test_rarest_token_is_by_count_then_by_id() -> None:
     text = [[5, 6, 7], [5, 6, 6, 9], [5, 7], [8, 5, 9, 8]]
     assert rarest(text) == [[0, 0, 1], [0, 0, 0, 1], [], [0, 0, 1, 0]]
 
 
-def test_most_tokens_of_a_sentence_must_point_at_it() -> None:
+def test_rare_share_counts_sentences_where_most_tokens_attend_to_the_rarest() -> None:
     part = Means(rarity, {"source": [[0, 1, 0], [1, 0, 0], []]})
     sentences = [
-        one_hot([1, 1, 0, 1], 4),  # two of three, the end not asked
+        one_hot([1, 1, 0, 1], 4),  # two of three, the end is not counted
         one_hot([0, 1, 1, 0], 4),  # one of three
-        one_hot([0, 0, 0, 0], 4),  # too short to be looked at
+        one_hot([0, 0, 0, 0], 4),  # too short to be evaluated
     ]
     part.take(batch_of([3, 3, 2]), seen("encoder_self", sentences, [4, 4, 3]))
     assert part.of("rare_share") == 0.5
 
 
-def test_neither_half_of_the_tokens_nor_an_even_spread_point_at_it() -> None:
+def test_rare_share_excludes_ties_and_uniform_weights() -> None:
     part = Means(rarity, {"source": [[1, 0, 0, 0]] * 3})
     sentences = [one_hot([0, 0, 1, 1, 0], 5), one_hot([0, 0, 0, 1, 1], 5), [[0.2] * 5] * 5]
     part.take(batch_of([4, 4, 4]), seen("encoder_self", sentences, [5, 5, 5]))
@@ -126,15 +126,15 @@ def test_neither_half_of_the_tokens_nor_an_even_spread_point_at_it() -> None:
 # -- density --------------------------------------------------------------------------------------
 
 
-def test_the_histogram_counts_every_query_once_and_dense_ones_apart() -> None:
+def test_histogram_counts_each_query_once_and_has_a_bin_for_density_1() -> None:
     rows = [[1.0, 0, 0, 0, 0], [0.5, 0.5, 0, 0, 0], [0.2] * 5, [0.25, 0.25, 0.25, 0.25, 0], [0] * 5]
     part = Densities(9)
     part.take(batch_of([4]), seen("encoder_self", [rows], [5]))
     part.take(batch_of([1]), seen("encoder_self", [[[0.5, 0.5], [1.0, 0.0]]], [2]))
-    found = {
+    counts = {
         (row["low"], row["high"]): row["n_queries"] for row in part.histograms() if row["n_queries"]
     }
-    assert found == {
+    assert counts == {
         (0.0, 0.05): 1, (0.2, 0.25): 1, (0.4, 0.45): 1, (0.5, 0.55): 1, (0.8, 0.85): 1,
         (1.0, 1.0): 2,
     }  # fmt: skip
@@ -148,16 +148,18 @@ def test_the_histogram_counts_every_query_once_and_dense_ones_apart() -> None:
         ("decoder_self", [[1.0, 0.0], [1.0, 0.0]], True),  # the first position sees one key
     ],
 )
-def test_one_of_two_is_dense(site: str, rows: list[list[float]], is_distribution: bool) -> None:
+def test_density_of_signed_weights_and_of_one_visible_key(
+    site: str, rows: list[list[float]], is_distribution: bool
+) -> None:
     part = Densities(9)
     causal = site == "decoder_self"
     part.take(batch_of([1]), seen(site, [rows], [2], causal, is_distribution))
-    found = {row["low"]: row["n_queries"] for row in part.histograms() if row["n_queries"]}
-    assert found == {0.5: 1, 1.0: 1}
+    counts = {row["low"]: row["n_queries"] for row in part.histograms() if row["n_queries"]}
+    assert counts == {0.5: 1, 1.0: 1}
 
 
 def densities(site: str, lengths: Sequence[int], n_used: Sequence[int]) -> Densities:
-    """Of sentences whose queries all use so many of the keys; the other side is a piece longer."""
+    """Densities of sentences whose queries all use `n_used` keys; the sides differ by a token."""
     part = Densities(len(lengths))
     for index, (length, used) in enumerate(zip(lengths, n_used, strict=True)):
         sides = [length - 1, length]
@@ -168,7 +170,7 @@ def densities(site: str, lengths: Sequence[int], n_used: Sequence[int]) -> Densi
     return part
 
 
-def test_padding_beside_a_sentence_does_not_change_its_density() -> None:
+def test_padding_does_not_change_density() -> None:
     lengths, n_used = [4] * 10 + [20] * 40, [1] * 10 + [2] * 20 + [12] + [3] * 19
     alone = densities("encoder_self", lengths, n_used).unusual_sentences()
     together = Densities(len(lengths))
@@ -179,44 +181,46 @@ def test_padding_beside_a_sentence_does_not_change_its_density() -> None:
     assert together.unusual_sentences() == alone
 
 
-def test_a_sentence_is_compared_with_those_of_like_length() -> None:
-    """Short sentences are denser; only the odd one among the long is told."""
+def test_sentences_are_compared_with_those_of_similar_length() -> None:
+    """Short sentences are denser; only the outlier among the long ones is reported."""
     n_used = [2 + index % 2 for index in range(101)]
     n_used[70] = 12
-    (found,) = densities("encoder_self", [4] * 50 + [20] * 51, n_used).unusual_sentences()
-    assert (found["sentence"], found["n_keys"], found["density"]) == (71, 20, 0.6)
-    like = np.array(n_used[50:]) / 20
-    assert found["expected"] == pytest.approx(like.mean())
-    assert found["deviations"] == pytest.approx((0.6 - like.mean()) / like.std())
+    (row,) = densities("encoder_self", [4] * 50 + [20] * 51, n_used).unusual_sentences()
+    assert (row["sentence"], row["n_keys"], row["density"]) == (71, 20, 0.6)
+    similar = np.array(n_used[50:]) / 20
+    assert row["expected"] == pytest.approx(similar.mean())
+    assert row["deviations"] == pytest.approx((0.6 - similar.mean()) / similar.std())
     short = np.array(n_used[:50]) / 4
-    assert found["head_mean"] == pytest.approx((short.sum() + like.sum()) / 101)
+    assert row["head_mean"] == pytest.approx((short.sum() + similar.sum()) / 101)
 
 
 @pytest.mark.parametrize("site", ["encoder_self", "decoder_self", "cross"])
-def test_the_keys_of_a_sentence_are_those_of_its_site(site: str) -> None:
-    (found,) = densities(site, [20] * 40, [3] * 25 + [12] + [2] * 14).unusual_sentences()
-    assert (found["sentence"], found["n_keys"], found["density"]) == (26, 20, 0.6)
+def test_number_of_keys_is_that_of_the_site(site: str) -> None:
+    (row,) = densities(site, [20] * 40, [3] * 25 + [12] + [2] * 14).unusual_sentences()
+    assert (row["sentence"], row["n_keys"], row["density"]) == (26, 20, 0.6)
 
 
 FARTHEST = {10: 9, 20: 12, 30: 10, 40: 13, 50: 11}
 
 
 @pytest.mark.parametrize(
-    ("n_used", "named"),
+    ("n_used", "expected"),
     [
         ([8] * 30 + [1] + [9] * 29, []),  # sparser than others
         ([8] * 30 + [19] + [9] * 29, [31]),
-        ([2, 3] * 15 + [4] + [2, 3] * 14 + [2], []),  # 2.7 deviations above the like
+        ([2, 3] * 15 + [4] + [2, 3] * 14 + [2], []),  # 2.7 deviations above the similar
         ([2, 3] * 15 + [5] + [2, 3] * 14 + [2], [31]),  # 3.9 above
         ([FARTHEST.get(i, 2 + i % 2) for i in range(100)], [41, 21, 51]),  # at most three
     ],
 )
-def test_the_farthest_sentences_are_named(n_used: list[int], named: list[int]) -> None:
-    found = densities("encoder_self", [20] * len(n_used), n_used).unusual_sentences()
-    assert [row["sentence"] for row in found] == named
+def test_sentences_with_the_largest_deviations_are_reported(
+    n_used: list[int], expected: list[int]
+) -> None:
+    rows = densities("encoder_self", [20] * len(n_used), n_used).unusual_sentences()
+    assert [row["sentence"] for row in rows] == expected
 
 
-def test_a_head_broken_in_one_sentence_names_no_other() -> None:
+def test_heads_with_nonfinite_weights_report_no_sentence() -> None:
     part = densities("encoder_self", [4] * 50 + [20] * 51, [2] * 20 + [3] * 50 + [12] + [2] * 30)
     assert [row["sentence"] for row in part.unusual_sentences()] == [71]
     batch = batch_of([3])

@@ -1,4 +1,4 @@
-"""The analysis finds the heads that were given a role by hand, and no others."""
+"""The analysis assigns roles to the planted heads and to no others."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from headwise.model.transformer import Transformer
 from planted_heads import DECODER_ROLES, ROLES, SINGLES, batches, planted, sentences, side
 
 CPU = torch.device("cpu")
-NAMELESS = ("uniform", "end")
-WANTED = {
-    **{("encoder_self", 1, n): [] if role in NAMELESS else [role] for n, role in ROLES.items()},
+WITHOUT_ROLE = ("uniform", "end")
+EXPECTED = {
+    **{("encoder_self", 1, n): [] if role in WITHOUT_ROLE else [role] for n, role in ROLES.items()},
     **{("decoder_self", 1, n): [DECODER_ROLES.get(n, "uniform")] for n in ROLES},
     **{("cross", 1, n): [] for n in ROLES},
 }
-WANTED = {key: [r for r in found if r not in NAMELESS] for key, found in WANTED.items()}
+EXPECTED = {key: [r for r in roles if r not in WITHOUT_ROLE] for key, roles in EXPECTED.items()}
 
 
-def look(model: Transformer, max_tokens: int = 300, language: str = "de") -> Survey:
+def survey_of(model: Transformer, max_tokens: int = 300, language: str = "de") -> Survey:
     text = sentences()
     both = side(text, language)
     return survey(model, batches(text, max_tokens), CPU, {"source": both, "target": both})
 
 
-def named(found: Survey) -> dict[tuple[str, int, int], list[str]]:
+def roles_of(result: Survey) -> dict[tuple[str, int, int], list[str]]:
     return {
         (row["site"], row["layer"], row["head"]): [r for r in row["roles"].split(";") if r]
-        for row in found.tables["heads"]
+        for row in result.tables["heads"]
     }
 
 
-def row_of(found: Survey, site: str, head: int) -> Mapping[str, Any]:
-    (row,) = [r for r in found.tables["heads"] if (r["site"], r["head"]) == (site, head)]
+def row_of(result: Survey, site: str, head: int) -> Mapping[str, Any]:
+    (row,) = [r for r in result.tables["heads"] if (r["site"], r["head"]) == (site, head)]
     return row
 
 
@@ -47,10 +47,10 @@ def row_of(found: Survey, site: str, head: int) -> Mapping[str, Any]:
     "options",
     ["attention=softmax", "attention=alpha_entmax", "attention=softmax model.register_tokens=3"],
 )
-def test_every_planted_head_is_found_and_no_other(make: Any, options: str) -> None:
-    found = look(planted(make, *options.split()))
-    assert named(found) == WANTED
-    assert all(row["high"] <= 1 for row in found.tables["density"])
+def test_only_planted_heads_get_roles(make: Any, options: str) -> None:
+    result = survey_of(planted(make, *options.split()))
+    assert roles_of(result) == EXPECTED
+    assert all(row["high"] <= 1 for row in result.tables["density"])
 
 
 def test_pruned_models_keep_the_numbers_of_their_heads(make: Any) -> None:
@@ -58,18 +58,20 @@ def test_pruned_models_keep_the_numbers_of_their_heads(make: Any) -> None:
     heads = {"encoder_self": [[1, 4, 5]], "decoder_self": [[3]], "cross": [[]]}
     smaller = planted(make, "attention=entmax15", heads=heads)
     smaller.load_state_dict(pruned_state(whole, smaller))
-    found = look(smaller)
-    kept = [(site, 1, number) for site, ((*numbers,),) in heads.items() for number in numbers]
-    assert named(found) == {key: WANTED[key] for key in kept}
-    assert {(r["site"], r["head"]) for r in found.tables["density"]} == {(s, n) for s, _, n in kept}
-    one, other = (row_of(f, "encoder_self", 4) for f in (look(whole), found))
+    result = survey_of(smaller)
+    remaining = [(site, 1, number) for site, ((*numbers,),) in heads.items() for number in numbers]
+    assert roles_of(result) == {key: EXPECTED[key] for key in remaining}
+    assert {(r["site"], r["head"]) for r in result.tables["density"]} == {
+        (s, n) for s, _, n in remaining
+    }
+    one, other = (row_of(source, "encoder_self", 4) for source in (survey_of(whole), result))
     assert one["question_weight"] == pytest.approx(other["question_weight"], abs=1e-5)
 
 
 @pytest.mark.parametrize("attention", ["alpha_entmax", "tanh"])
 def test_batches_and_padding_change_nothing(make: Any, attention: str) -> None:
     model = planted(make, f"attention={attention}")
-    one, other = look(model, 1), look(model, 10_000)
+    one, other = survey_of(model, 1), survey_of(model, 10_000)
     assert len(one.tables["heads"]) == len(other.tables["heads"]) == 27
     for alone, together in zip(one.tables["heads"], other.tables["heads"], strict=True):
         assert alone.keys() == together.keys()
@@ -82,12 +84,12 @@ def test_batches_and_padding_change_nothing(make: Any, attention: str) -> None:
             assert together == pytest.approx(alone, abs=1e-4)
 
 
-def test_what_the_planted_heads_measure(make: Any) -> None:
+def test_statistics_of_planted_heads(make: Any) -> None:
     """Weights are all but 1 where features meet, so the statistics are known."""
-    found = look(planted(make, "attention=entmax15"))
-    whole = 1 - found.counts["source_split_words"] / found.counts["source_words"]
+    result = survey_of(planted(make, "attention=entmax15"))
+    whole = 1 - result.counts["source_split_words"] / result.counts["source_words"]
     merges = {"merge_score": 1, "split_merge_score": 1, "cluster_mass": 1}
-    wanted: dict[int, dict[str, float]] = {
+    expected: dict[int, dict[str, float]] = {
         1: {"previous_share": 1, "previous_weight": 1, "offset": -1},
         3: merges,
         4: {"question_weight": 1},
@@ -95,63 +97,69 @@ def test_what_the_planted_heads_measure(make: Any) -> None:
         6: {"density": 1, "previous_share": 0, "rare_share": 0, "offset_share": 0, "offset": 0},
         7: {"split_merge_score": 0, "merge_score": whole},
         8: {"offset": 2},
-        9: {"confidence": 0, "offset_share": 0, "offset": 0},  # all on the end, which is no token
+        9: {
+            "confidence": 0,
+            "offset_share": 0,
+            "offset": 0,
+        },  # all weight on the end
     }
-    for head, values in wanted.items():
-        row = row_of(found, "encoder_self", head)
+    for head, values in expected.items():
+        row = row_of(result, "encoder_self", head)
         assert {name: row[name] for name in values} == pytest.approx(values, abs=1e-3), head
-    # the first token has nothing before it and spreads over what there is
-    assert 0.8 < row_of(found, "encoder_self", 1)["confidence"] < 1
-    assert row_of(found, "encoder_self", 4)["statement_weight"] < 0.2
-    for row in found.tables["offsets"]:
+    # the first token has no predecessor and spreads its weight
+    assert 0.8 < row_of(result, "encoder_self", 1)["confidence"] < 1
+    assert row_of(result, "encoder_self", 4)["statement_weight"] < 0.2
+    for row in result.tables["offsets"]:
         if (row["site"], row["head"]) == ("encoder_self", 6):
             assert row["max_share"] == 0 < row["mean_weight"]
-    for row in found.tables["heads"]:
+    for row in result.tables["heads"]:
         if row["site"] == "decoder_self":
             assert row["next_share"] is None
             assert "question_weight" not in row
 
 
-def test_an_offset_that_few_tokens_have_names_no_head(make: Any) -> None:
-    """In sentences of six pieces only the first has anything at +5."""
+def test_offset_of_few_tokens_gives_no_role(make: Any) -> None:
+    """In sentences of six tokens only the first has a token at +5."""
     model = planted(make, "attention=entmax15")
     text = [["▁was", *chosen, "?"] for chosen in permutations(SINGLES, 4)][:40]
     both = side(text)
-    found = survey(model, batches(text), CPU, {"source": both, "target": both})
-    far = {
+    result = survey(model, batches(text), CPU, {"source": both, "target": both})
+    max_shares = {
         row["head"]: row["max_share"]
-        for row in found.tables["offsets"]
+        for row in result.tables["offsets"]
         if (row["site"], row["offset"]) == ("encoder_self", 5)
     }
-    assert far[4] == 1
-    asking = row_of(found, "encoder_self", 4)
-    assert asking["offset"] != 5
-    assert asking["roles"] == ""
+    assert max_shares[4] == 1
+    interrogating = row_of(result, "encoder_self", 4)
+    assert interrogating["offset"] != 5
+    assert interrogating["roles"] == ""
 
 
-def test_languages_decide_what_can_be_measured(make: Any) -> None:
+def test_languages_determine_the_statistics(make: Any) -> None:
     model = planted(make, "attention=softmax")
-    japanese = look(model, language="ja")
+    japanese = survey_of(model, language="ja")
     assert all(
         "merge_score" not in row and "cluster_mass" not in row for row in japanese.tables["heads"]
     )
     assert "source_words" not in japanese.counts
     assert japanese.counts["question_word_tokens"] == 0
-    swahili = look(model, language="sw")
+    swahili = survey_of(model, language="sw")
     assert "question_word_tokens" not in swahili.counts
     assert all("question_weight" not in row for row in swahili.tables["heads"])
-    assert named(swahili)["encoder_self", 1, 3] == ["merging"]
+    assert roles_of(swahili)["encoder_self", 1, 3] == ["merging"]
 
 
-def test_each_layer_has_its_own_diversity(make: Any) -> None:
+def test_diversity_is_measured_per_layer(make: Any) -> None:
     model = planted(make, "attention=softmax", "model.encoder_layers=2")
     text = sentences(6)
-    found = survey(model, batches(text), CPU, {"source": side(text), "target": side(text)})
-    wanted = head_statistics(model, batches(text), CPU)["diversity"]
-    told = {(row["site"], row["layer"]): row["diversity_heads"] for row in found.tables["layers"]}
-    assert told == {
+    result = survey(model, batches(text), CPU, {"source": side(text), "target": side(text)})
+    expected = head_statistics(model, batches(text), CPU)["diversity"]
+    diversity = {
+        (row["site"], row["layer"]): row["diversity_heads"] for row in result.tables["layers"]
+    }
+    assert diversity == {
         (site, layer): pytest.approx(value)
-        for site, layers in wanted.items()
+        for site, layers in expected.items()
         for layer, (value,) in enumerate(layers, start=1)
     }
-    assert told["encoder_self", 1] != pytest.approx(told["encoder_self", 2])
+    assert diversity["encoder_self", 1] != pytest.approx(diversity["encoder_self", 2])

@@ -1,4 +1,4 @@
-"""Tables of an analysis are read as they were written."""
+"""Tables of an analysis are read exactly as written."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ ROWS = [
 ]
 
 
-def test_no_digit_of_a_value_is_lost(tmp_path: Path) -> None:
+def test_values_are_read_exactly_as_written(tmp_path: Path) -> None:
     LAYERS.path(tmp_path).write_text(LAYERS.text(ROWS), encoding="utf-8")
     assert LAYERS.read(tmp_path) == ROWS
 
 
-def test_other_columns_are_neither_written_nor_read(tmp_path: Path) -> None:
+def test_unknown_columns_are_refused(tmp_path: Path) -> None:
     with pytest.raises(KeyError, match="no columns"):
         LAYERS.text([{**ROWS[0], "density": 0.5}])
     text = LAYERS.text(ROWS).replace("diversity_keys", "diversity")

@@ -1,4 +1,4 @@
-"""Words out of tokens, the scores of merging heads, question words."""
+"""Words from tokens, scores of merging heads, question words."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ SEGMENTED = {
 
 
 @pytest.mark.parametrize("tokens", SEGMENTED)
-def test_clusters_are_words_and_punctuation_stands_alone(tokens: str) -> None:
+def test_clusters_separate_words_and_punctuation(tokens: str) -> None:
     assert clusters(surface(tokens.split())) == SEGMENTED[tokens]
 
 
-def test_the_sentence_is_spelt_from_tokens_and_bytes() -> None:
-    found = surface(["▁caf", "<0xC3>", "<0xA9>", "▁au", "<0xE2>"])
-    assert found.text == " café au\udce2"
-    assert found.spans == [(0, 4), (4, 5), (4, 5), (5, 8), (8, 9)]
-    assert found.tokens_of(4, 5) == [1, 2]
-    plain = surface([f"<0x{byte:02X}>" for byte in "é a".encode()])
-    assert (plain.text, clusters(plain)) == ("é a", [0, 0, 1, 1])
+def test_text_is_joined_from_tokens_and_bytes() -> None:
+    joined = surface(["▁caf", "<0xC3>", "<0xA9>", "▁au", "<0xE2>"])
+    assert joined.text == " café au\udce2"
+    assert joined.spans == [(0, 4), (4, 5), (4, 5), (5, 8), (8, 9)]
+    assert joined.tokens_of(4, 5) == [1, 2]
+    byte_text = surface([f"<0x{byte:02X}>" for byte in "é a".encode()])
+    assert (byte_text.text, clusters(byte_text)) == ("é a", [0, 0, 1, 1])
 
 
-def test_merge_scores_are_those_of_the_definition() -> None:
+def test_merge_scores_follow_the_definition() -> None:
     """One sentence: a word of one token, one of two, one of three."""
     rows = [
         [0.7, 0.1, 0.1, 0.1, 0.0, 0.0, 0.0],
@@ -51,28 +51,28 @@ def test_merge_scores_are_those_of_the_definition() -> None:
         [0.0, 0.0, 0.0, 0.3, 0.2, 0.2, 0.3],
         [0.1, 0.0, 0.0, 0.0, 0.9, 0.0, 0.0],
         [0.0, 0.0, 0.0, 0.5, 0.4, 0.1, 0.0],
-        [1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0],  # the end of the sentence is no word
+        [1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0],  # the end of the sentence is not a word
     ]
     part = Means(merging, {"source": [[0, 1, 1, 2, 2, 2]]})
     part.take(batch_of([6]), seen("encoder_self", [rows], [7]))
-    found = part.tables()
+    tables = part.tables()
     scores = [0.7, max(0.3, 0.6), max(0.4, 0.0, 0.9)]
-    assert found["merge_score"]["encoder_self"] == [[pytest.approx(sum(scores) / 3)]]
-    assert found["split_merge_score"]["encoder_self"] == [[pytest.approx(sum(scores[1:]) / 2)]]
+    assert tables["merge_score"]["encoder_self"] == [[pytest.approx(sum(scores) / 3)]]
+    assert tables["split_merge_score"]["encoder_self"] == [[pytest.approx(sum(scores[1:]) / 2)]]
     mass = [0.7, 0.8, 1.0, 0.7, 0.9, 1.0]
-    assert found["cluster_mass"]["encoder_self"] == [[pytest.approx(sum(mass) / 6)]]
+    assert tables["cluster_mass"]["encoder_self"] == [[pytest.approx(sum(mass) / 6)]]
 
 
-def test_in_the_decoder_a_word_begins_behind_the_mark() -> None:
+def test_decoder_words_start_after_bos() -> None:
     rows = [[1.0, 0.0, 0.0], [0.4, 0.6, 0.0], [0.3, 0.5, 0.2]]
     part = Means(merging, {"source": None, "target": [[0, 0]]})
     part.take(batch_of([1], [2]), seen("decoder_self", [rows], [3], causal=True))
-    found = part.tables()
-    assert found["merge_score"]["decoder_self"] == [[pytest.approx(0.5)]]
-    assert found["cluster_mass"]["decoder_self"] == [[pytest.approx((0.6 + 0.7) / 2)]]
+    tables = part.tables()
+    assert tables["merge_score"]["decoder_self"] == [[pytest.approx(0.5)]]
+    assert tables["cluster_mass"]["decoder_self"] == [[pytest.approx((0.6 + 0.7) / 2)]]
 
 
-ASKED: dict[str, dict[str, tuple[list[str], str, bool] | None]] = {
+QUESTIONS: dict[str, dict[str, tuple[list[str], str, bool] | None]] = {
     "de": {
         "▁Was ▁siehst ▁du ?": (["▁Was"], "?", True),
         "▁Ich ▁weiß , ▁wel ches ▁Haus .": (["▁wel", "ches"], ".", False),
@@ -95,28 +95,32 @@ ASKED: dict[str, dict[str, tuple[list[str], str, bool] | None]] = {
         "▁誰 も いない 。": (["▁誰"], "。", False),
         "▁あいつ から 。": None,
         "▁それほどの ぶどう 。": None,
-        "▁何 です か 。": None,  # asks without a question mark: neither
+        "▁何 です か 。": None,  # a question without a question mark
     },
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("language", ASKED)
-def test_question_words_and_the_mark_at_the_end(language: str) -> None:
+@pytest.mark.parametrize("language", QUESTIONS)
+def test_question_words_and_final_mark(language: str) -> None:
     assert has_words(language)
-    for text, wanted in ASKED[language].items():
+    for text, expected in QUESTIONS[language].items():
         tokens = text.split()
-        found = question_words(surface(tokens), language)
-        got = found and ([tokens[i] for i in found.tokens], tokens[found.mark], found.is_question)
-        assert got == wanted, text
+        question = question_words(surface(tokens), language)
+        actual = question and (
+            [tokens[i] for i in question.tokens],
+            tokens[question.mark],
+            question.is_question,
+        )
+        assert actual == expected, text
         # a region changes nothing
-        assert question_words(surface(tokens), f"{language}-XX") == found
+        assert question_words(surface(tokens), f"{language}-XX") == question
     assert has_words(f"{language}_XX")
 
 
 def test_question_weights_are_means_over_tokens() -> None:
     sentences = ["▁Was ▁ist ?", "▁da , ▁was .", "▁ja !"]
-    found: list[Any] = [question_words(surface(text.split()), "de") for text in sentences]
-    part = Means(interrogation, {"source": found})
+    questions: list[Any] = [question_words(surface(text.split()), "de") for text in sentences]
+    part = Means(interrogation, {"source": questions})
     weights = torch.zeros(3, 5, 5)
     weights[0, :4, :4] = torch.tensor([[0.1, 0.0, 0.8, 0.1]] * 4)
     weights[1, :5, :5] = torch.tensor([[0.0, 0.0, 0.4, 0.3, 0.3]] * 5)
@@ -125,4 +129,4 @@ def test_question_weights_are_means_over_tokens() -> None:
     table = part.tables()
     assert table["question_weight"]["encoder_self"] == [[pytest.approx(0.8)]]
     assert table["statement_weight"]["encoder_self"] == [[pytest.approx(0.3)]]
-    assert n_tokens(found) == {"question": 1, "statement": 1}
+    assert n_tokens(questions) == {"question": 1, "statement": 1}

@@ -1,4 +1,4 @@
-"""Masks, tables, and smaller models that are the masked ones."""
+"""Masks, tables, and pruned models that equal the masked ones."""
 
 from __future__ import annotations
 
@@ -69,23 +69,23 @@ VARIANTS = [
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=" ".join)
-def test_a_pruned_model_equals_the_masked_one(make: Any, variant: tuple[str, ...]) -> None:
+def test_pruned_model_equals_the_masked_one(make: Any, variant: tuple[str, ...]) -> None:
     model = model_of(make, *variant)
-    wanted = logits(zeroed(model, KEPT))
-    assert not torch.allclose(wanted, logits(model), atol=1e-3)
+    expected = logits(zeroed(model, KEPT))
+    assert not torch.allclose(expected, logits(model), atol=1e-3)
     with masked(model, KEPT):
-        torch.testing.assert_close(logits(model), wanted, rtol=0, atol=1e-12)
+        torch.testing.assert_close(logits(model), expected, rtol=0, atol=1e-12)
     smaller = smaller_of(make, model, *variant, heads=KEPT)
-    torch.testing.assert_close(logits(smaller), wanted, rtol=0, atol=1e-12)
+    torch.testing.assert_close(logits(smaller), expected, rtol=0, atol=1e-12)
     check_pruned(model, KEPT, smaller)
     assert present_heads(smaller) == KEPT
     # four projections of 4 entries a head and an axis of D, biases of 3 of them, whatever else
-    n_gone = 3 * 2 * H - sum(n_heads(KEPT).values())
-    assert n_parameters(model) - n_parameters(smaller) >= n_gone * (4 * 4 * D + 3 * 4)
+    n_removed = 3 * 2 * H - sum(n_heads(KEPT).values())
+    assert n_parameters(model) - n_parameters(smaller) >= n_removed * (4 * 4 * D + 3 * 4)
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=" ".join)
-def test_a_pruned_model_decodes_with_a_cache(make: Any, variant: tuple[str, ...]) -> None:
+def test_pruned_model_decodes_with_a_cache(make: Any, variant: tuple[str, ...]) -> None:
     heads = {**KEPT, "decoder_self": [[], [4]], "cross": [[1, 3, 4], []]}
     model = smaller_of(make, model_of(make, *variant), *variant, heads=heads)
     (batch,) = batches()
@@ -104,20 +104,20 @@ def test_a_pruned_model_decodes_with_a_cache(make: Any, variant: tuple[str, ...]
     torch.testing.assert_close(torch.cat(rest, 1), whole[rows, 1:3], rtol=0, atol=1e-10)
 
 
-def test_pruning_twice_keeps_the_numbers_of_the_unpruned_model(make: Any) -> None:
+def test_pruning_twice_keeps_the_head_numbers_of_the_first_model(make: Any) -> None:
     variant = ("attention=alpha_entmax", "scaling=length")
     model = model_of(make, *variant)
     once = smaller_of(make, model, *variant, heads=KEPT)
     fewer = {"encoder_self": [[3], []], "decoder_self": [[2, 4], []], "cross": [[4], [2]]}
     twice = smaller_of(make, once, *variant, heads=fewer)
-    wanted = logits(zeroed(model, fewer))
-    torch.testing.assert_close(logits(twice), wanted, rtol=0, atol=1e-12)
+    expected = logits(zeroed(model, fewer))
+    torch.testing.assert_close(logits(twice), expected, rtol=0, atol=1e-12)
     with masked(once, fewer):
-        torch.testing.assert_close(logits(once), wanted, rtol=0, atol=1e-12)
+        torch.testing.assert_close(logits(once), expected, rtol=0, atol=1e-12)
     assert isinstance(twice.decoder.layers[1].self_attention, NoHeads)
 
 
-def test_a_model_with_no_head_at_a_site_trains(make: Any) -> None:
+def test_model_without_heads_at_a_site_trains(make: Any) -> None:
     heads: Heads = {"encoder_self": [[], []], "decoder_self": [[], []]}
     model = build_model(config_of(make, "attention=softmax", heads=heads), V, V, True)
     (batch,) = batches()
@@ -130,7 +130,7 @@ def test_a_model_with_no_head_at_a_site_trains(make: Any) -> None:
     assert set(weights) == {"cross"}
 
 
-def test_masks_go_with_the_block_even_when_it_fails(make: Any) -> None:
+def test_masks_are_removed_after_an_error(make: Any) -> None:
     model = model_of(make, "attention=softmax", "gates=hard_concrete")
     gates = [attention.gate for _, _, attention in model.attentions()]  # type: ignore[attr-defined]
     before = logits(model)
@@ -141,7 +141,7 @@ def test_masks_go_with_the_block_even_when_it_fails(make: Any) -> None:
     assert torch.equal(logits(model), before)
 
 
-def test_closed_gates_are_pruned_and_open_ones_go(make: Any) -> None:
+def test_closed_gates_are_pruned_and_gates_removed(make: Any) -> None:
     gated = ("attention=softmax", "gates=hard_concrete", "gates.log_a=5")
     model = model_of(make, *gated)
     close(model, "encoder_self", 2, [False] * H)
@@ -155,13 +155,13 @@ def test_closed_gates_are_pruned_and_open_ones_go(make: Any) -> None:
     assert not is_gated(smaller)
 
 
-def test_heads_go_in_the_order_of_their_importance(make: Any) -> None:
+def test_heads_are_removed_in_order_of_importance(make: Any) -> None:
     heads: Heads = {"encoder_self": [[1, 3], []], "decoder_self": [[2]], "cross": [[1, 4]]}
     values = {"encoder_self": [[0.5, 0.1], []], "decoder_self": [[0.3]], "cross": [[0.1, 0.0]]}
     order = pruning_order(values, heads, SITES)
     assert order == [
         ("cross", 1, 4),
-        ("encoder_self", 1, 3),  # as important as the next: the encoder's goes first
+        ("encoder_self", 1, 3),  # as important as the next: the encoder's is first
         ("cross", 1, 1),
         ("decoder_self", 1, 2),
         ("encoder_self", 1, 1),
@@ -176,7 +176,7 @@ def test_heads_go_in_the_order_of_their_importance(make: Any) -> None:
 
 
 class Counter:
-    """Measures which heads are open: each is worth what `worth` says."""
+    """Sum the `worth` of the open heads; heads not listed count 1."""
 
     def __init__(self, model: Transformer, worth: dict[tuple[str, int, int], float]) -> None:
         self.model, self.worth, self.n_calls = model, worth, 0
@@ -191,7 +191,7 @@ class Counter:
         return {"worth": total}
 
 
-def test_the_tables(make: Any) -> None:
+def test_pruning_tables(make: Any) -> None:
     model = model_of(make, "attention=softmax")
     worth = {("cross", 2, 3): 50.0, ("decoder_self", 1, 2): -5.0}
     measure = Counter(model, worth)
@@ -209,15 +209,15 @@ def test_the_tables(make: Any) -> None:
     rows = pruning_curve(model, few, measure, n_steps=10)
     assert [row["cross"] for row in rows] == [8, 8, 8, 7, 7, 7, 7, 7, 6, 6, 6]
     assert [row["removed"] for row in rows] == [step / 10 for step in range(11)]
-    assert measure.n_calls - n_measured == 3, "what is the same model is measured once"
+    assert measure.n_calls - n_measured == 3, "equal models are measured once"
 
     rows = one_removed(model, ["decoder_self"], measure)
     assert len(rows) == 2 * H
-    found = {(row["layer"], row["head"]): row["worth"] for row in rows}
-    assert found[1, 2] == everything + 5
-    assert found[2, 2] == everything - 1
+    values = {(row["layer"], row["head"]): row["worth"] for row in rows}
+    assert values[1, 2] == everything + 5
+    assert values[2, 2] == everything - 1
 
-    rows = one_left(model, SITES, measure, lambda found: (found["worth"],))
+    rows = one_left(model, SITES, measure, lambda values: (values["worth"],))
     best = {(row["site"], row["layer"]): row["head"] for row in rows}
     assert len(best) == 6
     assert best["cross", 2] == 3
@@ -228,7 +228,7 @@ def test_the_tables(make: Any) -> None:
 
 
 class Undeclared(Normaliser):
-    """Has a weight a head that it does not tell of."""
+    """Has a weight per head missing in `head_axes`."""
 
     def __init__(self, place: Place) -> None:
         super().__init__(place)
@@ -243,7 +243,7 @@ class Undeclared(Normaliser):
 
 
 class ByPosition(Undeclared):
-    """Tells of its weights, but treats heads by where they stand and not by their number."""
+    """Declares its weights, but treats heads by position and not by their number."""
 
     head_axes = {"sharpness": 0}  # noqa: RUF012
 
@@ -261,14 +261,14 @@ def of_normaliser(kind: type[Normaliser], heads: Heads | None = None) -> Transfo
     return Transformer(config, V, V, True, make_attention, 1).double().eval()
 
 
-def test_what_is_not_declared_a_head_is_refused() -> None:
+def test_undeclared_head_parameters_are_refused() -> None:
     model, smaller = of_normaliser(Undeclared), of_normaliser(Undeclared, KEPT)
     message = r"encoder_self in layer 1 .* Undeclared\.head_axes .*sharpness"
     with pytest.raises(RunError, match=message):
         pruned_state(model, smaller)
 
 
-def test_a_smaller_model_that_is_not_the_masked_one_is_refused() -> None:
+def test_pruned_model_different_from_the_masked_one_is_refused() -> None:
     model, smaller = of_normaliser(ByPosition), of_normaliser(ByPosition, KEPT)
     smaller.load_state_dict(pruned_state(model, smaller))
     with pytest.raises(RunError, match="cannot be pruned"):

@@ -1,4 +1,4 @@
-"""Linformer against its formula, with every sharing and projection, and what it promises.
+"""Linformer compared with its formula for every sharing and projection.
 
 Letters: B batch, H heads, Q queries, K keys, M mixtures, D width, E head width.
 """
@@ -39,7 +39,7 @@ def make(site: str = "cross", place: Place | None = None, **settings: Any) -> Li
     torch.manual_seed(0)
     settings = {"k": SMALL_K, "max_length": MAX_LENGTH, **settings}
     attention = Linformer(place or Place(site, 1, H, E), **settings).double().eval()
-    if settings.get("projection") == "convolution":  # away from the mean it starts as
+    if settings.get("projection") == "convolution":  # different from the initial mean
         with torch.no_grad():
             for name, parameter in attention.named_parameters():
                 if "length_projection" in name:
@@ -53,17 +53,19 @@ def states(length: int, seed: int, batch: int = B, width: int = D) -> Tensor:
 
 
 def shares(module: LengthProjection, head: int, mixture: int, length: int) -> list[float]:
-    """What each position counts for in one mixture of a sentence: the row of E, in the open."""
-    own = next(iter(module.parameters()), torch.zeros(0)).tolist()
-    row = own[head if len(own) > 1 else 0] if own else []
+    """Return the weight of each position in one mixture of a sentence: a row of E."""
+    weights = next(iter(module.parameters()), torch.zeros(0)).tolist()
+    row = weights[head if len(weights) > 1 else 0] if weights else []
     if type(module).__name__ == "LearnedProjection":
         return row[mixture][:length]
     size = MAX_LENGTH // SMALL_K
     inside = [j for j in range(mixture * size, (mixture + 1) * size) if j < length]
-    found = [0.0] * length
+    row_of_positions = [0.0] * length
     for j in inside:
-        found[j] = 1 / len(inside) if isinstance(module, MeanPooling) else row[j - mixture * size]
-    return found
+        row_of_positions[j] = (
+            1 / len(inside) if isinstance(module, MeanPooling) else row[j - mixture * size]
+        )
+    return row_of_positions
 
 
 def mixed(module: LengthProjection, head: int, vectors: Tensor) -> Tensor:
@@ -71,38 +73,41 @@ def mixed(module: LengthProjection, head: int, vectors: Tensor) -> Tensor:
     size, length = MAX_LENGTH // SMALL_K, len(vectors)
     kind = type(module).__name__
     n_mixtures = SMALL_K if kind == "LearnedProjection" else math.ceil(length / size)
-    found = torch.zeros(n_mixtures, vectors.shape[1], dtype=torch.float64)
+    mixtures = torch.zeros(n_mixtures, vectors.shape[1], dtype=torch.float64)
     for d, column in enumerate(vectors.T.tolist()):
         for m in range(n_mixtures):
             if kind == "MaxPooling":
-                found[m, d] = max(column[m * size : (m + 1) * size])
+                mixtures[m, d] = max(column[m * size : (m + 1) * size])
                 continue
             row = shares(module, head, m, length)
-            found[m, d] = sum(share * x for share, x in zip(row, column, strict=True))
-    return found
+            mixtures[m, d] = sum(share * x for share, x in zip(row, column, strict=True))
+    return mixtures
 
 
 @torch.no_grad()
 def reference(attention: Linformer, query: Tensor, key: Tensor, lengths: list[int]) -> Tensor:
     """softmax(Q (E K)^T / sqrt(E)) (F V), head by head, on sentences cut to their length."""
-    of_keys, own_of_values = attention.length_projection, attention.value_length_projection
-    of_values = of_keys if own_of_values is None else own_of_values
-    found = torch.zeros(len(lengths), query.shape[1], D, dtype=torch.float64)
+    key_projection, separate_projection = (
+        attention.length_projection,
+        attention.value_length_projection,
+    )
+    value_projection = key_projection if separate_projection is None else separate_projection
+    context = torch.zeros(len(lengths), query.shape[1], D, dtype=torch.float64)
     for b, length in enumerate(lengths):
-        read = key[b, :length]
+        states = key[b, :length]
         for h in range(H):
-            own = slice(h * E, (h + 1) * E)
+            channels = slice(h * E, (h + 1) * E)
             if attention.before_split:
-                k = attention.key(mixed(of_keys, h, read))[:, own]
-                v = attention.value(mixed(of_values, h, read))[:, own]
+                k = attention.key(mixed(key_projection, h, states))[:, channels]
+                v = attention.value(mixed(value_projection, h, states))[:, channels]
             else:
-                k = mixed(of_keys, h, attention.key(read)[:, own])
-                v = mixed(of_values, h, attention.value(read)[:, own])
-            for i, q in enumerate(attention.query(query[b])[:, own]):
+                k = mixed(key_projection, h, attention.key(states)[:, channels])
+                v = mixed(value_projection, h, attention.value(states)[:, channels])
+            for i, q in enumerate(attention.query(query[b])[:, channels]):
                 exps = [math.exp(float(q @ row) / math.sqrt(E)) for row in k]
                 for x, row in zip(exps, v, strict=True):
-                    found[b, i, own] += x / sum(exps) * row
-    return attention.output(found)
+                    context[b, i, channels] += x / sum(exps) * row
+    return attention.output(context)
 
 
 @every
@@ -113,9 +118,9 @@ def test_context_is_correct(sharing: str, projection: str, before_split: bool, s
     query = key if site == "encoder_self" else states(Q, 2)
     expected = reference(attention, query, key, LENGTHS.tolist())
     mask = Mask(key_lengths_B=LENGTHS)
-    shown, _ = with_weights(attention, query, key, key, mask)
-    for found in (attention(query, key, key, mask), shown):
-        torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+    recorded_context, _ = with_weights(attention, query, key, key, mask)
+    for context in (attention(query, key, key, mask), recorded_context):
+        torch.testing.assert_close(context, expected, rtol=0, atol=1e-10)
     unpadded = attention(query[:1], key[:1], key[:1], Mask())
     torch.testing.assert_close(unpadded, expected[:1], rtol=0, atol=1e-10)
 
@@ -124,7 +129,7 @@ def test_context_is_correct(sharing: str, projection: str, before_split: bool, s
 def test_weights_are_on_positions(sharing: str, projection: str, before_split: bool) -> None:
     attention = make(sharing=sharing, projection=projection, before_split=before_split)
     query, key = states(Q, 1), states(K, 2)
-    found, weights = with_weights(attention, query, key, key, Mask(key_lengths_B=LENGTHS))
+    output, weights = with_weights(attention, query, key, key, Mask(key_lengths_B=LENGTHS))
     assert attention.distribution_heads() == (projection == "mean",) * H
     if projection == "max":
         assert attention.forms_weights == "no"
@@ -137,7 +142,7 @@ def test_weights_are_on_positions(sharing: str, projection: str, before_split: b
     value = attention.value(key) - (attention.value.bias if before_split else 0)
     context = (weights @ attention.split(value)).transpose(1, 2).flatten(2)
     context = context + (attention.value.bias if before_split else 0)
-    torch.testing.assert_close(attention.output(context), found, rtol=0, atol=1e-11)
+    torch.testing.assert_close(attention.output(context), output, rtol=0, atol=1e-11)
     if projection == "mean":
         assert (weights >= 0).all()
         torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights[..., 0]))
@@ -151,46 +156,46 @@ def linformer(**settings: Any) -> dict[str, Any]:
     ("sharing", "n_matrices"),
     [("none", 2 * H * 4), ("headwise", 2 * 4), ("key_value", 4), ("layerwise", 1)],
 )
-def test_sharing_leaves_as_many_matrices_as_the_paper_says(sharing: str, n_matrices: int) -> None:
+def test_sharing_has_the_number_of_matrices_of_the_paper(sharing: str, n_matrices: int) -> None:
     config = ModelConfig("sharing", 2, 2, D, H, 2 * D)  # four places: 2 of the encoder, 2 of cross
     factory = AttentionFactory({"attention": linformer(sharing=sharing, k=4, max_length=12)})
     model = Transformer(config, 11, 11, True, factory, seed=1)
-    found = [p for n, p in model.named_parameters() if "length_projection" in n]
-    assert sum(p.numel() for p in found) == n_matrices * 4 * 12
+    projections = [p for n, p in model.named_parameters() if "length_projection" in n]
+    assert sum(p.numel() for p in projections) == n_matrices * 4 * 12
     for site, _, attention in model.attentions():
         assert isinstance(attention, ScoreAttention if site == "decoder_self" else Linformer)
     source, target = torch.randint(4, 11, (2, 5)), torch.randint(4, 11, (2, 3))
     model(source, torch.tensor([5, 4]), target).sum().backward()
-    assert all(p.grad is not None and (p.grad != 0).any() for p in found)
+    assert all(p.grad is not None and (p.grad != 0).any() for p in projections)
 
 
-def test_what_is_shared_in_the_whole_model_has_one_size() -> None:
+def test_layerwise_sharing_is_per_size() -> None:
     common = linformer(k=4, max_length=12)
     cross = linformer(k=6, max_length=12)
     factory = AttentionFactory({"attention": common}, {"attention": {"cross": cross}})
-    made = [factory(Place(s, n, H, E)) for s in ("encoder_self", "cross") for n in (1, 2)]
-    parts = [attention.length_projection for attention in made]
+    attentions = [factory(Place(s, n, H, E)) for s in ("encoder_self", "cross") for n in (1, 2)]
+    parts = [attention.length_projection for attention in attentions]
     assert parts[0] is parts[1]
     assert parts[2] is parts[3]
     assert parts[0] is not parts[2]
     for projection, is_shared in (("convolution", True), ("mean", False), ("max", False)):
         node = linformer(k=4, max_length=12, projection=projection)
-        assert (Linformer.share_key(made[0].place, node) is not None) == is_shared
-    assert Linformer.share_key(made[0].place, {"sharing": "key_value"}) is None
-    assert Linformer.share_key(made[0].place, {}) == "learned 64 × 256"
+        assert (Linformer.share_key(attentions[0].place, node) is not None) == is_shared
+    assert Linformer.share_key(attentions[0].place, {"sharing": "key_value"}) is None
+    assert Linformer.share_key(attentions[0].place, {}) == "learned 64 × 256"
 
 
-def test_a_longer_sentence_is_refused_by_key() -> None:
+def test_too_long_sentence_is_refused() -> None:
     attention = make("encoder_self")
     assert attention.max_keys == MAX_LENGTH
-    read = states(MAX_LENGTH + 1, 1)
-    attention(read[:, 1:], read[:, 1:], read[:, 1:], Mask())
+    states_BKD = states(MAX_LENGTH + 1, 1)
+    attention(states_BKD[:, 1:], states_BKD[:, 1:], states_BKD[:, 1:], Mask())
     for mask in (Mask(), Mask(key_lengths_B=torch.tensor([3, MAX_LENGTH + 1, 2]))):
         with pytest.raises(DataError, match=r"13 .* max_length=12 of the attention at encoder"):
-            attention(read, read, read, mask)
+            attention(states_BKD, states_BKD, states_BKD, mask)
 
 
-def test_mixtures_of_a_source_are_made_once() -> None:
+def test_mixtures_of_a_source_are_computed_once() -> None:
     attention = make()
     target, source, mask = states(Q, 1), states(K, 2), Mask(key_lengths_B=LENGTHS)
     whole, weights = with_weights(attention, target, source, source, mask)
@@ -200,14 +205,16 @@ def test_mixtures_of_a_source_are_made_once() -> None:
     assert cache.content()[0].shape == (B, H, SMALL_K, E)
     rows, unread = torch.tensor([2, 0, 0, 1]), torch.full((4, K, D), torch.nan).double()
     cache.reorder(rows)
-    again = Mask(key_lengths_B=LENGTHS[rows])
-    rest, of_rest = with_weights(attention, target[rows, 1:], unread, unread, again, cache)
+    mask_of_rows = Mask(key_lengths_B=LENGTHS[rows])
+    rest, rest_weights = with_weights(
+        attention, target[rows, 1:], unread, unread, mask_of_rows, cache
+    )
     torch.testing.assert_close(first, whole[:, :1])
     torch.testing.assert_close(rest, whole[rows, 1:])
-    torch.testing.assert_close(of_rest, weights[rows, :, 1:])
+    torch.testing.assert_close(rest_weights, weights[rows, :, 1:])
 
 
-def test_the_matrix_starts_as_in_the_paper_and_outlives_the_common_initialisation() -> None:
+def test_initial_matrix_follows_the_paper() -> None:
     torch.manual_seed(0)
     factory = AttentionFactory({"attention": linformer()})
     config = ModelConfig("start", 1, 1, D, H, 2 * D)
@@ -215,14 +222,14 @@ def test_the_matrix_starts_as_in_the_paper_and_outlives_the_common_initialisatio
     (matrix,) = (p for n, p in model.named_parameters() if "length_projection" in n)
     assert matrix.shape == (1, 64, 256)
     assert matrix.std().item() == pytest.approx(64**-0.5, rel=0.03)
-    start = Linformer(Place("cross", 1, H, E), projection="convolution").length_projection.weight
-    assert torch.equal(start, torch.full((1, 4), 0.25))
+    initial = Linformer(Place("cross", 1, H, E), projection="convolution").length_projection.weight
+    assert torch.equal(initial, torch.full((1, 4), 0.25))
     with torch.device("meta"):
         assert Linformer(Place("cross", 1, H, E), sharing="none").length_projection.weight.is_meta
 
 
 @pytest.mark.parametrize(
-    ("settings", "named"),
+    ("settings", "message"),
     [
         ({"k": 0}, r"k must be in \[1, max_length=256\], got 0"),
         ({"k": 300}, r"k must be in \[1, max_length=256\], got 300"),
@@ -233,20 +240,20 @@ def test_the_matrix_starts_as_in_the_paper_and_outlives_the_common_initialisatio
         ({"before_split": True, "sharing": "headwise"}, "before_split=true .* key_value, layerw"),
     ],
 )
-def test_what_cannot_be_is_refused(settings: dict[str, Any], named: str) -> None:
-    with pytest.raises(ConfigError, match=named):
+def test_invalid_settings_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         AttentionFactory({"attention": linformer(**settings)})(Place("cross", 1, H, E))
 
 
 @every
-def test_a_row_without_a_key_is_zero(sharing: str, projection: str, before_split: bool) -> None:
+def test_row_without_a_key_is_zero(sharing: str, projection: str, before_split: bool) -> None:
     attention = make(sharing=sharing, projection=projection, before_split=before_split)
     for recorded in (False, True):
         query, key = states(Q, 1).requires_grad_(), states(K, 2).requires_grad_()
-        given = (query, key, key, Mask(key_lengths_B=torch.tensor([0, 4, K])))
-        found = with_weights(attention, *given)[0] if recorded else attention(*given)
-        torch.testing.assert_close(found[0], attention.output.bias.expand(Q, D), rtol=0, atol=0)
-        found.square().sum().backward()
+        arguments = (query, key, key, Mask(key_lengths_B=torch.tensor([0, 4, K])))
+        context = with_weights(attention, *arguments)[0] if recorded else attention(*arguments)
+        torch.testing.assert_close(context[0], attention.output.bias.expand(Q, D), rtol=0, atol=0)
+        context.square().sum().backward()
         for grad in (query.grad, key.grad):
             assert torch.isfinite(grad).all()
             assert (grad[0] == 0).all()

@@ -1,4 +1,4 @@
-"""Mixed normalisers: each head does what its normaliser does alone, wherever it stands.
+"""Mixed normalisers: each head equals its normaliser alone.
 
 Letters: B batch, H heads, E head width, Q queries, K keys.
 """
@@ -35,8 +35,8 @@ CHOICES = {"alpha_entmax": {"depends_on": "query"}}
 ALL = ("sparsemax", "tanh", "elu", "alpha_entmax", "softmax", "ymish", "entmax15")
 
 
-class OwnKeys(Pattern):
-    """A pattern for the tests: each head sees keys of its own, by its number."""
+class KeysPerHead(Pattern):
+    """A pattern for the tests: visible keys depend on the head number."""
 
     def allowed(
         self, query_positions_Q: Tensor, n_keys: int, causal: bool, key_lengths_B: Tensor | None
@@ -47,7 +47,7 @@ class OwnKeys(Pattern):
 
 
 class Flat(Pattern):
-    """A pattern for the tests: the same keys for all heads and sentences, said with two axes."""
+    """A pattern for the tests: the same keys for all heads and sentences, with two axes."""
 
     def allowed(
         self, query_positions_Q: Tensor, n_keys: int, causal: bool, key_lengths_B: Tensor | None
@@ -56,7 +56,7 @@ class Flat(Pattern):
 
 
 def make(normalisers: tuple[str, ...] = NOTE, rows: str = "sqrt", place: Place = PLACE) -> Mixed:
-    """Mixed; where it has α, each query has its own."""
+    """Make a mixed normaliser; α, if any, depends on the query."""
     torch.manual_seed(0)
     choices = CHOICES if "alpha_entmax" in normalisers else None
     module = Mixed(place, normalisers, rows, choices)
@@ -70,7 +70,7 @@ def masks(place: Place) -> dict[str, Mask]:
         "all": Mask(),
         "padding": Mask(key_lengths_B=torch.tensor([K, 3])),
         "causal": Mask(causal=True, query_offset=1),
-        "pattern": Mask(torch.tensor([4, 0]), causal=True, pattern=OwnKeys(place)),
+        "pattern": Mask(torch.tensor([4, 0]), causal=True, pattern=KeysPerHead(place)),
         "flat": Mask(pattern=Flat(place)),
     }
 
@@ -92,38 +92,40 @@ def alone(name: str, place: Place, rows: str) -> Normaliser:
 @pytest.mark.parametrize("mask", ["all", "padding", "causal", "pattern", "flat"])
 @pytest.mark.parametrize("numbers", [None, (2, 3, 7, 8, 9), (5,)])
 @pytest.mark.parametrize("normalisers", [NOTE, ALL, ("tanh", "tanh", "softmax", "softmax")])
-def test_each_head_does_what_its_normaliser_does_alone(
+def test_each_head_equals_its_normaliser_alone(
     normalisers: tuple[str, ...], numbers: tuple[int, ...] | None, mask: str
 ) -> None:
     place = PLACE if numbers is None else Place("cross", 2, len(numbers), E, 12 * E, numbers)
     module = make(normalisers, "l2", place).double()
     scores, queries = tensors(place.n_heads)
-    given = masks(place)[mask]
-    found = module(scores, ScoreContext(given, queries))
-    alphas_BHQ = module.query_stats(ScoreContext(given, queries)).get("alpha")
-    assert found.shape == scores.shape
+    head_mask = masks(place)[mask]
+    weights = module(scores, ScoreContext(head_mask, queries))
+    alphas_BHQ = module.query_stats(ScoreContext(head_mask, queries)).get("alpha")
+    assert weights.shape == scores.shape
     for head, number in enumerate(place.head_numbers):
         name = normalisers[(number - 1) % len(normalisers)]
-        one = Place("cross", 2, 1, E, place.d_model, (number,))
-        member = alone(name, one, "l2").double()
+        head_place = Place("cross", 2, 1, E, place.d_model, (number,))
+        member = alone(name, head_place, "l2").double()
         if name == "alpha_entmax":
-            whole = module.members[name]
-            own = whole.place.head_numbers.index(number)
+            mixed_member = module.members[name]
+            index = mixed_member.place.head_numbers.index(number)
             with torch.no_grad():
-                for part, of_all in zip(member.parameters(), whole.parameters(), strict=True):
-                    part.copy_(of_all[own : own + 1])
-        pattern = None if given.pattern is None else type(given.pattern)(one)
-        own_queries = queries[:, head : head + 1]
-        context = ScoreContext(replace(given, pattern=pattern), own_queries)
+                for part, mixed_part in zip(
+                    member.parameters(), mixed_member.parameters(), strict=True
+                ):
+                    part.copy_(mixed_part[index : index + 1])
+        pattern = None if head_mask.pattern is None else type(head_mask.pattern)(head_place)
+        head_queries = queries[:, head : head + 1]
+        context = ScoreContext(replace(head_mask, pattern=pattern), head_queries)
         expected = member(scores[:, head : head + 1], context)
-        torch.testing.assert_close(found[:, head : head + 1], expected, rtol=0, atol=1e-12)
+        torch.testing.assert_close(weights[:, head : head + 1], expected, rtol=0, atol=1e-12)
         if alphas_BHQ is not None:
-            none = {"alpha": torch.full((B, 1, Q), torch.nan).double()}
-            wanted = {**none, **member.query_stats(context)}["alpha"]
-            assert alphas_BHQ[:, head : head + 1].allclose(wanted, equal_nan=True)
+            no_alpha = {"alpha": torch.full((B, 1, Q), torch.nan).double()}
+            expected_alpha = {**no_alpha, **member.query_stats(context)}["alpha"]
+            assert alphas_BHQ[:, head : head + 1].allclose(expected_alpha, equal_nan=True)
 
 
-def test_head_1_takes_the_first_and_the_list_begins_again() -> None:
+def test_normalisers_are_assigned_cyclically() -> None:
     module = make()
     assert {name: m.place.head_numbers for name, m in module.members.items()} == {
         "softmax": (1, 7), "selu": (2, 8), "elu": (3,), "leaky_relu": (4,), "swish": (5,),
@@ -135,20 +137,20 @@ def test_head_1_takes_the_first_and_the_list_begins_again() -> None:
     assert not Mixed.is_distribution
 
 
-def test_alpha_is_there_for_its_heads_alone() -> None:
+def test_only_entmax_heads_have_alpha() -> None:
     module = build(normalisers=["softmax", "alpha_entmax", "swish"])
-    own = module.members["alpha_entmax"]
+    member = module.members["alpha_entmax"]
     ((name, parameter),) = module.named_parameters()
     assert (name, parameter.shape) == ("members.alpha_entmax.alpha_logit", (3,))
     assert list(module.state_dict()) == [name]
     alpha = module.stats()["alpha"]
     has_alpha = torch.tensor([n in (2, 5, 8) for n in range(1, H + 1)])
     assert torch.equal(alpha.isnan(), ~has_alpha)
-    assert torch.equal(alpha[has_alpha], own.alpha())
+    assert torch.equal(alpha[has_alpha], member.alpha())
     assert make().stats() == {}
     scores, queries = tensors()
     module(scores.float(), ScoreContext(Mask(), queries))[:, 4, 0, 0].sum().backward()
-    assert torch.equal(own.alpha_logit.grad != 0, torch.tensor([False, True, False]))
+    assert torch.equal(member.alpha_logit.grad != 0, torch.tensor([False, True, False]))
 
 
 def build(**settings: Any) -> Any:
@@ -177,7 +179,7 @@ def build(**settings: Any) -> Any:
         ({"normalisers": ["elu"] * 8 + ["softmax"]}, "one of 8 heads has a distribution"),
     ],
 )
-def test_what_cannot_be_mixed_is_refused(settings: dict[str, Any], message: str) -> None:
+def test_invalid_settings_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         build(**settings)
 
@@ -200,7 +202,7 @@ def test_what_cannot_be_mixed_is_refused(settings: dict[str, Any], message: str)
         ),
     ],
 )
-def test_unfit_members_are_refused(
+def test_unsuitable_members_are_refused(
     node: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nodes = {"softmax": group_node("attention", "softmax"), "other": node}
@@ -210,7 +212,7 @@ def test_unfit_members_are_refused(
         build(normalisers=["softmax", "other"])
 
 
-def test_a_pruned_model_keeps_the_alphas_of_its_heads() -> None:
+def test_pruned_model_keeps_the_alphas_of_its_heads() -> None:
     node = {**group_node("attention", "mixed"), "normalisers": ["softmax", "alpha_entmax", "tanh"]}
     config = ModelConfig("mixed", 1, 1, d_model=24, n_heads=6, d_ff=8)
 
@@ -218,10 +220,10 @@ def test_a_pruned_model_keeps_the_alphas_of_its_heads() -> None:
         factory = AttentionFactory({"attention": node})
         return Transformer(replace(config, heads=heads), 12, 12, True, factory, seed=3).eval()
 
-    kept = {"encoder_self": [[1, 3, 5]], "decoder_self": [[3, 6]], "cross": [[2, 4, 5]]}
-    model, smaller = model_of(None), model_of(kept)
+    remaining = {"encoder_self": [[1, 3, 5]], "decoder_self": [[3, 6]], "cross": [[2, 4, 5]]}
+    model, smaller = model_of(None), model_of(remaining)
     smaller.load_state_dict(pruned_state(model, smaller))
-    check_pruned(model, kept, smaller)
+    check_pruned(model, remaining, smaller)
     whole = alphas(model)
     assert alphas(smaller) == {
         "encoder_self": [[None, None, whole["encoder_self"][0][4]]],
@@ -229,14 +231,14 @@ def test_a_pruned_model_keeps_the_alphas_of_its_heads() -> None:
     }
 
 
-def test_members_take_choices_of_their_own_and_a_run_keeps_all_of_them() -> None:
+def test_choices_of_members_are_saved_with_the_run() -> None:
     node = {**group_node("attention", "mixed"), "choices": {"ymish": {"dead_zone": True}}}
-    kept = completed("attention", node)
-    assert kept["choices"]["ymish"] == {**group_node("attention", "ymish"), "dead_zone": True}
-    assert kept["choices"]["softmax"] == group_node("attention", "softmax")
-    for settings in (node, kept):
+    saved = completed("attention", node)
+    assert saved["choices"]["ymish"] == {**group_node("attention", "ymish"), "dead_zone": True}
+    assert saved["choices"]["softmax"] == group_node("attention", "softmax")
+    for settings in (node, saved):
         module = instantiate(settings, "attention", place=PLACE)
         assert [m.dead_zone for m in module.modules() if isinstance(m, Ymish)] == [True]
-    kept["choices"]["ymish"]["kappa"] = 9.0  # and not what the yaml says now
-    module = instantiate(kept, "attention", place=PLACE)
+    saved["choices"]["ymish"]["kappa"] = 9.0  # not the value of the yaml
+    module = instantiate(saved, "attention", place=PLACE)
     assert [m.kappa for m in module.modules() if isinstance(m, Ymish)] == [9.0]

@@ -1,4 +1,4 @@
-"""The YUBERT note's tanh, ymish and plain activations, against loops over its formulas.
+"""The tanh, ymish and plain activations of the YUBERT note compared with its formulas.
 
 Letters: B batch, H heads, E head width, Q queries, K keys.
 """
@@ -39,8 +39,8 @@ FORMULAS: dict[str, Callable[[float], float]] = {
 }
 
 
-class OwnKeys(Pattern):
-    """A pattern for the tests: each head sees keys of its own, head 1 nothing at query 0."""
+class KeysPerHead(Pattern):
+    """A pattern for the tests: visible keys depend on the head; head 1 has none at query 0."""
 
     def allowed(
         self, query_positions_Q: Tensor, n_keys: int, causal: bool, key_lengths_B: Tensor | None
@@ -63,7 +63,7 @@ MASKS = {
     "all": Mask(),
     "padding": Mask(key_lengths_B=torch.tensor([K, 3])),
     "causal": Mask(causal=True, query_offset=1),
-    "pattern": Mask(torch.tensor([4, K]), causal=True, pattern=OwnKeys(PLACE)),
+    "pattern": Mask(torch.tensor([4, K]), causal=True, pattern=KeysPerHead(PLACE)),
 }
 
 
@@ -123,18 +123,18 @@ def by_hand(
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("name", FORMULAS)
-def test_weights_are_those_of_the_formula(name: str, rows: str, mask: str) -> None:
+def test_weights_follow_the_formula(name: str, rows: str, mask: str) -> None:
     scores = random_scores()
     formula = FORMULAS[name]
     expected = by_hand(scores, MASKS[mask], lambda x, n: formula(x), rows, name == "tanh")
-    found = make(name, rows)(scores, context_of(MASKS[mask]))
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
-    assert (found[~allowed_by(MASKS[mask])] == 0).all()
+    weights = make(name, rows)(scores, context_of(MASKS[mask]))
+    torch.testing.assert_close(weights, expected, rtol=0, atol=1e-10)
+    assert (weights[~allowed_by(MASKS[mask])] == 0).all()
 
 
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("rows", ROWS)
-def test_the_dead_zone_is_that_of_the_formula(rows: str, mask: str) -> None:
+def test_dead_zone_follows_the_formula(rows: str, mask: str) -> None:
     kappa, theta = 3.0, 0.8
 
     def weigh(x: float, n: int) -> float:
@@ -143,17 +143,17 @@ def test_the_dead_zone_is_that_of_the_formula(rows: str, mask: str) -> None:
 
     scores = random_scores()
     normaliser = Ymish(PLACE, rows, dead_zone=True, kappa=kappa, theta=theta)
-    found = normaliser(scores, context_of(MASKS[mask]))
+    weights = normaliser(scores, context_of(MASKS[mask]))
     expected = by_hand(scores, MASKS[mask], weigh, rows, of_weights=False)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+    torch.testing.assert_close(weights, expected, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("name", FORMULAS)
-def test_gradients_under_a_mask_with_an_empty_row(name: str, rows: str) -> None:
-    mask = Mask(torch.tensor([4, 0]), causal=True, pattern=OwnKeys(PLACE))
+def test_gradients_with_an_empty_row(name: str, rows: str) -> None:
+    mask = Mask(torch.tensor([4, 0]), causal=True, pattern=KeysPerHead(PLACE))
     empty = ~allowed_by(mask).any(-1)
-    assert empty[0].any()  # by the pattern, beside the sentence without keys
+    assert empty[0].any()  # by the pattern; the other sentence has no keys
     scores = random_scores().requires_grad_()
     normaliser, context = make(name, rows), context_of(mask)
     assert torch.autograd.gradcheck(lambda s: normaliser(s, context), (scores,))
@@ -167,7 +167,7 @@ def test_gradients_under_a_mask_with_an_empty_row(name: str, rows: str) -> None:
 
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("name", FORMULAS)
-def test_scores_of_zero_have_weights_of_zero_and_finite_gradients(name: str, rows: str) -> None:
+def test_zero_scores_have_zero_weights_and_finite_gradients(name: str, rows: str) -> None:
     scores = torch.zeros(B, H, Q, K, requires_grad=True)
     weights = make(name, rows)(scores, context_of(MASKS["padding"]))
     weights.sum().backward()
@@ -182,19 +182,19 @@ def test_half_precision_is_computed_in_float32(name: str, rows: str) -> None:
     scores = random_scores(torch.bfloat16)
     normaliser, context = make(name, rows), context_of(MASKS["padding"])
     with torch.autocast("cpu", torch.bfloat16):
-        found = normaliser(scores, context)
-    assert found.dtype == torch.bfloat16
-    assert torch.equal(found, normaliser(scores.float(), context).bfloat16())
+        weights = normaliser(scores, context)
+    assert weights.dtype == torch.bfloat16
+    assert torch.equal(weights, normaliser(scores.float(), context).bfloat16())
     assert normaliser(scores.float(), context).dtype == torch.float32
 
 
 @pytest.mark.parametrize("rows", ROWS)
-def test_masked_keys_get_nothing_from_a_function_that_is_not_zero_at_zero(rows: str) -> None:
+def test_masked_keys_get_no_weight_from_a_shifted_function(rows: str) -> None:
     mask = MASKS["pattern"]
-    found = Shifted(PLACE, rows)(random_scores(), context_of(mask))
-    assert (found[~allowed_by(mask)] == 0).all()
+    weights = Shifted(PLACE, rows)(random_scores(), context_of(mask))
+    assert (weights[~allowed_by(mask)] == 0).all()
     expected = by_hand(random_scores(), mask, lambda x, n: x + 3.0, rows, of_weights=True)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+    torch.testing.assert_close(weights, expected, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_masked_keys_get_nothing_from_a_function_that_is_not_zero_at_zero(rows: 
         ("tanh", {"dead_zone": True}, "attention.dead_zone is not known"),
     ],
 )
-def test_what_cannot_be_is_refused(name: str, settings: dict[str, Any], message: str) -> None:
+def test_invalid_settings_are_refused(name: str, settings: dict[str, Any], message: str) -> None:
     node = {**group_node("attention", name), **settings}
     with pytest.raises(ConfigError, match=message):
         instantiate(node, "attention", place=PLACE)

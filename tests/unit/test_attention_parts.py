@@ -1,4 +1,4 @@
-"""Masks, α, patterns and the composition of them."""
+"""Masks, α, patterns and their composition."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_dense_mask_of_lengths_and_causality() -> None:
     assert torch.equal(mask[1, 0], torch.tensor([[1, 0, 0]] * 3).bool())
 
 
-def test_a_step_with_a_cache_needs_no_mask_and_two_steps_do() -> None:
+def test_one_cached_step_needs_no_mask_and_two_do() -> None:
     assert Mask(causal=True, query_offset=4).dense(1, 5, CPU) is None
     two = Mask(causal=True, query_offset=4).dense(2, 6, CPU)
     assert torch.equal(two[0, 0], torch.tensor([[1, 1, 1, 1, 1, 0], [1] * 6]).bool())
@@ -52,7 +52,7 @@ def test_a_step_with_a_cache_needs_no_mask_and_two_steps_do() -> None:
     assert torch.equal(ahead[0, 0], torch.tensor([[1, 1, 1, 0, 0]]).bool())
 
 
-def test_plainly_causal_is_what_a_causal_kernel_masks_by_itself() -> None:
+def test_plain_causal_excludes_offsets_lengths_and_patterns() -> None:
     assert Mask(causal=True).is_plain_causal
     lengths, pattern = torch.tensor([3, 1]), Window(PLACE)
     for more in ({"query_offset": 2}, {"key_lengths_B": lengths}, {"pattern": pattern}):
@@ -60,7 +60,7 @@ def test_plainly_causal_is_what_a_causal_kernel_masks_by_itself() -> None:
     assert not Mask().is_plain_causal
 
 
-def test_recorders_get_what_their_attentions_form_until_they_are_detached() -> None:
+def test_recorders_get_weights_until_detached() -> None:
     sites = ("encoder_self", "cross")
     model = nn.ModuleList(
         ScoreAttention(place, Softmax(place), None, dropout=0.0)
@@ -79,17 +79,17 @@ def test_recorders_get_what_their_attentions_form_until_they_are_detached() -> N
         for site in sites:
             assert list(outer[site]) == [1, 2]
         assert inner == {"encoder_self": {1: outer["encoder_self"][1]}}
-        of_the_first_pass = inner["encoder_self"][1]
+        first_weights = inner["encoder_self"][1]
         run()
-    assert inner["encoder_self"][1] is of_the_first_pass, "the inner recorder was not detached"
-    assert outer["encoder_self"][1] is not of_the_first_pass
+    assert inner["encoder_self"][1] is first_weights, "the inner recorder was not detached"
+    assert outer["encoder_self"][1] is not first_weights
     before = outer["cross"][2]
     run()
     assert outer["cross"][2] is before
     assert not any(attention.recorders for attention in model)
 
 
-def test_the_dense_mask_has_every_key() -> None:
+def test_dense_mask_is_expanded_to_all_keys() -> None:
     class OddQueries(Pattern):
         def allowed(self, query_positions_Q: Tensor, *others: object) -> Tensor:
             return query_positions_Q[:, None] % 2 == 1  # (Q, 1)
@@ -99,39 +99,39 @@ def test_the_dense_mask_has_every_key() -> None:
     assert dense[0, 0].sum(-1).tolist() == [0, 6, 0, 6]
 
 
-def test_a_pattern_joins_padding_and_causality() -> None:
+def test_pattern_is_combined_with_padding_and_causality() -> None:
     attention = ScoreAttention(PLACE, Softmax(PLACE), Window(PLACE), dropout=0.0)
     states = torch.randn(B, Q, H * E)
     mask = Mask(key_lengths_B=torch.tensor([5, 3]), causal=True)
     _, weights = with_weights(attention, states, states, states, mask)
     i, j = torch.meshgrid(torch.arange(Q), torch.arange(Q), indexing="ij")
-    seen = (j <= i) & (i - j <= 1)
-    assert torch.equal(weights[0, 0] > 0, seen)
+    expected = (j <= i) & (i - j <= 1)
+    assert torch.equal(weights[0, 0] > 0, expected)
     # the last query of the padded row sees no key at all: zeros, not NaN
     assert (weights[1, :, 4] == 0).all()
 
 
 def test_softmax_attention_equals_torch_multihead() -> None:
     torch.manual_seed(0)
-    ours = ScoreAttention(PLACE, Softmax(PLACE), None, dropout=0.0)
+    attention = ScoreAttention(PLACE, Softmax(PLACE), None, dropout=0.0)
     reference = nn.MultiheadAttention(H * E, H, batch_first=True)
     with torch.no_grad():
-        parts = (ours.query, ours.key, ours.value)
+        parts = (attention.query, attention.key, attention.value)
         reference.in_proj_weight.copy_(torch.cat([part.weight for part in parts]))
         reference.in_proj_bias.copy_(torch.cat([part.bias for part in parts]))
-        reference.out_proj.weight.copy_(ours.output.weight)
-        reference.out_proj.bias.copy_(ours.output.bias)
+        reference.out_proj.weight.copy_(attention.output.weight)
+        reference.out_proj.bias.copy_(attention.output.bias)
     query, key = torch.randn(B, Q, H * E), torch.randn(B, K, H * E)
     lengths = torch.tensor([K, 4])
     padding = torch.arange(K) >= lengths[:, None]
     options = {"key_padding_mask": padding, "average_attn_weights": False}
     expected, weights = reference(query, key, key, **options)
-    found, recorded = with_weights(ours, query, key, key, Mask(key_lengths_B=lengths))
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    context, recorded = with_weights(attention, query, key, key, Mask(key_lengths_B=lengths))
+    torch.testing.assert_close(context, expected, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(recorded, weights, rtol=1e-5, atol=1e-5)
 
 
-def test_alpha_starts_as_the_authors_draw_it() -> None:
+def test_initial_alpha_has_the_distribution_of_the_authors() -> None:
     torch.manual_seed(0)
     place = Place("cross", 1, 4000, 2)
     alpha = AlphaEntmax(place).alpha()
@@ -143,7 +143,7 @@ def test_alpha_starts_as_the_authors_draw_it() -> None:
     assert alpha.median().item() == pytest.approx(1.505, abs=0.02)
 
 
-def test_alpha_from_a_fixed_start_and_its_gradient_at_the_borders() -> None:
+def test_fixed_initial_alpha_and_gradients_near_the_limits() -> None:
     module = AlphaEntmax(PLACE, alpha_init=1.3)
     torch.testing.assert_close(module.alpha(), torch.full((H,), 1.3))
     with torch.no_grad():
@@ -153,7 +153,7 @@ def test_alpha_from_a_fixed_start_and_its_gradient_at_the_borders() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "named"),
+    ("settings", "message"),
     [
         ({"alpha_min": 0.5}, "alpha_min"),
         ({"alpha_max": 2.5}, "alpha_max"),
@@ -161,13 +161,13 @@ def test_alpha_from_a_fixed_start_and_its_gradient_at_the_borders() -> None:
         ({"alpha_init": "uniform"}, "normal"),
     ],
 )
-def test_alpha_refuses_what_it_cannot_be(settings: dict[str, object], named: str) -> None:
-    with pytest.raises(ConfigError, match=named):
+def test_invalid_alpha_settings_are_refused(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         AlphaEntmax(PLACE, **settings)  # type: ignore[arg-type]
 
 
-def test_a_pattern_restricts_no_cross_attention(monkeypatch: pytest.MonkeyPatch) -> None:
-    # a search folds the hypotheses of a source into one row of queries, where positions are lost
+def test_pattern_on_cross_attention_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    # a search folds the hypotheses of a source into one row of queries without positions
     name = Window.__module__
     monkeypatch.setenv("HEADWISE_PLUGINS", name.split(".")[0])
     node = {"_target_": f"{name}.Window"}
@@ -178,25 +178,25 @@ def test_a_pattern_restricts_no_cross_attention(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("variant", ["softmax", "alpha_entmax", "linformer"])
-def test_dropout_acts_in_training_only_and_behind_the_weights(variant: str) -> None:
+def test_dropout_acts_in_training_only_and_after_recording(variant: str) -> None:
     choices = {"attention": group_node("attention", variant)}
     attention = AttentionFactory(choices, dropout=0.5)(PLACE).eval()
     states, mask = torch.randn(B, Q, H * E), Mask()
     whole, weights = with_weights(attention, states, states, states, mask)
     torch.testing.assert_close(attention(states, states, states, mask), whole)
     attention.train()
-    dropped, of_dropped = with_weights(attention, states, states, states, mask)
-    assert torch.equal(of_dropped, weights)
-    for found in (dropped, attention(states, states, states, mask)):
-        assert not torch.allclose(found, whole)
+    dropped, recorded = with_weights(attention, states, states, states, mask)
+    assert torch.equal(recorded, weights)
+    for context in (dropped, attention(states, states, states, mask)):
+        assert not torch.allclose(context, whole)
 
 
-def test_a_run_keeps_what_stands_instead() -> None:
+def test_saved_settings_include_instead() -> None:
     node = {**group_node("attention", "softmax"), "instead": {"cross": "alpha_entmax"}}
-    kept = completed("attention", node)
-    assert kept["instead"] == {"cross": group_node("attention", "alpha_entmax")}
-    kept["instead"]["cross"]["alpha_init"] = 1.25  # and not what the yaml says now
-    attention = AttentionFactory({"attention": kept})(Place("cross", 1, H, E))
+    saved = completed("attention", node)
+    assert saved["instead"] == {"cross": group_node("attention", "alpha_entmax")}
+    saved["instead"]["cross"]["alpha_init"] = 1.25  # not the value of the yaml
+    attention = AttentionFactory({"attention": saved})(Place("cross", 1, H, E))
     torch.testing.assert_close(attention.stats()["alpha"], torch.full((H,), 1.25))
-    elsewhere = AttentionFactory({"attention": kept})(PLACE)
-    assert elsewhere.stats() == {}
+    at_other_site = AttentionFactory({"attention": saved})(PLACE)
+    assert at_other_site.stats() == {}

@@ -1,4 +1,4 @@
-"""The patterns of Child et al. (2019), against sets written from the paper's definitions.
+"""The patterns of Child et al. (2019) compared with sets from the paper's definitions.
 
 Letters: B batch, H heads, Q and K numbers of queries and keys, N positions.
 """
@@ -26,7 +26,7 @@ SIZES = [(8, 4, 1), (7, 3, 2), (12, 5, 2), (20, 4, 4), (32, 6, 2), (32, 6, 1), (
 
 @dataclass(frozen=True)
 class Sets:
-    """A1 and A2 of one query, written from the definitions with plain loops."""
+    """A1 and A2 of one query by the definitions, with loops."""
 
     kind: str
     n: int
@@ -49,12 +49,14 @@ class Sets:
         if self.causal:
             residues = range(self.stride - self.cells, self.stride)
             return {j for j in keys if j % self.stride in residues}
-        found: set[int] = set()
+        keys_of_cells: set[int] = set()
         for start in range(0, self.n, self.stride):
             block = list(range(start, min(start + self.stride, self.n)))
             is_final = start + self.stride >= self.n
-            found |= set(block[-self.cells :] if is_final else block[self.stride - self.cells :])
-        return found
+            keys_of_cells |= set(
+                block[-self.cells :] if is_final else block[self.stride - self.cells :]
+            )
+        return keys_of_cells
 
 
 def make(kind: str, stride: int, cells: int, site: str, **settings: object) -> SparsePattern:
@@ -64,8 +66,8 @@ def make(kind: str, stride: int, cells: int, site: str, **settings: object) -> S
     return Fixed(place, stride=stride, summary_cells=cells, **settings)  # type: ignore[arg-type]
 
 
-def seen(pattern: SparsePattern, n: int, causal: bool) -> torch.Tensor:
-    """Allowed (H, N, N) in self-attention without padding."""
+def allowed_in(pattern: SparsePattern, n: int, causal: bool) -> torch.Tensor:
+    """Return the mask (H, N, N) of self-attention without padding."""
     mask = Mask(causal=causal, pattern=pattern).dense(n, n, CPU)
     return mask.expand(1, len(pattern.near_H), n, n)[0]
 
@@ -77,53 +79,55 @@ def as_sets(allowed_QK: torch.Tensor) -> list[set[int]]:
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize(("n", "stride", "cells"), SIZES)
 @pytest.mark.parametrize("kind", ["strided", "fixed"])
-def test_sets_equal_the_papers(kind: str, n: int, stride: int, cells: int, causal: bool) -> None:
+def test_sets_equal_those_of_the_paper(
+    kind: str, n: int, stride: int, cells: int, causal: bool
+) -> None:
     sets = Sets(kind, n, stride, cells, causal)
     far = {"strided": "strided", "fixed": "summary"}[kind]
     place = Place(SELF_SITES[causal], 1, 3, 4)
     heads = ["local", far, "merged"]
     pattern = make(kind, stride, cells, "", place=place, combine="heads", heads=heads)
-    near, distant, merged = (as_sets(head) for head in seen(pattern, n, causal))
+    near, distant, merged = (as_sets(head) for head in allowed_in(pattern, n, causal))
     for i in range(n):
         assert near[i] == sets.near(i)
-        assert distant[i] == sets.far(i) | {i}, "and the own position"
+        assert distant[i] == sets.far(i) | {i}, "and the query's position"
         assert merged[i] == sets.near(i) | sets.far(i) | {i}
     whole = make(kind, stride, cells, SELF_SITES[causal])
-    assert as_sets(seen(whole, n, causal)[0]) == merged
+    assert as_sets(allowed_in(whole, n, causal)[0]) == merged
 
 
 @pytest.mark.parametrize("lengths", [[12, 7, 1], [12, 9, 4]])
 @pytest.mark.parametrize("kind", ["strided", "fixed"])
-def test_padding_leaves_the_sets_of_each_sentence_alone(kind: str, lengths: list[int]) -> None:
+def test_padding_does_not_change_the_sets(kind: str, lengths: list[int]) -> None:
     pattern = make(kind, 4, 2, "encoder_self")
     mask = Mask(torch.tensor(lengths), pattern=pattern).dense(12, 12, CPU)
     for row, n in enumerate(lengths):
         sets = Sets(kind, n, 4, 2, causal=False)
-        found = as_sets(mask.expand(3, 1, 12, 12)[row, 0])
-        assert found[:n] == [sets.near(i) | sets.far(i) for i in range(n)]
+        row_sets = as_sets(mask.expand(3, 1, 12, 12)[row, 0])
+        assert row_sets[:n] == [sets.near(i) | sets.far(i) for i in range(n)]
 
 
 @pytest.mark.parametrize("n", [7, 9, 10, 11, 12, 17])
-def test_heads_with_cells_of_their_own(n: int) -> None:
+def test_cells_per_head(n: int) -> None:
     stride, cells, heads = 6, 2, 3
     place = Place("decoder_self", 2, heads, 4)
     pattern = make("fixed", stride, cells, "", place=place, combine="interleaved", own_cells=True)
-    found = seen(pattern, n, causal=True)
+    allowed = allowed_in(pattern, n, causal=True)
     for head in range(heads):
         residues = range(stride - (head + 1) * cells, stride - head * cells)
-        for i, keys in enumerate(as_sets(found[head])):
+        for i, keys in enumerate(as_sets(allowed[head])):
             assert keys == {j for j in range(i + 1) if j % stride in residues} | {i}
-    # an encoder: in the final block they stand closer to the front, and are as many as fit
-    found = seen(pattern, n, causal=False)
+    # an encoder: in the final block the cells are closer to the front, as many as fit
+    allowed = allowed_in(pattern, n, causal=False)
     start = (n - 1) // stride * stride
     for head in range(heads):
         first = max(start, n - (head + 1) * cells)
-        of_final = {j for j in as_sets(found[head])[0] if j >= start}
-        assert of_final == set(range(first, min(first + cells, n)))
+        final_keys = {j for j in as_sets(allowed[head])[0] if j >= start}
+        assert final_keys == set(range(first, min(first + cells, n)))
 
 
 def two_hops(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-    """Which keys (Q, K) a query reaches through `second` to a key, and `first` from there."""
+    """Return the keys (Q, K) that a query reaches through `second` and then `first`."""
     return (second.int() @ first.int()) > 0
 
 
@@ -133,20 +137,22 @@ def two_hops(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
     [(k, *size) for k, size in product(("strided", "fixed"), SIZES)],
 )
 def test_pairs_are_two_hops_apart(kind: str, n: int, stride: int, cells: int, causal: bool) -> None:
-    wanted = torch.ones(n, n).bool().tril() if causal else torch.ones(n, n).bool()
+    expected = torch.ones(n, n).bool().tril() if causal else torch.ones(n, n).bool()
 
     def keys(combine: str, layer: int = 1, n_heads: int = 1) -> torch.Tensor:
-        """Which any head sees, (N, N)."""
+        """Return the keys visible to any head, (N, N)."""
         place = Place("encoder_self", layer, n_heads, 4)
-        return seen(make(kind, stride, cells, "", place=place, combine=combine), n, causal).any(0)
+        return allowed_in(
+            make(kind, stride, cells, "", place=place, combine=combine), n, causal
+        ).any(0)
 
-    assert torch.equal(two_hops(keys("interleaved", 1), keys("interleaved", 2)), wanted)
-    assert torch.equal(two_hops(keys("merged"), keys("merged")), wanted)
+    assert torch.equal(two_hops(keys("interleaved", 1), keys("interleaved", 2)), expected)
+    assert torch.equal(two_hops(keys("merged"), keys("merged")), expected)
     by_head = keys("heads", n_heads=2)
-    assert torch.equal(two_hops(by_head, by_head), wanted)
+    assert torch.equal(two_hops(by_head, by_head), expected)
 
 
-def test_layers_take_turns_and_so_do_heads() -> None:
+def test_layers_and_heads_alternate() -> None:
     def shares(layer: int = 1, n_heads: int = 4, **settings: object) -> list[tuple[bool, bool]]:
         place = Place("encoder_self", layer, n_heads, 4)
         pattern = Fixed(place, **settings)  # type: ignore[arg-type]
@@ -161,17 +167,17 @@ def test_layers_take_turns_and_so_do_heads() -> None:
     assert shares(2, **listed) == [both, far, far, both]
 
 
-def test_a_pruned_place_goes_by_the_numbers_of_its_heads() -> None:
+def test_pruned_heads_keep_their_pattern() -> None:
     place = Place("decoder_self", 1, 2, 4, 16, (2, 3))
     pattern = Fixed(place, 8, 2, own_cells=True, combine="heads", heads=["local", "summary"])
     assert pattern.near_H == (False, True)
-    found = as_sets(seen(pattern, 16, causal=True)[0])
-    assert found[15] == {4, 5, 12, 13, 15}, "head 2 keeps the second cells"
+    row_sets = as_sets(allowed_in(pattern, 16, causal=True)[0])
+    assert row_sets[15] == {4, 5, 12, 13, 15}, "head 2 keeps the second cells"
 
 
 @pytest.mark.parametrize("heads", [["local", "summary"], ["summary", "local"]])
-def test_two_heads_of_which_one_looks_far_with_cells_of_their_own(heads: list[str]) -> None:
-    """Which heads look far, (False, True), and the cells behind, (0, 1), are equal to Python."""
+def test_one_far_head_with_cells_per_head(heads: list[str]) -> None:
+    """The cache must distinguish (False, True), the far heads, and (0, 1), their cells."""
     sparse_pattern._on_device.cache_clear()
     place = Place("decoder_self", 1, 2, 4)
     pattern = Fixed(place, 4, 1, own_cells=True, combine="heads", heads=heads)
@@ -184,19 +190,19 @@ def test_two_heads_of_which_one_looks_far_with_cells_of_their_own(heads: list[st
         assert far == ([3, 7, 8] if heads[0] == "summary" else [2, 6, 8])
 
 
-def test_layers_that_agree_share_one_mask() -> None:
+def test_layers_with_equal_patterns_share_one_mask() -> None:
     mask = Mask(torch.tensor([9, 4]))
     patterns = [
         Fixed(Place("encoder_self", layer, 2, 4), combine=combine)
         for combine in ("merged", "interleaved")
         for layer in (1, 2, 3)
     ]
-    made = [mask.restricted(pattern) for pattern in patterns]
-    assert made[0] is made[1] is made[2]
-    assert made[3] is made[5]
-    assert len({id(one) for one in made}) == 3
-    assert made[0].dense(9, 9, CPU) is made[1].dense(9, 9, CPU)
-    # what differs in any choice does not
+    masks = [mask.restricted(pattern) for pattern in patterns]
+    assert masks[0] is masks[1] is masks[2]
+    assert masks[3] is masks[5]
+    assert len({id(restricted) for restricted in masks}) == 3
+    assert masks[0].dense(9, 9, CPU) is masks[1].dense(9, 9, CPU)
+    # patterns with different settings do not
     place = Place("encoder_self", 1, 2, 4)
     others = [
         Strided(place),
@@ -208,7 +214,7 @@ def test_layers_that_agree_share_one_mask() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "named"),
+    ("settings", "message"),
     [
         ({"stride": 0}, "stride must be at least 1"),
         ({"combine": "mixed"}, "combine must be one of heads, interleaved, merged"),
@@ -222,6 +228,6 @@ def test_layers_that_agree_share_one_mask() -> None:
         ({"block_sparse_from": 0}, "block_sparse_from must be at least 1"),
     ],
 )
-def test_settings_that_cannot_be(settings: dict[str, object], named: str) -> None:
-    with pytest.raises(ConfigError, match=named):
+def test_invalid_settings_are_refused(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         Fixed(Place("encoder_self", 1, 4, 4), **settings)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Beam and greedy search on a model whose every probability is known."""
+"""Beam and greedy search on a model with known probabilities."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ SOURCES = [(4, 5, 3), (5, 3), (4, 4, 5, 5, 3), (5, 4, 3), (1, 3)]
 def exhaustive(
     model: DrawnModel, source: tuple[int, ...], limit: int, penalty: float
 ) -> list[tuple[float, tuple[int, ...], bool]]:
-    """Every sentence within the limit with its score, best first."""
-    words = [UNK, *range(4, model.n_pieces)]
-    found = []
+    """List every sentence within the limit with its score, best first."""
+    tokens = [UNK, *range(4, model.n_pieces)]
+    results = []
     for length in range(limit + 1):
-        for ids in itertools.product(words, repeat=length):
+        for ids in itertools.product(tokens, repeat=length):
             steps = [model.log_probs(source, ids[:i])[ids[i]] for i in range(length)]
             if length < limit:
                 total = sum(steps) + model.log_probs(source, ids)[EOS]
-                found.append((total / (length + 1) ** penalty, ids, True))
+                results.append((total / (length + 1) ** penalty, ids, True))
             else:
-                found.append((sum(steps) / length**penalty, ids, False))
-    return sorted(found, reverse=True)
+                results.append((sum(steps) / length**penalty, ids, False))
+    return sorted(results, reverse=True)
 
 
 @pytest.mark.parametrize("penalty", [-0.5, 0.0, 0.6, 1.0, 2.0])
-def test_a_beam_that_holds_everything_finds_the_best_of_all_sentences(penalty: float) -> None:
+def test_full_beam_returns_the_best_of_all_sentences(penalty: float) -> None:
     model, limit, n_best = DrawnModel(), 4, 6
     options = {"beam": 200, "length_penalty": penalty, "n_best": n_best}
-    found = beam_search(model, SOURCES[:3], [limit] * 3, CPU, **options)
-    for source, hypotheses in zip(SOURCES, found, strict=False):
+    results = beam_search(model, SOURCES[:3], [limit] * 3, CPU, **options)
+    for source, hypotheses in zip(SOURCES, results, strict=False):
         expected = exhaustive(model, source, limit, penalty)[:n_best]
         assert [(h.ids, h.finished) for h in hypotheses] == [(e[1], e[2]) for e in expected]
         for hypothesis, (score, _, _) in zip(hypotheses, expected, strict=True):
@@ -56,52 +56,52 @@ def test_a_beam_that_holds_everything_finds_the_best_of_all_sentences(penalty: f
 def plain_beam_search(
     model: DrawnModel, source: tuple[int, ...], limit: int, beam: int, penalty: float
 ) -> list[tuple[float, tuple[int, ...]]]:
-    """The rule written out for one sentence, without batch, cache or bound on the score."""
+    """Search for one sentence without batch, cache or bound on the score."""
     live: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
-    found: list[tuple[float, tuple[int, ...]]] = []
+    finished: list[tuple[float, tuple[int, ...]]] = []
     for n_tokens in range(1, limit + 1):
         longer = []
         for total, ids in live:
             log_probs = model.log_probs(source, ids)
-            for piece in (UNK, *range(EOS, model.n_pieces)):
-                longer.append((total + log_probs[piece], (*ids, piece)))
+            for token in (UNK, *range(EOS, model.n_pieces)):
+                longer.append((total + log_probs[token], (*ids, token)))
         longer.sort(reverse=True)
         for total, ids in longer[:beam]:
             if ids[-1] == EOS:
-                found.append((total / n_tokens**penalty, ids[:-1]))
+                finished.append((total / n_tokens**penalty, ids[:-1]))
         live = [(total, ids) for total, ids in longer if ids[-1] != EOS][:beam]
-        if len(found) >= beam:
-            return sorted(found, reverse=True)
-    found += [(total / limit**penalty, ids) for total, ids in live]
-    return sorted(found, reverse=True)
+        if len(finished) >= beam:
+            return sorted(finished, reverse=True)
+    finished += [(total / limit**penalty, ids) for total, ids in live]
+    return sorted(finished, reverse=True)
 
 
 @pytest.mark.parametrize("n_best", [1, 2])
 @pytest.mark.parametrize("beam", [2, 4])
 @pytest.mark.parametrize("penalty", [-2.0, 0.0, 0.5, 1.0])
-def test_neither_batch_nor_bound_changes_the_answer(penalty: float, beam: int, n_best: int) -> None:
+def test_batch_and_bound_do_not_change_the_result(penalty: float, beam: int, n_best: int) -> None:
     model = DrawnModel(sharpness=1.5)
     sources = [(4, *pair, 3) for pair in itertools.product((4, 5), (4, 5, 1, 6, 7))]
     limits = [3 + i for i in range(len(sources))]
-    found = beam_search(model, sources, limits, CPU, beam, penalty, n_best)
-    for source, limit, hypotheses in zip(sources, limits, found, strict=True):
+    results = beam_search(model, sources, limits, CPU, beam, penalty, n_best)
+    for source, limit, hypotheses in zip(sources, limits, results, strict=True):
         expected = plain_beam_search(model, source, limit, beam, penalty)[:n_best]
         assert [h.ids for h in hypotheses] == [ids for _, ids in expected]
         scores = [score for score, _ in expected]
         assert [h.score for h in hypotheses] == pytest.approx(scores, rel=1e-5)
 
 
-def test_stopping_early_saves_steps_and_not_answers() -> None:
-    """With all hypotheses in the beam only the bound can stop a search before its limit."""
+def test_early_stopping_saves_steps_and_keeps_the_result() -> None:
+    """With all hypotheses in the beam, only the bound can stop a search before its limit."""
     model = DrawnModel(sharpness=4.0)
-    found = beam_search(model, [SOURCES[0]], [7], CPU, beam=4000, length_penalty=0.0)
+    results = beam_search(model, [SOURCES[0]], [7], CPU, beam=4000, length_penalty=0.0)
     n_steps = len(model.rows_seen)
     best = exhaustive(model, SOURCES[0], 7, 0.0)[0]
-    assert found[0][0].ids == best[1]
+    assert results[0][0].ids == best[1]
     assert n_steps < 7
 
 
-def assert_true_to_the_model(
+def assert_follows_the_model(
     model: DrawnModel, source: tuple[int, ...], hypothesis: Hypothesis, limit: int, penalty: float
 ) -> None:
     ids = hypothesis.ids
@@ -120,7 +120,7 @@ def assert_true_to_the_model(
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_beam_of_one_is_greedy_search(seed: int) -> None:
+def test_beam_of_one_equals_greedy_search(seed: int) -> None:
     model = DrawnModel(sharpness=0.4 * (seed + 1))
     sources = [(4 + seed, *source) for source in SOURCES]
     limits = [2, 9, 5, 1, 12]
@@ -130,47 +130,47 @@ def test_beam_of_one_is_greedy_search(seed: int) -> None:
         assert (one.ids, one.finished) == (other.ids, other.finished)
         assert one.score == pytest.approx(other.score, abs=1e-5)
     for source, limit, hypothesis in zip(sources, limits, greedy, strict=True):
-        assert_true_to_the_model(model, source, hypothesis, limit, 0.8)
+        assert_follows_the_model(model, source, hypothesis, limit, 0.8)
         for i, token in enumerate(hypothesis.ids):
             log_probs = model.log_probs(source, hypothesis.ids[:i])
             allowed = [UNK, EOS, 4, 5]
-            assert token == max(allowed, key=lambda piece: log_probs[piece])
+            assert token == max(allowed, key=lambda candidate: log_probs[candidate])
 
 
 @pytest.mark.parametrize("cached", [True, False])
-def test_sentences_that_are_done_leave_the_batch_and_change_nothing(cached: bool) -> None:
+def test_dropping_finished_sentences_changes_nothing(cached: bool) -> None:
     model = DrawnModel(sharpness=2.0)
     limits = [3, 20, 6, 1, 12]
     together = beam_search(model, SOURCES, limits, CPU, beam=3, n_best=3, cached=cached)
-    seen = list(model.rows_seen)
+    n_rows = list(model.rows_seen)
     alone = [
         beam_search(model, [source], [limit], CPU, beam=3, n_best=3)[0]
         for source, limit in zip(SOURCES, limits, strict=True)
     ]
     assert together == alone
-    assert seen[0] == 5  # one row a sentence: all hypotheses are bos
-    assert seen[1] == 4 * 3  # the sentence whose limit was one token is gone
-    assert seen[1:] == sorted(seen[1:], reverse=True)
-    assert seen[-1] < seen[1]
+    assert n_rows[0] == 5  # one row per sentence: all hypotheses are bos
+    assert n_rows[1] == 4 * 3  # the sentence with a limit of one token is finished
+    assert n_rows[1:] == sorted(n_rows[1:], reverse=True)
+    assert n_rows[-1] < n_rows[1]
 
     model.rows_seen.clear()
     greedy = greedy_search(model, SOURCES, limits, CPU, cached=cached)
     assert model.rows_seen == sorted(model.rows_seen, reverse=True)
     assert model.rows_seen[0] == 5
     assert model.rows_seen[-1] == 1
-    for source, limit, one in zip(SOURCES, limits, greedy, strict=True):
-        assert [one] == greedy_search(model, [source], [limit], CPU)
+    for source, limit, hypothesis in zip(SOURCES, limits, greedy, strict=True):
+        assert [hypothesis] == greedy_search(model, [source], [limit], CPU)
 
 
 class DeadEndModel(DrawnModel):
-    """After one piece only padding is possible, which no translation may hold."""
+    """After one token only padding is possible, which a translation must not contain."""
 
     def logits(self, source: tuple[int, ...], prefix: tuple[int, ...]) -> list[float]:
-        open_pieces = [PAD] if prefix else [4, 5]
-        return [0.0 if piece in open_pieces else -math.inf for piece in range(self.n_pieces)]
+        possible_tokens = [PAD] if prefix else [4, 5]
+        return [0.0 if token in possible_tokens else -math.inf for token in range(self.n_pieces)]
 
 
-def test_a_dead_end_closes_the_hypothesis_as_it_is() -> None:
+def test_dead_end_ends_the_hypothesis_unfinished() -> None:
     beamed = beam_search(DeadEndModel(), SOURCES[:2], [6, 6], CPU, beam=4, n_best=4)
     for hypotheses in beamed:
         assert [(h.ids, h.finished) for h in hypotheses] == [((4,), False), ((5,), False)]
@@ -180,16 +180,16 @@ def test_a_dead_end_closes_the_hypothesis_as_it_is() -> None:
 
 
 class ConstantModel(DrawnModel):
-    """Every piece is equally likely."""
+    """Every token is equally likely."""
 
     def logits(self, source: tuple[int, ...], prefix: tuple[int, ...]) -> list[float]:
         return [0.0] * self.n_pieces
 
 
-def test_ties_go_to_the_lower_index() -> None:
-    found = beam_search(ConstantModel(n_pieces=30), [(4, 3)], [2], CPU, beam=3, n_best=3)
+def test_ties_select_the_lower_index() -> None:
+    results = beam_search(ConstantModel(n_pieces=30), [(4, 3)], [2], CPU, beam=3, n_best=3)
     # of equal ids 1, 3, 4, 5, ... eos is finished at once; every later sentence is less likely
-    assert found[0][0].ids == ()
+    assert results[0][0].ids == ()
     greedy = greedy_search(ConstantModel(n_pieces=30), [(4, 3)], [4], CPU)
     assert greedy[0].ids == (UNK,) * 4
 
@@ -203,8 +203,8 @@ def test_top_k_equals_a_stable_sort() -> None:
         values, indices = top_k(scores, k)
         expected = scores.sort(dim=1, descending=True, stable=True)
         assert torch.equal(values, expected.values[:, :k])
-        real = values > -torch.inf
-        assert torch.equal(indices[real], expected.indices[:, :k][real])
+        is_finite = values > -torch.inf
+        assert torch.equal(indices[is_finite], expected.indices[:, :k][is_finite])
 
 
 @pytest.mark.parametrize("n_columns", [64 * 40, 64 * 40 + 17, 64 * 40 + 1])
@@ -213,24 +213,25 @@ def test_top_k_of_long_rows_equals_a_stable_sort(n_columns: int, n_values: int) 
     generator = torch.Generator().manual_seed(n_columns)
     scores = torch.randint(0, n_values, (60, n_columns), generator=generator).float()
     scores[:5, 100:] = -torch.inf
-    scores[5:10, :-3] = -torch.inf  # only the last, shorter block has any
+    scores[5:10, :-3] = -torch.inf  # only the last, shorter block has finite scores
     scores[10:20] = -torch.arange(n_columns).float() // 7
     for k in (1, 2, 8):
         values, indices = top_k(scores, k)
         expected = scores.sort(dim=1, descending=True, stable=True)
         assert torch.equal(values, expected.values[:, :k])
-        real = values > -torch.inf
-        assert torch.equal(indices[real], expected.indices[:, :k][real])
+        is_finite = values > -torch.inf
+        assert torch.equal(indices[is_finite], expected.indices[:, :k][is_finite])
         assert int(indices.max()) < n_columns
 
 
 @pytest.mark.parametrize(
-    ("search", "given"), [(partial(beam_search, beam=2), 3), (greedy_search, 3), (score_ids, [4])]
+    ("search", "limit_or_target"),
+    [(partial(beam_search, beam=2), 3), (greedy_search, 3), (score_ids, [4])],
 )
-def test_nothing_is_kept_for_gradients(search: Callable[..., object], given: object) -> None:
+def test_search_disables_gradients(search: Callable[..., object], limit_or_target: object) -> None:
     class Watched(DrawnModel):
         def decode(self, *arguments: Any, **options: Any) -> Tensor:
             assert not torch.is_grad_enabled()
             return super().decode(*arguments, **options)
 
-    search(Watched(), SOURCES, [given] * 5, CPU)
+    search(Watched(), SOURCES, [limit_or_target] * 5, CPU)

@@ -1,4 +1,4 @@
-"""Search and scoring under a sparse output, on models whose every probability is known."""
+"""Search and scoring with a sparse output on models with known probabilities."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from headwise.model.transformer import Memory
 from headwise.tasks.evaluation import search_summary
 
 CPU = torch.device("cpu")
-N_PIECES = 7
-WORDS = (UNK, *range(4, N_PIECES))
+VOCAB_SIZE = 7
+TOKENS = (UNK, *range(4, VOCAB_SIZE))
 SPARSEMAX = SparsemaxLoss().output_map
 
 
 class SparseModel(DrawnModel):
-    """Its probabilities are those of α-entmax."""
+    """Model with α-entmax probabilities."""
 
     def __init__(self, sharpness: float = 1.5) -> None:
-        super().__init__(sharpness, N_PIECES)
+        super().__init__(sharpness, VOCAB_SIZE)
 
     @functools.cache  # noqa: B019
     def log_probs(self, source: Prefix, prefix: Prefix, alpha: float = 2.0) -> list[float]:
@@ -46,42 +46,42 @@ SOURCES = [(4 + first, 4 + second, EOS) for first in range(8) for second in rang
 
 def possible(model: SparseModel, source: Prefix, prefix: Prefix) -> dict[int, float]:
     log_probs = model.log_probs(source, prefix)
-    return {p: log_probs[p] for p in (*WORDS, EOS) if log_probs[p] > -math.inf}
+    return {p: log_probs[p] for p in (*TOKENS, EOS) if log_probs[p] > -math.inf}
 
 
 def exhaustive(model: SparseModel, source: Prefix, limit: int, penalty: float) -> list[Any]:
-    """Every sentence with a probability within the limit, best first."""
-    found = []
+    """List every possible sentence within the limit, best first."""
+    results = []
 
     def visit(ids: Prefix, total: float) -> None:
         if len(ids) == limit:
-            found.append((total / limit**penalty, ids))
+            results.append((total / limit**penalty, ids))
             return
-        for piece, gain in possible(model, source, ids).items():
-            if piece == EOS:
-                found.append(((total + gain) / (len(ids) + 1) ** penalty, ids))
+        for token, log_prob in possible(model, source, ids).items():
+            if token == EOS:
+                results.append(((total + log_prob) / (len(ids) + 1) ** penalty, ids))
             else:
-                visit((*ids, piece), total + gain)
+                visit((*ids, token), total + log_prob)
 
     visit((), 0.0)
-    return sorted(found, reverse=True)
+    return sorted(results, reverse=True)
 
 
 def plain_record(
     model: SparseModel, source: Prefix, limit: int, beam: int, penalty: float
 ) -> SearchRecord:
-    """The rule written out for one sentence and its one best answer."""
+    """Compute the search record of one sentence with `n_best` = 1."""
     live: list[tuple[float, Prefix]] = [(0.0, ())]
     scores: list[float] = []
-    is_exact, n_words, n_steps = True, 0, 0
+    is_exact, n_candidates, n_steps = True, 0, 0
     for length in range(1, limit + 1):
         longer = [
-            (total + gain, (*ids, piece))
+            (total + log_prob, (*ids, token))
             for total, ids in live
-            for piece, gain in possible(model, source, ids).items()
+            for token, log_prob in possible(model, source, ids).items()
         ]
         n_steps += len(live)
-        n_words += len(longer)
+        n_candidates += len(longer)
         longer.sort(reverse=True)
         ended = [total for total, ids in longer[:beam] if ids[-1] == EOS]
         live = [item for item in longer if item[1][-1] != EOS][:beam]
@@ -96,37 +96,37 @@ def plain_record(
             break
         if not can_win:
             break
-    return SearchRecord(is_exact, n_words, n_steps)
+    return SearchRecord(is_exact, n_candidates, n_steps)
 
 
 @pytest.mark.parametrize("beam", [1, 2, 4, 8])
 @pytest.mark.parametrize("penalty", [-1.0, 0.0, 1.0, 2.0])
-def test_the_record_is_that_of_the_rule_and_of_a_batch_of_one(beam: int, penalty: float) -> None:
+def test_search_record_follows_the_definition(beam: int, penalty: float) -> None:
     model = SparseModel(1.0)
     limits = [2 + place % 5 for place in range(len(SOURCES))]
-    found = beam_search(model, SOURCES, limits, CPU, beam, penalty, output=SPARSEMAX)
-    seen = set()
-    for source, limit, hypotheses in zip(SOURCES, limits, found, strict=True):
+    results = beam_search(model, SOURCES, limits, CPU, beam, penalty, output=SPARSEMAX)
+    exact_values = set()
+    for source, limit, hypotheses in zip(SOURCES, limits, results, strict=True):
         expected = plain_record(model, source, limit, beam, penalty)
         assert hypotheses[0].search == expected
-        seen.add(expected.is_exact)
-    assert seen == {True, False}
+        exact_values.add(expected.is_exact)
+    assert exact_values == {True, False}
 
 
 @pytest.mark.parametrize("beam", [2, 4, 8])
 @pytest.mark.parametrize("penalty", [-1.0, 0.0, 0.6, 1.0, 2.0])
 @pytest.mark.parametrize("n_best", [1, 2])
-def test_an_exact_search_finds_the_best_sentence(beam: int, penalty: float, n_best: int) -> None:
+def test_exact_search_returns_the_best_sentences(beam: int, penalty: float, n_best: int) -> None:
     model, limit = SparseModel(), 4
     limits = [limit] * len(SOURCES)
-    found = beam_search(model, SOURCES, limits, CPU, beam, penalty, n_best, output=SPARSEMAX)
+    results = beam_search(model, SOURCES, limits, CPU, beam, penalty, n_best, output=SPARSEMAX)
     n_exact = 0
-    for source, hypotheses in zip(SOURCES, found, strict=True):
+    for source, hypotheses in zip(SOURCES, results, strict=True):
         search = hypotheses[0].search
         n_exact += search.is_exact
         if search.is_exact:
             best = exhaustive(model, source, limit, penalty)[:n_best]
-            if not best:  # all probability runs into pad and bos
+            if not best:  # pad and bos take all probability
                 continue
             assert [h.ids for h in hypotheses] == [ids for _, ids in best]
             scores = [score for score, _ in best]
@@ -135,12 +135,12 @@ def test_an_exact_search_finds_the_best_sentence(beam: int, penalty: float, n_be
 
 
 @pytest.mark.parametrize("cached", [True, False])
-def test_no_word_off_the_support_is_taken(cached: bool) -> None:
+def test_tokens_outside_the_support_are_not_selected(cached: bool) -> None:
     model, options = SparseModel(), {"cached": cached, "output": SPARSEMAX}
-    found = beam_search(model, SOURCES, [6] * len(SOURCES), CPU, 4, n_best=4, **options)
+    results = beam_search(model, SOURCES, [6] * len(SOURCES), CPU, 4, n_best=4, **options)
     greedy = greedy_search(model, SOURCES, [6] * len(SOURCES), CPU, **options)
-    for source, hypotheses, one in zip(SOURCES, found, greedy, strict=True):
-        for hypothesis in (*hypotheses, one):
+    for source, hypotheses, greedy_hypothesis in zip(SOURCES, results, greedy, strict=True):
+        for hypothesis in (*hypotheses, greedy_hypothesis):
             total = sum(gains(model, source, hypothesis))
             assert math.isfinite(total)
             assert hypothesis.log_prob == pytest.approx(total, abs=1e-5)
@@ -148,54 +148,54 @@ def test_no_word_off_the_support_is_taken(cached: bool) -> None:
 
 def gains(model: SparseModel, source: Prefix, hypothesis: Hypothesis) -> list[float]:
     ids = (*hypothesis.ids, EOS)[: hypothesis.n_tokens]
-    return [model.log_probs(source, ids[:i])[piece] for i, piece in enumerate(ids)]
+    return [model.log_probs(source, ids[:i])[token] for i, token in enumerate(ids)]
 
 
-def test_pad_and_bos_keep_the_probability_that_they_were_given() -> None:
-    """They are left out after normalising: what remains does not sum to one."""
+def test_pad_and_bos_keep_their_probability() -> None:
+    """They are excluded after normalising: the other probabilities do not sum to one."""
 
     class PadModel(SparseModel):
         def logits(self, source: Prefix, prefix: Prefix) -> list[float]:
             return [1.0, -9.0, -9.0, 0.8, -9.0, -9.0, -9.0]
 
-    found = beam_search(PadModel(), [(4, 3)], [5], CPU, 3, output=SPARSEMAX)[0][0]
-    assert found.log_prob == pytest.approx(math.log(0.4))
-    assert found.search == SearchRecord(True, 1, 1)
+    hypothesis = beam_search(PadModel(), [(4, 3)], [5], CPU, 3, output=SPARSEMAX)[0][0]
+    assert hypothesis.log_prob == pytest.approx(math.log(0.4))
+    assert hypothesis.search == SearchRecord(True, 1, 1)
 
 
 @pytest.mark.parametrize("sharpness", [1.0, 3.0])
-def test_greedy_search_is_exact_where_nothing_could_be_chosen(sharpness: float) -> None:
+def test_greedy_search_is_exact_without_alternatives(sharpness: float) -> None:
     model = SparseModel(sharpness)
     limit = 6
-    found = greedy_search(model, SOURCES, [limit] * len(SOURCES), CPU, output=SPARSEMAX)
-    seen = set()
-    for source, hypothesis in zip(SOURCES, found, strict=True):
+    results = greedy_search(model, SOURCES, [limit] * len(SOURCES), CPU, output=SPARSEMAX)
+    exact_values = set()
+    for source, hypothesis in zip(SOURCES, results, strict=True):
         ids = hypothesis.ids
         prefixes = [ids[:i] for i in range(min(len(ids) + 1, limit))]
         widths = [len(possible(model, source, prefix)) for prefix in prefixes]
         assert hypothesis.search == SearchRecord(max(widths) <= 1, sum(widths), len(widths))
-        seen.add(max(widths) <= 1)
-    assert seen == {True, False}
+        exact_values.add(max(widths) <= 1)
+    assert exact_values == {True, False}
 
 
-def test_a_dense_output_leaves_no_record() -> None:
+def test_dense_output_has_no_search_record() -> None:
     model = SparseModel()
     for output in (SOFTMAX, OutputMap(SOFTMAX.log_probs, is_sparse=False)):
-        found = beam_search(model, SOURCES[:3], [4] * 3, CPU, 2, output=output)
-        assert all(hypotheses[0].search is None for hypotheses in found)
-        assert search_summary(hypotheses[0].search for hypotheses in found) == {}
+        results = beam_search(model, SOURCES[:3], [4] * 3, CPU, 2, output=output)
+        assert all(hypotheses[0].search is None for hypotheses in results)
+        assert search_summary(hypotheses[0].search for hypotheses in results) == {}
         greedy = greedy_search(model, SOURCES[:3], [4] * 3, CPU, output=output)
         assert all(hypothesis.search is None for hypothesis in greedy)
 
 
-def test_summary_counts_sentences_for_one_and_steps_for_the_other() -> None:
+def test_summary_averages_exact_over_sentences_and_support_over_steps() -> None:
     records = [SearchRecord(True, 4, 4), None, SearchRecord(False, 20, 2)]
     assert search_summary(records) == {"exact": 0.5, "support": 4.0}
     assert search_summary([None, None]) == {}
 
 
 @pytest.mark.parametrize("alpha", [1.5, 2.0])
-def test_given_translations_may_be_impossible(alpha: float) -> None:
+def test_scored_translations_may_have_probability_0(alpha: float) -> None:
     model = SparseModel()
     output = EntmaxLoss(alpha).output_map
     targets: list[Sequence[int]] = [(4,), (), (5, 6, 4), (4, 4)]
@@ -211,7 +211,7 @@ def test_given_translations_may_be_impossible(alpha: float) -> None:
 
 
 class BrokenModel(SparseModel):
-    """Of one sentence all weights, or the first of them alone, are not numbers."""
+    """For one sentence the first `n_broken` logits are `value`."""
 
     def __init__(self, value: float, n_broken: int) -> None:
         super().__init__()
@@ -224,10 +224,10 @@ class BrokenModel(SparseModel):
 
 @pytest.mark.parametrize(
     ("value", "n_broken"),
-    [(math.nan, 1), (math.nan, N_PIECES), (math.inf, N_PIECES), (-math.inf, N_PIECES)],
+    [(math.nan, 1), (math.nan, VOCAB_SIZE), (math.inf, VOCAB_SIZE), (-math.inf, VOCAB_SIZE)],
 )
 @pytest.mark.parametrize("output", [SPARSEMAX, SOFTMAX])
-def test_weights_that_are_nan_are_refused(value: float, n_broken: int, output: OutputMap) -> None:
+def test_nonfinite_logits_are_refused(value: float, n_broken: int, output: OutputMap) -> None:
     for search in (greedy_search, functools.partial(beam_search, beam=2)):
         with pytest.raises(RunError, match="non-finite logits"):
             search(BrokenModel(value, n_broken), SOURCES[:3], [5] * 3, CPU, output=output)
@@ -235,15 +235,15 @@ def test_weights_that_are_nan_are_refused(value: float, n_broken: int, output: O
 
 @pytest.mark.parametrize("cached", [True, False])
 def test_without_a_cache_every_step_reads_the_whole_prefix(cached: bool) -> None:
-    read: list[int] = []
+    n_read: list[int] = []
 
     class Watched(SparseModel):
         def decode(self, target_in_BT: Tensor, memory: Memory, cache: Any = None) -> Tensor:
             assert (cache is not None) == cached
-            read.append(target_in_BT.shape[1])
+            n_read.append(target_in_BT.shape[1])
             return super().decode(target_in_BT, memory, cache)
 
     for search in (greedy_search, functools.partial(beam_search, beam=2)):
-        read.clear()
+        n_read.clear()
         search(Watched(), SOURCES[:9], [4] * 9, CPU, cached=cached)
-        assert read == [1 if cached else 1 + step for step in range(4)]
+        assert n_read == [1 if cached else 1 + step for step in range(4)]

@@ -25,17 +25,17 @@ from headwise.model.transformer import Transformer
 from headwise.precision import resolve_precision
 
 CPU = torch.device("cpu")
-N_PIECES, EOS = 24, 3
+VOCAB_SIZE, EOS = 24, 3
 
 
 class WordTokenizer:
-    """Every word is a number and its own id; as `headwise.data.tokenizer.Tokenizer`."""
+    """Words are numbers and equal their ids; interface of `headwise.data.tokenizer.Tokenizer`."""
 
     def encode(self, sentences: Sequence[str]) -> list[list[int]]:
         return [[int(word) for word in sentence.split()] for sentence in sentences]
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
-        return [" ".join(str(piece) for piece in line) for line in ids]
+        return [" ".join(str(token) for token in line) for line in ids]
 
 
 @dataclass
@@ -55,20 +55,20 @@ def build(
     config = ModelConfig("test", 2, 2, d_model=16, n_heads=2, d_ff=32, share_embeddings="none")
     factory = AttentionFactory({"attention": group_node("attention", attention)})
     model = Transformer(
-        config, N_PIECES, N_PIECES, False, factory, 3, Parts(norm, positions=positions)
+        config, VOCAB_SIZE, VOCAB_SIZE, False, factory, 3, Parts(norm, positions=positions)
     )
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
-                parameter.mul_(2.5)  # random weights alone give an almost constant answer
-        model.output.weight[EOS] *= 2.0  # and hardly ever end
+                parameter.mul_(2.5)  # random weights alone give almost constant logits
+        model.output.weight[EOS] *= 2.0  # and hardly ever eos
     return model.eval()
 
 
 def sentences(n: int, seed: int = 0, longest: int = 14) -> list[str]:
     numbers = random.Random(seed)
     return [
-        " ".join(str(numbers.randrange(4, N_PIECES)) for _ in range(numbers.randint(1, longest)))
+        " ".join(str(numbers.randrange(4, VOCAB_SIZE)) for _ in range(numbers.randint(1, longest)))
         for _ in range(n)
     ]
 
@@ -85,18 +85,24 @@ def sources_of(lines: Sequence[str]) -> list[list[int]]:
     return [[*line, EOS] for line in WordTokenizer().encode(lines)]
 
 
-def assert_same(found: Any, expected: Any) -> None:
-    assert [one.text for one in found] == [one.text for one in expected]
-    for one, other in zip(found, expected, strict=True):
-        assert [text for text, _ in one.n_best] == [text for text, _ in other.n_best]
-        for (_, score), (_, wanted) in zip(one.n_best, other.n_best, strict=True):
-            assert score == pytest.approx(wanted, abs=1e-4)
+def assert_same(actual: Any, expected: Any) -> None:
+    assert [translation.text for translation in actual] == [
+        translation.text for translation in expected
+    ]
+    for translation, expected_translation in zip(actual, expected, strict=True):
+        assert [text for text, _ in translation.n_best] == [
+            text for text, _ in expected_translation.n_best
+        ]
+        for (_, score), (_, expected_score) in zip(
+            translation.n_best, expected_translation.n_best, strict=True
+        ):
+            assert score == pytest.approx(expected_score, abs=1e-4)
 
 
-def test_the_model_of_these_tests_says_different_things(model: Transformer) -> None:
-    found = Translator(model, PAIR, CONFIG).translate(sentences(40))
-    assert len({one.text for one in found}) > 20
-    finished = [one.hypotheses[0].finished for one in found]
+def test_translations_of_the_test_model_differ(model: Transformer) -> None:
+    translations = Translator(model, PAIR, CONFIG).translate(sentences(40))
+    assert len({translation.text for translation in translations}) > 20
+    finished = [translation.hypotheses[0].finished for translation in translations]
     assert any(finished)
     assert not all(finished)
 
@@ -115,19 +121,19 @@ def test_batch_size_and_order_change_nothing(model: Transformer, method: str) ->
     assert_same(shuffled, [alone[i] for i in order])
 
 
-def test_scores_of_given_text(model: Transformer) -> None:
+def test_scores_follow_teacher_forcing(model: Transformer) -> None:
     sources, targets = sentences(17, seed=5), [*sentences(16, seed=6), ""]
     scores = Translator(model, PAIR, replace(CONFIG, max_tokens=64)).score(sources, targets)
     alone = Translator(model, PAIR, replace(CONFIG, max_tokens=1)).score(sources, targets)
-    for target, score, other in zip(targets, scores, alone, strict=True):
+    for target, score, score_alone in zip(targets, scores, alone, strict=True):
         assert score.n_tokens == len(target.split()) + 1 == len(score.token_log_probs)
         assert score.log_prob == pytest.approx(sum(score.token_log_probs))
-        assert score.token_log_probs == pytest.approx(other.token_log_probs, abs=1e-4)
+        assert score.token_log_probs == pytest.approx(score_alone.token_log_probs, abs=1e-4)
         assert all(value <= 0 for value in score.token_log_probs)
     # teacher forcing by hand
     source, target = sources_of(sources[:1]), WordTokenizer().encode(targets[:1])[0]
-    given = ([*source], [len(source[0])], [[2, *target]])
-    output = model(*map(torch.tensor, given))
+    arguments = ([*source], [len(source[0])], [[2, *target]])
+    output = model(*map(torch.tensor, arguments))
     expected = output.log_softmax(-1)[0, range(len(target) + 1), [*target, EOS]]
     assert scores[0].token_log_probs == pytest.approx(expected.tolist(), abs=1e-4)
 
@@ -135,58 +141,68 @@ def test_scores_of_given_text(model: Transformer) -> None:
 def test_empty_lines_stay_empty(model: Transformer) -> None:
     translator = Translator(model, PAIR, CONFIG)
     lines = ["", *sentences(3, seed=7), "   ", *sentences(2, seed=8)]
-    found = translator.translate(lines)
-    assert [found[0].text, found[4].text] == ["", ""]
-    assert found[0].score == 0.0
-    assert found[0].n_best == (("", 0.0),)
-    real = [line for line in lines if line.strip()]
-    assert_same([found[i] for i in (1, 2, 3, 5, 6)], translator.translate(real))
+    translations = translator.translate(lines)
+    assert [translations[0].text, translations[4].text] == ["", ""]
+    assert translations[0].score == 0.0
+    assert translations[0].n_best == (("", 0.0),)
+    nonempty = [line for line in lines if line.strip()]
+    assert_same([translations[i] for i in (1, 2, 3, 5, 6)], translator.translate(nonempty))
     assert translator.translate([]) == []
-    assert translator.translate(["", ""]) == [found[0], found[0]]
+    assert translator.translate(["", ""]) == [translations[0], translations[0]]
 
 
 def test_learned_positions_limit_source_and_translation() -> None:
     model = build(positions=Learned(32))
     translator = Translator(model, PAIR, replace(CONFIG, max_length_ratio=3.0, n_best=1))
     line = " ".join(["7"] * 31)  # and eos
-    found = translator.translate([line])[0]
-    assert found.hypotheses[0].n_tokens <= 32
+    translation = translator.translate([line])[0]
+    assert translation.hypotheses[0].n_tokens <= 32
     with pytest.raises(DataError, match=r"source line 2 has 33 tokens.*takes at most 32"):
         translator.translate(["7", line + " 7"])
     with pytest.raises(DataError, match="translation line 1 has 33 tokens"):
         translator.score(["7"], [line + " 7"])
-    # sinusoidal positions go on without an end
+    # sinusoidal positions have no limit
     assert Translator(build(), PAIR, CONFIG).translate([line + " 7 7"])[0].text
 
 
 @pytest.mark.parametrize("method", ["beam", "greedy"])
 @pytest.mark.parametrize("positions", [SINUSOIDAL, Learned(32)])
-def test_a_search_is_limited_by_the_pieces_of_its_source(
+def test_search_limit_depends_on_source_length(
     monkeypatch: pytest.MonkeyPatch, method: str, positions: Positions
 ) -> None:
     limits: dict[int, int] = {}
     name = f"{method}_search"
     search = getattr(translator_module, name)
 
-    def spy(model: Transformer, sources: Any, given: Any, *rest: Any, **options: Any) -> Any:
-        limits.update(zip(map(len, sources), given, strict=True))
+    def spy(
+        model: Transformer, sources: Any, source_limits: Any, *rest: Any, **options: Any
+    ) -> Any:
+        limits.update(zip(map(len, sources), source_limits, strict=True))
         rows = len(sources) * (CONFIG.beam if method == "beam" else 1)
         assert rows * max(map(len, sources)) <= CONFIG.max_tokens
-        return search(model, sources, given, *rest, **options)
+        return search(model, sources, source_limits, *rest, **options)
 
     monkeypatch.setattr(translator_module, name, spy)
     config = replace(CONFIG, method=method, n_best=1, max_length_ratio=2.5, max_length_extra=1)
     lines = [" ".join(["7"] * n) for n in (1, 2, 5, 13, 20)]
     Translator(build(positions=positions), PAIR, config).translate(lines)
-    last = (33, 51) if positions is SINUSOIDAL else (32, 32)
-    assert limits == {2: 3, 3: 6, 6: 13, 14: last[0], 21: last[1]}  # eos counts in none of them
+    long_limits = (33, 51) if positions is SINUSOIDAL else (32, 32)
+    assert limits == {
+        2: 3,
+        3: 6,
+        6: 13,
+        14: long_limits[0],
+        21: long_limits[1],
+    }  # the limits exclude eos
 
 
-def test_a_line_of_white_space_is_empty_in_bytes_too(model: Transformer) -> None:
+def test_whitespace_line_is_empty_with_byte_tokenizer(model: Transformer) -> None:
     byte = Tokenizer(BYTE_MODEL)
     translator = Translator(model, TokenizerPair(byte, byte, True), CONFIG)
-    found = translator.translate(["", " ", "\t \u3000"])
-    assert [(one.text, one.hypotheses) for one in found] == [("", ())] * 3
+    translations = translator.translate(["", " ", "\t \u3000"])
+    assert [(translation.text, translation.hypotheses) for translation in translations] == [
+        ("", ())
+    ] * 3
     with pytest.raises(DataError, match="source line 1 is empty"):
         translator.score([" "], [" "])
 
@@ -196,23 +212,23 @@ class TwoLineTokenizer(WordTokenizer):
         return ["one\ntwo\u2028three" for _ in ids]
 
 
-def test_a_translation_is_one_line(model: Transformer) -> None:
+def test_translation_is_one_line(model: Transformer) -> None:
     pair: Any = Pair(WordTokenizer(), TwoLineTokenizer())
     assert Translator(model, pair, CONFIG).translate(["5"])[0].text == "one two three"
 
 
 @pytest.mark.parametrize("method", ["beam", "greedy"])
-def test_the_model_keeps_its_mode_and_trains_on(method: str) -> None:
+def test_model_keeps_its_mode_and_stays_trainable(method: str) -> None:
     model = build().train()
-    model.encoder.eval()  # as of one that is frozen
-    long_line = [" ".join(["9"] * 40)]  # grows the table of position signals
+    model.encoder.eval()  # as if it were frozen
+    long_line = [" ".join(["9"] * 40)]  # extends the table of positions
     config = replace(CONFIG, method=method, n_best=1)
     first = Translator(model, PAIR, config).translate(long_line)
     assert (model.training, model.encoder.training, model.decoder.training) == (True, False, True)
     assert_same(first, Translator(model, PAIR, config).translate(long_line))  # without dropout
     ids = torch.full((1, 40), 9)
     model(ids, torch.tensor([40]), ids).sum().backward()
-    # nor is there anything left that nobody may write to, as the ranks of a training would
+    # no inference tensors remain: distributed training writes to parameters and buffers
     assert not any(state.is_inference() for state in (*model.parameters(), *model.buffers()))
 
 
@@ -221,13 +237,15 @@ def no_memory(_: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("was_training", [True, False])
-def test_a_want_of_memory_says_what_to_lower(was_training: bool) -> None:
+def test_out_of_memory_error_names_settings_to_lower(was_training: bool) -> None:
     model = build().train(was_training)
     translator = Translator(model, PAIR, CONFIG, output=OutputMap(no_memory, is_sparse=False))
-    told = r"out of memory on cpu: lower decode\.max_tokens \(now 300\) or decode\.beam \(now 4\)"
-    with pytest.raises(RunError, match=told):
+    message = (
+        r"out of memory on cpu: lower decode\.max_tokens \(now 300\) or decode\.beam \(now 4\)"
+    )
+    with pytest.raises(RunError, match=message):
         translator.translate(["5 6"])
-    with pytest.raises(RunError, match=told):
+    with pytest.raises(RunError, match=message):
         translator.score(["5 6"], ["7"])
     assert all(module.training == was_training for module in model.modules())
 
@@ -236,7 +254,9 @@ def test_a_want_of_memory_says_what_to_lower(was_training: bool) -> None:
     ("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)]
 )
 @pytest.mark.parametrize("attention", group_choices("attention"))
-def test_precision_of_the_products(attention: str, precision: str, dtype: torch.dtype) -> None:
+def test_decoding_uses_the_configured_precision(
+    attention: str, precision: str, dtype: torch.dtype
+) -> None:
     model = build(attention)
     types: set[torch.dtype] = set()
 
@@ -249,23 +269,23 @@ def test_precision_of_the_products(attention: str, precision: str, dtype: torch.
     for method, n_best in (("beam", 2), ("greedy", 1)):
         config = replace(CONFIG, method=method, n_best=n_best, precision=precision)
         translator = Translator(model, PAIR, config, output=output)
-        assert all(len(found.n_best) == n_best for found in translator.translate(lines))
+        assert all(len(translation.n_best) == n_best for translation in translator.translate(lines))
         assert types == {dtype}
         types.clear()
     (score,) = translator.score(["5 7 9"], ["6 8"])
     assert types == {dtype}
-    exact = Translator(model, PAIR, CONFIG).score(["5 7 9"], ["6 8"])[0]
-    assert score.log_prob == pytest.approx(exact.log_prob, rel=0.05)
+    full_precision = Translator(model, PAIR, CONFIG).score(["5 7 9"], ["6 8"])[0]
+    assert score.log_prob == pytest.approx(full_precision.log_prob, rel=0.05)
 
 
-def test_device_and_precision_are_settled_where_they_are_known(model: Transformer) -> None:
+def test_device_and_precision_are_resolved(model: Transformer) -> None:
     translator = Translator(model, PAIR, replace(CONFIG, precision="auto"))
     assert translator.config.precision == resolve_precision("auto", CPU)
-    away = Translator(build(), PAIR, CONFIG, "meta").model
-    assert {parameter.device.type for parameter in away.parameters()} == {"meta"}
+    moved = Translator(build(), PAIR, CONFIG, "meta").model
+    assert {parameter.device.type for parameter in moved.parameters()} == {"meta"}
 
 
-def test_targets_are_limited_by_learned_positions_alone() -> None:
+def test_only_learned_positions_limit_targets() -> None:
     longest = build("linformer").max_source
     Translator(build("linformer"), PAIR, CONFIG).check_targets([longest + 1])
     with pytest.raises(DataError, match="target line 2 of valid has 33 tokens"):

@@ -1,4 +1,4 @@
-"""Fused α-entmax attention: the kernels against float64, in Triton's interpreter or on a GPU."""
+"""Fused α-entmax attention compared with float64, in Triton's interpreter or on a GPU."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ class TestAgainstFloat64:
 
     @kernels
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-    def test_slopes_cost_no_precision(self, dtype: torch.dtype) -> None:
-        """Over several blocks, with scores of a hundred."""
+    def test_slopes_do_not_lower_precision(self, dtype: torch.dtype) -> None:
+        """Over several blocks, with scores up to a hundred."""
         worst = []
         for n_prefix in (None, 5):
             case = make_case((1, 2, 90, 150, 16), [1.2, 1.5], dtype, n_prefix=n_prefix)
@@ -71,17 +71,17 @@ class TestAgainstFloat64:
         assert worst[1] < max(2 * worst[0], 3e-5)
 
     @kernels
-    def test_every_alpha_of_a_head(self) -> None:
+    def test_alpha_per_head(self) -> None:
         case = make_case((1, 6, 16, 70, 16), [1.0, 1.01, 1.3, 1.5, 1.8, 2.0])
-        found, expected = fused(case), reference(case)
-        # at α = 1 the reference is one of slightly more
-        assert max(errors(found, expected)) < 5e-5
-        rest = [[tensor.movedim(1, 0)[1:] for tensor in part[:4]] for part in (found, expected)]
-        assert_precise([*rest[0], found[4][1:]], [*rest[1], expected[4][1:]])
+        actual, expected = fused(case), reference(case)
+        # at α = 1 the reference uses a slightly larger α
+        assert max(errors(actual, expected)) < 5e-5
+        rest = [[tensor.movedim(1, 0)[1:] for tensor in part[:4]] for part in (actual, expected)]
+        assert_precise([*rest[0], actual[4][1:]], [*rest[1], expected[4][1:]])
 
     @kernels
     @pytest.mark.parametrize("alpha", [1.0, 1.25, 1.5, 2.0])
-    def test_one_alpha_for_all(self, alpha: float) -> None:
+    def test_one_alpha_for_all_heads(self, alpha: float) -> None:
         case = make_case((1, 2, 16, 100, 16), [alpha, alpha], deviation=3.0)
         assert max(errors(fused(case, alpha=alpha), reference(case))) < 5e-5
 
@@ -97,10 +97,10 @@ class TestAgainstFloat64:
     )
     def test_half_precision(self, dtype: torch.dtype, bound: float) -> None:
         case = make_case((2, 4, 17, 70, 16), [1.0, 1.02, 1.5, 1.9], dtype, lengths=[70, 33])
-        found = fused(case)
-        assert found[0].dtype is dtype
-        assert found[4].dtype is torch.float32
-        assert max(errors(found, reference(case))) < bound
+        actual = fused(case)
+        assert actual[0].dtype is dtype
+        assert actual[4].dtype is torch.float32
+        assert max(errors(actual, reference(case))) < bound
 
     @kernels
     def test_adversarial_rows(self) -> None:
@@ -112,10 +112,10 @@ class TestAgainstFloat64:
         query[:, :, 2] = 1e4 * torch.sign(query[:, :, 2])
         query[:, :, 3] = key[:, :, 3] * 1e-3  # hardly any spread
         case.grad[:, :, 1:3] = 0  # float32 scores of 1e4 are 1e-3 apart
-        found, expected = fused(case), reference(case)
-        assert_precise(found, expected)
+        actual, expected = fused(case), reference(case)
+        assert_precise(actual, expected)
         for row in (1, 2):
-            assert errors([found[0][:, :, row]], [expected[0][:, :, row]])[0] < 2e-3
+            assert errors([actual[0][:, :, row]], [expected[0][:, :, row]])[0] < 2e-3
 
 
 class TestEdges:
@@ -135,7 +135,7 @@ class TestEdges:
         torch.testing.assert_close(fused(alone)[4], grad_alpha)
 
     @kernels
-    def test_lengths_may_lie_anyhow(self) -> None:
+    def test_any_layout_of_lengths(self) -> None:
         case = make_case((2, 2, 8, 20, 16), lengths=[13, 13])
         expected = fused(case)
         for lengths in (torch.tensor([13]), torch.tensor(13), torch.tensor([13, 1, 13])[::2]):
@@ -146,11 +146,11 @@ class TestEdges:
     @kernels
     def test_padding_is_not_read(self) -> None:
         case = make_case((1, 2, 16, 40, 16), lengths=[25])
-        expected = fused(case)
+        all_expected = fused(case)
         for tensor in case.tensors[1:]:
             tensor[:, :, 25:] = torch.nan
-        for found, wanted in zip(fused(case), expected, strict=True):
-            assert torch.equal(found, wanted)
+        for actual, expected in zip(fused(case), all_expected, strict=True):
+            assert torch.equal(actual, expected)
 
     @kernels
     def test_nan_stays_in_its_row(self) -> None:
@@ -164,17 +164,17 @@ class TestEdges:
         assert torch.equal(context, before)
 
     @kernels
-    def test_same_bits_twice(self) -> None:
+    def test_results_are_deterministic(self) -> None:
         case = make_case((2, 2, 20, 70, 16), lengths=[70, 33])
-        for found, again in zip(fused(case), fused(case), strict=True):
-            assert torch.equal(found, again)
+        for first, second in zip(fused(case), fused(case), strict=True):
+            assert torch.equal(first, second)
 
     @pytest.mark.parametrize("n_queries", [128, 70])
     @pytest.mark.parametrize("causal", [False, True])
     def test_empty_blocks_are_skipped(
         self, n_queries: int, causal: bool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Nor do rows behind the last query keep a block."""
+        """Rows beyond the last query do not keep a block live."""
         monkeypatch.setattr(triton_operators, "RESIDENT_BYTES", 0)
         offset = 256 - n_queries if causal else 0
         case = make_case((1, 1, n_queries, 256, 16), [1.5], causal=causal, offset=offset)
@@ -188,7 +188,7 @@ class TestEdges:
             int(Power.ANY), causal, offset, 0.0, case.scale, 0,
         )[4]  # fmt: skip
         assert live[0, 0].tolist() == [[1, 1, 0, 0], [0, 0, 1, 0]]
-        # scores formed in tiles of other shapes differ in their last bits
+        # scores computed in tiles of other shapes differ in their last bits
         assert max(errors(fused(case), reference(case))) < 1e-4
 
 
@@ -196,8 +196,10 @@ class TestDropout:
     pytestmark = needs_triton
     RATE = 0.3
 
-    def kept(self, shape: tuple[int, int, int, int], seed: int, causal: bool = False) -> Tensor:
-        """What dropout keeps, seen through equal weights and the unit vectors as values."""
+    def keep_mask(
+        self, shape: tuple[int, int, int, int], seed: int, causal: bool = False
+    ) -> Tensor:
+        """Return the weights that dropout keeps, from equal weights and unit vectors as values."""
         n_batch, n_heads, n_queries, n_keys = shape
         assert n_keys <= 128
         zeros = torch.zeros(n_batch, n_heads, max(n_queries, n_keys), 128, device=DEVICE)
@@ -209,15 +211,15 @@ class TestDropout:
         return context[..., :n_keys] > 0
 
     @kernels
-    def test_gradients_are_those_of_the_kept_weights(self) -> None:
+    def test_gradients_use_the_dropout_mask(self) -> None:
         case = make_case((1, 2, 40, 80, 16), [1.2, 1.7], causal=True, offset=40, n_prefix=2)
-        keep = self.kept((1, 2, 40, 80), seed=3)
+        keep = self.keep_mask((1, 2, 40, 80), seed=3)
         torch.manual_seed(3)
-        found = fused(case, self.RATE)
-        assert_precise(found, reference(case, keep, self.RATE))
+        actual = fused(case, self.RATE)
+        assert_precise(actual, reference(case, keep, self.RATE))
 
-    def test_rate_and_independence(self) -> None:
-        keep = self.kept((2, 2, 64, 128), seed=1).double()
+    def test_dropout_rate_and_independence(self) -> None:
+        keep = self.keep_mask((2, 2, 64, 128), seed=1).double()
         n_weights = keep.numel()
         deviation = (self.RATE * (1 - self.RATE) / n_weights) ** 0.5
         assert abs(float(keep.mean()) - (1 - self.RATE)) < 4 * deviation
@@ -227,12 +229,12 @@ class TestDropout:
             correlation = float((centred * other).mean() / centred.square().mean())
             assert abs(correlation) < 4 * n_weights**-0.5
 
-    def test_torch_seeds_it(self) -> None:
-        first, again, other = (self.kept((1, 1, 16, 32), seed) for seed in (1, 1, 2))
+    def test_torch_seed_determines_the_mask(self) -> None:
+        first, again, other = (self.keep_mask((1, 1, 16, 32), seed) for seed in (1, 1, 2))
         assert torch.equal(first, again)
         assert not torch.equal(first, other)
 
-    def test_checkpointing_draws_the_same(self) -> None:
+    def test_checkpointing_repeats_the_mask(self) -> None:
         case = make_case((1, 2, 16, 32, 16))
         torch.manual_seed(5)
         expected = fused(case, self.RATE)
@@ -251,13 +253,13 @@ class TestDropout:
 
 @pytest.mark.parametrize("n_keys", [2048, 16384])
 def test_memory_grows_linearly(n_keys: int) -> None:
-    """What is kept beside the inputs, in numbers a query, does not grow with the keys."""
+    """Tensors saved besides the inputs do not grow per query with the number of keys."""
     query = torch.empty(1, 1, n_keys, 64, device="meta", dtype=torch.bfloat16)
-    kept = triton_operators._fake_forward(
+    saved = triton_operators._fake_forward(
         query, query, query, query, None, None, None, 0, False, 0, 0.0, 1.0, 0
     )
-    assert sum(tensor.numel() for tensor in kept[:4]) / n_keys == 2 * 64 + 2
-    assert kept[4].numel() / n_keys <= n_keys / 64**2  # one mark a block
+    assert sum(tensor.numel() for tensor in saved[:4]) / n_keys == 2 * 64 + 2
+    assert saved[4].numel() / n_keys <= n_keys / 64**2  # one flag per block
 
 
 def test_refusals(monkeypatch: pytest.MonkeyPatch) -> None:

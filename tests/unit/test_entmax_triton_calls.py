@@ -1,4 +1,4 @@
-"""How calls of the GPU kernels are taken, cut and compiled, whatever they compute."""
+"""Sizes, compilation and missing tools of the Triton kernels."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class TestSizes:
         context = triton_entmax_attention(query, key, value, 1.5, scale=0.25)
         weights = entmax15(query.detach() @ key.detach().mT * 0.25)
         assert torch.allclose(context, weights @ value.detach(), atol=1e-5)
-        of_query, of_value = torch.autograd.grad(context.sum(), (query, value))
-        assert bool((of_query.abs() > 1e-5).any()) == (n_keys > 1)
-        expected = weights.sum(-2)[..., None].expand_as(of_value)
-        assert torch.allclose(of_value, expected, atol=1e-5)
+        query_grad, value_grad = torch.autograd.grad(context.sum(), (query, value))
+        assert bool((query_grad.abs() > 1e-5).any()) == (n_keys > 1)
+        expected = weights.sum(-2)[..., None].expand_as(value_grad)
+        assert torch.allclose(value_grad, expected, atol=1e-5)
 
     @torch._dynamo.config.patch(error_on_recompile=True)
-    def test_one_graph_serves_all_lengths(self) -> None:
+    def test_one_compiled_graph_for_all_lengths(self) -> None:
         @torch.compile(backend="aot_eager", fullgraph=True, dynamic=True)
         def attend(query: Tensor, key: Tensor) -> Tensor:
             return triton_entmax_attention(query, key, key, 1.3, scale=0.25) * 2
@@ -47,9 +47,9 @@ class TestSizes:
 
 
 class TestTools:
-    """Triton compiles a little C before its first kernel, and would die without the means to."""
+    """Triton needs a C compiler and the headers of Python before its first kernel."""
 
-    def test_what_is_missing_is_said(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def test_missing_tool_is_named(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.delenv("CC", raising=False)
         monkeypatch.setenv("PATH", str(tmp_path))
         assert "C compiler" in str(triton_device._missing_tool())

@@ -37,8 +37,8 @@ SMALL = (
 
 
 @dataclass(frozen=True)
-class Ended:
-    """Exit code and what was told on both streams."""
+class CommandResult:
+    """Exit code and output of a command."""
 
     code: int
     out: str
@@ -51,48 +51,48 @@ class CommandLine:
     def __init__(self, streams: pytest.CaptureFixture[str], patch: pytest.MonkeyPatch) -> None:
         self._streams, self._patch = streams, patch
 
-    def __call__(self, command: str, *arguments: str) -> Ended:
+    def __call__(self, command: str, *arguments: str) -> CommandResult:
         self._patch.setenv("HYDRA_FULL_ERROR", "0")  # restored at the end of the test
         compose_once(self._patch)
         self._patch.setattr(sys, "argv", ["headwise", command, *arguments])
         GlobalHydra.instance().clear()
         self._streams.readouterr()
         code = 0
-        with _own_logging():
+        with _restored_logging():
             try:
                 cli.main()
-            except SystemExit as left:
-                code = int(left.code or 0)
+            except SystemExit as exit_error:
+                code = int(exit_error.code or 0)
         out, err = self._streams.readouterr()
-        return Ended(code, out, err)
+        return CommandResult(code, out, err)
 
-    def ok(self, command: str, *arguments: str) -> Ended:
-        """A command that must go well."""
-        ended = self(command, *arguments)
-        assert ended.code == 0, ended
-        return ended
+    def ok(self, command: str, *arguments: str) -> CommandResult:
+        """Run a command that must succeed."""
+        result = self(command, *arguments)
+        assert result.code == 0, result
+        return result
 
 
 def compose_once(patch: pytest.MonkeyPatch) -> None:
-    """Or Hydra composes twice: for hydra.mode, which headwise leaves as it is, and for the job."""
+    """Skip Hydra's second composition, which only reads hydra.mode."""
     patch.setattr("hydra._internal.hydra.Hydra.get_mode", lambda *_, **__: None)
 
 
-def refused(ended: Ended, code: int, *wanted: str) -> None:
-    """One message of ours and nothing else, which holds all that is `wanted`."""
-    assert ended.code == code, ended
-    assert "Traceback" not in ended.out + ended.err
-    lines = ended.err.splitlines()
-    assert lines, ended
+def assert_rejected(result: CommandResult, code: int, *expected: str) -> None:
+    """Assert that stderr is one message of headwise that contains every `expected` text."""
+    assert result.code == code, result
+    assert "Traceback" not in result.out + result.err
+    lines = result.err.splitlines()
+    assert lines, result
     assert lines[0].startswith("headwise: ")
     assert sum(line.startswith("headwise: ") for line in lines) == 1
-    for text in wanted:
-        assert text in "\n".join(lines), ended.err
+    for text in expected:
+        assert text in "\n".join(lines), result.err
 
 
 @contextmanager
-def _own_logging() -> Iterator[None]:
-    """Hydra's handlers hold the captured streams, which are closed after the test."""
+def _restored_logging() -> Iterator[None]:
+    """Restore the handlers: Hydra's hold captured streams, which are closed after the test."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     try:
@@ -104,17 +104,17 @@ def _own_logging() -> Iterator[None]:
 
 @contextmanager
 def composer() -> Iterator[Any]:
-    """A function overrides -> composed config."""
+    """Yield a function from overrides to the composed config."""
     register()
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(config_dir()), version_base="1.3"):
 
         @functools.cache
-        def once(name: str, overrides: tuple[str, ...]) -> DictConfig:
+        def cached_compose(name: str, overrides: tuple[str, ...]) -> DictConfig:
             return compose(name, overrides=list(overrides))
 
         def make(overrides: Sequence[str], name: str = "train") -> DictConfig:
-            return copy.deepcopy(once(name, tuple(overrides)))
+            return copy.deepcopy(cached_compose(name, tuple(overrides)))
 
         yield make
 
@@ -136,19 +136,20 @@ def write_corpus(folder: Path, n_train: int = 200, seed: int = 1) -> Path:
     return folder
 
 
-def spoil_alignment(text: Path) -> str:
+def break_alignment(text: Path) -> str:
+    """Shorten the target side of the training text and return its file name."""
     (text / "train.en").write_text("one line\n", encoding="utf-8")
     return "train.en"
 
 
 def small_overrides(folder: Path, *more: str) -> list[str]:
     """The command line of the small run on `folder/text`, written to `folder/outputs`."""
-    own = (f"data.dir={folder / 'text'}", f"paths.outputs={folder / 'outputs'}")
-    return [*SMALL, *own, *more]
+    paths = (f"data.dir={folder / 'text'}", f"paths.outputs={folder / 'outputs'}")
+    return [*SMALL, *paths, *more]
 
 
 def train_small(folder: Path, *more: str) -> Path:
-    """Train the small run in this process; its folder."""
+    """Train the small run in this process and return its folder."""
     from headwise.commands.train import train
 
     if not (folder / "text").is_dir():
@@ -160,22 +161,22 @@ def train_small(folder: Path, *more: str) -> Path:
 
 
 def run_folders(outputs: Path) -> list[Path]:
-    """Every folder below `outputs` that holds a run."""
+    """Every run folder below `outputs`."""
     return sorted(path.parent for path in outputs.glob("*/*/config.yaml"))
 
 
-def json_of(path: Path) -> Any:
-    """What a file of json holds."""
+def read_json(path: Path) -> Any:
+    """Content of a JSON file."""
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def results(run: Path, name: str = "results-auto") -> dict[str, Any]:
-    """What an evaluation has left."""
-    return json_of(run / f"{name}.json")  # type: ignore[no-any-return]
+def read_results(run: Path, name: str = "results-auto") -> dict[str, Any]:
+    """The results file of an evaluation."""
+    return read_json(run / f"{name}.json")  # type: ignore[no-any-return]
 
 
 def change_config(run: Path, **changes: Any) -> None:
-    """Write dotted keys into the run's config.yaml, as a stranger might have."""
+    """Write dotted keys into the run's config.yaml, as if edited by hand."""
     config = OmegaConf.load(run / "config.yaml")
     for key, value in changes.items():
         OmegaConf.update(config, key.replace("__", "."), value, force_add=True)
@@ -183,7 +184,7 @@ def change_config(run: Path, **changes: Any) -> None:
 
 
 def write_sentence(folder: Path, split: str) -> None:
-    """A split of one pair, in a folder that is made where it is missing."""
+    """Write a split of one sentence pair; create the folder if it is missing."""
     folder.mkdir(exist_ok=True)
     for code, line in (("de", "Hund sieht Haus"), ("en", "dog sees house")):
         (folder / f"{split}.{code}").write_text(f"{line}\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What holds for every test: one thread, no network, nothing written outside temporary folders."""
+"""Setup of every test: one thread, no network, no files outside temporary folders."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ os.environ.update(
     OMP_NUM_THREADS="1",
     WANDB_MODE="disabled",
 )
-os.environ.pop("HEADWISE_DATA", None)  # corpora of whoever runs the tests
-# gloo would else look up the machine's own name, which is not everywhere known to a resolver.
+os.environ.pop("HEADWISE_DATA", None)  # corpora on this machine
+# Otherwise gloo looks up this machine's host name, which not every resolver knows.
 os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
 
 import pytest  # noqa: E402
@@ -36,14 +36,14 @@ torch.set_num_threads(1)
 
 @pytest.fixture(scope="module")
 def make() -> Iterator[Any]:
-    """Composes: overrides -> configuration."""
+    """Compose a configuration from overrides."""
     with command_line.composer() as compose:
         yield compose
 
 
 @pytest.fixture
 def set_threads() -> Iterator[Callable[[int], None]]:
-    """Choose the number of torch's threads; afterwards it is as it was."""
+    """Set the number of torch's threads; it is restored after the test."""
     before = torch.get_num_threads()
     yield torch.set_num_threads
     torch.set_num_threads(before)
@@ -61,9 +61,9 @@ def pytest_unconfigure() -> None:
 
 
 class NetworkBlockedError(RuntimeError):
-    """A test reached for the network.
+    """A test used the network.
 
-    Not an OSError, which libraries take for a passing fault and retry or swallow.
+    Not an OSError, which libraries retry or ignore.
     """
 
 
@@ -110,13 +110,13 @@ def headwise(
     return command_line.CommandLine(capsys, monkeypatch)
 
 
-WAYS: list[Any] = ["kernels", "torch"]
+IMPLEMENTATIONS: list[Any] = ["kernels", "torch"]
 if triton_marks.HAS_TRITON and triton_marks.IS_INTERPRETED:  # the tests' tensors are on a CPU
-    WAYS.append(pytest.param("triton", marks=triton_marks.needs_triton))
+    IMPLEMENTATIONS.append(pytest.param("triton", marks=triton_marks.needs_triton))
 
 
-@pytest.fixture(params=WAYS)
-def computed_every_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A test with the C++ kernels of the maps and losses, with torch alone, and with Triton's."""
-    triton_marks.choose_way(request.param, monkeypatch)
+@pytest.fixture(params=IMPLEMENTATIONS)
+def every_implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Run a test with the C++ kernels of the maps and losses, with torch alone, with Triton."""
+    triton_marks.choose_implementation(request.param, monkeypatch)
     return str(request.param)

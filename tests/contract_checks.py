@@ -1,4 +1,4 @@
-"""What the contracts of variants, patterns and scalings set up and check alike.
+"""Setup and checks shared by the contracts of variants, patterns and scalings.
 
 Letters: B batch, H heads, Q queries, K keys, N positions, D width, E head width.
 """
@@ -30,13 +30,13 @@ def states(length: int, seed: int, scale: float = 1.0) -> Tensor:
 
 
 def ids(length: int, seed: int) -> Tensor:
-    """Random pieces (B, N)."""
+    """Random token ids (B, N)."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(4, VOCABULARY, (B, length), generator=generator)
 
 
 def inputs_of(site: str) -> tuple[Tensor, Tensor, Mask]:
-    """What queries and keys are made of at a site, and what is masked there."""
+    """States of queries and keys at a site, and the mask."""
     query = states(Q, 1)
     if site == "cross":
         return query, states(K, 2), Mask(key_lengths_B=torch.tensor([K, 4, 1]))
@@ -53,7 +53,7 @@ def model_of(factory: AttentionFactory) -> Transformer:
 def assert_cached_decoding_equals_uncached(
     model: Transformer, lengths_B: Tensor = SHORT, steps: Iterable[tuple[int, int]] = STEPS
 ) -> None:
-    """Decode whole targets, and the same in steps from one position to another."""
+    """Compare decoding whole targets with decoding them in `steps` (start, end)."""
     model.eval()
     steps = list(steps)
     target = ids(steps[-1][1], 2)
@@ -67,23 +67,23 @@ def assert_cached_decoding_equals_uncached(
 def assert_every_parameter_gets_a_finite_gradient(
     model: Transformer, dtype: torch.dtype, lengths_B: Tensor = SHORT, n_target: int = 6
 ) -> None:
-    """Take one step back through a model in training."""
+    """Run one backward pass of a model in training mode."""
     model.train()
     with torch.autocast("cpu", dtype, enabled=dtype is torch.bfloat16):
         output = model(ids(int(lengths_B.max()), 1), lengths_B, ids(n_target, 2))
-        wanted = ids(n_target, 3).flatten()
-        loss = torch.nn.functional.cross_entropy(output.flatten(0, 1).float(), wanted)
+        targets = ids(n_target, 3).flatten()
+        loss = torch.nn.functional.cross_entropy(output.flatten(0, 1).float(), targets)
     assert torch.isfinite(loss)
     loss.backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, f"{name} got no gradient"
         assert torch.isfinite(parameter.grad).all(), f"{name} got a gradient that is not finite"
-        if not name.endswith("key.bias"):  # a constant added to all scores of a row does nothing
+        if not name.endswith("key.bias"):  # it adds a constant to all scores of a row
             assert parameter.grad.abs().max() > 0, f"{name} got a gradient of zero"
 
 
 def assert_state_saves_and_loads(model: Transformer, other: Transformer) -> None:
-    """Load the state of one into the other, whose weights were moved away."""
+    """Load the state of one model into another with different weights."""
     with torch.no_grad():
         for parameter in other.parameters():
             parameter.add_(1.0)

@@ -39,24 +39,24 @@ def data_config(name: str, **changes: Any) -> DataConfig:
     return DataConfig(**{**content, "cleaning": CleaningConfig(**content["cleaning"])})
 
 
-def opened(folder: Path, name: str, **changes: Any) -> Corpus:
-    """The corpus of such a yaml, with its cache in `folder`."""
+def open_named_corpus(folder: Path, name: str, **changes: Any) -> Corpus:
+    """Open the corpus of `conf/data/<name>.yaml`, with its cache in `folder`."""
     return open_corpus(data_config(name, **changes), folder / "cache")
 
 
 def sentences(source: str, target: str, n: int, tag: str = "") -> Pairs:
-    """`n` pairs of a few words, all different."""
+    """`n` different pairs of a few words."""
     words = [f"eins{i} zwei drei {tag}".strip() for i in range(n)]
     return [(f"{source} {text}.", f"{target} {text}.") for text in words]
 
 
-def plain(lines: Sequence[str]) -> bytes:
+def encode_lines(lines: Sequence[str]) -> bytes:
     return "".join(f"{line}\n" for line in lines).encode()
 
 
 def write_text(folder: Path, stem: str, languages: Sequence[str], pairs: Pairs, gz: bool) -> None:
     for side, language in enumerate(languages):
-        data = plain([pair[side] for pair in pairs])
+        data = encode_lines([pair[side] for pair in pairs])
         name = f"{stem}.{language}"
         if gz:
             (folder / f"{name}.gz").write_bytes(gzip.compress(data))
@@ -89,18 +89,18 @@ def iwslt_tags(lines: Sequence[str]) -> bytes:
         "<url>http://www.ted.com/talks/somebody</url>",
         "<title>A title that is no sentence</title>",
     ]
-    return plain([*head, *(f" {escaped(line)} " for line in lines), "<reviewer></reviewer>"])
+    return encode_lines([*head, *(f" {escaped(line)} " for line in lines), "<reviewer></reviewer>"])
 
 
 def iwslt_xml(lines: Sequence[str], language: str, talk: str = "7") -> bytes:
     segments = [f'<seg id="{i}"> {escaped(line)} </seg>' for i, line in enumerate(lines, 1)]
     head = f'<refset srclang="german" trglang="{language}"><doc docid="{talk}" genre="lectures">'
     title = "<title>A title that is no sentence</title>"
-    return plain(["<mteval>", head, title, *segments, "</doc></refset></mteval>"])
+    return encode_lines(["<mteval>", head, title, *segments, "</doc></refset></mteval>"])
 
 
 def wmt_sgm(lines: Sequence[str], per_document: int = 2, reverse: bool = False) -> bytes:
-    """Segment ids start again in each document; `reverse` puts the documents in other order."""
+    """Text in SGM; segment ids restart in each document, `reverse` reverses the documents."""
     documents = []
     for first in range(0, len(lines), per_document):
         body = [
@@ -112,7 +112,7 @@ def wmt_sgm(lines: Sequence[str], per_document: int = 2, reverse: bool = False) 
     if reverse:
         documents.reverse()
     inner = [line for document in documents for line in document]
-    return plain(['<srcset setid="newstest" srclang="any">', *inner, "</srcset>"])
+    return encode_lines(['<srcset setid="newstest" srclang="any">', *inner, "</srcset>"])
 
 
 def write_parquet(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -128,8 +128,8 @@ def translations(languages: Sequence[str], pairs: Pairs) -> list[dict[str, dict[
 
 
 @contextmanager
-def served(folder: Path) -> Iterator[str]:
-    """The address at which a server of this machine offers the files of `folder`."""
+def serve_folder(folder: Path) -> Iterator[str]:
+    """Serve the files of `folder` on this machine; yields the address."""
     handler = functools.partial(_Quiet, directory=str(folder))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)

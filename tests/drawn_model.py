@@ -1,4 +1,4 @@
-"""A model whose every probability is known, for searches."""
+"""A model with known probabilities, for tests of search."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PAD, UNK, BOS, EOS = 0, 1, 2, 3
 
 
 class PrefixCache:
-    """Remembers what the rows of the batch have read."""
+    """Cache of the prefixes of the rows of a batch."""
 
     def __init__(self) -> None:
         self.prefixes: Tensor | None = None
@@ -24,22 +24,22 @@ class PrefixCache:
         self.prefixes = self.prefixes[rows]
 
     def reorder_memory(self, rows: Tensor) -> None:
-        """Sources come with the memory."""
+        """The sources are part of the memory."""
 
 
-class DrawnModel:
-    """Draws the logits after each (source, prefix) from a seed made of both.
+class RandomModel:
+    """A model with random logits, seeded by (source, prefix).
 
     `logits` may be replaced by a function of (source, prefix).
     """
 
-    def __init__(self, sharpness: float = 2.0, n_pieces: int = 6) -> None:
-        self.sharpness, self.n_pieces = sharpness, n_pieces
-        self.rows_seen: list[int] = []
+    def __init__(self, sharpness: float = 2.0, vocab_size: int = 6) -> None:
+        self.sharpness, self.vocab_size = sharpness, vocab_size
+        self.batch_sizes: list[int] = []
 
     def logits(self, source: Prefix, prefix: Prefix) -> list[float]:
-        numbers = random.Random(str((source, prefix)))
-        return [self.sharpness * numbers.gauss(0, 1) for _ in range(self.n_pieces)]
+        generator = random.Random(str((source, prefix)))
+        return [self.sharpness * generator.gauss(0, 1) for _ in range(self.vocab_size)]
 
     def encode(self, source_BS: Tensor, source_lengths_B: Tensor) -> Memory:
         return Memory(source_BS[:, :, None].float(), source_lengths_B)
@@ -50,16 +50,16 @@ class DrawnModel:
     def decode(
         self, target_in_BT: Tensor, memory: Memory, cache: PrefixCache | None = None
     ) -> Tensor:
-        self.rows_seen.append(len(target_in_BT))
+        self.batch_sizes.append(len(target_in_BT))
         n_new = target_in_BT.shape[1]
-        whole = target_in_BT
+        prefixes = target_in_BT
         if cache is not None:
             if cache.prefixes is not None:
-                whole = torch.cat([cache.prefixes, target_in_BT], dim=1)
-            cache.prefixes = whole
+                prefixes = torch.cat([cache.prefixes, target_in_BT], dim=1)
+            cache.prefixes = prefixes
         sources = memory.states_BSD[:, :, 0].long().tolist()
         rows = []
-        for ids, states, length in zip(whole.tolist(), sources, memory.lengths_B, strict=True):
+        for ids, states, length in zip(prefixes.tolist(), sources, memory.lengths_B, strict=True):
             source = tuple(states[: int(length)])
             ends = range(len(ids) - n_new + 1, len(ids) + 1)
             rows.append([self.logits(source, tuple(ids[1:end])) for end in ends])

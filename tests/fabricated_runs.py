@@ -1,4 +1,4 @@
-"""Run folders as training leaves them, without training: for what only reads them."""
+"""Run folders written without training, for commands that read runs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MACHINE = {"platform": "Linux", "cpus": 2, "threads": 1, "gpu": None, "world_siz
 
 
 def write_paper(folder: Path, recipe: tuple[str, ...] = RECIPE, **changes: Any) -> str:
-    """A paper of two rows and one column in a config folder; the option that finds it."""
+    """Write a paper of two rows and one column; returns its config folder."""
     cells = [
         {"row": row, "column": "mine", "paper": value, "mark": mark,
          "overrides": [*recipe, f"attention={row}"]}
@@ -54,11 +54,11 @@ def write_paper(folder: Path, recipe: tuple[str, ...] = RECIPE, **changes: Any) 
 
 def translations(n_wrong: int, seed: int = 1) -> list[str]:
     """The references with a wrong word in `n_wrong` of them; which word depends on the seed."""
-    found = [line.split() for line in REFERENCES]
+    sentences = [line.split() for line in REFERENCES]
     for number in range(n_wrong):
-        words = found[number % len(found)]
+        words = sentences[number % len(sentences)]
         words[(number + seed) % len(words)] = "wrong"
-    return [" ".join(words) for words in found]
+    return [" ".join(words) for words in sentences]
 
 
 def write_run(
@@ -70,7 +70,7 @@ def write_run(
     text: str = "0" * 64,
     **changes: Any,
 ) -> Path:
-    """A run folder with the configuration that the overrides come to.
+    """A run folder with the configuration of the overrides.
 
     Args:
         make: overrides -> composed configuration.
@@ -93,14 +93,14 @@ def write_run(
     for ending, lines in ((".txt", hypotheses), (".ref.txt", REFERENCES)):
         path = texts / f"{test}{ending}"
         path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    measured = score_translations(hypotheses, REFERENCES, config.data.target)
-    run.write_sums(f"{test}.translation.npy", measured.items)
+    evaluation = score_translations(hypotheses, REFERENCES, config.data.target)
+    run.write_sums(f"{test}.translation.npy", evaluation.items)
     results: dict[str, Any] = {
-        "scores": {test: measured.scores()},
+        "scores": {test: evaluation.scores()},
         "seed": config.seed,
         "updates": container["trainer"]["max_updates"],
         "stopped_early": False,
-        "tokens_per_second": 10.0,  # with all pauses
+        "tokens_per_second": 10.0,  # includes pauses
         "status": "finished",
     }
     speeds = [100.0, 1000.0, changes.pop("speed", 1000.0), 2000.0]
@@ -111,8 +111,8 @@ def write_run(
     return folder
 
 
-def facts(tmp_path: Path, **wanted: str) -> list[dict[str, str]]:
-    """Rows of the csv with these values."""
+def csv_rows(tmp_path: Path, **values: str) -> list[dict[str, str]]:
+    """Rows of the CSV file that have these values."""
     with open(tmp_path / "tables" / "tiny.csv", encoding="utf-8") as handle:
         rows = list(csv.DictReader(handle))
-    return [row for row in rows if all(row[key] == value for key, value in wanted.items())]
+    return [row for row in rows if all(row[key] == value for key, value in values.items())]

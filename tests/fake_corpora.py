@@ -1,4 +1,4 @@
-"""Corpora in memory, and what the preparation makes of them."""
+"""Corpora in memory and their preparation."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ Pairs = list[tuple[str, str]]
 
 
 def pairs_of(n_pairs: int, seed: int) -> Pairs:
-    draw = random.Random(seed)
-    words = ["".join(draw.choices("abdeilnorstu", k=draw.randint(2, 7))) for _ in range(300)]
+    generator = random.Random(seed)
+    words = [
+        "".join(generator.choices("abdeilnorstu", k=generator.randint(2, 7))) for _ in range(300)
+    ]
     return [
         (
-            " ".join(draw.choices(words, k=draw.randint(1, 12))),
-            " ".join(draw.choices(words, k=draw.randint(1, 12))).upper(),
+            " ".join(generator.choices(words, k=generator.randint(1, 12))),
+            " ".join(generator.choices(words, k=generator.randint(1, 12))).upper(),
         )
         for _ in range(n_pairs)
     ]

@@ -1,4 +1,4 @@
-"""A figure of each kind, of made-up tables, for tests of what holds for all of them."""
+"""One figure of each kind from made-up tables, for tests of all figures."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def alpha_rows() -> list[dict[str, Any]]:
 
 
 def density_rows(rule: str, n_bins: int = 20) -> list[dict[str, Any]]:
-    """A histogram a head: softmax all dense, others spread out with some dense queries."""
+    """A histogram per head: softmax is dense, others are spread, with some dense queries."""
     return [
         {
             **place,
@@ -63,7 +63,7 @@ def layer_rows(base: float = 0.2) -> list[dict[str, Any]]:
 
 
 def pruning_rows(best: float = 30) -> list[dict[str, Any]]:
-    """Scores with ever fewer heads, of all sites and of each."""
+    """Scores with a decreasing number of heads, of all sites and of each."""
     return [
         {"sites": sites, "fraction": n / 10, "score": best - n * n / 4, "metric": "BLEU"}
         for sites, n in product((plots.ALL_HEADS, *SITES), range(11))
@@ -107,7 +107,7 @@ def tokens(n: int) -> list[str]:
 
 
 def attention(site: str, n_layers: int, n_heads: int, n: int, title: str) -> Any:
-    """Attention maps of a sentence of so many tokens."""
+    """Attention maps of a sentence of `n` tokens."""
     return attention_maps(site, maps(n_layers, n_heads, n), tokens(n), tokens(n), title)
 
 

@@ -1,13 +1,13 @@
 """The guide in docs/: its code blocks, and a working copy of the repository in which they are run.
 
-A page is one shell script. `sh` blocks stand in it as they are, `python` blocks are run from the
-top of the copy, blocks with a title are files that are written, and a `text` block says what the
-block before it prints: `…` stands for anything, and numbers may differ, since training is short,
-unless `<!-- exact -->` stands above. A block below the comment `<!-- not run: REASON -->` is left
-out, and so is what it would print.
+A page becomes one shell script. `sh` blocks are its lines, `python` blocks are run from the top of
+the copy, blocks with a title are written to files, and a `text` block is the output of the block
+before it: `…` matches anything, and numbers may differ, since training is short, unless
+`<!-- exact -->` precedes the block. A block below the comment `<!-- not run: REASON -->` is
+skipped, and so is its output.
 
 `python` and `headwise` are those of `warm_python`, which also makes training short; `make` takes
-the same Python, and finds everything installed.
+the same Python, with everything installed.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from warm_python import client
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
-# What a reader has in a checkout after `make demo`; of docs/ what its commands write.
+# A checkout after `make demo`; from docs/ only the files that commands write.
 COPIED = (
     "conf", "scripts", "src", "tests", "train.py", "Makefile", "pyproject.toml", "README.md",
     "docs/variants.md",
 )  # fmt: skip
-# Set by whoever runs the tests, not by a reader.
-OWN = ("PYTHONPATH", "HEADWISE_DATA", "HEADWISE_PLUGINS")
+# Variables of the tests' environment that readers do not have.
+UNSET_VARIABLES = ("PYTHONPATH", "HEADWISE_DATA", "HEADWISE_PLUGINS")
 STAMPS = (".created", ".installed", ".installed-test")
 
 _BLOCK = re.compile(
@@ -40,7 +40,7 @@ _BLOCK = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 _FENCE_OR_MARK = re.compile(r"^\s*```|^<!-- (?:not run:|exact -->)", re.MULTILINE)
-_ENDED = "the block has ended"
+_BLOCK_END = "the block has ended"
 _OVERRIDE = re.compile(r"[a-z][\w.@]*=[^…]+")
 _NUMBER = r"[+−-]?\d+(?:\.\d+)?"
 
@@ -51,11 +51,11 @@ class Block:
 
     Attributes:
         line: of the opening fence, from 1.
-        language: what stands behind the fence.
-        title: path of the file that the block is, or None.
-        text: what stands between the fences.
-        not_run: the reason of the mark before it, or None.
-        exact: a `text` block whose numbers are those that are printed.
+        language: after the opening fence.
+        title: path of the file with this content, or None.
+        text: between the fences.
+        not_run: the reason in the mark before it, or None.
+        exact: whether the numbers of a `text` block are compared.
     """
 
     line: int
@@ -67,7 +67,7 @@ class Block:
 
     @property
     def runs(self) -> bool:
-        """Whether it is a command that is run."""
+        """Whether the block is a command that is run."""
         return self.title is None and self.not_run is None and self.language in ("sh", "python")
 
 
@@ -75,19 +75,19 @@ def blocks_of(page: Path) -> list[Block]:
     """Every fenced block of a page, in order.
 
     Raises:
-        ValueError: a fence that is not understood or not closed, or a mark before no fence.
+        ValueError: an invalid or open fence, or a mark without a fence.
     """
     text = page.read_text(encoding="utf-8")
     blocks = [
         Block(
-            text.count("\n", 0, found.start("language")) + 1,
-            found["language"],
-            found["title"],
-            found["text"],
-            found["not_run"],
-            found["exact"] is not None,
+            text.count("\n", 0, match.start("language")) + 1,
+            match["language"],
+            match["title"],
+            match["text"],
+            match["not_run"],
+            match["exact"] is not None,
         )
-        for found in _BLOCK.finditer(text)
+        for match in _BLOCK.finditer(text)
     ]
     n_marks = sum(block.not_run is not None or block.exact for block in blocks)
     if len(_FENCE_OR_MARK.findall(text)) != 2 * len(blocks) + n_marks:
@@ -96,33 +96,33 @@ def blocks_of(page: Path) -> list[Block]:
 
 
 def inline_overrides(page: Path) -> list[list[str]]:
-    """Inline code of a page that is overrides and nothing else, each once."""
+    """Inline code of a page that consists of overrides, without duplicates."""
     text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
     spans = [span.split() for span in re.findall(r"`([^`]+)`", text)]
-    found = [span for span in spans if all(map(_OVERRIDE.fullmatch, span))]
-    return [span for number, span in enumerate(found) if span not in found[:number]]
+    overrides = [span for span in spans if all(map(_OVERRIDE.fullmatch, span))]
+    return [span for number, span in enumerate(overrides) if span not in overrides[:number]]
 
 
-def misses(shown: str, printed: str, exact: bool = False) -> list[str]:
+def missing_lines(shown: str, printed: str, exact: bool = False) -> list[str]:
     """Lines of a `text` block that were not printed in this order.
 
-    `…` stands for anything, white space for white space, numbers for any number unless `exact`,
-    whichever of them is the best and thus in bold.
+    `…` matches anything, white space any white space, a number any number unless `exact`, in bold
+    or not.
     """
     if not exact:
         shown, printed = shown.replace("**", ""), printed.replace("**", "")
-    told = printed.splitlines()
+    lines = printed.splitlines()
     missing: list[str] = []
     start = 0
     for line in shown.splitlines():
         if line.strip() in ("", "…"):
             continue
         pattern = re.compile(_pattern(line.strip(), exact))
-        place = next((n for n in range(start, len(told)) if pattern.fullmatch(told[n])), None)
-        if place is None:
+        index = next((n for n in range(start, len(lines)) if pattern.fullmatch(lines[n])), None)
+        if index is None:
             missing.append(line)
         else:
-            start = place + 1
+            start = index + 1
     return missing
 
 
@@ -141,19 +141,19 @@ def _pattern(line: str, exact: bool) -> str:
 
 
 @dataclass(frozen=True)
-class Printed:
-    """What a block of a page did."""
+class BlockResult:
+    """Result of running a block."""
 
     block: Block
-    ended: bool  # with exit code 0
-    text: str  # both streams
+    succeeded: bool  # exit code 0
+    output: str  # both streams
 
 
 class WorkingCopy:
     """A fresh copy of the repository in which pages are run.
 
     Args:
-        folder: to be made.
+        folder: is created.
         address: of the `warm_python` whose commands run here.
     """
 
@@ -174,32 +174,33 @@ class WorkingCopy:
         for name in ("python", "headwise"):
             (commands / name).write_text(client(address, folder / "src"), encoding="utf-8")
             (commands / name).chmod(0o755)
-        for name in STAMPS:  # newer than all that make compares them with
+        for name in STAMPS:  # newer than the files that make compares them with
             (folder / ".venv" / name).touch()
 
-    def run(self, blocks: Sequence[Block], timeout: float = 600) -> list[Printed]:
-        """Run a page as one shell script; what was run, up to the first block that failed."""
+    def run(self, blocks: Sequence[Block], timeout: float = 600) -> list[BlockResult]:
+        """Run a page as one shell script; results up to the first block that failed."""
         script = "set -eu -o pipefail\n"
         for block in blocks:
             quoted = shlex.quote(block.text)
             if block.runs:
                 script += block.text if block.language == "sh" else f"python -c {quoted}\n"
-                script += f"echo {_ENDED}\n"
+                script += f"echo {_BLOCK_END}\n"
             elif block.title is not None and block.not_run is None:
-                place = shlex.quote(block.title)
-                script += f"mkdir -p $(dirname {place}); printf %s {quoted} > {place}\n"
+                path = shlex.quote(block.title)
+                script += f"mkdir -p $(dirname {path}); printf %s {quoted} > {path}\n"
         environment = {
-            **{name: value for name, value in os.environ.items() if name not in OWN},
+            **{name: value for name, value in os.environ.items() if name not in UNSET_VARIABLES},
             "PATH": f"{self.folder / '.venv' / 'bin'}{os.pathsep}{os.environ['PATH']}",
             "COLUMNS": "200",
         }
-        ended = subprocess.run(
+        completed = subprocess.run(
             ["bash", "-c", script], cwd=self.folder, env=environment, stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="utf-8", errors="replace",
             timeout=timeout, check=False,
         )  # fmt: skip
-        texts = ended.stdout.split(f"{_ENDED}\n")  # one more than blocks that ended
+        texts = completed.stdout.split(f"{_BLOCK_END}\n")  # one more than completed blocks
         run = zip((block for block in blocks if block.runs), texts, strict=False)
         return [
-            Printed(block, number < len(texts), text) for number, (block, text) in enumerate(run, 1)
+            BlockResult(block, number < len(texts), text)
+            for number, (block, text) in enumerate(run, 1)
         ]

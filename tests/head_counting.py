@@ -1,6 +1,6 @@
-"""Models for the statistics of heads, and the statistics counted by hand.
+"""Models for the statistics of heads, and the statistics computed without tensors.
 
-Sentence by sentence, hence without padding, with plain numbers and loops.
+Sentence by sentence, hence without padding, with Python numbers and loops.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class Dense(Normaliser):
         mask = context.dense_mask(scores_BHQK)
         if mask is not None:
             scores_BHQK = scores_BHQK.masked_fill(~mask, -math.inf)
-        return scores_BHQK.softmax(-1).nan_to_num(0.0)  # padded queries may see nothing
+        return scores_BHQK.softmax(-1).nan_to_num(0.0)  # padded queries may have no key
 
 
 class Thresholded(Dense):
-    """Keys far below the largest weight get exactly zero: sparse, unlike from query to query."""
+    """Weights far below the largest are exactly zero: sparsity that differs between queries."""
 
     def forward(self, scores_BHQK: Tensor, context: ScoreContext) -> Tensor:
         weights = super().forward(3 * scores_BHQK, context)
@@ -54,8 +54,8 @@ class Thresholded(Dense):
         return weights / weights.sum(-1, keepdim=True).clamp(min=1e-30)
 
 
-class Untrue(Dense):
-    """Declared a distribution, with weights below zero at the second head."""
+class NegativeWeights(Dense):
+    """Declared a distribution, but the second head has negative weights."""
 
     def forward(self, scores_BHQK: Tensor, context: ScoreContext) -> Tensor:
         weights = super().forward(scores_BHQK, context).clone()
@@ -76,7 +76,7 @@ class Signed(Dense):
 
 
 class Window(Pattern):
-    """Head 1 sees what is at most one position away, head 2 at most two."""
+    """Head 1 attends to keys at most one position away, head 2 at most two."""
 
     def allowed(
         self, query_positions_Q: Tensor, n_keys: int, causal: bool, key_lengths_B: Tensor | None
@@ -85,7 +85,7 @@ class Window(Pattern):
         return torch.stack((distance_QK <= 1, distance_QK <= 2))[None]
 
 
-def everywhere(head: int, query: int, key: int) -> bool:
+def all_visible(head: int, query: int, key: int) -> bool:
     return True
 
 
@@ -104,7 +104,7 @@ MODEL = ModelConfig("test", LAYERS, LAYERS, 8, HEADS, 8)
 
 
 def build(make_attention: Callable[[Place], Attention], **settings: Any) -> Transformer:
-    """In float64, so that sums by hand agree to its precision."""
+    """A model in float64, so that sums agree to its precision."""
     config = replace(MODEL, **settings)
     torch.manual_seed(1)
     return Transformer(config, 12, 12, True, make_attention, seed=3).double()
@@ -114,8 +114,8 @@ def with_normaliser(
     kind: type[Normaliser], pattern: type[Pattern] | None = None
 ) -> Callable[[Place], Attention]:
     def make(place: Place) -> Attention:
-        own = None if pattern is None or place.site == "cross" else pattern(place)
-        return ScoreAttention(place, kind(place), own, dropout=0.5)
+        site_pattern = None if pattern is None or place.site == "cross" else pattern(place)
+        return ScoreAttention(place, kind(place), site_pattern, dropout=0.5)
 
     return make
 
@@ -123,8 +123,8 @@ def with_normaliser(
 def collate(sentences: list[tuple[list[int], list[int]]], extra: int = 0) -> Batch:
     def pad(rows: list[list[int]]) -> tuple[Tensor, Tensor]:
         width = max(map(len, rows)) + extra
-        padded = [row + [0] * (width - len(row)) for row in rows]
-        return torch.tensor(padded), torch.tensor([len(row) for row in rows])
+        padded_batches = [row + [0] * (width - len(row)) for row in rows]
+        return torch.tensor(padded_batches), torch.tensor([len(row) for row in rows])
 
     source, target = (pad(list(rows)) for rows in zip(*sentences, strict=True))
     columns = {"source": Column(*source), "target": Column(*target)}
@@ -132,14 +132,14 @@ def collate(sentences: list[tuple[list[int], list[int]]], extra: int = 0) -> Bat
     return Batch(columns, nothing, nothing, list(range(len(sentences))), 0)
 
 
-Sees = Callable[[int, int, int], bool]  # head, query, key, from 0
+Visible = Callable[[int, int, int], bool]  # head, query, key, from 0
 
 
-def by_hand(
-    model: Transformer, sees: Sees = everywhere, n_registers: int = 0
+def statistics_by_hand(
+    model: Transformer, is_visible: Visible = all_visible, n_registers: int = 0
 ) -> dict[str, HeadValues]:
-    """Query by query, head by head, key by key; patterns stand in self-attention only."""
-    found: dict[tuple[str, str, int, int], list[float]] = {}
+    """Loop over queries, heads and keys; only self-attention has patterns."""
+    statistics: dict[tuple[str, str, int, int], list[float]] = {}
     model.eval()
     for sentence in SENTENCES:
         batch = collate([sentence])
@@ -157,21 +157,21 @@ def by_hand(
                             key
                             for key in range(first_key, len(row))
                             if (site != "decoder_self" or key <= query)
-                            and (site == "cross" or sees(head, query, key))
+                            and (site == "cross" or is_visible(head, query, key))
                         ]
-                        for name, value in of_row(row, keys, first_key).items():
-                            found.setdefault((name, site, layer, head), []).append(value)
+                        for name, value in row_statistics(row, keys, first_key).items():
+                            statistics.setdefault((name, site, layer, head), []).append(value)
                     if all(any(row[first_key:]) for row in rows):
                         divergence = divergence_of([shares(row[first_key:]) for row in rows])
-                        found.setdefault(("diversity", site, layer, 0), []).append(divergence)
-    return averaged(found)
+                        statistics.setdefault(("diversity", site, layer, 0), []).append(divergence)
+    return averaged(statistics)
 
 
-def of_row(row: list[float], keys: list[int], n_registers: int) -> dict[str, float]:
-    seen = [row[key] for key in keys]
-    values = {"density": sum(weight != 0 for weight in seen) / len(seen)}
-    if any(seen):
-        values["entropy"] = shannon(shares(seen))
+def row_statistics(row: list[float], keys: list[int], n_registers: int) -> dict[str, float]:
+    visible = [row[key] for key in keys]
+    values = {"density": sum(weight != 0 for weight in visible) / len(visible)}
+    if any(visible):
+        values["entropy"] = shannon(shares(visible))
     if n_registers and any(row):
         values["register_mass"] = math.fsum(shares(row)[:n_registers])
     return values
@@ -189,11 +189,11 @@ def divergence_of(rows: list[list[float]]) -> float:
     return (shannon(mean) - each) / math.log(len(rows))
 
 
-def averaged(found: dict[tuple[str, str, int, int], list[float]]) -> dict[str, HeadValues]:
+def averaged(statistics: dict[tuple[str, str, int, int], list[float]]) -> dict[str, HeadValues]:
     tables: dict[str, dict[str, list[list[float]]]] = {}
-    for name, site, layer, head in sorted(found):
+    for name, site, layer, head in sorted(statistics):
         layers = tables.setdefault(name, {}).setdefault(site, [[] for _ in range(LAYERS)])
-        values = found[name, site, layer, head]
+        values = statistics[name, site, layer, head]
         layers[layer].append(math.fsum(values) / len(values))
     return dict(tables)
 
@@ -206,11 +206,11 @@ def flat(table: HeadValues) -> list[float | None]:
     return [value for site in sorted(table) for layer in table[site] for value in layer]
 
 
-def assert_same(found: Mapping[str, HeadValues], expected: Mapping[str, HeadValues]) -> None:
+def assert_same(values: Mapping[str, HeadValues], expected: Mapping[str, HeadValues]) -> None:
     for name, table in expected.items():
-        assert found[name].keys() == table.keys(), name
-        assert flat(found[name]) == pytest.approx(flat(table), abs=1e-10), name
+        assert values[name].keys() == table.keys(), name
+        assert flat(values[name]) == pytest.approx(flat(table), abs=1e-10), name
 
 
-def padded() -> list[Batch]:
+def padded_batches() -> list[Batch]:
     return [collate(SENTENCES[:3], extra=3), collate(SENTENCES[3:])]

@@ -1,4 +1,4 @@
-"""Runs whose pages are worth a look, and a page opened in a real browser."""
+"""Runs with sparse and sharp weights, and their page in a real browser."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: m
 
 def sharp_runs(folder: Path) -> tuple[Path, Path]:
     """An α-entmax run and a smaller softmax run, both sharp: zeros here, tiny weights there."""
-    chosen = ("attention=alpha_entmax", "scaling=length", "model.encoder_layers=2")
-    entmax = train_small(folder, *chosen)
+    settings = ("attention=alpha_entmax", "scaling=length", "model.encoder_layers=2")
+    entmax = train_small(folder, *settings)
     softmax = train_small(folder, "attention=softmax", "tokenizer.vocab_size=50")
     for run, factor in ((entmax, 60), (softmax, 30)):
         sharpen(run / "checkpoints" / "best.pt", factor)
@@ -40,12 +40,12 @@ def sharp_runs(folder: Path) -> tuple[Path, Path]:
 
 
 def analyze(folder: Path) -> None:
-    """What the command gives to a page to make the analysis that it needs."""
+    """Run the analysis that a page needs."""
     analyze_folders(AnalyzeConfig(run=str(folder), device="cpu"))
 
 
 def sharpen(path: Path, factor: float) -> None:
-    """Scores that many times as large, in the weights of a checkpoint."""
+    """Multiply the scores of a checkpoint by a factor."""
     weights = load_checkpoint(path)["model"]
     for name, value in weights.items():
         if name.endswith(".query.weight"):
@@ -62,16 +62,16 @@ def started_browser() -> Iterator[Any]:
         started.close()
 
 
-class Opened:
-    """A page in a browser, with all that it complained of and asked for."""
+class OpenedPage:
+    """A page in a browser, with its console messages and requests."""
 
     def __init__(self, browser: Any, path: Path, **options: Any) -> None:
         self.context = browser.new_context(**options)
         self.page = self.context.new_page()
-        self.complaints: list[str] = []
+        self.console_messages: list[str] = []
         self.requests: list[str] = []
-        self.page.on("console", lambda message: self.complaints.append(message.text))
-        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("console", lambda message: self.console_messages.append(message.text))
+        self.page.on("pageerror", lambda error: self.console_messages.append(str(error)))
         self.page.on("request", lambda request: self.requests.append(request.url))
         self.page.goto(path.as_uri())
         self.page.wait_for_selector("table.weights")
@@ -82,14 +82,14 @@ class Opened:
         return grid.locator(f'[data-key="{site} {layer} {head}"]')
 
     def choose(self, site: str, layer: int, head: int) -> None:
-        """Click a head, and wait until its weights are there."""
+        """Click a head and wait for its weights."""
         self.head(site, layer, head).click()
         title = {"encoder_self": "encoder self", "decoder_self": "decoder self", "cross": "cross"}
         place = f"{title[site]}-attention, layer {layer}, head {head}"
         self.page.wait_for_selector(f'table.weights[aria-label^="Weights of {place}"]')
 
     def cells(self, run: int = 0) -> tuple[np.ndarray, np.ndarray]:
-        """Weights of the head that is shown, and which cells of its heat map have a colour."""
+        """Weights of the selected head, and which cells of its heat map have a colour."""
         weights = self.page.evaluate(
             """async (run) => {
                  const content = data.runs[run].readings[state.item];
@@ -107,16 +107,16 @@ class Opened:
         return np.array(values).reshape(shape), np.array(has_ink).reshape(shape)
 
 
-def observed(run: Path, sentence: str) -> dict[tuple[str, int], tuple[Any, Any]]:
-    """(site, layer) -> weights and allowed (H, Q, K), the decoder reading its own translation."""
+def observed_weights(run: Path, sentence: str) -> dict[tuple[str, int], tuple[Any, Any]]:
+    """(site, layer) -> weights and allowed (H, Q, K), with the model's translation as target."""
     loaded = package.load(str(run), device="cpu")
     (translation,) = loaded.translate([sentence])
     split = EncodedSplit.from_lists(
         loaded.tokenizers.source.encode([sentence]), [list(translation.hypotheses[0].ids)]
     )
     batches = evaluation_batches(split, 1000)
-    ((_, found),) = observations(loaded.model, batches, torch.device("cpu"))
+    ((_, layers),) = observations(loaded.model, batches, torch.device("cpu"))
     return {
-        (seen.site, seen.layer): (seen.weights_BHQK[0].numpy(), seen.allowed_BHQK[0].numpy())
-        for seen in found
+        (layer.site, layer.layer): (layer.weights_BHQK[0].numpy(), layer.allowed_BHQK[0].numpy())
+        for layer in layers
     }

@@ -1,4 +1,4 @@
-"""Writers of whole tiny corpora, archive by archive, as their publishers lay them out."""
+"""Writers of tiny corpora in the archives of the publishers."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 
 from corpus_writers import (
     Pairs,
+    encode_lines,
     iwslt_tags,
     iwslt_xml,
-    plain,
     sentences,
     translations,
     wmt_sgm,
@@ -32,7 +32,7 @@ def sides_of(pairs: Pairs, source: str, target: str) -> dict[str, list[str]]:
 def sgm_sides(
     stem: str, source: str, target: str, pairs: Pairs, reverse: bool = False
 ) -> dict[str, bytes]:
-    """The two files of a set of WMT; `reverse` puts the documents of the target in other order."""
+    """The two files of a WMT test set; `reverse` reverses the documents of the target."""
     sides = sides_of(pairs, source, target)
     return {
         f"{stem}-src.{source}.sgm": wmt_sgm(sides[source]),
@@ -65,15 +65,17 @@ def write_kftt(folder: Path) -> None:
             name = f"{stem}.cln" if (kind, stem) == ("tok", "train") else stem
             for code, lines in sides_of(pairs, "ja", "en").items():
                 key = f"kftt-data-1.0/data/{kind}/kyoto-{name}.{code}"
-                members[key] = plain([line + mark for line in lines])
+                members[key] = encode_lines([line + mark for line in lines])
     write_tar(folder / "kftt-data-1.0.tar.gz", members)
 
 
 def write_wmt16(folder: Path) -> None:
     first, second = sides_of(TRAIN[:2], "ro", "en"), sides_of(TRAIN[2:], "ro", "en")
-    europarl = {f"training-parallel-ep-v8/europarl-v8.ro-en.{c}": plain(first[c]) for c in first}
+    europarl = {
+        f"training-parallel-ep-v8/europarl-v8.ro-en.{c}": encode_lines(first[c]) for c in first
+    }
     write_tar(folder / "training-parallel-ep-v8.tgz", europarl)
-    setimes = {f"SETIMES.en-ro.{c}": plain(second[c]) for c in second}
+    setimes = {f"SETIMES.en-ro.{c}": encode_lines(second[c]) for c in second}
     write_zip(folder / "en-ro.txt.zip", {"README": b"about\n", **setimes})
     for kind, name, pairs in (("dev", "newsdev2016", VALID), ("test", "newstest2016", TEST)):
         write_tar(folder / f"{kind}.tgz", sgm_sides(f"{kind}/{name}-roen", "ro", "en", pairs, True))
@@ -87,7 +89,7 @@ def write_wmt14(folder: Path) -> None:
     }
     for (archive, member), pairs in parts.items():
         sides = sides_of(pairs, "en", "de")
-        write_tar(folder / archive, {f"{member}.{c}": plain(sides[c]) for c in sides})
+        write_tar(folder / archive, {f"{member}.{c}": encode_lines(sides[c]) for c in sides})
     for archive, stem, pairs in (
         ("dev.tgz", "dev/newstest2013", VALID),
         ("test-full.tgz", "test-full/newstest2014-deen", TEST),
@@ -103,7 +105,7 @@ ORIGINALS = {
     "wmt16": ("wmt16", write_wmt16),
     "wmt14": ("wmt14", write_wmt14),
 }
-# hub name of the split -> pairs; where each corpus lies on the hub
+# layout on the hub, source and target language
 HUB = {
     "iwslt17": ("iwslt2017-de-en/{}/0000.parquet", "de", "en"),
     "kftt": ("en-ja/{}/0000.parquet", "ja", "en"),
@@ -118,7 +120,7 @@ def write_hub_copy(folder: Path, name: str, top: bool) -> None:
     before, after = (4701, 993 - len(TEST) + 1305) if name == "iwslt17" else (0, 0)
     filler = [("x", "y")]
     test = [*filler * before, *TEST, *filler * after]
-    columns = (target, source)  # the other way round, as wmt14 on the hub
+    columns = (target, source)  # in the order of wmt14 on the hub
     layout = layout if top else layout.split("/", 1)[1]
     for split, pairs in {"train": TRAIN, "validation": VALID, "test": test}.items():
         rows = translations(columns, [(t, s) for s, t in pairs])

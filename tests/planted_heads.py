@@ -1,7 +1,7 @@
-"""A Transformer whose heads are given their roles by hand, and a text to see them at work.
+"""A Transformer whose heads have known roles, and a text for them.
 
-The first layers read embeddings as they are (post-norm): one-hot positions, and what a token is.
-Queries and keys of a head pick the features that shall meet.
+The first layers read the embeddings unchanged (post-norm): one-hot positions and token features.
+The query and key weights of a head select the features that match.
 """
 
 from __future__ import annotations
@@ -24,20 +24,30 @@ from headwise.model.transformer import Transformer
 
 E = 32  # head width
 N_POSITIONS = 24
-# where the features stand
-POSITION, ASKS, MARK, RARE, END, WORD, HELD = 0, 24, 25, 26, 27, 32, 64
-SHARP = 12.0  # scores where features meet
+# dimensions of the features
+POSITION, QUESTION_WORD, QUESTION_MARK, RARE, END, WORD, WORD_KEY = 0, 24, 25, 26, 27, 32, 64
+SHARP = 12.0  # score of matching features
 
 SINGLES = ["▁ab", "▁cd", "▁ef", "▁gh", "▁ij", "▁kl"]
-SPLIT = [["▁mn", "op"], ["▁qr", "st", "uv"], ["▁wx", "-", "yz"], ["▁ba", "dc", "fe", "hg"]]
+SPLIT_WORDS = [["▁mn", "op"], ["▁qr", "st", "uv"], ["▁wx", "-", "yz"], ["▁ba", "dc", "fe", "hg"]]
 RARES = [f"▁rare{letter}" for letter in "abcdefghijklmnopqrst"]
-ASKING = ["▁was", "▁wer"]
+QUESTION_WORDS = ["▁was", "▁wer"]
 MARKS = [".", "?"]
-PIECES = ["<pad>", "<unk>", "<s>", "</s>", *SINGLES, *chain(*SPLIT), *RARES, *ASKING, *MARKS]
-IDS = {piece: number for number, piece in enumerate(PIECES)}
-WORDS = [[single] for single in SINGLES] + SPLIT
+TOKENS = [
+    "<pad>",
+    "<unk>",
+    "<s>",
+    "</s>",
+    *SINGLES,
+    *chain(*SPLIT_WORDS),
+    *RARES,
+    *QUESTION_WORDS,
+    *MARKS,
+]
+IDS = {token: number for number, token in enumerate(TOKENS)}
+WORDS = [[single] for single in SINGLES] + SPLIT_WORDS
 
-ROLES = {  # what each head of the encoder is made to do
+ROLES = {  # role of each encoder head
     1: "previous", 2: "next", 3: "merging", 4: "interrogation", 5: "rare", 6: "uniform",
     7: "current", 8: "offset+2", 9: "end",
 }  # fmt: skip
@@ -51,54 +61,54 @@ SETTINGS = (
 
 
 def sentences(n: int = 40, seed: int = 1, split: bool = True) -> list[list[str]]:
-    """Pieces of questions and statements, each with one rare word, some with question words.
+    """Tokens of questions and statements, each with one rare word, some with question words.
 
     Args:
-        split: each has a word of several pieces as well.
+        split: each also has a word of several tokens.
     """
-    chosen = random.Random(seed)
-    found = []
+    generator = random.Random(seed)
+    rows = []
     for number in range(n):
-        words = [[word] for word in chosen.sample(SINGLES, 3)]
+        words = [[word] for word in generator.sample(SINGLES, 3)]
         if split:
-            words.append(chosen.choice(SPLIT))
+            words.append(generator.choice(SPLIT_WORDS))
         words.append([RARES[number % len(RARES)]])
-        chosen.shuffle(words)
+        generator.shuffle(words)
         if number % 3:
-            words.insert(chosen.randrange(3), [chosen.choice(ASKING)])
-        found.append([*chain(*words), MARKS[number % 2]])
-    return found
+            words.insert(generator.randrange(3), [generator.choice(QUESTION_WORDS)])
+        rows.append([*chain(*words), MARKS[number % 2]])
+    return rows
 
 
-def side(pieces: Sequence[Sequence[str]], language: str = "de") -> ColumnText:
-    return ColumnText(language, [[IDS[p] for p in row] for row in pieces], PIECES.__getitem__)
+def column_text(tokens: Sequence[Sequence[str]], language: str = "de") -> ColumnText:
+    return ColumnText(language, [[IDS[p] for p in row] for row in tokens], TOKENS.__getitem__)
 
 
-def batches(pieces: Sequence[Sequence[str]], max_tokens: int = 300) -> list[Batch]:
-    ids = [[IDS[piece] for piece in row] for row in pieces]
+def batches(tokens: Sequence[Sequence[str]], max_tokens: int = 300) -> list[Batch]:
+    ids = [[IDS[token] for token in row] for row in tokens]
     return list(evaluation_batches(EncodedSplit.from_lists(ids, ids), max_tokens))
 
 
 def token_features(width: int = D) -> Tensor:
-    """What every token is, (V, D)."""
-    table = torch.zeros(len(PIECES), width)
+    """Features of every token (V, D)."""
+    table = torch.zeros(len(TOKENS), width)
     for number, word in enumerate(WORDS):
-        for place, piece in enumerate(word):
-            table[IDS[piece], WORD + number] = 1.0
-            # what the other pieces of a word look at is its first piece
-            table[IDS[piece], HELD + number] = 1.0 if place == 0 else 0.4
-    for number, piece in enumerate([*ASKING, *MARKS], start=len(WORDS)):
-        table[IDS[piece], [WORD + number, HELD + number]] = 1.0
-    for piece in RARES:  # one word feature for all: no sentence has two
-        table[IDS[piece], [WORD + 31, HELD + 31, RARE]] = 1.0
-    table[[IDS[piece] for piece in ASKING], ASKS] = 1.0
-    table[IDS["?"], MARK] = 1.0
+        for place, token in enumerate(word):
+            table[IDS[token], WORD + number] = 1.0
+            # the other tokens of a word attend to its first token
+            table[IDS[token], WORD_KEY + number] = 1.0 if place == 0 else 0.4
+    for number, token in enumerate([*QUESTION_WORDS, *MARKS], start=len(WORDS)):
+        table[IDS[token], [WORD + number, WORD_KEY + number]] = 1.0
+    for token in RARES:  # they share a word feature: no sentence has two
+        table[IDS[token], [WORD + 31, WORD_KEY + 31, RARE]] = 1.0
+    table[[IDS[token] for token in QUESTION_WORDS], QUESTION_WORD] = 1.0
+    table[IDS["?"], QUESTION_MARK] = 1.0
     table[IDS["</s>"], END] = 1.0
     return table
 
 
 def plant(model: Transformer, table: Tensor) -> Transformer:
-    """Give the heads of the first layers their roles.
+    """Set the weights of the first layers so that heads have their roles.
 
     Args:
         table: features of tokens.
@@ -123,16 +133,16 @@ def plant(model: Transformer, table: Tensor) -> Transformer:
 
 
 def _plant_head(attention: MultiHeadAttention, head: int, role: str) -> None:
-    """Features f of queries and g of keys that meet: score SHARP where both are there."""
+    """Score SHARP for pairs of a query feature and a key feature."""
     pairs: list[tuple[int | None, int]] = []  # feature of the query (None: any), of the key
     offset = {"previous": -1, "next": 1, "current": 0, "offset+2": 2}.get(role)
     if offset is not None:
         places = [(p, p + offset) for p in range(N_POSITIONS) if 0 <= p + offset < N_POSITIONS]
         pairs = [(POSITION + p, POSITION + other) for p, other in places]
     elif role == "merging":
-        pairs = [(WORD + number, HELD + number) for number in range(E)]
+        pairs = [(WORD + number, WORD_KEY + number) for number in range(E)]
     elif role == "interrogation":
-        pairs = [(ASKS, MARK)]
+        pairs = [(QUESTION_WORD, QUESTION_MARK)]
     elif role in ("rare", "end"):
         pairs = [(None, RARE if role == "rare" else END)]
     for index, (query, key) in enumerate(pairs):
@@ -145,11 +155,11 @@ def _plant_head(attention: MultiHeadAttention, head: int, role: str) -> None:
 
 
 def planted(make: Any, *overrides: str, heads: Any = None) -> Transformer:
-    """The model, from the real configuration."""
+    """The model of a composed configuration, with planted heads."""
     from headwise.config.schema import typed
     from headwise.model.build import build_model
 
     config = typed(make([*SETTINGS, *overrides]))
     config.model.heads = heads
-    model = build_model(config, len(PIECES), len(PIECES), True).eval()
+    model = build_model(config, len(TOKENS), len(TOKENS), True).eval()
     return plant(model, token_features()) if heads is None else model

@@ -1,4 +1,4 @@
-"""Small models with chosen heads, which the tests of importance and of pruning share."""
+"""Small models with selected heads, for the tests of importance and pruning."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SMALL = (
     f"model.d_model={D}", f"model.n_heads={H}", "model.d_ff=16", "model.dropout=0",
     "model.attention_dropout=0", "model.activation_dropout=0",
 )  # fmt: skip
-# uneven, with a place at each site that keeps all or loses all
+# uneven; some layers keep all heads, one keeps none
 KEPT: Heads = {
     "encoder_self": [[2, 3], []],
     "decoder_self": [[1, 2, 3, 4], [4]],
@@ -45,7 +45,7 @@ def config_of(make: Any, *overrides: str, heads: Heads | None = None) -> Config:
 
 
 def model_of(make: Any, *overrides: str, heads: Heads | None = None) -> Transformer:
-    """In float64, all weights away from where they start."""
+    """A model in float64 whose weights are all changed from their initial values."""
     config = config_of(make, *overrides, heads=heads)
     model = build_model(config, V, V, config.tokenizer.joint).double().eval()
     generator = torch.Generator().manual_seed(0)
@@ -73,25 +73,25 @@ def logits(model: Transformer) -> Tensor:
 
 
 def scale_head(model: Transformer, site: str, layer: int, place: int, factor: float) -> None:
-    """By hand: what the output projection reads of one head (from 0)."""
-    for found_site, found_layer, attention in model.attentions():
-        if (found_site, found_layer) == (site, layer):
+    """Multiply the columns of the output projection for one head (from 0)."""
+    for module_site, module_layer, attention in model.attentions():
+        if (module_site, module_layer) == (site, layer):
             width = attention.place.head_dim
             with torch.no_grad():
                 attention.output.weight[:, place * width : (place + 1) * width] *= factor
 
 
 def zeroed(model: Transformer, kept: Heads) -> Transformer:
-    """A copy whose heads that are not kept are multiplied by zero by hand."""
+    """A copy whose pruned heads are multiplied by zero."""
     model = copy.deepcopy(model)
     for site, layer, number in listed(without(present_heads(model), listed(kept))):
         scale_head(model, site, layer, number - 1, 0.0)
     return model
 
 
-def close(model: Transformer, site: str, layer: int, is_open: list[bool]) -> None:
-    for found_site, found_layer, attention in model.attentions():
-        if (found_site, found_layer) == (site, layer):
+def close_gates(model: Transformer, site: str, layer: int, is_open: list[bool]) -> None:
+    for module_site, module_layer, attention in model.attentions():
+        if (module_site, module_layer) == (site, layer):
             values = [3.0 if flag else -3.0 for flag in is_open]
             with torch.no_grad():
                 attention.gate.log_a.copy_(torch.tensor(values))  # type: ignore[union-attr]

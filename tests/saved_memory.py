@@ -1,4 +1,4 @@
-"""What autograd keeps for the way back."""
+"""Memory that autograd saves for the backward pass."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from torch import Tensor, nn
 
 @contextmanager
 def saved_storages(model: nn.Module | None = None) -> Iterator[dict[int, torch.UntypedStorage]]:
-    """Storages saved within the block by address, each once, those of the parameters left out."""
-    own = {p.untyped_storage().data_ptr() for p in model.parameters()} if model else set()
+    """Yield the storages saved within the block by address, without those of the parameters."""
+    parameter_storages = (
+        {p.untyped_storage().data_ptr() for p in model.parameters()} if model else set()
+    )
     saved: dict[int, torch.UntypedStorage] = {}
 
     def keep(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            saved[storage.data_ptr()] = storage  # held, so that no address comes twice
+        if storage.data_ptr() not in parameter_storages:
+            saved[storage.data_ptr()] = storage  # held, so that no address is reused
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):

@@ -1,12 +1,12 @@
-"""A stand-in for a GPU: `cuda` as torch and headwise see it, on a machine that has none.
+"""A stand-in for a GPU: `cuda` for torch and headwise on a machine without one.
 
-Its tensors say that they are on `cuda:0` and hold their numbers in the memory of the CPU, which
-computes; what torch refuses on a GPU is refused here: mixed devices, and numpy. So whatever depends
-on the device alone can be run: what moves where, which way is taken, and whether the host waits for
-the device. Triton's kernels run in its interpreter, where that is on; not stood in for are torch's
-own fused attention, streams, and time.
+Its tensors report the device `cuda:0`; their numbers are in CPU memory and the CPU computes. Mixed
+devices and numpy are errors, as on a GPU. This tests everything that depends on the device alone:
+transfers, the choice of implementations, and whether the host waits for the device. Triton's
+kernels run in its interpreter if that is enabled. Not simulated: torch's fused attention, streams
+and time.
 
-To be imported before torch, whose registry of devices is read once, in a process of its own:
+Import it before torch, which reads its registry of devices once, in a separate process, and call
 `load` first.
 """
 
@@ -27,19 +27,24 @@ SOURCE = Path(__file__).with_suffix(".cpp")
 
 
 def folder_of(package: str) -> Path:
-    """Where a package is installed, without importing it."""
-    found = importlib.util.find_spec(package)
-    return Path(found.origin).parent
+    """Folder of an installed package, without importing it."""
+    spec = importlib.util.find_spec(package)
+    return Path(spec.origin).parent
 
 
 HEADWISE = folder_of("headwise")
 
 
 def build(folder: Path, compiler: str) -> Path:
-    """Compile what `load` takes."""
-    torch_at, library = folder_of("torch"), folder / "standin_gpu.so"
+    """Compile the library that `load` takes."""
+    torch_folder, library = folder_of("torch"), folder / "standin_gpu.so"
     command = [compiler, "-std=c++20", "-O0", "-shared", "-fPIC", str(SOURCE), "-o", str(library)]
-    command += [f"-I{torch_at / 'include'}", f"-L{torch_at / 'lib'}", "-lc10", "-ltorch_cpu"]
+    command += [
+        f"-I{torch_folder / 'include'}",
+        f"-L{torch_folder / 'lib'}",
+        "-lc10",
+        "-ltorch_cpu",
+    ]
     subprocess.run(command, check=True, capture_output=True, text=True)
     return library
 
@@ -51,10 +56,10 @@ def load(library: Path) -> None:
 
 
 class Device:
-    """The stand-in, while it is entered.
+    """The stand-in, as a context manager.
 
     Attributes:
-        waits: how often a line of headwise had the host wait for the device, as `file:line`.
+        waits: how often each line of headwise made the host wait for the device, as `file:line`.
     """
 
     def __init__(self) -> None:
@@ -66,7 +71,7 @@ class Device:
         import torch._dynamo.trace_rules as rules
         from torch.utils._python_dispatch import TorchDispatchMode
 
-        rules.get_torch_obj_rule_map()  # reads torch.cuda's functions before they are others
+        rules.get_torch_obj_rule_map()  # reads torch.cuda's functions before they are replaced
         self._tensor_type = _tensor_type(self)
         run = self._run
 
@@ -86,7 +91,7 @@ class Device:
         self._entered.close()
 
     def wait(self) -> None:
-        """Note that the host waits."""
+        """Count a wait of the host."""
         stack = traceback.extract_stack()
         inside = [one for one in stack if Path(one.filename).is_relative_to(HEADWISE)]
         where = f"{inside[-1].filename}:{inside[-1].lineno}" if inside else str(stack[0].filename)
@@ -98,21 +103,21 @@ class Device:
 
         aten, ours = torch.ops.aten, self._tensor_type
         flat, spec = tree_flatten((args, kwargs))
-        here = [one for one in flat if isinstance(one, ours)]
+        on_device = [one for one in flat if isinstance(one, ours)]
         others = [
             one for one in flat if isinstance(one, torch.Tensor) and not isinstance(one, ours)
         ]
-        if here and any(one.dim() for one in others) and func not in _may_mix(aten):
+        if on_device and any(one.dim() for one in others) and func not in _may_mix(aten):
             raise RuntimeError(f"expected all tensors to be on the same device: {func}")
         device = kwargs.get("device")
-        is_ours = bool(here) if device is None else torch.device(device).type == "cuda"
+        is_ours = bool(on_device) if device is None else torch.device(device).type == "cuda"
         if func is aten.copy_.default:
             is_ours = isinstance(args[0], ours)
-        if here and func is aten._fused_sdp_choice.default:
-            return 0  # the way of plain products: the others are kernels
-        if _has_host_wait(aten, func, args, kwargs, bool(here), is_ours):
+        if on_device and func is aten._fused_sdp_choice.default:
+            return 0  # plain products; other choices are kernels
+        if _has_host_wait(aten, func, args, kwargs, bool(on_device), is_ours):
             self.wait()
-        wrapped = {id(one.numbers): one for one in here}
+        wrapped = {id(one.numbers): one for one in on_device}
         cpu = torch.device("cpu")
         plain = [
             one.numbers if isinstance(one, ours) else cpu if isinstance(one, torch.device) else one
@@ -122,20 +127,22 @@ class Device:
         if is_ours:
             plain_kwargs.pop("pin_memory", None)
 
-        def given(one: Any) -> Any:
+        def wrap(one: Any) -> Any:
             if id(one) in wrapped:  # changed in place
                 return wrapped[id(one)]
             return ours(one) if is_ours and isinstance(one, torch.Tensor) else one
 
-        return tree_map(given, func(*plain_args, **plain_kwargs))
+        return tree_map(wrap, func(*plain_args, **plain_kwargs))
 
 
-def _has_host_wait(aten: Any, func: Any, args: Any, kwargs: Any, given: bool, made: bool) -> bool:
-    """Whether an operator ends only when the device has done all that it was asked before."""
+def _has_host_wait(
+    aten: Any, func: Any, args: Any, kwargs: Any, reads_device: bool, writes_device: bool
+) -> bool:
+    """Whether an operator makes the host wait for the device."""
     if func in (aten.index.Tensor, aten.index_put_.default, aten._index_put_impl_.default):
         masks = [one for one in args[1] if one is not None and str(one.dtype) == "torch.bool"]
         is_filled = func is not aten.index.Tensor and args[2].numel() == 1
-        return given and bool(masks) and not is_filled
+        return reads_device and bool(masks) and not is_filled
     if func in (
         aten._local_scalar_dense.default,
         aten.nonzero.default,
@@ -144,17 +151,17 @@ def _has_host_wait(aten: Any, func: Any, args: Any, kwargs: Any, given: bool, ma
         aten._unique2.default,
         aten.repeat_interleave.Tensor,
     ):
-        return given
+        return reads_device
     if func is aten._to_copy.default:
-        return given != made and not (made and kwargs.get("non_blocking"))
+        return reads_device != writes_device and not (writes_device and kwargs.get("non_blocking"))
     if func is aten.copy_.default:
-        is_beside = kwargs.get("non_blocking") or (len(args) > 2 and args[2])
-        return args[0].device != args[1].device and not is_beside
+        is_non_blocking = kwargs.get("non_blocking") or (len(args) > 2 and args[2])
+        return args[0].device != args[1].device and not is_non_blocking
     return False
 
 
 def _may_mix(aten: Any) -> tuple[Any, ...]:
-    """Operators that take tensors of both devices on a real GPU, too."""
+    """Operators that also take tensors of both devices on a real GPU."""
     return (
         aten.copy_.default, aten._to_copy.default, aten.index.Tensor, aten.index_put.default,
         aten.index_put_.default, aten._index_put_impl_.default,
@@ -169,13 +176,13 @@ def _tensor_type(device: Device) -> Any:
 
         @staticmethod
         def __new__(cls: Any, numbers: torch.Tensor) -> Any:
-            made = torch.Tensor._make_wrapper_subclass(
+            result = torch.Tensor._make_wrapper_subclass(
                 cls, numbers.size(), strides=numbers.stride(),
                 storage_offset=numbers.storage_offset(), dtype=numbers.dtype,
                 device=torch.device("cuda", 0),
             )  # fmt: skip
-            made.numbers = numbers
-            return made
+            result.numbers = numbers
+            return result
 
         __torch_function__ = torch._C._disabled_torch_function_impl
 
@@ -204,12 +211,12 @@ def _tensor_type(device: Device) -> Any:
 
 
 def _stand_in(torch: Any) -> None:
-    """Answers of torch.cuda, and what makes tensors behind the back of a dispatch mode."""
+    """Replace torch.cuda's functions, and those that create tensors without dispatch."""
 
-    def always(answer: object) -> Callable[..., Any]:
-        return lambda *_, **__: answer
+    def returning(value: object) -> Callable[..., Any]:
+        return lambda *_, **__: value
 
-    answers = {
+    values = {
         "is_available": True, "device_count": 1, "current_device": 0,
         "get_device_name": "stand-in", "get_device_properties": "stand-in",
         "get_device_capability": (9, 0), "is_bf16_supported": True, "max_memory_allocated": 2,
@@ -217,13 +224,13 @@ def _stand_in(torch: Any) -> None:
     }  # fmt: skip
     nothing = ("set_device", "empty_cache", "synchronize", "manual_seed", "manual_seed_all")
     for name in (*nothing, "reset_peak_memory_stats", "_lazy_init", "_sleep"):
-        answers[name] = None
-    for name, answer in answers.items():
-        setattr(torch.cuda, name, always(answer))
+        values[name] = None
+    for name, value in values.items():
+        setattr(torch.cuda, name, returning(value))
     torch.cuda.Event = _Event
     import torch.cuda.amp.common as common
 
-    common.amp_definitely_not_available = always(False)
+    common.amp_definitely_not_available = returning(False)
     for name in ("tensor", "as_tensor"):
         setattr(torch, name, _then_moved(getattr(torch, name)))
 
@@ -235,7 +242,7 @@ def _stand_in(torch: Any) -> None:
 
 
 class _Event:
-    """A moment in the queue of the device; between any two of them passes a millisecond."""
+    """A CUDA event; any two are a millisecond apart."""
 
     def __init__(self, enable_timing: bool = False) -> None:
         self.is_recorded = False
@@ -250,7 +257,7 @@ class _Event:
 
 
 def _interpret_kernels(ours: Any) -> None:
-    """Let Triton's interpreter, where it is on, read and write the numbers."""
+    """Let Triton's interpreter, if enabled, read and write the numbers."""
     if os.environ.get("TRITON_INTERPRET") != "1" or importlib.util.find_spec("triton") is None:
         return
     from torch.utils._pytree import tree_map
@@ -258,16 +265,16 @@ def _interpret_kernels(ours: Any) -> None:
 
     launch = GridExecutor.__call__
 
-    def plainly(self: Any, *args: Any, **kwargs: Any) -> None:
+    def launch_on_cpu(self: Any, *args: Any, **kwargs: Any) -> None:
         plain = tree_map(lambda one: one.numbers if isinstance(one, ours) else one, [args, kwargs])
         launch(self, *plain[0], **plain[1])
 
-    GridExecutor.__call__ = plainly
+    GridExecutor.__call__ = launch_on_cpu
 
 
 def _then_moved(make: Callable[..., Any]) -> Callable[..., Any]:
-    def made(*args: Any, device: Any = None, **kwargs: Any) -> Any:
-        found = make(*args, **kwargs)
-        return found if device is None else found.to(device)
+    def make_and_move(*args: Any, device: Any = None, **kwargs: Any) -> Any:
+        tensor = make(*args, **kwargs)
+        return tensor if device is None else tensor.to(device)
 
-    return made
+    return make_and_move

@@ -1,6 +1,6 @@
-"""What runs beside the stand-in of a GPU, in a process of its own: `ask` starts it and waits.
+"""Jobs on the stand-in of a GPU, each in its own process, which `run_job` starts.
 
-python standin_gpu_jobs.py LIBRARY KIND ORDER      (json; the answer is the last line)
+python standin_gpu_jobs.py LIBRARY KIND REQUEST      (json; the last line is the result)
 """
 
 from __future__ import annotations
@@ -26,31 +26,31 @@ if TYPE_CHECKING:
 SIZES = ("encoder_layers=1", "decoder_layers=1", "d_model=32", "d_ff=48")
 SMALLEST = tuple(f"model.{size}" for size in SIZES)
 TINY = ("tracker=none", "data=builtin", "model=tiny", *SMALLEST)
-# what is drawn on a device is drawn by itself
+# each device has its own random numbers
 WITHOUT_DROPOUT = ("model.dropout=0", "model.attention_dropout=0", "model.activation_dropout=0")
 SAME_NUMBERS = ("trainer.precision=fp32", *WITHOUT_DROPOUT)
 
 
-class Order(TypedDict):
-    """Of `updates`."""
+class UpdateRequest(TypedDict):
+    """The request of the job `updates`."""
 
     cases: Sequence[Sequence[str]]  # overrides
     lengths: Sequence[Sequence[int]]  # of the sentences of each update
 
 
-def ask(library: Path, kind: str, order: object = None) -> Any:
-    """The answer of a job; where it dies, what it said fails the test."""
-    command = [sys.executable, __file__, str(library), kind, json.dumps(order)]
+def run_job(library: Path, kind: str, request: object = None) -> Any:
+    """Run a job and return its result; if it fails, the test fails with its output."""
+    command = [sys.executable, __file__, str(library), kind, json.dumps(request)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    told = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert told.returncode == 0, told.stdout + told.stderr
-    return json.loads(told.stdout.splitlines()[-1])
+    completed = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    return json.loads(completed.stdout.splitlines()[-1])
 
 
-def updates(device: standin_gpu.Device, order: Order) -> list[dict[str, Any]]:
-    """Of each case: the loss of its updates on the CPU and on the device, and waits of the latter.
+def updates(device: standin_gpu.Device, request: UpdateRequest) -> list[dict[str, Any]]:
+    """Losses of the updates of each case on the CPU and on the device, and the device's waits.
 
-    The first update may wait for what is kept from then on.
+    The first update may wait: it fills caches.
     """
     from torch.utils._python_dispatch import _disable_current_modes
 
@@ -58,18 +58,18 @@ def updates(device: standin_gpu.Device, order: Order) -> list[dict[str, Any]]:
     from headwise.config.schema import typed
 
     with composer() as compose:
-        configs = [typed(compose([*TINY, *SAME_NUMBERS, *case])) for case in order["cases"]]
-    found = []
+        configs = [typed(compose([*TINY, *SAME_NUMBERS, *case])) for case in request["cases"]]
+    results = []
     for config in configs:
-        with _disable_current_modes():  # the stand-in's
-            *_, on_cpu = _windows(config, order["lengths"], "cpu")
-        windows = _windows(config, order["lengths"], "cuda:0")
+        with _disable_current_modes():  # that of the stand-in
+            *_, on_cpu = _windows(config, request["lengths"], "cpu")
+        windows = _windows(config, request["lengths"], "cuda:0")
         next(windows)
         device.waits.clear()
         *_, on_device = windows
         waits = dict(device.waits)
-        found.append({"cpu": float(on_cpu[0]), "cuda": float(on_device[0]), "waits": waits})
-    return found
+        results.append({"cpu": float(on_cpu[0]), "cuda": float(on_device[0]), "waits": waits})
+    return results
 
 
 def _windows(config: Config, lengths: Sequence[Sequence[int]], device: str) -> Iterator[Tensor]:
@@ -87,29 +87,29 @@ def _windows(config: Config, lengths: Sequence[Sequence[int]], device: str) -> I
 
 
 def commands(device: standin_gpu.Device, lines: Sequence[Sequence[str]]) -> dict[str, Any]:
-    """Run commands of headwise, as they are typed, one after the other; `told`: what they print."""
+    """Run commands of headwise one after the other; `output` is what they print."""
     from hydra.core.global_hydra import GlobalHydra
 
     from headwise.cli import main
 
     codes: list[object] = []
-    told = io.StringIO()
+    output = io.StringIO()
     for line in lines:
         GlobalHydra.instance().clear()
-        with mock.patch.object(sys, "argv", ["headwise", *line]), redirect_stdout(told):
+        with mock.patch.object(sys, "argv", ["headwise", *line]), redirect_stdout(output):
             try:
                 main()
                 codes.append(0)
             except SystemExit as end:
                 codes.append(end.code or 0)
-    return {"codes": codes, "waits": dict(device.waits), "told": told.getvalue()}
+    return {"codes": codes, "waits": dict(device.waits), "output": output.getvalue()}
 
 
-def benchmarks(device: standin_gpu.Device, order: dict[str, Any]) -> dict[str, Any]:
-    """Run some of what measures a GPU, on a handful of numbers.
+def benchmarks(device: standin_gpu.Device, request: dict[str, Any]) -> dict[str, Any]:
+    """Run some GPU benchmarks on small tensors.
 
-    Returns the json that each left, how often each line had the host wait, and whether kernels were
-    asked to be deterministic. A compiler would not take these tensors: what is compiled stays.
+    Returns the JSON of each, how often each line made the host wait, and whether kernels were
+    deterministic. `torch.compile` does nothing, as it does not support these tensors.
     """
     import torch
     from benchmarks import gpu, gpu_attention, gpu_rows, gpu_training
@@ -125,13 +125,13 @@ def benchmarks(device: standin_gpu.Device, order: dict[str, Any]) -> dict[str, A
     settings = ("trainer=gpu", "trainer.max_tokens=64", *SMALLEST)
     training = {"SETTINGS": settings, "VOCABULARY": 40, "N_BATCHES": 2, "LONGEST": 12}
     changes = {gpu_attention: attention, gpu_rows: rows, gpu_training: training}
-    left = {}
+    results = {}
     for module, changed in changes.items():
         name = module.__name__.rpartition(".")[2]
-        if name not in order["lines"]:
+        if name not in request["lines"]:
             continue
-        kept = Path(order["folder"]) / f"{name}.json"
-        line = [name, *order["lines"][name], "--json", str(kept)]
+        path = Path(request["folder"]) / f"{name}.json"
+        line = [name, *request["lines"][name], "--json", str(path)]
         with (
             mock.patch.multiple(module, **changed),
             mock.patch.object(gpu, "REPEATS", 1),
@@ -139,22 +139,22 @@ def benchmarks(device: standin_gpu.Device, order: dict[str, Any]) -> dict[str, A
             mock.patch.object(torch, "compile", lambda plain: plain),
         ):
             assert module.main() == 0
-        left[name] = json.loads(kept.read_text(encoding="utf-8"))
+        results[name] = json.loads(path.read_text(encoding="utf-8"))
     is_deterministic = torch.are_deterministic_algorithms_enabled()
-    return {"left": left, "waits": dict(device.waits), "is_deterministic": is_deterministic}
+    return {"results": results, "waits": dict(device.waits), "is_deterministic": is_deterministic}
 
 
 if __name__ == "__main__":
     if os.environ.get("TRITON_INTERPRET") != "1":
-        # after `make test-triton` it is installed, and looks for the driver of a GPU
+        # after `make test-triton` it is installed and looks for a GPU driver
         sys.modules["triton"] = None  # type: ignore[assignment]
     standin_gpu.load(Path(sys.argv[1]))
     jobs = {one.__name__: one for one in (updates, commands, benchmarks)}
     from headwise.kernels import verification
 
-    # a case runs in a thread of its own, for which no tensor is the stand-in's
+    # a case runs in its own thread, in which the stand-in's tensors do not exist
     unverified = mock.patch.object(verification, "_judge", return_value=(None, False))
     with standin_gpu.Device() as entered, unverified:
-        answer = jobs[sys.argv[2]](entered, json.loads(sys.argv[3]))  # type: ignore[operator]
+        result = jobs[sys.argv[2]](entered, json.loads(sys.argv[3]))  # type: ignore[operator]
     print()
-    print(json.dumps(answer))
+    print(json.dumps(result))

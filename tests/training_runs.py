@@ -1,6 +1,6 @@
-"""Whole training runs in processes of their own, that die or are stopped where a test says.
+"""Whole training runs, each in its own process, which a test can stop or kill at a given line.
 
-Each of them is `train.py` with its arguments, in a process that can be killed.
+Each process runs `train.py` with its arguments.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ import command_line
 from warm_python import PROCESSES
 
 ROOT = Path(__file__).parent.parent
-# It logs at 3, 6, …, saves at 5, 10, … and validates at 8, 16 and 24, so that no two cadences fall
-# together.
+# It logs at 3, 6, …, saves at 5, 10, … and validates at 8, 16 and 24, never twice at one update.
 SMALL = {
     **dict(override.split("=") for override in command_line.SMALL), "tokenizer": "char",
     "scheduler.warmup_updates": 10, "trainer.max_updates": 24, "trainer.max_tokens": 160,
@@ -34,28 +33,28 @@ SMALL = {
 }  # fmt: skip
 
 
-# Without what is drawn, ranks compute what one process does.
-CALM = {"model.dropout": 0.0, "model.attention_dropout": 0.0, "model.activation_dropout": 0.0}
+# Without dropout, several ranks compute the same as one process.
+NO_DROPOUT = {"model.dropout": 0.0, "model.attention_dropout": 0.0, "model.activation_dropout": 0.0}
 
 
 @dataclass(frozen=True)
-class Started:
-    """A process, and the file that it prints to."""
+class RunningProcess:
+    """A process and the file with its output."""
 
     process: multiprocessing.process.BaseProcess
     log: Path
 
 
 @dataclass(frozen=True)
-class Ended:
-    """How a process ended: its exit code (minus the signal that killed it) and what it told."""
+class ProcessResult:
+    """Exit code of a process (minus the signal that killed it) and its output."""
 
     code: int
-    told: str
+    output: str
 
 
 class Runs:
-    """Starts runs; all of them read the same text.
+    """Start runs that all read the same text.
 
     Args:
         folder: for the text, the outputs and the logs.
@@ -68,81 +67,86 @@ class Runs:
 
     def arguments(self, outputs: str, changes: Mapping[str, Any]) -> list[str]:
         """The command line of the small run with some keys changed."""
-        own = {"data.dir": self.text, "paths.outputs": self.folder / outputs}
-        return [f"{key}={value}" for key, value in {**SMALL, **own, **changes}.items()]
+        paths = {"data.dir": self.text, "paths.outputs": self.folder / outputs}
+        return [f"{key}={value}" for key, value in {**SMALL, **paths, **changes}.items()]
 
     def train(
         self,
         outputs: str,
         changes: Mapping[str, Any] | None = None,
-        strike: tuple[str, int, int] | None = None,
+        signal_at: tuple[str, int, int] | None = None,
         code: int = 0,
     ) -> str:
-        """What one run in the folder `outputs` prints, which must end with this exit code.
+        """Run training in the folder `outputs`, check its exit code and return its output.
 
         Args:
-            strike: (place, n, signal): the process sends itself the signal before its n-th
+            signal_at: (event, n, signal): the process sends itself the signal before its n-th
                 "record" (a line of metrics.jsonl or heads.jsonl) or "replace" (of a file).
             code: minus the signal that killed it.
         """
-        ended = self.wait(self.start(self.arguments(outputs, changes or {}), strike))
-        assert ended.code == code, ended.told
-        return ended.told
+        result = self.wait(self.start(self.arguments(outputs, changes or {}), signal_at))
+        assert result.code == code, result.output
+        return result.output
 
     def train_ranks(
         self,
         outputs: str,
         changes: Mapping[str, Any],
         n_ranks: int = 2,
-        strike: tuple[str, int, int] | None = None,
-    ) -> list[Ended]:
-        """The same as `n_ranks` processes, as torchrun would start them; the first is struck."""
-        return self.ranks(self.arguments(outputs, changes), n_ranks, strike)
+        signal_at: tuple[str, int, int] | None = None,
+    ) -> list[ProcessResult]:
+        """Train with `n_ranks` processes, as torchrun starts them; the first gets the signal."""
+        return self.ranks(self.arguments(outputs, changes), n_ranks, signal_at)
 
     def ranks(
-        self, arguments: Sequence[str], n_ranks: int = 2, strike: tuple[str, int, int] | None = None
-    ) -> list[Ended]:
-        """Processes with these arguments, as torchrun would start them."""
-        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        self,
+        arguments: Sequence[str],
+        n_ranks: int = 2,
+        signal_at: tuple[str, int, int] | None = None,
+    ) -> list[ProcessResult]:
+        """Run processes with these arguments, as torchrun starts them."""
+        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         started = []
         for rank in map(str, range(n_ranks)):
-            own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": str(n_ranks), **place}
-            environment = {**os.environ, **own}
-            started.append(self.start(arguments, None if int(rank) else strike, environment))
+            variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": str(n_ranks), **address}
+            environment = {**os.environ, **variables}
+            started.append(self.start(arguments, None if int(rank) else signal_at, environment))
         return [self.wait(process) for process in started]
 
     def start(
         self,
         arguments: Sequence[str],
-        strike: tuple[str, int, int] | None = None,
+        signal_at: tuple[str, int, int] | None = None,
         environment: Mapping[str, str] | None = None,
-    ) -> Started:
-        """A run that goes on by itself."""
+    ) -> RunningProcess:
+        """Start a run in the background."""
         self._n_started += 1
         log = self.folder / f"log-{self._n_started}.txt"
-        process = PROCESSES.Process(target=_run, args=(arguments, strike, environment or {}, log))
+        process = PROCESSES.Process(
+            target=_run, args=(arguments, signal_at, environment or {}, log)
+        )
         process.start()
-        return Started(process, log)
+        return RunningProcess(process, log)
 
-    def wait(self, started: Started) -> Ended:
-        """Until it ends."""
+    def wait(self, started: RunningProcess) -> ProcessResult:
+        """Wait until the process ends."""
         started.process.join()
         code = started.process.exitcode
-        return Ended(code, started.log.read_text(encoding="utf-8"))
+        return ProcessResult(code, started.log.read_text(encoding="utf-8"))
 
     def run_folder(self, outputs: str) -> Path:
         """The only run below `outputs`."""
-        (found,) = (self.folder / outputs / "default").iterdir()
-        return found
+        (run,) = (self.folder / outputs / "default").iterdir()
+        return run
 
 
 def _run(
     arguments: Sequence[str],
-    strike: tuple[str, int, int] | None,
+    signal_at: tuple[str, int, int] | None,
     environment: Mapping[str, str],
     log: Path,
 ) -> None:
-    """Train in this process, which is one of its own."""
+    """Train in this process, which runs nothing else."""
     os.environ.update(environment)
     with open(log, "wb") as stream:
         for number in (1, 2):
@@ -151,33 +155,33 @@ def _run(
     from headwise import cli
     from headwise.track.jsonl import JsonlWriter
 
-    headwise.commands.train.draw = lambda folder, tracker: None  # a second a run, after all tested
+    headwise.commands.train.draw = lambda folder, tracker: None  # saves a second per run
     command_line.compose_once(pytest.MonkeyPatch())
-    if strike:
-        place, n_calls, number = strike
-        owner, name = {"record": (JsonlWriter, "write"), "replace": (os, "replace")}[place]
-        real, calls = getattr(owner, name), itertools.count(1)
+    if signal_at:
+        event, n_calls, number = signal_at
+        owner, name = {"record": (JsonlWriter, "write"), "replace": (os, "replace")}[event]
+        original, calls = getattr(owner, name), itertools.count(1)
 
-        def struck(*given: Any, **options: Any) -> Any:
+        def send_signal(*args: Any, **kwargs: Any) -> Any:
             if next(calls) == n_calls:
                 os.kill(os.getpid(), number)
-            return real(*given, **options)
+            return original(*args, **kwargs)
 
-        setattr(owner, name, struck)
+        setattr(owner, name, send_signal)
     sys.argv = ["train.py", *arguments]
     cli.main("train")
 
 
-def record(path: Path) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl or heads.jsonl without what the clock decides."""
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl or heads.jsonl without times."""
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     return [{k: v for k, v in line.items() if not k.startswith("time/")} for line in lines]
 
 
-def remains(run: Path) -> dict[str, Any]:
-    """What must be equal between runs that went the same way."""
+def run_outputs(run: Path) -> dict[str, Any]:
+    """The outputs that must be equal between identical runs."""
     return {
-        "metrics": record(run / "metrics.jsonl"),
+        "metrics": read_log(run / "metrics.jsonl"),
         "heads": (run / "heads.jsonl").read_bytes(),
         **{
             str(path.relative_to(run)): hashlib.sha256(path.read_bytes()).hexdigest()
@@ -187,24 +191,26 @@ def remains(run: Path) -> dict[str, Any]:
     }
 
 
-def assert_same_course(one: Path, two: Path) -> None:
-    """The same losses and scores within float32."""
-    lines = list(zip(record(one / "metrics.jsonl"), record(two / "metrics.jsonl"), strict=True))
+def assert_same_metrics(one: Path, two: Path) -> None:
+    """Assert equal losses and scores up to float32 rounding."""
+    lines = list(zip(read_log(one / "metrics.jsonl"), read_log(two / "metrics.jsonl"), strict=True))
     assert lines
-    for single, double in lines:
-        assert single.keys() == double.keys()
-        for name, value in single.items():
-            assert double[name] == pytest.approx(value, rel=1e-5), (single["update"], name)
+    for first, second in lines:
+        assert first.keys() == second.keys()
+        for name, value in first.items():
+            assert second[name] == pytest.approx(value, rel=1e-5), (first["update"], name)
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """An unused port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
-def python(arguments: Sequence[object], folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    """A Python process of the user's kind."""
+def run_python(
+    arguments: Sequence[object], folder: Path = ROOT
+) -> subprocess.CompletedProcess[str]:
+    """Run Python as a user does."""
     command = [sys.executable, *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, cwd=folder, check=False)

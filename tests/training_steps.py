@@ -1,4 +1,4 @@
-"""Updates of small models on any device, and the settings that every kind of device has to bear."""
+"""Updates of small models on any device, and the settings to test on every kind of device."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from headwise.train.schedule import Constant
 from headwise.train.step import TrainingStep, build_step
 from headwise.train.trainer import Trainer, Validation
 
-N_WORDS = 40
+VOCAB_SIZE = 40
 VARIANTS = [
     *([f"attention={choice}"] for choice in group_choices("attention") if choice != "linformer"),
-    ["attention=linformer", "attention.max_length=512"],  # a longer sentence is refused
+    ["attention=linformer", "attention.max_length=512"],  # longer sentences are rejected
     *([f"pattern={choice}", "attention=entmax15"] for choice in group_choices("pattern")),
     *([f"scaling={choice}"] for choice in group_choices("scaling")),
     *([f"gates={choice}"] for choice in group_choices("gates")),
@@ -46,25 +46,25 @@ CONFIG = TrainerConfig(
     max_updates=4, log_every=1, validate_every=2, save_every=2, keep=2, monitor="loss",
     precision="fp32", progress=False,
 )  # fmt: skip
-# Without a kernel these solve most rows over a few classes and look at how many are left:
-# one look costs less than the passes over the whole vocabulary that it saves.
-LOSSES_THAT_LOOK = ["entmax", "entmax15", "sparsemax"]
+# Without a kernel these solve most rows over a few classes, then read how many rows remain from the
+# device: one wait costs less than the passes over the whole vocabulary that it saves.
+LOSSES_WITH_HOST_WAIT = ["entmax", "entmax15", "sparsemax"]
 
 
-def step_of(config: Any, device: torch.device, n_words: int = N_WORDS) -> TrainingStep:
-    model = build_model(config, n_words, n_words, joint=True).to(device)
+def step_of(config: Any, device: torch.device, vocab_size: int = VOCAB_SIZE) -> TrainingStep:
+    model = build_model(config, vocab_size, vocab_size, joint=True).to(device)
     return build_step(config, model, instantiate(config.loss, "loss"), Ranks(0, 1, device))
 
 
 def batch(*lengths: int) -> Batch:
-    """Rows of some lengths, in host memory."""
+    """A batch of rows of these lengths, in host memory."""
     rows = [[4 + i % 30 for i in range(n)] for n in lengths]
     split = EncodedSplit.from_lists(rows, rows[::-1])
     return collate(split, np.arange(len(rows), dtype=np.int32))
 
 
 class Loader:
-    """Batches of given rows of a split, over and over."""
+    """Repeat batches of these rows of a split."""
 
     def __init__(self, split: EncodedSplit, *rows: Iterable[int]) -> None:
         self.batches = [collate(split, np.array(list(some), dtype=np.int32)) for some in rows]
@@ -84,7 +84,7 @@ class Loader:
 def small_model(
     layers: int = 1, heads: int = 2, dropout: float = 0.0, attention: str = "alpha_entmax"
 ) -> Transformer:
-    """A model of nine pieces; the same weights each time."""
+    """A model with nine vocabulary entries; always the same weights."""
     factory = AttentionFactory({"attention": group_node("attention", attention)}, dropout=dropout)
     sizes = (layers, layers, 8, heads, 16)
     config = ModelConfig("test", *sizes, dropout=dropout, activation_dropout=0.0)
@@ -93,7 +93,7 @@ def small_model(
 
 
 def validation(**values: float) -> Validation:
-    """Of one item whose statistics are the scores themselves; of `bleu` more is better."""
+    """Validation of one item whose sums are the scores; a higher `bleu` is better."""
     better = {"bleu": "higher"}
     metrics = [
         Metric(name, better.get(name, "lower"), lambda sums: sums[0], [column], "", "", "")
@@ -103,18 +103,18 @@ def validation(**values: float) -> Validation:
 
 
 def make_trainer(folder: Path, model: Transformer | None = None, **changes: Any) -> Trainer:
-    """A trainer by plain descent, so that a step is the gradient itself; of made-up scores."""
+    """A trainer with plain SGD, so that a step is the gradient, and made-up scores."""
     model = model or small_model()
     scores = iter(changes.pop("scores", [3.0, 2.0, 1.0, 0.5]))
     run = RunFolder(folder)
     run.make()
-    of_step: dict[str, Any] = {
+    step_options: dict[str, Any] = {
         "optimizer": torch.optim.SGD(model.parameters(), lr=changes.pop("lr", 1.0)),
         "schedule": Constant(),
         "config": CONFIG,
         "transform": lambda update: None,
     }
-    of_step |= {name: changes.pop(name) for name in set(of_step) & set(changes)}
+    step_options |= {name: changes.pop(name) for name in set(step_options) & set(changes)}
     parts: dict[str, Any] = {
         "loader": Loader(PAIRS, [0, 1], [2, 3], [4]),
         "validate": lambda: validation(loss=next(scores)),
@@ -123,5 +123,5 @@ def make_trainer(folder: Path, model: Transformer | None = None, **changes: Any)
         **changes,
     }
     ranks = Ranks(0, 1, torch.device("cpu"))
-    step = TrainingStep(model, CrossEntropy(0.1), seed=1, ranks=ranks, **of_step)
+    step = TrainingStep(model, CrossEntropy(0.1), seed=1, ranks=ranks, **step_options)
     return Trainer(step, folder=run, records=Records(run), **parts)

@@ -1,4 +1,4 @@
-"""Calls of the kernels, and what float64 makes of them."""
+"""Calls of the kernels, and their results in float64."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from triton_marks import DEVICE
 
 @dataclass
 class Case:
-    """Inputs on the device, and what is told beside them."""
+    """Inputs on the device and the other arguments of a call."""
 
     tensors: list[Tensor]  # query, key, value
     alpha: Tensor
@@ -40,12 +40,12 @@ def make_case(
     offset: int = 0,
     n_prefix: int | None = None,
 ) -> Case:
-    """With slopes on all heads but the last where there is a prefix, if only of 0."""
+    """Inputs of a call; `n_prefix`, also 0, adds slopes to all heads but the last."""
     n_batch, n_heads, n_queries, n_keys, head_dim = shape
     generator = torch.Generator().manual_seed(sum(shape))
 
     def draw(n_rows: int, factor: float = 1.0) -> Tensor:
-        # heads split from one projection, so that rows are not contiguous
+        # views of one projection, so that rows are not contiguous
         drawn = torch.randn(n_batch, n_rows, n_heads, head_dim, generator=generator) * factor
         return drawn.to(DEVICE, dtype).transpose(1, 2)
 
@@ -67,14 +67,14 @@ def reference(case: Case, keep: Tensor | None = None, dropout: float = 0.0) -> l
     """
     query, key, value = (tensor.double().requires_grad_() for tensor in case.tensors)
     alpha = case.alpha.double().requires_grad_()
-    # α = 1 from just above, where the formulas have no hole
+    # α = 1 is approached from above, where the formulas are defined
     beta = (alpha - 1 + 1e-5 * (alpha.detach() < 1 + 1e-6))[:, None, None]
     scores = query @ key.transpose(-1, -2) * case.scale
     if case.distances is not None:
         n, i = case.distances.n_prefix, torch.arange(query.shape[2], device=DEVICE) + case.offset
-        apart = (i[:, None] - torch.arange(key.shape[2], device=DEVICE)).abs()
-        apart[: max(n - case.offset, 0)], apart[:, :n] = 0, 0
-        scores = scores - case.distances.slopes_H[:, None, None] * apart
+        distance = (i[:, None] - torch.arange(key.shape[2], device=DEVICE)).abs()
+        distance[: max(n - case.offset, 0)], distance[:, :n] = 0, 0
+        scores = scores - case.distances.slopes_H[:, None, None] * distance
     mask = torch.ones_like(scores, dtype=torch.bool)
     keys = torch.arange(key.shape[2], device=DEVICE)
     if case.lengths is not None:
@@ -114,19 +114,19 @@ def fused(case: Case, dropout: float = 0.0, alpha: float | None = None) -> list[
         query, key, value, alphas if alpha is None else alpha,
         case.lengths, case.causal, case.offset, dropout, case.scale, case.distances,
     )  # fmt: skip
-    wanted = (query, key, value) if alpha is not None else (query, key, value, alphas)
-    return [context.detach(), *torch.autograd.grad(context, wanted, case.grad)]
+    inputs = (query, key, value) if alpha is not None else (query, key, value, alphas)
+    return [context.detach(), *torch.autograd.grad(context, inputs, case.grad)]
 
 
-def errors(found: list[Tensor], expected: list[Tensor]) -> list[float]:
+def errors(actual: list[Tensor], expected: list[Tensor]) -> list[float]:
     """Largest errors, relative to the largest value."""
-    pairs = zip(found, expected, strict=False)
+    pairs = zip(actual, expected, strict=False)
     return [float((a.double() - b).abs().max() / b.abs().max().clamp_min(1e-9)) for a, b in pairs]
 
 
-def assert_precise(found: list[Tensor], expected: list[Tensor]) -> None:
-    """To float32; for α near 2 a key at the border of its support weighs on the gradients."""
-    context, grad_query, grad_key, grad_value, *grad_alpha = errors(found, expected)
+def assert_precise(actual: list[Tensor], expected: list[Tensor]) -> None:
+    """Assert float32 precision; for α near 2, keys at the border of the support add errors."""
+    context, grad_query, grad_key, grad_value, *grad_alpha = errors(actual, expected)
     assert max(context, grad_value) < 2e-6
     assert max(grad_query, grad_key, *grad_alpha) < 3e-5
 
@@ -134,32 +134,32 @@ def assert_precise(found: list[Tensor], expected: list[Tensor]) -> None:
 def map_results(
     scores: Tensor, alpha: Tensor | None, mask: Tensor | None, power: Power, dtype: torch.dtype
 ) -> list[Tensor]:
-    """Weights, gradient of the scores and, where learned, of α."""
+    """Weights, gradient of the scores and, if α is a tensor, of α."""
     grad = torch.randn(scores.shape, generator=torch.Generator().manual_seed(5))
-    ours = scores.to(dtype, copy=True).requires_grad_()
-    learned = None if alpha is None else alpha.to(dtype, copy=True).requires_grad_()
-    weights = function.weights(ours, learned, mask, power)
-    weights.backward(grad.to(ours))
-    found = [weights.detach(), ours.grad, None if learned is None else learned.grad]
-    return [one.double() for one in found if one is not None]
+    scores_leaf = scores.to(dtype, copy=True).requires_grad_()
+    alpha_leaf = None if alpha is None else alpha.to(dtype, copy=True).requires_grad_()
+    weights = function.weights(scores_leaf, alpha_leaf, mask, power)
+    weights.backward(grad.to(scores_leaf))
+    actual = [weights.detach(), scores_leaf.grad, None if alpha_leaf is None else alpha_leaf.grad]
+    return [one.double() for one in actual if one is not None]
 
 
 def assert_near_float64(
     scores: Tensor, alpha: Tensor | None, mask: Tensor | None, power: Power
 ) -> list[Tensor]:
-    """That a map is near torch's arithmetic in float64, which is none of the kernels' types."""
-    found = map_results(scores, alpha, mask, power, torch.float32)
+    """Assert that a map is near torch in float64, a type that no kernel has."""
+    actual = map_results(scores, alpha, mask, power, torch.float32)
     exact = map_results(scores, alpha, mask, power, torch.float64)
-    assert (found[0] - exact[0]).abs().max() <= 1e-6
-    # float32 cannot tell on which side of the border of the support a key lies that is close to it
+    assert (actual[0] - exact[0]).abs().max() <= 1e-6
+    # float32 does not resolve on which side of the border of the support a close key is
     beta = scores.new_tensor(ALPHAS.get(power, 0.0)) - 1 if alpha is None else alpha - 1
     is_near = (exact[0] > 0) & (exact[0] ** beta.double() < 3e-2)
     is_clear = ~(is_near & (beta >= 0.5)).any(-1)
     assert is_clear.double().mean() > 0.5
     bound = 5e-6 * exact[1].abs().max().clamp_min(1)
-    assert (found[1] - exact[1])[is_clear].abs().max() <= bound
+    assert (actual[1] - exact[1])[is_clear].abs().max() <= bound
     if alpha is not None:
-        assert found[2].shape == alpha.shape
+        assert actual[2].shape == alpha.shape
         bound = 1e-5 * exact[2].abs().max().clamp_min(1)
-        assert (found[2] - exact[2]).abs().max() <= bound
-    return found
+        assert (actual[2] - exact[2]).abs().max() <= bound
+    return actual

@@ -18,24 +18,27 @@ needs_triton = [
         not (HAS_TRITON and HAS_DEVICE),
         reason="no Triton with a GPU or its interpreter (make test-triton)",
     ),
-    # of numpy, about infinities that the kernels mean
+    # from numpy, about the kernels' infinities
     pytest.mark.filterwarnings("ignore::RuntimeWarning:triton"),
 ]
 
 
-def choose_way(way: str, patch: pytest.MonkeyPatch) -> None:
+def choose_implementation(implementation: str, patch: pytest.MonkeyPatch) -> None:
     """Compute maps and losses by the C++ `kernels`, by `torch` alone or by `triton`."""
     from headwise.kernels import native, triton_device, triton_loss, triton_maps, verification
 
-    if way == "triton":
+    if implementation == "triton":
         patch.setattr(triton_device, "takes", lambda values: values.dtype in triton_device.TYPES)
         patch.setattr(verification, "verify", lambda *case: None)
         patch.setattr(verification, "verdict", lambda case: None)
-        if IS_INTERPRETED:  # which takes its time for each program
+        if IS_INTERPRETED:  # it is slow for each program
             patch.setattr(triton_maps, "SHAPES", {triton_maps.LONGEST_BLOCK: (64, 1)})
-        for block in ("READ_BLOCK", "WRITE_BLOCK"):  # large vocabularies take several
+        for block in (
+            "READ_BLOCK",
+            "WRITE_BLOCK",
+        ):  # so that large vocabularies take several blocks
             patch.setattr(triton_loss, block, 1024)
-    if way != "kernels":
+    if implementation != "kernels":
         patch.setattr(native, "takes", lambda scores: False)
     elif native.reason_without() is not None:
         pytest.skip(str(native.reason_without()))

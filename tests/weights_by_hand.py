@@ -1,4 +1,4 @@
-"""Weights written down row by row, as an analysis sees them."""
+"""Attention weights written row by row, as observations of an analysis."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class _Placed:
 
 
 class Model:
-    """As much of a Transformer as tables are made by: attentions of so many heads, one layer."""
+    """The part of a Transformer that tables need: attentions of `n_heads` heads in one layer."""
 
     def __init__(self, n_heads: int) -> None:
         self.n_heads = n_heads
@@ -42,14 +42,14 @@ class Model:
 
 
 class Means:
-    """Means of one measure of heads over what it takes; more arguments are the measure's own."""
+    """Means of one measure of heads; further arguments are passed to the measure."""
 
     def __init__(self, measure: Callable[..., Measures], *arguments: Any) -> None:
         self._measure, self._arguments, self._means = measure, arguments, HeadMeans()
 
-    def take(self, batch: Batch, seen: Observation) -> None:
-        for values, counted in self._measure(batch, seen, *self._arguments):
-            self._means.add(seen, values, counted)
+    def take(self, batch: Batch, observation: Observation) -> None:
+        for values, counted in self._measure(batch, observation, *self._arguments):
+            self._means.add(observation, values, counted)
 
     def tables(self) -> dict[str, HeadValues]:
         model: Any = Model(1)
@@ -61,20 +61,20 @@ class Means:
 
 
 def batch_of(source_lengths: Sequence[int], target_lengths: Sequence[int] | None = None) -> Batch:
-    """Sentences of so many pieces, in the order given, marks not counted."""
+    """Sentences of these numbers of tokens, special tokens not counted, in this order."""
     target_lengths = source_lengths if target_lengths is None else target_lengths
     sides = [[[4] * n for n in lengths] for lengths in (source_lengths, target_lengths)]
     return collate(EncodedSplit.from_lists(*sides), np.arange(len(source_lengths), dtype=np.int32))
 
 
-def seen(
+def observation(
     site: str,
     weights: Sequence[Rows],
     lengths: Sequence[int],
     causal: bool = False,
     is_distribution: bool = True,
 ) -> Observation:
-    """One attention of one head: weights (B, Q, K) of sentences of so many positions."""
+    """One attention of one head: weights (B, Q, K) of sentences of these lengths."""
     weights_BHQK = torch.tensor(weights)[:, None]
     n_queries, n_keys = weights_BHQK.shape[2:]
     queries_BQ = torch.arange(n_queries) < torch.tensor(lengths)[:, None]

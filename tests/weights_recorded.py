@@ -1,4 +1,4 @@
-"""An attention with its weights."""
+"""Calls of an attention that return its weights."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headwise.attention.recorder import recorded_weights
 
 
 def with_weights(attention: Attention, *args: Any) -> tuple[Tensor, Any]:
-    """Context (B, Q, D) and weights (B, H, Q, K), or None where it forms none."""
+    """Context (B, Q, D) and weights (B, H, Q, K); None if the attention forms none."""
     with recorded_weights(attention) as weights:
         context = attention(*args)
     return context, weights.get(attention.place.site, {}).get(attention.place.layer)

@@ -46,7 +46,7 @@ def test_every_operator_is_checked() -> None:
     assert [name for name in named if f'check("{name}"' not in text] == []
 
 
-@pytest.mark.usefixtures("computed_every_way")
+@pytest.mark.usefixtures("every_implementation")
 @pytest.mark.parametrize("power", list(Power))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_maps(power: Power, dtype: torch.dtype) -> None:

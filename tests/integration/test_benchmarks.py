@@ -13,7 +13,7 @@ from benchmarks import deep, entmax, peers, training_step, updates, variants
 from benchmarks.toolkits import Headwise
 from torch import Tensor
 
-from command_line import json_of
+from command_line import read_json
 from headwise.config.schema import ModelConfig
 from headwise.train.memory import glibc
 
@@ -105,7 +105,7 @@ def test_a_step_is_timed_beside_that_of_softmax(
     kept = tmp_path / "step.json"
     monkeypatch.setattr("sys.argv", ["variants", "--quick", "--json", str(kept)])
     variants.main()
-    found = json_of(kept)["variants"]
+    found = read_json(kept)["variants"]
     assert list(found) == ["linear", "softmax"]
     assert len(re.findall(r"tokens/s +[0-9.]+ +memory [0-9.-]+", capsys.readouterr().out)) == 2
     if hasattr(glibc(), "mallinfo2"):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from command_line import CommandLine, json_of
+from command_line import CommandLine, read_json
 from headwise.analysis.tables import COMPARISON, FOLDER, HEADS, TABLES
 from headwise.train.checkpoint import load_checkpoint, save_checkpoint
 
@@ -29,7 +29,7 @@ def test_a_run_gets_its_tables_and_findings(headwise: CommandLine, run: Path) ->
     assert [(r["site"], r["layer"], r["head"]) for r in rows["heads"]] == [
         (site, 1, head) for site in SITES for head in (1, 2)
     ]
-    results = json_of(run / "results.json")["alpha"]
+    results = read_json(run / "results.json")["alpha"]
     for row in rows["heads"]:
         assert row["alpha"] == pytest.approx(results[row["site"]][0][row["head"] - 1], abs=1e-6)
         assert 0 < row["density"] <= 1
@@ -37,7 +37,7 @@ def test_a_run_gets_its_tables_and_findings(headwise: CommandLine, run: Path) ->
     assert len(rows["layers"]) == 3
     assert len(rows["density"]) == 6 * 21
     assert len(rows["trajectories"]) == 6
-    about = json_of(out / "settings.json")
+    about = read_json(out / "settings.json")
     assert (about["sentences"], about["split"]) == (6, "valid")
     # every query of every sentence stands in the histograms once
     n_queries = {

@@ -11,10 +11,10 @@ import pytest
 
 from command_line import (
     CommandLine,
-    refused,
+    assert_rejected,
+    break_alignment,
     run_folders,
     small_overrides,
-    spoil_alignment,
     write_corpus,
 )
 
@@ -80,14 +80,14 @@ CONFIG_ERRORS = {
 def test_a_wrong_setting_is_refused(override: str, headwise: CommandLine, tmp_path: Path) -> None:
     arguments = small_overrides(tmp_path)  # whose data.dir does not exist
     overrides = [override] if override.startswith("+") else override.split()
-    refused(headwise("train", *arguments, *overrides), 2, CONFIG_ERRORS[override])
+    assert_rejected(headwise("train", *arguments, *overrides), 2, CONFIG_ERRORS[override])
     assert not (tmp_path / "outputs").exists()
 
 
 def test_data_without_files_needs_a_task_that_makes_them(headwise: CommandLine) -> None:
     for command in ("train", "prepare"):
         wanted = "data must be a DataConfig with task=translation"
-        refused(headwise(command, "data=none"), 2, wanted)
+        assert_rejected(headwise(command, "data=none"), 2, wanted)
 
 
 def spoil_encoding(text: Path) -> str:
@@ -116,12 +116,12 @@ def spoil_test_set(text: Path) -> str:
 
 @pytest.mark.parametrize(
     "spoil",
-    [spoil_alignment, spoil_encoding, spoil_by_emptying, spoil_by_removing, spoil_test_set],
+    [break_alignment, spoil_encoding, spoil_by_emptying, spoil_by_removing, spoil_test_set],
 )
 @pytest.mark.parametrize("command", ["train", "prepare"])
 def test_broken_data(command: str, spoil: Any, headwise: CommandLine, tmp_path: Path) -> None:
     wanted = spoil(write_corpus(tmp_path / "text"))
-    refused(headwise(command, *small_overrides(tmp_path)), 1, wanted)
+    assert_rejected(headwise(command, *small_overrides(tmp_path)), 1, wanted)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_a_line_beyond_the_positions_is_found_before_training(
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     limited = ["positions=learned", "positions.max_positions=50"]
     arguments = small_overrides(tmp_path, *limited, "tokenizer.max_sentence_tokens=40")
-    refused(headwise("train", *arguments), 1, told, "at most 50")
+    assert_rejected(headwise("train", *arguments), 1, told, "at most 50")
     (folder,) = run_folders(tmp_path / "outputs")
     assert not list((folder / "checkpoints").iterdir())
 
@@ -159,7 +159,7 @@ def test_a_target_as_long_as_the_positions_is_taken(headwise: CommandLine, tmp_p
 
 def test_prepare_checks_the_tokenizer_before_data(headwise: CommandLine, tmp_path: Path) -> None:
     ended = headwise("prepare", *small_overrides(tmp_path, "tokenizer.character_coverage=2"))
-    refused(ended, 2, "tokenizer.character_coverage", "in [0.98, 1]", "got 2")
+    assert_rejected(ended, 2, "tokenizer.character_coverage", "in [0.98, 1]", "got 2")
 
 
 def test_out_of_memory(
@@ -171,7 +171,7 @@ def test_out_of_memory(
     monkeypatch.setattr("headwise.train.trainer.Trainer.run", fail)
     write_corpus(tmp_path / "text")
     ended = headwise("train", *small_overrides(tmp_path))
-    refused(ended, 1, "out of memory", "Lower trainer.max_tokens", "can't allocate memory")
+    assert_rejected(ended, 1, "out of memory", "Lower trainer.max_tokens", "can't allocate memory")
 
 
 def test_defects_keep_a_traceback(
@@ -276,16 +276,16 @@ def test_what_cannot_be_done_is_refused(line: str, headwise: CommandLine, traine
 
     before = sorted(trained.parent.rglob("*"))
     code, *wanted = REFUSED[line]
-    refused(headwise(*shlex.split(filled(line))), code, *map(filled, map(str, wanted)))
+    assert_rejected(headwise(*shlex.split(filled(line))), code, *map(filled, map(str, wanted)))
     assert sorted(trained.parent.rglob("*")) == before
 
 
 def test_a_config_of_another_version_is_refused(headwise: CommandLine, tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("sed: 1\n", encoding="utf-8")
-    refused(headwise("evaluate", f"run={tmp_path}"), 1, "config.yaml", "version")
+    assert_rejected(headwise("evaluate", f"run={tmp_path}"), 1, "config.yaml", "version")
     for text in ("a: [1\n", "data: 3\n"):
         (tmp_path / "config.yaml").write_text(text, encoding="utf-8")
-        refused(headwise("evaluate", f"run={tmp_path}"), 1, "config.yaml", "broken")
+        assert_rejected(headwise("evaluate", f"run={tmp_path}"), 1, "config.yaml", "broken")
 
 
 def test_a_place_that_cannot_be_written_is_named(headwise: CommandLine, tmp_path: Path) -> None:
@@ -293,4 +293,4 @@ def test_a_place_that_cannot_be_written_is_named(headwise: CommandLine, tmp_path
     (tmp_path / "file").touch()
     given = [o for o in small_overrides(tmp_path) if not o.startswith("paths.outputs")]
     ended = headwise("train", *given, f"paths.outputs={tmp_path}/file")
-    refused(ended, 1, f"{tmp_path}/file", "paths.outputs")
+    assert_rejected(ended, 1, f"{tmp_path}/file", "paths.outputs")

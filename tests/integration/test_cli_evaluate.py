@@ -13,13 +13,13 @@ import pytest
 import headwise as package
 from command_line import (
     CommandLine,
+    assert_rejected,
     change_config,
-    json_of,
-    refused,
-    results,
+    read_json,
+    read_results,
     write_sentence,
 )
-from corpus_writers import served
+from corpus_writers import serve_folder
 from headwise.train.checkpoint import checkpoint_path
 
 TEXT_METRICS = ("bleu", "bleu_tokenised", "chrf", "chrf++")
@@ -28,10 +28,10 @@ TEXT_METRICS = ("bleu", "bleu_tokenised", "chrf", "chrf++")
 def test_the_runs_own_test_sets_get_the_runs_own_scores(headwise: CommandLine, run: Path) -> None:
     ended = headwise("evaluate", f"run={run}")
     assert (ended.code, ended.err) == (0, "")
-    own = json_of(run / "results.json")["scores"]
+    own = read_json(run / "results.json")["scores"]
     own.pop("valid")
-    assert results(run)["scores"] == own
-    assert (run / "checkpoints" / f"{results(run)['checkpoint']}.pt").is_file()
+    assert read_results(run)["scores"] == own
+    assert (run / "checkpoints" / f"{read_results(run)['checkpoint']}.pt").is_file()
     for split, metrics in own.items():
         assert set(metrics) == {*TEXT_METRICS, "loss", "nll", "perplexity"}
         for unit in ("loss", "translation"):
@@ -61,11 +61,11 @@ def test_texts_are_aligned_by_line(headwise: CommandLine, run: Path, trained: Pa
 def test_sets_add_up_but_never_across_searches_or_weights(headwise: CommandLine, run: Path) -> None:
     headwise("evaluate", f"run={run}", "data.test=[test_a]")
     headwise("evaluate", f"run={run}", "data.test=[test_b]")
-    assert set(results(run)["scores"]) == {"test_a", "test_b"}
+    assert set(read_results(run)["scores"]) == {"test_a", "test_b"}
     ended = headwise("evaluate", f"run={run}", "data.test=[test_b]", "decode.precision=bf16")
     assert "held scores of test_a, test_b with other weights" in ended.out
-    assert set(results(run)["scores"]) == {"test_b"}
-    assert results(run)["decode"]["precision"] == "bf16"
+    assert set(read_results(run)["scores"]) == {"test_b"}
+    assert read_results(run)["decode"]["precision"] == "bf16"
 
 
 def test_other_weights_under_the_same_name_make_room(headwise: CommandLine, run: Path) -> None:
@@ -75,14 +75,14 @@ def test_other_weights_under_the_same_name_make_room(headwise: CommandLine, run:
     shutil.copy(other, run / "checkpoints" / "last.pt")
     ended = headwise(*given, "data.test=[test_b]")
     assert "held scores of test_a with other weights or another search" in ended.out
-    assert results(run, "results-last")["checkpoint"] == "last"
-    assert set(results(run, "results-last")["scores"]) == {"test_b"}
+    assert read_results(run, "results-last")["checkpoint"] == "last"
+    assert set(read_results(run, "results-last")["scores"]) == {"test_b"}
 
 
 def test_sets_that_the_run_holds_are_scored_as_one(headwise: CommandLine, run: Path) -> None:
     joined = "test_b+test_a"
     headwise.ok("evaluate", f"run={run}", f"data.test=[{joined},test_a]")
-    assert set(results(run)["scores"]) == {joined, "test_a"}
+    assert set(read_results(run)["scores"]) == {joined, "test_a"}
     folder = run / "hypotheses"
     for end in (".ref.txt", ".src.txt"):
         apart = [(folder / f"{name}{end}").read_text("utf-8") for name in joined.split("+")]
@@ -94,17 +94,17 @@ def test_own_text_and_a_name_of_its_own(headwise: CommandLine, run: Path, tmp_pa
     (tmp_path / "mine.en").write_text("dog sees house\ncat\n", encoding="utf-8")
     own = [f"data.source_file={tmp_path}/mine.de", f"data.reference_file={tmp_path}/mine.en"]
     headwise.ok("evaluate", f"run={run}", *own, "name=mine")
-    assert set(results(run, "mine")["scores"]) == {"mine.de"}
+    assert set(read_results(run, "mine")["scores"]) == {"mine.de"}
     files = {"source": str(tmp_path / "mine.de"), "reference": str(tmp_path / "mine.en")}
-    assert results(run, "mine")["files"] == {"mine.de": files}
+    assert read_results(run, "mine")["files"] == {"mine.de": files}
     headwise.ok("evaluate", f"run={run}", "data.test=[test_a]", "name=mine")
-    assert set(results(run, "mine")["scores"]) == {"mine.de", "test_a"}
-    assert results(run, "mine")["files"] == {"mine.de": files}
+    assert set(read_results(run, "mine")["scores"]) == {"mine.de", "test_a"}
+    assert read_results(run, "mine")["files"] == {"mine.de": files}
     (tmp_path / "mine.en").write_text("dog sees house\n", encoding="utf-8")
-    refused(headwise("evaluate", f"run={run}", *own), 1, "2 lines")
+    assert_rejected(headwise("evaluate", f"run={run}", *own), 1, "2 lines")
     (tmp_path / "mine.de").write_bytes(b"")
     (tmp_path / "mine.en").write_bytes(b"")
-    refused(headwise("evaluate", f"run={run}", *own), 1, "mine.de is empty")
+    assert_rejected(headwise("evaluate", f"run={run}", *own), 1, "mine.de is empty")
 
 
 def test_a_command_of_the_users_scores_and_may_fail(headwise: CommandLine, run: Path) -> None:
@@ -112,7 +112,7 @@ def test_a_command_of_the_users_scores_and_may_fail(headwise: CommandLine, run: 
     broken = f"{sys.executable} -c 'import sys; sys.exit(3)' {{hypotheses}}"
     external = f'decode.external={{mine: "{count}", broken: "{broken}"}}'
     ended = headwise.ok("evaluate", f"run={run}", "data.test=[test_b]", external)
-    found = results(run)["scores"]["test_b"]
+    found = read_results(run)["scores"]["test_b"]
     assert found["mine"]["score"] == 7.5
     assert "exit code 3" in found["broken"]["warning"]
     assert "exit code 3" in ended.out
@@ -126,8 +126,8 @@ def test_commands_of_a_run_never_start(headwise: CommandLine, run: Path, tmp_pat
     for given in ((), (f'decode.external={{mine: "{count}"}}',)):
         headwise.ok("evaluate", f"run={run}", "data.test=[test_b]", *given)
         assert not (tmp_path / "started").exists()
-        assert "theirs" not in results(run)["scores"]["test_b"]
-    assert results(run)["scores"]["test_b"]["mine"]["score"] == 7.5
+        assert "theirs" not in read_results(run)["scores"]["test_b"]
+    assert read_results(run)["scores"]["test_b"]["mine"]["score"] == 7.5
 
 
 def archive_origin(archives: dict[str, str], file: str = "text") -> list[Any]:
@@ -151,9 +151,9 @@ def test_a_run_writes_only_in_its_folder(headwise: CommandLine, run: Path, tmp_p
     data = {"data__dir": None, "data__origins": origins, "data__test": ["test_x"]}
     change_config(run, **data, paths__cache=theirs)
     before = sorted(tmp_path.iterdir())
-    refused(headwise("evaluate", f"run={run}"), 2, "archives.de.downloads")
+    assert_rejected(headwise("evaluate", f"run={run}"), 2, "archives.de.downloads")
     change_config(run, data__test=["../../../out"])
-    refused(headwise("evaluate", f"run={run}"), 2, "'../../../out'")
+    assert_rejected(headwise("evaluate", f"run={run}"), 2, "'../../../out'")
     assert sorted(tmp_path.iterdir()) == before
 
 
@@ -162,7 +162,7 @@ def test_downloads_go_into_the_cache_of_this_machine(
 ) -> None:
     write_sentence(tmp_path / "served", "x")
     monkeypatch.setenv("HEADWISE_CACHE", str(tmp_path / "ours"))
-    with served(tmp_path / "served") as address:
+    with serve_folder(tmp_path / "served") as address:
         origins = archive_origin({code: f"{address}/x.{code}" for code in ("de", "en")}, "{}")
         theirs = str(tmp_path / "their" / "cache")
         change_config(run, data__dir=None, data__origins=origins, paths__cache=theirs)
@@ -179,7 +179,7 @@ def test_the_runs_own_sets_are_in_its_folder(
     headwise.ok("evaluate", f"run={run}", "data.test=[test_b,valid]")
     # one that is not there is looked for in the corpus, which is gone
     ended = headwise("evaluate", f"run={run}", "data.test=[test_b,test_c]")
-    refused(ended, 1, "test_c", "data.dir=text", str(tmp_path / "text"))
+    assert_rejected(ended, 1, "test_c", "data.dir=text", str(tmp_path / "text"))
 
 
 def test_another_folder_of_text_wins(headwise: CommandLine, run: Path, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from command_line import CommandLine, change_config, refused, results, write_sentence
+from command_line import CommandLine, assert_rejected, change_config, read_results, write_sentence
 from headwise.commands import evaluate
 from headwise.errors import DataError
 
@@ -23,12 +23,12 @@ def test_files_are_named_for_as_long_as_their_scores_stand(
     given = ("evaluate", f"run={run}")
     own = ("data.source_file=test_a", "data.reference_file=mine.en")
     headwise.ok(*given, *own)
-    assert results(run)["files"] == {"test_a": theirs}  # wherever the next command is given
+    assert read_results(run)["files"] == {"test_a": theirs}  # wherever the next command is given
     headwise.ok(*given, "data.test=[test_a]")
-    assert "files" not in results(run)
+    assert "files" not in read_results(run)
     headwise.ok(*given, *own)
     headwise.ok(*given, "data.test=[test_b]", "decode.beam=3")
-    assert "files" not in results(run)
+    assert "files" not in read_results(run)
 
 
 def test_what_was_scored_stays_where_a_later_set_fails(
@@ -42,14 +42,14 @@ def test_what_was_scored_stays_where_a_later_set_fails(
         return score(*arguments)
 
     monkeypatch.setattr(evaluate, "evaluate_texts", fail_at_test_b)
-    refused(headwise("evaluate", f"run={run}", "data.test=[test_a,test_b]"), 1, "no more")
-    assert set(results(run)["scores"]) == {"test_a"}
+    assert_rejected(headwise("evaluate", f"run={run}", "data.test=[test_a,test_b]"), 1, "no more")
+    assert set(read_results(run)["scores"]) == {"test_a"}
 
 
 def test_a_run_without_its_sets_uses_the_corpus(headwise: CommandLine, run: Path) -> None:
     shutil.rmtree(run / "hypotheses")
     headwise.ok("evaluate", f"run={run}")
-    assert set(results(run)["scores"]) == {"test_a", "test_b"}
+    assert set(read_results(run)["scores"]) == {"test_a", "test_b"}
 
 
 def test_sets_keep_the_order_given(headwise: CommandLine, run: Path, tmp_path: Path) -> None:
@@ -58,6 +58,6 @@ def test_sets_keep_the_order_given(headwise: CommandLine, run: Path, tmp_path: P
         write_sentence(corpus, name)
     change_config(run, data__dir=str(corpus))
     headwise.ok("evaluate", f"run={run}", "data.test=[test_new,test_a]")
-    assert list(results(run)["scores"]) == ["test_new", "test_a"]
+    assert list(read_results(run)["scores"]) == ["test_new", "test_a"]
     scored = run / "hypotheses" / "results-auto" / "test_a.src.txt"
     assert scored.read_bytes() == (run / "hypotheses" / "test_a.src.txt").read_bytes()

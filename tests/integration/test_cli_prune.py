@@ -14,7 +14,14 @@ import yaml  # type: ignore[import-untyped]
 from omegaconf import OmegaConf
 
 import headwise as package
-from command_line import CommandLine, composer, json_of, refused, small_overrides, train_small
+from command_line import (
+    CommandLine,
+    assert_rejected,
+    composer,
+    read_json,
+    small_overrides,
+    train_small,
+)
 from headwise.analysis.pruning import masked, present_heads
 from headwise.commands import prune as pruning
 from headwise.config.schema import typed
@@ -62,7 +69,7 @@ def test_looking_writes_tables_and_no_run(headwise: CommandLine, run: Path) -> N
             for end in ("csv", "json")
         ]
     )
-    found = json_of(run / "pruning" / "importance.json")
+    found = read_json(run / "pruning" / "importance.json")
     assert found["sentences"] == 6
     assert found["split"] == "valid"
     for site in SITES:
@@ -81,17 +88,17 @@ def test_looking_writes_tables_and_no_run(headwise: CommandLine, run: Path) -> N
     for name in ("loss", "nll"):
         assert float(rows[0][name]) == pytest.approx(validated[f"valid/{name}"], rel=1e-4)
         assert float(rows[-1][name]) != pytest.approx(validated[f"valid/{name}"], rel=1e-4)
-    removed = json_of(run / "pruning" / "one_removed.json")["rows"]
+    removed = read_json(run / "pruning" / "one_removed.json")["rows"]
     assert [(row["site"], row["head"]) for row in removed] == [
         (s, h) for s in SITES for h in range(1, 5)
     ]
-    assert len(json_of(run / "pruning" / "one_left.json")["rows"]) == 3
+    assert len(read_json(run / "pruning" / "one_left.json")["rows"]) == 3
     assert not list(run.parent.glob("moved-pruned-*"))
 
 
 def test_tables_of_one_site_stand_beside_those_of_all(headwise: CommandLine, run: Path) -> None:
     headwise.ok("prune", f"run={run}", "table=true", "sites=[cross]", "data.sentences=2")
-    table = json_of(run / "pruning" / "curve-cross.json")
+    table = read_json(run / "pruning" / "curve-cross.json")
     assert table["sentences"] == 2
     assert [row["encoder_self"] for row in table["rows"]] == [4] * 11
     assert [row["cross"] for row in table["rows"]] == [4, 4, 3, 3, 2, 2, 2, 1, 1, 0, 0]
@@ -106,7 +113,7 @@ def test_the_best_head_alone_is_that_of_higher_bleu_and_then_of_lower_loss(
     found = iter([{"bleu": bleu, "loss": loss, "nll": loss} for bleu, loss in measured])
     monkeypatch.setattr(pruning.Validation, "values", lambda measured: next(found))
     headwise.ok("prune", f"run={run}", "ablation=true")
-    rows = json_of(run / "pruning" / "one_left.json")["rows"]
+    rows = read_json(run / "pruning" / "one_left.json")["rows"]
     assert [row["head"] for row in rows] == [2, 3, 2]
 
 
@@ -114,7 +121,7 @@ def test_a_fraction_is_of_the_sites_chosen_and_rounded(headwise: CommandLine, ru
     """And each choice of heads has a folder of its own."""
     for fraction, n_left in ((0.4, 2), (0.3, 3)):
         headwise.ok("prune", f"run={run}", f"fraction={fraction}", "sites=[cross]")
-        found = [json_of(path) for path in run.parent.glob("moved-pruned-*/pruned.json")]
+        found = [read_json(path) for path in run.parent.glob("moved-pruned-*/pruned.json")]
         (one,) = (about for about in found if about["fraction"] == fraction)
         assert one["heads"] == {"encoder_self": 4, "decoder_self": 4, "cross": n_left}
 
@@ -133,10 +140,10 @@ def test_a_pruned_run_is_a_run(headwise: CommandLine, run: Path, tmp_path: Path)
     assert (ended.code, ended.err) == (0, "")
     (pruned,) = run.parent.glob("moved-pruned-*")
     assert str(pruned) in ended.out
-    heads = json_of(pruned / "pruned.json")["heads"]
+    heads = read_json(pruned / "pruned.json")["heads"]
     assert sum(heads.values()) == 6
     # the least important half by the table that was written
-    table = json_of(run / "pruning" / "importance.json")["normalised"]
+    table = read_json(run / "pruning" / "importance.json")["normalised"]
     values = sorted((v, s, n) for s in SITES for n, v in enumerate(table[s][0], start=1))
     kept: dict[str, list[list[int]]] = {site: [[]] for site in SITES}
     for _, site, number in sorted(values[6:], key=lambda found: found[1:]):
@@ -146,13 +153,13 @@ def test_a_pruned_run_is_a_run(headwise: CommandLine, run: Path, tmp_path: Path)
     torch.testing.assert_close(logits(pruned), logits(run, kept), rtol=0, atol=1e-5)
     size = [(folder / "checkpoints" / "best.pt").stat().st_size for folder in (run, pruned)]
     assert size[1] < size[0]
-    about = json_of(pruned / "pruned.json")
+    about = read_json(pruned / "pruned.json")
     assert about["parameters"] < about["parameters_before"]
 
     text = {path.name for path in (pruned / "hypotheses").iterdir()}
     assert text == {f"{s}.{e}.txt" for s in ("valid", "test_a", "test_b") for e in ("src", "ref")}
     ended = headwise.ok("evaluate", f"run={pruned}")
-    assert set(json_of(pruned / "results-auto.json")["scores"]) == {"test_a", "test_b"}
+    assert set(read_json(pruned / "results-auto.json")["scores"]) == {"test_a", "test_b"}
     (tmp_path / "text.de").write_text(f"{SENTENCE}\n", encoding="utf-8")
     arguments = (f"input={tmp_path / 'text.de'}", f"output={tmp_path / 'text.en'}")
     headwise.ok("translate", f"run={pruned}", *arguments)
@@ -217,7 +224,7 @@ def test_closed_gates_are_learned_and_pruned(
     by_hand = run.parent / "by-hand"  # what gates close is gone whoever says what stays
     headwise.ok("prune", f"run={gated}", "keep={cross:[[1,2]]}", f"output={by_hand}")
     left = {"encoder_self": 4 - n_closed, "decoder_self": 4, "cross": 2}
-    assert json_of(by_hand / "pruned.json")["heads"] == left
+    assert read_json(by_hand / "pruned.json")["heads"] == left
     torch.testing.assert_close(logits(pruned), logits(gated), rtol=0, atol=1e-5)
     headwise.ok("evaluate", f"run={pruned}", "data.test=[test_b]")
     with pytest.raises(RunError, match="trained with gates"):
@@ -244,11 +251,11 @@ def test_nothing_is_written_over(headwise: CommandLine, run: Path, tmp_path: Pat
     headwise.ok("prune", f"run={run}", keep)
     (pruned,) = run.parent.glob("moved-pruned-*")
     before = (pruned / "pruned.json").stat().st_mtime_ns
-    refused(headwise("prune", f"run={run}", keep), 1, "already exists")
+    assert_rejected(headwise("prune", f"run={run}", keep), 1, "already exists")
     assert (pruned / "pruned.json").stat().st_mtime_ns == before
     (tmp_path / "there").mkdir()
     ended = headwise("prune", f"run={run}", keep, f"output={tmp_path / 'there'}")
-    refused(ended, 1, "already exists")
+    assert_rejected(ended, 1, "already exists")
     gone = headwise("prune", f"run={pruned}", "keep={cross:[[2]]}")
     assert (gone.code, "head 2 of layer 1 was already pruned from the run" in gone.err) == (2, True)
     assert not list(run.parent.glob(".*")), "a half-written run was left"

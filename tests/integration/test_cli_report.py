@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from command_line import CommandLine, composer, json_of
+from command_line import CommandLine, composer, read_json
 from fabricated_runs import (
     RECIPE,
     ROWS,
-    facts,
+    csv_rows,
     translations,
     write_paper,
     write_run,
@@ -64,12 +64,12 @@ def report(headwise: CommandLine, tmp_path: Path) -> Report:
 
 
 def value(tmp_path: Path, **wanted: str) -> float:
-    (row,) = facts(tmp_path, **wanted)
+    (row,) = csv_rows(tmp_path, **wanted)
     return float(row["value"])
 
 
 def bleu(folder: Path) -> float:
-    results = json_of(folder / "results.json")
+    results = read_json(folder / "results.json")
     return float(results["scores"]["test"]["bleu_tokenised"]["score"])
 
 
@@ -119,31 +119,31 @@ def test_another_recipe_is_explained(runs: Write, report: Report, tmp_path: Path
     assert "nearest softmax × mine, but model.dropout=0.3 (recipe: 0.1)" in text
     assert "attention=Sparsemax (recipe: " in text
     assert "seed 9 is not among the requested seeds (1, 2)" in text
-    assert [row["seed"] for row in facts(tmp_path, quantity="bleu_tokenised", origin="ours")] == [
-        "1"
-    ]
-    assert len(facts(tmp_path, quantity="unused")) == 3
+    assert [
+        row["seed"] for row in csv_rows(tmp_path, quantity="bleu_tokenised", origin="ours")
+    ] == ["1"]
+    assert len(csv_rows(tmp_path, quantity="unused")) == 3
 
 
 def test_what_decides_nothing_keeps_no_run_out(runs: Write, report: Report, tmp_path: Path) -> None:
     more = ("trainer.device=cpu", "trainer.log_every=7", "trainer.max_updates=10005")
     runs("a", "softmax", 1, 1, "data.dir=/elsewhere", *more)
     text = report().out
-    assert len(facts(tmp_path, quantity="bleu_tokenised", origin="ours")) == 1
+    assert len(csv_rows(tmp_path, quantity="bleu_tokenised", origin="ours")) == 1
     assert "10,005 updates instead of the recipe's 10,000" in text
     # the missing ones are looked for where this one's text was
-    assert "data.dir=/elsewhere" in facts(tmp_path, quantity="missing")[0]["note"]
+    assert "data.dir=/elsewhere" in csv_rows(tmp_path, quantity="missing")[0]["note"]
 
 
 def test_a_run_cut_short_fills_no_cell(runs: Write, report: Report, tmp_path: Path) -> None:
     runs("a", "softmax", 1, 1, "trainer.max_updates=5")
     runs("b", "softmax", 2, 1, updates=50, stopped_early=True)
     assert "softmax × mine, seed 1: ended at 5 of the recipe's 10,000 updates" in report().out
-    (used,) = facts(tmp_path, quantity="bleu_tokenised", origin="ours")
+    (used,) = csv_rows(tmp_path, quantity="bleu_tokenised", origin="ours")
     assert used["seed"] == "2"
-    assert facts(tmp_path, quantity="missing", row="softmax")[0]["seed"] == "1"
+    assert csv_rows(tmp_path, quantity="missing", row="softmax")[0]["seed"] == "1"
     report('overrides=["trainer.max_updates=5"]')
-    assert len(facts(tmp_path, quantity="bleu_tokenised", origin="ours")) == 2
+    assert len(csv_rows(tmp_path, quantity="bleu_tokenised", origin="ours")) == 2
 
 
 def test_an_unfinished_run_is_not_used(runs: Write, report: Report, tmp_path: Path) -> None:
@@ -155,8 +155,11 @@ def test_an_unfinished_run_is_not_used(runs: Write, report: Report, tmp_path: Pa
     assert "softmax × mine, seed 1: not finished (0 updates done)" in text
     assert "softmax × mine, seed 2: failed: no text" in text
     assert "entmax15 × mine, seed 1: not finished" in text
-    assert not facts(tmp_path, quantity="bleu_tokenised_mean")
-    assert {row["seed"] for row in facts(tmp_path, quantity="missing", row="softmax")} == {"1", "2"}
+    assert not csv_rows(tmp_path, quantity="bleu_tokenised_mean")
+    assert {row["seed"] for row in csv_rows(tmp_path, quantity="missing", row="softmax")} == {
+        "1",
+        "2",
+    }
 
 
 @pytest.mark.parametrize(("updates", "kept", "other"), [(20_000, "b", "a"), (10_000, "a", "b")])
@@ -166,9 +169,9 @@ def test_of_two_runs_of_one_seed_the_longer_is_used_or_else_the_first(
     runs("a", "softmax", 1, 3, updates=10_000)
     runs("b", "softmax", 1, 1, updates=updates)
     assert "duplicate seed 1" in report().out
-    (used,) = facts(tmp_path, quantity="bleu_tokenised", origin="ours")
+    (used,) = csv_rows(tmp_path, quantity="bleu_tokenised", origin="ours")
     assert used["run"].endswith(f"/{kept}")
-    (left,) = facts(tmp_path, quantity="unused")
+    (left,) = csv_rows(tmp_path, quantity="unused")
     assert left["run"].endswith(f"/{other}")
 
 
@@ -176,8 +179,8 @@ def test_seeds_and_recipes_can_be_changed(runs: Write, report: Report, tmp_path:
     runs("a", "softmax", 7, 1, "model.dropout=0.3")
     text = report("seeds=[7]", 'overrides=["model.dropout=0.3"]').out
     assert "Every recipe is changed by: model.dropout=0.3" in text
-    assert len(facts(tmp_path, quantity="bleu_tokenised", origin="ours")) == 1
-    assert [row["seed"] for row in facts(tmp_path, quantity="missing")] == ["7"]
+    assert len(csv_rows(tmp_path, quantity="bleu_tokenised", origin="ours")) == 1
+    assert [row["seed"] for row in csv_rows(tmp_path, quantity="missing")] == ["7"]
 
 
 def test_pruning_tables_answer_a_paper(runs: Write, report: Report, tmp_path: Path) -> None:

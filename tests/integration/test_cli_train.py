@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from command_line import CommandLine, refused, run_folders, small_overrides, write_corpus
+from command_line import CommandLine, assert_rejected, run_folders, small_overrides, write_corpus
 from headwise.analysis.tables import FOLDER, OTHERS
 from headwise.attention.build import unsupported_sites
 from headwise.config.folders import group_choices, group_node
@@ -15,7 +15,7 @@ from headwise.config.schema import SITES
 from headwise.files import read_json
 from headwise.tasks.settings import _warn_of_warmup
 from headwise.track.jsonl import read_jsonl
-from training_runs import ROOT, python
+from training_runs import ROOT, run_python
 
 TOY = '''
 import torch
@@ -82,7 +82,7 @@ def test_a_variant_of_ones_own_trains_and_translates(
     assert (ended.code, len(ended.out.splitlines())) == (0, 4)
     monkeypatch.delenv("HEADWISE_PLUGINS")
     ended = headwise("translate", f"run={run}", f"input={tmp_path}/text/test_b.de")
-    refused(ended, 2, "HEADWISE_PLUGINS")
+    assert_rejected(ended, 2, "HEADWISE_PLUGINS")
 
 
 def test_its_arguments_and_its_limits_are_checked(
@@ -92,13 +92,13 @@ def test_its_arguments_and_its_limits_are_checked(
     found = toy(tmp_path, monkeypatch, "toy_limited", limit)
     small = small_overrides(tmp_path)  # whose data.dir does not exist
     ended = headwise("train", *found, *small, "attention=uniform")
-    refused(ended, 2, "toy_limited.Uniform cannot be used at decoder_self: it looks ahead")
+    assert_rejected(ended, 2, "toy_limited.Uniform cannot be used at decoder_self: it looks ahead")
     nodes = {name: group_node("attention", name) for name in group_choices("attention")}
     able = [n for n in nodes if "decoder_self" not in unsupported_sites(nodes[n], "attention")]
     assert f"attention@sites.decoder_self={'|'.join(able)}\n" in ended.err
     cross = "attention@sites.cross=uniform"
     ended = headwise("train", *found, *small, cross, "sites.cross.scale=wide")
-    refused(ended, 2, "sites.cross.scale must be of type float, got 'wide'")
+    assert_rejected(ended, 2, "sites.cross.scale must be of type float, got 'wide'")
     headwise.ok("train", *found, *small, cross, "dry_run=true")
 
 
@@ -114,7 +114,7 @@ def test_a_dry_run_tells_the_cost_and_touches_nothing(
     _warn_of_warmup(SimpleNamespace(warmup_updates=None), 1)
     dry = small_overrides(tmp_path, "dry_run=true", "scheduler.warmup_updates=2")
     assert "warmup" not in headwise("train", *dry).out
-    refused(headwise("train", *dry, "init_from=nowhere"), 1, "init_from=nowhere")
+    assert_rejected(headwise("train", *dry, "init_from=nowhere"), 1, "init_from=nowhere")
     ended = headwise("train", *small_overrides(tmp_path, "dry_run=true", "trainer.device=cuda"))
     assert (ended.code, "FLOP" in ended.out) == (0, True), "for a GPU that is elsewhere"
     assert list(tmp_path.iterdir()) == []
@@ -145,7 +145,7 @@ def test_prepare_alone_makes_what_training_uses(headwise: CommandLine, tmp_path:
 
 
 def test_help_is_ours_quick_and_leaves_nothing(tmp_path: Path) -> None:
-    ended = python(["-X", "importtime", ROOT / "train.py", "--help"], tmp_path)
+    ended = run_python(["-X", "importtime", ROOT / "train.py", "--help"], tmp_path)
     assert ended.returncode == 0
     assert ended.stdout.startswith("usage: headwise train key=value")
     assert "Hydra" not in ended.stdout

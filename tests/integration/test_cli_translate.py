@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import headwise as package
-from command_line import CommandLine, json_of, refused
+from command_line import CommandLine, assert_rejected, read_json
 from headwise.tasks.translation_run import TranslationRun
 
 ROOT = Path(__file__).parents[2]
@@ -70,7 +70,7 @@ def test_an_output_that_cannot_be_finished_stays_as_it_was(
 
     monkeypatch.setattr(os, "fsync", full)
     ended = headwise("translate", f"run={run}", f"input={source}", f"output={output}")
-    refused(ended, 1, "No space left on device")
+    assert_rejected(ended, 1, "No space left on device")
     assert output.read_text(encoding="utf-8") == "precious\n"
 
 
@@ -164,7 +164,7 @@ def test_a_text_that_is_read_is_not_replaced(
     monkeypatch.chdir(source.parent)
     given = {"run": run, "input": source, key: own, "output": own.name}
     ended = headwise("translate", *(f"{name}={value}" for name, value in given.items()))
-    refused(ended, 1, f"would overwrite {key}={own}")
+    assert_rejected(ended, 1, f"would overwrite {key}={own}")
     assert own.read_bytes() == source.read_bytes()
 
 
@@ -186,7 +186,7 @@ def test_an_unfinished_run(
     ended = headwise("translate", f"run={unfinished}", f"input={source}")
     assert ended.out.splitlines() == expected
     assert "unfinished is not finished (saved at update" in ended.err
-    longer = json_of(run / "results.json")
+    longer = read_json(run / "results.json")
     longer["updates"] -= 1  # and then the run was lengthened
     (unfinished / "results.json").write_text(json.dumps(longer), encoding="utf-8")
     ended = headwise("translate", f"run={unfinished}", f"input={source}")
@@ -214,7 +214,7 @@ def test_standard_input_is_utf8_whatever_the_terminal(
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text), encoding="latin-1"))
     assert headwise("translate", f"run={run}").out.splitlines() == expected
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9\n")))
-    refused(headwise("translate", f"run={run}"), 1, "stdin, line 1: not UTF-8")
+    assert_rejected(headwise("translate", f"run={run}"), 1, "stdin, line 1: not UTF-8")
 
 
 def test_a_line_that_cannot_be_answered_ends_nothing(

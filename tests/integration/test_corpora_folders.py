@@ -8,8 +8,8 @@ import pytest
 
 from corpus_writers import (
     data_config,
-    opened,
-    plain,
+    encode_lines,
+    open_named_corpus,
     sentences,
     translations,
     write_parquet,
@@ -41,7 +41,7 @@ def _fill(folder: Path, name: str, gz: bool = True) -> None:
 def test_local_folder_of_every_corpus(tmp_path: Path, name: str, gz: bool) -> None:
     source, target, stems = FOLDERS[name]
     _fill(tmp_path / "text", name, gz)
-    corpus = opened(tmp_path, name, dir=str(tmp_path / "text"))
+    corpus = open_named_corpus(tmp_path, name, dir=str(tmp_path / "text"))
     assert list(corpus.train_text()) == sentences(source, target, 4, "train")
     assert corpus.read("valid")[0][0] == sentences(source, target, 1, stems[1])[0][0]
     for test in corpus.config.test:
@@ -56,20 +56,20 @@ def test_shelf_of_corpora(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyP
     _fill(tmp_path / "shelf" / config.folder, name)
     monkeypatch.setenv("HEADWISE_DATA", str(tmp_path / "shelf"))
     by_shelf = open_corpus(config, tmp_path / "cache")
-    by_folder = opened(tmp_path, name, dir=str(tmp_path / "shelf" / config.folder))
+    by_folder = open_named_corpus(tmp_path, name, dir=str(tmp_path / "shelf" / config.folder))
     assert by_shelf.fingerprint() == by_folder.fingerprint()
     # data.dir wins over the shelf.
     _fill(tmp_path / "own", name, gz=False)
-    own = opened(tmp_path, name, dir=str(tmp_path / "own"))
+    own = open_named_corpus(tmp_path, name, dir=str(tmp_path / "own"))
     assert own.fingerprint() != by_shelf.fingerprint()
 
 
 def test_own_text_as_one_table(tmp_path: Path) -> None:
     for stem in ("train", "dev", "test_a", "test_b"):
         pairs = sentences("fr", "eu", 3, stem)
-        table = plain(["fr\teu", *map("\t".join, pairs)])
+        table = encode_lines(["fr\teu", *map("\t".join, pairs)])
         (tmp_path / f"{stem}.tsv").write_bytes(table)
-    corpus = opened(tmp_path, "files", dir=str(tmp_path), source="fr", target="eu")
+    corpus = open_named_corpus(tmp_path, "files", dir=str(tmp_path), source="fr", target="eu")
     assert corpus.config.test == ["test_a", "test_b"]  # discovered
     assert list(corpus.text("valid")) == sentences("fr", "eu", 3, "dev")
     assert corpus.read("test_b")[0][2].endswith("test_b.")
@@ -86,7 +86,7 @@ def test_test_sets_in_shards_have_the_names_of_their_tables(tmp_path: Path) -> N
         write_parquet(text / f"test_news-{number:05d}-of-00002.parquet", rows)
         write_parquet(text / f"test_talks/{number:04d}.parquet", rows)
     (text / "test_notes").mkdir()
-    corpus = opened(tmp_path, "files", dir=str(text), source="a", target="b")
+    corpus = open_named_corpus(tmp_path, "files", dir=str(text), source="a", target="b")
     assert corpus.config.test == ["test_news", "test_talks"]  # discovered
     for name in corpus.config.test:
         assert list(corpus.text(name)) == pairs
@@ -95,8 +95,8 @@ def test_test_sets_in_shards_have_the_names_of_their_tables(tmp_path: Path) -> N
 def test_direction_turns_with_source_and_target(tmp_path: Path) -> None:
     _fill(tmp_path / "text", "multi30k")
     folder = str(tmp_path / "text")
-    forward = opened(tmp_path, "multi30k", dir=folder)
-    backward = opened(tmp_path, "multi30k", dir=folder, source="en", target="de")
+    forward = open_named_corpus(tmp_path, "multi30k", dir=folder)
+    backward = open_named_corpus(tmp_path, "multi30k", dir=folder, source="en", target="de")
     assert [(t, s) for s, t in backward.text("valid")] == list(forward.text("valid"))
     assert forward.fingerprint() != backward.fingerprint()
 
@@ -104,15 +104,17 @@ def test_direction_turns_with_source_and_target(tmp_path: Path) -> None:
 def test_fingerprint_follows_text_rules_and_limit(tmp_path: Path) -> None:
     _fill(tmp_path / "text", "multi30k", gz=False)
     folder = str(tmp_path / "text")
-    seen = {opened(tmp_path, "multi30k", dir=folder).fingerprint()}
-    untested = opened(tmp_path, "multi30k", dir=folder, test=[])
+    seen = {open_named_corpus(tmp_path, "multi30k", dir=folder).fingerprint()}
+    untested = open_named_corpus(tmp_path, "multi30k", dir=folder, test=[])
     assert untested.fingerprint() in seen
     assert untested.config.test == []  # a known corpus has what was asked for
-    seen.add(opened(tmp_path, "multi30k", dir=folder, max_train_pairs=2).fingerprint())
-    seen.add(opened(tmp_path, "multi30k", dir=folder, cleaning={"max_words": 9}).fingerprint())
+    seen.add(open_named_corpus(tmp_path, "multi30k", dir=folder, max_train_pairs=2).fingerprint())
+    seen.add(
+        open_named_corpus(tmp_path, "multi30k", dir=folder, cleaning={"max_words": 9}).fingerprint()
+    )
     with (tmp_path / "text" / "train.de").open("a") as stream:
         stream.write("noch ein Satz\n")
-    seen.add(opened(tmp_path, "multi30k", dir=folder).fingerprint())
+    seen.add(open_named_corpus(tmp_path, "multi30k", dir=folder).fingerprint())
     assert len(seen) == 4
 
 
@@ -121,7 +123,7 @@ def test_training_text_is_cleaned_and_tests_are_not(tmp_path: Path) -> None:
     pairs.append(("one", "too many"))
     for stem in ("train", "valid", "test_newstest2016"):
         write_text(tmp_path, stem, ("ro", "en"), pairs, gz=True)
-    corpus = opened(tmp_path, "wmt16", dir=str(tmp_path), max_train_pairs=2)
+    corpus = open_named_corpus(tmp_path, "wmt16", dir=str(tmp_path), max_train_pairs=2)
     train = corpus.train_text()
     assert list(train) == [("Așa este.", "So it is."), ("țară", "land")]
     dropped = {"empty": 1, "max_words": 1}
@@ -134,7 +136,7 @@ def test_training_text_is_cleaned_and_tests_are_not(tmp_path: Path) -> None:
 
 def test_rules_that_leave_nothing_are_refused(tmp_path: Path) -> None:
     _fill(tmp_path, "multi30k")
-    corpus = opened(tmp_path, "multi30k", dir=str(tmp_path), cleaning={"max_words": 1})
+    corpus = open_named_corpus(tmp_path, "multi30k", dir=str(tmp_path), cleaning={"max_words": 1})
     with pytest.raises(DataError, match=r"no training pair is left: kept 0 of 4.*max_words 4"):
         list(corpus.train_text())
 
@@ -156,7 +158,9 @@ def test_every_yaml_is_typed_and_documented(name: str) -> None:
 def test_several_splits_are_read_as_one(tmp_path: Path) -> None:
     _fill(tmp_path / "text", "iwslt17")
     folder, joined = str(tmp_path / "text"), "test_tst2014+test_tst2013"
-    corpus = opened(tmp_path, "iwslt17", dir=folder, valid="valid+test_tst2013", test=[joined])
+    corpus = open_named_corpus(
+        tmp_path, "iwslt17", dir=folder, valid="valid+test_tst2013", test=[joined]
+    )
     apart = [corpus.read(name) for name in joined.split("+")]
     assert corpus.read(joined) == (apart[0][0] + apart[1][0], apart[0][1] + apart[1][1])
     assert len(corpus.read("valid+test_tst2013")[0]) == 8
@@ -169,8 +173,8 @@ def test_several_splits_are_read_as_one(tmp_path: Path) -> None:
 def test_a_split_that_is_not_there_is_refused_by_name(tmp_path: Path, test: str) -> None:
     _fill(tmp_path, "iwslt17")
     with pytest.raises(DataError, match=r"no split 'test_tst2O14'.*test_tst2013, test_tst2014"):
-        opened(tmp_path, "iwslt17", dir=str(tmp_path), test=[test])
-    corpus = opened(tmp_path, "iwslt17", dir=str(tmp_path))
+        open_named_corpus(tmp_path, "iwslt17", dir=str(tmp_path), test=[test])
+    corpus = open_named_corpus(tmp_path, "iwslt17", dir=str(tmp_path))
     with pytest.raises(DataError, match=r"got 'test_tst2O14'[.] Did you mean test_tst2014"):
         corpus.text(test)
 
@@ -194,4 +198,4 @@ def test_missing_files_name_what_was_looked_for_and_the_nearest(
         (tmp_path / "text" / name).rename(tmp_path / "text" / f"{name}_")
     place = folder and str(tmp_path / folder)
     with pytest.raises(DataError, match=message):
-        opened(tmp_path, "files", dir=place, source="de", target="en")
+        open_named_corpus(tmp_path, "files", dir=place, source="de", target="en")

@@ -13,10 +13,10 @@ import pytest
 
 from corpus_writers import (
     data_config,
+    encode_lines,
     iwslt_xml,
-    opened,
-    plain,
-    served,
+    open_named_corpus,
+    serve_folder,
     translations,
     write_parquet,
     write_tar,
@@ -51,16 +51,16 @@ def test_archives_in_a_folder_of_ones_own(tmp_path: Path, case: str) -> None:
     folder = tmp_path / "archives"
     folder.mkdir()
     write(folder)
-    corpus = opened(tmp_path, name, dir=str(folder))
+    corpus = open_named_corpus(tmp_path, name, dir=str(folder))
     _check(corpus)
-    assert corpus.fingerprint() == opened(tmp_path, name, dir=str(folder)).fingerprint()
+    assert corpus.fingerprint() == open_named_corpus(tmp_path, name, dir=str(folder)).fingerprint()
     assert not (tmp_path / "cache" / "downloads").exists()
 
 
 def test_kftt_as_its_authors_tokenised_it(tmp_path: Path) -> None:
     write_kftt(tmp_path)
     settings = {"train": "train_tok", "valid": "valid_tok", "test": ["test_tok"]}
-    corpus = opened(tmp_path, "kftt", dir=str(tmp_path), **settings)
+    corpus = open_named_corpus(tmp_path, "kftt", dir=str(tmp_path), **settings)
     assert list(corpus.text("train_tok")) == [(f"{s} .", f"{t} .") for s, t in TRAIN]
     assert len(corpus.read("test_tok")[0]) == len(TEST)
 
@@ -68,15 +68,15 @@ def test_kftt_as_its_authors_tokenised_it(tmp_path: Path) -> None:
 def test_official_iwslt_test_set_from_two_archives(tmp_path: Path) -> None:
     write_iwslt(tmp_path)
     with pytest.raises(DataError, match=r"'test_de' is missing: put 2017-01-ted-test/de-en\.tgz"):
-        opened(tmp_path, "iwslt17", dir=str(tmp_path), test=["test_tst2017"])
+        open_named_corpus(tmp_path, "iwslt17", dir=str(tmp_path), test=["test_tst2017"])
     sides = sides_of(TEST, "de", "en")
     for pair, code in (("de-en", "de"), ("en-de", "en")):
         name = f"{pair}/IWSLT17.TED.tst2017.{pair}.{code}.xml"
         path = tmp_path / "2017-01-ted-test" / f"{pair}.tgz"
         write_tar(path, {name: iwslt_xml(sides[code], code, talk=pair)})
-    corpus = opened(tmp_path, "iwslt17", dir=str(tmp_path), test=["test_tst2017"])
+    corpus = open_named_corpus(tmp_path, "iwslt17", dir=str(tmp_path), test=["test_tst2017"])
     joined = "valid+test_tst2017"
-    whole = opened(tmp_path, "iwslt17", dir=str(tmp_path), test=[joined]).read(joined)[1]
+    whole = open_named_corpus(tmp_path, "iwslt17", dir=str(tmp_path), test=[joined]).read(joined)[1]
     assert whole == corpus.read("valid")[1] + corpus.read("test_tst2017")[1]
     assert list(corpus.text("test_tst2017")) == TEST
 
@@ -84,7 +84,7 @@ def test_official_iwslt_test_set_from_two_archives(tmp_path: Path) -> None:
 def test_test_set_published_in_one_direction_serves_the_other(tmp_path: Path) -> None:
     write_wmt16(tmp_path)
     settings = {"source": "en", "target": "ro"}
-    corpus = opened(tmp_path, "wmt16", dir=str(tmp_path), **settings)
+    corpus = open_named_corpus(tmp_path, "wmt16", dir=str(tmp_path), **settings)
     # The order is that of the source side, whose documents come last first here.
     assert sorted(corpus.text("test_newstest2016")) == [(t, s) for s, t in TEST]
 
@@ -93,7 +93,7 @@ def test_test_set_published_in_one_direction_serves_the_other(tmp_path: Path) ->
 @pytest.mark.parametrize("top", [True, False])
 def test_copy_of_the_hub(tmp_path: Path, name: str, top: bool) -> None:
     write_hub_copy(tmp_path / "copy", name, top)
-    corpus = opened(tmp_path, name, dir=str(tmp_path / "copy"))
+    corpus = open_named_corpus(tmp_path, name, dir=str(tmp_path / "copy"))
     assert list(corpus.text("train")) == TRAIN
     assert list(corpus.text("valid")) == VALID
     found = list(corpus.text(corpus.config.test[0]))
@@ -124,7 +124,7 @@ def test_a_missing_corpus_names_its_files(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr("datasets.load_dataset", load_dataset)
     monkeypatch.setattr("headwise.data.corpora.archive.download", _no_network)
     with pytest.raises(DataError) as caught:
-        opened(tmp_path, "iwslt17")
+        open_named_corpus(tmp_path, "iwslt17")
     args, kwargs = calls[0]
     assert args == ("IWSLT/iwslt2017",)
     assert kwargs["data_dir"] == "iwslt2017-de-en"
@@ -150,10 +150,10 @@ def test_incomplete_and_damaged_archives_are_named(tmp_path: Path) -> None:
     whole = (tmp_path / "test-full.tgz").read_bytes()
     (tmp_path / "dev.tgz").rename(tmp_path / "elsewhere")
     with pytest.raises(DataError, match=r"archive 'dev' is missing: put dev\.tgz into"):
-        opened(tmp_path, "wmt14", dir=str(tmp_path))
+        open_named_corpus(tmp_path, "wmt14", dir=str(tmp_path))
     (tmp_path / "elsewhere").rename(tmp_path / "dev.tgz")
     (tmp_path / "test-full.tgz").write_bytes(whole[: len(whole) // 2])
-    corpus = opened(tmp_path, "wmt14", dir=str(tmp_path))
+    corpus = open_named_corpus(tmp_path, "wmt14", dir=str(tmp_path))
     with pytest.raises(DataError, match=r"test-full\.tgz is truncated or not a zip or tar archive"):
         list(corpus.text("test_newstest2014"))
     with zipfile.ZipFile(tmp_path / "test-full.tgz", "w") as archive:
@@ -174,8 +174,10 @@ def test_incomplete_and_damaged_archives_are_named(tmp_path: Path) -> None:
 def test_newstest2013_as_plain_text(tmp_path: Path) -> None:
     write_wmt14(tmp_path)
     sides = sides_of(VALID, "en", "de")
-    write_tar(tmp_path / "dev.tgz", {f"dev/newstest2013.{c}": plain(sides[c]) for c in sides})
-    assert list(opened(tmp_path, "wmt14", dir=str(tmp_path)).text("valid")) == VALID
+    write_tar(
+        tmp_path / "dev.tgz", {f"dev/newstest2013.{c}": encode_lines(sides[c]) for c in sides}
+    )
+    assert list(open_named_corpus(tmp_path, "wmt14", dir=str(tmp_path)).text("valid")) == VALID
 
 
 def test_download_then_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,7 +186,7 @@ def test_download_then_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     config = data_config("kftt")
     entry = config.origins[1]["archives"]["kftt"]["downloads"][0]
     del config.origins[0]
-    with served(tmp_path) as address:
+    with serve_folder(tmp_path) as address:
         entry["url"] = f"{address}/{archive.name}"
         with pytest.raises(DataError, match=r"not the published file: SHA1"):
             open_corpus(config, tmp_path / "cache")

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from command_line import CommandLine, composer, json_of, run_folders
+from command_line import CommandLine, composer, read_json, run_folders
 from headwise import load
 from headwise.analysis.tables import HEADS
 from headwise.commands.train import train
@@ -21,7 +21,7 @@ from headwise.data.tokenizer import BOS, N_SPECIALS
 from headwise.runs.folder import RunFolder
 from headwise.tasks.task import task_of
 from headwise.train.checkpoint import load_checkpoint
-from training_runs import CALM, Runs, assert_same_course
+from training_runs import NO_DROPOUT, Runs, assert_same_metrics
 
 WINDOW = 16
 SMALL = [
@@ -64,7 +64,7 @@ def run(overrides: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_bits_follow_the_weights_and_alphas_are_logged(run: Path, overrides: list[str]) -> None:
-    results = json_of(run / "results.json")
+    results = read_json(run / "results.json")
     with composer() as make:
         config = typed(make(overrides))
     model = task_of(config).model(config, {"tokens": 260}).double().eval()
@@ -82,7 +82,7 @@ def test_bits_follow_the_weights_and_alphas_are_logged(run: Path, overrides: lis
 
 
 def test_heads_are_analysed_and_pruned(headwise: CommandLine, run: Path) -> None:
-    results = json_of(run / "results.json")
+    results = read_json(run / "results.json")
     headwise.ok("analyze", f"run={run}")
     rows = HEADS.read(run / "analysis")
     places = {(row["site"], row["layer"]) for row in rows}
@@ -91,7 +91,7 @@ def test_heads_are_analysed_and_pruned(headwise: CommandLine, run: Path) -> None
     assert [row["alpha"] for row in rows] == pytest.approx(alphas)
     assert all(row["importance"] > 0 for row in rows)
     headwise.ok("prune", f"run={run}", "fraction=0.5", "table=true", "data.sentences=null")
-    curve = json_of(run / "pruning" / "curve.json")["rows"]
+    curve = read_json(run / "pruning" / "curve.json")["rows"]
     whole = results["scores"]["valid"]["bits_per_byte"]["score"]
     assert curve[0]["bits_per_byte"] == pytest.approx(whole) != curve[-1]["bits_per_byte"]
     (smaller,) = run.parent.glob("*-pruned-*")
@@ -138,11 +138,11 @@ def test_two_ranks_are_one_with_twice_the_tokens(
     headwise: CommandLine, runs: Runs, overrides: list[str]
 ) -> None:
     folders = [runs.folder / name for name in ("one", "pair")]
-    calm = [*overrides, *(f"{key}={value}" for key, value in CALM.items())]
+    calm = [*overrides, *(f"{key}={value}" for key, value in NO_DROPOUT.items())]
     headwise.ok("train", *calm, f"paths.outputs={folders[0]}")
     ended = runs.ranks([*calm, f"paths.outputs={folders[1]}", "trainer.max_tokens=32"])
     assert [rank.code for rank in ended] == [0, 0], ended
-    assert_same_course(*(run_folders(folder)[0] for folder in folders))
+    assert_same_metrics(*(run_folders(folder)[0] for folder in folders))
 
 
 @pytest.mark.parametrize(

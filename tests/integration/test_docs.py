@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from guide import DOCS, ROOT, WorkingCopy, blocks_of, inline_overrides, misses
+from guide import DOCS, ROOT, WorkingCopy, blocks_of, inline_overrides, missing_lines
 from headwise.config.schema import KINDS
 from warm_python import warm_python
 
@@ -99,13 +99,15 @@ def test_skipped_commands_have_reason(name: str) -> None:
 def test_commands_run_and_print_what_pages_show(name: str, address: str, tmp_path: Path) -> None:
     blocks = blocks_of(DOCS / name)
     printed = WorkingCopy(tmp_path / "headwise", address).run(blocks)
-    for done in printed:
-        assert done.ended, f"{name}:{done.block.line} failed:\n{done.block.text}\n{done.text}"
-    assert [done.block for done in printed] == [block for block in blocks if block.runs]
-    outputs = {done.block.line: done.text for done in printed}
+    for result in printed:
+        assert result.succeeded, (
+            f"{name}:{result.block.line} failed:\n{result.block.text}\n{result.output}"
+        )
+    assert [result.block for result in printed] == [block for block in blocks if block.runs]
+    outputs = {result.block.line: result.output for result in printed}
     for before, shown in itertools.pairwise(blocks):
         if shown.language == "text" and before.line in outputs:
-            missing = misses(shown.text, outputs[before.line], shown.exact)
+            missing = missing_lines(shown.text, outputs[before.line], shown.exact)
             assert not missing, f"{name}:{shown.line}: {missing} not in\n{outputs[before.line]}"
 
 
@@ -118,14 +120,14 @@ def test_keys_in_pages_exist(name: str, make: Any) -> None:
         make(overrides, kind)
 
 
-def test_misses_compares_lines_in_order() -> None:
+def test_missing_lines_compares_in_order() -> None:
     printed = "update 4/4, loss 5.21\n test   bleu  0.03   nrefs:1|x\nall done\n"
-    assert misses("test bleu 87.63 …\n…\nall done\n", printed) == []
-    assert misses("all done\ntest bleu 87.63 …\n", printed) == ["test bleu 87.63 …"]
-    assert misses("test chrf 87.63 …\n", printed) == ["test chrf 87.63 …"]
-    assert misses("bleu\n", printed) == ["bleu"]
-    assert misses("test bleu 0.03 …\n", printed, exact=True) == []
-    assert misses("test bleu 0.04 …\n", printed, exact=True) == ["test bleu 0.04 …"]
+    assert missing_lines("test bleu 87.63 …\n…\nall done\n", printed) == []
+    assert missing_lines("all done\ntest bleu 87.63 …\n", printed) == ["test bleu 87.63 …"]
+    assert missing_lines("test chrf 87.63 …\n", printed) == ["test chrf 87.63 …"]
+    assert missing_lines("bleu\n", printed) == ["bleu"]
+    assert missing_lines("test bleu 0.03 …\n", printed, exact=True) == []
+    assert missing_lines("test bleu 0.04 …\n", printed, exact=True) == ["test bleu 0.04 …"]
 
 
 def fetched_by(text: str) -> list[str]:
@@ -144,8 +146,8 @@ def test_site_needs_no_network(tmp_path: Path) -> None:
     pytest.importorskip("material", reason="mkdocs-material is in the docs extra")
     built = tmp_path / "site"
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(built)]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, ended.stderr
+    completed = subprocess.run(command, cwd=ROOT, capture_output=True, output=True, check=False)
+    assert completed.returncode == 0, completed.stderr
     pages = sorted(built.rglob("*.html"))
     assert {page.stem for page in pages} >= {"index", *CHAPTERS}
     for page in pages:

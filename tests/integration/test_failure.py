@@ -8,19 +8,19 @@ import pytest
 
 from command_line import (
     CommandLine,
-    json_of,
-    refused,
+    assert_rejected,
+    break_alignment,
+    read_json,
     small_overrides,
-    spoil_alignment,
     write_corpus,
 )
 
 
 def test_a_failure_leaves_error_json_in_its_folder(headwise: CommandLine, tmp_path: Path) -> None:
-    spoil_alignment(write_corpus(tmp_path / "text"))
-    refused(headwise("train", *small_overrides(tmp_path)), 1, "train.en")
+    break_alignment(write_corpus(tmp_path / "text"))
+    assert_rejected(headwise("train", *small_overrides(tmp_path)), 1, "train.en")
     (left,) = (tmp_path / "outputs").glob("*/*/error.json")
-    assert json_of(left)["error"] == "DataError"
+    assert read_json(left)["error"] == "DataError"
     write_corpus(tmp_path / "text")
     headwise.ok("train", *small_overrides(tmp_path))
     (went_well,) = (tmp_path / "outputs").glob("*/*/results.json")
@@ -43,7 +43,7 @@ def test_a_run_without_its_figures_is_not_finished(
 
 
 def test_a_failure_before_the_text_is_removed(headwise: CommandLine, tmp_path: Path) -> None:
-    refused(headwise("train", *small_overrides(tmp_path)), 1, "text")
+    assert_rejected(headwise("train", *small_overrides(tmp_path)), 1, "text")
     (left,) = (tmp_path / "outputs").glob("*/*/error.json")
     write_corpus(tmp_path / "text")
     headwise.ok("train", *small_overrides(tmp_path))

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 import standin_gpu
-from command_line import json_of, small_overrides, write_corpus
-from standin_gpu_jobs import ask
-from training_steps import LOSSES_THAT_LOOK, VARIANTS
+from command_line import read_json, small_overrides, write_corpus
+from standin_gpu_jobs import run_job
+from training_steps import LOSSES_WITH_HOST_WAIT, VARIANTS
 from triton_marks import HAS_TRITON, IS_INTERPRETED
 
 COMPILER = shutil.which("g++") or shutil.which("clang++")
@@ -34,7 +34,7 @@ UPDATES = [
     ["positions=learned", "model.register_tokens=4"],
     ["model=deep", "model.encoder_layers=2", "model.decoder_layers=2", "model.d_model=32"],
     ["optimizer=adamw", "trainer.clip_norm=1"],
-    *([f"loss={name}"] for name in LOSSES_THAT_LOOK),
+    *([f"loss={name}"] for name in LOSSES_WITH_HOST_WAIT),
 ]
 
 
@@ -46,7 +46,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def check(library: Path, cases: Sequence[Sequence[str]], lengths: Sequence[Sequence[int]]) -> None:
     """That updates give what they give on the CPU, and that none waits: the words are few."""
     order = {"cases": cases, "lengths": lengths}
-    for case, found in zip(cases, ask(library, "updates", order), strict=True):
+    for case, found in zip(cases, run_job(library, "updates", order), strict=True):
         assert found["cuda"] == pytest.approx(found["cpu"], rel=1e-4), case
         assert not found["waits"], (case, found)
 
@@ -70,7 +70,7 @@ def test_kernels_give_the_same_and_do_not_wait(library: Path) -> None:
 @needs_interpreter
 def test_what_measures_kernels_goes_through(library: Path, tmp_path: Path) -> None:
     lines = {"gpu_attention": ["--quick"], "gpu_rows": []}
-    found = ask(library, "benchmarks", {"folder": str(tmp_path), "lines": lines})["left"]
+    found = run_job(library, "benchmarks", {"folder": str(tmp_path), "lines": lines})["results"]
     attention = found["gpu_attention"]["rows"]
     assert len(attention) == 4
     for row in attention:
@@ -84,10 +84,10 @@ def test_what_measures_kernels_goes_through(library: Path, tmp_path: Path) -> No
 
 def test_what_measures_training_goes_through(library: Path, tmp_path: Path) -> None:
     lines = {"gpu_training": ["--model", "tiny", "--quick", "--compile"]}
-    found = ask(library, "benchmarks", {"folder": str(tmp_path), "lines": lines})
+    found = run_job(library, "benchmarks", {"folder": str(tmp_path), "lines": lines})
     assert found["is_deterministic"]  # as training asks for
     assert not [line for line in found["waits"] if line.startswith(("train/step", "model/"))]
-    rows = found["left"]["gpu_training"]["rows"]
+    rows = found["results"]["gpu_training"]["rows"]
     names = ["softmax", "entmax15", "alpha_entmax"]
     assert [(row["attention"], row["compiled"]) for row in rows] == [
         (name, compiled) for compiled in (False, True) for name in names
@@ -104,10 +104,10 @@ def test_a_run_and_what_reads_it(library: Path, tmp_path: Path) -> None:
     write_corpus(tmp_path / "text")
     chosen = ("attention=alpha_entmax", "trainer.precision=bf16")
     train = ["train", *small_overrides(tmp_path, *chosen)]
-    first: dict[str, Any] = ask(library, "commands", [[*train, "trainer.device=auto"]])
-    assert (first["codes"], "trainer=gpu has larger ones" in first["told"]) == ([0], True)
+    first: dict[str, Any] = run_job(library, "commands", [[*train, "trainer.device=auto"]])
+    assert (first["codes"], "trainer=gpu has larger ones" in first["output"]) == ([0], True)
     (run,) = (one.parent for one in tmp_path.glob("outputs/**/results.json"))
-    results = json_of(run / "results.json")
+    results = read_json(run / "results.json")
     assert results["scores"]
     lines: list[list[str]] = [
         [*train, "trainer.device=cuda", "trainer.max_updates=8"],
@@ -115,8 +115,8 @@ def test_a_run_and_what_reads_it(library: Path, tmp_path: Path) -> None:
         ["analyze", f"run={run}", "device=cuda"],
         ["prune", f"run={run}", "device=cuda"],
     ]
-    told: dict[str, Any] = ask(library, "commands", lines)
+    told: dict[str, Any] = run_job(library, "commands", lines)
     assert told["codes"] == [0] * len(lines)
-    assert "trainer=gpu has larger ones" not in told["told"]
+    assert "trainer=gpu has larger ones" not in told["output"]
     # a search tells the host what has ended; what the model computes does not ask it
     assert not {line for line in told["waits"] if line.startswith(("model/", "attention/"))}

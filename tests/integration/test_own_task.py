@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from command_line import CommandLine, json_of, refused, run_folders
+from command_line import CommandLine, assert_rejected, read_json, run_folders
 from guide import DOCS, ROOT, blocks_of
 from headwise import load
 from headwise.analysis.tables import HEADS
 from headwise.runs.folder import RunFolder
 from headwise.train.checkpoint import load_checkpoint
-from training_runs import CALM, Runs, assert_same_course
+from training_runs import NO_DROPOUT, Runs, assert_same_metrics
 
 LENGTH = 8
 SITES = "decoder_self", "encoder_self"
@@ -86,7 +86,7 @@ def accuracy_by_hand(model: torch.nn.Module, split: str) -> float:
 
 
 def test_accuracy_is_that_of_the_weights_and_alphas_are_logged(run: Path, site: str) -> None:
-    scores = json_of(run / "results.json")["scores"]
+    scores = read_json(run / "results.json")["scores"]
     model = load(run, device="cpu").model
     assert [of.name for of in model.sites] == [site]
     assert model.sites[0].causal == (site == "decoder_self")
@@ -97,7 +97,7 @@ def test_accuracy_is_that_of_the_weights_and_alphas_are_logged(run: Path, site: 
         assert sums is not None
         assert sums.shape == (21, 4)
         assert sums[:, 2:].sum(0).tolist() == [21 * LENGTH, round(by_hand * 21 * LENGTH)]
-    alpha = json_of(run / "results.json")["alpha"]
+    alpha = read_json(run / "results.json")["alpha"]
     assert {name: [len(layer) for layer in alpha[name]] for name in alpha} == {site: [4, 4]}
 
 
@@ -107,13 +107,13 @@ def test_heads_are_analysed_and_pruned(headwise: CommandLine, run: Path, site: s
     places = [(site, layer, head) for layer in (1, 2) for head in (1, 2, 3, 4)]
     assert [(row["site"], row["layer"], row["head"]) for row in rows] == places
     assert all(row["importance"] > 0 for row in rows)
-    assert json_of(run / "analysis" / "settings.json")["sentences"] == 21
+    assert read_json(run / "analysis" / "settings.json")["sentences"] == 21
     headwise.ok("prune", f"run={run}", "fraction=0.5", "table=true", "data.sentences=null")
-    curve = json_of(run / "pruning" / "curve.json")["rows"]
-    scores = json_of(run / "results.json")["scores"]
+    curve = read_json(run / "pruning" / "curve.json")["rows"]
+    scores = read_json(run / "results.json")["scores"]
     assert curve[0]["accuracy"] == pytest.approx(scores["valid"]["accuracy"]["score"])
     assert curve[0]["loss"] == pytest.approx(scores["valid"]["loss"]["score"]) != curve[-1]["loss"]
-    refused(headwise("analyze", f"run={run}", "data.split=tset"), 2, "data.split", "test")
+    assert_rejected(headwise("analyze", f"run={run}", "data.split=tset"), 2, "data.split", "test")
 
 
 def test_a_stopped_run_ends_in_the_same_bits(
@@ -129,14 +129,14 @@ def test_a_stopped_run_ends_in_the_same_bits(
 
 @pytest.mark.slow
 def test_two_ranks_are_one_with_twice_the_tokens(runs: Runs, overrides: list[str]) -> None:
-    calm = [*overrides, *(f"{key}={value}" for key, value in CALM.items())]
+    calm = [*overrides, *(f"{key}={value}" for key, value in NO_DROPOUT.items())]
     folders = []
     for n_ranks in (1, 2):
         outputs = runs.folder / f"{overrides[-1]}-{n_ranks}"
         own = [f"paths.outputs={outputs}", f"trainer.max_tokens={64 // n_ranks}"]
         assert {rank.code for rank in runs.ranks([*calm, *own], n_ranks)} == {0}
         folders += run_folders(outputs)
-    assert_same_course(*folders)
+    assert_same_metrics(*folders)
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_wrong_settings_are_refused(
     headwise: CommandLine, choices: Path, tmp_path: Path, change: str, told: str
 ) -> None:
     given = ["--config-dir", str(choices), *SMALL, f"paths.outputs={tmp_path}", change]
-    refused(headwise("train", *given), 2, told)
+    assert_rejected(headwise("train", *given), 2, told)
 
 
 def test_the_sources_of_headwise_name_no_such_task() -> None:

@@ -14,7 +14,14 @@ import pytest
 
 from headwise.config.schema import ReportConfig
 from headwise.page.write import write_page
-from opened_page import Opened, analyze, needs_browser, observed, sharp_runs, started_browser
+from opened_page import (
+    OpenedPage,
+    analyze,
+    needs_browser,
+    observed_weights,
+    sharp_runs,
+    started_browser,
+)
 
 pytestmark = [pytest.mark.slow, needs_browser]
 
@@ -54,14 +61,14 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def desktop(browser: Any, page_file: Path) -> Iterator[Opened]:
-    opened = Opened(browser, page_file, viewport={"width": 1280, "height": 900})
+def desktop(browser: Any, page_file: Path) -> Iterator[OpenedPage]:
+    opened = OpenedPage(browser, page_file, viewport={"width": 1280, "height": 900})
     yield opened
     opened.context.close()
 
 
 @pytest.fixture
-def opened(desktop: Opened) -> Opened:
+def opened(desktop: OpenedPage) -> OpenedPage:
     """The page as it is when it is opened, whatever was done with it before."""
     desktop.page.select_option("#measure", "alpha")
     desktop.page.select_option("#item", "0")
@@ -69,14 +76,16 @@ def opened(desktop: Opened) -> Opened:
 
 
 @pytest.fixture
-def compared(browser: Any, compared_file: Path) -> Iterator[Opened]:
-    opened = Opened(browser, compared_file, viewport={"width": 1440, "height": 900})
+def compared(browser: Any, compared_file: Path) -> Iterator[OpenedPage]:
+    opened = OpenedPage(browser, compared_file, viewport={"width": 1440, "height": 900})
     yield opened
     opened.context.close()
 
 
-def test_it_opens_without_complaint_and_asks_for_nothing(opened: Opened, page_file: Path) -> None:
-    assert opened.complaints == []
+def test_it_opens_without_complaint_and_asks_for_nothing(
+    opened: OpenedPage, page_file: Path
+) -> None:
+    assert opened.console_messages == []
     assert {url for url in opened.requests if not url.startswith("data:")} == {page_file.as_uri()}
     assert "alpha_entmax, scaling length on files De→En" in opened.page.inner_text("h1")
     assert "nrefs:1|case:mixed" in opened.page.inner_text(".signature")
@@ -89,7 +98,7 @@ def test_it_opens_without_complaint_and_asks_for_nothing(opened: Opened, page_fi
     assert min(sizes) > 100  # each of them was decoded
 
 
-def test_text_that_looks_like_markup_is_shown_as_it_is(opened: Opened) -> None:
+def test_text_that_looks_like_markup_is_shown_as_it_is(opened: OpenedPage) -> None:
     shown = opened.page.locator("#item option").all_text_contents()
     assert shown == [f"{line} {text}" for line, text in enumerate(SENTENCES, start=1)]
     for place, text in enumerate(SENTENCES):
@@ -97,14 +106,14 @@ def test_text_that_looks_like_markup_is_shown_as_it_is(opened: Opened) -> None:
         assert opened.page.locator("#texts dd").first.text_content() == text
         assert opened.page.locator("#texts img, #maps img").count() == 0
     assert opened.page.evaluate("window.hacked") is None
-    assert opened.complaints == []
+    assert opened.console_messages == []
     # the longest word stays inside of its column
     assert opened.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
-def test_ink_is_where_weights_are_not_zero(opened: Opened, runs: Runs) -> None:
+def test_ink_is_where_weights_are_not_zero(opened: OpenedPage, runs: Runs) -> None:
     n_zeros = 0
-    observations = observed(runs[0], FIRST)
+    observations = observed_weights(runs[0], FIRST)
     for site, layer, head in (("encoder_self", 2, 1), ("decoder_self", 1, 2), ("cross", 1, 1)):
         weights_HQK, allowed_HQK = observations[site, layer]
         weights, allowed = weights_HQK[head - 1], allowed_HQK[head - 1]
@@ -116,7 +125,7 @@ def test_ink_is_where_weights_are_not_zero(opened: Opened, runs: Runs) -> None:
     assert n_zeros > 0  # else the test has seen no exact zero
 
 
-def test_measures_are_chosen_and_heads_too_without_a_mouse(opened: Opened) -> None:
+def test_measures_are_chosen_and_heads_too_without_a_mouse(opened: OpenedPage) -> None:
     page = opened.page
     # what an attention reports of itself is a measure too
     page.select_option("#measure", "scale_gamma")
@@ -134,9 +143,9 @@ def test_measures_are_chosen_and_heads_too_without_a_mouse(opened: Opened) -> No
     assert page.evaluate("document.activeElement.textContent") == "head 1"
 
 
-def test_the_weight_at_the_pointer_is_told(opened: Opened, runs: Runs) -> None:
+def test_the_weight_at_the_pointer_is_told(opened: OpenedPage, runs: Runs) -> None:
     opened.choose("cross", 1, 1)
-    weights_HQK, _ = observed(runs[0], FIRST)["cross", 1]
+    weights_HQK, _ = observed_weights(runs[0], FIRST)["cross", 1]
     line = opened.page.locator("#maps output")
     reading = line.inner_text()
     for row, column in ((0, 0), (0, 2), (1, 1)):
@@ -155,7 +164,7 @@ def assert_told(text: str, weight: float) -> None:
 
 
 def test_a_phone_needs_no_sideways_scrolling(browser: Any, page_file: Path) -> None:
-    opened = Opened(browser, page_file, viewport={"width": 360, "height": 740})
+    opened = OpenedPage(browser, page_file, viewport={"width": 360, "height": 740})
     assert opened.page.evaluate("document.documentElement.scrollWidth") <= 360
     opened.page.select_option("#item", "3")  # the longest word
     assert opened.page.evaluate("document.documentElement.scrollWidth") <= 360
@@ -163,7 +172,7 @@ def test_a_phone_needs_no_sideways_scrolling(browser: Any, page_file: Path) -> N
 
 
 def test_dark_colours_differ_and_stay_monotone(browser: Any, page_file: Path) -> None:
-    opened = Opened(browser, page_file, viewport={"width": 1280, "height": 900})
+    opened = OpenedPage(browser, page_file, viewport={"width": 1280, "height": 900})
     seen: list[list[str]] = []
     for scheme in ("light", "dark"):
         opened.page.emulate_media(color_scheme=scheme)
@@ -186,7 +195,7 @@ def test_dark_colours_differ_and_stay_monotone(browser: Any, page_file: Path) ->
 # -- two runs -------------------------------------------------------------------------------------
 
 
-def test_two_runs_are_side_by_side(compared: Opened, runs: Runs, compared_file: Path) -> None:
+def test_two_runs_are_side_by_side(compared: OpenedPage, runs: Runs, compared_file: Path) -> None:
     page = compared.page
     assert (compared_file.parent, compared_file.name) == (runs[0], f"page-{runs[1].name}.html")
     assert page.locator("h1").all_inner_texts() == [
@@ -203,7 +212,9 @@ def test_two_runs_are_side_by_side(compared: Opened, runs: Runs, compared_file: 
         for name in ("alpha_entmax, scaling length", "softmax")
     ]
     # a weight has ink, be it ever so little
-    weights_HQK, _ = observed(runs[1], page.locator("#texts dd").first.inner_text())["cross", 1]
+    weights_HQK, _ = observed_weights(runs[1], page.locator("#texts dd").first.inner_text())[
+        "cross", 1
+    ]
     weights = weights_HQK[1]
     assert ((weights > 0) & (weights < 1e-4)).any()
     _, has_ink = compared.cells(run=1)
@@ -211,10 +222,10 @@ def test_two_runs_are_side_by_side(compared: Opened, runs: Runs, compared_file: 
     compared.choose("encoder_self", 2, 1)
     assert "This run has no such head." in page.locator("figure.map").nth(1).inner_text()
     assert page.locator("table.weights").count() == 1
-    assert compared.complaints == []
+    assert compared.console_messages == []
 
 
-def test_a_head_in_the_findings_chooses_it(compared: Opened) -> None:
+def test_a_head_in_the_findings_chooses_it(compared: OpenedPage) -> None:
     compared.page.locator("summary", has_text="All findings").first.click()
     rows = compared.page.locator(".findings tr", has_text="encoder self-attention")
     link = rows.locator("button.link", has_text="layer 2 head").first
@@ -225,4 +236,4 @@ def test_a_head_in_the_findings_chooses_it(compared: Opened) -> None:
     assert chosen.get_attribute("aria-pressed") == "true"
     compared.page.wait_for_selector(f'table.weights[aria-label*="layer 2, head {head}"]')
     compared.page.locator("summary", has_text="All findings").first.click()
-    assert compared.complaints == []
+    assert compared.console_messages == []

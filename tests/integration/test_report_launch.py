@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from command_line import SMALL, CommandLine, Ended, refused, train_small
-from fabricated_runs import facts, write_paper
+from command_line import SMALL, CommandLine, CommandResult, assert_rejected, train_small
+from fabricated_runs import csv_rows, write_paper
 
 RECIPE = (*SMALL, "data.test=[test_a]")
 
@@ -31,7 +31,7 @@ def write_real_paper(folder: Path, **changes: Any) -> None:
     write_paper(folder, RECIPE, columns={"mine": column}, **{"seeds": [1], **changes})
 
 
-def report(headwise: CommandLine, folder: Path, outputs: Path, *more: str) -> Ended:
+def report(headwise: CommandLine, folder: Path, outputs: Path, *more: str) -> CommandResult:
     return headwise(
         "report", "--config-dir", f"{folder}/configs", "paper=tiny", f"runs=[{outputs}]",
         f"output={folder}/tables", *more,
@@ -49,7 +49,7 @@ def test_the_named_command_fills_a_cell(
     headwise.ok(*words[1:])
     ended = report(headwise, tmp_path, softmax_trained / "outputs")
     assert "## Missing" not in ended.out
-    assert len(facts(tmp_path, quantity="bleu_tokenised_mean")) == 2
+    assert len(csv_rows(tmp_path, quantity="bleu_tokenised_mean")) == 2
 
 
 def test_launch_trains_what_is_missing_and_goes_on_after_a_failure(
@@ -64,9 +64,9 @@ def test_launch_trains_what_is_missing_and_goes_on_after_a_failure(
     shutil.copytree(softmax_trained / "outputs", outputs)
     write_real_paper(tmp_path, cells=cells, seeds=[1, 2])
     ended = report(headwise, tmp_path, outputs, "launch=true")
-    refused(ended, 1, "1 of the launched commands failed", "attention=softmax")
-    assert {r["seed"] for r in facts(tmp_path, row="entmax15", quantity="bleu")} == {"1", "2"}
-    assert [r["seed"] for r in facts(tmp_path, row="softmax", quantity="missing")] == ["2"]
+    assert_rejected(ended, 1, "1 of the launched commands failed", "attention=softmax")
+    assert {r["seed"] for r in csv_rows(tmp_path, row="entmax15", quantity="bleu")} == {"1", "2"}
+    assert [r["seed"] for r in csv_rows(tmp_path, row="softmax", quantity="missing")] == ["2"]
 
 
 def test_the_heads_of_the_runs_that_fill_cells_are_looked_at_and_drawn(

@@ -10,7 +10,14 @@ from typing import Any
 
 import pytest
 
-from command_line import CommandLine, json_of, refused, run_folders, small_overrides, write_corpus
+from command_line import (
+    CommandLine,
+    assert_rejected,
+    read_json,
+    run_folders,
+    small_overrides,
+    write_corpus,
+)
 from headwise.commands.sweep import Sweep
 from headwise.commands.train import Outcome
 from headwise.errors import DataError
@@ -45,7 +52,7 @@ def test_jobs_have_a_table(headwise: CommandLine, sweep: list[str], tmp_path: Pa
     ended = headwise.ok("train", *sweep, *points)
     folders = run_folders(tmp_path / "outputs")
     assert len(folders) == 4
-    seeds = [json_of(f / "results.json")["seed"] for f in folders]
+    seeds = [read_json(f / "results.json")["seed"] for f in folders]
     assert sorted(seeds) == [1, 1, 2, 2]
     head, *rows = table(ended.out)
     assert head.split(" | ")[1:5] == ["BLEU valid", "BLEU test_a", "BLEU test_b", "runs"]
@@ -81,7 +88,7 @@ def test_a_failing_point_stops_no_other_and_is_tried_again(
     assert "tokenizer.vocab_size=5000: ConfigError: tokenizer.vocab_size=5000 cannot" in failed
     assert [row.split(" | ")[4] for row in table(ended.out)[1:]] == ["0 (1 failed)", "1"]
     (left,) = (tmp_path / "outputs").glob("*/*/error.json")
-    content = json_of(left)
+    content = read_json(left)
     assert (content["error"], (left.parent / "config.yaml").is_file()) == ("ConfigError", True)
     assert "cannot be reached" in content["message"]
     assert "tokenizer.vocab_size=5000" in content["overrides"]
@@ -103,7 +110,7 @@ def test_a_nan_loss_fails_a_job(headwise: CommandLine, sweep: list[str], tmp_pat
     ended = headwise("train", *sweep, *points, "trainer.max_updates=4", "norm=post")
     assert ended.code == 1, ended
     (left,) = (tmp_path / "outputs").glob("*/*/error.json")
-    overrides = json_of(left)["overrides"]
+    overrides = read_json(left)["overrides"]
     assert any(override.startswith("optimizer.lr=1e+30") for override in overrides)
     assert (left.parent / "config.yaml").is_file(), "in the folder of the run itself"
     assert sum((f / "results.json").is_file() for f in run_folders(tmp_path / "outputs")) == 1
@@ -111,7 +118,7 @@ def test_a_nan_loss_fails_a_job(headwise: CommandLine, sweep: list[str], tmp_pat
 
 def test_wrong_choices_run_none(headwise: CommandLine, sweep: list[str], tmp_path: Path) -> None:
     ended = headwise("train", *sweep, "attention=softmax,sofmax")
-    refused(ended, 2, "Did you mean attention=softmax?")
+    assert_rejected(ended, 2, "Did you mean attention=softmax?")
     assert run_folders(tmp_path / "outputs") == []
 
 
@@ -158,18 +165,18 @@ def test_points_share_a_group_end_their_tracker_and_free_their_model(
 def test_interrupting_saves_the_point_and_ends_the_sweep(tmp_path: Path) -> None:
     runs = Runs(tmp_path)
     arguments = ["-m", *runs.arguments("outputs", {"seed": "1,2"})]
-    ended = runs.wait(runs.start(arguments, strike=("record", 4, signal.SIGINT)))
-    assert ended.code == 130, ended.told
-    assert "Give the same command again to resume." in ended.told
-    assert "SIGINT: stopping after this update" in ended.told
-    assert "0 (1 interrupted)" in ended.told
-    assert "failed" not in ended.told
+    ended = runs.wait(runs.start(arguments, signal_at=("record", 4, signal.SIGINT)))
+    assert ended.code == 130, ended.output
+    assert "Give the same command again to resume." in ended.output
+    assert "SIGINT: stopping after this update" in ended.output
+    assert "0 (1 interrupted)" in ended.output
+    assert "failed" not in ended.output
     (stopped,) = run_folders(tmp_path / "outputs")  # the second point was never begun
     assert (stopped / "checkpoints" / "last.pt").is_file()
     assert not (stopped / "error.json").exists()
     ended = runs.wait(runs.start(arguments))
-    assert ended.code == 0, ended.told
-    assert f"resuming in {stopped}" in ended.told
+    assert ended.code == 0, ended.output
+    assert f"resuming in {stopped}" in ended.output
     assert len(run_folders(tmp_path / "outputs")) == 2
 
 

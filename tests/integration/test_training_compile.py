@@ -15,7 +15,7 @@ from headwise.config.folders import group_choices
 from headwise.config.schema import Config, typed
 from headwise.data.batching import Batch, collate
 from headwise.data.store import EncodedSplit
-from training_steps import N_WORDS, step_of
+from training_steps import VOCAB_SIZE, step_of
 
 SHORT = ["encoder_layers=1", "decoder_layers=1", "d_model=32", "d_ff=64"]
 NO_DROPOUT = ["dropout=0", "attention_dropout=0", "activation_dropout=0"]
@@ -40,7 +40,7 @@ def batches() -> list[Batch]:
     """Of other numbers of rows and lengths each time."""
     generator = np.random.default_rng(1)
     lengths = generator.integers(1, 21, (2, 30))
-    sides = ([generator.integers(4, N_WORDS, n).tolist() for n in side] for side in lengths)
+    sides = ([generator.integers(4, VOCAB_SIZE, n).tolist() for n in side] for side in lengths)
     split = EncodedSplit.from_lists(*sides)
     parts = [np.arange(0, 8), np.arange(8, 13), np.arange(13, 29)]
     return [collate(split, rows.astype(np.int32), (24, 24)) for rows in parts]

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from command_line import json_of, write_corpus
+from command_line import read_json, write_corpus
 from headwise.train.checkpoint import load_checkpoint
-from training_runs import Runs, record, remains
+from training_runs import Runs, read_log, run_outputs
 
 SHORT = {"trainer.max_updates": 4, "trainer.validate_every": 2, "trainer.save_every": 2}
 
@@ -44,11 +44,11 @@ def test_a_run_can_be_lengthened(runs: Runs, copied: tuple[str, Path]) -> None:
     longer, folder = copied
     changes = {**SHORT, "trainer.max_updates": 6}
     runs.train(longer, changes)
-    assert json_of(folder / "results.json")["updates"] == 6
+    assert read_json(folder / "results.json")["updates"] == 6
     runs.train("six", changes)
     last = [load_checkpoint(f / "checkpoints/last.pt") for f in (folder, runs.run_folder("six"))]
     assert all(torch.equal(v, last[1]["model"][k]) for k, v in last[0]["model"].items())
-    updates = [line["update"] for line in record(folder / "metrics.jsonl") if "train/nll" in line]
+    updates = [line["update"] for line in read_log(folder / "metrics.jsonl") if "train/nll" in line]
     assert updates == [3, 4, 6]  # the last of a run is always told
 
 
@@ -76,15 +76,15 @@ def test_early_stopping_is_an_end(runs: Runs) -> None:
     }
     outputs = "early"
     runs.train(outputs, changes)
-    results = json_of(runs.run_folder(outputs) / "results.json")
+    results = read_json(runs.run_folder(outputs) / "results.json")
     assert results["stopped_early"]
     assert (results["updates"], results["best_update"]) == (6, 2)
-    last = json_of(runs.run_folder(outputs) / "checkpoints/last.json")
+    last = read_json(runs.run_folder(outputs) / "checkpoints/last.json")
     assert results.get("peak_memory_bytes") == last["peak_memory_bytes"]
-    before = remains(runs.run_folder(outputs))
+    before = run_outputs(runs.run_folder(outputs))
     again = runs.train(outputs, changes)
     assert "this run is finished" in again
-    assert remains(runs.run_folder(outputs)) == before
+    assert run_outputs(runs.run_folder(outputs)) == before
 
 
 def test_what_is_scored_is_what_is_kept(runs: Runs) -> None:
@@ -92,7 +92,7 @@ def test_what_is_scored_is_what_is_kept(runs: Runs) -> None:
     changes = {**SHORT, "trainer.average": 2, "trainer.monitor": "loss"}
     runs.train("average", changes)
     folder = runs.run_folder("average")
-    results = json_of(folder / "results.json")
+    results = read_json(folder / "results.json")
     there = (folder / "checkpoints" / "average.pt").is_file()
     assert results["weights"] == ("average" if there else "best")
     kept = load_checkpoint(folder / "checkpoints" / f"{results['weights']}.pt")["model"]
@@ -102,15 +102,15 @@ def test_what_is_scored_is_what_is_kept(runs: Runs) -> None:
 
 
 def test_a_folder_has_one_process(runs: Runs) -> None:
-    runs.train("taken", SHORT, strike=("record", 2, 15), code=143)
+    runs.train("taken", SHORT, signal_at=("record", 2, 15), code=143)
     folder = runs.run_folder("taken")
     with open(folder / ".lock", "a+") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        before = remains(folder)
+        before = run_outputs(folder)
         refused = runs.train("taken", SHORT, code=1)
         assert "another process is training in" in refused
         assert "Traceback" not in refused
-        assert remains(folder) == before
+        assert run_outputs(folder) == before
         assert not (folder / "error.json").exists()
     runs.train("taken", SHORT)
 
@@ -119,7 +119,7 @@ def test_the_same_command_makes_what_a_finished_run_lacks(
     runs: Runs, copied: tuple[str, Path]
 ) -> None:
     outputs, folder = copied
-    before = remains(folder)
+    before = run_outputs(folder)
     left = [folder / ".results.json.4711.tmp", folder / "checkpoints" / "update_00000001.pt"]
     for lost in ("figures", "hypotheses"):
         shutil.rmtree(folder / lost)
@@ -127,19 +127,19 @@ def test_the_same_command_makes_what_a_finished_run_lacks(
             shutil.copy(folder / "checkpoints" / "update_00000002.pt", path)
         runs.train(outputs, SHORT)
         assert (folder / lost).is_dir()
-        assert remains(folder) == before
+        assert run_outputs(folder) == before
         assert not any(path.exists() for path in left)
 
 
 def test_other_text_is_another_run(runs: Runs, copied: tuple[str, Path]) -> None:
     outputs, first = copied
-    before = remains(first)
+    before = run_outputs(first)
     other = runs.folder / "other-text"
     write_corpus(other, seed=9)
     runs.train(outputs, {**SHORT, "data.dir": other})
     folders = set(first.parent.iterdir())
     assert len(folders) == 2
-    assert remains(first) == before
+    assert run_outputs(first) == before
     (second,) = folders - {first}
     assert first.name.rpartition("-")[0] == second.name.rpartition("-")[0]
 
@@ -149,9 +149,9 @@ def test_a_finished_run_scores_another_test_set(runs: Runs, copied: tuple[str, P
         shutil.copy(runs.text / f"valid.{side}", runs.text / f"test_more.{side}")
     outputs, folder = copied
     checkpoint = (folder / "checkpoints" / "last.pt").read_bytes()
-    before = json_of(folder / "results.json")["scores"]
+    before = read_json(folder / "results.json")["scores"]
     runs.train(outputs, {**SHORT, "data.test": "[test_more]"})
-    after = json_of(folder / "results.json")["scores"]
+    after = read_json(folder / "results.json")["scores"]
     assert set(after) == {*before, "test_more"}
     assert {name: after[name] for name in before} == before
     assert after["test_more"] == after["valid"]
@@ -176,7 +176,7 @@ def test_fewer_updates_than_done_are_refused(runs: Runs, copied: tuple[str, Path
 def test_pieces_of_another_version_are_refused(runs: Runs, copied: tuple[str, Path]) -> None:
     outputs, folder = copied
     path = folder / "data.json"
-    data = json_of(path)
+    data = read_json(path)
     here = f"sentencepiece {data['versions']['sentencepiece']}"
     data["versions"]["sentencepiece"] = "0.1.95"
     path.write_text(json.dumps({**data, "fingerprint": "of old"}))

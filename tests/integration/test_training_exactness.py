@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from headwise.train.checkpoint import load_checkpoint
-from training_runs import Runs, python, record, remains
+from training_runs import Runs, read_log, run_outputs, run_python
 
 KILL, TERM = signal.SIGKILL, signal.SIGTERM
 BPE_DROPOUT = {"tokenizer": "bpe", "tokenizer.vocab_size": 60, "tokenizer.dropout": 0.3}
@@ -21,11 +21,11 @@ BPE_DROPOUT = {"tokenizer": "bpe", "tokenizer.vocab_size": 60, "tokenizer.dropou
 def whole(runs: Runs) -> dict[str, Any]:
     """What is left by a run that nothing happened to."""
     runs.train("whole")
-    return remains(runs.run_folder("whole"))
+    return run_outputs(runs.run_folder("whole"))
 
 
 def test_the_record_has_no_gap_and_no_repeat(runs: Runs, whole: dict[str, Any]) -> None:
-    lines = record(runs.run_folder("whole") / "metrics.jsonl")
+    lines = read_log(runs.run_folder("whole") / "metrics.jsonl")
     logged = [line["update"] for line in lines if "train/loss" in line]
     validated = [line["update"] for line in lines if "valid/loss" in line]
     assert logged == list(range(3, 25, 3))
@@ -37,9 +37,9 @@ def test_the_record_has_no_gap_and_no_repeat(runs: Runs, whole: dict[str, Any]) 
 
 def test_the_command_itself_ends_in_the_same_bits(runs: Runs, whole: dict[str, Any]) -> None:
     """`python train.py`, as a user starts it, in another folder and a fresh process."""
-    ended = python(["train.py", *runs.arguments("again", {})])
+    ended = run_python(["train.py", *runs.arguments("again", {})])
     assert ended.returncode == 0, ended.stderr
-    assert remains(runs.run_folder("again")) == whole
+    assert run_outputs(runs.run_folder("again")) == whole
 
 
 @pytest.mark.parametrize(
@@ -62,9 +62,9 @@ def test_killed_twice(
 ) -> None:
     outputs = f"killed-{request.node.callspec.id}"
     for place, n in strikes:
-        runs.train(outputs, strike=(place, n, KILL), code=-KILL)
+        runs.train(outputs, signal_at=(place, n, KILL), code=-KILL)
     runs.train(outputs)
-    assert remains(runs.run_folder(outputs)) == whole
+    assert run_outputs(runs.run_folder(outputs)) == whole
     left = [p.name for p in runs.run_folder(outputs).rglob("*.tmp")]
     assert not left
 
@@ -79,7 +79,7 @@ def test_killed_from_outside(runs: Runs, whole: dict[str, Any]) -> None:
         os.kill(started.process.pid, KILL)
         assert runs.wait(started).code == -KILL
     runs.train("outside")
-    assert remains(runs.run_folder("outside")) == whole
+    assert run_outputs(runs.run_folder("outside")) == whole
 
 
 def n_lines_in(outputs: Path) -> int:
@@ -89,7 +89,7 @@ def n_lines_in(outputs: Path) -> int:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGUSR1, signal.SIGHUP])
 def test_stopped_on_request(runs: Runs, whole: dict[str, Any], number: signal.Signals) -> None:
     outputs = f"stopped-{number.name}"
-    printed = runs.train(outputs, strike=("record", 7, number), code=128 + number)
+    printed = runs.train(outputs, signal_at=("record", 7, number), code=128 + number)
     folder = runs.run_folder(outputs)
     assert "Give the same command again to resume" in printed
     assert "Traceback" not in printed
@@ -98,23 +98,23 @@ def test_stopped_on_request(runs: Runs, whole: dict[str, Any], number: signal.Si
     assert f"stopped at update {update}" in printed
     assert update % 5  # not where it would have been saved anyway
     runs.train(outputs)
-    assert remains(folder) == whole
+    assert run_outputs(folder) == whole
 
 
 def test_bpe_dropout_and_accumulation(runs: Runs) -> None:
     """The text is encoded anew in each epoch; the run goes over it more than once."""
     changes = {**BPE_DROPOUT, "trainer.accumulate": 2, "trainer.max_tokens": 320}
     runs.train("bpe-whole", changes)
-    whole = remains(runs.run_folder("bpe-whole"))
-    assert record(runs.run_folder("bpe-whole") / "metrics.jsonl")[-2]["train/epoch"] > 1
-    runs.train("bpe-killed", changes, strike=("record", 6, KILL), code=-KILL)
-    runs.train("bpe-killed", changes, strike=("record", 5, TERM), code=128 + TERM)
+    whole = run_outputs(runs.run_folder("bpe-whole"))
+    assert read_log(runs.run_folder("bpe-whole") / "metrics.jsonl")[-2]["train/epoch"] > 1
+    runs.train("bpe-killed", changes, signal_at=("record", 6, KILL), code=-KILL)
+    runs.train("bpe-killed", changes, signal_at=("record", 5, TERM), code=128 + TERM)
     runs.train("bpe-killed", changes)
-    assert remains(runs.run_folder("bpe-killed")) == whole
+    assert run_outputs(runs.run_folder("bpe-killed")) == whole
     assert not (runs.run_folder("bpe-killed") / "scratch").exists()
 
 
 def test_another_seed_is_another_run(runs: Runs, whole: dict[str, Any]) -> None:
     runs.train("seed", {"seed": 2, "trainer.max_updates": 3})
-    other = record(runs.run_folder("seed") / "metrics.jsonl")
+    other = read_log(runs.run_folder("seed") / "metrics.jsonl")
     assert other[0]["train/loss"] != whole["metrics"][0]["train/loss"]

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from training_runs import CALM, Runs, assert_same_course, python, remains
+from training_runs import NO_DROPOUT, Runs, assert_same_metrics, run_outputs, run_python
 
-ONE = {**CALM, "model.lr": 0.01}
+ONE = {**NO_DROPOUT, "model.lr": 0.01}
 PAIR = {**ONE, "trainer.max_tokens": 80}
 
 
@@ -18,7 +18,7 @@ PAIR = {**ONE, "trainer.max_tokens": 80}
 def pair(runs: Runs) -> Path:
     """The folder of a run that torchrun started."""
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    ended = python([*torchrun, "train.py", *runs.arguments("pair", PAIR)])
+    ended = run_python([*torchrun, "train.py", *runs.arguments("pair", PAIR)])
     assert ended.returncode == 0, ended.stderr
     return runs.run_folder("pair")
 
@@ -26,7 +26,7 @@ def pair(runs: Runs) -> Path:
 def test_two_ranks_are_one_with_twice_the_tokens(runs: Runs, pair: Path) -> None:
     runs.train("one", {**ONE, "trainer.max_tokens": 160})
     one = runs.run_folder("one")
-    assert_same_course(one, pair)
+    assert_same_metrics(one, pair)
     for split, n_lines in (("valid", 6), ("test_a", 5)):  # an odd number, shared by two
         texts = [(run / "hypotheses" / f"{split}.txt").read_text() for run in (one, pair)]
         assert texts[0] == texts[1]
@@ -39,20 +39,20 @@ def test_shares_without_rows(runs: Runs) -> None:
     ended = runs.train_ranks("few-pair", {**PAIR, **few})
     assert [rank.code for rank in ended] == [0, 0], ended
     runs.train("few-one", {**ONE, **few, "trainer.max_tokens": 160})
-    assert_same_course(runs.run_folder("few-one"), runs.run_folder("few-pair"))
+    assert_same_metrics(runs.run_folder("few-one"), runs.run_folder("few-pair"))
 
 
 def test_killed_ranks_go_on_in_the_same_bits(runs: Runs, pair: Path) -> None:
-    first = runs.train_ranks("killed", PAIR, strike=("record", 8, signal.SIGKILL))
+    first = runs.train_ranks("killed", PAIR, signal_at=("record", 8, signal.SIGKILL))
     assert first[0].code == -signal.SIGKILL
     assert first[1].code != 0
     assert [rank.code for rank in runs.train_ranks("killed", PAIR)] == [0, 0]
-    assert remains(runs.run_folder("killed")) == remains(pair)
+    assert run_outputs(runs.run_folder("killed")) == run_outputs(pair)
 
 
 def test_a_signal_to_one_rank_stops_all(runs: Runs, pair: Path) -> None:
-    stopped = runs.train_ranks("stopped", PAIR, strike=("record", 5, signal.SIGTERM))
+    stopped = runs.train_ranks("stopped", PAIR, signal_at=("record", 5, signal.SIGTERM))
     assert [rank.code for rank in stopped] == [143, 143], stopped
-    assert "same command again" in stopped[0].told
+    assert "same command again" in stopped[0].output
     assert [rank.code for rank in runs.train_ranks("stopped", PAIR)] == [0, 0]
-    assert remains(runs.run_folder("stopped")) == remains(pair)
+    assert run_outputs(runs.run_folder("stopped")) == run_outputs(pair)

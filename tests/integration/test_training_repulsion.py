@@ -17,7 +17,7 @@ from headwise.analysis.distances import projection_distances
 from headwise.model.transformer import Transformer
 from headwise.train.checkpoint import load_checkpoint
 from headwise.train.repulsion import SPOS, SVGD, NoRepulsion, Repulsion
-from training_runs import CALM, Runs, record, remains
+from training_runs import NO_DROPOUT, Runs, read_log, run_outputs
 from training_steps import CONFIG, PAIRS, Loader, make_trainer, small_model
 
 
@@ -90,20 +90,20 @@ def whole(runs: Runs) -> Path:
 
 def test_a_killed_run_goes_on_with_the_same_noise(runs: Runs, whole: Path) -> None:
     kill = signal.SIGKILL
-    runs.train("killed", {"repulsion": "spos"}, strike=("record", 8, kill), code=-kill)
+    runs.train("killed", {"repulsion": "spos"}, signal_at=("record", 8, kill), code=-kill)
     last = load_checkpoint(runs.run_folder("killed") / "checkpoints" / "last.pt")
     assert 0 < last["state"]["update"] < 24
     runs.train("killed", {"repulsion": "spos"})
-    assert remains(runs.run_folder("killed")) == remains(whole)
+    assert run_outputs(runs.run_folder("killed")) == run_outputs(whole)
 
 
 def test_two_ranks_are_one_with_twice_the_tokens(runs: Runs) -> None:
     """Every rank draws the same noise; else their weights would drift apart."""
-    changes = {**CALM, "repulsion": "spos"}
+    changes = {**NO_DROPOUT, "repulsion": "spos"}
     ended = runs.train_ranks("pair", {**changes, "trainer.max_tokens": 80})
     assert [rank.code for rank in ended] == [0, 0], ended
     runs.train("one", {**changes, "trainer.max_tokens": 160})
-    one, pair = (record(runs.run_folder(name) / "metrics.jsonl") for name in ("one", "pair"))
+    one, pair = (read_log(runs.run_folder(name) / "metrics.jsonl") for name in ("one", "pair"))
     for single, double in zip(one, pair, strict=True):
         assert single.keys() == double.keys()
         for name, value in single.items():

@@ -18,19 +18,19 @@ from head_counting import (
     LAYERS,
     SENTENCES,
     Dense,
+    NegativeWeights,
     Signed,
     Thresholded,
-    Untrue,
     Weightless,
     Window,
+    all_visible,
     assert_same,
     build,
-    by_hand,
     collate,
-    everywhere,
     flat,
     in_window,
-    padded,
+    padded_batches,
+    statistics_by_hand,
     with_normaliser,
 )
 from headwise.analysis.collect import (
@@ -59,14 +59,16 @@ def test_statistics_of_padded_batches_equal_a_count_per_sentence(
 ) -> None:
     """Only keys allowed by the pattern count; register tokens are neither queries nor keys."""
     model = build(with_normaliser(kind, pattern), register_tokens=n_registers)
-    statistics = head_statistics(model, padded(), CPU)
+    statistics = head_statistics(model, padded_batches(), CPU)
     register_statistics = {"register_mass"} if n_registers else set()
     assert (
         statistics.keys()
         == {"density", "entropy", "diversity", "output_norm"} | register_statistics
     )
     assert statistics["density"].keys() == set(SITES)
-    assert_same(statistics, by_hand(model, in_window if pattern else everywhere, n_registers))
+    assert_same(
+        statistics, statistics_by_hand(model, in_window if pattern else all_visible, n_registers)
+    )
     densities = set(flat(statistics["density"]))
     assert densities == {1.0} if kind is Dense else len(densities) > 4  # values differ
     if n_registers:
@@ -134,7 +136,7 @@ def test_output_norms_are_those_of_head_outputs() -> None:
         heads = [rows_QI[:, head * 4 : head * 4 + 4].tolist() for head in range(HEADS)]
         return [[math.hypot(*row) for row in rows] for rows in heads]
 
-    statistics = head_statistics(model, padded(), CPU)
+    statistics = head_statistics(model, padded_batches(), CPU)
     assert "cross" not in statistics["density"]
     assert_same(statistics, {"output_norm": means_from_hooks(model, norms)})
 
@@ -157,7 +159,7 @@ def test_shared_alpha_of_queries_is_averaged_per_layer() -> None:
         ]
         return [[1.01 + 0.99 / (1 + math.exp(-logit)) for logit in of] for of in logits]
 
-    statistics = head_statistics(model, padded(), CPU)
+    statistics = head_statistics(model, padded_batches(), CPU)
     assert_same(statistics, {"alpha": means_from_hooks(model, alphas_of)})
     assert len({round(value, 6) for value in flat(statistics["alpha"])}) == 3 * LAYERS * HEADS
     assert alphas(model) == {}
@@ -183,7 +185,7 @@ def test_scaling_factor_and_its_parameters_are_reported() -> None:
         return ScoreAttention(place, Dense(place), None, 0.5, scaling)
 
     model = build(make)
-    statistics = head_statistics(model, padded(), CPU)
+    statistics = head_statistics(model, padded_batches(), CPU)
     assert statistics["scale"].keys() == {"encoder_self"}
     lengths = [len(source) for source, _ in SENTENCES]
     for layer, attention in ((la, at) for site, la, at in model.attentions() if site == SITES[0]):
@@ -217,7 +219,7 @@ def test_unmeasurable_statistics_are_absent() -> None:
     def mixed(place: Place) -> Attention:
         if place.site == "cross":
             return Weightless(place, Dense(place), None, 0.0)
-        kind = Untrue if (place.site, place.layer) == ("encoder_self", 1) else Dense
+        kind = NegativeWeights if (place.site, place.layer) == ("encoder_self", 1) else Dense
         return ScoreAttention(place, kind(place), None, 0.0)
 
     statistics = head_statistics(build(mixed), [collate(SENTENCES)], CPU)

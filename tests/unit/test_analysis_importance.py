@@ -19,7 +19,7 @@ from pruned_models import (
     TARGETS,
     H,
     batches,
-    close,
+    close_gates,
     model_of,
     scale_head,
 )
@@ -88,7 +88,7 @@ def test_importance_is_independent_of_batches_and_leaves_the_model_unchanged(mak
 def test_closed_and_pruned_heads_have_no_importance(make: Any) -> None:
     overrides = ("attention=softmax", "gates=hard_concrete")
     model = model_of(make, *overrides, heads={"cross": [[1, 3], []]})
-    close(model, "cross", 1, [False, True])
+    close_gates(model, "cross", 1, [False, True])
     importance = head_importance(model, batches(), CrossEntropy(), CPU)
     assert importance.raw["cross"][0][0] == 0
     assert importance.raw["cross"][0][1] > 0

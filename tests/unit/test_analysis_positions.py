@@ -12,7 +12,7 @@ import torch
 from headwise.analysis.density import Densities
 from headwise.analysis.positions import positions
 from headwise.analysis.text.rarity import rarest, rarity
-from weights_by_hand import Means, batch_of, seen
+from weights_by_hand import Means, batch_of, observation
 
 
 def one_hot(keys: list[int], n_keys: int) -> list[list[float]]:
@@ -22,7 +22,7 @@ def one_hot(keys: list[int], n_keys: int) -> list[list[float]]:
 def test_queries_without_a_token_at_the_offset_are_excluded() -> None:
     part = Means(positions, range(-2, 3))
     # three tokens and the end; the first has no predecessor and attends to itself
-    part.take(batch_of([3]), seen("encoder_self", [one_hot([0, 0, 1, 2], 4)], [4]))
+    part.take(batch_of([3]), observation("encoder_self", [one_hot([0, 0, 1, 2], 4)], [4]))
     assert (part.of("share-1"), part.of("exists-1")) == (1, pytest.approx(2 / 3))
     assert part.of("share0") == pytest.approx(1 / 3)
     # at +1 the last token has only the end, which is no token
@@ -33,7 +33,7 @@ def test_queries_without_a_token_at_the_offset_are_excluded() -> None:
 def test_weight_on_the_end_counts_for_no_offset() -> None:
     part = Means(positions, range(-1, 2))
     rows = [[0.1, 0.2, 0.0, 0.7], [0.3, 0.1, 0.0, 0.6], [0.0, 0.9, 0.0, 0.1], [0.0, 0.0, 0.0, 1.0]]
-    part.take(batch_of([3]), seen("encoder_self", [rows], [4]))
+    part.take(batch_of([3]), observation("encoder_self", [rows], [4]))
     assert part.of("share-1") == pytest.approx(1 / 2)  # the second attends to the end
     assert part.of("weight-1") == pytest.approx((0.3 + 0.9) / 2)
     assert part.of("confidence") == pytest.approx((0.2 + 0.3 + 0.9) / 3)
@@ -44,7 +44,7 @@ def test_uniform_weights_count_for_no_offset(noise: float) -> None:
     part = Means(positions, range(-1, 2))
     generator = torch.Generator().manual_seed(0)
     rows = torch.full((5, 5), 0.2) + noise * torch.rand(5, 5, generator=generator)
-    part.take(batch_of([4]), seen("encoder_self", [rows.tolist()], [5]))
+    part.take(batch_of([4]), observation("encoder_self", [rows.tolist()], [5]))
     assert [part.of(f"share{offset}") for offset in (-1, 0, 1)] == [0, 0, 0]
     assert part.of("weight0") == pytest.approx(0.2, abs=1e-5)
 
@@ -52,7 +52,7 @@ def test_uniform_weights_count_for_no_offset(noise: float) -> None:
 def test_queries_with_one_key_are_excluded() -> None:
     part = Means(positions, range(-1, 2))
     rows = [[1.0, 0.0, 0.0], [0.6, 0.4, 0.0], [0.2, 0.3, 0.5]]
-    part.take(batch_of([1], [2]), seen("decoder_self", [rows], [3], causal=True))
+    part.take(batch_of([1], [2]), observation("decoder_self", [rows], [3], causal=True))
     assert part.of("share0", "decoder_self") == pytest.approx(1 / 2)
     assert part.of("share-1", "decoder_self") == pytest.approx(1 / 2)
     assert part.of("confidence", "decoder_self") == pytest.approx((0.6 + 0.5) / 2)
@@ -61,7 +61,7 @@ def test_queries_with_one_key_are_excluded() -> None:
 
 def test_cross_attention_has_confidence_and_no_offsets() -> None:
     part = Means(positions, range(-1, 2))
-    part.take(batch_of([2]), seen("cross", [[[0.3, 0.1, 0.6]] * 3], [3]))
+    part.take(batch_of([2]), observation("cross", [[[0.3, 0.1, 0.6]] * 3], [3]))
     assert part.of("confidence", "cross") == pytest.approx(0.3)
     assert part.of("share0", "cross") is None
 
@@ -69,13 +69,13 @@ def test_cross_attention_has_confidence_and_no_offsets() -> None:
 def test_cross_attention_includes_queries_beyond_the_source_length() -> None:
     part = Means(positions, range(-1, 2))
     rows = [[0.9, 0.1], [0.2, 0.8], [0.3, 0.7], [0.4, 0.6]]  # four queries, a token and its end
-    part.take(batch_of([1], [3]), seen("cross", [rows], [4]))
+    part.take(batch_of([1], [3]), observation("cross", [rows], [4]))
     assert part.of("confidence", "cross") == pytest.approx((0.9 + 0.2 + 0.3 + 0.4) / 4)
 
 
 def test_shares_of_signed_weights_are_by_magnitude() -> None:
     rows = [[-3.0, 1.0, 0.0], [0.5, 0.5, 1.0], [0.0, 0.0, 0.0]]
-    observed = seen("encoder_self", [rows], [3], is_distribution=False)
+    observed = observation("encoder_self", [rows], [3], is_distribution=False)
     assert observed.shares_BHQK[0, 0].tolist() == [[0.75, 0.25, 0], [0.25, 0.25, 0.5], [0, 0, 0]]
     assert observed.peaks_BHQ[0, 0].tolist() == [0, 2, -1]
     part = Means(positions, range(-1, 2))
@@ -87,7 +87,7 @@ def test_invalid_distributions_are_not_measured() -> None:
     invalid = [(-0.5, True), (math.nan, True), (math.inf, True), (math.nan, False)]
     for first, is_distribution in invalid:
         rows = [[first, 1.5], [0.0, 1.0]]
-        observed = seen("encoder_self", [rows], [2], is_distribution=is_distribution)
+        observed = observation("encoder_self", [rows], [2], is_distribution=is_distribution)
         part, histogram = Means(positions, range(-1, 2)), Densities(9)
         part.take(batch_of([1]), observed)
         histogram.take(batch_of([1]), observed)
@@ -112,14 +112,14 @@ def test_rare_share_counts_sentences_where_most_tokens_attend_to_the_rarest() ->
         one_hot([0, 1, 1, 0], 4),  # one of three
         one_hot([0, 0, 0, 0], 4),  # too short to be evaluated
     ]
-    part.take(batch_of([3, 3, 2]), seen("encoder_self", sentences, [4, 4, 3]))
+    part.take(batch_of([3, 3, 2]), observation("encoder_self", sentences, [4, 4, 3]))
     assert part.of("rare_share") == 0.5
 
 
 def test_rare_share_excludes_ties_and_uniform_weights() -> None:
     part = Means(rarity, {"source": [[1, 0, 0, 0]] * 3})
     sentences = [one_hot([0, 0, 1, 1, 0], 5), one_hot([0, 0, 0, 1, 1], 5), [[0.2] * 5] * 5]
-    part.take(batch_of([4, 4, 4]), seen("encoder_self", sentences, [5, 5, 5]))
+    part.take(batch_of([4, 4, 4]), observation("encoder_self", sentences, [5, 5, 5]))
     assert part.of("rare_share") == pytest.approx(1 / 3)
 
 
@@ -129,8 +129,8 @@ def test_rare_share_excludes_ties_and_uniform_weights() -> None:
 def test_histogram_counts_each_query_once_and_has_a_bin_for_density_1() -> None:
     rows = [[1.0, 0, 0, 0, 0], [0.5, 0.5, 0, 0, 0], [0.2] * 5, [0.25, 0.25, 0.25, 0.25, 0], [0] * 5]
     part = Densities(9)
-    part.take(batch_of([4]), seen("encoder_self", [rows], [5]))
-    part.take(batch_of([1]), seen("encoder_self", [[[0.5, 0.5], [1.0, 0.0]]], [2]))
+    part.take(batch_of([4]), observation("encoder_self", [rows], [5]))
+    part.take(batch_of([1]), observation("encoder_self", [[[0.5, 0.5], [1.0, 0.0]]], [2]))
     counts = {
         (row["low"], row["high"]): row["n_queries"] for row in part.histograms() if row["n_queries"]
     }
@@ -153,7 +153,7 @@ def test_density_of_signed_weights_and_of_one_visible_key(
 ) -> None:
     part = Densities(9)
     causal = site == "decoder_self"
-    part.take(batch_of([1]), seen(site, [rows], [2], causal, is_distribution))
+    part.take(batch_of([1]), observation(site, [rows], [2], causal, is_distribution))
     counts = {row["low"]: row["n_queries"] for row in part.histograms() if row["n_queries"]}
     assert counts == {0.5: 1, 1.0: 1}
 
@@ -166,7 +166,7 @@ def densities(site: str, lengths: Sequence[int], n_used: Sequence[int]) -> Densi
         batch = batch_of(*([n] for n in (sides[::-1] if site == "decoder_self" else sides)))
         batch.rows[:] = [index]
         row = [1.0 / used] * used + [0.0] * (length - used)
-        part.take(batch, seen(site, [[row] * length], [length]))
+        part.take(batch, observation(site, [[row] * length], [length]))
     return part
 
 
@@ -176,7 +176,7 @@ def test_padding_does_not_change_density() -> None:
     together = Densities(len(lengths))
     rows = [[[1.0 / used] * used + [0.0] * (20 - used)] * 20 for used in n_used]
     batch = batch_of([length - 1 for length in lengths], lengths)
-    together.take(batch, seen("encoder_self", rows, lengths))
+    together.take(batch, observation("encoder_self", rows, lengths))
     assert len(alone) == 1
     assert together.unusual_sentences() == alone
 
@@ -225,5 +225,5 @@ def test_heads_with_nonfinite_weights_report_no_sentence() -> None:
     assert [row["sentence"] for row in part.unusual_sentences()] == [71]
     batch = batch_of([3])
     batch.rows[:] = [0]
-    part.take(batch, seen("encoder_self", [[[math.nan, 0.0, 0.0, 0.0]] * 4], [4]))
+    part.take(batch, observation("encoder_self", [[[math.nan, 0.0, 0.0, 0.0]] * 4], [4]))
     assert part.unusual_sentences() == part.histograms() == []

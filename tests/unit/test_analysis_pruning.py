@@ -42,7 +42,7 @@ from pruned_models import (
     H,
     V,
     batches,
-    close,
+    close_gates,
     config_of,
     logits,
     model_of,
@@ -144,8 +144,8 @@ def test_masks_are_removed_after_an_error(make: Any) -> None:
 def test_closed_gates_are_pruned_and_gates_removed(make: Any) -> None:
     gated = ("attention=softmax", "gates=hard_concrete", "gates.log_a=5")
     model = model_of(make, *gated)
-    close(model, "encoder_self", 2, [False] * H)
-    close(model, "cross", 1, [True, False, True, False])
+    close_gates(model, "encoder_self", 2, [False] * H)
+    close_gates(model, "cross", 1, [True, False, True, False])
     heads = open_heads(model)
     assert heads["encoder_self"] == [[1, 2, 3, 4], []]
     assert heads["cross"] == [[1, 3], [1, 2, 3, 4]]

@@ -13,7 +13,7 @@ from headwise.analysis.collect import head_statistics
 from headwise.analysis.pruning import pruned_state
 from headwise.analysis.survey import Survey, survey
 from headwise.model.transformer import Transformer
-from planted_heads import DECODER_ROLES, ROLES, SINGLES, batches, planted, sentences, side
+from planted_heads import DECODER_ROLES, ROLES, SINGLES, batches, column_text, planted, sentences
 
 CPU = torch.device("cpu")
 WITHOUT_ROLE = ("uniform", "end")
@@ -27,7 +27,7 @@ EXPECTED = {key: [r for r in roles if r not in WITHOUT_ROLE] for key, roles in E
 
 def survey_of(model: Transformer, max_tokens: int = 300, language: str = "de") -> Survey:
     text = sentences()
-    both = side(text, language)
+    both = column_text(text, language)
     return survey(model, batches(text, max_tokens), CPU, {"source": both, "target": both})
 
 
@@ -122,7 +122,7 @@ def test_offset_of_few_tokens_gives_no_role(make: Any) -> None:
     """In sentences of six tokens only the first has a token at +5."""
     model = planted(make, "attention=entmax15")
     text = [["▁was", *chosen, "?"] for chosen in permutations(SINGLES, 4)][:40]
-    both = side(text)
+    both = column_text(text)
     result = survey(model, batches(text), CPU, {"source": both, "target": both})
     max_shares = {
         row["head"]: row["max_share"]
@@ -152,7 +152,9 @@ def test_languages_determine_the_statistics(make: Any) -> None:
 def test_diversity_is_measured_per_layer(make: Any) -> None:
     model = planted(make, "attention=softmax", "model.encoder_layers=2")
     text = sentences(6)
-    result = survey(model, batches(text), CPU, {"source": side(text), "target": side(text)})
+    result = survey(
+        model, batches(text), CPU, {"source": column_text(text), "target": column_text(text)}
+    )
     expected = head_statistics(model, batches(text), CPU)["diversity"]
     diversity = {
         (row["site"], row["layer"]): row["diversity_heads"] for row in result.tables["layers"]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from corpus_writers import served
+from corpus_writers import serve_folder
 from headwise.data import digest
 from headwise.data.digest import FileHashes
 from headwise.data.download import download, verify
@@ -20,7 +20,7 @@ SHA256 = hashlib.sha256(BODY).hexdigest()
 def site(tmp_path: Path) -> Iterator[str]:
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "served.tgz").write_bytes(BODY)
-    with served(tmp_path / "site") as address:
+    with serve_folder(tmp_path / "site") as address:
         yield address
 
 

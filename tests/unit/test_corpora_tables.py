@@ -8,7 +8,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from corpus_writers import plain, translations, write_parquet
+from corpus_writers import encode_lines, translations, write_parquet
 from headwise.data.corpora.tables import find_table, table_pairs
 from headwise.errors import DataError
 
@@ -28,7 +28,7 @@ def test_columns_are_read_by_language(tmp_path: Path, ending: str, flat: bool) -
     if ending == "parquet":
         write_parquet(path, _rows(flat))
     else:
-        data = plain(["", *map(json.dumps, _rows(flat)), ""])  # empty lines are no records
+        data = encode_lines(["", *map(json.dumps, _rows(flat)), ""])  # empty lines are no records
         path.write_bytes(gzip.compress(data) if ending.endswith("gz") else data)
     found = find_table(tmp_path, "train")
     assert list(table_pairs(found, "de", "en")) == PAIRS
@@ -37,7 +37,7 @@ def test_columns_are_read_by_language(tmp_path: Path, ending: str, flat: bool) -
 
 @pytest.mark.parametrize("ending", ["tsv", "tsv.gz"])
 def test_tab_separated_cells_are_literal(tmp_path: Path, ending: str) -> None:
-    data = plain(["en\tnote\tde", *(f"{en}\tx\t{de}" for de, en in PAIRS)])
+    data = encode_lines(["en\tnote\tde", *(f"{en}\tx\t{de}" for de, en in PAIRS)])
     path = tmp_path / f"train.{ending}"
     path.write_bytes(gzip.compress(data) if ending.endswith("gz") else data)
     assert list(table_pairs([path], "de", "en")) == PAIRS

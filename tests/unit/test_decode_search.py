@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from drawn_model import BOS, EOS, PAD, UNK, DrawnModel
+from drawn_model import BOS, EOS, PAD, UNK, RandomModel
 from headwise.decode.beam import beam_search, top_k
 from headwise.decode.greedy import greedy_search
 from headwise.decode.hypothesis import Hypothesis
@@ -25,10 +25,10 @@ SOURCES = [(4, 5, 3), (5, 3), (4, 4, 5, 5, 3), (5, 4, 3), (1, 3)]
 
 
 def exhaustive(
-    model: DrawnModel, source: tuple[int, ...], limit: int, penalty: float
+    model: RandomModel, source: tuple[int, ...], limit: int, penalty: float
 ) -> list[tuple[float, tuple[int, ...], bool]]:
     """List every sentence within the limit with its score, best first."""
-    tokens = [UNK, *range(4, model.n_pieces)]
+    tokens = [UNK, *range(4, model.vocab_size)]
     results = []
     for length in range(limit + 1):
         for ids in itertools.product(tokens, repeat=length):
@@ -43,7 +43,7 @@ def exhaustive(
 
 @pytest.mark.parametrize("penalty", [-0.5, 0.0, 0.6, 1.0, 2.0])
 def test_full_beam_returns_the_best_of_all_sentences(penalty: float) -> None:
-    model, limit, n_best = DrawnModel(), 4, 6
+    model, limit, n_best = RandomModel(), 4, 6
     options = {"beam": 200, "length_penalty": penalty, "n_best": n_best}
     results = beam_search(model, SOURCES[:3], [limit] * 3, CPU, **options)
     for source, hypotheses in zip(SOURCES, results, strict=False):
@@ -54,7 +54,7 @@ def test_full_beam_returns_the_best_of_all_sentences(penalty: float) -> None:
 
 
 def plain_beam_search(
-    model: DrawnModel, source: tuple[int, ...], limit: int, beam: int, penalty: float
+    model: RandomModel, source: tuple[int, ...], limit: int, beam: int, penalty: float
 ) -> list[tuple[float, tuple[int, ...]]]:
     """Search for one sentence without batch, cache or bound on the score."""
     live: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
@@ -63,7 +63,7 @@ def plain_beam_search(
         longer = []
         for total, ids in live:
             log_probs = model.log_probs(source, ids)
-            for token in (UNK, *range(EOS, model.n_pieces)):
+            for token in (UNK, *range(EOS, model.vocab_size)):
                 longer.append((total + log_probs[token], (*ids, token)))
         longer.sort(reverse=True)
         for total, ids in longer[:beam]:
@@ -80,7 +80,7 @@ def plain_beam_search(
 @pytest.mark.parametrize("beam", [2, 4])
 @pytest.mark.parametrize("penalty", [-2.0, 0.0, 0.5, 1.0])
 def test_batch_and_bound_do_not_change_the_result(penalty: float, beam: int, n_best: int) -> None:
-    model = DrawnModel(sharpness=1.5)
+    model = RandomModel(sharpness=1.5)
     sources = [(4, *pair, 3) for pair in itertools.product((4, 5), (4, 5, 1, 6, 7))]
     limits = [3 + i for i in range(len(sources))]
     results = beam_search(model, sources, limits, CPU, beam, penalty, n_best)
@@ -93,16 +93,16 @@ def test_batch_and_bound_do_not_change_the_result(penalty: float, beam: int, n_b
 
 def test_early_stopping_saves_steps_and_keeps_the_result() -> None:
     """With all hypotheses in the beam, only the bound can stop a search before its limit."""
-    model = DrawnModel(sharpness=4.0)
+    model = RandomModel(sharpness=4.0)
     results = beam_search(model, [SOURCES[0]], [7], CPU, beam=4000, length_penalty=0.0)
-    n_steps = len(model.rows_seen)
+    n_steps = len(model.batch_sizes)
     best = exhaustive(model, SOURCES[0], 7, 0.0)[0]
     assert results[0][0].ids == best[1]
     assert n_steps < 7
 
 
 def assert_follows_the_model(
-    model: DrawnModel, source: tuple[int, ...], hypothesis: Hypothesis, limit: int, penalty: float
+    model: RandomModel, source: tuple[int, ...], hypothesis: Hypothesis, limit: int, penalty: float
 ) -> None:
     ids = hypothesis.ids
     assert not {PAD, BOS, EOS} & set(ids)
@@ -121,7 +121,7 @@ def assert_follows_the_model(
 
 @pytest.mark.parametrize("seed", range(8))
 def test_beam_of_one_equals_greedy_search(seed: int) -> None:
-    model = DrawnModel(sharpness=0.4 * (seed + 1))
+    model = RandomModel(sharpness=0.4 * (seed + 1))
     sources = [(4 + seed, *source) for source in SOURCES]
     limits = [2, 9, 5, 1, 12]
     greedy = greedy_search(model, sources, limits, CPU, length_penalty=0.8)
@@ -139,10 +139,10 @@ def test_beam_of_one_equals_greedy_search(seed: int) -> None:
 
 @pytest.mark.parametrize("cached", [True, False])
 def test_dropping_finished_sentences_changes_nothing(cached: bool) -> None:
-    model = DrawnModel(sharpness=2.0)
+    model = RandomModel(sharpness=2.0)
     limits = [3, 20, 6, 1, 12]
     together = beam_search(model, SOURCES, limits, CPU, beam=3, n_best=3, cached=cached)
-    n_rows = list(model.rows_seen)
+    n_rows = list(model.batch_sizes)
     alone = [
         beam_search(model, [source], [limit], CPU, beam=3, n_best=3)[0]
         for source, limit in zip(SOURCES, limits, strict=True)
@@ -153,21 +153,21 @@ def test_dropping_finished_sentences_changes_nothing(cached: bool) -> None:
     assert n_rows[1:] == sorted(n_rows[1:], reverse=True)
     assert n_rows[-1] < n_rows[1]
 
-    model.rows_seen.clear()
+    model.batch_sizes.clear()
     greedy = greedy_search(model, SOURCES, limits, CPU, cached=cached)
-    assert model.rows_seen == sorted(model.rows_seen, reverse=True)
-    assert model.rows_seen[0] == 5
-    assert model.rows_seen[-1] == 1
+    assert model.batch_sizes == sorted(model.batch_sizes, reverse=True)
+    assert model.batch_sizes[0] == 5
+    assert model.batch_sizes[-1] == 1
     for source, limit, hypothesis in zip(SOURCES, limits, greedy, strict=True):
         assert [hypothesis] == greedy_search(model, [source], [limit], CPU)
 
 
-class DeadEndModel(DrawnModel):
+class DeadEndModel(RandomModel):
     """After one token only padding is possible, which a translation must not contain."""
 
     def logits(self, source: tuple[int, ...], prefix: tuple[int, ...]) -> list[float]:
         possible_tokens = [PAD] if prefix else [4, 5]
-        return [0.0 if token in possible_tokens else -math.inf for token in range(self.n_pieces)]
+        return [0.0 if token in possible_tokens else -math.inf for token in range(self.vocab_size)]
 
 
 def test_dead_end_ends_the_hypothesis_unfinished() -> None:
@@ -179,18 +179,18 @@ def test_dead_end_ends_the_hypothesis_unfinished() -> None:
     assert [(h.ids, h.finished) for h in greedy] == [((4,), False)] * 2
 
 
-class ConstantModel(DrawnModel):
+class ConstantModel(RandomModel):
     """Every token is equally likely."""
 
     def logits(self, source: tuple[int, ...], prefix: tuple[int, ...]) -> list[float]:
-        return [0.0] * self.n_pieces
+        return [0.0] * self.vocab_size
 
 
 def test_ties_select_the_lower_index() -> None:
-    results = beam_search(ConstantModel(n_pieces=30), [(4, 3)], [2], CPU, beam=3, n_best=3)
+    results = beam_search(ConstantModel(vocab_size=30), [(4, 3)], [2], CPU, beam=3, n_best=3)
     # of equal ids 1, 3, 4, 5, ... eos is finished at once; every later sentence is less likely
     assert results[0][0].ids == ()
-    greedy = greedy_search(ConstantModel(n_pieces=30), [(4, 3)], [4], CPU)
+    greedy = greedy_search(ConstantModel(vocab_size=30), [(4, 3)], [4], CPU)
     assert greedy[0].ids == (UNK,) * 4
 
 
@@ -229,7 +229,7 @@ def test_top_k_of_long_rows_equals_a_stable_sort(n_columns: int, n_values: int) 
     [(partial(beam_search, beam=2), 3), (greedy_search, 3), (score_ids, [4])],
 )
 def test_search_disables_gradients(search: Callable[..., object], limit_or_target: object) -> None:
-    class Watched(DrawnModel):
+    class Watched(RandomModel):
         def decode(self, *arguments: Any, **options: Any) -> Tensor:
             assert not torch.is_grad_enabled()
             return super().decode(*arguments, **options)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from drawn_model import EOS, UNK, DrawnModel, Prefix
+from drawn_model import EOS, UNK, Prefix, RandomModel
 from headwise.decode.beam import beam_search
 from headwise.decode.greedy import greedy_search
 from headwise.decode.hypothesis import Hypothesis, SearchRecord
@@ -29,7 +29,7 @@ TOKENS = (UNK, *range(4, VOCAB_SIZE))
 SPARSEMAX = SparsemaxLoss().output_map
 
 
-class SparseModel(DrawnModel):
+class SparseModel(RandomModel):
     """Model with α-entmax probabilities."""
 
     def __init__(self, sharpness: float = 1.5) -> None:

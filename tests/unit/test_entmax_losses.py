@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 from headwise.entmax import alpha_entmax, entmax15_loss, entmax_loss, sparsemax_loss
 from headwise.entmax.losses import entmax_loss_and_support, log_entmax
 
-pytestmark = pytest.mark.usefixtures("computed_every_way")
+pytestmark = pytest.mark.usefixtures("every_implementation")
 ALPHAS = [1.0, 1.001, 1.2, 1.5, 1.75, 2.0]
 N_ROWS, N_CLASSES = 6, 9
 SIZES = {"small": (N_ROWS, N_CLASSES, 1.5), "flat": (N_ROWS, N_CLASSES, 0.1)}
@@ -138,8 +138,8 @@ def test_equal_scores_across_the_edge_of_the_groups_taken() -> None:
 
 
 @pytest.mark.parametrize("alpha", [1.0, 1.001, 1.3, 1.5, 2.0])
-def test_rounding_takes_no_loss_below_0(alpha: float, computed_every_way: str) -> None:
-    n_rows = 100 if computed_every_way == "triton" else 4000
+def test_rounding_takes_no_loss_below_0(alpha: float, every_implementation: str) -> None:
+    n_rows = 100 if every_implementation == "triton" else 4000
     scores = torch.randn(n_rows, 7, generator=torch.Generator().manual_seed(2)) * 20
     assert (entmax_loss(scores, scores.argmax(1), alpha) >= 0).all()
 

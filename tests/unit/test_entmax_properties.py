@@ -85,10 +85,12 @@ def test_larger_alpha_gives_more_to_the_best_key(scores: Tensor) -> None:
 
 
 @pytest.mark.parametrize("alpha", [1.3, 1.5, 1.9, 2.0])
-def test_no_weight_is_negative_or_moves_off_support(alpha: float, computed_every_way: str) -> None:
+def test_no_weight_is_negative_or_moves_off_support(
+    alpha: float, every_implementation: str
+) -> None:
     generator = torch.Generator().manual_seed(1)
     # so many rows that keys stand next to the border of the support; an interpreter takes its time
-    shape = (500 if computed_every_way == "triton" else 20_000, 30)
+    shape = (500 if every_implementation == "triton" else 20_000, 30)
     scores = (torch.randn(shape, generator=generator) * 2).requires_grad_()
     weights = alpha_entmax(scores, alpha)
     weights.backward(torch.randn(shape, generator=generator))
@@ -97,7 +99,7 @@ def test_no_weight_is_negative_or_moves_off_support(alpha: float, computed_every
     assert not scores.grad[weights == 0].any()
 
 
-@pytest.mark.usefixtures("computed_every_way")
+@pytest.mark.usefixtures("every_implementation")
 @pytest.mark.parametrize("alpha", [1.1, 1.5, 2.0])
 @pytest.mark.parametrize("n_keys", [7, 31, 60, 93])
 def test_the_largest_score_is_found_wherever_it_stands(n_keys: int, alpha: float) -> None:
@@ -105,7 +107,7 @@ def test_the_largest_score_is_found_wherever_it_stands(n_keys: int, alpha: float
     assert torch.equal(weights, torch.eye(n_keys))
 
 
-@pytest.mark.usefixtures("computed_every_way")
+@pytest.mark.usefixtures("every_implementation")
 @pytest.mark.parametrize("n_axes", [2, 3, 5, 6])
 def test_masks_and_alphas_broadcast_over_any_number_of_axes(n_axes: int) -> None:
     generator = torch.Generator().manual_seed(2)
@@ -118,7 +120,7 @@ def test_masks_and_alphas_broadcast_over_any_number_of_axes(n_axes: int) -> None
     torch.testing.assert_close(found, whole, rtol=0, atol=0)
 
 
-@pytest.mark.usefixtures("computed_every_way")
+@pytest.mark.usefixtures("every_implementation")
 def test_an_alpha_just_above_2_by_rounding_is_taken_for_2() -> None:
     scores = torch.randn(50, 9, generator=torch.Generator().manual_seed(3))
     rounded = torch.tensor(2.0).nextafter(torch.tensor(3.0))

@@ -9,7 +9,7 @@ from headwise.kernels import triton_loss, triton_maps
 from headwise.kernels.problem import Power
 from headwise.losses.loss import CrossEntropy
 from triton_cases import assert_near_float64, map_results
-from triton_marks import DEVICE, choose_way, needs_triton
+from triton_marks import DEVICE, choose_implementation, needs_triton
 
 WAYS = ["kernels", "torch", pytest.param("triton", marks=needs_triton)]
 every_power = pytest.mark.parametrize("power", list(Power))
@@ -18,7 +18,7 @@ every_power = pytest.mark.parametrize("power", list(Power))
 @pytest.fixture(autouse=True, params=WAYS)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """The way; by Triton, rows of usual length take several blocks."""
-    choose_way(request.param, monkeypatch)
+    choose_implementation(request.param, monkeypatch)
     monkeypatch.setattr(triton_maps, "LONGEST_BLOCK", 64)
     return str(request.param)
 

@@ -25,7 +25,7 @@ def learned(alpha: float) -> Map:
     return call
 
 
-pytestmark = pytest.mark.usefixtures("computed_every_way")
+pytestmark = pytest.mark.usefixtures("every_implementation")
 MAPS = {"softmax": softmax, "entmax15": entmax15, "sparsemax": sparsemax}
 MAPS |= {f"alpha={alpha}": learned(alpha) for alpha in (1.0, 1.05, 1.5, 1.8, 2.0)}
 every_map = pytest.mark.parametrize("one", MAPS.values(), ids=MAPS)

@@ -18,7 +18,7 @@ from headwise.config.folders import group_choices
 from headwise.config.schema import typed
 from headwise.kernels import triton_device, triton_loss, verification
 from headwise.train.distributed import Ranks
-from training_steps import LOSSES_THAT_LOOK, batch, step_of
+from training_steps import LOSSES_WITH_HOST_WAIT, batch, step_of
 
 META = torch.device("meta")
 MODEL = [
@@ -41,9 +41,9 @@ def _what_meta_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_only_entmax_losses_of_many_words_read_back(make: Any, choice: str) -> None:
     config = typed(make([*MODEL, f"loss={choice}"]))
     step_of(config, META)(1, [batch(5, 9)])
-    step = step_of(config, META, n_words=2000)
+    step = step_of(config, META, vocab_size=2000)
     looks = pytest.raises(NotImplementedError, match="nonzero")
-    with looks if choice in LOSSES_THAT_LOOK else nullcontext():
+    with looks if choice in LOSSES_WITH_HOST_WAIT else nullcontext():
         step(1, [batch(5, 9)])
 
 

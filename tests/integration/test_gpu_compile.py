@@ -13,8 +13,9 @@ import pytest
 from triton_marks import HAS_TRITON
 
 ROOT = Path(__file__).parents[2]
-# 8.6 has the least shared memory, 9.0 its own matrix units; registers spill most at 8.0
-ARCHITECTURES = (80, 86, 90)
+# registers spill most at 8.0, 9.0 has its own matrix units
+ARCHITECTURES = (80, 90)
+SHARED_BYTES = 99 << 10  # of 8.6, the least; it gets the code of 8.0
 
 
 @pytest.mark.slow
@@ -39,5 +40,7 @@ def test_every_kernel_compiles_and_fits(architecture: int, tmp_path: Path) -> No
     assert {one["kernel"] for one in found} >= kernels
     # a compiler that settles for few registers spills thousands of bytes
     assert max(one["stack_bytes"] for one in found) < 1000
+    if architecture == 80:
+        assert max(one["shared_bytes"] for one in found) <= SHARED_BYTES
     on_matrix_units = {one["kernel"] for one in found if one["matrix_instructions"]}
     assert on_matrix_units == attention

@@ -25,7 +25,7 @@ def site(tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("algorithm", ["md5", "sha1", "sha256"])
-def test_a_published_checksum_is_compared(tmp_path: Path, site: str, algorithm: str) -> None:
+def test_published_checksum_is_compared(tmp_path: Path, site: str, algorithm: str) -> None:
     checksum = hashlib.new(algorithm, BODY).hexdigest()
     entry = {"url": f"{site}/served.tgz", "file": "sub/a.tgz", algorithm: checksum.upper()}
     path = download([entry], tmp_path / "got")
@@ -37,14 +37,14 @@ def test_a_published_checksum_is_compared(tmp_path: Path, site: str, algorithm: 
         verify(path, entry, FileHashes(tmp_path))
 
 
-def test_wrong_checksum_keeps_nothing(tmp_path: Path, site: str) -> None:
+def test_wrong_checksum_leaves_no_file(tmp_path: Path, site: str) -> None:
     entry = {"url": f"{site}/served.tgz", "file": "a.tgz", "md5": "0" * 32}
     with pytest.raises(DataError, match=r"not the published file: MD5 .*expected md5:0000"):
         download([entry], tmp_path / "got")
     assert list((tmp_path / "got").iterdir()) == []
 
 
-def test_without_a_published_checksum_the_first_download_is_noted(
+def test_without_a_published_checksum_the_first_download_is_recorded(
     tmp_path: Path, site: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = download([{"url": f"{site}/served.tgz", "file": "a.tgz"}], tmp_path / "got")
@@ -56,7 +56,7 @@ def test_without_a_published_checksum_the_first_download_is_noted(
         verify(path, None, FileHashes(tmp_path))
 
 
-def test_second_address_serves_when_the_first_fails(tmp_path: Path, site: str) -> None:
+def test_second_address_is_used_when_the_first_fails(tmp_path: Path, site: str) -> None:
     names = {"nowhere.tgz": "a.tgz", "served.tgz": "b.tgz"}
     entries = [{"url": f"{site}/{there}", "file": here} for there, here in names.items()]
     assert download(entries, tmp_path / "got").name == "b.tgz"
@@ -68,7 +68,7 @@ def test_second_address_serves_when_the_first_fails(tmp_path: Path, site: str) -
     assert list((tmp_path / "other").iterdir()) == []
 
 
-def test_hashes_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hashes_are_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, hashed = tmp_path / "text", []
     path.write_bytes(BODY)
 
@@ -85,14 +85,14 @@ def test_hashes_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert FileHashes(tmp_path / "cache")(path, "md5").startswith("md5")
 
 
-def test_a_cache_that_cannot_be_written_costs_only_the_work(tmp_path: Path) -> None:
+def test_unwritable_cache_is_no_error(tmp_path: Path) -> None:
     (tmp_path / "text").write_bytes(BODY)
-    (tmp_path / "file").touch()  # no folder can be made in it, whoever asks
+    (tmp_path / "file").touch()  # no user can make a folder in it
     assert FileHashes(tmp_path / "file" / "cache")(tmp_path / "text") == SHA256
 
 
 @pytest.mark.parametrize("content", ["{ not json", "[]"])
-def test_damaged_hashes_cost_only_the_work(tmp_path: Path, content: str) -> None:
+def test_damaged_hash_cache_is_no_error(tmp_path: Path, content: str) -> None:
     hashes = FileHashes(tmp_path)
     hashes.path.write_text(content)
     (tmp_path / "text").write_bytes(BODY)

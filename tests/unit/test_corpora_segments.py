@@ -23,20 +23,22 @@ def test_iwslt_xml_and_entities() -> None:
     assert [s.text for s in _read(iwslt_xml(lines, "de"))] == lines
 
 
-def test_only_whole_entities_are_undone() -> None:
+def test_only_complete_entities_are_unescaped() -> None:
     assert unescape("R&D &not; &#39;a&#x27; &amp;lt; &copy &unknownthing;") == (
         "R&D ¬ 'a' &lt; &copy &unknownthing;"
     )
 
 
-def test_sides_align_by_document_not_by_place() -> None:
+def test_sides_align_by_document_not_by_order() -> None:
     source, target = [f"s{i}" for i in range(5)], [f"t{i}" for i in range(5)]
     pairs = _align(wmt_sgm(source), wmt_sgm(target, reverse=True))
     assert pairs == list(zip(source, target, strict=True))
-    turned = wmt_sgm(source, reverse=True)
-    in_order = [segment.text for segment in _read(turned)]
+    reversed_source = wmt_sgm(source, reverse=True)
+    in_order = [segment.text for segment in _read(reversed_source)]
     assert in_order != source
-    assert _align(turned, wmt_sgm(target)) == [(text, text.replace("s", "t")) for text in in_order]
+    assert _align(reversed_source, wmt_sgm(target)) == [
+        (text, text.replace("s", "t")) for text in in_order
+    ]
 
 
 def test_documents_named_differently_align_by_order() -> None:
@@ -45,19 +47,19 @@ def test_documents_named_differently_align_by_order() -> None:
 
 
 def _documents(texts: str, tag: str) -> bytes:
-    """One document a letter, each with a first segment only."""
+    """Write one document per letter, each with one segment."""
     return "".join(f'<doc {tag}><seg id="1">{text}</seg></doc>\n' for text in texts).encode()
 
 
 @pytest.mark.parametrize("tag", ["", 'docid="7"'])
-def test_documents_that_no_name_tells_apart_align_by_order(tag: str) -> None:
+def test_documents_without_distinct_names_align_by_order(tag: str) -> None:
     pairs = _align(_documents("abc", tag), _documents("xyz", tag))
     assert pairs == [("a", "x"), ("b", "y"), ("c", "z")]
 
 
 @pytest.mark.parametrize("tag", ["", 'docid="7"'])
 @pytest.mark.parametrize(("source", "target"), [("ab", "x"), ("a", "xy")])
-def test_a_document_twice_on_one_side_is_misaligned(source: str, target: str, tag: str) -> None:
+def test_repeated_document_on_one_side_is_misaligned(source: str, target: str, tag: str) -> None:
     with pytest.raises(DataError, match=r"misaligned.*document 1, segment '1'"):
         _align(_documents(source, tag), _documents(target, tag))
 
@@ -85,6 +87,6 @@ def test_missing_segment_is_named(longer: int) -> None:
         (b'<doc docid="1">\n<seg id="1">\xff</seg></doc>', "line 2: not UTF-8"),
     ],
 )
-def test_bad_files_are_named(data: bytes, message: str) -> None:
+def test_invalid_files_are_refused(data: bytes, message: str) -> None:
     with pytest.raises(DataError, match=message):
         _read(data)

@@ -30,9 +30,9 @@ def test_columns_are_read_by_language(tmp_path: Path, ending: str, flat: bool) -
     else:
         data = encode_lines(["", *map(json.dumps, _rows(flat)), ""])  # empty lines are no records
         path.write_bytes(gzip.compress(data) if ending.endswith("gz") else data)
-    found = find_table(tmp_path, "train")
-    assert list(table_pairs(found, "de", "en")) == PAIRS
-    assert list(table_pairs(found, "en", "de")) == [(en, de) for de, en in PAIRS]
+    paths = find_table(tmp_path, "train")
+    assert list(table_pairs(paths, "de", "en")) == PAIRS
+    assert list(table_pairs(paths, "en", "de")) == [(en, de) for de, en in PAIRS]
 
 
 @pytest.mark.parametrize("ending", ["tsv", "tsv.gz"])
@@ -44,7 +44,7 @@ def test_tab_separated_cells_are_literal(tmp_path: Path, ending: str) -> None:
 
 
 @pytest.mark.parametrize("layout", ["train-{:05d}-of-00003.parquet", "train/{:04d}.parquet"])
-def test_shards_in_order(tmp_path: Path, layout: str) -> None:
+def test_shards_are_read_in_order(tmp_path: Path, layout: str) -> None:
     for number, row in enumerate(_rows(flat=False)):
         write_parquet(tmp_path / layout.format(number), [row])
     assert list(table_pairs(find_table(tmp_path, "train"), "de", "en")) == PAIRS
@@ -56,7 +56,7 @@ def test_missing_shard_is_named(tmp_path: Path, missing: int) -> None:
         write_parquet(tmp_path / f"train-{number:05d}-of-00003.parquet", _rows(flat=False))
     with pytest.raises(DataError, match=f"expected 3, missing numbers: {missing}$"):
         find_table(tmp_path, "train")
-    assert find_table(tmp_path, "t*n") == []  # a name is no pattern
+    assert find_table(tmp_path, "t*n") == []  # a name is not a glob pattern
 
 
 def test_shards_of_a_longer_name_are_another_table(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_shards_of_two_releases_are_refused(tmp_path: Path) -> None:
         ("a.parquet", b"", "truncated, not parquet"),
     ],
 )
-def test_bad_tables_are_named(tmp_path: Path, name: str, data: bytes, message: str) -> None:
+def test_invalid_tables_are_refused(tmp_path: Path, name: str, data: bytes, message: str) -> None:
     path = tmp_path / name
     path.write_bytes(data)
     with pytest.raises(DataError, match=message) as caught:
@@ -111,10 +111,10 @@ def test_parquet_without_the_language_names_its_columns(tmp_path: Path) -> None:
 def test_parquet_with_two_columns_of_a_name_or_no_utf8_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     good, bad = (pyarrow.array([text]).cast("string", safe=False) for text in (b"x", b"\xff"))
-    for columns, told in ({"de": good, "en": bad}, "not UTF-8"), ([good] * 3, "2 columns 'en'"):
+    for columns, message in ({"de": good, "en": bad}, "not UTF-8"), ([good] * 3, "2 columns 'en'"):
         names = None if isinstance(columns, dict) else ["de", "en", "en"]
         pyarrow.parquet.write_table(pyarrow.table(columns, names=names), path)
-        with pytest.raises(DataError, match=told):
+        with pytest.raises(DataError, match=message):
             list(table_pairs([path], "de", "en"))
 
 

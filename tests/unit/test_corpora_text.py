@@ -21,7 +21,7 @@ def test_only_line_feeds_end_a_line(tmp_path: Path) -> None:
     assert pairs == [(odd, "one"), ("ja", "yes")]
 
 
-def test_windows_line_ends_and_byte_order_mark_go(tmp_path: Path) -> None:
+def test_windows_line_ends_and_byte_order_mark_are_removed(tmp_path: Path) -> None:
     pairs = _pairs(tmp_path, b"\xef\xbb\xbfeins\r\nzwei\r\n", b"one\ntwo")
     assert pairs == [("eins", "one"), ("zwei", "two")]
 
@@ -36,15 +36,17 @@ def test_misaligned_sides_name_both_counts(tmp_path: Path, longer: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "told"),
+    ("data", "message"),
     [
         (b"eins\rzwei\r", r"a\.de ends its lines with carriage returns"),
         (b"eins\n" + b"e" * 2**21, r"a\.de, line 2: above 1048576 bytes"),
         ("eins\n".encode("utf-16-le"), r"a\.de, line 1: a NUL character"),
     ],
 )
-def test_what_is_no_sentence_a_line_is_named(tmp_path: Path, data: bytes, told: str) -> None:
-    with pytest.raises(DataError, match=told):
+def test_text_without_one_sentence_per_line_is_refused(
+    tmp_path: Path, data: bytes, message: str
+) -> None:
+    with pytest.raises(DataError, match=message):
         _pairs(tmp_path, data, b"one\ntwo\n")
 
 
@@ -54,7 +56,7 @@ def test_empty_file_is_refused(tmp_path: Path, sides: tuple[bytes, bytes]) -> No
         _pairs(tmp_path, *sides)
 
 
-def test_truncated_and_foreign_gzip_are_named(tmp_path: Path) -> None:
+def test_truncated_or_invalid_gzip_is_named(tmp_path: Path) -> None:
     data = gzip.compress("".join(f"{i} {i * i}\n" for i in range(5000)).encode())
     (tmp_path / "b.de.gz").write_bytes(data[: len(data) // 2])
     (tmp_path / "b.en.gz").write_bytes(data)

@@ -1,4 +1,4 @@
-"""Batches: every pair once an epoch, under the budget, in an order that any process can take up."""
+"""Batches: every pair once per epoch, within max_tokens, in a reproducible order."""
 
 from __future__ import annotations
 
@@ -65,12 +65,12 @@ def width(batch: Batch) -> int:
 
 
 class TestBatch:
-    def test_holds_the_rows_framed_and_padded(self) -> None:
+    def test_rows_have_special_tokens_and_padding(self) -> None:
         for batch in epoch_of(loader()):
             source, target = batch.columns["source"], batch.columns["target"]
             assert batch.n_targets == target.lengths_B.sum() == batch.global_targets
             assert (source.n_begin, source.n_end, target.n_begin, target.n_end) == (0, 1, 1, 0)
-            wanted = []
+            expected = []
             for place, row in enumerate(batch.rows):
                 rows = [*SPLIT.source[row].tolist(), EOS], [BOS, *SPLIT.target[row].tolist()]
                 for column, ids in zip((source, target), rows, strict=True):
@@ -79,27 +79,29 @@ class TestBatch:
                     assert not column.ids_BN[place, len(ids) :].any()
                     ends = column.is_end_BN[place].nonzero().flatten().tolist()
                     assert ends == ([len(ids) - 1] if column is source else [])
-                wanted += [*SPLIT.target[row].tolist(), EOS]
+                expected += [*SPLIT.target[row].tolist(), EOS]
             for column in (source, target):
                 assert column.ids_BN.shape == (len(batch), column.lengths_B.max())
                 assert column.ids_BN.dtype == column.lengths_B.dtype == torch.int64
-            assert batch.targets_R.tolist() == wanted
-            # what is read there is the piece before the target
+            assert batch.targets_R.tolist() == expected
+            # the input at a target is the token before it
             before = batch.scored(target.ids_BN[:, :, None])[:, 0].tolist()
-            firsts = [i for i, piece in enumerate(before) if piece == BOS]
+            firsts = [i for i, token in enumerate(before) if token == BOS]
             assert len(firsts) == len(batch)
-            assert [w for w in before if w != BOS] == [w for w in wanted if w != EOS]
+            assert [token for token in before if token != BOS] == [
+                token for token in expected if token != EOS
+            ]
 
 
 class TestPlan:
-    def test_every_pair_once_an_epoch_in_a_new_order(self) -> None:
+    def test_each_epoch_has_every_pair_once_in_a_new_order(self) -> None:
         batches = loader()
         epochs = [epoch_of(batches) for _ in range(3)]
         for epoch in epochs:
             assert sorted(row for b in epoch for row in b.rows) == list(range(len(SPLIT)))
         orders = [[batch.rows for batch in epoch] for epoch in epochs]
         assert orders[0] != orders[1] != orders[2]
-        # Not only the order: other pairs meet.
+        # Not only the order differs: batches combine different pairs.
         assert {frozenset(rows) for rows in orders[0]} != {frozenset(rows) for rows in orders[1]}
 
     @pytest.mark.parametrize("max_tokens", [31, 100, 256, 5000])
@@ -108,7 +110,7 @@ class TestPlan:
         for batch in epoch_of(loader(max_tokens)):
             assert len(batch) * width(batch) <= max_tokens
             odd += len(batch) > 8 and len(batch) % 8 > 0
-        assert odd <= 1  # the rest of the pairs
+        assert odd <= 1  # the remaining pairs
 
     def test_batches_are_filled_with_pairs_of_similar_length(self) -> None:
         split = random_split(20_000)
@@ -122,7 +124,7 @@ class TestPlan:
         widths = np.array([b.columns["source"].ids_BN.shape[1] for b in epoch_of(loader())])
         assert np.abs(np.diff(widths)).mean() > 3
 
-    def test_plan_depends_on_its_arguments_alone(self) -> None:
+    def test_plan_depends_on_its_arguments_only(self) -> None:
         lengths = SPLIT.source.lengths + 1, SPLIT.target.lengths + 1
 
         def rows(*, budget: int = 256, seed: int = 1, epoch: int = 1) -> list[list[int]]:
@@ -135,18 +137,20 @@ class TestPlan:
         assert rows() == first
         for other in (rows(budget=300), rows(seed=2), rows(epoch=2)):
             assert other != first
-        assert rows(seed=2) != rows(epoch=2)  # seeds that follow one another share no epoch
+        assert rows(seed=2) != rows(epoch=2)  # consecutive seeds share no epoch
 
-    @pytest.mark.parametrize(("shortest", "longest", "most"), [(10, 18, 0.6), (1, 2, 0.2)])
-    def test_epochs_batch_other_pairs(self, shortest: int, longest: int, most: float) -> None:
-        """Even where a batch holds just the pairs of one length, or all are of one length."""
+    @pytest.mark.parametrize(("shortest", "longest", "max_share"), [(10, 18, 0.6), (1, 2, 0.2)])
+    def test_epochs_combine_different_pairs(
+        self, shortest: int, longest: int, max_share: float
+    ) -> None:
+        """Also if a batch has just the pairs of one length, or all have one length."""
         lengths = np.resize(np.arange(shortest, longest, dtype=np.int32), 64)
-        met = []
+        pairs_of_epochs = []
         for epoch in (1, 2):
             plan = plan_epoch(lengths, lengths, 8 * int(lengths.max()), 1, epoch)
             batches = [sorted(plan[i].tolist()) for i in range(len(plan))]
-            met.append({pair for rows in batches for pair in combinations(rows, 2)})
-        assert len(met[0] & met[1]) < most * len(met[0])
+            pairs_of_epochs.append({pair for rows in batches for pair in combinations(rows, 2)})
+        assert len(pairs_of_epochs[0] & pairs_of_epochs[1]) < max_share * len(pairs_of_epochs[0])
 
     def test_targets_are_of_similar_length_where_all_sources_are(self) -> None:
         target = np.random.default_rng(0).integers(1, 30, 2000).astype(np.int32)
@@ -156,29 +160,29 @@ class TestPlan:
 
     @pytest.mark.parametrize("world_size", [1, 2])
     @pytest.mark.parametrize("longer", ["source", "target"])
-    def test_a_sentence_above_the_budget_names_the_option(
+    def test_sentence_above_max_tokens_is_refused(
         self, longer: str, world_size: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         sides = {"source": [[6]], "target": [[6]], longer: [[5] * 9]}
         split = EncodedSplit.from_lists(**sides)
         next(load(split, 10))
-        monkeypatch.setattr(batching, "plan_epoch", pytest.fail)  # it could find no end
+        monkeypatch.setattr(batching, "plan_epoch", pytest.fail)  # it might not terminate
         with pytest.raises(ConfigError, match=r"trainer\.max_tokens=9.*10"):
             next(load(split, 9, world_size=world_size))
 
     @pytest.mark.parametrize("n_pairs", range(1, 60))
-    def test_a_rest_that_fits_into_the_last_batch_is_not_cut_off(self, n_pairs: int) -> None:
+    def test_remainder_is_added_to_the_last_batch_if_it_fits(self, n_pairs: int) -> None:
         split = EncodedSplit.from_lists([[5]] * n_pairs, [[6]] * n_pairs)
         sizes = [len(batch) for batch in epoch_of(load(split, 2 * 11))]
-        whole, rest = divmod(n_pairs, 8)
-        if whole and rest <= 3:
-            whole, rest = whole - 1, rest + 8
-        assert sorted(sizes) == sorted([8] * whole + [rest] * (rest > 0))
+        n_full, rest = divmod(n_pairs, 8)
+        if n_full and rest <= 3:
+            n_full, rest = n_full - 1, rest + 8
+        assert sorted(sizes) == sorted([8] * n_full + [rest] * (rest > 0))
 
 
 class TestRanks:
     @pytest.mark.parametrize("world_size", [2, 3])
-    def test_ranks_together_are_one_rank_with_their_tokens(self, world_size: int) -> None:
+    def test_ranks_together_equal_one_rank_with_all_tokens(self, world_size: int) -> None:
         whole = epoch_of(loader(120 * world_size))
         ranks = [loader(120, rank=rank, world_size=world_size) for rank in range(world_size)]
         shares = [epoch_of(rank) for rank in ranks]
@@ -189,7 +193,7 @@ class TestRanks:
             assert sum(part.n_targets for part in parts) == batch.n_targets
             assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
-    def test_a_share_may_be_empty(self) -> None:
+    def test_share_of_a_rank_may_be_empty(self) -> None:
         split = EncodedSplit.from_lists([[5, 6]], [[7]])
         shares = [next(load(split, 10, 1, rank, 2)) for rank in range(2)]
         assert [len(share) for share in shares] == [1, 0]
@@ -199,7 +203,7 @@ class TestRanks:
 
 
 class TestRestore:
-    def test_goes_on_with_the_next_batch_from_every_position(self) -> None:
+    def test_resumes_with_the_next_batch_from_every_position(self) -> None:
         split = random_split(60)
         first = load(split, 100)
         states, batches = [], []
@@ -209,7 +213,7 @@ class TestRestore:
         assert all(isinstance(value, int) for value in states[0].values())
         assert first.state()["epoch"] >= 3
         for place, state in enumerate(states):
-            # Into a loader that is elsewhere already.
+            # Into a loader at another position.
             second = load(split, 100)
             list(islice(second, place % 7))
             second.restore(state)
@@ -218,12 +222,12 @@ class TestRestore:
             if place + 9 < len(states):
                 assert second.state() != state
 
-    def test_state_of_one_rank_is_that_of_all(self) -> None:
+    def test_state_is_equal_on_all_ranks(self) -> None:
         ranks = [loader(128, rank=rank, world_size=2) for rank in range(2)]
         for rank in ranks:
             list(islice(rank, 5))
         assert ranks[0].state() == ranks[1].state()
-        # The same batches as one process with twice the tokens: that may go on, too.
+        # The same batches as one process with twice the tokens: it can resume, too.
         one = loader(256)
         one.restore(ranks[0].state())
         shares = [next(rank) for rank in ranks]
@@ -244,12 +248,12 @@ class TestRestore:
 
 
 class TestSplitOfEpoch:
-    def test_is_asked_once_an_epoch(self) -> None:
-        asked: list[int] = []
+    def test_split_is_built_once_per_epoch(self) -> None:
+        epochs: list[int] = []
         splits = {epoch: random_split(50, seed=epoch) for epoch in range(1, 5)}
 
         def split_of(epoch: int) -> EncodedSplit:
-            asked.append(epoch)
+            epochs.append(epoch)
             return splits[epoch]
 
         batches = load(split_of, 100)
@@ -257,12 +261,12 @@ class TestSplitOfEpoch:
             for batch in epoch_of(batches):
                 lengths = splits[epoch].target.lengths[batch.rows] + 1
                 assert batch.columns["target"].lengths_B.tolist() == lengths.tolist()
-        assert asked == [1, 2, 3]
+        assert epochs == [1, 2, 3]
 
 
 @pytest.mark.parametrize(("longest_source", "longest_target"), [(19, 43), (43, 19)])
-def test_each_side_is_padded_to_its_buckets(longest_source: int, longest_target: int) -> None:
-    """To a multiple of 8 or the longest of all, within the budget."""
+def test_each_side_is_padded_to_a_multiple(longest_source: int, longest_target: int) -> None:
+    """Padded to a multiple of 8 or the longest row of all, within max_tokens."""
     draw = np.random.default_rng(2)
     sides = [
         [[4] * int(n) for n in [*draw.integers(1, longest, 200), longest]]
@@ -280,8 +284,8 @@ def test_each_side_is_padded_to_its_buckets(longest_source: int, longest_target:
 
 class TestEvaluationBatches:
     @pytest.mark.parametrize("max_tokens", [10, 200])
-    def test_nothing_is_lost_and_order_is_by_length(self, max_tokens: int) -> None:
-        """And a longer pair than the budget goes alone."""
+    def test_all_pairs_are_ordered_by_length(self, max_tokens: int) -> None:
+        """A pair longer than max_tokens is a batch alone."""
         batches = list(evaluation_batches(SPLIT, max_tokens))
         order = [row for batch in batches for row in batch.rows]
         assert sorted(order) == list(range(len(SPLIT)))
@@ -298,6 +302,6 @@ class TestEvaluationBatches:
         assert batches[1].columns["target"].ids_BN.tolist() == [[BOS], [BOS]]
         assert batches[1].targets_R.tolist() == [EOS, EOS]
 
-    @pytest.mark.parametrize("nothing", [[], EncodedSplit.from_lists([], [])])
-    def test_no_pairs_no_batches(self, nothing: EncodedSplit) -> None:
-        assert list(evaluation_batches(nothing, 100)) == []
+    @pytest.mark.parametrize("empty", [[], EncodedSplit.from_lists([], [])])
+    def test_no_pairs_give_no_batches(self, empty: EncodedSplit) -> None:
+        assert list(evaluation_batches(empty, 100)) == []

@@ -1,4 +1,4 @@
-"""The built-in corpus: same bytes from a seed, a test set of new combinations, right grammar."""
+"""The built-in corpus: reproducible, with new combinations in the test set, and grammatical."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def text(splits: dict[str, Pairs]) -> Pairs:
 # The corpus: sizes, splits, seeds
 
 
-def test_no_sentence_comes_twice(splits: dict[str, Pairs]) -> None:
+def test_sentences_are_unique(splits: dict[str, Pairs]) -> None:
     assert {split: len(pairs) for split, pairs in splits.items()} == _SIZES
     for side in (0, 1):
         sentences = [pair[side] for pairs in splits.values() for pair in pairs]
@@ -109,35 +109,35 @@ _STEMS = {adjective["stem"]: adjective["de"] for adjective in ADJECTIVES}
 
 def combinations(de: str) -> list[str]:
     """Compounds, and adjectives before their nouns."""
-    made = []
+    names = []
     for word in words_of(de):
         if word in _COMPOUNDS:
             modifier = _COMPOUNDS[word][0]
-            made.append(f"compound {modifier} {_NOMINATIVE[word][len(modifier) :]}")
+            names.append(f"compound {modifier} {_NOMINATIVE[word][len(modifier) :]}")
     for adjective, noun in pairwise(words_of(de)):
         match = re.fullmatch(r"(.+?)(e|en|em|er|es)", adjective)
         if match and match[1] in _STEMS and noun in _NOMINATIVE:
-            made.append(f"adjective {_STEMS[match[1]]} {_NOMINATIVE[noun]}")
-    return made
+            names.append(f"adjective {_STEMS[match[1]]} {_NOMINATIVE[noun]}")
+    return names
 
 
 def test_only_the_test_set_has_held_out_combinations(splits: dict[str, Pairs]) -> None:
-    seen = [*splits["train"], *splits["valid"]]
-    visible = [made for de, _ in seen for made in combinations(de)]
+    training_pairs = [*splits["train"], *splits["valid"]]
+    visible = [made for de, _ in training_pairs for made in combinations(de)]
     assert len(visible) > 10000
     assert not any(map(held_out, visible))
-    sampler = Sampler("headwise 1 test")  # that of the test set, with nothing kept out
+    sampler = Sampler("headwise 1 test")  # the sampler of the test set, without exclusions
     drawn = {sampler.draw()[0]: sampler.combinations for _ in range(15000)}
     kinds: Counter[str] = Counter()
     for de, _ in splits["test"]:
-        held = [made for made in drawn[de] if held_out(made)]
-        assert held, de
+        held_out_made = [made for made in drawn[de] if held_out(made)]
+        assert held_out_made, de
         assert set(combinations(de)) <= set(drawn[de]), de
-        kinds.update({made.split()[0] for made in held})
+        kinds.update({made.split()[0] for made in held_out_made})
     assert min(kinds.values()) > 100, kinds
 
 
-def test_vocabulary_of_the_test_set(splits: dict[str, Pairs]) -> None:
+def test_new_words_of_the_test_set_have_known_parts(splits: dict[str, Pairs]) -> None:
     known = {word for pair in splits["train"] for side in pair for word in words_of(side)}
     parts = [_COMPOUNDS[word] for word in known if word in _COMPOUNDS]
     modifiers, heads = {first for first, _ in parts}, {last for _, last in parts}
@@ -149,8 +149,8 @@ def test_vocabulary_of_the_test_set(splits: dict[str, Pairs]) -> None:
     assert {word for _, en in splits["test"] for word in words_of(en)} <= known
 
 
-# What there is to attend to: a German pattern and an English one, and how many in 1000 pairs
-# show both.
+# Phenomena: a German pattern and an English one, and the least number in 1000 pairs that
+# match both.
 _PHENOMENA = {
     "fronted time": (
         r"^(Heute|Gestern|Jetzt|Am Montag|Bald) \w+ (der|die|das|ich|er|wir)",

@@ -18,7 +18,7 @@ def _clean(
 
 
 @pytest.mark.parametrize(
-    ("rules", "kept", "dropped", "rule"),
+    ("rules", "accepted", "dropped", "rule"),
     [
         ({}, ("x", "y"), (" \u3000", "y"), "empty"),
         ({"max_words": 3}, ("a b c", "a"), ("a b c d", "a"), "max_words"),
@@ -32,10 +32,10 @@ def _clean(
     ],
 )
 def test_each_rule_at_its_limit(
-    rules: dict[str, Any], kept: tuple[str, str], dropped: tuple[str, str], rule: str | None
+    rules: dict[str, Any], accepted: tuple[str, str], dropped: tuple[str, str], rule: str | None
 ) -> None:
-    pairs, report = _clean([kept, dropped], **rules)
-    assert pairs == [kept]
+    pairs, report = _clean([accepted, dropped], **rules)
+    assert pairs == [accepted]
     assert report.as_dict() == {
         "read": 2,
         "kept": 1,
@@ -45,11 +45,11 @@ def test_each_rule_at_its_limit(
 
 
 def test_moses_bounds_agree_with_the_tokeniser() -> None:
-    pieces = ["don't", "U.S.", "(寺院)", "...", "3,000.5", "naïve", "x_y", "A.B.", "\x01", "well-",
+    words = ["don't", "U.S.", "(寺院)", "...", "3,000.5", "naïve", "x_y", "A.B.", "\x01", "well-",
               '"no"', "e.g.", "it's,", "word", "他", "—", "a/b", "#1", "`s", "Mr."]  # fmt: skip
     generator = random.Random(1)
     for _ in range(600):
-        sentence = " ".join(generator.choices(pieces, k=generator.randint(1, 14)))
+        sentence = " ".join(generator.choices(words, k=generator.randint(1, 14)))
         limit = generator.randint(1, 20)
         cleaner = Cleaner(CleaningConfig(max_target_moses_tokens=limit), "en")
         is_dropped = cleaner.verdict("x", sentence) is not None
@@ -86,6 +86,6 @@ def test_unknown_or_useless_normalisation_is_refused() -> None:
         ({"max_target_moses_tokens": 40}, "zh_Hans", "use max_target_characters"),
     ],
 )
-def test_senseless_limits_are_refused(rules: dict[str, Any], language: str, message: str) -> None:
+def test_invalid_limits_are_refused(rules: dict[str, Any], language: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Cleaner(CleaningConfig(**rules), language)

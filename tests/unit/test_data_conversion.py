@@ -1,4 +1,4 @@
-"""Text is converted once, into files that hold every sentence as it was, and read from there."""
+"""Text is converted once into files with every sentence unchanged."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def fake(tmp_path: Path) -> Corpus:
 
 
 @pytest.mark.parametrize("chunk", [2, 10_000])
-def test_lines_are_sentences(tmp_path: Path, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_equal_sentences(tmp_path: Path, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conversion, "CHUNK_PAIRS", chunk)
     pairs = list(zip(ODD, reversed(ODD), strict=True))
     paths = tmp_path / "a.de", tmp_path / "a.en"
@@ -36,7 +36,7 @@ def test_lines_are_sentences(tmp_path: Path, chunk: int, monkeypatch: pytest.Mon
     assert paths[0].read_bytes() == "".join(f"{line}\n" for line in ODD).encode()
 
 
-def test_a_second_corpus_reads_the_files_alone(fake: Corpus, tmp_path: Path) -> None:
+def test_second_corpus_reads_only_the_files(fake: Corpus, tmp_path: Path) -> None:
     first = list(fake.text("train+valid"))
     assert fake.source.n_read == 2  # type: ignore[attr-defined]
     again = dataclasses.replace(corpus(), cache_dir=tmp_path)
@@ -46,14 +46,16 @@ def test_a_second_corpus_reads_the_files_alone(fake: Corpus, tmp_path: Path) -> 
     assert (report["pairs"], set(report["sources"])) == (640, {"train", "valid"})
 
 
-def test_other_text_rules_or_languages_are_another_conversion(fake: Corpus, tmp_path: Path) -> None:
-    turned = dataclasses.replace(fake.config, source="en", target="de")
+def test_other_text_rules_or_languages_are_converted_separately(
+    fake: Corpus, tmp_path: Path
+) -> None:
+    reversed_config = dataclasses.replace(fake.config, source="en", target="de")
     strict = dataclasses.replace(fake.config, cleaning=CleaningConfig(max_words=3))
     few = dataclasses.replace(fake.config, max_train_pairs=7)
-    others = [dataclasses.replace(fake, config=config) for config in (turned, strict, few)]
+    others = [dataclasses.replace(fake, config=config) for config in (reversed_config, strict, few)]
     others.append(dataclasses.replace(corpus(pairs_of(9, 4)), cache_dir=tmp_path))
-    texts = [one.train_text() for one in (fake, *others)]
+    texts = [corpus_of_text.train_text() for corpus_of_text in (fake, *others)]
     assert len({text.paths for text in texts} | {fake.text("train").paths}) == 6
     assert [len(text) for text in texts] == [600, 600, len(texts[2]), 7, 9]
-    # rules of cleaning change no test set
+    # cleaning rules do not change test sets
     assert others[1].text("valid").paths == fake.text("valid").paths

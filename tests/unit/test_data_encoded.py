@@ -1,4 +1,4 @@
-"""Prepared corpora: made once, whole or not at all, the same however they are made."""
+"""Prepared corpora: created once, completely or not at all, and reproducible."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture
 def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoding, "SHARD_PAIRS", 50)  # more than two workers are given at once
+    monkeypatch.setattr(encoding, "SHARD_PAIRS", 50)  # more shards than two workers get at once
     monkeypatch.setattr(conversion, "CHUNK_PAIRS", 130)
 
 
 @pytest.mark.usefixtures("small_shards")
 @pytest.mark.parametrize("joint", [True, False])
-def test_ids_are_the_text_in_order(tmp_path: Path, joint: bool) -> None:
+def test_ids_decode_to_the_text_in_order(tmp_path: Path, joint: bool) -> None:
     text = corpus()
     prepared = prepare(text, tmp_path, options(joint=joint))
     assert (prepared.tokenizers.source is prepared.tokenizers.target) == joint
@@ -54,7 +54,7 @@ def test_ids_are_the_text_in_order(tmp_path: Path, joint: bool) -> None:
     assert report["cleaning"] == {"read": 600, "kept": 600, "dropped": {}, "truncated": False}
 
 
-def test_tokenizer_is_learnt_from_train_alone(tmp_path: Path) -> None:
+def test_tokenizer_is_trained_on_train_only(tmp_path: Path) -> None:
     one = prepare(corpus(), tmp_path)
     other = prepare(corpus(valid=[("zzz zzz", "qqq")] * 50), tmp_path)
     assert one.tokenizers.fingerprint() == other.tokenizers.fingerprint()
@@ -63,40 +63,40 @@ def test_tokenizer_is_learnt_from_train_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("joint", [True, False])
-def test_a_given_tokenizer_is_taken_wherever_it_lies(tmp_path: Path, joint: bool) -> None:
+def test_given_tokenizer_is_used_from_any_folder(tmp_path: Path, joint: bool) -> None:
     origin = prepare(corpus(), tmp_path / "cache", options(joint=joint)).tokenizers
     (tmp_path / "run").mkdir()
     origin.save(tmp_path / "run")
-    given = options(kind="given", joint=joint, folder=str(tmp_path / "run"))
+    given_options = options(kind="given", joint=joint, folder=str(tmp_path / "run"))
     other = corpus(train=pairs_of(90, 5))
-    found = prepare(other, tmp_path / "cache", given)
-    assert found.tokenizers.fingerprint() == origin.fingerprint()
-    learned = prepare(other, tmp_path / "cache", options(joint=joint))
-    assert learned.tokenizers.fingerprint() != origin.fingerprint()
+    prepared = prepare(other, tmp_path / "cache", given_options)
+    assert prepared.tokenizers.fingerprint() == origin.fingerprint()
+    trained = prepare(other, tmp_path / "cache", options(joint=joint))
+    assert trained.tokenizers.fingerprint() != origin.fingerprint()
     (tmp_path / "run").rename(tmp_path / "moved")
-    given.folder = str(tmp_path / "moved")
-    assert prepare(other, tmp_path / "cache", given).fingerprint == found.fingerprint
-    learned.tokenizers.save(tmp_path / "moved")
-    assert prepare(other, tmp_path / "cache", given).fingerprint != found.fingerprint
+    given_options.folder = str(tmp_path / "moved")
+    assert prepare(other, tmp_path / "cache", given_options).fingerprint == prepared.fingerprint
+    trained.tokenizers.save(tmp_path / "moved")
+    assert prepare(other, tmp_path / "cache", given_options).fingerprint != prepared.fingerprint
 
 
-def test_a_given_tokenizer_that_is_not_there_or_does_not_fit_is_refused(tmp_path: Path) -> None:
+def test_missing_or_unsuitable_given_tokenizer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"tokenizer\.folder=\S+nowhere: no tokenizer in"):
         prepare(corpus(), tmp_path, options(kind="given", folder=str(tmp_path / "nowhere")))
     prepare(corpus(), tmp_path).tokenizers.save(tmp_path)
-    given = options(kind="given", folder=str(tmp_path))
+    given_options = options(kind="given", folder=str(tmp_path))
     with pytest.raises(ConfigError, match=r"tokenizer\.joint must be true, as for the tokenizer"):
-        prepare(corpus(), tmp_path, dataclasses.replace(given, joint=False))
-    for alone in (options(kind="given"), options(folder=str(tmp_path))):
+        prepare(corpus(), tmp_path, dataclasses.replace(given_options, joint=False))
+    for incomplete in (options(kind="given"), options(folder=str(tmp_path))):
         with pytest.raises(ConfigError, match=r"tokenizer=given and tokenizer\.folder=RUN must be"):
-            prepare(corpus(), tmp_path, alone)
+            prepare(corpus(), tmp_path, incomplete)
     with pytest.raises(ConfigError, match="only bpe has merges"):
-        prepare(corpus(), tmp_path, dataclasses.replace(given, dropout=0.1))
+        prepare(corpus(), tmp_path, dataclasses.replace(given_options, dropout=0.1))
 
 
-def test_a_second_call_reads_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_second_call_reads_only_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = prepare(corpus(), tmp_path)
-    monkeypatch.setattr(encoded, "train_tokenizer_pair", lambda *_: pytest.fail("learnt again"))
+    monkeypatch.setattr(encoded, "train_tokenizer_pair", lambda *_: pytest.fail("trained again"))
     text = corpus()
     second = prepare(text, tmp_path)
     assert text.source.n_read == 0
@@ -106,10 +106,10 @@ def test_a_second_call_reads_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert isinstance(second.train.source.flat, np.memmap)
     with pytest.raises(pytest.fail.Exception):
         prepare(text, tmp_path, options(vocab_size=160))
-    assert len(list((tmp_path / "encoded").iterdir())) == 1  # nothing half made, no lock
+    assert len(list((tmp_path / "encoded").iterdir())) == 1  # no partial folder, no lock
 
 
-def test_long_pairs_leave_train_but_not_valid(tmp_path: Path) -> None:
+def test_long_pairs_are_dropped_from_train_only(tmp_path: Path) -> None:
     long = ("a b " * 60, "A")
     text = corpus([*pairs_of(600, 1), long], [*pairs_of(40, 2), long])
     prepared = prepare(text, tmp_path, options(max_sentence_tokens=80))
@@ -123,7 +123,9 @@ def test_long_pairs_leave_train_but_not_valid(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("small_shards")
-def test_number_of_workers_changes_no_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_workers_does_not_change_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = options(dropout=0.1)
     results, epochs = [], []
     for n_workers in (1, 2):
@@ -141,7 +143,7 @@ def test_number_of_workers_changes_no_byte(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.usefixtures("small_shards")
-def test_errors_of_helpers_are_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_of_workers_are_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encoded, "POOL_PAIRS", 500)
     with pytest.raises(ConfigError, match="at most"):
         prepare(corpus(), tmp_path, options(vocab_size=9000))
@@ -152,7 +154,7 @@ def test_errors_of_helpers_are_raised(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("victim", ["train.source", "tokenizer.model", "manifest.json"])
-def test_damaged_cache_is_made_again(tmp_path: Path, victim: str) -> None:
+def test_damaged_cache_is_rebuilt(tmp_path: Path, victim: str) -> None:
     first = prepare(corpus(), tmp_path)
     before = contents(first.folder)
     path = first.folder / victim
@@ -163,7 +165,7 @@ def test_damaged_cache_is_made_again(tmp_path: Path, victim: str) -> None:
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), DataError("line 3"), OSError(28, "full")])
-def test_interruption_leaves_nothing(
+def test_interruption_leaves_no_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
     with monkeypatch.context() as patch:
@@ -174,7 +176,7 @@ def test_interruption_leaves_nothing(
     assert len(prepare(corpus(), tmp_path).train) == 600
 
 
-def test_remains_of_a_kill_are_ignored(tmp_path: Path) -> None:
+def test_partial_folders_are_ignored(tmp_path: Path) -> None:
     folder = prepare(corpus(), tmp_path).folder
     before = contents(folder)
     partial = folder.with_name(folder.name + ".partial")
@@ -185,7 +187,7 @@ def test_remains_of_a_kill_are_ignored(tmp_path: Path) -> None:
     assert not partial.exists()
 
 
-def test_empty_splits_and_impossible_limits(tmp_path: Path) -> None:
+def test_empty_splits_and_impossible_limits_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no training pair is left"):
         prepare(corpus(train=[]), tmp_path)
     with pytest.raises(DataError, match="'valid'"):
@@ -223,7 +225,7 @@ def _prepare_and_count(cache: Path, counter: Path, barrier: Any) -> None:
         file.write(f"{text.source.n_read}\n")
 
 
-def test_processes_at_once_prepare_once(tmp_path: Path) -> None:
+def test_concurrent_processes_prepare_once(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
     barrier = context.Barrier(3)
     counter = tmp_path / "reads"
@@ -245,7 +247,9 @@ class TestEpochSplits:
         text = corpus([*pairs_of(300, 1), long, *pairs_of(300, 3)])
         return prepare(text, tmp_path, options(dropout=0.2, max_sentence_tokens=80))
 
-    def test_epochs_differ_and_come_back(self, prepared: PreparedCorpus, tmp_path: Path) -> None:
+    def test_epochs_differ_and_are_reproducible(
+        self, prepared: PreparedCorpus, tmp_path: Path
+    ) -> None:
         def flat(scratch: str, epoch: int, seed: int = 1, dropout: float = 0.2) -> bytes:
             splits = EpochSplits(prepared, dropout, seed, tmp_path / scratch, 1, False)
             return splits(epoch).source.flat.tobytes()
@@ -263,7 +267,7 @@ class TestEpochSplits:
             assert decode(list(sampled)) == decode(list(plain))
             assert sampled.lengths.sum() > plain.lengths.sum()
 
-    def test_text_that_the_cache_has_lost_is_converted_anew(self, tmp_path: Path) -> None:
+    def test_missing_text_is_converted_again(self, tmp_path: Path) -> None:
         plain = prepare(corpus(), tmp_path)
         shutil.rmtree(tmp_path / "corpora")
         prepared = prepare(corpus(), tmp_path, options(dropout=0.2))
@@ -279,11 +283,13 @@ class TestEpochSplits:
 
     def test_old_epochs_are_removed(self, prepared: PreparedCorpus, tmp_path: Path) -> None:
         splits = EpochSplits(prepared, 0.2, 1, tmp_path / "s", 1, False)
-        made_by_another = tmp_path / "s" / "epoch_9-else.partial"
-        made_by_another.mkdir(parents=True)
-        last = DEPTH + 4  # batches of another rank may be made as far behind as DEPTH epochs
-        kept = [splits(epoch).source.flat[:5].tolist() for epoch in range(1, last + 1)]
-        made_by_another.rmdir()  # is still there
-        left = {int(path.name[6:].partition("-")[0]) for path in (tmp_path / "s").iterdir()}
-        assert left == set(range(3, last + 1))
-        assert splits(1).source.flat[:5].tolist() == kept[0]
+        of_another_process = tmp_path / "s" / "epoch_9-else.partial"
+        of_another_process.mkdir(parents=True)
+        last = DEPTH + 4  # batches of another rank may be up to DEPTH epochs behind
+        first_ids = [splits(epoch).source.flat[:5].tolist() for epoch in range(1, last + 1)]
+        of_another_process.rmdir()  # it still exists
+        remaining_epochs = {
+            int(path.name[6:].partition("-")[0]) for path in (tmp_path / "s").iterdir()
+        }
+        assert remaining_epochs == set(range(3, last + 1))
+        assert splits(1).source.flat[:5].tolist() == first_ids[0]

@@ -1,4 +1,4 @@
-"""A text as a stream of tokens: nothing of it is lost, and its bytes are counted to the last."""
+"""A text as a stream of tokens that covers every byte of the file."""
 
 from __future__ import annotations
 
@@ -27,26 +27,28 @@ def prepared(folder: Path, text: bytes, **options: Any) -> PreparedText:
     return prepare_text(corpus, TokenizerConfig(**{"kind": "byte", **options}))
 
 
-def test_bytes_are_taken_as_they_are(tmp_path: Path) -> None:
+def test_byte_ids_equal_the_bytes(tmp_path: Path) -> None:
     text = bytes(range(256)) + TEXT.encode()
-    found = prepared(tmp_path, text)
-    stream = found.stream("valid")
+    text_data = prepared(tmp_path, text)
+    stream = text_data.stream("valid")
     assert bytes((stream.ids - N_SPECIALS).astype(np.uint8)) == text
-    assert stream.bytes_of(0, len(stream.ids)) == len(text) == found.report["valid"]["bytes"]
+    assert stream.bytes_of(0, len(stream.ids)) == len(text) == text_data.report["valid"]["bytes"]
 
 
 @pytest.mark.parametrize("options", [{"kind": "char"}, {"kind": "bpe", "vocab_size": 60}])
-def test_bytes_of_pieces_add_up_to_the_file(tmp_path: Path, options: dict[str, Any]) -> None:
-    found = prepared(tmp_path, (TEXT * 5).encode(), **options)
-    stream = found.stream("test")
+def test_bytes_of_tokens_add_up_to_the_file(tmp_path: Path, options: dict[str, Any]) -> None:
+    text_data = prepared(tmp_path, (TEXT * 5).encode(), **options)
+    stream = text_data.stream("test")
     assert (np.asarray(stream.n_bytes) >= 0).all()
     assert stream.bytes_of(0, len(stream.ids)) == len((TEXT * 5).encode())
     lines = (TEXT * 5).split("\n")
     assert (np.asarray(stream.ids) == EOS).sum() == len(lines) - 1  # the last has no end
-    assert found.tokenizer.decode([stream.ids.tolist()])[0].startswith("Der Hund sieht das Haus.")
+    assert text_data.tokenizer.decode([stream.ids.tolist()])[0].startswith(
+        "Der Hund sieht das Haus."
+    )
 
 
-def test_files_may_be_packed_and_are_known_by_their_content(tmp_path: Path) -> None:
+def test_gzip_is_read_and_fingerprint_depends_on_content(tmp_path: Path) -> None:
     first = prepared(tmp_path / "a", TEXT.encode())
     folder = Path(str(first.corpus.config.dir))
     path = folder / "valid.txt"
@@ -60,7 +62,7 @@ def test_files_may_be_packed_and_are_known_by_their_content(tmp_path: Path) -> N
     assert changed.fingerprint != packed.fingerprint
 
 
-def test_what_cannot_be_read_is_refused(tmp_path: Path) -> None:
+def test_unreadable_text_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="not UTF-8; tokenizer=byte accepts any bytes"):
         prepared(tmp_path / "a", b"\xff\xfe" * 10, kind="char")
     with pytest.raises(DataError, match="is empty"):

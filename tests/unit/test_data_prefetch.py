@@ -1,4 +1,4 @@
-"""Batches made in the background: the same ones, from the same position."""
+"""Batches made in the background equal those of the loader."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def same(one: Batch, other: Batch) -> bool:
     return one.rows == other.rows and torch.equal(one.targets_R, other.targets_R)
 
 
-def test_batches_and_positions_are_the_loader_s_over_epochs() -> None:
+def test_batches_and_states_equal_those_of_the_loader() -> None:
     loader = plain()
     with Prefetched(plain(), depth=3) as batches:
         assert batches.state() == loader.state()
@@ -46,30 +46,30 @@ def test_batches_and_positions_are_the_loader_s_over_epochs() -> None:
     assert loader.state()["epoch"] == 3
 
 
-def test_what_was_made_ahead_is_no_part_of_the_position() -> None:
+def test_state_excludes_prefetched_batches() -> None:
     with Prefetched(plain(), depth=5) as first:
         for _ in range(4):
             next(first)
         state = first.state()
-        wanted = [next(first) for _ in range(6)]
-        first.restore(state)  # in the middle
-        assert all(same(next(first), batch) for batch in wanted)
+        expected = [next(first) for _ in range(6)]
+        first.restore(state)  # in the middle of an epoch
+        assert all(same(next(first), batch) for batch in expected)
     with Prefetched(plain()) as second:
         second.restore(state)
         assert second.state() == state
-        assert all(same(next(second), batch) for batch in wanted)
+        assert all(same(next(second), batch) for batch in expected)
 
 
-def test_what_the_loader_raises_is_raised_in_place_of_its_batch() -> None:
+def test_errors_of_the_loader_are_raised_in_order() -> None:
     with Prefetched(Broken(PAIRS)) as batches:
         assert all(same(next(batches), batch) for batch, _ in zip(plain(), range(3), strict=False))
-        for _ in range(2):  # and again, as of the loader
+        for _ in range(2):  # repeated calls raise again, as the loader does
             with pytest.raises(HeadwiseError, match="the disk is gone"):
                 next(batches)
         assert batches.state()["batch"] == 3
 
 
-def test_no_thread_is_left_and_none_begun_in_vain() -> None:
+def test_thread_starts_lazily_and_ends_on_close() -> None:
     before = threading.active_count()
     batches = Prefetched(plain(), depth=2)
     assert threading.active_count() == before
@@ -79,35 +79,35 @@ def test_no_thread_is_left_and_none_begun_in_vain() -> None:
     batches.close()
     assert threading.active_count() == before
     assert same(first, next(plain()))
-    later = next(batches)  # begun anew where it was
+    later = next(batches)  # restarted at its position
     loader = plain()
     next(loader)
     assert same(later, next(loader))
     batches.close()
 
 
-def test_an_error_outside_does_not_wait_for_an_encoding() -> None:
-    begun, may_end = threading.Event(), threading.Event()
+def test_exit_after_an_error_does_not_wait_for_the_thread() -> None:
+    started, may_end = threading.Event(), threading.Event()
 
     class Slow(BatchLoader):
         def __next__(self) -> Batch:
             if self.state()["batch"] == 2:
-                begun.set()
+                started.set()
                 assert may_end.wait(60)
             return super().__next__()
 
     batches = Prefetched(Slow(PAIRS))
     try:
         next(batches)
-        assert begun.wait(60)
+        assert started.wait(60)
         batches.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
-        assert batches._thread.is_alive()  # left behind in the middle of its work
+        assert batches._thread.is_alive()  # still running
     finally:
         may_end.set()
         batches.close()
 
 
-def test_a_thread_with_no_place_for_its_batch_ends_after_an_error() -> None:
+def test_thread_blocked_on_a_full_queue_ends_after_an_error() -> None:
     batches = Prefetched(plain(), depth=1)
     next(batches)
     thread = batches._thread
@@ -119,17 +119,17 @@ def test_a_thread_with_no_place_for_its_batch_ends_after_an_error() -> None:
     assert not thread.is_alive()
 
 
-def test_batches_are_pinned_for_the_gpu_that_trains(monkeypatch: pytest.MonkeyPatch) -> None:
-    done: list[tuple[str, object]] = []
+def test_batches_are_pinned_for_the_training_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[str, object]] = []
 
-    def note(what: object) -> None:
-        done.append((threading.current_thread().name, what))
+    def record(argument: object) -> None:
+        calls.append((threading.current_thread().name, argument))
 
-    monkeypatch.setattr("torch.cuda.set_device", note)
-    monkeypatch.setattr(Batch, "pinned", lambda self: note("pin") or self)
+    monkeypatch.setattr("torch.cuda.set_device", record)
+    monkeypatch.setattr(Batch, "pinned", lambda self: record("pin") or self)
     second = torch.device("cuda", 1)
     with Prefetched(plain(), depth=1, gpu=second) as batches:
         next(batches)
-    (maker, gpu), *pins = done
+    (maker, gpu), *pins = calls
     assert (gpu, maker != threading.current_thread().name) == (second, True)
     assert set(pins) == {(maker, "pin")}

@@ -1,4 +1,4 @@
-"""One shard of a corpus: what is drawn for it, and what is counted."""
+"""One shard of a corpus: random draws and counts."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ def job_of(
     return EncodingJob(text, TokenizerPair(tokenizer, tokenizer, True), shard_pairs=3, **options)
 
 
-def test_no_two_sides_or_shards_are_drawn_alike(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_sides_and_shards_use_different_random_draws(tmp_path: Path, tokenizer: Tokenizer) -> None:
     job = job_of(tmp_path, tokenizer, [(text, text) for text in SENTENCES] * 4, dropout=0.4)
     samples = [ids for shard in range(4) for ids, _ in ShardEncoder(job).encode(shard).sides]
     assert {text for ids in samples for text in tokenizer.decode([ids])} == {" ".join(SENTENCES)}
     assert len({ids.tobytes() for ids in samples}) == 8
 
 
-def test_unknown_pieces_are_counted_by_side(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_unknown_tokens_are_counted_per_side(tmp_path: Path, tokenizer: Tokenizer) -> None:
     pairs = [("banane", "q"), ("rubin q", "q q q"), ("linsen", "salbei"), ("q", "banner")]
     job = job_of(tmp_path, tokenizer, pairs)
     counts = write_encoded(job, tmp_path / "ids", 1, progress=False)
     for side, texts in zip(("source", "target"), zip(*pairs, strict=True), strict=True):
-        ids = [piece for row in tokenizer.encode(texts) for piece in row]
+        ids = [token_id for row in tokenizer.encode(texts) for token_id in row]
         assert counts[f"{side}_pieces"] == len(ids)
         assert counts[f"{side}_mean_pieces"] == len(ids) / len(pairs)
         assert counts[f"{side}_unknown_share"] == ids.count(UNK) / len(ids) > 0

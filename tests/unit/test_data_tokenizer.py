@@ -1,4 +1,4 @@
-"""Tokenizers: every kind loses nothing, trains alike everywhere, and refuses what cannot be."""
+"""Tokenizers: lossless, trained deterministically, and with checked settings."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_decoding_restores_the_text_and_skips_specials(tokenizer: Tokenizer) -> 
     assert tokenizer.decode([[BOS, *ids, EOS, PAD, PAD] for ids in rows]) == TEXT
 
 
-def test_special_ids_never_come_from_text(tokenizer: Tokenizer) -> None:
+def test_text_never_gives_special_ids(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode(["<pad> <s> </s> <unk>", *TEXT])
     assert not {PAD, BOS, EOS} & {i for row in ids for i in row}
 
@@ -66,17 +66,17 @@ def test_ids_out_of_range_are_named(tokenizer: Tokenizer, wrong: int) -> None:
         tokenizer.decode([[5], [5, wrong]])
 
 
-def test_pickle_brings_it_back(tokenizer: Tokenizer) -> None:
+def test_pickle_restores_the_tokenizer(tokenizer: Tokenizer) -> None:
     again = pickle.loads(pickle.dumps(tokenizer))
     assert again.model_bytes == tokenizer.model_bytes
     assert again.encode(TEXT) == tokenizer.encode(TEXT)
 
 
-def test_training_again_gives_the_same_pieces(tokenizer: Tokenizer, kind: str) -> None:
+def test_training_is_deterministic(tokenizer: Tokenizer, kind: str) -> None:
     assert train_tokenizer(iter(TEXT), config(kind)).fingerprint() == tokenizer.fingerprint()
 
 
-def test_bytes_restore_any_string(trained: dict[str, Tokenizer]) -> None:
+def test_byte_tokenizer_restores_any_string(trained: dict[str, Tokenizer]) -> None:
     wild = ["", "  two  spaces ", "\t\n\r\0\u2028", "▁", "ﬁ𝄞🙂", "\ufeff\u3000私", "é e\u0301"]
     byte = trained["byte"]
     assert byte.decode(byte.encode(wild)) == wild
@@ -99,7 +99,7 @@ def test_unreachable_vocabulary_names_both_numbers(kind: str) -> None:
     assert "tokenizer.vocab_size=50000" in message
     supported = int(message.split("at most ")[1].split()[0])
     assert f"tokenizer.vocab_size={supported}" in message
-    # What the message advises works, and one more does not.
+    # The advised size works, and one more does not.
     reached = train_tokenizer(iter(TEXT), config(kind, vocab_size=supported))
     assert reached.vocab_size == supported
     with pytest.raises(ConfigError):
@@ -111,13 +111,13 @@ def test_vocabulary_smaller_than_the_alphabet_is_explained() -> None:
         train_tokenizer(iter(TEXT), config("bpe", vocab_size=20))
 
 
-def test_no_text_is_a_data_error() -> None:
+def test_empty_text_is_refused() -> None:
     with pytest.raises(DataError):
         train_tokenizer(iter([]), config("bpe"))
 
 
 @pytest.mark.parametrize(
-    ("options", "named"),
+    ("options", "message"),
     [
         ({"kind": "bpee"}, "bpe"),
         ({"vocab_size": 4}, "vocab_size"),
@@ -130,8 +130,8 @@ def test_no_text_is_a_data_error() -> None:
         ({"max_sentence_tokens": 0}, "max_sentence_tokens"),
     ],
 )
-def test_wrong_options_are_refused_without_data(options: dict[str, object], named: str) -> None:
-    with pytest.raises(ConfigError, match=named) as caught:
+def test_wrong_options_are_refused_without_data(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
         check_tokenizer_config(TokenizerConfig(**options))
     assert "tokenizer." in str(caught.value)
 
@@ -172,7 +172,7 @@ def test_models_with_other_special_ids_are_refused(tmp_path: Path) -> None:
         TokenizerPair.load(tmp_path)
 
 
-def test_fingerprint_of_a_pair_tells_both_sides(trained: dict[str, Tokenizer]) -> None:
+def test_fingerprint_of_a_pair_depends_on_both_sides(trained: dict[str, Tokenizer]) -> None:
     kinds = [trained["bpe"], trained["unigram"], trained["char"]]
     pairs = [TokenizerPair(source, target, False) for source in kinds for target in kinds]
     pairs += [TokenizerPair(tokenizer, tokenizer, True) for tokenizer in kinds]
@@ -181,38 +181,40 @@ def test_fingerprint_of_a_pair_tells_both_sides(trained: dict[str, Tokenizer]) -
 
 class TestBpeDropout:
     @pytest.mark.parametrize("fallback", [False, True])
-    def test_without_dropout_it_is_sentencepiece(self, fallback: bool) -> None:
+    def test_without_dropout_equals_sentencepiece(self, fallback: bool) -> None:
         settings = config("bpe", vocab_size=500, byte_fallback=fallback)
         tokenizer = train_tokenizer(iter(TEXT), settings)
         text = [*german(300, seed=1), *JAPANESE, " ", "猫猫 ba猫", "🙂", "</s> ba", *TEXT[:50], ""]
         assert tokenizer.encode_sampled(text, 0.0, 1) == tokenizer.encode(text)
 
-    def test_without_any_merge_words_are_characters(self) -> None:
+    def test_without_merges_words_are_characters(self) -> None:
         letters = train_tokenizer(iter(["abc"] * 9), config("bpe", vocab_size=8))
         assert letters.encode_sampled(["abc", "c"], 0.5, 1) == letters.encode(["abc", "c"])
 
     @pytest.mark.parametrize("space", ["\u3000", "\t", " \u00a0\t "])
-    def test_white_space_is_one_space(self, trained: dict[str, Tokenizer], space: str) -> None:
+    def test_whitespace_is_one_space(self, trained: dict[str, Tokenizer], space: str) -> None:
         bpe, plain = trained["bpe"], ["ba ne", "li so ru"]
         spaced = [space + space.join(text.split()) + space for text in plain]
         assert bpe.encode_sampled(spaced, 0.0, 1) == bpe.encode(plain)
         assert bpe.encode_sampled(spaced, 0.5, 1) == bpe.encode_sampled(plain, 0.5, 1)
 
-    def test_samples_spell_the_text_with_more_pieces(self, trained: dict[str, Tokenizer]) -> None:
+    def test_samples_decode_to_the_text_with_more_tokens(
+        self, trained: dict[str, Tokenizer]
+    ) -> None:
         bpe = trained["bpe"]
         plain, sampled = bpe.encode(TEXT), bpe.encode_sampled(TEXT, 0.1, 1)
         assert bpe.decode(sampled) == TEXT
         assert sum(map(len, plain)) < sum(map(len, sampled)) < 2 * sum(map(len, plain))
 
-    def test_later_merges_are_dropped_as_the_first_are(self) -> None:
+    def test_later_merges_are_dropped_with_the_same_probability(self) -> None:
         bpe = train_tokenizer(iter(["abc"] * 9), config("bpe", vocab_size=10))
-        assert bpe.pieces("abc") == ["▁", "abc"]  # by way of ab alone
+        assert bpe.pieces("abc") == ["▁", "abc"]  # only by way of ab
         rows = bpe.encode_sampled(["abc"] * 4000, 0.5, 3)
         for n_pieces, share in ((2, 0.25), (3, 0.25), (4, 0.5)):
-            found = sum(len(row) == n_pieces for row in rows) / 4000
-            assert found == pytest.approx(share, abs=0.03)
+            measured_share = sum(len(row) == n_pieces for row in rows) / 4000
+            assert measured_share == pytest.approx(share, abs=0.03)
 
-    def test_seed_decides(self, trained: dict[str, Tokenizer]) -> None:
+    def test_seed_determines_the_samples(self, trained: dict[str, Tokenizer]) -> None:
         bpe = trained["bpe"]
         first = bpe.encode_sampled(TEXT[:20], 0.3, [1, 2, 3])
         assert bpe.encode_sampled(TEXT[:20], 0.3, [1, 2, 3]) == first

@@ -1,4 +1,4 @@
-"""Windows of one long text: every token counts, and every batch is a function of seed and epoch."""
+"""Windows of one long text: every token is scored; seed and epoch determine the batches."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ START, WINDOW = 2, 10
 
 
 def pairs(batch: Batch) -> list[tuple[int, int]]:
-    """Token read and token scored, in order."""
-    read = batch.scored(batch.columns["tokens"].ids_BN[:, :, None])[:, 0]
-    return list(zip(read.tolist(), batch.targets_R.tolist(), strict=True))
+    """Pairs of input token and scored token, in order."""
+    inputs = batch.scored(batch.columns["tokens"].ids_BN[:, :, None])[:, 0]
+    return list(zip(inputs.tolist(), batch.targets_R.tolist(), strict=True))
 
 
 def examples(max_tokens: int = 35, seed: int = 1, world_size: int = 1) -> TrainingWindows:
@@ -29,11 +29,11 @@ def examples(max_tokens: int = 35, seed: int = 1, world_size: int = 1) -> Traini
 
 @pytest.mark.parametrize("max_tokens", [5, 35, 10_000])
 @pytest.mark.parametrize("n_tokens", [203, 200, 7, 1])
-def test_every_token_is_scored_from_the_one_before(n_tokens: int, max_tokens: int) -> None:
+def test_every_token_is_scored_from_its_predecessor(n_tokens: int, max_tokens: int) -> None:
     ids = IDS[:n_tokens]
     batches = list(evaluation_windows(ids, START, WINDOW, max_tokens))
-    found = [pair for batch in batches for pair in pairs(batch)]
-    assert found == list(zip([START, *ids[:-1].tolist()], ids.tolist(), strict=True))
+    scored = [pair for batch in batches for pair in pairs(batch)]
+    assert scored == list(zip([START, *ids[:-1].tolist()], ids.tolist(), strict=True))
     assert sum(batch.global_targets for batch in batches) == n_tokens
     for batch in batches:
         column = batch.columns["tokens"]
@@ -42,22 +42,22 @@ def test_every_token_is_scored_from_the_one_before(n_tokens: int, max_tokens: in
     assert [row for batch in batches for row in batch.rows] == list(range(-(-n_tokens // WINDOW)))
 
 
-def test_an_epoch_has_other_windows_in_another_order_each_once() -> None:
-    seen = []
+def test_epochs_have_different_windows_in_different_orders() -> None:
+    epochs = []
     for epoch in (1, 2, 3):
         rows = np.concatenate(examples().plan(epoch))
         assert sorted(rows) == list(range(len(rows)))
         assert len(rows) >= (len(IDS) - WINDOW) // WINDOW
-        seen.append(pairs(examples().collate(epoch, np.sort(rows))))
+        epochs.append(pairs(examples().collate(epoch, np.sort(rows))))
         text = list(zip([START, *IDS[:-1].tolist()], IDS.tolist(), strict=True))
-        first = text.index(seen[-1][0])
-        assert seen[-1] == text[first : first + len(rows) * WINDOW]
-    assert seen[0] != seen[1] != seen[2]
+        first = text.index(epochs[-1][0])
+        assert epochs[-1] == text[first : first + len(rows) * WINDOW]
+    assert epochs[0] != epochs[1] != epochs[2]
     plans = [np.concatenate(examples(seed=seed).plan(1)).tolist() for seed in (1, 1, 2)]
     assert plans[0] == plans[1] != plans[2]
 
 
-def test_ranks_together_are_one_rank_with_their_tokens() -> None:
+def test_ranks_together_equal_one_rank_with_all_tokens() -> None:
     whole = BatchLoader(examples(60))
     shares = [BatchLoader(examples(30, world_size=2), rank, 2) for rank in range(2)]
     for batch in islice(whole, 20):
@@ -66,19 +66,19 @@ def test_ranks_together_are_one_rank_with_their_tokens() -> None:
         assert {part.global_targets for part in parts} == {batch.n_targets}
 
 
-def test_batches_go_on_from_every_position() -> None:
+def test_batches_resume_from_every_position() -> None:
     loader = BatchLoader(examples())
     states, batches = [], []
     for _ in range(3 * loader.n_batches):
         states.append(loader.state())
         batches.append(next(loader))
     for state, batch in zip(states, batches, strict=True):
-        again = BatchLoader(examples())
-        again.restore(state)
-        assert torch.equal(next(again).targets_R, batch.targets_R)
+        resumed = BatchLoader(examples())
+        resumed.restore(state)
+        assert torch.equal(next(resumed).targets_R, batch.targets_R)
 
 
-def test_a_text_shorter_than_a_window_is_refused() -> None:
+def test_text_shorter_than_a_window_is_refused() -> None:
     with pytest.raises(DataError, match=r"203 tokens, fewer than data\.window=204"):
         TrainingWindows(IDS, START, 204, 10, 1)
     assert len(TrainingWindows(IDS, START, 203, 10, 1).plan(1)) == 1

@@ -1,4 +1,4 @@
-"""Encoding word by word gives the ids of whole sentences, or is not done."""
+"""Encoding word by word gives the ids of whole sentences, where it is used."""
 
 from __future__ import annotations
 
@@ -33,14 +33,16 @@ def drawn_text(n_sentences: int) -> list[str]:
         ({"kind": "byte", "vocab_size": 260}, False),
     ],
 )
-def test_words_equal_sentences(
+def test_encoding_by_word_equals_whole_sentences(
     changes: dict[str, Any], by_word: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = drawn_text(1200)
     config = TokenizerConfig(**{"vocab_size": 150, **changes})
     tokenizer = train_tokenizer(iter(text), config)
     assert encoding.merges_within_words(tokenizer) == by_word
-    monkeypatch.setattr(encoding, "MOST_WORDS", 250)  # forgets and learns again
+    monkeypatch.setattr(
+        encoding, "MOST_WORDS", 250
+    )  # the cache of words is cleared and filled again
     encoder = encoding.WordEncoder(tokenizer, np.uint16)
     odd = ["", "  ", " ab\u3000 \tcd ", "\u6f22\u5b57 ab\u6f22", "a\x00b", "\U0001f600"]
     marked = ["a\u2581 b", "\u2581", "a \u2581 b", "ab\u2581\u2581"]
@@ -49,22 +51,22 @@ def test_words_equal_sentences(
             flat, lengths = encoder.encode(sentences)
             expected = tokenizer.encode(sentences)
             assert lengths.tolist() == [len(ids) for ids in expected]
-            assert flat.tolist() == [piece for ids in expected for piece in ids]
+            assert flat.tolist() == [token_id for ids in expected for token_id in ids]
 
 
 @pytest.mark.parametrize("choice", [{"split_by_whitespace": False}, {"add_dummy_prefix": False}])
-def test_some_models_need_the_whole_sentence(choice: dict[str, bool]) -> None:
+def test_models_with_merges_across_words_use_whole_sentences(choice: dict[str, bool]) -> None:
     text = [f"{a} of the {b}" for a in "abcdefg" for b in "hijklmn"] * 3
-    written = io.BytesIO()
+    model = io.BytesIO()
     specials = {"pad_id": 0, "unk_id": 1, "bos_id": 2, "eos_id": 3}
     options = {"model_type": "bpe", "vocab_size": 30, "minloglevel": 2, **specials, **choice}
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(text),
-        model_writer=written,
+        model_writer=model,
         normalization_rule_name="identity",
         **options,
     )
-    tokenizer = Tokenizer(written.getvalue())
+    tokenizer = Tokenizer(model.getvalue())
     assert not encoding.merges_within_words(tokenizer)
     flat, _ = encoding.WordEncoder(tokenizer, np.uint16).encode(text[:5])
-    assert flat.tolist() == [piece for ids in tokenizer.encode(text[:5]) for piece in ids]
+    assert flat.tolist() == [token_id for ids in tokenizer.encode(text[:5]) for token_id in ids]

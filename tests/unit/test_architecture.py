@@ -35,7 +35,7 @@ WITH_TASK_WORDS = {  # other modules that may, and why
 
 @cache
 def modules() -> dict[str, Path]:
-    """Dotted name below `headwise` -> file."""
+    """Map the dotted name below `headwise` to the file."""
     named = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         parts = path.relative_to(PACKAGE).with_suffix("").parts

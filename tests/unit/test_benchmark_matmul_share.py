@@ -1,4 +1,4 @@
-"""The benchmark counts the products that a step has."""
+"""The benchmark counts the matrix products of a training step."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from torch.utils.flop_counter import FlopCounterMode
 pytestmark = pytest.mark.slow
 
 
-def test_products_are_those_of_a_step() -> None:
-    # in bf16 all products of linear maps are seen; attention may be one operator of its own
+def test_products_equal_those_of_a_training_step() -> None:
+    # in bf16 all products of linear maps are counted; attention may be a single operator
     update = make_updates("tiny", "softmax", 32, "bf16")
     with FlopCounterMode(display=False) as counter:
         update()
-    seen = counter.get_flop_counts()["Global"]
-    found = sum(
+    counts = counter.get_flop_counts()["Global"]
+    n_flops = sum(
         count
-        for kind, count in seen.items()
+        for kind, count in counts.items()
         if str(kind) in ("aten.mm", "aten.addmm", "mkldnn._linear_pointwise")
     )
     shapes = products(model_config("tiny"), VOCABULARY["tiny"], TOKENS // 32, 32)
-    assert found == sum(2 * math.prod(s) * count for s, count in shapes.items() if len(s) == 3)
+    assert n_flops == sum(2 * math.prod(s) * count for s, count in shapes.items() if len(s) == 3)
     assert sum(count for s, count in shapes.items() if len(s) == 4) == 6 * (2 + 2 * 2)

@@ -1,4 +1,4 @@
-"""Every yaml of every group composes and builds what it describes."""
+"""Every yaml of every group composes and builds its object."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_every_choice_composes(make: Any, choices: list[str]) -> None:
     ("group", "choice"),
     [(g, c) for g in ("norm", "activation", "init") for c in group_choices(g)],
 )
-def test_every_part_of_a_block_is_in_the_model(make: Any, group: str, choice: str) -> None:
+def test_every_choice_is_in_the_model(make: Any, group: str, choice: str) -> None:
     config = typed(make([f"{group}={choice}", "model.share_embeddings=none", *SMALL_MODEL]))
     modules = [*build_model(config, 12, 12, joint=True).modules(), parts_of(config).init]
     kinds = {f"{type(module).__module__}.{type(module).__qualname__}" for module in modules}
@@ -81,7 +81,7 @@ def test_every_model_builds(make: Any, choice: str) -> None:
 
 
 @every("optimizer")
-def test_every_optimizer_builds_and_spares_vectors_the_decay(make: Any, choice: str) -> None:
+def test_every_optimizer_builds_without_weight_decay_of_vectors(make: Any, choice: str) -> None:
     config = make([f"optimizer={choice}", "optimizer.weight_decay=0.5"])
     optimizer = build_optimizer(config.optimizer, torch.nn.Linear(2, 2))
     decay = {p.ndim: g["weight_decay"] for g in optimizer.param_groups for p in g["params"]}
@@ -90,10 +90,10 @@ def test_every_optimizer_builds_and_spares_vectors_the_decay(make: Any, choice: 
 
 
 @every("scheduler")
-def test_every_scheduler_gives_a_finite_positive_rate(make: Any, choice: str) -> None:
+def test_every_scheduler_gives_a_finite_positive_learning_rate(make: Any, choice: str) -> None:
     schedule = instantiate(make([f"scheduler={choice}"]).scheduler, "scheduler")
-    rates = [schedule.learning_rate(update, 1e-3) for update in (1, 10, 1000)]
-    assert all(0 < rate < 1 for rate in rates)
+    learning_rates = [schedule.learning_rate(update, 1e-3) for update in (1, 10, 1000)]
+    assert all(0 < learning_rate < 1 for learning_rate in learning_rates)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_every_choice_is_usable(make: Any, group: str, check: Callable[[Any], No
 
 
 @pytest.mark.parametrize(("alias", "name"), [("wmt14", "wmt14_en_de"), ("wmt16", "wmt16_ro_en")])
-def test_an_alias_is_the_same_data(make: Any, alias: str, name: str) -> None:
+def test_alias_is_the_same_data(make: Any, alias: str, name: str) -> None:
     assert make([f"data={alias}"]).data == make([f"data={name}"]).data
 
 
@@ -121,10 +121,10 @@ def test_an_alias_is_the_same_data(make: Any, alias: str, name: str) -> None:
 def test_experiments_train(
     make: Any, choice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # figures, a second a run, do not depend on the experiment
+    # figures take a second per run and do not depend on the experiment
     monkeypatch.setattr("headwise.commands.train.draw", lambda folder, tracker: None)
     write_corpus(tmp_path / "text")
-    # an experiment's own values win over groups chosen beside it, so each is set by its key
+    # values of an experiment override groups on the command line, so each key is set
     cadence = [f"trainer.{key}=1" for key in ("log_every", "validate_every", "save_every")]
     few = ["trainer.max_updates=2", "trainer.keep=5", "trainer.average=2", "data.test=[test_a]"]
     overrides = [f"experiment={choice}", *small_overrides(tmp_path, *cadence, *few)]
@@ -133,34 +133,36 @@ def test_experiments_train(
     assert outcome.results.updates == 2
 
 
-def test_one_site_alone_can_be_changed(make: Any) -> None:
+def test_one_site_can_be_changed(make: Any) -> None:
     config = typed(make(["attention@sites.cross=softmax", *SMALL_MODEL]))
     for site, _, attention in build_model(config, 12, 12, joint=True).attentions():
-        wanted = "Softmax" if site == "cross" else "AlphaEntmax"
-        assert type(attention.normaliser).__name__ == wanted
+        expected = "Softmax" if site == "cross" else "AlphaEntmax"
+        assert type(attention.normaliser).__name__ == expected
 
 
 @pytest.mark.parametrize("depends_on", ["head", "query"])
 @pytest.mark.parametrize(("share", "n_free"), [("none", 2 * 3 * 2), ("layer", 2 * 3), ("site", 3)])
-def test_alpha_is_shared_as_asked(make: Any, share: str, n_free: int, depends_on: str) -> None:
+def test_alpha_is_shared_as_configured(make: Any, share: str, n_free: int, depends_on: str) -> None:
     chosen = (f"attention.share={share}", f"attention.depends_on={depends_on}")
     config = typed(make([*chosen, "attention.alpha_init=1.3", *SMALL_MODEL]))
     model = build_model(config, 12, 12, joint=True)
-    own = [parameter for name, parameter in model.named_parameters() if ".alpha_" in name]
-    n_each = 1 if depends_on == "head" else 1 + 8  # a map of queries has a weight a dimension
-    assert sum(parameter.numel() for parameter in own) == n_free * n_each
+    alpha_parameters = [
+        parameter for name, parameter in model.named_parameters() if ".alpha_" in name
+    ]
+    n_each = 1 if depends_on == "head" else 1 + 8  # a map of queries has a weight per dimension
+    assert sum(parameter.numel() for parameter in alpha_parameters) == n_free * n_each
     for _, _, attention in model.attentions() if depends_on == "head" else ():
         torch.testing.assert_close(attention.stats()["alpha"], torch.full((2,), 1.3))
 
 
 @pytest.mark.parametrize("name", ["evaluate", "translate"])
-def test_the_search_of_a_command_lists_every_key(make: Any, name: str) -> None:
+def test_decode_config_of_a_command_lists_every_key(make: Any, name: str) -> None:
     listed = set(make([], name).decode)
     every_key = set(DecodeConfig.__dataclass_fields__) - {"_target_"}
     assert listed == (every_key if name == "evaluate" else every_key - {"external"})
 
 
-def test_the_packaged_configs_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packaged_configs_take_precedence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "src" / "headwise"
     package.mkdir(parents=True)
     (tmp_path / "conf").mkdir()
@@ -170,7 +172,7 @@ def test_the_packaged_configs_come_first(tmp_path: Path, monkeypatch: pytest.Mon
     assert config_dir() == package / "conf"
 
 
-def test_what_is_auto_is_settled_before_a_run_has_a_name(make: Any) -> None:
+def test_auto_settings_are_resolved_before_the_run_is_named(make: Any) -> None:
     node = make(["attention=softmax", "trainer.precision=auto", "decode.precision=auto"])
     config = typed(node)
     container = settle(config)

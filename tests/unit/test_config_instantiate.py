@@ -1,4 +1,4 @@
-"""What a config node may name, and what is answered to a wrong one."""
+"""Targets of config nodes, and the errors of invalid nodes."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ ALPHA = {"_target_": "headwise.attention.alpha_entmax.AlphaEntmax"}
 PLACE = Place("cross", 1, 2, 4)
 
 
-def refusal(node: Any, key: str = "optimizer", **runtime: Any) -> str:
+def error_message(node: Any, key: str = "optimizer", **runtime: Any) -> str:
     with pytest.raises(ConfigError) as caught:
         instantiate(node, key, **runtime)
     return str(caught.value)
 
 
-def test_a_node_becomes_an_object_with_plain_arguments() -> None:
+def test_node_becomes_an_object_with_plain_arguments() -> None:
     weight = torch.nn.Parameter(torch.zeros(2))
     optimizer = instantiate(OmegaConf.create(ADAM), "optimizer", params=[weight])
     assert isinstance(optimizer, torch.optim.Adam)
     assert optimizer.defaults["betas"] == (0.9, 0.98)
     node = {"_target_": "headwise.config.schema.SitesConfig", "cross": [{"a": [1]}]}
-    found = instantiate(OmegaConf.create(node), "sites").cross
-    assert (type(found), type(found[0]), type(found[0]["a"])) == (list, dict, list)
+    cross = instantiate(OmegaConf.create(node), "sites").cross
+    assert (type(cross), type(cross[0]), type(cross[0]["a"])) == (list, dict, list)
 
 
 @pytest.mark.parametrize(
@@ -47,18 +47,18 @@ def test_a_node_becomes_an_object_with_plain_arguments() -> None:
         "torch.optim.optimizer.torch.load",
     ],
 )
-def test_only_classes_of_trusted_packages_are_made(target: str) -> None:
-    message = refusal({"_target_": target})
+def test_targets_outside_trusted_packages_are_refused(target: str) -> None:
+    message = error_message({"_target_": target})
     assert "optimizer._target_" in message
     assert target in message
 
 
-def test_a_target_inside_of_an_argument_is_not_called(tmp_path: Path) -> None:
+def test_target_inside_an_argument_is_not_called(tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     nested = {"_target_": "pathlib.Path.touch", "_args_": [str(victim)]}
     node = {**ALPHA, "alpha_init": nested}
-    refusal(node, "attention", place=PLACE)
-    # also where the constructor takes anything
+    error_message(node, "attention", place=PLACE)
+    # also where the constructor accepts any value
     node = {"_target_": "headwise.config.schema.SitesConfig", "cross": nested}
     assert instantiate(node, "sites").cross == nested
     assert not victim.exists()
@@ -72,23 +72,23 @@ def test_a_target_inside_of_an_argument_is_not_called(tmp_path: Path) -> None:
         ("torch.optim.Adm", "torch.optim.Adam"),
     ],
 )
-def test_a_misspelt_target_is_answered_with_the_nearest(target: str, hint: str) -> None:
-    assert f"Did you mean {hint}?" in refusal({"_target_": target})
+def test_misspelt_target_suggests_the_closest(target: str, hint: str) -> None:
+    assert f"Did you mean {hint}?" in error_message({"_target_": target})
 
 
-def test_a_target_of_another_kind_is_refused() -> None:
-    message = refusal({"_target_": "torch.optim.Adam"}, "attention", place=PLACE)
+def test_target_of_another_kind_is_refused() -> None:
+    message = error_message({"_target_": "torch.optim.Adam"}, "attention", place=PLACE)
     assert "attention._target_=torch.optim.adam.Adam" in message
     assert "place" in message
 
 
 @pytest.mark.parametrize("node", [None, 3, {"lr": 1.0}, {"_target_": 3}])
-def test_a_node_without_a_target_is_refused(node: Any) -> None:
-    assert "optimizer must be a mapping with a _target_" in refusal(node)
+def test_node_without_a_target_is_refused(node: Any) -> None:
+    assert "optimizer must be a mapping with a _target_" in error_message(node)
 
 
 @pytest.mark.parametrize(
-    ("changes", "wanted"),
+    ("changes", "expected"),
     [
         ({"lr": "abc"}, "optimizer.lr must be of type float, got 'abc'"),
         ({"betas": [0.9]}, "optimizer.betas must be of type list of float, float, got [0.9]"),
@@ -99,19 +99,21 @@ def test_a_node_without_a_target_is_refused(node: Any) -> None:
         ({"betas": [0.9, 2.0]}, "Invalid beta parameter at index 1"),
     ],
 )
-def test_arguments_are_checked_by_the_signature(changes: dict[str, Any], wanted: str) -> None:
+def test_arguments_are_checked_against_the_signature(
+    changes: dict[str, Any], expected: str
+) -> None:
     weight = torch.nn.Parameter(torch.zeros(2))
-    assert wanted in refusal({**ADAM, **changes}, params=[weight])
+    assert expected in error_message({**ADAM, **changes}, params=[weight])
 
 
-def test_what_a_constructor_refuses_is_told_with_its_full_key() -> None:
-    message = refusal({**ALPHA, "share": "head"}, "sites.cross", place=PLACE)
+def test_constructor_errors_name_the_full_key() -> None:
+    message = error_message({**ALPHA, "share": "head"}, "sites.cross", place=PLACE)
     assert message.startswith("sites.cross.share must be one of layer, none, site; got 'head'")
 
 
-def test_a_missing_argument_is_named() -> None:
+def test_missing_argument_is_named() -> None:
     node = {"_target_": "headwise.train.schedule.InverseSqrt"}
-    assert refusal(node, "scheduler") == "scheduler.warmup_updates is missing"
+    assert error_message(node, "scheduler") == "scheduler.warmup_updates is missing"
 
 
 def test_user_packages_are_trusted_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

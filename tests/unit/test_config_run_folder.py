@@ -1,4 +1,4 @@
-"""Which settings name a run, and how its folder is called."""
+"""Settings in the fingerprint of a run, and the name of its folder."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from headwise.runs.folder import RunFolder
 
 
 @pytest.fixture(scope="module")
-def mark(make: Any) -> Any:
-    """overrides -> fingerprint."""
+def fingerprint_of(make: Any) -> Any:
+    """Map overrides to a fingerprint."""
     return lambda *overrides: fingerprint(as_container(make(overrides)))
 
 
@@ -38,13 +38,13 @@ def mark(make: Any) -> Any:
         "trainer.n_workers=3",
         "trainer.log_every=7",
         "trainer.max_updates=99999",
-        "+data.vocab_size=2000",  # the default spelt out
+        "+data.vocab_size=2000",  # the default value
         "seed=1",
     ],
 )
-def test_these_make_no_other_run(mark: Any, override: str) -> None:
+def test_fingerprint_ignores_settings_without_effect(fingerprint_of: Any, override: str) -> None:
     override = f"+{override}" if override.startswith("decode.external") else override
-    assert mark(override.replace("+data.", "data.")) == mark()
+    assert fingerprint_of(override.replace("+data.", "data.")) == fingerprint_of()
 
 
 @pytest.mark.parametrize(
@@ -66,22 +66,24 @@ def test_these_make_no_other_run(mark: Any, override: str) -> None:
         "init_from=/a/run",
     ],
 )
-def test_these_do(mark: Any, override: str) -> None:
-    assert mark(override) != mark()
+def test_fingerprint_depends_on_settings_of_the_run(fingerprint_of: Any, override: str) -> None:
+    assert fingerprint_of(override) != fingerprint_of()
 
 
-def test_a_schedule_over_all_updates_makes_their_number_count(mark: Any) -> None:
+def test_fingerprint_depends_on_max_updates_of_cosine_schedules(fingerprint_of: Any) -> None:
     cosine = "scheduler=cosine"
-    assert mark(cosine, "trainer.max_updates=99") != mark(cosine, "trainer.max_updates=100")
+    assert fingerprint_of(cosine, "trainer.max_updates=99") != fingerprint_of(
+        cosine, "trainer.max_updates=100"
+    )
 
 
-def test_the_order_of_overrides_does_not_matter(mark: Any) -> None:
-    given = ["attention=softmax", "seed=3", "model.dropout=0.2"]
-    assert mark(*given) == mark(*reversed(given))
-    assert slug(given) == slug(reversed(given))
+def test_order_of_overrides_does_not_matter(fingerprint_of: Any) -> None:
+    overrides = ["attention=softmax", "seed=3", "model.dropout=0.2"]
+    assert fingerprint_of(*overrides) == fingerprint_of(*reversed(overrides))
+    assert slug(overrides) == slug(reversed(overrides))
 
 
-def test_the_same_settings_find_the_same_folder(tmp_path: Path) -> None:
+def test_equal_settings_give_the_same_folder(tmp_path: Path) -> None:
     first = RunFolder.place(tmp_path, "default", ["seed=3"], "0123abcd")
     first.path.mkdir(parents=True)
     again = RunFolder.place(tmp_path, "default", ["seed=3", "trainer.accumulate=1"], "0123abcd")
@@ -90,7 +92,7 @@ def test_the_same_settings_find_the_same_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "wanted"),
+    ("overrides", "expected"),
     [
         ([], "run"),
         (["tracker=none", "paths.outputs=/x", "experiment=demo", "hydra/launcher=joblib"], "run"),
@@ -101,12 +103,12 @@ def test_the_same_settings_find_the_same_folder(tmp_path: Path) -> None:
         (["optimizer.betas=[0.9,0.98]"], "optimizer.betas-0.9-0.98"),
     ],
 )
-def test_a_slug_is_what_was_chosen(overrides: list[str], wanted: str) -> None:
-    assert slug(overrides) == wanted
+def test_slug_lists_the_overrides(overrides: list[str], expected: str) -> None:
+    assert slug(overrides) == expected
 
 
 @pytest.mark.parametrize("letter", ["x", "ä", "語", "🜚"])
-def test_a_slug_fits_into_a_file_name(letter: str, tmp_path: Path) -> None:
+def test_slug_fits_into_a_file_name(letter: str, tmp_path: Path) -> None:
     overrides = [f"+attention.note{i}='{letter * 90},=+/ {letter}'" for i in range(5)]
     name = slug(overrides)
     assert len(f"{name}-01234567".encode()) <= 120
@@ -115,12 +117,12 @@ def test_a_slug_fits_into_a_file_name(letter: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["../other", "a/b", "", ".", ".."])
-def test_an_experiment_is_one_folder(name: str, tmp_path: Path) -> None:
+def test_experiment_name_must_be_one_folder(name: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="experiment_name"):
         RunFolder.place(tmp_path, name, [], "01234567")
 
 
-def test_a_folder_without_a_run_is_answered_with_the_nearest(tmp_path: Path) -> None:
+def test_folder_without_a_run_suggests_the_closest_run(tmp_path: Path) -> None:
     run = tmp_path / "outputs" / "default" / "seed-1-0123abcd"
     run.mkdir(parents=True)
     (run / "config.yaml").write_text("seed: 1\n", encoding="utf-8")
@@ -130,14 +132,14 @@ def test_a_folder_without_a_run_is_answered_with_the_nearest(tmp_path: Path) -> 
         assert f"Did you mean run={run}?" in str(caught.value), wrong
     with pytest.raises(RunError, match="init_from="):
         RunFolder.existing(tmp_path, "init_from")
-    finished = run.with_name("seed-2-4567abcd")  # rather one with results, though not the first
+    finished = run.with_name("seed-2-4567abcd")  # a run with results is preferred to the first
     shutil.copytree(run, finished)
     (finished / "results.json").touch()
     with pytest.raises(RunError, match=f"Did you mean run={finished}"):
         RunFolder.existing(run.parent)
 
 
-def test_how_often_a_run_is_saved_counts_where_saves_are_averaged() -> None:
+def test_fingerprint_depends_on_save_every_only_with_averaging() -> None:
     def of(average: int, save_every: int) -> str:
         return fingerprint({"trainer": {"average": average, "save_every": save_every}})
 
@@ -162,13 +164,13 @@ def checkout(tmp_path: Path) -> Callable[..., str]:
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
-def test_the_commit_is_that_of_a_checkout_that_keeps_the_file(
+def test_commit_is_that_of_the_checkout_with_the_file(
     checkout: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = tmp_path / ".venv" / "run_folder.py"
     module.parent.mkdir()
     module.touch()
     monkeypatch.setattr(environment, "__file__", str(module))
-    assert git_commit() is None  # an environment within somebody's own repository
+    assert git_commit() is None  # a virtual environment inside a user's repository
     monkeypatch.setattr(environment, "__file__", str(tmp_path / "mine.py"))
     assert git_commit() == {"commit": checkout("rev-parse", "HEAD"), "changed": True}

@@ -56,7 +56,7 @@ def test_queries_with_one_key_are_excluded() -> None:
     assert part.of("share0", "decoder_self") == pytest.approx(1 / 2)
     assert part.of("share-1", "decoder_self") == pytest.approx(1 / 2)
     assert part.of("confidence", "decoder_self") == pytest.approx((0.6 + 0.5) / 2)
-    assert part.of("share1", "decoder_self") is None, "the future is nowhere to be seen"
+    assert part.of("share1", "decoder_self") is None, "the future is not visible"
 
 
 def test_cross_attention_has_confidence_and_no_offsets() -> None:

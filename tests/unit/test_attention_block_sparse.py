@@ -1,4 +1,4 @@
-"""Block-sparse self-attention equals the masked dense one, and is taken where it should be.
+"""Block-sparse self-attention equals the masked dense one and is used where it is faster.
 
 Letters: B batch, H heads, N positions, K places of a layout, E head width, D model width.
 """
@@ -58,9 +58,9 @@ def make(
     max_share: float = math.inf,
     **settings: Any,
 ) -> ScoreAttention:
-    """One attention in float64 that takes the block-sparse path always or never.
+    """Make an attention in float64 that always or never uses the block-sparse path.
 
-    Short sentences are laid out too, where that saves nothing, unless `max_share` says otherwise.
+    Short sentences use it too, although that saves nothing, unless `max_share` is set.
     """
     torch.manual_seed(0)
     node = {**group_node("pattern", pattern.split()[0]), **PATTERNS[pattern], **settings}
@@ -70,13 +70,15 @@ def make(
         "pattern": node,
         "scaling": group_node("scaling", scaling),
     }
-    made = AttentionFactory(choices, dropout=dropout)(Place("encoder_self", layer, H, E))
+    attention_module = AttentionFactory(choices, dropout=dropout)(
+        Place("encoder_self", layer, H, E)
+    )
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
-        for parameter in made.parameters():
+        for parameter in attention_module.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=generator))
-    made.pattern.max_share = max_share  # type: ignore[union-attr, misc]
-    return made.double()
+    attention_module.pattern.max_share = max_share  # type: ignore[union-attr, misc]
+    return attention_module.double()
 
 
 def states(n: int, seed: int = 2) -> Tensor:
@@ -84,16 +86,16 @@ def states(n: int, seed: int = 2) -> Tensor:
     return torch.randn(B, n, D, generator=generator, dtype=torch.float64)
 
 
-def outcome(attention: ScoreAttention, n: int, mask: Mask) -> list[Tensor]:
-    """Context of real positions, gradient to the states, gradients of the parameters."""
+def context_and_gradients(attention: ScoreAttention, n: int, mask: Mask) -> list[Tensor]:
+    """Context of real positions, gradient of the states, gradients of the parameters."""
     states_BND = states(n).requires_grad_()
     context = attention(states_BND, states_BND, states_BND, mask)
     if mask.key_lengths_B is not None:
         context = context * (torch.arange(n) < mask.key_lengths_B[:, None])[..., None]
     (context * states(n, 3)).sum().backward()
-    found = [context.detach(), states_BND.grad]
-    found += [parameter.grad for parameter in attention.parameters()]
-    return [torch.zeros(()) if tensor is None else tensor for tensor in found]
+    tensors = [context.detach(), states_BND.grad]
+    tensors += [parameter.grad for parameter in attention.parameters()]
+    return [torch.zeros(()) if tensor is None else tensor for tensor in tensors]
 
 
 def assert_same(one: list[Tensor], other: list[Tensor]) -> None:
@@ -108,14 +110,16 @@ def test_equals_the_masked_dense_computation(
     pattern: str, combine: str, heads: list[str] | None, layer: int, causal: bool
 ) -> None:
     settings: dict[str, Any] = {"combine": combine, "heads": heads, "layer": layer}
-    for n in (1, 3, 4, 7, 16, 18, 29):  # whole blocks, broken ones, less than one
+    for n in (1, 3, 4, 7, 16, 18, 29):  # whole blocks, partial ones, less than one
         for lengths in (None, torch.tensor([n, max(1, n - 5), 1])):
             mask = Mask(lengths, causal)
             in_blocks = make(pattern, True, **settings)
             layout = mask.restricted(in_blocks.pattern).layout(n, n, CPU)
             assert layout.allowed_BHNK.shape[2:] == (n, in_blocks.pattern.n_slots(n, causal))
             dense = make(pattern, False, **settings)
-            assert_same(outcome(in_blocks, n, mask), outcome(dense, n, mask))
+            assert_same(
+                context_and_gradients(in_blocks, n, mask), context_and_gradients(dense, n, mask)
+            )
 
 
 @pytest.mark.parametrize("attention", NORMALISERS)
@@ -124,8 +128,11 @@ def test_every_normaliser_equals_the_dense_computation(pattern: str, attention: 
     for causal in (True, False):
         mask = Mask(torch.tensor([22, 13, 1]), causal)
         settings: dict[str, Any] = {"combine": "heads", "attention": attention}
-        found = [outcome(make(pattern, way, **settings), 22, mask) for way in (True, False)]
-        assert_same(*found)
+        results = [
+            context_and_gradients(make(pattern, in_blocks, **settings), 22, mask)
+            for in_blocks in (True, False)
+        ]
+        assert_same(*results)
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
@@ -134,56 +141,62 @@ def test_scaling_gates_and_the_number_of_visible_keys(pattern: str) -> None:
         def forward(self, context_BHQE: Tensor) -> Tensor:
             return context_BHQE * torch.tensor([0.5, 1.0, 2.0]).view(1, H, 1, 1)
 
-    found = []
+    results = []
     for in_blocks in (True, False):
         attention = make(pattern, in_blocks, scaling="length", combine="heads")
         attention.gate = Halves()
-        found.append(outcome(attention, 18, Mask(torch.tensor([18, 9, 2]), causal=True)))
-    assert_same(*found)
+        results.append(
+            context_and_gradients(attention, 18, Mask(torch.tensor([18, 9, 2]), causal=True))
+        )
+    assert_same(*results)
 
 
-def test_it_is_taken_from_the_chosen_length_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_block_sparse_path_starts_at_the_configured_length(monkeypatch: pytest.MonkeyPatch) -> None:
     place = Place("encoder_self", 1, H, E)
     node = {**group_node("pattern", "fixed"), "block_sparse_from": 40}
     choices = {"attention": group_node("attention", "softmax"), "pattern": node}
     attention = AttentionFactory(choices)(place)
-    fused: list[int] = []
+    query_counts: list[int] = []
     attend = Softmax.attend
 
-    def noted(self: Softmax, query_BHQE: Tensor, *rest: Any) -> Tensor:
-        fused.append(query_BHQE.shape[2])
+    def recorded(self: Softmax, query_BHQE: Tensor, *rest: Any) -> Tensor:
+        query_counts.append(query_BHQE.shape[2])
         return attend(self, query_BHQE, *rest)
 
-    monkeypatch.setattr(Softmax, "attend", noted)
+    monkeypatch.setattr(Softmax, "attend", recorded)
     for n in (39, 40, 41):
         states_BND = torch.randn(1, n, D)
         attention(states_BND, states_BND, states_BND, Mask())
-    assert fused == [39], "torch's fused softmax would form all pairs"
-    # weights that are recorded are those of all pairs, and give the same context
-    shown, weights = with_weights(attention, states_BND, states_BND, states_BND, Mask())
+    assert query_counts == [39], "torch's fused softmax would form all pairs"
+    # recorded weights are those of all pairs and give the same context
+    recorded_context, weights = with_weights(attention, states_BND, states_BND, states_BND, Mask())
     assert weights.shape == (1, H, 41, 41)
-    torch.testing.assert_close(shown, attention(states_BND, states_BND, states_BND, Mask()))
-    # nor is it taken for a step of decoding, whose queries are not all positions
+    torch.testing.assert_close(
+        recorded_context, attention(states_BND, states_BND, states_BND, Mask())
+    )
+    # it is not used for a decoding step, whose queries are not all positions
     cache = KeyValueCache(static=False)
     attention(states_BND[:, :40], states_BND[:, :40], states_BND[:, :40], Mask(None, True), cache)
     last = states_BND[:, 40:]
     attention(last, last, last, Mask(None, True, query_offset=40), cache)
-    assert fused == [39, 1]
+    assert query_counts == [39, 1]
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
-def test_it_is_not_taken_where_the_pattern_is_hardly_sparse(pattern: str) -> None:
-    for stride, is_taken in ((16, True), (200, False)):
-        made = make(pattern, True, stride=stride, max_share=SparsePattern.max_share).pattern
-        assert (made.layout(300, False, None, CPU) is not None) is is_taken
+def test_block_sparse_path_is_not_used_for_dense_patterns(pattern: str) -> None:
+    for stride, is_used in ((16, True), (200, False)):
+        module_pattern = make(
+            pattern, True, stride=stride, max_share=SparsePattern.max_share
+        ).pattern
+        assert (module_pattern.layout(300, False, None, CPU) is not None) is is_used
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
-def test_scores_grow_as_the_square_root_of_the_length(pattern: str) -> None:
+def test_number_of_scores_grows_with_the_square_root_of_the_length(pattern: str) -> None:
     for causal in (True, False):
-        places = []
+        slot_counts = []
         for n in (1024, 4096, 16384):
-            made = make(pattern, True, stride=math.isqrt(n)).pattern
-            places.append(made.n_slots(n, causal))
-        assert places[1] == 2 * places[0]
-        assert places[2] == 4 * places[0]
+            module_pattern = make(pattern, True, stride=math.isqrt(n)).pattern
+            slot_counts.append(module_pattern.n_slots(n, causal))
+        assert slot_counts[1] == 2 * slot_counts[0]
+        assert slot_counts[2] == 4 * slot_counts[0]

@@ -1,4 +1,4 @@
-"""The cache of keys and values is what joining and selecting whole tensors would give."""
+"""The cache of keys and values equals concatenation and selection of whole tensors."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from headwise.attention.cache import FIRST_LENGTH, KeyValueCache
 
 
 @pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize("looks", [True, False])
-def test_steps_equal_joining(seed: int, looks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headwise.attention.cache._is_cheap_to_read", lambda _: looks)
+@pytest.mark.parametrize("is_cheap_to_read", [True, False])
+def test_steps_equal_concatenation(
+    seed: int, is_cheap_to_read: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headwise.attention.cache._is_cheap_to_read", lambda _: is_cheap_to_read)
     numbers = random.Random(seed)
     torch.manual_seed(seed)
     cache = KeyValueCache(static=False)
@@ -22,8 +24,8 @@ def test_steps_equal_joining(seed: int, looks: bool, monkeypatch: pytest.MonkeyP
         n_new = numbers.choice([1, 1, 1, 1, 1, 3, 3 * FIRST_LENGTH])
         new = [torch.randn(n_rows, 2, n_new, 3) for _ in range(2)]
         expected = [torch.cat(pair, dim=2) for pair in zip(expected, new, strict=True)]
-        found = cache.update(new[0], new[1])
-        assert all(map(torch.equal, found, expected))
+        actual = cache.update(new[0], new[1])
+        assert all(map(torch.equal, actual, expected))
         n_rows = numbers.choice([n_rows, n_rows, max(n_rows - 2, 1), n_rows + 3])
         rows = torch.tensor([numbers.randrange(len(expected[0])) for _ in range(n_rows)])
         cache.reorder(rows)
@@ -33,18 +35,18 @@ def test_steps_equal_joining(seed: int, looks: bool, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("rows", [[0, 3, 2], [0, 3, 2, 3]])
-def test_rows_that_stay_are_not_copied(rows: list[int]) -> None:
+def test_unchanged_rows_are_not_copied(rows: list[int]) -> None:
     cache = KeyValueCache(static=False)
     key, _ = cache.update(torch.randn(4, 2, 1, 3), torch.randn(4, 2, 1, 3))
     cache.reorder(torch.tensor(rows))
     assert cache.content()[0].data_ptr() == key.data_ptr()
     longer, _ = cache.update(*torch.randn(2, len(rows), 2, 1, 3))
-    assert longer.data_ptr() == key.data_ptr()  # and a step writes its own position alone
+    assert longer.data_ptr() == key.data_ptr()  # a step writes only its position
 
 
-def test_nothing_is_read_back_from_an_accelerator() -> None:
+def test_reordering_reads_nothing_from_an_accelerator() -> None:
     cache = KeyValueCache(static=False)
-    with torch.device("meta"):  # which has nothing to read
+    with torch.device("meta"):  # meta tensors have no values
         cache.update(torch.empty(4, 2, 1, 3), torch.empty(4, 2, 1, 3))
         for n_rows in (4, 3, 6):
             cache.reorder(torch.empty(n_rows, dtype=torch.long))

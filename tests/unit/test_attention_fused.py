@@ -1,4 +1,4 @@
-"""Which kernel attention takes, and that a layer computes the same by each."""
+"""Choice of the attention kernel, and equality of the results of each."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BLOCKS_NEVER = {name: {"block_sparse_from": 10**6} for name in ("strided", "fixe
 
 
 @pytest.fixture(autouse=True)
-def _nothing_said() -> Iterator[None]:
+def _empty_log() -> Iterator[None]:
     fused._LOGGED.clear()
     yield
     fused._LOGGED.clear()
@@ -37,11 +37,13 @@ def layer(variant: str, **settings: object) -> Attention:
     return AttentionFactory({"attention": node})(Place("encoder_self", 1, 2, 16))
 
 
-def outcome(attention: Attention, states: Tensor, mask: Mask, recorded: bool) -> list[Tensor]:
+def context_and_gradients(
+    attention: Attention, states: Tensor, mask: Mask, recorded: bool
+) -> list[Tensor]:
     attention.zero_grad()
     states = states.clone().requires_grad_()
-    given = (states, states, states, mask)
-    context = with_weights(attention, *given)[0] if recorded else attention(*given)
+    arguments = (states, states, states, mask)
+    context = with_weights(attention, *arguments)[0] if recorded else attention(*arguments)
     context.square().sum().backward()
     return [context.detach(), states.grad, *(p.grad for p in attention.parameters())]
 
@@ -52,10 +54,12 @@ def assert_fused_equals_formed(
     states = torch.randn(2, n, 32, generator=torch.Generator().manual_seed(2))
     mask = Mask(key_lengths_B=torch.tensor([n, n // 2]))
     with caplog.at_level(logging.INFO, logger="headwise"):
-        ours = outcome(attention, states, mask, recorded=False)
+        actual = context_and_gradients(attention, states, mask, recorded=False)
     assert line in caplog.text
-    for mine, formed in zip(ours, outcome(attention, states, mask, True), strict=True):
-        torch.testing.assert_close(mine, formed, rtol=1e-4, atol=1e-4)
+    for fused_tensor, formed_tensor in zip(
+        actual, context_and_gradients(attention, states, mask, True), strict=True
+    ):
+        torch.testing.assert_close(fused_tensor, formed_tensor, rtol=1e-4, atol=1e-4)
 
 
 @needs_kernels
@@ -72,24 +76,24 @@ def test_long_rows_use_kernels(
 
 @needs_kernels
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_few_queries_take_a_kernel_of_their_own_and_say_nothing(
+def test_few_queries_use_a_separate_kernel_without_logging(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, variant: str
 ) -> None:
     attention, calls = layer(variant), []
     real = fused.attention_of_few
     monkeypatch.setattr(fused, "attention_of_few", lambda *a: calls.append(a) or real(*a))
     states = torch.randn(2, 30, 32, generator=torch.Generator().manual_seed(2))
-    given = (states[:, :3], states, states, Mask(key_lengths_B=torch.tensor([30, 7])))
+    arguments = (states[:, :3], states, states, Mask(key_lengths_B=torch.tensor([30, 7])))
     with torch.no_grad(), caplog.at_level(logging.INFO, logger="headwise"):
-        few = attention(*given)
-        formed, _ = with_weights(attention, *given)
+        context = attention(*arguments)
+        formed, _ = with_weights(attention, *arguments)
     assert len(calls) == 1
     assert not caplog.text
-    torch.testing.assert_close(few, formed, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(context, formed, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_without_kernels_a_layer_computes_the_same(
+def test_without_kernels_the_result_is_equal(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, variant: str
 ) -> None:
     monkeypatch.setattr(native, "takes", lambda scores: False)
@@ -101,7 +105,7 @@ class TestTriton:
     pytestmark = needs_triton
 
     @pytest.mark.parametrize("variant", VARIANTS[1:])
-    def test_a_layer_takes_the_kernels(
+    def test_layer_uses_the_kernels(
         self, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, variant: str
     ) -> None:
         monkeypatch.setattr(native, "takes", lambda scores: False)
@@ -122,7 +126,7 @@ class TestTriton:
 def test_decoder_with_all_choices(
     monkeypatch: pytest.MonkeyPatch, scaling: str, pattern: str, depends_on: str
 ) -> None:
-    """Fused, formed, and step by step with a cache: the same context."""
+    """Fused, formed, and cached step-by-step attention give the same context."""
     choices = {
         "attention": {**group_node("attention", "alpha_entmax"), "depends_on": depends_on},
         "scaling": group_node("scaling", scaling),
@@ -152,7 +156,7 @@ def test_decoder_with_all_choices(
 
 
 @needs_kernels
-def test_autocast_in_bfloat16_reaches_every_parameter() -> None:
+def test_every_parameter_gets_a_gradient_under_autocast() -> None:
     attention = layer("alpha_entmax", depends_on="query")
     attention.dropout = 0.1
     states = torch.randn(2, 20, 32, requires_grad=True)

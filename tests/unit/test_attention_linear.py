@@ -193,7 +193,7 @@ def test_saved_memory_grows_linearly() -> None:
     short, long = saved_bytes(256), saved_bytes(1024)
     assert long <= 4 * short
     tensor_bytes = 1024 * 64 * 4  # one float32 tensor (N, D)
-    assert long < 7 * tensor_bytes, "scores or running sums are kept"
+    assert long < 7 * tensor_bytes, "scores or running sums are saved"
 
 
 def test_chunk_size_0_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""How long a translation may get, what a batch may hold, and which settings are taken."""
+"""Limits on lengths and batches, and checks of the decode settings."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_limits_of_length(
     assert length_limit(n_source, config, max_positions) == limit
 
 
-def test_nothing_to_search_gives_nothing() -> None:
+def test_empty_input_gives_empty_output() -> None:
     model: Any = None
     assert greedy_search(model, [], [], torch.device("cpu")) == []
     assert beam_search(model, [], [], torch.device("cpu"), beam=2) == []
@@ -61,7 +61,7 @@ def test_nothing_to_search_gives_nothing() -> None:
         ({"precision": "fp16"}, r"decode\.precision must be one of auto, bf16, fp32; got 'fp16'"),
     ],
 )
-def test_bad_settings_are_refused(changes: dict[str, Any], message: str) -> None:
+def test_invalid_settings_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         check_decode_config(replace(DecodeConfig(beam=4, n_best=3), **changes))
 
@@ -70,7 +70,7 @@ def test_bad_settings_are_refused(changes: dict[str, Any], message: str) -> None
     ("lengths", "max_tokens", "batches"),
     [
         ([3, 5, 2, 5, 3, 3], 10, [[1, 3], [0, 4, 5], [2]]),  # 10 tokens fit, padding counts
-        ([4, 12, 4], 8, [[1], [0, 2]]),  # what is longer than a batch goes alone
+        ([4, 12, 4], 8, [[1], [0, 2]]),  # a line longer than a batch is a batch alone
         ([], 8, []),
     ],
 )

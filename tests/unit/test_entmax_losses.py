@@ -1,4 +1,4 @@
-"""Entmax losses against the definition in plain loops."""
+"""Entmax losses compared with the definition in loops."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def reference_weights(scores: Sequence[float], alpha: float) -> list[float]:
     return [weight / sum(weights) for weight in weights]
 
 
-def reference_loss(scores: Sequence[float], gold: int, alpha: float) -> float:
+def reference_loss(scores: Sequence[float], target: int, alpha: float) -> float:
     """<p - e_y, z> + H_α(p), term by term."""
     weights = reference_weights(scores, alpha)
     total = 0.0
     for k, (weight, score) in enumerate(zip(weights, scores, strict=True)):
-        total += (weight - (k == gold)) * score
+        total += (weight - (k == target)) * score
         if alpha == 1:
             total -= weight * math.log(weight) if weight else 0.0
         else:
@@ -64,18 +64,20 @@ def gradient_of(loss: Tensor, scores: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("alpha", ALPHAS)
 @pytest.mark.parametrize("size", SIZES)
-def test_value_and_gradient_are_those_of_the_definition(alpha: float, size: str) -> None:
+def test_value_and_gradient_follow_the_definition(alpha: float, size: str) -> None:
     scores, target = example(*SIZES[size])
-    found = entmax_loss(scores, target, alpha)
+    losses_of_rows = entmax_loss(scores, target, alpha)
     rows = list(zip(scores.tolist(), target.tolist(), strict=True))
-    losses = [reference_loss(row, gold, alpha) for row, gold in rows]
-    assert found.tolist() == pytest.approx(losses, abs=1e-10)
+    expected_losses = [reference_loss(row, class_id, alpha) for row, class_id in rows]
+    assert losses_of_rows.tolist() == pytest.approx(expected_losses, abs=1e-10)
     weights = torch.arange(1.0, len(rows) + 1, dtype=torch.float64)
-    gradient = gradient_of((weights * found).sum(), scores)
-    for factor, got, (row, gold) in zip(weights.tolist(), gradient.tolist(), rows, strict=True):
+    gradient = gradient_of((weights * losses_of_rows).sum(), scores)
+    for factor, row_gradient, (row, class_id) in zip(
+        weights.tolist(), gradient.tolist(), rows, strict=True
+    ):
         p = reference_weights(row, alpha)
-        expected = [factor * (p_k - (k == gold)) for k, p_k in enumerate(p)]
-        assert got == pytest.approx(expected, abs=1e-10)
+        expected = [factor * (p_k - (k == class_id)) for k, p_k in enumerate(p)]
+        assert row_gradient == pytest.approx(expected, abs=1e-10)
 
 
 def test_named_losses() -> None:
@@ -87,7 +89,7 @@ def test_named_losses() -> None:
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
-def test_alpha_1_is_cross_entropy_and_the_limit(smoothing: float) -> None:
+def test_alpha_1_equals_cross_entropy_and_the_limit(smoothing: float) -> None:
     scores, target = example()
     expected = cross_entropy(scores, target, reduction="none", label_smoothing=smoothing)
     exact = entmax_loss(scores, target, 1.0, smoothing)
@@ -102,7 +104,7 @@ def test_alpha_1_is_cross_entropy_and_the_limit(smoothing: float) -> None:
 
 @pytest.mark.parametrize("alpha", ALPHAS)
 @pytest.mark.parametrize("smoothing", [0.0, 0.15])
-def test_gradient_agrees_with_differences(alpha: float, smoothing: float) -> None:
+def test_gradient_equals_finite_differences(alpha: float, smoothing: float) -> None:
     scores, target = example(seed=3)
     target[2], target[4] = 0, 0
 
@@ -113,32 +115,32 @@ def test_gradient_agrees_with_differences(alpha: float, smoothing: float) -> Non
 
 
 @pytest.mark.parametrize("alpha", [1.0, 1.5, 2.0])
-def test_smoothing_is_of_the_mean_over_all_classes(alpha: float) -> None:
+def test_smoothing_uses_the_mean_over_all_classes(alpha: float) -> None:
     scores, target = example(seed=5)
     plain = entmax_loss(scores, target, alpha)
     smoothed = entmax_loss(scores, target, alpha, 0.3)
-    for row, gold, before, after in zip(
+    for row, class_id, before, after in zip(
         scores.tolist(), target.tolist(), plain.tolist(), smoothed.tolist(), strict=True
     ):
         mean = sum(row) / N_CLASSES
-        assert after == pytest.approx(before + 0.3 * (row[gold] - mean), abs=1e-12)
+        assert after == pytest.approx(before + 0.3 * (row[class_id] - mean), abs=1e-12)
 
 
-def test_equal_scores_across_the_edge_of_the_groups_taken() -> None:
+def test_ties_across_the_selected_groups() -> None:
     scores = torch.zeros(3, 5000, dtype=torch.float64)
-    scores[1, 40:80] = 1.0  # more ties than groups are taken at first
+    scores[1, 40:80] = 1.0  # more ties than groups are selected at first
     scores[2, ::100] = 30.0
     p = log_entmax(scores, 1.5).exp()
     torch.testing.assert_close(p, alpha_entmax(scores, 1.5), rtol=0, atol=1e-12)
     target = [0, 41, 100]
     loss = entmax15_loss(scores, torch.tensor(target))
     rows = zip(scores.tolist(), target, strict=True)
-    expected = [reference_loss(row, gold, 1.5) for row, gold in rows]
+    expected = [reference_loss(row, class_id, 1.5) for row, class_id in rows]
     assert loss.tolist() == pytest.approx(expected, abs=1e-9)
 
 
 @pytest.mark.parametrize("alpha", [1.0, 1.001, 1.3, 1.5, 2.0])
-def test_rounding_takes_no_loss_below_0(alpha: float, every_implementation: str) -> None:
+def test_rounded_losses_are_not_negative(alpha: float, every_implementation: str) -> None:
     n_rows = 100 if every_implementation == "triton" else 4000
     scores = torch.randn(n_rows, 7, generator=torch.Generator().manual_seed(2)) * 20
     assert (entmax_loss(scores, scores.argmax(1), alpha) >= 0).all()
@@ -147,38 +149,42 @@ def test_rounding_takes_no_loss_below_0(alpha: float, every_implementation: str)
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("alpha", [1.0, 1.001, 1.3, 1.5, 2.0])
 @pytest.mark.parametrize("n_classes", [5, 16, 203, 3000])
-def test_low_precision_is_near_float64(n_classes: int, alpha: float, smoothing: float) -> None:
+def test_low_precision_is_close_to_float64(n_classes: int, alpha: float, smoothing: float) -> None:
     generator = torch.Generator().manual_seed(n_classes)
     scores = torch.randn(12, n_classes, generator=generator) * 2
     scores[1] *= 0.01
     target = torch.randint(0, n_classes, (12,), generator=generator)
     target[::3] = 0
     weight = torch.rand(12, generator=generator)
-    found = []
+    results = []
     for dtype in (torch.float64, torch.float32, torch.bfloat16):
-        # the same scores, as bfloat16 holds them
-        ours = scores.bfloat16().to(dtype).requires_grad_()
-        loss, support = entmax_loss_and_support(ours, target, alpha, smoothing)
+        # the same scores, rounded to bfloat16
+        leaf = scores.bfloat16().to(dtype).requires_grad_()
+        loss, support = entmax_loss_and_support(leaf, target, alpha, smoothing)
         (loss * weight).sum().backward()
-        found.append((loss.detach().double(), ours.grad.double(), support.double()))
-    (exact, exact_grad, exact_support), (single, single_grad, support), (half, half_grad, _) = found
-    assert (support - exact_support).abs().max() <= 1  # a class at the edge may round to 0
-    torch.testing.assert_close(single, exact, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(half, exact, rtol=1e-5, atol=1e-5)  # float32 inside
-    torch.testing.assert_close(single_grad, exact_grad, rtol=1e-4, atol=2e-5)
-    torch.testing.assert_close(half_grad, exact_grad, rtol=2**-7, atol=1e-4)
+        results.append((loss.detach().double(), leaf.grad.double(), support.double()))
+    (
+        (expected, expected_grad, expected_support),
+        (single, single_grad, support),
+        (half, half_grad, _),
+    ) = results
+    assert (support - expected_support).abs().max() <= 1  # a class at the border may round to 0
+    torch.testing.assert_close(single, expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(half, expected, rtol=1e-5, atol=1e-5)  # float32 inside
+    torch.testing.assert_close(single_grad, expected_grad, rtol=1e-4, atol=2e-5)
+    torch.testing.assert_close(half_grad, expected_grad, rtol=2**-7, atol=1e-4)
 
 
-def test_scores_and_targets_of_any_layout_and_type() -> None:
+def test_any_layout_and_type_of_scores_and_targets() -> None:
     scores = torch.randn(40, 6, generator=torch.Generator().manual_seed(1)).t()
     strided = torch.arange(12).view(6, 2)[:, 1]
     expanded = torch.tensor(3).expand(6)
 
     def result(scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        ours = scores.detach().requires_grad_()
-        loss = entmax15_loss(ours, target, 0.1)
-        return loss.detach(), gradient_of(loss.sum(), ours)
+        leaf = scores.detach().requires_grad_()
+        loss = entmax15_loss(leaf, target, 0.1)
+        return loss.detach(), gradient_of(loss.sum(), leaf)
 
     for target in (strided, expanded, strided.to(torch.int32)):
-        plain = result(scores.contiguous(), target.long().clone())
-        torch.testing.assert_close(result(scores, target), plain, rtol=0, atol=0)
+        expected = result(scores.contiguous(), target.long().clone())
+        torch.testing.assert_close(result(scores, target), expected, rtol=0, atol=0)

@@ -1,4 +1,4 @@
-"""Properties over drawn scores, and of every way to compute the maps."""
+"""Properties of the maps over drawn scores and for every implementation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ def close(first: Tensor, second: Tensor, tolerance: float = 1e-6) -> bool:
 
 @few
 @given(rows, alphas)
-def test_lies_in_the_simplex_and_keeps_the_order(scores: Tensor, alpha: float | Tensor) -> None:
+def test_weights_are_a_distribution_in_the_order_of_scores(
+    scores: Tensor, alpha: float | Tensor
+) -> None:
     weights = alpha_entmax(scores, alpha)
     assert (weights >= 0).all()
     assert abs(weights.double().sum().item() - 1) <= 5e-7
@@ -36,7 +38,7 @@ def test_lies_in_the_simplex_and_keeps_the_order(scores: Tensor, alpha: float | 
 @few
 @given(rows, alphas, st.floats(-100, 100, width=32))
 def test_shift_changes_nothing(scores: Tensor, alpha: float | Tensor, shift: float) -> None:
-    # in float64, where the shift itself loses nothing
+    # in float64, where the shift is exact enough
     moved = alpha_entmax(scores.double() + shift, alpha)
     weights = alpha_entmax(scores.double(), alpha)
     assert close(moved, weights, 1e-9)
@@ -44,7 +46,9 @@ def test_shift_changes_nothing(scores: Tensor, alpha: float | Tensor, shift: flo
 
 @few
 @given(rows, alphas, st.randoms(use_true_random=False))
-def test_permutation_permutes(scores: Tensor, alpha: float | Tensor, random: object) -> None:
+def test_permuted_scores_give_permuted_weights(
+    scores: Tensor, alpha: float | Tensor, random: object
+) -> None:
     order = list(range(len(scores)))
     random.shuffle(order)  # type: ignore[attr-defined]
     assert close(alpha_entmax(scores[order], alpha), alpha_entmax(scores, alpha)[order])
@@ -52,7 +56,9 @@ def test_permutation_permutes(scores: Tensor, alpha: float | Tensor, random: obj
 
 @few
 @given(rows, alphas, st.data())
-def test_masking_removes(scores: Tensor, alpha: float | Tensor, data: st.DataObject) -> None:
+def test_masking_equals_removing_keys(
+    scores: Tensor, alpha: float | Tensor, data: st.DataObject
+) -> None:
     drawn = st.lists(st.booleans(), min_size=len(scores), max_size=len(scores))
     mask = torch.tensor(data.draw(drawn))
     weights = alpha_entmax(scores, alpha, mask=mask)
@@ -79,17 +85,17 @@ def test_score_gradients_sum_to_zero_on_the_support(
 
 @few
 @given(rows)
-def test_larger_alpha_gives_more_to_the_best_key(scores: Tensor) -> None:
+def test_larger_alpha_gives_more_weight_to_the_best_key(scores: Tensor) -> None:
     best = [alpha_entmax(scores.double(), 1 + step / 8).max().item() for step in range(9)]
     assert all(later >= earlier - 1e-12 for earlier, later in pairwise(best))
 
 
 @pytest.mark.parametrize("alpha", [1.3, 1.5, 1.9, 2.0])
-def test_no_weight_is_negative_or_moves_off_support(
+def test_no_negative_weights_or_gradients_off_the_support(
     alpha: float, every_implementation: str
 ) -> None:
     generator = torch.Generator().manual_seed(1)
-    # so many rows that keys stand next to the border of the support; an interpreter takes its time
+    # so many rows that some keys are close to the border of the support; fewer in the interpreter
     shape = (500 if every_implementation == "triton" else 20_000, 30)
     scores = (torch.randn(shape, generator=generator) * 2).requires_grad_()
     weights = alpha_entmax(scores, alpha)
@@ -102,27 +108,27 @@ def test_no_weight_is_negative_or_moves_off_support(
 @pytest.mark.usefixtures("every_implementation")
 @pytest.mark.parametrize("alpha", [1.1, 1.5, 2.0])
 @pytest.mark.parametrize("n_keys", [7, 31, 60, 93])
-def test_the_largest_score_is_found_wherever_it_stands(n_keys: int, alpha: float) -> None:
+def test_largest_score_at_any_position_gets_all_weight(n_keys: int, alpha: float) -> None:
     weights = alpha_entmax(50 * torch.eye(n_keys), alpha)
     assert torch.equal(weights, torch.eye(n_keys))
 
 
 @pytest.mark.usefixtures("every_implementation")
 @pytest.mark.parametrize("n_axes", [2, 3, 5, 6])
-def test_masks_and_alphas_broadcast_over_any_number_of_axes(n_axes: int) -> None:
+def test_masks_and_alphas_broadcast_over_any_axes(n_axes: int) -> None:
     generator = torch.Generator().manual_seed(2)
     shape = (2, 3, 1, 2, 4, 5)[-n_axes:]
     scores = torch.randn(shape, generator=generator)
     mask = torch.rand(4, 5, generator=generator) > 0.3
     alpha = torch.linspace(1.2, 1.8, 4)[:, None]
-    found = alpha_entmax(scores, alpha, mask=mask)
-    whole = alpha_entmax(scores, alpha.expand(*shape[:-1], 1), mask=mask.expand(shape))
-    torch.testing.assert_close(found, whole, rtol=0, atol=0)
+    actual = alpha_entmax(scores, alpha, mask=mask)
+    expected = alpha_entmax(scores, alpha.expand(*shape[:-1], 1), mask=mask.expand(shape))
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0)
 
 
 @pytest.mark.usefixtures("every_implementation")
-def test_an_alpha_just_above_2_by_rounding_is_taken_for_2() -> None:
+def test_alpha_rounded_above_2_is_treated_as_2() -> None:
     scores = torch.randn(50, 9, generator=torch.Generator().manual_seed(3))
     rounded = torch.tensor(2.0).nextafter(torch.tensor(3.0))
-    found = alpha_entmax(scores, rounded)
-    torch.testing.assert_close(found, alpha_entmax(scores, 2.0), rtol=0, atol=5e-7)
+    actual = alpha_entmax(scores, rounded)
+    torch.testing.assert_close(actual, alpha_entmax(scores, 2.0), rtol=0, atol=5e-7)

@@ -45,7 +45,7 @@ def alpha_jacobian(p: Tensor, alpha: float) -> Tensor:
 
 
 def away_from_border(p: Tensor, alpha: float) -> Tensor:
-    """Rows without a key so near the border of the support that float32 cannot tell."""
+    """Select rows without a key so close to the border of the support that float32 errs."""
     return ((p ** (alpha - 1) > 3e-2) | (p == 0)).all(-1) if alpha >= 1.5 else p[..., 0] >= 0
 
 
@@ -60,7 +60,7 @@ def test_weights_and_gradients_match_float64(alpha: float, n_keys: int) -> None:
     weights = alpha_entmax(scores, alpha_R1)
     weights.backward(grad)
 
-    exact_alpha = alpha_R1.detach().double()[0].item()  # what float32 holds
+    exact_alpha = alpha_R1.detach().double()[0].item()  # as rounded to float32
     p, dp = bisected(scores.detach(), exact_alpha), grad.double()
     assert (weights - p).abs().max() <= 5e-7
     assert (weights.double().sum(-1) - 1).abs().max() <= 5e-7
@@ -69,7 +69,7 @@ def test_weights_and_gradients_match_float64(alpha: float, n_keys: int) -> None:
     rows = away_from_border(p, exact_alpha)
     assert rows.any()
     assert (scores.grad - dz)[rows].abs().max() <= 2e-6
-    if alpha == 1 or alpha >= 1.001:  # nearer to 1 the reference itself loses its digits
+    if alpha == 1 or alpha >= 1.001:  # closer to 1 the reference is not precise
         d_alpha = (alpha_jacobian(p, exact_alpha) * dp).sum(-1, keepdim=True)
         error = (alpha_R1.grad - d_alpha).abs() / d_alpha.abs().clamp_min(1)
         assert error[rows].max() <= 2e-6
@@ -87,15 +87,17 @@ def test_matches_public_package(alpha: float) -> None:
 
 def test_fixed_maps_match_public_package() -> None:
     torch.manual_seed(0)
-    for ours, theirs in ((entmax15, oracle.entmax15), (sparsemax, oracle.sparsemax)):
-        mine = torch.randn(50, 33, dtype=torch.float64, requires_grad=True)
-        other = mine.detach().clone().requires_grad_()
-        weights, expected = ours(mine), theirs(other, dim=-1)
-        grad = torch.randn_like(mine)
+    for our_map, public_map in ((entmax15, oracle.entmax15), (sparsemax, oracle.sparsemax)):
+        scores = torch.randn(50, 33, dtype=torch.float64, requires_grad=True)
+        public_scores = scores.detach().clone().requires_grad_()
+        weights, expected = our_map(scores), public_map(public_scores, dim=-1)
+        grad = torch.randn_like(scores)
         weights.backward(grad)
         expected.backward(grad)
         torch.testing.assert_close(weights, expected, rtol=0, atol=1e-12)
-        torch.testing.assert_close(mine.grad, other.grad, rtol=0, atol=1e-7)  # √p at the border
+        torch.testing.assert_close(
+            scores.grad, public_scores.grad, rtol=0, atol=1e-7
+        )  # √p at the border
 
 
 VECTORS = [  # scores, α, p, ∂p/∂α
@@ -146,7 +148,7 @@ def test_gradcheck_softmax() -> None:
     assert torch.autograd.gradcheck(lambda z: softmax(z, -1, mask), (scores,))
 
 
-def test_alpha_gradient_matches_differences_in_float64() -> None:
+def test_alpha_gradient_equals_finite_differences() -> None:
     torch.manual_seed(2)
     scores = torch.randn(40, 12, dtype=torch.float64)
     grad = torch.randn(40, 12, dtype=torch.float64)
@@ -161,15 +163,15 @@ def test_alpha_gradient_matches_differences_in_float64() -> None:
 def test_fixed_alpha_equals_learned_alpha() -> None:
     torch.manual_seed(4)
     scores = torch.randn(200, 40) * 2
-    for alpha, one in ((1.0, softmax), (1.5, entmax15), (2.0, sparsemax)):
+    for alpha, fixed_map in ((1.0, softmax), (1.5, entmax15), (2.0, sparsemax)):
         general = alpha_entmax(scores, torch.tensor([alpha]))
-        torch.testing.assert_close(one(scores), general, rtol=0, atol=5e-7)
-        torch.testing.assert_close(one(scores), alpha_entmax(scores, alpha), rtol=0, atol=0)
+        torch.testing.assert_close(fixed_map(scores), general, rtol=0, atol=5e-7)
+        torch.testing.assert_close(fixed_map(scores), alpha_entmax(scores, alpha), rtol=0, atol=0)
     assert (sparsemax(scores) == 0).any()
     assert (entmax15(scores) == 0).any()
 
 
-def test_all_heads_of_a_call_keep_their_own_alpha() -> None:
+def test_each_head_uses_its_alpha() -> None:
     torch.manual_seed(6)
     scores = torch.randn(2, 5, 3, 9)
     heads = torch.tensor([1.0, 1.03, 1.5, 1.93, 2.0]).view(5, 1, 1).requires_grad_()

@@ -1,4 +1,4 @@
-"""Masks, odd rows, types, shapes and surroundings."""
+"""Masks, extreme rows, types, shapes and errors of the maps."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ def learned(alpha: float) -> Map:
 pytestmark = pytest.mark.usefixtures("every_implementation")
 MAPS = {"softmax": softmax, "entmax15": entmax15, "sparsemax": sparsemax}
 MAPS |= {f"alpha={alpha}": learned(alpha) for alpha in (1.0, 1.05, 1.5, 1.8, 2.0)}
-every_map = pytest.mark.parametrize("one", MAPS.values(), ids=MAPS)
+every_map = pytest.mark.parametrize("apply_map", MAPS.values(), ids=MAPS)
 
 
 @every_map
-def test_masked_keys_are_as_if_removed(one: Map) -> None:
+def test_masking_equals_removing_keys(apply_map: Map) -> None:
     torch.manual_seed(0)
     scores = torch.randn(6, 11)
     mask = torch.rand(6, 11) > 0.4
     mask[:, 0] = True
-    alone = [one(scores[row, mask[row]]) for row in range(6)]
+    alone = [apply_map(scores[row, mask[row]]) for row in range(6)]
     with_mask = [(junk, mask) for junk in (0.0, 1e9, INF, -INF, NAN)]
-    for junk, given in (*with_mask, (-INF, None), (-1e9, None), (-3e38, None)):
+    for junk, given_mask in (*with_mask, (-INF, None), (-1e9, None), (-3e38, None)):
         filled = torch.where(mask, scores, junk).requires_grad_()
-        weights = one(filled, mask=given)
+        weights = apply_map(filled, mask=given_mask)
         assert (weights[~mask] == 0).all()
         weights.backward(torch.randn(6, 11))
         assert (filled.grad[~mask] == 0).all()
@@ -51,18 +51,21 @@ def test_masked_keys_are_as_if_removed(one: Map) -> None:
 
 
 @every_map
-def test_row_without_a_key_is_zero_with_zero_gradients(one: Map) -> None:
+def test_row_without_a_key_is_zero_with_zero_gradients(apply_map: Map) -> None:
     mask = torch.tensor([[True, True, False], [False] * 3])
     by_mask = torch.randn(2, 3, requires_grad=True)
     by_score = torch.where(mask, by_mask.detach(), -INF).requires_grad_()
-    for scores, weights in ((by_mask, one(by_mask, mask=mask)), (by_score, one(by_score))):
+    for scores, weights in (
+        (by_mask, apply_map(by_mask, mask=mask)),
+        (by_score, apply_map(by_score)),
+    ):
         assert (weights[1] == 0).all()
         weights.backward(torch.randn(2, 3))
         assert (scores.grad[1] == 0).all()
         assert scores.grad.isfinite().all()
 
 
-def test_row_without_a_key_leaves_alpha_alone() -> None:
+def test_row_without_a_key_has_no_alpha_gradient() -> None:
     scores = torch.randn(2, 1, 3, 4)
     mask = torch.ones(2, 1, 1, 4, dtype=torch.bool)
     mask[1] = False
@@ -76,20 +79,20 @@ def test_row_without_a_key_leaves_alpha_alone() -> None:
 
 
 @every_map
-def test_simple_rows_are_exact(one: Map) -> None:
-    assert (one(torch.randn(5, 1)) == 1).all()
-    assert torch.equal(one(torch.tensor([-INF, 3.0, -INF])), torch.tensor([0.0, 1.0, 0.0]))
+def test_simple_rows_are_exact(apply_map: Map) -> None:
+    assert (apply_map(torch.randn(5, 1)) == 1).all()
+    assert torch.equal(apply_map(torch.tensor([-INF, 3.0, -INF])), torch.tensor([0.0, 1.0, 0.0]))
     for n_keys in (2, 3, 7, 64, 1000):
-        equal = one(torch.full((2, n_keys), 4.2))
+        equal = apply_map(torch.full((2, n_keys), 4.2))
         assert (equal == equal[0, 0]).all()
         torch.testing.assert_close(equal, torch.full_like(equal, 1 / n_keys), rtol=0, atol=6e-8)
-    tied = one(torch.tensor([1.0, -4.0, 1.0, -4.0, 1.0]))
+    tied = apply_map(torch.tensor([1.0, -4.0, 1.0, -4.0, 1.0]))
     assert tied[0] == tied[2] == tied[4]
     assert tied[1] == tied[3]
 
 
 def adversarial(n_keys: int) -> Tensor:
-    """Rows on which solvers stumble: plateaus, ramps, gaps, heavy tails, large offsets."""
+    """Rows that are hard to solve: plateaus, ramps, gaps, heavy tails, large offsets."""
     ramp = torch.arange(n_keys, dtype=torch.float32)
     generator = torch.Generator().manual_seed(n_keys)
     normal = torch.randn(n_keys, generator=generator)
@@ -120,14 +123,14 @@ def adversarial(n_keys: int) -> Tensor:
 def test_adversarial_rows(alpha: float, n_keys: int) -> None:
     scores = adversarial(n_keys)
     weights = alpha_entmax(scores, torch.tensor(alpha))
-    # from the same float32 numbers, in float64
-    exact = alpha_entmax(scores.double(), torch.tensor(alpha).double())
-    assert (exact.sum(-1) - 1).abs().max() < 1e-12
+    # the same float32 scores in float64
+    expected = alpha_entmax(scores.double(), torch.tensor(alpha).double())
+    assert (expected.sum(-1) - 1).abs().max() < 1e-12
     assert (weights.double().sum(-1) - 1).abs().max() <= 5e-7
-    assert (weights - exact).abs().max() <= 5e-7
+    assert (weights - expected).abs().max() <= 5e-7
     if alpha in (1.5, 2.0):
         weights = alpha_entmax(scores, alpha)
-        assert (weights - exact).abs().max() <= 5e-7
+        assert (weights - expected).abs().max() <= 5e-7
         assert (weights.double().sum(-1) - 1).abs().max() <= 5e-7
 
 
@@ -150,36 +153,36 @@ def test_fixed_iteration_counts_solve_adversarial_rows(n_keys: int, dtype: torch
 
 
 @every_map
-def test_any_axis_and_memory_layout(one: Map) -> None:
+def test_any_axis_and_memory_layout(apply_map: Map) -> None:
     torch.manual_seed(2)
     scores = torch.randn(3, 4, 5, 6)
     mask = torch.rand(4, 1, 6) > 0.3
-    last = one(scores, mask=mask)
+    last = apply_map(scores, mask=mask)
     for dim in range(-4, 4):
         moved = scores.movedim(-1, dim)
         moved_mask = mask.expand(3, 4, 5, 6).movedim(-1, dim)
         for layout in (moved, moved.contiguous()):
-            weights = one(layout, dim, moved_mask)
+            weights = apply_map(layout, dim, moved_mask)
             torch.testing.assert_close(weights.movedim(dim, -1), last, rtol=0, atol=3e-7)
     strided = torch.randn(3, 4, 12)[..., ::2]
-    torch.testing.assert_close(one(strided), one(strided.contiguous()), rtol=0, atol=0)
+    torch.testing.assert_close(apply_map(strided), apply_map(strided.contiguous()), rtol=0, atol=0)
 
 
 @every_map
-def test_noncontiguous_gradient(one: Map) -> None:
+def test_noncontiguous_gradient(apply_map: Map) -> None:
     torch.manual_seed(3)
     first, second = (torch.randn(4, 5, generator=torch.Generator().manual_seed(1)) for _ in "ab")
     grad = torch.randn(5, 4).t()
-    one(first.requires_grad_()).backward(grad)
-    one(second.requires_grad_()).backward(grad.contiguous())
+    apply_map(first.requires_grad_()).backward(grad)
+    apply_map(second.requires_grad_()).backward(grad.contiguous())
     torch.testing.assert_close(first.grad, second.grad, rtol=0, atol=0)
 
 
 @every_map
 @pytest.mark.parametrize("shape", [(0, 4), (3, 0), (2, 0, 5)])
-def test_empty(one: Map, shape: tuple[int, ...]) -> None:
+def test_empty_tensors(apply_map: Map, shape: tuple[int, ...]) -> None:
     scores = torch.zeros(shape, requires_grad=True)
-    weights = one(scores)
+    weights = apply_map(scores)
     assert weights.shape == shape
     weights.sum().backward()
     assert scores.grad.shape == shape
@@ -187,17 +190,17 @@ def test_empty(one: Map, shape: tuple[int, ...]) -> None:
 
 @every_map
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_is_rounded_at_the_end(one: Map, dtype: torch.dtype) -> None:
+def test_half_precision_is_rounded_at_the_end(apply_map: Map, dtype: torch.dtype) -> None:
     torch.manual_seed(4)
     scores = (torch.randn(30, 70) * 2).to(dtype)
-    mine, wide = scores.clone().requires_grad_(), scores.float().requires_grad_()
-    weights, expected = one(mine), one(wide)
+    half, single = scores.clone().requires_grad_(), scores.float().requires_grad_()
+    weights, expected = apply_map(half), apply_map(single)
     assert weights.dtype is dtype
     assert torch.equal(weights, expected.to(dtype))
     grad = torch.randn(30, 70).to(dtype)
     weights.backward(grad)
     expected.backward(grad.float())
-    assert torch.equal(mine.grad, wide.grad.to(dtype))
+    assert torch.equal(half.grad, single.grad.to(dtype))
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (4, 1, 1), (1, 4, 1, 1), (3, 4, 5, 1), (5, 1)])
@@ -224,32 +227,32 @@ def test_half_precision_alpha_is_computed_in_float32() -> None:
     scores = torch.randn(2, 3, 4, 5).bfloat16()
     alpha = torch.full((3, 1, 1), 1.3, requires_grad=True)
     alpha_entmax(scores, alpha).float().square().sum().backward()
-    wide = torch.full((3, 1, 1), 1.3, requires_grad=True)
-    alpha_entmax(scores.float(), wide).bfloat16().float().square().sum().backward()
+    expected_alpha = torch.full((3, 1, 1), 1.3, requires_grad=True)
+    alpha_entmax(scores.float(), expected_alpha).bfloat16().float().square().sum().backward()
     assert alpha.grad.dtype is torch.float32
-    assert torch.equal(alpha.grad, wide.grad)
+    assert torch.equal(alpha.grad, expected_alpha.grad)
 
 
 def test_differentiable_once_only() -> None:
     scores = torch.randn(3, 4, requires_grad=True)
-    for one in (softmax, entmax15, learned(1.3)):
-        (grad,) = torch.autograd.grad(one(scores)[:, 0].sum(), scores, create_graph=True)
+    for apply_map in (softmax, entmax15, learned(1.3)):
+        (grad,) = torch.autograd.grad(apply_map(scores)[:, 0].sum(), scores, create_graph=True)
         with pytest.raises(RuntimeError, match="differentiated once"):
             grad.sum().backward()
 
 
 @pytest.mark.parametrize("with_alpha", [True, False])
-def test_keeps_only_the_weights_for_backward(with_alpha: bool) -> None:
-    kept: list[int] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.numel()) or x, id):
+def test_only_weights_are_saved_for_backward(with_alpha: bool) -> None:
+    saved_sizes: list[int] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: saved_sizes.append(x.numel()) or x, id):
         scores = torch.randn(4, 3, 8, 16, requires_grad=True)
         alpha = torch.full((3, 1, 1), 1.3, requires_grad=True) if with_alpha else 1.5
         mask = torch.ones(4, 1, 1, 16, dtype=torch.bool)
         alpha_entmax(scores, alpha, mask=mask)
-    assert sum(kept) == scores.numel() + (3 if with_alpha else 0)
+    assert sum(saved_sizes) == scores.numel() + (3 if with_alpha else 0)
 
 
-def test_refusals() -> None:
+def test_invalid_arguments_are_refused() -> None:
     scores = torch.zeros(2, 3, 4)
     for alpha in (0.99, 2.01, NAN, INF, -1):
         with pytest.raises(ValueError, match=r"alpha must be in \[1, 2\]"):

@@ -1,4 +1,4 @@
-"""Linear maps: the results of torch's own, by whichever product."""
+"""Linear maps give the results of torch with every implementation of the product."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ def make_pair(d_in: int = 40, d_out: int = 24, bias: bool = True) -> Pair:
 
 
 def results(
-    one: nn.Linear, values: Tensor, dtype: torch.dtype = torch.float32, autocast: bool = False
+    layer: nn.Linear, values: Tensor, dtype: torch.dtype = torch.float32, autocast: bool = False
 ) -> list[Tensor]:
     """Output, and gradients of values, weight and bias."""
-    one = one.to(dtype)
+    layer = layer.to(dtype)
     values = values.detach().to(dtype).requires_grad_()
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        found = one(values)
-    grad = torch.randn(found.shape, generator=torch.Generator().manual_seed(2))
-    wanted = [values, *one.parameters()]
-    return [found.detach(), *torch.autograd.grad(found, wanted, grad.to(found.dtype))]
+        output = layer(values)
+    grad = torch.randn(output.shape, generator=torch.Generator().manual_seed(2))
+    inputs = [values, *layer.parameters()]
+    return [output.detach(), *torch.autograd.grad(output, inputs, grad.to(output.dtype))]
 
 
 @pytest.fixture(autouse=True)
@@ -53,15 +53,15 @@ def small_products_too(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[torch.dtype]:
-    """What was multiplied by `product`."""
-    seen: list[torch.dtype] = []
+    """Record the types of the matrices multiplied by `product`."""
+    dtypes: list[torch.dtype] = []
 
-    def told(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
-        seen.append(left.dtype)
+    def recorded(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
+        dtypes.append(left.dtype)
         return product(left, right, bias)
 
-    monkeypatch.setattr(module, "product", told)
-    return seen
+    monkeypatch.setattr(module, "product", recorded)
+    return dtypes
 
 
 needs_onednn = pytest.mark.skipif(
@@ -90,22 +90,22 @@ class TestAgainstTorch:
     def test_float32(self, values: Tensor, bias: bool) -> None:
         ours, theirs = make_pair(bias=bias)
         exact = results(theirs, values, torch.float64)
-        for found, wanted in zip(results(ours, values), exact, strict=True):
-            torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-5)
+        for result, expected in zip(results(ours, values), exact, strict=True):
+            torch.testing.assert_close(result.double(), expected, rtol=1e-5, atol=1e-5)
 
     @layouts
     def test_bfloat16_of_autocast_rounds_as_torch_does(self, values: Tensor) -> None:
         ours, theirs = make_pair()
-        found, wanted = (results(one, values, autocast=True) for one in (ours, theirs))
-        assert [one.dtype for one in found] == [torch.bfloat16, *[torch.float32] * 3]
-        for mine, exact in zip(found, wanted, strict=True):
-            torch.testing.assert_close(mine, exact, rtol=2**-7, atol=2**-7)
+        actual, expected = (results(layer, values, autocast=True) for layer in (ours, theirs))
+        assert [result.dtype for result in actual] == [torch.bfloat16, *[torch.float32] * 3]
+        for result, reference in zip(actual, expected, strict=True):
+            torch.testing.assert_close(result, reference, rtol=2**-7, atol=2**-7)
 
-    def test_a_gradient_that_is_one_number_expanded(self) -> None:
+    def test_expanded_output_gradient(self) -> None:
         ours, theirs = make_pair()
         values = torch.randn(6, 40)
-        for one in (ours, theirs):
-            one(values).sum().backward()
+        for layer in (ours, theirs):
+            layer(values).sum().backward()
         torch.testing.assert_close(ours.weight.grad, theirs.weight.grad)
         torch.testing.assert_close(ours.bias.grad, theirs.bias.grad)
 
@@ -114,15 +114,15 @@ class TestAgainstTorch:
         ours, _ = make_pair()
         getattr(ours, frozen).requires_grad_(False)
         ours(torch.randn(6, 40)).square().sum().backward()
-        assert {name for name, one in ours.named_parameters() if one.grad is None} == {frozen}
+        assert {name for name, p in ours.named_parameters() if p.grad is None} == {frozen}
 
-    def test_the_output_may_be_changed_in_place(self) -> None:
+    def test_output_may_be_changed_in_place(self) -> None:
         ours, theirs = make_pair()
         values = torch.randn(2, 3, 40)
-        for one in (ours, theirs):
-            found = one(values)
-            found.mul_(0.5)[..., 0] = 0
-            found.square().sum().backward()
+        for layer in (ours, theirs):
+            output = layer(values)
+            output.mul_(0.5)[..., 0] = 0
+            output.square().sum().backward()
         torch.testing.assert_close(ours.weight.grad, theirs.weight.grad)
 
 
@@ -137,29 +137,29 @@ class TestProduct:
         torch.testing.assert_close(written.double(), exact, **bound)
 
 
-# rows, numbers in, numbers out: wide, narrow, square, wide with too few rows to turn it
+# rows, inputs, outputs: wide, narrow, square, wide with too few rows to transpose, no rows
 SIZES = [(50, 8, 30), (50, 30, 8), (50, 8, 8), (7, 8, 30), (0, 8, 30)]
 
 
 class TestWeightGradient:
     @pytest.mark.parametrize(("n_rows", "d_in", "d_out"), SIZES)
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-    def test_of_any_sizes(self, n_rows: int, d_in: int, d_out: int, dtype: torch.dtype) -> None:
+    def test_all_sizes(self, n_rows: int, d_in: int, d_out: int, dtype: torch.dtype) -> None:
         grad, values = torch.randn(n_rows, d_out).to(dtype), torch.randn(n_rows, d_in).to(dtype)
-        found = weight_gradient(grad, values)
-        assert found.dtype is dtype
+        gradient = weight_gradient(grad, values)
+        assert gradient.dtype is dtype
         exact = grad.double().t() @ values.double()
         bound = 2**-7 if dtype is torch.bfloat16 else 1e-5
-        torch.testing.assert_close(found.double(), exact, rtol=bound, atol=bound)
+        torch.testing.assert_close(gradient.double(), exact, rtol=bound, atol=bound)
 
-    def test_a_map_gives_it_by_rows(self) -> None:
+    def test_gradient_of_a_layer_is_contiguous(self) -> None:
         ours, _ = make_pair(8, 30)
         assert results(ours, torch.randn(50, 8))[2].is_contiguous()
 
 
 @needs_onednn
 class TestPacked:
-    """Weights laid out once for a search."""
+    """Weights packed once for a search."""
 
     @layouts
     @pytest.mark.parametrize("bias", [True, False])
@@ -169,12 +169,12 @@ class TestPacked:
         low = torch.autocast("cpu", torch.bfloat16, enabled=is_low)
         with torch.no_grad(), low, packed(ours):
             assert is_low or ours._packed is not None
-            found, wanted = ours(values), theirs(values)
-        assert found.dtype is (torch.bfloat16 if is_low else torch.float32)
+            result, expected = ours(values), theirs(values)
+        assert result.dtype is (torch.bfloat16 if is_low else torch.float32)
         bound = 2**-7 if is_low else 1e-5
-        torch.testing.assert_close(found, wanted, rtol=bound, atol=bound)
+        torch.testing.assert_close(result, expected, rtol=bound, atol=bound)
 
-    def test_what_was_laid_out_goes_at_the_end(self) -> None:
+    def test_packed_weights_are_released_on_exit(self) -> None:
         ours, _ = make_pair()
         for _ in range(2):
             with pytest.raises(KeyError), packed(ours), packed(ours):
@@ -184,16 +184,16 @@ class TestPacked:
 
     @pytest.mark.parametrize("which", ["weight", "bias"])
     @pytest.mark.parametrize("is_low", [False, True])
-    def test_a_changed_parameter_is_noticed(self, which: str, is_low: bool) -> None:
+    def test_changed_parameters_are_used(self, which: str, is_low: bool) -> None:
         ours, theirs = make_pair()
         values = torch.randn(6, 40)
         low = torch.autocast("cpu", torch.bfloat16, enabled=is_low)
         with torch.no_grad(), low, packed(ours):
-            for one in (ours, theirs):
-                getattr(one, which).mul_(2)
+            for layer in (ours, theirs):
+                getattr(layer, which).mul_(2)
             torch.testing.assert_close(ours(values), theirs(values))
 
-    def test_gradients_and_other_types_are_as_without(self) -> None:
+    def test_gradients_and_other_types_do_not_use_packed_weights(self) -> None:
         ours, theirs = make_pair()
         values = torch.randn(6, 40)
         with packed(ours):
@@ -203,7 +203,7 @@ class TestPacked:
         theirs(values).square().sum().backward()
         torch.testing.assert_close(ours.weight.grad, theirs.weight.grad)
 
-    def test_nothing_to_lay_out(self) -> None:
+    def test_float64_and_empty_layers_are_not_packed(self) -> None:
         ours, theirs = make_pair()
         ours, theirs = ours.double(), theirs.double()
         values = torch.randn(6, 40, dtype=torch.float64)
@@ -218,23 +218,23 @@ class TestPacked:
 @needs_onednn
 class TestChoice:
     def test_no_bfloat16_where_onednn_has_none(self) -> None:
-        """As on a processor with AVX2 alone."""
-        told = subprocess.run(
+        """A processor with AVX2 only."""
+        process = subprocess.run(
             [sys.executable, "-c", BFLOAT16],
             env={**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2"},
             capture_output=True,
             text=True,
         )
-        assert told.returncode == 0, told.stderr
-        assert told.stdout == "(torch.float32,)\n"
+        assert process.returncode == 0, process.stderr
+        assert process.stdout == "(torch.float32,)\n"
 
-    def test_onednn_switched_off(self, calls: list[torch.dtype]) -> None:
+    def test_disabled_onednn_is_not_used(self, calls: list[torch.dtype]) -> None:
         ours, _ = make_pair()
         with torch.backends.mkldnn.flags(enabled=False):
             ours(torch.randn(6, 40))
         assert not calls
 
-    def test_autocast_without_gradients_is_torchs_own(self, calls: list[torch.dtype]) -> None:
+    def test_autocast_without_gradients_uses_torch(self, calls: list[torch.dtype]) -> None:
         ours, _ = make_pair()
         with torch.autocast("cpu", torch.bfloat16):
             ours(torch.randn(6, 40))
@@ -245,7 +245,7 @@ class TestChoice:
 
 
 @pytest.mark.slow
-def test_compiled_graphs_hold_torchs_own(calls: list[torch.dtype]) -> None:
+def test_compiled_graphs_use_torch(calls: list[torch.dtype]) -> None:
     ours, theirs = make_pair()
     values = torch.randn(6, 40)
     compiled: Callable[[Tensor], Tensor] = torch.compile(ours, backend="eager", fullgraph=True)

@@ -23,28 +23,30 @@ from headwise.train.checkpoint import (
 )
 
 
-def saved(path: Path, **more: Any) -> Path:
+def saved_checkpoint(path: Path, **more: Any) -> Path:
     save_checkpoint(path, {"model": {"weight": torch.arange(600.0)}, **more})
     return path
 
 
-def test_round_trip_and_bytes_that_depend_on_the_content_only(tmp_path: Path) -> None:
+def test_round_trip_and_reproducible_bytes(tmp_path: Path) -> None:
     content = {"state": {"update": 3, "score": None, "name": "α"}, "list": [1, 2.5, True]}
-    first = saved(tmp_path / "first.pt", **content)
+    first = saved_checkpoint(tmp_path / "first.pt", **content)
     (tmp_path / "elsewhere").mkdir()
-    second = saved(tmp_path / "elsewhere" / "second.pt", **content)
-    found = load_checkpoint(first)
-    assert {key: found[key] for key in content} == content
-    assert torch.equal(found["model"]["weight"], torch.arange(600.0))
-    assert load_checkpoint(first, "meta")["model"]["weight"].is_meta  # wherever it was saved
+    second = saved_checkpoint(tmp_path / "elsewhere" / "second.pt", **content)
+    loaded = load_checkpoint(first)
+    assert {key: loaded[key] for key in content} == content
+    assert torch.equal(loaded["model"]["weight"], torch.arange(600.0))
+    assert load_checkpoint(first, "meta")["model"][
+        "weight"
+    ].is_meta  # whatever device it was saved from
     assert first.read_bytes() == second.read_bytes()
 
 
 class _FullHandle:
-    """A file on a disk that takes `room` bytes."""
+    """A file on a disk with `free_bytes` left."""
 
-    def __init__(self, real: Any, room: int) -> None:
-        self.real, self.room = real, room
+    def __init__(self, real: Any, free_bytes: int) -> None:
+        self.real, self.free_bytes = real, free_bytes
 
     def __enter__(self) -> _FullHandle:
         return self
@@ -53,8 +55,8 @@ class _FullHandle:
         self.real.close()
 
     def write(self, data: bytes) -> int:
-        self.room -= len(data)
-        if self.room < 0:
+        self.free_bytes -= len(data)
+        if self.free_bytes < 0:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return int(self.real.write(data))
 
@@ -62,75 +64,77 @@ class _FullHandle:
         self.real.flush()
 
 
-@pytest.mark.parametrize("room", [0, 100, 2000])
-def test_a_full_disk_is_safe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int) -> None:
-    path = saved(tmp_path / "last.pt", update=1)
+@pytest.mark.parametrize("free_bytes", [0, 100, 2000])
+def test_full_disk_keeps_the_old_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_bytes: int
+) -> None:
+    path = saved_checkpoint(tmp_path / "last.pt", update=1)
     before = path.read_bytes()
 
-    def full(name: Any, mode: str = "r", *rest: Any, **options: Any) -> Any:
+    def open_on_full_disk(name: Any, mode: str = "r", *rest: Any, **options: Any) -> Any:
         handle = open(name, mode, *rest, **options)  # noqa: SIM115
-        return _FullHandle(handle, room) if mode == "wb" else handle
+        return _FullHandle(handle, free_bytes) if mode == "wb" else handle
 
-    monkeypatch.setattr(module, "open", full, raising=False)
+    monkeypatch.setattr(module, "open", open_on_full_disk, raising=False)
     with pytest.raises(HeadwiseError, match=r"last\.pt.*No space.*same command.*intact"):
-        saved(path, update=2)
+        saved_checkpoint(path, update=2)
     assert path.read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == ["last.pt"]
 
 
-def test_a_missing_one_is_named(tmp_path: Path) -> None:
+def test_missing_checkpoint_error_names_the_file(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"best\.pt"):
         load_checkpoint(tmp_path / "best.pt")
 
 
 @pytest.mark.parametrize("share", [0.0, 0.001, 0.5, 0.99])
-def test_a_truncated_one_is_refused(tmp_path: Path, share: float) -> None:
-    path = saved(tmp_path / "last.pt")
+def test_truncated_checkpoint_is_rejected(tmp_path: Path, share: float) -> None:
+    path = saved_checkpoint(tmp_path / "last.pt")
     whole = path.read_bytes()
     path.write_bytes(whole[: int(len(whole) * share)])
     with pytest.raises(CheckpointError, match="truncated"):
         load_checkpoint(path)
 
 
-def test_damage_anywhere_is_refused_or_harmless(tmp_path: Path) -> None:
-    path = saved(tmp_path / "last.pt")
+def test_damaged_bytes_are_rejected_or_harmless(tmp_path: Path) -> None:
+    path = saved_checkpoint(tmp_path / "last.pt")
     whole = path.read_bytes()
-    chosen = random.Random(1)
+    generator = random.Random(1)
     for _ in range(300):
         damaged = bytearray(whole)
         for _ in range(3):
-            damaged[chosen.randrange(len(damaged))] = chosen.randrange(256)
+            damaged[generator.randrange(len(damaged))] = generator.randrange(256)
         path.write_bytes(damaged)
         try:
-            found = load_checkpoint(path)
+            loaded = load_checkpoint(path)
         except CheckpointError:
             continue
-        assert torch.equal(found["model"]["weight"], torch.arange(600.0))
+        assert torch.equal(loaded["model"]["weight"], torch.arange(600.0))
 
 
-def test_an_average_is_made_once_of_the_last_numbered_ones(tmp_path: Path) -> None:
+def test_average_of_the_last_checkpoints_is_cached(tmp_path: Path) -> None:
     for number, value in ((2, 9.0), (10, 1.0), (30, 4.0)):
         weights = {"weight": torch.full((3,), value)}
         save_checkpoint(tmp_path / f"update_{number:08d}.pt", {"model": weights})
     path = averaged_checkpoint(tmp_path, 2)
     assert load_checkpoint(path)["model"]["weight"].tolist() == [2.5] * 3
-    made = path.stat().st_mtime_ns
-    assert averaged_checkpoint(tmp_path, 2).stat().st_mtime_ns == made
+    modified_ns = path.stat().st_mtime_ns
+    assert averaged_checkpoint(tmp_path, 2).stat().st_mtime_ns == modified_ns
     assert numbered_checkpoints(tmp_path) == sorted(tmp_path.glob("update_*.pt"))
     weights = {"weight": torch.full((3,), 6.0)}
-    save_checkpoint(tmp_path / "update_00000040.pt", {"model": weights})  # lengthened
+    save_checkpoint(tmp_path / "update_00000040.pt", {"model": weights})  # the run was extended
     assert load_checkpoint(averaged_checkpoint(tmp_path, 2))["model"]["weight"].tolist() == [5] * 3
-    for n_averaged, told in ((0, "at least 1"), (5, "average_5 .* has 4")):
-        with pytest.raises(CheckpointError, match=told):
+    for n_averaged, message in ((0, "at least 1"), (5, "average_5 .* has 4")):
+        with pytest.raises(CheckpointError, match=message):
             averaged_checkpoint(tmp_path, n_averaged)
 
 
-def test_a_changed_number_is_refused_and_the_others_are_named(tmp_path: Path) -> None:
-    path = saved(tmp_path / "last.pt")
-    saved(tmp_path / "best.pt")
+def test_corrupted_checkpoint_error_names_the_others(tmp_path: Path) -> None:
+    path = saved_checkpoint(tmp_path / "last.pt")
+    saved_checkpoint(tmp_path / "best.pt")
     damaged = bytearray(path.read_bytes())
-    place = damaged.index(torch.arange(100.0, 110.0).numpy().tobytes())
-    damaged[place] ^= 1
+    offset = damaged.index(torch.arange(100.0, 110.0).numpy().tobytes())
+    damaged[offset] ^= 1
     path.write_bytes(damaged)
     with pytest.raises(CheckpointError, match=r"corrupted.*checkpoint=best.*init_from"):
         load_checkpoint(path)
@@ -145,7 +149,9 @@ class _Evil:
 
 
 @pytest.mark.parametrize("kind", ["pickle", "torch", "inside"])
-def test_no_foreign_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+def test_loading_executes_no_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "best.pt"
     if kind == "pickle":
@@ -163,7 +169,7 @@ def test_no_foreign_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, k
     "content",
     [{"weight": torch.zeros(2)}, [1, 2], {"kind": "other"}, {"kind": module.KIND, "format": 1}],
 )
-def test_one_of_another_program_is_refused(tmp_path: Path, content: Any) -> None:
+def test_checkpoint_of_another_program_is_rejected(tmp_path: Path, content: Any) -> None:
     path = tmp_path / "best.pt"
     torch.save(content, path)
     with pytest.raises(CheckpointError, match="not a headwise checkpoint"):
@@ -173,42 +179,42 @@ def test_one_of_another_program_is_refused(tmp_path: Path, content: Any) -> None
 @pytest.mark.parametrize(
     "model", [[1], {1: torch.zeros(2)}, {"a": torch.eye(2).to_sparse()}, {"a": 1}]
 )
-def test_weights_that_are_no_named_tensors_are_refused(tmp_path: Path, model: Any) -> None:
+def test_weights_must_be_named_tensors(tmp_path: Path, model: Any) -> None:
     save_checkpoint(tmp_path / "best.pt", {"model": model})
     with pytest.raises(CheckpointError, match="model must map names to tensors"):
         load_checkpoint(tmp_path / "best.pt")
 
 
 @pytest.mark.parametrize("version", [0, 99, None])
-def test_other_formats(
+def test_other_format_versions_are_rejected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int | None
 ) -> None:
     monkeypatch.setattr(module, "FORMAT_VERSION", version)
-    path = saved(tmp_path / "best.pt")
+    path = saved_checkpoint(tmp_path / "best.pt")
     monkeypatch.undo()
     with pytest.raises(CheckpointError, match=rf"format {version};.*reads format 1"):
         load_checkpoint(path)
 
 
-def test_weights_of_another_model_are_refused_by_name() -> None:
+def test_error_for_weights_of_another_model_names_keys() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4))
     before = {name: value.clone() for name, value in model.state_dict().items()}
     weights = dict(nn.Sequential(nn.Linear(5, 4), nn.Identity(), nn.Linear(1, 1)).state_dict())
-    with pytest.raises(CheckpointError) as refused:
+    with pytest.raises(CheckpointError) as error:
         load_weights(model, weights, "the run A")
-    message = str(refused.value)
+    message = str(error.value)
     for part in ("the run A", "1.weight", "2.weight", "0.weight: got (4, 5), must be (4, 3)"):
         assert part in message
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-def test_a_name_too_many_or_too_few_is_enough_to_refuse_weights() -> None:
+def test_missing_and_unexpected_keys_are_rejected() -> None:
     model = nn.Linear(2, 2)
-    whole = model.state_dict()
+    complete = model.state_dict()
     with pytest.raises(CheckpointError, match="unexpected keys: scale"):
-        load_weights(model, {**whole, "scale": torch.ones(2)}, "the run A")
+        load_weights(model, {**complete, "scale": torch.ones(2)}, "the run A")
     with pytest.raises(CheckpointError, match="missing keys: bias"):
-        load_weights(model, {"weight": whole["weight"]}, "the run A")
+        load_weights(model, {"weight": complete["weight"]}, "the run A")
 
 
 class _Tied(nn.Module):
@@ -219,7 +225,7 @@ class _Tied(nn.Module):
         self.output.weight = self.table.weight
 
 
-def test_an_average_is_the_mean_and_keeps_ties_and_types(tmp_path: Path) -> None:
+def test_average_is_the_mean_and_keeps_ties_and_types(tmp_path: Path) -> None:
     models = [_Tied() for _ in range(3)]
     paths = []
     for number, model in enumerate(models):

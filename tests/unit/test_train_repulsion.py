@@ -1,4 +1,4 @@
-"""Gradients of heads that repel each other, against the formulas written out in plain loops."""
+"""Repulsion gradients of heads, compared with the formulas in plain loops."""
 
 from __future__ import annotations
 
@@ -62,37 +62,39 @@ def random_particles(*shape: int, seed: int = 0) -> Tensor:
 
 @pytest.mark.parametrize("bandwidth", [None, 3.7])
 @pytest.mark.parametrize("n_particles", [2, 3, 4, 5, 8])
-def test_stein_gradients_are_the_formulas(n_particles: int, bandwidth: float | None) -> None:
+def test_stein_gradients_match_the_formulas(n_particles: int, bandwidth: float | None) -> None:
     particles = random_particles(3, n_particles, 12)
     gradients = random_particles(3, n_particles, 12, seed=1)
     # not at the centre, not of one size
     particles = (particles + 2) * torch.tensor([1.0, 0.1, 5.0], dtype=torch.float64)[:, None, None]
-    found = stein_gradient(particles, gradients, 0.3, bandwidth)
+    directions = stein_gradient(particles, gradients, 0.3, bandwidth)
     for number in range(3):
         rows = particles[number].tolist()
         h = bandwidth_of(rows) if bandwidth is None else bandwidth
-        wanted = svgd_by_loops(rows, gradients[number].tolist(), 0.3, h)
-        torch.testing.assert_close(found[number], wanted, rtol=1e-12, atol=1e-12)
+        expected_direction = svgd_by_loops(rows, gradients[number].tolist(), 0.3, h)
+        torch.testing.assert_close(directions[number], expected_direction, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("bandwidth", [None, 1.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("scale", [0.0, 1e-30, 0.37])
-def test_copies_feel_no_force(scale: float, dtype: torch.dtype, bandwidth: float | None) -> None:
+def test_identical_particles_have_no_repulsion(
+    scale: float, dtype: torch.dtype, bandwidth: float | None
+) -> None:
     one = random_particles(1, 1, 6).to(dtype) * scale
     gradients = random_particles(1, 4, 6, seed=1).to(dtype)
-    found = stein_gradient(one.expand(-1, 4, -1).clone(), gradients, 10.0, bandwidth)
-    torch.testing.assert_close(found, gradients.mean(1, keepdim=True).expand_as(found))
+    directions = stein_gradient(one.expand(-1, 4, -1).clone(), gradients, 10.0, bandwidth)
+    torch.testing.assert_close(directions, gradients.mean(1, keepdim=True).expand_as(directions))
 
 
-def test_near_particles_far_from_the_origin_keep_their_digits() -> None:
-    """float32 against float64: what the expansion |a|^2 + |b|^2 - 2ab gets wrong altogether."""
+def test_close_particles_far_from_the_origin_are_precise() -> None:
+    """Compare float32 with float64, where the expansion |a|^2 + |b|^2 - 2ab fails."""
     particles = (1000 + 0.01 * random_particles(1, 4, 64)).float()
     gradients = random_particles(1, 4, 64, seed=1).float()
     exact = stein_gradient(particles.double(), gradients.double(), 1.0)
-    found = stein_gradient(particles, gradients, 1.0)
+    directions = stein_gradient(particles, gradients, 1.0)
     largest = float(exact.abs().max())
-    torch.testing.assert_close(found.double(), exact, rtol=1e-4, atol=1e-4 * largest)
+    torch.testing.assert_close(directions.double(), exact, rtol=1e-4, atol=1e-4 * largest)
 
 
 # -- on a model ---------------------------------------------------------------------------------
@@ -112,8 +114,8 @@ def set_gradients(model: nn.Module, seed: int = 5) -> dict[str, Tensor]:
 
 
 def gradients_of(model: nn.Module) -> dict[str, Tensor]:
-    found = {name: parameter.grad for name, parameter in model.named_parameters()}
-    return {name: gradient.clone() for name, gradient in found.items() if gradient is not None}
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+    return {name: gradient.clone() for name, gradient in gradients.items() if gradient is not None}
 
 
 def weights_of(
@@ -130,22 +132,22 @@ def weights_of(
             yield names[id(weight)], weight, attention.place.n_heads
 
 
-def expected(weight: Tensor, gradient: Tensor, n_heads: int, alpha: float) -> Tensor:
+def svgd_reference(weight: Tensor, gradient: Tensor, n_heads: int, alpha: float) -> Tensor:
     """The SVGD direction of one weight (H * E, D), head by head."""
     particles, slopes = (whole.view(n_heads, -1).tolist() for whole in (weight, gradient))
     return svgd_by_loops(particles, slopes, alpha, bandwidth_of(particles)).view_as(weight)
 
 
-def test_every_projection_of_every_place_is_a_set_of_particles() -> None:
+def test_every_projection_is_a_set_of_particles() -> None:
     model = make_model()
     before = set_gradients(model)
     SVGD(step_size=0.05, weight=0.3)(model, 1, 1)
-    found = list(weights_of(model))
-    assert len(found) == 18
-    for name, weight, n_heads in found:
-        wanted = 0.05 * expected(weight, before[name], n_heads, 0.3)
+    weights = list(weights_of(model))
+    assert len(weights) == 18
+    for name, weight, n_heads in weights:
+        expected = 0.05 * svgd_reference(weight, before[name], n_heads, 0.3)
         assert not weight.grad.requires_grad
-        torch.testing.assert_close(weight.grad, wanted, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(weight.grad, expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -159,31 +161,31 @@ def test_every_projection_of_every_place_is_a_set_of_particles() -> None:
     ],
 )
 @pytest.mark.parametrize("kind", [SVGD, SPOS])
-def test_nothing_else_is_touched(kind: type[SVGD], chosen: dict[str, Any]) -> None:
+def test_only_selected_gradients_change(kind: type[SVGD], chosen: dict[str, Any]) -> None:
     model = make_model()
     before, weights = set_gradients(model), copy.deepcopy(model.state_dict())
     kind(**chosen)(model, 1, 1)
-    meant = {name for name, _, _ in weights_of(model, **chosen)}
+    selected = {name for name, _, _ in weights_of(model, **chosen)}
     after = gradients_of(model)
-    assert {name for name in after if not torch.equal(after[name], before[name])} == meant
+    assert {name for name in after if not torch.equal(after[name], before[name])} == selected
     assert all(torch.equal(weights[name], value) for name, value in model.state_dict().items())
 
 
-def test_pruned_places() -> None:
-    """One head, two heads and all: each with the particles it has."""
+def test_pruned_heads() -> None:
+    """Layers with one, two and all heads use the particles they have."""
     heads = {site: [[2], [1, 3]] for site in ("encoder_self", "cross")}
     heads["decoder_self"] = [[1, 2, 3, 4]] * 2
     model = make_model(heads=heads)
     before = set_gradients(model)
     SVGD(step_size=0.5, weight=0.3)(model, 1, 1)
-    seen = set()
+    head_counts = set()
     for name, weight, n_heads in weights_of(model):
-        seen.add(n_heads)
-        wanted = before[name]
+        head_counts.add(n_heads)
+        expected = before[name]
         if n_heads > 1:
-            wanted = expected(weight, before[name], n_heads, 0.3)
-        torch.testing.assert_close(weight.grad, 0.5 * wanted, rtol=1e-12, atol=1e-12)
-    assert seen == {1, 2, 4}
+            expected = svgd_reference(weight, before[name], n_heads, 0.3)
+        torch.testing.assert_close(weight.grad, 0.5 * expected, rtol=1e-12, atol=1e-12)
+    assert head_counts == {1, 2, 4}
 
 
 def test_frozen_weights_stay_without_a_gradient() -> None:
@@ -205,40 +207,40 @@ def test_frozen_weights_stay_without_a_gradient() -> None:
 
 
 @pytest.mark.parametrize("scale", ["median_gradient", "one"])
-def test_spos_adds_its_own_gradient_and_noise_of_seed_and_update(scale: str) -> None:
-    """Noise of the size in the formula, that of no two weights alike."""
+def test_spos_adds_the_gradient_and_noise(scale: str) -> None:
+    """The noise depends on seed and update, and differs between weights."""
     repulsion = SPOS(beta=0.2, step_size=0.05, weight=0.3, noise_scale=scale)
     model = make_model()
     before = set_gradients(model)
     state = torch.get_rng_state()
     repulsion(model, 7, 3)
-    assert torch.equal(torch.get_rng_state(), state)  # dropout draws what it would have drawn
-    drawn = []
+    assert torch.equal(torch.get_rng_state(), state)  # dropout is not affected
+    noise = []
     for name, weight, n_heads in weights_of(model):
-        phi = expected(weight, before[name], n_heads, repulsion.weight)
+        phi = svgd_reference(weight, before[name], n_heads, repulsion.weight)
         rest = weight.grad / repulsion.step_size - phi - repulsion.beta * before[name]
         median = before[name].abs().median().item()
         size = math.sqrt(2 * 0.2 / 0.05) * (median if scale == "median_gradient" else 1.0)
-        drawn.append((-rest / size).flatten())
+        noise.append((-rest / size).flatten())
     generator = torch.Generator().manual_seed(derived_seed(3, 7, "repulsion"))
-    shape = (len(drawn), HEADS, WIDTH * WIDTH // HEADS)
-    wanted = torch.randn(shape, generator=generator, dtype=torch.float64)
-    torch.testing.assert_close(torch.stack(drawn), wanted.flatten(1), rtol=0, atol=1e-10)
+    shape = (len(noise), HEADS, WIDTH * WIDTH // HEADS)
+    expected = torch.randn(shape, generator=generator, dtype=torch.float64)
+    torch.testing.assert_close(torch.stack(noise), expected.flatten(1), rtol=0, atol=1e-10)
 
 
 # -- choices ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("name", "kind"), [("none", NoRepulsion), ("svgd", SVGD), ("spos", SPOS)])
-def test_the_yamls_are_the_defaults(name: str, kind: type[Repulsion]) -> None:
-    made = instantiate(group_node("repulsion", name), "repulsion")
-    assert type(made) is kind
-    ours = {k: list(v) if isinstance(v, tuple) else v for k, v in vars(kind()).items()}
-    assert {k: list(v) if isinstance(v, tuple) else v for k, v in vars(made).items()} == ours
+def test_yamls_have_the_defaults(name: str, kind: type[Repulsion]) -> None:
+    created = instantiate(group_node("repulsion", name), "repulsion")
+    assert type(created) is kind
+    defaults = {k: list(v) if isinstance(v, tuple) else v for k, v in vars(kind()).items()}
+    assert {k: list(v) if isinstance(v, tuple) else v for k, v in vars(created).items()} == defaults
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"step_size": 0}, "repulsion.step_size must be above 0"),
         ({"weight": -0.1}, "repulsion.weight must be at least 0"),
@@ -253,27 +255,27 @@ def test_the_yamls_are_the_defaults(name: str, kind: type[Repulsion]) -> None:
         ({"layers": [0]}, "repulsion.layers must be null (all) or a list of numbers from 1"),
     ],
 )
-def test_refused(changes: dict[str, Any], told: str) -> None:
+def test_invalid_settings_are_rejected(changes: dict[str, Any], message: str) -> None:
     sites = encoder_decoder_sites(ModelConfig("test", 1, 1))
-    with pytest.raises(ConfigError, match="repulsion") as refused:
+    with pytest.raises(ConfigError, match="repulsion") as error:
         instantiate({**group_node("repulsion", "spos"), **changes}, "repulsion").check(sites)
-    assert told in str(refused.value)
+    assert message in str(error.value)
 
 
-def test_layers_the_model_lacks_are_refused() -> None:
+def test_missing_layers_are_rejected() -> None:
     config = encoder_decoder_sites(ModelConfig("test", 6, 3, WIDTH, HEADS, 16))
     SVGD(layers=[1, 6]).check(config)
     SVGD(sites=["cross"], layers=[3]).check(config)
     SVGD().check(config)
     NoRepulsion().check(config)
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(ConfigError) as error:
         SVGD(layers=[7]).check(config)
-    assert "6 at encoder_self, 3 at decoder_self, 3 at cross), got 7" in str(refused.value)
+    assert "6 at encoder_self, 3 at decoder_self, 3 at cross), got 7" in str(error.value)
     with pytest.raises(ConfigError, match="3 at cross"):
         SPOS(sites=["cross"], layers=[1, 4]).check(config)
 
 
-def test_a_layer_that_one_stack_has_is_taken_there() -> None:
+def test_layer_of_one_stack_only_is_selected() -> None:
     model = make_model(encoder_layers=3)
     before = set_gradients(model)
     SVGD(layers=[3])(model, 1, 1)

@@ -30,7 +30,7 @@ def gradients(model: nn.Module, batch: Batch, n_tokens: int) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("rows", [[[0, 1, 2, 3, 4]], [[0, 1], [2, 3, 4]], [[3], [0, 2], [1, 4]]])
-def test_an_update_follows_all_its_tokens(tmp_path: Path, rows: list[list[int]]) -> None:
+def test_update_is_the_mean_gradient_over_tokens(tmp_path: Path, rows: list[list[int]]) -> None:
     before = small_model()
     whole = collate(PAIRS, np.arange(5, dtype=np.int32))
     expected = gradients(before, whole, whole.n_targets)
@@ -48,8 +48,8 @@ def test_an_update_follows_all_its_tokens(tmp_path: Path, rows: list[list[int]])
     assert logged["train/nll"] == pytest.approx(sums.measure.item() / whole.n_targets, rel=1e-6)
 
 
-def test_a_logged_loss_is_of_the_updates_since_the_last_one(tmp_path: Path) -> None:
-    """At a rate of 0 the model stays, so that every batch has one loss."""
+def test_logged_loss_covers_the_updates_since_the_last_log(tmp_path: Path) -> None:
+    """With a learning rate of 0 the weights stay, so that every batch has one loss."""
     config = replace(CONFIG, log_every=2, validate_every=3)
     loader = Loader(PAIRS, [0, 1], [2], [3], [4])
     trainer = make_trainer(tmp_path, config=config, lr=0.0, loader=loader)
@@ -64,15 +64,15 @@ def test_a_logged_loss_is_of_the_updates_since_the_last_one(tmp_path: Path) -> N
     assert [row["update"] for row in logged] == [2, 4]
     for row, window in zip(logged, (sums[:2], sums[2:]), strict=True):
         n_tokens = sum(n for _, n in window)
-        loss = sum(found.loss.item() for found, _ in window) / n_tokens
-        nll = sum(found.measure.item() for found, _ in window) / n_tokens
+        loss = sum(loss_sums.loss.item() for loss_sums, _ in window) / n_tokens
+        nll = sum(loss_sums.measure.item() for loss_sums, _ in window) / n_tokens
         assert row["train/loss"] == pytest.approx(loss, rel=1e-5)
         assert row["train/nll"] == pytest.approx(nll, rel=1e-5)
     assert logged[0]["train/loss"] != pytest.approx(logged[1]["train/loss"], rel=1e-4)
 
 
-def test_what_is_recorded_of_alphas_time_and_memory(tmp_path: Path) -> None:
-    """Alphas from where they start; time goes on from that of earlier processes."""
+def test_logs_of_alphas_time_and_memory(tmp_path: Path) -> None:
+    """Alphas are logged from update 0; the time includes earlier processes."""
     trainer = make_trainer(tmp_path, reported=lambda: {"alpha": {"cross": [[1.5, 1.25]]}})
     trainer.seconds = 1000.0
     trainer.run()
@@ -83,7 +83,7 @@ def test_what_is_recorded_of_alphas_time_and_memory(tmp_path: Path) -> None:
     assert (trainer.step.memory.bytes is None) == (not hasattr(glibc(), "mallinfo2"))
 
 
-def test_a_model_is_validated_as_it_is_used_and_trained_on_as_it_was(tmp_path: Path) -> None:
+def test_validation_uses_eval_mode_and_restores_training_mode(tmp_path: Path) -> None:
     modes: list[bool] = []
     model = small_model(dropout=0.3)
 
@@ -92,39 +92,39 @@ def test_a_model_is_validated_as_it_is_used_and_trained_on_as_it_was(tmp_path: P
         assert not torch.is_grad_enabled()
         return validation(loss=1.0)
 
-    def taken(update: int) -> None:
+    def record_mode(update: int) -> None:
         modes.append(model.training)
 
-    make_trainer(tmp_path, model=model, validate=validate, transform=taken).run()
+    make_trainer(tmp_path, model=model, validate=validate, transform=record_mode).run()
     assert modes == [True, True, False, True, True, False]
 
 
 class Falling:
-    """The base rate over the number of the update."""
+    """The base learning rate divided by the number of the update."""
 
     def learning_rate(self, update: int, base_lr: float) -> float:
         return base_lr / update
 
 
-def test_every_update_goes_at_its_own_rate(tmp_path: Path) -> None:
-    """Along a gradient that is clipped a step is as long as its rate says."""
+def test_every_update_uses_its_learning_rate(tmp_path: Path) -> None:
+    """With a clipped gradient the length of a step is proportional to the learning rate."""
     model = small_model()
-    seen: list[Tensor] = []
+    weights: list[Tensor] = []
 
-    def look(update: int = 0) -> None:
-        seen.append(nn.utils.parameters_to_vector(model.parameters()).detach().double())
+    def record_weights(update: int = 0) -> None:
+        weights.append(nn.utils.parameters_to_vector(model.parameters()).detach().double())
 
     config = replace(CONFIG, clip_norm=0.01)
-    options: dict[str, Any] = {"lr": 2.0, "schedule": Falling(), "transform": look}
+    options: dict[str, Any] = {"lr": 2.0, "schedule": Falling(), "transform": record_weights}
     make_trainer(tmp_path, model=model, config=config, **options).run()
-    look()
-    steps = [(after - before).norm().item() for before, after in itertools.pairwise(seen)]
+    record_weights()
+    steps = [(after - before).norm().item() for before, after in itertools.pairwise(weights)]
     assert steps == pytest.approx([0.02, 0.01, 0.02 / 3, 0.005], rel=1e-2)
     rows = read_jsonl(tmp_path / "metrics.jsonl")
     assert [row["train/lr"] for row in rows if "train/lr" in row] == [2, 1, 2 / 3, 0.5]
 
 
-def test_products_are_of_the_precision_asked_for_and_weights_of_float32(tmp_path: Path) -> None:
+def test_precision_applies_to_products_and_weights_stay_float32(tmp_path: Path) -> None:
     weights = []
     for precision in ("fp32", "bf16"):
         config = replace(CONFIG, max_updates=1, precision=precision)
@@ -136,13 +136,13 @@ def test_products_are_of_the_precision_asked_for_and_weights_of_float32(tmp_path
     torch.testing.assert_close(*weights, rtol=0, atol=0.05)
 
 
-def test_a_restored_trainer_goes_on_in_the_same_bits(tmp_path: Path) -> None:
+def test_restored_trainer_resumes_with_the_same_bits(tmp_path: Path) -> None:
     whole = make_trainer(tmp_path / "whole", model=small_model(dropout=0.3), lr=0.1)
     whole.run()
     config, folder = replace(CONFIG, max_updates=2), tmp_path / "halved"
     make_trainer(folder, model=small_model(dropout=0.3), lr=0.1, config=config).run()
     resumed = make_trainer(folder, model=small_model(dropout=0.3), lr=0.1, scores=[1.0, 0.5])
-    torch.rand(5)  # whatever the generators stand at
+    torch.rand(5)  # in any state of the generators
     payload = load_checkpoint(tmp_path / "halved" / "checkpoints" / "last.pt")
     resumed.restore(payload)
     resumed.run()
@@ -156,7 +156,7 @@ def test_a_restored_trainer_goes_on_in_the_same_bits(tmp_path: Path) -> None:
             assert first.read_bytes() == second.read_bytes()
 
 
-def test_only_the_newest_numbered_checkpoints_stay(tmp_path: Path) -> None:
+def test_only_the_newest_numbered_checkpoints_are_kept(tmp_path: Path) -> None:
     config = replace(CONFIG, max_updates=5, save_every=1, validate_every=5, keep=2)
     make_trainer(tmp_path, config=config).run()
     names = sorted(p.name for p in (tmp_path / "checkpoints").glob("*.pt"))
@@ -166,7 +166,7 @@ def test_only_the_newest_numbered_checkpoints_stay(tmp_path: Path) -> None:
     assert sorted(p.name for p in (none / "checkpoints").glob("*.pt")) == ["best.pt", "last.pt"]
 
 
-def test_best_is_the_best_and_patience_runs_out(tmp_path: Path) -> None:
+def test_best_score_is_tracked_and_patience_ends_training(tmp_path: Path) -> None:
     config = replace(CONFIG, max_updates=40, patience=2, save_every=5)
     scores = [3.0, 2.0, 2.5, 1.0, 1.0, 1.5, 0.1]
     trainer = make_trainer(tmp_path, config=config, scores=scores)
@@ -195,7 +195,7 @@ def checkpoints_of(folder: Path) -> dict[str, bytes]:
 
 
 class Diverging:
-    """A rate that breaks the weights from one update on."""
+    """An infinite learning rate from one update on."""
 
     def __init__(self, at: int) -> None:
         self.at = at
@@ -207,14 +207,16 @@ class Diverging:
 @pytest.mark.parametrize("log_every", [1, 50])
 @pytest.mark.parametrize("validate_every", [3, 50])
 @pytest.mark.parametrize("at", [3, 4])
-def test_no_broken_weights(tmp_path: Path, log_every: int, validate_every: int, at: int) -> None:
-    """Also when the loss of the update that broke them was finite."""
+def test_diverged_weights_are_not_saved(
+    tmp_path: Path, log_every: int, validate_every: int, at: int
+) -> None:
+    """Also if the loss of the diverging update is finite."""
     cadence = {"log_every": log_every, "validate_every": validate_every, "save_every": 2}
     config = replace(CONFIG, max_updates=9, **cadence)
     good = make_trainer(tmp_path, config=replace(config, max_updates=2))
     good.run()
     before = checkpoints_of(tmp_path)
-    scores = [1.0 if at == 3 else 9.0]  # only broken weights would be the best
+    scores = [1.0 if at == 3 else 9.0]  # only diverged weights would be the best
     trainer = make_trainer(tmp_path, config=config, schedule=Diverging(at), scores=scores)
     trainer.restore(load_checkpoint(tmp_path / "checkpoints" / "last.pt"))
     with pytest.raises(HeadwiseError, match=r"near update [345].*intact.*optimizer\.lr"):
@@ -222,7 +224,7 @@ def test_no_broken_weights(tmp_path: Path, log_every: int, validate_every: int, 
     assert {name: checkpoints_of(tmp_path)[name] for name in before} == before
 
 
-def test_a_validation_that_is_no_number_is_never_the_best(tmp_path: Path) -> None:
+def test_nan_validation_is_never_the_best(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, scores=[math.nan])
     with pytest.raises(HeadwiseError, match="valid/loss is nan"):
         trainer.run()

@@ -1,4 +1,4 @@
-"""What is told of a run's heads: which of them a value is of, and how heads are summed up."""
+"""Values of a run's heads for comparisons: selected heads and averages over heads."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ from headwise.report.heads import analysis_facts
 def values(
     folder: Path, heads: list[dict[str, Any]], site: str = "encoder_self"
 ) -> dict[str, float]:
-    """Values of a site or of all, from an analysis of these heads."""
+    """Write an analysis of these heads and return the value of every quantity."""
     rows = [
         {"site": site, "layer": 1, "head": number, **head}
         for number, head in enumerate(heads, start=1)
     ]
     HEADS.path(folder).write_text(HEADS.text(rows), encoding="utf-8")
     LAYERS.path(folder).write_text(LAYERS.text([]), encoding="utf-8")
-    found = analysis_facts(folder)
-    places = {(fact["site"], fact["layer"]) for fact in found}
+    facts = analysis_facts(folder)
+    places = {(fact["site"], fact["layer"]) for fact in facts}
     assert places <= {(None, None), (site, None)}
-    return {fact["quantity"]: fact["value"] for fact in found}
+    return {fact["quantity"]: fact["value"] for fact in facts}
 
 
 @pytest.mark.parametrize("site", ["encoder_self", "decoder_self", "cross"])
 @pytest.mark.parametrize(
-    ("quantity", "wanted"), [("alpha", 1.5), ("density", 1.5), ("confidence", 1.2)]
+    ("quantity", "expected"), [("alpha", 1.5), ("density", 1.5), ("confidence", 1.2)]
 )
-def test_means_and_medians(tmp_path: Path, site: str, quantity: str, wanted: float) -> None:
+def test_means_and_medians(tmp_path: Path, site: str, quantity: str, expected: float) -> None:
     heads = [{quantity: value} for value in (1.0, 2.3, 1.2, None)]
-    assert values(tmp_path, heads, site) == pytest.approx({quantity: wanted})
+    assert values(tmp_path, heads, site) == pytest.approx({quantity: expected})
 
 
 @pytest.mark.parametrize("role", ["previous", "next"])
 def test_positional_weights_are_medians_over_the_role(tmp_path: Path, role: str) -> None:
-    own = [
+    with_role = [
         {"roles": f"merging;{role}", f"{role}_share": 0.9, f"{role}_weight": weight}
         for weight in (0.5, 0.95, 0.6)
     ]
-    other = {"roles": "", f"{role}_share": 0.97, f"{role}_weight": 0.1}
-    assert values(tmp_path, [*own, other]) == pytest.approx(
+    without_role = {"roles": "", f"{role}_share": 0.97, f"{role}_weight": 0.1}
+    assert values(tmp_path, [*with_role, without_role]) == pytest.approx(
         {f"{role}_heads": 3, f"{role}_share": 0.97, f"{role}_weight": 0.6}
     )
 
@@ -52,7 +52,7 @@ def test_positional_weights_are_medians_over_the_role(tmp_path: Path, role: str)
     "statements",
     [(0.85, 0.1), (0.3, None), (None, None)],
 )
-def test_the_question_head_is_the_one_that_tells_questions_from_statements(
+def test_question_head_separates_questions_from_statements(
     tmp_path: Path, statements: tuple[float | None, float | None]
 ) -> None:
     heads = [
@@ -61,14 +61,17 @@ def test_the_question_head_is_the_one_that_tells_questions_from_statements(
             (0.9, 0.7), statements, ("", "interrogation"), strict=True
         )
     ]
-    found = values(tmp_path, heads)
-    assert found.pop("interrogation_heads") == 1
-    first = statements[0] is None
-    wanted = {"question_weight": 0.9 if first else 0.7, "statement_weight": statements[not first]}
-    assert found == {name: value for name, value in wanted.items() if value is not None}
+    measured = values(tmp_path, heads)
+    assert measured.pop("interrogation_heads") == 1
+    is_first = statements[0] is None
+    expected = {
+        "question_weight": 0.9 if is_first else 0.7,
+        "statement_weight": statements[not is_first],
+    }
+    assert measured == {name: value for name, value in expected.items() if value is not None}
 
 
-def test_what_is_told_of_words_is_of_the_best_heads_of_the_encoder(tmp_path: Path) -> None:
+def test_word_measures_are_of_the_best_encoder_heads(tmp_path: Path) -> None:
     heads = [
         {"merge_score": score, "cluster_mass": mass, "rare_share": rare, "roles": role}
         for score, mass, rare, role in (
@@ -77,8 +80,13 @@ def test_what_is_told_of_words_is_of_the_best_heads_of_the_encoder(tmp_path: Pat
             (0.5, 0.7, 0.1, ""),
         )
     ]
-    other = {"site": "decoder_self", "merge_score": 0.95, "cluster_mass": 0.99, "roles": "merging"}
-    assert values(tmp_path, [*heads, other]) == pytest.approx(
+    decoder_head = {
+        "site": "decoder_self",
+        "merge_score": 0.95,
+        "cluster_mass": 0.99,
+        "roles": "merging",
+    }
+    assert values(tmp_path, [*heads, decoder_head]) == pytest.approx(
         {
             "merging_heads": 1,
             "merge_score_1": 0.9,

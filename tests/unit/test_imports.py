@@ -1,4 +1,4 @@
-"""Doors are light: what is imported loads no package that it does not need at once."""
+"""Entry points import no package that they do not need."""
 
 from __future__ import annotations
 

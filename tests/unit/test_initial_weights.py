@@ -1,4 +1,4 @@
-"""A variant's own initial weights depend on seed, site, layer and group alone."""
+"""Initial weights of a variant's parameters depend on seed, site, layer and group only."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ VARIANTS = {
 }
 
 
-def drawn(variant: str, vocabulary: int = 11, **more: object) -> dict[str, Tensor]:
+def initial_weights(variant: str, vocabulary: int = 11, **overrides: object) -> dict[str, Tensor]:
     attention, ending = VARIANTS[variant]
-    settings = {"scaling": "length", "model": "tiny", **more}
+    settings = {"scaling": "length", "model": "tiny", **overrides}
     if variant == "projections":
         settings["scaling"] = "none"
     config = typed(composed(attention, *(f"{key}={value}" for key, value in settings.items())))
@@ -27,32 +27,32 @@ def drawn(variant: str, vocabulary: int = 11, **more: object) -> dict[str, Tenso
     return {name: weights[name] for name in weights if name.endswith(ending)}
 
 
-def are_equal(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> bool:
-    return all(torch.equal(ours[name], theirs[name]) for name in ours | theirs)
+def are_equal(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
+    return all(torch.equal(first[name], second[name]) for name in first | second)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_own_weights_do_not_depend_on_what_was_built_before(variant: str) -> None:
+def test_variant_weights_do_not_depend_on_other_modules(variant: str) -> None:
     torch.manual_seed(1)
-    first = drawn(variant)
+    first = initial_weights(variant)
     torch.manual_seed(2)
-    more = {"model.share_embeddings": "none", "model.register_tokens": 0, "model.d_ff": 16}
+    overrides = {"model.share_embeddings": "none", "model.register_tokens": 0, "model.d_ff": 16}
     assert first
-    assert are_equal(first, drawn(variant, vocabulary=29, **more))
+    assert are_equal(first, initial_weights(variant, vocabulary=29, **overrides))
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_own_weights_differ_by_seed(variant: str) -> None:
-    assert not are_equal(drawn(variant), drawn(variant, seed=2))
+def test_variant_weights_differ_by_seed(variant: str) -> None:
+    assert not are_equal(initial_weights(variant), initial_weights(variant, seed=2))
 
 
 @pytest.mark.parametrize("variant", ["α", "β"])
-def test_own_weights_differ_by_site_and_layer(variant: str) -> None:
-    weights = drawn(variant)
+def test_variant_weights_differ_by_site_and_layer(variant: str) -> None:
+    weights = initial_weights(variant)
     assert len({tuple(weight.flatten().tolist()) for weight in weights.values()}) == len(weights)
 
 
-def test_building_a_model_leaves_the_global_generator_to_common_modules() -> None:
+def test_variants_do_not_use_the_global_generator() -> None:
     states = []
     for attention in ("softmax", "alpha_entmax"):
         torch.manual_seed(1)

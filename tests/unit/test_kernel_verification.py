@@ -1,4 +1,4 @@
-"""Broken kernels are noticed before they are used, named, and replaced by torch."""
+"""Broken kernels are detected before use, reported, and replaced by torch."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MAPS = Case("C++ maps", "cpu", torch.float32, Power.SQUARE)
 
 @pytest.fixture(autouse=True)
 def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """No verdicts yet, and a place of their own for new ones; built kernels stay where they are."""
+    """Start without verdicts and cache new ones in a temporary folder; compiled kernels stay."""
     monkeypatch.setattr(verification, "_VERDICTS", {})
     monkeypatch.setattr(verification, "machine_cache_dir", lambda: tmp_path)
     return tmp_path / "verified"
@@ -48,7 +48,7 @@ def scores() -> Tensor:
 
 @pytest.fixture
 def broken_cpp(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """C++ kernels of which the maps weigh every key too much."""
+    """C++ kernels whose maps give every key too large a weight."""
     sources = tmp_path / "csrc"
     shutil.copytree(native.SOURCES, sources)
     path = sources / "forward.h"
@@ -66,12 +66,12 @@ def broken_cpp(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None
 BREAK = ("rows.shift, rows.correction);", "rows.shift, rows.correction + 0.01f);")
 
 
-def assert_half_right(scores: Tensor) -> None:
-    """1.5-entmax and its gradient are those of float64."""
+def assert_entmax15_is_exact(scores: Tensor) -> None:
+    """Compare 1.5-entmax and its gradient with float64."""
     ours = scores.clone().requires_grad_()
     exact = scores.double().requires_grad_()
-    for given in (ours, exact):
-        entmax15(given)[..., 0].square().sum().backward()
+    for values in (ours, exact):
+        entmax15(values)[..., 0].square().sum().backward()
     torch.testing.assert_close(entmax15(ours).double(), entmax15(exact), rtol=0, atol=1e-6)
     torch.testing.assert_close(ours.grad.double(), exact.grad, rtol=0, atol=1e-5)
 
@@ -79,12 +79,12 @@ def assert_half_right(scores: Tensor) -> None:
 @needs_kernels
 @pytest.mark.slow  # compiles
 @pytest.mark.usefixtures("broken_cpp")
-def test_a_broken_cpp_kernel_is_named(scores: Tensor, caplog: pytest.LogCaptureFixture) -> None:
+def test_broken_cpp_kernel_is_reported(scores: Tensor, caplog: pytest.LogCaptureFixture) -> None:
     assert (native.forward(scores[None], None, Power.SQUARE).sum(-1) - 1).abs().max() > 1e-3
-    assert_half_right(scores)
-    assert_half_right(scores)
+    assert_entmax15_is_exact(scores)
+    assert_entmax15_is_exact(scores)
     assert [record.message for record in caplog.records if record.levelno == logging.WARNING] == [
-        caplog.messages[-1]  # one, however often it is called
+        caplog.messages[-1]  # one warning for several calls
     ]
     assert "C++ maps (float32, SQUARE): not used, torch computes instead" in caplog.text
     assert "weights differ from float64" in caplog.text
@@ -94,7 +94,7 @@ def test_a_broken_cpp_kernel_is_named(scores: Tensor, caplog: pytest.LogCaptureF
 class TestTriton:
     pytestmark = needs_triton
 
-    def test_a_broken_kernel_is_caught_and_named(
+    def test_broken_kernel_is_reported_and_replaced(
         self, scores: Tensor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         import triton
@@ -110,9 +110,9 @@ class TestTriton:
         monkeypatch.setattr(native, "takes", lambda values: False)
         monkeypatch.setattr(triton_device, "takes", lambda v: v.dtype in triton_device.TYPES)
         alpha = torch.tensor([1.2], device=DEVICE)
-        found = alpha_entmax(scores.to(DEVICE), alpha)
+        weights = alpha_entmax(scores.to(DEVICE), alpha)
         torch.testing.assert_close(
-            found.cpu().double(), alpha_entmax(scores.double(), 1.2), rtol=0, atol=1e-5
+            weights.cpu().double(), alpha_entmax(scores.double(), 1.2), rtol=0, atol=1e-5
         )
         assert "Triton maps (float32, ANY): not used, torch computes instead" in caplog.text
 
@@ -124,12 +124,12 @@ class TestTriton:
 
 
 @needs_kernels
-def test_a_kernel_that_raises_is_tried_again_by_the_next_process(
+def test_error_of_a_kernel_is_not_cached(
     cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     values = torch.ones(100)
 
-    def fail(*given: Any) -> Tensor:
+    def fail(*arguments: Any) -> Tensor:
         raise MemoryError("no memory")
 
     with monkeypatch.context() as patch:
@@ -142,7 +142,7 @@ def test_a_kernel_that_raises_is_tried_again_by_the_next_process(
 
 
 @needs_kernels
-def test_a_verdict_is_kept_for_the_build(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verdict_is_cached_per_build(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     verification.verify(MAPS, REFERENCE)
     (file,) = cache.iterdir()
     assert json.loads(file.read_text()) == {str(MAPS): None}
@@ -162,7 +162,7 @@ def test_a_verdict_is_kept_for_the_build(cache: Path, monkeypatch: pytest.Monkey
 
 
 @needs_kernels
-def test_every_cpp_kernel_is_right_and_generators_stay(scores: Tensor) -> None:
+def test_every_cpp_kernel_passes_without_using_the_generator(scores: Tensor) -> None:
     state = torch.get_rng_state()
     with torch.autocast("cpu", torch.bfloat16), torch.inference_mode():
         for kernel in verification.CHECKS:
@@ -192,7 +192,7 @@ def test_a_kernel_without_bias_fails(
 
 
 @needs_kernels
-def test_what_another_rank_found_wrong_is_not_used(caplog: pytest.LogCaptureFixture) -> None:
+def test_kernel_refused_by_another_rank_is_not_used(caplog: pytest.LogCaptureFixture) -> None:
     verification.verify(MAPS, REFERENCE)
     assert not verification.refused()
     verification.refuse({MAPS: "rank 1 differs"})
@@ -202,16 +202,16 @@ def test_what_another_rank_found_wrong_is_not_used(caplog: pytest.LogCaptureFixt
 
 
 @needs_kernels
-def test_a_graph_takes_no_kernel_that_is_not_verified(scores: Tensor) -> None:
+def test_compiled_graph_uses_verified_kernels_only(scores: Tensor) -> None:
     target = torch.zeros(6, dtype=torch.int64)
 
     @torch.compile(backend="eager")
     def compiled(scores: Tensor) -> Tensor:
         return entmax_loss(scores.flatten(0, 1), target, 1.5)
 
-    found = compiled(scores)
+    losses = compiled(scores)
     assert not verification._VERDICTS
-    torch.testing.assert_close(found, entmax_loss(scores.flatten(0, 1), target, 1.5))
+    torch.testing.assert_close(losses, entmax_loss(scores.flatten(0, 1), target, 1.5))
     assert verification._VERDICTS
 
 
@@ -234,7 +234,7 @@ FEW, MANY = torch.zeros(1, 2, 3, 8), torch.zeros(1, 2, 200, 8)
         (*[MANY.to("meta")] * 2, Power.EXP, 0.0, True, (choice.WEIGHTS, choice.PADDED_BIAS)),
     ],
 )
-def test_the_choice_for_attention_has_a_reason(
+def test_attention_kernel_choice_has_a_reason(
     query: Tensor, key: Tensor, power: Power, dropout: float, padded_bias: bool,
     expected: tuple[str, str], monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip

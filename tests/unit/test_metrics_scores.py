@@ -1,4 +1,4 @@
-"""BLEU, chrF and the hook for outside metrics."""
+"""BLEU, chrF and external metrics."""
 
 from __future__ import annotations
 
@@ -47,27 +47,27 @@ def test_scores_and_signatures() -> None:
 
 
 @pytest.mark.parametrize("language", ["en", "de", "zh-CN"])
-def test_sums_over_sentences_give_the_corpus_scores_to_the_last_digit(language: str) -> None:
+def test_sums_over_sentences_give_the_exact_corpus_scores(language: str) -> None:
     chinese = ["我爱北京天安门", "我爱天安门。"]
     texts = [(LINES, REFERENCE_LINES), (HYPOTHESES, REFERENCES), (chinese, chinese[::-1])]
-    for lines, wanted in [*texts, (["a b c d e", "x"], ["a b y d e", "no"])]:  # smoothed
-        found = score_translations(lines, wanted, language)
+    for lines, references in [*texts, (["a b c d e", "x"], ["a b y d e", "no"])]:  # smoothed
+        evaluation = score_translations(lines, references, language)
         scorers = {
             "bleu": BLEU(tokenize="zh" if language == "zh-CN" else "13a"),
             "chrf": CHRF(),
             "chrf++": CHRF(word_order=2),
         }
-        assert len(found.items) == len(lines)
+        assert len(evaluation.items) == len(lines)
         for name, scorer in scorers.items():
-            assert found.values()[name] == scorer.corpus_score(lines, [wanted]).score
-            assert found.scores()[name]["signature"] == str(scorer.get_signature())
+            assert evaluation.values()[name] == scorer.corpus_score(lines, [references]).score
+            assert evaluation.scores()[name]["signature"] == str(scorer.get_signature())
         if language != "zh-CN":
-            tokens = [moses_tokenised(side, language) for side in (lines, wanted)]
+            tokens = [moses_tokenised(side, language) for side in (lines, references)]
             exact = BLEU(tokenize="none", force=True).corpus_score(tokens[0], [tokens[1]]).score
-            assert found.values()["bleu_tokenised"] == exact
+            assert evaluation.values()["bleu_tokenised"] == exact
 
 
-def test_moses_cuts_words_by_the_rules_of_the_language() -> None:
+def test_moses_tokenises_by_the_rules_of_the_language() -> None:
     by_hand = ["The cat 's on the mat , isn 't it ?", 'He said : " Hello " to us .', "A dog runs ."]
     assert moses_tokenised(HYPOTHESES, "en") == by_hand
     assert moses_tokenised(["l'homme dort"], "fr") == ["l' homme dort"]
@@ -89,7 +89,7 @@ def test_languages_without_spaces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("n", [0, 2, 4])
-def test_other_numbers_of_lines_are_refused(n: int) -> None:
+def test_unequal_numbers_of_lines_are_rejected(n: int) -> None:
     with pytest.raises(DataError, match=f"{n} hypotheses against 3 references"):
         score_translations(["a"] * n, REFERENCES, "en")
 
@@ -107,11 +107,11 @@ def python(code: str) -> str:
     return f"{sys.executable} -c '{code}' {{source}} {{hypotheses}} {{references}}"
 
 
-def test_an_outside_score_is_the_last_number(paths: dict[str, Path]) -> None:
+def test_external_score_is_the_last_printed_number(paths: dict[str, Path]) -> None:
     code = 'import sys; print(len(sys.argv)); print(open(sys.argv[2]).readline(), "v1.5 x: -0.25")'
-    found = run_external({"comet": python(code)}, paths)["comet"]
-    assert found["score"] == -0.25
-    assert str(paths["hypotheses"]) in found["command"]
+    result = run_external({"comet": python(code)}, paths)["comet"]
+    assert result["score"] == -0.25
+    assert str(paths["hypotheses"]) in result["command"]
     code = 'import sys; print("system", len(sys.argv), "1.5e-1")'
     assert run_external({"m": python(code)}, paths)["m"]["score"] == pytest.approx(0.15)
     code = 'print("12 segments of v1.5.2, mean 0.85.")'
@@ -128,11 +128,13 @@ def test_an_outside_score_is_the_last_number(paths: dict[str, Path]) -> None:
         ("no-such-program-here {hypotheses}", "could not start"),
     ],
 )
-def test_a_failure_has_a_reason(paths: dict[str, Path], command: str, reason: str) -> None:
+def test_failed_external_metric_has_a_reason(
+    paths: dict[str, Path], command: str, reason: str
+) -> None:
     timeout = 0.5 if "sleep" in command else 30.0
-    found = run_external({"bad": command}, paths, timeout)["bad"]
-    assert "score" not in found
-    assert reason in found["warning"]
+    result = run_external({"bad": command}, paths, timeout)["bad"]
+    assert "score" not in result
+    assert reason in result["warning"]
 
 
 @pytest.mark.parametrize(
@@ -143,6 +145,6 @@ def test_a_failure_has_a_reason(paths: dict[str, Path], command: str, reason: st
         ("comet-score '{hypotheses}", "is not a valid command"),
     ],
 )
-def test_bad_templates_are_refused(paths: dict[str, Path], command: str, message: str) -> None:
+def test_invalid_templates_are_rejected(paths: dict[str, Path], command: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         run_external({"comet": command}, paths)

@@ -1,6 +1,6 @@
 """Very deep models: blocks, initial weights, grids of positions.
 
-Formulas of Child et al. 2019, equations 9 to 15, written out anew for one sentence in float64.
+Child et al. 2019, equations 9 to 15, implemented independently for one sentence in float64.
 Letters: N positions, D width, E head width.
 """
 
@@ -138,24 +138,24 @@ def test_logits_are_those_of_the_formulas(n_registers: int) -> None:
         parameter.data += 0.3 * noise
     source, target = [5, 7, 4, 12, 5, 9], [6, 11, 4, 8, 10]
     config = dataclasses.replace(DEEP, register_tokens=n_registers)
-    wanted = Reference(model.state_dict(), config).logits(source, target)
-    found = model(torch.tensor([source]), torch.tensor([6]), torch.tensor([target]))
-    torch.testing.assert_close(found[0], wanted, rtol=1e-10, atol=1e-10)
+    expected = Reference(model.state_dict(), config).logits(source, target)
+    logits = model(torch.tensor([source]), torch.tensor([6]), torch.tensor([target]))
+    torch.testing.assert_close(logits[0], expected, rtol=1e-10, atol=1e-10)
 
 
 def test_quick_gelu() -> None:
     x = torch.linspace(-4, 4, 41, dtype=torch.float64, requires_grad=True)
-    found = QuickGELU()(x)
-    wanted = [v / (1 + math.exp(-1.702 * v)) for v in x.tolist()]
-    torch.testing.assert_close(found, torch.tensor(wanted, dtype=torch.float64))
+    output = QuickGELU()(x)
+    expected = [v / (1 + math.exp(-1.702 * v)) for v in x.tolist()]
+    torch.testing.assert_close(output, torch.tensor(expected, dtype=torch.float64))
     assert torch.autograd.gradcheck(QuickGELU(), (x,))
-    assert (found - torch.nn.functional.gelu(x)).abs().max() < 0.021
+    assert (output - torch.nn.functional.gelu(x)).abs().max() < 0.021
 
 
 # -- initial weights --------------------------------------------------------------------------
 
 
-def spread(weight: Tensor) -> float:
+def deviation(weight: Tensor) -> float:
     return float(weight.detach().double().std())
 
 
@@ -166,7 +166,7 @@ def test_scaled_weights_have_the_deviations_of_the_paper() -> None:
         positions=Grid(32, 1024), register_tokens=64,
     )  # fmt: skip
     branches = {"encoder": 2 * layers, "decoder": 3 * layers}
-    seen = set()
+    checked_kinds = set()
     for name, weight in model.named_parameters():
         if name.endswith("bias"):
             assert not weight.any(), name
@@ -176,23 +176,23 @@ def test_scaled_weights_have_the_deviations_of_the_paper() -> None:
             assert not weight.any()
         else:
             kind = name.split(".")[-2]
-            wanted = 0.125 / math.sqrt(inner if kind == "outer" else width)
+            expected = 0.125 / math.sqrt(inner if kind == "outer" else width)
             if kind in ("output", "outer"):
-                wanted /= math.sqrt(branches[name.split(".")[0]])
+                expected /= math.sqrt(branches[name.split(".")[0]])
             if kind in ("row", "column"):
-                wanted /= math.sqrt(2)
-            seen.add(kind)
-            assert spread(weight) == pytest.approx(wanted, rel=0.03), name
-            bound = 0.03 * wanted + 3 * wanted / weight.numel() ** 0.5
+                expected /= math.sqrt(2)
+            checked_kinds.add(kind)
+            assert deviation(weight) == pytest.approx(expected, rel=0.03), name
+            bound = 0.03 * expected + 3 * expected / weight.numel() ** 0.5
             assert abs(float(weight.detach().mean())) < bound
     kinds = {"query", "key", "value", "output", "inner", "outer", "token", "row", "column"}
     kinds |= {"registers"}
-    assert seen == kinds
+    assert checked_kinds == kinds
 
 
-def test_learned_positions_are_one_table_and_sinusoids_shrink_with_the_tokens() -> None:
+def test_positions_are_scaled_with_the_tokens() -> None:
     learned = build(positions=Learned(512), d_model=128).source_embedding.positions
-    assert spread(learned.table.weight) == pytest.approx(0.125 / math.sqrt(128), rel=0.03)
+    assert deviation(learned.table.weight) == pytest.approx(0.125 / math.sqrt(128), rel=0.03)
     scaled = build(positions=SINUSOIDAL, d_model=128).source_embedding
     glorot = build(positions=SINUSOIDAL, d_model=128, init=Glorot()).source_embedding
     ids = torch.full((1, 6), 5)
@@ -203,16 +203,16 @@ def test_learned_positions_are_one_table_and_sinusoids_shrink_with_the_tokens() 
         assert ratio == pytest.approx(math.sqrt(0.5), rel=0.15)
 
 
-def test_a_pruned_place_is_scaled_by_its_own_width() -> None:
+def test_pruned_attention_is_scaled_by_its_width() -> None:
     layers = [[1], [1, 2], [2]]
-    kept = {"encoder_self": layers, "decoder_self": layers[:2], "cross": layers[:2]}
-    model = build(d_model=256, heads=kept)
+    heads = {"encoder_self": layers, "decoder_self": layers[:2], "cross": layers[:2]}
+    model = build(d_model=256, heads=heads)
     output = model.encoder.layers[0].self_attention.output
     assert output.weight.shape == (256, 128)
-    assert spread(output.weight) == pytest.approx(0.125 / math.sqrt(128 * 6), rel=0.03)
+    assert deviation(output.weight) == pytest.approx(0.125 / math.sqrt(128 * 6), rel=0.03)
 
 
-# -- the whole --------------------------------------------------------------------------------
+# -- whole models ------------------------------------------------------------------------------
 
 
 def test_a_hundred_layers_learn() -> None:
@@ -222,17 +222,17 @@ def test_a_hundred_layers_learn() -> None:
     target_in = torch.nn.functional.pad(target[:, :-1], (1, 0), value=1)
     losses = []
     for _ in range(4):
-        found = loss(model(source, lengths, target_in), target).loss / target.numel()
-        found.backward()
+        batch_loss = loss(model(source, lengths, target_in), target).loss / target.numel()
+        batch_loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        losses.append(found.item())
+        losses.append(batch_loss.item())
     assert losses[0] == pytest.approx(math.log(V), rel=1e-5)  # the output matrix starts at 0
     assert losses == sorted(losses, reverse=True)
     assert losses[-1] < losses[0] - 0.01
 
 
-def test_the_deep_yaml_is_narrow_at_any_depth() -> None:
+def test_deep_yaml_has_narrow_layers_at_any_depth() -> None:
     node = {k: v for k, v in group_node("model", "deep").items() if not k.startswith("_")}
     config = ModelConfig(**{**node, "encoder_layers": 2, "decoder_layers": 60})
     with torch.device("meta"):

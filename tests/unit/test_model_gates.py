@@ -1,4 +1,4 @@
-"""Hard Concrete gates (Voita et al. 2019, section 5) against plain loops over the formula."""
+"""Hard Concrete gates (Voita et al. 2019, section 5), compared with the formula in plain loops."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def make_gate(
 def reference_g(
     u: float, log_a: float, stretch: tuple[float, float] = (-0.1, 1.1), temperature: float = 0.33
 ) -> float:
-    """Of one draw u: sigmoid, stretched, clipped."""
+    """Gate of one uniform draw u: sigmoid, stretched, clipped."""
     s = 1 / (1 + math.exp(-(math.log(u) - math.log(1 - u) + log_a) / temperature))
     low, high = stretch
     return min(1.0, max(0.0, s * (high - low) + low))
@@ -63,33 +63,33 @@ def model_of(make: Any, *overrides: str) -> Transformer:
 
 @pytest.mark.parametrize("stretch", [(-0.1, 1.1), (-0.3, 1.05)])
 @pytest.mark.parametrize("temperature", [0.33, 0.7])
-def test_a_draw_is_the_formula(stretch: tuple[float, float], temperature: float) -> None:
+def test_draw_matches_the_formula(stretch: tuple[float, float], temperature: float) -> None:
     gate = make_gate(stretch=stretch, temperature=temperature).train()
     torch.manual_seed(3)
-    found = gate.factors()
+    factors = gate.factors()
     torch.manual_seed(3)
-    drawn = torch.rand(H, dtype=torch.float64).tolist()
-    pairs = zip(drawn, LOG_A, strict=True)
-    wanted = [reference_g(u, log_a, stretch, temperature) for u, log_a in pairs]
-    torch.testing.assert_close(found.tolist(), wanted, rtol=0, atol=1e-10)
+    uniforms = torch.rand(H, dtype=torch.float64).tolist()
+    pairs = zip(uniforms, LOG_A, strict=True)
+    expected = [reference_g(u, log_a, stretch, temperature) for u, log_a in pairs]
+    torch.testing.assert_close(factors.tolist(), expected, rtol=0, atol=1e-10)
 
 
-def test_the_probability_of_an_open_head_is_that_of_the_paper() -> None:
-    found = make_gate().p_open().tolist()
-    for value, log_a in zip(found, LOG_A, strict=True):
+def test_probability_of_an_open_head_matches_the_paper() -> None:
+    p_open = make_gate().p_open().tolist()
+    for value, log_a in zip(p_open, LOG_A, strict=True):
         assert value == pytest.approx(1 / (1 + math.exp(-(log_a + 0.7913))), abs=1e-5)
-    # in the limit of many u, evenly spread: the share of draws above 0, at 1, and their mean
+    # shares of the gates above 0 and at 1, over many evenly spaced u
     gate = make_gate(stretch=(-0.3, 1.05))
     n_draws = 20000
     for head, log_a in enumerate(LOG_A):
-        drawn = [reference_g((i + 0.5) / n_draws, log_a, (-0.3, 1.05)) for i in range(n_draws)]
-        is_open = sum(g > 0 for g in drawn) / n_draws
-        is_whole = sum(g == 1 for g in drawn) / n_draws
+        factors = [reference_g((i + 0.5) / n_draws, log_a, (-0.3, 1.05)) for i in range(n_draws)]
+        is_open = sum(g > 0 for g in factors) / n_draws
+        is_whole = sum(g == 1 for g in factors) / n_draws
         assert gate.p_open()[head].item() == pytest.approx(is_open, abs=1e-4)
         assert gate.p_whole()[head].item() == pytest.approx(is_whole, abs=1e-4)
 
 
-def test_one_draw_a_head_and_batch() -> None:
+def test_one_draw_per_head_and_batch() -> None:
     gate = make_gate((0.3,) * H, temperature=2.0).train()  # so that few are clipped
     context = torch.ones(B, H, Q, E, dtype=torch.float64)
     torch.manual_seed(0)
@@ -99,7 +99,7 @@ def test_one_draw_a_head_and_batch() -> None:
     assert len(set(first[0, :, 0, 0].tolist())) == H
 
 
-def test_a_draw_of_exactly_zero_is_no_nan(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_draw_of_exactly_zero_gives_finite_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "rand_like", torch.zeros_like)
     gate = make_gate().float().train()
     factors = gate.factors()
@@ -108,30 +108,30 @@ def test_a_draw_of_exactly_zero_is_no_nan(monkeypatch: pytest.MonkeyPatch) -> No
     assert torch.isfinite(gate.log_a.grad).all()
 
 
-def test_the_penalty_and_its_gradient() -> None:
+def test_penalty_and_its_gradient() -> None:
     gate = make_gate(penalty=0.25)
     p_open = [1 / (1 + math.exp(-(a - 0.33 * math.log(0.1 / 1.1)))) for a in LOG_A]
     penalty = gate.penalty()
     assert penalty.item() == pytest.approx(0.25 * sum(p_open), abs=1e-10)
-    (slope,) = torch.autograd.grad(penalty, gate.log_a)
-    wanted = [0.25 * p * (1 - p) for p in p_open]
-    torch.testing.assert_close(slope.tolist(), wanted, rtol=0, atol=1e-10)
+    (gradient,) = torch.autograd.grad(penalty, gate.log_a)
+    expected = [0.25 * p * (1 - p) for p in p_open]
+    torch.testing.assert_close(gradient.tolist(), expected, rtol=0, atol=1e-10)
     torch.testing.assert_close(gate.stats()["gate_open"].tolist(), p_open)
 
 
-def test_in_use_a_head_is_what_is_likelier() -> None:
+def test_eval_mode_uses_the_more_likely_state() -> None:
     gate = make_gate((-0.01, 0.0, 0.01, 3.0)).eval()
     context = torch.randn(B, H, Q, E, dtype=torch.float64)
-    found = gate(context)
-    assert torch.equal(found[:, 0], torch.zeros(B, Q, E, dtype=torch.float64))
-    assert torch.equal(found[:, 1:], context[:, 1:])
-    # with a lopsided stretch the border is not at log a = 0
-    border = 0.5 * 0.33 * (math.log(0.4 / 1.1) + math.log(1.4 / 0.1))
-    lopsided = make_gate((border - 0.01, border + 0.01), stretch=(-0.4, 1.1)).eval()
-    assert lopsided.open_heads().tolist() == [False, True]
+    gated = gate(context)
+    assert torch.equal(gated[:, 0], torch.zeros(B, Q, E, dtype=torch.float64))
+    assert torch.equal(gated[:, 1:], context[:, 1:])
+    # with an asymmetric stretch the threshold is not at log a = 0
+    threshold = 0.5 * 0.33 * (math.log(0.4 / 1.1) + math.log(1.4 / 0.1))
+    asymmetric = make_gate((threshold - 0.01, threshold + 0.01), stretch=(-0.4, 1.1)).eval()
+    assert asymmetric.open_heads().tolist() == [False, True]
 
 
-def test_gates_stand_where_they_were_asked_for(make: Any) -> None:
+def test_gates_are_at_the_configured_sites(make: Any) -> None:
     model = model_of(make, "gates=hard_concrete", "gates.sites=[encoder_self]")
     gated = {
         (site, layer)
@@ -148,7 +148,7 @@ def test_gates_stand_where_they_were_asked_for(make: Any) -> None:
 
 
 @pytest.mark.parametrize("sharing", ["all", "none"])
-def test_what_is_frozen_stays_and_its_gates_learn(make: Any, sharing: str) -> None:
+def test_frozen_stack_is_unchanged_but_its_gates_learn(make: Any, sharing: str) -> None:
     freeze = ("gates=hard_concrete", "gates.freeze=[decoder]", f"model.share_embeddings={sharing}")
     model = model_of(make, *freeze)
     trained = {name for name, p in model.named_parameters() if p.requires_grad}
@@ -159,7 +159,7 @@ def test_what_is_frozen_stays_and_its_gates_learn(make: Any, sharing: str) -> No
             assert (name in trained) == (name in gates), name
         if name.startswith("encoder."):
             assert name in trained, name
-    # a table that the decoder uses is not changed by the encoder either
+    # an embedding shared with the frozen decoder is frozen as well
     assert model.source_embedding.token.weight.requires_grad == (sharing == "none")
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     ids = torch.tensor([[4, 5, 6, 3]])
@@ -175,15 +175,15 @@ def test_what_is_frozen_stays_and_its_gates_learn(make: Any, sharing: str) -> No
             assert torch.equal(parameter, before[name]) == (name not in trained), name
 
 
-def test_a_frozen_encoder_keeps_its_registers_too(make: Any) -> None:
-    own = ("model.register_tokens=2", "model.share_embeddings=none")
-    model = model_of(make, "gates=hard_concrete", "gates.freeze=[encoder]", *own)
+def test_frozen_encoder_freezes_its_registers(make: Any) -> None:
+    overrides = ("model.register_tokens=2", "model.share_embeddings=none")
+    model = model_of(make, "gates=hard_concrete", "gates.freeze=[encoder]", *overrides)
     assert model.source_embedding.registers is not None
     frozen = {name.split(".")[0] for name, p in model.named_parameters() if not p.requires_grad}
     assert frozen == {"source_embedding", "encoder"}
 
 
-def test_gates_have_a_rate_of_their_own(make: Any) -> None:
+def test_gates_have_a_learning_rate_factor(make: Any) -> None:
     model = model_of(make, "gates=hard_concrete", "gates.lr_factor=10")
     node = {"_target_": "torch.optim.AdamW", "lr": 0.01, "weight_decay": 0.5}
     optimizer = build_optimizer(node, model)
@@ -194,25 +194,25 @@ def test_gates_have_a_rate_of_their_own(make: Any) -> None:
     assert groups[2]["weight_decay"] == 0
     set_learning_rate(optimizer, 0.25)
     assert [group["lr"] for group in groups] == [0.25, 0.25, 2.5]
-    other = build_optimizer(node, model)
-    other.load_state_dict(optimizer.state_dict())
-    set_learning_rate(other, 0.5)
-    assert [group["lr"] for group in other.param_groups] == [0.5, 0.5, 5.0]
+    resumed = build_optimizer(node, model)
+    resumed.load_state_dict(optimizer.state_dict())
+    set_learning_rate(resumed, 0.5)
+    assert [group["lr"] for group in resumed.param_groups] == [0.5, 0.5, 5.0]
 
 
-def test_a_place_without_heads_has_no_gate() -> None:
+def test_no_gate_without_heads() -> None:
     assert HardConcrete()(Place("cross", 1, 0, E, 8, ())) is None
     assert HardConcrete(sites=["cross"])(Place("encoder_self", 1, 2, E)) is None
 
 
-def test_the_initial_weights_are_those_without_gates(make: Any) -> None:
+def test_gates_do_not_change_initial_weights(make: Any) -> None:
     plain, gated = model_of(make).state_dict(), model_of(make, "gates=hard_concrete").state_dict()
     for name, value in plain.items():
         assert torch.equal(value, gated[name]), name
 
 
 @pytest.mark.parametrize(
-    ("settings", "named"),
+    ("settings", "message"),
     [
         ({"penalty": -1.0}, "gates.penalty"),
         ({"temperature": 0.0}, "gates.temperature"),
@@ -227,15 +227,15 @@ def test_the_initial_weights_are_those_without_gates(make: Any) -> None:
         ({"penalty": "much"}, "gates.penalty must be of type float"),
     ],
 )
-def test_what_no_gate_can_be_is_refused_by_key(settings: dict[str, Any], named: str) -> None:
+def test_invalid_gate_settings_are_rejected_by_key(settings: dict[str, Any], message: str) -> None:
     node = {"_target_": "headwise.model.gates.HardConcrete", **settings}
     sites = encoder_decoder_sites(ModelConfig("test", 1, 1))
-    with pytest.raises(ConfigError, match=named):
+    with pytest.raises(ConfigError, match=message):
         instantiate(node, "gates").check(sites)
 
 
 @pytest.mark.parametrize(
-    ("heads", "named"),
+    ("heads", "message"),
     [
         ("{enc: [[1],[1]]}", "model.heads must be one of .*encoder_self"),
         ("{cross: [[1]]}", r"model.heads.cross must be a list of 2 layers"),
@@ -250,22 +250,22 @@ def test_what_no_gate_can_be_is_refused_by_key(settings: dict[str, Any], named: 
         ("[[1],[2]]", "model.heads must be site: lists"),
     ],
 )
-def test_heads_that_the_model_has_not_are_refused(make: Any, heads: str, named: str) -> None:
+def test_invalid_heads_are_rejected(make: Any, heads: str, message: str) -> None:
     config = typed(make(SMALL))
     config.model.heads = yaml.safe_load(heads)
-    with pytest.raises(ConfigError, match=named):
+    with pytest.raises(ConfigError, match=message):
         check_model(config, encoder_decoder_sites(config.model), {})
-    with pytest.raises(ConfigError, match=named):
+    with pytest.raises(ConfigError, match=message):
         build_model(config, V, V, joint=True)
 
 
-def test_heads_are_built_as_listed_and_a_site_left_out_is_whole(make: Any) -> None:
+def test_listed_heads_are_built_and_other_sites_have_all(make: Any) -> None:
     config = typed(make([*SMALL, "gates=hard_concrete"]))
     config.model.heads = {"cross": [[2], []]}
     check_model(config, encoder_decoder_sites(config.model), {})
     model = build_model(config, V, V, joint=True)
-    found = {(s, layer): attention.place for s, layer, attention in model.attentions()}
-    assert found["cross", 1].head_numbers == (2,)
-    assert found["cross", 2].head_numbers == ()
-    assert found["encoder_self", 2].head_numbers == (1, 2)
-    assert {place.d_model for place in found.values()} == {8}
+    places = {(s, layer): attention.place for s, layer, attention in model.attentions()}
+    assert places["cross", 1].head_numbers == (2,)
+    assert places["cross", 2].head_numbers == ()
+    assert places["encoder_self", 2].head_numbers == (1, 2)
+    assert {place.d_model for place in places.values()} == {8}

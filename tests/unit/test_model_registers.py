@@ -1,4 +1,4 @@
-"""Learned vectors in front of the source.
+"""Register tokens: learned vectors in front of the source.
 
 Letters: B batch, S source length, T target length, D width, H heads.
 """
@@ -47,7 +47,7 @@ def batch() -> tuple[Tensor, Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("registers", [0, M])
-def test_registers_take_their_places_from_the_longest_source(registers: int) -> None:
+def test_registers_shorten_the_longest_source(registers: int) -> None:
     model = build("linformer", register_tokens=registers)
     longest = group_node("attention", "linformer")["max_length"] - registers
     assert model.max_source == longest
@@ -57,32 +57,32 @@ def test_registers_take_their_places_from_the_longest_source(registers: int) -> 
         model.encode(torch.cat((source, source[:, :1]), dim=1), torch.tensor([longest + 1]))
 
 
-def test_registers_are_one_parameter_and_nothing_else_starts_otherwise() -> None:
+def test_registers_are_one_parameter_and_change_no_other() -> None:
     without = dict(build(register_tokens=0).named_parameters())
-    with_them = dict(build().named_parameters())
-    assert set(with_them) - set(without) == {"source_embedding.registers.weight"}
-    assert with_them["source_embedding.registers.weight"].shape == (M, D)
+    with_registers = dict(build().named_parameters())
+    assert set(with_registers) - set(without) == {"source_embedding.registers.weight"}
+    assert with_registers["source_embedding.registers.weight"].shape == (M, D)
     assert n_parameters(build()) - n_parameters(build(register_tokens=0)) == M * D
     for name, weight in without.items():
-        assert torch.equal(weight, with_them[name]), name
+        assert torch.equal(weight, with_registers[name]), name
 
 
 @pytest.mark.parametrize(("init", "scale"), [(Glorot(), 4.0), (Scaled(), 1.0)])
-def test_registers_enter_as_tokens_do_but_without_a_position(init: Init, scale: float) -> None:
+def test_registers_are_scaled_as_tokens_but_have_no_position(init: Init, scale: float) -> None:
     model = build(init=init, share_embeddings="none", positions=Grid())
-    seen: list[Tensor] = []
-    model.encoder.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    encoder_inputs: list[Tensor] = []
+    model.encoder.register_forward_pre_hook(lambda _, inputs: encoder_inputs.append(inputs[0]))
     source, lengths, _ = batch()
     model.encode(source, lengths)
     registers = model.source_embedding.registers
-    wanted = registers.weight * scale
-    for row in seen[0]:
-        torch.testing.assert_close(row[:M], wanted, rtol=0, atol=0)
-    for i in range(1, 6):  # the second word has position 1
-        word = model.source_embedding(source[:, i : i + 1], i)[:, 0]
-        torch.testing.assert_close(seen[0][:, M + i], word, rtol=0, atol=0)
+    expected = registers.weight * scale
+    for row in encoder_inputs[0]:
+        torch.testing.assert_close(row[:M], expected, rtol=0, atol=0)
+    for i in range(1, 6):  # the second token has position 1
+        token = model.source_embedding(source[:, i : i + 1], i)[:, 0]
+        torch.testing.assert_close(encoder_inputs[0][:, M + i], token, rtol=0, atol=0)
 
 
-def test_the_last_learned_position_is_that_of_the_last_word() -> None:
+def test_registers_use_no_learned_position() -> None:
     model, (source, lengths, target) = build(positions=Learned(6)), batch()
     assert model(source, lengths, target).isfinite().all()

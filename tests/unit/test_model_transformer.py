@@ -55,7 +55,7 @@ def batch() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("choice", group_choices("activation"))
-def test_what_is_activated_is_dropped_in_training_alone(choice: str) -> None:
+def test_activation_dropout_is_applied_in_training_only(choice: str) -> None:
     activation = instantiate(group_node("activation", choice), "activation")
     feed_forward = FeedForward(16, 64, activation, 0.5)
     nn.init.eye_(feed_forward.inner.weight)
@@ -66,7 +66,7 @@ def test_what_is_activated_is_dropped_in_training_alone(choice: str) -> None:
     assert not zeros[1].any()
 
 
-def test_every_layer_has_both_rates_of_dropout_where_they_belong() -> None:
+def test_every_layer_has_both_dropout_rates() -> None:
     model = build(dataclasses.replace(SMALL, dropout=0.1, activation_dropout=0.3))
     parts = list(model.modules())
     inner = [part.dropout for part in parts if isinstance(part, FeedForward)]
@@ -76,23 +76,23 @@ def test_every_layer_has_both_rates_of_dropout_where_they_belong() -> None:
 
 
 @pytest.mark.parametrize("norm", [PreNorm, PostNorm])
-def test_what_a_sublayer_adds_is_dropped_in_training_alone(norm: type[Residual]) -> None:
+def test_residual_dropout_is_applied_in_training_only(norm: type[Residual]) -> None:
     residual, pre_norm = norm(16, 0.5), norm is PreNorm
     states, change = torch.randn(2, 30, 16), torch.rand(2, 30, 16) + 0.5
-    in_use = residual.eval().after(states, change)
-    whole = states + change if pre_norm else residual.norm(states + change)
-    assert torch.allclose(in_use, whole)
+    evaluated = residual.eval().after(states, change)
+    expected = states + change if pre_norm else residual.norm(states + change)
+    assert torch.allclose(evaluated, expected)
     residual.train()
     assert not torch.equal(residual.after(states, change), residual.after(states, change))
     if pre_norm:
         assert 0.3 < (residual.after(states, change) == states).float().mean() < 0.7
 
 
-def test_base_has_the_parameters_of_the_paper_and_one_alpha_a_head() -> None:
+def test_base_model_has_the_parameters_of_the_paper() -> None:
     config = ModelConfig("base", 6, 6, 512, 8, 2048)
     with torch.device("meta"):
         dense, sparse = build(config, "softmax"), build(config, "alpha_entmax")
-    # 6 encoder layers of 3.15M, 6 decoder layers of 4.2M, the table of 13 pieces
+    # 6 encoder layers of 3.15M, 6 decoder layers of 4.2M, the embedding of 13 tokens
     assert n_parameters(dense) == pytest.approx(44.1e6, rel=0.01)
     assert n_parameters(sparse) - n_parameters(dense) == 3 * 6 * 8
 
@@ -113,8 +113,8 @@ def test_variants_start_from_the_same_projections(init: Init) -> None:
     config, parts = dataclasses.replace(SMALL, share_embeddings="none"), Parts(init=init)
     dense = dict(build(config, seed=5, parts=parts).named_parameters())
     torch.manual_seed(77)
-    saving = dataclasses.replace(config, recompute=True, register_tokens=2)
-    for other in (build(config, "alpha_entmax", 5, parts), build(saving, seed=5, parts=parts)):
+    recomputing = dataclasses.replace(config, recompute=True, register_tokens=2)
+    for other in (build(config, "alpha_entmax", 5, parts), build(recomputing, seed=5, parts=parts)):
         weights = dict(other.named_parameters())
         for name, weight in dense.items():
             assert torch.equal(weight, weights[name]), name
@@ -132,7 +132,7 @@ def test_sinusoids_are_those_of_the_paper(width: int) -> None:
         assert signal[position, column].item() == pytest.approx(expected, abs=1e-5)
 
 
-def test_positions_go_on_beyond_the_table_or_are_refused() -> None:
+def test_sinusoids_extend_and_learned_positions_are_limited() -> None:
     short = Sinusoids(16, n_positions=4)
     torch.testing.assert_close(short(3, 70), sinusoids(73, 16)[3:])
     source, lengths, target = batch()
@@ -149,7 +149,7 @@ def test_positions_go_on_beyond_the_table_or_are_refused() -> None:
         ({"register_tokens": -1}, "model.register_tokens"),
     ],
 )
-def test_what_cannot_be_built_is_refused_by_key(change: dict[str, object], key: str) -> None:
+def test_invalid_settings_are_rejected_by_key(change: dict[str, object], key: str) -> None:
     with pytest.raises(ConfigError, match=key):
         build(dataclasses.replace(SMALL, **change))  # type: ignore[arg-type]
 
@@ -158,18 +158,18 @@ def test_what_cannot_be_built_is_refused_by_key(change: dict[str, object], key: 
 
 
 class NoisyGate(HeadGate):
-    """Draws a factor for every head, as gates in training do."""
+    """Multiplies every head by a random factor, as gates in training do."""
 
     def forward(self, context_BHQE: Tensor) -> Tensor:
-        drawn = torch.rand(context_BHQE.shape[1], 1, 1, device=context_BHQE.device)
-        return context_BHQE * drawn.to(context_BHQE.dtype)
+        factors = torch.rand(context_BHQE.shape[1], 1, 1, device=context_BHQE.device)
+        return context_BHQE * factors.to(context_BHQE.dtype)
 
     def penalty(self) -> Tensor:
         return torch.zeros(())
 
 
 def noisy(recompute: bool, node: object, parts: Parts = PARTS, **changes: object) -> Transformer:
-    """Dropout wherever there can be some, and gates that draw."""
+    """A model with dropout everywhere and random gates."""
     config = dataclasses.replace(
         SMALL,
         dropout=0.2,
@@ -190,20 +190,20 @@ def loss_and_gradients(model: Transformer, half: bool) -> tuple[Tensor, dict[str
     torch.manual_seed(6)
     with torch.autocast("cpu", torch.bfloat16) if half else nullcontext():
         loss = CrossEntropy(0.1)(model(source, lengths, target), target).loss
-    torch.rand(3)  # others draw before the way back
+    torch.rand(3)  # other random numbers before the backward pass
     loss.backward()
     return loss.detach(), {name: p.grad for name, p in model.named_parameters()}
 
 
 def assert_same_bits(node: object, half: bool, **changes: Any) -> None:
-    plain, wanted = loss_and_gradients(noisy(False, node, **changes), half)
-    found, gradients = loss_and_gradients(noisy(True, node, **changes), half)
-    assert torch.equal(found, plain)
-    assert set(gradients) == set(wanted)
-    for name, gradient in wanted.items():
-        other = gradients[name]
-        assert torch.equal(other, gradient), name
-    first = wanted["encoder.layers.0.self_attention.value.weight"]
+    plain_loss, expected = loss_and_gradients(noisy(False, node, **changes), half)
+    loss, gradients = loss_and_gradients(noisy(True, node, **changes), half)
+    assert torch.equal(loss, plain_loss)
+    assert set(gradients) == set(expected)
+    for name, gradient in expected.items():
+        recomputed = gradients[name]
+        assert torch.equal(recomputed, gradient), name
+    first = expected["encoder.layers.0.self_attention.value.weight"]
     assert first.all()
 
 
@@ -222,12 +222,12 @@ def test_recomputing_gives_the_same_bits_in_other_models(changes: dict[str, Any]
 
 
 @pytest.mark.parametrize("half", [False, True])
-def test_recomputing_sums_what_is_shared_in_the_same_order(half: bool) -> None:
+def test_recomputing_sums_shared_gradients_in_the_same_order(half: bool) -> None:
     assert_same_bits({**group_node("attention", "alpha_entmax"), "share": "site"}, half)
 
 
-def kept_bytes(attention: str, **changes: object) -> int:
-    """What the forward pass leaves for the backward one, weights aside."""
+def saved_bytes(attention: str, **changes: object) -> int:
+    """Bytes that the forward pass saves for the backward pass, without weights."""
     model = noisy(node=group_node("attention", attention), **changes)  # type: ignore[arg-type]
     with saved_storages(model) as saved:
         model(*batch())
@@ -235,17 +235,17 @@ def kept_bytes(attention: str, **changes: object) -> int:
 
 
 @pytest.mark.parametrize("attention", ["softmax", "alpha_entmax"])
-def test_recomputing_keeps_the_inputs_of_layers_only(attention: str) -> None:
-    def of_a_layer(recompute: bool, stack: str) -> float:
-        kept = partial(kept_bytes, attention, recompute=recompute)
-        few, many = (kept(**{stack: n_layers}) for n_layers in (2, 5))
+def test_recomputing_saves_only_the_inputs_of_layers(attention: str) -> None:
+    def per_layer(recompute: bool, stack: str) -> float:
+        saved = partial(saved_bytes, attention, recompute=recompute)
+        few, many = (saved(**{stack: n_layers}) for n_layers in (2, 5))
         return (many - few) / 3
 
     source_bytes, target_bytes = 3 * 6 * 16 * 4, 3 * 5 * 16 * 4  # B · N · D of float32
-    assert of_a_layer(True, "encoder_layers") == source_bytes
-    assert of_a_layer(True, "decoder_layers") == target_bytes
-    assert of_a_layer(False, "encoder_layers") > 10 * source_bytes
-    assert of_a_layer(False, "decoder_layers") > 15 * target_bytes
+    assert per_layer(True, "encoder_layers") == source_bytes
+    assert per_layer(True, "decoder_layers") == target_bytes
+    assert per_layer(False, "encoder_layers") > 10 * source_bytes
+    assert per_layer(False, "decoder_layers") > 15 * target_bytes
 
 
 def test_only_training_recomputes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,12 +270,12 @@ def test_only_training_recomputes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not calls
 
 
-def test_recomputing_survives_torch_compile() -> None:
+def test_recomputing_works_with_torch_compile() -> None:
     config = dataclasses.replace(SMALL, encoder_layers=1, decoder_layers=1)
     plain = build(config).train()
-    saving = build(dataclasses.replace(config, recompute=True)).train()
-    saving.load_state_dict(plain.state_dict())
+    recomputing = build(dataclasses.replace(config, recompute=True)).train()
+    recomputing.load_state_dict(plain.state_dict())
     plain(*batch()).square().sum().backward()
-    torch.compile(saving, backend="eager")(*batch()).square().sum().backward()
-    for one, other in zip(plain.parameters(), saving.parameters(), strict=True):
+    torch.compile(recomputing, backend="eager")(*batch()).square().sum().backward()
+    for one, other in zip(plain.parameters(), recomputing.parameters(), strict=True):
         torch.testing.assert_close(other.grad, one.grad)

@@ -1,4 +1,4 @@
-"""The text of a page: nothing of a run becomes markup, nothing outside is named, and its size."""
+"""HTML of a page: texts of a run are escaped, no external addresses, labels."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NASTY = [
 
 
 def content(texts: list[str]) -> dict[str, Any]:
-    """A run of one head; what it made of each sentence."""
+    """Content of a run with one head and a reading for each text."""
     return {
         "name": "run",
         "attention": "alpha_entmax",
@@ -44,7 +44,7 @@ def items(*texts: str) -> Items:
 
 
 class Outline(HTMLParser):
-    """Elements of a page with what stands in scripts and the title."""
+    """Elements of a page, and the text of its scripts and title."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class Outline(HTMLParser):
 
 @pytest.fixture(scope="module")
 def nasty() -> tuple[dict[str, Any], Outline]:
-    """A page whose every text tries to break out, and what a parser makes of it."""
+    """A run with markup in every text, and its parsed page."""
     run = content(NASTY)
     run.update(
         name=NASTY[0],
@@ -73,7 +73,7 @@ def nasty() -> tuple[dict[str, Any], Outline]:
     return run, outline
 
 
-def test_text_of_a_run_is_data_and_never_markup(nasty: tuple[dict[str, Any], Outline]) -> None:
+def test_text_of_a_run_is_data_and_not_markup(nasty: tuple[dict[str, Any], Outline]) -> None:
     run, outline = nasty
     data = json.loads(outline.text["data"])
     assert [item["texts"] for item in data["items"]["chosen"]] == [{"source": t} for t in NASTY]
@@ -81,13 +81,13 @@ def test_text_of_a_run_is_data_and_never_markup(nasty: tuple[dict[str, Any], Out
     assert data["runs"][0]["readings"] == run["readings"]
     assert data["runs"][0]["findings"] == run["findings"]
     assert outline.text["title"].strip() == NASTY[0]
-    assert [tag for tag, _ in outline.tags].count("script") == 2  # data and the page's own
+    assert [tag for tag, _ in outline.tags].count("script") == 2  # data and the script of the page
     pictures = [attributes for tag, attributes in outline.tags if tag == "img"]
     assert [picture["alt"] for picture in pictures] == NASTY
     assert {picture["src"] for picture in pictures} == {"data:image/svg+xml;base64,PHN2Zy8+"}
 
 
-def test_the_page_names_nothing_outside_of_itself(nasty: tuple[dict[str, Any], Outline]) -> None:
+def test_page_has_no_external_addresses(nasty: tuple[dict[str, Any], Outline]) -> None:
     _, outline = nasty
     addresses = {
         value
@@ -95,27 +95,27 @@ def test_the_page_names_nothing_outside_of_itself(nasty: tuple[dict[str, Any], O
         for name, value in attributes.items()
         if name in ("src", "href", "srcset", "action")
     }
-    outside = {address for address in addresses if not str(address).startswith("data:")}
-    assert outside == {"#attention"}
+    external = {address for address in addresses if not str(address).startswith("data:")}
+    assert external == {"#attention"}
     policy = next(a["content"] for t, a in outline.tags if t == "meta" and "http-equiv" in a)
     assert "default-src 'none'" in policy
     assert not re.search(r"https?:", policy)
-    # neither a style sheet nor a script of ours asks for anything
-    own = [text for name, text in outline.text.items() if name in ("style", "script")]
-    assert own
-    assert not any(re.search(r"https?:|url\(|@import|fetch\(|XMLHttp", text) for text in own)
+    # styles and scripts request nothing
+    assets = [text for name, text in outline.text.items() if name in ("style", "script")]
+    assert assets
+    assert not any(re.search(r"https?:|url\(|@import|fetch\(|XMLHttp", text) for text in assets)
 
 
-def test_a_number_that_is_none_is_refused() -> None:
+def test_nan_is_rejected() -> None:
     with pytest.raises(ValueError, match="Out of range"):
         as_script_data({"loss": float("nan")})
 
 
-def test_what_is_filled_in_is_not_looked_at_again() -> None:
+def test_inserted_text_is_not_substituted_again() -> None:
     assert filled("{{a}} {{b}}", {"a": "{{b}}", "b": r"\1"}) == r"{{b}} \1"
 
 
-def test_runs_of_one_attention_are_called_by_their_folders() -> None:
+def test_runs_of_one_attention_are_labelled_by_folder() -> None:
     runs = [content(["text"]) for _ in range(2)]
     runs[1]["name"] = "other"
     outline = Outline()
@@ -123,8 +123,8 @@ def test_runs_of_one_attention_are_called_by_their_folders() -> None:
     assert [run["label"] for run in json.loads(outline.text["data"])["runs"]] == ["run", "other"]
 
 
-def test_the_page_has_a_word_for_every_role() -> None:
+def test_page_has_a_label_for_every_role() -> None:
     script = (Path(document.__file__).parent / "assets" / "heads.js").read_text(encoding="utf-8")
     (table,) = re.findall(r"const ROLES = \{\n(.*?)\n\};", script, re.DOTALL)
-    told = re.findall(r"^  (\w+):", table, re.MULTILINE)
-    assert {*NAMED.values(), "merging", "interrogation", "rare"} == set(told)
+    roles = re.findall(r"^  (\w+):", table, re.MULTILINE)
+    assert {*NAMED.values(), "merging", "interrogation", "rare"} == set(roles)

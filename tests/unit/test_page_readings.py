@@ -1,4 +1,4 @@
-"""Which sentences a page of translation shows, and what a page holds of them."""
+"""Sentences chosen for a page of translation, and the weights that the page holds."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from headwise.tasks.translation_run import TranslationRun
 def run(
     folder: Path, n_lines: int, source: str = "de", others: Mapping[int, str] | None = None
 ) -> TranslationRun:
-    """A run whose folder holds a test set, and no more; line 3 is empty."""
+    """A run whose folder holds a test set only; line 3 is empty."""
     others = {3: "", **(others or {})}
     (folder / "hypotheses").mkdir()
     for side in ("src", "ref"):
@@ -33,68 +33,68 @@ def run(
     return cast(TranslationRun, SimpleNamespace(folder=RunFolder(folder), config=config))
 
 
-def lines_of(found: Any) -> list[tuple[int, str, str | None]]:
-    return [(one.number, one.text, one.texts.get("reference")) for one in found.chosen]
+def lines_of(items: Any) -> list[tuple[int, str, str | None]]:
+    return [(item.number, item.text, item.texts.get("reference")) for item in items.chosen]
 
 
 @pytest.mark.parametrize(
     ("n_lines", "n_sentences", "expected"), [(11, 3, [1, 5, 8]), (4, 20, [1, 2, 4])]
 )
-def test_lines_of_the_test_set_are_evenly_spaced_and_none_is_empty(
+def test_lines_of_the_test_set_are_evenly_spaced_and_not_empty(
     tmp_path: Path, n_lines: int, n_sentences: int, expected: list[int]
 ) -> None:
-    found = chosen_sentences(run(tmp_path, n_lines), n_sentences, None)
-    assert found.origin == "news"
-    assert lines_of(found) == [(line, f"src {line}", f"ref {line}") for line in expected]
+    items = chosen_sentences(run(tmp_path, n_lines), n_sentences, None)
+    assert items.origin == "news"
+    assert lines_of(items) == [(line, f"src {line}", f"ref {line}") for line in expected]
 
 
-def test_the_test_set_is_found_where_the_settings_name_none(tmp_path: Path) -> None:
+def test_test_set_is_detected_if_not_configured(tmp_path: Path) -> None:
     """`data=files`: every test* of the folder; without any, the validation set."""
-    found = run(tmp_path, 4)
-    found.config.data.test = []
+    trained = run(tmp_path, 4)
+    trained.config.data.test = []
     texts = list((tmp_path / "hypotheses").iterdir())
     for path in texts:
         shutil.copy(path, path.with_name(path.name.replace("news", "valid")))
-    assert chosen_sentences(found, 2, None).origin == "news"
+    assert chosen_sentences(trained, 2, None).origin == "news"
     for path in texts:
         path.unlink()
-    assert chosen_sentences(found, 2, None).origin == "valid"
+    assert chosen_sentences(trained, 2, None).origin == "valid"
 
 
 def test_up_to_a_quarter_of_the_lines_are_questions(tmp_path: Path) -> None:
-    asked = dict.fromkeys((12, 19, 26, 33, 40), "Wo ist „der Hund“?")
+    questions = dict.fromkeys((12, 19, 26, 33, 40), "Wo ist „der Hund“?")
     # an interrogative word and no question, and a question without such a word
     others = {11: "Der Ort, wo er ist.", 18: "Ist er da?"}
-    found = chosen_sentences(run(tmp_path, 41, others={**asked, **others}), 8, None)
-    lines = [one.number for one in found.chosen]
+    items = chosen_sentences(run(tmp_path, 41, others={**questions, **others}), 8, None)
+    lines = [item.number for item in items.chosen]
     assert lines == sorted(lines)
     assert len(lines) == 8
-    assert [line for line in lines if line in asked] == [12, 26]  # of five, evenly spaced
-    assert (found.n_all, found.note) == (40, "some of them questions")
+    assert [line for line in lines if line in questions] == [12, 26]  # of five, evenly spaced
+    assert (items.n_all, items.note) == (40, "some of them questions")
     # the others are spaced over the whole set
     assert lines[0] == 1
     assert max(lines) > 33
 
 
-def test_own_sentences_keep_their_order_and_may_have_references(tmp_path: Path) -> None:
+def test_user_sentences_keep_their_order_and_may_have_references(tmp_path: Path) -> None:
     path = tmp_path / "mine.de"
     path.write_text("Ein Hund.\n\n  Zwei. \tTwo.\nDrei.\n", encoding="utf-8")
     trained = run(tmp_path, 4)
-    found = chosen_sentences(trained, 2, path)
-    assert found.origin == "mine.de"
-    assert lines_of(found) == [(1, "Ein Hund.", None), (3, "Zwei.", "Two.")]
+    items = chosen_sentences(trained, 2, path)
+    assert items.origin == "mine.de"
+    assert lines_of(items) == [(1, "Ein Hund.", None), (3, "Zwei.", "Two.")]
     path.write_text("\n \n", encoding="utf-8")
     with pytest.raises(DataError, match=r"mine\.de has no sentence to show"):
         chosen_sentences(trained, 2, path)
 
 
-def test_a_head_that_is_not_a_number_is_left_out() -> None:
+def test_heads_with_nan_are_omitted() -> None:
     weights_BHQK = torch.full((1, 3, 1, 2), 0.5)
     weights_BHQK[0, 1, 0, 0] = torch.nan
-    in_sight = torch.ones_like(weights_BHQK, dtype=torch.bool), torch.ones(1, 1, dtype=torch.bool)
-    seen = Observation(
-        "cross", "target", "source", 2, (1, 4, 5), weights_BHQK, *in_sight, (True, True, True)
+    visible = torch.ones_like(weights_BHQK, dtype=torch.bool), torch.ones(1, 1, dtype=torch.bool)
+    observation = Observation(
+        "cross", "target", "source", 2, (1, 4, 5), weights_BHQK, *visible, (True, True, True)
     )
-    (block,) = weight_contents([seen])["blocks"]
+    (block,) = weight_contents([observation])["blocks"]
     assert block["heads"] == [1, 5]
     assert block["shape"] == [1, 2]

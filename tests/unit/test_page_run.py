@@ -1,4 +1,4 @@
-"""What a page tells of the heads of a run."""
+"""Rows of heads on a page."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from headwise.page.run import _head_rows
 HEADS = {"encoder_self": [[1, 2]], "cross": [[2]]}
 
 
-def test_every_head_of_the_model_has_a_row_and_what_is_not_known_is_absent() -> None:
+def test_every_head_has_a_row_without_missing_values() -> None:
     table = [
         {"site": "cross", "layer": 1, "head": 2, "alpha": 1.23456, "density": None, "offset": -1},
         {"site": "cross", "layer": 9, "head": 9, "alpha": 1.5},

@@ -1,4 +1,4 @@
-"""Weights of a page: what is empty on it is exactly 0 in the model, and nothing else is."""
+"""Weights of a page: rounding keeps exact zeros and signs, packing keeps the order."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from headwise.page.weights import packed, rounded
 
 
 @given(st.lists(st.floats(-8, 8, width=32, allow_subnormal=True), min_size=1, max_size=20))
-def test_a_weight_keeps_its_sign_and_nearly_its_size(values: list[float]) -> None:
+def test_rounding_keeps_the_sign_and_nearly_the_value(values: list[float]) -> None:
     weights_HQK = torch.tensor(values).view(1, 1, -1)
-    kept = rounded(weights_HQK, torch.ones_like(weights_HQK, dtype=torch.bool)).ravel()
-    # the least numbers there are have few digits themselves
-    np.testing.assert_allclose(kept, values, rtol=0.004, atol=2e-45)
-    assert (np.sign(kept) == np.sign(values)).all()
+    result = rounded(weights_HQK, torch.ones_like(weights_HQK, dtype=torch.bool)).ravel()
+    # the smallest float32 numbers have few digits themselves
+    np.testing.assert_allclose(result, values, rtol=0.004, atol=2e-45)
+    assert (np.sign(result) == np.sign(values)).all()
 
 
-def test_out_of_sight_is_no_zero_and_heads_are_packed_in_order() -> None:
+def test_masked_weights_are_nan_and_heads_are_packed_in_order() -> None:
     weights_HQK = torch.tensor([[[1.0, 0.0], [0.0, 1.0]], [[0.25, 0.75], [0.5, -4.0]]])
     allowed_HQK = torch.tensor([[[True, False], [True, True]], [[True, True], [True, True]]])
-    kept = rounded(weights_HQK, allowed_HQK)
-    back = zlib.decompress(base64.b64decode(packed([kept, kept[1:, :1]])))
+    result = rounded(weights_HQK, allowed_HQK)
+    unpacked = zlib.decompress(base64.b64decode(packed([result, result[1:, :1]])))
     expected = [1, np.nan, 0, 1, 0.25, 0.75, 0.5, -4, 0.25, 0.75]
-    np.testing.assert_array_equal(np.frombuffer(back, "<f4"), expected)
+    np.testing.assert_array_equal(np.frombuffer(unpacked, "<f4"), expected)

@@ -1,4 +1,4 @@
-"""The papers' yamls: what they promise composes, and what contradicts itself is refused."""
+"""The yamls of the papers: recipes compose, and contradictory papers are rejected."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def test_notes_name_the_updates(
 ) -> None:
     columns = paper_of(make, name).columns
     for one in recipes_of(name):
-        for told in re.findall(r"([\d,]+) updates", columns[one.cell.column].note or ""):
-            assert int(told.replace(",", "")) == one.max_updates, one.cell
+        for n_updates in re.findall(r"([\d,]+) updates", columns[one.cell.column].note or ""):
+            assert int(n_updates.replace(",", "")) == one.max_updates, one.cell
 
 
 @pytest.mark.slow
@@ -82,11 +82,11 @@ def test_cells_differ_in_the_row_alone(
 
 @pytest.mark.parametrize("attention", ["softmax", "entmax15", "alpha_entmax"])
 @pytest.mark.parametrize(
-    ("corpus", "evaluated"),
+    ("corpus", "validate_every"),
     [("iwslt17", 5000), ("kftt", 5000), ("wmt16_ro_en", 10000), ("wmt14_en_de", 10000)],
 )
 def test_recipes_have_the_papers_settings(
-    make: Any, corpus: str, evaluated: int, attention: str
+    make: Any, corpus: str, validate_every: int, attention: str
 ) -> None:
     config = make([f"experiment=correia2019/{corpus}", f"attention={attention}"])
     assert config.attention == make([f"attention={attention}"]).attention
@@ -105,7 +105,7 @@ def test_recipes_have_the_papers_settings(
     assert config.scheduler.warmup_updates == 20000
     assert peak == pytest.approx(6.25e-4)
     assert (trainer.max_tokens * trainer.accumulate, trainer.clip_norm) == (8192, 0)
-    assert (trainer.validate_every, trainer.patience > 0) == (evaluated, True)
+    assert (trainer.validate_every, trainer.patience > 0) == (validate_every, True)
     tokenizer = config.tokenizer
     assert (tokenizer.kind, tokenizer.vocab_size, tokenizer.joint) == ("bpe", 32000, True)
 
@@ -123,9 +123,9 @@ def test_repulsion_settings(
     assert config.trainer.max_tokens * config.trainer.accumulate == tokens
 
 
-# -- what is refused ------------------------------------------------------------------------------
+# -- invalid papers -------------------------------------------------------------------------------
 
-GOOD: dict[str, Any] = {
+VALID: dict[str, Any] = {
     "name": "mine",
     "title": "t",
     "metrics": {"bleu": "BLEU"},
@@ -139,13 +139,13 @@ GOOD: dict[str, Any] = {
 
 
 def changed(change: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
-    content: Any = OmegaConf.to_container(OmegaConf.create(GOOD))
+    content: Any = OmegaConf.to_container(OmegaConf.create(VALID))
     change(content)
     return content  # type: ignore[no-any-return]
 
 
-def test_a_good_paper_is_read() -> None:
-    assert read_paper(OmegaConf.create(GOOD)).rows == {"a": "A", "b": "B"}
+def test_valid_paper_is_read() -> None:
+    assert read_paper(OmegaConf.create(VALID)).rows == {"a": "A", "b": "B"}
 
 
 @pytest.mark.parametrize(
@@ -190,25 +190,25 @@ def test_a_good_paper_is_read() -> None:
         ),
     ],
 )
-def test_contradictions_are_refused(change: Callable[[dict[str, Any]], Any], message: str) -> None:
+def test_contradictions_are_rejected(change: Callable[[dict[str, Any]], Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         read_paper(OmegaConf.create(changed(change)))
 
 
-def test_a_recipe_that_does_not_compose_names_its_cell(make: Any) -> None:
-    paper = read_paper(OmegaConf.create(GOOD))
+def test_error_of_a_recipe_names_its_cell(make: Any) -> None:
+    paper = read_paper(OmegaConf.create(VALID))
     with pytest.raises(ConfigError, match=r"a × c does not compose \(attention=softmax a=b\)"):
         recipe(paper.cells[0], ["a=b"])
 
 
-def test_a_metric_that_no_recipe_measures_is_refused(make: Any) -> None:
-    paper = read_paper(OmegaConf.create({**GOOD, "metrics": {"chr": "chrF"}}))
+def test_metric_that_no_recipe_measures_is_rejected(make: Any) -> None:
+    paper = read_paper(OmegaConf.create({**VALID, "metrics": {"chr": "chrF"}}))
     with pytest.raises(ConfigError, match=r"paper.metrics must be one of .*Did you mean chrf"):
         check_metrics(paper, [recipe(paper.cells[0])])
 
 
-def test_a_recipe_leaves_to_the_machine_what_is_auto(make: Any) -> None:
-    cell = read_paper(OmegaConf.create(GOOD)).cells[0]
+def test_auto_settings_do_not_identify_a_recipe(make: Any) -> None:
+    cell = read_paper(OmegaConf.create(VALID)).cells[0]
     assert "trainer.precision" not in recipe(cell).decisive
     assert recipe(cell, ["trainer.precision=bf16"]).decisive["trainer.precision"] == "bf16"
     assert recipe(cell, ["trainer=gpu"]).decisive["trainer.precision"] == "bf16"

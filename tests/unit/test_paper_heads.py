@@ -1,4 +1,4 @@
-"""What the heads of a paper's runs became, averaged over the seeds of each cell."""
+"""Values of the heads of a paper's runs, averaged over the seeds of each cell."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ def rows_of(table: Table) -> dict[str, list[str]]:
 
 
 def facts_of(runs: dict[str, list[Any]], paper: Paper = PAPER) -> pd.DataFrame:
-    """Facts of the runs of column x, which are their own analyses, by row."""
+    """Facts of the runs of column x, by row; every run folder holds its analysis."""
     rows = [
         {"row": row, "seed": run.seed, "folder": str(run.folder), "run": run}
-        for row, found in runs.items()
-        for run in found
+        for row, row_runs in runs.items()
+        for run in row_runs
     ]
     frame = pd.DataFrame(rows, columns=["row", "seed", "folder", "run"])
     columns = [ColumnRuns("x", PAPER.columns["x"], ["bleu"], frame)]
-    analyses = {run.folder: run.folder for found in runs.values() for run in found}
+    analyses = {run.folder: run.folder for row_runs in runs.values() for run in row_runs}
     return fact_table(paper_head_facts(paper, columns, analyses))
 
 
@@ -80,36 +80,36 @@ def test_values_are_means_over_the_seeds_that_have_them(tmp_path: Path) -> None:
     assert rows["their weight at -1, median"] == ["–", "50 %"]
     assert rows["diversity, encoder self-attention layer 1"] == ["0.25", "0.25"]
     assert "softmax 2, sparse 3" in table.notes[0]
-    told = " ".join(table.notes)
-    assert "at least 90 % of the queries" in told
-    assert "question" not in told  # nothing of it is in the table
+    notes = " ".join(table.notes)
+    assert "at least 90 % of the queries" in notes
+    assert "question" not in notes  # no such row in the table
     alphas = facts[facts.quantity == "alpha"].set_index("run").value.to_dict()
     assert alphas == {str(tmp_path / name): a for name, a in (("c", 1.4), ("d", 1.6), ("e", 1.5))}
     of_layers = facts[facts.layer.notna()][["quantity", "site", "layer"]].drop_duplicates()
     assert of_layers.values.tolist() == [["diversity", "encoder_self", 1]]
 
 
-def test_what_the_paper_tells_stands_beside_ours_or_alone(tmp_path: Path) -> None:
-    told = [
+def test_numbers_of_the_paper_are_shown_with_and_without_runs(tmp_path: Path) -> None:
+    numbers = [
         HeadNumber("previous_heads", values={"sparse": 4}, mark="OK"),
         HeadNumber(
             "merge_score_1", "encoder_self", {"sparse": 0.885}, {"softmax": "below 80 %"}, "r+"
         ),
     ]
-    paper = replace(PAPER, heads=told, heads_note="Of other corpora.")
+    paper = replace(PAPER, heads=numbers, heads_note="Of other corpora.")
     run = analysed(tmp_path / "a", 0.2, 1.4, 1)
-    (beside,) = head_tables(paper, facts_of({"sparse": [run], "no": [run]}, paper))
-    assert beside.heads == ["sparse: paper", "sparse: ours", "none"]
-    assert rows_of(beside)["heads at -1"] == ["4", "1", "1"]
-    assert rows_of(beside)["highest merge score"] == ["88.5 % (r+)", "–", "–"]
+    (with_runs,) = head_tables(paper, facts_of({"sparse": [run], "no": [run]}, paper))
+    assert with_runs.heads == ["sparse: paper", "sparse: ours", "none"]
+    assert rows_of(with_runs)["heads at -1"] == ["4", "1", "1"]
+    assert rows_of(with_runs)["highest merge score"] == ["88.5 % (r+)", "–", "–"]
     facts = facts_of({}, paper)
-    (alone,) = head_tables(paper, facts)
-    assert alone.heads == ["softmax", "sparse"]
-    assert dict(alone.rows) == {
+    (without_runs,) = head_tables(paper, facts)
+    assert without_runs.heads == ["softmax", "sparse"]
+    assert dict(without_runs.rows) == {
         "heads at -1": ["–", "4"],
         "highest merge score": ["below 80 % (r+)", "88.5 % (r+)"],
     }
-    for table in (beside, alone):
+    for table in (with_runs, without_runs):
         assert "Of other corpora." in table.notes
         assert any(note.startswith("(r+): ") for note in table.notes)
     assert head_tables(PAPER, facts_of({})) == []

@@ -1,4 +1,4 @@
-"""What pruning tables answer to a paper's statements."""
+"""Pruning tables of runs, compared with the statements of a paper."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from headwise.config.schema import SITES, typed
 from headwise.report.paper import Paper, PruningFact
 from headwise.report.paper_pruning import measure, pruning_report
 
-# BLEU by share of heads removed: a little is won, then 0.5 lost at 40 %, then all
+# BLEU by share of heads removed: a small gain, a loss of 0.5 at 40 %, then of everything
 CURVE = {0.0: 30.0, 0.1: 30.2, 0.2: 29.9, 0.3: 29.6, 0.4: 29.5, 0.5: 20.0, 0.6: 29.8, 1.0: 1.0}
 
 
 def write_curve(
-    run: Path, name: str, sites: list[str], curve: dict[float, float], **about: Any
+    run: Path, name: str, sites: list[str], curve: dict[float, float], **more: Any
 ) -> None:
     folder = run / "pruning"
     folder.mkdir(exist_ok=True)
@@ -34,7 +34,7 @@ def write_curve(
         "sites": sites,
         "metric": "bleu",
         "rows": rows,
-        **about,
+        **more,
     }
     (folder / f"{name}.json").write_text(json.dumps(content), encoding="utf-8")
 
@@ -52,25 +52,25 @@ def run(tmp_path: Path) -> Path:
         {"site": "cross", "layer": 1, "head": 2, "bleu": 29.0},
         {"site": "cross", "layer": 2, "head": 1, "bleu": 30.5},
     ]
-    about = {"weights": "w", "split": "valid", "sentences": 9, "metric": "bleu", "rows": rows}
-    (tmp_path / "pruning" / "one_left.json").write_text(json.dumps(about), encoding="utf-8")
+    content = {"weights": "w", "split": "valid", "sentences": 9, "metric": "bleu", "rows": rows}
+    (tmp_path / "pruning" / "one_left.json").write_text(json.dumps(content), encoding="utf-8")
     return tmp_path
 
 
 @pytest.mark.parametrize(("tolerance", "share"), [(0.0, 10), (0.2, 20), (0.5, 40), (40.0, 100)])
-def test_heads_are_removable_until_more_is_lost(run: Path, tolerance: float, share: float) -> None:
+def test_heads_are_removable_up_to_the_tolerance(run: Path, tolerance: float, share: float) -> None:
     assert measure(run, fact("removable", tolerance=tolerance)) == pytest.approx(share)
     assert measure(run, fact("kept", tolerance=tolerance)) == pytest.approx(100 - share)
 
 
-def test_score_left_is_in_percent_of_the_whole_at_the_sites_asked_for(run: Path) -> None:
+def test_score_left_is_a_percentage_at_the_requested_sites(run: Path) -> None:
     assert measure(run, fact("score_left", sites=["cross"], removed=0.7)) == pytest.approx(10)
     assert measure(run, fact("score_left", removed=0.5)) == pytest.approx(100 * 20 / 30)
     assert measure(run, fact("score_left", removed=0.7)) is None  # the step was not measured
     assert measure(run, fact("score_left", sites=["encoder_self"], removed=0.7)) is None
 
 
-def test_shares_are_those_of_the_heads_that_are_really_gone(tmp_path: Path) -> None:
+def test_shares_are_of_the_heads_actually_removed(tmp_path: Path) -> None:
     # of 8 heads 0.7 and 0.8 are 6 heads, 75 %
     left = {0.0: 8, 0.7: 2, 0.8: 2, 0.9: 1, 1.0: 0}
     rows = [
@@ -86,12 +86,14 @@ def test_shares_are_those_of_the_heads_that_are_really_gone(tmp_path: Path) -> N
 
 
 def test_the_best_head_alone_is_compared_with_all_heads(run: Path) -> None:
-    found = [measure(run, fact("one_left", sites=["cross"], layer=layer)) for layer in (1, 2, 3)]
-    assert found == [-1.0, 0.5, None]
+    differences = [
+        measure(run, fact("one_left", sites=["cross"], layer=layer)) for layer in (1, 2, 3)
+    ]
+    assert differences == [-1.0, 0.5, None]
 
 
 @pytest.mark.parametrize("other", [{"weights": "v"}, {"split": "test"}, {"sentences": 8}])
-def test_other_measurements_are_not_compared_with(run: Path, other: dict[str, Any]) -> None:
+def test_measurements_of_other_settings_are_not_compared(run: Path, other: dict[str, Any]) -> None:
     for name in ("curve", "curve-cross"):
         write_curve(run, name, ["cross"], CURVE, **other)
     assert measure(run, fact("one_left", sites=["cross"], layer=1)) is None
@@ -100,10 +102,10 @@ def test_other_measurements_are_not_compared_with(run: Path, other: dict[str, An
 # -- several runs ---------------------------------------------------------------------------------
 
 
-def found(
+def make_run(
     folder: Path, scores: dict[str, float] | None = None, heads: Any = None, **more: Any
 ) -> Any:
-    """A run as it was found, of two layers of four heads and three."""
+    """A run with two encoder and three decoder layers of four heads."""
     folder.mkdir(exist_ok=True)
     if scores is not None:
         content = {"scores": {name: {"bleu": {"score": bleu}} for name, bleu in scores.items()}}
@@ -113,46 +115,48 @@ def found(
     config.model.heads, config.data.test = heads, ["test"]
     config.init_from = more.pop("init_from", None)
     decisive = more.pop("decisive", {})
-    about = {"sites": {"encoder_self": 2, "decoder_self": 3, "cross": 3}, "decisive": decisive}
+    fields = {"sites": {"encoder_self": 2, "decoder_self": 3, "cross": 3}, "decisive": decisive}
     metric = SimpleNamespace(name="bleu", label="BLEU")
-    return SimpleNamespace(folder=folder, results={}, metric=metric, config=config, seed=1, **about)
+    return SimpleNamespace(
+        folder=folder, results={}, metric=metric, config=config, seed=1, **fields
+    )
 
 
-def test_runs_with_fewer_heads_stand_beside_those_they_came_from(tmp_path: Path) -> None:
+def test_pruned_runs_are_compared_with_their_origin(tmp_path: Path) -> None:
     heads = {"encoder_self": [[1, 2], [4]], "cross": [[], [1], [1, 2, 3, 4]]}
-    whole, pruned, trained, again = (tmp_path / name for name in "abcd")
+    whole, pruned, trained, retrained = (tmp_path / name for name in "abcd")
     runs = [
-        found(whole, {"valid": 10.0, "test": 30.0}),
-        found(pruned, {"valid": 10.0, "test": 28.5}, heads, file="results-best.json"),
-        found(trained, {"test": 31.25}, heads, init_from=str(pruned)),
-        found(again, {"test": 30.0}, heads, init_from=str(pruned)),
-        found(tmp_path / "e", None, heads),
+        make_run(whole, {"valid": 10.0, "test": 30.0}),
+        make_run(pruned, {"valid": 10.0, "test": 28.5}, heads, file="results-best.json"),
+        make_run(trained, {"test": 31.25}, heads, init_from=str(pruned)),
+        make_run(retrained, {"test": 30.0}, heads, init_from=str(pruned)),
+        make_run(tmp_path / "e", None, heads),
     ]
-    for folder, origin in ((pruned, whole), (again, trained)):
+    for folder, origin in ((pruned, whole), (retrained, trained)):
         (folder / "pruned.json").write_text(json.dumps({"origin": str(origin)}), encoding="utf-8")
     (table,) = pruning_report(Paper("p", "", pruned_runs=True), runs).tables
     counts = "encoder_self 3 of 8, decoder_self 12 of 12, cross 5 of 12"
     assert table.rows == [
         (str(pruned), [counts, "28.50 BLEU", "-1.50"]),
         (str(trained), [counts, "31.25 BLEU", "+1.25"]),
-        (str(again), [counts, "30.00 BLEU", "-1.25"]),
+        (str(retrained), [counts, "30.00 BLEU", "-1.25"]),
         (str(tmp_path / "e"), [counts, "–", "–"]),
     ]
 
 
-def test_answers_are_averaged_over_runs_that_differ_in_the_seed_alone(tmp_path: Path) -> None:
+def test_values_are_averaged_over_runs_that_differ_in_the_seed_only(tmp_path: Path) -> None:
     runs = [
-        found(tmp_path / name, decisive={"model.dropout": dropout})
+        make_run(tmp_path / name, decisive={"model.dropout": dropout})
         for name, dropout in (("a", 0.1), ("b", 0.1), ("c", 0.3))
     ]
     for run, removable in zip(runs, (0.2, 0.4, 0.6), strict=True):
         write_curve(run.folder, "curve", list(SITES), {0.0: 30.0, removable: 29.9, 0.8: 1.0})
-    asked = [
+    statements = [
         fact("removable", tolerance=0.5, unit="%", paper=20.0, mark="r+"),
         PruningFact("t", "none of ours", text="about 8", mark="OK"),
         PruningFact("t", "nothing"),
     ]
-    report = pruning_report(Paper("p", "", pruning=asked), runs)
+    report = pruning_report(Paper("p", "", pruning=statements), runs)
     (table,) = report.tables
     assert table.rows == [
         ("l", ["20 % (r+)", "30 ± 14 % (2)", "60 % (1)"]),
@@ -163,18 +167,18 @@ def test_answers_are_averaged_over_runs_that_differ_in_the_seed_alone(tmp_path: 
     assert [fact["value"] for fact in ours] == pytest.approx([20, 40, 60])
 
 
-def test_commands_would_make_what_whole_runs_lack(tmp_path: Path) -> None:
-    lacking, pruned, unfinished = (
-        found(tmp_path / name, heads=heads)
+def test_commands_for_missing_tables_of_unpruned_runs(tmp_path: Path) -> None:
+    unpruned, pruned, unfinished = (
+        make_run(tmp_path / name, heads=heads)
         for name, heads in (("a", None), ("b", {"cross": [[], [1], [2]]}), ("c", None))
     )
     unfinished.results = None
-    asked = [
+    statements = [
         fact("removable", tolerance=0.5),
         fact("removable", tolerance=0.5, sites=["cross"]),
         fact("one_left", sites=["cross"], layer=1),
     ]
-    report = pruning_report(Paper("p", "", pruning=asked), [lacking, pruned, unfinished])
-    command = f"headwise prune run={lacking.folder} table=true"
-    # what each head costs alone is measured beside the curve of all sites
+    report = pruning_report(Paper("p", "", pruning=statements), [unpruned, pruned, unfinished])
+    command = f"headwise prune run={unpruned.folder} table=true"
+    # the ablation of single heads is measured with the curve of all sites
     assert report.commands == [f"{command} ablation=true", f"{command} 'sites=[cross]'"]

@@ -1,4 +1,4 @@
-"""Facts pivoted to tables, as Markdown and LaTeX: nothing that a cell holds can break them."""
+"""Facts pivoted to tables; the text of cells is escaped in Markdown and LaTeX."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def cells(line: str) -> list[str]:
     return re.split(r"(?<!\\)\|", line)[1:-1]
 
 
-def test_markdown_has_one_cell_a_column_in_every_line(table: Table) -> None:
+def test_markdown_has_one_cell_per_column_in_every_line(table: Table) -> None:
     lines = [line for line in table.markdown().splitlines() if line.startswith("|")]
     assert [len(cells(line)) for line in lines] == [4] * 4
     assert [cell.strip() for cell in cells(lines[0])] == [
@@ -42,7 +42,7 @@ def test_markdown_has_one_cell_a_column_in_every_line(table: Table) -> None:
 
 
 def unescaped(text: str) -> str:
-    """What LaTeX would print."""
+    """The text that LaTeX prints."""
     printed = {
         r"\textbackslash{}": "\\", r"\textasciitilde{}": "~", r"\textasciicircum{}": "^",
         r"\textbar{}": "|", r"\textless{}": "<", r"\textgreater{}": ">", r"$\alpha$": "α",
@@ -52,13 +52,13 @@ def unescaped(text: str) -> str:
     return re.sub(rf"({pattern})|\\([%_&{{}}#$])", lambda m: printed[m[1]] if m[1] else m[2], text)
 
 
-def test_latex_prints_what_was_written() -> None:
+def test_latex_is_escaped() -> None:
     assert unescaped(latex(NASTY)) == NASTY
     bare = re.sub(r"\\[%_&{}#$]|\\text\w+\{\}|\$\\\w+\$", "", latex(NASTY))
     assert not set(bare) & set("%_&{}#$~^\\")
 
 
-def test_latex_rows_have_one_cell_a_column(table: Table) -> None:
+def test_latex_rows_have_one_cell_per_column(table: Table) -> None:
     text = table.latex("tab:x")
     body = text[text.index(r"\midrule") : text.index(r"\bottomrule")].splitlines()[1:]
     assert [len(re.findall(r"(?<!\\)&", line)) for line in body] == [3, 3]
@@ -69,25 +69,25 @@ def test_latex_rows_have_one_cell_a_column(table: Table) -> None:
         assert text.count(rf"\begin{{{name}}}") == text.count(rf"\end{{{name}}}") == 1
 
 
-def test_comments_stay_comments() -> None:
+def test_every_line_of_a_latex_comment_is_commented() -> None:
     assert latex_comment("a\nb % c") == "% a\n% b % c\n"
 
 
-def test_facts_are_pivoted_in_the_order_of_their_first() -> None:
-    given = [
+def test_pivot_keeps_the_order_of_the_facts() -> None:
+    records = [
         {"row": row, "column": column, "quantity": "q", "value": value}
         for row, column, value in (("b", "y", 1), ("b", "x", 2), ("a", "x", 3), ("b", "y", 4))
     ]
-    facts = fact_table([*given, {"row": "c", "quantity": "other"}])
+    facts = fact_table([*records, {"row": "c", "quantity": "other"}])
     assert (facts.seed.iloc[0], facts.column.iloc[-1]) == (None, None)
-    own = select(facts, quantity="q", row=["a", "b"])
+    selected = select(facts, quantity="q", row=["a", "b"])
 
-    def shown(cell: pd.DataFrame) -> str:
+    def joined(cell: pd.DataFrame) -> str:
         return "+".join(map(str, cell.value))
 
-    table = Table("", pivot(own, "row", ["column"], shown))
+    table = Table("", pivot(selected, "row", ["column"], joined))
     assert table.heads == ["y", "x"]
     assert table.rows == [("b", ["1+4", "2"]), ("a", ["–", "3"])]
-    table = Table("", pivot(own, "row", ["column", "quantity"], shown, ["none", "b"]))
+    table = Table("", pivot(selected, "row", ["column", "quantity"], joined, ["none", "b"]))
     assert table.heads == ["y: q", "x: q"]
     assert table.rows == [("none", ["–", "–"]), ("b", ["1+4", "2"])]

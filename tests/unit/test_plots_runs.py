@@ -77,8 +77,8 @@ def test_lines_join_heads_of_one_rank_and_average_runs() -> None:
     }
     rows = [
         {"name": "x", "run": run, "site": "cross", "layer": layer, "head": head, "density": value}
-        for run, found in densities.items()
-        for layer, head, value in found
+        for run, heads in densities.items()
+        for layer, head, value in heads
     ]
     (axes,) = plots.density_layers(pd.DataFrame(rows)).axes
     assert lines(axes) == [
@@ -90,7 +90,7 @@ def test_lines_join_heads_of_one_rank_and_average_runs() -> None:
 # -- curves ---------------------------------------------------------------------------------------
 
 
-def test_a_curve_is_the_mean_over_seeds_in_a_band_of_all_of_them() -> None:
+def test_curve_is_the_mean_over_seeds_in_a_band_of_their_range() -> None:
     rows = [("s1", 100, 10.0), ("s1", 200, 20.0), ("s2", 100, 14.0), ("s2", 200, 18.0)]
     rows += [("s2", 300, 30.0)]  # not of all runs: left out
     scores = pd.DataFrame(rows, columns=["run", "update", "score"]).assign(
@@ -104,7 +104,7 @@ def test_a_curve_is_the_mean_over_seeds_in_a_band_of_all_of_them() -> None:
     assert {(100, 10.0), (100, 14.0), (200, 18.0), (200, 20.0)} == corners
 
 
-def test_diversity_states_its_base() -> None:
+def test_diversity_label_names_the_base() -> None:
     for column, name in plots.BASES.items():
         figure = plots.diversity_layers(table(lambda _: layer_rows(), ["softmax"]), column)
         first = titled(figure)["encoder self-attention"]
@@ -118,9 +118,9 @@ def test_diversity_states_its_base() -> None:
 
 
 def cells(axes: Any) -> tuple[Any, Any]:
-    """Which cells are grey, and the weights of those that have ink."""
-    unseen, weights = (mesh.get_array() for mesh in axes.collections)
-    return ~np.ma.getmaskarray(unseen), weights.filled(np.nan)
+    """Which cells are grey, and the weights of the drawn cells."""
+    masked, weights = (mesh.get_array() for mesh in axes.collections)
+    return ~np.ma.getmaskarray(masked), weights.filled(np.nan)
 
 
 def test_exact_zeros_are_empty_and_the_smallest_weight_is_not() -> None:
@@ -130,14 +130,14 @@ def test_exact_zeros_are_empty_and_the_smallest_weight_is_not() -> None:
     layer = LayerMaps(2, [3], weights, allowed, [1.834])
     figure = attention_maps("decoder_self", [layer], names, names, "")
     axes = titled(figure)["layer 2 head 3, α 1.83"]
-    unseen, drawn = cells(axes)
-    assert (unseen == ~allowed[0]).all()
+    masked, drawn = cells(axes)
+    assert (masked == ~allowed[0]).all()
     assert (np.isnan(drawn) == (weights[0] == 0)).all()
     assert [label.get_text() for label in axes.get_xticklabels()] == names
     assert axes.yaxis_inverted()
-    assert figure.axes[-1].get_ylim() == (-1.0, 1.0)  # one is below 0
+    assert figure.axes[-1].get_ylim() == (-1.0, 1.0)  # one weight is negative
     paper, least, below, full = (sum(COLOURS(at)[:3]) for at in (np.nan, 0.5 + 1e-3, 0.5 - 1e-3, 1))
-    assert paper == 0  # drawn as nothing, alpha 0
+    assert paper == 0  # transparent
     assert full < least < 2.7
     assert below < 2.7
     assert list(COLOURS(0.5 + 1e-3)) != list(COLOURS(0.5 - 1e-3))

@@ -1,4 +1,4 @@
-"""What all figures share: told apart without colours, fit to print, the same bytes each time."""
+"""Style of all figures: readable without colours, sized for print, reproducible bytes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from figures_drawn import FIGURES
 from headwise.plots.style import DOUBLE, RULES, looks, save, shown
 
 
-def test_a_rule_looks_alike_in_every_figure_and_no_two_rows_alike() -> None:
+def test_styles_are_the_same_in_every_figure_and_distinct() -> None:
     names = ["softmax", *(f"row {place}" for place in range(20))]
     style = looks(names)
     parts = [style[part] for part in ("palette", "markers", "dashes")]
@@ -42,11 +42,11 @@ def test_figures_are_reproducible(tmp_path: Path, caplog: pytest.LogCaptureFixtu
         assert one.read_bytes() == other.read_bytes()
         assert one.stat().st_size > 2000
     assert b"CreationDate" not in first[2].read_bytes()
-    assert len(list((tmp_path / "a").iterdir())) == 3, "something temporary was left"
-    assert not caplog.records, "a command would tell this"
+    assert len(list((tmp_path / "a").iterdir())) == 3, "temporary files remain"
+    assert not caplog.records, "only commands log this"
 
 
-def test_a_figure_that_cannot_be_drawn_leaves_what_was_there(tmp_path: Path) -> None:
+def test_failed_figure_keeps_the_old_file(tmp_path: Path) -> None:
     (tmp_path / "f.png").write_text("before")
     figure = Figure(figsize=(1, 1))
     figure.text(0, 0, "$\\nonsense$")
@@ -59,7 +59,7 @@ def test_a_figure_that_cannot_be_drawn_leaves_what_was_there(tmp_path: Path) -> 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FIGURES)
 def test_every_figure_fits_a_paper(name: str) -> None:
-    """Not wider than two columns, and no word outside of the page; nothing is pyplot's."""
+    """At most two columns wide, no text outside of the page, and pyplot is not used."""
     from matplotlib import pyplot
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 

@@ -1,4 +1,4 @@
-"""Figures of a training show what its records hold: a panel a site, a line a head."""
+"""Figures of a training: one panel per site, one line per head."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CURVES = {"loss": "loss per target token", "bits": "bits per byte"}
 
 
 def drawn_lines(figure: Any) -> dict[str, list[tuple[list[float], list[float]]]]:
-    """Title of a panel -> what its lines go through, those of a legend and references left out."""
+    """Title of a panel -> points of its lines, without lines of legends and references."""
     return {
         axes.get_title(): [
             (list(line.get_xdata()), list(line.get_ydata()))
@@ -37,19 +37,19 @@ def drawn_lines(figure: Any) -> dict[str, list[tuple[list[float], list[float]]]]
     }
 
 
-def test_records_become_a_row_a_value_under_the_numbers_of_the_heads() -> None:
-    kept = {"cross": [[2, 3, 8], [1, 4, 7]]}  # what pruning left
-    table = head_values(RECORDS[:1], kept)
+def test_records_give_one_row_per_value_with_head_numbers() -> None:
+    heads = {"cross": [[2, 3, 8], [1, 4, 7]]}  # after pruning
+    table = head_values(RECORDS[:1], heads)
     cross = table[(table["statistic"] == "alpha") & (table["site"] == "cross")]
     places = list(zip(cross["layer"], cross["head"], cross["value"], strict=True))
     assert places == [
         (1, 2, 1.2), (1, 3, 1.3), (1, 8, 1.4), (2, 1, 1.5), (2, 4, 1.6), (2, 7, 1.7)
     ]  # fmt: skip
-    assert len(table[table["site"] == "encoder_self"]) == 5  # what is absent has no row
+    assert len(table[table["site"] == "encoder_self"]) == 5  # missing values have no row
     assert len(table[table["statistic"] == "diversity"]) == 2  # of layers: no head was pruned
 
 
-def test_a_panel_a_site_and_a_line_a_head() -> None:
+def test_one_panel_per_site_and_one_line_per_head() -> None:
     figure = training_figures(RECORDS, [], {})["alpha"]
     lines = drawn_lines(figure)
     assert list(lines) == ["encoder self-attention", "cross-attention"]
@@ -57,11 +57,11 @@ def test_a_panel_a_site_and_a_line_a_head() -> None:
     assert ([0, 50, 100], pytest.approx([1.7, 1.75, 1.8])) in lines["cross-attention"]
     for axes in figure.axes:
         low, high = axes.get_ylim()
-        assert low < 1 < 2 < high  # the rules with a name are in the picture
+        assert low < 1 < 2 < high  # softmax and sparsemax are in the range
     assert figure.axes[-1].get_legend().get_title().get_text() == "layer"
 
 
-def test_every_measure_that_heads_report_has_a_figure_and_what_is_absent_none() -> None:
+def test_every_recorded_measure_has_a_figure() -> None:
     figures = training_figures(RECORDS, [], {}, "softmax, a corpus")
     assert list(figures) == ["alpha", "diversity", "heads-p-of-ours"]
     assert drawn_lines(figures["diversity"])["cross-attention"] == [
@@ -74,7 +74,7 @@ def test_every_measure_that_heads_report_has_a_figure_and_what_is_absent_none() 
     assert training_figures([{"update": 2, "alpha": {}}], [{"update": 1}], CURVES) == {}
 
 
-def test_curves_are_of_the_metrics_asked_for() -> None:
+def test_curves_show_the_requested_metrics() -> None:
     records = [
         {"update": 50, "train/loss": 5.0, "train/lr": 0.1},
         {"update": 100, "train/loss": 4.0},

@@ -1,4 +1,4 @@
-"""What a GPU is asked for, seen without one."""
+"""Settings for GPUs, tested without one."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ SORTED_IF_DETERMINISTIC = ("scatter", "index_put")  # on a GPU
 
 @pytest.fixture(autouse=True)
 def switches() -> Iterator[None]:
-    """Leave them as they were."""
-    is_with_plans = torch.backends.cuda.cudnn_sdp_enabled()
+    """Restore the settings of torch."""
+    was_enabled = torch.backends.cuda.cudnn_sdp_enabled()
     yield
-    torch.backends.cuda.enable_cudnn_sdp(is_with_plans)
+    torch.backends.cuda.enable_cudnn_sdp(was_enabled)
     torch.use_deterministic_algorithms(False)
 
 
-class Seen(TorchDispatchMode):
-    """Whether deterministic algorithms were asked for at each scatter."""
+class ScatterRecorder(TorchDispatchMode):
+    """Records whether deterministic algorithms were enabled at each scatter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Seen(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_a_gpu_takes_attention_without_plans_for_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cudnn_attention_is_disabled_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.backends.cuda.enable_cudnn_sdp(True)
     assert choose_device("cpu").type == "cpu"
     assert torch.backends.cuda.cudnn_sdp_enabled()
@@ -55,26 +55,26 @@ def test_a_gpu_takes_attention_without_plans_for_shapes(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("loss", ["cross_entropy", "entmax"])
-def test_losses_never_sort_to_scatter(monkeypatch: pytest.MonkeyPatch, loss: str) -> None:
+def test_losses_scatter_without_sorting(monkeypatch: pytest.MonkeyPatch, loss: str) -> None:
     monkeypatch.setattr(native, "takes", lambda scores: False)
     logits_NV = torch.randn(20, 5000)
-    logits_NV[:9] *= 0.01  # supports too wide for the short cut
+    logits_NV[:9] *= 0.01  # supports too wide for the fast path
     target_N = torch.arange(4, 24)
     torch.use_deterministic_algorithms(True, warn_only=True)
-    with Seen() as seen:
+    with ScatterRecorder() as recorder:
         if loss == "entmax":
             entmax_loss(logits_NV.requires_grad_(), target_N, 1.5).sum().backward()
             expected = {"scatter_", "scatter_add_", "index_put_"}
         else:
             CrossEntropy(0.1).of_rows(logits_NV, target_N, True)
             expected = {"scatter_add_"}
-    assert set(seen.flags) == expected
-    assert not any(seen.flags.values())
+    assert set(recorder.flags) == expected
+    assert not any(recorder.flags.values())
     assert torch.are_deterministic_algorithms_enabled()
 
 
 @pytest.mark.parametrize("warn_only", [True, False])
-def test_what_was_asked_for_is_asked_for_again(warn_only: bool) -> None:
+def test_unique_indices_restores_the_deterministic_setting(warn_only: bool) -> None:
     torch.use_deterministic_algorithms(True, warn_only=warn_only)
     with unique_indices():
         assert not torch.are_deterministic_algorithms_enabled()

@@ -1,4 +1,4 @@
-"""A run's reading of sentences: its own translations, and the names of what it looked at."""
+"""Readings of sentences by a run: its translations, and the labels of the axes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headwise.tasks.translation_readings import OWN, readings
 
 @dataclass
 class Numbers:
-    """Every word is a number and its own id; a piece is named by its side."""
+    """Every word is a number, which is its id; labels of tokens begin with the side."""
 
     side: str
 
@@ -22,10 +22,10 @@ class Numbers:
         return [[int(word) for word in sentence.split()] for sentence in sentences]
 
     def labels(self, ids: Sequence[int]) -> list[str]:
-        return [f"{self.side}{piece}" for piece in ids]
+        return [f"{self.side}{token}" for token in ids]
 
 
-def test_the_decoder_reads_the_runs_own_translation() -> None:
+def test_decoder_reads_the_translation_of_the_run() -> None:
     translated = {"5 6 7": ("one", (8, 9), False), "4": ("two", (10,), True)}
 
     def translate(sources: Sequence[str]) -> list[Any]:
@@ -48,8 +48,8 @@ def test_the_decoder_reads_the_runs_own_translation() -> None:
         normaliser=SimpleNamespace(source=str.strip),
         device=CPU,
     )
-    found = dict(readings(run, [" 5 6 7", "4 "]))
-    first, second = found[0], found[1]
+    by_index = dict(readings(run, [" 5 6 7", "4 "]))
+    first, second = by_index[0], by_index[1]
     source, read, written = ["s5", "s6", "s7", "s3"], ["t2", "t8", "t9"], ["t8", "t9", "…"]
     assert first.axes == {
         "encoder_self": Axes(source, source, "5 6 7"),
@@ -58,5 +58,7 @@ def test_the_decoder_reads_the_runs_own_translation() -> None:
     }
     assert second.axes["cross"] == Axes(["t10", "t3"], ["s4", "s3"], "4 → two", OWN)
     assert [first.texts, second.texts] == [{"translation": "one"}, {"translation": "two"}]
-    shapes = {seen.site: tuple(seen.weights_BHQK.shape[2:]) for seen in first.seen}
+    shapes = {
+        observation.site: tuple(observation.weights_BHQK.shape[2:]) for observation in first.seen
+    }
     assert shapes == {"encoder_self": (4, 4), "decoder_self": (3, 3), "cross": (3, 4)}

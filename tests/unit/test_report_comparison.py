@@ -1,4 +1,4 @@
-"""Runs side by side."""
+"""Tables that compare the runs of a sweep."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from headwise.config.folders import composed
 from headwise.report.comparison import job_names, sweep_table
 from headwise.runs.results import Results
 
-TRANSLATED = "data=files", "data.source=de", "data.target=en"
-READ = ("data=text",)
+TRANSLATION = "data=files", "data.source=de", "data.target=en"
+PLAIN_TEXT = ("data=text",)
 
 
-def point(
-    folder: Path, overrides: list[str], data: tuple[str, ...] = TRANSLATED, **results: Any
+def make_job(
+    folder: Path, overrides: list[str], data: tuple[str, ...] = TRANSLATION, **results: Any
 ) -> dict[str, Any]:
     run = folder / "-".join(overrides).replace("=", "_")
     run.mkdir()
@@ -26,9 +26,9 @@ def point(
     return {"overrides": overrides, "run": str(run)}
 
 
-def lines_of(points: list[dict[str, Any]]) -> list[str]:
-    """Of the table, without the line below its head."""
-    head, _, *rows = sweep_table(points).markdown().splitlines()
+def lines_of(jobs: list[dict[str, Any]]) -> list[str]:
+    """Lines of the table, without the line below its head."""
+    head, _, *rows = sweep_table(jobs).markdown().splitlines()
     return [head, *rows]
 
 
@@ -43,20 +43,22 @@ def results(bleu: float, speed: float, memory: int | None, density: float) -> di
 
 
 @pytest.fixture
-def points(tmp_path: Path) -> list[dict[str, Any]]:
+def jobs(tmp_path: Path) -> list[dict[str, Any]]:
     return [
-        point(tmp_path, ["model=tiny", "variant=sparse", "seed=1"], **results(10, 50, 300, 0.2)),
-        point(tmp_path, ["model=tiny", "variant=sparse", "seed=2"], **results(14, 70, 500, 0.4)),
-        point(tmp_path, ["model=tiny", "variant=softmax", "seed=1"], **results(20, 120, 200, 1.0)),
+        make_job(tmp_path, ["model=tiny", "variant=sparse", "seed=1"], **results(10, 50, 300, 0.2)),
+        make_job(tmp_path, ["model=tiny", "variant=sparse", "seed=2"], **results(14, 70, 500, 0.4)),
+        make_job(
+            tmp_path, ["model=tiny", "variant=softmax", "seed=1"], **results(20, 120, 200, 1.0)
+        ),
         {"overrides": ["model=tiny", "variant=softmax", "seed=2"], "error": "DataError: gone"},
     ]
 
 
-def test_seeds_are_averaged_and_ratios_are_to_softmax(points: list[dict[str, Any]]) -> None:
-    head, sparse, softmax = lines_of(points)
+def test_seeds_are_averaged_and_ratios_are_to_softmax(jobs: list[dict[str, Any]]) -> None:
+    head, sparse, softmax = lines_of(jobs)
     named = ["BLEU test", "BLEU other", "runs", "tokens/s, softmax = 1", "memory, softmax = 1"]
     assert head.split(" | ")[1:6] == named
-    # sample deviation of 10 and 14; medians 60 and 400 beside 120 and 200; (0.3 + 1 + 0.5 + 0.5)/4
+    # sample deviation of 10 and 14; medians 60 and 400 against 120 and 200; (0.3 + 1 + 0.5 + 0.5)/4
     assert sparse == "| sparse | 12.00 ± 2.83 | 24.00 ± 5.66 | 2 | 0.50 | 2.00 | 0.57 | - |"
     assert softmax == "| softmax | **20.00** | **40.00** | 1 (1 failed) | 1.00 | 1.00 | 0.75 | - |"
 
@@ -74,57 +76,59 @@ def test_seeds_are_averaged_and_ratios_are_to_softmax(points: list[dict[str, Any
     ],
 )
 def test_rows_are_named_by_differences(overrides: tuple[str, ...], names: list[str]) -> None:
-    jobs = [{"overrides": given.split(), "error": "x"} for given in overrides]
+    jobs = [{"overrides": text.split(), "error": "x"} for text in overrides]
     assert job_names(jobs) == names
     assert [line.split(" | ")[0] for line in lines_of(jobs)[1:]] == [f"| {name}" for name in names]
 
 
-def test_a_ratio_is_of_medians_so_that_one_odd_run_moves_it_little(tmp_path: Path) -> None:
+def test_ratios_are_of_medians(tmp_path: Path) -> None:
     speeds = {"softmax": (30.0, 500.0, 40.0, None), "x": (20.0, None), "y": (None,), "z": (0.0,)}
-    found = [
-        point(tmp_path, [f"a={name}", f"seed={seed}"], tokens_per_second=speed)
-        for name, of in speeds.items()
-        for seed, speed in enumerate(of)
+    jobs = [
+        make_job(tmp_path, [f"a={name}", f"seed={seed}"], tokens_per_second=speed)
+        for name, by_seed in speeds.items()
+        for seed, speed in enumerate(by_seed)
     ]
-    lines = [line.split(" | ") for line in lines_of(found)[1:]]
+    lines = [line.split(" | ") for line in lines_of(jobs)[1:]]
     assert [line[2] for line in lines] == ["1.00", "0.50", "-", "0.00"]
 
 
-def test_heads_that_measure_0_count_in_the_mean_and_unmeasured_ones_do_not(tmp_path: Path) -> None:
-    found = [
-        point(tmp_path, ["a=1", "seed=1"], heads={"density": {"cross": [[0.0, 0.6, None], [0.0]]}}),
-        point(tmp_path, ["a=1", "seed=2"]),
-        point(tmp_path, ["a=2", "seed=1"], heads={"density": {"cross": [[0.0]]}}),
+def test_mean_over_heads_includes_zeros_and_omits_missing_values(tmp_path: Path) -> None:
+    jobs = [
+        make_job(
+            tmp_path, ["a=1", "seed=1"], heads={"density": {"cross": [[0.0, 0.6, None], [0.0]]}}
+        ),
+        make_job(tmp_path, ["a=1", "seed=2"]),
+        make_job(tmp_path, ["a=2", "seed=1"], heads={"density": {"cross": [[0.0]]}}),
     ]
-    lines = [line.split(" | ") for line in lines_of(found)[1:]]
+    lines = [line.split(" | ") for line in lines_of(jobs)[1:]]
     assert [line[4] for line in lines] == ["0.20", "0.00"]
 
 
-def test_without_softmax_the_first_row_is_the_measure(tmp_path: Path) -> None:
-    found = [
-        point(tmp_path, [f"a={name}", "seed=1"], **results(1, speed, 100, 1.0))
+def test_ratios_are_to_the_first_row_without_softmax(tmp_path: Path) -> None:
+    jobs = [
+        make_job(tmp_path, [f"a={name}", "seed=1"], **results(1, speed, 100, 1.0))
         for name, speed in (("x", 50), ("y", 100))
     ]
-    head, first, second = lines_of(found)
+    head, first, second = lines_of(jobs)
     assert "tokens/s, x = 1" in head
     assert [line.split(" | ")[4] for line in (first, second)] == ["1.00", "2.00"]
 
 
-def test_runs_of_two_tasks_stand_in_one_table(tmp_path: Path) -> None:
-    found = [
-        point(
+def test_runs_of_two_tasks_share_one_table(tmp_path: Path) -> None:
+    jobs = [
+        make_job(
             *(tmp_path, [f"a={name}"], data),
             scores={"test": {metric: {"score": score}, "loss": {"score": 1.0}}},
             heads={"density": {site: [[0.5]]}},
         )
         for name, score, metric, data, site in (
-            ("x", 30.0, "bleu", TRANSLATED, "encoder_self"),
-            ("y", 22.0, "bleu", TRANSLATED, "encoder_self"),
-            ("read", 1.5, "bits_per_byte", READ, "decoder_self"),
-            ("other", 3.0, "bits_per_byte", READ, "decoder_self"),
+            ("x", 30.0, "bleu", TRANSLATION, "encoder_self"),
+            ("y", 22.0, "bleu", TRANSLATION, "encoder_self"),
+            ("read", 1.5, "bits_per_byte", PLAIN_TEXT, "decoder_self"),
+            ("other", 3.0, "bits_per_byte", PLAIN_TEXT, "decoder_self"),
         )
     ]
-    head, *rows = [[line.split(" | ")[n] for n in (1, 2, 6)] for line in lines_of(found)]
+    head, *rows = [[line.split(" | ")[n] for n in (1, 2, 6)] for line in lines_of(jobs)]
     assert head[:2] == ["BLEU test", "bits per byte test, lower is better"]
     assert head[2] == "density encoder_self/decoder_self"
     assert rows == [

@@ -1,4 +1,4 @@
-"""Figures of runs: what is one line, what is drawn of which folder, and attention of a sentence."""
+"""Figures of runs: runs grouped to lines, figures of folders, attention of a sentence."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SOFTMAX = "headwise.attention.softmax.Softmax"
 pytestmark = pytest.mark.slow
 
 
-def words(figure: Any) -> str:
+def text_of(figure: Any) -> str:
     from matplotlib.text import Text
 
     return " ".join(" ".join(t.get_text().split()) for t in figure.findobj(Text) if t.get_text())
@@ -39,8 +39,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train_small(tmp_path_factory.mktemp("run"), "model.n_heads=4")
 
 
-def copy_of(run: Path, to: Path, **changes: Any) -> Path:
-    """Another run's folder, made of this one by changing its configuration."""
+def copy_run(run: Path, to: Path, **changes: Any) -> Path:
+    """Copy the folder of a run and change its configuration."""
     shutil.copytree(run, to, ignore=shutil.ignore_patterns("figures", "*.pt"))
     config = OmegaConf.load(to / "config.yaml")
     for key, value in changes.items():
@@ -71,11 +71,11 @@ def analysed(run: Path, rule: str) -> Path:
 
 def test_runs_that_differ_in_their_seed_are_one_row(trained: Path, tmp_path: Path) -> None:
     runs = [
-        copy_of(trained, tmp_path / "a2", seed=2),
-        copy_of(trained, tmp_path / "s1", attention={"_target_": SOFTMAX}),
-        copy_of(trained, tmp_path / "a1", seed=1, trainer__log_every=7),
-        copy_of(trained, tmp_path / "deep", model__encoder_layers=3),
-        copy_of(trained, tmp_path / "other", data__source="ja"),
+        copy_run(trained, tmp_path / "a2", seed=2),
+        copy_run(trained, tmp_path / "s1", attention={"_target_": SOFTMAX}),
+        copy_run(trained, tmp_path / "a1", seed=1, trainer__log_every=7),
+        copy_run(trained, tmp_path / "deep", model__encoder_layers=3),
+        copy_run(trained, tmp_path / "other", data__source="ja"),
     ]
     first, second = corpus_rows(runs)
     assert (first.corpus, second.corpus) == ("files De→En", "files Ja→En")
@@ -97,8 +97,8 @@ def vector_only(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("vector_only")
-def test_only_what_was_measured_is_drawn(trained: Path, tmp_path: Path) -> None:
-    run = copy_of(trained, tmp_path / "run")
+def test_only_measured_values_are_drawn(trained: Path, tmp_path: Path) -> None:
+    run = copy_run(trained, tmp_path / "run")
     files = draw_figures([run], run / "figures")
     assert {path.parent for path in files} == {run / "figures"}
     drawn = {path.stem for path in files}
@@ -112,13 +112,13 @@ def test_only_what_was_measured_is_drawn(trained: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "nothing").exists()
 
 
-def test_runs_side_by_side(trained: Path, tmp_path: Path) -> None:
+def test_figures_of_several_runs(trained: Path, tmp_path: Path) -> None:
     softmax, entmax15 = {"_target_": SOFTMAX}, {"_target_": ENTMAX15}
     runs = [
-        analysed(copy_of(trained, tmp_path / "a1", seed=1), "alpha_entmax"),
-        analysed(copy_of(trained, tmp_path / "a2", seed=2), "alpha_entmax"),
-        copy_of(trained, tmp_path / "e1", attention=entmax15),
-        analysed(copy_of(trained, tmp_path / "s1", attention=softmax), "softmax"),
+        analysed(copy_run(trained, tmp_path / "a1", seed=1), "alpha_entmax"),
+        analysed(copy_run(trained, tmp_path / "a2", seed=2), "alpha_entmax"),
+        copy_run(trained, tmp_path / "e1", attention=entmax15),
+        analysed(copy_run(trained, tmp_path / "s1", attention=softmax), "softmax"),
     ]
     for run in runs[2:]:  # which have no α
         (run / "heads.jsonl").unlink()
@@ -130,9 +130,9 @@ def test_runs_side_by_side(trained: Path, tmp_path: Path) -> None:
     }  # fmt: skip
     assert set(figures) == expected
     assert [axes.get_title() for axes in figures["pruning"].axes] == ["softmax", "α-entmax"]
-    assert "8 heads" in words(figures["alpha_start_end"])  # of both seeds, where α was learned
-    assert "Measured on 6 sentences of valid." in words(figures["density_layers"])
-    figures = figures_of([*runs, copy_of(trained, tmp_path / "ja", data__source="ja")])
+    assert "8 heads" in text_of(figures["alpha_start_end"])  # of both seeds, where α was learned
+    assert "Measured on 6 sentences of valid." in text_of(figures["density_layers"])
+    figures = figures_of([*runs, copy_run(trained, tmp_path / "ja", data__source="ja")])
     assert {f"{name}-files_de_en" for name in expected - {"score_curves"}} < set(figures)
     assert "alpha_histograms-files_ja_en" in figures
     assert len(figures["score_curves"].axes) == 2
@@ -142,18 +142,18 @@ def test_runs_side_by_side(trained: Path, tmp_path: Path) -> None:
 
 
 def test_attention_maps(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    given: dict[str, Any] = {}
+    calls: dict[str, Any] = {}
 
     def maps(site: str, layers: Any, queries: Any, keys: Any, title: str, about: str) -> None:
-        given[site] = (layers, list(queries), list(keys), title)
+        calls[site] = (layers, list(queries), list(keys), title)
 
     monkeypatch.setattr("headwise.report.figures_attention.attention_maps", maps)
     assert draw_attention(trained, "Hund sieht Haus", tmp_path, device="cpu") == []
-    assert list(given) == ["encoder_self", "decoder_self", "cross"]
-    source, reads, title = given["encoder_self"][1], given["decoder_self"][1], given["cross"][3]
-    assert given["cross"][1:3] == ([*reads[1:], "…"], source)  # it reaches the length limit
-    assert title == f"Hund sieht Haus → {given['decoder_self'][3]}"
-    for layers, queries, keys, _ in given.values():
+    assert list(calls) == ["encoder_self", "decoder_self", "cross"]
+    source, reads, title = calls["encoder_self"][1], calls["decoder_self"][1], calls["cross"][3]
+    assert calls["cross"][1:3] == ([*reads[1:], "…"], source)  # it reaches the length limit
+    assert title == f"Hund sieht Haus → {calls['decoder_self'][3]}"
+    for layers, queries, keys, _ in calls.values():
         (layer,) = layers
         assert list(layer.heads) == [1, 2, 3, 4]
         assert layer.weights_HQK.shape == (4, len(queries), len(keys)) == layer.allowed_HQK.shape
@@ -165,7 +165,7 @@ def test_attention_maps(trained: Path, tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.usefixtures("vector_only")
-def test_attention_is_written(trained: Path, tmp_path: Path) -> None:
+def test_attention_figures_are_written(trained: Path, tmp_path: Path) -> None:
     files = draw_attention(trained, "Hund", tmp_path / "out", device="cpu")
     sites = ("encoder_self", "decoder_self", "cross")
     assert [path.name for path in files] == [f"attention_{site}.svg" for site in sites]

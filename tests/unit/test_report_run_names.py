@@ -1,4 +1,4 @@
-"""How runs are named after the words that chose them."""
+"""Names of runs, from their settings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from headwise.report.run_names import choice_name, class_word
 
 
 @pytest.mark.parametrize(
-    ("chosen", "told"),
+    ("chosen", "name"),
     [
         ((), "softmax"),
         (("attention=alpha_entmax", "scaling=length"), "alpha_entmax, scaling length"),
@@ -21,10 +21,10 @@ from headwise.report.run_names import choice_name, class_word
         ),
     ],
 )
-def test_a_run_is_named_by_what_was_typed(chosen: tuple[str, ...], told: str) -> None:
-    assert choice_name(typed(composed("attention=softmax", *chosen))) == told
+def test_run_is_named_by_its_overrides(chosen: tuple[str, ...], name: str) -> None:
+    assert choice_name(typed(composed("attention=softmax", *chosen))) == name
 
 
-def test_a_class_of_ones_own_is_named_by_itself() -> None:
+def test_user_class_is_named_by_its_class_name() -> None:
     assert class_word("mine.attention.Tempered") == "Tempered"
     assert class_word("Tempered") == "Tempered"

@@ -1,4 +1,4 @@
-"""Tables of the guide that are written by programs."""
+"""Generated tables of the guide."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
         ("docs/settings.md", settings, settings.NAME, settings.tables),
     ],
 )
-def test_a_page_holds_what_the_classes_say(
+def test_tables_of_pages_are_up_to_date(
     page: str, module: ModuleType, name: str, content: Callable[[], str]
 ) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
@@ -34,21 +34,21 @@ def test_a_page_holds_what_the_classes_say(
     assert renewed(text, name, content()) == text, f"run {renew}"
 
 
-def test_every_key_of_a_training_is_told() -> None:
+def test_every_training_key_is_documented() -> None:
     with composer() as make:
         config = make([])
-    told = set(re.findall(r"^\| `([\w.]+)` \|", settings.tables(), re.MULTILINE))
+    documented = set(re.findall(r"^\| `([\w.]+)` \|", settings.tables(), re.MULTILINE))
     typed_groups = ("trainer", "model", "tokenizer", "decode", "data", "tracker", "paths")
-    lacking = {
+    missing = {
         f"{group}.{key}"
         for group in typed_groups
         for key in config[group]
-        if key != "_target_" and f"{group}.{key}" not in told
+        if key != "_target_" and f"{group}.{key}" not in documented
     }
-    assert lacking == {f"data.{key}" for key in (*settings.OF_A_CORPUS, "cleaning")}
+    assert missing == {f"data.{key}" for key in (*settings.OF_A_CORPUS, "cleaning")}
 
 
-def test_a_text_without_the_markers_is_refused() -> None:
+def test_text_without_markers_is_rejected() -> None:
     with pytest.raises(SystemExit, match="capabilities"):
         renewed("# nothing", "capabilities", "")
 
@@ -57,5 +57,5 @@ def test_a_text_without_the_markers_is_refused() -> None:
 def test_every_variant_has_a_line(name: str) -> None:
     row = capability_row(name)
     assert len(row) == len(HEAD)
-    stands = [cell == "yes" for cell in row[1:4]]
-    assert sum(stands) == len(built(name))
+    supported = [cell == "yes" for cell in row[1:4]]
+    assert sum(supported) == len(built(name))

@@ -14,7 +14,7 @@ from headwise.runs.results import Results
 BLEU = {"score": 30.5, "signature": "tok:13a"}
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
+def test_written_results_are_read_back(tmp_path: Path) -> None:
     path = tmp_path / "results.json"
     assert Results.read(path) is None
     alphas = {"cross": [[1.5, None]]}

@@ -1,4 +1,4 @@
-"""The paired bootstrap against sacreBLEU's test and against what a test of significance owes."""
+"""The paired bootstrap: compared with sacreBLEU, and properties of a significance test."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def references(n: int, seed: int = 0) -> list[str]:
 
 
 def noisy(lines: list[str], rate: float, seed: int) -> list[str]:
-    """Each word is another one with probability `rate`."""
+    """Replace each word with probability `rate`."""
     chosen = random.Random(seed)
     return [
         " ".join(w if chosen.random() > rate else chosen.choice(WORDS) for w in line.split())
@@ -40,25 +40,27 @@ def compare(systems: list[np.ndarray], baselines: list[np.ndarray], n: int) -> C
     return paired_bootstrap(systems, baselines, BLEU_13A, n)
 
 
-def test_interval_and_p_are_of_the_mean_over_seeds_that_differ() -> None:
+def test_interval_and_p_value_are_of_the_mean_over_seeds() -> None:
     refs = references(60)
     systems = [statistics(noisy(refs, rate, seed), refs) for rate, seed in ((0.2, 1), (0.5, 2))]
     baselines = [statistics(noisy(refs, rate, seed), refs) for rate, seed in ((0.22, 3), (0.34, 4))]
     both = compare(systems, baselines, 3000)
     first = compare(systems[:1], baselines[:1], 3000)
-    chosen, by_hand = random.Random(0), []
+    chosen, differences = random.Random(0), []
     for _ in range(3000):
-        drawn = chosen.choices(range(60), k=60)
-        new, old = ([BLEU_13A.score(of[drawn]) for of in seeds] for seeds in (systems, baselines))
-        by_hand.append(np.mean(new) - np.mean(old))
-    low, high = np.quantile(by_hand, [0.025, 0.975])
+        resample = chosen.choices(range(60), k=60)
+        new, old = (
+            [BLEU_13A.score(items[resample]) for items in seeds] for seeds in (systems, baselines)
+        )
+        differences.append(np.mean(new) - np.mean(old))
+    low, high = np.quantile(differences, [0.025, 0.975])
     # 90 % would be narrower by a third of the deviation at either end
-    deviation = np.std(by_hand)
+    deviation = np.std(differences)
     assert (both.low, both.high) == pytest.approx((low, high), abs=0.15 * deviation)
-    scores = [np.mean([BLEU_13A.score(of) for of in seeds]) for seeds in (systems, baselines)]
+    scores = [np.mean([BLEU_13A.score(items) for items in seeds]) for seeds in (systems, baselines)]
     assert both.difference == pytest.approx(scores[0] - scores[1], abs=1e-9)
     assert (both.n_seeds, both.n_items, both.n_resamples) == (2, 60, 3000)
-    as_far = np.abs(np.array(by_hand) - np.mean(by_hand)) >= abs(both.difference)
+    as_far = np.abs(np.array(differences) - np.mean(differences)) >= abs(both.difference)
     assert both.p_value == pytest.approx(as_far.mean(), abs=0.03)
     assert abs(both.low - first.low) > deviation
     assert abs(both.high - first.high) > deviation
@@ -78,7 +80,7 @@ def test_one_seed_is_resampled_as_sacrebleu_does() -> None:
     assert ours.p_value == pytest.approx(2 * after.p_value, abs=0.05)
 
 
-def test_a_clear_difference_is_found_and_its_sign_kept() -> None:
+def test_clear_difference_is_significant_with_its_sign() -> None:
     refs = references(150)
     good, bad = statistics(noisy(refs, 0.1, 1), refs), statistics(noisy(refs, 0.4, 2), refs)
     better, worse = compare([good], [bad], 300), compare([bad], [good], 300)
@@ -87,29 +89,29 @@ def test_a_clear_difference_is_found_and_its_sign_kept() -> None:
     assert better.difference == -worse.difference
 
 
-def test_equal_systems_never_differ() -> None:
+def test_equal_systems_do_not_differ() -> None:
     refs = references(20)
     same = statistics(noisy(refs, 0.3, 1), refs)
-    found = compare([same], [same], 50)
-    assert (found.difference, found.low, found.high, found.p_value) == (0, 0, 0, 1)
+    result = compare([same], [same], 50)
+    assert (result.difference, result.low, result.high, result.p_value) == (0, 0, 0, 1)
 
 
-def test_sentences_are_drawn_not_sentences_of_each_seed() -> None:
-    """The same translations three times over are no more evidence than once."""
+def test_sentences_are_resampled_jointly_over_seeds() -> None:
+    """Three copies of the same translations are no more evidence than one."""
     refs = references(80)
     system, baseline = statistics(noisy(refs, 0.2, 1), refs), statistics(noisy(refs, 0.22, 2), refs)
     once, thrice = (compare([system] * n, [baseline] * n, 200) for n in (1, 3))
-    bounds = [(found.low, found.high, found.p_value) for found in (once, thrice)]
+    bounds = [(result.low, result.high, result.p_value) for result in (once, thrice)]
     assert bounds[0] == pytest.approx(bounds[1])
 
 
-def test_a_report_made_twice_says_the_same() -> None:
+def test_bootstrap_is_deterministic() -> None:
     refs = references(30)
     pair = [[statistics(noisy(refs, 0.2, seed), refs)] for seed in (1, 2)]
     assert compare(*pair, 50) == compare(*pair, 50)
 
 
-def test_what_cannot_be_compared_is_refused() -> None:
+def test_invalid_comparisons_are_rejected() -> None:
     refs = references(4)
     few, many = statistics(refs[:2], refs[:2]), statistics(refs, refs)
     with pytest.raises(DataError, match="different numbers of items"):
@@ -120,27 +122,29 @@ def test_what_cannot_be_compared_is_refused() -> None:
         compare([many], [many], 0)
 
 
-def test_better_is_above_0_whichever_way_a_metric_points() -> None:
-    """Of nats and tokens; all that a metric does not read is nothing to it."""
+def test_improvement_is_positive_for_both_directions_of_a_metric() -> None:
+    """Items are nats and tokens; columns that the metric does not read have no effect."""
     generator = np.random.default_rng(1)
     base = np.column_stack((generator.random(60), generator.gamma(9, size=60), np.full(60, 4.0)))
     lower = base - [0.0, 0.5, 0.0]
     nll = Metric("nll", "lower", lambda sums: float(sums[0] / sums[1]), (1, 2), "", "loss", "")
-    found = paired_bootstrap([lower], [base], nll, 200)
-    assert found.difference == pytest.approx(0.125)
-    assert (found.low, found.high) == pytest.approx((0.125, 0.125))
-    assert found.p_value == 1 / 201
+    result = paired_bootstrap([lower], [base], nll, 200)
+    assert result.difference == pytest.approx(0.125)
+    assert (result.low, result.high) == pytest.approx((0.125, 0.125))
+    assert result.p_value == 1 / 201
     score = Metric("score", "higher", nll.of_sums, (1, 2), "", "loss", "")
     assert paired_bootstrap([lower], [base], score, 200).difference == pytest.approx(-0.125)
 
 
-def test_the_usual_number_of_draws_settles_a_p_value(monkeypatch: pytest.MonkeyPatch) -> None:
-    generator, found = np.random.default_rng(0), []
+def test_default_number_of_resamples_gives_a_stable_p_value(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    generator, p_values = np.random.default_rng(0), []
     mean = Metric("mean", "higher", lambda sums: sums[0], [0], "", "", "")
     items = generator.normal(size=(100, 1))
     items += 0.24 - items.mean()
     for seed in range(6):
         monkeypatch.setattr("headwise.metrics.significance.RANDOM_SEED", seed)
-        found.append(paired_bootstrap([items], [np.zeros_like(items)], mean).p_value)
-    assert 0.002 < np.mean(found) < 0.03
-    assert np.std(found) < 0.2 * np.mean(found)
+        p_values.append(paired_bootstrap([items], [np.zeros_like(items)], mean).p_value)
+    assert 0.002 < np.mean(p_values) < 0.03
+    assert np.std(p_values) < 0.2 * np.mean(p_values)

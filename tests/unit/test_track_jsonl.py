@@ -1,4 +1,4 @@
-"""The record of a run: no gap, no repeat, whatever moment it was cut off at."""
+"""Logs of a run: a resumed run neither loses nor repeats records."""
 
 from __future__ import annotations
 
@@ -21,37 +21,37 @@ records = st.lists(st.dictionaries(names, st.one_of(texts, st.integers(), st.non
 
 
 @settings(max_examples=60, deadline=None)
-@given(records=records, kept=st.integers(0, 8), torn=st.binary(max_size=9), data=st.data())
-def test_rewind_and_go_on_equals_never_having_stopped(
+@given(records=records, n_kept=st.integers(0, 8), torn=st.binary(max_size=9), data=st.data())
+def test_rewound_log_equals_an_uninterrupted_log(
     tmp_path_factory: pytest.TempPathFactory,
     records: list[dict[str, object]],
-    kept: int,
+    n_kept: int,
     torn: bytes,
     data: st.DataObject,
 ) -> None:
-    kept = min(kept, len(records))
+    n_kept = min(n_kept, len(records))
     folder = tmp_path_factory.mktemp("jsonl")
-    straight, resumed = folder / "straight.jsonl", folder / "resumed.jsonl"
-    with JsonlWriter(straight) as writer:
+    uninterrupted, resumed = folder / "uninterrupted.jsonl", folder / "resumed.jsonl"
+    with JsonlWriter(uninterrupted) as writer:
         for record in records:
             writer.write(record)
-    further = data.draw(st.integers(kept, len(records)))  # written after the checkpoint, then lost
+    n_written = data.draw(st.integers(n_kept, len(records)))  # after the checkpoint, then lost
     with JsonlWriter(resumed) as writer:
-        for record in records[:further]:
+        for record in records[:n_written]:
             writer.write(record)
     with open(resumed, "ab") as tail:
         tail.write(torn.replace(b"\n", b""))  # the kill came in the middle of a line
     with JsonlWriter(resumed) as writer:
-        assert writer.n_lines == further
-        writer.rewind(kept)
-        assert writer.n_lines == kept
-        for record in records[kept:]:
+        assert writer.n_lines == n_written
+        writer.rewind(n_kept)
+        assert writer.n_lines == n_kept
+        for record in records[n_kept:]:
             writer.write(record)
-    assert resumed.read_bytes() == straight.read_bytes()
+    assert resumed.read_bytes() == uninterrupted.read_bytes()
     assert read_jsonl(resumed) == records
 
 
-def test_each_write_stands_in_the_file_at_once(tmp_path: Path) -> None:
+def test_each_write_is_in_the_file_immediately(tmp_path: Path) -> None:
     writer = JsonlWriter(tmp_path / "new folder" / "metrics.jsonl")
     writer.write({"update": 1, "train/loss": 2.5})
     assert read_jsonl(writer.path) == [{"update": 1, "train/loss": 2.5}]
@@ -59,7 +59,7 @@ def test_each_write_stands_in_the_file_at_once(tmp_path: Path) -> None:
     assert writer.n_lines == 1
 
 
-def test_a_torn_last_line_is_not_read_and_is_cut_on_opening(tmp_path: Path) -> None:
+def test_incomplete_last_line_is_ignored_and_removed_on_opening(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"update": 1}\n{"upd')
     assert read_jsonl(path) == [{"update": 1}]
@@ -67,7 +67,7 @@ def test_a_torn_last_line_is_not_read_and_is_cut_on_opening(tmp_path: Path) -> N
     assert read_jsonl(path) == [{"update": 1}, {"update": 2}]
 
 
-def test_fewer_lines_than_the_checkpoint_knew_are_refused(tmp_path: Path) -> None:
+def test_fewer_lines_than_the_checkpoint_has_are_rejected(tmp_path: Path) -> None:
     writer = JsonlWriter(tmp_path / "metrics.jsonl")
     writer.write({"update": 1})
     with pytest.raises(RunError, match=r"1 complete lines.* after 2"):
@@ -76,7 +76,7 @@ def test_fewer_lines_than_the_checkpoint_knew_are_refused(tmp_path: Path) -> Non
     assert len(read_jsonl(writer.path)) == 1
 
 
-def test_what_could_not_be_measured_is_named_not_invented() -> None:
+def test_nonfinite_values_are_listed_and_omitted() -> None:
     record = {
         "update": np.int64(3),
         "train/loss": math.nan,
@@ -119,14 +119,14 @@ def test_a_full_disk_loses_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert [record["update"] for record in read_jsonl(writer.path)] == [1, 3]
 
 
-def test_unreadable_records_are_named_with_their_line(tmp_path: Path) -> None:
+def test_error_of_an_invalid_record_names_the_line(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"missing\.jsonl"):
         read_jsonl(tmp_path / "missing.jsonl")
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"update": 1}\nnot json\n')
     with pytest.raises(RunError, match="line 2"):
         read_jsonl(path)
-    for text, told in (
+    for text, message in (
         ("[1]", "JSON object"),
         ("[" * 100_000, "not JSON"),
         ('{"update": "2"}', "update"),
@@ -134,5 +134,5 @@ def test_unreadable_records_are_named_with_their_line(tmp_path: Path) -> None:
         ('{"alpha": {"cross": [1.5]}}', "alpha has a value of a wrong type"),
     ):
         path.write_text(f"{text}\n")
-        with pytest.raises(RunError, match=told):
+        with pytest.raises(RunError, match=message):
             read_jsonl(path)

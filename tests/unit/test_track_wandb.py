@@ -1,4 +1,4 @@
-"""W&B is a mirror: it never asks, never hangs, never ends a training."""
+"""W&B is a copy of the logs: it never prompts, blocks or ends a training."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HEADS = {
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home without keys, so that the machine's own settings play no part."""
+    """A home folder without keys, so that the machine's settings have no effect."""
     for name in [name for name in os.environ if name.startswith("WANDB_")]:
         if name != "WANDB_SERVICE":
             monkeypatch.delenv(name)
@@ -56,7 +56,7 @@ def make(tmp_path: Path, config: TrackerConfig, group: str | None = "sweep") -> 
     return make_tracker(config, run_dir, group, {"seed": 1})
 
 
-def use(tracker: Any, image: Path | None = None) -> None:
+def log_everything(tracker: Any, image: Path | None = None) -> None:
     tracker.log(10, {"train/loss": 3.5})
     tracker.log_heads(10, HEADS)
     tracker.log_table("valid/hypotheses", ["source", "hypothesis"], [["ein Hund", "a dog"]])
@@ -67,25 +67,25 @@ def use(tracker: Any, image: Path | None = None) -> None:
 
 
 class FakeRun:
-    """Stands for wandb's run; `log` fails from the given call on."""
+    """Stand-in for wandb's run; `log` and `finish` raise `error`."""
 
     dir, url = "run/wandb/offline/files", "https://example.invalid"
 
-    def __init__(self, fails: Exception | None = None) -> None:
-        self.fails, self.rows, self.exit_code = fails, [], -1
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error, self.rows, self.exit_code = error, [], -1
         self.summary: dict[str, Any] = {}
 
     def define_metric(self, *_: object, **__: object) -> None: ...
 
     def log(self, row: dict[str, Any]) -> None:
-        if self.fails is not None:
-            raise self.fails
+        if self.error is not None:
+            raise self.error
         self.rows.append(row)
 
     def finish(self, exit_code: int) -> None:
         self.exit_code = exit_code
-        if self.fails is not None:
-            raise self.fails
+        if self.error is not None:
+            raise self.error
 
 
 @pytest.mark.parametrize(
@@ -116,11 +116,11 @@ def test_with_a_key_a_run_is_online(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     import wandb
 
     calls: list[dict[str, Any]] = []
-    monkeypatch.setattr(wandb, "init", lambda **given: calls.append(given) or FakeRun())
+    monkeypatch.setattr(wandb, "init", lambda **arguments: calls.append(arguments) or FakeRun())
     for mode in (None, "online", "offline"):
         make(tmp_path, TrackerConfig(mode=mode))
     assert [call["mode"] for call in calls] == ["online", "online", "offline"]
-    # a resumed run joins its own; one that begins anew in a folder of that name does not
+    # a resumed run keeps its id; a new run in a folder of that name gets another
     first, resumed, offline = (call.get("id") for call in calls)
     assert first == resumed != offline is None
     assert [call.get("resume") for call in calls] == ["allow", "allow", None]
@@ -140,18 +140,18 @@ def test_wrong_settings_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("WANDB_MODE", "ofline")
     with pytest.raises(ConfigError, match=r"WANDB_MODE.*offline"):
         check_tracker(TrackerConfig())
-    check_tracker(TrackerConfig(mode="offline"))  # the environment is not asked then
+    check_tracker(TrackerConfig(mode="offline"))  # then the environment is not read
 
 
-def test_none_and_disabled_keep_nothing(tmp_path: Path) -> None:
+def test_none_and_disabled_write_nothing(tmp_path: Path) -> None:
     for config in (TrackerConfig(kind="none"), TrackerConfig(mode="disabled")):
         tracker = make(tmp_path, config)
-        use(tracker)
+        log_everything(tracker)
         assert isinstance(tracker, NullTracker)
     assert list((tmp_path / RUN).iterdir()) == []
 
 
-def test_heads_are_named_from_one_and_absent_ones_left_out() -> None:
+def test_heads_are_numbered_from_one_and_missing_values_omitted() -> None:
     assert head_name("alpha", "cross", 2, 3) == "alpha/cross/layer2/head3"
     assert head_metrics(HEADS) == {
         "alpha/encoder_self/layer1/head1": 1.25,
@@ -160,9 +160,9 @@ def test_heads_are_named_from_one_and_absent_ones_left_out() -> None:
         "attention/density/cross/layer2/head1": 0.5,
         "attention/density/cross/layer2/head2": 0.75,
     }
-    # where heads were pruned the others keep their numbers; what is of other heads is left out
-    kept = {"encoder_self": [[2, 5], [3, 4]], "cross": [[], [1, 2, 4]]}
-    assert head_metrics(HEADS, kept) == {
+    # after pruning heads keep their numbers; values of a wrong number of heads are omitted
+    head_numbers = {"encoder_self": [[2, 5], [3, 4]], "cross": [[], [1, 2, 4]]}
+    assert head_metrics(HEADS, head_numbers) == {
         "alpha/encoder_self/layer1/head2": 1.25,
         "alpha/encoder_self/layer1/head5": 1.5,
         "alpha/encoder_self/layer2/head3": 2.0,
@@ -174,20 +174,20 @@ def test_an_offline_run_holds_everything(tmp_path: Path, monkeypatch: pytest.Mon
 
     image = tmp_path / "alpha.png"
     Image.new("RGB", (8, 8)).save(image)
-    monkeypatch.setenv("WANDB_MODE", "disabled")  # what the config says comes first
-    use(make(tmp_path, TrackerConfig(mode="offline", tags=["t"])), image)
+    monkeypatch.setenv("WANDB_MODE", "disabled")  # the config has priority
+    log_everything(make(tmp_path, TrackerConfig(mode="offline", tags=["t"])), image)
     (file,) = (tmp_path / RUN / "wandb").glob("offline-run-*/run-*.wandb")
     command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(file)]
-    shown = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
-    for piece in (
+    output = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    for text in (
         "train/loss", "alpha/encoder_self/layer1/head2", "alpha/encoder_self/histogram",
         "attention/density/cross/layer2/head1", "valid/hypotheses", "figures/alpha", "test/bleu",
         "sweep", RUN, "update",
     ):  # fmt: skip
-        assert piece in shown, piece
+        assert text in output, text
 
 
-def test_without_a_network_an_online_run_falls_back_with_one_line(
+def test_online_run_without_network_falls_back_to_offline_with_one_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     import wandb
@@ -217,7 +217,7 @@ def test_without_a_network_an_online_run_falls_back_with_one_line(
 
 
 @pytest.mark.parametrize("error", [ConnectionResetError("service died"), OSError(28, "full")])
-def test_an_error_while_logging_turns_it_off_once(
+def test_error_while_logging_disables_wandb_once(
     error: OSError,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -225,24 +225,24 @@ def test_an_error_while_logging_turns_it_off_once(
 ) -> None:
     import wandb
 
-    run = FakeRun(fails=error)
+    run = FakeRun(error=error)
     monkeypatch.setattr(wandb, "init", lambda **_: run)
     tracker = make(tmp_path, TrackerConfig(mode="offline"))
-    use(tracker)
+    log_everything(tracker)
     assert not tracker.is_on
     assert run.exit_code == 0
     assert sum("W&B logging stopped" in record.getMessage() for record in caplog.records) == 1
 
 
-def test_a_defect_of_ours_is_not_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_programming_errors_are_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import wandb
 
-    monkeypatch.setattr(wandb, "init", lambda **_: FakeRun(fails=ZeroDivisionError()))
+    monkeypatch.setattr(wandb, "init", lambda **_: FakeRun(error=ZeroDivisionError()))
     with pytest.raises(ZeroDivisionError):
         make(tmp_path, TrackerConfig(mode="offline")).log(1, {})
 
 
-def test_training_survives_without_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_works_without_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import wandb
 
     def init(**_: Any) -> None:
@@ -252,10 +252,10 @@ def test_training_survives_without_wandb(tmp_path: Path, monkeypatch: pytest.Mon
     tracker = make(tmp_path, TrackerConfig(mode="online"))
     assert isinstance(tracker, WandbTracker)
     assert not tracker.is_on
-    use(tracker)
+    log_everything(tracker)
 
 
-def test_no_question_on_a_terminal(tmp_path: Path) -> None:
+def test_no_prompt_on_a_terminal(tmp_path: Path) -> None:
     pty = pytest.importorskip("pty")
     program = f"""
         from pathlib import Path
@@ -266,20 +266,20 @@ def test_no_question_on_a_terminal(tmp_path: Path) -> None:
         tracker.log(1, {{"train/loss": 1.0}})
         tracker.finish("finished")
     """
-    ours, theirs = pty.openpty()
+    master_end, terminal_end = pty.openpty()
     environment = {k: v for k, v in os.environ.items() if k != "WANDB_SERVICE"} | {"TERM": "xterm"}
     process = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(program)],
-        stdin=theirs, stdout=subprocess.DEVNULL, stderr=theirs, env=environment,
+        stdin=terminal_end, stdout=subprocess.DEVNULL, stderr=terminal_end, env=environment,
     )  # fmt: skip
-    os.close(theirs)
+    os.close(terminal_end)
     try:
         deadline = time.monotonic() + 60
         while process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.05)
-        assert process.poll() == 0, os.read(ours, 4000).decode()
+        assert process.poll() == 0, os.read(master_end, 4000).decode()
     finally:
         process.kill()
         process.wait()
-        os.close(ours)
+        os.close(master_end)
     assert len(list((tmp_path / "wandb").glob("offline-run-*"))) == 1

@@ -15,7 +15,7 @@ from headwise.train.checkpoint import save_checkpoint
 from headwise.train.distributed import Ranks
 
 
-def folder_with(tmp_path: Path) -> RunFolder:
+def write_checkpoints(tmp_path: Path) -> RunFolder:
     """Weights 1 at update 10, 3 at 20, 5 at 30; the best is 100."""
     folder = RunFolder(tmp_path)
     folder.make()
@@ -26,11 +26,11 @@ def folder_with(tmp_path: Path) -> RunFolder:
 
 
 def choose(folder: RunFolder, n_averaged: int, score: float | None) -> tuple[str, float]:
-    """With a best score of 7, and `score` for the average."""
+    """Choose weights with a best score of 7, and `score` for the average."""
     model = nn.Linear(1, 1, bias=False)
 
     def evaluate() -> tuple[None, float]:
-        assert score is not None, "nothing to look at"
+        assert score is not None, "nothing to evaluate"
         assert model.weight.item() == 4
         return None, score
 
@@ -41,20 +41,20 @@ def choose(folder: RunFolder, n_averaged: int, score: float | None) -> tuple[str
     return choose_weights(trainer), model.weight.item()
 
 
-def test_a_better_average_is_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_better_average_is_saved(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "headwise")
-    folder = folder_with(tmp_path)
+    folder = write_checkpoints(tmp_path)
     assert choose(folder, 2, score=7.5) == ("average", 4.0)
     assert (folder.checkpoints / "average.pt").is_file()
     assert "of the last 2 checkpoints is better than the best one" in caplog.text
 
 
 @pytest.mark.parametrize("score", [7.0, 6.9])
-def test_one_that_does_not_is_dropped(tmp_path: Path, score: float) -> None:
-    folder = folder_with(tmp_path)
+def test_average_that_is_not_better_is_removed(tmp_path: Path, score: float) -> None:
+    folder = write_checkpoints(tmp_path)
     assert choose(folder, 2, score) == ("best", 100.0)
     assert not (folder.checkpoints / "average.pt").exists()
 
 
-def test_without_averaging_the_best_is_taken(tmp_path: Path) -> None:
-    assert choose(folder_with(tmp_path), 0, None) == ("best", 100.0)
+def test_best_checkpoint_is_used_without_averaging(tmp_path: Path) -> None:
+    assert choose(write_checkpoints(tmp_path), 0, None) == ("best", 100.0)

@@ -1,4 +1,4 @@
-"""How a process stands among the ranks, and how it leaves them."""
+"""Ranks: process groups, choice of devices, shares of items."""
 
 from __future__ import annotations
 
@@ -16,21 +16,25 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture(params=["cpu", "cuda"])
-def left(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[str, list[str]]:
-    """The kind of device, and what fills when the group of two is left: no group is made."""
-    found: list[str] = []
+def group(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[str, list[str]]:
+    """Kind of device, and a list that grows when the fake group of two is destroyed."""
+    destroyed: list[str] = []
     monkeypatch.setenv("WORLD_SIZE", "2")
     device = torch.device(request.param, 0)
     monkeypatch.setattr(distributed, "choose_device", lambda name, rank: device)
     monkeypatch.setattr("torch.cuda.set_device", lambda device: None)
     monkeypatch.setattr("torch.distributed.init_process_group", lambda *names, **options: None)
     monkeypatch.setattr("torch.distributed.get_rank", lambda: 1)
-    monkeypatch.setattr("torch.distributed.destroy_process_group", lambda: found.append("left"))
-    return request.param, found
+    monkeypatch.setattr(
+        "torch.distributed.destroy_process_group", lambda: destroyed.append("destroyed")
+    )
+    return request.param, destroyed
 
 
 @pytest.mark.parametrize("error", [None, Interrupted("stopped", 15)], ids=repr)
-def test_ranks_leave_together(left: tuple[str, list[str]], error: Exception | None) -> None:
+def test_group_is_destroyed_at_the_end_and_on_interruption(
+    group: tuple[str, list[str]], error: Exception | None
+) -> None:
     try:
         with process_group("auto") as ranks:
             assert (ranks.rank, ranks.world_size) == (1, 2)
@@ -38,29 +42,29 @@ def test_ranks_leave_together(left: tuple[str, list[str]], error: Exception | No
                 raise error
     except Interrupted:
         assert error is not None
-    assert left[1] == ["left"]
+    assert group[1] == ["destroyed"]
 
 
-def test_a_failed_rank_does_not_wait_for_others_on_gpus(left: tuple[str, list[str]]) -> None:
-    kind, found = left
+def test_a_failed_rank_does_not_wait_for_others_on_gpus(group: tuple[str, list[str]]) -> None:
+    kind, destroyed = group
     with pytest.raises(RunError, match="out of memory"), process_group("auto"):
         raise RunError("out of memory")
-    assert found == (["left"] if kind == "cpu" else [])
+    assert destroyed == (["destroyed"] if kind == "cpu" else [])
 
 
-def test_backend_and_timeout(left: tuple[str, list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[Any] = []
-    monkeypatch.setattr("torch.cuda.set_device", told.append)
+def test_backend_and_timeout(group: tuple[str, list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+    monkeypatch.setattr("torch.cuda.set_device", calls.append)
     monkeypatch.setattr(
-        "torch.distributed.init_process_group", lambda kind, timeout: told.append((kind, timeout))
+        "torch.distributed.init_process_group", lambda kind, timeout: calls.append((kind, timeout))
     )
     with process_group("auto") as ranks:
         pass
     gpu = [ranks.device, ("nccl", TIMEOUT)]
-    assert told == (gpu if left[0] == "cuda" else [("gloo", TIMEOUT)])
+    assert calls == (gpu if group[0] == "cuda" else [("gloo", TIMEOUT)])
 
 
-def test_every_process_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_process_has_a_different_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     monkeypatch.setattr(distributed, "disable_cudnn_attention", lambda: None)
@@ -71,7 +75,7 @@ def test_every_process_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_the_first_rank_goes_first(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_first_alone_runs_the_first_rank_first(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
     monkeypatch.setattr("torch.distributed.barrier", lambda: order.append("barrier"))
     with Ranks(rank, 2, CPU).first_alone():
@@ -87,7 +91,7 @@ def test_gather_inverts_share(monkeypatch: pytest.MonkeyPatch, n_ranks: int, n_i
     shares = [rank.share(items) for rank in ranks]
     assert sorted(item for share in shares for item in share) == items
 
-    def all_gather(into: list[Any], own: list[Any]) -> None:
+    def all_gather(into: list[Any], value: list[Any]) -> None:
         into[:] = shares
 
     monkeypatch.setattr(dist, "all_gather_object", all_gather)

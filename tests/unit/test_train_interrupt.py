@@ -1,4 +1,4 @@
-"""Signals that ask a run to leave."""
+"""Signals that stop a run."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from headwise.train.interrupt import SIGNALS, StopRequest, stop_request
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_a_signal_is_remembered_within_the_block_alone(number: signal.Signals) -> None:
-    if number == signal.SIGHUP:  # as where the tests were not started by nohup
+def test_signal_is_recorded_within_the_block_only(number: signal.Signals) -> None:
+    if number == signal.SIGHUP:  # the default, also if the tests were started by nohup
         signal.signal(number, signal.SIG_DFL)
     before = signal.getsignal(number)
     with stop_request() as request:
@@ -25,36 +25,38 @@ def test_a_signal_is_remembered_within_the_block_alone(number: signal.Signals) -
     assert signal.getsignal(number) is before
 
 
-@pytest.mark.parametrize("tells", [True, False])
-def test_one_rank_logs_the_first_signal(capfd: pytest.CaptureFixture[str], tells: bool) -> None:
-    with stop_request(tells):
+@pytest.mark.parametrize("logs", [True, False])
+def test_one_rank_logs_the_first_signal(capfd: pytest.CaptureFixture[str], logs: bool) -> None:
+    with stop_request(logs):
         signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGUSR1)
-    assert capfd.readouterr().err.count("stopping after this update") == tells
+    assert capfd.readouterr().err.count("stopping after this update") == logs
 
 
-@pytest.mark.parametrize("first", ["signal.raise_signal(signal.SIGTERM)", "told.show(loss=1.0)"])
-def test_nobody_has_to_read_what_is_told(first: str) -> None:
+@pytest.mark.parametrize(
+    "first", ["signal.raise_signal(signal.SIGTERM)", "progress.show(loss=1.0)"]
+)
+def test_closed_stderr_is_no_error(first: str) -> None:
     """Ctrl-C at `headwise train 2>&1 | tee log` ends tee; the run still has to save."""
     code = f"""
 import signal, sys
 from headwise.train.interrupt import stop_request
 from headwise.train.progress import Progress
-with stop_request() as stop, Progress(0, 9, True) as told:
+with stop_request() as stop, Progress(0, 9, True) as progress:
     {first}
     signal.raise_signal(signal.SIGTERM)
-    told.show(loss=1.0)
+    progress.show(loss=1.0)
 print("stopped", file=sys.stderr)
 sys.exit(stop.signal_number)
 """
     read, write = os.pipe()
     os.close(read)
-    ended = subprocess.run([sys.executable, "-c", code], stderr=write, check=False)
+    process = subprocess.run([sys.executable, "-c", code], stderr=write, check=False)
     os.close(write)
-    assert ended.returncode == signal.SIGTERM
+    assert process.returncode == signal.SIGTERM
 
 
-def test_what_nohup_ignores_stays_ignored() -> None:
+def test_signal_ignored_by_nohup_stays_ignored() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with stop_request() as request:
@@ -64,14 +66,14 @@ def test_what_nohup_ignores_stays_ignored() -> None:
         signal.signal(signal.SIGHUP, before)
 
 
-def test_only_ctrl_c_leaves_before_all_is_saved() -> None:
+def test_only_ctrl_c_interrupts_saving() -> None:
     """A scheduler sends SIGUSR1 and then SIGTERM, while the run is still saving."""
     request = StopRequest()
     try:
         for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGTERM):
             request.handle(number, None)
     except KeyboardInterrupt:
-        pytest.fail("what was not saved is lost")
-    assert request.signal_number == signal.SIGINT  # the first says how the process ends
+        pytest.fail("saving was interrupted")
+    assert request.signal_number == signal.SIGINT  # the first sets the exit code
     with pytest.raises(KeyboardInterrupt):
         request.handle(signal.SIGINT, None)

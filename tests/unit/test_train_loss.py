@@ -26,12 +26,12 @@ def example(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
 def test_value_and_gradient_are_those_of_torch(smoothing: float) -> None:
     logits_BTV, target_BT = example()
     sums = CrossEntropy(smoothing)(logits_BTV, target_BT)
-    (own,) = torch.autograd.grad(2.5 * sums.loss, logits_BTV)
+    (gradient,) = torch.autograd.grad(2.5 * sums.loss, logits_BTV)
     rows = (logits_BTV.flatten(0, 1), target_BT.flatten())
     expected = cross_entropy(*rows, reduction="sum", label_smoothing=smoothing)
     (reference,) = torch.autograd.grad(2.5 * expected, logits_BTV)
     torch.testing.assert_close(sums.loss, expected, rtol=1e-12, atol=0)
-    torch.testing.assert_close(own, reference, rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(gradient, reference, rtol=1e-12, atol=1e-14)
     plain = cross_entropy(*rows, reduction="sum")
     torch.testing.assert_close(sums.measure, plain, rtol=1e-12, atol=0)
     assert not sums.measure.requires_grad

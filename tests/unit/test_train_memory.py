@@ -1,4 +1,4 @@
-"""Memory of updates."""
+"""Peak memory of updates."""
 
 from __future__ import annotations
 
@@ -10,50 +10,52 @@ from headwise.train.memory import FIRST_MEASURED, MEASURE_EVERY, PeakMemory, gli
 CPU = torch.device("cpu")
 FLOATS = 2_000_000
 SLACK = 400_000  # bytes
-can_ask = pytest.mark.skipif(not hasattr(glibc(), "mallinfo2"), reason="glibc 2.33 or later")
+needs_mallinfo2 = pytest.mark.skipif(
+    not hasattr(glibc(), "mallinfo2"), reason="glibc 2.33 or later"
+)
 
 
 def update(memory: PeakMemory, number: int, n_floats: int) -> torch.Tensor:
-    """One that holds so much, then lets go of it, but leaves as much again as it found."""
+    """Run an update that frees `n_floats`, and return memory that it leaves allocated."""
     memory.begin(number)
-    left = torch.ones(5 * FLOATS)  # as what an update is the first to import
-    held = torch.ones(n_floats)
+    remaining = torch.ones(5 * FLOATS)  # like modules that the first update imports
+    temporary = torch.ones(n_floats)
     memory.all_alive()
-    del held
+    del temporary
     memory.end()
-    return left
+    return remaining
 
 
-@can_ask
-def test_the_most_that_an_update_lets_go_of_is_kept() -> None:
+@needs_mallinfo2
+def test_peak_is_the_largest_amount_that_an_update_frees() -> None:
     memory = PeakMemory(CPU)
-    left = [update(memory, 1, 9 * FLOATS)]
-    assert memory.bytes is None  # that one is not looked at
-    left.append(update(memory, FIRST_MEASURED, 3 * FLOATS))
+    remaining = [update(memory, 1, 9 * FLOATS)]
+    assert memory.bytes is None  # the first update is not measured
+    remaining.append(update(memory, FIRST_MEASURED, 3 * FLOATS))
     assert abs(memory.bytes - 3 * FLOATS * 4) < SLACK
-    most = memory.bytes
-    left.append(torch.ones(9 * FLOATS))  # as a validation that leaves what its first call makes
-    left.append(update(memory, FIRST_MEASURED + 1, 9 * FLOATS))
-    left.append(update(memory, FIRST_MEASURED + MEASURE_EVERY, 2 * FLOATS))
-    assert memory.bytes == most
-    left.append(update(memory, FIRST_MEASURED + 2 * MEASURE_EVERY, 4 * FLOATS))
+    largest = memory.bytes
+    remaining.append(torch.ones(9 * FLOATS))  # like a first validation
+    remaining.append(update(memory, FIRST_MEASURED + 1, 9 * FLOATS))
+    remaining.append(update(memory, FIRST_MEASURED + MEASURE_EVERY, 2 * FLOATS))
+    assert memory.bytes == largest
+    remaining.append(update(memory, FIRST_MEASURED + 2 * MEASURE_EVERY, 4 * FLOATS))
     assert abs(memory.bytes - 4 * FLOATS * 4) < SLACK
 
 
-@can_ask
-def test_of_several_batches_the_largest_counts() -> None:
+@needs_mallinfo2
+def test_largest_of_several_batches_counts() -> None:
     memory = PeakMemory(CPU)
     memory.begin(FIRST_MEASURED)
     for n_floats in (FLOATS, 3 * FLOATS, 2 * FLOATS):
-        held = torch.ones(n_floats)
+        temporary = torch.ones(n_floats)
         memory.all_alive()
-        del held
+        del temporary
     memory.end()
     assert abs(memory.bytes - 3 * FLOATS * 4) < SLACK
 
 
-@can_ask
-def test_what_the_optimizer_keeps_is_added() -> None:
+@needs_mallinfo2
+def test_state_of_the_optimizer_is_added() -> None:
     weight = torch.nn.Parameter(torch.zeros(FLOATS))
     optimizer = torch.optim.Adam([weight])
     weight.grad = torch.ones_like(weight)
@@ -64,7 +66,7 @@ def test_what_the_optimizer_keeps_is_added() -> None:
     assert abs(with_moments.bytes - without.bytes - 2 * FLOATS * 4) < SLACK
 
 
-def test_where_malloc_does_not_tell_there_is_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_peak_without_mallinfo2(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headwise.train.memory.glibc", lambda: None)
     memory = PeakMemory(CPU)
     update(memory, FIRST_MEASURED, FLOATS)

@@ -21,7 +21,7 @@ def after_a_step(weight_decay: float) -> dict[str, torch.Tensor]:
     return {name: p.detach().clone() for name, p in model.named_parameters()}
 
 
-def test_alpha_biases_and_norms_move_as_without_decay() -> None:
+def test_alpha_biases_and_norms_have_no_weight_decay() -> None:
     without, decayed = after_a_step(0.0), after_a_step(0.5)
     assert any(name.endswith("alpha_logit") for name in without)
     for name, value in without.items():
@@ -39,7 +39,7 @@ def test_every_parameter_is_in_one_group(variant: str) -> None:
     assert all(p.ndim > 1 for p in decayed)
     learned = [p for name, p in model.named_parameters() if name.endswith("alpha_logit")]
     assert {id(p) for p in learned} <= {id(p) for p in free}
-    assert all(p.is_contiguous() for p in model.parameters())  # or the fused step is not taken
+    assert all(p.is_contiguous() for p in model.parameters())  # else the fused step is not used
 
 
 def test_frozen_parameters_are_left_out() -> None:
@@ -50,15 +50,15 @@ def test_frozen_parameters_are_left_out() -> None:
     assert id(model.output.weight) not in trained
 
 
-def test_a_model_with_nothing_left_to_train_is_refused() -> None:
-    """Gates of places whose heads are all pruned have a parameter without numbers."""
+def test_model_without_trainable_parameters_is_rejected() -> None:
+    """Gates of layers whose heads are all pruned have an empty parameter."""
     model = small_model().requires_grad_(False)
     model.register_parameter("no_gate", torch.nn.Parameter(torch.empty(0)))
     with pytest.raises(ConfigError, match="no parameter is left to train"):
         build_optimizer(ADAMW, model)
 
 
-def test_the_fused_step_is_taken_where_there_is_one_and_nothing_forbids_it() -> None:
+def test_fused_step_is_used_where_available() -> None:
     def is_fused(node: dict[str, object], model: torch.nn.Module) -> bool:
         return any(group.get("fused") for group in build_optimizer(node, model).param_groups)
 
@@ -71,7 +71,7 @@ def test_the_fused_step_is_taken_where_there_is_one_and_nothing_forbids_it() -> 
     assert not is_fused(ADAMW, model)
 
 
-def test_a_step_that_was_not_fused_goes_on_so() -> None:
+def test_loaded_optimizer_keeps_its_unfused_step() -> None:
     model = small_model()
     before = build_optimizer({**ADAMW, "fused": None}, model)
     after = build_optimizer(ADAMW, model)

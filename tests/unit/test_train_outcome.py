@@ -1,4 +1,4 @@
-"""What is kept of the statistics of heads: two records, the tracker, the results."""
+"""Statistics of heads after a run: logs, tracker, figures and tables."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STATISTICS = {
 }
 
 
-class Listener(NullTracker):
+class RecordingTracker(NullTracker):
     def __init__(self) -> None:
         self.heads: list[Mapping[str, Any]] = []
         self.metrics: list[tuple[int, Mapping[str, float]]] = []
@@ -46,8 +46,8 @@ def test_exact_searches_are_shown_in_percent() -> None:
     assert shown_score({"exact": 0.5, "support": 4.0}).split()[:2] == ["50.00", "%"]
 
 
-def test_a_number_of_a_layer_is_none_of_a_head(tmp_path: Path) -> None:
-    tracker, folder = Listener(), RunFolder(tmp_path)
+def test_statistics_of_layers_are_not_logged_as_heads(tmp_path: Path) -> None:
+    tracker, folder = RecordingTracker(), RunFolder(tmp_path)
     records = Records(folder, tracker)
     records.log(2, {"train/loss": 2.0})
     records.log_heads(3, STATISTICS)
@@ -62,15 +62,15 @@ def test_a_number_of_a_layer_is_none_of_a_head(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("first", [1.5, None])
-def test_a_mean_alpha_stands_where_a_head_has_none_of_its_own(first: float | None) -> None:
+def test_missing_alphas_are_filled_with_mean_alphas(first: float | None) -> None:
     mean = {"cross": [[None, 1.25], [1.75, 1.125]], "encoder_self": [[1.0625]]}
-    own = {} if first is None else {"cross": [[first, None], []]}
+    learned = {} if first is None else {"cross": [[first, None], []]}
     expected = {"cross": [[first, 1.25], [1.75, 1.125]], "encoder_self": [[1.0625]]}
-    assert filled(own, mean) == expected
+    assert filled(learned, mean) == expected
 
 
-def test_figures_of_what_was_measured(tmp_path: Path) -> None:
-    tracker, folder = Listener(), RunFolder(tmp_path)
+def test_figures_of_recorded_statistics(tmp_path: Path) -> None:
+    tracker, folder = RecordingTracker(), RunFolder(tmp_path)
     OmegaConf.save(composed(*CORPUS), tmp_path / "config.yaml", resolve=True)
     records = Records(folder, NullTracker())
     records.log(1, {"train/loss": 2.0})
@@ -96,7 +96,7 @@ def test_figures_number_pruned_heads(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert list(drawn[0]["head"]) == [2, 5]
 
 
-def test_the_table_has_a_row_a_layer_and_a_column_a_head() -> None:
+def test_table_has_a_row_per_layer_and_a_column_per_head() -> None:
     table = alpha_table({"encoder_self": [[2.0, 1.5]], "cross": [[1.25, 1.75], [1.0, None]]})
     rows = [line.split() for line in table.splitlines()]
     assert rows == [
@@ -105,7 +105,7 @@ def test_the_table_has_a_row_a_layer_and_a_column_a_head() -> None:
         ["cross", "1", "1.250", "1.750", "1.500"],
         ["2", "1.000", "-", "1.000"],
     ]
-    assert len({len(line) for line in table.splitlines()}) == 1  # columns stand under each other
+    assert len({len(line) for line in table.splitlines()}) == 1  # columns are aligned
     assert "no head" in alpha_table({})
     pruned = alpha_table({"cross": [[1.25, 1.75], [], [1.0, 2.0]]}, {"cross": [[2, 5], [], [1, 5]]})
     assert [line.split() for line in pruned.splitlines()] == [

@@ -14,7 +14,7 @@ from headwise.train.schedule import Constant, Cosine, InverseSqrt, Noam, Schedul
 BASE = 7e-4
 
 
-def test_noam_is_the_formula_of_the_paper() -> None:
+def test_noam_matches_the_formula_of_the_paper() -> None:
     noam = Noam(warmup_updates=20_000, d_model=512, factor=2.0)
     # papers: factor 2, D = 512 and 20k warm-up peak at 6.25e-4
     assert noam.learning_rate(20_000, BASE) == pytest.approx(6.25e-4, rel=1e-12)
@@ -32,7 +32,7 @@ def test_inverse_sqrt_warms_up_linearly_and_then_decays() -> None:
     assert schedule.learning_rate(1600, BASE) == pytest.approx(BASE / 2)
 
 
-def test_cosine_falls_from_the_base_rate_to_the_final_one() -> None:
+def test_cosine_decays_from_the_base_to_the_final_learning_rate() -> None:
     schedule = Cosine(warmup_updates=100, total_updates=1100, final_fraction=0.2)
     assert schedule.learning_rate(50, BASE) == pytest.approx(BASE / 2)
     assert schedule.learning_rate(100, BASE) == pytest.approx(BASE)
@@ -43,7 +43,7 @@ def test_cosine_falls_from_the_base_rate_to_the_final_one() -> None:
         assert schedule.learning_rate(update, BASE) == pytest.approx(BASE * 0.2)
 
 
-def test_constant_stays() -> None:
+def test_constant_does_not_decay() -> None:
     assert Constant().learning_rate(1, BASE) == BASE
     assert Constant(10).learning_rate(5, BASE) == pytest.approx(BASE / 2)
     assert Constant(10).learning_rate(99, BASE) == BASE
@@ -54,17 +54,17 @@ def test_constant_stays() -> None:
     [InverseSqrt(300), Noam(300, 64), Cosine(300, 2000), Constant(300)],
     ids=lambda schedule: type(schedule).__name__,
 )
-def test_no_jump_where_warming_up_ends(schedule: Schedule) -> None:
-    rates = [schedule.learning_rate(update, BASE) for update in range(1, 600)]
-    highest = max(rates)
-    assert rates.index(highest) == 299
-    assert all(rate > 0 for rate in rates)
-    steps = [abs(after - before) for before, after in itertools.pairwise(rates)]
+def test_no_jump_at_the_end_of_the_warmup(schedule: Schedule) -> None:
+    learning_rates = [schedule.learning_rate(update, BASE) for update in range(1, 600)]
+    highest = max(learning_rates)
+    assert learning_rates.index(highest) == 299
+    assert all(lr > 0 for lr in learning_rates)
+    steps = [abs(after - before) for before, after in itertools.pairwise(learning_rates)]
     assert max(steps) <= highest / 300 * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("name", group_choices("scheduler"))
-def test_the_yamls_are_the_defaults(name: str) -> None:
+def test_yamls_have_the_defaults(name: str) -> None:
     node = group_node("scheduler", name)
     arguments = inspect.signature(target_class(node, "scheduler")).parameters.values()
     defaults = {a.name: a.default for a in arguments if a.default is not a.empty}
@@ -83,6 +83,6 @@ def test_the_yamls_are_the_defaults(name: str) -> None:
         (Constant, {"warmup_updates": -1}, "warmup_updates"),
     ],
 )
-def test_impossible_settings_are_refused(kind: type, settings: dict[str, float], key: str) -> None:
+def test_invalid_settings_are_rejected(kind: type, settings: dict[str, float], key: str) -> None:
     with pytest.raises(ConfigError, match=key):
         kind(**settings)

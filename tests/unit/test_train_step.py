@@ -1,4 +1,4 @@
-"""An update on an accelerator never waits for it.
+"""An update on an accelerator does not wait for it.
 
 Tensors on the meta device have no values: whatever reads one back (`item`, `nonzero`, a branch on
 a tensor, a copy to the host) raises there. Code takes the path of accelerators on it: it is no CPU.
@@ -29,7 +29,7 @@ MODEL = [
 
 
 @pytest.fixture(autouse=True)
-def _what_meta_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+def _replace_missing_on_meta(monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch has no autocast (float32 needs none) and no generators for the meta device."""
     make_generator = torch.Generator
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: False)
@@ -38,12 +38,12 @@ def _what_meta_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("choice", group_choices("loss"))
-def test_only_entmax_losses_of_many_words_read_back(make: Any, choice: str) -> None:
+def test_only_entmax_losses_of_large_vocabularies_read_back(make: Any, choice: str) -> None:
     config = typed(make([*MODEL, f"loss={choice}"]))
     step_of(config, META)(1, [batch(5, 9)])
     step = step_of(config, META, vocab_size=2000)
-    looks = pytest.raises(NotImplementedError, match="nonzero")
-    with looks if choice in LOSSES_WITH_HOST_WAIT else nullcontext():
+    raises = pytest.raises(NotImplementedError, match="nonzero")
+    with raises if choice in LOSSES_WITH_HOST_WAIT else nullcontext():
         step(1, [batch(5, 9)])
 
 
@@ -57,14 +57,18 @@ def test_no_kernel_reads_back(make: Any, choice: str, monkeypatch: pytest.Monkey
     monkeypatch.setattr(verification, "verify", lambda *case: None)
     monkeypatch.setattr(verification, "verdict", lambda case: None)
     monkeypatch.setattr(triton_loss, "read", read)  # nothing can be launched on meta
-    monkeypatch.setattr(triton_loss, "write_gradient", lambda *given: None)
+    monkeypatch.setattr(triton_loss, "write_gradient", lambda *arguments: None)
     step = step_of(typed(make([*MODEL, f"loss={choice}"])), META)
     step(1, [batch(5, 9)])
 
 
-def test_ranks_share_penalties_and_draw_apart(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_share_penalties_and_have_different_seeds(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seeds: list[tuple[int, ...]] = []
-    monkeypatch.setattr("headwise.train.step.seed_everything", lambda *given: seeds.append(given))
+    monkeypatch.setattr(
+        "headwise.train.step.seed_everything", lambda *arguments: seeds.append(arguments)
+    )
     step = step_of(typed(make(MODEL)), META)
     weight = torch.ones((), requires_grad=True)
     step.penalty = lambda: 6 * weight
@@ -75,6 +79,6 @@ def test_ranks_share_penalties_and_draw_apart(make: Any, monkeypatch: pytest.Mon
     assert weight.grad == 2
 
 
-def test_a_value_read_back_would_be_noticed() -> None:
+def test_reading_back_a_meta_value_raises() -> None:
     with pytest.raises(RuntimeError, match=r"meta|item"):
         torch.ones(2, device=META).sum().item()

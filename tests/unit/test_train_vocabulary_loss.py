@@ -1,4 +1,4 @@
-"""Output projection and loss by chunks: what the loss of whole logits gives."""
+"""Output projection and loss in chunks, compared with the loss of all logits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LOSSES = [CrossEntropy(0.1), CrossEntropy(0.0), EntmaxLoss(1.3, 0.1), SparsemaxL
 
 
 class Squares(Loss):
-    """A loss that does not know how to make its gradient."""
+    """A loss without a closed-form gradient."""
 
     def rows(self, logits_RV: Tensor, targets_R: Tensor) -> tuple[Tensor, Tensor]:
         wide_RV = logits_RV.to(torch.promote_types(logits_RV.dtype, torch.float32))
@@ -47,7 +47,7 @@ def example(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]
 )
 def test_sums_and_gradients(loss: Loss, dtype: torch.dtype, is_low: bool, limit: float) -> None:
     states_RD, weight_VD, targets_R = example(dtype)
-    found = []
+    results = []
     for by_chunks in (False, True):
         with torch.autocast("cpu", torch.bfloat16, enabled=is_low):
             if by_chunks:
@@ -55,60 +55,60 @@ def test_sums_and_gradients(loss: Loss, dtype: torch.dtype, is_low: bool, limit:
             else:
                 sums = loss(nn.functional.linear(states_RD, weight_VD), targets_R)
         gradients = torch.autograd.grad(2.5 * sums.loss, (states_RD, weight_VD))
-        found.append((sums.loss.detach(), sums.measure, *gradients))
-    for one, other in zip(*found, strict=True):
+        results.append((sums.loss.detach(), sums.measure, *gradients))
+    for one, other in zip(*results, strict=True):
         largest_error = (other - one).abs().max() / one.abs().max()
         assert largest_error < limit
         assert other.is_contiguous()
-    if is_low:  # the sums see the very same logits
-        torch.testing.assert_close(found[1][:2], found[0][:2], rtol=1e-5, atol=0)
+    if is_low:  # both sums are of the same logits
+        torch.testing.assert_close(results[1][:2], results[0][:2], rtol=1e-5, atol=0)
 
 
 @pytest.mark.parametrize("loss", [*LOSSES, Squares()], ids=repr)
-def test_each_row_has_its_own_loss_and_measure(loss: Loss) -> None:
+def test_loss_and_measure_of_each_row(loss: Loss) -> None:
     states_RD, weight_VD, targets_R = example()
-    found = loss.rows_of_states(states_RD, weight_VD, targets_R)
+    row_sums = loss.rows_of_states(states_RD, weight_VD, targets_R)
     for row in range(R):
         one = slice(row, row + 1)
         sums = loss.of_states(states_RD[one], weight_VD, targets_R[one])
-        torch.testing.assert_close((found[0][row], found[1][row]), (sums.loss, sums.measure))
+        torch.testing.assert_close((row_sums[0][row], row_sums[1][row]), (sums.loss, sums.measure))
 
 
-def test_chunks_and_gradients_are_those_needed() -> None:
-    wanted: list[bool] = []
+def test_chunks_are_limited_and_gradients_computed_if_needed() -> None:
+    gradient_flags: list[bool] = []
     n_rows: list[int] = []
 
-    class Watched(CrossEntropy):
+    class RecordingLoss(CrossEntropy):
         def of_rows(self, logits_RV: Tensor, target_R: Tensor, with_gradient: bool):  # type: ignore[no-untyped-def]
-            wanted.append(with_gradient)
+            gradient_flags.append(with_gradient)
             n_rows.append(len(logits_RV))
             return super().of_rows(logits_RV, target_R, with_gradient)
 
     states_RD, weight_VD, targets_R = example()
-    loss = Watched(0.1)
+    loss = RecordingLoss(0.1)
     both = loss.of_states(states_RD, weight_VD, targets_R).loss
     assert sum(n_rows) == R
     assert max(n_rows) == chunk_rows(V, torch.device("cpu")) == 5
-    assert all(wanted)
-    wanted.clear()
+    assert all(gradient_flags)
+    gradient_flags.clear()
     with torch.no_grad():
-        nothing = loss.of_states(states_RD, weight_VD, targets_R)
-    assert not any(wanted)
-    assert not nothing.loss.requires_grad
-    torch.testing.assert_close(nothing.loss, both.detach())
+        evaluated = loss.of_states(states_RD, weight_VD, targets_R)
+    assert not any(gradient_flags)
+    assert not evaluated.loss.requires_grad
+    torch.testing.assert_close(evaluated.loss, both.detach())
 
 
-def test_scores_far_from_0_keep_the_digits_of_the_likelihood() -> None:
+def test_likelihood_of_large_logits_is_precise() -> None:
     generator = torch.Generator().manual_seed(3)
     logits_RV = (1e4 + torch.randn(40, V, generator=generator)).float()
     target_R = torch.randint(1, V, (40,), generator=generator)
     exact = nn.functional.cross_entropy(logits_RV.double(), target_R, reduction="sum")
-    found = CrossEntropy(0.0).of_rows(logits_RV.clone(), target_R, True)
-    torch.testing.assert_close(found.measure.double(), exact, rtol=1e-6, atol=0)
-    torch.testing.assert_close(found.loss.double(), exact, rtol=1e-6, atol=0)
+    sums = CrossEntropy(0.0).of_rows(logits_RV.clone(), target_R, True)
+    torch.testing.assert_close(sums.measure.double(), exact, rtol=1e-6, atol=0)
+    torch.testing.assert_close(sums.loss.double(), exact, rtol=1e-6, atol=0)
 
 
-def test_no_rows_cost_nothing() -> None:
+def test_no_rows_have_zero_loss_and_gradients() -> None:
     states_RD, weight_VD, targets_R = example()
     sums = CrossEntropy(0.1).of_states(states_RD[:0], weight_VD, targets_R[:0])
     gradients = torch.autograd.grad(sums.loss, (states_RD, weight_VD))

@@ -98,9 +98,9 @@ def context_and_gradients(attention: ScoreAttention, n: int, mask: Mask) -> list
     return [torch.zeros(()) if tensor is None else tensor for tensor in tensors]
 
 
-def assert_same(one: list[Tensor], other: list[Tensor]) -> None:
-    for a, b in zip(one, other, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+def assert_same(actual: list[Tensor], expected: list[Tensor]) -> None:
+    for tensor, expected_tensor in zip(actual, expected, strict=True):
+        torch.testing.assert_close(tensor, expected_tensor, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("causal", [True, False])

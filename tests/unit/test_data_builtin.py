@@ -123,17 +123,17 @@ def combinations(de: str) -> list[str]:
 
 def test_only_the_test_set_has_held_out_combinations(splits: dict[str, Pairs]) -> None:
     training_pairs = [*splits["train"], *splits["valid"]]
-    visible = [made for de, _ in training_pairs for made in combinations(de)]
-    assert len(visible) > 10000
-    assert not any(map(held_out, visible))
+    training_names = [name for de, _ in training_pairs for name in combinations(de)]
+    assert len(training_names) > 10000
+    assert not any(map(held_out, training_names))
     sampler = Sampler("headwise 1 test")  # the sampler of the test set, without exclusions
-    drawn = {sampler.draw()[0]: sampler.combinations for _ in range(15000)}
+    names_by_sentence = {sampler.draw()[0]: sampler.combinations for _ in range(15000)}
     kinds: Counter[str] = Counter()
     for de, _ in splits["test"]:
-        held_out_made = [made for made in drawn[de] if held_out(made)]
-        assert held_out_made, de
-        assert set(combinations(de)) <= set(drawn[de]), de
-        kinds.update({made.split()[0] for made in held_out_made})
+        held_out_names = [name for name in names_by_sentence[de] if held_out(name)]
+        assert held_out_names, de
+        assert set(combinations(de)) <= set(names_by_sentence[de]), de
+        kinds.update({name.split()[0] for name in held_out_names})
     assert min(kinds.values()) > 100, kinds
 
 
@@ -295,10 +295,10 @@ def test_declension(
     noun: str, case: str, determiner: str, plural: bool, german: str, english: str
 ) -> None:
     row = RULES["determiners"]["plural" if plural else "singular"][determiner][0]
-    made = noun_phrase(_NOUN[noun], row, plural, ADJECTIVES[0])
+    phrase = noun_phrase(_NOUN[noun], row, plural, ADJECTIVES[0])
     column = ("nom", "acc", "dat").index(case)
-    assert made.de[column] == german
-    assert spelled(made.en[column], "en", {}) == english.capitalize()
+    assert phrase.de[column] == german
+    assert spelled(phrase.en[column], "en", {}) == english.capitalize()
 
 
 def test_every_english_word_stands_for_one_german_word() -> None:

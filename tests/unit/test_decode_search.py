@@ -126,9 +126,12 @@ def test_beam_of_one_equals_greedy_search(seed: int) -> None:
     limits = [2, 9, 5, 1, 12]
     greedy = greedy_search(model, sources, limits, CPU, length_penalty=0.8)
     beamed = beam_search(model, sources, limits, CPU, beam=1, length_penalty=0.8)
-    for one, (other,) in zip(greedy, beamed, strict=True):
-        assert (one.ids, one.finished) == (other.ids, other.finished)
-        assert one.score == pytest.approx(other.score, abs=1e-5)
+    for greedy_hypothesis, (beam_hypothesis,) in zip(greedy, beamed, strict=True):
+        assert (greedy_hypothesis.ids, greedy_hypothesis.finished) == (
+            beam_hypothesis.ids,
+            beam_hypothesis.finished,
+        )
+        assert greedy_hypothesis.score == pytest.approx(beam_hypothesis.score, abs=1e-5)
     for source, limit, hypothesis in zip(sources, limits, greedy, strict=True):
         assert_follows_the_model(model, source, hypothesis, limit, 0.8)
         for i, token in enumerate(hypothesis.ids):

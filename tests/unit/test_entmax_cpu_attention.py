@@ -336,14 +336,17 @@ def test_any_layout_of_lengths_and_masks() -> None:
     lengths, equal_lengths = torch.tensor([30, 4, 17, 9]), torch.tensor([7, 7, 7, 7])
     mask = torch.rand(4, 1, 9, 30, generator=torch.Generator().manual_seed(1)) > 0.3
     transposed = mask.transpose(-1, -2).contiguous().transpose(-1, -2)
-    for one, other in (
+    for plain_visible, other_visible in (
         (Visible(None, lengths), Visible(None, lengths.to(torch.int32))),
         (Visible(None, lengths), Visible(None, torch.stack((lengths, lengths), dim=1)[:, 0])),
         (Visible(None, equal_lengths), Visible(None, torch.tensor(7).expand(4))),
         (Visible(None, equal_lengths), Visible(None, torch.tensor([7]))),
         (Visible(mask), Visible(transposed)),
     ):
-        expected, actual = (fused(tensors, None, Power.SQUARE, visible) for visible in (one, other))
+        expected, actual = (
+            fused(tensors, None, Power.SQUARE, visible)
+            for visible in (plain_visible, other_visible)
+        )
         assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
 
 

@@ -96,9 +96,9 @@ def test_functional_gradients_of_attention_and_losses() -> None:
     for call in (attention_total, loss_total):
         scores.grad = alpha.grad = None
         call(scores, alpha).backward()
-        context = torch.func.grad(call, (0, 1))(scores.detach(), alpha.detach())
-        for one, other in zip(context, (scores, alpha), strict=True):
-            assert torch.equal(one, other.grad)
+        grads = torch.func.grad(call, (0, 1))(scores.detach(), alpha.detach())
+        for gradient, leaf in zip(grads, (scores, alpha), strict=True):
+            assert torch.equal(gradient, leaf.grad)
 
 
 def test_forward_mode_is_refused() -> None:

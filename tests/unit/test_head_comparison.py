@@ -22,8 +22,8 @@ def values(
     HEADS.path(folder).write_text(HEADS.text(rows), encoding="utf-8")
     LAYERS.path(folder).write_text(LAYERS.text([]), encoding="utf-8")
     facts = analysis_facts(folder)
-    places = {(fact["site"], fact["layer"]) for fact in facts}
-    assert places <= {(None, None), (site, None)}
+    levels = {(fact["site"], fact["layer"]) for fact in facts}
+    assert levels <= {(None, None), (site, None)}
     return {fact["quantity"]: fact["value"] for fact in facts}
 
 

@@ -68,12 +68,12 @@ BREAK = ("rows.shift, rows.correction);", "rows.shift, rows.correction + 0.01f);
 
 def assert_entmax15_is_exact(scores: Tensor) -> None:
     """Compare 1.5-entmax and its gradient with float64."""
-    ours = scores.clone().requires_grad_()
-    exact = scores.double().requires_grad_()
-    for values in (ours, exact):
+    single = scores.clone().requires_grad_()
+    double = scores.double().requires_grad_()
+    for values in (single, double):
         entmax15(values)[..., 0].square().sum().backward()
-    torch.testing.assert_close(entmax15(ours).double(), entmax15(exact), rtol=0, atol=1e-6)
-    torch.testing.assert_close(ours.grad.double(), exact.grad, rtol=0, atol=1e-5)
+    torch.testing.assert_close(entmax15(single).double(), entmax15(double), rtol=0, atol=1e-6)
+    torch.testing.assert_close(single.grad.double(), double.grad, rtol=0, atol=1e-5)
 
 
 @needs_kernels
@@ -177,15 +177,15 @@ def test_every_cpp_kernel_passes_without_using_the_generator(scores: Tensor) -> 
 
 @needs_kernels
 @pytest.mark.parametrize(
-    ("kernel", "name", "place"),
+    ("kernel", "name", "position"),
     [("C++ attention", "forward", 7), ("C++ attention of few queries", "attend", 6)],
 )
-def test_a_kernel_without_bias_fails(
-    kernel: str, name: str, place: int, monkeypatch: pytest.MonkeyPatch
+def test_kernel_without_bias_fails(
+    kernel: str, name: str, position: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = cpu_attention if name == "forward" else native_attention
-    real = getattr(module, name)
-    monkeypatch.setattr(module, name, lambda *a: real(*a[:place], None, *a[place + 1 :]))
+    original = getattr(module, name)
+    monkeypatch.setattr(module, name, lambda *a: original(*a[:position], None, *a[position + 1 :]))
     case = Case(kernel, "cpu", torch.float32, Power.SQUARE, 16)
     verification.verify(case, REFERENCE)
     assert "contexts differ" in str(verification.verdict(case))

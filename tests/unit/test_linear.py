@@ -28,9 +28,9 @@ print(linear.TYPES)
 
 def make_pair(d_in: int = 40, d_out: int = 24, bias: bool = True) -> Pair:
     torch.manual_seed(1)
-    ours, theirs = Linear(d_in, d_out, bias), nn.Linear(d_in, d_out, bias)
-    theirs.load_state_dict(ours.state_dict())
-    return ours, theirs
+    linear, torch_linear = Linear(d_in, d_out, bias), nn.Linear(d_in, d_out, bias)
+    torch_linear.load_state_dict(linear.state_dict())
+    return linear, torch_linear
 
 
 def results(
@@ -88,42 +88,44 @@ class TestAgainstTorch:
     @layouts
     @pytest.mark.parametrize("bias", [True, False])
     def test_float32(self, values: Tensor, bias: bool) -> None:
-        ours, theirs = make_pair(bias=bias)
-        exact = results(theirs, values, torch.float64)
-        for result, expected in zip(results(ours, values), exact, strict=True):
+        linear, torch_linear = make_pair(bias=bias)
+        exact = results(torch_linear, values, torch.float64)
+        for result, expected in zip(results(linear, values), exact, strict=True):
             torch.testing.assert_close(result.double(), expected, rtol=1e-5, atol=1e-5)
 
     @layouts
     def test_bfloat16_of_autocast_rounds_as_torch_does(self, values: Tensor) -> None:
-        ours, theirs = make_pair()
-        actual, expected = (results(layer, values, autocast=True) for layer in (ours, theirs))
+        linear, torch_linear = make_pair()
+        actual, expected = (
+            results(layer, values, autocast=True) for layer in (linear, torch_linear)
+        )
         assert [result.dtype for result in actual] == [torch.bfloat16, *[torch.float32] * 3]
         for result, reference in zip(actual, expected, strict=True):
             torch.testing.assert_close(result, reference, rtol=2**-7, atol=2**-7)
 
     def test_expanded_output_gradient(self) -> None:
-        ours, theirs = make_pair()
+        linear, torch_linear = make_pair()
         values = torch.randn(6, 40)
-        for layer in (ours, theirs):
+        for layer in (linear, torch_linear):
             layer(values).sum().backward()
-        torch.testing.assert_close(ours.weight.grad, theirs.weight.grad)
-        torch.testing.assert_close(ours.bias.grad, theirs.bias.grad)
+        torch.testing.assert_close(linear.weight.grad, torch_linear.weight.grad)
+        torch.testing.assert_close(linear.bias.grad, torch_linear.bias.grad)
 
     @pytest.mark.parametrize("frozen", ["weight", "bias"])
     def test_frozen_parameters_get_no_gradient(self, frozen: str) -> None:
-        ours, _ = make_pair()
-        getattr(ours, frozen).requires_grad_(False)
-        ours(torch.randn(6, 40)).square().sum().backward()
-        assert {name for name, p in ours.named_parameters() if p.grad is None} == {frozen}
+        linear, _ = make_pair()
+        getattr(linear, frozen).requires_grad_(False)
+        linear(torch.randn(6, 40)).square().sum().backward()
+        assert {name for name, p in linear.named_parameters() if p.grad is None} == {frozen}
 
     def test_output_may_be_changed_in_place(self) -> None:
-        ours, theirs = make_pair()
+        linear, torch_linear = make_pair()
         values = torch.randn(2, 3, 40)
-        for layer in (ours, theirs):
+        for layer in (linear, torch_linear):
             output = layer(values)
             output.mul_(0.5)[..., 0] = 0
             output.square().sum().backward()
-        torch.testing.assert_close(ours.weight.grad, theirs.weight.grad)
+        torch.testing.assert_close(linear.weight.grad, torch_linear.weight.grad)
 
 
 class TestProduct:
@@ -153,8 +155,8 @@ class TestWeightGradient:
         torch.testing.assert_close(gradient.double(), exact, rtol=bound, atol=bound)
 
     def test_gradient_of_a_layer_is_contiguous(self) -> None:
-        ours, _ = make_pair(8, 30)
-        assert results(ours, torch.randn(50, 8))[2].is_contiguous()
+        linear, _ = make_pair(8, 30)
+        assert results(linear, torch.randn(50, 8))[2].is_contiguous()
 
 
 @needs_onednn
@@ -165,50 +167,50 @@ class TestPacked:
     @pytest.mark.parametrize("bias", [True, False])
     @pytest.mark.parametrize("is_low", [False, True])
     def test_results_are_those_of_torch(self, values: Tensor, bias: bool, is_low: bool) -> None:
-        ours, theirs = make_pair(bias=bias)
+        linear, torch_linear = make_pair(bias=bias)
         low = torch.autocast("cpu", torch.bfloat16, enabled=is_low)
-        with torch.no_grad(), low, packed(ours):
-            assert is_low or ours._packed is not None
-            result, expected = ours(values), theirs(values)
+        with torch.no_grad(), low, packed(linear):
+            assert is_low or linear._packed is not None
+            result, expected = linear(values), torch_linear(values)
         assert result.dtype is (torch.bfloat16 if is_low else torch.float32)
         bound = 2**-7 if is_low else 1e-5
         torch.testing.assert_close(result, expected, rtol=bound, atol=bound)
 
     def test_packed_weights_are_released_on_exit(self) -> None:
-        ours, _ = make_pair()
+        linear, _ = make_pair()
         for _ in range(2):
-            with pytest.raises(KeyError), packed(ours), packed(ours):
+            with pytest.raises(KeyError), packed(linear), packed(linear):
                 raise KeyError
-        assert ours._packed is None
-        assert set(ours.state_dict()) == {"weight", "bias"}
+        assert linear._packed is None
+        assert set(linear.state_dict()) == {"weight", "bias"}
 
     @pytest.mark.parametrize("which", ["weight", "bias"])
     @pytest.mark.parametrize("is_low", [False, True])
     def test_changed_parameters_are_used(self, which: str, is_low: bool) -> None:
-        ours, theirs = make_pair()
+        linear, torch_linear = make_pair()
         values = torch.randn(6, 40)
         low = torch.autocast("cpu", torch.bfloat16, enabled=is_low)
-        with torch.no_grad(), low, packed(ours):
-            for layer in (ours, theirs):
+        with torch.no_grad(), low, packed(linear):
+            for layer in (linear, torch_linear):
                 getattr(layer, which).mul_(2)
-            torch.testing.assert_close(ours(values), theirs(values))
+            torch.testing.assert_close(linear(values), torch_linear(values))
 
     def test_gradients_and_other_types_do_not_use_packed_weights(self) -> None:
-        ours, theirs = make_pair()
+        linear, torch_linear = make_pair()
         values = torch.randn(6, 40)
-        with packed(ours):
-            ours(values).square().sum().backward()
+        with packed(linear):
+            linear(values).square().sum().backward()
             with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-                assert ours(values).dtype is torch.bfloat16
-        theirs(values).square().sum().backward()
-        torch.testing.assert_close(ours.weight.grad, theirs.weight.grad)
+                assert linear(values).dtype is torch.bfloat16
+        torch_linear(values).square().sum().backward()
+        torch.testing.assert_close(linear.weight.grad, torch_linear.weight.grad)
 
     def test_float64_and_empty_layers_are_not_packed(self) -> None:
-        ours, theirs = make_pair()
-        ours, theirs = ours.double(), theirs.double()
+        linear, torch_linear = make_pair()
+        linear, torch_linear = linear.double(), torch_linear.double()
         values = torch.randn(6, 40, dtype=torch.float64)
-        with packed(ours), torch.no_grad():
-            assert torch.equal(ours(values), theirs(values))
+        with packed(linear), torch.no_grad():
+            assert torch.equal(linear(values), torch_linear(values))
         for d_in, d_out in ((0, 5), (5, 0)):
             empty = Linear(d_in, d_out)
             with packed(empty), torch.no_grad():
@@ -229,25 +231,25 @@ class TestChoice:
         assert process.stdout == "(torch.float32,)\n"
 
     def test_disabled_onednn_is_not_used(self, calls: list[torch.dtype]) -> None:
-        ours, _ = make_pair()
+        linear, _ = make_pair()
         with torch.backends.mkldnn.flags(enabled=False):
-            ours(torch.randn(6, 40))
+            linear(torch.randn(6, 40))
         assert not calls
 
     def test_autocast_without_gradients_uses_torch(self, calls: list[torch.dtype]) -> None:
-        ours, _ = make_pair()
+        linear, _ = make_pair()
         with torch.autocast("cpu", torch.bfloat16):
-            ours(torch.randn(6, 40))
+            linear(torch.randn(6, 40))
             assert calls == [torch.bfloat16]
             with torch.no_grad():
-                ours(torch.randn(6, 40))
+                linear(torch.randn(6, 40))
         assert calls == [torch.bfloat16]
 
 
 @pytest.mark.slow
 def test_compiled_graphs_use_torch(calls: list[torch.dtype]) -> None:
-    ours, theirs = make_pair()
+    linear, torch_linear = make_pair()
     values = torch.randn(6, 40)
-    compiled: Callable[[Tensor], Tensor] = torch.compile(ours, backend="eager", fullgraph=True)
-    torch.testing.assert_close(compiled(values), theirs(values))
+    compiled: Callable[[Tensor], Tensor] = torch.compile(linear, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(values), torch_linear(values))
     assert not calls

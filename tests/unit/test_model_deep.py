@@ -101,8 +101,8 @@ class Reference:
         row = self.weights[f"{side}_embedding.positions.row.weight"]
         column = self.weights[f"{side}_embedding.positions.column.weight"]
         width = GRID.width
-        places = [row[math.floor(i / width)] + column[i % width] for i in range(len(ids))]
-        return table[ids] + torch.stack(places)
+        vectors = [row[math.floor(i / width)] + column[i % width] for i in range(len(ids))]
+        return table[ids] + torch.stack(vectors)
 
     def logits(self, source: list[int], target: list[int]) -> Tensor:
         states = self.embed("source", source)
@@ -130,7 +130,7 @@ class Reference:
 
 
 @pytest.mark.parametrize("n_registers", [0, 3])
-def test_logits_are_those_of_the_formulas(n_registers: int) -> None:
+def test_logits_match_the_formulas(n_registers: int) -> None:
     model = build(register_tokens=n_registers).double().eval()
     generator = torch.Generator().manual_seed(3)
     for parameter in model.parameters():  # biases, norms and the output are no longer 0 and 1
@@ -215,7 +215,7 @@ def test_pruned_attention_is_scaled_by_its_width() -> None:
 # -- whole models ------------------------------------------------------------------------------
 
 
-def test_a_hundred_layers_learn() -> None:
+def test_hundred_layers_learn() -> None:
     model = build(encoder_layers=20, decoder_layers=80, recompute=True).train()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     loss, (source, lengths, target) = CrossEntropy(0.0), batch()

@@ -109,7 +109,7 @@ def test_sharing_of_embeddings() -> None:
 
 
 @pytest.mark.parametrize("init", [Glorot(), Scaled()])
-def test_variants_start_from_the_same_projections(init: Init) -> None:
+def test_variants_have_the_same_initial_projections(init: Init) -> None:
     config, parts = dataclasses.replace(SMALL, share_embeddings="none"), Parts(init=init)
     dense = dict(build(config, seed=5, parts=parts).named_parameters())
     torch.manual_seed(77)
@@ -123,7 +123,7 @@ def test_variants_start_from_the_same_projections(init: Init) -> None:
 
 
 @pytest.mark.parametrize("width", [8, 7, 1])
-def test_sinusoids_are_those_of_the_paper(width: int) -> None:
+def test_sinusoids_match_the_paper(width: int) -> None:
     signal = sinusoids(60, width)
     assert signal.shape == (60, width)
     for position, column in itertools.product((0, 1, 2, 59), range(width)):

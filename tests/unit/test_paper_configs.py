@@ -50,7 +50,7 @@ def test_every_paper_composes_with_recipes_that_can_be_trained(make: Any, name: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PAPERS)
-def test_no_run_can_fill_two_cells(recipes_of: Callable[[str], list[Recipe]], name: str) -> None:
+def test_recipes_of_two_cells_differ(recipes_of: Callable[[str], list[Recipe]], name: str) -> None:
     for one, other in combinations(recipes_of(name), 2):
         assert one.decisive != other.decisive, (one.cell, other.cell)
 
@@ -68,7 +68,7 @@ def test_notes_name_the_updates(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [p for p in PAPERS if p not in ("michel2019", "voita2019")])
-def test_cells_differ_in_the_row_alone(
+def test_cells_of_a_column_differ_in_the_row_only(
     recipes_of: Callable[[str], list[Recipe]], name: str
 ) -> None:
     for one, other in combinations(recipes_of(name), 2):

@@ -85,7 +85,7 @@ def test_shares_are_of_the_heads_actually_removed(tmp_path: Path) -> None:
     assert measure(tmp_path, fact("score_left", removed=0.86, **cross)) == 25
 
 
-def test_the_best_head_alone_is_compared_with_all_heads(run: Path) -> None:
+def test_best_single_head_is_compared_with_all_heads(run: Path) -> None:
     differences = [
         measure(run, fact("one_left", sites=["cross"], layer=layer)) for layer in (1, 2, 3)
     ]
@@ -124,15 +124,15 @@ def make_run(
 
 def test_pruned_runs_are_compared_with_their_origin(tmp_path: Path) -> None:
     heads = {"encoder_self": [[1, 2], [4]], "cross": [[], [1], [1, 2, 3, 4]]}
-    whole, pruned, trained, retrained = (tmp_path / name for name in "abcd")
+    unpruned, pruned, trained, retrained = (tmp_path / name for name in "abcd")
     runs = [
-        make_run(whole, {"valid": 10.0, "test": 30.0}),
+        make_run(unpruned, {"valid": 10.0, "test": 30.0}),
         make_run(pruned, {"valid": 10.0, "test": 28.5}, heads, file="results-best.json"),
         make_run(trained, {"test": 31.25}, heads, init_from=str(pruned)),
         make_run(retrained, {"test": 30.0}, heads, init_from=str(pruned)),
         make_run(tmp_path / "e", None, heads),
     ]
-    for folder, origin in ((pruned, whole), (retrained, trained)):
+    for folder, origin in ((pruned, unpruned), (retrained, trained)):
         (folder / "pruned.json").write_text(json.dumps({"origin": str(origin)}), encoding="utf-8")
     (table,) = pruning_report(Paper("p", "", pruned_runs=True), runs).tables
     counts = "encoder_self 3 of 8, decoder_self 12 of 12, cross 5 of 12"

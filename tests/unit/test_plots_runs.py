@@ -20,7 +20,7 @@ def titled(figure: Any) -> dict[str, Any]:
 
 def lines(axes: Any) -> list[list[tuple[float, float]]]:
     points = [list(zip(*line.get_data(), strict=True)) for line in axes.lines]
-    return [drawn for drawn in points if drawn]
+    return [line_points for line_points in points if line_points]
 
 
 def ends(**columns: list[Any]) -> Any:
@@ -143,7 +143,7 @@ def test_exact_zeros_are_empty_and_the_smallest_weight_is_not() -> None:
     assert list(COLOURS(0.5 + 1e-3)) != list(COLOURS(0.5 - 1e-3))
 
 
-def test_one_figure_holds_every_head() -> None:
+def test_one_figure_shows_every_head() -> None:
     names = tokens(16)
     maps = random_maps(2, 8, 16)
     figure = attention_maps("encoder_self", maps, names, names, "text", "softmax, trained on it.")
@@ -154,7 +154,7 @@ def test_one_figure_holds_every_head() -> None:
     assert "softmax, trained on it." in " ".join(figure.get_supxlabel().split())
 
 
-def test_a_site_without_heads_has_no_map() -> None:
+def test_site_without_heads_has_no_map() -> None:
     empty = LayerMaps(1, [], np.zeros((0, 2, 2)), np.ones((0, 2, 2), dtype=bool), [])
     assert attention_maps("cross", [empty], ["a", "b"], ["a", "b"], "") is None
     assert attention_maps("cross", [], ["a"], ["a"], "") is None

@@ -14,7 +14,7 @@ from headwise.plots.style import DOUBLE, RULES, looks, save, shown
 
 
 def test_styles_are_the_same_in_every_figure_and_distinct() -> None:
-    names = ["softmax", *(f"row {place}" for place in range(20))]
+    names = ["softmax", *(f"row {number}" for number in range(20))]
     style = looks(names)
     parts = [style[part] for part in ("palette", "markers", "dashes")]
     assert len({tuple(part[name] for part in parts) for name in names}) == 21
@@ -58,7 +58,7 @@ def test_failed_figure_keeps_the_old_file(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FIGURES)
-def test_every_figure_fits_a_paper(name: str) -> None:
+def test_every_figure_fits_the_page(name: str) -> None:
     """At most two columns wide, no text outside of the page, and pyplot is not used."""
     from matplotlib import pyplot
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -67,9 +67,9 @@ def test_every_figure_fits_a_paper(name: str) -> None:
     width, height = figure.get_size_inches()
     assert width <= DOUBLE
     FigureCanvasAgg(figure).draw()
-    drawn = figure.get_tightbbox()
-    assert drawn.x0 > -0.01
-    assert drawn.y0 > -0.01
-    assert drawn.x1 < width + 0.01
-    assert drawn.y1 < height + 0.01
+    box = figure.get_tightbbox()
+    assert box.x0 > -0.01
+    assert box.y0 > -0.01
+    assert box.x1 < width + 0.01
+    assert box.y1 < height + 0.01
     assert pyplot.get_fignums() == []

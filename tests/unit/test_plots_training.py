@@ -41,8 +41,8 @@ def test_records_give_one_row_per_value_with_head_numbers() -> None:
     heads = {"cross": [[2, 3, 8], [1, 4, 7]]}  # after pruning
     table = head_values(RECORDS[:1], heads)
     cross = table[(table["statistic"] == "alpha") & (table["site"] == "cross")]
-    places = list(zip(cross["layer"], cross["head"], cross["value"], strict=True))
-    assert places == [
+    rows = list(zip(cross["layer"], cross["head"], cross["value"], strict=True))
+    assert rows == [
         (1, 2, 1.2), (1, 3, 1.3), (1, 8, 1.4), (2, 1, 1.5), (2, 4, 1.6), (2, 7, 1.7)
     ]  # fmt: skip
     assert len(table[table["site"] == "encoder_self"]) == 5  # missing values have no row

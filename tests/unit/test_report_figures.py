@@ -101,8 +101,8 @@ def test_only_measured_values_are_drawn(trained: Path, tmp_path: Path) -> None:
     run = copy_run(trained, tmp_path / "run")
     files = draw_figures([run], run / "figures")
     assert {path.parent for path in files} == {run / "figures"}
-    drawn = {path.stem for path in files}
-    assert drawn == {"alpha", "alpha_histograms", "alpha_start_end", "diversity", "curves"}
+    stems = {path.stem for path in files}
+    assert stems == {"alpha", "alpha_histograms", "alpha_start_end", "diversity", "curves"}
     assert all(path.is_file() for path in files)
     assert unanalysed([run]) == [run]
     (run / "heads.jsonl").unlink()
@@ -150,8 +150,8 @@ def test_attention_maps(trained: Path, tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr("headwise.report.figures_attention.attention_maps", maps)
     assert draw_attention(trained, "Hund sieht Haus", tmp_path, device="cpu") == []
     assert list(calls) == ["encoder_self", "decoder_self", "cross"]
-    source, reads, title = calls["encoder_self"][1], calls["decoder_self"][1], calls["cross"][3]
-    assert calls["cross"][1:3] == ([*reads[1:], "…"], source)  # it reaches the length limit
+    source, tokens, title = calls["encoder_self"][1], calls["decoder_self"][1], calls["cross"][3]
+    assert calls["cross"][1:3] == ([*tokens[1:], "…"], source)  # it reaches the length limit
     assert title == f"Hund sieht Haus → {calls['decoder_self'][3]}"
     for layers, queries, keys, _ in calls.values():
         (layer,) = layers

@@ -70,14 +70,14 @@ def test_interval_and_p_value_are_of_the_mean_over_seeds() -> None:
 def test_one_seed_is_resampled_as_sacrebleu_does() -> None:
     refs = references(150)
     system, baseline = noisy(refs, 0.2, 1), noisy(refs, 0.24, 2)
-    ours = compare([statistics(system, refs)], [statistics(baseline, refs)], 2000)
+    result = compare([statistics(system, refs)], [statistics(baseline, refs)], 2000)
     metric = {"BLEU": BLEU(tokenize="13a", references=None)}
     named = [("baseline", baseline), ("system", system)]
-    _, theirs = PairedTest(named, metric, [refs], "bs", n_samples=2000)()
-    before, after = theirs["BLEU"]
-    assert ours.difference == pytest.approx(after.score - before.score, abs=1e-4)
-    # absolute differences make theirs one-sided; the spread of both is the same
-    assert ours.p_value == pytest.approx(2 * after.p_value, abs=0.05)
+    _, sacrebleu_results = PairedTest(named, metric, [refs], "bs", n_samples=2000)()
+    before, after = sacrebleu_results["BLEU"]
+    assert result.difference == pytest.approx(after.score - before.score, abs=1e-4)
+    # absolute differences make sacreBLEU's test one-sided; the spread of both is the same
+    assert result.p_value == pytest.approx(2 * after.p_value, abs=0.05)
 
 
 def test_clear_difference_is_significant_with_its_sign() -> None:

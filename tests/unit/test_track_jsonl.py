@@ -40,7 +40,7 @@ def test_rewound_log_equals_an_uninterrupted_log(
         for record in records[:n_written]:
             writer.write(record)
     with open(resumed, "ab") as tail:
-        tail.write(torn.replace(b"\n", b""))  # the kill came in the middle of a line
+        tail.write(torn.replace(b"\n", b""))  # the process was killed in the middle of a line
     with JsonlWriter(resumed) as writer:
         assert writer.n_lines == n_written
         writer.rewind(n_kept)
@@ -96,7 +96,7 @@ def test_nonfinite_values_are_listed_and_omitted() -> None:
         encode_record({"callback": object()})
 
 
-def test_a_full_disk_loses_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_loses_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writer = JsonlWriter(tmp_path / "metrics.jsonl")
     writer.write({"update": 1})
 

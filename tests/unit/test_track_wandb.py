@@ -130,7 +130,7 @@ def test_with_a_key_a_run_is_online(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert calls[-1]["id"] != first
 
 
-def test_wrong_settings_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_settings_are_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=r"tracker\.kind.*wandb.*Did you mean wandb"):
         make(tmp_path, TrackerConfig(kind="wandbb"))
     with pytest.raises(ConfigError, match=r"tracker\.mode.*Did you mean offline"):
@@ -169,7 +169,7 @@ def test_heads_are_numbered_from_one_and_missing_values_omitted() -> None:
     }
 
 
-def test_an_offline_run_holds_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offline_run_contains_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from PIL import Image
 
     image = tmp_path / "alpha.png"

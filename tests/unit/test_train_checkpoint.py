@@ -90,18 +90,18 @@ def test_missing_checkpoint_error_names_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("share", [0.0, 0.001, 0.5, 0.99])
 def test_truncated_checkpoint_is_rejected(tmp_path: Path, share: float) -> None:
     path = saved_checkpoint(tmp_path / "last.pt")
-    whole = path.read_bytes()
-    path.write_bytes(whole[: int(len(whole) * share)])
+    content = path.read_bytes()
+    path.write_bytes(content[: int(len(content) * share)])
     with pytest.raises(CheckpointError, match="truncated"):
         load_checkpoint(path)
 
 
 def test_damaged_bytes_are_rejected_or_harmless(tmp_path: Path) -> None:
     path = saved_checkpoint(tmp_path / "last.pt")
-    whole = path.read_bytes()
+    content = path.read_bytes()
     generator = random.Random(1)
     for _ in range(300):
-        damaged = bytearray(whole)
+        damaged = bytearray(content)
         for _ in range(3):
             damaged[generator.randrange(len(damaged))] = generator.randrange(256)
         path.write_bytes(damaged)

@@ -45,7 +45,7 @@ def test_group_is_destroyed_at_the_end_and_on_interruption(
     assert group[1] == ["destroyed"]
 
 
-def test_a_failed_rank_does_not_wait_for_others_on_gpus(group: tuple[str, list[str]]) -> None:
+def test_failed_rank_does_not_wait_for_others_on_gpus(group: tuple[str, list[str]]) -> None:
     kind, destroyed = group
     with pytest.raises(RunError, match="out of memory"), process_group("auto"):
         raise RunError("out of memory")

@@ -23,7 +23,7 @@ def example(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.6])
-def test_value_and_gradient_are_those_of_torch(smoothing: float) -> None:
+def test_value_and_gradient_match_torch(smoothing: float) -> None:
     logits_BTV, target_BT = example()
     sums = CrossEntropy(smoothing)(logits_BTV, target_BT)
     (gradient,) = torch.autograd.grad(2.5 * sums.loss, logits_BTV)
@@ -64,6 +64,6 @@ def test_entmax_losses_sum_over_targets(smoothing: float) -> None:
         (lambda: EntmaxLoss(2.01), "alpha"),
     ],
 )
-def test_settings_out_of_range_are_refused(make: Callable[[], Loss], message: str) -> None:
+def test_settings_out_of_range_are_rejected(make: Callable[[], Loss], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make()

@@ -42,7 +42,7 @@ def test_every_parameter_is_in_one_group(variant: str) -> None:
     assert all(p.is_contiguous() for p in model.parameters())  # else the fused step is not used
 
 
-def test_frozen_parameters_are_left_out() -> None:
+def test_frozen_parameters_are_omitted() -> None:
     model = small_model()
     model.output.weight.requires_grad_(False)
     optimizer = build_optimizer(ADAMW, model)

@@ -42,7 +42,7 @@ class RecordingTracker(NullTracker):
         self.images.append(name)
 
 
-def test_exact_searches_are_shown_in_percent() -> None:
+def test_exact_searches_are_shown_as_percentages() -> None:
     assert shown_score({"exact": 0.5, "support": 4.0}).split()[:2] == ["50.00", "%"]
 
 
@@ -80,8 +80,8 @@ def test_figures_of_recorded_statistics(tmp_path: Path) -> None:
     draw(folder, tracker)
     names = ["diversity", "heads-p-of-ours", "curves"]
     assert tracker.images == [f"figures/{name}" for name in names]
-    drawn = sorted(path.name for path in folder.figures.iterdir())
-    assert drawn == sorted(f"{name}.{kind}" for name in names for kind in ("png", "svg"))
+    file_names = sorted(path.name for path in folder.figures.iterdir())
+    assert file_names == sorted(f"{name}.{kind}" for name in names for kind in ("png", "svg"))
 
 
 def test_figures_number_pruned_heads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,10 +90,10 @@ def test_figures_number_pruned_heads(tmp_path: Path, monkeypatch: pytest.MonkeyP
         composed(*CORPUS, "model.heads={cross:[[2,5]]}"), tmp_path / "config.yaml", resolve=True
     )
     folder.heads.write_text('{"update": 1, "alpha": {"cross": [[1.25, 1.5]]}}\n', encoding="utf-8")
-    drawn = []
-    monkeypatch.setattr("headwise.plots.training.trajectories", lambda t, _: drawn.append(t))
+    tables = []
+    monkeypatch.setattr("headwise.plots.training.trajectories", lambda t, _: tables.append(t))
     figures(folder)
-    assert list(drawn[0]["head"]) == [2, 5]
+    assert list(tables[0]["head"]) == [2, 5]
 
 
 def test_table_has_a_row_per_layer_and_a_column_per_head() -> None:

@@ -134,7 +134,7 @@ def weights_of(
 
 def svgd_reference(weight: Tensor, gradient: Tensor, n_heads: int, alpha: float) -> Tensor:
     """The SVGD direction of one weight (H * E, D), head by head."""
-    particles, slopes = (whole.view(n_heads, -1).tolist() for whole in (weight, gradient))
+    particles, slopes = (tensor.view(n_heads, -1).tolist() for tensor in (weight, gradient))
     return svgd_by_loops(particles, slopes, alpha, bandwidth_of(particles)).view_as(weight)
 
 

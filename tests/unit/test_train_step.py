@@ -1,7 +1,7 @@
 """An update on an accelerator does not wait for it.
 
 Tensors on the meta device have no values: whatever reads one back (`item`, `nonzero`, a branch on
-a tensor, a copy to the host) raises there. Code takes the path of accelerators on it: it is no CPU.
+a tensor, a copy to the host) raises there. Code takes the path of accelerators on it.
 """
 
 from __future__ import annotations

@@ -32,20 +32,20 @@ def gradients(model: nn.Module, batch: Batch, n_tokens: int) -> list[Tensor]:
 @pytest.mark.parametrize("rows", [[[0, 1, 2, 3, 4]], [[0, 1], [2, 3, 4]], [[3], [0, 2], [1, 4]]])
 def test_update_is_the_mean_gradient_over_tokens(tmp_path: Path, rows: list[list[int]]) -> None:
     before = small_model()
-    whole = collate(PAIRS, np.arange(5, dtype=np.int32))
-    expected = gradients(before, whole, whole.n_targets)
+    batch = collate(PAIRS, np.arange(5, dtype=np.int32))
+    expected = gradients(before, batch, batch.n_targets)
     config = replace(CONFIG, max_updates=1, accumulate=len(rows))
     trainer = make_trainer(tmp_path, loader=Loader(PAIRS, *rows), config=config)
     trainer.run()
-    assert trainer.state.tokens == whole.n_targets
+    assert trainer.state.tokens == batch.n_targets
     moved = zip(before.parameters(), trainer.model.parameters(), expected, strict=True)
     for old, new, gradient in moved:
         torch.testing.assert_close((old - new).detach(), gradient, rtol=1e-4, atol=1e-6)
     logged = read_jsonl(tmp_path / "metrics.jsonl")[0]
-    logits_RV = whole.scored(before(**before.inputs(whole)))
-    sums = CrossEntropy(0.1)(logits_RV, whole.targets_R)
-    assert logged["train/loss"] == pytest.approx(sums.loss.item() / whole.n_targets, rel=1e-6)
-    assert logged["train/nll"] == pytest.approx(sums.measure.item() / whole.n_targets, rel=1e-6)
+    logits_RV = batch.scored(before(**before.inputs(batch)))
+    sums = CrossEntropy(0.1)(logits_RV, batch.targets_R)
+    assert logged["train/loss"] == pytest.approx(sums.loss.item() / batch.n_targets, rel=1e-6)
+    assert logged["train/nll"] == pytest.approx(sums.measure.item() / batch.n_targets, rel=1e-6)
 
 
 def test_logged_loss_covers_the_updates_since_the_last_log(tmp_path: Path) -> None:
@@ -137,8 +137,8 @@ def test_precision_applies_to_products_and_weights_stay_float32(tmp_path: Path) 
 
 
 def test_restored_trainer_resumes_with_the_same_bits(tmp_path: Path) -> None:
-    whole = make_trainer(tmp_path / "whole", model=small_model(dropout=0.3), lr=0.1)
-    whole.run()
+    uninterrupted = make_trainer(tmp_path / "whole", model=small_model(dropout=0.3), lr=0.1)
+    uninterrupted.run()
     config, folder = replace(CONFIG, max_updates=2), tmp_path / "halved"
     make_trainer(folder, model=small_model(dropout=0.3), lr=0.1, config=config).run()
     resumed = make_trainer(folder, model=small_model(dropout=0.3), lr=0.1, scores=[1.0, 0.5])
@@ -146,10 +146,10 @@ def test_restored_trainer_resumes_with_the_same_bits(tmp_path: Path) -> None:
     payload = load_checkpoint(tmp_path / "halved" / "checkpoints" / "last.pt")
     resumed.restore(payload)
     resumed.run()
-    assert resumed.state.update == whole.state.update == 4
+    assert resumed.state.update == uninterrupted.state.update == 4
     for name in ("last.pt", "update_00000002.pt", "update_00000004.pt"):
         first, second = (tmp_path / run / "checkpoints" / name for run in ("whole", "halved"))
-        if name == "last.pt":  # the scores at validations were made up
+        if name == "last.pt":  # the validation scores are invented
             equal = load_checkpoint(first)["model"], load_checkpoint(second)["model"]
             assert all(torch.equal(value, equal[1][key]) for key, value in equal[0].items())
         else:
@@ -231,7 +231,7 @@ def test_nan_validation_is_never_the_best(tmp_path: Path) -> None:
     assert not list((tmp_path / "checkpoints").glob("*.pt"))
 
 
-def test_another_number_of_ranks_is_refused(tmp_path: Path) -> None:
+def test_another_number_of_ranks_is_rejected(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path)
     payload = {**trainer.checkpoint(), "world_size": 4}
     with pytest.raises(HeadwiseError, match=r"4 ranks.*with 1.*nproc-per-node=4"):
@@ -247,6 +247,6 @@ def test_another_number_of_ranks_is_refused(tmp_path: Path) -> None:
         ({"average": 3, "keep": 2}, r"trainer\.average.*keep=2"),
     ],
 )
-def test_impossible_settings_are_refused_by_key(changes: dict[str, Any], key: str) -> None:
+def test_invalid_settings_are_rejected_by_key(changes: dict[str, Any], key: str) -> None:
     with pytest.raises(ConfigError, match=key):
         check_trainer_config(replace(CONFIG, **changes))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from headwise.analysis.pruning import (
     Heads,
-    listed,
+    flat_heads,
     present_heads,
     pruned_state,
     without,
@@ -84,7 +84,7 @@ def scale_head(model: Transformer, site: str, layer: int, place: int, factor: fl
 def zeroed(model: Transformer, kept: Heads) -> Transformer:
     """A copy whose pruned heads are multiplied by zero."""
     model = copy.deepcopy(model)
-    for site, layer, number in listed(without(present_heads(model), listed(kept))):
+    for site, layer, number in flat_heads(without(present_heads(model), flat_heads(kept))):
         scale_head(model, site, layer, number - 1, 0.0)
     return model
 

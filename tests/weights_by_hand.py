@@ -47,7 +47,7 @@ class Means:
     def __init__(self, measure: Callable[..., Measures], *arguments: Any) -> None:
         self._measure, self._arguments, self._means = measure, arguments, HeadMeans()
 
-    def take(self, batch: Batch, observation: Observation) -> None:
+    def add(self, batch: Batch, observation: Observation) -> None:
         for values, counted in self._measure(batch, observation, *self._arguments):
             self._means.add(observation, values, counted)
 

@@ -259,7 +259,7 @@ def test_heads_with_dense_sentences_are_ordered_by_deviation() -> None:
     unusual = [
         {
             "site": S, "layer": 1, "head": number, "sentence": sentence, "n_keys": 9,
-            "density": 0.9, "expected": 0.2, "deviations": size, "head_mean": 0.2, "text": "So.",
+            "density": 0.9, "expected": 0.2, "z_score": size, "head_mean": 0.2, "text": "So.",
         }
         for number, sentence, size in ((1, 5, 4.0), (2, 6, 5.0), (2, 7, 9.0))
     ]  # fmt: skip

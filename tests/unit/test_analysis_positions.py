@@ -22,7 +22,7 @@ def one_hot(keys: list[int], n_keys: int) -> list[list[float]]:
 def test_queries_without_a_token_at_the_offset_are_excluded() -> None:
     part = Means(positions, range(-2, 3))
     # three tokens and the end; the first has no predecessor and attends to itself
-    part.take(batch_of([3]), observation("encoder_self", [one_hot([0, 0, 1, 2], 4)], [4]))
+    part.add(batch_of([3]), observation("encoder_self", [one_hot([0, 0, 1, 2], 4)], [4]))
     assert (part.of("share-1"), part.of("exists-1")) == (1, pytest.approx(2 / 3))
     assert part.of("share0") == pytest.approx(1 / 3)
     # at +1 the last token has only the end, which is no token
@@ -33,7 +33,7 @@ def test_queries_without_a_token_at_the_offset_are_excluded() -> None:
 def test_weight_on_the_end_counts_for_no_offset() -> None:
     part = Means(positions, range(-1, 2))
     rows = [[0.1, 0.2, 0.0, 0.7], [0.3, 0.1, 0.0, 0.6], [0.0, 0.9, 0.0, 0.1], [0.0, 0.0, 0.0, 1.0]]
-    part.take(batch_of([3]), observation("encoder_self", [rows], [4]))
+    part.add(batch_of([3]), observation("encoder_self", [rows], [4]))
     assert part.of("share-1") == pytest.approx(1 / 2)  # the second attends to the end
     assert part.of("weight-1") == pytest.approx((0.3 + 0.9) / 2)
     assert part.of("confidence") == pytest.approx((0.2 + 0.3 + 0.9) / 3)
@@ -44,7 +44,7 @@ def test_uniform_weights_count_for_no_offset(noise: float) -> None:
     part = Means(positions, range(-1, 2))
     generator = torch.Generator().manual_seed(0)
     rows = torch.full((5, 5), 0.2) + noise * torch.rand(5, 5, generator=generator)
-    part.take(batch_of([4]), observation("encoder_self", [rows.tolist()], [5]))
+    part.add(batch_of([4]), observation("encoder_self", [rows.tolist()], [5]))
     assert [part.of(f"share{offset}") for offset in (-1, 0, 1)] == [0, 0, 0]
     assert part.of("weight0") == pytest.approx(0.2, abs=1e-5)
 
@@ -52,7 +52,7 @@ def test_uniform_weights_count_for_no_offset(noise: float) -> None:
 def test_queries_with_one_key_are_excluded() -> None:
     part = Means(positions, range(-1, 2))
     rows = [[1.0, 0.0, 0.0], [0.6, 0.4, 0.0], [0.2, 0.3, 0.5]]
-    part.take(batch_of([1], [2]), observation("decoder_self", [rows], [3], causal=True))
+    part.add(batch_of([1], [2]), observation("decoder_self", [rows], [3], causal=True))
     assert part.of("share0", "decoder_self") == pytest.approx(1 / 2)
     assert part.of("share-1", "decoder_self") == pytest.approx(1 / 2)
     assert part.of("confidence", "decoder_self") == pytest.approx((0.6 + 0.5) / 2)
@@ -61,7 +61,7 @@ def test_queries_with_one_key_are_excluded() -> None:
 
 def test_cross_attention_has_confidence_and_no_offsets() -> None:
     part = Means(positions, range(-1, 2))
-    part.take(batch_of([2]), observation("cross", [[[0.3, 0.1, 0.6]] * 3], [3]))
+    part.add(batch_of([2]), observation("cross", [[[0.3, 0.1, 0.6]] * 3], [3]))
     assert part.of("confidence", "cross") == pytest.approx(0.3)
     assert part.of("share0", "cross") is None
 
@@ -69,7 +69,7 @@ def test_cross_attention_has_confidence_and_no_offsets() -> None:
 def test_cross_attention_includes_queries_beyond_the_source_length() -> None:
     part = Means(positions, range(-1, 2))
     rows = [[0.9, 0.1], [0.2, 0.8], [0.3, 0.7], [0.4, 0.6]]  # four queries, a token and its end
-    part.take(batch_of([1], [3]), observation("cross", [rows], [4]))
+    part.add(batch_of([1], [3]), observation("cross", [rows], [4]))
     assert part.of("confidence", "cross") == pytest.approx((0.9 + 0.2 + 0.3 + 0.4) / 4)
 
 
@@ -79,7 +79,7 @@ def test_shares_of_signed_weights_are_by_magnitude() -> None:
     assert observed.shares_BHQK[0, 0].tolist() == [[0.75, 0.25, 0], [0.25, 0.25, 0.5], [0, 0, 0]]
     assert observed.peaks_BHQ[0, 0].tolist() == [0, 2, -1]
     part = Means(positions, range(-1, 2))
-    part.take(batch_of([2]), observed)
+    part.add(batch_of([2]), observed)
     assert part.of("weight0") == pytest.approx((0.75 + 0.25) / 2)
 
 
@@ -89,8 +89,8 @@ def test_invalid_distributions_are_not_measured() -> None:
         rows = [[first, 1.5], [0.0, 1.0]]
         observed = observation("encoder_self", [rows], [2], is_distribution=is_distribution)
         part, histogram = Means(positions, range(-1, 2)), Densities(9)
-        part.take(batch_of([1]), observed)
-        histogram.take(batch_of([1]), observed)
+        part.add(batch_of([1]), observed)
+        histogram.add(batch_of([1]), observed)
         for name in ("confidence", "share0", "weight0", "share-1"):
             assert part.of(name) is None
         assert histogram.histograms() == []
@@ -112,14 +112,14 @@ def test_rare_share_counts_sentences_where_most_tokens_attend_to_the_rarest() ->
         one_hot([0, 1, 1, 0], 4),  # one of three
         one_hot([0, 0, 0, 0], 4),  # too short to be evaluated
     ]
-    part.take(batch_of([3, 3, 2]), observation("encoder_self", sentences, [4, 4, 3]))
+    part.add(batch_of([3, 3, 2]), observation("encoder_self", sentences, [4, 4, 3]))
     assert part.of("rare_share") == 0.5
 
 
 def test_rare_share_excludes_ties_and_uniform_weights() -> None:
     part = Means(rarity, {"source": [[1, 0, 0, 0]] * 3})
     sentences = [one_hot([0, 0, 1, 1, 0], 5), one_hot([0, 0, 0, 1, 1], 5), [[0.2] * 5] * 5]
-    part.take(batch_of([4, 4, 4]), observation("encoder_self", sentences, [5, 5, 5]))
+    part.add(batch_of([4, 4, 4]), observation("encoder_self", sentences, [5, 5, 5]))
     assert part.of("rare_share") == pytest.approx(1 / 3)
 
 
@@ -129,8 +129,8 @@ def test_rare_share_excludes_ties_and_uniform_weights() -> None:
 def test_histogram_counts_each_query_once_and_has_a_bin_for_density_1() -> None:
     rows = [[1.0, 0, 0, 0, 0], [0.5, 0.5, 0, 0, 0], [0.2] * 5, [0.25, 0.25, 0.25, 0.25, 0], [0] * 5]
     part = Densities(9)
-    part.take(batch_of([4]), observation("encoder_self", [rows], [5]))
-    part.take(batch_of([1]), observation("encoder_self", [[[0.5, 0.5], [1.0, 0.0]]], [2]))
+    part.add(batch_of([4]), observation("encoder_self", [rows], [5]))
+    part.add(batch_of([1]), observation("encoder_self", [[[0.5, 0.5], [1.0, 0.0]]], [2]))
     counts = {
         (row["low"], row["high"]): row["n_queries"] for row in part.histograms() if row["n_queries"]
     }
@@ -153,7 +153,7 @@ def test_density_of_signed_weights_and_of_one_visible_key(
 ) -> None:
     part = Densities(9)
     causal = site == "decoder_self"
-    part.take(batch_of([1]), observation(site, [rows], [2], causal, is_distribution))
+    part.add(batch_of([1]), observation(site, [rows], [2], causal, is_distribution))
     counts = {row["low"]: row["n_queries"] for row in part.histograms() if row["n_queries"]}
     assert counts == {0.5: 1, 1.0: 1}
 
@@ -166,7 +166,7 @@ def densities(site: str, lengths: Sequence[int], n_used: Sequence[int]) -> Densi
         batch = batch_of(*([n] for n in (sides[::-1] if site == "decoder_self" else sides)))
         batch.rows[:] = [index]
         row = [1.0 / used] * used + [0.0] * (length - used)
-        part.take(batch, observation(site, [[row] * length], [length]))
+        part.add(batch, observation(site, [[row] * length], [length]))
     return part
 
 
@@ -176,7 +176,7 @@ def test_padding_does_not_change_density() -> None:
     together = Densities(len(lengths))
     rows = [[[1.0 / used] * used + [0.0] * (20 - used)] * 20 for used in n_used]
     batch = batch_of([length - 1 for length in lengths], lengths)
-    together.take(batch, observation("encoder_self", rows, lengths))
+    together.add(batch, observation("encoder_self", rows, lengths))
     assert len(alone) == 1
     assert together.unusual_sentences() == alone
 
@@ -189,7 +189,7 @@ def test_sentences_are_compared_with_those_of_similar_length() -> None:
     assert (row["sentence"], row["n_keys"], row["density"]) == (71, 20, 0.6)
     similar = np.array(n_used[50:]) / 20
     assert row["expected"] == pytest.approx(similar.mean())
-    assert row["deviations"] == pytest.approx((0.6 - similar.mean()) / similar.std())
+    assert row["z_score"] == pytest.approx((0.6 - similar.mean()) / similar.std())
     short = np.array(n_used[:50]) / 4
     assert row["head_mean"] == pytest.approx((short.sum() + similar.sum()) / 101)
 
@@ -208,12 +208,12 @@ FARTHEST = {10: 9, 20: 12, 30: 10, 40: 13, 50: 11}
     [
         ([8] * 30 + [1] + [9] * 29, []),  # sparser than others
         ([8] * 30 + [19] + [9] * 29, [31]),
-        ([2, 3] * 15 + [4] + [2, 3] * 14 + [2], []),  # 2.7 deviations above the similar
+        ([2, 3] * 15 + [4] + [2, 3] * 14 + [2], []),  # z-score 2.7
         ([2, 3] * 15 + [5] + [2, 3] * 14 + [2], [31]),  # 3.9 above
         ([FARTHEST.get(i, 2 + i % 2) for i in range(100)], [41, 21, 51]),  # at most three
     ],
 )
-def test_sentences_with_the_largest_deviations_are_reported(
+def test_sentences_with_the_largest_z_scores_are_reported(
     n_used: list[int], expected: list[int]
 ) -> None:
     rows = densities("encoder_self", [20] * len(n_used), n_used).unusual_sentences()
@@ -225,5 +225,5 @@ def test_heads_with_nonfinite_weights_report_no_sentence() -> None:
     assert [row["sentence"] for row in part.unusual_sentences()] == [71]
     batch = batch_of([3])
     batch.rows[:] = [0]
-    part.take(batch, observation("encoder_self", [[[math.nan, 0.0, 0.0, 0.0]] * 4], [4]))
+    part.add(batch, observation("encoder_self", [[[math.nan, 0.0, 0.0, 0.0]] * 4], [4]))
     assert part.unusual_sentences() == part.histograms() == []

@@ -12,8 +12,8 @@ from headwise.analysis.pruning import (
     Heads,
     check_pruned,
     common_heads,
+    flat_heads,
     is_gated,
-    listed,
     masked,
     n_heads,
     one_left,
@@ -176,7 +176,7 @@ def test_heads_are_removed_in_order_of_importance(make: Any) -> None:
 
 
 class Counter:
-    """Sum the `worth` of the open heads; heads not listed count 1."""
+    """Sum the `worth` of the open heads; heads not flat_heads count 1."""
 
     def __init__(self, model: Transformer, worth: dict[tuple[str, int, int], float]) -> None:
         self.model, self.worth, self.n_calls = model, worth, 0
@@ -196,7 +196,7 @@ def test_pruning_tables(make: Any) -> None:
     worth = {("cross", 2, 3): 50.0, ("decoder_self", 1, 2): -5.0}
     measure = Counter(model, worth)
     everything = 3 * 2 * H - 2 + 50.0 - 5.0
-    order = listed(present_heads(model), ["cross", "decoder_self"])
+    order = flat_heads(present_heads(model), ["cross", "decoder_self"])
     rows = pruning_curve(model, order, measure, n_steps=4)
     assert [row["removed"] for row in rows] == [0, 0.25, 0.5, 0.75, 1]
     assert [row["decoder_self"] for row in rows] == [8, 4, 0, 0, 0]
@@ -204,7 +204,7 @@ def test_pruning_tables(make: Any) -> None:
     assert [row["encoder_self"] for row in rows] == [8] * 5
     assert [row["worth"] for row in rows] == [67, 67 + 2, 69 - 4, 65 - 4, 61 - 53]
 
-    few = listed(present_heads(model), ["cross"])[:2]
+    few = flat_heads(present_heads(model), ["cross"])[:2]
     n_measured = measure.n_calls
     rows = pruning_curve(model, few, measure, n_steps=10)
     assert [row["cross"] for row in rows] == [8, 8, 8, 7, 7, 7, 7, 7, 6, 6, 6]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from headwise.analysis.text.questions import has_words, interrogation, n_tokens, question_words
+from headwise.analysis.text.questions import has_word_list, interrogation, n_tokens, question_words
 from headwise.analysis.text.words import clusters, merging, surface
 from weights_by_hand import Means, batch_of, observation
 
@@ -54,7 +54,7 @@ def test_merge_scores_follow_the_definition() -> None:
         [1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0],  # the end of the sentence is not a word
     ]
     part = Means(merging, {"source": [[0, 1, 1, 2, 2, 2]]})
-    part.take(batch_of([6]), observation("encoder_self", [rows], [7]))
+    part.add(batch_of([6]), observation("encoder_self", [rows], [7]))
     tables = part.tables()
     scores = [0.7, max(0.3, 0.6), max(0.4, 0.0, 0.9)]
     assert tables["merge_score"]["encoder_self"] == [[pytest.approx(sum(scores) / 3)]]
@@ -66,7 +66,7 @@ def test_merge_scores_follow_the_definition() -> None:
 def test_decoder_words_start_after_bos() -> None:
     rows = [[1.0, 0.0, 0.0], [0.4, 0.6, 0.0], [0.3, 0.5, 0.2]]
     part = Means(merging, {"source": None, "target": [[0, 0]]})
-    part.take(batch_of([1], [2]), observation("decoder_self", [rows], [3], causal=True))
+    part.add(batch_of([1], [2]), observation("decoder_self", [rows], [3], causal=True))
     tables = part.tables()
     assert tables["merge_score"]["decoder_self"] == [[pytest.approx(0.5)]]
     assert tables["cluster_mass"]["decoder_self"] == [[pytest.approx((0.6 + 0.7) / 2)]]
@@ -102,7 +102,7 @@ QUESTIONS: dict[str, dict[str, tuple[list[str], str, bool] | None]] = {
 
 @pytest.mark.parametrize("language", QUESTIONS)
 def test_question_words_and_final_mark(language: str) -> None:
-    assert has_words(language)
+    assert has_word_list(language)
     for text, expected in QUESTIONS[language].items():
         tokens = text.split()
         question = question_words(surface(tokens), language)
@@ -114,7 +114,7 @@ def test_question_words_and_final_mark(language: str) -> None:
         assert actual == expected, text
         # a region changes nothing
         assert question_words(surface(tokens), f"{language}-XX") == question
-    assert has_words(f"{language}_XX")
+    assert has_word_list(f"{language}_XX")
 
 
 def test_question_weights_are_means_over_tokens() -> None:
@@ -125,7 +125,7 @@ def test_question_weights_are_means_over_tokens() -> None:
     weights[0, :4, :4] = torch.tensor([[0.1, 0.0, 0.8, 0.1]] * 4)
     weights[1, :5, :5] = torch.tensor([[0.0, 0.0, 0.4, 0.3, 0.3]] * 5)
     weights[2, :3, :3] = torch.tensor([[0.0, 1.0, 0.0]] * 3)
-    part.take(batch_of([3, 4, 2]), observation("encoder_self", weights.tolist(), [4, 5, 3]))
+    part.add(batch_of([3, 4, 2]), observation("encoder_self", weights.tolist(), [4, 5, 3]))
     table = part.tables()
     assert table["question_weight"]["encoder_self"] == [[pytest.approx(0.8)]]
     assert table["statement_weight"]["encoder_self"] == [[pytest.approx(0.3)]]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from headwise.analysis.roles import NAMED
+from headwise.analysis.roles import OFFSET_NAMES
 from headwise.page import document
 from headwise.page.document import as_script_data, filled, page_text
 from headwise.tasks.reading import Item, Items
@@ -127,4 +127,4 @@ def test_page_has_a_label_for_every_role() -> None:
     script = (Path(document.__file__).parent / "assets" / "heads.js").read_text(encoding="utf-8")
     (table,) = re.findall(r"const ROLES = \{\n(.*?)\n\};", script, re.DOTALL)
     roles = re.findall(r"^  (\w+):", table, re.MULTILINE)
-    assert {*NAMED.values(), "merging", "interrogation", "rare"} == set(roles)
+    assert {*OFFSET_NAMES.values(), "merging", "interrogation", "rare"} == set(roles)

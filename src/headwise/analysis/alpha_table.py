@@ -7,29 +7,33 @@ import math
 from headwise.track.base import HeadNumbers, HeadValues, head_numbers
 
 
-def alpha_table(alphas: HeadValues, kept: HeadNumbers | None = None) -> str:
+def alpha_table(alphas: HeadValues, heads: HeadNumbers | None = None) -> str:
     """Return α of every head as plain text, one row per site and layer, one column per head.
 
     Args:
-        alphas: site -> layers -> heads, as in `results.json`; empty without any α.
-        kept: numbers of the heads, `model.heads`; None: all heads.
+        alphas: site -> layers -> heads, as in `results.json`; empty if no head has an α.
+        heads: numbers of the heads (`model.heads`); None: all heads.
     """
     rows = [
-        (site, layer, dict(zip(head_numbers(kept, site, layer, len(values)), values, strict=False)))
+        (
+            site,
+            layer,
+            dict(zip(head_numbers(heads, site, layer, len(row)), row, strict=False)),
+        )
         for site, layers in alphas.items()
-        for layer, values in enumerate(layers, start=1)
-        if values
+        for layer, row in enumerate(layers, start=1)
+        if row
     ]
     if not rows:
         return "no head of this model has an α"
     numbers = sorted({number for _, _, values in rows for number in values})
     width = max(len("site"), *(len(site) for site, _, _ in rows))
-    head = "".join(f"{f'head{i}':>8}" for i in numbers)
-    lines = [f"{'site':<{width}}  layer{head}{'mean':>8}"]
+    header = "".join(f"{f'head{i}':>8}" for i in numbers)
+    lines = [f"{'site':<{width}}  layer{header}{'mean':>8}"]
     previous = ""
     for site, layer, values in rows:
-        known = [v for v in values.values() if v is not None and math.isfinite(v)]
-        mean = sum(known) / len(known) if known else None
+        finite = [v for v in values.values() if v is not None and math.isfinite(v)]
+        mean = sum(finite) / len(finite) if finite else None
         shown = [*(values.get(number) for number in numbers), mean]
         cells = "".join(f"{_number(value):>8}" for value in shown)
         lines.append(f"{site if site != previous else '':<{width}}  {layer:>5}{cells}")

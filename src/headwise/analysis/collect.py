@@ -1,6 +1,6 @@
 """Statistics of the heads of a model: learned α, density, entropy, diversity, output norm.
 
-Letters: B batch, H heads, Q queries, K keys, E head width, S source length, T target length.
+Axes: B batch, H heads, Q queries, K keys, E head width, S source length, T target length.
 
 Results are `site -> layers -> heads`. A missing value is absent, never zero: None for a head, an
 empty list for a layer, no key for a site.
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from headwise.analysis.diversity import as_distributions, entropies, jensen_shannon
-from headwise.analysis.observe import Call, Observation, passes, sound_heads
+from headwise.analysis.observe import Call, Observation, passes, valid_heads
 from headwise.errors import ConfigError
 from headwise.track.base import HeadValues
 
@@ -41,13 +41,13 @@ def alphas(model: Model) -> HeadValues:
 
 
 def filled(values: HeadValues, others: HeadValues) -> HeadValues:
-    """Return `values` with missing heads taken from `others`."""
+    """Return `values` with missing heads filled from `others`."""
     table: dict[str, list[list[float | None]]] = {}
     for site in dict.fromkeys((*values, *others)):
         pairs = zip_longest(values.get(site, ()), others.get(site, ()), fillvalue=())
         table[site] = [
-            [other if value is None else value for value, other in zip_longest(layer, of_others)]
-            for layer, of_others in pairs
+            [other if value is None else value for value, other in zip_longest(layer, other_layer)]
+            for layer, other_layer in pairs
         ]
     return table
 
@@ -70,7 +70,7 @@ def head_statistics(
     - output_norm: L2 norm of a head's output, after a gate and before the output projection.
     - register_mass: share of a query's |w| on register tokens, if there are any.
     - scale: the factor on the scores, if there is one.
-    - all that `Normaliser.query_stats` and `Attention.stats` report, alpha of the latter excepted.
+    - the statistics of `Normaliser.query_stats` and `Attention.stats`, except alpha of the latter.
 
     Heads that declare distributions but have a negative weight, and heads with non-finite
     weights, are not measured.
@@ -78,7 +78,7 @@ def head_statistics(
     Args:
         model: on `device`; its training mode is restored.
         batches: sources with references, which the decoder reads.
-        device: of `model`.
+        device: device of `model`.
 
     Returns:
         statistic -> site -> layers -> heads, only statistics that some head has.
@@ -87,7 +87,7 @@ def head_statistics(
     for _, calls in passes(model, batches, device):
         for call in calls:
             add_statistics(means, call, {"diversity": "heads"})
-    return {**own_statistics(model), **means.tables(model)}
+    return {**stats_except_alpha(model), **means.tables(model)}
 
 
 def reported(model: Model) -> dict[str, HeadValues]:
@@ -101,7 +101,7 @@ def reported(model: Model) -> dict[str, HeadValues]:
         for name, values_H in attention.stats().items():
             _check_reported(attention, name, values_H)
             stats.setdefault(name, {})[site, layer] = values_H
-    return {name: table for name, of in stats.items() if (table := _table(model, of))}
+    return {name: table for name, layers in stats.items() if (table := _table(model, layers))}
 
 
 def _check_reported(attention: Attention, name: str, values_H: object) -> None:
@@ -120,7 +120,7 @@ def _check_reported(attention: Attention, name: str, values_H: object) -> None:
     )
 
 
-def own_statistics(model: Model) -> dict[str, HeadValues]:
+def stats_except_alpha(model: Model) -> dict[str, HeadValues]:
     """Return the statistics that attentions report, α excluded."""
     return {name: table for name, table in reported(model).items() if name != "alpha"}
 
@@ -131,14 +131,14 @@ def add_statistics(means: HeadMeans, call: Call, diversities: Mapping[str, str])
     Args:
         diversities: name of each diversity -> base of its logarithm.
     """
-    means.add(call, _of_queries(call), call.queries_BQ)
+    means.add(call, _query_stats(call), call.queries_BQ)
     if call.weights_BHQK is not None:
         _add_weights(means, call, diversities)
 
 
-def _of_queries(call: Call) -> dict[str, Tensor]:
+def _query_stats(call: Call) -> dict[str, Tensor]:
     """Return the statistics (B or 1, H, Q) that do not use the weights."""
-    stats = {name: values[..., call.first_query :] for name, values in call.of_queries.items()}
+    stats = {name: values[..., call.first_query :] for name, values in call.query_stats.items()}
     if call.joined_BQI is not None:
         place, joined_BQI = call.attention.place, call.joined_BQI[:, call.first_query :].double()
         by_head_BQHE = joined_BQI.view(*joined_BQI.shape[:2], place.n_heads, place.head_dim)
@@ -153,13 +153,13 @@ def _add_weights(means: HeadMeans, call: Call, diversities: Mapping[str, str]) -
     allowed_BHQK = call.allowed(call.weights_BHQK)[:, :, call.first_query :]
     weights_BHQK = call.weights_BHQK[:, :, call.first_query :].double()
     weights_BHQK = weights_BHQK.masked_fill(~(allowed_BHQK & queries_B1Q[..., None]), 0.0)
-    is_sound_H1 = sound_heads(weights_BHQK, call.attention.distribution_heads())
-    weights_BHQK = weights_BHQK.where(is_sound_H1[..., None], torch.nan)
+    is_valid_H1 = valid_heads(weights_BHQK, call.attention.distribution_heads())
+    weights_BHQK = weights_BHQK.where(is_valid_H1[..., None], torch.nan)
 
     tokens_BHQK = weights_BHQK[..., call.first_key :]
     visible_BHQK = allowed_BHQK[..., call.first_key :]
     n_visible_BHQ = visible_BHQK.sum(-1)
-    n_used_BHQ = (tokens_BHQK != 0).sum(-1).double().where(is_sound_H1, torch.nan)
+    n_used_BHQ = (tokens_BHQK != 0).sum(-1).double().where(is_valid_H1, torch.nan)
     rows_BHQK, exists_BHQ = as_distributions(tokens_BHQK)
     means.add(call, {"density": n_used_BHQ / n_visible_BHQ}, queries_B1Q & (n_visible_BHQ > 0))
     means.add(call, {"entropy": entropies(rows_BHQK)}, queries_B1Q & exists_BHQ)
@@ -190,9 +190,9 @@ class HeadMeans:
         if counted.dim() == 2:
             counted = counted[:, None]
         for name, values_BHQ in stats.items():
-            is_in_BHQ = counted & torch.ones_like(values_BHQ, dtype=torch.bool)
-            sum_H = values_BHQ.double().where(is_in_BHQ, 0.0).sum((0, 2))
-            sums = torch.stack((sum_H, is_in_BHQ.sum((0, 2)).double()))
+            is_counted_BHQ = counted & torch.ones_like(values_BHQ, dtype=torch.bool)
+            sum_H = values_BHQ.double().where(is_counted_BHQ, 0.0).sum((0, 2))
+            sums = torch.stack((sum_H, is_counted_BHQ.sum((0, 2)).double()))
             layers = self._sums.setdefault(name, {})
             key = place.site, place.layer
             layers[key] = layers[key] + sums if key in layers else sums
@@ -211,7 +211,7 @@ def _table(model: Model, by_layer: dict[tuple[str, int], Tensor]) -> HeadValues:
     table: dict[str, list[list[float | None]]] = {}
     for site, layer, _ in model.attentions():
         values = by_layer[site, layer].tolist() if (site, layer) in by_layer else []
-        known = [value if math.isfinite(value) else None for value in values]
-        is_any = any(value is not None for value in known)
-        table.setdefault(site, []).append(known if is_any else [])
+        finite = [value if math.isfinite(value) else None for value in values]
+        is_any = any(value is not None for value in finite)
+        table.setdefault(site, []).append(finite if is_any else [])
     return {site: layers for site, layers in table.items() if any(layers)}

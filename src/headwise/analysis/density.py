@@ -1,10 +1,10 @@
-"""Density: the share of its visible keys that a query uses (Correia et al. 2019, section 5.1).
+"""Density: the share of visible keys that a query uses (Correia et al. 2019, section 5.1).
 
 A key is used if its weight is not exactly 0. All real tokens count as queries and keys, the
 end-of-sentence token included. The first position of the decoder has one visible key, so its
 density is always 1.
 
-Letters: B batch, H heads, Q queries, K keys, N sentences.
+Axes: B batch, H heads, Q queries, K keys, N sentences.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from headwise.analysis.observe import Observation
 if TYPE_CHECKING:
     from headwise.data.batch import Batch
 
-N_BINS = 20  # of equal width up to 1; one more bin counts densities of exactly 1
+N_BINS = 20  # of equal width, below 1; one more bin counts densities of exactly 1
 
-LIKE_LENGTH = 0.25  # largest relative difference in keys between compared sentences
-FEWEST_LIKE = 20  # fewer compared sentences give NaN
+LENGTH_RTOL = 0.25  # max relative difference in key count of compared sentences
+MIN_SIMILAR = 20  # with fewer compared sentences the result is NaN
 SPARSE_MEAN = 0.5  # a head below this mean density is normally sparse
-FAR = 3.0  # standard deviations above the compared sentences
-MOST_A_HEAD = 3  # sentences listed
+MIN_Z = 3.0  # z-score above which a sentence is listed
+MAX_PER_HEAD = 3  # sentences listed per head
 
 Place = tuple[str, int]
 
@@ -42,21 +42,21 @@ class Densities:
     def __init__(self, n_sentences: int) -> None:
         self._n_sentences = n_sentences
         self._heads: dict[Place, tuple[int, ...]] = {}
-        self._is_sound: dict[Place, Tensor] = {}  # (H,)
+        self._is_valid: dict[Place, Tensor] = {}  # (H,)
         self._histograms: dict[Place, Tensor] = {}  # (H, bins)
         self._densities: dict[Place, npt.NDArray[np.float64]] = {}  # (H, N)
         self._n_keys: dict[str, npt.NDArray[np.int64]] = {}  # by site, (N,)
 
-    def take(self, batch: Batch, seen: Observation) -> None:
+    def add(self, batch: Batch, obs: Observation) -> None:
         """Add the weights of one attention on one batch."""
-        place, n_heads = (seen.site, seen.layer), len(seen.head_numbers)
-        used_BHQ, visible_BHQ = (seen.weights_BHQK != 0).sum(-1), seen.allowed_BHQK.sum(-1)
+        place, n_heads = (obs.site, obs.layer), len(obs.head_numbers)
+        used_BHQ, visible_BHQ = (obs.weights_BHQK != 0).sum(-1), obs.allowed_BHQK.sum(-1)
         if place not in self._heads:
-            self._heads[place] = seen.head_numbers
-            self._is_sound[place] = torch.ones_like(seen.is_sound_H1.flatten())
+            self._heads[place] = obs.head_numbers
+            self._is_valid[place] = torch.ones_like(obs.is_valid_H1.flatten())
             self._histograms[place] = used_BHQ.new_zeros(n_heads, N_BINS + 1)
             self._densities[place] = np.full((n_heads, self._n_sentences), np.nan)
-        self._is_sound[place] &= seen.is_sound_H1.flatten()
+        self._is_valid[place] &= obs.is_valid_H1.flatten()
         # integers: rounding must not move a query to another bin
         bins_BHQ = (used_BHQ * N_BINS).div(visible_BHQ.clamp(min=1), rounding_mode="floor")
         heads_H1 = torch.arange(n_heads, device=bins_BHQ.device)[:, None]
@@ -64,11 +64,11 @@ class Densities:
         counts = flat.bincount(minlength=n_heads * (N_BINS + 1))
         self._histograms[place] += counts.view(n_heads, N_BINS + 1)
         is_query_BHQ = visible_BHQ > 0
-        density_BHQ = seen.measured(used_BHQ.double() / visible_BHQ.clamp(min=1))
+        density_BHQ = obs.measured(used_BHQ.double() / visible_BHQ.clamp(min=1))
         means_BH = density_BHQ.where(is_query_BHQ, 0).sum(-1) / is_query_BHQ.sum(-1)
         self._densities[place][:, batch.rows] = means_BH.T.cpu().numpy()
-        lengths_B = batch.columns[seen.keys].lengths_B
-        n_keys = self._n_keys.setdefault(seen.site, np.zeros(self._n_sentences, np.int64))
+        lengths_B = batch.columns[obs.keys].lengths_B
+        n_keys = self._n_keys.setdefault(obs.site, np.zeros(self._n_sentences, np.int64))
         n_keys[batch.rows] = lengths_B.cpu().numpy()
 
     def histograms(self) -> list[dict[str, Any]]:
@@ -76,14 +76,14 @@ class Densities:
         edges = [index / N_BINS for index in range(N_BINS + 1)]
         return [
             {
-                **_placed(place, number),
+                **_key(place, number),
                 "low": edges[index],
                 "high": edges[min(index + 1, N_BINS)],
                 "n_queries": int(n_queries),
             }
             for place, numbers in self._heads.items()
             for head, number in enumerate(numbers)
-            if self._is_sound[place][head]
+            if self._is_valid[place][head]
             for index, n_queries in enumerate(self._histograms[place][head].tolist())
         ]
 
@@ -91,7 +91,7 @@ class Densities:
         """Return the sentences in which a normally sparse head is unusually dense.
 
         Density depends on the number of keys, so a sentence is compared with those of similar
-        length. At most `MOST_A_HEAD` per head, the largest deviation first.
+        length. At most `MAX_PER_HEAD` per head, the largest z-score first.
         """
         rows = []
         for place, numbers in self._heads.items():
@@ -100,41 +100,41 @@ class Densities:
                 mean = float(density_N.mean())
                 if not mean < SPARSE_MEAN:  # NaN: not measured
                     continue
-                expected_N, spread_N = like_length(density_N, n_keys_N)
+                expected_N, std_N = by_length(density_N, n_keys_N)
                 with np.errstate(invalid="ignore", divide="ignore"):
-                    deviations_N = (density_N - expected_N) / spread_N
-                far = [i for i in np.argsort(-deviations_N, kind="stable") if deviations_N[i] > FAR]
+                    z_N = (density_N - expected_N) / std_N
+                top = [i for i in np.argsort(-z_N, kind="stable") if z_N[i] > MIN_Z]
                 rows += [
                     {
-                        **_placed(place, number),
+                        **_key(place, number),
                         "sentence": int(index) + 1,
                         "n_keys": int(n_keys_N[index]),
                         "density": float(density_N[index]),
                         "expected": float(expected_N[index]),
-                        "deviations": float(deviations_N[index]),
+                        "z_score": float(z_N[index]),
                         "head_mean": mean,
                     }
-                    for index in far[:MOST_A_HEAD]
+                    for index in top[:MAX_PER_HEAD]
                 ]
         return rows
 
 
-def _placed(place: Place, head: int) -> dict[str, Any]:
+def _key(place: Place, head: int) -> dict[str, Any]:
     return {"site": place[0], "layer": place[1], "head": head}
 
 
-def like_length(
+def by_length(
     values_N: npt.NDArray[np.float64], lengths_N: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     """Return mean and standard deviation over sentences of similar length, each (N,).
 
-    NaN where there are fewer than `FEWEST_LIKE` of those.
+    NaN where there are fewer than `MIN_SIMILAR` such sentences.
     """
-    means_N, spreads_N = np.full(len(values_N), np.nan), np.full(len(values_N), np.nan)
+    means_N, stds_N = np.full(len(values_N), np.nan), np.full(len(values_N), np.nan)
     for length in np.unique(lengths_N):
-        is_like_N = np.abs(lengths_N - length) <= LIKE_LENGTH * length
-        if is_like_N.sum() >= FEWEST_LIKE:
-            is_of_length_N = lengths_N == length
-            means_N[is_of_length_N] = values_N[is_like_N].mean()
-            spreads_N[is_of_length_N] = values_N[is_like_N].std()
-    return means_N, spreads_N
+        is_near_N = np.abs(lengths_N - length) <= LENGTH_RTOL * length
+        if is_near_N.sum() >= MIN_SIMILAR:
+            has_length_N = lengths_N == length
+            means_N[has_length_N] = values_N[is_near_N].mean()
+            stds_N[has_length_N] = values_N[is_near_N].std()
+    return means_N, stds_N

@@ -1,9 +1,9 @@
 """Distances between the projection weights of the heads of a layer.
 
-Letters: M heads, E head width, D model width, P = E * D numbers of one head's projection.
-
 Each query, key and value projection of a layer is a set of M points: head i is its E rows of the
-weight (H * E, D), flattened.
+weight (M * E, D), flattened.
+
+Axes: M heads, E head width, D model width.
 """
 
 from __future__ import annotations

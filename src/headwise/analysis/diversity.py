@@ -1,6 +1,6 @@
 """How much the heads of a layer disagree (Correia et al. 2019, section 5).
 
-Letters: B batch, H heads, Q queries, K keys.
+Axes: B batch, H heads, Q queries, K keys.
 """
 
 from __future__ import annotations

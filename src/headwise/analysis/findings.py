@@ -12,15 +12,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from headwise.analysis.roles import (
-    FEWEST_QUESTION_TOKENS,
-    FEWEST_SPLIT_WORDS,
-    NAMED,
+    MIN_QUESTION_TOKENS,
+    MIN_SPLIT_WORDS,
+    OFFSET_NAMES,
     Thresholds,
     has_enough_questions,
     offset_name,
 )
-from headwise.analysis.tables import HEAD_KEY, Row, known
-from headwise.analysis.trajectories import MOVED, ROSE, came_back, sarle, spearman
+from headwise.analysis.tables import HEAD_KEY, Row, complete_rows
+from headwise.analysis.trajectories import MIN_CHANGE, MIN_RISE, came_back, sarle, spearman
 from headwise.config.schema import SITE_NAMES
 from headwise.markdown import markdown_table
 
@@ -28,28 +28,28 @@ SEEN, PARTLY, UNSEEN, UNMEASURED = "seen", "in part", "not seen", "not measured"
 DENSE = 0.9995  # a mean density above this is shown as 1
 LOW_ALPHA, HIGH_ALPHA = 1.25, 1.75  # the outer quarters of softmax to sparsemax
 BIMODAL = 5 / 9  # Sarle's coefficient of a uniform distribution
-KEPT_ORDER = 0.8
+MIN_RHO = 0.8  # rank correlation
 
-# Finding -> meaning of its value. "Heads" are those that show it, of all that were measured.
+# Finding -> meaning of its value. "heads" are those that show it, of all measured heads.
 SENTENCES = {
-    "α falls first": f"Share of α whose first change of {MOVED} or more is downwards.",
-    "α falls and comes back": f"Largest rise above the lowest; heads: those of {ROSE} or more.",
+    "α falls first": f"Share of α whose first change of {MIN_CHANGE} or more is a decrease.",
+    "α falls and comes back": f"Largest rise from the minimum; heads: {MIN_RISE} or more.",
     "α keeps its order": "Rank correlation of the α at the start with those at the end.",
     "α ends in two groups": f"Sarle's coefficient; heads: below {LOW_ALPHA} or above {HIGH_ALPHA}.",
-    "sparse heads": "Mean density; heads: those with a density below 1; most: the sparsest.",
+    "sparse heads": "Mean density; heads: those with a density below 1; top: the sparsest.",
     "sparse queries": "Share of queries that give some visible key a weight of exactly 0.",
-    "heads disagree": "Jensen-Shannon divergence of a layer's heads, mean of layers; most: layer.",
+    "heads disagree": "Jensen-Shannon divergence of a layer's heads, mean of layers; top: highest.",
     "previous-token head": "Share of tokens with the largest weight on the token before.",
     "next-token head": "Share of tokens with the largest weight on the token after.",
     "current-token head": "Share of tokens with the largest weight on themselves.",
-    "head at another offset": "Share of tokens with the largest weight at the offset of its role.",
+    "head at another offset": "Share of tokens with the largest weight at this offset.",
     "merging head": "Merge score: the highest weight from a token of a word to its other tokens.",
     "interrogation head": "Weight from question words on the question mark.",
-    "sparse head dense in a sentence": "Deviations above sentences of like length (sentences.csv).",
+    "sparse head dense in a sentence": "Largest z-score among sentences of similar length.",
     "rare-word head": "Share of sentences in which most tokens attend to the rarest token.",
-    "confidence": "Median of the mean largest weights; most: the most confident head.",
-    "most important head": "Loss gradient at the head's output, over the norm of its layer.",
-    "least important head": "Loss gradient at the head's output, over the norm of its layer.",
+    "confidence": "Median over heads of the mean largest weight; top: the most confident.",
+    "most important head": "Loss gradient at the head's output, divided by the layer's norm.",
+    "least important head": "Loss gradient at the head's output, divided by the layer's norm.",
 }
 
 
@@ -60,8 +60,8 @@ Tables = Mapping[str, Sequence[Row]]  # by name
 def findings(tables: Tables, about: Mapping[str, Any]) -> list[Finding]:
     """Return the rows of the table of findings.
 
-    The outcome is seen, in part (from half of the threshold, or only some heads), not seen or not
-    measured; it is empty for rows that only describe heads.
+    The outcome is "seen", "in part" (from half of the threshold, or only some heads), "not seen" or
+    "not measured"; it is empty for rows that only describe heads.
 
     Args:
         tables: all other tables of the analysis.
@@ -84,7 +84,7 @@ def findings_text(rows: Sequence[Row], about: Mapping[str, Any]) -> str:
     """Return the text of findings.md: what was analysed, and the table.
 
     Args:
-        rows: of the table of findings.
+        rows: rows of the table of findings.
         about: content of settings.json.
     """
     facts = {
@@ -94,11 +94,11 @@ def findings_text(rows: Sequence[Row], about: Mapping[str, Any]) -> str:
         f"({about['languages'] or 'no language'}); skipped as too long: {about['too_long']}",
         "counts": ", ".join(f"{name} {n:,}" for name, n in about["counts"].items()),
         "heads without distributions, measured by |w| / Σ |w|": about["not_distributions"],
-        "weights of the same effect, where none are formed": about["effective_weights"],
+        "equivalent weights, where the attention forms none": about["effective_weights"],
     }
     lines = "\n".join(f"- {name}: {fact}" for name, fact in facts.items() if fact)
     table = markdown_table(
-        ["finding", "site", "outcome", "figure", "threshold", "heads", "most", ""],
+        ["finding", "site", "outcome", "value", "threshold", "heads", "top", ""],
         map(_cells, rows),
         of_numbers=False,
     )
@@ -106,15 +106,15 @@ def findings_text(rows: Sequence[Row], about: Mapping[str, Any]) -> str:
 
 
 def _cells(row: Row) -> list[str]:
-    figures = ["" if row.get(n) is None else f"{row[n]:.2f}" for n in ("value", "threshold")]
+    numbers = ["" if row.get(n) is None else f"{row[n]:.2f}" for n in ("value", "threshold")]
     n_heads = "" if row.get("n_heads") is None else f"{row['n_heads']} of {row['n_measured']}"
     place = " ".join(f"{n} {row[n]}" for n in ("layer", "head") if row.get(n) is not None)
     site = SITE_NAMES[row["site"]] if row.get("site") else ""
-    return [row["finding"], site, row["outcome"] or "", *figures, n_heads, place, row["sentence"]]
+    return [row["finding"], site, row["outcome"] or "", *numbers, n_heads, place, row["sentence"]]
 
 
 def _row(finding: str, outcome: str | None, head: Row | None = None, **values: Any) -> Finding:
-    """Return a row; `head` is the head that it names."""
+    """Return a row; its site, layer and head are those of `head`."""
     place = {} if head is None else {name: head[name] for name in HEAD_KEY}
     row = {"finding": finding, "outcome": outcome, "sentence": SENTENCES.get(finding)}
     return {**row, **place, **values}
@@ -122,14 +122,14 @@ def _row(finding: str, outcome: str | None, head: Row | None = None, **values: A
 
 def _by_site(rows: Iterable[Row], name: str) -> Iterator[tuple[str, list[Row]]]:
     """Yield each site and its rows that have a value, the highest first."""
-    of_sites: dict[str, list[Row]] = {}
-    for row in known(rows, name):
-        of_sites.setdefault(row["site"], []).append(row)
-    for site, its_rows in of_sites.items():
-        yield site, sorted(its_rows, key=lambda row: -float(row[name]))
+    by_site: dict[str, list[Row]] = {}
+    for row in complete_rows(rows, name):
+        by_site.setdefault(row["site"], []).append(row)
+    for site, site_rows in by_site.items():
+        yield site, sorted(site_rows, key=lambda row: -float(row[name]))
 
 
-def _graded(value: float, threshold: float) -> str:
+def _outcome(value: float, threshold: float) -> str:
     return SEEN if value >= threshold else PARTLY if value >= threshold / 2 else UNSEEN
 
 
@@ -138,30 +138,35 @@ def _graded(value: float, threshold: float) -> str:
 
 def _alpha_over_training(heads: Sequence[Row], rows: Sequence[Row]) -> Iterator[Finding]:
     """Most α fall first, and some come back (section 5.1)."""
-    if not known(heads, "alpha"):
+    if not complete_rows(heads, "alpha"):
         yield _row("α falls first", UNMEASURED, sentence="No head has an α.")
         return
     if not rows or rows[0]["first_update"] == rows[0]["last_update"]:
         yield _row("α falls first", UNMEASURED, sentence="No α was logged during training.")
         return
-    fell = sum(row["fell_first"] for row in known(rows, "fell_first"))
+    fell = sum(row["fell_first"] for row in complete_rows(rows, "fell_first"))
     share = fell / len(rows)
     yield _row(
-        "α falls first", _graded(share, 0.5), value=share, n_heads=fell, n_measured=len(rows)
+        "α falls first", _outcome(share, 0.5), value=share, n_heads=fell, n_measured=len(rows)
     )
-    most = max(rows, key=lambda row: float(row["last"] - row["lowest"]))
+    top = max(rows, key=lambda row: float(row["last"] - row["lowest"]))
     yield _row(
         "α falls and comes back",
-        SEEN if came_back(most) else UNSEEN,
-        most,
-        value=most["last"] - most["lowest"],
-        threshold=ROSE,
+        SEEN if came_back(top) else UNSEEN,
+        top,
+        value=top["last"] - top["lowest"],
+        threshold=MIN_RISE,
         n_heads=sum(map(came_back, rows)),
         n_measured=len(rows),
     )
     rho = spearman([row["first"] for row in rows], [row["last"] for row in rows])
     if rho is not None and len(rows) > 3:
-        yield _row("α keeps its order", _graded(rho, KEPT_ORDER), value=rho, threshold=KEPT_ORDER)
+        yield _row(
+            "α keeps its order",
+            _outcome(rho, MIN_RHO),
+            value=rho,
+            threshold=MIN_RHO,
+        )
 
 
 def _alpha_at_the_end(heads: Sequence[Row]) -> Iterator[Finding]:
@@ -179,7 +184,7 @@ def _alpha_at_the_end(heads: Sequence[Row]) -> Iterator[Finding]:
         )
 
 
-# -- how weights are spread -----------------------------------------------------------------------
+# -- density and diversity ------------------------------------------------------------------------
 
 
 def _density(heads: Sequence[Row], histogram: Sequence[Row]) -> Iterator[Finding]:
@@ -197,7 +202,7 @@ def _density(heads: Sequence[Row], histogram: Sequence[Row]) -> Iterator[Finding
         n_queries = sum(row["n_queries"] for row in bins)
         if n_queries:
             sparse = sum(row["n_queries"] for row in bins if row["low"] < 1) / n_queries
-            yield _row("sparse queries", _graded(sparse, 0.5), site=site, value=sparse)
+            yield _row("sparse queries", _outcome(sparse, 0.5), site=site, value=sparse)
 
 
 def _diversity(layers: Sequence[Row]) -> Iterator[Finding]:
@@ -209,14 +214,14 @@ def _diversity(layers: Sequence[Row]) -> Iterator[Finding]:
 
 def _unusually_dense(heads: Sequence[Row], rows: Sequence[Row]) -> Finding:
     """A head that is normally sparse is dense in a sentence, perhaps an ambiguous one."""
-    farthest = max(rows, key=lambda row: float(row["deviations"]), default=None)
+    top = max(rows, key=lambda row: float(row["z_score"]), default=None)
     return _row(
         "sparse head dense in a sentence",
-        UNSEEN if farthest is None else SEEN,
-        farthest,
-        value=None if farthest is None else farthest["deviations"],
+        UNSEEN if top is None else SEEN,
+        top,
+        value=None if top is None else top["z_score"],
         n_heads=len({tuple(row[name] for name in HEAD_KEY) for row in rows}),
-        n_measured=len(known(heads, "density")),
+        n_measured=len(complete_rows(heads, "density")),
     )
 
 
@@ -235,46 +240,48 @@ def _roles(
     """Positional, merging and interrogation heads (section 5.2), and those of rare words."""
     counts = about["counts"]
     for offset in (-1, 1, 0):
-        name, share = NAMED[offset], thresholds.positional_share
-        yield _of_role(heads, f"{name}-token head", name, f"{name}_share", share)
-    for row in known(heads, "offset"):
-        if row["offset"] not in NAMED and offset_name(row["offset"]) in _roles_of(row):
+        name, share = OFFSET_NAMES[offset], thresholds.positional_share
+        yield _role_row(heads, f"{name}-token head", name, f"{name}_share", share)
+    for row in complete_rows(heads, "offset"):
+        if row["offset"] not in OFFSET_NAMES and offset_name(row["offset"]) in _roles_of(row):
             yield _row("head at another offset", SEEN, row, value=row["offset_share"])
     for site, side in about["self_attention"].items():
-        of_site = [row for row in heads if row["site"] == site]
-        row = _of_role(of_site, "merging head", "merging", "merge_score", thresholds.merge_score)
+        at_site = [row for row in heads if row["site"] == site]
+        row = _role_row(at_site, "merging head", "merging", "merge_score", thresholds.merge_score)
         if f"{side}_words" not in counts:
             row |= {"outcome": UNMEASURED, "sentence": f"The {side} is written without spaces."}
-        elif counts[f"{side}_split_words"] < FEWEST_SPLIT_WORDS:
-            few = f"Fewer than {FEWEST_SPLIT_WORDS} words of the {side} have several tokens."
-            row |= {"outcome": UNMEASURED, "sentence": few}
+        elif counts[f"{side}_split_words"] < MIN_SPLIT_WORDS:
+            reason = f"Fewer than {MIN_SPLIT_WORDS} words of the {side} have several tokens."
+            row |= {"outcome": UNMEASURED, "sentence": reason}
         yield {**row, "site": site}
-    role, least = "interrogation", thresholds.question_weight
-    row = _of_role(heads, f"{role} head", role, "question_weight", least)
+    role, threshold = "interrogation", thresholds.question_weight
+    row = _role_row(heads, f"{role} head", role, "question_weight", threshold)
     if "question_word_tokens" not in counts:
-        none = "There is no list of question words for the language."
-        row |= {"outcome": UNMEASURED, "sentence": none}
+        reason = "There is no list of question words for the language."
+        row |= {"outcome": UNMEASURED, "sentence": reason}
     elif not has_enough_questions(counts):
-        few = f"Fewer than {FEWEST_QUESTION_TOKENS} tokens of question words in either kind."
-        row |= {"outcome": UNMEASURED, "sentence": few}
+        reason = (
+            f"Fewer than {MIN_QUESTION_TOKENS} tokens of question words in or outside questions."
+        )
+        row |= {"outcome": UNMEASURED, "sentence": reason}
     yield row
-    yield _of_role(heads, "rare-word head", "rare", "rare_share", thresholds.rare_share)
+    yield _role_row(heads, "rare-word head", "rare", "rare_share", thresholds.rare_share)
 
 
-def _of_role(
+def _role_row(
     heads: Sequence[Row], finding: str, role: str, statistic: str, threshold: float
 ) -> Finding:
-    """Whether heads have a role; names the best head, those with the role first."""
-    rows = known(heads, statistic)
+    """Return the finding of a role; its head is the best with the role, else the best of all."""
+    rows = complete_rows(heads, statistic)
     if not rows:
         return _row(finding, UNMEASURED, sentence="No head has weights to measure it by.")
     best = max(rows, key=lambda row: (role in _roles_of(row), row[statistic]))
     outcome = SEEN if role in _roles_of(best) else UNSEEN
     if outcome == UNSEEN and best[statistic] >= threshold / 2:
         outcome = PARTLY
-    figures = {"value": best[statistic], "threshold": threshold}
+    values = {"value": best[statistic], "threshold": threshold}
     n_heads = sum(role in _roles_of(row) for row in rows)
-    return _row(finding, outcome, best, **figures, n_heads=n_heads, n_measured=len(rows))
+    return _row(finding, outcome, best, **values, n_heads=n_heads, n_measured=len(rows))
 
 
 def _roles_of(row: Row) -> list[str]:
@@ -286,7 +293,7 @@ def _roles_of(row: Row) -> list[str]:
 
 def _importance(heads: Sequence[Row]) -> Iterator[Finding]:
     name = "importance_normalised"
-    rows = sorted(known(heads, name), key=lambda row: float(row[name]))
+    rows = sorted(complete_rows(heads, name), key=lambda row: float(row[name]))
     if rows:
         yield _row("most important head", None, rows[-1], value=rows[-1][name])
         yield _row("least important head", None, rows[0], value=rows[0][name])

@@ -1,6 +1,6 @@
 """Importance of each head for the loss (Michel, Levy and Neubig 2019, section 4.1).
 
-Letters: B batch, H heads, Q queries, E head width.
+Axes: B batch, H heads, Q queries, E head width.
 
 Results are `site -> layers -> heads`; a layer without heads is an empty list.
 """
@@ -52,24 +52,24 @@ class HeadFactors(HeadGate):
 
 @contextmanager
 def head_factors(model: Model) -> Iterator[list[HeadFactors]]:
-    """Put a factor of 1 on every head of a model; the block may change the factors.
+    """Attach a factor of 1 to every head of a model; the block may change the factors.
 
     The model is in evaluation mode within the block. The factors are removed afterwards.
     """
-    gates: list[tuple[MultiHeadAttention, HeadGate | None]] = []
-    placed: list[HeadFactors] = []
+    originals: list[tuple[MultiHeadAttention, HeadGate | None]] = []
+    gates: list[HeadFactors] = []
     with evaluating(model):
         try:
             for _, _, attention in model.attentions():
                 if isinstance(attention, MultiHeadAttention):
-                    gates.append((attention, attention.gate))
-                    factors = HeadFactors(attention.place, attention.gate, attention.output.weight)
-                    attention.gate = factors.eval()
-                    placed.append(factors)
-            yield placed
+                    originals.append((attention, attention.gate))
+                    gate = HeadFactors(attention.place, attention.gate, attention.output.weight)
+                    attention.gate = gate.eval()
+                    gates.append(gate)
+            yield gates
         finally:
-            for attention, gate in gates:
-                attention.gate = gate
+            for attention, original in originals:
+                attention.gate = original
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def head_importance(
 
     ξ_h is a factor of 1 on the output of head h, L(x) the loss summed over the target tokens of
     sentence x. Every sentence has separate factors, so one forward and backward pass per batch
-    gives the absolute values of all its sentences and heads.
+    gives the derivatives for all its sentences and heads.
 
     Args:
         model: on `device`; its gates and training mode are restored.
@@ -106,25 +106,25 @@ def head_importance(
     """
     sums: dict[tuple[str, int], Tensor] = {}
     n_sentences = 0
-    with head_factors(model) as placed, torch.enable_grad():
+    with head_factors(model) as gates, torch.enable_grad():
         for batch in batches:
             batch = batch.to(device)
             n_sentences += len(batch)
-            for gate in placed:
+            for gate in gates:
                 ones = gate.factors.new_ones(len(batch), gate.place.n_heads, 1, 1)
                 gate.factors = ones.requires_grad_()
             states_RD = batch.scored(model.states(**model.inputs(batch)))
             total = model.output.loss(states_RD, batch.targets_R, loss).loss
-            with_heads = [gate for gate in placed if gate.place.n_heads]  # pruning may leave none
+            with_heads = [gate for gate in gates if gate.place.n_heads]  # pruning can remove all
             if not with_heads:
                 continue
             # without cross-attention the loss does not depend on the encoder
             factors = [gate.factors for gate in with_heads]
-            slopes = torch.autograd.grad(total, factors, allow_unused=True, materialize_grads=True)
-            for gate, slope_BH11 in zip(with_heads, slopes, strict=True):
-                slope_H = slope_BH11.flatten(1).double().abs().sum(0)
-                slot = gate.place.site, gate.place.layer
-                sums[slot] = sums[slot] + slope_H if slot in sums else slope_H
+            grads = torch.autograd.grad(total, factors, allow_unused=True, materialize_grads=True)
+            for gate, grad_BH11 in zip(with_heads, grads, strict=True):
+                grad_H = grad_BH11.flatten(1).double().abs().sum(0)
+                key = gate.place.site, gate.place.layer
+                sums[key] = sums[key] + grad_H if key in sums else grad_H
     if not n_sentences:
         raise DataError("the importance of heads needs at least one sentence")
     raw: HeadValues = {}
@@ -136,6 +136,6 @@ def head_importance(
 
 
 def _unit(values: list[float]) -> list[float]:
-    """Divide the values by their L2 norm; zeros stay."""
+    """Divide the values by their L2 norm; zeros are unchanged."""
     norm = math.hypot(*values)
     return [value / norm if norm else 0.0 for value in values]

@@ -1,6 +1,6 @@
 """Record the attention weights of a model during its forward pass.
 
-Letters: B batch, H heads, Q queries, K keys, E head width, S source length, T target length.
+Axes: B batch, H heads, Q queries, K keys, E head width, S source length, T target length.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Observation:
         site: name of the site.
         queries: column of the batch that the queries come from.
         keys: column of the batch that the keys come from.
-        layer: from 1.
-        head_numbers: of its heads, as in the unpruned model.
+        layer: number of the layer, from 1.
+        head_numbers: numbers of its heads in the unpruned model.
         weights_BHQK: as applied to the values; 0 at masked keys and at padding queries. In the
             decoder's self-attention query t is the input of step t: the begin-of-sentence token,
             then the target tokens.
@@ -65,17 +65,17 @@ class Observation:
         return self.queries == self.keys
 
     @cached_property
-    def is_sound_H1(self) -> Tensor:
-        """See `sound_heads`."""
-        return sound_heads(self.weights_BHQK, self.distribution_heads)
+    def is_valid_H1(self) -> Tensor:
+        """See `valid_heads`."""
+        return valid_heads(self.weights_BHQK, self.distribution_heads)
 
     @cached_property
     def shares_BHQK(self) -> Tensor:
-        """The weights of distributions, else |w| / Σ |w|.
+        """The weights of heads that are distributions, else |w| / Σ |w|.
 
         Zeros at invalid heads.
         """
-        weights = self.weights_BHQK.where(self.is_sound_H1[..., None], 0.0)
+        weights = self.weights_BHQK.where(self.is_valid_H1[..., None], 0.0)
         is_distribution_H = torch.tensor(self.distribution_heads, device=weights.device)
         if bool(is_distribution_H.all()):
             return weights
@@ -89,22 +89,22 @@ class Observation:
     def peaks_BHQ(self) -> Tensor:
         """The key with the largest share of each query; -1 for a tie or a row of zeros."""
         best = self.shares_BHQK.topk(min(2, self.shares_BHQK.shape[-1]), dim=-1)
-        first_BHQ = best.values[..., 0]
-        second_BHQ = best.values[..., 1] if best.values.shape[-1] > 1 else 0.0 * first_BHQ
-        # equal weights differ by rounding
-        is_unique = first_BHQ > (1 + TIE) * second_BHQ
+        largest_BHQ = best.values[..., 0]
+        second_BHQ = best.values[..., 1] if best.values.shape[-1] > 1 else 0.0 * largest_BHQ
+        # equal weights can differ by rounding
+        is_unique = largest_BHQ > (1 + TIE) * second_BHQ
         return best.indices[..., 0].where(is_unique, -1)
 
     def measured(self, values_BHQ: Tensor) -> Tensor:
-        """The values, NaN at invalid heads."""
-        return values_BHQ.double().where(self.is_sound_H1, torch.nan)
+        """Return the values, NaN at invalid heads."""
+        return values_BHQ.double().where(self.is_valid_H1, torch.nan)
 
 
-def sound_heads(weights_BHQK: Tensor, distribution_heads: Sequence[bool]) -> Tensor:
+def valid_heads(weights_BHQK: Tensor, distribution_heads: Sequence[bool]) -> Tensor:
     """Return (H, 1): False at heads with non-finite weights, or negative ones in distributions."""
     may_be_negative_H = ~torch.tensor(distribution_heads, device=weights_BHQK.device)
-    is_sound_BHQK = (weights_BHQK >= 0) | may_be_negative_H[:, None, None]
-    return (is_sound_BHQK & weights_BHQK.isfinite()).all(3).all(2).all(0)[:, None]
+    is_valid_BHQK = (weights_BHQK >= 0) | may_be_negative_H[:, None, None]
+    return (is_valid_BHQK & weights_BHQK.isfinite()).all(3).all(2).all(0)[:, None]
 
 
 def observations(
@@ -117,12 +117,12 @@ def observations(
     Args:
         model: on `device`.
         batches: sources with references, which the decoder reads.
-        device: of `model` and of what is yielded.
+        device: device of `model` and of the yielded tensors.
     """
     for batch, calls in passes(model, batches, device):
         yield (
             batch,
-            [observed(call) for call in calls if call.weights_BHQK is not None],
+            [observation(call) for call in calls if call.weights_BHQK is not None],
         )
 
 
@@ -138,7 +138,7 @@ def passes(
         calls.clear()  # hold one batch at a time
 
 
-def observed(call: Call) -> Observation:
+def observation(call: Call) -> Observation:
     """Return the observation of a call that recorded weights."""
     assert call.weights_BHQK is not None
     allowed_BHQK = call.allowed(call.weights_BHQK)[:, :, call.first_query :, call.first_key :]
@@ -165,7 +165,7 @@ class Call:
         queries_BQ: True at real tokens, register queries excluded.
         first_query, first_key: numbers of register tokens before the first token.
         joined_BQI: concatenated outputs of the heads, (B, Q, H * E).
-        of_queries: statistics that differ between queries, (B or 1, H, Q).
+        query_stats: statistics that differ between queries, (B or 1, H, Q).
     """
 
     site: str
@@ -179,10 +179,10 @@ class Call:
     first_key: int
     weights_BHQK: Tensor | None = None
     joined_BQI: Tensor | None = None
-    of_queries: dict[str, Tensor] = field(default_factory=dict)
+    query_stats: dict[str, Tensor] = field(default_factory=dict)
 
     def allowed(self, weights_BHQK: Tensor) -> Tensor:
-        """True where a query may attend to a key, (B, H, Q, K)."""
+        """Return (B, H, Q, K): True where a query may attend to a key."""
         pattern = getattr(self.attention, "pattern", None)
         mask = self.mask if pattern is None else self.mask.restricted(pattern)
         n_queries, n_keys = weights_BHQK.shape[-2:]
@@ -198,21 +198,21 @@ def recorded_calls(model: Model, batch: Batch) -> Iterator[list[Call]]:
     calls: list[Call] = []
 
     def begin(attention: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        site, layer = places[attention]
+        name, layer = places[attention]
         mask = kwargs["mask"] if "mask" in kwargs else args[3]
-        tokens = _tokens(sites[site], batch, model)
-        at = sites[site]
-        calls.append(Call(site, at.queries, at.keys, layer, attention, mask, *tokens))
+        tokens = _tokens(sites[name], batch, model)
+        site = sites[name]
+        calls.append(Call(name, site.queries, site.keys, layer, attention, mask, *tokens))
 
     def record(attention: Attention, weights_BHQK: Tensor) -> None:
         calls[-1].weights_BHQK = weights_BHQK
 
-    # a part belongs to the attention that was called last, also if attentions share it
+    # attentions can share a part: its values belong to the attention called last
     def normalise(normaliser: Any, args: tuple[Any, ...], weights: Tensor) -> None:
-        calls[-1].of_queries.update(normaliser.query_stats(args[1]))
+        calls[-1].query_stats.update(normaliser.query_stats(args[1]))
 
     def scale(scaling: Any, args: tuple[Any, ...], factor: Tensor) -> None:
-        calls[-1].of_queries["scale"] = factor.squeeze(-1)
+        calls[-1].query_stats["scale"] = factor.squeeze(-1)
 
     def join(output: Any, args: tuple[Any, ...]) -> None:
         calls[-1].joined_BQI = args[0]

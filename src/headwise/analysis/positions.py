@@ -4,7 +4,7 @@ The end-of-sentence token is excluded as a query, as the key at an offset and fr
 It stays a candidate for the largest weight of a query. Queries with a single visible key are
 excluded.
 
-Letters: B batch, H heads, Q queries, K keys.
+Axes: B batch, H heads, Q queries, K keys.
 """
 
 from __future__ import annotations
@@ -23,41 +23,41 @@ if TYPE_CHECKING:
     from headwise.data.batch import Batch
 
 
-def choosing_queries(seen: Observation, batch: Batch) -> Tensor:
-    """True at tokens with two or more visible keys, ends of sentences excluded, (B, H, Q)."""
-    queries_BQ = seen.queries_BQ
-    if seen.is_self:
-        queries_BQ = queries_BQ & ~batch.columns[seen.queries].is_end_BN
-    return queries_BQ[:, None] & (seen.allowed_BHQK.sum(-1) > 1)
+def counted_queries(obs: Observation, batch: Batch) -> Tensor:
+    """Return (B, H, Q): True at tokens with two or more visible keys, except ends of sentences."""
+    queries_BQ = obs.queries_BQ
+    if obs.is_self:
+        queries_BQ = queries_BQ & ~batch.columns[obs.queries].is_end_BN
+    return queries_BQ[:, None] & (obs.allowed_BHQK.sum(-1) > 1)
 
 
-def positions(batch: Batch, seen: Observation, offsets: Iterable[int]) -> Measures:
+def positions(batch: Batch, obs: Observation, offsets: Iterable[int]) -> Measures:
     """Yield the confidence of each head, and its share and weight at each offset o.
 
     - confidence: mean largest weight on a token.
-    - share<o>: of the queries for which offset o lies in the sentence, the share with their
+    - share<o>: of the queries for which offset o is in the sentence, the share with their
       largest weight there. A tie counts for no key.
     - weight<o>: mean weight at o of the same queries.
-    - exists<o>: share of the queries for which o lies in the sentence.
+    - exists<o>: share of the queries for which o is in the sentence.
     """
-    counted_BHQ = choosing_queries(seen, batch)
-    yield {"confidence": _confidence(seen, batch)}, counted_BHQ
-    if not seen.is_self:
+    counted_BHQ = counted_queries(obs, batch)
+    yield {"confidence": _confidence(obs, batch)}, counted_BHQ
+    if not obs.is_self:
         return
-    allowed_BHQK = seen.allowed_BHQK & ~batch.columns[seen.keys].is_end_BN[:, None, None]
+    allowed_BHQK = obs.allowed_BHQK & ~batch.columns[obs.keys].is_end_BN[:, None, None]
     queries_Q = torch.arange(allowed_BHQK.shape[2], device=allowed_BHQK.device)
     for offset in offsets:
         exists_BHQ = counted_BHQ & at_offset(allowed_BHQK, offset)
-        share_BHQ = seen.measured(seen.peaks_BHQ == queries_Q + offset)
-        weight_BHQ = seen.measured(at_offset(seen.shares_BHQK, offset))
+        share_BHQ = obs.measured(obs.peaks_BHQ == queries_Q + offset)
+        weight_BHQ = obs.measured(at_offset(obs.shares_BHQK, offset))
         yield {f"share{offset}": share_BHQ, f"weight{offset}": weight_BHQ}, exists_BHQ
         yield {f"exists{offset}": exists_BHQ.double()}, counted_BHQ
 
 
-def _confidence(seen: Observation, batch: Batch) -> Tensor:
-    ends_BK = batch.columns[seen.keys].is_end_BN
-    shares_BHQK = seen.shares_BHQK.masked_fill(ends_BK[:, None, None], 0.0)
-    return seen.measured(shares_BHQK.amax(-1))
+def _confidence(obs: Observation, batch: Batch) -> Tensor:
+    ends_BK = batch.columns[obs.keys].is_end_BN
+    shares_BHQK = obs.shares_BHQK.masked_fill(ends_BK[:, None, None], 0.0)
+    return obs.measured(shares_BHQK.amax(-1))
 
 
 def at_offset(values_BHQK: Tensor, offset: int) -> Tensor:

@@ -1,7 +1,7 @@
 """Choose heads to remove, measure the effect, and slice the weights of the remaining heads.
 
 Kept heads are `site -> layers -> ascending head numbers from 1`, as in `model.heads`. The numbers
-are those of the unpruned model, also if heads were removed before.
+are those of the unpruned model, even if heads were removed before.
 """
 
 from __future__ import annotations
@@ -49,23 +49,23 @@ def open_heads(model: Model) -> Heads:
 
 
 def is_gated(model: Model) -> bool:
-    """Whether any head has a gate that can close it."""
+    """Whether any head has a hard-concrete gate."""
     return any(isinstance(module, HardConcreteGate) for module in model.modules())
 
 
-def common_heads(one: Heads, other: Heads) -> Heads:
-    """Return the heads that are in both; a site that `other` lacks keeps all of `one`."""
+def common_heads(a: Heads, b: Heads) -> Heads:
+    """Return the heads in both; sites missing from `b` are copied from `a`."""
     return {
         site: [
-            [n for n in numbers if n in other[site][index]] if site in other else list(numbers)
+            [n for n in numbers if n in b[site][index]] if site in b else list(numbers)
             for index, numbers in enumerate(layers)
         ]
-        for site, layers in one.items()
+        for site, layers in a.items()
     }
 
 
 def without(heads: Heads, removed: Sequence[Head]) -> Heads:
-    """Return `heads` without the removed ones."""
+    """Return `heads` without the removed heads."""
     return {
         site: [
             [n for n in numbers if (site, layer, n) not in removed]
@@ -75,7 +75,7 @@ def without(heads: Heads, removed: Sequence[Head]) -> Heads:
     }
 
 
-def listed(heads: Heads, sites: Sequence[str] | None = None) -> list[Head]:
+def flat_heads(heads: Heads, sites: Sequence[str] | None = None) -> list[Head]:
     """Return the heads of some sites as a flat list; None: all sites."""
     return [
         (site, layer, number)
@@ -92,19 +92,19 @@ def n_heads(heads: Heads) -> dict[str, int]:
 
 
 def pruning_order(importance: HeadValues, heads: Heads, sites: Sequence[str]) -> list[Head]:
-    """Sort the heads of some sites, the least important first (Michel et al. 2019, section 4.2).
+    """Sort the heads of `sites`, least important first (Michel et al. 2019, section 4.2).
 
     Args:
-        importance: one value per head of `heads`, comparable between layers.
+        importance: one value per head of `heads`, comparable across layers.
     """
-    return sorted(listed(heads, sites), key=dict(numbered(importance, heads)).__getitem__)
+    return sorted(flat_heads(heads, sites), key=dict(numbered(importance, heads)).__getitem__)
 
 
 @contextmanager
 def masked(model: Model, kept: Heads) -> Iterator[None]:
-    """Set the outputs of all heads that are not kept to 0 within the block."""
-    with head_factors(model) as placed:
-        for gate in placed:
+    """Zero the outputs of all heads not in `kept` within the block."""
+    with head_factors(model) as gates:
+        for gate in gates:
             numbers = kept[gate.place.site][gate.place.layer - 1]
             for index, number in enumerate(gate.place.head_numbers):
                 gate.factors[:, index] = float(number in numbers)
@@ -119,16 +119,16 @@ Measure = Callable[[], Mapping[str, float]]
 def pruning_curve(
     model: Model, order: Sequence[Head], measure: Measure, n_steps: int = 10
 ) -> list[dict[str, Any]]:
-    """Mask more and more heads and measure each step, without training in between.
+    """Mask heads cumulatively and measure after each step, without retraining.
 
     Args:
-        order: heads to remove, the first to be removed first.
+        order: heads in order of removal.
         measure: evaluates the model; called once for each number of removed heads.
-        n_steps: number of equal shares in which all heads of `order` are removed.
+        n_steps: number of equal steps in which `order` is removed.
 
     Returns:
-        One row per step, from no head removed: the nominal share of `order` that is removed, the
-        number of heads left at each site (rounded to whole heads), and the measured values.
+        One row per step, from no heads removed: the nominal share of `order` removed (before
+        rounding to whole heads), the heads left at each site, and the measured values.
     """
     heads = present_heads(model)
     measured: dict[int, dict[str, float]] = {}
@@ -144,10 +144,10 @@ def pruning_curve(
 
 
 def one_removed(model: Model, sites: Sequence[str], measure: Measure) -> list[dict[str, Any]]:
-    """Measure the model without each head (Michel et al. 2019, section 3.2), one row per head."""
+    """Ablate each head in turn (Michel et al. 2019, section 3.2), one row per head."""
     heads = present_heads(model)
     rows = []
-    for head in listed(heads, sites):
+    for head in flat_heads(heads, sites):
         with masked(model, without(heads, [head])):
             scores = measure()
         rows.append({**dict(zip(HEAD_KEY, head, strict=True)), **scores})
@@ -158,12 +158,12 @@ def one_left(
     model: Model,
     sites: Sequence[str],
     measure: Measure,
-    quality: Callable[[Mapping[str, float]], tuple[float, ...]],
+    key: Callable[[Mapping[str, float]], tuple[float, ...]],
 ) -> list[dict[str, Any]]:
     """Measure the model with only the best head of a layer (section 3.3), one row per layer.
 
     Args:
-        quality: sort key of the measured values, higher for the better head.
+        key: sort key of the measured values; higher is better.
     """
     heads = present_heads(model)
     rows = []
@@ -175,7 +175,7 @@ def one_left(
                 with masked(model, without(heads, others)):
                     tried.append((number, measure()))
             if tried:
-                best, scores = max(tried, key=lambda pair: quality(pair[1]))
+                best, scores = max(tried, key=lambda pair: key(pair[1]))
                 rows.append({"site": site, "layer": layer, "head": best, **scores})
     return rows
 
@@ -191,12 +191,12 @@ def pruned_state(model: Model, smaller: Model) -> dict[str, Tensor]:
     Raises:
         RunError: a module has per-head parameters that its `head_axes` does not declare.
     """
-    whole = model.state_dict()
-    places = {(site, layer): attention for site, layer, attention in model.attentions()}
+    full = model.state_dict()
+    layers = {(site, layer): attention for site, layer, attention in model.attentions()}
     names = {id(module): name for name, module in model.named_modules()}
-    state = {name: value for name, value in whole.items() if name in smaller.state_dict()}
+    state = {name: value for name, value in full.items() if name in smaller.state_dict()}
     for site, layer, attention in smaller.attentions():
-        old = places[site, layer]
+        old = layers[site, layer]
         prefix = names[id(old)]
         for name, value in _attention_state(old, attention).items():
             state[f"{prefix}.{name}"] = value
@@ -209,18 +209,18 @@ def _attention_state(old: Attention, new: Attention) -> dict[str, Tensor]:
     axes = _head_axes(old)
     kept = {name: module.place.head_numbers for name, module in _placed(new)}
     before = {name: module.place.head_numbers for name, module in _placed(old)}
-    whole, state = old.state_dict(), {}
+    full, state = old.state_dict(), {}
     for name, target in new.state_dict().items():
-        if name not in whole:
-            raise _unknown(old, name)
-        value = whole[name]
+        if name not in full:
+            raise _error(old, name)
+        value = full[name]
         owner, axis, width = axes.get(name, ("", None, 1))
         if axis is not None and value.shape != target.shape:
             if owner not in kept:
-                raise _unknown(old, name)
+                raise _error(old, name)
             value = _slice(value, axis, width, before[owner], kept[owner])
         if value.shape != target.shape:
-            raise _unknown(old, name)
+            raise _error(old, name)
         state[name] = value
     return state
 
@@ -236,7 +236,7 @@ def _slice(
 
 
 def _placed(attention: Attention) -> Iterator[tuple[str, Any]]:
-    """Yield name and module of every part of an attention that has a `place`."""
+    """Yield name and module of every submodule that has a `place`."""
     for name, module in attention.named_modules():
         if hasattr(module, "place"):
             yield name, module
@@ -247,8 +247,8 @@ def _head_axes(attention: Attention) -> dict[str, tuple[str, int, int]]:
     axes: dict[str, tuple[str, int, int]] = {}
     if isinstance(attention, MultiHeadAttention):
         width = attention.place.head_dim
-        for side in ("query", "key", "value"):
-            axes[f"{side}.weight"] = axes[f"{side}.bias"] = ("", 0, width)
+        for proj in ("query", "key", "value"):
+            axes[f"{proj}.weight"] = axes[f"{proj}.bias"] = ("", 0, width)
         axes["output.weight"] = ("", 1, width)
     for name, module in _placed(attention):
         for parameter, axis in getattr(module, "head_axes", {}).items():
@@ -256,7 +256,7 @@ def _head_axes(attention: Attention) -> dict[str, tuple[str, int, int]]:
     return axes
 
 
-def _unknown(attention: Attention, name: str) -> RunError:
+def _error(attention: Attention, name: str) -> RunError:
     kinds = {key: type(module).__name__ for key, module in attention.named_modules()}
     owner = kinds.get(name.rpartition(".")[0], type(attention).__name__)
     place = attention.place
@@ -267,18 +267,18 @@ def _unknown(attention: Attention, name: str) -> RunError:
 
 
 def check_pruned(model: Model, kept: Heads, smaller: Model) -> None:
-    """Check that a smaller model computes the same as the larger one with heads masked.
+    """Check that the smaller model matches the larger one with heads masked.
 
     Raises:
-        RunError: the logits differ; a variant indexes heads by position instead of by number.
+        RunError: logits differ, e.g. as a variant indexes heads by position, not number.
     """
     generator = torch.Generator().manual_seed(0)
     columns = {}
     for name, column in model.columns.items():
         ids_BN = torch.randint(column.token.num_embeddings, (2, 7), generator=generator)
         columns[name] = Column(ids_BN, torch.tensor([7, 5]))
-    none = torch.tensor([], dtype=torch.long)
-    batch = Batch(columns, none, none, [0, 1], 0).to(next(model.parameters()).device)
+    ids = torch.tensor([], dtype=torch.long)
+    batch = Batch(columns, ids, ids, [0, 1], 0).to(next(model.parameters()).device)
     with torch.no_grad():
         with masked(model, kept):
             expected = model(**model.inputs(batch))

@@ -10,27 +10,27 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-NAMED = {-1: "previous", 0: "current", 1: "next"}
-# Of the merge score over words of several tokens. A head that always attends to the current token
+OFFSET_NAMES = {-1: "previous", 0: "current", 1: "next"}
+# Minimum merge score over words of several tokens. A head that always attends to the current token
 # scores 1 at words of one token and 0 at these; uniform weights over the tokens of a word score a
 # half at words of two tokens.
-LEAST_SPLIT_SCORE = 0.4
-FEWEST_SPLIT_WORDS = 10
-# Least drop of an interrogation head's weight at the same words outside of questions.
-LEAST_CONTRAST = 0.3
-FEWEST_QUESTION_TOKENS = 10
+MIN_SPLIT_SCORE = 0.4
+MIN_SPLIT_WORDS = 10
+# Minimum drop of an interrogation head's weight at the same words outside questions.
+MIN_CONTRAST = 0.3
+MIN_QUESTION_TOKENS = 10
 
 
 @dataclass(frozen=True)
 class Thresholds:
-    """Least values of a statistic for a role.
+    """Minimum value of a statistic for each role.
 
     Attributes:
-        positional_share: of the tokens with a token at an offset, those whose largest weight is
+        positional_share: share of the tokens with a token at an offset whose largest weight is
             there (Voita et al. 2019).
         merge_score: see `text.words.merging` (Correia et al. 2019).
         question_weight: from interrogative words to the final question mark.
-        rare_share: of the sentences, those in which most tokens attend to the rarest.
+        rare_share: share of the sentences in which most tokens attend to the rarest.
     """
 
     positional_share: float = 0.9
@@ -41,7 +41,7 @@ class Thresholds:
 
 def offset_name(offset: int) -> str:
     """Return the role of a head that attends to an offset."""
-    return NAMED.get(offset, f"offset{offset:+d}")
+    return OFFSET_NAMES.get(offset, f"offset{offset:+d}")
 
 
 def roles(
@@ -50,7 +50,7 @@ def roles(
     """Return the roles of a head.
 
     Args:
-        head: its row of the table of heads.
+        head: row of the table of heads.
         column: name of the column of its keys.
         counts: see `Survey.counts`.
     """
@@ -58,9 +58,9 @@ def roles(
     if (head.get("offset_share") or 0.0) >= thresholds.positional_share:
         names.append(offset_name(head["offset"]))
     if (
-        counts.get(f"{column}_split_words", 0) >= FEWEST_SPLIT_WORDS
+        counts.get(f"{column}_split_words", 0) >= MIN_SPLIT_WORDS
         and (head.get("merge_score") or 0.0) >= thresholds.merge_score
-        and (head.get("split_merge_score") or 0.0) >= LEAST_SPLIT_SCORE
+        and (head.get("split_merge_score") or 0.0) >= MIN_SPLIT_SCORE
     ):
         names.append("merging")
     if has_enough_questions(counts):
@@ -69,7 +69,7 @@ def roles(
             question is not None
             and statement is not None
             and question >= thresholds.question_weight
-            and question - statement >= LEAST_CONTRAST
+            and question - statement >= MIN_CONTRAST
         ):
             names.append("interrogation")
     if (head.get("rare_share") or 0.0) >= thresholds.rare_share:
@@ -80,4 +80,4 @@ def roles(
 def has_enough_questions(counts: Mapping[str, int]) -> bool:
     """Whether the text has enough interrogative words, in questions and in other sentences."""
     names = ("question_word_tokens", "statement_word_tokens")
-    return all(counts.get(name, 0) >= FEWEST_QUESTION_TOKENS for name in names)
+    return all(counts.get(name, 0) >= MIN_QUESTION_TOKENS for name in names)

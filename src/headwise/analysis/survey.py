@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from headwise.analysis.collect import HeadMeans, add_statistics, alphas, filled, own_statistics
+from headwise.analysis.collect import HeadMeans, add_statistics, alphas, filled, stats_except_alpha
 from headwise.analysis.density import Densities
-from headwise.analysis.observe import observed, passes
+from headwise.analysis.observe import observation, passes
 from headwise.analysis.positions import positions
-from headwise.analysis.pruning import Head, listed, present_heads
-from headwise.analysis.roles import NAMED, Thresholds, roles
+from headwise.analysis.pruning import Head, flat_heads, present_heads
+from headwise.analysis.roles import OFFSET_NAMES, Thresholds, roles
 from headwise.analysis.tables import HEAD_KEY, HEADS
 from headwise.analysis.text.questions import (
     QuestionWords,
-    has_words,
+    has_word_list,
     interrogation,
     n_tokens,
     question_words,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 Rows = list[dict[str, Any]]
 DIVERSITIES = {"diversity_heads": "heads", "diversity_keys": "keys"}
-LEAST_EXISTING = 0.5  # least share of tokens with a token at the offset of a head's role
+MIN_EXISTING = 0.5  # minimum share of tokens with a token at the offset of a head's role
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class ColumnText:
     """The text of one column of the batches, as tokens.
 
     Attributes:
-        language: its code, with or without a region; empty: words are not measured.
+        language: language code, with or without a region; empty: words are not measured.
         ids: token ids of each item, without special tokens at its ends.
         spelling: id -> text of the token.
     """
@@ -70,7 +70,7 @@ class ColumnText:
 
 @dataclass(frozen=True)
 class Survey:
-    """Rows of the tables of an analysis, and the counts behind them.
+    """Rows of the tables of an analysis, and counts of tokens and words.
 
     Attributes:
         tables: name of a table -> its rows.
@@ -86,9 +86,9 @@ def survey(
     batches: Iterable[Batch],
     device: torch.device,
     texts: Mapping[str, ColumnText],
-    furthest: int = 5,
+    max_offset: int = 5,
     thresholds: Thresholds | None = None,
-    measured: Mapping[str, HeadValues] | None = None,
+    extra: Mapping[str, HeadValues] | None = None,
 ) -> Survey:
     """Measure every head on a text.
 
@@ -97,45 +97,45 @@ def survey(
         batches: the sentences; their `rows` are indices into the texts.
         texts: column -> its text. Questions and rare words are measured only in self-attention
             that is not causal.
-        furthest: the offsets -furthest to furthest are measured.
+        max_offset: offsets from -max_offset to max_offset are measured.
         thresholds: of the roles.
-        measured: other columns of the table of heads.
+        extra: more columns of the table of heads.
     """
-    means, of_text = HeadMeans(), HeadMeans()
+    means, text_means = HeadMeans(), HeadMeans()
     sites = {site.name: site for site in model.sites}
     bidirectional = {s.keys for s in model.sites if s.queries == s.keys and not s.causal}
     densities = Densities(max(len(text.ids) for text in texts.values()))
-    offsets = range(-furthest, furthest + 1)
+    offsets = range(-max_offset, max_offset + 1)
     words = {name: text.clusters() for name, text in texts.items()}
     rare = {name: rarest(texts[name].ids) for name in bidirectional}
-    questions = {n: _questions(texts[n]) for n in bidirectional if has_words(texts[n].language)}
+    questions = {n: _questions(texts[n]) for n in bidirectional if has_word_list(texts[n].language)}
     for batch, calls in passes(model, batches, device):
         for call in calls:
             add_statistics(means, call, DIVERSITIES)
             if call.weights_BHQK is None:
                 continue
-            seen = observed(call)
-            densities.take(batch, seen)
+            obs = observation(call)
+            densities.add(batch, obs)
             for values, counted in chain(
-                positions(batch, seen, offsets),
-                merging(batch, seen, words),
-                rarity(batch, seen, rare),
-                interrogation(batch, seen, questions),
+                positions(batch, obs, offsets),
+                merging(batch, obs, words),
+                rarity(batch, obs, rare),
+                interrogation(batch, obs, questions),
             ):
-                of_text.add(seen, values, counted)
+                text_means.add(obs, values, counted)
     stats = means.tables(model)
-    # an α that depends on the query counts with its mean
+    # an α that depends on the query is reported as its mean
     alpha = filled(alphas(model), stats.pop("alpha", {}))
-    stats = {"alpha": alpha, **own_statistics(model), **stats}
+    stats = {"alpha": alpha, **stats_except_alpha(model), **stats}
     layers = _layer_rows(model, {name: stats.pop(name, {}) for name in DIVERSITIES})
-    heads = _by_head(model, {**stats, **of_text.tables(model), **(measured or {})})
+    heads = _by_head(model, {**stats, **text_means.tables(model), **(extra or {})})
     counts = {
         **{f"{name}_tokens": sum(map(len, text.ids)) for name, text in texts.items()},
         **{k: n for name, rows in words.items() for k, n in _n_words(name, rows).items()},
     }
     for sentences in questions.values():
         counts |= {f"{name}_word_tokens": n for name, n in n_tokens(sentences).items()}
-    rows = [_head_row(place, of, offsets) for place, of in heads]
+    rows = [_head_row(place, values, offsets) for place, values in heads]
     for row in rows:
         column = sites[row["site"]].keys
         row["roles"] = ";".join(roles(row, column, counts, thresholds or Thresholds()))
@@ -147,18 +147,18 @@ def survey(
     tables = {
         "heads": rows,
         "other_statistics": [
-            {**place, "statistic": name, "value": of[name]}
-            for place, of in heads
+            {**place, "statistic": name, "value": values[name]}
+            for place, values in heads
             for name in others
-            if name in of
+            if name in values
         ],
         "layers": layers,
         "density": densities.histograms(),
         "offsets": [
-            {**place, "offset": o, "max_share": of[f"share{o}"], "mean_weight": of[f"weight{o}"]}
-            for place, of in heads
+            {**place, "offset": o, "max_share": v[f"share{o}"], "mean_weight": v[f"weight{o}"]}
+            for place, v in heads
             for o in offsets
-            if f"share{o}" in of
+            if f"share{o}" in v
         ],
         "sentences": unusual,
     }
@@ -170,7 +170,7 @@ def _questions(text: ColumnText) -> list[QuestionWords | None]:
 
 
 def _n_words(column: str, sentences: Sequence[Sequence[int]] | None) -> dict[str, int]:
-    """Count clusters, and those of several tokens."""
+    """Count clusters, and clusters of several tokens."""
     if sentences is None:
         return {}
     n_all = sum(len(set(sentence)) for sentence in sentences)
@@ -183,7 +183,7 @@ def _by_head(
 ) -> list[tuple[dict[str, Any], dict[str, float]]]:
     """Return place and statistics of every head, numbered as in the unpruned model."""
     present = present_heads(model)
-    heads: dict[Head, dict[str, float]] = {head: {} for head in listed(present)}
+    heads: dict[Head, dict[str, float]] = {head: {} for head in flat_heads(present)}
     for name, table in tables.items():
         for place, value in numbered(table, present):
             heads[place][name] = value
@@ -194,12 +194,12 @@ def _head_row(
     place: Mapping[str, Any], stats: Mapping[str, float], offsets: Sequence[int]
 ) -> dict[str, Any]:
     row = {**place, **{n: v for n, v in stats.items() if n in HEADS.columns}}
-    for offset, name in NAMED.items():
+    for offset, name in OFFSET_NAMES.items():
         row[f"{name}_share"] = stats.get(f"share{offset}")
         row[f"{name}_weight"] = stats.get(f"weight{offset}")
-    known = [o for o in offsets if f"share{o}" in stats and stats[f"exists{o}"] >= LEAST_EXISTING]
-    if known:
-        best = max(known, key=lambda offset: (stats[f"share{offset}"], -abs(offset)))
+    measured = [o for o in offsets if f"share{o}" in stats and stats[f"exists{o}"] >= MIN_EXISTING]
+    if measured:
+        best = max(measured, key=lambda offset: (stats[f"share{offset}"], -abs(offset)))
         row["offset"] = best
         row["offset_share"], row["offset_weight"] = stats[f"share{best}"], stats[f"weight{best}"]
     return row
@@ -208,7 +208,7 @@ def _head_row(
 def _layer_rows(model: Model, diversities: Mapping[str, HeadValues]) -> Rows:
     rows: Rows = []
     for site, layer, _ in model.attentions():
-        values = {n: of.get(site, [[]] * layer)[layer - 1] for n, of in diversities.items()}
+        values = {n: v.get(site, [[]] * layer)[layer - 1] for n, v in diversities.items()}
         rows.append(
             {"site": site, "layer": layer, **{n: v[0] if v else None for n, v in values.items()}}
         )

@@ -1,6 +1,6 @@
 """The tidy tables of an analysis: one fact per row, in csv files in the run folder.
 
-The columns of every table are declared here. An empty cell is a value that could not be measured.
+The columns of every table are declared here. An empty cell: the value could not be measured.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Table:
         """Read the rows from an analysis folder; values that were not measured are None.
 
         Raises:
-            DataError: the table does not exist, or has other columns than this version writes.
+            DataError: the table does not exist, or has columns of another version.
         """
         path = self.path(folder)
         if not path.is_file():
@@ -82,8 +82,8 @@ def read_settings(folder: Path) -> dict[str, Any]:
     return settings
 
 
-def known(rows: Iterable[Row], *names: str) -> list[Row]:
-    """Return the rows in which none of the named values is missing."""
+def complete_rows(rows: Iterable[Row], *names: str) -> list[Row]:
+    """Return the rows in which no named value is missing."""
     return [row for row in rows if all(row.get(name) is not None for name in names)]
 
 
@@ -108,7 +108,7 @@ HEADS = Table(
         "entropy": float,  # nats
         "confidence": float,  # mean largest weight, end of sentence excluded
         "output_norm": float,
-        "previous_share": float,  # queries whose largest weight lies at offset -1
+        "previous_share": float,  # share of queries whose largest weight is at offset -1
         "previous_weight": float,  # mean weight at offset -1
         "current_share": float,
         "current_weight": float,
@@ -119,16 +119,16 @@ HEADS = Table(
         "offset_weight": float,
         "merge_score": float,  # Correia et al. 2019, clusters of the tokens of a word
         "split_merge_score": float,  # the same over words of several tokens only
-        "cluster_mass": float,  # weight inside the cluster of the query
+        "cluster_mass": float,  # weight within the cluster of the query
         "question_weight": float,  # from interrogative words to the final question mark
         "statement_weight": float,  # from the same words in statements to the last token
-        "rare_share": float,  # sentences in which most queries attend to the rarest token
+        "rare_share": float,  # share of sentences in which most queries attend to the rarest token
         "importance": float,  # Michel et al. 2019, raw
-        "importance_normalised": float,  # over the L2 norm of the layer
+        "importance_normalised": float,  # divided by the L2 norm over the layer
         "roles": str,  # joined by ";", empty for none
     },
 )
-OTHERS = Table(  # statistics without a column above: of custom attentions, gates, scales
+OTHERS = Table(  # statistics without a column above, e.g. of gates and custom attentions
     "other_statistics", {**_PLACE, "statistic": str, "value": float}
 )
 LAYERS = Table(
@@ -146,7 +146,7 @@ SENTENCES = Table(  # in which a normally sparse head is dense
         "n_keys": int,  # number of keys
         "density": float,  # mean over the sentence's queries
         "expected": float,  # mean of the head over sentences of similar length
-        "deviations": float,  # density - expected, in standard deviations of those sentences
+        "z_score": float,  # (density - expected) / standard deviation of those sentences
         "head_mean": float,  # over all sentences
         "text": str,  # text of the keys
     },
@@ -161,10 +161,10 @@ TRAJECTORIES = Table(  # of α over training, from heads.jsonl
         "lowest": float,
         "last_update": int,
         "last": float,
-        "fell_first": int,  # 1 or 0; empty where α did not move
+        "fell_first": int,  # 1 or 0; empty where α did not change
     },
 )
-FINDINGS = Table(  # of the papers, as far as this run shows them
+FINDINGS = Table(  # findings of the papers in this run
     "findings",
     {
         "finding": str,
@@ -179,7 +179,7 @@ FINDINGS = Table(  # of the papers, as far as this run shows them
         "sentence": str,  # meaning of the value, or why there is none
     },
 )
-# Of several runs, in an output folder. An empty site or layer: the value is of all of them.
+# Values of several runs, in an output folder; an empty site or layer means all.
 COMPARISON = Table(
     "comparison",
     {"run": str, "quantity": str, "site": str, "layer": int, "value": float},

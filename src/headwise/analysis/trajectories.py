@@ -11,15 +11,15 @@ import pandas as pd
 from headwise.analysis.pruning import Heads
 from headwise.track.base import numbered
 
-MOVED = 0.01  # least change of α that has a direction
-ROSE = 0.05  # least rise above the lowest α that counts as a return
+MIN_CHANGE = 0.01  # minimum change of α that counts
+MIN_RISE = 0.05  # minimum rise from the lowest α that counts as coming back
 
 
 def trajectory_rows(records: Iterable[Mapping[str, Any]], heads: Heads) -> list[dict[str, Any]]:
     """Return first, lowest and last α of every head that has one, as rows of the table.
 
     Args:
-        records: of heads.jsonl, by ascending update.
+        records: records of heads.jsonl, by ascending update.
         heads: numbers of the heads of the run.
     """
     return [
@@ -51,22 +51,22 @@ def _points(
 
 
 def fell_first(alphas: Sequence[float]) -> int | None:
-    """1 if the first change of at least `MOVED` is downwards, 0 if upwards, None without one."""
+    """1 if the first change of `MIN_CHANGE` or more is a decrease, 0 if not, None without any."""
     for alpha in alphas:
-        if abs(alpha - alphas[0]) >= MOVED:
+        if abs(alpha - alphas[0]) >= MIN_CHANGE:
             return int(alpha < alphas[0])
     return None
 
 
 def came_back(row: Mapping[str, Any]) -> bool:
-    """Whether an α ended well above its lowest."""
-    return float(row["last"] - row["lowest"]) >= ROSE
+    """Whether the last α is at least `MIN_RISE` above the lowest."""
+    return float(row["last"] - row["lowest"]) >= MIN_RISE
 
 
-def spearman(one: Iterable[float], other: Iterable[float]) -> float | None:
-    """Rank correlation, ties get their mean rank; None if a side is constant."""
-    ranks = pd.DataFrame({"one": list(one), "other": list(other)}, dtype=float)
-    correlation = float(ranks.corr("spearman").loc["one", "other"])
+def spearman(a: Iterable[float], b: Iterable[float]) -> float | None:
+    """Rank correlation, ties get their mean rank; None if an input is constant."""
+    ranks = pd.DataFrame({"a": list(a), "b": list(b)}, dtype=float)
+    correlation = float(ranks.corr("spearman").loc["a", "b"])
     return None if math.isnan(correlation) else correlation
 
 

@@ -22,8 +22,8 @@ from headwise.analysis.pruning import (
     Heads,
     check_pruned,
     common_heads,
+    flat_heads,
     is_gated,
-    listed,
     n_heads,
     one_left,
     one_removed,
@@ -116,7 +116,7 @@ def _kept_without_measuring(config: PruneConfig, run: TrainedRun, heads: Heads) 
     if config.keep is None:
         return None
     check_heads(replace(run.config.model, heads=config.keep), run.model.sites, "keep")
-    for site, layer, number in listed(config.keep):
+    for site, layer, number in flat_heads(config.keep):
         if number not in heads[site][layer - 1]:
             raise ConfigError(
                 f"keep.{site}: head {number} of layer {layer} was already pruned from the run"
@@ -181,7 +181,7 @@ def _measure(config: PruneConfig, run: TrainedRun, heads: Heads, sites: list[str
 def _importance_table(importance: Importance, heads: Heads) -> DataFrame:
     raw = dict(numbered(importance.raw, heads))
     normalised = dict(numbered(importance.normalised, heads))
-    rows = [(*head, raw[head], normalised[head]) for head in listed(heads)]
+    rows = [(*head, raw[head], normalised[head]) for head in flat_heads(heads)]
     return DataFrame(rows, columns=[*HEAD_KEY, "raw", "normalised"])
 
 

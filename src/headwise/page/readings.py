@@ -41,14 +41,14 @@ def weight_contents(observations: Sequence[Observation]) -> dict[str, Any]:
     blocks, kept = [], []
     for seen in observations:
         weights_HQK, allowed_HQK = seen.weights_BHQK[0], seen.allowed_BHQK[0]
-        is_sound_H = seen.is_sound_H1[:, 0]
-        kept.append(rounded(weights_HQK[is_sound_H], allowed_HQK[is_sound_H]))
-        numbers = zip(seen.head_numbers, is_sound_H.tolist(), strict=True)
+        is_valid_H = seen.is_valid_H1[:, 0]
+        kept.append(rounded(weights_HQK[is_valid_H], allowed_HQK[is_valid_H]))
+        numbers = zip(seen.head_numbers, is_valid_H.tolist(), strict=True)
         blocks.append(
             {
                 "site": seen.site,
                 "layer": seen.layer,
-                "heads": [number for number, is_sound in numbers if is_sound],
+                "heads": [number for number, is_valid in numbers if is_valid],
                 "shape": list(weights_HQK.shape[1:]),
                 "signed": bool((kept[-1] < 0).any()),
             }

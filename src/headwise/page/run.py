@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from headwise.analysis.pruning import Heads, listed, present_heads
+from headwise.analysis.pruning import Heads, flat_heads, present_heads
 from headwise.analysis.tables import FINDINGS, FOLDER, HEAD_KEY, HEADS, OTHERS, read_settings
 from headwise.model.family import n_parameters
 from headwise.report.run_names import choice_name, corpus_name
@@ -87,7 +87,7 @@ def _head_rows(heads: Heads, table: Records, others: Records) -> list[dict[str, 
         values |= _rounded({row["statistic"]: row["value"]})
     return [
         {**dict(zip(HEAD_KEY, place, strict=True)), **rows.get(place, {})}
-        for place in listed(heads)
+        for place in flat_heads(heads)
     ]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pandas as pd
 
-from headwise.analysis.roles import LEAST_CONTRAST, LEAST_SPLIT_SCORE, Thresholds
+from headwise.analysis.roles import MIN_CONTRAST, MIN_SPLIT_SCORE, Thresholds
 from headwise.analysis.tables import COMPARISON, HEADS, LAYERS, percent, read_settings
 from headwise.analysis.tables import Table as AnalysisTable
 from headwise.config.schema import SITE_NAMES
@@ -196,12 +196,12 @@ def definitions(quantities: Iterable[str], thresholds: Thresholds) -> list[str]:
         "merge_score_1": "Merge score of a word: the largest weight of one of its tokens on the "
         "others; of a word of one token its weight on itself. A head's is the mean over words. A "
         f"merging head (of Correia et al. 2019) has {percent(thresholds.merge_score)}, and "
-        f"{percent(LEAST_SPLIT_SCORE)} over words of several tokens. Mass inside of the word: "
+        f"{percent(MIN_SPLIT_SCORE)} over words of several tokens. Mass inside of the word: "
         "share of the weight of the tokens of words that stays in the same word.",
         "question_weight": "An interrogation head (of Correia et al. 2019) gives at least "
         f"{percent(thresholds.question_weight)} of the weight of question words to the question "
         "mark, and less by at least "
-        f"{LEAST_CONTRAST * 100:.0f} points to the last token from the same words in statements.",
+        f"{MIN_CONTRAST * 100:.0f} points to the last token from the same words in statements.",
         "rare_share": "Points at the rarest token (after Voita et al. 2019, who exclude sentences "
         "of frequent words): most tokens of the sentence have their largest weight there.",
         "density": "Density is the share of visible keys whose weight is not 0.",

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from headwise.analysis.observe import observations
-from headwise.analysis.text.questions import has_words, question_words
+from headwise.analysis.text.questions import has_word_list, question_words
 from headwise.analysis.text.words import surface
 from headwise.data.batching import evaluation_batches
 from headwise.data.store import EncodedSplit
@@ -67,7 +67,7 @@ def chosen_sentences(run: TranslationRun, most: int, path: Path | None) -> Items
 
 def _questions(items: Sequence[Item], language: str) -> list[Item]:
     """Items that end in a question mark and contain an interrogative word."""
-    if not has_words(language):
+    if not has_word_list(language):
         return []
     # one character per token: positions of words do not matter here
     words = [question_words(surface(list(item.text.strip())), language) for item in items]

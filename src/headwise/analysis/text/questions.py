@@ -1,10 +1,10 @@
 """Questions, and interrogation heads (Correia et al. 2019, section 5.2).
 
 An interrogation head attends from an interrogative word to the question mark at the end of the
-sentence, and not to the end from the same word as a relative pronoun or conjunction. The words are
-those of the source; the paper gives no lists, so these are ours.
+sentence, but not from the same word as a relative pronoun or conjunction to the end of a statement.
+The paper gives no lists of interrogative words; these are ours.
 
-Letters: B batch, H heads, Q queries, K keys.
+Axes: B batch, H heads, Q queries, K keys.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ JAPANESE = re.compile(
 )
 CLOSING = r"[\s\"'“”’»«」』）)\]]*"
 ENDS_IN_MARK = re.compile(rf"[?？]{CLOSING}$")
-JAPANESE_ASKS = re.compile(rf"か[。．.]{CLOSING}$")  # a question without a question mark
+JAPANESE_QUESTION = re.compile(rf"か[。．.]{CLOSING}$")  # a question without a question mark
 COMMAS = {"ş": "ș", "ţ": "ț"}  # Romanian: cedilla -> comma below
 
 
@@ -55,7 +55,7 @@ class QuestionWords:
 
     Attributes:
         tokens: indices of their tokens.
-        mark: index of the final question mark; in other sentences of the last token.
+        mark: index of the final question mark; in other sentences index of the last token.
         is_question: whether the sentence ends in a question mark.
     """
 
@@ -64,18 +64,21 @@ class QuestionWords:
     is_question: bool
 
 
-def has_words(language: str) -> bool:
+def has_word_list(language: str) -> bool:
     """Whether there is a list of interrogative words for a language, by its code."""
     language = language_of(language)
     return language in WORDS or language == "ja"
 
 
 def question_words(sentence: Surface, language: str) -> QuestionWords | None:
-    """Return the interrogative words of a sentence; None if it has none, or may be a question."""
+    """Return the interrogative words of a sentence.
+
+    None if there are none, or if it may be a question without a question mark.
+    """
     language = language_of(language)
     ends = ENDS_IN_MARK.search(sentence.text)
     if not sentence.spans or (
-        ends is None and language == "ja" and JAPANESE_ASKS.search(sentence.text)
+        ends is None and language == "ja" and JAPANESE_QUESTION.search(sentence.text)
     ):
         return None
     mark = len(sentence.spans) - 1
@@ -93,9 +96,9 @@ def _matches(text: str, language: str) -> list[tuple[int, int]]:
     if language == "ja":
         return [match.span() for match in JAPANESE.finditer(text)]
     words = WORDS[language].split()
-    # letter by letter: a lower-case form of two characters would shift the positions
-    small = (c.lower() if len(c.lower()) == 1 else c for c in text)
-    plain = "".join(COMMAS.get(letter, letter) for letter in small)
+    # by character: a lower-case form of two characters would shift the positions
+    lower = (c.lower() if len(c.lower()) == 1 else c for c in text)
+    plain = "".join(COMMAS.get(letter, letter) for letter in lower)
     return [match.span() for match in re.finditer(r"[^\W_]+", plain) if match[0] in words]
 
 
@@ -109,7 +112,7 @@ def n_tokens(sentences: Sequence[QuestionWords | None]) -> dict[str, int]:
 
 
 def interrogation(
-    batch: Batch, seen: Observation, words_of: Mapping[str, Sequence[QuestionWords | None]]
+    batch: Batch, obs: Observation, words_of: Mapping[str, Sequence[QuestionWords | None]]
 ) -> Measures:
     """Yield the weight of self-attention from interrogative words to the end of the sentence.
 
@@ -119,20 +122,20 @@ def interrogation(
         words_of: column -> the interrogative words of every sentence of the text; columns that
             are not measured are absent.
     """
-    text = words_of.get(seen.keys)
-    if text is None or not seen.is_self:
+    text = words_of.get(obs.keys)
+    if text is None or not obs.is_self:
         return
     sentences = [text[index] for index in batch.rows]
     marks = [0 if words is None else words.mark for words in sentences]
-    marks_B = torch.tensor(marks, device=seen.queries_BQ.device)
-    index_BHQ1 = marks_B[:, None, None, None].expand(*seen.shares_BHQK.shape[:3], 1)
-    weight_BHQ = seen.measured(seen.shares_BHQK.gather(3, index_BHQ1)[..., 0])
+    marks_B = torch.tensor(marks, device=obs.queries_BQ.device)
+    index_BHQ1 = marks_B[:, None, None, None].expand(*obs.shares_BHQK.shape[:3], 1)
+    weight_BHQ = obs.measured(obs.shares_BHQK.gather(3, index_BHQ1)[..., 0])
     for name, is_question in (("question_weight", True), ("statement_weight", False)):
         rows = [
             _flags(words) if words is not None and words.is_question == is_question else []
             for words in sentences
         ]
-        yield {name: weight_BHQ}, aligned(rows, 0, seen.queries_BQ) > 0
+        yield {name: weight_BHQ}, aligned(rows, 0, obs.queries_BQ) > 0
 
 
 def _flags(words: QuestionWords) -> list[int]:

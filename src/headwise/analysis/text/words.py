@@ -1,10 +1,10 @@
 """Words of several tokens, and merging heads (Correia et al. 2019, section 5.2).
 
-A cluster is the tokens of one word; a hyphenated compound is one word, as is what an apostrophe
-joins. A punctuation mark is a separate cluster, although SentencePiece puts no ▁ before it.
+A cluster is the tokens of one word; a hyphenated compound is one word, as are parts joined by an
+apostrophe. A punctuation mark is a separate cluster, although SentencePiece puts no ▁ before it.
 Languages written without spaces are not measured: their tokens do not mark words.
 
-Letters: B batch, H heads, Q queries, K keys, N positions, C clusters of a sentence.
+Axes: B batch, H heads, Q queries, K keys, N positions, C clusters of a sentence.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from headwise.analysis.observe import Observation
 if TYPE_CHECKING:
     from headwise.data.batch import Batch
 
-SPACE = "\u2581"  # how SentencePiece writes a space in a token
+SPACE = "\u2581"  # a space in a SentencePiece token
 UNKNOWN = "\ufffd"  # an unknown character, which may be a letter
 BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 LETTER = rf"(?:[^\W_]|{UNKNOWN})"
@@ -95,34 +95,34 @@ def _with_spaces(sentence: Surface, owners: Sequence[int | None]) -> list[int | 
 
 
 def merging(
-    batch: Batch, seen: Observation, clusters_of: Mapping[str, Sequence[Sequence[int]] | None]
+    batch: Batch, obs: Observation, clusters_of: Mapping[str, Sequence[Sequence[int]] | None]
 ) -> Measures:
-    """Yield how much weight each head of self-attention keeps inside a word, in shares of 1.
+    """Yield the share of weight of each head of self-attention that stays within a word.
 
     - merge_score: mean over clusters. The score of a cluster is the highest weight of any of its
-      tokens on the others; of a cluster of one token its weight on itself.
+      tokens on the others; for a cluster of one token, its weight on itself.
     - split_merge_score: the same over clusters of several tokens only.
-    - cluster_mass: mean over tokens of the weight inside their cluster.
+    - cluster_mass: mean over tokens of the weight within their cluster.
 
     Args:
         clusters_of: column -> the cluster of every token of every sentence; None or absent for
             columns without words.
     """
-    known = clusters_of.get(seen.keys)
-    if known is None or not seen.is_self:
+    sentences = clusters_of.get(obs.keys)
+    if sentences is None or not obs.is_self:
         return
-    rows = [known[index] for index in batch.rows]
-    clusters_BN = aligned(rows, batch.columns[seen.keys].n_begin, seen.queries_BQ)
+    rows = [sentences[index] for index in batch.rows]
+    clusters_BN = aligned(rows, batch.columns[obs.keys].n_begin, obs.queries_BQ)
     is_word_BN = clusters_BN >= 0
     inside_BNN = (clusters_BN[:, :, None] == clusters_BN[:, None]) & is_word_BN[..., None]
-    mass_BHQ = (seen.shares_BHQK * inside_BNN[:, None]).sum(-1)
-    own_BHQ = torch.diagonal(seen.shares_BHQK, 0, 2, 3)
-    yield {"cluster_mass": seen.measured(mass_BHQ)}, is_word_BN
+    mass_BHQ = (obs.shares_BHQK * inside_BNN[:, None]).sum(-1)
+    self_BHQ = torch.diagonal(obs.shares_BHQK, 0, 2, 3)
+    yield {"cluster_mass": obs.measured(mass_BHQ)}, is_word_BN
     n_clusters = int(clusters_BN.max()) + 1
     if not n_clusters:
         return
     size_BN = inside_BNN.sum(-1)
-    scores_BHN = (mass_BHQ - own_BHQ).where(size_BN[:, None] > 1, own_BHQ)
+    scores_BHN = (mass_BHQ - self_BHQ).where(size_BN[:, None] > 1, self_BHQ)
     # positions without a token go into an extra cluster
     index_BN = clusters_BN.where(is_word_BN, n_clusters)
     best_BHC = scores_BHN.new_zeros(*scores_BHN.shape[:2], n_clusters + 1).scatter_reduce(
@@ -131,7 +131,7 @@ def merging(
     size_BC = size_BN.new_zeros(len(size_BN), n_clusters + 1).scatter_reduce(
         1, index_BN, size_BN, "amax"
     )[..., :-1]
-    scores = seen.measured(best_BHC)
+    scores = obs.measured(best_BHC)
     yield {"merge_score": scores}, size_BC > 0
     yield {"split_merge_score": scores}, size_BC > 1
 
@@ -142,7 +142,7 @@ def aligned(rows: Sequence[Sequence[int]], first: int, like_BN: Tensor) -> Tenso
     Args:
         rows: one number per token of each sentence.
         first: position of the first token.
-        like_BN: gives the shape and the device.
+        like_BN: tensor of the same shape and device.
     """
     numbers_BN = torch.full(like_BN.shape, -1, dtype=torch.long)
     for row, numbers in enumerate(rows):

@@ -1,6 +1,6 @@
 // The table of findings; a named head is a button that selects it.
 
-const FINDING_COLUMNS = ["finding", "site", "outcome", "figure", "threshold", "heads", "head", ""];
+const FINDING_COLUMNS = ["finding", "site", "outcome", "value", "threshold", "heads", "head", ""];
 
 /** A button for the head of a finding, if the run has this head. */
 function namedHead(row, run) {

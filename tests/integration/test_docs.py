@@ -146,7 +146,7 @@ def test_site_needs_no_network(tmp_path: Path) -> None:
     pytest.importorskip("material", reason="mkdocs-material is in the docs extra")
     built = tmp_path / "site"
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(built)]
-    completed = subprocess.run(command, cwd=ROOT, capture_output=True, output=True, check=False)
+    completed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert completed.returncode == 0, completed.stderr
     pages = sorted(built.rglob("*.html"))
     assert {page.stem for page in pages} >= {"index", *CHAPTERS}

@@ -1,4 +1,4 @@
-"""Wrong input: one clear message, an exit code, no traceback, and refused before data is read."""
+"""Wrong input is rejected before data is read, with one message, an exit code, no traceback."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from command_line import (
     write_corpus,
 )
 
-# override -> the part of the message that says what to type
+# override -> part of the message with the correction
 CONFIG_ERRORS = {
     # unknown keys, at every level
     "trainr.max_updates=3": "Did you mean trainer.max_updates?",
@@ -77,63 +77,65 @@ CONFIG_ERRORS = {
 
 
 @pytest.mark.parametrize("override", CONFIG_ERRORS)
-def test_a_wrong_setting_is_refused(override: str, headwise: CommandLine, tmp_path: Path) -> None:
-    arguments = small_overrides(tmp_path)  # whose data.dir does not exist
+def test_invalid_setting_is_rejected(override: str, headwise: CommandLine, tmp_path: Path) -> None:
+    arguments = small_overrides(tmp_path)  # its data.dir does not exist
     overrides = [override] if override.startswith("+") else override.split()
     assert_rejected(headwise("train", *arguments, *overrides), 2, CONFIG_ERRORS[override])
     assert not (tmp_path / "outputs").exists()
 
 
-def test_data_without_files_needs_a_task_that_makes_them(headwise: CommandLine) -> None:
+def test_data_none_needs_a_task_with_its_data(headwise: CommandLine) -> None:
     for command in ("train", "prepare"):
-        wanted = "data must be a DataConfig with task=translation"
-        assert_rejected(headwise(command, "data=none"), 2, wanted)
+        message = "data must be a DataConfig with task=translation"
+        assert_rejected(headwise(command, "data=none"), 2, message)
 
 
-def spoil_encoding(text: Path) -> str:
+def break_encoding(text: Path) -> str:
     lines = (text / "train.de").read_bytes().splitlines(keepends=True)
     lines[2] = b"caf\xe9\n"
     (text / "train.de").write_bytes(b"".join(lines))
     return "train.de, line 3: not UTF-8 (byte 0xe9"
 
 
-def spoil_by_emptying(text: Path) -> str:
+def empty_training_text(text: Path) -> str:
     for code in ("de", "en"):
         (text / f"train.{code}").write_text("", encoding="utf-8")
     return "train"
 
 
-def spoil_by_removing(text: Path) -> str:
+def remove_validation_text(text: Path) -> str:
     for code in ("de", "en"):
         (text / f"valid.{code}").unlink()
     return "valid"
 
 
-def spoil_test_set(text: Path) -> str:
+def break_test_set(text: Path) -> str:
     (text / "test_b.en").write_text("one line\n", encoding="utf-8")
     return "test_b.en"
 
 
 @pytest.mark.parametrize(
-    "spoil",
-    [break_alignment, spoil_encoding, spoil_by_emptying, spoil_by_removing, spoil_test_set],
+    "break_text",
+    [break_alignment, break_encoding, empty_training_text, remove_validation_text, break_test_set],
 )
 @pytest.mark.parametrize("command", ["train", "prepare"])
-def test_broken_data(command: str, spoil: Any, headwise: CommandLine, tmp_path: Path) -> None:
-    wanted = spoil(write_corpus(tmp_path / "text"))
-    assert_rejected(headwise(command, *small_overrides(tmp_path)), 1, wanted)
+def test_invalid_text_is_rejected(
+    command: str, break_text: Any, headwise: CommandLine, tmp_path: Path
+) -> None:
+    message = break_text(write_corpus(tmp_path / "text"))
+    assert_rejected(headwise(command, *small_overrides(tmp_path)), 1, message)
 
 
 @pytest.mark.parametrize(
-    ("split", "code", "told"),
+    ("split", "code", "message"),
     [
         ("valid", "en", "target line 2 of valid has"),
         ("valid", "de", "source line 2 of valid has"),
         ("test_b", "de", "source line 2 of test_b has"),
     ],
 )
-def test_a_line_beyond_the_positions_is_found_before_training(
-    split: str, code: str, told: str, headwise: CommandLine, tmp_path: Path
+def test_line_longer_than_positions_is_rejected_before_training(
+    split: str, code: str, message: str, headwise: CommandLine, tmp_path: Path
 ) -> None:
     path = write_corpus(tmp_path / "text") / f"{split}.{code}"
     lines = path.read_text(encoding="utf-8").splitlines()
@@ -141,28 +143,28 @@ def test_a_line_beyond_the_positions_is_found_before_training(
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     limited = ["positions=learned", "positions.max_positions=50"]
     arguments = small_overrides(tmp_path, *limited, "tokenizer.max_sentence_tokens=40")
-    assert_rejected(headwise("train", *arguments), 1, told, "at most 50")
+    assert_rejected(headwise("train", *arguments), 1, message, "at most 50")
     (folder,) = run_folders(tmp_path / "outputs")
     assert not list((folder / "checkpoints").iterdir())
 
 
-def test_a_target_as_long_as_the_positions_is_taken(headwise: CommandLine, tmp_path: Path) -> None:
+def test_target_as_long_as_positions_is_accepted(headwise: CommandLine, tmp_path: Path) -> None:
     path = write_corpus(tmp_path / "text") / "valid.en"
     lines = path.read_text(encoding="utf-8").splitlines()
     path.write_text("\n".join([" ".join(lines[:1] * 20), *lines[1:]]) + "\n", encoding="utf-8")
     limited = ["positions=learned", "tokenizer.max_sentence_tokens=40"]
     short = headwise("train", *small_overrides(tmp_path, *limited, "positions.max_positions=50"))
-    (told,) = re.findall(r"has (\d+) tokens with eos", short.err)
-    enough = small_overrides(tmp_path, *limited, f"positions.max_positions={told}")
-    headwise.ok("train", *enough)
+    (n_tokens,) = re.findall(r"has (\d+) tokens with eos", short.err)
+    long_enough = small_overrides(tmp_path, *limited, f"positions.max_positions={n_tokens}")
+    headwise.ok("train", *long_enough)
 
 
-def test_prepare_checks_the_tokenizer_before_data(headwise: CommandLine, tmp_path: Path) -> None:
-    ended = headwise("prepare", *small_overrides(tmp_path, "tokenizer.character_coverage=2"))
-    assert_rejected(ended, 2, "tokenizer.character_coverage", "in [0.98, 1]", "got 2")
+def test_prepare_checks_tokenizer_before_data(headwise: CommandLine, tmp_path: Path) -> None:
+    result = headwise("prepare", *small_overrides(tmp_path, "tokenizer.character_coverage=2"))
+    assert_rejected(result, 2, "tokenizer.character_coverage", "in [0.98, 1]", "got 2")
 
 
-def test_out_of_memory(
+def test_out_of_memory_is_reported_with_advice(
     headwise: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*arguments: object) -> None:
@@ -170,24 +172,24 @@ def test_out_of_memory(
 
     monkeypatch.setattr("headwise.train.trainer.Trainer.run", fail)
     write_corpus(tmp_path / "text")
-    ended = headwise("train", *small_overrides(tmp_path))
-    assert_rejected(ended, 1, "out of memory", "Lower trainer.max_tokens", "can't allocate memory")
+    result = headwise("train", *small_overrides(tmp_path))
+    assert_rejected(result, 1, "out of memory", "Lower trainer.max_tokens", "can't allocate memory")
 
 
-def test_defects_keep_a_traceback(
+def test_unexpected_errors_have_a_traceback(
     headwise: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*arguments: object) -> None:
         raise LookupError("a defect")
 
     monkeypatch.setattr("headwise.commands.train.check", fail)
-    ended = headwise("train", *small_overrides(tmp_path))
-    assert (ended.code, "Traceback" in ended.err) == (1, True)
-    assert "LookupError: a defect" in ended.err
+    result = headwise("train", *small_overrides(tmp_path))
+    assert (result.code, "Traceback" in result.err) == (1, True)
+    assert "LookupError: a defect" in result.err
 
 
-# command line -> exit code, parts of the message; RUN is a trained run, TEXT its corpus
-REFUSED = {
+# command -> exit code, parts of the message; RUN is a trained run, TEXT its corpus
+REJECTED_COMMANDS = {
     # no settings
     "evaluate --run x": (2, "set keys as key=value", "run=…"),
     "translate run=outputs/a outputs/b": (2, "is not key=value", "part of 'run=outputs/a'"),
@@ -268,19 +270,19 @@ REFUSED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("line", REFUSED)
-def test_what_cannot_be_done_is_refused(line: str, headwise: CommandLine, trained: Path) -> None:
-    def filled(text: str) -> str:
+@pytest.mark.parametrize("line", REJECTED_COMMANDS)
+def test_invalid_command_is_rejected(line: str, headwise: CommandLine, trained: Path) -> None:
+    def fill_in(text: str) -> str:
         text = text.replace("RUN", str(trained)).replace("PARENT", str(trained.parent))
         return text.replace("TEXT", str(trained.parents[2] / "text"))
 
     before = sorted(trained.parent.rglob("*"))
-    code, *wanted = REFUSED[line]
-    assert_rejected(headwise(*shlex.split(filled(line))), code, *map(filled, map(str, wanted)))
+    code, *messages = REJECTED_COMMANDS[line]
+    assert_rejected(headwise(*shlex.split(fill_in(line))), code, *map(fill_in, map(str, messages)))
     assert sorted(trained.parent.rglob("*")) == before
 
 
-def test_a_config_of_another_version_is_refused(headwise: CommandLine, tmp_path: Path) -> None:
+def test_config_of_another_version_is_rejected(headwise: CommandLine, tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("sed: 1\n", encoding="utf-8")
     assert_rejected(headwise("evaluate", f"run={tmp_path}"), 1, "config.yaml", "version")
     for text in ("a: [1\n", "data: 3\n"):
@@ -288,9 +290,9 @@ def test_a_config_of_another_version_is_refused(headwise: CommandLine, tmp_path:
         assert_rejected(headwise("evaluate", f"run={tmp_path}"), 1, "config.yaml", "broken")
 
 
-def test_a_place_that_cannot_be_written_is_named(headwise: CommandLine, tmp_path: Path) -> None:
+def test_unwritable_output_folder_is_named(headwise: CommandLine, tmp_path: Path) -> None:
     write_corpus(tmp_path / "text")
     (tmp_path / "file").touch()
-    given = [o for o in small_overrides(tmp_path) if not o.startswith("paths.outputs")]
-    ended = headwise("train", *given, f"paths.outputs={tmp_path}/file")
-    assert_rejected(ended, 1, f"{tmp_path}/file", "paths.outputs")
+    settings = [o for o in small_overrides(tmp_path) if not o.startswith("paths.outputs")]
+    result = headwise("train", *settings, f"paths.outputs={tmp_path}/file")
+    assert_rejected(result, 1, f"{tmp_path}/file", "paths.outputs")

@@ -1,4 +1,4 @@
-"""Which sets `headwise evaluate` scores, where it finds them, and what it keeps of them."""
+"""Which sets `headwise evaluate` scores, their location, and which scores it saves."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from headwise.commands import evaluate
 from headwise.errors import DataError
 
 
-def test_files_are_named_for_as_long_as_their_scores_stand(
+def test_results_name_files_while_their_scores_remain(
     headwise: CommandLine, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write_sentence(tmp_path, "mine")
     (tmp_path / "mine.de").rename(tmp_path / "test_a")
-    theirs = {"source": str(tmp_path / "test_a"), "reference": str(tmp_path / "mine.en")}
-    given = ("evaluate", f"run={run}")
-    own = ("data.source_file=test_a", "data.reference_file=mine.en")
-    headwise.ok(*given, *own)
-    assert read_results(run)["files"] == {"test_a": theirs}  # wherever the next command is given
-    headwise.ok(*given, "data.test=[test_a]")
+    paths = {"source": str(tmp_path / "test_a"), "reference": str(tmp_path / "mine.en")}
+    command = ("evaluate", f"run={run}")
+    text_files = ("data.source_file=test_a", "data.reference_file=mine.en")
+    headwise.ok(*command, *text_files)
+    assert read_results(run)["files"] == {"test_a": paths}  # absolute, for any working directory
+    headwise.ok(*command, "data.test=[test_a]")
     assert "files" not in read_results(run)
-    headwise.ok(*given, *own)
-    headwise.ok(*given, "data.test=[test_b]", "decode.beam=3")
+    headwise.ok(*command, *text_files)
+    headwise.ok(*command, "data.test=[test_b]", "decode.beam=3")
     assert "files" not in read_results(run)
 
 
-def test_what_was_scored_stays_where_a_later_set_fails(
+def test_scores_are_saved_if_a_later_set_fails(
     headwise: CommandLine, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     score = evaluate.evaluate_texts
@@ -46,18 +46,18 @@ def test_what_was_scored_stays_where_a_later_set_fails(
     assert set(read_results(run)["scores"]) == {"test_a"}
 
 
-def test_a_run_without_its_sets_uses_the_corpus(headwise: CommandLine, run: Path) -> None:
+def test_run_without_its_sets_uses_the_corpus(headwise: CommandLine, run: Path) -> None:
     shutil.rmtree(run / "hypotheses")
     headwise.ok("evaluate", f"run={run}")
     assert set(read_results(run)["scores"]) == {"test_a", "test_b"}
 
 
-def test_sets_keep_the_order_given(headwise: CommandLine, run: Path, tmp_path: Path) -> None:
+def test_scores_are_in_order_of_data_test(headwise: CommandLine, run: Path, tmp_path: Path) -> None:
     corpus = tmp_path / "corpus"
     for name in ("test_new", "test_a"):
         write_sentence(corpus, name)
     change_config(run, data__dir=str(corpus))
     headwise.ok("evaluate", f"run={run}", "data.test=[test_new,test_a]")
     assert list(read_results(run)["scores"]) == ["test_new", "test_a"]
-    scored = run / "hypotheses" / "results-auto" / "test_a.src.txt"
-    assert scored.read_bytes() == (run / "hypotheses" / "test_a.src.txt").read_bytes()
+    source_file = run / "hypotheses" / "results-auto" / "test_a.src.txt"
+    assert source_file.read_bytes() == (run / "hypotheses" / "test_a.src.txt").read_bytes()

@@ -1,4 +1,4 @@
-"""Names on the command line that Hydra takes in quotes only."""
+"""Names on the command line that Hydra only accepts in quotes."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ def test_names_need_no_quotes(headwise: CommandLine, trained: Path, tmp_path: Pa
     folder.symlink_to(trained.parent)
     text = tmp_path / "Übung.de"
     text.write_text("Hund sieht Haus\n", encoding="utf-8")
-    ended = headwise.ok("translate", f"run={folder / trained.name}", f"input={text}")
-    assert ended.out == headwise("translate", f"run={trained}", f"input={text}").out
+    result = headwise.ok("translate", f"run={folder / trained.name}", f"input={text}")
+    assert result.out == headwise("translate", f"run={trained}", f"input={text}").out
 
 
 @pytest.mark.parametrize(
-    "given",
+    "argument",
     ["a=b", "a=1,2", "a=[ü,b]", 'a="ü"', "a='ü=1'", "a=null", "a=${b}", "--help", "a=x/y z", "~a",
      "--config-dir=ä", "a=\t5", "a=choice(1,2)", "a=glob(*)", "+a=1.5e-3", "a@b=c"],
 )  # fmt: skip
-def test_what_hydra_understands_stays_as_it_is(given: str) -> None:
-    assert cli._quoted(given) == given
+def test_hydra_syntax_is_unchanged(argument: str) -> None:
+    assert cli._quoted(argument) == argument

@@ -1,4 +1,4 @@
-"""`headwise prune`: tables of heads, and smaller runs that every other command takes."""
+"""`headwise prune`: tables of heads, and pruned runs for all other commands."""
 
 from __future__ import annotations
 
@@ -38,29 +38,29 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def train_on(trained: Path, heads: Any, *overrides: str) -> Path:
-    """Train as the small run, on the same text, with `model.heads`."""
+    """Train the small run on the same text with `model.heads`."""
     from headwise.commands.train import train
 
-    given = small_overrides(trained.parents[2], "model.n_heads=4", *overrides)
+    arguments = small_overrides(trained.parents[2], "model.n_heads=4", *overrides)
     with composer() as make:
-        config = make(given)
+        config = make(arguments)
         config.model.heads = heads
-        outcome = train(typed(config), given)
+        outcome = train(typed(config), arguments)
     return outcome.folder
 
 
-def logits(run: Path, kept: Any = None) -> torch.Tensor:
-    """Of a run's model, with all but the heads of `kept` masked."""
+def logits(run: Path, heads: Any = None) -> torch.Tensor:
+    """Logits of a run's model with all heads but `heads` masked."""
     model = package.load(str(run), device="cpu").model
     ids = torch.tensor([[4, 5, 6, 7, 3], [8, 9, 3, 0, 0]])
-    with torch.no_grad(), masked(model, kept or present_heads(model)):
-        found = model(ids, torch.tensor([5, 3]), ids)
-    return found  # type: ignore[no-any-return]
+    with torch.no_grad(), masked(model, heads or present_heads(model)):
+        output = model(ids, torch.tensor([5, 3]), ids)
+    return output  # type: ignore[no-any-return]
 
 
-def test_looking_writes_tables_and_no_run(headwise: CommandLine, run: Path) -> None:
-    ended = headwise("prune", f"run={run}", "table=true", "ablation=true")
-    assert (ended.code, ended.err) == (0, "")
+def test_tables_are_written_without_a_run(headwise: CommandLine, run: Path) -> None:
+    result = headwise("prune", f"run={run}", "table=true", "ablation=true")
+    assert (result.code, result.err) == (0, "")
     assert sorted(path.name for path in (run / "pruning").iterdir()) == sorted(
         ["importance.json"]
         + [
@@ -69,20 +69,20 @@ def test_looking_writes_tables_and_no_run(headwise: CommandLine, run: Path) -> N
             for end in ("csv", "json")
         ]
     )
-    found = read_json(run / "pruning" / "importance.json")
-    assert found["sentences"] == 6
-    assert found["split"] == "valid"
+    importance = read_json(run / "pruning" / "importance.json")
+    assert importance["sentences"] == 6
+    assert importance["split"] == "valid"
     for site in SITES:
-        ((*raw,),), ((*normalised,),) = found["raw"][site], found["normalised"][site]
+        ((*raw,),), ((*normalised,),) = importance["raw"][site], importance["normalised"][site]
         assert len(raw) == 4
         assert min(raw) > 0
         assert sum(value**2 for value in normalised) == pytest.approx(1)
     with open(run / "pruning" / "curve.csv", encoding="utf-8") as stream:
         rows = list(csv.DictReader(stream))
     assert [float(row["removed"]) for row in rows] == pytest.approx([i / 10 for i in range(11)])
-    left = [sum(int(row[site]) for site in SITES) for row in rows]
-    assert left == [12 - round(12 * i / 10) for i in range(11)]
-    # with nothing removed the run scores as it was validated
+    n_heads = [sum(int(row[site]) for site in SITES) for row in rows]
+    assert n_heads == [12 - round(12 * i / 10) for i in range(11)]
+    # without removed heads the scores are those of the validation
     recorded = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     validated = [line for line in recorded if "valid/nll" in line][-1]
     for name in ("loss", "nll"):
@@ -96,7 +96,7 @@ def test_looking_writes_tables_and_no_run(headwise: CommandLine, run: Path) -> N
     assert not list(run.parent.glob("moved-pruned-*"))
 
 
-def test_tables_of_one_site_stand_beside_those_of_all(headwise: CommandLine, run: Path) -> None:
+def test_tables_of_one_site_have_their_own_files(headwise: CommandLine, run: Path) -> None:
     headwise.ok("prune", f"run={run}", "table=true", "sites=[cross]", "data.sentences=2")
     table = read_json(run / "pruning" / "curve-cross.json")
     assert table["sentences"] == 2
@@ -104,98 +104,107 @@ def test_tables_of_one_site_stand_beside_those_of_all(headwise: CommandLine, run
     assert [row["cross"] for row in table["rows"]] == [4, 4, 3, 3, 2, 2, 2, 1, 1, 0, 0]
 
 
-def test_the_best_head_alone_is_that_of_higher_bleu_and_then_of_lower_loss(
+def test_best_single_head_has_highest_bleu_then_lowest_loss(
     headwise: CommandLine, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    alike = [(0.0, 4.0), (0.0, 2.0), (0.0, 3.0), (0.0, 5.0)]
-    better = [(1.0, 1.0), (3.0, 3.0), (3.0, 2.0), (2.0, 1.0)]
-    measured = [*alike * 3, *alike, *better, *alike]  # with one head removed, with one head left
-    found = iter([{"bleu": bleu, "loss": loss, "nll": loss} for bleu, loss in measured])
-    monkeypatch.setattr(pruning.Validation, "values", lambda measured: next(found))
+    equal_bleu = [(0.0, 4.0), (0.0, 2.0), (0.0, 3.0), (0.0, 5.0)]
+    different_bleu = [(1.0, 1.0), (3.0, 3.0), (3.0, 2.0), (2.0, 1.0)]
+    validations = [
+        *equal_bleu * 3,
+        *equal_bleu,
+        *different_bleu,
+        *equal_bleu,
+    ]  # with one head removed, with one head left
+    scores = iter([{"bleu": bleu, "loss": loss, "nll": loss} for bleu, loss in validations])
+    monkeypatch.setattr(pruning.Validation, "values", lambda validations: next(scores))
     headwise.ok("prune", f"run={run}", "ablation=true")
     rows = read_json(run / "pruning" / "one_left.json")["rows"]
     assert [row["head"] for row in rows] == [2, 3, 2]
 
 
-def test_a_fraction_is_of_the_sites_chosen_and_rounded(headwise: CommandLine, run: Path) -> None:
-    """And each choice of heads has a folder of its own."""
+def test_fraction_of_selected_sites_is_rounded(headwise: CommandLine, run: Path) -> None:
+    """Each selection of heads has its own folder."""
     for fraction, n_left in ((0.4, 2), (0.3, 3)):
         headwise.ok("prune", f"run={run}", f"fraction={fraction}", "sites=[cross]")
-        found = [read_json(path) for path in run.parent.glob("moved-pruned-*/pruned.json")]
-        (one,) = (about for about in found if about["fraction"] == fraction)
-        assert one["heads"] == {"encoder_self": 4, "decoder_self": 4, "cross": n_left}
+        summaries = [read_json(path) for path in run.parent.glob("moved-pruned-*/pruned.json")]
+        (summary,) = (entry for entry in summaries if entry["fraction"] == fraction)
+        assert summary["heads"] == {"encoder_self": 4, "decoder_self": 4, "cross": n_left}
 
 
-def test_a_smaller_model_that_answers_otherwise_is_not_written(
+def test_pruned_model_with_other_logits_is_not_written(
     headwise: CommandLine, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pruning, "pruned_state", lambda whole, smaller: smaller.state_dict())
-    ended = headwise("prune", f"run={run}", "keep={cross:[[1]]}")
-    assert ended.code == 1
+    result = headwise("prune", f"run={run}", "keep={cross:[[1]]}")
+    assert result.code == 1
     assert [path.name for path in run.parent.iterdir()] == ["moved"]
 
 
-def test_a_pruned_run_is_a_run(headwise: CommandLine, run: Path, tmp_path: Path) -> None:
-    ended = headwise("prune", f"run={run}", "fraction=0.5")
-    assert (ended.code, ended.err) == (0, "")
+def test_pruned_run_works_with_all_commands(
+    headwise: CommandLine, run: Path, tmp_path: Path
+) -> None:
+    result = headwise("prune", f"run={run}", "fraction=0.5")
+    assert (result.code, result.err) == (0, "")
     (pruned,) = run.parent.glob("moved-pruned-*")
-    assert str(pruned) in ended.out
+    assert str(pruned) in result.out
     heads = read_json(pruned / "pruned.json")["heads"]
     assert sum(heads.values()) == 6
-    # the least important half by the table that was written
+    # without the least important half according to the table
     table = read_json(run / "pruning" / "importance.json")["normalised"]
     values = sorted((v, s, n) for s in SITES for n, v in enumerate(table[s][0], start=1))
-    kept: dict[str, list[list[int]]] = {site: [[]] for site in SITES}
-    for _, site, number in sorted(values[6:], key=lambda found: found[1:]):
-        kept[site][0].append(number)
+    remaining_heads: dict[str, list[list[int]]] = {site: [[]] for site in SITES}
+    for _, site, number in sorted(values[6:], key=lambda entry: entry[1:]):
+        remaining_heads[site][0].append(number)
     loaded = package.load(str(pruned), device="cpu")
-    assert present_heads(loaded.model) == kept == loaded.config.model.heads
-    torch.testing.assert_close(logits(pruned), logits(run, kept), rtol=0, atol=1e-5)
-    size = [(folder / "checkpoints" / "best.pt").stat().st_size for folder in (run, pruned)]
-    assert size[1] < size[0]
-    about = read_json(pruned / "pruned.json")
-    assert about["parameters"] < about["parameters_before"]
+    assert present_heads(loaded.model) == remaining_heads == loaded.config.model.heads
+    torch.testing.assert_close(logits(pruned), logits(run, remaining_heads), rtol=0, atol=1e-5)
+    sizes = [(folder / "checkpoints" / "best.pt").stat().st_size for folder in (run, pruned)]
+    assert sizes[1] < sizes[0]
+    summary = read_json(pruned / "pruned.json")
+    assert summary["parameters"] < summary["parameters_before"]
 
     text = {path.name for path in (pruned / "hypotheses").iterdir()}
     assert text == {f"{s}.{e}.txt" for s in ("valid", "test_a", "test_b") for e in ("src", "ref")}
-    ended = headwise.ok("evaluate", f"run={pruned}")
+    result = headwise.ok("evaluate", f"run={pruned}")
     assert set(read_json(pruned / "results-auto.json")["scores"]) == {"test_a", "test_b"}
     (tmp_path / "text.de").write_text(f"{SENTENCE}\n", encoding="utf-8")
     arguments = (f"input={tmp_path / 'text.de'}", f"output={tmp_path / 'text.en'}")
     headwise.ok("translate", f"run={pruned}", *arguments)
     (line,) = (tmp_path / "text.en").read_text(encoding="utf-8").splitlines()
     assert line == loaded.translate([SENTENCE])[0].text
-    # and it can be pruned further, by the numbers of the first model
-    further = {**kept, "cross": [kept["cross"][0][:1]], "encoder_self": [[]]}
-    typed = ",".join(f"{site}:{layers}" for site, layers in further.items()).replace(" ", "")
-    headwise.ok("prune", f"run={pruned}", f"keep={{{typed}}}")
-    (twice,) = run.parent.glob("moved-pruned-*-pruned-*")
-    overrides = yaml.safe_load((twice / "overrides.yaml").read_text())
+    # it can be pruned again, with the head numbers of the first model
+    further = {**remaining_heads, "cross": [remaining_heads["cross"][0][:1]], "encoder_self": [[]]}
+    layers_of_sites = ",".join(f"{site}:{layers}" for site, layers in further.items()).replace(
+        " ", ""
+    )
+    headwise.ok("prune", f"run={pruned}", f"keep={{{layers_of_sites}}}")
+    (pruned_again,) = run.parent.glob("moved-pruned-*-pruned-*")
+    overrides = yaml.safe_load((pruned_again / "overrides.yaml").read_text())
     assert len([o for o in overrides if o.startswith("model.heads=")]) == 1
-    torch.testing.assert_close(logits(twice), logits(run, further), rtol=0, atol=1e-5)
-    headwise.ok("evaluate", f"run={twice}", "data.test=[test_b]")
+    torch.testing.assert_close(logits(pruned_again), logits(run, further), rtol=0, atol=1e-5)
+    headwise.ok("evaluate", f"run={pruned_again}", "data.test=[test_b]")
 
 
-def test_a_pruned_run_trains_on(
+def test_pruned_run_can_be_fine_tuned(
     headwise: CommandLine, trained: Path, run: Path, tmp_path: Path
 ) -> None:
     output = tmp_path / "smaller"
-    kept = {"encoder_self": [[2, 4]], "decoder_self": [[]], "cross": [[1, 2, 3]]}
-    ended = headwise(
+    heads = {"encoder_self": [[2, 4]], "decoder_self": [[]], "cross": [[1, 2, 3]]}
+    result = headwise(
         "prune", f"run={run}", "keep={encoder_self:[[2,4]],decoder_self:[[]],cross:[[1,2,3]]}",
         f"output={output}",
     )  # fmt: skip
-    assert ended.code == 0, ended
-    assert not (run / "pruning").exists(), "nothing was measured"
-    typed = "model.heads={encoder_self:[[2,4]],decoder_self:[[]],cross:[[1,2,3]]}"
-    assert typed in ended.out
-    assert typed in yaml.safe_load((output / "overrides.yaml").read_text())
-    tuned = train_on(trained, kept, f"init_from={output}", "optimizer.lr=1e-12")
+    assert result.code == 0, result
+    assert not (run / "pruning").exists(), "nothing was evaluated"
+    heads_override = "model.heads={encoder_self:[[2,4]],decoder_self:[[]],cross:[[1,2,3]]}"
+    assert heads_override in result.out
+    assert heads_override in yaml.safe_load((output / "overrides.yaml").read_text())
+    tuned = train_on(trained, heads, f"init_from={output}", "optimizer.lr=1e-12")
     torch.testing.assert_close(logits(tuned), logits(output), rtol=0, atol=1e-5)
     headwise.ok("evaluate", f"run={tuned}", "data.test=[test_b]")
     with pytest.raises(HeadwiseError, match="does not fit") as raised:
         train_on(trained, {"cross": [[1, 2]]}, f"init_from={output}", "seed=7")
-    assert typed in str(raised.value), "what was left out is told"
+    assert heads_override in str(raised.value), "the error names the pruned heads"
 
 
 def test_closed_gates_are_learned_and_pruned(
@@ -208,7 +217,7 @@ def test_closed_gates_are_learned_and_pruned(
     before = load_checkpoint(run / "checkpoints" / "best.pt")["model"]
     after = load_checkpoint(gated / "checkpoints" / "best.pt")["model"]
     n_closed = int((after["encoder.layers.0.self_attention.gate.log_a"] < 0).sum())
-    assert n_closed > 0, "the penalty closed nothing"
+    assert n_closed > 0, "the penalty closed no gate"
     for name, value in before.items():
         is_frozen = name.startswith(
             ("decoder.", "target_embedding.", "output.", "source_embedding.")
@@ -221,10 +230,10 @@ def test_closed_gates_are_learned_and_pruned(
     assert config.gates._target_.endswith("NoGates")
     overrides = yaml.safe_load((pruned / "overrides.yaml").read_text())
     assert not [o for o in overrides if o.startswith("gates")]
-    by_hand = run.parent / "by-hand"  # what gates close is gone whoever says what stays
-    headwise.ok("prune", f"run={gated}", "keep={cross:[[1,2]]}", f"output={by_hand}")
-    left = {"encoder_self": 4 - n_closed, "decoder_self": 4, "cross": 2}
-    assert read_json(by_hand / "pruned.json")["heads"] == left
+    with_keep = run.parent / "by-hand"  # heads with closed gates are pruned also with keep=
+    headwise.ok("prune", f"run={gated}", "keep={cross:[[1,2]]}", f"output={with_keep}")
+    n_heads = {"encoder_self": 4 - n_closed, "decoder_self": 4, "cross": 2}
+    assert read_json(with_keep / "pruned.json")["heads"] == n_heads
     torch.testing.assert_close(logits(pruned), logits(gated), rtol=0, atol=1e-5)
     headwise.ok("evaluate", f"run={pruned}", "data.test=[test_b]")
     with pytest.raises(RunError, match="trained with gates"):
@@ -232,21 +241,23 @@ def test_closed_gates_are_learned_and_pruned(
     shutil.rmtree(pruned)
 
 
-def test_a_gated_run_stopped_and_resumed_ends_as_one_never_stopped(trained: Path) -> None:
-    """The gates' optimizer state and draws are part of what is saved."""
+def test_gated_run_resumes_bitwise_equal(trained: Path) -> None:
+    """Optimizer state and random numbers of gates are saved."""
     gates = ("gates=hard_concrete", "gates.lr_factor=10", "trainer.save_every=2", "trainer.keep=5")
-    straight = train_on(trained, None, *gates, "trainer.max_updates=4", "experiment_name=straight")
-    train_on(trained, None, *gates, "trainer.max_updates=2", "experiment_name=halves")
-    halves = train_on(trained, None, *gates, "trainer.max_updates=4", "experiment_name=halves")
-    one, other = (
-        load_checkpoint(folder / "checkpoints" / "last.pt")["model"]
-        for folder in (straight, halves)
+    uninterrupted = train_on(
+        trained, None, *gates, "trainer.max_updates=4", "experiment_name=straight"
     )
-    assert any(name.endswith("gate.log_a") for name in one)
-    assert all(torch.equal(value, other[name]) for name, value in one.items())
+    train_on(trained, None, *gates, "trainer.max_updates=2", "experiment_name=halves")
+    resumed = train_on(trained, None, *gates, "trainer.max_updates=4", "experiment_name=halves")
+    whole_weights, resumed_weights = (
+        load_checkpoint(folder / "checkpoints" / "last.pt")["model"]
+        for folder in (uninterrupted, resumed)
+    )
+    assert any(name.endswith("gate.log_a") for name in whole_weights)
+    assert all(torch.equal(value, resumed_weights[name]) for name, value in whole_weights.items())
 
 
-def test_nothing_is_written_over(headwise: CommandLine, run: Path, tmp_path: Path) -> None:
+def test_prune_overwrites_nothing(headwise: CommandLine, run: Path, tmp_path: Path) -> None:
     keep = "keep={cross:[[1]]}"
     headwise.ok("prune", f"run={run}", keep)
     (pruned,) = run.parent.glob("moved-pruned-*")
@@ -254,8 +265,11 @@ def test_nothing_is_written_over(headwise: CommandLine, run: Path, tmp_path: Pat
     assert_rejected(headwise("prune", f"run={run}", keep), 1, "already exists")
     assert (pruned / "pruned.json").stat().st_mtime_ns == before
     (tmp_path / "there").mkdir()
-    ended = headwise("prune", f"run={run}", keep, f"output={tmp_path / 'there'}")
-    assert_rejected(ended, 1, "already exists")
-    gone = headwise("prune", f"run={pruned}", "keep={cross:[[2]]}")
-    assert (gone.code, "head 2 of layer 1 was already pruned from the run" in gone.err) == (2, True)
-    assert not list(run.parent.glob(".*")), "a half-written run was left"
+    result = headwise("prune", f"run={run}", keep, f"output={tmp_path / 'there'}")
+    assert_rejected(result, 1, "already exists")
+    already_pruned = headwise("prune", f"run={pruned}", "keep={cross:[[2]]}")
+    assert (
+        already_pruned.code,
+        "head 2 of layer 1 was already pruned from the run" in already_pruned.err,
+    ) == (2, True)
+    assert not list(run.parent.glob(".*")), "an unfinished run remains"

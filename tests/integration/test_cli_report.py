@@ -1,4 +1,4 @@
-"""`headwise report`: run folders become a paper's tables, and what is missing is named and run."""
+"""`headwise report`: run folders become a paper's tables; missing runs are listed and started."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fabricated_runs import (
 
 @pytest.fixture
 def make() -> Any:
-    """Composes; a command in between forgets what Hydra knew."""
+    """Compose with a new Hydra state, since commands reset it."""
 
     def composed(overrides: Sequence[str]) -> Any:
         with composer() as compose:
@@ -36,21 +36,21 @@ Report = Callable[..., Any]
 
 @pytest.fixture
 def runs(tmp_path: Path, make: Any) -> Write:
-    """Writes a finished run: folder name, attention, seed, wrong words."""
+    """Write a finished run: folder name, attention, seed, number of wrong words."""
 
     def write(
         name: str, attention: str, seed: int, n_wrong: int | None, *more: str, **changes: Any
     ) -> Path:
-        given = [*RECIPE, f"attention={attention}", f"seed={seed}", *more]
+        overrides = [*RECIPE, f"attention={attention}", f"seed={seed}", *more]
         hypotheses = None if n_wrong is None else translations(n_wrong, seed)
-        return write_run(tmp_path / "runs" / name, make, given, hypotheses, **changes)
+        return write_run(tmp_path / "runs" / name, make, overrides, hypotheses, **changes)
 
     return write
 
 
 @pytest.fixture
 def report(headwise: CommandLine, tmp_path: Path) -> Report:
-    """`headwise report paper=tiny` on the written runs, few draws."""
+    """`headwise report paper=tiny` on the written runs, with few resamples."""
 
     def call(*more: str) -> Any:
         if not (tmp_path / "configs").is_dir():
@@ -63,8 +63,8 @@ def report(headwise: CommandLine, tmp_path: Path) -> Report:
     return call
 
 
-def value(tmp_path: Path, **wanted: str) -> float:
-    (row,) = csv_rows(tmp_path, **wanted)
+def value(tmp_path: Path, **columns: str) -> float:
+    (row,) = csv_rows(tmp_path, **columns)
     return float(row["value"])
 
 
@@ -75,15 +75,15 @@ def bleu(folder: Path) -> float:
 
 def test_runs_fill_cells_by_settings_not_names(runs: Write, report: Report, tmp_path: Path) -> None:
     base = [runs("entmax15-7", "softmax", 1, 1), runs("x", "softmax", 2, 2)]
-    slower = {"speed": 700.0}  # of the windows 100, 1000, 700 and 2000
+    slower = {"speed": 700.0}  # one of the speeds 100, 1000, 700 and 2000
     sparse = [
         runs("softmax-1", "entmax15", 1, 4, **slower),
         runs("y", "entmax15", 2, 5, **slower),
     ]
-    ended = report()
-    assert (ended.code, ended.err) == (0, "")
+    result = report()
+    assert (result.code, result.err) == (0, "")
     means = {
-        row: sum(map(bleu, found)) / 2 for row, found in zip(ROWS, (base, sparse), strict=True)
+        row: sum(map(bleu, folders)) / 2 for row, folders in zip(ROWS, (base, sparse), strict=True)
     }
     for row, mean in means.items():
         assert value(tmp_path, row=row, quantity="bleu_tokenised_mean") == pytest.approx(
@@ -95,7 +95,7 @@ def test_runs_fill_cells_by_settings_not_names(runs: Write, report: Report, tmp_
     assert 0 < value(tmp_path, quantity="p_value") <= 1
     assert value(tmp_path, quantity="speed_percent", origin="ours") == 85
     assert value(tmp_path, quantity="speed_percent", origin="paper") == 90
-    text = ended.out
+    text = result.out
     assert f"| 30.00 | {means['softmax']:.2f} ± " in text
     assert "| 30.50 (r+) |" in text
     assert "(r+): recalled in detail" in text
@@ -110,7 +110,9 @@ def test_runs_fill_cells_by_settings_not_names(runs: Write, report: Report, tmp_
     assert r"30.50 (r+)" in (tmp_path / "tables" / "tiny.tex").read_text(encoding="utf-8")
 
 
-def test_another_recipe_is_explained(runs: Write, report: Report, tmp_path: Path) -> None:
+def test_differences_to_the_recipe_are_reported(
+    runs: Write, report: Report, tmp_path: Path
+) -> None:
     runs("a", "softmax", 1, 1)
     runs("b", "softmax", 2, 1, "model.dropout=0.3")
     runs("c", "sparsemax", 1, 1)
@@ -125,17 +127,19 @@ def test_another_recipe_is_explained(runs: Write, report: Report, tmp_path: Path
     assert len(csv_rows(tmp_path, quantity="unused")) == 3
 
 
-def test_what_decides_nothing_keeps_no_run_out(runs: Write, report: Report, tmp_path: Path) -> None:
+def test_irrelevant_settings_do_not_exclude_runs(
+    runs: Write, report: Report, tmp_path: Path
+) -> None:
     more = ("trainer.device=cpu", "trainer.log_every=7", "trainer.max_updates=10005")
     runs("a", "softmax", 1, 1, "data.dir=/elsewhere", *more)
     text = report().out
     assert len(csv_rows(tmp_path, quantity="bleu_tokenised", origin="ours")) == 1
     assert "10,005 updates instead of the recipe's 10,000" in text
-    # the missing ones are looked for where this one's text was
+    # commands of missing runs use the text of this run
     assert "data.dir=/elsewhere" in csv_rows(tmp_path, quantity="missing")[0]["note"]
 
 
-def test_a_run_cut_short_fills_no_cell(runs: Write, report: Report, tmp_path: Path) -> None:
+def test_run_with_fewer_updates_fills_no_cell(runs: Write, report: Report, tmp_path: Path) -> None:
     runs("a", "softmax", 1, 1, "trainer.max_updates=5")
     runs("b", "softmax", 2, 1, updates=50, stopped_early=True)
     assert "softmax × mine, seed 1: ended at 5 of the recipe's 10,000 updates" in report().out
@@ -146,7 +150,7 @@ def test_a_run_cut_short_fills_no_cell(runs: Write, report: Report, tmp_path: Pa
     assert len(csv_rows(tmp_path, quantity="bleu_tokenised", origin="ours")) == 2
 
 
-def test_an_unfinished_run_is_not_used(runs: Write, report: Report, tmp_path: Path) -> None:
+def test_unfinished_run_is_not_used(runs: Write, report: Report, tmp_path: Path) -> None:
     runs("a", "softmax", 1, None)
     failed = runs("b", "softmax", 2, None)
     runs("c", "entmax15", 1, 1, status="interrupted")
@@ -162,17 +166,19 @@ def test_an_unfinished_run_is_not_used(runs: Write, report: Report, tmp_path: Pa
     }
 
 
-@pytest.mark.parametrize(("updates", "kept", "other"), [(20_000, "b", "a"), (10_000, "a", "b")])
-def test_of_two_runs_of_one_seed_the_longer_is_used_or_else_the_first(
-    runs: Write, report: Report, tmp_path: Path, updates: int, kept: str, other: str
+@pytest.mark.parametrize(
+    ("updates", "used_name", "unused_name"), [(20_000, "b", "a"), (10_000, "a", "b")]
+)
+def test_longer_of_two_runs_with_one_seed_is_used(
+    runs: Write, report: Report, tmp_path: Path, updates: int, used_name: str, unused_name: str
 ) -> None:
     runs("a", "softmax", 1, 3, updates=10_000)
     runs("b", "softmax", 1, 1, updates=updates)
     assert "duplicate seed 1" in report().out
     (used,) = csv_rows(tmp_path, quantity="bleu_tokenised", origin="ours")
-    assert used["run"].endswith(f"/{kept}")
-    (left,) = csv_rows(tmp_path, quantity="unused")
-    assert left["run"].endswith(f"/{other}")
+    assert used["run"].endswith(f"/{used_name}")
+    (unused,) = csv_rows(tmp_path, quantity="unused")
+    assert unused["run"].endswith(f"/{unused_name}")
 
 
 def test_seeds_and_recipes_can_be_changed(runs: Write, report: Report, tmp_path: Path) -> None:
@@ -183,7 +189,9 @@ def test_seeds_and_recipes_can_be_changed(runs: Write, report: Report, tmp_path:
     assert [row["seed"] for row in csv_rows(tmp_path, quantity="missing")] == ["7"]
 
 
-def test_pruning_tables_answer_a_paper(runs: Write, report: Report, tmp_path: Path) -> None:
+def test_pruning_facts_are_compared_with_the_paper(
+    runs: Write, report: Report, tmp_path: Path
+) -> None:
     folder = runs("a", "softmax", 1, 1)
     runs("b", "softmax", 2, 1)
     (folder / "pruning").mkdir()
@@ -200,31 +208,33 @@ def test_pruning_tables_answer_a_paper(runs: Write, report: Report, tmp_path: Pa
     write_paper(tmp_path, rows={}, columns={}, cells=[], baseline=None, speed={}, pruning=[fact])
     text = report().out
     assert "| can go | 20 % | 20 % (1) |" in text
-    assert "an_old_key" in text  # told, and the others are used
+    assert "an_old_key" in text  # reported, and the other runs are used
     assert f"headwise prune run={tmp_path / 'runs' / 'b'} table=true" in text
     assert value(tmp_path, row="can go", origin="ours") == 20
 
 
-def test_a_missing_folder_is_refused_with_the_nearest(report: Report, tmp_path: Path) -> None:
+def test_missing_folder_is_rejected_with_a_suggestion(report: Report, tmp_path: Path) -> None:
     (tmp_path / "runz").mkdir()
-    ended = report()
-    assert ended.code == 1
-    missed = f"runs={tmp_path / 'runs'}: folder not found"
-    assert f"{missed}. Did you mean runs={tmp_path / 'runz'}?" in ended.err
+    result = report()
+    assert result.code == 1
+    message = f"runs={tmp_path / 'runs'}: folder not found"
+    assert f"{message}. Did you mean runs={tmp_path / 'runz'}?" in result.err
 
 
-def test_page_and_figures_are_asked_for_with_what_was_given(
+def test_page_and_figures_get_the_given_arguments(
     headwise: CommandLine, runs: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from headwise.page import write
     from headwise.report import figures
 
-    asked: list[Any] = []
-    monkeypatch.setattr(write, "write_page", lambda of, _: asked.append((of.run, of.compare)))
-    monkeypatch.setattr(figures, "draw_figures", lambda *given: asked.append(given) or [])
+    calls: list[Any] = []
+    monkeypatch.setattr(write, "write_page", lambda of, _: calls.append((of.run, of.compare)))
+    monkeypatch.setattr(figures, "draw_figures", lambda *arguments: calls.append(arguments) or [])
     folder = runs("a", "softmax", 1, 1)
-    of_one = (f"run={folder}", "compare=other", "page=true", "figures=true")
-    of_many = (f"runs=[{folder.parent}/*]", "figures=true", "output=drawn")
-    assert [headwise("report", *given).code for given in (of_one, of_many)] == [0, 0]
+    one_run_command = (f"run={folder}", "compare=other", "page=true", "figures=true")
+    many_runs_command = (f"runs=[{folder.parent}/*]", "figures=true", "output=drawn")
+    assert [
+        headwise("report", *arguments).code for arguments in (one_run_command, many_runs_command)
+    ] == [0, 0]
     drawn = [([folder], folder / "figures"), ([folder], Path("drawn"))]
-    assert asked == [(str(folder), "other"), *drawn]
+    assert calls == [(str(folder), "other"), *drawn]

@@ -140,8 +140,8 @@ def test_two_ranks_are_one_with_twice_the_tokens(
     folders = [runs.folder / name for name in ("one", "pair")]
     calm = [*overrides, *(f"{key}={value}" for key, value in NO_DROPOUT.items())]
     headwise.ok("train", *calm, f"paths.outputs={folders[0]}")
-    ended = runs.ranks([*calm, f"paths.outputs={folders[1]}", "trainer.max_tokens=32"])
-    assert [rank.code for rank in ended] == [0, 0], ended
+    result = runs.ranks([*calm, f"paths.outputs={folders[1]}", "trainer.max_tokens=32"])
+    assert [rank.code for rank in result] == [0, 0], result
     assert_same_metrics(*(run_folders(folder)[0] for folder in folders))
 
 
@@ -159,7 +159,7 @@ def test_two_ranks_are_one_with_twice_the_tokens(
 def test_what_does_not_belong_to_it_is_refused(
     headwise: CommandLine, overrides: list[str], tmp_path: Path, change: str, told: str
 ) -> None:
-    ended = headwise("train", *overrides, f"paths.outputs={tmp_path}", *change.split())
-    assert ended.code != 0
-    assert told in ended.err
-    assert "Traceback" not in ended.err
+    result = headwise("train", *overrides, f"paths.outputs={tmp_path}", *change.split())
+    assert result.code != 0
+    assert told in result.err
+    assert "Traceback" not in result.err

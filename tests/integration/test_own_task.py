@@ -1,4 +1,4 @@
-"""The task of `docs/your-own-task.md`, in a folder of its own, is a task like headwise's."""
+"""The task of `docs/your-own-task.md`, in a separate folder, works like headwise's tasks."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ SMALL = [
 
 @pytest.fixture(scope="module", autouse=True)
 def choices(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The folder of yaml files, with the page's module where Python looks for it."""
+    """The folder of yaml files; the page's module is importable."""
     folder = tmp_path_factory.mktemp("own")
     for block in blocks_of(DOCS / "your-own-task.md"):
         if block.title is not None:
@@ -70,12 +70,12 @@ def overrides(choices: Path, site: str) -> list[str]:
 def run(runs: Runs, overrides: list[str], site: str) -> Path:
     """A run of one process."""
     outputs = runs.folder / site
-    (ended,) = runs.ranks([*overrides, f"paths.outputs={outputs}"], 1)
-    assert ended.code == 0, ended
+    (result,) = runs.ranks([*overrides, f"paths.outputs={outputs}"], 1)
+    assert result.code == 0, result
     return run_folders(outputs)[0]
 
 
-def accuracy_by_hand(model: torch.nn.Module, split: str) -> float:
+def computed_accuracy(model: torch.nn.Module, split: str) -> float:
     seeds = [[*split.encode(), row] for row in range(21)]
     rows = [np.random.default_rng(seed).integers(2, size=LENGTH) for seed in seeds]
     bits = torch.from_numpy(np.stack(rows))
@@ -85,18 +85,18 @@ def accuracy_by_hand(model: torch.nn.Module, split: str) -> float:
     return (logits.argmax(-1) == parity).double().mean().item()
 
 
-def test_accuracy_is_that_of_the_weights_and_alphas_are_logged(run: Path, site: str) -> None:
+def test_accuracy_and_alphas_match_the_weights(run: Path, site: str) -> None:
     scores = read_json(run / "results.json")["scores"]
     model = load(run, device="cpu").model
-    assert [of.name for of in model.sites] == [site]
+    assert [attention_site.name for attention_site in model.sites] == [site]
     assert model.sites[0].causal == (site == "decoder_self")
     for split in ("valid", "test"):
-        by_hand = accuracy_by_hand(model, split)
-        assert scores[split]["accuracy"]["score"] == pytest.approx(by_hand)
+        expected_accuracy = computed_accuracy(model, split)
+        assert scores[split]["accuracy"]["score"] == pytest.approx(expected_accuracy)
         sums = RunFolder(run).read_sums(f"{split}.loss.npy")
         assert sums is not None
         assert sums.shape == (21, 4)
-        assert sums[:, 2:].sum(0).tolist() == [21 * LENGTH, round(by_hand * 21 * LENGTH)]
+        assert sums[:, 2:].sum(0).tolist() == [21 * LENGTH, round(expected_accuracy * 21 * LENGTH)]
     alpha = read_json(run / "results.json")["alpha"]
     assert {name: [len(layer) for layer in alpha[name]] for name in alpha} == {site: [4, 4]}
 
@@ -104,8 +104,8 @@ def test_accuracy_is_that_of_the_weights_and_alphas_are_logged(run: Path, site: 
 def test_heads_are_analysed_and_pruned(headwise: CommandLine, run: Path, site: str) -> None:
     headwise.ok("analyze", f"run={run}")
     rows = HEADS.read(run / "analysis")
-    places = [(site, layer, head) for layer in (1, 2) for head in (1, 2, 3, 4)]
-    assert [(row["site"], row["layer"], row["head"]) for row in rows] == places
+    head_positions = [(site, layer, head) for layer in (1, 2) for head in (1, 2, 3, 4)]
+    assert [(row["site"], row["layer"], row["head"]) for row in rows] == head_positions
     assert all(row["importance"] > 0 for row in rows)
     assert read_json(run / "analysis" / "settings.json")["sentences"] == 21
     headwise.ok("prune", f"run={run}", "fraction=0.5", "table=true", "data.sentences=null")
@@ -116,45 +116,49 @@ def test_heads_are_analysed_and_pruned(headwise: CommandLine, run: Path, site: s
     assert_rejected(headwise("analyze", f"run={run}", "data.split=tset"), 2, "data.split", "test")
 
 
-def test_a_stopped_run_ends_in_the_same_bits(
+def test_stopped_run_resumes_bitwise_equal(
     headwise: CommandLine, run: Path, overrides: list[str], tmp_path: Path
 ) -> None:
     for n_updates in (7, 12):
         changed = [f"paths.outputs={tmp_path}", f"trainer.max_updates={n_updates}"]
         headwise.ok("train", *overrides, *changed)
     (resumed,) = run_folders(tmp_path)
-    whole, halves = (load_checkpoint(of / "checkpoints" / "last.pt") for of in (run, resumed))
-    assert all(torch.equal(whole["model"][name], halves["model"][name]) for name in whole["model"])
+    whole, continued = (
+        load_checkpoint(folder / "checkpoints" / "last.pt") for folder in (run, resumed)
+    )
+    assert all(
+        torch.equal(whole["model"][name], continued["model"][name]) for name in whole["model"]
+    )
 
 
 @pytest.mark.slow
-def test_two_ranks_are_one_with_twice_the_tokens(runs: Runs, overrides: list[str]) -> None:
-    calm = [*overrides, *(f"{key}={value}" for key, value in NO_DROPOUT.items())]
+def test_two_ranks_equal_one_with_twice_the_tokens(runs: Runs, overrides: list[str]) -> None:
+    without_dropout = [*overrides, *(f"{key}={value}" for key, value in NO_DROPOUT.items())]
     folders = []
     for n_ranks in (1, 2):
         outputs = runs.folder / f"{overrides[-1]}-{n_ranks}"
-        own = [f"paths.outputs={outputs}", f"trainer.max_tokens={64 // n_ranks}"]
-        assert {rank.code for rank in runs.ranks([*calm, *own], n_ranks)} == {0}
+        changes = [f"paths.outputs={outputs}", f"trainer.max_tokens={64 // n_ranks}"]
+        assert {rank.code for rank in runs.ranks([*without_dropout, *changes], n_ranks)} == {0}
         folders += run_folders(outputs)
     assert_same_metrics(*folders)
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ("task.site=cross", "task.site must be one of decoder_self, encoder_self"),
         ("task.length=0", "task.length must be at least 1"),
     ],
 )
-def test_wrong_settings_are_refused(
-    headwise: CommandLine, choices: Path, tmp_path: Path, change: str, told: str
+def test_invalid_settings_are_rejected(
+    headwise: CommandLine, choices: Path, tmp_path: Path, change: str, message: str
 ) -> None:
-    given = ["--config-dir", str(choices), *SMALL, f"paths.outputs={tmp_path}", change]
-    assert_rejected(headwise("train", *given), 2, told)
+    arguments = ["--config-dir", str(choices), *SMALL, f"paths.outputs={tmp_path}", change]
+    assert_rejected(headwise("train", *arguments), 2, message)
 
 
-def test_the_sources_of_headwise_name_no_such_task() -> None:
-    places = [path for folder in ("src", "conf") for path in (ROOT / folder).rglob("*.*")]
-    texts = [path.read_text(encoding="utf-8") for path in places if path.suffix in (".py", ".yaml")]
+def test_headwise_does_not_contain_the_task() -> None:
+    paths = [path for folder in ("src", "conf") for path in (ROOT / folder).rglob("*.*")]
+    texts = [path.read_text(encoding="utf-8") for path in paths if path.suffix in (".py", ".yaml")]
     assert len(texts) > 100
     assert not [text for text in texts if "parity" in text.lower()]

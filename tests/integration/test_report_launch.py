@@ -42,13 +42,13 @@ def test_the_named_command_fills_a_cell(
     headwise: CommandLine, softmax_trained: Path, tmp_path: Path
 ) -> None:
     write_real_paper(tmp_path)
-    ended = report(headwise, tmp_path, softmax_trained / "outputs")
-    (command,) = re.findall(r"`(headwise train .*)`", ended.out)
+    result = report(headwise, tmp_path, softmax_trained / "outputs")
+    (command,) = re.findall(r"`(headwise train .*)`", result.out)
     words = shlex.split(command)
     assert words[:2] == ["headwise", "train"]
     headwise.ok(*words[1:])
-    ended = report(headwise, tmp_path, softmax_trained / "outputs")
-    assert "## Missing" not in ended.out
+    result = report(headwise, tmp_path, softmax_trained / "outputs")
+    assert "## Missing" not in result.out
     assert len(csv_rows(tmp_path, quantity="bleu_tokenised_mean")) == 2
 
 
@@ -63,8 +63,8 @@ def test_launch_trains_what_is_missing_and_goes_on_after_a_failure(
     cells = [{"row": row, "column": "mine", "overrides": given} for row, given in recipes.items()]
     shutil.copytree(softmax_trained / "outputs", outputs)
     write_real_paper(tmp_path, cells=cells, seeds=[1, 2])
-    ended = report(headwise, tmp_path, outputs, "launch=true")
-    assert_rejected(ended, 1, "1 of the launched commands failed", "attention=softmax")
+    result = report(headwise, tmp_path, outputs, "launch=true")
+    assert_rejected(result, 1, "1 of the launched commands failed", "attention=softmax")
     assert {r["seed"] for r in csv_rows(tmp_path, row="entmax15", quantity="bleu")} == {"1", "2"}
     assert [r["seed"] for r in csv_rows(tmp_path, row="softmax", quantity="missing")] == ["2"]
 
@@ -74,8 +74,8 @@ def test_the_heads_of_the_runs_that_fill_cells_are_looked_at_and_drawn(
 ) -> None:
     write_real_paper(tmp_path)
     drawn = ("heads=true", "figures=true")
-    ended = report(headwise, tmp_path, softmax_trained / "outputs", *drawn)
-    assert ended.code == 0
+    result = report(headwise, tmp_path, softmax_trained / "outputs", *drawn)
+    assert result.code == 0
     assert "## Heads, Mine" in (tmp_path / "tables" / "tiny.md").read_text(encoding="utf-8")
-    assert "density, mean, cross-attention" in ended.out
+    assert "density, mean, cross-attention" in result.out
     assert (tmp_path / "tables" / "figures" / "diversity_heads.png").is_file()

@@ -1,4 +1,4 @@
-"""Several points in one command."""
+"""Sweeps: several jobs in one command."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ pytestmark = pytest.mark.slow
 def sweep(tmp_path: Path) -> list[str]:
     """The common part of a sweep's command line."""
     write_corpus(tmp_path / "text")
-    own = [o for o in small_overrides(tmp_path) if not o.startswith("tokenizer.vocab_size")]
-    return ["-m", *own]
+    overrides = [o for o in small_overrides(tmp_path) if not o.startswith("tokenizer.vocab_size")]
+    return ["-m", *overrides]
 
 
 def checkpoints(outputs: Path) -> dict[Path, int]:
@@ -48,139 +48,144 @@ def table(out: str) -> list[str]:
 
 
 def test_jobs_have_a_table(headwise: CommandLine, sweep: list[str], tmp_path: Path) -> None:
-    points = ["tokenizer.vocab_size=60", "attention=softmax,alpha_entmax", "seed=1,2"]
-    ended = headwise.ok("train", *sweep, *points)
+    jobs = ["tokenizer.vocab_size=60", "attention=softmax,alpha_entmax", "seed=1,2"]
+    result = headwise.ok("train", *sweep, *jobs)
     folders = run_folders(tmp_path / "outputs")
     assert len(folders) == 4
     seeds = [read_json(f / "results.json")["seed"] for f in folders]
     assert sorted(seeds) == [1, 1, 2, 2]
-    head, *rows = table(ended.out)
+    head, *rows = table(result.out)
     assert head.split(" | ")[1:5] == ["BLEU valid", "BLEU test_a", "BLEU test_b", "runs"]
     names_and_runs = [row.split(" | ")[::4][:2] for row in rows]
     assert names_and_runs == [["| softmax", "2"], ["| alpha_entmax", "2"]]
     before = checkpoints(tmp_path / "outputs")
-    again = headwise("train", *sweep, *points)
-    assert (again.code, table(again.out)) == (0, [head, *rows])
+    repeated = headwise("train", *sweep, *jobs)
+    assert (repeated.code, table(repeated.out)) == (0, [head, *rows])
     assert checkpoints(tmp_path / "outputs") == before
-    beside = {path.name for path in (tmp_path / "outputs").iterdir()}
-    assert beside == {"default", "sweeps"}
+    folders = {path.name for path in (tmp_path / "outputs").iterdir()}
+    assert folders == {"default", "sweeps"}
 
 
-def test_points_that_only_say_what_they_would_do_have_not_failed(
+def test_dry_run_jobs_do_not_fail(
     headwise: CommandLine, sweep: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    ended = headwise.ok("train", *sweep, "attention=softmax,alpha_entmax", "dry_run=true")
-    assert ended.out.count("FLOP") >= 2
-    assert "failed" not in ended.out
-    left = [path.name for path in (tmp_path / "outputs").rglob("*") if path.is_file()]
-    assert left == ["multirun.yaml"]  # Hydra's
+    result = headwise.ok("train", *sweep, "attention=softmax,alpha_entmax", "dry_run=true")
+    assert result.out.count("FLOP") >= 2
+    assert "failed" not in result.out
+    files = [path.name for path in (tmp_path / "outputs").rglob("*") if path.is_file()]
+    assert files == ["multirun.yaml"]  # written by Hydra
 
 
-def test_a_failing_point_stops_no_other_and_is_tried_again(
+def test_failed_job_stops_no_other_and_is_repeated(
     headwise: CommandLine, sweep: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    points = ["tokenizer.vocab_size=5000,60"]  # the first cannot be reached
-    ended = headwise("train", *sweep, *points)
-    assert (ended.code, "Traceback" in ended.err) == (1, False)
-    assert ended.err.count("headwise: tokenizer.vocab_size=5000 cannot be reached") == 1
-    (failed,) = [line for line in ended.out.splitlines() if "ConfigError: " in line]
+    jobs = ["tokenizer.vocab_size=5000,60"]  # the first size is not reached
+    result = headwise("train", *sweep, *jobs)
+    assert (result.code, "Traceback" in result.err) == (1, False)
+    assert result.err.count("headwise: tokenizer.vocab_size=5000 cannot be reached") == 1
+    (failed,) = [line for line in result.out.splitlines() if "ConfigError: " in line]
     assert "tokenizer.vocab_size=5000: ConfigError: tokenizer.vocab_size=5000 cannot" in failed
-    assert [row.split(" | ")[4] for row in table(ended.out)[1:]] == ["0 (1 failed)", "1"]
-    (left,) = (tmp_path / "outputs").glob("*/*/error.json")
-    content = read_json(left)
-    assert (content["error"], (left.parent / "config.yaml").is_file()) == ("ConfigError", True)
+    assert [row.split(" | ")[4] for row in table(result.out)[1:]] == ["0 (1 failed)", "1"]
+    (error_file,) = (tmp_path / "outputs").glob("*/*/error.json")
+    content = read_json(error_file)
+    assert (content["error"], (error_file.parent / "config.yaml").is_file()) == (
+        "ConfigError",
+        True,
+    )
     assert "cannot be reached" in content["message"]
     assert "tokenizer.vocab_size=5000" in content["overrides"]
 
-    begun: list[str] = []
-    from headwise.tasks.translation import prepare_corpus as real
+    prepared: list[str] = []
+    from headwise.tasks.translation import prepare_corpus as original
 
-    def seen(corpus: Any, config: Any, *arguments: Any, **options: Any) -> Any:
-        begun.append(config.vocab_size)
-        return real(corpus, config, *arguments, **options)
+    def record_prepare(corpus: Any, config: Any, *arguments: Any, **options: Any) -> Any:
+        prepared.append(config.vocab_size)
+        return original(corpus, config, *arguments, **options)
 
-    monkeypatch.setattr("headwise.tasks.translation.prepare_corpus", seen)
-    assert headwise("train", *sweep, *points).code == 1
-    assert begun == [5000], "the finished point is not begun again, the failed one is"
+    monkeypatch.setattr("headwise.tasks.translation.prepare_corpus", record_prepare)
+    assert headwise("train", *sweep, *jobs).code == 1
+    assert prepared == [5000], "the failed job starts again, the finished one does not"
 
 
-def test_a_nan_loss_fails_a_job(headwise: CommandLine, sweep: list[str], tmp_path: Path) -> None:
-    points = ["tokenizer.vocab_size=60", "optimizer.lr=1e30,1e-3", "scheduler=constant"]
-    ended = headwise("train", *sweep, *points, "trainer.max_updates=4", "norm=post")
-    assert ended.code == 1, ended
-    (left,) = (tmp_path / "outputs").glob("*/*/error.json")
-    overrides = read_json(left)["overrides"]
+def test_nan_loss_fails_a_job(headwise: CommandLine, sweep: list[str], tmp_path: Path) -> None:
+    jobs = ["tokenizer.vocab_size=60", "optimizer.lr=1e30,1e-3", "scheduler=constant"]
+    result = headwise("train", *sweep, *jobs, "trainer.max_updates=4", "norm=post")
+    assert result.code == 1, result
+    (error_file,) = (tmp_path / "outputs").glob("*/*/error.json")
+    overrides = read_json(error_file)["overrides"]
     assert any(override.startswith("optimizer.lr=1e+30") for override in overrides)
-    assert (left.parent / "config.yaml").is_file(), "in the folder of the run itself"
+    assert (error_file.parent / "config.yaml").is_file(), "in the folder of the run itself"
     assert sum((f / "results.json").is_file() for f in run_folders(tmp_path / "outputs")) == 1
 
 
-def test_wrong_choices_run_none(headwise: CommandLine, sweep: list[str], tmp_path: Path) -> None:
-    ended = headwise("train", *sweep, "attention=softmax,sofmax")
-    assert_rejected(ended, 2, "Did you mean attention=softmax?")
+def test_unknown_choice_starts_no_job(
+    headwise: CommandLine, sweep: list[str], tmp_path: Path
+) -> None:
+    result = headwise("train", *sweep, "attention=softmax,sofmax")
+    assert_rejected(result, 2, "Did you mean attention=softmax?")
     assert run_folders(tmp_path / "outputs") == []
 
 
-def test_points_share_a_group_end_their_tracker_and_free_their_model(
+def test_jobs_share_a_group_finish_trackers_and_free_models(
     headwise: CommandLine, sweep: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     groups: list[str | None] = []
-    ends: list[str] = []
+    statuses: list[str] = []
     models: list[weakref.ref[Any]] = []
     alive: list[int] = []
 
     class Fake(NullTracker):
         def finish(self, status: str) -> None:
-            ends.append(status)
+            statuses.append(status)
 
     def make_tracker(config: Any, folder: Path, group: str | None, _: Any) -> Fake:
         gc.collect()
         alive.append(sum(model() is not None for model in models))
-        assert len(ends) == len(groups), "the point before has ended its tracker"
+        assert len(statuses) == len(groups), "the previous job has finished its tracker"
         groups.append(group)
         return Fake()
 
-    from headwise.tasks.translation import build_model as real
+    from headwise.tasks.translation import build_model as original
 
     def build(*arguments: Any) -> Any:
-        model = real(*arguments)
+        model = original(*arguments)
         models.append(weakref.ref(model))
         return model
 
     monkeypatch.setattr("headwise.commands.train.make_tracker", make_tracker)
     monkeypatch.setattr("headwise.tasks.translation.build_model", build)
-    # the second fails with the model in hand, the third must find the memory free
-    ended = headwise(
+    # the second fails while it holds the model, whose memory must be free for the third
+    result = headwise(
         "train", *sweep, "tokenizer.vocab_size=60", "scheduler=constant", "norm=post",
         "trainer.max_updates=4", "optimizer.lr=1e-3,1e30,1e-4",
     )  # fmt: skip
-    assert ended.code == 1
-    assert ends == ["finished", "failed", "finished"]
+    assert result.code == 1
+    assert statuses == ["finished", "failed", "finished"]
     assert alive == [0, 0, 0]
     (name,) = set(groups)
-    assert f"sweeps/{name}.md" in ended.out
+    assert f"sweeps/{name}.md" in result.out
 
 
-def test_interrupting_saves_the_point_and_ends_the_sweep(tmp_path: Path) -> None:
+def test_interrupt_saves_the_job_and_ends_the_sweep(tmp_path: Path) -> None:
     runs = Runs(tmp_path)
     arguments = ["-m", *runs.arguments("outputs", {"seed": "1,2"})]
-    ended = runs.wait(runs.start(arguments, signal_at=("record", 4, signal.SIGINT)))
-    assert ended.code == 130, ended.output
-    assert "Give the same command again to resume." in ended.output
-    assert "SIGINT: stopping after this update" in ended.output
-    assert "0 (1 interrupted)" in ended.output
-    assert "failed" not in ended.output
-    (stopped,) = run_folders(tmp_path / "outputs")  # the second point was never begun
+    result = runs.wait(runs.start(arguments, signal_at=("record", 4, signal.SIGINT)))
+    assert result.code == 130, result.output
+    assert "Give the same command again to resume." in result.output
+    assert "SIGINT: stopping after this update" in result.output
+    assert "0 (1 interrupted)" in result.output
+    assert "failed" not in result.output
+    (stopped,) = run_folders(tmp_path / "outputs")  # the second job did not start
     assert (stopped / "checkpoints" / "last.pt").is_file()
     assert not (stopped / "error.json").exists()
-    ended = runs.wait(runs.start(arguments))
-    assert ended.code == 0, ended.output
-    assert f"resuming in {stopped}" in ended.output
+    result = runs.wait(runs.start(arguments))
+    assert result.code == 0, result.output
+    assert f"resuming in {stopped}" in result.output
     assert len(run_folders(tmp_path / "outputs")) == 2
 
 
-def test_a_sweep_is_named_by_its_points() -> None:
+def test_name_of_a_sweep_depends_on_its_jobs() -> None:
     name = getattr(Sweep.of(["-m", "seed=1,2", "a=b"]), "name", None)
     assert name is not None
     assert name == getattr(Sweep.of(["a=b", "--multirun", "seed=1,2"]), "name", None)
@@ -189,7 +194,7 @@ def test_a_sweep_is_named_by_its_points() -> None:
     assert Sweep.of(["-m", "seed=1,2", "--cfg", "job"]) is None
 
 
-def test_a_sweep_keeps_what_its_points_came_to(tmp_path: Path) -> None:
+def test_sweep_records_results_and_errors(tmp_path: Path) -> None:
     sweep = Sweep("sweep-1", tmp_path / "sweeps" / "sweep-1.jsonl")
     sweep.begin()
     assert not sweep.has_failed()
@@ -198,7 +203,7 @@ def test_a_sweep_keeps_what_its_points_came_to(tmp_path: Path) -> None:
     assert not sweep.has_failed()
     sweep.record(["seed=2", "paths.outputs=a\u2028b"], None, DataError("broken\nin two lines"))
     assert sweep.has_failed()
-    assert [point.get("error") for point in sweep.jobs()] == [None, "DataError: broken"]
+    assert [job.get("error") for job in sweep.jobs()] == [None, "DataError: broken"]
     assert sweep.jobs()[1]["overrides"][1] == "paths.outputs=a\u2028b"
     sweep.begin()
     assert sweep.jobs() == []

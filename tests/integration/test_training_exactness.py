@@ -1,4 +1,4 @@
-"""A run that was killed or stopped, anywhere, ends in the bits of one that never was."""
+"""Killed and stopped runs end bitwise equal to an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ BPE_DROPOUT = {"tokenizer": "bpe", "tokenizer.vocab_size": 60, "tokenizer.dropou
 
 @pytest.fixture(scope="module")
 def whole(runs: Runs) -> dict[str, Any]:
-    """What is left by a run that nothing happened to."""
+    """Outputs of an uninterrupted run."""
     runs.train("whole")
     return run_outputs(runs.run_folder("whole"))
 
 
-def test_the_record_has_no_gap_and_no_repeat(runs: Runs, whole: dict[str, Any]) -> None:
+def test_logged_updates_have_no_gaps_or_duplicates(runs: Runs, whole: dict[str, Any]) -> None:
     lines = read_log(runs.run_folder("whole") / "metrics.jsonl")
     logged = [line["update"] for line in lines if "train/loss" in line]
     validated = [line["update"] for line in lines if "valid/loss" in line]
@@ -35,42 +35,42 @@ def test_the_record_has_no_gap_and_no_repeat(runs: Runs, whole: dict[str, Any]) 
     assert payload["state"]["metrics_lines"] == len(lines)
 
 
-def test_the_command_itself_ends_in_the_same_bits(runs: Runs, whole: dict[str, Any]) -> None:
-    """`python train.py`, as a user starts it, in another folder and a fresh process."""
-    ended = run_python(["train.py", *runs.arguments("again", {})])
-    assert ended.returncode == 0, ended.stderr
+def test_train_script_is_bitwise_equal(runs: Runs, whole: dict[str, Any]) -> None:
+    """`python train.py` as a user starts it, in another folder and a new process."""
+    completed = run_python(["train.py", *runs.arguments("again", {})])
+    assert completed.returncode == 0, completed.stderr
     assert run_outputs(runs.run_folder("again")) == whole
 
 
 @pytest.mark.parametrize(
-    "strikes",
+    "signals",
     [
-        # replaced one after the other: config, overrides, environment, (data,) then at update 5
-        # the numbered copy, last.pt, last.json; at 8 best.pt; at 10 as at 5. Two records are
-        # written at each of 3, 6, 8, 9, …: some of them after the last save, to be taken back
+        # files are replaced in this order: config, overrides, environment, (data,) at update 5 the
+        # numbered copy, last.pt, last.json; at 8 best.pt; at 10 as at 5. Two log lines are written
+        # at each of 3, 6, 8, 9, …: those after the last save must be removed on resuming
         pytest.param([("record", 2), ("replace", 5)], id="before-anything-was-saved"),
         pytest.param([("record", 8), ("record", 8)], id="amid-records"),
         pytest.param([("replace", 8), ("replace", 5)], id="around-the-first-checkpoint"),
         pytest.param([("replace", 10), ("replace", 12)], id="between-the-files-of-a-checkpoint"),
     ],
 )
-def test_killed_twice(
+def test_run_killed_twice_is_bitwise_equal(
     runs: Runs,
     whole: dict[str, Any],
-    strikes: list[tuple[str, int]],
+    signals: list[tuple[str, int]],
     request: pytest.FixtureRequest,
 ) -> None:
     outputs = f"killed-{request.node.callspec.id}"
-    for place, n in strikes:
-        runs.train(outputs, signal_at=(place, n, KILL), code=-KILL)
+    for event, n in signals:
+        runs.train(outputs, signal_at=(event, n, KILL), code=-KILL)
     runs.train(outputs)
     assert run_outputs(runs.run_folder(outputs)) == whole
-    left = [p.name for p in runs.run_folder(outputs).rglob("*.tmp")]
-    assert not left
+    leftovers = [p.name for p in runs.run_folder(outputs).rglob("*.tmp")]
+    assert not leftovers
 
 
-def test_killed_from_outside(runs: Runs, whole: dict[str, Any]) -> None:
-    """At whatever moment the machine makes of it."""
+def test_run_killed_from_outside_is_bitwise_equal(runs: Runs, whole: dict[str, Any]) -> None:
+    """At an arbitrary moment."""
     for n_lines in (2, 8):
         started = runs.start(runs.arguments("outside", {}))
         deadline = time.monotonic() + 120
@@ -87,22 +87,24 @@ def n_lines_in(outputs: Path) -> int:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGUSR1, signal.SIGHUP])
-def test_stopped_on_request(runs: Runs, whole: dict[str, Any], number: signal.Signals) -> None:
+def test_run_stopped_by_signal_is_bitwise_equal(
+    runs: Runs, whole: dict[str, Any], number: signal.Signals
+) -> None:
     outputs = f"stopped-{number.name}"
-    printed = runs.train(outputs, signal_at=("record", 7, number), code=128 + number)
+    output = runs.train(outputs, signal_at=("record", 7, number), code=128 + number)
     folder = runs.run_folder(outputs)
-    assert "Give the same command again to resume" in printed
-    assert "Traceback" not in printed
+    assert "Give the same command again to resume" in output
+    assert "Traceback" not in output
     assert not (folder / "error.json").exists()
     update = load_checkpoint(folder / "checkpoints" / "last.pt")["state"]["update"]
-    assert f"stopped at update {update}" in printed
-    assert update % 5  # not where it would have been saved anyway
+    assert f"stopped at update {update}" in output
+    assert update % 5  # not an update at which it saves anyway
     runs.train(outputs)
     assert run_outputs(folder) == whole
 
 
-def test_bpe_dropout_and_accumulation(runs: Runs) -> None:
-    """The text is encoded anew in each epoch; the run goes over it more than once."""
+def test_killed_run_with_bpe_dropout_is_bitwise_equal(runs: Runs) -> None:
+    """The text is encoded again in each epoch; the run has more than one epoch."""
     changes = {**BPE_DROPOUT, "trainer.accumulate": 2, "trainer.max_tokens": 320}
     runs.train("bpe-whole", changes)
     whole = run_outputs(runs.run_folder("bpe-whole"))
@@ -114,7 +116,7 @@ def test_bpe_dropout_and_accumulation(runs: Runs) -> None:
     assert not (runs.run_folder("bpe-killed") / "scratch").exists()
 
 
-def test_another_seed_is_another_run(runs: Runs, whole: dict[str, Any]) -> None:
+def test_other_seed_gives_other_losses(runs: Runs, whole: dict[str, Any]) -> None:
     runs.train("seed", {"seed": 2, "trainer.max_updates": 3})
     other = read_log(runs.run_folder("seed") / "metrics.jsonl")
     assert other[0]["train/loss"] != whole["metrics"][0]["train/loss"]

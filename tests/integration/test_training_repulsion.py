@@ -1,4 +1,4 @@
-"""Whole updates and whole runs in which heads repel each other."""
+"""Updates and runs with repulsion between heads."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from training_steps import CONFIG, PAIRS, Loader, make_trainer, small_model
 def trained(
     folder: Path, repulsion: Repulsion, rows: list[list[int]], n_updates: int = 1, **changes: Any
 ) -> Transformer:
-    """A model after some updates; plain descent, so that a step is the gradient itself."""
+    """A model after some updates with plain SGD, so that a step is the gradient."""
     model = small_model(2, 4)
     config = replace(CONFIG, max_updates=n_updates, **changes)
     make_trainer(
@@ -34,61 +34,61 @@ def trained(
     return model
 
 
-def moves(model: Transformer) -> dict[str, Tensor]:
+def weight_changes(model: Transformer) -> dict[str, Tensor]:
     before = dict(small_model(2, 4).named_parameters())
     return {name: (new - before[name]).detach() for name, new in model.named_parameters()}
 
 
 @pytest.mark.parametrize("repulsion", [SVGD(step_size=1.0), SPOS(step_size=1.0)])
-def test_accumulated_batches_are_one(tmp_path: Path, repulsion: Repulsion) -> None:
-    one = moves(trained(tmp_path / "one", repulsion, [[0, 1, 2, 3, 4]]))
-    two = moves(trained(tmp_path / "two", repulsion, [[3], [0, 2], [1, 4]], accumulate=3))
-    for name, move in one.items():
-        torch.testing.assert_close(two[name], move, rtol=1e-4, atol=1e-6)
-    plain = moves(trained(tmp_path / "plain", NoRepulsion(), [[0, 1, 2, 3, 4]]))
-    changed = {name for name, move in one.items() if not torch.equal(plain[name], move)}
-    assert len(changed) == 18
-    assert all(name.endswith(("query.weight", "key.weight", "value.weight")) for name in changed)
+def test_accumulated_batches_equal_one_batch(tmp_path: Path, repulsion: Repulsion) -> None:
+    one = weight_changes(trained(tmp_path / "one", repulsion, [[0, 1, 2, 3, 4]]))
+    two = weight_changes(trained(tmp_path / "two", repulsion, [[3], [0, 2], [1, 4]], accumulate=3))
+    for name, change in one.items():
+        torch.testing.assert_close(two[name], change, rtol=1e-4, atol=1e-6)
+    plain = weight_changes(trained(tmp_path / "plain", NoRepulsion(), [[0, 1, 2, 3, 4]]))
+    affected = {name for name, change in one.items() if not torch.equal(plain[name], change)}
+    assert len(affected) == 18
+    assert all(name.endswith(("query.weight", "key.weight", "value.weight")) for name in affected)
 
 
-def test_it_comes_before_clipping(tmp_path: Path) -> None:
-    """The norm that is clipped is that of the gradients that are stepped along."""
+def test_repulsion_is_applied_before_clipping(tmp_path: Path) -> None:
+    """The clipped norm is that of the final gradients."""
     repulsion = SVGD(step_size=1000.0)
-    moved = moves(trained(tmp_path, repulsion, [[0, 1, 2, 3, 4]], clip_norm=0.01))
-    norm = torch.cat([move.flatten() for move in moved.values()]).norm()
+    clipped = weight_changes(trained(tmp_path, repulsion, [[0, 1, 2, 3, 4]], clip_norm=0.01))
+    norm = torch.cat([change.flatten() for change in clipped.values()]).norm()
     assert norm.item() == pytest.approx(0.01, rel=1e-3)
 
 
 def mean_distance(model: Transformer) -> float:
-    found = [
+    distances = [
         value
         for table in projection_distances(model).values()
         for layers in table.values()
         for heads in layers
         for value in heads
     ]
-    assert len(found) == 3 * 6 * 4
-    return float(np.mean(found))
+    assert len(distances) == 3 * 6 * 4
+    return float(np.mean(distances))
 
 
-def test_heads_of_a_trained_model_stand_further_apart(tmp_path: Path) -> None:
+def test_repulsion_increases_distances_of_heads(tmp_path: Path) -> None:
     rows = [[0, 1, 2], [3, 4]]
     without = trained(tmp_path / "without", SVGD(step_size=1.0, weight=0.0), rows, 20)
     with_force = trained(tmp_path / "with", SVGD(step_size=1.0, weight=0.1), rows, 20)
     assert mean_distance(with_force) > 1.1 * mean_distance(without)
 
 
-# -- runs in processes of their own -------------------------------------------------------------
+# -- runs in separate processes -----------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def whole(runs: Runs) -> Path:
-    """The folder of a run with noise that nothing happened to."""
+    """The folder of an uninterrupted run with noise."""
     runs.train("whole", {"repulsion": "spos"})
     return runs.run_folder("whole")
 
 
-def test_a_killed_run_goes_on_with_the_same_noise(runs: Runs, whole: Path) -> None:
+def test_killed_run_resumes_with_same_noise(runs: Runs, whole: Path) -> None:
     kill = signal.SIGKILL
     runs.train("killed", {"repulsion": "spos"}, signal_at=("record", 8, kill), code=-kill)
     last = load_checkpoint(runs.run_folder("killed") / "checkpoints" / "last.pt")
@@ -97,11 +97,11 @@ def test_a_killed_run_goes_on_with_the_same_noise(runs: Runs, whole: Path) -> No
     assert run_outputs(runs.run_folder("killed")) == run_outputs(whole)
 
 
-def test_two_ranks_are_one_with_twice_the_tokens(runs: Runs) -> None:
-    """Every rank draws the same noise; else their weights would drift apart."""
+def test_two_ranks_equal_one_with_twice_the_tokens(runs: Runs) -> None:
+    """Every rank draws the same noise, so that their weights stay equal."""
     changes = {**NO_DROPOUT, "repulsion": "spos"}
-    ended = runs.train_ranks("pair", {**changes, "trainer.max_tokens": 80})
-    assert [rank.code for rank in ended] == [0, 0], ended
+    results = runs.train_ranks("pair", {**changes, "trainer.max_tokens": 80})
+    assert [rank.code for rank in results] == [0, 0], results
     runs.train("one", {**changes, "trainer.max_tokens": 160})
     one, pair = (read_log(runs.run_folder(name) / "metrics.jsonl") for name in ("one", "pair"))
     for single, double in zip(one, pair, strict=True):

@@ -1,4 +1,4 @@
-"""What a validation measures, against the same computed anew from the run that is left."""
+"""Validation scores compared with scores recomputed from the finished run."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from training_steps import PAIRS, small_model
 SMOOTHING = 0.1
 
 
-class Share(Ranks):
-    """One rank alone, whose sums are its own."""
+class RankWithoutSum(Ranks):
+    """A rank whose sums are not added to those of other ranks."""
 
     def sum(self, values: Tensor) -> Tensor:
         return values
@@ -60,46 +60,48 @@ def test_loading_verifies_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert not any(verdicts.values())
 
 
-def test_losses_are_means_over_the_tokens_of_the_whole_set(tmp_path: Path) -> None:
+def test_losses_are_means_over_all_tokens(tmp_path: Path) -> None:
     run = train_small(tmp_path, f"loss.label_smoothing={SMOOTHING}", "trainer.valid_sentences=2")
-    found = last_validation(run)
+    validation = last_validation(run)
     loaded = headwise.load(str(run), checkpoint="last", device="cpu")
     rows = []
     for source, target in zip(lines(tmp_path, "de"), lines(tmp_path, "en"), strict=True):
         ids = loaded.tokenizers.target.encode([target])[0]
-        read = torch.tensor([[*loaded.tokenizers.source.encode([source])[0], EOS]])
+        source_ids = torch.tensor([[*loaded.tokenizers.source.encode([source])[0], EOS]])
         with torch.no_grad():
-            logits = loaded.model(read, torch.tensor([read.shape[1]]), torch.tensor([[BOS, *ids]]))
+            logits = loaded.model(
+                source_ids, torch.tensor([source_ids.shape[1]]), torch.tensor([[BOS, *ids]])
+            )
         log_p: Tensor = logits[0].double().log_softmax(-1)
         nll = -log_p.gather(1, torch.tensor([*ids, EOS])[:, None]).sum().item()
         loss = (1 - SMOOTHING) * nll - SMOOTHING * log_p.mean(-1).sum().item()
         rows.append((loss, nll, len(ids) + 1))
     loss, nll, n_tokens = map(sum, zip(*rows, strict=True))
-    assert found["valid/nll"] == pytest.approx(nll / n_tokens, rel=1e-5)
-    assert found["valid/loss"] == pytest.approx(loss / n_tokens, rel=1e-5)
-    assert found["valid/loss"] != pytest.approx(found["valid/nll"], rel=1e-4)
-    assert found["valid/perplexity"] == pytest.approx(math.exp(nll / n_tokens), rel=1e-5)
+    assert validation["valid/nll"] == pytest.approx(nll / n_tokens, rel=1e-5)
+    assert validation["valid/loss"] == pytest.approx(loss / n_tokens, rel=1e-5)
+    assert validation["valid/loss"] != pytest.approx(validation["valid/nll"], rel=1e-4)
+    assert validation["valid/perplexity"] == pytest.approx(math.exp(nll / n_tokens), rel=1e-5)
 
 
-def test_items_of_the_loss_stand_in_the_order_of_the_rows() -> None:
-    """Whatever batches they are measured in, and shared by however many ranks."""
+def test_loss_items_are_in_row_order() -> None:
+    """For any batches and any number of ranks."""
     model, loss = small_model(), CrossEntropy(SMOOTHING)
     ranks = Ranks(0, 1, torch.device("cpu"))
-    alone = np.array([
+    separate = np.array([
         measure_losses(model, loss, [collate(only(row), np.array([0]))], ranks).items[0]
         for row in range(len(PAIRS))
     ])  # fmt: skip
-    assert alone[:, 2].tolist() == (PAIRS.target.lengths + 1).tolist()
+    assert separate[:, 2].tolist() == (PAIRS.target.lengths + 1).tolist()
     batches = list(evaluation_batches(PAIRS, 10))
     assert len(batches) > 2
     together = measure_losses(model, loss, batches, ranks).items
-    np.testing.assert_allclose(together, alone, rtol=1e-5)
-    two = [Share(rank, 2, ranks.device) for rank in range(2)]
-    shares = [measure_losses(model, loss, batches, share).items for share in two]
-    np.testing.assert_array_equal(sum(shares), together)
+    np.testing.assert_allclose(together, separate, rtol=1e-5)
+    two_ranks = [RankWithoutSum(rank, 2, ranks.device) for rank in range(2)]
+    sums_of_ranks = [measure_losses(model, loss, batches, rank).items for rank in two_ranks]
+    np.testing.assert_array_equal(sum(sums_of_ranks), together)
 
 
-def test_sums_of_the_run_folder_give_every_score(tmp_path: Path) -> None:
+def test_saved_sums_give_every_score(tmp_path: Path) -> None:
     run = RunFolder(train_small(tmp_path, "trainer.monitor=chrf", "decode.beam=2"))
     assert sorted(path.name for path in run.sums.iterdir()) == [
         f"{split}.{unit}.npy"
@@ -122,63 +124,63 @@ def test_sums_of_the_run_folder_give_every_score(tmp_path: Path) -> None:
     assert results.scores["valid"]["loss"] != results.scores["test_a"]["loss"]
 
 
-def test_heads_are_looked_at_on_the_first_sentences_short_on_both_sides(
+def test_head_statistics_use_first_short_sentences(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looked_at: list[list[list[int]]] = []
+    analysed: list[list[list[int]]] = []
 
-    def look(model: Any, batches: list[Batch], device: torch.device) -> dict[str, Any]:
+    def record_rows(model: Any, batches: list[Batch], device: torch.device) -> dict[str, Any]:
         rows = [row for batch in batches for row in batch.columns["target"].ids_BN.tolist()]
-        looked_at.append(sorted([piece for piece in row if piece != PAD] for row in rows))
+        analysed.append(sorted([piece for piece in row if piece != PAD] for row in rows))
         return {}
 
     text = write_corpus(tmp_path / "text")
     targets = ["dog sees house", "dog", "cat", "house", "tree", "car"]
     (text / "valid.de").write_text("Hund\nHund sieht Haus\nKatze\nHaus\nBaum\nAuto\n", "utf-8")
     (text / "valid.en").write_text("".join(f"{line}\n" for line in targets), "utf-8")
-    monkeypatch.setattr(evaluation, "head_statistics", look)
+    monkeypatch.setattr(evaluation, "head_statistics", record_rows)
     monkeypatch.setattr(evaluation, "MAX_HEAD_PIECES", 6)
     run = train_small(tmp_path, "tokenizer=char", "trainer.head_sentences=3")
     encode = headwise.load(str(run), device="cpu").tokenizers.target.encode
-    assert looked_at[0] == sorted([BOS, *ids] for ids in encode(["cat", "house", "tree"]))
+    assert analysed[0] == sorted([BOS, *ids] for ids in encode(["cat", "house", "tree"]))
 
 
 @pytest.mark.parametrize(
     ("loss", "beam", "method"), [("cross_entropy", 1, "greedy"), ("sparsemax", 3, "beam")]
 )
-def test_the_first_sentences_are_translated_with_the_losses_own_map(
+def test_validation_translates_with_the_map_of_the_loss(
     loss: str, beam: int, method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scored: list[tuple[list[str], dict[str, float]]] = []
-    made: list[Translator] = []
+    translators: list[Translator] = []
     score = evaluation.score_translations
 
-    def kept(hypotheses: list[str], references: list[str], language: str) -> Any:
+    def record_scores(hypotheses: list[str], references: list[str], language: str) -> Any:
         measured = score(hypotheses, references, language)
         scored.append((references, measured.values()))
         return measured
 
-    class Kept(Translator):
-        def __init__(self, *given: Any, **named: Any) -> None:
-            super().__init__(*given, **named)
-            made.append(self)
+    class RecordedTranslator(Translator):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            translators.append(self)
 
-    monkeypatch.setattr(evaluation, "score_translations", kept)
-    monkeypatch.setattr(evaluation, "Translator", Kept)
-    given = (f"loss={loss}", "trainer.valid_sentences=2", f"trainer.valid_beam={beam}")
-    run = train_small(tmp_path, *given, "decode.n_best=2")
+    monkeypatch.setattr(evaluation, "score_translations", record_scores)
+    monkeypatch.setattr(evaluation, "Translator", RecordedTranslator)
+    overrides = (f"loss={loss}", "trainer.valid_sentences=2", f"trainer.valid_beam={beam}")
+    run = train_small(tmp_path, *overrides, "decode.n_best=2")
     references, scores = scored[0]
     assert references == lines(tmp_path, "en")[:2]
     loaded = headwise.load(str(run), device="cpu").translator
-    assert loaded.output.is_sparse == made[0].output.is_sparse == (loss == "sparsemax")
-    search = made[0].config
+    assert loaded.output.is_sparse == translators[0].output.is_sparse == (loss == "sparsemax")
+    search = translators[0].config
     assert (search.method, search.beam, search.n_best) == (method, beam, 1)
     first = next(row for row in read_jsonl(run / "metrics.jsonl") if "valid/bleu" in row)
     for metric, value in scores.items():
         assert first[f"valid/{metric}"] == value
 
 
-def test_a_line_break_within_a_translation_moves_no_other_line(tmp_path: Path) -> None:
+def test_line_breaks_in_translations_are_removed(tmp_path: Path) -> None:
     path = tmp_path / "valid.txt"
     evaluation.write_lines(path, ["a\nb", "", "c\u2028d\r"])
     assert path.read_text(encoding="utf-8") == "a b\n\nc d\n"

@@ -1,4 +1,4 @@
-"""Corpora opened from folders of text, through the shipped yaml files."""
+"""Corpora opened from folders of text with the yaml files of headwise."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from headwise.config.folders import group_choices
 from headwise.data.corpus import open_corpus
 from headwise.errors import DataError
 
-# name -> (languages as named in files, stems that the usual local folder has)
+# name -> (languages in file names, stems of the files of a local folder)
 FOLDERS = {
     "multi30k": ("de", "en", ["train", "valid", "test_2016_flickr", "test_2017_flickr"]),
     "iwslt17": ("de", "en", ["train", "valid_dev2010", "test_tst2013", "test_tst2014"]),
@@ -38,7 +38,7 @@ def _fill(folder: Path, name: str, gz: bool = True) -> None:
 
 @pytest.mark.parametrize("name", FOLDERS)
 @pytest.mark.parametrize("gz", [True, False])
-def test_local_folder_of_every_corpus(tmp_path: Path, name: str, gz: bool) -> None:
+def test_every_corpus_opens_from_a_local_folder(tmp_path: Path, name: str, gz: bool) -> None:
     source, target, stems = FOLDERS[name]
     _fill(tmp_path / "text", name, gz)
     corpus = open_named_corpus(tmp_path, name, dir=str(tmp_path / "text"))
@@ -50,21 +50,23 @@ def test_local_folder_of_every_corpus(tmp_path: Path, name: str, gz: bool) -> No
 
 
 @pytest.mark.parametrize("name", FOLDERS)
-def test_shelf_of_corpora(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_corpora_open_from_headwise_data(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = data_config(name)
     assert config.folder
     _fill(tmp_path / "shelf" / config.folder, name)
     monkeypatch.setenv("HEADWISE_DATA", str(tmp_path / "shelf"))
-    by_shelf = open_corpus(config, tmp_path / "cache")
-    by_folder = open_named_corpus(tmp_path, name, dir=str(tmp_path / "shelf" / config.folder))
-    assert by_shelf.fingerprint() == by_folder.fingerprint()
-    # data.dir wins over the shelf.
+    from_shelf = open_corpus(config, tmp_path / "cache")
+    from_folder = open_named_corpus(tmp_path, name, dir=str(tmp_path / "shelf" / config.folder))
+    assert from_shelf.fingerprint() == from_folder.fingerprint()
+    # data.dir takes precedence over HEADWISE_DATA
     _fill(tmp_path / "own", name, gz=False)
-    own = open_named_corpus(tmp_path, name, dir=str(tmp_path / "own"))
-    assert own.fingerprint() != by_shelf.fingerprint()
+    other_text = open_named_corpus(tmp_path, name, dir=str(tmp_path / "own"))
+    assert other_text.fingerprint() != from_shelf.fingerprint()
 
 
-def test_own_text_as_one_table(tmp_path: Path) -> None:
+def test_user_text_in_tables_is_read(tmp_path: Path) -> None:
     for stem in ("train", "dev", "test_a", "test_b"):
         pairs = sentences("fr", "eu", 3, stem)
         table = encode_lines(["fr\teu", *map("\t".join, pairs)])
@@ -75,7 +77,7 @@ def test_own_text_as_one_table(tmp_path: Path) -> None:
     assert corpus.read("test_b")[0][2].endswith("test_b.")
 
 
-def test_test_sets_in_shards_have_the_names_of_their_tables(tmp_path: Path) -> None:
+def test_sharded_test_sets_are_named_after_their_tables(tmp_path: Path) -> None:
     text = tmp_path / "text"
     text.mkdir()
     for stem in ("train", "valid"):
@@ -92,7 +94,7 @@ def test_test_sets_in_shards_have_the_names_of_their_tables(tmp_path: Path) -> N
         assert list(corpus.text(name)) == pairs
 
 
-def test_direction_turns_with_source_and_target(tmp_path: Path) -> None:
+def test_source_and_target_set_the_direction(tmp_path: Path) -> None:
     _fill(tmp_path / "text", "multi30k")
     folder = str(tmp_path / "text")
     forward = open_named_corpus(tmp_path, "multi30k", dir=folder)
@@ -101,24 +103,26 @@ def test_direction_turns_with_source_and_target(tmp_path: Path) -> None:
     assert forward.fingerprint() != backward.fingerprint()
 
 
-def test_fingerprint_follows_text_rules_and_limit(tmp_path: Path) -> None:
+def test_fingerprint_depends_on_text_cleaning_and_limit(tmp_path: Path) -> None:
     _fill(tmp_path / "text", "multi30k", gz=False)
     folder = str(tmp_path / "text")
-    seen = {open_named_corpus(tmp_path, "multi30k", dir=folder).fingerprint()}
-    untested = open_named_corpus(tmp_path, "multi30k", dir=folder, test=[])
-    assert untested.fingerprint() in seen
-    assert untested.config.test == []  # a known corpus has what was asked for
-    seen.add(open_named_corpus(tmp_path, "multi30k", dir=folder, max_train_pairs=2).fingerprint())
-    seen.add(
+    fingerprints = {open_named_corpus(tmp_path, "multi30k", dir=folder).fingerprint()}
+    without_tests = open_named_corpus(tmp_path, "multi30k", dir=folder, test=[])
+    assert without_tests.fingerprint() in fingerprints
+    assert without_tests.config.test == []  # the default test sets are not added
+    fingerprints.add(
+        open_named_corpus(tmp_path, "multi30k", dir=folder, max_train_pairs=2).fingerprint()
+    )
+    fingerprints.add(
         open_named_corpus(tmp_path, "multi30k", dir=folder, cleaning={"max_words": 9}).fingerprint()
     )
     with (tmp_path / "text" / "train.de").open("a") as stream:
         stream.write("noch ein Satz\n")
-    seen.add(open_named_corpus(tmp_path, "multi30k", dir=folder).fingerprint())
-    assert len(seen) == 4
+    fingerprints.add(open_named_corpus(tmp_path, "multi30k", dir=folder).fingerprint())
+    assert len(fingerprints) == 4
 
 
-def test_training_text_is_cleaned_and_tests_are_not(tmp_path: Path) -> None:
+def test_only_training_text_is_filtered(tmp_path: Path) -> None:
     pairs = [("Aşa este.", "So it is."), (" ", "nothing"), ("a " * 81, "b " * 81), ("ţară", "land")]
     pairs.append(("one", "too many"))
     for stem in ("train", "valid", "test_newstest2016"):
@@ -134,7 +138,7 @@ def test_training_text_is_cleaned_and_tests_are_not(tmp_path: Path) -> None:
     assert test[0][3] == "țară"
 
 
-def test_rules_that_leave_nothing_are_refused(tmp_path: Path) -> None:
+def test_cleaning_that_removes_all_pairs_is_rejected(tmp_path: Path) -> None:
     _fill(tmp_path, "multi30k")
     corpus = open_named_corpus(tmp_path, "multi30k", dir=str(tmp_path), cleaning={"max_words": 1})
     with pytest.raises(DataError, match=r"no training pair is left: kept 0 of 4.*max_words 4"):
@@ -151,26 +155,26 @@ def test_every_yaml_is_typed_and_documented(name: str) -> None:
     assert set(config.test) <= set(config.files) or name == "builtin"
     if name not in ("builtin", "files"):
         assert config.folder
-        # one without a published split says so, and needs a folder
+        # a corpus without a published split needs a folder
         assert len(config.origins) >= 1 or "no official split" in config.notes
 
 
-def test_several_splits_are_read_as_one(tmp_path: Path) -> None:
+def test_joined_splits_are_read_as_one(tmp_path: Path) -> None:
     _fill(tmp_path / "text", "iwslt17")
     folder, joined = str(tmp_path / "text"), "test_tst2014+test_tst2013"
     corpus = open_named_corpus(
         tmp_path, "iwslt17", dir=folder, valid="valid+test_tst2013", test=[joined]
     )
-    apart = [corpus.read(name) for name in joined.split("+")]
-    assert corpus.read(joined) == (apart[0][0] + apart[1][0], apart[0][1] + apart[1][1])
+    parts = [corpus.read(name) for name in joined.split("+")]
+    assert corpus.read(joined) == (parts[0][0] + parts[1][0], parts[0][1] + parts[1][1])
     assert len(corpus.read("valid+test_tst2013")[0]) == 8
-    turned = corpus.identity("test_tst2013+test_tst2014")
-    alone = corpus.identity("test_tst2013")
-    assert len({corpus.identity(joined), turned, alone}) == 3
+    reversed_identity = corpus.identity("test_tst2013+test_tst2014")
+    single_identity = corpus.identity("test_tst2013")
+    assert len({corpus.identity(joined), reversed_identity, single_identity}) == 3
 
 
 @pytest.mark.parametrize("test", ["test_tst2O14", "test_tst2013+test_tst2O14"])
-def test_a_split_that_is_not_there_is_refused_by_name(tmp_path: Path, test: str) -> None:
+def test_missing_split_is_rejected_by_name(tmp_path: Path, test: str) -> None:
     _fill(tmp_path, "iwslt17")
     with pytest.raises(DataError, match=r"no split 'test_tst2O14'.*test_tst2013, test_tst2014"):
         open_named_corpus(tmp_path, "iwslt17", dir=str(tmp_path), test=[test])
@@ -180,7 +184,7 @@ def test_a_split_that_is_not_there_is_refused_by_name(tmp_path: Path, test: str)
 
 
 @pytest.mark.parametrize(
-    ("folder", "lost", "message"),
+    ("folder", "missing", "message"),
     [
         ("text", "train.de.gz train.en.gz", r"expected train.de, train.en .*closest.*train\.d"),
         ("text", "train.en.gz", r"its other side train\.en .*closest.*train\.en\.gz_"),
@@ -190,11 +194,11 @@ def test_a_split_that_is_not_there_is_refused_by_name(tmp_path: Path, test: str)
         (None, "", r"data\.dir=FOLDER with train\.de, train\.en"),
     ],
 )
-def test_missing_files_name_what_was_looked_for_and_the_nearest(
-    tmp_path: Path, folder: str | None, lost: str, message: str
+def test_missing_files_are_named_with_a_suggestion(
+    tmp_path: Path, folder: str | None, missing: str, message: str
 ) -> None:
     _fill(tmp_path / "text", "multi30k")
-    for name in lost.split():
+    for name in missing.split():
         (tmp_path / "text" / name).rename(tmp_path / "text" / f"{name}_")
     place = folder and str(tmp_path / folder)
     with pytest.raises(DataError, match=message):

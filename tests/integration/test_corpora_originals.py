@@ -1,4 +1,4 @@
-"""Corpora in the layouts in which they were published, through the shipped yaml files."""
+"""Corpora in their published layouts, with the yaml files of headwise."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _check(corpus: Corpus) -> None:
 
 
 @pytest.mark.parametrize("case", ORIGINALS)
-def test_archives_in_a_folder_of_ones_own(tmp_path: Path, case: str) -> None:
+def test_archives_in_a_local_folder_are_read(tmp_path: Path, case: str) -> None:
     name, write = ORIGINALS[case]
     folder = tmp_path / "archives"
     folder.mkdir()
@@ -57,7 +57,7 @@ def test_archives_in_a_folder_of_ones_own(tmp_path: Path, case: str) -> None:
     assert not (tmp_path / "cache" / "downloads").exists()
 
 
-def test_kftt_as_its_authors_tokenised_it(tmp_path: Path) -> None:
+def test_tokenised_version_of_kftt_is_read(tmp_path: Path) -> None:
     write_kftt(tmp_path)
     settings = {"train": "train_tok", "valid": "valid_tok", "test": ["test_tok"]}
     corpus = open_named_corpus(tmp_path, "kftt", dir=str(tmp_path), **settings)
@@ -65,7 +65,7 @@ def test_kftt_as_its_authors_tokenised_it(tmp_path: Path) -> None:
     assert len(corpus.read("test_tok")[0]) == len(TEST)
 
 
-def test_official_iwslt_test_set_from_two_archives(tmp_path: Path) -> None:
+def test_iwslt_test_set_is_read_from_two_archives(tmp_path: Path) -> None:
     write_iwslt(tmp_path)
     with pytest.raises(DataError, match=r"'test_de' is missing: put 2017-01-ted-test/de-en\.tgz"):
         open_named_corpus(tmp_path, "iwslt17", dir=str(tmp_path), test=["test_tst2017"])
@@ -76,33 +76,35 @@ def test_official_iwslt_test_set_from_two_archives(tmp_path: Path) -> None:
         write_tar(path, {name: iwslt_xml(sides[code], code, talk=pair)})
     corpus = open_named_corpus(tmp_path, "iwslt17", dir=str(tmp_path), test=["test_tst2017"])
     joined = "valid+test_tst2017"
-    whole = open_named_corpus(tmp_path, "iwslt17", dir=str(tmp_path), test=[joined]).read(joined)[1]
-    assert whole == corpus.read("valid")[1] + corpus.read("test_tst2017")[1]
+    joined_targets = open_named_corpus(tmp_path, "iwslt17", dir=str(tmp_path), test=[joined]).read(
+        joined
+    )[1]
+    assert joined_targets == corpus.read("valid")[1] + corpus.read("test_tst2017")[1]
     assert list(corpus.text("test_tst2017")) == TEST
 
 
-def test_test_set_published_in_one_direction_serves_the_other(tmp_path: Path) -> None:
+def test_test_set_works_in_both_directions(tmp_path: Path) -> None:
     write_wmt16(tmp_path)
     settings = {"source": "en", "target": "ro"}
     corpus = open_named_corpus(tmp_path, "wmt16", dir=str(tmp_path), **settings)
-    # The order is that of the source side, whose documents come last first here.
+    # in the order of the source side, whose documents are reversed here
     assert sorted(corpus.text("test_newstest2016")) == [(t, s) for s, t in TEST]
 
 
 @pytest.mark.parametrize("name", HUB)
 @pytest.mark.parametrize("top", [True, False])
-def test_copy_of_the_hub(tmp_path: Path, name: str, top: bool) -> None:
+def test_local_copy_of_the_hub_is_read(tmp_path: Path, name: str, top: bool) -> None:
     write_hub_copy(tmp_path / "copy", name, top)
     corpus = open_named_corpus(tmp_path, name, dir=str(tmp_path / "copy"))
     assert list(corpus.text("train")) == TRAIN
     assert list(corpus.text("valid")) == VALID
-    found = list(corpus.text(corpus.config.test[0]))
-    assert found[: len(TEST)] == TEST
-    assert len(found) == (993 if name == "iwslt17" else len(TEST))
+    pairs = list(corpus.text(corpus.config.test[0]))
+    assert pairs[: len(TEST)] == TEST
+    assert len(pairs) == (993 if name == "iwslt17" else len(TEST))
 
 
-def test_hub_by_the_datasets_library(tmp_path: Path) -> None:
-    """A folder stands in for the repository; the library, the columns and the swap are real."""
+def test_hub_source_uses_the_datasets_library(tmp_path: Path) -> None:
+    """A local folder replaces the repository; library, columns and order are real."""
     for split, pairs in {"train": TRAIN, "validation": VALID, "test": TEST}.items():
         rows = translations(("de", "en"), [(t, s) for s, t in pairs])
         write_parquet(tmp_path / f"repo/de-en/{split}-00000-of-00001.parquet", rows)
@@ -114,7 +116,7 @@ def test_hub_by_the_datasets_library(tmp_path: Path) -> None:
     assert source.identity("train") == source.identity("train") != source.identity("valid")
 
 
-def test_a_missing_corpus_names_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_corpus_names_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
 
     def load_dataset(*args: Any, **kwargs: Any) -> None:
@@ -123,13 +125,13 @@ def test_a_missing_corpus_names_its_files(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr("datasets.load_dataset", load_dataset)
     monkeypatch.setattr("headwise.data.corpora.archive.download", _no_network)
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(DataError) as error:
         open_named_corpus(tmp_path, "iwslt17")
     args, kwargs = calls[0]
     assert args == ("IWSLT/iwslt2017",)
     assert kwargs["data_dir"] == "iwslt2017-de-en"
     assert kwargs["revision"] == "refs/convert/parquet"
-    message = str(caught.value)
+    message = str(error.value)
     for part in (
         "data.dir=FOLDER with train.de, train.en, valid_dev2010.de, valid_dev2010.en",
         "HEADWISE_DATA=FOLDER with such a folder named ted_iwslt_de_en",
@@ -147,23 +149,23 @@ def _no_network(entries: Any, folder: Path) -> Path:
 
 def test_incomplete_and_damaged_archives_are_named(tmp_path: Path) -> None:
     write_wmt14(tmp_path)
-    whole = (tmp_path / "test-full.tgz").read_bytes()
+    content = (tmp_path / "test-full.tgz").read_bytes()
     (tmp_path / "dev.tgz").rename(tmp_path / "elsewhere")
     with pytest.raises(DataError, match=r"archive 'dev' is missing: put dev\.tgz into"):
         open_named_corpus(tmp_path, "wmt14", dir=str(tmp_path))
     (tmp_path / "elsewhere").rename(tmp_path / "dev.tgz")
-    (tmp_path / "test-full.tgz").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "test-full.tgz").write_bytes(content[: len(content) // 2])
     corpus = open_named_corpus(tmp_path, "wmt14", dir=str(tmp_path))
     with pytest.raises(DataError, match=r"test-full\.tgz is truncated or not a zip or tar archive"):
         list(corpus.text("test_newstest2014"))
     with zipfile.ZipFile(tmp_path / "test-full.tgz", "w") as archive:
         archive.writestr("newstest2014-deen-src.en.sgm", "<seg>")
-    packed = (tmp_path / "test-full.tgz").read_bytes()
-    for at, flag in (6, 1), (8, 99):  # encrypted; packed in a way that nobody knows
-        spoilt = bytearray(packed)
-        for start in (0, packed.index(b"PK\x01\x02") + 2):
-            spoilt[start + at] = flag
-        (tmp_path / "test-full.tgz").write_bytes(spoilt)
+    archive_bytes = (tmp_path / "test-full.tgz").read_bytes()
+    for offset, flag in (6, 1), (8, 99):  # encrypted; an unknown compression method
+        corrupt = bytearray(archive_bytes)
+        for start in (0, archive_bytes.index(b"PK\x01\x02") + 2):
+            corrupt[start + offset] = flag
+        (tmp_path / "test-full.tgz").write_bytes(corrupt)
         with pytest.raises(DataError, match=r"src\.en\.sgm cannot be extracted"):
             list(corpus.text("test_newstest2014"))
     write_tar(tmp_path / "test-full.tgz", {"test-full/newstest2014-deen-src.en.sgm": b"<seg>"})
@@ -171,7 +173,7 @@ def test_incomplete_and_damaged_archives_are_named(tmp_path: Path) -> None:
         list(corpus.text("test_newstest2014"))
 
 
-def test_newstest2013_as_plain_text(tmp_path: Path) -> None:
+def test_newstest2013_is_read_from_plain_text(tmp_path: Path) -> None:
     write_wmt14(tmp_path)
     sides = sides_of(VALID, "en", "de")
     write_tar(
@@ -180,7 +182,7 @@ def test_newstest2013_as_plain_text(tmp_path: Path) -> None:
     assert list(open_named_corpus(tmp_path, "wmt14", dir=str(tmp_path)).text("valid")) == VALID
 
 
-def test_download_then_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_downloaded_corpus_works_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_kftt(tmp_path)
     archive = tmp_path / "kftt-data-1.0.tar.gz"
     config = data_config("kftt")
@@ -200,23 +202,29 @@ def test_download_then_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         open_corpus(config, tmp_path / "cache")
 
 
-LEADING_OUT: dict[str, tuple[str, Callable[[Any, str], Any]]] = {
-    "name": ("../kftt", lambda origin, to: origin.update(name=to)),
-    "files": ("sub/../../x.tgz", lambda origin, to: origin["archives"]["kftt"]["files"].append(to)),
+PATHS_OUTSIDE: dict[str, tuple[str, Callable[[Any, str], Any]]] = {
+    "name": ("../kftt", lambda origin, path: origin.update(name=path)),
+    "files": (
+        "sub/../../x.tgz",
+        lambda origin, path: origin["archives"]["kftt"]["files"].append(path),
+    ),
     "downloads": (
         "/nonexistent/x.tgz",
-        lambda origin, to: origin["archives"]["kftt"]["downloads"][0].update(file=to),
+        lambda origin, path: origin["archives"]["kftt"]["downloads"][0].update(file=path),
     ),
-    "splits": ("..", lambda origin, to: origin["splits"].update({to: origin["splits"]["test"]})),
+    "splits": (
+        "..",
+        lambda origin, path: origin["splits"].update({path: origin["splits"]["test"]}),
+    ),
 }
 
 
-@pytest.mark.parametrize("key", LEADING_OUT)
-def test_names_that_lead_out_of_the_cache_are_refused(tmp_path: Path, key: str) -> None:
+@pytest.mark.parametrize("key", PATHS_OUTSIDE)
+def test_names_outside_the_cache_are_rejected(tmp_path: Path, key: str) -> None:
     config = data_config("kftt")
-    value, change = LEADING_OUT[key]
+    value, change = PATHS_OUTSIDE[key]
     change(config.origins[1], value)
-    named = rf"data\.origins\[1\]\..*{key}.*{re.escape(repr(value))}"
-    with pytest.raises(ConfigError, match=named):
+    message = rf"data\.origins\[1\]\..*{key}.*{re.escape(repr(value))}"
+    with pytest.raises(ConfigError, match=message):
         open_corpus(config, tmp_path / "cache")
     assert not (tmp_path / "cache").exists()

@@ -1,4 +1,4 @@
-"""A text in one language, from its files to bits per byte and back to the bits of a run."""
+"""Density modelling of plain text: bits per byte, heads, the page, resuming, ranks."""
 
 from __future__ import annotations
 
@@ -43,27 +43,27 @@ def overrides(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 @torch.no_grad()
-def bits_by_hand(model: torch.nn.Module, text: bytes) -> float:
-    """Bits of a byte, window by window, in float64."""
+def computed_bits(model: torch.nn.Module, text: bytes) -> float:
+    """Bits per byte, computed window by window in float64."""
     ids = [N_SPECIALS + byte for byte in text]
     nats = 0.0
     for start in range(0, len(ids), WINDOW):
         targets = torch.tensor(ids[start : start + WINDOW])
-        before = torch.tensor([ids[start - 1] if start else BOS, *targets[:-1].tolist()])
-        logits = model(before[None], torch.tensor([len(before)]))[0]
+        previous = torch.tensor([ids[start - 1] if start else BOS, *targets[:-1].tolist()])
+        logits = model(previous[None], torch.tensor([len(previous)]))[0]
         nats += cross_entropy(logits, targets, reduction="sum").item()
     return nats / math.log(2) / len(ids)
 
 
 @pytest.fixture(scope="module")
 def run(overrides: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    given = [*overrides, f"paths.outputs={tmp_path_factory.mktemp('outputs')}"]
+    run_overrides = [*overrides, f"paths.outputs={tmp_path_factory.mktemp('outputs')}"]
     with composer() as make:
-        folder = train(typed(make(given)), given).folder
+        folder = train(typed(make(run_overrides)), run_overrides).folder
     return folder
 
 
-def test_bits_follow_the_weights_and_alphas_are_logged(run: Path, overrides: list[str]) -> None:
+def test_bits_per_byte_and_alphas_match_the_weights(run: Path, overrides: list[str]) -> None:
     results = read_json(run / "results.json")
     with composer() as make:
         config = typed(make(overrides))
@@ -72,9 +72,9 @@ def test_bits_follow_the_weights_and_alphas_are_logged(run: Path, overrides: lis
     model.load_state_dict(weights)
     for split in ("valid", "test"):
         text = (Path(config.data.dir) / f"{split}.txt").read_bytes()
-        found = results["scores"][split]["bits_per_byte"]["score"]
-        assert found == pytest.approx(bits_by_hand(model, text), rel=1e-6)
-        assert found < 8
+        bits_per_byte = results["scores"][split]["bits_per_byte"]["score"]
+        assert bits_per_byte == pytest.approx(computed_bits(model, text), rel=1e-6)
+        assert bits_per_byte < 8
     assert [len(layer) for layer in results["alpha"]["decoder_self"]] == [4, 4]
     assert set(results["heads"]["density"]) == {"decoder_self"}
     sums = RunFolder(run).read_sums("test.loss.npy")
@@ -85,15 +85,17 @@ def test_heads_are_analysed_and_pruned(headwise: CommandLine, run: Path) -> None
     results = read_json(run / "results.json")
     headwise.ok("analyze", f"run={run}")
     rows = HEADS.read(run / "analysis")
-    places = {(row["site"], row["layer"]) for row in rows}
-    assert places == {("decoder_self", 1), ("decoder_self", 2)}
+    layers = {(row["site"], row["layer"]) for row in rows}
+    assert layers == {("decoder_self", 1), ("decoder_self", 2)}
     alphas = list(chain(*results["alpha"]["decoder_self"]))
     assert [row["alpha"] for row in rows] == pytest.approx(alphas)
     assert all(row["importance"] > 0 for row in rows)
     headwise.ok("prune", f"run={run}", "fraction=0.5", "table=true", "data.sentences=null")
     curve = read_json(run / "pruning" / "curve.json")["rows"]
-    whole = results["scores"]["valid"]["bits_per_byte"]["score"]
-    assert curve[0]["bits_per_byte"] == pytest.approx(whole) != curve[-1]["bits_per_byte"]
+    validation_score = results["scores"]["valid"]["bits_per_byte"]["score"]
+    assert (
+        curve[0]["bits_per_byte"] == pytest.approx(validation_score) != curve[-1]["bits_per_byte"]
+    )
     (smaller,) = run.parent.glob("*-pruned-*")
     assert load(smaller, device="cpu").model.sites[0].name == "decoder_self"
 
@@ -108,7 +110,7 @@ def test_page_shows_windows_of_a_text(headwise: CommandLine, run: Path, tmp_path
     page = (run / "page.html").read_text(encoding="utf-8")
     data = json.loads(page.partition('id="data">')[2].partition("</script>")[0])
     texts = [item["texts"]["text"] for item in data["items"]["chosen"]]
-    assert texts == ["Häuschen Häusc", "hen Häuschen H"]  # half an ä is left out
+    assert texts == ["Häuschen Häusc", "hen Häuschen H"]  # without half of the bytes of ä
     for reading in data["runs"][0]["readings"]:
         names = reading["axes"]["decoder_self"]
         shape = [len(names["queries"]), len(names["keys"])]
@@ -116,37 +118,39 @@ def test_page_shows_windows_of_a_text(headwise: CommandLine, run: Path, tmp_path
         assert blocks == [("decoder_self", layer, shape) for layer in (1, 2)]
     assert names["keys"] == ["<s>", *"hen\u2581H", "<0xC3>", "<0xA4>", *"uschen\u2581"]
     loaded = load(run, device="cpu")
-    own = [item.number for item in loaded.task.items(loaded, 2, None).chosen]
-    assert own == [1, 4]
+    numbers = [item.number for item in loaded.task.items(loaded, 2, None).chosen]
+    assert numbers == [1, 4]
 
 
-def test_stopping_is_exact(headwise: CommandLine, overrides: list[str], tmp_path: Path) -> None:
-    whole, halves = (tmp_path / name for name in ("whole", "halves"))
-    headwise.ok("train", *overrides, f"paths.outputs={whole}", "attention=softmax")
+def test_stopped_run_resumes_bitwise_equal(
+    headwise: CommandLine, overrides: list[str], tmp_path: Path
+) -> None:
+    uninterrupted, resumed = (tmp_path / name for name in ("whole", "halves"))
+    headwise.ok("train", *overrides, f"paths.outputs={uninterrupted}", "attention=softmax")
     for n_updates in (7, 12):
         changed = f"trainer.max_updates={n_updates}"
-        headwise.ok("train", *overrides, f"paths.outputs={halves}", "attention=softmax", changed)
+        headwise.ok("train", *overrides, f"paths.outputs={resumed}", "attention=softmax", changed)
     weights: list[dict[str, Any]] = []
-    for outputs in (whole, halves):
+    for outputs in (uninterrupted, resumed):
         (run,) = run_folders(outputs)
         weights.append(load_checkpoint(run / "checkpoints" / "last.pt")["model"])
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
 @pytest.mark.slow
-def test_two_ranks_are_one_with_twice_the_tokens(
+def test_two_ranks_equal_one_with_twice_the_tokens(
     headwise: CommandLine, runs: Runs, overrides: list[str]
 ) -> None:
     folders = [runs.folder / name for name in ("one", "pair")]
-    calm = [*overrides, *(f"{key}={value}" for key, value in NO_DROPOUT.items())]
-    headwise.ok("train", *calm, f"paths.outputs={folders[0]}")
-    result = runs.ranks([*calm, f"paths.outputs={folders[1]}", "trainer.max_tokens=32"])
+    without_dropout = [*overrides, *(f"{key}={value}" for key, value in NO_DROPOUT.items())]
+    headwise.ok("train", *without_dropout, f"paths.outputs={folders[0]}")
+    result = runs.ranks([*without_dropout, f"paths.outputs={folders[1]}", "trainer.max_tokens=32"])
     assert [rank.code for rank in result] == [0, 0], result
     assert_same_metrics(*(run_folders(folder)[0] for folder in folders))
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ("model.decoder_layers=3", "model.layers"),
         ("attention@sites.cross=softmax", "decoder_self"),
@@ -156,10 +160,10 @@ def test_two_ranks_are_one_with_twice_the_tokens(
         ("task=translation", "task must be density with data=text"),
     ],
 )
-def test_what_does_not_belong_to_it_is_refused(
-    headwise: CommandLine, overrides: list[str], tmp_path: Path, change: str, told: str
+def test_settings_of_other_tasks_are_rejected(
+    headwise: CommandLine, overrides: list[str], tmp_path: Path, change: str, message: str
 ) -> None:
-    result = headwise("train", *overrides, f"paths.outputs={tmp_path}", *change.split())
-    assert result.code != 0
-    assert told in result.err
-    assert "Traceback" not in result.err
+    results = headwise("train", *overrides, f"paths.outputs={tmp_path}", *change.split())
+    assert results.code != 0
+    assert message in results.err
+    assert "Traceback" not in results.err

@@ -1,4 +1,4 @@
-"""The docs: their commands run and print what they show; the site needs no network."""
+"""The docs: commands run and print the shown output; the site needs no network."""
 
 from __future__ import annotations
 
@@ -50,15 +50,15 @@ def test_links_have_page_and_heading() -> None:
     for page in (ROOT / "README.md", *(DOCS / name for name in PAGES)):
         text = page.read_text(encoding="utf-8")
         for path, heading in re.findall(r"\]\((?!http)([^)#]*)#?([^)]*)\)", text):
-            place = page.parent / path if path else page
-            assert place.is_file(), f"{page.name}: {path}"
-            titles = re.findall(r"^#+ (.+)$", place.read_text("utf-8"), re.M) if heading else []
+            target = page.parent / path if path else page
+            assert target.is_file(), f"{page.name}: {path}"
+            titles = re.findall(r"^#+ (.+)$", target.read_text("utf-8"), re.M) if heading else []
             anchors = {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
             assert not heading or heading in anchors, f"{page.name}: {path}#{heading}"
 
 
 def test_api_reference_lists_imported_names() -> None:
-    """Names that it has and the code does not are errors of the strict build."""
+    """The strict build rejects names that the code does not have."""
     documented = {
         name
         for page in DOCS.glob("api/*.md")
@@ -86,9 +86,9 @@ def test_demo_score_is_the_same_in_readme_and_first_run() -> None:
 
 @pytest.mark.parametrize("name", PAGES)
 def test_skipped_commands_have_reason(name: str) -> None:
-    marked = [block for block in blocks_of(DOCS / name) if block.not_run is not None]
-    assert len(marked) <= MAX_SKIPPED, [block.line for block in marked]
-    for block in marked:
+    skipped = [block for block in blocks_of(DOCS / name) if block.not_run is not None]
+    assert len(skipped) <= MAX_SKIPPED, [block.line for block in skipped]
+    for block in skipped:
         assert len(block.not_run.split()) > 2, f"{name}:{block.line}: no reason"  # type: ignore[union-attr]
 
 
@@ -96,7 +96,7 @@ def test_skipped_commands_have_reason(name: str) -> None:
 @pytest.mark.parametrize(
     "name", [name for name in PAGES if any(block.runs for block in blocks_of(DOCS / name))]
 )
-def test_commands_run_and_print_what_pages_show(name: str, address: str, tmp_path: Path) -> None:
+def test_commands_run_and_print_the_shown_output(name: str, address: str, tmp_path: Path) -> None:
     blocks = blocks_of(DOCS / name)
     printed = WorkingCopy(tmp_path / "headwise", address).run(blocks)
     for result in printed:
@@ -157,8 +157,8 @@ def test_site_needs_no_network(tmp_path: Path) -> None:
         assert not [address for address in fetched if is_outside(address)], page.name
         for address in fetched:
             path = re.split(r"[?#]", address)[0]
-            place = built / path[1:] if path.startswith("/") else page.parent / path
-            assert not path or place.is_file(), f"{page.name}: {address}"
+            target = built / path[1:] if path.startswith("/") else page.parent / path
+            assert not path or target.is_file(), f"{page.name}: {address}"
     for style in built.rglob("*.css"):
         text = style.read_text(encoding="utf-8")
         urls = re.findall(r"url\(([^)]*)", text) + re.findall(r"@import\s+([\"'][^\"']*)", text)

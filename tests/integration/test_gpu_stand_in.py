@@ -1,4 +1,4 @@
-"""What training and the commands do on a GPU, where a stand-in takes its place."""
+"""Training and commands on a stand-in for a GPU."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COMPILER = shutil.which("g++") or shutil.which("clang++")
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(COMPILER is None or sys.platform != "linux", reason="no C++ compiler here"),
-    pytest.mark.skipif(torch.version.cuda is not None, reason="this torch has a GPU of its own"),
+    pytest.mark.skipif(torch.version.cuda is not None, reason="this torch supports CUDA"),
 ]
 
 UPDATES = [
@@ -43,16 +43,18 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return standin_gpu.build(tmp_path_factory.mktemp("standin"), COMPILER)
 
 
-def check(library: Path, cases: Sequence[Sequence[str]], lengths: Sequence[Sequence[int]]) -> None:
-    """That updates give what they give on the CPU, and that none waits: the words are few."""
-    order = {"cases": cases, "lengths": lengths}
-    for case, found in zip(cases, run_job(library, "updates", order), strict=True):
-        assert found["cuda"] == pytest.approx(found["cpu"], rel=1e-4), case
-        assert not found["waits"], (case, found)
+def assert_updates_match(
+    library: Path, cases: Sequence[Sequence[str]], lengths: Sequence[Sequence[int]]
+) -> None:
+    """Assert that updates match those of the CPU and do not wait, for a small vocabulary."""
+    request = {"cases": cases, "lengths": lengths}
+    for case, losses in zip(cases, run_job(library, "updates", request), strict=True):
+        assert losses["cuda"] == pytest.approx(losses["cpu"], rel=1e-4), case
+        assert not losses["waits"], (case, losses)
 
 
-def test_updates_are_those_of_the_cpu_and_do_not_wait(library: Path) -> None:
-    check(library, UPDATES, [[9, 7, 11, 3], [30, 26, 4], [17, 17]])
+def test_updates_match_the_cpu_without_host_waits(library: Path) -> None:
+    assert_updates_match(library, UPDATES, [[9, 7, 11, 3], [30, 26, 4], [17, 17]])
 
 
 needs_interpreter = pytest.mark.skipif(
@@ -62,32 +64,32 @@ needs_interpreter = pytest.mark.skipif(
 
 @pytest.mark.triton
 @needs_interpreter
-def test_kernels_give_the_same_and_do_not_wait(library: Path) -> None:
-    check(library, [["attention=alpha_entmax"], ["loss=entmax15"]], [[3, 4], [5, 6]])
+def test_kernels_match_the_cpu_without_host_waits(library: Path) -> None:
+    assert_updates_match(library, [["attention=alpha_entmax"], ["loss=entmax15"]], [[3, 4], [5, 6]])
 
 
 @pytest.mark.triton
 @needs_interpreter
-def test_what_measures_kernels_goes_through(library: Path, tmp_path: Path) -> None:
+def test_kernel_benchmarks_run(library: Path, tmp_path: Path) -> None:
     lines = {"gpu_attention": ["--quick"], "gpu_rows": []}
-    found = run_job(library, "benchmarks", {"folder": str(tmp_path), "lines": lines})["results"]
-    attention = found["gpu_attention"]["rows"]
+    results = run_job(library, "benchmarks", {"folder": str(tmp_path), "lines": lines})["results"]
+    attention = results["gpu_attention"]["rows"]
     assert len(attention) == 4
     for row in attention:
         assert 0 < row["live"] <= 1
-        assert len(row["ratios"]) >= 8  # of what failed there is none
+        assert len(row["ratios"]) >= 8  # failed ones have none
         assert set(row["ratios"].values()) == {1}, row
-    rows = found["gpu_rows"]["rows"]
+    rows = results["gpu_rows"]["rows"]
     assert [len(row["ratios"]) for row in rows] == [6, 4]
     assert all(set(row["ratios"].values()) == {1} for row in rows)
 
 
-def test_what_measures_training_goes_through(library: Path, tmp_path: Path) -> None:
+def test_training_benchmark_runs(library: Path, tmp_path: Path) -> None:
     lines = {"gpu_training": ["--model", "tiny", "--quick", "--compile"]}
-    found = run_job(library, "benchmarks", {"folder": str(tmp_path), "lines": lines})
-    assert found["is_deterministic"]  # as training asks for
-    assert not [line for line in found["waits"] if line.startswith(("train/step", "model/"))]
-    rows = found["results"]["gpu_training"]["rows"]
+    results = run_job(library, "benchmarks", {"folder": str(tmp_path), "lines": lines})
+    assert results["is_deterministic"]  # as in training
+    assert not [line for line in results["waits"] if line.startswith(("train/step", "model/"))]
+    rows = results["results"]["gpu_training"]["rows"]
     names = ["softmax", "entmax15", "alpha_entmax"]
     assert [(row["attention"], row["compiled"]) for row in rows] == [
         (name, compiled) for compiled in (False, True) for name in names
@@ -100,12 +102,12 @@ def test_what_measures_training_goes_through(library: Path, tmp_path: Path) -> N
     assert learned - softmax == 3 * 4 * n_alphas  # with two moments, in float32
 
 
-def test_a_run_and_what_reads_it(library: Path, tmp_path: Path) -> None:
+def test_commands_run_on_the_device(library: Path, tmp_path: Path) -> None:
     write_corpus(tmp_path / "text")
-    chosen = ("attention=alpha_entmax", "trainer.precision=bf16")
-    train = ["train", *small_overrides(tmp_path, *chosen)]
-    first: dict[str, Any] = run_job(library, "commands", [[*train, "trainer.device=auto"]])
-    assert (first["codes"], "trainer=gpu has larger ones" in first["output"]) == ([0], True)
+    settings = ("attention=alpha_entmax", "trainer.precision=bf16")
+    train = ["train", *small_overrides(tmp_path, *settings)]
+    training: dict[str, Any] = run_job(library, "commands", [[*train, "trainer.device=auto"]])
+    assert (training["codes"], "trainer=gpu has larger ones" in training["output"]) == ([0], True)
     (run,) = (one.parent for one in tmp_path.glob("outputs/**/results.json"))
     results = read_json(run / "results.json")
     assert results["scores"]
@@ -115,8 +117,8 @@ def test_a_run_and_what_reads_it(library: Path, tmp_path: Path) -> None:
         ["analyze", f"run={run}", "device=cuda"],
         ["prune", f"run={run}", "device=cuda"],
     ]
-    told: dict[str, Any] = run_job(library, "commands", lines)
-    assert told["codes"] == [0] * len(lines)
-    assert "trainer=gpu has larger ones" not in told["output"]
-    # a search tells the host what has ended; what the model computes does not ask it
-    assert not {line for line in told["waits"] if line.startswith(("model/", "attention/"))}
+    reading: dict[str, Any] = run_job(library, "commands", lines)
+    assert reading["codes"] == [0] * len(lines)
+    assert "trainer=gpu has larger ones" not in reading["output"]
+    # only the search waits, for finished translations; the model does not
+    assert not {line for line in reading["waits"] if line.startswith(("model/", "attention/"))}

@@ -1,6 +1,6 @@
-"""The page of runs in a real browser: what it shows, how it answers, and that it asks for nothing.
+"""The page of runs in a real browser: its content, its interaction, and no requests.
 
-One browser and two pages for the module, brought back to their beginning before each test.
+The module shares one browser and two pages, which are reset before each test.
 """
 
 from __future__ import annotations
@@ -62,76 +62,76 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def desktop(browser: Any, page_file: Path) -> Iterator[OpenedPage]:
-    opened = OpenedPage(browser, page_file, viewport={"width": 1280, "height": 900})
-    yield opened
-    opened.context.close()
+    opened_page = OpenedPage(browser, page_file, viewport={"width": 1280, "height": 900})
+    yield opened_page
+    opened_page.context.close()
 
 
 @pytest.fixture
-def opened(desktop: OpenedPage) -> OpenedPage:
-    """The page as it is when it is opened, whatever was done with it before."""
+def opened_page(desktop: OpenedPage) -> OpenedPage:
+    """The page in its initial state."""
     desktop.page.select_option("#measure", "alpha")
     desktop.page.select_option("#item", "0")
     return desktop
 
 
 @pytest.fixture
-def compared(browser: Any, compared_file: Path) -> Iterator[OpenedPage]:
-    opened = OpenedPage(browser, compared_file, viewport={"width": 1440, "height": 900})
-    yield opened
-    opened.context.close()
+def compared_page(browser: Any, compared_file: Path) -> Iterator[OpenedPage]:
+    opened_page = OpenedPage(browser, compared_file, viewport={"width": 1440, "height": 900})
+    yield opened_page
+    opened_page.context.close()
 
 
-def test_it_opens_without_complaint_and_asks_for_nothing(
-    opened: OpenedPage, page_file: Path
-) -> None:
-    assert opened.console_messages == []
-    assert {url for url in opened.requests if not url.startswith("data:")} == {page_file.as_uri()}
-    assert "alpha_entmax, scaling length on files De→En" in opened.page.inner_text("h1")
-    assert "nrefs:1|case:mixed" in opened.page.inner_text(".signature")
-    pictures = opened.page.locator("#pictures img")
+def test_page_opens_without_errors_and_requests(opened_page: OpenedPage, page_file: Path) -> None:
+    assert opened_page.console_messages == []
+    assert {url for url in opened_page.requests if not url.startswith("data:")} == {
+        page_file.as_uri()
+    }
+    assert "alpha_entmax, scaling length on files De→En" in opened_page.page.inner_text("h1")
+    assert "nrefs:1|case:mixed" in opened_page.page.inner_text(".signature")
+    pictures = opened_page.page.locator("#pictures img")
     titles = [str(image.get_attribute("alt")) for image in pictures.all()]
     kinds = "α of the heads over training", "Loss per target token and BLEU", "Density", "Diversity"
     for kind in kinds:
         assert any(title.startswith(kind) for title in titles), kind
     sizes = pictures.evaluate_all("(all) => all.map((image) => image.naturalWidth)")
-    assert min(sizes) > 100  # each of them was decoded
+    assert min(sizes) > 100  # all are decoded
 
 
-def test_text_that_looks_like_markup_is_shown_as_it_is(opened: OpenedPage) -> None:
-    shown = opened.page.locator("#item option").all_text_contents()
-    assert shown == [f"{line} {text}" for line, text in enumerate(SENTENCES, start=1)]
-    for place, text in enumerate(SENTENCES):
-        opened.page.select_option("#item", str(place))
-        assert opened.page.locator("#texts dd").first.text_content() == text
-        assert opened.page.locator("#texts img, #maps img").count() == 0
-    assert opened.page.evaluate("window.hacked") is None
-    assert opened.console_messages == []
-    # the longest word stays inside of its column
-    assert opened.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+def test_markup_in_text_is_shown_as_text(opened_page: OpenedPage) -> None:
+    options = opened_page.page.locator("#item option").all_text_contents()
+    assert options == [f"{line} {text}" for line, text in enumerate(SENTENCES, start=1)]
+    for index, text in enumerate(SENTENCES):
+        opened_page.page.select_option("#item", str(index))
+        assert opened_page.page.locator("#texts dd").first.text_content() == text
+        assert opened_page.page.locator("#texts img, #maps img").count() == 0
+    assert opened_page.page.evaluate("window.hacked") is None
+    assert opened_page.console_messages == []
+    # the longest word fits into its column
+    assert opened_page.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
-def test_ink_is_where_weights_are_not_zero(opened: OpenedPage, runs: Runs) -> None:
+def test_nonzero_weights_have_a_colour(opened_page: OpenedPage, runs: Runs) -> None:
     n_zeros = 0
     observations = observed_weights(runs[0], FIRST)
     for site, layer, head in (("encoder_self", 2, 1), ("decoder_self", 1, 2), ("cross", 1, 1)):
         weights_HQK, allowed_HQK = observations[site, layer]
         weights, allowed = weights_HQK[head - 1], allowed_HQK[head - 1]
-        opened.choose(site, layer, head)
-        shown, has_ink = opened.cells()
+        opened_page.choose(site, layer, head)
+        page_weights, has_ink = opened_page.cells()
         assert (has_ink == ((weights != 0) | ~allowed)).all()
-        np.testing.assert_allclose(shown, np.where(allowed, weights, np.nan), rtol=0.004)
+        np.testing.assert_allclose(page_weights, np.where(allowed, weights, np.nan), rtol=0.004)
         n_zeros += int(((weights == 0) & allowed).sum())
-    assert n_zeros > 0  # else the test has seen no exact zero
+    assert n_zeros > 0  # else no exact zero was tested
 
 
-def test_measures_are_chosen_and_heads_too_without_a_mouse(opened: OpenedPage) -> None:
-    page = opened.page
-    # what an attention reports of itself is a measure too
+def test_measures_and_heads_are_selected_by_keyboard(opened_page: OpenedPage) -> None:
+    page = opened_page.page
+    # statistics of an attention are measures too
     page.select_option("#measure", "scale_gamma")
-    assert "scale gamma" in str(opened.head("cross", 1, 2).get_attribute("aria-label"))
+    assert "scale gamma" in str(opened_page.head("cross", 1, 2).get_attribute("aria-label"))
     page.select_option("#measure", "confidence")
-    chosen = opened.head("encoder_self", 2, 2)
+    chosen = opened_page.head("encoder_self", 2, 2)
     assert "layer 2, head 2: confidence" in str(chosen.get_attribute("aria-label"))
     chosen.focus()
     page.keyboard.press("Enter")
@@ -143,97 +143,97 @@ def test_measures_are_chosen_and_heads_too_without_a_mouse(opened: OpenedPage) -
     assert page.evaluate("document.activeElement.textContent") == "head 1"
 
 
-def test_the_weight_at_the_pointer_is_told(opened: OpenedPage, runs: Runs) -> None:
-    opened.choose("cross", 1, 1)
+def test_weight_at_the_pointer_is_shown(opened_page: OpenedPage, runs: Runs) -> None:
+    opened_page.choose("cross", 1, 1)
     weights_HQK, _ = observed_weights(runs[0], FIRST)["cross", 1]
-    line = opened.page.locator("#maps output")
-    reading = line.inner_text()
+    line = opened_page.page.locator("#maps output")
+    default_text = line.inner_text()
     for row, column in ((0, 0), (0, 2), (1, 1)):
-        rows = opened.page.locator("table.weights tr + tr")
+        rows = opened_page.page.locator("table.weights tr + tr")
         rows.nth(row).locator("td").nth(column).hover()
-        assert_told(line.inner_text().partition(":")[0], float(weights_HQK[0][row, column]))
-    opened.page.mouse.move(2, 2)
-    assert line.inner_text() == reading
+        assert_weight_text(line.inner_text().partition(":")[0], float(weights_HQK[0][row, column]))
+    opened_page.page.mouse.move(2, 2)
+    assert line.inner_text() == default_text
 
 
-def assert_told(text: str, weight: float) -> None:
-    """A tip has the weight with a small error, and calls zero by its name."""
+def assert_weight_text(text: str, weight: float) -> None:
+    """Assert that the text is the rounded weight, or "exactly 0"."""
     assert (text == "exactly 0") == (weight == 0)
     if weight:
         assert float(text) == pytest.approx(weight, abs=0.01)
 
 
-def test_a_phone_needs_no_sideways_scrolling(browser: Any, page_file: Path) -> None:
-    opened = OpenedPage(browser, page_file, viewport={"width": 360, "height": 740})
-    assert opened.page.evaluate("document.documentElement.scrollWidth") <= 360
-    opened.page.select_option("#item", "3")  # the longest word
-    assert opened.page.evaluate("document.documentElement.scrollWidth") <= 360
-    opened.context.close()
+def test_page_fits_a_phone_without_horizontal_scrolling(browser: Any, page_file: Path) -> None:
+    opened_page = OpenedPage(browser, page_file, viewport={"width": 360, "height": 740})
+    assert opened_page.page.evaluate("document.documentElement.scrollWidth") <= 360
+    opened_page.page.select_option("#item", "3")  # the longest word
+    assert opened_page.page.evaluate("document.documentElement.scrollWidth") <= 360
+    opened_page.context.close()
 
 
 def test_dark_colours_differ_and_stay_monotone(browser: Any, page_file: Path) -> None:
-    opened = OpenedPage(browser, page_file, viewport={"width": 1280, "height": 900})
-    seen: list[list[str]] = []
+    opened_page = OpenedPage(browser, page_file, viewport={"width": 1280, "height": 900})
+    colours_of_schemes: list[list[str]] = []
     for scheme in ("light", "dark"):
-        opened.page.emulate_media(color_scheme=scheme)
-        colours = opened.page.evaluate(
+        opened_page.page.emulate_media(color_scheme=scheme)
+        colours = opened_page.page.evaluate(
             """() => [...Array(21).keys()].map((place) => {
                  const cell = make("i", { class: "shade", style: `--share: ${place / 20}` });
                  document.body.append(cell);
                  return getComputedStyle(cell).backgroundColor;
                })"""
         )
-        lightness = [float(one.removeprefix("oklch(").split()[0]) for one in colours]
+        lightness = [float(colour.removeprefix("oklch(").split()[0]) for colour in colours]
         assert lightness == sorted(lightness, reverse=scheme == "light")
         assert abs(lightness[0] - lightness[-1]) > 0.4
-        paper = opened.page.evaluate("getComputedStyle(document.body).backgroundColor")
-        seen.append([paper, colours[0], colours[-1]])
-    assert all(light != dark for light, dark in zip(*seen, strict=True))
-    opened.context.close()
+        background = opened_page.page.evaluate("getComputedStyle(document.body).backgroundColor")
+        colours_of_schemes.append([background, colours[0], colours[-1]])
+    assert all(light != dark for light, dark in zip(*colours_of_schemes, strict=True))
+    opened_page.context.close()
 
 
 # -- two runs -------------------------------------------------------------------------------------
 
 
-def test_two_runs_are_side_by_side(compared: OpenedPage, runs: Runs, compared_file: Path) -> None:
-    page = compared.page
+def test_two_runs_are_compared(compared_page: OpenedPage, runs: Runs, compared_file: Path) -> None:
+    page = compared_page.page
     assert (compared_file.parent, compared_file.name) == (runs[0], f"page-{runs[1].name}.html")
     assert page.locator("h1").all_inner_texts() == [
         "alpha_entmax, scaling length on files De→En",
         "softmax on files De→En",
     ]
     assert page.inner_text("#origin") == "2 of 5 sentences of test_a"
-    compared.choose("cross", 1, 2)
+    compared_page.choose("cross", 1, 2)
     for run in (0, 1):
-        assert compared.head("cross", 1, 2, run).get_attribute("aria-pressed") == "true"
+        assert compared_page.head("cross", 1, 2, run).get_attribute("aria-pressed") == "true"
     labels = [c.get_attribute("aria-label") for c in page.locator("table.weights").all()]
     assert labels == [
         f"Weights of cross-attention, layer 1, head 2, {name}"
         for name in ("alpha_entmax, scaling length", "softmax")
     ]
-    # a weight has ink, be it ever so little
+    # every non-zero weight has a colour, however small
     weights_HQK, _ = observed_weights(runs[1], page.locator("#texts dd").first.inner_text())[
         "cross", 1
     ]
     weights = weights_HQK[1]
     assert ((weights > 0) & (weights < 1e-4)).any()
-    _, has_ink = compared.cells(run=1)
+    _, has_ink = compared_page.cells(run=1)
     assert (has_ink == (weights != 0)).all()
-    compared.choose("encoder_self", 2, 1)
+    compared_page.choose("encoder_self", 2, 1)
     assert "This run has no such head." in page.locator("figure.map").nth(1).inner_text()
     assert page.locator("table.weights").count() == 1
-    assert compared.console_messages == []
+    assert compared_page.console_messages == []
 
 
-def test_a_head_in_the_findings_chooses_it(compared: OpenedPage) -> None:
-    compared.page.locator("summary", has_text="All findings").first.click()
-    rows = compared.page.locator(".findings tr", has_text="encoder self-attention")
+def test_head_in_the_findings_is_a_link_to_it(compared_page: OpenedPage) -> None:
+    compared_page.page.locator("summary", has_text="All findings").first.click()
+    rows = compared_page.page.locator(".findings tr", has_text="encoder self-attention")
     link = rows.locator("button.link", has_text="layer 2 head").first
     head = int(link.inner_text().split()[-1])
-    compared.choose("cross", 1, 1)
+    compared_page.choose("cross", 1, 1)
     link.click()
-    chosen = compared.head("encoder_self", 2, head)
+    chosen = compared_page.head("encoder_self", 2, head)
     assert chosen.get_attribute("aria-pressed") == "true"
-    compared.page.wait_for_selector(f'table.weights[aria-label*="layer 2, head {head}"]')
-    compared.page.locator("summary", has_text="All findings").first.click()
-    assert compared.console_messages == []
+    compared_page.page.wait_for_selector(f'table.weights[aria-label*="layer 2, head {head}"]')
+    compared_page.page.locator("summary", has_text="All findings").first.click()
+    assert compared_page.console_messages == []

@@ -1,4 +1,4 @@
-"""`headwise report` and the trainings it names: a command that is typed, and launch=true."""
+"""`headwise report` and the commands of missing runs: by hand and with launch=true."""
 
 from __future__ import annotations
 
@@ -38,21 +38,21 @@ def report(headwise: CommandLine, folder: Path, outputs: Path, *more: str) -> Co
     )  # fmt: skip
 
 
-def test_the_named_command_fills_a_cell(
+def test_listed_command_fills_a_cell(
     headwise: CommandLine, softmax_trained: Path, tmp_path: Path
 ) -> None:
     write_real_paper(tmp_path)
     result = report(headwise, tmp_path, softmax_trained / "outputs")
     (command,) = re.findall(r"`(headwise train .*)`", result.out)
-    words = shlex.split(command)
-    assert words[:2] == ["headwise", "train"]
-    headwise.ok(*words[1:])
+    arguments = shlex.split(command)
+    assert arguments[:2] == ["headwise", "train"]
+    headwise.ok(*arguments[1:])
     result = report(headwise, tmp_path, softmax_trained / "outputs")
     assert "## Missing" not in result.out
     assert len(csv_rows(tmp_path, quantity="bleu_tokenised_mean")) == 2
 
 
-def test_launch_trains_what_is_missing_and_goes_on_after_a_failure(
+def test_launch_trains_missing_runs_and_continues_after_a_failure(
     headwise: CommandLine, softmax_trained: Path, tmp_path: Path
 ) -> None:
     text, outputs = softmax_trained / "text", tmp_path / "outputs"
@@ -60,7 +60,9 @@ def test_launch_trains_what_is_missing_and_goes_on_after_a_failure(
         "softmax": [*RECIPE, f"paths.outputs={outputs}", "attention=softmax", "data.dir=/nowhere"],
         "entmax15": [*RECIPE, f"paths.outputs={outputs}", "attention=entmax15", f"data.dir={text}"],
     }
-    cells = [{"row": row, "column": "mine", "overrides": given} for row, given in recipes.items()]
+    cells = [
+        {"row": row, "column": "mine", "overrides": overrides} for row, overrides in recipes.items()
+    ]
     shutil.copytree(softmax_trained / "outputs", outputs)
     write_real_paper(tmp_path, cells=cells, seeds=[1, 2])
     result = report(headwise, tmp_path, outputs, "launch=true")
@@ -69,12 +71,12 @@ def test_launch_trains_what_is_missing_and_goes_on_after_a_failure(
     assert [r["seed"] for r in csv_rows(tmp_path, row="softmax", quantity="missing")] == ["2"]
 
 
-def test_the_heads_of_the_runs_that_fill_cells_are_looked_at_and_drawn(
+def test_heads_of_runs_in_cells_are_analysed_and_drawn(
     headwise: CommandLine, softmax_trained: Path, tmp_path: Path
 ) -> None:
     write_real_paper(tmp_path)
-    drawn = ("heads=true", "figures=true")
-    result = report(headwise, tmp_path, softmax_trained / "outputs", *drawn)
+    options = ("heads=true", "figures=true")
+    result = report(headwise, tmp_path, softmax_trained / "outputs", *options)
     assert result.code == 0
     assert "## Heads, Mine" in (tmp_path / "tables" / "tiny.md").read_text(encoding="utf-8")
     assert "density, mean, cross-attention" in result.out

@@ -1,4 +1,4 @@
-"""`trainer.compile`: the same training with every variant, whatever a graph cannot hold."""
+"""`trainer.compile` gives the same training with every variant, also with graph breaks."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def config_of(attention: str) -> Config:
 
 
 def batches() -> list[Batch]:
-    """Of other numbers of rows and lengths each time."""
+    """Batches with different numbers of rows and lengths."""
     generator = np.random.default_rng(1)
     lengths = generator.integers(1, 21, (2, 30))
     sides = ([generator.integers(4, VOCAB_SIZE, n).tolist() for n in side] for side in lengths)
@@ -47,11 +47,11 @@ def batches() -> list[Batch]:
 
 
 def trained(config: Config, compiled: bool) -> tuple[list[float], dict[str, torch.Tensor]]:
-    """Summed losses of some updates, and the weights after them."""
+    """Summed losses of some updates and the final weights."""
     config.trainer.compile, config.trainer.precision = compiled, "fp32"
     config.optimizer = {"_target_": "torch.optim.SGD", "lr": 0.5}
     config.scheduler = {"_target_": "headwise.train.schedule.Constant"}
-    torch.manual_seed(1)  # every α of the start
+    torch.manual_seed(1)  # initial values of α
     step = step_of(config, torch.device("cpu"))
     losses = []
     for update, batch in enumerate(batches(), start=1):
@@ -60,23 +60,25 @@ def trained(config: Config, compiled: bool) -> tuple[list[float], dict[str, torc
     return losses, step.model.state_dict()
 
 
-def check(attention: str) -> None:
+def assert_compiled_equals_plain(attention: str) -> None:
     plain, compiled = (trained(config_of(attention), compiled) for compiled in (False, True))
     assert plain[0] == pytest.approx(compiled[0], rel=1e-5)
-    assert list(plain[1]) == list(compiled[1])  # names of the plain module
+    assert list(plain[1]) == list(compiled[1])  # names of the uncompiled module
     for name, weights in plain[1].items():
         torch.testing.assert_close(compiled[1][name], weights, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("attention", group_choices("attention"))
-def test_training_by_graphs_is_training(attention: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the compiler behind the graphs, which takes minutes."""
-    by_graphs = functools.partial(torch.compile, backend="eager")
-    monkeypatch.setattr("headwise.train.step.torch.compile", by_graphs)
-    check(attention)
+def test_training_with_graphs_equals_plain_training(
+    attention: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the eager backend, since compiling takes minutes."""
+    compile_graphs = functools.partial(torch.compile, backend="eager")
+    monkeypatch.setattr("headwise.train.step.torch.compile", compile_graphs)
+    assert_compiled_equals_plain(attention)
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
-def test_training_compiled_is_training() -> None:
-    """One variant: the compiler takes a minute, and makes the same of an operator as of another."""
-    check("alpha_entmax")
+def test_compiled_training_equals_plain_training() -> None:
+    """One variant, since compiling takes a minute and treats all operators alike."""
+    assert_compiled_equals_plain("alpha_entmax")

@@ -128,15 +128,15 @@ def missing_lines(shown: str, printed: str, exact: bool = False) -> list[str]:
 
 def _pattern(line: str, exact: bool) -> str:
     parts = []
-    for piece in re.split(rf"(\s+|…|{_NUMBER})", line):
-        if piece == "…":
+    for part in re.split(rf"(\s+|…|{_NUMBER})", line):
+        if part == "…":
             parts.append(".*")
-        elif piece.isspace():
+        elif part.isspace():
             parts.append(r"\s+")
-        elif not exact and re.fullmatch(_NUMBER, piece):
+        elif not exact and re.fullmatch(_NUMBER, part):
             parts.append(_NUMBER)
         else:
-            parts.append(re.escape(piece))
+            parts.append(re.escape(part))
     return rf"\s*{''.join(parts)}\s*"
 
 

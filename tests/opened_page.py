@@ -103,8 +103,8 @@ class OpenedPage:
             "(all) => all.map((cell) => getComputedStyle(cell).backgroundColor)"
         )
         shape, values = weights
-        has_ink = [colour != "rgba(0, 0, 0, 0)" for colour in colours]
-        return np.array(values).reshape(shape), np.array(has_ink).reshape(shape)
+        has_colour = [colour != "rgba(0, 0, 0, 0)" for colour in colours]
+        return np.array(values).reshape(shape), np.array(has_colour).reshape(shape)
 
 
 def observed_weights(run: Path, sentence: str) -> dict[tuple[str, int], tuple[Any, Any]]:

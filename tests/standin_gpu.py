@@ -101,36 +101,42 @@ class Device:
         import torch
         from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-        aten, ours = torch.ops.aten, self._tensor_type
+        aten, tensor_type = torch.ops.aten, self._tensor_type
         flat, spec = tree_flatten((args, kwargs))
-        on_device = [one for one in flat if isinstance(one, ours)]
+        on_device = [one for one in flat if isinstance(one, tensor_type)]
         others = [
-            one for one in flat if isinstance(one, torch.Tensor) and not isinstance(one, ours)
+            one
+            for one in flat
+            if isinstance(one, torch.Tensor) and not isinstance(one, tensor_type)
         ]
         if on_device and any(one.dim() for one in others) and func not in _may_mix(aten):
             raise RuntimeError(f"expected all tensors to be on the same device: {func}")
         device = kwargs.get("device")
-        is_ours = bool(on_device) if device is None else torch.device(device).type == "cuda"
+        is_on_device = bool(on_device) if device is None else torch.device(device).type == "cuda"
         if func is aten.copy_.default:
-            is_ours = isinstance(args[0], ours)
+            is_on_device = isinstance(args[0], tensor_type)
         if on_device and func is aten._fused_sdp_choice.default:
             return 0  # plain products; other choices are kernels
-        if _has_host_wait(aten, func, args, kwargs, bool(on_device), is_ours):
+        if _has_host_wait(aten, func, args, kwargs, bool(on_device), is_on_device):
             self.wait()
         wrapped = {id(one.numbers): one for one in on_device}
         cpu = torch.device("cpu")
         plain = [
-            one.numbers if isinstance(one, ours) else cpu if isinstance(one, torch.device) else one
+            one.numbers
+            if isinstance(one, tensor_type)
+            else cpu
+            if isinstance(one, torch.device)
+            else one
             for one in flat
         ]
         plain_args, plain_kwargs = tree_unflatten(plain, spec)
-        if is_ours:
+        if is_on_device:
             plain_kwargs.pop("pin_memory", None)
 
         def wrap(one: Any) -> Any:
             if id(one) in wrapped:  # changed in place
                 return wrapped[id(one)]
-            return ours(one) if is_ours and isinstance(one, torch.Tensor) else one
+            return tensor_type(one) if is_on_device and isinstance(one, torch.Tensor) else one
 
         return tree_map(wrap, func(*plain_args, **plain_kwargs))
 
@@ -256,7 +262,7 @@ class _Event:
         return 1.0
 
 
-def _interpret_kernels(ours: Any) -> None:
+def _interpret_kernels(tensor_type: Any) -> None:
     """Let Triton's interpreter, if enabled, read and write the numbers."""
     if os.environ.get("TRITON_INTERPRET") != "1" or importlib.util.find_spec("triton") is None:
         return
@@ -266,7 +272,9 @@ def _interpret_kernels(ours: Any) -> None:
     launch = GridExecutor.__call__
 
     def launch_on_cpu(self: Any, *args: Any, **kwargs: Any) -> None:
-        plain = tree_map(lambda one: one.numbers if isinstance(one, ours) else one, [args, kwargs])
+        plain = tree_map(
+            lambda one: one.numbers if isinstance(one, tensor_type) else one, [args, kwargs]
+        )
         launch(self, *plain[0], **plain[1])
 
     GridExecutor.__call__ = launch_on_cpu

@@ -1,7 +1,7 @@
 """Every variant in `conf/attention/`, found by glob, learns to reverse short sequences.
 
-No symbol comes twice in a sequence. 250 updates and eight narrow heads, because sparsemax, whose
-gradient is zero wherever its weight is, finds the way last.
+No symbol occurs twice in a sequence. 250 updates and eight narrow heads, because sparsemax, whose
+gradient is zero wherever its weight is, learns most slowly.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ CONFIG = ModelConfig(
     attention_dropout=0.0,
     activation_dropout=0.0,
 )
-RATE, N_UPDATES, WARMUP_UPDATES, MAX_TOKENS = 1e-2, 250, 30, 300
-ADAM = {"_target_": "torch.optim.Adam", "lr": RATE, "betas": [0.9, 0.98]}
+LEARNING_RATE, N_UPDATES, WARMUP_UPDATES, MAX_TOKENS = 1e-2, 250, 30, 300
+ADAM = {"_target_": "torch.optim.Adam", "lr": LEARNING_RATE, "betas": [0.9, 0.98]}
 
 
 def sequences(n: int, seed: int) -> list[list[int]]:
-    chosen = random.Random(seed)
+    generator = random.Random(seed)
     symbols = range(FIRST_ID, FIRST_ID + N_SYMBOLS)
-    return [chosen.sample(symbols, chosen.randint(1, LONGEST)) for _ in range(n)]
+    return [generator.sample(symbols, generator.randint(1, LONGEST)) for _ in range(n)]
 
 
 def make_model(variant: str) -> Transformer:
-    """The variant at every site where it can stand, softmax at the others."""
+    """The variant at every site that supports it, softmax at the others."""
     node = group_node("attention", variant)
     unsupported = unsupported_sites(node, "attention")
     sites = {site: node for site in SITES if site not in unsupported}
@@ -77,7 +77,7 @@ def train(model: Transformer, examples: list[list[int]]) -> None:
         batch = next(loader)
         output = model(**model.inputs(batch))
         (loss(batch.scored(output), batch.targets_R).loss / batch.n_targets).backward()
-        set_learning_rate(optimizer, schedule.learning_rate(update, RATE))
+        set_learning_rate(optimizer, schedule.learning_rate(update, LEARNING_RATE))
         optimizer.step()
         optimizer.zero_grad()
     model.eval()
@@ -87,11 +87,13 @@ def train(model: Transformer, examples: list[list[int]]) -> None:
 def test_every_variant_learns_to_reverse(variant: str) -> None:
     model = make_model(variant)
     train(model, sequences(3000, seed=1))
-    wanted = sequences(100, seed=2)
-    sources = [[*sequence, EOS] for sequence in wanted]
+    examples = sequences(100, seed=2)
+    sources = [[*sequence, EOS] for sequence in examples]
     limits = [LONGEST + 3] * len(sources)
-    greedy = [found.ids for found in greedy_search(model, sources, limits, CPU)]
-    beam = [found[0].ids for found in beam_search(model, sources, limits, CPU, beam=3)]
-    for found in (greedy, beam):
-        right = [list(ids) == sequence[::-1] for ids, sequence in zip(found, wanted, strict=True)]
-        assert sum(right) > 90, (variant, sum(right))
+    greedy = [hypothesis.ids for hypothesis in greedy_search(model, sources, limits, CPU)]
+    beam = [hypotheses[0].ids for hypotheses in beam_search(model, sources, limits, CPU, beam=3)]
+    for outputs in (greedy, beam):
+        correct = [
+            list(ids) == sequence[::-1] for ids, sequence in zip(outputs, examples, strict=True)
+        ]
+        assert sum(correct) > 90, (variant, sum(correct))

@@ -1,4 +1,4 @@
-"""What every variant in `conf/attention/` must do, found by glob: none is named here.
+"""Contract of every variant in `conf/attention/`, found by glob.
 
 Letters: B batch, H heads, Q queries, K keys, D width.
 """
@@ -49,10 +49,10 @@ def build(variant: str, site: str, dropout: float = 0.0, layer: int = 1) -> Atte
 
 
 def site_factory(variant: str, site: str, dropout: float = 0.0) -> AttentionFactory:
-    """The variant at one site; softmax elsewhere, in case it cannot stand there."""
+    """The variant at one site, softmax at the others, which may not support it."""
     common = group_node("attention", "softmax")
-    own = {site: group_node("attention", variant)}
-    return AttentionFactory({"attention": common}, {"attention": own}, dropout)
+    of_site = {site: group_node("attention", variant)}
+    return AttentionFactory({"attention": common}, {"attention": of_site}, dropout)
 
 
 def cases() -> list[tuple[str, str]]:
@@ -67,7 +67,7 @@ def make_model(variant: str) -> Transformer:
 
 
 @pytest.mark.parametrize(("variant", "site"), cases())
-def test_the_models_dropout_reaches_the_attention(variant: str, site: str) -> None:
+def test_attention_gets_the_dropout_of_the_model(variant: str, site: str) -> None:
     assert build(variant, site, dropout=0.5).dropout == 0.5
 
 
@@ -85,7 +85,7 @@ def test_shapes_and_weights(variant: str, site: str) -> None:
     assert weights.shape == (B, H, Q, key.shape[1])
     allowed = mask.dense(Q, key.shape[1], query.device)
     assert allowed is not None
-    assert (weights[~allowed.expand_as(weights)] == 0).all(), "weight on a key that is masked"
+    assert (weights[~allowed.expand_as(weights)] == 0).all(), "weight on a masked key"
     for head, is_distribution in enumerate(attention.distribution_heads()):
         if is_distribution:
             assert (weights[:, head] >= 0).all()
@@ -97,14 +97,14 @@ def test_recording_does_not_change_the_context(variant: str, site: str) -> None:
     attention = build(variant, site)
     query, key, mask = inputs_of(site)
     plain = attention(query, key, key, mask)
-    shown, _ = with_weights(attention, query, key, key, mask)
-    torch.testing.assert_close(plain, shown, rtol=1e-5, atol=1e-5)
+    recorded, _ = with_weights(attention, query, key, key, mask)
+    torch.testing.assert_close(plain, recorded, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(
     ("variant", "site"), [c for c in cases() if c[1] in ("encoder_self", "cross")]
 )
-def test_padding_is_not_seen_and_more_of_it_changes_nothing(variant: str, site: str) -> None:
+def test_padding_is_masked_and_changes_nothing(variant: str, site: str) -> None:
     attention = build(variant, site)
     query, lengths = states(Q, 1), torch.tensor([K, 4, 1])
     key = states(K, 2)
@@ -143,7 +143,7 @@ def test_cached_decoding_equals_uncached(variant: str) -> None:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_a_reordered_cache_goes_on_as_its_rows(variant: str) -> None:
+def test_reordered_cache_continues_with_its_rows(variant: str) -> None:
     model = make_model(variant).eval()
     source, lengths, target = ids(Q, 1), SHORT, ids(4, 2)
     rows = torch.tensor([2, 0, 0, 1])
@@ -173,26 +173,26 @@ def test_places_share_nothing_unless_declared(variant: str) -> None:
     node = group_node("attention", variant)
     target = target_class(node, "attention")
     share_key = getattr(target, "share_key", lambda place, settings: None)
-    seen: dict[int, str | None] = {}
+    owners: dict[int, str | None] = {}
     for site, layer, attention in make_model(variant).attentions():
         key = share_key(Place(site, layer, H, E), node) if supports(variant, site) else None
         for parameter in attention.parameters():
-            owner = seen.setdefault(id(parameter), key)
+            owner = owners.setdefault(id(parameter), key)
             assert owner == key
             if key is None:
-                assert list(seen).count(id(parameter)) == 1
+                assert list(owners).count(id(parameter)) == 1
     n_places = 2 * 3
-    smallest = 8 * n_places  # four weight matrices and biases a place, at the least
+    min_parameters = 8 * n_places  # at least four weight matrices and biases per place
     if all(share_key(Place(s, 1, H, E), node) is None for s in SITES):
-        assert len(seen) >= smallest
+        assert len(owners) >= min_parameters
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_statistics_have_one_value_a_head(variant: str) -> None:
+def test_statistics_have_one_value_per_head(variant: str) -> None:
     for _, _, attention in make_model(variant).attentions():
         for name, values in attention.stats().items():
             assert values.shape == (H,), name
-            # NaN: that head has none
+            # NaN: no value for that head
             assert torch.isfinite(values).any(), name
             assert not torch.isinf(values).any(), name
 
@@ -205,10 +205,10 @@ def test_statistics_have_one_value_a_head(variant: str) -> None:
         for site, reason in unsupported_sites(group_node("attention", variant), "attention").items()
     ],
 )
-def test_declared_limits_are_refused_with_alternatives(
+def test_unsupported_sites_are_rejected_with_alternatives(
     variant: str, site: str, reason: str
 ) -> None:
-    common, own = group_node("attention", "softmax"), group_node("attention", variant)
-    with pytest.raises(ConfigError, match=f"attention@sites.{site}=.*softmax") as refused:
-        AttentionFactory({"attention": common}, {"attention": {site: own}})
-    assert reason in str(refused.value)
+    common, of_site = group_node("attention", "softmax"), group_node("attention", variant)
+    with pytest.raises(ConfigError, match=f"attention@sites.{site}=.*softmax") as error:
+        AttentionFactory({"attention": common}, {"attention": {site: of_site}})
+    assert reason in str(error.value)

@@ -1,4 +1,4 @@
-"""What holds for every family of models, with every attention that can stand at its sites.
+"""Contract of every family of models, with every attention that its sites support.
 
 Letters: B rows, N positions, P register tokens, V vocabulary.
 """
@@ -31,7 +31,7 @@ from headwise.model.transformer import encoder_decoder_sites
 from headwise.train.repulsion import SVGD
 
 B, N, V, HEADS = 3, 6, 13, 2
-SITES = {"decoder": "decoder_self", "encoder": "encoder_self"}  # of one stack
+SITES = {"decoder": "decoder_self", "encoder": "encoder_self"}  # of models with one stack
 FAMILIES = ("translation", *SITES)
 SMALL = (
     *("model.encoder_layers=2", "model.decoder_layers=2", "model.d_model=16", "model.n_heads=2"),
@@ -42,13 +42,15 @@ CPU = torch.device("cpu")
 
 
 def cases() -> list[tuple[str, str]]:
-    """Family and attention; where a yaml puts another at a site, that is a case as well."""
-    found = []
+    """Pairs of family and attention, including attentions whose yaml names a substitute."""
+    pairs = []
     for attention in group_choices("attention"):
         node = group_node("attention", attention)
-        refused = set(unsupported_sites(node, "attention")) - set(node.get("instead", {}))
-        found += [(family, attention) for family in FAMILIES if SITES.get(family) not in refused]
-    return found
+        unsupported = set(unsupported_sites(node, "attention")) - set(node.get("instead", {}))
+        pairs += [
+            (family, attention) for family in FAMILIES if SITES.get(family) not in unsupported
+        ]
+    return pairs
 
 
 CASES = pytest.mark.parametrize(("family", "attention"), cases())
@@ -83,34 +85,34 @@ def batch(rows: slice = slice(None), n_padding: int = 0) -> Batch:
     return Batch(columns, real, targets, list(range(B))[rows], len(real))
 
 
-def logits(model: Model, of: Batch) -> Tensor:
-    found: Tensor = model(**model.inputs(of))
-    return found
+def logits(model: Model, data: Batch) -> Tensor:
+    logits_BNV: Tensor = model(**model.inputs(data))
+    return logits_BNV
 
 
 @CASES
-def test_batch_mates_and_padding_change_nothing(make: Any, family: str, attention: str) -> None:
+def test_other_rows_and_padding_change_nothing(make: Any, family: str, attention: str) -> None:
     model = build(make(f"attention={attention}", "model.register_tokens=2"), family)
-    together = logits(model, batch())
-    assert together.shape == (B, N, V)
+    batched = logits(model, batch())
+    assert batched.shape == (B, N, V)
     padded = logits(model, batch(n_padding=3))
     for row, length in enumerate([N, 4, 2]):
         alone = logits(model, batch(slice(row, row + 1)))
-        for other in (alone[0], padded[row]):
-            torch.testing.assert_close(other[:length], together[row, :length], rtol=1e-4, atol=1e-5)
+        for result in (alone[0], padded[row]):
+            torch.testing.assert_close(result[:length], batched[row, :length], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_real_token_is_seen(make: Any, family: str) -> None:
+def test_every_real_token_affects_the_output(make: Any, family: str) -> None:
     model = build(make("attention=softmax", "model.register_tokens=2"), family)
     before = logits(model, batch())
     for site in model.sites:
         for row, length in enumerate([N, 4, 2]):
-            other, last = batch(), 0 if site.causal else length - 1
-            ids = other.columns[site.keys].ids_BN
+            changed, last = batch(), 0 if site.causal else length - 1
+            ids = changed.columns[site.keys].ids_BN
             ids[row, last] = (ids[row, last] + 1) % V
-            moved = (logits(model, other) - before).abs().amax(2)[row, length - 1 - last]
-            assert moved > 1e-4, (site, row)
+            change = (logits(model, changed) - before).abs().amax(2)[row, length - 1 - last]
+            assert change > 1e-4, (site, row)
 
 
 @pytest.mark.parametrize("positions", group_choices("positions"))
@@ -126,13 +128,13 @@ def test_registers_have_no_position(make: Any, family: str, positions: str) -> N
 
 
 @CASES
-def test_recording_forms_the_weights_of_every_site_and_layer(
+def test_recorder_has_weights_of_every_site_and_layer(
     make: Any, family: str, attention: str
 ) -> None:
     model = build(make(f"attention={attention}", "model.register_tokens=2"), family)
     with recorded_weights(model) as weights:
-        formed = logits(model, batch())
-    torch.testing.assert_close(logits(model, batch()), formed, rtol=1e-4, atol=1e-5)
+        with_recording = logits(model, batch())
+    torch.testing.assert_close(logits(model, batch()), with_recording, rtol=1e-4, atol=1e-5)
     for site in model.sites:
         assert list(weights[site.name]) == [1, 2]
         sizes = (N + model.n_prefix(site.queries), N + model.n_prefix(site.keys))
@@ -150,7 +152,7 @@ def test_recording_forms_the_weights_of_every_site_and_layer(
         *(("alpha_entmax", choice) for choice in group_choices("positions")),
     ],
 )
-def test_steps_of_a_decoder_alone_are_the_whole(
+def test_single_decoder_with_cache_equals_without(
     make: Any, attention: str, n_registers: int, positions: str
 ) -> None:
     registers = f"model.register_tokens={n_registers}"
@@ -158,38 +160,43 @@ def test_steps_of_a_decoder_alone_are_the_whole(
     assert isinstance(model, SingleStack)
     column, cache = batch().columns["text"], model.make_cache()
     whole = model.states(column.ids_BN, column.lengths_B)
-    cuts = [0, 2, *range(3, N + 1)]  # the first two at once
+    ends = [0, 2, *range(3, N + 1)]  # the first step has two positions
     with torch.no_grad():
         steps = [
             model.states(column.ids_BN[:, first:end], column.lengths_B, cache)
-            for first, end in pairwise(cuts)
+            for first, end in pairwise(ends)
         ]
     torch.testing.assert_close(torch.cat(steps, dim=1), whole, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_heads_are_measured_repelled_and_pruned(make: Any, family: str) -> None:
+def test_statistics_repulsion_and_pruning_work(make: Any, family: str) -> None:
     config = make("attention=alpha_entmax", "scaling=length")
     model = build(config, family)
     sites = [site.name for site in model.sites]
-    found = head_statistics(model, [batch()], CPU)
-    assert {*found["density"]} == {*found["diversity"]} == {*found["output_norm"]} == set(sites)
+    statistics = head_statistics(model, [batch()], CPU)
+    assert (
+        {*statistics["density"]}
+        == {*statistics["diversity"]}
+        == {*statistics["output_norm"]}
+        == set(sites)
+    )
     scored = batch().scored(model.states(**model.inputs(batch())))
     model.output.loss(scored, batch().targets_R, CrossEntropy()).loss.backward()
     before = [attention.query.weight.grad.clone() for _, _, attention in model.attentions()]
     SVGD()(model, 1, 1)
     after = [attention.query.weight.grad for _, _, attention in model.attentions()]
     assert not any(torch.equal(*pair) for pair in zip(before, after, strict=True))
-    kept = {site: [[2], [1, 2]] for site in sites}
-    config.model.heads = kept
+    kept_heads = {site: [[2], [1, 2]] for site in sites}
+    config.model.heads = kept_heads
     smaller = build(config, family)
     smaller.load_state_dict(pruned_state(model, smaller))
-    assert present_heads(smaller) == kept
-    check_pruned(model, kept, smaller)
+    assert present_heads(smaller) == kept_heads
+    check_pruned(model, kept_heads, smaller)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_freezing_the_stack_that_scores_freezes_its_output(make: Any, family: str) -> None:
+def test_frozen_stack_freezes_its_output_layer(make: Any, family: str) -> None:
     side = "encoder" if family == "encoder" else "decoder"
     config = make("gates=hard_concrete", f"gates.freeze=[{side}]", "model.share_embeddings=none")
     model = build(config, family)
@@ -198,15 +205,15 @@ def test_freezing_the_stack_that_scores_freezes_its_output(make: Any, family: st
         {"source_embedding", "encoder", "decoder"} if family == "translation" else {"stack"}
     )
     assert not model.output.weight.requires_grad
-    learned = [n for n, p in model.named_parameters() if p.requires_grad and "coder." not in n]
+    trainable = [n for n, p in model.named_parameters() if p.requires_grad and "coder." not in n]
     if family != "translation":
-        assert learned
-        assert all(name.endswith("log_a") for name in learned)
+        assert trainable
+        assert all(name.endswith("log_a") for name in trainable)
 
 
 @SINGLE
 @pytest.mark.parametrize(
-    ("override", "told"),
+    ("override", "message"),
     [
         ("attention@sites.cross=softmax", "attention@sites must be one of {site}; got 'cross'"),
         (
@@ -223,8 +230,8 @@ def test_freezing_the_stack_that_scores_freezes_its_output(make: Any, family: st
         ("model.layers=0", "model.layers must be from 1 to 1000, got 0"),
     ],
 )
-def test_what_the_stack_has_no_place_for_is_refused(
-    make: Any, family: str, override: str, told: str
+def test_settings_of_missing_sites_are_rejected(
+    make: Any, family: str, override: str, message: str
 ) -> None:
     names = {"site": SITES[family], "side": family}
     names["other"] = "encoder" if family == "decoder" else "decoder"
@@ -235,19 +242,19 @@ def test_what_the_stack_has_no_place_for_is_refused(
         check_model(config, [site], {})
         instantiate(config.repulsion, "repulsion").check([site])
 
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(ConfigError) as error:
         check()
-    assert told.format(**names) in str(refused.value)
+    assert message.format(**names) in str(error.value)
 
 
 @SINGLE
-def test_the_depth_of_one_stack_is_model_layers(make: Any, family: str) -> None:
+def test_model_layers_is_the_depth_of_a_single_stack(make: Any, family: str) -> None:
     for override, n_layers in (("model.layers=null", 2), ("model.layers=5", 5)):
         model = build(make(override), family)
         assert [layer for _, layer, _ in model.attentions()] == list(range(1, n_layers + 1))
 
 
-def test_two_stacks_have_depths_of_their_own(make: Any) -> None:
+def test_model_layers_is_rejected_for_two_stacks(make: Any) -> None:
     config = make("model.layers=2")
     with pytest.raises(ConfigError, match=r"set model\.encoder_layers and model\.decoder_layers"):
         check_model(config, encoder_decoder_sites(config.model), {})

@@ -1,4 +1,4 @@
-"""What every loss in `conf/loss/` must do, found by glob: none is named here.
+"""Contract of every loss in `conf/loss/`, found by glob.
 
 Letters: B batch, T target length, V vocabulary.
 """
@@ -34,7 +34,7 @@ from headwise.train.optim import build_optimizer
 LOSSES = group_choices("loss")
 B, T = 3, 5
 every_loss = pytest.mark.parametrize("name", LOSSES)
-every_vocabulary = pytest.mark.parametrize("n_words", [11, 1500])
+every_vocabulary = pytest.mark.parametrize("vocab_size", [11, 1500])
 
 
 def build(name: str) -> Loss:
@@ -43,20 +43,20 @@ def build(name: str) -> Loss:
     return loss
 
 
-def example(n_words: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+def example(vocab_size: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(4)
-    logits_BTV = 2 * torch.randn(B, T, n_words, generator=generator)
-    target_BT = torch.randint(n_words, (B, T), generator=generator)
+    logits_BTV = 2 * torch.randn(B, T, vocab_size, generator=generator)
+    target_BT = torch.randint(vocab_size, (B, T), generator=generator)
     target_BT[0, 3:] = 0
-    logits_BTV.scatter_(-1, target_BT[:, :, None], -1.0)  # no target is sure of its place
+    logits_BTV.scatter_(-1, target_BT[:, :, None], -1.0)  # no target has the largest logit
     return logits_BTV.to(dtype).requires_grad_(), target_BT
 
 
 @every_loss
 @every_vocabulary
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_sums_and_gradients_are_finite(name: str, n_words: int, dtype: torch.dtype) -> None:
-    logits_BTV, target_BT = example(n_words, dtype)
+def test_sums_and_gradients_are_finite(name: str, vocab_size: int, dtype: torch.dtype) -> None:
+    logits_BTV, target_BT = example(vocab_size, dtype)
     sums = build(name)(logits_BTV, target_BT)
     assert sums.loss.shape == sums.measure.shape == ()
     assert sums.loss.dtype == sums.measure.dtype == torch.float32
@@ -73,23 +73,23 @@ def test_sums_and_gradients_are_finite(name: str, n_words: int, dtype: torch.dty
 
 @every_loss
 @every_vocabulary
-def test_class_0_is_a_class_like_any_other(name: str, n_words: int) -> None:
+def test_class_0_is_not_special(name: str, vocab_size: int) -> None:
     loss = build(name)
-    logits_BTV, target_BT = example(n_words)
-    order = torch.arange(n_words)
+    logits_BTV, target_BT = example(vocab_size)
+    order = torch.arange(vocab_size)
     order[[0, 7]] = order[[7, 0]]
     renumbered = loss(logits_BTV[..., order], order[target_BT])
     sums = loss(logits_BTV, target_BT)
     torch.testing.assert_close((renumbered.loss, renumbered.measure), (sums.loss, sums.measure))
-    of_zeros = loss(logits_BTV[:1, 3:], torch.zeros(1, 2, dtype=torch.long))
-    assert of_zeros.loss > 0
+    zero_targets = loss(logits_BTV[:1, 3:], torch.zeros(1, 2, dtype=torch.long))
+    assert zero_targets.loss > 0
 
 
 @every_loss
 @every_vocabulary
-def test_batches_add_up(name: str, n_words: int) -> None:
+def test_sums_of_batches_add_up(name: str, vocab_size: int) -> None:
     loss = build(name)
-    logits_BTV, target_BT = example(n_words)
+    logits_BTV, target_BT = example(vocab_size)
     whole = loss(logits_BTV, target_BT)
     parts = [loss(logits_BTV[:1], target_BT[:1]), loss(logits_BTV[1:], target_BT[1:])]
     torch.testing.assert_close(parts[0].loss + parts[1].loss, whole.loss)
@@ -99,11 +99,11 @@ def test_batches_add_up(name: str, n_words: int) -> None:
 @every_loss
 @every_vocabulary
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_log_probabilities_sum_to_one_and_explain_the_measure(
-    name: str, n_words: int, dtype: torch.dtype
+def test_log_probabilities_sum_to_one_and_give_the_measure(
+    name: str, vocab_size: int, dtype: torch.dtype
 ) -> None:
     loss = build(name)
-    logits_BTV, target_BT = example(n_words, dtype)
+    logits_BTV, target_BT = example(vocab_size, dtype)
     log_probs_BTV = loss.log_probs(logits_BTV.detach())
     assert log_probs_BTV.shape == logits_BTV.shape
     assert log_probs_BTV.dtype == torch.float32
@@ -125,7 +125,7 @@ SEARCH = DecodeConfig(beam=3, n_best=2, max_length_ratio=1.0, max_length_extra=3
 
 
 class WordTokenizer:
-    """Every word is a number and its own id."""
+    """A tokenizer for numbers: each number is its id."""
 
     def encode(self, sentences: Sequence[str]) -> list[list[int]]:
         return [[int(word) for word in sentence.split()] for sentence in sentences]
@@ -138,9 +138,9 @@ TOKENIZERS: Any = SimpleNamespace(source=WordTokenizer(), target=WordTokenizer()
 
 
 def sequences(n: int, seed: int) -> list[list[int]]:
-    chosen = random.Random(seed)
+    generator = random.Random(seed)
     symbols = range(FIRST_ID, FIRST_ID + N_SYMBOLS)
-    return [chosen.sample(symbols, chosen.randint(1, LONGEST)) for _ in range(n)]
+    return [generator.sample(symbols, generator.randint(1, LONGEST)) for _ in range(n)]
 
 
 def make_model() -> Transformer:
@@ -164,12 +164,12 @@ def make_model() -> Transformer:
 
 
 def train(model: Transformer, loss: Loss) -> list[float]:
-    """Copying is quicker learnt than reversing; returns the loss a token of each update."""
+    """Train on copying, which is learned quickly; returns the loss per token of each update."""
     examples = sequences(1000, seed=1)
     loader = BatchLoader(TrainingPairs(EncodedSplit.from_lists(examples, examples), 300, seed=1))
     optimizer = build_optimizer(ADAM, model)
     model.train()
-    found = []
+    losses = []
     for _ in range(N_UPDATES):
         batch = next(loader)
         output = model(**model.inputs(batch))
@@ -177,9 +177,9 @@ def train(model: Transformer, loss: Loss) -> list[float]:
         mean.backward()
         optimizer.step()
         optimizer.zero_grad()
-        found.append(mean.item())
+        losses.append(mean.item())
     model.eval()
-    return found
+    return losses
 
 
 @pytest.fixture(scope="module", params=LOSSES)
@@ -188,30 +188,30 @@ def trained(request: pytest.FixtureRequest) -> tuple[Transformer, Loss, list[flo
     return model, loss, train(model, loss)
 
 
-def test_training_lowers_it(trained: tuple[Transformer, Loss, list[float]]) -> None:
+def test_training_lowers_the_loss(trained: tuple[Transformer, Loss, list[float]]) -> None:
     losses = trained[2]
     assert sum(losses[-5:]) < 0.7 * sum(losses[:5])
 
 
 @pytest.mark.parametrize("method", ["beam", "greedy"])
-def test_it_translates_from_text_to_text(
+def test_trained_model_translates_text(
     trained: tuple[Transformer, Loss, list[float]], method: str
 ) -> None:
     model, loss, _ = trained
     lines = WordTokenizer().decode(sequences(20, seed=2))
     settings = SEARCH if method == "beam" else DecodeConfig(method="greedy", max_length_extra=3)
     translator = Translator(model, TOKENIZERS, settings, output=loss.output_map)
-    found = translator.translate(["", *lines])
-    assert found[0].search is None
-    assert sum(t.text == line for t, line in zip(found[1:], lines, strict=True)) >= 10
-    for translation in found[1:]:
+    translations = translator.translate(["", *lines])
+    assert translations[0].search is None
+    assert sum(t.text == line for t, line in zip(translations[1:], lines, strict=True)) >= 10
+    for translation in translations[1:]:
         assert (translation.search is not None) == loss.output_map.is_sparse
         assert -1e9 < translation.score <= 0
-    scores = translator.score(lines, [translation.text for translation in found[1:]])
-    for translation, score in zip(found[1:], scores, strict=True):
+    scores = translator.score(lines, [translation.text for translation in translations[1:]])
+    for translation, score in zip(translations[1:], scores, strict=True):
         best = translation.hypotheses[0]
-        own = sum(score.token_log_probs[: best.n_tokens])
-        assert own == pytest.approx(best.log_prob, abs=1e-4)
+        log_prob = sum(score.token_log_probs[: best.n_tokens])
+        assert log_prob == pytest.approx(best.log_prob, abs=1e-4)
 
 
 def test_cached_equals_uncached(trained: tuple[Transformer, Loss, list[float]]) -> None:
@@ -224,6 +224,6 @@ def test_cached_equals_uncached(trained: tuple[Transformer, Loss, list[float]]) 
         )
         for flag in (True, False)
     )
-    for one, other in zip(cached, uncached, strict=True):
-        assert [hypothesis.ids for hypothesis in one] == [hypothesis.ids for hypothesis in other]
-        assert [h.score for h in one] == pytest.approx([h.score for h in other], abs=1e-4)
+    for first, second in zip(cached, uncached, strict=True):
+        assert [hypothesis.ids for hypothesis in first] == [hypothesis.ids for hypothesis in second]
+        assert [h.score for h in first] == pytest.approx([h.score for h in second], abs=1e-4)

@@ -1,4 +1,4 @@
-"""What every pattern in `conf/pattern/` must do with any normaliser, found by glob.
+"""Contract of every pattern in `conf/pattern/`, found by glob, with any normaliser.
 
 Letters: B batch, H heads, N positions, D width.
 """
@@ -34,7 +34,7 @@ from weights_recorded import with_weights
 
 PATTERNS = group_choices("pattern")
 NORMALISERS = ("softmax", "alpha_entmax")
-N = 70  # long enough for the block-sparse path to save something
+N = 70  # long enough for the block-sparse path to skip blocks
 LENGTHS = torch.tensor([N, 9, 2])
 BLOCKS = "block_sparse_from"
 
@@ -44,18 +44,18 @@ def supports(pattern: str, site: str) -> bool:
 
 
 def node_of(pattern: str, from_length: int | None = None) -> dict[str, Any]:
-    """The yaml's node; with a block-sparse path, it is taken from that length on."""
+    """The yaml's node; a block-sparse path is used from `from_length` on."""
     node: dict[str, Any] = group_node("pattern", pattern)
     return {**node, BLOCKS: from_length} if from_length is not None else node
 
 
-def ways(pattern: str) -> list[int | None]:
-    """Dense, and block-sparse where the pattern has such a path."""
+def implementations(pattern: str) -> list[int | None]:
+    """Values of `from_length` for the dense and, if available, the block-sparse path."""
     return [10**9, 1] if BLOCKS in group_node("pattern", pattern) else [None]
 
 
 def combinations(pattern: str) -> list[dict[str, Any]]:
-    """The yaml's own way of combining sets, and where it has such a choice the others."""
+    """Settings for every way to combine sets, if the pattern has several."""
     if "combine" not in group_node("pattern", pattern):
         return [{}]
     return [{"combine": combine} for combine in COMBINATIONS]
@@ -120,11 +120,9 @@ def test_every_real_query_has_a_key(pattern: str, normaliser: str, site: str, la
 @pytest.mark.parametrize(
     ("pattern", "normaliser", "site"), [c for c in places() if c[2] != "decoder_self"]
 )
-def test_padding_is_not_seen_and_more_of_it_changes_nothing(
-    pattern: str, normaliser: str, site: str
-) -> None:
-    for way, layer in product(ways(pattern), (1, 2)):
-        attention = build(pattern, normaliser, site, layer, way)
+def test_padding_is_masked_and_changes_nothing(pattern: str, normaliser: str, site: str) -> None:
+    for from_length, layer in product(implementations(pattern), (1, 2)):
+        attention = build(pattern, normaliser, site, layer, from_length)
         query, key, mask = inputs_of(site)
         before = attention(query, key, key, mask)
         poisoned = torch.cat((key, states(6, 9, scale=50.0)), dim=1)
@@ -137,21 +135,21 @@ def test_padding_is_not_seen_and_more_of_it_changes_nothing(
             torch.testing.assert_close(
                 after[row, :n_real], before[row, :n_real], rtol=1e-5, atol=1e-5
             )
-            alone = attention(
+            unpadded = attention(
                 query[row : row + 1, :n_real],
                 key[row : row + 1, :length],
                 key[row : row + 1, :length],
                 Mask(),
             )
-            torch.testing.assert_close(after[row, :n_real], alone[0], rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(after[row, :n_real], unpadded[0], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(
     ("pattern", "normaliser"), [c for c in cases() if supports(c[0], "decoder_self")]
 )
 def test_the_future_changes_nothing(pattern: str, normaliser: str) -> None:
-    for way, layer in product(ways(pattern), (1, 2)):
-        attention = build(pattern, normaliser, "decoder_self", layer, way)
+    for from_length, layer in product(implementations(pattern), (1, 2)):
+        attention = build(pattern, normaliser, "decoder_self", layer, from_length)
         query, _, mask = inputs_of("decoder_self")
         for first in (1, 2, 7, 8, 9, 33, 62, N - 1):
             changed = query.clone()
@@ -164,10 +162,10 @@ def test_the_future_changes_nothing(pattern: str, normaliser: str) -> None:
 
 @pytest.mark.parametrize(("pattern", "normaliser"), cases())
 def test_cached_decoding_equals_uncached(pattern: str, normaliser: str) -> None:
-    # a prompt, one position at a time, and several at once
+    # a prompt, single positions, then several at once
     steps = [(0, 54), *((i, i + 1) for i in range(54, 63)), (63, 66)]
-    for way in ways(pattern):
-        model = make_model(pattern, normaliser, way)
+    for from_length in implementations(pattern):
+        model = make_model(pattern, normaliser, from_length)
         assert_cached_decoding_equals_uncached(model, LENGTHS, steps)
 
 
@@ -176,34 +174,36 @@ def test_cached_decoding_equals_uncached(pattern: str, normaliser: str) -> None:
 def test_every_parameter_gets_a_finite_gradient(
     pattern: str, normaliser: str, dtype: torch.dtype
 ) -> None:
-    for way in ways(pattern):
-        model = make_model(pattern, normaliser, way)
+    for from_length in implementations(pattern):
+        model = make_model(pattern, normaliser, from_length)
         assert_every_parameter_gets_a_finite_gradient(model, dtype, LENGTHS, n_target=66)
 
 
-@pytest.mark.parametrize(("pattern", "normaliser"), [c for c in cases() if len(ways(c[0])) > 1])
-def test_the_block_sparse_model_equals_the_dense_one(pattern: str, normaliser: str) -> None:
+@pytest.mark.parametrize(
+    ("pattern", "normaliser"), [c for c in cases() if len(implementations(c[0])) > 1]
+)
+def test_block_sparse_model_equals_dense_model(pattern: str, normaliser: str) -> None:
     arguments = (ids(N, 1), torch.tensor([N, 33, 2]), ids(66, 2))
-    found = []
-    for way in ways(pattern):
-        model = make_model(pattern, normaliser, way).double().eval()
+    results = []
+    for from_length in implementations(pattern):
+        model = make_model(pattern, normaliser, from_length).double().eval()
         logits = model(*arguments)
         logits.square().sum().backward()
-        found.append([logits.detach(), *(p.grad for p in model.parameters())])
-        taken = [
+        results.append([logits.detach(), *(p.grad for p in model.parameters())])
+        layouts = [
             a.pattern.layout(66, a.place.site == "decoder_self", None, torch.device("cpu"))
             for _, _, a in model.attentions()
             if isinstance(a, ScoreAttention) and a.pattern is not None
         ]
-        assert taken
-        assert all((layout is not None) is (way == 1) for layout in taken)
-    for dense, in_blocks in zip(*found, strict=True):
-        torch.testing.assert_close(in_blocks, dense, rtol=1e-10, atol=1e-10)
+        assert layouts
+        assert all((layout is not None) is (from_length == 1) for layout in layouts)
+    for dense, block_sparse in zip(*results, strict=True):
+        torch.testing.assert_close(block_sparse, dense, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
-def test_the_pattern_alone_serves_the_whole_model(pattern: str) -> None:
-    """`pattern=` is one choice for all sites: where it has no meaning it restricts nothing."""
+def test_one_pattern_can_be_set_for_all_sites(pattern: str) -> None:
+    """`pattern=` applies to all sites; sites that do not support it get no pattern."""
     choices = {"attention": group_node("attention", "softmax"), "pattern": node_of(pattern)}
     factory = AttentionFactory(choices)
     for site in SITES:

@@ -1,4 +1,4 @@
-"""What holds for every choice of `positions=`, found by its yaml."""
+"""Contract of every choice of `positions=`, found by its yaml."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def batch() -> tuple[Tensor, Tensor, Tensor]:
 
 
 @CHOICES
-def test_steps_with_a_cache_are_the_whole(choice: str) -> None:
+def test_cached_decoding_equals_uncached(choice: str) -> None:
     model, (source, lengths, target) = build(choice, n_registers=2), batch()
     memory, cache = model.encode(source, lengths), model.make_cache()
     whole = model.decode(target, memory)
@@ -46,7 +46,7 @@ def test_steps_with_a_cache_are_the_whole(choice: str) -> None:
 
 
 @CHOICES
-def test_batch_mates_and_padding_change_nothing(choice: str) -> None:
+def test_other_rows_and_padding_change_nothing(choice: str) -> None:
     model, (source, lengths, target) = build(choice, n_registers=2), batch()
     together = model(source, lengths, target)
     for i, length in enumerate(lengths.tolist()):
@@ -55,7 +55,7 @@ def test_batch_mates_and_padding_change_nothing(choice: str) -> None:
 
 
 @CHOICES
-def test_formed_weights_give_the_same(choice: str) -> None:
+def test_recording_weights_changes_nothing(choice: str) -> None:
     model, pairs = build(choice, n_registers=2), batch()
     with recorded_weights(model):
         formed = model(*pairs)
@@ -63,7 +63,7 @@ def test_formed_weights_give_the_same(choice: str) -> None:
 
 
 @CHOICES
-def test_order_is_seen(choice: str) -> None:
+def test_order_of_tokens_changes_the_states(choice: str) -> None:
     model, (source, _, _) = build(choice), batch()
     lengths = torch.full((3,), 6)
     before = model.encode(source, lengths).states_BSD[:, -1]

@@ -1,4 +1,4 @@
-"""What every scaling in `conf/scaling/` must do, found by glob, before a fused map and another.
+"""Contract of every scaling in `conf/scaling/`, found by glob, with a fused and another map.
 
 Letters: B batch, H heads, Q queries, K keys, E head width, D width.
 """
@@ -35,14 +35,14 @@ from headwise.config.schema import SITES
 from headwise.model.transformer import Transformer
 from weights_recorded import with_weights
 
-OPTIONS = {"length": [{"learned": "query"}]}  # values of keys that make another module of a choice
+OPTIONS = {"length": [{"learned": "query"}]}  # settings of a choice that give another module
 NODES: dict[str, Any] = {
-    " ".join([name, *(f"{key}={value}" for key, value in own.items())]): {
+    " ".join([name, *(f"{key}={value}" for key, value in options.items())]): {
         **group_node("scaling", name),
-        **own,
+        **options,
     }
     for name in group_choices("scaling")
-    for own in [{}, *OPTIONS.get(name, [])]
+    for options in [{}, *OPTIONS.get(name, [])]
 }
 MAPS = ["softmax", "alpha_entmax"]
 
@@ -73,7 +73,7 @@ def build(choice: str, normaliser: str, site: str) -> Attention:
 
 @every_choice
 @every_site
-def test_the_factor_has_one_value_a_head_and_query(choice: str, site: str) -> None:
+def test_factor_has_one_value_per_head_and_query(choice: str, site: str) -> None:
     torch.manual_seed(0)
     place = Place(site, 1, H, E)
     scaling = instantiate(NODES[choice], "scaling", place=place)
@@ -98,8 +98,8 @@ def test_recording_changes_nothing(choice: str, normaliser: str, site: str) -> N
     attention = build(choice, normaliser, site)
     query, key, mask = inputs_of(site)
     plain = attention(query, key, key, mask)
-    shown, weights = with_weights(attention, query, key, key, mask)
-    torch.testing.assert_close(plain, shown, rtol=1e-5, atol=1e-5)
+    recorded, weights = with_weights(attention, query, key, key, mask)
+    torch.testing.assert_close(plain, recorded, rtol=1e-5, atol=1e-5)
     allowed = mask.dense(Q, key.shape[1], query.device)
     assert weights is not None
     assert allowed is not None
@@ -118,8 +118,8 @@ def test_padding_changes_nothing(choice: str, normaliser: str, site: str) -> Non
     longer = torch.cat((key, torch.full((B, 3, D), 50.0)), dim=1)
     for row, length in enumerate(lengths.tolist()):
         longer[row, length:] = 37.0
-    asked = longer if site == "encoder_self" else query
-    after = attention(asked, longer, longer, Mask(key_lengths_B=lengths))
+    queries = longer if site == "encoder_self" else query
+    after = attention(queries, longer, longer, Mask(key_lengths_B=lengths))
     for row, length in enumerate(lengths.tolist()):
         n_real = length if site == "encoder_self" else Q
         torch.testing.assert_close(after[row, :n_real], before[row, :n_real], rtol=1e-5, atol=1e-5)
@@ -141,7 +141,7 @@ def test_every_parameter_gets_a_finite_gradient(
 
 
 @every_choice
-def test_the_projections_start_as_without_it(choice: str) -> None:
+def test_initial_projections_do_not_depend_on_scaling(choice: str) -> None:
     plain = dict(make_model("none", "softmax").named_parameters())
     scaled = dict(make_model(choice, "softmax").named_parameters())
     assert plain.keys() <= scaled.keys()
@@ -159,13 +159,13 @@ def test_state_statistics_and_head_axes(choice: str) -> None:
             assert torch.isfinite(values).all(), name
         scaling = attention.scaling
         if scaling is not None:
-            owned = dict(scaling.named_parameters())
+            parameters = dict(scaling.named_parameters())
             for name, axis in scaling.head_axes.items():
-                assert owned[name].shape[axis] == H, name
+                assert parameters[name].shape[axis] == H, name
 
 
 @every_choice
-def test_it_can_be_built_without_memory(choice: str) -> None:
+def test_model_is_built_on_the_meta_device(choice: str) -> None:
     with torch.device("meta"):
         model = make_model(choice, "alpha_entmax")
     assert all(parameter.is_meta for parameter in model.parameters())

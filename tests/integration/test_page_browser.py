@@ -118,8 +118,8 @@ def test_nonzero_weights_have_a_colour(opened_page: OpenedPage, runs: Runs) -> N
         weights_HQK, allowed_HQK = observations[site, layer]
         weights, allowed = weights_HQK[head - 1], allowed_HQK[head - 1]
         opened_page.choose(site, layer, head)
-        page_weights, has_ink = opened_page.cells()
-        assert (has_ink == ((weights != 0) | ~allowed)).all()
+        page_weights, has_colour = opened_page.cells()
+        assert (has_colour == ((weights != 0) | ~allowed)).all()
         np.testing.assert_allclose(page_weights, np.where(allowed, weights, np.nan), rtol=0.004)
         n_zeros += int(((weights == 0) & allowed).sum())
     assert n_zeros > 0  # else no exact zero was tested
@@ -217,8 +217,8 @@ def test_two_runs_are_compared(compared_page: OpenedPage, runs: Runs, compared_f
     ]
     weights = weights_HQK[1]
     assert ((weights > 0) & (weights < 1e-4)).any()
-    _, has_ink = compared_page.cells(run=1)
-    assert (has_ink == (weights != 0)).all()
+    _, has_colour = compared_page.cells(run=1)
+    assert (has_colour == (weights != 0)).all()
     compared_page.choose("encoder_self", 2, 1)
     assert "This run has no such head." in page.locator("figure.map").nth(1).inner_text()
     assert page.locator("table.weights").count() == 1

@@ -187,12 +187,12 @@ def test_other_sentencepiece_version_is_rejected(
     outputs, folder = finished_copy
     path = folder / "data.json"
     data = read_json(path)
-    here = f"sentencepiece {data['versions']['sentencepiece']}"
+    installed = f"sentencepiece {data['versions']['sentencepiece']}"
     data["versions"]["sentencepiece"] = "0.1.95"
     path.write_text(json.dumps({**data, "fingerprint": "of old"}))
     output = runs.train(outputs, {**SHORT, "trainer.max_updates": 9}, code=1)
     assert "sentencepiece 0.1.95, not of" in output
-    assert here in output
+    assert installed in output
 
 
 def test_missing_checkpoint_is_reported(runs: Runs, finished_copy: tuple[str, Path]) -> None:

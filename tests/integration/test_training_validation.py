@@ -131,7 +131,7 @@ def test_head_statistics_use_first_short_sentences(
 
     def record_rows(model: Any, batches: list[Batch], device: torch.device) -> dict[str, Any]:
         rows = [row for batch in batches for row in batch.columns["target"].ids_BN.tolist()]
-        analysed.append(sorted([piece for piece in row if piece != PAD] for row in rows))
+        analysed.append(sorted([token for token in row if token != PAD] for row in rows))
         return {}
 
     text = write_corpus(tmp_path / "text")

@@ -13,7 +13,7 @@ import json
 import tarfile
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -25,8 +25,8 @@ from headwise.errors import ConfigError, DataError, nearest, refuse
 from headwise.file_names import check_file_name, check_relative_path
 
 
-class ArchiveSource:
-    """Splits of the original archives.
+class Archives:
+    """Archives, or single files, in a folder of the user or in the download folder.
 
     Archives are read from `folder` if given, else from `cache_dir/downloads/<name>/`; missing
     ones are downloaded to the latter. Files in the download folder must have the published
@@ -36,14 +36,90 @@ class ArchiveSource:
         name: of the corpus and of its download folder.
         archives: name -> {files: [alternative relative paths], downloads: [{url, file,
             md5 or sha1 or sha256}]}.
+        cache_dir: folder of downloads and file hashes.
+        folder: the user's own folder of archives.
+
+    Raises:
+        ConfigError: a path outside of its folder.
+    """
+
+    def __init__(
+        self, name: str, archives: dict[str, Any], cache_dir: Path, folder: Path | None = None
+    ) -> None:
+        check_file_name("name", name)
+        for key, archive in archives.items():
+            for file in archive["files"]:
+                check_relative_path(f"archives.{key}.files", file)
+            for entry in archive.get("downloads") or []:
+                check_relative_path(f"archives.{key}.downloads.file", entry["file"])
+        self.name, self.folder = name, folder
+        self.downloads = Path(cache_dir) / "downloads" / name
+        self._archives, self._hashes = archives, FileHashes(cache_dir)
+
+    def is_local(self, key: str) -> bool:
+        """Whether an archive is on disk."""
+        return self._local_path(key) is not None
+
+    def identity(self, key: str) -> str:
+        """Hash of the bytes of an archive, which is downloaded if missing."""
+        return self._hashes(self.path(key))
+
+    def path(self, key: str) -> Path:
+        """The archive, downloaded if missing.
+
+        Raises:
+            DataError: it is missing and cannot be downloaded, or has a wrong checksum.
+        """
+        path = self._local_path(key)
+        entries = self._archives[key].get("downloads") or []
+        if path is None:
+            return self._download(key, entries)
+        if self.folder is None:
+            matching = (entry for entry in entries if self.downloads / entry["file"] == path)
+            verify(path, next(matching, None), self._hashes)
+        return path
+
+    @contextmanager
+    def open(self, key: str, members: Sequence[str] = ()) -> Iterator[tuple[IO[bytes], str]]:
+        """The first of `members` that an archive has, or the single file; and its name."""
+        path = self.path(key)
+        if members:
+            with _open_member(path, members) as opened:
+                yield opened
+        else:
+            with open_bytes(path) as stream:
+                yield stream, str(path)
+
+    def _local_path(self, key: str) -> Path | None:
+        """The archive in `folder` or, without one, in the download folder; None: not there."""
+        folder = self.downloads if self.folder is None else self.folder
+        paths = (folder / name for name in self._archives[key]["files"])
+        return next((path for path in paths if path.is_file()), None)
+
+    def _download(self, key: str, entries: Sequence[Mapping[str, str]]) -> Path:
+        files = " or ".join(self._archives[key]["files"])
+        advice = f"put {files} into {self.folder or self.downloads}"
+        if entries:
+            advice += f" (from {entries[0]['url']})"
+        if self.folder is not None or not entries:
+            raise DataError(f"archive {key!r} is missing: {advice}")
+        try:
+            return download(entries, self.downloads)
+        except DataError as error:
+            raise DataError(f"{advice}; downloading failed ({error})") from error
+
+
+class ArchiveSource:
+    """Splits of parallel text in the original archives.
+
+    Args:
+        name, archives, cache_dir, folder: see `Archives`.
         splits: split -> parts, concatenated; each {archive, members}. Both may be mappings from
             language to value, and `members` a list of alternatives; `{lang}` is replaced by
             the language, `{role}` by src or ref. Without `members` the "archive" is itself
             the text, plain or .gz.
         source: language code of the source side.
         target: language code of the target side.
-        cache_dir: folder of downloads and file hashes.
-        folder: the user's own folder of archives.
 
     Raises:
         ConfigError: a path outside of its folder, or an unknown language.
@@ -59,13 +135,10 @@ class ArchiveSource:
         cache_dir: Path,
         folder: Path | None = None,
     ) -> None:
-        _check_names(name, archives, splits)
         self.languages = (source, target)
-        self.downloads = Path(cache_dir) / "downloads" / name
-        self.folder = folder
-        self._archives, self._splits = archives, splits
-        self._hashes = FileHashes(cache_dir)
+        self.archives, self._splits = Archives(name, archives, cache_dir, folder), splits
         for split, parts in splits.items():
+            check_file_name("splits", split)
             for value in (value for part in parts for value in part.values()):
                 for code in self.languages:
                     if isinstance(value, Mapping) and code not in value:
@@ -75,13 +148,14 @@ class ArchiveSource:
                         )
 
     def splits(self) -> list[str]:
-        """Splits that are on disk or, without `folder`, can be downloaded."""
-        return [n for n in sorted(self._splits) if self.folder is None or self.is_local([n])]
+        """Splits that are on disk or, without a folder, can be downloaded."""
+        has_folder = self.archives.folder is not None
+        return [n for n in sorted(self._splits) if not has_folder or self.is_local([n])]
 
     def is_local(self, splits: Sequence[str]) -> bool:
         """Whether every archive of `splits` is on disk."""
         known = [split for split in splits if split in self._splits]
-        return all(self._local_path(key) for split in known for key in self._needed(split))
+        return all(self.archives.is_local(key) for split in known for key in self._needed(split))
 
     def identity(self, split: str) -> str:
         """Hash of the archives' bytes and of the split's parts; downloads missing archives.
@@ -89,7 +163,7 @@ class ArchiveSource:
         Raises:
             DataError: an archive is missing and cannot be downloaded, or has a wrong checksum.
         """
-        hashes = [self._hashes(self._path(key)) for key in self._needed(split)]
+        hashes = [self.archives.identity(key) for key in self._needed(split)]
         return combined_digest([*hashes, json.dumps(self._splits[split], sort_keys=True)])
 
     def pairs(self, split: str) -> Iterator[tuple[str, str]]:
@@ -106,67 +180,22 @@ class ArchiveSource:
     def _needed(self, split: str) -> list[str]:
         """Names of the archives of `split`."""
         if split not in self._splits:
-            raise DataError(str(refuse(f"a split of {self.downloads.name}", split, self._splits)))
+            raise DataError(str(refuse(f"a split of {self.archives.name}", split, self._splits)))
         parts = self._splits[split]
         keys = [_of_language(part["archive"], code) for part in parts for code in self.languages]
         return list(dict.fromkeys(keys))
 
-    def _local_path(self, key: str) -> Path | None:
-        """The archive in `folder` or, without one, in the download folder; None: not there."""
-        folder = self.downloads if self.folder is None else self.folder
-        paths = (folder / name for name in self._archives[key]["files"])
-        return next((path for path in paths if path.is_file()), None)
-
-    def _path(self, key: str) -> Path:
-        """The archive, downloaded if missing."""
-        path = self._local_path(key)
-        entries = self._archives[key].get("downloads") or []
-        if path is None:
-            return self._download(key, entries)
-        if self.folder is None:
-            matching = (entry for entry in entries if self.downloads / entry["file"] == path)
-            verify(path, next(matching, None), self._hashes)
-        return path
-
-    def _download(self, key: str, entries: Sequence[Mapping[str, str]]) -> Path:
-        files = " or ".join(self._archives[key]["files"])
-        advice = f"put {files} into {self.folder or self.downloads}"
-        if entries:
-            advice += f" (from {entries[0]['url']})"
-        if self.folder is not None or not entries:
-            raise DataError(f"archive {key!r} is missing: {advice}")
-        try:
-            return download(entries, self.downloads)
-        except DataError as error:
-            raise DataError(f"{advice}; downloading failed ({error})") from error
-
-    @contextmanager
-    def _open(self, part: Mapping[str, Any], code: str) -> Iterator[tuple[IO[bytes], str]]:
+    def _open(
+        self, part: Mapping[str, Any], code: str
+    ) -> AbstractContextManager[tuple[IO[bytes], str]]:
         """One side of a part: its bytes, and its name in messages."""
-        path = self._path(_of_language(part["archive"], code))
-        if "members" not in part:
-            with open_bytes(path) as stream:
-                yield stream, str(path)
-            return
-        patterns = _of_language(part["members"], code)
+        patterns = _of_language(part.get("members", []), code)
         patterns = [patterns] if isinstance(patterns, str) else patterns
         # Sets published in one direction only are used for the other one too.
         roles = ("src", "ref") if code == self.languages[0] else ("ref", "src")
         members = [p.format(lang=code, role=role) for role in roles for p in patterns]
-        with _open_member(path, list(dict.fromkeys(members))) as opened:
-            yield opened
-
-
-def _check_names(name: str, archives: Mapping[str, Any], splits: Mapping[str, Any]) -> None:
-    """Refuse names that would read or write outside of the folder."""
-    check_file_name("name", name)
-    for split in splits:
-        check_file_name("splits", split)
-    for key, archive in archives.items():
-        for file in archive["files"]:
-            check_relative_path(f"archives.{key}.files", file)
-        for entry in archive.get("downloads") or []:
-            check_relative_path(f"archives.{key}.downloads.file", entry["file"])
+        archive = _of_language(part["archive"], code)
+        return self.archives.open(archive, list(dict.fromkeys(members)))
 
 
 def _of_language(value: Any, code: str) -> Any:

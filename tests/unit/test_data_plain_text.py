@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headwise.config.schema import TextDataConfig, TokenizerConfig
-from headwise.data.plain_text import PreparedText, TextCorpus, prepare_text
+from headwise.config.density_data import TextDataConfig
+from headwise.config.schema import TokenizerConfig
+from headwise.data.plain_text import TextCorpus
+from headwise.data.token_stream import PreparedTokens, prepare_tokens
 from headwise.data.tokenizer import EOS, N_SPECIALS
 from headwise.errors import DataError
 
@@ -18,13 +20,13 @@ TEXT = "Der  Hund sieht\tdas Haus.\n\nDie Häuser 犬が好き\r\nund kein Ende"
 SPLITS = ("train", "valid", "test")
 
 
-def prepared(folder: Path, text: bytes, **options: Any) -> PreparedText:
+def prepared(folder: Path, text: bytes, **options: Any) -> PreparedTokens:
     (folder / "text").mkdir(parents=True)
     for split in SPLITS:
         (folder / "text" / f"{split}.txt").write_bytes(text)
     config = TextDataConfig(name="mine", dir=str(folder / "text"), licence="own")
     corpus = TextCorpus(config, folder / "cache")
-    return prepare_text(corpus, TokenizerConfig(**{"kind": "byte", **options}))
+    return prepare_tokens(corpus, TokenizerConfig(**{"kind": "byte", **options}))
 
 
 def test_byte_ids_equal_the_bytes(tmp_path: Path) -> None:
@@ -55,10 +57,10 @@ def test_gzip_is_read_and_fingerprint_depends_on_content(tmp_path: Path) -> None
     with gzip.open(folder / "valid.txt.gz", "wb") as stream:
         stream.write(path.read_bytes())
     path.unlink()
-    packed = prepare_text(first.corpus, TokenizerConfig(kind="byte"))
+    packed = prepare_tokens(first.corpus, TokenizerConfig(kind="byte"))
     assert np.array_equal(packed.stream("valid").ids, first.stream("valid").ids)
     (folder / "train.txt").write_text("anders\n", encoding="utf-8")
-    changed = prepare_text(first.corpus, TokenizerConfig(kind="byte"))
+    changed = prepare_tokens(first.corpus, TokenizerConfig(kind="byte"))
     assert changed.fingerprint != packed.fingerprint
 
 

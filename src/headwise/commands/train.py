@@ -369,7 +369,7 @@ class _Run:
             folder.figures.mkdir(exist_ok=True)
             draw(folder, self.tracker)
             results.write(folder.results)  # last: it marks the run as finished
-            metric = self.task.monitor
+            metric = self.task.monitored(config)
             of_splits = {f"{name}/{metric}": results.score(name, metric) for name in scores}
             self.tracker.summary(of_splits)
             shutil.rmtree(self._scratch, ignore_errors=True)

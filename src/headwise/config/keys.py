@@ -11,15 +11,13 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from headwise.config.folders import group_choices, group_node
 from headwise.config.instantiate import fits
-from headwise.config.no_data import NoDataConfig
 from headwise.config.schema import (
     KINDS,
+    SCHEMAS,
     SITE_GROUPS,
     SITES,
     Config,
-    DataConfig,
     DecodeConfig,
-    TextDataConfig,
 )
 from headwise.errors import require, unknown
 
@@ -99,9 +97,8 @@ def known_keys(config_name: str) -> list[str]:
     keys = list(_keys_of(KINDS[config_name]))
     if config_name != "train":
         return [*keys, *(_keys_of(DecodeConfig, "decode.") if "decode" in keys else ())]
-    for kind in (DataConfig, TextDataConfig, NoDataConfig):
-        keys += _keys_of(kind, "data.")
-    keys += _keys_of(DecodeConfig, "decode.")
+    for name, kind in SCHEMAS.items():
+        keys += _keys_of(kind, "decode." if name == "search" else "data.")
     for group in OPEN_GROUPS:
         for choice in group_choices(group):
             keys += [f"{group}.{key}" for key in group_node(group, choice) if key[0] != "_"]

@@ -13,6 +13,7 @@ from typing import Any, TypeVar, cast
 
 from omegaconf import MISSING, DictConfig, OmegaConf
 
+from headwise.config.density_data import TextDataConfig
 from headwise.config.no_data import NoDataConfig
 
 SITES = ("encoder_self", "decoder_self", "cross")
@@ -64,27 +65,6 @@ class DataConfig:
     max_updates: int = 100_000  # suggested for a text of this size
     warmup_updates: int = 4000  # suggested for a text of this size
     max_train_pairs: int | None = None  # keep the first N pairs after cleaning
-    licence: str = MISSING
-    notes: str = ""
-
-
-@dataclass
-class TextDataConfig:
-    """A text of one language; see `headwise.data.plain_text`."""
-
-    _target_: str = "headwise.config.schema.TextDataConfig"
-    tasks: list[str] = field(default_factory=lambda: ["density"])  # that it serves
-    name: str = MISSING  # of the text, by data=
-    dir: str | None = None  # the folder of train.txt, valid.txt and test sets
-    folder: str | None = None  # its name below $HEADWISE_DATA
-    language: str | None = None  # its code; null: unknown
-    train: str = "train"  # a file without .txt
-    valid: str = "valid"
-    test: list[str] = field(default_factory=lambda: ["test"])  # scored at the end of a run
-    window: int = 256  # tokens that are read and scored together
-    vocab_size: int = 8000  # suggested for a text of this size
-    max_updates: int = 100_000  # suggested for a text of this size
-    warmup_updates: int = 4000  # suggested for a text of this size
     licence: str = MISSING
     notes: str = ""
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 
 from headwise.data.batch import Batch, Column
-from headwise.data.plain_text import COLUMN
+from headwise.data.token_stream import COLUMN
 from headwise.errors import DataError
 
 Ints = npt.NDArray[np.integer[Any]]

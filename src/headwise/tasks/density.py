@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from headwise.analysis.observe import observations
 from headwise.analysis.survey import ColumnText
 from headwise.attention.place import Site
+from headwise.config.density_data import DensityDataConfig, TextDataConfig
 from headwise.config.instantiate import instantiate
-from headwise.config.schema import Config, TextDataConfig
+from headwise.config.schema import Config
 from headwise.data.batch import Batch
 from headwise.data.loader import Examples
-from headwise.data.plain_text import (
+from headwise.data.plain_text import TextCorpus
+from headwise.data.token_stream import (
     COLUMN,
     TOKENIZER,
-    PreparedText,
-    TextCorpus,
+    DensityCorpus,
+    PreparedTokens,
     ids_text,
-    prepare_text,
+    prepare_tokens,
     text_ids,
 )
 from headwise.data.tokenizer import BOS, EOS, Tokenizer
@@ -41,25 +44,40 @@ from headwise.tasks.texts import read_lines
 from headwise.train.distributed import Ranks
 
 SITE = "decoder_self"
+CORPORA: dict[type[DensityDataConfig], Callable[[Any, Path], DensityCorpus]] = {
+    TextDataConfig: TextCorpus,
+}
 
 
-def bits_per_byte(sums: Floats) -> float:
-    """Bits per byte, from the sums of nats (first) and bytes (second)."""
+def bits_per_value(sums: Floats) -> float:
+    """Bits per byte or dimension, from the sums of nats (first) and bytes (second)."""
     return float(sums[0] / math.log(2) / sums[1])
 
 
-def density_metrics(loss: Loss) -> list[Metric]:
-    """Metrics of the loss, with bits per byte first if its measure is the likelihood."""
+def density_metrics(config: Config) -> list[Metric]:
+    """Metrics of the loss, with bits per byte (or dimension) first if its measure is the nll."""
+    loss: Loss = instantiate(config.loss, "loss")
     (unit,) = {metric.unit for metric in loss.metrics}
-    bits = Metric("bits_per_byte", "lower", bits_per_byte, (1, 3), "", unit, "bits per byte")
+    of_what = config.data.unit
+    names = f"bits_per_{of_what}", f"bits per {of_what}"
+    bits = Metric(names[0], "lower", bits_per_value, (1, 3), "", unit, names[1])
     return [*([bits] if loss.measure == "nll" else []), *loss.metrics]
 
 
-class Density(Task[TextCorpus, PreparedText]):
-    """Next-token prediction on plain text."""
+def open_corpus(data: DensityDataConfig, cache: Path) -> DensityCorpus:
+    """Locate the files of a data config."""
+    return CORPORA[type(data)](data, cache)
+
+
+class Density(Task[DensityCorpus, PreparedTokens]):
+    """Next-token prediction on text, or on other data as a sequence of bytes."""
 
     monitor = "bits_per_byte"
-    data = TextDataConfig
+    data = DensityDataConfig
+
+    def monitored(self, config: Config) -> str:
+        """See `Task.monitored`."""
+        return f"bits_per_{config.data.unit}"
 
     def sites(self, config: Config) -> tuple[Site, ...]:
         """See `Task.sites`."""
@@ -67,7 +85,7 @@ class Density(Task[TextCorpus, PreparedText]):
 
     def metrics(self, config: Config) -> Sequence[Metric]:
         """See `Task.metrics`."""
-        return density_metrics(instantiate(config.loss, "loss"))
+        return density_metrics(config)
 
     def languages(self, config: Config) -> tuple[str, ...]:
         """See `Task.languages`."""
@@ -85,27 +103,29 @@ class Density(Task[TextCorpus, PreparedText]):
         """See `Task.sizes`."""
         return {COLUMN: vocabulary_limits(config.tokenizer)["source"]}
 
-    def open(self, config: Config, cache: Path) -> TextCorpus:
+    def open(self, config: Config, cache: Path) -> DensityCorpus:
         """See `Task.open`."""
-        return TextCorpus(config.data, cache)
+        return open_corpus(config.data, cache)
 
-    def prepare(self, corpus: TextCorpus, config: Config, progress: bool) -> PreparedText:
+    def prepare(self, corpus: DensityCorpus, config: Config, progress: bool) -> PreparedTokens:
         """See `Task.prepare`."""
-        return prepare_text(corpus, config.tokenizer)
+        return prepare_tokens(corpus, config.tokenizer)
 
     def model(self, config: Config, sizes: Sizes) -> Model:
         """See `Task.model`."""
         (site,) = self.sites(config)
         return build_single(config, sizes[COLUMN], site)
 
-    def examples(self, config: Config, data: PreparedText, ranks: Ranks, scratch: Path) -> Examples:
+    def examples(
+        self, config: Config, data: PreparedTokens, ranks: Ranks, scratch: Path
+    ) -> Examples:
         """See `Task.examples`."""
         ids, trainer = data.stream(config.data.train).ids, config.trainer
         sizes = config.data.window, trainer.max_tokens, config.seed, ranks.world_size
         return TrainingWindows(ids, BOS, *sizes)
 
     def batches(
-        self, data: PreparedText, config: Config, split: str, n_items: int | None = None
+        self, data: PreparedTokens, config: Config, split: str, n_items: int | None = None
     ) -> list[Batch]:
         """See `Task.batches`: windows."""
         window = config.data.window
@@ -116,7 +136,7 @@ class Density(Task[TextCorpus, PreparedText]):
         self,
         model: Model,
         loss: Loss,
-        data: PreparedText,
+        data: PreparedTokens,
         config: Config,
         ranks: Ranks,
         split: str,
@@ -127,13 +147,15 @@ class Density(Task[TextCorpus, PreparedText]):
         stream, window = data.stream(split), config.data.window
         starts = range(0, len(measured.items) * window, window)
         n_bytes = [stream.bytes_of(start, start + window) for start in starts]
-        return Measured(np.column_stack((measured.items, n_bytes)), density_metrics(loss))
+        return Measured(np.column_stack((measured.items, n_bytes)), density_metrics(config))
 
-    def prepared_split(self, run: TrainedRun, split: str, folder: str | None) -> PreparedText:
+    def prepared_split(self, run: TrainedRun, split: str, folder: str | None) -> PreparedTokens:
         """See `Task.prepared_split`."""
         return text_of_run(run, split, folder)
 
-    def column_text(self, data: PreparedText, config: Config, rows: list[list[int]]) -> ColumnText:
+    def column_text(
+        self, data: PreparedTokens, config: Config, rows: list[list[int]]
+    ) -> ColumnText:
         """See `Task.column_text`."""
         marks, token = {BOS: "", EOS: "\n"}, data.tokenizer.id_to_piece
         return ColumnText(config.data.language or "", rows, lambda i: marks.get(i, token(i)))
@@ -172,9 +194,9 @@ class Density(Task[TextCorpus, PreparedText]):
             yield place, Reading({SITE: Axes(names, names, ids_text(ids, tokenizer))}, observed)
 
 
-def text_of_run(run: TrainedRun, split: str, folder: str | None = None) -> PreparedText:
+def text_of_run(run: TrainedRun, split: str, folder: str | None = None) -> PreparedTokens:
     """A split encoded by the run's tokenizer, from `folder` or from the run's data folder."""
-    data: TextDataConfig = run.config.data
+    data: DensityDataConfig = run.config.data
     only_split = replace(data, dir=folder or data.dir, train=split, valid=split, test=[])
     tokenizer = replace(run.config.tokenizer, kind="given", folder=str(run.folder.path))
-    return prepare_text(TextCorpus(only_split, machine_cache_dir()), tokenizer)
+    return prepare_tokens(open_corpus(only_split, machine_cache_dir()), tokenizer)

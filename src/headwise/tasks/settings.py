@@ -44,7 +44,7 @@ def check(config: Config) -> None:
     require(0 <= config.seed < 2**63, "seed", "at least 0 and below 2^63", config.seed)
     task.check(config)
     names = [metric.name for metric in task.metrics(config)]
-    monitor = config.trainer.monitor or task.monitor
+    monitor = config.trainer.monitor or task.monitored(config)
     if monitor not in names:
         raise refuse("trainer.monitor", monitor, names)
     if config.init_from is None and not isinstance(instantiate(config.gates, "gates"), NoGates):
@@ -73,7 +73,7 @@ def settle(config: Config) -> dict[str, Any]:
     another value on another machine, and a yaml may change later.
     """
     device = choose_device(config.trainer.device)
-    config.trainer.monitor = config.trainer.monitor or task_of(config).monitor
+    config.trainer.monitor = config.trainer.monitor or task_of(config).monitored(config)
     for part in (config.trainer, config.decode):
         part.precision = resolve_precision(part.precision, device)
     for group, sites in SITE_GROUPS.items():

@@ -228,10 +228,14 @@ class Task(Generic[C, D]):
         """Language codes of the data, source first."""
         return ()
 
+    def monitored(self, config: Config) -> str:
+        """Metric that selects the best checkpoint unless `trainer.monitor` is set."""
+        return self.monitor
+
     def judged_by(self, config: Config) -> Metric:
         """Metric of tables and curves: the task's monitor, or the run's if it lacks that."""
         metrics = {metric.name: metric for metric in self.metrics(config)}
-        return metrics.get(self.monitor) or metrics[config.trainer.monitor or ""]
+        return metrics.get(self.monitored(config)) or metrics[config.trainer.monitor or ""]
 
     def check(self, config: Config) -> None:
         """Raise `ConfigError` for invalid settings of this task, before data is read."""

@@ -1,0 +1,36 @@
+"""The data configs of density modelling, one a kind."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from omegaconf import MISSING
+
+
+@dataclass
+class DensityDataConfig:
+    """Data whose values are predicted one by one."""
+
+    _target_: str = MISSING
+    tasks: list[str] = field(default_factory=lambda: ["density"])  # that it serves
+    name: str = MISSING  # of the data, by data=
+    dir: str | None = None  # a folder of local files, used instead of downloads
+    folder: str | None = None  # its name below $HEADWISE_DATA
+    train: str = "train"  # a split
+    valid: str = "valid"
+    test: list[str] = field(default_factory=lambda: ["test"])  # scored at the end of a run
+    language: str | None = None  # its code; null: none, or unknown
+    window: int = 256  # tokens that are read and scored together
+    unit: str = "byte"  # of the metric, bits per byte or per dimension
+    max_updates: int = 100_000  # suggested for data of this size
+    warmup_updates: int = 4000  # suggested for data of this size
+    licence: str = MISSING
+    notes: str = ""
+
+
+@dataclass
+class TextDataConfig(DensityDataConfig):
+    """A text of one language; see `headwise.data.plain_text`."""
+
+    _target_: str = "headwise.config.density_data.TextDataConfig"
+    vocab_size: int = 8000  # suggested for a text of this size
